@@ -1,0 +1,51 @@
+# Every verb does its own set-up: Python 3.11 or later and make are all a machine needs.
+# VENV=path puts the environment elsewhere; PYTHON=path chooses the interpreter that makes it.
+VENV ?= .venv
+PYTHON ?=
+BIN := $(VENV)/bin
+STAMPS := $(VENV)/.stamps
+PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint docs bench
+
+help:  ## say what each verb does
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 14
+
+demo: $(STAMPS)/core  ## train on the embedded data beside two baselines and write demo/report.html
+	@$(BIN)/fourpoint demo
+
+test: lint  ## lint, then unit tests, laws, doctests and the README's code blocks
+	@$(BIN)/python -m pytest -q -n 2
+
+lint: $(STAMPS)/dev  ## ruff, mypy and the direction of imports
+	@$(BIN)/ruff check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+
+docs: $(STAMPS)/dev  ## check the links of the documentation, compile its code blocks, run the README's
+	@$(BIN)/python -m pytest -q tests/test_docs.py
+
+bench: $(STAMPS)/core  ## run every benchmark
+	@set -e; for file in benchmarks/*.py; do [ -e "$$file" ] || continue; echo "== $$file"; $(BIN)/python "$$file"; done
+
+$(STAMPS)/venv:
+	@test -x $(BIN)/python || { \
+	  found=; for candidate in $(PYTHON) python3 python3.14 python3.13 python3.12 python3.11; do \
+	    if "$$candidate" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; then found="$$candidate"; break; fi; \
+	  done; \
+	  if [ -z "$$found" ]; then \
+	    echo "expected Python 3.11 or later with its venv module; received $$(python3 --version 2>&1 || true). Install one, or run: make PYTHON=/path/to/python3.11 VERB" >&2; exit 1; \
+	  fi; \
+	  echo "Making $(VENV) with $$($$found --version)"; "$$found" -m venv $(VENV); }
+	@mkdir -p $(STAMPS) && touch $@
+
+$(STAMPS)/core: pyproject.toml constraints.txt | $(STAMPS)/venv
+	@echo "Installing Fourpoint into $(VENV) (a minute or two the first time)"
+	@$(PIP) -e .
+	@touch $@
+
+$(STAMPS)/dev: pyproject.toml constraints.txt | $(STAMPS)/venv
+	@echo "Installing Fourpoint and its test tools into $(VENV) (a minute or two the first time)"
+	@$(PIP) -e '.[dev]'
+	@touch $@ $(STAMPS)/core

@@ -1,0 +1,90 @@
+"""Fourpoint: Fourier kernels for point processes.
+
+Event logs in, honest models out. The usual path, with a real data set that comes with the package::
+
+    import fourpoint as fp
+
+    data = fp.load("nyc_delays")
+    train, dev, test = data.split()
+    model = fp.DAPP(marks=data.marks)
+    fp.fit(model, train, dev)
+    print(fp.evaluate(model, test))
+    fp.save(model, "model/")
+
+Each name is imported when it is first used, so that ``import fourpoint`` is instant and brings no torch.
+
+>>> import fourpoint as fp
+>>> fp.MarkSpace.categorical(["fire", "medical"]).count
+2
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from fourpoint.checkpoints import restore, save
+    from fourpoint.data.datasets import available, load
+    from fourpoint.data.readers import read, write
+    from fourpoint.data.synthetic import PROCESSES, simulate
+    from fourpoint.evaluation import evaluate
+    from fourpoint.events import Batch, Dataset, EventDataError, MarkSpace, Sequence, UserError
+    from fourpoint.likelihood import log_likelihood
+    from fourpoint.models import DAPP, MODELS, Hawkes, Poisson, SelfCorrecting, SplinePoisson
+    from fourpoint.training import fit
+
+__all__ = [
+    "DAPP",
+    "MODELS",
+    "PROCESSES",
+    "Batch",
+    "Dataset",
+    "EventDataError",
+    "Hawkes",
+    "MarkSpace",
+    "Poisson",
+    "SelfCorrecting",
+    "Sequence",
+    "SplinePoisson",
+    "UserError",
+    "__version__",
+    "available",
+    "evaluate",
+    "fit",
+    "load",
+    "log_likelihood",
+    "read",
+    "restore",
+    "save",
+    "simulate",
+    "write",
+]
+
+# The module in which each public name lives.
+_HOME = {
+    **dict.fromkeys(("Batch", "Dataset", "EventDataError", "MarkSpace", "Sequence", "UserError"), "events"),
+    **dict.fromkeys(("read", "write"), "data.readers"),
+    **dict.fromkeys(("available", "load"), "data.datasets"),
+    **dict.fromkeys(("PROCESSES", "simulate"), "data.synthetic"),
+    **dict.fromkeys(("DAPP", "MODELS", "Hawkes", "Poisson", "SelfCorrecting", "SplinePoisson"), "models"),
+    "log_likelihood": "likelihood",
+    "fit": "training",
+    "evaluate": "evaluation",
+    **dict.fromkeys(("restore", "save"), "checkpoints"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'fourpoint' has no attribute {name!r}; its public names are {', '.join(sorted(_HOME))}")
+    from importlib import import_module
+
+    value = getattr(import_module(f"fourpoint.{_HOME[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(set(globals()) | set(__all__))

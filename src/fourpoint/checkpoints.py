@@ -1,0 +1,124 @@
+"""A fitted model as a folder: weights in safetensors, everything else in JSON, never pickle.
+
+`model.json` holds the model's name and settings, the mark names, Fourpoint's version and the name and SHA-256 of the
+weights file. Weights are written first under a name made of their hash, and `model.json` is renamed into place last:
+that rename is the moment at which the new model exists, so a folder is never half of one model and half of another.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fourpoint.events import MarkSpace, UserError
+from fourpoint.models import MODELS
+
+FORMAT = 1
+
+
+class CheckpointError(UserError):
+    """A folder that is not a model, or not a whole one."""
+
+
+def save(model: nn.Module, folder: str | Path, *, about: dict[str, Any] | None = None) -> Path:
+    """Write ``model`` to ``folder``; ``about`` is kept beside it (unit, data, training window).
+
+    >>> import tempfile
+    >>> from fourpoint.models.poisson import Poisson
+    >>> with tempfile.TemporaryDirectory() as place:
+    ...     restore(save(Poisson(), place)).marks.count
+    1
+    """
+    name = next((n for n, kind in MODELS.items() if n == getattr(model, "name", None) or kind is type(model)), None)
+    if name is None:
+        raise CheckpointError("one of Fourpoint's models", type(model).__name__, f"Known are {', '.join(MODELS)}.")
+    info = {"model": name, "settings": model.settings(), "marks": list(model.marks.names), "about": about or {}}
+    write_tensors(folder, "model", {k: v.detach() for k, v in model.state_dict().items()}, info)
+    return Path(folder)
+
+
+def restore(folder: str | Path) -> nn.Module:
+    """The model saved in ``folder``, in evaluation mode. Raises :class:`CheckpointError` where it is damaged or foreign."""
+    tensors, info = read_tensors(folder, "model")
+    if info.get("model") not in MODELS:
+        raise CheckpointError(f"a model among {', '.join(MODELS)}", f"{info.get('model')!r} in {folder}", "Use the version of Fourpoint that wrote it.")
+    try:
+        model = MODELS[info["model"]](MarkSpace(tuple(info["marks"])), **info["settings"])
+        model.load_state_dict(tensors, assign=True)
+    except (TypeError, RuntimeError, KeyError) as error:
+        raise CheckpointError("settings and weights that belong together", f"{error} in {folder}", "Fit the model again.") from error
+    return model.eval()
+
+
+def about(folder: str | Path) -> dict[str, Any]:
+    """What was saved beside the model: the data's unit, the training window, the notes of the fit."""
+    return dict(_read_json(Path(folder) / "model.json").get("about", {}))
+
+
+def write_tensors(folder: str | Path, name: str, tensors: dict[str, Tensor], info: dict[str, Any]) -> None:
+    """Write ``tensors`` and ``info`` as ``name``-HASH.safetensors and ``name``.json so that both appear at once."""
+    from safetensors.torch import save as to_bytes
+
+    import fourpoint
+
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    content = to_bytes({k: v.detach().cpu().contiguous().clone() for k, v in tensors.items()})
+    digest = hashlib.sha256(content).hexdigest()
+    weights = f"{name}-{digest[:12]}.safetensors"
+    _replace(folder / weights, content)
+    head = {"format": FORMAT, "fourpoint": fourpoint.__version__, "torch": torch.__version__, "weights": weights, "sha256": digest}
+    _replace(folder / f"{name}.json", json.dumps({**head, **info}, indent=1).encode())
+    for old in folder.glob(f"{name}-*.safetensors"):
+        if old.name != weights:
+            old.unlink(missing_ok=True)
+
+
+def read_tensors(folder: str | Path, name: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """What :func:`write_tensors` wrote, checked against its hash."""
+    from safetensors.torch import load as from_bytes
+
+    folder = Path(folder)
+    info = _read_json(folder / f"{name}.json")
+    if info.get("format") != FORMAT or "weights" not in info:
+        raise CheckpointError(f"a folder written by Fourpoint (format {FORMAT})", f"format {info.get('format')!r} in {folder}", "Point to a folder that `fit` or `save` wrote.")
+    path = folder / str(info["weights"])
+    if not path.is_file():
+        raise CheckpointError(f"weights in {path.name}", f"no such file in {folder}", "Copy the whole folder, or fit again.")
+    content = path.read_bytes()
+    if hashlib.sha256(content).hexdigest() != info["sha256"]:
+        raise CheckpointError(f"weights with the hash in {name}.json", f"{path} with another hash: it is damaged", "Copy the folder again, or fit again.")
+    return from_bytes(content), info
+
+
+def remove_tensors(folder: str | Path, name: str) -> None:
+    """Delete what :func:`write_tensors` wrote under ``name``."""
+    for path in [Path(folder) / f"{name}.json", *Path(folder).glob(f"{name}-*.safetensors")]:
+        path.unlink(missing_ok=True)
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        raise CheckpointError("a folder written by `fourpoint fit`", f"{path.parent} without {path.name}", "Check the path, or fit a model first.")
+    try:
+        found = json.loads(path.read_text())
+    except (ValueError, UnicodeDecodeError) as error:
+        raise CheckpointError("JSON", f"{path}: {error}", "The folder is damaged: copy it again, or fit again.") from error
+    if not isinstance(found, dict):
+        raise CheckpointError("a JSON object", f"{type(found).__name__} in {path}", "The folder was not written by Fourpoint.")
+    return found
+
+
+def _replace(path: Path, content: bytes) -> None:
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        temporary.write_bytes(content)
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)

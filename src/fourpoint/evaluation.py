@@ -1,0 +1,161 @@
+r"""Scoring a fitted model on data it has not seen.
+
+:func:`evaluate` reports the log-likelihood per event and per sequence in both conventions, with the error its integrals
+may still carry. Where the truth is known it adds the oracle's likelihood, the regret, which is the oracle's minus the
+model's per event and cannot be gamed, and the mean squared error of the intensity
+
+    MSE = mean over sequences and 200 midpoints of the window of (lambda(t) - lambda*(t))^2,
+
+beside the variance of lambda* over the same points, which is what a constant rate would score.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from fourpoint.events import Dataset, UserError
+from fourpoint.likelihood import CONVENTIONS, Convention, LogLikelihood, log_likelihoods
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+MIDPOINTS = 200
+BATCH = 64
+
+
+@dataclass(frozen=True)
+class Score:
+    """Sums over a data set under one convention; ``error`` bounds what the integrals may be off, in nats."""
+
+    events: int
+    sequences: int
+    log_likelihood: float
+    error: float
+
+    @property
+    def per_event(self) -> float:
+        """Nats per scored event."""
+        return self.log_likelihood / max(1, self.events)
+
+
+@dataclass(frozen=True)
+class Report:
+    """What :func:`evaluate` found. Prints as a table; :meth:`to_dict` is for machines."""
+
+    scores: dict[str, Score]
+    oracle: dict[str, Score] | None = None
+    intensity_mse: float | None = None
+    intensity_variance: float | None = None
+
+    def to_dict(self, convention: Convention = "window") -> dict[str, Any]:
+        """One convention's numbers under the names of the command line's JSON; likelihoods in nats."""
+        score = self.scores[convention]
+        out: dict[str, Any] = {
+            "events": score.events,
+            "sequences": score.sequences,
+            "convention": convention,
+            "log_likelihood_per_event": score.per_event,
+            "log_likelihood_per_sequence": score.log_likelihood / max(1, score.sequences),
+            "integral_error": score.error / max(1, score.events),
+        }
+        if self.oracle is not None:
+            best = self.oracle[convention].per_event
+            out |= {"oracle_log_likelihood_per_event": best, "regret_per_event": best - score.per_event}
+            out |= {"intensity_mse": self.intensity_mse, "intensity_variance": self.intensity_variance}
+        return out
+
+    def __rich__(self) -> Table:
+        from rich.table import Table
+
+        table = Table(title=None, show_edge=False, pad_edge=False)
+        table.add_column("", style="bold")
+        for name in self.scores:
+            table.add_column({"window": "window (everything)", "gaps": "gaps (events 2..N)"}[name], justify="right")
+        columns = [self.to_dict(name) for name in CONVENTIONS]
+        for key in columns[0]:
+            if key != "convention":
+                table.add_row(key.replace("_", " "), *(_show(column[key]) for column in columns))
+        return table
+
+    def __str__(self) -> str:
+        from rich.console import Console
+
+        console = Console(width=100)
+        with console.capture() as capture:
+            console.print(self)
+        return capture.get().rstrip()
+
+
+def evaluate(model: nn.Module, data: Dataset, *, truth: Any = None, tolerance: float = 1e-4) -> Report:
+    """Score ``model`` on ``data`` in both conventions, and against ``truth`` where it is given.
+
+    Arguments
+        truth: the process that made the data: a name of `data.synthetic.PROCESSES`, or a model with its parameters.
+        tolerance: of the integrals, in nats per event.
+
+    Raises :class:`UserError` where the mark spaces differ, `Unconverged` where an integral does not settle.
+
+    >>> from fourpoint.data.synthetic import simulate
+    >>> from fourpoint.models.hawkes import Hawkes
+    >>> report = evaluate(Hawkes(baseline=10.0, branching=1.0), simulate("hawkes", 20), truth="hawkes")
+    >>> round(report.to_dict()["regret_per_event"], 9) == 0
+    True
+    """
+    check_marks(model, data)
+    oracle = _truth(truth)
+    was = model.training
+    model.eval()
+    try:
+        scores = score(model, data, tolerance=tolerance)
+        if oracle is None:
+            return Report(scores)
+        return Report(scores, score(oracle, data, tolerance=tolerance), *_intensity_error(model, oracle, data))
+    finally:
+        model.train(was)
+
+
+def score(model: nn.Module, data: Dataset, *, tolerance: float = 1e-4) -> dict[str, Score]:
+    """The summed log-likelihood of ``data`` under each convention."""
+    found = [log_likelihoods(model, data.batch(rows), tolerance=tolerance) for rows in data.batches(BATCH)]
+    return {name: _total([one[name] for one in found]) for name in CONVENTIONS}
+
+
+def _total(parts: list[LogLikelihood]) -> Score:
+    value, error = sum(float(p.value.sum()) for p in parts), sum(float(p.error.sum()) for p in parts)
+    return Score(sum(int(p.events.sum()) for p in parts), sum(len(p.value) for p in parts), value, error)
+
+
+def check_marks(model: Any, data: Dataset) -> None:
+    """Refuse data whose mark space is not the model's."""
+    if model.marks.count != data.marks.count:
+        raise UserError(f"data with {model.marks}, as the model was fitted to", f"{data.marks}", "Use data of the same kind, or fit a model to these.")
+
+
+@torch.no_grad()
+def _intensity_error(model: Any, oracle: Any, data: Dataset) -> tuple[float, float]:
+    """MSE of the total intensity and variance of the true one, over midpoints of the windows."""
+    share = (torch.arange(MIDPOINTS, dtype=torch.float64) + 0.5) / MIDPOINTS
+    errors, truths = [], []
+    for rows in data.batches(BATCH):
+        batch = data.batch(rows)
+        times = batch.start[:, None] + share * (batch.stop - batch.start)[:, None]
+        true = oracle.intensity(oracle.encode(batch), times).sum(-1).double()
+        errors.append((model.intensity(model.encode(batch), times).sum(-1).double() - true) ** 2)
+        truths.append(true)
+    return float(torch.cat(errors).mean()), float(torch.cat(truths).var(correction=0))
+
+
+def _truth(truth: Any) -> Any:
+    if not isinstance(truth, str):
+        return truth
+    from fourpoint.data.synthetic import process
+
+    return process(truth).truth()
+
+
+def _show(value: Any) -> str:
+    return f"{value:,}" if isinstance(value, int) else f"{value:.4g}" if abs(value) < 1e-3 else f"{value:.4f}"

@@ -1,0 +1,230 @@
+r"""One sum over past events, in three forms.
+
+For a query x = (t, m), events x_i seen from some position, and one number v_i per head,
+
+    A_k(x) = sum_i kappa_k(x, x_i) v_ki                                  normalise = "none"
+    A_k(x) = sum_i kappa_k(x, x_i) v_ki / sum_i kappa_k(x, x_i)          normalise = "ratio", with kappa never negative
+    A_k(x) = sum_i softmax_i(kappa_k(x, x_i)) v_ki                       normalise = "softmax"
+
+and A_k = 0 where nothing has been seen. **dense** compares every query with every event, n^2. **scan** and **step** use
+that a mode's contribution only turns and shrinks with time: with a_j = -gamma_j + i theta_j,
+
+    S_j  <-  exp(a_j (t_i - t_{i-1})) S_j + exp(-i psi_j(m_i)) v_i,
+    sum_i kappa(x, x_i) v_i = sum_j w_j Re[ exp(i psi_j(m)) exp(a_j (t - t_last)) S_j ],
+
+so that n events cost O(n) (`scan` forms all states at once, `step` one more) and a stream needs S alone. Lags are
+differences, exponents are never positive, and the ratio carries a second state with v = 1. Softmax has no such form.
+Used by the DAPP models; tests hold every form against one loop in float64.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Complex, Float, Int
+from torch import Tensor
+
+from fourpoint.maths.fourier import Spectrum, scores
+
+PIECE = 2**18  # numbers per tensor while reading without gradient
+WIDE = 64  # more marks than this are turned at the queries rather than at the states
+CHUNK = 32  # positions scanned side by side before their ends are scanned in turn
+
+
+def visible(seen: Int[Tensor, "B G"], events: int) -> Bool[Tensor, "B G N"]:
+    """True for the events a group may attend to: the first ``seen`` by position."""
+    return torch.arange(events, device=seen.device) < seen[..., None]
+
+
+def dense(
+    spectrum: Spectrum,
+    query: Float[Tensor, "B G Q"],
+    seen: Int[Tensor, "B G"],
+    events: Float[Tensor, "B N"],
+    marks: Int[Tensor, "B N"],
+    values: Float[Tensor, "B N K"],
+    normalise: str,
+) -> Float[Tensor, "B G Q K M"]:
+    """A_k at every query, comparing all pairs. Times are measured from the window's start."""
+    w = weights(spectrum, query, seen, events, marks, normalise)
+    return torch.einsum("bkgqmn,bnk->bgqkm", w, values)
+
+
+def weights(
+    spectrum: Spectrum,
+    query: Float[Tensor, "B G Q"],
+    seen: Int[Tensor, "B G"],
+    events: Float[Tensor, "B N"],
+    marks: Int[Tensor, "B N"],
+    normalise: str,
+) -> Float[Tensor, "B K G Q M N"]:
+    """What each event is multiplied by, per head, query and mark; 0 for events that are not seen."""
+    B, G, Q = query.shape
+    nu = scores(spectrum, query.reshape(B, G * Q), events, marks).unflatten(2, (G, Q))
+    mask = visible(seen, events.shape[1])[:, None, :, None, None]
+    if normalise == "softmax":
+        some = mask.any(-1, keepdim=True)
+        return torch.where(mask, torch.softmax(torch.where(mask | ~some, nu, -torch.inf), -1), 0.0)
+    nu = torch.where(mask, nu, 0.0)
+    return nu if normalise == "none" else divide(nu, nu.sum(-1, keepdim=True))
+
+
+def drive(
+    spectrum: Spectrum, marks: Int[Tensor, "B N"], channels: Float[Tensor, "B N K C"], valid: Bool[Tensor, "B N"]
+) -> Complex[Tensor, "B N K D C"]:
+    """exp(-i psi_j(m_i)) v_i: what each event adds to the states; nothing where it is padding."""
+    turn = torch.polar(torch.ones_like(spectrum.shift), -spectrum.shift).permute(2, 0, 1)[marks]
+    real = torch.where(valid[..., None, None], channels, 0.0)
+    return turn[..., None] * real[:, :, :, None, :]
+
+
+def scan(
+    rate: Complex[Tensor, "K D"],
+    gaps: Float[Tensor, "B N"],
+    driven: Complex[Tensor, "B N K D C"],
+    before: Complex[Tensor, "B K D C"] | None = None,
+) -> Complex[Tensor, "B N K D C"]:
+    """States just after each event, S_i = exp(a gap_i) S_{i-1} + u_i, in O(n) work and O(log n) rounds.
+
+    >>> u = torch.ones(1, 3, 1, 1, 1, dtype=torch.complex128)
+    >>> scan(torch.zeros(1, 1, dtype=torch.complex128), torch.ones(1, 3), u).real.flatten().tolist()
+    [1.0, 2.0, 3.0]
+    """
+    factor = _turns(rate, gaps)[..., None]
+    if before is not None and driven.shape[1]:
+        driven = torch.cat([driven[:, :1] + factor[:, :1] * before[:, None], driven[:, 1:]], 1)
+    return _Scan.apply(factor.expand_as(driven), driven)
+
+
+def step(
+    rate: Complex[Tensor, "K D"],
+    state: Complex[Tensor, "B K D C"],
+    gap: Float[Tensor, " B"],
+    driven: Complex[Tensor, "B K D C"],
+) -> Complex[Tensor, "B K D C"]:
+    """The state after one event more: what a stream does."""
+    return _turns(rate, gap)[..., None] * state + driven
+
+
+def read(
+    spectrum: Spectrum, state: Complex[Tensor, "B G K D C"], lag: Float[Tensor, "B G Q"]
+) -> Float[Tensor, "B G Q K M C"]:
+    """sum_j w_j Re[exp(i psi_j(m)) exp(a_j lag) S_j] at Q lags after each state, for every mark.
+
+    Without gradient it goes in pieces that stay in the processor's cache, which is what large evaluations live on.
+    """
+    M, C = spectrum.shift.shape[-1], state.shape[-1]
+    turn = torch.polar(spectrum.weight[..., None].expand_as(spectrum.shift), spectrum.shift)
+    decay = torch.zeros_like(spectrum.frequency) if spectrum.decay is None else spectrum.decay
+    if M > WIDE:
+        return _read_many(turn, torch.complex(-decay, spectrum.frequency), state, lag)
+
+    def some(state: Tensor, lag: Tensor) -> Tensor:
+        turned = (turn[..., None] * state[..., None, :]).flatten(-2)
+        return _Read.apply(spectrum.frequency, decay, torch.cat([turned.real, -turned.imag], -2), lag)
+
+    rows = max(1, PIECE // max(1, lag.shape[2] * spectrum.weight.numel()))
+    if torch.is_grad_enabled() or lag.shape[0] * lag.shape[1] <= rows:
+        sums = some(state, lag)
+    else:
+        flat = zip(state.flatten(0, 1).split(rows), lag.flatten(0, 1).split(rows), strict=True)
+        sums = torch.cat([some(s[None], d[None])[0] for s, d in flat]).unflatten(0, lag.shape[:2])
+    return sums.transpose(2, 3).unflatten(-1, (M, C))
+
+
+def _read_many(turn: Tensor, rate: Tensor, state: Tensor, lag: Tensor) -> Float[Tensor, "B G Q K M C"]:
+    """The same for many marks: states are moved to each query first, and the marks' turns come last, as one product."""
+    moved = torch.view_as_real(_turns(rate, lag)[..., None] * state[:, :, None])
+    sign = torch.tensor([1.0, -1.0], dtype=moved.dtype, device=moved.device)
+    return torch.einsum("bgqkdcr,kdmr->bgqkmc", moved, torch.view_as_real(turn) * sign)
+
+
+class _Scan(torch.autograd.Function):
+    """S_i = F_i S_{i-1} + U_i along dimension 1. Its gradient is the same recursion, run backwards."""
+
+    @staticmethod
+    def forward(ctx: Any, factor: Tensor, driven: Tensor) -> Tensor:
+        state = _running(factor, driven)[1]
+        ctx.save_for_backward(factor, state)
+        return state
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        factor, state = ctx.saved_tensors
+        one_on = torch.cat([factor[:, 1:], torch.zeros_like(factor[:, :1])], 1).conj().flip(1)
+        total = _Scan.apply(one_on, grad.flip(1)).flip(1)
+        before = torch.cat([torch.zeros_like(state[:, :1]), state[:, :-1]], 1)
+        return before.conj() * total, total
+
+
+class _Read(torch.autograd.Function):
+    """sum_j exp(-gamma_j d) (P_j cos theta_j d + P'_j sin theta_j d) with P over P' stacked along the modes.
+
+    Cosines and sines are formed once; values and all four gradients are then small matrix products.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, frequency: Tensor, decay: Tensor, stacked: Tensor, lag: Tensor) -> Float[Tensor, "B G K Q R"]:
+        d = lag[:, :, None, :, None]
+        angle = d * frequency[:, None]
+        fade = (d * -decay[:, None]).exp_()
+        cosine, sine = angle.cos().mul_(fade), angle.sin_().mul_(fade)
+        ctx.save_for_backward(frequency, decay, stacked, lag, cosine, sine)
+        up, down = stacked.chunk(2, -2)
+        return (cosine @ up).add_(sine @ down)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:  # type: ignore[override]
+        frequency, decay, stacked, lag, cosine, sine = ctx.saved_tensors
+        both = torch.cat([grad, lag[:, :, None, :, None] * grad], -1)
+        up, down = stacked.chunk(2, -2)
+        (d_up, c), (d_down, s) = ((wave.transpose(-1, -2) @ both).chunk(2, -1) for wave in (cosine, sine))
+        d_frequency = (down * c - up * s).sum((0, 1, -1))
+        d_decay = -(up * c + down * s).sum((0, 1, -1))
+        d_lag = None
+        if ctx.needs_input_grad[3]:
+            theta, gamma = frequency[:, None], decay[:, None]
+            slope = (-gamma * cosine - theta * sine) @ up + (theta * cosine - gamma * sine) @ down
+            d_lag = (slope * grad).sum((2, 4))
+        return d_frequency, d_decay, torch.cat([d_up, d_down], -2), d_lag
+
+
+def divide(top: Tensor, bottom: Tensor) -> Tensor:
+    """top / bottom, and 0 where bottom is 0 because nothing was seen."""
+    some = bottom > 0
+    return torch.where(some, top / torch.where(some, bottom, 1.0), 0.0)
+
+
+def _turns(rate: Complex[Tensor, "K D"], gaps: Float[Tensor, "*S"]) -> Complex[Tensor, "*S K D"]:
+    lag = gaps[..., None, None]
+    return torch.polar(torch.exp(rate.real * lag), rate.imag * lag)
+
+
+def _running(factor: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+    """Inclusive scan of x -> factor x + state along dimension 1: running products and running states.
+
+    Chunks of CHUNK positions run side by side, one position after the other; then their ends are scanned the same way.
+    """
+    n = state.shape[1]
+    if n > CHUNK:
+        chunks = -(-n // CHUNK)
+        room = chunks * CHUNK - n
+        folded = [_pad(x, room, fill).unflatten(1, (chunks, CHUNK)).flatten(0, 1) for x, fill in ((factor, 1.0), (state, 0.0))]
+        inside = [x.unflatten(0, (-1, chunks)) for x in _running(*folded)]
+        product, carried = _running(*(x[:, :, -1] for x in inside))
+        product, carried = _pad(product, 1, 1.0, front=True)[:, :-1, None], _pad(carried, 1, 0.0, front=True)[:, :-1, None]
+        return (inside[0] * product).flatten(1, 2)[:, :n], (inside[1] + inside[0] * carried).flatten(1, 2)[:, :n]
+    products, states = factor.clone(), state.clone()
+    for i in range(1, n):
+        states[:, i] += factor[:, i] * states[:, i - 1]
+        products[:, i] *= products[:, i - 1]
+    return products, states
+
+
+def _pad(x: Tensor, count: int, fill: float, *, front: bool = False) -> Tensor:
+    if not count:
+        return x
+    extra = torch.full_like(x[:, :1], fill).expand(-1, count, *x.shape[2:])
+    return torch.cat([extra, x] if front else [x, extra], 1)

@@ -1,0 +1,212 @@
+"""Rates that are sums of normal bumps over the window: the non-homogeneous processes of the paper's experiments.
+
+    Bumps           lambda(t) = sum_b f_b(t),                   f_b(t) = c_b phi(s_b (t - start - centre_b))
+    FilteredBumps   lambda(t) = E[sum_b U_b f_b(t) | past],     U_b ~ U[0, 1] afresh in every sequence
+
+phi is the standard normal density. Both are truths rather than models to fit: they have no parameters.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import log, pi
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from fourpoint.events import Batch, Dataset, MarkSpace
+from fourpoint.models import protocol
+from fourpoint.models.positions import Positions, extended, positions_of
+
+Bump = tuple[float, float, float]  # height c, speed s, centre
+
+
+class Bumps(nn.Module):
+    """A Poisson process whose rate is a sum of normal bumps, ``sum_b c_b phi(s_b (t - start - centre_b))``.
+
+    ``bumps`` are triples (c, s, centre): rate at the top times sqrt(2 pi), speed per unit of time, place in the window.
+
+    >>> from fourpoint.events import Sequence
+    >>> model, nothing = Bumps([(100.0, 1.0, 0.5)]), Sequence([], start=0.0, stop=1.0).batch()
+    >>> round(model.integral(model.encode(nothing), nothing.start[:, None], nothing.stop[:, None]).item(), 2)
+    38.29
+    """
+
+    linear = True
+    table: Tensor
+
+    def __init__(self, bumps: tuple[Bump, ...] | list[Bump]) -> None:
+        super().__init__()
+        self.marks = MarkSpace()
+        self.register_buffer("table", torch.tensor(bumps, dtype=torch.float64).reshape(-1, 3))
+
+    def settings(self) -> dict[str, Any]:
+        return {"bumps": self.table.tolist()}
+
+    def initialise(self, data: Dataset) -> list[str]:
+        return ["a known rate: nothing to take from the data"]
+
+    def encode(self, batch: Batch, before: Positions | None = None) -> Positions:
+        return positions_of(batch, before)
+
+    def extend(
+        self, history: Positions, time: Float[Tensor, " B"], mark: Int[Tensor, " B"], active: Bool[Tensor, " B"] | None = None
+    ) -> Positions:
+        return extended(history, time, active)
+
+    def log_intensity(
+        self, history: Positions, times: Float[Tensor, "B G Q"], seen: Int[Tensor, "B G"] | None = None
+    ) -> Float[Tensor, "B G Q 1"]:
+        return log_bumps(self.table, times - history.start[:, None, None]).logsumexp(-1, keepdim=True)
+
+    def intensity(self, history: Positions, times: Float[Tensor, "B Q"]) -> Float[Tensor, "B Q 1"]:
+        return protocol.intensity(self, history, times)
+
+    def integral(
+        self, history: Positions, a: Float[Tensor, "B G"], b: Float[Tensor, "B G"], seen: Int[Tensor, "B G"] | None = None
+    ) -> Float[Tensor, "B G 1"]:
+        since = history.start[:, None]
+        return (bump_integrals(self.table, b - since) - bump_integrals(self.table, a - since)).sum(-1, keepdim=True)
+
+    def bound(self, history: Positions, a: Float[Tensor, " B"], b: Float[Tensor, " B"]) -> Float[Tensor, " B"]:
+        """An upper bound of the rate on [a, b]: the sum of each bump's highest point there."""
+        return highest_bumps(self.table, a - history.start, b - history.start).sum(-1)
+
+
+@dataclass(frozen=True, eq=False)
+class Amplitudes:
+    """Positions, and at each the log weight of every point of a grid of amplitudes, before the factor of no events."""
+
+    positions: Positions
+    scores: Float[Tensor, "B P A"]
+
+    @property
+    def times(self) -> Float[Tensor, "B P"]:
+        return self.positions.times
+
+    @property
+    def start(self) -> Float[Tensor, " B"]:
+        return self.positions.start
+
+    @property
+    def lengths(self) -> Int[Tensor, " B"]:
+        return self.positions.lengths
+
+
+class FilteredBumps(nn.Module):
+    """The rate of :class:`Bumps` with unknown amplitudes U_b ~ U[0, 1], given the past: ``E[sum_b U_b f_b(t) | past]``.
+
+    On a Gauss-Legendre grid of amplitudes u, with F_b the integral of f_b from the start,
+
+        log w_t(u) = log w_0(u) + sum_{t_i < t} log(sum_b u_b f_b(t_i)) - sum_b u_b F_b(t),
+        lambda(t) = sum_u w_t(u) sum_b u_b f_b(t) / sum_u w_t(u),        int_a^b lambda = log sum_u w_a(u) - log sum_u w_b(u).
+
+    ``points`` per amplitude: 32 are exact to rounding for tens of events.
+
+    >>> from fourpoint.events import Sequence
+    >>> model, nothing = FilteredBumps([(100.0, 1.0, 0.5)]), Sequence([], start=0.0, stop=1.0).batch()
+    >>> rate = model.intensity(model.encode(nothing), torch.tensor([[0.0, 0.5]]).double())
+    >>> [round(x, 2) for x in rate.flatten().tolist()]  # half of the full rate, and far less after silence
+    [17.6, 2.08]
+    """
+
+    linear = True
+    table: Tensor
+    grid: Tensor
+    prior: Tensor
+
+    def __init__(self, bumps: tuple[Bump, ...] | list[Bump], points: int = 32) -> None:
+        super().__init__()
+        self.marks = MarkSpace()
+        self.points = points
+        x, w = np.polynomial.legendre.leggauss(points)
+        axes, weights = [torch.from_numpy((x + 1) / 2)] * len(bumps), [torch.from_numpy(np.log(w / 2))] * len(bumps)
+        self.register_buffer("table", torch.tensor(bumps, dtype=torch.float64).reshape(-1, 3))
+        self.register_buffer("grid", torch.cartesian_prod(*axes).reshape(-1, len(bumps)).T.contiguous())
+        self.register_buffer("prior", torch.cartesian_prod(*weights).reshape(-1, len(bumps)).sum(-1))
+
+    def settings(self) -> dict[str, Any]:
+        return {"bumps": self.table.tolist(), "points": self.points}
+
+    def initialise(self, data: Dataset) -> list[str]:
+        return ["a known rate: nothing to take from the data"]
+
+    def encode(self, batch: Batch, before: Amplitudes | None = None) -> Amplitudes:
+        positions = positions_of(batch, None if before is None else before.positions)
+        first = self.prior.expand(len(batch.start), -1) if before is None else _last(before)
+        gains = self._log_rates(batch.times - positions.start[:, None])
+        return Amplitudes(positions, torch.cat([first[:, None], gains], 1).cumsum(1))
+
+    def extend(
+        self, history: Amplitudes, time: Float[Tensor, " B"], mark: Int[Tensor, " B"], active: Bool[Tensor, " B"] | None = None
+    ) -> Amplitudes:
+        after = extended(history.positions, time, active)
+        old = _last(history)
+        new = old + self._log_rates((time - history.start)[:, None])[:, 0]
+        return Amplitudes(after, (new if active is None else torch.where(active[:, None], new, old))[:, None])
+
+    def log_intensity(
+        self, history: Amplitudes, times: Float[Tensor, "B G Q"], seen: Int[Tensor, "B G"] | None = None
+    ) -> Float[Tensor, "B G Q 1"]:
+        since = times - history.start[:, None, None]
+        answers = []
+        for b, x in enumerate(since):  # one sequence at a time, as the grid makes every query large
+            w = self._log_weights(_scores(history, seen, b, len(x))[:, None], x)
+            answers.append((w + self._log_rates(x)).logsumexp(-1) - w.logsumexp(-1))
+        return torch.stack(answers)[..., None]
+
+    def intensity(self, history: Amplitudes, times: Float[Tensor, "B Q"]) -> Float[Tensor, "B Q 1"]:
+        return protocol.intensity(self, history, times)
+
+    def integral(
+        self, history: Amplitudes, a: Float[Tensor, "B G"], b: Float[Tensor, "B G"], seen: Int[Tensor, "B G"] | None = None
+    ) -> Float[Tensor, "B G 1"]:
+        answers = []
+        for row, start in enumerate(history.start):
+            scores = _scores(history, seen, row, a.shape[1])
+            left, right = (self._log_weights(scores, x[row] - start).logsumexp(-1) for x in (a, b))
+            answers.append(left - right)
+        return torch.stack(answers)[..., None]
+
+    def bound(self, history: Amplitudes, a: Float[Tensor, " B"], b: Float[Tensor, " B"]) -> Float[Tensor, " B"]:
+        """An upper bound of the rate on [a, b]: no amplitude is above 1."""
+        return highest_bumps(self.table, a - history.start, b - history.start).sum(-1)
+
+    def _log_weights(self, scores: Float[Tensor, "*S A"], since: Float[Tensor, "*T"]) -> Float[Tensor, "*T A"]:
+        """log w at times since the start, for scores that broadcast against them."""
+        return scores - bump_integrals(self.table, since) @ self.grid
+
+    def _log_rates(self, since: Float[Tensor, "*S"]) -> Float[Tensor, "*S A"]:
+        """log sum_b u_b f_b for every u of the grid."""
+        logs = log_bumps(self.table, since)
+        top = logs.amax(-1, keepdim=True)
+        return ((logs - top).exp() @ self.grid).log() + top
+
+
+def log_bumps(table: Float[Tensor, "bumps 3"], x: Float[Tensor, "*S"]) -> Float[Tensor, "*S bumps"]:
+    """log f_b at x since the start."""
+    height, speed, centre = table.unbind(-1)
+    return height.log() - 0.5 * (speed * (x[..., None] - centre)).square() - 0.5 * log(2 * pi)
+
+
+def bump_integrals(table: Float[Tensor, "bumps 3"], x: Float[Tensor, "*S"]) -> Float[Tensor, "*S bumps"]:
+    """F_b(x), the integral of f_b from 0 to x since the start."""
+    height, speed, centre = table.unbind(-1)
+    return height / speed * (torch.special.ndtr(speed * (x[..., None] - centre)) - torch.special.ndtr(-speed * centre))
+
+
+def highest_bumps(table: Float[Tensor, "bumps 3"], a: Float[Tensor, " B"], b: Float[Tensor, " B"]) -> Float[Tensor, "B bumps"]:
+    """The largest f_b on [a, b] since the start: at the centre, or at the end next to it."""
+    nearest = torch.minimum(torch.maximum(table[:, 2], a[:, None]), b[:, None])
+    return log_bumps(table, nearest).diagonal(dim1=1, dim2=2).exp()
+
+
+def _scores(history: Amplitudes, seen: Tensor | None, b: int, groups: int) -> Float[Tensor, "G A"]:
+    return history.scores[b, :groups] if seen is None else history.scores[b, seen[b]]
+
+
+def _last(history: Amplitudes) -> Float[Tensor, "B A"]:
+    return history.scores[torch.arange(len(history.lengths)), history.lengths]

@@ -1,0 +1,208 @@
+"""Poisson processes: rates that know the clock but not the past.
+
+    Poisson         lambda_m(t) = exp(log_rate_m)
+    SplinePoisson   lambda_m(t) = exp(s_m(t - start)),   s_m a cubic spline on [0, length]
+
+They are what every other model has to beat: the first knows how often, the second also when in the window.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from fourpoint.events import Batch, Dataset, MarkSpace, UserError
+from fourpoint.maths.minimise import minimise
+from fourpoint.maths.spline import spline, spline_knots, spline_max
+from fourpoint.models import protocol
+from fourpoint.models.positions import Positions, extended, positions_of
+
+
+class Poisson(nn.Module):
+    """A constant rate per mark, ``lambda_m(t) = exp(log_rate_m)``, in events per unit of time.
+
+    >>> from fourpoint.events import Sequence
+    >>> data = Dataset.from_sequences([Sequence([1.0, 2.0, 5.0], start=0.0, stop=6.0)])
+    >>> model = Poisson()
+    >>> notes = model.maximum_likelihood(data)
+    >>> model.intensity(model.encode(data.batch()), torch.tensor([[4.0]]).double()).tolist()
+    [[[0.5]]]
+    """
+
+    linear = True
+
+    def __init__(self, marks: MarkSpace | int | None = None) -> None:
+        super().__init__()
+        self.marks = MarkSpace.of(marks)
+        self.log_rate = nn.Parameter(torch.zeros(self.marks.count, dtype=torch.float64))
+
+    def settings(self) -> dict[str, Any]:
+        """Nothing but the marks."""
+        return {}
+
+    def initialise(self, data: Dataset) -> list[str]:
+        """Start at the mean rate of every mark."""
+        rates = mean_rates(data, self.marks)
+        with torch.no_grad():
+            self.log_rate.copy_(rates.log())
+        return [f"rate {float(rates.sum()):.4g} per unit of time, from the data"]
+
+    def maximum_likelihood(self, data: Dataset) -> list[str]:
+        """The best rates, events over time; a mark that never happens counts as half an event."""
+        return self.initialise(data)
+
+    def encode(self, batch: Batch, before: Positions | None = None) -> Positions:
+        return positions_of(batch, before)
+
+    def extend(
+        self, history: Positions, time: Float[Tensor, " B"], mark: Int[Tensor, " B"], active: Bool[Tensor, " B"] | None = None
+    ) -> Positions:
+        return extended(history, time, active)
+
+    def log_intensity(
+        self, history: Positions, times: Float[Tensor, "B G Q"], seen: Int[Tensor, "B G"] | None = None
+    ) -> Float[Tensor, "B G Q M"]:
+        return self.log_rate.expand(*times.shape, -1)
+
+    def intensity(self, history: Positions, times: Float[Tensor, "B Q"]) -> Float[Tensor, "B Q M"]:
+        return protocol.intensity(self, history, times)
+
+    def integral(
+        self, history: Positions, a: Float[Tensor, "B G"], b: Float[Tensor, "B G"], seen: Int[Tensor, "B G"] | None = None
+    ) -> Float[Tensor, "B G M"]:
+        """Expected events of every mark in [a, b]: ``(b - a) exp(log_rate)``."""
+        return (b - a)[..., None] * self.log_rate.exp()
+
+    @torch.no_grad()
+    def bound(self, history: Positions, a: Float[Tensor, " B"], b: Float[Tensor, " B"]) -> Float[Tensor, " B"]:
+        """The largest total rate on [a, b]: the rate itself."""
+        return self.log_rate.exp().sum().expand_as(a)
+
+
+class SplinePoisson(nn.Module):
+    """A rate per mark that follows the time since the window's start, ``lambda_m(t) = exp(s_m(t - start))``.
+
+    ``knots`` is the number of equal intervals of the cubic spline. They cover the longest window seen by
+    ``initialise``; past it the rate stays at its last value.
+
+    >>> model = SplinePoisson(marks=2, knots=4)
+    >>> model.coefficients.shape, model.settings()
+    (torch.Size([2, 7]), {'knots': 4})
+    """
+
+    linear = True
+    length: Tensor
+
+    def __init__(self, marks: MarkSpace | int | None = None, knots: int = 20) -> None:
+        super().__init__()
+        if knots < 1:
+            raise UserError("at least one interval of the spline", f"knots={knots}", "Pass knots=20, say.")
+        self.marks = MarkSpace.of(marks)
+        self.intervals = knots
+        self.coefficients = nn.Parameter(torch.zeros(self.marks.count, knots + 3, dtype=torch.float64))
+        self.register_buffer("length", torch.ones((), dtype=torch.float64))
+
+    def settings(self) -> dict[str, Any]:
+        """The number of intervals."""
+        return {"knots": self.intervals}
+
+    def initialise(self, data: Dataset) -> list[str]:
+        """Cover the longest window, and start flat at the mean rate of every mark."""
+        rates = mean_rates(data, self.marks)
+        with torch.no_grad():
+            self.length.fill_(float(data.durations.max()))
+            self.coefficients.copy_(rates.log()[:, None].expand_as(self.coefficients))
+        return [
+            f"rate {float(rates.sum()):.4g} per unit of time, from the data",
+            f"spline of {self.intervals} intervals over {float(self.length):g}, the longest window; constant after it",
+        ]
+
+    def maximum_likelihood(self, data: Dataset, ridge: float = 1.0) -> list[str]:
+        """Fit by L-BFGS on the likelihood less a small ridge that keeps empty stretches finite,
+
+            ridge / 2 * (sum of squared second differences of coefficients + 1/100 sum of squared first differences).
+
+        A mark that never happens counts as half an event, spread evenly. The integral is by six Gauss-Legendre nodes
+        between neighbouring knots and window ends.
+        """
+        notes = self.initialise(data)
+        length = float(self.length)
+        flat = self.coefficients.detach().cpu().double()
+        happened = _basis_sums(data, flat, length)
+        nodes, weights = _nodes(data, length, self.intervals)
+
+        def loss(c: Tensor) -> Tensor:
+            integral = (weights[:, None] * spline(c, nodes, length).exp()).sum()
+            bend, slope = c.diff(n=2).square().sum(), c.diff().square().sum()
+            return (integral - (happened * c).sum() + ridge / 2 * (bend + slope / 100)) / max(data.events, 1)
+
+        found = minimise(loss, flat)
+        with torch.no_grad():
+            self.coefficients.copy_(found.point)
+        return [*notes, f"maximum likelihood with a ridge of {ridge:g} on second differences: {found}"]
+
+    def encode(self, batch: Batch, before: Positions | None = None) -> Positions:
+        return positions_of(batch, before)
+
+    def extend(
+        self, history: Positions, time: Float[Tensor, " B"], mark: Int[Tensor, " B"], active: Bool[Tensor, " B"] | None = None
+    ) -> Positions:
+        return extended(history, time, active)
+
+    def log_intensity(
+        self, history: Positions, times: Float[Tensor, "B G Q"], seen: Int[Tensor, "B G"] | None = None
+    ) -> Float[Tensor, "B G Q M"]:
+        return spline(self.coefficients, times - history.start[:, None, None], self.length)
+
+    def intensity(self, history: Positions, times: Float[Tensor, "B Q"]) -> Float[Tensor, "B Q M"]:
+        return protocol.intensity(self, history, times)
+
+    @torch.no_grad()
+    def bound(self, history: Positions, a: Float[Tensor, " B"], b: Float[Tensor, " B"]) -> Float[Tensor, " B"]:
+        """An upper bound of the total rate on [a, b], from the splines' Bezier points."""
+        return spline_max(self.coefficients, a - history.start, b - history.start, self.length).exp().sum(-1)
+
+    def knots(self, history: Positions) -> Float[Tensor, "B knots"]:
+        """Absolute times at which the rate is not smooth, where integrals are split."""
+        return history.start[:, None] + spline_knots(self.length, self.intervals)
+
+
+def mean_rates(data: Dataset, marks: MarkSpace) -> Float[Tensor, " M"]:
+    """Events of every mark per unit of observed time, in float64; a mark that never happens counts as half an event.
+
+    >>> from fourpoint.events import Sequence
+    >>> mean_rates(Dataset.from_sequences([Sequence([1.0, 2.0], [0, 0], stop=4.0, space=2)]), MarkSpace.of(2)).tolist()
+    [0.5, 0.125]
+    """
+    if data.marks.count != marks.count:
+        raise UserError(f"data with the model's {marks}", f"{data.marks}", "Build the model with marks=data.marks.")
+    happened = np.bincount(data.mark_ids, minlength=marks.count)
+    return torch.from_numpy(np.maximum(happened, 0.5) / data.durations.sum())
+
+
+def _basis_sums(data: Dataset, flat: Float[Tensor, "M C"], length: float) -> Float[Tensor, "M C"]:
+    """The sum over events of each basis function: all that the likelihood knows of the events, as s is linear."""
+    since = torch.from_numpy(data.times - np.repeat(data.starts, data.lengths))
+    even = torch.linspace(0, length, 1001, dtype=torch.float64)
+    sums = torch.zeros_like(flat)
+    for m in range(len(flat)):
+        c, x = flat[m : m + 1].clone().requires_grad_(), since[torch.from_numpy(data.mark_ids == m)]
+        with torch.enable_grad():
+            total = spline(c, x, length).sum() if len(x) else spline(c, even, length).mean() / 2
+            sums[m] = torch.autograd.grad(total, c)[0][0]
+    return sums
+
+
+def _nodes(data: Dataset, length: float, intervals: int) -> tuple[Float[Tensor, " nodes"], Float[Tensor, " nodes"]]:
+    """Gauss-Legendre nodes between knots and window ends, weighted by how many windows are still open there."""
+    ends: NDArray[np.float64] = np.sort(data.durations)
+    edges = np.unique(np.concatenate([spline_knots(length, intervals).numpy(), ends]))
+    x, w = np.polynomial.legendre.leggauss(6)
+    half, middle = np.diff(edges)[:, None] / 2, (edges[1:] + edges[:-1])[:, None] / 2
+    still_open = len(ends) - np.searchsorted(ends, middle)
+    return torch.from_numpy((middle + half * x).ravel()), torch.from_numpy((half * w * still_open).ravel())

@@ -1,0 +1,58 @@
+"""The plainest history: when each position begins, and how many events lie before it.
+
+Position 0 is the window's start, position p the moment just after event p (see ``protocol.py``). Models whose rate
+depends on the past through no more than the number of events (Poisson, self-correcting) remember this and nothing else.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from fourpoint.events import Batch
+
+
+@dataclass(frozen=True, eq=False)
+class Positions:
+    """B sequences at P positions. Times are float64 in the user's unit."""
+
+    times: Float[Tensor, "B P"]  # when each position begins
+    start: Float[Tensor, " B"]  # the window's start
+    lengths: Int[Tensor, " B"]  # the last position that is real
+    earlier: Int[Tensor, " B"]  # events before position 0, no longer remembered
+
+
+def positions_of(batch: Batch, before: Positions | None = None) -> Positions:
+    """All positions of a batch; after the last real position of ``before``, where it is given.
+
+    >>> from fourpoint.events import Sequence
+    >>> h = positions_of(Sequence([1.0, 2.0], start=0.0, stop=3.0).batch())
+    >>> h.times.tolist(), h.lengths.tolist(), counts(h).tolist()
+    ([[0.0, 1.0, 2.0]], [2], [[0, 1, 2]])
+    """
+    if before is None:
+        first, start, earlier = batch.start, batch.start, torch.zeros_like(batch.lengths)
+    else:
+        first, start, earlier = last_time(before), before.start, before.earlier + before.lengths
+    return Positions(torch.cat([first[:, None], batch.times], 1), start, batch.lengths, earlier)
+
+
+def extended(history: Positions, time: Float[Tensor, " B"], active: Bool[Tensor, " B"] | None = None) -> Positions:
+    """The one position after an event at ``time``, or the last one of ``history`` again where not ``active``."""
+    happened = torch.ones_like(history.start, dtype=torch.bool) if active is None else active
+    at = torch.where(happened, time, last_time(history))
+    return Positions(at[:, None], history.start, torch.zeros_like(history.lengths), history.earlier + history.lengths + happened)
+
+
+def counts(history: Positions, seen: Int[Tensor, "B G"] | None = None) -> Int[Tensor, "B G"]:
+    """The number of events up to position ``seen``, or up to every position."""
+    here = torch.arange(history.times.shape[1], device=history.times.device)[None] if seen is None else seen
+    return history.earlier[:, None] + here
+
+
+def last_time(history: Positions) -> Float[Tensor, " B"]:
+    """When the last real position begins."""
+    return history.times.gather(1, history.lengths[:, None])[:, 0]

@@ -1,0 +1,87 @@
+"""The verbs every model answers, and nothing else: encode, extend, log_intensity, intensity.
+
+A history is what a model remembers of B sequences. It has *positions*: position 0 is the window's start, before any
+event, and position p is the moment just after event p. ``encode`` returns all positions of a batch at once, which is
+what a likelihood needs; ``extend`` returns the last one only where a model can forget the rest, which is what a stream
+and a sampler need. Queries are asked in groups: all Q times of a group are seen from one position, so that "strictly
+before" is decided once, by position, and tied events cannot see themselves.
+
+    encode(batch) -> History      extend(history, time, mark) -> History      intensity(history, t) -> (B, Q, M)
+
+Axes: B sequences, N events, P positions, G groups, Q query times in a group, M marks. Times are float64 in the user's
+unit, and so are intensities: events per unit of time and per mark.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol, TypeVar, runtime_checkable
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from fourpoint.events import Batch, Dataset, MarkSpace, UserError
+
+
+@runtime_checkable
+class History(Protocol):
+    """What is remembered of B sequences at P positions."""
+
+    @property
+    def times(self) -> Float[Tensor, "B P"]:
+        """When each position begins: the window's start, then one time per event."""
+
+    @property
+    def start(self) -> Float[Tensor, " B"]:
+        """When each window begins."""
+
+    @property
+    def lengths(self) -> Int[Tensor, " B"]:
+        """The last position that is real; later ones are padding."""
+
+
+H = TypeVar("H", bound=History)
+
+
+@runtime_checkable
+class Model(Protocol[H]):
+    """A point process: a rate per mark, given the past."""
+
+    marks: MarkSpace
+
+    def settings(self) -> dict[str, Any]:
+        """The constructor's arguments but for ``marks``, as JSON can hold them; enough to build the model again."""
+
+    def initialise(self, data: Dataset) -> list[str]:
+        """Take time scale, base rates and choices left to the data from ``data``; say each choice in a line."""
+
+    def encode(self, batch: Batch, before: H | None = None) -> H:
+        """All positions of a batch. ``before`` goes on from a history whose events came earlier (linear models)."""
+
+    def extend(self, history: H, time: Float[Tensor, " B"], mark: Int[Tensor, " B"], active: Bool[Tensor, " B"] | None = None) -> H:
+        """One event more in each sequence, or only where ``active``."""
+
+    def log_intensity(self, history: H, times: Float[Tensor, "B G Q"], seen: Int[Tensor, "B G"] | None = None) -> Float[Tensor, "B G Q M"]:
+        """log lambda at ``times``, group g seen from position ``seen[b, g]`` (from position g where None)."""
+
+    def intensity(self, history: H, times: Float[Tensor, "B Q"]) -> Float[Tensor, "B Q M"]:
+        """lambda at ``times``, each from the events strictly before it."""
+
+
+def intensity(model: Model[H], history: H, times: Float[Tensor, "B Q"]) -> Float[Tensor, "B Q M"]:
+    """exp(log_intensity) at any times, each seen from the events strictly before it: every model's ``intensity``."""
+    return model.log_intensity(history, times[..., None], position_before(history, times))[:, :, 0].exp()
+
+
+def position_before(history: History, times: Float[Tensor, "B Q"]) -> Int[Tensor, "B Q"]:
+    """The number of remembered events strictly before each time; the one place where query times meet "before"."""
+    first = history.times[:, :1]
+    if bool((times < first).any()):
+        b, q = (int(i) for i in torch.nonzero(times < first)[0])
+        raise UserError(
+            f"query times at or after {float(first[b, 0]):g}, the earliest that is remembered",
+            f"{float(times[b, q]):g} (row {b}, query {q})",
+            "Encode the whole sequence to look further back.",
+        )
+    count = torch.searchsorted(history.times[:, 1:].contiguous(), times.contiguous())
+    return torch.minimum(count, history.lengths[:, None])

@@ -1,0 +1,123 @@
+"""The self-correcting process: pressure builds with time and every event releases some of it.
+
+    lambda(t) = exp(drift (t - start) - correction N(t)),       N(t) = number of events strictly before t
+
+Between events the rate is an exponential, so that its integral has a closed form,
+
+    int_a^b lambda = (b - a) exp(drift (a - start) - correction N) E(drift (b - a)),      E(x) = (exp(x) - 1) / x,
+
+and the log-likelihood is concave in (drift, correction). Isham and Westcott (1979). One mark only.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from fourpoint.events import Batch, Dataset, MarkSpace, UserError
+from fourpoint.maths.minimise import minimise
+from fourpoint.models import protocol
+from fourpoint.models.positions import Positions, counts, extended, positions_of
+
+
+class SelfCorrecting(nn.Module):
+    """Rate ``exp(drift (t - start) - correction N(t))``; ``drift`` is per unit of time, ``correction`` per event.
+
+    >>> from fourpoint.events import Sequence
+    >>> model = SelfCorrecting(drift=2.0, correction=1.0)
+    >>> history = model.encode(Sequence([1.0], start=0.0, stop=3.0).batch())
+    >>> model.intensity(history, torch.tensor([[0.0, 1.0, 1.5]]).double()).log().flatten().tolist()
+    [0.0, 2.0, 2.0]
+    """
+
+    linear = True
+
+    def __init__(self, marks: MarkSpace | int | None = None, drift: float = 1.0, correction: float = 1.0) -> None:
+        super().__init__()
+        self.marks = MarkSpace.of(marks)
+        if self.marks.count > 1:
+            raise UserError("a single type of event", f"{self.marks}", "Fit one SelfCorrecting per type, or a model with marks.")
+        self.drift = nn.Parameter(torch.tensor(float(drift), dtype=torch.float64))
+        self.correction = nn.Parameter(torch.tensor(float(correction), dtype=torch.float64))
+
+    def settings(self) -> dict[str, Any]:
+        """Drift and correction as they are now."""
+        return {"drift": self.drift.item(), "correction": self.correction.item()}
+
+    def initialise(self, data: Dataset) -> list[str]:
+        """Set the drift so that it balances the correction at the data's mean rate."""
+        rate = data.events / float(data.durations.sum())
+        with torch.no_grad():
+            self.drift.copy_(self.correction * rate)
+        return [f"drift {self.drift.item():.4g} per unit of time, to balance {rate:.4g} events"]
+
+    def maximum_likelihood(self, data: Dataset) -> list[str]:
+        """Fit drift and correction by L-BFGS on the exact likelihood, from a constant rate of 1."""
+        unit = float(data.durations.mean()) or 1.0
+        left, length, before = (torch.from_numpy(x) for x in _gaps(data))
+        since = torch.from_numpy(data.times - np.repeat(data.starts, data.lengths)).sum()
+        pairs = float((data.lengths * (data.lengths - 1) / 2).sum())
+
+        def loss(c: Tensor) -> Tensor:
+            drift, correction = c[0] / unit, c[1]
+            integral = (length * (drift * left - correction * before).exp() * _growth(drift * length)).sum()
+            return (integral - drift * since + correction * pairs) / max(data.events, 1)
+
+        found = minimise(loss, torch.zeros(2))
+        with torch.no_grad():
+            self.drift.copy_(found.point[0] / unit)
+            self.correction.copy_(found.point[1])
+        return [f"drift {self.drift.item():.4g} and correction {self.correction.item():.4g} by maximum likelihood: {found}"]
+
+    def encode(self, batch: Batch, before: Positions | None = None) -> Positions:
+        return positions_of(batch, before)
+
+    def extend(
+        self, history: Positions, time: Float[Tensor, " B"], mark: Int[Tensor, " B"], active: Bool[Tensor, " B"] | None = None
+    ) -> Positions:
+        return extended(history, time, active)
+
+    def log_intensity(
+        self, history: Positions, times: Float[Tensor, "B G Q"], seen: Int[Tensor, "B G"] | None = None
+    ) -> Float[Tensor, "B G Q 1"]:
+        return self._log_rate(history, times, counts(history, seen)[..., None])[..., None]
+
+    def intensity(self, history: Positions, times: Float[Tensor, "B Q"]) -> Float[Tensor, "B Q 1"]:
+        return protocol.intensity(self, history, times)
+
+    def integral(
+        self, history: Positions, a: Float[Tensor, "B G"], b: Float[Tensor, "B G"], seen: Int[Tensor, "B G"] | None = None
+    ) -> Float[Tensor, "B G 1"]:
+        """Expected events in [a, b] while no event intervenes, in closed form."""
+        first = self._log_rate(history, a[..., None], counts(history, seen)[..., None])
+        return (b - a)[..., None] * first.exp() * _growth(self.drift * (b - a))[..., None]
+
+    @torch.no_grad()
+    def bound(self, history: Positions, a: Float[Tensor, " B"], b: Float[Tensor, " B"]) -> Float[Tensor, " B"]:
+        """The largest rate on [a, b] seen from the last position: it is monotone, so that one of the ends has it."""
+        ends = torch.stack([a, b], 1)[:, None]
+        return self.log_intensity(history, ends, history.lengths[:, None]).exp().amax((1, 2, 3))
+
+    def _log_rate(self, history: Positions, times: Float[Tensor, "B G Q"], count: Int[Tensor, "B G 1"]) -> Float[Tensor, "B G Q"]:
+        return self.drift * (times - history.start[:, None, None]) - self.correction * count.to(times.dtype)
+
+
+def _growth(x: Float[Tensor, "*S"]) -> Float[Tensor, "*S"]:
+    """E(x) = (exp(x) - 1) / x, by its series near 0 so that the gradient keeps its digits."""
+    small = x.abs() < 1e-3
+    series = 1 + x / 2 * (1 + x / 3 * (1 + x / 4 * (1 + x / 5)))
+    safe = torch.where(small, 1.0, x)
+    return torch.where(small, series, torch.expm1(safe) / safe)
+
+
+def _gaps(data: Dataset) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Every gap of the data, from start to stop: its left end since the start, its length, and the events before it."""
+    left = np.insert(data.times, data.offsets[:-1], data.starts)
+    right = np.insert(data.times, data.offsets[1:], data.stops)
+    sizes = data.lengths + 1
+    first = np.repeat(np.cumsum(sizes) - sizes, sizes)
+    return left - np.repeat(data.starts, sizes), right - left, (np.arange(len(left)) - first).astype(np.float64)

@@ -1,0 +1,465 @@
+"""Pictures of point processes: arrays in, matplotlib Axes out. Nothing here knows a model or a file.
+
+Every function draws into ``ax``, or into a new figure where it is None, and returns the Axes. They share one look,
+:data:`LOOK`: a light ground, a faint grid, eight colours that stay apart for colour-blind readers (after Okabe and Ito),
+and names written beside what they name rather than in a legend. :data:`DARK` gives each colour its twin on a dark ground.
+
+    intensity_plot        lambda(t), with the events as ticks below
+    kernel_plot           kappa(d) against the lag d, one line per head
+    spectrum_plot         where the kernel's frequencies and decays lie
+    learning_curve_plot   log-likelihood per event against steps
+    attention_plot        what each past event adds at one time, or a lower triangle of weights
+    comparison_plot       log-likelihood per event, model by model
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from fourpoint.events import UserError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+INK, SOFT, FAINT, GROUND = "#1d2733", "#5c6875", "#dfe4ea", "#ffffff"
+COLOURS = ("#0068b8", "#d65a00", "#00926c", "#b8578e", "#c78a00", "#3fa3dd", "#6a55b5", "#7d8894")
+_BRIGHT = ("#58a9f0", "#ff9046", "#3dc79d", "#e68cbc", "#efb93c", "#8ad0f7", "#a797ef", "#a3aeba")
+DARK: Mapping[str, str] = {INK: "#e8edf3", SOFT: "#9aa7b5", FAINT: "#2c3744", GROUND: "#141b24"} | dict(zip(COLOURS, _BRIGHT, strict=True))
+LOOK: Mapping[str, Any] = {
+    "figure.facecolor": GROUND,
+    "figure.dpi": 110,
+    "savefig.dpi": 200,
+    "font.family": "sans-serif",
+    "font.sans-serif": ["Inter", "Helvetica Neue", "Helvetica", "Arial", "DejaVu Sans"],
+    "font.size": 9.5,
+    "text.color": INK,
+    "axes.facecolor": GROUND,
+    "axes.edgecolor": SOFT,
+    "axes.labelcolor": SOFT,
+    "axes.labelsize": 9.5,
+    "axes.titlesize": 11,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.linewidth": 0.8,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.spines.left": False,
+    "axes.grid": True,
+    "axes.grid.axis": "y",
+    "axes.axisbelow": True,
+    "grid.color": FAINT,
+    "grid.linewidth": 0.8,
+    "xtick.color": SOFT,
+    "ytick.color": SOFT,
+    "xtick.major.size": 3,
+    "ytick.major.size": 0,
+    "lines.linewidth": 1.8,
+    "lines.solid_capstyle": "round",
+}
+
+
+@contextmanager
+def look() -> Iterator[None]:
+    """Draw in the house look inside this block.
+
+    >>> with look():
+    ...     axes = learning_curve_plot([0, 100], [-2.0, -1.5], [-2.1, -1.7])
+    """
+    import matplotlib
+
+    settings: dict[Any, Any] = dict(LOOK)
+    with matplotlib.rc_context(settings):
+        yield
+
+
+def colours(count: int) -> list[str]:
+    """One colour for each of ``count`` things: the house colours, and an even ramp where these do not suffice.
+
+    >>> colours(2)
+    ['#0068b8', '#d65a00']
+    """
+    if count <= len(COLOURS):
+        return list(COLOURS[:count])
+    import matplotlib
+    from matplotlib.colors import to_hex
+
+    return [to_hex(c) for c in matplotlib.colormaps["viridis"](np.linspace(0.05, 0.9, count))]
+
+
+def intensity_plot(
+    times: ArrayLike,
+    rate: ArrayLike,
+    *,
+    events: ArrayLike = (),
+    event_marks: ArrayLike | None = None,
+    names: Sequence[str] = (),
+    truth: ArrayLike | None = None,
+    truth_name: str = "truth",
+    window: tuple[float, float] | None = None,
+    stacked: bool = False,
+    unit: str = "",
+    ax: Axes | None = None,
+) -> Axes:
+    """The rate over time, with the events as ticks below.
+
+    ``times`` (Q,) in ``unit``; ``rate`` (Q,) for the total or (Q, M) per mark, in events per ``unit``, as lines or, with
+    ``stacked``, as areas that add up to the total; ``events`` (N,) with ``event_marks`` (N,) in 0..M-1 get one row of
+    ticks per mark. ``truth`` (Q,) is a dashed line called ``truth_name``; ``window`` shades a stretch, a forecast's say.
+    Fails where lengths differ.
+
+    >>> t = np.linspace(0, 24, 97)
+    >>> ax = intensity_plot(t, 2 + np.sin(t), events=[1.0, 5.5], unit="h")
+    >>> ax.get_xlabel(), ax.get_ylabel()
+    ('time (h)', 'rate (events per h)')
+    """
+    t, y, e = _vector(times), np.asarray(rate, float), _vector(events)
+    y = y[:, None] if y.ndim == 1 else y
+    _same(len(t), len(y), "one rate per time")
+    marks = np.zeros(len(e), int) if event_marks is None else np.asarray(event_marks, int).reshape(-1)
+    _same(len(e), len(marks), "one mark per event")
+    rows = max(len(names), y.shape[1], int(marks.max(initial=0)) + 1)
+    shades = colours(rows)
+    with look():
+        ax = _axes(ax, 10, 3.2 + 0.16 * rows)
+        if window is not None:
+            ax.axvspan(*window, color=FAINT, alpha=0.55, lw=0, zorder=0)
+        if stacked:
+            ax.stackplot(t, y.T, colors=shades, alpha=0.85, lw=0)
+            ax.plot(t, y.sum(1), color=INK, lw=1.1)
+        else:
+            for k in range(y.shape[1]):
+                ax.plot(t, y[:, k], color=shades[k])
+        if truth is not None:
+            ax.plot(t, _vector(truth), color=INK, ls=(0, (4, 2)), lw=1.2)
+            _note(ax, truth_name, (t[-1], _vector(truth)[-1]), (5, 0), va="center")
+        top = 1.06 * float(max(y.sum(1).max() if stacked else y.max(), 0 if truth is None else _vector(truth).max(), 1e-12))
+        _event_rows(ax, e, marks, rows if len(e) or names else 0, top, shades, names)
+        ax.set_xlim(t[0], t[-1])
+        ax.set_xlabel(_with_unit("time", unit))
+        low, high = ax.get_ylim()
+        ax.set_ylabel(f"rate (events per {unit or 'unit of time'})", y=1 - 0.5 * high / (high - low))
+    return ax
+
+
+def kernel_plot(
+    lags: ArrayLike, values: ArrayLike, *, names: Sequence[str] = (), label: str = "kernel", unit: str = "", ax: Axes | None = None
+) -> Axes:
+    """The kernel's value against the lag, one line per head.
+
+    ``lags`` (L,) in ``unit``; ``values`` (L,) or (K, L), dimensionless; ``names`` of the K heads ("head 1"
+    by default); ``label`` of the values, where they are an effect rather than the kernel itself.
+
+    >>> lags = np.linspace(0, 5, 50)
+    >>> ax = kernel_plot(lags, [np.exp(-lags), np.cos(lags)], unit="h")
+    >>> [text.get_text() for text in ax.texts]
+    ['head 1', 'head 2']
+    """
+    x, y = _vector(lags), np.atleast_2d(np.asarray(values, float))
+    _same(len(x), y.shape[1], "one value per lag and head")
+    with look():
+        ax = _axes(ax, 4.6, 3.0)
+        ax.axhline(0, color=SOFT, lw=0.8)
+        shades = colours(len(y))
+        for row, shade in zip(y, shades, strict=True):
+            ax.plot(x, row, color=shade)
+        ax.set_xlim(x[0], x[-1])
+        ax.set_xlabel(_with_unit("time since the past event", unit))
+        ax.set_ylabel(label)
+        _end_labels(ax, float(x[-1]), list(zip(_heads(names, len(y)), y[:, -1].tolist(), shades, strict=True)))
+    return ax
+
+
+def spectrum_plot(
+    frequencies: ArrayLike, decays: ArrayLike | None = None, *, names: Sequence[str] = (), unit: str = "", ax: Axes | None = None
+) -> Axes:
+    """Where a learned kernel keeps its spectrum: frequency against decay for each feature, or the density of frequencies.
+
+    ``frequencies`` (D,) or (K, D) in cycles per ``unit`` (their sign is dropped: a cosine has none); ``decays`` likewise,
+    per ``unit``. Without decays, or where all are 0, one density per head is drawn instead.
+
+    >>> ax = spectrum_plot([[0.1, 0.2, 0.4]], [[1.0, 2.0, 0.5]], unit="h")
+    >>> ax.get_xlabel(), ax.get_ylabel()
+    ('frequency (cycles per h)', 'decay (per h)')
+    """
+    f = np.abs(np.atleast_2d(np.asarray(frequencies, float)))
+    g = None if decays is None else np.atleast_2d(np.asarray(decays, float))
+    if g is not None:
+        _same(f.size, g.size, "one decay per frequency")
+    shades = colours(len(f))
+    per = unit or "unit of time"
+    with look():
+        ax = _axes(ax, 4.6, 3.0)
+        _legend_line(ax, _heads(names, len(f)), shades)
+        if g is None or not g.any():
+            for row, shade in zip(f, shades, strict=True):
+                _density(ax, row, shade)
+            ax.set_ylim(bottom=0)
+            ax.set_ylabel("density")
+        else:
+            ax.grid(True, axis="x")
+            for x, y, shade in zip(f, g, shades, strict=True):
+                ax.scatter(x, y, s=15, color=shade, alpha=0.6, lw=0)
+            _log_where_wide(ax, f, g)
+            ax.set_ylabel(f"decay (per {per})")
+        ax.set_xlabel(f"frequency (cycles per {per})")
+    return ax
+
+
+def learning_curve_plot(
+    steps: ArrayLike,
+    train: ArrayLike,
+    dev: ArrayLike | None = None,
+    *,
+    best_step: int | None = None,
+    references: Mapping[str, float] | None = None,
+    ax: Axes | None = None,
+) -> Axes:
+    """Log-likelihood per event (nats) against optimiser steps, with the best step marked.
+
+    ``steps`` (S,), ``train`` and ``dev`` (S,), NaN where not measured; ``references`` are other models' values on the same
+    dev data, drawn as dotted lines.
+
+    >>> ax = learning_curve_plot([0, 50, 100], [-3.0, -2.2, -2.0], [-3.0, -2.3, -2.4], best_step=50)
+    >>> "best at step 50" in [text.get_text() for text in ax.texts]
+    True
+    """
+    x, curves = _vector(steps), {"train": _vector(train)} | ({} if dev is None else {"dev": _vector(dev)})
+    shades = {"train": COLOURS[5], "dev": COLOURS[0]}
+    with look():
+        ax = _axes(ax, 4.6, 3.0)
+        ends: list[tuple[str, float, str]] = []
+        for label, value in (references or {}).items():
+            ax.axhline(value, color=SOFT, lw=1.1, ls=(0, (1, 2)))
+            ends.append((label, value, SOFT))
+        for label, y in curves.items():
+            _same(len(x), len(y), f"one {label} value per step")
+            there = np.isfinite(y)
+            if not there.any():
+                continue
+            ax.plot(x[there], y[there], color=shades[label], lw=1.2 if label == "train" else 1.9)
+            ends.append((label, float(y[there][-1]), shades[label]))
+        if best_step is not None and dev is not None:
+            _mark_best(ax, x, curves["dev"], best_step)
+        ax.set_ylim(*_robust_range(np.concatenate([*curves.values(), list((references or {}).values())])))
+        ax.set_xlim(x[0], max(x[-1], x[0] + 1))
+        ax.set_xlabel("optimiser steps")
+        ax.set_ylabel("log-likelihood (nats per event)")
+        _end_labels(ax, float(ax.get_xlim()[1]), ends)
+    return ax
+
+
+def attention_plot(
+    times: ArrayLike,
+    weights: ArrayLike,
+    *,
+    at: float | None = None,
+    event_marks: ArrayLike | None = None,
+    names: Sequence[str] = (),
+    label: str = "contribution",
+    unit: str = "",
+    ax: Axes | None = None,
+) -> Axes:
+    """What each past event contributes at one time, as stems; or, for a square of weights, a lower-triangular heat map.
+
+    ``times`` (N,) of past events in ``unit``; ``weights`` (N,) or (N, N) with row i looking at columns j < i; ``at`` is
+    the query time, drawn as a line; ``event_marks`` (N,) colour the stems; ``label`` names the weight.
+
+    >>> ax = attention_plot([1.0, 2.0, 2.5], [0.1, 0.3, 0.6], at=3.0, unit="h")
+    >>> ax.get_ylabel()
+    'contribution'
+    """
+    t, w = _vector(times), np.asarray(weights, float)
+    _same(len(t), w.shape[-1], "one weight per past event")
+    if w.ndim == 2:
+        return _heat_map(w, label, ax)
+    marks = np.zeros(len(t), int) if event_marks is None else np.asarray(event_marks, int).reshape(-1)
+    _same(len(t), len(marks), "one mark per event")
+    shades = colours(max(len(names), int(marks.max(initial=0)) + 1))
+    with look():
+        ax = _axes(ax, 10, 3.2)
+        ax.axhline(0, color=SOFT, lw=0.8)
+        for m in np.unique(marks):
+            mine = marks == m
+            ax.vlines(t[mine], 0, w[mine], color=shades[m], lw=1.5, alpha=0.9)
+            ax.scatter(t[mine], w[mine], s=16, color=shades[m], lw=0, zorder=3)
+        if at is not None:
+            ax.axvline(at, color=INK, lw=1.1)
+            _note(ax, "now", (at, 1), (-4, -2), ("data", "axes fraction"), ha="right", va="top", weight="bold")
+        if names:
+            present = sorted(set(marks.tolist()))
+            _legend_line(ax, [names[m] for m in present], [shades[m] for m in present])
+        ax.set_xlabel(_with_unit("time", unit))
+        ax.set_ylabel(label)
+    return ax
+
+
+def comparison_plot(
+    names: Sequence[str], values: ArrayLike, *, baseline: str | None = None, highlight: str | None = None, ax: Axes | None = None
+) -> Axes:
+    """Log-likelihood per event by model, as horizontal bars with their values, best on top.
+
+    A log-likelihood has no natural zero, so bars start at the ``baseline`` model (the lowest where None) and their length
+    is the gain over it. ``values`` (K,) in nats per event; ``highlight`` is drawn in the accent colour (the best where None).
+
+    >>> ax = comparison_plot(["Poisson", "DAPP"], [-1.40, -1.10])
+    >>> [text.get_text() for text in ax.texts]
+    ['−1.400', '−1.100  (+0.300)']
+    """
+    y = _vector(values)
+    _same(len(names), len(y), "one value per model")
+    order = np.argsort(y)
+    start = float(dict(zip(names, y, strict=True)).get(baseline or "", y.min()))
+    best = highlight if highlight in names else names[int(order[-1])]
+    with look():
+        ax = _axes(ax, 10, 0.7 + 0.44 * len(y))
+        ax.grid(False, axis="y")
+        ax.grid(True, axis="x")
+        span = max(float(np.ptp(np.append(y, start))), 1e-9)
+        for row, i in enumerate(order):
+            accent = COLOURS[0] if names[i] == best else COLOURS[7]
+            ax.barh(row, y[i] - start, left=start, height=0.58, color=accent, alpha=1 if names[i] == best else 0.75)
+            text = (f"{y[i]:.3f}" + (f"  ({y[i] - start:+.3f})" if y[i] != start else "")).replace("-", "\u2212")
+            bold = "bold" if names[i] == best else "normal"
+            _note(ax, text, (max(y[i], start), row), (7, 0), va="center", weight=bold)
+        ax.set_yticks(range(len(y)), [names[i] for i in order], color=INK)
+        ax.set_xlim(min(y.min(), start) - 0.04 * span, max(y.max(), start) + 0.28 * span)
+        ax.axvline(start, color=SOFT, lw=0.9)
+        ax.set_xlabel("log-likelihood on unseen data (nats per event; further right is better)")
+    return ax
+
+
+def _axes(ax: Axes | None, width: float, height: float) -> Axes:
+    if ax is not None:
+        return ax
+    import matplotlib.pyplot as plt
+
+    return plt.subplots(figsize=(width, height), layout="constrained")[1]
+
+
+def _vector(values: ArrayLike) -> NDArray[np.float64]:
+    return np.asarray(values, dtype=np.float64).reshape(-1)
+
+
+def _same(expected: int, received: int, what: str) -> None:
+    if expected != received:
+        raise UserError(f"{what} ({expected} of them)", f"{received}", "Pass arrays of one length.")
+
+
+def _with_unit(word: str, unit: str) -> str:
+    return f"{word} ({unit})" if unit else word
+
+
+def _heads(names: Sequence[str], count: int) -> list[str]:
+    return list(names) if len(names) == count else [f"head {k + 1}" for k in range(count)]
+
+
+def _event_rows(
+    ax: Axes, events: NDArray[np.float64], marks: NDArray[np.int_], rows: int, top: float, shades: list[str], names: Sequence[str]
+) -> None:
+    """Rows of ticks below zero, the share of the height growing with the number of rows; no y tick is printed there."""
+    depth = top * min(0.09 * rows + 0.05 * bool(rows), 0.5)
+    ax.set_ylim(-depth, top)
+    if not rows:
+        return
+    step = depth / (rows + 0.4)
+    for m in range(rows):
+        y = -(m + 0.75) * step
+        ax.vlines(events[marks == m], y - 0.38 * step, y + 0.38 * step, color=shades[m], lw=1.1, alpha=0.9)
+        if names:
+            _note(ax, names[m], (1, y), (6, 0), ("axes fraction", "data"), va="center", size=8.5, color=shades[m])
+    ax.axhline(0, color=SOFT, lw=0.8)
+    ax.set_yticks([v for v in ax.get_yticks() if 0 <= v <= top])
+    ax.set_ylim(-depth, top)
+
+
+def _note(
+    ax: Axes, text: str, spot: tuple[float, float], shift: tuple[float, float], system: str | tuple[str, str] = "data", **style: Any
+) -> None:
+    """Text beside a spot, ``shift`` points away."""
+    ax.annotate(text, spot, shift, system, textcoords="offset points", **style)
+
+
+def _end_labels(ax: Axes, x: float, ends: Sequence[tuple[str, float, str]]) -> None:
+    """Names at the right end of their lines, pushed apart so that none covers another."""
+    low, high = ax.get_ylim()
+    room = 0.075 * (high - low)
+    order = sorted(range(len(ends)), key=lambda i: ends[i][1])
+    spots: dict[int, float] = {}
+    floor = low
+    for i in order:
+        spots[i] = max(min(ends[i][1], high), floor)
+        floor = spots[i] + room
+    over = max(0.0, floor - room - high)
+    for i, (label, _, shade) in enumerate(ends):
+        _note(ax, label, (x, spots[i] - over), (6, 0), va="center", color=shade, weight="bold")
+
+
+def _density(ax: Axes, values: NDArray[np.float64], shade: str) -> None:
+    """A smoothed density on [0, inf), reflected at 0."""
+    width = max(1.06 * float(values.std()) * len(values) ** -0.2, 1e-3 * float(values.max()), 1e-9)
+    x = np.linspace(0, values.max() + 3 * width, 300)
+    mirrored = np.concatenate([values, -values])
+    y = np.exp(-0.5 * ((x[:, None] - mirrored) / width) ** 2).sum(1) / (len(values) * width * np.sqrt(2 * np.pi))
+    ax.fill_between(x, y, color=shade, alpha=0.15, lw=0)
+    ax.plot(x, y, color=shade)
+
+
+def _log_where_wide(ax: Axes, *per_axis: NDArray[np.float64]) -> None:
+    """A logarithmic axis where positive values span more than 30 to 1 (linear around 0 where zeros occur)."""
+    for name, values in zip("xy", per_axis, strict=True):
+        there = values[values > 0]
+        if there.size < 2 or np.quantile(there, 0.95) < 30 * np.quantile(there, 0.05):
+            continue
+        setter, axis = (ax.set_xscale, ax.xaxis) if name == "x" else (ax.set_yscale, ax.yaxis)
+        if (values <= 0).any():
+            setter("symlog", linthresh=float(np.quantile(there, 0.05)))
+        else:
+            setter("log")
+        axis.set_major_formatter(lambda value, _: f"{value:g}")
+
+
+def _legend_line(ax: Axes, labels: Sequence[str], shades: Sequence[str]) -> None:
+    """Names in their colours in one line above the axes: a legend without a box."""
+    from matplotlib.lines import Line2D
+
+    handles = [Line2D([], [], color=c, marker="o", ms=5, lw=0, label=n) for n, c in zip(labels, shades, strict=True)]
+    options: dict[str, Any] = dict(frameon=False, handletextpad=0.1, columnspacing=1.2, borderaxespad=0.2, labelcolor="linecolor")
+    ax.legend(handles=handles, loc="lower left", bbox_to_anchor=(0, 1), ncols=min(len(labels), 6), **options)
+
+
+def _mark_best(ax: Axes, steps: NDArray[np.float64], dev: NDArray[np.float64], best: int) -> None:
+    there = np.isfinite(dev)
+    y = float(dev[there][np.abs(steps[there] - best).argmin()])
+    ax.plot([best], [y], marker="o", ms=7, mfc=GROUND, mec=COLOURS[1], mew=2, lw=0, zorder=5)
+    late = best > steps[0] + 0.6 * (steps[-1] - steps[0])
+    side, shift = ("right", -6) if late else ("left", 6)
+    _note(ax, f"best at step {best:,}", (best, y), (shift, -14), ha=side, color=COLOURS[1])
+
+
+def _robust_range(values: NDArray[np.float64]) -> tuple[float, float]:
+    """A range that leaves out the first steep steps: nobody needs to see those at the cost of the rest."""
+    there = values[np.isfinite(values)]
+    low, high = float(np.quantile(there, 0.03)), float(there.max())
+    margin = 0.08 * max(high - low, 1e-6)
+    return low - margin, high + 1.5 * margin
+
+
+def _heat_map(weights: NDArray[np.float64], label: str, ax: Axes | None) -> Axes:
+    shown = np.ma.masked_where(np.triu(np.ones(weights.shape, bool)), weights)
+    signed = bool((shown < 0).any())
+    limit = float(np.abs(shown).max()) if shown.count() else 1.0
+    with look():
+        ax = _axes(ax, 4.8, 4.0)
+        ax.grid(False)
+        image = ax.imshow(shown, cmap="RdBu_r" if signed else "Blues", vmin=-limit if signed else 0, vmax=limit, interpolation="nearest")
+        bar = ax.figure.colorbar(image, ax=ax, shrink=0.8, pad=0.02)
+        bar.outline.set_visible(False)
+        bar.set_label(label)
+        ax.set_xlabel("past event")
+        ax.set_ylabel("event looking back")
+    return ax

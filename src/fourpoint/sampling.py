@@ -1,0 +1,265 @@
+r"""Exact samples from any model, from nothing or from a history of one's own.
+
+All paths advance together. In each round every path opens one window, and either its next event is found there or time
+moves on (`maths.thinning`); the event's mark is drawn in proportion to the intensities at its time. Models with a
+``bound`` are thinned, the others inverted, and what is sampled is what `evaluate` scores: the same features, the same
+rate. Paths that have reached the end leave the batch. A cap on events per path is never silent.
+
+    sample          -> Dataset      events in [start, stop)
+    sample_paths    -> Paths        the same, with acceptance rate and capped paths
+    advance         the loop itself, for paths with ends and pasts of their own
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fourpoint.events import Batch, Dataset, MarkSpace, Sequence, UserError
+from fourpoint.maths.quadrature import Unconverged
+from fourpoint.maths.thinning import ExplosiveRate, Tally, draw_marks, next_by_inversion, thin
+
+Method = Literal["auto", "thinning", "inversion"]
+METHODS = ("auto", "thinning", "inversion")
+MOST = 100_000  # events of one path at which a process counts as explosive, where no cap is given
+BLOCK = 2048  # events of a long history that are encoded at once
+H = TypeVar("H")
+
+
+@dataclass(frozen=True)
+class Paths:
+    """Sampled paths, the share of candidates that thinning accepted (NaN for inversion), and the rows that were capped.
+
+    A capped path is observed up to its last event only: its window in ``data`` ends there.
+    """
+
+    data: Dataset
+    method: str
+    acceptance: float
+    capped: NDArray[np.int64]
+
+    def __str__(self) -> str:
+        how = f"thinning, {self.acceptance:.0%} of candidates accepted" if self.method == "thinning" else self.method
+        return f"{self.data}; {how}" + (f"; {len(self.capped):,} paths capped" if len(self.capped) else "")
+
+
+def sample(
+    model: Any,
+    start: float,
+    stop: float,
+    sequences: int,
+    seed: int = 0,
+    *,
+    history: Sequence | Dataset | None = None,
+    most: int | None = None,
+    method: Method = "auto",
+) -> Dataset:
+    """Draw ``sequences`` paths of ``model`` on [start, stop), in the user's unit of time.
+
+    Arguments
+        history: what happened before ``start``: one :class:`Sequence` for all paths, or a :class:`Dataset` with one
+            sequence per path. The model's clock begins at its window's start. None: the window opens at ``start``.
+        most: a cap on the events of one path; a path that reaches it ends there, with a warning. Without it a path of
+            100,000 events is taken for an explosion and is an error.
+        method: "thinning" (needs a model with a ``bound``), "inversion", or "auto": thinning where it can be done.
+
+    Raises :class:`UserError` for an empty window, a history that does not end before ``start``, other marks than the
+    model's, or a model that explodes.
+
+    >>> from fourpoint.models.hawkes import Hawkes
+    >>> data = sample(Hawkes(baseline=10.0, branching=1.0), 0.0, 1.0, 500, seed=1)  # mean count 15
+    >>> len(data), abs(data.events / 500 - 15) < 1
+    (500, True)
+    """
+    paths = sample_paths(model, start, stop, sequences, seed, history=history, most=most, method=method)
+    if len(paths.capped):
+        warnings.warn(f"{len(paths.capped):,} of {sequences:,} paths reached most={most} events and end there", stacklevel=2)
+    return paths.data
+
+
+def sample_paths(
+    model: Any,
+    start: float,
+    stop: float,
+    sequences: int,
+    seed: int = 0,
+    *,
+    history: Sequence | Dataset | None = None,
+    most: int | None = None,
+    method: Method = "auto",
+) -> Paths:
+    """As :func:`sample`, with the acceptance rate and the capped paths beside the data.
+
+    >>> from fourpoint.models.poisson import Poisson
+    >>> print(sample_paths(Poisson(), 0.0, 5.0, 100, seed=1))
+    100 sequences, ... events, no marks, windows of 5; thinning, 100% of candidates accepted
+    """
+    if not (np.isfinite(start) and np.isfinite(stop) and stop > start):
+        raise UserError("a finite window with start < stop", f"start={start}, stop={stop}", "Pass stop after start.")
+    if sequences < 1 or (most is not None and most < 1):
+        raise UserError("at least one sequence and most of at least 1", f"sequences={sequences}, most={most}", "Raise them.")
+    begin, end = (torch.full((sequences,), float(x), dtype=torch.float64) for x in (start, stop))
+    with still(model):
+        past = _opening(model, float(start), sequences, history)
+        return advance(model, past, begin, end, torch.Generator().manual_seed(seed), most=most, method=method)
+
+
+def advance(
+    model: Any,
+    past: Any,
+    start: Float[Tensor, " B"],
+    stop: Float[Tensor, " B"],
+    random: torch.Generator,
+    *,
+    most: int | None = None,
+    method: Method = "auto",
+) -> Paths:
+    """One path on [start, stop) for each row of the model's history ``past``; the model must be in evaluation mode."""
+    chosen = _method(model, method)
+    tally, limit = Tally(), MOST if most is None else most
+    rows, at, end, width = torch.arange(len(start)), start, stop, stop - start
+    count = torch.zeros(len(start), dtype=torch.int64)
+    found: list[tuple[Tensor, Tensor, Tensor]] = []
+    try:
+        while len(rows):
+            hit, time, intensities, width = _round(model, past, at, end, width, random, chosen, tally)
+            marks = draw_marks(intensities, random)
+            if bool(hit.any()):
+                past = model.extend(past, time, marks, hit)
+            found.append((rows[hit], time[hit], marks[hit]))
+            count[rows] += hit
+            at = time
+            alive = (at < end) & (count[rows] < limit)
+            if most is None and bool((count[rows] >= limit).any()):
+                raise ExplosiveRate(f"a path with {limit:,} events by time {float(at[count[rows] >= limit][0]):g}")
+            if int(alive.sum()) < 0.8 * len(rows):
+                keep = torch.nonzero(alive)[:, 0]
+                rows, at, end, width, past = rows[keep], at[keep], end[keep], width[keep], select_rows(past, keep)
+            else:
+                end = torch.where(alive, end, at)
+    except (ExplosiveRate, Unconverged) as error:
+        remedy = "Shorten the window, set a cap with most=, or fit the model again."
+        raise UserError("a process whose rate stays finite", str(error).rstrip("."), remedy) from error
+    capped = torch.nonzero(count >= limit)[:, 0] if most is not None else torch.zeros(0, dtype=torch.int64)
+    return Paths(_dataset(found, start, stop, capped, model.marks), chosen, tally.acceptance, capped.numpy())
+
+
+def remember(model: Any, batch: Batch) -> Any:
+    """The model's history after all events of ``batch``: the last position only, where the model can forget the rest."""
+    step = BLOCK if getattr(model, "linear", False) else max(1, batch.times.shape[1])
+    past = model.encode(batch.columns(0, step))
+    nothing = torch.zeros(len(batch.start), dtype=torch.int64)
+    past = model.extend(past, batch.start, nothing, nothing.bool())
+    for first in range(step, batch.times.shape[1], step):
+        past = model.encode(batch.columns(first, first + step), past)
+        past = model.extend(past, batch.start, nothing, nothing.bool())
+    return past
+
+
+def select_rows(history: H, rows: Int[Tensor, " R"]) -> H:
+    """The sequences at ``rows`` of a history, in this order, with repetition; what all share (a spectrum) stays shared.
+
+    >>> from fourpoint.models.positions import positions_of
+    >>> history = positions_of(Sequence([1.0], start=0.0, stop=3.0).batch())
+    >>> select_rows(history, torch.zeros(3, dtype=torch.int64)).times.shape
+    torch.Size([3, 2])
+    """
+    changed = {}
+    for field in dataclasses.fields(history):  # type: ignore[arg-type]
+        value = getattr(history, field.name)
+        if isinstance(value, Tensor):
+            changed[field.name] = value[rows]
+        elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+            changed[field.name] = select_rows(value, rows)
+    return dataclasses.replace(history, **changed)  # type: ignore[type-var]
+
+
+def last_rates(model: Any, history: Any, times: Float[Tensor, "B Q"]) -> Float[Tensor, "B Q M"]:
+    """The intensities at ``times`` seen from the last position: what they would be if nothing more happened."""
+    return model.log_intensity(history, times[:, None], history.lengths[:, None])[:, 0].exp()
+
+
+def check_marks(model: Any, space: MarkSpace) -> None:
+    """Refuse events whose mark space is not the model's."""
+    numbered = MarkSpace.categorical(space.count)
+    named = {space, model.marks} - {numbered, MarkSpace()}
+    if space.count != model.marks.count or len(named) > 1:
+        have, want = (f"{s} ({', '.join(s.names[:4])}{', ...' if s.count > 4 else ''})" if s.names else str(s) for s in (space, model.marks))
+        raise UserError(f"events with {want}, as the model was fitted to", have, "Use data of the same kind, or fit a model to these.")
+
+
+@contextmanager
+def still(model: Any) -> Iterator[None]:
+    """The model in evaluation mode, without gradients, and afterwards as it was."""
+    was = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        model.train(was)
+
+
+def _round(
+    model: Any, past: Any, at: Tensor, end: Tensor, width: Tensor, random: torch.Generator, method: str, tally: Tally
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """One window of every path: whether an event came, when (or how far time moved), the intensities there, the next width."""
+
+    def rates(times: Float[Tensor, "B Q"]) -> Float[Tensor, "B Q M"]:
+        return last_rates(model, past, times)
+
+    if method == "thinning":
+        wanted = 1 if not tally.proposals else round(1 / max(tally.acceptance, 1 / 8))
+        return thin(rates, lambda a, b: model.bound(past, a, b), at, end, width, random, candidates=wanted, tally=tally)
+    first = rates(at[:, None]).sum((1, 2)).to(at.dtype)
+    panel = torch.minimum(0.5 / first.clamp(min=torch.finfo(at.dtype).tiny), (end - at) / 4).clamp(min=torch.finfo(at.dtype).tiny)
+    time = next_by_inversion(rates, at, end, panel, random, longest=((end - at) / 4).clamp(min=torch.finfo(at.dtype).tiny))
+    hit = torch.isfinite(time)
+    time = torch.where(hit, time, torch.maximum(at, end))
+    return hit, time, rates(time[:, None])[:, 0].to(at.dtype), width
+
+
+def _method(model: Any, method: str) -> str:
+    if method not in METHODS:
+        raise UserError(f"method to be one of {', '.join(METHODS)}", f"{method!r}", "Choose one of them.")
+    if method == "thinning" and not hasattr(model, "bound"):
+        raise UserError("a model with a bound for method='thinning'", type(model).__name__, "Use method='inversion' or 'auto'.")
+    return ("thinning" if hasattr(model, "bound") else "inversion") if method == "auto" else method
+
+
+def _opening(model: Any, start: float, sequences: int, history: Sequence | Dataset | None) -> Any:
+    """The model's history at ``start``, one row per path."""
+    if isinstance(history, Dataset) and len(history) not in (1, sequences):
+        raise UserError(f"one history, or one for each of {sequences:,} paths", f"{len(history):,}", "Pass as many sequences as paths.")
+    space = history.space if isinstance(history, Sequence) else history.marks if history is not None else model.marks
+    check_marks(model, space)
+    if history is None:
+        batch = Sequence([], start=start, stop=start + 1).batch()
+    else:
+        batch = history.batch()
+        late = batch.valid & (batch.times >= start)
+        if bool((batch.start > start).any()) or bool(late.any()):
+            when = float(batch.times[late].max()) if bool(late.any()) else float(batch.start.max())
+            raise UserError(f"a history before the start at {start:g}", f"an event or a window at {when:g}", "Cut it with sequence.before(start).")
+    past = remember(model, batch)
+    return past if len(batch.start) == sequences else select_rows(past, torch.zeros(sequences, dtype=torch.int64))
+
+
+def _dataset(found: list[tuple[Tensor, Tensor, Tensor]], start: Tensor, stop: Tensor, capped: Tensor, marks: MarkSpace) -> Dataset:
+    rows, times, kinds = (torch.cat(parts).numpy() for parts in zip(*found, strict=True))
+    order = np.argsort(rows, kind="stable")
+    offsets = np.concatenate([[0], np.cumsum(np.bincount(rows, minlength=len(start)))]).astype(np.int64)
+    ends = stop.numpy().copy()
+    if len(capped):
+        ends[capped.numpy()] = np.nextafter(times[order][offsets[capped.numpy() + 1] - 1], np.inf)
+    return Dataset(times[order], kinds[order], offsets, start.numpy().copy(), ends, marks)

@@ -1,0 +1,347 @@
+r"""Fitting a model: one visible loop.
+
+Every step takes one batch, redraws the model's Fourier features, estimates the log-likelihood with random nodes in every
+gap and moves the weights by AdamW under a warm-up and a cosine decay. The loss of a batch is divided by the *expected*
+number of events of a batch, not by its own, so that batches of short sequences do not count for more than they should.
+Every ``validate_every`` steps the likelihood of the development data is computed; the best weights are kept, and after
+``patience`` validations without a better one the loop ends. Models with a likelihood that can be maximised directly
+(Poisson, Hawkes) have a verb ``maximum_likelihood`` and skip the loop.
+
+All randomness of step s comes from (seed, s) alone. That is why a killed run, resumed from its last validation, ends
+with the very weights of an unbroken one.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from fourpoint import checkpoints
+from fourpoint.events import Dataset, UserError
+from fourpoint.likelihood import log_likelihood, sampled_log_likelihood
+
+VALIDATION_EVENTS = 20_000  # at most so many events of the development data are scored at each validation
+VALIDATION_TOLERANCE = 1e-3
+NETWORK_PACE = 0.1
+COLUMNS = ("step", "epoch", "seconds", "train_log_likelihood", "dev_log_likelihood", "events_per_second", "learning_rate")
+
+
+class TrainingError(UserError):
+    """Training that cannot go on; it names the step, the batch and the parameter."""
+
+
+@dataclass
+class Fit:
+    """What a fit did: one row of history per validation (nats per event), the best step, and remarks in words."""
+
+    history: list[dict[str, float]] = field(default_factory=list)
+    best_step: int = 0
+    best: float = -math.inf
+    notes: list[str] = field(default_factory=list)
+    stopped: str = ""
+
+    def csv(self) -> str:
+        """The history as CSV text."""
+        out = io.StringIO()
+        writer = csv.DictWriter(out, COLUMNS, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(self.history)
+        return out.getvalue()
+
+
+def fit(
+    model: nn.Module,
+    train: Dataset,
+    dev: Dataset | None = None,
+    *,
+    steps: int = 4000,
+    batch_size: int = 64,
+    learning_rate: float = 1e-2,
+    weight_decay: float = 1e-3,
+    warmup: int = 100,
+    clip: float = 1.0,
+    nodes: int = 4,
+    validate_every: int = 100,
+    patience: int = 20,
+    seed: int = 0,
+    time_budget: float | None = None,
+    folder: str | Path | None = None,
+    resume: bool = False,
+    progress: bool = True,
+) -> Fit:
+    """Fit ``model`` to ``train``, keeping the weights that are best on ``dev`` (a tenth of ``train`` where None).
+
+    Arguments
+        steps: most optimiser steps. ``time_budget`` (seconds) ends the schedule earlier where it is shorter.
+        nodes: random nodes per gap for the integral.
+        folder: where the best model, `history.csv` and the state of the run are written at every validation.
+        resume: go on from the state in ``folder``.
+
+    Returns a :class:`Fit`; ``model`` holds the best weights and is in evaluation mode. Raises :class:`TrainingError` where
+    the loss is not finite, naming the step, the sequences of the batch and the parameter; the last good model stays.
+
+    >>> from fourpoint.data.synthetic import simulate
+    >>> from fourpoint.models.poisson import Poisson
+    >>> model = Poisson()
+    >>> fit(model, simulate("hawkes", 100), progress=False).stopped
+    'maximum likelihood'
+    """
+    _check_fit(model, train, dev, steps, batch_size, time_budget)
+    torch.manual_seed(seed)
+    if dev is None:
+        train, dev = train.split((0.9, 0.1), by="sequence", seed=seed)
+    run = _Run(model, train, dev, Path(folder) if folder else None, seed, batch_size, dict(
+        steps=steps, batch_size=batch_size, learning_rate=learning_rate, weight_decay=weight_decay, warmup=warmup, clip=clip, nodes=nodes,
+        validate_every=validate_every, patience=patience, seed=seed, events=train.events, sequences=len(train), model=model.settings(),
+    ))  # fmt: skip
+    if resume and run.finished():
+        return run.fit
+    run.fit.notes += model.initialise(train)
+    if hasattr(model, "maximum_likelihood"):
+        return run.maximise()
+    optimiser = run.optimiser = torch.optim.AdamW(_groups(model, learning_rate, weight_decay), betas=(0.9, 0.99))
+    step = run.load() if resume else 0
+    if hasattr(model, "rehearse"):
+        model.rehearse()
+    began = time.monotonic() - (run.fit.history[-1]["seconds"] if run.fit.history else 0.0)
+    with _bar(progress, steps) as bar:
+        losses: list[float] = []
+        seen, clock = 0, time.monotonic()
+        while step < steps:
+            share = max(step / steps, (time.monotonic() - began) / time_budget if time_budget else 0.0)
+            if share >= 1:
+                run.fit.stopped = "time budget"
+                break
+            rate = learning_rate * min(1.0, (step + 1) / warmup) * 0.5 * (1 + math.cos(math.pi * share))
+            for group in optimiser.param_groups:
+                group["lr"] = rate * group["pace"]
+            rows = run.rows(step)
+            losses.append(_step(model, optimiser, train, rows, run.mean_events, nodes, clip, seed, step))
+            seen += int(train.lengths[rows].sum())
+            step += 1
+            if step % validate_every == 0 or step == steps:
+                speed = seen / max(1e-9, time.monotonic() - clock)
+                row = dict(step=step, epoch=step / run.per_epoch, seconds=time.monotonic() - began, events_per_second=speed, learning_rate=rate)
+                run.validate(row, -float(np.mean(losses)))
+                bar(step, row)
+                losses, seen, clock = [], 0, time.monotonic()
+                if run.stale() >= patience:
+                    run.fit.stopped = "no better validation"
+                    break
+            else:
+                bar(step, None)
+    return run.finish(step)
+
+
+def _step(
+    model: Any, optimiser: torch.optim.Optimizer, train: Dataset, rows: np.ndarray, mean_events: float, nodes: int, clip: float, seed: int, step: int
+) -> float:
+    """One step of the optimiser; returns the loss in nats per event."""
+    random = torch.Generator().manual_seed(seed * 1_000_003 + step)
+    model.train()
+    if hasattr(model, "redraw"):
+        model.redraw(random)
+    batch = train.batch(rows)
+    loss = -sampled_log_likelihood(model, batch, nodes, random).sum() / (mean_events * len(rows))
+    optimiser.zero_grad(set_to_none=True)
+    loss.backward()
+    norm = nn.utils.clip_grad_norm_(model.parameters(), clip)
+    if not (math.isfinite(loss.item()) and math.isfinite(float(norm))):
+        raise _not_finite(model, train, rows, loss.item(), step)
+    optimiser.step()
+    return loss.item()
+
+
+class _Run:
+    """The state of one fit: what is validated, kept, written and read again."""
+
+    def __init__(self, model: Any, train: Dataset, dev: Dataset, folder: Path | None, seed: int, batch_size: int, recipe: dict[str, Any]) -> None:
+        self.model, self.train, self.folder, self.seed, self.batch_size, self.recipe = model, train, folder, seed, batch_size, recipe
+        self.dev = _sample(dev, seed)
+        self.fit = Fit()
+        self.best: dict[str, torch.Tensor] = {}
+        self.optimiser: torch.optim.Optimizer | None = None
+        self.per_epoch = len(train.batches(batch_size, seed=0))
+        self.mean_events = max(1.0, train.events / max(1, len(train)))
+        self._epoch: tuple[int, list[np.ndarray]] = (-1, [])
+
+    def rows(self, step: int) -> np.ndarray:
+        """The sequences of step ``step``: epochs are reshuffled, each from its own seed."""
+        epoch, position = divmod(step, self.per_epoch)
+        if self._epoch[0] != epoch:
+            batches = self.train.batches(self.batch_size, seed=self.seed * 1_000_003 + epoch)
+            self._epoch = (epoch, [batches[i % len(batches)] for i in range(self.per_epoch)])
+        return self._epoch[1][position]
+
+    def validate(self, row: dict[str, float], train_score: float) -> None:
+        row["train_log_likelihood"], row["dev_log_likelihood"] = train_score, _score(self.model, self.dev)
+        self.fit.history.append({name: row[name] for name in COLUMNS})
+        if row["dev_log_likelihood"] > self.fit.best:
+            self.fit.best, self.fit.best_step = row["dev_log_likelihood"], int(row["step"])
+            self.best = {k: v.detach().clone() for k, v in self.model.named_parameters()}
+            self.write(model=True)
+        self.write(state=int(row["step"]))
+
+    def stale(self) -> int:
+        """Validations since the best one."""
+        return sum(row["step"] > self.fit.best_step for row in self.fit.history)
+
+    def maximise(self) -> Fit:
+        began = time.monotonic()
+        self.fit.notes += self.model.maximum_likelihood(self.train)
+        score, train_score = _score(self.model, self.dev), _score(self.model, _sample(self.train, self.seed))
+        seconds = time.monotonic() - began
+        self.fit.history.append(dict(zip(COLUMNS, (1, 1.0, seconds, train_score, score, self.train.events / seconds, 0.0), strict=True)))
+        self.fit.best, self.fit.best_step, self.fit.stopped = score, 1, "maximum likelihood"
+        self.write(model=True)
+        return self.fit
+
+    def finish(self, step: int) -> Fit:
+        with torch.no_grad():
+            for name, parameter in self.model.named_parameters():
+                parameter.copy_(self.best.get(name, parameter))
+        self.model.eval()
+        self.fit.stopped = self.fit.stopped or "all steps done"
+        self.fit.notes += self.model.settle() if hasattr(self.model, "settle") else []
+        self.write(model=True)
+        if self.folder:
+            checkpoints.remove_tensors(self.folder, "training")
+        return self.fit
+
+    def finished(self) -> bool:
+        """Whether the folder holds a finished run of the same recipe; its weights are then taken over."""
+        if self.folder is None or not (self.folder / "model.json").is_file() or (self.folder / "training.json").is_file():
+            return False
+        done = checkpoints.about(self.folder)
+        self._same(done.get("recipe", {}))
+        kept = checkpoints.restore(self.folder)
+        self.model.initialise(self.train)
+        if hasattr(self.model, "settle"):
+            self.model.settle(kept.settings()["eval_features"])
+        self.model.load_state_dict(kept.state_dict())
+        self.model.eval()
+        self.fit.notes.append("nothing to resume: the run in this folder had ended")
+        self.fit.best_step, self.fit.stopped = done["best_step"], done["stopped"]
+        return True
+
+    def load(self) -> int:
+        """Take up the state of a killed run; the step to go on from (0 where there is none)."""
+        if self.folder is None or self.optimiser is None or not (self.folder / "training.json").is_file():
+            self.fit.notes.append("nothing to resume: starting from the beginning")
+            return 0
+        tensors, info = checkpoints.read_tensors(self.folder, "training")
+        self._same(info["recipe"])
+        with torch.no_grad():
+            for name, parameter in self.model.named_parameters():
+                parameter.copy_(tensors[f"model.{name}"])
+        self.best = {k.removeprefix("best."): v for k, v in tensors.items() if k.startswith("best.")}
+        state = self.optimiser.state_dict()
+        for key, value in tensors.items():
+            if key.startswith("adam."):
+                _, index, name = key.split(".")
+                state["state"].setdefault(int(index), {})[name] = value
+        self.optimiser.load_state_dict(state)
+        self.fit.history, self.fit.best, self.fit.best_step = info["history"], info["best"], info["best_step"]
+        self.fit.notes.append(f"resumed at step {info['step']}")
+        return int(info["step"])
+
+    def _same(self, recipe: dict[str, Any]) -> None:
+        for name, value in self.recipe.items():
+            if recipe.get(name) != value:
+                raise TrainingError(f"{name}={recipe.get(name)}, as in the run to resume", f"{value}", "Repeat the first call with --resume, or choose another folder.")
+
+    def write(self, *, model: bool = False, state: int | None = None) -> None:
+        if self.folder is None:
+            return
+        if model:
+            windows = dict(start=float(self.train.starts.min()), stop=float(self.train.starts.min() + self.train.durations.max()))
+            about = dict(unit=self.train.unit, data=self.train.name, **windows, recipe=self.recipe, notes=self.fit.notes, best_step=self.fit.best_step, stopped=self.fit.stopped)
+            checkpoints.save(self.model, self.folder, about=about)
+        if state is not None and self.optimiser is not None:
+            tensors = {f"model.{k}": v for k, v in self.model.named_parameters()} | {f"best.{k}": v for k, v in self.best.items()}
+            moments = self.optimiser.state_dict()["state"]
+            tensors |= {f"adam.{i}.{k}": torch.as_tensor(v) for i, m in moments.items() for k, v in m.items()}
+            info = dict(step=state, recipe=self.recipe, settings=self.model.settings(), history=self.fit.history, best=self.fit.best, best_step=self.fit.best_step, notes=self.fit.notes)
+            checkpoints.write_tensors(self.folder, "training", tensors, info)
+        checkpoints._replace(self.folder / "history.csv", self.fit.csv().encode())
+
+
+def _score(model: Any, data: Dataset) -> float:
+    """Log-likelihood in nats per event, window convention."""
+    model.eval()
+    parts = [log_likelihood(model, data.batch(rows), tolerance=VALIDATION_TOLERANCE) for rows in data.batches(256)]
+    return float(sum(p.value.sum() for p in parts) / max(1, data.events))
+
+
+def _sample(data: Dataset, seed: int) -> Dataset:
+    """All of ``data``, or a seeded draw of its sequences with about VALIDATION_EVENTS events."""
+    if data.events <= VALIDATION_EVENTS or len(data) < 2:
+        return data
+    order = np.random.default_rng(seed).permutation(len(data))
+    enough = int(np.searchsorted(np.cumsum(data.lengths[order]), VALIDATION_EVENTS)) + 1
+    return data.select(np.sort(order[:enough]))
+
+
+def _groups(model: nn.Module, learning_rate: float, weight_decay: float) -> list[dict[str, Any]]:
+    """Networks move NETWORK_PACE times as fast as rates, scales and splines, which have far to go; only they are decayed."""
+    named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
+    networks = [p for n, p in named if ".weights." in n or ".biases." in n]
+    rest = [p for n, p in named if ".weights." not in n and ".biases." not in n]
+    return [
+        dict(params=networks, lr=learning_rate * NETWORK_PACE, pace=NETWORK_PACE, weight_decay=weight_decay),
+        dict(params=rest, lr=learning_rate, pace=1.0, weight_decay=0.0),
+    ]
+
+
+def _check_fit(model: Any, train: Dataset, dev: Dataset | None, steps: int, batch_size: int, time_budget: float | None) -> None:
+    if train.events == 0:
+        raise TrainingError("training data with events", f"{len(train)} sequences without one", "Check the split and the window.")
+    for data in (train, dev):
+        if data is not None and data.marks.count != model.marks.count:
+            raise TrainingError(f"data with {model.marks}, as the model has", f"{data.marks}", "Build the model with marks=data.marks.")
+    if steps < 1 or batch_size < 1 or (time_budget is not None and time_budget <= 0):
+        raise TrainingError("positive steps, batch_size and time_budget", f"{steps}, {batch_size}, {time_budget}", "Raise them above 0.")
+
+
+def _not_finite(model: nn.Module, train: Dataset, rows: np.ndarray, loss: float, step: int) -> TrainingError:
+    culprit = next((n for n, p in model.named_parameters() if p.grad is not None and not bool(torch.isfinite(p.grad).all())), None)
+    where = f"the gradient of {culprit} is not finite" if culprit else "all gradients are finite"
+    ids = ", ".join(train.ids[i] for i in rows[:5])
+    return TrainingError(
+        "a finite loss",
+        f"{loss} at step {step} on sequences {ids}{', ...' if len(rows) > 5 else ''}; {where}",
+        "Lower learning_rate, use link='softplus', or look at those sequences; the best model so far is kept.",
+    )
+
+
+@contextmanager
+def _bar(show: bool, steps: int) -> Iterator[Any]:
+    """A progress bar with likelihood, speed and time left; called with the step and, at validations, its row."""
+    if not show:
+        yield lambda step, row: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}"), TimeElapsedColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("fitting", total=steps)
+
+        def update(step: int, row: dict[str, float] | None) -> None:
+            bar.update(task, completed=step)
+            if row is not None:
+                text = f"dev {row['dev_log_likelihood']:.4f} nats/event, {row['events_per_second']:,.0f} events/s"
+                bar.update(task, description=text)
+
+        yield update

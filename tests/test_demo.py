@@ -1,0 +1,63 @@
+"""The demo in miniature: a few days and a few steps give every file, and the page says what the numbers say."""
+
+from __future__ import annotations
+
+import csv
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import fourpoint
+from fourpoint.demo import run_demo
+from fourpoint.events import Dataset, Sequence
+
+
+def few_days(marks: tuple[str, ...]) -> Dataset:
+    """Fourteen windows of 24 hours whose rate peaks in the afternoon."""
+    rng = np.random.default_rng(1)
+    space = fourpoint.MarkSpace(marks)
+    days = []
+    for i in range(14):
+        times = np.sort(np.clip(rng.normal(15.0, 3.0, 12), 0.0, 23.9))
+        kinds = rng.integers(0, len(marks), 12) if marks else None
+        days.append(Sequence(times, kinds, start=0.0, stop=24.0, space=space, id=f"day {i}"))
+    splits = np.array(["train"] * 10 + ["dev"] * 2 + ["test"] * 2)
+    return replace(Dataset.from_sequences(days, unit="hours", name="few"), splits=splits)
+
+
+@pytest.mark.parametrize("marks", [("EWR late", "JFK late"), ()], ids=["marks", "no marks"])
+def test_the_demo_writes_page_model_and_numbers_that_agree(marks: tuple[str, ...], tmp_path: Path) -> None:
+    data = few_days(marks)
+    path = run_demo(tmp_path / "demo", data=data, steps=4, time_budget=60.0, progress=False)
+    assert path == tmp_path / "demo" / "report.html"
+    assert sorted(p.name for p in path.parent.iterdir()) == ["comparison.csv", "comparison.json", "model", "report.html"]
+    rows = json.loads((path.parent / "comparison.json").read_text())
+    assert [row["model"] for row in rows] == ["Poisson", "Spline Poisson", "Hawkes", "DAPP"]
+    assert all(row["convention"] == "window" and row["integral_error"] < 1e-3 for row in rows)
+    table = list(csv.DictReader((path.parent / "comparison.csv").read_text().splitlines()))
+    assert [float(row["log_likelihood_per_event"]) for row in table] == [row["log_likelihood_per_event"] for row in rows]
+    assert rows[1]["gain_over_poisson"] == pytest.approx(rows[1]["log_likelihood_per_event"] - rows[0]["log_likelihood_per_event"])
+
+    model = fourpoint.restore(path.parent / "model")
+    report = fourpoint.evaluate(model, data.part("test")).to_dict("window")
+    assert report["log_likelihood_per_event"] == pytest.approx(rows[3]["log_likelihood_per_event"], abs=1e-6)
+
+    page = path.read_text()
+    best = max(rows, key=lambda row: row["log_likelihood_per_event"])["model"]
+    assert f'<tr class="best"><td>{best}</td>' in page and f"<strong>{best}</strong> explains best" in page
+    assert page.count("<svg") == 7 and page.count('class="plot half"') == 4
+    assert "NaN" not in page and "nan nats" not in page
+
+
+def test_the_demo_command_hands_its_options_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from typer.testing import CliRunner
+
+    from fourpoint.cli import app
+
+    seen: dict[str, object] = {}
+    monkeypatch.setattr("fourpoint.demo.run_demo", lambda folder, **options: seen.update(folder=folder, **options))
+    result = CliRunner().invoke(app, ["demo", "-o", str(tmp_path), "--seed", "4", "--time-budget", "7"])
+    assert result.exit_code == 0 and seen == {"folder": tmp_path, "seed": 4, "time_budget": 7.0}

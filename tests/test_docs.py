@@ -1,0 +1,84 @@
+"""The documentation is true: the README's Python blocks run, all other blocks compile, and links lead somewhere."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/**/*.md")])
+FENCE = re.compile(r"^(?P<indent> *)```(?P<kind>[\w-]*)[^\n]*\n(?P<body>.*?)^(?P=indent)```\s*$", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"!?\[[^\]]*\]\(\s*<?([^)\s>]+)>?[^)]*\)|(?:src|href)=\"([^\"]+)\"")
+
+
+@dataclass
+class Block:
+    """One fenced block of a page; ``line`` is that of its first line of code."""
+
+    page: Path
+    line: int
+    kind: str
+    source: str
+    run: bool
+
+    def compiled(self) -> Any:
+        """The code, with line numbers of the page."""
+        return compile("\n" * (self.line - 1) + self.source, str(self.page), "exec")
+
+
+def blocks(page: Path) -> list[Block]:
+    """The fenced blocks of a page. ``<!-- no-run -->`` on the line before a block keeps it from being run."""
+    text = page.read_text(encoding="utf-8")
+    found = []
+    for match in FENCE.finditer(text):
+        above = text[: match.start()].rstrip("\n").rsplit("\n", 1)[-1].strip()
+        line = text.count("\n", 0, match.start("body")) + 1
+        body = re.sub(f"^{match['indent']}", "", match["body"], flags=re.MULTILINE)
+        found.append(Block(page, line, match["kind"], body, above != "<!-- no-run -->"))
+    return found
+
+
+def test_readme_blocks_run_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    namespace: dict[str, Any] = {"__name__": "__readme__"}
+    for block in blocks(ROOT / "README.md"):
+        if block.kind == "python" and block.run:
+            exec(block.compiled(), namespace)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_python_blocks_compile(page: Path) -> None:
+    for block in blocks(page):
+        if block.kind == "python":
+            block.compiled()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_relative_links_exist(page: Path) -> None:
+    text = FENCE.sub("", page.read_text(encoding="utf-8"))
+    broken = []
+    for match in LINK.finditer(text):
+        target = match[1] or match[2]
+        file, _, anchor = target.partition("#")
+        if re.match(r"[a-z]+:", target):
+            continue
+        there = (page.parent / file).resolve() if file else page
+        if not there.exists() or (anchor and there.suffix == ".md" and anchor not in anchors(there)):
+            broken.append(target)
+    assert not broken, f"{page.relative_to(ROOT)} links to what does not exist: {broken}"
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors that a page's headings get: lower case, punctuation dropped, spaces as hyphens."""
+    headings = re.findall(r"^#+ +(.+?) *$", FENCE.sub("", page.read_text(encoding="utf-8")), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_a_block_may_opt_out(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("Text.\n\n<!-- no-run -->\n```python\nraise SystemExit\n```\n\n```python\nx = 1\n```\n\n```sh\nls\n```\n")
+    assert [(b.kind, b.run, b.line) for b in blocks(page)] == [("python", False, 5), ("python", True, 9), ("sh", True, 13)]

@@ -1,0 +1,254 @@
+"""Laws that every model keeps, in float64, on one list of models. A new model is one line more in ``BUILD``."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from fourpoint.checkpoints import restore, save
+from fourpoint.events import Batch, Dataset, Sequence
+from fourpoint.likelihood import log_likelihood, sampled_log_likelihood
+from fourpoint.models import DAPP, Hawkes, Poisson, SelfCorrecting, SplinePoisson
+
+SMALL: dict[str, Any] = dict(heads=2, features=6, eval_features=16, generator=(8,), knots=4, base="constant", drift="none")
+
+
+def dapp(**settings: Any) -> Callable[[int], DAPP]:
+    return lambda marks: DAPP(marks, **{**SMALL, **settings})
+
+
+BUILD: dict[str, Callable[[int], Any]] = {
+    "sum": dapp(),
+    "sum-still": dapp(decay=False),
+    "sum-scan": dapp(form="scan"),
+    "sum-dense": dapp(form="dense"),
+    "sum-dense-still": dapp(form="dense", decay=False),
+    "sum-random-phase": dapp(phase="random"),
+    "sum-random-phase-still": dapp(phase="random", decay=False),
+    "sum-softplus": dapp(link="softplus"),
+    "sum-identity": dapp(link="identity"),
+    "sum-identity-still": dapp(link="identity", decay=False),
+    "sum-affine": dapp(values="affine", link="softplus"),
+    "sum-linear": dapp(values="linear", width=3, link="softplus"),
+    "spline-base": dapp(base="spline"),
+    "spline-drift": dapp(drift="spline"),
+    "spline-both-dense": dapp(base="spline", drift="spline", link="softplus", form="dense"),
+    "many-noises": dapp(noise=2, embedding=3, draw="independent", activation="softplus"),
+    "ratio": dapp(normalise="ratio"),
+    "ratio-still-dense": dapp(normalise="ratio", decay=False, form="dense"),
+    "ratio-affine": dapp(normalise="ratio", values="affine", drift="spline"),
+    "softmax": dapp(normalise="softmax"),
+    "softmax-still-random-phase": dapp(normalise="softmax", phase="random", decay=False, link="softplus"),
+    "paper": lambda marks: DAPP.paper(marks, features=6, eval_features=16, generator=(8, 8)),
+    "paper-ratio": lambda marks: DAPP.paper(marks, normalise="ratio", features=6, eval_features=16, generator=(8,)),
+    "hawkes": Hawkes,
+    "poisson": Poisson,
+    "spline-poisson": lambda marks: SplinePoisson(marks, knots=4),
+    "self-correcting": SelfCorrecting,
+}
+CASES = [(name, marks) for name in BUILD for marks in (1, 3) if (name, marks) != ("self-correcting", 3)]
+every_model = pytest.mark.parametrize(("name", "marks"), CASES, ids=[f"{name}-{marks}" for name, marks in CASES])
+
+
+def data(marks: int, scale: float = 1.0) -> Dataset:
+    """Ragged sequences with ties, an empty one, and windows that start anywhere."""
+    rng = np.random.default_rng(7)
+    sequences = []
+    for i, n in enumerate((5, 0, 8, 1)):
+        t = np.sort(rng.uniform(2 + i, 9 + i, n))
+        t[3:5] = t[2] if n > 4 else t[3:5]
+        sequences.append(Sequence(scale * t, rng.integers(0, marks, n), start=scale * (1.5 + i), stop=scale * (10.0 + 2 * i), space=marks))
+    return Dataset.from_sequences(sequences)
+
+
+def build(name: str, marks: int, scale: float = 1.0) -> Any:
+    """The model, its choices taken from the data, with every parameter moved off its starting value."""
+    model = BUILD[name](marks)
+    model.initialise(data(marks, scale))
+    model.double()
+    random = torch.Generator().manual_seed(11)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter += 0.1 * torch.randn(parameter.shape, generator=random, dtype=torch.float64)
+    return model.eval()
+
+
+def in_gaps(batch: Batch) -> Tensor:
+    """Two times in every gap, seen from its left end: (B, N + 1, 2)."""
+    left, right = batch.edges[:, :-1, None], batch.edges[:, 1:, None]
+    return left + (right - left) * torch.tensor([0.4, 1.0], dtype=torch.float64)
+
+
+def real_gaps(batch: Batch) -> Tensor:
+    return torch.arange(batch.times.shape[1] + 1) <= batch.lengths[:, None]
+
+
+class Hidden:
+    """A model without its closed form."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "integral":
+            raise AttributeError(name)
+        return getattr(self._model, name)
+
+
+@every_model
+def test_the_future_does_not_change_the_past(name: str, marks: int) -> None:
+    model, batch = build(name, marks), data(marks).batch()
+    cut, times = 3, in_gaps(batch)
+    past = model.log_intensity(model.encode(batch), times)[:, : cut + 1]
+
+    later = torch.arange(batch.times.shape[1]) >= cut
+    moved = torch.where(later, batch.times + 0.7 * (batch.stop[:, None] - batch.times), batch.times)
+    other = Batch(moved, torch.where(later, (batch.marks + 1) % marks, batch.marks), batch.valid, batch.start, batch.stop)
+    again = model.log_intensity(model.encode(other), times)[:, : cut + 1]
+    assert torch.allclose(again, past, rtol=0, atol=1e-13)
+
+    leaf = batch.times.clone().requires_grad_()
+    history = model.encode(Batch(leaf, batch.marks, batch.valid, batch.start, batch.stop))
+    logs = model.log_intensity(history, times)[:, : cut + 1]
+    if logs.requires_grad:
+        (slope,) = torch.autograd.grad(logs.sum(), leaf, allow_unused=True)
+        assert slope is None or (slope[:, cut:] == 0).all()
+
+
+@every_model
+def test_encode_equals_repeated_extend(name: str, marks: int) -> None:
+    model, batch = build(name, marks), data(marks).batch()
+    whole = model.encode(batch)
+    step = model.encode(batch.columns(0, 0))
+    for i in range(batch.times.shape[1] + 1):
+        seen = torch.minimum(torch.tensor(i), batch.lengths)
+        last = batch.edges.gather(1, seen[:, None])
+        times = (last + torch.tensor([0.0, 0.3, 4.0], dtype=torch.float64))[:, None]
+        got = model.log_intensity(step, times, step.lengths[:, None])
+        assert torch.allclose(got, model.log_intensity(whole, times, seen[:, None]), rtol=1e-11, atol=1e-11)
+        assert torch.allclose(model.intensity(step, times[:, 0, 1:]), got[:, 0, 1:].exp(), rtol=1e-12)
+        if i < batch.times.shape[1]:
+            active = batch.valid[:, i]
+            step = model.extend(step, torch.where(active, batch.times[:, i], torch.nan), batch.marks[:, i], active)
+
+
+@every_model
+def test_extend_without_a_mask_extends_all(name: str, marks: int) -> None:
+    model, batch = build(name, marks), data(marks).batch()
+    history = model.encode(batch)
+    all_ = torch.ones(len(batch.start), dtype=torch.bool)
+    plain, masked = (model.extend(history, batch.stop + 1, batch.marks[:, 0], active) for active in (None, all_))
+    times = (batch.stop + 2)[:, None, None]
+    assert torch.equal(*(model.log_intensity(h, times, h.lengths[:, None]) for h in (plain, masked)))
+    assert torch.equal(plain.times.gather(1, plain.lengths[:, None])[:, 0], batch.stop + 1)
+
+
+@every_model
+def test_a_second_half_goes_on_from_the_first(name: str, marks: int) -> None:
+    model, batch = build(name, marks), data(marks).batch()
+    if not getattr(model, "linear", False):
+        with pytest.raises(ValueError, match="expected a linear form to go on from a history; received normalise="):
+            model.encode(batch.columns(3, 8), model.encode(batch.columns(0, 3)))
+        return
+    times = in_gaps(batch)
+    expected = model.log_intensity(model.encode(batch), times)
+    first = model.encode(batch.columns(0, 3))
+    second = model.encode(batch.columns(3, 8), first)
+    real = real_gaps(batch)
+    for history, columns in ((first, slice(0, 4)), (second, slice(3, 9))):
+        got = model.log_intensity(history, times[:, columns])
+        assert torch.allclose(got[real[:, columns]], expected[:, columns][real[:, columns]], rtol=1e-11, atol=1e-11)
+
+
+@every_model
+def test_batched_equals_alone_with_nan_in_the_padding(name: str, marks: int) -> None:
+    model, good = build(name, marks), data(marks).batch()
+    poisoned = Batch(torch.where(good.valid, good.times, torch.nan), good.marks, good.valid, good.start, good.stop)
+    times = in_gaps(poisoned)
+    together = model.log_intensity(model.encode(poisoned), times)
+    scores = log_likelihood(model, poisoned)
+    for i, sequence in enumerate(data(marks)):
+        alone = sequence.batch()
+        groups = len(sequence) + 1
+        assert torch.allclose(model.log_intensity(model.encode(alone), times[i : i + 1, :groups])[0], together[i, :groups], rtol=1e-11, atol=1e-11)
+        assert log_likelihood(model, alone).value.item() == pytest.approx(scores.value[i].item(), abs=1e-3)
+
+
+@every_model
+def test_intensity_is_finite_and_not_negative(name: str, marks: int) -> None:
+    model, batch = build(name, marks), data(marks).batch()
+    times = batch.start[:, None] + torch.linspace(0, 20, 81, dtype=torch.float64)
+    rate = model.intensity(model.encode(batch), times)
+    assert rate.shape == (4, 81, marks) and rate.isfinite().all() and (rate >= 0).all()
+
+
+@every_model
+def test_every_parameter_gets_a_finite_gradient(name: str, marks: int) -> None:
+    model, batch = build(name, marks).train(), data(marks).batch()
+    random = torch.Generator().manual_seed(1)
+    if hasattr(model, "redraw"):
+        model.redraw(random)
+    sampled_log_likelihood(model, batch, 3, random).sum().backward()
+    for label, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            assert parameter.grad is not None and parameter.grad.isfinite().all() and (parameter.grad != 0).any(), label
+
+
+@every_model
+def test_quadrature_converges_to_the_closed_form(name: str, marks: int) -> None:
+    model, batch = build(name, marks), data(marks).batch()
+    rough, fine = (log_likelihood(Hidden(model), batch, tolerance=tolerance) for tolerance in (1e-3, 1e-9))
+    assert ((rough.integral - fine.integral).abs() <= rough.error + fine.error).all()
+    assert float(fine.error.sum()) <= 1e-9 * int(batch.lengths.sum())
+    if hasattr(model, "integral"):
+        exact = log_likelihood(model, batch)
+        assert ((exact.integral - fine.integral).abs() <= exact.error + fine.error).all()
+
+
+@every_model
+def test_save_and_load_change_nothing(name: str, marks: int, tmp_path: Path) -> None:
+    model, batch = build(name, marks), data(marks).batch()
+    other = restore(save(model, tmp_path))
+    assert not other.training and other.settings() == model.settings() and other.marks == model.marks
+    assert torch.equal(*(m.log_intensity(m.encode(batch), in_gaps(batch)) for m in (model, other)))
+
+
+@every_model
+def test_inputs_are_not_mutated(name: str, marks: int) -> None:
+    model, batch = build(name, marks), data(marks).batch()
+    history, times = model.encode(batch), in_gaps(batch)
+    parts = [batch.times, batch.marks, batch.valid, batch.start, batch.stop, times, *(v for v in vars(history).values() if isinstance(v, Tensor))]
+    kept = [p.detach().clone() for p in [*parts, *model.state_dict().values()]]
+    first = model.log_intensity(history, times)
+    model.extend(history, batch.stop, batch.marks[:, 0], batch.valid[:, 0])
+    log_likelihood(model, batch)
+    sampled_log_likelihood(model, batch, 2, torch.Generator().manual_seed(0))
+    assert torch.equal(model.log_intensity(history, times), first)
+    assert all(torch.equal(a, b) for a, b in zip([*parts, *model.state_dict().values()], kept, strict=True))
+
+
+@every_model
+def test_event_i_is_scored_from_the_events_before_it_also_when_tied(name: str, marks: int) -> None:
+    model = build(name, marks)
+    sequence = Sequence([1.0, 2.0, 2.0, 2.0, 5.0, 5.0], np.arange(6) % marks, start=0.0, stop=6.0, space=marks)
+    total = 0.0
+    for i, (t, m) in enumerate(zip(sequence.times, sequence.marks, strict=True)):
+        before = Sequence(sequence.times[:i], sequence.marks[:i], start=0.0, stop=6.0, space=marks).batch()
+        at = torch.tensor([[[t]]], dtype=torch.float64)
+        total += model.log_intensity(model.encode(before), at, torch.tensor([[i]]))[0, 0, 0, m].item()
+    found = log_likelihood(model, sequence.batch())
+    assert float(found.value + found.integral) == pytest.approx(total, abs=1e-10)
+
+
+@pytest.mark.parametrize(("name", "marks"), [c for c in CASES if c[0] != "self-correcting"], ids=[f"{n}-{m}" for n, m in CASES if n != "self-correcting"])
+def test_the_unit_of_time_only_shifts_the_likelihood(name: str, marks: int) -> None:
+    scores = [log_likelihood(build(name, marks, scale), data(marks, scale).batch(), tolerance=1e-8).per_event for scale in (1.0, 1000.0)]
+    assert scores[1] - scores[0] == pytest.approx(-math.log(1000), abs=1e-6)

@@ -1,0 +1,156 @@
+"""Quadrature: it converges, its error estimate is an upper one, random nodes are unbiased, and it never gives up silently."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings, strategies as st
+from torch import Tensor
+
+from fourpoint.maths.quadrature import Unconverged, gauss_legendre, integrate, stratified
+
+
+def interval(a: float, b: float) -> tuple[Tensor, Tensor]:
+    return torch.tensor([[a]], dtype=torch.float64), torch.tensor([[b]], dtype=torch.float64)
+
+
+def assert_upper(f, exact: float, a: float, b: float, tolerance: float) -> None:
+    """The reported error is under the tolerance and not under the true one, but for the rounding of the closed form."""
+    value, error = integrate(lambda t, _: f(t), *interval(a, b), tolerance=tolerance)
+    assert error.item() <= tolerance
+    assert abs(value.item() - exact) <= error.item() + 1e-14
+
+
+numbers = st.floats
+tolerances = st.sampled_from([1e-3, 1e-4, 1e-6, 1e-9])
+
+
+@settings(max_examples=150)
+@given(numbers(0.1, 5), numbers(-20, 20).filter(lambda r: abs(r) > 1e-3), numbers(-3, 3), numbers(0.01, 4), tolerances)
+def test_the_error_is_an_upper_estimate_for_exponentials(height: float, rate: float, a: float, length: float, tolerance: float) -> None:
+    exact = height * -math.expm1(-abs(rate) * length) / abs(rate)
+    top = a + length if rate > 0 else a
+    assert_upper(lambda t: height * torch.exp(rate * (t - top)), exact, a, a + length, tolerance)
+
+
+@settings(max_examples=150)
+@given(numbers(0.1, 5), numbers(0.01, 60), numbers(0, 6.3), numbers(-3, 3), numbers(0.01, 2), tolerances)
+def test_the_error_is_an_upper_estimate_for_cosines(
+    height: float, speed: float, phase: float, a: float, length: float, tolerance: float
+) -> None:
+    b = a + length
+    middle, half = speed * (a + b) / 2 + phase, speed * (b - a) / 2
+    exact = height * (b - a) * (1 + math.cos(middle) * math.sin(half) / half)
+    assert_upper(lambda t: height * (1 + torch.cos(speed * t + phase)), exact, a, b, tolerance)
+
+
+@settings(max_examples=150)
+@given(numbers(0.1, 5), numbers(0.1, 3), numbers(-0.5, 1.5), tolerances)
+def test_the_error_is_an_upper_estimate_for_bumps(height: float, width: float, centre: float, tolerance: float) -> None:
+    low, high = (math.erfc(-(x - centre) / width / math.sqrt(2)) / 2 for x in (0.0, 1.0))
+    exact = height * (high - low) if centre > 0.5 else height * ((1 - low) - (1 - high))
+    assert_upper(lambda t: height * torch.exp(-(((t - centre) / width) ** 2) / 2) / width / math.sqrt(2 * math.pi), exact, 0.0, 1.0, tolerance)
+
+
+@settings(max_examples=150)
+@given(numbers(0.1, 1), numbers(0.1, 5), numbers(-1, 3), tolerances)
+def test_the_error_is_an_upper_estimate_just_after_an_event(base: float, jump: float, digits: float, tolerance: float) -> None:
+    """A rise that is over after up to a thousandth of the interval, long before the first node of a coarse rule."""
+    decay = 10**digits
+    exact = base - jump * math.expm1(-decay) / decay
+    assert_upper(lambda t: base + jump * torch.exp(-decay * t), exact, 0.0, 1.0, tolerance)
+
+
+def test_coarse_rules_that_agree_by_chance_are_not_believed() -> None:
+    """Cosines whose integrals by n and by 2 n nodes are equal, and both wrong."""
+
+    def rule(nodes: int, speed: float) -> float:
+        x, w = gauss_legendre(nodes)
+        return float((w * (1 + torch.cos(speed * x))).sum())
+
+    for nodes in (2, 3, 4):
+        speeds = np.linspace(5, 60, 2001)
+        move = np.array([rule(nodes, s) - rule(2 * nodes, s) for s in speeds])
+        for i in np.flatnonzero(move[:-1] * move[1:] < 0):
+            low, high = speeds[i], speeds[i + 1]
+            for _ in range(50):
+                middle = (low + high) / 2
+                low, high = (middle, high) if (rule(nodes, middle) - rule(2 * nodes, middle)) * move[i] > 0 else (low, middle)
+            exact = 1 + math.sin(low) / low
+            value, error = integrate(lambda t, _, s=low: 1 + torch.cos(s * t), *interval(0.0, 1.0), tolerance=1e-3, first=nodes)
+            assert abs(value.item() - exact) <= error.item()
+
+
+def test_it_converges_in_many_intervals_at_once_and_refines_where_it_must() -> None:
+    asked: list[int] = []
+    a = torch.arange(6, dtype=torch.float64).reshape(2, 3)
+    speed = torch.tensor([[0.1, 0.5, 40.0], [0.1, 60.0, 1.0]], dtype=torch.float64)
+
+    def rate(times: Tensor, which: Tensor) -> Tensor:
+        asked.append(times.numel())
+        return 1 + torch.cos(speed.gather(1, which)[..., None] * times)
+
+    value, error = integrate(rate, a, a + 1, tolerance=1e-10)
+    exact = 1 + (torch.sin(speed * (a + 1)) - torch.sin(speed * a)) / speed
+    assert ((value - exact).abs() <= error + 1e-14).all() and error.sum() <= 1e-10
+    whole = 6 * max(asked) // 2
+    assert sum(asked) < whole
+
+
+def test_more_nodes_converge_faster_than_any_power() -> None:
+    errors = []
+    for nodes in (2, 4, 8, 16):
+        x, w = gauss_legendre(nodes)
+        errors.append(abs(float((w * torch.exp(-5 * x)).sum()) - (1 - math.exp(-5)) / 5))
+    assert errors[0] > 1e-3 and errors[1] < errors[0] ** 1.5 and errors[2] < 1e-11 and errors[3] < 1e-15
+
+
+@pytest.mark.parametrize("nodes", [1, 2, 3, 7, 48])
+def test_gauss_legendre_is_exact_for_polynomials(nodes: int) -> None:
+    x, w = gauss_legendre(nodes)
+    for power in range(2 * nodes):
+        assert float((w * x**power).sum()) == pytest.approx(1 / (power + 1), rel=1e-12)
+
+
+def test_empty_intervals_cost_nothing() -> None:
+    value, error = integrate(lambda t, _: t.exp(), torch.ones(2, 3).double(), torch.ones(2, 3).double(), tolerance=1e-9)
+    assert (value == 0).all() and (error == 0).all()
+
+
+def test_stratified_nodes_are_in_their_strata_and_unbiased() -> None:
+    a, b = torch.full((20_000,), 1.0, dtype=torch.float64), torch.full((20_000,), 3.0, dtype=torch.float64)
+    nodes = stratified(a, b, 4, torch.Generator().manual_seed(0))
+    assert nodes.shape == (20_000, 4)
+    stratum = ((nodes - 1) / 0.5).floor()
+    assert torch.equal(stratum, torch.arange(4, dtype=torch.float64).expand(20_000, 4))
+    for f, exact in ((torch.exp, math.exp(3) - math.exp(1)), (lambda t: torch.cos(30 * t), (math.sin(90) - math.sin(30)) / 30)):
+        estimates = 2 * f(nodes).mean(1)
+        assert abs(float(estimates.mean()) - exact) <= 4 * float(estimates.std()) / math.sqrt(20_000)
+    within = ((nodes - 1) / 0.5 - stratum).mean(0)
+    assert ((within - 0.5).abs() <= 4 * math.sqrt(1 / 12 / 20_000)).all()
+
+
+def test_stratified_nodes_come_from_the_generator_alone() -> None:
+    a, b = torch.zeros(3).double(), torch.ones(3).double()
+    first, again, other = (stratified(a, b, 5, torch.Generator().manual_seed(s)) for s in (1, 1, 2))
+    assert torch.equal(first, again) and not torch.equal(first, other)
+
+
+def test_an_unsettled_integral_raises_with_its_numbers() -> None:
+    a, b = torch.tensor([[0.0, 1.0], [2.0, 3.0]]).double(), torch.tensor([[1.0, 2.0], [3.0, 4.0]]).double()
+
+    def jump(times: Tensor, which: Tensor) -> Tensor:
+        return torch.where(times > math.pi, 1000.0, 1.0).double()
+
+    with pytest.raises(Unconverged, match=r"expected integrals settled to 1e-06; received a summed change of [\d.e-]+ at 16 nodes, .* over \[3, 4\] of row 1\. Raise"):
+        integrate(jump, a, b, tolerance=1e-6, most=16)
+
+
+@pytest.mark.parametrize("bad", [math.inf, math.nan])
+def test_a_rate_that_is_not_finite_raises_with_its_place(bad: float) -> None:
+    a, b = torch.tensor([[0.0, 1.0]]).double(), torch.tensor([[1.0, 2.0]]).double()
+    with pytest.raises(Unconverged, match=r"expected a finite integral of the intensity; received (inf|nan) over \[1, 2\] of row 0\. The model's rate explodes"):
+        integrate(lambda t, _: torch.where(t > 1, bad, 1.0).double(), a, b, tolerance=1e-6)

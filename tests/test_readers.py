@@ -1,0 +1,496 @@
+"""Reading and writing Parquet: grouping, windows, marks, splits, the text of every error, and exact round trips."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from fourpoint.data.readers import describe_choices, read, write
+from fourpoint.events import SPLITS, Dataset, EventDataError, MarkSpace, Sequence, UserError
+
+Columns = dict[str, Any]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Any:
+    """Writes columns, and metadata if given, to a file and returns its path."""
+
+    def write_columns(columns: Columns, metadata: dict[str, Any] | None = None, name: str = "events.parquet") -> Path:
+        table = pa.table(columns)
+        if metadata:
+            table = table.replace_schema_metadata({k: v if isinstance(v, str) else json.dumps(v) for k, v in metadata.items()})
+        pq.write_table(table, tmp_path / name)
+        return tmp_path / name
+
+    return write_columns
+
+
+# Grouping
+
+
+def test_rows_of_one_sequence_need_not_be_neighbours(store: Any) -> None:
+    data = read(store({"seq_id": ["b", "a", "b", "a"], "t": [1.0, 2.0, 3.0, 4.0], "mark": [0, 1, 2, 3]}))
+    assert data.ids == ("b", "a") and [s.times.tolist() for s in data] == [[1.0, 3.0], [2.0, 4.0]]
+    assert [s.marks.tolist() for s in data] == [[0, 2], [1, 3]]
+
+
+@pytest.mark.parametrize(
+    "ids", [pa.array([7, 7, -1], pa.int64()), pa.array([7, 7, 9], pa.uint8()), pa.array(["x", "x", "y"], pa.large_string())]
+)
+def test_ids_may_be_numbers_or_text(store: Any, ids: pa.Array) -> None:
+    assert read(store({"seq_id": ids, "t": [1, 2, 3]})).ids == tuple(str(i) for i in dict.fromkeys(ids.to_pylist()))
+
+
+def test_stored_dictionaries_may_hold_unused_values_in_any_order(store: Any) -> None:
+    ids = pa.DictionaryArray.from_arrays(pa.array([2, 2, 0]), pa.array(["late", "unused", "early"]))
+    marks = pa.DictionaryArray.from_arrays(pa.array([1, 0, 0]), pa.array(["b", "a"]))
+    data = read(store({"seq_id": ids, "t": [1.0, 2.0, 3.0], "mark": marks}))
+    assert data.ids == ("early", "late") and data.marks.names == ("a", "b") and data.mark_ids.tolist() == [0, 1, 1]
+
+
+def test_many_row_groups(tmp_path: Path) -> None:
+    table = pa.table(
+        {"seq_id": [f"s{i // 3}" for i in range(30)], "t": [float(i) for i in range(30)], "mark": [f"m{i % 4}" for i in range(30)]}
+    )
+    pq.write_table(table, tmp_path / "groups.parquet", row_group_size=4)
+    data = read(tmp_path / "groups.parquet")
+    assert len(data) == 10 and data.times.tolist() == list(range(30)) and data.mark_ids.tolist() == [i % 4 for i in range(30)]
+
+
+def test_a_column_called_index_or_x_is_no_concern(store: Any) -> None:
+    assert read(store({"x": [1], "seq_id": [0], "t": [1.0], "place": ["here"]})).events == 1
+
+
+def test_sort_is_asked_for_and_stable(store: Any) -> None:
+    path = store({"seq_id": [0, 1, 0, 0], "t": [5.0, 1.0, 2.0, 2.0], "mark": [0, 1, 2, 3]})
+    with pytest.raises(EventDataError) as caught:
+        read(path)
+    expected = "non-decreasing times; received {}: 2.0 after 5.0 at event 1 of sequence 0. Sort the rows, or read with sort=True."
+    assert str(caught.value) == "expected " + expected.format(path)
+    data = read(path, sort=True)
+    assert data[0].times.tolist() == [2.0, 2.0, 5.0] and data[0].marks.tolist() == [2, 3, 0]
+
+
+@settings(max_examples=50)
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 9), st.integers(0, 4)), min_size=1, max_size=40))
+def test_reading_equals_a_plain_loop(tmp_path_factory: pytest.TempPathFactory, rows: list[tuple[int, int, int]]) -> None:
+    path = tmp_path_factory.mktemp("loop") / "rows.parquet"
+    pq.write_table(
+        pa.table({"seq_id": [r[0] for r in rows], "t": [r[1] for r in rows], "mark": [r[2] for r in rows]}), path, row_group_size=7
+    )
+    data = read(path, sort=True, window=(0, 10))
+    assert data.ids == tuple(str(i) for i in dict.fromkeys(r[0] for r in rows))
+    for s in data:
+        mine = sorted((r for r in rows if str(r[0]) == s.id), key=lambda r: r[1])
+        assert s.times.tolist() == [r[1] for r in mine] and s.marks.tolist() == [r[2] for r in mine]
+
+
+# Windows
+
+
+def test_windows_are_inferred_and_said(store: Any) -> None:
+    data = read(store({"seq_id": [0, 0, 1, 2, 2], "t": [1.0, 4.0, 0.0, -2.0, 3.0]}))
+    assert data.inferred and data.starts.tolist() == [0, 0, -2] and data.stops.tolist() == [4, 1, 3]
+    assert describe_choices(data) == [
+        "no windows in the file: each sequence is taken as observed from min(0, first event) to its last event; --window A B overrides",
+        "1 of 3 sequences have all events at the window's start: their windows are 1 long",
+    ]
+
+
+def test_windows_from_columns(store: Any) -> None:
+    columns = {"seq_id": [0, 1, 0], "t": [1.0, 2.0, 3.0], "start": [0, -1, 0], "stop": [5.0, 6.0, 5.0]}
+    data = read(store(columns))
+    assert data.starts.tolist() == [0, -1] and data.stops.tolist() == [5, 6] and not data.inferred and describe_choices(data) == []
+
+
+def test_a_window_overrides_all(store: Any) -> None:
+    metadata = {"fourpoint.windows": {"ids": ["0", "1"], "starts": 0.0, "stops": 9.0}}
+    data = read(store({"seq_id": [0], "t": [1.0], "start": [0.0], "stop": [5.0]}, metadata), window=(-1, 24))
+    assert data.starts.tolist() == [-1, -1] and data.stops.tolist() == [24, 24] and not data.inferred
+
+
+def test_metadata_wins_over_columns_and_keeps_empty_sequences(store: Any) -> None:
+    metadata = {"fourpoint.windows": {"ids": ["0", "1"], "starts": [0, 0], "stops": [7, 8], "splits": ["train", "dev"], "inferred": False}}
+    data = read(store({"seq_id": [1], "t": [1.0], "start": [0.0], "stop": [5.0]}, metadata))
+    assert (
+        data.lengths.tolist() == [0, 1]
+        and data.stops.tolist() == [7, 8]
+        and data.splits is not None
+        and data.splits.tolist() == ["train", "dev"]
+    )
+
+
+def test_a_table_without_rows_needs_windows(store: Any) -> None:
+    columns = {"seq_id": pa.array([], pa.int32()), "t": pa.array([], pa.float64())}
+    data = read(store(columns, {"fourpoint.windows": {"ids": ["a"], "starts": 0, "stops": 2}}))
+    assert len(data) == 1 and data.events == 0
+
+
+# Marks and ties
+
+
+def test_integer_marks(store: Any) -> None:
+    assert read(store({"seq_id": [0, 0], "t": [1.0, 2.0], "mark": [0, 3]})).marks == MarkSpace.categorical(4)
+    assert read(store({"seq_id": [0, 0], "t": [1.0, 2.0], "mark": [0, 0]})).marks == MarkSpace()
+    named = read(store({"seq_id": [0, 0], "t": [1.0, 2.0], "mark": [0, 0]}, {"fourpoint.marks": ["fire", "flood"]}))
+    assert named.marks.names == ("fire", "flood")
+
+
+def test_text_marks_are_sorted_unless_the_file_names_them(store: Any) -> None:
+    columns = {"seq_id": [0, 0, 0], "t": [1.0, 2.0, 3.0], "mark": ["b", "a", "b"]}
+    assert (read(store(columns)).marks.names, read(store(columns)).mark_ids.tolist()) == (("a", "b"), [1, 0, 1])
+    named = read(store(columns, {"fourpoint.marks": ["c", "b", "a"]}))
+    assert named.marks.names == ("c", "b", "a") and named.mark_ids.tolist() == [1, 2, 1]
+
+
+def test_tie_policies(store: Any) -> None:
+    path = store({"seq_id": [0] * 6, "t": [1.0, 1.0, 2.0, 3.0, 4.0, 5.0]})
+    assert describe_choices(read(path, window=(0, 9))) == ["20.0% of gaps are zero (ties kept; --ties error|jitter|drop)"]
+    assert read(path, ties="drop").events == 5 and read(path, ties="jitter").tied == 0
+    assert describe_choices(read(path, ties="drop", window=(0, 9)), "drop") == []
+    with pytest.raises(
+        EventDataError, match=r"expected distinct times; received .*events.parquet: a repeated time 1.0 at event 1 of sequence 0"
+    ):
+        read(path, ties="error")
+
+
+# Errors
+
+GOOD: Columns = {"seq_id": [0, 0, 1], "t": [1.0, 2.0, 3.0]}
+BAD: list[tuple[str, Columns, dict[str, Any] | None, str]] = [
+    (
+        "nan",
+        GOOD | {"t": [1.0, float("nan"), 3.0]},
+        None,
+        "expected finite numbers in column 't'; received FILE: nan at row 1. Remove or mend the row.",
+    ),
+    ("inf", GOOD | {"t": [1.0, 2.0, float("-inf")]}, None, "received FILE: -inf at row 2."),
+    (
+        "null time",
+        GOOD | {"t": [1.0, None, 3.0]},
+        None,
+        "a value in every row of column 't'; received FILE: 1 null, the first at row 1. Remove or",
+    ),
+    ("null id", GOOD | {"seq_id": [0, None, None]}, None, "column 'seq_id'; received FILE: 2 null, the first at row 1."),
+    ("null mark", GOOD | {"mark": [0, 1, None]}, None, "column 'mark'; received FILE: 1 null, the first at row 2."),
+    ("null split", GOOD | {"split": [None, "dev", "dev"]}, None, "column 'split'; received FILE: 1 null, the first at row 0."),
+    (
+        "text time",
+        GOOD | {"t": ["1", "2", "3"]},
+        None,
+        "expected numbers in column 't'; received FILE: values of type string. Convert it to numbers",
+    ),
+    (
+        "stamps",
+        GOOD | {"t": pa.array([1, 2, 3], pa.timestamp("ms"))},
+        None,
+        "received FILE: values of type timestamp[ms]. Convert it to numbers in one",
+    ),
+    (
+        "float id",
+        GOOD | {"seq_id": [0.5, 1.0, 2.0]},
+        None,
+        "expected whole numbers or text in column 'seq_id'; received FILE: values of type double.",
+    ),
+    (
+        "float mark",
+        GOOD | {"mark": [0.5, 1.0, 2.0]},
+        None,
+        "expected whole numbers or text in column 'mark'; received FILE: values of type double.",
+    ),
+    (
+        "number split",
+        GOOD | {"split": [0, 0, 1]},
+        None,
+        "expected text in column 'split'; received FILE: whole numbers. Use train, dev and test.",
+    ),
+    (
+        "no time",
+        {"seq_id": [0], "time": [1.0]},
+        None,
+        "columns 'seq_id' and 't'; received FILE: no column 't' among 'seq_id', 'time'. Rename 'time'",
+    ),
+    (
+        "no id",
+        {"sequence_id": [0], "t": [1.0]},
+        None,
+        "received FILE: no column 'seq_id' among 'sequence_id', 't'. Rename 'sequence_id' to 'seq_id'",
+    ),
+    ("neither", {"a": [0], "b": [1.0]}, None, "no column 'seq_id' among 'a', 'b'. Add or rename a column 'seq_id'."),
+    (
+        "no rows",
+        {"seq_id": pa.array([], pa.int32()), "t": pa.array([], pa.float64())},
+        None,
+        "expected at least one event; received FILE: a table without",
+    ),
+    (
+        "negative mark",
+        GOOD | {"mark": [0, -1, 2]},
+        None,
+        "expected marks from 0 to 999999; received FILE: -1 at row 1. Number the types from 0",
+    ),
+    ("huge mark", GOOD | {"mark": pa.array([0, 1, 2**63], pa.uint64())}, None, "received FILE: 9223372036854775808 at row 2."),
+    (
+        "unnamed mark",
+        GOOD | {"mark": [0, 1, 2]},
+        {"fourpoint.marks": ["a", "b"]},
+        "expected marks from 0 to 1; received FILE: 2 at row 2. Mend the mark",
+    ),
+    (
+        "unnamed text",
+        GOOD | {"mark": ["fire", "fier", "x"]},
+        {"fourpoint.marks": ["fire"]},
+        "the file names; received FILE: 'fier' at row 1. Did you mean",
+    ),
+    (
+        "split name",
+        GOOD | {"split": ["train", "train", "valid"]},
+        None,
+        "train, dev or test; received FILE: 'valid' at row 2. Rename it to 'dev'.",
+    ),
+    ("split case", GOOD | {"split": ["Train", "Train", "dev"]}, None, "received FILE: 'Train' at row 0. Rename it to 'train'."),
+    (
+        "split mixed",
+        GOOD | {"split": ["train", "dev", "dev"]},
+        None,
+        "one value of column 'split' in each sequence; received FILE: train and dev in sequence 0",
+    ),
+    (
+        "start mixed",
+        GOOD | {"start": [0, -1, 0], "stop": [9, 9, 9]},
+        None,
+        "column 'start' in each sequence; received FILE: 0.0 and -1.0 in sequence 0 (row 1).",
+    ),
+    (
+        "stop mixed",
+        GOOD | {"start": [0, 0, 0], "stop": [9, 8, 9]},
+        None,
+        "column 'stop' in each sequence; received FILE: 9.0 and 8.0 in sequence 0 (row 1).",
+    ),
+    (
+        "start alone",
+        GOOD | {"start": [0, 0, 0]},
+        None,
+        "expected columns 'start' and 'stop' together; received FILE: only 'start'. Add the other",
+    ),
+    ("stop before start", GOOD | {"start": [5, 5, 0], "stop": [4, 4, 9]}, None, "start < stop; received FILE: [5.0, 4.0) of sequence 0."),
+    (
+        "outside",
+        GOOD | {"start": [0, 0, 0], "stop": [2, 2, 9]},
+        None,
+        "inside the window [0.0, 2.0); received FILE: 2.0 at event 1 of sequence 0. Widen",
+    ),
+    (
+        "unsorted",
+        GOOD | {"t": [2.0, 1.0, 3.0]},
+        None,
+        "expected non-decreasing times; received FILE: 1.0 after 2.0 at event 1 of sequence 0. Sort the rows",
+    ),
+    ("metadata", GOOD, {"fourpoint.windows": "{"}, "expected a table of windows in the metadata; received FILE: a damaged one"),
+    (
+        "metadata keys",
+        GOOD,
+        {"fourpoint.windows": {"ids": ["0"]}},
+        "received FILE: a damaged one (KeyError('starts')). Write the file again",
+    ),
+    ("metadata length", GOOD, {"fourpoint.windows": {"ids": ["0"], "starts": [0, 0], "stops": 9}}, "received FILE: a damaged one"),
+    (
+        "metadata id",
+        GOOD,
+        {"fourpoint.windows": {"ids": ["0"], "starts": 0, "stops": 9}},
+        "a window for every sequence; received FILE: none for sequence 1.",
+    ),
+    (
+        "metadata twice",
+        GOOD,
+        {"fourpoint.windows": {"ids": ["0", "0", "1"], "starts": 0, "stops": 9}},
+        "received FILE: 3 windows for 2 ids.",
+    ),
+    (
+        "mark names",
+        GOOD,
+        {"fourpoint.marks": ["a", "a"]},
+        "expected a list of mark names in the metadata 'fourpoint.marks'; received FILE: ",
+    ),
+    (
+        "mark names text",
+        GOOD,
+        {"fourpoint.marks": "fire"},
+        "expected a list of mark names in the metadata 'fourpoint.marks'; received FILE: b'fire'",
+    ),
+]
+
+
+@pytest.mark.parametrize(("columns", "metadata", "text"), [case[1:] for case in BAD], ids=[case[0] for case in BAD])
+def test_bad_files_are_refused(store: Any, columns: Columns, metadata: dict[str, Any] | None, text: str) -> None:
+    path = store(columns, metadata)
+    with pytest.raises(EventDataError) as caught:
+        read(path)
+    message = str(caught.value)
+    assert text.replace("FILE", str(path)) in message
+    assert message.startswith("expected ") and caught.value.remedy.endswith((".", "?"))
+
+
+def test_what_is_not_a_parquet_file(tmp_path: Path) -> None:
+    (tmp_path / "empty.parquet").touch()
+    (tmp_path / "text.parquet").write_text("seq_id,t\n0,1.0\n" * 20)
+    (tmp_path / "short.parquet").write_text("x")
+    cases = {
+        "calls.parquet": "which does not exist. Check the path.",
+        "tent.parquet": "which does not exist. Did you mean text.parquet?",
+        ".": "which is a folder. Name one file in it.",
+        "empty.parquet": "which is empty (0 bytes). Write or download it again.",
+        "text.parquet": "which cannot be read as one (Parquet magic bytes not found",
+        "short.parquet": "which cannot be read as one (",
+    }
+    for name, text in cases.items():
+        with pytest.raises(EventDataError) as caught:
+            read(str(tmp_path / name))
+        assert f"expected a Parquet file; received {tmp_path / name}, {text}" in str(caught.value)
+
+
+def test_a_damaged_parquet_file(store: Any) -> None:
+    path = store({"seq_id": np.zeros(5000, dtype=int), "t": np.random.default_rng(0).random(5000).cumsum()})
+    content = bytearray(path.read_bytes())
+    path.write_bytes(content[: len(content) // 2])
+    with pytest.raises(EventDataError, match="which cannot be read as one"):
+        read(path)
+
+
+def test_two_columns_of_one_name(tmp_path: Path) -> None:
+    pq.write_table(
+        pa.Table.from_arrays([pa.array([0]), pa.array([1.0]), pa.array([2.0])], names=["seq_id", "t", "t"]), tmp_path / "two.parquet"
+    )
+    with pytest.raises(EventDataError, match="expected one column 't'; received .*two.parquet: 2 of them. Rename or drop the others."):
+        read(tmp_path / "two.parquet")
+
+
+@pytest.mark.parametrize("window", [(2, 1), (0, float("inf")), (1, 1), (float("nan"), 1)])
+def test_a_window_is_two_numbers_in_order(store: Any, window: tuple[float, float]) -> None:
+    with pytest.raises(UserError, match=r"expected a window of two finite numbers, start < stop; received \(.*Pass window=\(0, 24\), say"):
+        read(store(GOOD), window=window)
+
+
+def test_events_outside_the_given_window(store: Any) -> None:
+    with pytest.raises(
+        EventDataError, match=r"times inside the window \[0.0, 2.5\); received .*events.parquet: 3.0 at event 0 of sequence 1"
+    ):
+        read(store(GOOD), window=(0, 2.5))
+
+
+def test_an_unknown_tie_policy(store: Any) -> None:
+    with pytest.raises(EventDataError, match="expected a tie policy keep, error, jitter or drop; received .*'shake'"):
+        read(store(GOOD), ties="shake")  # type: ignore[arg-type]
+
+
+def test_rows_removed_behind_our_back(tmp_path: Path) -> None:
+    write(
+        Dataset.from_sequences([Sequence([1.0, 2.0], start=0, stop=3, id="a"), Sequence([1.0], start=0, stop=3, id="b")]),
+        tmp_path / "all.parquet",
+    )
+    table = pq.read_table(tmp_path / "all.parquet")
+    pq.write_table(table.slice(0, 2), tmp_path / "some.parquet")
+    with pytest.raises(
+        EventDataError, match="expected 3 rows, as the file's table of windows says; received .*some.parquet: 2 rows. Write the file again"
+    ):
+        read(tmp_path / "some.parquet")
+
+
+# Writing
+
+
+@st.composite
+def anything(draw: st.DrawFn) -> Dataset:
+    """A data set with any ids, windows, marks and splits."""
+    ids = draw(st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=6), min_size=1, max_size=6, unique=True))
+    names = draw(st.one_of(st.none(), st.lists(st.text("abcö ,\"'", max_size=4), min_size=1, max_size=3, unique=True)))
+    space = MarkSpace.of(names)
+    inferred = draw(st.booleans())
+    sequences = []
+    for id in ids:
+        times = sorted(draw(st.lists(st.floats(-1e9, 1e9), min_size=int(inferred), max_size=6)))
+        marks = draw(st.lists(st.integers(0, space.count - 1), min_size=len(times), max_size=len(times)))
+        window: dict[str, float] = {} if inferred else dict(start=-1e9, stop=draw(st.floats(1.1e9, 1e12)))
+        sequences.append(Sequence(times, marks, space=space, id=id, **window))
+    data = Dataset.from_sequences(sequences, unit=draw(st.sampled_from(["", "hours"])), name="drawn")
+    splits = draw(st.one_of(st.none(), st.lists(st.sampled_from(SPLITS), min_size=len(ids), max_size=len(ids))))
+    object.__setattr__(data, "splits", None if splits is None else np.array(splits))
+    return data
+
+
+@settings(max_examples=60)
+@given(anything())
+def test_a_round_trip_is_exact(tmp_path_factory: pytest.TempPathFactory, data: Dataset) -> None:
+    path = tmp_path_factory.mktemp("trip") / "data.parquet"
+    write(data, path)
+    again = read(path)
+    for name in ("times", "mark_ids", "offsets", "starts", "stops"):
+        assert getattr(again, name).tobytes() == getattr(data, name).astype(getattr(again, name).dtype).tobytes(), name
+    for name in ("ids", "marks", "inferred", "unit", "name"):
+        assert getattr(again, name) == getattr(data, name), name
+    assert (again.splits is None) == (data.splits is None)
+    assert again.splits is None or again.splits.tolist() == (data.splits.tolist() if data.splits is not None else None)
+
+
+def test_what_is_written_is_plain_parquet(tmp_path: Path) -> None:
+    data = Dataset.from_sequences(
+        [Sequence([1.0, 2.0], [1, 0], start=0, stop=3, id="a", space=2), Sequence([], start=0, stop=4, id="b", space=2)]
+    )
+    write(data, tmp_path / "data.parquet")
+    table = pq.read_table(tmp_path / "data.parquet")
+    assert table.to_pydict() == {"seq_id": ["a", "a"], "t": [1.0, 2.0], "mark": [1, 0]}
+    windows = json.loads(table.schema.metadata[b"fourpoint.windows"])
+    assert windows["ids"] == ["a", "b"] and windows["starts"] == 0.0 and windows["stops"] == [3.0, 4.0]
+    assert json.loads(table.schema.metadata[b"fourpoint.marks"]) == ["0", "1"]
+
+
+def test_a_failed_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = Dataset.from_sequences([Sequence([1.0], start=0, stop=2)])
+    write(data, tmp_path / "data.parquet")
+    before = (tmp_path / "data.parquet").read_bytes()
+    monkeypatch.setattr("os.replace", lambda *_: (_ for _ in ()).throw(OSError("disk full")))
+    with pytest.raises(OSError, match="disk full"):
+        write(data, tmp_path / "data.parquet")
+    assert [p.name for p in tmp_path.iterdir()] == ["data.parquet"] and (tmp_path / "data.parquet").read_bytes() == before
+
+
+def test_write_errors(tmp_path: Path) -> None:
+    data = Dataset.from_sequences([Sequence([1.0], start=0, stop=2)])
+    with pytest.raises(UserError, match="expected a path in an existing folder; received .*Make the folder first"):
+        write(data, tmp_path / "no" / "data.parquet")
+    with pytest.raises(UserError, match="expected the path of a file; received .*which is a folder"):
+        write(data, tmp_path)
+    with pytest.raises(EventDataError, match="expected sequences with distinct ids; received 2 sequences with 1 ids. Give each its own id"):
+        write(data.select([0, 0]), tmp_path / "data.parquet")
+    assert list(tmp_path.iterdir()) == []
+
+
+# Real data
+
+
+def test_real_files_are_read(shared_data: Path) -> None:
+    sizes = {"taxi": (2000, 74078), "retweet": (4000, 433986), "pems_congestion": (37, 1101), "readmission": (99, 353)}
+    for path in sorted(shared_data.glob("*.parquet")):
+        data = read(path)
+        assert data.name == path.stem and data.splits is not None and data.inferred
+        assert [len(data.part(name)) > 0 for name in SPLITS] == [True] * 3
+        if path.stem in sizes:
+            assert (len(data), data.events) == sizes[path.stem]
+
+
+def test_real_ties_and_marks(shared_data: Path, tmp_path: Path) -> None:
+    if not (shared_data / "pems_congestion.parquet").exists():
+        pytest.skip("pems_congestion is not among the real data sets")
+    data = read(shared_data / "pems_congestion.parquet")
+    assert data.marks.count == 16 and 0.15 < data.tied < 0.25 and len(describe_choices(data)) >= 2
+    assert read(shared_data / "pems_congestion.parquet", ties="jitter").tied == 0
+    write(data, tmp_path / "again.parquet")
+    again = read(tmp_path / "again.parquet")
+    assert (again.times == data.times).all() and again.ids == data.ids and again.inferred
