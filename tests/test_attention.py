@@ -57,7 +57,9 @@ class Case:
         return with_constant(plain) if normalise == "ratio" else plain
 
 
-def case(n: int, marks: int, decay: bool, phase: str = "paired", positions: list[int] | None = None, seed: int = 0, ties: bool = False) -> Case:
+def case(
+    n: int, marks: int, decay: bool, phase: str = "paired", *, positions: list[int] | None = None, seed: int = 0, ties: bool = False
+) -> Case:
     """Two sequences, the second of two thirds of the events and padded at its window's end. Two heads, five modes."""
     random = torch.Generator().manual_seed(seed + n)
     B, K, D = 2, 2, 5
@@ -154,7 +156,7 @@ def test_dense_alone_knows_softmax_and_random_phases(normalise: str, phase: str,
 @pytest.mark.parametrize("normalise", LINEAR)
 @pytest.mark.parametrize("n", [1, 31, 32, 33, 100, 1100])
 def test_chunks_join_without_a_seam(n: int, normalise: str) -> None:
-    positions = sorted({p for p in (0, 1, 31, 32, 33, 65, 1025) if p < n} | {n})
+    positions = [p for p in (0, 1, 31, 32, 33, 65) if p < n] + [n] if n <= 100 else [33, n]
     c = case(n, 2, True, positions=positions)
     assert_same(by_loop(c, normalise), c.leaves, *(form(c, normalise) for form in (by_dense, by_scan, by_step)))
 
@@ -268,7 +270,8 @@ def test_gradients_of_the_read() -> None:
 
 
 def test_softmax_refuses_a_scan() -> None:
-    with pytest.raises(UserError, match=r"expected a normalisation that a scan can carry; received normalise='softmax' with form='scan'\. Use "):
+    expected = r"expected a normalisation that a scan can carry; received normalise='softmax' with form='scan'\. Use form='dense'"
+    with pytest.raises(UserError, match=expected):
         DAPP(normalise="softmax", form="scan")
 
 
@@ -276,7 +279,7 @@ def test_softmax_refuses_a_scan() -> None:
 @pytest.mark.parametrize("normalise", LINEAR)
 def test_float32_is_at_most_twice_as_wrong_as_a_plain_program(normalise: str, decay: bool) -> None:
     """Both against the float64 loop on the same rounded parameters, as root mean squares."""
-    c = case(150, 2, decay, positions=list(range(0, 151, 5)), seed=8)
+    c = case(150, 2, decay, positions=list(range(0, 151, 15)), seed=8)
     exact = [None if x is None else x.detach().float().double() for x in (c.values, c.theta, c.gamma, c.psi, c.weight)]
     rounded = [None if x is None else x.float() for x in exact]
     truth, plain = (
@@ -290,7 +293,9 @@ def test_float32_is_at_most_twice_as_wrong_as_a_plain_program(normalise: str, de
         assert wrong <= 2 * allowed, form
 
 
-def in_float32(c: Case, form: str, normalise: str, values: Tensor, theta: Tensor, gamma: Tensor | None, psi: Tensor, weight: Tensor) -> Tensor:
+def in_float32(
+    c: Case, form: str, normalise: str, values: Tensor, theta: Tensor, gamma: Tensor | None, psi: Tensor, weight: Tensor
+) -> Tensor:
     """The same three forms as the models run them: times in float64 until they are differenced, the rest in float32."""
     s = Spectrum(theta, gamma, psi, weight, None)
     s = with_constant(s) if normalise == "ratio" else s

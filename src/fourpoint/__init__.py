@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from fourpoint.data.datasets import available, load
     from fourpoint.data.readers import read, write
     from fourpoint.data.synthetic import PROCESSES, simulate
-    from fourpoint.evaluation import evaluate
+    from fourpoint.evaluation import evaluate, intensity
     from fourpoint.events import Batch, Dataset, EventDataError, MarkSpace, Sequence, UserError
     from fourpoint.likelihood import log_likelihood
     from fourpoint.models import DAPP, MODELS, Hawkes, Poisson, SelfCorrecting, SplinePoisson
@@ -53,6 +53,7 @@ __all__ = [
     "available",
     "evaluate",
     "fit",
+    "intensity",
     "load",
     "log_likelihood",
     "read",
@@ -71,7 +72,7 @@ _HOME = {
     **dict.fromkeys(("DAPP", "MODELS", "Hawkes", "Poisson", "SelfCorrecting", "SplinePoisson"), "models"),
     "log_likelihood": "likelihood",
     "fit": "training",
-    "evaluate": "evaluation",
+    **dict.fromkeys(("evaluate", "intensity"), "evaluation"),
     **dict.fromkeys(("restore", "save"), "checkpoints"),
 }
 

@@ -92,7 +92,7 @@ def read_tensors(folder: str | Path, name: str) -> tuple[dict[str, Tensor], dict
     if not path.is_file():
         raise CheckpointError(f"weights in {path.name}", f"no such file in {folder}", "Copy the whole folder, or fit again.")
     content = path.read_bytes()
-    if hashlib.sha256(content).hexdigest() != info["sha256"]:
+    if hashlib.sha256(content).hexdigest() != info.get("sha256"):
         raise CheckpointError(f"weights with the hash in {name}.json", f"{path} with another hash: it is damaged", "Copy the folder again, or fit again.")
     return from_bytes(content), info
 

@@ -12,7 +12,6 @@ import json
 import math
 import os
 import time
-from collections.abc import Sequence as Ordered
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -99,8 +98,9 @@ def run_demo(
     _write_numbers(folder, contestants)
     with console.status("drawing"):
         path = build_page(contestants, data, seed).write(folder / "report.html")
-    console.print(f"the page: {path}   the model: {folder / 'model'}   the numbers: {folder / 'comparison.csv'}", highlight=False)
-    console.print(f"next: fourpoint evaluate {folder / 'model'} nyc_delays", highlight=False)
+    for what, where in (("the page", path), ("the model", folder / "model"), ("the numbers", folder / "comparison.csv")):
+        console.print(f"{what:>12}: {where}", highlight=False, soft_wrap=True)
+    console.print(f"{'next':>12}: fourpoint evaluate {folder / 'model'} nyc_delays", highlight=False, soft_wrap=True)
     return path
 
 
@@ -115,7 +115,7 @@ def comparison_table(contestants: list[Contestant], test: Dataset) -> Table:
     table.add_column("model", style="bold", no_wrap=True)
     for name in ("log-likelihood\nper event", "integral\nerror", "gain over\nPoisson"):
         table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("in words")
+    table.add_column("each event is, in words")
     best = max(contestants, key=lambda c: c.value)
     for c in contestants:
         cells = (c.label, f"{c.value:.4f}", f"{c.numbers['integral_error']:.0e}", _signed(_gain(c, contestants)), _in_words(c, contestants))
@@ -170,7 +170,7 @@ def _opening(page: Page, contestants: list[Contestant], test: Dataset, best: Con
     rows = [[c.label, c.idea, _minus(f"{c.value:.4f}"), _signed(_gain(c, contestants)), _in_words(c, contestants)] for c in ranked]
     worst = max(float(c.numbers["integral_error"]) for c in contestants)
     page.table(
-        ["model", "what it knows", "nats per event", "gain over Poisson", "in words"],
+        ["model", "what it knows", "nats per event", "gain over Poisson", "each event is"],
         rows,
         f"Log-likelihood of {test.events:,} events on {len(test)} unseen days, in the window convention: everything observed counts. "
         f"The integrals in it are exact to {worst:.0e} nats per event.",
@@ -202,22 +202,22 @@ def _busy_day(page: Page, model: Any, clock: Any, day: Sequence, data: Dataset) 
     )
     page.figure(ax, caption, title="The rate, moment by moment")
     peak = float(times[rate.sum(1).argmax()])
-    past = day.times < peak
-    effect, label = _effect(model, _contributions(model, day, [peak])[0, past], unit)
-    ax = plots.attention_plot(day.times[past], effect.sum(-1), at=peak, event_marks=day.marks[past], names=names, label=label, unit=unit)
-    _hours(ax, day)
+    past = day.before(peak)
+    effect = removal_effects(model, day, peak).sum(1)
+    label = f"effect on the rate (events per {unit})"
+    ax = plots.attention_plot(past.times, effect, at=peak, event_marks=past.marks, names=names, label=label, unit=unit)
+    ax.set_xlim(max(day.start, peak - day.duration / 3), peak + 0.01 * day.duration)
     page.figure(
         ax,
-        f"At {_clock(peak)}, when the rate is highest, each stem is one past delay and what it does to the rate: above the line it "
-        "raises it, below it calms it. How much and how long a delay matters was learned, not chosen.",
+        f"At {_clock(peak)} the rate is at its highest. Each stem is one past delay, and its height is what the rate would lose at "
+        "that moment had this delay not happened; below the line, the delay calms. How much and how long it matters was learned.",
         title="Which past delays matter now?",
     )
 
 
 def _inside(page: Page, contestants: list[Contestant], data: Dataset) -> None:
     dapp, unit = contestants[-1], _unit(data)
-    reach = min(6.0, float(data.durations.max()))
-    lags = np.linspace(0, reach, 241)
+    lags = np.geomspace(0.0005, 0.5, 241) * float(data.durations.max())
     page.text(
         """## What was learned
 
@@ -231,7 +231,7 @@ def _inside(page: Page, contestants: list[Contestant], data: Dataset) -> None:
     scale = float(dapp.model.time_scale)
     decays = None if spectrum.decay is None else spectrum.decay.detach().numpy() / scale
     page.figure(
-        plots.kernel_plot(lags, kernel, unit=unit),
+        _log_lags(plots.kernel_plot(lags, kernel, unit=unit)),
         "The kernel of each head against the time since the past event. Where it is 0 the event is forgotten.",
         title="How long is an event remembered?",
         half=True,
@@ -242,11 +242,11 @@ def _inside(page: Page, contestants: list[Contestant], data: Dataset) -> None:
         title="The waves it is made of",
         half=True,
     )
-    names, effect, label = _influence(dapp.model, lags, data)
+    names, effect = _influence(dapp.model, lags, data)
     kind = data.marks.names[0] if data.marks.names else "any type"
     page.figure(
-        plots.kernel_plot(lags, effect, names=names, label=label, unit=unit),
-        f"What a single delay of type {kind} does to the rate of delays at each airport afterwards.",
+        _log_lags(plots.kernel_plot(lags, effect, names=names, label=f"effect on the rate (events per {unit})", unit=unit)),
+        f"What one delay of type {kind}, early in the afternoon of a day without any other, does to the rates afterwards.",
         title="What one delay sets off",
         half=True,
     )
@@ -319,28 +319,44 @@ def _rates(model: Any, day: Sequence, times: NDArray[np.float64]) -> NDArray[np.
     return model.intensity(model.encode(day.batch()), torch.from_numpy(times)[None])[0].double().numpy()
 
 
-@torch.no_grad()
-def _contributions(model: Any, day: Sequence, at: Ordered[float]) -> NDArray[np.float64]:
-    """What each event adds inside the link at the times ``at``, per mark: (Q, N, M)."""
-    when = torch.tensor(at, dtype=torch.float64)[None]
-    return model.contributions(model.encode(day.batch()), when)[0].double().numpy()
+def removal_effects(model: Any, day: Sequence, at: float, chunk: int = 16) -> NDArray[np.float64]:
+    """What the rate at time ``at`` would lose without each past event, per mark, in events per unit of time, (N, M).
+
+    The rate is computed again with one event left out, for each of the N events before ``at``; so it holds for any model.
+    """
+    past = day.before(at)
+    whole, rows, lost = _rates(model, past, np.array([at])), np.arange(len(past)), [np.zeros((0, day.space.count))]
+    for first in range(0, len(past), chunk):
+        kept = [rows != n for n in rows[first : first + chunk]]
+        without = [Sequence(past.times[k], past.marks[k], start=past.start, stop=day.stop, space=day.space) for k in kept]
+        batch = Dataset.from_sequences(without).batch()
+        with torch.no_grad():
+            rate = model.intensity(model.encode(batch), torch.full((len(kept), 1), at, dtype=torch.float64))[:, 0]
+        lost.append(whole - rate.double().numpy())
+    return np.concatenate(lost)
 
 
-def _effect(model: Any, added: NDArray[np.float64], unit: str) -> tuple[NDArray[np.float64], str]:
-    """Contributions per mark in a unit one can read: per cent of the rate under an exp link, else events per unit of time."""
-    if model.settings()["link"] == "exp":
-        return 100 * np.expm1(added) / added.shape[-1], "effect on the rate (%)"
-    return added / float(model.time_scale), f"added rate (events per {unit})"
-
-
-def _influence(model: Any, lags: NDArray[np.float64], data: Dataset) -> tuple[list[str], NDArray[np.float64], str]:
-    """The effect of one event of the first type on each group of types (the first word of their names) at ``lags``."""
-    alone = Sequence([0.0], [0] if data.marks.names else None, start=0.0, stop=float(lags[-1]) + 1.0, space=data.marks)
-    effect, label = _effect(model, _contributions(model, alone, np.maximum(lags, 1e-6).tolist())[:, 0], _unit(data))
+def _influence(model: Any, lags: NDArray[np.float64], data: Dataset) -> tuple[list[str], NDArray[np.float64]]:
+    """The rate after one event of the first type less the rate without it, for each group of types (first word of the name)."""
+    start, length, kind = float(data.starts.min()), float(data.durations.max()), [0] if data.marks.names else None
+    first, stop = start + 0.55 * length, start + 2 * length
+    alone = Sequence([first], kind, start=start, stop=stop, space=data.marks)
+    without = Sequence([], [] if data.marks.names else None, start=start, stop=stop, space=data.marks)
+    effect = _rates(model, alone, first + lags) - _rates(model, without, first + lags)
     groups: dict[str, list[int]] = {}
     for i, name in enumerate(data.marks.names or ("all",)):
         groups.setdefault(name.split()[0], []).append(i)
-    return list(groups), np.stack([effect[:, rows].sum(1) for rows in groups.values()]), label
+    return list(groups), np.stack([effect[:, rows].sum(1) for rows in groups.values()])
+
+
+def _log_lags(ax: Any) -> Any:
+    """A logarithmic axis of lags, with ticks in minutes and hours where the unit is the hour."""
+    ax.set_xscale("log")
+    if "(h)" in ax.get_xlabel():
+        ax.set_xticks([1 / 60, 1 / 6, 1, 6], ["1 min", "10 min", "1 h", "6 h"])
+        ax.set_xlabel("time since the past event")
+    ax.minorticks_off()
+    return ax
 
 
 def _unit(data: Dataset) -> str:
@@ -365,7 +381,7 @@ def _gain(c: Contestant, contestants: list[Contestant]) -> float:
 
 def _in_words(c: Contestant, contestants: list[Contestant]) -> str:
     gain = _gain(c, contestants)
-    return f"{math.exp(gain):.2f} times as likely, event by event" if c is not contestants[0] else "the constant rate to beat"
+    return f"{math.exp(gain):.2f} times as likely" if c is not contestants[0] else "the baseline"
 
 
 def _minus(text: str) -> str:

@@ -14,10 +14,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
+from numpy.typing import ArrayLike, NDArray
 from torch import nn
 
-from fourpoint.events import Dataset, UserError
+from fourpoint.events import Dataset, Sequence, UserError
 from fourpoint.likelihood import CONVENTIONS, Convention, LogLikelihood, log_likelihoods
 
 if TYPE_CHECKING:
@@ -116,6 +118,20 @@ def evaluate(model: nn.Module, data: Dataset, *, truth: Any = None, tolerance: f
         return Report(scores, score(oracle, data, tolerance=tolerance), *_intensity_error(model, oracle, data))
     finally:
         model.train(was)
+
+
+@torch.no_grad()
+def intensity(model: Any, sequence: Sequence, times: ArrayLike) -> NDArray[np.float64]:
+    """lambda_m(t) at ``times``, each given the events of ``sequence`` strictly before it: events per unit of time, (Q, M).
+
+    >>> from fourpoint.models.hawkes import Hawkes
+    >>> model = Hawkes(baseline=1.0, branching=0.5, decay=2.0)
+    >>> intensity(model, Sequence([1.0], start=0.0, stop=3.0), [0.5, 1.0, 1.5]).round(4).tolist()
+    [[1.0], [1.0], [1.3679]]
+    """
+    batch = sequence.batch()
+    asked = torch.as_tensor(np.asarray(times, dtype=np.float64).reshape(1, -1))
+    return np.asarray(model.intensity(model.encode(batch), asked)[0].double().numpy())
 
 
 def score(model: nn.Module, data: Dataset, *, tolerance: float = 1e-4) -> dict[str, Score]:

@@ -438,7 +438,8 @@ def _mark_best(ax: Axes, steps: NDArray[np.float64], dev: NDArray[np.float64], b
     ax.plot([best], [y], marker="o", ms=7, mfc=GROUND, mec=COLOURS[1], mew=2, lw=0, zorder=5)
     late = best > steps[0] + 0.6 * (steps[-1] - steps[0])
     side, shift = ("right", -6) if late else ("left", 6)
-    _note(ax, f"best at step {best:,}", (best, y), (shift, -14), ha=side, color=COLOURS[1])
+    paper: dict[str, Any] = dict(facecolor=GROUND, edgecolor="none", alpha=0.85, pad=1.0)
+    _note(ax, f"best at step {best:,}", (best, y), (shift, -15), ha=side, color=COLOURS[1], bbox=paper)
 
 
 def _robust_range(values: NDArray[np.float64]) -> tuple[float, float]:

@@ -32,6 +32,8 @@ from fourpoint.maths.thinning import ExplosiveRate, Tally, draw_marks, next_by_i
 Method = Literal["auto", "thinning", "inversion"]
 METHODS = ("auto", "thinning", "inversion")
 MOST = 100_000  # events of one path at which a process counts as explosive, where no cap is given
+NUMBERS, SMALLEST = 2**18, 64  # numbers of a history in one group of paths, and paths at the least
+KEEP = 0.8  # share of paths still going below which the others leave the batch
 BLOCK = 2048  # events of a long history that are encoded at once
 H = TypeVar("H")
 
@@ -125,32 +127,17 @@ def advance(
     method: Method = "auto",
 ) -> Paths:
     """One path on [start, stop) for each row of the model's history ``past``; the model must be in evaluation mode."""
-    chosen = _method(model, method)
-    tally, limit = Tally(), MOST if most is None else most
-    rows, at, end, width = torch.arange(len(start)), start, stop, stop - start
+    chosen, tally, found = _method(model, method), Tally(), []
     count = torch.zeros(len(start), dtype=torch.int64)
-    found: list[tuple[Tensor, Tensor, Tensor]] = []
     try:
-        while len(rows):
-            hit, time, intensities, width = _round(model, past, at, end, width, random, chosen, tally)
-            marks = draw_marks(intensities, random)
-            if bool(hit.any()):
-                past = model.extend(past, time, marks, hit)
-            found.append((rows[hit], time[hit], marks[hit]))
-            count[rows] += hit
-            at = time
-            alive = (at < end) & (count[rows] < limit)
-            if most is None and bool((count[rows] >= limit).any()):
-                raise ExplosiveRate(f"a path with {limit:,} events by time {float(at[count[rows] >= limit][0]):g}")
-            if int(alive.sum()) < 0.8 * len(rows):
-                keep = torch.nonzero(alive)[:, 0]
-                rows, at, end, width, past = rows[keep], at[keep], end[keep], width[keep], select_rows(past, keep)
-            else:
-                end = torch.where(alive, end, at)
+        for rows in torch.arange(len(start)).split(_group(past)):
+            own = past if len(rows) == len(start) else select_rows(past, rows)
+            for event in _events(model, own, rows, start[rows], stop[rows], random, count, most, chosen, tally):
+                found.append(event)
     except (ExplosiveRate, Unconverged) as error:
         remedy = "Shorten the window, set a cap with most=, or fit the model again."
         raise UserError("a process whose rate stays finite", str(error).rstrip("."), remedy) from error
-    capped = torch.nonzero(count >= limit)[:, 0] if most is not None else torch.zeros(0, dtype=torch.int64)
+    capped = torch.nonzero(count >= most)[:, 0] if most is not None else torch.zeros(0, dtype=torch.int64)
     return Paths(_dataset(found, start, stop, capped, model.marks), chosen, tally.acceptance, capped.numpy())
 
 
@@ -174,7 +161,7 @@ def select_rows(history: H, rows: Int[Tensor, " R"]) -> H:
     >>> select_rows(history, torch.zeros(3, dtype=torch.int64)).times.shape
     torch.Size([3, 2])
     """
-    changed = {}
+    changed: dict[str, Any] = {}
     for field in dataclasses.fields(history):  # type: ignore[arg-type]
         value = getattr(history, field.name)
         if isinstance(value, Tensor):
@@ -194,7 +181,7 @@ def check_marks(model: Any, space: MarkSpace) -> None:
     numbered = MarkSpace.categorical(space.count)
     named = {space, model.marks} - {numbered, MarkSpace()}
     if space.count != model.marks.count or len(named) > 1:
-        have, want = (f"{s} ({', '.join(s.names[:4])}{', ...' if s.count > 4 else ''})" if s.names else str(s) for s in (space, model.marks))
+        have, want = (f"{s} ({', '.join(s.names[:4])}{', ...' * (s.count > 4)})" if s.names else str(s) for s in (space, model.marks))
         raise UserError(f"events with {want}, as the model was fitted to", have, "Use data of the same kind, or fit a model to these.")
 
 
@@ -208,6 +195,38 @@ def still(model: Any) -> Iterator[None]:
             yield
     finally:
         model.train(was)
+
+
+def _events(
+    model: Any,
+    past: Any,
+    rows: Int[Tensor, " R"],
+    at: Float[Tensor, " R"],
+    end: Float[Tensor, " R"],
+    random: torch.Generator,
+    count: Int[Tensor, " B"],
+    most: int | None,
+    method: str,
+    tally: Tally,
+) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Rounds of the paths ``rows`` until all have ended: each yields rows, times and marks of its events, and counts them."""
+    limit, width = MOST if most is None else most, end - at
+    while len(rows):
+        hit, at, intensities, width = _round(model, past, at, end, width, random, method, tally)
+        marks = draw_marks(intensities, random)
+        if bool(hit.any()):
+            past = model.extend(past, at, marks, hit)
+        yield rows[hit], at[hit], marks[hit]
+        count[rows] += hit
+        full = count[rows] >= limit
+        if most is None and bool(full.any()):
+            raise ExplosiveRate(f"a path with {limit:,} events by time {float(at[full][0]):g}")
+        alive = (at < end) & ~full
+        if int(alive.sum()) < KEEP * len(rows):
+            keep = torch.nonzero(alive)[:, 0]
+            rows, at, end, width, past = rows[keep], at[keep], end[keep], width[keep], select_rows(past, keep)
+        else:
+            end = torch.where(alive, end, at)
 
 
 def _round(
@@ -227,6 +246,13 @@ def _round(
     hit = torch.isfinite(time)
     time = torch.where(hit, time, torch.maximum(at, end))
     return hit, time, rates(time[:, None])[:, 0].to(at.dtype), width
+
+
+def _group(history: Any) -> int:
+    """How many paths advance together: as many as keep the history's largest part in the processor's cache."""
+    values = (getattr(history, field.name) for field in dataclasses.fields(history))
+    largest = max(v[:1].numel() for v in values if isinstance(v, Tensor))
+    return max(SMALLEST, NUMBERS // max(1, largest))
 
 
 def _method(model: Any, method: str) -> str:
@@ -250,7 +276,8 @@ def _opening(model: Any, start: float, sequences: int, history: Sequence | Datas
         late = batch.valid & (batch.times >= start)
         if bool((batch.start > start).any()) or bool(late.any()):
             when = float(batch.times[late].max()) if bool(late.any()) else float(batch.start.max())
-            raise UserError(f"a history before the start at {start:g}", f"an event or a window at {when:g}", "Cut it with sequence.before(start).")
+            expected, remedy = f"a history before the start at {start:g}", "Cut it with sequence.before(start)."
+            raise UserError(expected, f"an event or a window at {when:g}", remedy)
     past = remember(model, batch)
     return past if len(batch.start) == sequences else select_rows(past, torch.zeros(sequences, dtype=torch.int64))
 

@@ -145,7 +145,7 @@ class _Scan(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, factor: Tensor, driven: Tensor) -> Tensor:
-        state = _running(factor, driven)[1]
+        state = _running(factor, driven)
         ctx.save_for_backward(factor, state)
         return state
 
@@ -202,25 +202,24 @@ def _turns(rate: Complex[Tensor, "K D"], gaps: Float[Tensor, "*S"]) -> Complex[T
     return torch.polar(torch.exp(rate.real * lag), rate.imag * lag)
 
 
-def _running(factor: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-    """Inclusive scan of x -> factor x + state along dimension 1: running products and running states.
+def _running(factor: Tensor, state: Tensor) -> Tensor:
+    """Inclusive scan of x -> factor x + state along dimension 1.
 
     Chunks of CHUNK positions run side by side, one position after the other; then their ends are scanned the same way.
     """
     n = state.shape[1]
-    if n > CHUNK:
-        chunks = -(-n // CHUNK)
-        room = chunks * CHUNK - n
-        folded = [_pad(x, room, fill).unflatten(1, (chunks, CHUNK)).flatten(0, 1) for x, fill in ((factor, 1.0), (state, 0.0))]
-        inside = [x.unflatten(0, (-1, chunks)) for x in _running(*folded)]
-        product, carried = _running(*(x[:, :, -1] for x in inside))
-        product, carried = _pad(product, 1, 1.0, front=True)[:, :-1, None], _pad(carried, 1, 0.0, front=True)[:, :-1, None]
-        return (inside[0] * product).flatten(1, 2)[:, :n], (inside[1] + inside[0] * carried).flatten(1, 2)[:, :n]
-    products, states = factor.clone(), state.clone()
-    for i in range(1, n):
-        states[:, i] += factor[:, i] * states[:, i - 1]
-        products[:, i] *= products[:, i - 1]
-    return products, states
+    if n <= CHUNK:
+        states = state.clone()
+        for i in range(1, n):
+            states[:, i] += factor[:, i] * states[:, i - 1]
+        return states
+    chunks = -(-n // CHUNK)
+    room = chunks * CHUNK - n
+    factor, state = (_pad(x, room, fill).unflatten(1, (chunks, CHUNK)) for x, fill in ((factor, 1.0), (state, 0.0)))
+    inside = _running(factor.flatten(0, 1), state.flatten(0, 1)).unflatten(0, (-1, chunks))
+    product = factor.cumprod(2)
+    carried = _pad(_running(product[:, :, -1], inside[:, :, -1]), 1, 0.0, front=True)[:, :-1, None]
+    return (inside + product * carried).flatten(1, 2)[:, :n]
 
 
 def _pad(x: Tensor, count: int, fill: float, *, front: bool = False) -> Tensor:

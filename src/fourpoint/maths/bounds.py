@@ -33,11 +33,13 @@ def sum_bound(
     >>> sum_bound(mode, torch.ones(1, 1, 1, dtype=torch.complex64), torch.tensor([0.5]), 2 * one)[0]
     tensor([[2.]])
     """
-    rate = spectrum.rate
-    size, speed = spectrum.weight * state.abs(), rate.abs()
-    r0, r1, r2 = (x.sum(-1)[..., None] for x in (size, size * speed, size * speed.square()))
+    rate, speed = spectrum.rate, spectrum.rate.abs()
+    size = (state.real.square() + state.imag.square()).sqrt()
+    powers = spectrum.weight[..., None] * torch.stack([torch.ones_like(speed), speed, speed.square()], -1)
+    r0, r1, r2 = torch.einsum("bkd,kdn->bkn", size, powers)[..., None].unbind(2)
     turn = torch.polar(spectrum.weight[..., None].expand_as(spectrum.shift), spectrum.shift)
-    now, slope = (torch.einsum("bkd,kdm->bkm", s, turn).real * readout for s in (state, state * rate))
+    both = torch.einsum("bkd,kdm->bkm", state, torch.cat([turn, rate[..., None] * turn], -1)).real
+    now, slope = (x * readout for x in both.chunk(2, -1))
     h, gain = width[:, None, None], readout.abs()
     line = now + h * gain * r1
     curve = now + (h * slope).clamp(min=0) + 0.5 * h.square() * gain * r2
@@ -59,8 +61,9 @@ def convex_bound(
 
 def moved(spectrum: Spectrum, state: Complex[Tensor, "B K D"], lag: Float[Tensor, " B"]) -> Complex[Tensor, "B K D"]:
     """States ``lag`` later."""
-    d, rate = lag[:, None, None], spectrum.rate
-    return torch.polar(torch.exp(rate.real * d), rate.imag * d) * state
+    d = lag[:, None, None]
+    angle, fade = spectrum.frequency * d, 1.0 if spectrum.decay is None else torch.exp(-spectrum.decay * d)
+    return torch.complex(angle.cos() * fade, angle.sin() * fade) * state
 
 
 def gathered(

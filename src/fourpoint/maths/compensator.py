@@ -4,8 +4,8 @@ On a panel [l, l + h] the rate is read at 16 Gauss-Legendre nodes and written in
 
     lambda(t) ~ sum_n c_n P_n(u),        int_l^t lambda = h sum_n c_n I_n(u),    I_n = (P_{n+1} - P_{n-1}) / (2 (2n + 1)),
 
-so that the integral is known at every point of the panel, not only at its end. h times the last coefficients estimates
-the error; a panel that misses the tolerance is halved, and after an easy one the next is twice as long. Solving
+so that the integral is known at every point of the panel, not only at its end. The last terms of that sum estimate its
+error; a panel that misses the tolerance is halved, and after one that meets it the next is twice as long. Solving
 Lambda(t) = E inside a panel then needs no further reading of the rate. With E ~ Exp(1) the answer is the next event of a
 process with this rate, with E = -log(1 - p) it is the p-quantile of its time, and the whole march gives its law.
 Used by `thinning`, `sampling` and the scores of predictions. Axes: B paths, P panels, Q nodes, M marks.
@@ -27,9 +27,9 @@ from fourpoint.maths.quadrature import Unconverged, gauss_legendre
 Rates = Callable[[Float[Tensor, "B Q"]], Float[Tensor, "B Q M"]]
 
 NODES = 16
-TOLERANCE = 1e-6  # of each panel's integral: far below what any test of a sample could see
+TOLERANCE = 1e-5  # of each panel's integral: far below what any test of a sample could see
 FAR = 2.0**60  # first widths after which a compensator that has not reached its target never will
-CERTAIN = 30.0  # the integral past which a next event is as good as certain
+CERTAIN = 20.0  # the integral past which a next event is as good as certain
 
 
 class Panel(NamedTuple):
@@ -63,6 +63,7 @@ def march(
     x = gauss_legendre(NODES)[0].to(start)
     matrix = _transform().to(start)
     left, total, first = start.clone(), torch.zeros_like(start), width
+    halved = torch.zeros_like(start, dtype=torch.bool)
     limit = torch.as_tensor(longest, dtype=start.dtype).expand_as(start)
     while True:
         stopped = (left >= stop) | (total >= target) | (left - start > FAR * first)
@@ -78,14 +79,14 @@ def march(
         _check_finite(lam, left, h)
         c = lam @ matrix.T
         gain = h * c[:, 0]
-        error = h * c[:, -3:].abs().amax(1)
-        allowed = tolerance + 64 * torch.finfo(own.dtype).eps * gain.abs()
+        error = h * c[:, -3:].abs().amax(1) / (2 * NODES - 5)
+        allowed = tolerance + 256 * torch.finfo(own.dtype).eps * gain.abs()
         fine = (error <= allowed) & ~stopped
         _check_width(h, error, left, ~(fine | stopped))
         yield Panel(left, torch.where(fine, h, 0.0), total, torch.where(fine, gain, 0.0), c, own)
         left, total = torch.where(fine, right, left), torch.where(fine, total + gain, total)
-        easy = error < allowed / 64
-        width = torch.where(fine, torch.where(easy, 2 * torch.maximum(h, width / 2), torch.maximum(h, width)), torch.where(stopped, width, h / 2))
+        width = torch.where(stopped, width, torch.where(fine, torch.maximum(h, width) * torch.where(halved, 1.0, 2.0), h / 2))
+        halved = ~(fine | stopped)
 
 
 def reach(
@@ -159,14 +160,19 @@ class Law:
                 time[there] = _solved(panel, target, there)
         return time
 
-    def integral_to(self, time: Float[Tensor, " B"]) -> Float[Tensor, " B"]:
-        """Lambda at ``time``, which must be an end of a panel (``through`` in :func:`next_event_law`)."""
-        return sum((torch.where(p.left + p.width <= time, p.gain, 0.0) for p in self.panels), torch.zeros_like(time))
+    def integral_at(self, times: Float[Tensor, "B G"]) -> Float[Tensor, "B G"]:
+        """Lambda at any times after the start; past the last panel it stays at its last value."""
+        total = torch.zeros_like(times)
+        for p in self.panels:
+            h = p.width[:, None]
+            x = ((times - p.left[:, None]) / torch.where(h > 0, h, 1.0)).clamp(0, 1)
+            total = total + h * torch.einsum("bgn,bn->bg", _antiderivatives(x), p.coefficients)
+        return total
 
     def crps(self, time: Float[Tensor, " B"]) -> Float[Tensor, " B"]:
         """Continuous ranked probability score of the observed ``time``: (y - a) - 2 int_a^y S + int S^2, S = exp(-Lambda).
 
-        As in :meth:`integral_to`, ``time`` must be an end of a panel.
+        ``time`` must be an end of a panel: pass it to :func:`next_event_law` as ``through``.
         """
         s = self.survival
         early = (torch.where(self.times <= time[:, None], self.weights * s, 0.0)).sum(1)
@@ -214,7 +220,7 @@ def _transform() -> Float[Tensor, "Q Q"]:
     return (2 * torch.arange(NODES) + 1)[:, None] * p * w
 
 
-def _legendre(u: Float[Tensor, "*S"], degree: int) -> Float[Tensor, "N *S"]:
+def _legendre(u: Float[Tensor, "*S"], degree: int) -> Float[Tensor, "*T"]:
     """P_0 .. P_degree, by the three-term recursion."""
     values = [torch.ones_like(u), u]
     for n in range(1, degree):

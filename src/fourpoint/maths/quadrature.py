@@ -14,7 +14,8 @@ The estimate of an interval has three parts, each for one way to be wrong:
     edge   (x_1 - a) |f(a+) - p(a)| with p the polynomial through the nodes and x_1 the first of them: a rate that an
            event has just raised may fall again before x_1, and no node would see it.
 
-A floor is added for rounding, and a thousandth of the tolerance, since no more was asked for. Used by `likelihood`, `sampling` and `evaluation`.
+A floor is added for rounding, and a thousandth of the tolerance, since no more was asked for. Used by `likelihood`,
+`sampling` and `evaluation`.
 """
 
 from __future__ import annotations

@@ -201,7 +201,11 @@ def _check(rate: Float[Tensor, "B Q"], top: Float[Tensor, " B"], times: Float[Te
 
 
 def _next_width(
-    width: Float[Tensor, " B"], used: Float[Tensor, " B"], top: Float[Tensor, " B"], rate: Float[Tensor, "B Q"], decided: Bool[Tensor, "B Q"]
+    width: Float[Tensor, " B"],
+    used: Float[Tensor, " B"],
+    top: Float[Tensor, " B"],
+    rate: Float[Tensor, "B Q"],
+    decided: Bool[Tensor, "B Q"],
 ) -> Float[Tensor, " B"]:
     """Longer where the rate filled the bound or no candidate came, shorter where the bound was loose."""
     seen = decided.sum(1)

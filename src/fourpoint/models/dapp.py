@@ -42,7 +42,7 @@ CHOICES = {
     "draw": ("even", "independent"),
     "activation": tuple(fourier.ACTIVATIONS),
 }
-KERNEL_ERROR = 0.01  # the largest error of a score that the evaluation's features may cause
+EFFECT_ERROR = 0.005  # how far the evaluation's features may move what one past event adds inside the link
 SLOWEST, FASTEST = 0.3, 3.0  # spread of the heads' first frequencies and decays: per window, per mean gap
 import os
 SCALE0 = float(os.environ.get("SCALE0","1"))
@@ -76,7 +76,7 @@ class DAPP(nn.Module):
         heads: K, the number of attention heads.
         features: D, modes drawn from the spectrum for every minibatch in training.
         eval_features: modes of the one set used for evaluation, sampling and streams; None picks the smallest of 128
-            to 1,024 that keeps every score within .01, after training.
+            to 1,024 that keeps each past event's effect inside the link within .005, after training.
         normalise: "none" (a sum), "ratio" or "softmax" (weights that sum to 1).
         phase: "paired" (cosine and sine) or "random", as in the paper's (7); random needs the dense form.
         values: "mark" (a constant per mark), "linear" in (t, m) as in the paper, or "affine".
@@ -236,9 +236,12 @@ class DAPP(nn.Module):
         size = 0.3 / max(1.0, events) if self._settings["normalise"] == "none" else 0.3
         sign = torch.where(torch.arange(heads) % 2 == 0, 1.0, -1.0)
         value = torch.full_like(self.value_weight, size / self.value_weight.shape[1]) * sign[:, None, None]
+        if self._settings["values"] != "mark":
+            value = self.value_weight * size
+            value[..., 0] /= max(1.0, length)  # the slope in time: over the window a value stays of one size
         if self._settings["link"] == "identity":
-            value = torch.log(torch.expm1(value.abs()))
-        self.value_weight.copy_(value if self._settings["values"] == "mark" else self.value_weight * size)
+            value = torch.log(torch.expm1(value.abs() / self.marks.count))  # every event adds to the rate of every mark
+        self.value_weight.copy_(value)
 
     def _build_time_parts(self) -> None:
         s, M = self._settings, self.marks.count
@@ -288,24 +291,26 @@ class DAPP(nn.Module):
     @torch.no_grad()
     def settle(self, features: int | None = None) -> list[str]:
         """Fix the evaluation's features: ``features``, or those asked for when the model was made, or the fewest of
-        SIZES whose kernels stay within KERNEL_ERROR of REFERENCE's."""
+        SIZES that keep each event's effect, sum_k kappa_k v_k, within EFFECT_ERROR of what REFERENCE features give."""
         asked = features or self._settings["eval_features"]
         if asked is not None:
             self._settings["eval_features"] = asked
             self._store_noise(asked)
             return []
         lags = torch.linspace(0, 1, 257).to(self.bias) * (self.length / self.time_scale).to(self.bias)
-        some = range(min(self.marks.count, 4))
-        kernels = []
+        pairs = [(m, n) for m in range(min(self.marks.count, 4)) for n in range(min(self.marks.count, 4))]
+        value = [self._values(lags[None], torch.full((1, len(lags)), n))[0].T for n in range(min(self.marks.count, 4))]
+        effects = []
         for size in (REFERENCE, *SIZES):
             self._store_noise(size)
             spectrum = self.spectrum(self.eval_noise, self.eval_phase)
-            kernels.append(torch.stack([fourier.kernel(spectrum, lags, m, n) for m in some for n in some]))
-            error = float((kernels[-1] - kernels[0]).abs().max())
-            if size != REFERENCE and error <= KERNEL_ERROR:
+            parts = [fourier.kernel(spectrum, lags, m, n) * value[n] * self._readout()[:, m, None] for m, n in pairs]
+            effects.append(torch.stack(parts).sum(1))
+            error = float((effects[-1] - effects[0]).abs().max())
+            if size != REFERENCE and error <= EFFECT_ERROR:
                 break
         self._settings["eval_features"] = size
-        return [f"evaluation features: {size} per head, largest error of a score {error:.2g}"]
+        return [f"evaluation features: {size} per head, within {error:.2g} of an event's effect on the log-rate"]
 
     def _store_noise(self, features: int) -> None:
         s = self._settings
@@ -376,7 +381,7 @@ class DAPP(nn.Module):
     ) -> Float[Tensor, "B G Q M"]:
         """log(mu + g(z)), the logarithm taken before anything can overflow."""
         s = self._settings
-        z = torch.einsum("bgqkm,km->bgqm", self.attend(history, times, seen), self.readout)
+        z = torch.einsum("bgqkm,km->bgqm", self.attend(history, times, seen), self._readout())
         since = times - history.start[:, None, None]
         log_base = self._log_base(since)
         if s["link"] == "identity":
@@ -418,7 +423,7 @@ class DAPP(nn.Module):
         query = self._elapsed(times[..., None], history.start)
         events = self._elapsed(history.times[:, 1:], history.start)
         w = attention.weights(history.spectrum, query, seen, events, history.marks, self._settings["normalise"])
-        return torch.einsum("bkgqmn,bnk,km->bgnm", w, history.values, self.readout)
+        return torch.einsum("bkgqmn,bnk,km->bgnm", w, history.values, self._readout())
 
     @torch.no_grad()
     def bound(self, history: DAPPHistory, a: Float[Tensor, " B"], b: Float[Tensor, " B"]) -> Float[Tensor, " B"]:
@@ -454,17 +459,17 @@ class DAPP(nn.Module):
         width = ((b - a) / self.time_scale).to(self.bias) * (1 + 4 * eps)
         if self._settings["normalise"] != "none":
             values, visible = (history.values, visible) if history.state is None else self._value_corners(history, last)
-            sizes = bounds.convex_bound(values.abs(), visible, self.readout.abs())
-            return bounds.convex_bound(values, visible, self.readout), 1024 * eps * sizes
+            sizes = bounds.convex_bound(values.abs(), visible, self._readout().abs())
+            return bounds.convex_bound(values, visible, self._readout()), 1024 * eps * sizes
         if history.state is not None:
             reach = ((b - last) / self.time_scale).to(self.bias)
             state = bounds.moved(history.spectrum, history.state[row, history.lengths][..., 0], ((a - last) / self.time_scale).to(self.bias))
-            top, size, speed = bounds.sum_bound(history.spectrum, state, width, self.readout)
+            top, size, speed = bounds.sum_bound(history.spectrum, state, width, self._readout())
             return top, eps * (32 * size + 4 * reach[:, None] * speed)
         now, past = self._elapsed(a, history.start), self._elapsed(events, history.start)
         state = bounds.gathered(history.spectrum, now, past, history.marks, history.values, visible)
-        top, _, _ = bounds.sum_bound(history.spectrum, state, width, self.readout)
-        sizes = torch.where(visible[..., None], history.values.abs(), 0.0).sum(1) @ self.readout.abs()
+        top, _, _ = bounds.sum_bound(history.spectrum, state, width, self._readout())
+        sizes = torch.where(visible[..., None], history.values.abs(), 0.0).sum(1) @ self._readout().abs()
         fastest = history.spectrum.rate.abs().amax() * self._elapsed(b, history.start).to(self.bias)
         return top, eps * (64 + 8 * fastest)[:, None] * sizes
 
@@ -501,6 +506,10 @@ class DAPP(nn.Module):
             return weight.T[marks]
         value = elapsed.to(weight)[..., None] * weight[:, 0]
         return value if s["values"] == "linear" and M == 1 else value + weight[:, 1:].T[marks]
+
+    def _readout(self) -> Float[Tensor, "K M"]:
+        """r_km, how much each mark heeds each head; never negative where the link is the identity, as the rate must not be."""
+        return self.readout.abs() if self._settings["link"] == "identity" else self.readout
 
     def _channels(self, values: Float[Tensor, "B N K"]) -> Float[Tensor, "B N K C"]:
         if self._settings["normalise"] == "none":

@@ -1,0 +1,321 @@
+r"""What happens next, and how sure the model is: forecasts from the user's own history.
+
+The next event's law comes from the model's own survival function, by quadrature and not by samples,
+
+    P(T > t) = exp(-int_at^t lambda),     density lambda(t) P(T > t),     P(mark m) = int lambda_m(t) P(T > t) dt,
+
+with lambda seen from the history, as if nothing more happened. What comes after it has no such formula: counts per window
+and the expected rate are means and intervals over exactly sampled paths (`sampling`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fourpoint.events import Batch, Dataset, MarkSpace, Sequence, UserError
+from fourpoint.maths.compensator import Law, next_event_law
+from fourpoint.maths.quadrature import Unconverged
+from fourpoint.sampling import advance, check_marks, last_rates, remember, select_rows, still
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from rich.table import Table
+
+Floats = NDArray[np.float64]
+LEVELS = (0.05, 0.25, 0.5, 0.75, 0.95)
+GRID = 200  # points of a density
+STEPS = 100  # points of a rate path
+MOST = 10_000  # events of one sampled path
+RECENT = 2048  # past events whose rate is drawn
+BAND = 256  # paths whose rates make the band
+CHUNK = 64  # of those computed at once
+
+
+@dataclass(frozen=True)
+class NextEvent:
+    """The law of the next event. Times are absolute, in the user's unit; ``never`` is the chance that none comes at all."""
+
+    mean: float
+    median: float
+    quantiles: dict[float, float]
+    times: Floats
+    density: Floats
+    marks: Floats  # probability of each mark
+    never: float
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """The time lies in it with probability 90%."""
+        return self.quantiles[0.05], self.quantiles[0.95]
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Events per window and mark: means and 90% intervals, (W, M), and the same for all marks together, (W,)."""
+
+    edges: Floats
+    mean: Floats
+    low: Floats
+    high: Floats
+    total_mean: Floats
+    total_low: Floats
+    total_high: Floats
+
+
+@dataclass(frozen=True)
+class RateBand:
+    """The rate on a grid of times: its mean over paths, per mark (Q, M), and a 90% band of the total (Q,)."""
+
+    times: Floats
+    mean: Floats
+    low: Floats
+    high: Floats
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """What :func:`forecast` found. Prints as a table; :meth:`to_dict` is for machines, :meth:`plot` for eyes."""
+
+    at: float
+    horizon: float
+    marks: MarkSpace
+    next_event: NextEvent
+    counts: Counts
+    rate: RateBand
+    paths: Dataset
+    acceptance: float
+    notes: tuple[str, ...]
+    past: Sequence
+    past_times: Floats
+    past_rate: Floats
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything but the paths, as JSON can hold it."""
+        names, n, c = self.marks.names or ("event",), self.next_event, self.counts
+        counts = [
+            {
+                "start": c.edges[w],
+                "stop": c.edges[w + 1],
+                "total": {"mean": c.total_mean[w], "low": c.total_low[w], "high": c.total_high[w]},
+                "marks": {k: {"mean": c.mean[w, m], "low": c.low[w, m], "high": c.high[w, m]} for m, k in enumerate(names)},
+            }
+            for w in range(len(c.mean))
+        ]
+        finite = {"mean": n.mean if np.isfinite(n.mean) else None, "median": n.median if np.isfinite(n.median) else None}
+        quantiles = {f"{p:g}": t if np.isfinite(t) else None for p, t in n.quantiles.items()}
+        following = finite | {"quantiles": quantiles, "times": n.times, "density": n.density, "never": n.never}
+        following["mark_probabilities"] = dict(zip(names, n.marks, strict=True))
+        rate = {"times": self.rate.times, "mean": self.rate.mean.sum(1), "low": self.rate.low, "high": self.rate.high}
+        rate["marks"] = {k: self.rate.mean[:, m] for m, k in enumerate(names)}
+        head = {"at": self.at, "horizon": self.horizon, "paths": len(self.paths), "acceptance": self.acceptance, "notes": self.notes}
+        return _plain(head | {"next_event": following, "counts": counts, "rate": rate})
+
+    def plot(self, ax: Axes | None = None, unit: str = "") -> Axes:
+        """The rate up to now, its expected path with a band, and the next event's interval."""
+        from fourpoint.forecast_plots import forecast_plot
+
+        shown = self.past.times >= (self.past_times[0] if len(self.past_times) else self.at)
+        return forecast_plot(
+            self.rate.times,
+            self.rate.mean.sum(1),
+            self.rate.low,
+            self.rate.high,
+            past_times=self.past_times,
+            past_rate=self.past_rate,
+            events=self.past.times[shown],
+            event_marks=self.past.marks[shown],
+            names=self.marks.names,
+            interval=(self.next_event.interval[0], min(self.next_event.interval[1], self.at + self.horizon)),
+            median=self.next_event.median,
+            unit=unit,
+            ax=ax,
+        )
+
+    def __rich__(self) -> Table:
+        from rich.table import Table
+
+        n, c = self.next_event, self.counts
+        title = f"Forecast from {self.at:g} to {self.at + self.horizon:g}"
+        table = Table(title=title, title_justify="left", box=None, pad_edge=False, show_header=False)
+        table.add_column(style="bold", no_wrap=True)
+        table.add_column()
+        low, high = n.interval
+        table.add_row("next event", f"median {n.median:.6g}, mean {n.mean:.6g}, nine in ten from {low:.6g} to {high:.6g}")
+        if self.marks.names:
+            best = np.argsort(-n.marks)[:5]
+            table.add_row("its mark", ", ".join(f"{self.marks.names[m]} {n.marks[m]:.1%}" for m in best))
+        for w in range(len(c.total_mean)):
+            span, range_ = f"[{c.edges[w]:.6g}, {c.edges[w + 1]:.6g})", f"{c.total_low[w]:.0f} to {c.total_high[w]:.0f}"
+            table.add_row(f"events in {span}", f"{c.total_mean[w]:.2f} expected, nine in ten from {range_}")
+        for note in self.notes:
+            table.add_row("note", note)
+        return table
+
+    def __str__(self) -> str:
+        from rich.console import Console
+
+        console = Console(width=110)
+        with console.capture() as capture:
+            console.print(self)
+        return capture.get().rstrip()
+
+
+def forecast(
+    model: Any, sequence: Sequence, horizon: float, paths: int = 1000, seed: int = 0, *, at: float | None = None, windows: int = 4
+) -> Forecast:
+    """What ``model`` expects after the events of ``sequence`` before ``at``, up to ``at + horizon``.
+
+    Arguments
+        horizon: how far to look, in the user's unit of time.
+        paths: how many futures to sample; ``seed`` of those.
+        at: now; the end of the sequence's window by default. Later events of the sequence are not looked at.
+        windows: equal parts of the horizon in which events are counted.
+
+    Raises :class:`UserError` where the horizon is not positive, ``at`` lies outside the sequence's window, the marks are not
+    the model's, or the model explodes before the horizon.
+
+    >>> from fourpoint.models.poisson import Poisson
+    >>> f = forecast(Poisson(), Sequence([0.5, 1.5], start=0.0, stop=2.0), horizon=8.0, paths=200)  # a rate of 1
+    >>> round(f.next_event.mean, 6), round(f.next_event.median, 4), f.counts.edges.tolist()
+    (3.0, 2.6931, [2.0, 4.0, 6.0, 8.0, 10.0])
+    """
+    now = _check(model, sequence, horizon, paths, at, windows)
+    end = now + horizon
+    past = sequence if at is None or at == sequence.stop else sequence.before(now)
+    with still(model):
+        here = remember(model, _as_batch(past, now))
+        notes = _notes(model, here, end)
+        try:
+            law, following = _next_event(model, here, now, horizon)
+        except Unconverged as error:
+            raise UserError("a rate that can be integrated", str(error).rstrip("."), "Fit the model again.") from error
+        if law.never[0] > 1e-6:
+            notes.append(f"with probability {float(law.never[0]):.3g} no further event comes")
+        many = select_rows(here, torch.zeros(paths, dtype=torch.int64))
+        start, stop = (torch.full((paths,), x, dtype=torch.float64) for x in (now, end))
+        drawn = advance(model, many, start, stop, torch.Generator().manual_seed(seed), most=MOST)
+        if len(drawn.capped):
+            received = f"{len(drawn.capped):,} of {paths:,} paths with {MOST:,} events before {end:g}"
+            raise UserError("a process that does not explode before the horizon", received, "Shorten the horizon, or fit the model again.")
+        band = _band(model, many, past, drawn.data, now, end)
+        earlier = _past_rate(model, past, now, horizon)
+    counts = _counts(drawn.data, now, end, windows)
+    head = (now, float(horizon), model.marks, following, counts, band)
+    return Forecast(*head, drawn.data, drawn.acceptance, tuple(notes), past, *earlier)
+
+
+def _check(model: Any, sequence: Sequence, horizon: float, paths: int, at: float | None, windows: int) -> float:
+    if not (np.isfinite(horizon) and horizon > 0):
+        raise UserError("a positive horizon", f"{horizon}", "Pass horizon=2.0, say, in the data's unit of time.")
+    if paths < 1 or windows < 1:
+        raise UserError("at least one path and one window", f"paths={paths}, windows={windows}", "Raise them.")
+    check_marks(model, sequence.space)
+    if at is not None and not sequence.start <= at <= sequence.stop:
+        expected = f"a time inside the window [{sequence.start:g}, {sequence.stop:g}] of sequence {sequence.id}"
+        raise UserError(expected, f"at={at:g}", "Choose a time at which the sequence was observed.")
+    return float(sequence.stop if at is None else at)
+
+
+def _as_batch(past: Sequence, now: float) -> Batch:
+    times, marks = (torch.from_numpy(np.array(x))[None] for x in (past.times, past.marks))
+    start, stop = (torch.tensor([x], dtype=torch.float64) for x in (past.start, now))
+    return Batch(times, marks, torch.ones_like(marks, dtype=torch.bool), start, stop)
+
+
+def _notes(model: Any, here: Any, end: float) -> list[str]:
+    knots = model.knots(here) if hasattr(model, "knots") else None
+    if knots is None or end <= float(knots[0, -1]) + 1e-9:
+        return []
+    return [f"the model's curves of time end at {float(knots[0, -1]):g}; past it they stay at their last value"]
+
+
+def _next_event(model: Any, here: Any, now: float, horizon: float) -> tuple[Law, NextEvent]:
+    start = torch.tensor([now], dtype=torch.float64)
+
+    def rates(times: Float[Tensor, "B Q"]) -> Float[Tensor, "B Q M"]:
+        return last_rates(model, here, times)
+
+    law = next_event_law(rates, start, start.new_tensor([horizon / 64]))
+    quantiles = {p: float(law.quantile(p)[0]) for p in LEVELS}
+    far = float(law.quantile(0.995)[0])
+    grid = torch.linspace(now, far if np.isfinite(far) else now + horizon, GRID, dtype=torch.float64)[None]
+    density = rates(grid).sum(-1).double() * torch.exp(-law.integral_at(grid))
+    mean, marks = float(law.mean()[0]), law.marks()[0].numpy()
+    return law, NextEvent(mean, quantiles[0.5], quantiles, grid[0].numpy(), density[0].numpy(), marks, float(law.never[0]))
+
+
+def _counts(paths: Dataset, now: float, end: float, windows: int) -> Counts:
+    edges = np.linspace(now, end, windows + 1)
+    counts = window_counts(paths, edges)
+    low, high = np.quantile(counts, (0.05, 0.95), axis=0, method="inverted_cdf")
+    total = counts.sum(2)
+    total_low, total_high = np.quantile(total, (0.05, 0.95), axis=0, method="inverted_cdf")
+    return Counts(edges, counts.mean(0), low, high, total.mean(0), total_low, total_high)
+
+
+def window_counts(data: Dataset, edges: Floats) -> NDArray[np.int64]:
+    """Events of every sequence per window between ``edges`` and per mark, (S, W, M)."""
+    windows, M = len(edges) - 1, data.marks.count
+    row = np.repeat(np.arange(len(data)), data.lengths)
+    window = np.searchsorted(edges, data.times, side="right") - 1
+    inside = (window >= 0) & (window < windows)
+    flat = ((row * windows + window) * M + data.mark_ids)[inside]
+    return np.bincount(flat, minlength=len(data) * windows * M).reshape(len(data), windows, M)
+
+
+def _band(model: Any, many: Any, past: Sequence, paths: Dataset, now: float, end: float) -> RateBand:
+    """The rate of every path on a grid: a path goes on from the history where the model can, else from all its events."""
+    grid = torch.linspace(now, end, STEPS + 1, dtype=torch.float64)[1:]
+    parts = []
+    for rows in paths[:BAND].batches(CHUNK):
+        batch = paths.batch(rows)
+        if getattr(model, "linear", False):
+            history = model.encode(batch, select_rows(many, torch.from_numpy(rows)))
+        else:
+            history = model.encode(_joined(past, batch))
+        parts.append(model.intensity(history, grid.expand(len(rows), -1)).double())
+    rate = torch.cat(parts)
+    low, high = np.quantile(rate.sum(2).numpy(), (0.05, 0.95), axis=0)
+    return RateBand(grid.numpy(), rate.mean(0).numpy(), low, high)
+
+
+def _joined(past: Sequence, batch: Batch) -> Batch:
+    """The past events before those of each path."""
+    B, n = len(batch.start), len(past)
+    times, marks = (torch.from_numpy(np.array(x)).expand(B, n) for x in (past.times, past.marks))
+    valid = torch.cat([torch.ones(B, n, dtype=torch.bool), batch.valid], 1)
+    start = torch.full_like(batch.start, past.start)
+    return Batch(torch.cat([times, batch.times], 1), torch.cat([marks, batch.marks], 1), valid, start, batch.stop)
+
+
+def _past_rate(model: Any, past: Sequence, now: float, horizon: float) -> tuple[Floats, Floats]:
+    """The total rate on the stretch before now that a picture shows; only recent events are encoded anew."""
+    whole = _as_batch(past, now)
+    first = max(0, len(past) - RECENT) if getattr(model, "linear", False) else 0
+    before = remember(model, whole.columns(0, first)) if first else None
+    history = model.encode(whole.columns(first, len(past)) if first else whole, before)
+    begin = max(past.start, now - 2 * horizon, float(history.times[0, 0]))
+    if begin >= now:
+        return np.zeros(0), np.zeros(0)
+    grid = torch.linspace(begin, now, 2 * STEPS, dtype=torch.float64)[None]
+    return grid[0].numpy(), model.intensity(history, grid)[0].sum(-1).double().numpy()
+
+
+def _plain(value: Any) -> Any:
+    """Arrays and numpy numbers as lists and floats; a NaN, which JSON has no word for, as None."""
+    if isinstance(value, dict):
+        return {k: _plain(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(v) for v in value]
+    if isinstance(value, np.ndarray):
+        return _plain(value.tolist())
+    if isinstance(value, np.generic):
+        return _plain(value.item())
+    return None if isinstance(value, float) and not np.isfinite(value) else value

@@ -1,0 +1,143 @@
+r"""Time rescaling: does the model's clock make the events look like a Poisson process of rate 1?
+
+If lambda is the true rate, the compensators Lambda(t_i) = int_start^{t_i} lambda are a Poisson process of rate 1, so that
+their gaps are independent unit exponentials (Meyer's theorem). Pooling the gaps of many short windows is biased, since
+the last one of every window is cut off. Hence all windows are laid end to end on one axis: event i of sequence s stands
+at Lambda_s(t_i) + sum_{r < s} Lambda_r(stop), and the gaps between neighbours there are unit exponentials again, but for the
+last. Three questions are asked of them:
+
+    exponential    Kolmogorov and Smirnov's distance of the gaps from 1 - exp(-x)
+    uniform        the same distance of the places on the whole axis from a uniform law: a drift in the residual rate
+    independent    Ljung and Box's statistic of the gaps' normal scores: Q = n (n + 2) sum_l r_l^2 / (n - l)
+
+and a QQ plot shows where they differ, inside an envelope that each point leaves with probability 5% under the model.
+Plain numpy; scipy is imported where it is used.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+LAGS = 10
+POINTS = 200  # of a QQ plot
+
+
+@dataclass(frozen=True)
+class QQ:
+    """Quantiles of the unit exponential, those of the residuals, and the 95% envelope of each point."""
+
+    theory: Floats
+    observed: Floats
+    low: Floats
+    high: Floats
+
+    @property
+    def outside(self) -> float:
+        """The share of points outside the envelope; near 5% for a true model."""
+        out = (self.observed < self.low) | (self.observed > self.high)
+        return float(out.mean()) if len(out) else float("nan")
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Statistics and p-values of one set of residuals; NaN where there are too few."""
+
+    count: int
+    expected: float  # the compensator of all windows: the events that the model expected
+    ks: float
+    ks_p: float
+    uniform: float
+    uniform_p: float
+    ljung_box: float
+    ljung_box_p: float
+    qq: QQ
+
+    def to_dict(self) -> dict[str, Any]:
+        """The numbers, without the QQ plot's points."""
+        out = {name: getattr(self, name) for name in self.__dataclass_fields__ if name != "qq"}
+        return out | {"qq_outside": self.qq.outside}
+
+
+def judge(places: Floats, rows: NDArray[np.int64], totals: Floats) -> Verdict:
+    """The verdict on events at compensators ``places`` of windows ``rows`` whose whole compensators are ``totals``.
+
+    ``places`` (E,) count from their own window's start and are sorted inside each window; ``rows`` (E,) do not decrease.
+
+    >>> rng = np.random.default_rng(0)
+    >>> totals = np.full(300, 10.0)
+    >>> events = [np.sort(rng.uniform(0, 10, rng.poisson(10))) for _ in totals]
+    >>> v = judge(np.concatenate(events), np.repeat(np.arange(300), [len(e) for e in events]), totals)
+    >>> v.ks_p > 0.01, v.uniform_p > 0.01, v.ljung_box_p > 0.01
+    (True, True, True)
+    """
+    residuals = end_to_end(places, rows, totals)
+    whole = float(totals.sum())
+    ks, ks_p = ks_test(-np.expm1(-residuals))
+    uniform, uniform_p = ks_test(np.cumsum(residuals) / whole if whole > 0 else residuals)
+    ljung_box, ljung_box_p = ljung_box_test(residuals)
+    return Verdict(len(residuals), whole, ks, ks_p, uniform, uniform_p, ljung_box, ljung_box_p, qq_points(residuals))
+
+
+def end_to_end(places: Floats, rows: NDArray[np.int64], totals: Floats) -> Floats:
+    """Gaps between the events of all windows laid end to end, the first counted from 0.
+
+    >>> end_to_end(np.array([1.0, 2.5, 0.5]), np.array([0, 0, 2]), np.array([3.0, 1.0, 2.0])).tolist()
+    [1.0, 1.5, 2.0]
+    """
+    before = np.cumsum(totals) - totals
+    return np.diff(before[rows] + places, prepend=0.0)
+
+
+def per_sequence(places: Floats, rows: NDArray[np.int64]) -> Floats:
+    """Gaps between the events of each window alone, the first counted from its start."""
+    first = np.concatenate([[True], rows[1:] != rows[:-1]]) if len(rows) else np.zeros(0, dtype=bool)
+    return np.where(first, places, np.diff(places, prepend=0.0))
+
+
+def ks_test(uniforms: Floats) -> tuple[float, float]:
+    """Kolmogorov and Smirnov's distance of ``uniforms`` from the uniform law on [0, 1], and its p-value.
+
+    The p-value is the limit law's at D (sqrt(n) + .12 + .11 / sqrt(n)), Stephens' form, within .002 for n > 10.
+
+    >>> ks_test((np.arange(100) + 0.5) / 100)
+    (0.005..., 1.0)
+    """
+    n = len(uniforms)
+    if n < 2:
+        return float("nan"), float("nan")
+    from scipy.special import kolmogorov
+
+    u, steps = np.sort(uniforms), np.arange(n + 1) / n
+    distance = float(max((steps[1:] - u).max(), (u - steps[:-1]).max()))
+    return distance, float(kolmogorov(distance * (np.sqrt(n) + 0.12 + 0.11 / np.sqrt(n))))
+
+
+def ljung_box_test(residuals: Floats, lags: int = LAGS) -> tuple[float, float]:
+    """Ljung and Box's statistic over ``lags`` of the normal scores of unit exponentials, and its p-value."""
+    n = len(residuals)
+    if n < 5 * lags:
+        return float("nan"), float("nan")
+    from scipy.special import gammaincc, ndtri
+
+    score = ndtri(np.clip(-np.expm1(-residuals), 1e-12, 1 - 1e-12))
+    score = score - score.mean()
+    r = np.array([(score[k:] * score[:-k]).sum() for k in range(1, lags + 1)]) / np.square(score).sum()
+    statistic = n * (n + 2) * float((r**2 / (n - np.arange(1, lags + 1))).sum())
+    return statistic, float(gammaincc(lags / 2, statistic / 2))
+
+
+def qq_points(residuals: Floats, points: int = POINTS) -> QQ:
+    """Sorted residuals against unit exponential quantiles; the i-th of n lies in a Beta(i, n + 1 - i) envelope."""
+    n = len(residuals)
+    if not n:
+        return QQ(*(np.zeros(0) for _ in range(4)))
+    from scipy.special import betaincinv
+
+    i = np.unique(np.round(np.linspace(1, n, min(n, points))).astype(np.int64))
+    low, high = (-np.log1p(-betaincinv(i, n + 1 - i, q)) for q in (0.025, 0.975))
+    return QQ(-np.log1p(-i / (n + 1)), np.sort(residuals)[i - 1], low, high)

@@ -1,0 +1,261 @@
+"""Training: it learns, repeats itself, survives being killed, and stops aloud where it cannot go on."""
+
+from __future__ import annotations
+
+import csv
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fourpoint import checkpoints, training
+from fourpoint.data.synthetic import simulate
+from fourpoint.events import Dataset, Sequence
+from fourpoint.likelihood import log_likelihood
+from fourpoint.models import DAPP, Hawkes, Poisson
+from fourpoint.training import COLUMNS, Fit, TrainingError, fit
+
+SMALL: dict[str, Any] = dict(heads=2, features=4, eval_features=8, generator=(4,), knots=3)
+SHORT: dict[str, Any] = dict(
+    steps=12, batch_size=16, learning_rate=1e-2, warmup=2, nodes=2, validate_every=3, patience=99, seed=5, progress=False
+)
+
+
+def data() -> Dataset:
+    return simulate("hawkes", 60, seed=1)
+
+
+def tiny(**settings: Any) -> DAPP:
+    return DAPP(**{**SMALL, **settings})
+
+
+def same(a: torch.nn.Module, b: torch.nn.Module) -> bool:
+    left, right = a.state_dict(), b.state_dict()
+    return left.keys() == right.keys() and all(torch.equal(left[k], right[k]) for k in left)
+
+
+@pytest.fixture(scope="module")
+def unbroken() -> tuple[DAPP, Fit]:
+    model = tiny()
+    return model, fit(model, data(), **SHORT)
+
+
+# ---------------------------------------------------------------------- it learns
+
+
+def test_fit_improves_on_its_start() -> None:
+    train, test = simulate("hawkes", 300, seed=2), simulate("hawkes", 100, seed=3).batch()
+    model = tiny(base="constant", drift="none", eval_features=32)
+    model.initialise(train)
+    before = log_likelihood(model.eval(), test).per_event
+    done = fit(model, train, steps=60, batch_size=32, learning_rate=2e-2, warmup=5, validate_every=20, progress=False)
+    assert log_likelihood(model, test).per_event > before + 0.005
+    assert not model.training and done.stopped == "all steps done"
+
+
+def test_the_history_has_its_columns_and_the_folder_its_files(tmp_path: Path) -> None:
+    done = fit(tiny(), data(), folder=tmp_path, **SHORT)
+    rows = list(csv.DictReader((tmp_path / "history.csv").read_text().splitlines()))
+    assert tuple(rows[0]) == COLUMNS
+    assert COLUMNS == ("step", "epoch", "seconds", "train_log_likelihood", "dev_log_likelihood", "events_per_second", "learning_rate")
+    assert [int(r["step"]) for r in rows] == [3, 6, 9, 12] == [r["step"] for r in done.history]
+    assert all(math.isfinite(float(value)) for row in rows for value in row.values())
+    assert (tmp_path / "history.csv").read_text() == done.csv()
+    assert sorted(p.name.split("-")[0] for p in tmp_path.iterdir()) == ["history.csv", "model", "model.json"]
+
+
+def test_best_weights_are_kept_and_patience_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[dict[str, torch.Tensor]] = []
+    scores = iter([-1.0, -0.5, -2.0, -0.7, -9.0])
+
+    def score(model: torch.nn.Module, data: Dataset) -> float:
+        seen.append({k: v.detach().clone() for k, v in model.named_parameters()})
+        return next(scores)
+
+    monkeypatch.setattr(training, "_score", score)
+    model = tiny()
+    done = fit(model, data(), **{**SHORT, "steps": 99, "patience": 2})
+    assert done.stopped == "no better validation" and len(done.history) == 4
+    assert done.best_step == 6 and done.best == -0.5
+    assert all(torch.equal(parameter, seen[1][name]) for name, parameter in model.named_parameters())
+
+
+def test_a_time_budget_ends_the_run() -> None:
+    done = fit(tiny(), data(), **{**SHORT, "steps": 10**7, "time_budget": 0.3})
+    assert done.stopped == "time budget"
+
+
+def test_direct_maximum_likelihood_takes_no_steps(tmp_path: Path) -> None:
+    for model in (Poisson(), Hawkes()):
+        done = fit(model, data(), folder=tmp_path / type(model).__name__, progress=False)
+        assert done.stopped == "maximum likelihood" and len(done.history) == 1
+        assert same(checkpoints.restore(tmp_path / type(model).__name__), model)
+
+
+def test_the_bar_can_be_shown(capfd: pytest.CaptureFixture[str]) -> None:
+    shown = tiny()
+    fit(shown, data(), **{**SHORT, "progress": True})
+    assert capfd.readouterr().out == ""
+
+
+# ---------------------------------------------------------------------- it repeats itself
+
+
+def test_one_seed_gives_one_result(unbroken: tuple[DAPP, Fit]) -> None:
+    again, other = tiny(), tiny()
+    history = fit(again, data(), **SHORT).history
+    fit(other, data(), **{**SHORT, "seed": 6})
+    assert same(again, unbroken[0]) and not same(other, unbroken[0])
+    for name in ("train_log_likelihood", "dev_log_likelihood", "learning_rate"):
+        assert [r[name] for r in history] == [r[name] for r in unbroken[1].history]
+
+
+KILLED = """
+import os, signal
+from fourpoint import training
+from fourpoint.data.synthetic import simulate
+from fourpoint.models import DAPP
+
+validate, calls = training._Run.validate, []
+
+def then_die(self, *inputs):
+    validate(self, *inputs)
+    calls.append(1)
+    if len(calls) == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+training._Run.validate = then_die
+training.fit(DAPP(**{small}), simulate("hawkes", 60, seed=1), folder={folder!r}, **{short})
+"""
+
+
+def test_a_killed_run_goes_on_to_the_same_weights(tmp_path: Path, root: Path, unbroken: tuple[DAPP, Fit]) -> None:
+    script = KILLED.format(small=SMALL, short=SHORT, folder=str(tmp_path))
+    path = os.pathsep.join([str(root / "src"), os.environ.get("PYTHONPATH", "")])
+    died = subprocess.run([sys.executable, "-c", script], env={**os.environ, "PYTHONPATH": path}, capture_output=True, timeout=300)
+    assert died.returncode == -9, died.stderr.decode()
+    assert (tmp_path / "training.json").is_file()
+    checkpoints.restore(tmp_path)
+    model = tiny()
+    done = fit(model, data(), folder=tmp_path, resume=True, **SHORT)
+    assert "resumed at step 6" in done.notes
+    assert same(model, unbroken[0])
+    assert [r["dev_log_likelihood"] for r in done.history] == [r["dev_log_likelihood"] for r in unbroken[1].history]
+    assert [r["train_log_likelihood"] for r in done.history] == [r["train_log_likelihood"] for r in unbroken[1].history]
+    assert done.best_step == unbroken[1].best_step and not (tmp_path / "training.json").exists()
+
+
+class Stop(BaseException):
+    """Stands for a kill at a moment of our choice."""
+
+
+def interrupted(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, when: Any, **settings: Any) -> None:
+    """Fit until ``owner.name`` is called with arguments for which ``when`` holds."""
+    original = getattr(owner, name)
+
+    def stop(*inputs: Any, **named: Any) -> Any:
+        if when(*inputs):
+            raise Stop
+        return original(*inputs, **named)
+
+    with monkeypatch.context() as m:
+        m.setattr(owner, name, stop)
+        with pytest.raises(Stop):
+            fit(tiny(), data(), **{**SHORT, **settings})
+
+
+def test_killed_between_the_first_model_and_its_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unbroken: tuple[DAPP, Fit]) -> None:
+    """Then there is a model but no state: the run starts again, and is not taken for a finished one."""
+    interrupted(monkeypatch, checkpoints, "write_tensors", lambda folder, name, *_: name == "training", folder=tmp_path)
+    assert (tmp_path / "model.json").is_file() and not (tmp_path / "training.json").exists()
+    model = tiny()
+    done = fit(model, data(), folder=tmp_path, resume=True, **SHORT)
+    assert same(model, unbroken[0]) and done.notes.count("nothing to resume: starting from the beginning") == 1
+
+
+def test_killed_after_patience_ran_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that had only to finish does not learn any further."""
+    dev = iter([-1.0, -2.0, -3.0, 0.0, 0.0])
+    monkeypatch.setattr(training, "_score", lambda *_: next(dev))
+    interrupted(monkeypatch, training._Run, "finish", lambda *_: True, folder=tmp_path, patience=2)
+    model = tiny()
+    done = fit(model, data(), folder=tmp_path, resume=True, **{**SHORT, "patience": 2})
+    assert done.stopped == "no better validation" and done.best_step == 3 and len(done.history) == 3
+
+
+def test_a_finished_run_resumes_to_the_same_weights(tmp_path: Path) -> None:
+    for name, build in (("fixed", tiny), ("settled", lambda: tiny(eval_features=None)), ("hawkes", Hawkes)):
+        first, second = build(), build()
+        fit(first, data(), folder=tmp_path / name, **SHORT)
+        done = fit(second, data(), folder=tmp_path / name, resume=True, **SHORT)
+        assert same(first, second) and first.settings() == second.settings() and not second.training
+        assert "nothing to resume: the run in this folder had ended" in done.notes and done.history == []
+
+
+def test_resuming_nothing_starts_from_the_beginning(tmp_path: Path, unbroken: tuple[DAPP, Fit]) -> None:
+    model = tiny()
+    done = fit(model, data(), folder=tmp_path / "new", resume=True, **SHORT)
+    assert "nothing to resume: starting from the beginning" in done.notes and same(model, unbroken[0])
+
+
+@pytest.mark.parametrize(("name", "value"), [("learning_rate", 0.5), ("steps", 99), ("seed", 6), ("batch_size", 7)])
+def test_resuming_with_another_recipe_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: float) -> None:
+    interrupted(monkeypatch, training._Run, "stale", lambda self: bool(self.fit.history), folder=tmp_path)
+    message = rf"expected {name}={SHORT[name]}, as in the run to resume; received {value}\. Repeat the first call"
+    with pytest.raises(TrainingError, match=message):
+        fit(tiny(), data(), folder=tmp_path, resume=True, **{**SHORT, name: value})
+    fit(tiny(), data(), folder=tmp_path, resume=True, **SHORT)
+    with pytest.raises(TrainingError, match=f"expected {name}="):
+        fit(tiny(), data(), folder=tmp_path, resume=True, **{**SHORT, name: value})
+
+
+def test_resuming_with_another_model_is_refused(tmp_path: Path) -> None:
+    fit(tiny(), data(), folder=tmp_path, **SHORT)
+    with pytest.raises(TrainingError, match="expected model=.*, as in the run to resume"):
+        fit(tiny(heads=3), data(), folder=tmp_path, resume=True, **SHORT)
+
+
+# ---------------------------------------------------------------------- it stops aloud
+
+
+def test_a_loss_that_is_not_finite_names_step_sequences_and_parameter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    original, calls = training.sampled_log_likelihood, []
+
+    def poisoned(model: Any, *inputs: Any) -> torch.Tensor:
+        calls.append(1)
+        value = original(model, *inputs)
+        return value + model.log_decay.sum() * math.nan if len(calls) == 8 else value
+
+    monkeypatch.setattr(training, "sampled_log_likelihood", poisoned)
+    with pytest.raises(TrainingError) as caught:
+        fit(tiny(), data(), folder=tmp_path, **SHORT)
+    message = str(caught.value)
+    assert message.startswith("expected a finite loss; received nan at step 7 on sequences ")
+    assert "; the gradient of log_decay is not finite. Lower learning_rate" in message and "the best model so far is kept" in message
+    kept = checkpoints.restore(tmp_path)
+    assert all(p.isfinite().all() for p in kept.parameters())
+    assert math.isfinite(log_likelihood(kept, data().batch()).per_event)
+    monkeypatch.undo()
+    assert fit(tiny(), data(), folder=tmp_path, resume=True, **SHORT).stopped == "all steps done"
+
+
+def test_the_named_sequences_are_those_of_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = Dataset.from_sequences([Sequence([0.1, 0.2], start=0, stop=1, id="monday"), Sequence([0.3], start=0, stop=1, id="tuesday")])
+    monkeypatch.setattr(training, "sampled_log_likelihood", lambda model, *_: model.bias * math.inf)
+    with pytest.raises(TrainingError, match=r"at step 0 on sequences (monday, tuesday|tuesday, monday);"):
+        fit(tiny(), one, one, **SHORT)
+
+
+def test_data_that_cannot_be_fitted_is_refused() -> None:
+    empty = Dataset.from_sequences([Sequence([], start=0, stop=1)])
+    with pytest.raises(TrainingError, match="expected training data with events; received 1 sequences without one. Check"):
+        fit(tiny(), empty)
+    with pytest.raises(TrainingError, match="expected data with 3 types, as the model has; received no marks. Build the model with"):
+        fit(DAPP(3, **SMALL), data())
+    with pytest.raises(TrainingError, match="expected positive steps, batch_size and time_budget; received 0, 64, None. Raise"):
+        fit(tiny(), data(), steps=0, batch_size=64)
