@@ -109,6 +109,9 @@ def test_without_splits_a_seeded_tenth_is_kept_for_stopping(tmp_path: Path) -> N
     call("simulate", "hawkes", "--sequences", 20, "-o", tmp_path / "h.parquet")
     said = call("fit", tmp_path / "h.parquet", "--model", "poisson", "-o", tmp_path / "m").stderr
     assert "2 of 20 sequences, drawn with seed 0" in said
+    table(tmp_path / "one.parquet", seq_id=["a"] * 30, t=np.arange(30.0) + 0.5)
+    alone = call("fit", tmp_path / "one.parquet", "--window", 0, 30, "--model", "poisson", "-o", tmp_path / "one")
+    assert "the last tenth of the window is kept" in alone.stderr
 
 
 def test_version_and_usage_errors() -> None:

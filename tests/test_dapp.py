@@ -16,6 +16,7 @@ from fourpoint.data.synthetic import simulate
 from fourpoint.events import Dataset, MarkSpace, Sequence, UserError
 from fourpoint.likelihood import log_likelihood
 from fourpoint.models import DAPP, Hawkes, dapp as module
+from fourpoint.models.choices import CHOICES
 
 SMALL: dict[str, Any] = dict(heads=2, features=6, eval_features=16, generator=(8,), knots=4)
 
@@ -44,12 +45,13 @@ def test_one_still_mode_is_an_exponential_hawkes_process(form: Any) -> None:
     model.double().eval()
     scale = float(model.time_scale)
     with torch.no_grad():
-        model.time_key.zero_()
-        model.mark_key.zero_()
-        for parts in (model.generator.weights, model.generator.biases):
+        model.gain.fill_(1.0)
+        model.modes.time_key.zero_()
+        model.modes.mark_key.zero_()
+        for parts in (model.modes.generator.weights, model.modes.generator.biases):
             parts[-1][..., -1] = 0.0
-        model.log_decay.fill_(math.log(beta * scale))
-        model.log_base.fill_(math.log(mu * scale))
+        model.modes.log_decay.fill_(math.log(beta * scale))
+        model.rate.log_base.fill_(math.log(mu * scale))
         model.value_weight.copy_(inverse_softplus(torch.full_like(model.value_weight, alpha * beta * scale)))
     assert torch.allclose(model.kernel(torch.tensor([0.0, 2.0])), torch.tensor([[1.0, math.exp(-beta * 2)]]).double())
     hawkes = Hawkes(baseline=mu, branching=alpha, decay=beta)
@@ -69,12 +71,13 @@ def test_two_heads_and_marks_are_a_multivariate_hawkes_process() -> None:
     model.double().eval()
     scale = float(model.time_scale)
     with torch.no_grad():
-        model.time_key.zero_()
-        model.mark_key.zero_()
-        for parts in (model.generator.weights, model.generator.biases):
+        model.gain.fill_(1.0)
+        model.modes.time_key.zero_()
+        model.modes.mark_key.zero_()
+        for parts in (model.modes.generator.weights, model.modes.generator.biases):
             parts[-1][..., -1] = 0.0
-        model.log_decay.fill_(math.log(beta * scale))
-        model.log_base.fill_(math.log(0.4 * scale))
+        model.modes.log_decay.fill_(math.log(beta * scale))
+        model.rate.log_base.fill_(math.log(0.4 * scale))
         model.readout.copy_(read)
         model.value_weight.copy_(inverse_softplus(value * scale)[:, None])
     hawkes = Hawkes(3, baseline=0.4, decay=beta)
@@ -128,9 +131,9 @@ def test_the_paper_has_the_papers_structure() -> None:
         base="constant", drift="none", decay=False, generator=[128, 256, 128], draw="independent",
     )  # fmt: skip
     assert {name: settings[name] for name in expected} == expected
-    assert [tuple(w.shape) for w in model.generator.weights] == [(2, 2, 128), (2, 128, 256), (2, 256, 128), (2, 128, 2)]
-    assert model.eval_noise.shape == (2, 10_000, 2) and not model.linear and not hasattr(model, "drift")
-    assert not model.log_decay.requires_grad and model.spectrum().decay is None and model.spectrum().phase is not None
+    assert [tuple(w.shape) for w in model.modes.generator.weights] == [(2, 2, 128), (2, 128, 256), (2, 256, 128), (2, 128, 2)]
+    assert model.modes.noise.shape == (2, 10_000, 2) and not model.linear and not hasattr(model.rate, "drift")
+    assert not model.modes.log_decay.requires_grad and model.spectrum().decay is None and model.spectrum().phase is not None
 
 
 def test_the_papers_ratio_uses_paired_phases() -> None:
@@ -194,7 +197,7 @@ def test_the_time_scale_is_the_mean_gap_and_is_said() -> None:
     data = uneven()
     model = DAPP(**SMALL)
     notes = model.initialise(data)
-    assert float(model.time_scale) == pytest.approx(data.gaps.mean()) and float(model.length) == 20.0
+    assert float(model.time_scale) == pytest.approx(data.gaps.mean()) and float(model.rate.length) == 20.0
     assert f"time scale: {data.gaps.mean():.4g} time units (the mean gap)" in notes
 
 
@@ -213,7 +216,7 @@ def test_splines_are_constant_outside_the_window() -> None:
     model.double().eval()
     random = torch.Generator().manual_seed(5)
     with torch.no_grad():
-        for parameter in (model.log_base, model.drift):
+        for parameter in (model.rate.log_base, model.rate.drift):
             parameter += torch.randn(parameter.shape, generator=random, dtype=torch.float64)
     history = model.encode(Sequence([], start=0.0, stop=1.0).batch())
     rate = model.intensity(history, torch.tensor([[0.2, 0.9, 1.0, 1.5, 40.0]]).double())[0, :, 0]
@@ -230,7 +233,7 @@ def test_settle_picks_features_and_says_its_error() -> None:
     assert model.settings()["eval_features"] is None
     (note,) = model.settle()
     size = model.settings()["eval_features"]
-    assert size in module.SIZES and model.eval_noise.shape[1] == size
+    assert size in module.SIZES and model.modes.noise.shape[1] == size
     said = re.match(rf"evaluation features: {size} per head, \D*(\d[\d.e+-]*)", note)
     assert said is not None and 0 <= float(said[1]) < 1
     assert model.settle() == [] and model.settings()["eval_features"] == size
@@ -239,16 +242,16 @@ def test_settle_picks_features_and_says_its_error() -> None:
 def test_settle_keeps_what_was_asked_for() -> None:
     model = DAPP(**SMALL)
     model.rehearse()
-    assert model.settle() == [] and model.eval_noise.shape[1] == 16
+    assert model.settle() == [] and model.modes.noise.shape[1] == 16
 
 
 def test_rehearsals_use_few_features_and_settle_ends_them() -> None:
     model = DAPP.paper(generator=(8,), eval_features=1000)
-    before = model.eval_noise.clone()
+    before = model.modes.noise.clone()
     model.rehearse()
-    assert model.eval_noise.shape[1] < 1000
+    assert model.modes.noise.shape[1] < 1000
     model.settle()
-    assert torch.equal(model.eval_noise, before)
+    assert torch.equal(model.modes.noise, before)
 
 
 def test_training_redraws_and_evaluation_does_not() -> None:
@@ -265,13 +268,13 @@ def test_training_redraws_and_evaluation_does_not() -> None:
 
 def test_seeds_make_models() -> None:
     one, same, other = (DAPP(**SMALL, seed=s).state_dict() for s in (0, 0, 1))
-    assert all(torch.equal(one[k], same[k]) for k in one) and not torch.equal(one["time_key"], other["time_key"])
+    assert all(torch.equal(one[k], same[k]) for k in one) and not torch.equal(one["modes.time_key"], other["modes.time_key"])
 
 
 # ---------------------------------------------------------------------- what is refused
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({name: "nonsense"}, rf"expected {name} to be one of .*; received 'nonsense'\. Choose one of them\.") for name in module.CHOICES
+    ({name: "nonsense"}, rf"expected {name} to be one of .*; received 'nonsense'\. Choose one of them\.") for name in CHOICES
 ] + [
     ({name: 0}, rf"expected {name} of at least 1; received 0\. Raise it\.") for name in ("heads", "features", "noise", "width", "knots")
 ] + [

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import fourpoint
-from fourpoint.demo import run_demo
+from fourpoint.demo import removal_effects, run_demo
 from fourpoint.events import Dataset, Sequence
 
 
@@ -50,6 +50,14 @@ def test_the_demo_writes_page_model_and_numbers_that_agree(marks: tuple[str, ...
     assert f'<tr class="best"><td>{best}</td>' in page and f"<strong>{best}</strong> explains best" in page
     assert page.count("<svg") == 7 and page.count('class="plot half"') == 4
     assert "NaN" not in page and "nan nats" not in page
+
+
+def test_the_effect_of_a_past_event_is_what_the_rate_loses_without_it() -> None:
+    hawkes = fourpoint.Hawkes(baseline=1.0, branching=0.5, decay=2.0)
+    day = Sequence([0.5, 1.0, 1.0, 3.5], start=0.0, stop=4.0)
+    effects = removal_effects(hawkes, day, 2.0, chunk=2)
+    np.testing.assert_allclose(effects[:, 0], 0.5 * 2.0 * np.exp(-2.0 * (2.0 - np.array([0.5, 1.0, 1.0]))), rtol=1e-12)
+    assert removal_effects(hawkes, day, 0.2).shape == (0, 1)
 
 
 def test_the_demo_command_hands_its_options_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

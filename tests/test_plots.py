@@ -74,9 +74,7 @@ def test_wide_spectra_get_logarithmic_axes() -> None:
 
 
 def test_learning_curve_marks_the_best_step_and_skips_what_was_not_measured() -> None:
-    ax = plots.learning_curve_plot(
-        [0, 50, 100], [-3.0, -2.2, -2.0], [np.nan, -2.3, -2.4], best_step=50, references={"Hawkes": -2.5}
-    )
+    ax = plots.learning_curve_plot([0, 50, 100], [-3.0, -2.2, -2.0], [np.nan, -2.3, -2.4], best_step=50, references={"Hawkes": -2.5})
     assert "best at step 50" in texts(ax) and {"train", "dev", "Hawkes"} <= set(texts(ax))
     assert ax.lines[2].get_xdata().tolist() == [50.0, 100.0]
 

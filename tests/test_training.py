@@ -229,7 +229,7 @@ def test_a_loss_that_is_not_finite_names_step_sequences_and_parameter(tmp_path: 
     def poisoned(model: Any, *inputs: Any) -> torch.Tensor:
         calls.append(1)
         value = original(model, *inputs)
-        return value + model.log_decay.sum() * math.nan if len(calls) == 8 else value
+        return value + model.modes.log_decay.sum() * math.nan if len(calls) == 8 else value
 
     monkeypatch.setattr(training, "sampled_log_likelihood", poisoned)
     with pytest.raises(TrainingError) as caught:
@@ -246,7 +246,7 @@ def test_a_loss_that_is_not_finite_names_step_sequences_and_parameter(tmp_path: 
 
 def test_the_named_sequences_are_those_of_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     one = Dataset.from_sequences([Sequence([0.1, 0.2], start=0, stop=1, id="monday"), Sequence([0.3], start=0, stop=1, id="tuesday")])
-    monkeypatch.setattr(training, "sampled_log_likelihood", lambda model, *_: model.bias * math.inf)
+    monkeypatch.setattr(training, "sampled_log_likelihood", lambda model, *_: model.rate.bias * math.inf)
     with pytest.raises(TrainingError, match=r"at step 0 on sequences (monday, tuesday|tuesday, monday);"):
         fit(tiny(), one, one, **SHORT)
 

@@ -26,7 +26,7 @@ class CheckpointError(UserError):
     """A folder that is not a model, or not a whole one."""
 
 
-def save(model: nn.Module, folder: str | Path, *, about: dict[str, Any] | None = None) -> Path:
+def save(model: Any, folder: str | Path, *, about: dict[str, Any] | None = None) -> Path:
     """Write ``model`` to ``folder``; ``about`` is kept beside it (unit, data, training window).
 
     >>> import tempfile
@@ -47,7 +47,9 @@ def restore(folder: str | Path) -> nn.Module:
     """The model saved in ``folder``, in evaluation mode. Raises :class:`CheckpointError` where it is damaged or foreign."""
     tensors, info = read_tensors(folder, "model")
     if info.get("model") not in MODELS:
-        raise CheckpointError(f"a model among {', '.join(MODELS)}", f"{info.get('model')!r} in {folder}", "Use the version of Fourpoint that wrote it.")
+        raise CheckpointError(
+            f"a model among {', '.join(MODELS)}", f"{info.get('model')!r} in {folder}", "Use the version of Fourpoint that wrote it."
+        )
     try:
         model = MODELS[info["model"]](MarkSpace(tuple(info["marks"])), **info["settings"])
         model.load_state_dict(tensors, assign=True)
@@ -87,13 +89,19 @@ def read_tensors(folder: str | Path, name: str) -> tuple[dict[str, Tensor], dict
     folder = Path(folder)
     info = _read_json(folder / f"{name}.json")
     if info.get("format") != FORMAT or "weights" not in info:
-        raise CheckpointError(f"a folder written by Fourpoint (format {FORMAT})", f"format {info.get('format')!r} in {folder}", "Point to a folder that `fit` or `save` wrote.")
+        raise CheckpointError(
+            f"a folder written by Fourpoint (format {FORMAT})",
+            f"format {info.get('format')!r} in {folder}",
+            "Point to a folder that `fit` or `save` wrote.",
+        )
     path = folder / str(info["weights"])
     if not path.is_file():
         raise CheckpointError(f"weights in {path.name}", f"no such file in {folder}", "Copy the whole folder, or fit again.")
     content = path.read_bytes()
     if hashlib.sha256(content).hexdigest() != info.get("sha256"):
-        raise CheckpointError(f"weights with the hash in {name}.json", f"{path} with another hash: it is damaged", "Copy the folder again, or fit again.")
+        raise CheckpointError(
+            f"weights with the hash in {name}.json", f"{path} with another hash: it is damaged", "Copy the folder again, or fit again."
+        )
     return from_bytes(content), info
 
 
@@ -105,7 +113,9 @@ def remove_tensors(folder: str | Path, name: str) -> None:
 
 def _read_json(path: Path) -> dict[str, Any]:
     if not path.is_file():
-        raise CheckpointError("a folder written by `fourpoint fit`", f"{path.parent} without {path.name}", "Check the path, or fit a model first.")
+        raise CheckpointError(
+            "a folder written by `fourpoint fit`", f"{path.parent} without {path.name}", "Check the path, or fit a model first."
+        )
     try:
         found = json.loads(path.read_text())
     except (ValueError, UnicodeDecodeError) as error:

@@ -215,8 +215,10 @@ def _train_and_dev(events: Dataset, split: str | None, seed: int) -> tuple[Datas
     name = split or _default_split(events, "train")
     if name == "train" and events.splits is not None and (events.splits == "dev").any():
         return events.part("train"), events.part("dev")
-    train, dev = events.part(name).split((0.9, 0.1), by="sequence", seed=seed)
-    _say(f"no dev split: {len(dev):,} of {len(train) + len(dev):,} sequences, drawn with seed {seed}, are kept for early stopping")
+    part = events.part(name)
+    train, dev = part.split((0.9, 0.1), by="sequence", seed=seed)
+    kept = f"{len(dev):,} of {len(part):,} sequences, drawn with seed {seed}, are" if len(part) > 1 else "the last tenth of the window is"
+    _say(f"no dev split: {kept} kept for early stopping")
     return train, dev
 
 

@@ -148,7 +148,9 @@ def _total(parts: list[LogLikelihood]) -> Score:
 def check_marks(model: Any, data: Dataset) -> None:
     """Refuse data whose mark space is not the model's."""
     if model.marks.count != data.marks.count:
-        raise UserError(f"data with {model.marks}, as the model was fitted to", f"{data.marks}", "Use data of the same kind, or fit a model to these.")
+        raise UserError(
+            f"data with {model.marks}, as the model was fitted to", f"{data.marks}", "Use data of the same kind, or fit a model to these."
+        )
 
 
 @torch.no_grad()

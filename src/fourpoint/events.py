@@ -58,9 +58,7 @@ class MarkSpace:
         """A space of named types; a number M gives the names "0" to "M-1"."""
         names = tuple(str(i) for i in range(types)) if isinstance(types, int) else tuple(str(n) for n in types)
         if len(set(names)) != len(names) or not names:
-            raise EventDataError(
-                "at least one mark name, all different", f"{list(names)[:8]}", "Rename the repeated or missing names."
-            )
+            raise EventDataError("at least one mark name, all different", f"{list(names)[:8]}", "Rename the repeated or missing names.")
         return MarkSpace(names)
 
     @staticmethod

@@ -243,8 +243,8 @@ def _next_event(model: Any, here: Any, now: float, horizon: float) -> tuple[Law,
         return last_rates(model, here, times)
 
     law = next_event_law(rates, start, start.new_tensor([horizon / 64]))
-    quantiles = {p: float(law.quantile(p)[0]) for p in LEVELS}
-    far = float(law.quantile(0.995)[0])
+    *times, far = law.quantiles([*LEVELS, 0.995])[0].tolist()
+    quantiles = dict(zip(LEVELS, times, strict=True))
     grid = torch.linspace(now, far if np.isfinite(far) else now + horizon, GRID, dtype=torch.float64)[None]
     density = rates(grid).sum(-1).double() * torch.exp(-law.integral_at(grid))
     mean, marks = float(law.mean()[0]), law.marks()[0].numpy()

@@ -72,7 +72,9 @@ def log_likelihoods(model: Any, batch: Batch, *, tolerance: float = 1e-4) -> dic
     for block, offset in _blocks(model, batch):
         history = model.encode(block, carried)
         logs = _event_terms(model, history, block)
-        left, right, integral, error = _integrals(model, history, block, budget * max(1, block.times.shape[1]) / max(1, batch.times.shape[1]))
+        left, right, integral, error = _integrals(
+            model, history, block, budget * max(1, block.times.shape[1]) / max(1, batch.times.shape[1])
+        )
         inner = (left >= first[:, None]) & (right <= last[:, None])
         for name in CONVENTIONS:
             scored = logs[:, 1:] if name == "gaps" and offset == 0 else logs

@@ -219,7 +219,7 @@ def _score_batch(model: Any, data: Dataset, rows: NDArray[np.int64], own: list[N
     ends = torch.stack([truth, batch.stop.repeat_interleave(width)], 1)
     below, seen = (1 - torch.exp(-law.integral_at(ends))).unbind(1)
     covered = ((below >= 0.05 * seen) & (below <= 0.95 * seen)).double()
-    times = torch.stack([law.mean() - truth, (law.quantile(0.5) - truth).abs(), law.crps(truth), covered], 1)
+    times = torch.stack([law.mean() - truth, (law.quantiles([0.5])[:, 0] - truth).abs(), law.crps(truth), covered], 1)
     at = rates(truth[:, None])[:, 0].double()
     marks = batch.marks.gather(1, index).flatten()
     log_loss = at.sum(1).log() - at.gather(1, marks[:, None])[:, 0].log()

@@ -32,7 +32,7 @@ from fourpoint.maths.thinning import ExplosiveRate, Tally, draw_marks, next_by_i
 Method = Literal["auto", "thinning", "inversion"]
 METHODS = ("auto", "thinning", "inversion")
 MOST = 100_000  # events of one path at which a process counts as explosive, where no cap is given
-NUMBERS, SMALLEST = 2**18, 64  # numbers of a history in one group of paths, and paths at the least
+NUMBERS, SMALLEST = 2**20, 64  # numbers of a history in one group of paths, and paths at the least
 KEEP = 0.8  # share of paths still going below which the others leave the batch
 BLOCK = 2048  # events of a long history that are encoded at once
 H = TypeVar("H")

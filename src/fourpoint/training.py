@@ -60,13 +60,13 @@ class Fit:
 
 
 def fit(
-    model: nn.Module,
+    model: Any,
     train: Dataset,
     dev: Dataset | None = None,
     *,
-    steps: int = 4000,
+    steps: int = 3000,
     batch_size: int = 64,
-    learning_rate: float = 5e-2,
+    learning_rate: float = 3e-2,
     weight_decay: float = 1e-3,
     warmup: int = 100,
     clip: float = 1.0,
@@ -131,7 +131,9 @@ def fit(
             step += 1
             if step % validate_every == 0 or step == steps:
                 speed = seen / max(1e-9, time.monotonic() - clock)
-                row = dict(step=step, epoch=step / run.per_epoch, seconds=time.monotonic() - began, events_per_second=speed, learning_rate=rate)
+                row = dict(
+                    step=step, epoch=step / run.per_epoch, seconds=time.monotonic() - began, events_per_second=speed, learning_rate=rate
+                )
                 run.validate(row, -float(np.mean(losses)))
                 bar(step, row)
                 losses, seen, clock = [], 0, time.monotonic()
@@ -141,7 +143,15 @@ def fit(
 
 
 def _step(
-    model: Any, optimiser: torch.optim.Optimizer, train: Dataset, rows: np.ndarray, mean_events: float, nodes: int, clip: float, seed: int, step: int
+    model: Any,
+    optimiser: torch.optim.Optimizer,
+    train: Dataset,
+    rows: np.ndarray,
+    mean_events: float,
+    nodes: int,
+    clip: float,
+    seed: int,
+    step: int,
 ) -> float:
     """One step of the optimiser; returns the loss in nats per event."""
     random = torch.Generator().manual_seed(seed * 1_000_003 + step)
@@ -163,7 +173,9 @@ def _step(
 class _Run:
     """The state of one fit: what is validated, kept, written and read again."""
 
-    def __init__(self, model: Any, train: Dataset, dev: Dataset, folder: Path | None, seed: int, batch_size: int, recipe: dict[str, Any]) -> None:
+    def __init__(
+        self, model: Any, train: Dataset, dev: Dataset, folder: Path | None, seed: int, batch_size: int, recipe: dict[str, Any]
+    ) -> None:
         self.model, self.train, self.folder, self.seed, self.batch_size, self.recipe = model, train, folder, seed, batch_size, recipe
         self.dev = _sample(dev, seed)
         self.fit = Fit()
@@ -224,7 +236,7 @@ class _Run:
         if not done.get("stopped"):
             return False
         self._same(done.get("recipe", {}))
-        kept = checkpoints.restore(self.folder)
+        kept: Any = checkpoints.restore(self.folder)
         self.model.initialise(self.train)
         if hasattr(self.model, "settle"):
             self.model.settle(kept.settings()["eval_features"])
@@ -258,20 +270,40 @@ class _Run:
     def _same(self, recipe: dict[str, Any]) -> None:
         for name, value in self.recipe.items():
             if recipe.get(name) != value:
-                raise TrainingError(f"{name}={recipe.get(name)}, as in the run to resume", f"{value}", "Repeat the first call with --resume, or choose another folder.")
+                raise TrainingError(
+                    f"{name}={recipe.get(name)}, as in the run to resume",
+                    f"{value}",
+                    "Repeat the first call with --resume, or choose another folder.",
+                )
 
     def write(self, *, model: bool = False, state: int | None = None) -> None:
         if self.folder is None:
             return
         if model:
             windows = dict(start=float(self.train.starts.min()), stop=float(self.train.starts.min() + self.train.durations.max()))
-            about = dict(unit=self.train.unit, data=self.train.name, **windows, recipe=self.recipe, notes=self.fit.notes, best_step=self.fit.best_step, stopped=self.fit.stopped)
+            about = dict(
+                unit=self.train.unit,
+                data=self.train.name,
+                **windows,
+                recipe=self.recipe,
+                notes=self.fit.notes,
+                best_step=self.fit.best_step,
+                stopped=self.fit.stopped,
+            )
             checkpoints.save(self.model, self.folder, about=about)
         if state is not None and self.optimiser is not None:
             tensors = {f"model.{k}": v for k, v in self.model.named_parameters()} | {f"best.{k}": v for k, v in self.best.items()}
             moments = self.optimiser.state_dict()["state"]
             tensors |= {f"adam.{i}.{k}": torch.as_tensor(v) for i, m in moments.items() for k, v in m.items()}
-            info = dict(step=state, recipe=self.recipe, settings=self.model.settings(), history=self.fit.history, best=self.fit.best, best_step=self.fit.best_step, notes=self.fit.notes)
+            info = dict(
+                step=state,
+                recipe=self.recipe,
+                settings=self.model.settings(),
+                history=self.fit.history,
+                best=self.fit.best,
+                best_step=self.fit.best_step,
+                notes=self.fit.notes,
+            )
             checkpoints.write_tensors(self.folder, "training", tensors, info)
         checkpoints._replace(self.folder / "history.csv", self.fit.csv().encode())
 
@@ -332,7 +364,13 @@ def _bar(show: bool, steps: int) -> Iterator[Any]:
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}"), TimeElapsedColumn(), TimeRemainingColumn())
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.completed}/{task.total}"),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("fitting", total=steps)
 

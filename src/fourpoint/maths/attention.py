@@ -107,9 +107,7 @@ def step(
     return _turns(rate, gap)[..., None] * state + driven
 
 
-def read(
-    spectrum: Spectrum, state: Complex[Tensor, "B G K D C"], lag: Float[Tensor, "B G Q"]
-) -> Float[Tensor, "B G Q K M C"]:
+def read(spectrum: Spectrum, state: Complex[Tensor, "B G K D C"], lag: Float[Tensor, "B G Q"]) -> Float[Tensor, "B G Q K M C"]:
     """sum_j w_j Re[exp(i psi_j(m)) exp(a_j lag) S_j] at Q lags after each state, for every mark.
 
     Without gradient it goes in pieces that stay in the processor's cache, which is what large evaluations live on.
@@ -150,7 +148,7 @@ class _Scan(torch.autograd.Function):
         return state
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
         factor, state = ctx.saved_tensors
         one_on = torch.cat([factor[:, 1:], torch.zeros_like(factor[:, :1])], 1).conj().flip(1)
         total = _Scan.apply(one_on, grad.flip(1)).flip(1)
@@ -176,7 +174,7 @@ class _Read(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         frequency, decay, stacked, lag, cosine, sine = ctx.saved_tensors
         both = torch.cat([grad, lag[:, :, None, :, None] * grad], -1)
         up, down = stacked.chunk(2, -2)
@@ -199,7 +197,8 @@ def divide(top: Tensor, bottom: Tensor) -> Tensor:
 
 def _turns(rate: Complex[Tensor, "K D"], gaps: Float[Tensor, "*S"]) -> Complex[Tensor, "*S K D"]:
     lag = gaps[..., None, None]
-    return torch.polar(torch.exp(rate.real * lag), rate.imag * lag)
+    fade, angle = torch.exp(rate.real * lag), rate.imag * lag
+    return torch.complex(fade * angle.cos(), fade * angle.sin())  # twice as fast as torch.polar, with gradient too
 
 
 def _running(factor: Tensor, state: Tensor) -> Tensor:

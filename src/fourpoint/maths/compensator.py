@@ -13,13 +13,13 @@ Used by `thinning`, `sampling` and the scores of predictions. Axes: B paths, P p
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
 from fourpoint.maths.quadrature import Unconverged, gauss_legendre
@@ -111,7 +111,8 @@ def reach(
     for p in march(rates, start, stop, target, width, longest=longest, tolerance=tolerance):
         there = (p.width > 0) & (p.before < target) & (p.before + p.gain >= target)
         if bool(there.any()):
-            time[there] = _solved(p, target, there)
+            own = Panel(*(x[there] for x in p))
+            time[there] = own.left + own.width * _inside(own, target[there] - own.before)
     return time
 
 
@@ -150,14 +151,16 @@ class Law:
         raw = ((self.weights * self.survival)[..., None] * self.intensities).sum(1)
         return raw / raw.sum(1, keepdim=True)
 
-    def quantile(self, p: float) -> Float[Tensor, " B"]:
-        """The time before which the next event falls with probability ``p``."""
-        target = -torch.log1p(torch.tensor(-p, dtype=self.start.dtype)).expand_as(self.start)
-        time = torch.full_like(self.start, torch.inf)
-        for panel in self.panels:
-            there = (panel.width > 0) & (panel.before < target) & (panel.before + panel.gain >= target)
-            if bool(there.any()):
-                time[there] = _solved(panel, target, there)
+    def quantiles(self, levels: Sequence[float]) -> Float[Tensor, "B L"]:
+        """The times before which the next event falls with these probabilities; infinite where it may never come."""
+        targets = -torch.log1p(-torch.tensor(levels, dtype=self.start.dtype))
+        time = torch.full((len(self.start), len(levels)), torch.inf, dtype=self.start.dtype)
+        for p in self.panels:
+            low, high = p.before[:, None], (p.before + p.gain)[:, None]
+            row, level = torch.nonzero((low < targets) & (high >= targets), as_tuple=True)
+            if len(row):
+                own = Panel(*(x[row] for x in p))
+                time[row, level] = own.left + own.width * _inside(own, targets[level] - own.before)
         return time
 
     def integral_at(self, times: Float[Tensor, "B G"]) -> Float[Tensor, "B G"]:
@@ -166,7 +169,7 @@ class Law:
         for p in self.panels:
             h = p.width[:, None]
             x = ((times - p.left[:, None]) / torch.where(h > 0, h, 1.0)).clamp(0, 1)
-            total = total + h * torch.einsum("bgn,bn->bg", _antiderivatives(x), p.coefficients)
+            total = total + h * torch.einsum("bgn,bn->bg", _antiderivatives(x, _legendre(2 * x - 1, NODES)), p.coefficients)
         return total
 
     def crps(self, time: Float[Tensor, " B"]) -> Float[Tensor, " B"]:
@@ -193,14 +196,14 @@ def next_event_law(
 
     >>> start = torch.zeros(1, dtype=torch.float64)
     >>> law = next_event_law(lambda t: torch.full((1, t.shape[1], 1), 2.0), start, start + 0.1)
-    >>> round(law.mean().item(), 6), round(law.quantile(0.5).item(), 6)  # 1/2 and log(2)/2
+    >>> round(law.mean().item(), 6), round(law.quantiles([0.5]).item(), 6)  # 1/2 and log(2)/2
     (0.5, 0.346574)
     """
     end = torch.full_like(start, torch.inf) if stop is None else stop
     goal = torch.full_like(start, CERTAIN)
     panels = tuple(march(rates, start, end, goal, width, longest=longest, through=through, tolerance=tolerance))
     x, w = (v.to(start) for v in gauss_legendre(NODES))
-    inner = _antiderivatives(x).to(start)
+    inner = _antiderivatives(x, _legendre(2 * x - 1, NODES))
     return Law(
         start,
         torch.cat([p.left[:, None] + p.width[:, None] * x for p in panels], 1),
@@ -228,18 +231,10 @@ def _legendre(u: Float[Tensor, "*S"], degree: int) -> Float[Tensor, "*T"]:
     return torch.stack(values[: degree + 1])
 
 
-def _antiderivatives(x: Float[Tensor, "*S"]) -> Float[Tensor, "*S N"]:
-    """int_0^x P_n(2 s - 1) ds for n = 0 .. NODES - 1."""
-    u = 2 * x - 1
-    p = _legendre(u, NODES)
+def _antiderivatives(x: Float[Tensor, "*S"], p: Float[Tensor, "*T"]) -> Float[Tensor, "*S N"]:
+    """int_0^x P_n(2 s - 1) ds for n = 0 .. NODES - 1, where ``p`` are P_0 .. P_NODES at 2 x - 1."""
     odd = 2 * (2 * torch.arange(1, NODES, dtype=x.dtype) + 1).reshape(-1, *[1] * x.ndim)
     return torch.movedim(torch.cat([x[None], (p[2:] - p[:-2]) / odd]), 0, -1)
-
-
-def _solved(panel: Panel, target: Float[Tensor, " B"], rows: Bool[Tensor, " B"]) -> Float[Tensor, " R"]:
-    """When Lambda reaches ``target`` in this panel, for the rows in which it does."""
-    own = Panel(*(x[rows] for x in panel))
-    return own.left + own.width * _inside(own, target[rows] - own.before)
 
 
 def _inside(panel: Panel, rest: Float[Tensor, " B"]) -> Float[Tensor, " B"]:
@@ -247,9 +242,10 @@ def _inside(panel: Panel, rest: Float[Tensor, " B"]) -> Float[Tensor, " B"]:
     low, high = torch.zeros_like(rest), torch.ones_like(rest)
     x = (rest / torch.where(panel.gain > 0, panel.gain, 1.0)).clamp(0, 1)
     for _ in range(60):
-        off = panel.width * (panel.coefficients * _antiderivatives(x)).sum(-1) - rest
+        p = _legendre(2 * x - 1, NODES)
+        off = panel.width * (panel.coefficients * _antiderivatives(x, p)).sum(-1) - rest
         low, high = torch.where(off < 0, x, low), torch.where(off >= 0, x, high)
-        slope = panel.width * (panel.coefficients * torch.movedim(_legendre(2 * x - 1, NODES - 1), 0, -1)).sum(-1)
+        slope = panel.width * (panel.coefficients * p[:-1].T).sum(-1)
         step = x - off / torch.where(slope > 0, slope, 1.0)
         following = torch.where((slope > 0) & (step >= low) & (step <= high), step, (low + high) / 2)
         moved, x = (following - x).abs(), following

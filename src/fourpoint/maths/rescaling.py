@@ -102,7 +102,7 @@ def per_sequence(places: Floats, rows: NDArray[np.int64]) -> Floats:
 def ks_test(uniforms: Floats) -> tuple[float, float]:
     """Kolmogorov and Smirnov's distance of ``uniforms`` from the uniform law on [0, 1], and its p-value.
 
-    The p-value is the limit law's at D (sqrt(n) + .12 + .11 / sqrt(n)), Stephens' form, within .002 for n > 10.
+    The p-value is the limit law's at D (sqrt(n) + .12 + .11 / sqrt(n)), Stephens' form, within .01 for n > 10.
 
     >>> ks_test((np.arange(100) + 0.5) / 100)
     (0.005..., 1.0)

@@ -14,7 +14,7 @@ Nothing is clamped: a rate above its bound raises. Axes: B paths, Q candidates, 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -93,7 +93,7 @@ def thin(
     """
     going = a < stop
     b, top = _window(bound, a, stop, width)
-    steps = torch.empty(len(a), candidates, dtype=a.dtype).exponential_(generator=random).cumsum(1)
+    steps = _exponentials((len(a), candidates), random).cumsum(1)
     times = a[:, None] + steps / top[:, None]
     inside = (times < b[:, None]) & going[:, None]
     coin = torch.rand(len(a), candidates, dtype=a.dtype, generator=random)
@@ -159,8 +159,7 @@ def next_by_inversion(
     >>> abs(times.mean().item() - 0.886) < 0.025
     True
     """
-    target = torch.empty_like(start).exponential_(generator=random)
-    return reach(rates, start, stop, target, width, longest=longest, tolerance=tolerance)
+    return reach(rates, start, stop, _exponentials(start.shape, random), width, longest=longest, tolerance=tolerance)
 
 
 def draw_marks(intensities: Float[Tensor, "B M"], random: torch.Generator) -> Int[Tensor, " B"]:
@@ -168,6 +167,11 @@ def draw_marks(intensities: Float[Tensor, "B M"], random: torch.Generator) -> In
     running = intensities.cumsum(1)
     coin = torch.rand(len(running), 1, dtype=running.dtype, generator=random) * running[:, -1:]
     return torch.searchsorted(running, coin, right=True)[:, 0].clamp(max=running.shape[1] - 1)
+
+
+def _exponentials(shape: Sequence[int], random: torch.Generator) -> Float[Tensor, "*S"]:
+    """Unit exponentials from 53 random bits each; Tensor.exponential_ has 31 and a weak generator where MKL is used."""
+    return -torch.log1p(-torch.rand(*shape, dtype=torch.float64, generator=random))
 
 
 def _window(

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from fourpoint.events import Batch, Dataset, MarkSpace, UserError
 from fourpoint.maths.attention import scan
 from fourpoint.models import protocol
+from fourpoint.models.poisson import mean_rates
 
 
 @dataclass(frozen=True)
@@ -57,9 +58,7 @@ class Hawkes(nn.Module):
 
     linear = True
 
-    def __init__(
-        self, marks: MarkSpace | int | None = None, *, baseline: float = 1.0, branching: float = 0.3, decay: float = 1.0
-    ) -> None:
+    def __init__(self, marks: MarkSpace | int | None = None, *, baseline: float = 1.0, branching: float = 0.3, decay: float = 1.0) -> None:
         super().__init__()
         if min(baseline, branching, decay) <= 0:
             raise UserError("positive baseline, branching and decay", f"{baseline}, {branching}, {decay}", "Raise them above 0.")
@@ -88,40 +87,36 @@ class Hawkes(nn.Module):
 
     def initialise(self, data: Dataset) -> list[str]:
         """Half of the mean rate per type as baseline, a branching ratio of a half, and one fade per four mean gaps."""
-        duration = float(data.durations.sum())
-        counts = np.bincount(data.mark_ids, minlength=self.marks.count) + 0.5
-        gap = data.gaps.mean() if len(data.gaps) and data.gaps.mean() > 0 else duration / max(data.events, 1)
+        gap = self._mean_gap(data)
         with torch.no_grad():
-            self.log_baseline.copy_(torch.from_numpy(counts / duration / 2).log())
+            self.log_baseline.copy_((mean_rates(data, self.marks) / 2).log())
             self.log_branching.fill_(float(np.log(0.5 / self.marks.count)))
             self.log_decay.fill_(-float(np.log(4 * gap)))
         return []
 
     def maximum_likelihood(self, data: Dataset) -> list[str]:
-        """Fit mu, alpha and beta by L-BFGS on the closed form, with standard errors from the observed information."""
-        from scipy.optimize import minimize
+        """Fit mu, alpha and beta, with standard errors from the observed information.
 
-        batches = [data.batch(rows) for rows in data.batches(1024)]
-        parameters = [self.log_baseline, self.log_branching, self.log_decay]
-
-        def objective(flat: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
-            with torch.no_grad():
-                nn.utils.vector_to_parameters(torch.from_numpy(flat), parameters)
-            self.zero_grad()
-            loss = -sum(self.exact_log_likelihood(b).sum() for b in batches) / max(data.events, 1)
-            loss.backward()
-            return loss.item(), np.concatenate([p.grad.numpy().ravel() for p in parameters])
-
-        flat = nn.utils.parameters_to_vector(parameters).detach().numpy().copy()
-        found = minimize(objective, flat, jac=True, method="L-BFGS-B", bounds=[(-30.0, 30.0)] * len(flat), options=dict(maxiter=1000, ftol=1e-13, gtol=1e-8))
-        objective(found.x)
-        self.zero_grad()
-        self._standard_errors(batches)
+        For a given beta the likelihood is concave in (mu, alpha) and falls apart into one problem per type, so beta is
+        searched alone, on a grid and then by Brent's method, over the best (mu, alpha) for each.
+        """
+        found = _Profile(self, data)
+        beta = found.search(1 / (4 * float(data.durations.max())), 30 / self._mean_gap(data))
+        with torch.no_grad():
+            table = torch.from_numpy(found.table)
+            self.log_baseline.copy_(table[:, 0].log())
+            self.log_branching.copy_(table[:, 1:].log())
+            self.log_decay.fill_(float(np.log(beta)))
+        self.errors = found.errors(beta)
         radius = self.spectral_radius
-        notes = [f"baseline {self.estimates['baseline'].sum():.4g} per unit of time, branching ratio {radius:.4g}, decay {float(self.estimates['decay']):.4g}"]
+        notes = [f"baseline {found.table[:, 0].sum():.4g} per unit of time, branching ratio {radius:.4g}, decay {beta:.4g}"]
         if radius >= 1:
             notes.append(f"the branching ratio {radius:.3f} is 1 or more: forecasts beyond the training window explode")
         return notes
+
+    def _mean_gap(self, data: Dataset) -> float:
+        gaps = data.gaps
+        return float(gaps.mean()) if len(gaps) and gaps.mean() > 0 else float(data.durations.sum()) / max(data.events, 1)
 
     def exact_log_likelihood(self, batch: Batch) -> Float[Tensor, " B"]:
         """The closed form above, with gradient."""
@@ -133,28 +128,6 @@ class Hawkes(nn.Module):
         integral = self.integral(history, edges[:, :-1], edges[:, 1:]).sum((1, 2))
         return torch.where(batch.valid, logs, 0.0).sum(1) - integral
 
-    def _standard_errors(self, batches: list[Batch]) -> None:
-        """sqrt of the diagonal of the inverse Hessian, taken in the logarithms and carried over by the delta method."""
-        names = ("log_baseline", "log_branching", "log_decay")
-        shapes = [getattr(self, n).shape for n in names]
-        sizes = [s.numel() for s in shapes]
-        flat = nn.utils.parameters_to_vector([getattr(self, n) for n in names]).detach()
-
-        def loss(v: Tensor) -> Tensor:
-            parts = {n: x.reshape(s) for n, x, s in zip(names, v.split(sizes), shapes, strict=True)}
-            return -sum(torch.func.functional_call(self, parts, (b,)).sum() for b in batches)
-
-        if len(flat) > 200:
-            return
-        information = torch.autograd.functional.hessian(loss, flat)
-        variance = torch.linalg.pinv(information, hermitian=True).diagonal().clamp(min=0)
-        error = (variance.sqrt() * flat.exp()).split(sizes)
-        self.errors = {n.removeprefix("log_"): e.reshape(s).numpy() for n, e, s in zip(names, error, shapes, strict=True)}
-
-    def forward(self, batch: Batch) -> Float[Tensor, " B"]:
-        """The exact log-likelihood of each sequence."""
-        return self.exact_log_likelihood(batch)
-
     # ------------------------------------------------------------------ the verbs
 
     def encode(self, batch: Batch, before: HawkesHistory | None = None) -> HawkesHistory:
@@ -165,10 +138,16 @@ class Hawkes(nn.Module):
         driven = torch.where(batch.valid[..., None], own, 0.0)[:, :, None, None]
         first = torch.zeros_like(driven[:, 0]) if before is None and driven.shape[1] else None
         if first is None:
-            first = torch.zeros(len(times), 1, 1, self.marks.count, dtype=torch.float64) if before is None else before.excitation[:, -1, None, None]
+            first = (
+                torch.zeros(len(times), 1, 1, self.marks.count, dtype=torch.float64)
+                if before is None
+                else before.excitation[:, -1, None, None]
+            )
         rate = torch.complex(-self.log_decay.exp(), torch.zeros_like(self.log_decay)).reshape(1, 1)
         rest = scan(rate, times.diff(dim=1), driven.to(rate.dtype), first.to(rate.dtype)).real
-        return HawkesHistory(times, batch.start if before is None else before.start, batch.lengths, torch.cat([first[:, None], rest], 1)[:, :, 0, 0])
+        return HawkesHistory(
+            times, batch.start if before is None else before.start, batch.lengths, torch.cat([first[:, None], rest], 1)[:, :, 0, 0]
+        )
 
     def extend(
         self, history: HawkesHistory, time: Float[Tensor, " B"], mark: Int[Tensor, " B"], active: Bool[Tensor, " B"] | None = None
@@ -201,7 +180,9 @@ class Hawkes(nn.Module):
         anchor, excitation = _at(history, seen)
         beta = self.log_decay.exp()
         faded = torch.exp(-beta * (a - anchor)) * -torch.expm1(-beta * (b - a))
-        return (b - a)[..., None] * self.log_baseline.exp() + faded[..., None] * torch.einsum("bgn,mn->bgm", excitation, self.log_branching.exp())
+        return (b - a)[..., None] * self.log_baseline.exp() + faded[..., None] * torch.einsum(
+            "bgn,mn->bgm", excitation, self.log_branching.exp()
+        )
 
     @torch.no_grad()
     def bound(self, history: HawkesHistory, a: Float[Tensor, " B"], b: Float[Tensor, " B"]) -> Float[Tensor, " B"]:
@@ -214,3 +195,85 @@ def _at(history: HawkesHistory, seen: Int[Tensor, "B G"] | None) -> tuple[Float[
         return history.times, history.excitation
     row = torch.arange(len(seen))[:, None]
     return history.times[row, seen], history.excitation[row, seen]
+
+
+class _Profile:
+    """The likelihood of all data as a function of beta, each time at its best (mu, alpha); one row of ``table`` per type."""
+
+    def __init__(self, model: Hawkes, data: Dataset) -> None:
+        self.model, self.events = model, max(1, data.events)
+        self.batches = [data.batch(rows) for rows in data.batches(64)]
+        self.total = float(data.durations.sum())
+        self.marks = np.concatenate([b.marks[b.valid].numpy() for b in self.batches])
+        self.left = np.concatenate([(b.stop[:, None] - b.times)[b.valid].numpy() for b in self.batches])
+        estimates = model.estimates
+        self.table = np.concatenate([estimates["baseline"][:, None], estimates["branching"]], 1)
+
+    def search(self, slowest: float, fastest: float) -> float:
+        """The beta of highest likelihood."""
+        from scipy.optimize import minimize_scalar
+
+        grid = np.linspace(np.log(slowest), np.log(fastest), 12)
+        best = int(np.argmin([self.loss(x) for x in grid]))
+        low, high = grid[max(0, best - 1)], grid[min(len(grid) - 1, best + 1)]
+        beta = float(np.exp(minimize_scalar(self.loss, bounds=(low, high), method="bounded", options={"xatol": 1e-7}).x))
+        self.loss(np.log(beta))
+        return beta
+
+    def loss(self, log_beta: float) -> float:
+        """Minus the log-likelihood per event at the best (mu, alpha), which ``table`` then holds."""
+        from scipy.optimize import minimize
+
+        design, cost = self._design(float(np.exp(log_beta)))
+        total = 0.0
+        for row, x in zip(self.table, design, strict=True):
+
+            def one(theta: NDArray[np.float64], x: NDArray[np.float64] = x) -> tuple[float, NDArray[np.float64]]:
+                rate = x @ theta
+                return (cost @ theta - np.log(rate).sum()) / self.events, (cost - x.T @ (1 / rate)) / self.events
+
+            bounds = [(1e-12, None)] * len(row)
+            found = minimize(one, row, jac=True, method="L-BFGS-B", bounds=bounds, options={"maxiter": 1000, "ftol": 1e-15, "gtol": 1e-10})
+            row[:] = found.x
+            total += float(found.fun)
+        return total
+
+    def errors(self, beta: float) -> dict[str, NDArray[np.float64]]:
+        """Standard errors: the inverse of the observed information over the parameters that are not at 0 (NaN for those).
+
+        The block of (mu, alpha) is exact; what involves beta comes from central differences in beta.
+        """
+        step = 1e-4 * beta
+        here, above, below = (self._gradient(b) for b in (beta, beta + step, beta - step))
+        M, width = self.table.shape
+        information = np.zeros((M * width + 1, M * width + 1))
+        for m, x in enumerate(self._design(beta)[0]):
+            scaled = x / (x @ self.table[m])[:, None]
+            information[m * width : (m + 1) * width, m * width : (m + 1) * width] = scaled.T @ scaled
+        information[-1, :-1] = information[:-1, -1] = -(above[1] - below[1]) / (2 * step)
+        information[-1, -1] = -(above[0] - 2 * here[0] + below[0]) / step**2
+        free = np.append(self.table.ravel() > 1e-8, True)
+        variance = np.full(len(free), np.nan)
+        variance[free] = np.linalg.pinv(information[np.ix_(free, free)], hermitian=True).diagonal()
+        error = np.sqrt(np.where(variance >= 0, variance, np.nan))
+        table = error[:-1].reshape(M, width)
+        return {"baseline": table[:, 0], "branching": table[:, 1:], "decay": error[-1]}
+
+    def _gradient(self, beta: float) -> tuple[float, NDArray[np.float64]]:
+        """Log-likelihood and its slope in (mu, alpha) at ``table``."""
+        design, cost = self._design(beta)
+        rates = [x @ row for x, row in zip(design, self.table, strict=True)]
+        value = sum(float(np.log(r).sum()) - float(cost @ row) for r, row in zip(rates, self.table, strict=True))
+        return value, np.concatenate([x.T @ (1 / r) - cost for x, r in zip(design, rates, strict=True)])
+
+    def _design(self, beta: float) -> tuple[list[NDArray[np.float64]], NDArray[np.float64]]:
+        """What multiplies (mu, alpha) in the rate at each event, one matrix per type, and in the integral."""
+        with torch.no_grad():
+            self.model.log_decay.fill_(float(np.log(beta)))
+            parts = []
+            for b in self.batches:
+                fade = torch.exp(-beta * b.edges.diff(dim=1)[:, :-1])
+                parts.append((self.model.encode(b).excitation[:, :-1] * fade[..., None])[b.valid].numpy())
+        rise = np.concatenate([np.ones((len(self.marks), 1)), beta * np.concatenate(parts)], 1)
+        mass = [-np.expm1(-beta * self.left[self.marks == n]).sum() for n in range(len(self.table))]
+        return [rise[self.marks == m] for m in range(len(self.table))], np.array([self.total, *mass])

@@ -1,0 +1,102 @@
+r"""A learned spectrum: which modes each attention head has, and which of them are in use right now.
+
+The generator G_k turns noise z_j into a feature omega_j and, where modes decay, a log-decay. With the key embedding
+W_u x = w_t t + W_m m, mode j of head k has
+
+    theta_kj = omega_kj' w_t,        psi_kj(m) = omega_kj' W_m m,        gamma_kj = exp(G_k(z_j)_last + c_k).
+
+Training redraws the noise for every minibatch; evaluation, sampling and streams share one fixed set, so that what is
+sampled is what is evaluated. Used by DAPP.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from fourpoint.maths import fourier
+
+SLOWEST, FASTEST = 0.3, 2.0  # spread of the heads' first frequencies and decays: per window, per mean gap
+
+
+class Modes(nn.Module):
+    """K generated spectra. Arguments are those of DAPP; ``stored`` is the size of the fixed set."""
+
+    noise: Tensor
+    phase: Tensor
+
+    def __init__(
+        self,
+        heads: int,
+        marks: int,
+        *,
+        features: int,
+        stored: int,
+        noise: int,
+        embedding: int,
+        generator: Sequence[int],
+        activation: str,
+        decay: bool,
+        random_phase: bool,
+        even: bool,
+        seed: int,
+    ) -> None:
+        super().__init__()
+        self.heads, self.features, self.dimension, self.seed = heads, features, noise, seed
+        self.decays, self.random_phase, self.even = decay, random_phase, even
+        random = torch.Generator().manual_seed(seed)
+        self.generator = fourier.Generator(heads, noise, generator, embedding + int(decay), activation=activation, seed=seed)
+        self.time_key = nn.Parameter(torch.randn(heads, embedding, generator=random))
+        shifts = torch.randn(heads, embedding, marks, generator=random) * (0.5 if marks > 1 else 0.0)
+        self.mark_key = nn.Parameter(shifts, requires_grad=marks > 1)
+        self.log_decay = nn.Parameter(torch.zeros(heads), requires_grad=decay)
+        self._drawn: tuple[Tensor, Tensor] | None = None
+        self.store(stored)
+
+    def forward(self, *, fixed: bool = False) -> fourier.Spectrum:
+        """The modes in use: those of the last :meth:`redraw` while training, else (or where ``fixed``) the fixed set."""
+        if self.training and not fixed and self._drawn is None:
+            self.redraw(torch.Generator().manual_seed(self.seed))
+        noise, phase = self._drawn if self.training and not fixed and self._drawn is not None else (self.noise, self.phase)
+        modes = self.generator(noise.to(self.time_key))
+        omega = modes[..., : self.time_key.shape[1]]
+        return fourier.Spectrum(
+            torch.einsum("kdr,kr->kd", omega, self.time_key),
+            torch.exp(modes[..., -1] + self.log_decay[:, None]) if self.decays else None,
+            torch.einsum("kdr,krm->kdm", omega, self.mark_key),
+            torch.full_like(modes[..., 0], 1 / modes.shape[1]),
+            phase.to(self.time_key) if self.random_phase else None,
+        )
+
+    def redraw(self, random: torch.Generator) -> None:
+        """Draw the noise of the next minibatch."""
+        draw = fourier.even_noise if self.even else fourier.independent_noise
+        noise = draw(self.heads, self.features, self.dimension, random)
+        phase = 2 * math.pi * torch.rand(self.heads, self.features, generator=random)
+        self._drawn = (noise.to(self.time_key), phase.to(self.time_key))
+
+    def store(self, features: int) -> None:
+        """Make the fixed set one of ``features`` modes per head."""
+        random = torch.Generator().manual_seed(self.seed + 1)
+        if self.even:
+            noise = fourier.fixed_noise(features, self.dimension, self.seed).expand(self.heads, -1, -1)
+        else:
+            noise = fourier.independent_noise(self.heads, features, self.dimension, random)
+        phase = 2 * math.pi * torch.rand(self.heads, features, generator=random)
+        self.register_buffer("noise", noise.to(self.time_key).contiguous())
+        self.register_buffer("phase", phase.to(self.time_key))
+
+    @torch.no_grad()
+    def spread(self, length: float) -> Float[Tensor, " K"]:
+        """Let the heads cover frequencies and decays from under one per window of ``length`` mean gaps to one per gap.
+
+        Returns each head's rate, per mean gap.
+        """
+        rates = torch.logspace(math.log10(SLOWEST / max(length, 2.0)), math.log10(FASTEST), self.heads).to(self.time_key)
+        self.time_key.mul_((rates / self.time_key.norm(dim=1))[:, None])
+        self.log_decay.copy_(rates.log())
+        return rates

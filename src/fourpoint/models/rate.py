@@ -1,0 +1,105 @@
+r"""From attention to a rate: base, drift and link.
+
+    lambda_m(t) = mu_m(t) + g_m(b_m + drift_m(t) + z_m),                                               equation (5)
+
+where z_m is what attention says and t counts from the window's start. The link is one of
+
+    exp        g(z) = e^z
+    softplus   g(z) = s log(1 + e^z / s)       s = 1 is the paper's softplus
+    identity   g(z) = z                        z >= 0, and no b and no drift: the form of a Hawkes process
+
+A learned s makes softplus the whole range in between: far below s it is the exponential, in which events multiply the
+rate, and far above s it is linear, in which they add to it. So data can say which. mu and the drift are constants per
+mark or cubic splines, constant beyond the window's end. Rates are per unit of the model's own time. Used by DAPP.
+"""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from fourpoint.maths.spline import spline, spline_knots, spline_max
+
+
+class Rate(nn.Module):
+    """Base, drift and link of M marks; ``base`` and ``drift`` may be "auto" until :meth:`build` is told which."""
+
+    length: Tensor
+
+    def __init__(self, marks: int, *, link: str, learn_scale: bool, base: str, drift: str, knots: int) -> None:
+        super().__init__()
+        self.marks, self.link, self.learn_scale, self.intervals = marks, link, learn_scale, knots
+        self.bias = nn.Parameter(torch.zeros(marks), requires_grad=link != "identity")
+        self.log_scale = nn.Parameter(torch.zeros(marks), requires_grad=link == "softplus" and learn_scale)
+        self.register_buffer("length", torch.ones((), dtype=torch.float64))
+        self.build(base, drift)
+
+    def build(self, base: str, drift: str) -> None:
+        """Make the parameters that these kinds of base and drift need."""
+        self.splined_base, self.splined_drift = base == "spline", drift == "spline"
+        wide = self.intervals + 3
+        self.log_base = nn.Parameter(self.bias.new_zeros(self.marks, wide if self.splined_base else 1))
+        if self.splined_drift:
+            self.drift = nn.Parameter(self.bias.new_zeros(1, wide))
+            self.mark_drift = nn.Parameter(self.bias.new_zeros(self.marks, wide), requires_grad=self.marks > 1)
+
+    @torch.no_grad()
+    def start_at(self, rate: Float[Tensor, " M"]) -> None:
+        """Begin at the mean rate: half in mu and half in g(b), or all of it in mu where the link is the identity."""
+        self.log_base.copy_((rate if self.link == "identity" else rate / 2).log()[:, None].expand_as(self.log_base))
+        if self.link == "exp":
+            self.bias.copy_((rate / 2).log())
+        elif self.link == "softplus":
+            if self.learn_scale:
+                self.log_scale.copy_(rate.log())
+            self.bias.copy_(self.log_scale + torch.expm1(rate / 2 / self.log_scale.exp()).log())
+
+    def log_rate(self, z: Float[Tensor, "*S M"], since: Float[Tensor, "*S"]) -> Float[Tensor, "*S M"]:
+        """log lambda for attention ``z`` at times ``since`` the window's start (user's unit), formed without overflow."""
+        length = self.length.to(z)
+        since = since.to(z)
+        log_base = spline(self.log_base, since, length) if self.splined_base else self.log_base[:, 0]
+        if self.link != "identity":
+            z = z + self.bias
+            if self.splined_drift:
+                z = z + spline(self.drift + self.mark_drift, since, length)
+        return self._joined(log_base, z)
+
+    @torch.no_grad()
+    def log_bound(self, z: Float[Tensor, "B M"], low: Float[Tensor, " B"], high: Float[Tensor, " B"]) -> Float[Tensor, "B M"]:
+        """An upper bound of log lambda on [low, high] since the window's start, ``z`` being one of the attention.
+
+        Everything is monotone in z, and splines lie below their control points; rounding has an allowance.
+        """
+        eps, length = torch.finfo(z.dtype).eps, self.length.to(z)
+        log_base = spline_max(self.log_base, low, high, length) if self.splined_base else self.log_base[:, 0]
+        if self.link != "identity":
+            z = z + self.bias + 16 * eps * self.bias.abs()
+            if self.splined_drift:
+                curve = self.drift + self.mark_drift
+                z = z + spline_max(curve, low, high, length) + 16 * eps * curve.abs().amax()
+        return self._joined(log_base, z)
+
+    def knots(self, start: Float[Tensor, " B"]) -> Float[Tensor, "B J"] | None:
+        """Times at which a spline's third derivative jumps."""
+        if not (self.splined_base or self.splined_drift):
+            return None
+        return start[:, None] + spline_knots(self.length, self.intervals).to(start)
+
+    def _joined(self, log_base: Tensor, z: Tensor) -> Tensor:
+        if self.link == "identity":
+            return torch.log(log_base.exp() + z)
+        if self.link == "softplus":
+            z = self.log_scale + log_softplus(z - self.log_scale)
+        return torch.logaddexp(log_base, z)
+
+
+def log_softplus(x: Tensor) -> Tensor:
+    """log(log(1 + e^x)), which is x - e^x/2 + ... far below 0.
+
+    >>> log_softplus(torch.tensor([-100.0, 0.0]))
+    tensor([-100.0000,   -0.3665])
+    """
+    low = x < -15
+    return torch.where(low, x, nn.functional.softplus(torch.where(low, 0.0, x)).log())
