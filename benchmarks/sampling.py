@@ -49,8 +49,8 @@ def dapp(model: DAPP, paths: int) -> float:
     began = time.perf_counter()
     drawn = sample_paths(model, 0.0, STOP, paths, seed=1)
     speed = report("Fourpoint DAPP", drawn.data.events, time.perf_counter() - began)
-    modes = model.eval_noise.shape[1]
-    print(f"{'':28}K = {model.settings()['heads']}, D = {modes}; {drawn.acceptance:.0%} of candidates accepted")
+    heads, modes = model.spectrum().weight.shape
+    print(f"{'':28}K = {heads}, D = {modes}; {drawn.acceptance:.0%} of candidates accepted")
     return speed
 
 
@@ -69,7 +69,8 @@ def tick() -> float:
 
     began, events = time.perf_counter(), 0
     for seed in range(1000):
-        one = SimuHawkesExpKernels(np.array([[1.0]]), np.array([[1.0]]), np.array([10.0]), end_time=STOP, verbose=False, seed=seed, force_simulation=True)
+        options = dict(end_time=STOP, verbose=False, seed=seed, force_simulation=True)
+        one = SimuHawkesExpKernels(np.array([[1.0]]), np.array([[1.0]]), np.array([10.0]), **options)
         one.simulate()
         events += one.n_total_jumps
     return report("tick x 1,000", events, time.perf_counter() - began)

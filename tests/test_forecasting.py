@@ -102,7 +102,8 @@ def test_the_end_of_a_spline_is_noted() -> None:
 
 
 def test_window_counts() -> None:
-    events = Dataset.from_sequences([Sequence([1.0, 2.0, 3.0], [0, 1, 1], start=0, stop=4, space=2), Sequence([], start=0, stop=4, space=2)])
+    first, empty = Sequence([1.0, 2.0, 3.0], [0, 1, 1], start=0, stop=4, space=2), Sequence([], start=0, stop=4, space=2)
+    events = Dataset.from_sequences([first, empty])
     assert window_counts(events, np.array([0.0, 2.0, 4.0])).tolist() == [[[1, 0], [0, 2]], [[0, 0], [0, 0]]]
 
 

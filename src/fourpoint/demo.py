@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 # A smaller DAPP than the default and a short schedule: two cores train it in about a minute.
-SETTINGS: dict[str, Any] = dict(heads=2, features=16, link="softplus")
+SETTINGS: dict[str, Any] = dict(heads=4, features=16)
 BATCH_SIZE = 32
 
 
@@ -58,10 +58,10 @@ class Contestant:
 def run_demo(
     folder: str | os.PathLike[str] = "demo",
     seed: int = 0,
-    time_budget: float = 100.0,
+    time_budget: float = 110.0,
     progress: bool = True,
     *,
-    steps: int = 1000,
+    steps: int = 500,
     data: Dataset | None = None,
 ) -> Path:
     """Train DAPP, Hawkes and two Poisson models on ``nyc_delays``, compare them on unseen days and write a page.

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from fourpoint.events import Batch, Dataset, MarkSpace, Sequence, UserError
 from fourpoint.maths.quadrature import Unconverged
-from fourpoint.maths.thinning import ExplosiveRate, Tally, draw_marks, next_by_inversion, thin
+from fourpoint.maths.thinning import ExplosiveRate, Round, Tally, draw_marks, next_by_inversion, thin
 
 Method = Literal["auto", "thinning", "inversion"]
 METHODS = ("auto", "thinning", "inversion")
@@ -212,7 +212,7 @@ def _events(
     """Rounds of the paths ``rows`` until all have ended: each yields rows, times and marks of its events, and counts them."""
     limit, width = MOST if most is None else most, end - at
     while len(rows):
-        hit, at, intensities, width = _round(model, past, at, end, width, random, method, tally)
+        (hit, at, intensities, width), past = _round(model, past, at, end, width, random, method, tally)
         marks = draw_marks(intensities, random)
         if bool(hit.any()):
             past = model.extend(past, at, marks, hit)
@@ -231,21 +231,25 @@ def _events(
 
 def _round(
     model: Any, past: Any, at: Tensor, end: Tensor, width: Tensor, random: torch.Generator, method: str, tally: Tally
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """One window of every path: whether an event came, when (or how far time moved), the intensities there, the next width."""
+) -> tuple[Round, Any]:
+    """One window of every path, and the history after it: a linear model's states move along to the one candidate."""
+    moves = getattr(model, "linear", False) and hasattr(model, "move")
 
     def rates(times: Float[Tensor, "B Q"]) -> Float[Tensor, "B Q M"]:
+        nonlocal past
+        if method == "thinning" and moves and times.shape[1] == 1:
+            past = model.move(past, times[:, 0])
         return last_rates(model, past, times)
 
     if method == "thinning":
         wanted = 1 if not tally.proposals else round(1 / max(tally.acceptance, 1 / 8))
-        return thin(rates, lambda a, b: model.bound(past, a, b), at, end, width, random, candidates=wanted, tally=tally)
+        return thin(rates, lambda a, b: model.bound(past, a, b), at, end, width, random, candidates=wanted, tally=tally), past
     first = rates(at[:, None]).sum((1, 2)).to(at.dtype)
     panel = torch.minimum(0.5 / first.clamp(min=torch.finfo(at.dtype).tiny), (end - at) / 4).clamp(min=torch.finfo(at.dtype).tiny)
     time = next_by_inversion(rates, at, end, panel, random, longest=((end - at) / 4).clamp(min=torch.finfo(at.dtype).tiny))
     hit = torch.isfinite(time)
     time = torch.where(hit, time, torch.maximum(at, end))
-    return hit, time, rates(time[:, None])[:, 0].to(at.dtype), width
+    return Round(hit, time, rates(time[:, None])[:, 0].to(at.dtype), width), past
 
 
 def _group(history: Any) -> int:

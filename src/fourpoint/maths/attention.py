@@ -104,16 +104,19 @@ def step(
     driven: Complex[Tensor, "B K D C"],
 ) -> Complex[Tensor, "B K D C"]:
     """The state after one event more: what a stream does."""
-    return _turns(rate, gap)[..., None] * state + driven
+    return (state if _nowhere(gap) else _turns(rate, gap)[..., None] * state) + driven
 
 
 def read(spectrum: Spectrum, state: Complex[Tensor, "B G K D C"], lag: Float[Tensor, "B G Q"]) -> Float[Tensor, "B G Q K M C"]:
     """sum_j w_j Re[exp(i psi_j(m)) exp(a_j lag) S_j] at Q lags after each state, for every mark.
 
-    Without gradient it goes in pieces that stay in the processor's cache, which is what large evaluations live on.
+    Without gradient it goes in pieces that stay in the processor's cache, which is what large evaluations live on, and at
+    lag 0 nothing is turned, which is what a sampler lives on.
     """
     M, C = spectrum.shift.shape[-1], state.shape[-1]
     turn = torch.polar(spectrum.weight[..., None].expand_as(spectrum.shift), spectrum.shift)
+    if _nowhere(lag):
+        return real_sums(state, turn)[:, :, None].expand(-1, -1, lag.shape[2], -1, -1, -1)
     decay = torch.zeros_like(spectrum.frequency) if spectrum.decay is None else spectrum.decay
     if M > WIDE:
         return _read_many(turn, torch.complex(-decay, spectrum.frequency), state, lag)
@@ -131,11 +134,20 @@ def read(spectrum: Spectrum, state: Complex[Tensor, "B G K D C"], lag: Float[Ten
     return sums.transpose(2, 3).unflatten(-1, (M, C))
 
 
+def real_sums(state: Complex[Tensor, "*S K D C"], turn: Complex[Tensor, "K D N"]) -> Float[Tensor, "*S K N C"]:
+    """sum_j Re[turn_j S_j] for N turns, as one real product."""
+    sign = torch.tensor([1.0, -1.0], dtype=turn.real.dtype, device=turn.device)
+    return torch.einsum("...kdcr,kdnr->...knc", torch.view_as_real(state), torch.view_as_real(turn) * sign)
+
+
+def _nowhere(lag: Tensor) -> bool:
+    """Whether no time passes at all; never so where a gradient is kept."""
+    return not torch.is_grad_enabled() and not bool(lag.any())
+
+
 def _read_many(turn: Tensor, rate: Tensor, state: Tensor, lag: Tensor) -> Float[Tensor, "B G Q K M C"]:
     """The same for many marks: states are moved to each query first, and the marks' turns come last, as one product."""
-    moved = torch.view_as_real(_turns(rate, lag)[..., None] * state[:, :, None])
-    sign = torch.tensor([1.0, -1.0], dtype=moved.dtype, device=moved.device)
-    return torch.einsum("bgqkdcr,kdmr->bgqkmc", moved, torch.view_as_real(turn) * sign)
+    return real_sums(_turns(rate, lag)[..., None] * state[:, :, None], turn)
 
 
 class _Scan(torch.autograd.Function):

@@ -20,6 +20,7 @@ import torch
 from jaxtyping import Bool, Complex, Float, Int
 from torch import Tensor
 
+from fourpoint.maths.attention import real_sums
 from fourpoint.maths.fourier import LARGEST, Spectrum
 
 
@@ -38,7 +39,7 @@ def sum_bound(
     powers = spectrum.weight[..., None] * torch.stack([torch.ones_like(speed), speed, speed.square()], -1)
     r0, r1, r2 = torch.einsum("bkd,kdn->bkn", size, powers)[..., None].unbind(2)
     turn = torch.polar(spectrum.weight[..., None].expand_as(spectrum.shift), spectrum.shift)
-    both = torch.einsum("bkd,kdm->bkm", state, torch.cat([turn, rate[..., None] * turn], -1)).real
+    both = real_sums(state[..., None], torch.cat([turn, rate[..., None] * turn], -1))[..., 0]
     now, slope = (x * readout for x in both.chunk(2, -1))
     h, gain = width[:, None, None], readout.abs()
     line = now + h * gain * r1
@@ -60,7 +61,12 @@ def convex_bound(
 
 
 def moved(spectrum: Spectrum, state: Complex[Tensor, "B K D"], lag: Float[Tensor, " B"]) -> Complex[Tensor, "B K D"]:
-    """States ``lag`` later."""
+    """States ``lag`` later; only those rows are touched for which it is not 0."""
+    late = lag > 0
+    if not bool(late.any()):
+        return state
+    if not bool(late.all()):
+        return state.index_put((torch.nonzero(late)[:, 0],), moved(spectrum, state[late], lag[late]))
     d = lag[:, None, None]
     angle, fade = spectrum.frequency * d, 1.0 if spectrum.decay is None else torch.exp(-spectrum.decay * d)
     return torch.complex(angle.cos() * fade, angle.sin() * fade) * state

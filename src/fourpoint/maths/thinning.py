@@ -170,7 +170,7 @@ def draw_marks(intensities: Float[Tensor, "B M"], random: torch.Generator) -> In
 
 
 def _exponentials(shape: Sequence[int], random: torch.Generator) -> Float[Tensor, "*S"]:
-    """Unit exponentials from 53 random bits each; Tensor.exponential_ has 31 and a weak generator where MKL is used."""
+    """Unit exponentials from 53 random bits each: the same in every build, where Tensor.exponential_ may use another generator."""
     return -torch.log1p(-torch.rand(*shape, dtype=torch.float64, generator=random))
 
 

@@ -113,7 +113,7 @@ class DAPP(nn.Module):
         noise: int = 1,
         embedding: int | None = None,
         width: int = 1,
-        knots: int = 20,
+        knots: int = 12,
         activation: str = "tanh",
         form: Literal["auto", "dense", "scan"] = "auto",
         draw: Literal["even", "independent"] = "even",
@@ -287,14 +287,20 @@ class DAPP(nn.Module):
         active = torch.ones_like(mark, dtype=torch.bool) if active is None else active
         if not self.linear:
             return self._append(history, time, mark, active)
-        row = torch.arange(len(time), device=time.device)
-        old_time, old = history.times[row, history.lengths], _have(history.state)[row, history.lengths]
+        old_time, old = _last(history)
         values = self._values(self._elapsed(time[:, None], history.start), mark[:, None])
         driven = attention.drive(history.spectrum, mark[:, None], self._channels(values), active[:, None])[:, 0]
         gap = torch.where(active, (time - old_time) / self.time_scale, 0.0).to(self.readout)
         state = attention.step(history.spectrum.rate, old, gap, driven)[:, None]
         moved = torch.where(active, time, old_time)[:, None]
         return DAPPHistory(moved, history.start, torch.zeros_like(history.lengths), history.spectrum, state, None, None)
+
+    def move(self, history: DAPPHistory, time: Float[Tensor, " B"]) -> DAPPHistory:
+        """The last position alone, its states moved on to ``time`` with no event in between (linear forms)."""
+        old_time, old = _last(history)
+        gap = ((time - old_time) / self.time_scale).to(self.readout)
+        state = attention.step(history.spectrum.rate, old, gap, torch.zeros((), dtype=old.dtype, device=old.device))[:, None]
+        return DAPPHistory(time[:, None], history.start, torch.zeros_like(history.lengths), history.spectrum, state, None, None)
 
     def _append(self, h: DAPPHistory, time: Tensor, mark: Tensor, active: Tensor) -> DAPPHistory:
         slot = h.lengths + active
@@ -333,7 +339,7 @@ class DAPP(nn.Module):
             marks, values = _have(history.marks), _have(history.values)
             return attention.dense(history.spectrum, query, index, events, marks, values, self._settings["normalise"])
         anchor, state = history.times, _have(history.state)
-        if seen is not None:
+        if seen is not None and not state.shape[1] == seen.shape[1] == 1:
             anchor = anchor.gather(1, seen)
             state = state[torch.arange(B, device=times.device)[:, None], seen]
         lag = ((times - anchor[:, :, None]) / self.time_scale).to(self.readout)
@@ -378,10 +384,8 @@ class DAPP(nn.Module):
             sizes = bounds.convex_bound(values.abs(), visible, self._readout().abs())
             return bounds.convex_bound(values, visible, self._readout()), 1024 * eps * sizes
         if history.state is not None:
-            reach = ((b - last) / self.time_scale).to(self.readout)
-            state = bounds.moved(
-                history.spectrum, _have(history.state)[row, history.lengths][..., 0], ((a - last) / self.time_scale).to(self.readout)
-            )
+            lag, reach = (((x - last) / self.time_scale).to(self.readout) for x in (a, b))
+            state = bounds.moved(history.spectrum, _last(history)[1][..., 0], lag)
             top, size, speed = bounds.sum_bound(history.spectrum, state, width, self._readout())
             return top, eps * (32 * size + 4 * reach[:, None] * speed)
         now, past = self._elapsed(a, history.start), self._elapsed(events, history.start)
@@ -396,7 +400,7 @@ class DAPP(nn.Module):
         M = self.marks.count
         ends = torch.stack([torch.zeros_like(last), self._elapsed(last, history.start)], 1).repeat_interleave(M, 1)
         values = self._values(ends, torch.arange(M, device=last.device).repeat(2).expand(len(last), -1))
-        some = _have(history.state)[torch.arange(len(last), device=last.device), history.lengths][..., 1].abs().amax((1, 2)) > 0
+        some = _last(history)[1][..., 1].abs().amax((1, 2)) > 0
         return values, some[:, None].expand(-1, 2 * M)
 
     def knots(self, history: DAPPHistory) -> Float[Tensor, "B J"] | None:
@@ -439,6 +443,14 @@ def _have(kept: Tensor | None) -> Tensor:
     if kept is None:
         raise UserError("a history with its events", "one that has been extended", "Encode the whole sequence instead.")
     return kept
+
+
+def _last(history: DAPPHistory) -> tuple[Float[Tensor, " B"], Complex[Tensor, "B K D C"]]:
+    """When the last real position begins, and the states there; without a copy where it is the only one."""
+    if history.times.shape[1] == 1:
+        return history.times[:, 0], _have(history.state)[:, 0]
+    row = torch.arange(len(history.lengths), device=history.times.device)
+    return history.times[row, history.lengths], _have(history.state)[row, history.lengths]
 
 
 def _widen(x: Tensor) -> Tensor:

@@ -3,7 +3,10 @@ r"""A learned spectrum: which modes each attention head has, and which of them a
 The generator G_k turns noise z_j into a feature omega_j and, where modes decay, a log-decay. With the key embedding
 W_u x = w_t t + W_m m, mode j of head k has
 
-    theta_kj = omega_kj' w_t,        psi_kj(m) = omega_kj' W_m m,        gamma_kj = exp(G_k(z_j)_last + c_k).
+    theta_kj = omega_kj' w_t,        psi_kj(m) = omega_kj' W_m m,        gamma_kj = exp(G_k(z_j)_last + c_k),
+
+w_t being a vector of order 1 times the exponential of a learned number: time scales are learned as logarithms, since a
+step that suits a fast head would throw a slow one off its scale.
 
 Training redraws the noise for every minibatch; evaluation, sampling and streams share one fixed set, so that what is
 sampled is what is evaluated. Used by DAPP.
@@ -53,6 +56,7 @@ class Modes(nn.Module):
         self.time_key = nn.Parameter(torch.randn(heads, embedding, generator=random))
         shifts = torch.randn(heads, embedding, marks, generator=random) * (0.5 if marks > 1 else 0.0)
         self.mark_key = nn.Parameter(shifts, requires_grad=marks > 1)
+        self.log_frequency = nn.Parameter(torch.zeros(heads))
         self.log_decay = nn.Parameter(torch.zeros(heads), requires_grad=decay)
         self._drawn: tuple[Tensor, Tensor] | None = None
         self.store(stored)
@@ -65,7 +69,7 @@ class Modes(nn.Module):
         modes = self.generator(noise.to(self.time_key))
         omega = modes[..., : self.time_key.shape[1]]
         return fourier.Spectrum(
-            torch.einsum("kdr,kr->kd", omega, self.time_key),
+            torch.einsum("kdr,kr->kd", omega, self.time_key) * self.log_frequency.exp()[:, None],
             torch.exp(modes[..., -1] + self.log_decay[:, None]) if self.decays else None,
             torch.einsum("kdr,krm->kdm", omega, self.mark_key),
             torch.full_like(modes[..., 0], 1 / modes.shape[1]),
@@ -97,6 +101,7 @@ class Modes(nn.Module):
         Returns each head's rate, per mean gap.
         """
         rates = torch.logspace(math.log10(SLOWEST / max(length, 2.0)), math.log10(FASTEST), self.heads).to(self.time_key)
-        self.time_key.mul_((rates / self.time_key.norm(dim=1))[:, None])
+        self.time_key.div_(self.time_key.norm(dim=1, keepdim=True))
+        self.log_frequency.copy_(rates.log())
         self.log_decay.copy_(rates.log())
         return rates
