@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 # A smaller DAPP than the default and a short schedule: two cores train it in about a minute.
-SETTINGS: dict[str, Any] = dict(heads=4, features=16)
+SETTINGS: dict[str, Any] = dict(features=16)
 BATCH_SIZE = 32
 
 

@@ -33,7 +33,7 @@ Method = Literal["auto", "thinning", "inversion"]
 METHODS = ("auto", "thinning", "inversion")
 MOST = 100_000  # events of one path at which a process counts as explosive, where no cap is given
 NUMBERS, SMALLEST = 2**20, 64  # numbers of a history in one group of paths, and paths at the least
-KEEP = 0.8  # share of paths still going below which the others leave the batch
+KEEP = 0.95  # share of paths still going below which the others leave the batch
 BLOCK = 2048  # events of a long history that are encoded at once
 H = TypeVar("H")
 

@@ -64,7 +64,7 @@ def fit(
     train: Dataset,
     dev: Dataset | None = None,
     *,
-    steps: int = 4000,
+    steps: int = 2500,
     batch_size: int = 64,
     learning_rate: float = 3e-2,
     weight_decay: float = 1e-3,

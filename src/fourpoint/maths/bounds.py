@@ -60,16 +60,18 @@ def convex_bound(
     return torch.where(visible.any(1)[:, None, None], best, 0.0).sum(1)
 
 
-def moved(spectrum: Spectrum, state: Complex[Tensor, "B K D"], lag: Float[Tensor, " B"]) -> Complex[Tensor, "B K D"]:
-    """States ``lag`` later; only those rows are touched for which it is not 0."""
+def moved(spectrum: Spectrum, state: Complex[Tensor, "B K D C"], lag: Float[Tensor, " B"]) -> Complex[Tensor, "B K D C"]:
+    """States ``lag`` later, without gradient; only those rows are touched for which it is not 0."""
     late = lag > 0
-    if not bool(late.any()):
-        return state
     if not bool(late.all()):
-        return state.index_put((torch.nonzero(late)[:, 0],), moved(spectrum, state[late], lag[late]))
+        return state.index_put((torch.nonzero(late)[:, 0],), moved(spectrum, state[late], lag[late])) if bool(late.any()) else state
     d = lag[:, None, None]
-    angle, fade = spectrum.frequency * d, 1.0 if spectrum.decay is None else torch.exp(-spectrum.decay * d)
-    return torch.complex(angle.cos() * fade, angle.sin() * fade) * state
+    sine = spectrum.frequency * d
+    cosine, sine = sine.cos(), sine.sin_()
+    if spectrum.decay is not None:
+        fade = (spectrum.decay * -d).exp_()
+        cosine, sine = cosine.mul_(fade), sine.mul_(fade)
+    return torch.complex(cosine, sine)[..., None] * state
 
 
 def gathered(

@@ -98,7 +98,7 @@ class DAPP(nn.Module):
         self,
         marks: MarkSpace | int | None = None,
         *,
-        heads: int = 4,
+        heads: int = 3,
         features: int = 32,
         eval_features: int | None = None,
         normalise: Literal["none", "ratio", "softmax"] = "none",
@@ -295,11 +295,11 @@ class DAPP(nn.Module):
         moved = torch.where(active, time, old_time)[:, None]
         return DAPPHistory(moved, history.start, torch.zeros_like(history.lengths), history.spectrum, state, None, None)
 
+    @torch.no_grad()
     def move(self, history: DAPPHistory, time: Float[Tensor, " B"]) -> DAPPHistory:
         """The last position alone, its states moved on to ``time`` with no event in between (linear forms)."""
         old_time, old = _last(history)
-        gap = ((time - old_time) / self.time_scale).to(self.readout)
-        state = attention.step(history.spectrum.rate, old, gap, torch.zeros((), dtype=old.dtype, device=old.device))[:, None]
+        state = bounds.moved(history.spectrum, old, ((time - old_time) / self.time_scale).to(self.readout))[:, None]
         return DAPPHistory(time[:, None], history.start, torch.zeros_like(history.lengths), history.spectrum, state, None, None)
 
     def _append(self, h: DAPPHistory, time: Tensor, mark: Tensor, active: Tensor) -> DAPPHistory:
@@ -375,8 +375,8 @@ class DAPP(nn.Module):
         self, history: DAPPHistory, a: Float[Tensor, " B"], b: Float[Tensor, " B"]
     ) -> tuple[Float[Tensor, "B M"], Float[Tensor, "B M"]]:
         """A bound of sum_k r_km A_km on [a, b], and how far rounding may carry the sum itself."""
-        eps, row = torch.finfo(self.readout.dtype).eps, torch.arange(len(a), device=a.device)
-        events, last = history.times[:, 1:], history.times[row, history.lengths]
+        eps, events = torch.finfo(self.readout.dtype).eps, history.times[:, 1:]
+        last = history.times.gather(1, history.lengths[:, None])[:, 0]
         visible = attention.visible(history.lengths[:, None], events.shape[1])[:, 0]
         width = ((b - a) / self.time_scale).to(self.readout) * (1 + 4 * eps)
         if self._settings["normalise"] != "none":
@@ -385,7 +385,7 @@ class DAPP(nn.Module):
             return bounds.convex_bound(values, visible, self._readout()), 1024 * eps * sizes
         if history.state is not None:
             lag, reach = (((x - last) / self.time_scale).to(self.readout) for x in (a, b))
-            state = bounds.moved(history.spectrum, _last(history)[1][..., 0], lag)
+            state = bounds.moved(history.spectrum, _last(history)[1], lag)[..., 0]
             top, size, speed = bounds.sum_bound(history.spectrum, state, width, self._readout())
             return top, eps * (32 * size + 4 * reach[:, None] * speed)
         now, past = self._elapsed(a, history.start), self._elapsed(events, history.start)

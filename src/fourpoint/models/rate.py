@@ -21,6 +21,8 @@ from torch import Tensor, nn
 
 from fourpoint.maths.spline import spline, spline_knots, spline_max
 
+FIRST_SCALE = 0.3  # of the mean rate: where the link begins between adding and multiplying
+
 
 class Rate(nn.Module):
     """Base, drift and link of M marks; ``base`` and ``drift`` may be "auto" until :meth:`build` is told which."""
@@ -52,7 +54,7 @@ class Rate(nn.Module):
             self.bias.copy_((rate / 2).log())
         elif self.link == "softplus":
             if self.learn_scale:
-                self.log_scale.copy_(rate.log())
+                self.log_scale.copy_((FIRST_SCALE * rate).log())
             self.bias.copy_(self.log_scale + torch.expm1(rate / 2 / self.log_scale.exp()).log())
 
     def log_rate(self, z: Float[Tensor, "*S M"], since: Float[Tensor, "*S"]) -> Float[Tensor, "*S M"]:
