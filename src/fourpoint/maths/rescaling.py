@@ -132,12 +132,16 @@ def ljung_box_test(residuals: Floats, lags: int = LAGS) -> tuple[float, float]:
 
 
 def qq_points(residuals: Floats, points: int = POINTS) -> QQ:
-    """Sorted residuals against unit exponential quantiles; the i-th of n lies in a Beta(i, n + 1 - i) envelope."""
+    """Sorted residuals against unit exponential quantiles; the i-th of n lies in a Beta(i, n + 1 - i) envelope.
+
+    Half of the ``points`` are even in rank and half even in value, so that both the bulk and the tail are seen.
+    """
     n = len(residuals)
     if not n:
         return QQ(*(np.zeros(0) for _ in range(4)))
     from scipy.special import betaincinv
 
-    i = np.unique(np.round(np.linspace(1, n, min(n, points))).astype(np.int64))
+    bulk, tail = np.linspace(1, n, points // 2), n + 1 - np.exp(np.linspace(np.log(n), 0, points // 2))
+    i = np.unique(np.round(np.concatenate([bulk, tail])).clip(1, n).astype(np.int64))
     low, high = (-np.log1p(-betaincinv(i, n + 1 - i, q)) for q in (0.025, 0.975))
     return QQ(-np.log1p(-i / (n + 1)), np.sort(residuals)[i - 1], low, high)
