@@ -53,7 +53,7 @@ def test_fit_improves_on_its_start() -> None:
     model = tiny(base="constant", drift="none", eval_features=32)
     model.initialise(train)
     before = log_likelihood(model.eval(), test).per_event
-    done = fit(model, train, steps=60, batch_size=32, learning_rate=2e-2, warmup=5, validate_every=20, progress=False)
+    done = fit(model, train, steps=200, batch_size=32, learning_rate=1e-2, warmup=20, validate_every=50, progress=False)
     assert log_likelihood(model, test).per_event > before + 0.005
     assert not model.training and done.stopped == "all steps done"
 
@@ -69,19 +69,39 @@ def test_the_history_has_its_columns_and_the_folder_its_files(tmp_path: Path) ->
     assert sorted(p.name.split("-")[0] for p in tmp_path.iterdir()) == ["history.csv", "model", "model.json"]
 
 
+def shared_out(per_event: float, data: Dataset) -> torch.Tensor:
+    """Scores of the sequences that add up to ``per_event``, all alike."""
+    return torch.full((len(data),), per_event * data.events / len(data), dtype=torch.float64)
+
+
+def test_a_draw_goes_to_the_later_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A score within half a standard error of the best is a draw; one below that is not."""
+    plans = iter([(-1.0, 0.0), (-1.001, 1.0), (-3.0, 0.0)])
+
+    def score(_: torch.nn.Module, data: Dataset) -> torch.Tensor:
+        value, spread = next(plans)
+        noise = torch.linspace(-spread, spread, len(data), dtype=torch.float64)
+        return shared_out(value, data) + noise
+
+    monkeypatch.setattr(training, "_scores", score)
+    done = fit(tiny(), data(), **{**SHORT, "steps": 9, "patience": 9})
+    assert [row["step"] for row in done.history] == [3, 6, 9]
+    assert done.best == pytest.approx(-1.0) and done.best_step == 6
+
+
 def test_best_weights_are_kept_and_patience_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[dict[str, torch.Tensor]] = []
     scores = iter([-1.0, -0.5, -2.0, -0.7, -9.0])
 
-    def score(model: torch.nn.Module, data: Dataset) -> float:
+    def score(model: torch.nn.Module, data: Dataset) -> torch.Tensor:
         seen.append({k: v.detach().clone() for k, v in model.named_parameters()})
-        return next(scores)
+        return shared_out(next(scores), data)
 
-    monkeypatch.setattr(training, "_score", score)
+    monkeypatch.setattr(training, "_scores", score)
     model = tiny()
     done = fit(model, data(), **{**SHORT, "steps": 99, "patience": 2})
     assert done.stopped == "no better validation" and len(done.history) == 4
-    assert done.best_step == 6 and done.best == -0.5
+    assert done.best_step == 6 and done.best == pytest.approx(-0.5)
     assert all(torch.equal(parameter, seen[1][name]) for name, parameter in model.named_parameters())
 
 
@@ -181,7 +201,7 @@ def test_killed_between_the_first_model_and_its_state(tmp_path: Path, monkeypatc
 def test_killed_after_patience_ran_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run that had only to finish does not learn any further."""
     dev = iter([-1.0, -2.0, -3.0, 0.0, 0.0])
-    monkeypatch.setattr(training, "_score", lambda *_: next(dev))
+    monkeypatch.setattr(training, "_scores", lambda _, data: shared_out(next(dev), data))
     interrupted(monkeypatch, training._Run, "finish", lambda *_: True, folder=tmp_path, patience=2)
     model = tiny()
     done = fit(model, data(), folder=tmp_path, resume=True, **{**SHORT, "patience": 2})
@@ -236,7 +256,7 @@ def test_a_loss_that_is_not_finite_names_step_sequences_and_parameter(tmp_path: 
         fit(tiny(), data(), folder=tmp_path, **SHORT)
     message = str(caught.value)
     assert message.startswith("expected a finite loss; received nan at step 7 on sequences ")
-    assert "; the gradient of log_decay is not finite. Lower learning_rate" in message and "the best model so far is kept" in message
+    assert "; the gradient of modes.log_decay is not finite. Lower learning_rate" in message and "the best model so far is kept" in message
     kept = checkpoints.restore(tmp_path)
     assert all(p.isfinite().all() for p in kept.parameters())
     assert math.isfinite(log_likelihood(kept, data().batch()).per_event)

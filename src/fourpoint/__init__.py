@@ -9,6 +9,7 @@ Event logs in, honest models out. The usual path, with a real data set that come
     model = fp.DAPP(marks=data.marks)
     fp.fit(model, train, dev)
     print(fp.evaluate(model, test))
+    print(fp.forecast(model, test[0], horizon=2.0, at=12.0))
     fp.save(model, "model/")
 
 Each name is imported when it is first used, so that ``import fourpoint`` is instant and brings no torch.
@@ -31,8 +32,13 @@ if TYPE_CHECKING:
     from fourpoint.data.synthetic import PROCESSES, simulate
     from fourpoint.evaluation import evaluate, intensity
     from fourpoint.events import Batch, Dataset, EventDataError, MarkSpace, Sequence, UserError
+    from fourpoint.explaining import explain
+    from fourpoint.forecasting import forecast
+    from fourpoint.goodness import goodness_of_fit
     from fourpoint.likelihood import log_likelihood
     from fourpoint.models import DAPP, MODELS, Hawkes, Poisson, SelfCorrecting, SplinePoisson
+    from fourpoint.predictions import prediction_scores
+    from fourpoint.sampling import sample, sample_paths
     from fourpoint.training import fit
 
 __all__ = [
@@ -52,12 +58,18 @@ __all__ = [
     "__version__",
     "available",
     "evaluate",
+    "explain",
     "fit",
+    "forecast",
+    "goodness_of_fit",
     "intensity",
     "load",
     "log_likelihood",
+    "prediction_scores",
     "read",
     "restore",
+    "sample",
+    "sample_paths",
     "save",
     "simulate",
     "write",
@@ -72,6 +84,11 @@ _HOME = {
     **dict.fromkeys(("DAPP", "MODELS", "Hawkes", "Poisson", "SelfCorrecting", "SplinePoisson"), "models"),
     "log_likelihood": "likelihood",
     "fit": "training",
+    **dict.fromkeys(("sample", "sample_paths"), "sampling"),
+    "forecast": "forecasting",
+    "explain": "explaining",
+    "goodness_of_fit": "goodness",
+    "prediction_scores": "predictions",
     **dict.fromkeys(("evaluate", "intensity"), "evaluation"),
     **dict.fromkeys(("restore", "save"), "checkpoints"),
 }

@@ -1,6 +1,6 @@
 """The command line: one function per command, in the words of the library.
 
-    fourpoint demo | data | simulate | fit | evaluate
+    fourpoint demo | data | simulate | fit | evaluate | forecast | explain
 
 Results go to stdout, notices and errors to stderr. A mistake the user can mend ends with exit code 2 and three clauses
 (what was expected, what came, what to do), never a traceback, and before anything is written. Only typer and the
@@ -18,9 +18,14 @@ import typer
 from typer.core import TyperGroup
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from rich.table import Table
 
     from fourpoint.events import Dataset
+
+
+CHECKED = 20_000  # events that the goodness of fit looks at
+PICTURES = (".png", ".svg", ".pdf")
 
 
 class Commands(TyperGroup):
@@ -60,6 +65,12 @@ Settings = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE"
 Truth = Annotated[str | None, typer.Option(metavar="PROCESS", help="The process that made the data: adds oracle and regret.")]
 Version = Annotated[bool, typer.Option("--version", callback=lambda asked: _print_version(asked), is_eager=True, help="Print the version.")]
 Amplitude = Annotated[str, typer.Option(help="Reading of U[0, 1] in the paper's rates: fixed or random.")]
+
+Saved = Annotated[Path, typer.Argument(metavar="DIR", help="Folder of a model that `fourpoint fit` saved.")]
+Which = Annotated[str, typer.Option(metavar="ID", help="The sequence whose events are the history.")]
+At = Annotated[float | None, typer.Option(metavar="TIME", help="Now; the end of the window by default. Later events are not looked at.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
+Plot = Annotated[Path | None, typer.Option(metavar="FILE", help="Draw a picture: .png, .svg or .pdf.")]
 
 
 def main() -> None:
@@ -105,19 +116,32 @@ def data(
 
 @app.command()
 def simulate(
-    process: Annotated[str, typer.Argument(metavar="PROCESS", help="One of the processes that `fourpoint data` lists.")],
+    source: Annotated[str, typer.Argument(metavar="PROCESS|DIR", help="A process that `fourpoint data` lists, or a model's folder.")],
     output: File,
     sequences: Annotated[int, typer.Option(help="Number of sequences.")] = 1000,
+    start: Annotated[float | None, typer.Option(help="Start of the window; that of the training data by default.")] = None,
+    stop: Annotated[float | None, typer.Option(help="End of the window; that of the training data, or of the process, by default.")] = None,
     seed: Seed = 0,
+    most: Annotated[int | None, typer.Option(help="Cap on the events of one sequence of a model; what it cuts is reported.")] = None,
     amplitude: Amplitude = "fixed",
 ) -> None:
-    """Draw sequences from a process whose truth is known."""
+    """Draw sequences from a fitted model, or from a process whose truth is known."""
     from fourpoint.data.readers import write
-    from fourpoint.data.synthetic import simulate as draw
 
-    drawn = draw(process, sequences, seed, _one_of("--amplitude", amplitude, ("fixed", "random")))
+    kind = _one_of("--amplitude", amplitude, ("fixed", "random"))
+    if (Path(source) / "model.json").is_file() or "/" in source:
+        _only(f"the model in {source}", "--amplitude", amplitude == "fixed")
+        drawn, told = _draw_from_model(Path(source), sequences, start, stop, seed, most)
+    else:
+        from fourpoint.data.synthetic import process
+
+        known = process(source, kind)
+        _only(f"the process {known.name}", "--start", not start)
+        _only(f"the process {known.name}", "--most", most is None)
+        drawn = known.simulate(sequences, seed, stop)
+        told = str(drawn)
     write(drawn, output)
-    _print(f"{output}: {drawn}")
+    _print(f"{output}: {told}")
     _say(f"next: fourpoint fit {output} --model dapp -o model")
 
 
@@ -156,31 +180,140 @@ def fit(
 
 @app.command()
 def evaluate(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of a model that `fourpoint fit` saved.")],
+    folder: Saved,
     source: Source,
     truth: Truth = None,
     amplitude: Amplitude = "fixed",
     split: Split = None,
     convention: Annotated[str, typer.Option(help="window (everything observed) or gaps (events 2 to N, as published tables).")] = "window",
     tolerance: Annotated[float, typer.Option(help="Error of the integral allowed, in nats per event.")] = 1e-4,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
+    fit_check: Annotated[bool, typer.Option("--fit-check/--no-fit-check", help="Whether to test the goodness of fit.")] = True,
+    predictions: Annotated[bool, typer.Option("--predictions", help="Score predictions of the next event and up to a horizon.")] = False,
+    json: Json = False,
+    plot: Plot = None,
+    seed: Seed = 0,
     ties: Ties = "keep",
     window: Window = None,
 ) -> None:
-    """Score a saved model on a data set: log-likelihood per event, the integral's error, and regret where the truth is known."""
-    from json import dumps
-
+    """Score a saved model on a data set: log-likelihood per event, goodness of fit, predictions, and regret where the truth is known."""
     from fourpoint.checkpoints import restore
     from fourpoint.data.synthetic import process
     from fourpoint.evaluation import evaluate as judge
+    from fourpoint.goodness import goodness_of_fit
+    from fourpoint.predictions import prediction_scores
+    from fourpoint.sampling import check_marks
 
     asked = _one_of("--convention", convention, ("window", "gaps"))
+    _check_picture(plot)
+    if plot is not None:
+        _only("an evaluation with --no-fit-check", "--plot", fit_check)
     oracle = None if truth is None else process(truth, _one_of("--amplitude", amplitude, ("fixed", "random"))).truth()
     model = restore(folder)
     events = _open(source, ties, window)
     part = events.part(split or _default_split(events, "test"))
+    check_marks(model, part.marks)
     report = judge(model, part, truth=oracle, tolerance=tolerance)
-    _print(dumps(report.to_dict(asked)) if json else report)
+    numbers = report.to_dict(asked)
+    blocks: list[Any] = [report]
+    if fit_check and part.events:
+        some = _some_of(part, seed)
+        verdict = goodness_of_fit(model, some, tolerance=tolerance)
+        numbers["goodness"] = {"events": some.events, "sequences": len(some), **verdict.to_dict()}
+        blocks.append(verdict)
+        _save_plot(verdict.plot() if plot else None, plot)
+    if predictions:
+        scores = prediction_scores(model, part, seed=seed)
+        numbers["predictions"] = scores.to_dict()
+        blocks.append(scores)
+    _print_all(numbers, blocks, json)
+
+
+@app.command()
+def forecast(
+    folder: Saved,
+    source: Source,
+    sequence: Which,
+    horizon: Annotated[float, typer.Option(help="How far to look, in the data's unit of time.")],
+    at: At = None,
+    paths: Annotated[int, typer.Option(help="Number of futures to sample.")] = 1000,
+    windows: Annotated[int, typer.Option(help="Parts of the horizon in which events are counted.")] = 4,
+    seed: Seed = 0,
+    json: Json = False,
+    plot: Plot = None,
+    ties: Ties = "keep",
+    window: Window = None,
+) -> None:
+    """What happens next after a sequence's events up to a time: next event, its mark, and counts up to a horizon."""
+    from fourpoint.checkpoints import restore
+    from fourpoint.forecasting import forecast as look_ahead
+
+    _check_picture(plot)
+    model = restore(folder)
+    events = _open(source, ties, window)
+    found = look_ahead(model, events.find(sequence), horizon, paths, seed, at=at, windows=windows)
+    _save_plot(found.plot(unit=_short(events.unit)) if plot else None, plot)
+    _print_all(found.to_dict(), [found], json)
+
+
+@app.command()
+def explain(
+    folder: Saved,
+    source: Source,
+    sequence: Which,
+    at: At = None,
+    json: Json = False,
+    plot: Plot = None,
+    ties: Ties = "keep",
+    window: Window = None,
+) -> None:
+    """What each past event of a sequence adds to the rate at a time, per mark: the rate less the rate without that event."""
+    from fourpoint.checkpoints import restore
+    from fourpoint.explaining import explain as account_for
+
+    _check_picture(plot)
+    model = restore(folder)
+    events = _open(source, ties, window)
+    found = account_for(model, events.find(sequence), at)
+    _save_plot(found.plot(unit=_short(events.unit)) if plot else None, plot)
+    _print_all(found.to_dict(), [found], json)
+
+
+def _draw_from_model(
+    folder: Path, sequences: int, start: float | None, stop: float | None, seed: int, most: int | None
+) -> tuple[Dataset, str]:
+    """Sequences of a saved model, in its training window by default, and what to say of them."""
+    from dataclasses import replace
+
+    from fourpoint.checkpoints import about, restore
+    from fourpoint.events import UserError
+    from fourpoint.sampling import sample_paths
+
+    model, known = restore(folder), about(folder)
+    begin, end = known.get("start") if start is None else start, known.get("stop") if stop is None else stop
+    if begin is None or end is None:
+        raise UserError("a window to simulate", f"none was saved in {folder}", "Give it with --start and --stop.")
+    found = sample_paths(model, float(begin), float(end), sequences, seed, most=most)
+    return replace(found.data, unit=str(known.get("unit") or "")), str(found)
+
+
+def _some_of(events: Dataset, seed: int) -> Dataset:
+    """All sequences, or a seeded draw of them with about ``CHECKED`` events; of one that is longer still, its beginning."""
+    import numpy as np
+
+    from fourpoint.events import Dataset
+
+    if events.events <= CHECKED:
+        return events
+    order = np.random.default_rng(seed).permutation(len(events))
+    rows = order[: max(1, int((np.cumsum(events.lengths[order]) <= CHECKED).sum()))]
+    some = events.select(np.sort(rows))
+    what = f"{len(some):,} of {len(events):,} sequences, drawn with seed {seed}"
+    if some.events > 2 * CHECKED:
+        one = some[0]
+        some = Dataset.from_sequences([one.before(one.start + one.duration * CHECKED / len(one))], unit=events.unit)
+        what = f"the first {100 * CHECKED / len(one):.2g}% of the window of sequence {one.id}"
+    _say(f"goodness of fit: {some.events:,} of {events.events:,} events, {what}")
+    return some
 
 
 def _open(source: str, ties: str, window: tuple[float, float] | None) -> Dataset:
@@ -236,6 +369,73 @@ def _check_folder(folder: Path, resume: bool) -> None:
         raise UserError("a new or empty folder, or one with a model", f"{folder}, which holds other files", "Choose another name with -o.")
     if not resume:
         _say(f"{folder} holds a model already: it is replaced once the new one has been validated")
+
+
+def _only(what: str, option: str, fine: bool) -> None:
+    """Refuse an option that would be ignored."""
+    from fourpoint.events import UserError
+
+    if not fine:
+        raise UserError(f"options that {what} has", option, f"Leave {option} out.")
+
+
+def _check_picture(file: Path | None) -> None:
+    """Refuse what cannot be drawn or written before anything is computed."""
+    from fourpoint.events import UserError
+
+    if file is None:
+        return
+    if file.suffix.lower() not in PICTURES:
+        raise UserError(f"a picture with the ending {', '.join(PICTURES)}", f"{file}", f"Choose another name, such as {file.stem}.png.")
+    if not file.absolute().parent.is_dir() or file.is_dir():
+        raise UserError("a file in an existing folder", f"{file}", "Make the folder first, or choose another name.")
+
+
+def _save_plot(ax: Axes | None, file: Path | None) -> None:
+    """Write a picture under a temporary name and rename it, so that a file is never half a picture."""
+    if ax is None or file is None:
+        return
+    import matplotlib.pyplot as plt
+
+    figure: Any = ax.figure
+    draft = file.with_name(f".{file.stem}.{os.getpid()}{file.suffix}")
+    try:
+        figure.savefig(draft, bbox_inches="tight", dpi=200)
+        draft.replace(file)
+    finally:
+        draft.unlink(missing_ok=True)
+        plt.close(figure)
+    _say(f"picture: {file}")
+
+
+def _short(unit: str) -> str:
+    """A unit as axes write it."""
+    return {"hours": "h", "minutes": "min", "seconds": "s", "days": "d"}.get(unit, unit)
+
+
+def _print_all(numbers: dict[str, Any], blocks: list[Any], json: bool) -> None:
+    """The numbers as strict JSON, or the blocks as tables with a line between them."""
+    from json import dumps
+
+    if json:
+        _print(dumps(_strict(numbers), allow_nan=False))
+        return
+    for n, block in enumerate(blocks):
+        if n:
+            _print("")
+        _print(block)
+
+
+def _strict(value: Any) -> Any:
+    """What strict JSON can hold: numpy's numbers as Python's, and None for a number that is not finite."""
+    from math import isfinite
+
+    if isinstance(value, dict):
+        return {key: _strict(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_strict(one) for one in value]
+    plain = value.item() if hasattr(value, "item") else value
+    return None if isinstance(plain, float) and not isfinite(plain) else plain
 
 
 def _one_of(option: str, text: str, allowed: tuple[str, ...]) -> Any:

@@ -26,6 +26,7 @@ from fourpoint import plots
 from fourpoint.data.datasets import load
 from fourpoint.evaluation import evaluate
 from fourpoint.events import Dataset, Sequence
+from fourpoint.explaining import removal_effects
 from fourpoint.models import DAPP, Hawkes, Poisson, SplinePoisson
 from fourpoint.page import Page
 from fourpoint.training import Fit, fit
@@ -317,23 +318,6 @@ def _write_numbers(folder: Path, contestants: list[Contestant]) -> None:
 def _rates(model: Any, day: Sequence, times: NDArray[np.float64]) -> NDArray[np.float64]:
     """lambda per mark at ``times``, (Q, M)."""
     return model.intensity(model.encode(day.batch()), torch.from_numpy(times)[None])[0].double().numpy()
-
-
-def removal_effects(model: Any, day: Sequence, at: float, chunk: int = 16) -> NDArray[np.float64]:
-    """What the rate at time ``at`` would lose without each past event, per mark, in events per unit of time, (N, M).
-
-    The rate is computed again with one event left out, for each of the N events before ``at``; so it holds for any model.
-    """
-    past = day.before(at)
-    whole, rows, lost = _rates(model, past, np.array([at])), np.arange(len(past)), [np.zeros((0, day.space.count))]
-    for first in range(0, len(past), chunk):
-        kept = [rows != n for n in rows[first : first + chunk]]
-        without = [Sequence(past.times[k], past.marks[k], start=past.start, stop=day.stop, space=day.space) for k in kept]
-        batch = Dataset.from_sequences(without).batch()
-        with torch.no_grad():
-            rate = model.intensity(model.encode(batch), torch.full((len(kept), 1), at, dtype=torch.float64))[:, 0]
-        lost.append(whole - rate.double().numpy())
-    return np.concatenate(lost)
 
 
 def _influence(model: Any, lags: NDArray[np.float64], data: Dataset) -> tuple[list[str], NDArray[np.float64]]:

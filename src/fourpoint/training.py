@@ -4,7 +4,9 @@ Every step takes one batch, redraws the model's Fourier features, estimates the 
 gap and moves the weights by AdamW under a warm-up and a cosine decay. The loss of a batch is divided by the *expected*
 number of events of a batch, not by its own, so that batches of short sequences do not count for more than they should.
 Every ``validate_every`` steps the likelihood of the development data is computed; the best weights are kept, and after
-``patience`` validations without a better one the loop ends. Models with a likelihood that can be maximised directly
+``patience`` validations without a better one the loop ends. Scores that differ from the best by less than half of the
+standard error of that difference (sequence by sequence) are a draw, and a draw goes to the later weights, which have seen
+a smaller learning rate. Models with a likelihood that can be maximised directly
 (Poisson, Hawkes) have a verb ``maximum_likelihood`` and skip the loop.
 
 All randomness of step s comes from (seed, s) alone. That is why a killed run, resumed from its last validation, ends
@@ -180,6 +182,7 @@ class _Run:
         self.dev = _sample(dev, seed)
         self.fit = Fit()
         self.best: dict[str, torch.Tensor] = {}
+        self.peak, self.scores = 0, torch.zeros(0, dtype=torch.float64)
         self.optimiser: torch.optim.Optimizer | None = None
         self.per_epoch = len(train.batches(batch_size, seed=0))
         self.mean_events = max(1.0, train.events / max(1, len(train)))
@@ -194,17 +197,22 @@ class _Run:
         return self._epoch[1][position]
 
     def validate(self, row: dict[str, float], train_score: float) -> None:
-        row["train_log_likelihood"], row["dev_log_likelihood"] = train_score, _score(self.model, self.dev)
+        scores = _scores(self.model, self.dev)
+        score = float(scores.sum()) / max(1, self.dev.events)
+        row["train_log_likelihood"], row["dev_log_likelihood"] = train_score, score
         self.fit.history.append({name: row[name] for name in COLUMNS})
-        if row["dev_log_likelihood"] > self.fit.best:
-            self.fit.best, self.fit.best_step = row["dev_log_likelihood"], int(row["step"])
+        draw = len(self.scores) > 0 and score >= self.fit.best - 0.5 * _standard_error(scores - self.scores) / max(1, self.dev.events)
+        if score > self.fit.best:
+            self.fit.best, self.peak, self.scores = score, int(row["step"]), scores
+        if score >= self.fit.best or draw:
+            self.fit.best_step = int(row["step"])
             self.best = {k: v.detach().clone() for k, v in self.model.named_parameters()}
             self.write(model=True)
         self.write(state=int(row["step"]))
 
     def stale(self) -> int:
-        """Validations since the best one."""
-        return sum(row["step"] > self.fit.best_step for row in self.fit.history)
+        """Validations since the highest one."""
+        return sum(row["step"] > self.peak for row in self.fit.history)
 
     def maximise(self) -> Fit:
         began = time.monotonic()
@@ -264,6 +272,7 @@ class _Run:
                 state["state"].setdefault(int(index), {})[name] = value
         self.optimiser.load_state_dict(state)
         self.fit.history, self.fit.best, self.fit.best_step = info["history"], info["best"], info["best_step"]
+        self.peak, self.scores = info["peak"], tensors["scores"]
         self.fit.notes.append(f"resumed at step {info['step']}")
         return int(info["step"])
 
@@ -293,6 +302,7 @@ class _Run:
             checkpoints.save(self.model, self.folder, about=about)
         if state is not None and self.optimiser is not None:
             tensors = {f"model.{k}": v for k, v in self.model.named_parameters()} | {f"best.{k}": v for k, v in self.best.items()}
+            tensors["scores"] = self.scores
             moments = self.optimiser.state_dict()["state"]
             tensors |= {f"adam.{i}.{k}": torch.as_tensor(v) for i, m in moments.items() for k, v in m.items()}
             info = dict(
@@ -301,6 +311,7 @@ class _Run:
                 settings=self.model.settings(),
                 history=self.fit.history,
                 best=self.fit.best,
+                peak=self.peak,
                 best_step=self.fit.best_step,
                 notes=self.fit.notes,
             )
@@ -310,8 +321,18 @@ class _Run:
 
 def _score(model: Any, data: Dataset) -> float:
     """Log-likelihood in nats per event, window convention."""
+    return float(_scores(model, data).sum()) / max(1, data.events)
+
+
+def _scores(model: Any, data: Dataset) -> torch.Tensor:
+    """Log-likelihood of each sequence, in a fixed order."""
     model.eval()
-    return sum(float(quick_log_likelihood(model, data.batch(rows)).sum()) for rows in data.batches(128)) / max(1, data.events)
+    return torch.cat([quick_log_likelihood(model, data.batch(rows)) for rows in data.batches(128)]).to(torch.float64)
+
+
+def _standard_error(differences: torch.Tensor) -> float:
+    """Of the sum of independent differences."""
+    return float(differences.std(correction=0)) * math.sqrt(len(differences))
 
 
 def _sample(data: Dataset, seed: int) -> Dataset:

@@ -1,0 +1,143 @@
+r"""Why the rate is what it is: what each past event adds to it, by leaving that event out.
+
+    effect[i, m] = lambda_m(at | past) - lambda_m(at | past without event i)
+
+It asks the model for nothing but its rate, so it means the same for all of them. For a linear Hawkes process the effects are
+the excitations and sum to the rate less its baseline; elsewhere events interact and the sum has no such meaning.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from jaxtyping import Int
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fourpoint.events import Batch, Sequence, UserError
+from fourpoint.sampling import check_marks, last_rates, remember, still
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from rich.table import Table
+
+Floats = NDArray[np.float64]
+PIECE = 16_384  # events that are encoded at once
+SHOWN = 15  # events in the printed table
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What :func:`explain` found. Prints as a table; :meth:`to_dict` is for machines, :meth:`plot` for eyes.
+
+    Of the N events before ``at``: ``times`` (N,) in the user's unit, ``marks`` (N,), and ``effects`` (N, M) on the rate of each
+    mark in events per unit of time. ``rate`` (M,) is the rate at ``at``; ``names`` (M,) are those of the marks.
+    """
+
+    at: float
+    times: Floats
+    marks: NDArray[np.int64]
+    names: tuple[str, ...]
+    effects: Floats
+    rate: Floats
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything, as JSON can hold it: the rate by mark, and every past event in the order of time."""
+        rows = zip(self.times.tolist(), self.marks.tolist(), self.effects.tolist(), strict=True)
+        events = [
+            {"time": t, "mark": self.names[m], "total": sum(e), "effects": dict(zip(self.names, e, strict=True))} for t, m, e in rows
+        ]
+        rate = {"total": float(self.rate.sum()), "marks": dict(zip(self.names, self.rate.tolist(), strict=True))}
+        return {"at": self.at, "rate": rate, "events": events}
+
+    def plot(self, ax: Axes | None = None, unit: str = "") -> Axes:
+        """Each past event's effect on the total rate, as stems."""
+        from fourpoint.plots import attention_plot
+
+        names = self.names if len(self.names) > 1 else ()
+        label = "effect on the rate" + (f" (events per {unit})" if unit else "")
+        return attention_plot(
+            self.times, self.effects.sum(1), at=self.at, event_marks=self.marks, names=names, label=label, unit=unit, ax=ax
+        )
+
+    def __rich__(self) -> Table:
+        from rich.table import Table
+
+        total, many = self.effects.sum(1), len(self.names) > 1
+        strongest = np.argsort(-np.abs(self.effects).sum(1), kind="stable")[:SHOWN]
+        title = f"The rate at {self.at:g} is {self.rate.sum():.4g}; what it would lose without each of {len(total):,} past events"
+        table = Table(title=title, title_justify="left", box=None, pad_edge=False)
+        table.add_column("event at", justify="right", style="bold", no_wrap=True)
+        for name in ("mark", "effect", "most of it on")[0 if many else 1 : 3 if many else 2]:
+            table.add_column(name, justify="right" if name == "effect" else "left", no_wrap=True)
+        for n in strongest:
+            most = int(np.abs(self.effects[n]).argmax())
+            cells = (self.names[self.marks[n]], f"{total[n]:+.4g}", f"{self.names[most]} ({self.effects[n, most]:+.3g})")
+            table.add_row(f"{self.times[n]:.6g}", *(cells if many else cells[1:2]))
+        if len(total) > len(strongest):
+            table.caption = f"and {len(total) - len(strongest):,} weaker"
+        return table
+
+    def __str__(self) -> str:
+        from rich.console import Console
+
+        console = Console(width=110)
+        with console.capture() as capture:
+            console.print(self)
+        return capture.get().rstrip()
+
+
+def explain(model: Any, sequence: Sequence, at: float | None = None) -> Explanation:
+    """What each event of ``sequence`` strictly before ``at`` adds to the rate of ``model`` at that time.
+
+    ``at`` is in the user's unit of time, the end of the sequence's window by default. The rate is computed N + 1 times, so
+    the cost grows with the square of the number of past events: for the default DAPP on one core 200 of them take about a
+    second and 2,000 about two minutes. Memory stays bounded.
+
+    Raises :class:`UserError` where ``at`` lies outside the sequence's window or the marks are not the model's.
+
+    >>> from fourpoint.models.hawkes import Hawkes
+    >>> found = explain(Hawkes(baseline=1.0, branching=0.5, decay=2.0), Sequence([0.5, 1.5], start=0.0, stop=3.0), at=2.0)
+    >>> found.effects.round(4).tolist(), found.rate.round(4).tolist()  # .5 * 2 * exp(-2 d), and 1 plus their sum
+    ([[0.0498], [0.3679]], [1.4177])
+    """
+    check_marks(model, sequence.space)
+    if at is not None and not sequence.start <= at <= sequence.stop:
+        expected = f"a time inside the window [{sequence.start:g}, {sequence.stop:g}] of sequence {sequence.id}"
+        raise UserError(expected, f"at={at:g}", "Choose a time at which the sequence was observed.")
+    now = float(sequence.stop if at is None else at)
+    past = sequence.before(now)
+    with still(model):
+        rate = _rates_without(model, past, now, torch.zeros(1, 0, dtype=torch.int64))[0]
+    names = model.marks.names or sequence.space.names or ("event",)
+    return Explanation(now, past.times, past.marks, tuple(names), removal_effects(model, sequence, now), rate)
+
+
+def removal_effects(model: Any, sequence: Sequence, at: float, chunk: int | None = None) -> Floats:
+    """What the rate at time ``at`` would lose without each past event, per mark, in events per unit of time, (N, M).
+
+    ``chunk`` rates are computed at once; by default as many as keep 16,384 events in memory.
+    """
+    past, found = sequence.before(at), [np.zeros((0, model.marks.count))]
+    rows = chunk or max(1, PIECE // max(1, len(past)))
+    with still(model):
+        whole = _rates_without(model, past, at, torch.zeros(1, 0, dtype=torch.int64))
+        for first in range(0, len(past), rows):
+            left_out = torch.arange(first, min(first + rows, len(past)))[:, None]
+            found.append(whole - _rates_without(model, past, at, left_out))
+    return np.concatenate(found)
+
+
+def _rates_without(model: Any, past: Sequence, at: float, left_out: Int[Tensor, "R K"]) -> Floats:
+    """The rates at ``at`` given the past without event ``left_out`` (K = 1), or given all of it (K = 0): (R, M)."""
+    rows, fewer = left_out.shape
+    kept = torch.arange(len(past) - fewer).repeat(rows, 1)
+    if fewer:
+        kept = kept + (kept >= left_out)
+    times, marks = (torch.from_numpy(np.array(x))[kept] for x in (past.times, past.marks))
+    start, now = (torch.full((rows,), x, dtype=torch.float64) for x in (past.start, at))
+    history = remember(model, Batch(times, marks, torch.ones_like(marks, dtype=torch.bool), start, now))
+    return np.asarray(last_rates(model, history, now[:, None])[:, 0].double().numpy())
