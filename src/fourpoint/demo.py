@@ -59,10 +59,10 @@ class Contestant:
 def run_demo(
     folder: str | os.PathLike[str] = "demo",
     seed: int = 0,
-    time_budget: float = 110.0,
+    time_budget: float = 100.0,
     progress: bool = True,
     *,
-    steps: int = 500,
+    steps: int = 700,
     data: Dataset | None = None,
 ) -> Path:
     """Train DAPP, Hawkes and two Poisson models on ``nyc_delays``, compare them on unseen days and write a page.

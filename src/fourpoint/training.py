@@ -34,7 +34,7 @@ from fourpoint.events import Dataset, UserError
 from fourpoint.likelihood import quick_log_likelihood, sampled_log_likelihood
 
 VALIDATION_EVENTS = 20_000  # at most so many events of the development data are scored at each validation
-NETWORK_PACE = 0.1
+NETWORK_PACE = 0.03
 COLUMNS = ("step", "epoch", "seconds", "train_log_likelihood", "dev_log_likelihood", "events_per_second", "learning_rate")
 
 
@@ -66,9 +66,9 @@ def fit(
     train: Dataset,
     dev: Dataset | None = None,
     *,
-    steps: int = 2500,
+    steps: int = 3000,
     batch_size: int = 64,
-    learning_rate: float = 3e-2,
+    learning_rate: float = 2e-2,
     weight_decay: float = 1e-3,
     warmup: int = 100,
     clip: float = 1.0,

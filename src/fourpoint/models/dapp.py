@@ -98,7 +98,7 @@ class DAPP(nn.Module):
         self,
         marks: MarkSpace | int | None = None,
         *,
-        heads: int = 3,
+        heads: int = 4,
         features: int = 32,
         eval_features: int | None = None,
         normalise: Literal["none", "ratio", "softmax"] = "none",

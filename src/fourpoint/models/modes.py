@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from fourpoint.maths import fourier
 
-SLOWEST, FASTEST = 0.3, 2.0  # spread of the heads' first frequencies and decays: per window, per mean gap
+SLOWEST, FASTEST = 1.0, 2.0  # spread of the heads' first frequencies and decays: per window, per mean gap
 
 
 class Modes(nn.Module):
