@@ -21,6 +21,7 @@ from torch import nn
 
 from fourpoint.events import Dataset, Sequence, UserError
 from fourpoint.likelihood import CONVENTIONS, Convention, LogLikelihood, log_likelihoods
+from fourpoint.sampling import still
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -109,18 +110,13 @@ def evaluate(model: nn.Module, data: Dataset, *, truth: Any = None, tolerance: f
     """
     check_marks(model, data)
     oracle = _truth(truth)
-    was = model.training
-    model.eval()
-    try:
+    with still(model):
         scores = score(model, data, tolerance=tolerance)
         if oracle is None:
             return Report(scores)
         return Report(scores, score(oracle, data, tolerance=tolerance), *_intensity_error(model, oracle, data))
-    finally:
-        model.train(was)
 
 
-@torch.no_grad()
 def intensity(model: Any, sequence: Sequence, times: ArrayLike) -> NDArray[np.float64]:
     """lambda_m(t) at ``times``, each given the events of ``sequence`` strictly before it: events per unit of time, (Q, M).
 
@@ -131,7 +127,8 @@ def intensity(model: Any, sequence: Sequence, times: ArrayLike) -> NDArray[np.fl
     """
     batch = sequence.batch()
     asked = torch.as_tensor(np.asarray(times, dtype=np.float64).reshape(1, -1))
-    return np.asarray(model.intensity(model.encode(batch), asked)[0].double().numpy())
+    with still(model):
+        return np.asarray(model.intensity(model.encode(batch), asked)[0].double().numpy())
 
 
 def score(model: nn.Module, data: Dataset, *, tolerance: float = 1e-4) -> dict[str, Score]:

@@ -94,8 +94,7 @@ def explain(model: Any, sequence: Sequence, at: float | None = None) -> Explanat
     """What each event of ``sequence`` strictly before ``at`` adds to the rate of ``model`` at that time.
 
     ``at`` is in the user's unit of time, the end of the sequence's window by default. The rate is computed N + 1 times, so
-    the cost grows with the square of the number of past events: for the default DAPP on one core 200 of them take about a
-    second and 2,000 about two minutes. Memory stays bounded.
+    the cost grows with the square of the number of past events.
 
     Raises :class:`UserError` where ``at`` lies outside the sequence's window or the marks are not the model's.
 
