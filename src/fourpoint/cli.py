@@ -74,7 +74,11 @@ Plot = Annotated[Path | None, typer.Option(metavar="FILE", help="Draw a picture:
 
 
 def main() -> None:
-    """The entry point of the command ``fourpoint``."""
+    """The entry point of the command ``fourpoint``.
+
+    Idle threads wait asleep rather than spinning: on a machine that others use too, spinning costs several times the work.
+    """
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     app()
 
 

@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 # A smaller DAPP than the default and a short schedule: two cores train it in about a minute.
-SETTINGS: dict[str, Any] = dict(features=16)
-BATCH_SIZE = 32
+SETTINGS: dict[str, Any] = dict(features=8)
+RECIPE: dict[str, Any] = dict(batch_size=16, nodes=3, learning_rate=0.03)
 
 
 @dataclass(frozen=True)
@@ -59,10 +59,10 @@ class Contestant:
 def run_demo(
     folder: str | os.PathLike[str] = "demo",
     seed: int = 0,
-    time_budget: float = 100.0,
+    time_budget: float = 90.0,
     progress: bool = True,
     *,
-    steps: int = 700,
+    steps: int = 900,
     data: Dataset | None = None,
 ) -> Path:
     """Train DAPP, Hawkes and two Poisson models on ``nyc_delays``, compare them on unseen days and write a page.
@@ -78,7 +78,7 @@ def run_demo(
     train, dev, test = (data.part(name) for name in ("train", "dev", "test"))
     console.print(f"{data.name or 'data'}: {data}", highlight=False)
     options: dict[str, Any] = dict(seed=seed, progress=progress)
-    long = dict(steps=steps, batch_size=BATCH_SIZE, validate_every=max(1, steps // 20), time_budget=time_budget, folder=folder / "model")
+    long = dict(steps=steps, **RECIPE, validate_every=max(1, steps // 20), time_budget=time_budget, folder=folder / "model")
     plans: list[tuple[str, str, Any, dict[str, Any]]] = [
         ("Poisson", "a constant rate per type", Poisson(data.marks), {}),
         ("Spline Poisson", "knows the time of day", SplinePoisson(data.marks), {}),
