@@ -53,7 +53,7 @@ def test_fit_improves_on_its_start() -> None:
     model = tiny(base="constant", drift="none", eval_features=32)
     model.initialise(train)
     before = log_likelihood(model.eval(), test).per_event
-    done = fit(model, train, steps=200, batch_size=32, learning_rate=1e-2, warmup=20, validate_every=50, progress=False)
+    done = fit(model, train, steps=200, batch_size=32, learning_rate=5e-2, warmup=20, validate_every=50, progress=False)
     assert log_likelihood(model, test).per_event > before + 0.005
     assert not model.training and done.stopped == "all steps done"
 
