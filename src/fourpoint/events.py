@@ -418,10 +418,10 @@ class Batch:
 
         So neighbouring blocks of columns share out the window; the last block goes on to the window's end.
         """
-        edges = self.edges
         last = min(stop, self.times.shape[1])
-        end = self.stop if stop >= self.times.shape[1] else edges[:, last]
-        return Batch(self.times[:, first:last], self.marks[:, first:last], self.valid[:, first:last], edges[:, first], end)
+        start = self.times[:, first - 1] if first else self.start
+        end = self.times[:, last - 1] if stop < self.times.shape[1] else self.stop
+        return Batch(self.times[:, first:last], self.marks[:, first:last], self.valid[:, first:last], start, end)
 
     def to(self, device: str | torch.device) -> Batch:
         """The same batch on another device."""
