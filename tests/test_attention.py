@@ -96,7 +96,9 @@ def by_loop(c: Case, normalise: str) -> Tensor:
 
 
 def by_dense(c: Case, normalise: str) -> Tensor:
-    return attention.dense(c.spectrum(normalise), c.query, c.positions, c.events, c.marks, c.values, normalise)
+    return attention.dense(
+        c.spectrum(normalise), c.query, attention.visible(c.positions, c.events.shape[1]), c.events, c.marks, c.values, normalise
+    )
 
 
 def by_scan(c: Case, normalise: str) -> Tensor:
@@ -301,7 +303,7 @@ def in_float32(
     s = with_constant(s) if normalise == "ratio" else s
     edges, query = c.edges.detach(), c.query.detach()
     if form == "dense":
-        return attention.dense(s, query, c.positions, edges[:, 1:-1], c.marks, values, normalise)
+        return attention.dense(s, query, attention.visible(c.positions, c.events.shape[1]), edges[:, 1:-1], c.marks, values, normalise)
     carried = values[..., None] if normalise == "none" else torch.stack([values, torch.ones_like(values)], -1)
     driven, gaps = attention.drive(s, c.marks, carried, c.valid), edges.diff(dim=1)[:, :-1].float()
     if form == "scan":

@@ -170,6 +170,7 @@ def test_explain_prints_effects_and_draws_them(place: Path) -> None:
 def test_every_model_is_explained(name: str) -> None:
     torch.manual_seed(0)
     small: dict[str, Any] = {"features": 4, "heads": 1} if "dapp" in name else {}
+    small |= {"keep": 2} if "odapp" in name else {}
     marks = MarkSpace() if name == "self-correcting" else MARKS
     model: Any = MODELS[name](marks, **small).eval()
     kinds = None if marks.count == 1 else [0, 1, 0]

@@ -11,7 +11,16 @@ from scipy.stats import kstest
 from torch import Tensor
 
 from fourpoint.maths import fourier
-from fourpoint.maths.fourier import Generator, Spectrum, even_noise, independent_noise, kernel, non_negative, scores, with_constant
+from fourpoint.maths.fourier import (
+    Generator,
+    Spectrum,
+    even_noise,
+    fourier_scores as scores,
+    independent_noise,
+    kernel,
+    non_negative,
+    with_constant,
+)
 
 
 def spectrum(heads: int = 2, modes: int = 5, marks: int = 3, decay: bool = True, phase: bool = False, seed: int = 0) -> Spectrum:
@@ -121,9 +130,9 @@ def test_features_equal_pairs_where_nothing_decays(phase: bool) -> None:
     s = spectrum(decay=False, phase=phase)
     events, marks = points(8)
     query = events[:, -1:] + torch.tensor([0.0, 0.5, 7.0]).double()
-    features = fourier._by_features(s, query, events, marks)
+    features = fourier._by_features(s, query, events[..., None], marks[..., None])
     for still in (None, torch.zeros_like(s.frequency)):
-        pairs = fourier._by_pairs(s._replace(decay=still), query, events, marks)
+        pairs = fourier._by_pairs(s._replace(decay=still), query, events[..., None], marks[..., None])
         assert torch.allclose(features, pairs, rtol=1e-12, atol=1e-12)
 
 

@@ -34,7 +34,7 @@ def lively(name: str) -> Any:
     return model.eval()
 
 
-@pytest.mark.parametrize(("name", "marks"), CASES)
+@pytest.mark.parametrize(("name", "marks"), [case for case in CASES if case[0] != "neural"])
 @pytest.mark.parametrize("kind", [torch.float64, torch.float32])
 def test_the_bound_dominates(name: str, marks: int, kind: torch.dtype) -> None:
     model = build(name, marks)
@@ -212,3 +212,12 @@ def test_models_without_a_bound_are_inverted() -> None:
     assert paths.method == "inversion" and np.isnan(paths.acceptance)
     with pytest.raises(UserError, match="a model with a bound for method='thinning'"):
         sample(Boundless(Hawkes()), 0.0, 1.0, 1, method="thinning")
+
+
+def test_a_sum_of_neural_scores_has_no_certificate_and_is_inverted() -> None:
+    model = build("neural", 1)
+    assert sample_paths(model, 0.0, 1.0, 3, seed=1).method == "inversion"
+    with pytest.raises(ValueError, match="expected a model with a bound for method='thinning'"):
+        sample_paths(model, 0.0, 1.0, 3, seed=1, method="thinning")
+    with pytest.raises(ValueError, match="expected a score with a certified bound"):
+        model.bound(model.encode(data(1).batch()), torch.zeros(4), torch.ones(4))

@@ -262,9 +262,10 @@ def _group(history: Any) -> int:
 def _method(model: Any, method: str) -> str:
     if method not in METHODS:
         raise UserError(f"method to be one of {', '.join(METHODS)}", f"{method!r}", "Choose one of them.")
-    if method == "thinning" and not hasattr(model, "bound"):
+    certified = hasattr(model, "bound") and getattr(model, "bounded", True)
+    if method == "thinning" and not certified:
         raise UserError("a model with a bound for method='thinning'", type(model).__name__, "Use method='inversion' or 'auto'.")
-    return ("thinning" if hasattr(model, "bound") else "inversion") if method == "auto" else method
+    return ("thinning" if certified else "inversion") if method == "auto" else method
 
 
 def _opening(model: Any, start: float, sequences: int, history: Sequence | Dataset | None) -> Any:

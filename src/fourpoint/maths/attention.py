@@ -25,7 +25,8 @@ import torch
 from jaxtyping import Bool, Complex, Float, Int
 from torch import Tensor
 
-from fourpoint.maths.fourier import Spectrum, scores
+from fourpoint.maths.fourier import FADED, Spectrum
+from fourpoint.maths.scores import Score, scores
 
 PIECE = 2**18  # numbers per tensor while reading without gradient
 WIDE = 64  # more marks than this are turned at the queries rather than at the states
@@ -38,31 +39,37 @@ def visible(seen: Int[Tensor, "B G"], events: int) -> Bool[Tensor, "B G N"]:
 
 
 def dense(
-    spectrum: Spectrum,
+    score: Score,
     query: Float[Tensor, "B G Q"],
-    seen: Int[Tensor, "B G"],
-    events: Float[Tensor, "B N"],
-    marks: Int[Tensor, "B N"],
+    mask: Bool[Tensor, "B G N *J"],
+    events: Float[Tensor, "B N *H"],
+    marks: Int[Tensor, "B N *H"],
     values: Float[Tensor, "B N K"],
     normalise: str,
 ) -> Float[Tensor, "B G Q K M"]:
-    """A_k at every query, comparing all pairs. Times are measured from the window's start."""
-    w = weights(spectrum, query, seen, events, marks, normalise)
-    return torch.einsum("bkgqmn,bnk->bgqkm", w, values)
+    """A_k at every query, comparing all pairs that ``mask`` lets through. Times are measured from the window's start.
+
+    Events, their marks and the mask may be one for all heads, or each head's own.
+    """
+    return torch.einsum("bkgqmn,bnk->bgqkm", weights(score, query, mask, events, marks, normalise), values)
 
 
 def weights(
-    spectrum: Spectrum,
+    score: Score,
     query: Float[Tensor, "B G Q"],
-    seen: Int[Tensor, "B G"],
-    events: Float[Tensor, "B N"],
-    marks: Int[Tensor, "B N"],
+    mask: Bool[Tensor, "B G N *J"],
+    events: Float[Tensor, "B N *H"],
+    marks: Int[Tensor, "B N *H"],
     normalise: str,
 ) -> Float[Tensor, "B K G Q M N"]:
     """What each event is multiplied by, per head, query and mark; 0 for events that are not seen."""
     B, G, Q = query.shape
-    nu = scores(spectrum, query.reshape(B, G * Q), events, marks).unflatten(2, (G, Q))
-    mask = visible(seen, events.shape[1])[:, None, :, None, None]
+    nu = scores(score, query.reshape(B, G * Q), events, marks).unflatten(2, (G, Q))
+    return normalised(nu, _per_head(mask)[:, :, :, None, None], normalise)
+
+
+def normalised(nu: Float[Tensor, "*S N"], mask: Bool[Tensor, "*T N"], normalise: str) -> Float[Tensor, "*S N"]:
+    """Weights from scores, over the last axis; 0 outside ``mask``."""
     if normalise == "softmax":
         some = mask.any(-1, keepdim=True)
         return torch.where(mask, torch.softmax(torch.where(mask | ~some, nu, -torch.inf), -1), 0.0)
@@ -70,11 +77,16 @@ def weights(
     return nu if normalise == "none" else divide(nu, nu.sum(-1, keepdim=True))
 
 
+def _per_head(mask: Bool[Tensor, "B G N *J"]) -> Bool[Tensor, "B H G N"]:
+    return mask[:, None] if mask.ndim == 3 else mask.permute(0, 3, 1, 2)
+
+
 def drive(
     spectrum: Spectrum, marks: Int[Tensor, "B N"], channels: Float[Tensor, "B N K C"], valid: Bool[Tensor, "B N"]
 ) -> Complex[Tensor, "B N K D C"]:
     """exp(-i psi_j(m_i)) v_i: what each event adds to the states; nothing where it is padding."""
-    turn = torch.polar(torch.ones_like(spectrum.shift), -spectrum.shift).permute(2, 0, 1)[marks]
+    turn = torch.polar(torch.ones_like(spectrum.shift), -spectrum.shift).permute(2, 0, 1)
+    turn = turn[marks] if len(turn) > 1 else turn[None]
     real = torch.where(valid[..., None, None], channels, 0.0)
     return turn[..., None] * real[:, :, :, None, :]
 
@@ -114,9 +126,13 @@ def read(spectrum: Spectrum, state: Complex[Tensor, "B G K D C"], lag: Float[Ten
     lag 0 nothing is turned, which is what a sampler lives on.
     """
     M, C = spectrum.shift.shape[-1], state.shape[-1]
-    turn = torch.polar(spectrum.weight[..., None].expand_as(spectrum.shift), spectrum.shift)
+    turn = spectrum.turn
     if _nowhere(lag):
-        return real_sums(state, turn)[:, :, None].expand(-1, -1, lag.shape[2], -1, -1, -1)
+        if C == 1:
+            here = readings(state[..., 0].flatten(0, 1), spectrum.readers[..., :M]).unflatten(0, state.shape[:2])[..., None]
+        else:
+            here = real_sums(state, turn)
+        return here[:, :, None].expand(-1, -1, lag.shape[2], -1, -1, -1)
     decay = torch.zeros_like(spectrum.frequency) if spectrum.decay is None else spectrum.decay
     if M > WIDE:
         return _read_many(turn, torch.complex(-decay, spectrum.frequency), state, lag)
@@ -138,6 +154,11 @@ def real_sums(state: Complex[Tensor, "*S K D C"], turn: Complex[Tensor, "K D N"]
     """sum_j Re[turn_j S_j] for N turns, as one real product."""
     sign = torch.tensor([1.0, -1.0], dtype=turn.real.dtype, device=turn.device)
     return torch.einsum("...kdcr,kdnr->...knc", torch.view_as_real(state), torch.view_as_real(turn) * sign)
+
+
+def readings(state: Complex[Tensor, "B K D"], readers: Float[Tensor, "K D2 R"]) -> Float[Tensor, "B K R"]:
+    """Products of (real, imaginary) states with R columns per head, without a copy of the states."""
+    return torch.bmm(torch.view_as_real(state).flatten(2).transpose(0, 1), readers).transpose(0, 1)
 
 
 def _nowhere(lag: Tensor) -> bool:
@@ -178,7 +199,7 @@ class _Read(torch.autograd.Function):
     def forward(ctx: Any, frequency: Tensor, decay: Tensor, stacked: Tensor, lag: Tensor) -> Float[Tensor, "B G K Q R"]:
         d = lag[:, :, None, :, None]
         angle = d * frequency[:, None]
-        fade = (d * -decay[:, None]).exp_()
+        fade = (d * -decay[:, None]).clamp_(min=FADED).exp_()
         cosine, sine = angle.cos().mul_(fade), angle.sin_().mul_(fade)
         ctx.save_for_backward(frequency, decay, stacked, lag, cosine, sine)
         up, down = stacked.chunk(2, -2)
@@ -209,7 +230,7 @@ def divide(top: Tensor, bottom: Tensor) -> Tensor:
 
 def _turns(rate: Complex[Tensor, "K D"], gaps: Float[Tensor, "*S"]) -> Complex[Tensor, "*S K D"]:
     lag = gaps[..., None, None]
-    fade, angle = torch.exp(rate.real * lag), rate.imag * lag
+    fade, angle = torch.exp((rate.real * lag).clamp(min=FADED)), rate.imag * lag
     return torch.complex(fade * angle.cos(), fade * angle.sin())  # twice as fast as torch.polar, with gradient too
 
 

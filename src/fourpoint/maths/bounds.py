@@ -5,13 +5,14 @@ happens, the sum of head k for mark m at time t = a + h is
 
     A_km(t) = sum_j w_kj Re[exp(i psi_kjm) exp(a_kj h) S_kj],        |exp(a_kj h)| <= 1,
 
-so that each derivative is bounded by the moments R_n = sum_j w_kj |a_kj|^n |S_kj|, and for all h up to the window's length,
+so that each derivative is bounded by R_n >= sum_j w_kj |a_kj|^n |S_kj|, and for all h up to the window's length,
 
     A <= R_0,        A <= A(a) + h R_1,        A <= A(a) + max(0, h A'(a)) + h^2/2 R_2.
 
-The first is good on long windows, the others on short ones; each head takes its smallest, and the last is also taken
-for the sum over heads at once, where slopes of opposite sign cancel. Normalised weights are a convex combination, and
-the largest value bounds it. Used by DAPP's ``bound``; times are in the model's own unit.
+R_n^2 = (sum_j w_kj |a_kj|^n) (sum_j w_kj |a_kj|^n |S_kj|^2) by Cauchy and Schwarz, which costs one product. The first is
+good on long windows, the others on short ones; each head takes its smallest, and the last is also taken for the sum over
+heads at once, where slopes of opposite sign cancel. Normalised weights are a convex combination, and the largest value
+bounds it. Used by DAPP's ``bound``; times are in the model's own unit.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ import torch
 from jaxtyping import Bool, Complex, Float, Int
 from torch import Tensor
 
-from fourpoint.maths.attention import real_sums
-from fourpoint.maths.fourier import LARGEST, Spectrum
+from fourpoint.maths.attention import readings
+from fourpoint.maths.fourier import FADED, LARGEST, Spectrum
 
 
 def sum_bound(
@@ -34,12 +35,11 @@ def sum_bound(
     >>> sum_bound(mode, torch.ones(1, 1, 1, dtype=torch.complex64), torch.tensor([0.5]), 2 * one)[0]
     tensor([[2.]])
     """
-    rate, speed = spectrum.rate, spectrum.rate.abs()
-    size = (state.real.square() + state.imag.square()).sqrt()
-    powers = spectrum.weight[..., None] * torch.stack([torch.ones_like(speed), speed, speed.square()], -1)
-    r0, r1, r2 = torch.einsum("bkd,kdn->bkn", size, powers)[..., None].unbind(2)
-    turn = torch.polar(spectrum.weight[..., None].expand_as(spectrum.shift), spectrum.shift)
-    both = real_sums(state[..., None], torch.cat([turn, rate[..., None] * turn], -1))[..., 0]
+    powers = spectrum.moments
+    squares = torch.view_as_real(state).square().flatten(2).transpose(0, 1)
+    sums = torch.bmm(squares, powers.repeat_interleave(2, 1)).transpose(0, 1)
+    r0, r1, r2 = (sums * powers.sum(1) * (1 + 64 * torch.finfo(sums.dtype).eps)).sqrt()[..., None].unbind(2)
+    both = readings(state, spectrum.readers)
     now, slope = (x * readout for x in both.chunk(2, -1))
     h, gain = width[:, None, None], readout.abs()
     line = now + h * gain * r1
@@ -50,26 +50,23 @@ def sum_bound(
     return torch.minimum(each, joint), (gain * r0).sum(1), (gain * r1).sum(1)
 
 
-def convex_bound(
-    values: Float[Tensor, "B N K"], visible: Bool[Tensor, "B N"], readout: Float[Tensor, "K M"]
-) -> Float[Tensor, "B M"]:
+def convex_bound(values: Float[Tensor, "B N K"], visible: Bool[Tensor, "B N H"], readout: Float[Tensor, "K M"]) -> Float[Tensor, "B M"]:
     """sum_k max_i r_km v_ki over the visible events: a bound of any weighted mean of them; 0 where none is visible."""
-    best = torch.where(visible[..., None, None], values[..., None] * readout, -torch.inf).amax(1) if values.shape[1] else None
+    best = torch.where(visible[..., None], values[..., None] * readout, -torch.inf).amax(1) if values.shape[1] else None
     if best is None:
         return values.new_zeros(len(values), readout.shape[1])
-    return torch.where(visible.any(1)[:, None, None], best, 0.0).sum(1)
+    return torch.where(visible.any(1)[..., None], best, 0.0).sum(1)
 
 
 def moved(spectrum: Spectrum, state: Complex[Tensor, "B K D C"], lag: Float[Tensor, " B"]) -> Complex[Tensor, "B K D C"]:
-    """States ``lag`` later, without gradient; only those rows are touched for which it is not 0."""
-    late = lag > 0
-    if not bool(late.all()):
-        return state.index_put((torch.nonzero(late)[:, 0],), moved(spectrum, state[late], lag[late])) if bool(late.any()) else state
+    """States ``lag`` later, without gradient."""
+    if not bool(lag.any()):
+        return state
     d = lag[:, None, None]
     sine = spectrum.frequency * d
     cosine, sine = sine.cos(), sine.sin_()
     if spectrum.decay is not None:
-        fade = (spectrum.decay * -d).exp_()
+        fade = (spectrum.decay * -d).clamp_(min=FADED).exp_()
         cosine, sine = cosine.mul_(fade), sine.mul_(fade)
     return torch.complex(cosine, sine)[..., None] * state
 
@@ -77,10 +74,10 @@ def moved(spectrum: Spectrum, state: Complex[Tensor, "B K D C"], lag: Float[Tens
 def gathered(
     spectrum: Spectrum,
     now: Float[Tensor, " B"],
-    events: Float[Tensor, "B N"],
-    marks: Int[Tensor, "B N"],
+    events: Float[Tensor, "B N H"],
+    marks: Int[Tensor, "B N H"],
     values: Float[Tensor, "B N K"],
-    visible: Bool[Tensor, "B N"],
+    visible: Bool[Tensor, "B N H"],
 ) -> Complex[Tensor, "B K D"]:
     """The states at ``now`` from the events themselves, for forms that carry none; times since the window's start.
 
@@ -88,17 +85,17 @@ def gathered(
     S_j = 2 exp(i (theta_j now + b_j)) sum_i exp(-gamma_j (now - t_i)) cos(theta_j t_i + psi_j(m_i) + b_j) v_i.
     """
     rows = max(1, LARGEST // max(1, events.shape[1] * spectrum.weight.numel()))
-    parts = (x.split(rows) for x in (now, events, marks, torch.where(visible[..., None], values, 0.0)))
+    parts = (x.split(rows) for x in (now, events, marks, torch.where(visible, values, 0.0)))
     return torch.cat([_gathered(spectrum, *some) for some in zip(*parts, strict=True)])
 
 
 def _gathered(s: Spectrum, now: Tensor, events: Tensor, marks: Tensor, values: Tensor) -> Complex[Tensor, "B K D"]:
     kind = s.frequency.dtype
-    past = s.shift.permute(2, 0, 1)[marks]
-    lag = (now[:, None] - events).to(kind).clamp(min=0)[..., None, None]
+    past = s.shift.transpose(1, 2)[torch.arange(len(s.shift), device=marks.device), marks]
+    lag = (now[:, None, None] - events).to(kind).clamp(min=0)[..., None]
     fade = torch.ones_like(past) if s.decay is None else torch.exp(-s.decay * lag)
     if s.phase is None:
         return (torch.polar(fade, s.frequency * lag - past) * values[..., None]).sum(1)
-    waves = fade * torch.cos(events.to(kind)[..., None, None] * s.frequency + past + s.phase)
+    waves = fade * torch.cos(events.to(kind)[..., None] * s.frequency + past + s.phase)
     angle = now.to(kind)[:, None, None] * s.frequency + s.phase
     return torch.polar(2 * torch.ones_like(angle), angle) * (waves * values[..., None]).sum(1)

@@ -13,23 +13,25 @@ with kappa(0) = 1 exactly; the paper's (7) uses one cosine with a random phase b
 
     phi_j(x) = sqrt(2) cos(theta_j t + psi_j(m) + b_j),                kappa ~ sum_j w_j phi_j(x) phi_j(x'),
 
-whose expectation over b is the same kernel. Used by `attention` and by the DAPP models.
+whose expectation over b is the same kernel. Used by `scores`, `attention` and the DAPP models.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
 from jaxtyping import Complex, Float, Int
 from torch import Tensor, nn
 
+FADED = -60.0  # a mode is left at e^-60: far below any sum's last digit, and clear of subnormal numbers, which are slow
 LARGEST = 2**24  # numbers held at once while scores are summed over features without gradient
 
 
-class Spectrum(NamedTuple):
+class Modes(NamedTuple):
     """D modes for each of K heads. Times are in the model's own unit."""
 
     frequency: Float[Tensor, "K D"]  # theta, radians per unit of time
@@ -38,11 +40,32 @@ class Spectrum(NamedTuple):
     weight: Float[Tensor, "K D"]  # w, sums to 1 over D
     phase: Float[Tensor, "K D"] | None  # b of the random-phase form, None where paired
 
-    @property
+
+class Spectrum(Modes):
+    """Modes, and what every query needs of them, formed once."""
+
+    @cached_property
     def rate(self) -> Complex[Tensor, "K D"]:
         """a = -gamma + i theta: a mode's state turns and shrinks by exp(a d) over a lag d."""
         decay = torch.zeros_like(self.frequency) if self.decay is None else self.decay
         return torch.complex(-decay, self.frequency)
+
+    @cached_property
+    def turn(self) -> Complex[Tensor, "K D M"]:
+        """w exp(i psi): what a state is multiplied by where it is read."""
+        return torch.polar(self.weight[..., None].expand_as(self.shift), self.shift)
+
+    @cached_property
+    def readers(self) -> Float[Tensor, "K D2 M2"]:
+        """Re[w exp(i psi) S] and its slope Re[a w exp(i psi) S] for each mark, as products with S = (real, imaginary, ...)."""
+        both = torch.cat([self.turn, self.rate[..., None] * self.turn], -1)
+        return torch.stack([both.real, -both.imag], 2).flatten(1, 2)
+
+    @cached_property
+    def moments(self) -> Float[Tensor, "K D 3"]:
+        """w |a|^n for n = 0, 1, 2: they bound the kernel and its derivatives."""
+        speed = self.rate.abs()
+        return self.weight[..., None] * torch.stack([torch.ones_like(speed), speed, speed.square()], -1)
 
 
 def kernel(spectrum: Spectrum, lag: Float[Tensor, " L"], mark: int = 0, past_mark: int = 0) -> Float[Tensor, "K L"]:
@@ -61,19 +84,26 @@ def kernel(spectrum: Spectrum, lag: Float[Tensor, " L"], mark: int = 0, past_mar
     return (spectrum.weight * fade * torch.cos(angle)).sum(-1).T
 
 
-def scores(
-    spectrum: Spectrum, query: Float[Tensor, "B Q"], events: Float[Tensor, "B N"], marks: Int[Tensor, "B N"]
-) -> Float[Tensor, "B K Q M N"]:
+def fourier_scores(
+    spectrum: Spectrum,
+    query: Float[Tensor, "B Q"],
+    events: Float[Tensor, "B N *H"],
+    marks: Int[Tensor, "B N *H"],
+    kinds: Int[Tensor, "B Q"] | None = None,
+) -> Float[Tensor, "B K Q L N"]:
     """The estimate of nu_k((t, m), x_i) for every query time, every mark and every event; future events are to be masked.
 
-    Without decay it is Phi(x)' Phi(x'), equation (8), one product of feature matrices; with decay each pair has its own
-    exponential. Summed over features in pieces where no gradient is kept, so that 10,000 features fit.
+    ``events`` and ``marks`` are shared by all heads, or each head has its own. With ``kinds`` each query has one mark (L = 1),
+    without it all of them (L = M). Without decay it is Phi(x)' Phi(x'), equation (8), one product of feature matrices; with
+    decay each pair has its own exponential. Summed over features in pieces where no gradient is kept, so that 10,000 fit.
     """
     (B, Q), N, (K, D, M) = query.shape, events.shape[1], spectrum.shift.shape
     per_mode = B * K * (Q * M + N if spectrum.decay is None else Q * N)
     piece = D if torch.is_grad_enabled() else max(1, LARGEST // max(1, per_mode))
     estimate = _by_features if spectrum.decay is None else _by_pairs
-    parts = (estimate(_modes(spectrum, j, j + piece), query, events, marks) for j in range(0, D, piece))
+    if events.ndim == 2:
+        events, marks = events[..., None], marks[..., None]
+    parts = (estimate(_modes(spectrum, j, j + piece), query, events, marks, kinds) for j in range(0, D, piece))
     total = next(parts)
     for part in parts:
         total = total + part
@@ -165,38 +195,48 @@ def _modes(s: Spectrum, first: int, stop: int) -> Spectrum:
 
 
 def _by_features(
-    s: Spectrum, query: Float[Tensor, "B Q"], events: Float[Tensor, "B N"], marks: Int[Tensor, "B N"]
-) -> Float[Tensor, "B K Q M N"]:
+    s: Spectrum, query: Float[Tensor, "B Q"], events: Float[Tensor, "B N H"], marks: Int[Tensor, "B N H"], kinds: Tensor | None = None
+) -> Float[Tensor, "B K Q L N"]:
     phase = 0.0 if s.phase is None else s.phase
-    past = _angle(events, s.frequency) + s.shift.permute(2, 0, 1)[marks] + phase
-    now = _angle(query, s.frequency) + phase
-    turn = torch.polar(torch.ones_like(s.shift), s.shift)
-    left = torch.view_as_real(torch.polar(torch.ones_like(now), now)[..., None] * turn)
+    past = _angle(events, s.frequency) + _shifts(s, marks) + phase
+    now = _angle(query[..., None], s.frequency) + phase
+    left = torch.view_as_real(torch.polar(torch.ones_like(now), now)[..., None] * _query_turns(s, kinds))
     right = s.weight[..., None] * torch.stack([past.cos(), past.sin()], -1)
     if s.phase is not None:
         left, right = left[..., :1], 2 * right[..., :1]
     return torch.einsum("bqkdmc,bnkdc->bkqmn", left, right)
 
 
-def _angle(times: Float[Tensor, "B N"], frequency: Float[Tensor, "K D"]) -> Float[Tensor, "B N K D"]:
+def _shifts(s: Spectrum, marks: Int[Tensor, "B N H"]) -> Float[Tensor, "B N K D"]:
+    """psi of each event, per head."""
+    return s.shift.transpose(1, 2)[torch.arange(len(s.shift), device=marks.device), marks]
+
+
+def _query_turns(s: Spectrum, kinds: Int[Tensor, "B Q"] | None) -> Complex[Tensor, "*S K D L"]:
+    """exp(i psi) of all marks, or of each query's own."""
+    turn = torch.polar(torch.ones_like(s.shift), s.shift)
+    return turn if kinds is None else turn.permute(2, 0, 1)[kinds][..., None]
+
+
+def _angle(times: Float[Tensor, "B N H"], frequency: Float[Tensor, "K D"]) -> Float[Tensor, "B N K D"]:
     """theta t, in the times' precision until whole turns are taken off: far from the start a cosine keeps its digits."""
-    angle = times[..., None, None] * frequency.to(times.dtype)
+    angle = times[..., None] * frequency.to(times.dtype)
     turns = (angle.detach() / (2 * math.pi)).round()
     return (angle - 2 * math.pi * turns).to(frequency.dtype)
 
 
 def _by_pairs(
-    s: Spectrum, query: Float[Tensor, "B Q"], events: Float[Tensor, "B N"], marks: Int[Tensor, "B N"]
-) -> Float[Tensor, "B K Q M N"]:
+    s: Spectrum, query: Float[Tensor, "B Q"], events: Float[Tensor, "B N H"], marks: Int[Tensor, "B N H"], kinds: Tensor | None = None
+) -> Float[Tensor, "B K Q L N"]:
     kind = s.frequency.dtype
-    past = s.shift.permute(2, 0, 1)[marks][:, None]
-    lag = (query[:, :, None] - events[:, None]).to(kind).clamp(min=0)[..., None, None]
+    past = _shifts(s, marks)[:, None]
+    lag = (query[:, :, None, None] - events[:, None]).to(kind).clamp(min=0)[..., None]
     fade = s.weight * (1.0 if s.decay is None else torch.exp(-s.decay * lag))
-    modes = torch.polar(fade, s.frequency * lag - past)
-    turn = torch.polar(torch.ones_like(s.shift), s.shift)
-    total = torch.einsum("bqnkd,kdm->bkqmn", modes, turn).real
+    turn = _query_turns(s, kinds)
+    form = "bqnkd,kdm->bkqmn" if kinds is None else "bqnkd,bqkdm->bkqmn"
+    total = torch.einsum(form, torch.polar(fade, s.frequency * lag - past), turn).real
     if s.phase is None:
         return total
-    both = (query[:, :, None] + events[:, None]).to(kind)[..., None, None]
+    both = (query[:, :, None, None] + events[:, None]).to(kind)[..., None]
     sums = torch.polar(fade, s.frequency * both + past + 2 * s.phase)
-    return total + torch.einsum("bqnkd,kdm->bkqmn", sums, turn).real
+    return total + torch.einsum(form, sums, turn).real

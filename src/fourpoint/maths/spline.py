@@ -30,10 +30,15 @@ def spline(coefficients: Float[Tensor, "M C"], x: Float[Tensor, "*S"], length: T
     >>> spline(line, torch.tensor([0.0, 1.5, 4.0]), 4.0).flatten().tolist()
     [0.0, 1.5, 4.0]
     """
-    cell, place = _locate(x, length, coefficients.shape[-1] - 3)
-    f = place.to(coefficients.dtype)[..., None]
-    a0, a1, a2, a3 = _at(_cubics(coefficients), cell).unbind(-1)
-    return a0 + f * (a1 + f * (a2 + f * a3))
+    return evaluate(cubics(coefficients), x, length)
+
+
+def evaluate(table: Float[Tensor, "J M 4"], x: Float[Tensor, "*S"], length: Tensor | float) -> Float[Tensor, "*S M"]:
+    """The same from :func:`cubics`, for curves that are asked many times."""
+    cell, place = _locate(x, length, len(table))
+    f = place.to(table.dtype)[..., None]
+    a0, a1, a2, a3 = _at(table, cell).unbind(-1)
+    return torch.addcmul(a0, f, torch.addcmul(a1, f, torch.addcmul(a2, f, a3)))
 
 
 def spline_knots(length: Tensor | float, intervals: int) -> Float[Tensor, " knots"]:
@@ -59,12 +64,30 @@ def spline_max(
     >>> bool(bound >= spline(c, torch.linspace(0, 2, 99), 2.0).max())
     True
     """
-    intervals = coefficients.shape[-1] - 3
+    return largest(peaks(coefficients), a, b, length)
+
+
+def largest(peaks: Float[Tensor, "J M"], a: Float[Tensor, "*S"], b: Float[Tensor, "*S"], length: Tensor | float) -> Float[Tensor, "*S M"]:
+    """The same from :func:`peaks`, for curves that are asked many times."""
+    intervals = len(peaks)
     first, last = (_locate(x, length, intervals)[0][..., None] for x in (a, b))
     j = torch.arange(intervals, device=first.device)
     touched = (first <= j) & (j <= last)
-    peaks = _bezier(coefficients).amax(-1)
     return torch.where(touched[..., None], peaks, -torch.inf).amax(-2)
+
+
+def cubics(coefficients: Float[Tensor, "M C"]) -> Float[Tensor, "J M 4"]:
+    """Powers 0..3 of every interval's cubic, as differences of coefficients, which vanish where all are equal."""
+    c0, c1, c2, c3 = coefficients.unfold(-1, 4, 1).unbind(-1)
+    bend = (c2 - c1) - (c1 - c0)
+    return torch.stack([c1 + bend / 6, (c2 - c0) / 2, bend / 2, (c3 - c0) / 6 - (c2 - c1) / 2], -1).transpose(0, 1)
+
+
+def peaks(coefficients: Float[Tensor, "M C"]) -> Float[Tensor, "J M"]:
+    """The largest of the four Bezier points of every interval's cubic."""
+    c0, c1, c2, c3 = coefficients.unfold(-1, 4, 1).unbind(-1)
+    left, right = c1 + ((c2 - c1) - (c1 - c0)) / 6, c2 + ((c3 - c2) - (c2 - c1)) / 6
+    return torch.stack([left, c1 + (c2 - c1) / 3, c2 - (c2 - c1) / 3, right], -1).amax(-1).T
 
 
 def _locate(x: Float[Tensor, "*S"], length: Tensor | float, intervals: int) -> tuple[Int[Tensor, "*S"], Float[Tensor, "*S"]]:
@@ -72,20 +95,6 @@ def _locate(x: Float[Tensor, "*S"], length: Tensor | float, intervals: int) -> t
     u = (x / length).clamp(0, 1) * intervals
     cell = u.detach().floor().long().clamp(0, intervals - 1)
     return cell, u - cell
-
-
-def _cubics(coefficients: Float[Tensor, "M C"]) -> Float[Tensor, "J M 4"]:
-    """Powers 0..3 of every interval's cubic, as differences of coefficients, which vanish where all are equal."""
-    c0, c1, c2, c3 = coefficients.unfold(-1, 4, 1).unbind(-1)
-    bend = (c2 - c1) - (c1 - c0)
-    return torch.stack([c1 + bend / 6, (c2 - c0) / 2, bend / 2, (c3 - c0) / 6 - (c2 - c1) / 2], -1).transpose(0, 1)
-
-
-def _bezier(coefficients: Float[Tensor, "M C"]) -> Float[Tensor, "J M 4"]:
-    """The four Bezier points of every interval's cubic."""
-    c0, c1, c2, c3 = coefficients.unfold(-1, 4, 1).unbind(-1)
-    left, right = c1 + ((c2 - c1) - (c1 - c0)) / 6, c2 + ((c3 - c2) - (c2 - c1)) / 6
-    return torch.stack([left, c1 + (c2 - c1) / 3, c2 - (c2 - c1) / 3, right], -1).transpose(0, 1)
 
 
 def _at(table: Float[Tensor, "J M 4"], cell: Int[Tensor, "*S"]) -> Float[Tensor, "*S M 4"]:

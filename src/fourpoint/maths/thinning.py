@@ -97,7 +97,8 @@ def thin(
     times = a[:, None] + steps / top[:, None]
     inside = (times < b[:, None]) & going[:, None]
     coin = torch.rand(len(a), candidates, dtype=a.dtype, generator=random)
-    intensities = rates(torch.where(inside, times, a[:, None])).to(a.dtype)
+    outside = torch.where(going, b, a)  # where time moves on to without a candidate, so that a state asked there has arrived
+    intensities = rates(torch.where(inside, times, outside[:, None])).to(a.dtype)
     rate = intensities.sum(-1)
     _check(rate, top, times, inside)
     accepted = inside & (coin * top[:, None] < rate)
@@ -108,8 +109,8 @@ def thin(
         tally.proposals += int(decided.sum())
         tally.accepted += int(hit.sum())
         tally.windows += int(going.sum())
-    last = torch.where(inside[:, -1], times[:, -1], b)
-    time = torch.where(hit, times.gather(1, which)[:, 0], torch.where(going, last, a))
+    last = torch.where(inside[:, -1], times[:, -1], outside)
+    time = torch.where(hit, times.gather(1, which)[:, 0], last)
     at = intensities.gather(1, which[..., None].expand(-1, -1, intensities.shape[-1]))[:, 0]
     return Round(hit, time, at, _next_width(width, b - a, top, rate, decided))
 

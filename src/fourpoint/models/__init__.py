@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from fourpoint.models.dapp import DAPP
@@ -13,6 +14,12 @@ from fourpoint.models.self_correcting import SelfCorrecting
 MODELS: dict[str, Callable[..., Any]] = {
     "dapp": DAPP,
     "dapp-paper": DAPP.paper,
+    "dapp-paper-dot": partial(DAPP.paper, score="dot"),
+    "dapp-paper-nn": partial(DAPP.paper, score="neural"),
+    "odapp": partial(DAPP, keep=0.5),
+    "odapp-paper": partial(DAPP.paper, keep=0.5),
+    "odapp-paper-dot": partial(DAPP.paper, score="dot", keep=0.5),
+    "odapp-paper-nn": partial(DAPP.paper, score="neural", keep=0.5),
     "hawkes": Hawkes,
     "poisson": Poisson,
     "spline-poisson": SplinePoisson,

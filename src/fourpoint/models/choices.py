@@ -11,6 +11,7 @@ CHOICES = {
     "normalise": ("none", "ratio", "softmax"),
     "phase": ("paired", "random"),
     "values": ("mark", "affine", "linear"),
+    "score": ("fourier", "dot", "neural"),
     "link": ("exp", "softplus", "identity"),
     "base": ("auto", "constant", "spline"),
     "drift": ("auto", "none", "spline"),
@@ -28,6 +29,15 @@ def check_choices(s: dict[str, Any]) -> None:
     for name in ("heads", "features", "noise", "embedding", "width", "knots"):
         if s[name] < 1:
             raise UserError(f"{name} of at least 1", f"{s[name]}", "Raise it.")
+    keep = s["keep"]
+    if keep is not None and not (keep >= 1 if isinstance(keep, int) else 0 < keep <= 1):
+        raise UserError("keep as a number of events from 1, or a share above 0 and up to 1.0", f"{keep}", "Choose one, or None for all.")
+    if s["score"] != "fourier" and (s["normalise"] == "ratio" or s["link"] == "identity"):
+        raise UserError(
+            "a score that is never negative with normalise='ratio' or link='identity'", f"score={s['score']!r}", "Use score='fourier'."
+        )
+    if s["form"] == "scan" and (s["score"] != "fourier" or keep is not None):
+        raise UserError("a Fourier score and keep=None with form='scan'", f"score={s['score']!r}, keep={keep}", "Use form='auto'.")
     if s["normalise"] == "ratio" and s["phase"] == "random":
         raise UserError(
             "paired phases with normalise='ratio'", "phase='random', whose scores can be negative", "Use phase='paired' or 'softmax'."

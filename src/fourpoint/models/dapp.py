@@ -17,10 +17,11 @@ Source: Zhu, Zhang, Ding and Xie, "Deep Fourier kernel for self-attentive point 
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -28,34 +29,46 @@ from jaxtyping import Bool, Complex, Float, Int
 from torch import Tensor, nn
 
 from fourpoint.events import Batch, Dataset, MarkSpace, UserError
-from fourpoint.maths import attention, bounds, fourier
+from fourpoint.maths import attention, bounds, fourier, selection
+from fourpoint.maths.scores import Projection, Score, scores
 from fourpoint.models import protocol
 from fourpoint.models.choices import check_choices
 from fourpoint.models.modes import Modes
+from fourpoint.models.pair_scores import PairScore
+from fourpoint.models.past import Memory, Past, appended, blank, joined, memory_of, past_of
 from fourpoint.models.poisson import mean_rates
-from fourpoint.models.rate import Rate
+from fourpoint.models.rate import Curves, Rate
 
 EFFECT_ERROR = 0.005  # how far the evaluation's features may move what one past event adds inside the link
 SIZES = (128, 256, 512, 1024)  # numbers of evaluation features tried, in order, against REFERENCE
 REFERENCE = 8192
 
 
+class Parts(NamedTuple):
+    """What all sequences of a history share: the score, and the splines of base and drift."""
+
+    score: Score
+    curves: Curves | None
+
+
 @dataclass(frozen=True)
 class DAPPHistory:
-    """What DAPP remembers: states of the modes at each position (linear forms) and the events themselves (dense)."""
+    """What DAPP remembers: states of the modes at each position (linear forms), the events themselves (dense forms), and
+    where memory is bounded the active sets at the last position."""
 
     times: Float[Tensor, "B P"]
     start: Float[Tensor, " B"]
     lengths: Int[Tensor, " B"]
-    spectrum: fourier.Spectrum
+    parts: Parts
     state: Complex[Tensor, "B P K D C"] | None
-    marks: Int[Tensor, "B N"] | None
-    values: Float[Tensor, "B N K"] | None
+    past: Past | None
+    memory: Memory | None = None
 
     def latest(self) -> DAPPHistory:
-        """The last position alone: all that a linear form needs to go on."""
+        """The last position alone: all that is needed to go on."""
         state = None if self.state is None else self.state[:, -1:]
-        return DAPPHistory(self.times[:, -1:], self.start, torch.zeros_like(self.lengths), self.spectrum, state, None, None)
+        past = None if self.memory is None else self.memory.past()
+        return DAPPHistory(self.times[:, -1:], self.start, torch.zeros_like(self.lengths), self.parts, state, past, self.memory)
 
 
 class DAPP(nn.Module):
@@ -70,6 +83,9 @@ class DAPP(nn.Module):
         normalise: "none" (a sum), "ratio" or "softmax" (weights that sum to 1).
         phase: "paired" (cosine and sine) or "random", as in the paper's (7); random needs the dense form.
         values: "mark" (a constant per mark), "linear" in (t, m) as in the paper, or "affine".
+        score: "fourier" (the learned spectrum), "dot" (a product of projected events) or "neural" (a network on them).
+        keep: eta, how many past events each head remembers (ODAPP, `maths.selection`): a number, or a share of the longest
+            training sequence such as .5; None: all of them.
         link: "exp", "softplus" (with a learned scale) or "identity" (everything non-negative: a Hawkes process).
         base: mu, "constant" per mark, "spline" in time, or "auto": a spline where all windows have one length.
         drift: the same for the term inside the link: "spline", "none" or "auto".
@@ -104,6 +120,8 @@ class DAPP(nn.Module):
         normalise: Literal["none", "ratio", "softmax"] = "none",
         phase: Literal["paired", "random"] = "paired",
         values: Literal["mark", "affine", "linear"] = "mark",
+        score: Literal["fourier", "dot", "neural"] = "fourier",
+        keep: int | float | None = None,
         link: Literal["exp", "softplus", "identity"] = "softplus",
         learn_scale: bool = True,
         base: Literal["auto", "constant", "spline"] = "auto",
@@ -125,17 +143,21 @@ class DAPP(nn.Module):
         embedding = embedding or (2 if M == 1 else 8)
         drift = "none" if link == "identity" and drift == "auto" else drift
         self._settings: dict[str, Any] = dict(
-            heads=heads, features=features, eval_features=eval_features, normalise=normalise, phase=phase, values=values, link=link,
-            learn_scale=learn_scale, base=base, drift=drift, decay=decay, generator=tuple(generator), noise=noise,
+            heads=heads, features=features, eval_features=eval_features, normalise=normalise, phase=phase, values=values, score=score,
+            keep=keep, link=link, learn_scale=learn_scale, base=base, drift=drift, decay=decay, generator=tuple(generator), noise=noise,
             embedding=embedding, width=width, knots=knots, activation=activation, form=form, draw=draw, seed=seed,
         )  # fmt: skip
         check_choices(self._settings)
-        self.linear = form != "dense" and normalise != "softmax" and phase == "paired"
+        self.scanned = form != "dense" and normalise != "softmax" and phase == "paired" and score == "fourier" and keep is None
         random = torch.Generator().manual_seed(seed)
-        self.modes = Modes(
-            heads, M, features=features, stored=eval_features or SIZES[0], noise=noise, embedding=embedding, generator=generator,
-            activation=activation, decay=decay, random_phase=phase == "random", even=draw == "even", seed=seed,
-        )  # fmt: skip
+        self.modes: Modes | PairScore
+        if score == "fourier":
+            self.modes = Modes(
+                heads, M, features=features, stored=eval_features or SIZES[0], noise=noise, embedding=embedding, generator=generator,
+                activation=activation, decay=decay, random_phase=phase == "random", even=draw == "even", seed=seed,
+            )  # fmt: skip
+        else:
+            self.modes = PairScore(score, heads, M, embedding=embedding, generator=generator, activation=activation, seed=seed)
         self.rate = Rate(M, link=link, learn_scale=learn_scale, base=base, drift=drift, knots=knots)
         inputs = {"mark": M, "affine": M + 1, "linear": 1 + (M if M > 1 else 0)}[values]
         self.value_weight = nn.Parameter(torch.randn(heads, width, inputs, generator=random) / math.sqrt(width))
@@ -152,6 +174,8 @@ class DAPP(nn.Module):
         features: int = 20,
         eval_features: int = 10_000,
         normalise: Literal["ratio", "softmax"] = "softmax",
+        score: Literal["fourier", "dot", "neural"] = "fourier",
+        keep: int | float | None = None,
         generator: Sequence[int] = (128, 256, 128),
         noise: int = 2,
         embedding: int = 2,
@@ -160,21 +184,41 @@ class DAPP(nn.Module):
     ) -> DAPP:
         """The paper's model: softmax weights, linear values, softplus, constant mu, random phases, no decay, no drift.
 
-        ``normalise="ratio"`` reads (3) as printed; it needs paired phases, which are then used.
+        ``normalise="ratio"`` reads (3) as printed; it needs paired phases, which are then used. ``score`` and ``keep`` give the
+        ablations and the online forms of the paper's Table 1, which keeps half of the longest sequence.
 
         >>> DAPP.paper().settings()["phase"], DAPP.paper().settings()["features"]
         ('random', 20)
         """
         return DAPP(
-            marks, heads=heads, features=features, eval_features=eval_features, normalise=normalise, values="linear",
-            link="softplus", learn_scale=False, phase="random" if normalise == "softmax" else "paired", base="constant",
-            drift="none", decay=False, generator=generator, noise=noise, embedding=embedding, width=width,
-            draw="independent", seed=seed,
+            marks, heads=heads, features=features, eval_features=eval_features, normalise=normalise, score=score,
+            keep=keep, values="linear", link="softplus", learn_scale=False, base="constant", drift="none",
+            phase="random" if normalise == "softmax" and score == "fourier" else "paired", decay=False, generator=generator,
+            noise=noise, embedding=embedding, width=width, draw="independent", seed=seed,
         )  # fmt: skip
+
+    @property
+    def linear(self) -> bool:
+        """Whether a history can be gone on from in constant memory: the linear forms, and bounded memories."""
+        return self.scanned or self._settings["keep"] is not None
+
+    def keeping(self, keep: int) -> DAPP:
+        """The same model, weights shared, remembering at most ``keep`` events per head.
+
+        >>> DAPP(features=8).keeping(100).settings()["keep"]
+        100
+        """
+        other = copy.copy(self)
+        other._settings = {**self._settings, "keep": keep, "form": "auto"}
+        other.scanned = False
+        check_choices(other._settings)
+        return other
 
     def settings(self) -> dict[str, Any]:
         """The constructor's arguments but for ``marks``, as JSON can hold them."""
-        size = None if self._settings["eval_features"] is None else self.modes.noise.shape[1]
+        size = self._settings["eval_features"]
+        if size is not None and isinstance(self.modes, Modes):
+            size = self.modes.noise.shape[1]
         return {**self._settings, "generator": list(self._settings["generator"]), "eval_features": size}
 
     # ------------------------------------------------------------------ what comes from the data
@@ -189,6 +233,12 @@ class DAPP(nn.Module):
             if s[name] == "auto":
                 s[name] = "spline" if even else other
                 notes.append(f"{name}: {s[name]} ({why})")
+        if isinstance(s["keep"], float):
+            longest = int(data.lengths.max()) if len(data) else 0
+            notes.append(
+                f"keep: {max(1, math.ceil(s['keep'] * longest))} events per head ({s['keep']:g} of the longest sequence's {longest})"
+            )
+            s["keep"] = max(1, math.ceil(s["keep"] * longest))
         gap = data.gaps.mean() if len(data.gaps) else 0.0
         scale = gap if gap > 0 else float(durations.sum()) / max(data.events, 1)
         self.time_scale.fill_(scale)
@@ -222,10 +272,15 @@ class DAPP(nn.Module):
 
     def spectrum(self, *, fixed: bool = False) -> fourier.Spectrum:
         """The modes now in use: the last ones drawn while training, else (or where ``fixed``) the evaluation's one set."""
+        if not isinstance(self.modes, Modes):
+            raise UserError("a Fourier score", f"score={self._settings['score']!r}, which has no spectrum", "Use score='fourier'.")
         modes = self.modes(fixed=fixed)
         if self._settings["normalise"] == "ratio":
             return fourier.with_constant(modes)
         return fourier.non_negative(modes) if self._settings["link"] == "identity" else modes
+
+    def _parts(self) -> Parts:
+        return Parts(self.spectrum() if isinstance(self.modes, Modes) else self.modes(), self.rate.curves())
 
     def kernel(self, lags: Float[Tensor, " L"], mark: int = 0, past_mark: int = 0) -> Float[Tensor, "K L"]:
         """The score kappa_k at ``lags`` in the user's unit, per head."""
@@ -240,6 +295,8 @@ class DAPP(nn.Module):
         """Fix the evaluation's features: ``features``, or those asked for when the model was made, or the fewest of
         SIZES that keep each event's effect, sum_k kappa_k v_k, within EFFECT_ERROR of what REFERENCE features give."""
         asked = features or self._settings["eval_features"]
+        if not isinstance(self.modes, Modes):
+            return []
         if asked is not None:
             self._settings["eval_features"] = asked
             self.modes.store(asked)
@@ -263,87 +320,129 @@ class DAPP(nn.Module):
 
     def encode(self, batch: Batch, before: DAPPHistory | None = None) -> DAPPHistory:
         """States after every event of the batch (linear forms), with the events kept for the dense form."""
-        spectrum = self.spectrum() if before is None else before.spectrum
+        if before is not None and not self.linear:
+            raise UserError(
+                "a linear form to go on from a history", f"normalise={self._settings['normalise']!r}", "Encode the whole sequence."
+            )
+        parts = self._parts() if before is None else before.parts
         start = batch.start if before is None else before.start
         anchor = batch.start[:, None] if before is None else before.times[:, -1:]
         times = torch.cat([anchor, batch.times], 1)
         values = self._values(self._elapsed(batch.times, start), batch.marks)
-        state = None
-        if self.linear:
-            driven = attention.drive(spectrum, batch.marks, self._channels(values), batch.valid)
-            first = driven.new_zeros(len(driven), *driven.shape[2:]) if before is None else _have(before.state)[:, -1]
-            rest = attention.scan(spectrum.rate, self._gaps(times), driven, None if before is None else first)
-            state = torch.cat([first[:, None], rest], 1)
-        elif before is not None:
+        history = DAPPHistory(times, start, batch.lengths, parts, None, past_of(batch.times, batch.marks, values))
+        if self._settings["keep"] is not None:
+            return self._select(history, batch, None if before is None else _have(before.memory))
+        if not self.scanned:
+            return history
+        spectrum = _spectrum(parts)
+        driven = attention.drive(spectrum, batch.marks, self._channels(values), batch.valid)
+        first = driven.new_zeros(len(driven), *driven.shape[2:]) if before is None else _have(before.state)[:, -1]
+        rest = attention.scan(spectrum.rate, self._gaps(times), driven, None if before is None else first)
+        return replace(history, state=torch.cat([first[:, None], rest], 1))
+
+    @torch.no_grad()
+    def _chosen(self, past: Past, history: DAPPHistory, batch: Batch, memory: Memory) -> tuple[selection.Active, Int[Tensor, "B A K"]]:
+        """Run the selection over the batch's events: the active sets at its end, and when each event of ``past`` was dropped."""
+        first, keep = memory.times.shape[1], self._kept()
+        now, events = self._elapsed(batch.times, history.start), self._elapsed(past.times, history.start)
+        nu = scores(history.parts.score, now, events, past.marks, batch.marks)[:, :, :, 0]
+        active, slots = memory.active, min(keep, first + batch.times.shape[1])
+        if slots > first:
+            extra = selection.empty(len(now), slots - first, nu.shape[1], nu)
+            active = selection.Active(*(torch.cat(pair, 1) for pair in zip(active.tensors(), extra.tensors(), strict=True)))
+        return selection.run(active, nu, batch.valid, self._settings["normalise"], first)
+
+    def _select(self, history: DAPPHistory, batch: Batch, before: Memory | None) -> DAPPHistory:
+        """The history with what each head has let go of masked, and the active sets at its end."""
+        new = _have(history.past)
+        memory = blank(batch.times, len(self.readout), new.values) if before is None else before.by_age()
+        past = new if before is None else joined(memory, new)
+        active, dropped = self._chosen(past, history, batch, memory)
+        if before is not None:
+            empty = ~memory.active.valid
+            dropped[:, : empty.shape[1]] = torch.where(empty, 0, dropped[:, : empty.shape[1]])
+        return replace(history, past=replace(past, dropped=dropped), memory=memory_of(past, active))
+
+    def _kept(self) -> int:
+        keep = self._settings["keep"]
+        if isinstance(keep, float):
             raise UserError(
-                "a linear form to go on from a history", f"normalise={self._settings['normalise']!r}", "Encode the whole sequence."
+                "keep as a number of events", f"the share {keep:g} of sequences not yet seen", "Fit the model, or pass a number."
             )
-        return DAPPHistory(times, start, batch.lengths, spectrum, state, batch.marks, values)
+        return int(keep)
 
     def extend(
         self, history: DAPPHistory, time: Float[Tensor, " B"], mark: Int[Tensor, " B"], active: Bool[Tensor, " B"] | None = None
     ) -> DAPPHistory:
-        """One event more. Linear forms keep the last position only: constant memory."""
-        active = torch.ones_like(mark, dtype=torch.bool) if active is None else active
+        """One event more. Linear forms and bounded memories keep the last position only: constant memory."""
+        happened = torch.ones_like(mark, dtype=torch.bool) if active is None else active
+        old_time = history.times.gather(1, history.lengths[:, None])[:, 0]
+        time = torch.where(happened, time, old_time)
+        value = self._values(self._elapsed(time[:, None], history.start), mark[:, None])
         if not self.linear:
-            return self._append(history, time, mark, active)
-        old_time, old = _last(history)
-        values = self._values(self._elapsed(time[:, None], history.start), mark[:, None])
-        driven = attention.drive(history.spectrum, mark[:, None], self._channels(values), active[:, None])[:, 0]
-        gap = torch.where(active, (time - old_time) / self.time_scale, 0.0).to(self.readout)
-        state = attention.step(history.spectrum.rate, old, gap, driven)[:, None]
-        moved = torch.where(active, time, old_time)[:, None]
-        return DAPPHistory(moved, history.start, torch.zeros_like(history.lengths), history.spectrum, state, None, None)
+            return self._append(history, time, mark, value[:, 0], happened)
+        moved = DAPPHistory(time[:, None], history.start, torch.zeros_like(history.lengths), history.parts, None, None)
+        if self._settings["keep"] is not None:
+            memory = self._admit(history, time, mark, value[:, 0], happened)
+            return replace(moved, past=memory.past(), memory=memory)
+        spectrum = _spectrum(history.parts)
+        driven = attention.drive(spectrum, mark[:, None], self._channels(value), happened[:, None])[:, 0]
+        gap = ((time - old_time) / self.time_scale).to(self.readout)
+        return replace(moved, state=attention.step(spectrum.rate, _last_state(history), gap, driven)[:, None])
+
+    def _append(self, h: DAPPHistory, time: Tensor, mark: Tensor, value: Tensor, happened: Tensor) -> DAPPHistory:
+        slot = h.lengths + happened
+        times = h.times if int(slot.max()) < h.times.shape[1] else torch.cat([h.times, h.times[:, -1:]], 1)
+        after = torch.arange(times.shape[1], device=time.device) >= slot[:, None]
+        times = torch.where(after & (slot > 0)[:, None], torch.maximum(times, time[:, None]), times)
+        times = torch.where(torch.arange(times.shape[1], device=time.device) == slot[:, None], time[:, None], times)
+        return replace(h, times=times, lengths=slot, past=appended(_have(h.past), h.lengths, time, mark, value, happened))
+
+    @torch.no_grad()
+    def _admit(self, h: DAPPHistory, time: Tensor, mark: Tensor, value: Tensor, happened: Tensor) -> Memory:
+        """The active sets with one event more."""
+        memory = _have(h.memory).widened(self._kept())
+        now, events = self._elapsed(time[:, None], h.start), self._elapsed(memory.times, h.start)
+        nu = scores(h.parts.score, now, events, memory.marks, mark[:, None])[:, :, 0, 0].transpose(1, 2)
+        weights = selection.shares(nu, memory.active.valid, self._settings["normalise"])
+        index = memory.active.index.amax((1, 2)) + 1
+        active, slot, _ = selection.admit(memory.active, weights, index, happened)
+        return memory.admitted(active, slot, time, mark, value, happened)
 
     @torch.no_grad()
     def move(self, history: DAPPHistory, time: Float[Tensor, " B"]) -> DAPPHistory:
-        """The last position alone, its states moved on to ``time`` with no event in between (linear forms)."""
-        old_time, old = _last(history)
-        state = bounds.moved(history.spectrum, old, ((time - old_time) / self.time_scale).to(self.readout))[:, None]
-        return DAPPHistory(time[:, None], history.start, torch.zeros_like(history.lengths), history.spectrum, state, None, None)
-
-    def _append(self, h: DAPPHistory, time: Tensor, mark: Tensor, active: Tensor) -> DAPPHistory:
-        slot = h.lengths + active
-        if int(slot.max()) >= h.times.shape[1]:
-            last = h.times.gather(1, h.lengths[:, None])
-            grown = torch.cat([h.times, torch.maximum(h.times[:, -1:], last)], 1)
-            h = replace(h, times=grown, marks=_widen(_have(h.marks)), values=_widen(_have(h.values)))
-        value = self._values(self._elapsed(time[:, None], h.start), mark[:, None])
-        here = (torch.arange(h.times.shape[1] - 1, device=time.device) == h.lengths[:, None]) & active[:, None]
-        times = torch.where(here, time[:, None], h.times[:, 1:])
-        times = torch.where(torch.arange(times.shape[1], device=time.device) >= slot[:, None], torch.maximum(times, time[:, None]), times)
-        return replace(
-            h,
-            times=torch.cat([h.times[:, :1], times], 1),
-            marks=torch.where(here, mark[:, None], _have(h.marks)),
-            values=torch.where(here[..., None], value, _have(h.values)),
-            lengths=slot,
-        )
+        """The last position, its states moved on to ``time`` with no event in between; nothing moves in dense forms."""
+        if not self.scanned:
+            return history
+        lag = (time - history.times.gather(1, history.lengths[:, None])[:, 0]) / self.time_scale
+        state = bounds.moved(_spectrum(history.parts), _last_state(history), lag.to(self.readout))[:, None]
+        return DAPPHistory(time[:, None], history.start, torch.zeros_like(history.lengths), history.parts, state, None)
 
     def log_intensity(
         self, history: DAPPHistory, times: Float[Tensor, "B G Q"], seen: Int[Tensor, "B G"] | None = None
     ) -> Float[Tensor, "B G Q M"]:
         """log(mu + g(z)), the logarithm taken before anything can overflow."""
         z = torch.einsum("bgqkm,km->bgqm", self.attend(history, times, seen), self._readout())
-        return self.rate.log_rate(z, times - history.start[:, None, None]) - self.time_scale.log().to(z)
+        return self.rate.log_rate(z, times - history.start[:, None, None], history.parts.curves) - self.time_scale.log().to(z)
 
     def attend(
         self, history: DAPPHistory, times: Float[Tensor, "B G Q"], seen: Int[Tensor, "B G"] | None = None
     ) -> Float[Tensor, "B G Q K M"]:
         """A_k at ``times``, before the read-out."""
         B, G, _ = times.shape
-        index = torch.arange(G, device=times.device).expand(B, G) if seen is None else seen
-        if not self.linear:
-            query = self._elapsed(times, history.start)
-            events = self._elapsed(history.times[:, 1:], history.start)
-            marks, values = _have(history.marks), _have(history.values)
-            return attention.dense(history.spectrum, query, index, events, marks, values, self._settings["normalise"])
+        if not self.scanned:
+            index = torch.arange(G, device=times.device).expand(B, G) if seen is None else seen
+            past = _have(history.past)
+            query, events = self._elapsed(times, history.start), self._elapsed(past.times, history.start)
+            return attention.dense(
+                history.parts.score, query, past.mask(index), events, past.marks, past.values, self._settings["normalise"]
+            )
         anchor, state = history.times, _have(history.state)
         if seen is not None and not state.shape[1] == seen.shape[1] == 1:
             anchor = anchor.gather(1, seen)
             state = state[torch.arange(B, device=times.device)[:, None], seen]
         lag = ((times - anchor[:, :, None]) / self.time_scale).to(self.readout)
-        sums = attention.read(history.spectrum, state, lag)
+        sums = attention.read(_spectrum(history.parts), state, lag)
         return sums[..., 0] if self._settings["normalise"] == "none" else attention.divide(sums[..., 0], sums[..., 1])
 
     def intensity(self, history: DAPPHistory, times: Float[Tensor, "B Q"]) -> Float[Tensor, "B Q M"]:
@@ -352,11 +451,38 @@ class DAPP(nn.Module):
 
     def contributions(self, history: DAPPHistory, times: Float[Tensor, "B Q"]) -> Float[Tensor, "B Q N M"]:
         """What each past event adds to z = sum_k r_km A_k, the argument of the link, for each mark; 0 for the future."""
+        past, seen = _have(history.past), protocol.position_before(history, times)
+        query, events = self._elapsed(times[..., None], history.start), self._elapsed(past.times, history.start)
+        w = attention.weights(history.parts.score, query, past.mask(seen), events, past.marks, self._settings["normalise"])
+        return torch.einsum("bkgqmn,bnk,km->bgnm", w, past.values, self._readout())
+
+    def without(self, history: DAPPHistory, times: Float[Tensor, "B Q"]) -> Float[Tensor, "B Q N M"] | None:
+        """The intensities at ``times`` with each past event left out in turn, in O(N); None where weights depend on each other."""
+        if self._settings["normalise"] != "none" or self._settings["keep"] is not None:
+            return None
+        each = self.contributions(history, times)
         seen = protocol.position_before(history, times)
-        query = self._elapsed(times[..., None], history.start)
-        events = self._elapsed(history.times[:, 1:], history.start)
-        w = attention.weights(history.spectrum, query, seen, events, _have(history.marks), self._settings["normalise"])
-        return torch.einsum("bkgqmn,bnk,km->bgnm", w, _have(history.values), self._readout())
+        z = torch.einsum("bgqkm,km->bgm", self.attend(history, times[..., None], seen), self._readout())[:, :, None] - each
+        since = (times - history.start[:, None])[..., None].expand(each.shape[:3])
+        return (self.rate.log_rate(z, since, history.parts.curves) - self.time_scale.log().to(z)).exp()
+
+    def attended(
+        self, history: DAPPHistory, time: Float[Tensor, " B"], mark: Int[Tensor, " B"]
+    ) -> tuple[Float[Tensor, "B N K"], Int[Tensor, "B N K"], Float[Tensor, "B N K"]]:
+        """Times, marks and weights of the events that each head sees from the last position for an event (time, mark); times
+        are NaN and weights 0 where a slot holds none."""
+        past = _have(history.past)
+        mask = past.mask(history.lengths[:, None])[:, 0]
+        mask = (mask[..., None] if mask.ndim == 2 else mask).expand_as(past.values)
+        now, events = self._elapsed(time[:, None], history.start), self._elapsed(past.times, history.start)
+        nu = scores(history.parts.score, now, events, past.marks, mark[:, None])[:, :, 0, 0]
+        weights = attention.normalised(nu, mask.transpose(1, 2), self._settings["normalise"]).transpose(1, 2)
+        return torch.where(mask, past.times, torch.nan), past.marks.expand_as(past.values), weights
+
+    @property
+    def bounded(self) -> bool:
+        """Whether :meth:`bound` can certify this model: all but an unnormalised sum of neural scores."""
+        return self._settings["score"] != "neural" or self._settings["normalise"] != "none"
 
     @torch.no_grad()
     def bound(self, history: DAPPHistory, a: Float[Tensor, " B"], b: Float[Tensor, " B"]) -> Float[Tensor, " B"]:
@@ -365,43 +491,61 @@ class DAPP(nn.Module):
         z <= b_m + max drift + the attention's bound (`maths.bounds`), and link and sum over marks are monotone. It has an
         allowance for rounding, since it is the rounded rate that must stay below.
         """
+        if not self.bounded:
+            raise UserError("a score with a certified bound", "a sum of neural scores, which has none", "Sample by inversion.")
         eps = torch.finfo(self.readout.dtype).eps
         z, rounding = self._attention_bound(history, a, b)
         low, high = ((x - history.start).to(z) for x in (a, b))
-        logs = (self.rate.log_bound(z + rounding, low, high) - self.time_scale.log().to(z)).to(torch.float64)
+        logs = (self.rate.log_bound(z + rounding, low, high, history.parts.curves) - self.time_scale.log().to(z)).to(torch.float64)
         return (logs + 16 * eps * (1 + logs.abs())).exp().sum(-1)
 
     def _attention_bound(
         self, history: DAPPHistory, a: Float[Tensor, " B"], b: Float[Tensor, " B"]
     ) -> tuple[Float[Tensor, "B M"], Float[Tensor, "B M"]]:
         """A bound of sum_k r_km A_km on [a, b], and how far rounding may carry the sum itself."""
-        eps, events = torch.finfo(self.readout.dtype).eps, history.times[:, 1:]
-        last = history.times.gather(1, history.lengths[:, None])[:, 0]
-        visible = attention.visible(history.lengths[:, None], events.shape[1])[:, 0]
-        width = ((b - a) / self.time_scale).to(self.readout) * (1 + 4 * eps)
-        if self._settings["normalise"] != "none":
-            values, visible = (_have(history.values), visible) if history.state is None else self._value_corners(history, last)
-            sizes = bounds.convex_bound(values.abs(), visible, self._readout().abs())
-            return bounds.convex_bound(values, visible, self._readout()), 1024 * eps * sizes
+        eps, score = torch.finfo(self.readout.dtype).eps, history.parts.score
+        normalise, readout = self._settings["normalise"], self._readout()
         if history.state is not None:
+            last = history.times.gather(1, history.lengths[:, None])[:, 0]
+            if normalise != "none":
+                return _convex(*self._value_corners(history, last), readout)
             lag, reach = (((x - last) / self.time_scale).to(self.readout) for x in (a, b))
-            state = bounds.moved(history.spectrum, _last(history)[1], lag)[..., 0]
-            top, size, speed = bounds.sum_bound(history.spectrum, state, width, self._readout())
+            state = bounds.moved(_spectrum(history.parts), _last_state(history), lag)[..., 0]
+            width = ((b - a) / self.time_scale).to(self.readout) * (1 + 4 * eps)
+            top, size, speed = bounds.sum_bound(_spectrum(history.parts), state, width, readout)
             return top, eps * (32 * size + 4 * reach[:, None] * speed)
-        now, past = self._elapsed(a, history.start), self._elapsed(events, history.start)
-        state = bounds.gathered(history.spectrum, now, past, _have(history.marks), _have(history.values), visible)
-        top, _, _ = bounds.sum_bound(history.spectrum, state, width, self._readout())
-        sizes = torch.where(visible[..., None], _have(history.values).abs(), 0.0).sum(1) @ self._readout().abs()
-        fastest = history.spectrum.rate.abs().amax() * self._elapsed(b, history.start).to(self.readout)
-        return top, eps * (64 + 8 * fastest)[:, None] * sizes
+        past = _have(history.past)
+        mask = past.mask(history.lengths[:, None])[:, 0]
+        mask = mask[..., None] if mask.ndim == 2 else mask
+        if normalise != "none":
+            return _convex(past.values, mask, readout)
+        values = torch.where(mask, past.values, 0.0)
+        if isinstance(score, Projection):
+            return self._linear_bound(history, a, b, values)
+        now, events = self._elapsed(a, history.start), self._elapsed(past.times, history.start)
+        state = bounds.gathered(_spectrum(history.parts), now, events, past.marks, past.values, mask)
+        width = ((b - a) / self.time_scale).to(self.readout) * (1 + 4 * eps)
+        top, _, _ = bounds.sum_bound(_spectrum(history.parts), state, width, readout)
+        fastest = _spectrum(history.parts).rate.abs().amax() * self._elapsed(b, history.start).to(self.readout)
+        return top, eps * (64 + 8 * fastest)[:, None] * (values.abs().sum(1) @ readout.abs())
 
-    def _value_corners(self, history: DAPPHistory, last: Float[Tensor, " B"]) -> tuple[Float[Tensor, "B N K"], Bool[Tensor, "B N"]]:
+    def _linear_bound(self, history: DAPPHistory, a: Tensor, b: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """An unnormalised sum of dot products is linear in time: the larger end bounds it."""
+        past, score = _have(history.past), history.parts.score
+        ends = torch.stack([a, b], 1)
+        both = torch.einsum("bgqkm,km->bqm", self.attend(history, ends[:, None], history.lengths[:, None]), self._readout())
+        query, events = self._elapsed(ends, history.start), self._elapsed(past.times, history.start)
+        sizes = scores(score, query, events, past.marks).abs()
+        reach = torch.einsum("bkqmn,bnk,km->bqm", sizes, values.abs(), self._readout().abs()).amax(1)
+        return both.amax(1), 1024 * torch.finfo(self.readout.dtype).eps * reach
+
+    def _value_corners(self, history: DAPPHistory, last: Float[Tensor, " B"]) -> tuple[Float[Tensor, "B N K"], Bool[Tensor, "B N 1"]]:
         """The extreme values that events up to ``last`` can have, where the events themselves are forgotten."""
         M = self.marks.count
         ends = torch.stack([torch.zeros_like(last), self._elapsed(last, history.start)], 1).repeat_interleave(M, 1)
         values = self._values(ends, torch.arange(M, device=last.device).repeat(2).expand(len(last), -1))
-        some = _last(history)[1][..., 1].abs().amax((1, 2)) > 0
-        return values, some[:, None].expand(-1, 2 * M)
+        some = _last_state(history)[..., 1].abs().amax((1, 2)) > 0
+        return values, some[:, None, None].expand(-1, 2 * M, 1)
 
     def knots(self, history: DAPPHistory) -> Float[Tensor, "B J"] | None:
         """Times at which a spline's third derivative jumps: integrals are cut there."""
@@ -438,20 +582,32 @@ class DAPP(nn.Module):
         return torch.stack([values, torch.ones_like(values)], -1)
 
 
-def _have(kept: Tensor | None) -> Tensor:
+Kept = TypeVar("Kept")
+
+
+def _have(kept: Kept | None) -> Kept:
     """What this form of the model always keeps."""
     if kept is None:
         raise UserError("a history with its events", "one that has been extended", "Encode the whole sequence instead.")
     return kept
 
 
-def _last(history: DAPPHistory) -> tuple[Float[Tensor, " B"], Complex[Tensor, "B K D C"]]:
-    """When the last real position begins, and the states there; without a copy where it is the only one."""
-    if history.times.shape[1] == 1:
-        return history.times[:, 0], _have(history.state)[:, 0]
-    row = torch.arange(len(history.lengths), device=history.times.device)
-    return history.times[row, history.lengths], _have(history.state)[row, history.lengths]
+def _spectrum(parts: Parts) -> fourier.Spectrum:
+    """The score of a linear form."""
+    if not isinstance(parts.score, fourier.Spectrum):
+        raise TypeError(f"expected a spectrum, received {type(parts.score).__name__}: only Fourier scores have a linear form")
+    return parts.score
 
 
-def _widen(x: Tensor) -> Tensor:
-    return torch.cat([x, torch.zeros_like(x[:, :1])], 1) if x.shape[1] else x.new_zeros(x.shape[0], 1, *x.shape[2:])
+def _last_state(history: DAPPHistory) -> Complex[Tensor, "B K D C"]:
+    """The states at the last real position; without a copy where it is the only one."""
+    state = _have(history.state)
+    if state.shape[1] == 1:
+        return state[:, 0]
+    return state[torch.arange(len(state), device=state.device), history.lengths]
+
+
+def _convex(values: Tensor, mask: Tensor, readout: Tensor) -> tuple[Float[Tensor, "B M"], Float[Tensor, "B M"]]:
+    """Weights that sum to 1: the largest value bounds their mean, and the largest size its rounding."""
+    sizes = bounds.convex_bound(values.abs(), mask, readout.abs())
+    return bounds.convex_bound(values, mask, readout), 1024 * torch.finfo(readout.dtype).eps * sizes

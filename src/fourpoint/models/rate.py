@@ -15,13 +15,37 @@ mark or cubic splines, constant beyond the window's end. Rates are per unit of t
 
 from __future__ import annotations
 
+from functools import cached_property
+from typing import NamedTuple
+
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from fourpoint.maths.spline import spline, spline_knots, spline_max
+from fourpoint.maths.spline import cubics, evaluate, largest, peaks, spline_knots
 
 FIRST_SCALE = 0.3  # of the mean rate: where the link begins between adding and multiplying
+
+
+class Splines(NamedTuple):
+    """R curves of time: log mu of each mark where it is a spline, then the drift of each mark where there is one."""
+
+    coefficients: Float[Tensor, "R C"]
+
+
+class Curves(Splines):
+    """Splines, and what every query needs of them, formed once."""
+
+    @cached_property
+    def cubics(self) -> Float[Tensor, "J R 4"]:
+        """The cubic of every interval."""
+        return cubics(self.coefficients)
+
+    @cached_property
+    def peaks(self) -> Float[Tensor, "J R"]:
+        """An upper bound of each, with an allowance for rounding."""
+        eps = torch.finfo(self.coefficients.dtype).eps
+        return peaks(self.coefficients) + 16 * eps * self.coefficients.abs().amax()
 
 
 class Rate(nn.Module):
@@ -57,31 +81,30 @@ class Rate(nn.Module):
                 self.log_scale.copy_((FIRST_SCALE * rate).log())
             self.bias.copy_(self.log_scale + torch.expm1(rate / 2 / self.log_scale.exp()).log())
 
-    def log_rate(self, z: Float[Tensor, "*S M"], since: Float[Tensor, "*S"]) -> Float[Tensor, "*S M"]:
+    def curves(self) -> Curves | None:
+        """The splines as they are now; None where there are none."""
+        rows = [self.log_base] * self.splined_base + ([self.drift + self.mark_drift] if self.splined_drift else [])
+        return Curves(torch.cat(rows)) if rows else None
+
+    def log_rate(self, z: Float[Tensor, "*S M"], since: Float[Tensor, "*S"], curves: Curves | None) -> Float[Tensor, "*S M"]:
         """log lambda for attention ``z`` at times ``since`` the window's start (user's unit), formed without overflow."""
-        length = self.length.to(z)
-        since = since.to(z)
-        log_base = spline(self.log_base, since, length) if self.splined_base else self.log_base[:, 0]
+        parts = () if curves is None else evaluate(curves.cubics, since.to(z), self.length.to(z)).split(self.marks, -1)
         if self.link != "identity":
             z = z + self.bias
-            if self.splined_drift:
-                z = z + spline(self.drift + self.mark_drift, since, length)
-        return self._joined(log_base, z)
+        return self._joined(z, parts)
 
     @torch.no_grad()
-    def log_bound(self, z: Float[Tensor, "B M"], low: Float[Tensor, " B"], high: Float[Tensor, " B"]) -> Float[Tensor, "B M"]:
+    def log_bound(
+        self, z: Float[Tensor, "B M"], low: Float[Tensor, " B"], high: Float[Tensor, " B"], curves: Curves | None
+    ) -> Float[Tensor, "B M"]:
         """An upper bound of log lambda on [low, high] since the window's start, ``z`` being one of the attention.
 
         Everything is monotone in z, and splines lie below their control points; rounding has an allowance.
         """
-        eps, length = torch.finfo(z.dtype).eps, self.length.to(z)
-        log_base = spline_max(self.log_base, low, high, length) if self.splined_base else self.log_base[:, 0]
+        parts = () if curves is None else largest(curves.peaks, low, high, self.length.to(z)).split(self.marks, -1)
         if self.link != "identity":
-            z = z + self.bias + 16 * eps * self.bias.abs()
-            if self.splined_drift:
-                curve = self.drift + self.mark_drift
-                z = z + spline_max(curve, low, high, length) + 16 * eps * curve.abs().amax()
-        return self._joined(log_base, z)
+            z = z + self.bias + 16 * torch.finfo(z.dtype).eps * self.bias.abs()
+        return self._joined(z, parts)
 
     def knots(self, start: Float[Tensor, " B"]) -> Float[Tensor, "B J"] | None:
         """Times at which a spline's third derivative jumps."""
@@ -89,7 +112,11 @@ class Rate(nn.Module):
             return None
         return start[:, None] + spline_knots(self.length, self.intervals).to(start)
 
-    def _joined(self, log_base: Tensor, z: Tensor) -> Tensor:
+    def _joined(self, z: Tensor, parts: tuple[Tensor, ...]) -> Tensor:
+        """Base, drift and link put together; ``parts`` are the curves' values in the order of :class:`Splines`."""
+        log_base = parts[0] if self.splined_base else self.log_base[:, 0]
+        if self.splined_drift:
+            z = z + parts[-1]
         if self.link == "identity":
             return torch.log(log_base.exp() + z)
         if self.link == "softplus":
