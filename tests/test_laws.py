@@ -54,6 +54,7 @@ BUILD: dict[str, Callable[[int], Any]] = {
     "neural-softmax": dapp(score="neural", normalise="softmax", link="softplus"),
     "keep": dapp(keep=3),
     "keep-all": dapp(keep=100, decay=False),
+    "keep-dense": dapp(keep=3, form="dense"),
     "keep-one": dapp(keep=1, values="affine"),
     "keep-ratio": dapp(keep=3, normalise="ratio", heads=3),
     "keep-softmax": dapp(keep=2, normalise="softmax", phase="random"),

@@ -98,7 +98,7 @@ def test_batch_and_stream_agree_with_the_transcription(heads: int, normalise: st
 def test_keeping_everything_changes_nothing(score: str, normalise: str) -> None:
     kept = build(2, normalise, 25, 3, score=score) if score == "fourier" else _pair(score, normalise)
     batch = Dataset.from_sequences([events(5, 25, 3), events(6, 12, 3)]).batch()
-    plain = DAPP(3, **{**kept.settings(), "keep": None, "form": "dense"}).double().eval()
+    plain = DAPP(3, **{**kept.settings(), "keep": None}).double().eval()
     plain.load_state_dict(kept.state_dict())
     times = batch.edges[:, 1:, None]
     assert torch.equal(kept.log_intensity(kept.encode(batch), times), plain.log_intensity(plain.encode(batch), times))

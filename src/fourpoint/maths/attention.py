@@ -82,13 +82,24 @@ def _per_head(mask: Bool[Tensor, "B G N *J"]) -> Bool[Tensor, "B H G N"]:
 
 
 def drive(
-    spectrum: Spectrum, marks: Int[Tensor, "B N"], channels: Float[Tensor, "B N K C"], valid: Bool[Tensor, "B N"]
+    spectrum: Spectrum, marks: Int[Tensor, "B N *H"], channels: Float[Tensor, "B N K C"], valid: Bool[Tensor, "B N *J"]
 ) -> Complex[Tensor, "B N K D C"]:
-    """exp(-i psi_j(m_i)) v_i: what each event adds to the states; nothing where it is padding."""
-    turn = torch.polar(torch.ones_like(spectrum.shift), -spectrum.shift).permute(2, 0, 1)
-    turn = turn[marks] if len(turn) > 1 else turn[None]
-    real = torch.where(valid[..., None, None], channels, 0.0)
+    """exp(-i psi_j(m_i)) v_i: what each event adds to the states; nothing where it is padding.
+
+    Marks and ``valid`` may be one for all heads, or each head's own.
+    """
+    turn = torch.polar(torch.ones_like(spectrum.shift), -spectrum.shift).transpose(1, 2)
+    own = marks if marks.ndim == 3 else marks[..., None]
+    turn = turn[torch.arange(len(turn), device=marks.device), own] if turn.shape[1] > 1 else turn[None, None, :, 0]
+    real = torch.where((valid if valid.ndim == 3 else valid[..., None])[..., None], channels, 0.0)
     return turn[..., None] * real[:, :, :, None, :]
+
+
+def faded(rate: Complex[Tensor, "K D"], lag: Float[Tensor, "B N K"], driven: Complex[Tensor, "B N K D C"]) -> Complex[Tensor, "B N K D C"]:
+    """What is left of each event in the states ``lag`` after it, a lag for each head."""
+    age = lag[..., None]
+    fade, angle = torch.exp((rate.real * age).clamp(min=FADED)), rate.imag * age
+    return torch.complex(fade * angle.cos(), fade * angle.sin())[..., None] * driven
 
 
 def scan(

@@ -94,19 +94,29 @@ def admit(
 
 def run(
     active: Active, scores: Float[Tensor, "B K N A"], valid: Bool[Tensor, "B N"], normalise: str, first: int = 0
-) -> tuple[Active, Int[Tensor, "B A K"]]:
-    """N events in turn: the active sets at the end, and the position from which on each of A events is no longer seen.
+) -> tuple[Active, Int[Tensor, "B N K"]]:
+    """N events in turn: the active sets at the end, and the event dropped for each of them (-1 for none).
 
     ``scores`` are of the new events on all A: the ``first`` ones were there before, the rest are the new events themselves;
-    ``active.index`` numbers them all. Position p is the moment after p new events.
+    ``active.index`` numbers them all.
     """
-    B, K, N, A = scores.shape
-    dropped = torch.full((B, A, K), NEVER, dtype=torch.int64, device=scores.device)
+    B, K, N, _ = scores.shape
+    gone = torch.full((B, N, K), -1, dtype=torch.int64, device=scores.device)
     rows = torch.arange(B, device=scores.device)
     for i in range(N):
         drawn = scores[:, :, i].transpose(1, 2).gather(1, active.index.clamp(min=0))
         weights = shares(drawn, active.valid, normalise)
-        active, _, gone = admit(active, weights, torch.full_like(rows, first + i), valid[:, i])
-        lost = (gone >= 0)[:, None] & (torch.arange(A, device=gone.device)[:, None] == gone[:, None])
-        dropped = torch.where(lost, i + 1, dropped)
-    return active, dropped
+        active, _, gone[:, i] = admit(active, weights, torch.full_like(rows, first + i), valid[:, i])
+    return active, gone
+
+
+def dropped_at(gone: Int[Tensor, "B N K"], events: int) -> Int[Tensor, "B A K"]:
+    """The first position at which each of ``events`` is no longer seen; position p is the moment after p new events.
+
+    >>> dropped_at(torch.tensor([[[-1], [0]]]), 2).flatten().tolist() == [2, NEVER]
+    True
+    """
+    B, N, K = gone.shape
+    table = torch.full((B, events + 1, K), NEVER, dtype=torch.int64, device=gone.device)
+    positions = torch.arange(1, N + 1, device=gone.device)[:, None].expand(B, N, K)
+    return table.scatter(1, torch.where(gone >= 0, gone, events), positions)[:, :events]

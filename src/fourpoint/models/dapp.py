@@ -66,7 +66,7 @@ class DAPPHistory:
 
     def latest(self) -> DAPPHistory:
         """The last position alone: all that is needed to go on."""
-        state = None if self.state is None else self.state[:, -1:]
+        state = None if self.state is None or self.memory is not None else self.state[:, -1:]
         past = None if self.memory is None else self.memory.past()
         return DAPPHistory(self.times[:, -1:], self.start, torch.zeros_like(self.lengths), self.parts, state, past, self.memory)
 
@@ -148,7 +148,6 @@ class DAPP(nn.Module):
             embedding=embedding, width=width, knots=knots, activation=activation, form=form, draw=draw, seed=seed,
         )  # fmt: skip
         check_choices(self._settings)
-        self.scanned = form != "dense" and normalise != "softmax" and phase == "paired" and score == "fourier" and keep is None
         random = torch.Generator().manual_seed(seed)
         self.modes: Modes | PairScore
         if score == "fourier":
@@ -198,6 +197,17 @@ class DAPP(nn.Module):
         )  # fmt: skip
 
     @property
+    def _scannable(self) -> bool:
+        """Whether the sum has a linear form, and the dense one was not asked for."""
+        s = self._settings
+        return s["form"] != "dense" and s["normalise"] != "softmax" and s["phase"] == "paired" and s["score"] == "fourier"
+
+    @property
+    def scanned(self) -> bool:
+        """Whether the states of the modes are all that is remembered."""
+        return self._scannable and self._settings["keep"] is None
+
+    @property
     def linear(self) -> bool:
         """Whether a history can be gone on from in constant memory: the linear forms, and bounded memories."""
         return self.scanned or self._settings["keep"] is not None
@@ -209,8 +219,7 @@ class DAPP(nn.Module):
         100
         """
         other = copy.copy(self)
-        other._settings = {**self._settings, "keep": keep, "form": "auto"}
-        other.scanned = False
+        other._settings = {**self._settings, "keep": keep, "form": "auto" if self._settings["form"] == "scan" else self._settings["form"]}
         check_choices(other._settings)
         return other
 
@@ -334,15 +343,18 @@ class DAPP(nn.Module):
             return self._select(history, batch, None if before is None else _have(before.memory))
         if not self.scanned:
             return history
-        spectrum = _spectrum(parts)
-        driven = attention.drive(spectrum, batch.marks, self._channels(values), batch.valid)
-        first = driven.new_zeros(len(driven), *driven.shape[2:]) if before is None else _have(before.state)[:, -1]
-        rest = attention.scan(spectrum.rate, self._gaps(times), driven, None if before is None else first)
+        driven = attention.drive(_spectrum(parts), batch.marks, self._channels(values), batch.valid)
+        return self._scan(history, driven, None if before is None else _have(before.state)[:, -1])
+
+    def _scan(self, history: DAPPHistory, driven: Complex[Tensor, "B N K D C"], before: Complex[Tensor, "B K D C"] | None) -> DAPPHistory:
+        """The history with states at every position, from what each event adds to them."""
+        first = driven.new_zeros(len(driven), *driven.shape[2:]) if before is None else before
+        rest = attention.scan(_spectrum(history.parts).rate, self._gaps(history.times), driven, before)
         return replace(history, state=torch.cat([first[:, None], rest], 1))
 
     @torch.no_grad()
-    def _chosen(self, past: Past, history: DAPPHistory, batch: Batch, memory: Memory) -> tuple[selection.Active, Int[Tensor, "B A K"]]:
-        """Run the selection over the batch's events: the active sets at its end, and when each event of ``past`` was dropped."""
+    def _chosen(self, past: Past, history: DAPPHistory, batch: Batch, memory: Memory) -> tuple[selection.Active, Int[Tensor, "B N K"]]:
+        """Run the selection over the batch's events: the active sets at its end, and what was dropped for each event."""
         first, keep = memory.times.shape[1], self._kept()
         now, events = self._elapsed(batch.times, history.start), self._elapsed(past.times, history.start)
         nu = scores(history.parts.score, now, events, past.marks, batch.marks)[:, :, :, 0]
@@ -353,15 +365,37 @@ class DAPP(nn.Module):
         return selection.run(active, nu, batch.valid, self._settings["normalise"], first)
 
     def _select(self, history: DAPPHistory, batch: Batch, before: Memory | None) -> DAPPHistory:
-        """The history with what each head has let go of masked, and the active sets at its end."""
+        """The history with what each head has let go of masked, and the active sets at its end.
+
+        Where the score has a linear form, states are scanned all the same: what is dropped is taken out of them.
+        """
         new = _have(history.past)
         memory = blank(batch.times, len(self.readout), new.values) if before is None else before.by_age()
         past = new if before is None else joined(memory, new)
-        active, dropped = self._chosen(past, history, batch, memory)
+        active, gone = self._chosen(past, history, batch, memory)
+        dropped = selection.dropped_at(gone, past.times.shape[1])
         if before is not None:
-            empty = ~memory.active.valid
-            dropped[:, : empty.shape[1]] = torch.where(empty, 0, dropped[:, : empty.shape[1]])
-        return replace(history, past=replace(past, dropped=dropped), memory=memory_of(past, active))
+            dropped = torch.cat(
+                [torch.where(memory.active.valid, dropped[:, : memory.times.shape[1]], 0), dropped[:, memory.times.shape[1] :]], 1
+            )
+        history = replace(history, past=replace(past, dropped=dropped), memory=memory_of(past, active))
+        return self._scan_without(history, batch, memory, past, gone) if self._scannable else history
+
+    def _scan_without(self, history: DAPPHistory, batch: Batch, memory: Memory, past: Past, gone: Int[Tensor, "B N K"]) -> DAPPHistory:
+        spectrum = _spectrum(history.parts)
+        K, first = len(self.readout), memory.times.shape[1]
+        driven = attention.drive(spectrum, batch.marks, self._channels(past.values[:, first:]), batch.valid)
+        if bool((gone >= 0).any()):
+            old = gone.clamp(min=0)
+            times, marks, values = (x.expand(-1, -1, K).gather(1, old) for x in (past.times, past.marks, past.values))
+            lag = ((batch.times[..., None] - times) / self.time_scale).to(self.readout)
+            lost = attention.drive(spectrum, marks, self._channels(values), gone >= 0)
+            driven = driven - attention.faded(spectrum.rate, torch.where(gone >= 0, lag, 0.0), lost)
+        if not first:
+            return self._scan(history, driven, None)
+        lag = ((history.times[:, :1, None] - memory.times) / self.time_scale).to(self.readout)
+        held = attention.drive(spectrum, memory.marks, self._channels(memory.values), memory.active.valid)
+        return self._scan(history, driven, attention.faded(spectrum.rate, torch.where(memory.active.valid, lag, 0.0), held).sum(1))
 
     def _kept(self) -> int:
         keep = self._settings["keep"]
@@ -430,7 +464,7 @@ class DAPP(nn.Module):
     ) -> Float[Tensor, "B G Q K M"]:
         """A_k at ``times``, before the read-out."""
         B, G, _ = times.shape
-        if not self.scanned:
+        if history.state is None:
             index = torch.arange(G, device=times.device).expand(B, G) if seen is None else seen
             past = _have(history.past)
             query, events = self._elapsed(times, history.start), self._elapsed(past.times, history.start)
