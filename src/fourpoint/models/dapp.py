@@ -20,8 +20,8 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple, TypeVar
+from dataclasses import replace
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -29,46 +29,22 @@ from jaxtyping import Bool, Complex, Float, Int
 from torch import Tensor, nn
 
 from fourpoint.events import Batch, Dataset, MarkSpace, UserError
-from fourpoint.maths import attention, bounds, fourier, selection
-from fourpoint.maths.scores import Projection, Score, scores
+from fourpoint.maths import attention, bounds, fourier
+from fourpoint.maths.scores import scores
 from fourpoint.models import protocol
 from fourpoint.models.choices import check_choices
+from fourpoint.models.dapp_bound import attention_bound
+from fourpoint.models.dapp_history import DAPPHistory, Parts, have, last_state, spectrum_of
+from fourpoint.models.dapp_online import admit, select
 from fourpoint.models.modes import Modes
 from fourpoint.models.pair_scores import PairScore
-from fourpoint.models.past import Memory, Past, appended, blank, joined, memory_of, past_of
+from fourpoint.models.past import appended, past_of
 from fourpoint.models.poisson import mean_rates
-from fourpoint.models.rate import Curves, Rate
+from fourpoint.models.rate import Rate
 
 EFFECT_ERROR = 0.005  # how far the evaluation's features may move what one past event adds inside the link
 SIZES = (128, 256, 512, 1024)  # numbers of evaluation features tried, in order, against REFERENCE
 REFERENCE = 8192
-
-
-class Parts(NamedTuple):
-    """What all sequences of a history share: the score, and the splines of base and drift."""
-
-    score: Score
-    curves: Curves | None
-
-
-@dataclass(frozen=True)
-class DAPPHistory:
-    """What DAPP remembers: states of the modes at each position (linear forms), the events themselves (dense forms), and
-    where memory is bounded the active sets at the last position."""
-
-    times: Float[Tensor, "B P"]
-    start: Float[Tensor, " B"]
-    lengths: Int[Tensor, " B"]
-    parts: Parts
-    state: Complex[Tensor, "B P K D C"] | None
-    past: Past | None
-    memory: Memory | None = None
-
-    def latest(self) -> DAPPHistory:
-        """The last position alone: all that is needed to go on."""
-        state = None if self.state is None or self.memory is not None else self.state[:, -1:]
-        past = None if self.memory is None else self.memory.past()
-        return DAPPHistory(self.times[:, -1:], self.start, torch.zeros_like(self.lengths), self.parts, state, past, self.memory)
 
 
 class DAPP(nn.Module):
@@ -340,62 +316,17 @@ class DAPP(nn.Module):
         values = self._values(self._elapsed(batch.times, start), batch.marks)
         history = DAPPHistory(times, start, batch.lengths, parts, None, past_of(batch.times, batch.marks, values))
         if self._settings["keep"] is not None:
-            return self._select(history, batch, None if before is None else _have(before.memory))
+            return select(self, history, batch, None if before is None else have(before.memory))
         if not self.scanned:
             return history
-        driven = attention.drive(_spectrum(parts), batch.marks, self._channels(values), batch.valid)
-        return self._scan(history, driven, None if before is None else _have(before.state)[:, -1])
+        driven = attention.drive(spectrum_of(parts), batch.marks, self._channels(values), batch.valid)
+        return self._scan(history, driven, None if before is None else have(before.state)[:, -1])
 
     def _scan(self, history: DAPPHistory, driven: Complex[Tensor, "B N K D C"], before: Complex[Tensor, "B K D C"] | None) -> DAPPHistory:
         """The history with states at every position, from what each event adds to them."""
         first = driven.new_zeros(len(driven), *driven.shape[2:]) if before is None else before
-        rest = attention.scan(_spectrum(history.parts).rate, self._gaps(history.times), driven, before)
+        rest = attention.scan(spectrum_of(history.parts).rate, self._gaps(history.times), driven, before)
         return replace(history, state=torch.cat([first[:, None], rest], 1))
-
-    @torch.no_grad()
-    def _chosen(self, past: Past, history: DAPPHistory, batch: Batch, memory: Memory) -> tuple[selection.Active, Int[Tensor, "B N K"]]:
-        """Run the selection over the batch's events: the active sets at its end, and what was dropped for each event."""
-        first, keep = memory.times.shape[1], self._kept()
-        now, events = self._elapsed(batch.times, history.start), self._elapsed(past.times, history.start)
-        nu = scores(history.parts.score, now, events, past.marks, batch.marks)[:, :, :, 0]
-        active, slots = memory.active, min(keep, first + batch.times.shape[1])
-        if slots > first:
-            extra = selection.empty(len(now), slots - first, nu.shape[1], nu)
-            active = selection.Active(*(torch.cat(pair, 1) for pair in zip(active.tensors(), extra.tensors(), strict=True)))
-        return selection.run(active, nu, batch.valid, self._settings["normalise"], first)
-
-    def _select(self, history: DAPPHistory, batch: Batch, before: Memory | None) -> DAPPHistory:
-        """The history with what each head has let go of masked, and the active sets at its end.
-
-        Where the score has a linear form, states are scanned all the same: what is dropped is taken out of them.
-        """
-        new = _have(history.past)
-        memory = blank(batch.times, len(self.readout), new.values) if before is None else before.by_age()
-        past = new if before is None else joined(memory, new)
-        active, gone = self._chosen(past, history, batch, memory)
-        dropped = selection.dropped_at(gone, past.times.shape[1])
-        if before is not None:
-            dropped = torch.cat(
-                [torch.where(memory.active.valid, dropped[:, : memory.times.shape[1]], 0), dropped[:, memory.times.shape[1] :]], 1
-            )
-        history = replace(history, past=replace(past, dropped=dropped), memory=memory_of(past, active))
-        return self._scan_without(history, batch, memory, past, gone) if self._scannable else history
-
-    def _scan_without(self, history: DAPPHistory, batch: Batch, memory: Memory, past: Past, gone: Int[Tensor, "B N K"]) -> DAPPHistory:
-        spectrum = _spectrum(history.parts)
-        K, first = len(self.readout), memory.times.shape[1]
-        driven = attention.drive(spectrum, batch.marks, self._channels(past.values[:, first:]), batch.valid)
-        if bool((gone >= 0).any()):
-            old = gone.clamp(min=0)
-            times, marks, values = (x.expand(-1, -1, K).gather(1, old) for x in (past.times, past.marks, past.values))
-            lag = ((batch.times[..., None] - times) / self.time_scale).to(self.readout)
-            lost = attention.drive(spectrum, marks, self._channels(values), gone >= 0)
-            driven = driven - attention.faded(spectrum.rate, torch.where(gone >= 0, lag, 0.0), lost)
-        if not first:
-            return self._scan(history, driven, None)
-        lag = ((history.times[:, :1, None] - memory.times) / self.time_scale).to(self.readout)
-        held = attention.drive(spectrum, memory.marks, self._channels(memory.values), memory.active.valid)
-        return self._scan(history, driven, attention.faded(spectrum.rate, torch.where(memory.active.valid, lag, 0.0), held).sum(1))
 
     def _kept(self) -> int:
         keep = self._settings["keep"]
@@ -417,12 +348,12 @@ class DAPP(nn.Module):
             return self._append(history, time, mark, value[:, 0], happened)
         moved = DAPPHistory(time[:, None], history.start, torch.zeros_like(history.lengths), history.parts, None, None)
         if self._settings["keep"] is not None:
-            memory = self._admit(history, time, mark, value[:, 0], happened)
+            memory = admit(self, history, time, mark, value[:, 0], happened)
             return replace(moved, past=memory.past(), memory=memory)
-        spectrum = _spectrum(history.parts)
+        spectrum = spectrum_of(history.parts)
         driven = attention.drive(spectrum, mark[:, None], self._channels(value), happened[:, None])[:, 0]
         gap = ((time - old_time) / self.time_scale).to(self.readout)
-        return replace(moved, state=attention.step(spectrum.rate, _last_state(history), gap, driven)[:, None])
+        return replace(moved, state=attention.step(spectrum.rate, last_state(history), gap, driven)[:, None])
 
     def _append(self, h: DAPPHistory, time: Tensor, mark: Tensor, value: Tensor, happened: Tensor) -> DAPPHistory:
         slot = h.lengths + happened
@@ -430,18 +361,7 @@ class DAPP(nn.Module):
         after = torch.arange(times.shape[1], device=time.device) >= slot[:, None]
         times = torch.where(after & (slot > 0)[:, None], torch.maximum(times, time[:, None]), times)
         times = torch.where(torch.arange(times.shape[1], device=time.device) == slot[:, None], time[:, None], times)
-        return replace(h, times=times, lengths=slot, past=appended(_have(h.past), h.lengths, time, mark, value, happened))
-
-    @torch.no_grad()
-    def _admit(self, h: DAPPHistory, time: Tensor, mark: Tensor, value: Tensor, happened: Tensor) -> Memory:
-        """The active sets with one event more."""
-        memory = _have(h.memory).widened(self._kept())
-        now, events = self._elapsed(time[:, None], h.start), self._elapsed(memory.times, h.start)
-        nu = scores(h.parts.score, now, events, memory.marks, mark[:, None])[:, :, 0, 0].transpose(1, 2)
-        weights = selection.shares(nu, memory.active.valid, self._settings["normalise"])
-        index = memory.active.index.amax((1, 2)) + 1
-        active, slot, _ = selection.admit(memory.active, weights, index, happened)
-        return memory.admitted(active, slot, time, mark, value, happened)
+        return replace(h, times=times, lengths=slot, past=appended(have(h.past), h.lengths, time, mark, value, happened))
 
     @torch.no_grad()
     def move(self, history: DAPPHistory, time: Float[Tensor, " B"]) -> DAPPHistory:
@@ -449,7 +369,7 @@ class DAPP(nn.Module):
         if not self.scanned:
             return history
         lag = (time - history.times.gather(1, history.lengths[:, None])[:, 0]) / self.time_scale
-        state = bounds.moved(_spectrum(history.parts), _last_state(history), lag.to(self.readout))[:, None]
+        state = bounds.moved(spectrum_of(history.parts), last_state(history), lag.to(self.readout))[:, None]
         return DAPPHistory(time[:, None], history.start, torch.zeros_like(history.lengths), history.parts, state, None)
 
     def log_intensity(
@@ -466,17 +386,17 @@ class DAPP(nn.Module):
         B, G, _ = times.shape
         if history.state is None:
             index = torch.arange(G, device=times.device).expand(B, G) if seen is None else seen
-            past = _have(history.past)
+            past = have(history.past)
             query, events = self._elapsed(times, history.start), self._elapsed(past.times, history.start)
             return attention.dense(
                 history.parts.score, query, past.mask(index), events, past.marks, past.values, self._settings["normalise"]
             )
-        anchor, state = history.times, _have(history.state)
+        anchor, state = history.times, have(history.state)
         if seen is not None and not state.shape[1] == seen.shape[1] == 1:
             anchor = anchor.gather(1, seen)
             state = state[torch.arange(B, device=times.device)[:, None], seen]
         lag = ((times - anchor[:, :, None]) / self.time_scale).to(self.readout)
-        sums = attention.read(_spectrum(history.parts), state, lag)
+        sums = attention.read(spectrum_of(history.parts), state, lag)
         return sums[..., 0] if self._settings["normalise"] == "none" else attention.divide(sums[..., 0], sums[..., 1])
 
     def intensity(self, history: DAPPHistory, times: Float[Tensor, "B Q"]) -> Float[Tensor, "B Q M"]:
@@ -485,7 +405,7 @@ class DAPP(nn.Module):
 
     def contributions(self, history: DAPPHistory, times: Float[Tensor, "B Q"]) -> Float[Tensor, "B Q N M"]:
         """What each past event adds to z = sum_k r_km A_k, the argument of the link, for each mark; 0 for the future."""
-        past, seen = _have(history.past), protocol.position_before(history, times)
+        past, seen = have(history.past), protocol.position_before(history, times)
         query, events = self._elapsed(times[..., None], history.start), self._elapsed(past.times, history.start)
         w = attention.weights(history.parts.score, query, past.mask(seen), events, past.marks, self._settings["normalise"])
         return torch.einsum("bkgqmn,bnk,km->bgnm", w, past.values, self._readout())
@@ -505,7 +425,7 @@ class DAPP(nn.Module):
     ) -> tuple[Float[Tensor, "B N K"], Int[Tensor, "B N K"], Float[Tensor, "B N K"]]:
         """Times, marks and weights of the events that each head sees from the last position for an event (time, mark); times
         are NaN and weights 0 where a slot holds none."""
-        past = _have(history.past)
+        past = have(history.past)
         mask = past.mask(history.lengths[:, None])[:, 0]
         mask = (mask[..., None] if mask.ndim == 2 else mask).expand_as(past.values)
         now, events = self._elapsed(time[:, None], history.start), self._elapsed(past.times, history.start)
@@ -528,58 +448,10 @@ class DAPP(nn.Module):
         if not self.bounded:
             raise UserError("a score with a certified bound", "a sum of neural scores, which has none", "Sample by inversion.")
         eps = torch.finfo(self.readout.dtype).eps
-        z, rounding = self._attention_bound(history, a, b)
+        z, rounding = attention_bound(self, history, a, b)
         low, high = ((x - history.start).to(z) for x in (a, b))
         logs = (self.rate.log_bound(z + rounding, low, high, history.parts.curves) - self.time_scale.log().to(z)).to(torch.float64)
         return (logs + 16 * eps * (1 + logs.abs())).exp().sum(-1)
-
-    def _attention_bound(
-        self, history: DAPPHistory, a: Float[Tensor, " B"], b: Float[Tensor, " B"]
-    ) -> tuple[Float[Tensor, "B M"], Float[Tensor, "B M"]]:
-        """A bound of sum_k r_km A_km on [a, b], and how far rounding may carry the sum itself."""
-        eps, score = torch.finfo(self.readout.dtype).eps, history.parts.score
-        normalise, readout = self._settings["normalise"], self._readout()
-        if history.state is not None:
-            last = history.times.gather(1, history.lengths[:, None])[:, 0]
-            if normalise != "none":
-                return _convex(*self._value_corners(history, last), readout)
-            lag, reach = (((x - last) / self.time_scale).to(self.readout) for x in (a, b))
-            state = bounds.moved(_spectrum(history.parts), _last_state(history), lag)[..., 0]
-            width = ((b - a) / self.time_scale).to(self.readout) * (1 + 4 * eps)
-            top, size, speed = bounds.sum_bound(_spectrum(history.parts), state, width, readout)
-            return top, eps * (32 * size + 4 * reach[:, None] * speed)
-        past = _have(history.past)
-        mask = past.mask(history.lengths[:, None])[:, 0]
-        mask = mask[..., None] if mask.ndim == 2 else mask
-        if normalise != "none":
-            return _convex(past.values, mask, readout)
-        values = torch.where(mask, past.values, 0.0)
-        if isinstance(score, Projection):
-            return self._linear_bound(history, a, b, values)
-        now, events = self._elapsed(a, history.start), self._elapsed(past.times, history.start)
-        state = bounds.gathered(_spectrum(history.parts), now, events, past.marks, past.values, mask)
-        width = ((b - a) / self.time_scale).to(self.readout) * (1 + 4 * eps)
-        top, _, _ = bounds.sum_bound(_spectrum(history.parts), state, width, readout)
-        fastest = _spectrum(history.parts).rate.abs().amax() * self._elapsed(b, history.start).to(self.readout)
-        return top, eps * (64 + 8 * fastest)[:, None] * (values.abs().sum(1) @ readout.abs())
-
-    def _linear_bound(self, history: DAPPHistory, a: Tensor, b: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """An unnormalised sum of dot products is linear in time: the larger end bounds it."""
-        past, score = _have(history.past), history.parts.score
-        ends = torch.stack([a, b], 1)
-        both = torch.einsum("bgqkm,km->bqm", self.attend(history, ends[:, None], history.lengths[:, None]), self._readout())
-        query, events = self._elapsed(ends, history.start), self._elapsed(past.times, history.start)
-        sizes = scores(score, query, events, past.marks).abs()
-        reach = torch.einsum("bkqmn,bnk,km->bqm", sizes, values.abs(), self._readout().abs()).amax(1)
-        return both.amax(1), 1024 * torch.finfo(self.readout.dtype).eps * reach
-
-    def _value_corners(self, history: DAPPHistory, last: Float[Tensor, " B"]) -> tuple[Float[Tensor, "B N K"], Bool[Tensor, "B N 1"]]:
-        """The extreme values that events up to ``last`` can have, where the events themselves are forgotten."""
-        M = self.marks.count
-        ends = torch.stack([torch.zeros_like(last), self._elapsed(last, history.start)], 1).repeat_interleave(M, 1)
-        values = self._values(ends, torch.arange(M, device=last.device).repeat(2).expand(len(last), -1))
-        some = _last_state(history)[..., 1].abs().amax((1, 2)) > 0
-        return values, some[:, None, None].expand(-1, 2 * M, 1)
 
     def knots(self, history: DAPPHistory) -> Float[Tensor, "B J"] | None:
         """Times at which a spline's third derivative jumps: integrals are cut there."""
@@ -614,34 +486,3 @@ class DAPP(nn.Module):
         if self._settings["normalise"] == "none":
             return values[..., None]
         return torch.stack([values, torch.ones_like(values)], -1)
-
-
-Kept = TypeVar("Kept")
-
-
-def _have(kept: Kept | None) -> Kept:
-    """What this form of the model always keeps."""
-    if kept is None:
-        raise UserError("a history with its events", "one that has been extended", "Encode the whole sequence instead.")
-    return kept
-
-
-def _spectrum(parts: Parts) -> fourier.Spectrum:
-    """The score of a linear form."""
-    if not isinstance(parts.score, fourier.Spectrum):
-        raise TypeError(f"expected a spectrum, received {type(parts.score).__name__}: only Fourier scores have a linear form")
-    return parts.score
-
-
-def _last_state(history: DAPPHistory) -> Complex[Tensor, "B K D C"]:
-    """The states at the last real position; without a copy where it is the only one."""
-    state = _have(history.state)
-    if state.shape[1] == 1:
-        return state[:, 0]
-    return state[torch.arange(len(state), device=state.device), history.lengths]
-
-
-def _convex(values: Tensor, mask: Tensor, readout: Tensor) -> tuple[Float[Tensor, "B M"], Float[Tensor, "B M"]]:
-    """Weights that sum to 1: the largest value bounds their mean, and the largest size its rounding."""
-    sizes = bounds.convex_bound(values.abs(), mask, readout.abs())
-    return bounds.convex_bound(values, mask, readout), 1024 * torch.finfo(readout.dtype).eps * sizes

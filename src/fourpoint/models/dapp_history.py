@@ -1,0 +1,68 @@
+"""What DAPP remembers of sequences, whichever form its attention takes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple, TypeVar
+
+import torch
+from jaxtyping import Complex, Float, Int
+from torch import Tensor
+
+from fourpoint.events import UserError
+from fourpoint.maths.fourier import Spectrum
+from fourpoint.maths.scores import Score
+from fourpoint.models.past import Memory, Past
+from fourpoint.models.rate import Curves
+
+
+class Parts(NamedTuple):
+    """What all sequences of a history share: the score, and the splines of base and drift."""
+
+    score: Score
+    curves: Curves | None
+
+
+@dataclass(frozen=True)
+class DAPPHistory:
+    """What DAPP remembers: states of the modes at each position (linear forms), the events themselves (dense forms), and
+    where memory is bounded the active sets at the last position."""
+
+    times: Float[Tensor, "B P"]
+    start: Float[Tensor, " B"]
+    lengths: Int[Tensor, " B"]
+    parts: Parts
+    state: Complex[Tensor, "B P K D C"] | None
+    past: Past | None
+    memory: Memory | None = None
+
+    def latest(self) -> DAPPHistory:
+        """The last position alone: all that is needed to go on."""
+        state = None if self.state is None or self.memory is not None else self.state[:, -1:]
+        past = None if self.memory is None else self.memory.past()
+        return DAPPHistory(self.times[:, -1:], self.start, torch.zeros_like(self.lengths), self.parts, state, past, self.memory)
+
+
+Kept = TypeVar("Kept")
+
+
+def have(kept: Kept | None) -> Kept:
+    """What this form of the model always keeps."""
+    if kept is None:
+        raise UserError("a history with its events", "one that has been extended", "Encode the whole sequence instead.")
+    return kept
+
+
+def spectrum_of(parts: Parts) -> Spectrum:
+    """The score of a linear form."""
+    if not isinstance(parts.score, Spectrum):
+        raise TypeError(f"expected a spectrum, received {type(parts.score).__name__}: only Fourier scores have a linear form")
+    return parts.score
+
+
+def last_state(history: DAPPHistory) -> Complex[Tensor, "B K D C"]:
+    """The states at the last real position; without a copy where it is the only one."""
+    state = have(history.state)
+    if state.shape[1] == 1:
+        return state[:, 0]
+    return state[torch.arange(len(state), device=state.device), history.lengths]
