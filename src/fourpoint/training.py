@@ -23,7 +23,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -61,20 +61,39 @@ class Fit:
         return out.getvalue()
 
 
+class Recipe(NamedTuple):
+    """How a model is trained; see :func:`fit`."""
+
+    steps: int
+    batch_size: int
+    learning_rate: float
+    weight_decay: float
+    warmup: int
+    clip: float
+    nodes: int
+    validate_every: int
+    patience: int
+
+
+RECIPE: dict[str, Any] = dict(
+    steps=3000, batch_size=64, learning_rate=2e-2, weight_decay=1e-3, warmup=100, clip=1.0, nodes=4, validate_every=100, patience=20
+)
+
+
 def fit(
     model: Any,
     train: Dataset,
     dev: Dataset | None = None,
     *,
-    steps: int = 3000,
-    batch_size: int = 64,
-    learning_rate: float = 2e-2,
-    weight_decay: float = 1e-3,
-    warmup: int = 100,
-    clip: float = 1.0,
-    nodes: int = 4,
-    validate_every: int = 100,
-    patience: int = 20,
+    steps: int | None = None,
+    batch_size: int | None = None,
+    learning_rate: float | None = None,
+    weight_decay: float | None = None,
+    warmup: int | None = None,
+    clip: float | None = None,
+    nodes: int | None = None,
+    validate_every: int | None = None,
+    patience: int | None = None,
     seed: int = 0,
     time_budget: float | None = None,
     folder: str | Path | None = None,
@@ -85,9 +104,13 @@ def fit(
 
     Arguments
         steps: most optimiser steps. ``time_budget`` (seconds) ends the schedule earlier where it is shorter.
+        batch_size, learning_rate, weight_decay, warmup (steps), clip (of the gradient's norm): of AdamW with a cosine schedule.
         nodes: random nodes per gap for the integral.
+        validate_every (steps), patience (validations without a better one).
         folder: where the best model, `history.csv` and the state of the run are written at every validation.
         resume: go on from the state in ``folder``.
+
+    What is None comes from the model's own ``recipe`` where it has one, else from `training.RECIPE`.
 
     Returns a :class:`Fit`; ``model`` holds the best weights and is in evaluation mode. Raises :class:`TrainingError` where
     the loss is not finite, naming the step, the sequences of the batch and the parameter; the last good model stays.
@@ -98,40 +121,43 @@ def fit(
     >>> fit(model, simulate("hawkes", 100), progress=False).stopped
     'maximum likelihood'
     """
-    _check_fit(model, train, dev, steps, batch_size, time_budget)
+    given = dict(
+        steps=steps, batch_size=batch_size, learning_rate=learning_rate, weight_decay=weight_decay, warmup=warmup, clip=clip, nodes=nodes,
+        validate_every=validate_every, patience=patience,
+    )  # fmt: skip
+    recipe = Recipe(**{**RECIPE, **getattr(model, "recipe", {}), **{k: v for k, v in given.items() if v is not None}})
+    _check_fit(model, train, dev, recipe, time_budget)
     torch.manual_seed(seed)
     if dev is None:
         train, dev = train.split((0.9, 0.1), by="sequence", seed=seed)
-    run = _Run(model, train, dev, Path(folder) if folder else None, seed, batch_size, dict(
-        steps=steps, batch_size=batch_size, learning_rate=learning_rate, weight_decay=weight_decay, warmup=warmup, clip=clip, nodes=nodes,
-        validate_every=validate_every, patience=patience, seed=seed, events=train.events, sequences=len(train), model=model.settings(),
-    ))  # fmt: skip
+    about = dict(**recipe._asdict(), seed=seed, events=train.events, sequences=len(train), model=model.settings())
+    run = _Run(model, train, dev, Path(folder) if folder else None, seed, recipe.batch_size, about)
     if resume and run.finished():
         return run.fit
     run.fit.notes += model.initialise(train)
     if hasattr(model, "maximum_likelihood"):
         return run.maximise()
-    optimiser = run.optimiser = torch.optim.AdamW(_groups(model, learning_rate, weight_decay), betas=(0.9, 0.99))
+    optimiser = run.optimiser = torch.optim.AdamW(_groups(model, recipe), betas=(0.9, 0.99))
     step = run.load() if resume else 0
     if hasattr(model, "rehearse"):
         model.rehearse()
     began = time.monotonic() - (run.fit.history[-1]["seconds"] if run.fit.history else 0.0)
-    with _bar(progress, steps) as bar:
+    with _bar(progress, recipe.steps) as bar:
         losses: list[float] = []
         seen, clock = 0, time.monotonic()
-        while step < steps:
-            share = max(step / steps, (time.monotonic() - began) / time_budget if time_budget else 0.0)
-            if share >= 1 or run.stale() >= patience:
+        while step < recipe.steps:
+            share = max(step / recipe.steps, (time.monotonic() - began) / time_budget if time_budget else 0.0)
+            if share >= 1 or run.stale() >= recipe.patience:
                 run.fit.stopped = "time budget" if share >= 1 else "no better validation"
                 break
-            rate = learning_rate * min(1.0, (step + 1) / warmup) * 0.5 * (1 + math.cos(math.pi * share))
+            rate = recipe.learning_rate * min(1.0, (step + 1) / recipe.warmup) * 0.5 * (1 + math.cos(math.pi * share))
             for group in optimiser.param_groups:
                 group["lr"] = rate * group["pace"]
             rows = run.rows(step)
-            losses.append(_step(model, optimiser, train, rows, run.mean_events, nodes, clip, seed, step))
+            losses.append(_step(model, optimiser, train, rows, run.mean_events, recipe, seed, step))
             seen += int(train.lengths[rows].sum())
             step += 1
-            if step % validate_every == 0 or step == steps:
+            if step % recipe.validate_every == 0 or step == recipe.steps:
                 speed = seen / max(1e-9, time.monotonic() - clock)
                 row = dict(
                     step=step, epoch=step / run.per_epoch, seconds=time.monotonic() - began, events_per_second=speed, learning_rate=rate
@@ -150,8 +176,7 @@ def _step(
     train: Dataset,
     rows: np.ndarray,
     mean_events: float,
-    nodes: int,
-    clip: float,
+    recipe: Recipe,
     seed: int,
     step: int,
 ) -> float:
@@ -161,13 +186,13 @@ def _step(
     if hasattr(model, "redraw"):
         model.redraw(random)
     batch = train.batch(rows)
-    loss = -sampled_log_likelihood(model, batch, nodes, random).sum() / (mean_events * len(rows))
+    loss = -sampled_log_likelihood(model, batch, recipe.nodes, random).sum() / (mean_events * len(rows))
     optimiser.zero_grad(set_to_none=True)
     loss.backward()
     norm = nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None])
     if not (math.isfinite(loss.item()) and math.isfinite(float(norm))):
         raise _not_finite(model, train, rows, loss.item(), step)
-    nn.utils.clip_grads_with_norm_(model.parameters(), clip, norm)
+    nn.utils.clip_grads_with_norm_(model.parameters(), recipe.clip, norm)
     optimiser.step()
     return loss.item()
 
@@ -344,25 +369,26 @@ def _sample(data: Dataset, seed: int) -> Dataset:
     return data.select(np.sort(order[:enough]))
 
 
-def _groups(model: nn.Module, learning_rate: float, weight_decay: float) -> list[dict[str, Any]]:
+def _groups(model: nn.Module, recipe: Recipe) -> list[dict[str, Any]]:
     """Networks move NETWORK_PACE times as fast as rates, scales and splines, which have far to go; only they are decayed."""
     named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
     networks = [p for n, p in named if ".weights." in n or ".biases." in n]
     rest = [p for n, p in named if ".weights." not in n and ".biases." not in n]
     return [
-        dict(params=networks, lr=learning_rate * NETWORK_PACE, pace=NETWORK_PACE, weight_decay=weight_decay),
-        dict(params=rest, lr=learning_rate, pace=1.0, weight_decay=0.0),
+        dict(params=networks, lr=recipe.learning_rate * NETWORK_PACE, pace=NETWORK_PACE, weight_decay=recipe.weight_decay),
+        dict(params=rest, lr=recipe.learning_rate, pace=1.0, weight_decay=0.0),
     ]
 
 
-def _check_fit(model: Any, train: Dataset, dev: Dataset | None, steps: int, batch_size: int, time_budget: float | None) -> None:
+def _check_fit(model: Any, train: Dataset, dev: Dataset | None, recipe: Recipe, time_budget: float | None) -> None:
     if train.events == 0:
         raise TrainingError("training data with events", f"{len(train)} sequences without one", "Check the split and the window.")
     for data in (train, dev):
         if data is not None and data.marks.count != model.marks.count:
             raise TrainingError(f"data with {model.marks}, as the model has", f"{data.marks}", "Build the model with marks=data.marks.")
-    if steps < 1 or batch_size < 1 or (time_budget is not None and time_budget <= 0):
-        raise TrainingError("positive steps, batch_size and time_budget", f"{steps}, {batch_size}, {time_budget}", "Raise them above 0.")
+    if recipe.steps < 1 or recipe.batch_size < 1 or (time_budget is not None and time_budget <= 0):
+        received = f"{recipe.steps}, {recipe.batch_size}, {time_budget}"
+        raise TrainingError("positive steps, batch_size and time_budget", received, "Raise them above 0.")
 
 
 def _not_finite(model: nn.Module, train: Dataset, rows: np.ndarray, loss: float, step: int) -> TrainingError:
