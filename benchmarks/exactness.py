@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
+import fourpoint.models
 from fourpoint.data.synthetic import simulate
 from fourpoint.forecasting import forecast
 from fourpoint.goodness import goodness_of_fit
@@ -82,6 +83,22 @@ def dapp(**settings: Any) -> Callable[[], DAPP]:
     return build
 
 
+def network(name: str) -> Callable[[], Any]:
+    """A small neural baseline of three marks, moved off its first weights."""
+
+    def build() -> Any:
+        model = fourpoint.models.MODELS[name](3, hidden=8)
+        model.initialise(sample(Hawkes(3, baseline=3.3, branching=1.0), 0.0, 1.0, 200))
+        random = torch.Generator().manual_seed(3)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                if parameter.requires_grad:
+                    parameter += 0.15 * torch.randn(parameter.shape, generator=random, dtype=parameter.dtype)
+        return model.eval()
+
+    return build
+
+
 def spline_poisson() -> SplinePoisson:
     model = SplinePoisson(knots=6)
     model.initialise(simulate("hawkes", 200))
@@ -97,6 +114,11 @@ MODELS: dict[str, Callable[[], Any]] = {
     "DAPP ratio, affine": dapp(normalise="ratio", values="affine"),
     "DAPP none, random phase": dapp(phase="random"),
     "DAPP none, dense": dapp(form="dense"),
+    "ODAPP none": dapp(keep=5),
+    "ODAPP softmax": dapp(keep=5, normalise="softmax"),
+    "DAPP dot, softmax": dapp(score="dot", normalise="softmax"),
+    "DAPP neural, softmax": dapp(score="neural", normalise="softmax"),
+    **{name: network(name) for name in ("rmtpp", "nhp", "sahp", "thp")},
     "Hawkes": lambda: Hawkes(baseline=10.0, branching=1.0),
     "self-correcting": lambda: SelfCorrecting(drift=10.0, correction=1.0),
     "Poisson": lambda: poisson(15.0),

@@ -104,7 +104,7 @@ def fit(
 
     Arguments
         steps: most optimiser steps. ``time_budget`` (seconds) ends the schedule earlier where it is shorter.
-        batch_size, learning_rate, weight_decay, warmup (steps), clip (of the gradient's norm): of AdamW with a cosine schedule.
+        batch_size, learning_rate, weight_decay, warmup (steps, at most a tenth of all), clip (of the gradient's norm): of AdamW with a cosine schedule.
         nodes: random nodes per gap for the integral.
         validate_every (steps), patience (validations without a better one).
         folder: where the best model, `history.csv` and the state of the run are written at every validation.
@@ -141,6 +141,7 @@ def fit(
     step = run.load() if resume else 0
     if hasattr(model, "rehearse"):
         model.rehearse()
+    warmup = max(1, min(recipe.warmup, recipe.steps // 10))
     began = time.monotonic() - (run.fit.history[-1]["seconds"] if run.fit.history else 0.0)
     with _bar(progress, recipe.steps) as bar:
         losses: list[float] = []
@@ -150,7 +151,7 @@ def fit(
             if share >= 1 or run.stale() >= recipe.patience:
                 run.fit.stopped = "time budget" if share >= 1 else "no better validation"
                 break
-            rate = recipe.learning_rate * min(1.0, (step + 1) / recipe.warmup) * 0.5 * (1 + math.cos(math.pi * share))
+            rate = recipe.learning_rate * min(1.0, (step + 1) / warmup) * 0.5 * (1 + math.cos(math.pi * share))
             for group in optimiser.param_groups:
                 group["lr"] = rate * group["pace"]
             rows = run.rows(step)
