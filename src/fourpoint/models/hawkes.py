@@ -1,18 +1,21 @@
 r"""The exponential Hawkes process: every event raises the rate at once, and the rise fades.
 
-    lambda_m(t) = mu_m + sum_{t_i < t} alpha_{m, m_i} beta exp(-beta (t - t_i))
+    lambda_m(t) = mu_m + sum_{t_i < t} sum_j alpha_{j, m, m_i} beta_j exp(-beta_j (t - t_i))
 
 alpha is the branching ratio: the mean number of direct offspring, of type m, of an event of type m_i. mu is in events
-per unit of time, beta per unit of time. All of mu, alpha and beta are found by maximum likelihood from the closed form
+per unit of time, beta per unit of time. There is one exponential (J = 1) unless more are asked for; their sum fades fast at
+first and slowly later. All of mu, alpha and beta are found by maximum likelihood from the closed form
 
-    log L = sum_i log lambda_{m_i}(t_i) - sum_m mu_m T - sum_i sum_m alpha_{m, m_i} (1 - exp(-beta (stop - t_i))),
+    log L = sum_i log lambda_{m_i}(t_i) - sum_m mu_m T - sum_i sum_{j m} alpha_{j, m, m_i} (1 - exp(-beta_j (stop - t_i))),
 
-in O(n M) by the recursion R(t_i) = exp(-beta (t_i - t_{i-1})) R(t_{i-1}) + 1. Labelled HP in the paper's tables.
+in O(n J M) by the recursion R_j(t_i) = exp(-beta_j (t_i - t_{i-1})) (R_j(t_{i-1}) + 1): `models.hawkes_fit` searches,
+`maths.excitation` has the sums. Labelled HP in the paper's tables.
 Source: Hawkes, "Spectra of some self-exciting and mutually exciting point processes" (1971).
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,17 +28,21 @@ from torch import Tensor, nn
 from fourpoint.events import Batch, Dataset, MarkSpace, UserError
 from fourpoint.maths.attention import scan
 from fourpoint.models import protocol
+from fourpoint.models.hawkes_fit import Estimate, estimate
 from fourpoint.models.poisson import mean_rates
+
+SPREAD = 10.0  # ratio of neighbouring decays before any data are seen
+FLOOR = 1e-12  # what an estimate of 0 is stored as, since logarithms are: of the mean rate, or of one offspring
 
 
 @dataclass(frozen=True)
 class HawkesHistory:
-    """R per past type at each position: the events so far, each weighted by exp(-beta age)."""
+    """R per decay and past type at each position: the events so far, each weighted by exp(-beta age)."""
 
     times: Float[Tensor, "B P"]
     start: Float[Tensor, " B"]
     lengths: Int[Tensor, " B"]
-    excitation: Float[Tensor, "B P M"]
+    excitation: Float[Tensor, "B P J M"]
 
     def latest(self) -> HawkesHistory:
         """The last position alone: all that is needed to go on."""
@@ -43,31 +50,53 @@ class HawkesHistory:
 
 
 class Hawkes(nn.Module):
-    """Exponential Hawkes process with one decay for all pairs of types.
+    """Exponential Hawkes process, whose J decays all pairs of types share.
 
-    Arguments: ``marks``, the mark space; ``baseline`` mu in events per unit of time; ``branching`` alpha; ``decay`` beta
-    per unit of time. They are starting values of parameters that :meth:`maximum_likelihood` estimates; ``errors`` holds
-    their standard errors afterwards.
+    Arguments
+        marks: the mark space.
+        baseline: mu in events per unit of time, one number or one per type.
+        branching: alpha, the offspring of one event: one number, shared out evenly over types and decays, or a table
+            (M, M), for several decays (J, M, M), with the exciting type last.
+        decay: beta per unit of time: one number, around which several decays lie a factor of 10 apart, or J numbers.
+        exponentials: J.
+
+    They are starting values of parameters that :meth:`maximum_likelihood` estimates; ``errors`` holds their standard errors
+    afterwards, under the names and in the shapes of ``estimates``. Raises :class:`UserError` for values that are not
+    positive or tables of another shape.
 
     >>> from fourpoint.events import Sequence
     >>> model = Hawkes(baseline=1.0, branching=0.5, decay=2.0)
     >>> batch = Sequence([1.0], start=0.0, stop=2.0).batch()
     >>> model.intensity(model.encode(batch), torch.tensor([[0.5, 1.5]], dtype=torch.float64)).flatten().tolist()
     [1.0, 1.3678794411714423]
+    >>> {name: value.shape for name, value in Hawkes(3, exponentials=2).estimates.items()}
+    {'baseline': (3,), 'branching': (2, 3, 3), 'decay': (2,)}
     """
 
     linear = True
 
-    def __init__(self, marks: MarkSpace | int | None = None, *, baseline: float = 1.0, branching: float = 0.3, decay: float = 1.0) -> None:
+    def __init__(
+        self,
+        marks: MarkSpace | int | None = None,
+        *,
+        baseline: float | Sequence[float] = 1.0,
+        branching: float | Sequence[Any] = 0.3,
+        decay: float | Sequence[float] = 1.0,
+        exponentials: int = 1,
+    ) -> None:
         super().__init__()
-        if min(baseline, branching, decay) <= 0:
-            raise UserError("positive baseline, branching and decay", f"{baseline}, {branching}, {decay}", "Raise them above 0.")
+        if exponentials < 1:
+            raise UserError("at least one exponential", f"exponentials={exponentials}", "Pass exponentials=1, say.")
+        if min(np.min(baseline), np.min(branching), np.min(decay)) <= 0:
+            received = ", ".join(str(value) for value in (baseline, branching, decay))
+            raise UserError("positive baseline, branching and decay", received, f"Raise them above 0; {FLOOR:g} is next to nothing.")
         self.marks = MarkSpace.of(marks)
-        self._settings = dict(baseline=baseline, branching=branching, decay=decay)
-        M, kind = self.marks.count, torch.float64
-        self.log_baseline = nn.Parameter(torch.full((M,), baseline, dtype=kind).log())
-        self.log_branching = nn.Parameter(torch.full((M, M), branching / M, dtype=kind).log())
-        self.log_decay = nn.Parameter(torch.tensor(decay, dtype=kind).log())
+        M, J = self.marks.count, exponentials
+        self.log_baseline = _logarithms("baseline", baseline, 1.0, (M,))
+        self.log_branching = _logarithms("branching", branching, 1 / (M * J), (M, M) if J == 1 else (J, M, M))
+        self.log_decay = _logarithms("decay", decay, _spread(J), () if J == 1 else (J,))
+        given = dict(baseline=baseline, branching=branching, decay=decay)
+        self._settings = {**{name: np.asarray(value).tolist() for name, value in given.items()}, "exponentials": J}
         self.errors: dict[str, NDArray[np.float64]] = {}
 
     def settings(self) -> dict[str, Any]:
@@ -76,47 +105,49 @@ class Hawkes(nn.Module):
 
     @property
     def estimates(self) -> dict[str, NDArray[np.float64]]:
-        """mu (M,), alpha (M, M) with the past type second, and beta, in the user's unit of time."""
+        """baseline mu (M,), branching alpha (M, M) with the exciting type last, and decay beta, in the user's unit of time.
+
+        With J exponentials branching is (J, M, M) and decay (J,), by rising decay once they are fitted.
+        """
         values = dict(baseline=self.log_baseline, branching=self.log_branching, decay=self.log_decay)
         return {name: np.asarray(v.detach().exp().numpy()) for name, v in values.items()}
 
     @property
     def spectral_radius(self) -> float:
-        """The branching ratio of the whole process; at 1 or more it explodes as time goes on."""
-        return float(np.abs(np.linalg.eigvals(self.estimates["branching"])).max())
+        """The branching ratio of the whole process, over all exponentials; at 1 or more it explodes as time goes on."""
+        return _radius(self._branching().sum(0).detach().numpy())
 
     def initialise(self, data: Dataset) -> list[str]:
         """Half of the mean rate per type as baseline, a branching ratio of a half, and one fade per four mean gaps."""
-        gap = self._mean_gap(data)
+        gaps = data.gaps
+        gap = float(gaps.mean()) if len(gaps) and gaps.mean() > 0 else float(data.durations.sum()) / max(data.events, 1)
         with torch.no_grad():
             self.log_baseline.copy_((mean_rates(data, self.marks) / 2).log())
-            self.log_branching.fill_(float(np.log(0.5 / self.marks.count)))
-            self.log_decay.fill_(-float(np.log(4 * gap)))
+            self.log_branching.fill_(float(np.log(0.5 / self.log_branching.numel() * self.marks.count)))
+            self.log_decay.copy_(torch.from_numpy(np.log(_spread(self.log_decay.numel()) / (4 * gap))).reshape(self.log_decay.shape))
         return []
 
     def maximum_likelihood(self, data: Dataset) -> list[str]:
-        """Fit mu, alpha and beta, with standard errors from the observed information.
+        """Fit mu, alpha and beta to ``data``, whatever they were before, with standard errors from the observed information.
 
-        For a given beta the likelihood is concave in (mu, alpha) and falls apart into one problem per type, so beta is
-        searched alone, on a grid and then by Brent's method, over the best (mu, alpha) for each.
+        Returns remarks: the estimates in a line, a warning where the branching ratio is 1 or more, and what the data leave open.
+        An estimate of 0 is stored as next to nothing, and its standard error is NaN. Raises :class:`UserError` where there
+        are no sequences or they have other marks than the model.
         """
-        found = _Profile(self, data)
-        beta = found.search(1 / (4 * float(data.durations.max())), 30 / self._mean_gap(data))
+        if not len(data):
+            raise UserError("at least one sequence", "a data set without any", "Read or select some.")
+        rates = mean_rates(data, self.marks)
+        found = estimate(data, self.log_decay.numel())
         with torch.no_grad():
-            table = torch.from_numpy(found.table)
-            self.log_baseline.copy_(table[:, 0].log())
-            self.log_branching.copy_(table[:, 1:].log())
-            self.log_decay.fill_(float(np.log(beta)))
-        self.errors = found.errors(beta)
-        radius = self.spectral_radius
-        notes = [f"baseline {found.table[:, 0].sum():.4g} per unit of time, branching ratio {radius:.4g}, decay {beta:.4g}"]
+            self.log_baseline.copy_(torch.from_numpy(found.baseline).maximum(FLOOR * rates).log())
+            self.log_branching.copy_(torch.from_numpy(np.maximum(found.branching, FLOOR)).log().reshape(self.log_branching.shape))
+            self.log_decay.copy_(torch.from_numpy(found.decay).log().reshape(self.log_decay.shape))
+        self.errors = {name: error.reshape(self.estimates[name].shape) for name, error in found.errors.items()}
+        radius = _radius(found.branching.sum(0))
+        notes = [_in_a_line(found, radius), *found.notes]
         if radius >= 1:
             notes.append(f"the branching ratio {radius:.3f} is 1 or more: forecasts beyond the training window explode")
         return notes
-
-    def _mean_gap(self, data: Dataset) -> float:
-        gaps = data.gaps
-        return float(gaps.mean()) if len(gaps) and gaps.mean() > 0 else float(data.durations.sum()) / max(data.events, 1)
 
     def exact_log_likelihood(self, batch: Batch) -> Float[Tensor, " B"]:
         """The closed form above, with gradient."""
@@ -133,21 +164,15 @@ class Hawkes(nn.Module):
     def encode(self, batch: Batch, before: HawkesHistory | None = None) -> HawkesHistory:
         """R at every position, by one scan."""
         anchor = batch.start[:, None] if before is None else before.times[:, -1:]
-        times = torch.cat([anchor, batch.times], 1)
+        times, decay = torch.cat([anchor, batch.times], 1), self._decay()
         own = nn.functional.one_hot(batch.marks, self.marks.count).to(torch.float64)
-        driven = torch.where(batch.valid[..., None], own, 0.0)[:, :, None, None]
-        first = torch.zeros_like(driven[:, 0]) if before is None and driven.shape[1] else None
-        if first is None:
-            first = (
-                torch.zeros(len(times), 1, 1, self.marks.count, dtype=torch.float64)
-                if before is None
-                else before.excitation[:, -1, None, None]
-            )
-        rate = torch.complex(-self.log_decay.exp(), torch.zeros_like(self.log_decay)).reshape(1, 1)
-        rest = scan(rate, times.diff(dim=1), driven.to(rate.dtype), first.to(rate.dtype)).real
-        return HawkesHistory(
-            times, batch.start if before is None else before.start, batch.lengths, torch.cat([first[:, None], rest], 1)[:, :, 0, 0]
-        )
+        driven = torch.where(batch.valid[..., None], own, 0.0)[:, :, None, None].expand(-1, -1, 1, len(decay), -1)
+        nothing = torch.zeros(len(times), len(decay), self.marks.count, dtype=torch.float64)
+        first = nothing if before is None else before.excitation[:, -1]
+        rate = torch.complex(-decay, torch.zeros_like(decay))[None]
+        rest = scan(rate, times.diff(dim=1), driven.to(rate.dtype), first[:, None].to(rate.dtype)).real[:, :, 0]
+        start = batch.start if before is None else before.start
+        return HawkesHistory(times, start, batch.lengths, torch.cat([first[:, None], rest], 1))
 
     def extend(
         self, history: HawkesHistory, time: Float[Tensor, " B"], mark: Int[Tensor, " B"], active: Bool[Tensor, " B"] | None = None
@@ -156,8 +181,9 @@ class Hawkes(nn.Module):
         active = torch.ones_like(mark, dtype=torch.bool) if active is None else active
         row = torch.arange(len(time))
         last, old = history.times[row, history.lengths], history.excitation[row, history.lengths]
-        faded = torch.exp(-self.log_decay.exp() * (time - last))[:, None] * old + nn.functional.one_hot(mark, self.marks.count)
-        new = torch.where(active[:, None], faded, old)
+        gap = torch.where(active, time - last, 0.0)
+        own = torch.where(active[:, None], nn.functional.one_hot(mark, self.marks.count), 0)
+        new = torch.exp(-self._decay() * gap[:, None])[..., None] * old + own[:, None]
         return HawkesHistory(torch.where(active, time, last)[:, None], history.start, torch.zeros_like(history.lengths), new[:, None])
 
     def log_intensity(
@@ -165,9 +191,10 @@ class Hawkes(nn.Module):
     ) -> Float[Tensor, "B G Q M"]:
         """log lambda per type."""
         anchor, excitation = _at(history, seen)
-        fade = torch.exp(-self.log_decay.exp() * (times - anchor[..., None]))
-        jump = self.log_decay.exp() * torch.einsum("bgn,mn->bgm", excitation, self.log_branching.exp())
-        return torch.log(self.log_baseline.exp() + fade[..., None] * jump[:, :, None])
+        decay = self._decay()
+        jump = torch.einsum("bgjn,jmn->bgjm", excitation, decay[:, None, None] * self._branching())
+        rise = torch.exp(-decay * (times - anchor[..., None])[..., None])[..., None] * jump[:, :, None]
+        return torch.log(self.log_baseline.exp() + (rise[:, :, :, 0] if len(decay) == 1 else rise.sum(3)))
 
     def intensity(self, history: HawkesHistory, times: Float[Tensor, "B Q"]) -> Float[Tensor, "B Q M"]:
         """lambda per type at any times."""
@@ -178,102 +205,56 @@ class Hawkes(nn.Module):
     ) -> Float[Tensor, "B G M"]:
         """int_a^b lambda per type, in closed form."""
         anchor, excitation = _at(history, seen)
-        beta = self.log_decay.exp()
-        faded = torch.exp(-beta * (a - anchor)) * -torch.expm1(-beta * (b - a))
-        return (b - a)[..., None] * self.log_baseline.exp() + faded[..., None] * torch.einsum(
-            "bgn,mn->bgm", excitation, self.log_branching.exp()
-        )
+        lag, width = ((x - y)[..., None] * self._decay() for x, y in ((a, anchor), (b, a)))
+        mass = torch.exp(-lag) * -torch.expm1(-width)
+        return (b - a)[..., None] * self.log_baseline.exp() + torch.einsum("bgj,bgjn,jmn->bgm", mass, excitation, self._branching())
 
     @torch.no_grad()
     def bound(self, history: HawkesHistory, a: Float[Tensor, " B"], b: Float[Tensor, " B"]) -> Float[Tensor, " B"]:
         """The largest total rate on [a, b] seen from the last position: it fades, so that it is the rate at a."""
         return self.log_intensity(history, a[:, None, None], history.lengths[:, None]).exp().sum((1, 2, 3))
 
+    def _branching(self) -> Float[Tensor, "J M M"]:
+        return self.log_branching.exp().reshape(-1, self.marks.count, self.marks.count)
 
-def _at(history: HawkesHistory, seen: Int[Tensor, "B G"] | None) -> tuple[Float[Tensor, "B G"], Float[Tensor, "B G M"]]:
+    def _decay(self) -> Float[Tensor, " J"]:
+        return self.log_decay.exp().reshape(-1)
+
+
+def _at(history: HawkesHistory, seen: Int[Tensor, "B G"] | None) -> tuple[Float[Tensor, "B G"], Float[Tensor, "B G J M"]]:
     if seen is None:
         return history.times, history.excitation
     row = torch.arange(len(seen))[:, None]
     return history.times[row, seen], history.excitation[row, seen]
 
 
-class _Profile:
-    """The likelihood of all data as a function of beta, each time at its best (mu, alpha); one row of ``table`` per type."""
+def _in_a_line(found: Estimate, radius: float) -> str:
+    """The estimates, with the standard errors of those that are single numbers."""
 
-    def __init__(self, model: Hawkes, data: Dataset) -> None:
-        self.model, self.events = model, max(1, data.events)
-        self.batches = [data.batch(rows) for rows in data.batches(64)]
-        self.total = float(data.durations.sum())
-        self.marks = np.concatenate([b.marks[b.valid].numpy() for b in self.batches])
-        self.left = np.concatenate([(b.stop[:, None] - b.times)[b.valid].numpy() for b in self.batches])
-        estimates = model.estimates
-        self.table = np.concatenate([estimates["baseline"][:, None], estimates["branching"]], 1)
+    def said(value: float, error: float) -> str:
+        return f"{value:.4g} ({error:.2g})" if np.isfinite(error) else f"{value:.4g}"
 
-    def search(self, slowest: float, fastest: float) -> float:
-        """The beta of highest likelihood."""
-        from scipy.optimize import minimize_scalar
+    mu, alpha, beta = (found.errors[name] for name in ("baseline", "branching", "decay"))
+    baseline = said(found.baseline.sum(), mu[0] if len(mu) == 1 else np.nan)
+    ratio = said(radius, alpha.item() if alpha.size == 1 else np.nan)
+    decays = " and ".join(said(*pair) for pair in zip(found.decay, beta, strict=True))
+    line = f"baseline {baseline} per unit of time, branching ratio {ratio}, decay {decays}"
+    return line + "; standard errors in brackets" if "(" in line else line
 
-        grid = np.linspace(np.log(slowest), np.log(fastest), 12)
-        best = int(np.argmin([self.loss(x) for x in grid]))
-        low, high = grid[max(0, best - 1)], grid[min(len(grid) - 1, best + 1)]
-        beta = float(np.exp(minimize_scalar(self.loss, bounds=(low, high), method="bounded", options={"xatol": 1e-7}).x))
-        self.loss(np.log(beta))
-        return beta
 
-    def loss(self, log_beta: float) -> float:
-        """Minus the log-likelihood per event at the best (mu, alpha), which ``table`` then holds."""
-        from scipy.optimize import minimize
+def _radius(branching: NDArray[np.float64]) -> float:
+    return float(np.abs(np.linalg.eigvals(branching)).max())
 
-        design, cost = self._design(float(np.exp(log_beta)))
-        total = 0.0
-        for row, x in zip(self.table, design, strict=True):
 
-            def one(theta: NDArray[np.float64], x: NDArray[np.float64] = x) -> tuple[float, NDArray[np.float64]]:
-                rate = x @ theta
-                return (cost @ theta - np.log(rate).sum()) / self.events, (cost - x.T @ (1 / rate)) / self.events
+def _spread(count: int) -> NDArray[np.float64]:
+    """Factors around 1, each SPREAD times the one before."""
+    return np.power(SPREAD, np.arange(count) - (count - 1) / 2, dtype=np.float64)
 
-            bounds = [(1e-12, None)] * len(row)
-            found = minimize(one, row, jac=True, method="L-BFGS-B", bounds=bounds, options={"maxiter": 1000, "ftol": 1e-15, "gtol": 1e-10})
-            row[:] = found.x
-            total += float(found.fun)
-        return total
 
-    def errors(self, beta: float) -> dict[str, NDArray[np.float64]]:
-        """Standard errors: the inverse of the observed information over the parameters that are not at 0 (NaN for those).
-
-        The block of (mu, alpha) is exact; what involves beta comes from central differences in beta.
-        """
-        step = 1e-4 * beta
-        here, above, below = (self._gradient(b) for b in (beta, beta + step, beta - step))
-        M, width = self.table.shape
-        information = np.zeros((M * width + 1, M * width + 1))
-        for m, x in enumerate(self._design(beta)[0]):
-            scaled = x / (x @ self.table[m])[:, None]
-            information[m * width : (m + 1) * width, m * width : (m + 1) * width] = scaled.T @ scaled
-        information[-1, :-1] = information[:-1, -1] = -(above[1] - below[1]) / (2 * step)
-        information[-1, -1] = -(above[0] - 2 * here[0] + below[0]) / step**2
-        free = np.append(self.table.ravel() > 1e-8, True)
-        variance = np.full(len(free), np.nan)
-        variance[free] = np.linalg.pinv(information[np.ix_(free, free)], hermitian=True).diagonal()
-        error = np.sqrt(np.where(variance >= 0, variance, np.nan))
-        table = error[:-1].reshape(M, width)
-        return {"baseline": table[:, 0], "branching": table[:, 1:], "decay": error[-1]}
-
-    def _gradient(self, beta: float) -> tuple[float, NDArray[np.float64]]:
-        """Log-likelihood and its slope in (mu, alpha) at ``table``."""
-        design, cost = self._design(beta)
-        rates = [x @ row for x, row in zip(design, self.table, strict=True)]
-        value = sum(float(np.log(r).sum()) - float(cost @ row) for r, row in zip(rates, self.table, strict=True))
-        return value, np.concatenate([x.T @ (1 / r) - cost for x, r in zip(design, rates, strict=True)])
-
-    def _design(self, beta: float) -> tuple[list[NDArray[np.float64]], NDArray[np.float64]]:
-        """What multiplies (mu, alpha) in the rate at each event, one matrix per type, and in the integral."""
-        with torch.no_grad():
-            self.model.log_decay.fill_(float(np.log(beta)))
-            parts = []
-            for b in self.batches:
-                fade = torch.exp(-beta * b.edges.diff(dim=1)[:, :-1])
-                parts.append((self.model.encode(b).excitation[:, :-1] * fade[..., None])[b.valid].numpy())
-        rise = np.concatenate([np.ones((len(self.marks), 1)), beta * np.concatenate(parts)], 1)
-        mass = [-np.expm1(-beta * self.left[self.marks == n]).sum() for n in range(len(self.table))]
-        return [rise[self.marks == m] for m in range(len(self.table))], np.array([self.total, *mass])
+def _logarithms(name: str, value: Any, even: Any, shape: tuple[int, ...]) -> nn.Parameter:
+    """The parameter from a table of its shape, or from one number times ``even``."""
+    given = np.asarray(value, dtype=np.float64)
+    if given.ndim and given.shape != shape:
+        raise UserError(f"{name} as one number or with the shape {shape}", f"the shape {given.shape}", "Give as many values.")
+    table = given if given.ndim else (given * even).reshape(shape if np.ndim(even) else ())
+    return nn.Parameter(torch.from_numpy(np.broadcast_to(table, shape).copy()).log())
