@@ -1,9 +1,10 @@
 r"""Exact samples from any model, from nothing or from a history of one's own.
 
 All paths advance together. In each round every path opens one window, and either its next event is found there or time
-moves on (`maths.thinning`); the event's mark is drawn in proportion to the intensities at its time. Models with a
-``bound`` are thinned, the others inverted, and what is sampled is what `evaluate` scores: the same features, the same
-rate. Paths that have reached the end leave the batch. A cap on events per path is never silent.
+moves on (`maths.thinning`); the event's mark is drawn in proportion to the intensities at its time. Models with a closed
+``inverse`` are inverted by it, those with a ``bound`` thinned, the others inverted numerically, and what is sampled is what
+`evaluate` scores: the same features, the same rate. Paths that have reached the end leave the batch. A cap on events per
+path is never silent.
 
     sample          -> Dataset      events in [start, stop)
     sample_paths    -> Paths        the same, with acceptance rate and capped paths
@@ -27,7 +28,7 @@ from torch import Tensor
 
 from fourpoint.events import Batch, Dataset, MarkSpace, Sequence, UserError
 from fourpoint.maths.quadrature import Unconverged
-from fourpoint.maths.thinning import ExplosiveRate, Round, Tally, draw_marks, next_by_inversion, thin
+from fourpoint.maths.thinning import ExplosiveRate, Round, Tally, draw_marks, next_by_inversion, thin, unit_exponentials
 
 Method = Literal["auto", "thinning", "inversion"]
 METHODS = ("auto", "thinning", "inversion")
@@ -73,7 +74,8 @@ def sample(
             sequence per path. The model's clock begins at its window's start. None: the window opens at ``start``.
         most: a cap on the events of one path; a path that reaches it ends there, with a warning. Without it a path of
             100,000 events is taken for an explosion and is an error.
-        method: "thinning" (needs a model with a ``bound``), "inversion", or "auto": thinning where it can be done.
+        method: "thinning" (needs a model with a ``bound``), "inversion", or "auto": inversion where the model has it in closed
+            form (``inverse``), else thinning where it can be done.
 
     Raises :class:`UserError` for an empty window, a history that does not end before ``start``, other marks than the
     model's, or a model that explodes.
@@ -244,6 +246,11 @@ def _round(
     if method == "thinning":
         wanted = 1 if not tally.proposals else round(1 / max(tally.acceptance, 1 / 8))
         return thin(rates, lambda a, b: model.bound(past, a, b), at, end, width, random, candidates=wanted, tally=tally), past
+    if hasattr(model, "inverse"):
+        time = model.inverse(past, at, unit_exponentials(at.shape, random))
+        hit = (at < end) & (time < end)
+        time = torch.where(hit, time, torch.maximum(at, end))
+        return Round(hit, time, rates(time[:, None])[:, 0].to(at.dtype), width), past
     first = rates(at[:, None]).sum((1, 2)).to(at.dtype)
     panel = torch.minimum(0.5 / first.clamp(min=torch.finfo(at.dtype).tiny), (end - at) / 4).clamp(min=torch.finfo(at.dtype).tiny)
     time = next_by_inversion(rates, at, end, panel, random, longest=((end - at) / 4).clamp(min=torch.finfo(at.dtype).tiny))
@@ -265,7 +272,7 @@ def _method(model: Any, method: str) -> str:
     certified = hasattr(model, "bound") and getattr(model, "bounded", True)
     if method == "thinning" and not certified:
         raise UserError("a model with a bound for method='thinning'", type(model).__name__, "Use method='inversion' or 'auto'.")
-    return ("thinning" if certified else "inversion") if method == "auto" else method
+    return ("thinning" if certified and not hasattr(model, "inverse") else "inversion") if method == "auto" else method
 
 
 def _opening(model: Any, start: float, sequences: int, history: Sequence | Dataset | None) -> Any:

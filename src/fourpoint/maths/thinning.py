@@ -93,7 +93,7 @@ def thin(
     """
     going = a < stop
     b, top = _window(bound, a, stop, width)
-    steps = _exponentials((len(a), candidates), random).cumsum(1)
+    steps = unit_exponentials((len(a), candidates), random).cumsum(1)
     times = a[:, None] + steps / top[:, None]
     inside = (times < b[:, None]) & going[:, None]
     coin = torch.rand(len(a), candidates, dtype=a.dtype, generator=random)
@@ -160,7 +160,7 @@ def next_by_inversion(
     >>> abs(times.mean().item() - 0.886) < 0.025
     True
     """
-    return reach(rates, start, stop, _exponentials(start.shape, random), width, longest=longest, tolerance=tolerance)
+    return reach(rates, start, stop, unit_exponentials(start.shape, random), width, longest=longest, tolerance=tolerance)
 
 
 def draw_marks(intensities: Float[Tensor, "B M"], random: torch.Generator) -> Int[Tensor, " B"]:
@@ -170,7 +170,7 @@ def draw_marks(intensities: Float[Tensor, "B M"], random: torch.Generator) -> In
     return torch.searchsorted(running, coin, right=True)[:, 0].clamp(max=running.shape[1] - 1)
 
 
-def _exponentials(shape: Sequence[int], random: torch.Generator) -> Float[Tensor, "*S"]:
+def unit_exponentials(shape: Sequence[int], random: torch.Generator) -> Float[Tensor, "*S"]:
     """Unit exponentials from 53 random bits each: the same in every build, where Tensor.exponential_ may use another generator."""
     return -torch.log1p(-torch.rand(*shape, dtype=torch.float64, generator=random))
 

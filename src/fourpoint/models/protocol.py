@@ -8,6 +8,13 @@ before" is decided once, by position, and tied events cannot see themselves.
 
     encode(batch) -> History      extend(history, time, mark) -> History      intensity(history, t) -> (B, Q, M)
 
+Optional verbs, each used where a model has it:
+
+    integral(history, a, b, seen)   int_a^b lambda per mark in closed form      bound(history, a, b)      a rate that certainly dominates
+    inverse(history, a, mass)       when the integral from a reaches ``mass``   move(history, time)       no event until ``time``
+    knots(history)                  times at which the rate is not smooth       without(history, times)   rates less one past event each
+    maximum_likelihood(data)        a fit without gradient steps                recipe                    settings of `fit` that suit it
+
 Axes: B sequences, N events, P positions, G groups, Q query times in a group, M marks. Times are float64 in the user's
 unit, and so are intensities: events per unit of time and per mark.
 """
