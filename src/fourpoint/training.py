@@ -104,7 +104,7 @@ def fit(
 
     Arguments
         steps: most optimiser steps. ``time_budget`` (seconds) ends the schedule earlier where it is shorter.
-        batch_size, learning_rate, weight_decay, warmup (steps, at most a tenth of all), clip (of the gradient's norm): of AdamW with a cosine schedule.
+        batch_size, learning_rate, weight_decay, warmup (steps, at most a tenth of all), clip (of the gradient): AdamW, cosine schedule.
         nodes: random nodes per gap for the integral.
         validate_every (steps), patience (validations without a better one).
         folder: where the best model, `history.csv` and the state of the run are written at every validation.
@@ -137,7 +137,7 @@ def fit(
     run.fit.notes += model.initialise(train)
     if hasattr(model, "maximum_likelihood"):
         return run.maximise()
-    optimiser = run.optimiser = torch.optim.AdamW(_groups(model, recipe), betas=(0.9, 0.99))
+    optimiser = run.optimiser = torch.optim.AdamW(_groups(model, recipe), betas=(0.9, 0.99), fused=True)
     step = run.load() if resume else 0
     if hasattr(model, "rehearse"):
         model.rehearse()

@@ -8,8 +8,12 @@ from typing import Any
 
 from fourpoint.models.dapp import DAPP
 from fourpoint.models.hawkes import Hawkes
+from fourpoint.models.nhp import NHP
 from fourpoint.models.poisson import Poisson, SplinePoisson
+from fourpoint.models.rmtpp import RMTPP
+from fourpoint.models.sahp import SAHP
 from fourpoint.models.self_correcting import SelfCorrecting
+from fourpoint.models.thp import THP
 
 MODELS: dict[str, Callable[..., Any]] = {
     "dapp": DAPP,
@@ -21,7 +25,11 @@ MODELS: dict[str, Callable[..., Any]] = {
     "odapp-paper-dot": partial(DAPP.paper, score="dot", keep=0.5),
     "odapp-paper-nn": partial(DAPP.paper, score="neural", keep=0.5),
     "hawkes": Hawkes,
+    "nhp": NHP,
     "poisson": Poisson,
     "spline-poisson": SplinePoisson,
+    "rmtpp": RMTPP,
+    "sahp": SAHP,
     "self-correcting": SelfCorrecting,
+    "thp": THP,
 }

@@ -125,10 +125,11 @@ class Rate(nn.Module):
 
 
 def log_softplus(x: Tensor) -> Tensor:
-    """log(log(1 + e^x)), which is x - e^x/2 + ... far below 0.
+    """log(log(1 + e^x)), which is x - e^x/2 + ... far below 0: the next term is below rounding there in double precision.
 
     >>> log_softplus(torch.tensor([-100.0, 0.0]))
     tensor([-100.0000,   -0.3665])
     """
-    low = x < -15
-    return torch.where(low, x, nn.functional.softplus(torch.where(low, 0.0, x)).log())
+    low = x < -18
+    below = x - torch.where(low, x, -18.0).exp() / 2
+    return torch.where(low, below, nn.functional.softplus(torch.where(low, 0.0, x)).log())

@@ -1,0 +1,341 @@
+r"""The recurrent marked temporal point process: a recurrent network sums up the past, and time since the last event only tilts.
+
+    h_i         = tanh(e(m_i) + F f(d_i) + U h_{i-1}),       f(d) = (log(1 + d), d / (1 + d)),   d_i = t_i - t_{i-1}
+    lambda(t)   = exp(v' h_i + w (t - t_i) + b)                                             for t_i < t <= t_{i+1}
+    lambda_m(t) = lambda(t) softmax(V h_i + c)_m
+
+d is in mean gaps, e(m) a vector per mark, w one number of either sign. Before the first event v' h_0 + b and V h_0 + c are
+constants; they are learned as such, and h_0 as what the network begins from. The rate is an exponential in t, so that its
+integral and the inverse of that have closed forms,
+
+    int_a^b lambda = lambda(a) (exp(w (b - a)) - 1) / w,       (b - a) lambda(a) where w = 0,
+
+and a sampler can draw the next event exactly. With w < 0 the integral stays finite: "no event ever" is a possible draw.
+Source: Du, Dai, Trivedi, Upadhyay, Gomez-Rodriguez and Song, "Recurrent Marked Temporal Point Processes" (KDD 2016),
+equations (8) to (13).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from fourpoint.events import Batch, Dataset, MarkSpace, UserError
+from fourpoint.maths.quadrature import Unconverged
+from fourpoint.models import protocol
+from fourpoint.models.neural_start import time_scale_of
+from fourpoint.models.poisson import mean_rates
+
+
+@dataclass(frozen=True, eq=False)
+class RMTPPHistory:
+    """The network's state at each position, and the log-rate per mark just after it, per mean gap."""
+
+    times: Float[Tensor, "B P"]
+    start: Float[Tensor, " B"]
+    lengths: Int[Tensor, " B"]
+    state: Float[Tensor, "B P H"]
+    level: Float[Tensor, "B P M"]
+
+    def latest(self) -> RMTPPHistory:
+        """The last real position alone: all that is needed to go on."""
+        time, state, level = (x[:, None] for x in _last(self))
+        return RMTPPHistory(time, self.start, torch.zeros_like(self.lengths), state, level)
+
+
+class RMTPP(nn.Module):
+    """Recurrent marked temporal point process.
+
+    Arguments: ``marks``, the mark space of the data (`data.marks`), a number of types, or None; ``hidden``, the size of the
+    network's state; ``seed`` of its first weights. ``recipe`` holds the settings of `fit` that suit it.
+
+    Fails with :class:`UserError` where ``hidden`` is below 1.
+
+    >>> from fourpoint.events import Sequence
+    >>> model, batch = RMTPP(hidden=4), Sequence([1.0], start=0.0, stop=2.0).batch()
+    >>> model.intensity(model.encode(batch), torch.tensor([[0.5, 1.5]], dtype=torch.float64)).flatten().tolist()
+    [1.0, 1.0]
+    """
+
+    linear = True
+    recipe: ClassVar[dict[str, Any]] = dict(steps=1500, learning_rate=1e-2, weight_decay=0.1)
+    time_scale: Tensor
+
+    def __init__(self, marks: MarkSpace | int | None = None, *, hidden: int = 64, seed: int = 0) -> None:
+        super().__init__()
+        if hidden < 1:
+            raise UserError("a state of at least 1 number", f"hidden={hidden}", "Pass hidden=64, say.")
+        self.marks = MarkSpace.of(marks)
+        self._settings = dict(hidden=hidden, seed=seed)
+        M, random = self.marks.count, torch.Generator().manual_seed(seed)
+        self.embedding = nn.Parameter(torch.randn(M, hidden, generator=random) / math.sqrt(hidden))
+        self.gap_weight = nn.Parameter(torch.randn(2, hidden, generator=random) / math.sqrt(2))
+        self.recurrent = nn.Parameter((2 * torch.rand(hidden, hidden, generator=random) - 1) / math.sqrt(hidden))
+        self.first = nn.Parameter(torch.zeros(hidden))
+        # In many data sets every window opens with an event, whose likelihood has no maximum: it must not pull at v, V, b and c.
+        self.first_level = nn.Parameter(torch.zeros(M))
+        # Row 0 is v' h + b; the others are the marks' V h + c, of which one mark alone needs none.
+        self.readout = nn.Parameter(torch.zeros(hidden, M + 1 if M > 1 else 1))
+        self.bias = nn.Parameter(torch.zeros(M + 1 if M > 1 else 1))
+        self.slope = nn.Parameter(torch.zeros(()))
+        self.register_buffer("time_scale", torch.ones((), dtype=torch.float64))
+
+    def settings(self) -> dict[str, Any]:
+        """The constructor's arguments but for ``marks``."""
+        return dict(self._settings)
+
+    def initialise(self, data: Dataset) -> list[str]:
+        """Count time in mean gaps, and begin at the mean rate of every mark whatever the past."""
+        scale = time_scale_of(data)
+        rates = mean_rates(data, self.marks) * scale
+        with torch.no_grad():
+            self.time_scale.fill_(scale)
+            self.first_level.copy_(rates.log())
+            self.bias[0] = rates.sum().log()
+            self.bias[1:] = (rates / rates.sum()).log()[: len(self.bias) - 1]
+        return [f"time scale: {scale:.4g} {data.unit or 'time units'} (the mean gap)"]
+
+    def exact_log_likelihood(self, batch: Batch) -> Float[Tensor, " B"]:
+        """Each sequence's log-likelihood in closed form, with gradient: training needs no random nodes."""
+        gaps, (first, opening) = self._in_mean_gaps(batch.edges.diff(dim=1).T), self._opening(len(batch.start))
+        level = self._levels(self._states(gaps[:-1], batch.marks.T, first), opening)
+        one = self.marks.count == 1
+        own = level[:-1, :, 0] if one else level[:-1].gather(2, batch.marks.T[..., None])[..., 0]
+        total = level[..., 0] if one else level.logsumexp(-1)
+        score = _Score.apply(own, total, self.slope, gaps, batch.valid.T)
+        return score - batch.lengths * self.time_scale.log().to(score)
+
+    # ------------------------------------------------------------------ the verbs
+
+    def encode(self, batch: Batch, before: RMTPPHistory | None = None) -> RMTPPHistory:
+        """The states at all positions, event after event."""
+        if before is None:
+            anchor, start, (first, opening) = batch.start, batch.start, self._opening(len(batch.start))
+        else:
+            (anchor, first, opening), start = _last(before), before.start
+        times = torch.cat([anchor[:, None], batch.times], 1)
+        states = self._states(self._in_mean_gaps(times.diff(dim=1).T), batch.marks.T, first)
+        level = self._levels(states, opening).transpose(0, 1).contiguous()
+        return RMTPPHistory(times, start, batch.lengths, states.transpose(0, 1), level)
+
+    def extend(
+        self, history: RMTPPHistory, time: Float[Tensor, " B"], mark: Int[Tensor, " B"], active: Bool[Tensor, " B"] | None = None
+    ) -> RMTPPHistory:
+        """One event more; only the last position is kept."""
+        active = torch.ones_like(mark, dtype=torch.bool) if active is None else active
+        last, old, level = _last(history)
+        gap = self._in_mean_gaps(torch.where(active, time - last, 0.0))
+        states = self._states(gap[None], mark[None], old)
+        state, level = (torch.where(active[:, None], x[1], x[0]) for x in (states, self._levels(states, level)))
+        moved = torch.where(active, time, last)
+        return RMTPPHistory(moved[:, None], history.start, torch.zeros_like(history.lengths), state[:, None], level[:, None])
+
+    def log_intensity(
+        self, history: RMTPPHistory, times: Float[Tensor, "B G Q"], seen: Int[Tensor, "B G"] | None = None
+    ) -> Float[Tensor, "B G Q M"]:
+        """log lambda per mark: a straight line in the time since the last event."""
+        anchor, level = _at(history, seen)
+        lag = ((times - anchor[..., None]) / self.time_scale).to(level)
+        return (level - self.time_scale.log().to(level))[:, :, None] + (self.slope * lag)[..., None]
+
+    def intensity(self, history: RMTPPHistory, times: Float[Tensor, "B Q"]) -> Float[Tensor, "B Q M"]:
+        """lambda per mark at any times, in events per unit of the user's time."""
+        return protocol.intensity(self, history, times)
+
+    def integral(
+        self, history: RMTPPHistory, a: Float[Tensor, "B G"], b: Float[Tensor, "B G"], seen: Int[Tensor, "B G"] | None = None
+    ) -> Float[Tensor, "B G M"]:
+        """int_a^b lambda per mark in closed form, in float64. Raises :class:`Unconverged` where it exceeds every float.
+
+        With a gradient it is infinite there instead: training then says at which step.
+        """
+        anchor, level = _at(history, seen)
+        lag, width = (a - anchor) / self.time_scale, (b - a) / self.time_scale
+        logs = level.double() + (self.slope * lag + _LogMeanExp.apply(self.slope * width))[..., None]
+        mass = width[..., None] * torch.where(width[..., None] > 0, logs, 0.0).exp()
+        if not (mass.requires_grad or bool(mass.isfinite().all())):
+            row, group = (int(i) for i in torch.nonzero(~mass.isfinite())[0, :2])
+            raise Unconverged(
+                f"expected a finite integral of the intensity; received {float(mass[row, group].sum())} over "
+                f"[{float(a[row, group]):g}, {float(b[row, group]):g}] of row {row}: the rate grows by a factor of "
+                f"exp({float(self.slope):.3g}) per mean gap. Train longer or with a lower learning rate, or cut long windows."
+            )
+        return mass
+
+    @torch.no_grad()
+    def inverse(self, history: RMTPPHistory, a: Float[Tensor, " B"], mass: Float[Tensor, " B"]) -> Float[Tensor, " B"]:
+        """When the integral of the total rate from ``a``, seen from the last position, reaches ``mass``; inf where it never does.
+
+            t = a + log(1 + w mass / lambda(a)) / w,        in mean gaps
+
+        With ``mass`` a unit exponential this is the next event. float64.
+
+        >>> from fourpoint.events import Sequence
+        >>> model, past = RMTPP(hidden=4), RMTPP(hidden=4).encode(Sequence([], start=0.0, stop=2.0).batch())
+        >>> model.inverse(past, torch.tensor([0.5]).double(), torch.tensor([2.0]).double()).tolist()
+        [2.5]
+        """
+        last, _, level = _last(history)
+        slope = self.slope.double()
+        log_rate = level.double().logsumexp(-1) + slope * (a - last) / self.time_scale
+        flat = mass * (-log_rate).exp()  # how long it would take at the rate at a
+        change = slope * flat
+        never = change <= -1
+        wait = torch.where(never, torch.inf, flat * _log1p_over(torch.where(never, 0.0, change)))
+        return a + self.time_scale * wait
+
+    @torch.no_grad()
+    def bound(self, history: RMTPPHistory, a: Float[Tensor, " B"], b: Float[Tensor, " B"]) -> Float[Tensor, " B"]:
+        """The largest total rate on [a, b] seen from the last position, at one of the ends, with an allowance for rounding."""
+        ends = self.log_intensity(history, torch.stack([a, b], 1)[:, None], history.lengths[:, None])[:, 0].double()
+        eps, size = torch.finfo(self.slope.dtype).eps, _last(history)[2].double().abs().amax(1) + self.time_scale.log().abs()
+        return (ends + 16 * eps * (1 + ends.abs() + size[:, None, None])).exp().sum(-1).amax(1)
+
+    # ------------------------------------------------------------------ parts
+
+    def _in_mean_gaps(self, gaps: Float[Tensor, "*S"]) -> Float[Tensor, "*S"]:
+        return (gaps / self.time_scale).to(self.slope)
+
+    def _states(self, gaps: Float[Tensor, "N B"], marks: Int[Tensor, "N B"], first: Float[Tensor, "B H"]) -> Float[Tensor, "P B H"]:
+        """h_0, which is ``first``, and h_1 to h_N."""
+        features = torch.stack([torch.log1p(gaps), gaps / (1 + gaps)], -1)
+        return _Recurrence.apply(self.embedding, marks, features, self.gap_weight, first, self.recurrent)
+
+    def _opening(self, sequences: int) -> tuple[Float[Tensor, "B H"], Float[Tensor, "B M"]]:
+        """h_0 and the level before the first event."""
+        return self.first.expand(sequences, -1), self.first_level.expand(sequences, -1)
+
+    def _levels(self, states: Float[Tensor, "P B H"], opening: Float[Tensor, "B M"]) -> Float[Tensor, "P B M"]:
+        """The log-rate per mark at lag 0, per mean gap: ``opening`` at the first position, from the states after it."""
+        out = torch.addmm(self.bias, states.flatten(0, 1), self.readout).unflatten(0, states.shape[:2])
+        level = out if self.marks.count == 1 else out[..., :1] + out[..., 1:].log_softmax(-1)
+        return torch.cat([opening[None], level[1:]])
+
+
+class _Recurrence(torch.autograd.Function):
+    """h_n = tanh(e(m_n) + F f_n + U h_{n-1}) for n = 1..N, h_0 before them, with the gradient written out: two small
+    operations per event, each way."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        table: Float[Tensor, "M H"],
+        marks: Int[Tensor, "N B"],
+        features: Float[Tensor, "N B F"],
+        across: Float[Tensor, "F H"],
+        first: Float[Tensor, "B H"],
+        weight: Float[Tensor, "H H"],
+    ) -> Float[Tensor, "P B H"]:
+        own, flat = table[0] if len(table) == 1 else table[marks.flatten()], features.flatten(0, 1)
+        states = table.new_empty(len(marks) + 1, *first.shape)
+        states[0] = first
+        torch.addmm(own, flat, across, out=states[1:].flatten(0, 1))
+        h, *rows = states.unbind(0)
+        for row in rows:
+            h = row.addmm_(h, weight).tanh_()
+        ctx.save_for_backward(table, marks, flat, across, states, weight)
+        return states
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *outside: Tensor) -> tuple[Tensor, None, Tensor | None, Tensor, Tensor, Tensor]:
+        table, marks, features, across, states, weight = ctx.saved_tensors
+        total, back, later = outside[0].clone(memory_format=torch.contiguous_format), weight.T.contiguous(), states[1:]
+        *earlier, row = total.unbind(0)
+        for slope, row0 in zip(reversed((1 - later * later).unbind(0)), reversed(earlier), strict=True):
+            row = row0.addmm_(row.mul_(slope), back)
+        inward = total[1:].flatten(0, 1)
+        to_table = torch.zeros_like(table).index_add_(0, marks.flatten(), inward) if len(table) > 1 else inward.sum(0, keepdim=True)
+        to_features = (inward @ across.T).unflatten(0, marks.shape) if ctx.needs_input_grad[2] else None
+        return to_table, None, to_features, features.T @ inward, total[0], states[:-1].flatten(0, 1).T @ inward
+
+
+class _Score(torch.autograd.Function):
+    """sum_i log lambda(t_i) - int lambda per sequence, in mean gaps, from the log-rates at lag 0: ``own`` of each event's
+    mark and ``total``; with the gradient written out."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        own: Float[Tensor, "N B"],
+        total: Float[Tensor, "P B"],
+        slope: Float[Tensor, ""],
+        gaps: Float[Tensor, "P B"],
+        valid: Bool[Tensor, "N B"],
+    ) -> Float[Tensor, " B"]:
+        tilt = slope * gaps
+        mass = gaps * torch.where(gaps > 0, total + _log_mean_exp(tilt), 0.0).exp()
+        ctx.save_for_backward(mass, tilt, gaps, valid)
+        return torch.where(valid, own + tilt[:-1], 0.0).sum(0) - mass.sum(0)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *outside: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
+        mass, tilt, gaps, valid = ctx.saved_tensors
+        to_own, to_total = torch.where(valid, outside[0], 0.0), mass * -outside[0]
+        to_slope = (to_own * gaps[:-1]).sum() + (to_total * gaps * _log_mean_exp_slope(tilt)).sum()
+        return to_own, to_total, to_slope, None, None
+
+
+class _LogMeanExp(torch.autograd.Function):
+    """:func:`_log_mean_exp` with a gradient that is exact near 0."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Float[Tensor, "*S"]) -> Float[Tensor, "*S"]:
+        ctx.save_for_backward(x)
+        return _log_mean_exp(x)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *outside: Tensor) -> Tensor:
+        return outside[0] * _log_mean_exp_slope(*ctx.saved_tensors)
+
+
+def _log_mean_exp(x: Float[Tensor, "*S"]) -> Float[Tensor, "*S"]:
+    """log((e^x - 1) / x), the logarithm of the mean of e^s over s from 0 to x, without overflow; x / 2 + x^2 / 24 near 0.
+
+    >>> _log_mean_exp(torch.tensor([0.0, 1.0, 1000.0], dtype=torch.float64)).tolist()
+    [0.0, 0.5413248546129181, 993.0922447210179]
+    """
+    small = x.abs() < 1e-3
+    y = torch.where(small, 1.0, x)
+    less = -y.abs()
+    return torch.where(small, x / 2 + x * x / 24, y.relu() + (torch.expm1(less) / less).log())
+
+
+def _log_mean_exp_slope(x: Float[Tensor, "*S"]) -> Float[Tensor, "*S"]:
+    """1 / (1 - e^-x) - 1 / x, which is 1/2 + x / 12 - x^3 / 720 near 0."""
+    small = x.abs() < 1e-2
+    y = torch.where(small, 1.0, x)
+    return torch.where(small, 0.5 + x / 12 - x**3 / 720, -1 / torch.expm1(-y) - 1 / y)
+
+
+def _last(history: RMTPPHistory) -> tuple[Float[Tensor, " B"], Float[Tensor, "B H"], Float[Tensor, "B M"]]:
+    """When the last real position begins, the state there, and the level."""
+    row = torch.arange(len(history.lengths), device=history.times.device)
+    return history.times[row, history.lengths], history.state[row, history.lengths], history.level[row, history.lengths]
+
+
+def _at(history: RMTPPHistory, seen: Int[Tensor, "B G"] | None) -> tuple[Float[Tensor, "B G"], Float[Tensor, "B G M"]]:
+    if seen is None:
+        return history.times, history.level
+    row = torch.arange(len(seen), device=seen.device)[:, None]
+    return history.times[row, seen], history.level[row, seen]
+
+
+def _log1p_over(x: Tensor) -> Tensor:
+    """log(1 + x) / x, which is 1 at x = 0.
+
+    >>> _log1p_over(torch.tensor([0.0, 1e-9, 1.0, torch.inf], dtype=torch.float64)).tolist()
+    [1.0, 0.9999999995, 0.6931471805599453, 0.0]
+    """
+    small = x.abs() < 1e-4
+    y = torch.where(small | x.isinf(), 1.0, x)
+    near = 1 - x / 2 + x * x / 3 - x**3 / 4
+    return torch.where(small, near, torch.where(x.isinf(), 0.0, torch.log1p(y) / y))
