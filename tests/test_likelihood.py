@@ -239,3 +239,27 @@ def test_the_reported_error_is_an_upper_estimate_of_the_true_one(name: str, tole
 
 def test_every_process_is_among_them() -> None:
     assert {name.replace("_", "-") for name in PROCESSES} <= set(TRUTHS)
+
+
+@pytest.mark.parametrize("name", ["poisson", "hawkes", "rmtpp", "nhp", "dapp"])
+def test_the_sampled_likelihood_has_both_conventions(name: str) -> None:
+    """The mean of many estimates is the refined value, whichever part of the window counts; closed forms are it at once."""
+    from fourpoint.likelihood import quick_log_likelihood, sampled_log_likelihood
+    from fourpoint.models import MODELS
+
+    rng = np.random.default_rng(4)
+    sequences = [Sequence(np.sort(rng.uniform(1, 9, n)), rng.integers(0, 2, n), start=0.0, stop=10.0, space=2) for n in (6, 0, 1, 9)]
+    data = Dataset.from_sequences(sequences)
+    model = MODELS[name](data.marks)
+    model.initialise(data)
+    model.double().eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(2), dtype=parameter.dtype)
+        for convention in ("window", "gaps"):
+            exact = log_likelihood(model, data.batch(), convention=convention, tolerance=1e-8).value
+            quick = quick_log_likelihood(model, data.batch(), 64, convention=convention)
+            assert torch.allclose(quick, exact, atol=1e-4)
+            random = torch.Generator().manual_seed(1)
+            draws = torch.stack([sampled_log_likelihood(model, data.batch(), 2, random, convention=convention) for _ in range(400)])
+            assert ((draws.mean(0) - exact).abs() <= 4.5 * draws.std(0) / 20 + 1e-7).all()

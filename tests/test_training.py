@@ -78,7 +78,7 @@ def test_a_draw_goes_to_the_later_weights(monkeypatch: pytest.MonkeyPatch) -> No
     """A score within half a standard error of the best is a draw; one below that is not."""
     plans = iter([(-1.0, 0.0), (-1.001, 1.0), (-3.0, 0.0)])
 
-    def score(_: torch.nn.Module, data: Dataset) -> torch.Tensor:
+    def score(_: torch.nn.Module, data: Dataset, *rest: Any) -> torch.Tensor:
         value, spread = next(plans)
         noise = torch.linspace(-spread, spread, len(data), dtype=torch.float64)
         return shared_out(value, data) + noise
@@ -93,7 +93,7 @@ def test_best_weights_are_kept_and_patience_ends_the_run(monkeypatch: pytest.Mon
     seen: list[dict[str, torch.Tensor]] = []
     scores = iter([-1.0, -0.5, -2.0, -0.7, -9.0])
 
-    def score(model: torch.nn.Module, data: Dataset) -> torch.Tensor:
+    def score(model: torch.nn.Module, data: Dataset, *rest: Any) -> torch.Tensor:
         seen.append({k: v.detach().clone() for k, v in model.named_parameters()})
         return shared_out(next(scores), data)
 
@@ -201,7 +201,7 @@ def test_killed_between_the_first_model_and_its_state(tmp_path: Path, monkeypatc
 def test_killed_after_patience_ran_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run that had only to finish does not learn any further."""
     dev = iter([-1.0, -2.0, -3.0, 0.0, 0.0])
-    monkeypatch.setattr(training, "_scores", lambda _, data: shared_out(next(dev), data))
+    monkeypatch.setattr(training, "_scores", lambda _, data, *__: shared_out(next(dev), data))
     interrupted(monkeypatch, training._Run, "finish", lambda *_: True, folder=tmp_path, patience=2)
     model = tiny()
     done = fit(model, data(), folder=tmp_path, resume=True, **{**SHORT, "patience": 2})
@@ -246,9 +246,9 @@ def test_resuming_with_another_model_is_refused(tmp_path: Path) -> None:
 def test_a_loss_that_is_not_finite_names_step_sequences_and_parameter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     original, calls = training.sampled_log_likelihood, []
 
-    def poisoned(model: Any, *inputs: Any) -> torch.Tensor:
+    def poisoned(model: Any, *inputs: Any, **more: Any) -> torch.Tensor:
         calls.append(1)
-        value = original(model, *inputs)
+        value = original(model, *inputs, **more)
         return value + model.modes.log_decay.sum() * math.nan if len(calls) == 8 else value
 
     monkeypatch.setattr(training, "sampled_log_likelihood", poisoned)
@@ -266,7 +266,7 @@ def test_a_loss_that_is_not_finite_names_step_sequences_and_parameter(tmp_path: 
 
 def test_the_named_sequences_are_those_of_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     one = Dataset.from_sequences([Sequence([0.1, 0.2], start=0, stop=1, id="monday"), Sequence([0.3], start=0, stop=1, id="tuesday")])
-    monkeypatch.setattr(training, "sampled_log_likelihood", lambda model, *_: model.rate.bias * math.inf)
+    monkeypatch.setattr(training, "sampled_log_likelihood", lambda model, *_, **__: model.rate.bias * math.inf)
     with pytest.raises(TrainingError, match=r"at step 0 on sequences (monday, tuesday|tuesday, monday);"):
         fit(tiny(), one, one, **SHORT)
 

@@ -355,15 +355,16 @@ class Dataset:
         marks = self.mark_ids[flat] if self.events else np.zeros(flat.shape, dtype=np.int64)
         return Batch(*(torch.from_numpy(a) for a in (times, marks, valid, self.starts[rows].copy(), self.stops[rows].copy())))
 
-    def batches(self, size: int, *, seed: int | None = None, padded: int = 131072) -> list[NDArray[np.int64]]:
+    def batches(self, size: int, *, seed: int | None = None, padded: int = 131072, mixed: bool = False) -> list[NDArray[np.int64]]:
         """Rows of each batch: sequences of like length together, at most ``size`` of them and ``padded`` slots.
 
-        With a ``seed`` the order inside a length and the order of the batches are shuffled.
+        With a ``seed`` the order inside a length and the order of the batches are shuffled; where also ``mixed``, batches hold
+        sequences of all lengths, which costs padding but does not sort them by what is to be learned.
         """
         rng = np.random.default_rng(seed)
         lengths = self.lengths
         key = lengths + (rng.random(len(self)) * (1 + 0.1 * lengths) if seed is not None else 0)
-        order = np.argsort(key, kind="stable")
+        order = rng.permutation(len(self)) if mixed and seed is not None else np.argsort(key, kind="stable")
         batches, first = [], 0
         while first < len(order):
             stop = min(first + size, len(order))

@@ -86,53 +86,75 @@ def log_likelihoods(model: Any, batch: Batch, *, tolerance: float = 1e-4) -> dic
     return {name: LogLikelihood(s[0] - s[1], events[name], s[1], s[2]) for name, s in sums.items()}
 
 
-def sampled_log_likelihood(model: Any, batch: Batch, nodes: int, random: torch.Generator) -> Float[Tensor, " B"]:
+def sampled_log_likelihood(
+    model: Any, batch: Batch, nodes: int, random: torch.Generator, *, convention: Convention = "window"
+) -> Float[Tensor, " B"]:
     """An unbiased estimate of each sequence's log-likelihood, with gradient: ``nodes`` stratified draws in every gap; exact for
     models with a closed form."""
+    if hasattr(model, "exact_log_likelihood"):
+        return model.exact_log_likelihood(batch, convention)
     total = torch.zeros_like(batch.start)
-    carried = None
+    carried, span = None, _span(batch, convention)
     blocks = list(_blocks(model, batch))
-    for block, _ in blocks:
+    for block, offset in blocks:
         edges = block.edges
         times = stratified(edges[:, :-1], edges[:, 1:], nodes, random)
         if len(blocks) == 1:
-            return _sampled(model, block, times, None)[0]
-        part, carried = checkpoint(_sampled, model, block, times, carried, use_reentrant=False)
+            return _sampled(model, block, times, None, span, offset)[0]
+        part, carried = checkpoint(_sampled, model, block, times, carried, span, offset, use_reentrant=False)
         total = total + part
     return total
 
 
 @torch.no_grad()
-def quick_log_likelihood(model: Any, batch: Batch, nodes: int = 8) -> Float[Tensor, " B"]:
+def quick_log_likelihood(model: Any, batch: Batch, nodes: int = 8, *, convention: Convention = "window") -> Float[Tensor, " B"]:
     """Each sequence's log-likelihood by one Gauss-Legendre rule of ``nodes`` per gap, unrefined: for validations only."""
-    total, carried = torch.zeros_like(batch.start), None
+    total, carried, span = torch.zeros_like(batch.start), None, _span(batch, convention)
     x = gauss_legendre(nodes)[0].to(batch.times)
-    for block, _ in _blocks(model, batch):
+    for block, offset in _blocks(model, batch):
         left, width = block.edges[:, :-1, None], block.edges.diff(dim=1)[..., None]
-        part, carried = _sampled(model, block, left + width * x, carried, gauss_legendre(nodes)[1])
+        part, carried = _sampled(model, block, left + width * x, carried, span, offset, gauss_legendre(nodes)[1])
         total = total + part
     return total
 
 
+def _span(batch: Batch, convention: Convention) -> tuple[Tensor, Tensor] | None:
+    """The first and the last event of every sequence, where only what lies between them counts; None for the whole window."""
+    if convention == "window":
+        return None
+    first = torch.where(batch.lengths > 0, batch.edges[:, 1], batch.stop)
+    return first[:, None], batch.edges.gather(1, batch.lengths[:, None])
+
+
 def _sampled(
-    model: Any, block: Batch, nodes: Float[Tensor, "B G Q"], before: Any, weights: Float[Tensor, " Q"] | None = None
+    model: Any,
+    block: Batch,
+    nodes: Float[Tensor, "B G Q"],
+    before: Any,
+    span: tuple[Tensor, Tensor] | None = None,
+    offset: int = 0,
+    weights: Float[Tensor, " Q"] | None = None,
 ) -> tuple[Float[Tensor, " B"], Any]:
     """One pass over a block: each gap's nodes (of equal weight by default) and, as one node more, the event at its end.
 
-    A model with a closed form needs no nodes.
+    A model with a closed form needs no nodes. With a ``span`` the first event is not scored, nor is what lies outside.
     """
     history = model.encode(block, before)
-    edges = block.edges
+    edges, scored = block.edges, block.valid
     if hasattr(model, "integral"):
-        own = model.log_intensity(history, edges[:, 1:, None])[:, :-1, 0].gather(2, block.marks[..., None])[..., 0]
-        whole = model.integral(history, edges[:, :-1], edges[:, 1:]).sum((1, 2))
-        return torch.where(block.valid, own, 0.0).sum(1) - whole, _latest(history)
-    logs = model.log_intensity(history, torch.cat([nodes, edges[:, 1:, None]], 2))
-    at_events = logs[:, :-1, -1].gather(2, block.marks[..., None])[..., 0]
-    rates = logs[:, :, :-1].exp().sum(-1)
-    mean = rates.mean(-1) if weights is None else rates @ weights.to(rates)
-    integral = mean * edges.diff(dim=1).to(logs.dtype)
-    return torch.where(block.valid, at_events, 0.0).sum(1) - integral.sum(1), _latest(history)
+        at_ends = model.log_intensity(history, edges[:, 1:, None])[:, :-1, 0]
+        integral = model.integral(history, edges[:, :-1], edges[:, 1:]).sum(2)
+    else:
+        logs = model.log_intensity(history, torch.cat([nodes, edges[:, 1:, None]], 2))
+        at_ends = logs[:, :-1, -1]
+        rates = logs[:, :, :-1].exp().sum(-1)
+        mean = rates.mean(-1) if weights is None else rates @ weights.to(rates)
+        integral = mean * edges.diff(dim=1).to(logs.dtype)
+    if span is not None:
+        integral = torch.where((edges[:, :-1] >= span[0]) & (edges[:, 1:] <= span[1]), integral, 0.0)
+        scored = scored & (torch.arange(offset, offset + scored.shape[1], device=scored.device) > 0)
+    own = at_ends.gather(2, block.marks[..., None])[..., 0]
+    return torch.where(scored, own, 0.0).sum(1) - integral.sum(1), _latest(history)
 
 
 def _latest(history: Any) -> Any:

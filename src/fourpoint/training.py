@@ -31,7 +31,7 @@ from torch import nn
 
 from fourpoint import checkpoints
 from fourpoint.events import Dataset, UserError
-from fourpoint.likelihood import quick_log_likelihood, sampled_log_likelihood
+from fourpoint.likelihood import CONVENTIONS, Convention, quick_log_likelihood, sampled_log_likelihood
 
 VALIDATION_EVENTS = 20_000  # at most so many events of the development data are scored at each validation
 NETWORK_PACE = 0.03
@@ -73,11 +73,13 @@ class Recipe(NamedTuple):
     nodes: int
     validate_every: int
     patience: int
+    mixed: bool
 
 
 RECIPE: dict[str, Any] = dict(
-    steps=3000, batch_size=64, learning_rate=2e-2, weight_decay=1e-3, warmup=100, clip=1.0, nodes=4, validate_every=100, patience=20
-)
+    steps=3000, batch_size=64, learning_rate=2e-2, weight_decay=1e-3, warmup=100, clip=1.0, nodes=4, validate_every=100, patience=20,
+    mixed=False,
+)  # fmt: skip
 
 
 def fit(
@@ -94,6 +96,8 @@ def fit(
     nodes: int | None = None,
     validate_every: int | None = None,
     patience: int | None = None,
+    mixed: bool | None = None,
+    convention: Convention = "window",
     seed: int = 0,
     time_budget: float | None = None,
     folder: str | Path | None = None,
@@ -107,6 +111,8 @@ def fit(
         batch_size, learning_rate, weight_decay, warmup (steps, at most a tenth of all), clip (of the gradient): AdamW, cosine schedule.
         nodes: random nodes per gap for the integral.
         validate_every (steps), patience (validations without a better one).
+        mixed: sequences of all lengths in a batch, rather than of like length, which saves padding.
+        convention: of the likelihood that is maximised; "gaps" for comparisons with tables that leave out both ends of the window.
         folder: where the best model, `history.csv` and the state of the run are written at every validation.
         resume: go on from the state in ``folder``.
 
@@ -123,15 +129,17 @@ def fit(
     """
     given = dict(
         steps=steps, batch_size=batch_size, learning_rate=learning_rate, weight_decay=weight_decay, warmup=warmup, clip=clip, nodes=nodes,
-        validate_every=validate_every, patience=patience,
+        validate_every=validate_every, patience=patience, mixed=mixed,
     )  # fmt: skip
     recipe = Recipe(**{**RECIPE, **getattr(model, "recipe", {}), **{k: v for k, v in given.items() if v is not None}})
     _check_fit(model, train, dev, recipe, time_budget)
+    if convention not in CONVENTIONS:
+        raise TrainingError("convention 'window' or 'gaps'", f"{convention!r}", "Choose one of the two.")
     torch.manual_seed(seed)
     if dev is None:
         train, dev = train.split((0.9, 0.1), by="sequence", seed=seed)
-    about = dict(**recipe._asdict(), seed=seed, events=train.events, sequences=len(train), model=model.settings())
-    run = _Run(model, train, dev, Path(folder) if folder else None, seed, recipe.batch_size, about)
+    about = dict(**recipe._asdict(), convention=convention, seed=seed, events=train.events, sequences=len(train), model=model.settings())
+    run = _Run(model, train, dev, Path(folder) if folder else None, seed, recipe, about)
     if resume and run.finished():
         return run.fit
     run.fit.notes += model.initialise(train)
@@ -155,7 +163,7 @@ def fit(
             for group in optimiser.param_groups:
                 group["lr"] = rate * group["pace"]
             rows = run.rows(step)
-            losses.append(_step(model, optimiser, train, rows, run.mean_events, recipe, seed, step))
+            losses.append(_step(model, optimiser, train, rows, run.mean_events, recipe, convention, seed, step))
             seen += int(train.lengths[rows].sum())
             step += 1
             if step % recipe.validate_every == 0 or step == recipe.steps:
@@ -178,6 +186,7 @@ def _step(
     rows: np.ndarray,
     mean_events: float,
     recipe: Recipe,
+    convention: Convention,
     seed: int,
     step: int,
 ) -> float:
@@ -187,7 +196,7 @@ def _step(
     if hasattr(model, "redraw"):
         model.redraw(random)
     batch = train.batch(rows)
-    loss = -sampled_log_likelihood(model, batch, recipe.nodes, random).sum() / (mean_events * len(rows))
+    loss = -sampled_log_likelihood(model, batch, recipe.nodes, random, convention=convention).sum() / (mean_events * len(rows))
     optimiser.zero_grad(set_to_none=True)
     loss.backward()
     norm = nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None])
@@ -202,15 +211,16 @@ class _Run:
     """The state of one fit: what is validated, kept, written and read again."""
 
     def __init__(
-        self, model: Any, train: Dataset, dev: Dataset, folder: Path | None, seed: int, batch_size: int, recipe: dict[str, Any]
+        self, model: Any, train: Dataset, dev: Dataset, folder: Path | None, seed: int, recipe: Recipe, about: dict[str, Any]
     ) -> None:
-        self.model, self.train, self.folder, self.seed, self.batch_size, self.recipe = model, train, folder, seed, batch_size, recipe
+        self.model, self.train, self.folder, self.seed, self.recipe = model, train, folder, seed, about
+        self.batch_size, self.mixed, self.convention = recipe.batch_size, recipe.mixed, about["convention"]
         self.dev = _sample(dev, seed)
         self.fit = Fit()
         self.best: dict[str, torch.Tensor] = {}
         self.peak, self.scores = 0, torch.zeros(0, dtype=torch.float64)
         self.optimiser: torch.optim.Optimizer | None = None
-        self.per_epoch = len(train.batches(batch_size, seed=0))
+        self.per_epoch = len(train.batches(self.batch_size, seed=0, mixed=self.mixed))
         self.mean_events = max(1.0, train.events / max(1, len(train)))
         self._epoch: tuple[int, list[np.ndarray]] = (-1, [])
 
@@ -218,12 +228,12 @@ class _Run:
         """The sequences of step ``step``: epochs are reshuffled, each from its own seed."""
         epoch, position = divmod(step, self.per_epoch)
         if self._epoch[0] != epoch:
-            batches = self.train.batches(self.batch_size, seed=self.seed * 1_000_003 + epoch)
+            batches = self.train.batches(self.batch_size, seed=self.seed * 1_000_003 + epoch, mixed=self.mixed)
             self._epoch = (epoch, [batches[i % len(batches)] for i in range(self.per_epoch)])
         return self._epoch[1][position]
 
     def validate(self, row: dict[str, float], train_score: float) -> None:
-        scores = _scores(self.model, self.dev)
+        scores = _scores(self.model, self.dev, self.convention)
         score = float(scores.sum()) / max(1, self.dev.events)
         row["train_log_likelihood"], row["dev_log_likelihood"] = train_score, score
         self.fit.history.append({name: row[name] for name in COLUMNS})
@@ -243,7 +253,7 @@ class _Run:
     def maximise(self) -> Fit:
         began = time.monotonic()
         self.fit.notes += self.model.maximum_likelihood(self.train)
-        score, train_score = _score(self.model, self.dev), _score(self.model, _sample(self.train, self.seed))
+        score, train_score = (_score(self.model, data, self.convention) for data in (self.dev, _sample(self.train, self.seed)))
         seconds = time.monotonic() - began
         self.fit.history.append(dict(zip(COLUMNS, (1, 1.0, seconds, train_score, score, self.train.events / seconds, 0.0), strict=True)))
         self.fit.best, self.fit.best_step, self.fit.stopped = score, 1, "maximum likelihood"
@@ -345,15 +355,15 @@ class _Run:
         checkpoints._replace(self.folder / "history.csv", self.fit.csv().encode())
 
 
-def _score(model: Any, data: Dataset) -> float:
-    """Log-likelihood in nats per event, window convention."""
-    return float(_scores(model, data).sum()) / max(1, data.events)
+def _score(model: Any, data: Dataset, convention: Convention = "window") -> float:
+    """Log-likelihood in nats per event."""
+    return float(_scores(model, data, convention).sum()) / max(1, data.events)
 
 
-def _scores(model: Any, data: Dataset) -> torch.Tensor:
+def _scores(model: Any, data: Dataset, convention: Convention = "window") -> torch.Tensor:
     """Log-likelihood of each sequence, in a fixed order."""
     model.eval()
-    return torch.cat([quick_log_likelihood(model, data.batch(rows)) for rows in data.batches(128)]).to(torch.float64)
+    return torch.cat([quick_log_likelihood(model, data.batch(rows), convention=convention) for rows in data.batches(128)]).to(torch.float64)
 
 
 def _standard_error(differences: torch.Tensor) -> float:
@@ -371,7 +381,14 @@ def _sample(data: Dataset, seed: int) -> Dataset:
 
 
 def _groups(model: nn.Module, recipe: Recipe) -> list[dict[str, Any]]:
-    """Networks move NETWORK_PACE times as fast as rates, scales and splines, which have far to go; only they are decayed."""
+    """Networks move NETWORK_PACE times as fast as rates, scales and splines, which have far to go; only they are decayed.
+
+    A model with a recipe of its own is a network as a whole: its matrices are decayed, and all moves at one pace.
+    """
+    if hasattr(model, "recipe"):
+        split = [[p for p in model.parameters() if p.requires_grad and (p.ndim > 1) == matrix] for matrix in (True, False)]
+        decays = (recipe.weight_decay, 0.0)
+        return [dict(params=some, lr=recipe.learning_rate, pace=1.0, weight_decay=d) for some, d in zip(split, decays, strict=True)]
     named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
     networks = [p for n, p in named if ".weights." in n or ".biases." in n]
     rest = [p for n, p in named if ".weights." not in n and ".biases." not in n]

@@ -149,15 +149,17 @@ class Hawkes(nn.Module):
             notes.append(f"the branching ratio {radius:.3f} is 1 or more: forecasts beyond the training window explode")
         return notes
 
-    def exact_log_likelihood(self, batch: Batch) -> Float[Tensor, " B"]:
-        """The closed form above, with gradient."""
+    def exact_log_likelihood(self, batch: Batch, convention: str = "window") -> Float[Tensor, " B"]:
+        """The closed form above, with gradient; "gaps" leaves out the first event and both ends of the window."""
         history = self.encode(batch)
         B, N = batch.times.shape
-        seen = torch.arange(N).expand(B, N)
-        logs = self.log_intensity(history, batch.times[..., None], seen)[:, :, 0].gather(2, batch.marks[..., None])[..., 0]
-        edges = batch.edges
-        integral = self.integral(history, edges[:, :-1], edges[:, 1:]).sum((1, 2))
-        return torch.where(batch.valid, logs, 0.0).sum(1) - integral
+        place = torch.arange(N + 1, device=batch.times.device).expand(B, N + 1)
+        logs = self.log_intensity(history, batch.times[..., None], place[:, :-1])[:, :, 0].gather(2, batch.marks[..., None])[..., 0]
+        integral = self.integral(history, batch.edges[:, :-1], batch.edges[:, 1:]).sum(2)
+        scored, kept = batch.valid, torch.ones_like(place, dtype=torch.bool)
+        if convention == "gaps":
+            scored, kept = scored & (place[:, :-1] > 0), (place > 0) & (place < batch.lengths[:, None])
+        return torch.where(scored, logs, 0.0).sum(1) - torch.where(kept, integral, 0.0).sum(1)
 
     # ------------------------------------------------------------------ the verbs
 

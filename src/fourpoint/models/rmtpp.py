@@ -101,15 +101,21 @@ class RMTPP(nn.Module):
             self.bias[1:] = (rates / rates.sum()).log()[: len(self.bias) - 1]
         return [f"time scale: {scale:.4g} {data.unit or 'time units'} (the mean gap)"]
 
-    def exact_log_likelihood(self, batch: Batch) -> Float[Tensor, " B"]:
-        """Each sequence's log-likelihood in closed form, with gradient: training needs no random nodes."""
+    def exact_log_likelihood(self, batch: Batch, convention: str = "window") -> Float[Tensor, " B"]:
+        """Each sequence's log-likelihood in closed form, with gradient: training needs no random nodes.
+
+        In the convention "gaps" the first event and what lies before it or after the last do not count.
+        """
         gaps, (first, opening) = self._in_mean_gaps(batch.edges.diff(dim=1).T), self._opening(len(batch.start))
         level = self._levels(self._states(gaps[:-1], batch.marks.T, first), opening)
         one = self.marks.count == 1
         own = level[:-1, :, 0] if one else level[:-1].gather(2, batch.marks.T[..., None])[..., 0]
         total = level[..., 0] if one else level.logsumexp(-1)
-        score = _Score.apply(own, total, self.slope, gaps, batch.valid.T)
-        return score - batch.lengths * self.time_scale.log().to(score)
+        scored, kept = batch.valid.T, None
+        if convention == "gaps":
+            place = torch.arange(len(gaps), device=gaps.device)[:, None]
+            scored, kept = scored & (place[:-1] > 0), (place > 0) & (place < batch.lengths)
+        return _Score.apply(own - self.time_scale.log(), total, self.slope, gaps, scored, kept)
 
     # ------------------------------------------------------------------ the verbs
 
@@ -257,8 +263,8 @@ class _Recurrence(torch.autograd.Function):
 
 
 class _Score(torch.autograd.Function):
-    """sum_i log lambda(t_i) - int lambda per sequence, in mean gaps, from the log-rates at lag 0: ``own`` of each event's
-    mark and ``total``; with the gradient written out."""
+    """sum_i log lambda(t_i) - int lambda per sequence, from the log-rates at lag 0: ``own`` of each event's mark, in the user's
+    unit, and ``total`` per mean gap; of the gaps only those ``kept`` where given. The gradient is written out."""
 
     @staticmethod
     def forward(
@@ -268,19 +274,21 @@ class _Score(torch.autograd.Function):
         slope: Float[Tensor, ""],
         gaps: Float[Tensor, "P B"],
         valid: Bool[Tensor, "N B"],
+        kept: Bool[Tensor, "P B"] | None,
     ) -> Float[Tensor, " B"]:
         tilt = slope * gaps
         mass = gaps * torch.where(gaps > 0, total + _log_mean_exp(tilt), 0.0).exp()
+        mass = mass if kept is None else torch.where(kept, mass, 0.0)
         ctx.save_for_backward(mass, tilt, gaps, valid)
         return torch.where(valid, own + tilt[:-1], 0.0).sum(0) - mass.sum(0)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *outside: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
+    def backward(ctx: Any, *outside: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None, None]:
         mass, tilt, gaps, valid = ctx.saved_tensors
         to_own, to_total = torch.where(valid, outside[0], 0.0), mass * -outside[0]
         to_slope = (to_own * gaps[:-1]).sum() + (to_total * gaps * _log_mean_exp_slope(tilt)).sum()
-        return to_own, to_total, to_slope, None, None
+        return to_own, to_total, to_slope, None, None, None
 
 
 class _LogMeanExp(torch.autograd.Function):
@@ -298,15 +306,13 @@ class _LogMeanExp(torch.autograd.Function):
 
 
 def _log_mean_exp(x: Float[Tensor, "*S"]) -> Float[Tensor, "*S"]:
-    """log((e^x - 1) / x), the logarithm of the mean of e^s over s from 0 to x, without overflow; x / 2 + x^2 / 24 near 0.
+    """log((e^x - 1) / x), the logarithm of the mean of e^s over s from 0 to x, without overflow.
 
     >>> _log_mean_exp(torch.tensor([0.0, 1.0, 1000.0], dtype=torch.float64)).tolist()
     [0.0, 0.5413248546129181, 993.0922447210179]
     """
-    small = x.abs() < 1e-3
-    y = torch.where(small, 1.0, x)
-    less = -y.abs()
-    return torch.where(small, x / 2 + x * x / 24, y.relu() + (torch.expm1(less) / less).log())
+    less = -torch.where(x == 0, torch.finfo(x.dtype).tiny, x.abs())
+    return x.relu() + (torch.expm1(less) / less).log()
 
 
 def _log_mean_exp_slope(x: Float[Tensor, "*S"]) -> Float[Tensor, "*S"]:
