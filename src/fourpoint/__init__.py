@@ -36,15 +36,20 @@ if TYPE_CHECKING:
     from fourpoint.forecasting import forecast
     from fourpoint.goodness import goodness_of_fit
     from fourpoint.likelihood import log_likelihood
-    from fourpoint.models import DAPP, MODELS, Hawkes, Poisson, SelfCorrecting, SplinePoisson
+    from fourpoint.models import DAPP, MODELS, NHP, RMTPP, SAHP, THP, Hawkes, Poisson, SelfCorrecting, SplinePoisson
     from fourpoint.predictions import prediction_scores
     from fourpoint.sampling import sample, sample_paths
+    from fourpoint.streaming import Stream, StreamBank
     from fourpoint.training import fit
 
 __all__ = [
     "DAPP",
     "MODELS",
+    "NHP",
     "PROCESSES",
+    "RMTPP",
+    "SAHP",
+    "THP",
     "Batch",
     "Dataset",
     "EventDataError",
@@ -54,6 +59,8 @@ __all__ = [
     "SelfCorrecting",
     "Sequence",
     "SplinePoisson",
+    "Stream",
+    "StreamBank",
     "UserError",
     "__version__",
     "available",
@@ -81,7 +88,8 @@ _HOME = {
     **dict.fromkeys(("read", "write"), "data.readers"),
     **dict.fromkeys(("available", "load"), "data.datasets"),
     **dict.fromkeys(("PROCESSES", "simulate"), "data.synthetic"),
-    **dict.fromkeys(("DAPP", "MODELS", "Hawkes", "Poisson", "SelfCorrecting", "SplinePoisson"), "models"),
+    **dict.fromkeys(("DAPP", "MODELS", "NHP", "RMTPP", "SAHP", "THP", "Hawkes", "Poisson", "SelfCorrecting", "SplinePoisson"), "models"),
+    **dict.fromkeys(("Stream", "StreamBank"), "streaming"),
     "log_likelihood": "likelihood",
     "fit": "training",
     **dict.fromkeys(("sample", "sample_paths"), "sampling"),

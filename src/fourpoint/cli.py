@@ -1,6 +1,6 @@
 """The command line: one function per command, in the words of the library.
 
-    fourpoint demo | data | simulate | fit | evaluate | forecast | explain
+    fourpoint demo | data | simulate | fit | evaluate | forecast | explain | stream
 
 Results go to stdout, notices and errors to stderr. A mistake the user can mend ends with exit code 2 and three clauses
 (what was expected, what came, what to do), never a traceback, and before anything is written. Only typer and the
@@ -280,6 +280,31 @@ def explain(
     found = account_for(model, events.find(sequence), at)
     _save_plot(found.plot(unit=_short(events.unit)) if plot else None, plot)
     _print_all(found.to_dict(), [found], json)
+
+
+@app.command()
+def stream(
+    folder: Saved,
+    input: Annotated[str, typer.Option(metavar="FILE", help="Events, one JSON object per line; - is standard input.")] = "-",
+    output: Annotated[str, typer.Option("-o", "--output", metavar="FILE", help="Scores, one line per event; - is standard output.")] = "-",
+    state: Annotated[Path | None, typer.Option(metavar="FILE", help="Where to go on after a stop or a crash: each line once.")] = None,
+    keep: Annotated[int | None, typer.Option(metavar="N", help="Past events that each head of a DAPP remembers; all by default.")] = None,
+    by: Annotated[str | None, typer.Option(metavar="COLUMN", help="The field that names an event's entity: one stream for each.")] = None,
+    follow: Annotated[bool, typer.Option("--follow", help="Wait for more at the end of the file, until SIGTERM.")] = False,
+    every: Annotated[int | None, typer.Option(metavar="N", help="Lines between two states; 1,000, or more if that is slow.")] = None,
+    start: Annotated[float | None, typer.Option(metavar="TIME", help="When the observation began; as in training by default.")] = None,
+) -> None:
+    """Score a live feed: one JSON line in, one out, with alarms; exactly once with --state, whatever stops it."""
+    from fourpoint.checkpoints import about, restore
+    from fourpoint.feeds.feed import score_feed
+
+    model = restore(folder)
+    begin = float(about(folder).get("start") or 0.0) if start is None else start
+    if start is None and (state is None or not state.exists()):
+        _say(f"the observation begins at {begin:g}, as in training; --start sets another time")
+    source, target = (None if name == "-" else Path(name) for name in (input, output))
+    ended = score_feed(model, input=source, output=target, state=state, keep=keep, by=by, start=begin, every=every, follow=follow)
+    raise typer.Exit(ended.code)
 
 
 def _draw_from_model(

@@ -1,0 +1,171 @@
+"""A feed of events scored line by line, exactly once: what ``fourpoint stream`` runs.
+
+    {"time": 12.5, "mark": "fire"}  ->  {"line": 1, "time": 12.5, "mark": "fire", "log_density": -1.2, "gap": 0.4, ...}
+
+Each event is scored by a :class:`~fourpoint.streaming.stream.Stream` before it is absorbed; with ``by`` there is one stream per
+entity, and what is there to be read is stepped as one batch. With a state the run may be killed at any moment and started
+again: the output ends as if it had never been interrupted. A line that is no event is told, skipped and counted.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from fourpoint.events import UserError
+from fourpoint.feeds.events import Entities, Single
+from fourpoint.feeds.lines import Lines
+from fourpoint.feeds.loop import Ended, Loop
+from fourpoint.feeds.state import Output, Tally, locked, read_state
+
+
+def score_feed(
+    model: Any,
+    *,
+    input: Path | None = None,
+    output: Path | None = None,
+    state: Path | None = None,
+    keep: int | None = None,
+    by: str | None = None,
+    start: float = 0.0,
+    every: int | None = None,
+    follow: bool = False,
+    tell: Callable[[str], None] | None = None,
+) -> Ended:
+    """Score each line of ``input`` with ``model`` and write one line to ``output``; both are pipes where None.
+
+    Arguments: ``state``, the file that makes restarts exact, which needs a file as output; ``keep``, the number of past
+    events that each head remembers (all by default); ``by``, the field that names an event's entity, each with a stream
+    of its own; ``start``, when the observation began, in the model's unit of time; ``every``, the lines between two
+    states (1,000 by default, and more where writing them takes more than a twentieth of the time); ``follow``, to wait
+    for more at the end of a file; ``tell``, what to do with notices (stderr by default).
+
+    SIGTERM and SIGINT end the run after the line or batch in hand, with the state written. Raises
+    :class:`~fourpoint.events.UserError` for options that do not go together, for a state that is foreign, damaged, in use
+    or not of this model, input and output, and where the input is cut or moved away while it is followed.
+
+    >>> import json, tempfile
+    >>> from fourpoint.models.hawkes import Hawkes
+    >>> with tempfile.TemporaryDirectory() as place:
+    ...     feed, scores = Path(place, "feed.jsonl"), Path(place, "scores.jsonl")
+    ...     _ = feed.write_text('{"time": 1.0}\\n{"time": 1.5}\\n')
+    ...     ended = score_feed(Hawkes(), input=feed, output=scores, tell=lambda text: None)
+    ...     ended.tally.events, json.loads(scores.read_text().splitlines()[0])["log_density"]
+    (2, -1.0)
+    """
+    tell = tell or _to_stderr
+    _check_options(input, output, state, keep, by, every)
+    settings = {"keep": keep, "by": by, "start": start}
+    with ExitStack() as files:
+        lines = files.enter_context(closing(Lines(input, follow=follow)))
+        before = None
+        if state is not None:
+            state = state.resolve()
+            files.enter_context(locked(state))
+            before = read_state(state)
+        if before is not None:
+            _check_settings(before.settings, settings, state)
+        scorer = (Single if by is None else Entities)(model, keep, start, None if before is None else before.stream)
+        if before is not None:
+            lines.resume(before)
+            tell(f"going on after line {before.line:,} of {lines.name}")
+        scores = files.enter_context(closing(Output(output, before)))
+        loop = Loop(lines, scores, scorer, state, settings, by, every, follow, tell, before.tally if before else Tally())
+        with _signals() as told, _progress(lines) as show:
+            return loop.to_the_end(told, show)
+
+
+def _check_options(
+    input: Path | None, output: Path | None, state: Path | None, keep: int | None, by: str | None, every: int | None
+) -> None:
+    for name, number in (("--keep", keep), ("--every", every)):
+        if number is not None and number < 1:
+            raise UserError(f"{name} of at least 1", f"{number}", f"Raise {name}, or leave it out.")
+    if by in ("time", "mark", ""):
+        raise UserError("--by with the field that names an event's entity", f"{by!r}", "Name another field of the input.")
+    named = [path.resolve() for path in (input, output, state) if path is not None]
+    if len(set(named)) < len(named):
+        raise UserError("different files for --input, --output and --state", ", ".join(map(str, named)), "Rename one of them.")
+    for path in (output, state):
+        if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
+            raise UserError("a file in an existing folder", f"{path}", "Make the folder first, or choose another name.")
+    if state is not None and (output is None or (output.exists() and not output.is_file())):
+        raise UserError(
+            "--output FILE with --state, since a restart cuts the output back to what the state knows",
+            "standard output" if output is None else f"{output}, which is no file",
+            "Name a file with --output, or leave --state out.",
+        )
+
+
+def _check_settings(before: dict[str, Any], now: dict[str, Any], state: Path | None) -> None:
+    for name, value in now.items():
+        if before.get(name) != value:
+            raise UserError(
+                f"{_option(name, before.get(name))}, as when {state} was written",
+                _option(name, value),
+                "Use the same options, or another --state and --output to start anew.",
+            )
+
+
+def _option(name: str, value: Any) -> str:
+    return f"no --{name}" if value is None else f"--{name} {value}"
+
+
+@contextmanager
+def _signals() -> Iterator[list[int]]:
+    """Collects SIGTERM and SIGINT instead of dying of them; a second one finds the handlers that were there before."""
+    told: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield told
+        return
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+
+    def give_back() -> None:
+        for number, handler in before.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+
+    def note(number: int, frame: Any) -> None:
+        told.append(number)
+        give_back()
+
+    for number in before:
+        signal.signal(number, note)
+    try:
+        yield told
+    finally:
+        give_back()
+
+
+@contextmanager
+def _progress(lines: Lines) -> Iterator[Callable[[int], None]]:
+    """A bar with the time left, called with the bytes done; nothing for a feed without a known end, or without a terminal."""
+    total = lines.size
+    if total is None or not sys.stderr.isatty():
+        yield lambda offset: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task, shown = bar.add_task("scoring", total=total, completed=lines.offset), 0.0
+
+        def update(offset: int) -> None:
+            nonlocal shown
+            if time.monotonic() > shown + 0.1:
+                shown = time.monotonic()
+                bar.update(task, completed=offset)
+
+        yield update
+
+
+def _to_stderr(text: str) -> None:
+    with suppress(OSError):  # scoring goes on where nobody reads the notices
+        sys.stderr.write(text + "\n")
+        sys.stderr.flush()

@@ -1,0 +1,198 @@
+"""The loop of a feed: take lines, score them, write what came of them, and now and then the state.
+
+Three rules make it exact. Lines are scored and written whole: a batch at a time, in their order, one call of ``write``
+each. A state is written only between batches, after the output is on disk. And where anything failed in the middle of a
+batch no state is written at all, so that the next run takes it from the last good one. Used by `feeds`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from fourpoint.events import UserError
+from fourpoint.feeds.events import Event, Scorer, read_event
+from fourpoint.feeds.lines import Line, Lines
+from fourpoint.feeds.state import FeedState, Output, Tally, digest, write_state
+
+EVERY = 1000  # lines between two states, unless writing them would take more than a share of the time
+SHARE = 0.05
+POLL = 0.1  # seconds between two looks at a feed on which nothing comes
+QUIET = 1.0  # seconds without a line after which the state is written, so that a kill then costs nothing
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a run ended: what was done in all runs and in this one, its seconds, and the exit code.
+
+    The code is 0 after the end of the input and after a SIGTERM while following, 1 where the output or the state could not
+    be written, and 128 + the signal's number where a signal came before the end.
+    """
+
+    tally: Tally
+    events: int
+    seconds: float
+    code: int
+
+    def __str__(self) -> str:
+        done = self.tally
+        now = f" ({self.events:,} in this run)" if self.events != done.events else ""
+        mean = f"{done.log_likelihood / done.events:.4f}" if done.events else "none"
+        return (
+            f"{_number(done.events, 'event')}{now}, {_number(done.skipped, 'line')} skipped, {_number(done.alarms, 'alarm')}; "
+            f"log-likelihood per event {mean}; {self.events / max(self.seconds, 1e-9):,.0f} events per second"
+        )
+
+
+@dataclass
+class Loop:
+    """A feed that is open: where lines come from and go to, what scores them, and what was done before this run."""
+
+    lines: Lines
+    output: Output
+    scorer: Scorer
+    state: Path | None
+    settings: dict[str, Any]
+    by: str | None
+    every: int | None
+    follow: bool
+    tell: Callable[[str], None]
+    tally: Tally
+    done: int = 0  # bytes of the input whose lines are scored and written
+    unsaved: int = 0  # lines since the last state
+    saved: float = 0.0  # when the last state was written
+    cost: float = 0.0  # seconds that it took
+
+    def to_the_end(self, told: list[int], show: Callable[[int], None]) -> Ended:
+        """Score all there is, until the input ends or a signal comes; the summary is told however it ends."""
+        began, first, code = time.monotonic(), self.tally.events, 1
+        self.done = self.lines.offset
+        try:
+            self._save(must=True)  # before any output, so that a file of scores never lacks the state that belongs to it
+            try:
+                self._loop(told, show)
+            finally:
+                if self.done == self.lines.offset:  # else a line was taken but not scored, and the last good state stays
+                    self._save(must=True)
+            code = 128 + told[0] if told and not (self.follow and told[0] == signal.SIGTERM) else 0
+        except OSError as error:
+            self.tell(_cannot_write(error, self.state))
+        finally:
+            ended = Ended(replace(self.tally), self.tally.events - first, time.monotonic() - began, code)
+            self.tell(str(ended))
+        return ended
+
+    def _loop(self, told: list[int], show: Callable[[int], None]) -> None:
+        limit = min(self.scorer.batch, self.every or self.scorer.batch)
+        heard = time.monotonic()
+        while not told:
+            lines = self.lines.take(limit)
+            if lines:
+                self._score(lines)
+                heard = time.monotonic()
+                self._save_if_due(heard)
+                show(self.lines.offset)
+            elif self.lines.ended:
+                self._score_unfinished()
+                return
+            else:
+                if self.unsaved and time.monotonic() > heard + QUIET:
+                    self._save()
+                self.lines.wait(POLL)
+
+    def _score(self, lines: list[Line]) -> None:
+        """Score lines as one batch, and write what came of them in their order."""
+        found = [read_event(line, self.scorer.marks, self.by) for line in lines]
+        scored = iter(self.scorer.observe([event for event in found if isinstance(event, Event)]))
+        skipped, rows = 0, []
+        for line, event in zip(lines, found, strict=True):
+            result = next(scored) if isinstance(event, Event) else event
+            if isinstance(result, UserError):
+                skipped += 1
+                self.tell(f"line {line.number}: {result}")
+            elif result is not None:
+                rows.append({"line": line.number, **result})
+        if rows:
+            self.output.write("".join(map(_as_json, rows)).encode())
+        self._count(rows, skipped)
+        self.unsaved += len(lines)
+        self.done = self.lines.offset
+
+    def _count(self, rows: list[dict[str, Any]], skipped: int) -> None:
+        """What is written counts; an event that could not happen, whose log-density JSON cannot hold, counts as minus infinity."""
+        self.tally.events += len(rows)
+        self.tally.skipped += skipped
+        for row in rows:
+            self.tally.alarms += len(row["alarms"])
+            self.tally.log_likelihood += -math.inf if row["log_density"] is None else row["log_density"]
+
+    def _score_unfinished(self) -> None:
+        """The bytes after the last line end: an event if they are a whole one; else, with a state, left for the next run.
+
+        Nothing but blanks can follow a whole JSON object in its line, so such a line is complete even if the file grows.
+        """
+        line = self.lines.unfinished()
+        if line is None or (line.content is not None and not line.content.strip()):
+            return
+        if self.state is not None and isinstance(read_event(line, self.scorer.marks, self.by), UserError):
+            self.tell(f"line {line.number} has no end yet, and is left for the next run")
+            return
+        self.lines.accept(line)
+        self._score([line])
+
+    def _save_if_due(self, now: float) -> None:
+        if self.unsaved >= (self.every or EVERY) and (self.every or now - self.saved >= self.cost / SHARE):
+            self._save()
+
+    def _save(self, must: bool = False) -> None:
+        """Write the state. Where that fails the old one stays; it is told and tried again later, unless it ``must`` succeed."""
+        if self.state is None:
+            return
+        began = time.monotonic()
+        self.output.sync()
+        where = (self.lines.number, self.lines.offset, digest(self.lines.tail()), self.output.written, digest(self.output.tail()))
+        try:
+            write_state(self.state, FeedState(*where, self.settings, self.tally, self.scorer.state()))
+        except OSError as error:
+            if must:
+                raise
+            self.tell(_cannot_write(error, self.state, " Scoring goes on, and the state is tried again."))
+        self.unsaved, self.saved = 0, time.monotonic()
+        self.cost = self.saved - began
+
+
+def _number(count: int, what: str) -> str:
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
+
+
+def _as_json(values: dict[str, Any]) -> str:
+    try:
+        return _ENCODE(values) + "\n"
+    except ValueError:  # a number that is not finite, which JSON does not have
+        return _ENCODE(_finite(values)) + "\n"
+
+
+_ENCODE = json.JSONEncoder(allow_nan=False, ensure_ascii=False, check_circular=False).encode
+
+
+def _finite(value: Any) -> Any:
+    """The same with None for numbers that are not finite."""
+    if isinstance(value, dict):
+        return {key: _finite(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(one) for one in value]
+    return None if isinstance(value, float) and not abs(value) < float("inf") else value
+
+
+def _cannot_write(error: OSError, state: Path | None, more: str = "") -> str:
+    """Three clauses for a file that fails while the feed runs."""
+    if isinstance(error, BrokenPipeError):
+        return str(UserError("somebody who reads the output", "a pipe that was closed", "Start again to score the rest."))
+    again = "" if state is None or more else f" Run the same command again: it goes on from {state}."
+    return str(UserError("room and permission to write", str(error), f"Free space, or check the disk.{again}{more}"))

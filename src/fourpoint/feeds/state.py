@@ -1,0 +1,253 @@
+"""The files of a feed that outlive its process: what was scored, and where to go on after a crash.
+
+A state names a point of the input and the point of the output that belongs to it, beside the stream's own memory. It is
+written in this order, and each step is on disk before the next begins:
+
+    output up to here (fsync)  ->  draft of the state (fsync)  ->  rename onto the old state  ->  its folder (fsync)
+
+The rename is the moment at which the new state exists. A process killed before it leaves the old state, killed after it
+the new one; in both cases the output holds at least what the state speaks of, and a restart cuts off the rest. So every
+line is scored exactly once. Only one process may do so: it holds a lock beside the state, and one on the output.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import select
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from fourpoint.events import UserError
+
+NAME, VERSION = "fourpoint-feed", 1
+TAIL = 4096  # bytes before a point of a file by which it is known again
+
+
+@dataclass
+class Tally:
+    """What a feed has done so far: events scored, lines skipped, alarms raised, and the events' log-likelihood."""
+
+    events: int = 0
+    skipped: int = 0
+    alarms: int = 0
+    log_likelihood: float = 0.0
+
+
+@dataclass(frozen=True)
+class FeedState:
+    """A point of the input, the point of the output that belongs to it, and the stream's memory there.
+
+    ``line`` and ``offset`` are the lines and bytes of the input that are done, ``written`` the bytes of output that they
+    gave; ``input_tail`` and ``output_tail`` are the hashes of the last 4,096 bytes before those points. ``settings`` are
+    the options that shape the output, and ``stream`` what ``state()`` of the stream returned.
+
+    >>> state = FeedState(2, 30, "a", 99, "b", {"keep": None}, Tally(events=2), b"memory")
+    >>> FeedState.from_bytes(state.to_bytes(), "scores.state") == state
+    True
+    >>> FeedState.from_bytes(state.to_bytes()[:-1], "scores.state")
+    Traceback (most recent call last):
+      ...
+    fourpoint.events.UserError: expected a whole state; received scores.state, which is cut short or damaged. ...
+    """
+
+    line: int
+    offset: int
+    input_tail: str
+    written: int
+    output_tail: str
+    settings: dict[str, Any]
+    tally: Tally
+    stream: bytes
+
+    def to_bytes(self) -> bytes:
+        """A line with name, version and SHA-256; a line of JSON; the stream's bytes."""
+        head = {key: value for key, value in vars(self).items() if key not in ("stream", "tally")}
+        body = json.dumps({**head, "tally": asdict(self.tally)}).encode() + b"\n" + self.stream
+        return f"{NAME} {VERSION} {hashlib.sha256(body).hexdigest()}\n".encode() + body
+
+    @staticmethod
+    def from_bytes(content: bytes, source: str) -> FeedState:
+        """What :meth:`to_bytes` wrote; raises where it is foreign, of another version, cut short or damaged."""
+        first, _, body = content.partition(b"\n")
+        words = first.decode("ascii", errors="replace").split(" ")
+        if words[0] != NAME or len(words) != 3:
+            what = "which is empty" if not content else "which is something else"
+            raise UserError("a state written by `fourpoint stream`", f"{source}, {what}", "Check the path; remove the file to start anew.")
+        if words[1] != str(VERSION):
+            raise UserError(f"a state of version {VERSION}", f"version {words[1]} in {source}", "Use the Fourpoint that wrote it.")
+        if hashlib.sha256(body).hexdigest() != words[2]:
+            remedy = "Put back a copy of it, or remove it together with the output to start anew."
+            raise UserError("a whole state", f"{source}, which is cut short or damaged", remedy)
+        head, _, stream = body.partition(b"\n")
+        values = json.loads(head)
+        return FeedState(**{**values, "tally": Tally(**values["tally"])}, stream=stream)
+
+
+def digest(tail: bytes) -> str:
+    """The hash by which a file is known again."""
+    return hashlib.sha256(tail).hexdigest()
+
+
+def read_state(path: Path) -> FeedState | None:
+    """The state in ``path``; None where there is no such file."""
+    try:
+        return FeedState.from_bytes(path.read_bytes(), str(path))
+    except FileNotFoundError:
+        return None
+
+
+def write_state(path: Path, state: FeedState) -> None:
+    """Put ``state`` in the place of what ``path`` holds, all of it or none.
+
+    Raises OSError where the disk is full, say; then the old state stays, and nothing else.
+    """
+    draft = path.with_name(f".{path.name}.draft")
+    try:
+        file = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+        try:
+            write_all(file, state.to_bytes())
+            os.fsync(file)
+        finally:
+            os.close(file)
+        os.replace(draft, path)
+        sync_folder(path.parent)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Holds the lock of the state in ``path``; raises where another process has it.
+
+    The lock is a file of its own, since the state is replaced whenever it is written, and is removed afterwards. It is
+    removed while it is held, and whoever gets it looks whether it is still there: so nobody holds a lock that is gone.
+    """
+    lock = path.with_name(f".{path.name}.lock")
+    file = os.open(lock, os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        hold(file, f"--state {path}")
+        while not _is_file(file, lock):
+            os.close(file)
+            file = os.open(lock, os.O_RDWR | os.O_CREAT, 0o666)
+            hold(file, f"--state {path}")
+        try:
+            yield
+        finally:
+            lock.unlink(missing_ok=True)
+    finally:
+        os.close(file)
+
+
+class Output:
+    """Where scores are written: a file that can be cut back and made durable, or a pipe.
+
+    ``path`` is None for standard output. A file must be new or empty, unless a state says how much of it to keep.
+    """
+
+    def __init__(self, path: Path | None, before: FeedState | None) -> None:
+        self.written = before.written if before else 0
+        self._path = path
+        self._file = 1 if path is None else self._open(path, before)
+
+    def write(self, content: bytes) -> None:
+        """Whole lines, handed to the operating system before this returns."""
+        write_all(self._file, content)
+        self.written += len(content)
+
+    def sync(self) -> None:
+        """Returns once all that was written would survive a loss of power."""
+        os.fsync(self._file)
+
+    def tail(self) -> bytes:
+        """The last bytes that were written."""
+        size = min(TAIL, self.written)
+        return os.pread(self._file, size, self.written - size)
+
+    def close(self) -> None:
+        """Let go of the file and its lock."""
+        if self._path is not None:
+            os.close(self._file)
+
+    def _open(self, path: Path, before: FeedState | None) -> int:
+        if path.exists() and not stat.S_ISREG(path.stat().st_mode):
+            return os.open(path, os.O_WRONLY)
+        new = not path.exists()
+        if new and self.written:
+            raise self._too_short(f"no file {path}")
+        file = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            hold(file, f"--output {path}")
+            self._check(file, path, before)
+            os.ftruncate(file, self.written)
+            os.lseek(file, self.written, os.SEEK_SET)
+            if new:
+                sync_folder(path.parent)
+        except BaseException:
+            os.close(file)
+            raise
+        return file
+
+    def _check(self, file: int, path: Path, before: FeedState | None) -> None:
+        """Refuse to cut or overwrite anything but what this feed wrote."""
+        size = os.fstat(file).st_size
+        if before is None:
+            if size:
+                remedy = "Remove it, choose another name, or go on with the --state that belongs to it."
+                raise UserError("a new or empty file for --output", f"{path} of {size:,} bytes", remedy)
+            return
+        if size < self.written:
+            raise self._too_short(f"{path} of {size:,} bytes")
+        length = min(TAIL, self.written)
+        if digest(os.pread(file, length, self.written - length)) != before.output_tail:
+            raise UserError(
+                f"the --output that belongs to the state, as it was after {self.written:,} bytes",
+                f"{path} with other content there",
+                "Name the file that was written with this state, or remove both to start anew.",
+            )
+
+    def _too_short(self, received: str) -> UserError:
+        expected = f"an --output of at least the {self.written:,} bytes that the state speaks of"
+        return UserError(expected, received, "Put the file back, or remove it and the state to start anew.")
+
+
+def write_all(file: int, content: bytes) -> None:
+    """Write every byte, however many the system takes at a time."""
+    rest = memoryview(content)
+    while rest:
+        try:
+            rest = rest[os.write(file, rest) :]
+        except BlockingIOError:
+            select.select([], [file], [])
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the names in a folder durable."""
+    file = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(file)
+    finally:
+        os.close(file)
+
+
+def hold(file: int, what: str) -> None:
+    """Lock an open file for this process alone; the lock ends with the process, however it ends."""
+    import fcntl
+
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise UserError(f"{what} for this process alone", "one that another process is using", "End it, or choose another file.") from None
+
+
+def _is_file(file: int, path: Path) -> bool:
+    """Whether an open file is the one that ``path`` leads to now."""
+    try:
+        return os.path.samestat(os.fstat(file), os.stat(path))
+    except FileNotFoundError:
+        return False

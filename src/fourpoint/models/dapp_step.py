@@ -1,0 +1,339 @@
+r"""A linear DAPP stepped in plain numpy: states in, states out, with the integral of the rate in between.
+
+Tensors of one row cost more in calls than in arithmetic; here a step of one stream takes tens of microseconds, and rows of many
+streams are stepped together. With S the states of all modes at some moment and a_j = -gamma_j + i theta_j,
+
+    S(t + h) = exp(a h) S(t),        z_m = sum_j Re[r_km w_j exp(i psi_j(m)) S_j],        lambda_m = mu_m + g(b_m + drift_m + z_m),
+
+exactly as in `dapp`. The integral of the rate over a stretch is read at equal steps, so that the states at all nodes follow from one
+exponential by multiplication. Every eight steps are a panel, integrated by the polynomial through its nine nodes (Newton and
+Cotes' rule); there are 1 to 8 panels, as many as the stretch's length and the modes' speed suggest. The last Legendre
+coefficients of each polynomial, made smaller by as much as they fell, estimate the error, and a stretch that misses the
+tolerance is cut in two, at a knot of the splines if there is one inside. Nothing is interpolated in time. Used by `streaming` and
+`streaming.bank`. Axes: R rows, J = K D modes, M marks, Q nodes, C curves (splines).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from fourpoint.maths.quadrature import Unconverged
+from fourpoint.maths.spline import cubics
+from fourpoint.models.dapp import DAPP
+from fourpoint.models.dapp_loops import compiled_nodes
+
+Floats = NDArray[Any]
+Complexes = NDArray[Any]
+PANEL, PANELS = 8, 8  # steps of a panel, and the most panels of a stretch
+TURN, LOOSE_TURN = 2.0, 2.7  # how far the modes of the fastest head turn, in the mean, in one panel; the same in float32
+EDGE = 1.1  # error of a panel whose first rate alone is off, in units of its last coefficient
+TOLERANCE = 2.5e-7  # absolute, of a stretch
+RELATIVE = 1e-6
+CACHE = 2**20  # bytes of states held at once
+DEEPEST = 40  # halvings after which a rate counts as one that cannot be integrated
+
+
+def supports(model: Any) -> bool:
+    """Whether ``model`` can be stepped here: a DAPP in linear form whose weights are not normalised.
+
+    >>> supports(DAPP()), supports(DAPP(normalise="softmax"))
+    (True, False)
+    """
+    return isinstance(model, DAPP) and model.scanned and model.settings()["normalise"] == "none"
+
+
+class Reached(NamedTuple):
+    """Rows moved on in time: their states, log lambda per mark and time unit there, and the integral of the rate until there."""
+
+    state: Complexes  # (R, J)
+    logs: Floats  # (R, M), float64
+    integral: Floats  # (R,), float64
+
+
+class Steps:
+    """The numbers of a DAPP in evaluation mode, copied, in precision ``kind`` (float32 or float64).
+
+    ``compiled`` loops are used where numba is installed; they pay with many rows or many modes.
+
+    Later changes of the model are not seen. Times are in the user's unit, those ``since`` counted from a row's window's start.
+
+    >>> steps = Steps(DAPP(heads=1, eval_features=16, base="constant", drift="none"))
+    >>> found = steps.reach(steps.blank(1), np.zeros(1), np.ones(1))  # no event yet: mu + g(b), here 1 + log 2
+    >>> round(float(found.integral[0]), 6)
+    1.693147
+    """
+
+    @torch.no_grad()
+    def __init__(self, model: DAPP, kind: type[np.floating[Any]] = np.float64, *, compiled: bool = False) -> None:
+        def copied(x: torch.Tensor) -> Floats:
+            return np.ascontiguousarray(x.detach().cpu().double().numpy())
+
+        self.kind, self.marks = np.dtype(kind), model.marks.count
+        self.whirl = np.dtype(np.complex64 if self.kind == np.float32 else np.complex128)
+        spectrum, rate, s = model.spectrum(fixed=True), model.rate, model.settings()
+        self.scale = float(model.time_scale)
+        self.frequency = copied(spectrum.frequency).ravel().astype(kind)
+        self.decay = None if spectrum.decay is None else -copied(spectrum.decay).ravel().astype(kind)
+        turn = np.exp(1j * copied(spectrum.shift))  # (K, D, M)
+        read = copied(spectrum.weight)[..., None] * turn * copied(model._readout())[:, None]
+        self.read = _interleaved(read.reshape(-1, self.marks)).astype(kind)
+        marks = torch.arange(self.marks)[None]
+        constant = copied(model._values(torch.zeros_like(marks, dtype=torch.float64), marks))[0]  # (M, K)
+        slope = copied(model._values(torch.ones_like(marks, dtype=torch.float64), marks))[0] - constant
+        self.constant, self.slope = (self._driven(turn, v) for v in (constant, slope))
+        self.value, self.value_slope = constant, slope
+        self.sloping = s["values"] != "mark"
+        self.link = rate.link
+        self.log_base = None if rate.splined_base else copied(rate.log_base)[:, 0].astype(kind)
+        log_scale = copied(rate.log_scale) if self.link == "softplus" else np.zeros(self.marks)
+        self.log_scale, self.size, self.log_unit = log_scale, np.exp(log_scale).astype(kind), math.log(self.scale)
+        self.bias = ((copied(rate.bias) if self.link != "identity" else 0.0) - log_scale).astype(kind)
+        self.splined_drift = rate.splined_drift and self.link != "identity"
+        curves = rate.curves()
+        self.length, self.cell, self._end = 0.0, math.inf, np.zeros((1, 1, 0), dtype=kind)
+        if curves is not None:
+            table = copied(cubics(curves.coefficients.double())).transpose(2, 1, 0)  # (4, C, intervals)
+            end = np.zeros_like(table[..., :1])
+            end[0] = table[..., -1:].sum(0)  # past the last knot a curve is constant
+            self.length, self.cell, self.intervals = float(rate.length), float(rate.length) / table.shape[2], table.shape[2]
+            self.cubics = np.ascontiguousarray(np.concatenate([table, end], 2).astype(kind))
+            self._end = self.cubics[0, :, -1][None, None]
+        self.loose = max(RELATIVE, 32 * float(np.finfo(kind).eps))
+        speed = np.sqrt((copied(spectrum.rate.abs()) ** 2).mean(1).max())
+        self.speed = float(speed) / (TURN if kind == np.float64 else LOOSE_TURN) / self.scale
+        self._rules = {panels: _rule(panels, kind) for panels in range(1, PANELS + 1)}
+        self.rows = max(1, CACHE // ((4 if compiled else PANEL) * len(self.frequency) * self.whirl.itemsize))
+        self._loop = compiled_nodes() if compiled else None
+        self._halved = np.ascontiguousarray(self.read.reshape(-1, 2, self.marks).transpose(2, 1, 0))
+        self._scratch: tuple[Complexes, Floats] | None = None
+
+    def _driven(self, turn: Complexes, values: Floats) -> Complexes:
+        """What an event of each mark adds to the states, (M, J): exp(-i psi_j(m)) v_k(m)."""
+        return np.ascontiguousarray((turn.conj().transpose(2, 0, 1) * values[..., None]).reshape(self.marks, -1).astype(self.whirl))
+
+    def blank(self, rows: int) -> Complexes:
+        """States before any event."""
+        return np.zeros((rows, len(self.frequency)), dtype=self.whirl)
+
+    def kick(self, since: Floats, mark: NDArray[np.int64]) -> Complexes:
+        """What events at ``since`` of type ``mark`` add to the states, (R, J)."""
+        added = self.constant[mark]
+        return added + (since / self.scale).astype(self.kind)[:, None] * self.slope[mark] if self.sloping else added
+
+    def values(self, since: Floats, mark: NDArray[np.int64]) -> Floats:
+        """v_k of events at ``since`` of type ``mark``, (R, K)."""
+        return np.asarray(self.value[mark] + (since / self.scale)[:, None] * self.value_slope[mark])
+
+    @property
+    def fading(self) -> Floats:
+        """-gamma, or 0 where modes do not decay; (J,)."""
+        return np.zeros_like(self.frequency) if self.decay is None else self.decay
+
+    def moved(self, state: Complexes, gap: Floats) -> Complexes:
+        """States ``gap`` later."""
+        return state * self._turns(gap / self.scale)
+
+    def logs(self, state: Complexes, since: Floats) -> Floats:
+        """log lambda per mark and time unit where the rows are, (R, M)."""
+        return self._log_rates(_real(state) @ self.read, self._curves(since, np.zeros_like(since), np.zeros((1, 1), dtype=self.kind))[0])
+
+    def reach(self, state: Complexes, since: Floats, gap: Floats) -> Reached:
+        """Rows at ``since`` moved on by ``gap``, with the integral of their rates.
+
+        Raises `maths.quadrature.Unconverged` where a rate explodes or cannot be integrated.
+        """
+        with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+            return self._stretches(state, since, gap, np.full(len(since), TOLERANCE), 0)
+
+    def _stretches(self, state: Complexes, left: Floats, width: Floats, allowed: Floats, depth: int) -> Reached:
+        """The same, rows that need as many panels together, and no more of them at a time than stay in the processor's cache."""
+        if len(left) == 1:
+            panels = math.ceil(min(max(float(width[0]) * self.speed * 2**depth, 1.0), PANELS))
+            return self._stretch(state, left, width, allowed, depth, panels)
+        needed = np.ceil(np.clip(width * self.speed * 2**depth, 1.0, PANELS)).astype(np.int64)
+        order = np.argsort(needed, kind="stable")
+        ends = np.cumsum(np.bincount(needed, minlength=PANELS + 1)).tolist()
+        found = Reached(np.empty_like(state), np.empty((len(left), self.marks)), np.empty(len(left)))
+        for panels in range(1, PANELS + 1):
+            rows = max(1, self.rows // (panels if self._loop is None else 1))
+            for i in range(ends[panels - 1], ends[panels], rows):
+                some = order[i : min(i + rows, ends[panels])]
+                part = self._stretch(state[some], left[some], width[some], allowed[some], depth, panels)
+                for whole, own in zip(found, part, strict=True):
+                    whole[some] = own
+        return found
+
+    def _stretch(self, state: Complexes, left: Floats, width: Floats, allowed: Floats, depth: int, panels: int) -> Reached:
+        """The same with a number of panels; stretches whose error is not ``allowed`` are cut in two."""
+        lag = width / self.scale
+        z, after = self._nodes(state, lag, PANEL * panels)
+        places, readings = self._rules[panels]
+        curves = self._curves(left, width, places)
+        each = self._rates(z, curves)
+        total = each[..., 0] if self.marks == 1 else each.sum(-1)
+        found = readings @ total
+        value = lag * found[0]
+        missed = ~(lag * _doubt(found[1:], panels) <= allowed + self.loose * value)
+        logs = np.log(each[-1].astype(np.float64)) - self.log_unit
+        if not np.isfinite(logs).all():
+            logs = self._log_rates(z[-1], curves[-1])
+        if missed.any():
+            some = np.flatnonzero(missed)
+            self._check(total[:, some], left[some], width[some], depth)
+            value[some] = self._halves(state[some], left[some], width[some], allowed[some], depth + 1)
+        return Reached(after, logs, value)
+
+    def _halves(self, state: Complexes, left: Floats, width: Floats, allowed: Floats, depth: int) -> Floats:
+        """Integrals in two parts, cut at the first knot of a spline inside, else in the middle."""
+        first = width / 2
+        if self.length > 0:
+            knot = (np.floor(left / self.cell) + 1) * self.cell - left
+            first = np.where((knot < width) & (left + knot <= self.length * (1 + 1e-12)) & (knot > 1e-9 * width), knot, first)
+        share = allowed * first / width
+        later = self.moved(state, first)
+        states, lefts, widths = (np.concatenate(x) for x in ((state, later), (left, left + first), (first, width - first)))
+        parts = self._stretches(states, lefts, widths, np.concatenate([share, allowed - share]), depth).integral
+        return np.asarray(parts[: len(left)] + parts[len(left) :])
+
+    def _nodes(self, state: Complexes, lag: Floats, steps: int) -> tuple[Floats, Complexes]:
+        """z at the nodes, (Q, R, M), and the states at the last of them."""
+        if self.kind == np.float64:
+            once, after = self._turns(lag / steps), None
+        else:  # powers lose digits, which the next events would inherit
+            once, whole = np.split(self._turns(np.concatenate([lag / steps, lag])), 2)
+            after = state * whole
+        if self._loop is None:
+            return self._plain_nodes(state, once, after, steps)
+        z = np.empty((steps + 1, len(state), self.marks), dtype=self.kind)
+        found = np.empty_like(state) if after is None else after
+        self._loop(state, once, found, after is None, self._halved, z)
+        return z, found
+
+    def _plain_nodes(self, state: Complexes, once: Complexes, after: Complexes | None, steps: int) -> tuple[Floats, Complexes]:
+        """The same over whole arrays."""
+        x, z = self._room(len(state), steps + 1)
+        x[0], power, filled = state, once, 1
+        while filled <= steps:
+            more = min(filled, steps + 1 - filled)
+            np.multiply(x[:more], power, out=x[filled : filled + more])
+            power, filled = power * power, filled + more
+        if after is not None:
+            x[steps] = after
+        np.matmul(_real(x).reshape(len(z), -1), self.read, out=z)
+        return z.reshape(steps + 1, -1, self.marks), x[steps].copy() if after is None else after
+
+    def _room(self, rows: int, nodes: int) -> tuple[Complexes, Floats]:
+        """Scratch space, kept from call to call: fresh pages would cost more than the arithmetic."""
+        J, size = len(self.frequency), nodes * rows
+        if self._scratch is None or len(self._scratch[1]) < size * self.marks:
+            self._scratch = np.empty(size * J, dtype=self.whirl), np.empty(size * self.marks, dtype=self.kind)
+        x, z = self._scratch
+        return x[: size * J].reshape(nodes, rows, J), z[: size * self.marks].reshape(size, self.marks)
+
+    def _turns(self, lag: Floats) -> Complexes:
+        """exp(a lag), (R, J)."""
+        d = lag.astype(self.kind)[:, None]
+        angle = d * self.frequency
+        turn = np.empty(angle.shape, dtype=self.whirl)
+        fade = 1.0 if self.decay is None else np.exp(d * self.decay)
+        np.multiply(np.cos(angle), fade, out=turn.real)
+        np.multiply(np.sin(angle), fade, out=turn.imag)
+        return turn
+
+    def _curves(self, left: Floats, width: Floats, places: Floats) -> Floats:
+        """The splines' values at ``places`` (Q, 1) of each stretch, (Q, R, C)."""
+        if left.min() >= self.length:
+            return self._end
+        at, wide = left / self.cell, width / self.cell
+        cell = np.minimum(at, self.intervals).astype(np.int64)
+        values = self._cubic(cell, (at - cell).astype(self.kind) + places * wide.astype(self.kind))
+        crossing = np.flatnonzero(np.minimum(at + wide, self.intervals).astype(np.int64) != cell)
+        if len(crossing):
+            every = at[crossing] + places * wide[crossing]
+            cells = np.minimum(every, self.intervals).astype(np.int64)
+            values[:, :, crossing] = self._cubic(cells, (every - cells).astype(self.kind))
+        return np.moveaxis(values, 0, -1)
+
+    def _cubic(self, cell: NDArray[np.int64], place: Floats) -> Floats:
+        """The curves at ``place`` (Q, R) of intervals, (C, Q, R)."""
+        shape = (4, -1, 1, len(cell)) if cell.ndim == 1 else (4, -1, *cell.shape)
+        a0, a1, a2, a3 = self.cubics.take(cell, axis=-1).reshape(shape)
+        return np.asarray(a0 + place * (a1 + place * (a2 + place * a3)))
+
+    def _parts(self, z: Floats, curves: Floats) -> tuple[Floats, Floats]:
+        """log mu, and the link's argument less log s."""
+        base = curves[..., : self.marks] if self.log_base is None else self.log_base
+        x = z + self.bias
+        return base, x + curves[..., -self.marks :] if self.splined_drift else x
+
+    def _rates(self, z: Floats, curves: Floats) -> Floats:
+        """Intensities per unit of the model's time, (..., R, M)."""
+        base, x = self._parts(z, curves)
+        if self.link == "exp":
+            x = np.exp(x)
+        elif self.link == "softplus":
+            x = self.size * (np.maximum(x, 0) + np.log1p(np.exp(-np.abs(x))))
+        return np.asarray(np.exp(base) + x)
+
+    def _log_rates(self, z: Floats, curves: Floats) -> Floats:
+        """log lambda per mark and unit of the user's time, formed before anything can overflow; float64."""
+        base, x = (np.asarray(part, dtype=np.float64) for part in self._parts(z, curves))
+        if self.link == "identity":
+            logs = np.log(np.exp(base) + x)
+        elif self.link == "exp":
+            logs = np.logaddexp(base, x)
+        else:
+            low = x < -15
+            logs = np.where(low, x, np.log(np.logaddexp(0.0, np.where(low, 0.0, x))))
+            logs = np.logaddexp(base, self.log_scale + logs)
+        return logs - self.log_unit
+
+    def _check(self, rates: Floats, left: Floats, width: Floats, depth: int) -> None:
+        """Refuse to cut for ever."""
+        lost = np.flatnonzero(~np.isfinite(rates).all(0))
+        i = lost[0] if len(lost) else 0
+        where = f"between {left[i]:g} and {left[i] + width[i]:g} after the start"
+        if len(lost):
+            raise Unconverged(f"expected a finite rate; received {rates[:, i].max()} {where}. The model explodes there: fit it again.")
+        if depth >= DEEPEST:
+            raise Unconverged(f"expected a rate that can be integrated; received one that jumps {where}. Fit the model again.")
+
+
+def _interleaved(read: Complexes) -> Floats:
+    """Re[read_j S_j] as a real product with the parts of S side by side, (2 J, M)."""
+    return np.stack([read.real, -read.imag], 1).reshape(-1, read.shape[1])
+
+
+def _real(state: Complexes) -> Floats:
+    """Real and imaginary parts side by side, (..., 2 J), without a copy."""
+    return state.view(np.float32 if state.dtype == np.complex64 else np.float64)
+
+
+def _rule(panels: int, kind: Any) -> tuple[Floats, Floats]:
+    """Where the nodes of a stretch are, from 0 to 1, (Q, 1); and what maps rates there to their mean over the stretch, and to
+    the last four Legendre coefficients of every panel, each counting for its part of the stretch, (1 + 4 panels, Q)."""
+    inverse = np.linalg.inv(np.polynomial.legendre.legvander(np.linspace(-1, 1, PANEL + 1), PANEL)) / panels
+    rows = np.zeros((1 + 4 * panels, PANEL * panels + 1))
+    for p in range(panels):
+        nodes = slice(PANEL * p, PANEL * (p + 1) + 1)
+        rows[0, nodes] += inverse[0]
+        rows[1 + 4 * p : 5 + 4 * p, nodes] = inverse[-4:]
+    return np.linspace(0, 1, PANEL * panels + 1)[:, None].astype(kind), rows.astype(kind)
+
+
+def _doubt(last: Floats, panels: int) -> Floats:
+    """An error estimate from the panels' last Legendre coefficients: the larger of two, made smaller by as much as they fell.
+
+    Not so in the first panel: a rate that an event has just moved may be back before the second node, and the first alone would
+    show it, as a last coefficient that is as large as the error.
+    """
+    size = np.abs(last).reshape(panels, 2, 2, -1).max(2)
+    before, end = size[:, 0], size[:, 1]
+    falling = np.minimum(1.0, end / np.maximum(before, np.finfo(last.dtype).tiny))
+    falling[0] = EDGE
+    return np.asarray((end * falling).sum(0))

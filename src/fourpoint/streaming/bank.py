@@ -1,0 +1,288 @@
+"""Many streams at once, one per entity (a customer, a machine, a station), stepped as one batch.
+
+Every entity has a window of its own that opens at the bank's ``start``, and is a :class:`~fourpoint.streaming.stream.Stream` in all but
+attention: each event is scored from its entity's past alone, before it is absorbed. Entities are created on first sight. With
+``limit`` those seen least recently are written to files in ``spill``, and come back as they were when they are seen again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from fourpoint.events import UserError
+from fourpoint.maths.quadrature import Unconverged
+from fourpoint.sampling import still
+from fourpoint.streaming.monitoring import WINDOW, Alarm, Monitor
+from fourpoint.streaming.rows import memories
+from fourpoint.streaming.seats import Seats
+from fourpoint.streaming.spill import Spill
+from fourpoint.streaming.state import fingerprint, pack, unpack
+from fourpoint.streaming.stream import LARGEST, finite, known_mark
+
+Floats = NDArray[np.float64]
+Rows = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class BankObservation:
+    """Per event, in the order given: what :class:`~fourpoint.streaming.stream.Observation` says of one."""
+
+    log_density: Floats
+    gap: Floats
+    rate: Floats
+    alarms: list[tuple[Alarm, ...]]
+
+
+class StreamBank:
+    """Streams of many entities, followed by one fitted model, which must not change meanwhile.
+
+    Arguments
+        model: any model. A linear DAPP is stepped in its own precision, with integrals to 1e-6 absolute and 1e-6 relative (4e-6 in
+            float32); others by their verbs in float64.
+        start: when all windows open, in the user's time unit.
+        limit: how many entities stay in memory, or as many as one call names; None: all. It needs ``spill`` and a model of constant
+            memory.
+        spill: a folder, of this bank alone, for the others.
+        alarms: as for a stream, per entity; None: no monitoring.
+        threads: how many share the work of a call.
+
+    >>> from fourpoint.models.hawkes import Hawkes
+    >>> bank = StreamBank(Hawkes(baseline=1.0, branching=0.5, decay=2.0))
+    >>> found = bank.observe(["a", "b", "a"], [0.5, 0.7, 1.0])
+    >>> found.gap.round(4).tolist(), len(bank)  # of a: .5 and then .5 + .5 (1 - exp(-1))
+    ([0.5, 0.7, 0.8161], 2)
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        *,
+        start: float = 0.0,
+        limit: int | None = None,
+        spill: Path | str | None = None,
+        alarms: float | None = None,
+        threads: int = 2,
+    ) -> None:
+        if limit is not None and (limit < 1 or spill is None):
+            received = f"limit={limit}, spill={spill}"
+            raise UserError("a limit of at least 1 and a folder to spill to", received, "Pass both, or neither.")
+        self.model, self.limit, self.alarms, self.threads = model, limit, alarms, threads
+        self._owner = fingerprint(model)
+        self._spill = None if spill is None else Spill(spill, self._owner)
+        self._names = {name: i for i, name in enumerate(model.marks.names)}
+        self.reset(start)
+        if limit is not None and not self._memories.fixed:
+            raise UserError("a model of constant memory to spill", type(model).__name__, "Leave limit out, or use a linear model.")
+
+    def reset(self, start: float = 0.0) -> None:
+        """Forget all entities, also those on disk, and begin anew at ``start``."""
+        self.start = finite(start)
+        if self._spill is not None:
+            for name in list(self._spill.names):
+                self._spill.forget(name)
+        with still(self.model):
+            self._memories = memories(self.model, self.start, self.threads)
+        self._seats = Seats(self._memories, self.start, self.limit, self._spill)
+
+    def __len__(self) -> int:
+        """Entities seen so far."""
+        return len(self._seats.row) + len(self._seats.away)
+
+    def __contains__(self, entity: str) -> bool:
+        return entity in self._seats.row or entity in self._seats.away
+
+    @property
+    def entities(self) -> list[str]:
+        """Their names; those in memory first."""
+        return [*self._seats.row, *sorted(self._seats.away)]
+
+    def observe(
+        self, entities: Sequence[str], times: ArrayLike, marks: Sequence[int | str] | NDArray[Any] | None = None
+    ) -> BankObservation:
+        """Score events and remember them; several of one entity are taken in the order given.
+
+        Arguments are of one length: whose events, when, and of which mark (None where the model has one). Raises
+        :class:`UserError` where a time of an entity is before its last one or not finite, for an unknown mark, and where a rate
+        explodes; then nothing at all has changed.
+        """
+        when, kinds = self._checked(entities, times, marks)
+        rows, new = self._seats.seat(entities)
+        try:
+            rounds = self._rounds(rows, when)
+            found = self._observed(rows, when, kinds, rounds)
+        except BaseException:
+            self._seats.unseat(new)
+            raise
+        return found
+
+    def advance(self, time: float) -> list[tuple[str, Alarm]]:
+        """No event of any entity until ``time``: the alarms that this silence raises, with the entities' names.
+
+        Entities on disk are not looked at: their silence counts when they come back.
+        """
+        when, rows = finite(time), np.array(list(self._seats.row.values()), dtype=np.int64)
+        if not len(rows):
+            return []
+        at = self._seats.numbers["at"][rows]
+        if when < at.max():
+            raise _too_early(self._seats.names[rows[at.argmax()]], float(at.max()), when)
+        times = np.full(len(rows), when)
+        integral = self._scored(rows, times)[1]
+        self._memories.move(rows, at, times)
+        self._seats.numbers["at"][rows] = when
+        self._seats.numbers["open"][rows] += integral
+        self._seats.numbers["likelihood"][rows] -= integral
+        if self.alarms is None:
+            return []
+        found = [(name, self._monitor(row).silence(float(self._seats.numbers["open"][row]), when)) for name, row in self._seats.row.items()]
+        return [(name, alarm) for name, alarms in found for alarm in alarms]
+
+    def intensity(self, entity: str, time: float) -> Floats:
+        """lambda per mark of one entity at ``time``, as if nothing more happened until then; (M,). A new one has no past."""
+        when, (rows, new) = finite(time), self._seats.seat([entity])
+        try:
+            at = self._seats.numbers["at"][rows]
+            if when < at[0]:
+                raise _too_early(entity, float(at[0]), when)
+            return np.asarray(np.exp(self._memories.logs(rows, at, np.array([when]))[0]))
+        finally:
+            self._seats.unseat(new)
+
+    def log_likelihood(self, entity: str) -> float:
+        """The running total of one entity, silences advanced over included."""
+        return float(self._seats.number("likelihood", entity))
+
+    def count(self, entity: str) -> int:
+        """The events of one entity."""
+        return int(self._seats.number("count", entity))
+
+    # ------------------------------------------------------------------ state
+
+    def state(self) -> bytes:
+        """The whole bank as bytes, entities on disk included."""
+        seats, rows = self._seats, list(self._seats.row.values())
+        names, parts, monitors = list(seats.row), [seats.take(np.array(rows, dtype=np.int64))], [seats.monitors[row] for row in rows]
+        for name in sorted(seats.away):
+            arrays, monitor = seats.read(name)
+            names.append(name)
+            parts.append(arrays)
+            monitors.append(monitor)
+        states = [None if m is None else m.state() for m in monitors]
+        whole = {key: np.concatenate([p[key] for p in parts]) for key in parts[0]}
+        whole["monitors"] = np.concatenate([np.zeros(0), *(w[1] for w in states if w is not None)])
+        numbers = [None if w is None else w[0] for w in states]
+        header = {"start": self.start, "alarms": self.alarms, "entities": names, "monitors": numbers}
+        return pack("bank", self._owner, header, whole)
+
+    @staticmethod
+    def restore(model: Any, state: bytes, *, limit: int | None = None, spill: Path | str | None = None, threads: int = 2) -> StreamBank:
+        """The bank whose :meth:`state` this is; ``limit`` and ``spill`` are chosen anew. Raises as `Stream.restore` does."""
+        header, arrays = unpack("bank", fingerprint(model), state)
+        bank = StreamBank(model, start=header["start"], limit=limit, spill=spill, alarms=header["alarms"], threads=threads)
+        gaps, monitors = arrays.pop("monitors"), []
+        for numbers in header["monitors"]:
+            own, gaps = np.split(gaps, [0 if numbers is None else min(numbers["seen"], WINDOW)])
+            monitors.append(None if numbers is None else Monitor.restore(numbers, own))
+        bank._seats.put(bank._seats.seat(header["entities"])[0], arrays, monitors)
+        bank._seats.make_room(0, own=False)
+        return bank
+
+    # ------------------------------------------------------------------ events
+
+    def _checked(self, entities: Sequence[str], times: ArrayLike, marks: Sequence[int | str] | NDArray[Any] | None) -> tuple[Floats, Rows]:
+        """Times and marks as arrays, each of them possible."""
+        try:
+            when = np.array(times, dtype=np.float64).reshape(-1)
+        except (TypeError, ValueError) as error:
+            raise UserError("numbers for times", f"{str(times)[:80]!r}", "Convert the times to numbers.") from error
+        count = self.model.marks.count
+        if marks is None and count > 1:
+            known_mark(self.model.marks, self._names, None)
+        kinds = np.zeros(len(when), dtype=np.int64) if marks is None else self._numbered(marks)
+        if not len(entities) == len(when) == len(kinds):
+            received = f"{len(entities)} entities, {len(when)} times and {len(kinds)} marks"
+            raise UserError("one time and one mark per event", received, "Make the lengths equal.")
+        bad = np.flatnonzero(~np.isfinite(when))
+        if len(bad):
+            raise UserError("finite times", f"{when[bad[0]]} at event {bad[0]} of the call", "Mend or leave out the event.")
+        bad = np.flatnonzero((kinds < 0) | (kinds >= count))
+        if len(bad):
+            known_mark(self.model.marks, self._names, int(kinds[bad[0]]))
+        return when, kinds.astype(np.int64)
+
+    def _numbered(self, marks: Sequence[int | str] | NDArray[Any]) -> Rows:
+        found = np.asarray(marks)
+        if found.dtype.kind not in "iu":
+            return np.array([known_mark(self.model.marks, self._names, mark) for mark in marks], dtype=np.int64)
+        return found
+
+    def _rounds(self, rows: Rows, when: Floats) -> list[Rows]:
+        """Events that can be taken together: the first of each entity, then the second, and so on."""
+        if not len(rows):
+            return []
+        order = np.argsort(rows, kind="stable")
+        mine, times = rows[order], when[order]
+        first = np.concatenate([[True], mine[1:] != mine[:-1]])
+        before = np.where(first, self._seats.numbers["at"][mine], np.concatenate([[0.0], times[:-1]]))
+        early = np.flatnonzero(times < before)
+        if len(early):
+            i = early[0]
+            raise _too_early(self._seats.names[mine[i]], float(before[i]), float(times[i]))
+        if first.all():
+            return [np.arange(len(rows))]
+        place = np.arange(len(rows))
+        rank = place - np.maximum.accumulate(np.where(first, place, 0))
+        return [np.sort(order[rank == r]) for r in range(int(rank.max()) + 1)]
+
+    def _observed(self, rows: Rows, when: Floats, kinds: Rows, rounds: list[Rows]) -> BankObservation:
+        density, gaps, rates = (np.empty(len(rows)) for _ in range(3))
+        raised: list[tuple[Alarm, ...]] = [()] * len(rows)
+        several = np.unique(rows) if len(rounds) > 1 else rows[:0]
+        kept = self._seats.take(several)
+        try:
+            for some in rounds:
+                mine, times, marks = rows[some], when[some], kinds[some]
+                logs, integral = self._scored(mine, times)
+                own, gap = logs[np.arange(len(mine)), marks], self._seats.numbers["open"][mine] + integral
+                density[some], gaps[some], rates[some] = own - gap, gap, np.exp(logs).sum(1)
+                self._memories.absorb(mine, self._seats.numbers["at"][mine], times, marks)
+                self._seats.numbers["at"][mine], self._seats.numbers["open"][mine] = times, 0.0
+                self._seats.numbers["likelihood"][mine] += own - integral
+                self._seats.numbers["count"][mine] += 1
+        except BaseException:  # a later round may fail where an earlier one was taken in
+            self._seats.put(several, kept)
+            raise
+        if self.alarms is not None:
+            for some in rounds:
+                for i in some.tolist():
+                    raised[i] = self._monitor(int(rows[i])).gap(float(gaps[i]), float(when[i]))
+        return BankObservation(density, gaps, rates, raised)
+
+    def _scored(self, rows: Rows, times: Floats) -> tuple[Floats, Floats]:
+        try:
+            logs, integral = self._memories.score(rows, self._seats.numbers["at"][rows], times)
+        except Unconverged as error:
+            raise UserError("rates that can be integrated", str(error).rstrip("."), "Fit the model again, or reset the bank.") from error
+        lost = np.flatnonzero(~((logs < LARGEST).all(1) & np.isfinite(integral)))
+        if len(lost):
+            i = lost[0]
+            received = f"log-rates {logs[i].tolist()[:4]} and the integral {integral[i]} of {self._seats.names[rows[i]]!r} at {times[i]}"
+            raise UserError("finite rates", received, "The model explodes there: fit it again, or reset the bank.")
+        return logs, integral
+
+    def _monitor(self, row: int) -> Monitor:
+        found = self._seats.monitors[row]
+        if found is None:
+            found = self._seats.monitors[row] = Monitor(float(self.alarms or 0.0))
+        return found
+
+
+def _too_early(entity: str, last: float, time: float) -> UserError:
+    expected = f"a time of at least {last!r}, the last one of {entity!r}"
+    return UserError(expected, f"{time!r}", "Sort the events of each entity.")

@@ -1,0 +1,155 @@
+r"""A DAPP with bounded memory (ODAPP) followed in plain numpy: active sets as in `maths.selection`, rates by the states of modes.
+
+The sum over a head's active events is the same sum over modes as in `models.dapp_step`, with S_k formed from the active events
+alone. So an event that comes is added to the states, one that is dropped is taken off again,
+
+    S_k  <-  exp(a_k gap) S_k + exp(-i psi_k(m)) v_k - exp(a_k (t - t_e)) exp(-i psi_k(m_e)) v_ke,
+
+and rates and integrals cost what they cost in the exact stream. Only the selection compares events, with exact scores:
+
+    |nu_k(x, x_i)| is added to each active event's sum; the smallest mean goes once the set is full, of equals the oldest.
+
+Every so often the states are formed anew from the active sets, so that rounding cannot pile up. Used by `streaming.steppers`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from fourpoint.maths.selection import NEVER, Active
+from fourpoint.models.dapp import DAPP, DAPPHistory
+from fourpoint.models.dapp_step import Steps
+from fourpoint.models.past import Memory
+from fourpoint.sampling import still
+from fourpoint.streaming.state import Arrays
+from fourpoint.streaming.verbs import opened
+
+Floats = NDArray[np.float64]
+ANEW = 1024  # events after which the states are formed anew
+FIELDS = ("times", "marks", "values", "total", "count", "index")  # per head and slot; index counts events, -1 in an empty slot
+
+
+def supports_kept(model: Any) -> bool:
+    """Whether ``model`` can be followed here: a DAPP that keeps a number of events and has unnormalised, paired Fourier scores."""
+    if not isinstance(model, DAPP):
+        return False
+    s = model.settings()
+    return isinstance(s["keep"], int) and (s["normalise"], s["score"], s["phase"]) == ("none", "fourier", "paired")
+
+
+class ByActiveSets:
+    """One stream of a DAPP with ``keep``: a :class:`~fourpoint.streaming.steppers.Stepper`."""
+
+    def __init__(self, model: DAPP) -> None:
+        self.model, self.steps, self.keep = model, Steps(model), int(model.settings()["keep"])
+        with torch.no_grad():
+            spectrum = model.spectrum(fixed=True)
+        self.weight = spectrum.weight.detach().cpu().double().numpy()  # (K, D)
+        self.frequency, self.decay = (x.reshape(self.weight.shape) for x in (self.steps.frequency, self.steps.fading))
+        self.shift = spectrum.shift.detach().cpu().double().numpy()  # (K, D, M)
+        self.restart(0.0)
+
+    def restart(self, start: float) -> None:
+        shape = (len(self.weight), self.keep)
+        self._start, self._at, self._state = start, start, self.steps.blank(1)
+        self._ahead = (start, self._state)
+        self._slots: Arrays = {name: np.zeros(shape, dtype=np.int64 if name in ("marks", "count", "index") else None) for name in FIELDS}
+        self._slots["index"][:] = -1
+        self._seen = 0
+        self._compared: tuple[float, int, int, Floats] | None = None
+
+    def score(self, time: float) -> tuple[Floats, float]:
+        found = self.steps.reach(self._state, np.array([self._at - self._start]), np.array([time - self._at]))
+        self._ahead = (time, found.state)
+        return found.logs[0], float(found.integral[0])
+
+    def logs(self, time: float) -> Floats:
+        state = self.steps.moved(self._state, np.array([time - self._at]))
+        return np.asarray(self.steps.logs(state, np.array([time - self._start]))[0])
+
+    def move(self, time: float) -> None:
+        at, state = self._ahead
+        self._state = state if at == time else self.steps.moved(self._state, np.array([time - self._at]))
+        self._at = time
+
+    def absorb(self, time: float, mark: int) -> None:
+        s, valid = self._slots, self._slots["index"] >= 0
+        s["total"] += np.where(valid, np.abs(self._scores(time, mark)), 0.0)
+        s["count"] += valid
+        self.move(time)
+        slot = self._vacated(valid)
+        heads = np.arange(len(slot))
+        state = self._state - self._phasors(heads, slot, time)
+        value = self.steps.values(np.array([time - self._start]), np.array([mark]))[0]
+        for name, new in zip(FIELDS, (time, mark, value, 0.0, 0, self._seen), strict=True):
+            s[name][heads, slot] = new
+        self._state = state + self.steps.kick(np.array([time - self._start]), np.array([mark]))
+        self._seen += 1
+        if self._seen % ANEW == 0:
+            self._state = self._anew(time)
+
+    def weights(self, time: float, mark: int, times: Floats, marks: NDArray[np.int64]) -> tuple[Floats, NDArray[np.int64], Floats]:
+        valid = self._slots["index"] >= 0
+        return (
+            np.where(valid, self._slots["times"], np.nan),
+            self._slots["marks"],
+            np.where(valid, self._scores(time, mark), 0.0),
+        )
+
+    def history(self) -> DAPPHistory:
+        with still(self.model):
+            blank = opened(self.model, self._start)
+        times, marks, values, total, count, index = (torch.from_numpy(self._slots[name].T[None].copy()) for name in FIELDS)
+        like = blank.memory.values
+        memory = Memory(times, marks, values.to(like), Active(index, total.to(like), count))
+        return DAPPHistory(torch.full_like(blank.times, self._at), blank.start, blank.lengths, blank.parts, None, memory.past(), memory)
+
+    def arrays(self) -> Arrays:
+        numbers = {"start": np.array(self._start), "at": np.array(self._at), "seen": np.array(self._seen)}
+        return {**numbers, "state": self._state, **{f"slots.{name}": a for name, a in self._slots.items()}}
+
+    def load(self, arrays: Arrays) -> None:
+        self.restart(float(arrays["start"]))
+        self._at, self._seen, self._state = float(arrays["at"]), int(arrays["seen"]), arrays["state"].copy()
+        self._slots = {name: arrays[f"slots.{name}"].copy() for name in FIELDS}
+        self._ahead = (self._at, self._state)
+
+    def _scores(self, time: float, mark: int) -> Floats:
+        """nu_k of an event on every slot, (K, E): asked for twice at each event, and formed once."""
+        if self._compared is None or self._compared[:3] != (time, mark, self._seen):
+            s = self._slots
+            lag = ((time - s["times"]) / self.steps.scale)[..., None]
+            angle = lag * self.frequency[:, None]
+            if self.shift.shape[-1] > 1:
+                heads = np.arange(len(self.weight))[:, None]
+                angle += self.shift[:, None, :, mark] - self.shift.transpose(0, 2, 1)[heads, s["marks"]]
+            waves = np.cos(angle)
+            if self.steps.decay is not None:
+                waves *= np.exp(lag * self.decay[:, None])
+            self._compared = (time, mark, self._seen, (waves @ self.weight[..., None])[..., 0])
+        return self._compared[3]
+
+    def _vacated(self, valid: NDArray[np.bool_]) -> NDArray[np.int64]:
+        """The slot that a new event takes in each head: the first empty one, or that of the smallest mean."""
+        s = self._slots
+        mean = np.where(valid, s["total"] / np.maximum(s["count"], 1), np.inf)
+        least = np.where(valid & (mean == mean.min(1, keepdims=True)), s["index"], NEVER).argmin(1)
+        return np.where(valid.all(1), least, valid.argmin(1))
+
+    def _phasors(self, heads: NDArray[np.int64], slot: NDArray[np.int64], time: float) -> NDArray[Any]:
+        """What the events in these slots add to the states at ``time``, (1, J); nothing where a slot is empty."""
+        s = self._slots
+        lag = ((time - s["times"][heads, slot]) / self.steps.scale)[:, None]
+        wave = np.exp(lag * (self.decay[heads] + 1j * self.frequency[heads]) - 1j * self.shift[heads, :, s["marks"][heads, slot]])
+        return (np.where(s["index"][heads, slot] >= 0, s["values"][heads, slot], 0.0)[:, None] * wave).reshape(1, -1)
+
+    def _anew(self, time: float) -> NDArray[Any]:
+        """The states from the active sets."""
+        heads, state = np.arange(len(self.weight)), self.steps.blank(1)
+        for e in range(self.keep):
+            state += self._phasors(heads, np.full(len(heads), e), time)
+        return state

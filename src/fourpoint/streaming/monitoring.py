@@ -1,0 +1,233 @@
+r"""Is the stream still what the model says? A running verdict on rescaled gaps, with a stated rate of false alarms.
+
+Under the true model the integrals of the rate between events are independent unit exponentials x_1, x_2, ... Four
+statistics watch them:
+
+    burst    S <- max(0, S + log 2 - x)          CUSUM of the log-likelihood ratio of twice the rate
+    silence  R <- max(0, R + x / 2 - log 2)      the same for half the rate; a gap x that is not over yet counts R + x / 2
+             x                                   one gap alone, over or not
+    drift    D = sup |F_n - F|                   Kolmogorov and Smirnov's distance of the last gaps from 1 - exp(-x)
+
+and each raises an alarm at its threshold, after which it starts anew. A silence is told as soon as it is too long, not when
+it ends. The promise: in any 1,000 consecutive events of the true model the probability of an alarm of any kind is at most
+``alarms``, a quarter for each statistic. For the two CUSUMs that probability is computed, not simulated: their steps are
+rounded against the promise to a grid of log 2 / 256, which makes a Markov chain that lies above them, and the chain's
+largest eigenvalue gives the chance of a crossing in any stretch. For one gap it is exact, and for the distance it is
+Massart's inequality, P(D_n > d) <= 2 exp(-2 n d^2), summed over the checks. Plain numpy; used by `streaming`.
+
+Sources: Page, "Continuous inspection schemes" (1954); Massart, "The tight constant in the Dvoretzky-Kiefer-Wolfowitz
+inequality" (1990).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fourpoint.events import UserError
+
+Floats = NDArray[np.float64]
+Step = Callable[[Floats], Floats]
+LOG2 = math.log(2.0)
+PER = 1000  # events to which the promise refers
+WINDOW, FEWEST, STRIDE = 256, 64, 16  # gaps that the distance looks at: at most, at least; events between two looks
+CELLS = 256  # of the grid, per log 2
+
+
+@dataclass(frozen=True, slots=True)
+class Alarm:
+    """One alarm: when it was raised and why.
+
+    ``kind`` is "burst", "silence" or "drift". ``size`` is the estimated ratio of the observed to the modelled rate since the
+    change, (events + 1) / (integral + 1) over the gaps since the CUSUM last was 0; for "drift" it is the distance itself.
+    """
+
+    time: float
+    kind: str
+    size: float
+    statistic: float
+    threshold: float
+
+    def to_dict(self) -> dict[str, float | str]:
+        """As JSON can hold it."""
+        numbers = {"size": self.size, "statistic": self.statistic, "threshold": self.threshold}
+        return {"time": self.time, "kind": self.kind, **numbers}
+
+
+class Thresholds(NamedTuple):
+    """Of the two CUSUMs and of a gap alone, and the exponent 2 n d^2 at which the distance d of n gaps is too large."""
+
+    burst: float
+    silence: float
+    gap: float
+    drift: float
+
+
+class Monitor:
+    """Watches rescaled gaps one at a time.
+
+    ``alarms`` is the largest probability, over any 1,000 consecutive events of the true model, that any alarm is raised.
+    Memory is bounded: two sums and the last 256 gaps.
+
+    >>> monitor = Monitor(1e-3)
+    >>> raised = [a for i in range(60) for a in monitor.gap(0.3, time=float(i))]  # events come three times too fast
+    >>> raised[0].kind, raised[0].time, raised[0].size > 2
+    ('burst', 33.0, True)
+    >>> monitor.silence(16.0, time=100.0)[0].kind, monitor.silence(50.0, time=110.0)  # told once
+    ('silence', ())
+    """
+
+    def __init__(self, alarms: float = 1e-3) -> None:
+        if not 0 < alarms < 1:
+            expected = "a false-alarm probability per 1,000 events between 0 and 1"
+            raise UserError(expected, f"alarms={alarms}", "Pass alarms=0.001, say, or None for no monitoring.")
+        self.alarms = float(alarms)
+        self.thresholds = thresholds(self.alarms)
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget all gaps."""
+        self._burst, self._silence = _Sum(), _Sum()
+        self._told = False  # whether the gap now open has been called a silence
+        self._gaps: Floats = np.zeros(WINDOW)
+        self._seen = 0  # gaps since the window was last emptied
+
+    def gap(self, gap: float, time: float) -> tuple[Alarm, ...]:
+        """One gap more has ended, at ``time``: the alarms that it raises."""
+        raised = [*self.silence(gap, time)]
+        if self._told:
+            self._told = False
+            self._silence = _Sum()
+        else:
+            self._silence.add(gap / 2 - LOG2, gap)
+        burst = self._burst.add(LOG2 - gap, gap)
+        if burst >= self.thresholds.burst:
+            raised.append(Alarm(time, "burst", self._burst.ratio(), burst, self.thresholds.burst))
+            self._burst = _Sum()
+        self._gaps[self._seen % WINDOW] = gap
+        self._seen += 1
+        if self._seen >= FEWEST and self._seen % STRIDE == 0:
+            raised += self._drift(time)
+        return tuple(raised)
+
+    def silence(self, gap: float, time: float) -> tuple[Alarm, ...]:
+        """No event up to ``time``, where the gap that is open has grown to ``gap``: an alarm if that is too long, once."""
+        level, limits = self._silence.value + gap / 2, self.thresholds
+        if self._told or (level < limits.silence and gap < limits.gap):
+            return ()
+        self._told = True
+        over = (level, limits.silence) if level >= limits.silence else (gap, limits.gap)
+        return (Alarm(time, "silence", self._silence.ratio(gap), *over),)
+
+    def _drift(self, time: float) -> list[Alarm]:
+        n = min(self._seen, WINDOW)
+        u = -np.expm1(-np.sort(self._gaps[:n]))
+        steps = np.arange(n + 1) / n
+        distance = float(max((steps[1:] - u).max(), (u - steps[:-1]).max()))
+        limit = math.sqrt(self.thresholds.drift / (2 * n))
+        if distance < limit:
+            return []
+        self._seen = 0
+        return [Alarm(time, "drift", distance, distance, limit)]
+
+    def state(self) -> tuple[dict[str, Any], Floats]:
+        """Numbers and the window of gaps: all there is to know."""
+        sums = [[s.value, s.count, s.total] for s in (self._burst, self._silence)]
+        numbers = {"alarms": self.alarms, "sums": sums, "told": self._told, "seen": self._seen}
+        return numbers, self._gaps[: min(self._seen, WINDOW)].copy()
+
+    @staticmethod
+    def restore(numbers: dict[str, Any], gaps: Floats) -> Monitor:
+        """The monitor whose :meth:`state` this is."""
+        monitor = Monitor(numbers["alarms"])
+        monitor._burst, monitor._silence = (_Sum(float(v), int(c), float(t)) for v, c, t in numbers["sums"])
+        monitor._told, monitor._seen = bool(numbers["told"]), int(numbers["seen"])
+        monitor._gaps[: len(gaps)] = gaps
+        return monitor
+
+
+@dataclass
+class _Sum:
+    """A CUSUM, with the number and the sum of the gaps since it last was 0."""
+
+    value: float = 0.0
+    count: int = 0
+    total: float = 0.0
+
+    def add(self, step: float, gap: float) -> float:
+        self.value += step
+        if self.value <= 0.0:
+            self.value, self.count, self.total = 0.0, 0, 0.0
+        else:
+            self.count += 1
+            self.total += gap
+        return self.value
+
+    def ratio(self, unfinished: float = 0.0) -> float:
+        """Events per unit of integral, drawn towards 1 by one event in one unit: finite however few or close they are."""
+        return (self.count + 1) / (self.total + unfinished + 1)
+
+
+@lru_cache(maxsize=64)
+def thresholds(alarms: float, per: int = PER) -> Thresholds:
+    """The lowest thresholds that keep the promise: ``alarms`` in any ``per`` events, a quarter for each statistic.
+
+    >>> [round(x, 2) for x in thresholds(1e-3)]
+    [13.19, 13.38, 15.2, 13.13]
+    """
+    share = alarms / 4
+    bound = math.ceil(math.log(per / share) / LOG2 * CELLS) + CELLS  # a likelihood ratio exceeds e^h with chance e^-h at most
+    levels = []
+    for chain in (burst_chain, silence_chain):
+        low, high = 2, bound
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (low, middle) if crossing(chain, middle, per) <= share else (middle, high)
+        levels.append(high * LOG2 / CELLS)
+    longest = -math.log(-math.expm1(math.log1p(-share) / per))  # (1 - exp(-x))^per = 1 - share
+    return Thresholds(levels[0], levels[1], longest, math.log(2 * math.ceil(per / STRIDE) / share))
+
+
+def crossing(chain: Callable[[int], Step], height: int, per: int) -> float:
+    """The chance that a chain crosses ``height`` cells within ``per`` steps, from where it is after a long time below.
+
+    Under the chain that is killed at the crossing, survival shrinks by the largest eigenvalue at each step.
+    """
+    step, alive, lost = chain(height), np.ones(height), 0.0
+    for i in range(20_000):
+        alive = step(alive)
+        before, lost = lost, 1.0 - float(alive[0])
+        alive /= alive[0]
+        if i > 100 and abs(lost - before) <= 1e-6 * lost:
+            break
+    return -math.expm1(per * math.log1p(-lost)) if lost < 1 else 1.0
+
+
+def burst_chain(height: int) -> Step:
+    """alive -> E[alive(S + log 2 - x)] with x rounded down to the grid: geometric steps, so that one running sum serves all S."""
+    q = np.exp(-LOG2 / CELLS * np.arange(height + CELLS))
+    weight = (1 - q[1]) / q
+    weight[0] = 1.0  # all that falls below 0 stays at 0
+
+    def step(alive: Floats) -> Floats:
+        return np.asarray((q * np.cumsum(weight * np.concatenate([alive, np.zeros(CELLS)])))[CELLS:])
+
+    return step
+
+
+def silence_chain(height: int) -> Step:
+    """alive -> E[alive(R + x / 2 - log 2); R + x / 2 below the height] with x / 2 rounded up to the grid."""
+    peak = np.arange(1, height + 1)
+    q = np.exp(-2 * LOG2 / CELLS * peak)
+    weight, place = np.where(peak < height, (1 - q[0]) * q, 0.0), np.maximum(peak - CELLS, 0)
+
+    def step(alive: Floats) -> Floats:
+        return np.asarray(np.cumsum((weight * alive[place])[::-1])[::-1] / q)
+
+    return step

@@ -1,0 +1,189 @@
+"""The memories of many entities, one row each, stepped together: the states of a linear DAPP, or any model's history.
+
+Rows are numbers from 0 on; room for more is made by doubling. :meth:`score` looks at rows without changing them, :meth:`absorb` and
+:meth:`move` follow it for the same rows. :class:`StateRows` steps the modes' states with `models.dapp_step`, in the model's own
+precision and on two threads; :class:`HistoryRows` asks the verbs, in float64. Used by `streaming.bank`.
+"""
+
+from __future__ import annotations
+
+import copy
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from fourpoint.models.dapp import DAPP
+from fourpoint.models.dapp_step import Reached, Steps, supports
+from fourpoint.sampling import select_rows
+from fourpoint.streaming.state import Arrays, arrays_of, history_from
+from fourpoint.streaming.verbs import doubled, integrals, logs_at, opened
+
+Floats = NDArray[np.float64]
+Rows = NDArray[np.int64]
+FEWEST = 256  # rows that are worth a thread
+
+
+class Memories(Protocol):
+    """What a bank asks of its rows."""
+
+    fixed: bool  # whether every row takes the same room for ever
+
+    def grow(self, rows: int) -> None:
+        """Make room for ``rows`` in all; new ones are blank."""
+
+    def clear(self, rows: Rows) -> None:
+        """Make rows blank again."""
+
+    def score(self, rows: Rows, at: Floats, times: Floats) -> tuple[Floats, Floats]:
+        """log lambda per mark just before ``times``, (R, M), and the integral of the rate from ``at`` to them, (R,)."""
+
+    def absorb(self, rows: Rows, at: Floats, times: Floats, marks: NDArray[np.int64]) -> None:
+        """Events in the rows that were scored last."""
+
+    def move(self, rows: Rows, at: Floats, times: Floats) -> None:
+        """The rows that were scored last are now at ``times``, with no event in between."""
+
+    def logs(self, rows: Rows, at: Floats, times: Floats) -> Floats:
+        """log lambda per mark just before ``times``, (R, M)."""
+
+    def take(self, rows: Rows) -> Arrays:
+        """All that rows remember."""
+
+    def put(self, rows: Rows, arrays: Arrays) -> None:
+        """Remember what :meth:`take` gave."""
+
+
+def memories(model: Any, start: float, threads: int) -> Memories:
+    """The faster of the ways that ``model`` allows, for windows that open at ``start``."""
+    return StateRows(model, start, threads) if supports(model) else HistoryRows(model, start)
+
+
+class StateRows:
+    """The modes' states of a linear DAPP, in the model's own precision."""
+
+    fixed = True
+
+    def __init__(self, model: DAPP, start: float, threads: int) -> None:
+        kind = np.float32 if model.readout.dtype == torch.float32 else np.float64
+        steps = Steps(model, kind, compiled=True)
+        self.start = start
+        self.steps = [copy.copy(steps) for _ in range(max(1, threads))]  # each with scratch space of its own
+        self.pool: ThreadPoolExecutor | None = None
+        self.state = steps.blank(0)
+        self._ahead: list[NDArray[Any]] = []
+
+    def grow(self, rows: int) -> None:
+        more = self.steps[0].blank(rows - len(self.state))
+        self.state = np.concatenate([self.state, more])
+
+    def clear(self, rows: Rows) -> None:
+        self.state[rows] = 0
+
+    def score(self, rows: Rows, at: Floats, times: Floats) -> tuple[Floats, Floats]:
+        parts = [(steps, rows[p], at[p], times[p]) for steps, p in zip(self.steps, self._parts(len(rows)), strict=False)]
+        found = self._each(self._reach, parts)
+        self._ahead = [f.state for f in found]
+        return np.concatenate([f.logs for f in found]), np.concatenate([f.integral for f in found])
+
+    def absorb(self, rows: Rows, at: Floats, times: Floats, marks: NDArray[np.int64]) -> None:
+        parts = zip(self._parts(len(rows)), self._ahead, strict=True)
+        self._each(self._kick, [(rows[p], times[p], marks[p], ahead) for p, ahead in parts])
+
+    def move(self, rows: Rows, at: Floats, times: Floats) -> None:
+        self.state[rows] = np.concatenate(self._ahead)
+
+    def logs(self, rows: Rows, at: Floats, times: Floats) -> Floats:
+        steps = self.steps[0]
+        return steps.logs(steps.moved(self.state[rows], times - at), times - self.start)
+
+    def take(self, rows: Rows) -> Arrays:
+        return {"state": self.state[rows]}
+
+    def put(self, rows: Rows, arrays: Arrays) -> None:
+        self.state[rows] = arrays["state"]
+
+    def _parts(self, rows: int) -> list[slice]:
+        """As many equal parts as there are threads, where each has enough to do."""
+        count = max(1, min(len(self.steps), rows // FEWEST))
+        edges = np.linspace(0, rows, count + 1).astype(int).tolist()
+        return [slice(a, b) for a, b in zip(edges[:-1], edges[1:], strict=True)]
+
+    def _each(self, work: Any, parts: list[Any]) -> list[Any]:
+        if len(parts) == 1:
+            return [work(*parts[0])]
+        self.pool = self.pool or ThreadPoolExecutor(len(self.steps))
+        return [f.result() for f in [self.pool.submit(work, *p) for p in parts]]
+
+    def _reach(self, steps: Steps, rows: Rows, at: Floats, times: Floats) -> Reached:
+        return steps.reach(self.state[rows], at - self.start, times - at)
+
+    def _kick(self, rows: Rows, times: Floats, marks: NDArray[np.int64], ahead: NDArray[Any]) -> None:
+        ahead += self.steps[0].kick(times - self.start, marks)
+        self.state[rows] = ahead
+
+
+class HistoryRows:
+    """Any model's history, a row per entity; row numbers are one less than the history's, whose row 0 stays blank."""
+
+    def __init__(self, model: Any, start: float) -> None:
+        self.model = doubled(model)
+        self.history = opened(self.model, start)
+        self.fixed = bool(getattr(model, "linear", False)) and model.settings().get("keep") is None
+
+    @torch.no_grad()
+    def grow(self, rows: int) -> None:
+        have = torch.arange(len(self.history.start))
+        blank = torch.zeros(rows + 1 - len(have), dtype=torch.int64)
+        self.history = select_rows(self.history, torch.cat([have, blank]))
+
+    def clear(self, rows: Rows) -> None:
+        blank = arrays_of(select_rows(self.history, torch.zeros(len(rows), dtype=torch.int64)))
+        self.put(rows, blank)
+
+    def score(self, rows: Rows, at: Floats, times: Floats) -> tuple[Floats, Floats]:
+        own = select_rows(self.history, torch.from_numpy(rows) + 1)
+        return logs_at(self.model, own, times), integrals(self.model, own, at, times)
+
+    @torch.no_grad()
+    def absorb(self, rows: Rows, at: Floats, times: Floats, marks: NDArray[np.int64]) -> None:
+        index, when, kind = torch.from_numpy(rows) + 1, torch.from_numpy(times), torch.from_numpy(marks)
+        arrays = arrays_of(self.model.extend(select_rows(self.history, index), when, kind))
+        if all(a.shape[1:] == arrays[name].shape[1:] for name, a in arrays_of(self.history).items()):
+            self.put(rows, arrays)
+            return
+        # Rows have outgrown their room: all of them go through the verb, which widens them alike.
+        happened = torch.zeros(len(self.history.start), dtype=torch.bool)
+        happened[index] = True
+        all_times, all_marks = torch.zeros(len(happened), dtype=torch.float64), torch.zeros(len(happened), dtype=torch.int64)
+        all_times[index], all_marks[index] = when, kind
+        self.history = self.model.extend(self.history, all_times, all_marks, happened)
+
+    def move(self, rows: Rows, at: Floats, times: Floats) -> None:
+        pass  # a history is read from its last event
+
+    def logs(self, rows: Rows, at: Floats, times: Floats) -> Floats:
+        return logs_at(self.model, select_rows(self.history, torch.from_numpy(rows) + 1), times)
+
+    def take(self, rows: Rows) -> Arrays:
+        return arrays_of(select_rows(self.history, torch.from_numpy(rows) + 1))
+
+    def put(self, rows: Rows, arrays: Arrays) -> None:
+        kept = arrays_of(self.history)
+        if any(_smaller(kept[name], a) for name, a in arrays.items()):
+            # Only a bank that is restored comes here: rows are wider than any that it has, and all of them are new.
+            blank = history_from(select_rows(self.history, torch.zeros(1, dtype=torch.int64)), {n: a[:1] for n, a in arrays.items()})
+            self.history = select_rows(blank, torch.zeros(len(self.history.start), dtype=torch.int64))
+            kept = arrays_of(self.history)
+        for name, a in arrays.items():
+            if a.shape[1:] != kept[name].shape[1:]:  # rows have been widened since
+                kept[name][rows + 1] = kept[name][:1]
+            corner: tuple[Any, ...] = (rows + 1, *(slice(n) for n in a.shape[1:]))
+            kept[name][corner] = a
+        self.history = history_from(self.history, kept)
+
+
+def _smaller(kept: NDArray[Any], array: NDArray[Any]) -> bool:
+    return any(have < need for have, need in zip(kept.shape[1:], array.shape[1:], strict=True))

@@ -1,0 +1,170 @@
+"""Ways to follow one stream with a model: by its verbs, which every model has, and by the states of a DAPP's modes.
+
+All answer what :class:`~fourpoint.streaming.stream.Stream` asks: the log-rates at a time and the integral of the rate until then,
+before the event there is absorbed. :class:`ByVerbs` keeps a history of one row (`streaming.verbs`); :class:`ByStates` keeps the
+modes' states and steps them with `models.dapp_step`; with bounded memory it is `streaming.kept`. All work in float64, and tests hold
+them together.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from fourpoint.maths import attention
+from fourpoint.models.dapp import DAPP
+from fourpoint.models.dapp_step import Steps, supports
+from fourpoint.models.kernel_table import KernelTable
+from fourpoint.sampling import still
+from fourpoint.streaming.kept import ByActiveSets, supports_kept
+from fourpoint.streaming.state import Arrays, arrays_of, history_from
+from fourpoint.streaming.verbs import doubled, integrals, logs_at, opened
+
+Floats = NDArray[np.float64]
+Weights = tuple[Floats, NDArray[np.int64], Floats]  # times and marks of past events, (N,) or (K, N), and their weights, (K, N)
+MANY = 2048  # modes in all from which compiled loops repay the second that loading them takes
+
+
+class Stepper(Protocol):
+    """A place in time and the past behind it."""
+
+    model: Any  # to which :meth:`history` belongs
+
+    def restart(self, start: float) -> None:
+        """A window that opens at ``start``, without events."""
+
+    def score(self, time: float) -> tuple[Floats, float]:
+        """log lambda per mark just before ``time``, and the integral of the total rate from here to it; nothing changes."""
+
+    def logs(self, time: float) -> Floats:
+        """log lambda per mark just before ``time``; nothing changes."""
+
+    def absorb(self, time: float, mark: int) -> None:
+        """An event at the time that was scored last."""
+
+    def move(self, time: float) -> None:
+        """Here is now the time that was scored last, with no event in between."""
+
+    def weights(self, time: float, mark: int, times: Floats, marks: NDArray[np.int64]) -> Weights | None:
+        """What each head pays to past events: to those at ``times``, or to those it remembers itself. None without heads."""
+
+    def history(self) -> Any:
+        """The model's own history here, of one row."""
+
+    def arrays(self) -> Arrays:
+        """All that is remembered."""
+
+    def load(self, arrays: Arrays) -> None:
+        """Remember what :meth:`arrays` gave."""
+
+
+def stepper(model: Any) -> Stepper:
+    """The faster of the ways that ``model`` allows."""
+    if supports(model):
+        return ByStates(model)
+    return ByActiveSets(model) if supports_kept(model) else ByVerbs(model)
+
+
+class ByVerbs:
+    """Any model, by its verbs: a copy of it, in float64 and evaluation mode."""
+
+    def __init__(self, model: Any) -> None:
+        self.model = doubled(model)
+        self.table = KernelTable(model) if isinstance(model, DAPP) and model.scanned else None
+        self.restart(0.0)
+
+    def restart(self, start: float) -> None:
+        self._history, self._at = opened(self.model, start), start
+
+    def score(self, time: float) -> tuple[Floats, float]:
+        return self.logs(time), float(integrals(self.model, self._history, np.array([self._at]), np.array([time]))[0])
+
+    def logs(self, time: float) -> Floats:
+        return logs_at(self.model, self._history, np.array([time]))[0]
+
+    @torch.no_grad()
+    def absorb(self, time: float, mark: int) -> None:
+        self._history = self.model.extend(self._history, torch.tensor([time], dtype=torch.float64), torch.tensor([mark]))
+        self._at = time
+
+    def move(self, time: float) -> None:
+        self._at = time
+
+    @torch.no_grad()
+    def weights(self, time: float, mark: int, times: Floats, marks: NDArray[np.int64]) -> Weights | None:
+        if self.table is not None:
+            return times, marks, self.table.scores(time - times, marks, mark) / self._whole(time, mark)[:, None]
+        if not hasattr(self.model, "attended"):
+            return None
+        own = self.model.attended(self._history, torch.tensor([time], dtype=torch.float64), torch.tensor([mark]))
+        past, kinds, weights = (x[0].T.detach().numpy() for x in own)
+        return past, kinds, weights
+
+    def history(self) -> Any:
+        return self._history
+
+    def arrays(self) -> Arrays:
+        return {"at": np.array(self._at), **arrays_of(self._history)}
+
+    def load(self, arrays: Arrays) -> None:
+        self._history, self._at = history_from(self._history, arrays), float(arrays["at"])
+
+    def _whole(self, time: float, mark: int) -> Floats:
+        """What a linear form divides each head's scores by: their sum over all of the past, 1 where they are not normalised."""
+        history = self._history
+        if history.state.shape[-1] == 1:
+            return np.ones(history.state.shape[2])
+        lag = (torch.tensor([[[time]]], dtype=torch.float64) - history.times[..., None]) / self.model.time_scale
+        sums = attention.read(history.parts.score, history.state, lag)
+        return np.asarray(sums[0, 0, 0, :, mark, 1].numpy())
+
+
+class ByStates:
+    """A linear DAPP, by the states of its modes in float64; its numbers are copied when the stream begins."""
+
+    def __init__(self, model: DAPP) -> None:
+        many = model.spectrum(fixed=True).weight.numel() >= MANY
+        self.model, self.steps, self.table = model, Steps(model, compiled=many), KernelTable(model)
+        self.restart(0.0)
+
+    def restart(self, start: float) -> None:
+        self._start, self._at, self._state = start, start, self.steps.blank(1)
+        self._ahead = (start, self._state)
+
+    def score(self, time: float) -> tuple[Floats, float]:
+        found = self.steps.reach(self._state, np.array([self._at - self._start]), np.array([time - self._at]))
+        self._ahead = (time, found.state)
+        return found.logs[0], float(found.integral[0])
+
+    def logs(self, time: float) -> Floats:
+        state = self.steps.moved(self._state, np.array([time - self._at]))
+        return np.asarray(self.steps.logs(state, np.array([time - self._start]))[0])
+
+    def absorb(self, time: float, mark: int) -> None:
+        self.move(time)
+        self._state = self._state + self.steps.kick(np.array([time - self._start]), np.array([mark]))
+
+    def move(self, time: float) -> None:
+        at, state = self._ahead
+        self._state = state if at == time else self.steps.moved(self._state, np.array([time - self._at]))
+        self._at = time
+
+    def weights(self, time: float, mark: int, times: Floats, marks: NDArray[np.int64]) -> Weights | None:
+        return times, marks, self.table.scores(time - times, marks, mark)
+
+    def history(self) -> Any:
+        with still(self.model):
+            blank = opened(self.model, self._start)
+        state = torch.from_numpy(self._state.copy()).to(blank.state.dtype).reshape(blank.state.shape)
+        return dataclasses.replace(blank, times=torch.full_like(blank.times, self._at), state=state)
+
+    def arrays(self) -> Arrays:
+        return {"start": np.array(self._start), "at": np.array(self._at), "state": self._state}
+
+    def load(self, arrays: Arrays) -> None:
+        self._start, self._at, self._state = float(arrays["start"]), float(arrays["at"]), arrays["state"].copy()
+        self._ahead = (self._at, self._state)

@@ -1,0 +1,305 @@
+r"""A live stream of events: each is scored before it is absorbed, in constant memory where the model allows it.
+
+    observe(t, m)    log lambda_m(t) - int lambda      what the event adds to the log-likelihood, seen from the events before it
+                     int lambda                        the rescaled gap since the last event, a unit exponential if the model is right
+    advance(t)       nothing happened until t          silence is evidence: the integral grows, the likelihood falls
+
+The sum over a window is the log-likelihood of the window, for every model. A linear DAPP is stepped by `models.dapp_step`, all
+others by the verbs of `models.protocol` (`streaming.steppers`); both in float64. Integrals have closed forms or are refined until
+they settle to 1e-6, absolute and relative. Memory is constant for linear models and with ``keep``; softmax and other dense
+models remember every event. `streaming.monitoring` watches the rescaled gaps.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fourpoint.events import MarkSpace, Sequence, UserError
+from fourpoint.maths.quadrature import Unconverged
+from fourpoint.sampling import still
+from fourpoint.streaming.monitoring import Alarm, Monitor
+from fourpoint.streaming.state import Arrays, fingerprint, pack, unpack
+from fourpoint.streaming.steppers import stepper
+
+if TYPE_CHECKING:
+    from fourpoint.forecasting import Forecast
+
+Floats = NDArray[np.float64]
+LARGEST = 700.0  # log-rate; beyond it exp overflows
+
+
+@dataclass(frozen=True, slots=True)
+class Attended:
+    """A past event and its weight in a head."""
+
+    time: float
+    mark: int
+    weight: float
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """What :meth:`Stream.observe` says of an event, all of it from the events before.
+
+    ``log_density`` is what the event adds to the log-likelihood in the user's time unit, ``gap`` the rescaled gap since the last
+    event, ``rate`` the total intensity just before. ``attended`` has, for each head, the most attended past events, the largest
+    weight (in size) first; it is empty for models without heads.
+    """
+
+    time: float
+    mark: int
+    log_density: float
+    gap: float
+    rate: float
+    attended: tuple[tuple[Attended, ...], ...]
+    alarms: tuple[Alarm, ...]
+
+    def to_dict(self, marks: MarkSpace) -> dict[str, Any]:
+        """As JSON can hold it: marks by their names (None where there are none), and None for what is not finite."""
+        numbers = {"log_density": self.log_density, "gap": self.gap, "rate": self.rate}
+        heads = [[{"time": a.time, "mark": _name(marks, a.mark), "weight": a.weight} for a in head] for head in self.attended]
+        return {
+            "time": self.time,
+            "mark": _name(marks, self.mark),
+            **{key: value if math.isfinite(value) else None for key, value in numbers.items()},
+            "attended": heads,
+            "alarms": [a.to_dict() for a in self.alarms],
+        }
+
+
+class Stream:
+    """One stream of events, followed by a fitted model, which must not change meanwhile.
+
+    Arguments
+        model: any model; it is used in evaluation mode.
+        start: when the watch begins, in the user's time unit. The model's clock (its curves of time) begins there too.
+        keep: with DAPP, how many events each head may remember (ODAPP); None: nothing is forgotten.
+        recent: how many past events are looked at for ``attended``; a model that remembers its events looks at those.
+        top: how many of them are named per head; 0 for none.
+        alarms: largest probability of a false alarm in any 1,000 events (`streaming.monitoring`); None: no monitoring.
+
+    ``time`` is that of the last event or advance, ``count`` the events seen, ``log_likelihood`` the running total. A time before
+    the last, one that is not finite, or an unknown mark is a :class:`UserError`, and changes nothing.
+
+    >>> from fourpoint.models.hawkes import Hawkes
+    >>> stream = Stream(Hawkes(baseline=1.0, branching=0.5, decay=2.0))
+    >>> first = stream.observe(0.5)
+    >>> first.gap, first.rate, first.log_density
+    (0.5, 1.0, -0.5)
+    >>> round(stream.observe(1.0).rate, 4)  # 1 + exp(-2 * .5)
+    1.3679
+    >>> stream.advance(2.0)
+    ()
+    >>> Stream.restore(Hawkes(baseline=1.0, branching=0.5, decay=2.0), stream.state()).log_likelihood == stream.log_likelihood
+    True
+    """
+
+    def __init__(
+        self, model: Any, *, start: float = 0.0, keep: int | None = None, recent: int = 256, top: int = 3, alarms: float | None = 1e-3
+    ) -> None:
+        if recent < 1 or top < 0:
+            raise UserError("recent of at least 1 and top of at least 0", f"recent={recent}, top={top}", "Raise them.")
+        self.model, self.keep, self.recent, self.top = model, keep, recent, top
+        self.monitor = None if alarms is None else Monitor(alarms)
+        self._followed = model if keep is None else _keeping(model, keep)
+        self._names = {name: i for i, name in enumerate(model.marks.names)}
+        with still(model):
+            self._stepper = stepper(self._followed)
+        self.reset(start)
+
+    def reset(self, start: float = 0.0) -> None:
+        """Forget everything, and begin anew at ``start``."""
+        start = finite(start)
+        self._stepper.restart(start)
+        self._recent = Recent(self.recent, growing=not getattr(self._followed, "linear", False))
+        self.start, self.time, self.count, self.log_likelihood = start, start, 0, 0.0
+        self._open = 0.0  # the integral since the last event
+        if self.monitor is not None:
+            self.monitor.reset()
+
+    def observe(self, time: float, mark: int | str | None = None) -> Observation:
+        """Score an event at ``time``, then remember it.
+
+        ``mark`` is a name or a number; None where the model has no marks. Events may share a time: each sees those before it by
+        order. Raises :class:`UserError` for a time before the last and for an unknown mark, and where the rate explodes.
+        """
+        when, kind = self._later(time), known_mark(self.model.marks, self._names, mark)
+        logs, integral = self._score(when)
+        rate = float(np.exp(logs).sum())
+        gap, own = self._open + integral, float(logs[kind])
+        attended = self._attended(when, kind)
+        self._stepper.absorb(when, kind)
+        self._recent.append(when, kind, rate)
+        self.time, self._open = when, 0.0
+        self.count += 1
+        self.log_likelihood += own - integral
+        alarms = () if self.monitor is None else self.monitor.gap(gap, when)
+        return Observation(when, kind, own - gap, gap, rate, attended, alarms)
+
+    def advance(self, time: float) -> tuple[Alarm, ...]:
+        """No event until ``time``: the silence counts, and an alarm tells when it is too long to be believed."""
+        when = self._later(time)
+        integral = self._score(when)[1]
+        self._stepper.move(when)
+        self.time = when
+        self._open += integral
+        self.log_likelihood -= integral
+        return () if self.monitor is None else self.monitor.silence(self._open, when)
+
+    def intensity(self, time: float) -> Floats:
+        """lambda per mark at ``time``, not before the last one, as if nothing more happened until then; (M,)."""
+        return np.asarray(np.exp(self._stepper.logs(self._later(time))))
+
+    def forecast(self, horizon: float, paths: int = 1000, seed: int = 0) -> Forecast:
+        """What the model expects from now until ``horizon`` later: as `forecasting.forecast`, from the stream's own memory.
+
+        Its ``past`` holds the recent events only, with the rates that they met.
+        """
+        from fourpoint.streaming.forecast import forecast_from
+
+        rates = self._recent.in_order(self._recent.rates)
+        return forecast_from(self._stepper.model, self._stepper.history(), self._past(), rates, self.time, horizon, paths, seed)
+
+    def state(self) -> bytes:
+        """All of the stream as bytes; :meth:`restore` goes on from them as if nothing had been between."""
+        numbers = ("start", "time", "count", "log_likelihood", "keep", "recent", "top")
+        header: dict[str, Any] = {name: getattr(self, name) for name in numbers} | {"open": self._open}
+        arrays = {**self._stepper.arrays(), **self._recent.arrays()}
+        if self.monitor is not None:
+            header["monitor"], arrays["monitor"] = self.monitor.state()
+        return pack("stream", fingerprint(self.model), header, arrays)
+
+    @staticmethod
+    def restore(model: Any, state: bytes) -> Stream:
+        """The stream whose :meth:`state` this is. Raises :class:`UserError` for other bytes and for those of another model."""
+        header, arrays = unpack("stream", fingerprint(model), state)
+        stream = Stream(model, alarms=None, **{name: header[name] for name in ("start", "keep", "recent", "top")})
+        stream._stepper.load(arrays)
+        stream._recent.load(arrays)
+        stream.time, stream.count, stream.log_likelihood = header["time"], header["count"], header["log_likelihood"]
+        stream._open = header["open"]
+        if "monitor" in header:
+            stream.monitor = Monitor.restore(header["monitor"], arrays["monitor"])
+        return stream
+
+    def _later(self, time: float) -> float:
+        when = finite(time)
+        if when < self.time:
+            raise UserError(f"a time of at least {self.time!r}, the last one", f"{when!r}", "Sort the events, or begin anew with reset().")
+        return when
+
+    def _score(self, time: float) -> tuple[Floats, float]:
+        try:
+            logs, integral = self._stepper.score(time)
+        except Unconverged as error:
+            remedy = "Fit the model again, or reset the stream."
+            raise UserError("a rate that can be integrated", str(error).rstrip("."), remedy) from error
+        if not (logs < LARGEST).all() or not math.isfinite(integral):
+            received = f"log-rates {logs.tolist()[:4]} and the integral {integral} at {time!r}"
+            raise UserError("a finite rate", received, "The model explodes there: fit it again, or reset the stream.")
+        return logs, integral
+
+    def _attended(self, time: float, mark: int) -> tuple[tuple[Attended, ...], ...]:
+        """Per head, the past events of the largest weights."""
+        if not self.top:
+            return ()
+        found = self._stepper.weights(time, mark, self._recent.times, self._recent.marks)
+        return () if found is None else _top(*found, self.top)
+
+    def _past(self) -> Sequence:
+        """The recent events as a sequence that ends now."""
+        times = self._recent.in_order(self._recent.times)
+        begin = float(times[0]) if len(times) < self.count else self.start
+        stop = None if len(times) and times[-1] >= self.time else max(self.time, math.nextafter(begin, math.inf))
+        return Sequence(times, self._recent.in_order(self._recent.marks), start=begin, stop=stop, space=self.model.marks)
+
+
+class Recent:
+    """The last ``size`` events, in the order in which their slots were filled: constant memory. A ``growing`` one keeps all."""
+
+    def __init__(self, size: int, *, growing: bool = False) -> None:
+        self.size, self.growing, self.seen = size, growing, 0
+        self._kept: tuple[NDArray[Any], ...] = (np.zeros(size), np.zeros(size, dtype=np.int64), np.zeros(size))
+        self._narrow()
+
+    def append(self, time: float, mark: int, rate: float) -> None:
+        """Remember an event, in place of the oldest where all slots are taken."""
+        if self.growing and self.seen == self.size:
+            self._kept, self.size = tuple(np.concatenate([x, np.zeros_like(x)]) for x in self._kept), 2 * self.size
+        slot = self.seen % self.size
+        for values, value in zip(self._kept, (time, mark, rate), strict=True):
+            values[slot] = value
+        self.seen += 1
+        if self.seen <= self.size:
+            self._narrow()
+
+    def in_order(self, values: NDArray[Any]) -> NDArray[Any]:
+        """``times``, ``marks`` or ``rates``, the oldest first."""
+        return np.roll(values, -(self.seen % self.size)) if self.seen > self.size else values.copy()
+
+    def arrays(self) -> Arrays:
+        """All that is remembered, the oldest first."""
+        return {f"recent.{name}": self.in_order(getattr(self, name)) for name in ("times", "marks", "rates")}
+
+    def load(self, arrays: Arrays) -> None:
+        """Remember what :meth:`arrays` gave."""
+        self.seen = 0
+        for event in zip(*(arrays[f"recent.{name}"].tolist() for name in ("times", "marks", "rates")), strict=True):
+            self.append(*event)
+
+    def _narrow(self) -> None:
+        self.times, self.marks, self.rates = (x[: self.seen] for x in self._kept)
+
+
+def finite(time: float) -> float:
+    """``time`` as a float; :class:`UserError` where it is none or not finite."""
+    try:
+        when = float(time)
+    except (TypeError, ValueError):
+        when = math.nan
+    if not math.isfinite(when):
+        raise UserError("a finite time", f"{time!r}", "Mend or leave out the event.")
+    return when
+
+
+def known_mark(marks: MarkSpace, names: dict[str, int], mark: int | str | None) -> int:
+    """The number of a mark given by number or name; None stands for the only one where there is one."""
+    found: int | None = None
+    if isinstance(mark, str):
+        found = names.get(mark)
+    elif mark is None:
+        found = 0 if marks.count == 1 else None
+    elif isinstance(mark, int | np.integer) and not isinstance(mark, bool) and 0 <= mark < marks.count:
+        found = int(mark)
+    if found is None:
+        listed = f"one of {', '.join(list(names)[:8])}{', ...' * (len(names) > 8)}" if names else "none or 0"
+        raise UserError(f"a mark that the model knows, {listed}", f"{mark!r}", "Use a name or a number of the model's marks.")
+    return found
+
+
+def _keeping(model: Any, keep: int) -> Any:
+    if not hasattr(model, "keeping"):
+        raise UserError("a DAPP to bound the memory of", type(model).__name__, "Leave keep out: this model has no attention.")
+    return model.keeping(keep)
+
+
+def _top(times: Floats, marks: NDArray[np.int64], weights: Floats, top: int) -> tuple[tuple[Attended, ...], ...]:
+    """Per head, the events of the ``top`` largest weights in size; ``times`` are NaN where there is none."""
+    size = np.abs(weights)
+    head = np.arange(len(size))[:, None]
+    if size.shape[1] > top:
+        best = np.argpartition(size, -top, axis=1)[:, -top:]
+        best = best[head, np.argsort(-size[head, best], axis=1)]
+    else:
+        best = np.argsort(-size, axis=1)
+    heads = zip(*(x[best].tolist() if x.ndim == 1 else x[head, best].tolist() for x in (times, marks, weights)), strict=True)
+    return tuple(tuple(Attended(t, m, w) for t, m, w in zip(*head, strict=True) if t == t) for head in heads)
+
+
+def _name(marks: MarkSpace, mark: int) -> str | None:
+    return marks.names[mark] if marks.names else None

@@ -1,0 +1,70 @@
+"""What streams ask of any model, by the verbs of `models.protocol`: rates at the end of a history, and their integrals from there.
+
+Histories have B rows, and every question is asked from the last position of each. Streams work in float64, whatever the model's
+precision, since rounding must not stand in the way of an integral to six digits: :func:`doubled` is the model they follow. Used by
+`streaming.steppers` (one row) and `streaming.rows` (many).
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fourpoint.events import Batch
+from fourpoint.maths.quadrature import integrate
+from fourpoint.sampling import remember
+
+Floats = NDArray[np.float64]
+TOLERANCE = 1e-6  # of a gap's integral, absolute and relative
+
+
+def doubled(model: Any) -> Any:
+    """A copy of ``model`` in float64 and evaluation mode."""
+    return copy.deepcopy(model).double().eval()
+
+
+@torch.no_grad()
+def opened(model: Any, start: float, rows: int = 1) -> Any:
+    """The history of windows that open at ``start``, without events, in the form that ``extend`` gives."""
+    none, edge = torch.zeros(rows, 0, dtype=torch.int64), torch.full((rows,), start, dtype=torch.float64)
+    return remember(model, Batch(none.double(), none, none.bool(), edge, edge))
+
+
+@torch.no_grad()
+def logs_at(model: Any, history: Any, times: Floats) -> Floats:
+    """log lambda per mark just before ``times``, one for each row, (B, M)."""
+    at = torch.from_numpy(times)[:, None, None]
+    return np.asarray(model.log_intensity(history, at, history.lengths[:, None])[:, 0, 0].detach().numpy())
+
+
+@torch.no_grad()
+def integrals(model: Any, history: Any, at: Floats, times: Floats) -> Floats:
+    """The integral of the total rate from ``at`` to ``times`` in each row, (B,), in closed form or refined between knots.
+
+    Raises `maths.quadrature.Unconverged` where that does not settle.
+    """
+    a, b = torch.from_numpy(at)[:, None], torch.from_numpy(times)[:, None]
+    last = history.lengths[:, None]
+    if hasattr(model, "integral"):
+        return np.asarray(model.integral(history, a, b, last).sum((1, 2)).detach().numpy())
+    edges = torch.cat([a, b], 1)
+    knots = model.knots(history) if hasattr(model, "knots") else None
+    if knots is not None:
+        edges = torch.cat([edges, torch.minimum(torch.maximum(knots, a), b)], 1).sort(1).values
+    wide = (edges.diff(dim=1) > 0).any(0)
+    if not bool(wide.any()):
+        return np.zeros(len(at))
+    left, right = edges[:, :-1][:, wide], edges[:, 1:][:, wide]
+
+    def rate(t: Tensor, which: Tensor) -> Tensor:
+        return model.log_intensity(history, t, last.expand_as(which)).exp().sum(-1)
+
+    ends = rate(torch.cat([a, b], 1)[:, None], last)[:, 0].mean(1)
+    rough = torch.nan_to_num((b - a)[:, 0] * ends, nan=0.0, posinf=0.0)
+    found, _ = integrate(rate, left, right, tolerance=TOLERANCE * float((1 + rough).sum()))
+    return np.asarray(found.sum(1).numpy())
