@@ -101,9 +101,9 @@ def test_the_score_has_its_gradient() -> None:
     own, total, gaps = (torch.randn(n, 3, generator=random, dtype=torch.float64) for n in (4, 5, 5))
     gaps, valid = gaps.abs(), torch.rand(4, 3, generator=random) > 0.3
     gaps[2, 0] = 0.0
-    for slope in (-0.8, 0.0, 1e-4, 0.5):
+    for slope, kept in ((-0.8, None), (0.0, None), (1e-4, None), (0.5, None), (0.5, torch.rand(5, 3, generator=random) > 0.4)):
         w = torch.tensor(slope, dtype=torch.float64, requires_grad=True)
-        assert torch.autograd.gradcheck(_Score.apply, (own.requires_grad_(), total.requires_grad_(), w, gaps, valid))
+        assert torch.autograd.gradcheck(_Score.apply, (own.requires_grad_(), total.requires_grad_(), w, gaps, valid, kept))
 
 
 def test_a_constant_rate_between_events_where_w_is_0() -> None:

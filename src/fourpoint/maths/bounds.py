@@ -33,7 +33,7 @@ def sum_bound(
     >>> one = torch.ones(1, 1)
     >>> mode = Spectrum(0 * one, one, torch.zeros(1, 1, 1), one, None)  # exp(-h), largest at the left end
     >>> sum_bound(mode, torch.ones(1, 1, 1, dtype=torch.complex64), torch.tensor([0.5]), 2 * one)[0]
-    tensor([[2.]])
+    tensor([[2.0000]])
     """
     powers = spectrum.moments
     squares = torch.view_as_real(state).square().flatten(2).transpose(0, 1)
