@@ -136,12 +136,12 @@ def poisson(rate: float) -> Poisson:
 def rescaled(gaps: int, seed: int) -> None:
     columns = {"method": 11, "events": 9, "accepted": 10, "KS": 9, "p": 8, "uniform p": 11, "Ljung-Box p": 13, "count - integral": 18}
     print(f"\n{'model':28}" + "".join(f"{name:>{width}}" for name, width in columns.items()))
-    for name, build in MODELS.items():
+    for row, (name, build) in enumerate(MODELS.items()):
         model = build()
         few = sample(model, 0.0, 1.0, 500, seed=seed).events / 500
         methods = ("thinning", "inversion") if name in ("DAPP none, exp", "Hawkes") else ("thinning",)
         for method in methods:
-            paths = sample_paths(model, 0.0, 1.0, int(np.ceil(1.02 * gaps / few)), seed=seed + 1, method=method)
+            paths = sample_paths(model, 0.0, 1.0, int(np.ceil(1.02 * gaps / few)), seed=1000 * seed + row, method=method)
             v = goodness_of_fit(model, paths.data).total
             off = (v.count - v.expected) / np.sqrt(v.expected)
             accepted = f"{paths.acceptance:.0%}" if method == "thinning" else "-"

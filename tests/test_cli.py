@@ -161,7 +161,7 @@ BAD_TABLES: dict[str, tuple[dict[str, list[object]], list[str]]] = {
     "outside": ({"seq_id": ["a", "a"], "t": [1.0, 9.0], "start": [0.0, 0.0], "stop": [5.0, 5.0]}, ["window", "9.0", "sequence a"]),
     "mark": ({"seq_id": ["a", "a"], "t": [1.0, 2.0], "mark": [0, -1]}, ["mark", "-1"]),
     "empty table": ({"seq_id": [], "t": []}, ["at least one event"]),
-    "column": ({"sequence": ["a"], "time": [1.0]}, ["seq_id", "sequence"]),
+    "column": ({"a": ["x"], "b": [1.0]}, ["a column of times", "'a', 'b'"]),
     "words": ({"seq_id": ["a"], "t": ["noon"]}, ["numbers", "string"]),
     "split": ({"seq_id": ["a"], "t": [1.0], "split": ["training"]}, ["train, dev or test", "training"]),
 }

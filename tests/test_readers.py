@@ -12,7 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from fourpoint.data.readers import describe_choices, read, write
+from fourpoint.data.grouping import group, number, stable_order
+from fourpoint.data.readers import describe_choices, read, read_with_notes, write
 from fourpoint.events import SPLITS, Dataset, EventDataError, MarkSpace, Sequence, UserError
 
 Columns = dict[str, Any]
@@ -92,6 +93,40 @@ def test_reading_equals_a_plain_loop(tmp_path_factory: pytest.TempPathFactory, r
         assert s.times.tolist() == [r[1] for r in mine] and s.marks.tolist() == [r[2] for r in mine]
 
 
+def test_the_order_by_radix_is_numpys_stable_order() -> None:
+    rng = np.random.default_rng(0)
+    for count in (1, 7, 65536, 65537, 200_000, 2**31 - 1):
+        code = rng.integers(0, count, 3000).astype(np.int32)
+        assert stable_order(code, count).tolist() == np.argsort(code, kind="stable").tolist()
+
+
+@settings(max_examples=100)
+@given(
+    st.lists(st.integers(-3, 3), min_size=1, max_size=30),
+    st.sampled_from(["int8", "int64", "uint64", "far"]),
+    st.booleans(),
+)
+def test_numbering_equals_a_plain_loop(values: list[int], kind: str, grouped: bool) -> None:
+    if grouped:
+        values = sorted(values, key=lambda v: (v * 5) % 7)
+    column = np.array(values, dtype=np.int64) * (10**12 if kind == "far" else 42 if kind == "int8" else 1)
+    column = column + 3 if kind == "uint64" else column
+    column = column.astype("int64" if kind == "far" else kind)
+    numbered = number(column)
+    distinct = list(dict.fromkeys(column.tolist()))
+    assert numbered.distinct.tolist() == distinct
+    assert numbered.code().tolist() == [distinct.index(v) for v in column.tolist()]
+    arrangement, _ = group(numbered, len(distinct) + 2)
+    assert np.diff(arrangement.offsets).tolist() == [column.tolist().count(v) for v in distinct] + [0, 0]
+    assert arrangement.arrange(column).tolist() == sorted(column.tolist(), key=distinct.index)
+
+
+def test_grouped_rows_are_not_moved(store: Any) -> None:
+    numbered = number(np.repeat([9, 2, 5], 1000))
+    arrangement, moved = group(numbered, 3, np.tile(np.arange(1000.0), 3))
+    assert arrangement.order is None and not moved and arrangement.offsets.tolist() == [0, 1000, 2000, 3000]
+
+
 # Windows
 
 
@@ -161,6 +196,122 @@ def test_tie_policies(store: Any) -> None:
         read(path, ties="error")
 
 
+# Roles
+
+
+ROLES = [
+    ("Received At|Call Type|Zip", "Received At", "Call Type", None),
+    ("eventTime|userId|eventType", "eventTime", "eventType", "userId"),
+    ("TIMESTAMP|CATEGORY", "TIMESTAMP", "CATEGORY", None),
+    ("date|t|kind", "t", "kind", None),
+    ("opened_on|label|session", "opened_on", "label", "session"),
+    ("time_since_start|type_event|seq_idx", "time_since_start", "type_event", "seq_idx"),
+]
+
+
+@pytest.mark.parametrize(("names", "time", "mark", "sequence"), ROLES)
+def test_roles_are_guessed_from_names(names: str, time: str, mark: str, sequence: str | None) -> None:
+    columns: Columns = {name: [1, 1, 2] for name in names.split("|")} | {time: [1.0, 2.0, 3.0]}
+    found = read_with_notes(columns, window=(0, 9))
+    assert (found.roles.time, found.roles.mark, found.roles.sequence) == (time, mark, sequence)
+    assert found.notes[0].startswith(f"columns: time {time!r}, mark {mark!r}, ") and "--time --mark --sequence" in found.notes[0]
+
+
+def test_a_number_of_the_row_is_no_sequence_and_a_remark_no_mark() -> None:
+    rows: Columns = {"id": [1, 2, 3, 4], "time": [1.0, 2.0, 3.0, 4.0], "event": ["w", "x", "y", "z"]}
+    assert (len(read(rows)), read(rows).marks.count) == (1, 1)
+    repeated: Columns = rows | {"id": [1, 1, 2, 2], "event": ["w", "w", "z", "z"]}
+    assert (len(read(repeated)), read(repeated).marks.names) == (2, ("w", "z"))
+
+
+def test_roles_can_be_named_in_any_spelling_and_taken_away() -> None:
+    rows: Columns = {"User ID": [1, 1, 2], "Seen At": [1.0, 2.0, 3.0], "Type": ["a", "b", "a"]}
+    assert len(read(rows, time="seen_at", sequence="user id")) == 2
+    alone = read_with_notes(rows, time="Seen At", mark="none", sequence="none")
+    assert len(alone.data) == 1 and alone.data.marks.count == 1 and not any("columns:" in note for note in alone.notes)
+    with pytest.raises(
+        EventDataError, match="expected a column 'sen_at' for the time; received the table: only .* Did you mean 'Seen At'?"
+    ):
+        read(rows, time="sen_at")
+    with pytest.raises(EventDataError, match="expected a column 'dya' for the sequence; .* Did you mean 'day'?"):
+        read(rows, sequence="dya")
+    with pytest.raises(EventDataError, match="expected a column 'x' for the mark; .*Name one of them with mark="):
+        read(rows, mark="x")
+
+
+def test_places_are_not_supported_yet() -> None:
+    with pytest.raises(UserError, match="expected events without places; received place=.*not supported yet"):
+        read({"time": [1.0]}, place=("lon", "lat"))
+
+
+def test_notes_are_printed_for_tables_of_others_alone(store: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    read(store(GOOD | {"t": [1.0, 1.0, 3.0]}))
+    assert capsys.readouterr() == ("", "")
+    read({"time": [1.0, 1.0, 3.0]}, window=(0, 4))
+    out, err = capsys.readouterr()
+    assert out == "" and err.splitlines() == [
+        "columns: time 'time', no mark, one sequence (guessed; --time --mark --sequence to choose)",
+        "50.0% of gaps are zero (ties kept; --ties error|jitter|drop)",
+    ]
+
+
+def test_our_own_numbers_are_never_taken_for_epochs(store: Any) -> None:
+    far = [1.7e9, 1.8e9, 1.9e9]
+    assert read(store(GOOD | {"t": far}), window=(0, 2e9)).times.tolist() == far
+    assert read({"time": far}).unit == "days"
+    raw = read({"time": far}, time_unit="as given", window=(0, 2e9))
+    assert raw.times.tolist() == far and raw.unit == ""
+
+
+def test_our_own_columns_may_hold_stamps(store: Any) -> None:
+    data = read(store(GOOD | {"t": pa.array([0, 1800, 3600], pa.timestamp("s"))}))
+    assert data.times.tolist() == [0, 30, 60] and data.unit == "minutes" and data.ids == ("0", "1")
+    assert data.starts.tolist() == [0, 0] and data.stops.tolist() == [60, 60] and data.inferred
+
+
+def test_whole_numbers_of_others_are_names_unless_they_count_from_0() -> None:
+    def names(marks: list[Any]) -> tuple[str, ...]:
+        return read({"time": [float(i) for i in range(len(marks))], "mark": marks}).marks.names
+
+    assert names([0, 1, 2, 1]) == ("0", "1", "2") and names([0, 0]) == ()
+    assert names([10, 9, 200, 9]) == ("9", "10", "200") and names([-1, 3]) == ("-1", "3")
+    assert names([True, False]) == ("false", "true") and names([2.0, 1.0]) == ("1", "2")
+
+
+def test_marks_as_a_model_knows_them() -> None:
+    rows: Columns = {"time": [1.0, 2.0], "mark": ["fire", "fire"]}
+    assert read(rows, marks=["air", "fire", "sea"]).mark_ids.tolist() == [1, 1]
+    assert read(rows | {"mark": [5, 7]}, marks=["7", "5"]).mark_ids.tolist() == [1, 0]
+    with pytest.raises(EventDataError, match="marks that the file names; received the table: 'fire' at row 0. Did you mean 'fires'?"):
+        read(rows, marks=["fires"])
+
+
+def test_our_own_marks_go_before_those_asked_for(store: Any) -> None:
+    named = store(GOOD | {"mark": [0, 1, 1]}, {"fourpoint.marks": ["fire", "flood"]})
+    assert read(named, marks=["a", "b", "c"]).marks.names == ("fire", "flood")
+    assert read(store(GOOD | {"mark": [0, 0, 0]}), marks=["a", "b"]).marks == MarkSpace(), "no marks are not all of the first type"
+    assert read(store(GOOD), marks=["a", "b"]).marks == MarkSpace()
+    assert read(store(GOOD | {"mark": ["b", "b", "b"]}), marks=["a", "b"]).mark_ids.tolist() == [1, 1, 1]
+    with pytest.raises(EventDataError, match="expected a column of types, for 2 marks; received the table: none. Name it with mark="):
+        read({"time": [1.0]}, marks=["a", "b"])
+
+
+def test_windows_for_all_or_each() -> None:
+    rows: Columns = {"user": ["a", "b", "b"], "time": [2.0, 1.0, 5.0]}
+    both = read(rows, window="all")
+    assert both.starts.tolist() == [0, 0] and both.stops.tolist() == [5, 5] and both.inferred
+    assert read(rows, window="each").stops.tolist() == [2, 5]
+    with pytest.raises(UserError, match="two numbers or times, 'each' or 'all'; received 'every'"):
+        read(rows, window="every")  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="expected a window in numbers, as the times are"):
+        read(rows, window=("2024-01-01", "2024-02-01"))
+
+
+def test_splits_of_others_count_where_they_are_ours() -> None:
+    rows: Columns = {"user": ["a", "a", "b"], "time": [1.0, 2.0, 1.0], "Split": ["train", "train", "dev"]}
+    assert read(rows).splits is not None and read(rows | {"Split": ["left", "left", "right"]}).splits is None
+
+
 # Errors
 
 GOOD: Columns = {"seq_id": [0, 0, 1], "t": [1.0, 2.0, 3.0]}
@@ -188,12 +339,6 @@ BAD: list[tuple[str, Columns, dict[str, Any] | None, str]] = [
         "expected numbers in column 't'; received FILE: values of type string. Convert it to numbers",
     ),
     (
-        "stamps",
-        GOOD | {"t": pa.array([1, 2, 3], pa.timestamp("ms"))},
-        None,
-        "received FILE: values of type timestamp[ms]. Convert it to numbers in one",
-    ),
-    (
         "float id",
         GOOD | {"seq_id": [0.5, 1.0, 2.0]},
         None,
@@ -213,17 +358,16 @@ BAD: list[tuple[str, Columns, dict[str, Any] | None, str]] = [
     ),
     (
         "no time",
-        {"seq_id": [0], "time": [1.0]},
+        {"seq_id": [0], "a": ["x"]},
         None,
-        "columns 'seq_id' and 't'; received FILE: no column 't' among 'seq_id', 'time'. Rename 'time'",
+        "expected a column of times; received FILE: none among 'seq_id', 'a' looks like one. Name it, for example with time='seq_id'",
     ),
     (
-        "no id",
-        {"sequence_id": [0], "t": [1.0]},
+        "neither",
+        {"a": [0], "b": [1.0]},
         None,
-        "received FILE: no column 'seq_id' among 'sequence_id', 't'. Rename 'sequence_id' to 'seq_id'",
+        "expected a column of times; received FILE: none among 'a', 'b' looks like one. Name it, for example with time='b'",
     ),
-    ("neither", {"a": [0], "b": [1.0]}, None, "no column 'seq_id' among 'a', 'b'. Add or rename a column 'seq_id'."),
     (
         "no rows",
         {"seq_id": pa.array([], pa.int32()), "t": pa.array([], pa.float64())},
@@ -345,7 +489,6 @@ def test_what_is_not_a_parquet_file(tmp_path: Path) -> None:
     cases = {
         "calls.parquet": "which does not exist. Check the path.",
         "tent.parquet": "which does not exist. Did you mean text.parquet?",
-        ".": "which is a folder. Name one file in it.",
         "empty.parquet": "which is empty (0 bytes). Write or download it again.",
         "text.parquet": "which cannot be read as one (Parquet magic bytes not found",
         "short.parquet": "which cannot be read as one (",
@@ -354,6 +497,8 @@ def test_what_is_not_a_parquet_file(tmp_path: Path) -> None:
         with pytest.raises(EventDataError) as caught:
             read(str(tmp_path / name))
         assert f"expected a Parquet file; received {tmp_path / name}, {text}" in str(caught.value)
+    with pytest.raises(EventDataError, match="expected a file of events; received .*, which is a folder. Name one file in it."):
+        read(tmp_path)
 
 
 def test_a_damaged_parquet_file(store: Any) -> None:

@@ -10,7 +10,9 @@ standard library are imported here, so that ``fourpoint --help`` is instant; eac
 from __future__ import annotations
 
 import os
+import shlex
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from fourpoint.events import Dataset
 
 
+Fitted = tuple[str | None, tuple[str, ...] | None]
 CHECKED = 20_000  # events that the goodness of fit looks at
 PICTURES = (".png", ".svg", ".pdf")
 
@@ -44,6 +47,14 @@ class Commands(TyperGroup):
             raise typer.Exit(code) from None
 
 
+class DataCommands(TyperGroup):
+    """The subcommands of ``data``; a word that is none of them is the data set to summarise."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        known = args and args[0] in self.commands
+        return super().resolve_command(ctx, args if known else ["summary", *args])
+
+
 app = typer.Typer(
     cls=Commands,
     no_args_is_help=True,
@@ -53,9 +64,24 @@ app = typer.Typer(
     epilog="Start with: fourpoint demo",
 )
 
-Source = Annotated[str, typer.Argument(metavar="DATA", help="Name of an embedded data set, or a Parquet file with columns seq_id, t.")]
+data_app = typer.Typer(cls=DataCommands, invoke_without_command=True, add_completion=False)
+app.add_typer(data_app, name="data", help="List what comes with Fourpoint, summarise a data set, or look at a file of your own.")
+
+Source = Annotated[
+    str, typer.Argument(metavar="DATA", help="Name of an embedded data set, or a file: CSV, TSV, JSON Lines, Parquet, Arrow.")
+]
 Ties = Annotated[str, typer.Option(help="Events at one time: keep, error, jitter or drop.")]
-Window = Annotated[tuple[float, float] | None, typer.Option(metavar="A B", help="Observation window of every sequence.")]
+Window = Annotated[tuple[str, str] | None, typer.Option(metavar="A B", help="Window observed: two numbers, or times such as 2024-01-01.")]
+Time = Annotated[str | None, typer.Option(metavar="COLUMN", help="The column of times; guessed by default.")]
+Mark = Annotated[str | None, typer.Option(metavar="COLUMN", help="The column of types, or none; guessed by default.")]
+BY = "The column that tells sequences apart, or hour, day or week of the calendar, or none; guessed by default."
+Grouped = Annotated[str | None, typer.Option("--sequence", "--by", metavar="COLUMN|day", help=BY)]
+By = Annotated[str | None, typer.Option("--by", metavar="COLUMN|day", help=BY)]
+TimeUnit = Annotated[str | None, typer.Option(metavar="UNIT", help="Unit of times that are read from stamps: hours, say.")]
+Timezone = Annotated[
+    str | None, typer.Option(metavar="ZONE", help="Zone of the calendar, and of stamps that name none: Europe/Berlin, say.")
+]
+Sort = Annotated[bool, typer.Option("--sort", help="Put rows in order of time.")]
 Split = Annotated[str | None, typer.Option(help="Part of the data: train, dev, test or all.")]
 Seed = Annotated[int, typer.Option(help="Seed of everything random.")]
 Budget = Annotated[float | None, typer.Option(metavar="SECONDS", help="Stop training after this many seconds.")]
@@ -101,21 +127,86 @@ def demo(
     run_demo(output, seed=seed) if time_budget is None else run_demo(output, seed=seed, time_budget=time_budget)
 
 
-@app.command()
-def data(
-    source: Annotated[str | None, typer.Argument(metavar="[DATA]", help="What to summarise; without it, all there is.")] = None,
+@data_app.callback()
+def data(ctx: typer.Context) -> None:
+    """List what comes with Fourpoint, summarise a data set (fourpoint data NAME|FILE), or look at a file of your own."""
+    if ctx.invoked_subcommand is None:
+        for table in _catalogue():
+            _print(table)
+        _say("next: fourpoint data nyc_delays, or fourpoint data inspect FILE for events of your own")
+
+
+@data_app.command()
+def summary(
+    source: Source,
     ties: Ties = "keep",
     window: Window = None,
     split: Split = None,
+    time: Time = None,
+    mark: Mark = None,
+    sequence: Grouped = None,
+    time_unit: TimeUnit = None,
+    timezone: Timezone = None,
+    sort: Sort = False,
 ) -> None:
-    """List the data sets and processes that come with Fourpoint, or summarise one data set."""
-    if source is None:
-        for table in _catalogue():
-            _print(table)
-        _say("next: fourpoint data nyc_delays, or fourpoint simulate hawkes -o hawkes.parquet")
+    """Summarise one data set; the same as fourpoint data NAME|FILE."""
+    found = _open(source, ties, window, How(time, mark, sequence, time_unit, timezone, sort))
+    _print(_summary(found if split is None else found.part(split)))
+
+
+@data_app.command()
+def inspect(
+    source: Annotated[str, typer.Argument(metavar="FILE", help="CSV, TSV (also .gz, .zst), JSON Lines, Parquet or Arrow.")],
+    ties: Ties = "keep",
+    window: Window = None,
+    time: Time = None,
+    mark: Mark = None,
+    sequence: Grouped = None,
+    time_unit: TimeUnit = None,
+    timezone: Timezone = None,
+    json: Json = False,
+    plot: Plot = None,
+) -> None:
+    """Look at a file of events: its columns, counts, span, marks, ties and gaps, with pictures, and the command to type next."""
+    from fourpoint.data.inspecting import inspect as look
+
+    _check_picture(plot)
+    policy = _one_of("--ties", ties, ("keep", "error", "jitter", "drop"))
+    found = look(
+        source, time=time, mark=mark, sequence=sequence, window=_window(window), time_unit=time_unit, timezone=timezone, ties=policy
+    )
+    _save_plot(found.plot() if plot else None, plot)
+    _print_all(found.to_dict(), [found], json)
+    _say(f"next: {found.command}")
+
+
+@data_app.command()
+def convert(
+    source: Annotated[Path, typer.Argument(metavar="IN", help="A file or folder of events.")],
+    target: Annotated[Path, typer.Argument(metavar="OUT", help="File or folder to write; its ending says the format.")],
+    from_: Annotated[str | None, typer.Option("--from", metavar="F", help="Format or source of IN; guessed by default.")] = None,
+    to: Annotated[str | None, typer.Option("--to", metavar="F", help="fourpoint, easytpp, pickle, du, tick or hotpp.")] = None,
+    set_: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="An option of a source; repeatable.")] = None,
+    seed: Seed = 0,
+) -> None:
+    """Convert between the formats of the field, or from a source: mimic, memetracker, lobster, trades, congestion."""
+    from fourpoint.data.formats import convert as converted
+    from fourpoint.data.formats.guessing import guess_source
+    from fourpoint.data.sources import SOURCES
+    from fourpoint.settings import parameters, parse_settings
+
+    name = from_ or guess_source(source)
+    options: dict[str, Any] = {}
+    if name in SOURCES:
+        options, _ = parse_settings(set_ or [], SOURCES[name], lambda: None)
+        options |= {"seed": seed} if "seed" in parameters(SOURCES[name]) else {}
     else:
-        found = _open(source, ties, window)
-        _print(_summary(found if split is None else found.part(split)))
+        _only(f"the format {name}", "--set", not set_)
+    done = converted(source, target, from_, to, options)
+    for note in done.notes:
+        _say(note)
+    _print(f"{target}: {done.data} ({done.to})")
+    _say(f"next: fourpoint fit {target} --model dapp -o model" if done.to == "fourpoint" else f"read as {done.from_}, written as {done.to}")
 
 
 @app.command()
@@ -161,6 +252,12 @@ def fit(
     time_budget: Budget = None,
     ties: Ties = "keep",
     window: Window = None,
+    time: Time = None,
+    mark: Mark = None,
+    sequence: Grouped = None,
+    time_unit: TimeUnit = None,
+    timezone: Timezone = None,
+    sort: Sort = False,
 ) -> None:
     """Train a model on a data set and save it in a folder."""
     from fourpoint.models import MODELS
@@ -169,7 +266,8 @@ def fit(
 
     build = MODELS[_one_of("--model", model, tuple(MODELS))]
     of_model, of_training = parse_settings(set_ or [], build, train_model)
-    events = _open(source, ties, window)
+    how = How(time, mark, sequence, time_unit, timezone, sort)
+    events = _open(source, ties, window, how)
     train, dev = _train_and_dev(events, split, seed)
     if "seed" in parameters(build):
         of_model["seed"] = seed
@@ -179,7 +277,7 @@ def fit(
     for note in dict.fromkeys(result.notes):
         _say(note)
     _print(f"saved {model} in {output}/ (best at step {result.best_step:,})")
-    _say(f"next: fourpoint evaluate {output} {source}")
+    _say(f"next: fourpoint evaluate {shlex.join([str(output), source, *how.words(ties, window)])}")
 
 
 @app.command()
@@ -198,6 +296,12 @@ def evaluate(
     seed: Seed = 0,
     ties: Ties = "keep",
     window: Window = None,
+    time: Time = None,
+    mark: Mark = None,
+    sequence: Grouped = None,
+    time_unit: TimeUnit = None,
+    timezone: Timezone = None,
+    sort: Sort = False,
 ) -> None:
     """Score a saved model on a data set: log-likelihood per event, goodness of fit, predictions, and regret where the truth is known."""
     from fourpoint.checkpoints import restore
@@ -213,7 +317,7 @@ def evaluate(
         _only("an evaluation with --no-fit-check", "--plot", fit_check)
     oracle = None if truth is None else process(truth, _one_of("--amplitude", amplitude, ("fixed", "random"))).truth()
     model = restore(folder)
-    events = _open(source, ties, window)
+    events = _open(source, ties, window, How(time, mark, sequence, time_unit, timezone, sort), _of_model(folder, model))
     part = events.part(split or _default_split(events, "test"))
     check_marks(model, part.marks)
     report = judge(model, part, truth=oracle, tolerance=tolerance)
@@ -246,6 +350,12 @@ def forecast(
     plot: Plot = None,
     ties: Ties = "keep",
     window: Window = None,
+    time: Time = None,
+    mark: Mark = None,
+    by: By = None,
+    time_unit: TimeUnit = None,
+    timezone: Timezone = None,
+    sort: Sort = False,
 ) -> None:
     """What happens next after a sequence's events up to a time: next event, its mark, and counts up to a horizon."""
     from fourpoint.checkpoints import restore
@@ -253,7 +363,7 @@ def forecast(
 
     _check_picture(plot)
     model = restore(folder)
-    events = _open(source, ties, window)
+    events = _open(source, ties, window, How(time, mark, by, time_unit, timezone, sort), _of_model(folder, model))
     found = look_ahead(model, events.find(sequence), horizon, paths, seed, at=at, windows=windows)
     _save_plot(found.plot(unit=_short(events.unit)) if plot else None, plot)
     _print_all(found.to_dict(), [found], json)
@@ -269,6 +379,12 @@ def explain(
     plot: Plot = None,
     ties: Ties = "keep",
     window: Window = None,
+    time: Time = None,
+    mark: Mark = None,
+    by: By = None,
+    time_unit: TimeUnit = None,
+    timezone: Timezone = None,
+    sort: Sort = False,
 ) -> None:
     """What each past event of a sequence adds to the rate at a time, per mark: the rate less the rate without that event."""
     from fourpoint.checkpoints import restore
@@ -276,7 +392,7 @@ def explain(
 
     _check_picture(plot)
     model = restore(folder)
-    events = _open(source, ties, window)
+    events = _open(source, ties, window, How(time, mark, by, time_unit, timezone, sort), _of_model(folder, model))
     found = account_for(model, events.find(sequence), at)
     _save_plot(found.plot(unit=_short(events.unit)) if plot else None, plot)
     _print_all(found.to_dict(), [found], json)
@@ -345,27 +461,86 @@ def _some_of(events: Dataset, seed: int) -> Dataset:
     return some
 
 
-def _open(source: str, ties: str, window: tuple[float, float] | None) -> Dataset:
-    """An embedded data set by its name, or a Parquet file, with ties and window as asked; what was decided is said aloud."""
+def _open(source: str, ties: str, window: tuple[str, str] | None, how: How | None = None, fitted: Fitted = (None, None)) -> Dataset:
+    """An embedded data set by its name, or a file, with ties and window as asked; what was decided is said aloud.
+
+    Where the data is for a fitted model, its unit of time and the names of its types are ``fitted``, and the default.
+    """
     from dataclasses import replace
 
     import numpy as np
 
     from fourpoint.data.datasets import available, load
-    from fourpoint.data.readers import describe_choices, read
+    from fourpoint.data.readers import describe_choices, read_with_notes
+    from fourpoint.events import UserError
 
     policy = _one_of("--ties", ties, ("keep", "error", "jitter", "drop"))
-    if source in available() and not Path(source).exists():
+    how, bounds = how or How(), _window(window)
+    file = Path(source).exists() or Path(source).suffix or "/" in source
+    if not file or (source in available() and not Path(source).exists()):
         found = load(source).with_ties(policy)
-        if window is not None:
-            found = replace(found, starts=np.full(len(found), window[0]), stops=np.full(len(found), window[1]), inferred=False)
-    elif Path(source).suffix or Path(source).exists() or "/" in source:
-        found = read(source, ties=policy, window=window)
+        _only(f"the embedded data set {source}", "--time, --mark, --sequence, --time-unit, --timezone and --sort", how == How())
+        if bounds is not None and not isinstance(bounds[0], float):
+            raise UserError("a window in numbers", f"{bounds[0]} {bounds[1]}", "Pass --window 0 24, say.")
+        if bounds is not None:
+            found = replace(found, starts=np.full(len(found), bounds[0]), stops=np.full(len(found), bounds[1]), inferred=False)
+        notes = describe_choices(found, policy)
     else:
-        found = load(source)
-    for notice in describe_choices(found, policy):
+        unit, names = fitted
+        reading = read_with_notes(
+            source,
+            time=how.time,
+            mark=how.mark,
+            sequence=how.sequence,
+            window=bounds,
+            time_unit=how.time_unit or unit,
+            timezone=how.timezone,
+            ties=policy,
+            sort=how.sort,
+            marks=names,
+        )
+        found, notes = reading.data, list(reading.notes)
+    for notice in notes:
         _say(notice)
     return found
+
+
+@dataclass(frozen=True)
+class How:
+    """How to read a file: which column is what, and what its times mean."""
+
+    time: str | None = None
+    mark: str | None = None
+    sequence: str | None = None
+    time_unit: str | None = None
+    timezone: str | None = None
+    sort: bool = False
+
+    def words(self, ties: str, window: tuple[str, str] | None) -> list[str]:
+        """The options as they are typed, for the command that comes next; the unit is the model's."""
+        typed = {"--time": self.time, "--mark": self.mark, "--sequence": self.sequence, "--timezone": self.timezone}
+        words = [word for option, value in typed.items() if value is not None for word in (option, value)]
+        words += ["--ties", ties] if ties != "keep" else []
+        return words + (["--window", *window] if window else []) + ["--sort"] * self.sort
+
+
+def _of_model(folder: Path, model: Any) -> Fitted:
+    """The unit of time and the types that a saved model was fitted to, where they have names."""
+    from fourpoint.checkpoints import about
+    from fourpoint.data.clocks import SECONDS
+
+    unit = str(about(folder).get("unit") or "")
+    return unit if unit in SECONDS else None, tuple(model.marks.names) or None
+
+
+def _window(window: tuple[str, str] | None) -> tuple[float, float] | tuple[str, str] | None:
+    """A window in numbers where both parts are, else in times."""
+    if window is None:
+        return None
+    try:
+        return float(window[0]), float(window[1])
+    except ValueError:
+        return window
 
 
 def _default_split(events: Dataset, wanted: str) -> str:

@@ -1,124 +1,178 @@
-"""Columns of a Parquet file, checked as a whole: each fault is an error with the file, the row and the value.
+"""Columns of a table, checked as a whole: each fault is an error with the file, the row or line, and the value.
 
-Used by :mod:`fourpoint.data.readers`, which makes sequences of them. Rows are counted from 0.
+A column is read once and given up once it has become a numpy array, so that a large file is never held twice. Used by
+:mod:`fourpoint.data.readers`, which makes sequences of them. Rows are counted from 0, lines from 1.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from difflib import get_close_matches
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from fourpoint.data.grouping import Numbered, number
+from fourpoint.data.opened import Table, flat, pieces
 from fourpoint.events import EventDataError
 
-COLUMNS = ("seq_id", "t", "split", "mark", "start", "stop")
-REQUIRED = {"seq_id": ("sequence", "sequence_id", "seq", "id", "seqid"), "t": ("time", "times", "timestamp", "ts")}
+MOST_TYPES = 1_000_000
 
 
 @dataclass(frozen=True)
 class Columns:
-    """The columns of one file that are ours, and its metadata."""
+    """The columns of one table that are in use."""
 
-    source: Path
-    table: pa.Table
+    table: Table
+    held: dict[str, pa.ChunkedArray]
+    rows: int
 
     def __len__(self) -> int:
-        return int(self.table.num_rows)
-
-    def __contains__(self, name: str) -> bool:
-        return name in self.table.column_names
+        return self.rows
 
     def metadata(self, key: bytes) -> bytes | None:
         """What the file's metadata says under ``key``, or None."""
         return (self.table.schema.metadata or {}).get(key)
 
+    def error(self, expected: str, received: str, remedy: str) -> EventDataError:
+        """An error about this table."""
+        return self.table.error(expected, received, remedy)
+
+    def fault(self, name: str, expected: str, row: int, value: object, remedy: str) -> EventDataError:
+        """An error about one row of a column."""
+        shown = repr(value) if isinstance(value, str) else str(value)
+        shown = shown if len(shown) <= 60 else f"{shown[:57]}..."
+        return self.error(f"{expected} in column {name!r}", f"{shown} at {self.table.place(row)}", remedy)
+
+    def take(self, name: str) -> pa.ChunkedArray:
+        """The Arrow column, without nulls; it is not held any longer."""
+        column = self.held.pop(name)
+        if column.null_count:
+            place = self.table.place(int(pc.index(column.is_null(), True).as_py()))
+            received = f"{column.null_count:,} null, the first at {place}"
+            raise self.error(f"a value in every row of column {name!r}", received, "Remove or fill these rows.")
+        return column
+
+    def type(self, name: str) -> pa.DataType:
+        """The type of a column's values."""
+        return value_type(self.held[name])
+
     def is_text(self, name: str) -> bool:
-        """True if the column holds text, False if whole numbers; anything else is refused."""
-        kind = _value_type(self.table[name])
-        text = any(test(kind) for test in (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view))
-        if not text and not pa.types.is_integer(kind):
+        """True if the column holds words (or true and false), False if whole numbers; anything else is refused."""
+        kind = self.type(name)
+        if is_words(kind) or pa.types.is_boolean(kind):
+            return True
+        if not (pa.types.is_integer(kind) or _whole(self.held[name])):
+            if pa.types.is_binary(kind):
+                row, value = _first_garbled(self.held[name])
+                raise self.fault(name, "text in UTF-8", row, value, "Save the file as UTF-8.")
             raise self.error(f"whole numbers or text in column {name!r}", f"values of type {kind}", "Convert the column to one of them.")
-        return text
+        return False
 
     def floats(self, name: str) -> NDArray[np.float64]:
         """A column of finite numbers."""
-        column = self._full(name)
-        if not (pa.types.is_floating(column.type) or pa.types.is_integer(column.type)):
+        kind = self.type(name)
+        column = self.take(name)
+        if pa.types.is_decimal(kind):
+            column = column.cast(pa.float64())
+        elif not (pa.types.is_floating(kind) or pa.types.is_integer(kind)):
             remedy = "Convert it to numbers in one unit, such as hours since a common start."
-            raise self.error(f"numbers in column {name!r}", f"values of type {column.type}", remedy)
-        values = column.to_numpy().astype(np.float64)
-        bad = np.flatnonzero(~np.isfinite(values))
-        if len(bad):
-            raise self.error(f"finite numbers in column {name!r}", f"{values[bad[0]]} at row {bad[0]}", "Remove or mend the row.")
+            raise self.error(f"numbers in column {name!r}", f"values of type {kind}", remedy)
+        values: NDArray[np.float64] = flat(_decoded(column), np.float64)
+        # A sum is finite where all parts are, and cheap; only where it is not do the parts have to be looked at.
+        with np.errstate(all="ignore"):
+            total = values.sum()
+        if not np.isfinite(total):
+            bad = np.flatnonzero(~np.isfinite(values))
+            if len(bad):
+                raise self.fault(name, "finite numbers", int(bad[0]), values[bad[0]], "Remove or mend the row.")
         return values
 
     def integers(self, name: str) -> NDArray[Any]:
         """A column of whole numbers, in the file's own integer type."""
-        column = self._full(name)
-        return np.asarray(column.cast(_value_type(column)).to_numpy())
+        return flat(self._integers(name))
 
-    def codes(self, name: str) -> tuple[NDArray[np.int64], list[Any]]:
-        """Each row's number among the distinct values of a column, and those values in order of first appearance."""
-        column = self._full(name)
-        # A stored dictionary may hold values that no row has, in any order.
-        encoded = column.cast(_value_type(column)).dictionary_encode().unify_dictionaries()
-        codes = [chunk.indices.to_numpy() for chunk in encoded.chunks]
-        values = encoded.chunk(0).dictionary.to_pylist() if encoded.num_chunks else []
-        return np.concatenate([np.zeros(0, dtype=np.int64), *codes]), values
+    def _integers(self, name: str) -> pa.ChunkedArray:
+        column = _decoded(self.take(name))
+        return column.cast(pa.int64()) if pa.types.is_floating(column.type) else column
 
-    def error(self, expected: str, received: str, remedy: str) -> EventDataError:
-        """An error about this file."""
-        return EventDataError(expected, f"{self.source}: {received}", remedy)
+    def labels(self, name: str, most: int | None = None) -> tuple[Numbered, list[str]]:
+        """Rows by the value they have, and the values as text in order of first appearance; ``most`` bounds their number."""
+        if not self.is_text(name):
+            numbered = number(pieces(self._integers(name)))
+            self.check_count(name, len(numbered.distinct), most)
+            return numbered, list(map(str, numbered.distinct.tolist()))
+        column = self.take(name)
+        if pa.types.is_boolean(column.type):
+            column = column.cast(pa.string())
+        # A stored dictionary may hold values that no row has, in any order, and nulls.
+        nulls = pa.types.is_dictionary(column.type) and any(chunk.dictionary.null_count for chunk in column.chunks)
+        plain = not pa.types.is_dictionary(column.type) or nulls
+        encoded = (_decoded(column) if plain else column).dictionary_encode().unify_dictionaries()
+        indices = pieces(pa.chunked_array([chunk.indices for chunk in encoded.chunks], encoded.type.index_type))
+        words = encoded.chunk(0).dictionary if encoded.num_chunks else pa.array([], pa.string())
+        numbered = number(indices)
+        self.check_count(name, len(numbered.distinct), most)
+        return numbered, words.take(pa.array(numbered.distinct)).to_pylist()
 
-    def _full(self, name: str) -> pa.ChunkedArray:
-        column = self.table[name]
-        if column.null_count:
-            row = int(np.flatnonzero(column.is_null().to_numpy())[0])
-            received = f"{column.null_count:,} null, the first at row {row}"
-            raise self.error(f"a value in every row of column {name!r}", received, "Remove or fill these rows.")
-        return column
-
-
-def open_columns(source: Path) -> Columns:
-    """Open a Parquet file of events and read our columns, or say why it is none."""
-    expected = "a Parquet file"
-    if source.is_dir():
-        raise EventDataError(expected, f"{source}, which is a folder", "Name one file in it.")
-    if not source.exists():
-        here = {p.stem: p.name for p in sorted(source.parent.glob("*.parquet"))} if source.parent.is_dir() else {}
-        near = [here[stem] for stem in get_close_matches(source.stem, here, n=2)]
-        remedy = f"Did you mean {' or '.join(near)}?" if near else "Check the path."
-        raise EventDataError(expected, f"{source}, which does not exist", remedy)
-    if source.stat().st_size == 0:
-        raise EventDataError(expected, f"{source}, which is empty (0 bytes)", "Write or download it again.")
-    try:
-        with pq.ParquetFile(source) as file:
-            names = file.schema_arrow.names
-            _require(source, names)
-            return Columns(source, file.read(columns=[name for name in COLUMNS if name in names]))
-    except (pa.ArrowException, OSError) as error:
-        reason = str(error).splitlines()[0].rstrip(".")[:120]
-        remedy = "Convert it, for example with pandas: pandas.read_csv(file).to_parquet('events.parquet')."
-        raise EventDataError(expected, f"{source}, which cannot be read as one ({reason})", remedy) from error
+    def check_count(self, name: str, count: int, most: int | None) -> None:
+        """Refuse more than ``most`` different values."""
+        if most is not None and count > most:
+            received = f"{count:,} different values in {len(self):,} rows"
+            raise self.error(f"at most {most:,} types in column {name!r}", received, "Choose a column of types.")
 
 
-def _require(source: Path, names: list[str]) -> None:
-    for column, aliases in REQUIRED.items():
-        if column not in names:
-            near = [n for n in names if n.lower() in aliases] or get_close_matches(column, names, n=1, cutoff=0.5)
-            remedy = f"Rename {near[0]!r} to {column!r}, if that is what it holds." if near else f"Add or rename a column {column!r}."
-            received = f"{source}: no column {column!r} among {', '.join(map(repr, names)) or 'none'}"
-            raise EventDataError("columns 'seq_id' and 't'", received, remedy)
-    double = next((name for name in COLUMNS if names.count(name) > 1), None)
-    if double:
-        raise EventDataError(f"one column {double!r}", f"{source}: {names.count(double)} of them", "Rename or drop the others.")
+def open_columns(table: Table, names: list[str]) -> Columns:
+    """Read the named columns of a table."""
+    read = table.load(names)
+    return Columns(table, {name: _without_views(read[name]) for name in names}, int(read.num_rows))
 
 
-def _value_type(column: pa.ChunkedArray) -> pa.DataType:
+def give_back() -> None:
+    """Hand the memory of columns that are not held any longer back to the system."""
+    pa.default_memory_pool().release_unused()
+
+
+def value_type(column: pa.ChunkedArray) -> pa.DataType:
+    """The type of the values, where they may be coded by a dictionary."""
     return column.type.value_type if pa.types.is_dictionary(column.type) else column.type
+
+
+def is_words(kind: pa.DataType) -> bool:
+    """Whether a type is one of Arrow's types of text."""
+    return any(test(kind) for test in (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view))
+
+
+def _decoded(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    return column.cast(column.type.value_type) if pa.types.is_dictionary(column.type) else column
+
+
+def _without_views(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Views of strings, as polars has them, as strings: few of Arrow's functions take views."""
+    if not pa.types.is_string_view(value_type(column)):
+        return column
+    if not pa.types.is_dictionary(column.type):
+        return column.cast(pa.large_string())
+    words = pa.large_string()
+    chunks = [pa.DictionaryArray.from_arrays(chunk.indices, chunk.dictionary.cast(words)) for chunk in column.chunks]
+    return pa.chunked_array(chunks, pa.dictionary(column.type.index_type, words))
+
+
+def _first_garbled(column: pa.ChunkedArray) -> tuple[int, bytes]:
+    """The first row whose bytes are not UTF-8, and those."""
+    for row, value in enumerate(column):
+        try:
+            str(value.as_py() or b"", "utf-8")
+        except UnicodeDecodeError:
+            return row, value.as_py()
+    return 0, b""
+
+
+def _whole(column: pa.ChunkedArray) -> bool:
+    """Whether a column of floats holds whole numbers alone, as a table with gaps in a column of integers may."""
+    if not pa.types.is_floating(column.type) or not len(column):
+        return False
+    same = pc.all(pc.equal(column, pc.floor(column))).as_py()
+    return bool(same) and bool(pc.all(pc.less(pc.abs(column), 2.0**53)).as_py())

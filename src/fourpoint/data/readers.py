@@ -1,84 +1,149 @@
-"""Event data in Parquet files: one row per event, with columns ``seq_id, t`` and optionally ``split, mark, start, stop``.
+"""Event data from anywhere: tables of one row per event, in files (CSV, TSV, JSON Lines, Parquet, Arrow) or in memory.
 
-Rows that share a ``seq_id`` are one sequence, in file order. A file written by :func:`write` also carries, in its
-metadata, the table ``fourpoint.windows`` (every sequence with its window, so that sequences without events survive) and
-the list ``fourpoint.marks`` (the names of the types). Faults are :class:`EventDataError`, with the file and the row.
+    open the table -> choose its columns -> read times, marks and sequences -> lay events out in windows -> Dataset
+
+What is decided on the user's behalf is said aloud, in lines that name the option to decide otherwise. Our own Parquet
+(:mod:`fourpoint.data.stored`) is taken at its word. Faults are :class:`EventDataError`, with the file and the row or line.
 All work is on whole columns, so that tens of millions of rows are read in seconds.
 """
 
 from __future__ import annotations
 
-import json
-import os
+import re
+import sys
+from collections.abc import Sequence as Ordered
 from dataclasses import dataclass
-from difflib import get_close_matches
-from pathlib import Path
-from typing import Any
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
-from numpy.typing import NDArray
 
-from fourpoint.data.columns import Columns, open_columns
-from fourpoint.events import SPLITS, Dataset, EventDataError, MarkSpace, Ties, UserError
+from fourpoint.data.clocks import Clock, check_zone, read_clock, unit_named
+from fourpoint.data.columns import Columns, give_back, is_words, open_columns
+from fourpoint.data.grouping import Numbered
+from fourpoint.data.labels import read_marks, read_splits
+from fourpoint.data.layouts import Layout, Window, lay_calendar, lay_numbers, lay_stamps, per_sequence
+from fourpoint.data.opened import Table, reason
+from fourpoint.data.roles import Roles, check_place, choose_roles
+from fourpoint.data.stored import Known, place_in, stored_names, stored_windows, write
+from fourpoint.data.tables import open_table
+from fourpoint.events import Dataset, EventDataError, Ties, UserError
 
-WINDOWS, MARKS = b"fourpoint.windows", b"fourpoint.marks"
-MOST_TYPES = 1_000_000
+__all__ = ["Reading", "describe_choices", "read", "read_with_notes", "write"]
+
+AS_GIVEN = "as given"
 
 
 def read(
-    path: str | Path, *, ties: Ties = "keep", window: tuple[float, float] | None = None, sort: bool = False, unit: str = ""
+    source: object,
+    *,
+    time: str | None = None,
+    mark: str | None = None,
+    sequence: str | None = None,
+    place: object = None,
+    window: Window | None = None,
+    time_unit: str | None = None,
+    timezone: str | None = None,
+    ties: Ties = "keep",
+    sort: bool = False,
+    marks: Ordered[str] | None = None,
+    unit: str = "",
 ) -> Dataset:
-    """Read a Parquet file of events.
-
-    A window ``[start, stop)`` comes from ``window`` if given (one for all sequences), else from the file's metadata, else
-    from its columns ``start, stop``, else from the events: min(0, t_1) to t_N. Integer marks are types 0 to M-1, text
-    marks are types in alphabetical order, and marks that are all 0 are no marks.
+    """Read events, one per row, from a file or a table in memory.
 
     Args:
-        path: the file.
+        source: a path to CSV or TSV (also .gz, .zst), JSON Lines, Parquet or Arrow; a pandas or polars DataFrame; an Arrow
+            table; anything with the Arrow or data frame interchange protocol; or a mapping from names to columns.
+        time: the column of times: numbers, timestamps, dates, ISO 8601 text, or epochs. Guessed by default.
+        mark: the column of types: text or whole numbers; "none" for no marks. Guessed by default.
+        sequence: the column that says which sequence a row belongs to; "hour", "day" or "week" for one sequence per unit
+            of the calendar; "none" for a single one. Guessed by default.
+        place: not supported yet.
+        window: the observed window: two numbers (in the unit of time, for every sequence), two times such as
+            ("2024-01-01", "2025-01-01"), "all" (from the first event of the data to the last, for every sequence) or
+            "each" (from the first event of a sequence to its last). By default it is what the file says; else whole units
+            of the calendar, "all" for stamps, and for numbers min(0, t_1) to t_N of each sequence.
+        time_unit: the unit of the times that come back, for stamps ("hours"; by default by the length of the windows).
+            For plain numbers it names the unit they are in; "as given" also keeps large numbers from being read as epochs.
+        timezone: the zone of stamps that name none, and of the calendar, such as "Europe/Berlin".
         ties: what to do with events of one sequence at one time: "keep", "error", "jitter" or "drop".
-        window: (start, stop) in the unit of ``t``, instead of what the file says.
         sort: put the events of each sequence in order of time; without it unsorted times are an error.
-        unit: a label for the time axis, such as "hours"; by default what the file says.
+        marks: the names of the types in order, as a fitted model knows them; others are refused. By default those found.
+            Our own files know theirs: what they store, or the numbers they hold, goes first.
+        unit: a label for the time axis, where numbers have a unit of their own.
 
     Returns:
-        The sequences in order of first appearance. Fails with :class:`EventDataError` on anything that is not event data.
+        The sequences in order of first appearance. What was guessed or decided is printed to stderr, except for our own
+        files. Fails with :class:`EventDataError` on anything that is not event data.
 
-    >>> import tempfile, pyarrow as pa, pyarrow.parquet as pq
-    >>> file = tempfile.mkdtemp() + "/calls.parquet"
-    >>> pq.write_table(pa.table({"seq_id": ["mon", "mon", "tue"], "t": [9.5, 17.0, 8.25]}), file)
-    >>> data = read(file, window=(0, 24))
-    >>> data.ids, data[0].times.tolist(), data[1].stop
-    (('mon', 'tue'), [9.5, 17.0], 24.0)
+    >>> data = read({"when": ["2024-05-01 09:30", "2024-05-03 17:00"], "what": ["fire", "flood"]},
+    ...             time="when", mark="what", sequence="day")
+    >>> data.ids, data[0].times.tolist(), data[0].stop, data.unit, data.marks.names
+    (('2024-05-01', '2024-05-02', '2024-05-03'), [9.5], 24.0, 'hours', ('fire', 'flood'))
     """
-    columns = open_columns(Path(path))
-    times = columns.floats("t")
-    known = _stored_windows(columns)
-    if not len(times) and known is None:
-        raise columns.error("at least one event", "a table without rows", "Check the query or program that wrote the file.")
-    group = _group(columns, times if sort else None, known)
-    times = group.arrange(times)
-    marks, space = _marks(columns)
-    starts, stops, inferred = _windows(columns, group, times, known, window)
-    splits = _splits(columns, group, known)
+    found = read_with_notes(
+        source,
+        time=time,
+        mark=mark,
+        sequence=sequence,
+        place=place,
+        window=window,
+        time_unit=time_unit,
+        timezone=timezone,
+        ties=ties,
+        sort=sort,
+        marks=marks,
+        unit=unit,
+    )
+    if not found.roles.own:
+        for note in found.notes:
+            print(note, file=sys.stderr)
+    return found.data
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A data set and how it came about. ``origin`` is when its time 0 was, ``moved`` whether rows had to be sorted."""
+
+    data: Dataset
+    notes: tuple[str, ...]
+    roles: Roles
+    clock: Clock | None
+    origin: str | None
+    moved: bool
+
+
+def read_with_notes(
+    source: object,
+    *,
+    time: str | None = None,
+    mark: str | None = None,
+    sequence: str | None = None,
+    place: object = None,
+    window: Window | None = None,
+    time_unit: str | None = None,
+    timezone: str | None = None,
+    ties: Ties = "keep",
+    sort: bool = False,
+    marks: Ordered[str] | None = None,
+    unit: str = "",
+) -> Reading:
+    """As :func:`read`, but what was decided comes back as notes instead of being printed.
+
+    >>> for note in read_with_notes({"Time": [0.5, 0.5, 2.0], "Type": ["a", "b", "a"]}, window=(0, 3)).notes:
+    ...     print(note)
+    columns: time 'Time', mark 'Type', one sequence (guessed; --time --mark --sequence to choose)
+    50.0% of gaps are zero (ties kept; --ties error|jitter|drop)
+    """
+    check_place(place)
+    if timezone is not None:
+        check_zone(timezone)
+    table = open_table(source)
     try:
-        return Dataset(
-            times,
-            group.arrange(marks),
-            group.offsets,
-            starts,
-            stops,
-            space,
-            ids=group.ids,
-            splits=splits,
-            inferred=inferred,
-            unit=unit or (known.unit if known else ""),
-            name=(known.name if known else "") or columns.source.stem,
-        ).with_ties(ties)
-    except EventDataError as error:
-        raise columns.error(error.expected, error.received, error.remedy) from None
+        return _read(table, choose_roles(table, time, mark, sequence), window, time_unit, timezone, ties, sort, marks, unit)
+    except (pa.ArrowException, OSError, UnicodeError) as error:
+        # Damage that shows only while columns are taken apart; faults of the data have their own words.
+        raise table.error("a table that can be read", f"a fault inside ({reason(error)})", "Write or download it again.") from error
 
 
 def describe_choices(data: Dataset, ties: Ties = "keep") -> list[str]:
@@ -97,252 +162,151 @@ def describe_choices(data: Dataset, ties: Ties = "keep") -> list[str]:
         single = int((data.stops[full] > data.times[data.offsets[1:][full] - 1]).sum())
         if single:
             notices.append(f"{single:,} of {len(data):,} sequences have all events at the window's start: their windows are 1 long")
-    if data.tied > 0 and ties == "keep":
-        notices.append(f"{100 * data.tied:.1f}% of gaps are zero (ties kept; --ties error|jitter|drop)")
-    return notices
+    return notices + _tie_notices(data, ties)
 
 
-def write(data: Dataset, path: str | Path) -> None:
-    """Write ``data`` as Parquet so that :func:`read` gives it back exactly, with windows, names and empty sequences.
+def _tie_notices(data: Dataset, ties: Ties) -> list[str]:
+    share = _tied(data) if ties == "keep" else 0.0
+    return [f"{100 * share:.1f}% of gaps are zero (ties kept; --ties error|jitter|drop)"] if share else []
 
-    The file appears whole or not at all: it is written under a temporary name and renamed. Fails with
-    :class:`UserError` where the folder is missing or two sequences share an id.
 
-    >>> import tempfile
-    >>> from fourpoint.events import Sequence
-    >>> file = tempfile.mkdtemp() + "/two.parquet"
-    >>> write(Dataset.from_sequences([Sequence([0.5], start=0, stop=2, id="a"), Sequence([], start=0, stop=3, id="b")]), file)
-    >>> [(s.id, s.times.tolist(), s.stop) for s in read(file)]
-    [('a', [0.5], 2.0), ('b', [], 3.0)]
-    """
-    target = Path(path)
-    if not target.parent.is_dir():
-        raise UserError("a path in an existing folder", f"{target}", "Make the folder first.")
-    if target.is_dir():
-        raise UserError("the path of a file", f"{target}, which is a folder", "Name a file in it, such as events.parquet.")
-    if len(set(data.ids)) < len(data):
-        raise EventDataError("sequences with distinct ids", f"{len(data)} sequences with {len(set(data.ids))} ids", "Give each its own id.")
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+def _tied(data: Dataset) -> float:
+    """As ``data.tied``, without an array of gaps."""
+    cuts = data.offsets[:-1][data.lengths > 0][1:]
+    same = np.count_nonzero(data.times[1:] == data.times[:-1]) - np.count_nonzero(data.times[cuts] == data.times[cuts - 1])
+    return float(same / (data.events - 1 - len(cuts))) if same else 0.0
+
+
+def _read(
+    table: Table,
+    roles: Roles,
+    window: Window | None,
+    time_unit: str | None,
+    timezone: str | None,
+    ties: Ties,
+    sort: bool,
+    marks: Ordered[str] | None,
+    unit: str,
+) -> Reading:
+    wanted = None if time_unit in (None, AS_GIVEN) else unit_named(str(time_unit))
+    columns = open_columns(table, roles.columns())
+    known = stored_windows(columns) if roles.own else None
+    if not len(columns) and known is None:
+        raise columns.error("at least one event", "a table without rows", "Check the query or program that wrote the file.")
+    numbered, ids = _sequences(columns, roles, known)
+    give_back()
+    clock = _clock(columns, roles, numbered, time_unit, timezone) if known is None else None
+    layout = _layout(columns, roles, numbered, ids, clock, window, sort, wanted, known)
+    mark_ids, space = read_marks(columns, roles.mark, _names(columns, roles, marks), roles.own)
+    splits = _splits(columns, roles, layout, known)
+    mark_ids = layout.group.arrange(mark_ids)
+    give_back()
     try:
-        _write_table(_table(data), _metadata(data), temporary)
-        os.replace(temporary, target)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-@dataclass(frozen=True)
-class _Known:
-    """The table ``fourpoint.windows``: every sequence of a file, also those without events."""
-
-    ids: tuple[str, ...]
-    starts: NDArray[np.float64]
-    stops: NDArray[np.float64]
-    splits: NDArray[np.str_] | None
-    inferred: bool
-    unit: str
-    name: str
-
-
-@dataclass(frozen=True)
-class _Group:
-    """Rows put together by sequence: ``code`` numbers each row's sequence, in order; ``order`` is None if the file's."""
-
-    ids: tuple[str, ...]
-    code: NDArray[np.int64]
-    offsets: NDArray[np.int64]
-    order: NDArray[np.int64] | None
-
-    def arrange(self, column: NDArray[Any]) -> NDArray[Any]:
-        return column if self.order is None else column[self.order]
-
-    def row(self, event: int) -> int:
-        return event if self.order is None else int(self.order[event])
-
-
-def _stored_windows(columns: Columns) -> _Known | None:
-    text = columns.metadata(WINDOWS)
-    if text is None:
-        return None
-    remedy = "Write the file again with fourpoint.write, or remove the metadata 'fourpoint.windows'."
-    try:
-        stored = json.loads(text)
-        ids = tuple(str(i) for i in stored["ids"])
-        splits = stored.get("splits")
-        known = _Known(
-            ids,
-            # One number stands for all sequences.
-            np.array(np.broadcast_to(np.array(stored["starts"], dtype=np.float64), len(ids))),
-            np.array(np.broadcast_to(np.array(stored["stops"], dtype=np.float64), len(ids))),
-            None if splits is None else np.array(np.broadcast_to(np.array(splits, dtype=np.str_), len(ids))),
-            bool(stored.get("inferred", False)),
-            str(stored.get("unit", "")),
-            str(stored.get("name", "")),
+        data = Dataset(
+            layout.times,
+            mark_ids,
+            layout.group.offsets,
+            layout.starts,
+            layout.stops,
+            space,
+            ids=layout.ids,
+            splits=splits,
+            inferred=layout.inferred,
+            unit=unit or layout.unit or (known.unit if known else wanted or ""),
+            name=(known.name if known else "") or table.name,
         )
-        events = int(stored.get("events", len(columns)))
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise columns.error("a table of windows in the metadata", f"a damaged one ({error!r})", remedy) from error
-    if len(set(ids)) < len(ids):
-        raise columns.error("one window for every sequence in the metadata", f"{len(ids)} windows for {len(set(ids))} ids", remedy)
-    # A filtered table keeps its metadata, and its lost events would pass for silence.
-    if events != len(columns):
-        raise columns.error(f"{events:,} rows, as the file's table of windows says", f"{len(columns):,} rows", remedy)
-    return known
+        data = data if ties == "keep" else data.with_ties(ties)
+    except EventDataError as error:
+        raise _placed(columns, roles, layout, error) from None
+    notes = [] if roles.own or not roles.guessed else [roles.line()]
+    notes += [*(clock.notes if clock else ()), *layout.notes]
+    notes += describe_choices(data, ties) if clock is None else _tie_notices(data, ties)
+    return Reading(data, tuple(notes), roles, clock, layout.origin, layout.moved)
 
 
-def _group(columns: Columns, times: NDArray[np.float64] | None, known: _Known | None) -> _Group:
-    """Rows by sequence, stable, and by time inside it where ``times`` are given."""
-    columns.is_text("seq_id")
-    code, values = columns.codes("seq_id")
-    ids = tuple(map(str, values))
-    if known is not None:
-        place = {id: i for i, id in enumerate(known.ids)}
-        lost = next((id for id in ids if id not in place), None)
-        if lost is not None:
-            remedy = "Write the file again with fourpoint.write, or remove the metadata 'fourpoint.windows'."
-            raise columns.error("a window for every sequence", f"none for sequence {lost}", remedy)
-        code, ids = np.array([place[id] for id in ids], dtype=np.int64)[code], known.ids
-    step = np.diff(code)
-    order = None
-    if times is not None and bool(np.any((step < 0) | ((step == 0) & (np.diff(times) < 0)))):
-        order = np.lexsort((times, code))
-    elif bool(np.any(step < 0)):
-        order = np.argsort(code, kind="stable")
-    code = code if order is None else code[order]
-    return _Group(ids, code, np.searchsorted(code, np.arange(len(ids) + 1)).astype(np.int64), order)
+def _names(columns: Columns, roles: Roles, marks: Ordered[str] | None) -> Ordered[str] | None:
+    """The names of the types, where they are known. Whole numbers in our own files are the types themselves."""
+    if not roles.own:
+        return marks
+    stored = stored_names(columns)
+    return marks if stored is None and roles.mark is not None and columns.is_text(roles.mark) else stored
 
 
-def _windows(
-    columns: Columns, group: _Group, times: NDArray[np.float64], known: _Known | None, window: tuple[float, float] | None
-) -> tuple[NDArray[np.float64], NDArray[np.float64], bool]:
-    """Starts, stops, and whether they were read off the events."""
-    count = len(group.ids)
-    if window is not None:
-        start, stop = (float(x) for x in window)
-        if not (np.isfinite(start) and np.isfinite(stop) and start < stop):
-            raise UserError("a window of two finite numbers, start < stop", f"({start}, {stop})", "Pass window=(0, 24), say.")
-        return np.full(count, start), np.full(count, stop), False
-    if known is not None:
-        return known.starts, known.stops, known.inferred
-    given = [name for name in ("start", "stop") if name in columns]
-    if len(given) == 1:
-        raise columns.error("columns 'start' and 'stop' together", f"only {given[0]!r}", "Add the other, or pass window=(start, stop).")
-    if given:
-        starts, stops = (_per_sequence(columns, group, columns.floats(name), name) for name in given)
-        return starts, stops, False
-    # As events.inferred_window, for all sequences at once; here each has an event.
-    starts, stops = np.minimum(0.0, times[group.offsets[:-1]]), times[group.offsets[1:] - 1]
-    return starts, np.where(stops > starts, stops, starts + 1.0), True
+def _sequences(columns: Columns, roles: Roles, known: Known | None) -> tuple[Numbered, tuple[str, ...]]:
+    """Rows by sequence, and the ids. Windows of the calendar are numbered later, once the times are known."""
+    if roles.sequence is None:
+        return Numbered(np.zeros(1), np.zeros(0, dtype=np.int32), np.array([0, len(columns)])), ("0",)
+    numbered, ids = columns.labels(roles.sequence)
+    if known is None:
+        return numbered, tuple(ids)
+    return numbered.renumbered(place_in(columns, known, ids)), known.ids
 
 
-def _per_sequence(columns: Columns, group: _Group, column: NDArray[Any], name: str) -> NDArray[Any]:
-    """The one value of ``column`` in each sequence, or an error that names a sequence with two."""
-    values = group.arrange(column)
-    first = values[group.offsets[:-1]]
-    wrong = np.flatnonzero(values != np.repeat(first, np.diff(group.offsets)))
-    if len(wrong):
-        i = int(wrong[0])
-        received = f"{first[group.code[i]]} and {values[i]} in sequence {group.ids[group.code[i]]} (row {group.row(i)})"
-        raise columns.error(f"one value of column {name!r} in each sequence", received, "Give all rows of a sequence the same value.")
-    return first
+def _clock(columns: Columns, roles: Roles, numbered: Numbered, time_unit: str | None, timezone: str | None) -> Clock | None:
+    """The times as stamps, or None where they are plain numbers."""
+    name, kind = roles.time, columns.type(roles.time)
+    number = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)
+    clock = None
+    if number and (roles.own or time_unit == AS_GIVEN or pa.types.is_decimal(kind)):
+        pass
+    elif number or pa.types.is_timestamp(kind) or pa.types.is_date(kind) or is_words(kind):
+        column = columns.take(name)
+        try:
+            clock = read_clock(column, timezone, numbered.code if roles.sequence else None, partial(columns.fault, name))
+        except EventDataError as error:
+            # In our own format a column of words is of the wrong type as a whole.
+            if not (roles.own and error.expected.startswith("numbers or timestamps")):
+                raise
+        columns.held[name] = column if clock is None else column.slice(0, 0)
+    if clock is None and (timezone is not None or roles.calendar is not None):
+        asked = f"timezone={timezone!r}" if timezone is not None else f"sequence={roles.calendar!r}"
+        raise columns.error(
+            f"timestamps in column {name!r}, for {asked}", f"values of type {kind}", "Name a column of timestamps with time=."
+        )
+    if clock is not None and time_unit == AS_GIVEN:
+        raise UserError("a unit of time for stamps", f"time_unit={AS_GIVEN!r}", "Pass time_unit='hours', say.")
+    return clock
 
 
-def _marks(columns: Columns) -> tuple[NDArray[np.int64], MarkSpace]:
-    names = _stored_names(columns)
-    if "mark" not in columns:
-        return np.zeros(len(columns), dtype=np.int64), MarkSpace.of(names)
-    if columns.is_text("mark"):
-        return _text_marks(columns, names)
-    values = columns.integers("mark")
-    if names is None and not values.any():
-        return np.zeros(len(values), dtype=np.int64), MarkSpace()
-    limit = MOST_TYPES if names is None else len(names)
-    bad = np.flatnonzero((values < 0) | (values >= limit))
-    if len(bad):
-        remedy = "Number the types from 0, or write them as text." if names is None else "Mend the mark, or name more types."
-        raise columns.error(f"marks from 0 to {limit - 1}", f"{values[bad[0]]} at row {bad[0]}", remedy)
-    return values.astype(np.int64), MarkSpace.categorical(int(values.max(initial=0)) + 1 if names is None else names)
+def _layout(
+    columns: Columns,
+    roles: Roles,
+    numbered: Numbered,
+    ids: tuple[str, ...],
+    clock: Clock | None,
+    window: Window | None,
+    sort: bool,
+    unit: str | None,
+    known: Known | None,
+) -> Layout:
+    if isinstance(window, str) and window not in ("each", "all"):
+        raise UserError("a window of two numbers or times, 'each' or 'all'", f"{window!r}", "Pass window=(0, 24), say.")
+    given = {"start", "stop"} & set(columns.table.schema.names)
+    if roles.own and len(given) == 1 and window is None and known is None:
+        received = f"only {given.pop()!r}"
+        raise columns.error("columns 'start' and 'stop' together", received, "Add the other, or pass window=(start, stop).")
+    if clock is None:
+        return lay_numbers(columns, roles, numbered, ids, window, sort, known)
+    if roles.calendar is not None:
+        return lay_calendar(clock, roles, window, sort, unit, columns)
+    return lay_stamps(columns, roles, clock, numbered, ids, window, sort, unit)
 
 
-def _stored_names(columns: Columns) -> list[str] | None:
-    text = columns.metadata(MARKS)
-    if text is None:
-        return None
-    try:
-        names = json.loads(text)
-    except ValueError:
-        names = None
-    if not isinstance(names, list) or not names or len(set(map(str, names))) < len(names):
-        remedy = "Write a JSON list of distinct names, or remove that metadata."
-        raise columns.error("a list of mark names in the metadata 'fourpoint.marks'", repr(text[:80]), remedy)
-    return [str(name) for name in names]
-
-
-def _text_marks(columns: Columns, names: list[str] | None) -> tuple[NDArray[np.int64], MarkSpace]:
-    code, values = columns.codes("mark")
-    names = sorted(values) if names is None else names
-    place = {name: i for i, name in enumerate(names)}
-    odd = next((i for i, value in enumerate(values) if value not in place), None)
-    if odd is not None:
-        row = int(np.argmax(code == odd))
-        near = get_close_matches(values[odd], names, n=1)
-        remedy = f"Did you mean {near[0]!r}?" if near else f"Known marks are like {', '.join(map(repr, names[:3]))}."
-        raise columns.error("marks that the file names", f"{values[odd]!r} at row {row}", remedy)
-    return np.array([place[value] for value in values], dtype=np.int64)[code], MarkSpace.of(names or None)
-
-
-def _splits(columns: Columns, group: _Group, known: _Known | None) -> NDArray[np.str_] | None:
+def _splits(columns: Columns, roles: Roles, layout: Layout, known: Known | None) -> np.ndarray | None:
     if known is not None:
         return known.splits
-    if "split" not in columns:
+    if roles.split is None:
         return None
-    if not columns.is_text("split"):
-        raise columns.error("text in column 'split'", "whole numbers", "Use train, dev and test.")
-    code, names = columns.codes("split")
-    odd = next((i for i, name in enumerate(names) if name not in SPLITS), None)
-    if odd is not None:
-        row = int(np.argmax(code == odd))
-        near = ["dev"] if names[odd].lower().startswith("val") else get_close_matches(names[odd].lower(), SPLITS, n=1)
-        remedy = f"Rename it to {near[0]!r}." if near else "Rename the values of the split column."
-        raise columns.error("splits called train, dev or test", f"{names[odd]!r} at row {row}", remedy)
-    return _per_sequence(columns, group, np.array(names, dtype=np.str_)[code], "split")
+    code, names = read_splits(columns, roles.split)
+    return per_sequence(columns, layout.group, layout.ids, names[code], roles.split)
 
 
-def _table(data: Dataset) -> pa.Table:
-    row = np.repeat(np.arange(len(data), dtype=np.int32), data.lengths)
-    columns = {"seq_id": pa.DictionaryArray.from_arrays(row, pa.array(data.ids, pa.string())), "t": pa.array(data.times)}
-    if data.marks.names:
-        columns["mark"] = pa.array(data.mark_ids.astype(np.int32))
-    if data.splits is not None:
-        places = np.array([SPLITS.index(s) for s in data.splits.tolist()], dtype=np.int32)
-        columns["split"] = pa.DictionaryArray.from_arrays(places[row], pa.array(SPLITS))
-    return pa.table(columns)
-
-
-def _metadata(data: Dataset) -> dict[bytes, str]:
-    windows = {
-        "ids": list(data.ids),
-        "starts": _short(data.starts),
-        "stops": _short(data.stops),
-        "splits": None if data.splits is None else data.splits.tolist(),
-        "inferred": data.inferred,
-        "events": data.events,
-        "unit": data.unit,
-        "name": data.name,
-    }
-    stored = {WINDOWS: json.dumps(windows, separators=(",", ":"))}
-    return stored | {MARKS: json.dumps(data.marks.names)} if data.marks.names else stored
-
-
-def _short(values: NDArray[np.float64]) -> float | list[float]:
-    """The values, or one number where all are the same."""
-    return float(values[0]) if len(values) and bool((values == values[0]).all()) else values.tolist()
-
-
-def _write_table(table: pa.Table, metadata: dict[bytes, str], path: Path) -> None:
-    options = dict(compression="zstd", compression_level=19 if len(table) < 100_000 else 3)
-    # Neighbouring times share their leading bytes, which compress well once the bytes are kept apart. The Arrow schema
-    # is left out because it would repeat the metadata.
-    coded = [name for name in ("seq_id", "mark", "split") if name in table.column_names]
-    with pq.ParquetWriter(path, table.schema, use_dictionary=coded, use_byte_stream_split=["t"], store_schema=False, **options) as writer:
-        writer.write_table(table)
-        writer.add_key_value_metadata(metadata)
+def _placed(columns: Columns, roles: Roles, layout: Layout, error: EventDataError) -> EventDataError:
+    """An error about an event, with the row or line it came from; our own files name sequence and event alone."""
+    received, remedy = error.received, error.remedy
+    found = re.search(r"event (\d+) of sequence (.*)$", received, re.DOTALL)
+    if found and not roles.own and found[2] in layout.ids:
+        position = int(layout.group.offsets[layout.ids.index(found[2])]) + int(found[1])
+        received = f"{received} ({columns.table.place(layout.group.row(position))})"
+        remedy = remedy.replace("sort=True", "sort=True (--sort)")
+    return columns.error(error.expected, received, remedy)

@@ -1,0 +1,227 @@
+"""Times of day and date, read exactly: whole ticks since 1970 in UTC, and the zone whose calendar they follow.
+
+Understood are Arrow's timestamps and dates, ISO 8601 text with or without a zone ("2024-05-01T09:30:00+02:00",
+"2024-05-01 09:30"), dates written with slashes or dots where the data tells day from month, whole numbers such as
+20240501, and epoch numbers in s, ms, us or ns, told apart by their size:
+
+    seconds 1e8 to 1e11,  milliseconds to 1e14,  microseconds to 1e17,  nanoseconds above,
+
+which are the years 1973 to 5138 each. Differences are elapsed real time. Stamps without a zone are local times of
+``timezone`` where it is given; then the hour that clocks repeat in autumn is told apart by the order of the rows, and a
+time that clocks skip in spring is refused. Without ``timezone`` they are taken as they stand, in a day that always has
+24 hours. Used by :mod:`fourpoint.data.readers`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from fourpoint.data.folds import localise
+from fourpoint.data.opened import flat, pieces
+from fourpoint.data.stamps import Fault, parse_stamps
+from fourpoint.events import UserError
+
+SECONDS = {
+    "nanoseconds": 1e-9,
+    "microseconds": 1e-6,
+    "milliseconds": 1e-3,
+    "seconds": 1.0,
+    "minutes": 60.0,
+    "hours": 3600.0,
+    "days": 86400.0,
+    "weeks": 604800.0,
+}
+SHORT = {"ns": "nanoseconds", "us": "microseconds", "ms": "milliseconds", "s": "seconds", "sec": "seconds", "secs": "seconds"}
+SHORT |= {"m": "minutes", "min": "minutes", "mins": "minutes", "h": "hours", "hr": "hours", "hrs": "hours", "d": "days", "w": "weeks"}
+RATES = {"s": 1, "ms": 1000, "us": 1_000_000, "ns": 1_000_000_000}
+FIRST_EPOCH = 1e8  # as seconds, 1973; each unit's numbers are a thousand times those of the one before
+
+
+@dataclass(frozen=True)
+class Clock:
+    """Times as ``ticks`` since 1970 in UTC, ``rate`` of them a second; ``zone`` is None for times that name none.
+
+    ``notes`` say what was decided about them.
+    """
+
+    ticks: NDArray[np.int64]
+    rate: int
+    zone: str | None
+    notes: tuple[str, ...] = ()
+
+    def in_ticks_of(self, other: Clock) -> NDArray[np.int64]:
+        """The times in another clock's ticks; what is finer than one of them is cut off."""
+        if other.rate < self.rate:
+            return self.ticks // (self.rate // other.rate)
+        finer = other.rate // self.rate
+        if len(self.ticks) and max(-int(self.ticks.min()), int(self.ticks.max())) >= 2**63 // finer:
+            far = self.text(int(self.ticks[np.argmax(np.abs(self.ticks))]))
+            raise UserError("times within some centuries of the others", far, "Use a nearer time, or coarser times than nanoseconds.")
+        return self.ticks * finer
+
+    def text(self, tick: int) -> str:
+        """A tick as a local time, to the second.
+
+        >>> Clock(np.zeros(0, np.int64), 1, "Europe/Berlin").text(0)
+        '1970-01-01 01:00:00 Europe/Berlin'
+        """
+        stamp = pa.array([tick // self.rate], pa.timestamp("s", self.zone))
+        wall = flat(pa.chunked_array([pc.local_timestamp(stamp)]))[0]
+        shown = str(np.datetime64(int(wall), "s")).replace("T", " ").removesuffix(" 00:00:00")
+        return f"{shown} {self.zone}" if self.zone else shown
+
+
+def read_clock(column: pa.ChunkedArray, timezone: str | None, code: Callable[[], NDArray[np.int32]] | None, fault: Fault) -> Clock | None:
+    """A column of times without nulls as a clock, or None where it holds plain numbers.
+
+    Args:
+        column: timestamps, dates, text or numbers.
+        timezone: the zone of stamps that name none, and of the calendar; an IANA name such as "Europe/Berlin".
+        code: gives the number of each row's sequence, by which repeated hours are told apart where the file as a whole
+            is in no order; None if there is one sequence.
+        fault: makes the error for a row; see :data:`fourpoint.data.stamps.Fault`.
+
+    >>> clock = read_clock(pa.chunked_array([["2024-05-01T09:30:00+02:00", "2024-05-01T09:00:00Z"]]), None, None, fault=ValueError)
+    >>> clock.ticks.tolist(), clock.rate, clock.zone
+    ([1714548600000000, 1714554000000000], 1000000, 'UTC')
+    """
+    if timezone is not None:
+        check_zone(timezone)
+    notes: list[str] = []
+    kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
+    days = pa.types.is_date(kind)
+    if pa.types.is_integer(kind) or pa.types.is_floating(kind):
+        numbers = _epoch(column, notes)
+        if numbers is None:
+            return None
+        ticks, rate, zone = numbers
+        days = rate == 0
+    elif pa.types.is_timestamp(kind) or days:
+        ticks, rate, zone = _ticks(column)
+    else:
+        ticks, rate, zone = _ticks(parse_stamps(column, notes, fault))
+    rate = max(rate, 1)
+    if zone is not None:
+        return Clock(ticks, rate, timezone or zone, tuple(notes))
+    if timezone is None:
+        return Clock(ticks, rate, None, tuple(notes))
+    ticks = localise(ticks, rate, timezone, days, code, notes, fault)
+    return Clock(ticks, rate, timezone, tuple(notes))
+
+
+def tick_of(stamp: object, clock: Clock) -> int:
+    """A moment that a user wrote, as a tick of ``clock``: text, a date or a datetime; without a zone it is local.
+
+    >>> tick_of("2024-05-01", Clock(np.zeros(0, np.int64), 1, "UTC"))
+    1714521600
+    """
+
+    def fault(expected: str, row: int, value: object, remedy: str) -> UserError:
+        return UserError(expected, f"{stamp!r}", remedy)
+
+    try:
+        column = pa.chunked_array([pa.array([stamp])])
+    except (pa.ArrowException, TypeError, ValueError):
+        column = pa.chunked_array([pa.array([str(stamp)])])
+    kind = column.type
+    if not (pa.types.is_timestamp(kind) or pa.types.is_date(kind) or pa.types.is_string(kind)):
+        raise UserError("a date or a time", f"{stamp!r}", "Write it as 2024-05-01 or 2024-05-01T09:30.")
+    found = read_clock(column, clock.zone, None, fault)
+    if found is None or (found.zone is not None and clock.zone is None):
+        raise UserError("a time without a zone, as the data has", f"{stamp!r}", "Leave the zone out, or pass timezone=.")
+    return int(found.in_ticks_of(clock)[0])
+
+
+def check_zone(name: str) -> None:
+    """Refuse what is not the name of a time zone."""
+    try:
+        pc.assume_timezone(pa.array([0], pa.timestamp("s")), name)
+    except pa.ArrowException as error:
+        from zoneinfo import available_timezones
+
+        known = available_timezones()
+        last = {zone.rsplit("/", 1)[-1].lower(): zone for zone in sorted(known)}
+        wanted = name.rsplit("/", 1)[-1].strip().lower().replace(" ", "_")
+        near = [last[word] for word in get_close_matches(wanted, last, n=2, cutoff=0.7)]
+        remedy = f"Did you mean {' or '.join(map(repr, near))}?" if near else "Use an IANA name such as 'Europe/Berlin', or 'UTC'."
+        raise UserError("the name of a time zone", f"{name!r}", remedy) from error
+
+
+def unit_named(text: str) -> str:
+    """A unit of time by any of its names.
+
+    >>> unit_named("h"), unit_named("Day")
+    ('hours', 'days')
+    """
+    word = text.strip().lower()
+    unit = SHORT.get(word, word if word.endswith("s") else f"{word}s")
+    if unit not in SECONDS:
+        near = get_close_matches(unit, SECONDS, n=1)
+        raise UserError(f"a unit of time: {', '.join(SECONDS)}", f"{text!r}", f"Did you mean {near[0]!r}?" if near else "Use one of them.")
+    return unit
+
+
+def unit_for(seconds: float) -> str:
+    """The unit in which a span of time has a handy length.
+
+    >>> unit_for(300), unit_for(86400), unit_for(3e7)
+    ('seconds', 'hours', 'days')
+    """
+    return next((unit for unit, most in (("seconds", 600), ("minutes", 36_000), ("hours", 864_000)) if seconds <= most), "days")
+
+
+def _ticks(column: pa.ChunkedArray) -> tuple[NDArray[np.int64], int, str | None]:
+    if pa.types.is_date32(column.type):
+        return flat(column).astype(np.int64) * 86400, 1, None
+    if pa.types.is_date64(column.type):
+        return flat(column).astype(np.int64), 1000, None
+    return flat(column).astype(np.int64, copy=False), RATES[column.type.unit], column.type.tz
+
+
+def _epoch(column: pa.ChunkedArray, notes: list[str]) -> tuple[NDArray[np.int64], int, str | None] | None:
+    """Numbers as epochs (UTC), or as dates such as 20240501 (no zone, rate 0), or None where they are neither."""
+    parts = pieces(column)
+    if not parts:
+        return None
+    # numpy's least of all is NaN where any is, and then the numbers are left to be refused.
+    low, high = float(np.min([part.min() for part in parts])), float(np.max([part.max() for part in parts]))
+    if pa.types.is_integer(column.type) and 19000101 <= low and high <= 22001231:
+        return _written_dates(flat(column), notes)
+    bands = [FIRST_EPOCH * 1000**k for k in range(5)]
+    band = next((k for k in range(4) if bands[k] <= low and high < min(bands[k + 1], 2.0**63)), None)
+    if band is None:
+        return None
+    unit, rate = list(RATES.items())[band]
+    notes.append(f"numbers near {low:.3g} are read as {unit_named(unit)} since 1970 (time_unit='as given' leaves them)")
+    if pa.types.is_floating(column.type):
+        # A float of seconds resolves a quarter of a microsecond.
+        return np.rint(flat(column) * (1_000_000 / min(rate, 1_000_000))).astype(np.int64), max(rate, 1_000_000), "UTC"
+    return flat(column).astype(np.int64), rate, "UTC"
+
+
+def _written_dates(values: NDArray[Any], notes: list[str]) -> tuple[NDArray[np.int64], int, str | None] | None:
+    whole = values.astype(np.int64)
+    year, month, day = whole // 10000, whole // 100 % 100, whole % 100
+    if month.min() < 1 or month.max() > 12 or day.min() < 1 or day.max() > 31:
+        return None
+    days = ((year - 1970) * 12 + month - 1).astype("datetime64[M]").astype("datetime64[D]").astype(np.int64) + day - 1
+    notes.append(f"numbers such as {whole[0]} are read as dates")
+    return days * 86400, 0, None
+
+
+def looks_like_time(text: str) -> bool:
+    """Whether a piece of text could be a time: it begins as one does.
+
+    >>> looks_like_time("2024-05-01 09:30"), looks_like_time("5/1/2024"), looks_like_time("42"), looks_like_time("fire")
+    (True, True, False, False)
+    """
+    return re.match(r"\s*(\d{4}[-/.]\d{1,2}[-/.]\d{1,2}|\d{1,2}[-/.]\d{1,2}[-/.]\d{2,4})", text) is not None

@@ -1,0 +1,259 @@
+"""From what a file says to a :class:`Dataset`, and what its format has no room for.
+
+The formats of the field hold times and numbered types, and little else: no observation windows, no names of types, no
+splits, no ids. What we write therefore carries an **annex**, one JSON text in a place that the format's own readers
+ignore (an extra field, a key, metadata, or a file beside the data). With it a round trip is exact; without it windows are
+read off the events (start = min(0, t_1), stop = t_N) and types are called by their numbers.
+
+A :class:`Part` is one file's events, flat and unchecked; :func:`assemble` lays parts end to end and checks them.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fourpoint.events import SPLITS, Dataset, EventDataError, MarkSpace
+
+MOST_TYPES = 1_000_000
+FIELD = "fourpoint"  # the name under which a format that has fields carries the annex
+ALIASES = {"train": "train", "dev": "dev", "test": "test", "valid": "dev", "validation": "dev", "val": "dev"}
+
+
+@dataclass(frozen=True)
+class Part:
+    """Events of one file (or of one split of it): sequence i owns ``times[offsets[i]:offsets[i + 1]]``.
+
+    ``marks`` are numbers as the file has them, the first type being number ``first``; ``types`` is how many the file
+    says there are, or None. ``annex`` is the text that we wrote, or None.
+    """
+
+    source: Path
+    times: NDArray[np.float64]
+    marks: NDArray[np.int64]
+    offsets: NDArray[np.int64]
+    types: int | None = None
+    first: int = 0
+    ids: tuple[str, ...] | None = None
+    split: str | None = None
+    annex: str | None = None
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def error(self, expected: str, received: str, remedy: str) -> EventDataError:
+        """An error about this part's file."""
+        return EventDataError(expected, f"{self.source}: {received}", remedy)
+
+    def place(self, event: int) -> str:
+        """Where flat event number ``event`` stands, in words."""
+        i = int(np.searchsorted(self.offsets, event, side="right")) - 1
+        return f"event {event - int(self.offsets[i])} of sequence {i}"
+
+
+@dataclass(frozen=True)
+class Annex:
+    """What a format has no room for, one entry per sequence in file order."""
+
+    ids: tuple[str, ...]
+    starts: NDArray[np.float64]
+    stops: NDArray[np.float64]
+    splits: NDArray[np.str_] | None
+    names: tuple[str, ...]
+    inferred: bool
+    unit: str
+    name: str
+
+
+def pack(data: Dataset) -> str:
+    """The annex of a data set, as text.
+
+    >>> from fourpoint.events import Sequence
+    >>> pack(Dataset.from_sequences([Sequence([1.0], start=0, stop=2, id="a")]))[:44]
+    '{"ids":["a"],"starts":0.0,"stops":2.0,"split'
+    """
+    return json.dumps(
+        {
+            "ids": list(data.ids),
+            "starts": _short(data.starts),
+            "stops": _short(data.stops),
+            "splits": None if data.splits is None else data.splits.tolist(),
+            "marks": list(data.marks.names),
+            "inferred": data.inferred,
+            "events": data.events,
+            "unit": data.unit,
+            "name": data.name,
+        },
+        separators=(",", ":"),
+    )
+
+
+def parts_of(data: Dataset) -> dict[str, Dataset]:
+    """The data by split, in the order train, dev, test; all of it under "" where there are no splits."""
+    if not len(data):
+        raise EventDataError("at least one sequence to write", "a data set without any", "Check how it was made.")
+    if data.splits is None:
+        return {"": data}
+    return {split: data.part(split) for split in SPLITS if (data.splits == split).any()}
+
+
+def assemble(parts: list[Part], name: str) -> Dataset:
+    """Lay parts end to end, with their annexes if they have them, and check everything.
+
+    Fails with :class:`EventDataError` naming the file where a time is not finite or not in order, a mark is not among the
+    types, an annex does not fit, or there is nothing at all.
+    """
+    _check_times(parts)
+    known = [_unpacked(part) for part in parts]
+    if not sum(len(part) for part in parts) or (not sum(len(p.times) for p in parts) and None in known):
+        received = "no sequences" if not sum(len(part) for part in parts) else "only empty sequences, without windows"
+        raise parts[0].error("at least one event", received, "Check the program that wrote the file.")
+    marks, space = _marks(parts, known)
+    windows = [_windows(part, annex) for part, annex in zip(parts, known, strict=True)]
+    lengths = np.concatenate([np.diff(part.offsets) for part in parts])
+    annexes = [annex for annex in known if annex is not None]
+    try:
+        return Dataset(
+            np.concatenate([part.times for part in parts]),
+            marks,
+            np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
+            np.concatenate([start for start, _ in windows]),
+            np.concatenate([stop for _, stop in windows]),
+            space,
+            ids=_ids(parts, known),
+            splits=_splits(parts, known),
+            inferred=len(annexes) < len(parts) or any(annex.inferred for annex in annexes),
+            unit=annexes[0].unit if annexes else "",
+            name=(annexes[0].name if annexes else "") or name,
+        )
+    except EventDataError as error:
+        files = ", ".join(dict.fromkeys(str(part.source) for part in parts))
+        remedy = "Put the events of each sequence in order of time." if "non-decreasing" in error.expected else error.remedy
+        raise EventDataError(error.expected, f"{files}: {error.received}", remedy) from None
+
+
+def whole_numbers(part: Part, values: NDArray[Any], what: str) -> NDArray[np.int64]:
+    """Values that must be whole, as integers; a number such as 2.0 is whole.
+
+    >>> whole_numbers(Part(Path("x"), np.zeros(2), np.zeros(2, int), np.array([0, 2])), np.array([1.0, 2.5]), "types")
+    Traceback (most recent call last):
+      ...
+    fourpoint.events.EventDataError: expected whole numbers for types; received x: 2.5 at event 1 of sequence 0. ...
+    """
+    if values.dtype.kind not in "iuf":
+        raise part.error(f"whole numbers for {what}", f"values of type {values.dtype}", "Number the types from 0.")
+    with np.errstate(invalid="ignore"):
+        bad = np.flatnonzero(~((values >= -(2.0**62)) & (values <= 2.0**62) & (values == np.floor(values))))
+    if len(bad):
+        received = f"{values[bad[0]]} at {part.place(int(bad[0]))}"
+        raise part.error(f"whole numbers for {what}", received, "Number the types from 0.")
+    return values.astype(np.int64)
+
+
+def _check_times(parts: list[Part]) -> None:
+    for part in parts:
+        if len(part.marks) != len(part.times):
+            raise part.error("one mark per time", f"{len(part.times):,} times and {len(part.marks):,} marks", "Make the lengths equal.")
+        bad = np.flatnonzero(~np.isfinite(part.times))
+        if len(bad):
+            received = f"{part.times[bad[0]]} at {part.place(int(bad[0]))}"
+            raise part.error("finite times", received, "Remove or mend the event.")
+
+
+def _unpacked(part: Part) -> Annex | None:
+    if part.annex is None:
+        return None
+    remedy = "Write the file again with fourpoint, or remove the annex to read windows and names off the events."
+    try:
+        stored = json.loads(part.annex)
+        ids, names = tuple(str(i) for i in stored["ids"]), tuple(str(n) for n in stored["marks"])
+        splits = stored["splits"]
+        annex = Annex(
+            ids,
+            np.array(np.broadcast_to(np.array(stored["starts"], dtype=np.float64), len(ids))),
+            np.array(np.broadcast_to(np.array(stored["stops"], dtype=np.float64), len(ids))),
+            None if splits is None else np.array(np.broadcast_to(np.array(splits, dtype=np.str_), len(ids))),
+            names,
+            bool(stored["inferred"]),
+            str(stored["unit"]),
+            str(stored["name"]),
+        )
+        events = int(stored["events"])
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
+        raise part.error("an annex that fourpoint wrote", f"a damaged one ({str(error)[:80]!r})", remedy) from None
+    # A filtered file may keep its annex, and its lost events would pass for silence.
+    if len(ids) != len(part) or events != len(part.times) or len(set(ids)) < len(ids):
+        received = f"{len(part):,} sequences with {len(part.times):,} events"
+        raise part.error(f"{len(ids):,} sequences with {events:,} events, as the annex says", received, remedy)
+    return annex
+
+
+def _marks(parts: list[Part], known: list[Annex | None]) -> tuple[NDArray[np.int64], MarkSpace]:
+    """Marks from 0, and the space: the annex's names, else numbers; one type alone is no mark."""
+    named = [annex.names for annex in known if annex is not None]
+    if len(set(named)) > 1 or 0 < len(named) < len(parts):
+        raise parts[0].error("one list of mark names in all files", f"{len(set(named))} lists in {len(parts)} files", "Write them again.")
+    stated = {part.types for part in parts if part.types is not None}
+    if len(stated) > 1:
+        raise parts[0].error("one number of types in all files", f"{sorted(stated)}", "Mend dim_process.")
+    first = parts[0].first
+    highest = max(int(part.marks.max(initial=first)) for part in parts)
+    types = len(named[0]) or 1 if named else stated.pop() if stated else highest - first + 1
+    if not 1 <= types <= MOST_TYPES:
+        raise parts[0].error(f"between 1 and {MOST_TYPES:,} types", f"{types:,}", "Number the types from 0 or 1, without holes.")
+    for part in parts:
+        bad = np.flatnonzero((part.marks < first) | (part.marks >= first + types))
+        if len(bad):
+            received = f"{part.marks[bad[0]]} at {part.place(int(bad[0]))}"
+            raise part.error(f"marks from {first} to {first + types - 1}", received, "Mend the mark, or state more types.")
+    marks = np.concatenate([part.marks for part in parts]) - first
+    if named:
+        return marks, MarkSpace.of(named[0] or None)
+    return marks, MarkSpace() if types == 1 else MarkSpace.categorical([str(first + i) for i in range(types)])
+
+
+def _windows(part: Part, annex: Annex | None) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Starts and stops: the annex's, else as :func:`fourpoint.events.inferred_window`, for all sequences at once."""
+    if annex is not None:
+        return annex.starts, annex.stops
+    full = np.diff(part.offsets) > 0
+    starts, stops = np.zeros(len(part)), np.ones(len(part))
+    starts[full] = np.minimum(0.0, part.times[part.offsets[:-1][full]])
+    stops[full] = part.times[part.offsets[1:][full] - 1]
+    return starts, np.where(stops > starts, stops, starts + 1.0)
+
+
+def _ids(parts: list[Part], known: list[Annex | None]) -> tuple[str, ...]:
+    """The annex's ids, else the file's, with the split before them where two files use the same; else running numbers."""
+    given = [annex.ids if annex is not None else part.ids for part, annex in zip(parts, known, strict=True)]
+    if all(ids is not None for ids in given):
+        ids = [id for one in given for id in one or ()]
+        if len(set(ids)) == len(ids):
+            return tuple(ids)
+        ids = [f"{part.split}-{id}" for part, one in zip(parts, given, strict=True) for id in one or ()]
+        if len(set(ids)) == len(ids):
+            return tuple(ids)
+    return tuple(str(i) for i in range(sum(len(part) for part in parts)))
+
+
+def _splits(parts: list[Part], known: list[Annex | None]) -> NDArray[np.str_] | None:
+    """The annex's splits, else those that the files' names or keys say; None unless every sequence has one."""
+    found: list[NDArray[np.str_]] = []
+    for part, annex in zip(parts, known, strict=True):
+        if annex is not None and annex.splits is not None:
+            found.append(annex.splits)
+        elif annex is None and part.split is not None:
+            found.append(np.full(len(part), part.split))
+        else:
+            return None
+    return np.concatenate(found)
+
+
+def _short(values: NDArray[np.float64]) -> float | list[float]:
+    """The values, or one number where all are the same."""
+    return float(values[0]) if len(values) and bool((values == values[0]).all()) else values.tolist()

@@ -1,0 +1,252 @@
+"""A first look at a file of events: what its columns are taken for, how much there is and when, and what to type next.
+
+    fourpoint data inspect calls.csv
+
+Rows need not be in order for a look; where they are not, it says so, and the command to type next sorts them.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Sequence as Ordered
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fourpoint.data.layouts import Window
+from fourpoint.data.readers import Reading, read_with_notes
+from fourpoint.events import Ties
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from rich.table import Table
+
+BARS = " ▁▂▃▄▅▆▇█"
+BINS = 60
+
+
+@dataclass(frozen=True)
+class Histogram:
+    """Counts between ``edges``, with words for the two ends."""
+
+    counts: NDArray[np.int64]
+    edges: NDArray[np.float64]
+    first: str
+    last: str
+
+    def line(self) -> str:
+        """The counts as a row of blocks; a bin with anything in it is never blank.
+
+        >>> Histogram(np.array([0, 1, 4, 8]), np.arange(5.0), "0", "4").line()
+        ' ▁▄█'
+        """
+        top = max(int(self.counts.max(initial=0)), 1)
+        return "".join(BARS[-(-int(count) * 8 // top)] for count in self.counts)
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """What :func:`inspect` found. Printed it is a table with pictures in blocks; ``plot`` draws it; ``command`` comes next."""
+
+    source: str
+    reading: Reading
+    over_time: Histogram
+    gaps: Histogram | None
+    command: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """The numbers, for ``--json``."""
+        data, roles = self.reading.data, self.reading.roles
+        counts = np.bincount(data.mark_ids, minlength=data.marks.count)
+        return {
+            "source": self.source,
+            "columns": {
+                "time": roles.time,
+                "mark": roles.mark,
+                "sequence": roles.calendar or roles.sequence,
+                "guessed": list(roles.guessed),
+            },
+            "events": data.events,
+            "sequences": len(data),
+            "unit": data.unit,
+            "span": [self.over_time.first, self.over_time.last],
+            "origin": self.reading.origin,
+            "tied": data.tied,
+            "marks": {name: int(count) for name, count in zip(data.marks.names, counts, strict=False)},
+            "sorted": not self.reading.moved,
+            "notes": list(self.reading.notes),
+            "next": self.command,
+        }
+
+    def __rich__(self) -> Table:
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table(title=self.source, title_justify="left", title_style="bold", box=None, pad_edge=False, show_header=False)
+        table.add_column(style="cyan", no_wrap=True)
+        table.add_column(overflow="fold")
+        for name, line in self._facts():
+            table.add_row(name, Text(line))
+        for name, picture in (("over time", self.over_time), ("gaps", self.gaps)):
+            if picture is not None:
+                table.add_row("", "")
+                table.add_row(name, Text(picture.line(), style="green"))
+                room = max(1, len(picture.counts) - len(picture.first) - len(picture.last))
+                table.add_row("", Text(f"{picture.first}{' ' * room}{picture.last}", style="dim"))
+        table.add_row("", "")
+        for note in self.reading.notes:
+            table.add_row("", Text(note, style="dim"))
+        return table
+
+    def _facts(self) -> list[tuple[str, str]]:
+        """Counts, span, gaps, ties, marks and splits, a line each."""
+        data, roles = self.reading.data, self.reading.roles
+        unit = f" {data.unit}" if data.unit else ""
+        low, middle, high = np.quantile(data.lengths, (0, 0.5, 1))
+        who = f"one per {roles.calendar}" if roles.calendar else f"by {roles.sequence!r}" if roles.sequence else "no column"
+        facts = [
+            ("time", f"{roles.time!r}: {self.over_time.first} to {self.over_time.last}"),
+            ("sequences", f"{len(data):,} ({who}: {data.ids[0]} ... {data.ids[-1]})" if len(data) > 1 else f"1 ({who})"),
+            (
+                "events",
+                f"{data.events:,} ({low:.0f} to {high:.0f} a sequence, median {middle:.0f})" if len(data) > 1 else f"{data.events:,}",
+            ),
+        ]
+        lengths = data.durations
+        span = f"{lengths.min():.4g}" if np.ptp(lengths) <= 1e-9 * lengths.max() else f"{lengths.min():.4g} to {lengths.max():.4g}"
+        facts.append(("window", f"{span}{unit}{' (inferred from the events)' if data.inferred else ''}"))
+        facts.append(("rate", f"{data.events / lengths.sum():.4g} events per {data.unit.removesuffix('s') or 'unit of time'}"))
+        if len(data.gaps):
+            a, b, c = np.quantile(data.gaps, (0.05, 0.5, 0.95))
+            facts.append(("gaps", f"median {b:.3g}{unit}, nine in ten from {a:.3g} to {c:.3g}"))
+            facts.append(("ties", f"{100 * data.tied:.1f}% of gaps are zero"))
+        facts.append(("marks", self._marks()))
+        if data.splits is not None:
+            parts = [f"{name} ({int((data.splits == name).sum()):,})" for name in ("train", "dev", "test") if (data.splits == name).any()]
+            facts.append(("splits", ", ".join(parts)))
+        if self.reading.moved:
+            facts.append(("order", "rows are not in order of time: --sort puts them so"))
+        return facts
+
+    def _marks(self) -> str:
+        data, roles = self.reading.data, self.reading.roles
+        if not data.marks.names:
+            return "none"
+        counts = np.bincount(data.mark_ids, minlength=data.marks.count)
+        order = np.argsort(-counts, kind="stable")[:8]
+        more = f" and {data.marks.count - 8:,} more" if data.marks.count > 8 else ""
+        listed = ", ".join(f"{data.marks.names[i]} ({counts[i]:,})" for i in order)
+        return f"{roles.mark!r}, {data.marks.count:,} types: {listed}{more}" if roles.mark else listed + more
+
+    def plot(self, ax: Axes | None = None) -> Axes:
+        """Events over time and, in a figure of its own, the gaps on a logarithmic scale below."""
+        import matplotlib.pyplot as plt
+
+        from fourpoint.plots import COLOURS, look
+
+        with look():
+            below = None
+            if ax is None and self.gaps is None:
+                ax = plt.subplots(figsize=(9, 2.8), layout="constrained")[1]
+            elif ax is None:
+                ax, below = plt.subplots(2, 1, figsize=(9, 5), layout="constrained")[1]
+            _bars(ax, self.over_time, COLOURS[0])
+            ax.set_title(f"{os.path.basename(self.source)}: {self.reading.data.events:,} events")
+            ax.set_xticks(self.over_time.edges[[0, -1]], [self.over_time.first, self.over_time.last])
+            for label, side in zip(ax.get_xticklabels(), ("left", "right"), strict=True):
+                label.set_horizontalalignment(side)
+            ax.set_ylabel("events")
+            if below is not None and self.gaps is not None:
+                _bars(below, self.gaps, COLOURS[1])
+                below.set_xscale("log")
+                below.set_xlabel(f"gap ({self.reading.data.unit})" if self.reading.data.unit else "gap")
+                below.set_ylabel("gaps")
+        return ax
+
+
+def inspect(
+    source: object,
+    *,
+    time: str | None = None,
+    mark: str | None = None,
+    sequence: str | None = None,
+    window: Window | None = None,
+    time_unit: str | None = None,
+    timezone: str | None = None,
+    ties: Ties = "keep",
+) -> Inspection:
+    """Look at a file or table of events. Arguments are those of :func:`fourpoint.data.readers.read`; rows in any order are taken.
+
+    >>> found = inspect({"When": ["2024-05-01 09:30", "2024-05-01 08:00", "2024-05-09"], "Type": ["a", "b", "a"]})
+    >>> print(found.command)
+    fp.read(source, time='When', mark='Type', sequence='day', sort=True)
+    """
+    reading = read_with_notes(
+        source, time=time, mark=mark, sequence=sequence, window=window, time_unit=time_unit, timezone=timezone, ties=ties, sort=True
+    )
+    label = str(source) if isinstance(source, str | os.PathLike) else reading.data.name or "table"
+    options = {"timezone": timezone, "time_unit": time_unit, "window": window, "ties": None if ties == "keep" else ties}
+    command = _command(source, reading, {name: value for name, value in options.items() if value is not None})
+    gaps = reading.data.gaps
+    return Inspection(label, reading, _over_time(reading), _gap_histogram(gaps[gaps > 0], reading.data.unit), command)
+
+
+def _over_time(reading: Reading) -> Histogram:
+    """Events on the calendar where there is one, else within the windows of all sequences together."""
+    data, clock = reading.data, reading.clock
+    if clock is not None:
+        low, high = int(clock.ticks.min()), int(clock.ticks.max())
+        first, last = clock.text(low), clock.text(high)
+        counts, edges = np.histogram((clock.ticks - low) / clock.rate, BINS, range=(0, max(high - low, 1) / clock.rate))
+        return Histogram(counts, edges, first, last)
+    low_time, high_time = float(data.starts.min()), float(data.stops.max())
+    counts, edges = np.histogram(data.times, BINS, range=(low_time, high_time))
+    unit = f" {data.unit}" if data.unit else ""
+    return Histogram(counts, edges, f"{low_time:.6g}", f"{high_time:.6g}{unit}")
+
+
+def _gap_histogram(gaps: NDArray[np.float64], unit: str) -> Histogram | None:
+    """The positive gaps by their logarithm, or None where there are none."""
+    if not len(gaps):
+        return None
+    low, high = float(gaps.min()), float(gaps.max())
+    if not high > low * 1.001:
+        low, high = low / 2, high * 2
+    edges = np.geomspace(low, high, BINS + 1)
+    edges[-1] = high * (1 + 1e-9)
+    return Histogram(np.histogram(gaps, edges)[0], edges, f"{low:.3g}", f"{high:.3g} {unit}".rstrip())
+
+
+def _command(source: object, reading: Reading, options: dict[str, Any]) -> str:
+    """What to type next: the roles spelled out, so that they are there to be changed."""
+    roles = reading.roles
+    named: dict[str, Any] = {} if roles.own else {"time": roles.time, "mark": roles.mark or "none"}
+    if not roles.own:
+        named["sequence"] = roles.calendar or roles.sequence or _suggested(reading)
+    named = {name: value for name, value in (named | options).items() if value is not None}
+    if not isinstance(source, str | os.PathLike):
+        words = [f"{name}={value!r}" for name, value in named.items()] + ["sort=True"] * reading.moved
+        return f"fp.read({', '.join(['source', *words])})"
+    words = ["fourpoint", "fit", str(source)]
+    for name, value in named.items():
+        values: Ordered[Any] = value if isinstance(value, tuple) else (value,)
+        words += [f"--{name.replace('_', '-')}", *map(str, values)]
+    return shlex.join([*words, *["--sort"] * reading.moved, "-o", "model"])
+
+
+def _suggested(reading: Reading) -> str | None:
+    """A unit of the calendar that cuts one long record into at least a week's worth of windows with events to learn from."""
+    clock, events = reading.clock, reading.data.events
+    if clock is None:
+        return None
+    span = (int(clock.ticks.max()) - int(clock.ticks.min())) / clock.rate
+    units = (("day", 86400), ("week", 604800), ("hour", 3600))
+    return next((name for name, length in units if span >= 7 * length and (events >= 2 * span / length or name == "day")), None)
+
+
+def _bars(ax: Axes, histogram: Histogram, shade: str) -> None:
+    ax.bar(histogram.edges[:-1], histogram.counts, np.diff(histogram.edges), align="edge", color=shade, lw=0)
+    ax.set_xlim(float(histogram.edges[0]), float(histogram.edges[-1]))

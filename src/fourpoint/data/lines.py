@@ -1,0 +1,109 @@
+"""Text files as streams of bytes, compressed or not, and the numbers of their lines.
+
+Used by :mod:`fourpoint.data.delimited` and :mod:`fourpoint.data.json_lines`.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from fourpoint.events import EventDataError
+
+BLOCK = 1 << 23  # bytes that are parsed at a time, hence the longest row
+
+
+def open_stream(path: Path, codec: str | None, advance: Callable[[int], None] | None = None) -> Any:
+    """The bytes of a file, decompressed; ``advance`` is told how many were taken from the disk.
+
+    A small file may unpack to any size: one that unpacks to more than the machine's memory is refused.
+    """
+    source = pa.OSFile(str(path)) if advance is None else pa.PythonFile(_Counted(path, advance), "r")
+    if codec is None:
+        return source
+    return pa.PythonFile(_Bounded(path, pa.CompressedInputStream(source, codec), memory()), "r")
+
+
+def memory() -> int:
+    """Bytes of memory that this machine has, or where it does not say, 2**40."""
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):
+        return 1 << 40
+
+
+def line_of_record(stream: Any, record: int, separator: str | None) -> int:
+    """The line (from 1) on which record number ``record`` (from 0, the header's) of a text begins; blank lines are no records.
+
+    Line ends between quotes do not end a record; with ``separator`` None quotes mean nothing. Reads a block at a time.
+
+    >>> line_of_record(io.BytesIO(b'a,b\\n\\n1,"x\\ny"\\n2,z\\n'), 2, ",")
+    5
+    """
+    lines, records, carried = 1, 0, b""
+    while True:
+        block = stream.read(BLOCK)
+        data = np.frombuffer(carried + block, dtype=np.uint8)
+        ends = _record_ends(data, separator)
+        if not block:
+            ends = np.append(ends, len(data))
+        starts = np.concatenate([[0], ends[:-1] + 1]) if len(ends) else ends
+        blank = (ends - starts == 0) | ((ends - starts == 1) & (data[np.minimum(starts, len(data) - 1)] == 13)) if len(data) else ends == 0
+        full = np.flatnonzero(~blank)
+        if records + len(full) > record or not block:
+            k = full[record - records] if records + len(full) > record else len(ends) - 1
+            return lines + int(np.count_nonzero(data[: starts[k]] == 10)) if len(ends) else lines
+        records += len(full)
+        used = int(ends[-1]) + 1 if len(ends) else 0
+        lines += int(np.count_nonzero(data[:used] == 10))
+        carried = data[used:].tobytes()
+
+
+def _record_ends(data: NDArray[np.uint8], separator: str | None) -> NDArray[np.int64]:
+    """Positions of the line ends that end a record."""
+    breaks = data == 10
+    if separator is None or not (data == 34).any():
+        return np.flatnonzero(breaks)
+    edge = breaks | (data == 13) | (data == ord(separator))
+    # A quote opens or closes a field where it stands beside a separator or line end; others are letters.
+    beside = np.concatenate([[True], edge[:-1]]) | np.concatenate([edge[1:], [True]])
+    inside = np.cumsum((data == 34) & beside) % 2 == 1
+    return np.flatnonzero(breaks & ~inside)
+
+
+class _Counted(io.FileIO):
+    """A file that tells how many bytes were read."""
+
+    def __init__(self, path: Path, advance: Callable[[int], None]) -> None:
+        super().__init__(path)
+        self.advance = advance
+
+    def read(self, size: int | None = -1) -> bytes:
+        content = super().read(-1 if size is None else size) or b""
+        self.advance(len(content))
+        return content
+
+
+class _Bounded(io.RawIOBase):
+    """A stream that may give so many bytes and no more."""
+
+    def __init__(self, path: Path, stream: Any, most: int) -> None:
+        self.path, self.stream, self.most, self.given = path, stream, most, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, size: int | None = -1) -> bytes:
+        content: bytes = self.stream.read(None if size is None or size < 0 else size)
+        self.given += len(content)
+        if self.given > self.most:
+            received = f"{self.path}, which unpacks to more than the {self.most / 1e9:.1f} GB of this machine's memory"
+            raise EventDataError("a file that fits into memory", received, "Split it, or convert it to Parquet on a larger machine.")
+        return content

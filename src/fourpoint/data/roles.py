@@ -1,0 +1,253 @@
+"""Which column is what: the time, the mark, the sequence, and in our own files the split and the window.
+
+A user names them, or they are guessed from names (in any case, "Received At" as "received_at") and from what the first
+rows hold; a guess is said aloud by :meth:`Roles.line`. A file with columns ``seq_id`` and ``t`` is in our own format and
+is taken at its word. Used by :mod:`fourpoint.data.readers` and :mod:`fourpoint.data.inspecting`.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from fourpoint.data.calendar_windows import CALENDAR, By
+from fourpoint.data.clocks import looks_like_time
+from fourpoint.data.opened import Table
+from fourpoint.events import SPLITS, UserError
+
+NONE = "none"  # what a user writes where there is no such column
+TIMES = "t time times timestamp timestamps time_stamp datetime date_time event_time event_timestamp event_datetime ts when epoch".split()
+TIMES += "unix_time occurred_at received_at created_at reported_at started_at start_time time_since_start date event_date".split()
+MARKS = "mark marks type event_type type_event types kind label labels category class event event_name action activity".split()
+MARKS += "call_type incident_type complaint_type crime_type primary_type eventtype".split()
+SEQUENCES = "seq_id seq sequence sequence_id seqid seq_idx series series_id entity entity_id user user_id userid customer_id".split()
+SEQUENCES += "client_id account_id patient_id subject_id person_id session session_id device device_id machine machine_id".split()
+SEQUENCES += "sensor_id station_id vehicle_id case_id trace_id stream stream_id".split()
+TIME_NAME = re.compile(r"(^|_)(at|time|date|datetime|timestamp|ts|on)$|^(time|date)_")
+MARK_NAME = re.compile(r"_(type|kind|category|class|label|mark|event)$")
+SURE_MARK = re.compile(r"(^|_)(marks?|types?|kind|category|class|labels?)(_|$)")
+SEQUENCE_NAME = re.compile(r"^id$|_id$")
+
+
+@dataclass(frozen=True)
+class Roles:
+    """The columns in use, by role. ``calendar`` is set instead of ``sequence`` where windows are cut from the calendar."""
+
+    time: str
+    mark: str | None
+    sequence: str | None
+    calendar: By | None
+    split: str | None
+    window: tuple[str, str] | None
+    own: bool
+    guessed: tuple[str, ...]
+    others: tuple[str, ...] = ()
+
+    def columns(self) -> list[str]:
+        """All columns that have to be read."""
+        wanted = [self.time, self.mark, self.sequence, self.split, *(self.window or ())]
+        return list(dict.fromkeys(name for name in wanted if name is not None))
+
+    def line(self) -> str:
+        """One line that says which column is what, and how to say otherwise."""
+        sequence = (
+            f"one sequence per {self.calendar}" if self.calendar else f"sequence {self.sequence!r}" if self.sequence else "one sequence"
+        )
+        mark = f"mark {self.mark!r}" if self.mark else "no mark"
+        more = "".join(f", {role} {name!r}" for role, name in (("split", self.split),) if name)
+        more += f", window {self.window[0]!r} to {self.window[1]!r}" if self.window else ""
+        options = " ".join(f"--{role}" for role in self.guessed)
+        rivals = f"; other times are {', '.join(map(repr, self.others))}" if self.others else ""
+        return f"columns: time {self.time!r}, {mark}, {sequence}{more} (guessed; {options} to choose{rivals})"
+
+
+def choose_roles(table: Table, time: str | None = None, mark: str | None = None, sequence: str | None = None) -> Roles:
+    """Give each role a column of ``table``: the one named, or the best guess.
+
+    ``mark`` and ``sequence`` may be "none"; ``sequence`` may be "hour", "day" or "week" for calendar windows. Fails with
+    :class:`EventDataError` where no column can be the time, or a named one is missing.
+
+    >>> from fourpoint.data.tables import open_table
+    >>> roles = choose_roles(open_table({"ID": [1, 2], "Received At": ["2024-05-01", "2024-05-02"], "Call Type": ["fire", "fire"]}))
+    >>> roles.line()
+    "columns: time 'Received At', mark 'Call Type', one sequence (guessed; --time --mark --sequence to choose)"
+    """
+    names = table.schema.names
+    if {"seq_id", "t"} <= set(names) and time is None and mark is None and sequence is None:
+        return _own(table, names)
+    guess = _Guess(table)
+    chosen_time = guess.time() if time is None else _named(table, time, "time")
+    taken = {chosen_time}
+    calendar = _calendar(sequence, guess, chosen_time)
+    if sequence is None:
+        chosen_sequence = guess.sequence(taken)
+    else:
+        chosen_sequence = None if calendar or _is_none(sequence, names) else _named(table, sequence, "sequence")
+    taken |= {chosen_sequence} if chosen_sequence else set()
+    chosen_mark = guess.mark(taken) if mark is None else None if _is_none(mark, names) else _named(table, mark, "mark")
+    guessed = tuple(role for role, given in (("time", time), ("mark", mark), ("sequence", sequence)) if given is None)
+    others = guess.rivals(chosen_time) if time is None else ()
+    split, window = guess.split(), guess.window() if chosen_sequence else None
+    roles = Roles(chosen_time, chosen_mark, chosen_sequence, calendar, split, window, False, guessed, others)
+    _check_once(table, roles.columns())
+    return roles
+
+
+def _own(table: Table, names: list[str]) -> Roles:
+    mark, split = ("mark" if "mark" in names else None), ("split" if "split" in names else None)
+    roles = Roles("t", mark, "seq_id", None, split, ("start", "stop") if {"start", "stop"} <= set(names) else None, True, ())
+    _check_once(table, roles.columns())
+    return roles
+
+
+def _check_once(table: Table, columns: list[str]) -> None:
+    for name in columns:
+        count = table.schema.names.count(name)
+        if count > 1:
+            raise table.error(f"one column {name!r}", f"{count} of them", "Rename or drop the others.")
+
+
+def _named(table: Table, wanted: str, role: str) -> str:
+    """The column a user means: by its exact name, else in any spelling of it."""
+    names = table.schema.names
+    if wanted in names:
+        return wanted
+    same = [name for name in names if _plain(name) == _plain(wanted)]
+    if len(same) == 1:
+        return same[0]
+    words = [*names, *CALENDAR] if role == "sequence" else names
+    near = same or get_close_matches(wanted.lower(), [name.lower() for name in words], n=2, cutoff=0.5)
+    near = [name for name in words if name in near or name.lower() in near]
+    remedy = f"Did you mean {' or '.join(map(repr, near))}?" if near else f"Name one of them with {role}=."
+    listed = ", ".join(map(repr, names[:12])) + (", ..." if len(names) > 12 else "")
+    raise table.error(f"a column {wanted!r} for the {role}", f"only {listed or 'no columns'}", remedy)
+
+
+def _is_none(word: str, names: list[str]) -> bool:
+    return word == NONE and NONE not in names
+
+
+def _calendar(sequence: str | None, guess: _Guess, time: str) -> By | None:
+    """The unit of the calendar that ``sequence`` names. A column of that name is meant where times are plain numbers."""
+    by = next((unit for unit in CALENDAR if unit == sequence), None)
+    if by is None or (by in guess.names and guess.kind(time) == "number"):
+        return None
+    return by
+
+
+def _plain(name: str) -> str:
+    """A name in lower case, words joined by underscores: "Received At", "receivedAt" and "RECEIVED_AT" are one."""
+    words = re.sub(r"([a-z0-9])([A-Z])", r"\1_\2", name.strip())
+    return re.sub(r"[\W_]+", "_", words).strip("_").lower()
+
+
+class _Guess:
+    """Guesses over one table; its first rows are read once, when they are first needed."""
+
+    def __init__(self, table: Table) -> None:
+        self.table = table
+        self.names = table.schema.names
+        self.plain = {name: _plain(name) for name in self.names}
+        self.kinds: dict[str, str] = {}
+        self.rows: dict[str, pa.ChunkedArray] = {}
+
+    def head(self, name: str) -> pa.ChunkedArray:
+        """The first rows of a column."""
+        if name not in self.rows:
+            self.rows[name] = self.table.head([name])[name].drop_null()
+        return self.rows[name]
+
+    def kind(self, name: str) -> str:
+        """What a column holds: "clock", "number", "text", "flag", "nothing" yet, or "other"."""
+        if name not in self.kinds:
+            self.kinds[name] = self._kind(name)
+        return self.kinds[name]
+
+    def _kind(self, name: str) -> str:
+        kind = self.table.schema.field(self.names.index(name)).type
+        kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+        if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
+            return "clock"
+        if pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind):
+            return "number"
+        if pa.types.is_null(kind):
+            return "nothing"
+        if pa.types.is_boolean(kind):
+            return "flag"
+        if pa.types.is_binary(kind):  # words that are not UTF-8, which reading the column refuses
+            return "text"
+        if not (pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)):
+            return "other"
+        rows: Any = self.head(name) if self.names.count(name) == 1 else ()
+        return "clock" if len(rows) and looks_like_time(str(rows[0])) else "text"
+
+    def time(self) -> str:
+        """The column of times: by a usual name, else by what it holds."""
+        usable = [name for name in self.names if self.kind(name) in ("clock", "number", "nothing")]
+        by_name = [name for word in TIMES for name in usable if self.plain[name] == word]
+        clocks = [name for name in self.names if self.kind(name) == "clock"]
+        like = [name for name in clocks if TIME_NAME.search(self.plain[name])]
+        numbers = [name for name in usable if TIME_NAME.search(self.plain[name])]
+        found = by_name or like or clocks or numbers
+        # A word in a column of times is better named with its line than as a missing column.
+        found = found or [name for word in TIMES for name in self.names if self.plain[name] == word and self.kind(name) == "text"]
+        if not found:
+            listed = ", ".join(map(repr, self.names[:12])) + (", ..." if len(self.names) > 12 else "")
+            near = usable or self.names
+            remedy = f"Name it, for example with time={near[-1]!r} (--time)." if near else "Add a column of times."
+            raise self.table.error("a column of times", f"none among {listed or 'no columns'} looks like one", remedy)
+        return found[0]
+
+    def rivals(self, time: str) -> tuple[str, ...]:
+        """Other columns that hold stamps."""
+        return tuple(name for name in self.names if name != time and self.kind(name) == "clock")[:3]
+
+    def sequence(self, taken: set[str]) -> str | None:
+        """The column that says which sequence a row belongs to. A number that each row has for itself is none."""
+        usable = [name for name in self.names if name not in taken and self._is_label(name)]
+        strong = [name for word in SEQUENCES for name in usable if self.plain[name] == word]
+        weak = [name for name in usable if SEQUENCE_NAME.search(self.plain[name]) and self._repeats(name)]
+        return next(iter(strong + weak), None)
+
+    def mark(self, taken: set[str]) -> str | None:
+        """The column of types. Text that is different in every row is none."""
+        usable = [name for name in self.names if name not in taken and self._may_be_mark(name)]
+        strong = [name for word in MARKS for name in usable if self.plain[name] == word]
+        weak = [name for name in usable if MARK_NAME.search(self.plain[name])]
+        return next((name for name in strong + weak if self._repeats(name, sure=bool(SURE_MARK.search(self.plain[name])))), None)
+
+    def split(self) -> str | None:
+        """A column "split" whose words are ours."""
+        named = [name for name in self.names if self.plain[name] == "split" and self.kind(name) == "text"]
+        return next((name for name in named if set(map(str, pc.unique(self.head(name)).to_pylist())) <= set(SPLITS)), None)
+
+    def window(self) -> tuple[str, str] | None:
+        """Columns with the window of each sequence."""
+        place = {plain: name for name, plain in self.plain.items()}
+        pairs = (("start", "stop"), ("window_start", "window_stop"), ("window_start", "window_end"))
+        return next(((place[a], place[b]) for a, b in pairs if a in place and b in place), None)
+
+    def _is_label(self, name: str) -> bool:
+        kind = self.table.schema.field(self.names.index(name)).type
+        return self.kind(name) == "text" or (self.kind(name) == "number" and not pa.types.is_floating(kind))
+
+    def _may_be_mark(self, name: str) -> bool:
+        # A column called so is meant, and is refused with its type where it holds fractions.
+        meant = self.plain[name] == "mark" and self.kind(name) == "number"
+        return meant or self._is_label(name) or self.kind(name) == "flag"
+
+    def _repeats(self, name: str, sure: bool = False) -> bool:
+        """Whether values come back in the first rows; of a name that leaves little doubt that is asked of longer tables alone."""
+        rows = self.head(name)
+        return len(rows) < (20 if sure else 2) or 2 * len(pc.unique(rows)) <= len(rows) + 1
+
+
+def check_place(place: object) -> None:
+    """Refuse places, for which there is no mark space."""
+    if place is not None:
+        raise UserError("events without places", f"place={place!r}", "Leave place= out: places are not supported yet.")

@@ -1,0 +1,161 @@
+"""Our own Parquet: columns ``seq_id, t`` and optionally ``split, mark, start, stop``, one row per event.
+
+A file that :func:`write` made also carries, in its metadata, the table ``fourpoint.windows`` (every sequence with its
+window, so that sequences without events survive) and the list ``fourpoint.marks`` (the names of the types). It is read
+back by :func:`fourpoint.data.readers.read`, exactly.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from fourpoint.data.columns import Columns
+from fourpoint.events import SPLITS, Dataset, EventDataError, UserError
+
+WINDOWS, MARKS = b"fourpoint.windows", b"fourpoint.marks"
+AGAIN = "Write the file again with fourpoint.write, or remove the metadata 'fourpoint.windows'."
+
+
+def write(data: Dataset, path: str | Path) -> None:
+    """Write ``data`` as Parquet so that :func:`read` gives it back exactly, with windows, names and empty sequences.
+
+    The file appears whole or not at all: it is written under a temporary name and renamed. Fails with
+    :class:`UserError` where the folder is missing or two sequences share an id.
+
+    >>> import tempfile
+    >>> from fourpoint.data.readers import read
+    >>> from fourpoint.events import Sequence
+    >>> file = tempfile.mkdtemp() + "/two.parquet"
+    >>> write(Dataset.from_sequences([Sequence([0.5], start=0, stop=2, id="a"), Sequence([], start=0, stop=3, id="b")]), file)
+    >>> [(s.id, s.times.tolist(), s.stop) for s in read(file)]
+    [('a', [0.5], 2.0), ('b', [], 3.0)]
+    """
+    target = Path(path)
+    if not target.parent.is_dir():
+        raise UserError("a path in an existing folder", f"{target}", "Make the folder first.")
+    if target.is_dir():
+        raise UserError("the path of a file", f"{target}, which is a folder", "Name a file in it, such as events.parquet.")
+    if len(set(data.ids)) < len(data):
+        raise EventDataError("sequences with distinct ids", f"{len(data)} sequences with {len(set(data.ids))} ids", "Give each its own id.")
+    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    try:
+        _write_table(_table(data), _metadata(data), temporary)
+        os.replace(temporary, target)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+@dataclass(frozen=True)
+class Known:
+    """The table ``fourpoint.windows``: every sequence of a file, also those without events."""
+
+    ids: tuple[str, ...]
+    starts: NDArray[np.float64]
+    stops: NDArray[np.float64]
+    splits: NDArray[np.str_] | None
+    inferred: bool
+    unit: str
+    name: str
+
+
+def stored_windows(columns: Columns) -> Known | None:
+    """The windows in a file's metadata, or None; damaged ones are refused."""
+    text = columns.metadata(WINDOWS)
+    if text is None:
+        return None
+    try:
+        stored = json.loads(text)
+        ids = tuple(str(i) for i in stored["ids"])
+        splits = stored.get("splits")
+        known = Known(
+            ids,
+            # One number stands for all sequences.
+            np.array(np.broadcast_to(np.array(stored["starts"], dtype=np.float64), len(ids))),
+            np.array(np.broadcast_to(np.array(stored["stops"], dtype=np.float64), len(ids))),
+            None if splits is None else np.array(np.broadcast_to(np.array(splits, dtype=np.str_), len(ids))),
+            bool(stored.get("inferred", False)),
+            str(stored.get("unit", "")),
+            str(stored.get("name", "")),
+        )
+        events = int(stored.get("events", len(columns)))
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise columns.error("a table of windows in the metadata", f"a damaged one ({error!r})", AGAIN) from error
+    if len(set(ids)) < len(ids):
+        raise columns.error("one window for every sequence in the metadata", f"{len(ids)} windows for {len(set(ids))} ids", AGAIN)
+    # A filtered table keeps its metadata, and its lost events would pass for silence.
+    if events != len(columns):
+        raise columns.error(f"{events:,} rows, as the file's table of windows says", f"{len(columns):,} rows", AGAIN)
+    return known
+
+
+def place_in(columns: Columns, known: Known, ids: list[str]) -> NDArray[np.int64]:
+    """Where each of ``ids`` stands among the sequences that a file's metadata names."""
+    place = {id: i for i, id in enumerate(known.ids)}
+    lost = next((id for id in ids if id not in place), None)
+    if lost is not None:
+        raise columns.error("a window for every sequence", f"none for sequence {lost}", AGAIN)
+    return np.array([place[id] for id in ids], dtype=np.int64)
+
+
+def stored_names(columns: Columns) -> list[str] | None:
+    """The names of the types in a file's metadata, or None."""
+    text = columns.metadata(MARKS)
+    if text is None:
+        return None
+    try:
+        names = json.loads(text)
+    except ValueError:
+        names = None
+    if not isinstance(names, list) or not names or len(set(map(str, names))) < len(names):
+        remedy = "Write a JSON list of distinct names, or remove that metadata."
+        raise columns.error("a list of mark names in the metadata 'fourpoint.marks'", repr(text[:80]), remedy)
+    return [str(name) for name in names]
+
+
+def _table(data: Dataset) -> pa.Table:
+    row = np.repeat(np.arange(len(data), dtype=np.int32), data.lengths)
+    columns = {"seq_id": pa.DictionaryArray.from_arrays(row, pa.array(data.ids, pa.string())), "t": pa.array(data.times)}
+    if data.marks.names:
+        columns["mark"] = pa.array(data.mark_ids.astype(np.int32))
+    if data.splits is not None:
+        places = np.array([SPLITS.index(s) for s in data.splits.tolist()], dtype=np.int32)
+        columns["split"] = pa.DictionaryArray.from_arrays(places[row], pa.array(SPLITS))
+    return pa.table(columns)
+
+
+def _metadata(data: Dataset) -> dict[bytes, str]:
+    windows = {
+        "ids": list(data.ids),
+        "starts": _short(data.starts),
+        "stops": _short(data.stops),
+        "splits": None if data.splits is None else data.splits.tolist(),
+        "inferred": data.inferred,
+        "events": data.events,
+        "unit": data.unit,
+        "name": data.name,
+    }
+    stored = {WINDOWS: json.dumps(windows, separators=(",", ":"))}
+    return stored | {MARKS: json.dumps(data.marks.names)} if data.marks.names else stored
+
+
+def _short(values: NDArray[np.float64]) -> float | list[float]:
+    """The values, or one number where all are the same."""
+    return float(values[0]) if len(values) and bool((values == values[0]).all()) else values.tolist()
+
+
+def _write_table(table: pa.Table, metadata: dict[bytes, str], path: Path) -> None:
+    options = dict(compression="zstd", compression_level=19 if len(table) < 100_000 else 3)
+    # Neighbouring times share their leading bytes, which compress well once the bytes are kept apart. The Arrow schema
+    # is left out because it would repeat the metadata.
+    coded = [name for name in ("seq_id", "mark", "split") if name in table.column_names]
+    with pq.ParquetWriter(path, table.schema, use_dictionary=coded, use_byte_stream_split=["t"], store_schema=False, **options) as writer:
+        writer.write_table(table)
+        writer.add_key_value_metadata(metadata)
