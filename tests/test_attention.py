@@ -95,10 +95,13 @@ def by_loop(c: Case, normalise: str) -> Tensor:
     return attention_loop(c.query, c.positions, c.events, c.marks, c.values, c.theta, c.gamma, c.psi, c.weight, c.phase, normalise)
 
 
+def seen_by_position(c: Case) -> Tensor:
+    """True for the events that come before each group's position."""
+    return torch.arange(c.events.shape[1]) < c.positions[..., None]
+
+
 def by_dense(c: Case, normalise: str) -> Tensor:
-    return attention.dense(
-        c.spectrum(normalise), c.query, attention.visible(c.positions, c.events.shape[1]), c.events, c.marks, c.values, normalise
-    )
+    return attention.dense(c.spectrum(normalise), c.query, seen_by_position(c), c.events, c.marks, c.values, normalise)
 
 
 def by_scan(c: Case, normalise: str) -> Tensor:
@@ -303,7 +306,7 @@ def in_float32(
     s = with_constant(s) if normalise == "ratio" else s
     edges, query = c.edges.detach(), c.query.detach()
     if form == "dense":
-        return attention.dense(s, query, attention.visible(c.positions, c.events.shape[1]), edges[:, 1:-1], c.marks, values, normalise)
+        return attention.dense(s, query, seen_by_position(c), edges[:, 1:-1], c.marks, values, normalise)
     carried = values[..., None] if normalise == "none" else torch.stack([values, torch.ones_like(values)], -1)
     driven, gaps = attention.drive(s, c.marks, carried, c.valid), edges.diff(dim=1)[:, :-1].float()
     if form == "scan":

@@ -258,7 +258,7 @@ def test_tie_errors() -> None:
 @pytest.mark.parametrize("times", [[1.0, 1.0], [1.0, 2.0]])
 def test_an_unknown_tie_policy_is_refused_with_and_without_ties(times: list[float]) -> None:
     with pytest.raises(EventDataError, match="expected a tie policy keep, error, jitter or drop; received 'shake'"):
-        Dataset.from_sequences([Sequence(times)]).with_ties("shake")  # type: ignore[arg-type]
+        Dataset.from_sequences([Sequence(times)]).with_ties("shake")
 
 
 # Splits

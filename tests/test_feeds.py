@@ -566,7 +566,7 @@ def test_a_full_disk_while_writing_state_leaves_the_last_good_one(name: str, pla
     place.input.write_bytes(whole)
     with monkeypatch.context() as patch:
         calls: list[Any] = []
-        fail(patch, name, lambda file: is_draft(file) and not calls.append(file) and len(calls) > 1)  # type: ignore[func-returns-value]
+        fail(patch, name, lambda file: is_draft(file) and not calls.append(file) and len(calls) > 1)
         ended = place.run(every=20)
     assert ended.code == 1 and len(calls) == 5, "tried again each time"
     assert len(place.scores()) == 95, "scoring goes on"
@@ -578,7 +578,7 @@ def test_a_full_disk_while_writing_state_leaves_the_last_good_one(name: str, pla
 
 def test_a_state_that_fails_once_is_written_at_the_next_turn(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[Any] = []
-    fail(monkeypatch, "replace", lambda file: is_draft(file) and not calls.append(file) and len(calls) == 2)  # type: ignore[func-returns-value]
+    fail(monkeypatch, "replace", lambda file: is_draft(file) and not calls.append(file) and len(calls) == 2)
     assert place.run(every=40).code == 0 and len([text for text in place.told if "tried again" in text]) == 1
     assert line_of(place.state) == 100
 
@@ -819,7 +819,7 @@ def kill_at_points(folder: Path) -> None:
     What a killed process has written stays, on disk or not, so nobody waits for the disk here.
     """
     place, points = Place(folder), 0
-    os.fsync = lambda file: None  # type: ignore[assignment]
+    os.fsync = lambda file: None
     place.input.write_text(feed_text(12))
     for by in (None, "who"):
         expected = place.unbroken(by=by, every=3)
@@ -827,7 +827,7 @@ def kill_at_points(folder: Path) -> None:
             died, call = True, 0
             while died:
                 call += 1
-                child = _child(place, lambda how=how, names=names, call=call: _die(how, names, call), by=by, every=3)  # type: ignore[misc]
+                child = _child(place, lambda how=how, names=names, call=call: _die(how, names, call), by=by, every=3)
                 died = os.WIFSIGNALED(os.waitpid(child, 0)[1])
                 assert os.waitpid(_child(place, by=by, every=3), 0)[1] == 0, (by, how, call)
                 assert place.output.read_bytes() == expected, (by, how, call)

@@ -440,7 +440,7 @@ def test_tick_in_memory() -> None:
         tick.from_tick([[np.array([1.0])]], end_times=[1.0, 2.0])
     for bad in ([], 3, [[np.array([1.0])], []], [[np.array(["a"])]], [[["a"]]], [3.0], [[np.array([1.0])], 3]):
         with pytest.raises(EventDataError, match="tick's realisations"):
-            tick.from_tick(bad)  # type: ignore[arg-type]
+            tick.from_tick(bad)
 
 
 def test_tick_files_that_lie(tmp_path: Path) -> None:

@@ -302,7 +302,7 @@ def test_windows_for_all_or_each() -> None:
     assert both.starts.tolist() == [0, 0] and both.stops.tolist() == [5, 5] and both.inferred
     assert read(rows, window="each").stops.tolist() == [2, 5]
     with pytest.raises(UserError, match="two numbers or times, 'each' or 'all'; received 'every'"):
-        read(rows, window="every")  # type: ignore[arg-type]
+        read(rows, window="every")
     with pytest.raises(UserError, match="expected a window in numbers, as the times are"):
         read(rows, window=("2024-01-01", "2024-02-01"))
 
@@ -532,7 +532,7 @@ def test_events_outside_the_given_window(store: Any) -> None:
 
 def test_an_unknown_tie_policy(store: Any) -> None:
     with pytest.raises(EventDataError, match="expected a tie policy keep, error, jitter or drop; received .*'shake'"):
-        read(store(GOOD), ties="shake")  # type: ignore[arg-type]
+        read(store(GOOD), ties="shake")
 
 
 def test_rows_removed_behind_our_back(tmp_path: Path) -> None:

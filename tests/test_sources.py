@@ -91,7 +91,7 @@ def test_mimic_faults(tmp_path: Path) -> None:
             mimic.read(path)
         assert message.replace("FILE", str(path)) in str(caught.value)
     with pytest.raises(UserError, match="mark none, type, diagnosis; received 'sex'"):
-        mimic.read(path, mark="sex")  # type: ignore[arg-type]
+        mimic.read(path, mark="sex")
     with pytest.raises(UserError, match="at least one visit"):
         mimic.read(path, visits=0)
 
@@ -206,7 +206,7 @@ def test_memetracker_faults(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="a file of phrase clusters for mark=media"):
         memetracker.read(saved(tmp_path, QUOTES, "a.txt"), mark="media")
     with pytest.raises(UserError, match="window collection, mentions; received 'day'"):
-        memetracker.read(tmp_path / "a.txt", window="day")  # type: ignore[arg-type]
+        memetracker.read(tmp_path / "a.txt", window="day")
 
 
 def test_a_record_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -283,7 +283,7 @@ def test_lobster_faults(tmp_path: Path) -> None:
         (tmp_path / "none").mkdir()
         transactions.read_lobster(tmp_path / "none")
     with pytest.raises(UserError, match="mark side, message; received 'x'"):
-        transactions.read_lobster(path, mark="x")  # type: ignore[arg-type]
+        transactions.read_lobster(path, mark="x")
 
 
 def test_plain_trades(tmp_path: Path) -> None:
@@ -338,7 +338,7 @@ def test_congestion_days(tmp_path: Path) -> None:
     ]
     names = {"level": ("1", "2", "3"), "site-level": ("I-75 N at 17th St 3", "I-85 S 1", "I-85 S 2", "I-85 S 3"), "none": ()}
     for mark, expected in names.items():
-        assert congestion.read(tmp_path / "raw.csv", mark=mark)[0].marks.names == expected  # type: ignore[arg-type]
+        assert congestion.read(tmp_path / "raw.csv", mark=mark)[0].marks.names == expected
 
 
 def test_congestion_faults(tmp_path: Path) -> None:
@@ -353,7 +353,7 @@ def test_congestion_faults(tmp_path: Path) -> None:
             congestion.read(path)
         assert message.replace("FILE", str(path)) in str(caught.value)
     with pytest.raises(UserError, match="mark site, level, site-level, none; received 'x'"):
-        congestion.read(path, mark="x")  # type: ignore[arg-type]
+        congestion.read(path, mark="x")
 
 
 # All of them

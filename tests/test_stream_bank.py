@@ -155,7 +155,7 @@ def test_a_full_disk_or_a_damaged_file_is_an_error_that_loses_nothing(tmp_path: 
     assert set(bank._seats.row) == {"a"} and bank.count("a") == 1 and not list(tmp_path.iterdir())
     bank.observe(["b"], [1.0])
     bank.observe(["c"], [2.0])
-    (file,) = [f for f in tmp_path.iterdir() if f == bank._spill._path("a")]  # type: ignore[union-attr]
+    (file,) = [f for f in tmp_path.iterdir() if f == bank._spill._path("a")]
     good = file.read_bytes()
     file.write_bytes(good[:-4])
     with pytest.raises(UserError, match="a state of .* bytes; received"):

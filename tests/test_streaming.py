@@ -316,7 +316,7 @@ def test_what_is_wrong_is_refused_and_changes_nothing(model: Any) -> None:
         (13.0, None, "received None"),
     ):
         with pytest.raises(UserError, match=words):
-            stream.observe(time, mark)  # type: ignore[arg-type]
+            stream.observe(time, mark)
     for call in (stream.advance, stream.intensity):
         with pytest.raises(UserError, match="at least 12.5"):
             call(12.0)
@@ -373,11 +373,11 @@ def test_bytes_that_are_not_this_streams_state_are_refused() -> None:
         ("text", "the bytes of a stream's state; received str"),
     ):
         with pytest.raises(UserError, match=words):
-            Stream.restore(model, state)  # type: ignore[arg-type]
+            Stream.restore(model, state)
     for wrong in (other, lively(decay=False), Hawkes()):
         with pytest.raises(UserError, match=r"a state of this model \(.*\); received a state of model"):
             Stream.restore(wrong, good)
-    assert Stream.restore(model, memoryview(good)).count == 1  # type: ignore[arg-type]
+    assert Stream.restore(model, memoryview(good)).count == 1
 
 
 @pytest.mark.parametrize("name", ["sum", "softmax", "keep", "hawkes"])

@@ -19,16 +19,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from rich.table import Table
+from fourpoint.console import catalogue, check_picture, print_all, print_result, report_error, save_plot, say, short_unit, summary_of
 
+if TYPE_CHECKING:
     from fourpoint.events import Dataset
 
 
 Fitted = tuple[str | None, tuple[str, ...] | None]
 CHECKED = 20_000  # events that the goodness of fit looks at
-PICTURES = (".png", ".svg", ".pdf")
 
 
 class Commands(TyperGroup):
@@ -38,10 +36,10 @@ class Commands(TyperGroup):
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:
-            _say("interrupted: what was saved before stays; fit --resume goes on from it", style="yellow")
+            say("interrupted: what was saved before stays; fit --resume goes on from it", style="yellow")
             raise typer.Exit(130) from None
         except (ValueError, ArithmeticError, OSError) as error:
-            code = _report(error)
+            code = report_error(error)
             if code is None:
                 raise
             raise typer.Exit(code) from None
@@ -131,9 +129,9 @@ def demo(
 def data(ctx: typer.Context) -> None:
     """List what comes with Fourpoint, summarise a data set (fourpoint data NAME|FILE), or look at a file of your own."""
     if ctx.invoked_subcommand is None:
-        for table in _catalogue():
-            _print(table)
-        _say("next: fourpoint data nyc_delays, or fourpoint data inspect FILE for events of your own")
+        for table in catalogue():
+            print_result(table)
+        say("next: fourpoint data nyc_delays, or fourpoint data inspect FILE for events of your own")
 
 
 @data_app.command()
@@ -151,7 +149,7 @@ def summary(
 ) -> None:
     """Summarise one data set; the same as fourpoint data NAME|FILE."""
     found = _open(source, ties, window, How(time, mark, sequence, time_unit, timezone, sort))
-    _print(_summary(found if split is None else found.part(split)))
+    print_result(summary_of(found if split is None else found.part(split)))
 
 
 @data_app.command()
@@ -170,14 +168,14 @@ def inspect(
     """Look at a file of events: its columns, counts, span, marks, ties and gaps, with pictures, and the command to type next."""
     from fourpoint.data.inspecting import inspect as look
 
-    _check_picture(plot)
+    check_picture(plot)
     policy = _one_of("--ties", ties, ("keep", "error", "jitter", "drop"))
     found = look(
         source, time=time, mark=mark, sequence=sequence, window=_window(window), time_unit=time_unit, timezone=timezone, ties=policy
     )
-    _save_plot(found.plot() if plot else None, plot)
-    _print_all(found.to_dict(), [found], json)
-    _say(f"next: {found.command}")
+    save_plot(found.plot() if plot else None, plot)
+    print_all(found.to_dict(), [found], json)
+    say(f"next: {found.command}")
 
 
 @data_app.command()
@@ -204,9 +202,9 @@ def convert(
         _only(f"the format {name}", "--set", not set_)
     done = converted(source, target, from_, to, options)
     for note in done.notes:
-        _say(note)
-    _print(f"{target}: {done.data} ({done.to})")
-    _say(f"next: fourpoint fit {target} --model dapp -o model" if done.to == "fourpoint" else f"read as {done.from_}, written as {done.to}")
+        say(note)
+    print_result(f"{target}: {done.data} ({done.to})")
+    say(f"next: fourpoint fit {target} --model dapp -o model" if done.to == "fourpoint" else f"read as {done.from_}, written as {done.to}")
 
 
 @app.command()
@@ -236,8 +234,8 @@ def simulate(
         drawn = known.simulate(sequences, seed, stop)
         told = str(drawn)
     write(drawn, output)
-    _print(f"{output}: {told}")
-    _say(f"next: fourpoint fit {output} --model dapp -o model")
+    print_result(f"{output}: {told}")
+    say(f"next: fourpoint fit {output} --model dapp -o model")
 
 
 @app.command()
@@ -275,9 +273,9 @@ def fit(
     _check_folder(output, resume)
     result = train_model(made, train, dev, seed=seed, time_budget=time_budget, folder=output, resume=resume, **of_training)
     for note in dict.fromkeys(result.notes):
-        _say(note)
-    _print(f"saved {model} in {output}/ (best at step {result.best_step:,})")
-    _say(f"next: fourpoint evaluate {shlex.join([str(output), source, *how.words(ties, window)])}")
+        say(note)
+    print_result(f"saved {model} in {output}/ (best at step {result.best_step:,})")
+    say(f"next: fourpoint evaluate {shlex.join([str(output), source, *how.words(ties, window)])}")
 
 
 @app.command()
@@ -312,7 +310,7 @@ def evaluate(
     from fourpoint.sampling import check_marks
 
     asked = _one_of("--convention", convention, ("window", "gaps"))
-    _check_picture(plot)
+    check_picture(plot)
     if plot is not None:
         _only("an evaluation with --no-fit-check", "--plot", fit_check)
     oracle = None if truth is None else process(truth, _one_of("--amplitude", amplitude, ("fixed", "random"))).truth()
@@ -328,12 +326,12 @@ def evaluate(
         verdict = goodness_of_fit(model, some, tolerance=tolerance)
         numbers["goodness"] = {"events": some.events, "sequences": len(some), **verdict.to_dict()}
         blocks.append(verdict)
-        _save_plot(verdict.plot() if plot else None, plot)
+        save_plot(verdict.plot() if plot else None, plot)
     if predictions:
         scores = prediction_scores(model, part, seed=seed)
         numbers["predictions"] = scores.to_dict()
         blocks.append(scores)
-    _print_all(numbers, blocks, json)
+    print_all(numbers, blocks, json)
 
 
 @app.command()
@@ -361,12 +359,12 @@ def forecast(
     from fourpoint.checkpoints import restore
     from fourpoint.forecasting import forecast as look_ahead
 
-    _check_picture(plot)
+    check_picture(plot)
     model = restore(folder)
     events = _open(source, ties, window, How(time, mark, by, time_unit, timezone, sort), _of_model(folder, model))
     found = look_ahead(model, events.find(sequence), horizon, paths, seed, at=at, windows=windows)
-    _save_plot(found.plot(unit=_short(events.unit)) if plot else None, plot)
-    _print_all(found.to_dict(), [found], json)
+    save_plot(found.plot(unit=short_unit(events.unit)) if plot else None, plot)
+    print_all(found.to_dict(), [found], json)
 
 
 @app.command()
@@ -390,12 +388,12 @@ def explain(
     from fourpoint.checkpoints import restore
     from fourpoint.explaining import explain as account_for
 
-    _check_picture(plot)
+    check_picture(plot)
     model = restore(folder)
     events = _open(source, ties, window, How(time, mark, by, time_unit, timezone, sort), _of_model(folder, model))
     found = account_for(model, events.find(sequence), at)
-    _save_plot(found.plot(unit=_short(events.unit)) if plot else None, plot)
-    _print_all(found.to_dict(), [found], json)
+    save_plot(found.plot(unit=short_unit(events.unit)) if plot else None, plot)
+    print_all(found.to_dict(), [found], json)
 
 
 @app.command()
@@ -417,7 +415,7 @@ def stream(
     model = restore(folder)
     begin = float(about(folder).get("start") or 0.0) if start is None else start
     if start is None and (state is None or not state.exists()):
-        _say(f"the observation begins at {begin:g}, as in training; --start sets another time")
+        say(f"the observation begins at {begin:g}, as in training; --start sets another time")
     source, target = (None if name == "-" else Path(name) for name in (input, output))
     ended = score_feed(model, input=source, output=target, state=state, keep=keep, by=by, start=begin, every=every, follow=follow)
     raise typer.Exit(ended.code)
@@ -457,7 +455,7 @@ def _some_of(events: Dataset, seed: int) -> Dataset:
         one = some[0]
         some = Dataset.from_sequences([one.before(one.start + one.duration * CHECKED / len(one))], unit=events.unit)
         what = f"the first {100 * CHECKED / len(one):.2g}% of the window of sequence {one.id}"
-    _say(f"goodness of fit: {some.events:,} of {events.events:,} events, {what}")
+    say(f"goodness of fit: {some.events:,} of {events.events:,} events, {what}")
     return some
 
 
@@ -501,7 +499,7 @@ def _open(source: str, ties: str, window: tuple[str, str] | None, how: How | Non
         )
         found, notes = reading.data, list(reading.notes)
     for notice in notes:
-        _say(notice)
+        say(notice)
     return found
 
 
@@ -555,7 +553,7 @@ def _train_and_dev(events: Dataset, split: str | None, seed: int) -> tuple[Datas
     part = events.part(name)
     train, dev = part.split((0.9, 0.1), by="sequence", seed=seed)
     kept = f"{len(dev):,} of {len(part):,} sequences, drawn with seed {seed}, are" if len(part) > 1 else "the last tenth of the window is"
-    _say(f"no dev split: {kept} kept for early stopping")
+    say(f"no dev split: {kept} kept for early stopping")
     return train, dev
 
 
@@ -572,7 +570,7 @@ def _check_folder(folder: Path, resume: bool) -> None:
     if not any((folder / name).is_file() for name in ("model.json", "training.json")):
         raise UserError("a new or empty folder, or one with a model", f"{folder}, which holds other files", "Choose another name with -o.")
     if not resume:
-        _say(f"{folder} holds a model already: it is replaced once the new one has been validated")
+        say(f"{folder} holds a model already: it is replaced once the new one has been validated")
 
 
 def _only(what: str, option: str, fine: bool) -> None:
@@ -581,65 +579,6 @@ def _only(what: str, option: str, fine: bool) -> None:
 
     if not fine:
         raise UserError(f"options that {what} has", option, f"Leave {option} out.")
-
-
-def _check_picture(file: Path | None) -> None:
-    """Refuse what cannot be drawn or written before anything is computed."""
-    from fourpoint.events import UserError
-
-    if file is None:
-        return
-    if file.suffix.lower() not in PICTURES:
-        raise UserError(f"a picture with the ending {', '.join(PICTURES)}", f"{file}", f"Choose another name, such as {file.stem}.png.")
-    if not file.absolute().parent.is_dir() or file.is_dir():
-        raise UserError("a file in an existing folder", f"{file}", "Make the folder first, or choose another name.")
-
-
-def _save_plot(ax: Axes | None, file: Path | None) -> None:
-    """Write a picture under a temporary name and rename it, so that a file is never half a picture."""
-    if ax is None or file is None:
-        return
-    import matplotlib.pyplot as plt
-
-    figure: Any = ax.figure
-    draft = file.with_name(f".{file.stem}.{os.getpid()}{file.suffix}")
-    try:
-        figure.savefig(draft, bbox_inches="tight", dpi=200)
-        draft.replace(file)
-    finally:
-        draft.unlink(missing_ok=True)
-        plt.close(figure)
-    _say(f"picture: {file}")
-
-
-def _short(unit: str) -> str:
-    """A unit as axes write it."""
-    return {"hours": "h", "minutes": "min", "seconds": "s", "days": "d"}.get(unit, unit)
-
-
-def _print_all(numbers: dict[str, Any], blocks: list[Any], json: bool) -> None:
-    """The numbers as strict JSON, or the blocks as tables with a line between them."""
-    from json import dumps
-
-    if json:
-        _print(dumps(_strict(numbers), allow_nan=False))
-        return
-    for n, block in enumerate(blocks):
-        if n:
-            _print("")
-        _print(block)
-
-
-def _strict(value: Any) -> Any:
-    """What strict JSON can hold: numpy's numbers as Python's, and None for a number that is not finite."""
-    from math import isfinite
-
-    if isinstance(value, dict):
-        return {key: _strict(one) for key, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [_strict(one) for one in value]
-    plain = value.item() if hasattr(value, "item") else value
-    return None if isinstance(plain, float) and not isfinite(plain) else plain
 
 
 def _one_of(option: str, text: str, allowed: tuple[str, ...]) -> Any:
@@ -652,88 +591,6 @@ def _one_of(option: str, text: str, allowed: tuple[str, ...]) -> Any:
     near = get_close_matches(text, allowed, n=1, cutoff=0.4)
     remedy = f"Did you mean {near[0]!r}?" if near else "Choose one of them."
     raise UserError(f"{option} to be one of {', '.join(allowed)}", f"{text!r}", remedy)
-
-
-def _catalogue() -> list[Table]:
-    from rich.table import Table
-
-    from fourpoint.data.datasets import available
-    from fourpoint.data.synthetic import PROCESSES
-
-    sets = Table(title="Embedded data sets", title_justify="left", title_style="bold", box=None, pad_edge=False)
-    sets.add_column("name", style="cyan", no_wrap=True)
-    sets.add_column("what it is")
-    for name, line in available().items():
-        sets.add_row(name, line)
-    processes = Table(title="\nProcesses with a known truth", title_justify="left", title_style="bold", box=None, pad_edge=False)
-    processes.add_column("name", style="cyan", no_wrap=True)
-    processes.add_column("rate on [0, 1)")
-    processes.add_column("mean count", justify="right")
-    for process in PROCESSES.values():
-        processes.add_row(process.name, process.description, "" if process.mean_count is None else f"{process.mean_count:.1f}")
-    return [sets, processes]
-
-
-def _summary(events: Dataset) -> Table:
-    import numpy as np
-    from rich.table import Table
-
-    table = Table(title=events.name or "events", title_justify="left", title_style="bold", box=None, pad_edge=False, show_header=False)
-    table.add_column(style="cyan", no_wrap=True)
-    table.add_column()
-    unit = f" {events.unit}" if events.unit else ""
-    low, middle, high = np.quantile(events.lengths, (0, 0.5, 1)) if len(events) else (0, 0, 0)
-    table.add_row("sequences", f"{len(events):,} ({events.ids[0]} ... {events.ids[-1]})" if len(events) else "0")
-    table.add_row("events", f"{events.events:,} ({low:.0f} to {high:.0f} a sequence, median {middle:.0f})")
-    lengths = events.durations
-    span = f"{lengths.min():g}" if np.ptp(lengths) <= 1e-9 * lengths.max() else f"{lengths.min():g} to {lengths.max():g}"
-    table.add_row("window", f"{span}{unit}{' (inferred from the events)' if events.inferred else ''}")
-    table.add_row("rate", f"{events.events / lengths.sum():.4g} events per {events.unit.removesuffix('s') or 'unit of time'}")
-    if len(events.gaps):
-        a, b, c = np.quantile(events.gaps, (0.05, 0.5, 0.95))
-        table.add_row("gaps", f"median {b:.3g}{unit}, nine in ten from {a:.3g} to {c:.3g}; {100 * events.tied:.1f}% are zero")
-    if events.marks.names:
-        counts = np.bincount(events.mark_ids, minlength=events.marks.count)
-        order = np.argsort(-counts)[:12]
-        more = f" and {events.marks.count - 12} more" if events.marks.count > 12 else ""
-        table.add_row("marks", ", ".join(f"{events.marks.names[i]} ({counts[i]:,})" for i in order) + more)
-    if events.splits is not None:
-        parts = [f"{name} ({int((events.splits == name).sum()):,})" for name in ("train", "dev", "test") if (events.splits == name).any()]
-        table.add_row("splits", ", ".join(parts))
-    return table
-
-
-def _print(what: Any) -> None:
-    """A result, on stdout; text as it is, so that pipes get it unwrapped."""
-    if isinstance(what, str):
-        sys.stdout.write(what + "\n")
-        return
-    from rich.console import Console
-
-    Console().print(what)
-
-
-def _say(line: str, style: str = "dim") -> None:
-    """A notice, on stderr."""
-    from rich.console import Console
-
-    Console(stderr=True).print(line, style=style, markup=False, highlight=False, soft_wrap=True)
-
-
-def _report(error: Exception) -> int | None:
-    """Print an error that has a message for the user; its exit code, or None where it is a fault of ours."""
-    from fourpoint.events import UserError
-
-    if isinstance(error, OSError):
-        error = UserError("files and folders that can be read and written", f"{error}", "Check the path, its permissions and free space.")
-    if isinstance(error, UserError):
-        for label, text in (("expected", error.expected), ("received", error.received), ("what to do", error.remedy)):
-            _say(f"{label:>10}: {text}", style="bold" if label == "what to do" else "")
-        return 2
-    if isinstance(error, ArithmeticError):
-        _say(f"{type(error).__name__}: {error}", style="red")
-        return 1
-    return None
 
 
 def _print_version(asked: bool) -> None:

@@ -22,7 +22,7 @@ from torch import Tensor
 from fourpoint.events import Batch, Dataset, MarkSpace, Sequence, UserError
 from fourpoint.maths.compensator import Law, next_event_law
 from fourpoint.maths.quadrature import Unconverged
-from fourpoint.sampling import advance, check_marks, last_rates, remember, select_rows, still
+from fourpoint.sampling import Paths, advance, check_marks, last_rates, remember, select_rows, still
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -186,11 +186,37 @@ def forecast(
     >>> round(f.next_event.mean, 6), round(f.next_event.median, 4), f.counts.edges.tolist()
     (3.0, 2.6931, [2.0, 4.0, 6.0, 8.0, 10.0])
     """
-    now = _check(model, sequence, horizon, paths, at, windows)
-    end = now + horizon
+    _check(horizon, paths, windows)
+    check_marks(model, sequence.space)
+    if at is not None and not sequence.start <= at <= sequence.stop:
+        expected = f"a time inside the window [{sequence.start:g}, {sequence.stop:g}] of sequence {sequence.id}"
+        raise UserError(expected, f"at={at:g}", "Choose a time at which the sequence was observed.")
+    now = float(sequence.stop if at is None else at)
     past = sequence if at is None or at == sequence.stop else sequence.before(now)
     with still(model):
-        here = remember(model, _as_batch(past, now))
+        here, earlier = remember(model, _as_batch(past, now)), _past_rate(model, past, now, horizon)
+    return forecast_from(model, here, past, earlier, now, horizon, paths, seed, windows)
+
+
+def forecast_from(
+    model: Any,
+    here: Any,
+    past: Sequence,
+    earlier: tuple[Floats, Floats],
+    now: float,
+    horizon: float,
+    paths: int = 1000,
+    seed: int = 0,
+    windows: int = 4,
+) -> Forecast:
+    """As :func:`forecast`, from ``now`` and the model's history ``here`` of one row: what a stream has.
+
+    ``past`` are the events that a picture shows, and ``earlier`` times and total rates before now; a model that cannot go on from
+    a history needs all of its events in ``past``.
+    """
+    _check(horizon, paths, windows)
+    end = now + horizon
+    with still(model):
         notes = _notes(model, here, end)
         try:
             law, following = _next_event(model, here, now, horizon)
@@ -199,28 +225,28 @@ def forecast(
         if law.never[0] > 1e-6:
             notes.append(f"with probability {float(law.never[0]):.3g} no further event comes")
         many = select_rows(here, torch.zeros(paths, dtype=torch.int64))
-        start, stop = (torch.full((paths,), x, dtype=torch.float64) for x in (now, end))
-        drawn = advance(model, many, start, stop, torch.Generator().manual_seed(seed), most=MOST)
-        if len(drawn.capped):
-            received = f"{len(drawn.capped):,} of {paths:,} paths with {MOST:,} events before {end:g}"
-            raise UserError("a process that does not explode before the horizon", received, "Shorten the horizon, or fit the model again.")
+        drawn = _futures(model, many, now, end, seed)
         band = _band(model, many, past, drawn.data, now, end)
-        earlier = _past_rate(model, past, now, horizon)
     counts = _counts(drawn.data, now, end, windows)
     head = (now, float(horizon), model.marks, following, counts, band)
     return Forecast(*head, drawn.data, drawn.acceptance, tuple(notes), past, *earlier)
 
 
-def _check(model: Any, sequence: Sequence, horizon: float, paths: int, at: float | None, windows: int) -> float:
+def _futures(model: Any, many: Any, now: float, end: float, seed: int) -> Paths:
+    """One path from now to the end for each row; an explosion is refused."""
+    start, stop = (torch.full_like(many.start, x) for x in (now, end))
+    drawn = advance(model, many, start, stop, torch.Generator().manual_seed(seed), most=MOST)
+    if len(drawn.capped):
+        received = f"{len(drawn.capped):,} of {len(start):,} paths with {MOST:,} events before {end:g}"
+        raise UserError("a process that does not explode before the horizon", received, "Shorten the horizon, or fit the model again.")
+    return drawn
+
+
+def _check(horizon: float, paths: int, windows: int) -> None:
     if not (np.isfinite(horizon) and horizon > 0):
         raise UserError("a positive horizon", f"{horizon}", "Pass horizon=2.0, say, in the data's unit of time.")
     if paths < 1 or windows < 1:
         raise UserError("at least one path and one window", f"paths={paths}, windows={windows}", "Raise them.")
-    check_marks(model, sequence.space)
-    if at is not None and not sequence.start <= at <= sequence.stop:
-        expected = f"a time inside the window [{sequence.start:g}, {sequence.stop:g}] of sequence {sequence.id}"
-        raise UserError(expected, f"at={at:g}", "Choose a time at which the sequence was observed.")
-    return float(sequence.stop if at is None else at)
 
 
 def _as_batch(past: Sequence, now: float) -> Batch:

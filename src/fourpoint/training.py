@@ -138,8 +138,8 @@ def fit(
     torch.manual_seed(seed)
     if dev is None:
         train, dev = train.split((0.9, 0.1), by="sequence", seed=seed)
-    about = dict(**recipe._asdict(), convention=convention, seed=seed, events=train.events, sequences=len(train), model=model.settings())
-    run = _Run(model, train, dev, Path(folder) if folder else None, seed, recipe, about)
+    terms = dict(**recipe._asdict(), convention=convention, seed=seed, events=train.events, sequences=len(train), model=model.settings())
+    run = _Run(model, train, dev, Path(folder) if folder else None, seed, recipe, terms)
     if resume and run.finished():
         return run.fit
     run.fit.notes += model.initialise(train)
@@ -211,10 +211,10 @@ class _Run:
     """The state of one fit: what is validated, kept, written and read again."""
 
     def __init__(
-        self, model: Any, train: Dataset, dev: Dataset, folder: Path | None, seed: int, recipe: Recipe, about: dict[str, Any]
+        self, model: Any, train: Dataset, dev: Dataset, folder: Path | None, seed: int, recipe: Recipe, terms: dict[str, Any]
     ) -> None:
-        self.model, self.train, self.folder, self.seed, self.recipe = model, train, folder, seed, about
-        self.batch_size, self.mixed, self.convention = recipe.batch_size, recipe.mixed, about["convention"]
+        self.model, self.train, self.folder, self.seed, self.terms = model, train, folder, seed, terms
+        self.batch_size, self.mixed, self.convention = recipe.batch_size, recipe.mixed, terms["convention"]
         self.dev = _sample(dev, seed)
         self.fit = Fit()
         self.best: dict[str, torch.Tensor] = {}
@@ -313,7 +313,7 @@ class _Run:
         return int(info["step"])
 
     def _same(self, recipe: dict[str, Any]) -> None:
-        for name, value in self.recipe.items():
+        for name, value in self.terms.items():
             if recipe.get(name) != value:
                 raise TrainingError(
                     f"{name}={recipe.get(name)}, as in the run to resume",
@@ -330,7 +330,7 @@ class _Run:
                 unit=self.train.unit,
                 data=self.train.name,
                 **windows,
-                recipe=self.recipe,
+                recipe=self.terms,
                 notes=self.fit.notes,
                 best_step=self.fit.best_step,
                 stopped=self.fit.stopped,
@@ -343,7 +343,7 @@ class _Run:
             tensors |= {f"adam.{i}.{k}": torch.as_tensor(v) for i, m in moments.items() for k, v in m.items()}
             info = dict(
                 step=state,
-                recipe=self.recipe,
+                recipe=self.terms,
                 settings=self.model.settings(),
                 history=self.fit.history,
                 best=self.fit.best,

@@ -158,9 +158,10 @@ def per_sequence(columns: Columns, rows: Group, ids: tuple[str, ...], column: ND
 
 def _numbers(window: tuple[Stamp, Stamp]) -> tuple[float, float] | None:
     """The two numbers of a window, or None where it is made of stamps."""
-    if len(window) != 2 or not all(isinstance(edge, int | float | np.number) for edge in window):
+    edges = [float(edge) for edge in window if isinstance(edge, int | float | np.number)]
+    if len(window) != 2 or len(edges) != 2:
         return None
-    start, stop = (float(edge) for edge in window)  # type: ignore[arg-type]
+    start, stop = edges
     if not (np.isfinite(start) and np.isfinite(stop) and start < stop):
         raise UserError("a window of two finite numbers, start < stop", f"({start}, {stop})", "Pass window=(0, 24), say.")
     return start, stop

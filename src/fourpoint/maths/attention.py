@@ -33,11 +33,6 @@ WIDE = 64  # more marks than this are turned at the queries rather than at the s
 CHUNK = 32  # positions scanned side by side before their ends are scanned in turn
 
 
-def visible(seen: Int[Tensor, "B G"], events: int) -> Bool[Tensor, "B G N"]:
-    """True for the events a group may attend to: the first ``seen`` by position."""
-    return torch.arange(events, device=seen.device) < seen[..., None]
-
-
 def dense(
     score: Score,
     query: Float[Tensor, "B G Q"],

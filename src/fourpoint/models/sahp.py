@@ -37,7 +37,6 @@ from fourpoint.models.poisson import mean_rates
 
 FIRST_END = 0.710927  # gelu of it is log(e - 1), where a softplus of scale 1 is 1: rates begin at their means
 FASTEST_SHIFT = 2.0  # of xi_k at first, in radians per mean gap, either sign
-JUMP = 2e-7  # log_softplus falls by less than this where it changes form
 
 
 class SAHP(nn.Module):
@@ -146,7 +145,7 @@ class SAHP(nn.Module):
         logs = self.log_intensity(history, ends, history.lengths[:, None])[:, 0].amax(1).to(torch.float64)
         eta, mu, _ = self._curves(history.at(history.lengths[:, None])[1])
         eps = torch.finfo(eta.dtype).eps
-        rounding = JUMP + 16 * eps * (1 + logs.abs() + self.log_rate.abs() + (eta.abs() + mu.abs())[:, 0] * (-self.link.log_scale).exp())
+        rounding = 16 * eps * (1 + logs.abs() + self.log_rate.abs() + (eta.abs() + mu.abs())[:, 0] * (-self.link.log_scale).exp())
         return (logs + rounding).exp().sum(-1)
 
     # ------------------------------------------------------------------ parts

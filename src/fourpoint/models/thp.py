@@ -32,8 +32,6 @@ from fourpoint.models.encoder import Encoded, Encoder, frequencies, refuse_to_go
 from fourpoint.models.neural_start import ScaledSoftplus, time_scale_of
 from fourpoint.models.poisson import mean_rates
 
-JUMP = 2e-7  # log_softplus falls by less than this where it changes form
-
 
 class THP(nn.Module):
     """Transformer Hawkes process.
@@ -138,7 +136,7 @@ class THP(nn.Module):
         logs = self.log_intensity(history, ends[:, None], history.lengths[:, None])[:, 0].amax(1).to(torch.float64)
         eps, reach = torch.finfo(states.dtype).eps, ((b[:, None] - anchor) / self.time_scale).to(states)
         size = linear(states, self.readout, self.base)[:, 0].abs() + reach * self.slope.abs()
-        rounding = JUMP + 16 * eps * (1 + logs.abs() + self.log_rate.abs() + size * (-self.link.log_scale).exp())
+        rounding = 16 * eps * (1 + logs.abs() + self.log_rate.abs() + size * (-self.link.log_scale).exp())
         return (logs + rounding).exp().sum(-1)
 
     # ------------------------------------------------------------------ parts

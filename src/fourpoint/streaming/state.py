@@ -14,7 +14,7 @@ import dataclasses
 import hashlib
 import json
 import struct
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,7 +26,6 @@ from fourpoint.events import UserError
 MAGIC, VERSION = b"fourpoint state\n", 1
 LAYOUT = struct.Struct("<IQ32s")  # version, bytes after this, their hash
 Arrays = dict[str, NDArray[Any]]
-H = TypeVar("H")
 
 
 def pack(kind: str, owner: str, header: dict[str, Any], arrays: Arrays) -> bytes:
@@ -93,10 +92,10 @@ def arrays_of(history: Any, prefix: str = "history") -> Arrays:
     return found
 
 
-def history_from(template: H, arrays: Arrays, prefix: str = "history") -> H:
+def history_from(template: Any, arrays: Arrays, prefix: str = "history") -> Any:
     """``template``, any history of the same model, with the tensors of :func:`arrays_of`; those it did not have become None."""
     changed: dict[str, Any] = {}
-    for field in dataclasses.fields(template):  # type: ignore[arg-type]
+    for field in dataclasses.fields(template):
         value, name = getattr(template, field.name), f"{prefix}.{field.name}"
         if name in arrays:
             changed[field.name] = torch.from_numpy(arrays[name].copy())
@@ -105,7 +104,7 @@ def history_from(template: H, arrays: Arrays, prefix: str = "history") -> H:
             changed[field.name] = history_from(value, arrays, name) if inside else None
         elif isinstance(value, Tensor):
             changed[field.name] = None
-    return dataclasses.replace(template, **changed)  # type: ignore[type-var]
+    return dataclasses.replace(template, **changed)
 
 
 def _arrays(header: dict[str, Any], body: bytes, offset: int) -> Arrays:

@@ -160,10 +160,11 @@ class Stream:
 
         Its ``past`` holds the recent events only, with the rates that they met.
         """
-        from fourpoint.streaming.forecast import forecast_from
+        from fourpoint.forecasting import forecast_from
 
-        rates = self._recent.in_order(self._recent.rates)
-        return forecast_from(self._stepper.model, self._stepper.history(), self._past(), rates, self.time, horizon, paths, seed)
+        past = self._past()
+        earlier = (past.times, self._recent.in_order(self._recent.rates))
+        return forecast_from(self._stepper.model, self._stepper.history(), past, earlier, self.time, horizon, paths, seed)
 
     def state(self) -> bytes:
         """All of the stream as bytes; :meth:`restore` goes on from them as if nothing had been between."""

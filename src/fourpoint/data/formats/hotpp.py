@@ -10,6 +10,7 @@ hotpp/data/dataset.py.
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -53,7 +54,7 @@ def write(data: Dataset, path: str | Path) -> list[str]:
             "labels": lists.from_arrays(offsets, pa.array(part.mark_ids)),
         }
         table = pa.table(columns).replace_schema_metadata({ANNEX: pack(part)})
-        write_whole(target, lambda draft, table=table: pq.write_table(table, draft, compression="zstd"))  # type: ignore[misc]
+        write_whole(target, partial(pq.write_table, table, compression="zstd"))
     notes = ["HoTPP reads times and labels alone: windows and names of types are in the metadata, which only Fourpoint reads"]
     return notes + (["HoTPP turns times into float32 when it reads them"] if _needs_doubles(data) else [])
 

@@ -97,7 +97,7 @@ def read(path: str | Path) -> Dataset:
 
 def write(data: Dataset, path: str | Path) -> list[str]:
     """Write an ``.npz`` that :func:`read` gives back exactly. Returns what tick itself will not see."""
-    arrays = {
+    arrays: dict[str, Any] = {
         "timestamps": data.times,
         "realisation": np.repeat(np.arange(len(data)), data.lengths),
         "type": data.mark_ids,
@@ -108,7 +108,7 @@ def write(data: Dataset, path: str | Path) -> list[str]:
 
     def save(draft: Path) -> None:
         with draft.open("wb") as file:
-            np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
+            np.savez_compressed(file, **arrays)
 
     write_whole(Path(path), save)
     notes = ["tick takes a list of arrays per realisation: fourpoint.data.formats.tick.to_tick makes it from the data"]
@@ -121,11 +121,11 @@ def _read_ours(arrays: dict[str, Any], source: Path) -> Dataset:
     times, ends = _numbers(arrays["timestamps"], source), _numbers(arrays.get("end_times"), source)
     rows, marks, types = (_numbers(arrays.get(name), source, "iu") for name in ("realisation", "type", "types"))
     shapes = [None if array is None else array.shape for array in (times, rows, marks)]
-    fits = times is not None and rows is not None and marks is not None and types is not None and ends is not None
-    if not fits or len(set(shapes)) > 1 or times.ndim != 1 or types.size != 1 or ends.ndim != 1:  # type: ignore[union-attr]
-        expected = f"{WHAT}: equally long timestamps, realisation and type, besides types and end_times"
-        raise EventDataError(expected, f"{source}: arrays of shapes {shapes}", "Write it again.")
-    return _checked(times, rows, marks, int(types.reshape(-1)[0]), ends, arrays.get(FIELD), source)  # type: ignore[arg-type, union-attr]
+    if times is not None and rows is not None and marks is not None and types is not None and ends is not None:
+        if len(set(shapes)) == 1 and times.ndim == 1 and types.size == 1 and ends.ndim == 1:
+            return _checked(times, rows, marks, int(types.reshape(-1)[0]), ends, arrays.get(FIELD), source)
+    expected = f"{WHAT}: equally long timestamps, realisation and type, besides types and end_times"
+    raise EventDataError(expected, f"{source}: arrays of shapes {shapes}", "Write it again.")
 
 
 def _checked(

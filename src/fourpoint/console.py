@@ -1,0 +1,161 @@
+"""What the commands say and show: results on stdout, notices and errors on stderr, tables and pictures.
+
+An error that the user can mend is printed in its three clauses, never as a traceback. Heavy imports stay inside the functions, so
+that ``fourpoint --help`` is instant.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from rich.table import Table
+
+    from fourpoint.events import Dataset
+
+PICTURES = (".png", ".svg", ".pdf")
+
+
+def print_result(what: Any) -> None:
+    """A result, on stdout; text as it is, so that pipes get it unwrapped."""
+    if isinstance(what, str):
+        sys.stdout.write(what + "\n")
+        return
+    from rich.console import Console
+
+    Console().print(what)
+
+
+def say(line: str, style: str = "dim") -> None:
+    """A notice, on stderr."""
+    from rich.console import Console
+
+    Console(stderr=True).print(line, style=style, markup=False, highlight=False, soft_wrap=True)
+
+
+def report_error(error: Exception) -> int | None:
+    """Print an error that has a message for the user; its exit code, or None where it is a fault of ours."""
+    from fourpoint.events import UserError
+
+    if isinstance(error, OSError):
+        error = UserError("files and folders that can be read and written", f"{error}", "Check the path, its permissions and free space.")
+    if isinstance(error, UserError):
+        for label, text in (("expected", error.expected), ("received", error.received), ("what to do", error.remedy)):
+            say(f"{label:>10}: {text}", style="bold" if label == "what to do" else "")
+        return 2
+    if isinstance(error, ArithmeticError):
+        say(f"{type(error).__name__}: {error}", style="red")
+        return 1
+    return None
+
+
+def print_all(numbers: dict[str, Any], blocks: list[Any], json: bool) -> None:
+    """The numbers as strict JSON, or the blocks as tables with a line between them."""
+    from json import dumps
+
+    if json:
+        print_result(dumps(_strict(numbers), allow_nan=False))
+        return
+    for n, block in enumerate(blocks):
+        if n:
+            print_result("")
+        print_result(block)
+
+
+def _strict(value: Any) -> Any:
+    """What strict JSON can hold: numpy's numbers as Python's, and None for a number that is not finite."""
+    from math import isfinite
+
+    if isinstance(value, dict):
+        return {key: _strict(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_strict(one) for one in value]
+    plain = value.item() if hasattr(value, "item") else value
+    return None if isinstance(plain, float) and not isfinite(plain) else plain
+
+
+def check_picture(file: Path | None) -> None:
+    """Refuse what cannot be drawn or written before anything is computed."""
+    from fourpoint.events import UserError
+
+    if file is None:
+        return
+    if file.suffix.lower() not in PICTURES:
+        raise UserError(f"a picture with the ending {', '.join(PICTURES)}", f"{file}", f"Choose another name, such as {file.stem}.png.")
+    if not file.absolute().parent.is_dir() or file.is_dir():
+        raise UserError("a file in an existing folder", f"{file}", "Make the folder first, or choose another name.")
+
+
+def save_plot(ax: Axes | None, file: Path | None) -> None:
+    """Write a picture under a temporary name and rename it, so that a file is never half a picture."""
+    if ax is None or file is None:
+        return
+    import matplotlib.pyplot as plt
+
+    figure: Any = ax.figure
+    draft = file.with_name(f".{file.stem}.{os.getpid()}{file.suffix}")
+    try:
+        figure.savefig(draft, bbox_inches="tight", dpi=200)
+        draft.replace(file)
+    finally:
+        draft.unlink(missing_ok=True)
+        plt.close(figure)
+    say(f"picture: {file}")
+
+
+def short_unit(unit: str) -> str:
+    """A unit as axes write it."""
+    return {"hours": "h", "minutes": "min", "seconds": "s", "days": "d"}.get(unit, unit)
+
+
+def catalogue() -> list[Table]:
+    from rich.table import Table
+
+    from fourpoint.data.datasets import available
+    from fourpoint.data.synthetic import PROCESSES
+
+    sets = Table(title="Embedded data sets", title_justify="left", title_style="bold", box=None, pad_edge=False)
+    sets.add_column("name", style="cyan", no_wrap=True)
+    sets.add_column("what it is")
+    for name, line in available().items():
+        sets.add_row(name, line)
+    processes = Table(title="\nProcesses with a known truth", title_justify="left", title_style="bold", box=None, pad_edge=False)
+    processes.add_column("name", style="cyan", no_wrap=True)
+    processes.add_column("rate on [0, 1)")
+    processes.add_column("mean count", justify="right")
+    for process in PROCESSES.values():
+        processes.add_row(process.name, process.description, "" if process.mean_count is None else f"{process.mean_count:.1f}")
+    return [sets, processes]
+
+
+def summary_of(events: Dataset) -> Table:
+    import numpy as np
+    from rich.table import Table
+
+    table = Table(title=events.name or "events", title_justify="left", title_style="bold", box=None, pad_edge=False, show_header=False)
+    table.add_column(style="cyan", no_wrap=True)
+    table.add_column()
+    unit = f" {events.unit}" if events.unit else ""
+    low, middle, high = np.quantile(events.lengths, (0, 0.5, 1)) if len(events) else (0, 0, 0)
+    table.add_row("sequences", f"{len(events):,} ({events.ids[0]} ... {events.ids[-1]})" if len(events) else "0")
+    table.add_row("events", f"{events.events:,} ({low:.0f} to {high:.0f} a sequence, median {middle:.0f})")
+    lengths = events.durations
+    span = f"{lengths.min():g}" if np.ptp(lengths) <= 1e-9 * lengths.max() else f"{lengths.min():g} to {lengths.max():g}"
+    table.add_row("window", f"{span}{unit}{' (inferred from the events)' if events.inferred else ''}")
+    table.add_row("rate", f"{events.events / lengths.sum():.4g} events per {events.unit.removesuffix('s') or 'unit of time'}")
+    if len(events.gaps):
+        a, b, c = np.quantile(events.gaps, (0.05, 0.5, 0.95))
+        table.add_row("gaps", f"median {b:.3g}{unit}, nine in ten from {a:.3g} to {c:.3g}; {100 * events.tied:.1f}% are zero")
+    if events.marks.names:
+        counts = np.bincount(events.mark_ids, minlength=events.marks.count)
+        order = np.argsort(-counts)[:12]
+        more = f" and {events.marks.count - 12} more" if events.marks.count > 12 else ""
+        table.add_row("marks", ", ".join(f"{events.marks.names[i]} ({counts[i]:,})" for i in order) + more)
+    if events.splits is not None:
+        parts = [f"{name} ({int((events.splits == name).sum()):,})" for name in ("train", "dev", "test") if (events.splits == name).any()]
+        table.add_row("splits", ", ".join(parts))
+    return table
