@@ -1,10 +1,11 @@
 """How the scan grows with the length of one sequence: time and memory of one training step from 10^4 to 10^6 events.
 
-    python benchmarks/scaling.py [--heads 2] [--features 20] [--nodes 4] [--lengths 10000 100000 1000000] [--json FILE]
+    python benchmarks/scaling.py [--model dapp|deep-dapp] [--heads 2] [--features 20] [--nodes 4]
+        [--lengths 10000 100000 1000000] [--json FILE]
 
-Each length runs in a process of its own, so that its peak memory is its own. A step is the sampled log-likelihood of one
-sequence and its gradient. Exponents are slopes between neighbouring lengths on a log-log scale: 1 is linear. "state"
-memory is what the peak grew by over the process before the step.
+``--heads`` and ``--features`` are DAPP's; Deep DAPP has its default size. Each length runs in a process of its own, so that its peak
+memory is its own. A step is the sampled log-likelihood of one sequence and its gradient. Exponents are slopes between neighbouring
+lengths on a log-log scale: 1 is linear. "MB added" is what the peak grew by over the process before the step.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", choices=("dapp", "deep-dapp"), default="dapp")
     parser.add_argument("--heads", type=int, default=2)
     parser.add_argument("--features", type=int, default=20)
     parser.add_argument("--nodes", type=int, default=4)
@@ -30,12 +32,12 @@ def main() -> None:
     parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one:
-        print(json.dumps(measure(options.one, options.heads, options.features, options.nodes, options.repeats)))
+        print(json.dumps(measure(options.one, options.model, options.heads, options.features, options.nodes, options.repeats)))
         return
     rows = []
     for n in options.lengths:
         command = [sys.executable, __file__, "--one", str(n)]
-        for name in ("heads", "features", "nodes", "repeats"):
+        for name in ("model", "heads", "features", "nodes", "repeats"):
             command += [f"--{name}", str(getattr(options, name))]
         rows.append(json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout))
         show(rows, header=len(rows) == 1)
@@ -47,7 +49,7 @@ def main() -> None:
         options.json.write_text(json.dumps(rows, indent=1))
 
 
-def measure(n: int, heads: int, features: int, nodes: int, repeats: int) -> dict[str, float]:
+def measure(n: int, name: str, heads: int, features: int, nodes: int, repeats: int) -> dict[str, float]:
     """Median seconds of a step on one sequence of ``n`` events, and the bytes its peak adds to the process."""
     import resource
     import statistics
@@ -59,11 +61,11 @@ def measure(n: int, heads: int, features: int, nodes: int, repeats: int) -> dict
 
     from fourpoint.events import Dataset, Sequence
     from fourpoint.likelihood import sampled_log_likelihood
-    from fourpoint.models.dapp import DAPP
+    from fourpoint.models import DAPP, DeepDAPP
 
     times = np.cumsum(np.random.default_rng(0).exponential(size=n))
     data = Dataset.from_sequences([Sequence(times, start=0.0, stop=float(times[-1]) + 1)])
-    model = DAPP(heads=heads, features=features, base="constant", drift="none")
+    model = DAPP(heads=heads, features=features, base="constant", drift="none") if name == "dapp" else DeepDAPP()
     model.initialise(data)
     random = torch.Generator().manual_seed(0)
 

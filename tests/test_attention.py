@@ -10,7 +10,7 @@ from reference.attention_loop import attention_loop
 from torch import Tensor
 
 from fourpoint.events import UserError
-from fourpoint.maths import attention
+from fourpoint.maths import attention, recurrence
 from fourpoint.maths.fourier import Spectrum, with_constant
 from fourpoint.models.dapp import DAPP
 
@@ -244,16 +244,16 @@ def test_gradients_of_the_scan_to_second_order() -> None:
         return torch.randn(2, 5, 1, 2, 1, generator=random, dtype=torch.complex128).requires_grad_()
 
     factor, driven = draw(), draw()
-    assert torch.autograd.gradcheck(attention._Scan.apply, (factor, driven))
-    assert torch.autograd.gradgradcheck(attention._Scan.apply, (factor, driven))
+    assert torch.autograd.gradcheck(recurrence.recur, (factor, driven))
+    assert torch.autograd.gradgradcheck(recurrence.recur, (factor, driven))
 
 
 def test_gradients_of_the_scan_across_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention, "CHUNK", 3)
+    monkeypatch.setattr(recurrence, "CHUNK", 3)
     random = torch.Generator().manual_seed(4)
     inputs = [torch.randn(1, 11, 1, 1, 1, generator=random, dtype=torch.complex128).requires_grad_() for _ in range(2)]
-    assert torch.autograd.gradcheck(attention._Scan.apply, inputs)
-    assert torch.autograd.gradgradcheck(attention._Scan.apply, inputs)
+    assert torch.autograd.gradcheck(recurrence.recur, inputs)
+    assert torch.autograd.gradgradcheck(recurrence.recur, inputs)
 
 
 def test_gradients_of_the_public_scan() -> None:

@@ -13,7 +13,7 @@ from hypothesis import given, settings, strategies as st
 import fourpoint as fp
 from fourpoint.data.calendar_windows import By, calendar_windows
 from fourpoint.data.clocks import Clock
-from fourpoint.data.readers import read, read_with_notes
+from fourpoint.data.readers import Asked, read, read_with_notes
 from fourpoint.events import EventDataError, UserError
 
 ZONES = [None, "UTC", "America/New_York", "Europe/Berlin", "Australia/Lord_Howe", "Asia/Kathmandu", "America/Sao_Paulo", "America/Havana"]
@@ -26,7 +26,7 @@ def clock(*stamps: str, zone: str | None = "UTC", rate: int = 1) -> Clock:
 
 def test_a_day_is_a_day_even_when_its_last_event_is_at_noon(tmp_path: Path) -> None:
     (tmp_path / "calls.csv").write_text("received_at,type\n2024-05-01 22:00,a\n2024-05-04 09:00,b\n2024-05-04 12:00,a\n")
-    found = read_with_notes(tmp_path / "calls.csv", sequence="day")
+    found = read_with_notes(tmp_path / "calls.csv", Asked(sequence="day"))
     data = found.data
     assert data.ids == ("2024-05-01", "2024-05-02", "2024-05-03", "2024-05-04") and data.lengths.tolist() == [1, 0, 0, 2]
     assert data.starts.tolist() == [0] * 4 and data.stops.tolist() == [24] * 4 and not data.inferred and data.unit == "hours"
@@ -154,5 +154,5 @@ def test_rows_in_any_order_with_sort() -> None:
         match=r"10.0 after 11.0 at event 1 of sequence 2024-05-01 \(row 2\). Sort the rows, or read with sort=True \(--sort\)",
     ):
         read(rows, sequence="day")
-    found = read_with_notes(rows, mark="type", sequence="day", sort=True)
+    found = read_with_notes(rows, Asked(mark="type", sequence="day", sort=True))
     assert found.moved and found.data.times.tolist() == [10, 11, 13] and found.data.mark_ids.tolist() == [2, 1, 0]

@@ -13,7 +13,7 @@ import fourpoint
 from fourpoint import checkpoints
 from fourpoint.checkpoints import CheckpointError, about, read_tensors, remove_tensors, restore, save, write_tensors
 from fourpoint.data.synthetic import simulate
-from fourpoint.events import Dataset, MarkSpace, Sequence
+from fourpoint.events import Box, Dataset, MarkSpace, Sequence
 from fourpoint.models import DAPP, MODELS, Poisson
 
 SMALL: dict[str, dict[str, Any]] = {
@@ -28,10 +28,15 @@ def typed() -> Dataset:
     return Dataset.from_sequences([Sequence([0.5, 1.0, 2.5], [0, 2, 1], start=0.0, stop=3.0, space=NAMED)])
 
 
+def in_a_box() -> Dataset:
+    space = MarkSpace(NAMED.names, Box(("east",), (-1.0,), (4.5,)))
+    return Dataset.from_sequences([Sequence([0.5, 1.0, 2.5], [0, 2, 1], start=0.0, stop=3.0, space=space, places=[-1.0, 4.5, 0.25])])
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_every_model_comes_back(name: str, tmp_path: Path) -> None:
-    marked = name != "self-correcting"
-    data = typed() if marked else simulate("hawkes", 3)
+    marked, placed = name != "self-correcting", name.endswith("-places")
+    data = simulate("hawkes", 3) if not marked else in_a_box() if placed else typed()
     model = MODELS[name](data.marks if marked else None, **SMALL.get(name, {}))
     model.initialise(data)
     if hasattr(model, "settle"):

@@ -18,7 +18,7 @@ def data() -> fp.Dataset:
 
 
 def test_names_and_descriptions() -> None:
-    assert list(fp.available()) == ["nyc_delays"]
+    assert list(fp.available()) == ["nyc_delays", "earthquakes"]
     assert all(text and "\n" not in text for text in fp.available().values())
 
 

@@ -8,7 +8,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 import torch
-from test_laws import CASES, Hidden, build, data
+from test_laws import BOXED, CASES, Hidden, build, data
 
 from fourpoint.data.synthetic import simulate
 from fourpoint.events import Dataset, MarkSpace, Sequence, UserError
@@ -21,9 +21,9 @@ from fourpoint.sampling import sample
 TRUE = Hawkes(baseline=10.0, branching=1.0, decay=1.0)
 
 
-@pytest.mark.parametrize(("name", "marks"), CASES)
+@pytest.mark.parametrize(("name", "marks"), CASES + BOXED)
 def test_compensators_sum_to_the_likelihoods_integral(name: str, marks: int) -> None:
-    model, batch = build(name, marks), data(marks).batch()
+    model, batch = build(name, marks), data(marks, name=name).batch()
     found = compensators(model, batch, tolerance=1e-8)
     assert found.shape == (*batch.edges[:, 1:].shape, marks) and bool((found >= 0).all())
     with torch.no_grad():

@@ -15,6 +15,7 @@ from rich.console import Console
 import fourpoint as fp
 from fourpoint.data import datasets
 from fourpoint.data.inspecting import Histogram, Inspection, inspect
+from fourpoint.data.readers import Asked
 from fourpoint.events import EventDataError
 
 
@@ -71,7 +72,7 @@ def test_the_command_reads_the_file(calls: Path) -> None:
     ]
     data = fp.read(calls, time=words[4], mark=words[6], sequence=words[8], sort=True)
     assert data.events == 900 and 40 <= len(data) <= 41
-    again = inspect(calls, sequence="day", timezone="Europe/Berlin", window=("2024-04-01", "2024-07-01"), ties="drop")
+    again = inspect(calls, Asked(sequence="day", timezone="Europe/Berlin", window=("2024-04-01", "2024-07-01"), ties="drop"))
     assert "--timezone Europe/Berlin --window 2024-04-01 2024-07-01 --ties drop --sort" in again.command
 
 

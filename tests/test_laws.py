@@ -13,10 +13,13 @@ import torch
 from torch import Tensor
 
 from fourpoint.checkpoints import restore, save
-from fourpoint.events import Batch, Dataset, Sequence
+from fourpoint.events import Batch, Box, Dataset, MarkSpace, Sequence
 from fourpoint.likelihood import log_likelihood, sampled_log_likelihood
-from fourpoint.models import DAPP, NHP, RMTPP, SAHP, THP, Hawkes, Poisson, SelfCorrecting, SplinePoisson
+from fourpoint.models import DAPP, NHP, RMTPP, SAHP, THP, DeepDAPP, Hawkes, Poisson, SelfCorrecting, SplinePoisson
+from fourpoint.models.dapp_places import PlacedDAPP
+from fourpoint.models.hawkes_places import PlacedHawkes
 
+BOX = Box(("east", "north"), (-2.0, 10.0), (3.0, 14.0))
 SMALL: dict[str, Any] = dict(heads=2, features=6, eval_features=16, generator=(8,), knots=4, base="constant", drift="none")
 
 
@@ -68,29 +71,51 @@ BUILD: dict[str, Callable[[int], Any]] = {
     "nhp": lambda marks: NHP(marks, hidden=5, embedding=3),
     "sahp": lambda marks: SAHP(marks, hidden=8, layers=2, heads=2),
     "thp": lambda marks: THP(marks, hidden=8, layers=2, heads=2),
+    "deep": lambda marks: DeepDAPP(marks, layers=2, width=8, modes=4),
+    "deep-plain": lambda marks: DeepDAPP(marks, layers=1, width=6, modes=3, gated=False),
+    "deep-dense": lambda marks: DeepDAPP(marks, layers=1, width=6, modes=3, form="dense"),
     "poisson": Poisson,
     "spline-poisson": lambda marks: SplinePoisson(marks, knots=4),
     "self-correcting": SelfCorrecting,
+    "poisson-box": lambda marks: Poisson(boxed(marks), cells=3),
+    "spline-poisson-box": lambda marks: SplinePoisson(boxed(marks), knots=4),
+    "hawkes-box": lambda marks: PlacedHawkes(boxed(marks), cells=2),
+    "dapp-box": lambda marks: PlacedDAPP(boxed(marks), heads=2, frequencies=2, generator=(8,), order=8, base="constant", drift="none"),
+    "dapp-box-splines": lambda marks: PlacedDAPP(
+        boxed(marks), heads=2, frequencies=2, generator=(8,), order=8, knots=4, base="spline", drift="spline"
+    ),
+    "dapp-box-exp": lambda marks: PlacedDAPP(
+        boxed(marks), heads=1, frequencies=1, link="exp", background="constant", order=8, base="constant", drift="none"
+    ),
 }
-CASES = [(name, marks) for name in BUILD for marks in (1, 3) if (name, marks) != ("self-correcting", 3)]
-every_model = pytest.mark.parametrize(("name", "marks"), CASES, ids=[f"{name}-{marks}" for name, marks in CASES])
+CASES = [(name, marks) for name in BUILD if "-box" not in name for marks in (1, 3) if (name, marks) != ("self-correcting", 3)]
+BOXED = [(name, marks) for name in BUILD if "-box" in name for marks in (1, 3)]  # models of events with places
+every_model = pytest.mark.parametrize(("name", "marks"), CASES + BOXED, ids=[f"{name}-{marks}" for name, marks in CASES + BOXED])
 
 
-def data(marks: int, scale: float = 1.0) -> Dataset:
-    """Ragged sequences with ties, an empty one, and windows that start anywhere."""
+def boxed(marks: int) -> MarkSpace:
+    """Types and places, or places alone."""
+    return MarkSpace(MarkSpace.categorical(marks).names if marks > 1 else (), BOX)
+
+
+def data(marks: int, scale: float = 1.0, name: str = "") -> Dataset:
+    """Ragged sequences with ties, an empty one, and windows that start anywhere; with places for models called "-box"."""
     rng = np.random.default_rng(7)
     sequences = []
     for i, n in enumerate((5, 0, 8, 1)):
         t = np.sort(rng.uniform(2 + i, 9 + i, n))
         t[3:5] = t[2] if n > 4 else t[3:5]
-        sequences.append(Sequence(scale * t, rng.integers(0, marks, n), start=scale * (1.5 + i), stop=scale * (10.0 + 2 * i), space=marks))
+        kinds, (start, stop) = rng.integers(0, marks, n), (scale * (1.5 + i), scale * (10.0 + 2 * i))
+        places = rng.uniform(BOX.low, BOX.high, (n, 2)) if "-box" in name else None
+        space = marks if places is None else boxed(marks)
+        sequences.append(Sequence(scale * t, kinds, start=start, stop=stop, space=space, places=places))
     return Dataset.from_sequences(sequences)
 
 
 def build(name: str, marks: int, scale: float = 1.0) -> Any:
     """The model, its choices taken from the data, with every parameter moved off its starting value."""
     model = BUILD[name](marks)
-    model.initialise(data(marks, scale))
+    model.initialise(data(marks, scale, name))
     model.double()
     random = torch.Generator().manual_seed(11)
     with torch.no_grad():
@@ -110,6 +135,11 @@ def real_gaps(batch: Batch) -> Tensor:
     return torch.arange(batch.times.shape[1] + 1) <= batch.lengths[:, None]
 
 
+def extend(model: Any, history: Any, time: Tensor, mark: Tensor, active: Tensor | None, batch: Batch, event: int = 0) -> Any:
+    """One event more, at the place of the batch's event number ``event`` where there are places."""
+    return model.extend(history, time, mark, active, *(() if batch.places is None else (batch.places[:, event],)))
+
+
 class Hidden:
     """A model without its closed form."""
 
@@ -124,18 +154,19 @@ class Hidden:
 
 @every_model
 def test_the_future_does_not_change_the_past(name: str, marks: int) -> None:
-    model, batch = build(name, marks), data(marks).batch()
+    model, batch = build(name, marks), data(marks, name=name).batch()
     cut, times = 3, in_gaps(batch)
     past = model.log_intensity(model.encode(batch), times)[:, : cut + 1]
 
     later = torch.arange(batch.times.shape[1]) >= cut
     moved = torch.where(later, batch.times + 0.7 * (batch.stop[:, None] - batch.times), batch.times)
-    other = Batch(moved, torch.where(later, (batch.marks + 1) % marks, batch.marks), batch.valid, batch.start, batch.stop)
+    elsewhere = None if batch.places is None else torch.where(later[:, None], batch.places + 0.1, batch.places)
+    other = Batch(moved, torch.where(later, (batch.marks + 1) % marks, batch.marks), batch.valid, batch.start, batch.stop, elsewhere)
     again = model.log_intensity(model.encode(other), times)[:, : cut + 1]
     assert torch.allclose(again, past, rtol=0, atol=1e-13)
 
     leaf = batch.times.clone().requires_grad_()
-    history = model.encode(Batch(leaf, batch.marks, batch.valid, batch.start, batch.stop))
+    history = model.encode(Batch(leaf, batch.marks, batch.valid, batch.start, batch.stop, batch.places))
     logs = model.log_intensity(history, times)[:, : cut + 1]
     if logs.requires_grad:
         (slope,) = torch.autograd.grad(logs.sum(), leaf, allow_unused=True)
@@ -144,7 +175,7 @@ def test_the_future_does_not_change_the_past(name: str, marks: int) -> None:
 
 @every_model
 def test_encode_equals_repeated_extend(name: str, marks: int) -> None:
-    model, batch = build(name, marks), data(marks).batch()
+    model, batch = build(name, marks), data(marks, name=name).batch()
     whole = model.encode(batch)
     step = model.encode(batch.columns(0, 0))
     for i in range(batch.times.shape[1] + 1):
@@ -156,15 +187,15 @@ def test_encode_equals_repeated_extend(name: str, marks: int) -> None:
         assert torch.allclose(model.intensity(step, times[:, 0, 1:]), got[:, 0, 1:].exp(), rtol=1e-12)
         if i < batch.times.shape[1]:
             active = batch.valid[:, i]
-            step = model.extend(step, torch.where(active, batch.times[:, i], torch.nan), batch.marks[:, i], active)
+            step = extend(model, step, torch.where(active, batch.times[:, i], torch.nan), batch.marks[:, i], active, batch, i)
 
 
 @every_model
 def test_extend_without_a_mask_extends_all(name: str, marks: int) -> None:
-    model, batch = build(name, marks), data(marks).batch()
+    model, batch = build(name, marks), data(marks, name=name).batch()
     history = model.encode(batch)
     all_ = torch.ones(len(batch.start), dtype=torch.bool)
-    plain, masked = (model.extend(history, batch.stop + 1, batch.marks[:, 0], active) for active in (None, all_))
+    plain, masked = (extend(model, history, batch.stop + 1, batch.marks[:, 0], active, batch) for active in (None, all_))
     times = (batch.stop + 2)[:, None, None]
     assert torch.equal(*(model.log_intensity(h, times, h.lengths[:, None]) for h in (plain, masked)))
     assert torch.equal(plain.times.gather(1, plain.lengths[:, None])[:, 0], batch.stop + 1)
@@ -172,7 +203,7 @@ def test_extend_without_a_mask_extends_all(name: str, marks: int) -> None:
 
 @every_model
 def test_a_second_half_goes_on_from_the_first(name: str, marks: int) -> None:
-    model, batch = build(name, marks), data(marks).batch()
+    model, batch = build(name, marks), data(marks, name=name).batch()
     if not getattr(model, "linear", False):
         with pytest.raises(ValueError, match="expected a linear form to go on from a history"):
             model.encode(batch.columns(3, 8), model.encode(batch.columns(0, 3)))
@@ -189,12 +220,13 @@ def test_a_second_half_goes_on_from_the_first(name: str, marks: int) -> None:
 
 @every_model
 def test_batched_equals_alone_with_nan_in_the_padding(name: str, marks: int) -> None:
-    model, good = build(name, marks), data(marks).batch()
-    poisoned = Batch(torch.where(good.valid, good.times, torch.nan), good.marks, good.valid, good.start, good.stop)
+    model, good = build(name, marks), data(marks, name=name).batch()
+    places = None if good.places is None else torch.where(good.valid[..., None], good.places, torch.nan)
+    poisoned = Batch(torch.where(good.valid, good.times, torch.nan), good.marks, good.valid, good.start, good.stop, places)
     times = in_gaps(poisoned)
     together = model.log_intensity(model.encode(poisoned), times)
     scores = log_likelihood(model, poisoned)
-    for i, sequence in enumerate(data(marks)):
+    for i, sequence in enumerate(data(marks, name=name)):
         alone = sequence.batch()
         groups = len(sequence) + 1
         own = model.log_intensity(model.encode(alone), times[i : i + 1, :groups])[0]
@@ -204,7 +236,7 @@ def test_batched_equals_alone_with_nan_in_the_padding(name: str, marks: int) -> 
 
 @every_model
 def test_intensity_is_finite_and_not_negative(name: str, marks: int) -> None:
-    model, batch = build(name, marks), data(marks).batch()
+    model, batch = build(name, marks), data(marks, name=name).batch()
     times = batch.start[:, None] + torch.linspace(0, 20, 81, dtype=torch.float64)
     rate = model.intensity(model.encode(batch), times)
     assert rate.shape == (4, 81, marks) and rate.isfinite().all() and (rate >= 0).all()
@@ -212,7 +244,7 @@ def test_intensity_is_finite_and_not_negative(name: str, marks: int) -> None:
 
 @every_model
 def test_every_parameter_gets_a_finite_gradient(name: str, marks: int) -> None:
-    model, batch = build(name, marks).train(), data(marks).batch()
+    model, batch = build(name, marks).train(), data(marks, name=name).batch()
     random = torch.Generator().manual_seed(1)
     if hasattr(model, "redraw"):
         model.redraw(random)
@@ -224,7 +256,7 @@ def test_every_parameter_gets_a_finite_gradient(name: str, marks: int) -> None:
 
 @every_model
 def test_quadrature_converges_to_the_closed_form(name: str, marks: int) -> None:
-    model, batch = build(name, marks), data(marks).batch()
+    model, batch = build(name, marks), data(marks, name=name).batch()
     rough, fine = (log_likelihood(Hidden(model), batch, tolerance=tolerance) for tolerance in (1e-3, 1e-9))
     assert ((rough.integral - fine.integral).abs() <= rough.error + fine.error).all()
     assert float(fine.error.sum()) <= 1e-9 * int(batch.lengths.sum())
@@ -235,7 +267,7 @@ def test_quadrature_converges_to_the_closed_form(name: str, marks: int) -> None:
 
 @every_model
 def test_save_and_load_change_nothing(name: str, marks: int, tmp_path: Path) -> None:
-    model, batch = build(name, marks), data(marks).batch()
+    model, batch = build(name, marks), data(marks, name=name).batch()
     other = restore(save(model, tmp_path))
     assert not other.training and other.settings() == model.settings() and other.marks == model.marks
     assert torch.equal(*(m.log_intensity(m.encode(batch), in_gaps(batch)) for m in (model, other)))
@@ -243,13 +275,13 @@ def test_save_and_load_change_nothing(name: str, marks: int, tmp_path: Path) -> 
 
 @every_model
 def test_inputs_are_not_mutated(name: str, marks: int) -> None:
-    model, batch = build(name, marks), data(marks).batch()
+    model, batch = build(name, marks), data(marks, name=name).batch()
     history, times = model.encode(batch), in_gaps(batch)
     remembered = [v for v in vars(history).values() if isinstance(v, Tensor)]
     parts = [batch.times, batch.marks, batch.valid, batch.start, batch.stop, times, *remembered]
     kept = [p.detach().clone() for p in [*parts, *model.state_dict().values()]]
     first = model.log_intensity(history, times)
-    model.extend(history, batch.stop, batch.marks[:, 0], batch.valid[:, 0])
+    extend(model, history, batch.stop, batch.marks[:, 0], batch.valid[:, 0], batch)
     log_likelihood(model, batch)
     sampled_log_likelihood(model, batch, 2, torch.Generator().manual_seed(0))
     assert torch.equal(model.log_intensity(history, times), first)
@@ -259,19 +291,42 @@ def test_inputs_are_not_mutated(name: str, marks: int) -> None:
 @every_model
 def test_event_i_is_scored_from_the_events_before_it_also_when_tied(name: str, marks: int) -> None:
     model = build(name, marks)
-    sequence = Sequence([1.0, 2.0, 2.0, 2.0, 5.0, 5.0], np.arange(6) % marks, start=0.0, stop=6.0, space=marks)
+    places = np.random.default_rng(3).uniform(BOX.low, BOX.high, (6, 2)) if "-box" in name else None
+    space = marks if places is None else boxed(marks)
+    sequence = Sequence([1.0, 2.0, 2.0, 2.0, 5.0, 5.0], np.arange(6) % marks, start=0.0, stop=6.0, space=space, places=places)
     total = 0.0
     for i, (t, m) in enumerate(zip(sequence.times, sequence.marks, strict=True)):
-        before = Sequence(sequence.times[:i], sequence.marks[:i], start=0.0, stop=6.0, space=marks).batch()
-        at = torch.tensor([[[t]]], dtype=torch.float64)
-        total += model.log_intensity(model.encode(before), at, torch.tensor([[i]]))[0, 0, 0, m].item()
+        where = None if places is None else places[:i]
+        before = Sequence(sequence.times[:i], sequence.marks[:i], start=0.0, stop=6.0, space=space, places=where).batch()
+        at, seen = torch.tensor([[[t]]], dtype=torch.float64), torch.tensor([[i]])
+        history = model.encode(before)
+        if places is None:
+            total += model.log_intensity(history, at, seen)[0, 0, 0, m].item()
+        else:
+            total += model.log_intensity_at(history, at, torch.from_numpy(places[i])[None, None, None], seen)[0, 0, 0, m].item()
     found = log_likelihood(model, sequence.batch())
     assert float(found.value + found.integral) == pytest.approx(total, abs=1e-10)
+
+
+@every_model
+def test_the_rate_in_a_box_is_the_integral_of_the_rate_at_places(name: str, marks: int) -> None:
+    if "-box" not in name:
+        return
+    model, batch = build(name, marks), data(marks, name=name).batch()
+    history, times = model.encode(batch), in_gaps(batch)[..., :1]
+    n = 120 if name.endswith("box") and not name.startswith("dapp") else 60
+    u = (torch.stack(torch.meshgrid(*[torch.arange(n, dtype=torch.float64)] * 2, indexing="ij"), -1).reshape(-1, 2) + 0.5) / n
+    low, high = torch.tensor(BOX.low), torch.tensor(BOX.high)
+    grid = (low + (high - low) * u).expand(*times.shape[:2], -1, -1)
+    brute = BOX.volume * model.log_intensity_at(history, times.expand(-1, -1, len(u)), grid).exp().mean(2)
+    assert torch.allclose(brute, model.log_intensity(history, times)[:, :, 0].exp(), rtol=2e-3)
 
 
 @every_model
 def test_the_unit_of_time_only_shifts_the_likelihood(name: str, marks: int) -> None:
     if name == "self-correcting":
         return  # exp(drift t - N) is 1 per unit of time at the start, whatever the unit
-    scores = [log_likelihood(build(name, marks, scale), data(marks, scale).batch(), tolerance=1e-8).per_event for scale in (1.0, 1000.0)]
+    scores = [
+        log_likelihood(build(name, marks, scale), data(marks, scale, name).batch(), tolerance=1e-8).per_event for scale in (1.0, 1000.0)
+    ]
     assert scores[1] - scores[0] == pytest.approx(-math.log(1000), abs=1e-6)

@@ -222,6 +222,7 @@ TRUTHS = {
     "nonhomogeneous2": (process("nonhomogeneous2").truth(), simulate("nonhomogeneous2", 40, seed=4)),
     "sharp-bumps": (Bumps([(20.0, 9.0, 2.0), (10.0, 3.0, 7.0)]), ragged(lengths=(5, 0, 2, 9))),
     "poisson": (poisson(3.0), ragged()),
+    "space-time-hawkes": (process("space_time_hawkes").truth(), simulate("space_time_hawkes", 6, seed=5)),
 }
 
 

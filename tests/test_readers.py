@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from fourpoint.data.grouping import group, number, stable_order
-from fourpoint.data.readers import describe_choices, read, read_with_notes, write
+from fourpoint.data.readers import Asked, describe_choices, read, read_with_notes, write
 from fourpoint.events import SPLITS, Dataset, EventDataError, MarkSpace, Sequence, UserError
 
 Columns = dict[str, Any]
@@ -212,7 +212,7 @@ ROLES = [
 @pytest.mark.parametrize(("names", "time", "mark", "sequence"), ROLES)
 def test_roles_are_guessed_from_names(names: str, time: str, mark: str, sequence: str | None) -> None:
     columns: Columns = {name: [1, 1, 2] for name in names.split("|")} | {time: [1.0, 2.0, 3.0]}
-    found = read_with_notes(columns, window=(0, 9))
+    found = read_with_notes(columns, Asked(window=(0, 9)))
     assert (found.roles.time, found.roles.mark, found.roles.sequence) == (time, mark, sequence)
     assert found.notes[0].startswith(f"columns: time {time!r}, mark {mark!r}, ") and "--time --mark --sequence" in found.notes[0]
 
@@ -227,7 +227,7 @@ def test_a_number_of_the_row_is_no_sequence_and_a_remark_no_mark() -> None:
 def test_roles_can_be_named_in_any_spelling_and_taken_away() -> None:
     rows: Columns = {"User ID": [1, 1, 2], "Seen At": [1.0, 2.0, 3.0], "Type": ["a", "b", "a"]}
     assert len(read(rows, time="seen_at", sequence="user id")) == 2
-    alone = read_with_notes(rows, time="Seen At", mark="none", sequence="none")
+    alone = read_with_notes(rows, Asked(time="Seen At", mark="none", sequence="none"))
     assert len(alone.data) == 1 and alone.data.marks.count == 1 and not any("columns:" in note for note in alone.notes)
     with pytest.raises(
         EventDataError, match="expected a column 'sen_at' for the time; received the table: only .* Did you mean 'Seen At'?"
@@ -237,11 +237,6 @@ def test_roles_can_be_named_in_any_spelling_and_taken_away() -> None:
         read(rows, sequence="dya")
     with pytest.raises(EventDataError, match="expected a column 'x' for the mark; .*Name one of them with mark="):
         read(rows, mark="x")
-
-
-def test_places_are_not_supported_yet() -> None:
-    with pytest.raises(UserError, match="expected events without places; received place=.*not supported yet"):
-        read({"time": [1.0]}, place=("lon", "lat"))
 
 
 def test_notes_are_printed_for_tables_of_others_alone(store: Any, capsys: pytest.CaptureFixture[str]) -> None:

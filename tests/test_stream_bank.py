@@ -15,8 +15,6 @@ from test_streaming import lively
 from fourpoint.data.synthetic import simulate
 from fourpoint.events import UserError
 from fourpoint.models import DAPP, Hawkes, Poisson
-from fourpoint.models.dapp_loops import compiled_nodes, nodes
-from fourpoint.models.dapp_step import Steps
 from fourpoint.streaming.bank import BankObservation, StreamBank
 from fourpoint.streaming.stream import Stream
 
@@ -257,7 +255,7 @@ def test_foreign_states_and_wrong_settings_are_refused(tmp_path: Path) -> None:
     assert len(StreamBank.restore(Hawkes(2), StreamBank(Hawkes(2)).state())) == 0
 
 
-def test_threads_and_compiled_loops_change_nothing() -> None:
+def test_threads_change_nothing() -> None:
     model = lively()
     rng = np.random.default_rng(2)
     names = [f"e{i}" for i in range(700)]
@@ -268,24 +266,3 @@ def test_threads_and_compiled_loops_change_nothing() -> None:
         first, *others = (bank.observe(names, at) for bank in banks)
         for other in others:
             agree(first, other, 1e-6)
-    loop, gap = compiled_nodes(), rng.exponential(size=50) * 0.1
-    if loop is None:
-        pytest.skip("numba is not installed")
-    for kind, relative in ((np.float64, 1e-12), (np.float32, 1e-5)):
-        plain, quick = Steps(model, kind), Steps(model, kind, compiled=True)
-        state = plain.kick(gap, np.zeros(50, dtype=np.int64)) * 4
-        a, b = (steps.reach(state, gap, gap) for steps in (plain, quick))
-        for x, y in zip(a, b, strict=True):
-            assert np.allclose(x, y, rtol=relative, atol=relative)
-
-
-@pytest.mark.parametrize("carried", [True, False])
-def test_the_loop_as_plain_python_is_the_power_of_a_turn(carried: bool) -> None:
-    rng = np.random.default_rng(0)
-    state, once, after = (rng.normal(size=(2, 5)) + 1j * rng.normal(size=(2, 5)) for _ in range(3))
-    given, read, z = after.copy(), rng.normal(size=(3, 2, 5)), np.empty((4, 2, 3))
-    nodes(state, once, after, carried, read, z)
-    last = state * once**3 if carried else given
-    assert np.allclose(after, last)
-    for q, x in enumerate([state, state * once, state * once**2, last]):
-        assert np.allclose(z[q], x.real @ read[:, 0].T + x.imag @ read[:, 1].T)

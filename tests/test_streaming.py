@@ -16,10 +16,8 @@ from fourpoint.events import Dataset, MarkSpace, Sequence, UserError
 from fourpoint.forecasting import forecast
 from fourpoint.likelihood import log_likelihood
 from fourpoint.models import DAPP, Hawkes, Poisson
-from fourpoint.models.dapp_step import Steps, supports
 from fourpoint.sampling import still
 from fourpoint.streaming.kept import ByActiveSets
-from fourpoint.streaming.steppers import ByStates, ByVerbs
 from fourpoint.streaming.stream import Observation, Recent, Stream
 
 every_model = pytest.mark.parametrize(("name", "marks"), CASES, ids=[f"{name}-{marks}" for name, marks in CASES])
@@ -102,80 +100,6 @@ def test_a_restored_stream_goes_on_as_if_nothing_had_been_between(name: str, mar
     assert again.state() == stream.state() and again.log_likelihood == stream.log_likelihood
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {},
-        {"decay": False},
-        {"link": "exp"},
-        {"link": "identity"},
-        {"values": "affine"},
-        {"base": "spline", "drift": "none"},
-        {"base": "constant", "drift": "spline"},
-    ],
-    ids=str,
-)
-@pytest.mark.parametrize("marks", [1, 3])
-@pytest.mark.parametrize("double", [True, False])
-def test_stepping_in_numpy_equals_the_verbs(settings: dict[str, Any], marks: int, double: bool) -> None:
-    model = lively(marks, **settings)
-    if double:
-        model.double()
-    assert supports(model)
-    sequence = data(marks)[2] if marks > 1 else simulate("hawkes", 3)[1]
-    relative = 1e-10 if double else 1e-5
-    fast, plain, batch = ByStates(model), ByVerbs(model), sequence.batch()
-    with torch.no_grad():
-        seen = torch.arange(len(sequence))[None]
-        own = model.log_intensity(model.encode(batch), batch.times[..., None], seen)[0, :, 0].double().numpy()
-    for one in (fast, plain):
-        one.restart(sequence.start)
-    for t, m, expected in zip(sequence.times.tolist(), sequence.marks.tolist(), own, strict=True):
-        (logs, integral), (others, exact) = fast.score(t), plain.score(t)
-        allowed = relative * (1 + np.abs(expected).max())
-        assert np.allclose(logs, expected, rtol=0, atol=allowed) and np.allclose(logs, others, rtol=0, atol=allowed)
-        assert integral == pytest.approx(exact, abs=(2e-6 if double else 6e-6) * (1 + exact))
-        assert np.allclose(fast.logs(t + 0.5), plain.logs(t + 0.5), rtol=0, atol=2 * allowed)
-        for one in (fast, plain):
-            one.absorb(t, m)
-    assert type(Stream(model)._stepper) is ByStates
-
-
-def test_a_gap_is_integrated_to_its_tolerance_however_long_and_however_fast_the_rate_falls() -> None:
-    model = lively().double()
-    with torch.no_grad():
-        model.modes.log_decay += 2.0
-        model.modes.log_frequency += 1.5
-    steps = Steps(model)
-    state = steps.kick(np.zeros(1), np.zeros(1, dtype=np.int64)) * 5
-    for gap in 10.0 ** np.arange(-6, 1.0):
-        found = steps.reach(state, np.full(1, 0.01), np.full(1, gap))
-        pieces = np.unique(np.concatenate([np.geomspace(1e-5 * gap, gap, 2000), np.linspace(0, gap, 2001), np.arange(1, 13) / 12 - 0.01]))
-        pieces = pieces[(pieces >= 0) & (pieces <= gap)]
-        x, w = np.polynomial.legendre.leggauss(5)
-        middle, half = (pieces[1:] + pieces[:-1])[:, None] / 2, np.diff(pieces)[:, None] / 2
-        at = (middle + half * x).ravel()
-        rates = np.concatenate(
-            [np.exp(steps.logs(steps.moved(np.repeat(state, len(t), 0), t), 0.01 + t)).sum(1) for t in np.array_split(at, 20)]
-        )
-        exact = float((half * w * rates.reshape(-1, 5)).sum())
-        assert float(found.integral[0]) == pytest.approx(exact, abs=1e-6 * (1 + exact))
-
-
-def test_rows_stepped_together_equal_rows_stepped_alone() -> None:
-    model = lively(3)
-    rng = np.random.default_rng(0)
-    for kind, relative in ((np.float64, 1e-12), (np.float32, 2e-5)):
-        steps = Steps(model, kind)
-        since, gap, mark = rng.uniform(0, 12, 40), rng.exponential(2.0, 40), rng.integers(0, 3, 40)
-        state = steps.kick(since, mark) * 3 + steps.kick(since, (mark + 1) % 3)
-        together = steps.reach(state, since, gap)
-        for i in range(40):
-            alone = Steps(model).reach(state[i : i + 1].astype(np.complex128), since[i : i + 1], gap[i : i + 1])
-            assert np.allclose(together.logs[i], alone.logs[0], rtol=0, atol=relative * 10)
-            assert float(together.integral[i]) == pytest.approx(float(alone.integral[0]), rel=max(relative, 5e-6), abs=1e-6)
-
-
 @pytest.mark.parametrize("name", ["sum", "sum-still", "ratio", "softmax", "paper", "keep", "keep-softmax", "dot", "sum-identity"])
 def test_attended_events_have_the_weights_of_the_batch(name: str) -> None:
     model, sequence = build(name, 3), data(3)[2]
@@ -206,23 +130,6 @@ def test_only_recent_events_are_named_and_there_may_be_none() -> None:
     assert Stream(Hawkes()).observe(1.0).attended == ()
 
 
-def test_the_kernel_table_is_as_exact_as_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    from fourpoint.models.kernel_table import ERROR, KernelTable
-
-    for model in (lively(3), lively(3, decay=False), lively(3, link="identity"), lively(2, normalise="ratio")):
-        table, rng = KernelTable(model.double()), np.random.default_rng(1)
-        lags = np.concatenate([np.zeros(1), 10.0 ** rng.uniform(-5, 3, 2000)])
-        marks = rng.integers(0, model.marks.count, len(lags))
-        with torch.no_grad():
-            exact = np.stack([model.kernel(torch.tensor([d]), 1, int(m))[:, 0].numpy() for d, m in zip(lags, marks, strict=True)], 1)
-        assert np.abs(table.scores(lags, marks, 1) - exact).max() <= ERROR
-        monkeypatch.setattr("fourpoint.models.kernel_table.BYTES", 0)
-        few = KernelTable(model)
-        few.scores(lags[:2], np.zeros(2, dtype=np.int64), 1)
-        assert few.pairs == 1 and np.abs(few.scores(lags, marks, 1) - exact).max() <= ERROR and few.pairs == 1
-        monkeypatch.undo()
-
-
 def test_memory_is_constant_for_linear_models_and_with_keep() -> None:
     for model, keep in ((lively(), None), (lively(), 5), (Hawkes(), None), (Poisson(), None)):
         stream = Stream(model, keep=keep, recent=8, alarms=None)
@@ -247,29 +154,6 @@ def test_keep_streams_as_the_bounded_model_does() -> None:
     assert Stream.restore(model, a.state()).keep == 3 and type(a._stepper) is ByActiveSets
     with pytest.raises(UserError, match="expected a DAPP to bound the memory of; received Hawkes"):
         Stream(Hawkes(), keep=3)
-
-
-@pytest.mark.parametrize("settings", [{}, {"decay": False}, {"values": "affine"}, {"link": "identity"}], ids=str)
-@pytest.mark.parametrize("keep", [1, 4, 200])
-def test_active_sets_in_numpy_are_those_of_the_verbs(settings: dict[str, Any], keep: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fourpoint.streaming.kept.ANEW", 16)
-    model = lively(3, **settings).double().keeping(keep)
-    rng = np.random.default_rng(1)
-    fast, plain = ByActiveSets(model), ByVerbs(model)
-    for t, m in zip(np.cumsum(rng.exponential(0.5, 40)).tolist(), rng.integers(0, 3, 40).tolist(), strict=True):
-        assert np.allclose(fast.logs(t), plain.logs(t), rtol=0, atol=1e-10)
-        mine, theirs = (one.weights(t, m, np.zeros(0), np.zeros(0, dtype=np.int64)) for one in (fast, plain))
-        assert mine is not None and theirs is not None
-        for k in range(4):
-            a, b = ({time: w for time, w in zip(x[0][k].tolist(), x[2][k].tolist(), strict=True) if time == time} for x in (mine, theirs))
-            assert a == pytest.approx(b, abs=1e-10)
-        for one in (fast, plain):
-            one.score(t)
-            one.absorb(t, m)
-    here, there = fast.history(), plain.history()
-    later = torch.tensor([[[t + 1.0]]], dtype=torch.float64)
-    with torch.no_grad():
-        assert torch.allclose(*(model.log_intensity(h, later, h.lengths[:, None]) for h in (here, there)), rtol=1e-10)
 
 
 def test_alarms_come_with_events_and_with_silence_and_are_part_of_the_state() -> None:

@@ -21,7 +21,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
 from fourpoint.data.lines import line_of_record
-from fourpoint.data.readers import read, read_with_notes
+from fourpoint.data.readers import Asked, read, read_with_notes
 from fourpoint.data.tables import open_table
 from fourpoint.events import Dataset, EventDataError
 
@@ -200,7 +200,7 @@ and left"
 
 def test_a_messy_csv_is_read_in_one_call(tmp_path: Path) -> None:
     (tmp_path / "calls.csv").write_text(MESSY, encoding="utf-8")
-    found = read_with_notes(tmp_path / "calls.csv", sequence="day", timezone="America/New_York")
+    found = read_with_notes(tmp_path / "calls.csv", Asked(sequence="day", timezone="America/New_York"))
     data = found.data
     assert data.ids == ("2024-05-01", "2024-05-02") and data.marks.names == ("Fire, small", "Medical")
     assert [s.times.tolist() for s in data] == [[23.5], [0.0, 0.0]] and data.stops.tolist() == [24, 24] and data.unit == "hours"

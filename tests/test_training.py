@@ -13,12 +13,13 @@ from typing import Any
 import pytest
 import torch
 
-from fourpoint import checkpoints, training
+from fourpoint import checkpoints, training, training_run
 from fourpoint.data.synthetic import simulate
 from fourpoint.events import Dataset, Sequence
 from fourpoint.likelihood import log_likelihood
 from fourpoint.models import DAPP, Hawkes, Poisson
-from fourpoint.training import COLUMNS, Fit, TrainingError, fit
+from fourpoint.training import Fit, TrainingError, fit
+from fourpoint.training_run import COLUMNS
 
 SMALL: dict[str, Any] = dict(heads=2, features=4, eval_features=8, generator=(4,), knots=3)
 SHORT: dict[str, Any] = dict(
@@ -83,7 +84,7 @@ def test_a_draw_goes_to_the_later_weights(monkeypatch: pytest.MonkeyPatch) -> No
         noise = torch.linspace(-spread, spread, len(data), dtype=torch.float64)
         return shared_out(value, data) + noise
 
-    monkeypatch.setattr(training, "_scores", score)
+    monkeypatch.setattr(training_run, "_scores", score)
     done = fit(tiny(), data(), **{**SHORT, "steps": 9, "patience": 9})
     assert [row["step"] for row in done.history] == [3, 6, 9]
     assert done.best == pytest.approx(-1.0) and done.best_step == 6
@@ -97,7 +98,7 @@ def test_best_weights_are_kept_and_patience_ends_the_run(monkeypatch: pytest.Mon
         seen.append({k: v.detach().clone() for k, v in model.named_parameters()})
         return shared_out(next(scores), data)
 
-    monkeypatch.setattr(training, "_scores", score)
+    monkeypatch.setattr(training_run, "_scores", score)
     model = tiny()
     done = fit(model, data(), **{**SHORT, "steps": 99, "patience": 2})
     assert done.stopped == "no better validation" and len(done.history) == 4
@@ -137,11 +138,11 @@ def test_one_seed_gives_one_result(unbroken: tuple[DAPP, Fit]) -> None:
 
 KILLED = """
 import os, signal
-from fourpoint import training
+from fourpoint import training, training_run
 from fourpoint.data.synthetic import simulate
 from fourpoint.models import DAPP
 
-validate, calls = training._Run.validate, []
+validate, calls = training_run.Run.validate, []
 
 def then_die(self, *inputs):
     validate(self, *inputs)
@@ -149,7 +150,7 @@ def then_die(self, *inputs):
     if len(calls) == 2:
         os.kill(os.getpid(), signal.SIGKILL)
 
-training._Run.validate = then_die
+training_run.Run.validate = then_die
 training.fit(DAPP(**{small}), simulate("hawkes", 60, seed=1), folder={folder!r}, **{short})
 """
 
@@ -201,8 +202,8 @@ def test_killed_between_the_first_model_and_its_state(tmp_path: Path, monkeypatc
 def test_killed_after_patience_ran_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run that had only to finish does not learn any further."""
     dev = iter([-1.0, -2.0, -3.0, 0.0, 0.0])
-    monkeypatch.setattr(training, "_scores", lambda _, data, *__: shared_out(next(dev), data))
-    interrupted(monkeypatch, training._Run, "finish", lambda *_: True, folder=tmp_path, patience=2)
+    monkeypatch.setattr(training_run, "_scores", lambda _, data, *__: shared_out(next(dev), data))
+    interrupted(monkeypatch, training_run.Run, "finish", lambda *_: True, folder=tmp_path, patience=2)
     model = tiny()
     done = fit(model, data(), folder=tmp_path, resume=True, **{**SHORT, "patience": 2})
     assert done.stopped == "no better validation" and done.best_step == 3 and len(done.history) == 3
@@ -223,9 +224,21 @@ def test_resuming_nothing_starts_from_the_beginning(tmp_path: Path, unbroken: tu
     assert "nothing to resume: starting from the beginning" in done.notes and same(model, unbroken[0])
 
 
+def test_the_running_mean_is_kept_and_a_killed_run_goes_on_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    short = {**SHORT, "average": 0.9}
+    whole, halved = tiny(), tiny()
+    fit(whole, data(), **short)
+    interrupted(monkeypatch, training_run.Run, "stale", lambda self: len(self.fit.history) == 2, folder=tmp_path, average=0.9)
+    fit(halved, data(), folder=tmp_path, resume=True, **short)
+    assert same(whole, halved)
+    plain = tiny()
+    fit(plain, data(), **SHORT)
+    assert not same(whole, plain)
+
+
 @pytest.mark.parametrize(("name", "value"), [("learning_rate", 0.5), ("steps", 99), ("seed", 6), ("batch_size", 7)])
 def test_resuming_with_another_recipe_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: float) -> None:
-    interrupted(monkeypatch, training._Run, "stale", lambda self: bool(self.fit.history), folder=tmp_path)
+    interrupted(monkeypatch, training_run.Run, "stale", lambda self: bool(self.fit.history), folder=tmp_path)
     message = rf"expected {name}={SHORT[name]}, as in the run to resume; received {value}\. Repeat the first call"
     with pytest.raises(TrainingError, match=message):
         fit(tiny(), data(), folder=tmp_path, resume=True, **{**SHORT, name: value})

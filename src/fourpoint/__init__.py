@@ -31,12 +31,28 @@ if TYPE_CHECKING:
     from fourpoint.data.readers import read, write
     from fourpoint.data.synthetic import PROCESSES, simulate
     from fourpoint.evaluation import evaluate, intensity
-    from fourpoint.events import Batch, Dataset, EventDataError, MarkSpace, Sequence, UserError
+    from fourpoint.events import Batch, Box, Dataset, EventDataError, MarkSpace, Sequence, UserError
     from fourpoint.explaining import explain
     from fourpoint.forecasting import forecast
     from fourpoint.goodness import goodness_of_fit
     from fourpoint.likelihood import log_likelihood
-    from fourpoint.models import DAPP, MODELS, NHP, RMTPP, SAHP, THP, Hawkes, Poisson, SelfCorrecting, SplinePoisson
+    from fourpoint.maths.feature_error import features_needed
+    from fourpoint.maps import expected_map, intensity_map, plot_map
+    from fourpoint.models import (
+        DAPP,
+        MODELS,
+        NHP,
+        RMTPP,
+        SAHP,
+        THP,
+        DeepDAPP,
+        Hawkes,
+        PlacedDAPP,
+        PlacedHawkes,
+        Poisson,
+        SelfCorrecting,
+        SplinePoisson,
+    )
     from fourpoint.predictions import prediction_scores
     from fourpoint.sampling import sample, sample_paths
     from fourpoint.streaming import Stream, StreamBank
@@ -51,10 +67,14 @@ __all__ = [
     "SAHP",
     "THP",
     "Batch",
+    "Box",
     "Dataset",
+    "DeepDAPP",
     "EventDataError",
     "Hawkes",
     "MarkSpace",
+    "PlacedDAPP",
+    "PlacedHawkes",
     "Poisson",
     "SelfCorrecting",
     "Sequence",
@@ -65,13 +85,17 @@ __all__ = [
     "__version__",
     "available",
     "evaluate",
+    "expected_map",
     "explain",
+    "features_needed",
     "fit",
     "forecast",
     "goodness_of_fit",
     "intensity",
+    "intensity_map",
     "load",
     "log_likelihood",
+    "plot_map",
     "prediction_scores",
     "read",
     "restore",
@@ -84,13 +108,32 @@ __all__ = [
 
 # The module in which each public name lives.
 _HOME = {
-    **dict.fromkeys(("Batch", "Dataset", "EventDataError", "MarkSpace", "Sequence", "UserError"), "events"),
+    **dict.fromkeys(("Batch", "Box", "Dataset", "EventDataError", "MarkSpace", "Sequence", "UserError"), "events"),
     **dict.fromkeys(("read", "write"), "data.readers"),
     **dict.fromkeys(("available", "load"), "data.datasets"),
     **dict.fromkeys(("PROCESSES", "simulate"), "data.synthetic"),
-    **dict.fromkeys(("DAPP", "MODELS", "NHP", "RMTPP", "SAHP", "THP", "Hawkes", "Poisson", "SelfCorrecting", "SplinePoisson"), "models"),
+    **dict.fromkeys(
+        (
+            "DAPP",
+            "MODELS",
+            "NHP",
+            "RMTPP",
+            "SAHP",
+            "THP",
+            "DeepDAPP",
+            "Hawkes",
+            "PlacedDAPP",
+            "PlacedHawkes",
+            "Poisson",
+            "SelfCorrecting",
+            "SplinePoisson",
+        ),
+        "models",
+    ),
     **dict.fromkeys(("Stream", "StreamBank"), "streaming"),
     "log_likelihood": "likelihood",
+    "features_needed": "maths.feature_error",
+    **dict.fromkeys(("expected_map", "intensity_map", "plot_map"), "maps"),
     "fit": "training",
     **dict.fromkeys(("sample", "sample_paths"), "sampling"),
     "forecast": "forecasting",

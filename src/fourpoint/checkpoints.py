@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fourpoint.events import MarkSpace, UserError
+from fourpoint.events import Box, MarkSpace, UserError
 from fourpoint.models import MODELS
 
 FORMAT = 1
@@ -39,6 +39,8 @@ def save(model: Any, folder: str | Path, *, about: dict[str, Any] | None = None)
     if name is None:
         raise CheckpointError("one of Fourpoint's models", type(model).__name__, f"Known are {', '.join(MODELS)}.")
     info = {"model": name, "settings": model.settings(), "marks": list(model.marks.names), "about": about or {}}
+    if model.marks.box is not None:
+        info["box"] = {"names": model.marks.box.names, "low": model.marks.box.low, "high": model.marks.box.high}
     write_tensors(folder, "model", {k: v.detach() for k, v in model.state_dict().items()}, info)
     return Path(folder)
 
@@ -51,7 +53,8 @@ def restore(folder: str | Path) -> nn.Module:
             f"a model among {', '.join(MODELS)}", f"{info.get('model')!r} in {folder}", "Use the version of Fourpoint that wrote it."
         )
     try:
-        model = MODELS[info["model"]](MarkSpace(tuple(info["marks"])), **info["settings"])
+        box = Box(*(tuple(info["box"][part]) for part in ("names", "low", "high"))) if "box" in info else None
+        model = MODELS[info["model"]](MarkSpace(tuple(info["marks"]), box), **info["settings"])
         model.load_state_dict(tensors, assign=True)
     except (TypeError, RuntimeError, KeyError) as error:
         raise CheckpointError("settings and weights that belong together", f"{error} in {folder}", "Fit the model again.") from error

@@ -11,13 +11,13 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fourpoint.errors import UserError
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from rich.table import Table
 
     from fourpoint.events import Dataset
-
-PICTURES = (".png", ".svg", ".pdf")
 
 
 def print_result(what: Any) -> None:
@@ -39,8 +39,6 @@ def say(line: str, style: str = "dim") -> None:
 
 def report_error(error: Exception) -> int | None:
     """Print an error that has a message for the user; its exit code, or None where it is a fault of ours."""
-    from fourpoint.events import UserError
-
     if isinstance(error, OSError):
         error = UserError("files and folders that can be read and written", f"{error}", "Check the path, its permissions and free space.")
     if isinstance(error, UserError):
@@ -78,18 +76,6 @@ def _strict(value: Any) -> Any:
     return None if isinstance(plain, float) and not isfinite(plain) else plain
 
 
-def check_picture(file: Path | None) -> None:
-    """Refuse what cannot be drawn or written before anything is computed."""
-    from fourpoint.events import UserError
-
-    if file is None:
-        return
-    if file.suffix.lower() not in PICTURES:
-        raise UserError(f"a picture with the ending {', '.join(PICTURES)}", f"{file}", f"Choose another name, such as {file.stem}.png.")
-    if not file.absolute().parent.is_dir() or file.is_dir():
-        raise UserError("a file in an existing folder", f"{file}", "Make the folder first, or choose another name.")
-
-
 def save_plot(ax: Axes | None, file: Path | None) -> None:
     """Write a picture under a temporary name and rename it, so that a file is never half a picture."""
     if ax is None or file is None:
@@ -125,7 +111,7 @@ def catalogue() -> list[Table]:
         sets.add_row(name, line)
     processes = Table(title="\nProcesses with a known truth", title_justify="left", title_style="bold", box=None, pad_edge=False)
     processes.add_column("name", style="cyan", no_wrap=True)
-    processes.add_column("rate on [0, 1)")
+    processes.add_column("rate, on [0, 1) unless said")
     processes.add_column("mean count", justify="right")
     for process in PROCESSES.values():
         processes.add_row(process.name, process.description, "" if process.mean_count is None else f"{process.mean_count:.1f}")
@@ -155,6 +141,8 @@ def summary_of(events: Dataset) -> Table:
         order = np.argsort(-counts)[:12]
         more = f" and {events.marks.count - 12} more" if events.marks.count > 12 else ""
         table.add_row("marks", ", ".join(f"{events.marks.names[i]} ({counts[i]:,})" for i in order) + more)
+    if events.marks.box is not None:
+        table.add_row("places", str(events.marks.box))
     if events.splits is not None:
         parts = [f"{name} ({int((events.splits == name).sum()):,})" for name in ("train", "dev", "test") if (events.splits == name).any()]
         table.add_row("splits", ", ".join(parts))

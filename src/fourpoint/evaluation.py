@@ -21,7 +21,7 @@ from torch import nn
 
 from fourpoint.events import Dataset, Sequence, UserError
 from fourpoint.likelihood import CONVENTIONS, Convention, LogLikelihood, log_likelihoods
-from fourpoint.sampling import still
+from fourpoint.sampling import check_box, still
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -144,6 +144,7 @@ def _total(parts: list[LogLikelihood]) -> Score:
 
 def check_marks(model: Any, data: Dataset) -> None:
     """Refuse data whose mark space is not the model's."""
+    check_box(model, data.marks)
     if model.marks.count != data.marks.count:
         raise UserError(
             f"data with {model.marks}, as the model was fitted to", f"{data.marks}", "Use data of the same kind, or fit a model to these."

@@ -2,7 +2,8 @@ r"""Why the rate is what it is: what each past event adds to it, by leaving that
 
     effect[i, m] = lambda_m(at | past) - lambda_m(at | past without event i)
 
-It asks the model for nothing but its rate, so it means the same for all of them. For a linear Hawkes process the effects are
+It asks the model for nothing but its rate, so it means the same for all of them; where events have places it is the rate in the
+whole box. For a linear Hawkes process the effects are
 the excitations and sum to the rate less its baseline; elsewhere events interact and the sum has no such meaning.
 """
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 Floats = NDArray[np.float64]
 PIECE = 16_384  # events that are encoded at once
 SHOWN = 15  # events in the printed table
+SHOWN_MODES = 5  # modes below it
 
 
 @dataclass(frozen=True)
@@ -34,7 +36,8 @@ class Explanation:
     """What :func:`explain` found. Prints as a table; :meth:`to_dict` is for machines, :meth:`plot` for eyes.
 
     Of the N events before ``at``: ``times`` (N,) in the user's unit, ``marks`` (N,), and ``effects`` (N, M) on the rate of each
-    mark in events per unit of time. ``rate`` (M,) is the rate at ``at``; ``names`` (M,) are those of the marks.
+    mark in events per unit of time. ``rate`` (M,) is the rate at ``at``; ``names`` (M,) are those of the marks. ``modes`` are those of
+    Deep DAPP, the strongest first: layer, half-life and period in the user's unit, and what the rate would lose without them.
     """
 
     at: float
@@ -43,13 +46,15 @@ class Explanation:
     names: tuple[str, ...]
     effects: Floats
     rate: Floats
+    modes: tuple[dict[str, Any], ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Everything, as JSON can hold it: the rate by mark, and every past event in the order of time."""
         rows = zip(self.times.tolist(), self.marks.tolist(), self.effects.tolist(), strict=True)
         events = [{"time": t, "mark": self.names[m], "total": sum(e), "effects": dict(zip(self.names, e, strict=True))} for t, m, e in rows]
         rate = {"total": float(self.rate.sum()), "marks": dict(zip(self.names, self.rate.tolist(), strict=True))}
-        return {"at": self.at, "rate": rate, "events": events}
+        found: dict[str, Any] = {"at": self.at, "rate": rate, "events": events}
+        return found | {"modes": list(self.modes)} if self.modes else found
 
     def plot(self, ax: Axes | None = None, unit: str = "") -> Axes:
         """Each past event's effect on the total rate, as stems."""
@@ -75,8 +80,9 @@ class Explanation:
             most = int(np.abs(self.effects[n]).argmax())
             cells = (self.names[self.marks[n]], f"{total[n]:+.4g}", f"{self.names[most]} ({self.effects[n, most]:+.3g})")
             table.add_row(f"{self.times[n]:.6g}", *(cells if many else cells[1:2]))
-        if len(total) > len(strongest):
-            table.caption = f"and {len(total) - len(strongest):,} weaker"
+        said = [f"and {len(total) - len(strongest):,} weaker"] if len(total) > len(strongest) else []
+        said += [_in_words(mode) for mode in self.modes[:SHOWN_MODES]]
+        table.caption = "\n".join(said) or None
         return table
 
     def __str__(self) -> str:
@@ -109,8 +115,15 @@ def explain(model: Any, sequence: Sequence, at: float | None = None) -> Explanat
     past = sequence.before(now)
     with still(model):
         rate = _rates_without(model, past, now, torch.zeros(1, 0, dtype=torch.int64))[0]
+        modes = model.mode_effects(model.encode(past.batch()), now) if hasattr(model, "mode_effects") else []
+    modes.sort(key=lambda mode: -abs(mode["effect"]))
     names = model.marks.names or sequence.space.names or ("event",)
-    return Explanation(now, past.times, past.marks, tuple(names), removal_effects(model, sequence, now), rate)
+    return Explanation(now, past.times, past.marks, tuple(names), removal_effects(model, sequence, now), rate, tuple(modes))
+
+
+def _in_words(mode: dict[str, Any]) -> str:
+    """One mode in a line."""
+    return f"mode of layer {mode['layer']}, half-life {mode['half_life']:.3g}, period {mode['period']:.3g}: {mode['effect']:+.3g}"
 
 
 def removal_effects(model: Any, sequence: Sequence, at: float, chunk: int | None = None) -> Floats:
@@ -149,5 +162,6 @@ def _rates_without(model: Any, past: Sequence, at: float, left_out: Int[Tensor, 
         kept = kept + (kept >= left_out)
     times, marks = (torch.from_numpy(np.array(x))[kept] for x in (past.times, past.marks))
     start, now = (torch.full((rows,), x, dtype=torch.float64) for x in (past.start, at))
-    history = remember(model, Batch(times, marks, torch.ones_like(marks, dtype=torch.bool), start, now))
+    places = None if past.places is None else torch.from_numpy(np.array(past.places))[kept]
+    history = remember(model, Batch(times, marks, torch.ones_like(marks, dtype=torch.bool), start, now, places))
     return np.asarray(last_rates(model, history, now[:, None])[:, 0].double().numpy())

@@ -252,7 +252,12 @@ def _check(horizon: float, paths: int, windows: int) -> None:
 def _as_batch(past: Sequence, now: float) -> Batch:
     times, marks = (torch.from_numpy(np.array(x))[None] for x in (past.times, past.marks))
     start, stop = (torch.tensor([x], dtype=torch.float64) for x in (past.start, now))
-    return Batch(times, marks, torch.ones_like(marks, dtype=torch.bool), start, stop)
+    return Batch(times, marks, torch.ones_like(marks, dtype=torch.bool), start, stop, _places(past, 1))
+
+
+def _places(past: Sequence, rows: int) -> Float[Tensor, "B N k"] | None:
+    """The places of past events, once for every row; None where they have none."""
+    return None if past.places is None else torch.from_numpy(np.array(past.places)).expand(rows, -1, -1)
 
 
 def _notes(model: Any, here: Any, end: float) -> list[str]:
@@ -317,8 +322,9 @@ def _joined(past: Sequence, batch: Batch) -> Batch:
     B, n = len(batch.start), len(past)
     times, marks = (torch.from_numpy(np.array(x)).expand(B, n) for x in (past.times, past.marks))
     valid = torch.cat([torch.ones(B, n, dtype=torch.bool), batch.valid], 1)
-    start = torch.full_like(batch.start, past.start)
-    return Batch(torch.cat([times, batch.times], 1), torch.cat([marks, batch.marks], 1), valid, start, batch.stop)
+    start, own = torch.full_like(batch.start, past.start), _places(past, B)
+    places = None if own is None or batch.places is None else torch.cat([own, batch.places], 1)
+    return Batch(torch.cat([times, batch.times], 1), torch.cat([marks, batch.marks], 1), valid, start, batch.stop, places)
 
 
 def _past_rate(model: Any, past: Sequence, now: float, horizon: float) -> tuple[Floats, Floats]:

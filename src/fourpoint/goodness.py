@@ -129,7 +129,7 @@ def compensators(model: Any, batch: Batch, tolerance: float = 1e-4) -> Float[Ten
 def _gap_integrals(model: Any, block: Batch, history: Any, tolerance: float) -> Float[Tensor, "B G M"]:
     edges = block.edges
     if hasattr(model, "integral"):
-        seen = torch.arange(edges.shape[1] - 1).expand(len(edges), -1)
+        seen = torch.arange(edges.shape[1] - 1, device=edges.device).expand(len(edges), -1)
         return model.integral(history, edges[:, :-1], edges[:, 1:], seen).to(torch.float64)
     gaps = edges.shape[1] - 1
     knots = model.knots(history) if hasattr(model, "knots") else None
@@ -151,7 +151,7 @@ def _integrate(
     rates: Callable[[Tensor, Tensor], Tensor], a: Float[Tensor, "B G"], b: Float[Tensor, "B G"], tolerance: float, most: int = 512
 ) -> Float[Tensor, "B G M"]:
     """`quadrature.integrate` for all marks at once: nodes are doubled where the last doubling moved their sum."""
-    which = torch.arange(a.shape[1]).expand_as(a)
+    which = torch.arange(a.shape[1], device=a.device).expand_as(a)
     nodes, value = 4, _rule(rates, a, b, which, 2)
     error = torch.full_like(a, torch.inf)
     while True:
@@ -172,5 +172,5 @@ def _integrate(
 
 
 def _rule(rates: Callable[[Tensor, Tensor], Tensor], a: Tensor, b: Tensor, which: Tensor, nodes: int) -> Float[Tensor, "B H M"]:
-    x, w = gauss_legendre(nodes)
+    x, w = (part.to(a) for part in gauss_legendre(nodes))
     return (b - a)[..., None] * torch.einsum("bhqm,q->bhm", rates(a[..., None] + (b - a)[..., None] * x, which), w)

@@ -2,6 +2,8 @@ r"""The log-likelihood of event sequences, which counts everything that was obse
 
     log L = sum_i log lambda_{m_i}(t_i)  -  sum_m int_start^stop lambda_m(t) dt                                       (1)
 
+Where events have places, the first sum is of log lambda_m(t_i, x_i), per unit of time and volume, and lambda_m(t) is the integral over
+the box: closed, or by a tensor Gauss rule whose order is raised until the change is below the tolerance, which joins the error.
 The integral runs over all of the window: before the first event, in every gap, and after the last. Training uses random
 nodes in every gap, since a model learns to keep its rate low on a fixed grid; evaluation uses Gauss-Legendre rules that
 are refined until they settle, and reports how far they may still be off. Closed forms are used where a model has one.
@@ -22,10 +24,11 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from fourpoint.events import Batch, UserError
-from fourpoint.maths.quadrature import gauss_legendre, integrate, stratified
+from fourpoint.maths.quadrature import Unconverged, gauss_legendre, integrate, stratified
 
 Convention = Literal["window", "gaps"]
 CONVENTIONS: tuple[Convention, ...] = ("window", "gaps")
+ORDERS = tuple(n for power in range(1, 10) for n in (2**power, 3 * 2 ** (power - 1)))  # nodes per axis of a box, coarse to fine
 BLOCK = 2048  # events of one sequence held at once; longer ones go block by block through models that can carry on
 
 
@@ -63,6 +66,7 @@ def log_likelihood(model: Any, batch: Batch, *, convention: Convention = "window
 @torch.no_grad()
 def log_likelihoods(model: Any, batch: Batch, *, tolerance: float = 1e-4) -> dict[Convention, LogLikelihood]:
     """Both conventions from one pass: "gaps" leaves out the first event and what lies before it or after the last."""
+    check_places(model, batch)
     lengths = batch.lengths
     first = torch.where(lengths > 0, batch.edges[:, 1], batch.stop)
     last = batch.edges.gather(1, lengths[:, None])[:, 0]
@@ -72,9 +76,7 @@ def log_likelihoods(model: Any, batch: Batch, *, tolerance: float = 1e-4) -> dic
     for block, offset in _blocks(model, batch):
         history = model.encode(block, carried)
         logs = _event_terms(model, history, block)
-        left, right, integral, error = _integrals(
-            model, history, block, budget * max(1, block.times.shape[1]) / max(1, batch.times.shape[1])
-        )
+        left, right, integral, error = _refined(model, history, block, budget * max(1, block.times.shape[1]) / max(1, batch.times.shape[1]))
         inner = (left >= first[:, None]) & (right <= last[:, None])
         for name in CONVENTIONS:
             scored = logs[:, 1:] if name == "gaps" and offset == 0 else logs
@@ -91,8 +93,13 @@ def sampled_log_likelihood(
 ) -> Float[Tensor, " B"]:
     """An unbiased estimate of each sequence's log-likelihood, with gradient: ``nodes`` stratified draws in every gap; exact for
     models with a closed form."""
+    check_places(model, batch)
     if hasattr(model, "exact_log_likelihood"):
         return model.exact_log_likelihood(batch, convention)
+    if hasattr(model, "fast_log_likelihood"):
+        found = model.fast_log_likelihood(batch, nodes, random, convention)
+        if found is not None:
+            return found
     total = torch.zeros_like(batch.start)
     carried, span = None, _span(batch, convention)
     blocks = list(_blocks(model, batch))
@@ -107,13 +114,16 @@ def sampled_log_likelihood(
 
 
 @torch.no_grad()
-def quick_log_likelihood(model: Any, batch: Batch, nodes: int = 8, *, convention: Convention = "window") -> Float[Tensor, " B"]:
-    """Each sequence's log-likelihood by one Gauss-Legendre rule of ``nodes`` per gap, unrefined: for validations only."""
+def quick_log_likelihood(model: Any, batch: Batch, nodes: int = 12, *, convention: Convention = "window") -> Float[Tensor, " B"]:
+    """Each sequence's log-likelihood by one Gauss-Legendre rule of ``nodes`` per gap, unrefined: for validations only.
+
+    The rule is one for the square root of the time since the gap's left end, where rates change fastest.
+    """
     total, carried, span = torch.zeros_like(batch.start), None, _span(batch, convention)
-    x = gauss_legendre(nodes)[0].to(batch.times)
+    x, weights = (part.to(batch.times) for part in gauss_legendre(nodes))
     for block, offset in _blocks(model, batch):
         left, width = block.edges[:, :-1, None], block.edges.diff(dim=1)[..., None]
-        part, carried = _sampled(model, block, left + width * x, carried, span, offset, gauss_legendre(nodes)[1])
+        part, carried = _sampled(model, block, left + width * x**2, carried, span, offset, 2 * x * weights)
         total = total + part
     return total
 
@@ -135,26 +145,45 @@ def _sampled(
     offset: int = 0,
     weights: Float[Tensor, " Q"] | None = None,
 ) -> tuple[Float[Tensor, " B"], Any]:
-    """One pass over a block: each gap's nodes (of equal weight by default) and, as one node more, the event at its end.
+    """One pass over a block: each gap's nodes (of equal weight by default) and the events.
 
-    A model with a closed form needs no nodes. With a ``span`` the first event is not scored, nor is what lies outside.
-    """
+    With a ``span`` the first event is not scored, nor is what lies outside."""
     history = model.encode(block, before)
     edges, scored = block.edges, block.valid
-    if hasattr(model, "integral"):
-        at_ends = model.log_intensity(history, edges[:, 1:, None])[:, :-1, 0]
-        integral = model.integral(history, edges[:, :-1], edges[:, 1:]).sum(2)
-    else:
-        logs = model.log_intensity(history, torch.cat([nodes, edges[:, 1:, None]], 2))
-        at_ends = logs[:, :-1, -1]
-        rates = logs[:, :, :-1].exp().sum(-1)
-        mean = rates.mean(-1) if weights is None else rates @ weights.to(rates)
-        integral = mean * edges.diff(dim=1).to(logs.dtype)
+    own, integral = _terms(model, history, block, nodes, weights)
     if span is not None:
         integral = torch.where((edges[:, :-1] >= span[0]) & (edges[:, 1:] <= span[1]), integral, 0.0)
         scored = scored & (torch.arange(offset, offset + scored.shape[1], device=scored.device) > 0)
-    own = at_ends.gather(2, block.marks[..., None])[..., 0]
     return torch.where(scored, own, 0.0).sum(1) - integral.sum(1), _latest(history)
+
+
+def _terms(
+    model: Any, history: Any, block: Batch, nodes: Float[Tensor, "B G Q"], weights: Float[Tensor, " Q"] | None
+) -> tuple[Float[Tensor, "B N"], Float[Tensor, "B G"]]:
+    """log lambda at every event, and the integral over every gap, by whichever verbs the model has for them."""
+    edges = block.edges
+    if hasattr(model, "integral"):
+        integral = model.integral(history, edges[:, :-1], edges[:, 1:]).sum(2)
+        if block.places is None:
+            return _own(model.log_intensity(history, edges[:, 1:, None])[:, :-1, 0], block), integral
+        return _at_events(model, history, block), integral
+    if block.places is not None or hasattr(model, "log_total"):
+        rates = _total(model, history, nodes)
+        return _at_events(model, history, block), _mean(rates, weights) * edges.diff(dim=1).to(rates.dtype)
+    if hasattr(model, "in_gaps"):
+        mean, logs = model.in_gaps(history, nodes, edges[:, 1:], weights)
+        return _own(logs[:, :-1], block), mean * edges.diff(dim=1).to(mean.dtype)
+    logs = model.log_intensity(history, torch.cat([nodes, edges[:, 1:, None]], 2))  # one pass for the nodes and the event at the end
+    return _own(logs[:, :-1, -1], block), _mean(logs[:, :, :-1].exp().sum(-1), weights) * edges.diff(dim=1).to(logs.dtype)
+
+
+def _mean(rates: Float[Tensor, "B G Q"], weights: Float[Tensor, " Q"] | None) -> Float[Tensor, "B G"]:
+    return rates.mean(-1) if weights is None else rates @ weights.to(rates)
+
+
+def _own(logs: Float[Tensor, "B N M"], block: Batch) -> Float[Tensor, "B N"]:
+    """Each event's own mark's."""
+    return logs.gather(2, block.marks[..., None])[..., 0]
 
 
 def _latest(history: Any) -> Any:
@@ -170,11 +199,69 @@ def _blocks(model: Any, batch: Batch) -> list[tuple[Batch, int]]:
 
 
 def _event_terms(model: Any, history: Any, block: Batch) -> Float[Tensor, "B N"]:
+    return torch.where(block.valid, _at_events(model, history, block), 0.0).to(torch.float64)
+
+
+def _at_events(model: Any, history: Any, block: Batch) -> Float[Tensor, "B N"]:
+    """log lambda at every event, of its own mark and place, from the events before it."""
+    if block.places is not None:
+        return _own(_at_places(model, history, block), block)
+    if hasattr(model, "log_own"):
+        return model.log_own(history, block.times, block.marks)
+    return _own(model.log_intensity(history, block.times[..., None], _by_position(block))[:, :, 0], block)
+
+
+def _by_position(block: Batch) -> Int[Tensor, "B N"]:
+    """The position from which each event is seen: after all events before it."""
     B, N = block.times.shape
-    seen = torch.arange(N, device=block.times.device).expand(B, N)
-    logs = model.log_intensity(history, block.times[..., None], seen)[:, :, 0]
-    own = logs.gather(2, block.marks[..., None])[..., 0]
-    return torch.where(block.valid, own, 0.0).to(torch.float64)
+    return torch.arange(N, device=block.times.device).expand(B, N)
+
+
+def _total(model: Any, history: Any, times: Float[Tensor, "B G Q"], seen: Int[Tensor, "B G"] | None = None) -> Float[Tensor, "B G Q"]:
+    """The rate of all marks together, without a number per mark where the model can."""
+    if hasattr(model, "log_total"):
+        return model.log_total(history, times, seen).exp()
+    return model.log_intensity(history, times, seen).exp().sum(-1)
+
+
+def _at_places(model: Any, history: Any, block: Batch) -> Float[Tensor, "B N M"]:
+    """log lambda_m(t_i, x_i) of every type at each event's time and place, from the events before it."""
+    if block.places is None:
+        raise UserError("events with places", "events without", "Read them with place=.")
+    return model.log_intensity_at(history, block.times[..., None], block.places[:, :, None])[:, :, 0]
+
+
+def check_places(model: Any, batch: Batch) -> None:
+    """Refuse events with places for a model that has no box, and the other way round."""
+    box = model.marks.box
+    if (box is None) != (batch.places is None):
+        have = "events without places" if batch.places is None else "events with places"
+        wanted = "events without places" if box is None else f"events with places ({', '.join(box.names)})"
+        raise UserError(f"{wanted}, as the model was made for", have, "Read the data with or without place=, or fit another model.")
+
+
+def _refined(
+    model: Any, history: Any, block: Batch, budget: float
+) -> tuple[Float[Tensor, "B H"], Float[Tensor, "B H"], Float[Tensor, "B H"], Float[Tensor, "B H"]]:
+    """The same as :func:`_integrals`; where a model integrates over a box by a rule, its order is raised until that changes little.
+
+    What the last step changed bounds the error of the finer rule, and is added to the error over time.
+    """
+    order = getattr(model, "order", None)
+    if order is None or model.marks.box is None:
+        return _integrals(model, history, block, budget)
+    left, right, rough, _ = _integrals(model.with_order(max(n for n in ORDERS if n < max(order, 3))), history, block, budget / 2)
+    while True:
+        left, right, fine, error = _integrals(model.with_order(order), history, block, budget / 2)
+        change = (fine - rough).abs()
+        if float(change.sum()) <= budget / 2:
+            return left, right, fine, error + change
+        if order >= model.finest:
+            raise Unconverged(
+                f"expected integrals over the box settled to {budget / 2:.3g}; received a summed change of {float(change.sum()):.3g} at "
+                f"{order} nodes per axis. Raise the tolerance."
+            )
+        rough, order = fine, min(n for n in ORDERS if n > order)
 
 
 def _integrals(
@@ -193,6 +280,6 @@ def _integrals(
     seen = torch.minimum(torch.searchsorted(block.times.contiguous(), left, right=True), block.lengths[:, None])
 
     def rate(times: Float[Tensor, "B H Q"], which: Int[Tensor, "B H"]) -> Float[Tensor, "B H Q"]:
-        return model.log_intensity(history, times, seen.gather(1, which)).exp().sum(-1).to(torch.float64)
+        return _total(model, history, times, seen.gather(1, which)).to(torch.float64)
 
     return left, right, *integrate(rate, left, right, tolerance=budget)

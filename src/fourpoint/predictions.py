@@ -204,10 +204,10 @@ def _next_scores(model: Any, data: Dataset, chosen: NDArray[np.int64]) -> NextSc
 
 def _score_batch(model: Any, data: Dataset, rows: NDArray[np.int64], own: list[NDArray[np.int64]]) -> tuple[Floats, Floats]:
     """Error of mean and median, CRPS and coverage; then hit and log-loss of the mark: one row per chosen event."""
-    batch = data.batch(rows)
+    batch = data.batch(rows).to(_place_of(model))
     history = model.encode(batch)
     width = max(len(i) for i in own)
-    index = torch.from_numpy(np.stack([np.resize(i, width) for i in own]))
+    index = torch.from_numpy(np.stack([np.resize(i, width) for i in own])).to(batch.times.device)
     real = torch.from_numpy(np.stack([np.arange(width) < len(i) for i in own])).flatten()
     start, truth = batch.edges.gather(1, index).flatten(), batch.times.gather(1, index).flatten()
 
@@ -223,7 +223,12 @@ def _score_batch(model: Any, data: Dataset, rows: NDArray[np.int64], own: list[N
     at = rates(truth[:, None])[:, 0].double()
     marks = batch.marks.gather(1, index).flatten()
     log_loss = at.sum(1).log() - at.gather(1, marks[:, None])[:, 0].log()
-    return times[real].numpy(), torch.stack([(at.argmax(1) == marks).double(), log_loss], 1)[real].numpy()
+    return times.cpu()[real].numpy(), torch.stack([(at.argmax(1) == marks).double(), log_loss], 1).cpu()[real].numpy()
+
+
+def _place_of(model: Any) -> torch.device:
+    """Where the model's numbers are."""
+    return next((p.device for p in model.parameters()), torch.device("cpu"))
 
 
 def _default_horizon(data: Dataset) -> float:
@@ -257,7 +262,7 @@ def _horizon_scores(
 def _futures(model: Any, data: Dataset, rows: NDArray[np.int64], now: Floats, horizon: float, paths: int, seed: int) -> Dataset:
     """``paths`` sampled futures for each origin, one after the other."""
     whole, at = data.batch(rows), torch.from_numpy(now)
-    early = Batch(whole.times, whole.marks, whole.valid & (whole.times < at[:, None]), whole.start, at)
+    early = Batch(whole.times, whole.marks, whole.valid & (whole.times < at[:, None]), whole.start, at, whole.places)
     past = select_rows(remember(model, early), torch.arange(len(rows)).repeat_interleave(paths))
     start = at.repeat_interleave(paths)
     return advance(model, past, start, start + horizon, torch.Generator().manual_seed(seed)).data

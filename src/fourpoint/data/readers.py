@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Sequence as Ordered
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -24,12 +24,13 @@ from fourpoint.data.grouping import Numbered
 from fourpoint.data.labels import read_marks, read_splits
 from fourpoint.data.layouts import Layout, Window, lay_calendar, lay_numbers, lay_stamps, per_sequence
 from fourpoint.data.opened import Table, reason
-from fourpoint.data.roles import Roles, check_place, choose_roles
+from fourpoint.data.places import Bounds, Place, read_places
+from fourpoint.data.roles import Roles, choose_roles
 from fourpoint.data.stored import Known, place_in, stored_names, stored_windows, write
 from fourpoint.data.tables import open_table
 from fourpoint.events import Dataset, EventDataError, Ties, UserError
 
-__all__ = ["Reading", "describe_choices", "read", "read_with_notes", "write"]
+__all__ = ["GUESS", "Asked", "Reading", "describe_choices", "read", "read_with_notes", "write"]
 
 AS_GIVEN = "as given"
 
@@ -40,7 +41,8 @@ def read(
     time: str | None = None,
     mark: str | None = None,
     sequence: str | None = None,
-    place: object = None,
+    place: Place | None = None,
+    bounds: Bounds | None = None,
     window: Window | None = None,
     time_unit: str | None = None,
     timezone: str | None = None,
@@ -58,7 +60,9 @@ def read(
         mark: the column of types: text or whole numbers; "none" for no marks. Guessed by default.
         sequence: the column that says which sequence a row belongs to; "hour", "day" or "week" for one sequence per unit
             of the calendar; "none" for a single one. Guessed by default.
-        place: not supported yet.
+        place: the column of numbers, or the columns, that say where an event was: ("longitude", "latitude"), or also a magnitude.
+        bounds: the box that was observed: {"longitude": (-180, 180), ...}, one pair for each column of the place, or a
+            :class:`Box`, as that of a fitted model. What is not given is read off the events, and said aloud.
         window: the observed window: two numbers (in the unit of time, for every sequence), two times such as
             ("2024-01-01", "2025-01-01"), "all" (from the first event of the data to the last, for every sequence) or
             "each" (from the first event of a sequence to its last). By default it is what the file says; else whole units
@@ -81,24 +85,32 @@ def read(
     >>> data.ids, data[0].times.tolist(), data[0].stop, data.unit, data.marks.names
     (('2024-05-01', '2024-05-02', '2024-05-03'), [9.5], 24.0, 'hours', ('fire', 'flood'))
     """
-    found = read_with_notes(
-        source,
-        time=time,
-        mark=mark,
-        sequence=sequence,
-        place=place,
-        window=window,
-        time_unit=time_unit,
-        timezone=timezone,
-        ties=ties,
-        sort=sort,
-        marks=marks,
-        unit=unit,
-    )
+    found = read_with_notes(source, Asked(time, mark, sequence, place, bounds, window, time_unit, timezone, ties, sort, marks, unit))
     if not found.roles.own:
         for note in found.notes:
             print(note, file=sys.stderr)
     return found.data
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the user asks for: the arguments of :func:`read`, which says what each means. None is to be guessed."""
+
+    time: str | None = None
+    mark: str | None = None
+    sequence: str | None = None
+    place: Place | None = None
+    bounds: Bounds | None = None
+    window: Window | None = None
+    time_unit: str | None = None
+    timezone: str | None = None
+    ties: Ties = "keep"
+    sort: bool = False
+    marks: Ordered[str] | None = None
+    unit: str = ""
+
+
+GUESS = Asked()
 
 
 @dataclass(frozen=True)
@@ -113,34 +125,19 @@ class Reading:
     moved: bool
 
 
-def read_with_notes(
-    source: object,
-    *,
-    time: str | None = None,
-    mark: str | None = None,
-    sequence: str | None = None,
-    place: object = None,
-    window: Window | None = None,
-    time_unit: str | None = None,
-    timezone: str | None = None,
-    ties: Ties = "keep",
-    sort: bool = False,
-    marks: Ordered[str] | None = None,
-    unit: str = "",
-) -> Reading:
+def read_with_notes(source: object, asked: Asked = GUESS) -> Reading:
     """As :func:`read`, but what was decided comes back as notes instead of being printed.
 
-    >>> for note in read_with_notes({"Time": [0.5, 0.5, 2.0], "Type": ["a", "b", "a"]}, window=(0, 3)).notes:
+    >>> for note in read_with_notes({"Time": [0.5, 0.5, 2.0], "Type": ["a", "b", "a"]}, Asked(window=(0, 3))).notes:
     ...     print(note)
     columns: time 'Time', mark 'Type', one sequence (guessed; --time --mark --sequence to choose)
     50.0% of gaps are zero (ties kept; --ties error|jitter|drop)
     """
-    check_place(place)
-    if timezone is not None:
-        check_zone(timezone)
+    if asked.timezone is not None:
+        check_zone(asked.timezone)
     table = open_table(source)
     try:
-        return _read(table, choose_roles(table, time, mark, sequence), window, time_unit, timezone, ties, sort, marks, unit)
+        return _read(table, choose_roles(table, asked.time, asked.mark, asked.sequence, asked.place), asked)
     except (pa.ArrowException, OSError, UnicodeError) as error:
         # Damage that shows only while columns are taken apart; faults of the data have their own words.
         raise table.error("a table that can be read", f"a fault inside ({reason(error)})", "Write or download it again.") from error
@@ -177,29 +174,20 @@ def _tied(data: Dataset) -> float:
     return float(same / (data.events - 1 - len(cuts))) if same else 0.0
 
 
-def _read(
-    table: Table,
-    roles: Roles,
-    window: Window | None,
-    time_unit: str | None,
-    timezone: str | None,
-    ties: Ties,
-    sort: bool,
-    marks: Ordered[str] | None,
-    unit: str,
-) -> Reading:
-    wanted = None if time_unit in (None, AS_GIVEN) else unit_named(str(time_unit))
+def _read(table: Table, roles: Roles, asked: Asked) -> Reading:
+    wanted = None if asked.time_unit in (None, AS_GIVEN) else unit_named(str(asked.time_unit))
     columns = open_columns(table, roles.columns())
     known = stored_windows(columns) if roles.own else None
     if not len(columns) and known is None:
         raise columns.error("at least one event", "a table without rows", "Check the query or program that wrote the file.")
     numbered, ids = _sequences(columns, roles, known)
     give_back()
-    clock = _clock(columns, roles, numbered, time_unit, timezone) if known is None else None
-    layout = _layout(columns, roles, numbered, ids, clock, window, sort, wanted, known)
-    mark_ids, space = read_marks(columns, roles.mark, _names(columns, roles, marks), roles.own)
+    clock = _clock(columns, roles, numbered, asked) if known is None else None
+    layout = _layout(columns, roles, numbered, ids, clock, asked, wanted, known)
+    mark_ids, space = read_marks(columns, roles.mark, _names(columns, roles, asked.marks), roles.own)
     splits = _splits(columns, roles, layout, known)
     mark_ids = layout.group.arrange(mark_ids)
+    places, box, of_places = read_places(columns, roles.places, asked.bounds, roles.own)
     give_back()
     try:
         data = Dataset(
@@ -208,19 +196,23 @@ def _read(
             layout.group.offsets,
             layout.starts,
             layout.stops,
-            space,
+            space if box is None else replace(space, box=box),
             ids=layout.ids,
             splits=splits,
             inferred=layout.inferred,
-            unit=unit or layout.unit or (known.unit if known else wanted or ""),
+            unit=asked.unit or layout.unit or (known.unit if known else wanted or ""),
             name=(known.name if known else "") or table.name,
+            places=None if places is None else layout.group.arrange(places),
         )
-        data = data if ties == "keep" else data.with_ties(ties)
+        data = data if asked.ties == "keep" else data.with_ties(asked.ties)
     except EventDataError as error:
         raise _placed(columns, roles, layout, error) from None
     notes = [] if roles.own or not roles.guessed else [roles.line()]
-    notes += [*(clock.notes if clock else ()), *layout.notes]
-    notes += describe_choices(data, ties) if clock is None else _tie_notices(data, ties)
+    notes += [*(clock.notes if clock else ()), *layout.notes, *of_places]
+    if roles.maybe_places:
+        options = " ".join(f"--place {name!r}" if " " in name else f"--place {name}" for name in roles.maybe_places)
+        notes.append(f"{' and '.join(map(repr, roles.maybe_places))} look like a place, which is not used ({options})")
+    notes += describe_choices(data, asked.ties) if clock is None else _tie_notices(data, asked.ties)
     return Reading(data, tuple(notes), roles, clock, layout.origin, layout.moved)
 
 
@@ -242,12 +234,12 @@ def _sequences(columns: Columns, roles: Roles, known: Known | None) -> tuple[Num
     return numbered.renumbered(place_in(columns, known, ids)), known.ids
 
 
-def _clock(columns: Columns, roles: Roles, numbered: Numbered, time_unit: str | None, timezone: str | None) -> Clock | None:
+def _clock(columns: Columns, roles: Roles, numbered: Numbered, asked: Asked) -> Clock | None:
     """The times as stamps, or None where they are plain numbers."""
-    name, kind = roles.time, columns.type(roles.time)
+    name, kind, timezone, as_given = roles.time, columns.type(roles.time), asked.timezone, asked.time_unit == AS_GIVEN
     number = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)
     clock = None
-    if number and (roles.own or time_unit == AS_GIVEN or pa.types.is_decimal(kind)):
+    if number and (roles.own or as_given or pa.types.is_decimal(kind)):
         pass
     elif number or pa.types.is_timestamp(kind) or pa.types.is_date(kind) or is_words(kind):
         column = columns.take(name)
@@ -259,11 +251,11 @@ def _clock(columns: Columns, roles: Roles, numbered: Numbered, time_unit: str | 
                 raise
         columns.held[name] = column if clock is None else column.slice(0, 0)
     if clock is None and (timezone is not None or roles.calendar is not None):
-        asked = f"timezone={timezone!r}" if timezone is not None else f"sequence={roles.calendar!r}"
+        option = f"timezone={timezone!r}" if timezone is not None else f"sequence={roles.calendar!r}"
         raise columns.error(
-            f"timestamps in column {name!r}, for {asked}", f"values of type {kind}", "Name a column of timestamps with time=."
+            f"timestamps in column {name!r}, for {option}", f"values of type {kind}", "Name a column of timestamps with time=."
         )
-    if clock is not None and time_unit == AS_GIVEN:
+    if clock is not None and as_given:
         raise UserError("a unit of time for stamps", f"time_unit={AS_GIVEN!r}", "Pass time_unit='hours', say.")
     return clock
 
@@ -274,11 +266,11 @@ def _layout(
     numbered: Numbered,
     ids: tuple[str, ...],
     clock: Clock | None,
-    window: Window | None,
-    sort: bool,
+    asked: Asked,
     unit: str | None,
     known: Known | None,
 ) -> Layout:
+    window, sort = asked.window, asked.sort
     if isinstance(window, str) and window not in ("each", "all"):
         raise UserError("a window of two numbers or times, 'each' or 'all'", f"{window!r}", "Pass window=(0, 24), say.")
     given = {"start", "stop"} & set(columns.table.schema.names)

@@ -18,7 +18,8 @@ import pyarrow.compute as pc
 from fourpoint.data.calendar_windows import CALENDAR, By
 from fourpoint.data.clocks import looks_like_time
 from fourpoint.data.opened import Table
-from fourpoint.events import SPLITS, UserError
+from fourpoint.data.places import OWN, Place, guessed_places, place_names
+from fourpoint.events import SPLITS
 
 NONE = "none"  # what a user writes where there is no such column
 TIMES = "t time times timestamp timestamps time_stamp datetime date_time event_time event_timestamp event_datetime ts when epoch".split()
@@ -47,10 +48,12 @@ class Roles:
     own: bool
     guessed: tuple[str, ...]
     others: tuple[str, ...] = ()
+    places: tuple[str, ...] = ()
+    maybe_places: tuple[str, ...] = ()  # columns that look like a place and were not asked for
 
     def columns(self) -> list[str]:
         """All columns that have to be read."""
-        wanted = [self.time, self.mark, self.sequence, self.split, *(self.window or ())]
+        wanted = [self.time, self.mark, self.sequence, self.split, *(self.window or ()), *self.places]
         return list(dict.fromkeys(name for name in wanted if name is not None))
 
     def line(self) -> str:
@@ -61,16 +64,20 @@ class Roles:
         mark = f"mark {self.mark!r}" if self.mark else "no mark"
         more = "".join(f", {role} {name!r}" for role, name in (("split", self.split),) if name)
         more += f", window {self.window[0]!r} to {self.window[1]!r}" if self.window else ""
+        more += f", place {', '.join(map(repr, self.places))}" if self.places else ""
         options = " ".join(f"--{role}" for role in self.guessed)
         rivals = f"; other times are {', '.join(map(repr, self.others))}" if self.others else ""
         return f"columns: time {self.time!r}, {mark}, {sequence}{more} (guessed; {options} to choose{rivals})"
 
 
-def choose_roles(table: Table, time: str | None = None, mark: str | None = None, sequence: str | None = None) -> Roles:
+def choose_roles(
+    table: Table, time: str | None = None, mark: str | None = None, sequence: str | None = None, place: Place | None = None
+) -> Roles:
     """Give each role a column of ``table``: the one named, or the best guess.
 
-    ``mark`` and ``sequence`` may be "none"; ``sequence`` may be "hour", "day" or "week" for calendar windows. Fails with
-    :class:`EventDataError` where no column can be the time, or a named one is missing.
+    ``mark`` and ``sequence`` may be "none"; ``sequence`` may be "hour", "day" or "week" for calendar windows. ``place`` names columns
+    of numbers and is never guessed; "none" leaves out even those of our own files. Fails with :class:`EventDataError` where no column
+    can be the time, or a named one is missing.
 
     >>> from fourpoint.data.tables import open_table
     >>> roles = choose_roles(open_table({"ID": [1, 2], "Received At": ["2024-05-01", "2024-05-02"], "Call Type": ["fire", "fire"]}))
@@ -79,10 +86,11 @@ def choose_roles(table: Table, time: str | None = None, mark: str | None = None,
     """
     names = table.schema.names
     if {"seq_id", "t"} <= set(names) and time is None and mark is None and sequence is None:
-        return _own(table, names)
+        return _own(table, names, place)
     guess = _Guess(table)
     chosen_time = guess.time() if time is None else _named(table, time, "time")
-    taken = {chosen_time}
+    places = tuple(_named(table, name, "place") for name in place_names(place))
+    taken = {chosen_time, *places}
     calendar = _calendar(sequence, guess, chosen_time)
     if sequence is None:
         chosen_sequence = guess.sequence(taken)
@@ -93,14 +101,22 @@ def choose_roles(table: Table, time: str | None = None, mark: str | None = None,
     guessed = tuple(role for role, given in (("time", time), ("mark", mark), ("sequence", sequence)) if given is None)
     others = guess.rivals(chosen_time) if time is None else ()
     split, window = guess.split(), guess.window() if chosen_sequence else None
-    roles = Roles(chosen_time, chosen_mark, chosen_sequence, calendar, split, window, False, guessed, others)
+    maybe = () if places or place is not None else guess.places({chosen_time, chosen_mark, chosen_sequence})
+    roles = Roles(chosen_time, chosen_mark, chosen_sequence, calendar, split, window, False, guessed, others, places, maybe)
     _check_once(table, roles.columns())
     return roles
 
 
-def _own(table: Table, names: list[str]) -> Roles:
+def _own(table: Table, names: list[str], place: Place | None) -> Roles:
     mark, split = ("mark" if "mark" in names else None), ("split" if "split" in names else None)
-    roles = Roles("t", mark, "seq_id", None, split, ("start", "stop") if {"start", "stop"} <= set(names) else None, True, ())
+    window = ("start", "stop") if {"start", "stop"} <= set(names) else None
+    asked = tuple(name if name in names else OWN + name for name in place_names(place))
+    places = (
+        tuple(_named(table, name, "place") for name in asked)
+        if place is not None
+        else tuple(name for name in names if name.startswith(OWN))
+    )
+    roles = Roles("t", mark, "seq_id", None, split, window, True, (), places=places)
     _check_once(table, roles.columns())
     return roles
 
@@ -232,6 +248,11 @@ class _Guess:
         pairs = (("start", "stop"), ("window_start", "window_stop"), ("window_start", "window_end"))
         return next(((place[a], place[b]) for a, b in pairs if a in place and b in place), None)
 
+    def places(self, taken: set[str | None]) -> tuple[str, ...]:
+        """Two columns of numbers that look like a place on a map."""
+        found = guessed_places({name: word for name, word in self.plain.items() if name not in taken and self.kind(name) == "number"})
+        return tuple(found)
+
     def _is_label(self, name: str) -> bool:
         kind = self.table.schema.field(self.names.index(name)).type
         return self.kind(name) == "text" or (self.kind(name) == "number" and not pa.types.is_floating(kind))
@@ -245,9 +266,3 @@ class _Guess:
         """Whether values come back in the first rows; of a name that leaves little doubt that is asked of longer tables alone."""
         rows = self.head(name)
         return len(rows) < (20 if sure else 2) or 2 * len(pc.unique(rows)) <= len(rows) + 1
-
-
-def check_place(place: object) -> None:
-    """Refuse places, for which there is no mark space."""
-    if place is not None:
-        raise UserError("events without places", f"place={place!r}", "Leave place= out: places are not supported yet.")

@@ -1,8 +1,8 @@
-"""Our own Parquet: columns ``seq_id, t`` and optionally ``split, mark, start, stop``, one row per event.
+"""Our own Parquet: columns ``seq_id, t`` and optionally ``split, mark, start, stop, place.NAME``, one row per event.
 
 A file that :func:`write` made also carries, in its metadata, the table ``fourpoint.windows`` (every sequence with its
-window, so that sequences without events survive) and the list ``fourpoint.marks`` (the names of the types). It is read
-back by :func:`fourpoint.data.readers.read`, exactly.
+window, so that sequences without events survive), the list ``fourpoint.marks`` (the names of the types) and the box
+``fourpoint.box`` (names and bounds of the place's axes). It is read back by :func:`fourpoint.data.readers.read`, exactly.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from fourpoint.data.columns import Columns
+from fourpoint.data.places import BOX, OWN, box_metadata
 from fourpoint.events import SPLITS, Dataset, EventDataError, UserError
 
 WINDOWS, MARKS = b"fourpoint.windows", b"fourpoint.marks"
@@ -128,6 +129,8 @@ def _table(data: Dataset) -> pa.Table:
     if data.splits is not None:
         places = np.array([SPLITS.index(s) for s in data.splits.tolist()], dtype=np.int32)
         columns["split"] = pa.DictionaryArray.from_arrays(places[row], pa.array(SPLITS))
+    if data.marks.box is not None and data.places is not None:
+        columns |= {f"{OWN}{name}": pa.array(data.places[:, i]) for i, name in enumerate(data.marks.box.names)}
     return pa.table(columns)
 
 
@@ -143,6 +146,7 @@ def _metadata(data: Dataset) -> dict[bytes, str]:
         "name": data.name,
     }
     stored = {WINDOWS: json.dumps(windows, separators=(",", ":"))}
+    stored |= {BOX: box_metadata(data.marks.box)} if data.marks.box is not None else {}
     return stored | {MARKS: json.dumps(data.marks.names)} if data.marks.names else stored
 
 
@@ -156,6 +160,7 @@ def _write_table(table: pa.Table, metadata: dict[bytes, str], path: Path) -> Non
     # Neighbouring times share their leading bytes, which compress well once the bytes are kept apart. The Arrow schema
     # is left out because it would repeat the metadata.
     coded = [name for name in ("seq_id", "mark", "split") if name in table.column_names]
-    with pq.ParquetWriter(path, table.schema, use_dictionary=coded, use_byte_stream_split=["t"], store_schema=False, **options) as writer:
+    split = ["t", *(name for name in table.column_names if name.startswith(OWN))]
+    with pq.ParquetWriter(path, table.schema, use_dictionary=coded, use_byte_stream_split=split, store_schema=False, **options) as writer:
         writer.write_table(table)
         writer.add_key_value_metadata(metadata)

@@ -4,11 +4,14 @@
     self_correcting     exp(10 t - N(t))                                      7.95
     nonhomogeneous1     100 phi(t - 1/2)                                      38.3
     nonhomogeneous2     50 phi(6 (t - .35)) + 50 phi(6 (t - .75))             16.0
+    space_time_hawkes   5 + sum_j .5 exp(-(t - t_j)) N(x - x_j; sd .1)        169.4 on [0, 20) in the unit square
 
 phi is the standard normal density. With ``amplitude="random"`` every bump of the last two is multiplied by a fresh
 U[0, 1] in every sequence: a Cox process, whose rate given the past is the filtered one, E[sum_b U_b f_b(t) | past].
 Simulation is exact: Poisson counts placed by the inverse of their distribution, and for the first two the next event by
-inversion, all sequences side by side.
+inversion, all sequences side by side; the last by its branches, generation after generation. Its events have places: 5 a unit of time
+appear anywhere in the square, and each is followed by a Poisson number of others, .5 on average, around it. Those that fall outside the
+square are not observed and are followed by nothing, so that the rate inside is exactly the one above.
 """
 
 from __future__ import annotations
@@ -17,21 +20,29 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from math import erf, sqrt
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fourpoint.events import Dataset, UserError
+from fourpoint.events import Box, Dataset, MarkSpace, UserError
 from fourpoint.models import protocol
 from fourpoint.models.bumps import Bump, Bumps, FilteredBumps
 
 Amplitude = Literal["fixed", "random"]
-Events = tuple[NDArray[np.float64], NDArray[np.int64]]  # times, and the sequence that each belongs to
+SQUARE = MarkSpace(box=Box(("x", "y"), (0.0, 0.0), (1.0, 1.0)))
+
+
+class Events(NamedTuple):
+    """Times, the sequence that each belongs to, and places where the process has them."""
+
+    times: NDArray[np.float64]
+    rows: NDArray[np.int64]
+    places: NDArray[np.float64] | None = None
 
 
 def simulate(name: str, sequences: int, seed: int = 0, amplitude: Amplitude = "fixed") -> Dataset:
-    """Draw ``sequences`` independent sequences on [0, 1) from the process called ``name``.
+    """Draw ``sequences`` independent sequences from the process called ``name``, on its own window.
 
     >>> data = simulate("nonhomogeneous2", 1000, seed=1)
     >>> len(data), data.name, abs(data.events / 1000 - 16.0) < 0.5
@@ -75,6 +86,7 @@ class Process:
     truth: Callable[[], protocol.Model[Any]]
     bumps: tuple[Bump, ...] = ()
     stop: float = 1.0
+    space: MarkSpace = MarkSpace()
 
     def simulate(self, sequences: int, seed: int = 0, stop: float | None = None) -> Dataset:
         """Draw sequences on [0, stop), the process's own window where ``stop`` is None.
@@ -85,11 +97,13 @@ class Process:
         end = self.stop if stop is None else float(stop)
         if sequences < 1 or not 0 < end < np.inf:
             raise UserError("at least one sequence and a positive end", f"sequences={sequences}, stop={end:g}", "Raise them.")
-        times, rows = self.draw(np.random.default_rng(seed), sequences, end)
+        times, rows, places = self.draw(np.random.default_rng(seed), sequences, end)
         order = np.lexsort((times, rows))
         offsets = np.concatenate([[0], np.cumsum(np.bincount(rows, minlength=sequences))])
         marks = np.zeros(len(times), dtype=np.int64)
-        return Dataset(times[order], marks, offsets, np.zeros(sequences), np.full(sequences, end), name=self.name)
+        where = None if places is None else places[order]
+        edges = np.zeros(sequences), np.full(sequences, end)
+        return Dataset(times[order], marks, offsets, *edges, self.space, name=self.name, places=where)
 
 
 def _plain(name: str) -> str:
@@ -108,7 +122,7 @@ def _hawkes(rng: np.random.Generator, sequences: int, stop: float, mu: float = 1
         t, excited = t + gap, excited * np.exp(-beta * gap) + alpha * beta
         inside = t < stop
         rows, t, excited = rows[inside], t[inside], excited[inside]
-        parts.append((t, rows))
+        parts.append(Events(t, rows))
     return _joined(parts)
 
 
@@ -121,8 +135,25 @@ def _self_correcting(rng: np.random.Generator, sequences: int, stop: float, drif
         t = t + np.logaddexp(0, np.log(drift * e) - drift * t + correction * n) / drift
         n += 1
         rows, t = rows[t < stop], t[t < stop]
-        parts.append((t, rows))
+        parts.append(Events(t, rows))
     return _joined(parts)
+
+
+def _space_time_hawkes(
+    rng: np.random.Generator, sequences: int, stop: float, mu: float = 5.0, alpha: float = 0.5, beta: float = 1.0, spread: float = 0.1
+) -> Events:
+    """Generation after generation: a Poisson number of offspring of each event, exponential in time, normal in space."""
+    number = rng.poisson(mu * stop, sequences)
+    born = Events(rng.random(number.sum()) * stop, np.repeat(np.arange(sequences), number), rng.random((number.sum(), 2)))
+    parts = []
+    while len(born.times):
+        parts.append(born)
+        parent = np.repeat(np.arange(len(born.times)), rng.poisson(alpha, len(born.times)))
+        times = born.times[parent] + rng.exponential(1 / beta, len(parent))
+        places = parts[-1].places[parent] + spread * rng.standard_normal((len(parent), 2))  # type: ignore[index]
+        kept = (times < stop) & ((places >= 0) & (places <= 1)).all(1)
+        born = Events(times[kept], born.rows[parent][kept], places[kept])
+    return _joined([*parts, born])
 
 
 def _bumps(bumps: tuple[Bump, ...], amplitude: Amplitude) -> Callable[[np.random.Generator, int, float], Events]:
@@ -137,14 +168,16 @@ def _bumps(bumps: tuple[Bump, ...], amplitude: Amplitude) -> Callable[[np.random
             number = rng.poisson(factor * height / speed * (high - low))
             times = centre + ndtri(rng.uniform(low, high, number.sum())) / speed
             # Only the last bit of a draw at the very edge can fall outside.
-            parts.append((np.clip(times, 0.0, np.nextafter(stop, 0.0)), np.repeat(np.arange(sequences), number)))
+            parts.append(Events(np.clip(times, 0.0, np.nextafter(stop, 0.0)), np.repeat(np.arange(sequences), number)))
         return _joined(parts)
 
     return draw
 
 
 def _joined(parts: list[Events]) -> Events:
-    return np.concatenate([t for t, _ in parts]), np.concatenate([r for _, r in parts])
+    places = [part.places for part in parts if part.places is not None]
+    together = np.concatenate(places) if places else None
+    return Events(np.concatenate([part.times for part in parts]), np.concatenate([part.rows for part in parts]), together)
 
 
 def _mean(bumps: tuple[Bump, ...]) -> float:
@@ -177,6 +210,12 @@ def _self_correcting_truth() -> protocol.Model[Any]:
     return SelfCorrecting(drift=10.0, correction=1.0)
 
 
+def _space_time_hawkes_truth() -> protocol.Model[Any]:
+    from fourpoint.models.hawkes_places import PlacedHawkes
+
+    return PlacedHawkes(SQUARE, baseline=5.0, branching=0.5, decay=1.0, spread=0.1)
+
+
 def _bump_process(name: str, description: str, bumps: tuple[Bump, ...]) -> Process:
     return Process(name, description, _mean(bumps), _bumps(bumps, "fixed"), lambda: Bumps(bumps), bumps)
 
@@ -188,5 +227,14 @@ PROCESSES: dict[str, Process] = {
         Process("self_correcting", "exp(10 t - N(t))", 7.9544868, _self_correcting, _self_correcting_truth),
         _bump_process("nonhomogeneous1", "100 phi(t - 1/2)", ((100.0, 1.0, 0.5),)),
         _bump_process("nonhomogeneous2", "50 phi(6 (t - .35)) + 50 phi(6 (t - .75))", ((50.0, 6.0, 0.35), (50.0, 6.0, 0.75))),
+        Process(
+            "space_time_hawkes",
+            "5 + sum_j .5 exp(-(t - t_j)) N(x - x_j; .1), t in [0, 20), x in the unit square",
+            169.3876755,
+            _space_time_hawkes,
+            _space_time_hawkes_truth,
+            stop=20.0,
+            space=SQUARE,
+        ),
     )
 }

@@ -26,11 +26,11 @@ from jaxtyping import Bool, Complex, Float, Int
 from torch import Tensor
 
 from fourpoint.maths.fourier import FADED, Spectrum
+from fourpoint.maths.recurrence import recur
 from fourpoint.maths.scores import Score, scores
 
 PIECE = 2**18  # numbers per tensor while reading without gradient
 WIDE = 64  # more marks than this are turned at the queries rather than at the states
-CHUNK = 32  # positions scanned side by side before their ends are scanned in turn
 
 
 def dense(
@@ -112,7 +112,7 @@ def scan(
     factor = _turns(rate, gaps)[..., None]
     if before is not None and driven.shape[1]:
         driven = torch.cat([driven[:, :1] + factor[:, :1] * before[:, None], driven[:, 1:]], 1)
-    return _Scan.apply(factor.expand_as(driven), driven)
+    return recur(factor, driven)
 
 
 def step(
@@ -177,24 +177,6 @@ def _read_many(turn: Tensor, rate: Tensor, state: Tensor, lag: Tensor) -> Float[
     return real_sums(_turns(rate, lag)[..., None] * state[:, :, None], turn)
 
 
-class _Scan(torch.autograd.Function):
-    """S_i = F_i S_{i-1} + U_i along dimension 1. Its gradient is the same recursion, run backwards."""
-
-    @staticmethod
-    def forward(ctx: Any, factor: Tensor, driven: Tensor) -> Tensor:
-        state = _running(factor, driven)
-        ctx.save_for_backward(factor, state)
-        return state
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
-        factor, state = ctx.saved_tensors
-        one_on = torch.cat([factor[:, 1:], torch.zeros_like(factor[:, :1])], 1).conj().flip(1)
-        total = _Scan.apply(one_on, grad.flip(1)).flip(1)
-        before = torch.cat([torch.zeros_like(state[:, :1]), state[:, :-1]], 1)
-        return before.conj() * total, total
-
-
 class _Read(torch.autograd.Function):
     """sum_j exp(-gamma_j d) (P_j cos theta_j d + P'_j sin theta_j d) with P over P' stacked along the modes.
 
@@ -238,30 +220,3 @@ def _turns(rate: Complex[Tensor, "K D"], gaps: Float[Tensor, "*S"]) -> Complex[T
     lag = gaps[..., None, None]
     fade, angle = torch.exp((rate.real * lag).clamp(min=FADED)), rate.imag * lag
     return torch.complex(fade * angle.cos(), fade * angle.sin())  # twice as fast as torch.polar, with gradient too
-
-
-def _running(factor: Tensor, state: Tensor) -> Tensor:
-    """Inclusive scan of x -> factor x + state along dimension 1.
-
-    Chunks of CHUNK positions run side by side, one position after the other; then their ends are scanned the same way.
-    """
-    n = state.shape[1]
-    if n <= CHUNK:
-        states = state.clone()
-        for i in range(1, n):
-            states[:, i] += factor[:, i] * states[:, i - 1]
-        return states
-    chunks = -(-n // CHUNK)
-    room = chunks * CHUNK - n
-    factor, state = (_pad(x, room, fill).unflatten(1, (chunks, CHUNK)) for x, fill in ((factor, 1.0), (state, 0.0)))
-    inside = _running(factor.flatten(0, 1), state.flatten(0, 1)).unflatten(0, (-1, chunks))
-    product = factor.cumprod(2)
-    carried = _pad(_running(product[:, :, -1], inside[:, :, -1]), 1, 0.0, front=True)[:, :-1, None]
-    return (inside + product * carried).flatten(1, 2)[:, :n]
-
-
-def _pad(x: Tensor, count: int, fill: float, *, front: bool = False) -> Tensor:
-    if not count:
-        return x
-    extra = torch.full_like(x[:, :1], fill).expand(-1, count, *x.shape[2:])
-    return torch.cat([extra, x] if front else [x, extra], 1)

@@ -64,7 +64,7 @@ def march(
     matrix = _transform().to(start)
     left, total, first = start.clone(), torch.zeros_like(start), width
     halved = torch.zeros_like(start, dtype=torch.bool)
-    limit = torch.as_tensor(longest, dtype=start.dtype).expand_as(start)
+    limit = torch.as_tensor(longest, dtype=start.dtype, device=start.device).expand_as(start)
     while True:
         stopped = (left >= stop) | (total >= target) | (left - start > FAR * first)
         if bool(stopped.all()):
@@ -153,8 +153,8 @@ class Law:
 
     def quantiles(self, levels: Sequence[float]) -> Float[Tensor, "B L"]:
         """The times before which the next event falls with these probabilities; infinite where it may never come."""
-        targets = -torch.log1p(-torch.tensor(levels, dtype=self.start.dtype))
-        time = torch.full((len(self.start), len(levels)), torch.inf, dtype=self.start.dtype)
+        targets = -torch.log1p(-torch.tensor(levels, dtype=self.start.dtype, device=self.start.device))
+        time = self.start.new_full((len(self.start), len(levels)), torch.inf)
         for p in self.panels:
             low, high = p.before[:, None], (p.before + p.gain)[:, None]
             row, level = torch.nonzero((low < targets) & (high >= targets), as_tuple=True)
@@ -233,7 +233,7 @@ def _legendre(u: Float[Tensor, "*S"], degree: int) -> Float[Tensor, "*T"]:
 
 def _antiderivatives(x: Float[Tensor, "*S"], p: Float[Tensor, "*T"]) -> Float[Tensor, "*S N"]:
     """int_0^x P_n(2 s - 1) ds for n = 0 .. NODES - 1, where ``p`` are P_0 .. P_NODES at 2 x - 1."""
-    odd = 2 * (2 * torch.arange(1, NODES, dtype=x.dtype) + 1).reshape(-1, *[1] * x.ndim)
+    odd = 2 * (2 * torch.arange(1, NODES, dtype=x.dtype, device=x.device) + 1).reshape(-1, *[1] * x.ndim)
     return torch.movedim(torch.cat([x[None], (p[2:] - p[:-2]) / odd]), 0, -1)
 
 

@@ -36,8 +36,12 @@ class Unconverged(ArithmeticError):
 
 def stratified(a: Float[Tensor, "*S"], b: Float[Tensor, "*S"], nodes: int, random: torch.Generator) -> Float[Tensor, "*S Q"]:
     """One uniform node in each of ``nodes`` equal strata of every [a, b]."""
-    u = torch.rand(*a.shape, nodes, generator=random, dtype=a.dtype, device=random.device).to(a.device)
-    return a[..., None] + (b - a)[..., None] * (torch.arange(nodes, device=a.device) + u) / nodes
+    return a[..., None] + (b - a)[..., None] * (torch.arange(nodes, device=a.device) + uniform(a, nodes, random)) / nodes
+
+
+def uniform(like: Float[Tensor, "*S"], nodes: int, random: torch.Generator) -> Float[Tensor, "*S Q"]:
+    """What :func:`stratified` draws: ``nodes`` numbers from U[0, 1] for every interval."""
+    return torch.rand(*like.shape, nodes, generator=random, dtype=like.dtype, device=random.device).to(like.device)
 
 
 @lru_cache(maxsize=32)

@@ -7,7 +7,10 @@ from functools import partial
 from typing import Any
 
 from fourpoint.models.dapp import DAPP
+from fourpoint.models.deep_dapp import DeepDAPP
+from fourpoint.models.dapp_places import PlacedDAPP
 from fourpoint.models.hawkes import Hawkes
+from fourpoint.models.hawkes_places import PlacedHawkes
 from fourpoint.models.nhp import NHP
 from fourpoint.models.poisson import Poisson, SplinePoisson
 from fourpoint.models.rmtpp import RMTPP
@@ -24,7 +27,10 @@ MODELS: dict[str, Callable[..., Any]] = {
     "odapp-paper": partial(DAPP.paper, keep=0.5),
     "odapp-paper-dot": partial(DAPP.paper, score="dot", keep=0.5),
     "odapp-paper-nn": partial(DAPP.paper, score="neural", keep=0.5),
+    "dapp-places": PlacedDAPP,
+    "deep-dapp": DeepDAPP,
     "hawkes": Hawkes,
+    "hawkes-places": PlacedHawkes,
     "nhp": NHP,
     "poisson": Poisson,
     "spline-poisson": SplinePoisson,

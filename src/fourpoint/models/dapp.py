@@ -114,7 +114,7 @@ class DAPP(nn.Module):
         seed: int = 0,
     ) -> None:
         super().__init__()
-        self.marks = MarkSpace.of(marks)
+        self.marks = protocol.space_without_places(marks, "dapp")
         M = self.marks.count
         embedding = embedding or (2 if M == 1 else 8)
         drift = "none" if link == "identity" and drift == "auto" else drift

@@ -9,8 +9,9 @@ exactly as in `dapp`. The integral of the rate over a stretch is read at equal s
 exponential by multiplication. Every eight steps are a panel, integrated by the polynomial through its nine nodes (Newton and
 Cotes' rule); there are 1 to 8 panels, as many as the stretch's length and the modes' speed suggest. The last Legendre
 coefficients of each polynomial, made smaller by as much as they fell, estimate the error, and a stretch that misses the
-tolerance is cut in two, at a knot of the splines if there is one inside. Nothing is interpolated in time. Used by `streaming` and
-`streaming.bank`. Axes: R rows, J = K D modes, M marks, Q nodes, C curves (splines).
+tolerance is cut in two, at a knot of the splines if there is one inside. Nothing is interpolated in time. `dapp_loops` does the
+same one row after the other, compiled. Used by `streaming` and `streaming.bank`. Axes: R rows, J = K D modes, M marks, Q nodes,
+C curves (splines).
 """
 
 from __future__ import annotations
@@ -25,17 +26,16 @@ from numpy.typing import NDArray
 from fourpoint.maths.quadrature import Unconverged
 from fourpoint.maths.spline import cubics
 from fourpoint.models.dapp import DAPP
-from fourpoint.models.dapp_loops import compiled_nodes
+from fourpoint.models.dapp_loops import DEEPEST, LINKS, PANEL, Care, Loops, Shape, compiled_loops, waves
 
 Floats = NDArray[Any]
 Complexes = NDArray[Any]
-PANEL, PANELS = 8, 8  # steps of a panel, and the most panels of a stretch
+PANELS = 8  # of a stretch, at most
 TURN, LOOSE_TURN = 2.0, 2.7  # how far the modes of the fastest head turn, in the mean, in one panel; the same in float32
 EDGE = 1.1  # error of a panel whose first rate alone is off, in units of its last coefficient
 TOLERANCE = 2.5e-7  # absolute, of a stretch
 RELATIVE = 1e-6
 CACHE = 2**20  # bytes of states held at once
-DEEPEST = 40  # halvings after which a rate counts as one that cannot be integrated
 
 
 def supports(model: Any) -> bool:
@@ -58,7 +58,7 @@ class Reached(NamedTuple):
 class Steps:
     """The numbers of a DAPP in evaluation mode, copied, in precision ``kind`` (float32 or float64).
 
-    ``compiled`` loops are used where numba is installed; they pay with many rows or many modes.
+    ``compiled`` loops are used where numba is installed; loading them takes about a second.
 
     Later changes of the model are not seen. Times are in the user's unit, those ``since`` counted from a row's window's start.
 
@@ -107,10 +107,10 @@ class Steps:
         speed = np.sqrt((copied(spectrum.rate.abs()) ** 2).mean(1).max())
         self.speed = float(speed) / (TURN if kind == np.float64 else LOOSE_TURN) / self.scale
         self._rules = {panels: _rule(panels, kind) for panels in range(1, PANELS + 1)}
-        self.rows = max(1, CACHE // ((4 if compiled else PANEL) * len(self.frequency) * self.whirl.itemsize))
-        self._loop = compiled_nodes() if compiled else None
-        self._halved = np.ascontiguousarray(self.read.reshape(-1, 2, self.marks).transpose(2, 1, 0))
+        self.rows = max(1, CACHE // (PANEL * len(self.frequency) * self.whirl.itemsize))
         self._scratch: tuple[Complexes, Floats] | None = None
+        self._loops = compiled_loops() if compiled else None
+        self._loop_numbers = self._for_loops()
 
     def _driven(self, turn: Complexes, values: Floats) -> Complexes:
         """What an event of each mark adds to the states, (M, J): exp(-i psi_j(m)) v_k(m)."""
@@ -120,10 +120,22 @@ class Steps:
         """States before any event."""
         return np.zeros((rows, len(self.frequency)), dtype=self.whirl)
 
+    def added(self, since: float, mark: int) -> Complexes:
+        """What an event at ``since`` of type ``mark`` adds to the states, (J,)."""
+        own = self.constant[mark]
+        return own + self.kind.type(since / self.scale) * self.slope[mark] if self.sloping else own
+
     def kick(self, since: Floats, mark: NDArray[np.int64]) -> Complexes:
-        """What events at ``since`` of type ``mark`` add to the states, (R, J)."""
-        added = self.constant[mark]
-        return added + (since / self.scale).astype(self.kind)[:, None] * self.slope[mark] if self.sloping else added
+        """The same of many events, (R, J)."""
+        own = self.constant[mark]
+        return own + (since / self.scale).astype(self.kind)[:, None] * self.slope[mark] if self.sloping else own
+
+    def absorb(self, state: Complexes, rows: NDArray[np.int64], ahead: Complexes, since: Floats, mark: NDArray[np.int64]) -> None:
+        """``rows`` of ``state`` become ``ahead``, with events at ``since`` of type ``mark``."""
+        if self._loops is None:
+            state[rows] = ahead + self.kick(since, mark)
+        else:
+            self._loops.absorb(state, rows, ahead, since / self.scale, mark, self.constant, self.slope)
 
     def values(self, since: Floats, mark: NDArray[np.int64]) -> Floats:
         """v_k of events at ``since`` of type ``mark``, (R, K)."""
@@ -142,11 +154,14 @@ class Steps:
         """log lambda per mark and time unit where the rows are, (R, M)."""
         return self._log_rates(_real(state) @ self.read, self._curves(since, np.zeros_like(since), np.zeros((1, 1), dtype=self.kind))[0])
 
-    def reach(self, state: Complexes, since: Floats, gap: Floats) -> Reached:
-        """Rows at ``since`` moved on by ``gap``, with the integral of their rates.
+    def reach(self, state: Complexes, since: Floats, gap: Floats, rows: NDArray[np.int64] | None = None) -> Reached:
+        """Rows at ``since`` moved on by ``gap``, with the integral of their rates: all of ``state``, or ``rows`` of it.
 
         Raises `maths.quadrature.Unconverged` where a rate explodes or cannot be integrated.
         """
+        if self._loops is not None:
+            return self._looped(self._loops, state, np.arange(len(since)) if rows is None else rows, since, gap)
+        state = state if rows is None else state[rows]
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
             return self._stretches(state, since, gap, np.full(len(since), TOLERANCE), 0)
 
@@ -160,7 +175,7 @@ class Steps:
         ends = np.cumsum(np.bincount(needed, minlength=PANELS + 1)).tolist()
         found = Reached(np.empty_like(state), np.empty((len(left), self.marks)), np.empty(len(left)))
         for panels in range(1, PANELS + 1):
-            rows = max(1, self.rows // (panels if self._loop is None else 1))
+            rows = max(1, self.rows // panels)
             for i in range(ends[panels - 1], ends[panels], rows):
                 some = order[i : min(i + rows, ends[panels])]
                 part = self._stretch(state[some], left[some], width[some], allowed[some], depth, panels)
@@ -207,15 +222,6 @@ class Steps:
         else:  # powers lose digits, which the next events would inherit
             once, whole = np.split(self._turns(np.concatenate([lag / steps, lag])), 2)
             after = state * whole
-        if self._loop is None:
-            return self._plain_nodes(state, once, after, steps)
-        z = np.empty((steps + 1, len(state), self.marks), dtype=self.kind)
-        found = np.empty_like(state) if after is None else after
-        self._loop(state, once, found, after is None, self._halved, z)
-        return z, found
-
-    def _plain_nodes(self, state: Complexes, once: Complexes, after: Complexes | None, steps: int) -> tuple[Floats, Complexes]:
-        """The same over whole arrays."""
         x, z = self._room(len(state), steps + 1)
         x[0], power, filled = state, once, 1
         while filled <= steps:
@@ -288,7 +294,7 @@ class Steps:
         elif self.link == "exp":
             logs = np.logaddexp(base, x)
         else:
-            low = x < -15
+            low = x < -36  # where the logarithm of softplus is its argument
             logs = np.where(low, x, np.log(np.logaddexp(0.0, np.where(low, 0.0, x))))
             logs = np.logaddexp(base, self.log_scale + logs)
         return logs - self.log_unit
@@ -297,11 +303,40 @@ class Steps:
         """Refuse to cut for ever."""
         lost = np.flatnonzero(~np.isfinite(rates).all(0))
         i = lost[0] if len(lost) else 0
-        where = f"between {left[i]:g} and {left[i] + width[i]:g} after the start"
-        if len(lost):
-            raise Unconverged(f"expected a finite rate; received {rates[:, i].max()} {where}. The model explodes there: fit it again.")
-        if depth >= DEEPEST:
-            raise Unconverged(f"expected a rate that can be integrated; received one that jumps {where}. Fit the model again.")
+        if len(lost) or depth >= DEEPEST:
+            raise _unconverged(left[i], width[i], rates[:, i].max())
+
+    def _looped(self, loops: Loops, state: Complexes, rows: NDArray[np.int64], since: Floats, gap: Floats) -> Reached:
+        """:meth:`reach` by `dapp_loops`."""
+        R, fault = len(rows), np.empty(3)
+        found = Reached(np.empty((R, state.shape[1]), dtype=self.whirl), np.empty((R, self.marks)), np.empty(R))
+        if loops.reach(state, rows, since, gap, *self._loop_numbers, *found, fault) >= 0:
+            raise _unconverged(*fault.tolist())
+        return found
+
+    def _for_loops(self) -> tuple[Any, ...]:
+        """What `dapp_loops.reach` must know of the model."""
+        M = self.marks
+        curves = np.zeros((4, 0, 1)) if self.length == 0 else self.cubics
+        table = np.zeros((curves.shape[2], 2 * M, 4))
+        if self.log_base is None:
+            table[:, :M] = curves[:, :M].transpose(2, 1, 0)
+        else:
+            table[:, :M, 0] = self.log_base
+        if self.splined_drift:
+            table[:, M:] = curves[:, -M:].transpose(2, 1, 0)
+        level, size, bias = np.exp(table[0, :M, 0]), self.size.astype(np.float64), self.bias.astype(np.float64)
+        shape = Shape(table, self.cell, self.length, self.log_base is None, level, bias, size, LINKS.index(self.link), self.log_unit)
+        care = Care(_rule(1, np.float64)[1], self.speed, PANELS, EDGE, TOLERANCE, self.loose)
+        read = np.ascontiguousarray(self.read.reshape(-1, 2, M).transpose(2, 1, 0))
+        return self.scale, waves(self.frequency, -self.fading, self.kind), read, shape, care
+
+
+def _unconverged(left: float, width: float, rate: float) -> Unconverged:
+    where = f"between {left:g} and {left + width:g} after the start"
+    if not math.isfinite(rate):
+        return Unconverged(f"expected a finite rate; received {rate} {where}. The model explodes there: fit it again.")
+    return Unconverged(f"expected a rate that can be integrated; received one that jumps {where}. Fit the model again.")
 
 
 def _interleaved(read: Complexes) -> Floats:

@@ -21,10 +21,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.nn.functional import layer_norm, linear, scaled_dot_product_attention
 
 from fourpoint.events import Batch, UserError
@@ -140,8 +142,26 @@ def waves(turns: Float[Tensor, "*S F"], kind: torch.dtype) -> Float[Tensor, "*S 
     >>> waves(torch.tensor([1e9 + 0.25], dtype=torch.float64), torch.float32).round(decimals=3).tolist()
     [1.0, -0.0]
     """
-    left = (turns - turns.detach().round()).to(kind) * (2 * math.pi)
-    return torch.cat([left.sin(), left.cos()], -1)
+    return _Waves.apply(turns, kind)
+
+
+class _Waves(torch.autograd.Function):
+    """:func:`waves`, each of whose halves is the slope of the other."""
+
+    @staticmethod
+    def forward(ctx: Any, turns: Float[Tensor, "*S F"], kind: torch.dtype) -> Float[Tensor, "*S D"]:
+        left = turns.frac().to(kind).mul_(2 * math.pi)
+        out = torch.cat([left.sin(), left.cos()], -1)
+        ctx.save_for_backward(out)
+        ctx.kind = turns.dtype
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *outside: Tensor) -> tuple[Tensor, None]:
+        (out,) = ctx.saved_tensors
+        (to_sin, to_cos), (sin, cos) = outside[0].chunk(2, -1), out.chunk(2, -1)
+        return (to_sin * cos).addcmul_(to_cos, sin, value=-1).mul_(2 * math.pi).to(ctx.kind), None
 
 
 def frequencies(count: int, slowest: float) -> Float[Tensor, " F"]:
@@ -203,9 +223,9 @@ def _attend_last(
 
 
 def _joined(x: Float[Tensor, "*S D"], found: Float[Tensor, "*S D"], out: Float[Tensor, "D D"]) -> Float[Tensor, "*S D"]:
-    """n(x + O found), the sum formed inside the product."""
+    """n(x + O found), summed in place: a sum formed inside the product would copy x first."""
     D = x.shape[-1]
-    return layer_norm(torch.addmm(x.reshape(-1, D), found.reshape(-1, D), out.T).view(x.shape), (D,))
+    return layer_norm(torch.mm(found.reshape(-1, D), out.T).add_(x.reshape(-1, D)).view(x.shape), (D,))
 
 
 def _fed(x: Float[Tensor, "*S D"], feed: Feed | None, drop: Callable[[Tensor], Tensor]) -> Float[Tensor, "*S D"]:
@@ -214,7 +234,7 @@ def _fed(x: Float[Tensor, "*S D"], feed: Feed | None, drop: Callable[[Tensor], T
         return x
     up, shift, down = feed
     flat = x.view(-1, x.shape[-1])
-    return torch.addmm(flat, drop(torch.addmm(shift, flat, up.T).relu_()), down.T).view(x.shape)
+    return torch.mm(drop(torch.mm(flat, up.T).add_(shift).relu_()), down.T).add_(flat).view(x.shape)
 
 
 def _with_room(h: Encoded, slot: int) -> tuple[Encoded, Float[Tensor, "B L P E"]]:

@@ -90,7 +90,7 @@ class Hawkes(nn.Module):
         if min(np.min(baseline), np.min(branching), np.min(decay)) <= 0:
             received = ", ".join(str(value) for value in (baseline, branching, decay))
             raise UserError("positive baseline, branching and decay", received, f"Raise them above 0; {FLOOR:g} is next to nothing.")
-        self.marks = MarkSpace.of(marks)
+        self.marks = protocol.space_without_places(marks, "hawkes")
         M, J = self.marks.count, exponentials
         self.log_baseline = _logarithms("baseline", baseline, 1.0, (M,))
         self.log_branching = _logarithms("branching", branching, 1 / (M * J), (M, M) if J == 1 else (J, M, M))

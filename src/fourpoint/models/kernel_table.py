@@ -13,7 +13,10 @@ beyond is summed over the modes. Only reported weights are read here, never a ra
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from collections.abc import Callable
+from functools import cache
+from typing import Any, NamedTuple, no_type_check
 
 import numpy as np
 import torch
@@ -22,6 +25,7 @@ from numpy.typing import NDArray
 from fourpoint.models.dapp import DAPP
 
 Floats = NDArray[np.float64]
+Places = NDArray[np.int64]
 ERROR = 1e-6
 OCTAVES = 40  # from the shortest lag on
 CELLS = 2**14  # of a grid, at most
@@ -29,8 +33,19 @@ BYTES = 2**25  # of all tables, at most
 PIECE = 2**20  # waves formed at once
 
 
+class Grid(NamedTuple):
+    """Lags in the model's unit: octave 0 from 0 to 1 / speed, each further one as long as all before, of equal cells."""
+
+    speed: float
+    left: Floats  # (O,)
+    per_unit: Floats  # (O,): cells per unit
+    first: Places  # (O + 1,): cells before each octave, and all of them
+
+
 class KernelTable:
     """Scores of the model in evaluation mode, as a function of lag, in the user's unit of time.
+
+    :meth:`largest` is compiled where numba is installed, if ``compiled``.
 
     >>> table = KernelTable(DAPP(heads=2, eval_features=32))
     >>> table.scores(np.array([0.0, 0.5]), np.array([0, 0]), 0).shape, table.scores(np.zeros(1), np.array([0]), 0).tolist()
@@ -38,7 +53,7 @@ class KernelTable:
     """
 
     @torch.no_grad()
-    def __init__(self, model: DAPP) -> None:
+    def __init__(self, model: DAPP, *, compiled: bool = False) -> None:
         s = model.spectrum(fixed=True)
         frequency, shift, weight = (x.detach().cpu().double().numpy() for x in (s.frequency, s.shift, s.weight))
         decay = np.zeros_like(frequency) if s.decay is None else s.decay.detach().cpu().double().numpy()
@@ -46,65 +61,79 @@ class KernelTable:
         self.shift: Floats = shift
         self.weight: Floats = weight
         self.scale = float(model.time_scale)
-        self.heads = np.arange(len(weight))[:, None]
         self.grid = self._grid()
         marks = shift.shape[-1]
         self.slots = np.full((marks, marks), -1)
-        self.tables: Floats = np.zeros((1, len(weight), len(self.grid) - 1, 4))  # per pair: each cell's cubic, from 0 to 1
+        self.tables: Floats = np.zeros((1, int(self.grid.first[-1]), len(weight), 4))  # per pair: each cell's cubics, from 0 to 1
         self.pairs = 0
+        self._loop = compiled_largest() if compiled else None
 
-    def scores(self, lags: Floats, marks: NDArray[np.int64], mark: int) -> Floats:
+    def scores(self, lags: Floats, marks: Places, mark: int) -> Floats:
         """kappa_k of an event of type ``mark`` on past events of types ``marks`` at ``lags``, (K, N), within ``ERROR``."""
         d = lags / self.scale
-        slot = self.slots[mark, marks]
-        if (slot < 0).any():
+        slot = self._slots(marks, mark)
+        octave = np.maximum(np.frexp(d * self.grid.speed)[1], 0).astype(np.int64)
+        beyond = (slot < 0) | (octave >= len(self.grid.left))
+        if not beyond.any():
+            return self._read(d, slot, octave)
+        found, inside = np.empty((len(self.weight), len(d))), ~beyond
+        found[:, beyond] = self._summed(d[beyond], marks[beyond], mark)
+        found[:, inside] = self._read(d[inside], slot[inside], octave[inside])
+        return found
+
+    def largest(self, lags: Floats, marks: Places, mark: int, top: int) -> tuple[Places, Floats]:
+        """Where the ``top`` scores of the largest size are, and the scores, (K, top) or as many as there are, the largest first."""
+        shape = (len(self.weight), min(top, len(lags)))
+        places, found = np.empty(shape, dtype=np.int64), np.empty(shape)
+        if self._loop is not None:
+            for _ in range(2):  # the second time with tables that were missing
+                if self._loop(lags, marks, mark, self.scale, self.grid, self.slots, self.tables, places, found):
+                    return places, found
+                self._slots(marks, mark)
+        return largest(self.scores(lags, marks, mark), top)
+
+    def _slots(self, marks: Places, mark: int) -> Places:
+        """The tables of each pair; those that are missing are made."""
+        slot = self.slots[mark].take(marks)
+        if len(slot) and slot.min() < 0:
             for other in np.unique(marks[slot < 0]).tolist():
                 self._make(mark, other)
-            slot = self.slots[mark, marks]
-        cell = np.searchsorted(self.grid, d, side="right") - 1
-        beyond = (slot < 0) | (cell >= len(self.grid) - 1)
-        if beyond.any():
-            found = np.empty((len(self.heads), len(d)))
-            found[:, beyond] = self._summed(d[beyond], marks[beyond], mark)
-            if not beyond.all():
-                inside = ~beyond
-                found[:, inside] = self._read(d[inside], slot[inside], cell[inside])
-            return found
-        return self._read(d, slot, cell)
+            slot = self.slots[mark].take(marks)
+        return slot
 
-    def _read(self, d: Floats, slot: NDArray[np.int64], cell: NDArray[np.int64]) -> Floats:
-        left = self.grid[cell]
-        u = (d - left) / (self.grid[cell + 1] - left)
-        K, cells = len(self.heads), len(self.grid) - 1
-        row = self.heads * cells + (slot * (K * cells) + cell)
-        found = self.tables.reshape(-1, 4).take(row, axis=0)
-        a0, a1, a2, a3 = found[..., 0], found[..., 1], found[..., 2], found[..., 3]
-        return np.asarray(a0 + u * (a1 + u * (a2 + u * a3)))
+    def _read(self, d: Floats, slot: Places, octave: Places) -> Floats:
+        u = (d - self.grid.left.take(octave)) * self.grid.per_unit.take(octave)
+        first = self.grid.first.take(octave)
+        cell = np.minimum(u.astype(np.int64), self.grid.first.take(octave + 1) - first - 1)
+        u = (u - cell)[:, None]
+        cells, heads = self.tables.shape[1:3]
+        found = self.tables.reshape(-1, heads, 4).take(slot * cells + first + cell, axis=0)
+        return np.asarray((found[..., 0] + u * (found[..., 1] + u * (found[..., 2] + u * found[..., 3]))).T)
 
-    def _grid(self) -> Floats:
-        """Lags at which the table stands, in the model's unit: from 0, each octave as fine as it needs to be."""
-        speed = np.abs(self.rate).max(0).max()
-        reach = 2.0 ** np.arange(OCTAVES) / max(speed, 1e-12)
-        ends = np.concatenate([[0.0], reach])
-        points, total = [np.zeros(1)], 0
-        for left, right in zip(ends[:-1], ends[1:], strict=True):
-            fourth = (self.weight * np.abs(self.rate) ** 4 * np.exp(self.rate.real * left)).sum(1).max()
-            cells = max(1, int(np.ceil((right - left) * (fourth / (384 * ERROR)) ** 0.25)))
-            total += cells
-            if total > CELLS:
-                break
-            points.append(np.linspace(left, right, cells + 1)[1:])
-        return np.concatenate(points)
+    def _grid(self) -> Grid:
+        """Each octave as fine as it needs to be, as many of them as there is room for."""
+        speed = max(float(np.abs(self.rate).max()), 1e-12)
+        right = 2.0 ** np.arange(OCTAVES) / speed
+        left = np.concatenate([[0.0], right[:-1]])
+        fourth = (self.weight * np.abs(self.rate) ** 4 * np.exp(self.rate.real * left[:, None, None])).sum(2).max(1)
+        cells = np.maximum(1, np.ceil((right - left) * (fourth / (384 * ERROR)) ** 0.25)).astype(np.int64)
+        count = int(np.searchsorted(np.cumsum(cells), CELLS, side="right"))
+        cells, left, right = cells[:count], left[:count], right[:count]
+        return Grid(speed, left, cells / (right - left), np.concatenate([[0], np.cumsum(cells)]))
 
     def _make(self, mark: int, other: int) -> None:
         if self.pairs == len(self.tables):
             if 2 * self.tables.nbytes > BYTES:
                 return
             self.tables = np.concatenate([self.tables, np.zeros_like(self.tables)])
-        value, slope = self._waves(self.grid, mark, other)
-        h = np.diff(self.grid)
+        cells = np.diff(self.grid.first)
+        lags = [x + np.arange(n) / p for x, n, p in zip(self.grid.left, cells, self.grid.per_unit, strict=True)]
+        points = np.concatenate([*lags, self.grid.left[-1:] + cells[-1] / self.grid.per_unit[-1:]])
+        value, slope = self._waves(points, mark, other)
+        h = 1 / np.repeat(self.grid.per_unit, cells)
         rise, low, high = np.diff(value), h * slope[:, :-1], h * slope[:, 1:]
-        self.tables[self.pairs] = np.stack([value[:, :-1], low, 3 * rise - 2 * low - high, low + high - 2 * rise], -1)
+        cubic = np.stack([value[:, :-1], low, 3 * rise - 2 * low - high, low + high - 2 * rise], -1)  # (K, cells, 4)
+        self.tables[self.pairs] = cubic.transpose(1, 0, 2)
         self.slots[mark, other] = self.pairs
         self.pairs += 1
 
@@ -122,9 +151,62 @@ class KernelTable:
                 value[k, i : i + rows], slope[k, i : i + rows] = found.T
         return value, slope
 
-    def _summed(self, d: Floats, marks: NDArray[np.int64], mark: int) -> Floats:
-        found = np.empty((len(self.heads), len(d)))
+    def _summed(self, d: Floats, marks: Places, mark: int) -> Floats:
+        found = np.empty((len(self.weight), len(d)))
         for other in np.unique(marks).tolist():
             mine = marks == other
             found[:, mine] = self._waves(d[mine], mark, other)[0]
         return found
+
+
+def largest(scores: Floats, top: int) -> tuple[Places, Floats]:
+    """Where the ``top`` scores (K, N) of the largest size are, and the scores, the largest first.
+
+    >>> largest(np.array([[0.5, -2.0, 1.0]]), 2)
+    (array([[1, 2]]), array([[-2.,  1.]]))
+    """
+    size, head = np.abs(scores), np.arange(len(scores))[:, None]
+    if size.shape[1] > top:
+        some = np.argpartition(size, -top, axis=1)[:, -top:]
+        places = some[head, np.argsort(-size[head, some], axis=1)]
+    else:
+        places = np.argsort(-size, axis=1)
+    return places, scores[head, places]
+
+
+@cache
+def compiled_largest() -> Callable[..., bool] | None:
+    """:func:`largest_read` as machine code, kept on disk between runs where that can be; None without numba."""
+    try:
+        from numba import njit
+    except ImportError:
+        return None
+    try:
+        return njit(cache=True, nogil=True, error_model="numpy")(largest_read)
+    except RuntimeError:  # no folder to keep machine code in
+        return njit(nogil=True, error_model="numpy")(largest_read)
+
+
+@no_type_check  # numba has its own types
+def largest_read(lags, marks, mark, scale, grid, slots, tables, places, found):
+    """:meth:`KernelTable.largest` from the tables alone, into (K, top) ``places`` and ``found``; False where they do not suffice."""
+    top = places.shape[1]
+    for n in range(len(lags)):
+        d, slot = lags[n] / scale, slots[mark, marks[n]]
+        octave = max(math.frexp(d * grid.speed)[1], 0)
+        if slot < 0 or octave >= len(grid.left):
+            return False
+        u = (d - grid.left[octave]) * grid.per_unit[octave]
+        cell = min(int(u), grid.first[octave + 1] - grid.first[octave] - 1)
+        u -= cell
+        row = tables[slot, grid.first[octave] + cell]
+        for k in range(len(places)):
+            score = row[k, 0] + u * (row[k, 1] + u * (row[k, 2] + u * row[k, 3]))
+            i = min(n, top)  # the place that it takes, from the end on
+            while i > 0 and abs(score) > abs(found[k, i - 1]):
+                if i < top:
+                    places[k, i], found[k, i] = places[k, i - 1], found[k, i - 1]
+                i -= 1
+            if i < top:
+                places[k, i], found[k, i] = n, score
+    return True

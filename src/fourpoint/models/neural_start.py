@@ -11,12 +11,18 @@ Source: Mei and Eisner, "The Neural Hawkes Process" (2017), section 3.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.nn.functional import softplus
 
 from fourpoint.events import Dataset
 from fourpoint.models.rate import log_softplus
+
+FAR_BELOW = -80.0  # where log(log(1 + e^y)) is y to the last place, in either precision, and e^y does not vanish yet
 
 
 def time_scale_of(data: Dataset) -> float:
@@ -35,7 +41,8 @@ def time_scale_of(data: Dataset) -> float:
 class ScaledSoftplus(nn.Module):
     """The link g above for M marks, as a logarithm; s_m = 1 mean rate of all marks together at first.
 
-    ``forward(z)`` is log g(z), formed without overflow; ``inverse(rate)`` is the z at which g is ``rate`` > 0.
+    ``forward(z)`` is log g(z), formed without overflow; ``inverse(rate)`` is the z at which g is ``rate`` > 0; :meth:`in_gaps` is
+    what a likelihood needs of z, with the gradient written out.
 
     >>> link = ScaledSoftplus(2)
     >>> link(torch.tensor([0.0, -200.0]))
@@ -57,3 +64,50 @@ class ScaledSoftplus(nn.Module):
         """s log(exp(rate / s) - 1), which is rate + s log(1 - exp(-rate / s))."""
         rate, scale = rate.to(self.log_scale), self.log_scale.exp()
         return rate + scale * torch.log(-torch.expm1(-rate / scale))
+
+    def in_gaps(
+        self, z: Float[Tensor, "B G Q1 M"], log_unit: Float[Tensor, " M"], weights: Float[Tensor, " Q"] | None
+    ) -> tuple[Float[Tensor, "B G"], Float[Tensor, "B G M"]]:
+        """The mean rate of all marks in each gap, and log rates at its end, of marks with rates e^log_unit g(z).
+
+        ``z`` is at Q nodes of each gap and last at its end; ``weights`` of the nodes add up to 1 (None: all alike).
+
+        >>> mean, logs = ScaledSoftplus(1).in_gaps(torch.tensor([[[[0.0], [0.0], [200.0]]]]), torch.zeros(1), None)
+        >>> mean, logs.exp()
+        (tensor([[0.6931]], grad_fn=<_GapsBackward>), tensor([[[200.0000]]], grad_fn=<ExpBackward0>))
+        """
+        return _Gaps.apply(z, self.log_scale, log_unit, weights)
+
+
+class _Gaps(torch.autograd.Function):
+    """:meth:`ScaledSoftplus.in_gaps`. Rates at nodes never become logarithms, and the slope of z serves that of the scale s too,
+    since rates depend on s as s f(z / s)."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        z: Float[Tensor, "B G Q1 M"],
+        log_scale: Float[Tensor, " M"],
+        log_unit: Float[Tensor, " M"],
+        weights: Float[Tensor, " Q"] | None,
+    ) -> tuple[Float[Tensor, "B G"], Float[Tensor, "B G M"]]:
+        y = z * (-log_scale).exp()
+        bent, end = softplus(y), y[:, :, -1]
+        nodes, at_end, unit = bent[:, :, :-1], bent[:, :, -1], (log_scale + log_unit).exp()
+        level = nodes.mean(2) if weights is None else torch.einsum("bgqm,q->bgm", nodes, weights.to(z))
+        ctx.save_for_backward(z, y, at_end, level, log_scale, unit, weights)
+        return level @ unit, torch.where(end < FAR_BELOW, end, at_end.log()) + (log_scale + log_unit)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *outside: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        z, y, at_end, level, log_scale, unit, weights = ctx.saved_tensors
+        to_mean, to_logs = outside
+        nodes = z.shape[2] - 1
+        to_z, slow = y.sigmoid(), (-log_scale).exp()
+        share = to_mean[:, :, None, None] * (unit * slow)
+        steep = torch.where(y[:, :, -1] < FAR_BELOW, 1.0, to_z[:, :, -1] / at_end)
+        to_z[:, :, :-1] *= share / nodes if weights is None else share * weights.to(z)[:, None]
+        torch.mul(to_logs * slow, steep, out=to_z[:, :, -1])
+        to_scale = torch.einsum("bg,bgm->m", to_mean, level) * unit + to_logs.sum((0, 1)) - (to_z * z).sum((0, 1, 2))
+        return to_z, to_scale, None, None

@@ -83,7 +83,7 @@ class NHP(nn.Module):
             raise UserError("hidden and embedding of at least 1", f"{hidden} and {embedding}", "Pass hidden=64, embedding=32, say.")
         if not 0 <= dropout < 1:
             raise UserError("dropout from 0 to below 1", f"{dropout}", "Pass the share of cells to silence, 0.2 say.")
-        self.marks = MarkSpace.of(marks)
+        self.marks = protocol.space_without_places(marks, "nhp")
         self._settings: dict[str, Any] = dict(hidden=hidden, embedding=embedding, dropout=dropout, seed=seed)
         self._draw = seed
         M, random, narrow = self.marks.count, torch.Generator().manual_seed(seed), 1 / math.sqrt(embedding + hidden)
@@ -140,9 +140,14 @@ class NHP(nn.Module):
         self, history: NHPHistory, times: Float[Tensor, "B G Q"], seen: Int[Tensor, "B G"] | None = None
     ) -> Float[Tensor, "B G Q M"]:
         """log lambda per mark, formed without overflow."""
-        anchor, state = _at(history, seen)
-        h = _Output.apply(state, self._in_mean_gaps(times - anchor[..., None]))
-        return self._log_rate(nn.functional.linear(h, self.readout, self.base))
+        return self._log_rate(self._inside(history, times, seen))
+
+    def in_gaps(
+        self, history: NHPHistory, nodes: Float[Tensor, "B G Q"], ends: Float[Tensor, "B G"], weights: Float[Tensor, " Q"] | None = None
+    ) -> tuple[Float[Tensor, "B G"], Float[Tensor, "B G M"]]:
+        """The mean total rate at each gap's ``nodes``, by ``weights`` (None: all alike), and log lambda per mark at its end."""
+        z = self._inside(history, torch.cat([nodes, ends[..., None]], 2), None)
+        return self.link.in_gaps(z, -self.time_scale.log().to(z).expand(self.marks.count), weights)
 
     def intensity(self, history: NHPHistory, times: Float[Tensor, "B Q"]) -> Float[Tensor, "B Q M"]:
         """lambda per mark at any times, in events per unit of the user's time."""
@@ -169,6 +174,12 @@ class NHP(nn.Module):
 
     def _in_mean_gaps(self, gaps: Float[Tensor, "*S"]) -> Float[Tensor, "*S"]:
         return (gaps / self.time_scale).to(self.bias)
+
+    def _inside(self, history: NHPHistory, times: Float[Tensor, "B G Q"], seen: Int[Tensor, "B G"] | None) -> Float[Tensor, "B G Q M"]:
+        """What the link is applied to: w_m' h + b_m."""
+        anchor, state = _at(history, seen)
+        h = _Output.apply(state, self._in_mean_gaps(times - anchor[..., None]))
+        return nn.functional.linear(h, self.readout, self.base)
 
     def _log_rate(self, z: Float[Tensor, "*S M"]) -> Float[Tensor, "*S M"]:
         """log g(z), per unit of the user's time."""

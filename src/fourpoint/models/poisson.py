@@ -3,6 +3,7 @@
     Poisson         lambda_m(t) = exp(log_rate_m)
     SplinePoisson   lambda_m(t) = exp(s_m(t - start)),   s_m a cubic spline on [0, length]
 
+Where events have places, lambda_m(t, x) = lambda_m(t) f_m(x) with a density on the cells of a grid (`models.place_grid`).
 They are what every other model has to beat: the first knows how often, the second also when in the window.
 """
 
@@ -20,11 +21,14 @@ from fourpoint.events import Batch, Dataset, MarkSpace, UserError
 from fourpoint.maths.minimise import minimise
 from fourpoint.maths.spline import spline, spline_knots, spline_max
 from fourpoint.models import protocol
+from fourpoint.models.place_grid import PlaceGrid
 from fourpoint.models.positions import Positions, extended, positions_of
 
 
 class Poisson(nn.Module):
     """A constant rate per mark, ``lambda_m(t) = exp(log_rate_m)``, in events per unit of time.
+
+    ``cells`` is the number of parts of every axis of a box on which places have a density of their own; 1: a uniform one.
 
     >>> from fourpoint.events import Sequence
     >>> data = Dataset.from_sequences([Sequence([1.0, 2.0, 5.0], start=0.0, stop=6.0)])
@@ -36,20 +40,22 @@ class Poisson(nn.Module):
 
     linear = True
 
-    def __init__(self, marks: MarkSpace | int | None = None) -> None:
+    def __init__(self, marks: MarkSpace | int | None = None, cells: int = 1) -> None:
         super().__init__()
         self.marks = MarkSpace.of(marks)
+        self.grid = _grid(self.marks, cells)
         self.log_rate = nn.Parameter(torch.zeros(self.marks.count, dtype=torch.float64))
 
     def settings(self) -> dict[str, Any]:
-        """Nothing but the marks."""
-        return {}
+        """Nothing but the marks, and the cells of a grid where events have places."""
+        return {} if self.grid is None else {"cells": self.grid.cells}
 
     def initialise(self, data: Dataset) -> list[str]:
         """Start at the mean rate of every mark."""
         rates = mean_rates(data, self.marks)
         with torch.no_grad():
             self.log_rate.copy_(rates.log())
+        _count(self.grid, data)
         return [f"rate {float(rates.sum()):.4g} per unit of time, from the data"]
 
     def maximum_likelihood(self, data: Dataset) -> list[str]:
@@ -60,7 +66,12 @@ class Poisson(nn.Module):
         return positions_of(batch, before)
 
     def extend(
-        self, history: Positions, time: Float[Tensor, " B"], mark: Int[Tensor, " B"], active: Bool[Tensor, " B"] | None = None
+        self,
+        history: Positions,
+        time: Float[Tensor, " B"],
+        mark: Int[Tensor, " B"],
+        active: Bool[Tensor, " B"] | None = None,
+        place: Float[Tensor, "B k"] | None = None,
     ) -> Positions:
         return extended(history, time, active)
 
@@ -68,6 +79,18 @@ class Poisson(nn.Module):
         self, history: Positions, times: Float[Tensor, "B G Q"], seen: Int[Tensor, "B G"] | None = None
     ) -> Float[Tensor, "B G Q M"]:
         return self.log_rate.expand(*times.shape, -1)
+
+    def log_intensity_at(
+        self, history: Positions, times: Float[Tensor, "B G Q"], places: Float[Tensor, "B G Q k"], seen: Int[Tensor, "B G"] | None = None
+    ) -> Float[Tensor, "B G Q M"]:
+        """log lambda_m(t, x), per unit of time and volume."""
+        return self.log_intensity(history, times, seen) + protocol.placed(self.grid).log_density(places)
+
+    def draw_places(
+        self, history: Positions, time: Float[Tensor, " B"], mark: Int[Tensor, " B"], random: torch.Generator
+    ) -> Float[Tensor, "B k"]:
+        """Where events of known time and type are, drawn from their density."""
+        return protocol.placed(self.grid).draw(mark, random)
 
     def intensity(self, history: Positions, times: Float[Tensor, "B Q"]) -> Float[Tensor, "B Q M"]:
         return protocol.intensity(self, history, times)
@@ -87,6 +110,7 @@ class Poisson(nn.Module):
 class SplinePoisson(nn.Module):
     """A rate per mark that follows the time since the window's start, ``lambda_m(t) = exp(s_m(t - start))``.
 
+    ``cells`` is the same as for :class:`Poisson`.
     ``knots`` is the number of equal intervals of the cubic spline. They cover the longest window seen by
     ``initialise``; past it the rate stays at its last value.
 
@@ -98,18 +122,19 @@ class SplinePoisson(nn.Module):
     linear = True
     length: Tensor
 
-    def __init__(self, marks: MarkSpace | int | None = None, knots: int = 20) -> None:
+    def __init__(self, marks: MarkSpace | int | None = None, knots: int = 20, cells: int = 1) -> None:
         super().__init__()
         if knots < 1:
             raise UserError("at least one interval of the spline", f"knots={knots}", "Pass knots=20, say.")
         self.marks = MarkSpace.of(marks)
+        self.grid = _grid(self.marks, cells)
         self.intervals = knots
         self.coefficients = nn.Parameter(torch.zeros(self.marks.count, knots + 3, dtype=torch.float64))
         self.register_buffer("length", torch.ones((), dtype=torch.float64))
 
     def settings(self) -> dict[str, Any]:
-        """The number of intervals."""
-        return {"knots": self.intervals}
+        """The number of intervals, and the cells of a grid where events have places."""
+        return {"knots": self.intervals} | ({} if self.grid is None else {"cells": self.grid.cells})
 
     def initialise(self, data: Dataset) -> list[str]:
         """Cover the longest window, and start flat at the mean rate of every mark."""
@@ -117,6 +142,7 @@ class SplinePoisson(nn.Module):
         with torch.no_grad():
             self.length.fill_(float(data.durations.max()))
             self.coefficients.copy_(rates.log()[:, None].expand_as(self.coefficients))
+        _count(self.grid, data)
         return [
             f"rate {float(rates.sum()):.4g} per unit of time, from the data",
             f"spline of {self.intervals} intervals over {float(self.length):g}, the longest window; constant after it",
@@ -150,7 +176,12 @@ class SplinePoisson(nn.Module):
         return positions_of(batch, before)
 
     def extend(
-        self, history: Positions, time: Float[Tensor, " B"], mark: Int[Tensor, " B"], active: Bool[Tensor, " B"] | None = None
+        self,
+        history: Positions,
+        time: Float[Tensor, " B"],
+        mark: Int[Tensor, " B"],
+        active: Bool[Tensor, " B"] | None = None,
+        place: Float[Tensor, "B k"] | None = None,
     ) -> Positions:
         return extended(history, time, active)
 
@@ -158,6 +189,18 @@ class SplinePoisson(nn.Module):
         self, history: Positions, times: Float[Tensor, "B G Q"], seen: Int[Tensor, "B G"] | None = None
     ) -> Float[Tensor, "B G Q M"]:
         return spline(self.coefficients, times - history.start[:, None, None], self.length)
+
+    def log_intensity_at(
+        self, history: Positions, times: Float[Tensor, "B G Q"], places: Float[Tensor, "B G Q k"], seen: Int[Tensor, "B G"] | None = None
+    ) -> Float[Tensor, "B G Q M"]:
+        """log lambda_m(t, x), per unit of time and volume."""
+        return self.log_intensity(history, times, seen) + protocol.placed(self.grid).log_density(places)
+
+    def draw_places(
+        self, history: Positions, time: Float[Tensor, " B"], mark: Int[Tensor, " B"], random: torch.Generator
+    ) -> Float[Tensor, "B k"]:
+        """Where events of known time and type are, drawn from their density."""
+        return protocol.placed(self.grid).draw(mark, random)
 
     def intensity(self, history: Positions, times: Float[Tensor, "B Q"]) -> Float[Tensor, "B Q M"]:
         return protocol.intensity(self, history, times)
@@ -170,6 +213,20 @@ class SplinePoisson(nn.Module):
     def knots(self, history: Positions) -> Float[Tensor, "B knots"]:
         """Absolute times at which the rate is not smooth, where integrals are split."""
         return history.start[:, None] + spline_knots(self.length, self.intervals)
+
+
+def _grid(marks: MarkSpace, cells: int) -> PlaceGrid | None:
+    """The density of places where there is a box; ``cells`` means nothing without one."""
+    if marks.box is None:
+        if cells != 1:
+            raise UserError("events with places for cells", f"cells={cells} with {marks}", "Leave cells out, or read with place=.")
+        return None
+    return PlaceGrid(marks.count, marks.box, cells)
+
+
+def _count(grid: PlaceGrid | None, data: Dataset) -> None:
+    if grid is not None and grid.cells > 1:
+        grid.count(data)
 
 
 def mean_rates(data: Dataset, marks: MarkSpace) -> Float[Tensor, " M"]:

@@ -13,7 +13,17 @@ Optional verbs, each used where a model has it:
     integral(history, a, b, seen)   int_a^b lambda per mark in closed form      bound(history, a, b)      a rate that certainly dominates
     inverse(history, a, mass)       when the integral from a reaches ``mass``   move(history, time)       no event until ``time``
     knots(history)                  times at which the rate is not smooth       without(history, times)   rates less one past event each
+    log_total(history, t, seen)     log of the rate of all marks together       (these two for models with many marks)
+    log_own(history, t, marks)      log lambda of each event's own mark
     maximum_likelihood(data)        a fit without gradient steps                recipe                    settings of `fit` that suit it
+
+A model whose mark space has a box keeps places x too: ``extend(..., place)`` takes one, log_intensity is the rate of each type in the
+whole box, and
+
+    log_intensity_at(history, t, x)   log lambda_m(t, x), per unit of time and of volume
+    draw_places(history, t, m)        where events of known time and type are; or, where that cannot be drawn,
+    envelope(history, a, b)           the volume times a bound of lambda in each of C equal cells, (B, C); ``bound`` is its mean
+    with_order(n), order              the rule for integrals over the box, where they are not closed
 
 Axes: B sequences, N events, P positions, G groups, Q query times in a group, M marks. Times are float64 in the user's
 unit, and so are intensities: events per unit of time and per mark.
@@ -21,13 +31,16 @@ unit, and so are intensities: events per unit of time and per mark.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from fourpoint.events import Batch, Dataset, MarkSpace, UserError
+from fourpoint.events import Batch, Box, Dataset, MarkSpace, UserError
+
+PLACED = ("dapp-places", "hawkes-places", "poisson", "spline-poisson")  # models for events with places
 
 
 @runtime_checkable
@@ -92,3 +105,46 @@ def position_before(history: History, times: Float[Tensor, "B Q"]) -> Int[Tensor
         )
     count = torch.searchsorted(history.times[:, 1:].contiguous(), times.contiguous())
     return torch.minimum(count, history.lengths[:, None])
+
+
+def space_without_places(marks: MarkSpace | int | Sequence[str] | None, model: str) -> MarkSpace:
+    """The mark space of a model that has no use for places; a box is refused."""
+    space = MarkSpace.of(marks)
+    if space.box is not None:
+        remedy = f"Use {', '.join(PLACED[:-1])} or {PLACED[-1]}, or read the events without place=."
+        raise UserError(f"events without places for {model}", f"{space}", remedy)
+    return space
+
+
+def box_of(marks: MarkSpace, model: str) -> Box:
+    """The box of a model that needs one."""
+    if marks.box is None:
+        remedy = f"Read the events with place=, or use {model.removesuffix('-places')}."
+        raise UserError(f"events with places for {model}", f"{marks}", remedy)
+    return marks.box
+
+
+P = TypeVar("P")
+
+
+def placed(part: P | None) -> P:
+    """What a model has only where its mark space has a box."""
+    if part is None:
+        raise UserError("a model made for events with places", "one without a box", "Build it with marks=data.marks of such events.")
+    return part
+
+
+def places_of(batch: Batch) -> Float[Tensor, "B N k"]:
+    """The places of a batch, which must have them."""
+    if batch.places is None:
+        raise UserError("events with places, as the model was made for", "events without", "Read them with place=.")
+    return batch.places
+
+
+def place_or_nothing(place: Float[Tensor, "B k"] | None, happened: Bool[Tensor, " B"], dimension: int) -> Float[Tensor, "B k"]:
+    """The place of one event more in each row, 0 where none ``happened``."""
+    if place is None:
+        if bool(happened.any()):
+            raise UserError("a place for every event", "an event without one", "Pass place= with time and mark.")
+        return torch.zeros(len(happened), dimension, dtype=torch.float64, device=happened.device)
+    return torch.where(happened[:, None], place, 0.0)

@@ -86,16 +86,35 @@ class Rate(nn.Module):
         rows = [self.log_base] * self.splined_base + ([self.drift + self.mark_drift] if self.splined_drift else [])
         return Curves(torch.cat(rows)) if rows else None
 
-    def log_rate(self, z: Float[Tensor, "*S M"], since: Float[Tensor, "*S"], curves: Curves | None) -> Float[Tensor, "*S M"]:
-        """log lambda for attention ``z`` at times ``since`` the window's start (user's unit), formed without overflow."""
+    def log_rate(
+        self, z: Float[Tensor, "*S M"], since: Float[Tensor, "*T"], curves: Curves | None, tilt: Tensor | None = None
+    ) -> Float[Tensor, "*S M"]:
+        """log lambda for attention ``z`` at times ``since`` the window's start (user's unit), formed without overflow.
+
+        ``since`` may have axes of size 1 where z has more; ``tilt`` is added to log mu.
+        """
         parts = () if curves is None else evaluate(curves.cubics, since.to(z), self.length.to(z)).split(self.marks, -1)
         if self.link != "identity":
             z = z + self.bias
-        return self._joined(z, parts)
+        return self._joined(z, parts, tilt)
+
+    def parts_at(self, since: Float[Tensor, "*T"], curves: Curves | None) -> tuple[Float[Tensor, "*T M"], Float[Tensor, "*T M"]]:
+        """log mu, and what is added to attention inside the link, at times ``since`` the window's start."""
+        kind = self.bias
+        parts: tuple[Tensor, ...] = ()
+        if curves is not None:
+            parts = evaluate(curves.cubics, since.to(kind), self.length.to(kind)).split(self.marks, -1)
+        log_base = parts[0] if self.splined_base else self.log_base[:, 0].expand(*since.shape, -1)
+        return log_base, self.bias + parts[-1] if self.splined_drift else self.bias.expand(*since.shape, -1)
 
     @torch.no_grad()
     def log_bound(
-        self, z: Float[Tensor, "B M"], low: Float[Tensor, " B"], high: Float[Tensor, " B"], curves: Curves | None
+        self,
+        z: Float[Tensor, "B M"],
+        low: Float[Tensor, " B"],
+        high: Float[Tensor, " B"],
+        curves: Curves | None,
+        tilt: Tensor | None = None,
     ) -> Float[Tensor, "B M"]:
         """An upper bound of log lambda on [low, high] since the window's start, ``z`` being one of the attention.
 
@@ -104,7 +123,14 @@ class Rate(nn.Module):
         parts = () if curves is None else largest(curves.peaks, low, high, self.length.to(z)).split(self.marks, -1)
         if self.link != "identity":
             z = z + self.bias + 16 * torch.finfo(z.dtype).eps * self.bias.abs()
-        return self._joined(z, parts)
+        return self._joined(z, parts, tilt)
+
+    @torch.no_grad()
+    def log_base_bound(self, low: Float[Tensor, " B"], high: Float[Tensor, " B"], curves: Curves | None) -> Float[Tensor, "B M"]:
+        """An upper bound of log mu on [low, high] since the window's start."""
+        if not self.splined_base or curves is None:
+            return self.log_base[:, 0].expand(len(low), -1)
+        return largest(curves.peaks, low, high, self.length.to(low)).split(self.marks, -1)[0]
 
     def knots(self, start: Float[Tensor, " B"]) -> Float[Tensor, "B J"] | None:
         """Times at which a spline's third derivative jumps."""
@@ -112,9 +138,10 @@ class Rate(nn.Module):
             return None
         return start[:, None] + spline_knots(self.length, self.intervals).to(start)
 
-    def _joined(self, z: Tensor, parts: tuple[Tensor, ...]) -> Tensor:
+    def _joined(self, z: Tensor, parts: tuple[Tensor, ...], tilt: Tensor | None = None) -> Tensor:
         """Base, drift and link put together; ``parts`` are the curves' values in the order of :class:`Splines`."""
         log_base = parts[0] if self.splined_base else self.log_base[:, 0]
+        log_base = log_base if tilt is None else log_base + tilt
         if self.splined_drift:
             z = z + parts[-1]
         if self.link == "identity":

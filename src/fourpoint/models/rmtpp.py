@@ -71,7 +71,7 @@ class RMTPP(nn.Module):
         super().__init__()
         if hidden < 1:
             raise UserError("a state of at least 1 number", f"hidden={hidden}", "Pass hidden=64, say.")
-        self.marks = MarkSpace.of(marks)
+        self.marks = protocol.space_without_places(marks, "rmtpp")
         self._settings = dict(hidden=hidden, seed=seed)
         M, random = self.marks.count, torch.Generator().manual_seed(seed)
         self.embedding = nn.Parameter(torch.randn(M, hidden, generator=random) / math.sqrt(hidden))
@@ -241,7 +241,7 @@ class _Recurrence(torch.autograd.Function):
         own, flat = table[0] if len(table) == 1 else table[marks.flatten()], features.flatten(0, 1)
         states = table.new_empty(len(marks) + 1, *first.shape)
         states[0] = first
-        torch.addmm(own, flat, across, out=states[1:].flatten(0, 1))
+        torch.mm(flat, across, out=states[1:].flatten(0, 1)).add_(own)
         h, *rows = states.unbind(0)
         for row in rows:
             h = row.addmm_(h, weight).tanh_()
@@ -254,7 +254,8 @@ class _Recurrence(torch.autograd.Function):
         table, marks, features, across, states, weight = ctx.saved_tensors
         total, back, later = outside[0].clone(memory_format=torch.contiguous_format), weight.T.contiguous(), states[1:]
         *earlier, row = total.unbind(0)
-        for slope, row0 in zip(reversed((1 - later * later).unbind(0)), reversed(earlier), strict=True):
+        bend = torch.addcmul(weight.new_ones(()), later, later, value=-1)
+        for slope, row0 in zip(reversed(bend.unbind(0)), reversed(earlier), strict=True):
             row = row0.addmm_(row.mul_(slope), back)
         inward = total[1:].flatten(0, 1)
         to_table = torch.zeros_like(table).index_add_(0, marks.flatten(), inward) if len(table) > 1 else inward.sum(0, keepdim=True)

@@ -27,10 +27,13 @@ from typing import Any, ClassVar
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
-from torch.nn.functional import embedding, gelu, linear, softplus
+from torch.autograd.function import once_differentiable
+from torch.nn.functional import embedding, gelu, softplus
 
 from fourpoint.events import Batch, Dataset, MarkSpace
+from fourpoint.maths.quadrature import uniform
 from fourpoint.models import protocol
+from fourpoint.models.attentive_sweep import swept_log_likelihood, worth_sweeping
 from fourpoint.models.encoder import Encoded, Encoder, frequencies, refuse_to_go_on, waves
 from fourpoint.models.neural_start import ScaledSoftplus, time_scale_of
 from fourpoint.models.poisson import mean_rates
@@ -55,7 +58,7 @@ class SAHP(nn.Module):
     """
 
     linear = False
-    recipe: ClassVar[dict[str, Any]] = dict(learning_rate=5e-3, warmup=20)
+    recipe: ClassVar[dict[str, Any]] = dict(learning_rate=5e-3, warmup=20, nodes=2)
     time_scale: Tensor
     log_rate: Tensor
     step: Tensor
@@ -72,7 +75,7 @@ class SAHP(nn.Module):
         seed: int = 0,
     ) -> None:
         super().__init__()
-        self.marks = MarkSpace.of(marks)
+        self.marks = protocol.space_without_places(marks, "sahp")
         self._settings: dict[str, Any] = dict(hidden=hidden, layers=layers, heads=heads, inner=inner, dropout=dropout, seed=seed)
         M, random = self.marks.count, torch.Generator().manual_seed(seed)
         self.encoder = Encoder(hidden, layers=layers, heads=heads, inner=inner, dropout=dropout, random=random)
@@ -108,9 +111,7 @@ class SAHP(nn.Module):
         """States at all positions."""
         if before is not None:
             refuse_to_go_on()
-        index = torch.arange(1, batch.times.shape[1] + 1, device=batch.times.device).expand(batch.times.shape)
-        gaps = batch.edges[:, :-1].diff(dim=1)
-        return self.encoder.encode(batch, self._tokens(batch.marks, batch.times - batch.start[:, None], gaps, index))
+        return self.encoder.encode(batch, self._tokens(batch.marks, *_clocks(batch)))
 
     def extend(
         self, history: Encoded, time: Float[Tensor, " B"], mark: Int[Tensor, " B"], active: Bool[Tensor, " B"] | None = None
@@ -125,10 +126,24 @@ class SAHP(nn.Module):
         self, history: Encoded, times: Float[Tensor, "B G Q"], seen: Int[Tensor, "B G"] | None = None
     ) -> Float[Tensor, "B G Q M"]:
         """log lambda per mark, formed without overflow."""
-        anchor, states = history.at(seen)
-        lag = ((times - anchor[..., None]) / self.time_scale).to(states)
-        eta, mu, gamma = self._curves(states[:, :, None])
-        return self.link(torch.lerp(mu, eta, (-gamma * lag[..., None]).exp())) + self.log_rate.to(states)
+        return self.link(self._inside(history, times, seen)) + self.log_rate.to(self.shift)
+
+    def in_gaps(
+        self, history: Encoded, nodes: Float[Tensor, "B G Q"], ends: Float[Tensor, "B G"], weights: Float[Tensor, " Q"] | None = None
+    ) -> tuple[Float[Tensor, "B G"], Float[Tensor, "B G M"]]:
+        """The mean total rate at each gap's ``nodes``, by ``weights`` (None: all alike), and log lambda per mark at its end."""
+        z = self._inside(history, torch.cat([nodes, ends[..., None]], 2), None)
+        return self.link.in_gaps(z, self.log_rate.to(self.shift), weights)
+
+    def fast_log_likelihood(
+        self, batch: Batch, nodes: int, random: torch.Generator, convention: str = "window"
+    ) -> Float[Tensor, " B"] | None:
+        """The estimate of `likelihood.sampled_log_likelihood` in one compiled sweep; None where that is not to be had."""
+        if not worth_sweeping(self.encoder, batch):
+            return None
+        read = (self.tokens, self.readout, self.shift, self.shift[:0], self.link.log_scale)
+        times, draws = self._waves(*_clocks(batch)), uniform(batch.edges[:, 1:], nodes, random)
+        return swept_log_likelihood(self.encoder, batch, times, read, self.time_scale, self.log_rate, draws, convention == "gaps")
 
     def intensity(self, history: Encoded, times: Float[Tensor, "B Q"]) -> Float[Tensor, "B Q M"]:
         """lambda per mark at any times, in events per unit of the user's time."""
@@ -153,17 +168,57 @@ class SAHP(nn.Module):
     def _tokens(
         self, marks: Int[Tensor, "*S"], since: Float[Tensor, "*S"], gaps: Float[Tensor, "*S"], index: Int[Tensor, "*S"]
     ) -> Float[Tensor, "*S D"]:
-        """What an event says to the encoder: its mark, when, how long after the one before, and the how manieth it is."""
-        each = torch.stack([since / self.time_scale, gaps / self.time_scale, index.to(since.dtype)], -1)
-        turns = each @ (torch.cat([self.frequency.to(since.dtype), self.step.to(since.dtype)[None]]) / (2 * math.pi))
+        """What an event says to the encoder: its mark, and its time."""
         own = self.tokens if self.marks.count == 1 else embedding(marks, self.tokens)
-        return own + waves(turns, self.tokens.dtype)
+        return own + self._waves(since, gaps, index)
 
-    def _curves(self, states: Float[Tensor, "*S D"]) -> tuple[Float[Tensor, "*S M"], Float[Tensor, "*S M"], Float[Tensor, "*S M"]]:
-        """eta, mu and gamma after each position."""
-        ends, speed = linear(states, self.readout, self.shift).tensor_split([2 * self.marks.count], -1)
-        eta, mu = gelu(ends).chunk(2, -1)
-        return eta, mu, softplus(speed)
+    def _waves(self, since: Float[Tensor, "*S"], gaps: Float[Tensor, "*S"], index: Int[Tensor, "*S"]) -> Float[Tensor, "*S D"]:
+        """What an event's time says: when it was, how long after the one before, and the how manieth it is."""
+        each = torch.stack([since, gaps, index.to(since.dtype)], -1)
+        pace = torch.cat([self.frequency.to(since.dtype) / self.time_scale, self.step.to(since.dtype)[None]]) / (2 * math.pi)
+        return waves(each @ pace, self.tokens.dtype)
+
+    def _inside(self, history: Encoded, times: Float[Tensor, "B G Q"], seen: Int[Tensor, "B G"] | None) -> Float[Tensor, "B G Q M"]:
+        """What the link is applied to: mu + (eta - mu) exp(-gamma lag)."""
+        anchor, states = history.at(seen)
+        return _Slide.apply(*self._curves(states), ((times - anchor[..., None]) / self.time_scale).to(states))
+
+    def _curves(self, states: Float[Tensor, "B G D"]) -> tuple[Float[Tensor, "B G M"], Float[Tensor, "B G M"], Float[Tensor, "B G M"]]:
+        """eta, mu and gamma after each position, from products laid out so that each of them is contiguous for one mark."""
+        M, (B, G, D) = self.marks.count, states.shape
+        out = torch.addmm(self.shift[:, None], self.readout, states.reshape(-1, D).T)
+        eta, mu, gamma = (x.view(M, B, G).permute(1, 2, 0) for x in (*gelu(out[: 2 * M]).chunk(2), softplus(out[2 * M :])))
+        return eta, mu, gamma
+
+
+class _Slide(torch.autograd.Function):
+    """mu + (eta - mu) exp(-gamma lag), with its gradient written out: a third of the passes over memory."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, eta: Float[Tensor, "B G M"], mu: Float[Tensor, "B G M"], gamma: Float[Tensor, "B G M"], lag: Float[Tensor, "B G Q"]
+    ) -> Float[Tensor, "B G Q M"]:
+        fade = (gamma[:, :, None] * -lag[..., None]).exp_()
+        drop = eta - mu
+        ctx.save_for_backward(fade, drop, gamma, lag)
+        return torch.addcmul(mu[:, :, None], drop[:, :, None], fade)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *outside: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        fade, drop, gamma, lag = ctx.saved_tensors
+        faded = outside[0] * fade
+        to_eta = faded.sum(2)
+        to_mu = outside[0].sum(2) - to_eta
+        to_lag = -(faded * (drop * gamma)[:, :, None]).sum(-1) if ctx.needs_input_grad[3] else None
+        to_gamma = -faded.mul_(lag[..., None]).sum(2) * drop
+        return to_eta, to_mu, to_gamma, to_lag
+
+
+def _clocks(batch: Batch) -> tuple[Float[Tensor, "B N"], Float[Tensor, "B N"], Int[Tensor, "B N"]]:
+    """When each event was, since the window's start; how long after the one before; and the how manieth it is."""
+    index = torch.arange(1, batch.times.shape[1] + 1, device=batch.times.device).expand(batch.times.shape)
+    return batch.times - batch.start[:, None], batch.edges[:, :-1].diff(dim=1), index
 
 
 def _first_frequencies(count: int, length: float) -> Float[Tensor, "2 F"]:

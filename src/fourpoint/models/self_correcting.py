@@ -38,7 +38,7 @@ class SelfCorrecting(nn.Module):
 
     def __init__(self, marks: MarkSpace | int | None = None, drift: float = 1.0, correction: float = 1.0) -> None:
         super().__init__()
-        self.marks = MarkSpace.of(marks)
+        self.marks = protocol.space_without_places(marks, "self-correcting")
         if self.marks.count > 1:
             raise UserError("a single type of event", f"{self.marks}", "Fit one SelfCorrecting per type, or a model with marks.")
         self.drift = nn.Parameter(torch.tensor(float(drift), dtype=torch.float64))

@@ -27,7 +27,9 @@ from torch import Tensor, nn
 from torch.nn.functional import embedding, linear
 
 from fourpoint.events import Batch, Dataset, MarkSpace
+from fourpoint.maths.quadrature import uniform
 from fourpoint.models import protocol
+from fourpoint.models.attentive_sweep import swept_log_likelihood, worth_sweeping
 from fourpoint.models.encoder import Encoded, Encoder, frequencies, refuse_to_go_on, waves
 from fourpoint.models.neural_start import ScaledSoftplus, time_scale_of
 from fourpoint.models.poisson import mean_rates
@@ -49,7 +51,7 @@ class THP(nn.Module):
     """
 
     linear = False
-    recipe: ClassVar[dict[str, Any]] = dict(learning_rate=5e-3, warmup=20)
+    recipe: ClassVar[dict[str, Any]] = dict(learning_rate=5e-3, warmup=20, nodes=2)
     time_scale: Tensor
     log_rate: Tensor
     frequency: Tensor
@@ -66,7 +68,7 @@ class THP(nn.Module):
         seed: int = 0,
     ) -> None:
         super().__init__()
-        self.marks = MarkSpace.of(marks)
+        self.marks = protocol.space_without_places(marks, "thp")
         inner = 2 * hidden if inner is None else inner
         self._settings: dict[str, Any] = dict(hidden=hidden, layers=layers, heads=heads, inner=inner, dropout=dropout, seed=seed)
         M, random = self.marks.count, torch.Generator().manual_seed(seed)
@@ -115,10 +117,24 @@ class THP(nn.Module):
         self, history: Encoded, times: Float[Tensor, "B G Q"], seen: Int[Tensor, "B G"] | None = None
     ) -> Float[Tensor, "B G Q M"]:
         """log lambda per mark, formed without overflow."""
-        anchor, states = history.at(seen)
-        lag = ((times - anchor[..., None]) / self.time_scale).to(states)
-        level = linear(states, self.readout, self.base)
-        return self.link(torch.addcmul(level[:, :, None], lag[..., None], self.slope)) + self.log_rate.to(states)
+        return self.link(self._inside(history, times, seen)) + self.log_rate.to(self.slope)
+
+    def in_gaps(
+        self, history: Encoded, nodes: Float[Tensor, "B G Q"], ends: Float[Tensor, "B G"], weights: Float[Tensor, " Q"] | None = None
+    ) -> tuple[Float[Tensor, "B G"], Float[Tensor, "B G M"]]:
+        """The mean total rate at each gap's ``nodes``, by ``weights`` (None: all alike), and log lambda per mark at its end."""
+        z = self._inside(history, torch.cat([nodes, ends[..., None]], 2), None)
+        return self.link.in_gaps(z, self.log_rate.to(self.slope), weights)
+
+    def fast_log_likelihood(
+        self, batch: Batch, nodes: int, random: torch.Generator, convention: str = "window"
+    ) -> Float[Tensor, " B"] | None:
+        """The estimate of `likelihood.sampled_log_likelihood` in one compiled sweep; None where that is not to be had."""
+        if not worth_sweeping(self.encoder, batch):
+            return None
+        read = (self.tokens, self.readout, self.base, self.slope, self.link.log_scale)
+        times, draws = self._waves(batch.times - batch.start[:, None]), uniform(batch.edges[:, 1:], nodes, random)
+        return swept_log_likelihood(self.encoder, batch, times, read, self.time_scale, self.log_rate, draws, convention == "gaps")
 
     def intensity(self, history: Encoded, times: Float[Tensor, "B Q"]) -> Float[Tensor, "B Q M"]:
         """lambda per mark at any times, in events per unit of the user's time."""
@@ -141,8 +157,17 @@ class THP(nn.Module):
 
     # ------------------------------------------------------------------ parts
 
+    def _inside(self, history: Encoded, times: Float[Tensor, "B G Q"], seen: Int[Tensor, "B G"] | None) -> Float[Tensor, "B G Q M"]:
+        """What the link is applied to: a straight line in the time since the last event."""
+        anchor, states = history.at(seen)
+        lag = ((times - anchor[..., None]) / self.time_scale).to(states)
+        return torch.addcmul(linear(states, self.readout, self.base)[:, :, None], lag[..., None], self.slope)
+
     def _tokens(self, marks: Int[Tensor, "*S"], since: Float[Tensor, "*S"]) -> Float[Tensor, "*S D"]:
         """What an event says to the encoder: its mark, and when it was."""
-        turns = (since / self.time_scale)[..., None] * (self.frequency.to(since.dtype) / (2 * math.pi))
         own = self.tokens if self.marks.count == 1 else embedding(marks, self.tokens)
-        return own + waves(turns, self.tokens.dtype)
+        return own + self._waves(since)
+
+    def _waves(self, since: Float[Tensor, "*S"]) -> Float[Tensor, "*S D"]:
+        """What its time says."""
+        return waves(since[..., None] * (self.frequency.to(since.dtype) / (2 * math.pi * self.time_scale)), self.tokens.dtype)

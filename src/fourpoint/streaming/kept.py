@@ -22,7 +22,9 @@ from numpy.typing import NDArray
 
 from fourpoint.maths.selection import NEVER, Active
 from fourpoint.models.dapp import DAPP, DAPPHistory
+from fourpoint.models.dapp_loops import compiled_loops, waves
 from fourpoint.models.dapp_step import Steps
+from fourpoint.models.kernel_table import largest
 from fourpoint.models.past import Memory
 from fourpoint.sampling import still
 from fourpoint.streaming.state import Arrays
@@ -42,15 +44,19 @@ def supports_kept(model: Any) -> bool:
 
 
 class ByActiveSets:
-    """One stream of a DAPP with ``keep``: a :class:`~fourpoint.streaming.steppers.Stepper`."""
+    """One stream of a DAPP with ``keep``: a :class:`~fourpoint.streaming.steppers.Stepper`; ``compiled`` where numba is installed."""
 
-    def __init__(self, model: DAPP) -> None:
-        self.model, self.steps, self.keep = model, Steps(model), int(model.settings()["keep"])
+    def __init__(self, model: DAPP, *, compiled: bool = True) -> None:
+        self.model, self.steps, self.keep = model, Steps(model, compiled=compiled), int(model.settings()["keep"])
         with torch.no_grad():
             spectrum = model.spectrum(fixed=True)
         self.weight = spectrum.weight.detach().cpu().double().numpy()  # (K, D)
         self.frequency, self.decay = (x.reshape(self.weight.shape) for x in (self.steps.frequency, self.steps.fading))
-        self.shift = spectrum.shift.detach().cpu().double().numpy()  # (K, D, M)
+        self.shift = spectrum.shift.detach().cpu().double().numpy().transpose(0, 2, 1)  # (K, M, D)
+        self.phase = np.stack([np.cos(self.shift), np.sin(self.shift)], 2)  # (K, M, 2, D)
+        self.heads = np.arange(len(self.weight))
+        self._loops = compiled_loops() if compiled else None
+        self._waves = waves(self.frequency.ravel(), -self.decay.ravel(), np.float64)
         self.restart(0.0)
 
     def restart(self, start: float) -> None:
@@ -82,23 +88,21 @@ class ByActiveSets:
         s["count"] += valid
         self.move(time)
         slot = self._vacated(valid)
-        heads = np.arange(len(slot))
-        state = self._state - self._phasors(heads, slot, time)
+        state = self._without(self._state, slot, time)
         value = self.steps.values(np.array([time - self._start]), np.array([mark]))[0]
         for name, new in zip(FIELDS, (time, mark, value, 0.0, 0, self._seen), strict=True):
-            s[name][heads, slot] = new
-        self._state = state + self.steps.kick(np.array([time - self._start]), np.array([mark]))
+            s[name][self.heads, slot] = new
+        self._state = state + self.steps.added(time - self._start, mark)
         self._seen += 1
         if self._seen % ANEW == 0:
             self._state = self._anew(time)
 
-    def weights(self, time: float, mark: int, times: Floats, marks: NDArray[np.int64]) -> tuple[Floats, NDArray[np.int64], Floats]:
-        valid = self._slots["index"] >= 0
-        return (
-            np.where(valid, self._slots["times"], np.nan),
-            self._slots["marks"],
-            np.where(valid, self._scores(time, mark), 0.0),
-        )
+    def weights(
+        self, time: float, mark: int, times: Floats, marks: NDArray[np.int64], top: int
+    ) -> tuple[Floats, NDArray[np.int64], Floats]:
+        s, valid, heads = self._slots, self._slots["index"] >= 0, self.heads[:, None]
+        places, found = largest(np.where(valid, self._scores(time, mark), 0.0), top)
+        return np.where(valid[heads, places], s["times"][heads, places], np.nan), s["marks"][heads, places], found
 
     def history(self) -> DAPPHistory:
         with still(self.model):
@@ -121,16 +125,14 @@ class ByActiveSets:
     def _scores(self, time: float, mark: int) -> Floats:
         """nu_k of an event on every slot, (K, E): asked for twice at each event, and formed once."""
         if self._compared is None or self._compared[:3] != (time, mark, self._seen):
-            s = self._slots
-            lag = ((time - s["times"]) / self.steps.scale)[..., None]
-            angle = lag * self.frequency[:, None]
-            if self.shift.shape[-1] > 1:
-                heads = np.arange(len(self.weight))[:, None]
-                angle += self.shift[:, None, :, mark] - self.shift.transpose(0, 2, 1)[heads, s["marks"]]
-            waves = np.cos(angle)
-            if self.steps.decay is not None:
-                waves *= np.exp(lag * self.decay[:, None])
-            self._compared = (time, mark, self._seen, (waves @ self.weight[..., None])[..., 0])
+            lags, marks = (time - self._slots["times"]) / self.steps.scale, self._slots["marks"]
+            found = np.empty_like(lags)
+            if self._loops is not None:
+                self._loops.scores(lags, marks, mark, self._waves, self.weight, self.phase, found)
+            else:
+                waves = self._turned(lags, self.shift[self.heads[:, None], marks] - self.shift[:, mark, None]).real
+                found = (waves @ self.weight[..., None])[..., 0]
+            self._compared = (time, mark, self._seen, found)
         return self._compared[3]
 
     def _vacated(self, valid: NDArray[np.bool_]) -> NDArray[np.int64]:
@@ -140,16 +142,25 @@ class ByActiveSets:
         least = np.where(valid & (mean == mean.min(1, keepdims=True)), s["index"], NEVER).argmin(1)
         return np.where(valid.all(1), least, valid.argmin(1))
 
-    def _phasors(self, heads: NDArray[np.int64], slot: NDArray[np.int64], time: float) -> NDArray[Any]:
-        """What the events in these slots add to the states at ``time``, (1, J); nothing where a slot is empty."""
-        s = self._slots
-        lag = ((time - s["times"][heads, slot]) / self.steps.scale)[:, None]
-        wave = np.exp(lag * (self.decay[heads] + 1j * self.frequency[heads]) - 1j * self.shift[heads, :, s["marks"][heads, slot]])
-        return (np.where(s["index"][heads, slot] >= 0, s["values"][heads, slot], 0.0)[:, None] * wave).reshape(1, -1)
+    def _without(self, state: NDArray[Any], slot: NDArray[np.int64], time: float) -> NDArray[Any]:
+        """``state`` without what the events in a slot of each head add to it at ``time``; empty slots add nothing."""
+        s, left = self._slots, state.copy()
+        lags, marks = (time - s["times"][self.heads, slot]) / self.steps.scale, s["marks"][self.heads, slot]
+        values = np.where(s["index"][self.heads, slot] >= 0, s["values"][self.heads, slot], 0.0)
+        if self._loops is not None:
+            self._loops.forget(left[0], lags, marks, values, self._waves, self.phase)
+        else:
+            left -= (values[:, None] * self._turned(lags[:, None], self.shift[self.heads, marks][:, None])[:, 0]).reshape(1, -1)
+        return left
+
+    def _turned(self, lags: Floats, shift: Floats) -> NDArray[Any]:
+        """exp(a lag - i shift), (K, E, D) for (K, E) lags."""
+        lag = lags[..., None]
+        return np.exp(lag * self.decay[:, None] + 1j * (lag * self.frequency[:, None] - shift))
 
     def _anew(self, time: float) -> NDArray[Any]:
         """The states from the active sets."""
-        heads, state = np.arange(len(self.weight)), self.steps.blank(1)
+        state = self.steps.blank(1)
         for e in range(self.keep):
-            state += self._phasors(heads, np.full(len(heads), e), time)
-        return state
+            state = self._without(state, np.full(len(self.heads), e), time)
+        return -state

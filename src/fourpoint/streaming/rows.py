@@ -8,7 +8,7 @@ precision and on two threads; :class:`HistoryRows` asks the verbs, in float64. U
 from __future__ import annotations
 
 import copy
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any, Protocol
 
 import numpy as np
@@ -23,7 +23,7 @@ from fourpoint.streaming.verbs import doubled, integrals, logs_at, opened
 
 Floats = NDArray[np.float64]
 Rows = NDArray[np.int64]
-FEWEST = 256  # rows that are worth a thread
+FEWEST, PARTS = 256, 4  # rows that are worth handing to a thread, and how often each thread comes back for more
 
 
 class Memories(Protocol):
@@ -68,36 +68,33 @@ class StateRows:
 
     def __init__(self, model: DAPP, start: float, threads: int) -> None:
         kind = np.float32 if model.readout.dtype == torch.float32 else np.float64
-        steps = Steps(model, kind, compiled=True)
-        self.start = start
-        self.steps = [copy.copy(steps) for _ in range(max(1, threads))]  # each with scratch space of its own
+        self.steps, self.start, self.threads = Steps(model, kind, compiled=True), start, max(1, threads)
+        self.idle = [copy.copy(self.steps) for _ in range(self.threads)]  # each with scratch space of its own
         self.pool: ThreadPoolExecutor | None = None
-        self.state = steps.blank(0)
+        self.state = self.steps.blank(0)
         self._ahead: list[NDArray[Any]] = []
 
     def grow(self, rows: int) -> None:
-        more = self.steps[0].blank(rows - len(self.state))
+        more = self.steps.blank(rows - len(self.state))
         self.state = np.concatenate([self.state, more])
 
     def clear(self, rows: Rows) -> None:
         self.state[rows] = 0
 
     def score(self, rows: Rows, at: Floats, times: Floats) -> tuple[Floats, Floats]:
-        parts = [(steps, rows[p], at[p], times[p]) for steps, p in zip(self.steps, self._parts(len(rows)), strict=False)]
-        found = self._each(self._reach, parts)
+        found = self._each(self._reach, [(rows[p], at[p], times[p]) for p in self._parts(len(rows))])
         self._ahead = [f.state for f in found]
         return np.concatenate([f.logs for f in found]), np.concatenate([f.integral for f in found])
 
     def absorb(self, rows: Rows, at: Floats, times: Floats, marks: NDArray[np.int64]) -> None:
         parts = zip(self._parts(len(rows)), self._ahead, strict=True)
-        self._each(self._kick, [(rows[p], times[p], marks[p], ahead) for p, ahead in parts])
+        self._each(self._absorb, [(rows[p], ahead, times[p] - self.start, marks[p]) for p, ahead in parts])
 
     def move(self, rows: Rows, at: Floats, times: Floats) -> None:
         self.state[rows] = np.concatenate(self._ahead)
 
     def logs(self, rows: Rows, at: Floats, times: Floats) -> Floats:
-        steps = self.steps[0]
-        return steps.logs(steps.moved(self.state[rows], times - at), times - self.start)
+        return self.steps.logs(self.steps.moved(self.state[rows], times - at), times - self.start)
 
     def take(self, rows: Rows) -> Arrays:
         return {"state": self.state[rows]}
@@ -106,23 +103,27 @@ class StateRows:
         self.state[rows] = arrays["state"]
 
     def _parts(self, rows: int) -> list[slice]:
-        """As many equal parts as there are threads, where each has enough to do."""
-        count = max(1, min(len(self.steps), rows // FEWEST))
-        edges = np.linspace(0, rows, count + 1).astype(int).tolist()
-        return [slice(a, b) for a, b in zip(edges[:-1], edges[1:], strict=True)]
+        """Several parts for each thread, so that all end together though one may be held up; one where there is little to do."""
+        size = rows if self.threads == 1 else max(FEWEST, -(-rows // (PARTS * self.threads)))
+        return [slice(i, i + size) for i in range(0, rows, max(1, size))] or [slice(0)]
 
     def _each(self, work: Any, parts: list[Any]) -> list[Any]:
         if len(parts) == 1:
             return [work(*parts[0])]
-        self.pool = self.pool or ThreadPoolExecutor(len(self.steps))
-        return [f.result() for f in [self.pool.submit(work, *p) for p in parts]]
+        self.pool = self.pool or ThreadPoolExecutor(self.threads)
+        found = [self.pool.submit(work, *p) for p in parts]
+        wait(found)  # nothing goes on behind an error
+        return [f.result() for f in found]
 
-    def _reach(self, steps: Steps, rows: Rows, at: Floats, times: Floats) -> Reached:
-        return steps.reach(self.state[rows], at - self.start, times - at)
+    def _reach(self, rows: Rows, at: Floats, times: Floats) -> Reached:
+        steps = self.idle.pop()
+        try:
+            return steps.reach(self.state, at - self.start, times - at, rows)
+        finally:
+            self.idle.append(steps)
 
-    def _kick(self, rows: Rows, times: Floats, marks: NDArray[np.int64], ahead: NDArray[Any]) -> None:
-        ahead += self.steps[0].kick(times - self.start, marks)
-        self.state[rows] = ahead
+    def _absorb(self, rows: Rows, ahead: NDArray[Any], since: Floats, marks: NDArray[np.int64]) -> None:
+        self.steps.absorb(self.state, rows, ahead, since, marks)
 
 
 class HistoryRows:

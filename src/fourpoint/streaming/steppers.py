@@ -18,15 +18,14 @@ from numpy.typing import NDArray
 from fourpoint.maths import attention
 from fourpoint.models.dapp import DAPP
 from fourpoint.models.dapp_step import Steps, supports
-from fourpoint.models.kernel_table import KernelTable
+from fourpoint.models.kernel_table import KernelTable, largest
 from fourpoint.sampling import still
 from fourpoint.streaming.kept import ByActiveSets, supports_kept
 from fourpoint.streaming.state import Arrays, arrays_of, history_from
 from fourpoint.streaming.verbs import doubled, integrals, logs_at, opened
 
 Floats = NDArray[np.float64]
-Weights = tuple[Floats, NDArray[np.int64], Floats]  # times and marks of past events, (N,) or (K, N), and their weights, (K, N)
-MANY = 2048  # modes in all from which compiled loops repay the second that loading them takes
+Weights = tuple[Floats, NDArray[np.int64], Floats]  # times, marks and weights of past events, (K, N) each
 
 
 class Stepper(Protocol):
@@ -49,8 +48,9 @@ class Stepper(Protocol):
     def move(self, time: float) -> None:
         """Here is now the time that was scored last, with no event in between."""
 
-    def weights(self, time: float, mark: int, times: Floats, marks: NDArray[np.int64]) -> Weights | None:
-        """What each head pays to past events: to those at ``times``, or to those it remembers itself. None without heads."""
+    def weights(self, time: float, mark: int, times: Floats, marks: NDArray[np.int64], top: int) -> Weights | None:
+        """What each head pays to the ``top`` past events that it attends to most, the first most, of those at ``times`` or, where it
+        remembers them, its own; times are NaN where there are fewer. None without heads."""
 
     def history(self) -> Any:
         """The model's own history here, of one row."""
@@ -74,7 +74,7 @@ class ByVerbs:
 
     def __init__(self, model: Any) -> None:
         self.model = doubled(model)
-        self.table = KernelTable(model) if isinstance(model, DAPP) and model.scanned else None
+        self.table = KernelTable(model, compiled=True) if isinstance(model, DAPP) and model.scanned else None
         self.restart(0.0)
 
     def restart(self, start: float) -> None:
@@ -95,14 +95,16 @@ class ByVerbs:
         self._at = time
 
     @torch.no_grad()
-    def weights(self, time: float, mark: int, times: Floats, marks: NDArray[np.int64]) -> Weights | None:
+    def weights(self, time: float, mark: int, times: Floats, marks: NDArray[np.int64], top: int) -> Weights | None:
         if self.table is not None:
-            return times, marks, self.table.scores(time - times, marks, mark) / self._whole(time, mark)[:, None]
+            places, scores = self.table.largest(time - times, marks, mark, top)
+            return times[places], marks[places], scores / self._whole(time, mark)[:, None]
         if not hasattr(self.model, "attended"):
             return None
         own = self.model.attended(self._history, torch.tensor([time], dtype=torch.float64), torch.tensor([mark]))
         past, kinds, weights = (x[0].T.detach().numpy() for x in own)
-        return past, kinds, weights
+        places, found = largest(weights, top)
+        return np.take_along_axis(past, places, 1), np.take_along_axis(kinds, places, 1), found
 
     def history(self) -> Any:
         return self._history
@@ -127,8 +129,7 @@ class ByStates:
     """A linear DAPP, by the states of its modes in float64; its numbers are copied when the stream begins."""
 
     def __init__(self, model: DAPP) -> None:
-        many = model.spectrum(fixed=True).weight.numel() >= MANY
-        self.model, self.steps, self.table = model, Steps(model, compiled=many), KernelTable(model)
+        self.model, self.steps, self.table = model, Steps(model, compiled=True), KernelTable(model, compiled=True)
         self.restart(0.0)
 
     def restart(self, start: float) -> None:
@@ -146,15 +147,16 @@ class ByStates:
 
     def absorb(self, time: float, mark: int) -> None:
         self.move(time)
-        self._state = self._state + self.steps.kick(np.array([time - self._start]), np.array([mark]))
+        self._state = self._state + self.steps.added(time - self._start, mark)
 
     def move(self, time: float) -> None:
         at, state = self._ahead
         self._state = state if at == time else self.steps.moved(self._state, np.array([time - self._at]))
         self._at = time
 
-    def weights(self, time: float, mark: int, times: Floats, marks: NDArray[np.int64]) -> Weights | None:
-        return times, marks, self.table.scores(time - times, marks, mark)
+    def weights(self, time: float, mark: int, times: Floats, marks: NDArray[np.int64], top: int) -> Weights | None:
+        places, scores = self.table.largest(time - times, marks, mark, top)
+        return times[places], marks[places], scores
 
     def history(self) -> Any:
         with still(self.model):

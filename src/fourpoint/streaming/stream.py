@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,8 +33,7 @@ Floats = NDArray[np.float64]
 LARGEST = 700.0  # log-rate; beyond it exp overflows
 
 
-@dataclass(frozen=True, slots=True)
-class Attended:
+class Attended(NamedTuple):
     """A past event and its weight in a head."""
 
     time: float
@@ -130,8 +129,7 @@ class Stream:
         """
         when, kind = self._later(time), known_mark(self.model.marks, self._names, mark)
         logs, integral = self._score(when)
-        rate = float(np.exp(logs).sum())
-        gap, own = self._open + integral, float(logs[kind])
+        rate, own, gap = sum(map(math.exp, logs)), logs[kind], self._open + integral
         attended = self._attended(when, kind)
         self._stepper.absorb(when, kind)
         self._recent.append(when, kind, rate)
@@ -194,14 +192,15 @@ class Stream:
             raise UserError(f"a time of at least {self.time!r}, the last one", f"{when!r}", "Sort the events, or begin anew with reset().")
         return when
 
-    def _score(self, time: float) -> tuple[Floats, float]:
+    def _score(self, time: float) -> tuple[list[float], float]:
         try:
-            logs, integral = self._stepper.score(time)
+            found, integral = self._stepper.score(time)
         except Unconverged as error:
             remedy = "Fit the model again, or reset the stream."
             raise UserError("a rate that can be integrated", str(error).rstrip("."), remedy) from error
-        if not (logs < LARGEST).all() or not math.isfinite(integral):
-            received = f"log-rates {logs.tolist()[:4]} and the integral {integral} at {time!r}"
+        logs: list[float] = found.tolist()
+        if not all(x < LARGEST for x in logs) or not math.isfinite(integral):
+            received = f"log-rates {logs[:4]} and the integral {integral} at {time!r}"
             raise UserError("a finite rate", received, "The model explodes there: fit it again, or reset the stream.")
         return logs, integral
 
@@ -209,8 +208,11 @@ class Stream:
         """Per head, the past events of the largest weights."""
         if not self.top:
             return ()
-        found = self._stepper.weights(time, mark, self._recent.times, self._recent.marks)
-        return () if found is None else _top(*found, self.top)
+        found = self._stepper.weights(time, mark, self._recent.times, self._recent.marks, self.top)
+        if found is None:
+            return ()
+        heads = zip(*(x.tolist() for x in found), strict=True)
+        return tuple([tuple([one for one in map(Attended, *head) if one.time == one.time]) for head in heads])
 
     def _past(self) -> Sequence:
         """The recent events as a sequence that ends now."""
@@ -287,19 +289,6 @@ def _keeping(model: Any, keep: int) -> Any:
     if not hasattr(model, "keeping"):
         raise UserError("a DAPP to bound the memory of", type(model).__name__, "Leave keep out: this model has no attention.")
     return model.keeping(keep)
-
-
-def _top(times: Floats, marks: NDArray[np.int64], weights: Floats, top: int) -> tuple[tuple[Attended, ...], ...]:
-    """Per head, the events of the ``top`` largest weights in size; ``times`` are NaN where there is none."""
-    size = np.abs(weights)
-    head = np.arange(len(size))[:, None]
-    if size.shape[1] > top:
-        best = np.argpartition(size, -top, axis=1)[:, -top:]
-        best = best[head, np.argsort(-size[head, best], axis=1)]
-    else:
-        best = np.argsort(-size, axis=1)
-    heads = zip(*(x[best].tolist() if x.ndim == 1 else x[head, best].tolist() for x in (times, marks, weights)), strict=True)
-    return tuple(tuple(Attended(t, m, w) for t, m, w in zip(*head, strict=True) if t == t) for head in heads)
 
 
 def _name(marks: MarkSpace, mark: int) -> str | None:

@@ -98,6 +98,9 @@ def convert(
     else:
         data = FORMATS[read][0](source)
         said = readers.describe_choices(data)
+    if data.marks.box is not None and written != "fourpoint":
+        remedy = "Write a .parquet file, or drop the places with data.without_places() first."
+        raise UserError(f"events without places, which {written} cannot hold", f"{data.marks}", remedy)
     notes += said + FORMATS[written][1](data, target)
     return Conversion(data, read, written, notes)
 

@@ -1,0 +1,360 @@
+"""Every model on the field's public data, in one run: same splits, same seconds of training, one honest integral.
+
+    python benchmarks/leaderboard.py --data DIR [--sets taxi stackoverflow_easytpp taobao] [--models deep-dapp easytpp-s2p2 nhp ...]
+        [--seeds 3] [--budget 60] [--device cpu|cuda] [--jobs 1] [--split test|dev] [--peers DIR] [--output results.jsonl]
+
+DIR holds Parquet files NAME.parquet with the splits train, dev and test. A cell is one (set, model, seed) and has a process and a CPU
+thread of its own, ``--jobs`` at a time: it is trained on `train` for ``--budget`` seconds (fewer where a model's own recipe ends
+earlier), its weights are chosen on `dev`, and it is scored once on ``--split``. What a process sets up once (kernels, caches) is not
+counted. Fourpoint's models go by their own recipe with `fit`; EasyTPP's by `easytpp_models.py`, which also lists their settings.
+``NAME@key=value,...`` is one of ours with other settings (an ablation: add ``--split dev``), ``NAME@RATE`` a peer with another rate.
+
+Scores, all given events before and in the data's unit of time:
+
+    log-likelihood   nats per event of events 2..N on [t_1, t_N] (the `gaps` convention), all sequences; Gauss-Legendre in every gap,
+                     doubled until it settles to 1e-4 nats per event, with an upper estimate of its error (where it does not
+                     settle, 256 nodes and the change from 128; on a GPU 1,024 and 512)
+    KS               distance of 1 - exp(-integral over the gap) from uniform, all gaps of all sequences: calibration
+    time RMSE        of the mean of the next event's law (n/a where a law has none: no event may ever come), and
+    accuracy         of the likeliest mark at the true time: both over 1,000 events drawn at random, none the first of its sequence
+    events/s         of training, validations not counted
+    best dev         nats per event on dev of the weights that were kept, by one rule of 12 nodes per gap
+
+Results are appended to ``--output`` as JSON lines; a cell that is there with the same budget, device and split is not run again, a failed
+one is. At the end a Markdown table of each set: means over seeds and half of a 95% t interval. A peer that cannot be imported is shown
+as missing; ``--peers`` is a folder for the module path that holds easy_tpp and what else is missing where nothing can be installed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import math
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from pathlib import Path
+from typing import Any
+
+SETS = ("taxi", "stackoverflow_easytpp", "taobao")
+OURS = ("deep-dapp", "dapp", "nhp", "rmtpp", "sahp", "thp")
+THEIRS = ("easytpp-s2p2", "easytpp-nhp", "easytpp-attnhp")
+KEY = ("set", "model", "seed", "budget", "device", "split")
+EVENTS = 1000  # next events that are predicted
+NODES = dict(cpu=256, cuda=1024)  # per gap, where integrals do not settle
+PADDED = 2048  # slots of a batch that is scored: up to 1,024 nodes in each of them are held at once
+Row = dict[str, Any]
+Found = tuple[Any, Any, Any]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, help="folder of Parquet files")
+    parser.add_argument("--sets", nargs="+", default=list(SETS))
+    parser.add_argument("--models", nargs="+", default=[*OURS, *THEIRS])
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--budget", type=float, default=60.0, help="seconds of training")
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--split", default="test", choices=("test", "dev"))
+    parser.add_argument("--peers", type=Path, help="folder that holds easy_tpp and what it imports")
+    parser.add_argument("--output", type=Path, default=Path("leaderboard.jsonl"))
+    parser.add_argument("--cell", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.cell:
+        print(json.dumps(run_cell(json.loads(options.cell))))
+        return 0
+    if options.data is None:
+        print("no --data: nothing to score (the folder of Parquet files, see --help)")
+        return 0
+    if options.peers:
+        sys.path.append(str(options.peers))
+    if wrong := _wrong(options):
+        print(wrong, file=sys.stderr)
+        return 2
+    run_all(options)
+    print(tables(_read(options.output), options))
+    return 0
+
+
+def run_all(options: argparse.Namespace) -> None:
+    """Run what is not there yet, ``--jobs`` cells at a time, and append each as it ends; one line of progress per cell."""
+    shared = dict(budget=options.budget, device=options.device, split=options.split)
+    places = dict(data=str(options.data.resolve()), peers=str(options.peers.resolve()) if options.peers else None)
+    cells = [dict(set=s, model=m, seed=seed, **shared) for seed in range(options.seeds) for s in options.sets for m in options.models]
+    done = {_key(row) for row in _read(options.output) if "failed" not in row}
+    left = [cell for cell in cells if _key(cell) not in done]
+    print(f"{len(cells)} cells, {len(cells) - len(left)} of them done before", flush=True)
+    lock, began = threading.Lock(), time.monotonic()
+    with ThreadPoolExecutor(options.jobs) as pool:
+        for n, future in enumerate(as_completed([pool.submit(_in_process, cell | places) for cell in left]), 1):
+            row = future.result()
+            with lock, options.output.open("a") as file:
+                file.write(json.dumps(row) + "\n")
+            print(f"[{n}/{len(left)}, {time.monotonic() - began:.0f} s] {_said(row)}", flush=True)
+
+
+def run_cell(cell: Row) -> Row:
+    """Train and score one model: a row of numbers, or why there is none."""
+    import torch
+
+    torch.set_num_threads(1)
+    data, peers = Path(cell.pop("data")), cell.pop("peers")
+    if peers:
+        sys.path.append(peers)
+    import fourpoint as fp
+
+    whole = fp.read(data / f"{cell['set']}.parquet")
+    parts = {name: whole.part(name) for name in ("train", "dev", cell["split"])}
+    try:
+        model, facts = _trained(cell, parts["train"], parts["dev"])
+    except ImportError as error:
+        return cell | dict(missing=str(error))
+    clock = time.monotonic()
+    model.to(cell["device"]).eval()
+    row = cell | facts | dict(parameters=_parameters(model), marks=whole.marks.count, torch=torch.__version__)
+    row |= _scores(model, parts["dev"], parts[cell["split"]])
+    return row | dict(scoring_seconds=time.monotonic() - clock)
+
+
+def tables(rows: list[Row], options: argparse.Namespace) -> str:
+    """One Markdown table per set, the best likelihood first."""
+    wanted = dict(budget=options.budget, device=options.device, split=options.split)
+    latest = {_key(row): row for row in rows if all(row[k] == v for k, v in wanted.items()) and row["seed"] < options.seeds}
+    out = []
+    for name in options.sets:
+        columns = (
+            "model", f"{options.split}, nats per event", "integral error", "time RMSE", "mark accuracy", "KS", "parameters", "events/s",
+            "best dev", "seeds",
+        )  # fmt: skip
+        lines = [f"\n**{name}** ({options.budget:g} s on {options.device})\n", f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
+        groups = {m: [r for r in latest.values() if (r["set"], r["model"]) == (name, m)] for m in options.models}
+        ranked = sorted(groups.items(), key=lambda item: -_mean(r["score"] for r in item[1] if "score" in r))
+        out += [*lines, *(_line(model, found) for model, found in ranked)]
+    return "\n".join(out)
+
+
+# ---------------------------------------------------------------------- one cell
+
+
+def _trained(cell: Row, train: Any, dev: Any) -> tuple[Any, Row]:
+    """The model after its budget, and what training did. A first, short fit of a copy makes ready what is made once."""
+    if cell["model"].startswith("easytpp-"):
+        import easytpp_models as peers
+
+        for budget in (1e-3, cell["budget"]):
+            model, rate = peers.build(cell["model"], train, cell["seed"])
+            facts = peers.train(model.to(cell["device"]), train, dev, rate=rate, budget=budget, seed=cell["seed"])
+        return model, facts
+    from fourpoint import fit
+    from fourpoint.models import MODELS
+
+    from fourpoint.settings import parse_settings
+
+    name, _, changes = cell["model"].partition("@")
+    of_model, of_training = parse_settings(changes.split(",") if changes else [], MODELS[name], fit)
+    common = dict(device=cell["device"], convention="gaps", seed=cell["seed"], progress=False)
+    few = [data.select(range(min(len(data), 64))) for data in (train, dev)]
+    fit(MODELS[name](train.marks, seed=cell["seed"], **of_model), *few, steps=2, epochs=0, validate_every=2, **common)
+    model = MODELS[name](train.marks, seed=cell["seed"], **of_model)
+    began = time.monotonic()
+    found = fit(model, train, dev, time_budget=cell["budget"], **common, **of_training)
+    speeds = sorted(row["events_per_second"] for row in found.history)
+    facts = dict(steps=int(found.history[-1]["step"]) if found.history else 0, stopped=found.stopped, best_step=found.best_step)
+    return model, facts | dict(
+        seconds=time.monotonic() - began,
+        validations=len(found.history),
+        events_per_second=speeds[len(speeds) // 2] if speeds else None,
+    )
+
+
+def _scores(model: Any, dev: Any, data: Any) -> Row:
+    """Likelihood, calibration and predictions on ``data``, the likelihood alone on ``dev``."""
+    import numpy as np
+    from easytpp_models import dev_score
+
+    from fourpoint.maths.rescaling import ks_test
+    from fourpoint.sampling import still
+
+    with still(model):
+        total, error, passed = _likelihood(model, _up_to_last_event(data))
+        best, ahead = dev_score(model, dev), _ahead(model, data)
+    ks, _ = ks_test(-np.expm1(-passed))
+    events = max(1, len(passed))
+    return dict(score=total / events, integral_error=error / events, events=len(passed), ks=ks, best_dev=best) | ahead
+
+
+def _ahead(model: Any, data: Any) -> Row:
+    """Scores of predictions of the next event; None where there is no number."""
+    import numpy as np
+
+    from fourpoint.maths.quadrature import Unconverged
+    from fourpoint.predictions import _next_scores
+
+    inner = np.setdiff1d(np.arange(data.events), data.offsets[:-1][data.lengths > 0])
+    names = ("rmse", "mae", "crps", "coverage", "accuracy", "log_loss")
+    try:
+        found = _next_scores(model, data, np.sort(np.random.default_rng(0).permutation(inner)[:EVENTS]))
+    except Unconverged as error:
+        return dict.fromkeys(names) | dict(predictions=str(error))
+    numbers = {name: getattr(found, name) for name in names}
+    return {name: value if value is not None and math.isfinite(value) else None for name, value in numbers.items()}
+
+
+def _likelihood(model: Any, data: Any) -> tuple[float, float, Any]:
+    """Log-likelihood, its error and the integrals over all gaps. Once integrals do not settle, all that follow go by the one rule."""
+    import numpy as np
+    import torch
+
+    from fourpoint.maths.quadrature import Unconverged
+
+    total, error, gaps, way = 0.0, 0.0, [], _refined
+    for rows in data.batches(64, padded=PADDED):
+        batch = data.batch(rows).to(next(model.parameters()).device)
+        try:
+            found = way(model, batch)
+        except Unconverged:
+            way = _by_rule
+            found = way(model, batch)
+        inner = torch.arange(1, batch.times.shape[1], device=batch.times.device) < batch.lengths[:, None]
+        total, error = total + float(found[0].sum()), error + float(found[1].sum())
+        gaps.append(found[2][inner].cpu().numpy())
+    return total, error, np.concatenate(gaps)
+
+
+def _up_to_last_event(data: Any) -> Any:
+    """The same events in windows that end with their last: what comes after is not scored, and need not be integrated."""
+    import numpy as np
+
+    last = data.times[np.maximum(data.offsets[1:], 1) - 1] if data.events else data.stops
+    stops = np.where((data.lengths > 0) & (last > data.starts), last, data.stops)
+    return dataclasses.replace(data, stops=stops, inferred=True)
+
+
+def _refined(model: Any, batch: Any) -> Found:
+    """Log-likelihood of each sequence, its error, and the integral over every gap between events; or `Unconverged`."""
+    from fourpoint.goodness import compensators
+    from fourpoint.likelihood import log_likelihoods
+
+    found = log_likelihoods(model, batch)["gaps"]
+    return found.value, found.error, compensators(model, batch).sum(-1)[:, 1:-1]
+
+
+def _by_rule(model: Any, batch: Any) -> Found:
+    """The same by NODES in every gap, for rates that swing hundreds of times in one; the change from half as many is the error.
+
+    The rule is one for the square root of the time since the event, where rates change fastest.
+    """
+    import torch
+
+    from fourpoint.maths.quadrature import gauss_legendre
+
+    (B, N), history = batch.times.shape, model.encode(batch)
+    seen = torch.arange(1, N, device=batch.times.device).expand(B, N - 1)
+    left, width, integrals = batch.times[:, :-1, None], batch.times.diff(dim=1), []
+    for nodes in (NODES[batch.times.device.type] // 2, NODES[batch.times.device.type]):
+        x, w = (part.to(batch.times) for part in gauss_legendre(nodes))
+        rates = model.log_intensity(history, left + width[..., None] * x**2, seen).exp().sum(-1).double()
+        integrals.append(torch.where(batch.valid[:, 1:], (rates @ (2 * x * w)) * width, 0.0))
+    logs = model.log_intensity(history, batch.times[:, 1:, None], seen)[:, :, 0].gather(2, batch.marks[:, 1:, None])[..., 0]
+    rough, fine = integrals
+    return torch.where(batch.valid[:, 1:], logs, 0.0).double().sum(1) - fine.sum(1), (fine - rough).sum(1).abs(), fine
+
+
+def _parameters(model: Any) -> int:
+    """Numbers that are learned; a complex one is two."""
+    return sum(p.numel() * (2 if p.is_complex() else 1) for p in model.parameters() if p.requires_grad)
+
+
+# ---------------------------------------------------------------------- many cells
+
+
+def _in_process(cell: Row) -> Row:
+    """:func:`run_cell` in a process of its own, on one thread; a failure is a row too."""
+    key = {name: cell[name] for name in KEY}
+    env = os.environ | dict(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1")
+    command = [sys.executable, __file__, "--cell", json.dumps(cell)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=4 * cell["budget"] + 1800)
+    except subprocess.TimeoutExpired as error:
+        return key | dict(failed=f"no end after {error.timeout:.0f} s")
+    if done.returncode:
+        lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+        return key | dict(failed=lines[-1], trace=lines[-30:])
+    return json.loads(done.stdout.strip().splitlines()[-1])
+
+
+def _wrong(options: argparse.Namespace) -> str:
+    """What is wrong with the options, in words; nothing where they are right."""
+    from easytpp_models import PEERS
+
+    known = [*OURS, *PEERS]
+    if odd := [m for m in options.models if m.partition("@")[0] not in known]:
+        return f"expected models of {', '.join(known)}; received {', '.join(odd)}. Choose among them."
+    if absent := [s for s in options.sets if not (options.data / f"{s}.parquet").is_file()]:
+        return f"expected NAME.parquet for every set in {options.data}; received none for {', '.join(absent)}. Check --data and --sets."
+    if options.seeds < 1 or options.jobs < 1 or options.budget <= 0:
+        return f"expected positive --seeds, --jobs and --budget; received {options.seeds}, {options.jobs}, {options.budget}. Raise them."
+    return ""
+
+
+def _read(path: Path) -> list[Row]:
+    return [json.loads(line) for line in path.read_text().splitlines() if line.strip()] if path.is_file() else []
+
+
+def _key(row: Row) -> tuple[Any, ...]:
+    return tuple(row[name] for name in KEY)
+
+
+def _said(row: Row) -> str:
+    """A row in a line."""
+    cell = f"{row['set']} {row['model']} seed {row['seed']}:"
+    if why := row.get("failed") or row.get("missing"):
+        return f"{cell} {'FAILED' if 'failed' in row else 'missing'} ({why})"
+    return (
+        f"{cell} {row['score']:.4f} nats per event (dev {row['best_dev']:.4f}), KS {row['ks']:.4f}, {row['steps']} steps, "
+        f"{row['events_per_second'] or math.nan:,.0f} events/s, scored in {row['scoring_seconds']:.0f} s"
+    )
+
+
+def _line(model: str, rows: list[Row]) -> str:
+    """One model's row of the table."""
+    good = [r for r in rows if "score" in r]
+    if not good:
+        why = "missing" if any("missing" in r for r in rows) else "failed" if rows else "not run"
+        return f"| {model} | {why} |" + " |" * 8
+    cells = (
+        model, _with_interval([r["score"] for r in good], 4), f"{max(r['integral_error'] for r in good):.1g}",
+        *(_with_interval([r[name] for r in good], 4) for name in ("rmse", "accuracy", "ks")), f"{good[0]['parameters']:,}",
+        f"{_mean(r['events_per_second'] or math.nan for r in good):,.0f}", f"{_mean(r['best_dev'] for r in good):.4f}",
+        f"{len(good)}" + (f" ({len(rows) - len(good)} failed)" if len(rows) > len(good) else ""),
+    )  # fmt: skip
+    return f"| {' | '.join(cells)} |"
+
+
+def _with_interval(found: list[float | None], digits: int) -> str:
+    """Mean and half of the 95% t interval; the mean alone of one value."""
+    values = [v for v in found if v is not None]
+    if len(values) < len(found):
+        return "n/a"
+    mean = _mean(values)
+    if len(values) < 2:
+        return f"{mean:.{digits}f}"
+    from scipy.special import stdtrit
+
+    spread = math.sqrt(sum((v - mean) ** 2 for v in values) / (len(values) - 1) / len(values))
+    return f"{mean:.{digits}f} ± {stdtrit(len(values) - 1, 0.975) * spread:.{digits}f}"
+
+
+def _mean(values: Iterable[float]) -> float:
+    found = list(values)
+    return sum(found) / len(found) if found else -math.inf
+
+
+if __name__ == "__main__":
+    sys.exit(main())

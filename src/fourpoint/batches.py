@@ -1,0 +1,108 @@
+"""Sequences padded into tensors, and which of them go together.
+
+Padding never multiplies: ``valid`` marks the real events, and a padded slot holds numbers that are harmless to compute with.
+torch is imported when the first batch is made.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    import torch
+
+    from fourpoint.events import Dataset
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """B sequences padded to N events. ``valid`` is True for real events; padded slots hold ``stop``, mark 0 and place 0.
+
+    Construction overwrites whatever the padding held, so that a NaN there cannot reach a sum.
+    """
+
+    times: torch.Tensor  # (B, N) float64, the user's unit
+    marks: torch.Tensor  # (B, N) int64
+    valid: torch.Tensor  # (B, N) bool
+    start: torch.Tensor  # (B,) float64
+    stop: torch.Tensor  # (B,) float64
+    places: torch.Tensor | None = None  # (B, N, k) float64, where the mark space has a box
+
+    def __post_init__(self) -> None:
+        import torch
+
+        if self.places is not None:
+            object.__setattr__(self, "places", torch.where(self.valid[..., None], self.places, 0.0))
+        object.__setattr__(self, "times", torch.where(self.valid, self.times, self.stop[:, None]))
+        object.__setattr__(self, "marks", torch.where(self.valid, self.marks, 0))
+
+    @property
+    def lengths(self) -> torch.Tensor:
+        """Events per sequence, (B,)."""
+        return self.valid.sum(1)
+
+    @property
+    def edges(self) -> torch.Tensor:
+        """start, t_1, ..., t_N, stop: the N + 1 gaps lie between neighbours, (B, N + 2); padded gaps have length 0."""
+        import torch
+
+        return torch.cat([self.start[:, None], self.times, self.stop[:, None]], 1)
+
+    def columns(self, first: int, stop: int) -> Batch:
+        """Events ``first:stop`` of every sequence, watched from the event before the first up to the last of them.
+
+        So neighbouring blocks of columns share out the window; the last block goes on to the window's end.
+        """
+        last = min(stop, self.times.shape[1])
+        start = self.times[:, first - 1] if first else self.start
+        end = self.times[:, last - 1] if stop < self.times.shape[1] else self.stop
+        places = None if self.places is None else self.places[:, first:last]
+        return Batch(self.times[:, first:last], self.marks[:, first:last], self.valid[:, first:last], start, end, places)
+
+    def to(self, device: str | torch.device) -> Batch:
+        """The same batch on another device."""
+        if self.times.device == device:
+            return self
+        places = None if self.places is None else self.places.to(device)
+        times, marks, valid, start, stop = (x.to(device) for x in (self.times, self.marks, self.valid, self.start, self.stop))
+        return Batch(times, marks, valid, start, stop, places)
+
+
+def pad(data: Dataset, rows: NDArray[np.int64]) -> Batch:
+    """The sequences of ``data`` at ``rows``, padded to one length."""
+    import torch
+
+    lengths = data.lengths[rows]
+    column = np.arange(int(lengths.max(initial=0)))
+    valid = column < lengths[:, None]
+    flat = np.where(valid, data.offsets[rows][:, None] + column, 0)
+    times = data.times[flat] if data.events else np.zeros(flat.shape)
+    marks = data.mark_ids[flat] if data.events else np.zeros(flat.shape, dtype=np.int64)
+    where = None
+    if data.places is not None:
+        where = torch.from_numpy(data.places[flat] if data.events else np.zeros((*flat.shape, data.places.shape[1])))
+    start, stop = (torch.from_numpy(a[rows]) for a in (data.starts, data.stops))
+    return Batch(torch.from_numpy(times), torch.from_numpy(marks), torch.from_numpy(valid), start, stop, where)
+
+
+def group_by_length(lengths: NDArray[np.int64], size: int, padded: int, seed: int | None, mixed: bool) -> list[NDArray[np.int64]]:
+    """Rows of each batch; see :meth:`fourpoint.events.Dataset.batches`.
+
+    >>> [rows.tolist() for rows in group_by_length(np.array([3, 1, 2]), size=2, padded=100, seed=None, mixed=False)]
+    [[1, 2], [0]]
+    """
+    rng = np.random.default_rng(seed)
+    key = lengths + (rng.random(len(lengths)) * (1 + 0.1 * lengths) if seed is not None else 0)
+    order = rng.permutation(len(lengths)) if mixed and seed is not None else np.argsort(key, kind="stable")
+    batches, first = [], 0
+    while first < len(order):
+        stop = min(first + size, len(order))
+        while stop - first > 1 and (stop - first) * (1 + lengths[order[first:stop]].max()) > padded:
+            stop = first + max(1, (stop - first) // 2)
+        batches.append(order[first:stop])
+        first = stop
+    return [batches[i] for i in rng.permutation(len(batches))] if seed is not None else batches

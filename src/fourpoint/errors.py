@@ -1,0 +1,26 @@
+"""Errors that a user can mend, in three clauses: what was expected, what came and where, and what to do.
+
+Users catch them as ``fourpoint.events.UserError`` and ``fourpoint.events.EventDataError``.
+"""
+
+from __future__ import annotations
+
+
+class UserError(ValueError):
+    """An error a user can mend: what was expected, what came and where, and what to do.
+
+    >>> str(UserError("a positive horizon", "-1.0", "Pass horizon=2.0, say."))
+    'expected a positive horizon; received -1.0. Pass horizon=2.0, say.'
+    """
+
+    __module__ = "fourpoint.events"  # Where it is imported from, and so what a traceback calls it.
+
+    def __init__(self, expected: str, received: str, remedy: str) -> None:
+        super().__init__(f"expected {expected}; received {received}. {remedy}")
+        self.expected, self.received, self.remedy = expected, received, remedy
+
+
+class EventDataError(UserError):
+    """Data that is not a set of event sequences. It names the sequence, the event and the value."""
+
+    __module__ = "fourpoint.events"

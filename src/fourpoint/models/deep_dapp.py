@@ -1,0 +1,355 @@
+r"""Deep DAPP: layers of Fourier attention with learned, decaying spectra; attention and diagonal state-space model in one.
+
+Position p = 0 is the window's start and p = 1, 2, ... are the events. A token is made of the event's mark and of the gap before
+it, and L layers (`deep_layer`) pass it on, each leaving states S_l that turn and fade until the next event. At a time t after
+position p, with all states moved to t,
+
+    q  = gelu(W [S_1(t), ..., S_L(t)] + U norm(x_p) + T features(t - t_p)),      q <- q + V_2 gelu(V_1 norm(q)),
+    lambda(t) = s log(1 + exp(w'q + b)),           lambda_m(t) = lambda(t) softmax_m(R q + c),
+
+features(d) = log(1 + d / s_k) for times s_k from the shortest to the longest in the data. The total rate has a head of its own, so
+that integrals never touch the M marks: thousands of them cost no more than one at the nodes of an integral. Everything is linear in
+the number of events, and a stream needs the last position alone.
+
+While training, activations, marks and whole events are silenced at random. Time is counted in mean gaps. Rates are not bounded
+between events, so samples come from inverting the integral.
+Sources: Zhu et al. (DAPP; the kernel), Chang et al., "Deep continuous-time state-space models for marked event sequences" (NeurIPS
+2025; S2P2), Gu and Dao, "Mamba" (2023; gates).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar, cast
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Complex, Float, Int
+from torch import Tensor, nn
+from torch.nn.functional import gelu, linear
+from torch.utils.checkpoint import checkpoint
+
+from fourpoint.events import Batch, Dataset, MarkSpace, UserError
+from fourpoint.maths.periodogram import peaks
+from fourpoint.models import protocol
+from fourpoint.models.deep_layer import DeepLayer, Moment, Noise, side_by_side
+from fourpoint.models.neural_start import time_scale_of
+from fourpoint.models.poisson import mean_rates
+from fourpoint.models.rate import log_softplus
+
+TIMES = 6  # times s_k that gaps are compared with
+TURNS = 4  # of the fastest rhythm in one piece of an integral
+MOST_CUTS = 1024  # of a window
+PIECE = 2**22  # numbers per mark and event held at once
+SHORTEST = 0.02  # quantile of the positive gaps that counts as the shortest
+
+
+@dataclass(frozen=True, eq=False)
+class DeepHistory:
+    """What every layer knows just after each position, and U norm(x_p)."""
+
+    times: Float[Tensor, "B P"]
+    start: Float[Tensor, " B"]
+    lengths: Int[Tensor, " B"]
+    context: Float[Tensor, "B P H"]
+    state: Complex[Tensor, "B P L J"]
+    pace: Float[Tensor, "B P L J"]
+
+    def latest(self) -> DeepHistory:
+        """The last real position alone: all that is needed to go on."""
+        return self.at(self.lengths[:, None])
+
+    def at(self, seen: Int[Tensor, "B G"] | None) -> DeepHistory:
+        """The positions ``seen`` (all where None), as a history whose last one is the last of them."""
+        if seen is None:
+            return self
+        row = torch.arange(len(seen), device=seen.device)[:, None]
+        end = torch.full_like(self.lengths, seen.shape[1] - 1)
+        times, context, state, pace = (x[row, seen] for x in (self.times, self.context, self.state, self.pace))
+        return DeepHistory(times, self.start, end, context, state, pace)
+
+    def layer(self, i: int) -> Moment:
+        """What layer ``i`` knows."""
+        return Moment(self.state[:, :, i], self.pace[:, :, i])
+
+
+class DeepDAPP(nn.Module):
+    """Deep DAPP.
+
+    Arguments
+        marks: the mark space of the data (`data.marks`), a number of types, or None.
+        layers, width: L layers on tokens of H numbers.
+        modes: J modes per layer.
+        gated: whether events decide what is kept of the past and how fast time runs after them.
+        rhythms: at most so many frequencies are taken from the data.
+        dropout: the share of activations that is silent while training.
+        unheard, unmarked: the share of events that leave no trace in the states, and of those whose mark is hidden, while training.
+        form: "scan" in O(n), or "dense" from all pairs, for short sequences and for tests.
+        seed: of the initial weights.
+
+    ``recipe`` holds the settings of `fit` that suit it. Fails with :class:`UserError` where a size is below 1 or a share is
+    not one.
+
+    >>> from fourpoint.events import Sequence
+    >>> model, batch = DeepDAPP(width=8, modes=4).eval(), Sequence([1.0], start=0.0, stop=2.0).batch()
+    >>> tuple(model.intensity(model.encode(batch), torch.tensor([[0.5, 1.5]], dtype=torch.float64)).shape)
+    (1, 2, 1)
+    """
+
+    linear = True
+    recipe: ClassVar[dict[str, Any]] = dict(
+        steps=1200, epochs=60, learning_rate=3e-3, weight_decay=0.3, nodes=8, validate_every=0, patience=10, mixed=True, average=0.995
+    )
+    time_scale: Tensor
+    scales: Tensor
+    fastest: Tensor  # period of the fastest rhythm, in the user's unit
+
+    def __init__(
+        self,
+        marks: MarkSpace | int | None = None,
+        *,
+        layers: int = 2,
+        width: int = 64,
+        modes: int = 32,
+        gated: bool = True,
+        rhythms: int = 8,
+        dropout: float = 0.3,
+        unheard: float = 0.1,
+        unmarked: float = 0.1,
+        form: str = "scan",
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        _check(layers, width, modes, rhythms, dropout, unheard, unmarked, form)
+        self.marks = protocol.space_without_places(marks, "deep-dapp")
+        self._settings: dict[str, Any] = dict(
+            layers=layers,
+            width=width,
+            modes=modes,
+            gated=gated,
+            rhythms=rhythms,
+            dropout=dropout,
+            unheard=unheard,
+            unmarked=unmarked,
+            form=form,
+            seed=seed,
+        )
+        self._draw = seed
+        M = self.marks.count
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            self.layers = nn.ModuleList(DeepLayer(width, modes, gated=gated) for _ in range(layers))
+            self.tokens = nn.Parameter(torch.randn(M + 2, width))  # the marks, the start and a mark that is hidden
+            self.gap = nn.Linear(TIMES, width)
+            self.norm, self.context = nn.LayerNorm(width), nn.Linear(width, width)
+            self.read, self.since = nn.Linear(2 * modes * layers, width), nn.Linear(TIMES, width, bias=False)
+            self.query_norm, self.up, self.down = nn.LayerNorm(width), nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
+            self.rate, self.share = nn.Linear(width, 1), nn.Linear(width, M)
+        self.log_scale = nn.Parameter(torch.zeros(()))
+        with torch.no_grad():
+            for head in (self.rate, self.share):
+                head.weight.mul_(0.1)
+                head.bias.zero_()
+        self.share.requires_grad_(M > 1)
+        self.register_buffer("time_scale", torch.ones((), dtype=torch.float64))
+        self.register_buffer("fastest", torch.full((), torch.inf, dtype=torch.float64))
+        self.register_buffer("scales", torch.logspace(-2, 2, TIMES))
+
+    def settings(self) -> dict[str, Any]:
+        """The constructor's arguments but for ``marks``."""
+        return dict(self._settings)
+
+    @torch.no_grad()
+    def initialise(self, data: Dataset) -> list[str]:
+        """Take time scales, rhythms and mean rates from the data."""
+        scale = time_scale_of(data)
+        gaps = data.gaps[data.gaps > 0]
+        longest = max(float(np.mean(data.durations)), 4 * scale)
+        shortest = min(float(np.quantile(gaps, SHORTEST)) if len(gaps) else scale / 10, scale / 4)
+        rhythms = peaks(data.times, data.offsets, most=self._settings["rhythms"])
+        self.time_scale.fill_(scale)
+        self.fastest.fill_(2 * math.pi / max(rhythms) if len(rhythms) else math.inf)
+        self.scales.copy_(torch.logspace(math.log10(shortest / scale), math.log10(longest / scale), TIMES))
+        for layer in self._stack():
+            layer.spread(scale / longest, scale / shortest, torch.from_numpy(rhythms * scale))
+        rates = mean_rates(data, self.marks) * scale
+        self.log_scale.fill_(math.log(scale / shortest))
+        self.rate.bias.copy_(torch.log(torch.expm1(rates.sum() / self.log_scale.exp())))
+        self.share.bias.copy_((rates / rates.sum()).log())
+        unit = data.unit or "time units"
+        said = [f"time scale: {scale:.4g} {unit} (the mean gap), modes from {shortest:.4g} to {longest:.4g}"]
+        if len(rhythms):
+            said.append(f"rhythms in the data, with modes of their own: {', '.join(f'{2 * np.pi / w:.4g}' for w in rhythms)} {unit}")
+        return said
+
+    def redraw(self, random: torch.Generator) -> None:
+        """Choose anew what is silent in the next batch."""
+        self._draw = int(torch.randint(2**62, (), generator=random))
+
+    # ------------------------------------------------------------------ the verbs
+
+    def encode(self, batch: Batch, before: DeepHistory | None = None) -> DeepHistory:
+        """The moments of all layers at all positions."""
+        noise = self._noise(batch.times.device)
+        marks = self._hidden(batch.marks, noise)
+        if before is None:
+            anchor, marks, start = batch.start, torch.cat([torch.full_like(batch.marks[:, :1], self.marks.count), marks], 1), batch.start
+            if not batch.marks.shape[1]:
+                marks = torch.full_like(batch.lengths[:, None], self.marks.count)
+            times = torch.cat([anchor[:, None], batch.times], 1)
+            gaps = torch.cat([torch.zeros_like(anchor[:, None]), times.diff(dim=1)], 1)
+        else:
+            before = before.latest()
+            start, times = before.start, torch.cat([before.times, batch.times], 1)
+            gaps = times.diff(dim=1)
+        new = self._run(marks, self._in_mean_gaps(gaps), before, noise)
+        if before is not None:
+            old = (before.context, before.state, before.pace)
+            new = tuple(torch.cat(pair, 1) for pair in zip(old, new, strict=True))
+        return DeepHistory(times, start, batch.lengths, *new)
+
+    def extend(
+        self, history: DeepHistory, time: Float[Tensor, " B"], mark: Int[Tensor, " B"], active: Bool[Tensor, " B"] | None = None
+    ) -> DeepHistory:
+        """One event more; only the last position is kept."""
+        active = torch.ones_like(mark, dtype=torch.bool) if active is None else active
+        old = history.latest()
+        gap = torch.where(active, time - old.times[:, 0], 0.0)
+        new = self._run(mark[:, None], self._in_mean_gaps(gap)[:, None], old, self._noise(time.device))
+        was = (old.context, old.state, old.pace)
+        kept = (torch.where(active.view(-1, *[1] * (x.ndim - 1)), x, y) for x, y in zip(new, was, strict=True))
+        times = torch.where(active[:, None], time[:, None], old.times)
+        return DeepHistory(times, old.start, torch.zeros_like(old.lengths), *kept)
+
+    def log_intensity(
+        self, history: DeepHistory, times: Float[Tensor, "B G Q"], seen: Int[Tensor, "B G"] | None = None
+    ) -> Float[Tensor, "B G Q M"]:
+        """log lambda per mark."""
+        q = self._queries(history, times, seen)
+        return self._log_rate(q)[..., None] + self.share(q).log_softmax(-1)
+
+    def log_total(
+        self, history: DeepHistory, times: Float[Tensor, "B G Q"], seen: Int[Tensor, "B G"] | None = None
+    ) -> Float[Tensor, "B G Q"]:
+        """log of the total rate, without a look at the marks."""
+        return self._log_rate(self._queries(history, times, seen))
+
+    def log_own(self, history: DeepHistory, times: Float[Tensor, "B N"], marks: Int[Tensor, "B N"]) -> Float[Tensor, "B N"]:
+        """log lambda of each event's own mark, event i seen from position i - 1. Marks are summed over in pieces of events, so that
+        memory does not grow with events times marks."""
+        seen = torch.arange(times.shape[1], device=times.device).expand_as(times)
+        q = self._queries(history, times[..., None], seen)[:, :, 0].flatten(0, 1)
+        rows = max(1, PIECE // self.marks.count)
+        pieces = zip(q.split(rows), marks.flatten().split(rows), strict=True)
+        keep = torch.is_grad_enabled() and len(q) > rows
+        shares = [checkpoint(self._log_share, *piece, use_reentrant=False) if keep else self._log_share(*piece) for piece in pieces]
+        return (self._log_rate(q) + torch.cat([q.new_zeros(0), *shares])).view(times.shape)
+
+    def intensity(self, history: DeepHistory, times: Float[Tensor, "B Q"]) -> Float[Tensor, "B Q M"]:
+        """lambda per mark at any times, in events per unit of the user's time."""
+        return protocol.intensity(self, history, times)
+
+    def knots(self, history: DeepHistory) -> Float[Tensor, "B E"] | None:
+        """Where integrals are cut, so that no piece holds many turns of the data's fastest rhythm; None without one."""
+        if not bool(self.fastest.isfinite()):
+            return None
+        first = history.times[:, :1]
+        span = 1.25 * (history.times.amax(1, keepdim=True) - first)
+        count = min(MOST_CUTS, int(span.max() / (TURNS * self.fastest)) + 1)
+        return first + span * torch.arange(1, count + 1, device=span.device) / count
+
+    @torch.no_grad()
+    def mode_effects(self, history: DeepHistory, time: float) -> list[dict[str, Any]]:
+        """What the total rate at ``time``, seen from the last position of one sequence, would lose without each mode's state.
+
+        One entry per mode: its layer (from 1), how long it takes to fade to a half and to turn once at its present pace (infinite where it
+        does not), both in the user's unit, and the effect in events per unit of time.
+        """
+        at = history.latest()
+        lag = self._in_mean_gaps(torch.full_like(at.times, time)[..., None] - at.times[..., None])
+        parts = torch.cat([side_by_side(layer.moved(at.layer(i), lag)) for i, layer in enumerate(self._stack())], -1)[0, 0, 0]
+        whole = self.read(parts) + at.context[0, 0] + self.since(self._features(lag))[0, 0, 0]
+        added = (self.read.weight * parts).unflatten(1, (-1, 2)).sum(2).T  # of each mode, its real and imaginary part together
+        rates = self._log_rate(self._answered(torch.cat([whole[None], whole - added])[None, None], None)).exp()[0, 0]
+        found = []
+        for i, layer in enumerate(self._stack()):
+            pace, span = at.pace[0, 0, i], float(self.time_scale)
+            half, turn = math.log(2) / (layer.decay * pace), 2 * math.pi / (layer.frequency * pace).abs()
+            losses = rates[0] - rates[1 + i * len(half) : 1 + (i + 1) * len(half)]
+            rows = zip(half.tolist(), turn.tolist(), losses.tolist(), strict=True)
+            found += [dict(layer=i + 1, half_life=h * span, period=p * span, effect=e) for h, p, e in rows]
+        return found
+
+    # ------------------------------------------------------------------ parts
+
+    def _run(
+        self, marks: Int[Tensor, "B P"], gaps: Float[Tensor, "B P"], before: DeepHistory | None, noise: Noise | None
+    ) -> tuple[Tensor, ...]:
+        """Tokens through all layers: context, states and paces."""
+        x, moments = self.tokens[marks] + self.gap(self._features(gaps)), []
+        for i, layer in enumerate(self._stack()):
+            x, moment = layer(x, gaps, before and before.layer(i), noise, dense=self._settings["form"] == "dense")
+            moments.append(moment)
+        return self.context(self.norm(x)), *(torch.stack(parts, 2) for parts in zip(*moments, strict=True))
+
+    def _stack(self) -> Iterator[DeepLayer]:
+        return (cast(DeepLayer, layer) for layer in self.layers)
+
+    def _queries(self, history: DeepHistory, times: Float[Tensor, "B G Q"], seen: Int[Tensor, "B G"] | None) -> Float[Tensor, "B G Q H"]:
+        """q at every time."""
+        at = history.at(seen)
+        lag = self._in_mean_gaps(times - at.times[..., None])
+        parts = [side_by_side(layer.moved(at.layer(i), lag)) for i, layer in enumerate(self._stack())]
+        before = self.read(torch.cat(parts, -1)) + at.context[:, :, None] + self.since(self._features(lag))
+        return self._answered(before, self._noise(times.device, 1))
+
+    def _answered(self, before: Float[Tensor, "B G Q H"], noise: Noise | None) -> Float[Tensor, "B G Q H"]:
+        """q from the sum inside its first gelu."""
+        q = gelu(before)
+        inner = gelu(self.up(self.query_norm(q)))
+        one_for_all = (*inner.shape[:2], 1, inner.shape[3])  # all times of a gap, so that the rate stays smooth in between
+        return q + self.down(inner if noise is None else noise.drop(inner, noise.dropout, one_for_all))
+
+    def _log_rate(self, q: Float[Tensor, "*S H"]) -> Float[Tensor, "*S"]:
+        """log s + log log(1 + e^z), per unit of the user's time."""
+        return log_softplus(linear(q, self.rate.weight, self.rate.bias)[..., 0]) + self.log_scale - self.time_scale.log().to(q)
+
+    def _log_share(self, q: Float[Tensor, "R H"], marks: Int[Tensor, " R"]) -> Float[Tensor, " R"]:
+        z = self.share(q)
+        return z.gather(1, marks[:, None])[:, 0] - z.logsumexp(1)
+
+    def _features(self, gaps: Float[Tensor, "*S"]) -> Float[Tensor, "*S K"]:
+        return torch.log1p(gaps[..., None] / self.scales) - 1
+
+    def _in_mean_gaps(self, gaps: Float[Tensor, "*S"]) -> Float[Tensor, "*S"]:
+        return (gaps / self.time_scale).to(self.tokens)
+
+    def _noise(self, device: torch.device, more: int = 0) -> Noise | None:
+        """What is silent in this pass; the same draw for the same batch, and another one for its queries (``more`` = 1)."""
+        dropout, unheard = self._settings["dropout"], self._settings["unheard"]
+        if not self.training or not (dropout or unheard or self._settings["unmarked"]):
+            return None
+        return Noise(dropout, unheard, torch.Generator(device).manual_seed(self._draw + more))
+
+    def _hidden(self, marks: Int[Tensor, "B N"], noise: Noise | None) -> Int[Tensor, "B N"]:
+        """Marks, some of them replaced by one that says nothing."""
+        share = self._settings["unmarked"]
+        if noise is None or share == 0:
+            return marks
+        hide = torch.rand(marks.shape, device=marks.device, generator=noise.random) < share
+        return torch.where(hide, self.marks.count + 1, marks)
+
+
+def _check(layers: int, width: int, modes: int, rhythms: int, dropout: float, unheard: float, unmarked: float, form: str) -> None:
+    if min(layers, width, modes) < 1 or rhythms < 0:
+        received = f"layers={layers}, width={width}, modes={modes}, rhythms={rhythms}"
+        raise UserError(
+            "layers, width and modes of at least 1, and rhythms of at least 0", received, "Use layers=2, width=64, modes=32, say."
+        )
+    if not all(0 <= share < 1 for share in (dropout, unheard, unmarked)):
+        received = f"dropout={dropout}, unheard={unheard}, unmarked={unmarked}"
+        raise UserError("dropout, unheard and unmarked from 0 to below 1", received, "Pass shares such as 0.1.")
+    if form not in ("scan", "dense"):
+        raise UserError("form 'scan' or 'dense'", f"{form!r}", "Choose one of the two.")

@@ -1,0 +1,169 @@
+r"""One layer of Deep DAPP: Fourier attention whose modes forget as the events tell them to.
+
+Tokens x_p stand at positions p = 0 (the window's start), 1, 2, ... (the events). With u = norm(x) and J modes, each with a
+decay gamma_j and a frequency theta_j,
+
+    S_p,j   = f_p,j exp((-gamma_j + i theta_j) r_{p-1,j} (t_p - t_{p-1})) S_{p-1,j} + (B u_p)_j
+    x_p    <- x_p + O [ gelu(C S_p + D u_p) * sigmoid(G u_p) ],         x_p <- x_p + MLP(norm(x_p)),
+
+where f = sigmoid(F u + 4) is what an event leaves of the past and r = softplus(E u + .54) the pace at which a mode's time runs after
+it: both begin near 1, and with both at 1 the layer is attention with the kernel sum_j C_j exp(-gamma_j d) cos(theta_j d) B_j.
+Between events a state only turns and fades, so that its value at any time t is known from the last position alone.
+
+Modes begin with decays in equal ratios from the longest time in the data to the shortest gaps, and with slow turns; some are
+given the frequencies at which the data keep time (`maths.periodogram`), hardly fade, and keep to the clock: r = 1. Pace changes
+decay and frequency together, since a fast mode that an event could keep from fading would oscillate at length and be a rate that
+no integral resolves. Used by `deep_dapp`.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Complex, Float
+from torch import Tensor, nn
+from torch.nn.functional import gelu, softplus
+
+from fourpoint.maths.fourier import FADED
+from fourpoint.maths.recurrence import pairwise, recur
+
+KEPT = 4.0  # the forget gate's first argument: 98% of the past stays
+PACE = math.log(math.e - 1)  # softplus is 1 here
+SLOW_TURNS = 0.3  # first frequencies, in units of the mode's decay
+LINGER = 0.1  # decay of the modes that keep the data's rhythms, in units of the slowest
+SHARE = 4  # at most one mode in so many keeps a rhythm
+
+
+class Moment(NamedTuple):
+    """What a layer knows just after each position: its states, and the pace at which they will turn and fade."""
+
+    state: Complex[Tensor, "B P J"]
+    pace: Float[Tensor, "B P J"]
+
+
+class Noise(NamedTuple):
+    """What is silenced while training: the share of activations, of events' effects on later ones, and where from."""
+
+    dropout: float
+    unheard: float
+    random: torch.Generator
+
+    def drop(self, x: Tensor, share: float, shape: tuple[int, ...]) -> Tensor:
+        """``x`` with a ``share`` of it at 0 and the rest larger, one draw per element of ``shape``."""
+        if share == 0:
+            return x
+        kept = torch.empty(shape, dtype=x.dtype, device=x.device).bernoulli_(1 - share, generator=self.random)
+        return x * kept.div_(1 - share)
+
+
+class DeepLayer(nn.Module):
+    """The layer above on tokens of ``width`` numbers with ``modes`` = J modes; time is in the model's own unit.
+
+    Without being ``gated`` every event leaves the past as it was, and time runs at one pace: f = r = 1.
+    """
+
+    first_decay: Tensor
+    steady: Tensor
+
+    def __init__(self, width: int, modes: int, *, gated: bool = True) -> None:
+        super().__init__()
+        self.log_decay = nn.Parameter(torch.zeros(modes))
+        self.turns = nn.Parameter(SLOW_TURNS * torch.randn(modes))
+        self.register_buffer("first_decay", torch.ones(modes))
+        self.register_buffer("steady", torch.zeros(modes, dtype=torch.bool))
+        self.norm, self.inner_norm = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.drive = nn.Linear(width, 2 * modes)
+        self.gates = nn.Linear(width, 2 * modes) if gated else None
+        self.read, self.skip = nn.Linear(2 * modes, width), nn.Linear(width, 2 * width)
+        self.out = nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
+        if self.gates is not None:
+            with torch.no_grad():
+                self.gates.weight.zero_()
+                self.gates.bias.copy_(torch.cat([torch.full((modes,), KEPT), torch.full((modes,), PACE)]))
+
+    @torch.no_grad()
+    def spread(self, slowest: float, fastest: float, rhythms: Float[Tensor, " R"]) -> None:
+        """Decays from ``slowest`` to ``fastest`` in equal ratios, and some modes for the angular frequencies ``rhythms``."""
+        modes = len(self.log_decay)
+        decay = torch.logspace(math.log10(slowest), math.log10(fastest), modes).to(self.log_decay)
+        given = rhythms[: modes // SHARE].to(decay)
+        where = torch.linspace(0, modes - 1, len(given)).long()
+        decay[where] = LINGER * slowest
+        self.turns[where] = given / (LINGER * slowest)
+        self.steady.zero_()[where] = True
+        self.first_decay.copy_(decay)
+        self.log_decay.copy_(decay.log())
+
+    @property
+    def decay(self) -> Float[Tensor, " J"]:
+        """gamma_j."""
+        return self.log_decay.exp()
+
+    @property
+    def frequency(self) -> Float[Tensor, " J"]:
+        """theta_j, learned in units of the mode's first decay: slow modes change theirs slowly."""
+        return self.turns * self.first_decay
+
+    def forward(
+        self, x: Float[Tensor, "B P H"], gaps: Float[Tensor, "B P"], before: Moment | None, noise: Noise | None, *, dense: bool = False
+    ) -> tuple[Float[Tensor, "B P H"], Moment]:
+        """New tokens, and the moments after each. ``gaps[:, p]`` is the time since the position before, which for the first is
+        ``before`` (one position) or nothing at all."""
+        u = self.norm(x)
+        lost, pace = self._gated(u)
+        last = pace[:, :1] if before is None else before.pace
+        lag = torch.cat([last, pace[:, :-1]], 1) * gaps[..., None]
+        fade, angle = self.decay * lag + lost, self.frequency * lag
+        driven = self._driven(u, noise)
+        if before is not None:
+            first = turned(before.state[:, 0], fade[:, 0], angle[:, 0])
+            driven = torch.cat([driven[:, :1] + first[:, None], driven[:, 1:]], 1)
+        state = pairwise(fade, angle, driven) if dense else recur(_factor(fade, angle), driven)
+        return self._heard(x, u, state, noise), Moment(state, pace)
+
+    def _gated(self, u: Float[Tensor, "B P H"]) -> tuple[Float[Tensor, "B P J"] | float, Float[Tensor, "B P J"]]:
+        """-log f and r at every position."""
+        if self.gates is None:
+            return 0.0, torch.ones_like(self.log_decay).expand(*u.shape[:2], -1)
+        kept, pace = self.gates(u).chunk(2, -1)
+        return softplus(-kept), torch.where(self.steady, 1.0, softplus(pace))
+
+    def _driven(self, u: Float[Tensor, "B P H"], noise: Noise | None) -> Complex[Tensor, "B P J"]:
+        """B u, and nothing from events that are not heard."""
+        driven = self.drive(u)
+        if noise is not None:
+            driven = noise.drop(driven, noise.unheard, (*u.shape[:2], 1))
+        return torch.complex(*driven.chunk(2, -1))
+
+    def _heard(
+        self, x: Float[Tensor, "B P H"], u: Float[Tensor, "B P H"], state: Complex[Tensor, "B P J"], noise: Noise | None
+    ) -> Float[Tensor, "B P H"]:
+        def drop(y: Tensor) -> Tensor:
+            return y if noise is None else noise.drop(y, noise.dropout, tuple(y.shape))
+
+        skip, gate = self.skip(u).chunk(2, -1)
+        x = x + drop(self.out(gelu(self.read(side_by_side(state)) + skip) * gate.sigmoid()))
+        return x + drop(self.down(drop(gelu(self.up(self.inner_norm(x))))))
+
+    def moved(self, moment: Moment, lag: Float[Tensor, "B P Q"]) -> Complex[Tensor, "B P Q J"]:
+        """The states ``lag`` after each position."""
+        own = moment.pace[:, :, None] * lag[..., None]
+        return turned(moment.state[:, :, None], self.decay * own, self.frequency * own)
+
+
+def turned(state: Complex[Tensor, "*#S J"], fade: Float[Tensor, "*S J"], angle: Float[Tensor, "*S J"]) -> Complex[Tensor, "*S J"]:
+    """exp(-fade + i angle) S."""
+    return _factor(fade, angle) * state
+
+
+def side_by_side(state: Complex[Tensor, "*S J"]) -> Float[Tensor, "*S J2"]:
+    """Real and imaginary parts in turn, as a matrix reads them."""
+    return torch.view_as_real(state).flatten(-2)
+
+
+def _factor(fade: Float[Tensor, "*S J"], angle: Float[Tensor, "*S J"]) -> Complex[Tensor, "*S J"]:
+    size = torch.exp((-fade).clamp(min=FADED))
+    return torch.complex(size * angle.cos(), size * angle.sin())

@@ -1,0 +1,203 @@
+"""Cells in processes of their own, several at once, with time left; a cell that fails or is killed costs nothing but itself.
+
+Each worker is a fresh process with one thread that takes one cell after another. An error inside a cell comes back as its reason. A
+worker that dies (killed, out of memory) is seen at its pipe: its cell is recorded as failed with the signal, and another worker takes
+its place. The parent alone writes records, so that a run killed half-way leaves whole records only, and its workers end with it.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+from fourpoint.reproduce.cells import DONE, FAILED, NO_DATA, Record
+from fourpoint.reproduce.plan import Cell
+from fourpoint.reproduce.sets import NoData
+
+Work = Callable[[Cell], Record]
+Keep = Callable[[Cell, Record], None]
+# Rough costs, so that the longest cells do not come last.
+COSTS = {"odapp-paper-nn": 9, "dapp-paper-nn": 9, "odapp": 8, "dapp": 5, "odapp-paper": 4, "dapp-paper": 3, "nhp": 2}
+
+
+def run_cells(cells: list[Cell], work: Work, keep: Keep, *, jobs: int = 1, progress: bool = True) -> None:
+    """Run ``work`` on every cell, in ``jobs`` processes (0: in this one), and hand each outcome to ``keep`` as it comes.
+
+    ``work`` must be importable by a fresh process. An outcome is a dict with ``status``, ``reason``, ``seconds`` and what ``work``
+    returned.
+    """
+    queue = sorted(cells, key=lambda cell: (-COSTS.get(cell.model, 1), cell.id))
+    with _progress(queue, max(1, jobs), progress) as ended:
+
+        def keep_and_tell(cell: Cell, outcome: Record) -> None:
+            keep(cell, outcome)
+            ended(cell, outcome)
+
+        if jobs == 0:
+            for cell in queue:
+                keep_and_tell(cell, attempt(work, cell))
+        else:
+            _in_processes(queue, work, keep_and_tell, min(jobs, max(1, len(queue))))
+
+
+def cores() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def attempt(work: Work, cell: Cell) -> Record:
+    """What ``work`` found, or why it did not."""
+    began, used = time.monotonic(), time.process_time()
+    try:
+        outcome: Record = {"status": DONE, "reason": "", **work(cell)}
+    except NoData as error:
+        outcome = {"status": NO_DATA, "reason": error.received}
+    except Exception as error:  # whatever goes wrong in one cell is that cell's record, and the rest goes on
+        outcome = {"status": FAILED, "reason": f"{type(error).__name__}: {error}"}
+    clocks = dict(seconds=round(time.monotonic() - began, 2), processor_seconds=round(time.process_time() - used, 2))
+    return {**outcome, **clocks}
+
+
+def _in_processes(queue: list[Cell], work: Work, keep: Keep, jobs: int) -> None:
+    waiting = list(reversed(queue))
+    busy: dict[Connection, tuple[Any, Cell, float]] = {}
+    idle = [_worker(work) for _ in range(jobs)]
+    try:
+        while waiting or busy:
+            while waiting and idle:
+                process, pipe = idle.pop()
+                cell = waiting.pop()
+                pipe.send(cell)
+                busy[pipe] = (process, cell, time.monotonic())
+            for pipe in _heard(list(busy)):
+                process, cell, began = busy.pop(pipe)
+                try:
+                    outcome = pipe.recv()
+                    idle.append((process, pipe))
+                except (EOFError, OSError):
+                    process.join()
+                    outcome = {"status": FAILED, "reason": _death(process.exitcode), "seconds": round(time.monotonic() - began, 2)}
+                    pipe.close()
+                    if waiting:
+                        idle.append(_worker(work))
+                keep(cell, outcome)
+    finally:
+        for process, pipe in [*idle, *((process, pipe) for pipe, (process, _, _) in busy.items())]:
+            pipe.close()
+            if process.is_alive():
+                process.terminate()
+            process.join()
+
+
+def _heard(pipes: list[Connection]) -> list[Connection]:
+    """The pipes that have something to say, or that were closed."""
+    ready = wait(pipes)
+    return [pipe for pipe in pipes if pipe in ready]
+
+
+def _worker(work: Work) -> tuple[Any, Connection]:
+    """A fresh process and the pipe to it."""
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_serve, args=(theirs, work), daemon=True)
+    with _one_thread():
+        process.start()
+    theirs.close()
+    return process, ours
+
+
+def _serve(pipe: Connection, work: Work) -> None:
+    """Take cells until the pipe is closed. Interrupts are the parent's business."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
+    import torch
+
+    torch.set_num_threads(1)
+    while True:
+        try:
+            cell = pipe.recv()
+        except EOFError:
+            return
+        outcome = attempt(work, cell)
+        try:
+            pipe.send(outcome)
+        except BrokenPipeError:
+            return
+
+
+def _end_with(parent: int) -> None:
+    """End this process once its parent is gone, however it went: nobody would read what it finds."""
+    while os.getppid() == parent:
+        time.sleep(1.0)
+    os._exit(1)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """The environment in which a process uses one thread from its first import on."""
+    names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+    before = {name: os.environ.get(name) for name in names}
+    os.environ.update(dict.fromkeys(names, "1"))
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+def _death(code: int | None) -> str:
+    if code is not None and code < 0:
+        try:
+            return f"killed by signal {-code} ({signal.Signals(-code).name})"
+        except ValueError:
+            return f"killed by signal {-code}"
+    return f"its process ended with exit code {code}"
+
+
+@contextmanager
+def _progress(cells: list[Cell], jobs: int, show: bool) -> Iterator[Keep]:
+    """A bar over cells: how many are done, what ended last, and the time left by what cells of the same model took."""
+    if not show or not cells:
+        yield lambda cell, outcome: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    console = Console(stderr=True)
+    took: dict[str, list[float]] = {}
+    left = list(cells)
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total} cells"), TimeElapsedColumn())
+    with Progress(*columns, TextColumn("{task.fields[left]}"), console=console, transient=True) as bar:
+        task = bar.add_task("reproducing", total=len(cells), left="")
+
+        def ended(cell: Cell, outcome: Record) -> None:
+            left.remove(cell)
+            took.setdefault(cell.model, []).append(float(outcome.get("seconds", 0.0)))
+            everything = [s for some in took.values() for s in some]
+            mean = {model: sum(some) / len(some) for model, some in took.items()}
+            rest = sum(mean.get(one.model, sum(everything) / len(everything)) for one in left) / jobs
+            name = "/".join(part for part in (cell.model, cell.data) if part)
+            if not console.is_terminal or outcome["status"] == FAILED:
+                why = f": {outcome['reason']}" if outcome.get("reason") else ""
+                text = f"{len(cells) - len(left)}/{len(cells)} {cell.kind} {name} seed {cell.seed}: {outcome['status']}{why}"
+                bar.console.print(
+                    f"{text} ({outcome.get('seconds', 0):.0f} s, about {_time(rest)} left)", highlight=False, markup=False, soft_wrap=True
+                )
+            bar.update(task, advance=1, description=name, left=f"about {_time(rest)} left" if left else "")
+
+        yield ended
+
+
+def _time(seconds: float) -> str:
+    minutes = round(seconds) // 60
+    return f"{minutes // 60} h {minutes % 60} min" if minutes >= 60 else f"{minutes} min {round(seconds) % 60} s"

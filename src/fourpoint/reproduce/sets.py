@@ -1,0 +1,140 @@
+"""The data of each cell: drawn from a process whose truth is known, embedded, or read from a folder of stand-ins.
+
+What is done to the real files is written down beside each, and kept with every record: which window is taken, whether marks are
+used, and how ties are spread. The paper calls all real sets but traffic temporal, so that only traffic has marks here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fourpoint.data.datasets import load
+from fourpoint.data.readers import read
+from fourpoint.data.synthetic import simulate
+from fourpoint.events import Dataset, MarkSpace, UserError
+from fourpoint.reproduce.plan import STANDS_FOR, SYNTHETIC, TRANSFORMED, Setting
+
+TEST_SEED = 1_000_003  # of the fresh sequences that all models and seeds are scored on
+
+
+class NoData(UserError):
+    """The file of a stand-in that was not given."""
+
+
+class Parts(NamedTuple):
+    """What a cell trains on, stops by and is scored on, and how it was prepared."""
+
+    train: Dataset
+    dev: Dataset
+    test: Dataset
+    about: str
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """How a real file is read: its window (None: from each sequence's own first or to its own last event), marks, ties."""
+
+    window: tuple[float, float] | None
+    marks: bool
+    zeroed: bool
+    words: str
+
+
+PREPARED: dict[str, Preparation] = {
+    "bookorder_w50": Preparation(None, False, False, "times only; windows of 50 events, from the event before them to the last"),
+    "memetracker": Preparation(None, False, True, "times only; hours since the first mention, which is given and not scored"),
+    "pems_congestion": Preparation((0.0, 24.0), True, False, "16 freeway directions; a day is [0, 24) hours"),
+    "nyc_delays": Preparation((0.0, 24.0), True, False, "6 types; a day is [0, 24) hours"),
+    "nyc_times": Preparation((0.0, 24.0), False, False, "times only; a day is [0, 24) hours"),
+    "readmission": Preparation(None, False, False, "times only; days, windows end at the last visit"),
+    TRANSFORMED: Preparation((0.0, 2.0), False, False, "times only; window [0, 2)"),
+}
+EMBEDDED = {"nyc_delays": "nyc_delays", "nyc_times": "nyc_delays"}
+
+
+def parts_of(name: str, setting: Setting, seed: int, folder: Path | None) -> Parts:
+    """The data called ``name``; ``seed`` draws synthetic training data. Raises :class:`NoData` where a file is not there."""
+    if name in SYNTHETIC:
+        drawn = simulate(name, setting.sequences, seed=seed)
+        cut = setting.sequences - max(1, setting.sequences // 10)
+        test = simulate(name, setting.test, seed=TEST_SEED)
+        return Parts(
+            drawn[:cut], drawn[cut:], test, f"{cut:,} + {len(drawn) - cut:,} sequences drawn with seed {seed}, {len(test):,} fresh ones"
+        )
+    how = PREPARED[name]
+    data = prepared(_read(name, folder), how)
+    train, dev, test = (data.part(part) for part in ("train", "dev", "test"))
+    train, dev = (_some(part, size, setting.longest) for part, size in ((train, setting.real_train), (dev, setting.real_train // 4)))
+    test = _some(test, setting.real_test, setting.longest)
+    ties = f"; {100 * data.tied:.1f}% of gaps are ties, spread evenly up to the next event" if data.tied else ""
+    most = max(int(part.lengths.max(initial=0)) for part in (train, dev, test))
+    sizes = f"; {len(train):,} + {len(dev):,} + {len(test):,} sequences, at most {most:,} events"
+    train, dev, test = (part.with_ties("jitter", seed=0) for part in (train, dev, test))
+    return Parts(train, dev, test, how.words + ties + sizes)
+
+
+def prepared(data: Dataset, how: Preparation) -> Dataset:
+    """``data`` with the window and the marks of ``how``; where ``zeroed``, each first event becomes the start and is not scored."""
+    data = replace(data, places=None)
+    if how.zeroed:
+        data = _from_first(data)
+    if how.window is not None:
+        starts, stops = (np.full(len(data), edge) for edge in how.window)
+        data = replace(data, starts=starts, stops=stops, inferred=False)
+    marks = data.mark_ids if how.marks else np.zeros(data.events, dtype=np.int64)
+    return replace(data, mark_ids=marks, marks=MarkSpace(data.marks.names if how.marks else ()))
+
+
+def label_of(name: str) -> str:
+    """The data's name in a table; a stand-in says what it stands in for."""
+    return f"{name} (stand-in for {STANDS_FOR[name]})" if name in STANDS_FOR else name
+
+
+def _read(name: str, folder: Path | None) -> Dataset:
+    if name in EMBEDDED:
+        return load(EMBEDDED[name])
+    file = None if folder is None else folder / f"{name}.parquet"
+    if file is None or not file.is_file():
+        where = "no --real" if folder is None else f"no {name}.parquet in {folder}"
+        raise NoData(f"the file {name}.parquet", where, "Name its folder with --real DIR.")
+    return read(file)
+
+
+def _from_first(data: Dataset) -> Dataset:
+    """Each sequence counted from its first event, which is the start of the window and no longer one of the events."""
+    first, last = data.times[data.offsets[:-1]], data.times[data.offsets[1:] - 1]
+    row, position = _positions(data)
+    kept = position > 0
+    return replace(
+        data,
+        times=(data.times - first[row])[kept],
+        mark_ids=data.mark_ids[kept],
+        offsets=data.offsets - np.arange(len(data) + 1),
+        starts=np.zeros(len(data)),
+        stops=last - first,
+        inferred=True,
+    )
+
+
+def _some(data: Dataset, size: int, longest: int) -> Dataset:
+    """At most ``size`` sequences (0: all), drawn with seed 0; where windows end at the last event, each is cut after ``longest``."""
+    if size and len(data) > size:
+        data = data.select(np.sort(np.random.default_rng(0).permutation(len(data))[:size]))
+    if not data.inferred or int(data.lengths.max(initial=0)) <= longest:
+        return data
+    kept = _positions(data)[1] < longest
+    times, lengths = data.times[kept], np.minimum(data.lengths, longest)
+    offsets = np.concatenate([[0], np.cumsum(lengths)])
+    stops = np.where(data.lengths > longest, times[offsets[1:] - 1], data.stops)
+    return replace(data, times=times, mark_ids=data.mark_ids[kept], offsets=offsets, stops=stops)
+
+
+def _positions(data: Dataset) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The sequence of each event, and its place in it."""
+    row = np.repeat(np.arange(len(data)), data.lengths)
+    return row, np.arange(data.events) - data.offsets[row]

@@ -1,0 +1,115 @@
+"""What a mark may be: nothing, one of M types, a place in a box, or a type and a place.
+
+An event is a time and a mark. The space of marks carries the measure that an intensity is a density of: counting for
+types, Lebesgue for a box. Models, readers and plots all take it from the data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Ordered
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fourpoint.errors import EventDataError
+
+
+@dataclass(frozen=True)
+class Box:
+    """A box in R^k: what continuous marks such as longitude and latitude, or a magnitude, range over; both ends belong to it.
+
+    >>> box = Box(("longitude", "latitude"), (-10.0, 40.0), (30.0, 60.0))
+    >>> box.dimension, box.volume, str(box)
+    (2, 800.0, 'longitude -10 to 30, latitude 40 to 60')
+    """
+
+    names: tuple[str, ...]
+    low: tuple[float, ...]
+    high: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        for field in ("low", "high"):
+            object.__setattr__(self, field, tuple(float(x) for x in getattr(self, field)))
+        object.__setattr__(self, "names", tuple(str(n) for n in self.names))
+        if not len(self.names) == len(self.low) == len(self.high) or not self.names or len(set(self.names)) < len(self.names):
+            received = f"names {self.names}, low {self.low}, high {self.high}"
+            raise EventDataError("one name, low and high for every axis of a box, all names different", received, "Make them as many.")
+        bad = [i for i, (a, b) in enumerate(zip(self.low, self.high, strict=True)) if not (np.isfinite(a) and np.isfinite(b) and a < b)]
+        if bad:
+            received = f"{self.low[bad[0]]:g} to {self.high[bad[0]]:g} for {self.names[bad[0]]!r}"
+            raise EventDataError("finite bounds with low < high on every axis", received, "Mend the bounds.")
+
+    @staticmethod
+    def around(places: NDArray[np.float64], names: Ordered[str]) -> Box:
+        """The smallest box around ``places`` (N, k) whose bounds have two digits or so: what data implies where no bounds are given.
+
+        >>> Box.around(np.array([[-179.7, -61.3], [179.9, 77.1]]), ("longitude", "latitude"))
+        Box(names=('longitude', 'latitude'), low=(-180.0, -70.0), high=(180.0, 80.0))
+        """
+        low, high = (edge(places, axis=0) if len(places) else np.full(len(names), x) for edge, x in ((np.min, 0.0), (np.max, 1.0)))
+        step = 10.0 ** (np.floor(np.log10(np.where(high > low, high - low, 1.0))) - 1)
+        first, last = np.floor(low / step), np.ceil(high / step)
+        digits = np.maximum(0, 1 - np.log10(step)).astype(int)
+        bounds = [(round(a * s, d), round(max(b, a + 1) * s, d)) for a, b, s, d in zip(first, last, step, digits, strict=True)]
+        return Box(tuple(names), tuple(a for a, _ in bounds), tuple(b for _, b in bounds))
+
+    @property
+    def dimension(self) -> int:
+        """k, the number of axes."""
+        return len(self.names)
+
+    @property
+    def volume(self) -> float:
+        """Its Lebesgue measure, in the units of its axes."""
+        return float(np.prod(np.subtract(self.high, self.low)))
+
+    def __str__(self) -> str:
+        return ", ".join(f"{n} {a:g} to {b:g}" for n, a, b in zip(self.names, self.low, self.high, strict=True))
+
+
+@dataclass(frozen=True)
+class MarkSpace:
+    """The values a mark may take: none, one of M named types, a place in a box, or a type and a place.
+
+    >>> MarkSpace.categorical(["fire", "medical"]).count
+    2
+    >>> MarkSpace().count, MarkSpace().names
+    (1, ())
+    >>> str(MarkSpace(("fire", "medical"), Box(("x",), (0,), (1,))))
+    '2 types in x 0 to 1'
+    """
+
+    names: tuple[str, ...] = ()
+    box: Box | None = None
+
+    @staticmethod
+    def categorical(types: int | Ordered[str]) -> MarkSpace:
+        """A space of named types; a number M gives the names "0" to "M-1"."""
+        names = tuple(str(i) for i in range(types)) if isinstance(types, int) else tuple(str(n) for n in types)
+        if len(set(names)) != len(names) or not names:
+            raise EventDataError("at least one mark name, all different", f"{list(names)[:8]}", "Rename the repeated or missing names.")
+        return MarkSpace(names)
+
+    @staticmethod
+    def of(marks: MarkSpace | int | Ordered[str] | None) -> MarkSpace:
+        """Accept a space, a number of types, a list of names, or None for no marks."""
+        if isinstance(marks, MarkSpace):
+            return marks
+        return MarkSpace() if marks is None else MarkSpace.categorical(marks)
+
+    @property
+    def count(self) -> int:
+        """M, the number of types; 1 where there are no marks."""
+        return max(1, len(self.names))
+
+    @property
+    def types(self) -> MarkSpace:
+        """The space without its box."""
+        return self if self.box is None else MarkSpace(self.names)
+
+    def __str__(self) -> str:
+        types = f"{self.count} types" if self.names else "no marks"
+        if self.box is None:
+            return types
+        return f"{types} in {self.box}" if self.names else f"places in {self.box}"

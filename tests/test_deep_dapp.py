@@ -1,0 +1,149 @@
+"""Deep DAPP: its forms are one model, integrals never touch the marks, and it finds rhythms."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from fourpoint.data.synthetic import simulate
+from fourpoint.events import Dataset, Sequence, UserError
+from fourpoint.explaining import explain
+from fourpoint.likelihood import quick_log_likelihood, sampled_log_likelihood
+from fourpoint.maths.periodogram import clock, peaks
+from fourpoint.maths.recurrence import pairwise, recur
+from fourpoint.models import DeepDAPP
+from fourpoint.training import fit
+
+
+def days(sequences: int, marks: int = 1) -> Dataset:
+    """Events that come a little after noon, on some days, to people with noons of their own."""
+    random = np.random.default_rng(0)
+    found = []
+    for _ in range(sequences):
+        times = np.sort(random.permutation(40)[:20] + random.normal(0, 0.03, 20)) + random.random() + 1
+        found.append(Sequence(times, random.integers(marks, size=20), start=0.0, stop=43.0, space=marks))
+    return Dataset.from_sequences(found)
+
+
+@pytest.mark.parametrize("marks", [1, 3])
+def test_scan_and_dense_are_one_model(marks: int) -> None:
+    scan, dense = (DeepDAPP(marks, layers=3, width=8, modes=5, form=form).double().eval() for form in ("scan", "dense"))
+    data = days(4, marks)
+    for model in (scan, dense):
+        model.initialise(data)
+        for parameter, seed in zip(model.parameters(), range(100), strict=False):  # gates away from where they begin
+            parameter.data.add_(0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64))
+    batch = data.batch()
+    times = torch.linspace(0.5, 42.0, 50, dtype=torch.float64).expand(4, -1)
+    rates = [model.intensity(model.encode(batch), times) for model in (scan, dense)]
+    assert torch.allclose(rates[0], rates[1], rtol=1e-10)
+
+
+def test_recursion_equals_all_pairs() -> None:
+    random = torch.Generator().manual_seed(0)
+    fade, angle = (torch.rand(2, 70, 3, generator=random, dtype=torch.float64) for _ in range(2))
+    driven = torch.randn(2, 70, 3, generator=random, dtype=torch.complex128)
+    factor = torch.polar((-fade).exp(), angle)
+    assert torch.allclose(recur(factor, driven), pairwise(fade, angle, driven), rtol=1e-10)
+
+
+def test_the_total_rate_is_the_sum_over_marks() -> None:
+    data = days(3, marks=4)
+    model = DeepDAPP(4, width=8, modes=4).double().eval()
+    model.initialise(data)
+    history = model.encode(data.batch())
+    times = torch.linspace(0.5, 42.0, 9, dtype=torch.float64).expand(3, 21, 9)
+    times = torch.maximum(times, history.times[..., None])
+    assert torch.allclose(model.log_total(history, times), model.log_intensity(history, times).logsumexp(-1))
+
+
+def test_own_marks_in_pieces_are_those_of_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = days(3, marks=4)
+    model = DeepDAPP(4, width=8, modes=4).double().eval()
+    model.initialise(data)
+    batch, found = data.batch(), []
+    for size in (2**22, 28):
+        monkeypatch.setattr("fourpoint.models.deep_dapp.PIECE", size)
+        model.zero_grad()
+        own = model.log_own(model.encode(batch), batch.times, batch.marks)
+        own.sum().backward()
+        found.append((own.detach(), model.share.weight.grad.clone()))
+    assert torch.equal(found[0][0], found[1][0]) and torch.allclose(found[0][1], found[1][1])
+    whole = model.log_intensity(model.encode(batch), batch.times[..., None], torch.arange(20).expand(3, 20))[:, :, 0]
+    assert torch.allclose(whole.gather(2, batch.marks[..., None])[..., 0], found[0][0])
+
+
+def test_explain_names_modes_by_what_the_rate_loses_without_them() -> None:
+    data = days(3, marks=2)
+    model = DeepDAPP(2, width=8, modes=4).double().eval()
+    model.initialise(data)
+    found = explain(model, data[0], at=30.0)
+    assert len(found.modes) == 8 and [abs(m["effect"]) for m in found.modes] == sorted(
+        (abs(m["effect"]) for m in found.modes), reverse=True
+    )
+    history = model.encode(data[0].before(30.0).batch())
+    first = model.mode_effects(history, 30.0)[5]  # mode 2 of layer 2
+    at = history.latest()
+    at.state[:, :, 1, 1] = 0
+    now = torch.tensor([[30.0]], dtype=torch.float64)
+    assert found.rate.sum() - model.intensity(at, now).sum().item() == pytest.approx(first["effect"], abs=1e-12)
+    assert first["layer"] == 2 and "half-life" in str(found)
+
+
+def test_it_begins_at_the_mean_rates() -> None:
+    data = days(20, marks=3)
+    model = DeepDAPP(3, width=8, modes=4, seed=1).eval()
+    model.initialise(data)
+    found = float(quick_log_likelihood(model, data.batch()).sum()) / data.events
+    rates = np.bincount(data.mark_ids, minlength=3) / data.durations.sum()
+    constant = float((np.log(rates)[data.mark_ids]).mean()) - 1
+    assert found == pytest.approx(constant, abs=0.15)
+
+
+def test_noise_is_drawn_from_the_generator_alone() -> None:
+    data = days(3, marks=2)
+    model = DeepDAPP(2, width=8, modes=4).train()
+    model.initialise(data)
+
+    def value(seed: int) -> float:
+        random = torch.Generator().manual_seed(seed)
+        model.redraw(random)
+        return float(sampled_log_likelihood(model, data.batch(), 2, torch.Generator().manual_seed(0)).detach().sum())
+
+    assert value(1) == value(1) != value(2)
+    noisy = value(1)
+    model.eval()
+    assert value(1) != noisy
+
+
+def test_a_daily_rhythm_is_found_and_used() -> None:
+    train, dev = days(150), days(150).select(np.arange(100, 150))
+    model = DeepDAPP(width=16, modes=8, layers=1, dropout=0.0, unheard=0.0)
+    said = model.initialise(train)
+    assert 2 * np.pi / peaks(train.times, train.offsets)[0] == pytest.approx(1, abs=1e-3)
+    assert any(line.startswith("rhythms") for line in said)
+    fit(model, train.select(np.arange(100)), dev, steps=150, epochs=0, learning_rate=1e-2, validate_every=50, progress=False)
+    score = float(quick_log_likelihood(model, dev.batch(), 40).sum()) / dev.events
+    assert score > math.log(20 / 43) - 1 + 0.3  # a constant rate, and what the hour of the day tells beyond it
+
+
+def test_peaks_stay_below_half_the_clock() -> None:
+    random = np.random.default_rng(1)
+    times = np.concatenate([np.sort(random.choice(4000, 60, replace=False)) / 1000 for _ in range(50)])
+    assert clock(np.array([0.002, 0.003, 0.001])) == 0.001
+    assert not len(peaks(times, np.arange(0, 3001, 60)))  # the clock of .001 is no rhythm of the events
+
+
+def test_no_rhythm_in_poisson_data_and_none_without_events() -> None:
+    data = simulate("hawkes", 200)
+    assert len(peaks(data.times, data.offsets)) <= 1
+    assert not len(peaks(np.zeros(0), np.zeros(3, dtype=np.int64)))
+
+
+@pytest.mark.parametrize("settings", [dict(width=0), dict(dropout=1.0), dict(rhythms=-1), dict(form="quick")])
+def test_bad_settings_are_refused(settings: dict[str, object]) -> None:
+    with pytest.raises(UserError, match="expected"):
+        DeepDAPP(**settings)  # type: ignore[arg-type]

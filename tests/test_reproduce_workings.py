@@ -1,0 +1,211 @@
+"""What `fourpoint reproduce` is made of: workers that may die, tabled scores, data, experiments, intervals and verdicts."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, strategies as st
+
+import fourpoint
+from fourpoint.data.synthetic import simulate
+from fourpoint.evaluation import evaluate, intensity
+from fourpoint.events import Dataset, Sequence, UserError
+from fourpoint.maths.feature_error import chance_of_error, error_bound, features_needed
+from fourpoint.models import MODELS
+from fourpoint.reproduce import claims, published, theory
+from fourpoint.reproduce.cells import Record
+from fourpoint.reproduce.plan import QUICK, Cell
+from fourpoint.reproduce.running import attempt, run_cells
+from fourpoint.reproduce.sets import PREPARED, NoData, Preparation, _some, parts_of, prepared
+from fourpoint.reproduce.tabled import Tabled, tabled
+from fourpoint.reproduce.tallies import Tally, difference, tally
+from fourpoint.reproduce.verdicts import verdicts
+
+
+def work(cell: Cell) -> Record:
+    """What a worker does in the test: one cell is killed, one fails, one has no data, the others are done."""
+    if cell.data == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if cell.data == "diverged":
+        raise ArithmeticError("not finite")
+    if cell.data == "absent":
+        raise NoData("a file", "no such file", "Give it.")
+    return {"metrics": {"threads": torch.get_num_threads(), "process": os.getpid()}}
+
+
+def test_a_worker_that_is_killed_costs_its_own_cell_alone() -> None:
+    names = ["killed", "diverged", "absent", "fine", "also fine"]
+    cells = [Cell("fit", "", name, 0) for name in names]
+    found: dict[str, Record] = {}
+    run_cells(cells, work, lambda cell, outcome: found.update({cell.data: outcome}), jobs=1, progress=False)
+    assert {name: found[name]["status"] for name in names} == {
+        "killed": "failed", "diverged": "failed", "absent": "no data given", "fine": "done", "also fine": "done",
+    }  # fmt: skip
+    assert found["killed"]["reason"] == "killed by signal 9 (SIGKILL)" and found["diverged"]["reason"] == "ArithmeticError: not finite"
+    assert found["fine"]["metrics"]["threads"] == 1 and found["fine"]["metrics"]["process"] != os.getpid()
+
+
+def test_an_attempt_keeps_its_clocks() -> None:
+    outcome = attempt(work, Cell("fit", "", "fine", 0))
+    assert outcome["status"] == "done" and outcome["seconds"] >= 0 and outcome["processor_seconds"] >= 0
+
+
+@pytest.mark.parametrize("name", ["dapp-paper", "odapp-paper"])
+def test_tabled_scores_give_the_numbers_of_the_direct_sum(name: str) -> None:
+    data = simulate("hawkes", 12, seed=3)
+    model = MODELS[name](eval_features=60, generator=(8,), seed=1).eval()
+    model.initialise(data)
+    quick = tabled(model, 1.0)
+    assert isinstance(quick, Tabled)
+    direct, read = (evaluate(m, data[:4], truth="hawkes").to_dict() for m in (model, quick))
+    assert read["log_likelihood_per_event"] == pytest.approx(direct["log_likelihood_per_event"], abs=1e-6)
+    assert read["intensity_mse"] == pytest.approx(direct["intensity_mse"], rel=1e-5)
+
+
+def test_tabled_scores_know_marks() -> None:
+    data = claims.first_matters(6, 5, seed=2)
+    model = MODELS["dapp-paper"](data.marks, eval_features=60, generator=(8,), seed=1).eval()
+    model.initialise(data)
+    times = np.linspace(0.05, 0.95, 31)
+    np.testing.assert_allclose(intensity(tabled(model, 1.0), data[0], times), intensity(model, data[0], times), rtol=2e-5)
+
+
+def test_what_has_no_random_phases_is_left_alone() -> None:
+    for model in (MODELS["dapp"](features=4, eval_features=8), MODELS["dapp-paper-dot"](), MODELS["poisson"]()):
+        assert tabled(model, 1.0) is model
+
+
+@given(st.floats(0.01, 1.5), st.floats(0.1, 10), st.floats(1.0, 100), st.integers(1, 4), st.floats(0.001, 0.5))
+def test_features_needed_is_the_smallest_number_that_the_bound_allows(
+    error: float, radius: float, sigma: float, dimension: int, probability: float
+) -> None:
+    D = features_needed(error, radius=radius, sigma=sigma, dimension=dimension, probability=probability)
+    assert chance_of_error(error, D, radius=radius, sigma=sigma, dimension=dimension) <= probability * (1 + 1e-9)
+    if D > 1:
+        assert chance_of_error(error, D - 1, radius=radius, sigma=sigma, dimension=dimension) > probability * (1 - 1e-9)
+    back = error_bound(D, radius=radius, sigma=sigma, dimension=dimension, probability=probability)
+    assert back <= error * (1 + 1e-9)
+
+
+def test_features_needed_is_public_and_refuses_what_has_no_bound() -> None:
+    assert fourpoint.features_needed(0.1, radius=0.5, sigma=10.0) == 22275
+    with pytest.raises(UserError, match="sigma above 0 and finite"):
+        fourpoint.features_needed(0.1, radius=0.5, sigma=math.inf)
+    with pytest.raises(UserError, match="a probability between 0 and 1"):
+        fourpoint.features_needed(0.1, radius=0.5, sigma=1.0, probability=1.0)
+
+
+def test_the_law_of_the_drawn_spectra_is_the_one_stated() -> None:
+    gaussian = theory.draw("gaussian", 40, 500, "paired", seed=0)
+    assert gaussian.frequency.std().item() == pytest.approx(math.hypot(*theory.KEY), rel=0.02) and gaussian.phase is None
+    cauchy = theory.draw("cauchy", 40, 500, "random", seed=0)
+    assert cauchy.frequency.abs().median().item() == pytest.approx(theory.DECAY, rel=0.03)
+    assert cauchy.phase is not None and cauchy.phase.mean().item() == pytest.approx(math.pi, rel=0.02)
+
+
+def test_a_biased_estimate_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    true_draw = theory.draw
+
+    def shifted(*arguments: object) -> object:
+        modes = true_draw(*arguments)  # type: ignore[arg-type]
+        return modes._replace(weight=1.2 * modes.weight)
+
+    monkeypatch.setattr(theory, "draw", lambda *a, seed: shifted(*a, seed))
+    found = theory.proposition1(replace(QUICK, draws=20))["metrics"]
+    assert max(value for key, value in found.items() if key.endswith("_largest_z")) > 4.5
+
+
+def test_algorithm_2_is_exact_for_falling_rates_once_its_test_is_turned_round() -> None:
+    hawkes = fourpoint.Hawkes(baseline=10.0, branching=1.0, decay=1.0)
+    counts = claims.literal_counts(hawkes, 400, seed=1, turned=True)
+    assert abs(counts.mean() - 15) < 4 * counts.std() / 20
+    assert claims.literal_counts(hawkes, 400, seed=1, turned=False).mean() < 1
+
+
+def test_the_far_event_decides_the_late_rate_and_nothing_else() -> None:
+    data = claims.first_matters(400, 10, seed=0)
+    kinds = np.array([one.marks[0] for one in data])
+    late = np.array([(one.marks == 3).sum() for one in data])
+    middle = np.array([((one.marks == 2) & (one.times < claims.SWITCH)).sum() for one in data])
+    assert late[kinds == 0].mean() == pytest.approx(claims.HIGH * (1 - claims.SWITCH), rel=0.1)
+    assert late[kinds == 1].mean() == pytest.approx(claims.LOW * (1 - claims.SWITCH), rel=0.2)
+    assert middle[kinds == 0].mean() == pytest.approx(middle[kinds == 1].mean(), rel=0.1) == pytest.approx(10, rel=0.1)
+    assert all(one.times[0] < claims.FIRST and one.times[(one.marks == 3)].min(initial=1.0) >= claims.SWITCH for one in data)
+
+
+def test_the_true_likelihood_of_the_far_event_is_that_of_its_law() -> None:
+    """Against counting: P(first event in a cell of a grid, Poisson counts in cells) per unit of volume."""
+    one = Sequence([0.02, 0.3, 0.7], [0, 2, 3], start=0.0, stop=1.0, space=claims.KINDS)
+    noise, late = 10 / (claims.SWITCH - claims.FIRST), claims.HIGH
+    expected = math.log(0.5 / claims.FIRST) + math.log(noise) + math.log(late) - noise * (1 - claims.FIRST) - late * (1 - claims.SWITCH)
+    assert claims.true_log_likelihood(one, 10) == pytest.approx(expected)
+
+
+def test_memes_count_from_the_first_mention_which_is_not_scored() -> None:
+    data = Dataset.from_sequences([Sequence([5.0, 7.0, 9.0], start=0.0, stop=9.5), Sequence([1.0, 2.0], start=0.0, stop=3.0)])
+    found = prepared(data, PREPARED["memetracker"])
+    assert [one.times.tolist() for one in found] == [[2.0, 4.0], [1.0]]
+    assert found.starts.tolist() == [0.0, 0.0] and found.stops.tolist() == [4.0, 1.0] and found.inferred
+
+
+def test_long_sequences_end_where_they_are_cut_unless_the_window_is_known() -> None:
+    data = prepared(Dataset.from_sequences([Sequence(np.arange(1.0, 9.0), start=0.0, stop=8.5)] * 3), Preparation(None, False, False, ""))
+    cut = _some(replace(data, inferred=True), 2, 5)
+    assert len(cut) == 2 and cut.lengths.tolist() == [5, 5] and cut.stops.tolist() == [5.0, 5.0]
+    assert _some(replace(data, inferred=False), 0, 5).lengths.tolist() == [8, 8, 8]
+
+
+def test_synthetic_training_data_change_with_the_seed_and_test_data_do_not() -> None:
+    one, other = (parts_of("hawkes", replace(QUICK, sequences=30, test=5), seed, None) for seed in (0, 1))
+    assert len(one.train) == 27 and len(one.dev) == 3 and len(one.test) == 5
+    assert one.test.times.tolist() == other.test.times.tolist() and one.train.times.tolist() != other.train.times.tolist()
+
+
+def test_real_files_are_read_as_written_down(shared_data: Path) -> None:
+    small = replace(QUICK, real_train=20, real_test=10, longest=30)
+    meme = parts_of("memetracker", small, 0, shared_data)
+    assert meme.train.marks.count == 1 and meme.train.lengths.max() <= 30 and meme.test.tied == 0 and len(meme.test) == 10
+    traffic = parts_of("pems_congestion", small, 0, shared_data)
+    assert traffic.train.marks.count == 16 and traffic.train.tied == 0 and set(traffic.train.durations) == {24.0}
+    assert "20.3% of gaps are ties" in traffic.about
+    with pytest.raises(NoData, match="memetracker.parquet"):
+        parts_of("memetracker", small, 0, None)
+
+
+def test_the_paper_s_numbers_are_those_it_prints() -> None:
+    assert published.TABLE1["hawkes"]["dapp-paper"] == 0.258 and published.TABLE1["nonhomogeneous2"]["sahp"] == 9858.9
+    assert published.TABLE2["traffic"]["dapp-paper"] == 458.5 and published.TABLE2["mimic-iii"]["rmtpp"] == 8.7
+    assert [len(row) for row in published.TABLE1.values()] == [10] * 4 and [len(row) for row in published.TABLE2.values()] == [6] * 8
+
+
+def record(model: str, data: str, seed: int, **metrics: float) -> Record:
+    return dict(id=f"{model}{data}{seed}", kind="fit", model=model, data=data, seed=seed, status="done", tables=[], metrics=metrics)
+
+
+def test_intervals_need_two_seeds_and_differences_are_taken_seed_by_seed() -> None:
+    records = [record("nhp", "hawkes", seed, intensity_mse=value) for seed, value in enumerate((10.0, 20.0, 30.0))]
+    found = tally(records, "nhp", "hawkes", "intensity_mse")
+    assert found.text() == "20.0 \u00b1 25" and tally(records[:1], "nhp", "hawkes", "intensity_mse").text() == "10.0"
+    other = Tally({seed: value - 1 for seed, value in found.values.items()}, "")
+    assert difference(found, other) == (1.0, 0.0)
+    assert tally([{**records[0], "status": "failed", "metrics": {}}], "nhp", "hawkes", "intensity_mse").text() == "failed"
+
+
+def test_verdicts_follow_the_numbers() -> None:
+    def judged(fourier: float, dot: float) -> str:
+        records = [
+            record(m, "hawkes", s, intensity_mse=v + 0.01 * s)
+            for s in (0, 1, 2)
+            for m, v in (("dapp-paper", fourier), ("dapp-paper-dot", dot))
+        ]
+        return next(v for v in verdicts(records) if "better than the dot product" in v.claim and v.claim.startswith("The Fourier")).holds
+
+    assert judged(1.0, 2.0) == "holds on the 1 of 4 sets judged" and judged(2.0, 1.0) == "does not hold"
+    assert all(v.holds == "not judged" for v in verdicts([]))
