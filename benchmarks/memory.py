@@ -7,7 +7,7 @@ sequence, two losses on 500 fresh sequences, in nats per event against that DAPP
 and events forgotten, and, for the shares that ``--train`` lists, after ``--more`` steps of training that go on from those weights with
 the memory bounded. All bounded models are scored as they are used, event by event, by `fp.Stream`; that this is the likelihood of
 the batch is a law of the tests. So is the exact stream, which holds no event at all, only the states of the modes: its loss is
-that of rounding. About ten minutes on one core.
+that of rounding. A quarter of an hour on one core.
 """
 
 from __future__ import annotations

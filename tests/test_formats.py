@@ -495,7 +495,7 @@ def test_arrays_that_announce_more_than_they_have(tmp_path: Path, member: bytes)
 @pytest.fixture
 def frugal(monkeypatch: pytest.MonkeyPatch) -> None:
     """A mebibyte is all that a small file may unfold into, so that a bomb can be a small one."""
-    monkeypatch.setattr("fourpoint.data.formats.files.FREELY", 2**20)
+    monkeypatch.setattr("fourpoint.data.files.FREELY", 2**20)
 
 
 def test_an_archive_that_unfolds_without_end(tmp_path: Path, frugal: None) -> None:

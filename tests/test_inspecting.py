@@ -14,6 +14,7 @@ from rich.console import Console
 
 import fourpoint as fp
 from fourpoint.data import datasets
+from fourpoint.data.facts import facts, table_of
 from fourpoint.data.inspecting import Histogram, Inspection, inspect
 from fourpoint.data.readers import Asked
 from fourpoint.events import EventDataError
@@ -133,3 +134,13 @@ def test_what_cannot_be_read_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("a,b\nx,y\n")
     with pytest.raises(EventDataError, match="expected a column of times; received .*a.csv: none among 'a', 'b' looks like one"):
         inspect(tmp_path / "a.csv")
+
+
+def test_the_facts_of_a_data_set_in_the_words_it_has() -> None:
+    days = [fp.Sequence([1.0, 2.0, 2.0], [0, 1, 1], start=0, stop=4, space=fp.MarkSpace(("[red]", "b")), id=f"[day {i}]") for i in range(2)]
+    lines = dict(facts(fp.Dataset.from_sequences(days, unit="hours")))
+    assert lines["sequences"] == "2 ([day 0] ... [day 1])" and lines["events"] == "6 (3 to 3 a sequence, median 3)"
+    assert lines["window"] == "4 hours" and lines["ties"] == "50.0% of gaps are zero" and lines["marks"] == "b (4), [red] (2)"
+    out = io.StringIO()
+    Console(width=80, file=out).print(table_of("[bold]x", list(lines.items())))
+    assert all(word in out.getvalue() for word in ("[bold]x", "[day 0]", "[red] (2)")), "words in brackets are no markup"

@@ -11,7 +11,7 @@ from typer.core import TyperGroup
 from fourpoint import cli_options as typed
 from fourpoint.cli_checks import check_applies, check_picture
 from fourpoint.cli_reading import How, open_events
-from fourpoint.console import catalogue, print_all, print_result, save_plot, say, summary_of
+from fourpoint.console import catalogue, print_all, print_result, save_plot, say
 
 
 class DataCommands(TyperGroup):
@@ -50,8 +50,11 @@ def summary(
     sort: typed.Sort = False,
 ) -> None:
     """Summarise one data set; the same as fourpoint data NAME|FILE."""
+    from fourpoint.data.facts import facts, table_of
+
     found = open_events(source, How(ties, window, time, mark, sequence, place, bounds, time_unit, timezone, sort))
-    print_result(summary_of(found if split is None else found.part(split)))
+    part = found if split is None else found.part(split)
+    print_result(table_of(part.name or "events", facts(part)))
 
 
 @data_app.command()

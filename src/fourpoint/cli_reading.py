@@ -49,9 +49,18 @@ class How:
         """The options as the readers take them."""
         from fourpoint.data.readers import Asked
 
-        ties, window, bounds = _policy(self.ties), _window(self.window), _bounds(self.bounds)
-        place, sort = self.place, self.sort
-        return Asked(self.time, self.mark, self.sequence, place, bounds, window, self.time_unit, self.timezone, ties, sort)
+        return Asked(
+            time=self.time,
+            mark=self.mark,
+            sequence=self.sequence,
+            place=self.place,
+            bounds=_bounds(self.bounds),
+            window=_window(self.window),
+            time_unit=self.time_unit,
+            timezone=self.timezone,
+            ties=_policy(self.ties),
+            sort=self.sort,
+        )
 
 
 def open_events(source: str, how: How, fitted: Fitted = (None, None, None)) -> Dataset:

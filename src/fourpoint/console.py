@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from rich.table import Table
 
-    from fourpoint.events import Dataset
-
 
 def print_result(what: Any) -> None:
     """A result, on stdout; text as it is, so that pipes get it unwrapped."""
@@ -99,6 +97,7 @@ def short_unit(unit: str) -> str:
 
 
 def catalogue() -> list[Table]:
+    """What comes with Fourpoint: the embedded data sets, and the processes whose truth is known."""
     from rich.table import Table
 
     from fourpoint.data.datasets import available
@@ -116,34 +115,3 @@ def catalogue() -> list[Table]:
     for process in PROCESSES.values():
         processes.add_row(process.name, process.description, "" if process.mean_count is None else f"{process.mean_count:.1f}")
     return [sets, processes]
-
-
-def summary_of(events: Dataset) -> Table:
-    import numpy as np
-    from rich.table import Table
-
-    table = Table(title=events.name or "events", title_justify="left", title_style="bold", box=None, pad_edge=False, show_header=False)
-    table.add_column(style="cyan", no_wrap=True)
-    table.add_column()
-    unit = f" {events.unit}" if events.unit else ""
-    low, middle, high = np.quantile(events.lengths, (0, 0.5, 1)) if len(events) else (0, 0, 0)
-    table.add_row("sequences", f"{len(events):,} ({events.ids[0]} ... {events.ids[-1]})" if len(events) else "0")
-    table.add_row("events", f"{events.events:,} ({low:.0f} to {high:.0f} a sequence, median {middle:.0f})")
-    lengths = events.durations
-    span = f"{lengths.min():g}" if np.ptp(lengths) <= 1e-9 * lengths.max() else f"{lengths.min():g} to {lengths.max():g}"
-    table.add_row("window", f"{span}{unit}{' (inferred from the events)' if events.inferred else ''}")
-    table.add_row("rate", f"{events.events / lengths.sum():.4g} events per {events.unit.removesuffix('s') or 'unit of time'}")
-    if len(events.gaps):
-        a, b, c = np.quantile(events.gaps, (0.05, 0.5, 0.95))
-        table.add_row("gaps", f"median {b:.3g}{unit}, nine in ten from {a:.3g} to {c:.3g}; {100 * events.tied:.1f}% are zero")
-    if events.marks.names:
-        counts = np.bincount(events.mark_ids, minlength=events.marks.count)
-        order = np.argsort(-counts)[:12]
-        more = f" and {events.marks.count - 12} more" if events.marks.count > 12 else ""
-        table.add_row("marks", ", ".join(f"{events.marks.names[i]} ({counts[i]:,})" for i in order) + more)
-    if events.marks.box is not None:
-        table.add_row("places", str(events.marks.box))
-    if events.splits is not None:
-        parts = [f"{name} ({int((events.splits == name).sum()):,})" for name in ("train", "dev", "test") if (events.splits == name).any()]
-        table.add_row("splits", ", ".join(parts))
-    return table

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fourpoint.data.facts import facts, table_of
 from fourpoint.data.readers import GUESS, Asked, Reading, read_with_notes
 
 if TYPE_CHECKING:
@@ -82,14 +83,9 @@ class Inspection:
         }
 
     def __rich__(self) -> Table:
-        from rich.table import Table
         from rich.text import Text
 
-        table = Table(title=self.source, title_justify="left", title_style="bold", box=None, pad_edge=False, show_header=False)
-        table.add_column(style="cyan", no_wrap=True)
-        table.add_column(overflow="fold")
-        for name, line in self._facts():
-            table.add_row(name, Text(line))
+        table = table_of(self.source, self._facts())
         for name, picture in (("over time", self.over_time), ("gaps", self.gaps)):
             if picture is not None:
                 table.add_row("", "")
@@ -102,46 +98,12 @@ class Inspection:
         return table
 
     def _facts(self) -> list[tuple[str, str]]:
-        """Counts, span, gaps, ties, marks and splits, a line each."""
-        data, roles = self.reading.data, self.reading.roles
-        unit = f" {data.unit}" if data.unit else ""
-        low, middle, high = np.quantile(data.lengths, (0, 0.5, 1))
-        who = f"one per {roles.calendar}" if roles.calendar else f"by {roles.sequence!r}" if roles.sequence else "no column"
-        facts = [
-            ("time", f"{roles.time!r}: {self.over_time.first} to {self.over_time.last}"),
-            ("sequences", f"{len(data):,} ({who}: {data.ids[0]} ... {data.ids[-1]})" if len(data) > 1 else f"1 ({who})"),
-            (
-                "events",
-                f"{data.events:,} ({low:.0f} to {high:.0f} a sequence, median {middle:.0f})" if len(data) > 1 else f"{data.events:,}",
-            ),
-        ]
-        lengths = data.durations
-        span = f"{lengths.min():.4g}" if np.ptp(lengths) <= 1e-9 * lengths.max() else f"{lengths.min():.4g} to {lengths.max():.4g}"
-        facts.append(("window", f"{span}{unit}{' (inferred from the events)' if data.inferred else ''}"))
-        facts.append(("rate", f"{data.events / lengths.sum():.4g} events per {data.unit.removesuffix('s') or 'unit of time'}"))
-        if len(data.gaps):
-            a, b, c = np.quantile(data.gaps, (0.05, 0.5, 0.95))
-            facts.append(("gaps", f"median {b:.3g}{unit}, nine in ten from {a:.3g} to {c:.3g}"))
-            facts.append(("ties", f"{100 * data.tied:.1f}% of gaps are zero"))
-        facts.append(("marks", self._marks()))
-        if data.marks.box is not None:
-            facts.append(("places", str(data.marks.box)))
-        if data.splits is not None:
-            parts = [f"{name} ({int((data.splits == name).sum()):,})" for name in ("train", "dev", "test") if (data.splits == name).any()]
-            facts.append(("splits", ", ".join(parts)))
-        if self.reading.moved:
-            facts.append(("order", "rows are not in order of time: --sort puts them so"))
-        return facts
-
-    def _marks(self) -> str:
-        data, roles = self.reading.data, self.reading.roles
-        if not data.marks.names:
-            return "none"
-        counts = np.bincount(data.mark_ids, minlength=data.marks.count)
-        order = np.argsort(-counts, kind="stable")[:8]
-        more = f" and {data.marks.count - 8:,} more" if data.marks.count > 8 else ""
-        listed = ", ".join(f"{data.marks.names[i]} ({counts[i]:,})" for i in order)
-        return f"{roles.mark!r}, {data.marks.count:,} types: {listed}{more}" if roles.mark else listed + more
+        """What the columns are, and what there is."""
+        roles = self.reading.roles
+        by = f"one per {roles.calendar}" if roles.calendar else f"by {roles.sequence!r}" if roles.sequence else "no column"
+        lines = [("time", f"{roles.time!r}: {self.over_time.first} to {self.over_time.last}")]
+        lines += facts(self.reading.data, by, roles.mark or "")
+        return lines + [("order", "rows are not in order of time: --sort puts them so")] * self.reading.moved
 
     def plot(self, ax: Axes | None = None) -> Axes:
         """Events over time and, in a figure of its own, the gaps on a logarithmic scale below."""

@@ -21,12 +21,13 @@ import pyarrow as pa
 from fourpoint.data.clocks import Clock, check_zone, read_clock, unit_named
 from fourpoint.data.columns import Columns, give_back, is_words, open_columns
 from fourpoint.data.grouping import Numbered
+from fourpoint.data.known import Known
 from fourpoint.data.labels import read_marks, read_splits
 from fourpoint.data.layouts import Layout, Window, lay_calendar, lay_numbers, lay_stamps, per_sequence
 from fourpoint.data.opened import Table, reason
 from fourpoint.data.places import Bounds, Place, read_places
 from fourpoint.data.roles import Roles, choose_roles
-from fourpoint.data.stored import Known, place_in, stored_names, stored_windows, write
+from fourpoint.data.stored import place_in, stored_names, stored_windows, write
 from fourpoint.data.tables import open_table
 from fourpoint.events import Dataset, EventDataError, Ties, UserError
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -68,7 +69,7 @@ def _parse_iso(column: pa.ChunkedArray, first: str, fault: Fault) -> pa.ChunkedA
                 return tidy(column).cast(pa.timestamp(unit, zone))
             except pa.ArrowInvalid:
                 continue
-    row = _first_bad(column, lambda part: _tidied(part).cast(pa.timestamp("us", zone)))
+    row = first_bad(column, lambda part: _tidied(part).cast(pa.timestamp("us", zone)))
     value = str(column[row])
     if ISO.match(value) and _has_zone(value) != (zone is not None):
         raise fault(f"a zone at every time, or at none: the first is {first!r}", row, value, "Write all times in one way.")
@@ -132,14 +133,18 @@ def _checked(parsed: pa.ChunkedArray, text: pa.ChunkedArray, column: pa.ChunkedA
     return parsed
 
 
-def _first_bad(column: pa.ChunkedArray, parse: Callable[[pa.ChunkedArray], object]) -> int:
-    """The first row that ``parse`` does not take, by halving."""
+def first_bad(column: pa.Array | pa.ChunkedArray, parse: Callable[[Any], object]) -> int:
+    """The first row that ``parse`` does not take, by halving; the last if it takes all before.
+
+    >>> first_bad(pa.array(["1", "2", "x", "4"]), lambda part: part.cast(pa.int64()))
+    2
+    """
     low, high = 0, len(column)
     while high - low > 1:
         middle = (low + high) // 2
         try:
             parse(column.slice(low, middle - low))
             low = middle
-        except pa.ArrowInvalid:
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
             high = middle
     return low

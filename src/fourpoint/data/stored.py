@@ -8,8 +8,6 @@ window, so that sequences without events survive), the list ``fourpoint.marks`` 
 from __future__ import annotations
 
 import json
-import os
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +16,8 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from fourpoint.data.columns import Columns
+from fourpoint.data.files import write_whole
+from fourpoint.data.known import DAMAGE, Known, describe, recall
 from fourpoint.data.places import BOX, OWN, box_metadata
 from fourpoint.events import SPLITS, Dataset, EventDataError, UserError
 
@@ -40,31 +40,11 @@ def write(data: Dataset, path: str | Path) -> None:
     [('a', [0.5], 2.0), ('b', [], 3.0)]
     """
     target = Path(path)
-    if not target.parent.is_dir():
-        raise UserError("a path in an existing folder", f"{target}", "Make the folder first.")
     if target.is_dir():
         raise UserError("the path of a file", f"{target}, which is a folder", "Name a file in it, such as events.parquet.")
     if len(set(data.ids)) < len(data):
         raise EventDataError("sequences with distinct ids", f"{len(data)} sequences with {len(set(data.ids))} ids", "Give each its own id.")
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-    try:
-        _write_table(_table(data), _metadata(data), temporary)
-        os.replace(temporary, target)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-@dataclass(frozen=True)
-class Known:
-    """The table ``fourpoint.windows``: every sequence of a file, also those without events."""
-
-    ids: tuple[str, ...]
-    starts: NDArray[np.float64]
-    stops: NDArray[np.float64]
-    splits: NDArray[np.str_] | None
-    inferred: bool
-    unit: str
-    name: str
+    write_whole(target, lambda draft: _write_table(_table(data), _metadata(data), draft))
 
 
 def stored_windows(columns: Columns) -> Known | None:
@@ -73,27 +53,16 @@ def stored_windows(columns: Columns) -> Known | None:
     if text is None:
         return None
     try:
-        stored = json.loads(text)
-        ids = tuple(str(i) for i in stored["ids"])
-        splits = stored.get("splits")
-        known = Known(
-            ids,
-            # One number stands for all sequences.
-            np.array(np.broadcast_to(np.array(stored["starts"], dtype=np.float64), len(ids))),
-            np.array(np.broadcast_to(np.array(stored["stops"], dtype=np.float64), len(ids))),
-            None if splits is None else np.array(np.broadcast_to(np.array(splits, dtype=np.str_), len(ids))),
-            bool(stored.get("inferred", False)),
-            str(stored.get("unit", "")),
-            str(stored.get("name", "")),
-        )
-        events = int(stored.get("events", len(columns)))
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        unsaid = {"splits": None, "inferred": False, "events": len(columns), "unit": "", "name": "", "marks": ()}
+        known = recall(unsaid | json.loads(text))
+    except DAMAGE as error:
         raise columns.error("a table of windows in the metadata", f"a damaged one ({error!r})", AGAIN) from error
-    if len(set(ids)) < len(ids):
-        raise columns.error("one window for every sequence in the metadata", f"{len(ids)} windows for {len(set(ids))} ids", AGAIN)
+    if len(set(known.ids)) < len(known.ids):
+        received = f"{len(known.ids)} windows for {len(set(known.ids))} ids"
+        raise columns.error("one window for every sequence in the metadata", received, AGAIN)
     # A filtered table keeps its metadata, and its lost events would pass for silence.
-    if events != len(columns):
-        raise columns.error(f"{events:,} rows, as the file's table of windows says", f"{len(columns):,} rows", AGAIN)
+    if known.events != len(columns):
+        raise columns.error(f"{known.events:,} rows, as the file's table of windows says", f"{len(columns):,} rows", AGAIN)
     return known
 
 
@@ -135,24 +104,9 @@ def _table(data: Dataset) -> pa.Table:
 
 
 def _metadata(data: Dataset) -> dict[bytes, str]:
-    windows = {
-        "ids": list(data.ids),
-        "starts": _short(data.starts),
-        "stops": _short(data.stops),
-        "splits": None if data.splits is None else data.splits.tolist(),
-        "inferred": data.inferred,
-        "events": data.events,
-        "unit": data.unit,
-        "name": data.name,
-    }
-    stored = {WINDOWS: json.dumps(windows, separators=(",", ":"))}
+    stored = {WINDOWS: json.dumps(describe(data), separators=(",", ":"))}
     stored |= {BOX: box_metadata(data.marks.box)} if data.marks.box is not None else {}
     return stored | {MARKS: json.dumps(data.marks.names)} if data.marks.names else stored
-
-
-def _short(values: NDArray[np.float64]) -> float | list[float]:
-    """The values, or one number where all are the same."""
-    return float(values[0]) if len(values) and bool((values == values[0]).all()) else values.tolist()
 
 
 def _write_table(table: pa.Table, metadata: dict[bytes, str], path: Path) -> None:

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
 from fourpoint.data.delimited import open_delimited
+from fourpoint.data.files import check_file
 from fourpoint.data.json_lines import open_json_lines
 from fourpoint.data.lines import memory
 from fourpoint.data.opened import FAULTS, HEAD, Table, progress, reason, row_number
@@ -57,12 +57,8 @@ def open_table(source: object) -> Table:
 def _open_file(path: Path) -> Table:
     kind, codec = _kind(path)
     expected = EXPECTED.get(kind, "a file of events")
-    if path.is_dir():
-        raise EventDataError(expected, f"{path}, which is a folder", "Name one file in it.")
-    if not path.exists():
-        raise EventDataError(expected, f"{path}, which does not exist", _nearest(path))
-    if path.is_file() and path.stat().st_size == 0:
-        raise EventDataError(expected, f"{path}, which is empty (0 bytes)", "Write or download it again.")
+    if path.is_file() or path.is_dir() or not path.exists():  # what a pipe holds is not known yet
+        check_file(path, expected, lambda other: _kind(other)[0])
     try:
         if not kind:
             kind, codec = _sniff(path)
@@ -95,14 +91,6 @@ def _sniff(path: Path) -> tuple[str, str | None]:
             first = stream.read(16)
     plain = first.removeprefix(b"\xef\xbb\xbf").lstrip()
     return next((kind for magic, kind in MAGIC.items() if first.startswith(magic) or plain.startswith(magic)), "csv"), codec
-
-
-def _nearest(path: Path) -> str:
-    if not path.parent.is_dir():
-        return "Check the path."
-    here = {p.stem: p.name for p in sorted(path.parent.iterdir()) if _kind(p)[0]}
-    near = [here[stem] for stem in get_close_matches(path.stem, here, n=2)]
-    return f"Did you mean {' or '.join(near)}?" if near else "Check the path."
 
 
 def _unreadable(path: Path, kind: str, error: Exception) -> EventDataError:

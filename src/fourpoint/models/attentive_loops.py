@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import inspect
 import math
+import sys
+import zlib
 from collections.abc import Callable
 from functools import cache
 from types import FunctionType
@@ -21,6 +23,7 @@ from typing import Any, no_type_check
 
 import numpy as np
 
+from fourpoint.models import attentive_room, readout_loops
 from fourpoint.models.attentive_room import LANES
 from fourpoint.models.readout_loops import add, back_to_states, block, curved, product, straight
 
@@ -46,11 +49,15 @@ def compiled_sweep() -> Callable[..., None] | None:
 
 
 def _built(build: Callable[[FunctionType], Any]) -> Any:
-    """Each function is made anew in a namespace that holds the machine code of those it calls."""
-    space = dict(inspect.unwrap(straight).__globals__ | globals())
+    """Each function is made anew in a namespace that holds the machine code of those it calls.
+
+    numba keeps it under the function's name and asks whether the function's own file has changed; here the name says it of all files.
+    """
+    sources = "".join(inspect.getsource(module) for module in (sys.modules[__name__], readout_loops, attentive_room))
+    space, edition = vars(readout_loops) | globals(), zlib.crc32(sources.encode())
     functions = (product, block, add, soft_max, soft_max_back, norm, norm_back, layer, layer_back, back_to_states, straight, curved)
     for f in (*functions, load, sweep):
-        space[f.__name__] = build(FunctionType(inspect.unwrap(f).__code__, space, f.__name__))
+        space[f.__name__] = build(FunctionType(inspect.unwrap(f).__code__, space, f"{f.__name__}_{edition}"))
     return space["sweep"]
 
 

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fourpoint.data.known import DAMAGE, Known, describe, recall
 from fourpoint.events import SPLITS, Dataset, EventDataError, MarkSpace
 
 MOST_TYPES = 1_000_000
@@ -56,20 +57,6 @@ class Part:
         return f"event {event - int(self.offsets[i])} of sequence {i}"
 
 
-@dataclass(frozen=True)
-class Annex:
-    """What a format has no room for, one entry per sequence in file order."""
-
-    ids: tuple[str, ...]
-    starts: NDArray[np.float64]
-    stops: NDArray[np.float64]
-    splits: NDArray[np.str_] | None
-    names: tuple[str, ...]
-    inferred: bool
-    unit: str
-    name: str
-
-
 def pack(data: Dataset) -> str:
     """The annex of a data set, as text.
 
@@ -77,20 +64,7 @@ def pack(data: Dataset) -> str:
     >>> pack(Dataset.from_sequences([Sequence([1.0], start=0, stop=2, id="a")]))[:44]
     '{"ids":["a"],"starts":0.0,"stops":2.0,"split'
     """
-    return json.dumps(
-        {
-            "ids": list(data.ids),
-            "starts": _short(data.starts),
-            "stops": _short(data.stops),
-            "splits": None if data.splits is None else data.splits.tolist(),
-            "marks": list(data.marks.names),
-            "inferred": data.inferred,
-            "events": data.events,
-            "unit": data.unit,
-            "name": data.name,
-        },
-        separators=(",", ":"),
-    )
+    return json.dumps(describe(data) | {"marks": data.marks.names}, separators=(",", ":"))
 
 
 def parts_of(data: Dataset) -> dict[str, Dataset]:
@@ -165,37 +139,24 @@ def _check_times(parts: list[Part]) -> None:
             raise part.error("finite times", received, "Remove or mend the event.")
 
 
-def _unpacked(part: Part) -> Annex | None:
+def _unpacked(part: Part) -> Known | None:
     if part.annex is None:
         return None
     remedy = "Write the file again with fourpoint, or remove the annex to read windows and names off the events."
     try:
-        stored = json.loads(part.annex)
-        ids, names = tuple(str(i) for i in stored["ids"]), tuple(str(n) for n in stored["marks"])
-        splits = stored["splits"]
-        annex = Annex(
-            ids,
-            np.array(np.broadcast_to(np.array(stored["starts"], dtype=np.float64), len(ids))),
-            np.array(np.broadcast_to(np.array(stored["stops"], dtype=np.float64), len(ids))),
-            None if splits is None else np.array(np.broadcast_to(np.array(splits, dtype=np.str_), len(ids))),
-            names,
-            bool(stored["inferred"]),
-            str(stored["unit"]),
-            str(stored["name"]),
-        )
-        events = int(stored["events"])
-    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
+        known = recall(json.loads(part.annex))
+    except DAMAGE as error:
         raise part.error("an annex that fourpoint wrote", f"a damaged one ({str(error)[:80]!r})", remedy) from None
     # A filtered file may keep its annex, and its lost events would pass for silence.
-    if len(ids) != len(part) or events != len(part.times) or len(set(ids)) < len(ids):
+    if len(known.ids) != len(part) or known.events != len(part.times) or len(set(known.ids)) < len(known.ids):
         received = f"{len(part):,} sequences with {len(part.times):,} events"
-        raise part.error(f"{len(ids):,} sequences with {events:,} events, as the annex says", received, remedy)
-    return annex
+        raise part.error(f"{len(known.ids):,} sequences with {known.events:,} events, as the annex says", received, remedy)
+    return known
 
 
-def _marks(parts: list[Part], known: list[Annex | None]) -> tuple[NDArray[np.int64], MarkSpace]:
+def _marks(parts: list[Part], known: list[Known | None]) -> tuple[NDArray[np.int64], MarkSpace]:
     """Marks from 0, and the space: the annex's names, else numbers; one type alone is no mark."""
-    named = [annex.names for annex in known if annex is not None]
+    named = [annex.marks for annex in known if annex is not None]
     if len(set(named)) > 1 or 0 < len(named) < len(parts):
         raise parts[0].error("one list of mark names in all files", f"{len(set(named))} lists in {len(parts)} files", "Write them again.")
     stated = {part.types for part in parts if part.types is not None}
@@ -217,7 +178,7 @@ def _marks(parts: list[Part], known: list[Annex | None]) -> tuple[NDArray[np.int
     return marks, MarkSpace() if types == 1 else MarkSpace.categorical([str(first + i) for i in range(types)])
 
 
-def _windows(part: Part, annex: Annex | None) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def _windows(part: Part, annex: Known | None) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Starts and stops: the annex's, else as :func:`fourpoint.events.inferred_window`, for all sequences at once."""
     if annex is not None:
         return annex.starts, annex.stops
@@ -228,7 +189,7 @@ def _windows(part: Part, annex: Annex | None) -> tuple[NDArray[np.float64], NDAr
     return starts, np.where(stops > starts, stops, starts + 1.0)
 
 
-def _ids(parts: list[Part], known: list[Annex | None]) -> tuple[str, ...]:
+def _ids(parts: list[Part], known: list[Known | None]) -> tuple[str, ...]:
     """The annex's ids, else the file's, with the split before them where two files use the same; else running numbers."""
     given = [annex.ids if annex is not None else part.ids for part, annex in zip(parts, known, strict=True)]
     if all(ids is not None for ids in given):
@@ -241,7 +202,7 @@ def _ids(parts: list[Part], known: list[Annex | None]) -> tuple[str, ...]:
     return tuple(str(i) for i in range(sum(len(part) for part in parts)))
 
 
-def _splits(parts: list[Part], known: list[Annex | None]) -> NDArray[np.str_] | None:
+def _splits(parts: list[Part], known: list[Known | None]) -> NDArray[np.str_] | None:
     """The annex's splits, else those that the files' names or keys say; None unless every sequence has one."""
     found: list[NDArray[np.str_]] = []
     for part, annex in zip(parts, known, strict=True):
@@ -252,8 +213,3 @@ def _splits(parts: list[Part], known: list[Annex | None]) -> NDArray[np.str_] | 
         else:
             return None
     return np.concatenate(found)
-
-
-def _short(values: NDArray[np.float64]) -> float | list[float]:
-    """The values, or one number where all are the same."""
-    return float(values[0]) if len(values) and bool((values == values[0]).all()) else values.tolist()

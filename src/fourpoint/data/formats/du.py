@@ -18,8 +18,8 @@ from pathlib import Path
 
 import numpy as np
 
+from fourpoint.data.files import check_file, check_target, contents, write_whole
 from fourpoint.data.formats.annex import Part, assemble, pack, parts_of, whole_numbers
-from fourpoint.data.formats.files import check_file, check_target, contents, write_whole
 from fourpoint.data.formats.folders import make_folder, split_of
 from fourpoint.data.formats.numbers import numbers_by_line
 from fourpoint.events import Dataset, EventDataError

@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from fourpoint.data.files import contents, unreadable, write_whole
 from fourpoint.data.formats.annex import ALIASES, FIELD, Part, assemble, pack
-from fourpoint.data.formats.files import contents, unreadable, write_whole
 from fourpoint.data.formats.folders import split_files, split_of, split_targets
 from fourpoint.data.formats.lists import read_lists
 from fourpoint.data.formats.rows import COLUMNS, DIM, GAPS, INDEX, LENGTH, TIMES, TYPES, kind, rows_part, table_part

@@ -5,12 +5,10 @@ Used by ``convert`` where the user does not say. A guess is named aloud, and wha
 
 from __future__ import annotations
 
-import gzip
 import re
-import zlib
 from pathlib import Path
 
-from fourpoint.data.formats.files import GZIP, check_file
+from fourpoint.data.files import blocks, check_file
 from fourpoint.data.formats.lists import column_names
 from fourpoint.events import EventDataError, UserError
 
@@ -72,14 +70,10 @@ def _guess_folder(path: Path) -> str:
 def _first_bytes(path: Path, size: int = 65536) -> bytes:
     """The first bytes, unpacked if they are gzip."""
     try:
+        return next(blocks(path, "a file of events", size), b"")
+    except EventDataError:  # a damaged one is for its format's reader to explain
         with path.open("rb") as file:
-            head = file.read(size)
-        if head.startswith(GZIP):
-            with gzip.open(path) as file:
-                return file.read(size)
-    except (OSError, EOFError, zlib.error):
-        pass
-    return head
+            return file.read(size)
 
 
 def _by_columns(path: Path) -> str:

@@ -17,8 +17,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from fourpoint.data.files import write_whole
 from fourpoint.data.formats.annex import Part, assemble, pack, whole_numbers
-from fourpoint.data.formats.files import write_whole
 from fourpoint.data.formats.folders import split_files, split_of, split_targets
 from fourpoint.data.formats.lists import flat, read_lists
 from fourpoint.events import Dataset, EventDataError

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from fourpoint.data.formats.files import allowed, bomb, check_file, unreadable
+from fourpoint.data.files import allowed, bomb, check_file, unreadable
 from fourpoint.data.formats.parquet_footer import values_by_column
 from fourpoint.events import EventDataError
 

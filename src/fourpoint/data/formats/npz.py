@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.lib import format as npy
 
-from fourpoint.data.formats.files import allowed, bomb, check_file, contents, unreadable
+from fourpoint.data.files import allowed, bomb, check_file, contents, unreadable
 from fourpoint.data.formats.pickled_arrays import Array, sound
 from fourpoint.data.formats.unpickling import loads
 from fourpoint.events import EventDataError

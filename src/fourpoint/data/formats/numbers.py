@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from fourpoint.data.formats.files import contents
+from fourpoint.data.files import contents
 from fourpoint.events import EventDataError
 
 

@@ -20,9 +20,9 @@ from typing import Any
 
 import numpy as np
 
+from fourpoint.data.files import write_whole
 from fourpoint.data.formats.annex import ALIASES, FIELD, Part, assemble, pack, parts_of, whole_numbers
 from fourpoint.data.formats.easytpp import to_rows
-from fourpoint.data.formats.files import write_whole
 from fourpoint.data.formats.folders import split_files, split_of, split_targets
 from fourpoint.data.formats.pickled_arrays import Array
 from fourpoint.data.formats.rows import DIM, GAPS, TIMES, TYPES, kind, rows_part

@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from fourpoint.data.files import check_file, write_whole
 from fourpoint.data.formats.annex import FIELD, Part, assemble, pack
-from fourpoint.data.formats.files import check_file, write_whole
 from fourpoint.data.formats.npz import read_arrays
 from fourpoint.data.formats.pickles import bounded, unwrapped
 from fourpoint.data.formats.rows import kind

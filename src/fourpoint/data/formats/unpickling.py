@@ -16,7 +16,7 @@ import struct
 from pathlib import Path
 from typing import Any
 
-from fourpoint.data.formats.files import contents
+from fourpoint.data.files import contents
 from fourpoint.data.formats.pickle_steps import STEPS, check_keys, unknown
 from fourpoint.data.formats.pickled_arrays import Refused
 from fourpoint.events import EventDataError

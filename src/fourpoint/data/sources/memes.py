@@ -28,7 +28,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from fourpoint.data.formats.files import blocks
+from fourpoint.data.files import blocks
 from fourpoint.events import EventDataError
 
 WHAT = "a MemeTracker file of posts (P, T, Q and L lines) or of phrase clusters"

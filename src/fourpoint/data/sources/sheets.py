@@ -19,7 +19,9 @@ import pyarrow.compute as pc
 import pyarrow.csv as csv
 from numpy.typing import NDArray
 
-from fourpoint.data.formats.files import contents
+from fourpoint.data.files import contents
+from fourpoint.data.lines import line_of_record
+from fourpoint.data.stamps import first_bad
 from fourpoint.events import EventDataError, MarkSpace
 
 BOM = b"\xef\xbb\xbf"
@@ -31,7 +33,7 @@ class Sheet:
 
     source: Path
     table: pa.Table
-    lines: NDArray[np.int64]  # the line of each row, from 1
+    header: bool  # whether a line with the names of the columns comes before the rows
 
     def __len__(self) -> int:
         return int(self.table.num_rows)
@@ -55,14 +57,15 @@ class Sheet:
 
     def error(self, expected: str, row: int, received: str) -> EventDataError:
         """An error about one row of this file."""
-        return EventDataError(expected, f"{self.source}, line {self.lines[row]}: {str(received)[:60]!r}", "Remove or mend the row.")
+        line = _line(self.source, row + self.header)
+        return EventDataError(expected, f"{self.source}, line {line}: {str(received)[:60]!r}", "Remove or mend the row.")
 
     def _cast(self, name: str, cast: Callable[[pa.Array], pa.Array], what: str) -> pa.Array:
         texts = self.texts(name)
         try:
             return cast(texts)
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
-            row = _first_bad(texts, cast)
+            row = first_bad(texts, cast)
         raise self.error(f"{what} in column {name!r}", row, texts[row].as_py()) from None
 
 
@@ -77,7 +80,6 @@ def read_sheet(path: Path, what: str, columns: Mapping[str, tuple[str, ...]], he
         header: the names of the file's columns where it has no header line.
     """
     text = contents(path, what).removeprefix(BOM)
-    lines = _row_lines(text)
     try:
         names = list(header) if header else _header(text)
         # One thread, because only then does a fault name its row. A block must hold a whole line.
@@ -85,11 +87,11 @@ def read_sheet(path: Path, what: str, columns: Mapping[str, tuple[str, ...]], he
         convert = csv.ConvertOptions(column_types=dict.fromkeys(names, pa.string()), strings_can_be_null=False)
         table = csv.read_csv(io.BytesIO(text), read, convert_options=convert)
     except (pa.ArrowException, UnicodeDecodeError) as error:
-        raise _unparsed(path, what, error, lines) from None
+        raise _unparsed(path, what, error) from None
     found = _find(path, what, columns, table.column_names)
     if not len(table):
         raise EventDataError(what, f"{path}, which has no rows", "Write or download it again.")
-    return Sheet(path, table.select(list(found.values())).rename_columns(list(found)), lines[0 if header else 1 :])
+    return Sheet(path, table.select(list(found.values())).rename_columns(list(found)), header is None)
 
 
 def grouped(codes: NDArray[np.int64], times: NDArray[np.float64], groups: int) -> tuple[NDArray[np.int64], NDArray[np.int64], int]:
@@ -127,18 +129,6 @@ def _header(text: bytes) -> list[str]:
     return list(csv.read_csv(io.BytesIO(first + b"\n"), csv.ReadOptions(block_size=1 << 26)).column_names)
 
 
-def _row_lines(text: bytes) -> NDArray[np.int64]:
-    """The line of each row, from 1: empty lines are no rows, and quoted newlines do not occur in these files."""
-    data = np.frombuffer(text, dtype=np.uint8)
-    ends = np.flatnonzero(data == 10)
-    starts, stops = np.concatenate([[0], ends + 1]), np.append(ends, len(data))
-    length = stops - starts
-    # A line that holds nothing but a carriage return is empty.
-    short = np.flatnonzero(length == 1)
-    length[short] -= data[starts[short]] == 13
-    return np.flatnonzero(length > 0) + 1
-
-
 def _find(path: Path, what: str, columns: Mapping[str, tuple[str, ...]], names: list[str]) -> dict[str, str]:
     """Which of the file's columns is which."""
     lower = {name.strip().lower(): name for name in reversed(names)}
@@ -157,21 +147,13 @@ def _find(path: Path, what: str, columns: Mapping[str, tuple[str, ...]], names: 
     return found
 
 
-def _first_bad(texts: pa.Array, cast: Callable[[pa.Array], pa.Array]) -> int:
-    """The first row that cannot be cast, by halving."""
-    low, high = 0, len(texts)
-    while high - low > 1:
-        middle = (low + high) // 2
-        try:
-            cast(texts.slice(low, middle - low))
-            low = middle
-        except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
-            high = middle
-    return low
-
-
-def _unparsed(path: Path, what: str, error: Exception, lines: NDArray[np.int64]) -> EventDataError:
+def _unparsed(path: Path, what: str, error: Exception) -> EventDataError:
     reason = str(error).splitlines()[0].strip()[:160]
     row = re.search(r"Row #(\d+)", reason)
-    line = f", line {lines[int(row[1]) - 1]}" if row and 0 < int(row[1]) <= len(lines) else ""
+    line = f", line {_line(path, int(row[1]) - 1)}" if row else ""
     return EventDataError(what, f"{path}{line}, which cannot be read as one ({reason})", "Remove or mend the row.")
+
+
+def _line(path: Path, record: int) -> int:
+    """The line of a record, from 1; quoted newlines do not occur in these files."""
+    return line_of_record(io.BytesIO(contents(path, "a file that was read just now")), record, None)

@@ -1,4 +1,4 @@
-"""Files opened and written with care, by every format and source.
+"""Files opened and written with care, by every reader, format and source.
 
 A path that is missing, a folder or empty is refused with the file's name before anything is read, and so is a packed
 file that unfolds without end. What is written appears whole or not at all.
@@ -20,14 +20,14 @@ FREELY, AT_MOST = 2**28, 200
 GZIP = b"\x1f\x8b"
 
 
-def check_file(path: Path, what: str) -> Path:
-    """The path, if there is a file with something in it; else :class:`EventDataError` with the nearest name."""
+def check_file(path: Path, what: str, likely: Callable[[Path], object] = Path.exists) -> Path:
+    """The path, if there is a file with something in it; else :class:`EventDataError` with the nearest names of ``likely`` files."""
     try:
         if path.is_dir():
             raise EventDataError(what, f"{path}, which is a folder", "Name one file in it.")
         if not path.exists():
-            here = [p.name for p in sorted(path.parent.iterdir())] if path.parent.is_dir() else []
-            near = get_close_matches(path.name, here, n=2)
+            here = {p.stem: p.name for p in sorted(path.parent.iterdir()) if likely(p)} if path.parent.is_dir() else {}
+            near = [here[stem] for stem in get_close_matches(path.stem, here, n=2)]
             remedy = f"Did you mean {' or '.join(near)}?" if near else "Check the path."
             raise EventDataError(what, f"{path}, which does not exist", remedy)
         if path.stat().st_size == 0:
