@@ -153,7 +153,6 @@ def _trained(cell: Row, train: Any, dev: Any) -> tuple[Any, Row]:
         return model, facts
     from fourpoint import fit
     from fourpoint.models import MODELS
-
     from fourpoint.settings import parse_settings
 
     name, _, changes = cell["model"].partition("@")

@@ -23,7 +23,7 @@ MU, ALPHA, BETA = 0.8, 0.6, 2.5
 
 
 def simulated(sequences: int = 200, stop: float = 25.0, seed: int = 0, shift: float = 0.0) -> Dataset:
-    times, rows = _hawkes(np.random.default_rng(seed), sequences, stop, MU, ALPHA, BETA)
+    times, rows, *_ = _hawkes(np.random.default_rng(seed), sequences, stop, MU, ALPHA, BETA)
     order = np.lexsort((times, rows))
     offsets = np.concatenate([[0], np.cumsum(np.bincount(rows, minlength=sequences))])
     starts = np.full(sequences, shift)

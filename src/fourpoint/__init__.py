@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from fourpoint.forecasting import forecast
     from fourpoint.goodness import goodness_of_fit
     from fourpoint.likelihood import log_likelihood
-    from fourpoint.maths.feature_error import features_needed
     from fourpoint.maps import expected_map, intensity_map, plot_map
+    from fourpoint.maths.feature_error import features_needed
     from fourpoint.models import (
         DAPP,
         MODELS,

@@ -7,8 +7,8 @@ from functools import partial
 from typing import Any
 
 from fourpoint.models.dapp import DAPP
-from fourpoint.models.deep_dapp import DeepDAPP
 from fourpoint.models.dapp_places import PlacedDAPP
+from fourpoint.models.deep_dapp import DeepDAPP
 from fourpoint.models.hawkes import Hawkes
 from fourpoint.models.hawkes_places import PlacedHawkes
 from fourpoint.models.nhp import NHP
