@@ -4,12 +4,13 @@
                                    [--plain]
 
 **flat**: one stream of DAPP, with nothing forgotten and with ``keep``; at event 10^3, 10^4, ... the bytes of its state, the resident
-memory of the process, and the median time of the last 1,000 events, by the clock and of the processor. **observe**: the median
-of one stream at the features that DAPP settles on, and at 1,024. **bank**: events per second of 10,000 entities (2 heads, 64
-features), by the clock on one thread and on two, and per second of processor time, which other processes on the machine
-disturb less. **alarms**: how many of 1,000 streams from the true model raise a false alarm within 1,000 events, and how soon
-a doubled rate is seen. DAPP is fitted for ``--seconds`` to the paper's Hawkes process. ``--plain`` does without numba.
-Set OMP_NUM_THREADS=1: a stream needs one thread.
+memory of the process, and the median time of the last 1,000 events, by the clock and of the processor. Then the streams as they
+were at those events are taken up again and timed side by side, an event each in turn, since a machine is not as fast now as it
+was a minute ago. **observe**: the median of one stream at the features that DAPP settles on, and at 1,024. **bank**: events per
+second of 10,000 entities (2 heads, 64 features), by the clock on one thread and on two, and per second of processor time, which
+other processes on the machine disturb less. **alarms**: how many of 1,000 streams from the true model raise a false alarm
+within 1,000 events, and how soon a doubled rate is seen. DAPP is fitted for ``--seconds`` to the paper's Hawkes process.
+``--plain`` does without numba. Set OMP_NUM_THREADS=1: a stream needs one thread.
 """
 
 from __future__ import annotations
@@ -56,8 +57,8 @@ def main() -> None:
         fit(model, process("hawkes").simulate(300, stop=3.58), time_budget=options.seconds, progress=False)
         print(f"DAPP of {model.spectrum(fixed=True).weight.shape[0]} heads, {model.settings()['eval_features']} features, fitted to hawkes")
     if "flat" in options.only:
-        flat("the exact stream", Stream(model), options.events, float(model.time_scale))
-        flat(f"keep={options.keep}", Stream(model, keep=options.keep), options.keep_events, float(model.time_scale))
+        flat("the exact stream", model, None, options.events)
+        flat(f"keep={options.keep}", model, options.keep, options.keep_events)
     if "observe" in options.only:
         observe(model)
     if "bank" in options.only:
@@ -66,26 +67,40 @@ def main() -> None:
         alarms(options.streams)
 
 
-def flat(name: str, stream: Stream, events: int, scale: float) -> None:
+def flat(name: str, model: DAPP, keep: int | None, events: int) -> None:
     """State, memory and time at every power of ten."""
     heads = ("event", "state, bytes", "resident, MB", "median, us", "processor, us", "nine in ten below")
     print(f"\n{name}\n{heads[0]:>10} {heads[1]:>13} {heads[2]:>13} {heads[3]:>11} {heads[4]:>14} {heads[5]:>18}")
-    random, clock, processor, rows = np.random.default_rng(0), deque[float](maxlen=LAST), deque[float](maxlen=LAST), []
-    now, began = 0.0, time.perf_counter()
+    stream, random, now = Stream(model, keep=keep), np.random.default_rng(0), 0.0
+    last, rows, states, began = deque[tuple[float, float]](maxlen=LAST), [], [], time.perf_counter()
     for i in range(1, events + 1):
-        now += random.exponential() * scale
-        seconds, own = timed(stream, now)
-        clock.append(seconds)
-        processor.append(own)
+        now += random.exponential() * float(model.time_scale)
+        last.append(timed(stream, now))
         if i >= 1000 and (math.log10(i).is_integer() or i == events):
-            row = (len(stream.state()), resident(), 1e6 * float(np.median(clock)), 1e6 * float(np.median(processor)))
-            rows.append(row)
-            tail = 1e6 * np.quantile(clock, 0.9)
-            print(f"{i:>10,} {row[0]:>13,} {row[1]:>13.1f} {row[2]:>11.0f} {row[3]:>14.0f} {tail:>18.0f}", flush=True)
-    for column, label in enumerate(("state", "resident memory", "median time", "median processor time")):
-        values = [row[column] for row in rows]
-        print(f"{label}: from {min(values):,.5g} to {max(values):,.5g}, {max(values) / min(values) - 1:.1%} apart")
+            states.append((i, stream.state()))
+            (clock, own), tail = 1e6 * np.median(last, axis=0), 1e6 * np.quantile(last, 0.9, axis=0)[0]
+            rows.append((len(states[-1][1]), resident()))
+            print(f"{i:>10,} {rows[-1][0]:>13,} {rows[-1][1]:>13.1f} {clock:>11.0f} {own:>14.0f} {tail:>18.0f}", flush=True)
     print(f"{events / (time.perf_counter() - began):,.0f} events per second in all")
+    for column, label in enumerate(("state", "resident memory")):
+        apart(label, [row[column] for row in rows])
+    apart("median time side by side, us", side_by_side(model, [state for _, state in states], random))
+
+
+def side_by_side(model: DAPP, states: list[bytes], random: np.random.Generator) -> list[float]:
+    """The median time of streams as they were, taken up again in turn, an event each: what else the machine does meets all alike."""
+    streams = [Stream.restore(model, state) for state in states]
+    found = np.empty((2 * LAST, len(streams)))
+    for row in found:
+        gap = random.exponential() * float(model.time_scale)
+        for j in random.permutation(len(streams)):  # the first of a round finds a colder cache
+            row[j] = 1e6 * timed(streams[j], streams[j].time + gap)[0]
+    return np.median(found, axis=0).tolist()
+
+
+def apart(label: str, values: list[float]) -> None:
+    """From first to last, and how far apart they are."""
+    print(f"{label}: {', '.join(f'{v:,.5g}' for v in values)}; {max(values) / min(values) - 1:.1%} apart")
 
 
 def timed(stream: Stream, now: float) -> tuple[float, float]:
@@ -111,10 +126,9 @@ def observe(model: DAPP) -> None:
             now += random.exponential() * float(model.time_scale)
             found.append(timed(stream, now))
         clock, processor = 1e6 * np.array(found[500:]).T
-        spread = f"from {np.quantile(clock, 0.1):.0f} to {np.quantile(clock, 0.9):.0f} for eight in ten"
-        print(
-            f"observe at {features} features per head: median {np.median(clock):.0f} us, {spread}; {np.median(processor):.0f} us of processor"
-        )
+        low, middle, high = np.quantile(clock, (0.1, 0.5, 0.9))
+        words = f"median {middle:.0f} us, from {low:.0f} to {high:.0f} for eight in ten; {np.median(processor):.0f} us of processor"
+        print(f"observe at {features} features per head: {words}")
 
 
 def bank(entities: int) -> None:

@@ -14,7 +14,7 @@ from fourpoint.events import Batch, Dataset, Sequence
 from fourpoint.likelihood import sampled_log_likelihood
 from fourpoint.models import attentive_sweep, readout_loops
 from fourpoint.models.attentive_loops import compiled_sweep, soft_max, soft_max_back, sweep
-from fourpoint.models.attentive_room import Parts, room_for, turned
+from fourpoint.models.attentive_room import Parts, room_for, turned, whole_registers
 from fourpoint.models.sahp import SAHP
 from fourpoint.models.thp import THP
 
@@ -163,9 +163,10 @@ def test_large_products_go_by_rows(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_room_is_used_again_and_fits() -> None:
     parts = Parts(*(p.detach().numpy() for p in _weights(lively(THP, 3))))
-    room = room_for(16, 2, parts, 2)
-    assert room is room_for(20, 2, parts, 2) and room is not room_for(32, 2, parts, 2)
-    assert room.states.shape == (3, 8 * 32) and np.shares_memory(room.bits, room.power)
+    room = room_for(32, 2, parts, 2)
+    assert room is room_for(32, 2, parts, 2) and room is not room_for(48, 2, parts, 2)
+    assert room.states.shape == (3, 8, 32) and np.shares_memory(room.bits, room.power)
+    assert whole_registers(np.array([0, 1, 16, 17])).tolist() == [16, 16, 16, 32]
     assert turned(parts).qkv.shape == (2, 8, 24) and np.array_equal(turned(parts).down[1], parts.down[1].T)
 
 

@@ -12,20 +12,17 @@ The functions are plain Python, slow but correct as they stand, and in float32. 
 
 from __future__ import annotations
 
-import inspect
 import math
 import sys
-import zlib
 from collections.abc import Callable
 from functools import cache
-from types import FunctionType
-from typing import Any, no_type_check
+from typing import no_type_check
 
 import numpy as np
 
 from fourpoint.models import attentive_room, readout_loops
-from fourpoint.models.attentive_room import LANES
-from fourpoint.models.readout_loops import add, back_to_states, block, curved, product, straight
+from fourpoint.models.machine_code import machine_code
+from fourpoint.models.readout_loops import add, back_to_states, curved, exponentials, product, scored, straight
 
 f32 = np.float32
 EPS = f32(1e-5)  # of the layer norm, as in torch
@@ -37,98 +34,90 @@ TINY = f32(1.001 * math.exp(-50.0))
 @cache
 def compiled_sweep() -> Callable[..., None] | None:
     """:func:`sweep` as machine code, kept on disk between runs where that can be; None without numba."""
-    try:
-        from numba import njit
-    except ImportError:
-        return None
-    options: dict[str, Any] = dict(nogil=True, fastmath={"reassoc", "contract", "nsz", "arcp"}, error_model="numpy")
-    try:
-        return _built(njit(cache=True, **options))
-    except RuntimeError:  # no folder to keep machine code in
-        return _built(njit(**options))
-
-
-def _built(build: Callable[[FunctionType], Any]) -> Any:
-    """Each function is made anew in a namespace that holds the machine code of those it calls.
-
-    numba keeps it under the function's name and asks whether the function's own file has changed; here the name says it of all files.
-    """
-    sources = "".join(inspect.getsource(module) for module in (sys.modules[__name__], readout_loops, attentive_room))
-    space, edition = vars(readout_loops) | globals(), zlib.crc32(sources.encode())
-    functions = (product, block, add, soft_max, soft_max_back, norm, norm_back, layer, layer_back, back_to_states, straight, curved)
-    for f in (*functions, load, sweep):
-        space[f.__name__] = build(FunctionType(inspect.unwrap(f).__code__, space, f"{f.__name__}_{edition}"))
-    return space["sweep"]
+    apart = (product, add, hold, hold_turned, add_product, exponentials, soft_max, soft_max_back, norm, norm_back, sweep)
+    merged = (layer, layer_back, scored, back_to_states, straight, curved, settle, load, unload)
+    code = machine_code((attentive_room, readout_loops, sys.modules[__name__]), apart, merged)
+    return None if code is None else code["sweep"]
 
 
 # numba has its own types, and so none are given from here on.
 
 
 @no_type_check
-def sweep(waves, edges, draws, marks, lengths, inner_gaps, share, parts, turned, scale, log_unit, heads, room, values, to_waves, slopes):
+def sweep(
+    which, waves, edges, draws, marks, lengths, inner_gaps, share, parts, turned, scale, log_unit, heads, room, values, to_waves, slopes
+):
     """(B,) values: sum of log rates at events less the integral; slopes of share @ values are added to what ``slopes`` holds.
 
-    (B, N, D) waves and to_waves: what events' times say, and the slope of that (of no size: not wanted). (B, N + 2) edges of gaps
-    and (B, N + 1, Q) draws from U[0, 1], one for the node in each of Q equal parts of a gap. (B, N) marks; (B,) lengths, and share.
-    With ``inner_gaps`` the first event and what lies before it or after the last do not count. ``scale``: the mean gap. (M,)
-    log_unit: rates are exp(log_unit) g(z).
+    Of the B sequences those at ``which``, for whose length there is ``room``. (B, N, D) waves and to_waves: what events' times say,
+    and the slope of that (of no size: not wanted). (B, N + 2) edges of gaps and (B, N + 1, Q) draws from U[0, 1], one for the node in
+    each of Q equal parts of a gap. (B, N) marks; (B,) lengths, and share. With ``inner_gaps`` the first event and what lies before it
+    or after the last do not count, and the position after the last event is left out. ``scale``: the mean gap. (M,) log_unit: rates
+    are exp(log_unit) g(z).
     """
-    layers, D = len(parts.qkv), waves.shape[2]
-    for b in range(len(waves)):
-        events = lengths[b]
-        n = (events + LANES) // LANES * LANES
-        load(waves[b], edges[b], draws[b], marks[b], events, n, inner_gaps, parts, scale, room)
+    layers, n, held = len(parts.qkv), len(room.cost), 0
+    for b in which:
+        last = lengths[b] + 1 - inner_gaps
+        if held + n > room.left.shape[2]:
+            settle(held, turned, room, slopes)
+            held = 0
+        load(waves[b], edges[b], draws[b], marks[b], lengths[b], last, inner_gaps, parts, scale, room)
         for index in range(layers):
-            layer(index, n, parts, heads, room)
+            layer(index, parts, heads, room)
         if len(parts.readout) > len(log_unit):
-            values[b] = curved(events + 1, n, share[b], parts, turned, log_unit, room, slopes)
+            values[b] = curved(share[b], parts, turned, log_unit, room, slopes)
         else:
-            values[b] = straight(events + 1, n, share[b], parts, turned, log_unit, room, slopes)
+            values[b] = straight(share[b], parts, turned, log_unit, room, slopes)
         for index in range(layers - 1, -1, -1):
-            layer_back(index, n, turned, heads, room, slopes)
-        g = block(room.to_state, D, n)
-        for c in range(D):
-            slopes.first[c] += g[c, 0]
-        for i in range(events):
-            kind = marks[b, i]
-            for c in range(D):
-                slopes.marks[kind, c] += g[c, i + 1]
-        if len(to_waves):
-            for i in range(waves.shape[1]):
-                for c in range(D):
-                    to_waves[b, i, c] = g[c, i + 1] if i < events else f32(0)
+            layer_back(index, held, turned, heads, room, slopes)
+        held += n
+        unload(room.to_state, marks[b], last, slopes, to_waves[b] if len(to_waves) else waves[b, :0])
+    settle(held, turned, room, slopes)
 
 
 @no_type_check
-def load(waves, edges, draws, marks, events, n, inner_gaps, parts, scale, room):
-    """One sequence into its room: tokens, and of every gap the lags of nodes and end, what a unit of rate costs, and the mark
-    that ends it (-1: none that counts)."""
-    D, nodes, x = waves.shape[1], draws.shape[1], block(room.states[0], waves.shape[1], n)
+def load(waves, edges, draws, marks, events, last, inner_gaps, parts, scale, room):
+    """One sequence into its room: the tokens of ``last`` positions, and of each gap after one the lags of nodes and end, what a unit
+    of rate costs, and the mark that ends it (-1: none that counts)."""
+    D, nodes, n, x = waves.shape[1], draws.shape[1], len(room.cost), room.states[0]
     for c in range(D):
-        x[c, 0] = parts.first[c]
-        for i in range(events):
-            x[c, i + 1] = waves[i, c] + parts.marks[marks[i], c]
-        for i in range(events + 1, n):
+        for i in range(n):
             x[c, i] = 0
-    for i in range(events + 1):
-        width = edges[i + 1] - edges[i]
-        room.cost[i] = width / nodes if not inner_gaps or 0 < i < events else 0.0
+        for i in range(last):
+            x[c, i] = waves[i - 1, c] + parts.marks[marks[i - 1], c] if i > 0 else parts.first[c]
+    for i in range(n):
+        width = edges[i + 1] - edges[i] if i < last else 0.0
+        room.cost[i] = width / nodes if i > 0 or not inner_gaps else 0.0
         room.kinds[i] = marks[i] if i < events and (i > 0 or not inner_gaps) else -1
         for q in range(nodes):
-            room.lags[i, q] = width / scale * (q + draws[i, q]) / nodes
-        room.lags[i, nodes] = width / scale
+            room.lags[q, i] = width / scale * (q + draws[i, q]) / nodes if i < last else 0.0
+        room.lags[nodes, i] = width / scale
 
 
 @no_type_check
-def layer(index, n, parts, heads, room):
+def unload(g, marks, last, slopes, to_waves):
+    """The slope of a sequence's tokens to where it belongs."""
+    D = len(g)
+    for c in range(D):
+        slopes.first[c] += g[c, 0] if last > 0 else f32(0)
+    for i in range(1, last):
+        kind = marks[i - 1]
+        for c in range(D):
+            slopes.marks[kind, c] += g[c, i]
+    for i in range(len(to_waves)):
+        for c in range(D):
+            to_waves[i, c] = g[c, i + 1] if i + 1 < last else f32(0)
+
+
+@no_type_check
+def layer(index, parts, heads, room):
     """One layer up: from the states of this layer to those of the next."""
-    D, inner = parts.qkv.shape[2], parts.up.shape[1]
-    d = D // heads
-    x, y, joined = block(room.states[index], D, n), block(room.states[index + 1], D, n), block(room.joined[index], 3 * D, n)
-    found, u, total = block(room.found[index], D, n), block(room.normed[index], D, n), block(room.to_found, D, n)
+    D, inner, n = parts.qkv.shape[2], parts.up.shape[1], len(room.cost)
+    d, x, y, joined = D // heads, room.states[index], room.states[index + 1], room.joined[index]
+    found, u, total = room.found[index], room.normed[index], room.to_found
     product(parts.qkv[index], x, joined)
     for h in range(heads):
-        weights, query = block(room.weights[index, h], n, n), h * d
+        weights, query = room.weights[index, h], h * d
         np.dot(joined[D + query : D + query + d].T, joined[query : query + d], weights)
         soft_max(weights, room.bits, room.power, room.one, room.other)
         product(joined[2 * D + query : 2 * D + query + d], weights, found[query : query + d])
@@ -139,7 +128,7 @@ def layer(index, n, parts, heads, room):
             for i in range(n):
                 y[c, i] = u[c, i]
         return
-    fed = block(room.inner[index], inner, n)
+    fed = room.inner[index]
     product(parts.up[index], u, fed)
     for c in range(inner):
         shift = parts.up_shift[index, c]
@@ -151,14 +140,16 @@ def layer(index, n, parts, heads, room):
 
 
 @no_type_check
-def layer_back(index, n, turned, heads, room, slopes):
-    """One layer down: ``room.to_state`` holds the slope of the next layer's states and then that of this layer's."""
-    D, inner = turned.qkv.shape[1], turned.up.shape[2]
-    d, x, joined = D // heads, block(room.states[index], D, n), block(room.joined[index], 3 * D, n)
-    found, u, g = block(room.found[index], D, n), block(room.normed[index], D, n), block(room.to_state, D, n)
-    to_total, to_found, to_joined = block(room.to_total, D, n), block(room.to_found, D, n), block(room.to_joined, 3 * D, n)
+def layer_back(index, held, turned, heads, room, slopes):
+    """One layer down: ``room.to_state`` holds the slope of the next layer's states and then that of this layer's.
+
+    The factors of the weights' slopes go into the room's columns from ``held``.
+    """
+    D, inner, n = turned.qkv.shape[1], turned.up.shape[2], len(room.cost)
+    d, x, joined, found, u = D // heads, room.states[index], room.joined[index], room.found[index], room.normed[index]
+    g, to_total, to_found, to_joined, left = room.to_state, room.to_total, room.to_found, room.to_joined, room.left[index]
     if inner > 0:
-        fed, to_fed = block(room.inner[index], inner, n), block(room.to_inner, inner, n)
+        fed, to_fed = room.inner[index], room.to_inner
         product(turned.down[index], g, to_fed)
         for c in range(inner):
             total = f32(0)
@@ -167,41 +158,82 @@ def layer_back(index, n, turned, heads, room, slopes):
                 to_fed[c, i] = value
                 total += value
             slopes.up_shift[index, c] += total
-        matrix = block(room.matrix, D, inner)
-        product(g, fed.T, matrix)
-        add(slopes.down[index], matrix)
-        matrix = block(room.matrix, inner, D)
-        product(to_fed, u.T, matrix)
-        add(slopes.up[index], matrix)
+        hold(g, left, 4 * D, held)
+        hold(to_fed, left, 5 * D, held)
+        hold_turned(fed, room.of_inner[index], held)
+        hold_turned(u, room.of_normed[index], held)
         product(turned.up[index], to_fed, to_found)
         add(g, to_found)
     norm_back(g, u, room.spread[index], to_total, room.one, room.other)
-    matrix = block(room.matrix, D, D)
-    product(to_total, found.T, matrix)
-    add(slopes.out[index], matrix)
     product(turned.out[index], to_total, to_found)
-    to_weights = block(room.to_weights, n, n)
+    to_weights = room.to_weights
     for h in range(heads):
         query, key, value = h * d, D + h * d, 2 * D + h * d
-        weights, outside = block(room.weights[index, h], n, n), to_found[query : query + d]
+        weights, outside = room.weights[index, h], to_found[query : query + d]
         product(outside, weights.T, to_joined[value : value + d])
         np.dot(joined[value : value + d].T, outside, to_weights)
         soft_max_back(weights, to_weights, room.one)
         product(joined[key : key + d], to_weights, to_joined[query : query + d])
         product(joined[query : query + d], to_weights.T, to_joined[key : key + d])
-    matrix = block(room.matrix, 3 * D, D)
-    product(to_joined, x.T, matrix)
-    add(slopes.qkv[index], matrix)
+    hold(to_joined, left, 0, held)
+    hold(to_total, left, 3 * D, held)
+    hold_turned(x, room.of_states[index], held)
+    hold_turned(found, room.of_found[index], held)
     product(turned.qkv[index], to_joined, g)
     add(g, to_total)
 
 
 @no_type_check
-def soft_max(scores, bits, power, top, total):
-    """Weights from scores, key by query, in place: each query's over the keys up to its own.
+def hold(part, left, row, held):
+    """Put a matrix into ``left`` from this row and column on. Where an index may be below 0 numba does not use vectors."""
+    row, held = np.uintp(row), np.uintp(held)
+    for c in range(np.uintp(part.shape[0])):
+        for i in range(np.uintp(part.shape[1])):
+            left[row + c, held + i] = part[c, i]
 
-    exp(x) is 2^k exp(r) with r below log(2) / 2 in size: a polynomial (that of Cephes), and k put into the bits of a number.
-    """
+
+@no_type_check
+def hold_turned(part, right, held):
+    """Put the transpose of a matrix into ``right`` from this row on."""
+    held = np.uintp(held)
+    for i in range(np.uintp(part.shape[1])):
+        for c in range(np.uintp(part.shape[0])):
+            right[held + i, c] = part[c, i]
+
+
+@no_type_check
+def settle(held, turned, room, slopes):
+    """Add the products of the positions held to the slopes of the layers' weights. Columns that are not in use are 0."""
+    layers, D, inner, K = len(turned.qkv), turned.qkv.shape[1], turned.up.shape[2], room.left.shape[2]
+    for index in range(layers):
+        left = room.left[index]
+        for c in range(len(left)):
+            for i in range(held, K):
+                left[c, i] = 0
+        for i in range(held, K):
+            for c in range(D):
+                room.of_states[index, i, c] = 0
+                room.of_found[index, i, c] = 0
+                room.of_normed[index, i, c] = 0
+            for c in range(inner):
+                room.of_inner[index, i, c] = 0
+        add_product(left[: 3 * D], room.of_states[index], room.qkv, slopes.qkv[index])
+        add_product(left[3 * D : 4 * D], room.of_found[index], room.out, slopes.out[index])
+        if inner > 0:
+            add_product(left[4 * D : 5 * D], room.of_inner[index], room.down, slopes.down[index])
+            add_product(left[5 * D :], room.of_normed[index], room.up, slopes.up[index])
+
+
+@no_type_check
+def add_product(a, b, part, total):
+    """total += a b, by way of ``part``."""
+    product(a, b, part)
+    add(total, part)
+
+
+@no_type_check
+def soft_max(scores, bits, power, top, total):
+    """Weights from scores, key by query, in place: each query's over the keys up to its own. exp as in `readout_loops.exponentials`."""
     n = len(scores)
     for i in range(n):
         top[i] = UNSEEN

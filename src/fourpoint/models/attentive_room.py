@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+TOGETHER = 128  # positions whose products go into the slopes of weights at once
 LANES = 16  # numbers in a vector register: lengths are rounded up to a multiple
 
 
@@ -44,7 +45,11 @@ class Turned(NamedTuple):
 
 
 class Room(NamedTuple):
-    """Space for one sequence: what every layer keeps for the way down, one row per layer; what is used at once; and the gaps."""
+    """Space for one sequence of n positions: what every layer keeps for the way down; what is used at once; and the gaps.
+
+    The slopes of weights are sums of products over positions. Those of several sequences are formed together, which takes half the
+    time: ``left`` and the four after it hold their factors until K positions are full.
+    """
 
     states: np.ndarray
     joined: np.ndarray
@@ -61,13 +66,23 @@ class Room(NamedTuple):
     to_inner: np.ndarray
     read: np.ndarray
     to_read: np.ndarray
-    matrix: np.ndarray
     one: np.ndarray
     other: np.ndarray
-    bits: np.ndarray
-    power: np.ndarray
+    rows: np.ndarray
     lags: np.ndarray
     cost: np.ndarray
+    left: np.ndarray
+    of_states: np.ndarray
+    of_found: np.ndarray
+    of_inner: np.ndarray
+    of_normed: np.ndarray
+    qkv: np.ndarray
+    out: np.ndarray
+    up: np.ndarray
+    down: np.ndarray
+    readout: np.ndarray
+    bits: np.ndarray
+    power: np.ndarray
     kinds: np.ndarray
 
 
@@ -76,22 +91,28 @@ def turned(parts: Parts) -> Turned:
     return Turned(*(np.ascontiguousarray(np.swapaxes(getattr(parts, name), -1, -2)) for name in Turned._fields))
 
 
-def room_for(longest: int, nodes: int, parts: Parts, heads: int) -> Room:
-    """Room for sequences of at most ``longest`` events with ``nodes`` in each gap. That of the last calls is used again, each by
-    its own thread."""
+def whole_registers(positions: np.ndarray) -> np.ndarray:
+    """Numbers of positions rounded up to a multiple of LANES, and at least that."""
+    return np.maximum(-(-positions // LANES), 1) * LANES
+
+
+def room_for(n: int, nodes: int, parts: Parts, heads: int) -> Room:
+    """Room for sequences of n positions with ``nodes`` in each gap. That of the last calls is used again, each by its own thread."""
     layers, inner, D = parts.up.shape
-    return _room(longest // LANES * LANES + LANES, nodes, layers, inner, D, len(parts.readout), heads, get_ident())
+    return _room(n, nodes, layers, inner, D, len(parts.readout), heads, get_ident())
 
 
-@lru_cache(maxsize=8)
+@lru_cache(maxsize=32)
 def _room(n: int, nodes: int, layers: int, inner: int, D: int, rows: int, heads: int, thread: int) -> Room:
     """``power`` is the same memory as ``bits``, as floats."""
-    state = D * n
+    K = max(n, TOGETHER)
     shapes: dict[str, tuple[int, ...]] = dict(
-        states=(layers + 1, state), joined=(layers, 3 * state), weights=(layers, heads, n * n), found=(layers, state),
-        normed=(layers, state), spread=(layers, n), inner=(layers, inner * n), to_state=(state,), to_joined=(3 * state,),
-        to_found=(state,), to_total=(state,), to_weights=(n * n,), to_inner=(inner * n,), read=(rows * n,), to_read=(rows * n,),
-        matrix=(D * max(3 * D, inner, rows),), one=(n,), other=(n,), lags=(n, nodes + 1), cost=(n,),
+        states=(layers + 1, D, n), joined=(layers, 3 * D, n), weights=(layers, heads, n, n), found=(layers, D, n), normed=(layers, D, n),
+        spread=(layers, n), inner=(layers, inner, n), to_state=(D, n), to_joined=(3 * D, n), to_found=(D, n), to_total=(D, n),
+        to_weights=(n, n), to_inner=(inner, n), read=(rows, n), to_read=(rows, n), one=(n,), other=(n,), rows=(7, n),
+        lags=(nodes + 1, n), cost=(n,), left=(layers, 5 * D + inner, K), of_states=(layers, K, D), of_found=(layers, K, D),
+        of_inner=(layers, K, inner), of_normed=(layers, K, D), qkv=(3 * D, D), out=(D, D), up=(inner, D), down=(D, inner),
+        readout=(rows, D),
     )  # fmt: skip
     bits = np.empty(n, dtype=np.int32)
     floats = {name: np.empty(shape, dtype=np.float32) for name, shape in shapes.items()}

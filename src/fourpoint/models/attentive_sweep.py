@@ -21,7 +21,7 @@ from torch.autograd.function import once_differentiable
 
 from fourpoint.events import Batch
 from fourpoint.models.attentive_loops import compiled_sweep
-from fourpoint.models.attentive_room import LANES, Parts, room_for, turned
+from fourpoint.models.attentive_room import LANES, Parts, room_for, turned, whole_registers
 from fourpoint.models.encoder import Encoder
 from fourpoint.models.readout_loops import MOST_MULTIPLIED
 
@@ -56,6 +56,7 @@ def worth_sweeping(encoder: Encoder, batch: Batch) -> bool:
 def swept_log_likelihood(
     encoder: Encoder,
     batch: Batch,
+    edges: Float[Tensor, "B E"],
     waves: Float[Tensor, "B N D"],
     read: tuple[Tensor, Tensor, Tensor, Tensor, Tensor],
     scale: Tensor,
@@ -65,14 +66,14 @@ def swept_log_likelihood(
 ) -> Float[Tensor, " B"]:
     """An estimate of each sequence's log-likelihood, with gradient.
 
-    ``waves`` are what the events' times say; ``read`` the vectors of the marks, the read-out, its shifts, its slopes in time and the
-    link's logarithmic scales; ``scale`` the mean gap and ``log_unit`` the marks' logarithmic mean rates. ``draws`` from U[0, 1] place
-    a node in each of Q equal parts of every gap. With ``inner_gaps`` the first event and what lies before it or after the last do
-    not count.
+    ``edges`` are the batch's and ``waves`` what its events' times say; ``read`` the vectors of the marks, the read-out, its shifts, its
+    slopes in time and the link's logarithmic scales; ``scale`` the mean gap and ``log_unit`` the marks' logarithmic mean rates.
+    ``draws`` from U[0, 1] place a node in each of Q equal parts of every gap. With ``inner_gaps`` the first event and what lies before
+    it or after the last do not count.
     """
     marks, *rest = read
     about = (inner_gaps, float(scale), log_unit.float(), encoder.heads)
-    given = Given(compiled_sweep(), batch.edges, draws, batch.marks, batch.lengths, *about)
+    given = Given(compiled_sweep(), edges, draws, batch.marks, batch.lengths, *about)
     inner = (encoder.up, encoder.up_shift, encoder.down)
     return _Swept.apply(waves, given, encoder.first, marks, encoder.qkv, encoder.out, *inner, *rest)
 
@@ -83,7 +84,7 @@ class _Swept(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, waves: Float[Tensor, "B N D"], given: Given, *weights: Tensor | None) -> Float[Tensor, " B"]:
-        values, to_waves, slopes = _run(waves, given, weights, torch.ones(len(waves)), ctx.needs_input_grad[0])
+        values, to_waves, slopes = _run(waves, given, weights, waves.new_ones(len(waves)), ctx.needs_input_grad[0])
         ctx.save_for_backward(waves, to_waves, slopes, *weights)
         ctx.given = given
         return values.to(waves)
@@ -92,9 +93,9 @@ class _Swept(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *outside: Tensor) -> tuple[Tensor | None, ...]:
         waves, to_waves, slopes, *weights = ctx.saved_tensors
-        share, wanted = outside[0].to(waves), ctx.needs_input_grad[0]
-        if bool((share == share[0]).all()):
-            to_waves, slopes = to_waves * share[0], slopes * share[0]
+        share, wanted = outside[0], ctx.needs_input_grad[0]
+        if share.stride() == (0,) or bool((share == share[0]).all()):  # the slope of a sum is one number, laid out for all
+            to_waves, slopes = to_waves * share[0] if wanted else to_waves, slopes * share[0]
         else:
             _, to_waves, slopes = _run(waves, ctx.given, weights, share, wanted)
         parts = iter(slopes.split([w.numel() for w in weights if w is not None]))
@@ -106,14 +107,16 @@ def _run(
 ) -> tuple[Float[Tensor, " B"], Tensor, Float[Tensor, " W"]]:
     """Values, and the slopes of share @ values: in waves, where ``wanted``, and in all weights, end to end."""
     parts = _parts(weights)
-    slopes, values = torch.zeros(sum(part.size for part in parts)), torch.empty(len(waves), dtype=torch.float64)
-    to_waves, flat = torch.empty(waves.shape if wanted else (0, 0, 0)), slopes.numpy()
+    slopes, values = waves.new_zeros(sum(part.size for part in parts)), waves.new_empty(len(waves), dtype=torch.float64)
+    to_waves, flat = waves.new_empty(waves.shape if wanted else (0, 0, 0)), slopes.numpy()
     ends = accumulate(part.size for part in parts)
     to_parts = Parts(*(flat[end - part.size : end].reshape(part.shape) for part, end in zip(parts, ends, strict=True)))
-    data = [x.contiguous().numpy() for x in (waves.detach(), given.edges, given.draws, given.marks, given.lengths)]
-    room = room_for(waves.shape[1], given.draws.shape[-1], parts, given.heads)
-    settings = (given.inner_gaps, share.numpy(), parts, turned(parts), given.scale, given.log_unit.numpy(), given.heads, room)
-    given.sweep(*data, *settings, values.numpy(), to_waves.numpy(), to_parts)
+    edges, draws, marks, lengths = (x.contiguous().numpy() for x in (given.edges, given.draws, given.marks, given.lengths))
+    data = (waves.detach().contiguous().numpy(), edges, draws, marks, lengths, given.inner_gaps, share.contiguous().numpy())
+    settings, found = (parts, turned(parts), given.scale, given.log_unit.numpy(), given.heads), (values.numpy(), to_waves.numpy(), to_parts)
+    sizes = whole_registers(lengths + 1 - given.inner_gaps)
+    for n in np.unique(sizes).tolist():
+        given.sweep(np.flatnonzero(sizes == n), *data, *settings, room_for(n, draws.shape[-1], parts, given.heads), *found)
     return values, to_waves, slopes
 
 

@@ -3,7 +3,7 @@ r"""From the last states of one sequence to its likelihood, and the slope of tha
     value = sum over events of log lambda_m - sum over gaps, nodes and marks of cost lambda_m,      lambda_m = r_m g_m(z_m)
 
 with the link g of `neural_start`. Used by `models.attentive_loops`, whose room and weights they take, and compiled with it. Plain
-Python, slow but correct as it stands. Here also are the products of matrices that both use.
+Python, slow but correct as it stands, in float32. Here also are the products of matrices that both use.
 """
 
 from __future__ import annotations
@@ -13,125 +13,158 @@ from typing import no_type_check
 
 import numpy as np
 
-FAR_BELOW = np.float32(-80.0)  # log(log(1 + e^y)) is y from here down
+f32 = np.float32  # of numbers that stand alone too: others would make everything they meet float64
+FAR_BELOW = f32(-80.0)  # log(log(1 + e^y)) is y from here down
+LOWEST = f32(-87.0)  # e^x is about the smallest number that is not rounded coarsely
 MOST_MULTIPLIED = 2**18  # multiplications from which OpenBLAS sets threads to work on a product, which costs more than the product
 
 
 @no_type_check
-def straight(N, n, share, parts, turned, log_unit, room, slopes):
-    """THP: the value of N positions, and in ``room.to_state`` the slope of their states. z = level + slope lag."""
-    M, D, nodes = len(log_unit), parts.qkv.shape[2], room.lags.shape[1] - 1
-    x, level, to_level = block(room.states[-1], D, n), block(room.read, M, n), block(room.to_read, M, n)
-    product(parts.readout, x, level)
+def straight(share, parts, turned, log_unit, room, slopes):
+    """THP: the value of a sequence, and in ``room.to_state`` the slope of its states. z = level + slope lag."""
+    M, n, nodes = len(log_unit), len(room.cost), len(room.lags) - 1
+    level, to_level, y = room.read, room.to_read, room.rows[0]
+    product(parts.readout, room.states[-1], level)
     value = 0.0
     for m in range(M):
         base, slope, low = parts.base[m], parts.slope[m], math.exp(-parts.log_scale[m])
-        log_rate = parts.log_scale[m] + log_unit[m]
-        rate = math.exp(log_rate)
-        to_base, to_slope, to_scale = 0.0, 0.0, 0.0
-        for i in range(N, n):
+        to_base, to_slope = f32(0), f32(0)
+        for i in range(n):
             to_level[m, i] = 0
-        for i in range(N):
-            total = 0.0
-            for q in range(nodes + 1):
-                if q == nodes and room.kinds[i] != m:
-                    continue
-                lag = room.lags[i, q]
-                z = level[m, i] + base + slope * lag
-                y = z * low
-                e = math.exp(-abs(y))
-                bent, steep = max(y, 0) + math.log1p(e), (1 if y > 0 else e) / (1 + e)
-                if q < nodes:
-                    part = -room.cost[i] * rate
-                    value += part * bent
-                    to_scale += part * bent
-                    to_z = part * steep * low
-                else:
-                    value += (y if y < FAR_BELOW else math.log(bent)) + log_rate
-                    to_scale += 1
-                    to_z = low if y < FAR_BELOW else low * steep / bent
-                total += to_z
-                to_slope += to_z * lag
-                to_scale -= to_z * z
-            to_level[m, i] = total * share
-            to_base += total
-        slopes.base[m] += to_base * share
-        slopes.slope[m] += to_slope * share
-        slopes.log_scale[m] += to_scale * share
-    back_to_states(to_level, n, turned, room, slopes)
+        for q in range(nodes + 1):
+            lag = room.lags[q]
+            for i in range(n):
+                y[i] = (level[m, i] + base + slope * lag[i]) * low
+            value += scored(m, q == nodes, n, share, parts, log_unit, room, slopes)
+            for i in range(n):
+                to_z = room.rows[2, i]
+                to_level[m, i] += to_z
+                to_base += to_z
+                to_slope += to_z * lag[i]
+        slopes.base[m] += to_base
+        slopes.slope[m] += to_slope
+    back_to_states(turned, room, slopes)
     return value
 
 
 @no_type_check
-def curved(N, n, share, parts, turned, log_unit, room, slopes):
+def curved(share, parts, turned, log_unit, room, slopes):
     """SAHP, likewise. z = mu + (eta - mu) exp(-gamma lag), with eta and mu by gelu and gamma by softplus."""
-    M, D, nodes = len(log_unit), parts.qkv.shape[2], room.lags.shape[1] - 1
-    x, read, to_read = block(room.states[-1], D, n), block(room.read, 3 * M, n), block(room.to_read, 3 * M, n)
-    product(parts.readout, x, read)
+    M, n, nodes, read, to_read = len(log_unit), len(room.cost), len(room.lags) - 1, room.read, room.to_read
+    y, fade, mu, drop, gamma = room.rows[0], room.rows[3], room.rows[4], room.rows[5], room.rows[6]
+    product(parts.readout, room.states[-1], read)
+    for row in range(3 * M):
+        for i in range(n):
+            read[row, i] += parts.base[row]
+            to_read[row, i] = 0
+    half, density = f32(math.sqrt(0.5)), f32(1 / math.sqrt(2 * math.pi))
     value = 0.0
-    half, density = math.sqrt(0.5), 1 / math.sqrt(2 * math.pi)
     for m in range(M):
         low = math.exp(-parts.log_scale[m])
-        log_rate = parts.log_scale[m] + log_unit[m]
-        rate, to_scale = math.exp(log_rate), 0.0
-        for row in (m, M + m, 2 * M + m):
-            for i in range(N, n):
-                to_read[row, i] = 0
-        for i in range(N):
-            a, c, s = read[m, i] + parts.base[m], read[M + m, i] + parts.base[M + m], read[2 * M + m, i] + parts.base[2 * M + m]
-            part_a, part_c, e = 0.5 * (1 + math.erf(a * half)), 0.5 * (1 + math.erf(c * half)), math.exp(-abs(s))
-            mu, gamma = c * part_c, max(s, 0) + math.log1p(e)
-            drop = a * part_a - mu
-            to_eta, to_both, to_gamma = 0.0, 0.0, 0.0
-            for q in range(nodes + 1):
-                if q == nodes and room.kinds[i] != m:
-                    continue
-                lag = room.lags[i, q]
-                fade = math.exp(-gamma * lag)
-                z = mu + drop * fade
-                y = z * low
-                t = math.exp(-abs(y))
-                bent, steep = max(y, 0) + math.log1p(t), (1 if y > 0 else t) / (1 + t)
-                if q < nodes:
-                    part = -room.cost[i] * rate
-                    value += part * bent
-                    to_scale += part * bent
-                    to_z = part * steep * low
-                else:
-                    value += (y if y < FAR_BELOW else math.log(bent)) + log_rate
-                    to_scale += 1
-                    to_z = low if y < FAR_BELOW else low * steep / bent
-                to_scale -= to_z * z
-                to_both += to_z
-                to_eta += to_z * fade
-                to_gamma -= to_z * fade * lag * drop
-            to_read[m, i] = share * to_eta * (part_a + a * density * math.exp(-0.5 * a * a))
-            to_read[M + m, i] = share * (to_both - to_eta) * (part_c + c * density * math.exp(-0.5 * c * c))
-            to_read[2 * M + m, i] = share * to_gamma * (1 if s > 0 else e) / (1 + e)
-        slopes.log_scale[m] += to_scale * share
+        for i in range(n):
+            a, c, s = read[m, i], read[M + m, i], read[2 * M + m, i]
+            part_a, part_c = f32(0.5) * (f32(1) + math.erf(a * half)), f32(0.5) * (f32(1) + math.erf(c * half))
+            mu[i], gamma[i] = c * part_c, max(s, f32(0)) + math.log1p(math.exp(-abs(s)))
+            drop[i] = a * part_a - mu[i]
+            read[m, i] = part_a + a * density * math.exp(f32(-0.5) * a * a)  # from here on, the slopes of eta, mu and gamma
+            read[M + m, i] = part_c + c * density * math.exp(f32(-0.5) * c * c)
+            read[2 * M + m, i] = f32(1) / (f32(1) + math.exp(-s)) if s > FAR_BELOW else f32(0)
+        for q in range(nodes + 1):
+            lag = room.lags[q]
+            for i in range(n):
+                fade[i] = -gamma[i] * lag[i]
+            exponentials(fade, n, room.bits, room.power)
+            for i in range(n):
+                y[i] = (mu[i] + drop[i] * fade[i]) * low
+            value += scored(m, q == nodes, n, share, parts, log_unit, room, slopes)
+            for i in range(n):
+                to_z = room.rows[2, i]
+                faded = to_z * fade[i]
+                to_read[m, i] += faded
+                to_read[M + m, i] += to_z - faded
+                to_read[2 * M + m, i] -= faded * lag[i] * drop[i]
     for row in range(3 * M):
-        total = 0.0
-        for i in range(N):
-            total += to_read[row, i]
+        total = f32(0)
+        for i in range(n):
+            value_i = to_read[row, i] * read[row, i]
+            to_read[row, i] = value_i
+            total += value_i
         slopes.base[row] += total
-    back_to_states(to_read, n, turned, room, slopes)
+    back_to_states(turned, room, slopes)
     return value
 
 
 @no_type_check
-def back_to_states(to_read, n, turned, room, slopes):
-    """From the slope of what is read out to those of the read-out's weights and of the states."""
-    D, rows = turned.readout.shape
-    matrix = block(room.matrix, rows, D)
-    product(to_read, block(room.states[-1], D, n).T, matrix)
-    add(slopes.readout, matrix)
-    product(turned.readout, to_read, block(room.to_state, D, n))
+def scored(m, ends, n, share, parts, log_unit, room, slopes):
+    """What z_m / s_m in ``room.rows[0]`` adds to the value, at one node of every gap or at their ends. ``room.rows[2]`` takes the slope
+    in z, and the slope in log s is added; both are multiplied by ``share``.
+
+    log(1 + t) for t up to 1 is 2 (u + u^3 / 3 + u^5 / 5 + ...) with u = t / (2 + t), which is at most 1 / 3.
+    """
+    y, bent, to_z = room.rows[0], room.rows[1], room.rows[2]
+    low, log_rate = math.exp(-parts.log_scale[m]), parts.log_scale[m] + log_unit[m]
+    rate = math.exp(log_rate)
+    for i in range(n):
+        bent[i] = -abs(y[i])
+    exponentials(bent, n, room.bits, room.power)
+    for i in range(n):
+        t = bent[i]
+        u = t / (f32(2) + t)
+        v = u * u
+        p = v * f32(1 / 15) + f32(1 / 13)
+        p = p * v + f32(1 / 11)
+        p = p * v + f32(1 / 9)
+        p = p * v + f32(1 / 7)
+        p = p * v + f32(1 / 5)
+        p = p * v + f32(1 / 3)
+        bent[i] = max(y[i], f32(0)) + f32(2) * u * (f32(1) + p * v)
+        to_z[i] = (f32(1) if y[i] > 0 else t) / (f32(1) + t)
+    value, to_scale = f32(0), f32(0)
+    if ends:
+        for i in range(n):
+            if room.kinds[i] == m:
+                far = y[i] < FAR_BELOW
+                steep = f32(1) if far else to_z[i] / bent[i]
+                value += (y[i] if far else math.log(bent[i])) + log_rate
+                to_scale += f32(1) - steep * y[i]
+                to_z[i] = steep * low * share
+            else:
+                to_z[i] = 0
+    else:
+        for i in range(n):
+            part = -room.cost[i] * rate
+            value += part * bent[i]
+            to_scale += part * (bent[i] - to_z[i] * y[i])
+            to_z[i] *= part * low * share
+    slopes.log_scale[m] += to_scale * share
+    return value
 
 
 @no_type_check
-def block(room, rows, columns):
-    """A matrix at the beginning of a row of room."""
-    return room[: rows * columns].reshape(rows, columns)
+def exponentials(x, n, bits, power):
+    """e^x in place for x up to 0: 2^k e^r with r below log(2) / 2 in size, a polynomial (that of Cephes), and k put into the bits of a
+    number."""
+    for i in range(n):
+        v = x[i] if x[i] > LOWEST else LOWEST
+        k = np.floor(v * f32(1.44269504) + f32(0.5))
+        bits[i] = (np.int32(k) + np.int32(127)) << np.int32(23)
+        r = v - k * f32(0.693359375) - k * f32(-2.12194440e-4)
+        p = f32(1.9875691500e-4) * r + f32(1.3981999507e-3)
+        p = p * r + f32(8.3334519073e-3)
+        p = p * r + f32(4.1665795894e-2)
+        p = p * r + f32(1.6666665459e-1)
+        p = p * r + f32(5.0000001201e-1)
+        x[i] = p * r * r + r + f32(1)
+    for i in range(n):
+        x[i] *= power[i]
+
+
+@no_type_check
+def back_to_states(turned, room, slopes):
+    """From the slope of what is read out to those of the read-out's weights and of the states."""
+    product(room.to_read, room.states[-1].T, room.readout)
+    add(slopes.readout, room.readout)
+    product(turned.readout, room.to_read, room.to_state)
 
 
 @no_type_check

@@ -141,9 +141,9 @@ class SAHP(nn.Module):
         """The estimate of `likelihood.sampled_log_likelihood` in one compiled sweep; None where that is not to be had."""
         if not worth_sweeping(self.encoder, batch):
             return None
-        read = (self.tokens, self.readout, self.shift, self.shift[:0], self.link.log_scale)
-        times, draws = self._waves(*_clocks(batch)), uniform(batch.edges[:, 1:], nodes, random)
-        return swept_log_likelihood(self.encoder, batch, times, read, self.time_scale, self.log_rate, draws, convention == "gaps")
+        edges, read = batch.edges, (self.tokens, self.readout, self.shift, self.shift[:0], self.link.log_scale)
+        times, draws = self._waves(*_clocks(batch)), uniform(edges[:, 1:], nodes, random)
+        return swept_log_likelihood(self.encoder, batch, edges, times, read, self.time_scale, self.log_rate, draws, convention == "gaps")
 
     def intensity(self, history: Encoded, times: Float[Tensor, "B Q"]) -> Float[Tensor, "B Q M"]:
         """lambda per mark at any times, in events per unit of the user's time."""
