@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def attention_bound(
     model: DAPP, history: DAPPHistory, a: Float[Tensor, " B"], b: Float[Tensor, " B"]
 ) -> tuple[Float[Tensor, "B M"], Float[Tensor, "B M"]]:
-    """A bound of sum_k r_km A_km on [a, b], and how far rounding may carry the sum itmodel."""
+    """A bound of sum_k r_km A_km on [a, b], and how far rounding may carry the sum itself."""
     eps, score = torch.finfo(model.readout.dtype).eps, history.parts.score
     normalise, readout = model._settings["normalise"], model._readout()
     if history.state is not None:
