@@ -81,7 +81,7 @@ def test_bounds_that_cannot_be_read(table: Path, tmp_path: Path, bounds: str) ->
 
 def test_embedded_earthquakes_without_their_places(tmp_path: Path) -> None:
     call("fit", "earthquakes", "--place", "none", "--model", "poisson", "-o", tmp_path / "p")
-    assert fp.restore(tmp_path / "p").marks.box is None  # type: ignore[union-attr]
+    assert fp.restore(tmp_path / "p").marks.box is None
     assert "saved poisson" in call("fit", "earthquakes", "--model", "poisson", "-o", tmp_path / "q").output
     other = call("evaluate", tmp_path / "p", "earthquakes", code=2)
     assert "events without places, as the model was fitted to" in other.output

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import multiprocessing
 import os
 import signal
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,18 +23,21 @@ from fourpoint.maths.feature_error import chance_of_error, error_bound, features
 from fourpoint.models import MODELS
 from fourpoint.reproduce import claims, published, theory
 from fourpoint.reproduce.cells import Record
-from fourpoint.reproduce.plan import QUICK, Cell
+from fourpoint.reproduce.pace import Pace
+from fourpoint.reproduce.plan import FULL, LABELS, QUICK, REAL_MODELS, STANDS_FOR, Cell, cells_of
 from fourpoint.reproduce.running import attempt, run_cells
 from fourpoint.reproduce.sets import PREPARED, NoData, Preparation, _some, parts_of, prepared
 from fourpoint.reproduce.tabled import Tabled, tabled
 from fourpoint.reproduce.tallies import Tally, difference, tally
-from fourpoint.reproduce.verdicts import verdicts
+from fourpoint.reproduce.verdicts import behind, left_behind, verdicts
 
 
 def work(cell: Cell) -> Record:
-    """What a worker does in the test: one cell is killed, one fails, one has no data, the others are done."""
+    """What a worker does in the test: one cell is killed, one never ends, one fails, one has no data, the others are done."""
     if cell.data == "killed":
         os.kill(os.getpid(), signal.SIGKILL)
+    if cell.data == "asleep":
+        time.sleep(60)
     if cell.data == "diverged":
         raise ArithmeticError("not finite")
     if cell.data == "absent":
@@ -42,7 +47,7 @@ def work(cell: Cell) -> Record:
 
 def test_a_worker_that_is_killed_costs_its_own_cell_alone() -> None:
     names = ["killed", "diverged", "absent", "fine", "also fine"]
-    cells = [Cell("fit", "", name, 0) for name in names]
+    cells = [Cell("fit", "nhp", name, 0) for name in names]
     found: dict[str, Record] = {}
     run_cells(cells, work, lambda cell, outcome: found.update({cell.data: outcome}), jobs=1, progress=False)
     assert {name: found[name]["status"] for name in names} == {
@@ -50,6 +55,28 @@ def test_a_worker_that_is_killed_costs_its_own_cell_alone() -> None:
     }  # fmt: skip
     assert found["killed"]["reason"] == "killed by signal 9 (SIGKILL)" and found["diverged"]["reason"] == "ArithmeticError: not finite"
     assert found["fine"]["metrics"]["threads"] == 1 and found["fine"]["metrics"]["process"] != os.getpid()
+
+
+def test_where_time_is_up_nothing_is_begun_and_what_runs_is_stopped_without_a_record() -> None:
+    cells = [Cell("fit", "nhp", name, 0) for name in ("fine", "also fine")]
+    kept: list[Cell] = []
+    for jobs in (0, 1):
+        left = run_cells(cells, work, lambda cell, outcome: kept.append(cell), jobs=jobs, progress=False, until=time.monotonic())
+        assert sorted(left, key=lambda cell: cell.data) == sorted(cells, key=lambda cell: cell.data) and not kept
+    asleep = [Cell("fit", "nhp", "asleep", 0)]
+    assert run_cells(asleep, work, lambda cell, outcome: kept.append(cell), jobs=1, progress=False, until=time.monotonic() + 0.1) == asleep
+    assert not kept and not multiprocessing.active_children()
+
+
+def test_long_cells_go_first_and_none_that_cannot_end_is_begun() -> None:
+    cells = [Cell("fit", model, "hawkes", seed) for seed in (0, 1) for model in ("poisson", "rmtpp", "odapp-paper-nn")]
+    begun: list[Cell] = []
+    run_cells(cells, lambda cell: {}, lambda cell, outcome: begun.append(cell), jobs=0, progress=False)
+    assert [cell.model for cell in begun] == ["odapp-paper-nn"] * 2 + ["rmtpp"] * 2 + ["poisson"] * 2
+    pace = Pace()
+    pace.learn(cells[2], 100.0)
+    left = run_cells(cells, lambda cell: {}, lambda cell, outcome: None, jobs=0, progress=False, until=time.monotonic() + 60, pace=pace)
+    assert [cell.model for cell in left] == ["odapp-paper-nn"] * 2
 
 
 def test_an_attempt_keeps_its_clocks() -> None:
@@ -75,6 +102,15 @@ def test_tabled_scores_know_marks() -> None:
     model.initialise(data)
     times = np.linspace(0.05, 0.95, 31)
     np.testing.assert_allclose(intensity(tabled(model, 1.0), data[0], times), intensity(model, data[0], times), rtol=2e-5)
+
+
+def test_tabled_scores_choose_the_events_that_the_direct_sum_chooses() -> None:
+    data = claims.first_matters(6, 12, seed=2)
+    model = MODELS["odapp-paper"](data.marks, keep=5, eval_features=60, generator=(8,), seed=1).eval()
+    model.initialise(data)
+    direct, read = (m.encode(data.batch()) for m in (model, tabled(model, 1.0)))
+    assert torch.equal(direct.past.dropped, read.past.dropped) and torch.equal(direct.memory.active.index, read.memory.active.index)
+    assert int((direct.past.dropped < 2**61).sum()) > 0  # some were dropped
 
 
 def test_what_has_no_random_phases_is_left_alone() -> None:
@@ -114,7 +150,7 @@ def test_a_biased_estimate_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> Non
     true_draw = theory.draw
 
     def shifted(*arguments: object) -> object:
-        modes = true_draw(*arguments)  # type: ignore[arg-type]
+        modes = true_draw(*arguments)
         return modes._replace(weight=1.2 * modes.weight)
 
     monkeypatch.setattr(theory, "draw", lambda *a, seed: shifted(*a, seed))
@@ -146,6 +182,18 @@ def test_the_true_likelihood_of_the_far_event_is_that_of_its_law() -> None:
     noise, late = 10 / (claims.SWITCH - claims.FIRST), claims.HIGH
     expected = math.log(0.5 / claims.FIRST) + math.log(noise) + math.log(late) - noise * (1 - claims.FIRST) - late * (1 - claims.SWITCH)
     assert claims.true_log_likelihood(one, 10) == pytest.approx(expected)
+
+
+def test_what_a_model_is_asked_of_the_far_event_is_its_intensity() -> None:
+    data = claims.first_matters(7, 10, seed=3)
+    model = MODELS["hawkes"](data.marks, baseline=2.0, branching=0.5, decay=1.0)
+    slow = [intensity(model, replace_stop(one.before(claims.SWITCH)), [claims.ASKED])[0, 3] for one in data]
+    np.testing.assert_allclose(claims.late_rates(model, data), slow, rtol=1e-12)
+
+
+def replace_stop(one: Sequence) -> Sequence:
+    """The same events, watched to the end."""
+    return Sequence(one.times, one.marks, start=one.start, stop=1.0, space=one.space)
 
 
 def test_memes_count_from_the_first_mention_which_is_not_scored() -> None:
@@ -209,3 +257,21 @@ def test_verdicts_follow_the_numbers() -> None:
 
     assert judged(1.0, 2.0) == "holds on the 1 of 4 sets judged" and judged(2.0, 1.0) == "does not hold"
     assert all(v.holds == "not judged" for v in verdicts([]))
+
+
+def test_the_stand_ins_where_our_default_is_behind_are_named() -> None:
+    values = {"dapp": (1.0, 1.1), "nhp": (1.2, 1.3), "hawkes": (0.9, 1.0), "sahp": (1.4, 1.6), "rmtpp": (0.0, 0.0)}
+    records = [record(m, "memetracker", s, log_likelihood_per_event=v) for m, pair in values.items() for s, v in enumerate(pair)]
+    records += [record(m, "readmission", 0, log_likelihood_per_event=v) for m, v in (("dapp", 2.0), ("nhp", 1.0))]
+    found = behind(records)
+    assert list(found) == ["memetracker"] and list(found["memetracker"]) == ["sahp", "nhp"]
+    assert found["memetracker"]["sahp"][0] == pytest.approx(0.45) and found["memetracker"]["nhp"] == pytest.approx((0.2, 0.0), abs=1e-9)
+    text = left_behind(records)
+    assert "matches every baseline of Table 2 on readmission, and does not" in text and "- **memetracker**: behind SAHP by 0.45" in text
+    assert left_behind([]) == ""
+
+
+def test_every_cell_of_the_full_setting_has_a_cost() -> None:
+    pace = Pace()
+    costs = {cell: pace.cost(cell) for cell in cells_of("all", "", 3, True, FULL)}
+    assert min(costs.values()) > 0 and len(costs) > 3 * (4 * len(LABELS) + len(STANDS_FOR) * len(REAL_MODELS))

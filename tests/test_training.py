@@ -13,13 +13,15 @@ from typing import Any
 import pytest
 import torch
 
-from fourpoint import checkpoints, training, training_run
+from fourpoint import checkpoints, training_run, training_steps
 from fourpoint.data.synthetic import simulate
 from fourpoint.events import Dataset, Sequence
 from fourpoint.likelihood import log_likelihood
-from fourpoint.models import DAPP, Hawkes, Poisson
-from fourpoint.training import Fit, TrainingError, fit
-from fourpoint.training_run import COLUMNS
+from fourpoint.models import DAPP, RMTPP, Hawkes, Poisson
+from fourpoint.training import RECIPE, Fit, TrainingError, _groups, _in_full, fit
+from fourpoint.training_cuda import CapturedSteps, Resident
+from fourpoint.training_run import COLUMNS, Recipe, Run
+from fourpoint.training_steps import Steps
 
 SMALL: dict[str, Any] = dict(heads=2, features=4, eval_features=8, generator=(4,), knots=3)
 SHORT: dict[str, Any] = dict(
@@ -257,14 +259,14 @@ def test_resuming_with_another_model_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_loss_that_is_not_finite_names_step_sequences_and_parameter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    original, calls = training.sampled_log_likelihood, []
+    original, calls = training_steps.sampled_log_likelihood, []
 
     def poisoned(model: Any, *inputs: Any, **more: Any) -> torch.Tensor:
         calls.append(1)
         value = original(model, *inputs, **more)
         return value + model.modes.log_decay.sum() * math.nan if len(calls) == 8 else value
 
-    monkeypatch.setattr(training, "sampled_log_likelihood", poisoned)
+    monkeypatch.setattr(training_steps, "sampled_log_likelihood", poisoned)
     with pytest.raises(TrainingError) as caught:
         fit(tiny(), data(), folder=tmp_path, **SHORT)
     message = str(caught.value)
@@ -279,7 +281,7 @@ def test_a_loss_that_is_not_finite_names_step_sequences_and_parameter(tmp_path: 
 
 def test_the_named_sequences_are_those_of_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     one = Dataset.from_sequences([Sequence([0.1, 0.2], start=0, stop=1, id="monday"), Sequence([0.3], start=0, stop=1, id="tuesday")])
-    monkeypatch.setattr(training, "sampled_log_likelihood", lambda model, *_, **__: model.rate.bias * math.inf)
+    monkeypatch.setattr(training_steps, "sampled_log_likelihood", lambda model, *_, **__: model.rate.bias * math.inf)
     with pytest.raises(TrainingError, match=r"at step 0 on sequences (monday, tuesday|tuesday, monday);"):
         fit(tiny(), one, one, **SHORT)
 
@@ -292,3 +294,47 @@ def test_data_that_cannot_be_fitted_is_refused() -> None:
         fit(DAPP(3, **SMALL), data())
     with pytest.raises(TrainingError, match="expected positive steps, batch_size and time_budget; received 0, 64, None. Raise"):
         fit(tiny(), data(), steps=0, batch_size=64)
+
+
+def test_resident_data_give_the_batches_of_the_data_set() -> None:
+    whole = simulate("hawkes", 20, seed=3)
+    held, rows = Resident(whole, torch.device("cpu")), [4, 0, 19]
+    ours, plain = held.batch(torch.tensor([*rows, len(whole)]), 64), whole.batch(rows)
+    n = plain.times.shape[1]
+    for name in ("times", "marks", "valid"):
+        assert torch.equal(getattr(ours, name)[:3, :n], getattr(plain, name))
+    assert torch.equal(ours.stop[:3], plain.stop)
+    assert not ours.valid[3].any() and ours.start[3] == ours.stop[3]
+    assert not ours.valid[:, n:].any()
+
+
+def test_steps_on_resident_data_are_plain_steps() -> None:
+    """Steps of `training_cuda`, as they run before they are recorded, move the weights of a model that draws nothing as plain ones do."""
+    found = []
+    for kind in (Steps, CapturedSteps):
+        model, train = RMTPP(hidden=4), data()
+        model.initialise(train)
+        recipe = _in_full(Recipe(**{**RECIPE, "batch_size": 16, "steps": 6}), train, 0)
+        run = Run(model, train, train, None, 3, recipe, dict(convention="window"))
+        steps = kind(run, torch.optim.AdamW(_groups(model, recipe), betas=(0.9, 0.99), fused=True), recipe, "window")
+        for step in range(6):
+            steps.take(step, 0.01)
+        found.append((steps.drain(), [p.detach().clone() for p in model.parameters()]))
+        assert steps.drain() == []
+    assert len(found[0][0]) == 6
+    assert found[0][0] == pytest.approx(found[1][0], rel=1e-4)
+    for ours, theirs in zip(*(weights for _, weights in found), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-5)
+
+
+def test_a_loss_on_resident_data_that_is_not_finite_names_its_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, train = RMTPP(hidden=4), data()
+    recipe = _in_full(Recipe(**{**RECIPE, "batch_size": 16, "steps": 6}), train, 0)
+    run = Run(model, train, train, None, 3, recipe, dict(convention="window"))
+    steps = CapturedSteps(run, torch.optim.AdamW(_groups(model, recipe), fused=True), recipe, "window")
+    steps.take(4, 0.01)
+    original = training_steps.sampled_log_likelihood
+    monkeypatch.setattr(training_steps, "sampled_log_likelihood", lambda *a, **k: math.nan * original(*a, **k))
+    steps.take(5, 0.01)
+    with pytest.raises(TrainingError, match="nan at step 5"):
+        steps.drain()

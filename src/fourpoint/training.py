@@ -28,8 +28,10 @@ import torch
 from torch import nn
 
 from fourpoint.events import Dataset
-from fourpoint.likelihood import CONVENTIONS, Convention, sampled_log_likelihood
+from fourpoint.likelihood import CONVENTIONS, Convention
+from fourpoint.training_cuda import CapturedSteps
 from fourpoint.training_run import Fit, Recipe, Run, TrainingError
+from fourpoint.training_steps import Steps
 
 VALIDATIONS = 40  # in a run whose recipe leaves it open, or in a time budget
 NETWORK_PACE = 0.03
@@ -113,15 +115,15 @@ def fit(
     if hasattr(model, "maximum_likelihood"):
         return run.maximise()
     model.to(place)
-    optimiser = run.optimiser = torch.optim.AdamW(_groups(model, recipe), betas=(0.9, 0.99), fused=True)
+    optimiser = run.optimiser = torch.optim.AdamW(_groups(model, recipe), betas=(0.9, 0.99), fused=True, capturable=place.type == "cuda")
     step = run.load() if resume else 0
     if hasattr(model, "rehearse"):
         model.rehearse()
     run.begin_mean()
+    taker = (CapturedSteps if CapturedSteps.able(run, place) else Steps)(run, optimiser, recipe, convention)
     warmup = max(1, min(recipe.warmup, recipe.steps // 10))
     began = time.monotonic() - (run.fit.history[-1]["seconds"] if run.fit.history else 0.0)
     with _bar(progress, recipe.steps) as bar:
-        losses: list[float] = []
         seen, clock, pause = 0, time.monotonic(), time_budget / VALIDATIONS if time_budget else math.inf
         while step < recipe.steps:
             share = max(step / recipe.steps, (time.monotonic() - began) / time_budget if time_budget else 0.0)
@@ -129,59 +131,26 @@ def fit(
                 run.fit.stopped = "time budget" if share >= 1 else "no better validation"
                 break
             rate = recipe.learning_rate * min(1.0, (step + 1) / warmup) * 0.5 * (1 + math.cos(math.pi * share))
-            for group in optimiser.param_groups:
-                group["lr"] = rate * group["pace"]
-            rows = run.rows(step)
-            losses.append(_step(model, optimiser, train, rows, run.mean_events, recipe, convention, seed, step))
+            taker.take(step, rate)
             run.move_mean(step)
-            seen += int(train.lengths[rows].sum())
+            seen += int(train.lengths[run.rows(step)].sum())
             step += 1
             now = time.monotonic()
             over = step == recipe.steps or (time_budget is not None and now - began >= time_budget)
             if step % recipe.validate_every == 0 or over or now - clock >= pause:
+                losses, now = taker.drain(), time.monotonic()
                 speed = seen / max(1e-9, now - clock)
                 row = dict(
                     step=step, epoch=step / run.per_epoch, seconds=time.monotonic() - began, events_per_second=speed, learning_rate=rate
                 )
                 run.validate(row, -float(np.mean(losses)))
                 bar(step, row)
-                losses, seen, clock = [], 0, time.monotonic()
+                seen, clock = 0, time.monotonic()
                 pause = max(pause, 3 * (clock - now))  # most of a budget is for training
             else:
                 bar(step, None)
+    run.fit.notes += taker.close()
     return run.finish(step)
-
-
-def _step(
-    model: Any,
-    optimiser: torch.optim.Optimizer,
-    train: Dataset,
-    rows: np.ndarray,
-    mean_events: float,
-    recipe: Recipe,
-    convention: Convention,
-    seed: int,
-    step: int,
-) -> float:
-    """One step of the optimiser; returns the loss in nats per event."""
-    random = torch.Generator().manual_seed(seed * 1_000_003 + step)
-    weights = [p for group in optimiser.param_groups for p in group["params"]]
-    model.train()
-    if hasattr(model, "redraw"):
-        model.redraw(random)
-    batch = train.batch(rows).to(weights[0].device)
-    loss = -sampled_log_likelihood(model, batch, recipe.nodes, random, convention=convention).sum() / (mean_events * len(rows))
-    for p in weights:
-        p.grad = None
-    loss.backward()
-    norm = nn.utils.get_total_norm([p.grad for p in weights if p.grad is not None])
-    value, size = loss.item(), norm.item()
-    if not (math.isfinite(value) and math.isfinite(size)):
-        raise _not_finite(model, train, rows, value, step)
-    if size > recipe.clip:
-        nn.utils.clip_grads_with_norm_(weights, recipe.clip, norm)
-    optimiser.step()
-    return value
 
 
 def _in_full(recipe: Recipe, train: Dataset, seed: int) -> Recipe:
@@ -229,17 +198,6 @@ def _check_fit(model: Any, train: Dataset, dev: Dataset | None, recipe: Recipe, 
     if recipe.steps < 1 or recipe.batch_size < 1 or (time_budget is not None and time_budget <= 0):
         received = f"{recipe.steps}, {recipe.batch_size}, {time_budget}"
         raise TrainingError("positive steps, batch_size and time_budget", received, "Raise them above 0.")
-
-
-def _not_finite(model: nn.Module, train: Dataset, rows: np.ndarray, loss: float, step: int) -> TrainingError:
-    culprit = next((n for n, p in model.named_parameters() if p.grad is not None and not bool(torch.isfinite(p.grad).all())), None)
-    where = f"the gradient of {culprit} is not finite" if culprit else "all gradients are finite"
-    ids = ", ".join(train.ids[i] for i in rows[:5])
-    return TrainingError(
-        "a finite loss",
-        f"{loss} at step {step} on sequences {ids}{', ...' if len(rows) > 5 else ''}; {where}",
-        "Lower learning_rate, use link='softplus', or look at those sequences; the best model so far is kept.",
-    )
 
 
 @contextmanager

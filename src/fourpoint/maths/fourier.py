@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 import torch
@@ -166,7 +166,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"tanh": torch.tanh, "softp
 
 def independent_noise(heads: int, features: int, dimension: int, random: torch.Generator) -> Float[Tensor, "K D q"]:
     """z_j ~ N(0, I), independent, as in the paper."""
-    return torch.randn(heads, features, dimension, generator=random)
+    return torch.randn(heads, features, dimension, generator=random, device=random.device)
 
 
 def even_noise(heads: int, features: int, dimension: int, random: torch.Generator) -> Float[Tensor, "K D q"]:
@@ -174,10 +174,15 @@ def even_noise(heads: int, features: int, dimension: int, random: torch.Generato
 
     Every point alone is exactly normal, so the kernel's estimate is unbiased; its error falls nearly as 1/D.
     """
-    points = torch.quasirandom.SobolEngine(dimension).draw(features, dtype=torch.float64)
-    shift = torch.rand(heads, 1, dimension, generator=random, dtype=torch.float64)
+    points = _sobol(dimension, features, str(random.device))
+    shift = torch.rand(heads, 1, dimension, generator=random, dtype=torch.float64, device=random.device)
     inside = ((points + shift) % 1.0) * (1 - 2e-9) + 1e-9
     return torch.special.ndtri(inside).to(torch.get_default_dtype())
+
+
+@lru_cache(maxsize=32)
+def _sobol(dimension: int, features: int, device: str) -> Float[Tensor, "D q"]:
+    return torch.quasirandom.SobolEngine(dimension).draw(features, dtype=torch.float64).to(device)
 
 
 def fixed_noise(features: int, dimension: int, seed: int) -> Float[Tensor, "D q"]:

@@ -21,6 +21,7 @@ import copy
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from importlib.util import find_spec
 from typing import Any, Literal
 
 import numpy as np
@@ -30,6 +31,7 @@ from torch import Tensor, nn
 
 from fourpoint.events import Batch, Dataset, MarkSpace, UserError
 from fourpoint.maths import attention, bounds, fourier
+from fourpoint.maths.lookup import looked_up
 from fourpoint.maths.scores import scores
 from fourpoint.models import protocol
 from fourpoint.models.choices import check_choices
@@ -45,6 +47,7 @@ from fourpoint.models.rate import Rate
 EFFECT_ERROR = 0.005  # how far the evaluation's features may move what one past event adds inside the link
 SIZES = (128, 256, 512, 1024)  # numbers of evaluation features tried, in order, against REFERENCE
 REFERENCE = 8192
+MOST_FEATURES, MOST_MARKS, BLOCK = 128, 16, 2048  # of a step that is one kernel on a CUDA device
 
 
 class DAPP(nn.Module):
@@ -317,7 +320,7 @@ class DAPP(nn.Module):
         history = DAPPHistory(times, start, batch.lengths, parts, None, past_of(batch.times, batch.marks, values))
         if self._settings["keep"] is not None:
             return select(self, history, batch, None if before is None else have(before.memory))
-        if not self.scanned:
+        if not self.scanned or (before is None and self._at_once(batch)):
             return history
         driven = attention.drive(spectrum_of(parts), batch.marks, self._channels(values), batch.valid)
         return self._scan(history, driven, None if before is None else have(before.state)[:, -1])
@@ -384,6 +387,8 @@ class DAPP(nn.Module):
     ) -> Float[Tensor, "B G Q K M"]:
         """A_k at ``times``, before the read-out."""
         B, G, _ = times.shape
+        if history.state is None and self.scanned:
+            return self._attend_at_once(history, times)
         if history.state is None:
             index = torch.arange(G, device=times.device).expand(B, G) if seen is None else seen
             past = have(history.past)
@@ -398,6 +403,21 @@ class DAPP(nn.Module):
         lag = ((times - anchor[:, :, None]) / self.time_scale).to(self.readout)
         sums = attention.read(spectrum_of(history.parts), state, lag)
         return sums[..., 0] if self._settings["normalise"] == "none" else attention.divide(sums[..., 0], sums[..., 1])
+
+    def _at_once(self, batch: Batch) -> bool:
+        """Whether scan and read-out are one kernel (`maths.attention_cuda`): for the steps of training on a CUDA device."""
+        K, D, M = len(self.readout), self._settings["features"], self.marks.count
+        fits = D <= MOST_FEATURES and M <= MOST_MARKS and K > 0 and batch.times.shape[1] <= BLOCK
+        there = batch.times.is_cuda and self.training and torch.is_grad_enabled() and self.readout.dtype == torch.float32
+        return there and fits and self._settings["normalise"] == "none" and find_spec("triton") is not None
+
+    def _attend_at_once(self, history: DAPPHistory, times: Float[Tensor, "B G Q"]) -> Float[Tensor, "B G Q K M"]:
+        from fourpoint.maths.attention_cuda import attended
+
+        s, past = spectrum_of(history.parts), have(history.past)
+        lags = ((times - history.times[..., None]) / self.time_scale).to(self.readout)
+        decay = torch.zeros_like(s.frequency) if s.decay is None else s.decay
+        return attended(s.frequency, decay, s.shift, s.weight, lags, self._gaps(history.times), past.values, past.marks[..., 0])
 
     def intensity(self, history: DAPPHistory, times: Float[Tensor, "B Q"]) -> Float[Tensor, "B Q M"]:
         """lambda per mark at any times, in events per unit of the user's time."""
@@ -474,9 +494,9 @@ class DAPP(nn.Module):
             weight = nn.functional.softplus(weight)
         weight = self.gain[:, None] * weight
         if s["values"] == "mark":
-            return weight.T[marks]
+            return looked_up(weight.T, marks)
         value = elapsed.to(weight)[..., None] * weight[:, 0]
-        return value if s["values"] == "linear" and M == 1 else value + weight[:, 1:].T[marks]
+        return value if s["values"] == "linear" and M == 1 else value + looked_up(weight[:, 1:].T, marks)
 
     def _readout(self) -> Float[Tensor, "K M"]:
         """r_km, how much each mark heeds each head; never negative where the link is the identity, as the rate must not be."""

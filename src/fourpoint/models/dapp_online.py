@@ -71,7 +71,7 @@ def _scan_without(model: DAPP, history: DAPPHistory, batch: Batch, memory: Memor
     spectrum = spectrum_of(history.parts)
     K, first = len(model.readout), memory.times.shape[1]
     driven = attention.drive(spectrum, batch.marks, model._channels(past.values[:, first:]), batch.valid)
-    if bool((gone >= 0).any()):
+    if gone.is_cuda or bool((gone >= 0).any()):  # a device is not asked: that would cost more than what it might save
         old = gone.clamp(min=0)
         times, marks, values = (x.expand(-1, -1, K).gather(1, old) for x in (past.times, past.marks, past.values))
         lag = ((batch.times[..., None] - times) / model.time_scale).to(model.readout)

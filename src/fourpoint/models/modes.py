@@ -80,7 +80,7 @@ class Modes(nn.Module):
         """Draw the noise of the next minibatch."""
         draw = fourier.even_noise if self.even else fourier.independent_noise
         noise = draw(self.heads, self.features, self.dimension, random)
-        phase = 2 * math.pi * torch.rand(self.heads, self.features, generator=random)
+        phase = 2 * math.pi * torch.rand(self.heads, self.features, generator=random, device=random.device)
         self._drawn = (noise.to(self.time_key), phase.to(self.time_key))
 
     def store(self, features: int) -> None:

@@ -86,6 +86,7 @@ class NHP(nn.Module):
         self.marks = protocol.space_without_places(marks, "nhp")
         self._settings: dict[str, Any] = dict(hidden=hidden, embedding=embedding, dropout=dropout, seed=seed)
         self._draw = seed
+        self._random: torch.Generator | None = None
         M, random, narrow = self.marks.count, torch.Generator().manual_seed(seed), 1 / math.sqrt(embedding + hidden)
         self.embedding = nn.Parameter(torch.randn(M, embedding, generator=random))
         self.input = nn.Parameter(narrow * torch.randn(embedding, 7 * hidden, generator=random))
@@ -112,7 +113,8 @@ class NHP(nn.Module):
 
     def redraw(self, random: torch.Generator) -> None:
         """Choose anew which cells are silent in which sequence of the next batch."""
-        self._draw = int(torch.randint(2**62, (), generator=random))
+        self._random = random if random.device.type == "cuda" else None
+        self._draw = self._draw if self._random else int(torch.randint(2**62, (), generator=random))
 
     # ------------------------------------------------------------------ the verbs
 
@@ -190,7 +192,8 @@ class NHP(nn.Module):
         share, shape = self._settings["dropout"], (sequences, self._settings["hidden"])
         if not (self.training and share):
             return self.bias.new_ones(shape)
-        kept = torch.rand(shape, generator=torch.Generator().manual_seed(self._draw)) >= share
+        random = self._random or torch.Generator().manual_seed(self._draw)
+        kept = torch.rand(shape, generator=random, device=random.device) >= share
         return kept.to(self.bias) / (1 - share)
 
     def _first(self, heard: Float[Tensor, "B H"]) -> Float[Tensor, "B H4"]:

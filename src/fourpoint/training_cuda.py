@@ -1,0 +1,171 @@
+"""Steps on a CUDA device without a word from the host: the data lie there, and a step is one graph.
+
+Sequences are padded on the device to a few lengths and numbers of rows. The first step of a shape runs as it is, which makes ready what is
+made once; the second is recorded as a CUDA graph, from the padding to the optimiser; all later ones replay it. The host names the
+sequences, the learning rate and the seed of a step in two small copies and goes on. Losses stay on the device until a validation asks for
+them, so a loss that is not finite is noticed there, with its step.
+
+A model whose step cannot be recorded (it asks the host for a number) is trained step by step instead, and the fit's notes say why.
+Used by `training`; `training_steps` is the plain version.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fourpoint.batches import Batch
+from fourpoint.events import Dataset
+from fourpoint.likelihood import BLOCK, Convention
+from fourpoint.training_run import Recipe, Run
+from fourpoint.training_steps import Steps
+
+KEPT = 4096  # losses held on the device
+AHEAD = 64  # steps that the host may be ahead of the device
+
+
+class Resident:
+    """A data set on a device, and one empty sequence behind its last."""
+
+    def __init__(self, data: Dataset, device: torch.device) -> None:
+        if data.places is not None:
+            raise ValueError("expected events without places, received some with: their steps are taken in the plain way")
+        begin, end = data.starts[:1], np.zeros(1, dtype=np.int64)
+        self.times, self.marks = (torch.from_numpy(x.copy()).to(device) for x in (_some(data.times), _some(data.mark_ids)))
+        arrays = ((data.offsets[:-1], end), (data.lengths, end), (data.starts, begin), (data.stops, begin))
+        self.offsets, self.lengths, self.starts, self.stops = (torch.from_numpy(np.concatenate(pair)).to(device) for pair in arrays)
+
+    def batch(self, rows: Tensor, room: int) -> Batch:
+        """The sequences at ``rows``, padded to ``room`` events."""
+        column = torch.arange(room, device=rows.device)
+        valid = column < self.lengths[rows][:, None]
+        flat = torch.where(valid, self.offsets[rows][:, None] + column, 0)
+        return Batch(self.times[flat], self.marks[flat], valid, self.starts[rows], self.stops[rows])
+
+
+@dataclass(eq=False)
+class Shape:
+    """Steps of one shape: which sequences, and the graph once there is one."""
+
+    rows: Tensor
+    room: int
+    graph: torch.cuda.CUDAGraph | None = None
+    warm: bool = False
+
+
+class CapturedSteps(Steps):
+    """Steps of ``run`` as CUDA graphs; :meth:`able` says whether its data allow that."""
+
+    @staticmethod
+    def able(run: Run, device: torch.device) -> bool:
+        """Sequences that are not cut into blocks, without places, on a CUDA device."""
+        return device.type == "cuda" and run.train.places is None and int(run.train.lengths.max(initial=0)) <= BLOCK
+
+    def __init__(self, run: Run, optimiser: torch.optim.Optimizer, recipe: Recipe, convention: Convention) -> None:
+        super().__init__(run, optimiser, recipe, convention)
+        device = self.weights[0].device
+        self.data, self.random = Resident(run.train, device), torch.Generator(device)
+        self.inputs = torch.ones(1 + len(optimiser.param_groups), device=device)  # events of the batch, and learning rates
+        for i, group in enumerate(optimiser.param_groups):
+            group["lr"] = self.inputs[1 + i]
+        self.shapes: dict[tuple[int, int], Shape] = {}
+        self.cursor, self.kept = torch.zeros(1, dtype=torch.int64, device=device), torch.zeros(KEPT, 2, device=device)
+        self.first, self.taken = 0, 0
+        self.why = "" if device.type == "cuda" else f"{device} has none"
+        self.fences = [torch.cuda.Event() for _ in range(2)] if device.type == "cuda" else []
+
+    def take(self, step: int, rate: float) -> None:
+        """The same, without waiting for it."""
+        if self.taken == KEPT:
+            self._read()
+        self.first = self.first if self.taken else step
+        rows = self.run.rows(step)
+        shape = self._shape(rows)
+        padded = np.full(len(shape.rows), len(self.run.train))
+        padded[: len(rows)] = rows
+        shape.rows.copy_(torch.from_numpy(padded), non_blocking=True)
+        rates = [rate * group["pace"] for group in self.optimiser.param_groups]
+        self.inputs.copy_(torch.tensor([self.run.mean_events * len(rows), *rates]), non_blocking=True)
+        self.seeded(self.random, step)
+        if shape.warm and shape.graph is None and not self.why:
+            self._record(shape, step)
+        if shape.graph is None:
+            self._work(shape)
+        else:
+            shape.graph.replay()
+        shape.warm, self.taken = True, self.taken + 1
+        if self.taken % AHEAD == 0 and self.fences:
+            self.fences[0].synchronize()
+            self.fences.reverse()
+            self.fences[0].record()
+
+    def drain(self) -> list[float]:
+        """The losses since the last call; waits for the device. Raises `TrainingError` where one is not finite."""
+        self._read()
+        return super().drain()
+
+    def close(self) -> list[str]:
+        self.shapes.clear()
+        if hasattr(self.model, "redraw"):
+            self.model.redraw(self.seeded(torch.Generator(), 0))
+        return [f"steps were not recorded as CUDA graphs: {self.why}"] if self.why else []
+
+    def _shape(self, rows: np.ndarray) -> Shape:
+        room = rounded(int(self.run.train.lengths[rows].max(initial=1)))
+        size = min(self.recipe.batch_size, 1 << max(0, len(rows) - 1).bit_length())
+        if (size, room) not in self.shapes:
+            self.shapes[size, room] = Shape(torch.zeros(size, dtype=torch.int64, device=self.inputs.device), room)
+        return self.shapes[size, room]
+
+    def _record(self, shape: Shape, step: int) -> None:
+        pool = next((other.graph.pool() for other in self.shapes.values() if other.graph is not None), None)
+        torch.cuda.empty_cache()  # what the first step held is of no use to a graph, whose memory is its own
+        graph = torch.cuda.CUDAGraph()
+        graph.register_generator_state(self.random)
+        for p in self.weights:
+            p.grad = None
+        try:
+            with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+                self._work(shape)
+            shape.graph = graph
+        except RuntimeError as error:
+            torch.cuda.synchronize()
+            self.why = str(error).splitlines()[0]
+            self.random = self.seeded(torch.Generator(self.inputs.device), step)  # the old one waits for a recording that has failed
+
+    def _work(self, shape: Shape) -> None:
+        """One step, from rows to weights; nothing in it waits."""
+        loss, norm = self._slopes(self.data.batch(shape.rows, shape.room), self.random, self.inputs[0])
+        nn.utils.clip_grads_with_norm_(self.weights, self.recipe.clip, norm)
+        self.optimiser.step()
+        self.kept.index_copy_(0, self.cursor, torch.stack([loss.float(), norm.float()])[None])
+        self.cursor.add_(1).remainder_(KEPT)
+
+    def _read(self) -> None:
+        """Take the losses off the device."""
+        found = self.kept[: self.taken].tolist()
+        self.cursor.zero_()
+        for i, (loss, norm) in enumerate(found):
+            if not (math.isfinite(loss) and math.isfinite(norm)):
+                raise self.not_finite(self.first + i, loss)
+        self.losses += [loss for loss, _ in found]
+        self.taken = 0
+
+
+def rounded(length: int) -> int:
+    """The room for sequences of up to ``length`` events: a multiple of an eighth of the power of two below, 4 at least.
+
+    >>> [rounded(n) for n in (1, 38, 101, 500)]
+    [4, 40, 104, 512]
+    """
+    unit = max(4, 1 << max(0, length.bit_length() - 4))
+    return -(-length // unit) * unit
+
+
+def _some(array: np.ndarray) -> np.ndarray:
+    """The array, or one number where it is empty, since something must be there to be looked up."""
+    return array if len(array) else np.zeros(1, dtype=array.dtype)

@@ -1,0 +1,81 @@
+"""Optimiser steps, one after the other: the plain way, on any device.
+
+A step takes the sequences that the run names for it, redraws what the model draws, and moves the weights by the gradient of the sampled
+log-likelihood, clipped in norm. All randomness of step s comes from (seed, s) alone. `training_cuda` does the same without a word from
+the host. Used by `training`.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fourpoint.batches import Batch
+from fourpoint.likelihood import Convention, sampled_log_likelihood
+from fourpoint.training_run import Recipe, Run, TrainingError
+
+
+class Steps:
+    """Steps of ``run``, each seen through before the next begins."""
+
+    def __init__(self, run: Run, optimiser: torch.optim.Optimizer, recipe: Recipe, convention: Convention) -> None:
+        self.run, self.optimiser, self.recipe, self.convention = run, optimiser, recipe, convention
+        self.model: Any = run.model
+        self.weights = [p for group in optimiser.param_groups for p in group["params"]]
+        self.losses: list[float] = []
+
+    def take(self, step: int, rate: float) -> None:
+        """Step number ``step`` at the learning rate ``rate``. Raises :class:`TrainingError` where the loss is not finite."""
+        for group in self.optimiser.param_groups:
+            group["lr"] = rate * group["pace"]
+        rows = self.run.rows(step)
+        batch = self.run.train.batch(rows).to(self.weights[0].device)
+        loss, norm = self._slopes(batch, self.seeded(torch.Generator(), step), self.run.mean_events * len(rows))
+        value, size = loss.item(), norm.item()
+        if not (math.isfinite(value) and math.isfinite(size)):
+            raise self.not_finite(step, value)
+        if size > self.recipe.clip:
+            nn.utils.clip_grads_with_norm_(self.weights, self.recipe.clip, norm)
+        self.optimiser.step()
+        self.losses.append(value)
+
+    def drain(self) -> list[float]:
+        """The losses since the last call, in nats per event."""
+        found, self.losses = self.losses, []
+        return found
+
+    def close(self) -> list[str]:
+        """Let go of what only training needs; remarks for the user."""
+        return []
+
+    def seeded(self, random: torch.Generator, step: int) -> torch.Generator:
+        """The source of all randomness of a step."""
+        return random.manual_seed(self.run.seed * 1_000_003 + step)
+
+    def _slopes(self, batch: Batch, random: torch.Generator, events: float | Tensor) -> tuple[Tensor, Tensor]:
+        """The loss over the expected number of ``events``, its gradient in the weights, and that gradient's norm."""
+        self.model.train()
+        if hasattr(self.model, "redraw"):
+            self.model.redraw(random)
+        loss = -sampled_log_likelihood(self.model, batch, self.recipe.nodes, random, convention=self.convention).sum() / events
+        for p in self.weights:
+            p.grad = None
+        loss.backward()
+        return loss.detach(), nn.utils.get_total_norm([p.grad for p in self.weights if p.grad is not None])
+
+    def not_finite(self, step: int, loss: float) -> TrainingError:
+        """What went wrong at ``step``, with the sequences and the parameter."""
+        rows, train = self.run.rows(step), self.run.train
+        broken = (n for n, p in self.model.named_parameters() if p.grad is not None and not bool(torch.isfinite(p.grad).all()))
+        culprit = next(broken, None)
+        where = f"the gradient of {culprit} is not finite" if culprit else "all gradients are finite"
+        ids = ", ".join(train.ids[i] for i in np.asarray(rows)[:5])
+        return TrainingError(
+            "a finite loss",
+            f"{loss} at step {step} on sequences {ids}{', ...' if len(rows) > 5 else ''}; {where}",
+            "Lower learning_rate, use link='softplus', or look at those sequences; the best model so far is kept.",
+        )
