@@ -146,4 +146,4 @@ def test_no_rhythm_in_poisson_data_and_none_without_events() -> None:
 @pytest.mark.parametrize("settings", [dict(width=0), dict(dropout=1.0), dict(rhythms=-1), dict(form="quick")])
 def test_bad_settings_are_refused(settings: dict[str, object]) -> None:
     with pytest.raises(UserError, match="expected"):
-        DeepDAPP(**settings)  # type: ignore[arg-type]
+        DeepDAPP(**settings)

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import math
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from pretended import second_device
 
 from fourpoint.data.synthetic import PROCESSES, process, simulate
-from fourpoint.evaluation import MIDPOINTS, Report, evaluate
+from fourpoint.evaluation import MIDPOINTS, Report, device_of, evaluate, intensity
 from fourpoint.events import Dataset, Sequence, UserError
+from fourpoint.goodness import goodness_of_fit
 from fourpoint.likelihood import log_likelihood
-from fourpoint.models import DAPP, Hawkes, Poisson
+from fourpoint.models import DAPP, MODELS, Hawkes, Poisson
+from fourpoint.reproduce.claims import first_matters
+from fourpoint.reproduce.tabled import tabled
 
 PLAIN = ["events", "sequences", "convention", "log_likelihood_per_event", "log_likelihood_per_sequence", "integral_error"]
 TRUTH = ["oracle_log_likelihood_per_event", "regret_per_event", "intensity_mse", "intensity_variance"]
@@ -113,3 +119,35 @@ def test_a_report_prints_as_a_table() -> None:
     for words in ("window (everything)", "gaps (events 2..N)", "log likelihood per event", "integral error", "regret per event"):
         assert words in text
     assert f"{report.to_dict()['log_likelihood_per_event']:.4f}" in text
+
+
+@pytest.mark.parametrize("name", [name for name in MODELS if name not in ("hawkes", "hawkes-places", "dapp-places")])
+def test_a_model_on_another_device_is_scored_there(name: str) -> None:
+    """The same numbers as on the CPU; a tensor made on the wrong device would be an error (see `pretended`)."""
+    data = simulate("hawkes", 3, seed=6) if name == "self-correcting" else first_matters(3, 3, seed=6)
+    sizes: dict[str, Any] = dict(generator=(8, 8)) if name.endswith(("-dot", "-nn")) else dict(eval_features=16) if "dapp" in name else {}
+    if name == "deep-dapp":
+        sizes = dict(layers=1)
+    model, truth = MODELS[name](data.marks, **sizes).eval(), Poisson(data.marks)
+    model.initialise(data)
+    here = evaluate(tabled(model, 1.0), data, truth=truth, tolerance=1e-2).to_dict()
+    with second_device() as device:
+        there = copy.deepcopy(model).to(device)
+        assert device_of(there).type == device
+        found = evaluate(tabled(there, 1.0), data, truth=truth, tolerance=1e-2).to_dict()
+        rates = intensity(there, data[0], [0.5])
+        verdict = goodness_of_fit(there, data).total
+    assert found.pop("convention") == here.pop("convention") and found == pytest.approx(here, rel=1e-12)
+    assert rates == pytest.approx(intensity(model, data[0], [0.5])) and verdict.ks == pytest.approx(goodness_of_fit(model, data).total.ks)
+
+
+def test_the_second_device_refuses_what_a_gpu_refuses() -> None:
+    with second_device() as device:
+        there = torch.arange(3.0).to(device)
+        with pytest.raises(RuntimeError, match="is on the CPU"):
+            there + torch.ones(3)
+        with pytest.raises(RuntimeError, match="is on the CPU"):
+            torch.cat([there, torch.ones(1)])
+        with pytest.raises(RuntimeError):
+            there.numpy()
+        assert (there + torch.tensor(1.0)).cpu().tolist() == [1.0, 2.0, 3.0] and there[torch.tensor([2])].device.type == device

@@ -163,7 +163,7 @@ def test_a_rerun_fills_only_what_is_missing(tmp_path: Path, monkeypatch: pytest.
 
     def counted(cell: Cell, *rest: object) -> Record:
         ran.append(cell.id)
-        return true_work(cell, *rest)  # type: ignore[arg-type]
+        return true_work(cell, *rest)
 
     monkeypatch.setattr(commands, "fit_cell", counted)
     second = reproduce("table1", options=chosen)
@@ -179,7 +179,7 @@ def test_a_cell_that_fails_is_shown_with_its_reason_and_tried_again(tmp_path: Pa
     def diverges(cell: Cell, *rest: object) -> Record:
         if cell.data == "nonhomogeneous1":
             raise ArithmeticError("the loss is not finite at step 7")
-        return true_work(cell, *rest)  # type: ignore[arg-type]
+        return true_work(cell, *rest)
 
     with monkeypatch.context() as patch:
         patch.setattr(commands, "fit_cell", diverges)
@@ -200,7 +200,7 @@ def test_a_run_that_is_stopped_leaves_whole_records_and_goes_on(tmp_path: Path, 
         seen.append(cell.id)
         if len(seen) == 3:
             raise KeyboardInterrupt
-        return true_work(cell, *rest)  # type: ignore[arg-type]
+        return true_work(cell, *rest)
 
     with monkeypatch.context() as patch:
         patch.setattr(commands, "fit_cell", stopped)

@@ -74,6 +74,8 @@ def test_long_cells_go_first_and_none_that_cannot_end_is_begun() -> None:
     run_cells(cells, lambda cell: {}, lambda cell, outcome: begun.append(cell), jobs=0, progress=False)
     assert [cell.model for cell in begun] == ["odapp-paper-nn"] * 2 + ["rmtpp"] * 2 + ["poisson"] * 2
     pace = Pace()
+    run_cells([Cell("fit", "nhp", "absent", 0)], work, lambda cell, outcome: None, jobs=0, progress=False, pace=pace)
+    assert pace.seconds(cells[2]) == 0  # one without data says nothing
     pace.learn(cells[2], 100.0)
     left = run_cells(cells, lambda cell: {}, lambda cell, outcome: None, jobs=0, progress=False, until=time.monotonic() + 60, pace=pace)
     assert [cell.model for cell in left] == ["odapp-paper-nn"] * 2

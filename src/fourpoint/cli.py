@@ -327,9 +327,10 @@ def reproduce(
     real: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder of the real data sets, as Parquet files.")] = None,
     only: Annotated[list[str] | None, typer.Option(metavar="PATTERN", help="Models or data, or MODEL/DATA, with *; ! leaves out.")] = None,
     jobs: Annotated[int | None, typer.Option(help="Processes, one thread each; one per core by default, 0 runs in this one.")] = None,
-    device: Annotated[str, typer.Option(help="Where models are trained: cpu or cuda.")] = "cpu",
+    device: Annotated[str, typer.Option(help="Where models are trained and scored: cpu or cuda.")] = "cpu",
     fresh: Annotated[bool, typer.Option("--fresh", help="Run again what is there already; by default only what is missing.")] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Run only what is missing: the default.")] = False,
+    time_limit: Annotated[float | None, typer.Option(metavar="SECONDS", help="Stop by then; the next run fills what is missing.")] = None,
 ) -> None:
     """Reproduce the paper's tables, figures and propositions, cell by cell; a rerun fills what is missing."""
     from fourpoint.reproduce.commands import Options, reproduce as run_all
@@ -338,7 +339,7 @@ def reproduce(
     check_applies("a run that starts over with --fresh", "--resume", not (fresh and resume))
     name = "quick" if quick else "full"
     count = (1 if quick else 3) if seeds is None else seeds
-    options = Options(name, count, output, real, tuple(only or ()), cores() if jobs is None else jobs, device, fresh)
+    options = Options(name, count, output, real, tuple(only or ()), cores() if jobs is None else jobs, device, fresh, time_limit=time_limit)
     run_all(what, figure, options, shlex.join(["fourpoint", *sys.argv[1:]]))
 
 

@@ -16,18 +16,20 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from jaxtyping import Float
 from numpy.typing import ArrayLike, NDArray
-from torch import nn
+from torch import Tensor, nn
 
-from fourpoint.events import Dataset, Sequence, UserError
+from fourpoint.events import Batch, Dataset, Sequence, UserError
 from fourpoint.likelihood import CONVENTIONS, Convention, LogLikelihood, log_likelihoods
+from fourpoint.printing import as_text
 from fourpoint.sampling import check_box, still
 
 if TYPE_CHECKING:
     from rich.table import Table
 
 MIDPOINTS = 200
-BATCH = 64
+BATCH, LARGE = 64, 128  # sequences scored at once, on a CPU and on other devices
 
 
 @dataclass(frozen=True)
@@ -85,12 +87,7 @@ class Report:
         return table
 
     def __str__(self) -> str:
-        from rich.console import Console
-
-        console = Console(width=100)
-        with console.capture() as capture:
-            console.print(self)
-        return capture.get().rstrip()
+        return as_text(self)
 
 
 def evaluate(model: nn.Module, data: Dataset, *, truth: Any = None, tolerance: float = 1e-4) -> Report:
@@ -100,7 +97,8 @@ def evaluate(model: nn.Module, data: Dataset, *, truth: Any = None, tolerance: f
         truth: the process that made the data: a name of `data.synthetic.PROCESSES`, or a model with its parameters.
         tolerance: of the integrals, in nats per event.
 
-    Raises :class:`UserError` where the mark spaces differ, `Unconverged` where an integral does not settle.
+    A model on another device is scored there, and so is a truth given as a model. Raises :class:`UserError` where the mark spaces
+    differ, `Unconverged` where an integral does not settle.
 
     >>> from fourpoint.data.synthetic import simulate
     >>> from fourpoint.models.hawkes import Hawkes
@@ -125,16 +123,33 @@ def intensity(model: Any, sequence: Sequence, times: ArrayLike) -> NDArray[np.fl
     >>> intensity(model, Sequence([1.0], start=0.0, stop=3.0), [0.5, 1.0, 1.5]).round(4).tolist()
     [[1.0], [1.0], [1.3679]]
     """
-    batch = sequence.batch()
-    asked = torch.as_tensor(np.asarray(times, dtype=np.float64).reshape(1, -1))
+    place = device_of(model)
+    batch = sequence.batch().to(place)
+    asked = torch.as_tensor(np.asarray(times, dtype=np.float64).reshape(1, -1)).to(place)
     with still(model):
-        return np.asarray(model.intensity(model.encode(batch), asked)[0].double().numpy())
+        return np.asarray(model.intensity(model.encode(batch), asked)[0].double().cpu().numpy())
 
 
 def score(model: nn.Module, data: Dataset, *, tolerance: float = 1e-4) -> dict[str, Score]:
-    """The summed log-likelihood of ``data`` under each convention."""
-    found = [log_likelihoods(model, data.batch(rows), tolerance=tolerance) for rows in data.batches(BATCH)]
+    """The summed log-likelihood of ``data`` under each convention, computed on the model's device."""
+    place = device_of(model)
+    found = [log_likelihoods(model, data.batch(rows).to(place), tolerance=tolerance) for rows in data.batches(_together(place))]
     return {name: _total([one[name] for one in found]) for name in CONVENTIONS}
+
+
+def device_of(model: nn.Module) -> torch.device:
+    """Where ``model`` computes: the device of its weights, and the CPU for one without any.
+
+    >>> from fourpoint.models.hawkes import Hawkes
+    >>> device_of(Hawkes())
+    device(type='cpu')
+    """
+    return next((x.device for part in (model.parameters(), model.buffers()) for x in part), torch.device("cpu"))
+
+
+def _together(place: torch.device) -> int:
+    """Sequences in a batch: more where small kernels leave a device idle."""
+    return BATCH if place.type == "cpu" else LARGE
 
 
 def _total(parts: list[LogLikelihood]) -> Score:
@@ -154,15 +169,20 @@ def check_marks(model: Any, data: Dataset) -> None:
 @torch.no_grad()
 def _intensity_error(model: Any, oracle: Any, data: Dataset) -> tuple[float, float]:
     """MSE of the total intensity and variance of the true one, over midpoints of the windows."""
-    share = (torch.arange(MIDPOINTS, dtype=torch.float64) + 0.5) / MIDPOINTS
     errors, truths = [], []
-    for rows in data.batches(BATCH):
-        batch = data.batch(rows)
-        times = batch.start[:, None] + share * (batch.stop - batch.start)[:, None]
-        true = oracle.intensity(oracle.encode(batch), times).sum(-1).double()
-        errors.append((model.intensity(model.encode(batch), times).sum(-1).double() - true) ** 2)
+    for rows in data.batches(_together(device_of(model))):
+        found, true = (_at_midpoints(one, data.batch(rows)) for one in (model, oracle))
+        errors.append((found - true) ** 2)
         truths.append(true)
     return float(torch.cat(errors).mean()), float(torch.cat(truths).var(correction=0))
+
+
+def _at_midpoints(model: Any, batch: Batch) -> Float[Tensor, "B Q"]:
+    """The total rate at the midpoints of each window, in float64, computed on the model's device."""
+    batch = batch.to(device_of(model))
+    share = (torch.arange(MIDPOINTS, dtype=torch.float64, device=batch.times.device) + 0.5) / MIDPOINTS
+    times = batch.start[:, None] + share * (batch.stop - batch.start)[:, None]
+    return model.intensity(model.encode(batch), times).sum(-1).double().cpu()
 
 
 def _truth(truth: Any) -> Any:

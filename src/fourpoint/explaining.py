@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fourpoint.events import Batch, Sequence, UserError
+from fourpoint.printing import as_text
 from fourpoint.sampling import check_marks, last_rates, remember, still
 
 if TYPE_CHECKING:
@@ -86,12 +87,7 @@ class Explanation:
         return table
 
     def __str__(self) -> str:
-        from rich.console import Console
-
-        console = Console(width=110)
-        with console.capture() as capture:
-            console.print(self)
-        return capture.get().rstrip()
+        return as_text(self, width=110)
 
 
 def explain(model: Any, sequence: Sequence, at: float | None = None) -> Explanation:

@@ -22,6 +22,7 @@ from torch import Tensor
 from fourpoint.events import Batch, Dataset, MarkSpace, Sequence, UserError
 from fourpoint.maths.compensator import Law, next_event_law
 from fourpoint.maths.quadrature import Unconverged
+from fourpoint.printing import as_text
 from fourpoint.sampling import Paths, advance, check_marks, last_rates, remember, select_rows, still
 
 if TYPE_CHECKING:
@@ -159,12 +160,7 @@ class Forecast:
         return table
 
     def __str__(self) -> str:
-        from rich.console import Console
-
-        console = Console(width=110)
-        with console.capture() as capture:
-            console.print(self)
-        return capture.get().rstrip()
+        return as_text(self, width=110)
 
 
 def forecast(

@@ -18,11 +18,13 @@ from jaxtyping import Float, Int
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fourpoint.evaluation import device_of
 from fourpoint.events import Batch, Dataset
 from fourpoint.likelihood import BLOCK
 from fourpoint.maths import rescaling
 from fourpoint.maths.quadrature import Unconverged, gauss_legendre
 from fourpoint.maths.rescaling import Verdict
+from fourpoint.printing import as_text
 from fourpoint.sampling import check_marks, still
 
 if TYPE_CHECKING:
@@ -69,12 +71,7 @@ class Goodness:
         return table
 
     def __str__(self) -> str:
-        from rich.console import Console
-
-        console = Console(width=100)
-        with console.capture() as capture:
-            console.print(self)
-        return capture.get().rstrip()
+        return as_text(self)
 
 
 def goodness_of_fit(model: Any, data: Dataset, *, tolerance: float = 1e-4) -> Goodness:
@@ -94,8 +91,8 @@ def goodness_of_fit(model: Any, data: Dataset, *, tolerance: float = 1e-4) -> Go
     places, totals = np.zeros((data.events, M)), np.zeros((len(data), M))
     with still(model):
         for rows in data.batches(BATCH):
-            batch = data.batch(rows)
-            running = compensators(model, batch, tolerance).cumsum(1).numpy()
+            batch = data.batch(rows).to(device_of(model))
+            running = compensators(model, batch, tolerance).cumsum(1).cpu().numpy()
             for k, s in enumerate(rows):
                 n = int(data.lengths[s])
                 places[data.offsets[s] : data.offsets[s + 1]], totals[s] = running[k, :n], running[k, -1]

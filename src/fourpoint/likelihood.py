@@ -167,6 +167,9 @@ def _terms(
         if block.places is None:
             return _own(model.log_intensity(history, edges[:, 1:, None])[:, :-1, 0], block), integral
         return _at_events(model, history, block), integral
+    if block.places is None and hasattr(model, "log_total_and_own"):
+        logs, own = model.log_total_and_own(history, nodes, edges[:, 1:], block.marks)
+        return own, _mean(logs.exp(), weights) * edges.diff(dim=1).to(logs.dtype)
     if block.places is not None or hasattr(model, "log_total"):
         rates = _total(model, history, nodes)
         return _at_events(model, history, block), _mean(rates, weights) * edges.diff(dim=1).to(rates.dtype)

@@ -114,7 +114,8 @@ def _cell(tag: str, text: str, right: bool, more: str = "") -> str:
 
 
 def _numeric(text: str) -> bool:
-    """A number, perhaps with a sign, thousands, a unit of few letters or a dash for "none"."""
+    """A number, perhaps with a sign, thousands, a unit of few letters, a spread or a remark in brackets; or a dash for "none"."""
+    text = re.sub(r"\*\*|\u00b1.*|\(.*\)", "", text)
     return re.fullmatch(r"[+\-\u2212\u2013<~\u2248 ]*[\d.,\u202f ]*(e[+-]?\d+)?\s*[%a-z]{0,3}", text.strip(), re.IGNORECASE) is not None
 
 

@@ -28,6 +28,7 @@ from torch import Tensor
 
 from fourpoint.events import Batch, Dataset, UserError
 from fourpoint.maths.compensator import next_event_law
+from fourpoint.printing import as_text
 from fourpoint.sampling import advance, check_marks, remember, select_rows, still
 
 if TYPE_CHECKING:
@@ -99,12 +100,7 @@ class Predictions:
         return table
 
     def __str__(self) -> str:
-        from rich.console import Console
-
-        console = Console(width=100)
-        with console.capture() as capture:
-            console.print(self)
-        return capture.get().rstrip()
+        return as_text(self)
 
 
 def prediction_scores(

@@ -393,7 +393,8 @@ def _opening(model: Any, start: float, sequences: int, history: Sequence | Datas
 def _dataset(
     found: list[tuple[Tensor, Tensor, Tensor, Tensor | None]], start: Tensor, stop: Tensor, capped: Tensor, marks: MarkSpace
 ) -> Dataset:
-    rows, times, kinds = (torch.cat([event[i] for event in found if event[i] is not None]).numpy() for i in range(3))  # type: ignore[misc]
+    columns = ([event[0] for event in found], [event[1] for event in found], [event[2] for event in found])
+    rows, times, kinds = (torch.cat(column).numpy() for column in columns)
     where = [event[3] for event in found if event[3] is not None]
     order = np.argsort(rows, kind="stable")
     offsets = np.concatenate([[0], np.cumsum(np.bincount(rows, minlength=len(start)))]).astype(np.int64)

@@ -27,6 +27,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from fourpoint.allocation import keep_freed_memory
 from fourpoint.events import Dataset
 from fourpoint.likelihood import CONVENTIONS, Convention
 from fourpoint.training_cuda import CapturedSteps
@@ -102,6 +103,7 @@ def fit(
     _check_fit(model, train, dev, recipe, time_budget)
     if convention not in CONVENTIONS:
         raise TrainingError("convention 'window' or 'gaps'", f"{convention!r}", "Choose one of the two.")
+    keep_freed_memory()
     torch.manual_seed(seed)
     if dev is None:
         train, dev = train.split((0.9, 0.1), by="sequence", seed=seed)

@@ -5,6 +5,9 @@ made once; the second is recorded as a CUDA graph, from the padding to the optim
 sequences, the learning rate and the seed of a step in two small copies and goes on. Losses stay on the device until a validation asks for
 them, so a loss that is not finite is noticed there, with its step.
 
+Models of large matrix products (``rounded_products``) let tensor cores round what they multiply while training; all scores are computed
+in full float32.
+
 A model whose step cannot be recorded (it asks the host for a number) is trained step by step instead, and the fit's notes say why.
 Used by `training`; `training_steps` is the plain version.
 """
@@ -12,6 +15,8 @@ Used by `training`; `training_steps` is the plain version.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -139,7 +144,8 @@ class CapturedSteps(Steps):
 
     def _work(self, shape: Shape) -> None:
         """One step, from rows to weights; nothing in it waits."""
-        loss, norm = self._slopes(self.data.batch(shape.rows, shape.room), self.random, self.inputs[0])
+        with _rounded_products(getattr(self.model, "rounded_products", False)):
+            loss, norm = self._slopes(self.data.batch(shape.rows, shape.room), self.random, self.inputs[0])
         nn.utils.clip_grads_with_norm_(self.weights, self.recipe.clip, norm)
         self.optimiser.step()
         self.kept.index_copy_(0, self.cursor, torch.stack([loss.float(), norm.float()])[None])
@@ -154,6 +160,17 @@ class CapturedSteps(Steps):
                 raise self.not_finite(self.first + i, loss)
         self.losses += [loss for loss, _ in found]
         self.taken = 0
+
+
+@contextmanager
+def _rounded_products(wanted: bool) -> Iterator[None]:
+    """Matrix products of float32 by tensor cores, which round what they multiply to 11 bits and add in float32."""
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = wanted or before
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before
 
 
 def rounded(length: int) -> int:

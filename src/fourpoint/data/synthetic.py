@@ -144,16 +144,16 @@ def _space_time_hawkes(
 ) -> Events:
     """Generation after generation: a Poisson number of offspring of each event, exponential in time, normal in space."""
     number = rng.poisson(mu * stop, sequences)
-    born = Events(rng.random(number.sum()) * stop, np.repeat(np.arange(sequences), number), rng.random((number.sum(), 2)))
-    parts = []
-    while len(born.times):
-        parts.append(born)
-        parent = np.repeat(np.arange(len(born.times)), rng.poisson(alpha, len(born.times)))
-        times = born.times[parent] + rng.exponential(1 / beta, len(parent))
-        places = parts[-1].places[parent] + spread * rng.standard_normal((len(parent), 2))  # type: ignore[index]
+    times, rows, places = rng.random(number.sum()) * stop, np.repeat(np.arange(sequences), number), rng.random((number.sum(), 2))
+    parts = [Events(times, rows, places)]
+    while len(times):
+        parent = np.repeat(np.arange(len(times)), rng.poisson(alpha, len(times)))
+        times = times[parent] + rng.exponential(1 / beta, len(parent))
+        places = places[parent] + spread * rng.standard_normal((len(parent), 2))
         kept = (times < stop) & ((places >= 0) & (places <= 1)).all(1)
-        born = Events(times[kept], born.rows[parent][kept], places[kept])
-    return _joined([*parts, born])
+        times, rows, places = times[kept], rows[parent][kept], places[kept]
+        parts.append(Events(times, rows, places))
+    return _joined(parts)
 
 
 def _bumps(bumps: tuple[Bump, ...], amplitude: Amplitude) -> Callable[[np.random.Generator, int, float], Events]:

@@ -29,7 +29,8 @@ from fourpoint.maths.fourier import FADED, Spectrum
 from fourpoint.maths.recurrence import recur
 from fourpoint.maths.scores import Score, scores
 
-PIECE = 2**18  # numbers per tensor while reading without gradient
+PIECE = 2**18  # numbers per tensor while reading without gradient: what a processor's cache holds
+LARGE_PIECE = 2**26  # elsewhere
 WIDE = 64  # more marks than this are turned at the queries rather than at the states
 
 
@@ -147,7 +148,8 @@ def read(spectrum: Spectrum, state: Complex[Tensor, "B G K D C"], lag: Float[Ten
         turned = (turn[..., None] * state[..., None, :]).flatten(-2)
         return _Read.apply(spectrum.frequency, decay, torch.cat([turned.real, -turned.imag], -2), lag)
 
-    rows = max(1, PIECE // max(1, lag.shape[2] * spectrum.weight.numel()))
+    piece = PIECE if lag.device.type == "cpu" else LARGE_PIECE
+    rows = max(1, piece // max(1, lag.shape[2] * spectrum.weight.numel()))
     if torch.is_grad_enabled() or lag.shape[0] * lag.shape[1] <= rows:
         sums = some(state, lag)
     else:

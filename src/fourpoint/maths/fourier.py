@@ -99,7 +99,8 @@ def fourier_scores(
     """
     (B, Q), N, (K, D, M) = query.shape, events.shape[1], spectrum.shift.shape
     per_mode = B * K * (Q * M + N if spectrum.decay is None else Q * N)
-    piece = D if torch.is_grad_enabled() else max(1, LARGEST // max(1, per_mode))
+    most = LARGEST if query.device.type == "cpu" else 8 * LARGEST
+    piece = D if torch.is_grad_enabled() else max(1, most // max(1, per_mode))
     estimate = _by_features if spectrum.decay is None else _by_pairs
     if events.ndim == 2:
         events, marks = events[..., None], marks[..., None]

@@ -191,6 +191,11 @@ class DAPP(nn.Module):
         """Whether a history can be gone on from in constant memory: the linear forms, and bounded memories."""
         return self.scanned or self._settings["keep"] is not None
 
+    @property
+    def rounded_products(self) -> bool:
+        """Whether training on a CUDA device may round what is multiplied: a network on all pairs is all products."""
+        return self._settings["score"] == "neural"
+
     def keeping(self, keep: int) -> DAPP:
         """The same model, weights shared, remembering at most ``keep`` events per head.
 

@@ -22,6 +22,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any, ClassVar, cast
 
 import numpy as np
@@ -32,7 +33,7 @@ from torch.nn.functional import gelu, linear
 from torch.utils.checkpoint import checkpoint
 
 from fourpoint.events import Batch, Dataset, MarkSpace, UserError
-from fourpoint.maths.periodogram import peaks
+from fourpoint.maths.periodogram import clock, peaks
 from fourpoint.models import protocol
 from fourpoint.models.deep_layer import DeepLayer, Moment, Noise, side_by_side
 from fourpoint.models.neural_start import time_scale_of
@@ -42,7 +43,10 @@ from fourpoint.models.rate import log_softplus
 TIMES = 6  # times s_k that gaps are compared with
 TURNS = 4  # of the fastest rhythm in one piece of an integral
 MOST_CUTS = 1024  # of a window
-PIECE = 2**22  # numbers per mark and event held at once
+PIECE = 2**24  # numbers held at once, per mark and event or per time
+COARSE = 10  # ticks of a clock: where a quarter of all gaps is shorter, the clock is part of the law
+CUTS = 24  # integrals are then cut between the first so many ticks after each event
+MATRIX, LONGEST = 16, 2048  # least width and modes, and most events, of `deep_cuda`
 SHORTEST = 0.02  # quantile of the positive gaps that counts as the shortest
 
 
@@ -84,6 +88,7 @@ class DeepDAPP(nn.Module):
         modes: J modes per layer.
         gated: whether events decide what is kept of the past and how fast time runs after them.
         rhythms: at most so many frequencies are taken from the data.
+        ticks: multiples of a coarse clock's frequency that modes of their own turn with, where the data were read from one.
         dropout: the share of activations that is silent while training.
         unheard, unmarked: the share of events that leave no trace in the states, and of those whose mark is hidden, while training.
         form: "scan" in O(n), or "dense" from all pairs, for short sequences and for tests.
@@ -99,12 +104,14 @@ class DeepDAPP(nn.Module):
     """
 
     linear = True
+    rounded_products = True  # while training on a CUDA device
     recipe: ClassVar[dict[str, Any]] = dict(
-        steps=1200, epochs=60, learning_rate=3e-3, weight_decay=0.3, nodes=8, validate_every=0, patience=10, mixed=True, average=0.995
+        steps=1200, epochs=60, learning_rate=3e-3, weight_decay=0.3, nodes=4, validate_every=0, patience=10, mixed=True, average=0.995
     )
     time_scale: Tensor
     scales: Tensor
     fastest: Tensor  # period of the fastest rhythm, in the user's unit
+    tick: Tensor  # of a coarse clock, in the user's unit; 0 where there is none
 
     def __init__(
         self,
@@ -115,6 +122,7 @@ class DeepDAPP(nn.Module):
         modes: int = 32,
         gated: bool = True,
         rhythms: int = 8,
+        ticks: int = 4,
         dropout: float = 0.3,
         unheard: float = 0.1,
         unmarked: float = 0.1,
@@ -122,7 +130,7 @@ class DeepDAPP(nn.Module):
         seed: int = 0,
     ) -> None:
         super().__init__()
-        _check(layers, width, modes, rhythms, dropout, unheard, unmarked, form)
+        _check(layers, width, modes, rhythms, ticks, dropout, unheard, unmarked, form)
         self.marks = protocol.space_without_places(marks, "deep-dapp")
         self._settings: dict[str, Any] = dict(
             layers=layers,
@@ -130,6 +138,7 @@ class DeepDAPP(nn.Module):
             modes=modes,
             gated=gated,
             rhythms=rhythms,
+            ticks=ticks,
             dropout=dropout,
             unheard=unheard,
             unmarked=unmarked,
@@ -137,6 +146,7 @@ class DeepDAPP(nn.Module):
             seed=seed,
         )
         self._draw = seed
+        self._random: torch.Generator | None = None
         M = self.marks.count
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
@@ -155,6 +165,7 @@ class DeepDAPP(nn.Module):
         self.share.requires_grad_(M > 1)
         self.register_buffer("time_scale", torch.ones((), dtype=torch.float64))
         self.register_buffer("fastest", torch.full((), torch.inf, dtype=torch.float64))
+        self.register_buffer("tick", torch.zeros((), dtype=torch.float64))
         self.register_buffer("scales", torch.logspace(-2, 2, TIMES))
 
     def settings(self) -> dict[str, Any]:
@@ -172,8 +183,11 @@ class DeepDAPP(nn.Module):
         self.time_scale.fill_(scale)
         self.fastest.fill_(2 * math.pi / max(rhythms) if len(rhythms) else math.inf)
         self.scales.copy_(torch.logspace(math.log10(shortest / scale), math.log10(longest / scale), TIMES))
+        tick = clock(gaps) if len(gaps) and self._settings["ticks"] else 0.0
+        self.tick.fill_(tick if tick and np.quantile(gaps, 0.25) <= COARSE * tick else 0.0)
+        turns = torch.arange(1, self._settings["ticks"] + 1 if self.tick > 0 else 1) * (2 * math.pi * scale / (tick or 1.0))
         for layer in self._stack():
-            layer.spread(scale / longest, scale / shortest, torch.from_numpy(rhythms * scale))
+            layer.spread(scale / longest, scale / shortest, torch.from_numpy(rhythms * scale), turns)
         rates = mean_rates(data, self.marks) * scale
         self.log_scale.fill_(math.log(scale / shortest))
         self.rate.bias.copy_(torch.log(torch.expm1(rates.sum() / self.log_scale.exp())))
@@ -182,11 +196,14 @@ class DeepDAPP(nn.Module):
         said = [f"time scale: {scale:.4g} {unit} (the mean gap), modes from {shortest:.4g} to {longest:.4g}"]
         if len(rhythms):
             said.append(f"rhythms in the data, with modes of their own: {', '.join(f'{2 * np.pi / w:.4g}' for w in rhythms)} {unit}")
+        if self.tick > 0:
+            said.append(f"a clock of tick {tick:.4g} {unit} is part of the law: a quarter of all gaps is at most {COARSE} ticks")
         return said
 
     def redraw(self, random: torch.Generator) -> None:
-        """Choose anew what is silent in the next batch."""
-        self._draw = int(torch.randint(2**62, (), generator=random))
+        """Choose anew what is silent in the next batch; a source on a CUDA device is drawn from in every pass instead."""
+        self._random = random if random.device.type == "cuda" else None
+        self._draw = self._draw if self._random else int(torch.randint(2**62, (), generator=random))
 
     # ------------------------------------------------------------------ the verbs
 
@@ -233,32 +250,56 @@ class DeepDAPP(nn.Module):
     def log_total(
         self, history: DeepHistory, times: Float[Tensor, "B G Q"], seen: Int[Tensor, "B G"] | None = None
     ) -> Float[Tensor, "B G Q"]:
-        """log of the total rate, without a look at the marks."""
-        return self._log_rate(self._queries(history, times, seen))
+        """log of the total rate, without a look at the marks; in pieces of few numbers where no gradient is kept."""
+        B, G, Q = times.shape
+        some = max(1, PIECE // max(1, B * Q * len(self.since.weight)))
+        if torch.is_grad_enabled() or G <= some:
+            return self._log_rate(self._queries(history, times, seen))
+        order = torch.arange(G, device=times.device).expand(B, G) if seen is None else seen
+        parts = zip(times.split(some, 1), order.split(some, 1), strict=True)
+        return torch.cat([self._log_rate(self._queries(history, *part)) for part in parts], 1)
 
     def log_own(self, history: DeepHistory, times: Float[Tensor, "B N"], marks: Int[Tensor, "B N"]) -> Float[Tensor, "B N"]:
-        """log lambda of each event's own mark, event i seen from position i - 1. Marks are summed over in pieces of events, so that
-        memory does not grow with events times marks."""
+        """log lambda of each event's own mark, event i seen from position i - 1."""
         seen = torch.arange(times.shape[1], device=times.device).expand_as(times)
-        q = self._queries(history, times[..., None], seen)[:, :, 0].flatten(0, 1)
-        rows = max(1, PIECE // self.marks.count)
-        pieces = zip(q.split(rows), marks.flatten().split(rows), strict=True)
-        keep = torch.is_grad_enabled() and len(q) > rows
-        shares = [checkpoint(self._log_share, *piece, use_reentrant=False) if keep else self._log_share(*piece) for piece in pieces]
-        return (self._log_rate(q) + torch.cat([q.new_zeros(0), *shares])).view(times.shape)
+        q = self._queries(history, times[..., None], seen)[:, :, 0]
+        return self._log_rate(q) + self._log_shares(q, marks)
+
+    def log_total_and_own(
+        self, history: DeepHistory, times: Float[Tensor, "B G Q"], ends: Float[Tensor, "B G"], marks: Int[Tensor, "B N"]
+    ) -> tuple[Float[Tensor, "B G Q"], Float[Tensor, "B N"]]:
+        """Both in one pass: log of the total rate at ``times`` in every gap, and log lambda of the events at the ``ends`` of all gaps
+        but the last."""
+        q = self._queries(history, torch.cat([times, ends[..., None]], 2), None)
+        logs = self._log_rate(q)
+        return logs[:, :, :-1], logs[:, :-1, -1] + self._log_shares(q[:, :-1, -1], marks)
+
+    def fast_log_likelihood(self, batch: Batch, nodes: int, random: torch.Generator, convention: str) -> Float[Tensor, " B"] | None:
+        """The sampled log-likelihood of each sequence by compiled kernels, for training; None where there are none for this model, its
+        precision or where the batch lies (`deep_cuda`)."""
+        if not self._compiled(batch, nodes):
+            return None
+        from fourpoint.models.deep_cuda import draw, log_likelihoods
+
+        if random.device.type != "cuda":
+            random = torch.Generator(batch.times.device).manual_seed(int(torch.randint(2**62, (), generator=random)))
+        return log_likelihoods(self, batch, draw(self, batch, nodes, random), gaps=convention == "gaps")
 
     def intensity(self, history: DeepHistory, times: Float[Tensor, "B Q"]) -> Float[Tensor, "B Q M"]:
         """lambda per mark at any times, in events per unit of the user's time."""
         return protocol.intensity(self, history, times)
 
     def knots(self, history: DeepHistory) -> Float[Tensor, "B E"] | None:
-        """Where integrals are cut, so that no piece holds many turns of the data's fastest rhythm; None without one."""
-        if not bool(self.fastest.isfinite()):
-            return None
-        first = history.times[:, :1]
-        span = 1.25 * (history.times.amax(1, keepdim=True) - first)
-        count = min(MOST_CUTS, int(span.max() / (TURNS * self.fastest)) + 1)
-        return first + span * torch.arange(1, count + 1, device=span.device) / count
+        """Where integrals are cut: no piece holds many turns of the data's fastest rhythm, and the first ticks of a coarse clock after
+        each event are pieces of their own. None where there is neither."""
+        cuts, first = list[Tensor](), history.times[:, :1]
+        if bool(self.fastest.isfinite()):
+            span = 1.25 * (history.times.amax(1, keepdim=True) - first)
+            count = min(MOST_CUTS, int(span.max() / (TURNS * self.fastest)) + 1)
+            cuts.append(first + span * torch.arange(1, count + 1, device=span.device) / count)
+        if bool(self.tick > 0):
+            cuts.append((history.times[..., None] + self.tick * (torch.arange(CUTS, device=first.device) + 0.5)).flatten(1))
+        return torch.cat(cuts, 1) if cuts else None
 
     @torch.no_grad()
     def mode_effects(self, history: DeepHistory, time: float) -> list[dict[str, Any]]:
@@ -294,6 +335,14 @@ class DeepDAPP(nn.Module):
             moments.append(moment)
         return self.context(self.norm(x)), *(torch.stack(parts, 2) for parts in zip(*moments, strict=True))
 
+    def _compiled(self, batch: Batch, nodes: int) -> bool:
+        """Whether `deep_cuda` has this model: matrices of float32 on a CUDA device, with sizes that its kernels can cut into tiles."""
+        sizes = [self._settings[name] for name in ("width", "modes")]
+        there = batch.times.is_cuda and batch.places is None and self.tokens.dtype == torch.float32 and find_spec("triton") is not None
+        fits = all(MATRIX <= size and size & (size - 1) == 0 for size in sizes) and 0 < batch.times.shape[1] <= LONGEST
+        fits = fits and (batch.times.numel() + len(batch.times)) * (nodes + 1) * max(sizes) < 2**31  # places in memory count in 32 bits
+        return there and fits and self._settings["gated"] and self._settings["form"] == "scan"
+
     def _stack(self) -> Iterator[DeepLayer]:
         return (cast(DeepLayer, layer) for layer in self.layers)
 
@@ -316,6 +365,16 @@ class DeepDAPP(nn.Module):
         """log s + log log(1 + e^z), per unit of the user's time."""
         return log_softplus(linear(q, self.rate.weight, self.rate.bias)[..., 0]) + self.log_scale - self.time_scale.log().to(q)
 
+    def _log_shares(self, q: Float[Tensor, "B N H"], marks: Int[Tensor, "B N"]) -> Float[Tensor, "B N"]:
+        """log of each mark's share of the rate. Marks are summed over in pieces of events, so that memory does not grow with events
+        times marks."""
+        rows, flat = max(1, PIECE // self.marks.count), q.flatten(0, 1)
+        pieces = zip(flat.split(rows), marks.flatten().split(rows), strict=True)
+        if len(flat) <= rows or not torch.is_grad_enabled():
+            return torch.cat([q.new_zeros(0), *(self._log_share(*piece) for piece in pieces)]).view(marks.shape)
+        again = (checkpoint(self._log_share, *piece, use_reentrant=False, preserve_rng_state=False) for piece in pieces)
+        return torch.cat(list(again)).view(marks.shape)
+
     def _log_share(self, q: Float[Tensor, "R H"], marks: Int[Tensor, " R"]) -> Float[Tensor, " R"]:
         z = self.share(q)
         return z.gather(1, marks[:, None])[:, 0] - z.logsumexp(1)
@@ -331,7 +390,7 @@ class DeepDAPP(nn.Module):
         dropout, unheard = self._settings["dropout"], self._settings["unheard"]
         if not self.training or not (dropout or unheard or self._settings["unmarked"]):
             return None
-        return Noise(dropout, unheard, torch.Generator(device).manual_seed(self._draw + more))
+        return Noise(dropout, unheard, self._random or torch.Generator(device).manual_seed(self._draw + more))
 
     def _hidden(self, marks: Int[Tensor, "B N"], noise: Noise | None) -> Int[Tensor, "B N"]:
         """Marks, some of them replaced by one that says nothing."""
@@ -342,11 +401,13 @@ class DeepDAPP(nn.Module):
         return torch.where(hide, self.marks.count + 1, marks)
 
 
-def _check(layers: int, width: int, modes: int, rhythms: int, dropout: float, unheard: float, unmarked: float, form: str) -> None:
-    if min(layers, width, modes) < 1 or rhythms < 0:
-        received = f"layers={layers}, width={width}, modes={modes}, rhythms={rhythms}"
+def _check(
+    layers: int, width: int, modes: int, rhythms: int, ticks: int, dropout: float, unheard: float, unmarked: float, form: str
+) -> None:
+    if min(layers, width, modes) < 1 or min(rhythms, ticks) < 0:
+        received = f"layers={layers}, width={width}, modes={modes}, rhythms={rhythms}, ticks={ticks}"
         raise UserError(
-            "layers, width and modes of at least 1, and rhythms of at least 0", received, "Use layers=2, width=64, modes=32, say."
+            "layers, width and modes of at least 1, and rhythms and ticks of at least 0", received, "Use layers=2, width=64, modes=32, say."
         )
     if not all(0 <= share < 1 for share in (dropout, unheard, unmarked)):
         received = f"dropout={dropout}, unheard={unheard}, unmarked={unmarked}"

@@ -1,8 +1,8 @@
 """Records of cells: one JSON file each under ``cells/``, written whole or not at all.
 
 A record says what was run (kind, table, model, data, seed), how it ended (``done``, ``failed`` with its reason, or ``no data given``), its
-numbers, the settings, and where it ran: commit, machine, versions, seconds. Records of one setting that lie in one folder belong
-together, whichever machine made them: copying ``cells/`` folders into each other merges runs.
+numbers, the settings, and where it ran: command, when it ended, commit, machine, versions, seconds. Records of one setting that lie in one
+folder belong together, whichever machine made them: copying ``cells/`` folders into each other merges runs.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from fourpoint.reproduce.plan import STANDS_FOR, SYNTHETIC, Cell
 
 Record = dict[str, Any]
 DONE, FAILED, NO_DATA = "done", "failed", "no data given"
+COMMIT = "FOURPOINT_COMMIT"  # the environment's word on the commit, where there is no checkout to ask
 
 
 def record_of(cell: Cell, setting: str, status: str, *, reason: str = "", **found: Any) -> Record:
@@ -101,14 +102,17 @@ def _tables(cell: Cell) -> list[str]:
 
 
 def _commit() -> str:
-    """The commit of the checkout that this file lies in, with + where files differ from it; empty for an installed package."""
+    """The commit of the checkout that this file lies in, with + where files differ from it.
+
+    Where it is no checkout it is what FOURPOINT_COMMIT says: a copy of the source on another machine cannot know.
+    """
     here = Path(__file__).parent
     try:
         name = subprocess.run(["git", "rev-parse", "--short=12", "HEAD"], cwd=here, capture_output=True, text=True, timeout=10)
         changed = subprocess.run(["git", "status", "--porcelain", "--", "."], cwd=here.parent, capture_output=True, text=True, timeout=10)
     except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return name.stdout.strip() + "+" * bool(changed.stdout.strip()) if name.returncode == 0 else ""
+        return os.environ.get(COMMIT, "")
+    return name.stdout.strip() + "+" * bool(changed.stdout.strip()) if name.returncode == 0 else os.environ.get(COMMIT, "")
 
 
 def _processor() -> str:

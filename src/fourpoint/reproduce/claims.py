@@ -21,15 +21,15 @@ from numpy.typing import NDArray
 
 from fourpoint.checkpoints import restore
 from fourpoint.data.synthetic import process
-from fourpoint.evaluation import evaluate, intensity
+from fourpoint.evaluation import BATCH, device_of, evaluate
 from fourpoint.events import Dataset, MarkSpace, Sequence, UserError
 from fourpoint.models.modes import Modes
 from fourpoint.reproduce.cells import Record
-from fourpoint.reproduce.fitting import build
+from fourpoint.reproduce.fitting import build, ready, scores
 from fourpoint.reproduce.plan import SYNTHETIC, Cell, Setting
 from fourpoint.reproduce.sets import parts_of
 from fourpoint.reproduce.tabled import tabled
-from fourpoint.sampling import last_rates
+from fourpoint.sampling import last_rates, still
 from fourpoint.training import fit
 
 FEATURES = (20, 100, 1000, 10_000)
@@ -37,7 +37,6 @@ SWITCH, ASKED = 0.6, 0.61  # when the first event begins to matter, and when a m
 FIRST = 0.05  # the first event comes before this
 HIGH, LOW = 40.0, 8.0  # rates of D from the switch on, after an A and after a B
 KINDS = MarkSpace(("A", "B", "C", "D"))
-MOST_FEATURES = 500  # of a model that is asked about a far event: 10,000 would take minutes and move its answer by a few hundredths
 LONGEST_WALK = 100_000  # candidates of one sequence; Algorithm 2 is not known to end
 
 
@@ -68,23 +67,19 @@ def memory(cell: Cell, setting: Setting, device: str) -> Record:
     """What a model remembers of the first event after n events of another type: 1 is all of it, 0 nothing."""
     n = int(cell.data.removeprefix("memory-"))
     size = min(setting.sequences, 2000)
-    data = first_matters(size + size // 5 + setting.test, n, seed=0)
-    train, dev, test = data[:size], data[size : size + size // 5], data[size + size // 5 :]
+    data = first_matters(size + size // 10 + setting.test, n, seed=0)
+    train, dev, test = data[:size], data[size : size + size // 10], data[size + size // 10 :]
     model = build(cell, setting, KINDS)
     found = fit(model, train, dev, seed=0, progress=False, device=device, **setting.train(cell.model, "hawkes"))
-    if hasattr(model, "settle"):
-        model.settle(min(int(model.settings()["eval_features"]), MOST_FEATURES))
-    logs: dict[int, list[float]] = {0: [], 1: []}
-    for one in test:
-        known = one.before(SWITCH)
-        rate = intensity(model, _watched(known), [ASKED])[0, 3]
-        logs[int(one.marks[0])].append(math.log(max(float(rate), 1e-300)))
-    contrast = float(np.mean(logs[0]) - np.mean(logs[1]))
-    score = evaluate(model, test, tolerance=setting.tolerance).to_dict("window")
+    scored = ready(model, device, 1.0)
+    logs, first = np.log(np.maximum(late_rates(scored, test), 1e-300)), np.array([one.marks[0] for one in test])
+    contrast = float(logs[first == 0].mean() - logs[first == 1].mean())
+    score = scores(scored, test, None, setting.tolerance)
     truth = float(np.mean([true_log_likelihood(one, n) for one in test]))
     regret = truth - score["log_likelihood_per_sequence"]
     remembered = contrast / math.log(HIGH / LOW)
     metrics = dict(events=n, remembered=remembered, contrast=contrast, regret_per_sequence=regret, best_step=found.best_step)
+    metrics |= {key: score[key] for key in ("integral_error", "integral_tolerance")}
     return dict(metrics=metrics, settings=dict(model=model.settings(), training=setting.train(cell.model, "hawkes"), sequences=size))
 
 
@@ -115,9 +110,17 @@ def _noise(n: int) -> float:
     return n / (SWITCH - FIRST)
 
 
-def _watched(known: Sequence) -> Sequence:
-    """The same events, watched until a little after the time that is asked about."""
-    return Sequence(known.times, known.marks, start=known.start, stop=1.0, space=known.space, id=known.id)
+def late_rates(model: Any, data: Dataset) -> NDArray[np.float64]:
+    """The rate of D that a model gives at the time asked about, from what happened before the switch, (B,)."""
+    before = [one.before(SWITCH) for one in data]
+    known = Dataset.from_sequences([Sequence(s.times, s.marks, start=s.start, stop=1.0, space=s.space, id=s.id) for s in before])
+    found = np.zeros(len(known))
+    with still(model):
+        for rows in known.batches(BATCH):
+            batch = known.batch(rows).to(device_of(model))
+            asked = torch.full_like(batch.start, ASKED)[:, None]
+            found[rows] = model.intensity(model.encode(batch), asked)[:, 0, 3].double().cpu().numpy()
+    return found
 
 
 def thinning(setting: Setting) -> Record:

@@ -7,10 +7,12 @@ records in the folder, whichever command or machine made them.
 
 from __future__ import annotations
 
+import math
 import shutil
+import time
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from fourpoint.events import UserError
 from fourpoint.reproduce import claims, figure_curves, figure_intensity, figure_scores, figure_transformation, theory
@@ -18,16 +20,15 @@ from fourpoint.reproduce.cells import DONE, NO_DATA, Record, read_records, recor
 from fourpoint.reproduce.drawing import Drawn
 from fourpoint.reproduce.figure_theory import draw_memory, draw_propositions
 from fourpoint.reproduce.fitting import curve_cell, fit_cell
+from fourpoint.reproduce.pace import Pace
 from fourpoint.reproduce.plan import FIGURES, SETTINGS, Cell, Setting, cells_of
 from fourpoint.reproduce.report import write_report
 from fourpoint.reproduce.running import run_cells
 from fourpoint.reproduce.table1 import write_table1
 from fourpoint.reproduce.table2 import write_table2
 
-if TYPE_CHECKING:
-    from rich.console import Console
-
 WHAT = ("table1", "table2", "figure", "theory", "all", "report")
+LOOKING = ("features", "proposition2")  # experiments that look at a fitted model, and come after the fits
 DRAWINGS = {
     "score-transformation": figure_transformation.draw,
     "score-visualization": figure_scores.draw,
@@ -38,7 +39,8 @@ DRAWINGS = {
 
 @dataclass(frozen=True)
 class Options:
-    """How to run: the setting's name, seeds, where results go and real files lie, what is selected, and with how many processes."""
+    """How to run: the setting's name, seeds, where results go and real files lie, what is selected, with how many processes and, in
+    seconds, for how long at most (the report comes on top of that)."""
 
     setting: str = "full"
     seeds: int = 3
@@ -49,6 +51,7 @@ class Options:
     device: str = "cpu"
     fresh: bool = False
     progress: bool = True
+    time_limit: float | None = None
 
 
 @dataclass(frozen=True)
@@ -79,7 +82,7 @@ def reproduce(what: str, figure: str = "", options: Options | None = None, comma
     A record that is done, of the same setting, is kept; failed ones, and those that had no data, are tried again. With ``fresh`` those
     selected are run again in any case. Raises :class:`UserError` where an argument is unknown or a folder holds other results.
     """
-    options = options or Options()
+    options, began, command = options or Options(), time.monotonic(), command or f"fourpoint reproduce {what}"
     setting = _check(what, figure, options)
     records = read_records(options.output, setting.name)
     cells = [] if what == "report" else cells_of(what, figure, options.seeds, options.real is not None, setting)
@@ -93,16 +96,20 @@ def reproduce(what: str, figure: str = "", options: Options | None = None, comma
     work = Work(setting, options.output, options.real, options.device)
 
     def keep(cell: Cell, outcome: Record) -> None:
-        write_record(options.output, record_of(cell, setting.name, **outcome))
+        ended = datetime.now(UTC).isoformat(timespec="seconds")
+        write_record(options.output, record_of(cell, setting.name, command=command, ended=ended, **outcome))
 
-    # Experiments look at fitted models, so that fits come first.
-    for stage in (("fit", "curve"), ("theory", "claim")):
-        some = [cell for cell in missing if cell.kind in stage]
-        run_cells(some, work, keep, jobs=options.jobs, progress=options.progress)
+    pace, left = Pace(), list[Cell]()
+    until = began + (math.inf if options.time_limit is None else options.time_limit)
+    for stage in (False, True):
+        some = [cell for cell in missing if (cell.data in LOOKING) is stage]
+        left += run_cells(some, work, keep, jobs=options.jobs, progress=options.progress, until=until, pace=pace)
     records = read_records(options.output, setting.name)
     everything = [records[name] for name in sorted(records)]
     asked = FIGURES if what in ("all", "report") else (figure,)
-    _write_all(options, setting, everything, asked, command or f"fourpoint reproduce {what}")
+    _write_all(options, setting, everything, asked, command)
+    if left and options.progress:
+        _say(f"{len(left):,} cells were left for lack of time: run the same command again to fill them")
     return everything if what == "report" else [records[cell.id] for cell in chosen if cell.id in records]
 
 
@@ -116,6 +123,8 @@ def _check(what: str, figure: str, options: Options) -> Setting:
         raise UserError(f"nothing after {what}", f"{figure!r}", "Leave it out.")
     if options.seeds < 1 or options.jobs < 0:
         raise UserError("at least one seed and no negative number of jobs", f"--seeds {options.seeds} --jobs {options.jobs}", "Raise them.")
+    if options.time_limit is not None and options.time_limit <= 0:
+        raise UserError("a time limit above 0 seconds", f"--time-limit {options.time_limit:g}", "Raise it, or leave it out.")
     if options.real is not None and not options.real.is_dir():
         raise UserError("a folder of Parquet files", f"--real {options.real}", "Check the path.")
     if options.output.exists() and not options.output.is_dir():
@@ -162,14 +171,16 @@ def _draw_all(options: Options, setting: Setting, records: list[Record], asked: 
 
 
 def _tell(records: list[Record], page: Path) -> None:
-    console: Console
-    from rich.console import Console
-
-    console = Console(stderr=True)
     done = sum(r["status"] == DONE for r in records)
     for record in records:
         if record["status"] not in (DONE, NO_DATA):
-            console.print(f"failed: {record['id']}: {record['reason']}", style="yellow", highlight=False, markup=False)
+            _say(f"failed: {record['id']}: {record['reason']}", "yellow")
     without = sum(r["status"] == NO_DATA for r in records)
     more = f", {without} without data (--real DIR)" if without else ""
-    console.print(f"{done:,} of {len(records):,} cells done{more}; the report: {page}", highlight=False, markup=False, soft_wrap=True)
+    _say(f"{done:,} of {len(records):,} cells done{more}; the report: {page}")
+
+
+def _say(text: str, style: str = "") -> None:
+    from rich.console import Console
+
+    Console(stderr=True).print(text, style=style or None, highlight=False, markup=False, soft_wrap=True)

@@ -48,7 +48,7 @@ def _features(record: Record) -> Part:
         [
             f"{r['features']:,}",
             f"{r['log_likelihood_per_event']:.4f}",
-            f"{r['log_likelihood_spread']:.4f}",
+            number(r["log_likelihood_spread"], 2),
             number(r["intensity_mse"]),
             number(r["intensity_mse_spread"]),
         ]

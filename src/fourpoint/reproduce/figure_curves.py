@@ -33,6 +33,6 @@ def draw(output: Path, setting: Setting, records: list[Record], real: Path | Non
     write_table(output / "figures" / "learning-curves.csv", ["data", "model", "epoch", "log_likelihood_per_event"], rows)
     caption = (
         "Test log-likelihood while training, first seed: the fit of the tables trained again with nothing chosen by the test data. During "
-        "training integrals have eight nodes per gap and the paper's forms 128 features, so that ends differ a little from the tables."
+        "training integrals have twelve nodes per gap and the paper's forms 128 features, so that the ends differ a little from the tables."
     )
     return Drawn("learning-curves", "Test likelihood against epochs", caption, figure)

@@ -33,17 +33,25 @@ def fit_cell(cell: Cell, setting: Setting, output: Path, real: Path | None, devi
     options = setting.train(cell.model, cell.data)
     folder = output / "models" / cell.id
     found = fit(model, parts.train, parts.dev, seed=cell.seed, folder=folder, resume=True, progress=False, device=device, **options)
-    scored = tabled(model, float(parts.test.durations.max()))
+    scored = ready(model, device, float(parts.test.durations.max()))
     truth = cell.data if cell.data in SYNTHETIC else None
     numbers = scores(scored, parts.test, truth, setting.tolerance)
     numbers["oracle_log_likelihood_per_sequence"] = _oracle(numbers)
     _tidy(folder, cell)
     settings = dict(
-        model=model.settings(), training=_recipe(model, options), data=parts.about, test_sequences=len(parts.test), device=device,
+        model=model.settings(), training=_recipe(model, options), data=parts.about, test_sequences=len(parts.test), device=_name(device),
         evaluation="scores read off a table" if scored is not model else "direct", stopped=found.stopped, best_step=found.best_step,
         notes=[note for note in dict.fromkeys(found.notes) if not note.startswith("nothing to resume")],
     )  # fmt: skip
     return dict(metrics={k: v for k, v in numbers.items() if v is not None}, settings=settings)
+
+
+def ready(model: Any, device: str, longest: float) -> Any:
+    """``model`` as it is scored: on ``device``, and with tabled scores where it has 10,000 features. What is fitted in closed form
+    stays on the CPU, where scoring it takes no time."""
+    if not hasattr(model, "maximum_likelihood"):
+        model.to(device)
+    return tabled(model, longest)
 
 
 def scores(model: Any, test: Dataset, truth: str | None, tolerance: float) -> dict[str, Any]:
@@ -74,7 +82,7 @@ def curve_cell(cell: Cell, setting: Setting, real: Path | None, device: str) -> 
     options = {**setting.train(cell.model, cell.data), "patience": 10**9}
     found = fit(model, parts.train, parts.test, seed=cell.seed, progress=False, device=device, **options)
     epochs, values = ([float(row[key]) for row in found.history] for key in ("epoch", "dev_log_likelihood"))
-    settings = dict(model=model.settings(), training=_recipe(model, options), data=parts.about, device=device)
+    settings = dict(model=model.settings(), training=_recipe(model, options), data=parts.about, device=_name(device))
     return dict(
         metrics=dict(last=values[-1], best=max(values)), settings=settings, arrays=dict(epoch=epochs, log_likelihood_per_event=values)
     )
@@ -102,6 +110,15 @@ def _oracle(numbers: dict[str, Any]) -> float | None:
     """The oracle's likelihood per sequence, from that per event."""
     best = numbers.get("oracle_log_likelihood_per_event")
     return None if best is None else best * numbers["events"] / max(1, numbers["sequences"])
+
+
+def _name(device: str) -> str:
+    """``device`` with the name of the card, where it is one."""
+    if not device.startswith("cuda"):
+        return device
+    import torch
+
+    return f"{device} ({torch.cuda.get_device_name(device)})"
 
 
 def _tidy(folder: Path, cell: Cell) -> None:

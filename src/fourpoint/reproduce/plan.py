@@ -159,6 +159,8 @@ FULL = Setting(
     building={"odapp": dict(eval_features=128)},
     training={
         "odapp": dict(steps=1500),
+        # A network on every pair of events costs a hundred times as much as the other scores.
+        **dict.fromkeys(("dapp-paper-nn", "odapp-paper-nn"), dict(steps=1500, batch_size=32)),
         "real": dict(steps=1500, batch_size=32, patience=8),
         **dict.fromkeys(("nyc_delays", "nyc_times", "pems_congestion", "readmission"), dict(batch_size=16)),
     },

@@ -14,6 +14,8 @@ REASONS: tuple[str, ...] = (
     "positive. The paper's form uses softmax here; a plain ratio divides by about 0 within a few steps.",
     "**Table 2.** On [0, 1] a constant rate already scores more on hawkes and self_correcting than the best number printed, so that the "
     "paper's windows or units must have been others.",
+    "**Table 2, real stand-ins.** The paper's form has the same two limits there: weights that sum to 1 do not see how many events there "
+    "were, and nothing inside its link moves with the clock. Models that count events, HP and NHP, gain most where events come in bursts.",
     "**Algorithm 2** accepts where it should reject, and takes the present rate for a bound. **Algorithm 3** drops the event that has just "
     "come. Both are corrected in Fourpoint.",
     "**Proposition 2** is proved for paired phases while (7) has random ones, and its sigma must include the key embedding. It is true, "

@@ -16,13 +16,13 @@ from fourpoint.reproduce.parts import Part
 from fourpoint.reproduce.plan import SYNTHETIC, Setting
 from fourpoint.reproduce.reasons import REASONS
 from fourpoint.reproduce.tallies import tally
-from fourpoint.reproduce.verdicts import Verdict, verdicts
+from fourpoint.reproduce.verdicts import Verdict, left_behind, verdicts
 
 TITLE = "What we could and could not reproduce"
 QUICK = " This is the **quick** setting: small data and short training, to show that everything runs. Judge by the full one."
 JUDGED = (
-    "## Which claims hold\n\nEach claim of the paper, judged by the numbers below: *beats* and *loses to* mean that the interval over "
-    "seeds excludes 0, *leads* and *trails* that only the mean says so."
+    "## Which claims hold\n\nEach claim of the paper, and what we ask of our own default, judged by the numbers below. *Beats* and "
+    "*loses to* mean that the interval over seeds excludes 0, *leads* and *trails* that only the mean says so."
 )
 
 
@@ -53,7 +53,8 @@ def _parts(setting: Setting, records: list[Record], drawn: list[Drawn], command:
     parts.append(Part("text", "## Why some numbers differ\n\n" + "\n".join(f"- {reason}" for reason in REASONS)))
     parts += _without(records)
     parts.append(Part("text", "## How it was made\n\n" + "\n".join(f"- {line}" for line in _made(setting, records))))
-    parts.append(Part("code", command, title="The command; a rerun fills only what is missing"))
+    made = list(dict.fromkeys(r["command"] for r in sorted(records, key=lambda r: r.get("ended", "")) if r.get("command"))) or [command]
+    parts.append(Part("code", "\n".join(made), title="The commands; a rerun fills only what is missing"))
     return parts
 
 
@@ -94,7 +95,7 @@ def _tables(records: list[Record]) -> list[Part]:
     if any("table2" in r["tables"] for r in fits):
         parts.append(Part("text", "## The paper's Table 2: log-likelihood"))
         parts += [Part("table", second.table2(records, which), second.CAPTIONS[which] + interval) for which in second.CAPTIONS]
-        parts.append(Part("text", _about_data(fits)))
+        parts += [Part("text", words) for words in (left_behind(records), _about_data(fits)) if words]
     return parts
 
 
@@ -134,7 +135,7 @@ def _made(setting: Setting, records: list[Record]) -> list[str]:
 def _machines(records: list[Record]) -> str:
     machines = sorted({r["machine"] for r in records if r.get("machine")})
     versions = sorted({f"Python {r['versions']['python']}, torch {r['versions']['torch']}" for r in records if r.get("versions")})
-    return f"{'; '.join(machines)}. {'; '.join(versions)}."
+    return " ".join(f"{'; '.join(words)}." for words in (machines, versions) if words)
 
 
 def _onto(page: Page, part: Part) -> None:

@@ -3,10 +3,13 @@
 Each worker is a fresh process with one thread that takes one cell after another. An error inside a cell comes back as its reason. A
 worker that dies (killed, out of memory) is seen at its pipe: its cell is recorded as failed with the signal, and another worker takes
 its place. The parent alone writes records, so that a run killed half-way leaves whole records only, and its workers end with it.
+The longest cells go first (`pace.py`), so that all workers end together. Where time is limited no cell is begun that is not expected to
+end, and what still runs when time is up is stopped and leaves no record.
 """
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 import os
 import signal
@@ -18,33 +21,42 @@ from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from fourpoint.reproduce.cells import DONE, FAILED, NO_DATA, Record
+from fourpoint.reproduce.pace import Pace
 from fourpoint.reproduce.plan import Cell
 from fourpoint.reproduce.sets import NoData
 
 Work = Callable[[Cell], Record]
 Keep = Callable[[Cell, Record], None]
-# Rough costs, so that the longest cells do not come last.
-COSTS = {"odapp-paper-nn": 9, "dapp-paper-nn": 9, "odapp": 8, "dapp": 5, "odapp-paper": 4, "dapp-paper": 3, "nhp": 2}
 
 
-def run_cells(cells: list[Cell], work: Work, keep: Keep, *, jobs: int = 1, progress: bool = True) -> None:
+def run_cells(
+    cells: list[Cell], work: Work, keep: Keep, *, jobs: int = 1, progress: bool = True, until: float = math.inf, pace: Pace | None = None
+) -> list[Cell]:
     """Run ``work`` on every cell, in ``jobs`` processes (0: in this one), and hand each outcome to ``keep`` as it comes.
 
     ``work`` must be importable by a fresh process. An outcome is a dict with ``status``, ``reason``, ``seconds`` and what ``work``
-    returned.
+    returned. ``until`` is when to stop, by `time.monotonic`; ``pace`` says which cells are long, and learns from those that end. Returns
+    the cells for which there was no time.
     """
-    queue = sorted(cells, key=lambda cell: (-COSTS.get(cell.model, 1), cell.id))
-    with _progress(queue, max(1, jobs), progress) as ended:
+    pace = pace or Pace()
+    queue = sorted(cells, key=lambda cell: (-pace.cost(cell), cell.id))
+    left = list(queue)
+    with _progress(queue, max(1, jobs), progress, pace) as ended:
 
         def keep_and_tell(cell: Cell, outcome: Record) -> None:
             keep(cell, outcome)
+            left.remove(cell)
+            if outcome["status"] == DONE:  # one without data takes no time, and says nothing of others
+                pace.learn(cell, float(outcome["seconds"]))
             ended(cell, outcome)
 
         if jobs == 0:
             for cell in queue:
-                keep_and_tell(cell, attempt(work, cell))
+                if pace.fits(cell, until - time.monotonic()):
+                    keep_and_tell(cell, attempt(work, cell))
         else:
-            _in_processes(queue, work, keep_and_tell, min(jobs, max(1, len(queue))))
+            _in_processes(queue, work, keep_and_tell, min(jobs, max(1, len(queue))), until, pace)
+    return left
 
 
 def cores() -> int:
@@ -65,41 +77,50 @@ def attempt(work: Work, cell: Cell) -> Record:
     return {**outcome, **clocks}
 
 
-def _in_processes(queue: list[Cell], work: Work, keep: Keep, jobs: int) -> None:
-    waiting = list(reversed(queue))
+def _in_processes(queue: list[Cell], work: Work, keep: Keep, jobs: int, until: float, pace: Pace) -> None:
+    waiting = list(queue)
     busy: dict[Connection, tuple[Any, Cell, float]] = {}
     idle = [_worker(work) for _ in range(jobs)]
     try:
-        while waiting or busy:
-            while waiting and idle:
+        while True:
+            while idle and (cell := next((c for c in waiting if pace.fits(c, until - time.monotonic())), None)) is not None:
                 process, pipe = idle.pop()
-                cell = waiting.pop()
+                waiting.remove(cell)
                 pipe.send(cell)
                 busy[pipe] = (process, cell, time.monotonic())
-            for pipe in _heard(list(busy)):
+            heard = _heard(list(busy), until) if busy else []
+            if not heard:
+                return
+            for pipe in heard:
                 process, cell, began = busy.pop(pipe)
                 try:
                     outcome = pipe.recv()
-                    idle.append((process, pipe))
                 except (EOFError, OSError):
                     process.join()
                     outcome = {"status": FAILED, "reason": _death(process.exitcode), "seconds": round(time.monotonic() - began, 2)}
-                    pipe.close()
-                    if waiting:
-                        idle.append(_worker(work))
                 keep(cell, outcome)
+                if outcome["status"] != FAILED:
+                    idle.append((process, pipe))
+                    continue
+                _end(process, pipe)  # what broke a cell may have broken its process: errors of a GPU stay with it
+                if waiting:
+                    idle.append(_worker(work))
     finally:
         for process, pipe in [*idle, *((process, pipe) for pipe, (process, _, _) in busy.items())]:
-            pipe.close()
-            if process.is_alive():
-                process.terminate()
-            process.join()
+            _end(process, pipe)
 
 
-def _heard(pipes: list[Connection]) -> list[Connection]:
-    """The pipes that have something to say, or that were closed."""
-    ready = wait(pipes)
+def _heard(pipes: list[Connection], until: float) -> list[Connection]:
+    """The pipes that have something to say, or that were closed; none of them once time is up."""
+    ready = wait(pipes, None if math.isinf(until) else max(0.0, until - time.monotonic()))
     return [pipe for pipe in pipes if pipe in ready]
+
+
+def _end(process: Any, pipe: Connection) -> None:
+    pipe.close()
+    if process.is_alive():
+        process.terminate()
+    process.join()
 
 
 def _worker(work: Work) -> tuple[Any, Connection]:
@@ -126,6 +147,8 @@ def _serve(pipe: Connection, work: Work) -> None:
         except EOFError:
             return
         outcome = attempt(work, cell)
+        if torch.cuda.is_initialized():
+            torch.cuda.empty_cache()  # other processes share the card
         try:
             pipe.send(outcome)
         except BrokenPipeError:
@@ -165,8 +188,8 @@ def _death(code: int | None) -> str:
 
 
 @contextmanager
-def _progress(cells: list[Cell], jobs: int, show: bool) -> Iterator[Keep]:
-    """A bar over cells: how many are done, what ended last, and the time left by what cells of the same model took."""
+def _progress(cells: list[Cell], jobs: int, show: bool, pace: Pace) -> Iterator[Keep]:
+    """A bar over cells: how many are done, what ended last, and the time left."""
     if not show or not cells:
         yield lambda cell, outcome: None
         return
@@ -174,7 +197,6 @@ def _progress(cells: list[Cell], jobs: int, show: bool) -> Iterator[Keep]:
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
     console = Console(stderr=True)
-    took: dict[str, list[float]] = {}
     left = list(cells)
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total} cells"), TimeElapsedColumn())
     with Progress(*columns, TextColumn("{task.fields[left]}"), console=console, transient=True) as bar:
@@ -182,10 +204,7 @@ def _progress(cells: list[Cell], jobs: int, show: bool) -> Iterator[Keep]:
 
         def ended(cell: Cell, outcome: Record) -> None:
             left.remove(cell)
-            took.setdefault(cell.model, []).append(float(outcome.get("seconds", 0.0)))
-            everything = [s for some in took.values() for s in some]
-            mean = {model: sum(some) / len(some) for model, some in took.items()}
-            rest = sum(mean.get(one.model, sum(everything) / len(everything)) for one in left) / jobs
+            rest = sum(pace.seconds(one) for one in left) / jobs
             name = "/".join(part for part in (cell.model, cell.data) if part)
             if not console.is_terminal or outcome["status"] == FAILED:
                 why = f": {outcome['reason']}" if outcome.get("reason") else ""

@@ -13,19 +13,21 @@ any number of features, and every query sees the very sum that the direct way fo
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from fourpoint.events import Batch
-from fourpoint.maths import attention
+from fourpoint.maths import attention, selection
 from fourpoint.models import DAPP, protocol
-from fourpoint.models.dapp_history import DAPPHistory, have, spectrum_of
+from fourpoint.models.dapp_history import DAPPHistory, Parts, have
+from fourpoint.models.past import memory_of, past_of
 
 ERROR = 1e-6
 CELLS = 2**20  # of a table at most, over all pairs of marks; beyond it the direct sum is used
-PIECE = 2**21  # numbers formed at once
+PIECE, LARGE = 2**21, 2**25  # numbers formed at once, on a CPU and on other devices
 
 
 def tabled(model: Any, longest: float) -> Any:
@@ -44,35 +46,57 @@ def tabled(model: Any, longest: float) -> Any:
 
 
 class Tabled(nn.Module):
-    """A DAPP whose intensity is computed from tables; it has the verbs that likelihoods and intensities need."""
+    """A DAPP whose intensity is computed from tables; it has the verbs that likelihoods and intensities need.
+
+    Weights are taken over, and so is their device, as they are when it is made.
+    """
+
+    lags: Tensor
+    sums: Tensor
 
     @torch.no_grad()
     def __init__(self, model: DAPP, reach: float, cells: int) -> None:
         super().__init__()
         self.model, self.marks, self.linear = model, model.marks, model.linear
         s = model.spectrum(fixed=True)
+        self.parts = Parts(s, model.rate.curves())
         self.width = reach / cells
         phase = 0.0 if s.phase is None else s.phase.double()[..., None, None]
         psi = s.shift.double()
         turns = (psi[..., :, None] - psi[..., None, :], psi[..., :, None] + psi[..., None, :] + 2 * phase)
         theta, weight = s.frequency.double(), s.weight.double()
         tables = [_table(theta, weight, turn.flatten(2), self.width, n * cells) for n, turn in enumerate(turns, 1)]
-        self.lags, self.sums = (table.to(model.readout) for table in tables)  # (K, M M, cells, 4)
+        for name, table in zip(("lags", "sums"), tables, strict=True):  # (K, M M, cells, 4)
+            self.register_buffer(name, table.to(model.readout), persistent=False)
 
     def encode(self, batch: Batch, before: DAPPHistory | None = None) -> DAPPHistory:
-        """The model's own history."""
-        return self.model.encode(batch, before)
+        """The model's own history; where memory is bounded, events are chosen by tabled scores too."""
+        model = self.model
+        if before is not None:
+            return model.encode(batch, before)
+        times = torch.cat([batch.start[:, None], batch.times], 1)
+        elapsed = model._elapsed(batch.times, batch.start)
+        past = past_of(batch.times, batch.marks, model._values(elapsed, batch.marks))
+        history = DAPPHistory(times, batch.start, batch.lengths, self.parts, None, past)
+        if model.settings()["keep"] is None:
+            return history
+        own = batch.marks[:, None, :, None, None].expand(-1, len(model.readout), -1, 1, batch.times.shape[1])
+        nu = self._scores(elapsed, elapsed, batch.marks).gather(3, own)[:, :, :, 0]
+        none = selection.empty(len(nu), min(model._kept(), nu.shape[2]), nu.shape[1], nu)
+        active, gone = selection.run(none, nu, batch.valid, model.settings()["normalise"])
+        past = replace(past, dropped=selection.dropped_at(gone, nu.shape[2]))
+        return replace(history, past=past, memory=memory_of(past, active))
 
     def log_intensity(self, history: DAPPHistory, times: Tensor, seen: Tensor | None = None) -> Tensor:
         """log lambda at ``times`` (B, G, Q), as the model computes it, its scores read off the tables."""
         model, (B, G, Q) = self.model, times.shape
-        spectrum_of(history.parts)
-        index = torch.arange(G).expand(B, G) if seen is None else seen
+        index = torch.arange(G, device=times.device).expand(B, G) if seen is None else seen
         past = have(history.past)
         query, events = model._elapsed(times, history.start), model._elapsed(past.times, history.start)
         mask = attention._per_head(past.mask(index))[:, :, :, None, None]
         sums = []
-        size = max(1, PIECE // max(1, B * G * past.times[0].numel() * model.readout.numel()))
+        most = PIECE if times.device.type == "cpu" else LARGE
+        size = max(1, most // max(1, B * G * past.times[0].numel() * model.readout.numel()))
         for first in range(0, Q, size):
             nu = self._scores(query[:, :, first : first + size].flatten(1), events, past.marks).unflatten(2, (G, -1))
             weights = attention.normalised(nu, mask, model.settings()["normalise"])
@@ -96,8 +120,8 @@ class Tabled(nn.Module):
         if events.ndim == 2:
             events, marks = events[..., None], marks[..., None]
         now, then = query[:, None, :, None, None], events.permute(0, 2, 1)[:, :, None, None]
-        pair = torch.arange(M)[:, None] * M + marks.permute(0, 2, 1)[:, :, None, None]
-        head = torch.arange(K)[:, None, None, None]
+        pair = torch.arange(M, device=marks.device)[:, None] * M + marks.permute(0, 2, 1)[:, :, None, None]
+        head = torch.arange(K, device=marks.device)[:, None, None, None]
         lag, total = (now - then).clamp(min=0), now + then
         return _read(self.lags, self.width, head, pair, lag) + _read(self.sums, self.width, head, pair, total)
 
@@ -109,7 +133,7 @@ def _table(theta: Tensor, weight: Tensor, turn: Tensor, width: float, cells: int
     small matrices and the cosines number 2 sqrt(cells) per mode.
     """
     side = math.isqrt(cells) + 1
-    fine, coarse = (torch.arange(side, dtype=torch.float64) * step for step in (width, side * width))
+    fine, coarse = (torch.arange(side, dtype=torch.float64, device=theta.device) * step for step in (width, side * width))
     curves = []
     for k in range(len(theta)):
         angle = (coarse[:, None] * theta[k] + turn[k].T[:, None]).flatten(0, 1)  # (P side, D)

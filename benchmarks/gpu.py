@@ -1,0 +1,279 @@
+"""Training on one CUDA device: events per second, the share of what the card can do, and agreement with the CPU in float64.
+
+    python benchmarks/gpu.py [--data DIR] [--peers DIR] [--only card agreement dapp deep] [--repeats 5] [--quick]
+
+    card        what the card does: float32 and tf32 matrix products, and a copy in its memory
+    agreement   log-likelihood and gradient of one batch with the same nodes and features: float32 there, float64 on the CPU
+    dapp        DAPP with 2 heads, 20 features and 8 nodes per gap on Hawkes sequences of about 50 events: whole steps of `fit`
+    deep        Deep DAPP beside EasyTPP's S2P2 (width 64, 64 modes, 4 layers: as many parameters), batches of 256 sequences of `taxi` and
+                `stackoverflow_easytpp` from DIR, at 8 nodes per gap and at each library's own number (Deep DAPP 4, EasyTPP 20)
+
+Fourpoint's events per second are those that `fit` reports: whole steps on padded batches of all lengths, from the choice of sequences to
+the running mean of weights. S2P2 has the card to itself, its batches lie on the device beforehand, and a step is forward, backward and
+optimiser. Operations are those of matrix products, two for a multiplication and an addition, three times the forward ones for a step;
+the floor of a step is their number over the card's float32 rate. Where no CUDA device is found, nothing is measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from records import Record, figure, options, ratios
+
+BATCH, NODES = 256, 8
+SETS = ("taxi", "stackoverflow_easytpp")
+OWN_NODES = {"deep-dapp": 4, "easytpp-s2p2": 20}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path)
+    parser.add_argument("--peers", type=Path, help="folder that holds easy_tpp and what it imports")
+    parser.add_argument("--only", nargs="+", default=["card", "agreement", "dapp", "deep"])
+    parser.add_argument("--repeats", type=int, default=5)
+    options(parser)
+    given = parser.parse_args()
+    if not torch.cuda.is_available():
+        print("no CUDA device: nothing to measure")
+        return 0
+    if given.peers:
+        sys.path.append(str(given.peers))
+    repeats = 2 if given.quick else given.repeats
+    record = Record("gpu", "training on one CUDA device", quick=given.quick)
+    rates = card(record, repeats) if {"card", "deep", "dapp"} & set(given.only) else {}
+    if "agreement" in given.only:
+        agreement(record)
+    if "dapp" in given.only:
+        dapp(record, rates, repeats)
+    if "deep" in given.only:
+        for name in SETS:
+            deep(record, name, given.data, rates, repeats)
+    record.write(given.results, dict(gpu=torch.cuda.get_device_name()))
+    return 0
+
+
+# ---------------------------------------------------------------------- the card
+
+
+def card(record: Record, repeats: int) -> dict[str, float]:
+    """Operations and bytes per second, of large products and a large copy of random numbers."""
+    a, b = (torch.randn(8192, 8192, device="cuda") for _ in range(2))
+    product = 2 * 8192**3
+    found = {"float32, operations/s": [product / s for s in timed(lambda: a @ b, repeats)]}
+    torch.backends.cuda.matmul.allow_tf32 = True
+    found["tf32, operations/s"] = [product / s for s in timed(lambda: a @ b, repeats)]
+    torch.backends.cuda.matmul.allow_tf32 = False
+    source = torch.randn(2**28, device="cuda")
+    target = torch.empty_like(source)
+    found["copy, bytes read and written/s"] = [2 * 4 * 2**28 / s for s in timed(lambda: target.copy_(source), repeats)]
+    for name, values in found.items():
+        record.row("what the card does", name, measured=figure(values))
+        print(f"{name}: {figure(values)['median']:.3g}", flush=True)
+    return {name: figure(values)["median"] for name, values in found.items()}
+
+
+def timed(work: Callable[[], Any], repeats: int, each: int = 10) -> list[float]:
+    """Seconds of one call, ``repeats`` times, each the mean over calls in a row; after a first one that is not counted."""
+    work()
+    torch.cuda.synchronize()
+    found = []
+    for _ in range(repeats):
+        began = time.perf_counter()
+        for _ in range(each):
+            work()
+        torch.cuda.synchronize()
+        found.append((time.perf_counter() - began) / each)
+    return found
+
+
+# ---------------------------------------------------------------------- agreement with the CPU
+
+
+def agreement(record: Record) -> None:
+    """Relative differences of the log-likelihood and of its gradient, float32 on the device against float64 on the CPU."""
+    for name, (value, slope) in dict(dapp=_dapp_agrees(), **{"deep-dapp": _deep_agrees()}).items():
+        record.row("agreement with the CPU in float64", name, **{"log-likelihood": value, "gradient": slope})
+        record.bar(f"{name}: log-likelihood on the device as on the CPU, relative difference", value, most=1e-4)
+        record.bar(f"{name}: gradient on the device as on the CPU, relative difference", slope, most=2e-3)
+
+
+def _dapp_agrees() -> tuple[float, float]:
+    from fourpoint.likelihood import _sampled
+    from fourpoint.maths.quadrature import stratified
+    from fourpoint.models import DAPP
+
+    data = hawkes(64)
+    plain, batch, random = DAPP(heads=2, features=20), data.batch(), torch.Generator().manual_seed(0)
+    plain.initialise(data)
+    plain.redraw(random)
+    times = stratified(batch.edges[:, :-1], batch.edges[:, 1:], NODES, random)
+    sides = []
+    for device, kind in (("cpu", torch.float64), ("cuda", torch.float32)):
+        model = copy.deepcopy(plain).to(device, kind).train()
+        model.modes._drawn = tuple(x.to(device, kind) for x in plain.modes._drawn)
+        value = _sampled(model, batch.to(torch.device(device)), times.to(device), None)[0].sum()
+        sides.append((value, model))
+    return _apart(sides)
+
+
+def _deep_agrees() -> tuple[float, float]:
+    from fourpoint.likelihood import _sampled
+    from fourpoint.models import DeepDAPP
+    from fourpoint.models.deep_cuda import draw, log_likelihoods
+
+    data = hawkes(64)
+    plain, batch = DeepDAPP(dropout=0.0, unheard=0.0, unmarked=0.0), data.batch()
+    plain.initialise(data)
+    ours = copy.deepcopy(plain).to("cuda").train()
+    there = batch.to(torch.device("cuda"))
+    drawn = draw(ours, there, NODES, torch.Generator("cuda").manual_seed(0))
+    edges, model = batch.edges, plain.double().train()
+    u = drawn.nodes.view(len(batch.times), -1, NODES).cpu().double()
+    times = edges[:, :-1, None] + edges.diff(dim=1)[..., None] * (torch.arange(NODES) + u) / NODES
+    return _apart([(_sampled(model, batch, times, None)[0].sum(), model), (log_likelihoods(ours, there, drawn, gaps=False).sum(), ours)])
+
+
+def _apart(sides: list[tuple[torch.Tensor, Any]]) -> tuple[float, float]:
+    slopes = []
+    for value, model in sides:
+        value.backward()
+        slopes.append(torch.cat([p.grad.flatten().cpu().double() for p in model.parameters() if p.grad is not None]))
+    (true, _), (found, _) = sides
+    return abs(float(found) / float(true) - 1), float((slopes[1] - slopes[0]).norm() / slopes[0].norm())
+
+
+def hawkes(sequences: int) -> Any:
+    """Hawkes sequences of about 50 events."""
+    import fourpoint as fp
+    from fourpoint.models import Hawkes
+
+    return fp.sample(Hawkes(baseline=0.85, branching=0.5, decay=1.0), 0.0, 30.0, sequences, seed=1)
+
+
+# ---------------------------------------------------------------------- training
+
+
+def dapp(record: Record, rates: dict[str, float], repeats: int) -> None:
+    from fourpoint.models import DAPP
+
+    train = hawkes(40_000)
+    K, D, Q = 2, 20, NODES + 1
+    speed = trained(DAPP(heads=K, features=D), train, 100_000, repeats, nodes=NODES)
+    moved = 3 * 4 * Q + 3 * 4 * Q * K + 2 * 8 * K * D  # lags, outputs and their slopes, and states, each written and read
+    waves = 2 * 3 * (Q + 1) * K * D  # an exponential, a cosine and a sine per mode and time, forward and backward
+    record.row(
+        "DAPP, 2 heads, 20 features, 8 nodes per gap",
+        f"{len(train):,} sequences of {train.events / len(train):.0f} events on average",
+        **{"events/s": speed, "bytes per event": moved, "exponentials, cosines and sines per event": waves},
+    )
+    share = figure([v * moved / rates["copy, bytes read and written/s"] for v in speed["repeats"]])
+    record.row("DAPP, 2 heads, 20 features, 8 nodes per gap", "share of the card's memory rate that these bytes are", measured=share)
+    print(f"dapp: {speed['median']:,.0f} events/s", flush=True)
+    record.bar("DAPP: million training events per second", speed["median"] / 1e6, least=10)
+
+
+def trained(model: Any, train: Any, batch_size: int, repeats: int, **settings: Any) -> Any:
+    """Events per second of `fit` between validations, once all shapes of batches have been seen."""
+    from fourpoint import fit
+
+    dev = train.select(range(32))
+    per_epoch = len(train.batches(batch_size, seed=0, mixed=bool(getattr(model, "recipe", {}).get("mixed", False))))
+    each = max(4 * per_epoch, 200 // per_epoch * per_epoch)
+    found = fit(
+        model, train, dev, steps=(repeats + 1) * each, epochs=0, batch_size=batch_size, validate_every=each, patience=10**6,
+        device="cuda", progress=False, **settings,
+    )  # fmt: skip
+    for note in found.notes:
+        if "graph" in note:
+            print(note, flush=True)
+    return figure([row["events_per_second"] for row in found.history[1:]])
+
+
+def deep(record: Record, name: str, folder: Path | None, rates: dict[str, float], repeats: int) -> None:
+    part = f"Deep DAPP and S2P2, {name}, batches of {BATCH}"
+    if folder is None or not (folder / f"{name}.parquet").is_file():
+        record.missing(part, name, "no data given (--data DIR)")
+        return
+    import fourpoint as fp
+    from fourpoint.models import MODELS
+
+    train = fp.read(folder / f"{name}.parquet").part("train")
+    speeds = {}
+    for nodes, label in ((NODES, f"{NODES} nodes per gap"), (None, "own nodes")):
+        model = MODELS["deep-dapp"](train.marks)
+        used = nodes or OWN_NODES["deep-dapp"]
+        work = operations(model, used)
+        speeds["deep", label] = trained(model, train, BATCH, repeats, nodes=used, convention="gaps")
+        share = figure([v * work / rates["float32, operations/s"] for v in speeds["deep", label]["repeats"]])
+        record.row(
+            part,
+            f"Fourpoint deep-dapp, {label} ({used})",
+            **{
+                "events/s": speeds["deep", label],
+                "parameters": parameters(model),
+                "operations per event": work,
+                "share of the float32 rate": share,
+            },
+        )
+        print(f"{name} deep-dapp {label}: {speeds['deep', label]['median']:,.0f} events/s, {share['median']:.1%} of the floor", flush=True)
+        if nodes:
+            record.bar(f"Deep DAPP on {name}: share of the float32 floor", share, least=0.15)
+        try:
+            speeds["s2p2", label], count = s2p2(train, nodes or OWN_NODES["easytpp-s2p2"], repeats)
+        except ImportError as error:
+            record.missing(part, f"EasyTPP S2P2, {label}", error)
+            continue
+        named = f"EasyTPP S2P2, {label} ({nodes or OWN_NODES['easytpp-s2p2']})"
+        record.row(part, named, **{"events/s": speeds["s2p2", label], "parameters": count})
+        print(f"{name} S2P2 {label}: {speeds['s2p2', label]['median']:,.0f} events/s", flush=True)
+        times = ratios(speeds["deep", label], speeds["s2p2", label])
+        record.bar(f"Deep DAPP trains as fast as S2P2 on {name}, {label}, times", times, least=20)
+
+
+def s2p2(train: Any, nodes: int, repeats: int) -> tuple[Any, int]:
+    """Events per second of S2P2 alone on the card, and its parameters."""
+    import easytpp_models as peers
+
+    from fourpoint.likelihood import sampled_log_likelihood
+
+    model = peers.build("easytpp-s2p2", train, 0)[0].to("cuda").train()
+    optimiser = torch.optim.AdamW(peers._groups(model), lr=1e-4)
+    rows = train.batches(BATCH, seed=0, mixed=True)[:5]
+    batches = [train.batch(some).to(torch.device("cuda")) for some in rows]
+    random, turn = torch.Generator("cuda").manual_seed(0), iter(range(10**9))
+
+    def step() -> None:
+        batch = batches[next(turn) % len(batches)]
+        loss = -sampled_log_likelihood(model, batch, nodes, random, convention="gaps").sum() / batch.valid.sum()
+        optimiser.zero_grad(set_to_none=True)
+        loss.backward()
+        optimiser.step()
+
+    events = float(np.mean([train.lengths[some].sum() for some in rows]))
+    return figure([events / s for s in timed(step, repeats, 10)]), parameters(model)
+
+
+def operations(model: Any, nodes: int) -> int:
+    """Of the matrix products of one training step, per event: one position and ``nodes`` + 1 query times."""
+    s = model.settings()
+    H, J, L, T, M = s["width"], s["modes"], s["layers"], len(model.scales), model.marks.count
+    layer = H * (4 * J + 2 * H) + 2 * J * H + H * H + 4 * H * H
+    query = 2 * J * L * H + T * H + 4 * H * H + H
+    return 3 * 2 * (L * layer + T * H + H * H + (nodes + 1) * query + H * M)
+
+
+def parameters(model: Any) -> int:
+    """Numbers that are learned; a complex one is two."""
+    return sum(p.numel() * (2 if p.is_complex() else 1) for p in model.parameters() if p.requires_grad)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,89 @@
+"""Functions of one number inside Deep DAPP's Triton kernels, each with the derivative that its backward pass needs.
+
+Sums of small and large numbers keep their digits: log(1 + x) comes from the series of its inverse hyperbolic tangent, since the
+device's fast logarithm has an absolute error. Used by the kernels of `deep_cuda`.
+"""
+
+from __future__ import annotations
+
+from typing import no_type_check
+
+import triton  # type: ignore[import-not-found, unused-ignore]
+import triton.language as tl  # type: ignore[import-not-found, unused-ignore]
+
+
+@triton.jit
+@no_type_check  # triton has its own types
+def normal_share(x):
+    """The share of a standard normal below x: gelu(x) is x times this."""
+    return 0.5 * (1.0 + tl.erf(x * 0.7071067811865476))
+
+
+@triton.jit
+@no_type_check
+def gelu_slope(x, share):
+    """The derivative of gelu, given ``normal_share(x)``."""
+    return share + x * 0.3989422804014327 * tl.exp(-0.5 * x * x)
+
+
+@triton.jit
+@no_type_check
+def softplus(x):
+    """log(1 + e^x)."""
+    small = tl.exp(-tl.abs(x))
+    y = small / (2.0 + small)
+    y2 = y * y
+    series = 1.0 + y2 * (1.0 / 3 + y2 * (1.0 / 5 + y2 * (1.0 / 7 + y2 * (1.0 / 9 + y2 * (1.0 / 11 + y2 * (1.0 / 13))))))
+    return tl.maximum(x, 0.0) + 2.0 * y * series
+
+
+@triton.jit
+@no_type_check
+def log_softplus(x):
+    """log(log(1 + e^x)), which is x - e^x / 2 far below 0."""
+    low = x < -18.0
+    return tl.where(low, x - 0.5 * tl.exp(tl.minimum(x, -18.0)), tl.log(softplus(tl.maximum(x, -18.0))))
+
+
+@triton.jit
+@no_type_check
+def log_softplus_slope(x):
+    """Its derivative."""
+    high = tl.maximum(x, -18.0)
+    return tl.where(x < -18.0, 1.0, tl.sigmoid(high) / softplus(high))
+
+
+@triton.jit
+@no_type_check
+def cos_sin(x):
+    """cos(x) and sin(x) from one reduction to the nearest multiple of pi / 2, within 2e-6 for |x| up to 10,000.
+
+    pi / 2 is taken off in pieces of eleven digits each in base 2, whose products with the multiple are exact. The polynomials are those of
+    S. Moshier's Cephes. Far beyond 10,000 both are still numbers from -1 to 1, while the angle's own digits no longer say which.
+    """
+    k = tl.floor(x * 0.6366197723675814 + 0.5)
+    r = x - k * 1.5703125
+    r = r - k * 0.0004837512969970703
+    r = r - k * 7.549533620476723e-08
+    r = r - k * 2.5633440682570896e-12
+    r = tl.minimum(tl.maximum(r, -0.8), 0.8)
+    z = r * r
+    sine = r + r * z * (-1.6666654611e-1 + z * (8.3321608736e-3 + z * -1.9515295891e-4))
+    cosine = 1.0 - 0.5 * z + z * z * (4.166664568298827e-2 + z * (-1.388731625493765e-3 + z * 2.443315711809948e-5))
+    quarter = (k - 4.0 * tl.floor(k * 0.25)).to(tl.int32)
+    odd = (quarter & 1) != 0
+    a = tl.where(odd, sine, cosine)
+    b = tl.where(odd, cosine, sine)
+    return tl.where(((quarter + 1) & 2) != 0, -a, a), tl.where((quarter & 2) != 0, -b, b)
+
+
+@triton.jit
+@no_type_check
+def in_turn(a_re, a_im, s_re, s_im, b_re, b_im, t_re, t_im):
+    """First S -> a S + s, then S -> b S + t."""
+    return (
+        b_re * a_re - b_im * a_im,
+        b_re * a_im + b_im * a_re,
+        b_re * s_re - b_im * s_im + t_re,
+        b_re * s_im + b_im * s_re + t_im,
+    )

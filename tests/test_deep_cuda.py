@@ -1,0 +1,244 @@
+"""Deep DAPP's kernels against the model's own layers in float64, with the same nodes and the same silence.
+
+Without a CUDA device the kernels run in triton's interpreter, where TRITON_INTERPRET=1 was set before the start; else they are skipped.
+"""
+
+from __future__ import annotations
+
+import os
+from copy import deepcopy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import gelu, layer_norm, linear, softplus
+
+from fourpoint.events import Batch
+from fourpoint.likelihood import sampled_log_likelihood
+from fourpoint.models.deep_dapp import DeepDAPP
+from fourpoint.models.rate import log_softplus
+
+triton = pytest.importorskip("triton", reason="triton comes with torch where there is a CUDA device")
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+if DEVICE == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
+    pytest.skip("no CUDA device, and no TRITON_INTERPRET=1 to do without", allow_module_level=True)
+
+from fourpoint.models import deep_mix_cuda, deep_norm_cuda  # noqa: E402
+from fourpoint.models.deep_cuda import Drawn, draw, log_likelihoods  # noqa: E402
+from fourpoint.models.deep_maths_cuda import cos_sin  # noqa: E402
+
+tl = triton.language
+
+
+@triton.jit
+def _cos_sin(x, cosine, sine, count, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    i = tl.arange(0, BLOCK)
+    a, b = cos_sin(tl.load(x + i, i < count, 0.0))
+    tl.store(cosine + i, a, i < count)
+    tl.store(sine + i, b, i < count)
+
+
+@pytest.fixture(autouse=True)
+def exact(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deep_mix_cuda, "PRECISION", "ieee")
+
+
+@pytest.mark.parametrize("gaps", [False, True])
+@pytest.mark.parametrize("marks", [1, 5])
+@pytest.mark.parametrize("noisy", [False, True])
+def test_values_and_gradients_are_the_plain_models(gaps: bool, marks: int, noisy: bool) -> None:
+    model, batch = _model(marks), _batch([5, 0, 3, 1], marks)
+    model.train(noisy)
+    drawn = draw(model, batch, 3, torch.Generator(DEVICE).manual_seed(1))
+    assert (drawn.layers is not None) == noisy
+    _agree(model, batch, drawn, gaps)
+
+
+def test_sequences_of_many_chunks_and_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scans carry on from chunk to chunk, and programs go on to further tiles."""
+    from fourpoint.models import deep_head_cuda, deep_walk_cuda
+
+    monkeypatch.setattr(deep_walk_cuda, "CHUNK", 4)
+    for module in (deep_mix_cuda, deep_head_cuda):
+        monkeypatch.setattr(module, "ROWS", 16)
+        monkeypatch.setattr(module, "BACK_ROWS", 16)
+    model, batch = _model(3), _batch([17, 2, 0, 9], 3)
+    _agree(model, batch, draw(model, batch, 2, torch.Generator(DEVICE).manual_seed(2)), gaps=False)
+
+
+def test_three_layers_and_marks_that_are_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """48 modes side by side, which is no power of two; and shares in pieces."""
+    from fourpoint.models import deep_cuda
+
+    monkeypatch.setattr(deep_cuda, "SPREAD", 4)
+    monkeypatch.setattr(deep_cuda, "PIECE", 40)
+    model, batch = _model(7, layers=3), _batch([4, 2], 7)
+    _agree(model, batch, draw(model, batch, 2, torch.Generator(DEVICE).manual_seed(3)), gaps=False)
+
+
+def test_modes_that_have_faded_away_have_no_gradient_but_finite_ones() -> None:
+    model, batch = _model(2), _batch([4, 3], 2)
+    with torch.no_grad():
+        next(model._stack()).log_decay[:4] = 6.0
+    _agree(model, batch, draw(model.eval(), batch, 2, torch.Generator(DEVICE).manual_seed(4)), gaps=False)
+
+
+def test_nothing_in_the_padding_matters() -> None:
+    model, batch = _model(3), _batch([4, 1], 3)
+    drawn = draw(model, batch, 2, torch.Generator(DEVICE).manual_seed(5))
+    value, found = _with_gradients(model, lambda: log_likelihoods(model, batch, drawn, gaps=False))
+    times, marks = batch.times.clone(), batch.marks.clone()
+    times[1, 1:], marks[1, 1:] = torch.nan, 2
+    object.__setattr__(batch, "times", times)
+    object.__setattr__(batch, "marks", marks)
+    again, same = _with_gradients(model, lambda: log_likelihoods(model, batch, drawn, gaps=False))
+    assert torch.equal(value, again)
+    assert all(torch.equal(found[name], same[name]) for name in found)
+
+
+def test_silence_has_the_models_shares() -> None:
+    model, batch = _model(3, dropout=0.3, unheard=0.2, unmarked=0.4), _batch([60, 60], 3)
+    drawn = draw(model.train(), batch, 2, torch.Generator(DEVICE).manual_seed(6))
+    assert drawn.hidden is not None and drawn.heard is not None and drawn.layers is not None and drawn.queries is not None
+    for what, share in ((drawn.hidden, 0.4), (drawn.heard, 0.8), (drawn.layers, 0.7), (drawn.queries, 0.7)):
+        assert abs(what.double().mean() - share) < 5 * (share * (1 - share) / what.numel()) ** 0.5
+    assert draw(model.eval(), batch, 2, torch.Generator(DEVICE)).layers is None
+
+
+def test_a_norm_and_the_matrix_after_it() -> None:
+    """More tiles than one, and a last tile that is not full."""
+    random = torch.Generator().manual_seed(8)
+    given = [torch.randn(*shape, generator=random).to(DEVICE).requires_grad_() for shape in ((77, 16), (16,), (16,), (12, 16), (12,))]
+    slope = torch.randn(77, 12, generator=random).to(DEVICE)
+    exact = [part.detach().double().requires_grad_() for part in given]
+    out = deep_norm_cuda.NormLinear.apply(*given)
+    wanted = linear(layer_norm(exact[0], (16,), exact[1], exact[2]), exact[3], exact[4])
+    torch.testing.assert_close(out.double(), wanted, rtol=1e-5, atol=2e-5)
+    found, truth = torch.autograd.grad(out, given, slope), torch.autograd.grad(wanted, exact, slope.double())
+    for part, true in zip(found, truth, strict=True):
+        torch.testing.assert_close(part.double(), true, rtol=1e-4, atol=1e-4)
+
+
+def test_cosines_and_sines() -> None:
+    x = torch.cat([torch.linspace(-2000, 2000, 40_001), torch.linspace(-4, 4, 4001), torch.linspace(9900, 10_000, 4001)])
+    x = torch.cat([x, torch.tensor([1e6, -1e8, 1e12, -1e30])]).to(DEVICE)
+    cosine, sine = torch.empty_like(x), torch.empty_like(x)
+    _cos_sin[(1,)](x, cosine, sine, len(x), BLOCK=triton.next_power_of_2(len(x)))
+    for found, wanted in ((cosine, x.double().cos()), (sine, x.double().sin())):
+        assert float((found[:-4].double() - wanted[:-4]).abs().max()) < 2e-6
+        assert bool((found[-4:].abs() <= 1).all())  # too far to be right, but nothing worse
+
+
+@pytest.mark.skipif(DEVICE == "cpu", reason="the fast path is for CUDA devices")
+def test_training_uses_it_on_a_device() -> None:
+    model, batch = _model(3).eval(), _batch([5, 3], 3)
+    assert model.fast_log_likelihood(batch, 400, torch.Generator().manual_seed(0), "window") is not None
+    assert deepcopy(model).double().fast_log_likelihood(batch, 4, torch.Generator().manual_seed(0), "window") is None
+    fast = sampled_log_likelihood(model, batch, 400, torch.Generator().manual_seed(0))
+    plain = sampled_log_likelihood(deepcopy(model).double(), batch, 400, torch.Generator().manual_seed(1))
+    torch.testing.assert_close(fast.double(), plain, rtol=1e-3, atol=1e-3)
+
+
+def test_without_a_device_there_is_no_fast_path() -> None:
+    model = _model(3).cpu()
+    assert model.fast_log_likelihood(_batch([5, 3], 3).to("cpu"), 4, torch.Generator().manual_seed(0), "window") is None
+
+
+def _model(marks: int, layers: int = 2, dropout: float = 0.3, unheard: float = 0.2, unmarked: float = 0.2) -> DeepDAPP:
+    model = DeepDAPP(marks, layers=layers, width=16, modes=16, dropout=dropout, unheard=unheard, unmarked=unmarked, seed=3)
+    random = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for p in model.parameters():  # away from the zeros and the equal gates of the start
+            p += 0.2 * torch.randn(p.shape, generator=random)
+        for layer in model._stack():
+            layer.steady[3] = True
+            layer.first_decay += 0.3
+        model.time_scale.fill_(1.7)
+    return model.to(DEVICE)
+
+
+def _batch(lengths: list[int], marks: int) -> Batch:
+    random, B, N = torch.Generator().manual_seed(7), len(lengths), max(lengths)
+    times = 2 + torch.rand(B, N, generator=random, dtype=torch.float64).cumsum(1)
+    valid = torch.arange(N) < torch.tensor(lengths)[:, None]
+    start = torch.full((B,), 1.5, dtype=torch.float64)
+    return Batch(times, torch.randint(marks, (B, N), generator=random), valid, start, times.amax(1) + 0.7).to(DEVICE)
+
+
+def _agree(model: DeepDAPP, batch: Batch, drawn: Drawn, gaps: bool) -> None:
+    value, found = _with_gradients(model, lambda: log_likelihoods(model, batch, drawn, gaps=gaps))
+    exact = deepcopy(model).double()
+    wanted, gradients = _with_gradients(exact, lambda: _plain(exact, batch, drawn, gaps))
+    torch.testing.assert_close(value.double(), wanted, rtol=2e-5, atol=2e-5)
+    assert found.keys() == gradients.keys()
+    size = max(float(g.abs().max()) for g in gradients.values())
+    for name, g in gradients.items():
+        assert float((found[name].double() - g).norm()) <= 1e-4 * float(g.norm()) + 1e-6 * size, name
+
+
+def _with_gradients(model: DeepDAPP, value: Any) -> tuple[Tensor, dict[str, Tensor]]:
+    model.zero_grad(set_to_none=True)
+    found = value()
+    (found * torch.linspace(0.5, 1.5, len(found), device=found.device).to(found)).sum().backward()
+    return found.detach(), {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+def _plain(model: DeepDAPP, batch: Batch, drawn: Drawn, gaps: bool) -> Tensor:
+    """The formulas, one position and one layer after another, with the model's own matrices."""
+    (B, N), H, M = batch.times.shape, model.settings()["width"], model.marks.count
+    loud, louder = 1 / (1 - model.settings()["unheard"]), 1 / (1 - model.settings()["dropout"])
+    lengths, P = batch.lengths, N + 1
+    edges = batch.edges / model.time_scale
+    width = edges.diff(dim=1)
+    gap = torch.cat([torch.zeros_like(width[:, :1]), width[:, :-1]], 1)
+    marks = batch.marks if drawn.hidden is None else torch.where(drawn.hidden == 1, M + 1, batch.marks)
+    marks = torch.cat([torch.full_like(lengths[:, None], M), marks], 1)
+    x = model.tokens[marks] + model.gap(model._features(gap))
+
+    def kept(y: Tensor, mask: Tensor | None) -> Tensor:
+        return y if mask is None else y * mask.view(B, P, -1) * louder
+
+    moments = []
+    for i, layer in enumerate(model._stack()):
+        masks: Any = (None,) * 3
+        if drawn.layers is not None:
+            masks = drawn.layers[i].flatten().split([B * P * H, 2 * B * P * H, B * P * H])
+        u = layer.norm(x)
+        assert layer.gates is not None
+        keep, pace = layer.gates(u).chunk(2, -1)
+        pace = torch.where(layer.steady, 1.0, softplus(pace))
+        driven = torch.complex(*layer.drive(u).chunk(2, -1))
+        if drawn.heard is not None:
+            driven = driven * drawn.heard[i].view(B, P, 1) * loud
+        states = [driven[:, 0]]
+        for p in range(1, P):
+            own = pace[:, p - 1] * gap[:, p, None]
+            fade = (-layer.decay * own - softplus(-keep[:, p])).clamp(min=-60)
+            states.append(torch.exp(fade) * torch.exp(1j * layer.frequency * own) * states[-1] + driven[:, p])
+        state = torch.stack(states, 1)
+        skip, gate = layer.skip(u).chunk(2, -1)
+        x = x + kept(layer.out(gelu(layer.read(torch.view_as_real(state).flatten(2)) + skip) * gate.sigmoid()), masks[0])
+        x = x + kept(layer.down(kept(gelu(layer.up(layer.inner_norm(x))), masks[1])), masks[2])
+        moments.append((state, pace, layer.decay, layer.frequency))
+    Q = drawn.nodes.shape[1]
+    share = torch.cat([(drawn.nodes.view(B, P, Q).double() + torch.arange(Q, device=x.device)) / Q, torch.ones_like(width)[..., None]], 2)
+    lag = width[..., None] * share
+    moved = []
+    for state, pace, decay, frequency in moments:
+        own = pace[:, :, None] * lag[..., None]
+        turned = torch.exp((-decay * own).clamp(min=-60)) * torch.exp(1j * frequency * own) * state[:, :, None]
+        moved.append(torch.view_as_real(turned).flatten(3))
+    before = model.read(torch.cat(moved, -1)) + model.context(model.norm(x))[:, :, None] + model.since(model._features(lag))
+    q = gelu(before)
+    inner = gelu(model.up(model.query_norm(q)))
+    if drawn.queries is not None:
+        inner = inner * drawn.queries.view(B, P, 1, -1) * louder
+    q = q + model.down(inner)
+    log_rate = log_softplus(model.rate(q)[..., 0]) + model.log_scale - model.time_scale.log()
+    position = torch.arange(P, device=x.device)
+    counted = (position <= lengths[:, None]) & ((position > 0) & (position < lengths[:, None]) if gaps else True)
+    integral = log_rate[:, :, :-1].exp().mean(2) * width * model.time_scale
+    own_share = torch.log_softmax(model.share(q[:, :-1, -1]), -1).gather(2, batch.marks[..., None])[..., 0]
+    scored = counted[:, :-1] & (position[:-1] < lengths[:, None])
+    return torch.where(scored, log_rate[:, :-1, -1] + own_share, 0.0).sum(1) - torch.where(counted, integral, 0.0).sum(1)
