@@ -2,6 +2,7 @@
 # VENV=path puts the environment elsewhere; PYTHON=path chooses the interpreter that makes it.
 VENV ?= .venv
 PYTHON ?=
+BENCH ?=
 BIN := $(VENV)/bin
 STAMPS := $(VENV)/.stamps
 PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
@@ -26,8 +27,8 @@ lint: $(STAMPS)/dev  ## ruff, mypy and the direction of imports
 docs: $(STAMPS)/dev  ## check the links of the documentation, compile its code blocks, run the README's
 	@$(BIN)/python -m pytest -q tests/test_docs.py
 
-bench: $(STAMPS)/core  ## run every benchmark
-	@set -e; for file in benchmarks/*.py; do [ -e "$$file" ] || continue; echo "== $$file"; $(BIN)/python "$$file"; done
+bench: $(STAMPS)/bench  ## run every benchmark beside its peers and write docs/performance.md (BENCH="--quick": five minutes)
+	@$(BIN)/python benchmarks/run.py $(BENCH)
 
 $(STAMPS)/venv:
 	@test -x $(BIN)/python || { \
@@ -48,4 +49,12 @@ $(STAMPS)/core: pyproject.toml constraints.txt | $(STAMPS)/venv
 $(STAMPS)/dev: pyproject.toml constraints.txt | $(STAMPS)/venv
 	@echo "Installing Fourpoint and its test tools into $(VENV) (a minute or two the first time)"
 	@$(PIP) -e '.[dev]'
+	@touch $@ $(STAMPS)/core
+
+# A peer that cannot be installed here is left out, and the tables show it as missing.
+$(STAMPS)/bench: pyproject.toml constraints.txt | $(STAMPS)/venv
+	@echo "Installing Fourpoint and the peers of its benchmarks into $(VENV) (a few minutes the first time)"
+	@$(PIP) -e '.[fast,bench]' || { $(PIP) -e '.[fast]' && \
+	  for peer in $$($(BIN)/python -c "import tomllib; print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['optional-dependencies']['bench'])"); do \
+	    $(PIP) "$$peer" || echo "expected to install $$peer; it could not be, and its rows will say missing. Install it by hand, or go on without."; done; }
 	@touch $@ $(STAMPS)/core

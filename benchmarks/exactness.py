@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from records import Record, options
 
 import fourpoint.models
 from fourpoint.data.synthetic import simulate
@@ -34,16 +35,19 @@ def main() -> None:
     parser.add_argument("--gaps", type=int, default=20_000)
     parser.add_argument("--forecasts", type=int, default=5000)
     parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args()
+    options(parser)
+    given = parser.parse_args()
     torch.set_num_threads(1)
-    known_means(options.seed)
-    if options.gaps:
-        rescaled(options.gaps, options.seed)
-    if options.forecasts:
-        coverage(options.forecasts, options.seed)
+    record = Record("exactness", "Is the sampler exact?", given.quick)
+    known_means(record, given.seed)
+    if given.gaps:
+        rescaled(record, given.gaps, given.seed)
+    if given.forecasts:
+        coverage(record, given.forecasts, given.seed)
+    print(f"wrote {record.write(given.results)}")
 
 
-def known_means(seed: int) -> None:
+def known_means(record: Record, seed: int) -> None:
     """Four rates of the time s since the last event, with the mean of the next."""
 
     def bump(s: torch.Tensor) -> torch.Tensor:
@@ -61,7 +65,9 @@ def known_means(seed: int) -> None:
         random = torch.Generator().manual_seed(seed + 1)
         thinned = next_by_thinning(lambda t, f=rate: f(t)[..., None], bound, zero, zero + 1e4, zero + 1, random)
         inverted = next_by_inversion(lambda t, f=rate: f(t)[..., None], zero, zero + 1e4, zero + 0.25, random)
-        cells = (f"{x.mean():10.3f} ({(x.mean() - mean) / x.std() * DRAWS**0.5:+.1f})" for x in (thinned, inverted))
+        cells = [f"{x.mean():10.3f} ({(x.mean() - mean) / x.std() * DRAWS**0.5:+.1f})" for x in (thinned, inverted)]
+        told = dict(truth=mean, thinning=cells[0].strip(), inversion=cells[1].strip())
+        record.row(f"means of {DRAWS:,} draws at known rates (standard errors off)", name, **told)
         print(f"{name:28}{mean:8.3f}" + "".join(f"{cell:>18}" for cell in cells))
 
 
@@ -133,7 +139,7 @@ def poisson(rate: float) -> Poisson:
     return model
 
 
-def rescaled(gaps: int, seed: int) -> None:
+def rescaled(record: Record, gaps: int, seed: int) -> None:
     columns = {"method": 11, "events": 9, "accepted": 10, "KS": 9, "p": 8, "uniform p": 11, "Ljung-Box p": 13, "count - integral": 18}
     print(f"\n{'model':28}" + "".join(f"{name:>{width}}" for name, width in columns.items()))
     for row, (name, build) in enumerate(MODELS.items()):
@@ -146,10 +152,13 @@ def rescaled(gaps: int, seed: int) -> None:
             off = (v.count - v.expected) / np.sqrt(v.expected)
             accepted = f"{paths.acceptance:.0%}" if method == "thinning" else "-"
             cells = f"{method:>11}{v.count:>9,}{accepted:>10}{v.ks:>9.4f}{v.ks_p:>8.3f}{v.uniform_p:>11.3f}{v.ljung_box_p:>13.3f}"
+            told = {"events": v.count, "accepted": accepted, "KS": v.ks, "KS p": v.ks_p, "uniform p": v.uniform_p}
+            more = {"Ljung-Box p": v.ljung_box_p, "count less integral, standard errors": float(off)}
+            record.row("samples rescaled by their own integral", f"{name}, {method}", **told, **more)
             print(f"{name:28}{cells}{off:>+13.2f} s.e.", flush=True)
 
 
-def coverage(count: int, seed: int) -> None:
+def coverage(record: Record, count: int, seed: int) -> None:
     model = Hawkes(baseline=1.0, branching=0.6, decay=2.0)
     cases = sample(model, 0.0, 40.0, count, seed=seed + 2)
     began, inside = time.perf_counter(), 0
@@ -158,6 +167,8 @@ def coverage(count: int, seed: int) -> None:
         future = s.times[s.times >= 5.0]
         inside += low <= (future[0] if len(future) else np.inf) <= high
     each = 1e3 * (time.perf_counter() - began) / count
+    told = {"covered": float(inside / count), "ms each": each}
+    record.row("90% intervals of the next event's time", f"{count:,} Hawkes forecasts", **told)
     print(f"\nthe next event's 90% interval covers {inside / count:.2%} of {count:,} Hawkes forecasts ({each:.1f} ms each)")
 
 

@@ -16,7 +16,6 @@ standard errors; 93 to 97 percent are expected of 1,000 intervals with a true le
 from __future__ import annotations
 
 import argparse
-import statistics
 import time
 from collections.abc import Callable
 from importlib.util import find_spec
@@ -24,6 +23,7 @@ from importlib.util import find_spec
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from records import Record, figure, options, ratios
 
 from fourpoint.events import Dataset
 from fourpoint.maths.ages import timeline
@@ -42,47 +42,54 @@ def main() -> None:
     parser.add_argument("--events", type=int, nargs="*", default=[100_000, 1_000_000])
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--coverage", type=int, default=0, help="data sets in the study of confidence intervals")
-    options = parser.parse_args()
+    options(parser)
+    given = parser.parse_args()
     torch.set_num_threads(1)
+    record = Record("hawkes", "Seconds to fit a Hawkes process, one thread.", given.quick)
     compiled = "numba" if find_spec("numba") else "without numba"
-    print(f"one thread, {compiled}; medians of {options.repeats} fits after a warm-up, compiling excluded")
-    for events in options.events:
-        compare(events, options.repeats)
-    if options.coverage:
-        coverage(options.coverage)
+    print(f"one thread, {compiled}; medians of {given.repeats} fits after a warm-up, compiling excluded")
+    for events in given.events:
+        compare(record, events, given.repeats)
+    if given.coverage:
+        coverage(record, given.coverage)
+    print(f"wrote {record.write(given.results)}")
 
 
-def compare(events: int, repeats: int) -> None:
+def compare(record: Record, events: int, repeats: int) -> None:
     times = branching_process(events, seed=events)
     line, data = timeline(*_flat(times), 1), Dataset(*_flat(times), inferred=True)
     fourpoint(times, data, 0)  # loads the compiled loops, which small data do not use
-    print(f"\n{len(times):,} events of mu = {MU}, alpha = {ALPHA}, beta = {BETA}")
+    part = f"{len(times):,} events of mu = {MU}, alpha = {ALPHA}, beta = {BETA}"
+    print(f"\n{part}")
     print(f"{'':22}{'seconds':>9}{'mu':>10}{'alpha':>10}{'beta':>10}{'log-likelihood':>20}{'less ours':>12}")
-    runs: dict[str, list[tuple[float, Estimates]]] = {name: [] for name in FITTERS if ready(name, times[:2000])}
+    runs: dict[str, list[tuple[float, Estimates]]] = {name: [] for name in FITTERS if ready(record, part, name, times[:2000])}
     for repeat in range(repeats):
         for name in runs:
             began = time.perf_counter()
             estimates = FITTERS[name](times, data, repeat)
             runs[name].append((time.perf_counter() - began, estimates))
-    found = {}
-    for name, each in runs.items():
-        seconds = statistics.median(run[0] for run in each)
-        value, estimates = max((log_likelihood(line, *_arrays(run[1])), run[1]) for run in each)
-        found[name] = seconds, value
+    took = {name: figure([run[0] for run in each], "s") for name, each in runs.items()}
+    attained = {name: max((log_likelihood(line, *_arrays(run[1])), run[1]) for run in each) for name, each in runs.items()}
+    best = attained["Fourpoint"][0]
+    for name, (value, estimates) in attained.items():
         numbers = "".join(f"{x:>10.5f}" for x in estimates)
-        print(f"{name:22}{seconds:>9.3f}{numbers}{value:>20.6f}{value - found['Fourpoint'][1]:>12.6f}")
-    ours, best = found.pop("Fourpoint")
-    for name, (seconds, value) in found.items():
-        higher = "at least as high" if best >= value - 1e-12 * abs(value) else "LOWER"
-        print(f"Fourpoint is {seconds / ours:.1f} times as fast as {name}, its log-likelihood {higher}")
+        beside = ratios(took[name], took["Fourpoint"]) if name != "Fourpoint" else None
+        values = dict(zip(("mu", "alpha", "beta"), estimates, strict=True))
+        less = {"Fourpoint is so many times as fast": beside, "log-likelihood less Fourpoint's": value - best}
+        record.row(part, name, seconds=took[name], **values, **less)
+        print(f"{name:22}{took[name]['median']:>9.3f}{numbers}{value:>20.6f}{value - best:>12.6f}")
+        if beside:
+            higher = "at least as high" if best >= value - 1e-12 * abs(value) else "LOWER"
+            print(f"Fourpoint is {beside['median']:.1f} times as fast as {name}, its log-likelihood {higher}")
 
 
-def ready(name: str, times: Times) -> bool:
+def ready(record: Record, part: str, name: str, times: Times) -> bool:
     """Whether a library is there; a first small fit takes its compiling out of what is measured."""
     try:
         FITTERS[name](times, Dataset(*_flat(times), inferred=True), 0)
     except ImportError as error:
         print(f"{name:22}missing ({error})")
+        record.missing(part, name, error)
         return False
     return True
 
@@ -137,7 +144,7 @@ def branching_process(events: int, seed: int) -> Times:
     return np.sort(np.concatenate(all_times))
 
 
-def coverage(studies: int, sequences: int = 20, stop: float = 100.0) -> None:
+def coverage(record: Record, studies: int, sequences: int = 20, stop: float = 100.0) -> None:
     truth = dict(baseline=MU, branching=ALPHA, decay=BETA)
     everything = sample(Hawkes(**truth), 0.0, stop, studies * sequences, seed=7)
     print(f"\n{studies:,} data sets of {sequences} sequences on [0, {stop:g}), {everything.events / studies:,.0f} events each")
@@ -151,7 +158,9 @@ def coverage(studies: int, sequences: int = 20, stop: float = 100.0) -> None:
     z = np.array(scores)
     print(f"{'':12}{'within 1.96 errors':>20}{'mean of z':>12}{'spread of z':>12}")
     for name, column in zip(truth, z.T, strict=True):
-        print(f"{name:12}{np.mean(np.abs(column) <= 1.96):>20.1%}{column.mean():>12.3f}{column.std():>12.3f}")
+        inside = float(np.mean(np.abs(column) <= 1.96))
+        record.row(f"intervals of {studies:,} data sets", name, **{"share within 1.96 errors": inside, "spread of z": float(column.std())})
+        print(f"{name:12}{inside:>20.1%}{column.mean():>12.3f}{column.std():>12.3f}")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """What bounded memory costs: ODAPP beside DAPP and its exact stream, on the four processes with a known truth.
 
-    python benchmarks/memory.py [--steps 1000] [--more 100] [--train .1 .3 .5] [--processes hawkes ...] [--sequences 500] [--json F]
+    python benchmarks/memory.py [--steps 1000] [--more 100] [--train .1 .3 .5] [--processes hawkes ...] [--sequences 500]
 
 DAPP is fitted once to 5,000 sequences of each process, with ``--steps`` steps. Then, for a memory of 10% to 100% of the longest
 sequence, two losses on 500 fresh sequences, in nats per event against that DAPP's own likelihood by quadrature: with the same weights
@@ -13,12 +13,11 @@ that of rounding. A quarter of an hour on one core.
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import time
-from pathlib import Path
 
 import torch
+from records import Record, options
 
 import fourpoint as fp
 from fourpoint.data.synthetic import process
@@ -38,29 +37,28 @@ def main() -> None:
     parser.add_argument("--train", type=float, nargs="*", default=[0.1, 0.3, 0.5], help="shares for which they are taken")
     parser.add_argument("--processes", nargs="+", choices=PROCESSES, default=PROCESSES)
     parser.add_argument("--sequences", type=int, default=500, help="test sequences")
-    parser.add_argument("--json", type=Path)
-    options = parser.parse_args()
+    options(parser)
+    given = parser.parse_args()
     torch.set_num_threads(1)
-    began, rows = time.process_time(), []
+    record, began = Record("memory", "Nats per event lost by bounded memory.", given.quick), time.process_time()
     print(f"{'process':16}{'share':>8}{'eta':>5}{'loss, same weights':>20}{'loss, trained on':>18}   (nats per event against DAPP)")
-    for name in options.processes:
-        train, test = process(name).simulate(5000, seed=1), process(name).simulate(options.sequences, seed=99)
+    for name in given.processes:
+        train, test = process(name).simulate(5000, seed=1), process(name).simulate(given.sequences, seed=99)
         model = DAPP()
-        fp.fit(model, train, steps=options.steps, progress=False)
+        fp.fit(model, train, steps=given.steps, progress=False)
         whole, longest = per_event(model, test), int(train.lengths.max())
-        rows.append(dict(process=name, share="exact stream", likelihood=whole, loss=whole - streamed(model, test)))
-        print(f"{name:16}{'exact':>8}{'':>5}{rows[-1]['loss']:>20.1e}{'':>18}   of {whole:.4f}", flush=True)
+        loss = whole - streamed(model, test)
+        record.row(name, "exact stream", **{"DAPP, nats per event": whole, "loss, same weights": loss})
+        print(f"{name:16}{'exact':>8}{'':>5}{loss:>20.1e}{'':>18}   of {whole:.4f}", flush=True)
         for share in SHARES:
             eta = max(1, math.ceil(share * longest))
-            rows.append(dict(process=name, share=share, eta=eta, loss=whole - streamed(model, test, eta)))
-            trained = ""
-            if share in options.train:
-                rows[-1]["loss_trained"] = whole - streamed(trained_on(model, train, eta, options.more), test)
-                trained = f"{rows[-1]['loss_trained']:.5f}"
-            print(f"{name:16}{share:>8.0%}{eta:>5}{rows[-1]['loss']:>20.5f}{trained:>18}".replace("-0.00000", " 0.00000"), flush=True)
+            loss = whole - streamed(model, test, eta)
+            trained = whole - streamed(trained_on(model, train, eta, given.more), test) if share in given.train else None
+            record.row(name, f"{share:.0%}", eta=eta, **{"loss, same weights": loss, "loss, trained on": trained})
+            said = "" if trained is None else f"{trained:.5f}"
+            print(f"{name:16}{share:>8.0%}{eta:>5}{loss:>20.5f}{said:>18}".replace("-0.00000", " 0.00000"), flush=True)
     print(f"{time.process_time() - began:.0f} s of processor time")
-    if options.json:
-        options.json.write_text(json.dumps(rows, indent=1))
+    print(f"wrote {record.write(given.results)}")
 
 
 def trained_on(model: DAPP, train: Dataset, eta: int, steps: int) -> DAPP:

@@ -1,11 +1,11 @@
 """Reading events: processor time and peak memory of fourpoint.read beside polars' read followed by a numpy stable sort.
 
-    python benchmarks/reading.py [--rows 20000000] [--repeats 3] [--formats parquet csv] [--folder DIR] [--json FILE]
+    python benchmarks/reading.py [--rows 20000000] [--repeats 3] [--formats parquet csv] [--folder DIR]
 
 Files have columns seq, time and mark, in two orders: "log" (by time, sequences mixed, as a system writes them) and
 "grouped" (sequence after sequence, where nothing has to move). Each reading runs in a process of its own; its processor
 seconds (user and system, all threads) are counted from after the imports, and its peak memory is that of the whole
-process. The two readers take turns, and the least of each is compared, since other processes only add. The rule: at most
+process. The two readers take turns, and medians of the ratios of each turn are compared. The rule: at most
 1.3 times the seconds and 1.5 times the memory. Fourpoint's side ends with a checked Dataset, polars' with three numpy
 arrays in order of sequence.
 """
@@ -22,7 +22,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
+from records import ROOT, Figure, Record, figure, options, ratios
+
 SECONDS, MEMORY = 1.3, 1.5
 
 
@@ -33,52 +34,68 @@ def main() -> None:
     parser.add_argument("--formats", nargs="+", choices=["parquet", "csv"], default=["parquet", "csv"])
     parser.add_argument("--orders", nargs="+", choices=["log", "grouped"], default=["log", "grouped"])
     parser.add_argument("--folder", type=Path, help="where the files are kept; a temporary folder by default")
-    parser.add_argument("--json", type=Path)
     parser.add_argument("--one", nargs=2, help=argparse.SUPPRESS)
     parser.add_argument("--make", type=Path, help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.one:
-        print(json.dumps(measure(*options.one)))
+    options(parser)
+    given = parser.parse_args()
+    if given.one:
+        print(json.dumps(measure(*given.one)))
         return
-    if options.make:
-        make(options.make, options.rows, options.orders, options.formats)
+    if given.make:
+        make(given.make, given.rows, given.orders, given.formats)
         return
+    record = Record("reading", "Reading events beside polars and a stable sort.", given.quick)
     with tempfile.TemporaryDirectory() as temporary:
-        folder = options.folder or Path(temporary)
-        rows = compare(folder, options)
-    if options.json:
-        options.json.write_text(json.dumps(rows, indent=1))
-    sys.exit(0 if all(row["seconds"] <= SECONDS and row["memory"] <= MEMORY for row in rows) else 1)
+        compare(record, given.folder or Path(temporary), given)
+    print(f"wrote {record.write(given.results)}")
 
 
-def compare(folder: Path, options: argparse.Namespace) -> list[dict[str, float | str]]:
+def compare(record: Record, folder: Path, given: argparse.Namespace) -> None:
     """Both readers on every file, in turns; one printed line each."""
-    print(f"{options.rows:,} rows; processor seconds and peak MB, least of {options.repeats}; ratios against polars + stable sort")
+    part = f"{given.rows:,} rows, ratios against polars + stable sort"
+    print(f"{part}; processor seconds and peak MB, medians of {given.repeats}")
     print(f"{'file':<18} {'fourpoint':>16} {'polars':>16} {'seconds':>9} {'memory':>8}")
-    rows: list[dict[str, float | str]] = []
-    for kind in options.formats:
-        for order in options.orders:
-            file = folder / f"{order}_{options.rows}.{kind}"
+    for kind in given.formats:
+        for order in given.orders:
+            file, label = folder / f"{order}_{given.rows}.{kind}", f"{order} {kind}"
             if not file.exists():
                 # In a process of its own: a child's peak begins at the memory of the process that started it.
-                again = [sys.executable, __file__, "--make", str(folder), "--rows", str(options.rows), "--orders", order, "--formats", kind]
+                again = [sys.executable, __file__, "--make", str(folder), "--rows", str(given.rows), "--orders", order, "--formats", kind]
                 subprocess.run(again, check=True)
-            found: dict[str, list[dict[str, float]]] = {"fourpoint": [], "polars": []}
-            for _ in range(options.repeats):
-                for reader, results in found.items():
-                    done = subprocess.run(
-                        [sys.executable, __file__, "--one", reader, str(file)], check=True, capture_output=True, text=True
-                    )
-                    results.append(json.loads(done.stdout.splitlines()[-1]))
-            ours, theirs = ({key: min(r[key] for r in results) for key in results[0]} for results in found.values())
-            if ours["events"] != theirs["events"] or abs(ours["sum"] - theirs["sum"]) > 1e-6 * abs(theirs["sum"]):
-                raise SystemExit(f"{file.name}: the readers disagree: {ours} and {theirs}")
-            row = {"file": f"{order} {kind}", "seconds": ours["seconds"] / theirs["seconds"], "memory": ours["mb"] / theirs["mb"]}
-            row |= {f"{who}_{key}": one[key] for who, one in (("fourpoint", ours), ("polars", theirs)) for key in ("seconds", "mb", "wall")}
-            rows.append(row)
-            mine, other = (f"{one['seconds']:6.2f} s {one['mb']:5.0f} MB" for one in (ours, theirs))
-            print(f"{row['file']:<18} {mine:>16} {other:>16} {row['seconds']:>8.2f}x {row['memory']:>7.2f}x", flush=True)
-    return rows
+            try:
+                found = in_turns(file, given.repeats)
+            except ImportError as error:
+                print(f"{label:<18} polars is missing ({error})")
+                record.missing(part, label, error)
+                continue
+            report(record, part, label, found)
+
+
+def in_turns(file: Path, repeats: int) -> dict[str, dict[str, Figure]]:
+    """Figures of both readers, each reading in a process of its own; what they read must agree."""
+    found: dict[str, list[dict[str, float]]] = {"fourpoint": [], "polars": []}
+    for _ in range(repeats):
+        for reader, results in found.items():
+            done = subprocess.run([sys.executable, __file__, "--one", reader, str(file)], capture_output=True, text=True)
+            if done.returncode:
+                last = done.stderr.strip().splitlines()[-1]
+                raise ImportError(last) if "ModuleNotFoundError" in last else SystemExit(f"{file.name}: {reader} failed: {last}")
+            results.append(json.loads(done.stdout.splitlines()[-1]))
+    ours, theirs = (results[0] for results in found.values())
+    if ours["events"] != theirs["events"] or abs(ours["sum"] - theirs["sum"]) > 1e-6 * abs(theirs["sum"]):
+        raise SystemExit(f"{file.name}: the readers disagree: {ours} and {theirs}")
+    return {reader: {key: figure([r[key] for r in results]) for key in ("seconds", "mb")} for reader, results in found.items()}
+
+
+def report(record: Record, part: str, label: str, found: dict[str, dict[str, Figure]]) -> None:
+    ours, theirs = found["fourpoint"], found["polars"]
+    seconds, memory = (ratios(ours[key], theirs[key]) for key in ("seconds", "mb"))
+    told = {f"{who}, {unit}": one[key] for who, one in found.items() for key, unit in (("seconds", "s"), ("mb", "MB"))}
+    record.row(part, label, **told, **{"seconds, ratio": seconds, "memory, ratio": memory})
+    mine, other = (f"{one['seconds']['median']:6.2f} s {one['mb']['median']:5.0f} MB" for one in (ours, theirs))
+    print(f"{label:<18} {mine:>16} {other:>16} {seconds['median']:>8.2f}x {memory['median']:>7.2f}x", flush=True)
+    record.bar(f"reading {label}: processor seconds beside polars", seconds, most=SECONDS)
+    record.bar(f"reading {label}: peak memory beside polars", memory, most=MEMORY)
 
 
 def measure(reader: str, file: str) -> dict[str, float]:

@@ -1,6 +1,6 @@
 """How fast paths are sampled: DAPP beside EasyTPP's multi-step prediction, Hawkes beside tick, all in this one run.
 
-    python benchmarks/sampling.py [--paths 1000] [--seconds 20]
+    python benchmarks/sampling.py [--paths 1000] [--seconds 20] [--repeats 3]
 
 DAPP (two heads) is fitted for ``--seconds`` to the paper's Hawkes process on a window that holds about 100 events, and
 then draws ``--paths`` paths. EasyTPP's models are asked for 100 events per sequence with their own defaults (500 candidates
@@ -12,9 +12,9 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable
-from typing import Any
 
 import torch
+from records import Figure, Record, figure, options, ratios
 
 from fourpoint.data.synthetic import process
 from fourpoint.models import DAPP, Hawkes
@@ -30,40 +30,56 @@ def main() -> None:
     parser.add_argument("--paths", type=int, default=1000)
     parser.add_argument("--seconds", type=float, default=20.0, help="time to fit DAPP")
     parser.add_argument("--theirs", type=int, default=64, help="sequences in EasyTPP's batch")
-    options = parser.parse_args()
+    parser.add_argument("--repeats", type=int, default=3)
+    options(parser)
+    given = parser.parse_args()
     torch.set_num_threads(1)
     print(f"one thread, torch {torch.__version__}")
+    record = Record("sampling", "Events per second of sampled paths, one thread, by the clock.", given.quick)
     model = DAPP(heads=2)
-    fit(model, process("hawkes").simulate(300, stop=STOP), time_budget=options.seconds, progress=False)
-    ours = dapp(model, options.paths)
-    for name in ("NHP", "THP", "SAHP"):
-        theirs = attempt(f"EasyTPP {name}", easy_tpp, name, options.theirs)
-        if theirs:
-            print(f"{'':28}DAPP is {ours / theirs:,.0f} times faster")
-    hawkes(options.paths)
-    attempt("tick SimuHawkesExpKernels", tick)
+    fit(model, process("hawkes").simulate(300, stop=STOP), time_budget=given.seconds, progress=False)
+    sample_paths(model, 0.0, STOP / 20, given.paths)
+    heads, modes = model.spectrum().weight.shape
+    exact = Hawkes(baseline=10.0, branching=1.0, decay=1.0)
+    contests: dict[str, dict[str, Callable[[], tuple[int, float]]]] = {
+        "neural models": {f"Fourpoint DAPP, K = {heads}, D = {modes}": lambda: ours(model, given.paths)}
+        | {f"EasyTPP {name}": lambda name=name: easy_tpp(name, given.theirs) for name in ("NHP", "THP", "SAHP")},
+        "Hawkes": {"Fourpoint Hawkes": lambda: ours(exact, 20 * given.paths), "tick SimuHawkesExpKernels": tick},
+    }
+    for part, measures in contests.items():
+        compare(record, part, measures, given.repeats)
+    print(f"wrote {record.write(given.results)}")
 
 
-def dapp(model: DAPP, paths: int) -> float:
-    sample_paths(model, 0.0, STOP / 20, paths)
+def compare(record: Record, part: str, measures: dict[str, Callable[[], tuple[int, float]]], repeats: int) -> None:
+    """Rounds in which everything is measured in turn; the first of ``measures`` is ours."""
+    found: dict[str, list[float]] = {name: [] for name in measures}
+    for _ in range(repeats):
+        for name in list(found):
+            try:
+                events, seconds = measures[name]()
+            except ImportError as error:
+                print(f"{name:32}missing ({error})")
+                record.missing(part, name, error)
+                del found[name]
+                continue
+            found[name].append(events / seconds)
+    speeds: dict[str, Figure] = {name: figure(values, "events/s") for name, values in found.items()}
+    first = next(iter(speeds.values()))
+    for name, speed in speeds.items():
+        beside = ratios(first, speed)
+        record.row(part, name, **{"events/s": speed, "Fourpoint is so many times as fast": beside})
+        print(f"{name:32}{speed['median']:>12,.0f} events per second; ours {beside['median']:,.1f} times as fast", flush=True)
+
+
+def ours(model: DAPP | Hawkes, paths: int) -> tuple[int, float]:
+    """Events drawn, and seconds."""
     began = time.perf_counter()
     drawn = sample_paths(model, 0.0, STOP, paths, seed=1)
-    speed = report("Fourpoint DAPP", drawn.data.events, time.perf_counter() - began)
-    heads, modes = model.spectrum().weight.shape
-    print(f"{'':28}K = {heads}, D = {modes}; {drawn.acceptance:.0%} of candidates accepted")
-    return speed
+    return drawn.data.events, time.perf_counter() - began
 
 
-def hawkes(paths: int) -> None:
-    model = Hawkes(baseline=10.0, branching=1.0, decay=1.0)
-    for repeats in (1, 20):
-        began = time.perf_counter()
-        drawn = sample_paths(model, 0.0, STOP, paths * repeats, seed=1)
-        report(f"Fourpoint Hawkes x {paths * repeats:,}", drawn.data.events, time.perf_counter() - began)
-    print(f"{'':28}{drawn.acceptance:.0%} of candidates accepted")
-
-
-def tick() -> float:
+def tick() -> tuple[int, float]:
     import numpy as np
     from tick.hawkes import SimuHawkesExpKernels
 
@@ -73,10 +89,10 @@ def tick() -> float:
         one = SimuHawkesExpKernels(np.array([[1.0]]), np.array([[1.0]]), np.array([10.0]), **options)
         one.simulate()
         events += one.n_total_jumps
-    return report("tick x 1,000", events, time.perf_counter() - began)
+    return events, time.perf_counter() - began
 
 
-def easy_tpp(name: str, sequences: int) -> float:
+def easy_tpp(name: str, sequences: int) -> tuple[int, float]:
     from easy_tpp.config_factory import ModelConfig
     from easy_tpp.model.basemodel import BaseModel
 
@@ -90,20 +106,7 @@ def easy_tpp(name: str, sequences: int) -> float:
     with torch.no_grad():
         began = time.perf_counter()
         model.predict_multi_step_since_last_event(**inputs)
-    return report(f"EasyTPP {name} x {sequences}", sequences * STEPS, time.perf_counter() - began)
-
-
-def attempt(name: str, measure: Callable[..., float], *arguments: Any) -> float | None:
-    try:
-        return measure(*arguments)
-    except ImportError as error:
-        print(f"{name:28}missing ({error})")
-        return None
-
-
-def report(name: str, events: int, seconds: float) -> float:
-    print(f"{name:28}{events:>10,} events in {seconds:7.2f} s: {events / seconds:>12,.0f} events per second")
-    return events / seconds
+    return sequences * STEPS, time.perf_counter() - began
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import torch
+from records import Record, figure, options
 
 from fourpoint.data.synthetic import process, simulate
 from fourpoint.events import Dataset
@@ -48,26 +49,29 @@ def main() -> None:
     parser.add_argument("--streams", type=int, default=1000, help="streams from the true model")
     parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument("--plain", action="store_true", help="as where numba is not installed")
-    options = parser.parse_args()
-    if options.plain:
-        sys.modules["numba"] = None  # type: ignore[assignment]
+    options(parser)
+    given = parser.parse_args()
+    if given.plain:
+        sys.modules["numba"] = None
     torch.set_num_threads(1)
+    record = Record("streaming", "Live streams: time, state and memory per event, banks, alarms.", given.quick)
     model = DAPP()
-    if {"flat", "observe"} & set(options.only):
-        fit(model, process("hawkes").simulate(300, stop=3.58), time_budget=options.seconds, progress=False)
+    if {"flat", "observe"} & set(given.only):
+        fit(model, process("hawkes").simulate(300, stop=3.58), time_budget=given.seconds, progress=False)
         print(f"DAPP of {model.spectrum(fixed=True).weight.shape[0]} heads, {model.settings()['eval_features']} features, fitted to hawkes")
-    if "flat" in options.only:
-        flat("the exact stream", model, None, options.events)
-        flat(f"keep={options.keep}", model, options.keep, options.keep_events)
-    if "observe" in options.only:
-        observe(model)
-    if "bank" in options.only:
-        bank(options.entities)
-    if "alarms" in options.only:
-        alarms(options.streams)
+    if "flat" in given.only:
+        flat(record, "the exact stream", model, None, given.events)
+        flat(record, f"keep={given.keep}", model, given.keep, given.keep_events)
+    if "observe" in given.only:
+        observe(record, model)
+    if "bank" in given.only:
+        bank(record, given.entities)
+    if "alarms" in given.only:
+        alarms(record, given.streams)
+    print(f"wrote {record.write(given.results)}")
 
 
-def flat(name: str, model: DAPP, keep: int | None, events: int) -> None:
+def flat(record: Record, name: str, model: DAPP, keep: int | None, events: int) -> None:
     """State, memory and time at every power of ten."""
     heads = ("event", "state, bytes", "resident, MB", "median, us", "processor, us", "nine in ten below")
     print(f"\n{name}\n{heads[0]:>10} {heads[1]:>13} {heads[2]:>13} {heads[3]:>11} {heads[4]:>14} {heads[5]:>18}")
@@ -80,6 +84,8 @@ def flat(name: str, model: DAPP, keep: int | None, events: int) -> None:
             states.append((i, stream.state()))
             (clock, own), tail = 1e6 * np.median(last, axis=0), 1e6 * np.quantile(last, 0.9, axis=0)[0]
             rows.append((len(states[-1][1]), resident()))
+            sizes = {"state, bytes": rows[-1][0], "resident, MB": rows[-1][1]}
+            record.row(f"one stream, {name}", f"event {i:,}", **sizes, **{"median, us": float(clock), "nine in ten below, us": float(tail)})
             print(f"{i:>10,} {rows[-1][0]:>13,} {rows[-1][1]:>13.1f} {clock:>11.0f} {own:>14.0f} {tail:>18.0f}", flush=True)
     print(f"{events / (time.perf_counter() - began):,.0f} events per second in all")
     for column, label in enumerate(("state", "resident memory")):
@@ -116,7 +122,7 @@ def resident() -> float:
         return next(int(line.split()[1]) for line in status if line.startswith("VmRSS")) / 1024
 
 
-def observe(model: DAPP) -> None:
+def observe(record: Record, model: DAPP) -> None:
     """The median time of one stream."""
     print()
     for features in (int(model.settings()["eval_features"]), 1024):
@@ -129,9 +135,16 @@ def observe(model: DAPP) -> None:
         low, middle, high = np.quantile(clock, (0.1, 0.5, 0.9))
         words = f"median {middle:.0f} us, from {low:.0f} to {high:.0f} for eight in ten; {np.median(processor):.0f} us of processor"
         print(f"observe at {features} features per head: {words}")
+        record.row("observe", f"{features} features per head", **{"us an event": spread(clock), "us of processor": spread(processor)})
 
 
-def bank(entities: int) -> None:
+def spread(values: np.ndarray) -> dict[str, object]:
+    """The median of many events with the tenth and ninetieth percentile as its spread; single events would fill the file."""
+    low, middle, high = (float(v) for v in np.quantile(values, (0.1, 0.5, 0.9)))
+    return dict(median=middle, min=low, max=high, repeats=[low, middle, high], unit="us")
+
+
+def bank(record: Record, entities: int) -> None:
     """Events per second of many entities, each with log-density, rescaled gap and rate."""
     print()
     random, names = np.random.default_rng(2), [f"entity {i}" for i in range(entities)]
@@ -148,11 +161,15 @@ def bank(entities: int) -> None:
                 many.observe(call, times)
                 found.append((time.perf_counter() - start, time.process_time() - own))
             speed, share = entities / np.median(found[3:], axis=0)
+            speeds = figure([entities / clock for clock, _ in found[3:]], "events/s")
+            shares = figure([entities / own for _, own in found[3:]], "events/s")
+            row = f"{label}, {threads} thread{'s' * (threads > 1)}"
+            record.row(f"bank of {entities:,}", row, **{"events/s": speeds, "events/s of processor": shares})
             words = f"{speed:>10,.0f} events per second, {share:,.0f} per second of processor"
             print(f"bank of {entities:,}, {label}, {threads} thread{'s' * (threads > 1)}: {words}")
 
 
-def alarms(streams: int) -> None:
+def alarms(record: Record, streams: int) -> None:
     """False alarms of the true model, and the delay at a doubled rate, at three promised rates."""
     true, doubled = Hawkes(baseline=1.0, branching=0.4, decay=2.0), Hawkes(baseline=2.0, branching=0.8, decay=2.0)
     drawn = sample(true, 0.0, 800.0, streams, seed=1)
@@ -166,9 +183,15 @@ def alarms(streams: int) -> None:
             if alarm.kind == "burst" and alarm.time >= 150.0:
                 seen.setdefault(row, int(np.searchsorted(after[row].times, alarm.time)) + 1)
         delay = f"after a median of {np.median(list(seen.values())):.0f} events ({len(seen)} of {len(before)} within the window)"
+        told = {"share of streams with a false alarm": len(false) / streams, "events until a doubled rate is seen, median": delayed(seen)}
+        record.row(f"alarms of {streams:,} streams", f"promised at most {promised:g}", **told)
         print(
             f"promised at most {promised:g}: {len(false) / streams:.4f} of streams raised one; a doubled rate is seen {delay}", flush=True
         )
+
+
+def delayed(seen: dict[int, int]) -> float | str:
+    return float(np.median(list(seen.values()))) if seen else "never"
 
 
 def watch(model: Hawkes, promised: float, data: Dataset, most: int) -> Iterator[tuple[int, Alarm]]:

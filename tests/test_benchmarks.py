@@ -249,6 +249,8 @@ def test_scaling_report_takes_the_top_decade(bench: Any) -> None:
     assert "from 100,000 to 1,000,000" in record.bars[0]["bar"]
     bench.scaling.report(record, "n", [dict(size=n, seconds=[n**1.2, n**1.2], mb=1.0) for n in (10, 100)])
     assert record.bars[1]["met"] is False
+    bench.scaling.report(record, "batch", found)
+    assert len(record.bars) == 2 and 0.99 < record.rows[-1]["figures"]["exponent from the row above"]["median"] < 1.0
 
 
 def test_deep_without_data_says_so(bench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,17 +24,18 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 if DEVICE == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("no CUDA device, and no TRITON_INTERPRET=1 to do without", allow_module_level=True)
 
-from fourpoint.models import deep_mix_cuda, deep_norm_cuda  # noqa: E402
+from fourpoint.models import deep_mix_cuda, deep_norm_cuda, deep_product_cuda  # noqa: E402
 from fourpoint.models.deep_cuda import Drawn, draw, log_likelihoods  # noqa: E402
-from fourpoint.models.deep_maths_cuda import cos_sin  # noqa: E402
+from fourpoint.models.deep_maths_cuda import cos_sin, normal_share  # noqa: E402
 
 tl = triton.language
 
 
 @triton.jit
-def _cos_sin(x, cosine, sine, count, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+def _of_each(x, cosine, sine, share, count, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     i = tl.arange(0, BLOCK)
     a, b = cos_sin(tl.load(x + i, i < count, 0.0))
+    tl.store(share + i, normal_share(tl.load(x + i, i < count, 0.0)), i < count)
     tl.store(cosine + i, a, i < count)
     tl.store(sine + i, b, i < count)
 
@@ -67,6 +68,20 @@ def test_sequences_of_many_chunks_and_tiles(monkeypatch: pytest.MonkeyPatch) -> 
     _agree(model, batch, draw(model, batch, 2, torch.Generator(DEVICE).manual_seed(2)), gaps=False)
 
 
+@pytest.mark.filterwarnings("ignore:.*deterministic")
+def test_memory_that_no_kernel_has_written_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tiles of padding alone are skipped; here new memory is full of NaN."""
+    monkeypatch.setattr(deep_mix_cuda, "BACK_ROWS", 16)
+    model, batch = _model(3), _batch([33, 0], 3)
+    drawn = draw(model, batch, 2, torch.Generator(DEVICE).manual_seed(10))
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        assert bool(torch.empty(8, device=DEVICE).isnan().all())
+        _agree(model, batch, drawn, gaps=False)
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
 def test_three_layers_and_marks_that_are_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """48 modes side by side, which is no power of two; and shares in pieces."""
     from fourpoint.models import deep_cuda
@@ -82,6 +97,28 @@ def test_modes_that_have_faded_away_have_no_gradient_but_finite_ones() -> None:
     with torch.no_grad():
         next(model._stack()).log_decay[:4] = 6.0
     _agree(model, batch, draw(model.eval(), batch, 2, torch.Generator(DEVICE).manual_seed(4)), gaps=False)
+
+
+def test_products_in_pieces_are_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of columns of a wider table too, and of rows that no number of pieces divides."""
+    wide, b = torch.randn(192, 12, device=DEVICE), torch.randn(192, 6, device=DEVICE)
+    for rows, pieces in ((192, 128), (192, 4), (97, 128), (1, 128)):
+        monkeypatch.setattr(deep_product_cuda, "PIECES", pieces)
+        a = wide[:rows, 3:8]
+        found = deep_product_cuda.product(a, b[:rows])
+        torch.testing.assert_close(found.double(), a.T.double() @ b[:rows].double(), rtol=1e-4, atol=1e-4)
+
+
+def test_what_is_stored_shorter_changes_gradients_little(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, batch = _model(3), _batch([6, 2], 3)
+    drawn = draw(model, batch, 2, torch.Generator(DEVICE).manual_seed(9))
+    value, found = _with_gradients(model, lambda: log_likelihoods(model, batch, drawn, gaps=False))
+    monkeypatch.setattr(deep_mix_cuda, "STORED", "bfloat16")
+    again, rounded = _with_gradients(model, lambda: log_likelihoods(model, batch, drawn, gaps=False))
+    assert torch.equal(value, again)
+    moved = {name: float((rounded[name] - g).norm() / g.norm()) for name, g in found.items() if float(g.norm()) > 0}
+    assert 1e-5 < moved["up.weight"] < 1e-2
+    assert max(moved.values()) < 2e-2
 
 
 def test_nothing_in_the_padding_matters() -> None:
@@ -122,12 +159,21 @@ def test_a_norm_and_the_matrix_after_it() -> None:
 
 def test_cosines_and_sines() -> None:
     x = torch.cat([torch.linspace(-2000, 2000, 40_001), torch.linspace(-4, 4, 4001), torch.linspace(9900, 10_000, 4001)])
-    x = torch.cat([x, torch.tensor([1e6, -1e8, 1e12, -1e30])]).to(DEVICE)
+    x = torch.cat([x, torch.tensor([1e6, -1e8, 1e12, -1e18])]).to(DEVICE)
     cosine, sine = torch.empty_like(x), torch.empty_like(x)
-    _cos_sin[(1,)](x, cosine, sine, len(x), BLOCK=triton.next_power_of_2(len(x)))
+    _of_each[(1,)](x, cosine, sine, torch.empty_like(x), len(x), BLOCK=triton.next_power_of_2(len(x)))
     for found, wanted in ((cosine, x.double().cos()), (sine, x.double().sin())):
         assert float((found[:-4].double() - wanted[:-4]).abs().max()) < 2e-6
         assert bool((found[-4:].abs() <= 1).all())  # too far to be right, but nothing worse
+
+
+def test_shares_of_a_normal() -> None:
+    x = torch.cat([torch.linspace(-12, 12, 20_001), torch.tensor([-1e18, 1e18])]).to(DEVICE)
+    share = torch.empty_like(x)
+    _of_each[(1,)](x, torch.empty_like(x), torch.empty_like(x), share, len(x), BLOCK=triton.next_power_of_2(len(x)))
+    wanted = torch.special.ndtr(x.double())
+    assert float((share.double() - wanted).abs().max()) < 3e-7
+    assert float(((share.double() - wanted) * x.double())[:-2].abs().max()) < 5e-7  # what gelu is wrong by
 
 
 @pytest.mark.skipif(DEVICE == "cpu", reason="the fast path is for CUDA devices")

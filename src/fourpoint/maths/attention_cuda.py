@@ -25,7 +25,6 @@ from torch import Tensor
 from fourpoint.maths.fourier import FADED
 
 
-
 def attended(
     frequency: Float[Tensor, "K D"],
     decay: Float[Tensor, "K D"],

@@ -9,7 +9,7 @@ from torch import Tensor
 FEW = 512  # rows of a table that is multiplied by
 
 
-def looked_up(table: Float[Tensor, "J *R"], index: Int[Tensor, "*S"]) -> Float[Tensor, "*S *R"]:
+def looked_up(table: Float[Tensor, J * R], index: Int[Tensor, "*S"]) -> Float[Tensor, "*S *R"]:
     """table[index].
 
     On the CPU by index_select, whose gradient is far quicker than indexing's. On a CUDA device many threads would add to few rows in

@@ -56,11 +56,12 @@ def draw(model: DeepDAPP, batch: Batch, nodes: int, random: torch.Generator) -> 
     def kept(share: float, *shape: int) -> Tensor | None:
         return torch.empty(shape, dtype=torch.uint8, device=device).bernoulli_(1 - share, generator=random) if share else None
 
-    seen, heard, active = kept(settings["unmarked"], B, N), kept(settings["unheard"], L, R), kept(settings["dropout"], (4 * L + 2) * R * H)
+    hidden = kept(1 - settings["unmarked"], B, N) if settings["unmarked"] else None
+    heard, active = kept(settings["unheard"], L, R), kept(settings["dropout"], (4 * L + 2) * R * H)
     layers, queries = (None, None) if active is None else active.split([4 * L * R * H, 2 * R * H])
     return Drawn(
         where,
-        None if seen is None else 1 - seen,
+        hidden,
         heard,
         None if layers is None else layers.view(L, R, 4 * H),
         None if queries is None else queries.view(R, 2 * H),
@@ -73,7 +74,7 @@ def log_likelihoods(model: DeepDAPP, batch: Batch, drawn: Drawn, *, gaps: bool) 
     louder, stack = 1 / (1 - model.settings()["dropout"]), list(model._stack())
     x, after, width = _tokens(model, batch, lengths, drawn)
     first = torch.cat([layer.first_decay for layer in stack])
-    log_decays, turns, *own = Modes.apply(first, torch.cat([layer.held for layer in stack]), *_learned(stack))
+    log_decays, turns, *own = Modes.apply(*[layer.log_decay for layer in stack], *[layer.turns for layer in stack])
     together = (x.new_empty(len(x), 2 * len(first)), x.new_empty(len(x), len(first)))  # states and paces of all layers, side by side
     moments = list[Tensor]()
     for i, layer in enumerate(stack):
@@ -99,10 +100,6 @@ def _tokens(model: DeepDAPP, batch: Batch, lengths: Tensor, drawn: Drawn) -> tup
     if spread:
         return linear(features, torch.cat([model.tokens.T, model.gap.weight], 1), model.gap.bias), after, width
     return embedding(own, model.tokens) + linear(features, model.gap.weight, model.gap.bias), after, width
-
-
-def _learned(stack: list[DeepLayer]) -> list[Tensor]:
-    return [layer.log_decay for layer in stack] + [layer.turns for layer in stack]
 
 
 def _layer(

@@ -44,8 +44,7 @@ TIMES = 6  # times s_k that gaps are compared with
 TURNS = 4  # of the fastest rhythm in one piece of an integral
 MOST_CUTS = 1024  # of a window
 PIECE = 2**24  # numbers held at once, per mark and event or per time
-COARSE = 10  # ticks of a clock: where a quarter of all gaps is shorter, the clock is part of the law
-CUTS = 24  # integrals are then cut between the first so many ticks after each event
+COARSE = 10  # ticks of a clock: where a quarter of all gaps is shorter, the user is told what that does to likelihoods
 MATRIX, LONGEST = 16, 2048  # least width and modes, and most events, of `deep_cuda`
 SHORTEST = 0.02  # quantile of the positive gaps that counts as the shortest
 
@@ -88,7 +87,6 @@ class DeepDAPP(nn.Module):
         modes: J modes per layer.
         gated: whether events decide what is kept of the past and how fast time runs after them.
         rhythms: at most so many frequencies are taken from the data.
-        ticks: multiples of a coarse clock's frequency that modes of their own turn with, where the data were read from one.
         dropout: the share of activations that is silent while training.
         unheard, unmarked: the share of events that leave no trace in the states, and of those whose mark is hidden, while training.
         form: "scan" in O(n), or "dense" from all pairs, for short sequences and for tests.
@@ -111,7 +109,6 @@ class DeepDAPP(nn.Module):
     time_scale: Tensor
     scales: Tensor
     fastest: Tensor  # period of the fastest rhythm, in the user's unit
-    tick: Tensor  # of a coarse clock, in the user's unit; 0 where there is none
 
     def __init__(
         self,
@@ -122,7 +119,6 @@ class DeepDAPP(nn.Module):
         modes: int = 32,
         gated: bool = True,
         rhythms: int = 8,
-        ticks: int = 4,
         dropout: float = 0.3,
         unheard: float = 0.1,
         unmarked: float = 0.1,
@@ -130,7 +126,7 @@ class DeepDAPP(nn.Module):
         seed: int = 0,
     ) -> None:
         super().__init__()
-        _check(layers, width, modes, rhythms, ticks, dropout, unheard, unmarked, form)
+        _check(layers, width, modes, rhythms, dropout, unheard, unmarked, form)
         self.marks = protocol.space_without_places(marks, "deep-dapp")
         self._settings: dict[str, Any] = dict(
             layers=layers,
@@ -138,7 +134,6 @@ class DeepDAPP(nn.Module):
             modes=modes,
             gated=gated,
             rhythms=rhythms,
-            ticks=ticks,
             dropout=dropout,
             unheard=unheard,
             unmarked=unmarked,
@@ -165,7 +160,6 @@ class DeepDAPP(nn.Module):
         self.share.requires_grad_(M > 1)
         self.register_buffer("time_scale", torch.ones((), dtype=torch.float64))
         self.register_buffer("fastest", torch.full((), torch.inf, dtype=torch.float64))
-        self.register_buffer("tick", torch.zeros((), dtype=torch.float64))
         self.register_buffer("scales", torch.logspace(-2, 2, TIMES))
 
     def settings(self) -> dict[str, Any]:
@@ -183,11 +177,8 @@ class DeepDAPP(nn.Module):
         self.time_scale.fill_(scale)
         self.fastest.fill_(2 * math.pi / max(rhythms) if len(rhythms) else math.inf)
         self.scales.copy_(torch.logspace(math.log10(shortest / scale), math.log10(longest / scale), TIMES))
-        tick = clock(gaps) if len(gaps) and self._settings["ticks"] else 0.0
-        self.tick.fill_(tick if tick and np.quantile(gaps, 0.25) <= COARSE * tick else 0.0)
-        turns = torch.arange(1, self._settings["ticks"] + 1 if self.tick > 0 else 1) * (2 * math.pi * scale / (tick or 1.0))
         for layer in self._stack():
-            layer.spread(scale / longest, scale / shortest, torch.from_numpy(rhythms * scale), turns)
+            layer.spread(scale / longest, scale / shortest, torch.from_numpy(rhythms * scale))
         rates = mean_rates(data, self.marks) * scale
         self.log_scale.fill_(math.log(scale / shortest))
         self.rate.bias.copy_(torch.log(torch.expm1(rates.sum() / self.log_scale.exp())))
@@ -196,8 +187,12 @@ class DeepDAPP(nn.Module):
         said = [f"time scale: {scale:.4g} {unit} (the mean gap), modes from {shortest:.4g} to {longest:.4g}"]
         if len(rhythms):
             said.append(f"rhythms in the data, with modes of their own: {', '.join(f'{2 * np.pi / w:.4g}' for w in rhythms)} {unit}")
-        if self.tick > 0:
-            said.append(f"a clock of tick {tick:.4g} {unit} is part of the law: a quarter of all gaps is at most {COARSE} ticks")
+        tick = clock(gaps) if len(gaps) else 0.0
+        if tick and np.quantile(gaps, 0.25) <= COARSE * tick:
+            said.append(
+                f"times are multiples of {tick:.4g} {unit}, and a quarter of all gaps is at most {COARSE} of these ticks: a rate "
+                "can aim at ticks, so that likelihoods grow without end; spread times inside their ticks where that is not wanted"
+            )
         return said
 
     def redraw(self, random: torch.Generator) -> None:
@@ -290,16 +285,13 @@ class DeepDAPP(nn.Module):
         return protocol.intensity(self, history, times)
 
     def knots(self, history: DeepHistory) -> Float[Tensor, "B E"] | None:
-        """Where integrals are cut: no piece holds many turns of the data's fastest rhythm, and the first ticks of a coarse clock after
-        each event are pieces of their own. None where there is neither."""
-        cuts, first = list[Tensor](), history.times[:, :1]
-        if bool(self.fastest.isfinite()):
-            span = 1.25 * (history.times.amax(1, keepdim=True) - first)
-            count = min(MOST_CUTS, int(span.max() / (TURNS * self.fastest)) + 1)
-            cuts.append(first + span * torch.arange(1, count + 1, device=span.device) / count)
-        if bool(self.tick > 0):
-            cuts.append((history.times[..., None] + self.tick * (torch.arange(CUTS, device=first.device) + 0.5)).flatten(1))
-        return torch.cat(cuts, 1) if cuts else None
+        """Where integrals are cut, so that no piece holds many turns of the data's fastest rhythm; None without one."""
+        if not bool(self.fastest.isfinite()):
+            return None
+        first = history.times[:, :1]
+        span = 1.25 * (history.times.amax(1, keepdim=True) - first)
+        count = min(MOST_CUTS, int(span.max() / (TURNS * self.fastest)) + 1)
+        return first + span * torch.arange(1, count + 1, device=span.device) / count
 
     @torch.no_grad()
     def mode_effects(self, history: DeepHistory, time: float) -> list[dict[str, Any]]:
@@ -401,13 +393,11 @@ class DeepDAPP(nn.Module):
         return torch.where(hide, self.marks.count + 1, marks)
 
 
-def _check(
-    layers: int, width: int, modes: int, rhythms: int, ticks: int, dropout: float, unheard: float, unmarked: float, form: str
-) -> None:
-    if min(layers, width, modes) < 1 or min(rhythms, ticks) < 0:
-        received = f"layers={layers}, width={width}, modes={modes}, rhythms={rhythms}, ticks={ticks}"
+def _check(layers: int, width: int, modes: int, rhythms: int, dropout: float, unheard: float, unmarked: float, form: str) -> None:
+    if min(layers, width, modes) < 1 or rhythms < 0:
+        received = f"layers={layers}, width={width}, modes={modes}, rhythms={rhythms}"
         raise UserError(
-            "layers, width and modes of at least 1, and rhythms and ticks of at least 0", received, "Use layers=2, width=64, modes=32, say."
+            "layers, width and modes of at least 1, and rhythms of at least 0", received, "Use layers=2, width=64, modes=32, say."
         )
     if not all(0 <= share < 1 for share in (dropout, unheard, unmarked)):
         received = f"dropout={dropout}, unheard={unheard}, unmarked={unmarked}"

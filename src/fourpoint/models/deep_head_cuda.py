@@ -21,32 +21,26 @@ from fourpoint.models import deep_mix_cuda
 from fourpoint.models.deep_maths_cuda import cos_sin
 from fourpoint.models.deep_product_cuda import product
 
-ROWS, WARPS = 16, 4  # of a program, forwards
-BACK_ROWS, BACK_WARPS = 16, 4  # backwards
+ROWS, WARPS, REGISTERS = 16, 4, 168  # of a program, forwards: three of them on a multiprocessor
+BACK_ROWS, BACK_WARPS, BACK_REGISTERS = 16, 4, 255  # backwards
 FEATURES = 16  # of a time: those of the model, a 1 for the bias, and zeros
 
 
 class Modes(torch.autograd.Function):
-    """Log decays and turns of all L layers side by side, (L J) each, and of every layer by itself; those ``held`` are not learned.
-
-    ``first`` and ``held`` (L J) are for all layers; what is learned are L log decays and L turns, (J) each.
-    """
+    """L log decays and L turns, (J) each, as log decays and turns of all layers side by side, (L J), and of every layer by itself."""
 
     @staticmethod
-    def forward(ctx: Any, first: Tensor, held: Tensor, *learned: Tensor) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, *learned: Tensor) -> tuple[Tensor, ...]:
         L = len(learned) // 2
         log_decay, turns = torch.cat(learned).chunk(2)
-        log_decay = torch.where(held, first.log(), log_decay)
-        ctx.save_for_backward(held)
         return log_decay, turns, *[part.detach() for pair in zip(log_decay.chunk(L), turns.chunk(L), strict=True) for part in pair]
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        (held,) = ctx.saved_tensors
         L = len(grads) // 2 - 1
         of = torch.cat([grads[0], grads[1], *grads[2::2], *grads[3::2]]).view(2, 2, -1).sum(0)
-        return None, None, *torch.where(held, 0.0, of).view(2 * L, -1)
+        return tuple(of.view(2 * L, -1))
 
 
 class Turn(torch.autograd.Function):
@@ -72,7 +66,7 @@ class Turn(torch.autograd.Function):
         before = context.new_empty(R * (Q + 1), H)
         _turn[(triton.cdiv(R, ROWS),)](
             *given, before, R, width.shape[1], Q=Q, K=len(scales), J=len(turns), MODES=triton.next_power_of_2(len(turns)),
-            H=H, ROWS=ROWS, FEATURES=FEATURES, PRECISION=deep_mix_cuda.PRECISION, num_warps=WARPS,
+            H=H, ROWS=ROWS, FEATURES=FEATURES, PRECISION=deep_mix_cuda.PRECISION, num_warps=WARPS, maxnreg=REGISTERS,
         )  # fmt: skip
         ctx.save_for_backward(*given)
         ctx.layers = len(moments) // 2
@@ -88,7 +82,7 @@ class Turn(torch.autograd.Function):
         _turn_back[(tiles,)](
             *ctx.saved_tensors, grad, of_state, of_pace, of_context, moved, sums, R, width.shape[1], Q=nodes.shape[1], K=K, J=J,
             MODES=triton.next_power_of_2(J), H=H, ROWS=BACK_ROWS, FEATURES=FEATURES, PRECISION=deep_mix_cuda.PRECISION,
-            num_warps=BACK_WARPS,
+            num_warps=BACK_WARPS, maxnreg=BACK_REGISTERS,
         )  # fmt: skip
         both, of_modes = product(grad, moved), sums.sum(0)
         of_read = both[:, : 2 * J].view(H, 2, J).transpose(1, 2).reshape(read.shape)
@@ -165,7 +159,7 @@ def _turn_back(
     real = j < J
     fits = there[:, None] & real[None, :]
     to = row[:, None] * (2 * J) + 2 * j[None, :]
-    left = moved + (row * (Q + 1))[:, None] * (2 * J + FEATURES)
+    left = moved + (row * (Q + 1)).to(tl.int64)[:, None] * (2 * J + FEATURES)
     if tl.sum(ok.to(tl.int32), 0) > 0:
         some = ok[:, None] & real[None, :]
         decay = tl.exp(tl.load(log_decay + j, real, 0.0))

@@ -11,9 +11,7 @@ it: both begin near 1, and with both at 1 the layer is attention with the kernel
 Between events a state only turns and fades, so that its value at any time t is known from the last position alone.
 
 Modes begin with decays in equal ratios from the longest time in the data to the shortest gaps, and with slow turns; some are
-given the frequencies at which the data keep time (`maths.periodogram`), hardly fade, and keep to the clock: r = 1. Where times were read
-from a clock so coarse that many gaps are a few of its ticks, some more turn with the ticks and fade soon; neither is learned, since a
-rate that ticks for ever could not be integrated. Pace changes
+given the frequencies at which the data keep time (`maths.periodogram`), hardly fade, and keep to the clock: r = 1. Pace changes
 decay and frequency together, since a fast mode that an event could keep from fading would oscillate at length and be a rate that
 no integral resolves. Used by `deep_dapp`.
 """
@@ -35,7 +33,6 @@ KEPT = 4.0  # the forget gate's first argument: 98% of the past stays
 PACE = math.log(math.e - 1)  # softplus is 1 here
 SLOW_TURNS = 0.3  # first frequencies, in units of the mode's decay
 LINGER = 0.1  # decay of the modes that keep the data's rhythms, in units of the slowest
-FADING = 4.0  # ticks of a clock after which the modes that keep it have faded to 1/e
 SHARE = 4  # at most one mode in so many keeps a rhythm
 
 
@@ -69,7 +66,6 @@ class DeepLayer(nn.Module):
 
     first_decay: Tensor
     steady: Tensor
-    held: Tensor
 
     def __init__(self, width: int, modes: int, *, gated: bool = True) -> None:
         super().__init__()
@@ -77,7 +73,6 @@ class DeepLayer(nn.Module):
         self.turns = nn.Parameter(SLOW_TURNS * torch.randn(modes))
         self.register_buffer("first_decay", torch.ones(modes))
         self.register_buffer("steady", torch.zeros(modes, dtype=torch.bool))  # modes whose time runs at one pace
-        self.register_buffer("held", torch.zeros(modes, dtype=torch.bool))  # and those whose decay and frequency are not learned
         self.norm, self.inner_norm = nn.LayerNorm(width), nn.LayerNorm(width)
         self.drive = nn.Linear(width, 2 * modes)
         self.gates = nn.Linear(width, 2 * modes) if gated else None
@@ -90,45 +85,27 @@ class DeepLayer(nn.Module):
                 self.gates.bias.copy_(torch.cat([torch.full((modes,), KEPT), torch.full((modes,), PACE)]))
 
     @torch.no_grad()
-    def spread(self, slowest: float, fastest: float, rhythms: Float[Tensor, " R"], ticks: Float[Tensor, " T"]) -> None:
-        """Decays from ``slowest`` to ``fastest`` in equal ratios, and some modes for the angular frequencies ``rhythms`` and ``ticks``.
-
-        Modes of rhythms linger; those of ticks, the fastest ones, fade within a few turns of the first.
-        """
+    def spread(self, slowest: float, fastest: float, rhythms: Float[Tensor, " R"]) -> None:
+        """Decays from ``slowest`` to ``fastest`` in equal ratios, and some modes for the angular frequencies ``rhythms``."""
         modes = len(self.log_decay)
         decay = torch.logspace(math.log10(slowest), math.log10(fastest), modes).to(self.log_decay)
         given = rhythms[: modes // SHARE].to(decay)
-        where = torch.linspace(0, modes - 1 - len(ticks), len(given)).long()
+        where = torch.linspace(0, modes - 1, len(given)).long()
         decay[where] = LINGER * slowest
         self.turns[where] = given / (LINGER * slowest)
-        last = torch.arange(modes - len(ticks[: modes // SHARE]), modes)
-        if len(last):
-            decay[last] = float(ticks[0]) / (2 * math.pi * FADING)
-            self.turns[last] = ticks[: len(last)].to(decay) / decay[last]
-        self.held.zero_()[last] = True
-        self.steady.zero_()[torch.cat([where, last])] = True
+        self.steady.zero_()[where] = True
         self.first_decay.copy_(decay)
         self.log_decay.copy_(decay.log())
 
     @property
-    def log_decays(self) -> Float[Tensor, " J"]:
-        """log gamma_j."""
-        return torch.where(self.held, self.first_decay.log(), self.log_decay)
-
-    @property
-    def relative(self) -> Float[Tensor, " J"]:
-        """theta_j in units of the mode's first decay, in which it is learned: slow modes change theirs slowly."""
-        return torch.where(self.held, self.turns.detach(), self.turns)
-
-    @property
     def decay(self) -> Float[Tensor, " J"]:
         """gamma_j."""
-        return self.log_decays.exp()
+        return self.log_decay.exp()
 
     @property
     def frequency(self) -> Float[Tensor, " J"]:
-        """theta_j."""
-        return self.relative * self.first_decay
+        """theta_j, learned in units of the mode's first decay: slow modes change theirs slowly."""
+        return self.turns * self.first_decay
 
     def forward(
         self, x: Float[Tensor, "B P H"], gaps: Float[Tensor, "B P"], before: Moment | None, noise: Noise | None, *, dense: bool = False

@@ -25,8 +25,8 @@ from fourpoint.models.deep_norm_cuda import unfold
 from fourpoint.models.deep_product_cuda import product
 
 PRECISION = "tf32"  # of the matrix products: "ieee", "tf32x3" or "tf32"
-ROWS, WARPS = 64, 4  # of a program, forwards
-BACK_ROWS, BACK_WARPS = 32, 4  # backwards
+ROWS, WARPS, REGISTERS = 64, 4, 255  # of a program, forwards
+BACK_ROWS, BACK_WARPS, BACK_REGISTERS = 32, 4, 255  # backwards
 PART = BACK_PART = 64  # numbers inside at a time
 STAGES = 2  # parts of the matrices on their way
 STORED = "float32"  # what the matrices' gradients are products of: "float32" or "bfloat16"
@@ -102,7 +102,7 @@ def _forward(
     _mix[(triton.cdiv(len(x), ROWS),)](
         x, lengths, *network, silence.inner, silence.outer, rate, rate_bias, out, z, positions, P, silence.louder, EPS,
         HEAD=z is not None, INNER=silence.inner is not None, OUTER=silence.outer is not None,
-        T=T, H=H, WIDE=2 * H, PART=min(PART, 2 * H), ROWS=ROWS, PRECISION=PRECISION, num_warps=WARPS, num_stages=STAGES,
+        T=T, H=H, WIDE=2 * H, PART=min(PART, 2 * H), ROWS=ROWS, PRECISION=PRECISION, num_warps=WARPS, num_stages=STAGES, maxnreg=REGISTERS,
     )  # fmt: skip
 
 
@@ -122,7 +122,7 @@ def _backward(
         x, lengths, *network[:-1], silence.inner, silence.outer, rate, of_out, of_z,
         of_x, inside, ends, unit, of_ends, sums, positions, P, silence.louder, EPS,
         HEAD=head, INNER=silence.inner is not None, OUTER=silence.outer is not None, T=T, H=H, WIDE=2 * H, PART=min(BACK_PART, 2 * H),
-        ROWS=BACK_ROWS, ROOM=ROOM, PRECISION=PRECISION, num_warps=BACK_WARPS, num_stages=STAGES,
+        ROWS=BACK_ROWS, ROOM=ROOM, PRECISION=PRECISION, num_warps=BACK_WARPS, num_stages=STAGES, maxnreg=BACK_REGISTERS,
     )  # fmt: skip
     sums = sums.sum(0)
     of_up, of_down = product(inside, unit), product(ends, of_out.to(stored) if of_ends is None else of_ends)
@@ -258,7 +258,7 @@ def _mix_back(
             if HEAD:
                 tl.store(to + H + c, tl.sum(g_z[:, None] * h, 0))
             of_a = slope * tl.dot(of_y, tl.load(down + col[:, None] * WIDE + c[None, :]), input_precision=PRECISION)
-            tl.store(inside + row[:, None] * WIDE + c[None, :], of_a, there[:, None])
+            tl.store(inside + row.to(tl.int64)[:, None] * WIDE + c[None, :], of_a, there[:, None])
             of_n = tl.dot(of_a, matrix, of_n, input_precision=PRECISION)
         of_n = of_n * tl.load(gamma + col)[None, :]
         g += (of_n - (tl.sum(of_n, 1) / H)[:, None] - unit * (tl.sum(of_n * unit, 1) / H)[:, None]) * steep[:, None]
@@ -272,7 +272,7 @@ def _mix_back(
         tl.store(around + at, none, there[:, None])
         wide = tl.arange(0, WIDE)
         more = tl.zeros([ROWS, WIDE], tl.float32)
-        tl.store(inside + row[:, None] * WIDE + wide[None, :], more, there[:, None])
+        tl.store(inside + row.to(tl.int64)[:, None] * WIDE + wide[None, :], more, there[:, None])
         tl.store(ends + position[:, None] * WIDE + wide[None, :], more, last[:, None])
         tl.store(to + col, tl.zeros([H], tl.float32))
         if HEAD:

@@ -1,0 +1,207 @@
+"""The performance page and the table of all figures, made from the results files and nothing else.
+
+    python benchmarks/page.py [--results benchmarks/results] [--page docs/performance.md]
+
+Reads every `NAME.json` of the folder (`records.py`), writes `table.md` beside them and the page. Nobody edits the page by hand: a test
+compares it with what the files say.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from records import RESULTS, ROOT, read
+
+PAGE = ROOT / "docs" / "performance.md"
+Found = dict[str, Any]
+
+HEAD = """# Performance
+How fast Fourpoint is beside its peers, and how its costs grow. Every number on this page is made by `benchmarks/page.py` from the files
+in `benchmarks/results`, which the commands below write; do not edit it. To repeat it:
+
+    make bench                             # every benchmark, three quarters of an hour on two cores
+    make bench BENCH="--quick"             # small sizes, about five minutes, into results/bench
+    make bench BENCH="--data DIR"          # with public data sets, which only one comparison needs
+    python benchmarks/training.py --help   # one of them
+
+- **Medians.** A figure is the median of repeats, with the least and the largest in brackets; a ratio is the median of the ratios of each
+  round. Libraries take turns, so that what else a machine does meets all alike.
+- **Same work.** Peers run in their own code, same data, same batches, same machine, same run. What is set up once (imports, compiled
+  loops, caches) is timed nowhere, except where start-up itself is measured.
+- **Peers** come with the extra `bench`. One that cannot be installed is shown as missing, and no figure stands for it.
+- **Load** is the mean number of processes that ran or waited in the minute before a benchmark began; one that began on a busy machine
+  says so, and its times by the clock are worth less than its ratios.
+- **Verdicts** are printed by the command that measured, and a promise that is not kept stays on the page.
+"""
+
+SECTIONS: dict[str, tuple[str, str]] = {
+    "training": (
+        "Training throughput",
+        "Events per second of training on 500 Hawkes sequences of about 30 events, batches of 64, times by the clock: `fp.fit` beside "
+        "EasyTPP's own loader and loop, at the defaults of each library and at equal sizes and nodes per gap.",
+    ),
+    "oracle": (
+        "Time to the truth",
+        "Seconds of training until 200 held-out sequences score within .01 nats per event of the process that made the data (`gaps` "
+        "convention, honest integral). Scoring is not timed. EasyTPP's models at two learning rates; its default is 1e-3.",
+    ),
+    "deep": (
+        "Deep DAPP beside S2P2",
+        "Training steps on public data, batches of 256 sequences of mixed lengths, 8 nodes per gap, about equal numbers of parameters; "
+        "processor time on one thread.",
+    ),
+    "scaling": ("Growth", "Processor seconds of one training step as one size grows; an exponent of 1 is linear. One thread."),
+    "peers": (
+        "The neural baselines",
+        "Fourpoint's RMTPP, NHP, SAHP and THP beside EasyTPP's after equally many epochs: nats per event by one honest integral, what the "
+        "library's own loss says, and events per second of processor time on one thread.",
+    ),
+    "costs": ("Evaluation, start-up and memory", "Honest log-likelihoods, fresh processes, and the peaks of one epoch of training."),
+    "sampling": ("Sampling", "Events per second of drawn paths on one thread."),
+    "streaming": ("Live streams", "Time, state and memory per event of a stream, a bank of 10,000 entities, and what alarms are worth."),
+    "hawkes": ("Fitting a Hawkes process", "Seconds to the maximum of the likelihood on one thread, and how high it is."),
+    "reading": ("Reading files", "Processor seconds and peak memory beside polars' read followed by a stable sort."),
+    "memory": ("What bounded memory costs", "Nats per event that are lost where each head remembers only some events."),
+    "exactness": ("Exactness of the sampler", "Every model's own samples, rescaled by its own integral; coverage of forecasts."),
+    "gpu": ("On a GPU", "Written by `python benchmarks/gpu.py` on a machine with the card that is named below."),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--page", type=Path, default=PAGE)
+    given = parser.parse_args()
+    write(given.results, given.page)
+
+
+def write(results: Path, where: Path) -> None:
+    """Write the page and, beside the results, `table.md`."""
+    records = read(results)
+    (results / "table.md").write_text(table(records), encoding="utf-8")
+    where.write_text(page(records), encoding="utf-8")
+    print(f"wrote {results / 'table.md'} and {where}")
+
+
+def page(records: dict[str, Found]) -> str:
+    """The whole page as Markdown."""
+    parts = [HEAD, *promises(records)]
+    for name in [*SECTIONS, *sorted(name for name in records if name not in SECTIONS)]:
+        parts += section(name, records.get(name))
+    return "\n".join(parts).rstrip("\n") + "\n"
+
+
+def table(records: dict[str, Found]) -> str:
+    """Every figure of every benchmark in one table."""
+    rows = []
+    for name, record in records.items():
+        if "failed" in record:
+            rows.append((name, "", "", "failed", "", ""))
+        for row in record.get("rows", []):
+            if "missing" in row:
+                rows.append((name, row["part"], row["name"], "missing", row["missing"], ""))
+            for column, value in row["figures"].items():
+                repeats = str(len(value["repeats"])) if isinstance(value, dict) else "1"
+                rows.append((name, row["part"], row["name"], column, shown(value), repeats))
+    return "\n".join(grid(("benchmark", "table", "row", "figure", "median (least to largest)", "repeats"), rows)) + "\n"
+
+
+def promises(records: dict[str, Found]) -> Iterator[str]:
+    """All bars with their verdicts."""
+    bars = [(name, bar) for name in ordered(records) for bar in records[name].get("bars", [])]
+    if not bars:
+        return
+    yield "## Promises"
+    verdicts = {True: "kept", False: "**not kept**", None: "not measured"}
+    rows = []
+    for name, bar in bars:
+        found = bar["reason"] if bar["found"] is None else shown(bar["found"])
+        rows.append((bar["bar"], bar["wanted"], found, verdicts[bar["met"]] + (" (quick run)" if records[name].get("quick") else "")))
+    yield from grid(("promise", "wanted", "found", "verdict"), rows)
+    yield ""
+
+
+def section(name: str, record: Found | None) -> Iterator[str]:
+    """One benchmark: what it measures, where it ran, its tables."""
+    title, words = SECTIONS.get(name, (name.replace("_", " ").replace("gpu", "GPU:", 1), (record or {}).get("about", "")))
+    yield f"## {title}"
+    yield words + "\n"
+    if record is None:
+        yield "Not measured.\n"
+        return
+    yield provenance(record) + "\n"
+    if "failed" in record:
+        yield f"The run failed: {escaped(record['failed'])}\n"
+    for part in dict.fromkeys(row["part"] for row in record.get("rows", [])):
+        rows = [row for row in record["rows"] if row["part"] == part]
+        columns = list(dict.fromkeys(column for row in rows for column in row["figures"]))
+        yield f"**{part}**\n"
+        yield from grid(("", *columns), (cells(row, columns) for row in rows))
+        yield ""
+
+
+def provenance(record: Found) -> str:
+    """Command, commit, day and machine in one line."""
+    machine = record.get("machine", {})
+    versions = ", ".join(f"{name} {version}" for name, version in machine.get("packages", {}).items())
+    cores = f"{machine['cores']} cores" if machine.get("cores") else ""
+    load = f"load {machine['load_before']:g} before it began" if "load_before" in machine else ""
+    place = [machine.get("gpu", ""), machine.get("cpu", ""), cores, load, versions]
+    words = f"`{record['command']}` at commit {record['commit']}, {record['date']}; " + ", ".join(word for word in place if word)
+    return words + ("; a quick run, whose figures say little" if record.get("quick") else "") + "."
+
+
+def ordered(records: dict[str, Found]) -> list[str]:
+    """Names in the order of the page."""
+    return [name for name in SECTIONS if name in records] + sorted(name for name in records if name not in SECTIONS)
+
+
+def cells(row: Found, columns: list[str]) -> list[str]:
+    if "missing" in row:
+        return [row["name"], f"missing: {row['missing']}", *[""] * (len(columns) - 1)]
+    return [row["name"], *(shown(row["figures"].get(column, "")) for column in columns)]
+
+
+def shown(value: Found | float | str) -> str:
+    """A figure with its spread, a number, or words.
+
+    >>> shown(dict(median=12345.6, min=12000.0, max=13000.0, repeats=[12000.0, 12345.6, 13000.0], unit="events/s"))
+    '12,346 (12,000 to 13,000)'
+    """
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, dict):
+        return number(value)
+    return number(value["median"]) + (f" ({number(value['min'])} to {number(value['max'])})" if len(value["repeats"]) > 1 else "")
+
+
+def number(value: float) -> str:
+    """Whole from 1,000 upwards, four digits where there are fewer, three for small ones."""
+    if not math.isfinite(value):
+        return str(value)
+    if value == int(value) and abs(value) < 1e15:
+        return f"{int(value):,}"
+    if abs(value) >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.4g}" if abs(value) >= 1 else f"{value:.3g}"
+
+
+def grid(heads: Iterable[str], rows: Iterable[Iterable[str]]) -> Iterator[str]:
+    """A Markdown table."""
+    heads = list(heads)
+    yield f"| {' | '.join(heads)} |"
+    yield "|" + "---|" * len(heads)
+    for row in rows:
+        yield f"| {' | '.join(escaped(cell) for cell in row)} |"
+
+
+def escaped(cell: str) -> str:
+    return " ".join(cell.split()).replace("|", "\\|")
+
+
+if __name__ == "__main__":
+    main()
