@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+import fourpoint as fp
 from fourpoint.data.synthetic import simulate
 from fourpoint.events import Dataset, MarkSpace, Sequence, UserError
 from fourpoint.likelihood import log_likelihood
@@ -311,3 +313,31 @@ def test_a_query_before_what_is_remembered_is_refused() -> None:
         model.intensity(history, batch.stop[:, None] - 1)
     with pytest.raises(UserError, match="expected a history with its events; received one that has been extended. Encode"):
         model.contributions(history, batch.stop[:, None])
+
+
+# ---------------------------------------------------------------------- a start from a Hawkes process
+
+
+@pytest.mark.parametrize("marks", [1, 3])
+def test_where_events_excite_each_other_it_begins_as_their_hawkes_process(marks: int) -> None:
+    truth = Hawkes(baseline=0.5, branching=0.5, decay=2.0)
+    plain = fp.sample(truth, 0.0, 20.0, 300, seed=1)
+    rng = np.random.default_rng(0)
+    data = dataclasses.replace(
+        plain, mark_ids=rng.integers(marks, size=plain.events), marks=MarkSpace(tuple("abc"[:marks]) if marks > 1 else ())
+    )
+    model = DAPP(data.marks)
+    assert any(note.startswith("start: a Hawkes process") for note in model.initialise(data))
+    assert model.good_start
+    other = fp.sample(truth, 0.0, 20.0, 20, seed=2)
+    times = torch.linspace(0.1, 19.9, 100, dtype=torch.float64).expand(20, -1)
+    ours = model.eval().intensity(model.encode(dataclasses.replace(other, marks=data.marks).batch()), times).sum(-1)
+    wanted = truth.intensity(truth.encode(other.batch()), times).sum(-1)
+    assert float((ours / wanted - 1).detach().abs().mean()) < 0.08
+
+
+@pytest.mark.parametrize("name", ["nonhomogeneous1", "nonhomogeneous2", "self_correcting"])
+def test_no_such_start_where_events_come_by_the_clock_or_hinder_each_other(name: str) -> None:
+    model = DAPP()
+    assert not any(note.startswith("start") for note in model.initialise(simulate(name, 1000, seed=1)))
+    assert not model.good_start

@@ -338,3 +338,32 @@ def test_a_loss_on_resident_data_that_is_not_finite_names_its_step(monkeypatch: 
     steps.take(5, 0.01)
     with pytest.raises(TrainingError, match="nan at step 5"):
         steps.drain()
+
+
+def test_a_good_start_is_kept_where_training_finds_nothing_better(tmp_path: Path) -> None:
+    train, dev = simulate("hawkes", 1000, seed=1), simulate("hawkes", 300, seed=2)
+    model = DAPP(**SMALL)
+    done = fit(model, train, dev, steps=4, batch_size=8, learning_rate=1.0, warmup=1, nodes=2, validate_every=2, progress=False)
+    assert model.good_start and done.history[0]["step"] == 0 and done.best_step == 0
+    fresh = DAPP(**SMALL)
+    fresh.initialise(train)
+    for ours, first in zip(model.parameters(), fresh.parameters(), strict=True):
+        assert torch.equal(ours, first)
+    better = DAPP(**SMALL)
+    with torch.no_grad():
+        done = fit_from_a_bad_start(better, train, dev)
+    assert done.best_step > 0
+
+
+def fit_from_a_bad_start(model: DAPP, train: Dataset, dev: Dataset) -> Fit:
+    """A start that says it is good, and is not: training leaves it."""
+    original = model.initialise
+
+    def spoiled(data: Dataset) -> list[str]:
+        notes = original(data)
+        model.rate.log_base.data += 1.5
+        return notes
+
+    model.initialise = spoiled
+    with torch.enable_grad():
+        return fit(model, train, dev, steps=60, batch_size=64, warmup=2, nodes=2, validate_every=20, progress=False)

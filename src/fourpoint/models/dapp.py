@@ -38,6 +38,7 @@ from fourpoint.models.choices import check_choices
 from fourpoint.models.dapp_bound import attention_bound
 from fourpoint.models.dapp_history import DAPPHistory, Parts, have, last_state, spectrum_of
 from fourpoint.models.dapp_online import admit, select
+from fourpoint.models.excitation_start import excitation_of
 from fourpoint.models.modes import Modes
 from fourpoint.models.pair_scores import PairScore
 from fourpoint.models.past import appended, past_of
@@ -47,6 +48,7 @@ from fourpoint.models.rate import Rate
 EFFECT_ERROR = 0.005  # how far the evaluation's features may move what one past event adds inside the link
 SIZES = (128, 256, 512, 1024)  # numbers of evaluation features tried, in order, against REFERENCE
 REFERENCE = 8192
+OTHER_HEADS = 0.1  # of their first values, where one head begins as a Hawkes process
 MOST_FEATURES, MOST_MARKS, BLOCK = 128, 16, 2048  # of a step that is one kernel on a CUDA device
 
 
@@ -143,6 +145,7 @@ class DAPP(nn.Module):
         self.readout = nn.Parameter(torch.ones(heads, M), requires_grad=M > 1)
         self.register_buffer("time_scale", torch.ones((), dtype=torch.float64))
         self.register_buffer("gain", torch.ones(heads))
+        self.good_start = False
 
     @staticmethod
     def paper(
@@ -240,7 +243,7 @@ class DAPP(nn.Module):
         self.rate.build(s["base"], s["drift"])
         self.rate.start_at((mean_rates(data, self.marks) * scale).to(self.readout))
         self._start_values(float(durations.mean()) / scale, data.events / max(len(data), 1))
-        return notes
+        return notes + self._start_as_hawkes(data, scale)
 
     @torch.no_grad()
     def _start_values(self, length: float, events: float) -> None:
@@ -256,6 +259,25 @@ class DAPP(nn.Module):
         if self._settings["link"] == "identity":
             value = torch.log(torch.expm1(value.abs() / self.readout.numel()))  # every head adds to the rate of every mark
         self.value_weight.copy_(value)
+
+    @torch.no_grad()
+    def _start_as_hawkes(self, data: Dataset, scale: float) -> list[str]:
+        """Where events excite each other, begin at the Hawkes process of the data: one head is its kernel, and the link is linear."""
+        s = self._settings
+        plain = s["normalise"] == "none" and s["values"] == "mark"
+        if not (plain and s["link"] == "softplus" and s["learn_scale"] and s["decay"] and isinstance(self.modes, Modes)):
+            return []
+        found = excitation_of(data, s["seed"])
+        if found is None:
+            return []
+        rates = mean_rates(data, self.marks).to(self.readout)
+        jump = self.rate.start_linear(found.baseline * scale * rates / rates.sum())
+        head = self.modes.exponential(found.decay * scale)
+        self.value_weight.mul_(OTHER_HEADS)
+        self.value_weight[head] = found.branching * found.decay * scale / jump / (self.gain[head] * self.value_weight.shape[1])
+        self.good_start = True
+        unit = data.unit or "time units"
+        return [f"start: a Hawkes process, an event calls for {found.branching:.2g} others in {1 / found.decay:.3g} {unit}"]
 
     # ------------------------------------------------------------------ the spectrum
 

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from fourpoint.maths import fourier
 
+NARROW = 0.1  # spread of the log decays, and of frequencies in units of the decay, of a head that begins as an exponential
 SLOWEST, FASTEST = 1.0, 2.0  # spread of the heads' first frequencies and decays: per window, per mean gap
 
 
@@ -93,6 +94,17 @@ class Modes(nn.Module):
         phase = 2 * math.pi * torch.rand(self.heads, features, generator=random)
         self.register_buffer("noise", noise.to(self.time_key).contiguous())
         self.register_buffer("phase", phase.to(self.time_key))
+
+    @torch.no_grad()
+    def exponential(self, rate: float) -> int:
+        """Make the head whose rate is nearest an exponential that decays at ``rate`` per mean gap, nearly so and nearly the same for all
+        marks; which one it is."""
+        head = int((self.log_decay - math.log(rate)).abs().argmin())
+        self.log_decay[head], self.log_frequency[head] = math.log(rate), math.log(NARROW * rate)
+        self.mark_key[head] *= NARROW
+        for last in (self.generator.weights[-1], self.generator.biases[-1]):
+            last[head, ..., -1] *= NARROW
+        return head
 
     @torch.no_grad()
     def spread(self, length: float) -> Float[Tensor, " K"]:

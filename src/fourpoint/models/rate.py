@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from fourpoint.maths.spline import cubics, evaluate, largest, peaks, spline_knots
 
+LINEAR, SMALL_BASE = 4.0, 0.1  # where softplus is linear to 2%, and mu's share of the rate there
 FIRST_SCALE = 0.3  # of the mean rate: where the link begins between adding and multiplying
 
 
@@ -80,6 +81,18 @@ class Rate(nn.Module):
             if self.learn_scale:
                 self.log_scale.copy_((FIRST_SCALE * rate).log())
             self.bias.copy_(self.log_scale + torch.expm1(rate / 2 / self.log_scale.exp()).log())
+
+    @torch.no_grad()
+    def start_linear(self, rate: Float[Tensor, " M"]) -> float:
+        """Begin at ``rate`` with a softplus so far up that it is linear: SMALL_BASE of it in mu, the rest in g(b).
+
+        Returns s summed over marks: what one unit of attention, the same for all marks, adds to the total rate.
+        """
+        self.log_base.copy_((SMALL_BASE * rate).log()[:, None].expand_as(self.log_base))
+        scale = (1 - SMALL_BASE) * rate / nn.functional.softplus(torch.tensor(LINEAR))
+        self.log_scale.copy_(scale.log())
+        self.bias.copy_(self.log_scale + LINEAR)
+        return float(scale.sum())
 
     def curves(self) -> Curves | None:
         """The splines as they are now; None where there are none."""
