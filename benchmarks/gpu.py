@@ -11,7 +11,8 @@
 Fourpoint's events per second are those that `fit` reports: whole steps on padded batches of all lengths, from the choice of sequences to
 the running mean of weights. S2P2 has the card to itself, its batches lie on the device beforehand, and a step is forward, backward and
 optimiser. Operations are those of matrix products, two for a multiplication and an addition, three times the forward ones for a step;
-the floor of a step is their number over the card's float32 rate. Where no CUDA device is found, nothing is measured.
+the floor of a step is their number over the card's float32 rate, which is the model's precision; the share of the tf32 rate, by whose
+units the products are made in training, stands beside it. Where no CUDA device is found, nothing is measured.
 """
 
 from __future__ import annotations
@@ -147,7 +148,7 @@ def _apart(sides: list[tuple[torch.Tensor, Any]]) -> tuple[float, float]:
         value.backward()
         slopes.append(torch.cat([p.grad.flatten().cpu().double() for p in model.parameters() if p.grad is not None]))
     (true, _), (found, _) = sides
-    return abs(float(found) / float(true) - 1), float((slopes[1] - slopes[0]).norm() / slopes[0].norm())
+    return abs(float(found.detach()) / float(true.detach()) - 1), float((slopes[1] - slopes[0]).norm() / slopes[0].norm())
 
 
 def hawkes(sequences: int) -> Any:
@@ -221,6 +222,7 @@ def deep(record: Record, name: str, folder: Path | None, rates: dict[str, float]
                 "parameters": parameters(model),
                 "operations per event": work,
                 "share of the float32 rate": share,
+                "share of the tf32 rate": figure([v * work / rates["tf32, operations/s"] for v in speeds["deep", label]["repeats"]]),
             },
         )
         print(f"{name} deep-dapp {label}: {speeds['deep', label]['median']:,.0f} events/s, {share['median']:.1%} of the floor", flush=True)

@@ -315,11 +315,11 @@ def test_a_query_before_what_is_remembered_is_refused() -> None:
         model.contributions(history, batch.stop[:, None])
 
 
-# ---------------------------------------------------------------------- a start from a Hawkes process
+# ---------------------------------------------------------------------- a Hawkes process as first guess
 
 
 @pytest.mark.parametrize("marks", [1, 3])
-def test_where_events_excite_each_other_it_begins_as_their_hawkes_process(marks: int) -> None:
+def test_where_events_excite_each_other_the_first_guess_is_their_hawkes_process(marks: int) -> None:
     truth = Hawkes(baseline=0.5, branching=0.5, decay=2.0)
     plain = fp.sample(truth, 0.0, 20.0, 300, seed=1)
     rng = np.random.default_rng(0)
@@ -327,8 +327,9 @@ def test_where_events_excite_each_other_it_begins_as_their_hawkes_process(marks:
         plain, mark_ids=rng.integers(marks, size=plain.events), marks=MarkSpace(tuple("abc"[:marks]) if marks > 1 else ())
     )
     model = DAPP(data.marks)
-    assert any(note.startswith("start: a Hawkes process") for note in model.initialise(data))
-    assert model.good_start
+    assert any(note.startswith("first guess: a Hawkes process") for note in model.initialise(data))
+    assert model.first_guess is not None
+    model.load_state_dict(model.first_guess, strict=False)
     other = fp.sample(truth, 0.0, 20.0, 20, seed=2)
     times = torch.linspace(0.1, 19.9, 100, dtype=torch.float64).expand(20, -1)
     ours = model.eval().intensity(model.encode(dataclasses.replace(other, marks=data.marks).batch()), times).sum(-1)
@@ -337,7 +338,7 @@ def test_where_events_excite_each_other_it_begins_as_their_hawkes_process(marks:
 
 
 @pytest.mark.parametrize("name", ["nonhomogeneous1", "nonhomogeneous2", "self_correcting"])
-def test_no_such_start_where_events_come_by_the_clock_or_hinder_each_other(name: str) -> None:
+def test_no_such_guess_where_events_come_by_the_clock_or_hinder_each_other(name: str) -> None:
     model = DAPP()
-    assert not any(note.startswith("start") for note in model.initialise(simulate(name, 1000, seed=1)))
-    assert not model.good_start
+    assert not any(note.startswith("first guess") for note in model.initialise(simulate(name, 1000, seed=1)))
+    assert model.first_guess is None

@@ -340,30 +340,44 @@ def test_a_loss_on_resident_data_that_is_not_finite_names_its_step(monkeypatch: 
         steps.drain()
 
 
-def test_a_good_start_is_kept_where_training_finds_nothing_better(tmp_path: Path) -> None:
+def test_a_first_guess_is_kept_where_training_finds_nothing_better(tmp_path: Path) -> None:
     train, dev = simulate("hawkes", 1000, seed=1), simulate("hawkes", 300, seed=2)
+    short: dict[str, Any] = dict(steps=4, batch_size=8, learning_rate=1.0, warmup=1, nodes=2, validate_every=2, progress=False)
     model = DAPP(**SMALL)
-    done = fit(model, train, dev, steps=4, batch_size=8, learning_rate=1.0, warmup=1, nodes=2, validate_every=2, progress=False)
-    assert model.good_start and done.history[0]["step"] == 0 and done.best_step == 0
+    done = fit(model, train, dev, folder=tmp_path, **short)
+    assert done.history[0]["step"] == 0 and done.best_step == 0
+    assert any("first guess, which is kept" in note for note in done.notes)
     fresh = DAPP(**SMALL)
     fresh.initialise(train)
-    for ours, first in zip(model.parameters(), fresh.parameters(), strict=True):
-        assert torch.equal(ours, first)
-    better = DAPP(**SMALL)
-    with torch.no_grad():
-        done = fit_from_a_bad_start(better, train, dev)
-    assert done.best_step > 0
+    assert fresh.first_guess is not None
+    for name, ours in model.named_parameters():
+        assert torch.equal(ours, fresh.first_guess[name])
 
 
-def fit_from_a_bad_start(model: DAPP, train: Dataset, dev: Dataset) -> Fit:
-    """A start that says it is good, and is not: training leaves it."""
+def test_a_first_guess_is_left_for_something_better() -> None:
+    model, train = DAPP(**SMALL), simulate("hawkes", 1000, seed=1)
     original = model.initialise
 
     def spoiled(data: Dataset) -> list[str]:
         notes = original(data)
-        model.rate.log_base.data += 1.5
+        assert model.first_guess is not None
+        model.first_guess["rate.log_base"] += 3.0
         return notes
 
     model.initialise = spoiled
-    with torch.enable_grad():
-        return fit(model, train, dev, steps=60, batch_size=64, warmup=2, nodes=2, validate_every=20, progress=False)
+    done = fit(model, train, steps=40, batch_size=64, warmup=2, nodes=2, validate_every=20, progress=False)
+    assert done.best_step > 0
+
+
+def test_a_step_too_large_for_the_device_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, train = RMTPP(hidden=4), data()
+    recipe = _in_full(Recipe(**{**RECIPE, "batch_size": 16, "steps": 6}), train, 0)
+    run = Run(model, train, train, None, 3, recipe, dict(convention="window"))
+    steps = CapturedSteps(run, torch.optim.AdamW(_groups(model, recipe), fused=True), recipe, "window")
+
+    def full(*given: object, **more: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+    monkeypatch.setattr(training_steps, "sampled_log_likelihood", full)
+    with pytest.raises(TrainingError, match="expected steps that fit .* Lower batch_size"):
+        steps.take(0, 0.01)

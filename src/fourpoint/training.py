@@ -6,10 +6,10 @@ number of events of a batch, not by its own, so that batches of short sequences 
 Every ``validate_every`` steps the likelihood of the development data is computed; the best weights are kept, and after
 ``patience`` validations without a better one the loop ends. Scores that differ from the best by less than half of the
 standard error of that difference (sequence by sequence) are a draw, and a draw goes to the later weights, which have seen
-a smaller learning rate. A model that says it has a good start (DAPP, where it begins as a fitted Hawkes process) is scored before the
-first step, and goes back there where training ends in a draw with it. With ``average`` the weights that are validated and kept are a
-running mean of those the steps went through, which is smoother than any one of them. Models with a likelihood that can be maximised
-directly (Poisson, Hawkes) have a verb ``maximum_likelihood`` and skip the loop.
+a smaller learning rate. A model with a first guess (DAPP: the fitted Hawkes process, where events excite each other) has it scored
+before the first step, and ends there where training does no better than a draw with it. With ``average`` the weights that are validated
+and kept are a running mean of those the steps went through, which is smoother than any one of them. Models with a likelihood that can
+be maximised directly (Poisson, Hawkes) have a verb ``maximum_likelihood`` and skip the loop.
 
 All randomness of step s comes from (seed, s) alone. That is why a killed run, resumed from its last validation, ends
 with the very weights of an unbroken one.
@@ -123,8 +123,8 @@ def fit(
     if hasattr(model, "rehearse"):
         model.rehearse()
     run.begin_mean()
-    if step == 0 and getattr(model, "good_start", False):
-        run.score_start()
+    if step == 0 and getattr(model, "first_guess", None):
+        run.score_guess(model.first_guess)
     taker = (CapturedSteps if CapturedSteps.able(run, place) else Steps)(run, optimiser, recipe, convention)
     warmup = max(1, min(recipe.warmup, recipe.steps // 10))
     began = time.monotonic() - (run.fit.history[-1]["seconds"] if run.fit.history else 0.0)

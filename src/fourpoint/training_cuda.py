@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from fourpoint.batches import Batch
 from fourpoint.events import Dataset
 from fourpoint.likelihood import BLOCK, Convention
-from fourpoint.training_run import Recipe, Run
+from fourpoint.training_run import Recipe, Run, TrainingError
 from fourpoint.training_steps import Steps
 
 KEPT = 4096  # losses held on the device
@@ -98,10 +98,13 @@ class CapturedSteps(Steps):
         self.seeded(self.random, step)
         if shape.warm and shape.graph is None and not self.why:
             self._record(shape, step)
-        if shape.graph is None:
-            self._work(shape)
-        else:
+        if shape.graph is not None:
             shape.graph.replay()
+        else:
+            try:
+                self._work(shape)
+            except torch.OutOfMemoryError as error:
+                raise self._too_large(shape, error) from error
         shape.warm, self.taken = True, self.taken + 1
         if self.taken % AHEAD == 0 and self.fences:
             self.fences[0].synchronize()
@@ -150,6 +153,13 @@ class CapturedSteps(Steps):
         self.optimiser.step()
         self.kept.index_copy_(0, self.cursor, torch.stack([loss.float(), norm.float()])[None])
         self.cursor.add_(1).remainder_(KEPT)
+
+    def _too_large(self, shape: Shape, error: Exception) -> TrainingError:
+        return TrainingError(
+            "steps that fit into the device's memory",
+            f"{str(error).split('. ')[0]} with {len(shape.rows)} sequences of up to {shape.room} events",
+            "Lower batch_size, or close what else uses the device.",
+        )
 
     def _read(self) -> None:
         """Take the losses off the device."""

@@ -79,8 +79,8 @@ class Run:
         self.dev = _sample(dev, seed)
         self.fit = Fit()
         self.best: dict[str, torch.Tensor] = {}
-        self.start: dict[str, torch.Tensor] = {}  # weights to begin with that are worth keeping, and their scores
-        self.start_scores = torch.zeros(0, dtype=torch.float64)
+        self.guess: dict[str, torch.Tensor] = {}  # weights that training has to beat, and their scores
+        self.guess_scores = torch.zeros(0, dtype=torch.float64)
         self.peak, self.scores = 0, torch.zeros(0, dtype=torch.float64)
         self.optimiser: torch.optim.Optimizer | None = None
         self.average, self.mean = recipe.average, list[torch.Tensor]()
@@ -133,18 +133,21 @@ class Run:
             self.best = {k: v.detach().clone() for k, v in self.model.named_parameters()}
             self.write(model=True)
 
-    def score_start(self) -> None:
-        """Score the weights to begin with, as step 0: they stay where training finds nothing that is clearly better."""
+    def score_guess(self, guess: dict[str, torch.Tensor]) -> None:
+        """Score a first guess of the weights, as step 0; training begins where it would have begun."""
         row = dict(step=0, epoch=0.0, seconds=0.0, events_per_second=0.0, learning_rate=0.0)
+        own = [p.detach().clone() for p in self.model.parameters()]
+        _copy(self.model, [guess[name] for name, _ in self.model.named_parameters()])
         self._validate(row, _score(self.model, _sample(self.train, self.seed), self.convention))
-        self.start, self.start_scores = dict(self.best), self.scores
+        _copy(self.model, own)
+        self.guess, self.guess_scores = dict(self.best), self.scores
 
-    def _back_to_start(self) -> None:
-        """Keep the first weights where the best are ahead by less than a draw."""
-        gain = self.scores - self.start_scores if self.start else self.scores
-        if self.start and self.fit.best_step > 0 and float(gain.sum()) <= 0.5 * _standard_error(gain):
-            self.best, self.fit.best_step = self.start, 0
-            self.fit.notes.append("training found nothing clearly better than its start, which is kept")
+    def _or_the_guess(self) -> None:
+        """Keep the first guess where the best weights are ahead of it by less than a draw."""
+        gain = self.scores - self.guess_scores if self.guess else self.scores
+        if self.guess and (self.fit.best_step == 0 or float(gain.sum()) <= 0.5 * _standard_error(gain)):
+            self.best, self.fit.best_step = self.guess, 0
+            self.fit.notes.append("training found nothing clearly better than the first guess, which is kept")
 
     def stale(self) -> int:
         """Validations since the highest one."""
@@ -161,7 +164,7 @@ class Run:
         return self.fit
 
     def finish(self, step: int) -> Fit:
-        self._back_to_start()
+        self._or_the_guess()
         with torch.no_grad():
             for name, parameter in self.model.named_parameters():
                 parameter.copy_(self.best.get(name, parameter))
@@ -203,8 +206,8 @@ class Run:
                 parameter.copy_(tensors[f"model.{name}"])
         place = next(self.model.parameters()).device
         self.best = {k.removeprefix("best."): v.to(place) for k, v in tensors.items() if k.startswith("best.")}
-        self.start = {k.removeprefix("start."): v.to(place) for k, v in tensors.items() if k.startswith("start.")}
-        self.start_scores = tensors.get("start_scores", self.start_scores)
+        self.guess = {k.removeprefix("guess."): v.to(place) for k, v in tensors.items() if k.startswith("guess.")}
+        self.guess_scores = tensors["guess_scores"]
         self.mean = [tensors[f"mean.{k}"].to(place) for k, _ in self.model.named_parameters()] if self.average else []
         state = self.optimiser.state_dict()
         for key, value in tensors.items():
@@ -244,8 +247,8 @@ class Run:
         if state is not None and self.optimiser is not None:
             tensors = {f"model.{k}": v for k, v in self.model.named_parameters()} | {f"best.{k}": v for k, v in self.best.items()}
             tensors |= {f"mean.{k}": v for (k, _), v in zip(self.model.named_parameters(), self.mean, strict=False)}
-            tensors |= {f"start.{k}": v for k, v in self.start.items()}
-            tensors |= dict(scores=self.scores, start_scores=self.start_scores)
+            tensors |= {f"guess.{k}": v for k, v in self.guess.items()}
+            tensors |= dict(scores=self.scores, guess_scores=self.guess_scores)
             moments = self.optimiser.state_dict()["state"]
             tensors |= {f"adam.{i}.{k}": torch.as_tensor(v) for i, m in moments.items() for k, v in m.items()}
             info = dict(

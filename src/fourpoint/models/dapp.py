@@ -32,12 +32,15 @@ from torch import Tensor, nn
 from fourpoint.events import Batch, Dataset, MarkSpace, UserError
 from fourpoint.maths import attention, bounds, fourier
 from fourpoint.maths.lookup import looked_up
+from fourpoint.maths.quadrature import uniform
 from fourpoint.maths.scores import scores
 from fourpoint.models import protocol
 from fourpoint.models.choices import check_choices
 from fourpoint.models.dapp_bound import attention_bound
 from fourpoint.models.dapp_history import DAPPHistory, Parts, have, last_state, spectrum_of
 from fourpoint.models.dapp_online import admit, select
+from fourpoint.models.dapp_sweep import swept_log_likelihood, worth_sweeping
+from fourpoint.models.dapp_sweep_modes import generated
 from fourpoint.models.excitation_start import excitation_of
 from fourpoint.models.modes import Modes
 from fourpoint.models.pair_scores import PairScore
@@ -48,7 +51,7 @@ from fourpoint.models.rate import Rate
 EFFECT_ERROR = 0.005  # how far the evaluation's features may move what one past event adds inside the link
 SIZES = (128, 256, 512, 1024)  # numbers of evaluation features tried, in order, against REFERENCE
 REFERENCE = 8192
-OTHER_HEADS = 0.1  # of their first values, where one head begins as a Hawkes process
+OTHER_HEADS = 0.1  # of their first values, where one head is a Hawkes process
 MOST_FEATURES, MOST_MARKS, BLOCK = 128, 16, 2048  # of a step that is one kernel on a CUDA device
 
 
@@ -145,7 +148,7 @@ class DAPP(nn.Module):
         self.readout = nn.Parameter(torch.ones(heads, M), requires_grad=M > 1)
         self.register_buffer("time_scale", torch.ones((), dtype=torch.float64))
         self.register_buffer("gain", torch.ones(heads))
-        self.good_start = False
+        self.first_guess: dict[str, Tensor] | None = None
 
     @staticmethod
     def paper(
@@ -243,7 +246,7 @@ class DAPP(nn.Module):
         self.rate.build(s["base"], s["drift"])
         self.rate.start_at((mean_rates(data, self.marks) * scale).to(self.readout))
         self._start_values(float(durations.mean()) / scale, data.events / max(len(data), 1))
-        return notes + self._start_as_hawkes(data, scale)
+        return notes + self._guess_hawkes(data, scale)
 
     @torch.no_grad()
     def _start_values(self, length: float, events: float) -> None:
@@ -261,23 +264,29 @@ class DAPP(nn.Module):
         self.value_weight.copy_(value)
 
     @torch.no_grad()
-    def _start_as_hawkes(self, data: Dataset, scale: float) -> list[str]:
-        """Where events excite each other, begin at the Hawkes process of the data: one head is its kernel, and the link is linear."""
+    def _guess_hawkes(self, data: Dataset, scale: float) -> list[str]:
+        """Where events excite each other, the Hawkes process of the data as a first guess: one head is its kernel, the link linear.
+
+        Training does not begin there, since from a linear link it ends in worse places where events multiply the rate.
+        """
         s = self._settings
+        self.first_guess = None
         plain = s["normalise"] == "none" and s["values"] == "mark"
         if not (plain and s["link"] == "softplus" and s["learn_scale"] and s["decay"] and isinstance(self.modes, Modes)):
             return []
         found = excitation_of(data, s["seed"])
         if found is None:
             return []
+        before = {name: p.detach().clone() for name, p in self.named_parameters()}
         rates = mean_rates(data, self.marks).to(self.readout)
         jump = self.rate.start_linear(found.baseline * scale * rates / rates.sum())
         head = self.modes.exponential(found.decay * scale)
         self.value_weight.mul_(OTHER_HEADS)
         self.value_weight[head] = found.branching * found.decay * scale / jump / (self.gain[head] * self.value_weight.shape[1])
-        self.good_start = True
+        self.first_guess = {name: p.detach().clone() for name, p in self.named_parameters()}
+        self.load_state_dict(before, strict=False)
         unit = data.unit or "time units"
-        return [f"start: a Hawkes process, an event calls for {found.branching:.2g} others in {1 / found.decay:.3g} {unit}"]
+        return [f"first guess: a Hawkes process, an event calls for {found.branching:.2g} others in {1 / found.decay:.3g} {unit}"]
 
     # ------------------------------------------------------------------ the spectrum
 
@@ -431,6 +440,22 @@ class DAPP(nn.Module):
         sums = attention.read(spectrum_of(history.parts), state, lag)
         return sums[..., 0] if self._settings["normalise"] == "none" else attention.divide(sums[..., 0], sums[..., 1])
 
+    def fast_log_likelihood(
+        self, batch: Batch, nodes: int, random: torch.Generator, convention: str = "window"
+    ) -> Float[Tensor, " B"] | None:
+        """The estimate of `likelihood.sampled_log_likelihood` in one compiled sweep; None where that is not to be had."""
+        s, size = self._settings, len(self.readout) * self._settings["features"]
+        plain = self.training and self.scanned and s["normalise"] == "none" and s["values"] == "mark" and self.marks.count <= MOST_MARKS
+        if not (plain and isinstance(self.modes, Modes) and batch.times.shape[1] <= BLOCK):
+            return None
+        if not worth_sweeping(batch, self.readout, size, nodes):
+            return None
+        draws = uniform(batch.edges[:, 1:], nodes, random)
+        modes = generated(self.modes)
+        spectrum = fourier.non_negative(modes) if s["link"] == "identity" else modes
+        learned = (spectrum, self._value_weights().T, self._readout(), self.rate)
+        return swept_log_likelihood(*learned, batch, draws, self.time_scale, convention == "gaps")
+
     def _at_once(self, batch: Batch) -> bool:
         """Whether scan and read-out are one kernel (`maths.attention_cuda`): for the steps of training on a CUDA device."""
         K, D, M = len(self.readout), self._settings["features"], self.marks.count
@@ -515,15 +540,16 @@ class DAPP(nn.Module):
 
     def _values(self, elapsed: Float[Tensor, "B N"], marks: Int[Tensor, "B N"]) -> Float[Tensor, "B N K"]:
         """v_ki = W_k' W_v x_i: one number per head and event, in units of ``gain``, one over the events a head sums at once."""
-        s, M = self._settings, self.marks.count
-        weight = torch.einsum("kp,kpi->ki", self.value_readout, self.value_weight)
-        if s["link"] == "identity":
-            weight = nn.functional.softplus(weight)
-        weight = self.gain[:, None] * weight
+        s, M, weight = self._settings, self.marks.count, self._value_weights()
         if s["values"] == "mark":
             return looked_up(weight.T, marks)
         value = elapsed.to(weight)[..., None] * weight[:, 0]
         return value if s["values"] == "linear" and M == 1 else value + looked_up(weight[:, 1:].T, marks)
+
+    def _value_weights(self) -> Float[Tensor, "K I"]:
+        """What values are linear in, times ``gain``: a constant per mark, or a slope in time before them."""
+        weight = torch.einsum("kp,kpi->ki", self.value_readout, self.value_weight)
+        return self.gain[:, None] * (nn.functional.softplus(weight) if self._settings["link"] == "identity" else weight)
 
     def _readout(self) -> Float[Tensor, "K M"]:
         """r_km, how much each mark heeds each head; never negative where the link is the identity, as the rate must not be."""

@@ -64,9 +64,7 @@ class Modes(nn.Module):
 
     def forward(self, *, fixed: bool = False) -> fourier.Spectrum:
         """The modes in use: those of the last :meth:`redraw` while training, else (or where ``fixed``) the fixed set."""
-        if self.training and not fixed and self._drawn is None:
-            self.redraw(torch.Generator().manual_seed(self.seed))
-        noise, phase = self._drawn if self.training and not fixed and self._drawn is not None else (self.noise, self.phase)
+        noise, phase = (self.noise, self.phase) if fixed or not self.training else self._drawn_now()
         modes = self.generator(noise.to(self.time_key))
         omega = modes[..., : self.time_key.shape[1]]
         return fourier.Spectrum(
@@ -76,6 +74,16 @@ class Modes(nn.Module):
             torch.full_like(modes[..., 0], 1 / modes.shape[1]),
             phase.to(self.time_key) if self.random_phase else None,
         )
+
+    def noise_in_use(self) -> Float[Tensor, "K D q"]:
+        """What :meth:`forward` turns into modes while training."""
+        return self._drawn_now()[0].to(self.time_key)
+
+    def _drawn_now(self) -> tuple[Tensor, Tensor]:
+        """Noise and phase of the last :meth:`redraw`; there is one by now."""
+        if self._drawn is None:
+            self.redraw(torch.Generator().manual_seed(self.seed))
+        return self._drawn or (self.noise, self.phase)
 
     def redraw(self, random: torch.Generator) -> None:
         """Draw the noise of the next minibatch."""

@@ -1,0 +1,247 @@
+"""DAPP in one compiled sweep: the same likelihood and gradient as the plain way, and the plain way where that is due."""
+
+from __future__ import annotations
+
+import math
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import fourpoint as fp
+from fourpoint.data.synthetic import simulate
+from fourpoint.events import Batch, Dataset, Sequence
+from fourpoint.likelihood import sampled_log_likelihood
+from fourpoint.maths.fourier import FADED
+from fourpoint.models import dapp_sweep
+from fourpoint.models.dapp import DAPP
+from fourpoint.models.dapp_rate_loops import exponentials
+from fourpoint.models.dapp_sweep_loops import compiled_sweep, sweep, wave
+from fourpoint.models.dapp_sweep_modes import generated
+from fourpoint.models.modes import Modes
+
+conventions = pytest.mark.parametrize("convention", ["window", "gaps"])
+
+
+def events(marks: int, lengths: tuple[int, ...] = (5, 0, 18, 1, 16, 2, 9, 3, 7, 4)) -> Dataset:
+    """Ragged, with ties, an empty sequence, and more of them than one group holds."""
+    rng, out = np.random.default_rng(3), []
+    for i, n in enumerate(lengths):
+        t = np.sort(rng.uniform(i, 8 + i, n))
+        t[3:5] = t[2] if n > 4 else t[3:5]
+        out.append(Sequence(t, rng.integers(0, marks, n), start=float(i) - 0.5, stop=9.0 + i, space=marks))
+    return Dataset.from_sequences(out)
+
+
+def lively(marks: int, size: float = 0.2, **settings: Any) -> DAPP:
+    model = DAPP(marks, **{**dict(heads=2, features=5, generator=(6,)), **settings})
+    model.initialise(events(marks))
+    random = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter += size * torch.randn(parameter.shape, generator=random)
+    return model.train()
+
+
+def found(model: DAPP, batch: Batch, weights: Tensor, convention: Any, kind: torch.dtype) -> list[Tensor]:
+    """Values and slopes in all that is learned, with modes and nodes from one seed."""
+    twin = DAPP(model.marks, **model.settings()).to(kind).train()
+    twin.load_state_dict(model.state_dict())
+    twin.redraw(torch.Generator().manual_seed(2))
+    values = sampled_log_likelihood(twin, batch, 4, torch.Generator().manual_seed(0), convention=convention)
+    slopes = torch.autograd.grad((values * weights.to(values)).sum(), [p for p in twin.parameters() if p.requires_grad])
+    return [x.detach().double() for x in (values, *slopes)]
+
+
+def agree(model: DAPP, batch: Batch, weights: Tensor, convention: str, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Whether values and slopes of the sweep are those of the plain way in float64, but for 1e-4 of the largest or, where sums cancel,
+    for twice what the plain way loses to float32; and whether it is the sweep that they come from."""
+    monkeypatch.setattr(dapp_sweep, "WORTH_COMPILING", 2**62)
+    truth = found(model, batch, weights, convention, torch.float64)
+    plain = found(model, batch, weights, convention, torch.float32)
+    monkeypatch.setattr(dapp_sweep, "WORTH_COMPILING", 0)
+    swept = found(model, batch, weights, convention, torch.float32)
+    assert any(not torch.equal(a, b) for a, b in zip(swept, plain, strict=True)), "the plain way was taken"
+    assert all((s != 0).any() for s in truth)
+    worst = [
+        (float((a - c).abs().max()), float((b - c).abs().max()), float(c.abs().max())) for a, b, c in zip(swept, plain, truth, strict=True)
+    ]
+    return all(own <= max(1e-4 * size, 2 * other) for own, other, size in worst)
+
+
+@conventions
+@pytest.mark.parametrize("marks", [1, 3])
+@pytest.mark.parametrize("decay", [True, False])
+def test_the_sweep_is_the_plain_way(marks: int, decay: bool, convention: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dapp_sweep, "compiled_sweep", lambda: sweep)
+    model, batch = lively(marks, decay=decay), events(marks).batch()
+    for weights in (torch.full((10,), -0.01), torch.linspace(-1, 1, 10)):
+        assert agree(model, batch, weights, convention, monkeypatch)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        dict(link="exp"),
+        dict(link="identity"),
+        dict(base="spline", drift="none"),
+        dict(base="constant", drift="spline"),
+        dict(learn_scale=False),
+    ],
+)
+def test_so_it_is_with_every_link_and_base(settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dapp_sweep, "compiled_sweep", lambda: sweep)
+    for marks in (1, 2):
+        model = lively(marks, **settings)
+        assert agree(model, events(marks).batch(), torch.linspace(-1, 1, 10), "window", monkeypatch)
+
+
+def test_so_are_faded_modes_and_rates_far_below_their_scale(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dapp_sweep, "compiled_sweep", lambda: sweep)
+    for decays, bias in (((5.0, -1.0), 0.0), ((0.0, -1.0), -6.0)):  # a head that fades in a hundredth of a gap; a rate like exp
+        model = lively(1)
+        with torch.no_grad():
+            model.modes.log_decay.copy_(torch.tensor(decays))
+            model.rate.log_scale.fill_(1.0)
+            model.rate.bias.fill_(bias)
+        assert agree(model, events(1).batch(), torch.ones(10), "window", monkeypatch)
+
+
+def test_so_is_its_machine_code_whatever_the_number_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("numba")
+    assert compiled_sweep() is not None
+    threads = torch.get_num_threads()
+    for marks, convention in ((1, "gaps"), (3, "window")):
+        model, batch, each = lively(marks), events(marks).batch(), []
+        assert agree(model, batch, torch.linspace(-1, 1, 10), convention, monkeypatch)
+        try:
+            for count in (1, 2, 3):
+                torch.set_num_threads(count)
+                each.append(found(model, batch, torch.ones(10), convention, torch.float32))
+        finally:
+            torch.set_num_threads(threads)
+        assert all(torch.equal(a, b) for other in each[1:] for a, b in zip(each[0], other, strict=True))
+
+
+def test_a_sequence_is_worth_the_same_alone_and_among_others_and_padding_does_not_leak(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dapp_sweep, "compiled_sweep", lambda: sweep)
+    monkeypatch.setattr(dapp_sweep, "WORTH_COMPILING", 0)
+    model, data = lively(2), events(2)
+    batch = data.batch()
+    dirty = Batch(
+        torch.where(batch.valid, batch.times, torch.nan), torch.where(batch.valid, batch.marks, 99), batch.valid, batch.start, batch.stop
+    )
+    together = found(model, dirty, torch.ones(10), "window", torch.float32)
+    assert all(torch.equal(a, b) for a, b in zip(together, found(model, batch, torch.ones(10), "window", torch.float32), strict=True))
+    for i in (0, 1, 2):
+        assert torch.allclose(alone(model, batch, i).double(), together[0][i], rtol=1e-6)
+
+
+def alone(model: DAPP, batch: Batch, i: int) -> Tensor:
+    """The value of one sequence by itself, at the nodes that it has among the others."""
+    n = int(batch.lengths[i])
+    one = Batch(
+        batch.times[i : i + 1, :n], batch.marks[i : i + 1, :n], batch.valid[i : i + 1, :n], batch.start[i : i + 1], batch.stop[i : i + 1]
+    )
+    draws = torch.rand(*batch.edges[:, 1:].shape, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    model.redraw(torch.Generator().manual_seed(2))
+    about = (model.rate, one, draws[i : i + 1, : n + 1].contiguous(), model.time_scale, False)
+    return dapp_sweep.swept_log_likelihood(model.spectrum(), model._value_weights().T, model._readout(), *about).detach()[0]
+
+
+def test_the_plain_way_is_taken_where_the_sweep_does_not_pay_or_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[int] = []
+
+    def spy(*given: Any) -> None:
+        calls.append(1)
+        sweep(*given)
+
+    def asked(model: DAPP, batch: Batch) -> bool:
+        calls.clear()
+        assert sampled_log_likelihood(model, batch, 2, torch.Generator().manual_seed(0)).isfinite().all()
+        return bool(calls)
+
+    monkeypatch.setattr(dapp_sweep, "compiled_sweep", lambda: spy)
+    batch = events(1).batch()
+    assert not asked(lively(1), batch)  # too small
+    monkeypatch.setattr(dapp_sweep, "WORTH_COMPILING", 0)
+    assert asked(lively(1), batch) and not asked(lively(1).eval(), batch) and not asked(lively(1).double(), batch)
+    for settings in (dict(normalise="ratio"), dict(values="affine"), dict(keep=3), dict(form="dense"), dict(score="dot")):
+        assert not asked(lively(1, size=0.0, **settings), batch)
+    assert not asked(lively(20, size=0.0), events(20).batch())
+    leaf = batch.times.clone().requires_grad_()
+    assert not asked(lively(1), Batch(leaf, batch.marks, batch.valid, batch.start, batch.stop))
+    with torch.no_grad():
+        assert not asked(lively(1), batch)
+    monkeypatch.setattr(dapp_sweep, "LARGEST", 1)
+    assert not asked(lively(1), batch)  # too long
+    monkeypatch.undo()
+    monkeypatch.setattr(dapp_sweep, "WORTH_COMPILING", 0)
+    monkeypatch.setattr(dapp_sweep, "compiled_sweep", lambda: None)
+    assert not asked(lively(1), batch)
+
+
+def test_without_numba_there_is_no_machine_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "numba", None)
+    compiled_sweep.cache_clear()
+    try:
+        assert compiled_sweep() is None
+    finally:
+        compiled_sweep.cache_clear()
+
+
+def test_a_fit_learns_the_same_with_it_and_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("numba")
+    data, scores = simulate("hawkes", 40), []
+    for worth in (0, 2**62):
+        monkeypatch.setattr(dapp_sweep, "WORTH_COMPILING", worth)
+        model = DAPP(data.marks, heads=2, features=8, generator=(8,))
+        done = fp.fit(model, data, data[:10], steps=15, epochs=0.0, batch_size=20, validate_every=5, progress=False)
+        scores.append([row["train_log_likelihood"] for row in done.history])
+    assert scores[0] != scores[1] and np.allclose(*scores, atol=2e-3)
+
+
+def test_a_weight_that_is_not_a_number_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dapp_sweep, "compiled_sweep", lambda: sweep)
+    monkeypatch.setattr(dapp_sweep, "WORTH_COMPILING", 0)
+    for name in ("modes.log_decay", "modes.log_frequency", "rate.log_base", "rate.bias", "value_weight"):
+        model = lively(1)
+        with torch.no_grad():
+            model.get_parameter(name).view(-1)[0] = math.nan
+        with np.errstate(all="ignore"):
+            values = sampled_log_likelihood(model, events(1).batch(), 2, torch.Generator().manual_seed(0))
+        assert not values.sum().isfinite()
+
+
+@pytest.mark.parametrize("activation", ["tanh", "relu", "softplus"])
+@pytest.mark.parametrize("decay", [True, False])
+def test_networks_in_numpy_are_those_of_torch(activation: str, decay: bool) -> None:
+    model = lively(3, activation=activation, decay=decay, generator=(6, 5), noise=2)
+    modes, found = model.modes, []
+    assert isinstance(modes, Modes)
+    learned = [p for p in modes.parameters() if p.requires_grad]
+    for spectrum in (generated(modes), modes()):
+        parts = [spectrum.frequency, spectrum.shift, *([] if spectrum.decay is None else [spectrum.decay])]
+        total = sum((x * torch.linspace(-1, 2, x.numel()).view(x.shape)).sum() for x in parts)
+        found.append([*parts, spectrum.weight, *torch.autograd.grad(total, learned)])
+    assert len(found[0]) == len(found[1])
+    assert all(torch.allclose(a, b, rtol=1e-4, atol=1e-5 * float(b.detach().abs().max())) for a, b in zip(*found, strict=True))
+
+
+def test_waves_and_exponentials_to_the_last_digits() -> None:
+    lags = np.array([0.0, 0.003, 0.7, 3.1, 40.0], dtype=np.float32)
+    cycles, halvings = np.linspace(-2, 2, 41).astype(np.float32), np.linspace(0, 5, 41).astype(np.float32)
+    out = np.empty((5, 2, 41), dtype=np.float32)
+    wave(0, 5, lags, cycles, halvings, out)
+    fade = np.exp(np.maximum(-np.log(2) * np.outer(lags, halvings.astype(np.float64)), FADED))
+    turn = np.exp(2j * np.pi * np.outer(lags, cycles.astype(np.float64)))
+    rounding = 1e-6 * (1 + np.abs(np.outer(lags, cycles)) + np.outer(lags, halvings))  # of angles and exponents, which grows with them
+    assert (np.abs(out[:, 0] + 1j * out[:, 1] - fade * turn) <= rounding * fade).all()
+    x = np.linspace(-86, 88, 999).astype(np.float32)
+    y = x.copy()
+    exponentials(y)
+    assert np.allclose(y, np.exp(x.astype(np.float64)), rtol=1e-6, atol=0)
