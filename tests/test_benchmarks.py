@@ -218,9 +218,9 @@ def test_history_of_a_run_tells_when_it_arrived(bench: Any, tmp_path: Path, monk
     assert late.reached is None
 
 
-def test_verdict_compares_the_best_of_each_and_says_where_no_peer_arrived(bench: Any) -> None:
+def test_verdict_compares_dapp_with_the_best_peer_and_says_where_none_arrived(bench: Any) -> None:
     given, record = argparse.Namespace(limit=50.0), bench.records.Record("oracle", "About.")
-    bench.oracle.verdict(record, {"dapp": 2.0, "dapp, other": 1.0, "sahp": 0.1}, {"EasyTPP A": None, "EasyTPP B": 20.0}, given)
+    bench.oracle.verdict(record, {"dapp": 1.0, "dapp, other": 0.5, "sahp": 0.1}, {"EasyTPP A": None, "EasyTPP B": 20.0}, given)
     bench.oracle.verdict(record, {"dapp": 6.0}, {"EasyTPP A": None}, given)
     bench.oracle.verdict(record, {"dapp": 6.0}, {}, given)
     bench.oracle.verdict(record, {"dapp": None, "sahp": 0.1}, {"EasyTPP A": 1.0}, given)
