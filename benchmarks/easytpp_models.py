@@ -31,7 +31,6 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -138,7 +137,7 @@ def train(peer: Peer, data: Dataset, dev: Dataset, *, rate: float, budget: float
     """Train for ``budget`` seconds and keep the weights that are best on ``dev``; steps, events per second and validations come back."""
     place = peer.time_scale.device
     optimiser = torch.optim.AdamW(_groups(peer), lr=rate, betas=(0.9, 0.99), weight_decay=DECAY)
-    mean, held = copy.deepcopy(peer), _portion(dev, seed)
+    mean, held = copy.deepcopy(peer), dev.some(VALIDATION_EVENTS, seed)
     best, kept = -math.inf, copy.deepcopy(peer.state_dict())
     step = seen = bad = checks = 0
     due, idle, began = 1 / VALIDATIONS, 0.0, time.monotonic()
@@ -195,13 +194,6 @@ def _step(peer: Peer, optimiser: torch.optim.Optimizer, batch: Batch, events: fl
 def _groups(peer: Peer) -> list[dict[str, Any]]:
     moving = [p for p in peer.parameters() if p.requires_grad]
     return [dict(params=[p for p in moving if p.ndim > 1]), dict(params=[p for p in moving if p.ndim < 2], weight_decay=0.0)]
-
-
-def _portion(data: Dataset, seed: int) -> Dataset:
-    """All of ``data``, or a seeded draw of its sequences with about VALIDATION_EVENTS events."""
-    order = np.random.default_rng(seed).permutation(len(data))
-    enough = int(np.searchsorted(np.cumsum(data.lengths[order]), VALIDATION_EVENTS)) + 1
-    return data.select(np.sort(order[:enough]))
 
 
 def _net(setting: Setting, marks: int) -> Any:

@@ -87,7 +87,7 @@ def test_three_layers_and_marks_that_are_looked_up(monkeypatch: pytest.MonkeyPat
     from fourpoint.models import deep_cuda
 
     monkeypatch.setattr(deep_cuda, "SPREAD", 4)
-    monkeypatch.setattr(deep_cuda, "PIECE", 40)
+    monkeypatch.setattr("fourpoint.models.deep_dapp.PIECE", 40)
     model, batch = _model(7, layers=3), _batch([4, 2], 7)
     _agree(model, batch, draw(model, batch, 2, torch.Generator(DEVICE).manual_seed(3)), gaps=False)
 

@@ -306,6 +306,19 @@ class Dataset:
         """
         return apply_ties(self, policy, seed)
 
+    def some(self, events: int, seed: int) -> Dataset:
+        """Sequences drawn at random, in their order, with about ``events`` events; all of them where there are no more.
+
+        >>> data = Dataset.from_sequences([Sequence([1.0, 2.0], start=0, stop=3)] * 10)
+        >>> len(data.some(5, seed=0)), len(data.some(20, seed=0))
+        (3, 10)
+        """
+        if self.events <= events or len(self) < 2:
+            return self
+        order = np.random.default_rng(seed).permutation(len(self))
+        enough = int(np.searchsorted(np.cumsum(self.lengths[order]), events)) + 1
+        return self.select(np.sort(order[:enough]))
+
     def batch(self, rows: Ordered[int] | NDArray[np.int64] | None = None) -> Batch:
         """The sequences at ``rows`` (all by default), padded to one length."""
         return pad(self, np.arange(len(self)) if rows is None else np.asarray(rows, dtype=np.int64))

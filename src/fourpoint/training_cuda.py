@@ -123,7 +123,7 @@ class CapturedSteps(Steps):
         return [f"steps were not recorded as CUDA graphs: {self.why}"] if self.why else []
 
     def _shape(self, rows: np.ndarray) -> Shape:
-        room = rounded(int(self.run.train.lengths[rows].max(initial=1)))
+        room = room_for(int(self.run.train.lengths[rows].max(initial=1)))
         size = min(self.recipe.batch_size, 1 << max(0, len(rows) - 1).bit_length())
         if (size, room) not in self.shapes:
             self.shapes[size, room] = Shape(torch.zeros(size, dtype=torch.int64, device=self.inputs.device), room)
@@ -183,10 +183,10 @@ def _rounded_products(wanted: bool) -> Iterator[None]:
         torch.backends.cuda.matmul.allow_tf32 = before
 
 
-def rounded(length: int) -> int:
+def room_for(length: int) -> int:
     """The room for sequences of up to ``length`` events: a multiple of an eighth of the power of two below, 4 at least.
 
-    >>> [rounded(n) for n in (1, 38, 101, 500)]
+    >>> [room_for(n) for n in (1, 38, 101, 500)]
     [4, 40, 104, 512]
     """
     unit = max(4, 1 << max(0, length.bit_length() - 4))

@@ -76,7 +76,7 @@ class Run:
     ) -> None:
         self.model, self.train, self.folder, self.seed, self.terms = model, train, folder, seed, terms
         self.batch_size, self.mixed, self.convention = recipe.batch_size, recipe.mixed, terms["convention"]
-        self.dev = _sample(dev, seed)
+        self.dev = dev.some(VALIDATION_EVENTS, seed)
         self.fit = Fit()
         self.best: dict[str, torch.Tensor] = {}
         self.guess: dict[str, torch.Tensor] = {}  # weights that training has to beat, and their scores
@@ -138,7 +138,7 @@ class Run:
         row = dict(step=0, epoch=0.0, seconds=0.0, events_per_second=0.0, learning_rate=0.0)
         own = [p.detach().clone() for p in self.model.parameters()]
         _copy(self.model, [guess[name] for name, _ in self.model.named_parameters()])
-        self._validate(row, _score(self.model, _sample(self.train, self.seed), self.convention))
+        self._validate(row, _score(self.model, self.train.some(VALIDATION_EVENTS, self.seed), self.convention))
         _copy(self.model, own)
         self.guess, self.guess_scores = dict(self.best), self.scores
 
@@ -156,7 +156,9 @@ class Run:
     def maximise(self) -> Fit:
         began = time.monotonic()
         self.fit.notes += self.model.maximum_likelihood(self.train)
-        score, train_score = (_score(self.model, data, self.convention) for data in (self.dev, _sample(self.train, self.seed)))
+        score, train_score = (
+            _score(self.model, data, self.convention) for data in (self.dev, self.train.some(VALIDATION_EVENTS, self.seed))
+        )
         seconds = time.monotonic() - began
         self.fit.history.append(dict(zip(COLUMNS, (1, 1.0, seconds, train_score, score, self.train.events / seconds, 0.0), strict=True)))
         self.fit.best, self.fit.best_step, self.fit.stopped = score, 1, "maximum likelihood"
@@ -288,12 +290,3 @@ def _scores(model: Any, data: Dataset, convention: Convention = "window") -> tor
 def _standard_error(differences: torch.Tensor) -> float:
     """Of the sum of independent differences."""
     return float(differences.std(correction=0)) * math.sqrt(len(differences))
-
-
-def _sample(data: Dataset, seed: int) -> Dataset:
-    """All of ``data``, or a seeded draw of its sequences with about VALIDATION_EVENTS events."""
-    if data.events <= VALIDATION_EVENTS or len(data) < 2:
-        return data
-    order = np.random.default_rng(seed).permutation(len(data))
-    enough = int(np.searchsorted(np.cumsum(data.lengths[order]), VALIDATION_EVENTS)) + 1
-    return data.select(np.sort(order[:enough]))

@@ -7,16 +7,19 @@ against. Imported where a tensor lies on such a device, and needs the package tr
 
 from __future__ import annotations
 
+from typing import no_type_check
+
 import torch
-import triton  # type: ignore[import-not-found, unused-ignore]
-import triton.language as tl  # type: ignore[import-not-found, unused-ignore]
+import triton
+import triton.language as tl
 from torch import Tensor
 
 BLOCK = 32  # modes per program: one warp
 
 
 @triton.jit
-def _walk(factor, driven, state, n, modes, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+@no_type_check  # triton has its own types
+def _walk(factor, driven, state, n, modes, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     mode = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     real = mode < modes

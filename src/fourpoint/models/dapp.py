@@ -41,7 +41,7 @@ from fourpoint.models.dapp_history import DAPPHistory, Parts, have, last_state, 
 from fourpoint.models.dapp_online import admit, select
 from fourpoint.models.dapp_sweep import swept_log_likelihood, worth_sweeping
 from fourpoint.models.dapp_sweep_modes import generated
-from fourpoint.models.excitation_start import excitation_of
+from fourpoint.models.excitation_start import hawkes_guess
 from fourpoint.models.modes import Modes
 from fourpoint.models.pair_scores import PairScore
 from fourpoint.models.past import appended, past_of
@@ -51,7 +51,6 @@ from fourpoint.models.rate import Rate
 EFFECT_ERROR = 0.005  # how far the evaluation's features may move what one past event adds inside the link
 SIZES = (128, 256, 512, 1024)  # numbers of evaluation features tried, in order, against REFERENCE
 REFERENCE = 8192
-OTHER_HEADS = 0.1  # of their first values, where one head is a Hawkes process
 MOST_FEATURES, MOST_MARKS, BLOCK = 128, 16, 2048  # of a step that is one kernel on a CUDA device
 
 
@@ -246,7 +245,9 @@ class DAPP(nn.Module):
         self.rate.build(s["base"], s["drift"])
         self.rate.start_at((mean_rates(data, self.marks) * scale).to(self.readout))
         self._start_values(float(durations.mean()) / scale, data.events / max(len(data), 1))
-        return notes + self._guess_hawkes(data, scale)
+        plain = s["normalise"] == "none" and s["values"] == "mark" and s["link"] == "softplus" and s["learn_scale"] and s["decay"]
+        self.first_guess, said = hawkes_guess(self, data) if plain and s["score"] == "fourier" else (None, [])
+        return notes + said
 
     @torch.no_grad()
     def _start_values(self, length: float, events: float) -> None:
@@ -262,31 +263,6 @@ class DAPP(nn.Module):
         if self._settings["link"] == "identity":
             value = torch.log(torch.expm1(value.abs() / self.readout.numel()))  # every head adds to the rate of every mark
         self.value_weight.copy_(value)
-
-    @torch.no_grad()
-    def _guess_hawkes(self, data: Dataset, scale: float) -> list[str]:
-        """Where events excite each other, the Hawkes process of the data as a first guess: one head is its kernel, the link linear.
-
-        Training does not begin there, since from a linear link it ends in worse places where events multiply the rate.
-        """
-        s = self._settings
-        self.first_guess = None
-        plain = s["normalise"] == "none" and s["values"] == "mark"
-        if not (plain and s["link"] == "softplus" and s["learn_scale"] and s["decay"] and isinstance(self.modes, Modes)):
-            return []
-        found = excitation_of(data, s["seed"])
-        if found is None:
-            return []
-        before = {name: p.detach().clone() for name, p in self.named_parameters()}
-        rates = mean_rates(data, self.marks).to(self.readout)
-        jump = self.rate.start_linear(found.baseline * scale * rates / rates.sum())
-        head = self.modes.exponential(found.decay * scale)
-        self.value_weight.mul_(OTHER_HEADS)
-        self.value_weight[head] = found.branching * found.decay * scale / jump / (self.gain[head] * self.value_weight.shape[1])
-        self.first_guess = {name: p.detach().clone() for name, p in self.named_parameters()}
-        self.load_state_dict(before, strict=False)
-        unit = data.unit or "time units"
-        return [f"first guess: a Hawkes process, an event calls for {found.branching:.2g} others in {1 / found.decay:.3g} {unit}"]
 
     # ------------------------------------------------------------------ the spectrum
 

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from jaxtyping import Float, Integer
 from torch import Tensor
-from torch.nn.functional import cross_entropy, embedding, linear
-from torch.utils.checkpoint import checkpoint
+from torch.nn.functional import embedding, linear
 
 from fourpoint.events import Batch
 from fourpoint.models.deep_gate_cuda import Heard
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
     from fourpoint.models.deep_dapp import DeepDAPP
 
 SPREAD = 512  # marks at most whose tokens are a matrix product rather than looked up
-PIECE = 2**24  # numbers per mark and event held at once
 
 
 class Drawn(NamedTuple):
@@ -89,7 +87,9 @@ def log_likelihoods(model: DeepDAPP, batch: Batch, drawn: Drawn, *, gaps: bool) 
         before, lengths, P, drawn.nodes.shape[1] + 1, Silence(drawn.queries, None, louder), model.rate.weight, model.rate.bias,
         model.query_norm.weight, model.query_norm.bias, model.up.weight, model.up.bias, model.down.weight, model.down.bias,
     )  # fmt: skip
-    return Score.apply(z, _shares(model, q, after), model.log_scale, model.time_scale, width, lengths, gaps)
+    return Score.apply(
+        z, model._log_shares(q, after) if model.marks.count > 1 else None, model.log_scale, model.time_scale, width, lengths, gaps
+    )
 
 
 def _tokens(model: DeepDAPP, batch: Batch, lengths: Tensor, drawn: Drawn) -> tuple[Tensor, Tensor, Tensor]:
@@ -123,23 +123,3 @@ def _layer(
         layer.up.weight, layer.up.bias, layer.down.weight, layer.down.bias,
     )  # fmt: skip
     return x, state, pace
-
-
-def _shares(model: DeepDAPP, q: Tensor, marks: Tensor) -> Tensor | None:
-    """The log of each event's own mark's share (R), in pieces of events where there are many marks; None where there is one."""
-    if model.marks.count == 1:
-        return None
-    rows = max(1, PIECE // model.marks.count)
-    if len(q) <= rows:
-        return _share(q, marks, model.share.weight, model.share.bias)
-    pieces = zip(q.split(rows), marks.split(rows), strict=True)
-    return torch.cat(
-        [
-            checkpoint(_share, *piece, model.share.weight, model.share.bias, use_reentrant=False, preserve_rng_state=False)
-            for piece in pieces
-        ]
-    )
-
-
-def _share(q: Tensor, marks: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    return -cross_entropy(linear(q, weight, bias), marks, reduction="none")

@@ -29,7 +29,7 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Complex, Float, Int
 from torch import Tensor, nn
-from torch.nn.functional import gelu, linear
+from torch.nn.functional import cross_entropy, gelu, linear
 from torch.utils.checkpoint import checkpoint
 
 from fourpoint.events import Batch, Dataset, MarkSpace, UserError
@@ -357,10 +357,10 @@ class DeepDAPP(nn.Module):
         """log s + log log(1 + e^z), per unit of the user's time."""
         return log_softplus(linear(q, self.rate.weight, self.rate.bias)[..., 0]) + self.log_scale - self.time_scale.log().to(q)
 
-    def _log_shares(self, q: Float[Tensor, "B N H"], marks: Int[Tensor, "B N"]) -> Float[Tensor, "B N"]:
+    def _log_shares(self, q: Float[Tensor, "*S H"], marks: Int[Tensor, "*S"]) -> Float[Tensor, "*S"]:
         """log of each mark's share of the rate. Marks are summed over in pieces of events, so that memory does not grow with events
         times marks."""
-        rows, flat = max(1, PIECE // self.marks.count), q.flatten(0, 1)
+        rows, flat = max(1, PIECE // self.marks.count), q.flatten(0, -2)
         pieces = zip(flat.split(rows), marks.flatten().split(rows), strict=True)
         if len(flat) <= rows or not torch.is_grad_enabled():
             return torch.cat([q.new_zeros(0), *(self._log_share(*piece) for piece in pieces)]).view(marks.shape)
@@ -368,8 +368,7 @@ class DeepDAPP(nn.Module):
         return torch.cat(list(again)).view(marks.shape)
 
     def _log_share(self, q: Float[Tensor, "R H"], marks: Int[Tensor, " R"]) -> Float[Tensor, " R"]:
-        z = self.share(q)
-        return z.gather(1, marks[:, None])[:, 0] - z.logsumexp(1)
+        return -cross_entropy(self.share(q), marks, reduction="none")
 
     def _features(self, gaps: Float[Tensor, "*S"]) -> Float[Tensor, "*S K"]:
         return torch.log1p(gaps[..., None] / self.scales) - 1

@@ -11,8 +11,8 @@ from __future__ import annotations
 from typing import Any, no_type_check
 
 import torch
-import triton  # type: ignore[import-not-found, unused-ignore]
-import triton.language as tl  # type: ignore[import-not-found, unused-ignore]
+import triton
+import triton.language as tl
 from torch import Tensor
 
 from fourpoint.models.deep_maths_cuda import gelu_slope, normal_share

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import no_type_check
 
-import triton  # type: ignore[import-not-found, unused-ignore]
-import triton.language as tl  # type: ignore[import-not-found, unused-ignore]
+import triton
+import triton.language as tl
 
 
 @triton.jit

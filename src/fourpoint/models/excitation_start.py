@@ -9,16 +9,24 @@ must also be there in a time that runs as fast as events come on average. Used b
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from fourpoint.events import Dataset, MarkSpace
 from fourpoint.models.hawkes_fit import estimate
+from fourpoint.models.modes import Modes
+from fourpoint.models.poisson import mean_rates
+
+if TYPE_CHECKING:
+    from fourpoint.models.dapp import DAPP
 
 ENOUGH = 100  # events below which nothing is guessed
 MOST = 50_000  # events that are looked at
 LEAST, MOST_BRANCHING, CERTAIN = 0.05, 2.0, 4.0  # branching ratios, and how many of their standard errors, that count as excitation
+OTHER_HEADS = 0.1  # of their first values, where one head is a Hawkes process
 BINS = 24  # of a window, in each of which events come at one rate on average
 
 
@@ -30,6 +38,32 @@ class Excitation(NamedTuple):
     decay: float
 
 
+@torch.no_grad()
+def hawkes_guess(model: DAPP, data: Dataset) -> tuple[dict[str, Tensor] | None, list[str]]:
+    """The excitation in ``data`` as weights of ``model``, which stays as it is, and a remark; None where there is none.
+
+    One head is the kernel and the link is linear. Training does not begin there, since from a linear link it ends in worse places
+    where events multiply the rate.
+    """
+    found = excitation_of(data, model.settings()["seed"])
+    if found is None or not isinstance(model.modes, Modes):
+        return None, []
+    before, scale = _weights(model), float(model.time_scale)
+    rates = mean_rates(data, model.marks).to(model.readout)
+    jump = model.rate.start_linear(found.baseline * scale * rates / rates.sum())
+    head = model.modes.exponential(found.decay * scale)
+    model.value_weight.mul_(OTHER_HEADS)
+    model.value_weight[head] = found.branching * found.decay * scale / jump / (model.gain[head] * model.value_weight.shape[1])
+    guess = _weights(model)
+    model.load_state_dict(before, strict=False)
+    unit = data.unit or "time units"
+    return guess, [f"first guess: a Hawkes process, an event calls for {found.branching:.2g} others in {1 / found.decay:.3g} {unit}"]
+
+
+def _weights(model: DAPP) -> dict[str, Tensor]:
+    return {name: p.detach().clone() for name, p in model.named_parameters()}
+
+
 def excitation_of(data: Dataset, seed: int = 0) -> Excitation | None:
     """The excitation in ``data``; None where there is none to speak of, or where there are few events.
 
@@ -37,7 +71,7 @@ def excitation_of(data: Dataset, seed: int = 0) -> Excitation | None:
     >>> [excitation_of(simulate(name, 1000, seed=1)) is None for name in ("hawkes", "nonhomogeneous2")]
     [False, True]
     """
-    some = _few(data, seed)
+    some = data.some(MOST, seed)
     if some.events < ENOUGH:
         return None
     some = replace(some, mark_ids=np.zeros_like(some.mark_ids), marks=MarkSpace())
@@ -63,11 +97,3 @@ def _evened(data: Dataset) -> Dataset:
     passed = np.append(0.0, np.cumsum(np.histogram(since, edges)[0] + 1e-3)) / len(data)
     zero = np.zeros(len(data))
     return replace(data, times=np.interp(since, edges, passed), starts=zero, stops=zero + passed[-1], inferred=False)
-
-
-def _few(data: Dataset, seed: int) -> Dataset:
-    """About MOST events, in whole sequences drawn at random."""
-    if data.events <= MOST or len(data) < 2:
-        return data
-    order = np.random.default_rng(seed).permutation(len(data))
-    return data.select(np.sort(order[: int(np.searchsorted(np.cumsum(data.lengths[order]), MOST)) + 1]))
