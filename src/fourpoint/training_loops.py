@@ -33,7 +33,8 @@ class Group(NamedTuple):
 
 
 class Moves:
-    """Steps of an AdamW, by the loop where that can be: with numba, for few weights, on the processor, in float32."""
+    """Steps of an AdamW, by the loop where that can be: with numba, for few weights, on the processor, in float32, and as long as the
+    same weights have a slope in every step."""
 
     def __init__(self, optimiser: torch.optim.Optimizer) -> None:
         self.optimiser, self.groups = optimiser, list[Group]()
@@ -45,8 +46,11 @@ class Moves:
         """One step with the slopes that the weights have."""
         if self.able and not self.groups and self.optimiser.state:
             held = [self._held(settings) for settings in self.optimiser.param_groups]
-            self.groups = [group for group in held if group.parameters]
-        if not self.groups:
+            self.groups = [group for group in held if group.settings["params"]]
+            self.able = all(len({float(count[0]) for count in group.arrays[3]}) == 1 for group in self.groups)  # of one age
+        now = [[p for p in group.settings["params"] if p.grad is not None] for group in self.groups]
+        self.able &= all([*map(id, some)] == [*map(id, group.parameters)] for some, group in zip(now, self.groups, strict=True))
+        if not self.able or not self.groups:
             self.optimiser.step()
             return
         loop: Any = compiled_adamw()
@@ -58,7 +62,7 @@ class Moves:
             loop(weights, slopes, first, second, counts, *(np.float32(x) for x in numbers))
 
     def _held(self, settings: dict[str, Any]) -> Group:
-        """Those of the group that have slopes, which they have in every step or in none."""
+        """Those of the group that have moments."""
         parameters = [p for p in settings["params"] if p in self.optimiser.state]
         states = [self.optimiser.state[p] for p in parameters]
         columns = [[p.detach() for p in parameters], *([state[key] for state in states] for key in ("exp_avg", "exp_avg_sq", "step"))]

@@ -41,8 +41,9 @@ class Steps:
     def _take(self, step: int) -> None:
         rows = self.run.rows(step)
         batch = self.run.train.batch(rows).to(self.weights[0].device)
-        random, events = self.seeded(torch.Generator(), step), self.run.mean_events * len(rows)
-        value, size = self._in_loops(batch, random, events) or (x.item() for x in self._slopes(batch, random, events))
+        events = self.run.mean_events * len(rows)
+        found = self._in_loops(batch, self.seeded(torch.Generator(), step), events)
+        value, size = found or (x.item() for x in self._slopes(batch, self.seeded(torch.Generator(), step), events))
         if not (math.isfinite(value) and math.isfinite(size)):
             raise self.not_finite(step, value)
         if size > self.recipe.clip:
