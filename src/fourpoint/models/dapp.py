@@ -38,19 +38,16 @@ from fourpoint.maths.scores import scores
 from fourpoint.models import protocol
 from fourpoint.models.choices import check_choices
 from fourpoint.models.dapp_bound import attention_bound
+from fourpoint.models.dapp_features import SIZES, settle
 from fourpoint.models.dapp_history import DAPPHistory, Parts, have, last_state, spectrum_of
 from fourpoint.models.dapp_online import admit, select
+from fourpoint.models.dapp_start import initialise
 from fourpoint.models.dapp_sweep import Values, swept_slopes, worth_sweeping
-from fourpoint.models.excitation_start import hawkes_guess
 from fourpoint.models.modes import Modes
 from fourpoint.models.pair_scores import PairScore
 from fourpoint.models.past import appended, past_of
-from fourpoint.models.poisson import mean_rates
 from fourpoint.models.rate import Rate
 
-EFFECT_ERROR = 0.005  # how far the evaluation's features may move what one past event adds inside the link
-SIZES = (128, 256, 512, 1024)  # numbers of evaluation features tried, in order, against REFERENCE
-REFERENCE = 8192
 MOST_FEATURES, MOST_MARKS, BLOCK = 128, 16, 2048  # of a step that is one kernel on a CUDA device
 
 
@@ -223,47 +220,8 @@ class DAPP(nn.Module):
     # ------------------------------------------------------------------ what comes from the data
 
     def initialise(self, data: Dataset) -> list[str]:
-        """Time scale, base rates and the spread of frequencies from ``data``; drift and base where left to it."""
-        s, notes = self._settings, []
-        durations = data.durations
-        even = bool(np.ptp(durations) <= 1e-9 * durations.max())
-        why = "all windows have one length" if even else "windows have different lengths"
-        for name, other in (("drift", "none"), ("base", "constant")):
-            if s[name] == "auto":
-                s[name] = "spline" if even else other
-                notes.append(f"{name}: {s[name]} ({why})")
-        if isinstance(s["keep"], float):
-            longest = int(data.lengths.max()) if len(data) else 0
-            notes.append(
-                f"keep: {max(1, math.ceil(s['keep'] * longest))} events per head ({s['keep']:g} of the longest sequence's {longest})"
-            )
-            s["keep"] = max(1, math.ceil(s["keep"] * longest))
-        gap = data.gaps.mean() if len(data.gaps) else 0.0
-        scale = gap if gap > 0 else float(durations.sum()) / max(data.events, 1)
-        self.time_scale.fill_(scale)
-        self.rate.length.fill_(float(durations.max()))
-        notes.append(f"time scale: {scale:.4g} {data.unit or 'time units'} (the mean gap)")
-        self.rate.build(s["base"], s["drift"])
-        self.rate.start_at((mean_rates(data, self.marks) * scale).to(self.readout))
-        self._start_values(float(durations.mean()) / scale, data.events / max(len(data), 1))
-        plain = s["normalise"] == "none" and s["values"] == "mark" and s["link"] == "softplus" and s["learn_scale"] and s["decay"]
-        self.first_guess, said = hawkes_guess(self, data) if plain and s["score"] == "fourier" else (None, [])
-        return notes + said
-
-    @torch.no_grad()
-    def _start_values(self, length: float, events: float) -> None:
-        """Spread the heads over time scales, and begin with a small effect of either sign, whatever a head sums over."""
-        rates = self.modes.spread(length)
-        if self._settings["normalise"] == "none":
-            self.gain.copy_(1 / (1 / rates).clamp(1.0, max(1.0, events)))
-        sign = torch.where(torch.arange(len(rates)) % 2 == 0, 1.0, -1.0)
-        value = torch.full_like(self.value_weight, 0.3 / self.value_weight.shape[1]) * sign[:, None, None]
-        if self._settings["values"] != "mark":
-            value = self.value_weight * 0.3
-            value[..., 0] /= max(1.0, length)  # the slope in time: over the window a value stays of one size
-        if self._settings["link"] == "identity":
-            value = torch.log(torch.expm1(value.abs() / self.readout.numel()))  # every head adds to the rate of every mark
-        self.value_weight.copy_(value)
+        """Time scale, base rates and the spread of frequencies from ``data``; drift and base where left to it (`models.dapp_start`)."""
+        return initialise(self, data)
 
     # ------------------------------------------------------------------ the spectrum
 
@@ -291,31 +249,10 @@ class DAPP(nn.Module):
         """Use few features for the validations of a training run; :meth:`settle` ends that."""
         self.modes.store(min(self._settings["eval_features"] or SIZES[0], SIZES[0]))
 
-    @torch.no_grad()
     def settle(self, features: int | None = None) -> list[str]:
-        """Fix the evaluation's features: ``features``, or those asked for when the model was made, or the fewest of
-        SIZES that keep each event's effect, sum_k kappa_k v_k, within EFFECT_ERROR of what REFERENCE features give."""
-        asked = features or self._settings["eval_features"]
-        if not isinstance(self.modes, Modes):
-            return []
-        if asked is not None:
-            self._settings["eval_features"] = asked
-            self.modes.store(asked)
-            return []
-        lags = torch.linspace(0, 1, 257).to(self.readout) * (self.rate.length / self.time_scale).to(self.readout)
-        pairs = [(m, n) for m in range(min(self.marks.count, 4)) for n in range(min(self.marks.count, 4))]
-        value = [self._values(lags[None], torch.full((1, len(lags)), n))[0].T for n in range(min(self.marks.count, 4))]
-        effects = []
-        for size in (REFERENCE, *SIZES):
-            self.modes.store(size)
-            spectrum = self.spectrum(fixed=True)
-            parts = [fourier.kernel(spectrum, lags, m, n) * value[n] * self._readout()[:, m, None] for m, n in pairs]
-            effects.append(torch.stack(parts).sum(1))
-            error = float((effects[-1] - effects[0]).abs().max())
-            if size != REFERENCE and error <= EFFECT_ERROR:
-                break
-        self._settings["eval_features"] = size
-        return [f"evaluation features: {size} per head, within {error:.2g} of an event's effect on the log-rate"]
+        """Fix the evaluation's features: ``features``, or those asked for when the model was made, or as few as are enough
+        (`models.dapp_features`)."""
+        return settle(self, features)
 
     # ------------------------------------------------------------------ the verbs
 

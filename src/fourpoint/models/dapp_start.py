@@ -1,0 +1,61 @@
+"""Where DAPP begins: time scale, base rates and the spread of frequencies, all from the data. Used by DAPP."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from fourpoint.events import Dataset
+from fourpoint.models.excitation_start import hawkes_guess
+from fourpoint.models.poisson import mean_rates
+
+if TYPE_CHECKING:
+    from fourpoint.models.dapp import DAPP
+
+
+def initialise(model: DAPP, data: Dataset) -> list[str]:
+    """Time scale, base rates and the spread of frequencies from ``data``; drift and base where left to it."""
+    s, notes = model._settings, []
+    durations = data.durations
+    even = bool(np.ptp(durations) <= 1e-9 * durations.max())
+    why = "all windows have one length" if even else "windows have different lengths"
+    for name, other in (("drift", "none"), ("base", "constant")):
+        if s[name] == "auto":
+            s[name] = "spline" if even else other
+            notes.append(f"{name}: {s[name]} ({why})")
+    if isinstance(s["keep"], float):
+        longest = int(data.lengths.max()) if len(data) else 0
+        notes.append(
+            f"keep: {max(1, math.ceil(s['keep'] * longest))} events per head ({s['keep']:g} of the longest sequence's {longest})"
+        )
+        s["keep"] = max(1, math.ceil(s["keep"] * longest))
+    gap = data.gaps.mean() if len(data.gaps) else 0.0
+    scale = gap if gap > 0 else float(durations.sum()) / max(data.events, 1)
+    model.time_scale.fill_(scale)
+    model.rate.length.fill_(float(durations.max()))
+    notes.append(f"time scale: {scale:.4g} {data.unit or 'time units'} (the mean gap)")
+    model.rate.build(s["base"], s["drift"])
+    model.rate.start_at((mean_rates(data, model.marks) * scale).to(model.readout))
+    _start_values(model, float(durations.mean()) / scale, data.events / max(len(data), 1))
+    plain = s["normalise"] == "none" and s["values"] == "mark" and s["link"] == "softplus" and s["learn_scale"] and s["decay"]
+    model.first_guess, said = hawkes_guess(model, data) if plain and s["score"] == "fourier" else (None, [])
+    return notes + said
+
+
+@torch.no_grad()
+def _start_values(model: DAPP, length: float, events: float) -> None:
+    """Spread the heads over time scales, and begin with a small effect of either sign, whatever a head sums over."""
+    rates = model.modes.spread(length)
+    if model._settings["normalise"] == "none":
+        model.gain.copy_(1 / (1 / rates).clamp(1.0, max(1.0, events)))
+    sign = torch.where(torch.arange(len(rates)) % 2 == 0, 1.0, -1.0)
+    value = torch.full_like(model.value_weight, 0.3 / model.value_weight.shape[1]) * sign[:, None, None]
+    if model._settings["values"] != "mark":
+        value = model.value_weight * 0.3
+        value[..., 0] /= max(1.0, length)  # the slope in time: over the window a value stays of one size
+    if model._settings["link"] == "identity":
+        value = torch.log(torch.expm1(value.abs() / model.readout.numel()))  # every head adds to the rate of every mark
+    model.value_weight.copy_(value)
