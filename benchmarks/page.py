@@ -23,7 +23,7 @@ HEAD = """# Performance
 How fast Fourpoint is beside its peers, and how its costs grow. Every number on this page is made by `benchmarks/page.py` from the files
 in `benchmarks/results`, which the commands below write; do not edit it. To repeat it:
 
-    make bench                             # every benchmark, three quarters of an hour on two cores
+    make bench                             # every benchmark, forty minutes on two cores
     make bench BENCH="--quick"             # small sizes, about five minutes, into results/bench
     make bench BENCH="--data DIR"          # with public data sets, which only one comparison needs
     python benchmarks/training.py --help   # one of them

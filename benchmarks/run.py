@@ -2,7 +2,7 @@
 
     python benchmarks/run.py [--quick] [--only training oracle ...] [--data DIR] [--results DIR] [--page FILE]
 
-The full form takes about three quarters of an hour on two cores and writes `benchmarks/results` and `docs/performance.md`; ``--quick``
+The full form takes about forty minutes on two cores and writes `benchmarks/results` and `docs/performance.md`; ``--quick``
 takes about five minutes and writes `results/bench` instead, which is not kept. A benchmark that fails is recorded as failed, and the
 next one is run. ``--data`` is a folder of public data sets as Parquet files, for the benchmark that compares on them. `gpu.py`
 and `leaderboard.py` are run by themselves.
@@ -34,23 +34,23 @@ class Plan(NamedTuple):
 
 
 PLANS: dict[str, Plan] = {
-    "training": Plan("--rounds 5 --seconds 0.5", 420, "", 60),
-    "oracle": Plan("--limit 60", 500, "", 60),
-    "deep": Plan("", 90, "", 20),
-    "scaling": Plan("", 240, "", 30),
+    "training": Plan("--rounds 5 --seconds 0.5", 240, "", 60),
+    "oracle": Plan("--limit 60", 1080, "", 60),
+    "deep": Plan("", 140, "", 20),
+    "scaling": Plan("", 250, "", 30),
     "costs": Plan("", 150, "", 30),
-    "peers": Plan("--epochs 10", 200, "--epochs 1 --models thp", 15),
-    "sampling": Plan("", 120, "--paths 100 --seconds 3 --theirs 4", 20),
-    "streaming": Plan("--events 20000 --keep-events 10000", 150, "--events 2000 --keep-events 2000 --entities 500 --streams 20", 25),
-    "hawkes": Plan("", 150, "--events 10000 --repeats 2", 20),
-    "reading": Plan("--rows 5000000", 120, "--rows 100000 --repeats 1", 20),
+    "peers": Plan("--epochs 10", 30, "--epochs 1 --models thp", 15),
+    "sampling": Plan("", 80, "--paths 100 --seconds 3 --theirs 4", 20),
+    "streaming": Plan("--events 20000 --keep-events 10000", 80, "--events 2000 --keep-events 2000 --entities 500 --streams 20", 25),
+    "hawkes": Plan("", 40, "--events 10000 --repeats 2", 20),
+    "reading": Plan("--rows 5000000", 50, "--rows 100000 --repeats 1", 20),
     "memory": Plan(
         "--processes hawkes --steps 300 --more 50 --train .3 --sequences 200",
-        150,
+        40,
         "--processes hawkes --steps 20 --more 5 --train .5 --sequences 20",
         20,
     ),
-    "exactness": Plan("--gaps 5000 --forecasts 1000", 120, "--gaps 500 --forecasts 50", 25),
+    "exactness": Plan("--gaps 5000 --forecasts 1000", 70, "--gaps 500 --forecasts 50", 25),
 }
 
 
