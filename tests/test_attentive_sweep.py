@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import numpy as np
@@ -116,15 +115,6 @@ def test_the_plain_way_is_taken_where_the_sweep_does_not_pay_or_cannot(monkeypat
         assert not asked(lively(THP, 1), batch)
     monkeypatch.setattr(attentive_sweep, "compiled_sweep", lambda: None)
     assert not asked(lively(THP, 1), batch)
-
-
-def test_without_numba_there_is_no_machine_code(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "numba", None)
-    compiled_sweep.cache_clear()
-    try:
-        assert compiled_sweep() is None
-    finally:
-        compiled_sweep.cache_clear()
 
 
 def test_weights_are_those_of_a_causal_softmax_and_never_too_small_for_quick_arithmetic() -> None:

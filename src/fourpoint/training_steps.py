@@ -30,12 +30,13 @@ class Steps:
         self.weights = [p for group in optimiser.param_groups for p in group["params"]]
         self.losses: list[float] = []
         self.moves = Moves(optimiser)
+        self.looping = False  # whether the last step was done by compiled loops
 
     def take(self, step: int, rate: float) -> None:
         """Step number ``step`` at the learning rate ``rate``. Raises :class:`TrainingError` where the loss is not finite."""
         for group in self.optimiser.param_groups:
             group["lr"] = rate * group["pace"]
-        with threads_for_loops(getattr(self.model, "in_loops", False)):
+        with threads_for_loops(self.looping):
             self._take(step)
 
     def _take(self, step: int) -> None:
@@ -43,6 +44,7 @@ class Steps:
         batch = self.run.train.batch(rows).to(self.weights[0].device)
         events = self.run.mean_events * len(rows)
         found = self._in_loops(batch, self.seeded(torch.Generator(), step), events)
+        self.looping = found is not None
         value, size = found or (x.item() for x in self._slopes(batch, self.seeded(torch.Generator(), step), events))
         if not (math.isfinite(value) and math.isfinite(size)):
             raise self.not_finite(step, value)

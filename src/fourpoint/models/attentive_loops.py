@@ -20,9 +20,10 @@ from typing import no_type_check
 
 import numpy as np
 
-from fourpoint.models import attentive_room, readout_loops
+from fourpoint.models import attentive_room, readout_loops, series_loops
 from fourpoint.models.machine_code import machine_code
 from fourpoint.models.readout_loops import add, back_to_states, curved, exponentials, product, scored, straight
+from fourpoint.models.series_loops import log_one_plus
 
 f32 = np.float32
 EPS = f32(1e-5)  # of the layer norm, as in torch
@@ -35,8 +36,8 @@ TINY = f32(1.001 * math.exp(-50.0))
 def compiled_sweep() -> Callable[..., None] | None:
     """:func:`sweep` as machine code, kept on disk between runs where that can be; None without numba."""
     apart = (product, add, hold, hold_turned, add_product, exponentials, soft_max, soft_max_back, norm, norm_back, sweep)
-    merged = (layer, layer_back, scored, back_to_states, straight, curved, settle, load, unload)
-    code = machine_code((attentive_room, readout_loops, sys.modules[__name__]), apart, merged)
+    merged = (layer, layer_back, scored, back_to_states, straight, curved, settle, load, unload, log_one_plus)
+    code = machine_code((series_loops, attentive_room, readout_loops, sys.modules[__name__]), apart, merged)
     return None if code is None else code["sweep"]
 
 

@@ -145,7 +145,6 @@ class DAPP(nn.Module):
         self.register_buffer("time_scale", torch.ones((), dtype=torch.float64))
         self.register_buffer("gain", torch.ones(heads))
         self.first_guess: dict[str, Tensor] | None = None
-        self.in_loops = False  # whether the last step of training was done by compiled loops
 
     @staticmethod
     def paper(
@@ -362,7 +361,6 @@ class DAPP(nn.Module):
         s, size = self._settings, len(self.readout) * self._settings["features"]
         plain = self.training and self.scanned and s["normalise"] == "none" and s["values"] == "mark" and self.marks.count <= MOST_MARKS
         fits = plain and batch.times.shape[1] <= BLOCK and worth_sweeping(batch, self.readout, size, nodes)
-        self.in_loops = fits and isinstance(self.modes, Modes)
         if not fits or not isinstance(self.modes, Modes):
             return None
         draws, values = uniform(batch.edges[:, 1:], nodes, random), Values(self.value_weight, self.value_readout, self.gain)

@@ -26,7 +26,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
-import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
@@ -36,8 +35,8 @@ from fourpoint.maths import waves
 from fourpoint.maths.fourier import FADED, Generator
 from fourpoint.models import protocol
 from fourpoint.models.dapp_places_parts import PlacedDAPPHistory, Shared, check_choices, last_time
+from fourpoint.models.dapp_start import start_rate
 from fourpoint.models.modes import FASTEST, SLOWEST
-from fourpoint.models.poisson import mean_rates
 from fourpoint.models.rate import Rate
 
 HIGHEST = {1: 16, 2: 8, 3: 4}  # the highest number of waves over PERIOD boxes along an axis, by dimension
@@ -143,23 +142,9 @@ class PlacedDAPP(nn.Module):
 
     def initialise(self, data: Dataset) -> list[str]:
         """Time scale, base rates and the spread of decays and widths from ``data``; drift and base in time where left to it."""
-        s, notes, durations = self._settings, [], data.durations
-        even = bool(np.ptp(durations) <= 1e-9 * durations.max())
-        why = "all windows have one length" if even else "windows have different lengths"
-        for name, other in (("drift", "none"), ("base", "constant")):
-            if s[name] == "auto":
-                s[name] = "spline" if even else other
-                notes.append(f"{name}: {s[name]} ({why})")
-        gap = data.gaps.mean() if len(data.gaps) else 0.0
-        scale = gap if gap > 0 else float(durations.sum()) / max(data.events, 1)
-        self.time_scale.fill_(scale)
-        self.rate.length.fill_(float(durations.max()))
-        notes.append(f"time scale: {scale:.4g} {data.unit or 'time units'} (the mean gap)")
-        notes.append(f"places: {self.box}; {len(self.numbers)} frequencies, {self.order} nodes per axis")
-        self.rate.build(s["base"], s["drift"])
-        self.rate.start_at((mean_rates(data, self.marks) * scale).to(self.readout))
-        self._spread(float(durations.mean()) / scale, data.events / max(len(data), 1))
-        return notes
+        notes = start_rate(self, data)
+        self._spread(float(data.durations.mean() / self.time_scale), data.events / max(len(data), 1))
+        return [*notes, f"places: {self.box}; {len(self.numbers)} frequencies, {self.order} nodes per axis"]
 
     @torch.no_grad()
     def _spread(self, length: float, events: float) -> None:

@@ -13,6 +13,8 @@ from typing import no_type_check
 
 import numpy as np
 
+from fourpoint.models.series_loops import log_one_plus
+
 f32 = np.float32
 HALF, ONE, ZERO = f32(0.5), f32(1.0), f32(0.0)
 LEAST, MOST = f32(1e-30), f32(1e30)  # rates between which nothing is lost
@@ -77,22 +79,11 @@ def curve(coefficients, m, r, cells, parts):
 
 @no_type_check
 def bent(inside, small, slope, size):
-    """Softplus of ``inside`` / size times size, into ``small``, which holds e^-|inside|, and its slope.
-
-    log(1 + t) for t up to 1 is 2 (u + u^3 / 3 + u^5 / 5 + ...) with u = t / (2 + t), which is at most 1 / 3.
-    """
+    """Softplus of ``inside`` / size times size, into ``small``, which holds e^-|inside|, and its slope."""
     for r in range(len(inside)):
         t, y = small[r], inside[r]
-        u = t / (f32(2) + t)
-        v = u * u
-        p = v * f32(1 / 15) + f32(1 / 13)
-        p = p * v + f32(1 / 11)
-        p = p * v + f32(1 / 9)
-        p = p * v + f32(1 / 7)
-        p = p * v + f32(1 / 5)
-        p = p * v + f32(1 / 3)
         high = y > ZERO
-        small[r] = size * ((y if high else ZERO) + f32(2) * u * (ONE + p * v))
+        small[r] = size * ((y if high else ZERO) + log_one_plus(t))
         slope[r] = size * (ONE if high else t) / (ONE + t)
 
 

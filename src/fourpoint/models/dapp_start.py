@@ -1,4 +1,5 @@
-"""Where DAPP begins: time scale, base rates and the spread of frequencies, all from the data. Used by DAPP."""
+"""Where DAPP begins: time scale, base rates and the spread of frequencies, all from the data. Used by DAPP
+with and without places."""
 
 from __future__ import annotations
 
@@ -14,35 +15,40 @@ from fourpoint.models.poisson import mean_rates
 
 if TYPE_CHECKING:
     from fourpoint.models.dapp import DAPP
+    from fourpoint.models.dapp_places import PlacedDAPP
 
 
 def initialise(model: DAPP, data: Dataset) -> list[str]:
     """Time scale, base rates and the spread of frequencies from ``data``; drift and base where left to it."""
     s, notes = model._settings, []
-    durations = data.durations
+    if isinstance(s["keep"], float):
+        longest = int(data.lengths.max()) if len(data) else 0
+        share, s["keep"] = s["keep"], max(1, math.ceil(s["keep"] * longest))
+        notes.append(f"keep: {s['keep']} events per head ({share:g} of the longest sequence's {longest})")
+    notes = start_rate(model, data) + notes
+    _start_values(model, float(data.durations.mean() / model.time_scale), data.events / max(len(data), 1))
+    plain = s["normalise"] == "none" and s["values"] == "mark" and s["link"] == "softplus" and s["learn_scale"] and s["decay"]
+    model.first_guess, said = hawkes_guess(model, data) if plain and s["score"] == "fourier" else (None, [])
+    return notes + said
+
+
+@torch.no_grad()
+def start_rate(model: DAPP | PlacedDAPP, data: Dataset) -> list[str]:
+    """The mean gap as the unit of time, drift and base in time where left to the data, and rates at the data's mean; what was chosen."""
+    s, notes, durations = model._settings, [], data.durations
     even = bool(np.ptp(durations) <= 1e-9 * durations.max())
     why = "all windows have one length" if even else "windows have different lengths"
     for name, other in (("drift", "none"), ("base", "constant")):
         if s[name] == "auto":
             s[name] = "spline" if even else other
             notes.append(f"{name}: {s[name]} ({why})")
-    if isinstance(s["keep"], float):
-        longest = int(data.lengths.max()) if len(data) else 0
-        notes.append(
-            f"keep: {max(1, math.ceil(s['keep'] * longest))} events per head ({s['keep']:g} of the longest sequence's {longest})"
-        )
-        s["keep"] = max(1, math.ceil(s["keep"] * longest))
     gap = data.gaps.mean() if len(data.gaps) else 0.0
     scale = gap if gap > 0 else float(durations.sum()) / max(data.events, 1)
     model.time_scale.fill_(scale)
     model.rate.length.fill_(float(durations.max()))
-    notes.append(f"time scale: {scale:.4g} {data.unit or 'time units'} (the mean gap)")
     model.rate.build(s["base"], s["drift"])
     model.rate.start_at((mean_rates(data, model.marks) * scale).to(model.readout))
-    _start_values(model, float(durations.mean()) / scale, data.events / max(len(data), 1))
-    plain = s["normalise"] == "none" and s["values"] == "mark" and s["link"] == "softplus" and s["learn_scale"] and s["decay"]
-    model.first_guess, said = hawkes_guess(model, data) if plain and s["score"] == "fourier" else (None, [])
-    return notes + said
+    return [*notes, f"time scale: {scale:.4g} {data.unit or 'time units'} (the mean gap)"]
 
 
 @torch.no_grad()

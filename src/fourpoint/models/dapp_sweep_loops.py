@@ -29,9 +29,10 @@ from typing import NamedTuple, no_type_check
 import numpy as np
 
 from fourpoint.maths.fourier import FADED
-from fourpoint.models import dapp_rate_loops
+from fourpoint.models import dapp_rate_loops, series_loops
 from fourpoint.models.dapp_rate_loops import HALF, ONE, ZERO, at_events, bent, curve, exponentials, extreme, f32, integral, scored, uncurve
 from fourpoint.models.machine_code import machine_code
+from fourpoint.models.series_loops import log_one_plus
 
 LINKS = ("identity", "exp", "softplus")
 FAINT = f32(-FADED / math.log(2))  # halvings that count as all of them
@@ -119,7 +120,8 @@ class Room(NamedTuple):
 def compiled_sweep() -> Callable[..., None] | None:
     """:func:`sweep` as machine code, kept on disk between runs where that can be; None without numba."""
     small = (wave, product, move, read_out, move_back, clear, weigh, read_back, add_read, add_modes, exponentials, curve, uncurve, extreme)
-    code = machine_code((dapp_rate_loops, sys.modules[__name__]), (*small, place, attend, bent, integral, at_events, scored, back, sweep))
+    large = (place, attend, bent, integral, at_events, scored, back, sweep)
+    code = machine_code((series_loops, dapp_rate_loops, sys.modules[__name__]), (*small, *large), (log_one_plus,))
     return None if code is None else code["sweep"]
 
 

@@ -13,6 +13,8 @@ from typing import no_type_check
 
 import numpy as np
 
+from fourpoint.models.series_loops import log_one_plus
+
 f32 = np.float32  # of numbers that stand alone too: others would make everything they meet float64
 FAR_BELOW = f32(-80.0)  # log(log(1 + e^y)) is y from here down
 LOWEST = f32(-87.0)  # e^x is about the smallest number that is not rounded coarsely
@@ -97,10 +99,7 @@ def curved(share, parts, turned, log_unit, room, slopes):
 @no_type_check
 def scored(m, ends, n, share, parts, log_unit, room, slopes):
     """What z_m / s_m in ``room.rows[0]`` adds to the value, at one node of every gap or at their ends. ``room.rows[2]`` takes the slope
-    in z, and the slope in log s is added; both are multiplied by ``share``.
-
-    log(1 + t) for t up to 1 is 2 (u + u^3 / 3 + u^5 / 5 + ...) with u = t / (2 + t), which is at most 1 / 3.
-    """
+    in z, and the slope in log s is added; both are multiplied by ``share``."""
     y, bent, to_z = room.rows[0], room.rows[1], room.rows[2]
     low, log_rate = math.exp(-parts.log_scale[m]), parts.log_scale[m] + log_unit[m]
     rate = math.exp(log_rate)
@@ -109,15 +108,7 @@ def scored(m, ends, n, share, parts, log_unit, room, slopes):
     exponentials(bent, n, room.bits, room.power)
     for i in range(n):
         t = bent[i]
-        u = t / (f32(2) + t)
-        v = u * u
-        p = v * f32(1 / 15) + f32(1 / 13)
-        p = p * v + f32(1 / 11)
-        p = p * v + f32(1 / 9)
-        p = p * v + f32(1 / 7)
-        p = p * v + f32(1 / 5)
-        p = p * v + f32(1 / 3)
-        bent[i] = max(y[i], f32(0)) + f32(2) * u * (f32(1) + p * v)
+        bent[i] = max(y[i], f32(0)) + log_one_plus(t)
         to_z[i] = (f32(1) if y[i] > 0 else t) / (f32(1) + t)
     value, to_scale = f32(0), f32(0)
     if ends:
