@@ -6,14 +6,17 @@ import os
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 # This file comes before any test module, hence before torch and matplotlib. Each worker of pytest-xdist has one core.
 os.environ["MPLBACKEND"] = "Agg"
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["MKL_NUM_THREADS"] = "1"
 
-settings.register_profile("fourpoint", deadline=None, derandomize=True, database=None, print_blob=False)
+# No example fails for the time that it, or the making of it, takes: that is the machine's.
+settings.register_profile(
+    "fourpoint", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True, database=None, print_blob=False
+)
 settings.load_profile("fourpoint")
 
 ROOT = Path(__file__).parents[1]

@@ -9,6 +9,7 @@ from zoneinfo import ZoneInfo
 import numpy as np
 import pyarrow as pa
 import pytest
+from counted import counted
 from hypothesis import given, settings, strategies as st
 
 from fourpoint.data.clocks import Clock, read_clock, tick_of, unit_for, unit_named
@@ -316,11 +317,9 @@ def test_moments() -> None:
             tick_of(odd, berlin)
 
 
-def test_a_million_stamps_are_read_without_a_loop() -> None:
-    import time
-
+def test_stamps_are_read_without_a_loop() -> None:
     instants = pa.array(np.arange(1_700_000_000, 1_700_200_000), pa.timestamp("s", "UTC"))
     text = pa.chunked_array([instants.cast(pa.string())])
-    began = time.process_time()
-    clock = read_clock(text, "America/New_York", None, fault)
-    assert clock is not None and clock.ticks[-1] == 1_700_199_999 * clock.rate and time.process_time() - began < 2
+    with counted() as work:
+        clock = read_clock(text, "America/New_York", None, fault)
+    assert clock is not None and clock.ticks[-1] == 1_700_199_999 * clock.rate and work.lines < 50_000, "none for each stamp"

@@ -16,11 +16,13 @@ from fourpoint.data.synthetic import simulate
 from fourpoint.events import Batch, Dataset, Sequence
 from fourpoint.likelihood import sampled_log_likelihood
 from fourpoint.maths.fourier import FADED
+from fourpoint.maths.quadrature import uniform
 from fourpoint.models import dapp_sweep
 from fourpoint.models.dapp import DAPP
 from fourpoint.models.dapp_rate_loops import exponentials
+from fourpoint.models.dapp_sweep import Values, swept_slopes
 from fourpoint.models.dapp_sweep_loops import compiled_sweep, sweep, wave
-from fourpoint.models.dapp_sweep_modes import generated
+from fourpoint.models.dapp_sweep_modes import Networks, back, drawn
 from fourpoint.models.modes import Modes
 
 conventions = pytest.mark.parametrize("convention", ["window", "gaps"])
@@ -47,26 +49,29 @@ def lively(marks: int, size: float = 0.2, **settings: Any) -> DAPP:
     return model.train()
 
 
-def found(model: DAPP, batch: Batch, weights: Tensor, convention: Any, kind: torch.dtype) -> list[Tensor]:
-    """Values and slopes in all that is learned, with modes and nodes from one seed."""
+def found(model: DAPP, batch: Batch, share: float, convention: Any, kind: torch.dtype, swept: bool = False) -> list[Tensor]:
+    """The sum of values and the slopes of ``share`` times it in all that is learned, with modes and nodes from one seed."""
     twin = DAPP(model.marks, **model.settings()).to(kind).train()
     twin.load_state_dict(model.state_dict())
     twin.redraw(torch.Generator().manual_seed(2))
-    values = sampled_log_likelihood(twin, batch, 4, torch.Generator().manual_seed(0), convention=convention)
-    slopes = torch.autograd.grad((values * weights.to(values)).sum(), [p for p in twin.parameters() if p.requires_grad])
-    return [x.detach().double() for x in (values, *slopes)]
+    learned, random = [p for p in twin.parameters() if p.requires_grad], torch.Generator().manual_seed(0)
+    if swept:
+        both = twin.slopes(batch, 4, random, convention, share)
+        assert both is not None and {id(p) for p, _ in both[1]} == {id(p) for p in learned}
+        each = {id(p): torch.from_numpy(slope) for p, slope in both[1]}
+        return [torch.tensor(both[0]), *(each[id(p)].double() for p in learned)]
+    values = sampled_log_likelihood(twin, batch, 4, random, convention=convention)
+    slopes = torch.autograd.grad(share * values.sum(), learned)
+    return [x.detach().double() for x in (values.sum(), *slopes)]
 
 
-def agree(model: DAPP, batch: Batch, weights: Tensor, convention: str, monkeypatch: pytest.MonkeyPatch) -> bool:
-    """Whether values and slopes of the sweep are those of the plain way in float64, but for 1e-4 of the largest or, where sums cancel,
-    for twice what the plain way loses to float32; and whether it is the sweep that they come from."""
-    monkeypatch.setattr(dapp_sweep, "WORTH_COMPILING", 2**62)
-    truth = found(model, batch, weights, convention, torch.float64)
-    plain = found(model, batch, weights, convention, torch.float32)
+def agree(model: DAPP, batch: Batch, share: float, convention: str, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Whether value and slopes of the sweep are those of the plain way in float64, but for 1e-4 of the largest or, where sums cancel,
+    for twice what the plain way loses to float32."""
     monkeypatch.setattr(dapp_sweep, "WORTH_COMPILING", 0)
-    swept = found(model, batch, weights, convention, torch.float32)
-    assert any(not torch.equal(a, b) for a, b in zip(swept, plain, strict=True)), "the plain way was taken"
-    assert all((s != 0).any() for s in truth)
+    truth, plain = (found(model, batch, share, convention, kind) for kind in (torch.float64, torch.float32))
+    swept = found(model, batch, share, convention, torch.float32, swept=True)
+    assert all((s != 0).any() for s in truth) and all(a.shape == b.shape for a, b in zip(swept, truth, strict=True))
     worst = [
         (float((a - c).abs().max()), float((b - c).abs().max()), float(c.abs().max())) for a, b, c in zip(swept, plain, truth, strict=True)
     ]
@@ -79,8 +84,7 @@ def agree(model: DAPP, batch: Batch, weights: Tensor, convention: str, monkeypat
 def test_the_sweep_is_the_plain_way(marks: int, decay: bool, convention: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dapp_sweep, "compiled_sweep", lambda: sweep)
     model, batch = lively(marks, decay=decay), events(marks).batch()
-    for weights in (torch.full((10,), -0.01), torch.linspace(-1, 1, 10)):
-        assert agree(model, batch, weights, convention, monkeypatch)
+    assert agree(model, batch, -0.01, convention, monkeypatch)
 
 
 @pytest.mark.parametrize(
@@ -97,7 +101,7 @@ def test_so_it_is_with_every_link_and_base(settings: dict[str, Any], monkeypatch
     monkeypatch.setattr(dapp_sweep, "compiled_sweep", lambda: sweep)
     for marks in (1, 2):
         model = lively(marks, **settings)
-        assert agree(model, events(marks).batch(), torch.linspace(-1, 1, 10), "window", monkeypatch)
+        assert agree(model, events(marks).batch(), -1.0, "window", monkeypatch)
 
 
 def test_so_are_faded_modes_and_rates_far_below_their_scale(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,7 +112,7 @@ def test_so_are_faded_modes_and_rates_far_below_their_scale(monkeypatch: pytest.
             model.modes.log_decay.copy_(torch.tensor(decays))
             model.rate.log_scale.fill_(1.0)
             model.rate.bias.fill_(bias)
-        assert agree(model, events(1).batch(), torch.ones(10), "window", monkeypatch)
+        assert agree(model, events(1).batch(), 1.0, "window", monkeypatch)
 
 
 def test_so_is_its_machine_code_whatever_the_number_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,11 +121,11 @@ def test_so_is_its_machine_code_whatever_the_number_of_threads(monkeypatch: pyte
     threads = torch.get_num_threads()
     for marks, convention in ((1, "gaps"), (3, "window")):
         model, batch, each = lively(marks), events(marks).batch(), []
-        assert agree(model, batch, torch.linspace(-1, 1, 10), convention, monkeypatch)
+        assert agree(model, batch, 1.0, convention, monkeypatch)
         try:
             for count in (1, 2, 3):
                 torch.set_num_threads(count)
-                each.append(found(model, batch, torch.ones(10), convention, torch.float32))
+                each.append(found(model, batch, 1.0, convention, torch.float32, swept=True))
         finally:
             torch.set_num_threads(threads)
         assert all(torch.equal(a, b) for other in each[1:] for a, b in zip(each[0], other, strict=True))
@@ -135,22 +139,23 @@ def test_a_sequence_is_worth_the_same_alone_and_among_others_and_padding_does_no
     dirty = Batch(
         torch.where(batch.valid, batch.times, torch.nan), torch.where(batch.valid, batch.marks, 99), batch.valid, batch.start, batch.stop
     )
-    together = found(model, dirty, torch.ones(10), "window", torch.float32)
-    assert all(torch.equal(a, b) for a, b in zip(together, found(model, batch, torch.ones(10), "window", torch.float32), strict=True))
-    for i in (0, 1, 2):
-        assert torch.allclose(alone(model, batch, i).double(), together[0][i], rtol=1e-6)
+    together, clean = (found(model, some, 1.0, "window", torch.float32, swept=True) for some in (dirty, batch))
+    assert all(torch.equal(a, b) for a, b in zip(together, clean, strict=True))
+    assert math.isclose(sum(alone(model, batch, i) for i in range(10)), float(together[0]), rel_tol=1e-6)
 
 
-def alone(model: DAPP, batch: Batch, i: int) -> Tensor:
+def alone(model: DAPP, batch: Batch, i: int) -> float:
     """The value of one sequence by itself, at the nodes that it has among the others."""
     n = int(batch.lengths[i])
     one = Batch(
         batch.times[i : i + 1, :n], batch.marks[i : i + 1, :n], batch.valid[i : i + 1, :n], batch.start[i : i + 1], batch.stop[i : i + 1]
     )
-    draws = torch.rand(*batch.edges[:, 1:].shape, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    draws = uniform(batch.edges[:, 1:], 4, torch.Generator().manual_seed(0))
     model.redraw(torch.Generator().manual_seed(2))
-    about = (model.rate, one, draws[i : i + 1, : n + 1].contiguous(), model.time_scale, False)
-    return dapp_sweep.swept_log_likelihood(model.spectrum(), model._value_weights().T, model._readout(), *about).detach()[0]
+    assert isinstance(model.modes, Modes)
+    values = Values(model.value_weight, model.value_readout, model.gain)
+    about = (model.rate, one, draws[i : i + 1, : n + 1].contiguous(), model.time_scale, False, 1.0)
+    return float(swept_slopes(model.modes, values, model.readout, *about)[0][0])
 
 
 def test_the_plain_way_is_taken_where_the_sweep_does_not_pay_or_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,7 +167,8 @@ def test_the_plain_way_is_taken_where_the_sweep_does_not_pay_or_cannot(monkeypat
 
     def asked(model: DAPP, batch: Batch) -> bool:
         calls.clear()
-        assert sampled_log_likelihood(model, batch, 2, torch.Generator().manual_seed(0)).isfinite().all()
+        both = model.slopes(batch, 2, torch.Generator().manual_seed(0), "window", 1.0)
+        assert model.in_loops == (both is not None) == bool(calls)
         return bool(calls)
 
     monkeypatch.setattr(dapp_sweep, "compiled_sweep", lambda: spy)
@@ -173,10 +179,6 @@ def test_the_plain_way_is_taken_where_the_sweep_does_not_pay_or_cannot(monkeypat
     for settings in (dict(normalise="ratio"), dict(values="affine"), dict(keep=3), dict(form="dense"), dict(score="dot")):
         assert not asked(lively(1, size=0.0, **settings), batch)
     assert not asked(lively(20, size=0.0), events(20).batch())
-    leaf = batch.times.clone().requires_grad_()
-    assert not asked(lively(1), Batch(leaf, batch.marks, batch.valid, batch.start, batch.stop))
-    with torch.no_grad():
-        assert not asked(lively(1), batch)
     monkeypatch.setattr(dapp_sweep, "LARGEST", 1)
     assert not asked(lively(1), batch)  # too long
     monkeypatch.undo()
@@ -213,23 +215,28 @@ def test_a_weight_that_is_not_a_number_is_not_hidden(monkeypatch: pytest.MonkeyP
         with torch.no_grad():
             model.get_parameter(name).view(-1)[0] = math.nan
         with np.errstate(all="ignore"):
-            values = sampled_log_likelihood(model, events(1).batch(), 2, torch.Generator().manual_seed(0))
-        assert not values.sum().isfinite()
+            both = model.slopes(events(1).batch(), 2, torch.Generator().manual_seed(0), "window", 1.0)
+        assert both is not None and not math.isfinite(both[0])
 
 
 @pytest.mark.parametrize("activation", ["tanh", "relu", "softplus"])
 @pytest.mark.parametrize("decay", [True, False])
 def test_networks_in_numpy_are_those_of_torch(activation: str, decay: bool) -> None:
     model = lively(3, activation=activation, decay=decay, generator=(6, 5), noise=2)
-    modes, found = model.modes, []
+    modes = model.modes.requires_grad_(True)
     assert isinstance(modes, Modes)
-    learned = [p for p in modes.parameters() if p.requires_grad]
-    for spectrum in (generated(modes), modes()):
-        parts = [spectrum.frequency, spectrum.shift, *([] if spectrum.decay is None else [spectrum.decay])]
-        total = sum((x * torch.linspace(-1, 2, x.numel()).view(x.shape)).sum() for x in parts)
-        found.append([*parts, spectrum.weight, *torch.autograd.grad(total, learned)])
-    assert len(found[0]) == len(found[1])
-    assert all(torch.allclose(a, b, rtol=1e-4, atol=1e-5 * float(b.detach().abs().max())) for a, b in zip(*found, strict=True))
+    spectrum, noise = modes(), modes.noise_in_use().numpy()
+    parts = (spectrum.frequency, torch.zeros_like(spectrum.frequency) if spectrum.decay is None else spectrum.decay, spectrum.shift)
+    outside = [torch.linspace(-1, 2, x.numel()).view(x.shape) for x in parts]
+    learned = [modes.time_key, modes.mark_key, modes.log_frequency, modes.log_decay, *modes.generator.weights, *modes.generator.biases]
+    truth = torch.autograd.grad(sum((x * y).sum() for x, y in zip(parts, outside, strict=True)), learned, allow_unused=True)
+    arrays = [x.detach().numpy() for x in learned]
+    given = Networks(*arrays[:4], arrays[4:])
+    found = drawn(noise, decay, modes.generator.activation, given)
+    slopes = back(found, decay, modes.generator.activation, given, *(x.numpy() for x in outside))
+    for own, plain in zip([*found[:3], *slopes[:4], *slopes.layers], [*parts, *truth], strict=True):
+        other = 0.0 if plain is None else plain.detach().numpy()
+        assert np.allclose(own, other, rtol=1e-4, atol=1e-5 * np.abs(other).max())
 
 
 def test_waves_and_exponentials_to_the_last_digits() -> None:

@@ -16,7 +16,9 @@ import threading
 import time
 import tracemalloc
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -32,6 +34,7 @@ from fourpoint.models.hawkes import Hawkes
 from fourpoint.models.poisson import Poisson
 
 MARKS = MarkSpace.categorical(["fire", "médical"])
+LIMIT = 600.0  # seconds: longer than any machine takes, so that only what never happens is a failure
 CLAUSES = ("expected ", "; received ", ". ")
 
 
@@ -80,6 +83,14 @@ def place(tmp_path: Path) -> Place:
     found = Place(tmp_path)
     found.input.write_text(feed_text(100))
     return found
+
+
+class Clock:
+    """The time of the loop, which passes where a test says so."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 1000.0
+        monkeypatch.setattr(feed_loop, "time", SimpleNamespace(monotonic=lambda: self.now))
 
 
 def line_of(path: Path) -> int:
@@ -399,17 +410,28 @@ def test_the_state_is_written_as_often_as_asked(place: Place, monkeypatch: pytes
     assert at == [0, 30, 60, 90, 100]
 
 
-def test_states_that_are_slow_to_write_are_written_less_often(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("cost", "apart"), [(0.0, 2), (0.03125, 5), (0.0625, 10), (0.125, 20)])
+def test_states_that_are_slow_to_write_are_written_less_often(
+    cost: float, apart: int, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At most a twentieth of the time: by a clock on which a line takes an eighth of a second, and a state its ``cost``."""
     at: list[int] = []
+    clock, take = Clock(monkeypatch), Lines.take
 
     def slow(path: Path, state: FeedState) -> None:
         at.append(state.line)
-        time.sleep(0.05)
+        clock.now += cost
+
+    def taken(lines: Lines, limit: int) -> list[Line]:
+        found = take(lines, limit)
+        clock.now += 0.125 * len(found)
+        return found
 
     monkeypatch.setattr(feed_loop, "write_state", slow)
     monkeypatch.setattr(feed_loop, "EVERY", 2)
+    monkeypatch.setattr(Lines, "take", taken)
     place.run()
-    assert at[0] == 0 and at[-1] == 100 and len(at) < 10, "at most a twentieth of the time"
+    assert at == [*range(0, 101, apart), 100]
 
 
 def test_a_pipe_that_is_sent_again_is_skipped_to_its_line(place: Place) -> None:
@@ -418,7 +440,11 @@ def test_a_pipe_that_is_sent_again_is_skipped_to_its_line(place: Place) -> None:
     os.mkfifo(fifo)
 
     def send(content: bytes) -> Ended:
-        thread = threading.Thread(target=fifo.write_bytes, args=(content,))
+        def write() -> None:
+            with suppress(BrokenPipeError):  # one that is refused need not be read to its end
+                fifo.write_bytes(content)
+
+        thread = threading.Thread(target=write)
         thread.start()
         try:
             return place.run(input=fifo)
@@ -658,20 +684,22 @@ def test_a_failure_of_the_model_writes_no_state(place: Place, monkeypatch: pytes
 
 
 def follow(place: Place, *steps: Callable[[], object], **options: Any) -> str:
-    """Follow the feed while a thread takes ``steps``, the last of which must end it; the error it ended with."""
+    """Follow the feed, and take one of ``steps`` whenever the loop waits, the last of which must end it; the error it ended with.
 
-    def act() -> None:
-        for step in steps:
-            time.sleep(0.25)
-            step()
+    A loop that waits has seen all that the step before did, however long that took.
+    """
+    left, real = list(steps), Lines.wait
 
-    thread = threading.Thread(target=act)
-    thread.start()
-    try:
-        with pytest.raises(UserError) as caught:
-            place.run(follow=True, **options)
-    finally:
-        thread.join()
+    def wait(lines: Lines, seconds: float) -> None:
+        if not left:
+            pytest.fail("the loop waits for more after the step that should have ended it")
+        left.pop(0)()
+        real(lines, seconds)
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(UserError) as caught:
+        patch.setattr(Lines, "wait", wait)
+        place.run(follow=True, **options)
+    assert not left, f"the loop ended {len(left)} steps before the last one"
     return str(caught.value)
 
 
@@ -723,18 +751,35 @@ def test_a_replaced_file_is_noticed_after_the_last_lines_of_the_old_one(by: str 
 
 
 def test_a_quiet_feed_saves_its_state(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(feed_loop, "QUIET", 0.2)
+    """Once, as soon as it was quiet for longer than QUIET, counted from the last line."""
+    seen: list[tuple[int, int]] = []
+    clock, writes, write = Clock(monkeypatch), [0], write_state
     place.input.write_bytes(GOOD[0] + b"\n")
-    seen: list[int] = []
-    follow(place, add(place, GOOD[1] + b"\n"), lambda: time.sleep(0.6), lambda: seen.append(line_of(place.state)), place.input.unlink)
-    assert seen == [2]
+
+    def counted(path: Path, state: FeedState) -> None:
+        writes[0] += 1
+        write(path, state)
+
+    def later(seconds: float) -> Callable[[], None]:
+        def step() -> None:
+            seen.append((line_of(place.state), writes[0]))
+            clock.now += seconds
+
+        return step
+
+    monkeypatch.setattr(feed_loop, "write_state", counted)
+    steps = [later(feed_loop.QUIET), add(place, GOOD[1] + b"\n"), later(feed_loop.QUIET), later(0.125), later(60.0), later(0.0)]
+    follow(place, *steps, place.input.unlink)
+    assert seen == [(0, 1), (0, 1), (0, 1), (2, 2), (2, 2)]
 
 
 ENDS = [(signal.SIGTERM, True, 0), (signal.SIGTERM, False, 143), (signal.SIGINT, True, 130), (signal.SIGINT, False, 130)]
 
 
 @pytest.mark.parametrize(("number", "followed", "code"), ENDS)
-def test_signals_end_a_feed_that_waits_with_its_state_written(number: int, followed: bool, code: int, place: Place) -> None:
+def test_signals_end_a_feed_that_waits_with_its_state_written(
+    number: int, followed: bool, code: int, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A file that is followed, or a pipe that stays open; the handlers that were there before are there again."""
     before = signal.getsignal(number)
     fifo = place.folder / "fifo"
@@ -742,12 +787,20 @@ def test_signals_end_a_feed_that_waits_with_its_state_written(number: int, follo
     writer = os.open(fifo, os.O_RDWR)
     os.write(writer, place.input.read_bytes())
 
-    def end() -> None:
-        while not place.output.exists() or place.output.read_bytes().count(b"\n") < 95:
-            time.sleep(0.01)
-        time.sleep(0.2)
-        os.kill(os.getpid(), number)
+    waits, stop, real = threading.Event(), [0.0], Lines.wait
 
+    def wait(lines: Lines, seconds: float) -> None:
+        if not waits.is_set():
+            stop[0] = time.monotonic() + LIMIT
+            waits.set()
+        assert time.monotonic() < stop[0], f"the signal did not end the feed within {LIMIT:g} seconds"
+        real(lines, seconds)
+
+    def end() -> None:
+        if waits.wait(LIMIT):
+            os.kill(os.getpid(), number)
+
+    monkeypatch.setattr(Lines, "wait", wait)
     thread = threading.Thread(target=end)
     thread.start()
     try:
@@ -755,6 +808,7 @@ def test_signals_end_a_feed_that_waits_with_its_state_written(number: int, follo
     finally:
         thread.join()
         os.close(writer)
+    assert waits.is_set(), "it ended before it waited"
     assert ended.code == code and ended.tally.events == 95 and line_of(place.state) == 100
     assert signal.getsignal(number) == before
 
@@ -763,13 +817,23 @@ def test_a_terminal_gets_a_bar_with_the_notices_above_it(place: Place, monkeypat
     import pty
 
     ours, theirs = pty.openpty()
+    parts: list[bytes] = []
+
+    def read() -> None:
+        """All that is shown: the longer it takes, the more often the bar is drawn, and a terminal that nobody reads is full at last."""
+        with suppress(OSError):  # which is how the end of a terminal is told
+            while part := os.read(ours, 65_536):
+                parts.append(part)
+
+    thread = threading.Thread(target=read)
+    thread.start()
     monkeypatch.setenv("TERM", "xterm")
     with os.fdopen(theirs, "w") as terminal, monkeypatch.context() as patch:
         patch.setattr(sys, "stderr", terminal)
         score_feed(model(), input=place.input, output=place.output)
-        os.set_blocking(ours, False)
-        shown = os.read(ours, 1_000_000).decode()
+    thread.join()
     os.close(ours)
+    shown = b"".join(parts).decode()
     assert "scoring" in shown and "line 37: expected" in shown and "95 events" in shown
 
 
@@ -786,7 +850,7 @@ def test_no_point_of_a_crash_loses_or_repeats_anything(tmp_path: Path) -> None:
 
 def _killed(folder: Path, how: str) -> str:
     """This file as a script: a process of one thread, which can fork safely whatever runs the tests."""
-    found = subprocess.run([sys.executable, __file__, str(folder), how], capture_output=True, text=True, timeout=300)
+    found = subprocess.run([sys.executable, __file__, str(folder), how], capture_output=True, text=True, timeout=LIMIT)
     assert found.returncode == 0, found.stdout + found.stderr
     return found.stdout
 

@@ -18,7 +18,7 @@ HEAVY = ("torch", "scipy", "matplotlib", "pyarrow")
 def modules_after(code: str) -> list[str]:
     """Which of the heavy modules a fresh interpreter has loaded after ``code``."""
     program = f"{code}\nimport sys, json\nprint(json.dumps([m for m in {HEAVY!r} if m in sys.modules]))"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 

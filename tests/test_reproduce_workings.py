@@ -8,7 +8,10 @@ import os
 import signal
 import time
 from dataclasses import replace
+from multiprocessing.connection import Connection
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,7 +24,7 @@ from fourpoint.evaluation import evaluate, intensity
 from fourpoint.events import Dataset, Sequence, UserError
 from fourpoint.maths.feature_error import chance_of_error, error_bound, features_needed
 from fourpoint.models import MODELS
-from fourpoint.reproduce import claims, published, theory
+from fourpoint.reproduce import claims, published, running, theory
 from fourpoint.reproduce.cells import Record
 from fourpoint.reproduce.pace import Pace
 from fourpoint.reproduce.plan import FULL, LABELS, QUICK, REAL_MODELS, STANDS_FOR, Cell, cells_of
@@ -36,8 +39,9 @@ def work(cell: Cell) -> Record:
     """What a worker does in the test: one cell is killed, one never ends, one fails, one has no data, the others are done."""
     if cell.data == "killed":
         os.kill(os.getpid(), signal.SIGKILL)
-    if cell.data == "asleep":
-        time.sleep(60)
+    if cell.data.startswith("asleep"):
+        Path(cell.data.removeprefix("asleep ")).touch()
+        time.sleep(600)
     if cell.data == "diverged":
         raise ArithmeticError("not finite")
     if cell.data == "absent":
@@ -57,18 +61,32 @@ def test_a_worker_that_is_killed_costs_its_own_cell_alone() -> None:
     assert found["fine"]["metrics"]["threads"] == 1 and found["fine"]["metrics"]["process"] != os.getpid()
 
 
-def test_where_time_is_up_nothing_is_begun_and_what_runs_is_stopped_without_a_record() -> None:
+def test_where_time_is_up_nothing_is_begun_and_what_runs_is_stopped_without_a_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     cells = [Cell("fit", "nhp", name, 0) for name in ("fine", "also fine")]
     kept: list[Cell] = []
     for jobs in (0, 1):
         left = run_cells(cells, work, lambda cell, outcome: kept.append(cell), jobs=jobs, progress=False, until=time.monotonic())
         assert sorted(left, key=lambda cell: cell.data) == sorted(cells, key=lambda cell: cell.data) and not kept
-    asleep = [Cell("fit", "nhp", "asleep", 0)]
-    assert run_cells(asleep, work, lambda cell, outcome: kept.append(cell), jobs=1, progress=False, until=time.monotonic() + 0.1) == asleep
-    assert not kept and not multiprocessing.active_children()
+    asleep, begun, limits, real = [Cell("fit", "nhp", f"asleep {tmp_path / 'begun'}", 0)], tmp_path / "begun", [], running.wait
+
+    def time_is_up(pipes: list[Connection], limit: float) -> list[Any]:
+        """The seconds that are left are over once the worker is at work."""
+        limits.append(limit)
+        give_up = time.monotonic() + 600.0
+        while not begun.exists():
+            assert time.monotonic() < give_up and not real(pipes, 0.01), "the worker did not begin"
+        return real(pipes, 0.0)
+
+    monkeypatch.setattr(running, "time", SimpleNamespace(monotonic=lambda: 1000.0))
+    monkeypatch.setattr(running, "wait", time_is_up)
+    assert run_cells(asleep, work, lambda cell, outcome: kept.append(cell), jobs=1, progress=False, until=1007.0) == asleep
+    assert begun.exists() and limits == [7.0] and not kept and not multiprocessing.active_children()
 
 
-def test_long_cells_go_first_and_none_that_cannot_end_is_begun() -> None:
+def test_long_cells_go_first_and_none_that_cannot_end_is_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(running, "time", SimpleNamespace(monotonic=lambda: 1000.0, process_time=lambda: 0.0))
     cells = [Cell("fit", model, "hawkes", seed) for seed in (0, 1) for model in ("poisson", "rmtpp", "odapp-paper-nn")]
     begun: list[Cell] = []
     run_cells(cells, lambda cell: {}, lambda cell, outcome: begun.append(cell), jobs=0, progress=False)
@@ -77,13 +95,15 @@ def test_long_cells_go_first_and_none_that_cannot_end_is_begun() -> None:
     run_cells([Cell("fit", "nhp", "absent", 0)], work, lambda cell, outcome: None, jobs=0, progress=False, pace=pace)
     assert pace.seconds(cells[2]) == 0  # one without data says nothing
     pace.learn(cells[2], 100.0)
-    left = run_cells(cells, lambda cell: {}, lambda cell, outcome: None, jobs=0, progress=False, until=time.monotonic() + 60, pace=pace)
+    left = run_cells(cells, lambda cell: {}, lambda cell, outcome: None, jobs=0, progress=False, until=1060.0, pace=pace)
     assert [cell.model for cell in left] == ["odapp-paper-nn"] * 2
 
 
-def test_an_attempt_keeps_its_clocks() -> None:
+def test_an_attempt_keeps_its_clocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    wall, own = iter([1000.0, 1002.5]), iter([7.0, 8.25])
+    monkeypatch.setattr(running, "time", SimpleNamespace(monotonic=lambda: next(wall), process_time=lambda: next(own)))
     outcome = attempt(work, Cell("fit", "", "fine", 0))
-    assert outcome["status"] == "done" and outcome["seconds"] >= 0 and outcome["processor_seconds"] >= 0
+    assert (outcome["status"], outcome["seconds"], outcome["processor_seconds"]) == ("done", 2.5, 1.25)
 
 
 @pytest.mark.parametrize("name", ["dapp-paper", "odapp-paper"])

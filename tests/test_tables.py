@@ -7,9 +7,9 @@ import csv
 import gzip
 import io
 import json
-import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,8 @@ import pyarrow.csv as pc
 import pyarrow.feather
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import HealthCheck, given, settings, strategies as st
+from counted import counted
+from hypothesis import given, settings, strategies as st
 
 from fourpoint.data.lines import line_of_record
 from fourpoint.data.readers import Asked, read, read_with_notes
@@ -268,11 +269,11 @@ def test_numbers_may_become_fractions_or_words_late_in_a_file(tmp_path: Path) ->
     assert late.times[-1] == 2.5 and late.marks.names == ("1", "late")
 
 
-def test_a_table_of_a_million_short_rows_of_text_is_quick(tmp_path: Path) -> None:
+def test_short_rows_of_text_are_read_without_a_loop(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("user,time,mark\n" + "".join(f"u{i % 977},{i},m{i % 7}\n" for i in range(200_000)))
-    began = time.process_time()
-    data = read(tmp_path / "a.csv")
-    assert (len(data), data.events, data.marks.count) == (977, 200_000, 7) and time.process_time() - began < 2
+    with counted() as work:
+        data = read(tmp_path / "a.csv")
+    assert (len(data), data.events, data.marks.count) == (977, 200_000, 7) and work.lines < 50_000, "none for each row"
 
 
 # Lines
@@ -307,19 +308,19 @@ def test_lines_are_counted_across_blocks(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def refused_or_read(path: Path) -> None:
-    """Reading ends soon, with events or with an error that names the file."""
-    began = time.monotonic()
-    try:
-        read(path)
-    except EventDataError as error:
-        assert str(path) in str(error)
-    assert time.monotonic() - began < 5
+    """Reading ends after little work, with events or with an error that names the file."""
+    with counted() as work:
+        try:
+            read(path)
+        except EventDataError as error:
+            assert str(path) in str(error)
+    assert work.lines < 50_000
 
 
 ENDINGS = ["csv", "tsv", "jsonl", "parquet", "arrow", "csv.gz", "csv.zst", "jsonl.gz", "bin"]
 
 
-@settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=150)
 @given(st.binary(max_size=400), st.sampled_from(ENDINGS))
 def test_random_bytes(tmp_path_factory: pytest.TempPathFactory, content: bytes, ending: str) -> None:
     path = tmp_path_factory.getbasetemp() / f"random.{ending}"
@@ -478,7 +479,7 @@ def test_a_bar_is_drawn_on_a_terminal_after_a_second(
         (tmp_path / name).write_bytes(FILES[name]())
     clock = iter(np.arange(0.0, 1e6, 2.0))
     monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
-    monkeypatch.setattr("fourpoint.data.opened.time.monotonic", lambda: float(next(clock)))
+    monkeypatch.setattr("fourpoint.data.opened.time", SimpleNamespace(monotonic=lambda: float(next(clock))))
     for name in ("a.csv", "a.csv.gz", "a.parquet", "a.jsonl"):
         assert same(read(tmp_path / name))
         assert f"reading {name}" in capsys.readouterr().err

@@ -8,12 +8,13 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from fourpoint import checkpoints, training_run, training_steps
+from fourpoint import checkpoints, training, training_run, training_steps
 from fourpoint.data.synthetic import simulate
 from fourpoint.events import Dataset, Sequence
 from fourpoint.likelihood import log_likelihood
@@ -108,9 +109,21 @@ def test_best_weights_are_kept_and_patience_ends_the_run(monkeypatch: pytest.Mon
     assert all(torch.equal(parameter, seen[1][name]) for name, parameter in model.named_parameters())
 
 
-def test_a_time_budget_ends_the_run() -> None:
-    done = fit(tiny(), data(), **{**SHORT, "steps": 10**7, "time_budget": 0.3})
+def test_a_time_budget_ends_the_run_and_its_schedule(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a clock on which each step takes a second."""
+    now, take = [0.0], Steps.take
+
+    def taken(*inputs: Any) -> Any:
+        now[0] += 1.0
+        return take(*inputs)
+
+    monkeypatch.setattr(Steps, "take", taken)
+    monkeypatch.setattr(training, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    done = fit(tiny(), data(), **{**SHORT, "steps": 10**7, "time_budget": 5.5, "device": "cpu"})
     assert done.stopped == "time budget"
+    assert [(row["step"], row["seconds"]) for row in done.history] == [(n, float(n)) for n in range(1, 7)], "a 40th of the time apart"
+    pace = [(0.5 if n == 0 else 1.0) * (1 + math.cos(math.pi * n / 5.5)) / 2 for n in range(6)]  # two steps of warm-up
+    assert [row["learning_rate"] for row in done.history] == pytest.approx([1e-2 * share for share in pace])
 
 
 def test_direct_maximum_likelihood_takes_no_steps(tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ NETWORK_PACE = 0.03
 
 
 RECIPE: dict[str, Any] = dict(
-    steps=3000, batch_size=64, learning_rate=2e-2, weight_decay=1e-3, warmup=100, clip=1.0, nodes=4, validate_every=100, patience=20,
+    steps=3000, batch_size=64, learning_rate=2e-2, weight_decay=1e-3, warmup=100, clip=1.0, nodes=3, validate_every=100, patience=20,
     mixed=False, epochs=0.0, average=0.0,
 )  # fmt: skip
 

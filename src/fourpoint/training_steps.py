@@ -16,6 +16,8 @@ from torch import Tensor, nn
 
 from fourpoint.batches import Batch
 from fourpoint.likelihood import Convention, sampled_log_likelihood
+from fourpoint.models.machine_code import threads_for_loops
+from fourpoint.training_loops import Moves
 from fourpoint.training_run import Recipe, Run, TrainingError
 
 
@@ -27,21 +29,40 @@ class Steps:
         self.model: Any = run.model
         self.weights = [p for group in optimiser.param_groups for p in group["params"]]
         self.losses: list[float] = []
+        self.moves = Moves(optimiser)
 
     def take(self, step: int, rate: float) -> None:
         """Step number ``step`` at the learning rate ``rate``. Raises :class:`TrainingError` where the loss is not finite."""
         for group in self.optimiser.param_groups:
             group["lr"] = rate * group["pace"]
+        with threads_for_loops(getattr(self.model, "in_loops", False)):
+            self._take(step)
+
+    def _take(self, step: int) -> None:
         rows = self.run.rows(step)
         batch = self.run.train.batch(rows).to(self.weights[0].device)
-        loss, norm = self._slopes(batch, self.seeded(torch.Generator(), step), self.run.mean_events * len(rows))
-        value, size = loss.item(), norm.item()
+        events = self.run.mean_events * len(rows)
+        found = self._in_loops(batch, self.seeded(torch.Generator(), step), events)
+        value, size = found or (x.item() for x in self._slopes(batch, self.seeded(torch.Generator(), step), events))
         if not (math.isfinite(value) and math.isfinite(size)):
             raise self.not_finite(step, value)
         if size > self.recipe.clip:
-            nn.utils.clip_grads_with_norm_(self.weights, self.recipe.clip, norm)
-        self.optimiser.step()
+            nn.utils.clip_grads_with_norm_(self.weights, self.recipe.clip, torch.tensor(size))
+        self.moves.take()
         self.losses.append(value)
+
+    def _in_loops(self, batch: Batch, random: torch.Generator, events: float) -> tuple[float, float] | None:
+        """What :meth:`_slopes` gives, by compiled loops where the model has them for this batch."""
+        if not hasattr(self.model, "slopes"):
+            return None
+        self._ready(random)
+        found = self.model.slopes(batch, self.recipe.nodes, random, self.convention, -1 / events)
+        if found is None:
+            return None
+        total, slopes = found
+        for p, slope in slopes:
+            p.grad = torch.from_numpy(slope)
+        return -total / events, math.sqrt(sum(float(np.vdot(slope, slope)) for _, slope in slopes))
 
     def drain(self) -> list[float]:
         """The losses since the last call, in nats per event."""
@@ -58,14 +79,18 @@ class Steps:
 
     def _slopes(self, batch: Batch, random: torch.Generator, events: float | Tensor) -> tuple[Tensor, Tensor]:
         """The loss over the expected number of ``events``, its gradient in the weights, and that gradient's norm."""
-        self.model.train()
-        if hasattr(self.model, "redraw"):
-            self.model.redraw(random)
+        self._ready(random)
         loss = -sampled_log_likelihood(self.model, batch, self.recipe.nodes, random, convention=self.convention).sum() / events
         for p in self.weights:
             p.grad = None
         loss.backward()
         return loss.detach(), nn.utils.get_total_norm([p.grad for p in self.weights if p.grad is not None])
+
+    def _ready(self, random: torch.Generator) -> None:
+        if not self.model.training:
+            self.model.train()
+        if hasattr(self.model, "redraw"):
+            self.model.redraw(random)
 
     def not_finite(self, step: int, loss: float) -> TrainingError:
         """What went wrong at ``step``, with the sequences and the parameter."""

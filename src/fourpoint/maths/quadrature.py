@@ -40,8 +40,13 @@ def stratified(a: Float[Tensor, "*S"], b: Float[Tensor, "*S"], nodes: int, rando
 
 
 def uniform(like: Float[Tensor, "*S"], nodes: int, random: torch.Generator) -> Float[Tensor, "*S Q"]:
-    """What :func:`stratified` draws: ``nodes`` numbers from U[0, 1] for every interval."""
-    return torch.rand(*like.shape, nodes, generator=random, dtype=like.dtype, device=random.device).to(like.device)
+    """What :func:`stratified` draws: u, 1 - u, u, ... with one u from U[0, 1] for every interval.
+
+    Each node alone is uniform in its part, so that the estimate is unbiased, and what a slope does to one node it undoes at the next: the
+    error is a fraction of that of independent draws.
+    """
+    one = torch.rand(*like.shape, 1, generator=random, dtype=like.dtype, device=random.device).to(like.device)
+    return torch.where(torch.arange(nodes, device=like.device) % 2 == 0, one, 1 - one)
 
 
 @lru_cache(maxsize=32)

@@ -27,6 +27,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from jaxtyping import Bool, Complex, Float, Int
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fourpoint.events import Batch, Dataset, MarkSpace, UserError
@@ -39,8 +40,7 @@ from fourpoint.models.choices import check_choices
 from fourpoint.models.dapp_bound import attention_bound
 from fourpoint.models.dapp_history import DAPPHistory, Parts, have, last_state, spectrum_of
 from fourpoint.models.dapp_online import admit, select
-from fourpoint.models.dapp_sweep import swept_log_likelihood, worth_sweeping
-from fourpoint.models.dapp_sweep_modes import generated
+from fourpoint.models.dapp_sweep import Values, swept_slopes, worth_sweeping
 from fourpoint.models.excitation_start import hawkes_guess
 from fourpoint.models.modes import Modes
 from fourpoint.models.pair_scores import PairScore
@@ -148,6 +148,7 @@ class DAPP(nn.Module):
         self.register_buffer("time_scale", torch.ones((), dtype=torch.float64))
         self.register_buffer("gain", torch.ones(heads))
         self.first_guess: dict[str, Tensor] | None = None
+        self.in_loops = False  # whether the last step of training was done by compiled loops
 
     @staticmethod
     def paper(
@@ -416,21 +417,21 @@ class DAPP(nn.Module):
         sums = attention.read(spectrum_of(history.parts), state, lag)
         return sums[..., 0] if self._settings["normalise"] == "none" else attention.divide(sums[..., 0], sums[..., 1])
 
-    def fast_log_likelihood(
-        self, batch: Batch, nodes: int, random: torch.Generator, convention: str = "window"
-    ) -> Float[Tensor, " B"] | None:
-        """The estimate of `likelihood.sampled_log_likelihood` in one compiled sweep; None where that is not to be had."""
+    def slopes(
+        self, batch: Batch, nodes: int, random: torch.Generator, convention: str, share: float
+    ) -> tuple[float, list[tuple[nn.Parameter, NDArray[np.float32]]]] | None:
+        """The sum of `likelihood.sampled_log_likelihood`, and the slopes of ``share`` times it in what is learned, in one compiled sweep;
+        None where that is not to be had."""
         s, size = self._settings, len(self.readout) * self._settings["features"]
         plain = self.training and self.scanned and s["normalise"] == "none" and s["values"] == "mark" and self.marks.count <= MOST_MARKS
-        if not (plain and isinstance(self.modes, Modes) and batch.times.shape[1] <= BLOCK):
+        fits = plain and batch.times.shape[1] <= BLOCK and worth_sweeping(batch, self.readout, size, nodes)
+        self.in_loops = fits and isinstance(self.modes, Modes)
+        if not fits or not isinstance(self.modes, Modes):
             return None
-        if not worth_sweeping(batch, self.readout, size, nodes):
-            return None
-        draws = uniform(batch.edges[:, 1:], nodes, random)
-        modes = generated(self.modes)
-        spectrum = fourier.non_negative(modes) if s["link"] == "identity" else modes
-        learned = (spectrum, self._value_weights().T, self._readout(), self.rate)
-        return swept_log_likelihood(*learned, batch, draws, self.time_scale, convention == "gaps")
+        draws, values = uniform(batch.edges[:, 1:], nodes, random), Values(self.value_weight, self.value_readout, self.gain)
+        about = (batch, draws, self.time_scale, convention == "gaps", share)
+        totals, slopes = swept_slopes(self.modes, values, self.readout, self.rate, *about)
+        return float(totals.sum()), slopes
 
     def _at_once(self, batch: Batch) -> bool:
         """Whether scan and read-out are one kernel (`maths.attention_cuda`): for the steps of training on a CUDA device."""

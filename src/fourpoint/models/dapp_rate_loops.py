@@ -3,7 +3,7 @@ r"""From what attention says to one sequence's likelihood, and the slope of that
     value = sum over events of log lambda_m - sum over gaps, nodes and marks of cost lambda_m,    lambda_m = mu_m + g_m(z_m + b_m + drift_m)
 
 A row is a gap with one of its nodes or its end. Used by `models.dapp_sweep_loops`, whose room and weights they take, and compiled with
-it. Plain Python, slow but correct as it stands, in float32; at events in float64. They say the same as `models.rate`.
+it. Plain Python, slow but correct as it stands, in float32. They say the same as `models.rate`.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import numpy as np
 
 f32 = np.float32
 HALF, ONE, ZERO = f32(0.5), f32(1.0), f32(0.0)
+LEAST, MOST = f32(1e-30), f32(1e30)  # rates between which nothing is lost
 LOG2, HIGHEST, LOWEST = f32(1.44269504), f32(88.8), f32(-87.0)  # e^x is infinite and about the smallest normal number there
 
 
@@ -40,8 +41,12 @@ def scored(m, x, marks, events, begin, stop, Q, share, weights, shape, room, slo
         slope[first:last] = g[first:last]
     if shape.link == 2:
         bent(inside[first:last], g[first:last], slope[first:last], f32(math.exp(log_scale)))
-    value = integral(room.cost[first:last], g[first:last], slope[first:last], mu[first:last], z[first:last], share)
-    value += at_events(m, marks, events, begin, Q, share, log_scale, shape.link, room)
+    value = at_events(m, marks, events, begin, Q, share, log_scale, shape.link, room)
+    value += integral(room.cost[first:last], g[first:last], slope[first:last], mu[first:last], z[first:last], share)
+    for i in range(begin, events):
+        if marks[i] == m:
+            r = i * (Q + 1) + Q
+            z[r], mu[r], slope[r] = inside[r], log_mu[r], room.rows[5, r]
     to_bias, to_scale, to_base = ZERO, ZERO, ZERO
     for r in range(first, last):
         to_bias += z[r]
@@ -108,31 +113,44 @@ def integral(cost, rate, slope, mu, to_z, share):
 
 @no_type_check
 def at_events(m, marks, events, begin, Q, share, log_scale, link, room):
-    """The sum of log(mu + g) at events of mark m, that is at the ends of their gaps; slopes as in :func:`integral`. In float64."""
-    z, inside, log_mu, mu, to_scale, value = room.z[m], room.rows[0], room.rows[3], room.rows[2], room.rows[4], 0.0
+    """The sum of log(mu + g) at events of mark m, that is at the ends of their gaps. Slopes as in :func:`integral`, but for their places:
+    in z in that of what is inside the link, in log mu in its own, and in log s in the last row."""
+    inside, g, mu, log_mu, slope, to_scale = room.rows[0], room.rows[1], room.rows[2], room.rows[3], room.rows[4], room.rows[5]
+    value = 0.0
     for i in range(begin, events):
         if marks[i] != m:
             continue
         r = i * (Q + 1) + Q
-        y, low = float(inside[r]), float(log_mu[r])
-        if link == 0:
-            rate = math.exp(low) + y
+        rate = mu[r] + g[r]
+        if LEAST < rate < MOST:
             value += math.log(rate)
-            z[r], mu[r] = share / rate, share * math.exp(low) / rate
-            continue
-        steep, log_g = 1.0, y
-        if link == 2:
-            t = math.exp(-abs(y))
-            plus = max(y, 0.0) + math.log1p(t)
-            if y > -36.0:  # below, the logarithm of softplus is its argument
-                steep, log_g = (1.0 if y > 0 else t) / (1.0 + t) / plus, math.log(plus)
-            log_g += log_scale
-        top = max(low, log_g)
-        log_rate = top + math.log1p(math.exp(min(low, log_g) - top))
-        part = math.exp(log_g - log_rate)
-        value += log_rate
-        z[r], mu[r], to_scale[r] = share * part * steep, share * math.exp(low - log_rate), share * part * (1.0 - steep)
+            part = share / rate
+            inside[r], log_mu[r], to_scale[r] = part * slope[r], part * mu[r], part * (g[r] - slope[r])
+        else:
+            value += extreme(r, share, log_scale, link, inside, log_mu, to_scale)
     return value
+
+
+@no_type_check
+def extreme(r, share, log_scale, link, inside, log_mu, to_scale):
+    """The same for one event, by logarithms in float64, where rates are hardly to be told from 0 or infinite."""
+    y, low = float(inside[r]), float(log_mu[r])
+    if link == 0:
+        rate = math.exp(low) + y
+        inside[r], log_mu[r] = share / rate, share * math.exp(low) / rate
+        return math.log(rate)
+    steep, log_g = 1.0, y
+    if link == 2:
+        t = math.exp(-abs(y))
+        plus = max(y, 0.0) + math.log1p(t)
+        if y > -36.0:  # below, the logarithm of softplus is its argument
+            steep, log_g = (1.0 if y > 0 else t) / (1.0 + t) / plus, math.log(plus)
+        log_g += log_scale
+    top = max(low, log_g)
+    log_rate = top + math.log1p(math.exp(min(low, log_g) - top))
+    part = math.exp(log_g - log_rate)
+    inside[r], log_mu[r], to_scale[r] = share * part * steep, share * math.exp(low - log_rate), share * part * (1.0 - steep)
+    return log_rate
 
 
 @no_type_check

@@ -1,18 +1,46 @@
-"""Loops in plain Python made into machine code, where numba is installed (the extra ``fast``). Used by RMTPP, SAHP and THP.
+"""Loops in plain Python made into machine code, where numba is installed (the extra ``fast``). Used by DAPP, RMTPP, SAHP and
+THP.
 
 Functions are made anew in a namespace that holds the machine code of those they call, so that the plain ones stay plain.
+
+Loops that share out their work among threads of their own ask :func:`threads` how many. torch's threads keep a processor busy for a while
+after each of its operations, waiting for the next: where loops do the work, torch is to have one thread (:func:`threads_for_loops`).
 """
 
 from __future__ import annotations
 
 import inspect
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from types import FunctionType, ModuleType
 from typing import Any
 
+import torch
+
 OPTIONS: dict[str, Any] = dict(nogil=True, fastmath={"reassoc", "contract", "nsz", "arcp"}, error_model="numpy")
+
+_lent: list[int] = []  # the number of threads that torch had before it lent them
+
+
+def threads() -> int:
+    """How many threads compiled loops may use: torch's number."""
+    return _lent[-1] if _lent else torch.get_num_threads()
+
+
+@contextmanager
+def threads_for_loops(wanted: bool) -> Iterator[None]:
+    """Meanwhile, where ``wanted``, torch has one thread and compiled loops have those that it had."""
+    if not wanted or torch.get_num_threads() == 1:
+        yield
+        return
+    _lent.append(torch.get_num_threads())
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(_lent.pop())
 
 
 def machine_code(

@@ -16,6 +16,7 @@ Optional verbs, each used where a model has it:
     log_total(history, t, seen)     log of the rate of all marks together       (these two for models with many marks)
     log_own(history, t, marks)      log lambda of each event's own mark
     in_gaps(history, t, b, weights) each gap's mean rate, and log rates at b    fast_log_likelihood(...)  for training, or None
+    slopes(batch, nodes, ...)       the same and its gradient, without torch's  redraw(random)            what is random in a step
     maximum_likelihood(data)        a fit without gradient steps                recipe                    settings of `fit` that suit it
 
 A model whose mark space has a box keeps places x too: ``extend(..., place)`` takes one, log_intensity is the rate of each type in the
