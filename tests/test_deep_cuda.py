@@ -24,7 +24,7 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 if DEVICE == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("no CUDA device, and no TRITON_INTERPRET=1 to do without", allow_module_level=True)
 
-from fourpoint.models import deep_mix_cuda, deep_norm_cuda, deep_product_cuda  # noqa: E402
+from fourpoint.models import deep_cuda, deep_head_cuda, deep_mix_cuda, deep_norm_cuda, deep_rows_cuda  # noqa: E402
 from fourpoint.models.deep_cuda import Drawn, draw, log_likelihoods  # noqa: E402
 from fourpoint.models.deep_maths_cuda import cos_sin, normal_share  # noqa: E402
 
@@ -42,7 +42,8 @@ def _of_each(x, cosine, sine, share, count, BLOCK: tl.constexpr):  # type: ignor
 
 @pytest.fixture(autouse=True)
 def exact(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(deep_mix_cuda, "PRECISION", "ieee")
+    monkeypatch.setattr(deep_rows_cuda, "PRECISION", "ieee")
+    monkeypatch.setattr(deep_rows_cuda, "PROGRAMS", 2)  # one of which has several tiles, or one none
 
 
 @pytest.mark.parametrize("gaps", [False, True])
@@ -57,10 +58,12 @@ def test_values_and_gradients_are_the_plain_models(gaps: bool, marks: int, noisy
 
 
 def test_sequences_of_many_chunks_and_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Scans carry on from chunk to chunk, and programs go on to further tiles."""
-    from fourpoint.models import deep_head_cuda, deep_walk_cuda
+    """Scans carry on from chunk to chunk, programs go on to further tiles, and sums come in parts."""
+    from fourpoint.models import deep_walk_cuda
 
     monkeypatch.setattr(deep_walk_cuda, "CHUNK", 4)
+    monkeypatch.setattr(deep_mix_cuda, "SUMS", 256)  # two parts of the numbers inside
+    monkeypatch.setattr(deep_mix_cuda, "NODE_ROWS", 16)
     for module in (deep_mix_cuda, deep_head_cuda):
         monkeypatch.setattr(module, "ROWS", 16)
         monkeypatch.setattr(module, "BACK_ROWS", 16)
@@ -84,9 +87,7 @@ def test_memory_that_no_kernel_has_written_is_not_read(monkeypatch: pytest.Monke
 
 def test_three_layers_and_marks_that_are_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """48 modes side by side, which is no power of two; and shares in pieces."""
-    from fourpoint.models import deep_cuda
-
-    monkeypatch.setattr(deep_cuda, "SPREAD", 4)
+    monkeypatch.setattr(deep_cuda, "FEW", 4)
     monkeypatch.setattr("fourpoint.models.deep_dapp.PIECE", 40)
     model, batch = _model(7, layers=3), _batch([4, 2], 7)
     _agree(model, batch, draw(model, batch, 2, torch.Generator(DEVICE).manual_seed(3)), gaps=False)
@@ -99,26 +100,24 @@ def test_modes_that_have_faded_away_have_no_gradient_but_finite_ones() -> None:
     _agree(model, batch, draw(model.eval(), batch, 2, torch.Generator(DEVICE).manual_seed(4)), gaps=False)
 
 
-def test_products_in_pieces_are_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of columns of a wider table too, and of rows that no number of pieces divides."""
-    wide, b = torch.randn(192, 12, device=DEVICE), torch.randn(192, 6, device=DEVICE)
-    for rows, pieces in ((192, 128), (192, 4), (97, 128), (1, 128)):
-        monkeypatch.setattr(deep_product_cuda, "PIECES", pieces)
-        a = wide[:rows, 3:8]
-        found = deep_product_cuda.product(a, b[:rows])
-        torch.testing.assert_close(found.double(), a.T.double() @ b[:rows].double(), rtol=1e-4, atol=1e-4)
+def test_rows_that_count_are_listed() -> None:
+    """Also of more sequences and longer ones than a program reads at a time."""
+    for lengths, P in (([3, 0, 2], 5), ([0], 1), ([1, 0] * 70, 3), ([300, 7], 301)):
+        rows = deep_rows_cuda.rows_of(torch.tensor(lengths, device=DEVICE), P)
+        wanted = [b * P + p for b, n in enumerate(lengths) for p in range(n + 1)]
+        assert rows.place[: int(rows.real)].tolist() == wanted
 
 
-def test_what_is_stored_shorter_changes_gradients_little(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, batch = _model(3), _batch([6, 2], 3)
-    drawn = draw(model, batch, 2, torch.Generator(DEVICE).manual_seed(9))
-    value, found = _with_gradients(model, lambda: log_likelihoods(model, batch, drawn, gaps=False))
-    monkeypatch.setattr(deep_mix_cuda, "STORED", "bfloat16")
-    again, rounded = _with_gradients(model, lambda: log_likelihoods(model, batch, drawn, gaps=False))
-    assert torch.equal(value, again)
-    moved = {name: float((rounded[name] - g).norm() / g.norm()) for name, g in found.items() if float(g.norm()) > 0}
-    assert 1e-5 < moved["up.weight"] < 1e-2
-    assert max(moved.values()) < 2e-2
+def test_shares_of_gradients_are_summed() -> None:
+    sums = deep_rows_cuda.Sums({"a": 32, "b": 5, "c": 100}, torch.zeros(1, device=DEVICE))
+    random = torch.Generator().manual_seed(1)
+    table, more = torch.randn(sums.table.shape, generator=random).to(DEVICE), torch.randn(200, 32, generator=random).to(DEVICE)
+    sums.table.copy_(table)
+    found, ends = sums.total(more), {"a": (0, 32), "b": (32, 37), "c": (48, 148)}
+    for name, (first, last) in ends.items():
+        wanted = table[:, first:last].double().sum(0) + (more.double().sum(0) if name == "a" else 0)
+        torch.testing.assert_close(found[name].double(), wanted, rtol=1e-5, atol=1e-5)
+        assert sums[name].shape == (2, last - first)
 
 
 def test_nothing_in_the_padding_matters() -> None:
@@ -146,14 +145,18 @@ def test_silence_has_the_models_shares() -> None:
 def test_a_norm_and_the_matrix_after_it() -> None:
     """More tiles than one, and a last tile that is not full."""
     random = torch.Generator().manual_seed(8)
-    given = [torch.randn(*shape, generator=random).to(DEVICE).requires_grad_() for shape in ((77, 16), (16,), (16,), (12, 16), (12,))]
+    given = [torch.randn(*shape, generator=random).to(DEVICE) for shape in ((77, 16), (16,), (16,), (12, 16), (12,))]
     slope = torch.randn(77, 12, generator=random).to(DEVICE)
     exact = [part.detach().double().requires_grad_() for part in given]
-    out = deep_norm_cuda.NormLinear.apply(*given)
+    rows = deep_rows_cuda.rows_of(torch.tensor([76], device=DEVICE), 77)
+    out = deep_norm_cuda.norm_linear(*given, rows)
     wanted = linear(layer_norm(exact[0], (16,), exact[1], exact[2]), exact[3], exact[4])
     torch.testing.assert_close(out.double(), wanted, rtol=1e-5, atol=2e-5)
-    found, truth = torch.autograd.grad(out, given, slope), torch.autograd.grad(wanted, exact, slope.double())
-    for part, true in zip(found, truth, strict=True):
+    sums = deep_rows_cuda.Sums({str(i): part.numel() for i, part in enumerate(given) if i > 0}, out)
+    of_x = deep_norm_cuda.norm_linear_back(*given[:-1], slope, None, rows, *(sums[str(i)] for i in range(1, 5)))
+    found, truth = sums.total(out.new_zeros(1, 16)), torch.autograd.grad(wanted, exact, slope.double())
+    for i, true in enumerate(truth):
+        part = found[str(i)].view_as(true) if i else of_x
         torch.testing.assert_close(part.double(), true, rtol=1e-4, atol=1e-4)
 
 
@@ -172,8 +175,8 @@ def test_shares_of_a_normal() -> None:
     share = torch.empty_like(x)
     _of_each[(1,)](x, torch.empty_like(x), torch.empty_like(x), share, len(x), BLOCK=triton.next_power_of_2(len(x)))
     wanted = torch.special.ndtr(x.double())
-    assert float((share.double() - wanted).abs().max()) < 3e-7
-    assert float(((share.double() - wanted) * x.double())[:-2].abs().max()) < 5e-7  # what gelu is wrong by
+    assert float((share.double() - wanted).abs().max()) < 6e-7
+    assert float(((share.double() - wanted) * x.double())[:-2].abs().max()) < 1.2e-6  # what gelu is wrong by
 
 
 @pytest.mark.skipif(DEVICE == "cpu", reason="the fast path is for CUDA devices")

@@ -15,7 +15,10 @@ from fourpoint.likelihood import quick_log_likelihood, sampled_log_likelihood
 from fourpoint.maths.periodogram import clock, peaks
 from fourpoint.maths.recurrence import pairwise, recur
 from fourpoint.models import DeepDAPP
+from fourpoint.models.deep_layer import features
 from fourpoint.training import fit
+
+RUNG = 0.03
 
 
 def days(sequences: int, marks: int = 1) -> Dataset:
@@ -28,9 +31,18 @@ def days(sequences: int, marks: int = 1) -> Dataset:
     return Dataset.from_sequences(found)
 
 
-@pytest.mark.parametrize("marks", [1, 3])
-def test_scan_and_dense_are_one_model(marks: int) -> None:
-    scan, dense = (DeepDAPP(marks, layers=3, width=8, modes=5, form=form).double().eval() for form in ("scan", "dense"))
+def rungs(sequences: int, seed: int) -> Dataset:
+    """Gaps of 1, 2 or 4, within 3% each."""
+    random, found = np.random.default_rng(seed), []
+    for _ in range(sequences):
+        times = np.cumsum(random.choice([1.0, 2.0, 4.0], 20) * np.exp(RUNG * random.normal(size=20)))
+        found.append(Sequence(times, start=0.0, stop=times[-1] + 1))
+    return Dataset.from_sequences(found)
+
+
+@pytest.mark.parametrize(("marks", "waves"), [(1, 0), (3, 3)])
+def test_scan_and_dense_are_one_model(marks: int, waves: int) -> None:
+    scan, dense = (DeepDAPP(marks, layers=3, width=8, modes=5, waves=waves, form=form).double().eval() for form in ("scan", "dense"))
     data = days(4, marks)
     for model in (scan, dense):
         model.initialise(data)
@@ -93,9 +105,39 @@ def test_explain_names_modes_by_what_the_rate_loses_without_them() -> None:
     assert first["layer"] == 2 and "half-life" in str(found)
 
 
-def test_it_begins_at_the_mean_rates() -> None:
+def test_elapsed_times_are_told_by_logarithms_and_waves_of_them() -> None:
+    gaps, scales = torch.tensor([0.0, 0.3, 2.5], dtype=torch.float64), torch.tensor([0.5, 7.0], dtype=torch.float64)
+    found = features(gaps, scales, 3)
+    for row, gap in zip(found, gaps.tolist(), strict=True):
+        log = math.log1p(gap / 0.5)
+        angles = [math.pi * log, 2 * math.pi * log, 4 * math.pi * log]
+        wanted = [log - 1, math.log1p(gap / 7.0) - 1, *map(math.cos, angles), *map(math.sin, angles)]
+        assert row.tolist() == pytest.approx(wanted, abs=1e-12)
+    assert torch.allclose(features(60 * gaps, 60 * scales, 3), found)  # whatever the unit
+    assert torch.equal(features(gaps, scales, 0), found[:, :2])
+
+
+def test_waves_begin_silent_and_leave_the_rest_as_it_is_without() -> None:
+    model, plain = DeepDAPP(width=8, modes=4, waves=4), DeepDAPP(width=8, modes=4, waves=0)
+    for part, without in ((model.gap, plain.gap), (model.since, plain.since)):
+        times = without.weight.shape[1]
+        assert part.weight.shape == (8, times + 8) and not part.weight[:, times:].any()
+        assert 0.7 < part.weight[:, :times].abs().max().item() * math.sqrt(times) <= 1  # the largest of many from U[-1, 1]
+
+
+def test_waves_find_what_happens_within_a_small_share_of_the_elapsed_time() -> None:
+    train, dev = rungs(100, 0), rungs(40, 1)
+    model = DeepDAPP(width=16, modes=8, layers=1, waves=4, dropout=0.0, unheard=0.0)
+    fit(model, train, dev, steps=150, epochs=0, learning_rate=1e-2, validate_every=50, convention="gaps", progress=False)
+    score = float(quick_log_likelihood(model, dev.batch(), 160, convention="gaps").sum()) / (dev.events - len(dev))
+    truth = -math.log(3) - math.log(RUNG) - math.log(2) - 0.5 * math.log(2 * math.pi * math.e)  # log 2: the mean of log 1, log 2 and log 4
+    assert truth - 0.15 < score < truth + 0.1  # 0.30 below it without waves
+
+
+@pytest.mark.parametrize("waves", [0, 4])
+def test_it_begins_at_the_mean_rates(waves: int) -> None:
     data = days(20, marks=3)
-    model = DeepDAPP(3, width=8, modes=4, seed=1).eval()
+    model = DeepDAPP(3, width=8, modes=4, waves=waves, seed=1).eval()
     model.initialise(data)
     found = float(quick_log_likelihood(model, data.batch()).sum()) / data.events
     rates = np.bincount(data.mark_ids, minlength=3) / data.durations.sum()
@@ -143,7 +185,7 @@ def test_no_rhythm_in_poisson_data_and_none_without_events() -> None:
     assert not len(peaks(np.zeros(0), np.zeros(3, dtype=np.int64)))
 
 
-@pytest.mark.parametrize("settings", [dict(width=0), dict(dropout=1.0), dict(rhythms=-1), dict(form="quick")])
+@pytest.mark.parametrize("settings", [dict(width=0), dict(dropout=1.0), dict(rhythms=-1), dict(waves=-1), dict(form="quick")])
 def test_bad_settings_are_refused(settings: dict[str, object]) -> None:
     with pytest.raises(UserError, match="expected"):
         DeepDAPP(**settings)

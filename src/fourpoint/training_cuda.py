@@ -41,15 +41,18 @@ class Resident:
             raise ValueError("expected events without places, received some with: their steps are taken in the plain way")
         begin, end = data.starts[:1], np.zeros(1, dtype=np.int64)
         self.times, self.marks = (torch.from_numpy(x.copy()).to(device) for x in (_some(data.times), _some(data.mark_ids)))
-        arrays = ((data.offsets[:-1], end), (data.lengths, end), (data.starts, begin), (data.stops, begin))
-        self.offsets, self.lengths, self.starts, self.stops = (torch.from_numpy(np.concatenate(pair)).to(device) for pair in arrays)
+        events = [np.concatenate(pair) for pair in ((data.offsets[:-1], end), (data.lengths, end))]
+        windows = [np.concatenate(pair) for pair in ((data.starts, begin), (data.stops, begin))]
+        self.events, self.windows = (torch.from_numpy(np.stack(pair)).to(device) for pair in (events, windows))
 
     def batch(self, rows: Tensor, room: int) -> Batch:
         """The sequences at ``rows``, padded to ``room`` events."""
         column = torch.arange(room, device=rows.device)
-        valid = column < self.lengths[rows][:, None]
-        flat = torch.where(valid, self.offsets[rows][:, None] + column, 0)
-        return Batch(self.times[flat], self.marks[flat], valid, self.starts[rows], self.stops[rows])
+        first, lengths = self.events.index_select(1, rows)
+        start, stop = self.windows.index_select(1, rows)
+        valid = column < lengths[:, None]
+        flat = torch.where(valid, first[:, None] + column, 0)
+        return Batch(self.times[flat], self.marks[flat], valid, start, stop)
 
 
 @dataclass(eq=False)

@@ -7,7 +7,8 @@ position p, with all states moved to t,
     q  = gelu(W [S_1(t), ..., S_L(t)] + U norm(x_p) + T features(t - t_p)),      q <- q + V_2 gelu(V_1 norm(q)),
     lambda(t) = s log(1 + exp(w'q + b)),           lambda_m(t) = lambda(t) softmax_m(R q + c),
 
-features(d) = log(1 + d / s_k) for times s_k from the shortest to the longest in the data. The total rate has a head of its own, so
+features(d) = log(1 + d / s_k) for times s_k from the shortest to the longest in the data, and waves of log(1 + d / s_1), so that a
+rate can change within a small share of the time since the last event (`deep_layer.features`). The total rate has a head of its own, so
 that integrals never touch the M marks: thousands of them cost no more than one at the nodes of an integral. Everything is linear in
 the number of events, and a stream needs the last position alone.
 
@@ -21,13 +22,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any, ClassVar, cast
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Complex, Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, gelu, linear
 from torch.utils.checkpoint import checkpoint
@@ -35,7 +35,7 @@ from torch.utils.checkpoint import checkpoint
 from fourpoint.events import Batch, Dataset, MarkSpace, UserError
 from fourpoint.maths.periodogram import clock, peaks
 from fourpoint.models import protocol
-from fourpoint.models.deep_layer import DeepLayer, Moment, Noise, side_by_side
+from fourpoint.models.deep_layer import DeepHistory, DeepLayer, Noise, features, side_by_side
 from fourpoint.models.neural_start import time_scale_of
 from fourpoint.models.poisson import mean_rates
 from fourpoint.models.rate import log_softplus
@@ -49,35 +49,6 @@ MATRIX, LONGEST = 16, 2048  # least width and modes, and most events, of `deep_c
 SHORTEST = 0.02  # quantile of the positive gaps that counts as the shortest
 
 
-@dataclass(frozen=True, eq=False)
-class DeepHistory:
-    """What every layer knows just after each position, and U norm(x_p)."""
-
-    times: Float[Tensor, "B P"]
-    start: Float[Tensor, " B"]
-    lengths: Int[Tensor, " B"]
-    context: Float[Tensor, "B P H"]
-    state: Complex[Tensor, "B P L J"]
-    pace: Float[Tensor, "B P L J"]
-
-    def latest(self) -> DeepHistory:
-        """The last real position alone: all that is needed to go on."""
-        return self.at(self.lengths[:, None])
-
-    def at(self, seen: Int[Tensor, "B G"] | None) -> DeepHistory:
-        """The positions ``seen`` (all where None), as a history whose last one is the last of them."""
-        if seen is None:
-            return self
-        row = torch.arange(len(seen), device=seen.device)[:, None]
-        end = torch.full_like(self.lengths, seen.shape[1] - 1)
-        times, context, state, pace = (x[row, seen] for x in (self.times, self.context, self.state, self.pace))
-        return DeepHistory(times, self.start, end, context, state, pace)
-
-    def layer(self, i: int) -> Moment:
-        """What layer ``i`` knows."""
-        return Moment(self.state[:, :, i], self.pace[:, :, i])
-
-
 class DeepDAPP(nn.Module):
     """Deep DAPP.
 
@@ -87,6 +58,7 @@ class DeepDAPP(nn.Module):
         modes: J modes per layer.
         gated: whether events decide what is kept of the past and how fast time runs after them.
         rhythms: at most so many frequencies are taken from the data.
+        waves: octaves of waves in the logarithm of elapsed time; 0 for none.
         dropout: the share of activations that is silent while training.
         unheard, unmarked: the share of events that leave no trace in the states, and of those whose mark is hidden, while training.
         form: "scan" in O(n), or "dense" from all pairs, for short sequences and for tests.
@@ -119,6 +91,7 @@ class DeepDAPP(nn.Module):
         modes: int = 32,
         gated: bool = True,
         rhythms: int = 8,
+        waves: int = 0,
         dropout: float = 0.3,
         unheard: float = 0.1,
         unmarked: float = 0.1,
@@ -126,7 +99,7 @@ class DeepDAPP(nn.Module):
         seed: int = 0,
     ) -> None:
         super().__init__()
-        _check(layers, width, modes, rhythms, dropout, unheard, unmarked, form)
+        _check(layers, width, modes, rhythms, waves, dropout, unheard, unmarked, form)
         self.marks = protocol.space_without_places(marks, "deep-dapp")
         self._settings: dict[str, Any] = dict(
             layers=layers,
@@ -134,6 +107,7 @@ class DeepDAPP(nn.Module):
             modes=modes,
             gated=gated,
             rhythms=rhythms,
+            waves=waves,
             dropout=dropout,
             unheard=unheard,
             unmarked=unmarked,
@@ -142,14 +116,14 @@ class DeepDAPP(nn.Module):
         )
         self._draw = seed
         self._random: torch.Generator | None = None
-        M = self.marks.count
+        M, K = self.marks.count, TIMES + 2 * waves
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             self.layers = nn.ModuleList(DeepLayer(width, modes, gated=gated) for _ in range(layers))
             self.tokens = nn.Parameter(torch.randn(M + 2, width))  # the marks, the start and a mark that is hidden
-            self.gap = nn.Linear(TIMES, width)
+            self.gap = nn.Linear(K, width)
             self.norm, self.context = nn.LayerNorm(width), nn.Linear(width, width)
-            self.read, self.since = nn.Linear(2 * modes * layers, width), nn.Linear(TIMES, width, bias=False)
+            self.read, self.since = nn.Linear(2 * modes * layers, width), nn.Linear(K, width, bias=False)
             self.query_norm, self.up, self.down = nn.LayerNorm(width), nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
             self.rate, self.share = nn.Linear(width, 1), nn.Linear(width, M)
         self.log_scale = nn.Parameter(torch.zeros(()))
@@ -157,6 +131,8 @@ class DeepDAPP(nn.Module):
             for head in (self.rate, self.share):
                 head.weight.mul_(0.1)
                 head.bias.zero_()
+            for part in (self.gap, self.since):  # as if there were no waves, which begin silent
+                part.weight.mul_(math.sqrt(K / TIMES))[:, TIMES:] = 0
         self.share.requires_grad_(M > 1)
         self.register_buffer("time_scale", torch.ones((), dtype=torch.float64))
         self.register_buffer("fastest", torch.full((), torch.inf, dtype=torch.float64))
@@ -333,7 +309,7 @@ class DeepDAPP(nn.Module):
         there = batch.times.is_cuda and batch.places is None and self.tokens.dtype == torch.float32 and find_spec("triton") is not None
         fits = all(MATRIX <= size and size & (size - 1) == 0 for size in sizes) and 0 < batch.times.shape[1] <= LONGEST
         fits = fits and (batch.times.numel() + len(batch.times)) * (nodes + 1) * max(sizes) < 2**31  # places in memory count in 32 bits
-        return there and fits and self._settings["gated"] and self._settings["form"] == "scan"
+        return there and fits and self._settings["gated"] and self._settings["form"] == "scan" and not self._settings["waves"]
 
     def _stack(self) -> Iterator[DeepLayer]:
         return (cast(DeepLayer, layer) for layer in self.layers)
@@ -371,7 +347,7 @@ class DeepDAPP(nn.Module):
         return -cross_entropy(self.share(q), marks, reduction="none")
 
     def _features(self, gaps: Float[Tensor, "*S"]) -> Float[Tensor, "*S K"]:
-        return torch.log1p(gaps[..., None] / self.scales) - 1
+        return features(gaps, self.scales, self._settings["waves"])
 
     def _in_mean_gaps(self, gaps: Float[Tensor, "*S"]) -> Float[Tensor, "*S"]:
         return (gaps / self.time_scale).to(self.tokens)
@@ -392,12 +368,13 @@ class DeepDAPP(nn.Module):
         return torch.where(hide, self.marks.count + 1, marks)
 
 
-def _check(layers: int, width: int, modes: int, rhythms: int, dropout: float, unheard: float, unmarked: float, form: str) -> None:
-    if min(layers, width, modes) < 1 or rhythms < 0:
-        received = f"layers={layers}, width={width}, modes={modes}, rhythms={rhythms}"
-        raise UserError(
-            "layers, width and modes of at least 1, and rhythms of at least 0", received, "Use layers=2, width=64, modes=32, say."
-        )
+def _check(
+    layers: int, width: int, modes: int, rhythms: int, waves: int, dropout: float, unheard: float, unmarked: float, form: str
+) -> None:
+    if min(layers, width, modes) < 1 or min(rhythms, waves) < 0:
+        received = f"layers={layers}, width={width}, modes={modes}, rhythms={rhythms}, waves={waves}"
+        wanted = "layers, width and modes of at least 1, rhythms and waves of at least 0"
+        raise UserError(wanted, received, "Use layers=2, width=64, modes=32, say.")
     if not all(0 <= share < 1 for share in (dropout, unheard, unmarked)):
         received = f"dropout={dropout}, unheard={unheard}, unmarked={unmarked}"
         raise UserError("dropout, unheard and unmarked from 0 to below 1", received, "Pass shares such as 0.1.")

@@ -2,112 +2,119 @@ r"""What a layer of Deep DAPP adds to its tokens, on a CUDA device.
 
     u = norm(x),       y = gelu(C S + D u) * sigmoid(G u),      x <- x + d * O y,       d what is silenced
 
-where S are the states of `deep_walk_cuda`, and B u, the gates, D u and G u come side by side from one matrix product. The backward
-pass writes the gradient of that product in place: no piece of it is copied. `deep_layer` is the plain version.
+where S are the states of `deep_walk_cuda`, and B u, the gates, D u and G u lie side by side in one table, ``joined`` (R, 4J + 2H), from
+`deep_norm_cuda`. The backward pass writes the last 2H columns of its gradient. `deep_layer` is the plain version.
 """
 
 from __future__ import annotations
 
-from typing import Any, no_type_check
+from typing import no_type_check
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from fourpoint.models.deep_maths_cuda import gelu_slope, normal_share
-from fourpoint.models.deep_norm_cuda import norm_linear_back, normed
-from fourpoint.models.deep_product_cuda import product
-from fourpoint.models.deep_walk_cuda import walk, walk_back
+from fourpoint.models import deep_rows_cuda
+from fourpoint.models.deep_maths_cuda import gelu_slope, normal_share, sigmoid
+from fourpoint.models.deep_rows_cuda import Rows, rows_in, tiles_of
 
-BLOCK = 1024  # numbers of a program
-
-
-class Heard(torch.autograd.Function):
-    """New tokens (R, H), states (R, 2J) and paces (R, J).
-
-    Arguments
-        x (R, H), scale, shift (H): tokens and their norm.
-        matrix (4J + 2H, H), bias: drive, gates and both skips, one below the other.
-        read (H, 2J), said_bias (H); out (H, H), out_bias (H): C and O.
-        log_decay, turns, first, steady (J): the modes, as in `deep_walk_cuda.walk`.
-        width (B, P), lengths (B): gaps, and the last position of each sequence.
-        heard (R) or None, louder: which positions leave a trace, and how much more; kept (R, H) or None, more: what is not silenced.
-        to: where states and paces are written, (R, 2J) and (R, J).
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, scale: Tensor, shift: Tensor, matrix: Tensor, bias: Tensor, read: Tensor, said_bias: Tensor, out: Tensor,
-        out_bias: Tensor, log_decay: Tensor, turns: Tensor, first: Tensor, steady: Tensor, width: Tensor, lengths: Tensor,
-        heard: Tensor | None, louder: float, kept: Tensor | None, more: float, to: tuple[Tensor, Tensor],
-    ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-        state, pace = to
-        joined = torch.addmm(bias, normed(x, scale, shift), matrix.T)
-        walk(joined, width, heard, louder, lengths, (log_decay, turns, first, steady), state, pace)
-        said = torch.addmm(said_bias, state, read.T)
-        y, new, H = torch.empty_like(said), torch.empty_like(x), len(read)
-        grid = (triton.cdiv(y.numel(), BLOCK),)
-        _gate[grid](said, joined, y, y.numel(), joined.stride(0), 2 * state.shape[1], H=H, BLOCK=BLOCK)
-        o = torch.addmm(out_bias, y, out.T)
-        _add[grid](x, o, kept, new, x.numel(), more, ADD=True, KEPT=kept is not None, BLOCK=BLOCK)
-        ctx.save_for_backward(
-            x, scale, shift, matrix, read, out, log_decay, turns, first, steady, width, lengths, heard, kept, joined, state, said, y
-        )
-        ctx.louder, ctx.more = louder, more
-        return new, state, pace
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad: Tensor, of_state: Tensor, of_pace: Tensor) -> tuple[Tensor | None, ...]:
-        x, scale, shift, matrix, read, out, *modes, width, lengths, heard, kept, joined, state, said, y = ctx.saved_tensors
-        of_o = grad = grad.contiguous()
-        grid = (triton.cdiv(y.numel(), BLOCK),)
-        if kept is not None:
-            of_o = torch.empty_like(grad)
-            _add[grid](grad, grad, kept, of_o, grad.numel(), ctx.more, ADD=False, KEPT=True, BLOCK=BLOCK)
-        of_joined, (H, wide) = torch.empty_like(joined), read.shape
-        _gate_back[grid](said, joined, of_o @ out, of_joined, said.numel(), joined.stride(0), 2 * wide, H=H, BLOCK=BLOCK)
-        of_said = of_joined[:, 2 * wide : 2 * wide + H]
-        of_state = torch.addmm(of_state, of_said, read)
-        of_modes = walk_back(joined, width, heard, ctx.louder, lengths, tuple(modes), state, of_state, of_pace, of_joined)
-        of_x, *of_first, of_said_bias = norm_linear_back(x, scale, shift, matrix, of_joined, grad, 2 * wide)
-        of_later = (product(of_said, state), of_said_bias, product(of_o, y), of_o.sum(0))
-        return of_x, *of_first, *of_later, of_modes[0], of_modes[1], *[None] * 9
+ROWS, WARPS = 32, 4  # of a program, forwards
+BACK_ROWS, BACK_WARPS = 32, 8  # backwards
 
 
-@triton.jit(do_not_specialize=["count"])
+def heard(
+    x: Tensor, joined: Tensor, state: Tensor, read: Tensor, read_bias: Tensor, out: Tensor, out_bias: Tensor,
+    kept: Tensor | None, louder: float, rows: Rows,
+) -> Tensor:  # fmt: skip
+    """New tokens (R, H), from tokens and states (R, 2J), whose rows may lie apart; C (H, 2J) is ``read``, and O (H, H) ``out``.
+
+    ``kept`` (R, H) says what is not silenced, and counts ``louder`` times."""
+    new, (H, wide) = torch.empty_like(x), read.shape
+    _heard[(rows.tiles(ROWS),)](
+        x, joined, state, read, read_bias, out, out_bias, kept, new, rows.place, rows.real, joined.stride(0), state.stride(0), louder,
+        KEPT=kept is not None, H=H, STATE=wide, ROWS=ROWS, PRECISION=deep_rows_cuda.PRECISION, num_warps=WARPS,
+    )  # fmt: skip
+    return new
+
+
+def heard_back(
+    joined: Tensor, state: Tensor, read: Tensor, read_bias: Tensor, out: Tensor, kept: Tensor | None, louder: float, rows: Rows,
+    of_new: Tensor, of_state: Tensor, of_joined: Tensor, of_read: Tensor, of_read_bias: Tensor, of_out: Tensor, of_out_bias: Tensor,
+) -> None:  # fmt: skip
+    """Gradients: adds that of the states to ``of_state``, and writes the last 2H columns of ``of_joined``; the parameters' go into
+    their columns of a `deep_rows_cuda.Sums`. That of x is ``of_new`` itself, but for what ``joined`` brings."""
+    H, wide = read.shape
+    _heard_back[(len(of_read),)](
+        joined, state, read, read_bias, out, kept, of_new, of_state, of_joined, of_read, of_read_bias, of_out, of_out_bias,
+        rows.place, rows.real, joined.stride(0), state.stride(0), of_state.stride(0), of_read.stride(0), louder,
+        KEPT=kept is not None, H=H, STATE=wide, ROWS=BACK_ROWS, PRECISION=deep_rows_cuda.PRECISION, num_warps=BACK_WARPS, num_stages=1,
+    )  # fmt: skip
+
+
+@triton.jit
 @no_type_check  # triton has its own types
-def _gate(said, joined, y, count, wide, skip, H: tl.constexpr, BLOCK: tl.constexpr):
-    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    ok = i < count
-    at = joined + (i // H) * wide + skip + i % H
-    a = tl.load(said + i, ok, 0.0) + tl.load(at, ok, 0.0)
-    tl.store(y + i, a * normal_share(a) * tl.sigmoid(tl.load(at + H, ok, 0.0)), ok)
+def _heard(
+    x, joined, state, read, read_bias, out, out_bias, kept, new, place, count, wide, state_wide, louder,
+    KEPT: tl.constexpr, H: tl.constexpr, STATE: tl.constexpr, ROWS: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    total = tl.load(count)
+    if tl.program_id(0) * ROWS < total:
+        row, _, ok = rows_in(tl.program_id(0), place, total, 1, ROWS)
+        h = tl.arange(0, H)
+        s = tl.arange(0, STATE)
+        at = row[:, None] * H + h[None, :]
+        states = tl.load(state + row[:, None] * state_wide + s[None, :], ok[:, None], 0.0)
+        beside = joined + row[:, None] * wide + 2 * STATE + h[None, :]
+        a = tl.dot(states, tl.trans(tl.load(read + h[:, None] * STATE + s[None, :])), input_precision=PRECISION)
+        a += tl.load(read_bias + h)[None, :] + tl.load(beside, ok[:, None], 0.0)
+        y = a * normal_share(a) * sigmoid(tl.load(beside + H, ok[:, None], 0.0))
+        o = tl.dot(y, tl.trans(tl.load(out + h[:, None] * H + h[None, :])), input_precision=PRECISION) + tl.load(out_bias + h)[None, :]
+        if KEPT:
+            o = o * (tl.load(kept + at, ok[:, None], 0).to(tl.float32) * louder)
+        tl.store(new + at, tl.load(x + at, ok[:, None], 0.0) + o, ok[:, None])
 
 
-@triton.jit(do_not_specialize=["count"])
+@triton.jit
 @no_type_check
-def _gate_back(said, joined, of_y, of_joined, count, wide, skip, H: tl.constexpr, BLOCK: tl.constexpr):
-    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    ok = i < count
-    at = (i // H) * wide + skip + i % H
-    a = tl.load(said + i, ok, 0.0) + tl.load(joined + at, ok, 0.0)
-    open_ = tl.sigmoid(tl.load(joined + at + H, ok, 0.0))
-    g = tl.load(of_y + i, ok, 0.0)
-    share = normal_share(a)
-    tl.store(of_joined + at, g * open_ * gelu_slope(a, share), ok)
-    tl.store(of_joined + at + H, g * a * share * open_ * (1.0 - open_), ok)
-
-
-@triton.jit(do_not_specialize=["count"])
-@no_type_check
-def _add(x, o, kept, out, count, louder, ADD: tl.constexpr, KEPT: tl.constexpr, BLOCK: tl.constexpr):
-    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    ok = i < count
-    y = tl.load(o + i, ok, 0.0)
-    if KEPT:
-        y = y * (tl.load(kept + i, ok, 0).to(tl.float32) * louder)
-    if ADD:
-        y += tl.load(x + i, ok, 0.0)
-    tl.store(out + i, y, ok)
+def _heard_back(
+    joined, state, read, read_bias, out, kept, of_new, of_state, of_joined, of_read, of_read_bias, of_out, of_out_bias,
+    place, count, wide, state_wide, of_wide, line_wide, louder,
+    KEPT: tl.constexpr, H: tl.constexpr, STATE: tl.constexpr, ROWS: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    total = tl.load(count)
+    begin, end = tiles_of(total, ROWS)
+    h = tl.arange(0, H)
+    s = tl.arange(0, STATE)
+    by_read = tl.zeros([H, STATE], tl.float32)
+    by_out = tl.zeros([H, H], tl.float32)
+    by_read_bias = tl.zeros([H], tl.float32)
+    by_out_bias = tl.zeros([H], tl.float32)
+    for tile in range(begin, end):
+        row, _, ok = rows_in(tile, place, total, 1, ROWS)
+        at = row[:, None] * H + h[None, :]
+        of_o = tl.load(of_new + at, ok[:, None], 0.0)
+        if KEPT:
+            of_o = of_o * (tl.load(kept + at, ok[:, None], 0).to(tl.float32) * louder)
+        states = tl.load(state + row[:, None] * state_wide + s[None, :], ok[:, None], 0.0)
+        beside = row[:, None] * wide + 2 * STATE + h[None, :]
+        matrix = tl.load(read + h[:, None] * STATE + s[None, :])
+        a = tl.dot(states, tl.trans(matrix), input_precision=PRECISION)
+        a += tl.load(read_bias + h)[None, :] + tl.load(joined + beside, ok[:, None], 0.0)
+        share = normal_share(a)
+        open_ = sigmoid(tl.load(joined + beside + H, ok[:, None], 0.0))
+        by_out = tl.dot(tl.trans(of_o), a * share * open_, by_out, input_precision=PRECISION)
+        by_out_bias += tl.sum(of_o, 0)
+        g = tl.dot(of_o, tl.load(out + h[:, None] * H + h[None, :]), input_precision=PRECISION) * open_
+        tl.store(of_joined + beside + H, g * a * share * (1.0 - open_), ok[:, None])
+        g = g * gelu_slope(a, share)
+        tl.store(of_joined + beside, g, ok[:, None])
+        by_read = tl.dot(tl.trans(g), states, by_read, input_precision=PRECISION)
+        by_read_bias += tl.sum(g, 0)
+        to = of_state + row[:, None] * of_wide + s[None, :]
+        tl.store(to, tl.dot(g, matrix, tl.load(to, ok[:, None], 0.0), input_precision=PRECISION), ok[:, None])
+    line = tl.program_id(0) * line_wide
+    tl.store(of_read + line + h[:, None] * STATE + s[None, :], by_read)
+    tl.store(of_read_bias + line + h, by_read_bias)
+    tl.store(of_out + line + h[:, None] * H + h[None, :], by_out)
+    tl.store(of_out_bias + line + h, by_out_bias)

@@ -19,10 +19,11 @@ no integral resolves. Used by `deep_dapp`.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Complex, Float
+from jaxtyping import Complex, Float, Int
 from torch import Tensor, nn
 from torch.nn.functional import gelu, softplus
 
@@ -41,6 +42,35 @@ class Moment(NamedTuple):
 
     state: Complex[Tensor, "B P J"]
     pace: Float[Tensor, "B P J"]
+
+
+@dataclass(frozen=True, eq=False)
+class DeepHistory:
+    """What every layer knows just after each position, and U norm(x_p)."""
+
+    times: Float[Tensor, "B P"]
+    start: Float[Tensor, " B"]
+    lengths: Int[Tensor, " B"]
+    context: Float[Tensor, "B P H"]
+    state: Complex[Tensor, "B P L J"]
+    pace: Float[Tensor, "B P L J"]
+
+    def latest(self) -> DeepHistory:
+        """The last real position alone: all that is needed to go on."""
+        return self.at(self.lengths[:, None])
+
+    def at(self, seen: Int[Tensor, "B G"] | None) -> DeepHistory:
+        """The positions ``seen`` (all where None), as a history whose last one is the last of them."""
+        if seen is None:
+            return self
+        row = torch.arange(len(seen), device=seen.device)[:, None]
+        end = torch.full_like(self.lengths, seen.shape[1] - 1)
+        times, context, state, pace = (x[row, seen] for x in (self.times, self.context, self.state, self.pace))
+        return DeepHistory(times, self.start, end, context, state, pace)
+
+    def layer(self, i: int) -> Moment:
+        """What layer ``i`` knows."""
+        return Moment(self.state[:, :, i], self.pace[:, :, i])
 
 
 class Noise(NamedTuple):
@@ -152,6 +182,20 @@ class DeepLayer(nn.Module):
         """The states ``lag`` after each position."""
         own = moment.pace[:, :, None] * lag[..., None]
         return turned(moment.state[:, :, None], self.decay * own, self.frequency * own)
+
+
+def features(gaps: Float[Tensor, "*S"], scales: Float[Tensor, " K"], waves: int) -> Float[Tensor, "*S F"]:
+    """What is told of elapsed times: log(1 + d / s_k) - 1 for the K ``scales``, and cos and sin of 2^j pi log(1 + d / s_1), j < ``waves``.
+
+    The logarithms alone are so smooth that a network needs long to make anything narrow of them. Waves resolve a share of the time that
+    has passed, whatever the unit: fine just after an event, ever coarser later, so that they follow no clock beyond its first ticks.
+
+    >>> features(torch.tensor([0.0, 1.0]), torch.tensor([1.0, 10.0]), 1).shape
+    torch.Size([2, 4])
+    """
+    logs = torch.log1p(gaps[..., None] / scales)
+    angles = logs[..., :1] * math.pi * torch.arange(waves, dtype=logs.dtype, device=logs.device).exp2()
+    return torch.cat([logs - 1, angles.cos(), angles.sin()], -1)
 
 
 def turned(state: Complex[Tensor, "*#S J"], fade: Float[Tensor, "*S J"], angle: Float[Tensor, "*S J"]) -> Complex[Tensor, "*S J"]:

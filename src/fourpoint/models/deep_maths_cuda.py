@@ -1,7 +1,8 @@
 """Functions of one number inside Deep DAPP's Triton kernels, each with the derivative that its backward pass needs.
 
 Sums of small and large numbers keep their digits: log(1 + x) comes from the series of its inverse hyperbolic tangent, since the
-device's fast logarithm has an absolute error. Used by the kernels of `deep_cuda`.
+device's fast logarithm has an absolute error. Exponentials and quotients are made of what the device has an instruction for, powers of two
+and 1 / sqrt(x), both within 2e-7 of themselves: triton's own take three times as many instructions. Used by the kernels of `deep_cuda`.
 """
 
 from __future__ import annotations
@@ -14,14 +15,36 @@ import triton.language as tl
 
 @triton.jit
 @no_type_check  # triton has its own types
+def exp(x):
+    """e^x."""
+    return tl.exp2(x * 1.4426950408889634)
+
+
+@triton.jit
+@no_type_check
+def inverse(x):
+    """1 / x, for x > 0."""
+    root = tl.rsqrt(x)
+    return root * root
+
+
+@triton.jit
+@no_type_check
+def sigmoid(x):
+    """1 / (1 + e^-x)."""
+    return inverse(1.0 + exp(-x))
+
+
+@triton.jit
+@no_type_check
 def normal_share(x):
-    """The share of a standard normal below x, within 3e-7: gelu(x) is x times this.
+    """The share of a standard normal below x, within 5e-7: gelu(x) is x times this.
 
     M. Abramowitz and I. Stegun, Handbook of Mathematical Functions, 7.1.26: the exponential is the one that the slope needs as well.
     """
-    t = 1.0 / (1.0 + 0.23164189 * tl.abs(x))
+    t = inverse(1.0 + 0.23164189 * tl.abs(x))
     series = t * (0.127414796 + t * (-0.142248368 + t * (0.7107068705 + t * (-0.7265760135 + t * 0.5307027145))))
-    beyond = series * tl.exp(-0.5 * x * x)
+    beyond = series * exp(-0.5 * x * x)
     return tl.where(x < 0.0, beyond, 1.0 - beyond)
 
 
@@ -29,15 +52,15 @@ def normal_share(x):
 @no_type_check
 def gelu_slope(x, share):
     """The derivative of gelu, given ``normal_share(x)``."""
-    return share + x * 0.3989422804014327 * tl.exp(-0.5 * x * x)
+    return share + x * 0.3989422804014327 * exp(-0.5 * x * x)
 
 
 @triton.jit
 @no_type_check
 def softplus(x):
     """log(1 + e^x)."""
-    small = tl.exp(-tl.abs(x))
-    y = small / (2.0 + small)
+    small = exp(-tl.abs(x))
+    y = small * inverse(2.0 + small)
     y2 = y * y
     series = 1.0 + y2 * (1.0 / 3 + y2 * (1.0 / 5 + y2 * (1.0 / 7 + y2 * (1.0 / 9 + y2 * (1.0 / 11 + y2 * (1.0 / 13))))))
     return tl.maximum(x, 0.0) + 2.0 * y * series
@@ -48,7 +71,7 @@ def softplus(x):
 def log_softplus(x):
     """log(log(1 + e^x)), which is x - e^x / 2 far below 0."""
     low = x < -18.0
-    return tl.where(low, x - 0.5 * tl.exp(tl.minimum(x, -18.0)), tl.log(softplus(tl.maximum(x, -18.0))))
+    return tl.where(low, x - 0.5 * exp(tl.minimum(x, -18.0)), tl.log(softplus(tl.maximum(x, -18.0))))
 
 
 @triton.jit
@@ -56,7 +79,7 @@ def log_softplus(x):
 def log_softplus_slope(x):
     """Its derivative."""
     high = tl.maximum(x, -18.0)
-    return tl.where(x < -18.0, 1.0, tl.sigmoid(high) / softplus(high))
+    return tl.where(x < -18.0, 1.0, sigmoid(high) / softplus(high))
 
 
 @triton.jit
@@ -67,7 +90,8 @@ def cos_sin(x):
     pi / 2 is taken off in pieces of eleven digits each in base 2, whose products with the multiple are exact. The polynomials are those of
     S. Moshier's Cephes. Far beyond 10,000 both are still numbers from -1 to 1, while the angle's own digits no longer say which.
     """
-    k = tl.floor(x * 0.6366197723675814 + 0.5)
+    shifted = x * 0.6366197723675814 + 12582912.0  # so large that its last digits are the nearest whole number
+    k = shifted - 12582912.0
     r = x - k * 1.5703125
     r = r - k * 0.0004837512969970703
     r = r - k * 7.549533620476723e-08
@@ -76,7 +100,7 @@ def cos_sin(x):
     z = r * r
     sine = r + r * z * (-1.6666654611e-1 + z * (8.3321608736e-3 + z * -1.9515295891e-4))
     cosine = 1.0 - 0.5 * z + z * z * (4.166664568298827e-2 + z * (-1.388731625493765e-3 + z * 2.443315711809948e-5))
-    quarter = (k - 4.0 * tl.floor(k * 0.25)).to(tl.int32)
+    quarter = shifted.to(tl.int32, bitcast=True)
     odd = (quarter & 1) != 0
     a = tl.where(odd, sine, cosine)
     b = tl.where(odd, cosine, sine)

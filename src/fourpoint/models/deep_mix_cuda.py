@@ -4,38 +4,37 @@ r"""The networks inside Deep DAPP on a CUDA device: one kernel for norm, two mat
     head:    q = gelu(x),   out = q + V_2 (d * gelu(V_1 norm(q))),   z = w'out + b,     d one draw for all T times of a gap
 
 on rows of H numbers, T rows for every position. Only z leaves the head, and ``out`` at the last time of each position, which
-is an event's. The 2H numbers inside come PART at a time, so that all of a program's numbers fit into registers. Backwards, the same
-pass makes the gradient of x and leaves behind what the gradients of the matrices are products of. In the head the gradient of ``out`` is a
-multiple of w but at events, so that V_2's needs the numbers inside at events alone, and sums. All sums go in one order: the
-result is the same every time. Rows of positions beyond a sequence's last are skipped, and hold zeros wherever something is written.
-`deep_layer` and `deep_dapp` are the plain versions that it is tested against.
+is an event's. Forwards, the 2H numbers inside come PART at a time, so that all of a program's numbers fit into registers. Backwards, a
+program goes through its rows once for every SUMS / H of them, and keeps the sums that are those columns' gradients; what each part adds
+to the gradient of norm(x) waits in the place of x's own gradient. With n the rows before scale and shift, the product of those columns'
+gradient with 1 + n holds the gradients of V_1, its bias, scale and shift alike, since a row of n has the sum 0. At the nodes of the head,
+all times but the last, the gradient of ``out`` is a multiple of w, so that V_2 takes no product there (`_mix_nodes`). `deep_layer` and
+`deep_dapp` are the plain versions that it is tested against; `deep_rows_cuda` lists the rows.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, no_type_check
+from typing import NamedTuple, no_type_check
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from fourpoint.models import deep_rows_cuda
 from fourpoint.models.deep_maths_cuda import gelu_slope, normal_share
-from fourpoint.models.deep_norm_cuda import unfold
-from fourpoint.models.deep_product_cuda import product
+from fourpoint.models.deep_norm_cuda import EPSILON, unit, unit_back
+from fourpoint.models.deep_rows_cuda import Rows, rows_in, tiles_of
 
-PRECISION = "tf32"  # of the matrix products: "ieee", "tf32x3" or "tf32"
-ROWS, WARPS, REGISTERS = 64, 4, 255  # of a program, forwards
-BACK_ROWS, BACK_WARPS, BACK_REGISTERS = 32, 4, 255  # backwards
-PART = BACK_PART = 64  # numbers inside at a time
-STAGES = 2  # parts of the matrices on their way
-STORED = "float32"  # what the matrices' gradients are products of: "float32" or "bfloat16"
-EPS = 1e-5  # of the norm
-ROOM = 16  # the last numbers of a program's sums, one of them in use: the next program's begin on a boundary
+ROWS, WARPS, REGISTERS, STAGES = 64, 4, 255, 2  # of a program, forwards; parts of the matrices on their way
+BACK_ROWS, BACK_WARPS, BACK_REGISTERS, BACK_STAGES = 32, 8, 255, 1  # backwards, in layers and at events
+NODE_ROWS, NODE_WARPS, NODE_REGISTERS, NODE_STAGES = 32, 8, 255, 1  # backwards, at nodes
+PART = 64  # numbers inside at a time
+SUMS = 8192  # numbers of one matrix's gradient that a program keeps
 
 
 class Network(NamedTuple):
-    """What a network is made of."""
+    """What a network is made of; or, for their gradients, columns of a `deep_rows_cuda.Sums`."""
 
     gamma: Tensor  # (H,)
     beta: Tensor
@@ -53,128 +52,72 @@ class Silence(NamedTuple):
     louder: float
 
 
-class Mix(torch.autograd.Function):
-    """A layer's network on tokens (R, H), R = B P positions."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, lengths: Tensor, P: int, silence: Silence, *parts: Tensor) -> Tensor:
-        out = torch.empty_like(x)
-        _forward(x, lengths, P, 1, silence, Network(*parts), None, None, out, None)
-        ctx.save_for_backward(x, lengths, *parts)
-        ctx.P, ctx.silence = P, silence
-        return out
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, lengths, *parts = ctx.saved_tensors
-        of_x, of_parts, _ = _backward(x, lengths, ctx.P, 1, ctx.silence, Network(*parts), None, grad.contiguous(), None)
-        return of_x, None, None, None, *of_parts
+def mix(x: Tensor, rows: Rows, silence: Silence, network: Network) -> Tensor:
+    """A layer's network on tokens (R, H)."""
+    out = torch.empty_like(x)
+    _forward(x, rows, 1, silence, network, (None, None), out, None)
+    return out
 
 
-class Head(torch.autograd.Function):
-    """The head's network on sums before its first gelu (R T, H): z (R, T), and ``out`` (R, H) at the last of the T times."""
+def mix_back(x: Tensor, rows: Rows, silence: Silence, network: Network, of_out: Tensor, of_network: Network) -> Tensor:
+    """The gradient of x; the network's go into ``of_network``."""
+    return _backward(x, rows, 1, silence, network, (None, None), of_out, None, of_network, (None, None))
 
-    @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, lengths: Tensor, P: int, T: int, silence: Silence, rate: Tensor, rate_bias: Tensor, *parts: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        H = x.shape[1]
-        out, z = x.new_empty(len(x) // T, H), x.new_empty(len(x) // T, T)
-        _forward(x, lengths, P, T, silence, Network(*parts), rate, rate_bias, out, z)
-        ctx.save_for_backward(x, lengths, rate, *parts)
-        ctx.P, ctx.T, ctx.silence = P, T, silence
-        return z, out
 
-    @staticmethod
-    def backward(ctx: Any, of_z: Tensor, of_out: Tensor) -> tuple[Tensor | None, ...]:
-        x, lengths, rate, *parts = ctx.saved_tensors
-        of_x, of_parts, (of_rate, of_bias) = _backward(
-            x, lengths, ctx.P, ctx.T, ctx.silence, Network(*parts), rate, of_out.contiguous(), of_z.contiguous()
-        )
-        return of_x, None, None, None, None, of_rate, of_bias, *of_parts
+def head(x: Tensor, rows: Rows, T: int, silence: Silence, network: Network, rate: tuple[Tensor, Tensor], out: Tensor) -> Tensor:
+    """The head's network on sums before its first gelu (R T, H): z (R, T); writes ``out`` (R, H) at the last of the T times.
+
+    ``rate`` are w (1, H) and b (1)."""
+    z = x.new_empty(len(out), T)
+    _forward(x, rows, T, silence, network, rate, out, z)
+    return z
+
+
+def head_back(
+    x: Tensor, rows: Rows, T: int, silence: Silence, network: Network, rate: tuple[Tensor, Tensor], of_out: Tensor, of_z: Tensor,
+    of_network: Network, of_rate: tuple[Tensor, Tensor],
+) -> Tensor:  # fmt: skip
+    """The gradient of x; those of the parameters go into their columns."""
+    return _backward(x, rows, T, silence, network, rate, of_out, of_z, of_network, of_rate)
 
 
 def _forward(
-    x: Tensor, lengths: Tensor, P: int, T: int, silence: Silence, network: Network,
-    rate: Tensor | None, rate_bias: Tensor | None, out: Tensor, z: Tensor | None,
+    x: Tensor, rows: Rows, T: int, silence: Silence, network: Network, rate: tuple[Tensor | None, Tensor | None],
+    out: Tensor, z: Tensor | None,
 ) -> None:  # fmt: skip
-    positions, H = len(x) // T, x.shape[1]
-    _mix[(triton.cdiv(len(x), ROWS),)](
-        x, lengths, *network, silence.inner, silence.outer, rate, rate_bias, out, z, positions, P, silence.louder, EPS,
+    H = x.shape[1]
+    _mix[(rows.tiles(ROWS, T),)](
+        x, rows.place, rows.real, *network, silence.inner, silence.outer, *rate, out, z, silence.louder,
         HEAD=z is not None, INNER=silence.inner is not None, OUTER=silence.outer is not None,
-        T=T, H=H, WIDE=2 * H, PART=min(PART, 2 * H), ROWS=ROWS, PRECISION=PRECISION, num_warps=WARPS, num_stages=STAGES, maxnreg=REGISTERS,
+        T=T, H=H, WIDE=2 * H, PART=min(PART, 2 * H), ROWS=ROWS, EPSILON=EPSILON, PRECISION=deep_rows_cuda.PRECISION,
+        num_warps=WARPS, num_stages=STAGES, maxnreg=REGISTERS,
     )  # fmt: skip
 
 
 def _backward(
-    x: Tensor, lengths: Tensor, P: int, T: int, silence: Silence, network: Network,
-    rate: Tensor | None, of_out: Tensor, of_z: Tensor | None,
-) -> tuple[Tensor, list[Tensor], list[Tensor]]:  # fmt: skip
-    """Gradients of x, of the network's parts, and for the head of w (1, H) and b (1)."""
-    (rows, H), head = x.shape, of_z is not None
-    positions, stored = rows // T, getattr(torch, STORED)
-    of_x = torch.empty_like(x)
-    inside, ends = x.new_empty(rows, 2 * H, dtype=stored), x.new_empty(positions, 2 * H, dtype=stored)
-    unit, of_ends = x.new_empty(rows, H, dtype=stored), None if head else x.new_empty(positions, H, dtype=stored)
-    tiles, sizes = triton.cdiv(rows, BACK_ROWS), [H, 2 * H, H, 1, ROOM - 1] if head else [H]
-    sums = x.new_empty(tiles, sum(sizes))
-    _mix_back[(tiles,)](
-        x, lengths, *network[:-1], silence.inner, silence.outer, rate, of_out, of_z,
-        of_x, inside, ends, unit, of_ends, sums, positions, P, silence.louder, EPS,
-        HEAD=head, INNER=silence.inner is not None, OUTER=silence.outer is not None, T=T, H=H, WIDE=2 * H, PART=min(BACK_PART, 2 * H),
-        ROWS=BACK_ROWS, ROOM=ROOM, PRECISION=PRECISION, num_warps=BACK_WARPS, num_stages=STAGES, maxnreg=BACK_REGISTERS,
+    x: Tensor, rows: Rows, T: int, silence: Silence, network: Network, rate: tuple[Tensor | None, Tensor | None],
+    of_out: Tensor, of_z: Tensor | None, of_network: Network, of_rate: tuple[Tensor | None, Tensor | None],
+) -> Tensor:  # fmt: skip
+    H, of_x, lines, inner = x.shape[1], torch.empty_like(x), len(of_network.up), silence.inner is not None
+    part = min(max(16, SUMS // H), 2 * H)
+    _mix_back[(lines,)](
+        x, rows.place, rows.real, *network, silence.inner, silence.outer, rate[0], of_out, of_z, of_x, *of_network, *of_rate,
+        of_network.up.stride(0), silence.louder, HEAD=of_z is not None, INNER=inner, OUTER=silence.outer is not None,
+        T=T, H=H, WIDE=2 * H, PART=part, ROWS=BACK_ROWS, EPSILON=EPSILON, PRECISION=deep_rows_cuda.PRECISION,
+        num_warps=BACK_WARPS, num_stages=BACK_STAGES, maxnreg=BACK_REGISTERS,
     )  # fmt: skip
-    sums = sums.sum(0)
-    of_up, of_down = product(inside, unit), product(ends, of_out.to(stored) if of_ends is None else of_ends)
-    found = Network(*map(torch.empty_like, network))
-    of_rate = x.new_empty(1, H) if head else None
-    _finish[(1,)](of_up, of_down, sums, *network, rate, *found[:-1], of_rate, HEAD=head, H=H, WIDE=2 * H, num_warps=8)
-    return of_x, [*found[:-1], sums[:H]], [of_rate, sums[4 * H : 4 * H + 1]] if of_rate is not None else []
+    if of_z is not None:
+        _mix_nodes[(lines,)](
+            x, rows.place, rows.real, *network, silence.inner, rate[0], of_z, of_x, *of_network, *of_rate,
+            of_network.up.stride(0), silence.louder, INNER=inner,
+            T=T, H=H, WIDE=2 * H, PART=part, ROWS=NODE_ROWS, EPSILON=EPSILON, PRECISION=deep_rows_cuda.PRECISION,
+            num_warps=NODE_WARPS, num_stages=NODE_STAGES, maxnreg=NODE_REGISTERS,
+        )  # fmt: skip
+    return of_x
 
 
 @triton.jit
 @no_type_check  # triton has its own types
-def _rows(tile, lengths, positions, P, T: tl.constexpr, ROWS: tl.constexpr):
-    """The position and the time of every row of a tile, whether it exists, and whether it counts."""
-    row = tile * ROWS + tl.arange(0, ROWS)
-    position = row // T
-    there = position < positions
-    return position, row % T, there, there & (position % P <= tl.load(lengths + position // P, there, 0))
-
-
-@triton.jit
-@no_type_check
-def _unit(x, at, ok, eps, HEAD: tl.constexpr, H: tl.constexpr):
-    """q, q with mean 0 and variance 1, and by how much it was stretched for that."""
-    v = tl.load(x + at, ok[:, None], 0.0)
-    if HEAD:
-        v = v * normal_share(v)
-    centred = v - (tl.sum(v, 1) / H)[:, None]
-    steep = tl.rsqrt(tl.sum(centred * centred, 1) / H + eps)
-    return v, centred * steep[:, None], steep
-
-
-@triton.jit
-@no_type_check
-def _given(
-    of_out, of_z, rate, outer, position, time, ok, louder, HEAD: tl.constexpr, OUTER: tl.constexpr, T: tl.constexpr, H: tl.constexpr
-):
-    """The gradients of ``out``, of what V_2 adds to it, and of z."""
-    col = tl.arange(0, H)
-    at = position[:, None] * H + col[None, :]
-    g = tl.load(of_out + at, (ok & (time == T - 1))[:, None], 0.0)
-    g_z = ok.to(tl.float32)
-    if HEAD:
-        g_z = tl.load(of_z + position * T + time, ok, 0.0)
-        g += g_z[:, None] * tl.load(rate + col)[None, :]
-    of_y = g
-    if OUTER:
-        of_y = g * (tl.load(outer + at, ok[:, None], 0).to(tl.float32) * louder)
-    return g, of_y, g_z
-
-
-@triton.jit
-@no_type_check
 def _inside(
     n, up, up_bias, inner, position, ok, c, louder, INNER: tl.constexpr, H: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr
 ):
@@ -191,18 +134,29 @@ def _inside(
     return h, slope, matrix
 
 
-@triton.jit(do_not_specialize=["P", "positions"])
+@triton.jit
+@no_type_check
+def _unit(x, at, ok, HEAD: tl.constexpr, H: tl.constexpr, EPSILON: tl.constexpr):
+    """q, q with mean 0 and variance 1, and by how much it was stretched for that."""
+    v = tl.load(x + at, ok[:, None], 0.0)
+    if HEAD:
+        v = v * normal_share(v)
+    n, steep = unit(v, H, EPSILON)
+    return v, n, steep
+
+
+@triton.jit
 @no_type_check
 def _mix(
-    x, lengths, gamma, beta, up, up_bias, down, down_bias, inner, outer, rate, rate_bias, out, z, positions, P, louder, eps,
-    HEAD: tl.constexpr, INNER: tl.constexpr, OUTER: tl.constexpr,
-    T: tl.constexpr, H: tl.constexpr, WIDE: tl.constexpr, PART: tl.constexpr, ROWS: tl.constexpr, PRECISION: tl.constexpr,
+    x, place, count, gamma, beta, up, up_bias, down, down_bias, inner, outer, rate, rate_bias, out, z, louder,
+    HEAD: tl.constexpr, INNER: tl.constexpr, OUTER: tl.constexpr, T: tl.constexpr, H: tl.constexpr, WIDE: tl.constexpr,
+    PART: tl.constexpr, ROWS: tl.constexpr, EPSILON: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    position, time, there, ok = _rows(tl.program_id(0), lengths, positions, P, T, ROWS)
-    col = tl.arange(0, H)
-    last = (there & (time == T - 1))[:, None]
-    if tl.sum(ok.to(tl.int32), 0) > 0:
-        v, n, steep = _unit(x, (position * T + time)[:, None] * H + col[None, :], ok, eps, HEAD, H)
+    total = tl.load(count)
+    if tl.program_id(0) * ROWS < total * T:
+        position, time, ok = rows_in(tl.program_id(0), place, total, T, ROWS)
+        col = tl.arange(0, H)
+        v, n, steep = _unit(x, (position * T + time)[:, None] * H + col[None, :], ok, HEAD, H, EPSILON)
         n = n * tl.load(gamma + col)[None, :] + tl.load(beta + col)[None, :]
         y = tl.zeros([ROWS, H], tl.float32) + tl.load(down_bias + col)[None, :]
         for begin in range(0, WIDE, PART):
@@ -211,94 +165,167 @@ def _mix(
             y = tl.dot(h, tl.trans(tl.load(down + col[:, None] * WIDE + c[None, :])), y, input_precision=PRECISION)
         if OUTER:
             y = y * (tl.load(outer + position[:, None] * H + col[None, :], ok[:, None], 0).to(tl.float32) * louder)
-        y = tl.where(ok[:, None], v + y, 0.0)
+        y += v
         if HEAD:
-            score = tl.sum(y * tl.load(rate + col)[None, :], 1) + tl.load(rate_bias)
-            tl.store(z + position * T + time, tl.where(ok, score, 0.0), there)
-        tl.store(out + position[:, None] * H + col[None, :], y, last)
-    else:
-        if HEAD:
-            tl.store(z + position * T + time, tl.zeros([ROWS], tl.float32), there)
-        tl.store(out + position[:, None] * H + col[None, :], tl.zeros([ROWS, H], tl.float32), last)
-
-
-@triton.jit(do_not_specialize=["P", "positions"])
-@no_type_check
-def _mix_back(
-    x, lengths, gamma, beta, up, up_bias, down, inner, outer, rate, of_out, of_z,
-    of_x, inside, ends, around, of_ends, sums, positions, P, louder, eps,
-    HEAD: tl.constexpr, INNER: tl.constexpr, OUTER: tl.constexpr, T: tl.constexpr, H: tl.constexpr, WIDE: tl.constexpr,
-    PART: tl.constexpr, ROWS: tl.constexpr, ROOM: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """Gradient of x; that of what V_1 gives (``inside``); the numbers inside at events (``ends``); 1 + norm(q) with neither scale nor
-    shift (``around``); for a layer the gradient of what V_2 adds (``of_ends``); and ``sums`` over the tile's rows."""
-    position, time, there, ok = _rows(tl.program_id(0), lengths, positions, P, T, ROWS)
-    col = tl.arange(0, H)
-    row = position * T + time
-    at = row[:, None] * H + col[None, :]
-    last = there & (time == T - 1)
-    SIZE: tl.constexpr = 4 * H + ROOM if HEAD else H  # H + 2H + H and a 1
-    to = sums + tl.program_id(0) * SIZE
-    if tl.sum(ok.to(tl.int32), 0) > 0:
-        v, unit, steep = _unit(x, at, ok, eps, HEAD, H)
-        tl.store(around + at, unit + 1.0, there[:, None])
-        n = unit * tl.load(gamma + col)[None, :] + tl.load(beta + col)[None, :]
-        g, of_y, g_z = _given(of_out, of_z, rate, outer, position, time, ok, louder, HEAD, OUTER, T, H)
-        tl.store(to + col, tl.sum(of_y, 0))
-        if HEAD:
-            tl.store(to + H + WIDE + col, tl.sum(g_z[:, None] * v, 0))
-            tl.store(to + H + WIDE + H, tl.sum(g_z, 0))
-        else:
-            tl.store(of_ends + at, of_y, there[:, None])
-        of_n = tl.zeros([ROWS, H], tl.float32)
-        for begin in range(0, WIDE, PART):
-            c = begin + tl.arange(0, PART)
-            h, slope, matrix = _inside(n, up, up_bias, inner, position, ok, c, louder, INNER, H, WIDE, PRECISION)
-            tl.store(ends + position[:, None] * WIDE + c[None, :], tl.where(ok[:, None], h, 0.0), last[:, None])
-            if HEAD:
-                tl.store(to + H + c, tl.sum(g_z[:, None] * h, 0))
-            of_a = slope * tl.dot(of_y, tl.load(down + col[:, None] * WIDE + c[None, :]), input_precision=PRECISION)
-            tl.store(inside + row.to(tl.int64)[:, None] * WIDE + c[None, :], of_a, there[:, None])
-            of_n = tl.dot(of_a, matrix, of_n, input_precision=PRECISION)
-        of_n = of_n * tl.load(gamma + col)[None, :]
-        g += (of_n - (tl.sum(of_n, 1) / H)[:, None] - unit * (tl.sum(of_n * unit, 1) / H)[:, None]) * steep[:, None]
-        if HEAD:
-            raw = tl.load(x + at, ok[:, None], 0.0)
-            g = g * gelu_slope(raw, normal_share(raw))
-        tl.store(of_x + at, tl.where(ok[:, None], g, 0.0), there[:, None])
-    else:
-        none = tl.zeros([ROWS, H], tl.float32)
-        tl.store(of_x + at, none, there[:, None])
-        tl.store(around + at, none, there[:, None])
-        wide = tl.arange(0, WIDE)
-        more = tl.zeros([ROWS, WIDE], tl.float32)
-        tl.store(inside + row.to(tl.int64)[:, None] * WIDE + wide[None, :], more, there[:, None])
-        tl.store(ends + position[:, None] * WIDE + wide[None, :], more, last[:, None])
-        tl.store(to + col, tl.zeros([H], tl.float32))
-        if HEAD:
-            tl.store(to + H + wide, tl.zeros([WIDE], tl.float32))
-            tl.store(to + H + WIDE + col, tl.zeros([H], tl.float32))
-            tl.store(to + H + WIDE + H, 0.0)
-        else:
-            tl.store(of_ends + at, none, there[:, None])
+            tl.store(z + position * T + time, tl.sum(y * tl.load(rate + col)[None, :], 1) + tl.load(rate_bias), ok)
+        tl.store(out + position[:, None] * H + col[None, :], y, (ok & (time == T - 1))[:, None])
 
 
 @triton.jit
 @no_type_check
-def _finish(
-    both, other, sums, gamma, beta, up, up_bias, down, down_bias, rate,
-    of_gamma, of_beta, of_up, of_up_bias, of_down, of_rate, HEAD: tl.constexpr, H: tl.constexpr, WIDE: tl.constexpr,
+def _mix_back(
+    x, place, count, gamma, beta, up, up_bias, down, down_bias, inner, outer, rate, of_out, of_z, of_x,
+    of_gamma, of_beta, of_up, of_up_bias, of_down, of_down_bias, of_rate, of_rate_bias, line_wide, louder,
+    HEAD: tl.constexpr, INNER: tl.constexpr, OUTER: tl.constexpr, T: tl.constexpr, H: tl.constexpr, WIDE: tl.constexpr,
+    PART: tl.constexpr, ROWS: tl.constexpr, EPSILON: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """The parts' gradients from the two products (2H, H), the first of them with 1 + norm(q)."""
-    c = tl.arange(0, WIDE)
+    """At the last of the T times: gradient of x, and in this program's line its share of the parameters'."""
+    total = tl.load(count)
+    first, end = tiles_of(total, ROWS)
+    line = tl.program_id(0) * line_wide
     col = tl.arange(0, H)
-    tl.store(of_up_bias + c, unfold(both, gamma, beta, up, of_gamma, of_beta, of_up, WIDE, WIDE, H))
-    by = tl.load(other + c[:, None] * H + col[None, :])
-    across = col[None, :] * WIDE + c[:, None]
+    stretch = tl.load(gamma + col)
+    shift = tl.load(beta + col)
+    by_gamma = tl.zeros([H], tl.float32)
+    by_beta = tl.zeros([H], tl.float32)
+    by_y = tl.zeros([H], tl.float32)
+    by_rate = tl.zeros([H], tl.float32)
+    by_z = tl.zeros([ROWS], tl.float32)
+    for begin in tl.static_range(0, WIDE, PART):
+        c = begin + tl.arange(0, PART)
+        across = col[:, None] * WIDE + c[None, :]
+        by_up = tl.zeros([PART, H], tl.float32)
+        by_down = tl.zeros([H, PART], tl.float32)
+        by_h = tl.zeros([PART], tl.float32)
+        for tile in range(first, end):
+            position, _, ok = rows_in(tile, place, total, 1, ROWS)
+            row = position * T + (T - 1)
+            at = row[:, None] * H + col[None, :]
+            beside = position[:, None] * H + col[None, :]
+            v, n, steep = _unit(x, at, ok, HEAD, H, EPSILON)
+            u = n * stretch[None, :] + shift[None, :]
+            g = tl.load(of_out + beside, ok[:, None], 0.0)
+            g_z = ok.to(tl.float32)
+            if HEAD:
+                g_z = tl.load(of_z + row, ok, 0.0)
+                g += g_z[:, None] * tl.load(rate + col)[None, :]
+            of_y = g
+            if OUTER:
+                of_y = g * (tl.load(outer + beside, ok[:, None], 0).to(tl.float32) * louder)
+            h, slope, matrix = _inside(u, up, up_bias, inner, position, ok, c, louder, INNER, H, WIDE, PRECISION)
+            by_down = tl.dot(tl.trans(of_y), h, by_down, input_precision=PRECISION)
+            of_a = slope * tl.dot(of_y, tl.load(down + across), input_precision=PRECISION)
+            by_up = tl.dot(tl.trans(of_a), n + 1.0, by_up, input_precision=PRECISION)
+            of_u = tl.dot(of_a, matrix, input_precision=PRECISION)
+            if HEAD:
+                by_h += tl.sum(g_z[:, None] * h, 0)
+            if begin > 0:
+                of_u += tl.load(of_x + at, ok[:, None], 0.0)
+            if begin + PART == WIDE:
+                by_y += tl.sum(of_y, 0)
+                of_u = g + unit_back(of_u * stretch[None, :], n, steep, H)
+                if HEAD:
+                    by_rate += tl.sum(g_z[:, None] * v, 0)
+                    by_z += g_z
+                    of_u = of_u * _raw_slope(x, at, ok)
+            tl.store(of_x + at, of_u, ok[:, None])
+        of_scale, of_shift = _leave_up(by_up, up, stretch, shift, of_up + line, of_up_bias + line, c, False, H)
+        by_gamma += of_scale
+        by_beta += of_shift
+        tl.store(of_down + line + across, by_down)
+        if HEAD:  # z is linear in the numbers inside
+            by_rate += tl.sum(tl.load(down + across) * by_h[None, :], 1)
+    tl.store(of_gamma + line + col, by_gamma)
+    tl.store(of_beta + line + col, by_beta)
+    tl.store(of_down_bias + line + col, by_y)
     if HEAD:
-        of_h = tl.load(sums + H + c)
-        by += of_h[:, None] * tl.load(rate + col)[None, :]
-        said = tl.sum(tl.load(down + across) * of_h[:, None], 0)
-        said += tl.load(sums + H + WIDE + col) + tl.load(down_bias + col) * tl.load(sums + H + WIDE + H)
-        tl.store(of_rate + col, said)
-    tl.store(of_down + across, by)
+        every = tl.sum(by_z, 0)
+        tl.store(of_rate + line + col, by_rate + tl.load(down_bias + col) * every)
+        tl.store(of_rate_bias + line, every)
+
+
+@triton.jit
+@no_type_check
+def _mix_nodes(
+    x, place, count, gamma, beta, up, up_bias, down, down_bias, inner, rate, of_z, of_x,
+    of_gamma, of_beta, of_up, of_up_bias, of_down, of_down_bias, of_rate, of_rate_bias, line_wide, louder,
+    INNER: tl.constexpr, T: tl.constexpr, H: tl.constexpr, WIDE: tl.constexpr,
+    PART: tl.constexpr, ROWS: tl.constexpr, EPSILON: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """The same at all other times of the head; its share is added to what the line holds."""
+    total = tl.load(count)
+    first, end = tiles_of(total * (T - 1), ROWS)
+    line = tl.program_id(0) * line_wide
+    col = tl.arange(0, H)
+    stretch = tl.load(gamma + col)
+    shift = tl.load(beta + col)
+    w = tl.load(rate + col)
+    by_gamma = tl.zeros([H], tl.float32)
+    by_beta = tl.zeros([H], tl.float32)
+    by_rate = tl.zeros([H], tl.float32)
+    by_z = tl.zeros([ROWS], tl.float32)
+    for begin in tl.static_range(0, WIDE, PART):
+        c = begin + tl.arange(0, PART)
+        across = col[:, None] * WIDE + c[None, :]
+        of_h = tl.sum(tl.load(down + across) * w[:, None], 0)  # of z
+        by_up = tl.zeros([PART, H], tl.float32)
+        by_h = tl.zeros([PART], tl.float32)
+        for tile in range(first, end):
+            position, time, ok = rows_in(tile, place, total, T - 1, ROWS)
+            row = position * T + time
+            at = row[:, None] * H + col[None, :]
+            v, n, steep = _unit(x, at, ok, True, H, EPSILON)
+            u = n * stretch[None, :] + shift[None, :]
+            g_z = tl.load(of_z + row, ok, 0.0)
+            h, slope, matrix = _inside(u, up, up_bias, inner, position, ok, c, louder, INNER, H, WIDE, PRECISION)
+            of_a = slope * (g_z[:, None] * of_h[None, :])
+            by_up = tl.dot(tl.trans(of_a), n + 1.0, by_up, input_precision=PRECISION)
+            of_u = tl.dot(of_a, matrix, input_precision=PRECISION)
+            by_h += tl.sum(g_z[:, None] * h, 0)
+            if begin > 0:
+                of_u += tl.load(of_x + at, ok[:, None], 0.0)
+            if begin + PART == WIDE:
+                by_rate += tl.sum(g_z[:, None] * v, 0)
+                by_z += g_z
+                of_u = (g_z[:, None] * w[None, :] + unit_back(of_u * stretch[None, :], n, steep, H)) * _raw_slope(x, at, ok)
+            tl.store(of_x + at, of_u, ok[:, None])
+        of_scale, of_shift = _leave_up(by_up, up, stretch, shift, of_up + line, of_up_bias + line, c, True, H)
+        by_gamma += of_scale
+        by_beta += of_shift
+        _leave(of_down + line + across, w[:, None] * by_h[None, :], True)
+        by_rate += tl.sum(tl.load(down + across) * by_h[None, :], 1)
+    every = tl.sum(by_z, 0)
+    _leave(of_gamma + line + col, by_gamma, True)
+    _leave(of_beta + line + col, by_beta, True)
+    _leave(of_down_bias + line + col, w * every, True)
+    _leave(of_rate + line + col, by_rate + tl.load(down_bias + col) * every, True)
+    _leave(of_rate_bias + line, every, True)
+
+
+@triton.jit
+@no_type_check
+def _raw_slope(x, at, ok):
+    """The derivative of the head's first gelu; x is read again, since registers are short."""
+    raw = tl.load(x + at, ok[:, None], 0.0)
+    return gelu_slope(raw, normal_share(raw))
+
+
+@triton.jit
+@no_type_check
+def _leave_up(by_up, up, stretch, shift, of_up, of_up_bias, c, MORE: tl.constexpr, H: tl.constexpr):
+    """From the sums with 1 + n: leaves the gradients of V_1 and its bias, and returns those of scale and shift."""
+    at = c[:, None] * H + tl.arange(0, H)[None, :]
+    bias = tl.sum(by_up, 1) / H
+    by_up = by_up - bias[:, None]
+    _leave(of_up + at, by_up * stretch[None, :] + bias[:, None] * shift[None, :], MORE)
+    _leave(of_up_bias + c, bias, MORE)
+    matrix = tl.load(up + at)
+    return tl.sum(by_up * matrix, 0), tl.sum(bias[:, None] * matrix, 0)
+
+
+@triton.jit
+@no_type_check
+def _leave(to, value, MORE: tl.constexpr):
+    if MORE:
+        value += tl.load(to)
+    tl.store(to, value)

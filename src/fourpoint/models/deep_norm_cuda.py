@@ -2,114 +2,131 @@
 
     y = W u + b,     u = (x - mean) / sqrt(variance + 1e-5) * scale + shift = n * scale + shift
 
-Backwards, one kernel makes the gradient of x and leaves 1 + n behind. A row of n has the sum 0, so that the product of the gradient of y
-with 1 + n, summed over all rows, holds the gradients of W, b, scale and shift alike: no table is summed for its own sake. torch's own
-norms are made for long rows; for rows of 64 numbers they take several times as long. Used by `deep_cuda`.
+Backwards, some programs make the gradients of x, scale and shift, and others, at the same time, those of PART rows of W and b each.
+Used by `deep_cuda`, for the rows that `deep_rows_cuda` lists.
 """
 
 from __future__ import annotations
 
-from typing import Any, no_type_check
+from typing import no_type_check
 
-import torch
 import triton
 import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
 
-from fourpoint.models.deep_product_cuda import product
+from fourpoint.models import deep_rows_cuda
+from fourpoint.models.deep_rows_cuda import Rows, rows_in, tiles_of
 
-ROWS, WARPS = 32, 4  # of a program
+ROWS, WARPS = 32, 4  # of a program, forwards
+BACK_ROWS, BACK_WARPS = 32, 4  # backwards
+PART, STAGES = 64, 2  # rows of W at a time, and parts on their way
 EPSILON = 1e-5
 
 
-class NormLinear(torch.autograd.Function):
-    """W norm(x) + b, for x (R, H) with H a power of two, W (C, H) and b (C)."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, scale: Tensor, shift: Tensor, matrix: Tensor, bias: Tensor) -> Float[Tensor, "R C"]:
-        ctx.save_for_backward(x, scale, shift, matrix)
-        return torch.addmm(bias, normed(x, scale, shift), matrix.T)
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, ...]:
-        x, scale, shift, matrix = ctx.saved_tensors
-        of_x, of_scale, of_shift, of_matrix, of_bias, _ = norm_linear_back(x, scale, shift, matrix, grad.contiguous(), None)
-        return of_x, of_scale, of_shift, of_matrix, of_bias
-
-
-def normed(x: Float[Tensor, "R H"], scale: Float[Tensor, " H"], shift: Float[Tensor, " H"]) -> Float[Tensor, "R H"]:
-    """u."""
-    out = torch.empty_like(x)
-    _norm[(triton.cdiv(len(x), ROWS),)](x, scale, shift, out, len(x), H=x.shape[1], ROWS=ROWS, EPSILON=EPSILON, num_warps=WARPS)
-    return out
+def norm_linear(
+    x: Float[Tensor, "R H"], scale: Tensor, shift: Tensor, matrix: Float[Tensor, "C H"], bias: Float[Tensor, " C"], rows: Rows
+) -> Float[Tensor, "R C"]:
+    """y; H is a power of two."""
+    (C, H), y = matrix.shape, x.new_empty(len(x), len(matrix))
+    _norm_linear[(rows.tiles(ROWS), triton.cdiv(C, PART))](
+        x, scale, shift, matrix, bias, y, rows.place, rows.real, C, H=H, PART=PART, ROWS=ROWS, EPSILON=EPSILON,
+        PRECISION=deep_rows_cuda.PRECISION, num_warps=WARPS,
+    )  # fmt: skip
+    return y
 
 
 def norm_linear_back(
-    x: Tensor, scale: Tensor, shift: Tensor, matrix: Tensor, of_y: Tensor, more: Tensor | None, begin: int = 0
-) -> tuple[Tensor, ...]:
-    """Gradients of x (plus ``more``), scale, shift, W and b, and H of b's from ``begin`` on again, in a place of their own."""
-    (R, H), C = x.shape, len(matrix)
-    of_x, around = torch.empty_like(x), torch.empty_like(x)
-    _norm_back[(triton.cdiv(R, ROWS),)](
-        x, scale, of_y @ matrix, more, of_x, around, R, MORE=more is not None, H=H, ROWS=ROWS, EPSILON=EPSILON, num_warps=WARPS
-    )
-    found = (torch.empty_like(scale), torch.empty_like(shift), torch.empty_like(matrix), x.new_empty(C), x.new_empty(H))
-    _unfold[(1,)](product(of_y, around), scale, shift, matrix, *found, begin, C=C, WIDE=triton.next_power_of_2(C), H=H, num_warps=8)
-    return of_x, *found
+    x: Tensor, scale: Tensor, shift: Tensor, matrix: Tensor, of_y: Float[Tensor, "R C"], more: Tensor | None, rows: Rows,
+    of_scale: Tensor, of_shift: Tensor, of_matrix: Tensor, of_bias: Tensor,
+) -> Float[Tensor, "R H"]:  # fmt: skip
+    """The gradient of x plus ``more``; those of the parameters go into their columns of a `deep_rows_cuda.Sums`."""
+    (C, H), of_x = matrix.shape, x.new_empty(x.shape)
+    _norm_linear_back[(len(of_scale), 1 + triton.cdiv(C, PART))](
+        x, scale, shift, matrix, of_y, more, of_x, of_scale, of_shift, of_matrix, of_bias, rows.place, rows.real, C, of_scale.stride(0),
+        MORE=more is not None, H=H, PART=PART, ROWS=BACK_ROWS, EPSILON=EPSILON, PRECISION=deep_rows_cuda.PRECISION,
+        num_warps=BACK_WARPS, num_stages=STAGES,
+    )  # fmt: skip
+    return of_x
 
 
-@triton.jit(do_not_specialize=["R"])
+@triton.jit
 @no_type_check  # triton has its own types
-def _norm(x, scale, shift, out, R, H: tl.constexpr, ROWS: tl.constexpr, EPSILON: tl.constexpr):
-    r, h = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, H)
-    at, real = r[:, None] * H + h[None, :], (r < R)[:, None]
-    value = tl.load(x + at, real, 0.0)
-    centred = value - (tl.sum(value, 1) / H)[:, None]
-    size = 1.0 / tl.sqrt(tl.sum(centred * centred, 1) / H + EPSILON)
-    tl.store(out + at, centred * size[:, None] * tl.load(scale + h)[None, :] + tl.load(shift + h)[None, :], real)
-
-
-@triton.jit(do_not_specialize=["R"])
-@no_type_check
-def _norm_back(x, scale, of_u, more, of_x, around, R, MORE: tl.constexpr, H: tl.constexpr, ROWS: tl.constexpr, EPSILON: tl.constexpr):
-    r, h = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, H)
-    at, real = r[:, None] * H + h[None, :], (r < R)[:, None]
-    value = tl.load(x + at, real, 0.0)
-    centred = value - (tl.sum(value, 1) / H)[:, None]
-    size = 1.0 / tl.sqrt(tl.sum(centred * centred, 1) / H + EPSILON)
-    n = centred * size[:, None]
-    g = tl.load(of_u + at, real, 0.0) * tl.load(scale + h)[None, :]
-    g = (g - (tl.sum(g, 1) / H)[:, None] - n * (tl.sum(g * n, 1) / H)[:, None]) * size[:, None]
-    if MORE:
-        g += tl.load(more + at, real, 0.0)
-    tl.store(of_x + at, g, real)
-    tl.store(around + at, n + 1.0, real)
+def unit(v, H: tl.constexpr, EPSILON: tl.constexpr):
+    """Rows with mean 0 and variance 1, and by how much they were stretched for that."""
+    centred = v - (tl.sum(v, 1) / H)[:, None]
+    steep = tl.rsqrt(tl.sum(centred * centred, 1) / H + EPSILON)
+    return centred * steep[:, None], steep
 
 
 @triton.jit
 @no_type_check
-def unfold(both, scale, shift, matrix, of_scale, of_shift, of_matrix, C: tl.constexpr, WIDE: tl.constexpr, H: tl.constexpr):
-    """From the product (C, H) with 1 + n: stores the gradients of scale, shift and W, and returns that of b."""
-    c, h = tl.arange(0, WIDE), tl.arange(0, H)
-    at, real = c[:, None] * H + h[None, :], (c < C)[:, None]
-    by = tl.load(both + at, real, 0.0)
-    bias = tl.sum(by, 1) / H
-    by -= bias[:, None]
-    w = tl.load(matrix + at, real, 0.0)
-    tl.store(of_scale + h, tl.sum(by * w, 0))
-    tl.store(of_shift + h, tl.sum(bias[:, None] * w, 0))
-    tl.store(of_matrix + at, by * tl.load(scale + h)[None, :] + bias[:, None] * tl.load(shift + h)[None, :], real)
-    return bias
+def unit_back(g, n, steep, H: tl.constexpr):
+    """The gradient of v from that of ``unit(v)``."""
+    return (g - (tl.sum(g, 1) / H)[:, None] - n * (tl.sum(g * n, 1) / H)[:, None]) * steep[:, None]
 
 
 @triton.jit
 @no_type_check
-def _unfold(
-    both, scale, shift, matrix, of_scale, of_shift, of_matrix, of_bias, again, begin, C: tl.constexpr, WIDE: tl.constexpr, H: tl.constexpr
-):
-    bias = unfold(both, scale, shift, matrix, of_scale, of_shift, of_matrix, C, WIDE, H)
-    c = tl.arange(0, WIDE)
-    tl.store(of_bias + c, bias, c < C)
-    tl.store(again + c - begin, bias, (c >= begin) & (c < begin + H) & (c < C))
+def _norm_linear(
+    x, scale, shift, matrix, bias, y, place, count, C,
+    H: tl.constexpr, PART: tl.constexpr, ROWS: tl.constexpr, EPSILON: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    total = tl.load(count)
+    if tl.program_id(0) * ROWS < total:
+        row, _, ok = rows_in(tl.program_id(0), place, total, 1, ROWS)
+        h = tl.arange(0, H)
+        c = tl.program_id(1) * PART + tl.arange(0, PART)
+        w = tl.load(matrix + c[:, None] * H + h[None, :], (c < C)[:, None], 0.0)
+        n, _ = unit(tl.load(x + row[:, None] * H + h[None, :], ok[:, None], 0.0), H, EPSILON)
+        u = n * tl.load(scale + h)[None, :] + tl.load(shift + h)[None, :]
+        out = tl.dot(u, tl.trans(w), input_precision=PRECISION) + tl.load(bias + c, c < C, 0.0)[None, :]
+        tl.store(y + row[:, None] * C + c[None, :], out, ok[:, None] & (c < C)[None, :])
+
+
+@triton.jit
+@no_type_check
+def _norm_linear_back(
+    x, scale, shift, matrix, of_y, more, of_x, of_scale, of_shift, of_matrix, of_bias, place, count, C, wide,
+    MORE: tl.constexpr, H: tl.constexpr, PART: tl.constexpr, ROWS: tl.constexpr, EPSILON: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """The programs whose second number is 0 have x, scale and shift, the others PART rows of W and b each."""
+    total = tl.load(count)
+    begin, end = tiles_of(total, ROWS)
+    line = tl.program_id(0) * wide
+    h = tl.arange(0, H)
+    gamma = tl.load(scale + h)
+    if tl.program_id(1) == 0:
+        by_scale = tl.zeros([H], tl.float32)
+        by_shift = tl.zeros([H], tl.float32)
+        for tile in range(begin, end):
+            row, _, ok = rows_in(tile, place, total, 1, ROWS)
+            at = row[:, None] * H + h[None, :]
+            n, steep = unit(tl.load(x + at, ok[:, None], 0.0), H, EPSILON)
+            g = tl.zeros([ROWS, H], tl.float32)
+            for first in range(0, C, PART):
+                c = first + tl.arange(0, PART)
+                some = tl.load(of_y + row[:, None] * C + c[None, :], ok[:, None] & (c < C)[None, :], 0.0)
+                w = tl.load(matrix + c[:, None] * H + h[None, :], (c < C)[:, None], 0.0)
+                g = tl.dot(some, w, g, input_precision=PRECISION)
+            by_scale += tl.sum(g * n, 0)
+            by_shift += tl.sum(g, 0)
+            g = unit_back(g * gamma[None, :], n, steep, H)
+            if MORE:
+                g += tl.load(more + at, ok[:, None], 0.0)
+            tl.store(of_x + at, g, ok[:, None])
+        tl.store(of_scale + line + h, by_scale)
+        tl.store(of_shift + line + h, by_shift)
+    else:
+        c = (tl.program_id(1) - 1) * PART + tl.arange(0, PART)
+        beta = tl.load(shift + h)
+        by_matrix = tl.zeros([PART, H], tl.float32)
+        by_bias = tl.zeros([PART], tl.float32)
+        for tile in range(begin, end):
+            row, _, ok = rows_in(tile, place, total, 1, ROWS)
+            n, _ = unit(tl.load(x + row[:, None] * H + h[None, :], ok[:, None], 0.0), H, EPSILON)
+            g = tl.load(of_y + row[:, None] * C + c[None, :], ok[:, None] & (c < C)[None, :], 0.0)
+            by_matrix = tl.dot(tl.trans(g), n * gamma[None, :] + beta[None, :], by_matrix, input_precision=PRECISION)
+            by_bias += tl.sum(g, 0)
+        tl.store(of_matrix + line + c[:, None] * H + h[None, :], by_matrix, (c < C)[:, None])
+        tl.store(of_bias + line + c, by_bias, c < C)
