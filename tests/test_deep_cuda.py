@@ -29,6 +29,7 @@ from fourpoint.models.deep_cuda import Drawn, draw, log_likelihoods  # noqa: E40
 from fourpoint.models.deep_maths_cuda import cos_sin, normal_share  # noqa: E402
 
 tl = triton.language
+pytestmark = pytest.mark.filterwarnings("ignore:invalid value encountered in add")  # of columns between parameters, which nobody reads
 
 
 @triton.jit
@@ -86,15 +87,15 @@ def test_memory_that_no_kernel_has_written_is_not_read(monkeypatch: pytest.Monke
 
 
 def test_three_layers_and_marks_that_are_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """48 modes side by side, which is no power of two; and shares in pieces."""
+    """48 modes side by side, which is no power of two, and three waves; and shares in pieces."""
     monkeypatch.setattr(deep_cuda, "FEW", 4)
     monkeypatch.setattr("fourpoint.models.deep_dapp.PIECE", 40)
-    model, batch = _model(7, layers=3), _batch([4, 2], 7)
+    model, batch = _model(7, layers=3, waves=3), _batch([4, 2], 7)
     _agree(model, batch, draw(model, batch, 2, torch.Generator(DEVICE).manual_seed(3)), gaps=False)
 
 
 def test_modes_that_have_faded_away_have_no_gradient_but_finite_ones() -> None:
-    model, batch = _model(2), _batch([4, 3], 2)
+    model, batch = _model(2, waves=0), _batch([4, 3], 2)
     with torch.no_grad():
         next(model._stack()).log_decay[:4] = 6.0
     _agree(model, batch, draw(model.eval(), batch, 2, torch.Generator(DEVICE).manual_seed(4)), gaps=False)
@@ -194,8 +195,9 @@ def test_without_a_device_there_is_no_fast_path() -> None:
     assert model.fast_log_likelihood(_batch([5, 3], 3).to("cpu"), 4, torch.Generator().manual_seed(0), "window") is None
 
 
-def _model(marks: int, layers: int = 2, dropout: float = 0.3, unheard: float = 0.2, unmarked: float = 0.2) -> DeepDAPP:
-    model = DeepDAPP(marks, layers=layers, width=16, modes=16, dropout=dropout, unheard=unheard, unmarked=unmarked, seed=3)
+def _model(marks: int, layers: int = 2, dropout: float = 0.3, unheard: float = 0.2, unmarked: float = 0.2, waves: int = 4) -> DeepDAPP:
+    silence = dict(dropout=dropout, unheard=unheard, unmarked=unmarked)
+    model = DeepDAPP(marks, layers=layers, width=16, modes=16, waves=waves, seed=3, **silence)
     random = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for p in model.parameters():  # away from the zeros and the equal gates of the start
@@ -270,9 +272,10 @@ def _plain(model: DeepDAPP, batch: Batch, drawn: Drawn, gaps: bool) -> Tensor:
         x = x + kept(layer.out(gelu(layer.read(torch.view_as_real(state).flatten(2)) + skip) * gate.sigmoid()), masks[0])
         x = x + kept(layer.down(kept(gelu(layer.up(layer.inner_norm(x))), masks[1])), masks[2])
         moments.append((state, pace, layer.decay, layer.frequency))
-    Q = drawn.nodes.shape[1]
-    share = torch.cat([(drawn.nodes.view(B, P, Q).double() + torch.arange(Q, device=x.device)) / Q, torch.ones_like(width)[..., None]], 2)
-    lag = width[..., None] * share
+    node, where = torch.arange(drawn.nodes, device=x.device), drawn.where.view(B, P, 1).double()
+    root = ((1 + 8 * (node + torch.where(node % 2 == 0, where, 1 - where)) / drawn.nodes).sqrt() - 1) / 2
+    nodes, weights = root**2, 4 * root / (2 * root + 1)
+    lag = width[..., None] * torch.cat([nodes, torch.ones_like(width)[..., None]], 2)
     moved = []
     for state, pace, decay, frequency in moments:
         own = pace[:, :, None] * lag[..., None]
@@ -287,7 +290,7 @@ def _plain(model: DeepDAPP, batch: Batch, drawn: Drawn, gaps: bool) -> Tensor:
     log_rate = log_softplus(model.rate(q)[..., 0]) + model.log_scale - model.time_scale.log()
     position = torch.arange(P, device=x.device)
     counted = (position <= lengths[:, None]) & ((position > 0) & (position < lengths[:, None]) if gaps else True)
-    integral = log_rate[:, :, :-1].exp().mean(2) * width * model.time_scale
+    integral = (log_rate[:, :, :-1].exp() * weights).mean(2) * width * model.time_scale
     own_share = torch.log_softmax(model.share(q[:, :-1, -1]), -1).gather(2, batch.marks[..., None])[..., 0]
     scored = counted[:, :-1] & (position[:-1] < lengths[:, None])
     return torch.where(scored, log_rate[:, :-1, -1] + own_share, 0.0).sum(1) - torch.where(counted, integral, 0.0).sum(1)

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings, strategies as st
 from torch import Tensor
 
-from fourpoint.maths.quadrature import Unconverged, gauss_legendre, integrate, stratified
+from fourpoint.maths.quadrature import Unconverged, early, gauss_legendre, integrate, stratified, uniform
 
 
 def interval(a: float, b: float) -> tuple[Tensor, Tensor]:
@@ -132,6 +132,19 @@ def test_stratified_nodes_are_in_their_strata_and_unbiased() -> None:
         assert abs(float(estimates.mean()) - exact) <= 4 * float(estimates.std()) / math.sqrt(20_000)
     within = ((nodes - 1) / 0.5 - stratum).mean(0)
     assert ((within - 0.5).abs() <= 4 * math.sqrt(1 / 12 / 20_000)).all()
+
+
+def test_early_nodes_are_unbiased_and_see_more_of_what_fades_fast() -> None:
+    a, b = torch.full((20_000,), 1.0, dtype=torch.float64), torch.full((20_000,), 3.0, dtype=torch.float64)
+    draws = uniform(a, 4, torch.Generator().manual_seed(0))
+    nodes, weights = early(a, b, draws)
+    assert (nodes.diff(dim=1) > 0).all() and (nodes >= 1).all() and (nodes <= 3).all() and (weights > 0).all()
+    decays = lambda t: torch.exp(-30 * (t - 1))  # noqa: E731
+    for f, exact in ((torch.ones_like, 2.0), (torch.exp, math.exp(3) - math.exp(1)), (decays, (1 - math.exp(-60)) / 30)):
+        estimates = 2 * (weights * f(nodes)).sum(1)
+        assert abs(float(estimates.mean()) - exact) <= 4 * float(estimates.std()) / math.sqrt(20_000)
+    plain = stratified(a, b, 4, torch.Generator().manual_seed(0))
+    assert float((weights * decays(nodes)).sum(1).std()) < 0.5 * float(decays(plain).mean(1).std())
 
 
 def test_stratified_nodes_come_from_the_generator_alone() -> None:

@@ -39,8 +39,26 @@ def stratified(a: Float[Tensor, "*S"], b: Float[Tensor, "*S"], nodes: int, rando
     return a[..., None] + (b - a)[..., None] * (torch.arange(nodes, device=a.device) + uniform(a, nodes, random)) / nodes
 
 
+def early(
+    a: Float[Tensor, "*S"], b: Float[Tensor, "*S"], draws: Float[Tensor, "*S Q"]
+) -> tuple[Float[Tensor, "*S Q"], Float[Tensor, "*S Q"]]:
+    r"""Nodes in every [a, b] that lie closer together soon after ``a``, where an event has been, and their weights; from :func:`uniform`.
+
+    Half of their law is that of :func:`stratified`, half is uniform in the square root of the time since a: with x the share of b - a,
+    v = (x + sqrt x) / 2 is what has one draw in each of n strata, and a node weighs dx/dv / n. Unbiased.
+
+    >>> a, b = torch.zeros(10000, dtype=torch.float64), torch.ones(10000, dtype=torch.float64)
+    >>> x, weights = early(a, b, uniform(a, 4, torch.Generator().manual_seed(0)))
+    >>> round(float((weights * torch.exp(-30 * x)).sum(1).mean()), 3)
+    0.033
+    """
+    nodes = draws.shape[-1]
+    root = ((1 + 8 * (torch.arange(nodes, device=a.device) + draws) / nodes).sqrt() - 1) / 2
+    return a[..., None] + (b - a)[..., None] * root**2, 4 * root / ((2 * root + 1) * nodes)
+
+
 def uniform(like: Float[Tensor, "*S"], nodes: int, random: torch.Generator) -> Float[Tensor, "*S Q"]:
-    """What :func:`stratified` draws: u, 1 - u, u, ... with one u from U[0, 1] for every interval.
+    """What :func:`stratified` and :func:`early` draw: u, 1 - u, u, ... with one u from U[0, 1] for every interval.
 
     Each node alone is uniform in its part, so that the estimate is unbiased, and what a slope does to one node it undoes at the next: the
     error is a fraction of that of independent draws.

@@ -34,7 +34,8 @@ FEW = 64  # marks at most whose gradients are matrix products inside the kernels
 class Drawn(NamedTuple):
     """All that is random in a step; None where nothing is silenced. R = B P positions, bytes that are 0 or 1."""
 
-    nodes: Float[Tensor, "R Q"]  # where in its stratum of the gap after a position each node lies, from 0 to 1
+    nodes: int  # Q, in every gap
+    where: Float[Tensor, " R"]  # where in their strata of the gap after a position its nodes lie, from 0 to 1 (`deep_maths_cuda.node_of`)
     hidden: Integer[Tensor, "B N"] | None = None  # events whose mark is not seen
     heard: Integer[Tensor, "L R"] | None = None  # events that leave a trace
     layers: Integer[Tensor, "L R H4"] | None = (
@@ -48,9 +49,9 @@ def draw(model: DeepDAPP, batch: Batch, nodes: int, random: torch.Generator) -> 
     settings, device = model.settings(), batch.times.device
     (B, N), L, H = batch.times.shape, settings["layers"], settings["width"]
     R = B * (N + 1)
-    where = torch.rand(R, nodes, device=device, generator=random)
+    where = torch.rand(R, device=device, generator=random)
     if not model.training:
-        return Drawn(where)
+        return Drawn(nodes, where)
 
     def kept(share: float, *shape: int) -> Tensor | None:
         return torch.empty(shape, dtype=torch.uint8, device=device).bernoulli_(1 - share, generator=random) if share else None
@@ -59,6 +60,7 @@ def draw(model: DeepDAPP, batch: Batch, nodes: int, random: torch.Generator) -> 
     heard, active = kept(settings["unheard"], L, R), kept(settings["dropout"], (4 * L + 2) * R * H)
     layers, queries = (None, None) if active is None else active.split([4 * L * R * H, 2 * R * H])
     return Drawn(
+        nodes,
         where,
         hidden,
         heard,
@@ -86,13 +88,15 @@ class Likelihood(torch.autograd.Function):
             x = one.forward(x)
         context = norm_linear(x, model.norm.weight, model.norm.bias, model.context.weight, model.context.bias, rows)
         given = deep_head_cuda.Given(
-            *moments, context, model.read.weight, model.read.bias, model.since.weight, *modes, model.scales, seen.width, drawn.nodes
+            *moments, context, model.read.weight, model.read.bias, model.since.weight, *modes, model.scales, seen.width, drawn.where
         )
-        before, silence = deep_head_cuda.turn(given, rows), Silence(drawn.queries, None, _louder(model))
+        before, silence = deep_head_cuda.turn(given, rows, drawn.nodes), Silence(drawn.queries, None, _louder(model))
         q = torch.empty_like(x) if few else torch.zeros_like(x)  # shares of many marks are made of all rows
-        z = head(before, rows, drawn.nodes.shape[1] + 1, silence, *_head(model), q)
+        z = head(before, rows, drawn.nodes + 1, silence, *_head(model), q)
         shares = _shares(model, q, seen.after, rows)
-        value, by_scale = deep_score_cuda.score(z, shares.logs, model.log_scale, model.time_scale, seen.width, rows.lengths, gaps)
+        value, by_scale = deep_score_cuda.score(
+            z, shares.logs, model.log_scale, model.time_scale, seen.width, drawn.where, rows.lengths, gaps
+        )
         ctx.model, ctx.gaps, ctx.sizes = model, gaps, {n: p.numel() for n, p in zip(_names(model), parameters, strict=True)}
         ctx.kept = (rows, seen, passes, x, given, before, silence, q, z, shares, by_scale)
         return value
@@ -103,12 +107,14 @@ class Likelihood(torch.autograd.Function):
         model, (rows, seen, passes, x, given, before, silence, q, z, shares, by_scale) = ctx.model, ctx.kept
         M, sums, grad = model.marks.count, Sums(ctx.sizes, z), grad.contiguous()
         of_share = z.new_empty(len(z)) if M <= FEW else z.new_zeros(len(z))
-        of_z = deep_score_cuda.score_back(z, model.log_scale, seen.width, rows, ctx.gaps, grad, by_scale, of_share, sums["log_scale"])
+        of_z = deep_score_cuda.score_back(
+            z, model.log_scale, seen.width, given.where, rows, ctx.gaps, grad, by_scale, of_share, sums["log_scale"]
+        )
         of_q, apart = _shares_back(model, q, seen.after, rows, shares, of_share, sums)
         rate = (sums["rate.weight"], sums["rate.bias"])
         of_before = head_back(before, rows, z.shape[1], silence, *_head(model), of_q, of_z, network_of(sums, "query_norm", ""), rate)
         slopes = [sums[name] for name in ("read.weight", "read.bias", "since.weight", "layers.0.log_decay", "layers.0.turns")]
-        of_state, of_pace, of_context = deep_head_cuda.turn_back(given, rows, of_before, deep_head_cuda.Slopes(*slopes))
+        of_state, of_pace, of_context = deep_head_cuda.turn_back(given, rows, z.shape[1] - 1, of_before, deep_head_cuda.Slopes(*slopes))
         of_x = norm_linear_back(
             x, model.norm.weight, model.norm.bias, model.context.weight, of_context, None, rows,
             *(sums[name] for name in ("norm.weight", "norm.bias", "context.weight", "context.bias")),

@@ -46,6 +46,7 @@ MOST_CUTS = 1024  # of a window
 PIECE = 2**24  # numbers held at once, per mark and event or per time
 COARSE = 10  # ticks of a clock: where a quarter of all gaps is shorter, the user is told what that does to likelihoods
 MATRIX, LONGEST = 16, 2048  # least width and modes, and most events, of `deep_cuda`
+FEATURES = 16  # of elapsed times that it has room for, one of them for the bias
 SHORTEST = 0.02  # quantile of the positive gaps that counts as the shortest
 
 
@@ -74,6 +75,7 @@ class DeepDAPP(nn.Module):
     """
 
     linear = True
+    early = True  # nodes lie closer together soon after events
     rounded_products = True  # while training on a CUDA device
     recipe: ClassVar[dict[str, Any]] = dict(
         steps=1200, epochs=60, learning_rate=3e-3, weight_decay=0.3, nodes=4, validate_every=0, patience=10, mixed=True, average=0.995
@@ -91,7 +93,7 @@ class DeepDAPP(nn.Module):
         modes: int = 32,
         gated: bool = True,
         rhythms: int = 8,
-        waves: int = 0,
+        waves: int = 4,
         dropout: float = 0.3,
         unheard: float = 0.1,
         unmarked: float = 0.1,
@@ -308,8 +310,9 @@ class DeepDAPP(nn.Module):
         sizes = [self._settings[name] for name in ("width", "modes")]
         there = batch.times.is_cuda and batch.places is None and self.tokens.dtype == torch.float32 and find_spec("triton") is not None
         fits = all(MATRIX <= size and size & (size - 1) == 0 for size in sizes) and 0 < batch.times.shape[1] <= LONGEST
+        fits = fits and self.since.weight.shape[1] < FEATURES
         fits = fits and (batch.times.numel() + len(batch.times)) * (nodes + 1) * max(sizes) < 2**31  # places in memory count in 32 bits
-        return there and fits and self._settings["gated"] and self._settings["form"] == "scan" and not self._settings["waves"]
+        return there and fits and self._settings["gated"] and self._settings["form"] == "scan"
 
     def _stack(self) -> Iterator[DeepLayer]:
         return (cast(DeepLayer, layer) for layer in self.layers)

@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from fourpoint.models import deep_rows_cuda
-from fourpoint.models.deep_maths_cuda import gelu_slope, normal_share, sigmoid
+from fourpoint.models.deep_maths_cuda import gelu_slope, normal_share, product, sigmoid
 from fourpoint.models.deep_rows_cuda import Rows, rows_in, tiles_of
 
 ROWS, WARPS = 32, 4  # of a program, forwards
@@ -66,10 +66,10 @@ def _heard(
         at = row[:, None] * H + h[None, :]
         states = tl.load(state + row[:, None] * state_wide + s[None, :], ok[:, None], 0.0)
         beside = joined + row[:, None] * wide + 2 * STATE + h[None, :]
-        a = tl.dot(states, tl.trans(tl.load(read + h[:, None] * STATE + s[None, :])), input_precision=PRECISION)
+        a = product(states, tl.trans(tl.load(read + h[:, None] * STATE + s[None, :])), None, PRECISION)
         a += tl.load(read_bias + h)[None, :] + tl.load(beside, ok[:, None], 0.0)
         y = a * normal_share(a) * sigmoid(tl.load(beside + H, ok[:, None], 0.0))
-        o = tl.dot(y, tl.trans(tl.load(out + h[:, None] * H + h[None, :])), input_precision=PRECISION) + tl.load(out_bias + h)[None, :]
+        o = product(y, tl.trans(tl.load(out + h[:, None] * H + h[None, :])), None, PRECISION) + tl.load(out_bias + h)[None, :]
         if KEPT:
             o = o * (tl.load(kept + at, ok[:, None], 0).to(tl.float32) * louder)
         tl.store(new + at, tl.load(x + at, ok[:, None], 0.0) + o, ok[:, None])
@@ -99,20 +99,20 @@ def _heard_back(
         states = tl.load(state + row[:, None] * state_wide + s[None, :], ok[:, None], 0.0)
         beside = row[:, None] * wide + 2 * STATE + h[None, :]
         matrix = tl.load(read + h[:, None] * STATE + s[None, :])
-        a = tl.dot(states, tl.trans(matrix), input_precision=PRECISION)
+        a = product(states, tl.trans(matrix), None, PRECISION)
         a += tl.load(read_bias + h)[None, :] + tl.load(joined + beside, ok[:, None], 0.0)
         share = normal_share(a)
         open_ = sigmoid(tl.load(joined + beside + H, ok[:, None], 0.0))
-        by_out = tl.dot(tl.trans(of_o), a * share * open_, by_out, input_precision=PRECISION)
+        by_out = product(tl.trans(of_o), a * share * open_, by_out, PRECISION)
         by_out_bias += tl.sum(of_o, 0)
-        g = tl.dot(of_o, tl.load(out + h[:, None] * H + h[None, :]), input_precision=PRECISION) * open_
+        g = product(of_o, tl.load(out + h[:, None] * H + h[None, :]), None, PRECISION) * open_
         tl.store(of_joined + beside + H, g * a * share * (1.0 - open_), ok[:, None])
         g = g * gelu_slope(a, share)
         tl.store(of_joined + beside, g, ok[:, None])
-        by_read = tl.dot(tl.trans(g), states, by_read, input_precision=PRECISION)
+        by_read = product(tl.trans(g), states, by_read, PRECISION)
         by_read_bias += tl.sum(g, 0)
         to = of_state + row[:, None] * of_wide + s[None, :]
-        tl.store(to, tl.dot(g, matrix, tl.load(to, ok[:, None], 0.0), input_precision=PRECISION), ok[:, None])
+        tl.store(to, product(g, matrix, tl.load(to, ok[:, None], 0.0), PRECISION), ok[:, None])
     line = tl.program_id(0) * line_wide
     tl.store(of_read + line + h[:, None] * STATE + s[None, :], by_read)
     tl.store(of_read_bias + line + h, by_read_bias)

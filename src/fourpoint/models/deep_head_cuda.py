@@ -18,7 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from fourpoint.models import deep_rows_cuda
-from fourpoint.models.deep_maths_cuda import cos_sin, exp
+from fourpoint.models.deep_maths_cuda import cos_sin, exp, feature, node_of, product
 from fourpoint.models.deep_rows_cuda import Rows, rows_in, tiles_of
 
 ROWS, WARPS, REGISTERS = 16, 4, 168  # of a program, forwards: three of them on a multiprocessor
@@ -40,7 +40,7 @@ class Given(NamedTuple):
     first: Tensor  # (J,)
     scales: Tensor  # (K,): of the features
     width: Tensor  # (B, P): the gap after each position
-    nodes: Tensor  # (R, Q): where in its stratum each node lies, from 0 to 1
+    where: Tensor  # (R,): where in their strata the nodes lie, from 0 to 1 (`node_of`)
 
 
 class Slopes(NamedTuple):
@@ -53,23 +53,24 @@ class Slopes(NamedTuple):
     turns: Tensor
 
 
-def turn(given: Given, rows: Rows) -> Tensor:
-    """``before`` at all times, (R T, H)."""
-    (R, H), Q, J = given.context.shape, given.nodes.shape[1], len(given.turns)
+def turn(given: Given, rows: Rows, Q: int) -> Tensor:
+    """``before`` at all times, (R T, H), Q nodes in each gap and its end."""
+    (R, H), J = given.context.shape, len(given.turns)
     before = given.context.new_empty(R * (Q + 1), H)
     _turn[(rows.tiles(ROWS),)](
-        *given, before, rows.place, rows.real, Q=Q, K=len(given.scales), J=J, MODES=triton.next_power_of_2(J), H=H, ROWS=ROWS,
+        *given, before, rows.place, rows.real, Q=Q, TIMES=len(given.scales), K=given.since.shape[1], J=J,
+        MODES=triton.next_power_of_2(J), H=H, ROWS=ROWS,
         FEATURES=FEATURES, PRECISION=deep_rows_cuda.PRECISION, num_warps=WARPS, maxnreg=REGISTERS,
     )  # fmt: skip
     return before
 
 
-def turn_back(given: Given, rows: Rows, of_before: Tensor, of: Slopes) -> tuple[Tensor, Tensor, Tensor]:
+def turn_back(given: Given, rows: Rows, Q: int, of_before: Tensor, of: Slopes) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of states, paces and context; those of the parameters go into their columns."""
-    H, Q, J = given.context.shape[1], given.nodes.shape[1], len(given.turns)
+    H, J = given.context.shape[1], len(given.turns)
     found = torch.empty_like(given.state), torch.empty_like(given.pace), torch.empty_like(given.context)
     _turn_back[(len(of.read),)](
-        *given, of_before, *found, *of, rows.place, rows.real, of.read.stride(0), Q=Q, K=len(given.scales), J=J,
+        *given, of_before, *found, *of, rows.place, rows.real, of.read.stride(0), Q=Q, TIMES=len(given.scales), K=given.since.shape[1], J=J,
         MODES=triton.next_power_of_2(J), H=H, ROWS=BACK_ROWS, FEATURES=FEATURES, PRECISION=deep_rows_cuda.PRECISION,
         num_warps=BACK_WARPS, num_stages=1, maxnreg=BACK_REGISTERS,
     )  # fmt: skip
@@ -78,16 +79,16 @@ def turn_back(given: Given, rows: Rows, of_before: Tensor, of: Slopes) -> tuple[
 
 @triton.jit
 @no_type_check  # triton has its own types
-def _features(lag, at, k, K: tl.constexpr):
-    """log(1 + lag / s_k) - 1, and a 1 for the bias."""
-    return tl.where((k < K)[None, :], tl.log(1.0 + lag[:, None] / at[None, :]) - 1.0, tl.where((k == K)[None, :], 1.0, 0.0))
+def _features(lag, at, k, TIMES: tl.constexpr, K: tl.constexpr):
+    """log(1 + lag / s_k) - 1, waves, and a 1 for the bias."""
+    return feature(tl.log(1.0 + lag[:, None] / at[None, :]), k[None, :], TIMES, K)
 
 
 @triton.jit
 @no_type_check
 def _turn(
-    state, pace, context, read, bias, since, log_decay, turns, first, scales, width, nodes, before, place, count,
-    Q: tl.constexpr, K: tl.constexpr, J: tl.constexpr, MODES: tl.constexpr, H: tl.constexpr,
+    state, pace, context, read, bias, since, log_decay, turns, first, scales, width, where, before, place, count,
+    Q: tl.constexpr, TIMES: tl.constexpr, K: tl.constexpr, J: tl.constexpr, MODES: tl.constexpr, H: tl.constexpr,
     ROWS: tl.constexpr, FEATURES: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     total = tl.load(count)
@@ -100,8 +101,9 @@ def _turn(
         some = ok[:, None] & real[None, :]
         decay = exp(tl.load(log_decay + j, real, 0.0))
         frequency = tl.load(turns + j, real, 0.0) * tl.load(first + j, real, 0.0)
-        at = tl.load(scales + k, k < K, 1.0)
+        at = tl.load(scales + tl.where(k < TIMES, k, 0))
         gap = tl.load(width + row, ok, 0.0)
+        drawn = tl.load(where + row, ok, 0.0)
         speed = tl.load(pace + row[:, None] * J + j[None, :], some, 0.0)
         s_re = tl.load(state + row[:, None] * (2 * J) + 2 * j[None, :], some, 0.0)
         s_im = tl.load(state + row[:, None] * (2 * J) + 2 * j[None, :] + 1, some, 0.0)
@@ -111,25 +113,25 @@ def _turn(
         matrix = tl.load(since + col[None, :] * K + k[:, None], (k < K)[:, None], 0.0)
         matrix += tl.where((k == K)[:, None], tl.load(bias + col)[None, :], 0.0)
         for q in range(Q + 1):
-            node = tl.load(nodes + row * Q + q, ok & (q < Q), 0.0)
-            lag = gap * tl.where(q < Q, (node + q) / Q, 1.0)
+            share, weight = node_of(drawn, q, Q)
+            lag = gap * tl.where(q < Q, share, 1.0)
             own = speed * lag[:, None]
             size = exp(tl.maximum(-decay[None, :] * own, -60.0))
             cosine, sine = cos_sin(frequency[None, :] * own)
             f_re = size * cosine
             f_im = size * sine
-            sums = tl.dot(_features(lag, at, k, K), matrix, known, input_precision=PRECISION)
-            sums = tl.dot(f_re * s_re - f_im * s_im, w_re, sums, input_precision=PRECISION)
-            sums = tl.dot(f_re * s_im + f_im * s_re, w_im, sums, input_precision=PRECISION)
+            sums = product(_features(lag, at, k, TIMES, K), matrix, known, PRECISION)
+            sums = product(f_re * s_re - f_im * s_im, w_re, sums, PRECISION)
+            sums = product(f_re * s_im + f_im * s_re, w_im, sums, PRECISION)
             tl.store(before + (row * (Q + 1) + q)[:, None] * H + col[None, :], sums, ok[:, None])
 
 
 @triton.jit
 @no_type_check
 def _turn_back(
-    state, pace, context, read, bias, since, log_decay, turns, first, scales, width, nodes, of_before, of_state, of_pace, of_context,
+    state, pace, context, read, bias, since, log_decay, turns, first, scales, width, where, of_before, of_state, of_pace, of_context,
     of_read, of_bias, of_since, of_log_decay, of_turns, place, count, line_wide,
-    Q: tl.constexpr, K: tl.constexpr, J: tl.constexpr, MODES: tl.constexpr, H: tl.constexpr,
+    Q: tl.constexpr, TIMES: tl.constexpr, K: tl.constexpr, J: tl.constexpr, MODES: tl.constexpr, H: tl.constexpr,
     ROWS: tl.constexpr, FEATURES: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     total = tl.load(count)
@@ -141,7 +143,7 @@ def _turn_back(
     decay = exp(tl.load(log_decay + j, real, 0.0))
     scale = tl.load(first + j, real, 0.0)
     frequency = tl.load(turns + j, real, 0.0) * scale
-    at = tl.load(scales + k, k < K, 1.0)
+    at = tl.load(scales + tl.where(k < TIMES, k, 0))
     across = col[:, None] * (2 * J) + 2 * j[None, :]
     w_re = tl.load(read + across, real[None, :], 0.0)
     w_im = tl.load(read + across + 1, real[None, :], 0.0)
@@ -161,11 +163,12 @@ def _turn_back(
         turning = tl.zeros([ROWS, MODES], tl.float32)
         speed = tl.load(pace + row[:, None] * J + j[None, :], some, 0.0)
         gap = tl.load(width + row, ok, 0.0)
+        drawn = tl.load(where + row, ok, 0.0)
         s_re = tl.load(state + to, some, 0.0)
         s_im = tl.load(state + to + 1, some, 0.0)
         for q in range(Q + 1):
-            node = tl.load(nodes + row * Q + q, ok & (q < Q), 0.0)
-            lag = gap * tl.where(q < Q, (node + q) / Q, 1.0)
+            share, weight = node_of(drawn, q, Q)
+            lag = gap * tl.where(q < Q, share, 1.0)
             own = speed * lag[:, None]
             fade = decay[None, :] * own
             size = exp(tl.maximum(-fade, -60.0))
@@ -177,11 +180,11 @@ def _turn_back(
             g = tl.load(of_before + (row * (Q + 1) + q)[:, None] * H + col[None, :], ok[:, None], 0.0)
             g_context += g
             turned = tl.trans(g)
-            by_re = tl.dot(turned, p_re, by_re, input_precision=PRECISION)
-            by_im = tl.dot(turned, p_im, by_im, input_precision=PRECISION)
-            by_features = tl.dot(turned, _features(lag, at, k, K), by_features, input_precision=PRECISION)
-            d_re = tl.dot(g, w_re, input_precision=PRECISION)
-            d_im = tl.dot(g, w_im, input_precision=PRECISION)
+            by_re = product(turned, p_re, by_re, PRECISION)
+            by_im = product(turned, p_im, by_im, PRECISION)
+            by_features = product(turned, _features(lag, at, k, TIMES, K), by_features, PRECISION)
+            d_re = product(g, w_re, None, PRECISION)
+            d_im = product(g, w_im, None, PRECISION)
             g_re += f_re * d_re + f_im * d_im
             g_im += f_re * d_im - f_im * d_re
             fading -= tl.where(fade < 60.0, p_re * d_re + p_im * d_im, 0.0) * lag[:, None]

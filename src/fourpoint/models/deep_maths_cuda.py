@@ -109,6 +109,19 @@ def cos_sin(x):
 
 @triton.jit
 @no_type_check
+def feature(log, k, TIMES: tl.constexpr, K: tl.constexpr):
+    """Feature ``k`` of an elapsed time from log(1 + d / s_k), s_1 for waves (`deep_layer.features`); a 1 for the bias follows the last."""
+    bias = tl.where(k == K, 1.0, 0.0)
+    if K == TIMES:
+        return tl.where(k < K, log - 1.0, bias)
+    WAVES: tl.constexpr = (K - TIMES) // 2
+    octave = tl.maximum(k - TIMES, 0) % WAVES
+    cosine, sine = cos_sin(log * (3.141592653589793 * ((octave * 0 + 1) << octave).to(tl.float32)))
+    return tl.where(k < TIMES, log - 1.0, tl.where(k < TIMES + WAVES, cosine, tl.where(k < K, sine, bias)))
+
+
+@triton.jit
+@no_type_check
 def in_turn(a_re, a_im, s_re, s_im, b_re, b_im, t_re, t_im):
     """First S -> a S + s, then S -> b S + t."""
     return (
@@ -117,3 +130,24 @@ def in_turn(a_re, a_im, s_re, s_im, b_re, b_im, t_re, t_im):
         b_re * s_re - b_im * s_im + t_re,
         b_re * s_im + b_im * s_re + t_im,
     )
+
+
+@triton.jit
+@no_type_check
+def node_of(drawn, q, Q: tl.constexpr):
+    """At which share of its gap node ``q`` of Q lies, and its weight (`quadrature.early`): in its stratum at ``drawn`` and, every other,
+    at 1 - ``drawn``."""
+    v = (q + tl.where(q % 2 == 0, drawn, 1.0 - drawn)) / Q
+    root = 0.5 * (tl.sqrt(1.0 + 8.0 * v) - 1.0)
+    return root * root, 4.0 * root / (2.0 * root + 1.0)
+
+
+@triton.jit
+@no_type_check
+def product(a, b, more, PRECISION: tl.constexpr):
+    """``a`` times ``b``, and ``more`` (or None). For "tf32" both are rounded to the nearest first: the device would cut them off, and what
+    sums of many numbers lose by that does not cancel."""
+    if PRECISION == "tf32":
+        a = (a.to(tl.int32, bitcast=True) + 0x1000).to(tl.float32, bitcast=True)
+        b = (b.to(tl.int32, bitcast=True) + 0x1000).to(tl.float32, bitcast=True)
+    return tl.dot(a, b, more, input_precision=PRECISION)

@@ -8,8 +8,8 @@ is an event's. Forwards, the 2H numbers inside come PART at a time, so that all 
 program goes through its rows once for every SUMS / H of them, and keeps the sums that are those columns' gradients; what each part adds
 to the gradient of norm(x) waits in the place of x's own gradient. With n the rows before scale and shift, the product of those columns'
 gradient with 1 + n holds the gradients of V_1, its bias, scale and shift alike, since a row of n has the sum 0. At the nodes of the head,
-all times but the last, the gradient of ``out`` is a multiple of w, so that V_2 takes no product there (`_mix_nodes`). `deep_layer` and
-`deep_dapp` are the plain versions that it is tested against; `deep_rows_cuda` lists the rows.
+all times but the last, only w'out is wanted and its gradient a multiple of w, so that V_2 takes no product there (`_nodes`,
+`_nodes_back`). `deep_layer` and `deep_dapp` are the plain versions that it is tested against; `deep_rows_cuda` lists the rows.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ import triton.language as tl
 from torch import Tensor
 
 from fourpoint.models import deep_rows_cuda
-from fourpoint.models.deep_maths_cuda import gelu_slope, normal_share
+from fourpoint.models.deep_maths_cuda import gelu_slope, normal_share, product
 from fourpoint.models.deep_norm_cuda import EPSILON, unit, unit_back
 from fourpoint.models.deep_rows_cuda import Rows, rows_in, tiles_of
 
-ROWS, WARPS, REGISTERS, STAGES = 64, 4, 255, 2  # of a program, forwards; parts of the matrices on their way
-BACK_ROWS, BACK_WARPS, BACK_REGISTERS, BACK_STAGES = 32, 8, 255, 1  # backwards, in layers and at events
-NODE_ROWS, NODE_WARPS, NODE_REGISTERS, NODE_STAGES = 32, 8, 255, 1  # backwards, at nodes
-PART = 64  # numbers inside at a time
+ROWS, WARPS, REGISTERS, STAGES = 32, 2, 168, 2  # of a program, forwards; parts of the matrices on their way
+BACK_ROWS, BACK_WARPS, BACK_REGISTERS, BACK_STAGES = 32, 8, 255, 2  # backwards, in layers and at events
+NODE_ROWS, NODE_WARPS, NODE_REGISTERS, NODE_STAGES = 32, 8, 255, 2  # backwards, at nodes
+PART = 32  # numbers inside at a time
 SUMS = 8192  # numbers of one matrix's gradient that a program keeps
 
 
@@ -85,13 +85,19 @@ def _forward(
     x: Tensor, rows: Rows, T: int, silence: Silence, network: Network, rate: tuple[Tensor | None, Tensor | None],
     out: Tensor, z: Tensor | None,
 ) -> None:  # fmt: skip
-    H = x.shape[1]
-    _mix[(rows.tiles(ROWS, T),)](
+    H, part, inner = x.shape[1], min(PART, 2 * x.shape[1]), silence.inner is not None
+    _mix[(rows.tiles(ROWS),)](
         x, rows.place, rows.real, *network, silence.inner, silence.outer, *rate, out, z, silence.louder,
-        HEAD=z is not None, INNER=silence.inner is not None, OUTER=silence.outer is not None,
-        T=T, H=H, WIDE=2 * H, PART=min(PART, 2 * H), ROWS=ROWS, EPSILON=EPSILON, PRECISION=deep_rows_cuda.PRECISION,
+        HEAD=z is not None, INNER=inner, OUTER=silence.outer is not None,
+        T=T, H=H, WIDE=2 * H, PART=part, ROWS=ROWS, EPSILON=EPSILON, PRECISION=deep_rows_cuda.PRECISION,
         num_warps=WARPS, num_stages=STAGES, maxnreg=REGISTERS,
     )  # fmt: skip
+    if z is not None:
+        _nodes[(rows.tiles(ROWS, T - 1),)](
+            x, rows.place, rows.real, *network, silence.inner, *rate, z, silence.louder, INNER=inner,
+            T=T, H=H, WIDE=2 * H, PART=part, ROWS=ROWS, EPSILON=EPSILON, PRECISION=deep_rows_cuda.PRECISION,
+            num_warps=WARPS, num_stages=STAGES, maxnreg=REGISTERS,
+        )  # fmt: skip
 
 
 def _backward(
@@ -107,7 +113,7 @@ def _backward(
         num_warps=BACK_WARPS, num_stages=BACK_STAGES, maxnreg=BACK_REGISTERS,
     )  # fmt: skip
     if of_z is not None:
-        _mix_nodes[(lines,)](
+        _nodes_back[(lines,)](
             x, rows.place, rows.real, *network, silence.inner, rate[0], of_z, of_x, *of_network, *of_rate,
             of_network.up.stride(0), silence.louder, INNER=inner,
             T=T, H=H, WIDE=2 * H, PART=part, ROWS=NODE_ROWS, EPSILON=EPSILON, PRECISION=deep_rows_cuda.PRECISION,
@@ -123,7 +129,7 @@ def _inside(
 ):
     """The numbers inside at columns c, and their derivative by what V_1 gives."""
     matrix = tl.load(up + c[:, None] * H + tl.arange(0, H)[None, :])
-    a = tl.dot(n, tl.trans(matrix), input_precision=PRECISION) + tl.load(up_bias + c)[None, :]
+    a = product(n, tl.trans(matrix), None, PRECISION) + tl.load(up_bias + c)[None, :]
     share = normal_share(a)
     slope = gelu_slope(a, share)
     h = a * share
@@ -152,23 +158,50 @@ def _mix(
     HEAD: tl.constexpr, INNER: tl.constexpr, OUTER: tl.constexpr, T: tl.constexpr, H: tl.constexpr, WIDE: tl.constexpr,
     PART: tl.constexpr, ROWS: tl.constexpr, EPSILON: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
+    """At the last of the T times."""
     total = tl.load(count)
-    if tl.program_id(0) * ROWS < total * T:
-        position, time, ok = rows_in(tl.program_id(0), place, total, T, ROWS)
+    if tl.program_id(0) * ROWS < total:
+        position, _, ok = rows_in(tl.program_id(0), place, total, 1, ROWS)
         col = tl.arange(0, H)
-        v, n, steep = _unit(x, (position * T + time)[:, None] * H + col[None, :], ok, HEAD, H, EPSILON)
+        row = position * T + (T - 1)
+        v, n, steep = _unit(x, row[:, None] * H + col[None, :], ok, HEAD, H, EPSILON)
         n = n * tl.load(gamma + col)[None, :] + tl.load(beta + col)[None, :]
         y = tl.zeros([ROWS, H], tl.float32) + tl.load(down_bias + col)[None, :]
         for begin in range(0, WIDE, PART):
             c = begin + tl.arange(0, PART)
             h, slope, matrix = _inside(n, up, up_bias, inner, position, ok, c, louder, INNER, H, WIDE, PRECISION)
-            y = tl.dot(h, tl.trans(tl.load(down + col[:, None] * WIDE + c[None, :])), y, input_precision=PRECISION)
+            y = product(h, tl.trans(tl.load(down + col[:, None] * WIDE + c[None, :])), y, PRECISION)
         if OUTER:
             y = y * (tl.load(outer + position[:, None] * H + col[None, :], ok[:, None], 0).to(tl.float32) * louder)
         y += v
         if HEAD:
-            tl.store(z + position * T + time, tl.sum(y * tl.load(rate + col)[None, :], 1) + tl.load(rate_bias), ok)
-        tl.store(out + position[:, None] * H + col[None, :], y, (ok & (time == T - 1))[:, None])
+            tl.store(z + row, tl.sum(y * tl.load(rate + col)[None, :], 1) + tl.load(rate_bias), ok)
+        tl.store(out + position[:, None] * H + col[None, :], y, ok[:, None])
+
+
+@triton.jit
+@no_type_check
+def _nodes(
+    x, place, count, gamma, beta, up, up_bias, down, down_bias, inner, rate, rate_bias, z, louder,
+    INNER: tl.constexpr, T: tl.constexpr, H: tl.constexpr, WIDE: tl.constexpr,
+    PART: tl.constexpr, ROWS: tl.constexpr, EPSILON: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """z at all other times of the head, for which V_2 is no more than w'V_2."""
+    total = tl.load(count)
+    if tl.program_id(0) * ROWS < total * (T - 1):
+        position, time, ok = rows_in(tl.program_id(0), place, total, T - 1, ROWS)
+        row = position * T + time
+        col = tl.arange(0, H)
+        w = tl.load(rate + col)
+        v, n, steep = _unit(x, row[:, None] * H + col[None, :], ok, True, H, EPSILON)
+        n = n * tl.load(gamma + col)[None, :] + tl.load(beta + col)[None, :]
+        found = tl.sum((v + tl.load(down_bias + col)[None, :]) * w[None, :], 1) + tl.load(rate_bias)
+        for begin in range(0, WIDE, PART):
+            c = begin + tl.arange(0, PART)
+            h, slope, matrix = _inside(n, up, up_bias, inner, position, ok, c, louder, INNER, H, WIDE, PRECISION)
+            by_h = tl.sum(tl.load(down + col[:, None] * WIDE + c[None, :]) * w[:, None], 0)
+            found += tl.sum(h * by_h[None, :], 1)
+        tl.store(z + row, found, ok)
 
 
 @triton.jit
@@ -213,10 +246,10 @@ def _mix_back(
             if OUTER:
                 of_y = g * (tl.load(outer + beside, ok[:, None], 0).to(tl.float32) * louder)
             h, slope, matrix = _inside(u, up, up_bias, inner, position, ok, c, louder, INNER, H, WIDE, PRECISION)
-            by_down = tl.dot(tl.trans(of_y), h, by_down, input_precision=PRECISION)
-            of_a = slope * tl.dot(of_y, tl.load(down + across), input_precision=PRECISION)
-            by_up = tl.dot(tl.trans(of_a), n + 1.0, by_up, input_precision=PRECISION)
-            of_u = tl.dot(of_a, matrix, input_precision=PRECISION)
+            by_down = product(tl.trans(of_y), h, by_down, PRECISION)
+            of_a = slope * product(of_y, tl.load(down + across), None, PRECISION)
+            by_up = product(tl.trans(of_a), n + 1.0, by_up, PRECISION)
+            of_u = product(of_a, matrix, None, PRECISION)
             if HEAD:
                 by_h += tl.sum(g_z[:, None] * h, 0)
             if begin > 0:
@@ -246,7 +279,7 @@ def _mix_back(
 
 @triton.jit
 @no_type_check
-def _mix_nodes(
+def _nodes_back(
     x, place, count, gamma, beta, up, up_bias, down, down_bias, inner, rate, of_z, of_x,
     of_gamma, of_beta, of_up, of_up_bias, of_down, of_down_bias, of_rate, of_rate_bias, line_wide, louder,
     INNER: tl.constexpr, T: tl.constexpr, H: tl.constexpr, WIDE: tl.constexpr,
@@ -279,8 +312,8 @@ def _mix_nodes(
             g_z = tl.load(of_z + row, ok, 0.0)
             h, slope, matrix = _inside(u, up, up_bias, inner, position, ok, c, louder, INNER, H, WIDE, PRECISION)
             of_a = slope * (g_z[:, None] * of_h[None, :])
-            by_up = tl.dot(tl.trans(of_a), n + 1.0, by_up, input_precision=PRECISION)
-            of_u = tl.dot(of_a, matrix, input_precision=PRECISION)
+            by_up = product(tl.trans(of_a), n + 1.0, by_up, PRECISION)
+            of_u = product(of_a, matrix, None, PRECISION)
             by_h += tl.sum(g_z[:, None] * h, 0)
             if begin > 0:
                 of_u += tl.load(of_x + at, ok[:, None], 0.0)

@@ -16,11 +16,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from fourpoint.models import deep_rows_cuda
+from fourpoint.models.deep_maths_cuda import product
 from fourpoint.models.deep_rows_cuda import Rows, rows_in, tiles_of
 
 ROWS, WARPS = 32, 4  # of a program, forwards
 BACK_ROWS, BACK_WARPS = 32, 4  # backwards
-PART, STAGES = 64, 2  # rows of W at a time, and parts on their way
+PART, STAGES = 64, 3  # rows of W at a time, and parts on their way
 EPSILON = 1e-5
 
 
@@ -80,7 +81,7 @@ def _norm_linear(
         w = tl.load(matrix + c[:, None] * H + h[None, :], (c < C)[:, None], 0.0)
         n, _ = unit(tl.load(x + row[:, None] * H + h[None, :], ok[:, None], 0.0), H, EPSILON)
         u = n * tl.load(scale + h)[None, :] + tl.load(shift + h)[None, :]
-        out = tl.dot(u, tl.trans(w), input_precision=PRECISION) + tl.load(bias + c, c < C, 0.0)[None, :]
+        out = product(u, tl.trans(w), None, PRECISION) + tl.load(bias + c, c < C, 0.0)[None, :]
         tl.store(y + row[:, None] * C + c[None, :], out, ok[:, None] & (c < C)[None, :])
 
 
@@ -108,7 +109,7 @@ def _norm_linear_back(
                 c = first + tl.arange(0, PART)
                 some = tl.load(of_y + row[:, None] * C + c[None, :], ok[:, None] & (c < C)[None, :], 0.0)
                 w = tl.load(matrix + c[:, None] * H + h[None, :], (c < C)[:, None], 0.0)
-                g = tl.dot(some, w, g, input_precision=PRECISION)
+                g = product(some, w, g, PRECISION)
             by_scale += tl.sum(g * n, 0)
             by_shift += tl.sum(g, 0)
             g = unit_back(g * gamma[None, :], n, steep, H)
@@ -126,7 +127,7 @@ def _norm_linear_back(
             row, _, ok = rows_in(tile, place, total, 1, ROWS)
             n, _ = unit(tl.load(x + row[:, None] * H + h[None, :], ok[:, None], 0.0), H, EPSILON)
             g = tl.load(of_y + row[:, None] * C + c[None, :], ok[:, None] & (c < C)[None, :], 0.0)
-            by_matrix = tl.dot(tl.trans(g), n * gamma[None, :] + beta[None, :], by_matrix, input_precision=PRECISION)
+            by_matrix = product(tl.trans(g), n * gamma[None, :] + beta[None, :], by_matrix, PRECISION)
             by_bias += tl.sum(g, 0)
         tl.store(of_matrix + line + c[:, None] * H + h[None, :], by_matrix, (c < C)[:, None])
         tl.store(of_bias + line + c, by_bias, c < C)

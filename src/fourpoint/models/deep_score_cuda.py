@@ -3,11 +3,11 @@ r"""Both ends of Deep DAPP's likelihood on a CUDA device: from events to tokens,
 A token is that of its mark, T log(1 + d_p / s_k) - T and a bias, d_p the gap before it. Its gradients are one matrix product with the
 features [which mark it has, log(1 + d_p / s_k) - 1 ..., 1], and need no scattered sums. At the other end a sequence's log-likelihood is
 
-    sum_p [ log log(1 + e^z_p) + log s - log c + share_p ]  -  s sum_p d_{p+1} mean_q log(1 + e^z_pq),
+    sum_p [ log log(1 + e^z_p) + log s - log c + share_p ]  -  s sum_p d_{p+1} mean_q w_pq log(1 + e^z_pq),
 
-z_p being z at the end of the gap after p, where the next event is, share_p the log of its mark's share, softmax(R q_p + c)_m, and c the
-unit of time. Under the convention "gaps" neither the first event nor the gaps before it and after the last count. `deep_rows_cuda` lists
-the positions.
+z_p being z at the end of the gap after p, where the next event is, w_pq the weights of nodes, share_p the log of its mark's share,
+softmax(R q_p + c)_m, and c the unit of time. Under the convention "gaps" neither the first event nor the gaps before it and after the last
+count. `deep_rows_cuda` lists the positions.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from fourpoint.events import Batch
 from fourpoint.models import deep_rows_cuda
-from fourpoint.models.deep_maths_cuda import exp, log_softplus, log_softplus_slope, sigmoid, softplus
+from fourpoint.models.deep_maths_cuda import exp, feature, log_softplus, log_softplus_slope, node_of, product, sigmoid, softplus
 from fourpoint.models.deep_rows_cuda import Rows, rows_in, tiles_of
 
 ROWS, WARPS = 32, 4  # positions of a program
@@ -53,17 +53,18 @@ def tokens(
     x, seen = scales.new_empty(R, H), Seen(own, after, scales.new_empty(len(rows.lengths), rows.P))
     _tokens[(rows.tiles(ROWS),)](
         batch.times.contiguous(), batch.marks.contiguous(), batch.start, batch.stop, rows.lengths, hidden, time_scale, scales,
-        *parts, x, *seen, rows.place, rows.real, N, marks, HIDDEN=hidden is not None, K=len(scales), H=H, ROWS=ROWS, num_warps=WARPS,
+        *parts, x, *seen, rows.place, rows.real, N, marks, HIDDEN=hidden is not None, TIMES=len(scales), K=parts.gap.shape[1],
+        H=H, ROWS=ROWS, num_warps=WARPS,
     )  # fmt: skip
     return x, seen
 
 
 def tokens_back(seen: Seen, rows: Rows, scales: Tensor, marks: int, of_x: Tensor, of: Tokens) -> None:
     """Gradients, into their columns; that of the marks only where there are such."""
-    first = 0 if of.marks is None else marks + 2
+    first, K = 0 if of.marks is None else marks + 2, of.gap.shape[1] // of_x.shape[1]
     _tokens_back[(len(of.gap),)](
         seen.own, seen.width, scales, of_x, *of, rows.place, rows.real, rows.P, first, of.gap.stride(0), MARKS=first > 0,
-        K=len(scales), H=of_x.shape[1], COLUMNS=max(16, triton.next_power_of_2(first + len(scales) + 1)), ROWS=ROWS,
+        TIMES=len(scales), K=K, H=of_x.shape[1], COLUMNS=max(16, triton.next_power_of_2(first + K + 1)), ROWS=ROWS,
         PRECISION=deep_rows_cuda.PRECISION, num_warps=WARPS, num_stages=1,
     )  # fmt: skip
 
@@ -90,25 +91,26 @@ def shares_back(
 
 
 def score(
-    z: Tensor, share: Tensor | None, log_scale: Tensor, time_scale: Tensor, width: Tensor, lengths: Tensor, gaps: bool
+    z: Tensor, share: Tensor | None, log_scale: Tensor, time_scale: Tensor, width: Tensor, where: Tensor, lengths: Tensor, gaps: bool
 ) -> tuple[Tensor, Tensor]:
     """Log-likelihoods (B) from z (R, T), the logs of the marks' shares (R) or None, and log s; and their derivatives by that."""
     (B, P), T = width.shape, z.shape[1]
     value, by_scale = z.new_empty(B), z.new_empty(B)
     _score[(B,)](
-        z, share, log_scale, time_scale, width, lengths, value, by_scale, P,
+        z, share, log_scale, time_scale, width, where, lengths, value, by_scale, P,
         GAPS=gaps, SHARE=share is not None, T=T, WIDE=triton.next_power_of_2(T), ROWS=ROWS, num_warps=WARPS,
     )  # fmt: skip
     return value, by_scale
 
 
 def score_back(
-    z: Tensor, log_scale: Tensor, width: Tensor, rows: Rows, gaps: bool, grad: Tensor, by_scale: Tensor, of_share: Tensor, of_scale: Tensor
-) -> Tensor:
+    z: Tensor, log_scale: Tensor, width: Tensor, where: Tensor, rows: Rows, gaps: bool, grad: Tensor, by_scale: Tensor,
+    of_share: Tensor, of_scale: Tensor,
+) -> Tensor:  # fmt: skip
     """The gradient of z; writes that of the logs of shares (R), and that of log s into its column."""
     of_z, T = z.new_empty(z.shape), z.shape[1]
     _score_back[(len(of_scale),)](
-        z, log_scale, width, rows.lengths, grad, by_scale, of_z, of_share, of_scale, rows.place, rows.real, rows.P, len(grad),
+        z, log_scale, width, where, rows.lengths, grad, by_scale, of_z, of_share, of_scale, rows.place, rows.real, rows.P, len(grad),
         of_scale.stride(0), GAPS=gaps, T=T, WIDE=triton.next_power_of_2(T), ROWS=ROWS, num_warps=WARPS,
     )  # fmt: skip
     return of_z
@@ -118,7 +120,7 @@ def score_back(
 @no_type_check  # triton has its own types
 def _tokens(
     times, marks, start, stop, lengths, hidden, time_scale, scales, by_mark, by_gap, bias, x, own, after, width, place, count, N, M,
-    HIDDEN: tl.constexpr, K: tl.constexpr, H: tl.constexpr, ROWS: tl.constexpr,
+    HIDDEN: tl.constexpr, TIMES: tl.constexpr, K: tl.constexpr, H: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     total = tl.load(count)
     if tl.program_id(0) * ROWS < total:
@@ -143,8 +145,8 @@ def _tokens(
         h = tl.arange(0, H)
         token = tl.load(by_mark + mark[:, None] * H + h[None, :], ok[:, None], 0.0) + tl.load(bias + h)[None, :]
         for k in tl.static_range(K):
-            feature = tl.log(1.0 + gap / tl.load(scales + k)) - 1.0
-            token += feature[:, None] * tl.load(by_gap + h * K + k)[None, :]
+            told = feature(tl.log(1.0 + gap / tl.load(scales + (k if k < TIMES else 0))), tl.full([1], k, tl.int32), TIMES, K)
+            token += told[:, None] * tl.load(by_gap + h * K + k)[None, :]
         tl.store(x + row[:, None] * H + h[None, :], token, ok[:, None])
 
 
@@ -152,24 +154,25 @@ def _tokens(
 @no_type_check
 def _tokens_back(
     own, width, scales, of_x, of_mark, of_gap, of_bias, place, count, P, first, line_wide,
-    MARKS: tl.constexpr, K: tl.constexpr, H: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr, PRECISION: tl.constexpr,
+    MARKS: tl.constexpr, TIMES: tl.constexpr, K: tl.constexpr, H: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     total = tl.load(count)
     begin, end = tiles_of(total, ROWS)
     h = tl.arange(0, H)
     c = tl.arange(0, COLUMNS)
     k = c - first
-    scale = tl.load(scales + k, (k >= 0) & (k < K), 1.0)
+    scale = tl.load(scales + tl.where((k >= 0) & (k < TIMES), k, 0))
     sums = tl.zeros([COLUMNS, H], tl.float32)
     for tile in range(begin, end):
         row, _, ok = rows_in(tile, place, total, 1, ROWS)
         gap = tl.load(width + row - 1, ok & (row % P > 0), 0.0)
-        features = tl.where((k < K)[None, :], tl.log(1.0 + gap[:, None] / scale[None, :]) - 1.0, (k == K)[None, :].to(tl.float32))
+        features = feature(tl.log(1.0 + gap[:, None] / scale[None, :]), k[None, :], TIMES, K)
         if MARKS:
             mark = tl.load(own + row, ok, 0)
             features = tl.where((k < 0)[None, :], (c[None, :] == mark[:, None]).to(tl.float32), features)
         g = tl.load(of_x + row[:, None] * H + h[None, :], ok[:, None], 0.0)
-        sums = tl.dot(tl.trans(features), g, sums, input_precision=PRECISION)
+        sums = product(tl.trans(features), g, sums, PRECISION)
     line = tl.program_id(0) * line_wide
     if MARKS:
         tl.store(of_mark + line + c[:, None] * H + h[None, :], sums, (k < 0)[:, None])
@@ -185,7 +188,7 @@ def _chances(q, after, matrix, bias, row, ok, M, MARKS: tl.constexpr, H: tl.cons
     m = tl.arange(0, MARKS)
     said = tl.load(q + row[:, None] * H + h[None, :], ok[:, None], 0.0)
     weights = tl.load(matrix + m[:, None] * H + h[None, :], (m < M)[:, None], 0.0)
-    logs = tl.dot(said, tl.trans(weights), input_precision=PRECISION) + tl.load(bias + m, m < M, float("-inf"))[None, :]
+    logs = product(said, tl.trans(weights), None, PRECISION) + tl.load(bias + m, m < M, float("-inf"))[None, :]
     logs = logs - tl.max(logs, 1)[:, None]
     logs = logs - tl.log(tl.sum(exp(logs), 1))[:, None]
     return said, weights, logs, m[None, :] == tl.load(after + row, ok, 0)[:, None]
@@ -219,8 +222,8 @@ def _shares_back(
         row, _, ok = rows_in(tile, place, total, 1, ROWS)
         said, weights, logs, own = _chances(q, after, matrix, bias, row, ok, M, MARKS, H, PRECISION)
         g = (own.to(tl.float32) - exp(logs)) * tl.load(of_share + row, ok, 0.0)[:, None]
-        tl.store(of_q + row[:, None] * H + h[None, :], tl.dot(g, weights, input_precision=PRECISION), ok[:, None])
-        by_matrix = tl.dot(tl.trans(g), said, by_matrix, input_precision=PRECISION)
+        tl.store(of_q + row[:, None] * H + h[None, :], product(g, weights, None, PRECISION), ok[:, None])
+        by_matrix = product(tl.trans(g), said, by_matrix, PRECISION)
         by_bias += tl.sum(g, 0)
     line = tl.program_id(0) * line_wide
     tl.store(of_matrix + line + m[:, None] * H + h[None, :], by_matrix, (m < M)[:, None])
@@ -230,7 +233,7 @@ def _shares_back(
 @triton.jit(do_not_specialize=["P"])
 @no_type_check
 def _score(
-    z, share, log_scale, time_scale, width, lengths, value, by_scale, P,
+    z, share, log_scale, time_scale, width, where, lengths, value, by_scale, P,
     GAPS: tl.constexpr, SHARE: tl.constexpr, T: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     b = tl.program_id(0)
@@ -249,8 +252,9 @@ def _score(
             counted = (p < n) & (p > 0)
         scored = counted & (p < n)
         rates = softplus(tl.load(z + row[:, None] * T + q[None, :], counted[:, None] & (q < T - 1)[None, :], -100.0))
+        lag, weight = node_of(tl.load(where + row, counted, 0.0)[:, None], q[None, :], T - 1)
         gap = tl.load(width + row, counted, 0.0)
-        integral += tl.where(counted, gap * (tl.sum(rates, 1) / (T - 1)), 0.0)
+        integral += tl.where(counted, gap * (tl.sum(weight * rates, 1) / (T - 1)), 0.0)
         logs = log_softplus(tl.load(z + row * T + T - 1, scored, 0.0)) + each
         if SHARE:
             logs += tl.load(share + row, scored, 0.0)
@@ -264,7 +268,7 @@ def _score(
 @triton.jit(do_not_specialize=["P", "B"])
 @no_type_check
 def _score_back(
-    z, log_scale, width, lengths, grad, by_scale, of_z, of_share, of_scale, place, count, P, B, line_wide,
+    z, log_scale, width, where, lengths, grad, by_scale, of_z, of_share, of_scale, place, count, P, B, line_wide,
     GAPS: tl.constexpr, T: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     total = tl.load(count)
@@ -283,7 +287,8 @@ def _score_back(
         at = row[:, None] * T + q[None, :]
         x = tl.load(z + at, counted[:, None] & (q < T)[None, :], 0.0)
         gap = tl.load(width + row, counted, 0.0)
-        inside = -s * (gap / (T - 1))[:, None] * sigmoid(x)
+        lag, weight = node_of(tl.load(where + row, counted, 0.0)[:, None], q[None, :], T - 1)
+        inside = -s * (gap / (T - 1))[:, None] * weight * sigmoid(x)
         slope = tl.where((q < T - 1)[None, :], inside, tl.where(scored[:, None], log_softplus_slope(x), 0.0))
         tl.store(of_z + at, tl.where(counted[:, None], g[:, None] * slope, 0.0), ok[:, None] & (q < T)[None, :])
         tl.store(of_share + row, tl.where(scored, g, 0.0), ok)
