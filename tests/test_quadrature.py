@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings, strategies as st
 from torch import Tensor
 
-from fourpoint.maths.quadrature import Unconverged, early, gauss_legendre, integrate, stratified, uniform
+from fourpoint.maths.quadrature import Unconverged, early, gauss_legendre, integrate, integrate_each, stratified, uniform
 
 
 def interval(a: float, b: float) -> tuple[Tensor, Tensor]:
@@ -101,6 +101,37 @@ def test_it_converges_in_many_intervals_at_once_and_refines_where_it_must() -> N
     assert sum(asked) < whole
 
 
+def test_what_is_narrow_is_cut_out() -> None:
+    a, b = interval(0.0, 1.0)
+    jump, peak = (lambda t, _: torch.where(t > 1 / math.pi, 3.0, 1.0).double(), lambda t, _: torch.exp(-0.5 * ((t - 0.3) / 0.003) ** 2))
+    with pytest.raises(Unconverged):
+        integrate(jump, a, b, tolerance=1e-5, splits=0)
+    value, error = integrate(jump, a, b, tolerance=1e-5)
+    assert abs(value.item() - (3 - 2 / math.pi)) <= error.item() <= 1e-5
+    value, error = integrate(peak, a, b, tolerance=1e-9, first=128)  # fewer nodes to begin with would miss it
+    assert abs(value.item() - 0.003 * math.sqrt(2 * math.pi)) <= error.item() <= 1e-9
+
+
+def test_rates_of_many_marks_are_integrated_together() -> None:
+    a, b = interval(0.0, 2.0)
+    value, error = integrate_each(lambda t, _: torch.stack([t, t.exp(), torch.sin(30 * t)], -1), a, b, tolerance=1e-9)
+    exact = torch.tensor([2.0, math.exp(2) - 1, (1 - math.cos(60)) / 30], dtype=torch.float64)
+    assert float((value[0, 0] - exact).abs().sum()) <= error.item() <= 1e-9
+
+
+def test_pieces_that_never_settle_end_in_an_error() -> None:
+    noise = torch.Generator().manual_seed(0)
+    asked: list[int] = []
+
+    def rate(times: Tensor, which: Tensor) -> Tensor:
+        asked.append(times.numel())
+        return 1 + torch.rand(times.shape, generator=noise, dtype=torch.float64)
+
+    with pytest.raises(Unconverged):
+        integrate(rate, *interval(0.0, 1.0), tolerance=1e-9)
+    assert sum(asked) < 64 * 64 * 8
+
+
 def test_more_nodes_converge_faster_than_any_power() -> None:
     errors = []
     for nodes in (2, 4, 8, 16):
@@ -161,7 +192,7 @@ def test_an_unsettled_integral_raises_with_its_numbers() -> None:
 
     numbers = r"received a summed change of [\d.e-]+ at 16 nodes, most of it \([\d.e-]+\) over \[3, 4\] of row 1\. Raise"
     with pytest.raises(Unconverged, match=f"expected integrals settled to 1e-06; {numbers}"):
-        integrate(jump, a, b, tolerance=1e-6, most=16)
+        integrate(jump, a, b, tolerance=1e-6, most=16, splits=0)
 
 
 @pytest.mark.parametrize("bad", [math.inf, math.nan])

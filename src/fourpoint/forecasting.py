@@ -22,6 +22,7 @@ from torch import Tensor
 from fourpoint.events import Batch, Dataset, MarkSpace, Sequence, UserError
 from fourpoint.maths.compensator import Law, next_event_law
 from fourpoint.maths.quadrature import Unconverged
+from fourpoint.models.protocol import longest_panel
 from fourpoint.printing import as_text
 from fourpoint.sampling import Paths, advance, check_marks, last_rates, remember, select_rows, still
 
@@ -269,7 +270,7 @@ def _next_event(model: Any, here: Any, now: float, horizon: float) -> tuple[Law,
     def rates(times: Float[Tensor, "B Q"]) -> Float[Tensor, "B Q M"]:
         return last_rates(model, here, times)
 
-    law = next_event_law(rates, start, start.new_tensor([horizon / 64]))
+    law = next_event_law(rates, start, start.new_tensor([horizon / 64]), longest=longest_panel(model))
     *times, far = law.quantiles([*LEVELS, 0.995])[0].tolist()
     quantiles = dict(zip(LEVELS, times, strict=True))
     grid = torch.linspace(now, far if np.isfinite(far) else now + horizon, GRID, dtype=torch.float64)[None]

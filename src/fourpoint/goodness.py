@@ -8,7 +8,6 @@ plot and the ratio of observed to expected events say by how much.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -22,8 +21,9 @@ from fourpoint.evaluation import device_of
 from fourpoint.events import Batch, Dataset
 from fourpoint.likelihood import BLOCK
 from fourpoint.maths import rescaling
-from fourpoint.maths.quadrature import Unconverged, gauss_legendre
+from fourpoint.maths.quadrature import integrate_each
 from fourpoint.maths.rescaling import Verdict
+from fourpoint.models.protocol import pieces
 from fourpoint.printing import as_text
 from fourpoint.sampling import check_marks, still
 
@@ -129,45 +129,12 @@ def _gap_integrals(model: Any, block: Batch, history: Any, tolerance: float) -> 
         seen = torch.arange(edges.shape[1] - 1, device=edges.device).expand(len(edges), -1)
         return model.integral(history, edges[:, :-1], edges[:, 1:], seen).to(torch.float64)
     gaps = edges.shape[1] - 1
-    knots = model.knots(history) if hasattr(model, "knots") else None
-    if knots is not None:
-        inside = torch.minimum(torch.maximum(knots, block.start[:, None]), block.stop[:, None])
-        edges = torch.cat([edges, inside], 1).sort(1).values
-    seen = torch.searchsorted(block.times.contiguous(), edges[:, :-1].contiguous(), right=True)
-    seen = torch.minimum(seen, block.lengths[:, None])
+    left, right, first = pieces(model, history, edges)
+    seen = torch.minimum(torch.searchsorted(block.times.contiguous(), left, right=True), block.lengths[:, None])
 
     def rates(times: Float[Tensor, "B H Q"], which: Int[Tensor, "B H"]) -> Float[Tensor, "B H Q M"]:
         return model.log_intensity(history, times, seen.gather(1, which)).exp().to(torch.float64)
 
-    value = _integrate(rates, edges[:, :-1], edges[:, 1:], tolerance * max(1, int(block.lengths.sum())))
+    value, _ = integrate_each(rates, left, right, tolerance=tolerance * max(1, int(block.lengths.sum())), first=first)
     total = value.new_zeros(len(edges), gaps, value.shape[-1])
     return total.scatter_add(1, seen[..., None].expand_as(value), value)
-
-
-def _integrate(
-    rates: Callable[[Tensor, Tensor], Tensor], a: Float[Tensor, "B G"], b: Float[Tensor, "B G"], tolerance: float, most: int = 512
-) -> Float[Tensor, "B G M"]:
-    """`quadrature.integrate` for all marks at once: nodes are doubled where the last doubling moved their sum."""
-    which = torch.arange(a.shape[1], device=a.device).expand_as(a)
-    nodes, value = 4, _rule(rates, a, b, which, 2)
-    error = torch.full_like(a, torch.inf)
-    while True:
-        fine = _rule(rates, a.gather(1, which), b.gather(1, which), which, nodes)
-        wide = which[..., None].expand_as(fine)
-        error = error.scatter(1, which, (fine - value.gather(1, wide)).abs().sum(-1))
-        value = value.scatter(1, wide, fine)
-        open_ = error > tolerance / (2 * error.numel())
-        if float(error.sum()) <= tolerance or not bool(open_.any()):
-            return value
-        if nodes >= most or not bool(torch.isfinite(value).all()):
-            raise Unconverged(
-                f"expected integrals settled to {tolerance:.3g}; received a summed change of {float(error.sum()):.3g} at {nodes} nodes. "
-                "Raise the tolerance, or fit the model again."
-            )
-        nodes *= 2
-        which = error.argsort(1, descending=True)[:, : int(open_.sum(1).max())]
-
-
-def _rule(rates: Callable[[Tensor, Tensor], Tensor], a: Tensor, b: Tensor, which: Tensor, nodes: int) -> Float[Tensor, "B H M"]:
-    x, w = (part.to(a) for part in gauss_legendre(nodes))
-    return (b - a)[..., None] * torch.einsum("bhqm,q->bhm", rates(a[..., None] + (b - a)[..., None] * x, which), w)

@@ -25,6 +25,7 @@ from torch.utils.checkpoint import checkpoint
 
 from fourpoint.events import Batch, UserError
 from fourpoint.maths.quadrature import Unconverged, early, gauss_legendre, integrate, stratified, uniform
+from fourpoint.models.protocol import pieces
 
 Convention = Literal["window", "gaps"]
 CONVENTIONS: tuple[Convention, ...] = ("window", "gaps")
@@ -278,14 +279,10 @@ def _integrals(
     if hasattr(model, "integral"):
         exact = model.integral(history, edges[:, :-1], edges[:, 1:]).sum(2).to(torch.float64)
         return edges[:, :-1], edges[:, 1:], exact, 64 * torch.finfo(edges.dtype).eps * exact.abs()
-    knots = model.knots(history) if hasattr(model, "knots") else None
-    if knots is not None:
-        inside = torch.minimum(torch.maximum(knots, block.start[:, None]), block.stop[:, None])
-        edges = torch.cat([edges, inside], 1).sort(1).values
-    left, right = edges[:, :-1].contiguous(), edges[:, 1:].contiguous()
+    left, right, first = pieces(model, history, edges)
     seen = torch.minimum(torch.searchsorted(block.times.contiguous(), left, right=True), block.lengths[:, None])
 
     def rate(times: Float[Tensor, "B H Q"], which: Int[Tensor, "B H"]) -> Float[Tensor, "B H Q"]:
         return _total(model, history, times, seen.gather(1, which)).to(torch.float64)
 
-    return left, right, *integrate(rate, left, right, tolerance=budget)
+    return left, right, *integrate(rate, left, right, tolerance=budget, first=first)

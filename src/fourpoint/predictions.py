@@ -28,6 +28,7 @@ from torch import Tensor
 
 from fourpoint.events import Batch, Dataset, UserError
 from fourpoint.maths.compensator import next_event_law
+from fourpoint.models.protocol import longest_panel
 from fourpoint.printing import as_text
 from fourpoint.sampling import advance, check_marks, remember, select_rows, still
 
@@ -211,7 +212,8 @@ def _score_batch(model: Any, data: Dataset, rows: NDArray[np.int64], own: list[N
         return model.log_intensity(history, times.unflatten(0, index.shape), index).exp().flatten(0, 1)
 
     now = rates(start[:, None]).sum((1, 2)).double()
-    law = next_event_law(rates, start, 0.25 / now.clamp(min=torch.finfo(now.dtype).tiny), through=truth, tolerance=TOLERANCE)
+    panel = 0.25 / now.clamp(min=torch.finfo(now.dtype).tiny)
+    law = next_event_law(rates, start, panel, longest=longest_panel(model), through=truth, tolerance=TOLERANCE)
     ends = torch.stack([truth, batch.stop.repeat_interleave(width)], 1)
     below, seen = (1 - torch.exp(-law.integral_at(ends))).unbind(1)
     covered = ((below >= 0.05 * seen) & (below <= 0.95 * seen)).double()

@@ -30,6 +30,7 @@ from torch import Tensor
 from fourpoint.events import Batch, Dataset, MarkSpace, Sequence, UserError
 from fourpoint.maths.quadrature import Unconverged
 from fourpoint.maths.thinning import ExplosiveRate, Round, Tally, draw_marks, next_by_inversion, thin, unit_exponentials
+from fourpoint.models.protocol import longest_panel
 
 Method = Literal["auto", "thinning", "inversion"]
 METHODS = ("auto", "thinning", "inversion")
@@ -279,7 +280,9 @@ def _round(
         return Round(hit, time, rates(time[:, None])[:, 0].to(at.dtype), width), past
     first = rates(at[:, None]).sum((1, 2)).to(at.dtype)
     panel = torch.minimum(0.5 / first.clamp(min=torch.finfo(at.dtype).tiny), (end - at) / 4).clamp(min=torch.finfo(at.dtype).tiny)
-    time = next_by_inversion(rates, at, end, panel, random, longest=((end - at) / 4).clamp(min=torch.finfo(at.dtype).tiny))
+    quarter, own = ((end - at) / 4).clamp(min=torch.finfo(at.dtype).tiny), longest_panel(model)
+    longest = (lambda elapsed: quarter) if own is None else lambda elapsed: torch.minimum(quarter, own(elapsed))
+    time = next_by_inversion(rates, at, end, panel, random, longest=longest)
     hit = torch.isfinite(time)
     time = torch.where(hit, time, torch.maximum(at, end))
     return Round(hit, time, rates(time[:, None])[:, 0].to(at.dtype), width), past

@@ -23,6 +23,7 @@ from torch import nn
 from fourpoint import checkpoints
 from fourpoint.events import Dataset, UserError
 from fourpoint.likelihood import Convention, quick_log_likelihood
+from fourpoint.narrow_peaks import look_for_narrow_peaks
 
 VALIDATION_EVENTS = 20_000  # at most so many events of the development data are scored at each validation
 COLUMNS = ("step", "epoch", "seconds", "train_log_likelihood", "dev_log_likelihood", "events_per_second", "learning_rate")
@@ -173,6 +174,7 @@ class Run:
         self.model.to("cpu").eval()
         self.fit.stopped = self.fit.stopped or "all steps done"
         self.fit.notes += self.model.settle() if hasattr(self.model, "settle") else []
+        self.fit.notes += look_for_narrow_peaks(self.model, self.train) if hasattr(self.model, "narrow") else []
         self.write(model=True)
         if self.folder:
             checkpoints.remove_tensors(self.folder, "training")

@@ -25,6 +25,7 @@ from torch import Tensor
 from fourpoint.maths.quadrature import Unconverged, gauss_legendre
 
 Rates = Callable[[Float[Tensor, "B Q"]], Float[Tensor, "B Q M"]]
+Longest = Callable[[Float[Tensor, " B"]], Float[Tensor, " B"]]  # of a panel that begins so long after the start
 
 NODES = 16
 TOLERANCE = 1e-5  # of each panel's integral: far below what any test of a sample could see
@@ -50,26 +51,25 @@ def march(
     target: Float[Tensor, " B"],
     width: Float[Tensor, " B"],
     *,
-    longest: Float[Tensor, " B"] | float = torch.inf,
+    longest: Longest | None = None,
     through: Float[Tensor, " B"] | None = None,
     tolerance: float = TOLERANCE,
 ) -> Iterator[Panel]:
     """Panels from ``start`` on, until Lambda has passed ``target`` or time has reached ``stop`` (which may be infinite).
 
-    ``rates(times)`` are the intensities per mark; ``width`` is the length of the first panel and ``longest`` of any, and
-    a change of the rate much shorter than that may be missed. ``through`` (optional) is a time that becomes a panel's end.
+    ``rates(times)`` are the intensities per mark; ``width`` is the length of the first panel and ``longest(elapsed)`` the most that one
+    may have; a change of the rate much shorter than a panel may be missed. ``through`` (optional) is a time that becomes a panel's end.
     Raises :class:`Unconverged` where the rate is not finite or no panel is short enough.
     """
     x = gauss_legendre(NODES)[0].to(start)
     matrix = _transform().to(start)
     left, total, first = start.clone(), torch.zeros_like(start), width
     halved = torch.zeros_like(start, dtype=torch.bool)
-    limit = torch.as_tensor(longest, dtype=start.dtype, device=start.device).expand_as(start)
     while True:
         stopped = (left >= stop) | (total >= target) | (left - start > FAR * first)
         if bool(stopped.all()):
             return
-        width = torch.minimum(width, limit)
+        width = width if longest is None else torch.minimum(width, longest(left - start))
         right = torch.minimum(left + width, stop)
         if through is not None:
             right = torch.where((left < through) & (through < right), through, right)
@@ -96,7 +96,7 @@ def reach(
     target: Float[Tensor, " B"],
     width: Float[Tensor, " B"],
     *,
-    longest: Float[Tensor, " B"] | float = torch.inf,
+    longest: Longest | None = None,
     tolerance: float = TOLERANCE,
 ) -> Float[Tensor, " B"]:
     """The time at which Lambda, counted from ``start``, reaches ``target``; infinite where it does not before ``stop``.
@@ -188,7 +188,7 @@ def next_event_law(
     width: Float[Tensor, " B"],
     *,
     stop: Float[Tensor, " B"] | None = None,
-    longest: Float[Tensor, " B"] | float = torch.inf,
+    longest: Longest | None = None,
     through: Float[Tensor, " B"] | None = None,
     tolerance: float = TOLERANCE,
 ) -> Law:

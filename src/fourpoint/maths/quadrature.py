@@ -5,7 +5,8 @@ Training draws *stratified* nodes: interval [a, b] is cut into n equal strata wi
     int_a^b f  ~  (b - a)/n sum_q f(a + (b - a)(q + u_q)/n),        u_q ~ U[0, 1],
 
 which is unbiased, so that no model can hide its rate between fixed nodes. Evaluation uses *Gauss-Legendre* nodes,
-doubled only in those intervals whose error estimate is still large, until the sum of the estimates is below a tolerance.
+doubled only in those intervals whose error estimate is still large, until the sum of the estimates is below a tolerance; an
+interval that 64 nodes do not settle is cut, since what is narrow in one is wide in its pieces.
 The estimate of an interval has three parts, each for one way to be wrong:
 
     move   |Q_n - Q_{n/2}|, which bounds the error of the finer rule as soon as the rule converges at all;
@@ -27,6 +28,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+MOST, SPLITS = 64, 12  # nodes of an interval before it is cut, and how often that may be
+ROOM = 64  # pieces for each interval that there may be at once
 Rate = Callable[[Float[Tensor, "B H Q"], Int[Tensor, "B H"]], Float[Tensor, "B H Q"]]
 
 
@@ -88,49 +91,79 @@ def integrate(
     *,
     tolerance: float,
     first: int = 2,
-    most: int = 1024,
+    most: int = MOST,
+    splits: int = SPLITS,
 ) -> tuple[Float[Tensor, "B G"], Float[Tensor, "B G"]]:
     """The integral of ``rate`` over every [a, b], and an upper estimate of the error of each.
 
     ``rate(times (B, H, Q), which (B, H))`` is asked for the intervals ``which`` only. ``tolerance`` bounds the sum of
-    all errors. ``first`` nodes, 2 or more, are doubled up to ``most``. Raises :class:`Unconverged` with the worst
-    interval where that does not reach the tolerance.
+    all errors. ``first`` nodes, 2 or more, are doubled up to ``most``; what is still open then is cut into four, short ones first, up to
+    ``splits`` times. Raises :class:`Unconverged` with the worst interval where that does not reach the tolerance.
 
     >>> zero, one = torch.zeros(1, 1), torch.ones(1, 1)
     >>> value, error = integrate(lambda t, _: t.exp(), zero, one, tolerance=1e-6)
     >>> abs(value.item() - 1.718281828) <= error.item() + 1e-6
     True
     """
+    value, error = integrate_each(
+        lambda t, which: rate(t, which)[..., None], a, b, tolerance=tolerance, first=first, most=most, splits=splits
+    )
+    return value[..., 0], error
+
+
+def integrate_each(
+    rates: Callable[[Float[Tensor, "B H Q"], Int[Tensor, "B H"]], Float[Tensor, "B H Q M"]],
+    a: Float[Tensor, "B G"],
+    b: Float[Tensor, "B G"],
+    *,
+    tolerance: float,
+    first: int = 2,
+    most: int = MOST,
+    splits: int = SPLITS,
+    room: int | None = None,
+) -> tuple[Float[Tensor, "B G M"], Float[Tensor, "B G"]]:
+    """:func:`integrate` for M rates at once; the errors are those of all of them together. There are ``room`` pieces at most at a time."""
+    room = ROOM * a.numel() if room is None else room
     which = torch.arange(a.shape[1], device=a.device).expand_as(a)
-    begun = rate(torch.cat([a[..., None], _places(a, b, first)], -1), which)
-    edge, value = begun[..., 0], _sum(begun[..., 1:], a, b)
-    nodes, error = 2 * first, torch.full_like(value, torch.inf)
+    begun = rates(torch.cat([a[..., None], _places(a, b, first)], -1), which)
+    edge, value = begun[:, :, 0].sum(-1), _sum(begun[:, :, 1:], a, b)
+    nodes, error = 2 * first, torch.full_like(value[..., 0], torch.inf)
     while True:
         low, high = a.gather(1, which), b.gather(1, which)
-        found = rate(_places(low, high, nodes), which)
-        fine = _sum(found, low, high)
-        floor = torch.where(high > low, tolerance / (1000 * error.numel()), 0.0) + 4 * torch.finfo(fine.dtype).eps * fine.abs()
-        doubt = _doubt(found, edge.gather(1, which), low, high) + floor
-        error = error.scatter(1, which, (fine - value.gather(1, which)).abs() + doubt)
-        value = value.scatter(1, which, fine)
+        found = rates(_places(low, high, nodes), which)
+        fine, all_ = _sum(found, low, high), which[..., None].expand(-1, -1, value.shape[-1])
+        floor = torch.where(high > low, tolerance / (1000 * error.numel()), 0.0) + 4 * torch.finfo(fine.dtype).eps * fine.abs().sum(-1)
+        doubt = _doubt(found.sum(-1), edge.gather(1, which), low, high) + floor
+        error = error.scatter(1, which, (fine - value.gather(1, all_)).abs().sum(-1) + doubt)
+        value = value.scatter(1, all_, fine)
         if not bool(torch.isfinite(value).all()):
-            raise _not_finite(value, a, b)
+            raise _not_finite(value.sum(-1), a, b)
         open_ = error > tolerance / (2 * error.numel())
         if float(error.sum()) <= tolerance or not bool(open_.any()):
             return value, error
+        which = error.argsort(1, descending=True)[:, : int(open_.sum(1).max())]
         if nodes >= most:
-            raise _unsettled(error, a, b, tolerance, nodes)
+            break
         nodes *= 2
-        width = int(open_.sum(1).max())
-        which = error.argsort(1, descending=True)[:, :width]
+    doubtful = float(error.gather(1, which).sum())
+    if not splits or 4 * which.numel() > room:
+        raise _unsettled(error, a, b, tolerance, nodes)
+    low, high = a.gather(1, which)[..., None], b.gather(1, which)[..., None]
+    ends = torch.cat([low, low + (high - low) * low.new_tensor([1 / 16, 1 / 4, 9 / 16]), high], -1)
+    parts, errors = integrate_each(
+        lambda t, own: rates(t, which.gather(1, own // 4)), ends[..., :-1].flatten(1), ends[..., 1:].flatten(1),
+        tolerance=tolerance - float(error.sum()) + doubtful, first=most // 4, most=most, splits=splits - 1, room=room,
+    )  # fmt: skip
+    all_ = which[..., None].expand(-1, -1, value.shape[-1])
+    return value.scatter(1, all_, parts.unflatten(1, (-1, 4)).sum(2)), error.scatter(1, which, errors.unflatten(1, (-1, 4)).sum(2))
 
 
 def _places(a: Float[Tensor, "B H"], b: Float[Tensor, "B H"], nodes: int) -> Float[Tensor, "B H Q"]:
     return a[..., None] + (b - a)[..., None] * gauss_legendre(nodes)[0].to(a)
 
 
-def _sum(values: Float[Tensor, "B H Q"], a: Float[Tensor, "B H"], b: Float[Tensor, "B H"]) -> Float[Tensor, "B H"]:
-    return (b - a).to(values.dtype) * (values @ gauss_legendre(values.shape[-1])[1].to(values))
+def _sum(values: Float[Tensor, "B H Q M"], a: Float[Tensor, "B H"], b: Float[Tensor, "B H"]) -> Float[Tensor, "B H M"]:
+    return (b - a).to(values.dtype)[..., None] * (values.movedim(2, 3) @ gauss_legendre(values.shape[2])[1].to(values))
 
 
 def _doubt(

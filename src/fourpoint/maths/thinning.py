@@ -22,7 +22,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from fourpoint.maths.compensator import TOLERANCE, Rates, reach
+from fourpoint.maths.compensator import TOLERANCE, Longest, Rates, reach
 
 Bound = Callable[[Float[Tensor, " B"], Float[Tensor, " B"]], Float[Tensor, " B"]]
 
@@ -148,7 +148,7 @@ def next_by_inversion(
     width: Float[Tensor, " B"],
     random: torch.Generator,
     *,
-    longest: Float[Tensor, " B"] | float = torch.inf,
+    longest: Longest | None = None,
     tolerance: float = TOLERANCE,
 ) -> Float[Tensor, " B"]:
     """The next event of every path, without a bound; infinite where none comes before ``stop``.

@@ -18,6 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from fourpoint.models import deep_rows_cuda
+from fourpoint.models.deep_layer import REACH
 from fourpoint.models.deep_maths_cuda import cos_sin, exp, feature, node_of, product
 from fourpoint.models.deep_rows_cuda import Rows, rows_in, tiles_of
 
@@ -60,7 +61,7 @@ def turn(given: Given, rows: Rows, Q: int) -> Tensor:
     _turn[(rows.tiles(ROWS),)](
         *given, before, rows.place, rows.real, Q=Q, TIMES=len(given.scales), K=given.since.shape[1], J=J,
         MODES=triton.next_power_of_2(J), H=H, ROWS=ROWS,
-        FEATURES=FEATURES, PRECISION=deep_rows_cuda.PRECISION, num_warps=WARPS, maxnreg=REGISTERS,
+        FEATURES=FEATURES, PRECISION=deep_rows_cuda.PRECISION, REACH=REACH, num_warps=WARPS, maxnreg=REGISTERS,
     )  # fmt: skip
     return before
 
@@ -71,7 +72,7 @@ def turn_back(given: Given, rows: Rows, Q: int, of_before: Tensor, of: Slopes) -
     found = torch.empty_like(given.state), torch.empty_like(given.pace), torch.empty_like(given.context)
     _turn_back[(len(of.read),)](
         *given, of_before, *found, *of, rows.place, rows.real, of.read.stride(0), Q=Q, TIMES=len(given.scales), K=given.since.shape[1], J=J,
-        MODES=triton.next_power_of_2(J), H=H, ROWS=BACK_ROWS, FEATURES=FEATURES, PRECISION=deep_rows_cuda.PRECISION,
+        MODES=triton.next_power_of_2(J), H=H, ROWS=BACK_ROWS, FEATURES=FEATURES, PRECISION=deep_rows_cuda.PRECISION, REACH=REACH,
         num_warps=BACK_WARPS, num_stages=1, maxnreg=BACK_REGISTERS,
     )  # fmt: skip
     return found
@@ -79,9 +80,9 @@ def turn_back(given: Given, rows: Rows, Q: int, of_before: Tensor, of: Slopes) -
 
 @triton.jit
 @no_type_check  # triton has its own types
-def _features(lag, at, k, TIMES: tl.constexpr, K: tl.constexpr):
+def _features(lag, far, at, k, TIMES: tl.constexpr, K: tl.constexpr):
     """log(1 + lag / s_k) - 1, waves, and a 1 for the bias."""
-    return feature(tl.log(1.0 + lag[:, None] / at[None, :]), k[None, :], TIMES, K)
+    return feature(tl.log(1.0 + tl.minimum(lag, far)[:, None] / at[None, :]), k[None, :], TIMES, K)
 
 
 @triton.jit
@@ -89,7 +90,7 @@ def _features(lag, at, k, TIMES: tl.constexpr, K: tl.constexpr):
 def _turn(
     state, pace, context, read, bias, since, log_decay, turns, first, scales, width, where, before, place, count,
     Q: tl.constexpr, TIMES: tl.constexpr, K: tl.constexpr, J: tl.constexpr, MODES: tl.constexpr, H: tl.constexpr,
-    ROWS: tl.constexpr, FEATURES: tl.constexpr, PRECISION: tl.constexpr,
+    ROWS: tl.constexpr, FEATURES: tl.constexpr, PRECISION: tl.constexpr, REACH: tl.constexpr,
 ):  # fmt: skip
     total = tl.load(count)
     if tl.program_id(0) * ROWS < total:
@@ -102,6 +103,7 @@ def _turn(
         decay = exp(tl.load(log_decay + j, real, 0.0))
         frequency = tl.load(turns + j, real, 0.0) * tl.load(first + j, real, 0.0)
         at = tl.load(scales + tl.where(k < TIMES, k, 0))
+        far = REACH * tl.load(scales + TIMES - 1)
         gap = tl.load(width + row, ok, 0.0)
         drawn = tl.load(where + row, ok, 0.0)
         speed = tl.load(pace + row[:, None] * J + j[None, :], some, 0.0)
@@ -120,7 +122,7 @@ def _turn(
             cosine, sine = cos_sin(frequency[None, :] * own)
             f_re = size * cosine
             f_im = size * sine
-            sums = product(_features(lag, at, k, TIMES, K), matrix, known, PRECISION)
+            sums = product(_features(lag, far, at, k, TIMES, K), matrix, known, PRECISION)
             sums = product(f_re * s_re - f_im * s_im, w_re, sums, PRECISION)
             sums = product(f_re * s_im + f_im * s_re, w_im, sums, PRECISION)
             tl.store(before + (row * (Q + 1) + q)[:, None] * H + col[None, :], sums, ok[:, None])
@@ -132,7 +134,7 @@ def _turn_back(
     state, pace, context, read, bias, since, log_decay, turns, first, scales, width, where, of_before, of_state, of_pace, of_context,
     of_read, of_bias, of_since, of_log_decay, of_turns, place, count, line_wide,
     Q: tl.constexpr, TIMES: tl.constexpr, K: tl.constexpr, J: tl.constexpr, MODES: tl.constexpr, H: tl.constexpr,
-    ROWS: tl.constexpr, FEATURES: tl.constexpr, PRECISION: tl.constexpr,
+    ROWS: tl.constexpr, FEATURES: tl.constexpr, PRECISION: tl.constexpr, REACH: tl.constexpr,
 ):  # fmt: skip
     total = tl.load(count)
     begin, end = tiles_of(total, ROWS)
@@ -144,6 +146,7 @@ def _turn_back(
     scale = tl.load(first + j, real, 0.0)
     frequency = tl.load(turns + j, real, 0.0) * scale
     at = tl.load(scales + tl.where(k < TIMES, k, 0))
+    far = REACH * tl.load(scales + TIMES - 1)
     across = col[:, None] * (2 * J) + 2 * j[None, :]
     w_re = tl.load(read + across, real[None, :], 0.0)
     w_im = tl.load(read + across + 1, real[None, :], 0.0)
@@ -182,7 +185,7 @@ def _turn_back(
             turned = tl.trans(g)
             by_re = product(turned, p_re, by_re, PRECISION)
             by_im = product(turned, p_im, by_im, PRECISION)
-            by_features = product(turned, _features(lag, at, k, TIMES, K), by_features, PRECISION)
+            by_features = product(turned, _features(lag, far, at, k, TIMES, K), by_features, PRECISION)
             d_re = product(g, w_re, None, PRECISION)
             d_im = product(g, w_im, None, PRECISION)
             g_re += f_re * d_re + f_im * d_im

@@ -34,6 +34,7 @@ KEPT = 4.0  # the forget gate's first argument: 98% of the past stays
 PACE = math.log(math.e - 1)  # softplus is 1 here
 SLOW_TURNS = 0.3  # first frequencies, in units of the mode's decay
 LINGER = 0.1  # decay of the modes that keep the data's rhythms, in units of the slowest
+REACH = 16  # of the longest scale: elapsed times beyond it are told as that
 SHARE = 4  # at most one mode in so many keeps a rhythm
 
 
@@ -187,13 +188,15 @@ class DeepLayer(nn.Module):
 def features(gaps: Float[Tensor, "*S"], scales: Float[Tensor, " K"], waves: int) -> Float[Tensor, "*S F"]:
     """What is told of elapsed times: log(1 + d / s_k) - 1 for the K ``scales``, and cos and sin of 2^j pi log(1 + d / s_1), j < ``waves``.
 
+    Past REACH times the longest scale nothing changes, so that a rate does not fall for ever and the next event always comes.
+
     The logarithms alone are so smooth that a network needs long to make anything narrow of them. Waves resolve a share of the time that
     has passed, whatever the unit: fine just after an event, ever coarser later, so that they follow no clock beyond its first ticks.
 
     >>> features(torch.tensor([0.0, 1.0]), torch.tensor([1.0, 10.0]), 1).shape
     torch.Size([2, 4])
     """
-    logs = torch.log1p(gaps[..., None] / scales)
+    logs = torch.log1p(torch.minimum(gaps, REACH * scales[-1])[..., None] / scales)
     angles = logs[..., :1] * math.pi * torch.arange(waves, dtype=logs.dtype, device=logs.device).exp2()
     return torch.cat([logs - 1, angles.cos(), angles.sin()], -1)
 

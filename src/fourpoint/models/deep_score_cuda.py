@@ -20,6 +20,7 @@ from torch import Tensor
 
 from fourpoint.events import Batch
 from fourpoint.models import deep_rows_cuda
+from fourpoint.models.deep_layer import REACH
 from fourpoint.models.deep_maths_cuda import exp, feature, log_softplus, log_softplus_slope, node_of, product, sigmoid, softplus
 from fourpoint.models.deep_rows_cuda import Rows, rows_in, tiles_of
 
@@ -54,7 +55,7 @@ def tokens(
     _tokens[(rows.tiles(ROWS),)](
         batch.times.contiguous(), batch.marks.contiguous(), batch.start, batch.stop, rows.lengths, hidden, time_scale, scales,
         *parts, x, *seen, rows.place, rows.real, N, marks, HIDDEN=hidden is not None, TIMES=len(scales), K=parts.gap.shape[1],
-        H=H, ROWS=ROWS, num_warps=WARPS,
+        H=H, ROWS=ROWS, REACH=REACH, num_warps=WARPS,
     )  # fmt: skip
     return x, seen
 
@@ -65,7 +66,7 @@ def tokens_back(seen: Seen, rows: Rows, scales: Tensor, marks: int, of_x: Tensor
     _tokens_back[(len(of.gap),)](
         seen.own, seen.width, scales, of_x, *of, rows.place, rows.real, rows.P, first, of.gap.stride(0), MARKS=first > 0,
         TIMES=len(scales), K=K, H=of_x.shape[1], COLUMNS=max(16, triton.next_power_of_2(first + K + 1)), ROWS=ROWS,
-        PRECISION=deep_rows_cuda.PRECISION, num_warps=WARPS, num_stages=1,
+        PRECISION=deep_rows_cuda.PRECISION, REACH=REACH, num_warps=WARPS, num_stages=1,
     )  # fmt: skip
 
 
@@ -120,7 +121,7 @@ def score_back(
 @no_type_check  # triton has its own types
 def _tokens(
     times, marks, start, stop, lengths, hidden, time_scale, scales, by_mark, by_gap, bias, x, own, after, width, place, count, N, M,
-    HIDDEN: tl.constexpr, TIMES: tl.constexpr, K: tl.constexpr, H: tl.constexpr, ROWS: tl.constexpr,
+    HIDDEN: tl.constexpr, TIMES: tl.constexpr, K: tl.constexpr, H: tl.constexpr, ROWS: tl.constexpr, REACH: tl.constexpr,
 ):  # fmt: skip
     total = tl.load(count)
     if tl.program_id(0) * ROWS < total:
@@ -141,7 +142,7 @@ def _tokens(
         mark = tl.where(p > 0, mark, M)
         tl.store(own + row, mark, ok)
         tl.store(after + row, tl.load(marks + event, ok & (p < n), 0), ok)
-        gap = ((left - earlier) / unit).to(tl.float32)
+        gap = tl.minimum(((left - earlier) / unit).to(tl.float32), REACH * tl.load(scales + TIMES - 1))
         h = tl.arange(0, H)
         token = tl.load(by_mark + mark[:, None] * H + h[None, :], ok[:, None], 0.0) + tl.load(bias + h)[None, :]
         for k in tl.static_range(K):
@@ -155,7 +156,7 @@ def _tokens(
 def _tokens_back(
     own, width, scales, of_x, of_mark, of_gap, of_bias, place, count, P, first, line_wide,
     MARKS: tl.constexpr, TIMES: tl.constexpr, K: tl.constexpr, H: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr,
-    PRECISION: tl.constexpr,
+    PRECISION: tl.constexpr, REACH: tl.constexpr,
 ):  # fmt: skip
     total = tl.load(count)
     begin, end = tiles_of(total, ROWS)
@@ -163,10 +164,11 @@ def _tokens_back(
     c = tl.arange(0, COLUMNS)
     k = c - first
     scale = tl.load(scales + tl.where((k >= 0) & (k < TIMES), k, 0))
+    far = REACH * tl.load(scales + TIMES - 1)
     sums = tl.zeros([COLUMNS, H], tl.float32)
     for tile in range(begin, end):
         row, _, ok = rows_in(tile, place, total, 1, ROWS)
-        gap = tl.load(width + row - 1, ok & (row % P > 0), 0.0)
+        gap = tl.minimum(tl.load(width + row - 1, ok & (row % P > 0), 0.0), far)
         features = feature(tl.log(1.0 + gap[:, None] / scale[None, :]), k[None, :], TIMES, K)
         if MARKS:
             mark = tl.load(own + row, ok, 0)

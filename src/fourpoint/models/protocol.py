@@ -18,6 +18,8 @@ Optional verbs, each used where a model has it:
     in_gaps(history, t, b, weights) each gap's mean rate, and log rates at b    fast_log_likelihood(...)  for training, or None
     slopes(batch, nodes, ...)       the same and its gradient, without torch's  redraw(random)            what is random in a step
     maximum_likelihood(data)        a fit without gradient steps                recipe                    settings of `fit` that suit it
+    cuts(history), first_nodes      where integrals are cut, and the nodes that a rule begins with, where a rate has narrow peaks
+    longest_panel(elapsed)          how much of the time after that a rule of 16 nodes may see at once, for the same reason
 
 A model whose mark space has a box keeps places x too: ``extend(..., place)`` takes one, log_intensity is the rate of each type in the
 whole box, and
@@ -33,7 +35,7 @@ unit, and so are intensities: events per unit of time and per mark.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import torch
@@ -107,6 +109,28 @@ def position_before(history: History, times: Float[Tensor, "B Q"]) -> Int[Tensor
         )
     count = torch.searchsorted(history.times[:, 1:].contiguous(), times.contiguous())
     return torch.minimum(count, history.lengths[:, None])
+
+
+def longest_panel(model: Any) -> Callable[[Tensor], Tensor] | None:
+    """How long a stretch of time may be that a rule with 16 nodes sees at once, by the time since the last event; None for any length."""
+    own: Callable[[Tensor], Tensor] | None = getattr(model, "longest_panel", None)
+    return own
+
+
+def pieces(model: Any, history: Any, edges: Float[Tensor, "B E"]) -> tuple[Float[Tensor, "B H"], Float[Tensor, "B H"], int]:
+    """Left and right ends of the pieces in which integrals between ``edges`` are found, and with how many nodes a rule begins.
+
+    Edges are cut where the model says: at its ``knots``, where the rate is not smooth, or ``cuts``, between which it may have peaks."""
+    verb = getattr(model, "knots", None) or getattr(model, "cuts", None)
+    cuts = None if verb is None else verb(history)
+    if cuts is not None:
+        edges = torch.cat([edges, torch.minimum(torch.maximum(cuts, edges[:, :1]), edges[:, -1:])], 1).sort(1).values
+    left, right = edges[:, :-1].contiguous(), edges[:, 1:].contiguous()
+    if cuts is not None:  # most pieces of many cuts are empty
+        filled = right > left
+        order = filled.to(torch.int8).argsort(dim=1, descending=True, stable=True)[:, : max(1, int(filled.sum(1).max()))]
+        left, right = left.gather(1, order), right.gather(1, order)
+    return left, right, getattr(model, "first_nodes", 2)
 
 
 def space_without_places(marks: MarkSpace | int | Sequence[str] | None, model: str) -> MarkSpace:

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from fourpoint.events import Batch
 from fourpoint.maths.quadrature import integrate
+from fourpoint.models.protocol import pieces
 from fourpoint.sampling import remember
 
 Floats = NDArray[np.float64]
@@ -52,19 +53,16 @@ def integrals(model: Any, history: Any, at: Floats, times: Floats) -> Floats:
     last = history.lengths[:, None]
     if hasattr(model, "integral"):
         return np.asarray(model.integral(history, a, b, last).sum((1, 2)).detach().numpy())
-    edges = torch.cat([a, b], 1)
-    knots = model.knots(history) if hasattr(model, "knots") else None
-    if knots is not None:
-        edges = torch.cat([edges, torch.minimum(torch.maximum(knots, a), b)], 1).sort(1).values
-    wide = (edges.diff(dim=1) > 0).any(0)
+    left, right, first = pieces(model, history, torch.cat([a, b], 1))
+    wide = (right > left).any(0)
     if not bool(wide.any()):
         return np.zeros(len(at))
-    left, right = edges[:, :-1][:, wide], edges[:, 1:][:, wide]
+    left, right = left[:, wide], right[:, wide]
 
     def rate(t: Tensor, which: Tensor) -> Tensor:
         return model.log_intensity(history, t, last.expand_as(which)).exp().sum(-1)
 
     ends = rate(torch.cat([a, b], 1)[:, None], last)[:, 0].mean(1)
     rough = torch.nan_to_num((b - a)[:, 0] * ends, nan=0.0, posinf=0.0)
-    found, _ = integrate(rate, left, right, tolerance=TOLERANCE * float((1 + rough).sum()))
+    found, _ = integrate(rate, left, right, tolerance=TOLERANCE * float((1 + rough).sum()), first=first)
     return np.asarray(found.sum(1).numpy())
