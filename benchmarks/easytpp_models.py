@@ -31,12 +31,14 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from fourpoint.events import Batch, Dataset
 from fourpoint.likelihood import quick_log_likelihood, sampled_log_likelihood
 from fourpoint.models import protocol
+from fourpoint.models.narrow import NarrowPeaks
 from fourpoint.models.neural_start import time_scale_of
 from fourpoint.models.poisson import mean_rates
 
@@ -88,7 +90,7 @@ class PeerHistory(NamedTuple):
     memory: Any
 
 
-class Peer(nn.Module):
+class Peer(NarrowPeaks, nn.Module):
     """An EasyTPP model of ``setting`` for the marks and the time scale of ``data``."""
 
     time_scale: Tensor
@@ -102,6 +104,9 @@ class Peer(nn.Module):
         self.register_buffer("time_scale", torch.tensor(time_scale_of(data), dtype=torch.float64))
         rates = mean_rates(data, data.marks)
         self.register_buffer("log_first", rates.log().float())
+        self.register_buffer("narrow", torch.zeros((), dtype=torch.bool))
+        gaps = data.gaps[data.gaps > 0]
+        self._extent = (float(np.quantile(gaps, 0.02)), 16 * float(np.mean(data.durations)))  # as Deep DAPP takes them
         with torch.no_grad():
             _last_layer(self.net).bias.copy_(torch.log(torch.expm1(rates * self.time_scale)))
 
@@ -124,6 +129,10 @@ class Peer(nn.Module):
         at = ((times - history.start[:, None, None]) / self.time_scale).float()
         found = (self._rates(self.net, history.memory, lag, at, position) + self.net.eps).log()
         return torch.where((position > 0)[..., None, None], found - self.time_scale.log().float(), self.log_first)
+
+    def extent(self) -> tuple[float, float]:
+        """The shortest and the longest time that matter (`fourpoint.models.narrow`)."""
+        return self._extent
 
     def intensity(self, history: PeerHistory, times: Tensor) -> Tensor:
         """lambda per mark at any times after the start."""

@@ -147,9 +147,12 @@ def _trained(cell: Row, train: Any, dev: Any) -> tuple[Any, Row]:
     if cell["model"].startswith("easytpp-"):
         import easytpp_models as peers
 
+        from fourpoint.narrow_peaks import look_for_narrow_peaks
+
         for budget in (1e-3, cell["budget"]):
             model, rate = peers.build(cell["model"], train, cell["seed"])
             facts = peers.train(model.to(cell["device"]), train, dev, rate=rate, budget=budget, seed=cell["seed"])
+        look_for_narrow_peaks(model, train)
         return model, facts
     from fourpoint import fit
     from fourpoint.models import MODELS

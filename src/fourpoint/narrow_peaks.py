@@ -1,7 +1,7 @@
 """Whether a fitted rate has peaks so narrow that a rule for integrals might miss them.
 
 Where times are whole seconds, say, a flexible model learns to aim at them. No rule finds a peak between its nodes, and its error estimate
-knows nothing of it either. A model that can have such peaks (``narrow``, `deep_dapp`) is looked at once, when it is fitted: a few gaps are
+knows nothing of it either. A model that can have such peaks (`models.narrow`) is looked at once, when it is fitted: a few gaps are
 integrated as for any rate, and then in pieces of the elapsed time that are short at any scale. Where the two differ, the model asks for
 those pieces from then on, in likelihoods, checks, samples and forecasts. Used by `training_run`.
 """
@@ -24,15 +24,18 @@ ALIKE = 1e-3  # of the integral per event
 def look_for_narrow_peaks(model: Any, data: Dataset) -> list[str]:
     """Set ``model.narrow`` from some sequences of ``data``, and say so where it is true."""
     whole = data.batch(list(range(0, len(data), max(1, -(-len(data) // SEQUENCES)))))
-    some = whole.columns(0, EVENTS) if whole.times.shape[1] else whole
+    some = (whole.columns(0, EVENTS) if whole.times.shape[1] else whole).to(model.narrow.device)
+    training = model.training
+    model.eval()
     model.narrow.fill_(False)
     try:
-        plain = log_likelihoods(model, some)["window"].integral.sum()
+        plain = log_likelihoods(model, some)["window"].integral
         model.narrow.fill_(True)
-        fine = log_likelihoods(model, some)["window"].integral.sum()
-        model.narrow.fill_(bool((fine - plain).abs() > ALIKE * max(1, int(some.lengths.sum()))))
+        fine = log_likelihoods(model, some)["window"].integral
+        model.narrow.fill_(bool((fine - plain).abs().sum() > ALIKE * max(1, int(some.lengths.sum()))))
     except Unconverged:
         model.narrow.fill_(True)
+    model.train(training)
     if not model.narrow:
         return []
     return ["the rate has narrow peaks, as where times are whole seconds: its integrals are found in many pieces, and take longer"]

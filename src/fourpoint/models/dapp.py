@@ -371,7 +371,7 @@ class DAPP(nn.Module):
     def _at_once(self, batch: Batch) -> bool:
         """Whether scan and read-out are one kernel (`maths.attention_cuda`): for the steps of training on a CUDA device."""
         K, D, M = len(self.readout), self._settings["features"], self.marks.count
-        fits = D <= MOST_FEATURES and M <= MOST_MARKS and K > 0 and batch.times.shape[1] <= BLOCK
+        fits = D <= MOST_FEATURES and M <= MOST_MARKS and K > 0 and batch.times.shape[1] < BLOCK  # else it may be the first of several
         there = batch.times.is_cuda and self.training and torch.is_grad_enabled() and self.readout.dtype == torch.float32
         return there and fits and self._settings["normalise"] == "none" and find_spec("triton") is not None
 

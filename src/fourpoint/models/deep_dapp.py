@@ -36,6 +36,7 @@ from fourpoint.events import Batch, Dataset, MarkSpace, UserError
 from fourpoint.maths.periodogram import clock, peaks
 from fourpoint.models import protocol
 from fourpoint.models.deep_layer import REACH, DeepHistory, DeepLayer, Noise, features, side_by_side
+from fourpoint.models.narrow import NarrowPeaks
 from fourpoint.models.neural_start import time_scale_of
 from fourpoint.models.poisson import mean_rates
 from fourpoint.models.rate import log_softplus
@@ -43,7 +44,6 @@ from fourpoint.models.rate import log_softplus
 TIMES = 6  # times s_k that gaps are compared with
 TURNS = 4  # of the fastest rhythm in one piece of an integral
 MOST_CUTS = 1024  # of a window
-GRAIN, FIRST_NODES = 0.5, 16  # where the rate has narrow peaks: pieces of an integral in log(1 + d / s_1), and nodes of each to begin with
 PIECE = 2**24  # numbers held at once, per mark and event or per time
 COARSE = 10  # ticks of a clock: where a quarter of all gaps is shorter, the user is told what that does to likelihoods
 MATRIX, LONGEST = 16, 2048  # least width and modes, and most events, of `deep_cuda`
@@ -51,7 +51,7 @@ FEATURES = 16  # of elapsed times that it has room for, one of them for the bias
 SHORTEST = 0.02  # quantile of the positive gaps that counts as the shortest
 
 
-class DeepDAPP(nn.Module):
+class DeepDAPP(NarrowPeaks, nn.Module):
     """Deep DAPP.
 
     Arguments
@@ -84,7 +84,6 @@ class DeepDAPP(nn.Module):
     time_scale: Tensor
     scales: Tensor
     fastest: Tensor  # period of the fastest rhythm, in the user's unit
-    narrow: Tensor  # whether the rate has peaks that no rule would find by itself (`narrow_peaks`)
 
     def __init__(
         self,
@@ -265,41 +264,22 @@ class DeepDAPP(nn.Module):
         """lambda per mark at any times, in events per unit of the user's time."""
         return protocol.intensity(self, history, times)
 
+    def extent(self) -> tuple[float, float]:
+        """The shortest and the longest time that the read-out can tell apart, in the user's unit."""
+        unit = float(self.time_scale)
+        return unit * float(self.scales[0]), unit * REACH * float(self.scales[-1])
+
     def cuts(self, history: DeepHistory) -> Float[Tensor, "B E"] | None:
-        """Where integrals are cut: no piece holds many turns of the data's fastest rhythm or, where the rate has narrow peaks, more than
-        a part of the elapsed time; None without either."""
-        found = [*self._between_peaks(history), *self._between_turns(history)]
-        return torch.cat(found, 1) if found else None
-
-    @property
-    def first_nodes(self) -> int:
-        """Nodes in each piece to begin with."""
-        return FIRST_NODES if self.narrow else 2
-
-    def longest_panel(self, elapsed: Float[Tensor, " B"]) -> Float[Tensor, " B"]:
-        """How much of the time after ``elapsed`` 16 nodes may see at once."""
-        if not self.narrow:
-            return torch.full_like(elapsed, torch.inf)
-        return GRAIN / 4 * (elapsed + self.scales[0] * self.time_scale)
-
-    def _between_peaks(self, history: DeepHistory) -> list[Float[Tensor, "B E"]]:
-        """Cuts after every position, ever farther apart, up to the next one."""
-        if not self.narrow:
-            return []
-        count = math.ceil(float(torch.log1p(REACH * self.scales[-1] / self.scales[0])) / GRAIN)
-        steps = torch.expm1(GRAIN * torch.arange(1, count, device=history.times.device)) * self.scales[0] * self.time_scale
-        position = torch.arange(history.times.shape[1], device=steps.device)
-        following = torch.nn.functional.pad(history.times[:, 1:], (0, 1), value=math.inf)
-        following = torch.where(position < history.lengths[:, None], following, math.inf)
-        return [torch.minimum(history.times[..., None] + steps, following[..., None]).flatten(1)]
-
-    def _between_turns(self, history: DeepHistory) -> list[Float[Tensor, "B E"]]:
+        """Where integrals are cut: between narrow peaks, where there are such, and so that no piece holds many turns of the data's fastest
+        rhythm; None without either."""
+        peaks = super().cuts(history)
         if not bool(self.fastest.isfinite()):
-            return []
+            return peaks
         first = history.times[:, :1]
         span = 1.25 * (history.times.amax(1, keepdim=True) - first)
         count = min(MOST_CUTS, int(span.max() / (TURNS * self.fastest)) + 1)
-        return [first + span * torch.arange(1, count + 1, device=span.device) / count]
+        turns = first + span * torch.arange(1, count + 1, device=span.device) / count
+        return turns if peaks is None else torch.cat([peaks, turns], 1)
 
     @torch.no_grad()
     def mode_effects(self, history: DeepHistory, time: float) -> list[dict[str, Any]]:

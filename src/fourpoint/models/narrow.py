@@ -1,0 +1,55 @@
+"""Verbs of models whose rates may have peaks far narrower than a gap, as where times are whole seconds.
+
+No rule finds a peak between its nodes. What is known is where such peaks can be: at parts of the elapsed time that are the finer the less
+has passed. So integrals are cut after every event at steps that grow with the elapsed time, and begin with many nodes, and panels of
+`maths.compensator` are no longer than such a step. That is only done where ``narrow`` says so, which `narrow_peaks` finds out.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+GRAIN, FIRST_NODES = 0.5, 16  # pieces of an integral in log(1 + d / shortest), and nodes of each to begin with
+
+
+class NarrowPeaks:
+    """For a model with a buffer ``narrow`` (bool) and the shortest and the longest time that matter, in the user's unit (``extent``).
+
+    >>> class Model(NarrowPeaks):
+    ...     narrow = torch.tensor(True)
+    ...     def extent(self): return 1.0, 100.0
+    >>> Model().first_nodes, Model().longest_panel(torch.tensor([0.0, 9.0])).tolist()
+    (16, [0.125, 1.25])
+    """
+
+    narrow: Tensor
+
+    def extent(self) -> tuple[float, float]:
+        """The shortest and the longest time that matter."""
+        raise NotImplementedError
+
+    @property
+    def first_nodes(self) -> int:
+        """Nodes of each piece to begin with."""
+        return FIRST_NODES if self.narrow else 2
+
+    def longest_panel(self, elapsed: Float[Tensor, " B"]) -> Float[Tensor, " B"]:
+        """How much of the time after ``elapsed`` 16 nodes may see at once."""
+        return GRAIN / 4 * (elapsed + self.extent()[0]) if self.narrow else torch.full_like(elapsed, torch.inf)
+
+    def cuts(self, history: Any) -> Float[Tensor, "B E"] | None:
+        """Where integrals are cut: after every position, ever farther apart, up to the next one."""
+        if not self.narrow:
+            return None
+        shortest, longest = self.extent()
+        count = math.ceil(math.log1p(longest / shortest) / GRAIN)
+        steps = shortest * torch.expm1(GRAIN * torch.arange(1, count + 1, dtype=torch.float64, device=history.times.device))
+        position = torch.arange(history.times.shape[1], device=steps.device)
+        following = torch.nn.functional.pad(history.times[:, 1:], (0, 1), value=math.inf)
+        following = torch.where(position < history.lengths[:, None], following, math.inf)
+        return torch.minimum(history.times[..., None] + steps, following[..., None]).flatten(1)

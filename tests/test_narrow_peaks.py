@@ -1,0 +1,150 @@
+"""Rates with peaks far narrower than a gap: found, integrated, sampled and predicted."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+import fourpoint as fp
+from fourpoint.events import Batch, MarkSpace
+from fourpoint.goodness import compensators
+from fourpoint.likelihood import log_likelihoods
+from fourpoint.maths.compensator import next_event_law
+from fourpoint.models import positions, protocol
+from fourpoint.models.deep_dapp import DeepDAPP
+from fourpoint.models.narrow import NarrowPeaks
+from fourpoint.models.positions import Positions
+from fourpoint.narrow_peaks import look_for_narrow_peaks
+from fourpoint.streaming import verbs
+
+LOW, WIDTH, TICKS = 0.05, 0.01, (1.0, 2.0, 4.0)
+
+
+class Ticking(NarrowPeaks, torch.nn.Module):
+    """A low rate, and ``mass`` more around 1, 2 and 4 ticks after the last event."""
+
+    linear = True
+
+    def __init__(self, mass: float = 0.7) -> None:
+        super().__init__()
+        self.marks, self.mass = MarkSpace.of(None), mass
+        self.register_buffer("narrow", torch.zeros((), dtype=torch.bool))
+
+    def extent(self) -> tuple[float, float]:
+        return 0.5, 100.0
+
+    def encode(self, batch: Batch, before: Positions | None = None) -> Positions:
+        return positions.positions_of(batch, before)
+
+    def extend(self, history: Positions, time: Tensor, mark: Tensor, active: Tensor | None = None) -> Positions:
+        return positions.extended(history, time, active)
+
+    def log_intensity(self, history: Positions, times: Float[Tensor, "B G Q"], seen: Int[Tensor, "B G"] | None = None) -> Tensor:
+        at = history.times if seen is None else history.times.gather(1, seen)
+        lag = (times - at[..., None])[..., None]
+        peak = torch.exp(-0.5 * ((lag - torch.tensor(TICKS)) / WIDTH) ** 2) / (WIDTH * math.sqrt(2 * math.pi))
+        return (LOW + self.mass * peak.sum(-1, keepdim=True)).log()
+
+    def intensity(self, history: Positions, times: Tensor) -> Tensor:
+        return protocol.intensity(self, history, times)
+
+    def within(self, lag: Float[Tensor, "*S"]) -> Float[Tensor, "*S"]:
+        """The integral up to ``lag``."""
+        shares = [0.5 * (1 + torch.erf((lag - tick) / (WIDTH * math.sqrt(2)))) for tick in TICKS]
+        return LOW * lag + self.mass * sum(shares)
+
+
+def data(model: Ticking) -> fp.Dataset:
+    """Sequences of 20 events at whole ticks, drawn from about the model's law."""
+    rng = np.random.default_rng(0)
+    chances = np.array([1 - math.exp(-model.mass), math.exp(-model.mass) * (1 - math.exp(-model.mass)), 0.0])
+    chances[2] = 1 - chances.sum()
+    times = [np.cumsum(rng.choice(TICKS, 20, p=chances)) for _ in range(30)]
+    return fp.Dataset.from_sequences([fp.Sequence(t.tolist(), start=0.0, stop=float(t[-1]) + 7.3) for t in times])
+
+
+def test_peaks_that_no_rule_finds_are_found() -> None:
+    model = Ticking().double()
+    events = data(model)
+    assert look_for_narrow_peaks(model, events) and bool(model.narrow)
+    batch = events.batch()
+    gaps = batch.edges.diff(dim=1)
+    exact = torch.where(gaps > 0, model.within(gaps), 0.0)
+    found = log_likelihoods(model, batch)["window"]
+    assert (found.integral - exact.sum(1)).abs().max() <= 1e-3
+    assert (found.integral - exact.sum(1)).abs().sum() <= found.error.sum() + 1e-9
+    assert torch.allclose(compensators(model, batch)[..., 0], exact, atol=1e-4)
+    model.narrow.fill_(False)
+    missed = log_likelihoods(model, batch)["window"]
+    assert (missed.integral - exact.sum(1)).abs().sum() > 0.05 * exact.sum()  # or there would be nothing to find
+
+
+def test_a_rate_without_them_costs_nothing_more() -> None:
+    model = Ticking(mass=0.0).double()
+    assert look_for_narrow_peaks(model, data(Ticking())) == [] and not bool(model.narrow)
+    assert model.first_nodes == 2 and model.cuts(model.encode(data(model).batch())) is None
+    assert torch.isinf(model.longest_panel(torch.zeros(2))).all()
+
+
+def test_the_next_event_lies_in_a_peak() -> None:
+    model = Ticking().double()
+    model.narrow.fill_(True)
+    history = model.encode(fp.Sequence([3.0], start=0.0, stop=9.0).batch())
+
+    def rates(times: Float[Tensor, "B Q"]) -> Float[Tensor, "B Q M"]:
+        return model.log_intensity(history, times[:, None], torch.ones(1, 1, dtype=torch.int64))[:, 0].exp()
+
+    start = torch.tensor([3.0], dtype=torch.float64)
+    law = next_event_law(rates, start, start.new_tensor([40.0]), longest=protocol.longest_panel(model))
+    for lag in (0.5, 1.2, 3.0, 20.0):
+        assert law.integral_at(start[:, None] + lag).item() == pytest.approx(model.within(torch.tensor(lag)).item(), abs=1e-4)
+    blind = next_event_law(rates, start, start.new_tensor([40.0]))
+    assert blind.integral_at(start[:, None] + 3.0).item() < 0.5 * model.within(torch.tensor(3.0)).item()
+
+
+def test_samples_fall_into_peaks_as_often_as_they_should() -> None:
+    model = Ticking().double()
+    model.narrow.fill_(True)
+    drawn = fp.sample(model, 0.0, 40.0, sequences=40, seed=0, method="inversion")
+    gaps = drawn.gaps
+    first = np.abs(gaps - 1) < 5 * WIDTH
+    share = 1 - math.exp(-model.mass)  # of those that come so far
+    expected = math.exp(-LOW) * share
+    assert abs(first.mean() - expected) < 4 * math.sqrt(expected * (1 - expected) / len(gaps))
+
+
+def test_a_stream_integrates_over_peaks() -> None:
+    model = Ticking().double()
+    model.narrow.fill_(True)
+    history = model.extend(model.encode(fp.Sequence([], start=0.0, stop=9.0).batch()), torch.tensor([3.0]).double(), torch.zeros(1).long())
+    found = verbs.integrals(model, history, np.array([3.0]), np.array([7.3]))
+    assert found[0] == pytest.approx(model.within(torch.tensor(4.3)).item(), abs=1e-4)
+
+
+def test_deep_dapp_is_looked_at_when_it_is_fitted_and_remembers() -> None:
+    model = DeepDAPP(width=16, modes=16)
+    with_clock = data(Ticking())
+    found = fp.fit(model, with_clock, with_clock, steps=3, epochs=0, validate_every=3, progress=False)
+    assert not bool(model.narrow) and not any("narrow" in note for note in found.notes)  # three steps make no peaks
+    model.narrow.fill_(True)
+    assert "narrow" in model.state_dict()
+    history = model.encode(with_clock.batch([0]))
+    cuts = model.cuts(history)
+    assert cuts is not None
+    inside = cuts[0][(cuts[0] > 0) & (cuts[0] < float(with_clock.stops[0]))]
+    assert torch.isfinite(inside).all() and len(inside.unique()) > 3 * 20
+
+
+def test_a_rate_stays_as_it_is_far_after_the_last_event() -> None:
+    model = DeepDAPP(width=16, modes=16).eval()
+    model.initialise(fp.simulate("hawkes", 20))
+    with torch.no_grad():
+        model.since.weight.add_(torch.randn(model.since.weight.shape, generator=torch.Generator().manual_seed(0)))
+        history = model.encode(fp.Sequence([0.3], start=0.0, stop=1.0).batch())
+        far = model.intensity(history, torch.tensor([[1e6, 1e9, 1e12]], dtype=torch.float64))[0, :, 0]
+    assert float(far[0]) > 0 and torch.allclose(far, far[:1].expand(3), rtol=1e-4)
