@@ -2,8 +2,8 @@
 
 Where times are whole seconds, say, a flexible model learns to aim at them. No rule finds a peak between its nodes, and its error estimate
 knows nothing of it either. A model that can have such peaks (`models.narrow`) is looked at once, when it is fitted: a few gaps are
-integrated as for any rate, and then in pieces of the elapsed time that are short at any scale. Where the two differ, the model asks for
-those pieces from then on, in likelihoods, checks, samples and forecasts. Used by `training_run`.
+integrated as for any rate, and then with more nodes. Where the two differ, the model asks for those from then on, in likelihoods, checks,
+samples and forecasts. Used by `training_run`.
 """
 
 from __future__ import annotations
@@ -38,4 +38,4 @@ def look_for_narrow_peaks(model: Any, data: Dataset) -> list[str]:
     model.train(training)
     if not model.narrow:
         return []
-    return ["the rate has narrow peaks, as where times are whole seconds: its integrals are found in many pieces, and take longer"]
+    return ["the rate has narrow peaks, as where times are whole seconds: its integrals take more nodes, and longer"]

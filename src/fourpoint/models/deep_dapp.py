@@ -270,9 +270,9 @@ class DeepDAPP(NarrowPeaks, nn.Module):
         return unit * float(self.scales[0]), unit * REACH * float(self.scales[-1])
 
     def cuts(self, history: DeepHistory) -> Float[Tensor, "B E"] | None:
-        """Where integrals are cut: between narrow peaks, where there are such, and so that no piece holds many turns of the data's fastest
-        rhythm; None without either."""
-        peaks = super().cuts(history)
+        """Where integrals are cut: at parts of the elapsed time, where there are waves of it, and so that no piece holds many turns of the
+        data's fastest rhythm; None without either."""
+        peaks = super().cuts(history) if self._settings["waves"] else None
         if not bool(self.fastest.isfinite()):
             return peaks
         first = history.times[:, :1]

@@ -1,8 +1,8 @@
 """Verbs of models whose rates may have peaks far narrower than a gap, as where times are whole seconds.
 
 No rule finds a peak between its nodes. What is known is where such peaks can be: at parts of the elapsed time that are the finer the less
-has passed. So integrals are cut after every event at steps that grow with the elapsed time, and begin with many nodes, and panels of
-`maths.compensator` are no longer than such a step. That is only done where ``narrow`` says so, which `narrow_peaks` finds out.
+has passed. So integrals are cut after every event at steps that grow with the elapsed time, which also saves nodes. Where ``narrow`` says
+so, which `narrow_peaks` finds out, they begin with more nodes, and panels of `maths.compensator` are no longer than a part of such a step.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-GRAIN, FIRST_NODES = 0.5, 16  # pieces of an integral in log(1 + d / shortest), and nodes of each to begin with
+GRAIN = 0.5  # pieces of an integral, in log(1 + d / shortest)
+FEW_NODES, MANY_NODES = 8, 16  # of each piece to begin with
 
 
 class NarrowPeaks:
@@ -36,7 +37,7 @@ class NarrowPeaks:
     @property
     def first_nodes(self) -> int:
         """Nodes of each piece to begin with."""
-        return FIRST_NODES if self.narrow else 2
+        return MANY_NODES if self.narrow else FEW_NODES
 
     def longest_panel(self, elapsed: Float[Tensor, " B"]) -> Float[Tensor, " B"]:
         """How much of the time after ``elapsed`` 16 nodes may see at once."""
@@ -44,8 +45,6 @@ class NarrowPeaks:
 
     def cuts(self, history: Any) -> Float[Tensor, "B E"] | None:
         """Where integrals are cut: after every position, ever farther apart, up to the next one."""
-        if not self.narrow:
-            return None
         shortest, longest = self.extent()
         count = math.ceil(math.log1p(longest / shortest) / GRAIN)
         steps = shortest * torch.expm1(GRAIN * torch.arange(1, count + 1, dtype=torch.float64, device=history.times.device))
