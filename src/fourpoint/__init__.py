@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from fourpoint.predictions import prediction_scores
     from fourpoint.sampling import sample, sample_paths
     from fourpoint.streaming import Stream, StreamBank
+    from fourpoint.ticks import tick_score
     from fourpoint.training import fit
 
 __all__ = [
@@ -103,6 +104,7 @@ __all__ = [
     "sample_paths",
     "save",
     "simulate",
+    "tick_score",
     "write",
 ]
 
@@ -140,6 +142,7 @@ _HOME = {
     "explain": "explaining",
     "goodness_of_fit": "goodness",
     "prediction_scores": "predictions",
+    "tick_score": "ticks",
     **dict.fromkeys(("evaluate", "intensity"), "evaluation"),
     **dict.fromkeys(("restore", "save"), "checkpoints"),
 }

@@ -171,7 +171,7 @@ class DeepDAPP(NarrowPeaks, nn.Module):
         if tick and np.quantile(gaps, 0.25) <= COARSE * tick:
             said.append(
                 f"times are multiples of {tick:.4g} {unit}, and a quarter of all gaps is at most {COARSE} of these ticks: a rate "
-                "can aim at ticks, so that likelihoods grow without end; spread times inside their ticks where that is not wanted"
+                "can aim at ticks, so that likelihoods grow without end; compare models by tick_score, or spread times inside their ticks"
             )
         return said
 

@@ -43,11 +43,15 @@ class NarrowPeaks:
         """How much of the time after ``elapsed`` 16 nodes may see at once."""
         return GRAIN / 4 * (elapsed + self.extent()[0]) if self.narrow else torch.full_like(elapsed, torch.inf)
 
-    def cuts(self, history: Any) -> Float[Tensor, "B E"] | None:
-        """Where integrals are cut: after every position, ever farther apart, up to the next one."""
+    def lags(self, device: torch.device) -> Float[Tensor, " E"]:
+        """Times since the last event, ever farther apart, between which a rule has to look for itself."""
         shortest, longest = self.extent()
         count = math.ceil(math.log1p(longest / shortest) / GRAIN)
-        steps = shortest * torch.expm1(GRAIN * torch.arange(1, count + 1, dtype=torch.float64, device=history.times.device))
+        return shortest * torch.expm1(GRAIN * torch.arange(1, count + 1, dtype=torch.float64, device=device))
+
+    def cuts(self, history: Any) -> Float[Tensor, "B E"] | None:
+        """Where integrals are cut: after every position, ever farther apart, up to the next one."""
+        steps = self.lags(history.times.device)
         position = torch.arange(history.times.shape[1], device=steps.device)
         following = torch.nn.functional.pad(history.times[:, 1:], (0, 1), value=math.inf)
         following = torch.where(position < history.lengths[:, None], following, math.inf)

@@ -1,0 +1,74 @@
+"""The log-probability of ticks: by hand, for closed forms and for peaks; and what it cannot be raised by."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from test_narrow_peaks import Ticking, data
+
+import fourpoint as fp
+from fourpoint.events import MarkSpace
+from fourpoint.models.deep_dapp import DeepDAPP
+from fourpoint.ticks import tick_of, tick_score
+
+
+def by_hand(model: Ticking, events: fp.Dataset, tick: float) -> float:
+    """From the integral that is known."""
+    gaps = torch.from_numpy(np.concatenate([np.diff(events[i].times) for i in range(len(events))]))
+    low, high = model.within((gaps - tick / 2).clamp(min=0)), model.within(gaps + tick / 2)
+    start = model.within(torch.zeros(()))
+    return float((-(low - start) + torch.log(-torch.expm1(low - high))).mean())
+
+
+def test_it_is_the_probability_of_the_cell_around_the_tick() -> None:
+    model = Ticking().double()
+    model.narrow.fill_(True)
+    events = data(model)
+    assert tick_of(events) == 1.0
+    assert tick_score(model, events) == pytest.approx(by_hand(model, events, 1.0), abs=1e-4)
+    assert tick_score(model, events, 0.3) == pytest.approx(by_hand(model, events, 0.3), abs=1e-4)
+
+
+def test_narrower_peaks_raise_the_likelihood_and_not_this(monkeypatch: pytest.MonkeyPatch) -> None:
+    events, densities, ticks = data(Ticking()), [], []
+    for width in (0.04, 0.02):
+        monkeypatch.setattr("test_narrow_peaks.WIDTH", width)
+        model = Ticking().double()
+        model.narrow.fill_(True)
+        densities.append(fp.log_likelihood(model, events.batch(), convention="gaps").per_event)
+        ticks.append(tick_score(model, events))
+    assert densities[1] > densities[0] + 0.5 and abs(ticks[1] - ticks[0]) < 1e-3
+
+
+def test_no_model_does_better_than_the_law_of_the_ticks() -> None:
+    rng = np.random.default_rng(0)
+    times = [np.cumsum(rng.geometric(0.4, 60)).astype(float) for _ in range(40)]
+    events = fp.Dataset.from_sequences([fp.Sequence(t.tolist(), start=0.0, stop=float(t[-1]) + 1) for t in times])
+    law = float(np.mean([np.log(0.4 * 0.6 ** (np.diff(t) - 1)) for t in times]))
+    for rate in (0.3, 0.5, 0.8):
+        assert tick_score(fp.Hawkes(baseline=rate, branching=0.01), events) < law
+
+
+def test_marks_count_and_blocks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(1)
+    sequences = [
+        fp.Sequence(np.cumsum(rng.integers(0, 4, n)).astype(float), rng.integers(0, 3, n), start=0.0, stop=99.0, space=MarkSpace.of(3))
+        for n in (9, 30, 1, 0)
+    ]
+    events = fp.Dataset.from_sequences(sequences)
+    model = DeepDAPP(3, width=16, modes=16)
+    model.initialise(events)
+    whole = tick_score(model, events, 1.0)
+    assert whole < 0 and math.isfinite(whole)
+    monkeypatch.setattr("fourpoint.likelihood.BLOCK", 7)
+    assert tick_score(model, events, 1.0) == pytest.approx(whole, abs=1e-5)
+
+
+def test_times_without_a_clock_are_refused() -> None:
+    with pytest.raises(fp.UserError, match="expected the tick of the clock.*received gaps that are multiples of no common one.*Pass tick="):
+        tick_score(fp.Poisson(), fp.simulate("hawkes", 3))
+    with pytest.raises(fp.UserError, match="received -1"):
+        tick_score(fp.Poisson(), fp.simulate("hawkes", 3), -1.0)
