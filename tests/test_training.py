@@ -16,7 +16,7 @@ import torch
 
 from fourpoint import checkpoints, training, training_run, training_steps
 from fourpoint.data.synthetic import simulate
-from fourpoint.events import Dataset, Sequence
+from fourpoint.events import Batch, Dataset, Sequence
 from fourpoint.likelihood import log_likelihood
 from fourpoint.models import DAPP, RMTPP, Hawkes, Poisson
 from fourpoint.training import RECIPE, Fit, TrainingError, _groups, _in_full, fit
@@ -392,5 +392,32 @@ def test_a_step_too_large_for_the_device_says_what_to_do(monkeypatch: pytest.Mon
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
 
     monkeypatch.setattr(training_steps, "sampled_log_likelihood", full)
-    with pytest.raises(TrainingError, match="expected steps that fit .* Lower batch_size"):
+    with pytest.raises(TrainingError, match="expected steps that fit .* one sequence at a time .* Choose a smaller model"):
         steps.take(0, 0.01)
+
+
+def test_a_batch_that_does_not_fit_is_taken_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    train, whole, largest = data(), training_steps.sampled_log_likelihood, []
+
+    def after_steps(most: int) -> tuple[list[torch.Tensor], list[float], list[str]]:
+        def room_for_few(model: object, batch: Batch, *given: object, **more: object) -> torch.Tensor:
+            if len(batch.times) > most:
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+            largest.append(len(batch.times))
+            return whole(model, batch, *given, **more)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(training_steps, "sampled_log_likelihood", room_for_few)
+        model = RMTPP(hidden=4, seed=0)
+        model.initialise(train)
+        recipe = _in_full(Recipe(**{**RECIPE, "batch_size": 16, "steps": 6}), train, 0)
+        run = Run(model, train, train, None, 3, recipe, dict(convention="window"))
+        steps = CapturedSteps(run, torch.optim.AdamW(_groups(model, recipe), fused=True), recipe, "window")
+        for step in range(3):
+            steps.take(step, 0.01)
+        return [p.detach().clone() for p in model.parameters()], steps.drain(), steps.close()
+
+    at_once, losses, _ = after_steps(1000)
+    in_parts, same, notes = after_steps(3)
+    assert max(largest[-4:]) <= 3 and any("in up to 8 parts" in note for note in notes)
+    assert losses == pytest.approx(same, rel=1e-5)
+    assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(at_once, in_parts, strict=True))

@@ -63,6 +63,7 @@ class Shape:
     room: int
     graph: torch.cuda.CUDAGraph | None = None
     warm: bool = False
+    parts: int = 1  # in which a batch is taken, so that it fits into memory
 
 
 class CapturedSteps(Steps):
@@ -82,7 +83,7 @@ class CapturedSteps(Steps):
             group["lr"] = self.inputs[1 + i]
         self.shapes: dict[tuple[int, int], Shape] = {}
         self.cursor, self.kept = torch.zeros(1, dtype=torch.int64, device=device), torch.zeros(KEPT, 2, device=device)
-        self.first, self.taken = 0, 0
+        self.first, self.taken, self.parts = 0, 0, 1
         self.why = "" if device.type == "cuda" else f"{device} has none"
         self.fences = [torch.cuda.Event() for _ in range(2)] if device.type == "cuda" else []
 
@@ -104,10 +105,7 @@ class CapturedSteps(Steps):
         if shape.graph is not None:
             shape.graph.replay()
         else:
-            try:
-                self._work(shape)
-            except torch.OutOfMemoryError as error:
-                raise self._too_large(shape, error) from error
+            self._work_in_parts(shape, step)
         shape.warm, self.taken = True, self.taken + 1
         if self.taken % AHEAD == 0 and self.fences:
             self.fences[0].synchronize()
@@ -123,7 +121,8 @@ class CapturedSteps(Steps):
         self.shapes.clear()
         if hasattr(self.model, "redraw"):
             self.model.redraw(self.seeded(torch.Generator(), 0))
-        return [f"steps were not recorded as CUDA graphs: {self.why}"] if self.why else []
+        said = [f"steps were not recorded as CUDA graphs: {self.why}"] if self.why else []
+        return said + ([f"a batch was taken in up to {self.parts} parts, to fit into the device's memory"] if self.parts > 1 else [])
 
     def _shape(self, rows: np.ndarray) -> Shape:
         room = room_for(int(self.run.train.lengths[rows].max(initial=1)))
@@ -148,10 +147,25 @@ class CapturedSteps(Steps):
             self.why = str(error).splitlines()[0]
             self.random = self.seeded(torch.Generator(self.inputs.device), step)  # the old one waits for a recording that has failed
 
+    def _work_in_parts(self, shape: Shape, step: int) -> None:
+        """One step, in twice as many parts whenever memory is short; the weights only move once all gradients are there."""
+        while True:
+            try:
+                return self._work(shape)
+            except torch.OutOfMemoryError as error:
+                if shape.parts >= len(shape.rows):
+                    raise self._too_large(shape, error) from error
+            shape.parts = min(2 * shape.parts, len(shape.rows))
+            self.parts = max(self.parts, shape.parts)
+            if self.fences:
+                torch.cuda.empty_cache()
+            self.seeded(self.random, step)
+
     def _work(self, shape: Shape) -> None:
         """One step, from rows to weights; nothing in it waits."""
         with _rounded_products(getattr(self.model, "rounded_products", False)):
-            loss, norm = self._slopes(self.data.batch(shape.rows, shape.room), self.random, self.inputs[0])
+            batches = (self.data.batch(rows, shape.room) for rows in shape.rows.chunk(shape.parts))
+            loss, norm = self._slopes(batches, self.random, self.inputs[0])
         nn.utils.clip_grads_with_norm_(self.weights, self.recipe.clip, norm)
         self.optimiser.step()
         self.kept.index_copy_(0, self.cursor, torch.stack([loss.float(), norm.float()])[None])
@@ -160,8 +174,8 @@ class CapturedSteps(Steps):
     def _too_large(self, shape: Shape, error: Exception) -> TrainingError:
         return TrainingError(
             "steps that fit into the device's memory",
-            f"{str(error).split('. ')[0]} with {len(shape.rows)} sequences of up to {shape.room} events",
-            "Lower batch_size, or close what else uses the device.",
+            f"{str(error).split('. ')[0]} with one sequence at a time of up to {shape.room} events",
+            "Choose a smaller model, cut long sequences, or close what else uses the device.",
         )
 
     def _read(self) -> None:

@@ -8,6 +8,7 @@ the host. Used by `training`.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -45,7 +46,7 @@ class Steps:
         events = self.run.mean_events * len(rows)
         found = self._in_loops(batch, self.seeded(torch.Generator(), step), events)
         self.looping = found is not None
-        value, size = found or (x.item() for x in self._slopes(batch, self.seeded(torch.Generator(), step), events))
+        value, size = found or (x.item() for x in self._slopes([batch], self.seeded(torch.Generator(), step), events))
         if not (math.isfinite(value) and math.isfinite(size)):
             raise self.not_finite(step, value)
         if size > self.recipe.clip:
@@ -79,14 +80,18 @@ class Steps:
         """The source of all randomness of a step."""
         return random.manual_seed(self.run.seed * 1_000_003 + step)
 
-    def _slopes(self, batch: Batch, random: torch.Generator, events: float | Tensor) -> tuple[Tensor, Tensor]:
-        """The loss over the expected number of ``events``, its gradient in the weights, and that gradient's norm."""
+    def _slopes(self, parts: Iterable[Batch], random: torch.Generator, events: float | Tensor) -> tuple[Tensor, Tensor]:
+        """The loss of a batch over the expected number of ``events``, its gradient in the weights, and that gradient's norm; the batch may
+        come in ``parts``, of which one at a time has to fit into memory."""
         self._ready(random)
-        loss = -sampled_log_likelihood(self.model, batch, self.recipe.nodes, random, convention=self.convention).sum() / events
         for p in self.weights:
             p.grad = None
-        loss.backward()
-        return loss.detach(), nn.utils.get_total_norm([p.grad for p in self.weights if p.grad is not None])
+        total = torch.zeros((), device=self.weights[0].device)
+        for part in parts:
+            loss = -sampled_log_likelihood(self.model, part, self.recipe.nodes, random, convention=self.convention).sum() / events
+            loss.backward()
+            total = total + loss.detach()
+        return total, nn.utils.get_total_norm([p.grad for p in self.weights if p.grad is not None])
 
     def _ready(self, random: torch.Generator) -> None:
         if not self.model.training:
