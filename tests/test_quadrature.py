@@ -170,7 +170,10 @@ def test_early_nodes_are_unbiased_and_see_more_of_what_fades_fast() -> None:
     draws = uniform(a, 4, torch.Generator().manual_seed(0))
     nodes, weights = early(a, b, draws)
     assert (nodes.diff(dim=1) > 0).all() and (nodes >= 1).all() and (nodes <= 3).all() and (weights > 0).all()
-    decays = lambda t: torch.exp(-30 * (t - 1))  # noqa: E731
+
+    def decays(t: Tensor) -> Tensor:
+        return torch.exp(-30 * (t - 1))
+
     for f, exact in ((torch.ones_like, 2.0), (torch.exp, math.exp(3) - math.exp(1)), (decays, (1 - math.exp(-60)) / 30)):
         estimates = 2 * (weights * f(nodes)).sum(1)
         assert abs(float(estimates.mean()) - exact) <= 4 * float(estimates.std()) / math.sqrt(20_000)

@@ -400,11 +400,11 @@ def test_a_batch_that_does_not_fit_is_taken_in_parts(monkeypatch: pytest.MonkeyP
     train, whole, largest = data(), training_steps.sampled_log_likelihood, []
 
     def after_steps(most: int) -> tuple[list[torch.Tensor], list[float], list[str]]:
-        def room_for_few(model: object, batch: Batch, *given: object, **more: object) -> torch.Tensor:
+        def room_for_few(model: Any, batch: Batch, *given: Any, **more: Any) -> torch.Tensor:
             if len(batch.times) > most:
                 raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
             largest.append(len(batch.times))
-            return whole(model, batch, *given, **more)  # type: ignore[arg-type]
+            return whole(model, batch, *given, **more)
 
         monkeypatch.setattr(training_steps, "sampled_log_likelihood", room_for_few)
         model = RMTPP(hidden=4, seed=0)

@@ -83,7 +83,7 @@ class CapturedSteps(Steps):
             group["lr"] = self.inputs[1 + i]
         self.shapes: dict[tuple[int, int], Shape] = {}
         self.cursor, self.kept = torch.zeros(1, dtype=torch.int64, device=device), torch.zeros(KEPT, 2, device=device)
-        self.first, self.taken, self.parts = 0, 0, 1
+        self.first, self.taken = 0, 0
         self.why = "" if device.type == "cuda" else f"{device} has none"
         self.fences = [torch.cuda.Event() for _ in range(2)] if device.type == "cuda" else []
 
@@ -118,11 +118,12 @@ class CapturedSteps(Steps):
         return super().drain()
 
     def close(self) -> list[str]:
+        parts = max((shape.parts for shape in self.shapes.values()), default=1)
         self.shapes.clear()
         if hasattr(self.model, "redraw"):
             self.model.redraw(self.seeded(torch.Generator(), 0))
         said = [f"steps were not recorded as CUDA graphs: {self.why}"] if self.why else []
-        return said + ([f"a batch was taken in up to {self.parts} parts, to fit into the device's memory"] if self.parts > 1 else [])
+        return said + ([f"a batch was taken in up to {parts} parts, to fit into the device's memory"] if parts > 1 else [])
 
     def _shape(self, rows: np.ndarray) -> Shape:
         room = room_for(int(self.run.train.lengths[rows].max(initial=1)))
@@ -156,7 +157,6 @@ class CapturedSteps(Steps):
                 if shape.parts >= len(shape.rows):
                     raise self._too_large(shape, error) from error
             shape.parts = min(2 * shape.parts, len(shape.rows))
-            self.parts = max(self.parts, shape.parts)
             if self.fences:
                 torch.cuda.empty_cache()
             self.seeded(self.random, step)

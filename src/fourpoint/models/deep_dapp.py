@@ -35,7 +35,7 @@ from torch.utils.checkpoint import checkpoint
 from fourpoint.events import Batch, Dataset, MarkSpace, UserError
 from fourpoint.maths.periodogram import clock, peaks
 from fourpoint.models import protocol
-from fourpoint.models.deep_layer import REACH, DeepHistory, DeepLayer, Noise, features, side_by_side
+from fourpoint.models.deep_layer import FEATURES, REACH, DeepHistory, DeepLayer, Noise, features, side_by_side
 from fourpoint.models.narrow import NarrowPeaks
 from fourpoint.models.neural_start import time_scale_of
 from fourpoint.models.poisson import mean_rates
@@ -47,7 +47,6 @@ MOST_CUTS = 1024  # of a window
 PIECE = 2**24  # numbers held at once, per mark and event or per time
 COARSE = 10  # ticks of a clock: where a quarter of all gaps is shorter, the user is told what that does to likelihoods
 MATRIX, LONGEST = 16, 2048  # least width and modes, and most events, of `deep_cuda`
-FEATURES = 16  # of elapsed times that it has room for, one of them for the bias
 SHORTEST = 0.02  # quantile of the positive gaps that counts as the shortest
 
 

@@ -18,13 +18,12 @@ import triton.language as tl
 from torch import Tensor
 
 from fourpoint.models import deep_rows_cuda
-from fourpoint.models.deep_layer import REACH
+from fourpoint.models.deep_layer import FEATURES, REACH
 from fourpoint.models.deep_maths_cuda import cos_sin, exp, feature, node_of, product
 from fourpoint.models.deep_rows_cuda import Rows, rows_in, tiles_of
 
 ROWS, WARPS, REGISTERS = 16, 4, 168  # of a program, forwards: three of them on a multiprocessor
 BACK_ROWS, BACK_WARPS, BACK_REGISTERS = 16, 8, 255  # backwards
-FEATURES = 16  # of a time: those of the model, a 1 for the bias, and zeros
 
 
 class Given(NamedTuple):

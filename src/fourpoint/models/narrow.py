@@ -8,6 +8,7 @@ so, which `narrow_peaks` finds out, they begin with more nodes, and panels of `m
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from typing import Any
 
 import torch
@@ -30,9 +31,9 @@ class NarrowPeaks:
 
     narrow: Tensor
 
+    @abstractmethod
     def extent(self) -> tuple[float, float]:
         """The shortest and the longest time that matter."""
-        raise NotImplementedError
 
     @property
     def first_nodes(self) -> int:
