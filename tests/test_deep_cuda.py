@@ -6,6 +6,7 @@ Without a CUDA device the kernels run in triton's interpreter, where TRITON_INTE
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from copy import deepcopy
 from typing import Any
 
@@ -24,7 +25,7 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 if DEVICE == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("no CUDA device, and no TRITON_INTERPRET=1 to do without", allow_module_level=True)
 
-from fourpoint.models import deep_cuda, deep_head_cuda, deep_mix_cuda, deep_norm_cuda, deep_rows_cuda  # noqa: E402
+from fourpoint.models import deep_cuda, deep_head_cuda, deep_mix_cuda, deep_nodes_cuda, deep_norm_cuda, deep_rows_cuda  # noqa: E402
 from fourpoint.models.deep_cuda import Drawn, draw, log_likelihoods  # noqa: E402
 from fourpoint.models.deep_maths_cuda import cos_sin, normal_share  # noqa: E402
 
@@ -64,8 +65,7 @@ def test_sequences_of_many_chunks_and_tiles(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(deep_walk_cuda, "CHUNK", 4)
     monkeypatch.setattr(deep_mix_cuda, "SUMS", 256)  # two parts of the numbers inside
-    monkeypatch.setattr(deep_mix_cuda, "NODE_ROWS", 16)
-    for module in (deep_mix_cuda, deep_head_cuda):
+    for module in (deep_mix_cuda, deep_nodes_cuda, deep_head_cuda):
         monkeypatch.setattr(module, "ROWS", 16)
         monkeypatch.setattr(module, "BACK_ROWS", 16)
     model, batch = _model(3), _batch([17, 2, 0, 9], 3)
@@ -92,6 +92,52 @@ def test_three_layers_and_marks_that_are_looked_up(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("fourpoint.models.deep_dapp.PIECE", 40)
     model, batch = _model(7, layers=3, waves=3), _batch([4, 2], 7)
     _agree(model, batch, draw(model, batch, 2, torch.Generator(DEVICE).manual_seed(3)), gaps=False)
+
+
+@pytest.mark.parametrize("gaps", [False, True])
+@pytest.mark.parametrize("few", [64, 2])
+def test_one_gradient_for_all_sequences(gaps: bool, few: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the sum over a batch has: gradients are made once as if it were 1, also those of marks that are looked up."""
+    monkeypatch.setattr(deep_cuda, "FEW", few)
+    model, batch = _model(4), _batch([4, 0, 2], 4)
+    _agree(model, batch, draw(model, batch, 3, torch.Generator(DEVICE).manual_seed(11)), gaps, lambda found: -2.5 * found.sum())
+
+
+def test_a_lone_sequence_and_parts_of_the_sums(monkeypatch: pytest.MonkeyPatch) -> None:
+    """z at the nodes is made before their slopes."""
+    monkeypatch.setattr(deep_mix_cuda, "SUMS", 256)
+    assert deep_mix_cuda.part_of(16) == 16 < 32
+    model, batch = _model(3), _batch([5], 3)
+    drawn = draw(model, batch, 2, torch.Generator(DEVICE).manual_seed(12))
+    for outer in (lambda found: 3 * found[0], lambda found: found.sum() / 7):
+        _agree(model, batch, drawn, True, outer)
+
+
+def test_each_sequence_has_its_own_gradient_and_may_have_it_again() -> None:
+    """Also after one for all of them, which has left slopes at the nodes that are not these."""
+    model, batch = _model(3), _batch([4, 2], 3)
+    drawn = draw(model, batch, 2, torch.Generator(DEVICE).manual_seed(13))
+    value, learned = log_likelihoods(model, batch, drawn, gaps=False), [p for p in model.parameters() if p.requires_grad]
+    exact = deepcopy(model).double()
+    wanted, true = _plain(exact, batch, drawn, False), [p for p in exact.parameters() if p.requires_grad]
+    for weights in ([1.0, 1.0], [0.0, 2.0], [1.0, 1.0], [-1.0, 0.5]):
+        each = torch.tensor(weights, device=DEVICE)
+        each = each[0].expand(2) if weights[0] == weights[1] else each
+        found = torch.autograd.grad(value, learned, each, retain_graph=True)
+        for a, b in zip(found, torch.autograd.grad(wanted, true, each.double(), retain_graph=True), strict=True):
+            torch.testing.assert_close(a.double(), b, rtol=1e-3, atol=1e-4 * float(b.abs().max()) + 1e-5)
+
+
+def test_values_without_gradients_are_the_same() -> None:
+    model, batch = _model(3), _batch([5, 3], 3)
+    drawn = draw(model, batch, 3, torch.Generator(DEVICE).manual_seed(14))
+    value = log_likelihoods(model, batch, drawn, gaps=True)
+    with torch.no_grad():
+        plain = log_likelihoods(model, batch, drawn, gaps=True)
+    assert value.requires_grad and not plain.requires_grad
+    torch.testing.assert_close(plain, value.detach(), rtol=2e-6, atol=2e-6)
+    frozen = deepcopy(model).requires_grad_(False)
+    assert torch.equal(log_likelihoods(frozen, batch, drawn, gaps=True), plain)
 
 
 def test_modes_that_have_faded_away_have_no_gradient_but_finite_ones() -> None:
@@ -217,10 +263,15 @@ def _batch(lengths: list[int], marks: int) -> Batch:
     return Batch(times, torch.randint(marks, (B, N), generator=random), valid, start, times.amax(1) + 0.7).to(DEVICE)
 
 
-def _agree(model: DeepDAPP, batch: Batch, drawn: Drawn, gaps: bool) -> None:
-    value, found = _with_gradients(model, lambda: log_likelihoods(model, batch, drawn, gaps=gaps))
+def _apart(found: Tensor) -> Tensor:
+    """What is made of the log-likelihoods, unless told: something else of each."""
+    return (found * torch.linspace(0.5, 1.5, len(found), device=found.device).to(found)).sum()
+
+
+def _agree(model: DeepDAPP, batch: Batch, drawn: Drawn, gaps: bool, outer: Callable[[Tensor], Tensor] = _apart) -> None:
+    value, found = _with_gradients(model, lambda: log_likelihoods(model, batch, drawn, gaps=gaps), outer)
     exact = deepcopy(model).double()
-    wanted, gradients = _with_gradients(exact, lambda: _plain(exact, batch, drawn, gaps))
+    wanted, gradients = _with_gradients(exact, lambda: _plain(exact, batch, drawn, gaps), outer)
     torch.testing.assert_close(value.double(), wanted, rtol=2e-5, atol=2e-5)
     assert found.keys() == gradients.keys()
     size = max(float(g.abs().max()) for g in gradients.values())
@@ -228,10 +279,12 @@ def _agree(model: DeepDAPP, batch: Batch, drawn: Drawn, gaps: bool) -> None:
         assert float((found[name].double() - g).norm()) <= 1e-4 * float(g.norm()) + 1e-6 * size, name
 
 
-def _with_gradients(model: DeepDAPP, value: Any) -> tuple[Tensor, dict[str, Tensor]]:
+def _with_gradients(
+    model: DeepDAPP, value: Callable[[], Tensor], outer: Callable[[Tensor], Tensor] = _apart
+) -> tuple[Tensor, dict[str, Tensor]]:
     model.zero_grad(set_to_none=True)
     found = value()
-    (found * torch.linspace(0.5, 1.5, len(found), device=found.device).to(found)).sum().backward()
+    outer(found).backward()
     return found.detach(), {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 
 

@@ -2,8 +2,9 @@
 
 The same numbers as `likelihood.sampled_log_likelihood` makes from the model's verbs, with a few large kernels in place of many passes
 over all nodes: tokens, for each layer the matrices before and after a scan (`deep_norm_cuda`, `deep_walk_cuda`, `deep_gate_cuda`) and a
-network (`deep_mix_cuda`), the states at all nodes (`deep_head_cuda`), and both ends (`deep_score_cuda`). :class:`Likelihood` calls them one
-after another, and their gradients from the last to the first; those of all parameters are summed at once (`deep_rows_cuda`).
+network (`deep_mix_cuda`), the states at all nodes (`deep_head_cuda`), the head there (`deep_nodes_cuda`), and both ends
+(`deep_score_cuda`). :class:`Likelihood` calls them one after another, and their gradients from the last to the first, but for those at the
+nodes, which are there already; those of all parameters are summed at once (`deep_rows_cuda`).
 
 All that is drawn at random is drawn first (`draw`), so that :func:`log_likelihoods` is a plain function that tests compare with the model
 in float64. Nothing here waits for the device, and shapes depend on the batch's shape alone: a whole step can be captured as a CUDA graph.
@@ -21,6 +22,7 @@ from torch import Tensor
 from fourpoint.events import Batch
 from fourpoint.models import deep_head_cuda, deep_score_cuda
 from fourpoint.models.deep_mix_cuda import Network, Silence, head, head_back
+from fourpoint.models.deep_nodes_cuda import Integral, nodes, nodes_and_slopes
 from fourpoint.models.deep_norm_cuda import norm_linear, norm_linear_back
 from fourpoint.models.deep_pass_cuda import SIDE_BY_SIDE, Modes, Moments, Pass, Quiet, network_of
 from fourpoint.models.deep_rows_cuda import Rows, Sums, rows_of
@@ -72,14 +74,16 @@ def draw(model: DeepDAPP, batch: Batch, nodes: int, random: torch.Generator) -> 
 def log_likelihoods(model: DeepDAPP, batch: Batch, drawn: Drawn, *, gaps: bool) -> Float[Tensor, " B"]:
     """The log-likelihood of each sequence, with gradient; under the convention "gaps" or "window"."""
     own = dict(model.named_parameters())
-    return Likelihood.apply(model, batch, drawn, gaps, *[own[name] for name in _names(model)])
+    learned = [own[name] for name in _names(model)]
+    slopes = torch.is_grad_enabled() and any(p.requires_grad for p in learned)
+    return Likelihood.apply(model, batch, drawn, gaps, slopes, *learned)
 
 
 class Likelihood(torch.autograd.Function):
     """The log-likelihoods (B), as a function of the parameters in the order of `_names`."""
 
     @staticmethod
-    def forward(ctx: Any, model: DeepDAPP, batch: Batch, drawn: Drawn, gaps: bool, *parameters: Tensor) -> Tensor:
+    def forward(ctx: Any, model: DeepDAPP, batch: Batch, drawn: Drawn, gaps: bool, slopes: bool, *parameters: Tensor) -> Tensor:
         rows, M, few = rows_of(batch.lengths, batch.times.shape[1] + 1), model.marks.count, model.marks.count <= FEW
         parts = deep_score_cuda.Tokens(model.tokens, model.gap.weight, model.gap.bias)
         x, seen = deep_score_cuda.tokens(batch, rows, drawn.hidden, model.time_scale, model.scales, M, parts, few=few)
@@ -93,26 +97,34 @@ class Likelihood(torch.autograd.Function):
         before, silence = deep_head_cuda.turn(given, rows, drawn.nodes), Silence(drawn.queries, None, _louder(model))
         q = torch.empty_like(x) if few else torch.zeros_like(x)  # shares of many marks are made of all rows
         z = head(before, rows, drawn.nodes + 1, silence, *_head(model), q)
+        integral = Integral(seen.width, drawn.where, model.log_scale, gaps)
+        left = nodes_and_slopes(before, rows, silence, *_head(model), integral, z) if slopes else None  # as if all gradients were 1
+        if left is None:
+            nodes(before, rows, silence, *_head(model), z)
         shares = _shares(model, q, seen.after, rows)
         value, by_scale = deep_score_cuda.score(
             z, shares.logs, model.log_scale, model.time_scale, seen.width, drawn.where, rows.lengths, gaps
         )
         ctx.model, ctx.gaps, ctx.sizes = model, gaps, {n: p.numel() for n, p in zip(_names(model), parameters, strict=True)}
-        ctx.kept = (rows, seen, passes, x, given, before, silence, q, z, shares, by_scale)
+        ctx.kept = (rows, seen, passes, x, given, before, silence, q, z, shares, by_scale, integral, left)
         return value
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        model, (rows, seen, passes, x, given, before, silence, q, z, shares, by_scale) = ctx.model, ctx.kept
-        M, sums, grad = model.marks.count, Sums(ctx.sizes, z), grad.contiguous()
+        model, (rows, seen, passes, x, given, before, silence, q, z, shares, by_scale, integral, left) = ctx.model, ctx.kept
+        M, sums = model.marks.count, Sums(ctx.sizes, z)
+        alike = len(grad) == 1 or grad.stride(0) == 0  # one number for all sequences, by which all is multiplied at the end
+        each = None if alike else grad.contiguous()
+        if each is not None:
+            left = nodes_and_slopes(before, rows, silence, *_head(model), integral._replace(grad=each), z)
+        of_before, of_nodes = left
         of_share = z.new_empty(len(z)) if M <= FEW else z.new_zeros(len(z))
-        of_z = deep_score_cuda.score_back(
-            z, model.log_scale, seen.width, given.where, rows, ctx.gaps, grad, by_scale, of_share, sums["log_scale"]
-        )
+        of_z = deep_score_cuda.score_back(z, rows, ctx.gaps, each, by_scale, of_share, sums["log_scale"])
         of_q, apart = _shares_back(model, q, seen.after, rows, shares, of_share, sums)
         rate = (sums["rate.weight"], sums["rate.bias"])
-        of_before = head_back(before, rows, z.shape[1], silence, *_head(model), of_q, of_z, network_of(sums, "query_norm", ""), rate)
+        of_network = network_of(sums, "query_norm", "")
+        head_back(before, rows, z.shape[1], silence, *_head(model), of_q, of_z, of_before, of_network, rate, of_nodes)
         slopes = [sums[name] for name in ("read.weight", "read.bias", "since.weight", "layers.0.log_decay", "layers.0.turns")]
         of_state, of_pace, of_context = deep_head_cuda.turn_back(given, rows, z.shape[1] - 1, of_before, deep_head_cuda.Slopes(*slopes))
         of_x = norm_linear_back(
@@ -129,7 +141,9 @@ class Likelihood(torch.autograd.Function):
         of_tokens = deep_score_cuda.Tokens(None if M > FEW else sums["tokens"], sums["gap.weight"], sums["gap.bias"])
         deep_score_cuda.tokens_back(seen, rows, model.scales, M, of_x, of_tokens)
         found, own = {**sums.total(by_modes), **apart}, dict(model.named_parameters())
-        return *[None] * 4, *[found[name].view_as(own[name]) for name in ctx.sizes]
+        if alike:
+            torch._foreach_mul_(list(found.values()), grad[0])
+        return *[None] * 5, *[found[name].view_as(own[name]) for name in ctx.sizes]
 
 
 def _names(model: DeepDAPP) -> list[str]:

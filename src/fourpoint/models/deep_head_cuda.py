@@ -4,8 +4,10 @@ r"""Deep DAPP's states at every time of every gap on a CUDA device, and what the
 
 at T times after each position p: Q nodes, which lie at the given shares of the gap's strata, and the gap's end, where the next event
 is. A program has ROWS positions and goes through the T times one by one, so that the gradient of a position's state, a sum over
-its times, stays in registers; so do, backwards, the gradients of W and T, sums over all positions that a program has. The L layers' modes
-lie side by side. `deep_dapp` is the plain version that it is tested against; `deep_rows_cuda` lists the positions.
+its times, stays in registers; so do, backwards, the gradients of W and T, sums over all positions that a program has. With D that of F S,
+the gradient of S is the sum of conj(F) D, and those of gamma, theta and r are made of the sum of (t - t_p) conj(F) D once all times are
+through; where F is as small as e^-60 and held there, that is no longer told from 0. The L layers' modes lie side by side. `deep_dapp` is
+the plain version that it is tested against; `deep_rows_cuda` lists the positions.
 """
 
 from __future__ import annotations
@@ -79,9 +81,25 @@ def turn_back(given: Given, rows: Rows, Q: int, of_before: Tensor, of: Slopes) -
 
 @triton.jit
 @no_type_check  # triton has its own types
-def _features(lag, far, at, k, TIMES: tl.constexpr, K: tl.constexpr):
+def _features(lag, far, per, k, TIMES: tl.constexpr, K: tl.constexpr):
     """log(1 + lag / s_k) - 1, waves, and a 1 for the bias."""
-    return feature(tl.log(1.0 + tl.minimum(lag, far)[:, None] / at[None, :]), k[None, :], TIMES, K)
+    return feature(tl.log(1.0 + tl.minimum(lag, far)[:, None] * per[None, :]), k[None, :], TIMES, K)
+
+
+@triton.jit
+@no_type_check
+def _pairs(table, row, ok, J: tl.constexpr, MODES: tl.constexpr):
+    """Rows of a table (ROWS, 2 MODES) in which real and imaginary parts come in turn, 0 beyond J."""
+    c = tl.arange(0, 2 * MODES)
+    return tl.load(table + row[:, None] * (2 * J) + c[None, :], ok[:, None] & (c < 2 * J)[None, :], 0.0)
+
+
+@triton.jit
+@no_type_check
+def _leave_pairs(table, row, ok, pairs, J: tl.constexpr, MODES: tl.constexpr):
+    """Writes them."""
+    c = tl.arange(0, 2 * MODES)
+    tl.store(table + row[:, None] * (2 * J) + c[None, :], pairs, ok[:, None] & (c < 2 * J)[None, :])
 
 
 @triton.jit
@@ -101,16 +119,14 @@ def _turn(
         some = ok[:, None] & real[None, :]
         decay = exp(tl.load(log_decay + j, real, 0.0))
         frequency = tl.load(turns + j, real, 0.0) * tl.load(first + j, real, 0.0)
-        at = tl.load(scales + tl.where(k < TIMES, k, 0))
+        per = 1.0 / tl.load(scales + tl.where(k < TIMES, k, 0))
         far = REACH * tl.load(scales + TIMES - 1)
         gap = tl.load(width + row, ok, 0.0)
         drawn = tl.load(where + row, ok, 0.0)
         speed = tl.load(pace + row[:, None] * J + j[None, :], some, 0.0)
-        s_re = tl.load(state + row[:, None] * (2 * J) + 2 * j[None, :], some, 0.0)
-        s_im = tl.load(state + row[:, None] * (2 * J) + 2 * j[None, :] + 1, some, 0.0)
+        s_re, s_im = tl.split(tl.reshape(_pairs(state, row, ok, J, MODES), [ROWS, MODES, 2]))
         known = tl.load(context + row[:, None] * H + col[None, :], ok[:, None], 0.0)
-        w_re = tl.trans(tl.load(read + col[:, None] * (2 * J) + 2 * j[None, :], real[None, :], 0.0))
-        w_im = tl.trans(tl.load(read + col[:, None] * (2 * J) + 2 * j[None, :] + 1, real[None, :], 0.0))
+        w_re, w_im = tl.split(tl.reshape(_pairs(read, col, col >= 0, J, MODES), [H, MODES, 2]))
         matrix = tl.load(since + col[None, :] * K + k[:, None], (k < K)[:, None], 0.0)
         matrix += tl.where((k == K)[:, None], tl.load(bias + col)[None, :], 0.0)
         for q in range(Q + 1):
@@ -121,9 +137,9 @@ def _turn(
             cosine, sine = cos_sin(frequency[None, :] * own)
             f_re = size * cosine
             f_im = size * sine
-            sums = product(_features(lag, far, at, k, TIMES, K), matrix, known, PRECISION)
-            sums = product(f_re * s_re - f_im * s_im, w_re, sums, PRECISION)
-            sums = product(f_re * s_im + f_im * s_re, w_im, sums, PRECISION)
+            sums = product(_features(lag, far, per, k, TIMES, K), matrix, known, PRECISION)
+            sums = product(f_re * s_re - f_im * s_im, tl.trans(w_re), sums, PRECISION)
+            sums = product(f_re * s_im + f_im * s_re, tl.trans(w_im), sums, PRECISION)
             tl.store(before + (row * (Q + 1) + q)[:, None] * H + col[None, :], sums, ok[:, None])
 
 
@@ -144,36 +160,30 @@ def _turn_back(
     decay = exp(tl.load(log_decay + j, real, 0.0))
     scale = tl.load(first + j, real, 0.0)
     frequency = tl.load(turns + j, real, 0.0) * scale
-    at = tl.load(scales + tl.where(k < TIMES, k, 0))
+    per = 1.0 / tl.load(scales + tl.where(k < TIMES, k, 0))
     far = REACH * tl.load(scales + TIMES - 1)
-    across = col[:, None] * (2 * J) + 2 * j[None, :]
-    w_re = tl.load(read + across, real[None, :], 0.0)
-    w_im = tl.load(read + across + 1, real[None, :], 0.0)
-    by_re = tl.zeros([H, MODES], tl.float32)
-    by_im = tl.zeros([H, MODES], tl.float32)
+    w = _pairs(read, col, col >= 0, J, MODES)
+    by_read = tl.zeros([H, 2 * MODES], tl.float32)
     by_features = tl.zeros([H, FEATURES], tl.float32)
     by_decay = tl.zeros([MODES], tl.float32)
     by_turns = tl.zeros([MODES], tl.float32)
     for tile in range(begin, end):
         row, _, ok = rows_in(tile, place, total, 1, ROWS)
         some = ok[:, None] & real[None, :]
-        to = row[:, None] * (2 * J) + 2 * j[None, :]
         g_context = tl.zeros([ROWS, H], tl.float32)
         g_re = tl.zeros([ROWS, MODES], tl.float32)
         g_im = tl.zeros([ROWS, MODES], tl.float32)
-        fading = tl.zeros([ROWS, MODES], tl.float32)
-        turning = tl.zeros([ROWS, MODES], tl.float32)
+        late_re = tl.zeros([ROWS, MODES], tl.float32)
+        late_im = tl.zeros([ROWS, MODES], tl.float32)
         speed = tl.load(pace + row[:, None] * J + j[None, :], some, 0.0)
         gap = tl.load(width + row, ok, 0.0)
         drawn = tl.load(where + row, ok, 0.0)
-        s_re = tl.load(state + to, some, 0.0)
-        s_im = tl.load(state + to + 1, some, 0.0)
+        s_re, s_im = tl.split(tl.reshape(_pairs(state, row, ok, J, MODES), [ROWS, MODES, 2]))
         for q in range(Q + 1):
             share, weight = node_of(drawn, q, Q)
             lag = gap * tl.where(q < Q, share, 1.0)
-            own = speed * lag[:, None]
-            fade = decay[None, :] * own
-            size = exp(tl.maximum(-fade, -60.0))
+            own = (speed + 0.0 * g_re) * lag[:, None]  # adds nothing, but all from here on stays with the threads that have the products
+            size = exp(tl.maximum(-decay[None, :] * own, -60.0))
             cosine, sine = cos_sin(frequency[None, :] * own)
             f_re = size * cosine
             f_im = size * sine
@@ -182,24 +192,24 @@ def _turn_back(
             g = tl.load(of_before + (row * (Q + 1) + q)[:, None] * H + col[None, :], ok[:, None], 0.0)
             g_context += g
             turned = tl.trans(g)
-            by_re = product(turned, p_re, by_re, PRECISION)
-            by_im = product(turned, p_im, by_im, PRECISION)
-            by_features = product(turned, _features(lag, far, at, k, TIMES, K), by_features, PRECISION)
-            d_re = product(g, w_re, None, PRECISION)
-            d_im = product(g, w_im, None, PRECISION)
-            g_re += f_re * d_re + f_im * d_im
-            g_im += f_re * d_im - f_im * d_re
-            fading -= tl.where(fade < 60.0, p_re * d_re + p_im * d_im, 0.0) * lag[:, None]
-            turning += (p_re * d_im - p_im * d_re) * lag[:, None]
+            by_read = product(turned, tl.reshape(tl.join(p_re, p_im), [ROWS, 2 * MODES]), by_read, PRECISION)
+            by_features = product(turned, _features(lag, far, per, k, TIMES, K), by_features, PRECISION)
+            d_re, d_im = tl.split(tl.reshape(product(g, w, None, PRECISION), [ROWS, MODES, 2]))
+            e_re = f_re * d_re + f_im * d_im
+            e_im = f_re * d_im - f_im * d_re
+            g_re += e_re
+            g_im += e_im
+            late_re += e_re * lag[:, None]
+            late_im += e_im * lag[:, None]
         tl.store(of_context + row[:, None] * H + col[None, :], g_context, ok[:, None])
-        tl.store(of_state + to, g_re, some)
-        tl.store(of_state + to + 1, g_im, some)
+        _leave_pairs(of_state, row, ok, tl.reshape(tl.join(g_re, g_im), [ROWS, 2 * MODES]), J, MODES)
+        fading = -(s_re * late_re + s_im * late_im)
+        turning = s_re * late_im - s_im * late_re
         tl.store(of_pace + row[:, None] * J + j[None, :], fading * decay[None, :] + turning * frequency[None, :], some)
         by_decay += tl.sum(fading * speed, 0)
         by_turns += tl.sum(turning * speed, 0)
     line = tl.program_id(0) * line_wide
-    tl.store(of_read + line + across, by_re, real[None, :])
-    tl.store(of_read + line + across + 1, by_im, real[None, :])
+    _leave_pairs(of_read + line, col, col >= 0, by_read, J, MODES)
     tl.store(of_since + line + col[:, None] * K + k[None, :], by_features, (k < K)[None, :])
     tl.store(of_bias + line + col, tl.sum(tl.where((k == K)[None, :], by_features, 0.0), 1))
     tl.store(of_log_decay + line + j, by_decay * decay, real)

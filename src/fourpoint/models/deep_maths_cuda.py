@@ -40,11 +40,11 @@ def sigmoid(x):
 def normal_share(x):
     """The share of a standard normal below x, within 5e-7: gelu(x) is x times this.
 
-    M. Abramowitz and I. Stegun, Handbook of Mathematical Functions, 7.1.26: the exponential is the one that the slope needs as well.
+    M. Abramowitz and I. Stegun, Handbook of Mathematical Functions, 26.2.17: the density is the one that the slope needs as well.
     """
-    t = inverse(1.0 + 0.23164189 * tl.abs(x))
-    series = t * (0.127414796 + t * (-0.142248368 + t * (0.7107068705 + t * (-0.7265760135 + t * 0.5307027145))))
-    beyond = series * exp(-0.5 * x * x)
+    t = inverse(1.0 + 0.2316419 * tl.abs(x))
+    series = t * (0.319381530 + t * (-0.356563782 + t * (1.781477937 + t * (-1.821255978 + t * 1.330274429))))
+    beyond = series * _density(x)
     return tl.where(x < 0.0, beyond, 1.0 - beyond)
 
 
@@ -52,7 +52,14 @@ def normal_share(x):
 @no_type_check
 def gelu_slope(x, share):
     """The derivative of gelu, given ``normal_share(x)``."""
-    return share + x * 0.3989422804014327 * exp(-0.5 * x * x)
+    return share + x * _density(x)
+
+
+@triton.jit
+@no_type_check
+def _density(x):
+    """That of a standard normal, e^(-x^2 / 2) / sqrt(2 pi)."""
+    return tl.exp2(x * x * -0.7213475204444817 - 1.3257480647361593)
 
 
 @triton.jit
@@ -87,15 +94,15 @@ def log_softplus_slope(x):
 def cos_sin(x):
     """cos(x) and sin(x) from one reduction to the nearest multiple of pi / 2, within 2e-6 for |x| up to 10,000.
 
-    pi / 2 is taken off in pieces of eleven digits each in base 2, whose products with the multiple are exact. The polynomials are those of
-    S. Moshier's Cephes. Far beyond 10,000 both are still numbers from -1 to 1, while the angle's own digits no longer say which.
+    pi / 2 is taken off in three pieces, the first two of eleven digits in base 2, whose products with the multiple are exact. The
+    polynomials are those of S. Moshier's Cephes. Far beyond 10,000 both are still numbers from -1 to 1, while the angle's own digits no
+    longer say which.
     """
     shifted = x * 0.6366197723675814 + 12582912.0  # so large that its last digits are the nearest whole number
     k = shifted - 12582912.0
     r = x - k * 1.5703125
     r = r - k * 0.0004837512969970703
-    r = r - k * 7.549533620476723e-08
-    r = r - k * 2.5633440682570896e-12
+    r = r - k * 7.549789954891e-08
     r = tl.minimum(tl.maximum(r, -0.8), 0.8)
     z = r * r
     sine = r + r * z * (-1.6666654611e-1 + z * (8.3321608736e-3 + z * -1.9515295891e-4))
@@ -137,9 +144,9 @@ def in_turn(a_re, a_im, s_re, s_im, b_re, b_im, t_re, t_im):
 def node_of(drawn, q, Q: tl.constexpr):
     """At which share of its gap node ``q`` of Q lies, and its weight (`quadrature.early`): in its stratum at ``drawn`` and, every other,
     at 1 - ``drawn``."""
-    v = (q + tl.where(q % 2 == 0, drawn, 1.0 - drawn)) / Q
-    root = 0.5 * (tl.sqrt(1.0 + 8.0 * v) - 1.0)
-    return root * root, 4.0 * root / (2.0 * root + 1.0)
+    square = 1.0 + (q + tl.where(q % 2 == 0, drawn, 1.0 - drawn)) * (8.0 / Q)
+    root = 0.5 * tl.sqrt(square) - 0.5
+    return root * root, 2.0 - 2.0 * tl.rsqrt(square)  # the weight is 4 root / (2 root + 1)
 
 
 @triton.jit

@@ -18,7 +18,7 @@ import triton.language as tl
 from jaxtyping import Float, Integer
 from torch import Tensor
 
-PRECISION = "tf32"  # of all matrix products: "ieee", "tf32x3" or "tf32"
+PRECISION = "tf32"  # of all matrix products; "ieee" in tests
 PROGRAMS = 132  # lines of the table: one for each multiprocessor of an H200
 COLUMNS, LINES, WARPS = 64, 64, 4  # that a program adds up at a time
 EDGE = 16  # columns of a parameter begin at a multiple of it: widths and modes are multiples too, so that those of like kind are one table

@@ -21,7 +21,7 @@ from torch import Tensor
 from fourpoint.events import Batch
 from fourpoint.models import deep_rows_cuda
 from fourpoint.models.deep_layer import REACH
-from fourpoint.models.deep_maths_cuda import exp, feature, log_softplus, log_softplus_slope, node_of, product, sigmoid, softplus
+from fourpoint.models.deep_maths_cuda import exp, feature, log_softplus, log_softplus_slope, node_of, product, softplus
 from fourpoint.models.deep_rows_cuda import Rows, rows_in, tiles_of
 
 ROWS, WARPS = 32, 4  # positions of a program
@@ -104,15 +104,13 @@ def score(
     return value, by_scale
 
 
-def score_back(
-    z: Tensor, log_scale: Tensor, width: Tensor, where: Tensor, rows: Rows, gaps: bool, grad: Tensor, by_scale: Tensor,
-    of_share: Tensor, of_scale: Tensor,
-) -> Tensor:  # fmt: skip
-    """The gradient of z; writes that of the logs of shares (R), and that of log s into its column."""
-    of_z, T = z.new_empty(z.shape), z.shape[1]
+def score_back(z: Tensor, rows: Rows, gaps: bool, grad: Tensor | None, by_scale: Tensor, of_share: Tensor, of_scale: Tensor) -> Tensor:
+    """The gradient of z at the ends of gaps (R), those of the log-likelihoods being ``grad`` (B), or 1 where that is None; writes that of
+    the logs of shares (R), and that of log s into its column. The nodes' z have theirs already (`deep_nodes_cuda`)."""
+    of_z = z.new_empty(len(z))
     _score_back[(len(of_scale),)](
-        z, log_scale, width, where, rows.lengths, grad, by_scale, of_z, of_share, of_scale, rows.place, rows.real, rows.P, len(grad),
-        of_scale.stride(0), GAPS=gaps, T=T, WIDE=triton.next_power_of_2(T), ROWS=ROWS, num_warps=WARPS,
+        z, rows.lengths, grad, by_scale, of_z, of_share, of_scale, rows.place, rows.real, rows.P, len(by_scale), of_scale.stride(0),
+        GAPS=gaps, EACH=grad is not None, T=z.shape[1], ROWS=ROWS, num_warps=WARPS,
     )  # fmt: skip
     return of_z
 
@@ -270,32 +268,28 @@ def _score(
 @triton.jit(do_not_specialize=["P", "B"])
 @no_type_check
 def _score_back(
-    z, log_scale, width, where, lengths, grad, by_scale, of_z, of_share, of_scale, place, count, P, B, line_wide,
-    GAPS: tl.constexpr, T: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr,
+    z, lengths, grad, by_scale, of_z, of_share, of_scale, place, count, P, B, line_wide,
+    GAPS: tl.constexpr, EACH: tl.constexpr, T: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     total = tl.load(count)
     first, end = tiles_of(total, ROWS)
-    q = tl.arange(0, WIDE)
-    s = exp(tl.load(log_scale))
     for tile in range(first, end):
         row, _, ok = rows_in(tile, place, total, 1, ROWS)
         p = row % P
-        n = tl.load(lengths + row // P, ok, 0)
-        counted = ok
+        scored = ok & (p < tl.load(lengths + row // P, ok, 0))
         if GAPS:
-            counted = ok & (p < n) & (p > 0)
-        scored = counted & (p < n)
-        g = tl.load(grad + row // P, ok, 0.0)
-        at = row[:, None] * T + q[None, :]
-        x = tl.load(z + at, counted[:, None] & (q < T)[None, :], 0.0)
-        gap = tl.load(width + row, counted, 0.0)
-        lag, weight = node_of(tl.load(where + row, counted, 0.0)[:, None], q[None, :], T - 1)
-        inside = -s * (gap / (T - 1))[:, None] * weight * sigmoid(x)
-        slope = tl.where((q < T - 1)[None, :], inside, tl.where(scored[:, None], log_softplus_slope(x), 0.0))
-        tl.store(of_z + at, tl.where(counted[:, None], g[:, None] * slope, 0.0), ok[:, None] & (q < T)[None, :])
-        tl.store(of_share + row, tl.where(scored, g, 0.0), ok)
+            scored = scored & (p > 0)
+        g = scored.to(tl.float32)
+        if EACH:
+            g = tl.load(grad + row // P, scored, 0.0)
+        slope = log_softplus_slope(tl.load(z + row * T + T - 1, scored, 0.0))
+        tl.store(of_z + row, tl.where(scored, g * slope, 0.0), ok)
+        tl.store(of_share + row, g, ok)
     some = tl.zeros([ROWS], tl.float32)
     for begin in range(tl.program_id(0) * ROWS, B, tl.num_programs(0) * ROWS):
         b = begin + tl.arange(0, ROWS)
-        some += tl.load(grad + b, b < B, 0.0) * tl.load(by_scale + b, b < B, 0.0)
+        more = tl.load(by_scale + b, b < B, 0.0)
+        if EACH:
+            more = more * tl.load(grad + b, b < B, 0.0)
+        some += more
     tl.store(of_scale + tl.program_id(0) * line_wide, tl.sum(some, 0))
