@@ -23,17 +23,19 @@ from fourpoint.narrow_peaks import look_for_narrow_peaks
 from fourpoint.streaming import verbs
 
 LOW, WIDTH, TICKS = 0.05, 0.01, (1.0, 2.0, 4.0)
+PEAKS = pytest.mark.parametrize(("width", "tick"), [(WIDTH, 0.0), (5e-4, 1.0)], ids=["narrow", "on a clock"])
 
 
 class Ticking(NarrowPeaks, torch.nn.Module):
-    """A low rate, and ``mass`` more around 1, 2 and 4 ticks after the last event."""
+    """A low rate, and ``mass`` more around 1, 2 and 4 ticks after the last event in peaks of ``width``; ``tick`` tells it of the clock."""
 
     linear = True
 
-    def __init__(self, mass: float = 0.7) -> None:
+    def __init__(self, mass: float = 0.7, width: float | None = None, tick: float = 0.0) -> None:
         super().__init__()
-        self.marks, self.mass = MarkSpace.of(None), mass
+        self.marks, self.mass, self.width = MarkSpace.of(None), mass, WIDTH if width is None else width
         self.register_buffer("narrow", torch.zeros((), dtype=torch.bool))
+        self.register_buffer("tick", torch.tensor(tick, dtype=torch.float64))
 
     def extent(self) -> tuple[float, float]:
         return 0.5, 100.0
@@ -47,7 +49,7 @@ class Ticking(NarrowPeaks, torch.nn.Module):
     def log_intensity(self, history: Positions, times: Float[Tensor, "B G Q"], seen: Int[Tensor, "B G"] | None = None) -> Tensor:
         at = history.times if seen is None else history.times.gather(1, seen)
         lag = (times - at[..., None])[..., None]
-        peak = torch.exp(-0.5 * ((lag - torch.tensor(TICKS)) / WIDTH) ** 2) / (WIDTH * math.sqrt(2 * math.pi))
+        peak = torch.exp(-0.5 * ((lag - torch.tensor(TICKS)) / self.width) ** 2) / (self.width * math.sqrt(2 * math.pi))
         return (LOW + self.mass * peak.sum(-1, keepdim=True)).log()
 
     def intensity(self, history: Positions, times: Tensor) -> Tensor:
@@ -55,7 +57,7 @@ class Ticking(NarrowPeaks, torch.nn.Module):
 
     def within(self, lag: Float[Tensor, "*S"]) -> Float[Tensor, "*S"]:
         """The integral up to ``lag``."""
-        shares = [0.5 * (1 + torch.erf((lag - tick) / (WIDTH * math.sqrt(2)))) for tick in TICKS]
+        shares = [0.5 * (1 + torch.erf((lag - tick) / (self.width * math.sqrt(2)))) for tick in TICKS]
         return LOW * lag + self.mass * sum(shares)
 
 
@@ -77,8 +79,9 @@ def data(model: Ticking) -> fp.Dataset:
     return fp.Dataset.from_sequences([fp.Sequence(t.tolist(), start=0.0, stop=float(t[-1]) + 7.3) for t in times])
 
 
-def test_peaks_that_no_rule_finds_are_found() -> None:
-    model = Ticking().double()
+@PEAKS
+def test_peaks_that_no_rule_finds_are_found(width: float, tick: float) -> None:
+    model = Ticking(width=width, tick=tick).double()
     events = data(model)
     assert look_for_narrow_peaks(model, events) and bool(model.narrow)
     batch = events.batch()
@@ -88,7 +91,7 @@ def test_peaks_that_no_rule_finds_are_found() -> None:
     assert (found.integral - exact.sum(1)).abs().max() <= 1e-3
     assert (found.integral - exact.sum(1)).abs().sum() <= found.error.sum() + 1e-9
     assert torch.allclose(compensators(model, batch)[..., 0], exact, atol=1e-4)
-    missed = log_likelihoods(Blind().double(), batch)["window"]
+    missed = log_likelihoods(Blind(width=width).double(), batch)["window"]
     assert (missed.integral - exact.sum(1)).abs().sum() > 1  # or there would be nothing to find
 
 
@@ -99,35 +102,41 @@ def test_a_rate_without_them_costs_nothing_more() -> None:
     assert torch.isinf(model.longest_panel(torch.zeros(2))).all()
 
 
-def test_the_next_event_lies_in_a_peak() -> None:
-    model = Ticking().double()
+@PEAKS
+def test_the_next_event_lies_in_a_peak(width: float, tick: float) -> None:
+    model = Ticking(width=width, tick=tick).double()
     model.narrow.fill_(True)
     history = model.encode(fp.Sequence([3.0], start=0.0, stop=9.0).batch())
 
     def rates(times: Float[Tensor, "B Q"]) -> Float[Tensor, "B Q M"]:
         return model.log_intensity(history, times[:, None], torch.ones(1, 1, dtype=torch.int64))[:, 0].exp()
 
+    for passed in (0.0, 0.37):  # since the last event
+        start = torch.tensor([3.0 + passed], dtype=torch.float64)
+        law = next_event_law(rates, start, start.new_tensor([40.0]), longest=protocol.longest_panel(model, history, start))
+        for lag in (0.5, 1.2, 3.0, 20.0):
+            exact = model.within(torch.tensor(lag)) - model.within(torch.tensor(passed))
+            assert law.integral_at(torch.tensor([[3.0 + lag]]).double()).item() == pytest.approx(exact.item(), abs=1e-4)
     start = torch.tensor([3.0], dtype=torch.float64)
-    law = next_event_law(rates, start, start.new_tensor([40.0]), longest=protocol.longest_panel(model))
-    for lag in (0.5, 1.2, 3.0, 20.0):
-        assert law.integral_at(start[:, None] + lag).item() == pytest.approx(model.within(torch.tensor(lag)).item(), abs=1e-4)
     blind = next_event_law(rates, start, start.new_tensor([40.0]))
     assert blind.integral_at(start[:, None] + 3.0).item() < 0.5 * model.within(torch.tensor(3.0)).item()
 
 
-def test_samples_fall_into_peaks_as_often_as_they_should() -> None:
-    model = Ticking().double()
+@PEAKS
+def test_samples_fall_into_peaks_as_often_as_they_should(width: float, tick: float) -> None:
+    model = Ticking(width=width, tick=tick).double()
     model.narrow.fill_(True)
     drawn = fp.sample(model, 0.0, 40.0, sequences=40, seed=0, method="inversion")
     gaps = drawn.gaps
-    first = np.abs(gaps - 1) < 5 * WIDTH
+    first = np.abs(gaps - 1) < 5 * width
     share = 1 - math.exp(-model.mass)  # of those that come so far
     expected = math.exp(-LOW) * share
     assert abs(first.mean() - expected) < 4 * math.sqrt(expected * (1 - expected) / len(gaps))
 
 
-def test_a_stream_integrates_over_peaks() -> None:
-    model = Ticking().double()
+@PEAKS
+def test_a_stream_integrates_over_peaks(width: float, tick: float) -> None:
+    model = Ticking(width=width, tick=tick).double()
     model.narrow.fill_(True)
     history = model.extend(model.encode(fp.Sequence([], start=0.0, stop=9.0).batch()), torch.tensor([3.0]).double(), torch.zeros(1).long())
     found = verbs.integrals(model, history, np.array([3.0]), np.array([7.3]))

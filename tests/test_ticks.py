@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from test_narrow_peaks import Ticking, data
+from test_narrow_peaks import PEAKS, Ticking, data
 
 import fourpoint as fp
 from fourpoint.events import MarkSpace
@@ -23,8 +23,9 @@ def by_hand(model: Ticking, events: fp.Dataset, tick: float) -> float:
     return float((-(low - start) + torch.log(-torch.expm1(low - high))).mean())
 
 
-def test_it_is_the_probability_of_the_cell_around_the_tick() -> None:
-    model = Ticking().double()
+@PEAKS
+def test_it_is_the_probability_of_the_cell_around_the_tick(width: float, tick: float) -> None:
+    model = Ticking(width=width, tick=tick).double()
     model.narrow.fill_(True)
     events = data(model)
     assert tick_of(events) == 1.0

@@ -270,7 +270,7 @@ def _next_event(model: Any, here: Any, now: float, horizon: float) -> tuple[Law,
     def rates(times: Float[Tensor, "B Q"]) -> Float[Tensor, "B Q M"]:
         return last_rates(model, here, times)
 
-    law = next_event_law(rates, start, start.new_tensor([horizon / 64]), longest=longest_panel(model))
+    law = next_event_law(rates, start, start.new_tensor([horizon / 64]), longest=longest_panel(model, here, start))
     *times, far = law.quantiles([*LEVELS, 0.995])[0].tolist()
     quantiles = dict(zip(LEVELS, times, strict=True))
     grid = torch.linspace(now, far if np.isfinite(far) else now + horizon, GRID, dtype=torch.float64)[None]

@@ -129,12 +129,12 @@ def _gap_integrals(model: Any, block: Batch, history: Any, tolerance: float) -> 
         seen = torch.arange(edges.shape[1] - 1, device=edges.device).expand(len(edges), -1)
         return model.integral(history, edges[:, :-1], edges[:, 1:], seen).to(torch.float64)
     gaps = edges.shape[1] - 1
-    left, right, first = pieces(model, history, edges)
+    left, right, nodes = pieces(model, history, edges)
     seen = torch.minimum(torch.searchsorted(block.times.contiguous(), left, right=True), block.lengths[:, None])
 
     def rates(times: Float[Tensor, "B H Q"], which: Int[Tensor, "B H"]) -> Float[Tensor, "B H Q M"]:
         return model.log_intensity(history, times, seen.gather(1, which)).exp().to(torch.float64)
 
-    value, _ = integrate_each(rates, left, right, tolerance=tolerance * max(1, int(block.lengths.sum())), first=first)
+    value, _ = integrate_each(rates, left, right, tolerance=tolerance * max(1, int(block.lengths.sum())), **nodes)
     total = value.new_zeros(len(edges), gaps, value.shape[-1])
     return total.scatter_add(1, seen[..., None].expand_as(value), value)

@@ -279,10 +279,10 @@ def _integrals(
     if hasattr(model, "integral"):
         exact = model.integral(history, edges[:, :-1], edges[:, 1:]).sum(2).to(torch.float64)
         return edges[:, :-1], edges[:, 1:], exact, 64 * torch.finfo(edges.dtype).eps * exact.abs()
-    left, right, first = pieces(model, history, edges)
+    left, right, nodes = pieces(model, history, edges)
     seen = torch.minimum(torch.searchsorted(block.times.contiguous(), left, right=True), block.lengths[:, None])
 
     def rate(times: Float[Tensor, "B H Q"], which: Int[Tensor, "B H"]) -> Float[Tensor, "B H Q"]:
         return _total(model, history, times, seen.gather(1, which)).to(torch.float64)
 
-    return left, right, *integrate(rate, left, right, tolerance=budget, first=first)
+    return left, right, *integrate(rate, left, right, tolerance=budget, **nodes)

@@ -2,8 +2,8 @@
 
 Where times are whole seconds, say, a flexible model learns to aim at them. No rule finds a peak between its nodes, and its error estimate
 knows nothing of it either. A model that can have such peaks (`models.narrow`) is looked at once, when it is fitted: a few gaps are
-integrated as for any rate, and then with more nodes. Where the two differ, the model asks for those from then on, in likelihoods, checks,
-samples and forecasts. Used by `training_run`.
+integrated by one rule as it stands, and then with cuts at ticks and as many nodes as it takes. Where the two differ, the model asks for
+those cuts from then on, in likelihoods, checks, samples and forecasts. Used by `training_run`.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from fourpoint.events import Dataset
 from fourpoint.likelihood import log_likelihoods
 from fourpoint.maths.quadrature import Unconverged
 
-SEQUENCES, EVENTS = 16, 32  # at most so many sequences, and of each so many of its first events
+SEQUENCES, EVENTS = 8, 16  # at most so many sequences, and of each so many of its first events
 ALIKE = 1e-3  # of the integral per event
+ANY = 1e6  # nats per event: a tolerance that every rule keeps
 
 
 @torch.no_grad()
@@ -29,9 +30,9 @@ def look_for_narrow_peaks(model: Any, data: Dataset) -> list[str]:
     model.eval()
     model.narrow.fill_(False)
     try:
-        plain = log_likelihoods(model, some)["window"].integral
+        plain = log_likelihoods(model, some, tolerance=ANY)["window"].integral
         model.narrow.fill_(True)
-        fine = log_likelihoods(model, some)["window"].integral
+        fine = log_likelihoods(model, some, tolerance=ALIKE / 4)["window"].integral
         model.narrow.fill_(bool((fine - plain).abs().sum() > ALIKE * max(1, int(some.lengths.sum()))))
     except Unconverged:
         model.narrow.fill_(True)

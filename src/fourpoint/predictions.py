@@ -28,7 +28,6 @@ from torch import Tensor
 
 from fourpoint.events import Batch, Dataset, UserError
 from fourpoint.maths.compensator import next_event_law
-from fourpoint.models.protocol import longest_panel
 from fourpoint.printing import as_text
 from fourpoint.sampling import advance, check_marks, remember, select_rows, still
 
@@ -213,7 +212,7 @@ def _score_batch(model: Any, data: Dataset, rows: NDArray[np.int64], own: list[N
 
     now = rates(start[:, None]).sum((1, 2)).double()
     panel = 0.25 / now.clamp(min=torch.finfo(now.dtype).tiny)
-    law = next_event_law(rates, start, panel, longest=longest_panel(model), through=truth, tolerance=TOLERANCE)
+    law = next_event_law(rates, start, panel, longest=getattr(model, "longest_panel", None), through=truth, tolerance=TOLERANCE)
     ends = torch.stack([truth, batch.stop.repeat_interleave(width)], 1)
     below, seen = (1 - torch.exp(-law.integral_at(ends))).unbind(1)
     covered = ((below >= 0.05 * seen) & (below <= 0.95 * seen)).double()

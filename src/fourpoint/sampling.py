@@ -280,7 +280,7 @@ def _round(
         return Round(hit, time, rates(time[:, None])[:, 0].to(at.dtype), width), past
     first = rates(at[:, None]).sum((1, 2)).to(at.dtype)
     panel = torch.minimum(0.5 / first.clamp(min=torch.finfo(at.dtype).tiny), (end - at) / 4).clamp(min=torch.finfo(at.dtype).tiny)
-    quarter, own = ((end - at) / 4).clamp(min=torch.finfo(at.dtype).tiny), longest_panel(model)
+    quarter, own = ((end - at) / 4).clamp(min=torch.finfo(at.dtype).tiny), longest_panel(model, past, at)
     longest = (lambda elapsed: quarter) if own is None else lambda elapsed: torch.minimum(quarter, own(elapsed))
     time = next_by_inversion(rates, at, end, panel, random, longest=longest)
     hit = torch.isfinite(time)

@@ -23,6 +23,7 @@ from fourpoint.events import Batch, Dataset, UserError
 from fourpoint.likelihood import _at_events, _blocks, _latest, _total
 from fourpoint.maths.periodogram import clock
 from fourpoint.maths.quadrature import integrate
+from fourpoint.models.protocol import filled, nodes
 from fourpoint.sampling import still
 
 
@@ -75,7 +76,7 @@ def _log_probabilities(model: Any, batch: Batch, tick: float, tolerance: float) 
         seen = torch.arange(block.times.shape[1], device=block.times.device).expand_as(block.times)
         before = history.times[:, : seen.shape[1]]
         gap = torch.where(block.valid, block.times - before, 0.0)
-        until, within = _masses(model, history, before, (gap - tick / 2).clamp(min=0), gap + tick / 2, seen, tolerance)
+        until, within = _masses(model, history, before, gap, tick, seen, tolerance)
         logs = -until + torch.log(-torch.expm1(-within)) + _at_events(model, history, block).double()
         logs = logs - _total(model, history, block.times[..., None], seen)[..., 0].double().log()
         counted = block.valid & (seen + offset > 0)
@@ -88,28 +89,30 @@ def _masses(
     model: Any,
     history: Any,
     before: Float[Tensor, "B N"],
-    low: Float[Tensor, "B N"],
-    high: Float[Tensor, "B N"],
+    gap: Float[Tensor, "B N"],
+    tick: float,
     seen: Int[Tensor, "B N"],
     tolerance: float,
 ) -> tuple[Float[Tensor, "B N"], Float[Tensor, "B N"]]:
-    """The integral of the total rate from ``before`` to ``low`` after it, and from there to ``high``."""
+    """The integral of the total rate from ``before`` to half a tick less than the ``gap`` after it, and over the tick from there.
+
+    Pieces end where the event was, since a rate that aims at ticks has its peak there, and a rule looks at the ends of pieces."""
+    low, high = (gap - tick / 2).clamp(min=0), gap + tick / 2
     if hasattr(model, "integral"):
         ends = (before, before + low, before + high)
         first, second = (model.integral(history, a, b, seen).sum(-1).double() for a, b in zip(ends, ends[1:], strict=False))
         return first, second
     cuts = model.lags(before.device) if hasattr(model, "lags") else before.new_zeros(0)
-    zero = torch.zeros_like(low)[..., None]
-    lags = (
-        torch.cat([zero, low[..., None], high[..., None], torch.minimum(cuts.expand(*low.shape, -1), high[..., None])], -1).sort(-1).values
-    )
-    pieces = lags.shape[-1] - 1
+    inner = torch.minimum(cuts.expand(*low.shape, -1), high[..., None])
+    lags = torch.cat([torch.stack([torch.zeros_like(low), low, gap, high], -1), inner], -1).sort(-1).values
+    left, right = ((before[..., None] + part).flatten(1) for part in (lags[..., :-1], lags[..., 1:]))
+    order = filled(left, right)
+    left, right, owner = left.gather(1, order), right.gather(1, order), order // (lags.shape[-1] - 1)
 
     def rate(times: Float[Tensor, "B H Q"], which: Int[Tensor, "B H"]) -> Float[Tensor, "B H Q"]:
-        return _total(model, history, times, which // pieces).double()
+        return _total(model, history, times, owner.gather(1, which)).double()
 
-    left, right = ((before[..., None] + part).flatten(1) for part in (lags[..., :-1], lags[..., 1:]))
-    value, _ = integrate(rate, left, right, tolerance=tolerance * max(1, low.numel()), first=getattr(model, "first_nodes", 2))
-    early = lags[..., 1:] <= low[..., None]
-    mass = value.unflatten(1, (-1, pieces))
-    return torch.where(early, mass, 0.0).sum(-1), torch.where(early, 0.0, mass).sum(-1)
+    value, _ = integrate(rate, left, right, tolerance=tolerance * max(1, low.numel()), **nodes(model))
+    early = (lags[..., 1:] <= low[..., None]).flatten(1).gather(1, order)
+    until, within = (torch.zeros_like(low).scatter_add(1, owner, torch.where(part, value, 0.0)) for part in (early, ~early))
+    return until, within

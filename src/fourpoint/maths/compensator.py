@@ -30,6 +30,7 @@ Longest = Callable[[Float[Tensor, " B"]], Float[Tensor, " B"]]  # of a panel tha
 NODES = 16
 TOLERANCE = 1e-5  # of each panel's integral: far below what any test of a sample could see
 FAR = 2.0**60  # first widths after which a compensator that has not reached its target never will
+GROWTH = 8.0  # of a panel over the one before it, at most
 CERTAIN = 20.0  # the integral past which a next event is as good as certain
 
 
@@ -69,8 +70,7 @@ def march(
         stopped = (left >= stop) | (total >= target) | (left - start > FAR * first)
         if bool(stopped.all()):
             return
-        width = width if longest is None else torch.minimum(width, longest(left - start))
-        right = torch.minimum(left + width, stop)
+        right = torch.minimum(left + (width if longest is None else torch.minimum(width, longest(left - start))), stop)
         if through is not None:
             right = torch.where((left < through) & (through < right), through, right)
         h = torch.where(stopped, 0.0, right - left)
@@ -85,7 +85,8 @@ def march(
         _check_width(h, error, left, ~(fine | stopped))
         yield Panel(left, torch.where(fine, h, 0.0), total, torch.where(fine, gain, 0.0), c, own)
         left, total = torch.where(fine, right, left), torch.where(fine, total + gain, total)
-        width = torch.where(stopped, width, torch.where(fine, torch.maximum(h, width) * torch.where(halved, 1.0, 2.0), h / 2))
+        wider = torch.minimum(width * torch.where(halved, 1.0, 2.0), GROWTH * h)
+        width = torch.where(stopped, width, torch.where(fine, wider, h / 2))
         halved = ~(fine | stopped)
 
 

@@ -12,8 +12,8 @@ The estimate of an interval has three parts, each for one way to be wrong:
     move   |Q_n - Q_{n/2}|, which bounds the error of the finer rule as soon as the rule converges at all;
     tail   (b - a) times the Legendre coefficients of f where the rule ends: coarse rules may agree by chance, and then
            these, read off the same nodes, are still large;
-    edge   (x_1 - a) |f(a+) - p(a)| with p the polynomial through the nodes and x_1 the first of them: a rate that an
-           event has just raised may fall again before x_1, and no node would see it.
+    edges  (x_1 - a) |f(a+) - p(a)| with p the polynomial through the nodes and x_1 the first of them: a rate that an
+           event has just raised may fall again before x_1, and no node would see it; and the same at b.
 
 A floor is added for rounding, and a thousandth of the tolerance, since no more was asked for. Used by `likelihood`,
 `sampling` and `evaluation`.
@@ -125,15 +125,16 @@ def integrate_each(
     """:func:`integrate` for M rates at once; the errors are those of all of them together. There are ``room`` pieces at most at a time."""
     room = ROOM * a.numel() if room is None else room
     which = torch.arange(a.shape[1], device=a.device).expand_as(a)
-    begun = rates(torch.cat([a[..., None], _places(a, b, first)], -1), which)
-    edge, value = begun[:, :, 0].sum(-1), _sum(begun[:, :, 1:], a, b)
+    last = torch.maximum(torch.nextafter(b, a), a)  # a rate may jump at b
+    begun = rates(torch.cat([a[..., None], _places(a, b, first), last[..., None]], -1), which)
+    edges, value = begun[:, :, [0, -1]].sum(-1), _sum(begun[:, :, 1:-1], a, b)
     nodes, error = 2 * first, torch.full_like(value[..., 0], torch.inf)
     while True:
         low, high = a.gather(1, which), b.gather(1, which)
         found = rates(_places(low, high, nodes), which)
         fine, all_ = _sum(found, low, high), which[..., None].expand(-1, -1, value.shape[-1])
         floor = torch.where(high > low, tolerance / (1000 * error.numel()), 0.0) + 4 * torch.finfo(fine.dtype).eps * fine.abs().sum(-1)
-        doubt = _doubt(found.sum(-1), edge.gather(1, which), low, high) + floor
+        doubt = _doubt(found.sum(-1), edges.gather(1, which[..., None].expand(-1, -1, 2)), low, high) + floor
         error = error.scatter(1, which, (fine - value.gather(1, all_)).abs().sum(-1) + doubt)
         value = value.scatter(1, all_, fine)
         if not bool(torch.isfinite(value).all()):
@@ -149,7 +150,7 @@ def integrate_each(
     if not splits or 4 * which.numel() > room:
         raise _unsettled(error, a, b, tolerance, nodes)
     low, high = a.gather(1, which)[..., None], b.gather(1, which)[..., None]
-    ends = torch.cat([low, low + (high - low) * low.new_tensor([1 / 16, 1 / 4, 9 / 16]), high], -1)
+    ends = torch.cat([low, low + (high - low) * low.new_tensor([1 / 16, 1 / 2, 15 / 16]), high], -1)
     parts, errors = integrate_each(
         lambda t, own: rates(t, which.gather(1, own // 4)), ends[..., :-1].flatten(1), ends[..., 1:].flatten(1),
         tolerance=tolerance - float(error.sum()) + doubtful, first=max(2, most // 4), most=most, splits=splits - 1, room=room,
@@ -167,28 +168,29 @@ def _sum(values: Float[Tensor, "B H Q M"], a: Float[Tensor, "B H"], b: Float[Ten
 
 
 def _doubt(
-    values: Float[Tensor, "B H Q"], edge: Float[Tensor, "B H"], a: Float[Tensor, "B H"], b: Float[Tensor, "B H"]
+    values: Float[Tensor, "B H Q"], edges: Float[Tensor, "B H 2"], a: Float[Tensor, "B H"], b: Float[Tensor, "B H"]
 ) -> Float[Tensor, "B H"]:
-    """Tail and edge of the error estimate.
+    """Tail and edges of the error estimate.
 
     The tail is the larger of the last two coefficients, made smaller by as much as they fell over the two before.
     """
     nodes = values.shape[-1]
-    *modes, at_edge = (values @ _readings(nodes).to(values)).unbind(-1)
+    *modes, left, right = (values @ _readings(nodes).to(values)).unbind(-1)
+    missed = (edges - torch.stack([left, right], -1)).abs().sum(-1)
     before, last = (torch.maximum(x.abs(), y.abs()) for x, y in (modes[:2], modes[2:]))
     falling = torch.where(last < before, last / torch.where(last < before, before, 1.0), 1.0)
-    return (b - a).to(values.dtype) * (last * falling + gauss_legendre(nodes)[0][0].to(values) * (edge - at_edge).abs())
+    return (b - a).to(values.dtype) * (last * falling + gauss_legendre(nodes)[0][0].to(values) * missed)
 
 
 @lru_cache(maxsize=32)
-def _readings(nodes: int) -> Float[Tensor, "Q 5"]:
-    """What maps values at four nodes or more to their last four Legendre coefficients, and to their polynomial at the left end."""
+def _readings(nodes: int) -> Float[Tensor, "Q 6"]:
+    """What maps values at four nodes or more to their last four Legendre coefficients, and to their polynomial at both ends."""
     import numpy as np
 
     x, w = gauss_legendre(nodes)
     order = np.arange(nodes)
     modes = w.numpy()[:, None] * (2 * order + 1) * np.polynomial.legendre.legvander(2 * x.numpy() - 1, nodes - 1)
-    return torch.from_numpy(np.column_stack([modes[:, -4:], modes @ (-1.0) ** order]))
+    return torch.from_numpy(np.column_stack([modes[:, -4:], modes @ (-1.0) ** order, modes.sum(1)]))
 
 
 def _not_finite(value: Tensor, a: Tensor, b: Tensor) -> Unconverged:

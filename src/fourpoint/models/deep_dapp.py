@@ -47,6 +47,7 @@ MOST_CUTS = 1024  # of a window
 PIECE = 2**24  # numbers held at once, per mark and event or per time
 COARSE = 10  # ticks of a clock: where a quarter of all gaps is shorter, the user is told what that does to likelihoods
 MATRIX, LONGEST = 16, 2048  # least width and modes, and most events, of `deep_cuda`
+FARTHEST = 1e18  # mean gaps: angles of longer ones are no numbers
 SHORTEST = 0.02  # quantile of the positive gaps that counts as the shortest
 
 
@@ -140,6 +141,7 @@ class DeepDAPP(NarrowPeaks, nn.Module):
         self.register_buffer("fastest", torch.full((), torch.inf, dtype=torch.float64))
         self.register_buffer("scales", torch.logspace(-2, 2, TIMES))
         self.register_buffer("narrow", torch.zeros((), dtype=torch.bool))
+        self.register_buffer("tick", torch.zeros((), dtype=torch.float64))
 
     def settings(self) -> dict[str, Any]:
         """The constructor's arguments but for ``marks``."""
@@ -167,6 +169,7 @@ class DeepDAPP(NarrowPeaks, nn.Module):
         if len(rhythms):
             said.append(f"rhythms in the data, with modes of their own: {', '.join(f'{2 * np.pi / w:.4g}' for w in rhythms)} {unit}")
         tick = clock(gaps) if len(gaps) else 0.0
+        self.tick.fill_(tick)
         if tick and np.quantile(gaps, 0.25) <= COARSE * tick:
             said.append(
                 f"times are multiples of {tick:.4g} {unit}, and a quarter of all gaps is at most {COARSE} of these ticks: a rate "
@@ -269,9 +272,9 @@ class DeepDAPP(NarrowPeaks, nn.Module):
         return unit * float(self.scales[0]), unit * REACH * float(self.scales[-1])
 
     def cuts(self, history: DeepHistory) -> Float[Tensor, "B E"] | None:
-        """Where integrals are cut: at parts of the elapsed time, where there are waves of it, and so that no piece holds many turns of the
-        data's fastest rhythm; None without either."""
-        peaks = super().cuts(history) if self._settings["waves"] else None
+        """Where integrals are cut: at parts of the elapsed time, where there are waves of it or narrow peaks, and so that no piece holds
+        many turns of the data's fastest rhythm; None without any."""
+        peaks = super().cuts(history) if self._settings["waves"] or self.narrow else None
         if not bool(self.fastest.isfinite()):
             return peaks
         first = history.times[:, :1]
@@ -362,7 +365,7 @@ class DeepDAPP(NarrowPeaks, nn.Module):
         return features(gaps, self.scales, self._settings["waves"])
 
     def _in_mean_gaps(self, gaps: Float[Tensor, "*S"]) -> Float[Tensor, "*S"]:
-        return (gaps / self.time_scale).to(self.tokens)
+        return (gaps / self.time_scale).clamp(max=FARTHEST).to(self.tokens)
 
     def _noise(self, device: torch.device, more: int = 0) -> Noise | None:
         """What is silent in this pass; the same draw for the same batch, and another one for its queries (``more`` = 1)."""

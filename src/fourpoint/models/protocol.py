@@ -18,7 +18,7 @@ Optional verbs, each used where a model has it:
     in_gaps(history, t, b, weights) each gap's mean rate, and log rates at b    fast_log_likelihood(...)  for training, or None
     slopes(batch, nodes, ...)       the same and its gradient, without torch's  redraw(random)            what is random in a step
     maximum_likelihood(data)        a fit without gradient steps                recipe                    settings of `fit` that suit it
-    cuts(history), first_nodes      where integrals are cut, and the nodes that a rule begins with, where a rate has narrow peaks
+    cuts(history), first_nodes, most_nodes    where integrals are cut, and nodes of a rule to begin and to end with, for narrow peaks
     longest_panel(elapsed)          how much of the time after that a rule of 16 nodes may see at once, for the same reason
 
 A model whose mark space has a box keeps places x too: ``extend(..., place)`` takes one, log_intensity is the rate of each type in the
@@ -43,6 +43,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from fourpoint.events import Batch, Box, Dataset, MarkSpace, UserError
+from fourpoint.maths.quadrature import MOST
 
 PLACED = ("dapp-places", "hawkes-places", "poisson", "spline-poisson")  # models for events with places
 
@@ -111,14 +112,16 @@ def position_before(history: History, times: Float[Tensor, "B Q"]) -> Int[Tensor
     return torch.minimum(count, history.lengths[:, None])
 
 
-def longest_panel(model: Any) -> Callable[[Tensor], Tensor] | None:
-    """How long a stretch of time may be that a rule with 16 nodes sees at once, by the time since the last event; None for any length."""
-    own: Callable[[Tensor], Tensor] | None = getattr(model, "longest_panel", None)
-    return own
+def longest_panel(model: Any, history: Any, start: Float[Tensor, " B"]) -> Callable[[Tensor], Tensor] | None:
+    """How long a stretch of time may be that a rule with 16 nodes sees at once, by the time since ``start``; None for any length."""
+    if not hasattr(model, "longest_panel"):
+        return None
+    passed = start - history.times.gather(1, history.lengths[:, None])[:, 0]
+    return lambda elapsed: model.longest_panel(passed + elapsed)
 
 
-def pieces(model: Any, history: Any, edges: Float[Tensor, "B E"]) -> tuple[Float[Tensor, "B H"], Float[Tensor, "B H"], int]:
-    """Left and right ends of the pieces in which integrals between ``edges`` are found, and with how many nodes a rule begins.
+def pieces(model: Any, history: Any, edges: Float[Tensor, "B E"]) -> tuple[Float[Tensor, "B H"], Float[Tensor, "B H"], dict[str, int]]:
+    """Left and right ends of the pieces in which integrals between ``edges`` are found, and :func:`nodes`.
 
     Edges are cut where the model says: at its ``knots``, where the rate is not smooth, or ``cuts``, between which it may have peaks."""
     verb = getattr(model, "knots", None) or getattr(model, "cuts", None)
@@ -127,10 +130,20 @@ def pieces(model: Any, history: Any, edges: Float[Tensor, "B E"]) -> tuple[Float
         edges = torch.cat([edges, torch.minimum(torch.maximum(cuts, edges[:, :1]), edges[:, -1:])], 1).sort(1).values
     left, right = edges[:, :-1].contiguous(), edges[:, 1:].contiguous()
     if cuts is not None:  # most pieces of many cuts are empty
-        filled = right > left
-        order = filled.to(torch.int8).argsort(dim=1, descending=True, stable=True)[:, : max(1, int(filled.sum(1).max()))]
+        order = filled(left, right)
         left, right = left.gather(1, order), right.gather(1, order)
-    return left, right, getattr(model, "first_nodes", 2)
+    return left, right, nodes(model)
+
+
+def nodes(model: Any) -> dict[str, int]:
+    """How many nodes `quadrature.integrate` is to take for this model's rate: ``first``, and ``most`` before it cuts an interval."""
+    return dict(first=getattr(model, "first_nodes", 2), most=getattr(model, "most_nodes", MOST))
+
+
+def filled(left: Float[Tensor, "B H"], right: Float[Tensor, "B H"]) -> Int[Tensor, "B F"]:
+    """Which of the pieces [left, right] are longer than the rounding of times; rows with fewer of them have empty ones behind."""
+    full = right - left > 4 * torch.finfo(right.dtype).eps * right.abs()
+    return full.to(torch.int8).argsort(dim=1, descending=True, stable=True)[:, : max(1, int(full.sum(1).max()))]
 
 
 def space_without_places(marks: MarkSpace | int | Sequence[str] | None, model: str) -> MarkSpace:

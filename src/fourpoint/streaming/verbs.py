@@ -53,7 +53,7 @@ def integrals(model: Any, history: Any, at: Floats, times: Floats) -> Floats:
     last = history.lengths[:, None]
     if hasattr(model, "integral"):
         return np.asarray(model.integral(history, a, b, last).sum((1, 2)).detach().numpy())
-    left, right, first = pieces(model, history, torch.cat([a, b], 1))
+    left, right, nodes = pieces(model, history, torch.cat([a, b], 1))
     wide = (right > left).any(0)
     if not bool(wide.any()):
         return np.zeros(len(at))
@@ -64,5 +64,5 @@ def integrals(model: Any, history: Any, at: Floats, times: Floats) -> Floats:
 
     ends = rate(torch.cat([a, b], 1)[:, None], last)[:, 0].mean(1)
     rough = torch.nan_to_num((b - a)[:, 0] * ends, nan=0.0, posinf=0.0)
-    found, _ = integrate(rate, left, right, tolerance=TOLERANCE * float((1 + rough).sum()), first=first)
+    found, _ = integrate(rate, left, right, tolerance=TOLERANCE * float((1 + rough).sum()), **nodes)
     return np.asarray(found.sum(1).numpy())
