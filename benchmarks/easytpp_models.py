@@ -37,7 +37,7 @@ from torch import Tensor, nn
 
 from fourpoint.events import Batch, Dataset
 from fourpoint.likelihood import quick_log_likelihood, sampled_log_likelihood
-from fourpoint.maths.periodogram import clock
+from fourpoint.maths.periodogram import coarse_clock
 from fourpoint.models import protocol
 from fourpoint.models.narrow import NarrowPeaks
 from fourpoint.models.neural_start import time_scale_of
@@ -108,7 +108,7 @@ class Peer(NarrowPeaks, nn.Module):
         self.register_buffer("log_first", rates.log().float())
         gaps = data.gaps[data.gaps > 0]
         self.register_buffer("narrow", torch.zeros((), dtype=torch.bool))
-        self.register_buffer("tick", torch.tensor(clock(gaps), dtype=torch.float64))
+        self.register_buffer("tick", torch.tensor(coarse_clock(gaps), dtype=torch.float64))
         self._extent = (float(np.quantile(gaps, 0.02)), 16 * float(np.mean(data.durations)))  # as Deep DAPP takes them
         with torch.no_grad():
             _last_layer(self.net).bias.copy_(torch.log(torch.expm1(rates * self.time_scale)))

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from fourpoint.evaluation import device_of
 from fourpoint.events import Batch, Dataset
-from fourpoint.likelihood import BLOCK
+from fourpoint.likelihood import BLOCK, total_rate
 from fourpoint.maths import rescaling
 from fourpoint.maths.quadrature import integrate_each
 from fourpoint.maths.rescaling import Verdict
@@ -112,29 +112,44 @@ def compensators(model: Any, batch: Batch, tolerance: float = 1e-4) -> Float[Ten
 
     Padded gaps are 0. The errors sum to at most ``tolerance`` per event of the batch.
     """
-    N = batch.times.shape[1]
+    return _by_gap(model, batch, tolerance, each=True)[0]
+
+
+@torch.no_grad()
+def gap_integrals(model: Any, batch: Batch, tolerance: float = 1e-4) -> tuple[Float[Tensor, "B G"], Float[Tensor, "B G"]]:
+    """The integral of the total rate over every gap, as in :func:`compensators`, and an upper estimate of the error of each."""
+    value, error = _by_gap(model, batch, tolerance, each=False)
+    return value[..., 0], error
+
+
+def _by_gap(model: Any, batch: Batch, tolerance: float, *, each: bool) -> tuple[Float[Tensor, "B G M"], Float[Tensor, "B G"]]:
+    """Integrals of ``each`` mark's intensity or of all together, a block of positions at a time, and their errors."""
+    N, parts, carried = batch.times.shape[1], [], None
     if N <= BLOCK or not getattr(model, "linear", False):
-        return _gap_integrals(model, batch, model.encode(batch), tolerance)
-    parts, carried = [], None
+        return _of_block(model, batch, model.encode(batch), tolerance, each)
     for first in range(0, N, BLOCK):
         block = batch.columns(first, min(first + BLOCK, N))
         carried = model.encode(block, carried)
-        parts.append(_gap_integrals(model, block, carried, tolerance))
-    return torch.cat([p[:, :-1] for p in parts[:-1]] + parts[-1:], 1)
+        parts.append(_of_block(model, block, carried, tolerance, each))
+    values, errors = (torch.cat([p[:, :-1] for p in some[:-1]] + [some[-1]], 1) for some in zip(*parts, strict=True))
+    return values, errors
 
 
-def _gap_integrals(model: Any, block: Batch, history: Any, tolerance: float) -> Float[Tensor, "B G M"]:
+def _of_block(model: Any, block: Batch, history: Any, tolerance: float, each: bool) -> tuple[Float[Tensor, "B G M"], Float[Tensor, "B G"]]:
     edges = block.edges
     if hasattr(model, "integral"):
         seen = torch.arange(edges.shape[1] - 1, device=edges.device).expand(len(edges), -1)
-        return model.integral(history, edges[:, :-1], edges[:, 1:], seen).to(torch.float64)
+        exact = model.integral(history, edges[:, :-1], edges[:, 1:], seen).to(torch.float64)
+        return exact if each else exact.sum(-1, keepdim=True), 64 * torch.finfo(exact.dtype).eps * exact.abs().sum(-1)
     gaps = edges.shape[1] - 1
     left, right, nodes = pieces(model, history, edges)
     seen = torch.minimum(torch.searchsorted(block.times.contiguous(), left, right=True), block.lengths[:, None])
 
     def rates(times: Float[Tensor, "B H Q"], which: Int[Tensor, "B H"]) -> Float[Tensor, "B H Q M"]:
-        return model.log_intensity(history, times, seen.gather(1, which)).exp().to(torch.float64)
+        at = seen.gather(1, which)
+        found = model.log_intensity(history, times, at).exp() if each else total_rate(model, history, times, at)[..., None]
+        return found.to(torch.float64)
 
-    value, _ = integrate_each(rates, left, right, tolerance=tolerance * max(1, int(block.lengths.sum())), **nodes)
-    total = value.new_zeros(len(edges), gaps, value.shape[-1])
-    return total.scatter_add(1, seen[..., None].expand_as(value), value)
+    value, error = integrate_each(rates, left, right, tolerance=tolerance * max(1, int(block.lengths.sum())), **nodes)
+    total, doubt = value.new_zeros(len(edges), gaps, value.shape[-1]), value.new_zeros(len(edges), gaps)
+    return total.scatter_add(1, seen[..., None].expand_as(value), value), doubt.scatter_add(1, seen, error)

@@ -74,7 +74,7 @@ def log_likelihoods(model: Any, batch: Batch, *, tolerance: float = 1e-4) -> dic
     budget = tolerance * max(1, int((lengths - 1).clamp(min=0).sum()))
     sums = {name: [torch.zeros_like(batch.start) for _ in range(3)] for name in CONVENTIONS}
     carried = None
-    for block, offset in _blocks(model, batch):
+    for block, offset in blocks_of(model, batch):
         history = model.encode(block, carried)
         logs = _event_terms(model, history, block)
         left, right, integral, error = _refined(model, history, block, budget * max(1, block.times.shape[1]) / max(1, batch.times.shape[1]))
@@ -84,7 +84,7 @@ def log_likelihoods(model: Any, batch: Batch, *, tolerance: float = 1e-4) -> dic
             kept = torch.ones_like(inner) if name == "window" else inner
             for i, part in enumerate((scored, torch.where(kept, integral, 0.0), torch.where(kept, error, 0.0))):
                 sums[name][i] = sums[name][i] + part.sum(1)
-        carried = _latest(history)
+        carried = latest(history)
     events = {"window": lengths, "gaps": (lengths - 1).clamp(min=0)}
     return {name: LogLikelihood(s[0] - s[1], events[name], s[1], s[2]) for name, s in sums.items()}
 
@@ -103,7 +103,7 @@ def sampled_log_likelihood(
             return found
     total = torch.zeros_like(batch.start)
     carried, span = None, _span(batch, convention)
-    blocks = list(_blocks(model, batch))
+    blocks = list(blocks_of(model, batch))
     for block, offset in blocks:
         edges = block.edges
         if getattr(model, "early", False):
@@ -125,7 +125,7 @@ def quick_log_likelihood(model: Any, batch: Batch, nodes: int = 12, *, conventio
     """
     total, carried, span = torch.zeros_like(batch.start), None, _span(batch, convention)
     x, weights = (part.to(batch.times) for part in gauss_legendre(nodes))
-    for block, offset in _blocks(model, batch):
+    for block, offset in blocks_of(model, batch):
         left, width = block.edges[:, :-1, None], block.edges.diff(dim=1)[..., None]
         part, carried = _sampled(model, block, left + width * x**2, carried, span, offset, 2 * x * weights)
         total = total + part
@@ -158,7 +158,7 @@ def _sampled(
     if span is not None:
         integral = torch.where((edges[:, :-1] >= span[0]) & (edges[:, 1:] <= span[1]), integral, 0.0)
         scored = scored & (torch.arange(offset, offset + scored.shape[1], device=scored.device) > 0)
-    return torch.where(scored, own, 0.0).sum(1) - integral.sum(1), _latest(history)
+    return torch.where(scored, own, 0.0).sum(1) - integral.sum(1), latest(history)
 
 
 def _terms(
@@ -170,13 +170,13 @@ def _terms(
         integral = model.integral(history, edges[:, :-1], edges[:, 1:]).sum(2)
         if block.places is None:
             return _own(model.log_intensity(history, edges[:, 1:, None])[:, :-1, 0], block), integral
-        return _at_events(model, history, block), integral
+        return log_rates_at_events(model, history, block), integral
     if block.places is None and hasattr(model, "log_total_and_own"):
         logs, own = model.log_total_and_own(history, nodes, edges[:, 1:], block.marks)
         return own, _mean(logs.exp(), weights) * edges.diff(dim=1).to(logs.dtype)
     if block.places is not None or hasattr(model, "log_total"):
-        rates = _total(model, history, nodes)
-        return _at_events(model, history, block), _mean(rates, weights) * edges.diff(dim=1).to(rates.dtype)
+        rates = total_rate(model, history, nodes)
+        return log_rates_at_events(model, history, block), _mean(rates, weights) * edges.diff(dim=1).to(rates.dtype)
     if hasattr(model, "in_gaps"):
         mean, logs = model.in_gaps(history, nodes, edges[:, 1:], weights)
         return _own(logs[:, :-1], block), mean * edges.diff(dim=1).to(mean.dtype)
@@ -193,12 +193,12 @@ def _own(logs: Float[Tensor, "B N M"], block: Batch) -> Float[Tensor, "B N"]:
     return logs.gather(2, block.marks[..., None])[..., 0]
 
 
-def _latest(history: Any) -> Any:
+def latest(history: Any) -> Any:
     """All that the next block needs: the last position, where a history can let go of the rest."""
     return history.latest() if hasattr(history, "latest") else history
 
 
-def _blocks(model: Any, batch: Batch) -> list[tuple[Batch, int]]:
+def blocks_of(model: Any, batch: Batch) -> list[tuple[Batch, int]]:
     n = batch.times.shape[1]
     if n <= BLOCK or not getattr(model, "linear", False):
         return [(batch, 0)]
@@ -206,10 +206,10 @@ def _blocks(model: Any, batch: Batch) -> list[tuple[Batch, int]]:
 
 
 def _event_terms(model: Any, history: Any, block: Batch) -> Float[Tensor, "B N"]:
-    return torch.where(block.valid, _at_events(model, history, block), 0.0).to(torch.float64)
+    return torch.where(block.valid, log_rates_at_events(model, history, block), 0.0).to(torch.float64)
 
 
-def _at_events(model: Any, history: Any, block: Batch) -> Float[Tensor, "B N"]:
+def log_rates_at_events(model: Any, history: Any, block: Batch) -> Float[Tensor, "B N"]:
     """log lambda at every event, of its own mark and place, from the events before it."""
     if block.places is not None:
         return _own(_at_places(model, history, block), block)
@@ -224,7 +224,7 @@ def _by_position(block: Batch) -> Int[Tensor, "B N"]:
     return torch.arange(N, device=block.times.device).expand(B, N)
 
 
-def _total(model: Any, history: Any, times: Float[Tensor, "B G Q"], seen: Int[Tensor, "B G"] | None = None) -> Float[Tensor, "B G Q"]:
+def total_rate(model: Any, history: Any, times: Float[Tensor, "B G Q"], seen: Int[Tensor, "B G"] | None = None) -> Float[Tensor, "B G Q"]:
     """The rate of all marks together, without a number per mark where the model can."""
     if hasattr(model, "log_total"):
         return model.log_total(history, times, seen).exp()
@@ -283,6 +283,6 @@ def _integrals(
     seen = torch.minimum(torch.searchsorted(block.times.contiguous(), left, right=True), block.lengths[:, None])
 
     def rate(times: Float[Tensor, "B H Q"], which: Int[Tensor, "B H"]) -> Float[Tensor, "B H Q"]:
-        return _total(model, history, times, seen.gather(1, which)).to(torch.float64)
+        return total_rate(model, history, times, seen.gather(1, which)).to(torch.float64)
 
     return left, right, *integrate(rate, left, right, tolerance=budget, **nodes)

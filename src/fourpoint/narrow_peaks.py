@@ -17,7 +17,7 @@ from fourpoint.likelihood import log_likelihoods
 from fourpoint.maths.quadrature import Unconverged
 
 SEQUENCES, EVENTS = 8, 16  # at most so many sequences, and of each so many of its first events
-ALIKE = 1e-3  # of the integral per event
+ALIKE = 1e-2  # of the integral per event: fast swings that a rule sees in part make less of a difference
 ANY = 1e6  # nats per event: a tolerance that every rule keeps
 
 
@@ -32,7 +32,7 @@ def look_for_narrow_peaks(model: Any, data: Dataset) -> list[str]:
     try:
         plain = log_likelihoods(model, some, tolerance=ANY)["window"].integral
         model.narrow.fill_(True)
-        fine = log_likelihoods(model, some, tolerance=ALIKE / 4)["window"].integral
+        fine = log_likelihoods(model, some, tolerance=ALIKE / 10)["window"].integral
         model.narrow.fill_(bool((fine - plain).abs().sum() > ALIKE * max(1, int(some.lengths.sum()))))
     except Unconverged:
         model.narrow.fill_(True)

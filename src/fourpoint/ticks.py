@@ -18,9 +18,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from fourpoint.evaluation import _together, check_marks, device_of
+from fourpoint.evaluation import check_marks, device_of, together
 from fourpoint.events import Batch, Dataset, UserError
-from fourpoint.likelihood import _at_events, _blocks, _latest, _total
+from fourpoint.likelihood import blocks_of, latest, log_rates_at_events, total_rate
 from fourpoint.maths.periodogram import clock
 from fourpoint.maths.quadrature import integrate
 from fourpoint.models.protocol import filled, nodes
@@ -62,7 +62,7 @@ def tick_score(model: nn.Module, data: Dataset, tick: float | None = None, *, to
         raise UserError("the tick of the clock by which times were taken", received, "Pass tick=1.0, say, in the data's unit of time.")
     total, events, place = 0.0, 0, device_of(model)
     with still(model):
-        for rows in data.batches(_together(place)):
+        for rows in data.batches(together(place)):
             found = _log_probabilities(model, data.batch(rows).to(place), own, tolerance)
             total, events = total + float(found.sum()), events + int((data.lengths[rows] - 1).clip(min=0).sum())
     return total / max(1, events)
@@ -71,17 +71,17 @@ def tick_score(model: nn.Module, data: Dataset, tick: float | None = None, *, to
 def _log_probabilities(model: Any, batch: Batch, tick: float, tolerance: float) -> Float[Tensor, " B"]:
     """The sum of log p_i over events 2..N of each sequence."""
     total, carried = torch.zeros_like(batch.start), None
-    for block, offset in _blocks(model, batch):
+    for block, offset in blocks_of(model, batch):
         history = model.encode(block, carried)
         seen = torch.arange(block.times.shape[1], device=block.times.device).expand_as(block.times)
         before = history.times[:, : seen.shape[1]]
         gap = torch.where(block.valid, block.times - before, 0.0)
         until, within = _masses(model, history, before, gap, tick, seen, tolerance)
-        logs = -until + torch.log(-torch.expm1(-within)) + _at_events(model, history, block).double()
-        logs = logs - _total(model, history, block.times[..., None], seen)[..., 0].double().log()
+        logs = -until + torch.log(-torch.expm1(-within)) + log_rates_at_events(model, history, block).double()
+        logs = logs - total_rate(model, history, block.times[..., None], seen)[..., 0].double().log()
         counted = block.valid & (seen + offset > 0)
         total = total + torch.where(counted, logs, 0.0).sum(1)
-        carried = _latest(history)
+        carried = latest(history)
     return total
 
 
@@ -110,7 +110,7 @@ def _masses(
     left, right, owner = left.gather(1, order), right.gather(1, order), order // (lags.shape[-1] - 1)
 
     def rate(times: Float[Tensor, "B H Q"], which: Int[Tensor, "B H"]) -> Float[Tensor, "B H Q"]:
-        return _total(model, history, times, owner.gather(1, which)).double()
+        return total_rate(model, history, times, owner.gather(1, which)).double()
 
     value, _ = integrate(rate, left, right, tolerance=tolerance * max(1, low.numel()), **nodes(model))
     early = (lags[..., 1:] <= low[..., None]).flatten(1).gather(1, order)

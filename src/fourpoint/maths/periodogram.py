@@ -26,6 +26,7 @@ FINEST = 2**17  # bins of the longest stretch
 NEIGHBOURS = 101  # frequencies whose median a peak is compared with
 OVERSAMPLED = 3  # frequencies per resolved one
 SHORTEST = 0.1  # shortest period looked at, in median gaps
+COARSE = 10  # ticks: where a quarter of all gaps is no longer, a clock is coarse
 MULTIPLES = 1e-3  # how far gaps may be from multiples of a clock's tick, in ticks
 
 
@@ -79,6 +80,16 @@ def clock(gaps: NDArray[np.float64]) -> float:
         if np.all(np.abs(ticks - np.round(ticks)) < MULTIPLES * np.maximum(1.0, 1e-6 * ticks)):
             return smallest / parts
     return 0.0
+
+
+def coarse_clock(gaps: NDArray[np.float64]) -> float:
+    """The tick of these positive gaps where a quarter of them is at most COARSE ticks long, so that a rate can aim at ticks; 0 otherwise.
+
+    >>> coarse_clock(np.array([3.0, 1.0, 14.0])), coarse_clock(np.array([3001.0, 1000.0, 14000.0]))
+    (1.0, 0.0)
+    """
+    tick = clock(gaps) if len(gaps) else 0.0
+    return tick if tick and np.quantile(gaps, 0.25) <= COARSE * tick else 0.0
 
 
 def _stretches(times: NDArray[np.float64], offsets: NDArray[np.int64], seed: int) -> list[NDArray[np.float64]]:

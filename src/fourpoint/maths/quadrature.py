@@ -30,7 +30,9 @@ from torch import Tensor
 
 MOST, SPLITS = 64, 12  # nodes of an interval before it is cut, and how often that may be
 ROOM = 64  # pieces for each interval that there may be at once
+TIMES = 2**18  # at which rates are asked for at once, so that memory does not grow with the pieces
 Rate = Callable[[Float[Tensor, "B H Q"], Int[Tensor, "B H"]], Float[Tensor, "B H Q"]]
+Rates = Callable[[Float[Tensor, "B H Q"], Int[Tensor, "B H"]], Float[Tensor, "B H Q M"]]
 
 
 class Unconverged(ArithmeticError):
@@ -112,7 +114,7 @@ def integrate(
 
 
 def integrate_each(
-    rates: Callable[[Float[Tensor, "B H Q"], Int[Tensor, "B H"]], Float[Tensor, "B H Q M"]],
+    rates: Rates,
     a: Float[Tensor, "B G"],
     b: Float[Tensor, "B G"],
     *,
@@ -126,12 +128,12 @@ def integrate_each(
     room = ROOM * a.numel() if room is None else room
     which = torch.arange(a.shape[1], device=a.device).expand_as(a)
     last = torch.maximum(torch.nextafter(b, a), a)  # a rate may jump at b
-    begun = rates(torch.cat([a[..., None], _places(a, b, first), last[..., None]], -1), which)
+    begun = _asked(rates, torch.cat([a[..., None], _places(a, b, first), last[..., None]], -1), which)
     edges, value = begun[:, :, [0, -1]].sum(-1), _sum(begun[:, :, 1:-1], a, b)
     nodes, error = 2 * first, torch.full_like(value[..., 0], torch.inf)
     while True:
         low, high = a.gather(1, which), b.gather(1, which)
-        found = rates(_places(low, high, nodes), which)
+        found = _asked(rates, _places(low, high, nodes), which)
         fine, all_ = _sum(found, low, high), which[..., None].expand(-1, -1, value.shape[-1])
         floor = torch.where(high > low, tolerance / (1000 * error.numel()), 0.0) + 4 * torch.finfo(fine.dtype).eps * fine.abs().sum(-1)
         doubt = _doubt(found.sum(-1), edges.gather(1, which[..., None].expand(-1, -1, 2)), low, high) + floor
@@ -157,6 +159,14 @@ def integrate_each(
     )  # fmt: skip
     all_ = which[..., None].expand(-1, -1, value.shape[-1])
     return value.scatter(1, all_, parts.unflatten(1, (-1, 4)).sum(2)), error.scatter(1, which, errors.unflatten(1, (-1, 4)).sum(2))
+
+
+def _asked(rates: Rates, times: Float[Tensor, "B H Q"], which: Int[Tensor, "B H"]) -> Float[Tensor, "B H Q M"]:
+    """``rates(times, which)``, a part of the intervals at a time."""
+    some = max(1, TIMES // max(1, times.shape[0] * times.shape[2]))
+    if times.shape[1] <= some:
+        return rates(times, which)
+    return torch.cat([rates(*part) for part in zip(times.split(some, 1), which.split(some, 1), strict=True)], 1)
 
 
 def _places(a: Float[Tensor, "B H"], b: Float[Tensor, "B H"], nodes: int) -> Float[Tensor, "B H Q"]:

@@ -33,7 +33,7 @@ from torch.nn.functional import cross_entropy, gelu, linear
 from torch.utils.checkpoint import checkpoint
 
 from fourpoint.events import Batch, Dataset, MarkSpace, UserError
-from fourpoint.maths.periodogram import clock, peaks
+from fourpoint.maths.periodogram import COARSE, coarse_clock, peaks
 from fourpoint.models import protocol
 from fourpoint.models.deep_layer import FEATURES, REACH, DeepHistory, DeepLayer, Noise, features, side_by_side
 from fourpoint.models.narrow import NarrowPeaks
@@ -45,7 +45,6 @@ TIMES = 6  # times s_k that gaps are compared with
 TURNS = 4  # of the fastest rhythm in one piece of an integral
 MOST_CUTS = 1024  # of a window
 PIECE = 2**24  # numbers held at once, per mark and event or per time
-COARSE = 10  # ticks of a clock: where a quarter of all gaps is shorter, the user is told what that does to likelihoods
 MATRIX, LONGEST = 16, 2048  # least width and modes, and most events, of `deep_cuda`
 FARTHEST = 1e18  # mean gaps: angles of longer ones are no numbers
 SHORTEST = 0.02  # quantile of the positive gaps that counts as the shortest
@@ -168,9 +167,9 @@ class DeepDAPP(NarrowPeaks, nn.Module):
         said = [f"time scale: {scale:.4g} {unit} (the mean gap), modes from {shortest:.4g} to {longest:.4g}"]
         if len(rhythms):
             said.append(f"rhythms in the data, with modes of their own: {', '.join(f'{2 * np.pi / w:.4g}' for w in rhythms)} {unit}")
-        tick = clock(gaps) if len(gaps) else 0.0
+        tick = coarse_clock(gaps)
         self.tick.fill_(tick)
-        if tick and np.quantile(gaps, 0.25) <= COARSE * tick:
+        if tick:
             said.append(
                 f"times are multiples of {tick:.4g} {unit}, and a quarter of all gaps is at most {COARSE} of these ticks: a rate "
                 "can aim at ticks, so that likelihoods grow without end; compare models by tick_score, or spread times inside their ticks"
