@@ -1,12 +1,13 @@
 """Every model on the field's public data, in one run: same splits, same seconds of training, one honest integral.
 
     python benchmarks/leaderboard.py --data DIR [--sets taxi stackoverflow_easytpp taobao] [--models deep-dapp easytpp-s2p2 nhp ...]
-        [--seeds 3] [--budget 60] [--device cpu|cuda] [--jobs 1] [--split test|dev] [--peers DIR] [--output results.jsonl]
+        [--seeds 3] [--budget 60] [--device cpu|cuda] [--jobs 1] [--split test|dev] [--most EVENTS] [--peers DIR] [--output results.jsonl]
 
 DIR holds Parquet files NAME.parquet with the splits train, dev and test. A cell is one (set, model, seed) and has a process and a CPU
 thread of its own, ``--jobs`` at a time: it is trained on `train` for ``--budget`` seconds (fewer where a model's own recipe ends
-earlier), its weights are chosen on `dev`, and it is scored once on ``--split``. What a process sets up once (kernels, caches) is not
-counted. Fourpoint's models go by their own recipe with `fit`; EasyTPP's by `easytpp_models.py`, which also lists their settings.
+earlier), its weights are chosen on `dev`, and it is scored once on ``--split``, or on sequences of it that are drawn at random with about
+``--most`` events, the same for all. What a process sets up once (kernels, caches) is not counted. Fourpoint's models go by their own
+recipe with `fit`; EasyTPP's by `easytpp_models.py`, which also lists their settings.
 ``NAME@key=value,...`` is one of ours with other settings (an ablation: add ``--split dev``), ``NAME@RATE`` a peer with another rate.
 
 Scores, all given events before and in the data's unit of time:
@@ -48,7 +49,7 @@ from typing import Any
 SETS = ("taxi", "stackoverflow_easytpp", "taobao")
 OURS = ("deep-dapp", "dapp", "nhp", "rmtpp", "sahp", "thp")
 THEIRS = ("easytpp-s2p2", "easytpp-nhp", "easytpp-attnhp")
-KEY = ("set", "model", "seed", "budget", "device", "split")
+KEY = ("set", "model", "seed", "budget", "device", "split", "most")
 EVENTS = 1000  # next events that are predicted
 TICKED = 20_000  # events at most, in sequences drawn at random, whose ticks are scored
 TOLERANCES, TICK_TOLERANCES = (1e-4, 1e-3, 1e-2), (1e-3, 1e-2)  # nats per event, one after the other
@@ -68,6 +69,7 @@ def main() -> int:
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--split", default="test", choices=("test", "dev"))
+    parser.add_argument("--most", type=int, help="score about so many events; all by default")
     parser.add_argument("--peers", type=Path, help="folder that holds easy_tpp and what it imports")
     parser.add_argument("--output", type=Path, default=Path("leaderboard.jsonl"))
     parser.add_argument("--cell", help=argparse.SUPPRESS)
@@ -90,7 +92,7 @@ def main() -> int:
 
 def run_all(options: argparse.Namespace) -> None:
     """Run what is not there yet, ``--jobs`` cells at a time, and append each as it ends; one line of progress per cell."""
-    shared = dict(budget=options.budget, device=options.device, split=options.split)
+    shared = dict(budget=options.budget, device=options.device, split=options.split, most=options.most)
     places = dict(data=str(options.data.resolve()), peers=str(options.peers.resolve()) if options.peers else None)
     cells = [dict(set=s, model=m, seed=seed, **shared) for seed in range(options.seeds) for s in options.sets for m in options.models]
     done = {_key(row) for row in _read(options.output) if "failed" not in row}
@@ -124,14 +126,15 @@ def run_cell(cell: Row) -> Row:
     clock = time.monotonic()
     model.to(cell["device"]).eval()
     row = cell | facts | dict(parameters=_parameters(model), marks=whole.marks.count, torch=torch.__version__)
-    row |= _scores(model, parts["dev"], parts[cell["split"]])
+    scored = parts[cell["split"]]
+    row |= _scores(model, parts["dev"], scored.some(cell["most"], 0) if cell["most"] else scored)
     return row | dict(scoring_seconds=time.monotonic() - clock)
 
 
 def tables(rows: list[Row], options: argparse.Namespace) -> str:
     """One Markdown table per set, the best likelihood first."""
-    wanted = dict(budget=options.budget, device=options.device, split=options.split)
-    latest = {_key(row): row for row in rows if all(row[k] == v for k, v in wanted.items()) and row["seed"] < options.seeds}
+    wanted = dict(budget=options.budget, device=options.device, split=options.split, most=options.most)
+    latest = {_key(row): row for row in rows if all(row.get(k) == v for k, v in wanted.items()) and row["seed"] < options.seeds}
     out = []
     for name in options.sets:
         columns = (
@@ -311,7 +314,7 @@ def _parameters(model: Any) -> int:
 
 def _in_process(cell: Row) -> Row:
     """:func:`run_cell` in a process of its own, on one thread; a failure is a row too."""
-    key = {name: cell[name] for name in KEY}
+    key = {name: cell.get(name) for name in KEY}
     env = os.environ | dict(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1")
     command = [sys.executable, __file__, "--cell", json.dumps(cell)]
     try:
@@ -333,8 +336,9 @@ def _wrong(options: argparse.Namespace) -> str:
         return f"expected models of {', '.join(known)}; received {', '.join(odd)}. Choose among them."
     if absent := [s for s in options.sets if not (options.data / f"{s}.parquet").is_file()]:
         return f"expected NAME.parquet for every set in {options.data}; received none for {', '.join(absent)}. Check --data and --sets."
-    if options.seeds < 1 or options.jobs < 1 or options.budget <= 0:
-        return f"expected positive --seeds, --jobs and --budget; received {options.seeds}, {options.jobs}, {options.budget}. Raise them."
+    if min(options.seeds, options.jobs, options.budget, 1 if options.most is None else options.most) <= 0:
+        received = f"{options.seeds}, {options.jobs}, {options.budget}, {options.most}"
+        return f"expected positive --seeds, --jobs, --budget and --most; received {received}. Raise them."
     return ""
 
 
@@ -343,7 +347,7 @@ def _read(path: Path) -> list[Row]:
 
 
 def _key(row: Row) -> tuple[Any, ...]:
-    return tuple(row[name] for name in KEY)
+    return tuple(row.get(name) for name in KEY)
 
 
 def _said(row: Row) -> str:

@@ -178,7 +178,7 @@ def test_failed_cell_is_a_row_with_its_reason(board: ModuleType, tmp_path: Path)
 
 
 def test_table_ranks_by_likelihood(board: ModuleType) -> None:
-    options = argparse.Namespace(budget=1.0, device="cpu", split="test", seeds=2, sets=["a"], models=["dapp", "nhp"])
+    options = argparse.Namespace(budget=1.0, device="cpu", split="test", most=None, seeds=2, sets=["a"], models=["dapp", "nhp"])
     shared = dict(set="a", budget=1.0, device="cpu", split="test", seed=0)
     rows = [dict(model="dapp", **shared) | _numbers(0.1), dict(model="nhp", **shared) | _numbers(0.2)]
     lines = board.tables(json.loads(json.dumps(rows)), options).splitlines()
