@@ -50,6 +50,7 @@ PLANS: dict[str, Plan] = {
         "--processes hawkes --steps 20 --more 5 --train .5 --sequences 20",
         20,
     ),
+    "precision": Plan("", 60, "", 15),
     "exactness": Plan("--gaps 5000 --forecasts 1000", 70, "--gaps 500 --forecasts 50", 25),
 }
 
