@@ -69,8 +69,8 @@ SECTIONS: dict[str, tuple[str, str]] = {
     "exactness": ("Exactness of the sampler", "Every model's own samples, rescaled by its own integral; coverage of forecasts."),
     "precision": (
         "Few bits in matrix products",
-        "Deep DAPP's log-likelihood and gradient with factors rounded as tensor cores have them, beside float64: why it trains in tf32 on a "
-        "GPU, and not in bf16.",
+        "Deep DAPP's log-likelihood and gradient with factors rounded as tensor cores have them, beside float64: why it trains in tf32 "
+        "on a GPU, and not in bf16.",
     ),
     "gpu": ("On a GPU", "Written by `python benchmarks/gpu.py` on a machine with the card that is named below."),
 }
