@@ -85,7 +85,7 @@ def clock(gaps: NDArray[np.float64]) -> float:
 def coarse_clock(gaps: NDArray[np.float64]) -> float:
     """The tick of these positive gaps where a quarter of them is at most COARSE ticks long, so that a rate can aim at ticks; 0 otherwise.
 
-    >>> coarse_clock(np.array([3.0, 1.0, 14.0])), coarse_clock(np.array([3001.0, 1000.0, 14000.0]))
+    >>> coarse_clock(np.array([3.0, 1.0, 14.0])), coarse_clock(np.array([1.0, 50.0, 70.0, 90.0]))
     (1.0, 0.0)
     """
     tick = clock(gaps) if len(gaps) else 0.0

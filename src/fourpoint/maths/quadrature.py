@@ -129,7 +129,7 @@ def integrate_each(
     which = torch.arange(a.shape[1], device=a.device).expand_as(a)
     last = torch.maximum(torch.nextafter(b, a), a)  # a rate may jump at b
     begun = _asked(rates, torch.cat([a[..., None], _places(a, b, first), last[..., None]], -1), which)
-    edges, value = begun[:, :, [0, -1]].sum(-1), _sum(begun[:, :, 1:-1], a, b)
+    edges, value = torch.stack([begun[:, :, 0], begun[:, :, -1]], 2).sum(-1), _sum(begun[:, :, 1:-1], a, b)
     nodes, error = 2 * first, torch.full_like(value[..., 0], torch.inf)
     while True:
         low, high = a.gather(1, which), b.gather(1, which)
@@ -152,7 +152,7 @@ def integrate_each(
     if not splits or 4 * which.numel() > room:
         raise _unsettled(error, a, b, tolerance, nodes)
     low, high = a.gather(1, which)[..., None], b.gather(1, which)[..., None]
-    ends = torch.cat([low, low + (high - low) * low.new_tensor([1 / 16, 1 / 2, 15 / 16]), high], -1)
+    ends = torch.cat([low, low + (high - low) * torch.tensor([1 / 16, 1 / 2, 15 / 16], dtype=low.dtype, device=low.device), high], -1)
     parts, errors = integrate_each(
         lambda t, own: rates(t, which.gather(1, own // 4)), ends[..., :-1].flatten(1), ends[..., 1:].flatten(1),
         tolerance=tolerance - float(error.sum()) + doubtful, first=max(2, most // 4), most=most, splits=splits - 1, room=room,
