@@ -12,7 +12,7 @@ from test_laws import BOXED, CASES, Hidden, build, data
 
 from fourpoint.data.synthetic import simulate
 from fourpoint.events import Dataset, MarkSpace, Sequence, UserError
-from fourpoint.goodness import compensators, goodness_of_fit
+from fourpoint.goodness import compensators, gap_integrals, goodness_of_fit
 from fourpoint.likelihood import log_likelihood
 from fourpoint.models import Hawkes, Poisson
 from fourpoint.predictions import crps_of_sample, prediction_scores, transport_distance
@@ -29,6 +29,14 @@ def test_compensators_sum_to_the_likelihoods_integral(name: str, marks: int) -> 
     with torch.no_grad():
         integral = log_likelihood(model, batch, tolerance=1e-8).integral
     assert torch.allclose(found.sum((1, 2)), integral, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("name", "marks"), [("nhp", 2), ("deep", 3), ("hawkes", 2)])
+def test_gaps_have_the_sum_of_their_marks_integrals(name: str, marks: int) -> None:
+    model, batch = build(name, marks), data(marks).batch()
+    value, error = gap_integrals(model, batch, tolerance=1e-6)
+    exact = compensators(model, batch, tolerance=1e-9).sum(-1)
+    assert ((value - exact).abs() <= error + 1e-9).all() and float(error.sum()) <= 1e-6 * int(batch.lengths.sum())
 
 
 def test_compensators_equal_the_closed_form() -> None:

@@ -65,6 +65,30 @@ def test_the_error_is_an_upper_estimate_just_after_an_event(base: float, jump: f
     assert_upper(lambda t: base + jump * torch.exp(-decay * t), exact, 0.0, 1.0, tolerance)
 
 
+@pytest.mark.parametrize("width", [0.03, 1e-3, 2e-5])
+def test_a_peak_at_the_end_of_an_interval_is_seen(width: float) -> None:
+    a, b, height = (torch.tensor([[x]], dtype=torch.float64) for x in (0.0, 1.0, 0.7 / width))
+    value, error = integrate(lambda t, _: 0.1 + height[..., None] * torch.exp(-(b[..., None] - t) / width), a, b, tolerance=1e-4)
+    exact = 0.1 + 0.7 * -math.expm1(-1 / width)
+    assert abs(value.item() - exact) <= error.item() and error.item() <= 1e-4
+
+
+def test_rates_are_asked_for_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    a = torch.arange(12, dtype=torch.float64).view(2, 6)
+    most = []
+
+    def rate(times: Tensor, which: Tensor) -> Tensor:
+        most.append(times.numel())
+        return (1 + which[..., None]) * times.sin().exp()
+
+    whole = integrate(rate, a, a + 1, tolerance=1e-6)
+    held = max(most)
+    monkeypatch.setattr("fourpoint.maths.quadrature.TIMES", 40)
+    most.clear()
+    parts = integrate(rate, a, a + 1, tolerance=1e-6)
+    assert all(torch.equal(x, y) for x, y in zip(whole, parts, strict=True)) and max(most) < held
+
+
 def test_coarse_rules_that_agree_by_chance_are_not_believed() -> None:
     """Cosines whose integrals by n and by 2 n nodes are equal, and both wrong."""
 

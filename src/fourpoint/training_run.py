@@ -160,7 +160,7 @@ class Run:
         score, train_score = (
             _score(self.model, data, self.convention) for data in (self.dev, self.train.some(VALIDATION_EVENTS, self.seed))
         )
-        seconds = time.monotonic() - began
+        seconds = max(1e-9, time.monotonic() - began)
         self.fit.history.append(dict(zip(COLUMNS, (1, 1.0, seconds, train_score, score, self.train.events / seconds, 0.0), strict=True)))
         self.fit.best, self.fit.best_step, self.fit.stopped = score, 1, "maximum likelihood"
         self.write(model=True)
