@@ -268,9 +268,11 @@ def _up_to_last_event(data: Any) -> Any:
 
 def _refined(model: Any, batch: Any, *, tolerance: float) -> Found:
     """Log-likelihood of each sequence, its error, and the integral over every gap between events; or `Unconverged`."""
+    import torch
+
     from fourpoint.goodness import gap_integrals
 
-    integral, error = (part[:, 1:-1] for part in gap_integrals(model, batch, tolerance))  # 0 where there is no event
+    integral, error = (torch.where(batch.valid[:, 1:], part[:, 1:-1], 0.0) for part in gap_integrals(model, batch, tolerance))
     return _logs(model, batch).sum(1) - integral.sum(1), error.sum(1), integral
 
 

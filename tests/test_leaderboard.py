@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import torch
 
+from fourpoint.data.synthetic import simulate
 from fourpoint.events import Dataset, Sequence
 from fourpoint.goodness import compensators
 from fourpoint.likelihood import log_likelihoods, sampled_log_likelihood
@@ -123,6 +124,33 @@ def test_one_rule_gives_what_refinement_gives(board: ModuleType, data: Dataset) 
     torch.testing.assert_close(found[0][2], found[1][2], rtol=0, atol=1e-4)
     assert total == pytest.approx(float(plain.value.sum()), abs=1e-3) and len(gaps) == int(plain.events.sum()) == 17
     assert gaps.sum() == pytest.approx(float(plain.integral.sum()), abs=1e-3)
+
+
+def test_a_lone_event_at_the_start_of_its_window_counts_for_nothing(board: ModuleType) -> None:
+    alone, others = Sequence([0.0], start=0.0, stop=5.0), Sequence([0.0, 1.0, 2.0, 3.0], start=0.0, stop=5.0)
+    both = Dataset.from_sequences([alone, others])
+    model = MODELS["nhp"](both.marks, seed=0)
+    model.initialise(both)
+    with still(model):
+        value, error, _ = board._refined(model, board._up_to_last_event(both).batch(), tolerance=1e-4)
+        torch.testing.assert_close(value, log_likelihoods(model, both.batch())["gaps"].value, rtol=0, atol=1e-3)
+    assert float(value[0]) == float(error[0]) == 0.0
+
+
+@pytest.mark.parametrize("most", [None, 20])
+def test_a_part_of_the_split_is_scored_where_that_is_asked_for(
+    board: ModuleType, data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int | None
+) -> None:
+    import fourpoint as fp
+
+    parts = {name: simulate("hawkes", 20, seed=k) for k, name in enumerate(("train", "dev", "test"))}
+    monkeypatch.setattr(fp, "read", lambda path: SimpleNamespace(part=parts.__getitem__, marks=parts["train"].marks))
+    monkeypatch.setattr(board, "_trained", lambda cell, train, dev: (MODELS["nhp"](train.marks), {}))
+    monkeypatch.setattr(board, "_scores", lambda model, dev, scored: dict(score=0.0, events=scored.events))
+    row = board.run_cell(
+        dict(set="taxi", model="nhp", seed=0, budget=1.0, device="cpu", split="test", most=most, data=str(tmp_path), peers=None)
+    )
+    assert row["events"] == parts["test"].events if most is None else most <= row["events"] < parts["test"].events
 
 
 def test_command_resumes_and_shows_what_is_missing(

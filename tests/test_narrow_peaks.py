@@ -95,6 +95,31 @@ def test_peaks_that_no_rule_finds_are_found(width: float, tick: float) -> None:
     assert (missed.integral - exact.sum(1)).abs().sum() > 1  # or there would be nothing to find
 
 
+@pytest.mark.parametrize("ticks", [TICKS, (1.37, 2.61, 4.45)])
+def test_peaks_that_follow_no_clock_are_not_lost_by_cutting(ticks: tuple[float, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("test_narrow_peaks.TICKS", ticks)
+    model = Ticking(width=0.01).double()
+    model.narrow.fill_(True)
+    gaps = np.random.default_rng(0).uniform(0.5, 6.0, 100)
+    batch = fp.Sequence(np.cumsum(gaps), start=0.0, stop=float(gaps.sum()) + 1).batch()
+    widths = batch.edges.diff(dim=1)
+    found = log_likelihoods(model, batch)["window"]
+    assert abs(float(found.integral - (model.within(widths) - model.within(torch.zeros(()))).sum())) <= float(found.error) + 1e-6
+
+
+@pytest.mark.parametrize(("offset", "gap"), [(1.7e9, 1e-4), (1.7e15, 3.0)])
+def test_integrals_far_from_zero_lose_no_piece(offset: float, gap: float) -> None:
+    gaps = np.random.default_rng(0).integers(1, 9, 60) * gap
+    times = offset + np.cumsum(gaps)
+    far = fp.Sequence(times, start=offset, stop=float(times[-1]) + gap)
+    near = fp.Sequence(times - offset, start=0.0, stop=float(times[-1]) + gap - offset)
+    model = DeepDAPP(width=8, modes=4).eval()
+    model.initialise(fp.Dataset.from_sequences([near]))
+    with torch.no_grad():
+        here, there = (log_likelihoods(model, s.batch(), tolerance=1e-3)["window"].integral.item() for s in (near, far))
+    assert there == pytest.approx(here, rel=1e-3)
+
+
 def test_a_rate_without_them_costs_nothing_more() -> None:
     model = Ticking(mass=0.0).double()
     assert look_for_narrow_peaks(model, data(Ticking())) == [] and not bool(model.narrow)

@@ -122,3 +122,10 @@ def test_marks_are_drawn_in_proportion() -> None:
     intensities = torch.tensor([[1.0, 0.0, 3.0]], dtype=torch.float64).expand(20_000, 3)
     share = torch.bincount(draw_marks(intensities, torch.Generator().manual_seed(4)), minlength=3) / 20_000
     assert share.tolist() == pytest.approx([0.25, 0.0, 0.75], abs=0.015)
+
+
+@pytest.mark.parametrize(("start", "rate", "width"), [(1.7e9, 1e7, 5e-8), (1.7e15, 5.0, 0.1)])
+def test_a_panel_shorter_than_the_rounding_of_times_goes_on(start: float, rate: float, width: float) -> None:
+    at, far, first, goal = (torch.tensor([x], dtype=torch.float64) for x in (start, np.inf, width, 10.0))
+    found = reach(lambda t: torch.full((*t.shape, 1), rate, dtype=torch.float64), at, far, goal, first)
+    assert abs(float(found - at) - 10.0 / rate) <= 2 * float(torch.nextafter(at, far) - at)

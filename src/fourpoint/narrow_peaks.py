@@ -39,4 +39,4 @@ def look_for_narrow_peaks(model: Any, data: Dataset) -> list[str]:
     model.train(training)
     if not model.narrow:
         return []
-    return ["the rate has narrow peaks, as where times are whole seconds: its integrals take more nodes, and longer"]
+    return ["the rate has narrow peaks, as where times are whole seconds: its integrals are cut where peaks can be, and take longer"]

@@ -30,7 +30,7 @@ Longest = Callable[[Float[Tensor, " B"]], Float[Tensor, " B"]]  # of a panel tha
 NODES = 16
 TOLERANCE = 1e-5  # of each panel's integral: far below what any test of a sample could see
 FAR = 2.0**60  # first widths after which a compensator that has not reached its target never will
-GROWTH = 8.0  # of a panel over the one before it, at most
+GROWTH = 8.0  # of a panel over one that was held to a longest width
 CERTAIN = 20.0  # the integral past which a next event is as good as certain
 
 
@@ -70,7 +70,8 @@ def march(
         stopped = (left >= stop) | (total >= target) | (left - start > FAR * first)
         if bool(stopped.all()):
             return
-        right = torch.minimum(left + (width if longest is None else torch.minimum(width, longest(left - start))), stop)
+        most = width if longest is None else torch.minimum(width, longest(left - start))
+        right = torch.minimum(torch.maximum(left + most, torch.nextafter(left, torch.full_like(left, torch.inf))), stop)
         if through is not None:
             right = torch.where((left < through) & (through < right), through, right)
         h = torch.where(stopped, 0.0, right - left)
@@ -85,7 +86,8 @@ def march(
         _check_width(h, error, left, ~(fine | stopped))
         yield Panel(left, torch.where(fine, h, 0.0), total, torch.where(fine, gain, 0.0), c, own)
         left, total = torch.where(fine, right, left), torch.where(fine, total + gain, total)
-        wider = torch.minimum(width * torch.where(halved, 1.0, 2.0), GROWTH * h)
+        wider = torch.maximum(h, width) * torch.where(halved, 1.0, 2.0)
+        wider = wider if longest is None else torch.minimum(wider, GROWTH * torch.maximum(h, most))
         width = torch.where(stopped, width, torch.where(fine, wider, h / 2))
         halved = ~(fine | stopped)
 

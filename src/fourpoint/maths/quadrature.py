@@ -155,7 +155,7 @@ def integrate_each(
     ends = torch.cat([low, low + (high - low) * torch.tensor([1 / 16, 1 / 2, 15 / 16], dtype=low.dtype, device=low.device), high], -1)
     parts, errors = integrate_each(
         lambda t, own: rates(t, which.gather(1, own // 4)), ends[..., :-1].flatten(1), ends[..., 1:].flatten(1),
-        tolerance=tolerance - float(error.sum()) + doubtful, first=max(2, most // 4), most=most, splits=splits - 1, room=room,
+        tolerance=tolerance - float(error.sum()) + doubtful, first=max(2, nodes // 4), most=most, splits=splits - 1, room=room,
     )  # fmt: skip
     all_ = which[..., None].expand(-1, -1, value.shape[-1])
     return value.scatter(1, all_, parts.unflatten(1, (-1, 4)).sum(2)), error.scatter(1, which, errors.unflatten(1, (-1, 4)).sum(2))

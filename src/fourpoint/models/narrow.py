@@ -21,7 +21,7 @@ from fourpoint.maths.quadrature import MOST
 
 GRAIN = 0.5  # pieces of an integral, in log(1 + d / shortest)
 FEW_NODES, MANY_NODES = 8, 16  # of each piece to begin with
-MOST_NODES = 16  # before a piece of a rate with narrow peaks is cut: what a peak does to one rule it does to those with more nodes
+MOST_NODES = 16  # before a piece between ticks is cut: what a peak at its end does to one rule it does to those with more nodes
 TICKS = 128  # since the last event, at which integrals are cut
 NEAR, CLOSEST = 0.8, 1e-4  # how much of the way to a tick a panel goes at most, and half of what one takes across it, in ticks
 
@@ -52,7 +52,7 @@ class NarrowPeaks:
     @property
     def most_nodes(self) -> int:
         """Nodes of a piece before it is cut."""
-        return MOST_NODES if self.narrow else MOST
+        return MOST_NODES if self.narrow and self.tick else MOST
 
     def longest_panel(self, elapsed: Float[Tensor, " B"]) -> Float[Tensor, " B"]:
         """How much of the time after ``elapsed`` 16 nodes may see at once."""

@@ -141,8 +141,8 @@ def nodes(model: Any) -> dict[str, int]:
 
 
 def filled(left: Float[Tensor, "B H"], right: Float[Tensor, "B H"]) -> Int[Tensor, "B F"]:
-    """Which of the pieces [left, right] are longer than the rounding of times; rows with fewer of them have empty ones behind."""
-    full = right - left > 4 * torch.finfo(right.dtype).eps * right.abs()
+    """Which of the pieces [left, right] are not empty; rows with fewer of them have empty ones behind."""
+    full = right > left
     return full.to(torch.int8).argsort(dim=1, descending=True, stable=True)[:, : max(1, int(full.sum(1).max()))]
 
 
