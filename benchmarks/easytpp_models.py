@@ -47,7 +47,6 @@ BATCH, NODES, DECAY, CLIP, AVERAGE, WARMUP = 64, 8, 1e-2, 1.0, 0.995, 100
 VALIDATIONS, VALIDATION_EVENTS = 30, 20_000
 VALIDATION_SHARE = 0.2  # of the budget that validations may take at most, roughly
 PAIRS = 2**26  # pairs of tokens that AttNHP holds at once
-ASKED = 2**16  # times that are looked at together where no gradient is kept
 
 
 @dataclass(frozen=True)
@@ -126,12 +125,8 @@ class Peer(NarrowPeaks, nn.Module):
 
     def log_intensity(self, history: PeerHistory, times: Tensor, seen: Tensor | None = None) -> Tensor:
         """log lambda per mark, in the user's unit; ``times`` (B, G, Q) seen from positions ``seen`` (B, G)."""
-        B, G, Q = times.shape
+        B, G, _ = times.shape
         position = torch.arange(G, device=times.device).expand(B, G) if seen is None else seen
-        some = max(1, ASKED // max(1, B * Q))
-        if G > some and not torch.is_grad_enabled():
-            parts = zip(times.split(some, 1), position.split(some, 1), strict=True)
-            return torch.cat([self.log_intensity(history, *part) for part in parts], 1)
         lag = ((times - history.times.gather(1, position)[..., None]) / self.time_scale).float()
         at = ((times - history.start[:, None, None]) / self.time_scale).float()
         found = (self._rates(self.net, history.memory, lag, at, position) + self.net.eps).log()

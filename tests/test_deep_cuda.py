@@ -25,6 +25,7 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 if DEVICE == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("no CUDA device, and no TRITON_INTERPRET=1 to do without", allow_module_level=True)
 
+# What follows imports triton, and so comes after both skips.
 from fourpoint.models import deep_cuda, deep_head_cuda, deep_mix_cuda, deep_nodes_cuda, deep_norm_cuda, deep_rows_cuda  # noqa: E402
 from fourpoint.models.deep_cuda import Drawn, draw, log_likelihoods  # noqa: E402
 from fourpoint.models.deep_maths_cuda import cos_sin, normal_share  # noqa: E402

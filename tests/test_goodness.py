@@ -50,7 +50,7 @@ def test_compensators_equal_the_closed_form() -> None:
 def test_blocks_change_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model, batch = build(name, 3), data(3).batch()
     whole = compensators(model, batch, tolerance=1e-9)
-    monkeypatch.setattr("fourpoint.goodness.BLOCK", 3)
+    monkeypatch.setattr("fourpoint.likelihood.BLOCK", 3)
     assert torch.allclose(compensators(model, batch, tolerance=1e-9), whole, atol=1e-8)
 
 

@@ -139,7 +139,7 @@ def test_a_lone_event_at_the_start_of_its_window_counts_for_nothing(board: Modul
 
 @pytest.mark.parametrize("most", [None, 20])
 def test_a_part_of_the_split_is_scored_where_that_is_asked_for(
-    board: ModuleType, data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int | None
+    board: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int | None
 ) -> None:
     import fourpoint as fp
 

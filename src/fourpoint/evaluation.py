@@ -133,7 +133,7 @@ def intensity(model: Any, sequence: Sequence, times: ArrayLike) -> NDArray[np.fl
 def score(model: nn.Module, data: Dataset, *, tolerance: float = 1e-4) -> dict[str, Score]:
     """The summed log-likelihood of ``data`` under each convention, computed on the model's device."""
     place = device_of(model)
-    found = [log_likelihoods(model, data.batch(rows).to(place), tolerance=tolerance) for rows in data.batches(together(place))]
+    found = [log_likelihoods(model, data.batch(rows).to(place), tolerance=tolerance) for rows in data.batches(sequences_at_once(place))]
     return {name: _total([one[name] for one in found]) for name in CONVENTIONS}
 
 
@@ -147,7 +147,7 @@ def device_of(model: nn.Module) -> torch.device:
     return next((x.device for part in (model.parameters(), model.buffers()) for x in part), torch.device("cpu"))
 
 
-def together(place: torch.device) -> int:
+def sequences_at_once(place: torch.device) -> int:
     """Sequences in a batch: more where small kernels leave a device idle."""
     return BATCH if place.type == "cpu" else LARGE
 
@@ -170,7 +170,7 @@ def check_marks(model: Any, data: Dataset) -> None:
 def _intensity_error(model: Any, oracle: Any, data: Dataset) -> tuple[float, float]:
     """MSE of the total intensity and variance of the true one, over midpoints of the windows."""
     errors, truths = [], []
-    for rows in data.batches(together(device_of(model))):
+    for rows in data.batches(sequences_at_once(device_of(model))):
         found, true = (_at_midpoints(one, data.batch(rows)) for one in (model, oracle))
         errors.append((found - true) ** 2)
         truths.append(true)

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from fourpoint.evaluation import device_of
 from fourpoint.events import Batch, Dataset
-from fourpoint.likelihood import BLOCK, total_rate
+from fourpoint.likelihood import blocks_of, latest, total_rate
 from fourpoint.maths import rescaling
 from fourpoint.maths.quadrature import integrate_each
 from fourpoint.maths.rescaling import Verdict
@@ -124,13 +124,11 @@ def gap_integrals(model: Any, batch: Batch, tolerance: float = 1e-4) -> tuple[Fl
 
 def _by_gap(model: Any, batch: Batch, tolerance: float, *, each: bool) -> tuple[Float[Tensor, "B G M"], Float[Tensor, "B G"]]:
     """Integrals of ``each`` mark's intensity or of all together, a block of positions at a time, and their errors."""
-    N, parts, carried = batch.times.shape[1], [], None
-    if N <= BLOCK or not getattr(model, "linear", False):
-        return _of_block(model, batch, model.encode(batch), tolerance, each)
-    for first in range(0, N, BLOCK):
-        block = batch.columns(first, min(first + BLOCK, N))
-        carried = model.encode(block, carried)
-        parts.append(_of_block(model, block, carried, tolerance, each))
+    parts, carried = [], None
+    for block, _ in blocks_of(model, batch):
+        history = model.encode(block, carried)
+        parts.append(_of_block(model, block, history, tolerance, each))
+        carried = latest(history)
     values, errors = (torch.cat([p[:, :-1] for p in some[:-1]] + [some[-1]], 1) for some in zip(*parts, strict=True))
     return values, errors
 

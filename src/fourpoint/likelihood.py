@@ -199,6 +199,7 @@ def latest(history: Any) -> Any:
 
 
 def blocks_of(model: Any, batch: Batch) -> list[tuple[Batch, int]]:
+    """The batch in blocks of events that are held at once, each with the number of events before it; one block where a model needs all."""
     n = batch.times.shape[1]
     if n <= BLOCK or not getattr(model, "linear", False):
         return [(batch, 0)]

@@ -18,7 +18,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from fourpoint.evaluation import check_marks, device_of, together
+from fourpoint.evaluation import check_marks, device_of, sequences_at_once
 from fourpoint.events import Batch, Dataset, UserError
 from fourpoint.likelihood import blocks_of, latest, log_rates_at_events, total_rate
 from fourpoint.maths.periodogram import clock
@@ -62,7 +62,7 @@ def tick_score(model: nn.Module, data: Dataset, tick: float | None = None, *, to
         raise UserError("the tick of the clock by which times were taken", received, "Pass tick=1.0, say, in the data's unit of time.")
     total, events, place = 0.0, 0, device_of(model)
     with still(model):
-        for rows in data.batches(together(place)):
+        for rows in data.batches(sequences_at_once(place)):
             found = _log_probabilities(model, data.batch(rows).to(place), own, tolerance)
             total, events = total + float(found.sum()), events + int((data.lengths[rows] - 1).clip(min=0).sum())
     return total / max(1, events)

@@ -171,10 +171,10 @@ class Run:
         with torch.no_grad():
             for name, parameter in self.model.named_parameters():
                 parameter.copy_(self.best.get(name, parameter))
-        self.fit.notes += look_for_narrow_peaks(self.model, self.train) if hasattr(self.model, "narrow") else []
         self.model.to("cpu").eval()
         self.fit.stopped = self.fit.stopped or "all steps done"
         self.fit.notes += self.model.settle() if hasattr(self.model, "settle") else []
+        self.fit.notes += look_for_narrow_peaks(self.model, self.train) if hasattr(self.model, "narrow") else []
         self.write(model=True)
         if self.folder:
             checkpoints.remove_tensors(self.folder, "training")

@@ -44,7 +44,7 @@ from fourpoint.models.rate import log_softplus
 TIMES = 6  # times s_k that gaps are compared with
 TURNS = 4  # of the fastest rhythm in one piece of an integral
 MOST_CUTS = 1024  # of a window
-PIECE = 2**24  # numbers held at once, per mark and event or per time
+PIECE = 2**24  # numbers held at once, per mark and event
 MATRIX, LONGEST = 16, 2048  # least width and modes, and most events, of `deep_cuda`
 FARTHEST = 1e18  # mean gaps: angles of longer ones are no numbers
 SHORTEST = 0.02  # quantile of the positive gaps that counts as the shortest
@@ -226,14 +226,8 @@ class DeepDAPP(NarrowPeaks, nn.Module):
     def log_total(
         self, history: DeepHistory, times: Float[Tensor, "B G Q"], seen: Int[Tensor, "B G"] | None = None
     ) -> Float[Tensor, "B G Q"]:
-        """log of the total rate, without a look at the marks; in pieces of few numbers where no gradient is kept."""
-        B, G, Q = times.shape
-        some = max(1, PIECE // max(1, B * Q * len(self.since.weight)))
-        if torch.is_grad_enabled() or G <= some:
-            return self._log_rate(self._queries(history, times, seen))
-        order = torch.arange(G, device=times.device).expand(B, G) if seen is None else seen
-        parts = zip(times.split(some, 1), order.split(some, 1), strict=True)
-        return torch.cat([self._log_rate(self._queries(history, *part)) for part in parts], 1)
+        """log of the total rate, without a look at the marks."""
+        return self._log_rate(self._queries(history, times, seen))
 
     def log_own(self, history: DeepHistory, times: Float[Tensor, "B N"], marks: Int[Tensor, "B N"]) -> Float[Tensor, "B N"]:
         """log lambda of each event's own mark, event i seen from position i - 1."""
