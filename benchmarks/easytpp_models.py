@@ -18,7 +18,9 @@ can be gamed and costs honest nats. They see time in mean gaps and begin near th
 | easytpp-nhp | 64 units, rate .003 |
 | easytpp-attnhp | width 32, 2 layers, 2 heads, time embedding 16, dropout .1, rate .001 |
 
-``name@RATE`` changes the learning rate: easytpp-s2p2@0.003, say. For all: batches of 64, weight decay .01 of matrices, 8 nodes per gap.
+``name@rate=0.003`` changes the learning rate. For all: batches of 64, weight decay .01 of matrices, 8 nodes per gap. Where times are a few
+ticks of a clock apart, events are moved about inside their ticks while training, as Deep DAPP's are; ``name@spread=false`` leaves them
+where they are.
 """
 
 from __future__ import annotations
@@ -76,10 +78,10 @@ PEERS: dict[str, Setting] = {
 
 def build(name: str, data: Dataset, seed: int) -> tuple[Peer, float]:
     """The peer of that name for ``data``, and its learning rate. Raises ImportError where easy-tpp is not installed."""
-    plain, _, rate = name.partition("@")
-    setting = PEERS[plain]
+    plain, _, changes = name.partition("@")
+    setting, of = PEERS[plain], dict(change.split("=") for change in changes.split(",") if change)
     torch.manual_seed(seed)
-    return Peer(setting, data), float(rate) if rate else setting.rate
+    return Peer(setting, data, spread=of.get("spread") != "false"), float(of.get("rate", setting.rate))
 
 
 class PeerHistory(NamedTuple):
@@ -97,7 +99,7 @@ class Peer(NarrowPeaks, nn.Module):
     time_scale: Tensor
     log_first: Tensor
 
-    def __init__(self, setting: Setting, data: Dataset) -> None:
+    def __init__(self, setting: Setting, data: Dataset, *, spread: bool = True) -> None:
         super().__init__()
         self.marks = data.marks
         self.net = _net(setting, data.marks.count)
@@ -108,9 +110,14 @@ class Peer(NarrowPeaks, nn.Module):
         gaps = data.gaps[data.gaps > 0]
         self.register_buffer("narrow", torch.zeros((), dtype=torch.bool))
         self.register_buffer("tick", torch.tensor(coarse_clock(gaps), dtype=torch.float64))
+        self._spread = float(self.tick) if spread else 0.0
         self._extent = (float(np.quantile(gaps, 0.02)), 16 * float(np.mean(data.durations)))  # as Deep DAPP takes them
         with torch.no_grad():
             _last_layer(self.net).bias.copy_(torch.log(torch.expm1(rates * self.time_scale)))
+
+    def spreading(self) -> float:
+        """The tick inside which events are moved about while training, as Deep DAPP's are."""
+        return self._spread if self.training else 0.0
 
     def encode(self, batch: Batch, before: None = None) -> PeerHistory:
         """The states after all events; an event more stands behind short batches, since EasyTPP needs two."""

@@ -8,7 +8,7 @@ thread of its own, ``--jobs`` at a time: it is trained on `train` for ``--budget
 earlier), its weights are chosen on `dev`, and it is scored once on ``--split``, or on sequences of it that are drawn at random with about
 ``--most`` events, the same for all. What a process sets up once (kernels, caches) is not counted. Fourpoint's models go by their own
 recipe with `fit`; EasyTPP's by `easytpp_models.py`, which also lists their settings.
-``NAME@key=value,...`` is one of ours with other settings (an ablation: add ``--split dev``), ``NAME@RATE`` a peer with another rate.
+``NAME@key=value,...`` is one of ours with other settings (an ablation: add ``--split dev``); peers know ``rate`` and ``spread``.
 
 Scores, all given events before and in the data's unit of time:
 
@@ -36,6 +36,7 @@ import dataclasses
 import json
 import math
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -55,6 +56,7 @@ TICKED = 20_000  # events at most, in sequences drawn at random, whose ticks are
 TOLERANCES, TICK_TOLERANCES = (1e-4, 1e-3, 1e-2), (1e-3, 1e-2)  # nats per event, one after the other
 NODES = dict(cpu=256, cuda=1024)  # per gap, where integrals do not settle
 PADDED = 2048  # slots of a batch that is scored: up to 1,024 nodes in each of them are held at once
+CHANGES = r"(rate=[\d.e-]+|spread=false)(,(rate=[\d.e-]+|spread=false))*"  # of peers
 Row = dict[str, Any]
 Found = tuple[Any, Any, Any]
 
@@ -336,6 +338,9 @@ def _wrong(options: argparse.Namespace) -> str:
     known = [*OURS, *PEERS]
     if odd := [m for m in options.models if m.partition("@")[0] not in known]:
         return f"expected models of {', '.join(known)}; received {', '.join(odd)}. Choose among them."
+    theirs = [m.partition("@") for m in options.models if m.startswith("easytpp-") and "@" in m]
+    if odd := [f"{name}@{changes}" for name, _, changes in theirs if not re.fullmatch(CHANGES, changes)]:
+        return f"expected peers as NAME@rate=NUMBER or NAME@spread=false; received {', '.join(odd)}. Write them so."
     if absent := [s for s in options.sets if not (options.data / f"{s}.parquet").is_file()]:
         return f"expected NAME.parquet for every set in {options.data}; received none for {', '.join(absent)}. Check --data and --sets."
     if min(options.seeds, options.jobs, options.budget, 1 if options.most is None else options.most) <= 0:
@@ -357,8 +362,9 @@ def _said(row: Row) -> str:
     cell = f"{row['set']} {row['model']} seed {row['seed']}:"
     if why := row.get("failed") or row.get("missing"):
         return f"{cell} {'FAILED' if 'failed' in row else 'missing'} ({why})"
+    ticks = f" ({row['tick_score']:.4f} per tick)" if "tick_score" in row else ""
     return (
-        f"{cell} {row['score']:.4f} nats per event (dev {row['best_dev']:.4f}), KS {row['ks']:.4f}, {row['steps']} steps, "
+        f"{cell} {row['score']:.4f} nats per event{ticks}, dev {row['best_dev']:.4f}, KS {row['ks']:.4f}, {row['steps']} steps, "
         f"{row['events_per_second'] or math.nan:,.0f} events/s, scored in {row['scoring_seconds']:.0f} s"
     )
 

@@ -60,6 +60,16 @@ def test_values_and_gradients_are_the_plain_models(gaps: bool, marks: int, noisy
     _agree(model, batch, drawn, gaps)
 
 
+@pytest.mark.parametrize("gaps", [False, True])
+def test_events_move_inside_their_ticks_and_the_past_stays(gaps: bool) -> None:
+    model, batch = _model(3), _batch([5, 0, 3, 1], 3)
+    model.tick.fill_(2.0 * float(batch.edges.diff(dim=1).max()))  # so that some would come before the event before
+    drawn = draw(model.train(), batch, 3, torch.Generator(DEVICE).manual_seed(6))
+    assert drawn.shifts is not None
+    assert draw(model.eval(), batch, 3, torch.Generator(DEVICE).manual_seed(6)).shifts is None
+    _agree(model.train(), batch, drawn, gaps)
+
+
 def test_sequences_of_many_chunks_and_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """Scans carry on from chunk to chunk, programs go on to further tiles, and sums come in parts."""
     from fourpoint.models import deep_walk_cuda
@@ -297,6 +307,8 @@ def _plain(model: DeepDAPP, batch: Batch, drawn: Drawn, gaps: bool) -> Tensor:
     edges = batch.edges / model.time_scale
     width = edges.diff(dim=1)
     gap = torch.cat([torch.zeros_like(width[:, :1]), width[:, :-1]], 1)
+    if drawn.shifts is not None:
+        width = torch.where(torch.arange(P, device=width.device) < lengths[:, None], (width + drawn.shifts.view(B, P)).abs(), width)
     marks = batch.marks if drawn.hidden is None else torch.where(drawn.hidden == 1, M + 1, batch.marks)
     marks = torch.cat([torch.full_like(lengths[:, None], M), marks], 1)
     x = model.tokens[marks] + model.gap(model._features(gap))

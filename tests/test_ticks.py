@@ -11,6 +11,7 @@ from test_narrow_peaks import PEAKS, Ticking, data
 
 import fourpoint as fp
 from fourpoint.events import MarkSpace
+from fourpoint.likelihood import sampled_log_likelihood
 from fourpoint.models.deep_dapp import DeepDAPP
 from fourpoint.ticks import tick_of, tick_score
 
@@ -51,6 +52,61 @@ def test_no_model_does_better_than_the_law_of_the_ticks() -> None:
     law = float(np.mean([np.log(0.4 * 0.6 ** (np.diff(t) - 1)) for t in times]))
     for rate in (0.3, 0.5, 0.8):
         assert tick_score(fp.Hawkes(baseline=rate, branching=0.01), events) < law
+
+
+class Spread(torch.nn.Module):
+    """A rate of 1 that says where it was asked."""
+
+    linear = True
+
+    def __init__(self, tick: float) -> None:
+        super().__init__()
+        self.marks, self.tick, self.asked = MarkSpace.of(None), tick, list[tuple[torch.Tensor, torch.Tensor]]()
+
+    def spreading(self) -> float:
+        return self.tick
+
+    def encode(self, batch: fp.Batch, before: None = None) -> None:
+        return None
+
+    def log_intensity(self, history: None, times: torch.Tensor, seen: None = None) -> torch.Tensor:
+        self.asked.append((times[:, :, :-1], times[:, :, -1]))
+        return torch.zeros(*times.shape, 1, dtype=torch.float64)
+
+
+def test_events_are_moved_about_inside_their_ticks_and_nothing_else_is() -> None:
+    """Also events at the time of the one before, which cannot come earlier; padding and the windows' ends stay."""
+    sequences = [fp.Sequence(t, start=0.0, stop=10.0) for t in ([2.0, 2.0, 3.0, 7.0], [1.0], [])]
+    batch, model, random = fp.Dataset.from_sequences(sequences).batch(), Spread(1.0), torch.Generator().manual_seed(0)
+    values = torch.stack([sampled_log_likelihood(model, batch, 3, random) for _ in range(400)])
+    nodes, ends = (torch.stack(part) for part in zip(*model.asked, strict=True))
+    left, right = batch.edges[:, :-1], batch.edges[:, 1:]
+    events = torch.arange(right.shape[1]) < batch.lengths[:, None]
+    shift = (ends - right)[:, events]
+    assert float(shift.max()) > 0.49 and float(shift.max()) <= 0.5 and float(shift.min()) < -0.49 and float(shift.min()) >= -0.5
+    assert bool((ends >= left).all()) and torch.equal(ends[:, ~events], right[~events].expand(400, -1))
+    assert bool((nodes >= left[..., None]).all()) and bool((nodes <= ends[..., None]).all())
+    assert torch.allclose(shift[:, 1], shift[:, 1].abs())  # tied with the one before
+    torch.testing.assert_close(values, -(ends - left).sum(2))
+    assert torch.equal(sampled_log_likelihood(Spread(0.0), batch, 3, random), -torch.tensor([10.0, 10.0, 10.0], dtype=torch.float64))
+
+
+def test_deep_dapp_learns_how_likely_ticks_are_and_not_to_aim() -> None:
+    rng = np.random.default_rng(2)
+    times = [np.cumsum(1 + rng.poisson(0.8, 25)).astype(float) for _ in range(60)]
+    events = fp.Dataset.from_sequences([fp.Sequence(t, start=0.0, stop=float(t[-1]) + 1) for t in times])
+    scored = events.select(range(12))
+    gaps = np.concatenate([np.diff(t) for t in times[:12]]) - 1
+    law = float(np.mean(gaps * np.log(0.8) - 0.8 - np.array([math.lgamma(g + 1) for g in gaps])))
+    ticks, densities = [], []
+    for spread in (True, False):
+        model = DeepDAPP(width=16, modes=8, layers=1, spread=spread, dropout=0.0, unheard=0.0, rhythms=0)
+        found = fp.fit(model, events, events, steps=200, epochs=0, learning_rate=1e-2, validate_every=50, convention="gaps", progress=False)
+        assert any(("moved about" in note) == spread for note in found.notes if "ticks" in note)
+        ticks.append(tick_score(model, scored, tolerance=1e-2))
+        densities.append(fp.log_likelihood(model, scored.batch(), convention="gaps", tolerance=1e-2).per_event)
+    assert law - 0.1 < ticks[0] < law + 0.02
+    assert ticks[1] < ticks[0] - 0.05 and densities[1] > densities[0] + 0.5
 
 
 def test_marks_count_and_blocks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ first, as most published tables do, and divides by the events scored. Everything
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -105,14 +105,14 @@ def sampled_log_likelihood(
     carried, span = None, _span(batch, convention)
     blocks = list(blocks_of(model, batch))
     for block, offset in blocks:
-        edges = block.edges
+        left, right = block.edges[:, :-1], _spread(model, block, random)
         if getattr(model, "early", False):
-            times, weights = early(edges[:, :-1], edges[:, 1:], uniform(edges[:, 1:], nodes, random))
+            times, weights = early(left, right, uniform(right, nodes, random))
         else:
-            times, weights = stratified(edges[:, :-1], edges[:, 1:], nodes, random), None
+            times, weights = stratified(left, right, nodes, random), None
         if len(blocks) == 1:
-            return _sampled(model, block, times, None, span, offset, weights)[0]
-        part, carried = checkpoint(_sampled, model, block, times, carried, span, offset, weights, use_reentrant=False)
+            return _sampled(model, block, right, times, None, span, offset, weights)[0]
+        part, carried = checkpoint(_sampled, model, block, right, times, carried, span, offset, weights, use_reentrant=False)
         total = total + part
     return total
 
@@ -127,9 +127,20 @@ def quick_log_likelihood(model: Any, batch: Batch, nodes: int = 12, *, conventio
     x, weights = (part.to(batch.times) for part in gauss_legendre(nodes))
     for block, offset in blocks_of(model, batch):
         left, width = block.edges[:, :-1, None], block.edges.diff(dim=1)[..., None]
-        part, carried = _sampled(model, block, left + width * x**2, carried, span, offset, 2 * x * weights)
+        part, carried = _sampled(model, block, block.edges[:, 1:], left + width * x**2, carried, span, offset, 2 * x * weights)
         total = total + part
     return total
+
+
+def _spread(model: Any, block: Batch, random: torch.Generator) -> Float[Tensor, "B G"]:
+    """Where gaps end: at the events; somewhere inside their ticks, but not before the event before, where a model is ``spreading``."""
+    left, right = block.edges[:, :-1], block.edges[:, 1:]
+    tick = model.spreading() if hasattr(model, "spreading") else 0.0
+    if not tick:
+        return right
+    shift = tick * (torch.rand(right.shape, generator=random, dtype=right.dtype, device=random.device).to(right) - 0.5)
+    is_event = torch.arange(right.shape[1], device=right.device) < block.lengths[:, None]
+    return torch.where(is_event, left + (right - left + shift).abs(), right)
 
 
 def _span(batch: Batch, convention: Convention) -> tuple[Tensor, Tensor] | None:
@@ -143,18 +154,19 @@ def _span(batch: Batch, convention: Convention) -> tuple[Tensor, Tensor] | None:
 def _sampled(
     model: Any,
     block: Batch,
+    ends: Float[Tensor, "B G"],
     nodes: Float[Tensor, "B G Q"],
     before: Any,
     span: tuple[Tensor, Tensor] | None = None,
     offset: int = 0,
     weights: Float[Tensor, "*B Q"] | None = None,
 ) -> tuple[Float[Tensor, " B"], Any]:
-    """One pass over a block: each gap's nodes (of equal weight by default) and the events.
+    """One pass over a block: each gap's nodes (of equal weight by default), and the events, which are at the gaps' ``ends``.
 
     With a ``span`` the first event is not scored, nor is what lies outside."""
     history = model.encode(block, before)
     edges, scored = block.edges, block.valid
-    own, integral = _terms(model, history, block, nodes, weights)
+    own, integral = _terms(model, history, block, ends, nodes, weights)
     if span is not None:
         integral = torch.where((edges[:, :-1] >= span[0]) & (edges[:, 1:] <= span[1]), integral, 0.0)
         scored = scored & (torch.arange(offset, offset + scored.shape[1], device=scored.device) > 0)
@@ -162,26 +174,26 @@ def _sampled(
 
 
 def _terms(
-    model: Any, history: Any, block: Batch, nodes: Float[Tensor, "B G Q"], weights: Float[Tensor, "*B Q"] | None
+    model: Any, history: Any, block: Batch, ends: Float[Tensor, "B G"], nodes: Float[Tensor, "B G Q"], weights: Float[Tensor, "*B Q"] | None
 ) -> tuple[Float[Tensor, "B N"], Float[Tensor, "B G"]]:
-    """log lambda at every event, and the integral over every gap, by whichever verbs the model has for them."""
-    edges = block.edges
+    """log lambda at every event, which is at the end of its gap, and the integral over every gap, by whichever verbs the model has."""
+    left = block.edges[:, :-1]
     if hasattr(model, "integral"):
-        integral = model.integral(history, edges[:, :-1], edges[:, 1:]).sum(2)
+        integral = model.integral(history, left, ends).sum(2)
         if block.places is None:
-            return _own(model.log_intensity(history, edges[:, 1:, None])[:, :-1, 0], block), integral
+            return _own(model.log_intensity(history, ends[..., None])[:, :-1, 0], block), integral
         return log_rates_at_events(model, history, block), integral
     if block.places is None and hasattr(model, "log_total_and_own"):
-        logs, own = model.log_total_and_own(history, nodes, edges[:, 1:], block.marks)
-        return own, _mean(logs.exp(), weights) * edges.diff(dim=1).to(logs.dtype)
+        logs, own = model.log_total_and_own(history, nodes, ends, block.marks)
+        return own, _mean(logs.exp(), weights) * (ends - left).to(logs.dtype)
     if block.places is not None or hasattr(model, "log_total"):
-        rates = total_rate(model, history, nodes)
-        return log_rates_at_events(model, history, block), _mean(rates, weights) * edges.diff(dim=1).to(rates.dtype)
+        rates, moved = total_rate(model, history, nodes), replace(block, times=ends[:, :-1])
+        return log_rates_at_events(model, history, moved), _mean(rates, weights) * (ends - left).to(rates.dtype)
     if hasattr(model, "in_gaps"):
-        mean, logs = model.in_gaps(history, nodes, edges[:, 1:], weights)
-        return _own(logs[:, :-1], block), mean * edges.diff(dim=1).to(mean.dtype)
-    logs = model.log_intensity(history, torch.cat([nodes, edges[:, 1:, None]], 2))  # one pass for the nodes and the event at the end
-    return _own(logs[:, :-1, -1], block), _mean(logs[:, :, :-1].exp().sum(-1), weights) * edges.diff(dim=1).to(logs.dtype)
+        mean, logs = model.in_gaps(history, nodes, ends, weights)
+        return _own(logs[:, :-1], block), mean * (ends - left).to(mean.dtype)
+    logs = model.log_intensity(history, torch.cat([nodes, ends[..., None]], 2))  # one pass for the nodes and the event at the end
+    return _own(logs[:, :-1, -1], block), _mean(logs[:, :, :-1].exp().sum(-1), weights) * (ends - left).to(logs.dtype)
 
 
 def _mean(rates: Float[Tensor, "B G Q"], weights: Float[Tensor, "*B Q"] | None) -> Float[Tensor, "B G"]:

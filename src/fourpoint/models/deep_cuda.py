@@ -44,6 +44,7 @@ class Drawn(NamedTuple):
         None  # activations kept: H at the gate, 2H inside the network, H at its end, one after another
     )
     queries: Integer[Tensor, "R H2"] | None = None  # and inside the head's network
+    shifts: Float[Tensor, " R"] | None = None  # of the events after positions, inside their ticks, in units of the model's time scale
 
 
 def draw(model: DeepDAPP, batch: Batch, nodes: int, random: torch.Generator) -> Drawn:
@@ -61,6 +62,9 @@ def draw(model: DeepDAPP, batch: Batch, nodes: int, random: torch.Generator) -> 
     hidden = kept(1 - settings["unmarked"], B, N) if settings["unmarked"] else None
     heard, active = kept(settings["unheard"], L, R), kept(settings["dropout"], (4 * L + 2) * R * H)
     layers, queries = (None, None) if active is None else active.split([4 * L * R * H, 2 * R * H])
+    shifts, tick = None, model.spreading()
+    if tick:
+        shifts = (torch.rand(R, device=device, generator=random) - 0.5) * (tick / model.time_scale).to(where)
     return Drawn(
         nodes,
         where,
@@ -68,6 +72,7 @@ def draw(model: DeepDAPP, batch: Batch, nodes: int, random: torch.Generator) -> 
         heard,
         None if layers is None else layers.view(L, R, 4 * H),
         None if queries is None else queries.view(R, 2 * H),
+        shifts,
     )
 
 
@@ -91,20 +96,19 @@ class Likelihood(torch.autograd.Function):
         for one in passes:
             x = one.forward(x)
         context = norm_linear(x, model.norm.weight, model.norm.bias, model.context.weight, model.context.bias, rows)
+        width = _spread(seen.width, rows.lengths, drawn.shifts)
         given = deep_head_cuda.Given(
-            *moments, context, model.read.weight, model.read.bias, model.since.weight, *modes, model.scales, seen.width, drawn.where
+            *moments, context, model.read.weight, model.read.bias, model.since.weight, *modes, model.scales, width, drawn.where
         )
         before, silence = deep_head_cuda.turn(given, rows, drawn.nodes), Silence(drawn.queries, None, _louder(model))
         q = torch.empty_like(x) if few else torch.zeros_like(x)  # shares of many marks are made of all rows
         z = head(before, rows, drawn.nodes + 1, silence, *_head(model), q)
-        integral = Integral(seen.width, drawn.where, model.log_scale, gaps)
+        integral = Integral(width, drawn.where, model.log_scale, gaps)
         left = nodes_and_slopes(before, rows, silence, *_head(model), integral, z) if slopes else None  # as if all gradients were 1
         if left is None:
             nodes(before, rows, silence, *_head(model), z)
         shares = _shares(model, q, seen.after, rows)
-        value, by_scale = deep_score_cuda.score(
-            z, shares.logs, model.log_scale, model.time_scale, seen.width, drawn.where, rows.lengths, gaps
-        )
+        value, by_scale = deep_score_cuda.score(z, shares.logs, model.log_scale, model.time_scale, width, drawn.where, rows.lengths, gaps)
         ctx.model, ctx.gaps, ctx.sizes = model, gaps, {n: p.numel() for n, p in zip(_names(model), parameters, strict=True)}
         ctx.kept = (rows, seen, passes, x, given, before, silence, q, z, shares, by_scale, integral, left)
         return value
@@ -144,6 +148,14 @@ class Likelihood(torch.autograd.Function):
         if alike:
             torch._foreach_mul_(list(found.values()), grad[0])
         return *[None] * 5, *[found[name].view_as(own[name]) for name in ctx.sizes]
+
+
+def _spread(width: Float[Tensor, "B P"], lengths: Integer[Tensor, " B"], shifts: Float[Tensor, " R"] | None) -> Float[Tensor, "B P"]:
+    """The gaps after positions, their ends moved by ``shifts`` where an event is there (`likelihood.sampled_log_likelihood`)."""
+    if shifts is None:
+        return width
+    is_event = torch.arange(width.shape[1], device=width.device) < lengths[:, None]
+    return torch.where(is_event, (width + shifts.view_as(width)).abs(), width)
 
 
 def _names(model: DeepDAPP) -> list[str]:

@@ -60,6 +60,8 @@ class DeepDAPP(NarrowPeaks, nn.Module):
         gated: whether events decide what is kept of the past and how fast time runs after them.
         rhythms: at most so many frequencies are taken from the data.
         waves: octaves of waves in the logarithm of elapsed time; 0 for none.
+        spread: whether events are moved about inside their ticks while training, where times are a few ticks of a clock apart; else a
+            rate learns to aim at ticks.
         dropout: the share of activations that is silent while training.
         unheard, unmarked: the share of events that leave no trace in the states, and of those whose mark is hidden, while training.
         form: "scan" in O(n), or "dense" from all pairs, for short sequences and for tests.
@@ -94,6 +96,7 @@ class DeepDAPP(NarrowPeaks, nn.Module):
         gated: bool = True,
         rhythms: int = 8,
         waves: int = 4,
+        spread: bool = True,
         dropout: float = 0.3,
         unheard: float = 0.1,
         unmarked: float = 0.1,
@@ -110,6 +113,7 @@ class DeepDAPP(NarrowPeaks, nn.Module):
             gated=gated,
             rhythms=rhythms,
             waves=waves,
+            spread=spread,
             dropout=dropout,
             unheard=unheard,
             unmarked=unmarked,
@@ -118,6 +122,7 @@ class DeepDAPP(NarrowPeaks, nn.Module):
         )
         self._draw = seed
         self._random: torch.Generator | None = None
+        self._known = ((0, 0), 0.0)
         M, K = self.marks.count, TIMES + 2 * waves
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
@@ -170,16 +175,23 @@ class DeepDAPP(NarrowPeaks, nn.Module):
         tick = coarse_clock(gaps)
         self.tick.fill_(tick)
         if tick:
-            said.append(
-                f"times are multiples of {tick:.4g} {unit}, and a quarter of all gaps is at most {COARSE} of these ticks: a rate "
-                "can aim at ticks, so that likelihoods grow without end; compare models by tick_score, or spread times inside their ticks"
-            )
+            coarse = f"times are multiples of {tick:.4g} {unit}, and a quarter of all gaps is at most {COARSE} of these ticks: "
+            spread = "events are moved about inside their ticks while training; compare models by tick_score"
+            aimed = "a rate can aim at ticks, so that likelihoods grow without end; compare models by tick_score, or leave spread=True"
+            said.append(coarse + (spread if self._settings["spread"] else aimed))
         return said
 
     def redraw(self, random: torch.Generator) -> None:
         """Choose anew what is silent in the next batch; a source on a CUDA device is drawn from in every pass instead."""
         self._random = random if random.device.type == "cuda" else None
         self._draw = self._draw if self._random else int(torch.randint(2**62, (), generator=random))
+
+    def spreading(self) -> float:
+        """The tick inside which events are moved about in this pass, in the user's unit; 0 for none. Read off the device once."""
+        version = (id(self.tick), self.tick._version)
+        if self._known[0] != version:
+            self._known = (version, float(self.tick))
+        return self._known[1] if self.training and self._settings["spread"] else 0.0
 
     # ------------------------------------------------------------------ the verbs
 
