@@ -80,7 +80,7 @@ class DeepDAPP(NarrowPeaks, nn.Module):
     early = True  # nodes lie closer together soon after events
     rounded_products = True  # while training on a CUDA device
     recipe: ClassVar[dict[str, Any]] = dict(
-        steps=1200, epochs=60, learning_rate=3e-3, weight_decay=0.3, nodes=4, validate_every=0, patience=10, mixed=True, average=0.995
+        steps=1200, epochs=20, learning_rate=3e-3, weight_decay=0.3, nodes=4, validate_every=0, patience=10, mixed=True, average=0.995
     )
     time_scale: Tensor
     scales: Tensor
