@@ -12,6 +12,7 @@ from test_narrow_peaks import PEAKS, Ticking, data
 import fourpoint as fp
 from fourpoint.events import MarkSpace
 from fourpoint.likelihood import sampled_log_likelihood
+from fourpoint.models import positions
 from fourpoint.models.deep_dapp import DeepDAPP
 from fourpoint.ticks import tick_of, tick_score
 
@@ -107,6 +108,27 @@ def test_deep_dapp_learns_how_likely_ticks_are_and_not_to_aim() -> None:
         densities.append(fp.log_likelihood(model, scored.batch(), convention="gaps", tolerance=1e-2).per_event)
     assert law - 0.1 < ticks[0] < law + 0.02
     assert ticks[1] < ticks[0] - 0.05 and densities[1] > densities[0] + 0.5
+
+
+class Rare(torch.nn.Module):
+    """A rate of exp(-150) in float32, which is 0 once exp is taken, of each of two marks."""
+
+    linear = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.marks, self.weight = MarkSpace.of(2), torch.nn.Parameter(torch.zeros(1))
+
+    def encode(self, batch: fp.Batch, before: None = None) -> positions.Positions:
+        return positions.positions_of(batch, None)
+
+    def log_intensity(self, history: positions.Positions, times: torch.Tensor, seen: torch.Tensor | None = None) -> torch.Tensor:
+        return torch.full((*times.shape, 2), -150.0)
+
+
+def test_events_that_were_all_but_impossible_have_a_number() -> None:
+    events = fp.Dataset.from_sequences([fp.Sequence([1.0, 3.0, 3.0], [0, 1, 0], start=0.0, stop=4.0, space=MarkSpace.of(2))])
+    assert tick_score(Rare(), events, 2.0) == pytest.approx(-150 + 0.5 * math.log(2))  # half of the second tick is before it begins
 
 
 def test_marks_count_and_blocks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

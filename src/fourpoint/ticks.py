@@ -27,6 +27,9 @@ from fourpoint.models.protocol import filled, nodes
 from fourpoint.sampling import still
 
 
+RARE = 1e-30  # an integral over a tick, below which float32 may have lost all of it
+
+
 def tick_of(data: Dataset) -> float:
     """The tick that all gaps of ``data`` are multiples of, in its unit of time; 0 where there is none.
 
@@ -77,12 +80,20 @@ def _log_probabilities(model: Any, batch: Batch, tick: float, tolerance: float) 
         before = history.times[:, : seen.shape[1]]
         gap = torch.where(block.valid, block.times - before, 0.0)
         until, within = _masses(model, history, before, gap, tick, seen, tolerance)
-        logs = -until + torch.log(-torch.expm1(-within)) + log_rates_at_events(model, history, block).double()
-        logs = logs - total_rate(model, history, block.times[..., None], seen)[..., 0].double().log()
+        total_there = _log_total(model, history, block.times, seen)
+        rare = total_there + (gap + tick / 2 - (gap - tick / 2).clamp(min=0)).log()  # a rate too low to be told from 0 once exp is taken
+        logs = torch.where(within > RARE, torch.log(-torch.expm1(-within)), rare)
+        logs = logs - until + log_rates_at_events(model, history, block).double() - total_there
         counted = block.valid & (seen + offset > 0)
         total = total + torch.where(counted, logs, 0.0).sum(1)
         carried = latest(history)
     return total
+
+
+def _log_total(model: Any, history: Any, times: Float[Tensor, "B N"], seen: Int[Tensor, "B N"]) -> Float[Tensor, "B N"]:
+    if hasattr(model, "log_total"):
+        return model.log_total(history, times[..., None], seen)[..., 0].double()
+    return model.log_intensity(history, times[..., None], seen)[:, :, 0].double().logsumexp(-1)
 
 
 def _masses(

@@ -12,8 +12,9 @@ rate can change within a small share of the time since the last event (`deep_lay
 that integrals never touch the M marks: thousands of them cost no more than one at the nodes of an integral. Everything is linear in
 the number of events, and a stream needs the last position alone.
 
-While training, activations, marks and whole events are silenced at random. Time is counted in mean gaps. Rates are not bounded
-between events, so samples come from inverting the integral.
+While training, activations, marks and whole events are silenced at random, and where times are a few ticks of a clock apart events are
+moved about inside their ticks. Time is counted in mean gaps. Rates are not bounded between events, so samples come from inverting the
+integral.
 Sources: Zhu et al. (DAPP; the kernel), Chang et al., "Deep continuous-time state-space models for marked event sequences" (NeurIPS
 2025; S2P2), Gu and Dao, "Mamba" (2023; gates).
 """
