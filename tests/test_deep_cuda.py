@@ -65,7 +65,9 @@ def test_events_move_inside_their_ticks_and_the_past_stays(gaps: bool) -> None:
     model, batch = _model(3), _batch([5, 0, 3, 1], 3)
     model.tick.fill_(2.0 * float(batch.edges.diff(dim=1).max()))  # so that some would come before the event before
     drawn = draw(model.train(), batch, 3, torch.Generator(DEVICE).manual_seed(6))
+    half = float(model.tick / model.time_scale) / 2
     assert drawn.shifts is not None
+    assert 0.5 * half < float(drawn.shifts.max()) <= half and -half <= float(drawn.shifts.min()) < -0.5 * half
     assert draw(model.eval(), batch, 3, torch.Generator(DEVICE).manual_seed(6)).shifts is None
     _agree(model.train(), batch, drawn, gaps)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from copy import deepcopy
 
 import numpy as np
 import pytest
@@ -89,7 +90,23 @@ def test_events_are_moved_about_inside_their_ticks_and_nothing_else_is() -> None
     assert bool((nodes >= left[..., None]).all()) and bool((nodes <= ends[..., None]).all())
     assert torch.allclose(shift[:, 1], shift[:, 1].abs())  # tied with the one before
     torch.testing.assert_close(values, -(ends - left).sum(2))
+    lone = fp.Sequence([0.0], start=0.0, stop=7.0).batch()  # under "gaps" nothing is scored, nor is what was moved there
+    assert float(sampled_log_likelihood(model, lone, 3, random, convention="gaps")) == 0.0
     assert torch.equal(sampled_log_likelihood(Spread(0.0), batch, 3, random), -torch.tensor([10.0, 10.0, 10.0], dtype=torch.float64))
+
+
+def test_the_tick_is_read_again_wherever_a_model_has_been() -> None:
+    model = DeepDAPP(width=8, modes=4)
+    for tick in (0.0, 2.0, 3.0):
+        model.tick.fill_(tick)
+        assert model.train().spreading() == tick and model.eval().spreading() == 0.0
+    for tick in range(40):  # new buffers, which may lie where old ones lay
+        model._apply(torch.clone)
+        model.tick.fill_(float(tick))
+        model._apply(torch.clone)
+        assert deepcopy(model).train().spreading() == model.train().spreading() == tick
+    with torch.inference_mode():
+        assert deepcopy(model).eval().spreading() == 0.0
 
 
 def test_deep_dapp_learns_how_likely_ticks_are_and_not_to_aim() -> None:

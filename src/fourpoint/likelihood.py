@@ -93,7 +93,8 @@ def sampled_log_likelihood(
     model: Any, batch: Batch, nodes: int, random: torch.Generator, *, convention: Convention = "window"
 ) -> Float[Tensor, " B"]:
     """An unbiased estimate of each sequence's log-likelihood, with gradient: ``nodes`` stratified draws in every gap, closer together soon
-    after an event where the model says ``early``; exact for models with a closed form."""
+    after an event where the model says ``early``; exact for models with a closed form. Events are moved about inside their ticks where the
+    model is ``spreading``."""
     check_places(model, batch)
     if hasattr(model, "exact_log_likelihood"):
         return model.exact_log_likelihood(batch, convention)
@@ -168,8 +169,9 @@ def _sampled(
     edges, scored = block.edges, block.valid
     own, integral = _terms(model, history, block, ends, nodes, weights)
     if span is not None:
-        integral = torch.where((edges[:, :-1] >= span[0]) & (edges[:, 1:] <= span[1]), integral, 0.0)
-        scored = scored & (torch.arange(offset, offset + scored.shape[1], device=scored.device) > 0)
+        later = torch.arange(offset, offset + integral.shape[1], device=scored.device) > 0  # the first event may be at the window's start
+        integral = torch.where(later & (edges[:, :-1] >= span[0]) & (edges[:, 1:] <= span[1]), integral, 0.0)
+        scored = scored & later[:-1]
     return torch.where(scored, own, 0.0).sum(1) - integral.sum(1), latest(history)
 
 
@@ -177,17 +179,17 @@ def _terms(
     model: Any, history: Any, block: Batch, ends: Float[Tensor, "B G"], nodes: Float[Tensor, "B G Q"], weights: Float[Tensor, "*B Q"] | None
 ) -> tuple[Float[Tensor, "B N"], Float[Tensor, "B G"]]:
     """log lambda at every event, which is at the end of its gap, and the integral over every gap, by whichever verbs the model has."""
-    left = block.edges[:, :-1]
+    left, moved = block.edges[:, :-1], replace(block, times=ends[:, :-1])
     if hasattr(model, "integral"):
         integral = model.integral(history, left, ends).sum(2)
         if block.places is None:
             return _own(model.log_intensity(history, ends[..., None])[:, :-1, 0], block), integral
-        return log_rates_at_events(model, history, block), integral
+        return log_rates_at_events(model, history, moved), integral
     if block.places is None and hasattr(model, "log_total_and_own"):
         logs, own = model.log_total_and_own(history, nodes, ends, block.marks)
         return own, _mean(logs.exp(), weights) * (ends - left).to(logs.dtype)
     if block.places is not None or hasattr(model, "log_total"):
-        rates, moved = total_rate(model, history, nodes), replace(block, times=ends[:, :-1])
+        rates = total_rate(model, history, nodes)
         return log_rates_at_events(model, history, moved), _mean(rates, weights) * (ends - left).to(rates.dtype)
     if hasattr(model, "in_gaps"):
         mean, logs = model.in_gaps(history, nodes, ends, weights)

@@ -26,7 +26,6 @@ from fourpoint.maths.quadrature import integrate
 from fourpoint.models.protocol import filled, nodes
 from fourpoint.sampling import still
 
-
 RARE = 1e-30  # an integral over a tick, below which float32 may have lost all of it
 
 

@@ -123,7 +123,7 @@ class DeepDAPP(NarrowPeaks, nn.Module):
         )
         self._draw = seed
         self._random: torch.Generator | None = None
-        self._known = ((0, 0), 0.0)
+        self._known: tuple[Tensor | None, int, float] = (None, 0, 0.0)  # the buffer `tick` as it was read last
         M, K = self.marks.count, TIMES + 2 * waves
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
@@ -189,10 +189,11 @@ class DeepDAPP(NarrowPeaks, nn.Module):
 
     def spreading(self) -> float:
         """The tick inside which events are moved about in this pass, in the user's unit; 0 for none. Read off the device once."""
-        version = (id(self.tick), self.tick._version)
-        if self._known[0] != version:
-            self._known = (version, float(self.tick))
-        return self._known[1] if self.training and self._settings["spread"] else 0.0
+        if not (self.training and self._settings["spread"]):
+            return 0.0
+        if self._known[0] is not self.tick or self._known[1] != self.tick._version:
+            self._known = (self.tick, self.tick._version, float(self.tick))
+        return self._known[2]
 
     # ------------------------------------------------------------------ the verbs
 
