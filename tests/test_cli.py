@@ -115,6 +115,8 @@ def test_without_splits_a_seeded_tenth_is_kept_for_stopping(tmp_path: Path) -> N
 
 def test_version_and_usage_errors() -> None:
     assert call("--version").stdout.strip() == f"fourpoint {fourpoint.__version__}"
+    module = subprocess.run([sys.executable, "-m", "fourpoint", "--version"], capture_output=True, text=True, check=True)
+    assert module.stdout.strip() == f"fourpoint {fourpoint.__version__}"
     call("fit", code=2)
     call("nonsense", code=2)
 

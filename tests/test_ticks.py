@@ -13,9 +13,10 @@ from test_narrow_peaks import PEAKS, Ticking, data
 import fourpoint as fp
 from fourpoint.events import MarkSpace
 from fourpoint.likelihood import sampled_log_likelihood
-from fourpoint.models import positions
+from fourpoint.models import MODELS, positions
 from fourpoint.models.deep_dapp import DeepDAPP
 from fourpoint.ticks import tick_of, tick_score
+from fourpoint.ties import spread_in_ticks
 
 
 def by_hand(model: Ticking, events: fp.Dataset, tick: float) -> float:
@@ -95,6 +96,43 @@ def test_events_are_moved_about_inside_their_ticks_and_nothing_else_is() -> None
     assert torch.equal(sampled_log_likelihood(Spread(0.0), batch, 3, random), -torch.tensor([10.0, 10.0, 10.0], dtype=torch.float64))
 
 
+def test_batches_are_spread_in_order_and_evenly() -> None:
+    times = ([0.0, 0.0, 0.0, 1.0, 2.0, 2.0, 9.0], [4.0, 4.0], [])
+    sequences = [fp.Sequence(t, list(range(len(t))), start=0.0, stop=9.2, space=MarkSpace.of(7)) for t in times]
+    batch, random = fp.Dataset.from_sequences(sequences).batch(), torch.Generator().manual_seed(0)
+    drawn = [batch.spread(1.0, random) for _ in range(3000)]
+    for found in drawn[:100]:
+        assert torch.equal(found.marks, batch.marks) and torch.equal(found.valid, batch.valid)
+        assert bool((found.times.diff(dim=1) >= 0).all()) and bool((found.times[~found.valid] == 9.2).all())
+    found = torch.stack([d.times for d in drawn])
+    low, high = (batch.times - 0.5).clamp(min=0.0), (batch.times + 0.5).clamp(max=9.2)
+    share = ((found - low) / (high - low))[:, batch.valid]
+    assert float(share.min()) >= 0 and float(share.max()) <= 1
+    wanted = torch.tensor([1 / 4, 2 / 4, 3 / 4, 1 / 2, 1 / 3, 2 / 3, 1 / 2, 1 / 3, 2 / 3])  # three of one tick in order, one, two, ...
+    assert torch.allclose(share.mean(0), wanted.double(), atol=0.02)
+    data = fp.Dataset.from_sequences(sequences)
+    found = torch.stack([spread_in_ticks(data, 1.0, seed).batch().times for seed in range(3000)])
+    share = ((found - low) / (high - low))[:, batch.valid]
+    assert bool((found.diff(dim=2) >= 0).all()) and torch.allclose(share.mean(0), wanted.double(), atol=0.02)
+
+
+@pytest.mark.parametrize("name", ["dapp", "hawkes"])
+def test_events_of_one_tick_are_no_reason_for_more_at_once(name: str) -> None:
+    """Calls at random, read from a clock of six minutes: taken as they stand, an event would raise the rate tenfold for seconds."""
+    rng = np.random.default_rng(3)
+    days = [fp.Sequence(np.round(10 * np.sort(rng.uniform(0, 8, 60))) / 10, start=-0.05, stop=8.05) for _ in range(40)]
+    data, rates, ticks = fp.Dataset.from_sequences(days), [], []
+    for spread in (True, False):
+        model = MODELS[name](data.marks)
+        found = fp.fit(model, data, steps=60, validate_every=20, spread=spread, progress=False)
+        assert any("moved about inside their ticks" in note for note in found.notes) == spread
+        history = model.encode(fp.Sequence([1.0, 2.0, 2.0], start=-0.05, stop=8.05).batch())
+        rates.append(float(model.intensity(history, torch.tensor([[2.0001]], dtype=torch.float64)).detach().sum()))
+        ticks.append(tick_score(model, data))
+    assert 3 < rates[0] < 15 and rates[1] > 30  # the truth is 7.5
+    assert ticks[0] > ticks[1] + 0.05
+
+
 def test_the_tick_is_read_again_wherever_a_model_has_been() -> None:
     model = DeepDAPP(width=8, modes=4)
     for tick in (0.0, 2.0, 3.0):
@@ -118,8 +156,19 @@ def test_deep_dapp_learns_how_likely_ticks_are_and_not_to_aim() -> None:
     law = float(np.mean(gaps * np.log(0.8) - 0.8 - np.array([math.lgamma(g + 1) for g in gaps])))
     ticks, densities = [], []
     for spread in (True, False):
-        model = DeepDAPP(width=16, modes=8, layers=1, spread=spread, dropout=0.0, unheard=0.0, rhythms=0)
-        found = fp.fit(model, events, events, steps=200, epochs=0, learning_rate=1e-2, validate_every=50, convention="gaps", progress=False)
+        model = DeepDAPP(width=16, modes=8, layers=1, dropout=0.0, unheard=0.0, rhythms=0)
+        found = fp.fit(
+            model,
+            events,
+            events,
+            steps=200,
+            epochs=0,
+            learning_rate=1e-2,
+            validate_every=50,
+            convention="gaps",
+            spread=spread,
+            progress=False,
+        )
         assert any(("moved about" in note) == spread for note in found.notes if "ticks" in note)
         ticks.append(tick_score(model, scored, tolerance=1e-2))
         densities.append(fp.log_likelihood(model, scored.batch(), convention="gaps", tolerance=1e-2).per_event)

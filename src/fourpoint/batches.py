@@ -63,6 +63,15 @@ class Batch:
         places = None if self.places is None else self.places[:, first:last]
         return Batch(self.times[:, first:last], self.marks[:, first:last], self.valid[:, first:last], start, end, places)
 
+    def spread(self, tick: float, random: torch.Generator) -> Batch:
+        """The same events anywhere inside their ticks, [t - tick/2, t + tick/2] within the window, in the same order."""
+        import torch
+
+        draw = torch.rand(self.times.shape, generator=random, dtype=self.times.dtype, device=random.device).to(self.times)
+        low, high = (self.times - tick / 2).clamp(min=self.start[:, None]), (self.times + tick / 2).clamp(max=self.stop[:, None])
+        moved = torch.where(self.valid, low + (high - low) * draw, self.times).sort(1).values
+        return Batch(moved, self.marks, self.valid, self.start, self.stop, self.places)
+
     def to(self, device: str | torch.device) -> Batch:
         """The same batch on another device."""
         if self.times.device == device:

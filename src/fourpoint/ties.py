@@ -35,6 +35,17 @@ def apply_ties(data: Dataset, policy: Ties, seed: int) -> Dataset:
     return replace(data, times=_spread(data, tie, seed))
 
 
+def spread_in_ticks(data: Dataset, tick: float, seed: int) -> Dataset:
+    """The same events anywhere inside their ticks, [t - tick/2, t + tick/2] within the window, in the same order.
+
+    `Batch.spread` does the same with a batch, anew in every step.
+    """
+    row = np.repeat(np.arange(len(data)), data.lengths)
+    low, high = np.maximum(data.times - tick / 2, data.starts[row]), np.minimum(data.times + tick / 2, data.stops[row])
+    moved = low + (high - low) * np.random.default_rng(seed).random(data.events)
+    return replace(data, times=moved[np.lexsort((moved, row))])
+
+
 def _spread(data: Dataset, tie: NDArray[np.bool_], seed: int) -> NDArray[np.float64]:
     """Times with each run of equals spread, in order, over the time up to the next distinct event."""
     row = np.repeat(np.arange(len(data)), data.lengths)

@@ -31,6 +31,8 @@ from torch import nn
 from fourpoint.allocation import keep_freed_memory
 from fourpoint.events import Dataset
 from fourpoint.likelihood import CONVENTIONS, Convention
+from fourpoint.maths.periodogram import COARSE, coarse_clock
+from fourpoint.ties import spread_in_ticks
 from fourpoint.training_cuda import CapturedSteps
 from fourpoint.training_run import Fit, Recipe, Run, TrainingError
 from fourpoint.training_steps import Steps
@@ -41,7 +43,7 @@ NETWORK_PACE = 0.03
 
 RECIPE: dict[str, Any] = dict(
     steps=3000, batch_size=64, learning_rate=2e-2, weight_decay=1e-3, warmup=100, clip=1.0, nodes=3, validate_every=100, patience=20,
-    mixed=False, epochs=0.0, average=0.0,
+    mixed=False, epochs=0.0, average=0.0, spread=True,
 )  # fmt: skip
 
 
@@ -62,6 +64,7 @@ def fit(
     mixed: bool | None = None,
     epochs: float | None = None,
     average: float | None = None,
+    spread: bool | None = None,
     device: str = "cpu",
     convention: Convention = "window",
     seed: int = 0,
@@ -79,6 +82,8 @@ def fit(
         nodes: random nodes per gap for the integral.
         validate_every (steps; 0: forty times in all; a time budget has as many at least), patience (validations without a better one).
         average: weight of the past in the running mean of the weights, 0.995 say; 0 keeps the weights themselves.
+        spread: whether events are moved about inside their ticks in every step, where times are a few ticks of a clock apart, whole minutes
+            say; else a rate learns to aim at ticks.
         device: "cpu", "cuda", "mps", or "auto", the first of cuda, mps and cpu that is there. The fitted model is back on the CPU.
         mixed: sequences of all lengths in a batch, rather than of like length, which saves padding.
         convention: of the likelihood that is maximised; "gaps" for comparisons with tables that leave out both ends of the window.
@@ -98,7 +103,7 @@ def fit(
     """
     given = dict(
         steps=steps, batch_size=batch_size, learning_rate=learning_rate, weight_decay=weight_decay, warmup=warmup, clip=clip, nodes=nodes,
-        validate_every=validate_every, patience=patience, mixed=mixed, epochs=epochs, average=average,
+        validate_every=validate_every, patience=patience, mixed=mixed, epochs=epochs, average=average, spread=spread,
     )  # fmt: skip
     recipe = Recipe(**{**RECIPE, **getattr(model, "recipe", {}), **{k: v for k, v in given.items() if v is not None}})
     _check_fit(model, train, dev, recipe, time_budget)
@@ -114,9 +119,11 @@ def fit(
     run = Run(model, train, dev, Path(folder) if folder else None, seed, recipe, terms)
     if resume and run.finished():
         return run.fit
-    run.fit.notes += model.initialise(train)
+    said = _spread(run, recipe)
+    shown = spread_in_ticks(train, run.tick, seed) if run.tick else train
+    run.fit.notes += model.initialise(shown) + said
     if hasattr(model, "maximum_likelihood"):
-        return run.maximise()
+        return run.maximise(shown)
     model.to(place)
     optimiser = run.optimiser = torch.optim.AdamW(_groups(model, recipe), betas=(0.9, 0.99), fused=True, capturable=place.type == "cuda")
     step = run.load() if resume else 0
@@ -163,6 +170,22 @@ def _in_full(recipe: Recipe, train: Dataset, seed: int) -> Recipe:
     per_epoch = len(train.batches(recipe.batch_size, seed=seed, mixed=recipe.mixed))
     steps = max(recipe.steps, math.ceil(recipe.epochs * per_epoch))
     return recipe._replace(steps=steps, validate_every=recipe.validate_every or max(20, steps // VALIDATIONS))
+
+
+def _spread(run: Run, recipe: Recipe) -> list[str]:
+    """Find the tick inside which events are moved about, by the run or by a model that does so itself; say so where there is one."""
+    train, unit = run.train, run.train.unit or "time units"
+    tick = coarse_clock(train.gaps[train.gaps > 0])
+    if hasattr(run.model, "spreading"):
+        run.model.spread = recipe.spread
+    elif recipe.spread:
+        run.tick = tick
+    if not tick:
+        return []
+    coarse = f"times are multiples of {tick:.4g} {unit}, and a quarter of all gaps is at most {COARSE} of these ticks: "
+    if recipe.spread:
+        return [coarse + "events are moved about inside their ticks while training; compare models by tick_score"]
+    return [coarse + "a rate can aim at ticks, so that likelihoods grow without end; compare models by tick_score, or leave spread=True"]
 
 
 def _device(name: str) -> torch.device:

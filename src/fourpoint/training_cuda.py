@@ -164,12 +164,16 @@ class CapturedSteps(Steps):
     def _work(self, shape: Shape) -> None:
         """One step, from rows to weights; nothing in it waits."""
         with _rounded_products(getattr(self.model, "rounded_products", False)):
-            batches = (self.data.batch(rows, shape.room) for rows in shape.rows.chunk(shape.parts))
+            batches = (self._batch(rows, shape.room) for rows in shape.rows.chunk(shape.parts))
             loss, norm = self._slopes(batches, self.random, self.inputs[0])
         nn.utils.clip_grads_with_norm_(self.weights, self.recipe.clip, norm)
         self.optimiser.step()
         self.kept.index_copy_(0, self.cursor, torch.stack([loss.float(), norm.float()])[None])
         self.cursor.add_(1).remainder_(KEPT)
+
+    def _batch(self, rows: Tensor, room: int) -> Batch:
+        found = self.data.batch(rows, room)
+        return found.spread(self.run.tick, self.random) if self.run.tick else found
 
     def _too_large(self, shape: Shape, error: Exception) -> TrainingError:
         return TrainingError(

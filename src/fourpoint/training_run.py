@@ -67,6 +67,7 @@ class Recipe(NamedTuple):
     mixed: bool
     epochs: float
     average: float
+    spread: bool
 
 
 class Run:
@@ -87,6 +88,7 @@ class Run:
         self.average, self.mean = recipe.average, list[torch.Tensor]()
         self.per_epoch = len(train.batches(self.batch_size, seed=0, mixed=self.mixed))
         self.mean_events = max(1.0, train.events / max(1, len(train)))
+        self.tick = 0.0  # inside which events are moved about
         self._epoch: tuple[int, list[np.ndarray]] = (-1, [])
 
     def rows(self, step: int) -> np.ndarray:
@@ -154,9 +156,10 @@ class Run:
         """Validations since the highest one."""
         return sum(row["step"] > self.peak for row in self.fit.history)
 
-    def maximise(self) -> Fit:
+    def maximise(self, shown: Dataset) -> Fit:
+        """A fit without gradient steps, to the training data as they are ``shown`` to the model."""
         began = time.monotonic()
-        self.fit.notes += self.model.maximum_likelihood(self.train)
+        self.fit.notes += self.model.maximum_likelihood(shown)
         score, train_score = (
             _score(self.model, data, self.convention) for data in (self.dev, self.train.some(VALIDATION_EVENTS, self.seed))
         )

@@ -21,6 +21,8 @@ from fourpoint.models.machine_code import threads_for_loops
 from fourpoint.training_loops import Moves
 from fourpoint.training_run import Recipe, Run, TrainingError
 
+ELSEWHERE = 2**40  # steps away: what moves events about is not what draws nodes
+
 
 class Steps:
     """Steps of ``run``, each seen through before the next begins."""
@@ -43,6 +45,8 @@ class Steps:
     def _take(self, step: int) -> None:
         rows = self.run.rows(step)
         batch = self.run.train.batch(rows).to(self.weights[0].device)
+        if self.run.tick:
+            batch = batch.spread(self.run.tick, self.seeded(torch.Generator(), step + ELSEWHERE))
         events = self.run.mean_events * len(rows)
         found = self._in_loops(batch, self.seeded(torch.Generator(), step), events)
         self.looping = found is not None

@@ -34,7 +34,7 @@ from torch.nn.functional import cross_entropy, gelu, linear
 from torch.utils.checkpoint import checkpoint
 
 from fourpoint.events import Batch, Dataset, MarkSpace, UserError
-from fourpoint.maths.periodogram import COARSE, coarse_clock, peaks
+from fourpoint.maths.periodogram import coarse_clock, peaks
 from fourpoint.models import protocol
 from fourpoint.models.deep_layer import FEATURES, REACH, DeepHistory, DeepLayer, Noise, features, side_by_side
 from fourpoint.models.narrow import NarrowPeaks
@@ -61,8 +61,6 @@ class DeepDAPP(NarrowPeaks, nn.Module):
         gated: whether events decide what is kept of the past and how fast time runs after them.
         rhythms: at most so many frequencies are taken from the data.
         waves: octaves of waves in the logarithm of elapsed time; 0 for none.
-        spread: whether events are moved about inside their ticks while training, where times are a few ticks of a clock apart; else a
-            rate learns to aim at ticks.
         dropout: the share of activations that is silent while training.
         unheard, unmarked: the share of events that leave no trace in the states, and of those whose mark is hidden, while training.
         form: "scan" in O(n), or "dense" from all pairs, for short sequences and for tests.
@@ -80,6 +78,7 @@ class DeepDAPP(NarrowPeaks, nn.Module):
     linear = True
     early = True  # nodes lie closer together soon after events
     rounded_products = True  # while training on a CUDA device
+    spread = True  # events inside their ticks while training, with the past as it stands; `fit` may say no
     recipe: ClassVar[dict[str, Any]] = dict(
         steps=1200, epochs=20, learning_rate=3e-3, weight_decay=0.3, nodes=4, validate_every=0, patience=10, mixed=True, average=0.995
     )
@@ -97,7 +96,6 @@ class DeepDAPP(NarrowPeaks, nn.Module):
         gated: bool = True,
         rhythms: int = 8,
         waves: int = 4,
-        spread: bool = True,
         dropout: float = 0.3,
         unheard: float = 0.1,
         unmarked: float = 0.1,
@@ -114,7 +112,6 @@ class DeepDAPP(NarrowPeaks, nn.Module):
             gated=gated,
             rhythms=rhythms,
             waves=waves,
-            spread=spread,
             dropout=dropout,
             unheard=unheard,
             unmarked=unmarked,
@@ -173,13 +170,7 @@ class DeepDAPP(NarrowPeaks, nn.Module):
         said = [f"time scale: {scale:.4g} {unit} (the mean gap), modes from {shortest:.4g} to {longest:.4g}"]
         if len(rhythms):
             said.append(f"rhythms in the data, with modes of their own: {', '.join(f'{2 * np.pi / w:.4g}' for w in rhythms)} {unit}")
-        tick = coarse_clock(gaps)
-        self.tick.fill_(tick)
-        if tick:
-            coarse = f"times are multiples of {tick:.4g} {unit}, and a quarter of all gaps is at most {COARSE} of these ticks: "
-            spread = "events are moved about inside their ticks while training; compare models by tick_score"
-            aimed = "a rate can aim at ticks, so that likelihoods grow without end; compare models by tick_score, or leave spread=True"
-            said.append(coarse + (spread if self._settings["spread"] else aimed))
+        self.tick.fill_(coarse_clock(gaps))
         return said
 
     def redraw(self, random: torch.Generator) -> None:
@@ -189,7 +180,7 @@ class DeepDAPP(NarrowPeaks, nn.Module):
 
     def spreading(self) -> float:
         """The tick inside which events are moved about in this pass, in the user's unit; 0 for none. Read off the device once."""
-        if not (self.training and self._settings["spread"]):
+        if not (self.training and self.spread):
             return 0.0
         if self._known[0] is not self.tick or self._known[1] != self.tick._version:
             self._known = (self.tick, self.tick._version, float(self.tick))

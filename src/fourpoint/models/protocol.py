@@ -18,7 +18,8 @@ Optional verbs, each used where a model has it:
     in_gaps(history, t, b, weights) each gap's mean rate, and log rates at b    fast_log_likelihood(...)  for training, or None
     slopes(batch, nodes, ...)       the same and its gradient, without torch's  redraw(random)            what is random in a step
     maximum_likelihood(data)        a fit without gradient steps                recipe                    settings of `fit` that suit it
-    spreading()                     the tick inside which events are moved about while training, 0 for none
+    spreading()                     the tick inside which the ends of gaps are moved about while training, 0 for none; where a model has
+                                    this, `fit` leaves its past as it is
     cuts(history), first_nodes, most_nodes    where integrals are cut, and nodes of a rule to begin and to end with, for narrow peaks
     longest_panel(elapsed)          how much of the time after that a rule of 16 nodes may see at once, for the same reason
 
