@@ -340,6 +340,34 @@ def test_steps_on_resident_data_are_plain_steps() -> None:
         torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.parametrize("kind", [Steps, CapturedSteps])
+def test_steps_show_events_inside_their_ticks(kind: type[Steps], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Anew in every step, and the same again from the same seed."""
+    sequences = [Sequence([1.0, 1.0, 4.0, 9.0], start=0.0, stop=10.0), Sequence([2.0, 3.0], start=0.0, stop=10.0)]
+    train, shown = Dataset.from_sequences(sequences), list[torch.Tensor]()
+    original = training_steps.sampled_log_likelihood
+
+    def seen(model: Any, batch: Any, *rest: Any, **more: Any) -> torch.Tensor:
+        shown.append(batch.times[batch.valid].sort().values)
+        return original(model, batch, *rest, **more)
+
+    monkeypatch.setattr(training_steps, "sampled_log_likelihood", seen)
+    for tick in (1.0, 1.0, 0.0):
+        model = RMTPP(hidden=4)
+        model.initialise(train)
+        recipe = _in_full(Recipe(**{**RECIPE, "batch_size": 2, "steps": 2}), train, 0)
+        run = Run(model, train, train, None, 3, recipe, dict(convention="window"))
+        run.tick = tick
+        steps = kind(run, torch.optim.AdamW(_groups(model, recipe), fused=True), recipe, "window")
+        for step in range(2):
+            steps.take(step, 0.01)
+    first, second, again, more, *plain = shown
+    raw = torch.tensor([1.0, 1.0, 2.0, 3.0, 4.0, 9.0], dtype=torch.float64)
+    assert torch.equal(first, again) and torch.equal(second, more) and not torch.equal(first, second)
+    assert all(torch.equal(times, raw) for times in plain)
+    assert bool(((first - raw).abs() <= 0.5).all()) and float((first - raw).abs().max()) > 0.1
+
+
 def test_a_loss_on_resident_data_that_is_not_finite_names_its_step(monkeypatch: pytest.MonkeyPatch) -> None:
     model, train = RMTPP(hidden=4), data()
     recipe = _in_full(Recipe(**{**RECIPE, "batch_size": 16, "steps": 6}), train, 0)
