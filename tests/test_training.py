@@ -305,7 +305,7 @@ def test_data_that_cannot_be_fitted_is_refused() -> None:
         fit(tiny(), empty)
     with pytest.raises(TrainingError, match="expected data with 3 types, as the model has; received no marks. Build the model with"):
         fit(DAPP(3, **SMALL), data())
-    with pytest.raises(TrainingError, match="expected positive steps, batch_size and time_budget; received 0, 64, None. Raise"):
+    with pytest.raises(TrainingError, match="expected positive steps and time_budget, batch_size of 0 or more; received 0, 64, None. Raise"):
         fit(tiny(), data(), steps=0, batch_size=64)
 
 
@@ -338,6 +338,20 @@ def test_steps_on_resident_data_are_plain_steps() -> None:
     assert found[0][0] == pytest.approx(found[1][0], rel=1e-4)
     for ours, theirs in zip(*(weights for _, weights in found), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-5)
+
+
+def test_batches_are_smaller_where_sequences_are_few_and_long() -> None:
+    def batch(sequences: int, events: int) -> int:
+        times = [float(t) for t in range(1, events + 1)]
+        few = Dataset.from_sequences([Sequence(times, start=0.0, stop=events + 1.0)] * sequences)
+        return _in_full(Recipe(**{**RECIPE, "batch_size": 0}), few, 0).batch_size
+
+    assert [batch(300, 50), batch(50, 50), batch(12, 2000), batch(3, 3000), batch(1, 9000)] == [64, 64, 3, 1, 1]
+
+
+def test_a_time_budget_that_ends_training_early_is_said() -> None:
+    found = fit(RMTPP(hidden=4), data(), steps=100_000, time_budget=0.2, progress=False)
+    assert found.stopped == "time budget" and any("of 100,000 steps: a longer one may do better" in note for note in found.notes)
 
 
 @pytest.mark.parametrize("kind", [Steps, CapturedSteps])

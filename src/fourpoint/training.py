@@ -41,6 +41,8 @@ VALIDATIONS = 40  # in a run whose recipe leaves it open, or in a time budget
 NETWORK_PACE = 0.03
 
 
+LARGEST_BATCH, STEP_EVENTS = 64, 4096  # sequences of a step, and events that a step should have where sequences are few
+FEWEST_STEPS = 4  # of an epoch of larger ones
 RECIPE: dict[str, Any] = dict(
     steps=3000, batch_size=64, learning_rate=2e-2, weight_decay=1e-3, warmup=100, clip=1.0, nodes=3, validate_every=100, patience=20,
     mixed=False, epochs=0.0, average=0.0, spread=True,
@@ -78,7 +80,8 @@ def fit(
     Arguments
         steps: most optimiser steps, or as many as ``epochs`` passes through the data take where that is more.
         time_budget: seconds; ends the schedule earlier where it is shorter.
-        batch_size, learning_rate, weight_decay, warmup (steps, at most a tenth of all), clip (of the gradient): AdamW, cosine schedule.
+        batch_size: sequences of a step; 0 for 64, or fewer where sequences are few and long: a quarter of them, or 4,096 events.
+        learning_rate, weight_decay, warmup (steps, at most a tenth of all), clip (of the gradient): AdamW, cosine schedule.
         nodes: random nodes per gap for the integral.
         validate_every (steps; 0: forty times in all; a time budget has as many at least), patience (validations without a better one).
         average: weight of the past in the running mean of the weights, 0.995 say; 0 keeps the weights themselves.
@@ -162,11 +165,16 @@ def fit(
             else:
                 bar(step, None)
     run.fit.notes += taker.close()
+    if run.fit.stopped == "time budget" and step < recipe.steps / 4:
+        run.fit.notes.append(f"the time budget ended training after {step:,} of {recipe.steps:,} steps: a longer one may do better")
     return run.finish(step)
 
 
 def _in_full(recipe: Recipe, train: Dataset, seed: int) -> Recipe:
     """The recipe with steps and validations counted out for this data."""
+    if not recipe.batch_size:
+        few = max(math.ceil(len(train) / FEWEST_STEPS), int(STEP_EVENTS / max(1.0, train.events / len(train))))
+        recipe = recipe._replace(batch_size=min(LARGEST_BATCH, few))
     per_epoch = len(train.batches(recipe.batch_size, seed=seed, mixed=recipe.mixed))
     steps = max(recipe.steps, math.ceil(recipe.epochs * per_epoch))
     return recipe._replace(steps=steps, validate_every=recipe.validate_every or max(20, steps // VALIDATIONS))
@@ -223,9 +231,9 @@ def _check_fit(model: Any, train: Dataset, dev: Dataset | None, recipe: Recipe, 
     for data in (train, dev):
         if data is not None and data.marks.count != model.marks.count:
             raise TrainingError(f"data with {model.marks}, as the model has", f"{data.marks}", "Build the model with marks=data.marks.")
-    if recipe.steps < 1 or recipe.batch_size < 1 or (time_budget is not None and time_budget <= 0):
+    if recipe.steps < 1 or recipe.batch_size < 0 or (time_budget is not None and time_budget <= 0):
         received = f"{recipe.steps}, {recipe.batch_size}, {time_budget}"
-        raise TrainingError("positive steps, batch_size and time_budget", received, "Raise them above 0.")
+        raise TrainingError("positive steps and time_budget, batch_size of 0 or more", received, "Raise them.")
 
 
 @contextmanager
