@@ -305,7 +305,9 @@ def test_data_that_cannot_be_fitted_is_refused() -> None:
         fit(tiny(), empty)
     with pytest.raises(TrainingError, match="expected data with 3 types, as the model has; received no marks. Build the model with"):
         fit(DAPP(3, **SMALL), data())
-    with pytest.raises(TrainingError, match="expected positive steps and time_budget, batch_size of 0 or more; received 0, 64, None. Raise"):
+    with pytest.raises(
+        TrainingError, match="expected positive steps and time_budget, batch_size of 0 or more; received 0, 64, None. Raise"
+    ):
         fit(tiny(), data(), steps=0, batch_size=64)
 
 
