@@ -176,6 +176,22 @@ def test_deep_dapp_learns_how_likely_ticks_are_and_not_to_aim() -> None:
     assert ticks[1] < ticks[0] - 0.05 and densities[1] > densities[0] + 0.5
 
 
+def test_a_clock_does_not_speak_against_the_true_model() -> None:
+    """Events at random, 7.5 an hour, read from a clock of six minutes; and against a wrong one it speaks still."""
+    rng = np.random.default_rng(5)
+    exact = [np.sort(rng.uniform(0, 8, rng.poisson(60))) for _ in range(40)]
+    data = fp.Dataset.from_sequences([fp.Sequence(np.round(10 * t) / 10, start=-0.05, stop=8.05) for t in exact])
+    model = MODELS["poisson"]()
+    fp.fit(model, data, progress=False)
+    fits = fp.goodness_of_fit(model, data)
+    assert fits.tick == pytest.approx(0.1) and fits.total.ks_p > 0.01 and "inside their ticks" in " ".join(str(fits).split())
+    assert fits.to_dict()["tick"] == fits.tick
+    wrong = fp.goodness_of_fit(fp.Hawkes(baseline=3.0, branching=0.5, decay=20.0), data)
+    assert wrong.total.ks_p < 1e-6
+    unrounded = fp.Dataset.from_sequences([fp.Sequence(t, start=-0.05, stop=8.05) for t in exact])
+    assert fp.goodness_of_fit(model, unrounded).tick == 0.0
+
+
 class Rare(torch.nn.Module):
     """A rate of exp(-150) in float32, which is 0 once exp is taken, of each of two marks."""
 

@@ -3,7 +3,8 @@
 :func:`compensators` integrates each mark's intensity over every gap, in closed form where the model has one;
 :func:`goodness_of_fit` lays the windows end to end and asks `maths.rescaling` whether what remains is a Poisson process of
 rate 1. A small p-value says that the model is wrong somewhere; with many events every model of real data is, and the QQ
-plot and the ratio of observed to expected events say by how much.
+plot and the ratio of observed to expected events say by how much. Where times are a few ticks of a clock apart, whole minutes say,
+events are first put anywhere inside their ticks: several at one time would speak against every model.
 """
 
 from __future__ import annotations
@@ -21,11 +22,13 @@ from fourpoint.evaluation import device_of
 from fourpoint.events import Batch, Dataset
 from fourpoint.likelihood import blocks_of, latest, total_rate
 from fourpoint.maths import rescaling
+from fourpoint.maths.periodogram import coarse_clock
 from fourpoint.maths.quadrature import integrate_each
 from fourpoint.maths.rescaling import Verdict
 from fourpoint.models.protocol import pieces
 from fourpoint.printing import as_text
 from fourpoint.sampling import check_marks, still
+from fourpoint.ties import spread_in_ticks
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -42,10 +45,11 @@ class Goodness:
     total: Verdict
     marks: dict[str, Verdict]
     residuals: dict[str, NDArray[np.float64]]  # by sequence id: compensators between its events, the first from the start
+    tick: float = 0.0  # inside which events were moved, in the user's unit; 0 for none
 
     def to_dict(self) -> dict[str, Any]:
-        """Statistics and p-values, under "total" and by mark."""
-        return {"total": self.total.to_dict(), "marks": {name: v.to_dict() for name, v in self.marks.items()}}
+        """Statistics and p-values, under "total" and by mark, and the tick inside which events were moved."""
+        return {"total": self.total.to_dict(), "marks": {name: v.to_dict() for name, v in self.marks.items()}, "tick": self.tick}
 
     def plot(self, mark: str | None = None, ax: Axes | None = None) -> Axes:
         """The QQ plot of all residuals, or of one mark's."""
@@ -58,6 +62,7 @@ class Goodness:
         from rich.table import Table
 
         title = "Goodness of fit (small p-values speak against the model)"
+        title += f"\nTimes are multiples of {self.tick:.4g}: events were put anywhere inside their ticks" if self.tick else ""
         table = Table(title=title, title_justify="left", box=None, pad_edge=False)
         table.add_column("events of", style="bold")
         for name in ("observed", "expected", "KS", "p", "uniform p", "Ljung-Box p"):
@@ -87,7 +92,8 @@ def goodness_of_fit(model: Any, data: Dataset, *, tolerance: float = 1e-4) -> Go
     True
     """
     check_marks(model, data.marks)
-    M = data.marks.count
+    tick = coarse_clock(data.gaps[data.gaps > 0])
+    data, M = spread_in_ticks(data, tick, 0) if tick else data, data.marks.count
     places, totals = np.zeros((data.events, M)), np.zeros((len(data), M))
     with still(model):
         for rows in data.batches(BATCH):
@@ -103,7 +109,7 @@ def goodness_of_fit(model: Any, data: Dataset, *, tolerance: float = 1e-4) -> Go
     for m, name in enumerate(data.marks.names):
         mine = data.mark_ids == m
         by_mark[name] = rescaling.judge(places[mine, m], owner[mine], totals[:, m])
-    return Goodness(rescaling.judge(together, owner, totals.sum(1)), by_mark, dict(zip(data.ids, gaps, strict=True)))
+    return Goodness(rescaling.judge(together, owner, totals.sum(1)), by_mark, dict(zip(data.ids, gaps, strict=True)), tick)
 
 
 @torch.no_grad()
