@@ -45,6 +45,14 @@ def data() -> Dataset:
     return Dataset.from_sequences([Sequence(t, rng.integers(3, size=len(t)), start=4.0, stop=t[-1] + 0.1, space=3) for t in times])
 
 
+def test_peers_learn_from_events_inside_their_ticks_too(peers: ModuleType) -> None:
+    pytest.importorskip("easy_tpp", reason="the extra bench is not installed")
+    ticking = Dataset.from_sequences([Sequence([1.0, 2.0, 4.0, 5.0, 9.0], start=0.0, stop=10.0)])
+    for changes, tick, rate in (("", 1.0, 3e-3), ("@spread=false", 0.0, 3e-3), ("@rate=0.01,spread=false", 0.0, 0.01)):
+        peer, found = peers.build(f"easytpp-nhp{changes}", ticking, 0)
+        assert peer.train().spreading() == tick and peer.eval().spreading() == 0.0 and found == rate
+
+
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_adapter_gives_the_likelihood_of_easytpp_on_a_dense_grid(peers: ModuleType, data: Dataset, name: str) -> None:
     peer = _peer(peers, data, name)
@@ -186,6 +194,7 @@ def test_command_resumes_and_shows_what_is_missing(
     ("more", "text"),
     [
         (["--models", "s2p2"], "expected models of deep-dapp"),
+        (["--models", "easytpp-nhp@0.003"], "expected peers as NAME@rate=NUMBER or NAME@spread=false; received easytpp-nhp@0.003"),
         (["--sets", "nowhere"], "received none for nowhere"),
         (["--seeds", "0"], "expected positive --seeds"),
     ],

@@ -179,17 +179,17 @@ def _terms(
     model: Any, history: Any, block: Batch, ends: Float[Tensor, "B G"], nodes: Float[Tensor, "B G Q"], weights: Float[Tensor, "*B Q"] | None
 ) -> tuple[Float[Tensor, "B N"], Float[Tensor, "B G"]]:
     """log lambda at every event, which is at the end of its gap, and the integral over every gap, by whichever verbs the model has."""
-    left, moved = block.edges[:, :-1], replace(block, times=ends[:, :-1])
+    left = block.edges[:, :-1]
     if hasattr(model, "integral"):
         integral = model.integral(history, left, ends).sum(2)
         if block.places is None:
             return _own(model.log_intensity(history, ends[..., None])[:, :-1, 0], block), integral
-        return log_rates_at_events(model, history, moved), integral
+        return log_rates_at_events(model, history, replace(block, times=ends[:, :-1])), integral
     if block.places is None and hasattr(model, "log_total_and_own"):
         logs, own = model.log_total_and_own(history, nodes, ends, block.marks)
         return own, _mean(logs.exp(), weights) * (ends - left).to(logs.dtype)
     if block.places is not None or hasattr(model, "log_total"):
-        rates = total_rate(model, history, nodes)
+        rates, moved = total_rate(model, history, nodes), replace(block, times=ends[:, :-1])
         return log_rates_at_events(model, history, moved), _mean(rates, weights) * (ends - left).to(rates.dtype)
     if hasattr(model, "in_gaps"):
         mean, logs = model.in_gaps(history, nodes, ends, weights)
