@@ -46,7 +46,7 @@ def data() -> Dataset:
 
 
 def test_peers_learn_from_events_inside_their_ticks_too(peers: ModuleType) -> None:
-    pytest.importorskip("easy_tpp", reason="the extra bench is not installed")
+    _needs_easytpp()
     ticking = Dataset.from_sequences([Sequence([1.0, 2.0, 4.0, 5.0, 9.0], start=0.0, stop=10.0)])
     for changes, tick, rate in (("", 1.0, 3e-3), ("@spread=false", 0.0, 3e-3), ("@rate=0.01,spread=false", 0.0, 0.01)):
         peer, found = peers.build(f"easytpp-nhp{changes}", ticking, 0)
@@ -233,7 +233,7 @@ def _module(root: Path, name: str) -> ModuleType:
 
 
 def _peer(peers: ModuleType, data: Dataset, name: str) -> Any:
-    pytest.importorskip("easy_tpp", reason="easy-tpp is not installed (the extra `bench`)")
+    _needs_easytpp()
     model, _, dependent = name.partition("-")
     more = dict(relative_time=True, int_backward_variant=True) if dependent else {}
     torch.manual_seed(0)
@@ -256,3 +256,8 @@ def _numbers(score: float) -> dict[str, Any]:
         score=score, integral_error=1e-5, rmse=1.0, accuracy=0.5, ks=0.01, parameters=10, events_per_second=100.0, best_dev=0.0,
         steps=1, scoring_seconds=1.0,
     )  # fmt: skip
+
+
+def _needs_easytpp() -> None:
+    """The peers' own code comes with an extra that the tests do without."""
+    pytest.importorskip("easy_tpp", reason="easy-tpp is not installed (the extra `bench`)")

@@ -19,7 +19,7 @@ from fourpoint.data.synthetic import simulate
 from fourpoint.events import Batch, Dataset, Sequence
 from fourpoint.likelihood import log_likelihood
 from fourpoint.models import DAPP, RMTPP, Hawkes, Poisson
-from fourpoint.training import RECIPE, Fit, TrainingError, _groups, _in_full, fit
+from fourpoint.training import RECIPE, Fit, TrainingError, _batch_for, _groups, _in_full, fit
 from fourpoint.training_cuda import CapturedSteps, Resident
 from fourpoint.training_run import COLUMNS, Recipe, Run
 from fourpoint.training_steps import Steps
@@ -305,10 +305,10 @@ def test_data_that_cannot_be_fitted_is_refused() -> None:
         fit(tiny(), empty)
     with pytest.raises(TrainingError, match="expected data with 3 types, as the model has; received no marks. Build the model with"):
         fit(DAPP(3, **SMALL), data())
-    with pytest.raises(
-        TrainingError, match="expected positive steps and time_budget, batch_size of 0 or more; received 0, 64, None. Raise"
-    ):
+    with pytest.raises(TrainingError, match="expected positive steps, batch_size and time_budget; received 0, 64, None. Raise"):
         fit(tiny(), data(), steps=0, batch_size=64)
+    with pytest.raises(TrainingError, match="expected positive steps, batch_size and time_budget; received 9, 0, None. Raise"):
+        fit(tiny(), data(), steps=9, batch_size=0)
 
 
 def test_resident_data_give_the_batches_of_the_data_set() -> None:
@@ -346,7 +346,7 @@ def test_batches_are_smaller_where_sequences_are_few_and_long() -> None:
     def batch(sequences: int, events: int) -> int:
         times = [float(t) for t in range(1, events + 1)]
         few = Dataset.from_sequences([Sequence(times, start=0.0, stop=events + 1.0)] * sequences)
-        return _in_full(Recipe(**{**RECIPE, "batch_size": 0}), few, 0).batch_size
+        return _batch_for(few)
 
     assert [batch(300, 50), batch(50, 50), batch(12, 2000), batch(3, 3000), batch(1, 9000)] == [64, 64, 3, 1, 1]
 

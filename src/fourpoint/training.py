@@ -80,7 +80,8 @@ def fit(
     Arguments
         steps: most optimiser steps, or as many as ``epochs`` passes through the data take where that is more.
         time_budget: seconds; ends the schedule earlier where it is shorter.
-        batch_size: sequences of a step; 0 for 64, or fewer where sequences are few and long: a quarter of them, or 4,096 events.
+        batch_size: sequences of a step. Where a model's recipe says None, 64, or fewer where sequences are few and long: a quarter of
+            them, or 4,096 events.
         learning_rate, weight_decay, warmup (steps, at most a tenth of all), clip (of the gradient): AdamW, cosine schedule.
         nodes: random nodes per gap for the integral.
         validate_every (steps; 0: forty times in all; a time budget has as many at least), patience (validations without a better one).
@@ -108,7 +109,8 @@ def fit(
         steps=steps, batch_size=batch_size, learning_rate=learning_rate, weight_decay=weight_decay, warmup=warmup, clip=clip, nodes=nodes,
         validate_every=validate_every, patience=patience, mixed=mixed, epochs=epochs, average=average, spread=spread,
     )  # fmt: skip
-    recipe = Recipe(**{**RECIPE, **getattr(model, "recipe", {}), **{k: v for k, v in given.items() if v is not None}})
+    chosen = {**RECIPE, **getattr(model, "recipe", {}), **{k: v for k, v in given.items() if v is not None}}
+    recipe = Recipe(**chosen | dict(batch_size=_batch_for(train) if chosen["batch_size"] is None else chosen["batch_size"]))
     _check_fit(model, train, dev, recipe, time_budget)
     if convention not in CONVENTIONS:
         raise TrainingError("convention 'window' or 'gaps'", f"{convention!r}", "Choose one of the two.")
@@ -122,7 +124,7 @@ def fit(
     run = Run(model, train, dev, Path(folder) if folder else None, seed, recipe, terms)
     if resume and run.finished():
         return run.fit
-    said = _spread(run, recipe)
+    said = _look_at_clock(run, recipe)
     shown = spread_in_ticks(train, run.tick, seed) if run.tick else train
     run.fit.notes += model.initialise(shown) + said
     if hasattr(model, "maximum_likelihood"):
@@ -170,17 +172,19 @@ def fit(
     return run.finish(step)
 
 
+def _batch_for(train: Dataset) -> int:
+    """Sequences of a step: fewer than usual where they are few and long, so that an epoch has more than one step."""
+    return min(LARGEST_BATCH, max(1, math.ceil(len(train) / FEWEST_STEPS), int(STEP_EVENTS * len(train) / max(1, train.events))))
+
+
 def _in_full(recipe: Recipe, train: Dataset, seed: int) -> Recipe:
     """The recipe with steps and validations counted out for this data."""
-    if not recipe.batch_size:
-        few = max(math.ceil(len(train) / FEWEST_STEPS), int(STEP_EVENTS / max(1.0, train.events / len(train))))
-        recipe = recipe._replace(batch_size=min(LARGEST_BATCH, few))
     per_epoch = len(train.batches(recipe.batch_size, seed=seed, mixed=recipe.mixed))
     steps = max(recipe.steps, math.ceil(recipe.epochs * per_epoch))
     return recipe._replace(steps=steps, validate_every=recipe.validate_every or max(20, steps // VALIDATIONS))
 
 
-def _spread(run: Run, recipe: Recipe) -> list[str]:
+def _look_at_clock(run: Run, recipe: Recipe) -> list[str]:
     """Find the tick inside which events are moved about, by the run or by a model that does so itself; say so where there is one."""
     train, unit = run.train, run.train.unit or "time units"
     tick = coarse_clock(train.gaps[train.gaps > 0])
@@ -231,9 +235,9 @@ def _check_fit(model: Any, train: Dataset, dev: Dataset | None, recipe: Recipe, 
     for data in (train, dev):
         if data is not None and data.marks.count != model.marks.count:
             raise TrainingError(f"data with {model.marks}, as the model has", f"{data.marks}", "Build the model with marks=data.marks.")
-    if recipe.steps < 1 or recipe.batch_size < 0 or (time_budget is not None and time_budget <= 0):
+    if recipe.steps < 1 or recipe.batch_size < 1 or (time_budget is not None and time_budget <= 0):
         received = f"{recipe.steps}, {recipe.batch_size}, {time_budget}"
-        raise TrainingError("positive steps and time_budget, batch_size of 0 or more", received, "Raise them.")
+        raise TrainingError("positive steps, batch_size and time_budget", received, "Raise them above 0.")
 
 
 @contextmanager
