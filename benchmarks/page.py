@@ -16,6 +16,8 @@ from typing import Any
 
 from records import RESULTS, ROOT, read
 
+from fourpoint.atomic import write_atomic
+
 PAGE = ROOT / "docs" / "performance.md"
 Found = dict[str, Any]
 
@@ -87,8 +89,8 @@ def main() -> None:
 def write(results: Path, where: Path) -> None:
     """Write the page and, beside the results, `table.md`."""
     records = read(results)
-    (results / "table.md").write_text(table(records), encoding="utf-8")
-    where.write_text(page(records), encoding="utf-8")
+    write_atomic(results / "table.md", table(records))
+    write_atomic(where, page(records))
     print(f"wrote {results / 'table.md'} and {where}")
 
 

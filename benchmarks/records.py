@@ -31,6 +31,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from fourpoint.atomic import write_atomic
+
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 PACKAGES = ("torch", "numpy", "numba", "triton", "easy-tpp", "tick", "HawkesPyLib", "polars")
@@ -116,9 +118,7 @@ class Record:
         )
         folder.mkdir(parents=True, exist_ok=True)
         file = folder / f"{self.name}.json"
-        fresh = file.with_suffix(".part")
-        fresh.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-        fresh.replace(file)
+        write_atomic(file, json.dumps(found, indent=1) + "\n")
         return file
 
 

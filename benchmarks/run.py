@@ -21,6 +21,8 @@ from typing import NamedTuple
 import page
 from records import RESULTS, ROOT, Record
 
+from fourpoint.atomic import write_atomic
+
 HERE = Path(__file__).resolve().parent
 
 
@@ -104,7 +106,7 @@ def run(name: str, given: argparse.Namespace, results: Path) -> str:
 def record(name: str, error: str, quick: bool, results: Path) -> None:
     """Put a failure in the place of older figures, which are not those of this tree."""
     file = Record(name, "This benchmark failed.", quick).write(results)
-    file.write_text(json.dumps({**json.loads(file.read_text()), "failed": error}, indent=1) + "\n")
+    write_atomic(file, json.dumps({**json.loads(file.read_text()), "failed": error}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

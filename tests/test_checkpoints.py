@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -92,7 +93,7 @@ def test_an_interrupted_write_leaves_the_old_model(tmp_path: Path, monkeypatch: 
     old = model.log_rate.item()
     with torch.no_grad():
         model.log_rate.fill_(5.0)
-    replace = checkpoints.os.replace
+    replace = os.replace
 
     def stop(source: Path, target: Path) -> None:
         if Path(target).suffix == (".json" if moment == "json" else ".safetensors"):
@@ -100,7 +101,7 @@ def test_an_interrupted_write_leaves_the_old_model(tmp_path: Path, monkeypatch: 
         replace(source, target)
 
     with monkeypatch.context() as m:
-        m.setattr(checkpoints.os, "replace", stop)
+        m.setattr(os, "replace", stop)
         with pytest.raises(KeyboardInterrupt):
             save(model, tmp_path)
     assert restore(tmp_path).log_rate.item() == old

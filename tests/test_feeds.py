@@ -24,12 +24,14 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
+from fourpoint import atomic
+from fourpoint.atomic import TEMPORARY
 from fourpoint.events import MarkSpace, UserError
 from fourpoint.feeds import lines as feed_lines, loop as feed_loop
 from fourpoint.feeds.feed import score_feed
 from fourpoint.feeds.lines import Line, Lines
 from fourpoint.feeds.loop import Ended
-from fourpoint.feeds.state import TAIL, FeedState, Output, Tally, digest, locked, read_state, write_state
+from fourpoint.feeds.state import TAIL, FeedState, Output, Tally, digest, locked_state, read_state, write_state
 from fourpoint.models.hawkes import Hawkes
 from fourpoint.models.poisson import Poisson
 
@@ -383,8 +385,8 @@ def test_each_step_is_on_disk_before_the_next(place: Place, monkeypatch: pytest.
 
     def noted(name: str, real: Callable[..., Any]) -> Callable[..., Any]:
         def run(file: Any, *rest: Any) -> Any:
-            path = os.readlink(f"/proc/self/fd/{file}") if isinstance(file, int) else str(file)
-            done.append((name, Path(path).name))
+            path = Path(os.readlink(f"/proc/self/fd/{file}") if isinstance(file, int) else str(file))
+            done.append((name, "draft" if TEMPORARY.fullmatch(path.name) else path.name))
             return real(file, *rest)
 
         return run
@@ -393,7 +395,7 @@ def test_each_step_is_on_disk_before_the_next(place: Place, monkeypatch: pytest.
     for name in ("write", "fsync", "replace"):
         monkeypatch.setattr(os, name, noted(name, getattr(os, name)))
     place.run()
-    output, draft, folder = "scores.jsonl", ".scores.state.draft", place.folder.name
+    output, draft, folder = "scores.jsonl", "draft", place.folder.name
     state = [("fsync", output), ("write", draft), ("fsync", draft), ("replace", draft), ("fsync", folder)]
     assert done == [("fsync", folder), *state, ("write", output), *state]
 
@@ -532,7 +534,7 @@ def test_options_that_do_not_go_together_are_refused(place: Place) -> None:
 
 
 def test_one_process_at_a_time(place: Place) -> None:
-    with locked(place.state):
+    with locked_state(place.state):
         with pytest.raises(UserError, match="another process"):
             place.run()
     assert not place.output.exists() and place.run().code == 0
@@ -545,21 +547,19 @@ def test_one_process_at_a_time(place: Place) -> None:
 
 def test_a_lock_that_was_removed_is_not_held(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """Between opening a lock and holding it, its owner may have removed it: then the one that is there now counts."""
-    from fourpoint.feeds import state as feed_state
-
-    lock, real = place.folder / ".scores.state.lock", feed_state.hold
+    lock, real = place.folder / ".scores.state.lock", atomic.hold
     tries: list[str] = []
 
-    def removed_meanwhile(file: int, what: str) -> None:
+    def removed_meanwhile(file: int, what: str, remedy: str) -> None:
         if not tries:
             lock.unlink()
         tries.append(what)
-        real(file, what)
+        real(file, what, remedy)
 
-    monkeypatch.setattr(feed_state, "hold", removed_meanwhile)
-    with locked(place.state):
+    monkeypatch.setattr(atomic, "hold", removed_meanwhile)
+    with locked_state(place.state):
         assert len(tries) == 2 and lock.exists()
-        with pytest.raises(UserError), locked(place.state):
+        with pytest.raises(UserError), locked_state(place.state):
             pass
     assert not lock.exists()
 
@@ -580,7 +580,8 @@ def fail(monkeypatch: pytest.MonkeyPatch, name: str, when: Callable[[Any], bool]
 
 
 def is_draft(file: Any) -> bool:
-    return str(os.readlink(f"/proc/self/fd/{file}") if isinstance(file, int) else file).endswith(".draft")
+    path = Path(os.readlink(f"/proc/self/fd/{file}") if isinstance(file, int) else file)
+    return TEMPORARY.fullmatch(path.name) is not None
 
 
 @pytest.mark.parametrize("name", ["write", "fsync", "replace"])
@@ -598,7 +599,7 @@ def test_a_full_disk_while_writing_state_leaves_the_last_good_one(name: str, pla
     assert len(place.scores()) == 95, "scoring goes on"
     assert sum("No space left" in text and "tried again" in text for text in place.told) == 3
     assert "No space left" in place.told[-2] and "goes on from" in place.told[-2] and place.told[-1] == str(ended)
-    assert place.state.read_bytes() == good and not [path for path in place.folder.iterdir() if "draft" in path.name]
+    assert place.state.read_bytes() == good and not [path for path in place.folder.iterdir() if is_draft(path)]
     assert place.run().code == 0 and place.output.read_bytes() == place.unbroken()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from pathlib import Path
 from typing import Any
 
@@ -143,11 +144,11 @@ def test_a_full_disk_or_a_damaged_file_is_an_error_that_loses_nothing(tmp_path: 
     bank = StreamBank(Poisson(), limit=1, spill=tmp_path)
     bank.observe(["a"], [1.0])
 
-    def full(self: Path, content: bytes) -> int:
+    def full(file: int, content: memoryview) -> int:
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Path, "write_bytes", full)
+        patch.setattr(os, "write", full)
         with pytest.raises(UserError, match=r"a folder to spill to with room for 'a'; received \[Errno 28\] No space left on device"):
             bank.observe(["b"], [1.0])
     assert set(bank._seats.row) == {"a"} and bank.count("a") == 1 and not list(tmp_path.iterdir())

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from fourpoint.atomic import make_folder, write_atomic
 from fourpoint.events import Box, MarkSpace, UserError
 from fourpoint.models import MODELS
 
@@ -72,14 +72,13 @@ def write_tensors(folder: str | Path, name: str, tensors: dict[str, Tensor], inf
 
     import fourpoint
 
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
+    folder = make_folder(folder)
     content = to_bytes({k: v.detach().cpu().contiguous().clone() for k, v in tensors.items()})
     digest = hashlib.sha256(content).hexdigest()
     weights = f"{name}-{digest[:12]}.safetensors"
-    _replace(folder / weights, content)
+    write_atomic(folder / weights, content)
     head = {"format": FORMAT, "fourpoint": fourpoint.__version__, "torch": torch.__version__, "weights": weights, "sha256": digest}
-    _replace(folder / f"{name}.json", json.dumps({**head, **info}, indent=1).encode())
+    write_atomic(folder / f"{name}.json", json.dumps({**head, **info}, indent=1))
     for old in folder.glob(f"{name}-*.safetensors"):
         if old.name != weights:
             old.unlink(missing_ok=True)
@@ -126,12 +125,3 @@ def _read_json(path: Path) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise CheckpointError("a JSON object", f"{type(found).__name__} in {path}", "The folder was not written by Fourpoint.")
     return found
-
-
-def _replace(path: Path, content: bytes) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        temporary.write_bytes(content)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)

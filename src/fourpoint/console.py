@@ -6,11 +6,11 @@ that ``fourpoint --help`` is instant.
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fourpoint.atomic import write_atomic
 from fourpoint.errors import UserError
 
 if TYPE_CHECKING:
@@ -75,18 +75,16 @@ def _strict(value: Any) -> Any:
 
 
 def save_plot(ax: Axes | None, file: Path | None) -> None:
-    """Write a picture under a temporary name and rename it, so that a file is never half a picture."""
+    """Write a picture; a file is never half of one."""
     if ax is None or file is None:
         return
     import matplotlib.pyplot as plt
 
     figure: Any = ax.figure
-    draft = file.with_name(f".{file.stem}.{os.getpid()}{file.suffix}")
+    kind = file.suffix.removeprefix(".").lower()
     try:
-        figure.savefig(draft, bbox_inches="tight", dpi=200)
-        draft.replace(file)
+        write_atomic(file, lambda draft: figure.savefig(draft, format=kind, bbox_inches="tight", dpi=200))
     finally:
-        draft.unlink(missing_ok=True)
         plt.close(figure)
     say(f"picture: {file}")
 

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 import fourpoint
 from fourpoint import plots
+from fourpoint.atomic import make_folder, write_atomic
 from fourpoint.data.datasets import load
 from fourpoint.evaluation import evaluate
 from fourpoint.events import Dataset, Sequence
@@ -307,11 +308,9 @@ def _write_numbers(folder: Path, contestants: list[Contestant]) -> None:
     writer = csv.DictWriter(table, list(rows[0]), lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, text in (("comparison.csv", table.getvalue()), ("comparison.json", json.dumps(rows, indent=1) + "\n")):
-        draft = folder / f".{name}.{os.getpid()}"
-        draft.write_text(text)
-        draft.replace(folder / name)
+    make_folder(folder)
+    write_atomic(folder / "comparison.csv", table.getvalue())
+    write_atomic(folder / "comparison.json", json.dumps(rows, indent=1) + "\n")
 
 
 @torch.no_grad()

@@ -19,6 +19,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fourpoint.atomic import make_folder, write_atomic
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
@@ -92,12 +94,11 @@ class Page:
         )
 
     def write(self, path: str | os.PathLike[str]) -> Path:
-        """Write the page to ``path`` under a temporary name, then rename it, so that a reader never sees half a page."""
+        """Write the page to ``path``, so that a reader never sees half a page."""
         path = Path(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        draft = path.with_name(f".{path.name}.{os.getpid()}")
-        draft.write_text(self.html(), encoding="utf-8")
-        draft.replace(path)
+        text = self.html()
+        make_folder(path.parent)
+        write_atomic(path, text)
         return path
 
     def _add(self, part: str) -> Page:

@@ -21,6 +21,7 @@ import torch
 from torch import nn
 
 from fourpoint import checkpoints
+from fourpoint.atomic import write_atomic
 from fourpoint.events import Dataset, UserError
 from fourpoint.likelihood import Convention, quick_log_likelihood
 from fourpoint.narrow_peaks import look_for_narrow_peaks
@@ -269,7 +270,7 @@ class Run:
                 notes=self.fit.notes,
             )
             checkpoints.write_tensors(self.folder, "training", tensors, info)
-        checkpoints._replace(self.folder / "history.csv", self.fit.csv().encode())
+        write_atomic(self.folder / "history.csv", self.fit.csv())
 
 
 def _copy(model: nn.Module, values: list[torch.Tensor]) -> None:

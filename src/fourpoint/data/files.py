@@ -7,12 +7,12 @@ file that unfolds without end. What is written appears whole or not at all.
 from __future__ import annotations
 
 import gzip
-import os
 import zlib
 from collections.abc import Callable, Iterator
 from difflib import get_close_matches
 from pathlib import Path
 
+from fourpoint.atomic import write_atomic
 from fourpoint.events import EventDataError, UserError
 
 # What a packed file may unfold into: text and numbers shrink by less than this, a bomb by a thousand.
@@ -95,14 +95,6 @@ def check_target(path: Path) -> None:
 
 
 def write_whole(path: Path, content: bytes | Callable[[Path], None]) -> None:
-    """Write bytes, or what a function writes to a path, under a temporary name and rename it: never half a file."""
+    """Write bytes, or what a function writes to a path, to a path that can be written to: never half a file."""
     check_target(path)
-    draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        if isinstance(content, bytes):
-            draft.write_bytes(content)
-        else:
-            content(draft)
-        os.replace(draft, path)
-    finally:
-        draft.unlink(missing_ok=True)
+    write_atomic(path, content)

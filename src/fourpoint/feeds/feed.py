@@ -22,7 +22,7 @@ from fourpoint.events import UserError
 from fourpoint.feeds.events import Entities, Single
 from fourpoint.feeds.lines import Lines
 from fourpoint.feeds.loop import Ended, Loop
-from fourpoint.feeds.state import Output, Tally, locked, read_state
+from fourpoint.feeds.state import Output, Tally, locked_state, read_state
 
 
 def score_feed(
@@ -67,7 +67,7 @@ def score_feed(
         before = None
         if state is not None:
             state = state.resolve()
-            files.enter_context(locked(state))
+            files.enter_context(locked_state(state))
             before = read_state(state)
         if before is not None:
             _check_settings(before.settings, settings, state)

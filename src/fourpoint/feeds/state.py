@@ -3,7 +3,7 @@
 A state names a point of the input and the point of the output that belongs to it, beside the stream's own memory. It is
 written in this order, and each step is on disk before the next begins:
 
-    output up to here (fsync)  ->  draft of the state (fsync)  ->  rename onto the old state  ->  its folder (fsync)
+    output up to here (fsync)  ->  temporary file (fsync)  ->  rename onto the old state  ->  its folder (fsync)
 
 The rename is the moment at which the new state exists. A process killed before it leaves the old state, killed after it
 the new one; in both cases the output holds at least what the state speaks of, and a restart cuts off the rest. So every
@@ -15,7 +15,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import select
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,6 +22,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from fourpoint.atomic import hold, locked, sync_folder, write_all, write_atomic
 from fourpoint.events import UserError
 
 NAME, VERSION = "fourpoint-feed", 1
@@ -107,41 +107,14 @@ def write_state(path: Path, state: FeedState) -> None:
 
     Raises OSError where the disk is full, say; then the old state stays, and nothing else.
     """
-    draft = path.with_name(f".{path.name}.draft")
-    try:
-        file = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
-        try:
-            write_all(file, state.to_bytes())
-            os.fsync(file)
-        finally:
-            os.close(file)
-        os.replace(draft, path)
-        sync_folder(path.parent)
-    finally:
-        draft.unlink(missing_ok=True)
+    write_atomic(path, state.to_bytes())
 
 
 @contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Holds the lock of the state in ``path``; raises where another process has it.
-
-    The lock is a file of its own, since the state is replaced whenever it is written, and is removed afterwards. It is
-    removed while it is held, and whoever gets it looks whether it is still there: so nobody holds a lock that is gone.
-    """
-    lock = path.with_name(f".{path.name}.lock")
-    file = os.open(lock, os.O_RDWR | os.O_CREAT, 0o666)
-    try:
-        hold(file, f"--state {path}")
-        while not _is_file(file, lock):
-            os.close(file)
-            file = os.open(lock, os.O_RDWR | os.O_CREAT, 0o666)
-            hold(file, f"--state {path}")
-        try:
-            yield
-        finally:
-            lock.unlink(missing_ok=True)
-    finally:
-        os.close(file)
+def locked_state(path: Path) -> Iterator[None]:
+    """Holds the lock of the state in ``path``, a file of its own since the state is replaced whenever it is written."""
+    with locked(path.with_name(f".{path.name}.lock"), f"--state {path}"):
+        yield
 
 
 class Output:
@@ -214,40 +187,3 @@ class Output:
     def _too_short(self, received: str) -> UserError:
         expected = f"an --output of at least the {self.written:,} bytes that the state speaks of"
         return UserError(expected, received, "Put the file back, or remove it and the state to start anew.")
-
-
-def write_all(file: int, content: bytes) -> None:
-    """Write every byte, however many the system takes at a time."""
-    rest = memoryview(content)
-    while rest:
-        try:
-            rest = rest[os.write(file, rest) :]
-        except BlockingIOError:
-            select.select([], [file], [])
-
-
-def sync_folder(folder: Path) -> None:
-    """Make the names in a folder durable."""
-    file = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(file)
-    finally:
-        os.close(file)
-
-
-def hold(file: int, what: str) -> None:
-    """Lock an open file for this process alone; the lock ends with the process, however it ends."""
-    import fcntl
-
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise UserError(f"{what} for this process alone", "one that another process is using", "End it, or choose another file.") from None
-
-
-def _is_file(file: int, path: Path) -> bool:
-    """Whether an open file is the one that ``path`` leads to now."""
-    try:
-        return os.path.samestat(os.fstat(file), os.stat(path))
-    except FileNotFoundError:
-        return False

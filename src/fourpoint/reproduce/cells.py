@@ -17,6 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from fourpoint.atomic import make_folder, write_atomic
 from fourpoint.events import UserError
 from fourpoint.reproduce.plan import STANDS_FOR, SYNTHETIC, Cell
 
@@ -72,11 +73,9 @@ def write_table(file: Path, header: list[str], rows: list[list[Any]]) -> None:
 
 
 def write_text(file: Path, text: str) -> None:
-    """Text under a temporary name, then renamed."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    draft = file.with_name(f".{file.name}.{os.getpid()}")
-    draft.write_text(text, encoding="utf-8")
-    draft.replace(file)
+    """Text, whole or not at all, in a folder that is made where it is missing."""
+    make_folder(file.parent)
+    write_atomic(file, text)
 
 
 @cache

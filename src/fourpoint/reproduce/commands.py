@@ -12,8 +12,10 @@ import shutil
 import time
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
+from fourpoint.atomic import write_atomic
 from fourpoint.events import UserError
 from fourpoint.reproduce import claims, figure_curves, figure_intensity, figure_scores, figure_transformation, theory
 from fourpoint.reproduce.cells import DONE, NO_DATA, Record, read_records, record_of, write_record, write_results
@@ -147,9 +149,7 @@ def _write_all(options: Options, setting: Setting, records: list[Record], asked:
     write_table2(output, records)
     drawn = _draw_all(options, setting, records, asked)
     for one in drawn:
-        draft = output / "figures" / f".{one.name}.png"
-        one.figure.savefig(draft, dpi=150)
-        draft.replace(output / "figures" / f"{one.name}.png")
+        write_atomic(output / "figures" / f"{one.name}.png", partial(one.figure.savefig, format="png", dpi=150))
     page = write_report(output, setting, records, drawn, command)
     plt.close("all")
     if options.progress:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from pathlib import Path
 from typing import Any
 
+from fourpoint.atomic import write_atomic
 from fourpoint.events import UserError
 from fourpoint.streaming.state import Arrays, pack, unpack
 
@@ -21,15 +21,11 @@ class Spill:
     def write(self, name: str, header: dict[str, Any], arrays: Arrays) -> None:
         """Put a memory away. Raises :class:`UserError` where it cannot be written; the memory is then where it was."""
         path = self._path(name)
-        temporary = path.with_name(f".{path.name}.{os.getpid()}")
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            temporary.write_bytes(pack("entity", self.owner, {**header, "entity": name}, arrays))
-            os.replace(temporary, path)
+            write_atomic(path, pack("entity", self.owner, {**header, "entity": name}, arrays), sync=False)
         except OSError as error:
             raise UserError(f"a folder to spill to with room for {name!r}", f"{error}", "Make room, or raise the limit.") from error
-        finally:
-            temporary.unlink(missing_ok=True)
         self.names.add(name)
 
     def read(self, name: str) -> tuple[dict[str, Any], Arrays]:
