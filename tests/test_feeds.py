@@ -31,6 +31,7 @@ from fourpoint.feeds import lines as feed_lines, loop as feed_loop
 from fourpoint.feeds.feed import score_feed
 from fourpoint.feeds.lines import Line, Lines
 from fourpoint.feeds.loop import Ended
+from fourpoint.feeds.plausibility import Reached
 from fourpoint.feeds.state import TAIL, FeedState, Output, Tally, digest, locked_state, read_state, write_state
 from fourpoint.models.hawkes import Hawkes
 from fourpoint.models.poisson import Poisson
@@ -64,7 +65,7 @@ class Place:
     def run(self, **options: Any) -> Ended:
         self.told = []
         known = {"input": self.input, "output": self.output, "state": self.state, "tell": self.told.append}
-        return score_feed(model(), **{**known, **options})
+        return score_feed(model(), **{**known, "max_skipped": 1.0, **options})
 
     def scores(self) -> list[dict[str, Any]]:
         return [json.loads(line, parse_constant=pytest.fail) for line in self.output.read_text().splitlines()]
@@ -256,10 +257,11 @@ def test_a_whole_number_is_the_mark_that_is_spelled_so(place: Place) -> None:
     assert [row["mark"] for row in place.scores()] == ["20", "10"] and "line 3" in place.told[0]
 
 
-def test_only_bad_lines_are_no_failure(place: Place) -> None:
+def test_only_bad_lines_are_a_failure(place: Place) -> None:
     place.input.write_bytes(b"nonsense\n" * 3)
-    ended = place.run(every=1)
-    assert (ended.code, ended.tally.skipped) == (0, 3) and "log-likelihood per event none" in str(ended)
+    ended = place.run(every=1, max_skipped=0.05)
+    assert (ended.code, ended.tally.skipped) == (1, 3) and "log-likelihood per event none" in str(ended)
+    assert "at most 5% of the lines to be skipped; received 3 of 3 lines (100%)" in place.told[-2]
     assert place.output.read_bytes() == b"" and line_of(place.state) == 3
 
 
@@ -289,7 +291,7 @@ def test_lines_are_those_of_the_file_whatever_the_chunks(parts: list[bytes], lim
             found += more
             assert lines.offset == sum(len(one) + 1 for one in expected[: lines.number])
             if len(found) >= stop:
-                state = FeedState(lines.number, lines.offset, digest(lines.tail()), 0, "", {}, Tally(), b"")
+                state = FeedState(lines.number, lines.offset, digest(lines.tail()), 0, "", {}, Tally(), Reached(), b"")
                 lines.close()
                 lines = Lines(file)
                 lines.resume(state)
@@ -369,7 +371,7 @@ def test_state_and_output_are_those_of_one_point(place: Place) -> None:
     state = read_state(place.state)
     assert state is not None and (state.line, state.offset) == (100, place.input.stat().st_size)
     assert state.written == place.output.stat().st_size and state.tally.events == 95 and state.tally.skipped == 2
-    assert state.settings == {"keep": None, "by": None, "start": 0.0}
+    assert state.settings == {"keep": None, "by": None, "start": 0.0, "max_gap": "auto"}
     assert state.output_tail == digest(place.output.read_bytes()[-TAIL:]) and state.input_tail == digest(place.input.read_bytes()[-TAIL:])
 
 
@@ -470,7 +472,7 @@ DAMAGE: dict[str, Callable[[bytes], bytes]] = {
     "a bit": lambda content: content[:200] + bytes([content[200] ^ 4]) + content[201:],
     "text": lambda content: b"notes of a meeting\n" * 20,
     "noise": lambda content: random.Random(0).randbytes(5000),
-    "version": lambda content: content.replace(b"fourpoint-feed 1", b"fourpoint-feed 2", 1),
+    "version": lambda content: content.replace(b"fourpoint-feed 2", b"fourpoint-feed 3", 1),
 }
 
 
@@ -478,7 +480,7 @@ DAMAGE: dict[str, Callable[[bytes], bytes]] = {
 def test_a_damaged_or_foreign_state_is_refused(how: str, place: Place) -> None:
     place.run()
     place.state.write_bytes(DAMAGE[how](place.state.read_bytes()))
-    refused(place, "version 2" if how == "version" else "scores.state")
+    refused(place, "version 3" if how == "version" else "scores.state")
 
 
 def test_a_state_of_another_model_input_output_or_option_is_refused(place: Place) -> None:

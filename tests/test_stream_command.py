@@ -120,7 +120,7 @@ def test_what_cannot_be_done_is_refused(folder: Path) -> None:
     assert "--output FILE with --state" in refused(folder, model, "--input", feed, "--state", state)
     assert "--keep of at least 1" in refused(folder, model, "--input", feed, "-o", scores, "--keep", 0)
     assert "finite" in refused(folder, model, "--input", feed, "-o", scores, "--start", "nan")
-    state.write_bytes(b"fourpoint-feed 1 0\n{}")
+    state.write_bytes(b"fourpoint-feed 2 0\n{}")
     assert "damaged" in refused(folder, *files(folder))
 
 
@@ -128,7 +128,7 @@ def test_what_cannot_be_done_is_refused(folder: Path) -> None:
 
 
 def test_pipes_answer_each_line_at_once_and_end_with_their_writer(folder: Path) -> None:
-    with started(folder / "model") as process:
+    with started(folder / "model", "--max-skipped", 0.25) as process:
         assert process.stdin and process.stdout and process.stderr
         for i in (1, 2, 3):
             process.stdin.write(event(i) if i != 2 else b"\xff\n")

@@ -301,17 +301,38 @@ def stream(
     follow: Annotated[bool, typer.Option("--follow", help="Wait for more at the end of the file, until SIGTERM.")] = False,
     every: Annotated[int | None, typer.Option(metavar="N", help="Lines between two states; 1,000, or more if that is slow.")] = None,
     start: Annotated[float | None, typer.Option(metavar="TIME", help="When the observation began; as in training by default.")] = None,
+    max_gap: Annotated[
+        str, typer.Option(metavar="TIME|none", help="Longest gap that is believed; by default from the model's rate and the clock.")
+    ] = "auto",
+    max_skipped: Annotated[
+        float, typer.Option(metavar="SHARE", help="Share of skipped lines above which the exit code is 1.")
+    ] = 0.05,
 ) -> None:
     """Score a live feed: one JSON line in, one out, with alarms; exactly once with --state, whatever stops it."""
     from fourpoint.checkpoints import about, restore
     from fourpoint.feeds.feed import score_feed
+    from fourpoint.feeds.trained import Trained
 
     model = restore(folder)
-    begin = float(about(folder).get("start") or 0.0) if start is None else start
+    trained = Trained.from_about(about(folder))
+    begin = (trained.start or 0.0) if start is None else start
     if start is None and (state is None or not state.exists()):
         say(f"the observation begins at {begin:g}, as in training; --start sets another time")
     source, target = (None if name == "-" else Path(name) for name in (input, output))
-    ended = score_feed(model, input=source, output=target, state=state, keep=keep, by=by, start=begin, every=every, follow=follow)
+    ended = score_feed(
+        model,
+        input=source,
+        output=target,
+        state=state,
+        keep=keep,
+        by=by,
+        start=begin,
+        every=every,
+        follow=follow,
+        max_gap=max_gap,
+        max_skipped=max_skipped,
+        trained=trained,
+    )
     raise typer.Exit(ended.code)
 
 

@@ -246,6 +246,8 @@ class Run:
                 unit=self.train.unit,
                 data=self.train.name,
                 **windows,
+                events=self.train.events,
+                sequences=len(self.train),
                 recipe=self.terms,
                 notes=self.fit.notes,
                 best_step=self.fit.best_step,

@@ -9,6 +9,7 @@ again: the output ends as if it had never been interrupted. A line that is no ev
 
 from __future__ import annotations
 
+import math
 import signal
 import sys
 import threading
@@ -22,7 +23,11 @@ from fourpoint.events import UserError
 from fourpoint.feeds.events import Entities, Single
 from fourpoint.feeds.lines import Lines
 from fourpoint.feeds.loop import Ended, Loop
+from fourpoint.feeds.plausibility import Reached, TimeCheck
 from fourpoint.feeds.state import Output, Tally, locked_state, read_state
+from fourpoint.feeds.trained import Trained
+
+MAX_SKIPPED = 0.05  # share of the lines that may be skipped without a failure
 
 
 def score_feed(
@@ -36,6 +41,9 @@ def score_feed(
     start: float = 0.0,
     every: int | None = None,
     follow: bool = False,
+    max_gap: float | str = "auto",
+    max_skipped: float = MAX_SKIPPED,
+    trained: Trained | None = None,
     tell: Callable[[str], None] | None = None,
 ) -> Ended:
     """Score each line of ``input`` with ``model`` and write one line to ``output``; both are pipes where None.
@@ -44,7 +52,9 @@ def score_feed(
     events that each head remembers (all by default); ``by``, the field that names an event's entity, each with a stream
     of its own; ``start``, when the observation began, in the model's unit of time; ``every``, the lines between two
     states (1,000 by default, and more where writing them takes more than a twentieth of the time); ``follow``, to wait
-    for more at the end of a file; ``tell``, what to do with notices (stderr by default).
+    for more at the end of a file; ``max_gap``, the longest gap that is believed, in the model's unit of time ("auto": by
+    the rule of `feeds.plausibility`; "none": any); ``max_skipped``, the share of lines that may be skipped without a
+    failure; ``trained``, what is known of the data that the model was fitted to; ``tell``, what to do with notices (stderr by default).
 
     SIGTERM and SIGINT end the run after the line or batch in hand, with the state written. Raises
     :class:`~fourpoint.events.UserError` for options that do not go together, for a state that is foreign, damaged, in use
@@ -61,7 +71,9 @@ def score_feed(
     """
     tell = tell or _to_stderr
     _check_options(input, output, state, keep, by, every)
-    settings = {"keep": keep, "by": by, "start": start}
+    longest = _longest_gap(max_gap)
+    _check_share(max_skipped)
+    settings = {"keep": keep, "by": by, "start": start, "max_gap": max_gap}
     with ExitStack() as files:
         lines = files.enter_context(closing(Lines(input, follow=follow)))
         before = None
@@ -76,7 +88,12 @@ def score_feed(
             lines.resume(before)
             tell(f"going on after line {before.line:,} of {lines.name}")
         scores = files.enter_context(closing(Output(output, before)))
-        loop = Loop(lines, scores, scorer, state, settings, by, every, follow, tell, before.tally if before else Tally())
+        tally = before.tally if before else Tally()
+        loop = Loop(lines, scores, scorer, state, settings, by, every, follow, tell, tally)
+        loop.max_skipped = max_skipped
+        if max_gap != "none":
+            reached = before.reached if before else None
+            loop.plausible = _time_check(model, trained or Trained(), start, by, longest, reached)
         with _signals() as told, _progress(lines) as show:
             return loop.to_the_end(told, show)
 
@@ -103,6 +120,38 @@ def _check_options(
         )
 
 
+def _longest_gap(typed: float | str) -> float | None:
+    """--max-gap as a number; None for "auto" and "none"."""
+    if typed in ("auto", "none"):
+        return None
+    try:
+        gap = float(typed)
+    except ValueError:
+        gap = math.nan
+    if not gap > 0:
+        expected = "--max-gap as a positive number of the model's unit of time, auto or none"
+        raise UserError(expected, f"{typed!r}", "Leave --max-gap out, or type --max-gap 24, say.")
+    return gap
+
+
+def _check_share(share: float) -> None:
+    if not 0 <= share <= 1:
+        raise UserError("--max-skipped as a share from 0 to 1", f"{share}", "Type --max-skipped 0.05 for 5%, say.")
+
+
+def _time_check(
+    model: Any, trained: Trained, start: float, by: str | None, longest: float | None, reached: Reached | None
+) -> TimeCheck:
+    """The check of times: with the rate of the training data, or of the model before any event where that is unknown."""
+    rate = trained.rate(pooled=by is not None)
+    if rate is None:
+        from fourpoint.streaming.stream import Stream
+
+        rate = float(Stream(model, start=start, top=0, alarms=None).intensity(start).sum())
+    since = start if trained.stop is None else trained.stop
+    return TimeCheck(start, since, rate, most=longest, reached=reached)
+
+
 def _check_settings(before: dict[str, Any], now: dict[str, Any], state: Path | None) -> None:
     for name, value in now.items():
         if before.get(name) != value:
@@ -114,7 +163,8 @@ def _check_settings(before: dict[str, Any], now: dict[str, Any], state: Path | N
 
 
 def _option(name: str, value: Any) -> str:
-    return f"no --{name}" if value is None else f"--{name} {value}"
+    option = f"--{name.replace('_', '-')}"
+    return f"no {option}" if value is None else f"{option} {value}"
 
 
 @contextmanager

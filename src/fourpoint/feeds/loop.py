@@ -19,6 +19,7 @@ from typing import Any
 from fourpoint.events import UserError
 from fourpoint.feeds.events import Event, Scorer, read_event
 from fourpoint.feeds.lines import Line, Lines
+from fourpoint.feeds.plausibility import Reached, TimeCheck
 from fourpoint.feeds.state import FeedState, Output, Tally, digest, write_state
 
 EVERY = 1000  # lines between two states, unless writing them would take more than a share of the time
@@ -32,7 +33,8 @@ class Ended:
     """How a run ended: what was done in all runs and in this one, its seconds, and the exit code.
 
     The code is 0 after the end of the input and after a SIGTERM while following, 1 where the output or the state could not
-    be written, and 128 + the signal's number where a signal came before the end.
+    be written or more than the allowed share of lines was skipped, and 128 + the signal's number where a signal came
+    before the end.
     """
 
     tally: Tally
@@ -64,6 +66,8 @@ class Loop:
     follow: bool
     tell: Callable[[str], None]
     tally: Tally
+    plausible: TimeCheck | None = None
+    max_skipped: float = 1.0  # share of the lines that may be skipped without a failure
     done: int = 0  # bytes of the input whose lines are scored and written
     unsaved: int = 0  # lines since the last state
     saved: float = 0.0  # when the last state was written
@@ -80,13 +84,27 @@ class Loop:
             finally:
                 if self.done == self.lines.offset:  # else a line was taken but not scored, and the last good state stays
                     self._save(must=True)
-            code = 128 + told[0] if told and not (self.follow and told[0] == signal.SIGTERM) else 0
+            code = self._code(told)
         except OSError as error:
             self.tell(_cannot_write(error, self.state))
         finally:
             ended = Ended(replace(self.tally), self.tally.events - first, time.monotonic() - began, code)
             self.tell(str(ended))
         return ended
+
+    def _code(self, told: list[int]) -> int:
+        """The exit code of a run that was written whole."""
+        if told and not (self.follow and told[0] == signal.SIGTERM):
+            return 128 + told[0]
+        skipped = self.tally.skipped
+        lines = self.tally.events + skipped
+        if skipped <= self.max_skipped * lines:
+            return 0
+        expected = f"at most {100 * self.max_skipped:g}% of the lines to be skipped"
+        received = f"{skipped:,} of {_number(lines, 'line')} ({100 * skipped / lines:.3g}%)"
+        remedy = "Repair what the messages above name, or allow more with --max-skipped."
+        self.tell(str(UserError(expected, received, remedy)))
+        return 1
 
     def _loop(self, told: list[int], show: Callable[[int], None]) -> None:
         limit = min(self.scorer.batch, self.every or self.scorer.batch)
@@ -108,7 +126,7 @@ class Loop:
 
     def _score(self, lines: list[Line]) -> None:
         """Score lines as one batch, and write what came of them in their order."""
-        found = [read_event(line, self.scorer.marks, self.by) for line in lines]
+        found = self._plausible_of([read_event(line, self.scorer.marks, self.by) for line in lines])
         scored = iter(self.scorer.observe([event for event in found if isinstance(event, Event)]))
         skipped, rows = 0, []
         for line, event in zip(lines, found, strict=True):
@@ -123,6 +141,17 @@ class Loop:
         self._count(rows, skipped)
         self.unsaved += len(lines)
         self.done = self.lines.offset
+
+    def _plausible_of(self, found: list[Event | UserError | None]) -> list[Event | UserError | None]:
+        """The same, with an error in the place of each event whose time cannot be right."""
+        if self.plausible is None:
+            return found
+        events = [one for one in found if isinstance(one, Event)]
+        faults = self.plausible([event.time for event in events])
+        if not any(faults):
+            return found
+        checked = iter([fault or event for fault, event in zip(faults, events, strict=True)])
+        return [next(checked) if isinstance(one, Event) else one for one in found]
 
     def _count(self, rows: list[dict[str, Any]], skipped: int) -> None:
         """What is written counts; an event that could not happen, whose log-density JSON cannot hold, counts as minus infinity."""
@@ -157,8 +186,9 @@ class Loop:
         began = time.monotonic()
         self.output.sync()
         where = (self.lines.number, self.lines.offset, digest(self.lines.tail()), self.output.written, digest(self.output.tail()))
+        reached = Reached() if self.plausible is None else self.plausible.reached
         try:
-            write_state(self.state, FeedState(*where, self.settings, self.tally, self.scorer.state()))
+            write_state(self.state, FeedState(*where, self.settings, self.tally, reached, self.scorer.state()))
         except OSError as error:
             if must:
                 raise

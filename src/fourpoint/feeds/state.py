@@ -24,8 +24,9 @@ from typing import Any
 
 from fourpoint.atomic import hold, locked, sync_folder, write_all, write_atomic
 from fourpoint.events import UserError
+from fourpoint.feeds.plausibility import Reached
 
-NAME, VERSION = "fourpoint-feed", 1
+NAME, VERSION = "fourpoint-feed", 2
 TAIL = 4096  # bytes before a point of a file by which it is known again
 
 
@@ -45,9 +46,10 @@ class FeedState:
 
     ``line`` and ``offset`` are the lines and bytes of the input that are done, ``written`` the bytes of output that they
     gave; ``input_tail`` and ``output_tail`` are the hashes of the last 4,096 bytes before those points. ``settings`` are
-    the options that shape the output, and ``stream`` what ``state()`` of the stream returned.
+    the options that shape the output, ``reached`` how far the times have come, and ``stream`` what ``state()`` of the
+    stream returned.
 
-    >>> state = FeedState(2, 30, "a", 99, "b", {"keep": None}, Tally(events=2), b"memory")
+    >>> state = FeedState(2, 30, "a", 99, "b", {"keep": None}, Tally(events=2), Reached(), b"memory")
     >>> FeedState.from_bytes(state.to_bytes(), "scores.state") == state
     True
     >>> FeedState.from_bytes(state.to_bytes()[:-1], "scores.state")
@@ -63,12 +65,14 @@ class FeedState:
     output_tail: str
     settings: dict[str, Any]
     tally: Tally
+    reached: Reached
     stream: bytes
 
     def to_bytes(self) -> bytes:
         """A line with name, version and SHA-256; a line of JSON; the stream's bytes."""
-        head = {key: value for key, value in vars(self).items() if key not in ("stream", "tally")}
-        body = json.dumps({**head, "tally": asdict(self.tally)}).encode() + b"\n" + self.stream
+        head = {key: value for key, value in vars(self).items() if key not in ("stream", "tally", "reached")}
+        parts = {"tally": asdict(self.tally), "reached": asdict(self.reached)}
+        body = json.dumps({**head, **parts}).encode() + b"\n" + self.stream
         return f"{NAME} {VERSION} {hashlib.sha256(body).hexdigest()}\n".encode() + body
 
     @staticmethod
@@ -86,7 +90,8 @@ class FeedState:
             raise UserError("a whole state", f"{source}, which is cut short or damaged", remedy)
         head, _, stream = body.partition(b"\n")
         values = json.loads(head)
-        return FeedState(**{**values, "tally": Tally(**values["tally"])}, stream=stream)
+        parts = {"tally": Tally(**values["tally"]), "reached": Reached(**values["reached"])}
+        return FeedState(**{**values, **parts}, stream=stream)
 
 
 def digest(tail: bytes) -> str:
