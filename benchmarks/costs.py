@@ -27,6 +27,7 @@ SCORED = ("dapp", "deep-dapp", "hawkes")
 TRAINED = ("dapp", "deep-dapp", "rmtpp", "nhp", "sahp", "thp")
 PEERS = ("RMTPP", "NHP", "SAHP", "THP", "S2P2", "AttNHP")
 LONGEST_START = 0.5
+STEPS = 100  # of training before a model is scored
 
 
 def main() -> None:
@@ -63,7 +64,7 @@ def evaluation(record: Record, repeats: int, sequences: int) -> None:
     train, test = hawkes_data(500, 1), hawkes_data(sequences, 3)
     for name in SCORED:
         model = MODELS[name](train.marks)
-        fp.fit(model, train, train[:50], steps=100, epochs=0.0, validate_every=100, progress=False)
+        fp.fit(model, train, train[:50], steps=STEPS, epochs=0.0, validate_every=STEPS, progress=False)
         score(model, test[:50])
         found = []
         for _ in range(repeats):

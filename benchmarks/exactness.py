@@ -28,6 +28,7 @@ from fourpoint.models import DAPP, Hawkes, Poisson, SelfCorrecting, SplinePoisso
 from fourpoint.sampling import sample, sample_paths
 
 DRAWS = 4000
+FIRST = 500  # paths that tell how many events a model has
 
 
 def main() -> None:
@@ -144,7 +145,7 @@ def rescaled(record: Record, gaps: int, seed: int) -> None:
     print(f"\n{'model':28}" + "".join(f"{name:>{width}}" for name, width in columns.items()))
     for row, (name, build) in enumerate(MODELS.items()):
         model = build()
-        few = sample(model, 0.0, 1.0, 500, seed=seed).events / 500
+        few = sample(model, 0.0, 1.0, FIRST, seed=seed).events / FIRST
         methods = ("thinning", "inversion") if name in ("DAPP none, exp", "Hawkes") else ("thinning",)
         for method in methods:
             paths = sample_paths(model, 0.0, 1.0, int(np.ceil(1.02 * gaps / few)), seed=1000 * seed + row, method=method)

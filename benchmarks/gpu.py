@@ -1,6 +1,6 @@
 """Training on one CUDA device: events per second, the share of what the card can do, and agreement with the CPU in float64.
 
-    python benchmarks/gpu.py [--data DIR] [--peers DIR] [--only card agreement dapp deep] [--repeats 5] [--quick]
+    python benchmarks/gpu.py [--data DIR] [--peers DIR] [--only card agreement dapp deep] [--repeats 5] [--quick] [--device cuda]
 
     card        what the card does: float32 and tf32 matrix products, and a copy in its memory
     agreement   log-likelihood and gradient of one batch with the same nodes and features: float32 there, float64 on the CPU
@@ -12,18 +12,22 @@ Fourpoint's events per second are those that `fit` reports: whole steps on padde
 the running mean of weights. S2P2 has the card to itself, its batches lie on the device beforehand, and a step is forward, backward and
 optimiser. Operations are those of matrix products, two for a multiplication and an addition, three times the forward ones for a step;
 the floor of a step is their number over the card's float32 rate, which is the model's precision; the share of the tf32 rate, by whose
-units the products are made in training, stands beside it. Where no CUDA device is found, nothing is measured.
+units the products are made in training, stands beside it. Where no CUDA device is found, nothing is measured. ``--device cpu`` runs
+every part on the processor, to see that it runs: there the plain float32 model stands in for the CUDA kernels.
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
+import importlib.util
+import os
+import platform
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -40,41 +44,60 @@ def main() -> int:
     parser.add_argument("--peers", type=Path, help="folder that holds easy_tpp and what it imports")
     parser.add_argument("--only", nargs="+", default=["card", "agreement", "dapp", "deep"])
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: only to see that it runs")
     options(parser)
     given = parser.parse_args()
-    if not torch.cuda.is_available():
+    if given.device == "cuda" and not torch.cuda.is_available():
         print("no CUDA device: nothing to measure")
         return 0
     if given.peers:
         sys.path.append(str(given.peers))
     repeats = 2 if given.quick else given.repeats
+    size = Size.quick() if given.quick else Size()
     record = Record("gpu", "training on one CUDA device", quick=given.quick)
-    rates = card(record, repeats) if {"card", "deep", "dapp"} & set(given.only) else {}
+    rates = card(record, repeats, given.device, size) if {"card", "deep", "dapp"} & set(given.only) else {}
     if "agreement" in given.only:
-        agreement(record)
+        agreement(record, given.device, size)
     if "dapp" in given.only:
-        dapp(record, rates, repeats)
+        dapp(record, rates, repeats, given.device, size)
     if "deep" in given.only:
         for name in SETS:
-            deep(record, name, given.data, rates, repeats)
-    record.write(given.results, dict(gpu=torch.cuda.get_device_name()))
+            deep(record, name, given.data, rates, repeats, given.device, size)
+    name = torch.cuda.get_device_name() if given.device == "cuda" else f"none ({platform.machine()} processor)"
+    record.write(given.results, dict(gpu=name))
     return 0
+
+
+class Size(NamedTuple):
+    """How large the work of each part is."""
+
+    matrix: int = 8192  # rows and columns of the factors of the matrix product
+    copied: int = 2**28  # float32 numbers that are copied
+    compared: int = 64  # sequences whose likelihood and gradient are compared with the CPU
+    trained: int = 40_000  # sequences that DAPP trains on
+    batch: int = 100_000  # sequences of a batch of DAPP, if so many
+    steps: int = 200  # steps between two validations, about
+
+    @classmethod
+    def quick(cls) -> Size:
+        return cls(matrix=256, copied=2**16, compared=8, trained=40, batch=40, steps=4)
 
 
 # ---------------------------------------------------------------------- the card
 
 
-def card(record: Record, repeats: int) -> dict[str, float]:
+def card(record: Record, repeats: int, device: str, size: Size) -> dict[str, float]:
     """Operations and bytes per second, of large products and a large copy of random numbers."""
-    a, b = (torch.randn(8192, 8192, device="cuda") for _ in range(2))
-    product = 2 * 8192**3
+    a, b = (torch.randn(size.matrix, size.matrix, device=device) for _ in range(2))
+    product = 2 * size.matrix**3
     found = {"float32, operations/s": [product / s for s in timed(lambda: a @ b, repeats)]}
     torch.backends.cuda.matmul.allow_tf32 = True
     found["tf32, operations/s"] = [product / s for s in timed(lambda: a @ b, repeats)]
     torch.backends.cuda.matmul.allow_tf32 = False
-    source = torch.randn(2**28, device="cuda")
+    source = torch.randn(size.copied, device=device)
     target = torch.empty_like(source)
-    found["copy, bytes read and written/s"] = [2 * 4 * 2**28 / s for s in timed(lambda: target.copy_(source), repeats)]
+    moved = 2 * 4 * size.copied
+    found["copy, bytes read and written/s"] = [moved / s for s in timed(lambda: target.copy_(source), repeats)]
     for name, values in found.items():
         record.row("what the card does", name, measured=figure(values))
         print(f"{name}: {figure(values)['median']:.3g}", flush=True)
@@ -84,65 +107,95 @@ def card(record: Record, repeats: int) -> dict[str, float]:
 def timed(work: Callable[[], Any], repeats: int, each: int = 10) -> list[float]:
     """Seconds of one call, ``repeats`` times, each the mean over calls in a row; after a first one that is not counted."""
     work()
-    torch.cuda.synchronize()
+    wait()
     found = []
     for _ in range(repeats):
         began = time.perf_counter()
         for _ in range(each):
             work()
-        torch.cuda.synchronize()
+        wait()
         found.append((time.perf_counter() - began) / each)
     return found
+
+
+def wait() -> None:
+    """Wait until the CUDA device has finished its queue; a processor has none."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
 
 
 # ---------------------------------------------------------------------- agreement with the CPU
 
 
-def agreement(record: Record) -> None:
+def agreement(record: Record, device: str, size: Size) -> None:
     """Relative differences of the log-likelihood and of its gradient, float32 on the device against float64 on the CPU."""
-    for name, (value, slope) in dict(dapp=_dapp_agrees(), **{"deep-dapp": _deep_agrees()}).items():
+    compared = {"dapp": dapp_agrees, "deep-dapp": deep_agrees}
+    for name, compare in compared.items():
+        value, slope = compare(device, size.compared)
         record.row("agreement with the CPU in float64", name, **{"log-likelihood": value, "gradient": slope})
         record.bar(f"{name}: log-likelihood on the device as on the CPU, relative difference", value, most=1e-4)
         record.bar(f"{name}: gradient on the device as on the CPU, relative difference", slope, most=2e-3)
 
 
-def _dapp_agrees() -> tuple[float, float]:
+def dapp_agrees(device: str, sequences: int) -> tuple[float, float]:
+    """The same nodes and features on both sides."""
     from fourpoint.likelihood import _sampled
     from fourpoint.maths.quadrature import stratified
     from fourpoint.models import DAPP
 
-    data = hawkes(64)
+    data = hawkes(sequences)
     plain, batch, random = DAPP(heads=2, features=20), data.batch(), torch.Generator().manual_seed(0)
     plain.initialise(data)
     plain.redraw(random)
-    times = stratified(batch.edges[:, :-1], batch.edges[:, 1:], NODES, random)
+    left, right = batch.edges[:, :-1], batch.edges[:, 1:]
+    nodes = stratified(left, right, NODES, random)
     sides = []
-    for device, kind in (("cpu", torch.float64), ("cuda", torch.float32)):
-        model = copy.deepcopy(plain).to(device, kind).train()
-        model.modes._drawn = tuple(x.to(device, kind) for x in plain.modes._drawn)
-        value = _sampled(model, batch.to(torch.device(device)), times.to(device), None)[0].sum()
+    for place, kind in (("cpu", torch.float64), (device, torch.float32)):
+        model = copy.deepcopy(plain).to(place, kind).train()
+        model.modes._drawn = tuple(x.to(place, kind) for x in plain.modes._drawn)
+        there = batch.to(torch.device(place))
+        value = _sampled(model, there, there.edges[:, 1:], nodes.to(place), None)[0].sum()
         sides.append((value, model))
     return _apart(sides)
 
 
-def _deep_agrees() -> tuple[float, float]:
-    from fourpoint.likelihood import _sampled
-    from fourpoint.maths.quadrature import early
+def deep_agrees(device: str, sequences: int) -> tuple[float, float]:
+    """The same nodes on both sides: the kernels where there is a CUDA device or triton interprets them, else the float32 model."""
     from fourpoint.models import DeepDAPP
-    from fourpoint.models.deep_cuda import draw, log_likelihoods
 
-    data = hawkes(64)
+    data = hawkes(sequences)
     plain, batch = DeepDAPP(dropout=0.0, unheard=0.0, unmarked=0.0), data.batch()
     plain.initialise(data)
-    ours = copy.deepcopy(plain).to("cuda").train()
-    there = batch.to(torch.device("cuda"))
-    drawn = draw(ours, there, NODES, torch.Generator("cuda").manual_seed(0))
-    edges, model = batch.edges, plain.double().train()
-    where = drawn.where.view(len(batch.times), -1, 1).cpu().double()
-    u = torch.where(torch.arange(NODES) % 2 == 0, where, 1 - where)
-    times, weights = early(edges[:, :-1], edges[:, 1:], u)
-    plainly = _sampled(model, batch, times, None, weights=weights)[0]
-    return _apart([(plainly.sum(), model), (log_likelihoods(ours, there, drawn, gaps=False).sum(), ours)])
+    ours, there = copy.deepcopy(plain).to(device).train(), batch.to(torch.device(device))
+    random = torch.Generator(device).manual_seed(0)
+    exact = plain.double().train()
+    if not with_kernels(device):
+        where = torch.rand(batch.times.shape[0] * (batch.times.shape[1] + 1), device=device, generator=random)
+        sides = [(_deep_value(exact, batch, where), exact), (_deep_value(ours, there, where), ours)]
+        return _apart(sides)
+    from fourpoint.models.deep_cuda import draw, log_likelihoods
+
+    drawn = draw(ours, there, NODES, random)
+    by_kernels = log_likelihoods(ours, there, drawn, gaps=False).sum()
+    return _apart([(_deep_value(exact, batch, drawn.where), exact), (by_kernels, ours)])
+
+
+def with_kernels(device: str) -> bool:
+    """Whether Deep DAPP's kernels can run: on a CUDA device, or in triton's interpreter (TRITON_INTERPRET=1)."""
+    interpreted = os.environ.get("TRITON_INTERPRET") == "1" and importlib.util.find_spec("triton") is not None
+    return device == "cuda" or interpreted
+
+
+def _deep_value(model: Any, batch: Any, where: torch.Tensor) -> torch.Tensor:
+    """The log-likelihood by the model's plain layers, with nodes at ``where`` in their strata as the kernels have them."""
+    from fourpoint.likelihood import _sampled
+    from fourpoint.maths.quadrature import early
+
+    left, right = batch.edges[:, :-1], batch.edges[:, 1:]
+    inside = where.to(left).view(len(batch.times), -1, 1)
+    every_other = torch.arange(NODES, device=inside.device) % 2 == 0
+    times, weights = early(left, right, torch.where(every_other, inside, 1 - inside))
+    return _sampled(model, batch, right, times, None, weights=weights)[0].sum()
 
 
 def _apart(sides: list[tuple[torch.Tensor, Any]]) -> tuple[float, float]:
@@ -165,12 +218,12 @@ def hawkes(sequences: int) -> Any:
 # ---------------------------------------------------------------------- training
 
 
-def dapp(record: Record, rates: dict[str, float], repeats: int) -> None:
+def dapp(record: Record, rates: dict[str, float], repeats: int, device: str, size: Size) -> None:
     from fourpoint.models import DAPP
 
-    train = hawkes(40_000)
+    train = hawkes(size.trained)
     K, D, Q = 2, 20, NODES + 1
-    speed = trained(DAPP(heads=K, features=D), train, 100_000, repeats, nodes=NODES)
+    speed = trained(DAPP(heads=K, features=D), train, size.batch, repeats, device, size, nodes=NODES)
     moved = 3 * 4 * Q + 3 * 4 * Q * K + 2 * 8 * K * D  # lags, outputs and their slopes, and states, each written and read
     waves = 2 * 3 * (Q + 1) * K * D  # an exponential, a cosine and a sine per mode and time, forward and backward
     record.row(
@@ -184,16 +237,16 @@ def dapp(record: Record, rates: dict[str, float], repeats: int) -> None:
     record.bar("DAPP: million training events per second", speed["median"] / 1e6, least=10)
 
 
-def trained(model: Any, train: Any, batch_size: int, repeats: int, **settings: Any) -> Any:
+def trained(model: Any, train: Any, batch_size: int, repeats: int, device: str, size: Size, **settings: Any) -> Any:
     """Events per second of `fit` between validations, once all shapes of batches have been seen."""
     from fourpoint import fit
 
-    dev = train.select(range(32))
+    dev = train[:32]
     per_epoch = len(train.batches(batch_size, seed=0, mixed=bool(getattr(model, "recipe", {}).get("mixed", False))))
-    each = max(4 * per_epoch, 200 // per_epoch * per_epoch)
+    each = max(4 * per_epoch, size.steps // per_epoch * per_epoch)
     found = fit(
         model, train, dev, steps=(repeats + 1) * each, epochs=0, batch_size=batch_size, validate_every=each, patience=10**6,
-        device="cuda", progress=False, **settings,
+        device=device, progress=False, **settings,
     )  # fmt: skip
     for note in found.notes:
         if "graph" in note:
@@ -201,7 +254,9 @@ def trained(model: Any, train: Any, batch_size: int, repeats: int, **settings: A
     return figure([row["events_per_second"] for row in found.history[1:]])
 
 
-def deep(record: Record, name: str, folder: Path | None, rates: dict[str, float], repeats: int) -> None:
+def deep(
+    record: Record, name: str, folder: Path | None, rates: dict[str, float], repeats: int, device: str, size: Size
+) -> None:
     part = f"Deep DAPP and S2P2, {name}, batches of {BATCH}"
     if folder is None or not (folder / f"{name}.parquet").is_file():
         record.missing(part, name, "no data given (--data DIR)")
@@ -215,7 +270,7 @@ def deep(record: Record, name: str, folder: Path | None, rates: dict[str, float]
         model = MODELS["deep-dapp"](train.marks)
         used = nodes or OWN_NODES["deep-dapp"]
         work = operations(model, used)
-        speeds["deep", label] = trained(model, train, BATCH, repeats, nodes=used, convention="gaps")
+        speeds["deep", label] = trained(model, train, BATCH, repeats, device, size, nodes=used, convention="gaps")
         share = figure([v * work / rates["float32, operations/s"] for v in speeds["deep", label]["repeats"]])
         record.row(
             part,
@@ -232,7 +287,7 @@ def deep(record: Record, name: str, folder: Path | None, rates: dict[str, float]
         if nodes:
             record.bar(f"Deep DAPP on {name}: share of the float32 floor", share, least=0.15)
         try:
-            speeds["s2p2", label], count = s2p2(train, nodes or OWN_NODES["easytpp-s2p2"], repeats)
+            speeds["s2p2", label], count = s2p2(train, nodes or OWN_NODES["easytpp-s2p2"], repeats, device)
         except ImportError as error:
             record.missing(part, f"EasyTPP S2P2, {label}", error)
             continue
@@ -243,17 +298,17 @@ def deep(record: Record, name: str, folder: Path | None, rates: dict[str, float]
         record.bar(f"Deep DAPP trains as fast as S2P2 on {name}, {label}, times", times, least=20)
 
 
-def s2p2(train: Any, nodes: int, repeats: int) -> tuple[Any, int]:
+def s2p2(train: Any, nodes: int, repeats: int, device: str) -> tuple[Any, int]:
     """Events per second of S2P2 alone on the card, and its parameters."""
     import easytpp_models as peers
 
     from fourpoint.likelihood import sampled_log_likelihood
 
-    model = peers.build("easytpp-s2p2", train, 0)[0].to("cuda").train()
+    model = peers.build("easytpp-s2p2", train, 0)[0].to(device).train()
     optimiser = torch.optim.AdamW(peers._groups(model), lr=1e-4)
     rows = train.batches(BATCH, seed=0, mixed=True)[:5]
-    batches = [train.batch(some).to(torch.device("cuda")) for some in rows]
-    random, turn = torch.Generator("cuda").manual_seed(0), iter(range(10**9))
+    batches = [train.batch(some).to(torch.device(device)) for some in rows]
+    random, turn = torch.Generator(device).manual_seed(0), iter(range(10**9))
 
     def step() -> None:
         batch = batches[next(turn) % len(batches)]

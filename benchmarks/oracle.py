@@ -43,6 +43,7 @@ BATCH, WITHIN, RATES = 64, 0.01, (1e-3, 1e-2)
 STEPS_ALONE = "dapp, without its first guess"
 OURS = ("dapp", STEPS_ALONE, "deep-dapp", "rmtpp", "nhp", "sahp", "thp")
 POLL = 0.2
+STEPS: int | None = None  # of `fit` at most; None: as many as the model's recipe has
 
 
 class Arrival(NamedTuple):
@@ -203,7 +204,7 @@ def train_ours(name: str, seed: int, folder: Path) -> None:
     model = build(train.marks, seed=seed)
     if name == STEPS_ALONE:
         model.initialise = without_guess(model)
-    fp.fit(model, train, test, folder=folder, **each)
+    fp.fit(model, train, test, folder=folder, steps=STEPS, **each)
 
 
 def without_guess(model: Any) -> Callable[[Dataset], list[str]]:

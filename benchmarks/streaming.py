@@ -36,6 +36,9 @@ from fourpoint.streaming.stream import Stream
 from fourpoint.training import fit
 
 LAST = 1000  # events whose median time is taken
+FIRST = 1000  # events of a stream before its state and memory are looked at for the first time
+OBSERVED, WARM_UP = 3000, 500  # events of one stream in `observe`, and those of them that are not timed
+WATCHED = 800.0  # length of the windows in which alarms are counted
 PARTS = ("flat", "observe", "bank", "alarms")
 
 
@@ -80,7 +83,7 @@ def flat(record: Record, name: str, model: DAPP, keep: int | None, events: int) 
     for i in range(1, events + 1):
         now += random.exponential() * float(model.time_scale)
         last.append(timed(stream, now))
-        if i >= 1000 and (math.log10(i).is_integer() or i == events):
+        if i >= FIRST and (math.log10(i).is_integer() or i == events):
             states.append((i, stream.state()))
             (clock, own), tail = 1e6 * np.median(last, axis=0), 1e6 * np.quantile(last, 0.9, axis=0)[0]
             rows.append((len(states[-1][1]), resident()))
@@ -128,10 +131,10 @@ def observe(record: Record, model: DAPP) -> None:
     for features in (int(model.settings()["eval_features"]), 1024):
         model.settle(features)
         stream, random, now, found = Stream(model), np.random.default_rng(1), 0.0, []
-        for _ in range(3000):
+        for _ in range(OBSERVED):
             now += random.exponential() * float(model.time_scale)
             found.append(timed(stream, now))
-        clock, processor = 1e6 * np.array(found[500:]).T
+        clock, processor = 1e6 * np.array(found[WARM_UP:]).T
         low, middle, high = np.quantile(clock, (0.1, 0.5, 0.9))
         words = f"median {middle:.0f} us, from {low:.0f} to {high:.0f} for eight in ten; {np.median(processor):.0f} us of processor"
         print(f"observe at {features} features per head: {words}")
@@ -172,7 +175,7 @@ def bank(record: Record, entities: int) -> None:
 def alarms(record: Record, streams: int) -> None:
     """False alarms of the true model, and the delay at a doubled rate, at three promised rates."""
     true, doubled = Hawkes(baseline=1.0, branching=0.4, decay=2.0), Hawkes(baseline=2.0, branching=0.8, decay=2.0)
-    drawn = sample(true, 0.0, 800.0, streams, seed=1)
+    drawn = sample(true, 0.0, WATCHED, streams, seed=1)
     before = sample(true, 0.0, 150.0, min(streams, 200), seed=2)
     after = sample(doubled, 150.0, 220.0, len(before), seed=3, history=before)  # given any past, twice the true model's rate
     print(f"\n{streams:,} streams from the true model, {int(drawn.lengths.min()):,} events or more, of which the first 1,000 count")
