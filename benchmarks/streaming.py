@@ -38,7 +38,8 @@ from fourpoint.training import fit
 LAST = 1000  # events whose median time is taken
 FIRST = 1000  # events of a stream before its state and memory are looked at for the first time
 OBSERVED, WARM_UP = 3000, 500  # events of one stream in `observe`, and those of them that are not timed
-WATCHED = 800.0  # length of the windows in which alarms are counted
+WATCHED = 800.0  # length of the windows in which false alarms are counted
+DOUBLED, SEEN = 150.0, 220.0  # when the rate doubles, and until when that is to be seen
 PARTS = ("flat", "observe", "bank", "alarms")
 
 
@@ -176,14 +177,14 @@ def alarms(record: Record, streams: int) -> None:
     """False alarms of the true model, and the delay at a doubled rate, at three promised rates."""
     true, doubled = Hawkes(baseline=1.0, branching=0.4, decay=2.0), Hawkes(baseline=2.0, branching=0.8, decay=2.0)
     drawn = sample(true, 0.0, WATCHED, streams, seed=1)
-    before = sample(true, 0.0, 150.0, min(streams, 200), seed=2)
-    after = sample(doubled, 150.0, 220.0, len(before), seed=3, history=before)  # given any past, twice the true model's rate
+    before = sample(true, 0.0, DOUBLED, min(streams, 200), seed=2)
+    after = sample(doubled, DOUBLED, SEEN, len(before), seed=3, history=before)  # given any past, twice the true model's rate
     print(f"\n{streams:,} streams from the true model, {int(drawn.lengths.min()):,} events or more, of which the first 1,000 count")
     for promised in (1e-3, 1e-2, 1e-1):
         false = {row for row, _ in watch(true, promised, drawn, most=1000)}
         seen: dict[int, int] = {}
         for row, alarm in watch(true, promised, joined(before, after), most=10**9):
-            if alarm.kind == "burst" and alarm.time >= 150.0:
+            if alarm.kind == "burst" and alarm.time >= DOUBLED:
                 seen.setdefault(row, int(np.searchsorted(after[row].times, alarm.time)) + 1)
         delay = f"after a median of {np.median(list(seen.values())):.0f} events ({len(seen)} of {len(before)} within the window)"
         told = {"share of streams with a false alarm": len(false) / streams, "events until a doubled rate is seen, median": delayed(seen)}

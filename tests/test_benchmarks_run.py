@@ -188,6 +188,8 @@ def _make_small(name: str, module: ModuleType, monkeypatch: pytest.MonkeyPatch) 
         monkeypatch.setattr(module, "STEPS", 2)
     if name in ("peers", "training", "gpu"):
         monkeypatch.setattr(fp, "sample", lambda *given, **terms: few)
+    if name == "gpu":
+        monkeypatch.setattr(module, "SETS", ("taxi",))
     if name == "precision":
         monkeypatch.setattr(module, "SEQUENCES", 2)
         monkeypatch.setattr(fp, "load", lambda which: _split(few))
@@ -200,7 +202,8 @@ def _make_small(name: str, module: ModuleType, monkeypatch: pytest.MonkeyPatch) 
         monkeypatch.setattr(module, "FIRST", 20)
         monkeypatch.setattr(module, "OBSERVED", 40)
         monkeypatch.setattr(module, "WARM_UP", 10)
-        monkeypatch.setattr(module, "WATCHED", 60.0)
+        for window, stop in (("WATCHED", 10.0), ("DOUBLED", 5.0), ("SEEN", 10.0)):
+            monkeypatch.setattr(module, window, stop)
     if name == "leaderboard":
         monkeypatch.setattr(module, "EVENTS", 3)
 
