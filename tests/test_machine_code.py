@@ -1,15 +1,20 @@
-"""Loops as machine code: none without numba, and threads that torch lends them."""
+"""Loops as machine code: none without numba, equal results with a cold and a warm cache, threads lent by torch."""
 
 from __future__ import annotations
 
+import os
+import re
+import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from fourpoint.models import attentive_loops, dapp_sweep_loops, rmtpp_loops
-from fourpoint.models.machine_code import threads, threads_for_loops
+from fourpoint.models.machine_code import machine_code, threads, threads_for_loops
 from fourpoint.training_loops import compiled_adamw
 
 COMPILED = [attentive_loops.compiled_sweep, dapp_sweep_loops.compiled_sweep, rmtpp_loops.compiled_recurrence, compiled_adamw]
@@ -39,3 +44,50 @@ def test_threads_are_lent_to_loops_and_given_back() -> None:
         assert (torch.get_num_threads(), threads()) == (2, 2)
     finally:
         torch.set_num_threads(before)
+
+
+def scale(x: Any, by: Any) -> None:
+    """A helper of :func:`scaled_sum`."""
+    for i in range(len(x)):
+        x[i] *= by
+
+
+def scaled_sum(x: Any, by: Any) -> Any:
+    """An entry."""
+    scale(x, by)
+    total = 0.0
+    for i in range(len(x)):
+        total += x[i]
+    return total
+
+
+def test_helpers_are_part_of_their_entry_and_leave_no_symbol() -> None:
+    pytest.importorskip("numba")
+    found: Any = machine_code((sys.modules[__name__],), (scaled_sum,), (scale,))
+    entry = found["scaled_sum"]
+    assert entry(np.arange(4.0), 2.0) == 12.0
+    (text,) = entry.inspect_llvm().values()
+    defined = [line for line in text.splitlines() if line.startswith("define")]
+    assert defined and not [line for line in defined if re.search(r"\W\S*\d+scale_", line)]
+
+
+STREAMED = """
+import numpy as np, torch
+from fourpoint.models import DAPP
+from fourpoint.streaming.stream import Stream
+
+torch.manual_seed(0)
+stream = Stream(DAPP(heads=2, eval_features=37).eval(), top=0)
+found = [stream.observe(t) for t in np.cumsum(np.random.default_rng(0).exponential(size=40))]
+print([(one.log_density.hex(), one.gap.hex(), one.rate.hex()) for one in found])
+"""
+
+
+def test_results_are_equal_with_a_cold_and_a_warm_cache(tmp_path: Path) -> None:
+    pytest.importorskip("numba")
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", STREAMED]
+    cold, warm = (subprocess.run(command, env=environment, check=True, capture_output=True, text=True) for _ in range(2))
+    assert list(tmp_path.rglob("*.nbc")), "nothing was cached"
+    assert cold.stdout == warm.stdout
+    assert cold.stdout.count("0x") == 120

@@ -72,7 +72,7 @@ class Moves:
 @cache
 def compiled_adamw() -> Callable[..., None] | None:
     """:func:`adamw` as machine code, kept on disk between runs where that can be; None without numba."""
-    code = machine_code((sys.modules[__name__],), (move, adamw))
+    code = machine_code((sys.modules[__name__],), (adamw,), (move,))
     return None if code is None else code["adamw"]
 
 

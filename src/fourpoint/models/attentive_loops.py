@@ -35,9 +35,10 @@ TINY = f32(1.001 * math.exp(-50.0))
 @cache
 def compiled_sweep() -> Callable[..., None] | None:
     """:func:`sweep` as machine code, kept on disk between runs where that can be; None without numba."""
-    apart = (product, add, hold, hold_turned, add_product, exponentials, soft_max, soft_max_back, norm, norm_back, sweep)
+    helpers = (product, add, hold, hold_turned, add_product, exponentials, soft_max, soft_max_back, norm, norm_back)
     merged = (layer, layer_back, scored, back_to_states, straight, curved, settle, load, unload, log_one_plus)
-    code = machine_code((series_loops, attentive_room, readout_loops, sys.modules[__name__]), apart, merged)
+    modules = (series_loops, attentive_room, readout_loops, sys.modules[__name__])
+    code = machine_code(modules, (sweep,), helpers, merged)
     return None if code is None else code["sweep"]
 
 

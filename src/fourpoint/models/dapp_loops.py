@@ -13,20 +13,22 @@ with u the cycles theta d / 2 pi less the nearest whole number, a difference tha
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable
 from functools import cache
-from types import FunctionType
 from typing import Any, NamedTuple, no_type_check
 
 import numpy as np
 from numpy.typing import NDArray
+
+from fourpoint.models.machine_code import machine_code
 
 LINKS = ("identity", "exp", "softplus")
 PANEL = 8  # steps of a panel
 SINE = tuple((-1) ** k * (2 * math.pi) ** (2 * k + 1) / math.factorial(2 * k + 1) for k in range(11))
 POWER = tuple((-math.log(2)) ** k / math.factorial(k) for k in range(14))  # of 2^-r
 DEEPEST = 40  # cuts in two after which a rate counts as one that cannot be integrated
-OPTIONS: dict[str, Any] = dict(nogil=True, fastmath={"reassoc", "contract", "nsz"}, error_model="numpy")
+FASTMATH = {"reassoc", "contract", "nsz"}
 
 
 class Loops(NamedTuple):
@@ -40,23 +42,11 @@ class Loops(NamedTuple):
 
 @cache
 def compiled_loops() -> Loops | None:
-    """The four as machine code, kept on disk between runs where that can be; None without numba."""
-    try:
-        from numba import njit
-    except ImportError:
-        return None
-    try:
-        return _compiled(njit(cache=True, **OPTIONS))
-    except RuntimeError:  # no folder to keep machine code in
-        return _compiled(njit(**OPTIONS))
-
-
-def _compiled(build: Callable[[Any], Any]) -> Loops:
-    """Each function, with those that it calls as machine code in the place of the plain ones."""
-    known: dict[str, Any] = {}
-    for function in (turns, moved, read_out, eight, rates, log_rate, integrated, cut, reach, absorb, scores, forget):
-        known[function.__name__] = build(FunctionType(function.__code__, {**function.__globals__, **known}, function.__name__))
-    return Loops(*(known[name] for name in Loops._fields))
+    """The four as machine code, cached on disk between runs where possible; None without numba."""
+    helpers = (turns, moved, read_out, eight, rates, log_rate, integrated, cut)
+    entries = (reach, absorb, scores, forget)
+    code = machine_code((sys.modules[__name__],), entries, helpers, fastmath=FASTMATH)
+    return None if code is None else Loops(**code)
 
 
 class Waves(NamedTuple):

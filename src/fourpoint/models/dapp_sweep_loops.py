@@ -120,8 +120,9 @@ class Room(NamedTuple):
 def compiled_sweep() -> Callable[..., None] | None:
     """:func:`sweep` as machine code, kept on disk between runs where that can be; None without numba."""
     small = (wave, product, move, read_out, move_back, clear, weigh, read_back, add_read, add_modes, exponentials, curve, uncurve, extreme)
-    large = (place, attend, bent, integral, at_events, scored, back, sweep)
-    code = machine_code((series_loops, dapp_rate_loops, sys.modules[__name__]), (*small, *large), (log_one_plus,))
+    large = (place, attend, bent, integral, at_events, scored, back)
+    modules = (series_loops, dapp_rate_loops, sys.modules[__name__])
+    code = machine_code(modules, (sweep,), (*small, *large), (log_one_plus,))
     return None if code is None else code["sweep"]
 
 

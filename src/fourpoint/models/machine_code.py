@@ -10,6 +10,7 @@ after each of its operations, waiting for the next: where loops do the work, tor
 from __future__ import annotations
 
 import inspect
+import sys
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -44,33 +45,63 @@ def threads_for_loops(wanted: bool) -> Iterator[None]:
 
 
 def machine_code(
-    modules: Sequence[ModuleType], apart: Sequence[Callable[..., Any]], merged: Sequence[Callable[..., Any]] = ()
+    modules: Sequence[ModuleType],
+    entries: Sequence[Callable[..., Any]],
+    helpers: Sequence[Callable[..., Any]] = (),
+    merged: Sequence[Callable[..., Any]] = (),
+    **options: Any,
 ) -> dict[str, Callable[..., Any]] | None:
-    """The functions ``apart`` by name, compiled at their first call and kept on disk between runs where that can be; None without numba.
+    """The ``entries`` by name, compiled at their first call and cached on disk where possible; None without numba.
 
-    ``modules`` hold them and all that they use. Functions ``merged`` become part of their callers: where many arrays are handed over,
-    that takes longer than a short loop.
+    ``modules`` hold the entries and everything they use. ``helpers`` and ``merged`` are the functions called by entries, in
+    the order in which they call each other. ``merged`` are inlined before type inference: where many arrays are passed,
+    the call takes longer than a short loop. ``options`` override :data:`OPTIONS`.
+
+    An entry is one symbol: every helper is inlined into it, and only entries are cached. Otherwise the dynamic linker may
+    replace the copy of a helper inside an entry by another copy that happens to be loaded, one that was compiled on its own
+    or as part of another entry. The copies sum in different orders (``fastmath``), and results would depend on whether code
+    was compiled in this process or read from the cache.
     """
     try:
         from numba import njit
     except ImportError:
         return None
+    chosen = {**OPTIONS, **options}
     try:
-        return _built(modules, apart, merged, partial(njit, cache=True, **OPTIONS))
-    except RuntimeError:  # no folder to keep machine code in
-        return _built(modules, apart, merged, partial(njit, **OPTIONS))
+        return _built(modules, entries, helpers, merged, partial(njit, **chosen), partial(njit, cache=True, **chosen))
+    except RuntimeError:  # no folder to cache machine code in
+        return _built(modules, entries, helpers, merged, partial(njit, **chosen), partial(njit, **chosen))
 
 
 def _built(
-    modules: Sequence[ModuleType], apart: Sequence[Callable[..., Any]], merged: Sequence[Callable[..., Any]], build: Callable[..., Any]
+    modules: Sequence[ModuleType],
+    entries: Sequence[Callable[..., Any]],
+    helpers: Sequence[Callable[..., Any]],
+    merged: Sequence[Callable[..., Any]],
+    build: Callable[..., Any],
+    build_entry: Callable[..., Any],
 ) -> dict[str, Callable[..., Any]]:
-    """numba keeps code under a function's name and asks whether the function's own file has changed; here the name says it of all."""
-    edition = zlib.crc32("".join(inspect.getsource(module) for module in modules).encode())
+    """Functions in a namespace of their own.
+
+    numba caches code under a function's qualified name, and checks the function's own file and none of the compiler's
+    options. So the name carries a checksum of all sources, this file included.
+    """
+    sources = [inspect.getsource(module) for module in (*modules, sys.modules[__name__])]
+    edition = zlib.crc32("".join(sources).encode())
     space: dict[str, Any] = {}
     for module in modules:
         space |= vars(module)
-    for f in (*apart, *merged):
-        plain: Any = inspect.unwrap(f)
-        moved = FunctionType(plain.__code__, space, f"{plain.__name__}_{edition}")
-        space[plain.__name__] = build(moved, inline="always" if f in merged else "never")
-    return {f.__name__: space[f.__name__] for f in apart}
+
+    def moved(function: Callable[..., Any]) -> Any:
+        plain: Any = inspect.unwrap(function)
+        copied = FunctionType(plain.__code__, space)
+        copied.__qualname__ = f"{plain.__name__}_{edition}"
+        return copied
+
+    for function in helpers:
+        space[function.__name__] = build(moved(function), forceinline=True)
+    for function in merged:
+        space[function.__name__] = build(moved(function), inline="always")
+    for function in entries:
+        space[function.__name__] = build_entry(moved(function))
+    return {function.__name__: space[function.__name__] for function in entries}

@@ -26,7 +26,7 @@ WORTH_COMPILING = 2**15  # numbers in the states of a batch from which the loops
 @cache
 def compiled_recurrence() -> tuple[Callable[..., None], Callable[..., None]] | None:
     """:func:`onwards` and :func:`backwards` as machine code; None without numba."""
-    code: Any = machine_code((readout_loops, sys.modules[__name__]), (product, bend, onwards, backwards))
+    code: Any = machine_code((readout_loops, sys.modules[__name__]), (onwards, backwards), (product, bend))
     return None if code is None else (code["onwards"], code["backwards"])
 
 
