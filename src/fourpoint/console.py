@@ -7,11 +7,14 @@ that ``fourpoint --help`` is instant.
 from __future__ import annotations
 
 import sys
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fourpoint.atomic import write_atomic
 from fourpoint.errors import UserError
+from fourpoint.printing import plain_console, text_table
+from fourpoint.sanitising import console_lines, console_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -19,20 +22,16 @@ if TYPE_CHECKING:
 
 
 def print_result(what: Any) -> None:
-    """A result, on stdout; text as it is, so that pipes get it unwrapped."""
+    """A result, on stdout; text is not wrapped, so that pipes get whole lines."""
     if isinstance(what, str):
-        sys.stdout.write(what + "\n")
+        sys.stdout.write(console_lines(what) + "\n")
         return
-    from rich.console import Console
-
-    Console().print(what)
+    plain_console().print(what)
 
 
 def say(line: str, style: str = "dim") -> None:
-    """A notice, on stderr."""
-    from rich.console import Console
-
-    Console(stderr=True).print(line, style=style, markup=False, highlight=False, soft_wrap=True)
+    """A notice of one line, on stderr."""
+    plain_console(stderr=True).print(console_text(line), style=style, soft_wrap=True)
 
 
 def report_error(error: Exception) -> int | None:
@@ -83,7 +82,10 @@ def save_plot(ax: Axes | None, file: Path | None) -> None:
     figure: Any = ax.figure
     kind = file.suffix.removeprefix(".").lower()
     try:
-        write_atomic(file, lambda draft: figure.savefig(draft, format=kind, bbox_inches="tight", dpi=200))
+        with warnings.catch_warnings():
+            # Characters that the font does not have are drawn as boxes, which is no news for the user of a command.
+            warnings.filterwarnings("ignore", message="Glyph .* missing from")
+            write_atomic(file, lambda draft: figure.savefig(draft, format=kind, bbox_inches="tight", dpi=200))
     finally:
         plt.close(figure)
     say(f"picture: {file}")
@@ -96,17 +98,16 @@ def short_unit(unit: str) -> str:
 
 def catalogue() -> list[Table]:
     """What comes with Fourpoint: the embedded data sets, and the processes whose truth is known."""
-    from rich.table import Table
-
     from fourpoint.data.datasets import available
     from fourpoint.data.synthetic import PROCESSES
 
-    sets = Table(title="Embedded data sets", title_justify="left", title_style="bold", box=None, pad_edge=False)
+    bold: dict[str, Any] = dict(title_justify="left", title_style="bold", box=None, pad_edge=False)
+    sets = text_table("Embedded data sets", **bold)
     sets.add_column("name", style="cyan", no_wrap=True)
     sets.add_column("what it is")
     for name, line in available().items():
         sets.add_row(name, line)
-    processes = Table(title="\nProcesses with a known truth", title_justify="left", title_style="bold", box=None, pad_edge=False)
+    processes = text_table("\nProcesses with a known truth", **bold)
     processes.add_column("name", style="cyan", no_wrap=True)
     processes.add_column("rate, on [0, 1) unless said")
     processes.add_column("mean count", justify="right")

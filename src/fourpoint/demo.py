@@ -30,6 +30,8 @@ from fourpoint.events import Dataset, Sequence
 from fourpoint.explaining import removal_effects
 from fourpoint.models import DAPP, Hawkes, Poisson, SplinePoisson
 from fourpoint.page import Page
+from fourpoint.printing import plain_console, text_table
+from fourpoint.sanitising import console_text, csv_cell, markup_text
 from fourpoint.training import Fit, fit
 
 if TYPE_CHECKING:
@@ -72,12 +74,10 @@ def run_demo(
     the training of DAPP, ``steps`` its optimiser steps; ``data`` is used instead of ``nyc_delays`` where given, and needs
     the splits train, dev and test. Returns the path of the page.
     """
-    from rich.console import Console
-
-    folder, console = Path(folder), Console(stderr=True, quiet=not progress)
+    folder, console = Path(folder), plain_console(stderr=True, quiet=not progress)
     data = load("nyc_delays") if data is None else data
     train, dev, test = (data.part(name) for name in ("train", "dev", "test"))
-    console.print(f"{data.name or 'data'}: {data}", highlight=False)
+    console.print(console_text(f"{data.name or 'data'}: {data}"))
     options: dict[str, Any] = dict(seed=seed, progress=progress)
     long = dict(steps=steps, **RECIPE, validate_every=max(1, steps // 20), time_budget=time_budget, folder=folder / "model")
     plans: list[tuple[str, str, Any, dict[str, Any]]] = [
@@ -95,25 +95,25 @@ def run_demo(
         with console.status(f"scoring {label} on unseen days"):
             contestants.append(Contestant(label, idea, model, fitted, seconds, _numbers(model, test)))
         line = f"  {label}: {contestants[-1].value:.4f} nats per event on {len(test)} unseen days, fitted in {seconds:.0f} s"
-        console.print(line, highlight=False)
-    Console(quiet=not progress).print(comparison_table(contestants, test))
+        console.print(line)
+    plain_console(quiet=not progress).print(comparison_table(contestants, test))
     _write_numbers(folder, contestants)
     with console.status("drawing"):
         path = build_page(contestants, data, seed).write(folder / "report.html")
     for what, where in (("the page", path), ("the model", folder / "model"), ("the numbers", folder / "comparison.csv")):
-        console.print(f"{what:>12}: {where}", highlight=False, soft_wrap=True)
-    console.print(f"{'next':>12}: fourpoint evaluate {folder / 'model'} nyc_delays", highlight=False, soft_wrap=True)
+        console.print(console_text(f"{what:>12}: {where}"), soft_wrap=True)
+    line = f"{'next':>12}: fourpoint evaluate {folder / 'model'} nyc_delays"
+    console.print(console_text(line), soft_wrap=True)
     return path
 
 
 def comparison_table(contestants: list[Contestant], test: Dataset) -> Table:
     """The comparison for a terminal, with the best in green."""
     from rich import box
-    from rich.table import Table
 
     title = "Which model explains unseen days best?"
     caption = f"{test.events:,} events of {len(test)} unseen sequences; nats per event, window convention. Higher is better."
-    table = Table(title=title, caption=caption, box=box.SIMPLE_HEAD, title_justify="left", caption_justify="left")
+    table = text_table(title, caption, box=box.SIMPLE_HEAD, title_justify="left", caption_justify="left")
     table.add_column("model", style="bold", no_wrap=True)
     for name in ("log-likelihood\nper event", "integral\nerror", "gain over\nPoisson"):
         table.add_column(name, justify="right", no_wrap=True)
@@ -190,7 +190,7 @@ def _busy_day(page: Page, model: Any, clock: Any, day: Sequence, data: Dataset) 
     rate, usual = _rates(model, day, times), _rates(clock, day, times).sum(1)
     unit, names = _unit(data), data.marks.names
     page.text(
-        f"""## One bad day, {day.id}
+        f"""## One bad day, {markup_text(day.id)}
 
         The coloured areas are DAPP's rate for each type, computed at each moment from the events before it and nothing
         else; the ticks below are the {len(day)} delays themselves. The dashed line is what the time of day alone would say."""
@@ -200,7 +200,8 @@ def _busy_day(page: Page, model: Any, clock: Any, day: Sequence, data: Dataset) 
     )
     _hours(ax, day)
     caption = (
-        f"Rate of delays on {day.id}, the unseen day with most of them, by airport and length of delay. The areas add up to the total."
+        f"Rate of delays on {markup_text(day.id)}, the unseen day with most of them, by airport and length of delay. "
+        "The areas add up to the total."
     )
     page.figure(ax, caption, title="The rate, moment by moment")
     peak = float(times[rate.sum(1).argmax()])
@@ -245,7 +246,7 @@ def _inside(page: Page, contestants: list[Contestant], data: Dataset) -> None:
         half=True,
     )
     names, effect = _influence(dapp.model, lags, data)
-    kind = data.marks.names[0] if data.marks.names else "any type"
+    kind = markup_text(data.marks.names[0]) if data.marks.names else "any type"
     page.figure(
         _log_lags(plots.kernel_plot(lags, effect, names=names, label=f"effect on the rate (events per {unit})", unit=unit)),
         f"What one delay of type {kind}, early in the afternoon of a day without any other, does to the rates afterwards.",
@@ -307,7 +308,7 @@ def _write_numbers(folder: Path, contestants: list[Contestant]) -> None:
     table = io.StringIO()
     writer = csv.DictWriter(table, list(rows[0]), lineterminator="\n")
     writer.writeheader()
-    writer.writerows(rows)
+    writer.writerows({key: csv_cell(value) for key, value in row.items()} for row in rows)
     make_folder(folder)
     write_atomic(folder / "comparison.csv", table.getvalue())
     write_atomic(folder / "comparison.json", json.dumps(rows, indent=1) + "\n")
@@ -328,7 +329,7 @@ def _influence(model: Any, lags: NDArray[np.float64], data: Dataset) -> tuple[li
     effect = _rates(model, alone, first + lags) - _rates(model, without, first + lags)
     groups: dict[str, list[int]] = {}
     for i, name in enumerate(data.marks.names or ("all",)):
-        groups.setdefault(name.split()[0], []).append(i)
+        groups.setdefault((name.split() or [""])[0], []).append(i)
     return list(groups), np.stack([effect[:, rows].sum(1) for rows in groups.values()])
 
 

@@ -5,6 +5,8 @@ Users catch them as ``fourpoint.events.UserError`` and ``fourpoint.events.EventD
 
 from __future__ import annotations
 
+from fourpoint.sanitising import console_text
+
 
 class UserError(ValueError):
     """An error a user can mend: what was expected, what came and where, and what to do.
@@ -16,7 +18,7 @@ class UserError(ValueError):
     __module__ = "fourpoint.events"  # Where it is imported from, and so what a traceback calls it.
 
     def __init__(self, expected: str, received: str, remedy: str) -> None:
-        super().__init__(f"expected {expected}; received {received}. {remedy}")
+        super().__init__(console_text(f"expected {expected}; received {received}. {remedy}"))
         self.expected, self.received, self.remedy = expected, received, remedy
 
 

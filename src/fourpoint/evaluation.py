@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from fourpoint.events import Batch, Dataset, Sequence, UserError
 from fourpoint.likelihood import CONVENTIONS, Convention, LogLikelihood, log_likelihoods
-from fourpoint.printing import as_text
+from fourpoint.printing import as_text, text_table
 from fourpoint.sampling import check_box, still
 
 if TYPE_CHECKING:
@@ -74,9 +74,7 @@ class Report:
         return out
 
     def __rich__(self) -> Table:
-        from rich.table import Table
-
-        table = Table(title=None, show_edge=False, pad_edge=False)
+        table = text_table(show_edge=False, pad_edge=False)
         table.add_column("", style="bold")
         for name in self.scores:
             table.add_column({"window": "window (everything)", "gaps": "gaps (events 2..N)"}[name], justify="right")

@@ -21,6 +21,7 @@ from numpy.typing import ArrayLike, NDArray
 from fourpoint.batches import Batch, group_by_length, pad
 from fourpoint.checks import SPLITS, as_marks, as_places, as_times, check_events, inner
 from fourpoint.errors import EventDataError, UserError
+from fourpoint.sanitising import console_text
 from fourpoint.spaces import Box, MarkSpace
 from fourpoint.ties import Ties, apply_ties
 
@@ -334,7 +335,7 @@ class Dataset:
     def __str__(self) -> str:
         window = self.durations
         span = f"windows of {window[0]:g}" if len(window) and np.ptp(window) < 1e-9 * window[0] else "windows of many lengths"
-        return f"{len(self):,} sequences, {self.events:,} events, {self.marks}, {span} {self.unit}".rstrip()
+        return f"{len(self):,} sequences, {self.events:,} events, {self.marks}, {span} {console_text(self.unit)}".rstrip()
 
     def __repr__(self) -> str:
         return f"Dataset({self})"

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fourpoint.events import Batch, Sequence, UserError
-from fourpoint.printing import as_text
+from fourpoint.printing import as_text, text_table
 from fourpoint.sampling import check_marks, last_rates, remember, still
 
 if TYPE_CHECKING:
@@ -68,12 +68,10 @@ class Explanation:
         )
 
     def __rich__(self) -> Table:
-        from rich.table import Table
-
         total, many = self.effects.sum(1), len(self.names) > 1
         strongest = np.argsort(-np.abs(self.effects).sum(1), kind="stable")[:SHOWN]
         title = f"The rate at {self.at:g} is {self.rate.sum():.4g}; what it would lose without each of {len(total):,} past events"
-        table = Table(title=title, title_justify="left", box=None, pad_edge=False)
+        table = text_table(title, title_justify="left", box=None, pad_edge=False)
         table.add_column("event at", justify="right", style="bold", no_wrap=True)
         for name in ("mark", "effect", "most of it on")[0 if many else 1 : 3 if many else 2]:
             table.add_column(name, justify="right" if name == "effect" else "left", no_wrap=True)

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from fourpoint.plots import COLOURS, FAINT, INK, SOFT, colours, look
+from fourpoint.sanitising import plot_name, plot_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -70,8 +71,8 @@ def forecast_plot(
         ax.set_ylim(-0.08 * top, top)
         ax.set_yticks([v for v in ax.get_yticks() if 0 <= v <= top])
         ax.set_xlim(p[0] if len(p) else t[0], t[-1])
-        ax.set_xlabel(f"time ({unit})" if unit else "time")
-        ax.set_ylabel(f"rate (events per {unit or 'unit of time'})")
+        ax.set_xlabel(f"time ({plot_name(unit)})" if unit else "time")
+        ax.set_ylabel(f"rate (events per {plot_name(unit or 'unit of time')})")
     return ax
 
 
@@ -99,7 +100,7 @@ def counts_plot(
         ax.vlines(middle, lo, hi, color=COLOURS[1], lw=2)
         if truth is not None:
             ax.plot(middle, np.asarray(truth, float), marker="o", color=INK, lw=0, ms=5)
-        ax.set_xlabel(f"time ({unit})" if unit else "time")
+        ax.set_xlabel(f"time ({plot_name(unit)})" if unit else "time")
         ax.set_ylabel("events in the window")
     return ax
 
@@ -121,7 +122,7 @@ def qq_plot(theory: ArrayLike, observed: ArrayLike, low: ArrayLike, high: ArrayL
         outside = (o < lo) | (o > hi)
         ax.scatter(q[~outside], o[~outside], s=9, color=COLOURS[0], lw=0)
         ax.scatter(q[outside], o[outside], s=9, color=COLOURS[1], lw=0)
-        ax.set_title(title)
+        ax.set_title(plot_text(title))
         ax.set_xlabel("unit exponential")
         ax.set_ylabel("rescaled gaps")
     return ax

@@ -23,7 +23,7 @@ from fourpoint.events import Batch, Dataset, MarkSpace, Sequence, UserError
 from fourpoint.maths.compensator import Law, next_event_law
 from fourpoint.maths.quadrature import Unconverged
 from fourpoint.models.protocol import longest_panel
-from fourpoint.printing import as_text
+from fourpoint.printing import as_text, text_table
 from fourpoint.sampling import Paths, advance, check_marks, last_rates, remember, select_rows, still
 
 if TYPE_CHECKING:
@@ -141,11 +141,9 @@ class Forecast:
         )
 
     def __rich__(self) -> Table:
-        from rich.table import Table
-
         n, c = self.next_event, self.counts
         title = f"Forecast from {self.at:g} to {self.at + self.horizon:g}"
-        table = Table(title=title, title_justify="left", box=None, pad_edge=False, show_header=False)
+        table = text_table(title, title_justify="left", box=None, pad_edge=False, show_header=False)
         table.add_column(style="bold", no_wrap=True)
         table.add_column()
         low, high = n.interval

@@ -26,7 +26,7 @@ from fourpoint.maths.periodogram import coarse_clock
 from fourpoint.maths.quadrature import integrate_each
 from fourpoint.maths.rescaling import Verdict
 from fourpoint.models.protocol import pieces
-from fourpoint.printing import as_text
+from fourpoint.printing import as_text, text_table
 from fourpoint.sampling import check_marks, still
 from fourpoint.ties import spread_in_ticks
 
@@ -59,11 +59,9 @@ class Goodness:
         return qq_plot(v.qq.theory, v.qq.observed, v.qq.low, v.qq.high, title=mark or "", ax=ax)
 
     def __rich__(self) -> Table:
-        from rich.table import Table
-
         title = "Goodness of fit (small p-values speak against the model)"
         title += f"\nTimes are multiples of {self.tick:.4g}: events were put anywhere inside their ticks" if self.tick else ""
-        table = Table(title=title, title_justify="left", box=None, pad_edge=False)
+        table = text_table(title, title_justify="left", box=None, pad_edge=False)
         table.add_column("events of", style="bold")
         for name in ("observed", "expected", "KS", "p", "uniform p", "Ljung-Box p"):
             table.add_column(name, justify="right")

@@ -13,6 +13,7 @@ from numpy.typing import ArrayLike
 
 from fourpoint.events import UserError
 from fourpoint.plots import COLOURS, GROUND, INK, SOFT, look
+from fourpoint.sanitising import plot_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -65,10 +66,10 @@ def map_plot(
         bar = ax.figure.colorbar(
             picture, ax=ax, fraction=0.04, pad=0.02, extend="min" if far and float(z.min()) < top / 1000 else "neither"
         )
-        bar.set_label(label)
+        bar.set_label(plot_text(label))
         bar.outline.set_visible(False)
         ax.grid(False)
-        ax.set(xlim=(left, right), ylim=(low, high), xlabel=names[0], ylabel=names[1], title=title)
+        ax.set(xlim=(left, right), ylim=(low, high), xlabel=plot_text(names[0]), ylabel=plot_text(names[1]), title=plot_text(title))
         for spine in ax.spines.values():
             spine.set(visible=True, color=SOFT, linewidth=0.8)
     return ax
@@ -101,7 +102,7 @@ def profile_plot(
             ax.plot(
                 np.asarray(places, float).reshape(-1), np.zeros(len(np.asarray(places))), "|", color=INK, ms=9, alpha=0.5, clip_on=False
             )
-        ax.set(xlim=_ends(a), ylim=(0, None), xlabel=name, ylabel=label, title=title)
+        ax.set(xlim=_ends(a), ylim=(0, None), xlabel=plot_text(name), ylabel=plot_text(label), title=plot_text(title))
     return ax
 
 

@@ -11,7 +11,6 @@ Page('Delays', 3 parts)
 
 from __future__ import annotations
 
-import html
 import io
 import os
 import re
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fourpoint.atomic import make_folder, write_atomic
+from fourpoint.sanitising import html_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -72,20 +72,24 @@ class Page:
         return self._add(f'<figure class="{kind}">{heading}<div class="scroll">{svg}</div>{label}</figure>')
 
     def text(self, markup: str) -> Page:
-        """Paragraphs separated by blank lines; ``## heading``, ``- item``, ``**bold**``, ``*stress*``, ```code```, ``[text](link)``."""
+        r"""Paragraphs separated by blank lines; ``## heading``, ``- item``, ``**bold**``, ``*stress*``, ```code```, ``[text](link)``.
+
+        A backslash takes the meaning from the character behind it, which is how
+        :func:`fourpoint.sanitising.markup_text` keeps text from data as it stands.
+        """
         return self._add("\n".join(_block(block) for block in re.split(r"\n\s*\n", markup.strip()) if block.strip()))
 
     def code(self, text: str, title: str = "") -> Page:
         """Lines to type, set in a block of their own."""
         head = f'<p class="code-title">{_inline(title)}</p>' if title else ""
-        return self._add(f'<div class="code">{head}<pre><code>{html.escape(text.strip())}</code></pre></div>')
+        return self._add(f'<div class="code">{head}<pre><code>{html_text(text.strip())}</code></pre></div>')
 
     def html(self) -> str:
         """The whole page as text."""
         kicker = f'<p class="kicker">{_inline(self.kicker)}</p>' if self.kicker else ""
         footer = f"<footer>{_inline(self.footer)}</footer>" if self.footer else ""
         return _FRAME.format(
-            title=html.escape(self.title),
+            title=html_text(self.title),
             scheme="light dark" if self.dark else "light",
             css=_style_sheet(self.dark),
             head=f'{kicker}<h1>{_inline(self.title)}</h1><p class="lead">{_inline(self.lead)}</p>',
@@ -120,17 +124,37 @@ def _numeric(text: str) -> bool:
     return re.fullmatch(r"[+\-\u2212\u2013<~\u2248 ]*[\d.,\u202f ]*(e[+-]?\d+)?\s*[%a-z]{0,3}", text.strip(), re.IGNORECASE) is not None
 
 
+_MARKUP = re.compile(
+    r"""\\(?P<escaped>[!-/:-@\[-`{-~])
+      | `(?P<code>[^`]+)`
+      | \[(?P<shown>(?:\\.|`[^`]*`|[^\]\\`])+)\]\((?P<link>(?:https?:|\#|\.?/)?[^)\s"<>:\\`]*(?:/[^)\s"<>\\`]*)?)\)
+      | \*\*(?P<strong>(?:\\.|[^\\])+?)\*\*
+      | (?<![\w*])\*(?P<stress>[^*\s](?:[^*]*[^*\s])?)\*(?![\w*])
+    """,
+    re.VERBOSE | re.DOTALL,
+)
+
+
 def _inline(text: str) -> str:
-    """The small markup inside a line, escaped first."""
-    out = html.escape(text, quote=False)
-    codes = re.findall(r"`([^`]+)`", out)
-    out = re.sub(r"`[^`]+`", "\0", out)
-    out = re.sub(r"\*\*(.+?)\*\*", r"<strong>\1</strong>", out)
-    out = re.sub(r"(?<![\w*])\*([^*\s](?:[^*]*[^*\s])?)\*(?![\w*])", r"<em>\1</em>", out)
-    out = re.sub(r"\[([^\]]+)\]\(((?:https?:|#|\.?/)?[^)\s\"<>:]*(?:/[^)\s\"<>]*)?)\)", r'<a href="\2">\1</a>', out)
-    for code in codes:
-        out = out.replace("\0", f"<code>{code}</code>", 1)
-    return out
+    """The small markup inside a line. Each piece of text is escaped where it is written, also inside links and code."""
+    out, at = [], 0
+    for found in _MARKUP.finditer(text):
+        out.append(html_text(text[at : found.start()]))
+        out.append(_element(found))
+        at = found.end()
+    return "".join(out) + html_text(text[at:])
+
+
+def _element(found: re.Match[str]) -> str:
+    if found["escaped"] is not None:
+        return html_text(found["escaped"])
+    if found["code"] is not None:
+        return f"<code>{html_text(found['code'])}</code>"
+    if found["shown"] is not None:
+        return f'<a href="{html_text(found["link"])}">{_inline(found["shown"])}</a>'
+    if found["strong"] is not None:
+        return f"<strong>{_inline(found['strong'])}</strong>"
+    return f"<em>{_inline(found['stress'])}</em>"
 
 
 def _block(block: str) -> str:
@@ -163,7 +187,7 @@ def _svg(drawing: Axes | Figure, prefix: str, label: str, dark: Mapping[str, str
         svg = re.sub(re.escape(light), f"var({_variable(light)})", svg, flags=re.IGNORECASE)
     width, height = (72 * inches for inches in figure.get_size_inches())
     size = f'viewBox="0 0 {width:g} {height:g}" style="--natural:{width * 4 / 3:.0f}px"'
-    opening = f'<svg {size} role="img" aria-label="{html.escape(label)}" xmlns="http://www.w3.org/2000/svg">'
+    opening = f'<svg {size} role="img" aria-label="{html_text(label)}" xmlns="http://www.w3.org/2000/svg">'
     return re.sub(r"^.*?<svg[^>]*>", lambda _: opening, svg, count=1, flags=re.DOTALL)
 
 

@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fourpoint.events import UserError
+from fourpoint.sanitising import plot_name, plot_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -30,6 +31,7 @@ INK, SOFT, FAINT, GROUND = "#1d2733", "#5c6875", "#dfe4ea", "#ffffff"
 COLOURS = ("#0068b8", "#d65a00", "#00926c", "#b8578e", "#c78a00", "#3fa3dd", "#6a55b5", "#7d8894")
 _BRIGHT = ("#58a9f0", "#ff9046", "#3dc79d", "#e68cbc", "#efb93c", "#8ad0f7", "#a797ef", "#a3aeba")
 DARK: Mapping[str, str] = {INK: "#e8edf3", SOFT: "#9aa7b5", FAINT: "#2c3744", GROUND: "#141b24"} | dict(zip(COLOURS, _BRIGHT, strict=True))
+LEGEND_ROWS, CHARACTERS_PER_INCH = 5, 13  # room for a legend above the axes
 LOOK: Mapping[str, Any] = {
     "figure.facecolor": GROUND,
     "figure.dpi": 110,
@@ -142,7 +144,7 @@ def intensity_plot(
         ax.set_xlim(t[0], t[-1])
         ax.set_xlabel(_with_unit("time", unit))
         low, high = ax.get_ylim()
-        ax.set_ylabel(f"rate (events per {unit or 'unit of time'})", y=1 - 0.5 * high / (high - low))
+        ax.set_ylabel(f"rate (events per {_per(unit)})", y=1 - 0.5 * high / (high - low))
     return ax
 
 
@@ -169,7 +171,7 @@ def kernel_plot(
             ax.plot(x, row, color=shade)
         ax.set_xlim(x[0], x[-1])
         ax.set_xlabel(_with_unit("time since the past event", unit))
-        ax.set_ylabel(label)
+        ax.set_ylabel(plot_text(label))
         _end_labels(ax, float(x[-1]), list(zip(_heads(names, len(y)), y[:, -1].tolist(), shades, strict=True)))
     return ax
 
@@ -191,7 +193,7 @@ def spectrum_plot(
     if g is not None:
         _same(f.size, g.size, "one decay per frequency")
     shades = colours(len(f))
-    per = unit or "unit of time"
+    per = _per(unit)
     with look():
         ax = _axes(ax, 4.6, 3.0)
         _legend_line(ax, _heads(names, len(f)), shades)
@@ -294,7 +296,7 @@ def attention_plot(
             present = sorted(set(marks.tolist()))
             _legend_line(ax, [names[m] for m in present], [shades[m] for m in present])
         ax.set_xlabel(_with_unit("time", unit))
-        ax.set_ylabel(label)
+        ax.set_ylabel(plot_text(label))
     return ax
 
 
@@ -326,7 +328,7 @@ def comparison_plot(
             text = (f"{y[i]:.3f}" + (f"  ({y[i] - start:+.3f})" if y[i] != start else "")).replace("-", "\u2212")
             bold = "bold" if names[i] == best else "normal"
             _note(ax, text, (max(y[i], start), row), (7, 0), va="center", weight=bold)
-        ax.set_yticks(range(len(y)), [names[i] for i in order], color=INK)
+        ax.set_yticks(range(len(y)), [plot_name(names[i]) for i in order], color=INK)
         ax.set_xlim(min(y.min(), start) - 0.04 * span, max(y.max(), start) + 0.28 * span)
         ax.axvline(start, color=SOFT, lw=0.9)
         ax.set_xlabel("log-likelihood on unseen data (nats per event; further right is better)")
@@ -351,7 +353,11 @@ def _same(expected: int, received: int, what: str) -> None:
 
 
 def _with_unit(word: str, unit: str) -> str:
-    return f"{word} ({unit})" if unit else word
+    return f"{word} ({plot_name(unit)})" if unit else word
+
+
+def _per(unit: str) -> str:
+    return plot_name(unit or "unit of time")
 
 
 def _heads(names: Sequence[str], count: int) -> list[str]:
@@ -381,7 +387,7 @@ def _note(
     ax: Axes, text: str, spot: tuple[float, float], shift: tuple[float, float], system: str | tuple[str, str] = "data", **style: Any
 ) -> None:
     """Text beside a spot, ``shift`` points away."""
-    ax.annotate(text, spot, shift, system, textcoords="offset points", **style)
+    ax.annotate(plot_name(text), spot, shift, system, textcoords="offset points", **style)
 
 
 def _end_labels(ax: Axes, x: float, ends: Sequence[tuple[str, float, str]]) -> None:
@@ -424,12 +430,20 @@ def _log_where_wide(ax: Axes, *per_axis: NDArray[np.float64]) -> None:
 
 
 def _legend_line(ax: Axes, labels: Sequence[str], shades: Sequence[str]) -> None:
-    """Names in their colours in one line above the axes: a legend without a box."""
+    """Names in their colours above the axes: a legend without a box, of at most ``LEGEND_ROWS`` lines that fit the width."""
     from matplotlib.lines import Line2D
 
-    handles = [Line2D([], [], color=c, marker="o", ms=5, lw=0, label=n) for n, c in zip(labels, shades, strict=True)]
+    names = [plot_name(label) for label in labels]
+    characters = CHARACTERS_PER_INCH * float(ax.figure.bbox.width) / ax.figure.dpi
+    columns = int(characters / (max(map(len, names), default=0) + 3))
+    columns = max(1, min(len(names), 6, columns))
+    room = LEGEND_ROWS * columns
+    if len(names) > room:
+        names = [*names[: room - 1], f"and {len(names) - room + 1} more"]
+        shades = [*shades[: room - 1], SOFT]
+    handles = [Line2D([], [], color=c, marker="o", ms=5, lw=0, label=n) for n, c in zip(names, shades, strict=True)]
     options: dict[str, Any] = dict(frameon=False, handletextpad=0.1, columnspacing=1.2, borderaxespad=0.2, labelcolor="linecolor")
-    ax.legend(handles=handles, loc="lower left", bbox_to_anchor=(0, 1), ncols=min(len(labels), 6), **options)
+    ax.legend(handles=handles, loc="lower left", bbox_to_anchor=(0, 1), ncols=columns, **options)
 
 
 def _mark_best(ax: Axes, steps: NDArray[np.float64], dev: NDArray[np.float64], best: int) -> None:
@@ -460,7 +474,7 @@ def _heat_map(weights: NDArray[np.float64], label: str, ax: Axes | None) -> Axes
         image = ax.imshow(shown, cmap="RdBu_r" if signed else "Blues", vmin=-limit if signed else 0, vmax=limit, interpolation="nearest")
         bar = ax.figure.colorbar(image, ax=ax, shrink=0.8, pad=0.02)
         bar.outline.set_visible(False)
-        bar.set_label(label)
+        bar.set_label(plot_text(label))
         ax.set_xlabel("past event")
         ax.set_ylabel("event looking back")
     return ax

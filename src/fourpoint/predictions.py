@@ -28,7 +28,7 @@ from torch import Tensor
 
 from fourpoint.events import Batch, Dataset, UserError
 from fourpoint.maths.compensator import next_event_law
-from fourpoint.printing import as_text
+from fourpoint.printing import as_text, text_table
 from fourpoint.sampling import advance, check_marks, remember, select_rows, still
 
 if TYPE_CHECKING:
@@ -81,11 +81,9 @@ class Predictions:
         return {k: None if isinstance(v, float) and not np.isfinite(v) else v for k, v in out.items()}
 
     def __rich__(self) -> Table:
-        from rich.table import Table
-
         n, h = self.next_event, self.horizon
         title = f"Predictions of the next event ({n.events:,} of them)"
-        table = Table(title=title, title_justify="left", box=None, pad_edge=False, show_header=False)
+        table = text_table(title, title_justify="left", box=None, pad_edge=False, show_header=False)
         table.add_column(style="bold", no_wrap=True)
         table.add_column(justify="right")
         rows = {"time RMSE": f"{n.rmse:.4g}", "time MAE": f"{n.mae:.4g}", "time CRPS": f"{n.crps:.4g}"}

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fourpoint.errors import EventDataError
+from fourpoint.sanitising import console_text
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ class Box:
         return float(np.prod(np.subtract(self.high, self.low)))
 
     def __str__(self) -> str:
-        return ", ".join(f"{n} {a:g} to {b:g}" for n, a, b in zip(self.names, self.low, self.high, strict=True))
+        return ", ".join(f"{console_text(n)} {a:g} to {b:g}" for n, a, b in zip(self.names, self.low, self.high, strict=True))
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,7 @@ from fourpoint.allocation import keep_freed_memory
 from fourpoint.events import Dataset
 from fourpoint.likelihood import CONVENTIONS, Convention
 from fourpoint.maths.periodogram import COARSE, coarse_clock
+from fourpoint.printing import plain_console, text_column
 from fourpoint.ties import spread_in_ticks
 from fourpoint.training_cuda import CapturedSteps
 from fourpoint.training_run import Fit, Recipe, Run, TrainingError
@@ -246,17 +247,16 @@ def _bar(show: bool, steps: int) -> Iterator[Any]:
     if not show:
         yield lambda step, row: None
         return
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, Progress, TimeElapsedColumn, TimeRemainingColumn
 
     columns = (
-        TextColumn("{task.description}"),
+        text_column(),
         BarColumn(),
-        TextColumn("{task.completed}/{task.total}"),
+        text_column("{task.completed}/{task.total}"),
         TimeElapsedColumn(),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    with Progress(*columns, console=plain_console(stderr=True), transient=True) as bar:
         task = bar.add_task("fitting", total=steps)
 
         def update(step: int, row: dict[str, float] | None) -> None:

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fourpoint.events import SPLITS, Dataset
+from fourpoint.printing import text_table
+from fourpoint.sanitising import console_text
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -60,14 +62,11 @@ def facts(data: Dataset, by: str = "", column: str = "") -> list[tuple[str, str]
 
 def table_of(title: str, lines: list[tuple[str, str]]) -> Table:
     """Words and lines as a table for the terminal."""
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(title=Text(title, style="bold"), title_justify="left", box=None, pad_edge=False, show_header=False)
+    table = text_table(console_text(title), title_style="bold", title_justify="left", box=None, pad_edge=False, show_header=False)
     table.add_column(style="cyan", no_wrap=True)
     table.add_column(overflow="fold")
     for word, line in lines:
-        table.add_row(word, Text(line))
+        table.add_row(word, line)
     return table
 
 

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from fourpoint.data.facts import facts, table_of
 from fourpoint.data.readers import GUESS, Asked, Reading, read_with_notes
+from fourpoint.sanitising import console_text, plot_name
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -91,10 +92,10 @@ class Inspection:
                 table.add_row("", "")
                 table.add_row(name, Text(picture.line(), style="green"))
                 room = max(1, len(picture.counts) - len(picture.first) - len(picture.last))
-                table.add_row("", Text(f"{picture.first}{' ' * room}{picture.last}", style="dim"))
+                table.add_row("", Text(console_text(f"{picture.first}{' ' * room}{picture.last}"), style="dim"))
         table.add_row("", "")
         for note in self.reading.notes:
-            table.add_row("", Text(note, style="dim"))
+            table.add_row("", Text(console_text(note), style="dim"))
         return table
 
     def _facts(self) -> list[tuple[str, str]]:
@@ -118,15 +119,15 @@ class Inspection:
             elif ax is None:
                 ax, below = plt.subplots(2, 1, figsize=(9, 5), layout="constrained")[1]
             _bars(ax, self.over_time, COLOURS[0])
-            ax.set_title(f"{os.path.basename(self.source)}: {self.reading.data.events:,} events")
-            ax.set_xticks(self.over_time.edges[[0, -1]], [self.over_time.first, self.over_time.last])
+            ax.set_title(f"{plot_name(os.path.basename(self.source))}: {self.reading.data.events:,} events")
+            ax.set_xticks(self.over_time.edges[[0, -1]], [plot_name(self.over_time.first), plot_name(self.over_time.last)])
             for label, side in zip(ax.get_xticklabels(), ("left", "right"), strict=True):
                 label.set_horizontalalignment(side)
             ax.set_ylabel("events")
             if below is not None and self.gaps is not None:
                 _bars(below, self.gaps, COLOURS[1])
                 below.set_xscale("log")
-                below.set_xlabel(f"gap ({self.reading.data.unit})" if self.reading.data.unit else "gap")
+                below.set_xlabel(f"gap ({plot_name(self.reading.data.unit)})" if self.reading.data.unit else "gap")
                 below.set_ylabel("gaps")
         return ax
 

@@ -18,6 +18,8 @@ import pyarrow as pa
 from numpy.typing import DTypeLike, NDArray
 
 from fourpoint.events import EventDataError
+from fourpoint.printing import plain_console, text_column
+from fourpoint.sanitising import console_text
 
 HEAD = 1000  # rows that are looked at before a table is read
 FAULTS = (pa.ArrowException, OSError, ValueError, TypeError, OverflowError, RecursionError, NotImplementedError)
@@ -77,15 +79,14 @@ def flat(column: pa.ChunkedArray, kind: DTypeLike | None = None) -> NDArray[Any]
 @contextmanager
 def progress(label: str, total: int) -> Iterator[Callable[[int], None] | None]:
     """A bar on a terminal once reading has taken a second; called with the bytes or rows just read. None without a terminal."""
-    if not sys.stderr.isatty():
+    if sys.stderr is None or not sys.stderr.isatty():
         yield None
         return
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, Progress, TimeElapsedColumn, TimeRemainingColumn
 
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-    bar = Progress(*columns, console=Console(stderr=True), transient=True)
-    task, began = bar.add_task(f"reading {label}", total=total), time.monotonic()
+    columns = (text_column(), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    bar = Progress(*columns, console=plain_console(stderr=True), transient=True)
+    task, began = bar.add_task(f"reading {console_text(label)}", total=total), time.monotonic()
 
     def advance(amount: int) -> None:
         bar.update(task, advance=amount)

@@ -30,6 +30,7 @@ from fourpoint.data.roles import Roles, choose_roles
 from fourpoint.data.stored import place_in, stored_names, stored_windows, write
 from fourpoint.data.tables import open_table
 from fourpoint.events import Dataset, EventDataError, Ties, UserError
+from fourpoint.sanitising import console_text
 
 __all__ = ["GUESS", "Asked", "Reading", "describe_choices", "read", "read_with_notes", "write"]
 
@@ -89,7 +90,7 @@ def read(
     found = read_with_notes(source, Asked(time, mark, sequence, place, bounds, window, time_unit, timezone, ties, sort, marks, unit))
     if not found.roles.own:
         for note in found.notes:
-            print(note, file=sys.stderr)
+            print(console_text(note), file=sys.stderr)
     return found.data
 
 

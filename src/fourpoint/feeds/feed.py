@@ -26,6 +26,8 @@ from fourpoint.feeds.loop import Ended, Loop
 from fourpoint.feeds.plausibility import Reached, TimeCheck
 from fourpoint.feeds.state import Output, Tally, locked_state, read_state
 from fourpoint.feeds.trained import Trained
+from fourpoint.printing import plain_console, text_column
+from fourpoint.sanitising import console_lines
 
 MAX_SKIPPED = 0.05  # share of the lines that may be skipped without a failure
 
@@ -196,14 +198,13 @@ def _signals() -> Iterator[list[int]]:
 def _progress(lines: Lines) -> Iterator[Callable[[int], None]]:
     """A bar with the time left, called with the bytes done; nothing for a feed without a known end, or without a terminal."""
     total = lines.size
-    if total is None or not sys.stderr.isatty():
+    if total is None or sys.stderr is None or not sys.stderr.isatty():
         yield lambda offset: None
         return
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, DownloadColumn, Progress, TimeElapsedColumn, TimeRemainingColumn
 
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    columns = (text_column(), BarColumn(), DownloadColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=plain_console(stderr=True), transient=True) as bar:
         task, shown = bar.add_task("scoring", total=total, completed=lines.offset), 0.0
 
         def update(offset: int) -> None:
@@ -217,5 +218,5 @@ def _progress(lines: Lines) -> Iterator[Callable[[int], None]]:
 
 def _to_stderr(text: str) -> None:
     with suppress(OSError):  # scoring goes on where nobody reads the notices
-        sys.stderr.write(text + "\n")
+        sys.stderr.write(console_lines(text) + "\n")
         sys.stderr.flush()

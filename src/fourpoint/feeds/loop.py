@@ -208,7 +208,7 @@ def _as_json(values: dict[str, Any]) -> str:
         return _ENCODE(_finite(values)) + "\n"
 
 
-_ENCODE = json.JSONEncoder(allow_nan=False, ensure_ascii=False, check_circular=False).encode
+_ENCODE = json.JSONEncoder(allow_nan=False, ensure_ascii=True, check_circular=False).encode
 
 
 def _finite(value: Any) -> Any:

@@ -20,6 +20,7 @@ from typing import Any
 from fourpoint.atomic import make_folder, write_atomic
 from fourpoint.events import UserError
 from fourpoint.reproduce.plan import STANDS_FOR, SYNTHETIC, Cell
+from fourpoint.sanitising import csv_cell
 
 Record = dict[str, Any]
 DONE, FAILED, NO_DATA = "done", "failed", "no data given"
@@ -67,8 +68,7 @@ def write_table(file: Path, header: list[str], rows: list[list[Any]]) -> None:
     """A CSV file, whole or not at all."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(header)
-    writer.writerows(rows)
+    writer.writerows([csv_cell(value) for value in row] for row in [header, *rows])
     write_text(file, out.getvalue())
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from fourpoint.atomic import write_atomic
 from fourpoint.events import UserError
+from fourpoint.printing import plain_console
 from fourpoint.reproduce import claims, figure_curves, figure_intensity, figure_scores, figure_transformation, theory
 from fourpoint.reproduce.cells import DONE, NO_DATA, Record, read_records, record_of, write_record, write_results
 from fourpoint.reproduce.drawing import Drawn
@@ -28,6 +29,7 @@ from fourpoint.reproduce.report import write_report
 from fourpoint.reproduce.running import run_cells
 from fourpoint.reproduce.table1 import write_table1
 from fourpoint.reproduce.table2 import write_table2
+from fourpoint.sanitising import console_text
 
 WHAT = ("table1", "table2", "figure", "theory", "all", "report")
 LOOKING = ("features", "proposition2")  # experiments that look at a fitted model, and come after the fits
@@ -181,6 +183,4 @@ def _tell(records: list[Record], page: Path) -> None:
 
 
 def _say(text: str, style: str = "") -> None:
-    from rich.console import Console
-
-    Console(stderr=True).print(text, style=style or None, highlight=False, markup=False, soft_wrap=True)
+    plain_console(stderr=True).print(console_text(text), style=style or None, soft_wrap=True)

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fourpoint.plots import COLOURS, FAINT, INK, SOFT, look
+from fourpoint.sanitising import plot_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -55,14 +56,14 @@ def recovered_plot(ax: Axes, title: str, times: ArrayLike, lines: Mapping[str, A
         ax.plot(t, true, color=FAINT, lw=6, zorder=1)
         for name, values in lines.items():
             shade, dash, width = STYLES.get(name, (INK, "-", 1.2))
-            ax.plot(t, np.asarray(values, float), color=shade, ls=dash, lw=width, alpha=0.9, label=name)
+            ax.plot(t, np.asarray(values, float), color=shade, ls=dash, lw=width, alpha=0.9, label=plot_text(name))
         everything = np.concatenate([true, *(np.asarray(v, float) for v in lines.values())])
         top = 1.08 * float(np.quantile(everything[np.isfinite(everything)], 0.999))
         marks = np.asarray(events, float)
         ax.plot(marks, np.full(len(marks), -0.045 * top), marker="^", ms=4, lw=0, color=INK, clip_on=False)
         ax.set_ylim(-0.09 * top, top)
         ax.set_xlim(t[0], t[-1])
-        ax.set_title(title, loc="left")
+        ax.set_title(plot_text(title), loc="left")
         ax.set_xlabel("time")
         ax.set_ylabel("rate (events per unit of time)")
     return ax
@@ -78,18 +79,19 @@ def curves_plot(ax: Axes, title: str, curves: Mapping[str, tuple[ArrayLike, Arra
     """
     with look():
         for name, value in level.items():
-            ax.axhline(value, color=STYLES.get(name, (INK, "-", 1.0))[0], lw=1.1, ls=(0, (1, 2)), label=name)
+            ax.axhline(value, color=STYLES.get(name, (INK, "-", 1.0))[0], lw=1.1, ls=(0, (1, 2)), label=plot_text(name))
         values: list[float] = list(level.values())
         for name, (epochs, scores) in curves.items():
             shade, dash, width = STYLES.get(name, (INK, "-", 1.2))
             y = np.asarray(scores, float)
-            ax.plot(np.asarray(epochs, float), y, color=shade, ls=dash, lw=width, marker="o" if len(y) < 6 else "", ms=3, label=name)
+            dots = "o" if len(y) < 6 else ""
+            ax.plot(np.asarray(epochs, float), y, color=shade, ls=dash, lw=width, marker=dots, ms=3, label=plot_text(name))
             values += y[len(y) // 4 :].tolist()
         if values:
             low, high = float(np.quantile(values, 0.02)), max(values)
             room = 0.06 * max(high - low, 1e-3)
             ax.set_ylim(low - 2 * room, high + room)
-        ax.set_title(title, loc="left")
+        ax.set_title(plot_text(title), loc="left")
         ax.set_xlabel("epochs")
         ax.set_ylabel("log-likelihood (nats per event)")
     return ax
@@ -128,7 +130,7 @@ def score_matrix_plot(ax: Axes, title: str, scores: ArrayLike) -> Axes:
         bar.outline.set_visible(False)
         for axis in (ax.xaxis, ax.yaxis):
             axis.set_major_locator(MaxNLocator(5, integer=True))
-        ax.set_title(title, loc="left")
+        ax.set_title(plot_text(title), loc="left")
         ax.set_xlabel("past event")
         ax.set_ylabel("event looking back")
     return ax
@@ -144,7 +146,7 @@ def cloud_plot(ax: Axes, title: str, x: ArrayLike, y: ArrayLike, shade: str) -> 
     with look():
         ax.grid(True, axis="both")
         ax.scatter(np.asarray(x, float), np.asarray(y, float), s=3, color=shade, alpha=0.15, lw=0, rasterized=True)
-        ax.set_title(title, loc="left")
+        ax.set_title(plot_text(title), loc="left")
         ax.set_xlabel("first feature")
         ax.set_ylabel("second feature")
     return ax
@@ -160,13 +162,13 @@ def lines_plot(ax: Axes, title: str, x: ArrayLike, lines: Mapping[str, ArrayLike
     marks = np.asarray(events, float)
     with look():
         for k, (name, values) in enumerate(lines.items()):
-            ax.plot(np.asarray(x, float), np.asarray(values, float), color=COLOURS[k % len(COLOURS)], label=name)
+            ax.plot(np.asarray(x, float), np.asarray(values, float), color=COLOURS[k % len(COLOURS)], label=plot_text(name))
         if len(marks):
             low, high = ax.get_ylim()
             ax.plot(marks, np.full(len(marks), low - 0.05 * (high - low)), marker="^", ms=4, lw=0, color=INK, clip_on=False)
-        ax.set_title(title, loc="left")
-        ax.set_xlabel(labels[0])
-        ax.set_ylabel(labels[1])
+        ax.set_title(plot_text(title), loc="left")
+        ax.set_xlabel(plot_text(labels[0]))
+        ax.set_ylabel(plot_text(labels[1]))
         if len(lines) > 1:
             ax.legend(frameon=False)
     return ax
@@ -182,12 +184,12 @@ def error_plot(ax: Axes, title: str, features: ArrayLike, measured: Mapping[str,
     x = np.asarray(features, float)
     with look():
         for k, (name, values) in enumerate(measured.items()):
-            ax.plot(x, np.asarray(values, float), color=COLOURS[k], marker="o", ms=3.5, label=name)
+            ax.plot(x, np.asarray(values, float), color=COLOURS[k], marker="o", ms=3.5, label=plot_text(name))
         ax.plot(x, np.asarray(bound, float), color=INK, ls=(0, (4, 2)), lw=1.2, label="bound of Proposition 2")
         ax.axhline(2, color=SOFT, lw=0.8, ls=(0, (1, 2)), label="beyond 2 a bound says nothing")
         ax.set_xscale("log")
         ax.set_yscale("log")
-        ax.set_title(title, loc="left")
+        ax.set_title(plot_text(title), loc="left")
         ax.set_xlabel("features D")
         ax.set_ylabel("largest error of the kernel, 95% quantile")
         ax.legend(frameon=False)
@@ -206,8 +208,9 @@ def means_plot(ax: Axes, title: str, lags: ArrayLike, exact: ArrayLike, means: M
         ax.plot(x, np.asarray(exact, float), color=FAINT, lw=6, label="exact kernel")
         for k, (name, (mean, error)) in enumerate(means.items()):
             spread = 4 * np.asarray(error, float)
-            ax.errorbar(x, np.asarray(mean, float), yerr=spread, color=COLOURS[k], lw=0, elinewidth=1.2, marker="o", ms=3, label=name)
-        ax.set_title(title, loc="left")
+            look_of: dict[str, Any] = dict(color=COLOURS[k], lw=0, elinewidth=1.2, marker="o", ms=3)
+            ax.errorbar(x, np.asarray(mean, float), yerr=spread, label=plot_text(name), **look_of)
+        ax.set_title(plot_text(title), loc="left")
         ax.set_xlabel("lag")
         ax.set_ylabel("score: mean and four standard errors")
         ax.legend(frameon=False)
@@ -226,11 +229,12 @@ def memory_plot(ax: Axes, title: str, events: ArrayLike, remembered: Mapping[str
         ax.axhline(0, color=SOFT, lw=0.8)
         for name, values in remembered.items():
             shade, dash, width = STYLES.get(name, (INK, "-", 1.2))
-            ax.plot(np.asarray(events, float), np.asarray(values, float), color=shade, ls=dash, lw=width, marker="o", ms=4, label=name)
+            line: dict[str, Any] = dict(color=shade, ls=dash, lw=width, marker="o", ms=4)
+            ax.plot(np.asarray(events, float), np.asarray(values, float), label=plot_text(name), **line)
         ax.set_xscale("log")
         ax.set_xticks(np.asarray(events, float), [f"{n:g}" for n in np.asarray(events, float)])
         ax.minorticks_off()
-        ax.set_title(title, loc="left")
+        ax.set_title(plot_text(title), loc="left")
         ax.set_xlabel("events between the first one and the time it matters")
         ax.set_ylabel("share of the first event remembered")
         ax.legend(frameon=False, ncols=2)

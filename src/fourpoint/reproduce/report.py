@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from fourpoint.reproduce.plan import SYNTHETIC, Setting
 from fourpoint.reproduce.reasons import REASONS
 from fourpoint.reproduce.tallies import tally
 from fourpoint.reproduce.verdicts import Verdict, left_behind, verdicts
+from fourpoint.sanitising import console_lines, markup_text
 
 TITLE = "What we could and could not reproduce"
 QUICK = " This is the **quick** setting: small data and short training, to show that everything runs. Judge by the full one."
@@ -103,20 +105,21 @@ def _about_data(fits: list[Record]) -> str:
     found: dict[str, str] = {}
     for record in fits:
         if record["status"] == DONE and record["data"] not in SYNTHETIC:
-            found.setdefault(record["data"], record["settings"]["data"])
+            found.setdefault(markup_text(record["data"]), markup_text(record["settings"]["data"]))
     return "\n".join(f"- **{name}**: {words}." for name, words in found.items()) or "No real data set was scored."
 
 
 def _without(records: list[Record]) -> list[Part]:
     """The cells that have no number, with the reason of each."""
-    rows = [[r["kind"], r["model"], r["data"], str(r["seed"]), r["status"], r["reason"]] for r in records if r["status"] != DONE]
+    header = ["kind", "model", "data", "seed", "status", "reason"]
+    rows = [[markup_text(r[name]) for name in header] for r in records if r["status"] != DONE]
     caption = "What has no number, and why. The next run tries these again, and only these."
-    table = Part("table", (["kind", "model", "data", "seed", "status", "reason"], rows), caption)
+    table = Part("table", (header, rows), caption)
     return [Part("text", "## Cells without a number"), table] if rows else []
 
 
 def _made(setting: Setting, records: list[Record]) -> list[str]:
-    commits = sorted({r["commit"] for r in records if r.get("commit")})
+    commits = sorted({markup_text(r["commit"]) for r in records if r.get("commit")})
     seconds = sum(float(r.get("seconds") or 0.0) for r in records)
     sizes = "all" if not setting.real_train else f"at most {setting.real_train:,}"
     changes = {f"models, {name}": options for name, options in setting.building.items()}
@@ -133,8 +136,9 @@ def _made(setting: Setting, records: list[Record]) -> list[str]:
 
 
 def _machines(records: list[Record]) -> str:
-    machines = sorted({r["machine"] for r in records if r.get("machine")})
-    versions = sorted({f"Python {r['versions']['python']}, torch {r['versions']['torch']}" for r in records if r.get("versions")})
+    machines = sorted({markup_text(r["machine"]) for r in records if r.get("machine")})
+    found = [r["versions"] for r in records if r.get("versions")]
+    versions = sorted({markup_text(f"Python {one['python']}, torch {one['torch']}") for one in found})
     return " ".join(f"{'; '.join(words)}." for words in (machines, versions) if words)
 
 
@@ -162,5 +166,7 @@ def _markdown(part: Part) -> str:
     if part.kind == "figure":
         return f"### {part.title}\n![{part.title}](figures/{part.content.name}.png)\n\n{part.caption}"
     if part.kind == "code":
-        return f"{part.title}:\n\n```sh\n{part.content.strip()}\n```"
+        code = console_lines(part.content.strip())
+        fence = "`" * max(3, 1 + max(map(len, re.findall("`+", code)), default=0))
+        return f"{part.title}:\n\n{fence}sh\n{code}\n{fence}"
     return str(part.content).strip()

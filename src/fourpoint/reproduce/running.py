@@ -20,10 +20,12 @@ from contextlib import contextmanager
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
+from fourpoint.printing import plain_console, text_column
 from fourpoint.reproduce.cells import DONE, FAILED, NO_DATA, Record
 from fourpoint.reproduce.pace import Pace
 from fourpoint.reproduce.plan import Cell
 from fourpoint.reproduce.sets import NoData
+from fourpoint.sanitising import console_text
 
 Work = Callable[[Cell], Record]
 Keep = Callable[[Cell, Record], None]
@@ -193,13 +195,12 @@ def _progress(cells: list[Cell], jobs: int, show: bool, pace: Pace) -> Iterator[
     if not show or not cells:
         yield lambda cell, outcome: None
         return
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+    from rich.progress import BarColumn, Progress, TimeElapsedColumn
 
-    console = Console(stderr=True)
+    console = plain_console(stderr=True)
     left = list(cells)
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total} cells"), TimeElapsedColumn())
-    with Progress(*columns, TextColumn("{task.fields[left]}"), console=console, transient=True) as bar:
+    columns = (text_column(), BarColumn(), text_column("{task.completed}/{task.total} cells"), TimeElapsedColumn())
+    with Progress(*columns, text_column("{task.fields[left]}"), console=console, transient=True) as bar:
         task = bar.add_task("reproducing", total=len(cells), left="")
 
         def ended(cell: Cell, outcome: Record) -> None:
@@ -209,10 +210,9 @@ def _progress(cells: list[Cell], jobs: int, show: bool, pace: Pace) -> Iterator[
             if not console.is_terminal or outcome["status"] == FAILED:
                 why = f": {outcome['reason']}" if outcome.get("reason") else ""
                 text = f"{len(cells) - len(left)}/{len(cells)} {cell.kind} {name} seed {cell.seed}: {outcome['status']}{why}"
-                bar.console.print(
-                    f"{text} ({outcome.get('seconds', 0):.0f} s, about {_time(rest)} left)", highlight=False, markup=False, soft_wrap=True
-                )
-            bar.update(task, advance=1, description=name, left=f"about {_time(rest)} left" if left else "")
+                line = f"{text} ({outcome.get('seconds', 0):.0f} s, about {_time(rest)} left)"
+                bar.console.print(console_text(line), soft_wrap=True)
+            bar.update(task, advance=1, description=console_text(name), left=f"about {_time(rest)} left" if left else "")
 
         yield ended
 
