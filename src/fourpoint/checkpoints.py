@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from fourpoint.atomic import make_folder, write_atomic
 from fourpoint.events import Box, MarkSpace, UserError
 from fourpoint.models import MODELS
+from fourpoint.trained_on import TrainedOn, trained_on
 
 FORMAT = 1
 
@@ -38,7 +39,9 @@ def save(model: Any, folder: str | Path, *, about: dict[str, Any] | None = None)
     name = next((n for n, kind in MODELS.items() if n == getattr(model, "name", None) or kind is type(model)), None)
     if name is None:
         raise CheckpointError("one of Fourpoint's models", type(model).__name__, f"Known are {', '.join(MODELS)}.")
-    info = {"model": name, "settings": model.settings(), "marks": list(model.marks.names), "about": about or {}}
+    known = trained_on(model)
+    beside = (about or {}) | ({} if known is None else {"trained_on": known.to_dict()})
+    info = {"model": name, "settings": model.settings(), "marks": list(model.marks.names), "about": beside}
     if model.marks.box is not None:
         info["box"] = {"names": model.marks.box.names, "low": model.marks.box.low, "high": model.marks.box.high}
     write_tensors(folder, "model", {k: v.detach() for k, v in model.state_dict().items()}, info)
@@ -58,6 +61,7 @@ def restore(folder: str | Path) -> nn.Module:
         model.load_state_dict(tensors, assign=True)
     except (TypeError, RuntimeError, KeyError) as error:
         raise CheckpointError("settings and weights that belong together", f"{error} in {folder}", "Fit the model again.") from error
+    model.trained_on = TrainedOn.from_dict(info.get("about", {}).get("trained_on"))
     return model.eval()
 
 

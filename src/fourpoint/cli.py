@@ -21,7 +21,7 @@ from typer.core import TyperGroup
 from fourpoint import cli_options as typed
 from fourpoint.cli_checks import check_applies, check_folder, check_picture, one_of
 from fourpoint.cli_data import data_app
-from fourpoint.cli_reading import How, default_split, open_events, open_with_model, some_of, train_and_dev
+from fourpoint.cli_reading import How, open_events, open_with_model, scored_part, some_of, train_and_dev
 from fourpoint.console import print_all, print_result, report_error, save_plot, say, short_unit
 from fourpoint.errors import UserError
 
@@ -170,7 +170,7 @@ def evaluate(
     source: typed.Source,
     truth: typed.Truth = None,
     amplitude: typed.Amplitude = "fixed",
-    split: typed.Split = None,
+    split: typed.Scored = None,
     convention: Annotated[str, typer.Option(help="window (everything observed) or gaps (events 2 to N, as published tables).")] = "window",
     tolerance: Annotated[float, typer.Option(help="Error of the integral allowed, in nats per event.")] = 1e-4,
     fit_check: Annotated[bool, typer.Option("--fit-check/--no-fit-check", help="Whether to test the goodness of fit.")] = True,
@@ -202,8 +202,8 @@ def evaluate(
         check_applies("an evaluation with --no-fit-check", "--plot", fit_check)
     oracle = None if truth is None else process(truth, one_of("--amplitude", amplitude, ("fixed", "random"))).truth()
     model, events = open_with_model(folder, source, How(ties, window, time, mark, sequence, place, bounds, time_unit, timezone, sort))
-    part = events.part(split or default_split(events, "test"))
-    check_marks(model, part.marks)
+    check_marks(model, events.marks)
+    part = scored_part(model, events, split)
     report = judge(model, part, truth=oracle, tolerance=tolerance)
     numbers = report.to_dict(asked)
     blocks: list[Any] = [report]

@@ -33,6 +33,9 @@ Timezone = Annotated[
 ]
 Sort = Annotated[bool, typer.Option("--sort", help="Put rows in order of time.")]
 Split = Annotated[str | None, typer.Option(help="Part of the data: train, dev, test or all.")]
+Scored = Annotated[
+    str | None, typer.Option("--split", help="Part of the data: train, dev, test, all, or held-out (what fit did not train on).")
+]
 Seed = Annotated[int, typer.Option(help="Seed of everything random.")]
 Budget = Annotated[float | None, typer.Option(metavar="SECONDS", help="Stop training after this many seconds.")]
 Folder = Annotated[Path, typer.Option("-o", "--output", metavar="DIR", help="Folder to write.")]

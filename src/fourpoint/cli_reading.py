@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 Fitted = tuple[str | None, tuple[str, ...] | None, Any]  # unit of time, types and box of a fitted model
 CHECKED = 20_000  # events that the goodness of fit looks at
+HELD_OUT = "held-out"  # a split: what a model was not trained on
 
 
 @dataclass(frozen=True)
@@ -106,6 +107,33 @@ def train_and_dev(events: Dataset, split: str | None, seed: int) -> tuple[Datase
     kept = f"{len(dev):,} of {len(part):,} sequences, drawn with seed {seed}, are" if len(part) > 1 else "the last tenth of the window is"
     say(f"no dev split: {kept} kept for early stopping")
     return train, dev
+
+
+def scored_part(model: Any, events: Dataset, split: str | None) -> Dataset:
+    """The part to score: as asked, else the test split, else what `fit` kept from training, else all.
+
+    A notice says which sequences were left out because the model was trained on them; a warning says
+    how many of those that are scored it was trained on.
+    """
+    from fourpoint.trained_on import chose_weights, held_out, overlap
+
+    name = split or default_split(events, "test")
+    kept = held_out(model, events) if name == HELD_OUT or (split is None and name == "all") else None
+    if name == HELD_OUT and kept is None:
+        raise UserError(
+            "data of which the model was trained on a part",
+            "none of it, or all of it",
+            "Score the data that you fitted, or use --split all.",
+        )
+    part = events.part(name) if kept is None else kept
+    if kept is not None:
+        stopped = ", and were used for early stopping" if chose_weights(model, kept) else ""
+        what = f"{kept.events:,} of {events.events:,} events in {len(kept):,} of {len(events):,} sequences"
+        say(f"scored: {what}, which were kept from training{stopped}; --split all scores everything")
+    seen = overlap(model, part)
+    if seen is not None:
+        say(f"warning: {seen}. Score other data, or --split {HELD_OUT}", style="yellow")
+    return part
 
 
 def some_of(events: Dataset, seed: int) -> Dataset:

@@ -24,6 +24,7 @@ from fourpoint.events import Batch, Dataset, Sequence, UserError
 from fourpoint.likelihood import CONVENTIONS, Convention, LogLikelihood, log_likelihoods
 from fourpoint.printing import as_text, text_table
 from fourpoint.sampling import check_box, still
+from fourpoint.trained_on import Overlap, overlap
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -55,6 +56,7 @@ class Report:
     oracle: dict[str, Score] | None = None
     intensity_mse: float | None = None
     intensity_variance: float | None = None
+    trained_on: Overlap | None = None  # how much of the data was in the model's training data
 
     def to_dict(self, convention: Convention = "window") -> dict[str, Any]:
         """One convention's numbers under the names of the command line's JSON; likelihoods in nats."""
@@ -71,16 +73,20 @@ class Report:
             best = self.oracle[convention].per_event
             out |= {"oracle_log_likelihood_per_event": best, "regret_per_event": best - score.per_event}
             out |= {"intensity_mse": self.intensity_mse, "intensity_variance": self.intensity_variance}
+        if self.trained_on is not None:
+            seen = {"sequences": self.trained_on.sequences, "events": self.trained_on.events}
+            out["trained_on"] = seen
         return out
 
     def __rich__(self) -> Table:
-        table = text_table(show_edge=False, pad_edge=False)
+        note = None if self.trained_on is None else f"note: {self.trained_on}"
+        table = text_table(show_edge=False, pad_edge=False, caption=note, caption_justify="left")
         table.add_column("", style="bold")
         for name in self.scores:
             table.add_column({"window": "window (everything)", "gaps": "gaps (events 2..N)"}[name], justify="right")
         columns = [self.to_dict(name) for name in CONVENTIONS]
         for key in columns[0]:
-            if key != "convention":
+            if key not in ("convention", "trained_on"):
                 table.add_row(key.replace("_", " "), *(_show(column[key]) for column in columns))
         return table
 
@@ -95,7 +101,8 @@ def evaluate(model: nn.Module, data: Dataset, *, truth: Any = None, tolerance: f
         truth: the process that made the data: a name of `data.synthetic.PROCESSES`, or a model with its parameters.
         tolerance: of the integrals, in nats per event.
 
-    A model on another device is scored there, and so is a truth given as a model. Raises :class:`UserError` where the mark spaces
+    A model on another device is scored there, and so is a truth given as a model. Where data were in the model's training data, the report
+    has a note that says how many. Raises :class:`UserError` where the mark spaces
     differ, `Unconverged` where an integral does not settle.
 
     >>> from fourpoint.data.synthetic import simulate
@@ -109,8 +116,10 @@ def evaluate(model: nn.Module, data: Dataset, *, truth: Any = None, tolerance: f
     with still(model):
         scores = score(model, data, tolerance=tolerance)
         if oracle is None:
-            return Report(scores)
-        return Report(scores, score(oracle, data, tolerance=tolerance), *_intensity_error(model, oracle, data))
+            return Report(scores, trained_on=overlap(model, data))
+        best = score(oracle, data, tolerance=tolerance)
+        error, variance = _intensity_error(model, oracle, data)
+        return Report(scores, best, error, variance, overlap(model, data))
 
 
 def intensity(model: Any, sequence: Sequence, times: ArrayLike) -> NDArray[np.float64]:

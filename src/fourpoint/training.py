@@ -34,6 +34,7 @@ from fourpoint.likelihood import CONVENTIONS, Convention
 from fourpoint.maths.periodogram import COARSE, coarse_clock
 from fourpoint.printing import plain_console, text_column
 from fourpoint.ties import spread_in_ticks
+from fourpoint.trained_on import TrainedOn
 from fourpoint.training_cuda import CapturedSteps
 from fourpoint.training_run import Fit, Recipe, Run, TrainingError
 from fourpoint.training_steps import Steps
@@ -122,6 +123,7 @@ def fit(
     recipe = _in_full(recipe, train, seed)
     place = _device(device)
     terms = dict(**recipe._asdict(), convention=convention, seed=seed, events=train.events, sequences=len(train), model=model.settings())
+    model.trained_on = TrainedOn.of(train, dev)
     run = Run(model, train, dev, Path(folder) if folder else None, seed, recipe, terms)
     if resume and run.finished():
         return run.fit

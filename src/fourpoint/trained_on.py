@@ -1,0 +1,179 @@
+"""What a model was trained on: a fingerprint of every training sequence, kept with the model.
+
+The likelihood of training data says little about new data. So `fit` leaves with the model a hash
+of each sequence that it trained on and of each one that it kept for early stopping (of id, times,
+marks and places; not of the window, which a user may state later), and :func:`overlap` counts how
+much of a data set was seen in training. A lone sequence is not drawn but cut: the model has then
+seen its first events, and the hash of that many events recognises them.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fourpoint.events import Dataset, Sequence
+
+MOST_CUT = 3  # `Dataset.split` cuts sequences only where there are fewer of them than parts
+Hashes = NDArray[np.uint64]
+
+
+@dataclass(frozen=True)
+class TrainedOn:
+    """Sorted hashes of the sequences that a model was trained on, and of those for early stopping.
+
+    ``beginnings`` are the number of events and the end of the window of each training sequence that
+    may have been cut from a longer one.
+    """
+
+    train: Hashes
+    dev: Hashes
+    beginnings: tuple[tuple[int, float], ...] = ()
+
+    @classmethod
+    def of(cls, train: Dataset, dev: Dataset) -> TrainedOn:
+        """The fingerprints of both parts; sequences without events have none."""
+        few = [s for s in train if len(s)] if len(train) <= MOST_CUT else []
+        beginnings = tuple((len(s), s.stop) for s in few)
+        return cls(np.unique(_hashes(train)), np.unique(_hashes(dev)), beginnings)
+
+    def to_dict(self) -> dict[str, Any]:
+        """For `model.json`: hashes of 8 bytes, little-endian, in base64."""
+        beginnings = [list(pair) for pair in self.beginnings]
+        return {"train": _text(self.train), "dev": _text(self.dev), "beginnings": beginnings}
+
+    @classmethod
+    def from_dict(cls, found: Any) -> TrainedOn | None:
+        """What :meth:`to_dict` wrote; None for models that were saved without it."""
+        try:
+            beginnings = tuple((int(count), float(stop)) for count, stop in found["beginnings"])
+            return cls(_numbers(found["train"]), _numbers(found["dev"]), beginnings)
+        except (TypeError, KeyError, ValueError, binascii.Error):
+            return None
+
+
+@dataclass(frozen=True)
+class Overlap:
+    """How much of a data set was in the training data."""
+
+    sequences: int
+    events: int
+    of_sequences: int
+    of_events: int
+
+    def __str__(self) -> str:
+        return (
+            f"{self.sequences:,} of {self.of_sequences:,} scored sequences ({self.events:,} of "
+            f"{self.of_events:,} events) were in the training data: their score says little about "
+            "new data"
+        )
+
+
+def trained_on(model: Any) -> TrainedOn | None:
+    """What ``model`` was trained on, where that is known."""
+    found = getattr(model, "trained_on", None)
+    return found if isinstance(found, TrainedOn) else None
+
+
+def overlap(model: Any, data: Dataset) -> Overlap | None:
+    """How much of ``data`` the model was trained on; None where that is nothing, or is not known.
+
+    >>> from types import SimpleNamespace
+    >>> both = [Sequence([1.0, 2.0], stop=3.0, id="a"), Sequence([0.5], stop=3.0, id="b")]
+    >>> data = Dataset.from_sequences(both)
+    >>> model = SimpleNamespace(trained_on=TrainedOn.of(data[:1], data[1:]))
+    >>> found = overlap(model, data)
+    >>> found.sequences, found.events, found.of_events
+    (1, 2, 3)
+    """
+    known = trained_on(model)
+    if known is None:
+        return None
+    seen = _seen(known, data)
+    if not seen.any():
+        return None
+    return Overlap(int((seen > 0).sum()), int(seen.sum()), len(data), data.events)
+
+
+def held_out(model: Any, data: Dataset) -> Dataset | None:
+    """The part of ``data`` that was not in training; None unless the rest was.
+
+    Of a sequence whose beginning was in training it is the remainder, in a window that begins where
+    the training window ended.
+    """
+    known = trained_on(model)
+    if known is None:
+        return None
+    seen = _seen(known, data)
+    whole = (seen == data.lengths) & (data.lengths > 0)
+    if not seen.any() or (whole | (data.lengths == 0)).all():
+        return None
+    if not (seen[~whole] > 0).any():
+        return data.select(np.flatnonzero(~whole))
+    stops = dict(known.beginnings)
+    kept = [_rest(data[int(i)], int(seen[i]), stops) for i in np.flatnonzero(~whole)]
+    return Dataset.from_sequences(kept, unit=data.unit, name=data.name)
+
+
+def chose_weights(model: Any, data: Dataset) -> bool:
+    """Whether any sequence of ``data`` was among those by which `fit` chose when to stop."""
+    known = trained_on(model)
+    return known is not None and bool(np.isin(_hashes(data), known.dev).any())
+
+
+def _rest(sequence: Sequence, seen: int, stops: dict[int, float]) -> Sequence:
+    """What follows the first ``seen`` events."""
+    if not seen:
+        return sequence
+    places = None if sequence.places is None else sequence.places[seen:]
+    return Sequence(
+        sequence.times[seen:],
+        sequence.marks[seen:],
+        start=stops[seen],
+        stop=sequence.stop,
+        space=sequence.space,
+        id=sequence.id,
+        places=places,
+    )
+
+
+def _seen(known: TrainedOn, data: Dataset) -> NDArray[np.int64]:
+    """Events of each sequence that were in the training data."""
+    seen = np.zeros(len(data), dtype=np.int64)
+    full = np.flatnonzero(data.lengths > 0)
+    same = np.isin(_hashes(data), known.train)
+    seen[full[same]] = data.lengths[full[same]]
+    for count, stop in known.beginnings:
+        for i in np.flatnonzero((data.lengths > count) & (seen < count) & (data.stops >= stop)):
+            if np.isin(_hash(data[int(i)], count), known.train):
+                seen[i] = count
+    return seen
+
+
+def _hashes(data: Dataset) -> Hashes:
+    """One hash for each sequence with events."""
+    return np.array([_hash(s, len(s)) for s in data if len(s)], dtype=np.uint64)
+
+
+def _hash(sequence: Sequence, count: int) -> np.uint64:
+    """Of the id and the first ``count`` events."""
+    digest = hashlib.blake2b(sequence.id.encode("utf-8", "surrogatepass"), digest_size=8)
+    digest.update(np.ascontiguousarray(sequence.times[:count], dtype="<f8").tobytes())
+    digest.update(np.ascontiguousarray(sequence.marks[:count], dtype="<i8").tobytes())
+    if sequence.places is not None:
+        digest.update(np.ascontiguousarray(sequence.places[:count], dtype="<f8").tobytes())
+    return np.frombuffer(digest.digest(), dtype="<u8")[0]
+
+
+def _text(hashes: Hashes) -> str:
+    return base64.b64encode(hashes.astype("<u8").tobytes()).decode("ascii")
+
+
+def _numbers(text: str) -> Hashes:
+    return np.frombuffer(base64.b64decode(text, validate=True), dtype="<u8").astype(np.uint64)
