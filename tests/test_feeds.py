@@ -291,7 +291,7 @@ def test_lines_are_those_of_the_file_whatever_the_chunks(parts: list[bytes], lim
             found += more
             assert lines.offset == sum(len(one) + 1 for one in expected[: lines.number])
             if len(found) >= stop:
-                state = FeedState(lines.number, lines.offset, digest(lines.tail()), 0, "", {}, Tally(), Reached(), b"")
+                state = FeedState(lines.number, lines.offset, digest(lines.tail()), 0, "", {}, Tally(), Reached(), None, b"")
                 lines.close()
                 lines = Lines(file)
                 lines.resume(state)
@@ -371,7 +371,7 @@ def test_state_and_output_are_those_of_one_point(place: Place) -> None:
     state = read_state(place.state)
     assert state is not None and (state.line, state.offset) == (100, place.input.stat().st_size)
     assert state.written == place.output.stat().st_size and state.tally.events == 95 and state.tally.skipped == 2
-    assert state.settings == {"keep": None, "by": None, "start": 0.0, "max_gap": "auto"}
+    assert state.settings == {"keep": None, "by": None, "start": 0.0, "max_gap": "auto", "time": None, "mark": None}
     assert state.output_tail == digest(place.output.read_bytes()[-TAIL:]) and state.input_tail == digest(place.input.read_bytes()[-TAIL:])
 
 

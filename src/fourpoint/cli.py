@@ -293,14 +293,23 @@ def explain(
 @app.command()
 def stream(
     folder: typed.Saved,
-    input: Annotated[str, typer.Option(metavar="FILE", help="Events, one JSON object per line; - is standard input.")] = "-",
+    source: Annotated[
+        str | None, typer.Argument(metavar="[FILE]", help="Events as CSV, TSV or JSON Lines; standard input by default.")
+    ] = None,
+    input: Annotated[str, typer.Option(metavar="FILE", help="The same as FILE; - is standard input.")] = "-",
     output: Annotated[str, typer.Option("-o", "--output", metavar="FILE", help="Scores, one line per event; - is standard output.")] = "-",
     state: Annotated[Path | None, typer.Option(metavar="FILE", help="Where to go on after a stop or a crash: each line once.")] = None,
     keep: Annotated[int | None, typer.Option(metavar="N", help="Past events that each head of a DAPP remembers; all by default.")] = None,
-    by: Annotated[str | None, typer.Option(metavar="COLUMN", help="The field that names an event's entity: one stream for each.")] = None,
+    by: Annotated[
+        str | None, typer.Option(metavar="COLUMN|none", help="The column that names an event's entity: one stream for each.")
+    ] = None,
     follow: Annotated[bool, typer.Option("--follow", help="Wait for more at the end of the file, until SIGTERM.")] = False,
     every: Annotated[int | None, typer.Option(metavar="N", help="Lines between two states; 1,000, or more if that is slow.")] = None,
-    start: Annotated[float | None, typer.Option(metavar="TIME", help="When the observation began; as in training by default.")] = None,
+    start: Annotated[str | None, typer.Option(metavar="TIME", help="When the observation began; as in training by default.")] = None,
+    time: Annotated[str | None, typer.Option(metavar="COLUMN", help="The column of times; as in training by default.")] = None,
+    mark: Annotated[str | None, typer.Option(metavar="COLUMN", help="The column of types; as in training by default.")] = None,
+    time_unit: Annotated[str | None, typer.Option(metavar="UNIT", help="The unit of time, which must be that of training.")] = None,
+    timezone: Annotated[str | None, typer.Option(metavar="ZONE", help="The time zone, which must be that of training.")] = None,
     max_gap: Annotated[
         str, typer.Option(metavar="TIME|none", help="Longest gap that is believed; by default from the model's rate and the clock.")
     ] = "auto",
@@ -308,7 +317,7 @@ def stream(
         float, typer.Option(metavar="SHARE", help="Share of skipped lines above which the exit code is 1.")
     ] = 0.05,
 ) -> None:
-    """Score a live feed: one JSON line in, one out, with alarms; exactly once with --state, whatever stops it."""
+    """Score a live feed: one line in, one JSON line out, with alarms; exactly once with --state, whatever stops it."""
     from fourpoint.checkpoints import about, restore
     from fourpoint.feeds.feed import score_feed
     from fourpoint.feeds.trained import Trained
@@ -318,11 +327,13 @@ def stream(
     begin = (trained.start or 0.0) if start is None else start
     if start is None and (state is None or not state.exists()):
         say(f"the observation begins at {begin:g}, as in training; --start sets another time")
-    source, target = (None if name == "-" else Path(name) for name in (input, output))
+    if source is not None and input != "-":
+        raise UserError("one input", f"{source} and --input {input}", "Leave one of them out.")
+    read, written = (None if name == "-" else Path(name) for name in (source or input, output))
     ended = score_feed(
         model,
-        input=source,
-        output=target,
+        input=read,
+        output=written,
         state=state,
         keep=keep,
         by=by,
@@ -332,6 +343,10 @@ def stream(
         max_gap=max_gap,
         max_skipped=max_skipped,
         trained=trained,
+        time=time,
+        mark=mark,
+        time_unit=time_unit,
+        timezone=timezone,
     )
     raise typer.Exit(ended.code)
 

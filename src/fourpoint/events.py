@@ -21,6 +21,7 @@ from numpy.typing import ArrayLike, NDArray
 from fourpoint.batches import Batch, group_by_length, pad
 from fourpoint.checks import SPLITS, as_marks, as_places, as_times, check_events, inner
 from fourpoint.errors import EventDataError, UserError
+from fourpoint.log_format import LogFormat
 from fourpoint.sanitising import console_text
 from fourpoint.spaces import Box, MarkSpace
 from fourpoint.ties import Ties, apply_ties
@@ -112,7 +113,8 @@ class Dataset:
     """Many sequences, stored flat: sequence i owns events ``offsets[i]:offsets[i + 1]``.
 
     Construction checks everything and raises :class:`EventDataError` with sequence, event and value. ``splits`` names
-    each sequence's part ("train", "dev" or "test") or is None; ``unit`` is a label for axes.
+    each sequence's part ("train", "dev" or "test") or is None; ``unit`` is a label for axes. ``log`` says which columns
+    the events were read from and what their times mean, where that is known.
 
     >>> data = Dataset.from_sequences([Sequence([1.0, 2.0], start=0, stop=3), Sequence([], start=0, stop=3)])
     >>> len(data), data.events, data[0].times.tolist()
@@ -131,6 +133,7 @@ class Dataset:
     unit: str = ""
     name: str = ""
     places: NDArray[np.float64] | None = None  # (events, k), where ``marks`` has a box of k axes
+    log: LogFormat | None = None  # how the events were read
 
     def __post_init__(self) -> None:
         if not self.ids:
@@ -295,7 +298,8 @@ class Dataset:
                 keep = (s.times >= a) & ((s.times < b) | last)
                 places = None if s.places is None else s.places[keep]
                 pieces.append(_trusted_sequence(s.times[keep], s.marks[keep], a, b, s.space, s.id, s.inferred and last, places))
-            parts.append(Dataset.from_sequences(pieces, unit=self.unit, name=self.name))
+            piece = Dataset.from_sequences(pieces, unit=self.unit, name=self.name)
+            parts.append(replace(piece, log=self.log))
         return tuple(parts)
 
     def with_ties(self, policy: Ties, seed: int = 0) -> Dataset:

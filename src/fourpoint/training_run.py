@@ -248,6 +248,7 @@ class Run:
                 **windows,
                 events=self.train.events,
                 sequences=len(self.train),
+                log=None if self.train.log is None else self.train.log.to_dict(),
                 recipe=self.terms,
                 notes=self.fit.notes,
                 best_step=self.fit.best_step,

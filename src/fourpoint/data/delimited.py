@@ -57,7 +57,7 @@ def open_delimited(path: Path, codec: str | None, tabs: bool) -> Table:
     if not header or (len(first) == PEEK and not re.search(rb"[\r\n]", first)):
         received = f"no line end in the first {PEEK >> 20} MB" if header else "blank lines alone"
         raise EventDataError("a header line", f"{path}: {received}", "Put the names of the columns into the first line.")
-    dialect = _Dialect(path, codec, encoding, "\t" if tabs else _separator(header))
+    dialect = _Dialect(path, codec, encoding, "\t" if tabs else separator_of(header))
     names = _names(dialect, text)
     sample = _sample(dialect, first if whole else first[: first.rfind(b"\n") + 1], names)
     types = dict(zip(sample.schema.names, sample.schema.types, strict=True))
@@ -92,7 +92,7 @@ def _names(dialect: _Dialect, text: str) -> list[str]:
     return names
 
 
-def _separator(header: str) -> str:
+def separator_of(header: str) -> str:
     """The separator that the header has most of, outside quotes."""
     bare = re.sub(r'"[^"]*"', "", header)
     return max(SEPARATORS, key=bare.count)

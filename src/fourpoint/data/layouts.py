@@ -39,6 +39,7 @@ class Layout:
     inferred: bool
     unit: str = ""
     origin: str | None = None
+    origin_tick: int | None = None  # of the clock, where all sequences share it
     moved: bool = False
     notes: tuple[str, ...] = ()
 
@@ -93,7 +94,7 @@ def lay_calendar(clock: Clock, roles: Roles, window: Window | None, sort: bool, 
         f"windows: {len(cut.ids):,} {by}{'s' * (len(cut.ids) != 1)}, {cut.ids[0]} to {cut.ids[-1]}, {empty:,} without events"
         + ("" if window is not None else "; the first and the last are taken as observed whole (--window A B)"),
     )
-    return Layout(cut.ids, rows, times, starts, stops, False, unit, cut.ids[0], moved, notes)
+    return Layout(cut.ids, rows, times, starts, stops, False, unit, cut.ids[0], None, moved, notes)
 
 
 def lay_stamps(
@@ -140,7 +141,8 @@ def lay_stamps(
     since = "the first event of each sequence" if window == "each" else origin
     whose = "sequences are" if len(ids) > 1 else "the sequence is"
     notes = (f"times: {unit} since {since} (--time-unit); {whose} {observed}",)
-    return Layout(ids, rows, times, begin, end, inferred, unit, origin, moved, notes)
+    shared = None if np.ndim(origins) else int(origins)
+    return Layout(ids, rows, times, begin, end, inferred, unit, origin, shared, moved, notes)
 
 
 def per_sequence(columns: Columns, rows: Group, ids: tuple[str, ...], column: NDArray[Any], name: str) -> NDArray[Any]:

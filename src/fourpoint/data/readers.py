@@ -24,6 +24,7 @@ from fourpoint.data.grouping import Numbered
 from fourpoint.data.known import Known
 from fourpoint.data.labels import read_marks, read_splits
 from fourpoint.data.layouts import Layout, Window, lay_calendar, lay_numbers, lay_stamps, per_sequence
+from fourpoint.data.log_formats import RAW, log_format
 from fourpoint.data.opened import Table, reason
 from fourpoint.data.places import Bounds, Place, read_places
 from fourpoint.data.roles import Roles, choose_roles
@@ -184,6 +185,7 @@ def _read(table: Table, roles: Roles, asked: Asked) -> Reading:
         raise columns.error("at least one event", "a table without rows", "Check the query or program that wrote the file.")
     numbered, ids = _sequences(columns, roles, known)
     give_back()
+    raw = columns.held[roles.time].slice(0, RAW)
     clock = _clock(columns, roles, numbered, asked) if known is None else None
     layout = _layout(columns, roles, numbered, ids, clock, asked, wanted, known)
     mark_ids, space = read_marks(columns, roles.mark, _names(columns, roles, asked.marks), roles.own)
@@ -205,6 +207,7 @@ def _read(table: Table, roles: Roles, asked: Asked) -> Reading:
             unit=asked.unit or layout.unit or (known.unit if known else wanted or ""),
             name=(known.name if known else "") or table.name,
             places=None if places is None else layout.group.arrange(places),
+            log=log_format(roles, raw, clock, layout.origin_tick, marked=bool(space.names)),
         )
         data = data if asked.ties == "keep" else data.with_ties(asked.ties)
     except EventDataError as error:

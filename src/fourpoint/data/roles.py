@@ -133,7 +133,7 @@ def _named(table: Table, wanted: str, role: str) -> str:
     names = table.schema.names
     if wanted in names:
         return wanted
-    same = [name for name in names if _plain(name) == _plain(wanted)]
+    same = [name for name in names if plain_name(name) == plain_name(wanted)]
     if len(same) == 1:
         return same[0]
     words = [*names, *CALENDAR] if role == "sequence" else names
@@ -156,7 +156,7 @@ def _calendar(sequence: str | None, guess: _Guess, time: str) -> By | None:
     return by
 
 
-def _plain(name: str) -> str:
+def plain_name(name: str) -> str:
     """A name in lower case, words joined by underscores: "Received At", "receivedAt" and "RECEIVED_AT" are one."""
     words = re.sub(r"([a-z0-9])([A-Z])", r"\1_\2", name.strip())
     return re.sub(r"[\W_]+", "_", words).strip("_").lower()
@@ -168,7 +168,7 @@ class _Guess:
     def __init__(self, table: Table) -> None:
         self.table = table
         self.names = table.schema.names
-        self.plain = {name: _plain(name) for name in self.names}
+        self.plain = {name: plain_name(name) for name in self.names}
         self.kinds: dict[str, str] = {}
         self.rows: dict[str, pa.ChunkedArray] = {}
 

@@ -62,21 +62,22 @@ def _check_lengths(column: pa.ChunkedArray, fault: Fault) -> None:
 
 
 def _parse_iso(column: pa.ChunkedArray, first: str, fault: Fault) -> pa.ChunkedArray:
-    zone = "UTC" if _has_zone(first) else None
-    for tidy in (_as_is, _tidied):
+    zone = "UTC" if has_zone(first) else None
+    for tidy in (_as_is, tidied):
         for unit in ("us", "ns"):
             try:
                 return tidy(column).cast(pa.timestamp(unit, zone))
             except pa.ArrowInvalid:
                 continue
-    row = first_bad(column, lambda part: _tidied(part).cast(pa.timestamp("us", zone)))
+    row = first_bad(column, lambda part: tidied(part).cast(pa.timestamp("us", zone)))
     value = str(column[row])
-    if ISO.match(value) and _has_zone(value) != (zone is not None):
+    if ISO.match(value) and has_zone(value) != (zone is not None):
         raise fault(f"a zone at every time, or at none: the first is {first!r}", row, value, "Write all times in one way.")
     raise fault("a time as ISO 8601 writes it", row, value, "Mend or remove the row.")
 
 
-def _has_zone(text: str) -> bool:
+def has_zone(text: str) -> bool:
+    """Whether a time in text names its zone or its distance from UTC."""
     return ZONE.search(re.sub(r"^\s*[\d/-]+(?=[T ]|$)", "", text)) is not None
 
 
@@ -84,7 +85,7 @@ def _as_is(column: pa.ChunkedArray) -> pa.ChunkedArray:
     return column
 
 
-def _tidied(column: pa.ChunkedArray) -> pa.ChunkedArray:
+def tidied(column: pa.ChunkedArray) -> pa.ChunkedArray:
     """Dates with dashes, two digits each; no spaces around; Z for UTC; a point before the fraction."""
     text = pc.utf8_trim_whitespace(column)
     text = pc.replace_substring_regex(text, r"\s*(?i:UTC|GMT|z)$", "Z")

@@ -13,19 +13,23 @@ import math
 import signal
 import sys
 import threading
-import time
+import time as clocks
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from fourpoint.data.clocks import unit_named
 from fourpoint.events import UserError
-from fourpoint.feeds.events import Entities, Single
-from fourpoint.feeds.lines import Lines
+from fourpoint.feeds.events import Entities, Event, Single
+from fourpoint.feeds.lines import LONGEST, Line, Lines
 from fourpoint.feeds.loop import Ended, Loop
-from fourpoint.feeds.plausibility import Reached, TimeCheck
+from fourpoint.feeds.plausibility import SLACK, Reached, TimeCheck
+from fourpoint.feeds.reading import Asked, EventReader
 from fourpoint.feeds.state import Output, Tally, locked_state, read_state
+from fourpoint.feeds.times import TimeReader
 from fourpoint.feeds.trained import Trained
+from fourpoint.log_format import LogFormat
 from fourpoint.printing import plain_console, text_column
 from fourpoint.sanitising import console_lines
 
@@ -40,23 +44,30 @@ def score_feed(
     state: Path | None = None,
     keep: int | None = None,
     by: str | None = None,
-    start: float = 0.0,
+    start: float | str = 0.0,
     every: int | None = None,
     follow: bool = False,
     max_gap: float | str = "auto",
     max_skipped: float = MAX_SKIPPED,
     trained: Trained | None = None,
+    time: str | None = None,
+    mark: str | None = None,
+    time_unit: str | None = None,
+    timezone: str | None = None,
     tell: Callable[[str], None] | None = None,
 ) -> Ended:
     """Score each line of ``input`` with ``model`` and write one line to ``output``; both are pipes where None.
 
     Arguments: ``state``, the file that makes restarts exact, which needs a file as output; ``keep``, the number of past
     events that each head remembers (all by default); ``by``, the field that names an event's entity, each with a stream
-    of its own; ``start``, when the observation began, in the model's unit of time; ``every``, the lines between two
+    of its own ("none": one stream; by default as in training, where each sequence was an entity or a window of the
+    calendar); ``start``, when the observation began, in the model's unit of time or as a timestamp; ``every``, the lines between two
     states (1,000 by default, and more where writing them takes more than a twentieth of the time); ``follow``, to wait
     for more at the end of a file; ``max_gap``, the longest gap that is believed, in the model's unit of time ("auto": by
     the rule of `feeds.plausibility`; "none": any); ``max_skipped``, the share of lines that may be skipped without a
-    failure; ``trained``, what is known of the data that the model was fitted to; ``tell``, what to do with notices (stderr by default).
+    failure; ``trained``, what is known of the data that the model was fitted to; ``time`` and ``mark``, the columns of
+    times and types (as in the training log by default); ``time_unit`` and ``timezone``, which must be those of the
+    training data; ``tell``, what to do with notices (stderr by default).
 
     SIGTERM and SIGINT end the run after the line or batch in hand, with the state written. Raises
     :class:`~fourpoint.events.UserError` for options that do not go together, for a state that is foreign, damaged, in use
@@ -72,10 +83,15 @@ def score_feed(
     (2, -1.0)
     """
     tell = tell or _to_stderr
+    trained = trained or Trained()
     _check_options(input, output, state, keep, by, every)
+    _check_clock(trained, time_unit, timezone)
+    times = TimeReader(trained.log, trained.unit)
+    by = _entities(trained.log, by, times, tell)
+    begin = _start(start, times)
     longest = _longest_gap(max_gap)
     _check_share(max_skipped)
-    settings = {"keep": keep, "by": by, "start": start, "max_gap": max_gap}
+    settings = {"keep": keep, "by": by, "start": begin, "max_gap": max_gap, "time": time, "mark": mark}
     with ExitStack() as files:
         lines = files.enter_context(closing(Lines(input, follow=follow)))
         before = None
@@ -85,17 +101,22 @@ def score_feed(
             before = read_state(state)
         if before is not None:
             _check_settings(before.settings, settings, state)
-        scorer = (Single if by is None else Entities)(model, keep, start, None if before is None else before.stream)
+        names = {name: i for i, name in enumerate(model.marks.names)}
+        asked = Asked(time, mark, by)
+        reader = EventReader(names, asked, times, lines.name, before.header if before else None)
+        if before is None and input is not None:
+            _try_first_lines(input, EventReader(names, asked, TimeReader(trained.log, trained.unit), lines.name))
+        scorer = (Single if by is None else Entities)(model, keep, begin, None if before is None else before.stream)
         if before is not None:
             lines.resume(before)
             tell(f"going on after line {before.line:,} of {lines.name}")
         scores = files.enter_context(closing(Output(output, before)))
         tally = before.tally if before else Tally()
-        loop = Loop(lines, scores, scorer, state, settings, by, every, follow, tell, tally)
+        loop = Loop(lines, scores, scorer, reader, state, settings, every, follow, tell, tally)
         loop.max_skipped = max_skipped
         if max_gap != "none":
             reached = before.reached if before else None
-            loop.plausible = _time_check(model, trained or Trained(), start, by, longest, reached)
+            loop.plausible = _time_check(model, trained, times, begin, by, longest, reached)
         with _signals() as told, _progress(lines) as show:
             return loop.to_the_end(told, show)
 
@@ -141,17 +162,76 @@ def _check_share(share: float) -> None:
         raise UserError("--max-skipped as a share from 0 to 1", f"{share}", "Type --max-skipped 0.05 for 5%, say.")
 
 
+def _check_clock(trained: Trained, time_unit: str | None, timezone: str | None) -> None:
+    """Refuse a unit or a zone other than those of the training data."""
+    remedy = "Leave the option out, or fit a model with it."
+    if time_unit is not None and unit_named(time_unit) != trained.unit:
+        expected = f"--time-unit {trained.unit}, as in training" if trained.unit else "no --time-unit, since the model's unit has no name"
+        raise UserError(expected, f"--time-unit {time_unit}", remedy)
+    zone = None if trained.log is None else trained.log.zone
+    if timezone is not None and timezone != zone:
+        expected = "no --timezone, as in training" if zone is None else f"--timezone {zone}, as in training"
+        raise UserError(expected, f"--timezone {timezone}", remedy)
+
+
+def _entities(log: LogFormat | None, by: str | None, times: TimeReader, tell: Callable[[str], None]) -> str | None:
+    """The column whose values are the entities, or the unit of the calendar; None for one stream."""
+    if times.calendar is not None:
+        if by not in (None, times.calendar):
+            expected = f"--by {times.calendar}, since the model was fitted to each {times.calendar}"
+            raise UserError(expected, f"--by {by}", "Leave --by out, or fit a model to sequences of that column.")
+        return times.calendar
+    if by == "none":
+        return None
+    if by is None and log is not None and log.sequence is not None:
+        tell(f"one stream per {log.sequence!r}, as in training (--by none for one stream)")
+        return log.sequence
+    return by
+
+
+def _start(start: float | str, times: TimeReader) -> float:
+    """When the observation began, in the model's unit of time."""
+    try:
+        begin = float(start)
+    except ValueError:
+        begin = times.text(str(start)).time
+    if not math.isfinite(begin):
+        raise UserError("a finite --start", f"{start}", "Type a number of the model's unit of time.")
+    return begin
+
+
+def _try_first_lines(input: Path, reader: EventReader) -> None:
+    """Read the first lines of a file before anything is written, so that a feed of another kind is refused."""
+    if not input.is_file():
+        return
+    with input.open("rb") as file:
+        first = file.read(2 * LONGEST)
+    for number, content in enumerate(first.split(b"\n")[:-1], start=1):
+        if isinstance(reader(Line(number, content if len(content) <= LONGEST else None, len(content))), Event):
+            return
+
+
 def _time_check(
-    model: Any, trained: Trained, start: float, by: str | None, longest: float | None, reached: Reached | None
+    model: Any,
+    trained: Trained,
+    times: TimeReader,
+    start: float,
+    by: str | None,
+    longest: float | None,
+    reached: Reached | None,
 ) -> TimeCheck:
     """The check of times: with the rate of the training data, or of the model before any event where that is unknown."""
-    rate = trained.rate(pooled=by is not None)
+    rate = trained.rate(pooled=by is not None and times.calendar is None)
     if rate is None:
         from fourpoint.streaming.stream import Stream
 
         rate = float(Stream(model, start=start, top=0, alarms=None).intensity(start).sum())
     since = start if trained.stop is None else trained.stop
-    return TimeCheck(start, since, rate, most=longest, reached=reached)
+    clock = times.wall_clock()
+    if clock is not None and times.calendar is None and clock.ahead(since) > SLACK:
+        clock = None  # the training data itself lies in the future: its clock is not that of the wall
+    begin = -math.inf if times.calendar is not None else start
+    return TimeCheck(begin, since, rate, most=longest, calendar=clock, reached=reached)
 
 
 def _check_settings(before: dict[str, Any], now: dict[str, Any], state: Path | None) -> None:
@@ -209,8 +289,8 @@ def _progress(lines: Lines) -> Iterator[Callable[[int], None]]:
 
         def update(offset: int) -> None:
             nonlocal shown
-            if time.monotonic() > shown + 0.1:
-                shown = time.monotonic()
+            if clocks.monotonic() > shown + 0.1:
+                shown = clocks.monotonic()
                 bar.update(task, completed=offset)
 
         yield update

@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from fourpoint.events import UserError
-from fourpoint.feeds.events import Event, Scorer, read_event
+from fourpoint.feeds.events import Event, Scorer
 from fourpoint.feeds.lines import Line, Lines
 from fourpoint.feeds.plausibility import Reached, TimeCheck
+from fourpoint.feeds.reading import EventReader
 from fourpoint.feeds.state import FeedState, Output, Tally, digest, write_state
 
 EVERY = 1000  # lines between two states, unless writing them would take more than a share of the time
@@ -59,9 +60,9 @@ class Loop:
     lines: Lines
     output: Output
     scorer: Scorer
+    reader: EventReader
     state: Path | None
     settings: dict[str, Any]
-    by: str | None
     every: int | None
     follow: bool
     tell: Callable[[str], None]
@@ -126,7 +127,7 @@ class Loop:
 
     def _score(self, lines: list[Line]) -> None:
         """Score lines as one batch, and write what came of them in their order."""
-        found = self._plausible_of([read_event(line, self.scorer.marks, self.by) for line in lines])
+        found = self._plausible_of([self.reader(line) for line in lines])
         scored = iter(self.scorer.observe([event for event in found if isinstance(event, Event)]))
         skipped, rows = 0, []
         for line, event in zip(lines, found, strict=True):
@@ -147,7 +148,7 @@ class Loop:
         if self.plausible is None:
             return found
         events = [one for one in found if isinstance(one, Event)]
-        faults = self.plausible([event.time for event in events])
+        faults = self.plausible([event.at for event in events])
         if not any(faults):
             return found
         checked = iter([fault or event for fault, event in zip(faults, events, strict=True)])
@@ -164,12 +165,12 @@ class Loop:
     def _score_unfinished(self) -> None:
         """The bytes after the last line end: an event if they are a whole one; else, with a state, left for the next run.
 
-        Nothing but blanks can follow a whole JSON object in its line, so such a line is complete even if the file grows.
+        A whole JSON object is complete even if the file grows; a row of columns may not be.
         """
         line = self.lines.unfinished()
         if line is None or (line.content is not None and not line.content.strip()):
             return
-        if self.state is not None and isinstance(read_event(line, self.scorer.marks, self.by), UserError):
+        if self.state is not None and not self.reader.is_whole(line):
             self.tell(f"line {line.number} has no end yet, and is left for the next run")
             return
         self.lines.accept(line)
@@ -188,7 +189,7 @@ class Loop:
         where = (self.lines.number, self.lines.offset, digest(self.lines.tail()), self.output.written, digest(self.output.tail()))
         reached = Reached() if self.plausible is None else self.plausible.reached
         try:
-            write_state(self.state, FeedState(*where, self.settings, self.tally, reached, self.scorer.state()))
+            write_state(self.state, FeedState(*where, self.settings, self.tally, reached, self.reader.header, self.scorer.state()))
         except OSError as error:
             if must:
                 raise

@@ -24,6 +24,7 @@ from typing import Any
 
 from fourpoint.atomic import hold, locked, sync_folder, write_all, write_atomic
 from fourpoint.events import UserError
+from fourpoint.feeds.headers import Header
 from fourpoint.feeds.plausibility import Reached
 
 NAME, VERSION = "fourpoint-feed", 2
@@ -46,10 +47,10 @@ class FeedState:
 
     ``line`` and ``offset`` are the lines and bytes of the input that are done, ``written`` the bytes of output that they
     gave; ``input_tail`` and ``output_tail`` are the hashes of the last 4,096 bytes before those points. ``settings`` are
-    the options that shape the output, ``reached`` how far the times have come, and ``stream`` what ``state()`` of the
-    stream returned.
+    the options that shape the output, ``reached`` how far the times have come, ``header`` the first line of a feed in
+    columns (None: not read yet), and ``stream`` what ``state()`` of the stream returned.
 
-    >>> state = FeedState(2, 30, "a", 99, "b", {"keep": None}, Tally(events=2), Reached(), b"memory")
+    >>> state = FeedState(2, 30, "a", 99, "b", {"keep": None}, Tally(events=2), Reached(), None, b"memory")
     >>> FeedState.from_bytes(state.to_bytes(), "scores.state") == state
     True
     >>> FeedState.from_bytes(state.to_bytes()[:-1], "scores.state")
@@ -66,12 +67,14 @@ class FeedState:
     settings: dict[str, Any]
     tally: Tally
     reached: Reached
+    header: Header | None
     stream: bytes
 
     def to_bytes(self) -> bytes:
         """A line with name, version and SHA-256; a line of JSON; the stream's bytes."""
-        head = {key: value for key, value in vars(self).items() if key not in ("stream", "tally", "reached")}
+        head = {key: value for key, value in vars(self).items() if key not in ("stream", "tally", "reached", "header")}
         parts = {"tally": asdict(self.tally), "reached": asdict(self.reached)}
+        parts["header"] = None if self.header is None else asdict(self.header)
         body = json.dumps({**head, **parts}).encode() + b"\n" + self.stream
         return f"{NAME} {VERSION} {hashlib.sha256(body).hexdigest()}\n".encode() + body
 
@@ -91,6 +94,7 @@ class FeedState:
         head, _, stream = body.partition(b"\n")
         values = json.loads(head)
         parts = {"tally": Tally(**values["tally"]), "reached": Reached(**values["reached"])}
+        parts["header"] = None if values["header"] is None else Header(**values["header"])
         return FeedState(**{**values, **parts}, stream=stream)
 
 

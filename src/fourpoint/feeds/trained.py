@@ -1,4 +1,4 @@
-"""What a model's folder says of the data that it was fitted to, as far as a feed needs it."""
+"""What a model's folder says of the data that it was fitted to, as far as a feed needs it: rate, unit, origin and columns."""
 
 from __future__ import annotations
 
@@ -7,10 +7,14 @@ from dataclasses import dataclass
 from math import isfinite
 from typing import Any
 
+from fourpoint.log_format import LogFormat
+
 
 @dataclass(frozen=True)
 class Trained:
-    """The training window and the number of events and sequences in it; None where it was not saved.
+    """The training window, the number of events and sequences in it, the unit of time and the columns of the log.
+
+    What was not saved is None.
 
     >>> trained = Trained(start=0.0, stop=10.0, events=600, sequences=20)
     >>> trained.rate(pooled=False), trained.rate(pooled=True)
@@ -21,6 +25,8 @@ class Trained:
     stop: float | None = None
     events: int | None = None
     sequences: int | None = None
+    unit: str = ""
+    log: LogFormat | None = None
 
     @staticmethod
     def from_about(about: Mapping[str, Any]) -> Trained:
@@ -31,6 +37,8 @@ class Trained:
             numbers["stop"],
             None if numbers["events"] is None else int(numbers["events"]),
             None if numbers["sequences"] is None else int(numbers["sequences"]),
+            str(about.get("unit") or ""),
+            None if about.get("log") is None else LogFormat.from_dict(about["log"]),
         )
 
     def rate(self, *, pooled: bool) -> float | None:
