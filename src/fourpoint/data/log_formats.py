@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pyarrow as pa
 
@@ -20,14 +22,10 @@ def log_format(roles: Roles, raw: pa.ChunkedArray, clock: Clock | None, origin: 
 
     Sequences of our own files are replicates, and their column names no entity.
     """
-    columns = {
-        "time": roles.time,
-        "mark": roles.mark if marked else None,
-        "sequence": None if roles.own else roles.sequence,
-        "calendar": roles.calendar,
-    }
+    mark = roles.mark if marked else None
+    columns = LogFormat(roles.time, mark, None if roles.own else roles.sequence, roles.calendar)
     if clock is None:
-        return LogFormat(**columns)
+        return columns
     kind = value_type(raw)
     zoned, per_second, name = False, 1, STAMPS
     if is_words(kind):
@@ -36,8 +34,8 @@ def log_format(roles: Roles, raw: pa.ChunkedArray, clock: Clock | None, origin: 
         zoned = kind.tz is not None
     elif pa.types.is_integer(kind) or pa.types.is_floating(kind):
         zoned, per_second, name = _epoch(float(raw[0].as_py()), clock)
-    return LogFormat(
-        **columns,
+    return replace(
+        columns,
         clock=name,
         per_second=per_second,
         zone=clock.zone,
@@ -54,7 +52,7 @@ def iso(tick: int, rate: int) -> str:
     ('2024-05-01T07:30:00', '2024-05-01T07:30:00.25')
     """
     unit = {1: "s", 1000: "ms", 1_000_000: "us", 1_000_000_000: "ns"}[rate]
-    text = str(np.datetime64(tick, unit))
+    text = str(np.array(tick).astype(f"datetime64[{unit}]"))
     return text.rstrip("0").rstrip(".") if "." in text else text
 
 

@@ -73,7 +73,7 @@ class FeedState:
     def to_bytes(self) -> bytes:
         """A line with name, version and SHA-256; a line of JSON; the stream's bytes."""
         head = {key: value for key, value in vars(self).items() if key not in ("stream", "tally", "reached", "header")}
-        parts = {"tally": asdict(self.tally), "reached": asdict(self.reached)}
+        parts: dict[str, Any] = {"tally": asdict(self.tally), "reached": asdict(self.reached)}
         parts["header"] = None if self.header is None else asdict(self.header)
         body = json.dumps({**head, **parts}).encode() + b"\n" + self.stream
         return f"{NAME} {VERSION} {hashlib.sha256(body).hexdigest()}\n".encode() + body

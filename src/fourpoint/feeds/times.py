@@ -208,12 +208,12 @@ def _split_date(text: str, found: re.Match[str], day_first: bool) -> datetime:
     between, year, clock, half = found[1], found[2], found[3] or "0:00", found[5]
     numbers = [int(part) for part in text.strip().split(between, 2)[:2]]
     day, month = numbers if day_first else numbers[::-1]
-    hour, *rest = (int(part) for part in clock.split(":"))
+    hour, minute, second = (int(part) for part in f"{clock}:0".split(":")[:3])
     if half:
         hour = hour % 12 + (12 if half.upper() == "PM" else 0)
     full = int(year) if len(year) == 4 else int(year) + (2000 if int(year) < 69 else 1900)
     try:
-        return datetime(full, month, day, hour, *rest)
+        return datetime(full, month, day, hour, minute, second)
     except ValueError:
         raise UserError("a date that exists", _shown(text), "Repair or remove the event.") from None
 
