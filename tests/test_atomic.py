@@ -53,12 +53,21 @@ def test_files_of_a_writer_at_work_stay(tmp_path: Path) -> None:
 
     def slow(draft: Path) -> None:
         draft.write_text("half")
-        assert run("import sys; from fourpoint.atomic import write_atomic; write_atomic(sys.argv[1], 'b')", tmp_path / "b").returncode == 0
+        assert (
+            run(
+                "import sys; from fourpoint.atomic import write_atomic; write_atomic(sys.argv[1], 'b')",
+                tmp_path / "b",
+            ).returncode
+            == 0
+        )
         assert draft.read_text() == "half"
         draft.write_text("whole")
 
     write_atomic(tmp_path / "a", slow)
-    assert sorted((path.name, path.read_text()) for path in tmp_path.iterdir()) == [("a", "whole"), ("b", "b")]
+    assert sorted((path.name, path.read_text()) for path in tmp_path.iterdir()) == [
+        ("a", "whole"),
+        ("b", "b"),
+    ]
 
 
 def test_other_files_that_begin_with_a_point_stay(tmp_path: Path) -> None:
@@ -68,8 +77,14 @@ def test_other_files_that_begin_with_a_point_stay(tmp_path: Path) -> None:
     assert len(list(tmp_path.iterdir())) == 4
 
 
-@pytest.mark.parametrize("content", [b"new", "new", lambda draft: draft.write_text("new")], ids=["bytes", "text", "function"])
-def test_each_step_is_on_disk_before_the_next(content: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "content",
+    [b"new", "new", lambda draft: draft.write_text("new")],
+    ids=["bytes", "text", "function"],
+)
+def test_each_step_is_on_disk_before_the_next(
+    content: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     done: list[tuple[str, str]] = []
 
     def noted(name: str) -> None:
@@ -77,7 +92,9 @@ def test_each_step_is_on_disk_before_the_next(content: Any, tmp_path: Path, monk
 
         def call(file: Any, *rest: Any) -> Any:
             path = os.readlink(f"/proc/self/fd/{file}") if isinstance(file, int) else str(file)
-            done.append((name, "draft" if TEMPORARY.fullmatch(Path(path).name) else Path(path).name))
+            done.append(
+                (name, "draft" if TEMPORARY.fullmatch(Path(path).name) else Path(path).name)
+            )
             if name == "fsync" and done[-1][1] == "draft":
                 assert Path(path).read_text() == "new", "content reaches the disk with this call"
             return real(file, *rest)
@@ -94,7 +111,9 @@ def test_each_step_is_on_disk_before_the_next(content: Any, tmp_path: Path, monk
 
 
 @pytest.mark.parametrize("name", ["write", "fsync", "replace"])
-def test_a_failure_leaves_the_old_file_and_nothing_else(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_leaves_the_old_file_and_nothing_else(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     target = tmp_path / "a"
     target.write_text("old")
 
@@ -136,7 +155,9 @@ def test_devices_and_pipes_are_written_to_and_not_replaced(tmp_path: Path) -> No
     assert link.is_symlink() and not orphans(tmp_path)
 
 
-def test_folders_are_made_and_their_names_are_durable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folders_are_made_and_their_names_are_durable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     synced: list[Path] = []
     monkeypatch.setattr(atomic, "sync_folder", synced.append)
     assert make_folder(tmp_path / "a" / "b").is_dir() and synced == [tmp_path, tmp_path / "a"]
@@ -149,8 +170,14 @@ def test_a_lock_is_for_one_process_and_ends_with_it(tmp_path: Path) -> None:
     held = "import sys; from pathlib import Path; from fourpoint.atomic import locked\nwith locked(Path(sys.argv[1]), 'a folder'): "
     with locked(lock, "a folder", "Wait."):
         refused = run(held + "pass", lock)
-        assert refused.returncode == 1 and "expected a folder for this process alone; received" in refused.stderr
-        with pytest.raises(UserError, match=r"received one that another process is using\. Wait\."), locked(lock, "a folder", "Wait."):
+        assert (
+            refused.returncode == 1
+            and "expected a folder for this process alone; received" in refused.stderr
+        )
+        with (
+            pytest.raises(UserError, match=r"received one that another process is using\. Wait\."),
+            locked(lock, "a folder", "Wait."),
+        ):
             pass
     assert not lock.exists()
     assert run(held + "import os; os._exit(9)", lock).returncode == 9 and lock.exists()
@@ -161,7 +188,9 @@ def test_a_lock_is_for_one_process_and_ends_with_it(tmp_path: Path) -> None:
 
 def test_there_is_no_other_writer() -> None:
     """Renames and temporary names belong to `atomic`; anything else would be a second implementation."""
-    pattern = re.compile(r"os\.(replace|rename)\(|\.rename\(|(draft|temporary|fresh)\.replace\(|NamedTemporaryFile|mkstemp")
+    pattern = re.compile(
+        r"os\.(replace|rename)\(|\.rename\(|(draft|temporary|fresh)\.replace\(|NamedTemporaryFile|mkstemp"
+    )
     found = [
         f"{path.name}:{number}"
         for path in sorted((SOURCE / "fourpoint").rglob("*.py"))

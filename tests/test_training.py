@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import math
 import os
 import subprocess
@@ -206,9 +207,12 @@ def interrupted(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, when: An
 
 
 def test_killed_between_the_first_model_and_its_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unbroken: tuple[DAPP, Fit]) -> None:
-    """Then there is a model but no state: the run starts again, and is not taken for a finished one."""
-    interrupted(monkeypatch, checkpoints, "write_tensors", lambda folder, name, *_: name == "training", folder=tmp_path)
-    assert (tmp_path / "model.json").is_file() and not (tmp_path / "training.json").exists()
+    """Then there is a model but no step to go on from: the run starts again, and is not taken for a finished one."""
+    def at_the_first_state(folder: Path, name: str, tensors: dict[str, torch.Tensor], info: Any) -> bool:
+        return name == "training" and bool(tensors)
+
+    interrupted(monkeypatch, checkpoints, "write_tensors", at_the_first_state, folder=tmp_path)
+    assert (tmp_path / "model.json").is_file() and json.loads((tmp_path / "training.json").read_text())["step"] == 0
     model = tiny()
     done = fit(model, data(), folder=tmp_path, resume=True, **SHORT)
     assert same(model, unbroken[0]) and done.notes.count("nothing to resume: starting from the beginning") == 1

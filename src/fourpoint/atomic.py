@@ -4,9 +4,10 @@ A file is written in this order, and each step is on disk before the next begins
 
     temporary file in the same folder (fsync)  ->  rename onto the path  ->  the folder (fsync)
 
-The rename is the moment at which the new content exists. A process that is killed before it leaves the old file and an orphaned
-temporary file, which the next process that writes into the folder removes. A temporary file is known by its name, and an
-orphaned one by its lock: its writer holds that until the rename, and the operating system frees it when the writer ends.
+The rename is the moment at which the new content exists. A process that is killed before it leaves
+the old file and an orphaned temporary file, which the next process that writes into the folder
+removes. A temporary file is known by its name, and an orphaned one by its lock: its writer holds
+that until the rename, and the operating system frees it when the writer ends.
 """
 
 from __future__ import annotations
@@ -29,23 +30,30 @@ except ImportError:  # Windows: there are no such locks, and orphaned temporary 
     fcntl = None  # type: ignore[assignment]
 
 TEMPORARY = re.compile(r"\.fourpoint-[0-9a-f]{16}\.tmp")
-UNSUPPORTED = {errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.ENOLCK, errno.EBADF}  # some network file systems have no locks
+# What network file systems without locks answer.
+UNSUPPORTED = {errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.ENOLCK, errno.EBADF}
 
-_swept: set[tuple[int, int]] = set()  # folders (device, inode) from which this process has removed orphaned files
+# Folders (device, inode) from which this process has removed orphaned files.
+_swept: set[tuple[int, int]] = set()
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_swept.clear)
 
 
-def write_atomic(path: str | os.PathLike[str], content: bytes | str | Callable[[Path], object], *, sync: bool = True) -> None:
+def write_atomic(
+    path: str | os.PathLike[str],
+    content: bytes | str | Callable[[Path], object],
+    *,
+    sync: bool = True,
+) -> None:
     """Put ``content`` in the place of what ``path`` holds, all of it or none.
 
     Arguments
         content: bytes, text (written as UTF-8), or a function that writes to the path that it is given.
-        sync: whether the file is on disk, safe from a loss of power, when this returns. False is for files of which a running
-            process can do without the last versions.
+        sync: whether the file is on disk, safe from a loss of power, when this returns. False is
+            for files that nothing depends on once the process has ended.
 
-    The folder must exist. A path that leads to a device or a pipe is written to directly. Raises OSError where the disk is
-    full, say; the old file then stays, and no temporary one.
+    The folder must exist. A path that leads to a device or a pipe is written to directly. Raises
+    OSError where the disk is full, say; the old file then stays, and no temporary one.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -110,21 +118,23 @@ def sync_folder(folder: Path) -> None:
 def hold(file: int, what: str, remedy: str = "End it, or choose another file.") -> None:
     """Lock an open file for this process alone; the lock ends with the process, however it ends.
 
-    Raises :class:`UserError` where another process holds it.
+    Raises :class:`UserError` where another process holds it. Where the file system has no locks,
+    nothing is refused.
     """
-    if fcntl is None:
-        return
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise UserError(f"{what} for this process alone", "one that another process is using", remedy) from None
+    if _lock(file) is False:
+        raise UserError(
+            f"{what} for this process alone", "one that another process is using", remedy
+        )
 
 
 @contextmanager
-def locked(lock: Path, what: str, remedy: str = "End it, or choose another file.") -> Iterator[None]:
-    """Holds the lock file ``lock``, which is made and afterwards removed; raises where another process has it.
+def locked(
+    lock: Path, what: str, remedy: str = "End it, or choose another file."
+) -> Iterator[None]:
+    """Holds the lock file ``lock``, which is made and afterwards removed.
 
-    It is removed while it is held, and whoever gets it looks whether it is still there: so nobody holds a lock that is gone.
+    Raises :class:`UserError` where another process has it. It is removed while it is held, and
+    whoever gets it looks whether it is still there: so nobody holds a lock that is gone.
     """
     file = os.open(lock, os.O_RDWR | os.O_CREAT, 0o666)
     try:
@@ -139,6 +149,26 @@ def locked(lock: Path, what: str, remedy: str = "End it, or choose another file.
             lock.unlink(missing_ok=True)
     finally:
         os.close(file)
+
+
+@contextmanager
+def locked_in_turn(lock: Path) -> Iterator[None]:
+    """Holds the lock file ``lock`` once no other process or thread does.
+
+    Where the file system has no locks, nothing is held: those who write at once then have no order.
+    """
+    while True:
+        file = os.open(lock, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            _lock(file, wait=True)
+            if _is_file(file, lock):
+                try:
+                    yield
+                    return
+                finally:
+                    lock.unlink(missing_ok=True)
+        finally:
+            os.close(file)
 
 
 def _as_bytes(content: bytes | str) -> bytes:
@@ -166,8 +196,8 @@ def _write_special(path: Path, content: bytes | str | Callable[[Path], object]) 
 
 
 def _new_temporary(folder: Path) -> tuple[Path, int]:
-    """A new file in ``folder``, open and locked. Between opening and locking another process may take it for an orphan."""
-    while True:
+    """A new file in ``folder``, open and locked."""
+    while True:  # between opening and locking another process may take it for an orphan
         draft = folder / f".fourpoint-{secrets.token_hex(8)}.tmp"
         file = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
         if _lock(file) is not False and _is_file(file, draft):
@@ -199,12 +229,12 @@ def _remove_if_orphaned(draft: Path) -> None:
         os.close(file)
 
 
-def _lock(file: int) -> bool | None:
-    """Try to lock an open file: True, False where another process holds it, None where there are no locks."""
+def _lock(file: int, *, wait: bool = False) -> bool | None:
+    """Lock an open file: True, False where another process holds it, None without locks."""
     if fcntl is None:
         return None
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     except OSError as error:

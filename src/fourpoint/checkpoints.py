@@ -9,18 +9,22 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from fourpoint.atomic import make_folder, write_atomic
+from fourpoint.atomic import TEMPORARY, locked_in_turn, make_folder, write_atomic
 from fourpoint.events import Box, MarkSpace, UserError
 from fourpoint.models import MODELS
 from fourpoint.trained_on import TrainedOn, trained_on
 
 FORMAT = 1
+FILES = re.compile(
+    r"(model|training)(\.json|-[0-9a-f]{12}\.safetensors)|history\.csv|\.(fit|save)\.lock"
+)
 
 
 class CheckpointError(UserError):
@@ -80,20 +84,42 @@ def write_tensors(folder: str | Path, name: str, tensors: dict[str, Tensor], inf
     content = to_bytes({k: v.detach().cpu().contiguous().clone() for k, v in tensors.items()})
     digest = hashlib.sha256(content).hexdigest()
     weights = f"{name}-{digest[:12]}.safetensors"
-    write_atomic(folder / weights, content)
     head = {"format": FORMAT, "fourpoint": fourpoint.__version__, "torch": torch.__version__, "weights": weights, "sha256": digest}
-    write_atomic(folder / f"{name}.json", json.dumps({**head, **info}, indent=1))
+    with locked_in_turn(folder / ".save.lock"):
+        _write_both(folder, name, weights, content, head | info)
+
+
+def _write_both(
+    folder: Path, name: str, weights: str, content: bytes, info: dict[str, Any]
+) -> None:
+    """Weights first, then the JSON that names them; weights that it no longer names go."""
+    write_atomic(folder / weights, content)
+    write_atomic(folder / f"{name}.json", json.dumps(info, indent=1))
     for old in folder.glob(f"{name}-*.safetensors"):
         if old.name != weights:
             old.unlink(missing_ok=True)
 
 
 def read_tensors(folder: str | Path, name: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """What :func:`write_tensors` wrote, checked against its hash."""
+    """What :func:`write_tensors` wrote, checked against its hash.
+
+    Between reading the JSON and the weights that it names, another process may have written new
+    ones and removed those: then both are read again.
+    """
+    folder = Path(folder)
+    while True:
+        info = _read_json(folder / f"{name}.json")
+        try:
+            return _read_weights(folder, name, info), info
+        except CheckpointError:
+            if _read_json(folder / f"{name}.json") == info:
+                raise
+
+
+def _read_weights(folder: Path, name: str, info: dict[str, Any]) -> dict[str, Tensor]:
+    """The weights that ``info`` names, if it is one of ours and they have its hash."""
     from safetensors.torch import load as from_bytes
 
-    folder = Path(folder)
-    info = _read_json(folder / f"{name}.json")
     if info.get("format") != FORMAT or "weights" not in info:
         raise CheckpointError(
             f"a folder written by Fourpoint (format {FORMAT})",
@@ -101,20 +127,35 @@ def read_tensors(folder: str | Path, name: str) -> tuple[dict[str, Tensor], dict
             "Point to a folder that `fit` or `save` wrote.",
         )
     path = folder / str(info["weights"])
-    if not path.is_file():
-        raise CheckpointError(f"weights in {path.name}", f"no such file in {folder}", "Copy the whole folder, or fit again.")
-    content = path.read_bytes()
+    try:
+        content = path.read_bytes()
+    except (FileNotFoundError, IsADirectoryError) as error:
+        remedy = "Copy the whole folder, or fit again."
+        raise CheckpointError(f"weights in {path.name}", f"no such file in {folder}", remedy) from error
     if hashlib.sha256(content).hexdigest() != info.get("sha256"):
         raise CheckpointError(
             f"weights with the hash in {name}.json", f"{path} with another hash: it is damaged", "Copy the folder again, or fit again."
         )
-    return from_bytes(content), info
+    return from_bytes(content)
 
 
 def remove_tensors(folder: str | Path, name: str) -> None:
     """Delete what :func:`write_tensors` wrote under ``name``."""
     for path in [Path(folder) / f"{name}.json", *Path(folder).glob(f"{name}-*.safetensors")]:
         path.unlink(missing_ok=True)
+
+
+def left_by_a_fit(folder: Path) -> bool:
+    """Whether a folder without a model holds what a fit has left that was killed before its first.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as place:
+    ...     left_by_a_fit(Path(place))
+    False
+    """
+    names = {path.name for path in folder.iterdir()}
+    ours = {name for name in names if FILES.fullmatch(name) or TEMPORARY.fullmatch(name)}
+    return names == ours and bool(ours - {"history.csv"})
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -51,7 +51,11 @@ def check_folder(folder: Path, resume: bool) -> None:
         raise UserError("a folder for the model", f"{folder}: {nearest} {fault}", "Choose another place with -o.")
     if not folder.is_dir() or not any(folder.iterdir()):
         return
-    if not any((folder / name).is_file() for name in ("model.json", "training.json")):
+    from fourpoint.checkpoints import left_by_a_fit
+
+    if (folder / "model.json").is_file():
+        if not resume:
+            say(f"{folder} holds a model already: it is replaced once the new one has been validated")
+        return
+    if not (folder / "training.json").is_file() and not left_by_a_fit(folder):
         raise UserError("a new or empty folder, or one with a model", f"{folder}, which holds other files", "Choose another name with -o.")
-    if not resume:
-        say(f"{folder} holds a model already: it is replaced once the new one has been validated")

@@ -36,7 +36,7 @@ from fourpoint.printing import plain_console, text_column
 from fourpoint.ties import spread_in_ticks
 from fourpoint.trained_on import TrainedOn
 from fourpoint.training_cuda import CapturedSteps
-from fourpoint.training_run import Fit, Recipe, Run, TrainingError
+from fourpoint.training_run import Fit, Recipe, Run, TrainingError, fingerprint, one_fit_at_a_time
 from fourpoint.training_steps import Steps
 
 VALIDATIONS = 40  # in a run whose recipe leaves it open, or in a time budget
@@ -51,6 +51,7 @@ RECIPE: dict[str, Any] = dict(
 )  # fmt: skip
 
 
+@one_fit_at_a_time
 def fit(
     model: Any,
     train: Dataset,
@@ -123,10 +124,12 @@ def fit(
     recipe = _in_full(recipe, train, seed)
     place = _device(device)
     terms = dict(**recipe._asdict(), convention=convention, seed=seed, events=train.events, sequences=len(train), model=model.settings())
+    terms |= dict(train=fingerprint(train), dev=fingerprint(dev))
     model.trained_on = TrainedOn.of(train, dev)
     run = Run(model, train, dev, Path(folder) if folder else None, seed, recipe, terms)
     if resume and run.finished():
         return run.fit
+    run.begin(resume)
     said = _look_at_clock(run, recipe)
     shown = spread_in_ticks(train, run.tick, seed) if run.tick else train
     run.fit.notes += model.initialise(shown) + said

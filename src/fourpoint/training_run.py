@@ -7,27 +7,32 @@ everything that the next step depends on, so that a resumed run ends with the ve
 from __future__ import annotations
 
 import csv
+import hashlib
 import io
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import wraps
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, ParamSpec
 
 import numpy as np
 import torch
 from torch import nn
 
 from fourpoint import checkpoints
-from fourpoint.atomic import write_atomic
+from fourpoint.atomic import locked, make_folder, write_atomic
 from fourpoint.events import Dataset, UserError
 from fourpoint.likelihood import Convention, quick_log_likelihood
 from fourpoint.narrow_peaks import look_for_narrow_peaks
 
 VALIDATION_EVENTS = 20_000  # at most so many events of the development data are scored at each validation
+DATA = dict(train="training data", dev="development data")  # whose fingerprints a run keeps
 COLUMNS = ("step", "epoch", "seconds", "train_log_likelihood", "dev_log_likelihood", "events_per_second", "learning_rate")
+IN_USE = "Wait until that fit has ended, or choose another folder."
+P = ParamSpec("P")
 
 
 class TrainingError(UserError):
@@ -157,6 +162,14 @@ class Run:
         """Validations since the highest one."""
         return sum(row["step"] > self.peak for row in self.fit.history)
 
+    def begin(self, resume: bool) -> None:
+        """Write what is fitted before the first checkpoint, so that a run killed any time after can be resumed.
+
+        An older model in the folder stays until the first validation, but is no longer what ``resume`` goes on from.
+        """
+        if self.folder is not None and not (resume and (self.folder / "training.json").is_file()):
+            checkpoints.write_tensors(self.folder, "training", {}, dict(step=0, recipe=self.terms))
+
     def maximise(self, shown: Dataset) -> Fit:
         """A fit without gradient steps, to the training data as they are ``shown`` to the model."""
         began = time.monotonic()
@@ -168,6 +181,8 @@ class Run:
         self.fit.history.append(dict(zip(COLUMNS, (1, 1.0, seconds, train_score, score, self.train.events / seconds, 0.0), strict=True)))
         self.fit.best, self.fit.best_step, self.fit.stopped = score, 1, "maximum likelihood"
         self.write(model=True)
+        if self.folder:
+            checkpoints.remove_tensors(self.folder, "training")
         return self.fit
 
     def finish(self, step: int) -> Fit:
@@ -198,6 +213,7 @@ class Run:
             self.model.settle(kept.settings()["eval_features"])
         self.model.load_state_dict(kept.state_dict())
         self.model.eval()
+        checkpoints.remove_tensors(self.folder, "training")  # left where it was killed at the very end
         self.fit.notes.append("nothing to resume: the run in this folder had ended")
         self.fit.best_step, self.fit.stopped = done["best_step"], done["stopped"]
         return True
@@ -209,6 +225,9 @@ class Run:
             return 0
         tensors, info = checkpoints.read_tensors(self.folder, "training")
         self._same(info["recipe"])
+        if info["step"] == 0:
+            self.fit.notes.append("nothing to resume: starting from the beginning")
+            return 0
         with torch.no_grad():
             for name, parameter in self.model.named_parameters():
                 parameter.copy_(tensors[f"model.{name}"])
@@ -230,6 +249,12 @@ class Run:
 
     def _same(self, recipe: dict[str, Any]) -> None:
         for name, value in self.terms.items():
+            if recipe.get(name) != value and name in DATA:
+                raise TrainingError(
+                    f"the {DATA[name]} of the run to resume, with the fingerprint {recipe.get(name)}",
+                    f"other data, with the fingerprint {value}",
+                    "Pass the data of the first call, or choose another folder.",
+                )
             if recipe.get(name) != value:
                 raise TrainingError(
                     f"{name}={recipe.get(name)}, as in the run to resume",
@@ -274,6 +299,48 @@ class Run:
             )
             checkpoints.write_tensors(self.folder, "training", tensors, info)
         write_atomic(self.folder / "history.csv", self.fit.csv())
+
+
+def one_fit_at_a_time(fit: Callable[P, Fit]) -> Callable[P, Fit]:
+    """``fit``, holding a lock on its ``folder``: a second fit into the same folder is refused.
+
+    The lock ends with the process. A folder that is made for a fit that is refused is removed.
+    """
+
+    @wraps(fit)
+    def alone(*arguments: P.args, **options: P.kwargs) -> Fit:
+        given: Any = options.get("folder")
+        if not given:
+            return fit(*arguments, **options)
+        folder = Path(given)
+        missing = [place for place in (folder, *folder.parents) if not place.exists()]
+        make_folder(folder)
+        try:
+            with locked(folder / ".fit.lock", f"the folder {folder}", IN_USE):
+                return fit(*arguments, **options)
+        finally:
+            for made in missing:
+                if any(made.iterdir()):
+                    break
+                made.rmdir()
+
+    return alone
+
+
+def fingerprint(data: Dataset) -> str:
+    """A hash of times, marks, places and windows, by which data are known again.
+
+    >>> from fourpoint.data.synthetic import simulate
+    >>> a, b = simulate("hawkes", 2, seed=0), simulate("hawkes", 2, seed=1)
+    >>> fingerprint(a) == fingerprint(a.select([0, 1])), fingerprint(a) == fingerprint(b)
+    (True, False)
+    """
+    digest = hashlib.sha256(repr((data.marks.names, data.marks.box)).encode())
+    for array in (data.times, data.mark_ids, data.lengths, data.starts, data.stops, data.places):
+        if array is not None:
+            digest.update(repr((array.shape, array.dtype.str)).encode())
+            digest.update(np.ascontiguousarray(array))
+    return digest.hexdigest()[:32]
 
 
 def _copy(model: nn.Module, values: list[torch.Tensor]) -> None:
