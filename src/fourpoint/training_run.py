@@ -339,7 +339,7 @@ def fingerprint(data: Dataset) -> str:
     for array in (data.times, data.mark_ids, data.lengths, data.starts, data.stops, data.places):
         if array is not None:
             digest.update(repr((array.shape, array.dtype.str)).encode())
-            digest.update(np.ascontiguousarray(array))
+            digest.update(np.ascontiguousarray(array).data)
     return digest.hexdigest()[:32]
 
 
