@@ -495,13 +495,13 @@ def test_arrays_that_announce_more_than_they_have(tmp_path: Path, member: bytes)
 @pytest.fixture
 def frugal(monkeypatch: pytest.MonkeyPatch) -> None:
     """A mebibyte is all that a small file may unfold into, so that a bomb can be a small one."""
-    monkeypatch.setattr("fourpoint.data.files.FREELY", 2**20)
+    monkeypatch.setenv("FOURPOINT_MEMORY_LIMIT", "1MiB")
 
 
 def test_an_archive_that_unfolds_without_end(tmp_path: Path, frugal: None) -> None:
     with zipfile.ZipFile(tmp_path / "a.npz", "w", zipfile.ZIP_DEFLATED) as archive, archive.open("arr_0.npy", "w") as member:
         member.write(bytes(2**22))
-    with pytest.raises(EventDataError, match="a.npz, whose .* bytes unfold into 4,194,304 or more"):
+    with pytest.raises(EventDataError, match="a.npz, whose .* expand into 4.19 MB or more"):
         tick.read(tmp_path / "a.npz")
 
 
@@ -545,7 +545,7 @@ def test_a_table_that_unfolds_without_end(tmp_path: Path, frugal: None) -> None:
     zeros = pa.ListArray.from_arrays(pa.array([0, 1_000_000], pa.int32()), pa.array(np.zeros(1_000_000)))
     pq.write_table(pa.table({"id": [1], "timestamps": zeros, "labels": [[0]]}), tmp_path / "a.parquet", compression="zstd")
     assert (tmp_path / "a.parquet").stat().st_size < 40_000
-    with pytest.raises(EventDataError, match="a.parquet, whose .* bytes unfold into 8,000,000 or more"):
+    with pytest.raises(EventDataError, match="a.parquet, whose .* expand into .* MB or more"):
         hotpp.read(tmp_path / "a.parquet")
 
 
@@ -712,7 +712,7 @@ def test_paths_that_are_no_files(tmp_path: Path) -> None:
 
 def test_gzip_that_unfolds_without_end_or_is_cut(tmp_path: Path, frugal: None) -> None:
     (tmp_path / "a.json").write_bytes(gzip.compress(b" " * 2**24))
-    with pytest.raises(EventDataError, match="a.json, whose .* bytes unfold into .* or more"):
+    with pytest.raises(EventDataError, match="a.json, whose .* expand into .* or more"):
         easytpp.read(tmp_path / "a.json")
     (tmp_path / "b.json").write_bytes(gzip.compress(json.dumps(ROWS * 100).encode())[:-20])
     with pytest.raises(EventDataError, match="b.json, which cannot be read after"):

@@ -434,9 +434,9 @@ def test_a_cell_of_a_million_characters(tmp_path: Path) -> None:
 
 
 def test_a_source_that_unfolds_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fourpoint.data.files.FREELY", 2**20)
+    monkeypatch.setenv("FOURPOINT_MEMORY_LIMIT", "1MiB")
     monkeypatch.setattr(memes, "BLOCK", 2**20)
     path = saved(tmp_path, b"P\thttp://a\nT\t2008-01-01 00:00:00\n\n" * 500_000, "bomb.csv.gz")
     for name in SOURCES:
-        with pytest.raises(EventDataError, match="bomb.csv.gz, whose .* bytes unfold into"):
+        with pytest.raises(EventDataError, match="bomb.csv.gz, whose .* expand into"):
             SOURCES[name](path)

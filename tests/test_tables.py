@@ -444,9 +444,8 @@ def test_endless_lines_are_refused(line: bytes, ending: str, tmp_path: Path) -> 
 @pytest.mark.parametrize("name", ["a.csv.gz", "a.jsonl.zst", "a.parquet"])
 def test_what_unpacks_beyond_memory_is_refused(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / name).write_bytes(FILES[name]())
-    for module in ("lines", "tables"):
-        monkeypatch.setattr(f"fourpoint.data.{module}.memory", lambda: 50)
-    with pytest.raises(EventDataError, match="expected a file that fits into memory; received .*this machine's memory. Split it"):
+    monkeypatch.setenv("FOURPOINT_MEMORY_LIMIT", "50")
+    with pytest.raises(EventDataError, match="that expands into at most 50 bytes; received .* expand into .* or more. If you trust it"):
         read(tmp_path / name)
 
 

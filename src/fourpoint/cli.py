@@ -22,8 +22,9 @@ from fourpoint import cli_options as typed
 from fourpoint.cli_checks import check_applies, check_folder, check_picture, one_of
 from fourpoint.cli_data import data_app
 from fourpoint.cli_reading import How, open_events, open_with_model, scored_part, some_of, train_and_dev
-from fourpoint.console import print_all, print_result, report_error, save_plot, say, short_unit
+from fourpoint.console import abandon_stdout, open_standard_streams, print_all, print_result, report_error, save_plot, say, short_unit
 from fourpoint.errors import UserError
+from fourpoint.memory import set_memory_limit
 
 if TYPE_CHECKING:
     from fourpoint.events import Dataset
@@ -34,11 +35,19 @@ class Commands(TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         try:
-            return super().invoke(ctx)
+            result = super().invoke(ctx)
+            sys.stdout.flush()
+            return result
         except KeyboardInterrupt:
             say("interrupted: what was saved before stays; fit --resume goes on from it", style="yellow")
             raise typer.Exit(130) from None
-        except (ValueError, ArithmeticError, OSError) as error:
+        except BrokenPipeError:
+            # The reader of the output has gone, as `head` does once it has seen enough: there is nobody to tell.
+            abandon_stdout()
+            raise typer.Exit(1) from None
+        except (ValueError, ArithmeticError, OSError, MemoryError, RuntimeError) as error:
+            if isinstance(error, OSError):
+                abandon_stdout()
             code = report_error(error)
             if code is None:
                 raise
@@ -64,14 +73,17 @@ def main() -> None:
     Idle threads wait asleep rather than spinning: on a machine that others use too, spinning costs several times the work.
     """
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    open_standard_streams()
     app()
 
 
 @app.callback()
 def root(
     version: Version = False,
+    memory_limit: typed.MemoryLimit = None,
 ) -> None:
     """Fourpoint: Fourier kernels for point processes. Fit, judge and simulate models of event logs."""
+    set_memory_limit(memory_limit)
 
 
 @app.command()

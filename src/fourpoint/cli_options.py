@@ -44,6 +44,12 @@ Settings = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE"
 Truth = Annotated[str | None, typer.Option(metavar="PROCESS", help="The process that made the data: adds oracle and regret.")]
 Amplitude = Annotated[str, typer.Option(help="Reading of U[0, 1] in the paper's rates: fixed or random.")]
 
+MemoryLimit = Annotated[
+    str | None,
+    typer.Option(
+        "--memory-limit", metavar="SIZE", help="What a file may expand into, or a model take: 16G, say; half of the free memory by default."
+    ),
+]
 Saved = Annotated[Path, typer.Argument(metavar="DIR", help="Folder of a model that `fourpoint fit` saved.")]
 Which = Annotated[str, typer.Option(metavar="ID", help="The sequence whose events are the history.")]
 At = Annotated[float | None, typer.Option(metavar="TIME", help="Now; the end of the window by default. Later events are not looked at.")]

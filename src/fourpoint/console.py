@@ -6,6 +6,9 @@ that ``fourpoint --help`` is instant.
 
 from __future__ import annotations
 
+import io
+import os
+import re
 import sys
 import warnings
 from pathlib import Path
@@ -21,6 +24,9 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 
+NO_MEMORY = re.compile(r"can't allocate memory|not enough memory|out of memory", re.IGNORECASE)
+
+
 def print_result(what: Any) -> None:
     """A result, on stdout; text is not wrapped, so that pipes get whole lines."""
     if isinstance(what, str):
@@ -34,10 +40,50 @@ def say(line: str, style: str = "dim") -> None:
     plain_console(stderr=True).print(console_text(line), style=style, soft_wrap=True)
 
 
+def open_standard_streams() -> None:
+    """Make sure that input, output and errors are open, as a shell may have closed them (``2>&-``).
+
+    A closed one leaves its number to the next file that is opened, and messages of libraries would end up in that file. Input
+    and errors become the null device. Output that is closed is refused before anything is computed, as results have nowhere to go.
+    """
+    closed = set()
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            closed.add(name)
+            null = os.open(os.devnull, os.O_RDWR)
+            if null != number:
+                os.dup2(null, number)
+                os.close(null)
+        if getattr(sys, name) is None:
+            mode = "r" if name == "stdin" else "w"
+            setattr(sys, name, open(number, mode, encoding="utf-8", errors="backslashreplace", closefd=False))
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a terminal that is not Unicode
+    if "stdout" in closed:
+        report_error(UserError("a standard output for results", "a closed one", "Redirect it to a file, or to /dev/null."))
+        raise SystemExit(2)
+
+
+def abandon_stdout() -> None:
+    """Send what could not be written nowhere: Python would try again at its end, and complain."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, sys.stdout.fileno())
+        os.close(null)
+
+
 def report_error(error: Exception) -> int | None:
     """Print an error that has a message for the user; its exit code, or None where it is a fault of ours."""
     if isinstance(error, OSError):
         error = UserError("files and folders that can be read and written", f"{error}", "Check the path, its permissions and free space.")
+    if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and NO_MEMORY.search(str(error))):
+        received = (str(error).splitlines() or [type(error).__name__])[0]
+        remedy = "Use fewer events or types, a smaller batch or model (--set), or a machine with more memory."
+        error = UserError("data and a model that fit into memory", received, remedy)
     if isinstance(error, UserError):
         for label, text in (("expected", error.expected), ("received", error.received), ("what to do", error.remedy)):
             say(f"{label:>10}: {text}", style="bold" if label == "what to do" else "")

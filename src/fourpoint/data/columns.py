@@ -6,6 +6,7 @@ A column is read once and given up once it has become a numpy array, so that a l
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from fourpoint.data.expansion import Expansion
 from fourpoint.data.grouping import Numbered, number
 from fourpoint.data.opened import Table, flat, pieces
 from fourpoint.events import EventDataError
@@ -110,12 +112,18 @@ class Columns:
         # A stored dictionary may hold values that no row has, in any order, and nulls.
         nulls = pa.types.is_dictionary(column.type) and any(chunk.dictionary.null_count for chunk in column.chunks)
         plain = not pa.types.is_dictionary(column.type) or nulls
+        if nulls:
+            self.check_words(column)
         encoded = (_decoded(column) if plain else column).dictionary_encode().unify_dictionaries()
         indices = pieces(pa.chunked_array([chunk.indices for chunk in encoded.chunks], encoded.type.index_type))
         words = encoded.chunk(0).dictionary if encoded.num_chunks else pa.array([], pa.string())
         numbered = number(indices)
         self.check_count(name, len(numbered.distinct), most)
         return numbered, words.take(pa.array(numbered.distinct)).to_pylist()
+
+    def check_words(self, column: pa.ChunkedArray, longest: int = sys.maxsize) -> None:
+        """Refuse words that do not fit into memory once each row has its own; longer ones than ``longest`` are refused later."""
+        Expansion(self.table.label).check(min(decoded_size(column), longest * len(column)))
 
     def check_count(self, name: str, count: int, most: int | None) -> None:
         """Refuse more than ``most`` different values."""
@@ -147,6 +155,18 @@ def is_words(kind: pa.DataType) -> bool:
 
 def _decoded(column: pa.ChunkedArray) -> pa.ChunkedArray:
     return column.cast(column.type.value_type) if pa.types.is_dictionary(column.type) else column
+
+
+def decoded_size(column: pa.ChunkedArray) -> int:
+    """Bytes of all words of a column once each row has its own."""
+    total = 0
+    for chunk in column.chunks:
+        if pa.types.is_dictionary(chunk.type):
+            lengths = pc.binary_length(chunk.dictionary).take(chunk.indices)
+            total += int(pc.sum(lengths, min_count=0).as_py())
+        else:
+            total += chunk.nbytes
+    return total
 
 
 def _without_views(column: pa.ChunkedArray) -> pa.ChunkedArray:

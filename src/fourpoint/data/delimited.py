@@ -18,6 +18,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.csv as pc
 
+from fourpoint.data.expansion import Expansion
 from fourpoint.data.lines import BLOCK, line_of_record, open_stream
 from fourpoint.data.opened import FAULTS, HEAD, Table, progress, reason
 from fourpoint.events import EventDataError
@@ -129,7 +130,9 @@ def _load(dialect: _Dialect, types: dict[str, pa.DataType], place: Callable[[int
 
 def _read(dialect: _Dialect, columns: list[str], types: dict[str, pa.DataType], block: int) -> pa.Table:
     with progress(dialect.path.name, dialect.path.stat().st_size) as advance, open_stream(dialect.path, dialect.codec, advance) as stream:
-        return _parse(dialect, stream, columns, types, block)
+        table = _parse(dialect, stream, columns, types, block)
+    Expansion(dialect.path, dialect.expected).check_rows(table.num_rows, len(columns))
+    return table
 
 
 def _parse(

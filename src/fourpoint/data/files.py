@@ -1,7 +1,7 @@
 """Files opened and written with care, by every reader, format and source.
 
-A path that is missing, a folder or empty is refused with the file's name before anything is read, and so is a packed
-file that unfolds without end. What is written appears whole or not at all.
+A path that is missing, a folder or empty is refused with the file's name before anything is read, and a packed file is
+unpacked up to the limit of :mod:`fourpoint.data.expansion`. What is written appears whole or not at all.
 """
 
 from __future__ import annotations
@@ -13,10 +13,9 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from fourpoint.atomic import write_atomic
+from fourpoint.data.expansion import Expansion
 from fourpoint.events import EventDataError, UserError
 
-# What a packed file may unfold into: text and numbers shrink by less than this, a bomb by a thousand.
-FREELY, AT_MOST = 2**28, 200
 GZIP = b"\x1f\x8b"
 
 
@@ -52,32 +51,22 @@ def contents(path: Path, what: str) -> bytes:
 def blocks(path: Path, what: str, size: int = 2**24) -> Iterator[bytes]:
     """The bytes of a file in blocks of at most ``size``, unpacked if it is gzip; never the whole file in memory."""
     check_file(path, what)
-    limit = allowed(path.stat().st_size)
+    expansion = Expansion(path, what)
     total = 0
     try:
         with path.open("rb") as plain:
             packed = plain.read(2) == GZIP
             plain.seek(0)
             with gzip.open(plain) if packed else plain as stream:
-                while block := stream.read(size):
+                # No more is unpacked at once than the limit allows.
+                while block := stream.read(min(size, expansion.limit + 1)):
                     total += len(block)
-                    if packed and total > limit:
-                        raise bomb(path, what, total)
+                    if packed:
+                        expansion.count(len(block))
                     yield block
     except (OSError, EOFError, zlib.error) as error:
         received = f"{path}, which cannot be read after {total:,} bytes ({error})"
         raise EventDataError(what, received, "Write or download it again.") from error
-
-
-def allowed(size: int) -> int:
-    """How many bytes a packed file of ``size`` bytes may unfold into."""
-    return max(FREELY, AT_MOST * size)
-
-
-def bomb(path: Path, what: str, size: int) -> EventDataError:
-    """The error for a file that unfolds into more than :func:`allowed`."""
-    received = f"{path}, whose {path.stat().st_size:,} bytes unfold into {size:,} or more"
-    return EventDataError(what, received, "Unpack it with another program if you trust it, and read the result.")
 
 
 def unreadable(path: Path, what: str, error: Exception | str, remedy: str = "Write or download it again.") -> EventDataError:

@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.json as pj
 
 from fourpoint.data.delimited import PEEK
+from fourpoint.data.expansion import Expansion
 from fourpoint.data.lines import BLOCK, line_of_record, open_stream
 from fourpoint.data.opened import FAULTS, HEAD, Table, progress, reason
 from fourpoint.events import EventDataError
@@ -105,11 +106,14 @@ def _column(values: list[Any], kind: pa.DataType) -> pa.Array:
 
 
 def _read(path: Path, codec: str | None, types: pa.Schema) -> pa.Table:
-    tables = []
+    tables, expansion = [], Expansion(path, EXPECTED)
     with progress(path.name, path.stat().st_size) as advance, open_stream(path, codec, advance) as stream:
         for line, block in _blocks(path, stream):
             tables.append(_parse(path, line, block, types))
-    return pa.concat_tables(tables) if tables else types.empty_table()
+            expansion.check_arrow()
+    table = pa.concat_tables(tables) if tables else types.empty_table()
+    expansion.check_rows(table.num_rows, len(types))
+    return table
 
 
 def _blocks(path: Path, stream: Any) -> Iterator[tuple[int, bytes]]:

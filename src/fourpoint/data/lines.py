@@ -6,7 +6,6 @@ Used by :mod:`fourpoint.data.delimited` and :mod:`fourpoint.data.json_lines`.
 from __future__ import annotations
 
 import io
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from fourpoint.events import EventDataError
+from fourpoint.data.expansion import Expansion
 
 BLOCK = 1 << 23  # bytes that are parsed at a time, hence the longest row
 
@@ -23,20 +22,12 @@ BLOCK = 1 << 23  # bytes that are parsed at a time, hence the longest row
 def open_stream(path: Path, codec: str | None, advance: Callable[[int], None] | None = None) -> Any:
     """The bytes of a file, decompressed; ``advance`` is told how many were taken from the disk.
 
-    A small file may unpack to any size: one that unpacks to more than the machine's memory is refused.
+    A small file may unpack to any size: reading ends where :class:`fourpoint.data.expansion.Expansion` says so.
     """
     source = pa.OSFile(str(path)) if advance is None else pa.PythonFile(_Counted(path, advance), "r")
     if codec is None:
         return source
-    return pa.PythonFile(_Bounded(path, pa.CompressedInputStream(source, codec), memory()), "r")
-
-
-def memory() -> int:
-    """Bytes of memory that this machine has, or where it does not say, 2**40."""
-    try:
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, ValueError, OSError):
-        return 1 << 40
+    return pa.PythonFile(_Bounded(pa.CompressedInputStream(source, codec), Expansion(path)), "r")
 
 
 def line_of_record(stream: Any, record: int, separator: str | None) -> int:
@@ -64,6 +55,8 @@ def line_of_record(stream: Any, record: int, separator: str | None) -> int:
         used = int(ends[-1]) + 1 if len(ends) else 0
         lines += int(np.count_nonzero(data[:used] == 10))
         carried = data[used:].tobytes()
+        if len(carried) > 2 * BLOCK:
+            return lines  # no parser takes a record as long as this
 
 
 def _record_ends(data: NDArray[np.uint8], separator: str | None) -> NDArray[np.int64]:
@@ -92,18 +85,16 @@ class _Counted(io.FileIO):
 
 
 class _Bounded(io.RawIOBase):
-    """A stream that may give so many bytes and no more."""
+    """A stream that is counted while it is unpacked, together with what Arrow makes of it."""
 
-    def __init__(self, path: Path, stream: Any, most: int) -> None:
-        self.path, self.stream, self.most, self.given = path, stream, most, 0
+    def __init__(self, stream: Any, expansion: Expansion) -> None:
+        self.stream, self.expansion = stream, expansion
 
     def readable(self) -> bool:
         return True
 
     def read(self, size: int | None = -1) -> bytes:
         content: bytes = self.stream.read(None if size is None or size < 0 else size)
-        self.given += len(content)
-        if self.given > self.most:
-            received = f"{self.path}, which unpacks to more than the {self.most / 1e9:.1f} GB of this machine's memory"
-            raise EventDataError("a file that fits into memory", received, "Split it, or convert it to Parquet on a larger machine.")
+        self.expansion.count(len(content))
+        self.expansion.check_arrow()
         return content

@@ -28,6 +28,7 @@ from fourpoint.data.log_formats import RAW, log_format
 from fourpoint.data.opened import Table, reason
 from fourpoint.data.places import Bounds, Place, read_places
 from fourpoint.data.roles import Roles, choose_roles
+from fourpoint.data.stamps import LONGEST
 from fourpoint.data.stored import place_in, stored_names, stored_windows, write
 from fourpoint.data.tables import open_table
 from fourpoint.events import Dataset, EventDataError, Ties, UserError
@@ -248,6 +249,8 @@ def _clock(columns: Columns, roles: Roles, numbered: Numbered, asked: Asked) -> 
         pass
     elif number or pa.types.is_timestamp(kind) or pa.types.is_date(kind) or is_words(kind):
         column = columns.take(name)
+        if is_words(kind):
+            columns.check_words(column, LONGEST)
         try:
             clock = read_clock(column, timezone, numbered.code if roles.sequence else None, partial(columns.fault, name))
         except EventDataError as error:

@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from fourpoint.data.columns import Columns
+from fourpoint.data.expansion import Expansion
 from fourpoint.data.files import write_whole
 from fourpoint.data.known import DAMAGE, Known, describe, recall
 from fourpoint.data.places import BOX, OWN, box_metadata
@@ -52,6 +53,7 @@ def stored_windows(columns: Columns) -> Known | None:
     text = columns.metadata(WINDOWS)
     if text is None:
         return None
+    Expansion(columns.table.label).check_json(text)
     try:
         unsaid = {"splits": None, "inferred": False, "events": len(columns), "unit": "", "name": "", "marks": ()}
         known = recall(unsaid | json.loads(text))
@@ -80,6 +82,7 @@ def stored_names(columns: Columns) -> list[str] | None:
     text = columns.metadata(MARKS)
     if text is None:
         return None
+    Expansion(columns.table.label).check_json(text)
     try:
         names = json.loads(text)
     except ValueError:

@@ -9,16 +9,17 @@ kind follows from its ending, and from its first bytes where the ending says not
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
+from fourpoint.data.arrow_blocks import unpacked_sizes
 from fourpoint.data.delimited import open_delimited
+from fourpoint.data.expansion import NUMBER, Expansion
 from fourpoint.data.files import check_file
 from fourpoint.data.json_lines import open_json_lines
-from fourpoint.data.lines import memory
 from fourpoint.data.opened import FAULTS, HEAD, Table, progress, reason, row_number
 from fourpoint.events import EventDataError
 
@@ -39,6 +40,7 @@ KINDS = {
 CODECS = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2", ".lz4": "lz4"}
 EXPECTED = {"parquet": "a Parquet file", "arrow": "an Arrow file", "csv": "a CSV file", "tsv": "a TSV file", "json": "a file of JSON Lines"}
 MAGIC = {b"PAR1": "parquet", b"ARROW1": "arrow", b"\xff\xff\xff\xff": "arrow", b"{": "json"}
+SUSPECT = 50  # text and numbers shrink by less than this
 COMPRESSED = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"BZh": "bz2", b"\x04\x22\x4d\x18": "lz4"}
 
 
@@ -109,21 +111,25 @@ def _open_parquet(path: Path) -> Table:
     words = [field.name for field in schema if pa.types.is_string(field.type) or pa.types.is_large_string(field.type)]
 
     def head(columns: list[str]) -> pa.Table:
+        expansion = Expansion(path, EXPECTED["parquet"])
         with pq.ParquetFile(path, read_dictionary=words) as file:
+            expansion.check(_parquet_size(file.metadata, columns, HEAD))
             batch = next(file.iter_batches(HEAD, columns=columns), None)
         return pa.Table.from_batches([batch]) if batch is not None else schema.empty_table().select(columns)
 
     def load(columns: list[str]) -> pa.Table:
+        expansion = Expansion(path, EXPECTED["parquet"])
         try:
             with pq.ParquetFile(path, read_dictionary=words) as file, progress(path.name, file.metadata.num_rows) as advance:
-                _check_room(path, file.metadata.num_rows, len(columns))
-                if advance is None or file.num_row_groups < 2:
-                    return file.read(columns=columns)
+                expansion.check(_parquet_size(file.metadata, columns))
+                expansion.check_rows(file.metadata.num_rows, len(columns))
                 groups = []
                 for i in range(file.num_row_groups):
                     groups.append(file.read_row_group(i, columns=columns))
-                    advance(groups[-1].num_rows)
-                return pa.concat_tables(groups)
+                    expansion.check_arrow()
+                    if advance is not None:
+                        advance(groups[-1].num_rows)
+                return pa.concat_tables(groups) if groups else file.read(columns=columns)
         except EventDataError:
             raise
         except FAULTS as error:
@@ -132,11 +138,26 @@ def _open_parquet(path: Path) -> Table:
     return Table(str(path), path.stem, schema, head, load, row_number)
 
 
-def _check_room(path: Path, rows: int, columns: int) -> None:
-    """A small file may claim any number of rows."""
-    if 8 * rows * columns > memory():
-        received = f"{path}, whose {rows:,} rows take more than the {memory() / 1e9:.1f} GB of this machine's memory"
-        raise EventDataError("a file that fits into memory", received, "Split it, or read it on a larger machine.")
+def _parquet_size(metadata: Any, columns: list[str], rows: int | None = None) -> int:
+    """Bytes that columns take in memory by the file's own account: their pages once unpacked, and a number for each value.
+
+    Runs and dictionaries make pages far smaller than the values they stand for. For the first ``rows`` only pages that are
+    packed more than ``SUSPECT`` times are counted, since others are unpacked one by one.
+    """
+    total, seen = 0, 0
+    for i in range(metadata.num_row_groups):
+        group = metadata.row_group(i)
+        wanted = [j for j in range(group.num_columns) if group.column(j).path_in_schema.split(".")[0] in columns]
+        for chunk in map(group.column, wanted):
+            pages = max(0, chunk.total_uncompressed_size)
+            if rows is None:
+                total += pages + NUMBER * max(0, chunk.num_values)
+            elif pages > SUSPECT * max(1, chunk.total_compressed_size):
+                total += pages
+        seen += group.num_rows
+        if rows is not None and seen >= rows:
+            break
+    return total
 
 
 def _open_arrow(path: Path) -> Table:
@@ -145,27 +166,47 @@ def _open_arrow(path: Path) -> Table:
     if magic.startswith(b"FEA1"):
         raise EventDataError("an Arrow file", f"{path}, which is Feather of version 1", "Write it again as version 2, or as Parquet.")
 
-    def read(columns: list[str] | None) -> pa.Table:
-        """The columns, whole, or the schema alone: a file or a stream, whichever it begins as."""
+    door = pa.ipc.open_file if magic == b"ARROW1" else pa.ipc.open_stream
+
+    def read(columns: list[str], most: int | None = None) -> pa.Table:
+        """The columns batch by batch, of a file or a stream, whichever it begins as; with ``most`` at least so many rows."""
+        expansion = Expansion(path, EXPECTED["arrow"])
+        for size in unpacked_sizes(path):
+            expansion.check(size)
+        chosen = pa.ipc.IpcReadOptions(included_fields=[schema.get_field_index(name) for name in columns])
+        batches, rows = [], 0
         with pa.OSFile(str(path)) as source:
-            door = pa.ipc.open_file if magic == b"ARROW1" else pa.ipc.open_stream
-            schema = door(source).schema
-            if columns is None:
-                return schema.empty_table()
-            source.seek(0)
-            chosen = pa.ipc.IpcReadOptions(included_fields=[schema.get_field_index(name) for name in columns])
-            table = door(source, options=chosen).read_all()
+            reader = door(source, options=chosen)
+            for batch in _batches(reader):
+                rows += batch.num_rows
+                expansion.check_arrow()
+                expansion.check_rows(rows, len(columns))
+                batches.append(batch)
+                if most is not None and rows >= most:
+                    break
+            table = pa.Table.from_batches(batches, reader.schema)
         # A damaged file may hold offsets that lead outside its buffers, which no later step would notice.
         table.validate(full=True)
         return table
 
-    def load(columns: list[str]) -> pa.Table:
+    def load(columns: list[str], most: int | None = None) -> pa.Table:
         try:
-            return read(columns)
+            return read(columns, most)
+        except EventDataError:
+            raise
         except FAULTS as error:
             raise _unreadable(path, "arrow", error) from error
 
-    return Table(str(path), path.stem, read(None).schema, lambda columns: load(columns).slice(0, HEAD), load, row_number)
+    with pa.OSFile(str(path)) as source:
+        schema = door(source).schema
+    return Table(str(path), path.stem, schema, lambda columns: load(columns, HEAD).slice(0, HEAD), load, row_number)
+
+
+def _batches(reader: Any) -> Iterator[pa.RecordBatch]:
+    """The batches of a file, one at a time, or of a stream."""
+    if isinstance(reader, pa.ipc.RecordBatchFileReader):
+        return (reader.get_batch(i) for i in range(reader.num_record_batches))
+    return iter(reader)
 
 
 def _open_frame(source: Any) -> Table:

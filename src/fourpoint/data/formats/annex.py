@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fourpoint.data.expansion import Expansion
 from fourpoint.data.known import DAMAGE, Known, describe, recall
 from fourpoint.events import SPLITS, Dataset, EventDataError, MarkSpace
 
@@ -143,6 +144,7 @@ def _unpacked(part: Part) -> Known | None:
     if part.annex is None:
         return None
     remedy = "Write the file again with fourpoint, or remove the annex to read windows and names off the events."
+    Expansion(part.source, "an annex that fourpoint wrote").check_json(part.annex)
     try:
         known = recall(json.loads(part.annex))
     except DAMAGE as error:

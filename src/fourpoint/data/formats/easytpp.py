@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from fourpoint.data.expansion import Expansion
 from fourpoint.data.files import contents, unreadable, write_whole
 from fourpoint.data.formats.annex import ALIASES, FIELD, Part, assemble, pack
 from fourpoint.data.formats.folders import split_files, split_of, split_targets
@@ -109,6 +110,7 @@ def _read_part(path: Path, split: str | None) -> Part:
 def _parsed(path: Path, text: bytes) -> list[Any]:
     """A JSON list of rows, or one row per line."""
     what = f"{WHAT} as JSON"
+    Expansion(path, what).check_json(text)
     try:
         if text.lstrip()[:1] == b"[":
             return list(json.loads(text))

@@ -15,8 +15,9 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from fourpoint.data.files import allowed, bomb, check_file, unreadable
-from fourpoint.data.formats.parquet_footer import values_by_column
+from fourpoint.data.expansion import Expansion
+from fourpoint.data.files import check_file, unreadable
+from fourpoint.data.formats.parquet_footer import expanded_size
 from fourpoint.events import EventDataError
 
 
@@ -24,13 +25,15 @@ def read_lists(path: Path, what: str, wanted: tuple[str, ...]) -> pa.Table:
     """The wanted columns that a Parquet file has, with its metadata; refused before it is read if it unfolds without end."""
     check_file(path, what)
     try:
-        values = values_by_column(path)
-        size = 8 * max((values[name] for name in wanted if name in values), default=0)
-        if size > allowed(path.stat().st_size):
-            raise bomb(path, what, size)
+        expansion = Expansion(path, what)
+        expansion.check(expanded_size(path, wanted))
         with pq.ParquetFile(path) as file:
             names = [name for name in wanted if name in file.schema_arrow.names]
-            table = file.read(columns=names)
+            groups = []
+            for i in range(file.num_row_groups):
+                groups.append(file.read_row_group(i, columns=names))
+                expansion.check_arrow()
+            table = pa.concat_tables(groups) if groups else file.read(columns=names)
             table.validate(full=True)  # text that is no UTF-8, offsets that point nowhere
             return table
     except EventDataError:

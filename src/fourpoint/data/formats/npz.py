@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 from numpy.lib import format as npy
 
-from fourpoint.data.files import allowed, bomb, check_file, contents, unreadable
+from fourpoint.data.expansion import Expansion
+from fourpoint.data.files import check_file, contents, unreadable
 from fourpoint.data.formats.pickled_arrays import Array, sound
 from fourpoint.data.formats.unpickling import loads
 from fourpoint.events import EventDataError
@@ -40,8 +41,7 @@ def read_arrays(path: Path, what: str) -> tuple[dict[str, Any], int]:
         with zipfile.ZipFile(path) as archive:
             members = archive.infolist()
             size = sum(member.file_size for member in members)
-            if size > allowed(path.stat().st_size):
-                raise bomb(path, what, size)
+            Expansion(path, what).check(size)
             odd = next((m for m in members if m.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)), None)
             if odd is not None:
                 raise unreadable(path, what, f"{odd.filename[:40]} is packed in a way that numpy does not use")

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from fourpoint.data.expansion import Expansion
 from fourpoint.data.files import contents
 from fourpoint.events import EventDataError
 
@@ -28,6 +29,8 @@ def numbers_by_line(path: Path, what: str) -> tuple[NDArray[np.float64], NDArray
     ([0.0, 1.5, 2.0, 7.0], [0, 3, 3, 4])
     """
     text = contents(path, what)
+    # Words of two characters become views, words and numbers, of 40 bytes in all.
+    Expansion(path, what).check(len(text) + 40 * (text.count(b" ") + text.count(b"\n")))
     if not text.isascii():
         at = next(i for i, byte in enumerate(text) if byte > 127)
         line = text.count(b"\n", 0, at) + 1

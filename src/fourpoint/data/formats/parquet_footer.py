@@ -1,44 +1,47 @@
-"""How many values a Parquet file says its columns hold, read from its footer before anything is unpacked.
+"""How much memory the columns of a Parquet file take, read from its footer before anything is unpacked.
 
 A page of zeros may stand for two thousand million of them in ten bytes, so that a file's size says nothing of its content;
 its footer does. pyarrow reads footers too, but ends the whole process where some parts of one are damaged, and so the few
 numbers are taken from the bytes here. The footer is a struct in Thrift's compact protocol; the fields that matter are
 
-    FileMetaData 4: row groups     RowGroup 1: columns     ColumnChunk 3: metadata     ColumnMetaData 3: path, 5: values
+    FileMetaData 4: row groups     RowGroup 1: columns     ColumnChunk 3: metadata     ColumnMetaData 3: path, 5: values, 6: bytes
 
 Source: the Parquet format's ``parquet.thrift``, and Thrift's specification of the compact protocol.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
+
+from fourpoint.data.expansion import NUMBER
 
 MAGIC = b"PAR1"
 DEEPEST = 32
 
 
-def values_by_column(path: Path) -> dict[str, int]:
-    """The number of values in each top-level column, nested ones included.
+def expanded_size(path: Path, columns: Collection[str]) -> int:
+    """Bytes that these top-level columns take in memory, nested ones included: their pages, and a number for each value.
 
     Fails with ValueError where the file has no footer or a damaged one.
 
     >>> import tempfile, pyarrow as pa, pyarrow.parquet as pq
     >>> file = Path(tempfile.mkdtemp()) / "a.parquet"
     >>> pq.write_table(pa.table({"id": [7, 8], "t": [[1.0, 2.0, 3.0], [4.0]]}), file)
-    >>> values_by_column(file)
-    {'id': 2, 't': 4}
+    >>> expanded_size(file, ["t"]) > expanded_size(file, ["id"]) > 16
+    True
     """
-    found: dict[str, int] = {}
+    total = 0
     try:
         for group in _struct(_footer(path), 0, 0)[0].get(4, []):
             for column in group.get(1, []):
                 metadata = column[3]
-                name = metadata[3][0].decode("utf-8", "replace")
-                found[name] = found.get(name, 0) + int(metadata[5])
+                if metadata[3][0].decode("utf-8", "replace") in columns:
+                    total += max(0, int(metadata[6])) + NUMBER * max(0, int(metadata[5]))
     except (IndexError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"a damaged footer: {type(error).__name__}") from error
-    return found
+    return total
 
 
 def _footer(path: Path) -> bytes:

@@ -145,6 +145,7 @@ def _reduce(m: Machine) -> None:
     arguments, maker = m.stack.pop(), m.stack.pop()
     if type(maker) is not _Name or maker.full not in MAKERS or type(arguments) is not tuple:
         raise Refused(f"calls {maker.full if type(maker) is _Name else 'what is no function'}")
+    _count_copies(m, arguments)
     m.stack.append(MAKERS[maker.full](*arguments))
 
 
@@ -152,7 +153,18 @@ def _build(m: Machine) -> None:
     state, target = m.stack.pop(), m.stack[-1]
     if not isinstance(target, Array | Dtype):
         raise Refused(f"sets the state of a {type(target).__name__}")
+    _count_copies(m, state)
     target.fill(state)
+
+
+def _count_copies(m: Machine, arguments: Any) -> None:
+    """Count bytes, text and lists that are about to be copied: the memo may name one of them any number of times."""
+    if type(arguments) is tuple:
+        for one in arguments:
+            if type(one) in (bytes, str):
+                m.expansion.count(2 * len(one))
+            elif type(one) is list:
+                m.expansion.count(8 * len(one))
 
 
 def _old_int(m: Machine) -> int | bool:

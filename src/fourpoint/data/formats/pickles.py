@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from fourpoint.data.expansion import Expansion
 from fourpoint.data.files import write_whole
 from fourpoint.data.formats.annex import ALIASES, FIELD, Part, assemble, pack, parts_of, whole_numbers
 from fourpoint.data.formats.easytpp import to_rows
@@ -30,6 +31,7 @@ from fourpoint.data.formats.unpickling import load
 from fourpoint.events import SPLITS, Dataset, EventDataError
 
 WHAT = "a pickle of splits, sequences and events"
+EVENT = 48  # bytes of an event while lists become arrays
 
 
 def read(path: str | Path) -> Dataset:
@@ -70,7 +72,8 @@ def unwrapped(value: Any) -> Any:
 
 
 def bounded(events: int, most: int, path: Path) -> None:
-    """Refuse more events than bytes: they would have to be the same lists again and again."""
+    """Refuse more events than bytes, which would have to be the same lists again and again, and more than fit into memory."""
+    Expansion(path, WHAT).check(EVENT * events)
     if events > most:
         received = f"{path}: {events:,} events in {most:,} bytes, by naming the same lists again and again"
         raise EventDataError("at most one event per byte of a pickle", received, "Nothing of it was run. Do not trust the file.")

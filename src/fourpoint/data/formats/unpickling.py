@@ -5,9 +5,9 @@ knows the opcodes that build containers, numbers and text. It cannot import: a n
 stand for numpy's arrays, dtypes and scalars (``pickled_arrays.py``) are built by functions of ours that call no code of
 the file's choosing. All else is refused, with the name that was asked for.
 
-Nor can a pickle exhaust memory or time: lengths are compared with the bytes that are there before anything is made, the
-memo is a dict (a huge index costs nothing), keys of dicts are plain (a key nested a million deep would overflow the
-stack when hashed), and the number of opcodes is bounded.
+Nor can a pickle exhaust memory or time: lengths are compared with the bytes that are there before anything is made, opcodes
+and copies of what is named again are counted against the limit of :mod:`fourpoint.data.expansion`, the memo is a dict (a huge
+index costs nothing), and keys of dicts are plain (a key nested a million deep would overflow the stack when hashed).
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import struct
 from pathlib import Path
 from typing import Any
 
+from fourpoint.data.expansion import Expansion
 from fourpoint.data.files import contents
 from fourpoint.data.formats.pickle_steps import STEPS, check_keys, unknown
 from fourpoint.data.formats.pickled_arrays import Refused
@@ -25,6 +26,7 @@ WHAT = "a pickle of containers, numbers, text and numpy arrays"
 STOP = 0x2E
 FLOAT = struct.Struct(">d").unpack_from
 MOST_OPCODES = 60_000_000  # about five million events, a dict each
+OPCODE = 72  # bytes that an opcode of one byte takes at most on average: an empty dict and its place on the stack
 
 
 def load(path: Path) -> tuple[Any, int]:
@@ -49,9 +51,11 @@ def loads(data: bytes, source: Path) -> Any:
       ...
     fourpoint.events.EventDataError: expected a pickle of ... which asks for builtins.print (at byte 31). Nothing of it was run. ...
     """
-    machine = Machine(data)
+    machine = Machine(data, Expansion(source, WHAT))
     try:
         return machine.run()
+    except EventDataError:
+        raise
     except Refused as error:
         fault = str(error)
     except (IndexError, KeyError, ValueError, TypeError, OverflowError, struct.error) as error:
@@ -64,8 +68,9 @@ def loads(data: bytes, source: Path) -> Any:
 class Machine:
     """The state of a run: ``at`` is the next byte; ``stack`` is what was built since the last mark, ``below`` the rest."""
 
-    def __init__(self, data: bytes) -> None:
+    def __init__(self, data: bytes, expansion: Expansion) -> None:
         self.data, self.at = data, 0
+        self.expansion = expansion
         self.stack: list[Any] = []
         self.below: list[list[Any]] = []
         self.memo: dict[int, Any] = {}
@@ -78,8 +83,9 @@ class Machine:
         """
         data, memo, stack, at = self.data, self.memo, self.stack, self.at
         known: list[Any] = []  # keys that were found fit: those of one event are those of the next
+        most = min(MOST_OPCODES, self.expansion.limit // OPCODE)
         try:
-            for _ in range(MOST_OPCODES):
+            for _ in range(most):
                 code = data[at]
                 at += 1
                 if code == 0x47:  # a float
@@ -116,6 +122,8 @@ class Machine:
                     at, stack = self.at, self.stack
         finally:
             self.at = at
+        if most < MOST_OPCODES:
+            raise self.expansion.error(OPCODE * most)
         raise Refused(f"has more than {MOST_OPCODES:,} opcodes")
 
     def take(self, size: int) -> bytes:
