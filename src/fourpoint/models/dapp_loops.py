@@ -38,13 +38,14 @@ class Loops(NamedTuple):
     absorb: Callable[..., None]
     scores: Callable[..., None]
     forget: Callable[..., None]
+    follow: Callable[..., int]
 
 
 @cache
 def compiled_loops() -> Loops | None:
-    """The four as machine code, cached on disk between runs where possible; None without numba."""
-    helpers = (turns, moved, read_out, eight, rates, log_rate, integrated, cut)
-    entries = (reach, absorb, scores, forget)
+    """The five as machine code, cached on disk between runs where possible; None without numba."""
+    helpers = (turns, moved, read_out, eight, rates, log_rate, integrated, cut, workspace, step)
+    entries = (reach, absorb, scores, forget, follow)
     code = machine_code((sys.modules[__name__],), entries, helpers, fastmath=FASTMATH)
     return None if code is None else Loops(**code)
 
@@ -95,48 +96,106 @@ def reach(state, rows, since, gap, scale, waves, read, shape, care, after, logs,
     ``rows`` says which of ``state`` they are. What comes back is -1, or the place among them of a rate that cannot be integrated,
     with left end, width and largest rate of the stretch in ``fault``.
     """
-    M = len(read)
-    space = np.empty((6, state.shape[1]), dtype=read.dtype)
-    x, y, a, b, later_x, later_y = space[0], space[1], space[2], space[3], space[4], space[5]
-    z, total = np.empty((M, PANEL * care.panels + 1)), np.empty(PANEL * care.panels + 1)
-    stack = np.empty((DEEPEST + 2, 4))  # stretches to be integrated yet: left end, width, allowed error, depth
+    space, z, total, stack = workspace(state, read, care)
     for r in range(len(rows)):
         own = state[rows[r]]
-        moved(own, gap[r] / scale, waves, x, y, a, b)
-        for j in range(len(x)):
-            after[r, j] = complex(x[j], y[j])
-        for m in range(M):
-            logs[r, m] = log_rate(read_out(x, y, read[m, 0], read[m, 1]), m, M, since[r] + gap[r], shape)
-        integral[r], waiting = 0.0, 1
-        stack[0, 0], stack[0, 1], stack[0, 2], stack[0, 3] = 0.0, gap[r], care.allowed, 0.0
-        while waiting > 0:
-            left, width, allowed, depth = stack[waiting - 1, 0], stack[waiting - 1, 1], stack[waiting - 1, 2], stack[waiting - 1, 3]
-            panels = int(np.ceil(min(max(width * care.speed * 2.0**depth, 1.0), care.panels)))
-            if left > 0.0:
-                moved(own, left / scale, waves, x, y, a, b)
-            else:
-                for j in range(len(x)):
-                    x[j], y[j] = own[j].real, own[j].imag
-            turns(width / scale / (PANEL * panels), waves, 0, a, b)
-            for m in range(M):
-                z[m, 0] = read_out(x, y, read[m, 0], read[m, 1])
-            for p in range(panels):
-                for m in range(M):
-                    eight(x, y, a, b, read[m, 0], read[m, 1], later_x, later_y, z[m, PANEL * p + 1 : PANEL * (p + 1) + 1])
-                x, y, later_x, later_y = later_x, later_y, x, y
-            rates(z, PANEL * panels, since[r] + left, width, shape, total)
-            value, doubt = integrated(total, panels, width / scale, care)
-            if doubt <= allowed + care.relative * value and value < np.inf:
-                integral[r] += value
-                waiting -= 1
-                continue
-            largest = np.max(total[: PANEL * panels + 1])
-            if not np.isfinite(largest) or depth >= DEEPEST:
-                fault[0], fault[1], fault[2] = since[r] + left, width, largest
-                return r
-            cut(stack, waiting - 1, since[r], shape)
-            waiting += 1
+        value = integral[r : r + 1]
+        if not step(own, since[r], gap[r], scale, waves, read, shape, care, space, z, total, stack, after[r], logs[r], value, fault):
+            return r
     return -1
+
+
+@no_type_check
+def follow(
+    state, rows, at, pending, likelihood, count, start, times, marks, scale, waves, read, shape, care, constant, slope, largest,
+    density, gap, rate, logs, fault,
+):  # fmt: skip
+    """Score events one after the other and absorb each: (n,) density, gap and rate come out.
+
+    Event i belongs to row ``rows[i]`` of ``state``, and of (R,) ``at``, the time of its last event or advance, ``pending``,
+    the integral since its last event, ``likelihood`` and ``count``. What comes back is -1, or the place of an event that
+    cannot be scored: its rate cannot be integrated (fault[3] is 0, and fault[:3] as from :func:`reach`), or a log-rate is not
+    below ``largest`` or the integral not finite (fault[3] is 1, the integral is fault[0], and (M,) ``logs`` are the
+    log-rates). Events before it have been absorbed.
+    """
+    space, z, total, stack = workspace(state, read, care)
+    after, value = np.empty(state.shape[1], dtype=state.dtype), np.empty(1)
+    for i in range(len(rows)):
+        row, now, mark = rows[i], times[i], marks[i]
+        own, first, more = state[row], constant[mark], slope[mark]
+        width, since = now - at[row], at[row] - start
+        if not step(own, since, width, scale, waves, read, shape, care, space, z, total, stack, after, logs, value, fault):
+            fault[3] = 0.0
+            return i
+        rates, sound = 0.0, np.isfinite(value[0])
+        for m in range(len(logs)):
+            rates += np.exp(logs[m])
+            sound = sound and logs[m] < largest
+        if not sound:
+            fault[0], fault[3] = value[0], 1.0
+            return i
+        gap[i], rate[i] = pending[row] + value[0], rates
+        density[i] = logs[mark] - gap[i]
+        d = first.real.dtype.type((now - start) / scale)
+        for j in range(len(own)):
+            own[j] = after[j] + first[j] + d * more[j]
+        at[row], pending[row] = now, 0.0
+        likelihood[row] += logs[mark] - value[0]
+        count[row] += 1
+    return -1
+
+
+@no_type_check
+def workspace(state, read, care):
+    """Arrays that :func:`step` uses: six of J numbers, rates by mark and node, their sum, and stretches yet to be integrated."""
+    nodes = PANEL * care.panels + 1
+    space = np.empty((6, state.shape[1]), dtype=read.dtype)
+    return space, np.empty((len(read), nodes)), np.empty(nodes), np.empty((DEEPEST + 2, 4))
+
+
+@no_type_check
+def step(own, since, gap, scale, waves, read, shape, care, space, z, total, stack, after, logs, integral, fault):
+    """One row ``own`` moved on by ``gap``: (J,) after, (M,) logs and (1,) integral come out; whether that was possible.
+
+    A row of ``stack`` is a stretch: left end, width, allowed error, depth.
+    """
+    M = len(read)
+    x, y, a, b, later_x, later_y = space[0], space[1], space[2], space[3], space[4], space[5]
+    moved(own, gap / scale, waves, x, y, a, b)
+    for j in range(len(x)):
+        after[j] = complex(x[j], y[j])
+    for m in range(M):
+        logs[m] = log_rate(read_out(x, y, read[m, 0], read[m, 1]), m, M, since + gap, shape)
+    integral[0], waiting = 0.0, 1
+    stack[0, 0], stack[0, 1], stack[0, 2], stack[0, 3] = 0.0, gap, care.allowed, 0.0
+    while waiting > 0:
+        left, width, allowed, depth = stack[waiting - 1, 0], stack[waiting - 1, 1], stack[waiting - 1, 2], stack[waiting - 1, 3]
+        panels = int(np.ceil(min(max(width * care.speed * 2.0**depth, 1.0), care.panels)))
+        if left > 0.0:
+            moved(own, left / scale, waves, x, y, a, b)
+        else:
+            for j in range(len(x)):
+                x[j], y[j] = own[j].real, own[j].imag
+        turns(width / scale / (PANEL * panels), waves, 0, a, b)
+        for m in range(M):
+            z[m, 0] = read_out(x, y, read[m, 0], read[m, 1])
+        for p in range(panels):
+            for m in range(M):
+                eight(x, y, a, b, read[m, 0], read[m, 1], later_x, later_y, z[m, PANEL * p + 1 : PANEL * (p + 1) + 1])
+            x, y, later_x, later_y = later_x, later_y, x, y
+        rates(z, PANEL * panels, since + left, width, shape, total)
+        value, doubt = integrated(total, panels, width / scale, care)
+        if doubt <= allowed + care.relative * value and value < np.inf:
+            integral[0] += value
+            waiting -= 1
+            continue
+        most = np.max(total[: PANEL * panels + 1])
+        if not np.isfinite(most) or depth >= DEEPEST:
+            fault[0], fault[1], fault[2] = since + left, width, most
+            return False
+        cut(stack, waiting - 1, since, shape)
+        waiting += 1
+    return True
 
 
 @no_type_check

@@ -27,6 +27,7 @@ from fourpoint.maths.quadrature import Unconverged
 from fourpoint.maths.spline import cubics
 from fourpoint.models.dapp import DAPP
 from fourpoint.models.dapp_loops import DEEPEST, LINKS, PANEL, Care, Loops, Shape, compiled_loops, waves
+from fourpoint.models.following import LARGEST, Events, Numbers, Scored, Stop, not_finite
 
 Floats = NDArray[Any]
 Complexes = NDArray[Any]
@@ -137,9 +138,29 @@ class Steps:
         else:
             self._loops.absorb(state, rows, ahead, since / self.scale, mark, self.constant, self.slope)
 
+    def follow(
+        self, state: Complexes, rows: NDArray[np.int64], numbers: Numbers, start: float, events: Events, into: Scored
+    ) -> Stop | None:
+        """Score ``events`` of ``rows`` one after the other and absorb each; None, or where that stopped. Needs compiled loops."""
+        if self._loops is None:
+            raise RuntimeError("follow() needs numba")
+        logs, fault = np.empty(self.marks), np.empty(4)
+        given = (start, *events, *self._loop_numbers, self.constant, self.slope, LARGEST)
+        done = self._loops.follow(state, rows, *numbers, *given, *into, logs, fault)
+        if done < 0:
+            return None
+        if fault[3] == 0.0:
+            return Stop(done, _unconverged(*fault[:3].tolist()))
+        return Stop(done, not_finite(logs.tolist(), float(fault[0]), float(events.times[done])))
+
     def values(self, since: Floats, mark: NDArray[np.int64]) -> Floats:
         """v_k of events at ``since`` of type ``mark``, (R, K)."""
         return np.asarray(self.value[mark] + (since / self.scale)[:, None] * self.value_slope[mark])
+
+    @property
+    def looped(self) -> bool:
+        """Whether compiled loops are used."""
+        return self._loops is not None
 
     @property
     def fading(self) -> Floats:

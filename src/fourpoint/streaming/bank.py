@@ -17,13 +17,14 @@ from numpy.typing import ArrayLike, NDArray
 
 from fourpoint.events import UserError
 from fourpoint.maths.quadrature import Unconverged
+from fourpoint.models.following import LARGEST
 from fourpoint.sampling import still
 from fourpoint.streaming.monitoring import WINDOW, Alarm, Monitor
 from fourpoint.streaming.rows import memories
 from fourpoint.streaming.seats import Seats
 from fourpoint.streaming.spill import Spill
 from fourpoint.streaming.state import fingerprint, pack, unpack
-from fourpoint.streaming.stream import LARGEST, finite, known_mark
+from fourpoint.streaming.stream import finite, known_mark
 
 Floats = NDArray[np.float64]
 Rows = NDArray[np.int64]

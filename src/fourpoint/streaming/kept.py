@@ -24,6 +24,7 @@ from fourpoint.maths.selection import NEVER, Active
 from fourpoint.models.dapp import DAPP, DAPPHistory
 from fourpoint.models.dapp_loops import compiled_loops, waves
 from fourpoint.models.dapp_step import Steps
+from fourpoint.models.following import Events, Numbers, Scored, Stop
 from fourpoint.models.kernel_table import largest
 from fourpoint.models.past import Memory
 from fourpoint.sampling import still
@@ -96,6 +97,12 @@ class ByActiveSets:
         self._seen += 1
         if self._seen % ANEW == 0:
             self._state = self._anew(time)
+
+    def follow(self, numbers: Numbers, events: Events, into: Scored) -> Stop | None:
+        """Event by event: each changes which events are remembered."""
+        from fourpoint.streaming.steppers import follow_by_steps
+
+        return follow_by_steps(self, numbers, events, into)
 
     def weights(
         self, time: float, mark: int, times: Floats, marks: NDArray[np.int64], top: int

@@ -9,6 +9,7 @@ them together.
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any, Protocol
 
 import numpy as np
@@ -16,8 +17,12 @@ import torch
 from numpy.typing import NDArray
 
 from fourpoint.maths import attention
+from fourpoint.maths.quadrature import Unconverged
 from fourpoint.models.dapp import DAPP
 from fourpoint.models.dapp_step import Steps, supports
+from fourpoint.models.following import LARGEST, Events, Numbers, Scored, Stop, not_finite
+from fourpoint.models.hawkes import Hawkes
+from fourpoint.models.hawkes_step import HawkesSteps, supports_hawkes
 from fourpoint.models.kernel_table import KernelTable, largest
 from fourpoint.sampling import still
 from fourpoint.streaming.kept import ByActiveSets, supports_kept
@@ -52,6 +57,9 @@ class Stepper(Protocol):
         """What each head pays to the ``top`` past events that it attends to most, the first most, of those at ``times`` or, where it
         remembers them, its own; times are NaN where there are fewer. None without heads."""
 
+    def follow(self, numbers: Numbers, events: Events, into: Scored) -> Stop | None:
+        """Score a block of events and absorb each, from where the numbers of the only row are; None, or where that stopped."""
+
     def history(self) -> Any:
         """The model's own history here, of one row."""
 
@@ -66,7 +74,28 @@ def stepper(model: Any) -> Stepper:
     """The faster of the ways that ``model`` allows."""
     if supports(model):
         return ByStates(model)
+    if supports_hawkes(model):
+        return ByExcitation(model)
     return ByActiveSets(model) if supports_kept(model) else ByVerbs(model)
+
+
+def follow_by_steps(stepper: Stepper, numbers: Numbers, events: Events, into: Scored) -> Stop | None:
+    """:meth:`Stepper.follow` event by event: the plain counterpart of the compiled loops."""
+    for i, (time, mark) in enumerate(zip(events.times.tolist(), events.marks.tolist(), strict=True)):
+        try:
+            found, integral = stepper.score(time)
+        except Unconverged as error:
+            return Stop(i, error)
+        logs: list[float] = found.tolist()
+        if not all(x < LARGEST for x in logs) or not math.isfinite(integral):
+            return Stop(i, not_finite(logs, integral, time))
+        gap = float(numbers.pending[0]) + integral
+        into.density[i], into.gap[i], into.rate[i] = logs[mark] - gap, gap, sum(map(math.exp, logs))
+        stepper.absorb(time, mark)
+        numbers.at[0], numbers.pending[0] = time, 0.0
+        numbers.likelihood[0] += logs[mark] - integral
+        numbers.seen[0] += 1
+    return None
 
 
 class ByVerbs:
@@ -93,6 +122,9 @@ class ByVerbs:
 
     def move(self, time: float) -> None:
         self._at = time
+
+    def follow(self, numbers: Numbers, events: Events, into: Scored) -> Stop | None:
+        return follow_by_steps(self, numbers, events, into)
 
     @torch.no_grad()
     def weights(self, time: float, mark: int, times: Floats, marks: NDArray[np.int64], top: int) -> Weights | None:
@@ -128,8 +160,8 @@ class ByVerbs:
 class ByStates:
     """A linear DAPP, by the states of its modes in float64; its numbers are copied when the stream begins."""
 
-    def __init__(self, model: DAPP) -> None:
-        self.model, self.steps, self.table = model, Steps(model, compiled=True), KernelTable(model, compiled=True)
+    def __init__(self, model: DAPP, *, compiled: bool = True) -> None:
+        self.model, self.steps, self.table = model, Steps(model, compiled=compiled), KernelTable(model, compiled=compiled)
         self.restart(0.0)
 
     def restart(self, start: float) -> None:
@@ -154,6 +186,15 @@ class ByStates:
         self._state = state if at == time else self.steps.moved(self._state, np.array([time - self._at]))
         self._at = time
 
+    def follow(self, numbers: Numbers, events: Events, into: Scored) -> Stop | None:
+        if not self.steps.looped:
+            return follow_by_steps(self, numbers, events, into)
+        rows = np.zeros(len(events.times), dtype=np.int64)
+        stopped = self.steps.follow(self._state, rows, numbers, self._start, events, into)
+        self._at = float(numbers.at[0])
+        self._ahead = (self._at, self._state)
+        return stopped
+
     def weights(self, time: float, mark: int, times: Floats, marks: NDArray[np.int64], top: int) -> Weights | None:
         places, scores = self.table.largest(time - times, marks, mark, top)
         return times[places], marks[places], scores
@@ -170,3 +211,55 @@ class ByStates:
     def load(self, arrays: Arrays) -> None:
         self._start, self._at, self._state = float(arrays["start"]), float(arrays["at"]), arrays["state"].copy()
         self._ahead = (self._at, self._state)
+
+
+class ByExcitation:
+    """A Hawkes process, by the sums R of its decays; its numbers are copied when the stream begins."""
+
+    def __init__(self, model: Hawkes) -> None:
+        self.model, self.steps = model, HawkesSteps(model)
+        self.restart(0.0)
+
+    def restart(self, start: float) -> None:
+        self._start, self._at, self._state = start, start, self.steps.blank(1)
+
+    def score(self, time: float) -> tuple[Floats, float]:
+        return self.logs(time), float(self.steps.integral(self._state, np.array([time - self._at]))[0])
+
+    def logs(self, time: float) -> Floats:
+        later = self.steps.moved(self._state, np.array([time - self._at]))
+        return np.asarray(self.steps.logs(later)[0])
+
+    def absorb(self, time: float, mark: int) -> None:
+        self.move(time)
+        self._state[0, :, mark] += 1.0
+
+    def move(self, time: float) -> None:
+        self._state = self.steps.moved(self._state, np.array([time - self._at]))
+        self._at = time
+
+    def follow(self, numbers: Numbers, events: Events, into: Scored) -> Stop | None:
+        rows = np.zeros(len(events.times), dtype=np.int64)
+        stopped = self.steps.follow(self._state, rows, numbers, events, into)
+        self._at = float(numbers.at[0])
+        return stopped
+
+    def weights(self, time: float, mark: int, times: Floats, marks: NDArray[np.int64], top: int) -> Weights | None:
+        return None
+
+    def history(self) -> Any:
+        """A copy, so that it stays as it is while the stream goes on."""
+        with still(self.model):
+            blank = opened(self.model, self._start)
+        excitation = torch.from_numpy(self._state[:, None].copy())
+        return dataclasses.replace(blank, times=torch.full_like(blank.times, self._at), excitation=excitation)
+
+    def arrays(self) -> Arrays:
+        """As those of :class:`ByVerbs`, so that a state does not depend on whether numba is installed."""
+        return {"at": np.array(self._at), **arrays_of(self.history())}
+
+    def load(self, arrays: Arrays) -> None:
+        history = history_from(self.history(), arrays)
+        self._start, self._at = float(history.start[0]), float(history.times[0, -1])
+        self._state = history.excitation[:, -1].numpy().copy()
+        self.move(float(arrays["at"]))

@@ -17,10 +17,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from fourpoint.events import MarkSpace, Sequence, UserError
 from fourpoint.maths.quadrature import Unconverged
+from fourpoint.models.following import LARGEST, Events, Numbers, Scored, Stop, not_finite
 from fourpoint.sampling import still
 from fourpoint.streaming.monitoring import Alarm, Monitor
 from fourpoint.streaming.state import Arrays, fingerprint, pack, unpack
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from fourpoint.forecasting import Forecast
 
 Floats = NDArray[np.float64]
-LARGEST = 700.0  # log-rate; beyond it exp overflows
 
 
 class Attended(NamedTuple):
@@ -69,6 +69,17 @@ class Observation:
             "attended": heads,
             "alarms": [a.to_dict() for a in self.alarms],
         }
+
+
+@dataclass(frozen=True)
+class Observations:
+    """Per event of a block, in the order given: what :class:`Observation` says of one. NaN where an event is ``refused``."""
+
+    log_density: Floats
+    gap: Floats
+    rate: Floats
+    alarms: list[tuple[Alarm, ...]]
+    refused: dict[int, UserError]
 
 
 class Stream:
@@ -128,16 +139,77 @@ class Stream:
         order. Raises :class:`UserError` for a time before the last and for an unknown mark, and where the rate explodes.
         """
         when, kind = self._later(time), known_mark(self.model.marks, self._names, mark)
-        logs, integral = self._score(when)
-        rate, own, gap = sum(map(math.exp, logs)), logs[kind], self._open + integral
         attended = self._attended(when, kind)
-        self._stepper.absorb(when, kind)
+        events, found = Events(np.array([when]), np.array([kind])), Scored.empty(1)
+        stopped = self._follow(events, found)
+        if stopped is not None:
+            raise _refusal(stopped.error)
+        density, gap, rate = float(found.density[0]), float(found.gap[0]), float(found.rate[0])
         self._recent.append(when, kind, rate)
-        self.time, self._open = when, 0.0
-        self.count += 1
-        self.log_likelihood += own - integral
         alarms = () if self.monitor is None else self.monitor.gap(gap, when)
-        return Observation(when, kind, own - gap, gap, rate, attended, alarms)
+        return Observation(when, kind, density, gap, rate, attended, alarms)
+
+    def observe_many(self, times: ArrayLike, marks: ArrayLike | None = None) -> Observations:
+        """Score events one after the other, as :meth:`observe` does, without ``attended``: many times faster.
+
+        ``marks`` are numbers; None where the model has no marks. An event that :meth:`observe` would refuse changes nothing,
+        and is among ``refused`` of what is returned; the events after it are scored.
+        """
+        when = np.ascontiguousarray(times, dtype=np.float64)
+        kinds = np.zeros(len(when), dtype=np.int64) if marks is None else np.ascontiguousarray(marks, dtype=np.int64)
+        if when.shape != kinds.shape or when.ndim != 1:
+            raise UserError("one mark per time", f"shapes {when.shape} and {kinds.shape}", "Make the lengths equal.")
+        found, refused, done = Scored.empty(len(when)), dict[int, UserError](), 0
+        while done < len(when):
+            done = self._observe_until_stopped(when, kinds, found, refused, done)
+        accepted = [i for i in range(len(when)) if i not in refused] if refused else slice(None)
+        self._recent.extend(when[accepted], kinds[accepted], found.rate[accepted])
+        alarms = self._watched(when.tolist(), found.gap.tolist(), refused)
+        return Observations(found.density, found.gap, found.rate, alarms, refused)
+
+    def _observe_until_stopped(
+        self, when: Floats, kinds: NDArray[np.int64], found: Scored, refused: dict[int, UserError], first: int
+    ) -> int:
+        """Events from ``first`` on, up to the next one that cannot be scored; the place after it, or after the last."""
+        earlier = np.maximum.accumulate(np.concatenate([[self.time], np.where(np.isfinite(when[first:]), when[first:], -np.inf)]))
+        count = self.model.marks.count
+        sound = (when[first:] >= earlier[:-1]) & np.isfinite(when[first:]) & (kinds[first:] >= 0) & (kinds[first:] < count)
+        if not sound.all():
+            place = int(sound.argmin())
+            last = first + place
+        else:
+            place, last = -1, len(when)
+        some = slice(first, last)
+        stopped = self._follow(Events(when[some], kinds[some]), Scored(*(values[some] for values in found)))
+        if stopped is not None:
+            refused[first + stopped.done] = _refusal(stopped.error)
+            return first + stopped.done + 1
+        if place < 0:
+            return last
+        try:
+            self._later(float(when[last]))
+            known_mark(self.model.marks, self._names, int(kinds[last]))
+        except UserError as error:
+            refused[last] = error
+        return last + 1
+
+    def _follow(self, events: Events, into: Scored) -> Stop | None:
+        """Score and absorb events; the stream's own numbers follow."""
+        at, pending = np.array([self.time]), np.array([self._open])
+        numbers = Numbers(at, pending, np.array([self.log_likelihood]), np.array([self.count]))
+        stopped = self._stepper.follow(numbers, events, into)
+        self.time, self._open = float(at[0]), float(pending[0])
+        self.log_likelihood, self.count = float(numbers.likelihood[0]), int(numbers.seen[0])
+        return stopped
+
+    def _watched(self, times: list[float], gaps: list[float], refused: dict[int, UserError]) -> list[tuple[Alarm, ...]]:
+        """The alarms that each gap raises."""
+        if self.monitor is None:
+            return [()] * len(times)
+        watch = self.monitor.gap
+        if not refused:
+            return [watch(gap, time) for gap, time in zip(gaps, times, strict=True)]
+        return [() if i in refused else watch(gap, time) for i, (gap, time) in enumerate(zip(gaps, times, strict=True))]
 
     def advance(self, time: float) -> tuple[Alarm, ...]:
         """No event until ``time``: the silence counts, and an alarm tells when it is too long to be believed."""
@@ -196,12 +268,10 @@ class Stream:
         try:
             found, integral = self._stepper.score(time)
         except Unconverged as error:
-            remedy = "Fit the model again, or reset the stream."
-            raise UserError("a rate that can be integrated", str(error).rstrip("."), remedy) from error
+            raise _refusal(error) from error
         logs: list[float] = found.tolist()
         if not all(x < LARGEST for x in logs) or not math.isfinite(integral):
-            received = f"log-rates {logs[:4]} and the integral {integral} at {time!r}"
-            raise UserError("a finite rate", received, "The model explodes there: fit it again, or reset the stream.")
+            raise not_finite(logs, integral, time)
         return logs, integral
 
     def _attended(self, time: float, mark: int) -> tuple[tuple[Attended, ...], ...]:
@@ -241,6 +311,18 @@ class Recent:
         if self.seen <= self.size:
             self._narrow()
 
+    def extend(self, times: Floats, marks: NDArray[np.int64], rates: Floats) -> None:
+        """Remember events in their order."""
+        skipped = 0 if self.growing else max(0, len(times) - self.size)
+        self.seen += skipped
+        while self.growing and self.seen + len(times) > self.size:
+            self._kept, self.size = tuple(np.concatenate([x, np.zeros_like(x)]) for x in self._kept), 2 * self.size
+        slots = np.arange(self.seen, self.seen + len(times) - skipped) % self.size
+        for values, new in zip(self._kept, (times, marks, rates), strict=True):
+            values[slots] = new[skipped:]
+        self.seen += len(slots)
+        self._narrow()
+
     def in_order(self, values: NDArray[Any]) -> NDArray[Any]:
         """``times``, ``marks`` or ``rates``, the oldest first."""
         return np.roll(values, -(self.seen % self.size)) if self.seen > self.size else values.copy()
@@ -257,6 +339,13 @@ class Recent:
 
     def _narrow(self) -> None:
         self.times, self.marks, self.rates = (x[: self.seen] for x in self._kept)
+
+
+def _refusal(error: UserError | Unconverged) -> UserError:
+    """Why an event cannot be scored, in three clauses."""
+    if isinstance(error, UserError):
+        return error
+    return UserError("a rate that can be integrated", str(error).rstrip("."), "Fit the model again, or reset the stream.")
 
 
 def finite(time: float) -> float:

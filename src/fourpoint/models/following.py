@@ -1,0 +1,60 @@
+"""Blocks of events that are scored and absorbed one after the other: what goes in, what comes out, and where it stops.
+
+Used by models that have a compiled loop for it: `dapp_step.Steps.follow` and `hawkes_step.HawkesSteps.follow`.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fourpoint.events import UserError
+from fourpoint.maths.quadrature import Unconverged
+
+Floats = NDArray[np.float64]
+Counts = NDArray[np.int64]
+LARGEST = 700.0  # log-rate; beyond it exp overflows
+
+
+class Numbers(NamedTuple):
+    """Per row: the time of its last event or advance, the integral since its last event, log-likelihood and events so far."""
+
+    at: Floats
+    pending: Floats
+    likelihood: Floats
+    seen: Counts
+
+
+class Events(NamedTuple):
+    """A block of events."""
+
+    times: Floats
+    marks: Counts
+
+
+class Scored(NamedTuple):
+    """Per event: what it adds to the log-likelihood, the rescaled gap before it, and the total rate just before."""
+
+    density: Floats
+    gap: Floats
+    rate: Floats
+
+    @staticmethod
+    def empty(count: int) -> Scored:
+        """Room for so many events; NaN where nothing is written."""
+        return Scored(*np.full((3, count), np.nan))
+
+
+class Stop(NamedTuple):
+    """How many events were absorbed before one that cannot be scored, and why it cannot."""
+
+    done: int
+    error: UserError | Unconverged
+
+
+def not_finite(logs: list[float], integral: float, time: float) -> UserError:
+    """The error of a rate that is too large, or not a number."""
+    received = f"log-rates {logs[:4]} and the integral {integral} at {time!r}"
+    return UserError("a finite rate", received, "The model explodes there: fit it again, or reset the stream.")
