@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from typing import Any
 
@@ -14,7 +15,7 @@ from fourpoint import likelihood
 from fourpoint.data.synthetic import PROCESSES, process, simulate
 from fourpoint.events import Dataset, Sequence, UserError
 from fourpoint.likelihood import log_likelihood, sampled_log_likelihood
-from fourpoint.models import DAPP, Hawkes, Poisson, SelfCorrecting, SplinePoisson
+from fourpoint.models import DAPP, NHP, RMTPP, SAHP, THP, DeepDAPP, Hawkes, Poisson, SelfCorrecting, SplinePoisson
 from fourpoint.models.bumps import Bumps
 
 
@@ -264,3 +265,48 @@ def test_the_sampled_likelihood_has_both_conventions(name: str) -> None:
             random = torch.Generator().manual_seed(1)
             draws = torch.stack([sampled_log_likelihood(model, data.batch(), 2, random, convention=convention) for _ in range(400)])
             assert ((draws.mean(0) - exact).abs() <= 4.5 * draws.std(0) / 20 + 1e-7).all()
+
+
+# ---------------------------------------------------------------------- quiet sequences
+
+SMALL: dict[str, Any] = {
+    "dapp": lambda: DAPP(heads=2, features=8, eval_features=16, generator=(8,)),
+    "deep-dapp": lambda: DeepDAPP(width=8, modes=4),
+    "nhp": lambda: NHP(hidden=8),
+    "sahp": lambda: SAHP(hidden=8, layers=1, heads=2),
+    "thp": lambda: THP(hidden=8, layers=1, heads=2),
+    "rmtpp": lambda: RMTPP(hidden=8),
+}
+
+
+def with_fitted_weights(name: str) -> Any:
+    """A float32 model with weights as far from its first ones as those of a fit."""
+    data, model, random = simulate("hawkes", 20), SMALL[name](), torch.Generator().manual_seed(1)
+    model.initialise(data)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.add_(0.3 * torch.randn(weight.shape, generator=random) * (weight.abs().mean() + 0.1))
+    if hasattr(model, "settle"):
+        model.settle()
+    return model.eval()
+
+
+def quiet(events: tuple[int, ...], start: float, length: float) -> Dataset:
+    """64 sequences with so many events in turn, all within one unit of time."""
+    rng = np.random.default_rng(0)
+    counts = [events[i % len(events)] for i in range(64)]
+    times = [start + np.sort(rng.uniform(0, 1, n)) for n in counts]
+    return Dataset.from_sequences([Sequence(t, start=start, stop=start + length) for t in times])
+
+
+@pytest.mark.parametrize(("start", "length"), [(0.0, 1.0), (0.0, 100.0), (1e9, 1.0)])
+@pytest.mark.parametrize("events", [(0,), (1,), (0, 5, 3, 0, 8, 4, 6, 0, 2, 7)], ids=["empty", "one", "silent"])
+@pytest.mark.parametrize("name", SMALL)
+def test_quiet_sequences_settle_and_state_their_rounding(name: str, events: tuple[int, ...], start: float, length: float) -> None:
+    """float32 against the same weights in float64: no less is stated than the true error, and little of the integral."""
+    model, batch = with_fitted_weights(name), quiet(events, start, length).batch()
+    found = log_likelihood(model, batch)
+    exact = log_likelihood(copy.deepcopy(model).double(), batch, tolerance=1e-7)
+    assert ((found.value - exact.value).abs() <= found.error + exact.error).all()
+    assert ((found.integral - exact.integral).abs() <= found.error + exact.error).all()
+    assert float(found.error.sum()) <= 1e-4 * 64 * max(events) + 64e-4 + 1e-3 * float(found.integral.sum())

@@ -156,6 +156,77 @@ def test_pieces_that_never_settle_end_in_an_error() -> None:
     assert sum(asked) < 64 * 64 * 8
 
 
+def test_a_float32_rate_settles_at_its_rounding_and_states_it() -> None:
+    value, error = integrate(lambda t, _: t.float().exp(), *interval(0.0, 1.0), tolerance=1e-9)
+    assert value.dtype == torch.float64
+    assert abs(value.item() - (math.e - 1)) <= error.item() <= 1e-5
+
+
+def test_integrals_of_float32_intervals_are_found_in_float64() -> None:
+    value, error = integrate(lambda t, _: t.exp(), torch.zeros(1, 1), torch.ones(1, 1), tolerance=1e-9)
+    assert abs(value.item() - (math.e - 1)) <= error.item() <= 1e-9
+
+
+@pytest.mark.parametrize("amplitude", [1e-7, 1e-6, 1e-5])
+def test_noise_of_the_order_of_rounding_is_stated_and_not_refined(amplitude: float) -> None:
+    """Noise that no refinement resolves, as of sums of features with large phases."""
+    asked: list[int] = []
+
+    def rate(times: Tensor, which: Tensor) -> Tensor:
+        asked.append(times.numel())
+        return (2 + amplitude * torch.sin(1e12 * times)).float()
+
+    value, error = integrate(rate, *interval(0.0, 1.0), tolerance=1e-9)
+    assert abs(value.item() - 2) <= error.item() <= 1e-5 + 8 * amplitude
+    assert sum(asked) < 1000
+
+
+def test_late_times_state_their_resolution() -> None:
+    """Nodes at 1e9 are rounded to 1e-7, which a rate that decays within 1e-6 turns into an error."""
+    start, decay = 1e9, 1e5
+    value, error = integrate(lambda t, _: torch.exp(-decay * (t - start)), *interval(start, start + 2**-10), tolerance=1e-9)
+    exact = -math.expm1(-decay * 2**-10) / decay
+    assert abs(value.item() - exact) <= error.item() <= 1e-6
+
+
+@pytest.mark.parametrize("tolerance", [1e-2, 1e-4, 1e-6])
+@pytest.mark.parametrize("gap", [100.0, 200.0, 400.0, 1e3, 3e3, 1e4, 1e5, 1e6, 1e7])
+def test_a_hump_that_begins_at_zero_in_a_long_gap_is_seen(gap: float, tolerance: float) -> None:
+    exact = 1 - (1 + gap) * math.exp(-gap)
+    assert_upper(lambda t: t * torch.exp(-t), exact, 0.0, gap, tolerance)
+    assert_upper(lambda t: 1 / gap + t * torch.exp(-t), 1 + exact, 0.0, gap, tolerance)
+
+
+@pytest.mark.parametrize("digits", range(3, 13))
+def test_a_known_shortest_time_finds_any_hump_and_spares_short_gaps(digits: int) -> None:
+    asked: list[int] = []
+
+    def hump(times: Tensor, which: Tensor) -> Tensor:
+        asked.append(times.numel())
+        return times * torch.exp(-times)
+
+    one = torch.ones(1, 1, dtype=torch.float64)
+    value, error = integrate(hump, *interval(0.0, 10.0**digits), tolerance=1e-4, shortest=one)
+    assert abs(value.item() - 1) <= error.item() <= 1e-4
+    asked.clear()
+    integrate(lambda t, _: hump(0 * t, _), *interval(0.0, 100.0), tolerance=1e-4, shortest=one)
+    assert sum(asked) == 8  # two nodes and both ends, then four nodes
+
+
+def test_the_work_on_hopeless_integrals_is_bounded() -> None:
+    noise = torch.Generator().manual_seed(0)
+    a = torch.arange(256, dtype=torch.float64).view(8, 32)
+    asked: list[int] = []
+
+    def rate(times: Tensor, which: Tensor) -> Tensor:
+        asked.append(times.numel())
+        return 1 + torch.rand(times.shape, generator=noise, dtype=torch.float64)
+
+    with pytest.raises(Unconverged):
+        integrate(rate, a, a + 1, tolerance=1e-9)
+    assert sum(asked) <= 2560 * a.numel() + 2**14
+
+
 def test_more_nodes_converge_faster_than_any_power() -> None:
     errors = []
     for nodes in (2, 4, 8, 16):

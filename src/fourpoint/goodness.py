@@ -20,7 +20,7 @@ from torch import Tensor
 
 from fourpoint.evaluation import device_of
 from fourpoint.events import Batch, Dataset
-from fourpoint.likelihood import blocks_of, latest, total_rate
+from fourpoint.likelihood import blocks_of, closed_form_error, latest, total_rate
 from fourpoint.maths import rescaling
 from fourpoint.maths.periodogram import coarse_clock
 from fourpoint.maths.quadrature import integrate_each
@@ -142,15 +142,15 @@ def _of_block(model: Any, block: Batch, history: Any, tolerance: float, each: bo
     if hasattr(model, "integral"):
         seen = torch.arange(edges.shape[1] - 1, device=edges.device).expand(len(edges), -1)
         exact = model.integral(history, edges[:, :-1], edges[:, 1:], seen).to(torch.float64)
-        return exact if each else exact.sum(-1, keepdim=True), 64 * torch.finfo(exact.dtype).eps * exact.abs().sum(-1)
+        error = closed_form_error(model, exact.abs().sum(-1), edges.diff(dim=1))
+        return exact if each else exact.sum(-1, keepdim=True), error
     gaps = edges.shape[1] - 1
     left, right, nodes = pieces(model, history, edges)
     seen = torch.minimum(torch.searchsorted(block.times.contiguous(), left, right=True), block.lengths[:, None])
 
     def rates(times: Float[Tensor, "B H Q"], which: Int[Tensor, "B H"]) -> Float[Tensor, "B H Q M"]:
         at = seen.gather(1, which)
-        found = model.log_intensity(history, times, at).exp() if each else total_rate(model, history, times, at)[..., None]
-        return found.to(torch.float64)
+        return model.log_intensity(history, times, at).exp() if each else total_rate(model, history, times, at)[..., None]
 
     value, error = integrate_each(rates, left, right, tolerance=tolerance * max(1, int(block.lengths.sum())), **nodes)
     total, doubt = value.new_zeros(len(edges), gaps, value.shape[-1]), value.new_zeros(len(edges), gaps)

@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from fourpoint.events import Batch, UserError
-from fourpoint.maths.quadrature import Unconverged, early, gauss_legendre, integrate, stratified, uniform
+from fourpoint.maths.quadrature import ROUNDING, Unconverged, early, gauss_legendre, integrate, stratified, uniform
 from fourpoint.models.protocol import pieces
 
 Convention = Literal["window", "gaps"]
@@ -35,7 +35,8 @@ BLOCK = 2048  # events of one sequence held at once; longer ones go block by blo
 
 @dataclass(frozen=True)
 class LogLikelihood:
-    """Per sequence: the log-likelihood, the events it scores, the integral and an upper estimate of its error."""
+    """Per sequence: the log-likelihood, the events it scores, the integral, and an upper estimate of the error of both: that of the
+    integration, and rounding in the dtype in which the model computes."""
 
     value: Float[Tensor, " B"]
     events: Int[Tensor, " B"]
@@ -49,7 +50,7 @@ class LogLikelihood:
 
 
 def log_likelihood(model: Any, batch: Batch, *, convention: Convention = "window", tolerance: float = 1e-4) -> LogLikelihood:
-    """Log-likelihood of each sequence, its integral refined to ``tolerance`` nats per event.
+    """Log-likelihood of each sequence, its integral refined to ``tolerance`` nats per event, or per sequence that has none to score.
 
     Raises `maths.quadrature.Unconverged` where the integral does not settle or is not finite.
 
@@ -71,19 +72,24 @@ def log_likelihoods(model: Any, batch: Batch, *, tolerance: float = 1e-4) -> dic
     lengths = batch.lengths
     first = torch.where(lengths > 0, batch.edges[:, 1], batch.stop)
     last = batch.edges.gather(1, lengths[:, None])[:, 0]
-    budget = tolerance * max(1, int((lengths - 1).clamp(min=0).sum()))
+    budget = tolerance * int((lengths - 1).clamp(min=1).sum())
     sums = {name: [torch.zeros_like(batch.start) for _ in range(3)] for name in CONVENTIONS}
     carried = None
     for block, offset in blocks_of(model, batch):
         history = model.encode(block, carried)
-        logs = _event_terms(model, history, block)
-        left, right, integral, error = _refined(model, history, block, budget * max(1, block.times.shape[1]) / max(1, batch.times.shape[1]))
+        logs, rounding = _event_terms(model, history, block)
+        share = max(1, block.times.shape[1]) / max(1, batch.times.shape[1])
+        left, right, integral, error = _refined(model, history, block, budget * share)
         inner = (left >= first[:, None]) & (right <= last[:, None])
         for name in CONVENTIONS:
-            scored = logs[:, 1:] if name == "gaps" and offset == 0 else logs
+            begin = 1 if name == "gaps" and offset == 0 else 0
             kept = torch.ones_like(inner) if name == "window" else inner
-            for i, part in enumerate((scored, torch.where(kept, integral, 0.0), torch.where(kept, error, 0.0))):
-                sums[name][i] = sums[name][i] + part.sum(1)
+            parts = (
+                logs[:, begin:].sum(1),
+                torch.where(kept, integral, 0.0).sum(1),
+                torch.where(kept, error, 0.0).sum(1) + rounding[:, begin:].sum(1),
+            )
+            sums[name] = [total + part for total, part in zip(sums[name], parts, strict=True)]
         carried = latest(history)
     events = {"window": lengths, "gaps": (lengths - 1).clamp(min=0)}
     return {name: LogLikelihood(s[0] - s[1], events[name], s[1], s[2]) for name, s in sums.items()}
@@ -220,8 +226,12 @@ def blocks_of(model: Any, batch: Batch) -> list[tuple[Batch, int]]:
     return [(batch.columns(first, first + BLOCK if first + BLOCK < n else n), first) for first in range(0, n, BLOCK)]
 
 
-def _event_terms(model: Any, history: Any, block: Batch) -> Float[Tensor, "B N"]:
-    return torch.where(block.valid, log_rates_at_events(model, history, block), 0.0).to(torch.float64)
+def _event_terms(model: Any, history: Any, block: Batch) -> tuple[Float[Tensor, "B N"], Float[Tensor, "B N"]]:
+    """log lambda at every event, 0 in the padding, and its rounding error."""
+    logs = log_rates_at_events(model, history, block)
+    eps = max(torch.finfo(logs.dtype).eps, precision(model))
+    logs = torch.where(block.valid, logs, 0.0).to(torch.float64)
+    return logs, torch.where(block.valid, ROUNDING * eps * (1 + logs.abs()), 0.0)
 
 
 def log_rates_at_events(model: Any, history: Any, block: Batch) -> Float[Tensor, "B N"]:
@@ -286,6 +296,19 @@ def _refined(
         rough, order = fine, min(n for n in ORDERS if n > order)
 
 
+def closed_form_error(model: Any, integral: Float[Tensor, "B G"], width: Float[Tensor, "B G"]) -> Float[Tensor, "B G"]:
+    """The rounding error of integrals in closed form over gaps of this ``width``: as that of rates, plus a few more operations."""
+    mean = integral.abs() / torch.where(width > 0, width, 1.0)
+    terms = width * (mean + torch.xlogy(mean, mean).abs())
+    return ROUNDING * precision(model) * terms + 64 * torch.finfo(integral.dtype).eps * integral.abs()
+
+
+def precision(model: Any) -> float:
+    """The largest eps of the dtypes that the model's weights have: its rates are no more precise."""
+    kinds = {x.dtype for x in model.parameters() if x.is_floating_point()}
+    return max((torch.finfo(kind).eps for kind in kinds), default=torch.finfo(torch.float64).eps)
+
+
 def _integrals(
     model: Any, history: Any, block: Batch, budget: float
 ) -> tuple[Float[Tensor, "B H"], Float[Tensor, "B H"], Float[Tensor, "B H"], Float[Tensor, "B H"]]:
@@ -293,11 +316,11 @@ def _integrals(
     edges = block.edges
     if hasattr(model, "integral"):
         exact = model.integral(history, edges[:, :-1], edges[:, 1:]).sum(2).to(torch.float64)
-        return edges[:, :-1], edges[:, 1:], exact, 64 * torch.finfo(edges.dtype).eps * exact.abs()
+        return edges[:, :-1], edges[:, 1:], exact, closed_form_error(model, exact, edges.diff(dim=1))
     left, right, nodes = pieces(model, history, edges)
     seen = torch.minimum(torch.searchsorted(block.times.contiguous(), left, right=True), block.lengths[:, None])
 
     def rate(times: Float[Tensor, "B H Q"], which: Int[Tensor, "B H"]) -> Float[Tensor, "B H Q"]:
-        return total_rate(model, history, times, seen.gather(1, which)).to(torch.float64)
+        return total_rate(model, history, times, seen.gather(1, which))
 
     return left, right, *integrate(rate, left, right, tolerance=budget, **nodes)

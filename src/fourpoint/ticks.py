@@ -23,7 +23,7 @@ from fourpoint.events import Batch, Dataset, UserError
 from fourpoint.likelihood import blocks_of, latest, log_rates_at_events, total_rate
 from fourpoint.maths.periodogram import clock
 from fourpoint.maths.quadrature import integrate
-from fourpoint.models.protocol import filled, nodes
+from fourpoint.models.protocol import filled, rule
 from fourpoint.sampling import still
 
 RARE = 1e-30  # an integral over a tick, below which float32 may have lost all of it
@@ -120,9 +120,9 @@ def _masses(
     left, right, owner = left.gather(1, order), right.gather(1, order), order // (lags.shape[-1] - 1)
 
     def rate(times: Float[Tensor, "B H Q"], which: Int[Tensor, "B H"]) -> Float[Tensor, "B H Q"]:
-        return total_rate(model, history, times, owner.gather(1, which)).double()
+        return total_rate(model, history, times, owner.gather(1, which))
 
-    value, _ = integrate(rate, left, right, tolerance=tolerance * max(1, low.numel()), **nodes(model))
+    value, _ = integrate(rate, left, right, tolerance=tolerance * max(1, low.numel()), **rule(model, history))
     early = (lags[..., 1:] <= low[..., None]).flatten(1).gather(1, order)
     until, within = (torch.zeros_like(low).scatter_add(1, owner, torch.where(part, value, 0.0)) for part in (early, ~early))
     return until, within

@@ -4,33 +4,53 @@ Training draws *stratified* nodes: interval [a, b] is cut into n equal strata wi
 
     int_a^b f  ~  (b - a)/n sum_q f(a + (b - a)(q + u_q)/n),        u_q ~ U[0, 1],
 
-which is unbiased, so that no model can hide its rate between fixed nodes. Evaluation uses *Gauss-Legendre* nodes,
-doubled only in those intervals whose error estimate is still large, until the sum of the estimates is below a tolerance; an
-interval that 64 nodes do not settle is cut, since what is narrow in one is wide in its pieces.
-The estimate of an interval has three parts, each for one way to be wrong:
+which is unbiased, so that no model can hide its rate between fixed nodes. Evaluation uses
+*Gauss-Legendre* nodes, doubled only in those intervals whose error estimate is still large, until
+the sum of the estimates is below a tolerance; an interval that 64 nodes do not settle is cut, since
+what is narrow in one is wide in its pieces. The discretisation error of an interval has four parts:
 
-    move   |Q_n - Q_{n/2}|, which bounds the error of the finer rule as soon as the rule converges at all;
-    tail   (b - a) times the Legendre coefficients of f where the rule ends: coarse rules may agree by chance, and then
-           these, read off the same nodes, are still large;
-    edges  (x_1 - a) |f(a+) - p(a)| with p the polynomial through the nodes and x_1 the first of them: a rate that an
-           event has just raised may fall again before x_1, and no node would see it; and the same at b.
+    move    |Q_n - Q_{n/2}|, which bounds the error of the finer rule as soon as it converges at all;
+    tail    (b - a) times the Legendre coefficients of f where the rule ends: coarse rules may agree
+            by chance, and then these, read off the same nodes, are still large;
+    edges   (x_1 - a) |f(a+) - p(a)| with p the polynomial through the nodes and x_1 the first of
+            them: a rate that an event has just raised may fall again before x_1, and no node would
+            see it; and the same at b;
+    probes  4 d |f(a + d) - p(a + d)| at lags d that fall by a factor of 16, from (b - a)/64 to the
+            shortest time in which the rate changes: an excitation that begins at zero, rises and
+            falls again before x_1 is seen neither by a node nor at a.
 
-A floor is added for rounding, and a thousandth of the tolerance, since no more was asked for. Used by `likelihood`,
-`sampling` and `evaluation`.
+A fifth part is rounding, which no refinement removes. With eps the precision of the dtype in which
+the rates were computed and eps_t that of the times,
+
+    rounding = c eps (b - a) sum_q w_q f_q (1 + |log f_q|) + eps_t max(|a|, |b|) sum_q |f_{q+1} - f_q|,
+
+the first term since models compute log f, whose error of eps |log f| is a relative error of f, the
+second since every node is rounded to the resolution of the times. Refinement of an interval ends
+where its discretisation error is within a small multiple of that, or where cutting it has not
+reduced an error of the order of rounding: what is left is noise, and is stated in the error.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 MOST, SPLITS = 64, 12  # nodes of an interval before it is cut, and how often that may be
-ROOM = 64  # pieces for each interval that there may be at once
+WORK, MOST_WORK = 2560, 2**24  # times at which rates are asked for: per interval, and in all
+FREE_WORK, FREE_WORK_EACH = 2**14, 128  # what is allowed in any case, in all and per interval
 TIMES = 2**18  # at which rates are asked for at once, so that memory does not grow with the pieces
+ROUNDING = 4.0  # c: relative errors of a rate and of its logarithm, in units of eps
+NOISE = 4.0  # discretisation errors below this multiple of rounding are noise
+STALLED = 512.0  # up to this multiple of rounding, errors that a cut does not halve are noise
+CUTS = (1 / 16, 1 / 2, 15 / 16)  # of an interval into four, the outer ones short
+LONG = 128.0  # intervals longer than this many shortest times are probed
+DEPTH, DEEPEST = 5, 12  # probes of an interval at most, where the shortest time is unknown and where it is known
 Rate = Callable[[Float[Tensor, "B H Q"], Int[Tensor, "B H"]], Float[Tensor, "B H Q"]]
 Rates = Callable[[Float[Tensor, "B H Q"], Int[Tensor, "B H"]], Float[Tensor, "B H Q M"]]
 
@@ -95,12 +115,21 @@ def integrate(
     first: int = 2,
     most: int = MOST,
     splits: int = SPLITS,
+    shortest: Float[Tensor, "#B #G"] | None = None,
 ) -> tuple[Float[Tensor, "B G"], Float[Tensor, "B G"]]:
-    """The integral of ``rate`` over every [a, b], and an upper estimate of the error of each.
+    """The integral of ``rate`` over every [a, b] in float64, and an upper estimate of the error of each.
 
-    ``rate(times (B, H, Q), which (B, H))`` is asked for the intervals ``which`` only. ``tolerance`` bounds the sum of
-    all errors. ``first`` nodes, 2 or more, are doubled up to ``most``; what is still open then is cut into four, short ones first, up to
-    ``splits`` times. Raises :class:`Unconverged` with the worst interval where that does not reach the tolerance.
+    Arguments
+        rate: ``rate(times (B, H, Q), which (B, H))`` at times of the intervals ``which``, in the dtype
+            in which it was computed: that decides the rounding error.
+        tolerance: bounds the sum of all discretisation errors; the errors that are returned hold
+            rounding too.
+        first, most: nodes to begin with, 2 or more, and after how many an interval is cut into four,
+            up to ``splits`` times.
+        shortest: the shortest time in which the rate changes by much, as far as that is known. Longer
+            intervals are probed for changes near their left end; without it all of them are.
+
+    Raises :class:`Unconverged` with the worst interval where the tolerance is not reached.
 
     >>> zero, one = torch.zeros(1, 1), torch.ones(1, 1)
     >>> value, error = integrate(lambda t, _: t.exp(), zero, one, tolerance=1e-6)
@@ -108,7 +137,14 @@ def integrate(
     True
     """
     value, error = integrate_each(
-        lambda t, which: rate(t, which)[..., None], a, b, tolerance=tolerance, first=first, most=most, splits=splits
+        lambda t, which: rate(t, which)[..., None],
+        a,
+        b,
+        tolerance=tolerance,
+        first=first,
+        most=most,
+        splits=splits,
+        shortest=shortest,
     )
     return value[..., 0], error
 
@@ -122,43 +158,158 @@ def integrate_each(
     first: int = 2,
     most: int = MOST,
     splits: int = SPLITS,
-    room: int | None = None,
+    shortest: Float[Tensor, "#B #G"] | None = None,
 ) -> tuple[Float[Tensor, "B G M"], Float[Tensor, "B G"]]:
-    """:func:`integrate` for M rates at once; the errors are those of all of them together. There are ``room`` pieces at most at a time."""
-    room = ROOM * a.numel() if room is None else room
+    """:func:`integrate` for M rates at once; the errors are those of all of them together."""
+    a, b = a.double(), b.double()
+    unknown = torch.zeros((), dtype=a.dtype, device=a.device)
+    scale = (unknown if shortest is None else shortest.to(a)).expand_as(a)
+    each = max(FREE_WORK_EACH * a.numel(), min(WORK * a.numel(), MOST_WORK))
+    work = _Work(each + FREE_WORK)
+    return _refined(rates, a, b, scale, tolerance, first, most, splits, work, None)
+
+
+@dataclass
+class _Work:
+    """How many times rates may still be asked for."""
+
+    left: int
+
+    def allows(self, times: int) -> bool:
+        return times <= self.left
+
+    def spend(self, times: int) -> None:
+        self.left -= times
+
+
+def _refined(
+    rates: Rates,
+    a: Float[Tensor, "B G"],
+    b: Float[Tensor, "B G"],
+    shortest: Float[Tensor, "B G"],
+    tolerance: float,
+    first: int,
+    most: int,
+    splits: int,
+    work: _Work,
+    before: Float[Tensor, "B G4"] | None,
+) -> tuple[Float[Tensor, "B G M"], Float[Tensor, "B G"]]:
+    """The integrals; ``before`` are the discretisation errors that every four intervals had as one."""
     which = torch.arange(a.shape[1], device=a.device).expand_as(a)
     last = torch.maximum(torch.nextafter(b, a), a)  # a rate may jump at b
     begun = _asked(rates, torch.cat([a[..., None], _places(a, b, first), last[..., None]], -1), which)
-    edges, value = torch.stack([begun[:, :, 0], begun[:, :, -1]], 2).sum(-1), _sum(begun[:, :, 1:-1], a, b)
-    nodes, error = 2 * first, torch.full_like(value[..., 0], torch.inf)
+    eps = torch.finfo(begun.dtype).eps
+    begun = begun.double()
+    ends, value = begun[:, :, [0, -1]].sum(-1), _sum(begun[:, :, 1:-1], a, b)
+    probes = _probed(rates, a, b, shortest)
+    nodes, error = 2 * first, torch.full_like(ends[..., 0], torch.inf)
+    rounding = torch.zeros_like(error)
+    work.spend(a.numel() * (first + 2) + probes.numel())
     while True:
         low, high = a.gather(1, which), b.gather(1, which)
-        found = _asked(rates, _places(low, high, nodes), which)
+        found = _asked(rates, _places(low, high, nodes), which).double()
+        work.spend(found[..., 0].numel())
         fine, all_ = _sum(found, low, high), which[..., None].expand(-1, -1, value.shape[-1])
-        floor = torch.where(high > low, tolerance / (1000 * error.numel()), 0.0) + 4 * torch.finfo(fine.dtype).eps * fine.abs().sum(-1)
-        doubt = _doubt(found.sum(-1), edges.gather(1, which[..., None].expand(-1, -1, 2)), low, high) + floor
-        error = error.scatter(1, which, (fine - value.gather(1, all_)).abs().sum(-1) + doubt)
+        own_ends = ends.gather(1, which[..., None].expand(-1, -1, 2))
+        own_probes = probes.gather(1, which[..., None].expand(-1, -1, probes.shape[-1]))
+        asked_for = torch.where(high > low, tolerance / (1000 * error.numel()), 0.0)
+        move = (fine - value.gather(1, all_)).abs().sum(-1)
+        doubt = _doubt(found.sum(-1), own_ends, own_probes, low, high)
+        error = error.scatter(1, which, move + doubt + asked_for)
+        rounding = rounding.scatter(1, which, _rounding(found, own_ends, low, high, eps))
         value = value.scatter(1, all_, fine)
         if not bool(torch.isfinite(value).all()):
             raise _not_finite(value.sum(-1), a, b)
-        open_ = error > tolerance / (2 * error.numel())
-        if float(error.sum()) <= tolerance or not bool(open_.any()):
-            return value, error
-        which = error.argsort(1, descending=True)[:, : int(open_.sum(1).max())]
+        improvable = torch.where(error > NOISE * rounding, error, 0.0)
+        if nodes >= most and before is not None:
+            improvable = torch.where(_stalled(error, rounding, before), 0.0, improvable)
+        open_ = improvable > tolerance / (2 * error.numel())
+        if float(improvable.sum()) <= tolerance or not bool(open_.any()):
+            return value, error + rounding
+        which = improvable.argsort(1, descending=True)[:, : int(open_.sum(1).max())]
         if nodes >= most:
             break
         nodes *= 2
-    doubtful = float(error.gather(1, which).sum())
-    if not splits or 4 * which.numel() > room:
-        raise _unsettled(error, a, b, tolerance, nodes)
-    low, high = a.gather(1, which)[..., None], b.gather(1, which)[..., None]
-    ends = torch.cat([low, low + (high - low) * torch.tensor([1 / 16, 1 / 2, 15 / 16], dtype=low.dtype, device=low.device), high], -1)
-    parts, errors = integrate_each(
-        lambda t, own: rates(t, which.gather(1, own // 4)), ends[..., :-1].flatten(1), ends[..., 1:].flatten(1),
-        tolerance=tolerance - float(error.sum()) + doubtful, first=max(2, nodes // 4), most=most, splits=splits - 1, room=room,
-    )  # fmt: skip
+    first = max(2, nodes // 4)
+    if not splits or not work.allows(4 * which.numel() * 4 * first):
+        raise _unsettled(improvable, a, b, tolerance, nodes)
+    low, high = a.gather(1, which), b.gather(1, which)
+    cuts = torch.tensor(CUTS, dtype=low.dtype, device=low.device)
+    inner = low[..., None] + (high - low)[..., None] * cuts
+    bounds = torch.cat([low[..., None], inner, high[..., None]], -1)
+    scale = torch.full_like(bounds[..., 1:], torch.inf)  # the rate is raised at the left end only
+    scale[..., 0] = shortest.gather(1, which)
+    rest = float(improvable.sum()) - float(improvable.gather(1, which).sum())
+    parts, errors = _refined(
+        lambda t, own: rates(t, which.gather(1, own // 4)),
+        bounds[..., :-1].flatten(1),
+        bounds[..., 1:].flatten(1),
+        scale.flatten(1),
+        tolerance - rest,
+        first,
+        most,
+        splits - 1,
+        work,
+        error.gather(1, which),
+    )
     all_ = which[..., None].expand(-1, -1, value.shape[-1])
-    return value.scatter(1, all_, parts.unflatten(1, (-1, 4)).sum(2)), error.scatter(1, which, errors.unflatten(1, (-1, 4)).sum(2))
+    whole = (error + rounding).scatter(1, which, errors.unflatten(1, (-1, 4)).sum(2))
+    return value.scatter(1, all_, parts.unflatten(1, (-1, 4)).sum(2)), whole
+
+
+def _stalled(
+    error: Float[Tensor, "B G"], rounding: Float[Tensor, "B G"], before: Float[Tensor, "B G4"]
+) -> Bool[Tensor, "B G"]:
+    """Where cutting has not halved an error that is of the order of rounding."""
+    now, noise = (x.unflatten(1, (-1, 4)).sum(2) for x in (error, rounding))
+    stalled = (2 * now >= before) & (now <= STALLED * noise)
+    return stalled.repeat_interleave(4, 1)
+
+
+def _rounding(
+    values: Float[Tensor, "B H Q M"],
+    ends: Float[Tensor, "B H 2"],
+    a: Float[Tensor, "B H"],
+    b: Float[Tensor, "B H"],
+    eps: float,
+) -> Float[Tensor, "B H"]:
+    """What rounding of rates and of times may add to the error of each integral."""
+    weights = gauss_legendre(values.shape[2])[1].to(values)
+    size = values.abs()
+    terms = (size + torch.xlogy(size, size).abs()).sum(-1)
+    of_rates = ROUNDING * eps * (b - a) * (terms @ weights)
+    total = values.sum(-1)
+    along = torch.cat([ends[..., :1], total, ends[..., 1:]], -1)
+    resolution = torch.finfo(a.dtype).eps * torch.maximum(a.abs(), b.abs())
+    of_times = resolution * along.diff(dim=-1).abs().sum(-1)
+    return of_rates + torch.where(b > a, of_times, 0.0)
+
+
+def _probed(
+    rates: Rates, a: Float[Tensor, "B G"], b: Float[Tensor, "B G"], shortest: Float[Tensor, "B G"]
+) -> Float[Tensor, "B G K"]:
+    """The total rate at the probes of every interval that is long; NaN in the others."""
+    times_longer = torch.where(b > a, (b - a) / shortest.clamp(min=torch.finfo(a.dtype).tiny), 0.0)
+    long = times_longer > LONG
+    if not bool(long.any()):
+        return a.new_zeros(*a.shape, 0)
+    octaves = math.log2(float(times_longer.max().clamp(max=2.0**1000)) / LONG)
+    unknown = not bool(shortest.any())
+    most = DEPTH if unknown else DEEPEST
+    lags = _probe_lags(min(most, 1 + math.ceil(octaves / 4))).to(a)
+    which = long.to(torch.int8).argsort(dim=1, descending=True, stable=True)
+    which = which[:, : int(long.sum(1).max())]
+    low, high = a.gather(1, which), b.gather(1, which)
+    found = _asked(rates, low[..., None] + (high - low)[..., None] * lags, which).double().sum(-1)
+    found = torch.where(long.gather(1, which)[..., None], found, torch.nan)
+    empty = a.new_full((*a.shape, len(lags)), torch.nan)
+    return empty.scatter(1, which[..., None].expand_as(found), found)
+
+
+@lru_cache(maxsize=32)
+def _probe_lags(count: int) -> Float[Tensor, " K"]:
+    """1/64, 1/1024, ... of an interval."""
+    return 2.0 ** -(6 + 4 * torch.arange(count, dtype=torch.float64))
 
 
 def _asked(rates: Rates, times: Float[Tensor, "B H Q"], which: Int[Tensor, "B H"]) -> Float[Tensor, "B H Q M"]:
@@ -174,33 +325,46 @@ def _places(a: Float[Tensor, "B H"], b: Float[Tensor, "B H"], nodes: int) -> Flo
 
 
 def _sum(values: Float[Tensor, "B H Q M"], a: Float[Tensor, "B H"], b: Float[Tensor, "B H"]) -> Float[Tensor, "B H M"]:
-    return (b - a).to(values.dtype)[..., None] * (values.movedim(2, 3) @ gauss_legendre(values.shape[2])[1].to(values))
+    return (b - a)[..., None] * (values.movedim(2, 3) @ gauss_legendre(values.shape[2])[1].to(values))
 
 
 def _doubt(
-    values: Float[Tensor, "B H Q"], edges: Float[Tensor, "B H 2"], a: Float[Tensor, "B H"], b: Float[Tensor, "B H"]
+    values: Float[Tensor, "B H Q"],
+    edges: Float[Tensor, "B H 2"],
+    probes: Float[Tensor, "B H K"],
+    a: Float[Tensor, "B H"],
+    b: Float[Tensor, "B H"],
 ) -> Float[Tensor, "B H"]:
-    """Tail and edges of the error estimate.
+    """Tail, edges and probes of the error estimate.
 
     The tail is the larger of the last two coefficients, made smaller by as much as they fell over the two before.
     """
-    nodes = values.shape[-1]
-    *modes, left, right = (values @ _readings(nodes).to(values)).unbind(-1)
-    missed = (edges - torch.stack([left, right], -1)).abs().sum(-1)
-    before, last = (torch.maximum(x.abs(), y.abs()) for x, y in (modes[:2], modes[2:]))
+    nodes, count = values.shape[-1], probes.shape[-1]
+    readings = values @ _readings(nodes, count).to(values)
+    modes, expected, predicted = readings.split([4, 2, count], -1)
+    missed = (edges - expected).abs().sum(-1)
+    before, last = modes[..., :2].abs().amax(-1), modes[..., 2:].abs().amax(-1)
     falling = torch.where(last < before, last / torch.where(last < before, before, 1.0), 1.0)
-    return (b - a).to(values.dtype) * (last * falling + gauss_legendre(nodes)[0][0].to(values) * missed)
+    doubt = last * falling + gauss_legendre(nodes)[0][0].to(values) * missed
+    if count:
+        off = torch.where(probes.isnan(), 0.0, (probes - predicted).abs())
+        doubt = doubt + 4 * off @ _probe_lags(count).to(values)
+    return (b - a) * doubt
 
 
-@lru_cache(maxsize=32)
-def _readings(nodes: int) -> Float[Tensor, "Q 6"]:
-    """What maps values at four nodes or more to their last four Legendre coefficients, and to their polynomial at both ends."""
+@lru_cache(maxsize=64)
+def _readings(nodes: int, probes: int) -> Float[Tensor, "Q R"]:
+    """What maps values at four nodes or more to their last four Legendre coefficients, and to their
+    polynomial at both ends and at so many probes."""
     import numpy as np
 
     x, w = gauss_legendre(nodes)
     order = np.arange(nodes)
     modes = w.numpy()[:, None] * (2 * order + 1) * np.polynomial.legendre.legvander(2 * x.numpy() - 1, nodes - 1)
-    return torch.from_numpy(np.column_stack([modes[:, -4:], modes @ (-1.0) ** order, modes.sum(1)]))
+    columns = [modes[:, -4:], modes @ (-1.0) ** order, modes.sum(1)]
+    at = 2 * _probe_lags(probes).numpy() - 1
+    columns.append(modes @ np.polynomial.legendre.legvander(at, nodes - 1).T)
+    return torch.from_numpy(np.column_stack(columns))
 
 
 def _not_finite(value: Tensor, a: Tensor, b: Tensor) -> Unconverged:

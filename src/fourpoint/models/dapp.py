@@ -441,6 +441,15 @@ class DAPP(nn.Module):
         """Times at which a spline's third derivative jumps: integrals are cut there."""
         return self.rate.knots(history.start)
 
+    def shortest_time(self, history: DAPPHistory) -> Float[Tensor, " B"] | None:
+        """One over the fastest turn or decay of a mode; None for scores that have no modes."""
+        if not isinstance(history.parts.score, fourier.Spectrum):
+            return None
+        fastest = history.parts.score.frequency.abs().amax()
+        if history.parts.score.decay is not None:
+            fastest = fastest + history.parts.score.decay.amax()
+        return torch.full_like(history.start, float(self.time_scale / fastest.clamp(min=1e-30)))
+
     # ------------------------------------------------------------------ parts
 
     def _elapsed(self, times: Float[Tensor, "B ..."], start: Float[Tensor, " B"]) -> Float[Tensor, "B ..."]:

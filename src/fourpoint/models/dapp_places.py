@@ -268,6 +268,10 @@ class PlacedDAPP(nn.Module):
         """Times at which a spline's third derivative jumps: integrals are cut there."""
         return self.rate.knots(history.start)
 
+    def shortest_time(self, history: PlacedDAPPHistory) -> Float[Tensor, " B"]:
+        """One over the fastest decay of a head."""
+        return torch.full_like(history.start, float(self.time_scale / self.log_decay.exp().max()))
+
     def kernel(self, lags: Float[Tensor, " L"], distances: Float[Tensor, " R"], axis: int = 0) -> Float[Tensor, "K L R"]:
         """kappa_k at time lags and distances along one axis, in the user's units."""
         off = torch.zeros(len(distances), self.box.dimension, dtype=torch.float64)

@@ -216,6 +216,10 @@ class Hawkes(nn.Module):
         """The largest total rate on [a, b] seen from the last position: it fades, so that it is the rate at a."""
         return self.log_intensity(history, a[:, None, None], history.lengths[:, None]).exp().sum((1, 2, 3))
 
+    def shortest_time(self, history: HawkesHistory) -> Float[Tensor, " B"]:
+        """One over the fastest decay."""
+        return torch.full_like(history.start, 1 / float(self._decay().max()))
+
     def _branching(self) -> Float[Tensor, "J M M"]:
         return self.log_branching.exp().reshape(-1, self.marks.count, self.marks.count)
 

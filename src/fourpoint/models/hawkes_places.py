@@ -229,6 +229,10 @@ class PlacedHawkes(nn.Module):
         return self._integral(history, a, b, seen, self._strengths())
 
     @torch.no_grad()
+    def shortest_time(self, history: PlacedHistory) -> Float[Tensor, " B"]:
+        """One over the decay."""
+        return torch.full_like(history.start, 1 / float(self.log_decay.exp()))
+
     def bound(self, history: PlacedHistory, a: Float[Tensor, " B"], b: Float[Tensor, " B"]) -> Float[Tensor, " B"]:
         """The largest rate in the box on [a, b] seen from the last position: it fades, so that it is the rate at a."""
         return self.log_intensity(history, a[:, None, None], history.lengths[:, None]).exp().sum((1, 2, 3)) * (1 + 1e-12)

@@ -44,6 +44,10 @@ class NarrowPeaks:
     def extent(self) -> tuple[float, float]:
         """The shortest and the longest time that matter."""
 
+    def shortest_time(self, history: Any) -> Float[Tensor, " B"]:
+        """The shortest time that matters."""
+        return torch.full_like(history.start, self.extent()[0])
+
     @property
     def first_nodes(self) -> int:
         """Nodes of each piece to begin with."""

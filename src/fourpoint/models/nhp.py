@@ -172,6 +172,11 @@ class NHP(nn.Module):
         logs = self._log_rate(middle + spread @ self.readout.abs().T).to(torch.float64)
         return (logs + 16 * eps * (1 + logs.abs() + self.time_scale.log().abs())).exp().sum(-1)
 
+    def shortest_time(self, history: NHPHistory) -> Float[Tensor, " B"]:
+        """One over the fastest decay of a cell."""
+        fastest = history.state.chunk(4, -1)[3].amax((1, 2)).to(torch.float64)
+        return self.time_scale / fastest.clamp(min=torch.finfo(fastest.dtype).tiny)
+
     # ------------------------------------------------------------------ parts
 
     def _in_mean_gaps(self, gaps: Float[Tensor, "*S"]) -> Float[Tensor, "*S"]:

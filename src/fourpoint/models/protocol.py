@@ -21,6 +21,7 @@ Optional verbs, each used where a model has it:
     spreading()                     the tick inside which the ends of gaps are moved about while training, 0 for none; where a model has
                                     this, `fit` leaves its past as it is
     cuts(history), first_nodes, most_nodes    where integrals are cut, and nodes of a rule to begin and to end with, for narrow peaks
+    shortest_time(history)          the shortest time in which a sequence's rate changes by much while nothing happens, (B,)
     longest_panel(elapsed)          how much of the time after that a rule of 16 nodes may see at once, for the same reason
 
 A model whose mark space has a box keeps places x too: ``extend(..., place)`` takes one, log_intensity is the rate of each type in the
@@ -122,10 +123,16 @@ def longest_panel(model: Any, history: Any, start: Float[Tensor, " B"]) -> Calla
     return lambda elapsed: model.longest_panel(passed + elapsed)
 
 
-def pieces(model: Any, history: Any, edges: Float[Tensor, "B E"]) -> tuple[Float[Tensor, "B H"], Float[Tensor, "B H"], dict[str, int]]:
-    """Left and right ends of the pieces in which integrals between ``edges`` are found, and :func:`nodes`.
+def shortest_time(model: Any, history: Any) -> Float[Tensor, " B"] | None:
+    """The shortest time in which each sequence's rate changes by much while nothing happens; None if the model does not say."""
+    return model.shortest_time(history) if hasattr(model, "shortest_time") else None
+
+
+def pieces(model: Any, history: Any, edges: Float[Tensor, "B E"]) -> tuple[Float[Tensor, "B H"], Float[Tensor, "B H"], dict[str, Any]]:
+    """Left and right ends of the pieces in which integrals between ``edges`` are found, and :func:`rule`.
 
     Edges are cut where the model says: at its ``knots``, where the rate is not smooth, or ``cuts``, between which it may have peaks."""
+    own = edges
     verb = getattr(model, "knots", None) or getattr(model, "cuts", None)
     cuts = None if verb is None else verb(history)
     if cuts is not None:
@@ -134,12 +141,22 @@ def pieces(model: Any, history: Any, edges: Float[Tensor, "B E"]) -> tuple[Float
     if cuts is not None:  # most pieces of many cuts are empty
         order = filled(left, right)
         left, right = left.gather(1, order), right.gather(1, order)
-    return left, right, nodes(model)
+    how = rule(model, history)
+    if cuts is not None and how["shortest"] is not None:  # events raise the rate at edges, not at cuts
+        before = own.gather(1, torch.searchsorted(own.contiguous(), left, right=True) - 1)
+        how["shortest"] = torch.where(left == before, how["shortest"], torch.inf)
+    return left, right, how
 
 
-def nodes(model: Any) -> dict[str, int]:
-    """How many nodes `quadrature.integrate` is to take for this model's rate: ``first``, and ``most`` before it cuts an interval."""
-    return dict(first=getattr(model, "first_nodes", 2), most=getattr(model, "most_nodes", MOST))
+def rule(model: Any, history: Any) -> dict[str, Any]:
+    """Arguments of `quadrature.integrate` for this model's rate: ``first`` nodes, ``most`` before it cuts an interval, and the
+    ``shortest`` time in which the rate changes by much."""
+    shortest = shortest_time(model, history)
+    return dict(
+        first=getattr(model, "first_nodes", 2),
+        most=getattr(model, "most_nodes", MOST),
+        shortest=None if shortest is None else shortest[:, None],
+    )
 
 
 def filled(left: Float[Tensor, "B H"], right: Float[Tensor, "B H"]) -> Int[Tensor, "B F"]:

@@ -163,6 +163,11 @@ class SAHP(nn.Module):
         rounding = 16 * eps * (1 + logs.abs() + self.log_rate.abs() + (eta.abs() + mu.abs())[:, 0] * (-self.link.log_scale).exp())
         return (logs + rounding).exp().sum(-1)
 
+    def shortest_time(self, history: Encoded) -> Float[Tensor, " B"]:
+        """One over the fastest gamma."""
+        fastest = self._curves(history.at(None)[1])[2].amax((1, 2)).to(torch.float64)
+        return self.time_scale / fastest.clamp(min=torch.finfo(fastest.dtype).tiny)
+
     # ------------------------------------------------------------------ parts
 
     def _tokens(

@@ -155,6 +155,11 @@ class THP(nn.Module):
         rounding = 16 * eps * (1 + logs.abs() + self.log_rate.abs() + size * (-self.link.log_scale).exp())
         return (logs + rounding).exp().sum(-1)
 
+    def shortest_time(self, history: Encoded) -> Float[Tensor, " B"]:
+        """How long the steepest line takes to cross the bend of its link."""
+        fastest = (self.slope.abs() * (-self.link.log_scale).exp()).max().to(torch.float64)
+        return (self.time_scale / fastest.clamp(min=torch.finfo(fastest.dtype).tiny)).expand_as(history.start)
+
     # ------------------------------------------------------------------ parts
 
     def _inside(self, history: Encoded, times: Float[Tensor, "B G Q"], seen: Int[Tensor, "B G"] | None) -> Float[Tensor, "B G Q M"]:
