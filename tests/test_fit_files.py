@@ -1,5 +1,5 @@
-"""The files of a fit: killed at any point it goes on, one fit at a time writes into a folder, and a run
-resumes on its own data only."""
+"""The files of a fit: killed at any point it goes on, one fit at a time writes into a folder, and a
+run resumes on its own data only."""
 
 from __future__ import annotations
 

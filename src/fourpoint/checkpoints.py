@@ -9,22 +9,33 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from fourpoint import model_schema
 from fourpoint.atomic import TEMPORARY, locked_in_turn, make_folder, write_atomic
-from fourpoint.events import Box, MarkSpace, UserError
-from fourpoint.models import MODELS
+from fourpoint.events import UserError
+from fourpoint.models import MODELS, Hawkes
 from fourpoint.trained_on import TrainedOn, trained_on
 
 FORMAT = 1
 FILES = re.compile(
     r"(model|training)(\.json|-[0-9a-f]{12}\.safetensors)|history\.csv|\.(fit|save)\.lock"
 )
+
+
+# What the library itself uses of what stands beside a model.
+ABOUT: dict[str, tuple[type, ...]] = dict(
+    unit=(str,), data=(str,), start=(int, float), stop=(int, float), recipe=(dict,), notes=(list,), best_step=(int,), stopped=(str,)
+)
+FAULTS = (TypeError, ValueError, LookupError, ArithmeticError, RuntimeError, MemoryError, AttributeError)
 
 
 class CheckpointError(UserError):
@@ -48,30 +59,69 @@ def save(model: Any, folder: str | Path, *, about: dict[str, Any] | None = None)
     info = {"model": name, "settings": model.settings(), "marks": list(model.marks.names), "about": beside}
     if model.marks.box is not None:
         info["box"] = {"names": model.marks.box.names, "low": model.marks.box.low, "high": model.marks.box.high}
+    if isinstance(model, Hawkes) and model.errors:
+        info["errors"] = {name: _without_nan(error) for name, error in model.errors.items()}
     write_tensors(folder, "model", {k: v.detach() for k, v in model.state_dict().items()}, info)
     return Path(folder)
 
 
 def restore(folder: str | Path) -> nn.Module:
-    """The model saved in ``folder``, in evaluation mode. Raises :class:`CheckpointError` where it is damaged or foreign."""
+    """The model saved in ``folder``, in evaluation mode.
+
+    Raises :class:`CheckpointError` where it is damaged, foreign, or not what a model can be.
+    """
     tensors, info = read_tensors(folder, "model")
-    if info.get("model") not in MODELS:
+    name = info.get("model")
+    if not isinstance(name, str) or name not in MODELS:
         raise CheckpointError(
-            f"a model among {', '.join(MODELS)}", f"{info.get('model')!r} in {folder}", "Use the version of Fourpoint that wrote it."
+            f"a model among {', '.join(MODELS)}", f"{name!r:.100} in {folder}", "Use the version of Fourpoint that wrote it."
         )
     try:
-        box = Box(*(tuple(info["box"][part]) for part in ("names", "low", "high"))) if "box" in info else None
-        model = MODELS[info["model"]](MarkSpace(tuple(info["marks"]), box), **info["settings"])
-        model.load_state_dict(tensors, assign=True)
-    except (TypeError, RuntimeError, KeyError) as error:
-        raise CheckpointError("settings and weights that belong together", f"{error} in {folder}", "Fit the model again.") from error
-    model.trained_on = TrainedOn.from_dict(info.get("about", {}).get("trained_on"))
+        model = _built(MODELS[name], info, tensors)
+    except FAULTS as error:
+        received = f"{error.received} in {folder}" if isinstance(error, UserError) else f"{error} in {folder}"
+        expected = error.expected if isinstance(error, UserError) else "settings and weights that belong together"
+        remedy = error.remedy if isinstance(error, UserError) else "Fit the model again."
+        raise CheckpointError(expected, received, remedy) from error
+    model.trained_on = TrainedOn.from_dict(_about(info, folder).get("trained_on"))
     return model.eval()
+
+
+def _built(build: Any, info: dict[str, Any], tensors: dict[str, Tensor]) -> Any:
+    """The model that ``info`` describes, with ``tensors`` as its weights; each part is checked before it is used."""
+    unknown = sorted(set(info) - model_schema.ENTRIES)
+    if unknown:
+        raise model_schema.SchemaError("known entries", f"{unknown[:3]}", model_schema.REMEDY)
+    marks = model_schema.read_marks(info)
+    settings = model_schema.check_settings(build, info.get("settings"))
+    model = model_schema.build_bounded(build, marks, settings, tensors)
+    model_schema.check_tensors(model, tensors)
+    model.load_state_dict(tensors, assign=True)
+    if "errors" in info:
+        if not isinstance(model, Hawkes):
+            raise model_schema.SchemaError("standard errors of a Hawkes process", type(model).__name__, model_schema.REMEDY)
+        model.errors = model_schema.read_errors(info["errors"], model.estimates)
+    return model
 
 
 def about(folder: str | Path) -> dict[str, Any]:
     """What was saved beside the model: the data's unit, the training window, the notes of the fit."""
-    return dict(_read_json(Path(folder) / "model.json").get("about", {}))
+    return _about(_read_json(Path(folder) / "model.json"), folder)
+
+
+def _about(info: dict[str, Any], folder: str | Path) -> dict[str, Any]:
+    """What stands beside the model, where the entries that the library itself uses are of their types."""
+    found = info.get("about", {})
+    if not isinstance(found, dict):
+        raise CheckpointError("an object under 'about'", f"{found!r:.100} in {folder}", model_schema.REMEDY)
+    for name, kinds in ABOUT.items():
+        value = found.get(name)
+        if value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, kinds) or (isinstance(value, float) and not math.isfinite(value)):
+            expected = f"{name!r} under 'about' as {' or '.join(kind.__name__ for kind in kinds)}"
+            raise CheckpointError(expected, f"{value!r:.100} in {folder}", model_schema.REMEDY)
+    return dict(found)
 
 
 def write_tensors(folder: str | Path, name: str, tensors: dict[str, Tensor], info: dict[str, Any]) -> None:
@@ -118,25 +168,43 @@ def read_tensors(folder: str | Path, name: str) -> tuple[dict[str, Tensor], dict
 
 def _read_weights(folder: Path, name: str, info: dict[str, Any]) -> dict[str, Tensor]:
     """The weights that ``info`` names, if it is one of ours and they have its hash."""
+    from safetensors import SafetensorError
     from safetensors.torch import load as from_bytes
 
-    if info.get("format") != FORMAT or "weights" not in info:
+    if type(info.get("format")) is not int or info["format"] != FORMAT or "weights" not in info:
         raise CheckpointError(
             f"a folder written by Fourpoint (format {FORMAT})",
-            f"format {info.get('format')!r} in {folder}",
+            f"format {info.get('format')!r:.100} in {folder}",
             "Point to a folder that `fit` or `save` wrote.",
         )
-    path = folder / str(info["weights"])
-    try:
-        content = path.read_bytes()
-    except (FileNotFoundError, IsADirectoryError) as error:
-        remedy = "Copy the whole folder, or fit again."
-        raise CheckpointError(f"weights in {path.name}", f"no such file in {folder}", remedy) from error
+    weights = info["weights"]
+    if not isinstance(weights, str) or not re.fullmatch(rf"{name}-[0-9a-f]{{12}}\.safetensors", weights):
+        raise CheckpointError(
+            f"weights in a file of this folder called {name}-HASH.safetensors", f"{weights!r:.100} in {folder}", model_schema.REMEDY
+        )
+    path = folder / weights
+    content = _read_file(path)
     if hashlib.sha256(content).hexdigest() != info.get("sha256"):
         raise CheckpointError(
             f"weights with the hash in {name}.json", f"{path} with another hash: it is damaged", "Copy the folder again, or fit again."
         )
-    return from_bytes(content)
+    try:
+        return from_bytes(content)
+    except (SafetensorError, *FAULTS) as error:
+        raise CheckpointError("weights in the format safetensors", f"{path}: {error}", model_schema.REMEDY) from error
+
+
+def _read_file(path: Path) -> bytes:
+    """The content of a regular file, or of one that a link leads to, as in the cache of a model hub."""
+    try:
+        if path.exists() and not path.is_file():
+            raise CheckpointError(f"weights in the file {path.name}", f"{path}, which is no file", model_schema.REMEDY)
+        return path.read_bytes()
+    except OSError as error:
+        received = "no such file" if isinstance(error, FileNotFoundError) else f"{error}"
+        raise CheckpointError(
+            f"weights in {path.name}", f"{received} in {path.parent}", "Copy the whole folder, or fit again."
+        ) from error
 
 
 def remove_tensors(folder: str | Path, name: str) -> None:
@@ -165,8 +233,15 @@ def _read_json(path: Path) -> dict[str, Any]:
         )
     try:
         found = json.loads(path.read_text())
-    except (ValueError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise CheckpointError("JSON", f"{path}: {error}", "The folder is damaged: copy it again, or fit again.") from error
     if not isinstance(found, dict):
         raise CheckpointError("a JSON object", f"{type(found).__name__} in {path}", "The folder was not written by Fourpoint.")
     return found
+
+
+def _without_nan(values: NDArray[np.float64]) -> Any:
+    """Nested lists, with None in the place of NaN, which JSON has not."""
+    plain = values.astype(object)
+    plain[np.isnan(values)] = None
+    return plain.tolist()
