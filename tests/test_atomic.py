@@ -1,4 +1,4 @@
-"""Files appear whole or not at all, orphaned temporary files go, and a lock ends with its process."""
+"""Files appear whole or not at all, orphaned ones go, and a lock ends with its process."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ def test_a_killed_writer_leaves_the_old_file_and_the_next_one_cleans_up(tmp_path
 
 
 def test_files_of_a_writer_at_work_stay(tmp_path: Path) -> None:
-    """One process is in the middle of a file when another writes for the first time into the same folder."""
+    """One process is in the middle of a file when another first writes into the same folder."""
 
     def slow(draft: Path) -> None:
         draft.write_text("half")
         assert (
             run(
-                "import sys; from fourpoint.atomic import write_atomic; write_atomic(sys.argv[1], 'b')",
+                "import sys; from fourpoint import atomic; atomic.write_atomic(sys.argv[1], 'b')",
                 tmp_path / "b",
             ).returncode
             == 0
@@ -167,7 +167,8 @@ def test_folders_are_made_and_their_names_are_durable(
 
 def test_a_lock_is_for_one_process_and_ends_with_it(tmp_path: Path) -> None:
     lock = tmp_path / ".lock"
-    held = "import sys; from pathlib import Path; from fourpoint.atomic import locked\nwith locked(Path(sys.argv[1]), 'a folder'): "
+    imports = "import sys; from pathlib import Path; from fourpoint.atomic import locked\n"
+    held = imports + "with locked(Path(sys.argv[1]), 'a folder'): "
     with locked(lock, "a folder", "Wait."):
         refused = run(held + "pass", lock)
         assert (
@@ -187,9 +188,10 @@ def test_a_lock_is_for_one_process_and_ends_with_it(tmp_path: Path) -> None:
 
 
 def test_there_is_no_other_writer() -> None:
-    """Renames and temporary names belong to `atomic`; anything else would be a second implementation."""
+    """Renames and temporary names belong to `atomic`; others would be a second implementation."""
     pattern = re.compile(
-        r"os\.(replace|rename)\(|\.rename\(|(draft|temporary|fresh)\.replace\(|NamedTemporaryFile|mkstemp"
+        r"os\.(replace|rename)\(|\.rename\(|(draft|temporary|fresh)\.replace\(|"
+        r"NamedTemporaryFile|mkstemp"
     )
     found = [
         f"{path.name}:{number}"

@@ -48,7 +48,7 @@ def write_atomic(
     """Put ``content`` in the place of what ``path`` holds, all of it or none.
 
     Arguments
-        content: bytes, text (written as UTF-8), or a function that writes to the path that it is given.
+        content: bytes, text (written as UTF-8), or a function that writes to the path it is given.
         sync: whether the file is on disk, safe from a loss of power, when this returns. False is
             for files that nothing depends on once the process has ended.
 

@@ -146,9 +146,9 @@ def read_errors(found: object, estimates: dict[str, Any]) -> dict[str, Any]:
 
 
 def _box(found: object) -> Box:
-    parts = (
-        [found.get(part) for part in ("names", "low", "high")] if isinstance(found, dict) else []
-    )
+    parts: list[Any] = []
+    if isinstance(found, dict):
+        parts = [found.get(part) for part in ("names", "low", "high")]
     if len(parts) != 3 or not all(isinstance(part, list) for part in parts):
         raise SchemaError("a box of names, low and high", _shown(found), REMEDY)
     names, low, high = parts
