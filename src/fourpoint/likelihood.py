@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from fourpoint.events import Batch, UserError
@@ -125,18 +125,35 @@ def sampled_log_likelihood(
 
 
 @torch.no_grad()
-def quick_log_likelihood(model: Any, batch: Batch, nodes: int = 12, *, convention: Convention = "window") -> Float[Tensor, " B"]:
-    """Each sequence's log-likelihood by one Gauss-Legendre rule of ``nodes`` per gap, unrefined: for validations only.
+def quick_log_likelihood(
+    model: Any, batch: Batch, nodes: int = 12, *, convention: Convention = "window"
+) -> Float[Tensor, " B"]:
+    """Each sequence's log-likelihood by one Gauss-Legendre rule of ``nodes`` per gap, unrefined: for validations only."""
+    return quick_gap_terms(model, batch, nodes, convention=convention).sum(1)
+
+
+@torch.no_grad()
+def quick_gap_terms(
+    model: Any, batch: Batch, nodes: int = 12, *, convention: Convention = "window"
+) -> Float[Tensor, "B G"]:
+    """What each gap contributes to :func:`quick_log_likelihood`: the log-intensity of the event at its
+    end, if there is one, less the integral over the gap.
 
     The rule is one for the square root of the time since the gap's left end, where rates change fastest.
     """
-    total, carried, span = torch.zeros_like(batch.start), None, _span(batch, convention)
+    carried, span, parts = None, _span(batch, convention), []
     x, weights = (part.to(batch.times) for part in gauss_legendre(nodes))
-    for block, offset in blocks_of(model, batch):
+    blocks = list(blocks_of(model, batch))
+    for block, offset in blocks:
         left, width = block.edges[:, :-1, None], block.edges.diff(dim=1)[..., None]
-        part, carried = _sampled(model, block, block.edges[:, 1:], left + width * x**2, carried, span, offset, 2 * x * weights)
-        total = total + part
-    return total
+        times = left + width * x**2
+        part, carried = _gap_terms(
+            model, block, block.edges[:, 1:], times, carried, span, offset, 2 * x * weights
+        )
+        parts.append(part)
+    # A block ends at its last event: the gap behind it is empty, and the next block begins with the real one.
+    parts[:-1] = [part[:, :-1] for part in parts[:-1]]
+    return torch.cat(parts, 1)
 
 
 def _spread(model: Any, block: Batch, random: torch.Generator) -> Float[Tensor, "B G"]:
@@ -168,6 +185,21 @@ def _sampled(
     offset: int = 0,
     weights: Float[Tensor, "*B Q"] | None = None,
 ) -> tuple[Float[Tensor, " B"], Any]:
+    """The sum of :func:`_gap_terms` over the gaps of each sequence, and the history to go on from."""
+    terms, after = _gap_terms(model, block, ends, nodes, before, span, offset, weights)
+    return terms.sum(1), after
+
+
+def _gap_terms(
+    model: Any,
+    block: Batch,
+    ends: Float[Tensor, "B G"],
+    nodes: Float[Tensor, "B G Q"],
+    before: Any,
+    span: tuple[Tensor, Tensor] | None = None,
+    offset: int = 0,
+    weights: Float[Tensor, "*B Q"] | None = None,
+) -> tuple[Float[Tensor, "B G"], Any]:
     """One pass over a block: each gap's nodes (of equal weight by default), and the events, which are at the gaps' ``ends``.
 
     With a ``span`` the first event is not scored, nor is what lies outside."""
@@ -178,7 +210,8 @@ def _sampled(
         later = torch.arange(offset, offset + integral.shape[1], device=scored.device) > 0  # the first event may be at the window's start
         integral = torch.where(later & (edges[:, :-1] >= span[0]) & (edges[:, 1:] <= span[1]), integral, 0.0)
         scored = scored & later[:-1]
-    return torch.where(scored, own, 0.0).sum(1) - integral.sum(1), latest(history)
+    events = nn.functional.pad(torch.where(scored, own, 0.0), (0, 1))
+    return events - integral, latest(history)
 
 
 def _terms(

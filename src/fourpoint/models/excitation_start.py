@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fourpoint.events import Dataset, MarkSpace
@@ -26,15 +27,19 @@ if TYPE_CHECKING:
 ENOUGH = 100  # events below which nothing is guessed
 MOST = 50_000  # events that are looked at
 LEAST, MOST_BRANCHING, CERTAIN = 0.05, 2.0, 4.0  # branching ratios, and how many of their standard errors, that count as excitation
+TYPES = 32  # types up to which each pair has a branching ratio of its own
+SMALLEST_BASELINE = 0.02  # of the mean rate of a type: a link that is linear needs a rate above 0
+NEGLIGIBLE = 1e-3  # singular values below this share of the largest are left out
 OTHER_HEADS = 0.1  # of their first values, where one head is a Hawkes process
 BINS = 24  # of a window, in each of which events come at one rate on average
 
 
 class Excitation(NamedTuple):
-    """mu per unit of the user's time, alpha (events that one event calls for), beta per unit of time."""
+    """A Hawkes process with one decay: mu (M,) per unit of the user's time, alpha (M, M), the direct
+    offspring of type m of an event of type n, and beta per unit of time."""
 
-    baseline: float
-    branching: float
+    baseline: NDArray[np.float64]
+    branching: NDArray[np.float64]
     decay: float
 
 
@@ -42,22 +47,38 @@ class Excitation(NamedTuple):
 def hawkes_guess(model: DAPP, data: Dataset) -> tuple[dict[str, Tensor] | None, list[str]]:
     """The excitation in ``data`` as weights of ``model``, which stays as it is, and a remark; None where there is none.
 
-    One head is the kernel and the link is linear. Training does not begin there, since from a linear link it ends in worse places
-    where events multiply the rate.
+    With a linear link of scale s_m, the rate of mark m is raised by s_m sum_k r_km v_kn exp(-beta d) by
+    an event of mark n. The matrix alpha_mn beta / s_m is factorised by its singular values, of which as
+    many as there are heads are kept. Training does not begin there, since from a linear link it ends in
+    worse places where events multiply the rate.
     """
     found = excitation_of(data, model.settings()["seed"])
     if found is None or not isinstance(model.modes, Modes):
         return None, []
     before, scale = _weights(model), float(model.time_scale)
-    rates = mean_rates(data, model.marks).to(model.readout)
-    jump = model.rate.start_linear(found.baseline * scale * rates / rates.sum())
-    head = model.modes.exponential(found.decay * scale)
+    least = SMALLEST_BASELINE * mean_rates(data, model.marks).numpy()
+    baseline = torch.from_numpy(np.maximum(found.baseline, least) * scale).to(model.readout)
+    jump = model.rate.start_linear(baseline)
+    matrix = torch.from_numpy(found.branching * found.decay * scale).to(jump) / jump[:, None]
+    left, size, right = torch.linalg.svd(matrix)
+    rank = min(len(model.gain), int((size > NEGLIGIBLE * size[0]).sum()))
+    heads = model.modes.exponential(found.decay * scale, rank)
     model.value_weight.mul_(OTHER_HEADS)
-    model.value_weight[head] = found.branching * found.decay * scale / jump / (model.gain[head] * model.value_weight.shape[1])
+    for position, head in enumerate(heads):
+        sign = torch.sign(left[:, position].sum())
+        readout = sign * left[:, position] * float(size[position])
+        if model.marks.count == 1:  # the read-out of one mark is fixed at 1
+            readout, values = torch.ones(1), matrix[0]
+        else:
+            values = sign * right[position]
+        model.readout[head] = readout
+        model.value_weight[head] = values / (model.gain[head] * model.value_weight.shape[1])
     guess = _weights(model)
     model.load_state_dict(before, strict=False)
+    offspring = float(np.average(found.branching.sum(0), weights=mean_rates(data, model.marks).numpy()))
     unit = data.unit or "time units"
-    return guess, [f"first guess: a Hawkes process, an event calls for {found.branching:.2g} others in {1 / found.decay:.3g} {unit}"]
+    said = f"first guess: a Hawkes process with branching ratio {offspring:.2g}, decay time {1 / found.decay:.3g} {unit}"
+    return guess, [said]
 
 
 def _weights(model: DAPP) -> dict[str, Tensor]:
@@ -74,19 +95,26 @@ def excitation_of(data: Dataset, seed: int = 0) -> Excitation | None:
     some = data.some(MOST, seed)
     if some.events < ENOUGH:
         return None
-    some = replace(some, mark_ids=np.zeros_like(some.mark_ids), marks=MarkSpace())
-    found = _fitted(some)
-    even = np.ptp(some.durations) <= 1e-9 * some.durations.max()
-    if found is None or (even and len(some) > 1 and _fitted(_evened(some)) is None):
+    pooled = replace(some, mark_ids=np.zeros_like(some.mark_ids), marks=MarkSpace())
+    found = _fitted(pooled)
+    even = len(some) > 1 and np.ptp(some.durations) <= 1e-9 * some.durations.max()
+    if found is None or (even and _fitted(_evened(pooled)) is None):
         return None
-    return found
+    if some.marks.count == 1:
+        return found
+    if some.marks.count <= TYPES:
+        each = estimate(some)
+        return Excitation(each.baseline, each.branching.sum(0), float(each.decay[0]))
+    rates = mean_rates(some, some.marks).numpy()
+    share = rates / rates.sum()
+    return Excitation(found.baseline * share, np.outer(share, np.ones_like(share)) * found.branching, found.decay)
 
 
 def _fitted(data: Dataset) -> Excitation | None:
     found = estimate(data)
     branching, error = float(found.branching.sum()), float(found.errors["branching"].sum())
     certain = LEAST <= branching <= MOST_BRANCHING and branching >= CERTAIN * error
-    return Excitation(float(found.baseline[0]), branching, float(found.decay[0])) if certain else None
+    return Excitation(found.baseline, found.branching.sum(0), float(found.decay[0])) if certain else None
 
 
 def _evened(data: Dataset) -> Dataset:

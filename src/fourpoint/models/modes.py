@@ -104,15 +104,16 @@ class Modes(nn.Module):
         self.register_buffer("phase", phase.to(self.time_key))
 
     @torch.no_grad()
-    def exponential(self, rate: float) -> int:
-        """Make the head whose rate is nearest an exponential that decays at ``rate`` per mean gap, nearly so and nearly the same for all
-        marks; which one it is."""
-        head = int((self.log_decay - math.log(rate)).abs().argmin())
-        self.log_decay[head], self.log_frequency[head] = math.log(rate), math.log(NARROW * rate)
-        self.mark_key[head] *= NARROW
-        for last in (self.generator.weights[-1], self.generator.biases[-1]):
-            last[head, ..., -1] *= NARROW
-        return head
+    def exponential(self, rate: float, heads: int = 1) -> list[int]:
+        """Make the ``heads`` heads whose decays are nearest to ``rate`` per mean gap exponentials with
+        nearly that decay, and nearly the same for all marks; returns which heads these are."""
+        chosen = (self.log_decay - math.log(rate)).abs().argsort()[:heads].tolist()
+        for head in chosen:
+            self.log_decay[head], self.log_frequency[head] = math.log(rate), math.log(NARROW * rate)
+            self.mark_key[head] *= NARROW
+            for last in (self.generator.weights[-1], self.generator.biases[-1]):
+                last[head, ..., -1] *= NARROW
+        return chosen
 
     @torch.no_grad()
     def spread(self, length: float) -> Float[Tensor, " K"]:

@@ -83,16 +83,16 @@ class Rate(nn.Module):
             self.bias.copy_(self.log_scale + torch.expm1(rate / 2 / self.log_scale.exp()).log())
 
     @torch.no_grad()
-    def start_linear(self, rate: Float[Tensor, " M"]) -> float:
+    def start_linear(self, rate: Float[Tensor, " M"]) -> Float[Tensor, " M"]:
         """Begin at ``rate`` with a softplus so far up that it is linear: SMALL_BASE of it in mu, the rest in g(b).
 
-        Returns s summed over marks: what one unit of attention, the same for all marks, adds to the total rate.
+        Returns s: what one unit of attention adds to the rate of each mark.
         """
         self.log_base.copy_((SMALL_BASE * rate).log()[:, None].expand_as(self.log_base))
         scale = (1 - SMALL_BASE) * rate / nn.functional.softplus(torch.tensor(LINEAR))
         self.log_scale.copy_(scale.log())
         self.bias.copy_(self.log_scale + LINEAR)
-        return float(scale.sum())
+        return scale
 
     def curves(self) -> Curves | None:
         """The splines as they are now; None where there are none."""
