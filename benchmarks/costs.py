@@ -64,7 +64,7 @@ def evaluation(record: Record, repeats: int, sequences: int) -> None:
     train, test = hawkes_data(500, 1), hawkes_data(sequences, 3)
     for name in SCORED:
         model = MODELS[name](train.marks)
-        fp.fit(model, train, train[:50], steps=STEPS, epochs=0.0, validate_every=STEPS, progress=False)
+        fp.fit(model, train, train[:50], steps=STEPS, epochs=0.0, validate_every=STEPS, baselines=False, progress=False)
         score(model, test[:50])
         found = []
         for _ in range(repeats):
@@ -135,7 +135,7 @@ def fourpoint_epoch(name: str, data: Any) -> Callable[[], object]:
     from fourpoint.models import MODELS
 
     fit, model, steps = fp.fit, MODELS[name](data.marks), len(data.batches(64))
-    terms = dict(steps=steps, epochs=0.0, batch_size=64, validate_every=steps, progress=False)
+    terms = dict(steps=steps, epochs=0.0, batch_size=64, validate_every=steps, baselines=False, progress=False)
     return lambda: fit(model, data, data[:8], **terms)
 
 

@@ -246,7 +246,7 @@ def trained(model: Any, train: Any, batch_size: int, repeats: int, device: str, 
     each = max(4 * per_epoch, size.steps // per_epoch * per_epoch)
     found = fit(
         model, train, dev, steps=(repeats + 1) * each, epochs=0, batch_size=batch_size, validate_every=each, patience=10**6,
-        device=device, progress=False, **settings,
+        device=device, baselines=False, progress=False, **settings,
     )  # fmt: skip
     for note in found.notes:
         if "graph" in note:

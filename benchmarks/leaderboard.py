@@ -171,7 +171,7 @@ def _trained(cell: Row, train: Any, dev: Any) -> tuple[Any, Row]:
 
     name, _, changes = cell["model"].partition("@")
     of_model, of_training = parse_settings(changes.split(",") if changes else [], MODELS[name], fit)
-    common = dict(device=cell["device"], convention="gaps", seed=cell["seed"], progress=False)
+    common = dict(device=cell["device"], convention="gaps", seed=cell["seed"], baselines=False, progress=False)
     few = [data.select(range(min(len(data), 64))) for data in (train, dev)]
     fit(MODELS[name](train.marks, seed=cell["seed"], **of_model), *few, steps=2, epochs=0, validate_every=2, **common)
     model = MODELS[name](train.marks, seed=cell["seed"], **of_model)

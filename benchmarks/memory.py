@@ -45,7 +45,7 @@ def main() -> None:
     for name in given.processes:
         train, test = process(name).simulate(5000, seed=1), process(name).simulate(given.sequences, seed=99)
         model = DAPP()
-        fp.fit(model, train, steps=given.steps, progress=False)
+        fp.fit(model, train, steps=given.steps, baselines=False, progress=False)
         whole, longest = per_event(model, test), int(train.lengths.max())
         loss = whole - streamed(model, test)
         record.row(name, "exact stream", **{"DAPP, nats per event": whole, "loss, same weights": loss})
@@ -67,7 +67,7 @@ def trained_on(model: DAPP, train: Dataset, eta: int, steps: int) -> DAPP:
     online.initialise(train)
     online.load_state_dict(model.state_dict())
     online.initialise = lambda data: []  # fit would begin anew
-    fp.fit(online, train, steps=steps, learning_rate=1e-3, validate_every=max(1, steps // 2), progress=False)
+    fp.fit(online, train, steps=steps, learning_rate=1e-3, validate_every=max(1, steps // 2), baselines=False, progress=False)
     return online
 
 

@@ -191,7 +191,7 @@ def history(folder: Path) -> list[dict[str, float]]:
 def train_ours(name: str, seed: int, folder: Path) -> None:
     build, (train, test) = MODELS[name.split(",")[0]], sets()
     with tempfile.TemporaryDirectory() as other:  # compiles and loads
-        few = dict(steps=2, epochs=0.0, folder=other, convention="gaps", progress=False)
+        few = dict(steps=2, epochs=0.0, folder=other, convention="gaps", baselines=False, progress=False)
         fp.fit(build(train.marks), train[:BATCH], test[:8], **few)
     build(train.marks).initialise(train[:BATCH])
     fresh = build(train.marks, seed=seed)
@@ -199,7 +199,8 @@ def train_ours(name: str, seed: int, folder: Path) -> None:
     fresh.initialise(train)
     (folder / "initialise.txt").write_text(str(time.perf_counter() - began))
     each: dict[str, Any] = dict(
-        batch_size=BATCH, validate_every=len(train.batches(BATCH)), patience=10**6, convention="gaps", seed=seed, progress=False
+        batch_size=BATCH, validate_every=len(train.batches(BATCH)), patience=10**6, convention="gaps", seed=seed,
+        baselines=False, progress=False,
     )
     model = build(train.marks, seed=seed)
     if name == STEPS_ALONE:

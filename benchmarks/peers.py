@@ -91,7 +91,8 @@ def train_ours(name: str, train: Dataset, dev: Dataset, test: Dataset, epochs: i
     model = MODELS[name](train.marks, seed=seed, **SMALL[name])
     steps = epochs * len(train.batches(BATCH))
     began = time.process_time()
-    fp.fit(model, train, dev, steps=steps, batch_size=BATCH, validate_every=steps, convention="gaps", seed=seed, progress=False)
+    terms: dict[str, Any] = dict(batch_size=BATCH, convention="gaps", seed=seed, baselines=False, progress=False)
+    fp.fit(model, train, dev, steps=steps, validate_every=steps, **terms)
     speed = epochs * train.events / (time.process_time() - began)
     found = score(model, test)
     return found, found, speed

@@ -39,7 +39,7 @@ def main() -> None:
     train, dev = data.part("train"), data.part("dev")
     for steps in (1, 10 if given.quick else given.steps):
         model = DeepDAPP(train.marks)
-        fp.fit(model, train, dev, steps=steps, epochs=0, validate_every=steps, progress=False)
+        fp.fit(model, train, dev, steps=steps, epochs=0, validate_every=steps, baselines=False, progress=False)
         batch, exact = train.batch(range(min(SEQUENCES, len(train)))), slopes(copy.deepcopy(model).double(), train, None)
         for name, rounding in FORMATS.items():
             value, gradient = slopes(copy.deepcopy(model), train, rounding)

@@ -172,7 +172,8 @@ def fit(
     result = train_model(made, train, dev, seed=seed, time_budget=time_budget, device=device, folder=output, resume=resume, **of_training)
     for note in dict.fromkeys(result.notes):
         say(note)
-    print_result(f"saved {name} in {output}/ (best at step {result.best_step:,})")
+    choice = "closed form" if result.name else f"best at step {result.best_step:,}"
+    print_result(f"saved {result.name or name} in {output}/ ({choice})")
     say(f"next: fourpoint evaluate {shlex.join([str(output), source, *how.words()])}")
 
 

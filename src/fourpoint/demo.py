@@ -78,7 +78,7 @@ def run_demo(
     data = load("nyc_delays") if data is None else data
     train, dev, test = (data.part(name) for name in ("train", "dev", "test"))
     console.print(console_text(f"{data.name or 'data'}: {data}"))
-    options: dict[str, Any] = dict(seed=seed, progress=progress)
+    options: dict[str, Any] = dict(seed=seed, progress=progress, baselines=False)
     long = dict(steps=steps, **RECIPE, validate_every=max(1, steps // 20), time_budget=time_budget, folder=folder / "model")
     plans: list[tuple[str, str, Any, dict[str, Any]]] = [
         ("Poisson", "a constant rate per type", Poisson(data.marks), {}),

@@ -29,6 +29,7 @@ import torch
 from torch import nn
 
 from fourpoint.allocation import keep_freed_memory
+from fourpoint.closed_forms import fit_closed_forms
 from fourpoint.events import Dataset
 from fourpoint.likelihood import CONVENTIONS, Convention
 from fourpoint.maths.periodogram import COARSE, coarse_clock
@@ -38,16 +39,23 @@ from fourpoint.trained_on import TrainedOn
 from fourpoint.training_cuda import CapturedSteps
 from fourpoint.training_run import Fit, Recipe, Run, TrainingError, fingerprint, one_fit_at_a_time
 from fourpoint.training_steps import Steps
+from fourpoint.windows import cut_long, repeated_windows
 
 VALIDATIONS = 40  # in a run whose recipe leaves it open, or in a time budget
 NETWORK_PACE = 0.03
 
 
-LARGEST_BATCH, STEP_EVENTS = 64, 4096  # sequences of a step, and events that a step should have where sequences are few
-FEWEST_STEPS = 4  # of an epoch of larger ones
+LARGEST_BATCH = 64  # sequences of a step
+STEP_EVENTS = 600  # events of a step on a processor, where the recipe leaves the batch size open
+DEVICE_EVENTS, FEWEST_STEPS = 4096, 4  # the same on an accelerator, and steps of an epoch at least
+LONG, PIECE = 4096, 2048  # events of a sequence that is cut into pieces, and of a piece
+SMALL = 500  # training events below which a model is kept at its start unless it is clearly better
+SMALL_VALIDATE = 10  # steps between validations then
+BASELINE_SHARE = 0.25  # of a time budget: no further closed-form model is begun after it
+CLOSING_SHARE, CLOSING_SECONDS = 0.08, 8.0  # of a time budget, for what follows the last step
 RECIPE: dict[str, Any] = dict(
-    steps=3000, batch_size=64, learning_rate=2e-2, weight_decay=1e-3, warmup=100, clip=1.0, nodes=3, validate_every=100, patience=20,
-    mixed=False, epochs=0.0, average=0.0, spread=True,
+    steps=3000, batch_size=None, learning_rate=3e-2, weight_decay=1e-3, warmup=100, clip=1.0, nodes=3,
+    validate_every=100, patience=20, mixed=False, epochs=5.0, average=0.0, spread=True,
 )  # fmt: skip
 
 
@@ -70,6 +78,7 @@ def fit(
     epochs: float | None = None,
     average: float | None = None,
     spread: bool | None = None,
+    baselines: bool = True,
     device: str = "cpu",
     convention: Convention = "window",
     seed: int = 0,
@@ -81,10 +90,10 @@ def fit(
     """Fit ``model`` to ``train``, keeping the weights that are best on ``dev`` (a tenth of ``train`` where None).
 
     Arguments
-        steps: most optimiser steps, or as many as ``epochs`` passes through the data take where that is more.
-        time_budget: seconds; ends the schedule earlier where it is shorter.
-        batch_size: sequences of a step. Where a model's recipe says None, 64, or fewer where sequences are few and long: a quarter of
-            them, or 4,096 events.
+        steps: most optimiser steps. Where only the recipe says so, as many as ``epochs`` passes through the data take if that is more.
+        time_budget: seconds from the call to its return; ends the schedule earlier where it is shorter.
+        batch_size: sequences of a step. Where a model's recipe says None, as many as have 600 events together (1,200 for Deep DAPP)
+            on a processor; on an accelerator a quarter of them, or 4,096 events. At most 64 either way.
         learning_rate, weight_decay, warmup (steps, at most a tenth of all), clip (of the gradient): AdamW, cosine schedule.
         nodes: random nodes per gap for the integral.
         validate_every (steps; 0: forty times in all; a time budget has as many at least), patience (validations without a better one).
@@ -93,6 +102,9 @@ def fit(
             say; else a rate learns to aim at ticks.
         device: "cpu", "cuda", "mps", or "auto", the first of cuda, mps and cpu that is there. The fitted model is back on the CPU.
         mixed: sequences of all lengths in a batch, rather than of like length, which saves padding.
+        baselines: whether closed-form models (constant rate, spline, Hawkes) are fitted first and the best of them is returned as
+            ``Fit.model`` where it is better on dev, or stable where the trained model is explosive. ``model`` itself is trained anyway; on
+            fewer than 500 events it keeps its first weights unless the trained ones are clearly better on dev.
         convention: of the likelihood that is maximised; "gaps" for comparisons with tables that leave out both ends of the window.
         folder: where the best model, `history.csv` and the state of the run are written at every validation.
         resume: go on from the state in ``folder``.
@@ -112,8 +124,18 @@ def fit(
         steps=steps, batch_size=batch_size, learning_rate=learning_rate, weight_decay=weight_decay, warmup=warmup, clip=clip, nodes=nodes,
         validate_every=validate_every, patience=patience, mixed=mixed, epochs=epochs, average=average, spread=spread,
     )  # fmt: skip
+    began = time.monotonic()
+    place = _device(device)
     chosen = {**RECIPE, **getattr(model, "recipe", {}), **{k: v for k, v in given.items() if v is not None}}
-    recipe = Recipe(**chosen | dict(batch_size=_batch_for(train) if chosen["batch_size"] is None else chosen["batch_size"]))
+    if steps is not None and epochs is None:
+        chosen["epochs"] = 0.0
+    step_events = chosen.pop("step_events", STEP_EVENTS)
+    pieces = _pieces(train)
+    if chosen["batch_size"] is None:
+        chosen["batch_size"] = _batch_for(pieces, step_events, place)
+    if baselines and train.events < SMALL and validate_every is None:
+        chosen["validate_every"] = min(chosen["validate_every"] or SMALL_VALIDATE, SMALL_VALIDATE)
+    recipe = Recipe(**chosen)
     _check_fit(model, train, dev, recipe, time_budget)
     if convention not in CONVENTIONS:
         raise TrainingError("convention 'window' or 'gaps'", f"{convention!r}", "Choose one of the two.")
@@ -121,66 +143,126 @@ def fit(
     torch.manual_seed(seed)
     if dev is None:
         train, dev = train.split((0.9, 0.1), by="sequence", seed=seed)
-    recipe = _in_full(recipe, train, seed)
-    place = _device(device)
+        pieces = _pieces(train)
+    recipe = _in_full(recipe, pieces, seed)
     terms = dict(**recipe._asdict(), convention=convention, seed=seed, events=train.events, sequences=len(train), model=model.settings())
     terms |= dict(train=fingerprint(train), dev=fingerprint(dev))
     model.trained_on = TrainedOn.of(train, dev)
     run = Run(model, train, dev, Path(folder) if folder else None, seed, recipe, terms)
+    run.train = pieces
     if resume and run.finished():
         return run.fit
     run.begin(resume)
-    said = _look_at_clock(run, recipe)
-    shown = spread_in_ticks(train, run.tick, seed) if run.tick else train
-    run.fit.notes += model.initialise(shown) + said
-    if hasattr(model, "maximum_likelihood"):
-        return run.maximise(shown)
+    with _bar(progress) as bar:
+        bar.say("preparing")
+        said = _look_at_clock(run, recipe)
+        shown = spread_in_ticks(train, run.tick, seed) if run.tick else train
+        run.fit.notes += model.initialise(shown) + said
+        if hasattr(model, "maximum_likelihood"):
+            return run.maximise(shown)
+        if baselines:
+            bar.say("fitting closed-form models")
+            limit = math.inf if time_budget is None else BASELINE_SHARE * time_budget
+            run.compare_with(
+                fit_closed_forms(
+                    model.marks, shown, run.score, time_left=lambda: time.monotonic() - began < limit
+                )
+            )
+        return _train(run, recipe, convention, place, began, time_budget, resume, bar)
+
+
+def _train(
+    run: Run,
+    recipe: Recipe,
+    convention: Convention,
+    place: torch.device,
+    began: float,
+    time_budget: float | None,
+    resume: bool,
+    bar: _Bar,
+) -> Fit:
+    """The loop of optimiser steps and validations."""
+    model, train = run.model, run.train
     model.to(place)
     optimiser = run.optimiser = torch.optim.AdamW(_groups(model, recipe), betas=(0.9, 0.99), fused=True, capturable=place.type == "cuda")
     step = run.load() if resume else 0
     if hasattr(model, "rehearse"):
         model.rehearse()
     run.begin_mean()
-    if step == 0 and getattr(model, "first_guess", None):
-        run.score_guess(model.first_guess)
+    guesses = _guesses(run) if step == 0 else []
+    if guesses:
+        run.score_guess(guesses)
     taker = (CapturedSteps if CapturedSteps.able(run, place) else Steps)(run, optimiser, recipe, convention)
     warmup = max(1, min(recipe.warmup, recipe.steps // 10))
-    began = time.monotonic() - (run.fit.history[-1]["seconds"] if run.fit.history else 0.0)
-    with _bar(progress, recipe.steps) as bar:
-        seen, clock, pause = 0, time.monotonic(), time_budget / VALIDATIONS if time_budget else math.inf
-        while step < recipe.steps:
-            share = max(step / recipe.steps, (time.monotonic() - began) / time_budget if time_budget else 0.0)
-            if share >= 1 or run.stale() >= recipe.patience:
-                run.fit.stopped = "time budget" if share >= 1 else "no better validation"
-                break
-            rate = recipe.learning_rate * min(1.0, (step + 1) / warmup) * 0.5 * (1 + math.cos(math.pi * share))
-            taker.take(step, rate)
-            run.move_mean(step)
-            seen += int(train.lengths[run.rows(step)].sum())
-            step += 1
-            now = time.monotonic()
-            over = step == recipe.steps or (time_budget is not None and now - began >= time_budget)
-            if step % recipe.validate_every == 0 or over or now - clock >= pause:
-                losses, now = taker.drain(), time.monotonic()
-                speed = seen / max(1e-9, now - clock)
-                row = dict(
-                    step=step, epoch=step / run.per_epoch, seconds=time.monotonic() - began, events_per_second=speed, learning_rate=rate
-                )
-                run.validate(row, -float(np.mean(losses)))
-                bar(step, row)
-                seen, clock = 0, time.monotonic()
-                pause = max(pause, 3 * (clock - now))  # most of a budget is for training
-            else:
-                bar(step, None)
+    began -= run.fit.history[-1]["seconds"] if run.fit.history else 0.0
+    until = math.inf if time_budget is None else time_budget - min(CLOSING_SHARE * time_budget, CLOSING_SECONDS)
+    bar.expect(recipe.steps, until)
+    seen, clock, pause = 0, time.monotonic(), until / VALIDATIONS
+    first, ready = step, time.monotonic() - began  # preparation has no share of the schedule
+    while step < recipe.steps:
+        passed = (time.monotonic() - began - ready) / (until - ready) if ready < until else 1.0
+        share = max(step / recipe.steps, passed)
+        if (share >= 1 and step > first) or run.stale() >= recipe.patience:
+            run.fit.stopped = "time budget" if share >= 1 else "no better validation"
+            break
+        rate = recipe.learning_rate * min(1.0, (step + 1) / warmup) * 0.5 * (1 + math.cos(math.pi * min(1.0, share)))
+        taker.take(step, rate)
+        run.move_mean(step)
+        seen += int(train.lengths[run.rows(step)].sum())
+        step += 1
+        now = time.monotonic()
+        over = step == recipe.steps or now - began >= until
+        if step % recipe.validate_every == 0 or over or now - clock >= pause:
+            losses, now = taker.drain(), time.monotonic()
+            speed = seen / max(1e-9, now - clock)
+            row = dict(
+                step=step, epoch=step / run.per_epoch, seconds=time.monotonic() - began, events_per_second=speed, learning_rate=rate
+            )
+            run.validate(row, -float(np.mean(losses)))
+            bar.update(step, time.monotonic() - began, row)
+            seen, clock = 0, time.monotonic()
+            pause = max(pause, 3 * (clock - now))  # most of a budget is for training
+        else:
+            bar.update(step, now - began, None)
     run.fit.notes += taker.close()
     if run.fit.stopped == "time budget" and step < recipe.steps / 4:
         run.fit.notes.append(f"the time budget ended training after {step:,} of {recipe.steps:,} steps: a longer one may do better")
-    return run.finish(step)
+    if run.closed_forms and train.events < SMALL:
+        few = f"{train.events:,} training events are few for a neural model"
+        run.fit.notes.append(f"{few}: it keeps its first weights unless others are clearly better on dev")
+    bar.say("checking the fitted model")
+    return run.finish()
 
 
-def _batch_for(train: Dataset) -> int:
-    """Sequences of a step: fewer than usual where they are few and long, so that an epoch has more than one step."""
-    return min(LARGEST_BATCH, max(1, math.ceil(len(train) / FEWEST_STEPS), int(STEP_EVENTS * len(train) / max(1, train.events))))
+def _guesses(run: Run) -> list[dict[str, torch.Tensor]]:
+    """Weights that training has to beat: the model's own first guess, and on small data its start,
+    which has the data's mean rates and is next to a constant rate."""
+    found = []
+    if getattr(run.model, "first_guess", None):
+        found.append(run.model.first_guess)
+    if run.closed_forms and run.train.events < SMALL:
+        found.append({name: p.detach() for name, p in run.model.named_parameters()})
+    return found
+
+
+def _pieces(train: Dataset) -> Dataset:
+    """What steps are taken on: the data, with very long sequences cut into pieces.
+
+    Windows that repeat each other stay whole, since a model may have curves of the time since their start.
+    """
+    if repeated_windows(train) or int(train.lengths.max(initial=0)) <= LONG:
+        return train
+    return cut_long(train, PIECE)
+
+
+def _batch_for(train: Dataset, step_events: int, place: torch.device) -> int:
+    """Sequences of a step. On a processor many small steps learn more from as many events than few
+    large ones; on an accelerator a step costs about the same whatever its size."""
+    mean = max(1, train.events) / max(1, len(train))
+    if place.type == "cpu":
+        return int(min(LARGEST_BATCH, max(1, round(step_events / mean))))
+    quarter = math.ceil(len(train) / FEWEST_STEPS)
+    return int(min(LARGEST_BATCH, max(1, quarter, int(DEVICE_EVENTS / mean))))
 
 
 def _in_full(recipe: Recipe, train: Dataset, seed: int) -> Recipe:
@@ -246,11 +328,46 @@ def _check_fit(model: Any, train: Dataset, dev: Dataset | None, recipe: Recipe, 
         raise TrainingError("positive steps, batch_size and time_budget", received, "Raise them above 0.")
 
 
+class _Bar:
+    """Progress of a fit; does nothing by itself."""
+
+    def say(self, text: str) -> None:
+        """What is being done, for as long as the number of steps is unknown."""
+
+    def expect(self, steps: int, seconds: float) -> None:
+        """So many steps, or so many seconds, are to come."""
+
+    def update(self, step: int, seconds: float, row: dict[str, float] | None) -> None:
+        """After a step, and at validations with their row."""
+
+
+class _RichBar(_Bar):
+    """A progress bar with likelihood, speed and time left."""
+
+    def __init__(self, bar: Any) -> None:
+        self.bar, self.task = bar, bar.add_task("preparing", total=None)
+        self.steps, self.seconds = 1, math.inf
+
+    def say(self, text: str) -> None:
+        self.bar.update(self.task, description=text)
+
+    def expect(self, steps: int, seconds: float) -> None:
+        self.steps, self.seconds = steps, seconds
+        self.bar.reset(self.task, description="fitting", total=steps)
+
+    def update(self, step: int, seconds: float, row: dict[str, float] | None) -> None:
+        done = max(step, int(self.steps * min(1.0, seconds / self.seconds)))
+        self.bar.update(self.task, completed=done)
+        if row is not None:
+            text = f"dev {row['dev_log_likelihood']:.4f} nats/event, {row['events_per_second']:,.0f} events/s"
+            self.bar.update(self.task, description=text)
+
+
 @contextmanager
-def _bar(show: bool, steps: int) -> Iterator[Any]:
-    """A progress bar with likelihood, speed and time left; called with the step and, at validations, its row."""
+def _bar(show: bool) -> Iterator[_Bar]:
+    """A progress bar on standard error, or none."""
     if not show:
-        yield lambda step, row: None
+        yield _Bar()
         return
     from rich.progress import BarColumn, Progress, TimeElapsedColumn, TimeRemainingColumn
 
@@ -262,12 +379,4 @@ def _bar(show: bool, steps: int) -> Iterator[Any]:
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=plain_console(stderr=True), transient=True) as bar:
-        task = bar.add_task("fitting", total=steps)
-
-        def update(step: int, row: dict[str, float] | None) -> None:
-            bar.update(task, completed=step)
-            if row is not None:
-                text = f"dev {row['dev_log_likelihood']:.4f} nats/event, {row['events_per_second']:,.0f} events/s"
-                bar.update(task, description=text)
-
-        yield update
+        yield _RichBar(bar)

@@ -24,9 +24,12 @@ from torch import nn
 
 from fourpoint import checkpoints
 from fourpoint.atomic import locked, make_folder, write_atomic
+from fourpoint.closed_forms import ClosedForm, clearly_positive, standard_error, unit_scores
 from fourpoint.events import Dataset, UserError
-from fourpoint.likelihood import Convention, quick_log_likelihood
+from fourpoint.likelihood import Convention
 from fourpoint.narrow_peaks import look_for_narrow_peaks
+from fourpoint.stability import explosive
+from fourpoint.windows import beginning
 
 VALIDATION_EVENTS = 20_000  # at most so many events of the development data are scored at each validation
 DATA = dict(train="training data", dev="development data")  # whose fingerprints a run keeps
@@ -41,13 +44,21 @@ class TrainingError(UserError):
 
 @dataclass
 class Fit:
-    """What a fit did: one row of history per validation (nats per event), the best step, and remarks in words."""
+    """What a fit did: one row of history per validation (nats per event), the best step, and remarks in words.
+
+    ``model`` is the model to use: the one that was trained, or the best closed-form model where that is
+    better on the development data, and then ``name`` says which. ``closed_forms`` are their scores on
+    the development data, in nats per event.
+    """
 
     history: list[dict[str, float]] = field(default_factory=list)
     best_step: int = 0
     best: float = -math.inf
     notes: list[str] = field(default_factory=list)
     stopped: str = ""
+    model: Any = None
+    name: str = ""
+    closed_forms: dict[str, float] = field(default_factory=dict)
 
     def csv(self) -> str:
         """The history as CSV text."""
@@ -84,11 +95,13 @@ class Run:
     ) -> None:
         self.model, self.train, self.folder, self.seed, self.terms = model, train, folder, seed, terms
         self.batch_size, self.mixed, self.convention = recipe.batch_size, recipe.mixed, terms["convention"]
-        self.dev = dev.some(VALIDATION_EVENTS, seed)
-        self.fit = Fit()
+        self.whole = train  # before long sequences are cut into pieces to train on
+        self.dev = beginning(dev.some(VALIDATION_EVENTS, seed), VALIDATION_EVENTS)
+        self.fit = Fit(model=model)
         self.best: dict[str, torch.Tensor] = {}
         self.guess: dict[str, torch.Tensor] = {}  # weights that training has to beat, and their scores
         self.guess_scores = torch.zeros(0, dtype=torch.float64)
+        self.closed_forms: list[ClosedForm] = []
         self.peak, self.scores = 0, torch.zeros(0, dtype=torch.float64)
         self.optimiser: torch.optim.Optimizer | None = None
         self.average, self.mean = recipe.average, list[torch.Tensor]()
@@ -130,11 +143,11 @@ class Run:
         self.write(state=int(row["step"]))
 
     def _validate(self, row: dict[str, float], train_score: float) -> None:
-        scores = _scores(self.model, self.dev, self.convention)
+        scores = self.score(self.model)
         score = float(scores.sum()) / max(1, self.dev.events)
         row["train_log_likelihood"], row["dev_log_likelihood"] = train_score, score
         self.fit.history.append({name: row[name] for name in COLUMNS})
-        draw = len(self.scores) > 0 and score >= self.fit.best - 0.5 * _standard_error(scores - self.scores) / max(1, self.dev.events)
+        draw = len(self.scores) > 0 and score >= self.fit.best - 0.5 * standard_error(scores - self.scores) / max(1, self.dev.events)
         if score > self.fit.best:
             self.fit.best, self.peak, self.scores = score, int(row["step"]), scores
         if score >= self.fit.best or draw:
@@ -142,19 +155,42 @@ class Run:
             self.best = {k: v.detach().clone() for k, v in self.model.named_parameters()}
             self.write(model=True)
 
-    def score_guess(self, guess: dict[str, torch.Tensor]) -> None:
-        """Score a first guess of the weights, as step 0; training begins where it would have begun."""
-        row = dict(step=0, epoch=0.0, seconds=0.0, events_per_second=0.0, learning_rate=0.0)
+    def score(self, model: Any) -> torch.Tensor:
+        """Log-likelihoods of ``model`` on the units of the development data."""
+        return unit_scores(model, self.dev, self.convention)
+
+    def compare_with(self, found: list[ClosedForm]) -> None:
+        """Closed-form models that the trained model is compared with at the end."""
+        events = max(1, self.dev.events)
+        self.closed_forms = found
+        self.fit.closed_forms = {one.name: float(one.scores.sum()) / events for one in found}
+
+    def score_guess(self, guesses: list[dict[str, torch.Tensor]]) -> None:
+        """Score first guesses of the weights and keep the best, as step 0; training begins where it
+        would have begun."""
         own = [p.detach().clone() for p in self.model.parameters()]
-        _copy(self.model, [guess[name] for name, _ in self.model.named_parameters()])
-        self._validate(row, _score(self.model, self.train.some(VALIDATION_EVENTS, self.seed), self.convention))
+        names = [name for name, _ in self.model.named_parameters()]
+        for guess in guesses:
+            _copy(self.model, [guess[name] for name in names])
+            scores = self.score(self.model)
+            if not self.guess or float(scores.sum()) > float(self.guess_scores.sum()):
+                self.guess = {name: p.detach().clone() for name, p in self.model.named_parameters()}
+                self.guess_scores = scores
+        _copy(self.model, [self.guess[name] for name in names])
+        some = beginning(self.whole.some(VALIDATION_EVENTS, self.seed), VALIDATION_EVENTS)
+        train_score = _score(self.model, some, self.convention)
+        self.best, self.scores = dict(self.guess), self.guess_scores
+        self.fit.best = float(self.scores.sum()) / max(1, self.dev.events)
+        row = (0, 0.0, 0.0, train_score, self.fit.best, 0.0, 0.0)
+        self.fit.history.append(dict(zip(COLUMNS, row, strict=True)))
+        self.write(model=True)
         _copy(self.model, own)
-        self.guess, self.guess_scores = dict(self.best), self.scores
 
     def _or_the_guess(self) -> None:
-        """Keep the first guess where the best weights are ahead of it by less than a draw."""
-        gain = self.scores - self.guess_scores if self.guess else self.scores
-        if self.guess and (self.fit.best_step == 0 or float(gain.sum()) <= 0.5 * _standard_error(gain)):
+        """Keep the first guess unless the best weights are clearly better."""
+        if not self.guess:
+            return
+        if self.fit.best_step == 0 or not clearly_positive(self.scores - self.guess_scores):
             self.best, self.fit.best_step = self.guess, 0
             self.fit.notes.append("training found nothing clearly better than the first guess, which is kept")
 
@@ -175,7 +211,8 @@ class Run:
         began = time.monotonic()
         self.fit.notes += self.model.maximum_likelihood(shown)
         score, train_score = (
-            _score(self.model, data, self.convention) for data in (self.dev, self.train.some(VALIDATION_EVENTS, self.seed))
+            _score(self.model, data, self.convention)
+            for data in (self.dev, beginning(self.whole.some(VALIDATION_EVENTS, self.seed), VALIDATION_EVENTS))
         )
         seconds = max(1e-9, time.monotonic() - began)
         self.fit.history.append(dict(zip(COLUMNS, (1, 1.0, seconds, train_score, score, self.train.events / seconds, 0.0), strict=True)))
@@ -185,19 +222,57 @@ class Run:
             checkpoints.remove_tensors(self.folder, "training")
         return self.fit
 
-    def finish(self, step: int) -> Fit:
+    def finish(self) -> Fit:
+        """Choose what is returned: the trained weights, the first guess, or a closed-form model."""
         self._or_the_guess()
-        with torch.no_grad():
-            for name, parameter in self.model.named_parameters():
-                parameter.copy_(self.best.get(name, parameter))
-        self.model.to("cpu").eval()
+        self._take(self.best)
         self.fit.stopped = self.fit.stopped or "all steps done"
-        self.fit.notes += self.model.settle() if hasattr(self.model, "settle") else []
-        self.fit.notes += look_for_narrow_peaks(self.model, self.train) if hasattr(self.model, "narrow") else []
+        runaway = explosive(self.model, self.whole, self.seed)
+        if runaway and self.guess and self.fit.best_step > 0:
+            trained = self.best
+            self._take(self.guess)
+            if explosive(self.model, self.whole, self.seed):
+                self._take(trained)
+            else:
+                self.fit.notes.append(f"the trained model is explosive ({runaway}): the first guess, which is stable, is kept")
+                self.best, self.fit.best_step, runaway = self.guess, 0, ""
+        self.fit.notes += look_for_narrow_peaks(self.model, self.whole) if hasattr(self.model, "narrow") else []
+        self._choose(runaway)
         self.write(model=True)
         if self.folder:
             checkpoints.remove_tensors(self.folder, "training")
         return self.fit
+
+    def _take(self, weights: dict[str, torch.Tensor]) -> None:
+        """Put the weights into the model, in evaluation mode and with the features of evaluation."""
+        with torch.no_grad():
+            for name, parameter in self.model.named_parameters():
+                parameter.copy_(weights.get(name, parameter))
+        self.model.to("cpu").eval()
+        said = self.model.settle() if hasattr(self.model, "settle") else []
+        self.fit.notes = [note for note in self.fit.notes if not note.startswith("evaluation features")] + said
+
+    def _choose(self, runaway: str) -> None:
+        """The model or the best closed form, by the development data; an explosive one only for lack of another."""
+        if runaway:
+            self.fit.notes.append(f"the trained model is explosive: {runaway}")
+        if not self.closed_forms:
+            return
+        events = max(1, self.dev.events)
+        own = float(self.score(self.model).sum()) / events
+        shown = ", ".join(f"{name} {value:.4f}" for name, value in self.fit.closed_forms.items())
+        self.fit.notes.append(f"nats per event on dev: {own:.4f}; closed forms: {shown}")
+        others = sorted(self.closed_forms, key=lambda one: -float(one.scores.sum()))
+        if runaway:
+            others = [one for one in others if not explosive(one.model, self.whole, self.seed)]
+        if not others or not (runaway or float(others[0].scores.sum()) / events > own):
+            return
+        best = others[0]
+        why = "stable, unlike the trained model" if runaway else "better on dev than the trained model"
+        best.model.trained_on = self.model.trained_on
+        self.fit.model, self.fit.name = best.model, best.name
+        self.fit.best = float(best.scores.sum()) / events
+        self.fit.notes += [*best.notes, f"the closed-form model {best.name} is {why}, and is returned in its place"]
 
     def finished(self) -> bool:
         """Whether the folder holds a finished run of the same recipe; its weights are then taken over."""
@@ -208,14 +283,18 @@ class Run:
             return False
         self._same(done.get("recipe", {}))
         kept: Any = checkpoints.restore(self.folder)
+        self.fit.model = kept
+        self.fit.notes.append("nothing to resume: the run in this folder had ended")
+        self.fit.best_step, self.fit.stopped = done["best_step"], done["stopped"]
+        if type(kept) is not type(self.model):  # a closed-form model was better
+            self.fit.name = str(done.get("closed_form", ""))
+            return True
         self.model.initialise(self.train)
         if hasattr(self.model, "settle"):
             self.model.settle(kept.settings()["eval_features"])
         self.model.load_state_dict(kept.state_dict())
-        self.model.eval()
+        self.fit.model = self.model.eval()
         checkpoints.remove_tensors(self.folder, "training")  # left where it was killed at the very end
-        self.fit.notes.append("nothing to resume: the run in this folder had ended")
-        self.fit.best_step, self.fit.stopped = done["best_step"], done["stopped"]
         return True
 
     def load(self) -> int:
@@ -266,20 +345,22 @@ class Run:
         if self.folder is None:
             return
         if model:
-            windows = dict(start=float(self.train.starts.min()), stop=float(self.train.starts.min() + self.train.durations.max()))
+            begin = float(self.whole.starts.min())
+            windows = dict(start=begin, stop=begin + float(self.whole.durations.max()))
             about = dict(
                 unit=self.train.unit,
                 data=self.train.name,
                 **windows,
-                events=self.train.events,
-                sequences=len(self.train),
-                log=None if self.train.log is None else self.train.log.to_dict(),
+                events=self.whole.events,
+                sequences=len(self.whole),
+                log=None if self.whole.log is None else self.whole.log.to_dict(),
                 recipe=self.terms,
                 notes=self.fit.notes,
                 best_step=self.fit.best_step,
                 stopped=self.fit.stopped,
+                closed_form=self.fit.name,
             )
-            checkpoints.save(self.model, self.folder, about=about)
+            checkpoints.save(self.fit.model, self.folder, about=about)
         if state is not None and self.optimiser is not None:
             tensors = {f"model.{k}": v for k, v in self.model.named_parameters()} | {f"best.{k}": v for k, v in self.best.items()}
             tensors |= {f"mean.{k}": v for (k, _), v in zip(self.model.named_parameters(), self.mean, strict=False)}
@@ -352,17 +433,4 @@ def _copy(model: nn.Module, values: list[torch.Tensor]) -> None:
 
 def _score(model: Any, data: Dataset, convention: Convention = "window") -> float:
     """Log-likelihood in nats per event."""
-    return float(_scores(model, data, convention).sum()) / max(1, data.events)
-
-
-def _scores(model: Any, data: Dataset, convention: Convention = "window") -> torch.Tensor:
-    """Log-likelihood of each sequence, in a fixed order."""
-    model.eval()
-    place = next(model.parameters()).device
-    parts = [quick_log_likelihood(model, data.batch(rows).to(place), convention=convention) for rows in data.batches(128)]
-    return torch.cat(parts).to("cpu", torch.float64)
-
-
-def _standard_error(differences: torch.Tensor) -> float:
-    """Of the sum of independent differences."""
-    return float(differences.std(correction=0)) * math.sqrt(len(differences))
+    return float(unit_scores(model, data, convention).sum()) / max(1, data.events)

@@ -6,12 +6,12 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 
 from fourpoint.events import Dataset
 from fourpoint.models.excitation_start import hawkes_guess
 from fourpoint.models.poisson import mean_rates
+from fourpoint.windows import repeated_windows
 
 if TYPE_CHECKING:
     from fourpoint.models.dapp import DAPP
@@ -36,8 +36,10 @@ def initialise(model: DAPP, data: Dataset) -> list[str]:
 def start_rate(model: DAPP | PlacedDAPP, data: Dataset) -> list[str]:
     """The mean gap as the unit of time, drift and base in time where left to the data, and rates at the data's mean; what was chosen."""
     s, notes, durations = model._settings, [], data.durations
-    even = bool(np.ptp(durations) <= 1e-9 * durations.max())
+    even = repeated_windows(data)
     why = "all windows have one length" if even else "windows have different lengths"
+    if len(data) < 2:
+        why = "there is one window only"
     for name, other in (("drift", "none"), ("base", "constant")):
         if s[name] == "auto":
             s[name] = "spline" if even else other

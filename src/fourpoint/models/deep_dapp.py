@@ -80,8 +80,8 @@ class DeepDAPP(NarrowPeaks, nn.Module):
     rounded_products = True  # while training on a CUDA device
     spread = True  # events inside their ticks while training, with the past as it stands; `fit` may say no
     recipe: ClassVar[dict[str, Any]] = dict(
-        steps=1200, epochs=20, batch_size=None, learning_rate=3e-3, weight_decay=0.3, nodes=4, validate_every=0, patience=10, mixed=True,
-        average=0.995,
+        steps=1200, epochs=20, batch_size=None, step_events=1200, learning_rate=3e-3, weight_decay=0.3, nodes=4, validate_every=0,
+        patience=10, mixed=True, average=0.995,
     )  # fmt: skip
     time_scale: Tensor
     scales: Tensor

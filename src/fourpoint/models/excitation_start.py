@@ -20,6 +20,7 @@ from fourpoint.events import Dataset, MarkSpace
 from fourpoint.models.hawkes_fit import estimate
 from fourpoint.models.modes import Modes
 from fourpoint.models.poisson import mean_rates
+from fourpoint.windows import beginning, repeated_windows
 
 if TYPE_CHECKING:
     from fourpoint.models.dapp import DAPP
@@ -92,13 +93,12 @@ def excitation_of(data: Dataset, seed: int = 0) -> Excitation | None:
     >>> [excitation_of(simulate(name, 1000, seed=1)) is None for name in ("hawkes", "nonhomogeneous2")]
     [False, True]
     """
-    some = data.some(MOST, seed)
+    some = beginning(data.some(MOST, seed), MOST)
     if some.events < ENOUGH:
         return None
     pooled = replace(some, mark_ids=np.zeros_like(some.mark_ids), marks=MarkSpace())
     found = _fitted(pooled)
-    even = len(some) > 1 and np.ptp(some.durations) <= 1e-9 * some.durations.max()
-    if found is None or (even and _fitted(_evened(pooled)) is None):
+    if found is None or (repeated_windows(some) and _fitted(_evened(pooled)) is None):
         return None
     if some.marks.count == 1:
         return found

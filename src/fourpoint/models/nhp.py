@@ -72,7 +72,7 @@ class NHP(nn.Module):
     """
 
     linear = True
-    recipe: ClassVar[dict[str, Any]] = dict(steps=1500, learning_rate=5e-3, weight_decay=0.1, mixed=True)
+    recipe: ClassVar[dict[str, Any]] = dict(steps=1500, step_events=4096, learning_rate=5e-3, weight_decay=0.1, mixed=True)
     time_scale: Tensor
 
     def __init__(

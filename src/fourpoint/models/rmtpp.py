@@ -64,7 +64,7 @@ class RMTPP(nn.Module):
     """
 
     linear = True
-    recipe: ClassVar[dict[str, Any]] = dict(steps=1500, learning_rate=1e-2, weight_decay=0.1)
+    recipe: ClassVar[dict[str, Any]] = dict(steps=1500, step_events=4096, learning_rate=1e-2, weight_decay=0.1)
     time_scale: Tensor
 
     def __init__(self, marks: MarkSpace | int | None = None, *, hidden: int = 64, seed: int = 0) -> None:

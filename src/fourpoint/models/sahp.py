@@ -58,7 +58,7 @@ class SAHP(nn.Module):
     """
 
     linear = False
-    recipe: ClassVar[dict[str, Any]] = dict(learning_rate=5e-3, warmup=20, nodes=2)
+    recipe: ClassVar[dict[str, Any]] = dict(step_events=4096, learning_rate=5e-3, warmup=20, nodes=2)
     time_scale: Tensor
     log_rate: Tensor
     step: Tensor

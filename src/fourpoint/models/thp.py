@@ -51,7 +51,7 @@ class THP(nn.Module):
     """
 
     linear = False
-    recipe: ClassVar[dict[str, Any]] = dict(learning_rate=5e-3, warmup=20, nodes=2)
+    recipe: ClassVar[dict[str, Any]] = dict(step_events=4096, learning_rate=5e-3, warmup=20, nodes=2)
     time_scale: Tensor
     log_rate: Tensor
     frequency: Tensor

@@ -70,7 +70,7 @@ def memory(cell: Cell, setting: Setting, device: str) -> Record:
     data = first_matters(size + size // 10 + setting.test, n, seed=0)
     train, dev, test = data[:size], data[size : size + size // 10], data[size + size // 10 :]
     model = build(cell, setting, KINDS)
-    found = fit(model, train, dev, seed=0, progress=False, device=device, **setting.train(cell.model, "hawkes"))
+    found = fit(model, train, dev, seed=0, progress=False, baselines=False, device=device, **setting.train(cell.model, "hawkes"))
     scored = ready(model, device, 1.0)
     logs, first = np.log(np.maximum(late_rates(scored, test), 1e-300)), np.array([one.marks[0] for one in test])
     contrast = float(logs[first == 0].mean() - logs[first == 1].mean())

@@ -32,7 +32,8 @@ def fit_cell(cell: Cell, setting: Setting, output: Path, real: Path | None, devi
     model = build(cell, setting, parts.train.marks)
     options = setting.train(cell.model, cell.data)
     folder = output / "models" / cell.id
-    found = fit(model, parts.train, parts.dev, seed=cell.seed, folder=folder, resume=True, progress=False, device=device, **options)
+    options = options | dict(baselines=False, progress=False)
+    found = fit(model, parts.train, parts.dev, seed=cell.seed, folder=folder, resume=True, device=device, **options)
     scored = ready(model, device, float(parts.test.durations.max()))
     truth = cell.data if cell.data in SYNTHETIC else None
     numbers = scores(scored, parts.test, truth, setting.tolerance)
@@ -80,7 +81,7 @@ def curve_cell(cell: Cell, setting: Setting, real: Path | None, device: str) -> 
     parts = parts_of(cell.data, setting, cell.seed, real)
     model = build(cell, setting, parts.train.marks)
     options = {**setting.train(cell.model, cell.data), "patience": 10**9}
-    found = fit(model, parts.train, parts.test, seed=cell.seed, progress=False, device=device, **options)
+    found = fit(model, parts.train, parts.test, seed=cell.seed, progress=False, baselines=False, device=device, **options)
     epochs, values = ([float(row[key]) for row in found.history] for key in ("epoch", "dev_log_likelihood"))
     settings = dict(model=model.settings(), training=_recipe(model, options), data=parts.about, device=_name(device))
     return dict(
