@@ -317,7 +317,7 @@ def test_a_run_that_was_killed_is_not_resumed_on_other_data(
     class Stop(BaseException):
         """Stands for a kill."""
 
-    def stop(self: training_run.Run, step: int) -> None:
+    def stop(self: training_run.Run) -> None:
         raise Stop
 
     with monkeypatch.context() as patch:

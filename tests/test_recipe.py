@@ -96,7 +96,7 @@ def test_small_data_do_not_lead_astray(name: str) -> None:
     """Three sequences of ten events: the model itself stays near the best closed form on new data."""
     train, test = poisson_sequences(3, 10, seed=5), poisson_sequences(200, 10, seed=6)
     model = MODELS[name](train.marks)
-    done = fp.fit(model, train, steps=200, progress=False, seed=1)
+    done = fp.fit(model, train, steps=80, progress=False, seed=1)
     best = max(
         fp.evaluate(one.model, test).scores["window"].per_event
         for one in fit_closed_forms(train.marks, train, lambda m: unit_scores(m, train, "window"), time_left=lambda: True)

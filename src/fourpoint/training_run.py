@@ -286,15 +286,15 @@ class Run:
         self.fit.model = kept
         self.fit.notes.append("nothing to resume: the run in this folder had ended")
         self.fit.best_step, self.fit.stopped = done["best_step"], done["stopped"]
+        checkpoints.remove_tensors(self.folder, "training")  # left where it was killed at the very end
         if type(kept) is not type(self.model):  # a closed-form model was better
             self.fit.name = str(done.get("closed_form", ""))
             return True
-        self.model.initialise(self.train)
+        self.model.initialise(self.whole)
         if hasattr(self.model, "settle"):
             self.model.settle(kept.settings()["eval_features"])
         self.model.load_state_dict(kept.state_dict())
         self.fit.model = self.model.eval()
-        checkpoints.remove_tensors(self.folder, "training")  # left where it was killed at the very end
         return True
 
     def load(self) -> int:
