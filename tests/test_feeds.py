@@ -28,6 +28,7 @@ from fourpoint import atomic
 from fourpoint.atomic import TEMPORARY
 from fourpoint.events import MarkSpace, UserError
 from fourpoint.feeds import lines as feed_lines, loop as feed_loop
+from fourpoint.feeds.events import Single
 from fourpoint.feeds.feed import score_feed
 from fourpoint.feeds.lines import Line, Lines
 from fourpoint.feeds.loop import Ended
@@ -123,7 +124,7 @@ def test_a_feed_is_scored_as_a_stream_scores_it(place: Place) -> None:
     assert len(rows) == len(expected) == ended.tally.events == 95
     for row, event in zip(rows, expected, strict=True):
         found = stream.observe(event["time"], event["mark"])
-        assert list(row) == ["line", "time", "mark", "log_density", "gap", "rate", "attended", "alarms"]
+        assert list(row) == ["line", "time", "mark", "log_density", "gap", "rate", "alarms"]
         assert (row["time"], row["mark"]) == (event["time"], event["mark"])
         assert (row["log_density"], row["gap"], row["rate"]) == (found.log_density, found.gap, found.rate)
         total += found.log_density
@@ -184,9 +185,9 @@ def test_the_start_counts_as_evidence(place: Place) -> None:
 
 
 def test_what_is_not_finite_is_null(place: Place) -> None:
-    from fourpoint.feeds.loop import _as_json
+    from fourpoint.feeds.encoding import as_json
 
-    assert json.loads(_as_json({"a": float("-inf"), "b": [{"c": float("nan")}], "d": 1.5})) == {"a": None, "b": [{"c": None}], "d": 1.5}
+    assert json.loads(as_json({"a": float("-inf"), "b": [{"c": float("nan")}], "d": 1.5})) == {"a": None, "b": [{"c": None}], "d": 1.5}
 
 
 # ---------------------------------------------------------------------- lines that are no events
@@ -371,7 +372,7 @@ def test_state_and_output_are_those_of_one_point(place: Place) -> None:
     state = read_state(place.state)
     assert state is not None and (state.line, state.offset) == (100, place.input.stat().st_size)
     assert state.written == place.output.stat().st_size and state.tally.events == 95 and state.tally.skipped == 2
-    assert state.settings == {"keep": None, "by": None, "start": 0.0, "max_gap": "auto", "time": None, "mark": None}
+    assert state.settings == {"keep": None, "by": None, "start": 0.0, "max_gap": "auto", "time": None, "mark": None, "attended": None}
     assert state.output_tail == digest(place.output.read_bytes()[-TAIL:]) and state.input_tail == digest(place.input.read_bytes()[-TAIL:])
 
 
@@ -434,6 +435,7 @@ def test_states_that_are_slow_to_write_are_written_less_often(
     monkeypatch.setattr(feed_loop, "write_state", slow)
     monkeypatch.setattr(feed_loop, "EVERY", 2)
     monkeypatch.setattr(Lines, "take", taken)
+    monkeypatch.setattr(Single, "batch", 1)
     place.run()
     assert at == [*range(0, 101, apart), 100]
 
@@ -658,6 +660,7 @@ def test_an_interruption_between_taking_and_writing_a_line_saves_no_state(
 
     with monkeypatch.context() as patch:
         patch.setattr(owner, name, interrupted)
+        patch.setattr(Single, "batch", 1)
         with pytest.raises(KeyboardInterrupt):
             place.run(every=25)
     assert line_of(place.state) == 75
@@ -667,16 +670,16 @@ def test_an_interruption_between_taking_and_writing_a_line_saves_no_state(
 def test_a_failure_of_the_model_writes_no_state(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     from fourpoint.streaming.stream import Stream
 
-    real = Stream.observe
+    real = Stream.observe_many
 
-    def fails(self: Any, when: float, mark: Any) -> Any:
+    def fails(self: Any, when: Any, mark: Any) -> Any:
         found = real(self, when, mark)
-        if self.count == 60:
+        if self.count >= 60:
             raise ArithmeticError("an integral that does not settle")
         return found
 
     with monkeypatch.context() as patch:
-        patch.setattr(Stream, "observe", fails)
+        patch.setattr(Stream, "observe_many", fails)
         with pytest.raises(ArithmeticError):
             place.run(every=25)
     assert line_of(place.state) == 50

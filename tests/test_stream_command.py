@@ -103,7 +103,7 @@ def test_entities_memory_and_start_are_options(folder: Path) -> None:
     save(DAPP(heads=1, features=4, generator=(4,), knots=4), folder / "dapp")
     small = folder / "small.jsonl"
     small.write_bytes(b"".join(event(i) for i in range(10, 40)))
-    call("stream", folder / "dapp", "--input", small, "-o", folder / "kept", "--keep", 5, "--start", 4)
+    call("stream", folder / "dapp", "--input", small, "-o", folder / "kept", "--keep", 5, "--start", 4, "--attended")
     rows = [json.loads(line) for line in (folder / "kept").read_text().splitlines()]
     assert len(rows) == 30 and len(rows[-1]["attended"]) == 1 and len(rows[-1]["attended"][0]) == 3
     call("stream", folder / "model", "--input", small, "-o", folder / "each", "--by", "who")

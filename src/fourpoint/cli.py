@@ -323,6 +323,7 @@ def stream(
     mark: Annotated[str | None, typer.Option(metavar="COLUMN", help="The column of types; as in training by default.")] = None,
     time_unit: Annotated[str | None, typer.Option(metavar="UNIT", help="The unit of time, which must be that of training.")] = None,
     timezone: Annotated[str | None, typer.Option(metavar="ZONE", help="The time zone, which must be that of training.")] = None,
+    attended: Annotated[bool, typer.Option("--attended", help="Name the past events that count most, per head; slower.")] = False,
     max_gap: Annotated[
         str, typer.Option(metavar="TIME|none", help="Longest gap that is believed; by default from the model's rate and the clock.")
     ] = "auto",
@@ -360,6 +361,7 @@ def stream(
         mark=mark,
         time_unit=time_unit,
         timezone=timezone,
+        attended=attended,
     )
     raise typer.Exit(ended.code)
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
 from fourpoint.events import MarkSpace, UserError
+from fourpoint.feeds.encoding import Scores, as_json
 
 if TYPE_CHECKING:
     from fourpoint.streaming.monitoring import Alarm
 
 ALARMS = 1e-3  # false alarms per 1,000 events of a stream
+TOP = 3  # past events that are named per head
 
 
 class Event(NamedTuple):
@@ -30,42 +33,65 @@ class Scorer(Protocol):
     """A stream, or many: what the loop of a feed asks of them."""
 
     batch: int  # lines to score at once, at most
+    many: bool  # whether events have entities
     marks: dict[str, int]
+    names: list[str]  # of the marks, as JSON
 
-    def observe(self, events: list[Event]) -> list[dict[str, Any] | UserError]:
-        """Per event, in order: the fields of its line, or why it was refused, which changes nothing."""
+    def observe(self, events: list[Event]) -> Scores:
+        """What is to be said of events, in order. One that is refused changes nothing."""
 
     def state(self) -> bytes:
         """All that was learned of the past."""
 
 
 class Single:
-    """One stream for all events."""
+    """One stream for all events. With ``attended``, the past events with the largest weights are named, which takes its time."""
 
-    batch = 1
+    batch = 4096
+    many = False
 
-    def __init__(self, model: Any, keep: int | None, start: float, state: bytes | None) -> None:
+    def __init__(self, model: Any, keep: int | None, start: float, state: bytes | None, *, attended: bool = False) -> None:
         from fourpoint.streaming.stream import Stream
 
         self._space: MarkSpace = model.marks
         self.marks = {name: i for i, name in enumerate(self._space.names)}
-        self._stream = Stream(model, start=start, keep=keep, alarms=ALARMS) if state is None else Stream.restore(model, state)
+        self.names = names_as_json(self._space)
+        self._attended = attended
+        top = TOP if attended else 0
+        if state is None:
+            self._stream = Stream(model, start=start, keep=keep, top=top, alarms=ALARMS)
+        else:
+            self._stream = Stream.restore(model, state)
         self.state = self._stream.state
 
-    def observe(self, events: list[Event]) -> list[dict[str, Any] | UserError]:
-        found: list[dict[str, Any] | UserError] = []
-        for event in events:
+    def observe(self, events: list[Event]) -> Scores:
+        if self._attended:
+            return self._attending(events)
+        times, marks = [event.time for event in events], [event.mark for event in events]
+        found = self._stream.observe_many(np.array(times, dtype=np.float64), np.array(marks, dtype=np.int64))
+        columns = (found.log_density.tolist(), found.gap.tolist(), found.rate.tolist())
+        return Scores(*columns, [_as_dicts(raised) for raised in found.alarms], found.refused)
+
+    def _attending(self, events: list[Event]) -> Scores:
+        """The same event by event."""
+        rows: list[dict[str, Any]] = []
+        refused = dict[int, UserError]()
+        for i, event in enumerate(events):
             try:
-                found.append(self._stream.observe(event.time, event.mark).to_dict(self._space))
+                rows.append(self._stream.observe(event.time, event.mark).to_dict(self._space))
             except UserError as error:
-                found.append(error)
-        return found
+                refused[i] = error
+                rows.append({"log_density": None, "gap": None, "rate": None, "attended": [], "alarms": []})
+        density, gap, rate = ([_number(row[name]) for row in rows] for name in ("log_density", "gap", "rate"))
+        attended = [row["attended"] for row in rows]
+        return Scores(density, gap, rate, [row["alarms"] for row in rows], refused, attended)
 
 
 class Entities:
     """One stream per entity, stepped together; what is attended to is not told."""
 
     batch = 4096
+    many = True
 
     def __init__(self, model: Any, keep: int | None, start: float, state: bytes | None) -> None:
         from fourpoint.streaming.bank import StreamBank
@@ -73,31 +99,45 @@ class Entities:
         if keep is not None and not hasattr(model, "keeping"):
             raise UserError("a DAPP to bound the memory of", type(model).__name__, "Leave --keep out: this model has no attention.")
         followed = model if keep is None else model.keeping(keep)
-        self._names: tuple[str | None, ...] = model.marks.names or (None,)
+        self.names = names_as_json(model.marks)
         self.marks = {name: i for i, name in enumerate(model.marks.names)}
         self._bank = StreamBank(followed, start=start, alarms=ALARMS) if state is None else StreamBank.restore(followed, state)
         self.state = self._bank.state
 
-    def observe(self, events: list[Event]) -> list[dict[str, Any] | UserError]:
+    def observe(self, events: list[Event]) -> Scores:
         """The bank takes all events or none: where it refuses them, the halves are tried until the culprits stand alone."""
         if not events:
-            return []
+            return Scores([], [], [], [], {})
         times, marks, entities, _ = zip(*events, strict=True)
         try:
             found = self._bank.observe(entities, np.array(times), np.array(marks))
         except UserError as error:
             half = len(events) // 2
-            return [error] if not half else [*self.observe(events[:half]), *self.observe(events[half:])]
-        numbers = zip(found.log_density.tolist(), found.gap.tolist(), found.rate.tolist(), found.alarms, strict=True)
-        return [self._fields(event, *of_event) for event, of_event in zip(events, numbers, strict=True)]
+            if not half:
+                return Scores([math.nan], [math.nan], [math.nan], [[]], {0: error})
+            return _joined(self.observe(events[:half]), self.observe(events[half:]))
+        columns = (found.log_density.tolist(), found.gap.tolist(), found.rate.tolist())
+        return Scores(*columns, [_as_dicts(raised) for raised in found.alarms], {})
 
-    def _fields(self, event: Event, log_density: float, gap: float, rate: float, alarms: tuple[Alarm, ...]) -> dict[str, Any]:
-        return {
-            "time": event.time,
-            "mark": self._names[event.mark],
-            "entity": event.entity,
-            "log_density": log_density,
-            "gap": gap,
-            "rate": rate,
-            "alarms": [alarm.to_dict() for alarm in alarms],
-        }
+
+def _joined(first: Scores, second: Scores) -> Scores:
+    """Two batches as one."""
+    refused = {**first.refused, **{len(first.gap) + i: error for i, error in second.refused.items()}}
+    density, gap, rate = (a + b for a, b in zip(first[:3], second[:3], strict=True))
+    return Scores(density, gap, rate, first.alarms + second.alarms, refused)
+
+
+def _number(value: float | None) -> float:
+    return math.nan if value is None else value
+
+
+def _as_dicts(raised: tuple[Alarm, ...]) -> list[dict[str, Any]]:
+    return [alarm.to_dict() for alarm in raised] if raised else _QUIET
+
+
+_QUIET: list[dict[str, Any]] = []
+
+
+def names_as_json(space: MarkSpace) -> list[str]:
+    """The marks' names as JSON, null for a model without marks."""
+    return [as_json(name) for name in space.names] or ["null"]

@@ -21,7 +21,7 @@ from typing import Any
 
 from fourpoint.data.clocks import unit_named
 from fourpoint.events import UserError
-from fourpoint.feeds.events import Entities, Event, Single
+from fourpoint.feeds.events import Entities, Event, Scorer, Single
 from fourpoint.feeds.lines import LONGEST, Line, Lines
 from fourpoint.feeds.loop import Ended, Loop
 from fourpoint.feeds.plausibility import SLACK, Reached, TimeCheck
@@ -54,6 +54,7 @@ def score_feed(
     mark: str | None = None,
     time_unit: str | None = None,
     timezone: str | None = None,
+    attended: bool = False,
     tell: Callable[[str], None] | None = None,
 ) -> Ended:
     """Score each line of ``input`` with ``model`` and write one line to ``output``; both are pipes where None.
@@ -67,7 +68,8 @@ def score_feed(
     the rule of `feeds.plausibility`; "none": any); ``max_skipped``, the share of lines that may be skipped without a
     failure; ``trained``, what is known of the data that the model was fitted to; ``time`` and ``mark``, the columns of
     times and types (as in the training log by default); ``time_unit`` and ``timezone``, which must be those of the
-    training data; ``tell``, what to do with notices (stderr by default).
+    training data; ``attended``, to name the past events with the largest weights, per head (not with ``by``); ``tell``,
+    what to do with notices (stderr by default).
 
     SIGTERM and SIGINT end the run after the line or batch in hand, with the state written. Raises
     :class:`~fourpoint.events.UserError` for options that do not go together, for a state that is foreign, damaged, in use
@@ -88,10 +90,14 @@ def score_feed(
     _check_clock(trained, time_unit, timezone)
     times = TimeReader(trained.log, trained.unit)
     by = _entities(trained.log, by, times, tell)
+    if attended and by is not None:
+        remedy = "Leave --attended out, or type --by none: entities are scored together."
+        raise UserError("one stream for --attended", f"one per {by}", remedy)
     begin = _start(start, times)
     longest = _longest_gap(max_gap)
     _check_share(max_skipped)
     settings = {"keep": keep, "by": by, "start": begin, "max_gap": max_gap, "time": time, "mark": mark}
+    settings["attended"] = attended or None
     with ExitStack() as files:
         lines = files.enter_context(closing(Lines(input, follow=follow)))
         before = None
@@ -106,7 +112,12 @@ def score_feed(
         reader = EventReader(names, asked, times, lines.name, before.header if before else None)
         if before is None and input is not None:
             _try_first_lines(input, EventReader(names, asked, TimeReader(trained.log, trained.unit), lines.name))
-        scorer = (Single if by is None else Entities)(model, keep, begin, None if before is None else before.stream)
+        memory = None if before is None else before.stream
+        scorer: Scorer
+        if by is None:
+            scorer = Single(model, keep, begin, memory, attended=attended)
+        else:
+            scorer = Entities(model, keep, begin, memory)
         if before is not None:
             lines.resume(before)
             tell(f"going on after line {before.line:,} of {lines.name}")
@@ -246,6 +257,8 @@ def _check_settings(before: dict[str, Any], now: dict[str, Any], state: Path | N
 
 def _option(name: str, value: Any) -> str:
     option = f"--{name.replace('_', '-')}"
+    if value is True:
+        return option
     return f"no {option}" if value is None else f"{option} {value}"
 
 

@@ -96,6 +96,9 @@ class Lines:
         """
         lines: list[Line] = []
         while len(lines) < limit:
+            lines += self._whole(limit - len(lines))
+            if len(lines) == limit:
+                break
             line = self._next()
             if line is not None:
                 lines.append(line)
@@ -137,6 +140,20 @@ class Lines:
         """Let go of the file."""
         if self._path is not None:
             os.close(self._file)
+
+    def _whole(self, limit: int) -> list[Line]:
+        """At most ``limit`` lines of those that have been read to their end, where none of them is out of the ordinary."""
+        begin = self.offset - self._base
+        if self._open or begin < 0 or self._scanned != begin:
+            return []
+        *contents, rest = self._data[begin:].split(b"\n", limit)
+        if not contents or len(max(contents, key=len)) > LONGEST:
+            return []
+        first = self.number + 1
+        self.number += len(contents)
+        self._scanned = len(self._data) - len(rest)
+        self.offset = self._base + self._scanned
+        return [Line(number, content, len(content)) for number, content in enumerate(contents, first)]
 
     def _next(self) -> Line | None:
         end = self._data.find(b"\n", self._scanned)

@@ -7,7 +7,6 @@ batch no state is written at all, so that the next run takes it from the last go
 
 from __future__ import annotations
 
-import json
 import math
 import signal
 import time
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from fourpoint.events import UserError
+from fourpoint.feeds.encoding import Scores, rows_of
 from fourpoint.feeds.events import Event, Scorer
 from fourpoint.feeds.lines import Line, Lines
 from fourpoint.feeds.plausibility import Reached, TimeCheck
@@ -25,6 +25,8 @@ from fourpoint.feeds.state import FeedState, Output, Tally, digest, write_state
 
 EVERY = 1000  # lines between two states, unless writing them would take more than a share of the time
 SHARE = 0.05
+FIRST = 64  # lines of the first batch, before it is known how long they take
+PATIENCE = 0.05  # seconds that a batch may take
 POLL = 0.1  # seconds between two looks at a feed on which nothing comes
 QUIET = 1.0  # seconds without a line after which the state is written, so that a kill then costs nothing
 
@@ -108,13 +110,16 @@ class Loop:
         return 1
 
     def _loop(self, told: list[int], show: Callable[[int], None]) -> None:
-        limit = min(self.scorer.batch, self.every or self.scorer.batch)
+        most = min(self.scorer.batch, self.every or self.scorer.batch)
+        limit = min(most, FIRST)
         heard = time.monotonic()
         while not told:
             lines = self.lines.take(limit)
             if lines:
+                began = time.monotonic()
                 self._score(lines)
                 heard = time.monotonic()
+                limit = _next_limit(limit, len(lines), heard - began, most)
                 self._save_if_due(heard)
                 show(self.lines.offset)
             elif self.lines.ended:
@@ -127,21 +132,38 @@ class Loop:
 
     def _score(self, lines: list[Line]) -> None:
         """Score lines as one batch, and write what came of them in their order."""
-        found = self._plausible_of([self.reader(line) for line in lines])
-        scored = iter(self.scorer.observe([event for event in found if isinstance(event, Event)]))
-        skipped, rows = 0, []
-        for line, event in zip(lines, found, strict=True):
-            result = next(scored) if isinstance(event, Event) else event
-            if isinstance(result, UserError):
-                skipped += 1
-                self.tell(f"line {line.number}: {result}")
-            elif result is not None:
-                rows.append({"line": line.number, **result})
+        found = self._plausible_of(self.reader.read(lines))
+        events = [event for event in found if isinstance(event, Event)]
+        scores = self.scorer.observe(events)
+        plain = len(events) == len(found) and not scores.refused
+        skipped = 0 if plain else self._tell_faults(lines, found, scores.refused)
+        numbers = [line.number for line, event in zip(lines, found, strict=True) if isinstance(event, Event)]
+        rows = self._rows(numbers, events, scores)
         if rows:
-            self.output.write("".join(map(_as_json, rows)).encode())
-        self._count(rows, skipped)
+            self.output.write("".join(rows).encode())
+        self._count(scores, skipped)
         self.unsaved += len(lines)
         self.done = self.lines.offset
+
+    def _tell_faults(self, lines: list[Line], found: list[Event | UserError | None], refused: dict[int, UserError]) -> int:
+        """Tell what is wrong with lines and with events that were refused, in their order; how many they are."""
+        skipped, place = 0, 0
+        for line, event in zip(lines, found, strict=True):
+            fault = event if isinstance(event, UserError) else None
+            if isinstance(event, Event):
+                fault = refused.get(place)
+                place += 1
+            if fault is not None:
+                skipped += 1
+                self.tell(f"line {line.number}: {fault}")
+        return skipped
+
+    def _rows(self, numbers: list[int], events: list[Event], scores: Scores) -> list[str]:
+        """The lines of output of events that were not refused."""
+        entities = [event.entity for event in events] if self.scorer.many else None
+        times, marks = [event.time for event in events], [event.mark for event in events]
+        rows = rows_of(numbers, times, marks, entities, scores, self.scorer.names)
+        return [row for i, row in enumerate(rows) if i not in scores.refused] if scores.refused else rows
 
     def _plausible_of(self, found: list[Event | UserError | None]) -> list[Event | UserError | None]:
         """The same, with an error in the place of each event whose time cannot be right."""
@@ -154,13 +176,14 @@ class Loop:
         checked = iter([fault or event for fault, event in zip(faults, events, strict=True)])
         return [next(checked) if isinstance(one, Event) else one for one in found]
 
-    def _count(self, rows: list[dict[str, Any]], skipped: int) -> None:
+    def _count(self, scores: Scores, skipped: int) -> None:
         """What is written counts; an event that could not happen, whose log-density JSON cannot hold, counts as minus infinity."""
-        self.tally.events += len(rows)
         self.tally.skipped += skipped
-        for row in rows:
-            self.tally.alarms += len(row["alarms"])
-            self.tally.log_likelihood += -math.inf if row["log_density"] is None else row["log_density"]
+        for i, (density, raised) in enumerate(zip(scores.log_density, scores.alarms, strict=True)):
+            if i not in scores.refused:
+                self.tally.events += 1
+                self.tally.alarms += len(raised)
+                self.tally.log_likelihood += density if math.isfinite(density) else -math.inf
 
     def _score_unfinished(self) -> None:
         """The bytes after the last line end: an event if they are a whole one; else, with a state, left for the next run.
@@ -198,27 +221,21 @@ class Loop:
         self.cost = self.saved - began
 
 
+def _next_limit(limit: int, taken: int, seconds: float, most: int) -> int:
+    """How many lines to take at once: as many as are scored within ``PATIENCE``, since none is written before all are.
+
+    >>> _next_limit(64, 64, 0.001, 4096), _next_limit(64, 10, 0.001, 4096), _next_limit(64, 64, 0.1, 4096)
+    (128, 64, 32)
+    """
+    if seconds > PATIENCE:
+        return max(1, limit // 2)
+    if taken == limit and seconds < PATIENCE / 4:
+        return min(most, 2 * limit)
+    return limit
+
+
 def _number(count: int, what: str) -> str:
     return f"{count:,} {what}{'' if count == 1 else 's'}"
-
-
-def _as_json(values: dict[str, Any]) -> str:
-    try:
-        return _ENCODE(values) + "\n"
-    except ValueError:  # a number that is not finite, which JSON does not have
-        return _ENCODE(_finite(values)) + "\n"
-
-
-_ENCODE = json.JSONEncoder(allow_nan=False, ensure_ascii=True, check_circular=False).encode
-
-
-def _finite(value: Any) -> Any:
-    """The same with None for numbers that are not finite."""
-    if isinstance(value, dict):
-        return {key: _finite(one) for key, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(one) for one in value]
-    return None if isinstance(value, float) and not abs(value) < float("inf") else value
 
 
 def _cannot_write(error: OSError, state: Path | None, more: str = "") -> str:
