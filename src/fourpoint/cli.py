@@ -222,7 +222,7 @@ def evaluate(
     blocks: list[Any] = [report]
     if fit_check and part.events:
         some = some_of(part, seed)
-        verdict = goodness_of_fit(model, some, tolerance=tolerance)
+        verdict = goodness_of_fit(model, some, tolerance=tolerance, seed=seed)
         numbers["goodness"] = {"events": some.events, "sequences": len(some), **verdict.to_dict()}
         blocks.append(verdict)
         save_plot(verdict.plot() if plot else None, plot)

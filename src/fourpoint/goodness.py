@@ -3,8 +3,10 @@
 :func:`compensators` integrates each mark's intensity over every gap, in closed form where the model has one;
 :func:`goodness_of_fit` lays the windows end to end and asks `maths.rescaling` whether what remains is a Poisson process of
 rate 1. A small p-value says that the model is wrong somewhere; with many events every model of real data is, and the QQ
-plot and the ratio of observed to expected events say by how much. Where times are a few ticks of a clock apart, whole minutes say,
-events are first put anywhere inside their ticks: several at one time would speak against every model.
+plot and the ratio of observed to expected events say by how much. Where the gaps are a few multiples of the timestamp resolution,
+whole minutes say, several events at one time would speak against every model. Times are then dequantised first: by the model's own law
+given the ticks (`dequantising`), or uniformly where the rate does not change within a tick. Where the first is needed and costs
+too much the test does not apply, and all p-values are NaN.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from jaxtyping import Float, Int
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fourpoint.dequantising import change_within_ticks, dequantise, first_events, most_events, reason_against
 from fourpoint.evaluation import device_of
 from fourpoint.events import Batch, Dataset
 from fourpoint.likelihood import blocks_of, closed_form_error, latest, total_rate
@@ -36,6 +39,7 @@ if TYPE_CHECKING:
 
 BATCH = 64
 SHOWN = 12  # marks in the printed table
+UNCHANGED = 2e-3  # events by which the compensator may change within a tick for a uniform place to be the model's law
 
 
 @dataclass(frozen=True)
@@ -45,11 +49,15 @@ class Goodness:
     total: Verdict
     marks: dict[str, Verdict]
     residuals: dict[str, NDArray[np.float64]]  # by sequence id: compensators between its events, the first from the start
-    tick: float = 0.0  # inside which events were moved, in the user's unit; 0 for none
+    tick: float = 0.0  # the timestamp resolution by which times were dequantised, in the user's unit; 0 for none
+    dequantised: str = ""  # "model" (by the model's law given the ticks), "uniform", or "" where times are exact
+    inapplicable: str = ""  # why the p-values do not apply, and are NaN
 
     def to_dict(self) -> dict[str, Any]:
-        """Statistics and p-values, under "total" and by mark, and the tick inside which events were moved."""
-        return {"total": self.total.to_dict(), "marks": {name: v.to_dict() for name, v in self.marks.items()}, "tick": self.tick}
+        """Statistics and p-values, under "total" and by mark; the timestamp resolution, and how times were dequantised."""
+        marks = {name: v.to_dict() for name, v in self.marks.items()}
+        how = {"tick": self.tick, "dequantised": self.dequantised or None, "inapplicable": self.inapplicable or None}
+        return {"total": self.total.to_dict(), "marks": marks, **how}
 
     def plot(self, mark: str | None = None, ax: Axes | None = None) -> Axes:
         """The QQ plot of all residuals, or of one mark's."""
@@ -60,14 +68,18 @@ class Goodness:
 
     def __rich__(self) -> Table:
         title = "Goodness of fit (small p-values speak against the model)"
-        title += f"\nTimes are multiples of {self.tick:.4g}: events were put anywhere inside their ticks" if self.tick else ""
+        if self.tick:
+            how = "by the model's law" if self.dequantised == "model" else "uniformly"
+            title += f"\nTimes are multiples of {self.tick:.4g}: they were dequantised {how}"
+        if self.inapplicable:
+            title += f"\nThe test does not apply: {self.inapplicable}"
         table = text_table(title, title_justify="left", box=None, pad_edge=False)
         table.add_column("events of", style="bold")
         for name in ("observed", "expected", "KS", "p", "uniform p", "Ljung-Box p"):
             table.add_column(name, justify="right")
         ranked = sorted(self.marks.items(), key=lambda item: -item[1].count)
         for name, v in [("all marks" if self.marks else "the model", self.total), *ranked[:SHOWN]]:
-            numbers = (f"{p:.3f}" if p >= 1e-3 else f"{p:.1e}" for p in (v.ks_p, v.uniform_p, v.ljung_box_p))
+            numbers = map(_as_p, (v.ks_p, v.uniform_p, v.ljung_box_p))
             table.add_row(name, f"{v.count:,}", f"{v.expected:,.1f}", f"{v.ks:.4f}", *numbers)
         if len(ranked) > SHOWN:
             table.add_row(f"... {len(ranked) - SHOWN} more")
@@ -77,11 +89,18 @@ class Goodness:
         return as_text(self)
 
 
-def goodness_of_fit(model: Any, data: Dataset, *, tolerance: float = 1e-4) -> Goodness:
+def _as_p(p: float) -> str:
+    if np.isnan(p):
+        return "-"
+    return f"{p:.3f}" if p >= 1e-3 else f"{p:.1e}"
+
+
+def goodness_of_fit(model: Any, data: Dataset, *, tolerance: float = 1e-4, seed: int = 0) -> Goodness:
     """Rescale the events of ``data`` by ``model`` and test what remains, per mark and in total.
 
-    ``tolerance`` is that of the integrals, per event. Raises :class:`UserError` where the mark spaces differ and
-    `Unconverged` where an integral does not settle.
+    ``tolerance`` is that of the integrals, per event; ``seed`` that of the times inside ticks, where times are rounded: then the first
+    20,000 events are looked at, or 2,000 if the model's integrals have no closed form. Raises :class:`UserError` where the mark
+    spaces differ and `Unconverged` where an integral does not settle.
 
     >>> from fourpoint.data.synthetic import simulate
     >>> from fourpoint.models.hawkes import Hawkes
@@ -90,8 +109,8 @@ def goodness_of_fit(model: Any, data: Dataset, *, tolerance: float = 1e-4) -> Go
     True
     """
     check_marks(model, data.marks)
-    tick = coarse_clock(data.gaps[data.gaps > 0])
-    data, M = spread_in_ticks(data, tick, 0) if tick else data, data.marks.count
+    data, tick, how, inapplicable = _dequantised(model, data, seed)
+    M = data.marks.count
     places, totals = np.zeros((data.events, M)), np.zeros((len(data), M))
     with still(model):
         for rows in data.batches(BATCH):
@@ -107,7 +126,25 @@ def goodness_of_fit(model: Any, data: Dataset, *, tolerance: float = 1e-4) -> Go
     for m, name in enumerate(data.marks.names):
         mine = data.mark_ids == m
         by_mark[name] = rescaling.judge(places[mine, m], owner[mine], totals[:, m])
-    return Goodness(rescaling.judge(together, owner, totals.sum(1)), by_mark, dict(zip(data.ids, gaps, strict=True)), tick)
+    total = rescaling.judge(together, owner, totals.sum(1))
+    if inapplicable:
+        total = rescaling.without_p_values(total)
+        by_mark = {name: rescaling.without_p_values(v) for name, v in by_mark.items()}
+    return Goodness(total, by_mark, dict(zip(data.ids, gaps, strict=True)), tick, how, inapplicable)
+
+
+def _dequantised(model: Any, data: Dataset, seed: int) -> tuple[Dataset, float, str, str]:
+    """The data to test, the timestamp resolution (0: times are exact), how they were dequantised, and why that is not enough."""
+    tick = coarse_clock(data.gaps[data.gaps > 0])
+    if not tick:
+        return data, 0.0, "", ""
+    uniform = spread_in_ticks(data, tick, seed)
+    if change_within_ticks(model, uniform, tick) < UNCHANGED:
+        return uniform, tick, "uniform", ""
+    against = reason_against(model)
+    if against is not None:
+        return uniform, tick, "uniform", f"the rate changes within a tick, and {against}"
+    return dequantise(model, first_events(data, most_events(model)), tick, seed), tick, "model", ""
 
 
 @torch.no_grad()
