@@ -79,7 +79,7 @@ class Report:
         return out
 
     def __rich__(self) -> Table:
-        note = None if self.trained_on is None else f"note: {self.trained_on}"
+        note = "" if self.trained_on is None else f"note: {self.trained_on}"
         table = text_table(show_edge=False, pad_edge=False, caption=note, caption_justify="left")
         table.add_column("", style="bold")
         for name in self.scores:
