@@ -99,6 +99,15 @@ def test_one_long_log_is_scored_after_what_was_trained_on(tmp_path: Path) -> Non
     assert everything["trained_on"] == {"sequences": 1, "events": log.events - late} and "warning: 1 of 1" in said
 
 
+def test_last_event_of_an_inferred_window_is_scored(tmp_path: Path) -> None:
+    times = fp.sample(TRUTH, 0.0, 200.0, 1, seed=5).times
+    (tmp_path / "log.csv").write_text("\n".join(["t", *map(str, times.tolist())]) + "\n")
+    folder = fitted(tmp_path / "log.csv")
+    numbers, said = run("evaluate", folder, str(tmp_path / "log.csv"), "--no-fit-check")
+    late = int((times >= 0.9 * times[-1]).sum())
+    assert numbers["events"] == late and "kept from training" in said
+
+
 def test_report_has_a_note(data: Dataset, tmp_path: Path) -> None:
     train, dev, test = data.split()
     model = Poisson()

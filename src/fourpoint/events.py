@@ -103,6 +103,13 @@ class Sequence:
         places = None if self.places is None else self.places[:n]
         return _trusted_sequence(self.times[:n], self.marks[:n], self.start, float(time), self.space, self.id, False, places)
 
+    def after(self, time: float) -> Sequence:
+        """The events at or after ``time``, observed on ``[time, stop)``; those before are not known."""
+        n = int(np.searchsorted(self.times, time, side="left"))
+        places = None if self.places is None else self.places[n:]
+        known = self.times[n:], self.marks[n:], float(time), self.stop
+        return _trusted_sequence(*known, self.space, self.id, self.inferred, places)
+
     def batch(self) -> Batch:
         """This sequence alone, as a batch of one."""
         return Dataset.from_sequences([self]).batch([0])

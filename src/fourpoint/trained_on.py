@@ -117,7 +117,10 @@ def held_out(model: Any, data: Dataset) -> Dataset | None:
     if not (seen[~whole] > 0).any():
         return data.select(np.flatnonzero(~whole))
     stops = dict(known.beginnings)
-    kept = [_rest(data[int(i)], int(seen[i]), stops) for i in np.flatnonzero(~whole)]
+    kept = []
+    for i in np.flatnonzero(~whole):
+        sequence = data[int(i)]
+        kept.append(sequence.after(stops[int(seen[i])]) if seen[i] else sequence)
     return Dataset.from_sequences(kept, unit=data.unit, name=data.name)
 
 
@@ -125,22 +128,6 @@ def chose_weights(model: Any, data: Dataset) -> bool:
     """Whether any sequence of ``data`` was among those by which `fit` chose when to stop."""
     known = trained_on(model)
     return known is not None and bool(np.isin(_hashes(data), known.dev).any())
-
-
-def _rest(sequence: Sequence, seen: int, stops: dict[int, float]) -> Sequence:
-    """What follows the first ``seen`` events."""
-    if not seen:
-        return sequence
-    places = None if sequence.places is None else sequence.places[seen:]
-    return Sequence(
-        sequence.times[seen:],
-        sequence.marks[seen:],
-        start=stops[seen],
-        stop=sequence.stop,
-        space=sequence.space,
-        id=sequence.id,
-        places=places,
-    )
 
 
 def _seen(known: TrainedOn, data: Dataset) -> NDArray[np.int64]:

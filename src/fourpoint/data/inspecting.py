@@ -16,8 +16,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fourpoint.data.advice import calendar_unit, kind_of, resolution_in_words
 from fourpoint.data.facts import facts, table_of
 from fourpoint.data.readers import GUESS, Asked, Reading, read_with_notes
+from fourpoint.data.roles import NONE
 from fourpoint.sanitising import console_text, plot_name
 
 if TYPE_CHECKING:
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 
 BARS = " ▁▂▃▄▅▆▇█"
 BINS = 60
+BUDGET = 60  # seconds of training that are recommended for a first fit
 
 
 @dataclass(frozen=True)
@@ -56,6 +59,7 @@ class Inspection:
     over_time: Histogram
     gaps: Histogram | None
     command: str
+    kind: str
 
     def to_dict(self) -> dict[str, Any]:
         """The numbers, for ``--json``."""
@@ -72,7 +76,9 @@ class Inspection:
             },
             "events": data.events,
             "sequences": len(data),
+            "kind": self.kind,
             "unit": data.unit,
+            "resolution": resolution_in_words(data, self.reading.clock),
             "span": [self.over_time.first, self.over_time.last],
             "origin": self.reading.origin,
             "tied": data.tied,
@@ -102,8 +108,11 @@ class Inspection:
         """What the columns are, and what there is."""
         roles = self.reading.roles
         by = f"one per {roles.calendar}" if roles.calendar else f"by {roles.sequence!r}" if roles.sequence else "no column"
-        lines = [("time", f"{roles.time!r}: {self.over_time.first} to {self.over_time.last}")]
-        lines += facts(self.reading.data, by, roles.mark or "")
+        data = self.reading.data
+        lines = [("kind", self.kind)]
+        lines.append(("time", f"{roles.time!r}: {self.over_time.first} to {self.over_time.last}"))
+        lines.append(("resolution", resolution_in_words(data, self.reading.clock)))
+        lines += facts(data, by, roles.mark or "")
         return lines + [("order", "rows are not in order of time: --sort puts them so")] * self.reading.moved
 
     def plot(self, ax: Axes | None = None) -> Axes:
@@ -138,7 +147,7 @@ def inspect(source: object, asked: Asked = GUESS) -> Inspection:
 
     >>> found = inspect({"When": ["2024-05-01 09:30", "2024-05-01 08:00", "2024-05-09"], "Type": ["a", "b", "a"]})
     >>> print(found.command)
-    fp.read(source, time='When', mark='Type', sequence='day', sort=True)
+    fp.read(source, time='When', mark='Type', sequence='none', sort=True)
     """
     asked = replace(asked, sort=True)
     reading = read_with_notes(source, asked)
@@ -147,9 +156,20 @@ def inspect(source: object, asked: Asked = GUESS) -> Inspection:
     label = str(source) if isinstance(source, str | os.PathLike) else reading.data.name or "table"
     ties = None if asked.ties == "keep" else asked.ties
     options = {"timezone": asked.timezone, "time_unit": asked.time_unit, "window": asked.window, "ties": ties}
-    command = _command(source, reading, {name: value for name, value in options.items() if value is not None})
+    roles = reading.roles
+    cut = None
+    if reading.clock is not None and not (roles.sequence or asked.sequence):
+        cut = calendar_unit(reading.clock)
+    given = {name: value for name, value in options.items() if value is not None}
     gaps = reading.data.gaps
-    return Inspection(label, reading, _over_time(reading), _gap_histogram(gaps[gaps > 0], reading.data.unit), command)
+    return Inspection(
+        label,
+        reading,
+        _over_time(reading),
+        _gap_histogram(gaps[gaps > 0], reading.data.unit),
+        _command(source, reading, cut, given),
+        kind_of(reading.data, roles.calendar or cut, roles.sequence is not None),
+    )
 
 
 def _over_time(reading: Reading) -> Histogram:
@@ -178,13 +198,13 @@ def _gap_histogram(gaps: NDArray[np.float64], unit: str) -> Histogram | None:
     return Histogram(np.histogram(gaps, edges)[0], edges, f"{low:.3g}", f"{high:.3g} {unit}".rstrip())
 
 
-def _command(source: object, reading: Reading, options: dict[str, Any]) -> str:
+def _command(source: object, reading: Reading, unit: str | None, options: dict[str, Any]) -> str:
     """What to type next: the roles spelled out, so that they are there to be changed."""
     roles = reading.roles
     named: dict[str, Any] = {} if roles.own else {"time": roles.time, "mark": roles.mark or "none"}
     named |= {"place": roles.places} if roles.places and not roles.own else {}
     if not roles.own:
-        named["sequence"] = roles.calendar or roles.sequence or _suggested(reading)
+        named["sequence"] = roles.calendar or roles.sequence or unit or NONE
     named = {name: value for name, value in (named | options).items() if value is not None}
     if not isinstance(source, str | os.PathLike):
         words = [f"{name}={value!r}" for name, value in named.items()] + ["sort=True"] * reading.moved
@@ -196,17 +216,8 @@ def _command(source: object, reading: Reading, options: dict[str, Any]) -> str:
             words += [word for column in values for word in ("--place", column)]
             continue
         words += [f"--{name.replace('_', '-')}", *map(str, values)]
-    return shlex.join([*words, *["--sort"] * reading.moved, "-o", "model"])
-
-
-def _suggested(reading: Reading) -> str | None:
-    """A unit of the calendar that cuts one long record into at least a week's worth of windows with events to learn from."""
-    clock, events = reading.clock, reading.data.events
-    if clock is None:
-        return None
-    span = (int(clock.ticks.max()) - int(clock.ticks.min())) / clock.rate
-    units = (("day", 86400), ("week", 604800), ("hour", 3600))
-    return next((name for name, length in units if span >= 7 * length and (events >= 2 * span / length or name == "day")), None)
+    budget = ["--time-budget", str(BUDGET)]
+    return shlex.join([*words, *["--sort"] * reading.moved, *budget, "-o", "model"])
 
 
 def _bars(ax: Axes, histogram: Histogram, shade: str) -> None:

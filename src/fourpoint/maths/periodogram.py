@@ -1,19 +1,34 @@
-r"""At which frequencies do events keep time? Peaks of their periodogram, and the tick of the clock they were read from.
+r"""At which frequencies do events keep time? Peaks of their periodogram, and the timestamp
+resolution.
 
 Of S stretches of events, each of n_s events at times t, the mean periodogram is
 
     P(w) = 1/S sum_s 1/n_s | sum_i exp(i w t_i) |^2,
 
-about 1 where events know nothing of w, and larger where they come in step: a daily rhythm stands out at w = 2 pi / day although
-every sequence has a phase of its own. P is compared with the median L of its neighbours, and since S P / L is about gamma
-distributed there,
+about 1 where events know nothing of w, and larger where they come in step: a daily rhythm stands
+out at w = 2 pi / day although every sequence has a phase of its own. P is compared with the
+median L of its neighbours, and since S P / L is about gamma distributed there,
 
     z(w) = 3 sqrt(S) (1 - 1/(9 S)) ((P / L)^(1/3) - 1)
 
-is about standard normal (Wilson and Hilferty, 1931). Peaks with a large z are frequencies worth beginning with. Times read from
-a clock of tick r repeat themselves at w = 2 pi / r, which is the clock's rhythm and not the events'; frequencies above pi / r
-cannot be told from lower ones and are left out. Used by Deep DAPP.
+is about standard normal (Wilson and Hilferty, 1931). Peaks with a large z are frequencies worth
+beginning with.
+
+Stretches are chosen in two ways. Those of PIECE events show rhythms of up to about a hundred
+gaps. In a busy log a day has thousands of events, and no such stretch lasts as long; so sequences
+are also cut by time, into pieces of the longest sequence's length, a STEP-th of it, and so on
+down to the former. Events are counted in bins, less the mean count and under a Hann window, since
+the ends of a piece and the slow course of a rate would leak into all frequencies (n events in one
+piece make a leak of order n). A piece shows periods of which it holds at least CYCLES, and a peak
+has to stand out above the neighbours on both of its sides: where events cluster, power falls with
+frequency, and the slope is no rhythm.
+
+Times of resolution r repeat themselves at w = 2 pi / r, which is the clock's rhythm and not the
+events'; frequencies above pi / r cannot be told from lower ones and are left out.
 """
+
+
+
 
 from __future__ import annotations
 
@@ -28,14 +43,27 @@ OVERSAMPLED = 3  # frequencies per resolved one
 SHORTEST = 0.1  # shortest period looked at, in median gaps
 COARSE = 10  # ticks: where a quarter of all gaps is no longer, a clock is coarse
 MULTIPLES = 1e-3  # how far gaps may be from multiples of a clock's tick, in ticks
+STEP = 16  # times by which pieces cut by time are shorter from level to level
+CYCLES = 4  # periods at least in a piece that is cut by time
+FULL = 0.75  # share of a piece that has to lie inside its sequence
+FEWEST = 10  # events of such a piece
+LOBE = 2 * OVERSAMPLED  # frequencies on each side of a peak that the Hann window spreads it over
+STRICTER = 0.5  # added to the least z of pieces cut by time, of which there may be only one
+SAME = 0.02  # relative difference below which two peaks are one
 
 
 def peaks(
-    times: NDArray[np.float64], offsets: NDArray[np.int64], *, most: int = 8, least: float = 5.0, seed: int = 0
+    times: NDArray[np.float64],
+    offsets: NDArray[np.int64],
+    *,
+    most: int = 8,
+    least: float = 5.0,
+    seed: int = 0,
 ) -> NDArray[np.float64]:
-    """At most ``most`` angular frequencies whose z is at least ``least``, the strongest first; per unit of time.
+    """At most ``most`` angular frequencies whose z is at least ``least``, the strongest first.
 
-    Sequence i owns ``times[offsets[i]:offsets[i + 1]]``; a ``seed``-ed draw of stretches is looked at where there are many.
+    They are per unit of time. Sequence i owns ``times[offsets[i]:offsets[i + 1]]``; a ``seed``-ed
+    draw of stretches is looked at where there are many.
 
     >>> random = np.random.default_rng(0)
     >>> days = [np.sort(random.permutation(60)[:20] + random.normal(0, 0.05, 20)) for _ in range(40)]
@@ -49,21 +77,78 @@ def peaks(
     if not len(gaps):
         return np.zeros(0)
     tick = clock(gaps)
-    period = max(SHORTEST * float(np.median(gaps)), 2 * tick)
+    found = [_in_stretches(stretches, float(np.median(gaps)), tick, most, least)]
+    usual = float(np.median([s[-1] - s[0] for s in stretches]))
+    for length in _levels(times, offsets, usual):
+        pieces = _pieces(times, offsets, length, seed)
+        found.append(_in_pieces(pieces, length, tick, most, least + STRICTER))
+    return _strongest(np.concatenate(found), most)
+
+
+Peaks = NDArray[np.float64]  # (peaks, 2): angular frequency and z
+
+
+def _in_stretches(
+    stretches: list[NDArray[np.float64]], median_gap: float, tick: float, most: int, least: float
+) -> Peaks:
+    """Peaks of stretches of equally many events."""
+    period = max(SHORTEST * median_gap, 2 * tick)
     span = float(np.median([s[-1] - s[0] for s in stretches]))
     width = max(period / 4, OVERSAMPLED * span / FINEST)
-    if tick:  # bins of whole ticks: others would hold now one tick and now two, which looks like a rhythm
+    if tick:  # bins of whole ticks: with others, now one tick and now two, counts have a rhythm
         width = tick * max(0.5, np.floor(width / tick))
     bins = int(2 ** np.ceil(np.log2(max(2.0, OVERSAMPLED * span / width))))
     last = min(bins // 4, int(bins * width / period)) + 1
-    if last - OVERSAMPLED < NEIGHBOURS:
-        return np.zeros(0)
+    return _peaks_of([s - s[0] for s in stretches], span, width, bins, last, most, least)
+
+
+def _in_pieces(
+    pieces: list[NDArray[np.float64]], length: float, tick: float, most: int, least: float
+) -> Peaks:
+    """Peaks of pieces of equal length in time, whose events are at times from 0 to ``length``."""
+    width = OVERSAMPLED * length / FINEST
+    if tick:
+        width = tick * np.ceil(width / tick)
+    bins = int(2 ** np.ceil(np.log2(OVERSAMPLED * np.ceil(length / width))))
+    return _peaks_of(pieces, length, width, bins, bins // 8, most, least)
+
+
+def _peaks_of(
+    pieces: list[NDArray[np.float64]],
+    span: float,
+    width: float,
+    bins: int,
+    last: int,
+    most: int,
+    least: float,
+) -> Peaks:
+    """Peaks of the mean periodogram of counts in bins of that ``width``, under a Hann window.
+
+    ``span`` is the usual length of a piece, ``last`` the last of the frequencies that is looked at.
+    """
+    first = int(np.ceil(CYCLES * bins * width / span))
+    if not pieces or last - first < NEIGHBOURS:
+        return np.zeros((0, 2))
     power = np.zeros(last)
-    for s in stretches:
-        place = ((s - s[0]) / width + MULTIPLES).astype(np.int64)
-        place = place[place < bins]
-        power += np.abs(np.fft.rfft(np.bincount(place, minlength=bins))[:last]) ** 2 / len(place)
-    return 2 * np.pi / (bins * width) * _standing_out(power / len(stretches), len(stretches), most, least)
+    for piece in pieces:
+        inside = min(int(piece[-1] / width) + 1, bins)
+        place = (piece / width + MULTIPLES).astype(np.int64)
+        counts = np.bincount(place[place < inside], minlength=inside)
+        hann = np.sin(np.pi * (np.arange(inside) + 0.5) / inside) ** 2
+        moved = (counts - counts.mean()) * hann
+        power += np.abs(np.fft.rfft(moved, bins)[:last]) ** 2 / (counts * hann**2).sum()
+    power = power / len(pieces)
+    top = _standing_out(power, _beside(power, first), len(pieces), first, most, least)
+    return top * [2 * np.pi / (bins * width), 1.0]
+
+
+def _strongest(found: Peaks, most: int) -> NDArray[np.float64]:
+    """The frequencies of the largest z; of two that are all but equal the stronger one."""
+    kept: list[float] = []
+    for frequency, _ in found[np.argsort(-found[:, 1], kind="stable")]:
+        if all(abs(frequency - other) > SAME * other for other in kept):
+            kept.append(float(frequency))
+    return np.array(kept[:most])
 
 
 def clock(gaps: NDArray[np.float64]) -> float:
@@ -103,13 +188,78 @@ def _stretches(times: NDArray[np.float64], offsets: NDArray[np.int64], seed: int
     return found[:STRETCHES]
 
 
-def _standing_out(power: NDArray[np.float64], stretches: int, most: int, least: float) -> NDArray[np.float64]:
-    """Places of local maxima far above their neighbourhood's median; between indices, by the parabola through three of them."""
-    around = np.lib.stride_tricks.sliding_window_view(np.pad(power, NEIGHBOURS // 2, mode="edge"), NEIGHBOURS)
-    ratio = power / np.maximum(np.median(around, 1), np.finfo(float).tiny)
+def _levels(times: NDArray[np.float64], offsets: NDArray[np.int64], usual: float) -> list[float]:
+    """Lengths of pieces to cut by time: the longest sequence's, and shorter ones down to ``usual``."""
+    first, last = offsets[:-1], offsets[1:] - 1
+    full = last > first
+    length = float((times[last[full]] - times[first[full]]).max(initial=0.0))
+    found = []
+    while length > CYCLES * usual:
+        found.append(length)
+        length /= STEP
+    return found
+
+
+def _pieces(
+    times: NDArray[np.float64], offsets: NDArray[np.int64], length: float, seed: int
+) -> list[NDArray[np.float64]]:
+    """Pieces of that length, as times since they begin; at most STRETCHES, in a seeded order."""
+    found: list[NDArray[np.float64]] = []
+    for i in np.random.default_rng(seed).permutation(len(offsets) - 1):
+        sequence = times[offsets[i] : offsets[i + 1]]
+        if len(sequence) < FEWEST or sequence[-1] - sequence[0] < FULL * length:
+            continue
+        since = sequence - sequence[0]
+        count = int(since[-1] / length + 1 - FULL)
+        edges = np.searchsorted(since, length * np.arange(max(count, 1) + 1), side="left")
+        edges[-1] = np.searchsorted(since, length * max(count, 1), side="right")
+        for k, (a, b) in enumerate(zip(edges[:-1], edges[1:], strict=True)):
+            if b - a >= FEWEST:
+                found.append(since[a:b] - k * length)
+        if len(found) >= STRETCHES:
+            break
+    return found[:STRETCHES]
+
+
+def _around(power: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The median of the neighbours of each frequency."""
+    padded = np.pad(power, NEIGHBOURS // 2, mode="edge")
+    return np.median(np.lib.stride_tricks.sliding_window_view(padded, NEIGHBOURS), 1)
+
+
+def _beside(power: NDArray[np.float64], first: int) -> NDArray[np.float64]:
+    """The larger of the medians of the neighbours below and above each frequency's own peak.
+
+    At low frequencies, where neighbours are few, those from a third to three times the frequency
+    count.
+    """
+    half, last = NEIGHBOURS // 2, len(power) - 1
+    medians, reach = _around(power), LOBE + half
+    index = np.arange(len(power))
+    below, above = np.maximum(index - reach, 0), np.minimum(index + reach, last)
+    found = np.maximum(medians[below], medians[above])
+    for i in range(first, min(3 * (NEIGHBOURS + LOBE) // 2, last)):
+        sides = power[i // 3 : i - LOBE + 1], power[i + LOBE : 3 * i + 1]
+        found[i] = max(np.median(side) for side in sides if len(side))
+    return found
+
+
+def _standing_out(
+    power: NDArray[np.float64],
+    level: NDArray[np.float64],
+    stretches: int,
+    first: int,
+    most: int,
+    least: float,
+) -> NDArray[np.float64]:
+    """Local maxima far above ``level``, from index ``first`` on: place and z of each.
+
+    The place lies between indices, by the parabola through three powers.
+    """
+    ratio = power / np.maximum(level, np.finfo(float).tiny)
     z = 3 * np.sqrt(stretches) * (1 - 1 / (9 * stretches)) * (np.cbrt(ratio) - 1)
     top = np.flatnonzero((power[1:-1] > power[:-2]) & (power[1:-1] >= power[2:])) + 1
-    top = top[(top >= OVERSAMPLED) & (z[top] >= least)]
+    top = top[(top >= first) & (z[top] >= least)]
     top = top[np.argsort(-z[top], kind="stable")][:most]
     left, here, right = power[top - 1], power[top], power[top + 1]
-    return top + 0.5 * (left - right) / (left - 2 * here + right)
+    return np.stack([top + 0.5 * (left - right) / (left - 2 * here + right), z[top]], 1)
