@@ -5,14 +5,19 @@ from __future__ import annotations
 import io
 import json
 import shlex
+from collections.abc import Callable
 from pathlib import Path
 
 import matplotlib.pyplot as plt
 import numpy as np
 import pytest
+from click.testing import Result
+from numpy.typing import NDArray
 from rich.console import Console
+from typer.testing import CliRunner
 
 import fourpoint as fp
+from fourpoint.cli import app
 from fourpoint.data import datasets
 from fourpoint.data.facts import facts, table_of
 from fourpoint.data.inspecting import Histogram, Inspection, inspect
@@ -28,9 +33,10 @@ def printed(found: Inspection) -> str:
 
 @pytest.fixture
 def calls(tmp_path: Path) -> Path:
-    """Forty days of calls to the minute, the newest first."""
+    """Forty days of calls to the minute, more of them by day than by night, the newest first."""
     rng = np.random.default_rng(0)
-    minutes = np.sort(rng.integers(0, 40 * 1440, 900))[::-1]
+    hours = np.clip(rng.normal(13, 4, 900), 0, 23.99)
+    minutes = np.sort(1440 * rng.integers(0, 40, 900) + (60 * hours).astype(int))[::-1]
     stamps = (np.datetime64("2024-05-01T00:00") + minutes).astype(str)
     lines = [
         f"F{i},{stamp}:00+02:00,{kind}" for i, (stamp, kind) in enumerate(zip(stamps, rng.choice(["Fire", "Medical"], 900), strict=True))
@@ -43,7 +49,9 @@ def calls(tmp_path: Path) -> Path:
 def test_a_look_says_what_there_is(calls: Path) -> None:
     text = printed(inspect(calls))
     for line in (
-        "'Received At': 2024-04-30 22:",
+        "a log with a rhythm of the day",
+        "'Received At': 2024-05-0",
+        "1 minute",
         "900",
         "of gaps are zero",
         "'Call Type', 2 types: ",
@@ -68,6 +76,8 @@ def test_the_command_reads_the_file(calls: Path) -> None:
         "--sequence",
         "day",
         "--sort",
+        "--time-budget",
+        "60",
         "-o",
         "model",
     ]
@@ -83,20 +93,150 @@ def test_a_table_in_memory_gets_a_call(calls: Path) -> None:
     assert inspect({"t": [1.0, 2.0], "seq_id": [0, 0]}).command == "fp.read(source)"
 
 
+def stamps(seconds: NDArray[np.float64]) -> dict[str, NDArray[np.int64]]:
+    return {"time": 1_714_521_600 + np.sort(seconds).astype(np.int64)}
+
+
 @pytest.mark.parametrize(
-    ("span", "events", "unit"),
-    [(40 * 86400, 900, "day"), (40 * 86400, 30, "day"), (86400, 200, "hour"), (3600, 100, None), (86400, 3, None)],
+    ("period", "periods", "unit"), [(86400, 40, "day"), (604_800, 20, "week"), (3600, 30, "hour"), (86400, 5, None), (5011, 60, None)]
 )
-def test_windows_are_suggested_by_span(span: int, events: int, unit: str | None) -> None:
-    times = np.linspace(1_714_521_600, 1_714_521_600 + span, events).astype(np.int64)
-    assert (f"sequence='{unit}'" in inspect({"time": times}).command) == (unit is not None)
+def test_windows_are_suggested_by_rhythm(period: int, periods: int, unit: str | None) -> None:
+    """The first third of each period has two thirds of the events."""
+    rng = np.random.default_rng(1)
+    phase = np.where(rng.random(30 * periods) < 0.5, rng.random(30 * periods) / 3, rng.random(30 * periods))
+    found = inspect(stamps(period * (rng.integers(0, periods, 30 * periods) + phase)))
+    assert f"sequence='{unit or 'none'}'" in found.command
+    assert found.kind == (f"a log with a rhythm of the {unit}" if unit else "one long log without a rhythm of the calendar")
+
+
+@pytest.mark.parametrize("days", [9, 40, 400])
+def test_steady_and_bursty_logs_are_one_sequence(days: int) -> None:
+    rng = np.random.default_rng(days)
+    steady = rng.uniform(0, 86400 * days, 2000)
+    shocks = np.concatenate([start + rng.exponential(20_000, 100) for start in rng.uniform(0, 86400 * (days - 1), 12)])
+    for times in (steady, shocks, np.linspace(0, 86400 * days, 900)):
+        assert "sequence='none'" in inspect(stamps(times)).command
+
+
+@pytest.mark.parametrize(
+    ("table", "words"),
+    [
+        ({"time": ["2024-05-01", "2024-05-03", "2024-05-04"]}, "1 day"),
+        ({"time": ["2024-05-01 10:00", "2024-05-01 10:15", "2024-05-01 11:00"]}, "15 minutes"),
+        ({"time": ["2024-05-01T10:00:00.250Z", "2024-05-01T10:00:01.500Z", "2024-05-01T10:00:03Z"]}, "250 milliseconds"),
+        ({"time": [0.5, 1.25, 1.5, 8.0]}, "0.25"),
+        ({"time": [0.123, 1.7717, 3.14159]}, "none found"),
+        ({"time": [1.0]}, "none found"),
+    ],
+)
+def test_resolution_is_named(table: dict[str, list[object]], words: str) -> None:
+    found = inspect(table).to_dict()["resolution"]
+    assert found.partition(";")[0] == words
+
+
+def test_coarse_resolution_is_said() -> None:
+    whole = stamps(60 * np.random.default_rng(0).integers(0, 5000, 3000))
+    assert inspect(whole).to_dict()["resolution"].startswith("1 minute; a quarter of all gaps is at most 10 times that")
+
+
+# ---------------------------------------------------------------------- the commands, typed as they are printed
+
+
+def csv(path: Path, head: str, rows: list[str]) -> Path:
+    path.write_text("\n".join([head, *rows]) + "\n")
+    return path
+
+
+def quakes(folder: Path) -> Path:
+    """The first 120 events of the embedded catalogue."""
+    rows = []
+    for day in fp.load("earthquakes"):
+        for time, mark, (x, y) in zip(day.times, day.marks, day.places, strict=True):
+            stamp = np.datetime64(f"{day.id}T00:00:00.000") + np.timedelta64(int(3_600_000 * time), "ms")
+            rows.append(f"{stamp},{x:.4f},{y:.4f},{day.space.names[mark]}")
+    return csv(folder / "quakes.csv", "time,longitude,latitude,magnitude_class", sorted(rows)[:120])
+
+
+def office(folder: Path) -> Path:
+    """Thirty days of calls by day, to the second."""
+    rng = np.random.default_rng(2)
+    seconds = 86400 * rng.integers(0, 30, 600) + (3600 * np.clip(rng.normal(13, 3, 600), 0, 23.9)).astype(int)
+    when = np.datetime64("2024-01-01T00:00:00") + np.sort(seconds)
+    return csv(folder / "calls.csv", "received_at,call_type", [f"{w},{rng.choice(['fire', 'medical'])}" for w in when])
+
+
+def customers(folder: Path) -> Path:
+    """Many customers with few purchases each, to the day; the last one at the end of the window."""
+    rng = np.random.default_rng(3)
+    rows = [(int(day), c) for c in range(80) for day in np.cumsum(rng.exponential(60, 5)) if day < 365]
+    rows.append((365, 7))
+    lines = [f"C{c:03d},{np.datetime64('2023-01-01') + day},{rng.choice(['a', 'b'])}" for day, c in sorted(rows)]
+    return csv(folder / "customers.csv", "customer_id,date,product_category", lines)
+
+
+def alerts(folder: Path) -> Path:
+    """One bursty log to the millisecond."""
+    drawn = fp.sample(fp.Hawkes(baseline=0.5, branching=0.6, decay=2.0), 0.0, 300.0, 1, seed=4)
+    when = np.datetime64("2024-02-01T00:00:00.000") + (600_000 * drawn.times).astype(np.int64)
+    return csv(folder / "alerts.csv", "timestamp,label", [f"{w},{'disk' if i % 3 else 'cpu'}" for i, w in enumerate(when)])
+
+
+def minutes(folder: Path) -> Path:
+    """One steady log to the minute, with ties."""
+    when = np.datetime64("2024-02-01T00:00") + np.sort(np.random.default_rng(5).integers(0, 10 * 1440, 500))
+    return csv(folder / "minutes.csv", "time,kind", [f"{w},x" for w in when])
+
+
+KINDS = {
+    quakes: ("a catalogue with places, one long sequence", "1 millisecond", "none"),
+    office: ("a log with a rhythm of the day", "1 second", "day"),
+    customers: ("many short sequences", "1 day", "customer_id"),
+    alerts: ("one long log without a rhythm of the calendar", "1 millisecond", "none"),
+    minutes: ("one long log without a rhythm of the calendar", "1 minute", "none"),
+}
+
+
+@pytest.mark.parametrize("make", KINDS, ids=lambda make: make.__name__)
+def test_recommended_commands_run_to_their_end(
+    make: Callable[[Path], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Inspect, then what it says comes next, then what that says; only the budget of seconds is smaller here."""
+    kind, resolution, sequence = KINDS[make]
+    source = make(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    looked = run_command("data", "inspect", source.name, "--json")
+    numbers = json.loads(looked.stdout)
+    assert numbers["kind"] == kind and numbers["resolution"].partition(";")[0] == resolution
+    fitting = next_command(looked.stderr)
+    assert fitting == shlex.split(numbers["next"]) and fitting[fitting.index("--sequence") + 1] == sequence
+    fitting[fitting.index("--time-budget") + 1] = "1"
+    fitted = run_command(*fitting[1:])
+    scored = run_command(*next_command(fitted.stderr)[1:], "--json")
+    found = json.loads(scored.stdout)
+    assert "kept from training" in scored.stderr and 0 < found["events"] < numbers["events"] / 2
+    assert np.isfinite(found["log_likelihood_per_event"]) and found["integral_error"] < 1e-3
+    expected = found["goodness"]["total"]["expected"]
+    assert found["events"] / 4 < expected < 4 * found["events"]
+
+
+def run_command(*words: str) -> Result:
+    found = CliRunner().invoke(app, [*words])
+    assert found.exit_code == 0, found.output
+    return found
+
+
+def next_command(printed: str) -> list[str]:
+    lines = [line.removeprefix("next: ") for line in printed.splitlines() if line.startswith("next: ")]
+    assert len(lines) == 1 and lines[0].startswith("fourpoint ")
+    return shlex.split(lines[0])
 
 
 def test_our_own_files_need_no_roles() -> None:
     source = Path(datasets.__file__).with_name("nyc_delays.parquet")
     found = inspect(source)
     text = printed(found)
-    assert found.command == f"fourpoint fit {source} -o model" and "train (" in text and "EWR 1-2 h" in text and "24 hours" in text
+    assert found.command == f"fourpoint fit {source} --time-budget 60 -o model"
+    assert all(words in text for words in ("train (", "EWR 1-2 h", "24 hours"))
     assert found.over_time.counts.sum() == 27058
 
 

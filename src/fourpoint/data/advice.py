@@ -18,7 +18,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fourpoint.data.calendar_windows import MONDAY, SPAN, By
 from fourpoint.data.clocks import Clock

@@ -1,5 +1,4 @@
-r"""At which frequencies do events keep time? Peaks of their periodogram, and the timestamp
-resolution.
+r"""At which frequencies events keep time: peaks of their periodogram; the timestamp resolution.
 
 Of S stretches of events, each of n_s events at times t, the mean periodogram is
 
@@ -26,9 +25,6 @@ frequency, and the slope is no rhythm.
 Times of resolution r repeat themselves at w = 2 pi / r, which is the clock's rhythm and not the
 events'; frequencies above pi / r cannot be told from lower ones and are left out.
 """
-
-
-
 
 from __future__ import annotations
 
@@ -189,7 +185,7 @@ def _stretches(times: NDArray[np.float64], offsets: NDArray[np.int64], seed: int
 
 
 def _levels(times: NDArray[np.float64], offsets: NDArray[np.int64], usual: float) -> list[float]:
-    """Lengths of pieces to cut by time: the longest sequence's, and shorter ones down to ``usual``."""
+    """Lengths of pieces to cut by time: the longest sequence's, and shorter ones."""
     first, last = offsets[:-1], offsets[1:] - 1
     full = last > first
     length = float((times[last[full]] - times[first[full]]).max(initial=0.0))

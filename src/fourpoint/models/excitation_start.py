@@ -124,4 +124,4 @@ def _evened(data: Dataset) -> Dataset:
     edges = np.linspace(0, length, BINS + 1)
     passed = np.append(0.0, np.cumsum(np.histogram(since, edges)[0] + 1e-3)) / len(data)
     zero = np.zeros(len(data))
-    return replace(data, times=np.interp(since, edges, passed), starts=zero, stops=zero + passed[-1], inferred=False)
+    return replace(data, times=np.interp(since, edges, passed), starts=zero, stops=zero + passed[-1])
