@@ -72,6 +72,33 @@ def test_closed_forms_end_with_their_time() -> None:
     assert [one.name for one in found] == ["poisson"]
 
 
+@pytest.mark.parametrize(("process", "name"), [("hawkes", "hawkes"), ("nonhomogeneous2", "spline-poisson")])
+def test_dapp_contains_the_closed_forms(process: str, name: str) -> None:
+    """Each of them as weights of DAPP, whose score is then nearly the same."""
+    train, dev = simulate(process, 200, seed=1), simulate(process, 100, seed=2)
+    model = DAPP()
+    model.initialise(train)
+    found = fit_closed_forms(train.marks, train, lambda m: unit_scores(m, dev, "window"), time_left=lambda: True)
+    for one in found:
+        weights = model.embedded(one.model)
+        assert weights is not None
+        model.load_state_dict(weights, strict=False)
+        ours = float(unit_scores(model, dev, "window").sum())
+        assert ours == pytest.approx(float(one.scores.sum()), abs=0.001 * dev.events), one.name
+    assert max(found, key=lambda one: float(one.scores.sum())).name == name
+
+
+def test_a_hawkes_process_is_not_traded_for_noise() -> None:
+    """200 sequences of a Hawkes process, most of them without a clear sign of excitation: what is kept
+    is as good as the closed form on new data."""
+    train, test = simulate("hawkes", 200, seed=1), simulate("hawkes", 300, seed=99)
+    for seed in (3, 6):
+        model = DAPP(train.marks, seed=seed, features=8, eval_features=32)
+        fp.fit(model, train, steps=150, seed=seed, progress=False)
+        report = fp.evaluate(model, test, truth="hawkes").to_dict()
+        assert report["regret_per_event"] < 0.002 and report["intensity_mse"] < 0.5
+
+
 def test_units_are_sequences_or_blocks_of_gaps() -> None:
     model = Poisson()
     many, few = simulate("hawkes", 40, seed=0), simulate("hawkes", 3, seed=0)

@@ -26,7 +26,7 @@ from fourpoint.windows import beginning, repeated_windows
 
 FEW_SEQUENCES = 30  # below this number sequences are cut into blocks of gaps
 UNITS = 60  # blocks of gaps in all, where sequences are few
-LEVEL = 0.975  # quantile of Student's t that a gain has to exceed to be a clear one
+LEVEL = 0.995  # quantile of Student's t that a gain has to exceed; weights are the best of many validations
 MOST_EVENTS = 1_000_000  # training events that a Hawkes process is fitted to
 MOST_PAIRS = 2e8  # events times types squared, beyond which no Hawkes process is fitted
 

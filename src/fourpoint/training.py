@@ -235,11 +235,14 @@ def _train(
 
 
 def _guesses(run: Run) -> list[dict[str, torch.Tensor]]:
-    """Weights that training has to beat: the model's own first guess, and on small data its start,
-    which has the data's mean rates and is next to a constant rate."""
+    """Weights that training has to beat: the model's own first guess, closed-form models that it
+    contains, and on small data its start, which has the data's mean rates and is next to a constant rate."""
     found = []
     if getattr(run.model, "first_guess", None):
         found.append(run.model.first_guess)
+    if hasattr(run.model, "embedded"):
+        inside = [run.model.embedded(one.model) for one in run.closed_forms]
+        found += [weights for weights in inside if weights is not None]
     if run.closed_forms and run.train.events < SMALL:
         found.append({name: p.detach() for name, p in run.model.named_parameters()})
     return found

@@ -41,7 +41,7 @@ from fourpoint.models.dapp_bound import attention_bound
 from fourpoint.models.dapp_features import SIZES, settle
 from fourpoint.models.dapp_history import DAPPHistory, Parts, have, last_state, spectrum_of
 from fourpoint.models.dapp_online import admit, select
-from fourpoint.models.dapp_start import initialise
+from fourpoint.models.dapp_start import embedded, initialise
 from fourpoint.models.dapp_sweep import Values, swept_slopes, worth_sweeping
 from fourpoint.models.modes import Modes
 from fourpoint.models.pair_scores import PairScore
@@ -221,6 +221,10 @@ class DAPP(nn.Module):
     def initialise(self, data: Dataset) -> list[str]:
         """Time scale, base rates and the spread of frequencies from ``data``; drift and base where left to it (`models.dapp_start`)."""
         return initialise(self, data)
+
+    def embedded(self, closed_form: nn.Module) -> dict[str, Tensor] | None:
+        """Weights with which this model is nearly the given Poisson or Hawkes process; None if there are none."""
+        return embedded(self, closed_form)
 
     # ------------------------------------------------------------------ the spectrum
 

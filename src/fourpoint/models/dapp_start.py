@@ -7,10 +7,13 @@ import math
 from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor, nn
 
 from fourpoint.events import Dataset
-from fourpoint.models.excitation_start import hawkes_guess
-from fourpoint.models.poisson import mean_rates
+from fourpoint.maths.spline import spline
+from fourpoint.models.excitation_start import Excitation, embedded_hawkes, embedded_poisson, hawkes_guess
+from fourpoint.models.hawkes import Hawkes
+from fourpoint.models.poisson import Poisson, SplinePoisson, mean_rates
 from fourpoint.windows import repeated_windows
 
 if TYPE_CHECKING:
@@ -27,9 +30,31 @@ def initialise(model: DAPP, data: Dataset) -> list[str]:
         notes.append(f"keep: {s['keep']} events per head ({share:g} of the longest sequence's {longest})")
     notes = start_rate(model, data) + notes
     _start_values(model, float(data.durations.mean() / model.time_scale), data.events / max(len(data), 1))
-    plain = s["normalise"] == "none" and s["values"] == "mark" and s["link"] == "softplus" and s["learn_scale"] and s["decay"]
-    model.first_guess, said = hawkes_guess(model, data) if plain and s["score"] == "fourier" else (None, [])
+    model.first_guess, said = hawkes_guess(model, data) if contains_hawkes(model) else (None, [])
     return notes + said
+
+
+def contains_hawkes(model: DAPP) -> bool:
+    """Whether an exponential Hawkes process is a limit of this model: a sum of decaying modes, one value
+    per mark, and a softplus with a learned scale."""
+    s = model._settings
+    summed = s["normalise"] == "none" and s["values"] == "mark" and s["score"] == "fourier" and s["decay"]
+    return bool(summed and s["link"] == "softplus" and s["learn_scale"])
+
+
+def embedded(model: DAPP, other: nn.Module) -> dict[str, Tensor] | None:
+    """Weights with which ``model`` is nearly the closed-form model ``other``; None if it has none."""
+    if not contains_hawkes(model):
+        return None
+    if isinstance(other, Hawkes) and other.log_decay.numel() == 1:
+        found = other.estimates
+        branching = found["branching"].reshape(model.marks.count, model.marks.count)
+        return embedded_hawkes(model, Excitation(found["baseline"], branching, float(found["decay"])))
+    if isinstance(other, Poisson):
+        return embedded_poisson(model, lambda since: other.log_rate.detach().expand(len(since), -1))
+    if isinstance(other, SplinePoisson) and model.rate.splined_base:
+        return embedded_poisson(model, lambda since: spline(other.coefficients.detach(), since, other.length))
+    return None
 
 
 @torch.no_grad()

@@ -8,6 +8,8 @@ must also be there in a time that runs as fast as events come on average. Used b
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -17,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fourpoint.events import Dataset, MarkSpace
+from fourpoint.maths.spline import spline
 from fourpoint.models.hawkes_fit import estimate
 from fourpoint.models.modes import Modes
 from fourpoint.models.poisson import mean_rates
@@ -29,8 +32,10 @@ ENOUGH = 100  # events below which nothing is guessed
 MOST = 50_000  # events that are looked at
 LEAST, MOST_BRANCHING, CERTAIN = 0.05, 2.0, 4.0  # branching ratios, and how many of their standard errors, that count as excitation
 TYPES = 32  # types up to which each pair has a branching ratio of its own
-SMALLEST_BASELINE = 0.02  # of the mean rate of a type: a link that is linear needs a rate above 0
+SMALLEST_BASELINE = 0.02  # of the mean baseline of all types: a link that is linear needs a rate above 0
 NEGLIGIBLE = 1e-3  # singular values below this share of the largest are left out
+LEAST_OFFSPRING = 1e-6  # in all: below it there is no excitation
+CURVE = 241  # points of a rate that a spline is laid through
 OTHER_HEADS = 0.1  # of their first values, where one head is a Hawkes process
 BINS = 24  # of a window, in each of which events come at one rate on average
 
@@ -44,42 +49,70 @@ class Excitation(NamedTuple):
     decay: float
 
 
-@torch.no_grad()
 def hawkes_guess(model: DAPP, data: Dataset) -> tuple[dict[str, Tensor] | None, list[str]]:
     """The excitation in ``data`` as weights of ``model``, which stays as it is, and a remark; None where there is none.
 
-    With a linear link of scale s_m, the rate of mark m is raised by s_m sum_k r_km v_kn exp(-beta d) by
-    an event of mark n. The matrix alpha_mn beta / s_m is factorised by its singular values, of which as
-    many as there are heads are kept. Training does not begin there, since from a linear link it ends in
-    worse places where events multiply the rate.
+    Training does not begin there, since from a linear link it ends in worse places where events
+    multiply the rate.
     """
     found = excitation_of(data, model.settings()["seed"])
     if found is None or not isinstance(model.modes, Modes):
         return None, []
-    before, scale = _weights(model), float(model.time_scale)
-    least = SMALLEST_BASELINE * mean_rates(data, model.marks).numpy()
-    baseline = torch.from_numpy(np.maximum(found.baseline, least) * scale).to(model.readout)
-    jump = model.rate.start_linear(baseline)
+    rates = mean_rates(data, model.marks).numpy()
+    offspring = float(np.average(found.branching.sum(0), weights=rates))
+    unit = data.unit or "time units"
+    said = f"first guess: a Hawkes process with branching ratio {offspring:.2g}, decay time {1 / found.decay:.3g} {unit}"
+    return embedded_hawkes(model, found), [said]
+
+
+@torch.no_grad()
+def embedded_hawkes(model: DAPP, found: Excitation) -> dict[str, Tensor] | None:
+    """Weights with which ``model``, whose link is a scaled softplus, is nearly the Hawkes process ``found``.
+
+    With a linear link of scale s_m, an event of mark n raises the rate of mark m by
+    s_m sum_k r_km v_kn exp(-beta d). The matrix alpha_mn beta / s_m is factorised by its singular
+    values, of which as many as there are heads are kept. None if no event excites another.
+    """
+    modes, scale = model.modes, float(model.time_scale)
+    if not isinstance(modes, Modes) or not float(found.branching.sum()) > LEAST_OFFSPRING:
+        return None
+    before = _weights(model)
+    baseline = np.maximum(found.baseline, SMALLEST_BASELINE * found.baseline.mean())
+    jump = model.rate.start_linear(torch.from_numpy(baseline * scale).to(model.readout))
     matrix = torch.from_numpy(found.branching * found.decay * scale).to(jump) / jump[:, None]
     left, size, right = torch.linalg.svd(matrix)
     rank = min(len(model.gain), int((size > NEGLIGIBLE * size[0]).sum()))
-    heads = model.modes.exponential(found.decay * scale, rank)
+    heads = modes.exponential(found.decay * scale, rank)
     model.value_weight.mul_(OTHER_HEADS)
     for position, head in enumerate(heads):
         sign = torch.sign(left[:, position].sum())
-        readout = sign * left[:, position] * float(size[position])
+        readout, values = sign * left[:, position] * float(size[position]), sign * right[position]
         if model.marks.count == 1:  # the read-out of one mark is fixed at 1
-            readout, values = torch.ones(1), matrix[0]
-        else:
-            values = sign * right[position]
+            readout, values = torch.ones_like(readout), matrix[0]
         model.readout[head] = readout
         model.value_weight[head] = values / (model.gain[head] * model.value_weight.shape[1])
     guess = _weights(model)
     model.load_state_dict(before, strict=False)
-    offspring = float(np.average(found.branching.sum(0), weights=mean_rates(data, model.marks).numpy()))
-    unit = data.unit or "time units"
-    said = f"first guess: a Hawkes process with branching ratio {offspring:.2g}, decay time {1 / found.decay:.3g} {unit}"
-    return guess, [said]
+    return guess
+
+
+@torch.no_grad()
+def embedded_poisson(model: DAPP, log_rate: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:
+    """Weights with which ``model`` is nearly a Poisson process: its mu has nearly all of the rate
+    exp(log_rate(t)) at time t since the window's start, and past events have no effect."""
+    before, scale = _weights(model), float(model.time_scale)
+    grid = torch.linspace(0, float(model.rate.length), CURVE, dtype=torch.float64)
+    wanted = log_rate(grid) + math.log(scale)
+    model.rate.start_at(wanted.exp().mean(0).to(model.readout))
+    columns = model.rate.log_base.shape[1]
+    each = torch.eye(columns, dtype=torch.float64)
+    basis = torch.ones_like(grid)[:, None] if columns == 1 else spline(each, grid, float(model.rate.length))
+    model.rate.log_base.copy_(torch.linalg.lstsq(basis, wanted).solution.T)
+    model.rate.bias.copy_(model.rate.log_scale + wanted.mean(0) + math.log(NEGLIGIBLE))
+    model.value_weight.zero_()
+    guess = _weights(model)
+    model.load_state_dict(before, strict=False)
+    return guess
 
 
 def _weights(model: DAPP) -> dict[str, Tensor]:
