@@ -106,10 +106,11 @@ def test_windows_and_ties_are_said_once_and_can_be_set(tmp_path: Path) -> None:
 
 def test_without_splits_a_seeded_tenth_is_kept_for_stopping(tmp_path: Path) -> None:
     call("simulate", "hawkes", "--sequences", 20, "-o", tmp_path / "h.parquet")
-    said = call("fit", tmp_path / "h.parquet", "--model", "poisson", "-o", tmp_path / "m").stderr
+    network = ["--model", "rmtpp", *(word for pair in ("hidden=2", "steps=1", "baselines=false") for word in ("--set", pair))]
+    said = call("fit", tmp_path / "h.parquet", *network, "-o", tmp_path / "m").stderr
     assert "2 of 20 sequences, drawn with seed 0" in said
     table(tmp_path / "one.parquet", seq_id=["a"] * 30, t=np.arange(30.0) + 0.5)
-    alone = call("fit", tmp_path / "one.parquet", "--window", 0, 30, "--model", "poisson", "-o", tmp_path / "one")
+    alone = call("fit", tmp_path / "one.parquet", "--window", 0, 30, *network, "-o", tmp_path / "one")
     assert "the last tenth of the window is kept" in alone.stderr
 
 

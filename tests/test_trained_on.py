@@ -36,9 +36,14 @@ def file(data: Dataset, tmp_path: Path) -> Path:
     return tmp_path / "events.parquet"
 
 
-def fitted(file: Path, *words: str) -> str:
+NETWORK = ["--set", "hidden=2", "--set", "steps=1", "--set", "baselines=false"]
+
+
+def fitted(file: Path, model: str = "rmtpp") -> str:
+    """A model of the events in ``file``; a network keeps some of them for early stopping, a closed form none."""
     folder = str(file.with_name("model"))
-    found = CliRunner().invoke(app, ["fit", str(file), "--model", "poisson", "-o", folder, *words])
+    more = NETWORK if model == "rmtpp" else []
+    found = CliRunner().invoke(app, ["fit", str(file), "--model", model, "-o", folder, *more])
     assert found.exit_code == 0, found.output
     return folder
 
@@ -60,6 +65,13 @@ def test_evaluate_warns_of_data_that_were_trained_on(data: Dataset, file: Path) 
     train, _ = data.split((0.9, 0.1), by="sequence", seed=0)
     assert numbers["events"] == data.events and numbers["trained_on"] == {"sequences": 36, "events": train.events}
     assert f"warning: 36 of 40 scored sequences ({train.events} of {data.events} events) were in the training data" in said
+
+
+def test_a_closed_form_was_trained_on_everything(data: Dataset, file: Path) -> None:
+    folder = fitted(file, "poisson")
+    numbers, said = run("evaluate", folder, str(file), "--no-fit-check")
+    assert numbers["trained_on"] == {"sequences": 40, "events": data.events}
+    assert "warning: 40 of 40 scored sequences" in said
 
 
 def test_evaluate_of_other_data_says_nothing(file: Path) -> None:

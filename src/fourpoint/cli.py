@@ -152,6 +152,7 @@ def fit(
     sort: typed.Sort = False,
 ) -> None:
     """Train a model on a data set and save it in a folder."""
+    from fourpoint.branching import branching_ratios
     from fourpoint.models import MODELS
     from fourpoint.settings import parameters, parse_settings
     from fourpoint.training import fit as train_model
@@ -164,16 +165,19 @@ def fit(
         say(f"model: {name}, since events have places ({events.marks.box}); --place none leaves them out")
     build = MODELS[name]
     of_model, of_training = parse_settings(set_ or [], build, train_model)
-    train, dev = train_and_dev(events, split, seed)
     if "seed" in parameters(build):
         of_model["seed"] = seed
     made = build(marks=events.marks, **of_model)
+    train, dev = train_and_dev(events, split, seed, closed_form=hasattr(made, "maximum_likelihood"))
     check_folder(output, resume)
     result = train_model(made, train, dev, seed=seed, time_budget=time_budget, device=device, folder=output, resume=resume, **of_training)
     for note in dict.fromkeys(result.notes):
         say(note)
     choice = "closed form" if result.name else f"best at step {result.best_step:,}"
     print_result(f"saved {result.name or name} in {output}/ ({choice})")
+    ratios = branching_ratios(result.model)
+    if ratios is not None:
+        print_result(ratios)
     say(f"next: fourpoint evaluate {shlex.join([str(output), source, *how.words()])}")
 
 
@@ -203,6 +207,7 @@ def evaluate(
     sort: typed.Sort = False,
 ) -> None:
     """Score a saved model on a data set: log-likelihood per event, goodness of fit, predictions, and regret where the truth is known."""
+    from fourpoint.branching import branching_ratios
     from fourpoint.data.synthetic import process
     from fourpoint.evaluation import evaluate as judge
     from fourpoint.goodness import goodness_of_fit
@@ -220,6 +225,10 @@ def evaluate(
     report = judge(model, part, truth=oracle, tolerance=tolerance)
     numbers = report.to_dict(asked)
     blocks: list[Any] = [report]
+    ratios = branching_ratios(model)
+    if ratios is not None:
+        numbers["branching"] = ratios.to_dict()
+        blocks.append(ratios)
     if fit_check and part.events:
         some = some_of(part, seed)
         verdict = goodness_of_fit(model, some, tolerance=tolerance, seed=seed)
@@ -294,13 +303,20 @@ def explain(
     sort: typed.Sort = False,
 ) -> None:
     """What each past event of a sequence adds to the rate at a time, per mark: the rate less the rate without that event."""
+    from fourpoint.branching import branching_ratios
     from fourpoint.explaining import explain as account_for
 
     check_picture(plot)
     model, events = open_with_model(folder, source, How(ties, window, time, mark, by, place, bounds, time_unit, timezone, sort))
     found = account_for(model, events.find(sequence), at)
     save_plot(found.plot(unit=short_unit(events.unit)) if plot else None, plot)
-    print_all(found.to_dict(), [found], json)
+    numbers = found.to_dict()
+    blocks: list[Any] = [found]
+    ratios = branching_ratios(model)
+    if ratios is not None:
+        numbers["branching"] = ratios.to_dict()
+        blocks.append(ratios)
+    print_all(numbers, blocks, json)
 
 
 @app.command()

@@ -97,12 +97,17 @@ def open_with_model(folder: Path, source: str, how: How) -> tuple[Any, Dataset]:
     return model, open_events(source, how, _fitted_to(folder, model))
 
 
-def train_and_dev(events: Dataset, split: str | None, seed: int) -> tuple[Dataset, Dataset]:
-    """The part to train on and the part to stop by: the data's own, else a seeded 90/10 by sequence."""
+def train_and_dev(events: Dataset, split: str | None, seed: int, closed_form: bool = False) -> tuple[Dataset, Dataset | None]:
+    """The part to train on and the part to stop by: the data's own, else a seeded 90/10 by sequence.
+
+    A model in closed form has no early stopping: without a dev split of the data's own it is fitted to all of them.
+    """
     name = split or default_split(events, "train")
     if name == "train" and events.splits is not None and (events.splits == "dev").any():
         return events.part("train"), events.part("dev")
     part = events.part(name)
+    if closed_form:
+        return part, None
     train, dev = part.split((0.9, 0.1), by="sequence", seed=seed)
     kept = f"{len(dev):,} of {len(part):,} sequences, drawn with seed {seed}, are" if len(part) > 1 else "the last tenth of the window is"
     say(f"no dev split: {kept} kept for early stopping")

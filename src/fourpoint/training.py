@@ -89,6 +89,9 @@ def fit(
 ) -> Fit:
     """Fit ``model`` to ``train``, keeping the weights that are best on ``dev`` (a tenth of ``train`` where None).
 
+    A model that is fitted in closed form (Poisson, spline Poisson, Hawkes, self-correcting) is fitted to all of ``train``; ``dev`` is
+    scored if it is given.
+
     Arguments
         steps: most optimiser steps. Where only the recipe says so, as many as ``epochs`` passes through the data take if that is more.
         time_budget: seconds from the call to its return; ends the schedule earlier where it is shorter.
@@ -141,6 +144,8 @@ def fit(
         raise TrainingError("convention 'window' or 'gaps'", f"{convention!r}", "Choose one of the two.")
     keep_freed_memory()
     torch.manual_seed(seed)
+    if dev is None and hasattr(model, "maximum_likelihood"):
+        dev = train.select([])  # a closed form has no early stopping to keep data for
     if dev is None:
         train, dev = train.split((0.9, 0.1), by="sequence", seed=seed)
         pieces = _pieces(train)

@@ -27,6 +27,7 @@ from fourpoint.atomic import locked, make_folder, write_atomic
 from fourpoint.closed_forms import ClosedForm, clearly_positive, standard_error, unit_scores
 from fourpoint.events import Dataset, UserError
 from fourpoint.likelihood import Convention
+from fourpoint.models import Hawkes
 from fourpoint.narrow_peaks import look_for_narrow_peaks
 from fourpoint.stability import explosive
 from fourpoint.windows import beginning
@@ -210,13 +211,13 @@ class Run:
         """A fit without gradient steps, to the training data as they are ``shown`` to the model."""
         began = time.monotonic()
         self.fit.notes += self.model.maximum_likelihood(shown)
-        score, train_score = (
-            _score(self.model, data, self.convention)
-            for data in (self.dev, beginning(self.whole.some(VALIDATION_EVENTS, self.seed), VALIDATION_EVENTS))
-        )
+        some = beginning(self.whole.some(VALIDATION_EVENTS, self.seed), VALIDATION_EVENTS)
+        train_score = _score(self.model, some, self.convention)
+        score = _score(self.model, self.dev, self.convention) if len(self.dev) else math.nan
         seconds = max(1e-9, time.monotonic() - began)
         self.fit.history.append(dict(zip(COLUMNS, (1, 1.0, seconds, train_score, score, self.train.events / seconds, 0.0), strict=True)))
-        self.fit.best, self.fit.best_step, self.fit.stopped = score, 1, "maximum likelihood"
+        self.fit.best = score if len(self.dev) else train_score
+        self.fit.best_step, self.fit.stopped = 1, "maximum likelihood"
         self.write(model=True)
         if self.folder:
             checkpoints.remove_tensors(self.folder, "training")
@@ -294,6 +295,8 @@ class Run:
         if hasattr(self.model, "settle"):
             self.model.settle(kept.settings()["eval_features"])
         self.model.load_state_dict(kept.state_dict())
+        if isinstance(kept, Hawkes):
+            self.model.errors = kept.errors
         self.fit.model = self.model.eval()
         return True
 

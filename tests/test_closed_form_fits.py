@@ -1,0 +1,182 @@
+"""Closed-form fits use all of the data, keep their standard errors, and show what they found."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from fourpoint.branching import branching_ratios
+from fourpoint.checkpoints import about, restore, save
+from fourpoint.cli import app
+from fourpoint.data.readers import write
+from fourpoint.data.synthetic import simulate
+from fourpoint.events import Box, Dataset, MarkSpace, Sequence
+from fourpoint.models import DAPP, Hawkes, PlacedHawkes, Poisson, SelfCorrecting, SplinePoisson
+from fourpoint.sampling import sample
+from fourpoint.training import fit
+
+PLACE = Box(("x",), (0.0,), (1.0,))
+TRUE = [[0.5, 0.05], [0.3, 0.2]]  # offspring of type a and b, from a and from b
+
+
+@pytest.fixture(scope="module")
+def two_types() -> Dataset:
+    """Sequences of a Hawkes process whose branching ratios are known."""
+    truth = Hawkes(MarkSpace(("a", "b")), baseline=[0.5, 0.3], branching=TRUE, decay=2.0)
+    return sample(truth, 0.0, 50.0, 60, seed=3)
+
+
+# ---------------------------------------------------------------------- all of the data
+
+
+@pytest.mark.parametrize("build", [Poisson, SplinePoisson, Hawkes, SelfCorrecting])
+def test_a_closed_form_is_fitted_to_all_of_the_data(build: Any) -> None:
+    """A tenth was kept for an early stopping that there is not."""
+    data = simulate("hawkes", 30, seed=1)
+    fitted, direct = build(), build()
+    done = fit(fitted, data, progress=False)
+    direct.initialise(data)
+    direct.maximum_likelihood(data)
+    expected = direct.state_dict()
+    for name, value in fitted.state_dict().items():
+        assert np.array_equal(value.numpy(), expected[name].numpy()), name
+    (row,) = done.history
+    assert math.isnan(row["dev_log_likelihood"])
+    assert done.best == row["train_log_likelihood"] and math.isfinite(done.best)
+
+
+def test_a_dev_set_that_is_given_is_scored_and_not_trained_on() -> None:
+    train, dev = simulate("hawkes", 30, seed=1), simulate("hawkes", 10, seed=2)
+    model, alone = Poisson(), Poisson()
+    done = fit(model, train, dev, progress=False)
+    fit(alone, train, progress=False)
+    assert float(model.log_rate.detach()) == float(alone.log_rate.detach())
+    assert done.best == done.history[0]["dev_log_likelihood"]
+
+
+def test_a_network_still_keeps_a_tenth() -> None:
+    data = simulate("hawkes", 30, seed=1)
+    model = DAPP(heads=1, features=2, eval_features=4, generator=(2,), knots=2)
+    done = fit(model, data, steps=2, validate_every=1, progress=False)
+    assert all(math.isfinite(row["dev_log_likelihood"]) for row in done.history)
+    assert len(model.trained_on.train) == 27 and len(model.trained_on.dev) == 3
+
+
+def test_the_command_fits_a_closed_form_to_all_of_the_data(tmp_path: Path) -> None:
+    data = simulate("hawkes", 30, seed=1)
+    file, folder = tmp_path / "data.parquet", tmp_path / "model"
+    write(data, file)
+    done = CliRunner().invoke(app, ["fit", str(file), "--model", "poisson", "-o", str(folder)])
+    assert done.exit_code == 0, done.output
+    assert "early stopping" not in done.output
+    rate = float(restore(folder).log_rate.detach().exp())  # type: ignore[operator]
+    assert rate == pytest.approx(data.events / data.durations.sum(), rel=1e-12)
+    assert about(folder)["events"] == data.events
+
+
+def test_the_dev_split_of_the_data_is_not_trained_on(tmp_path: Path) -> None:
+    splits = np.array(["train"] * 20 + ["dev"] * 10)
+    data = simulate("hawkes", 30, seed=1)
+    data = Dataset(data.times, data.mark_ids, data.offsets, data.starts, data.stops, splits=splits)
+    file, folder = tmp_path / "data.parquet", tmp_path / "model"
+    write(data, file)
+    words = ["fit", str(file), "--model", "poisson", "-o", str(folder)]
+    assert CliRunner().invoke(app, words).exit_code == 0
+    rate = float(restore(folder).log_rate.detach().exp())  # type: ignore[operator]
+    train = data.part("train")
+    assert rate == pytest.approx(train.events / train.durations.sum(), rel=1e-12)
+
+
+# ---------------------------------------------------------------------- standard errors
+
+
+@pytest.mark.parametrize("exponentials", [1, 2])
+def test_standard_errors_come_back_with_a_saved_model(
+    exponentials: int, tmp_path: Path, two_types: Dataset
+) -> None:
+    model = Hawkes(two_types.marks, exponentials=exponentials)
+    fit(model, two_types, folder=tmp_path, progress=False)
+    assert set(model.errors) == {"baseline", "branching", "decay"}
+    found = restore(tmp_path)
+    assert isinstance(found, Hawkes)
+    for name, error in model.errors.items():
+        assert found.errors[name].shape == error.shape == found.estimates[name].shape
+        assert np.array_equal(found.errors[name], error, equal_nan=True)
+    again = Hawkes(two_types.marks, exponentials=exponentials)
+    fit(again, two_types, folder=tmp_path, resume=True, progress=False)
+    assert np.array_equal(again.errors["baseline"], model.errors["baseline"], equal_nan=True)
+
+
+def test_errors_that_do_not_exist_stay_so(tmp_path: Path) -> None:
+    model = Hawkes(2)
+    save(model, tmp_path)
+    assert restore(tmp_path).errors == {}
+    model.errors = {"branching": np.array([[0.1, np.nan], [np.nan, 0.2]])}
+    save(model, tmp_path)
+    assert "NaN" not in (tmp_path / "model.json").read_text()
+    found: Any = restore(tmp_path)
+    assert np.array_equal(found.errors["branching"], model.errors["branching"], equal_nan=True)
+
+
+# ---------------------------------------------------------------------- branching ratios
+
+
+def test_the_command_prints_branching_ratios_that_are_near_the_truth(
+    tmp_path: Path, two_types: Dataset
+) -> None:
+    file, folder = tmp_path / "data.parquet", tmp_path / "model"
+    write(two_types, file)
+    runner = CliRunner()
+    done = runner.invoke(app, ["fit", str(file), "--model", "hawkes", "-o", str(folder)])
+    assert done.exit_code == 0, done.output
+    found: Any = restore(folder)
+    rows = [
+        f"{found.estimates['branching'][m, n]:.3g} ({found.errors['branching'][m, n]:.2g})"
+        for m in range(2)
+        for n in range(2)
+    ]
+    assert "Branching ratios: events that one event leads to directly" in done.stdout
+    assert "standard errors in brackets" in done.stdout and "spectral radius" in done.stdout
+    assert all(cell in done.stdout for cell in rows)
+    judged = runner.invoke(app, ["evaluate", str(folder), str(file), "--no-fit-check"])
+    assert judged.exit_code == 0 and all(cell in judged.stdout for cell in rows), judged.output
+    shown = runner.invoke(app, ["explain", str(folder), str(file), "--sequence", two_types.ids[0]])
+    assert shown.exit_code == 0 and all(cell in shown.stdout for cell in rows), shown.output
+    words = ["evaluate", str(folder), str(file), "--no-fit-check", "--json"]
+    numbers = json.loads(runner.invoke(app, words).stdout)["branching"]
+    assert numbers["types"] == ["a", "b"]
+    error = np.array(numbers["standard_errors"])
+    assert (np.abs(np.array(numbers["ratios"]) - TRUE) < 4 * error).all() and (error < 0.1).all()
+
+
+def test_of_many_types_the_largest_ratios_are_shown() -> None:
+    table = np.full((30, 30), 0.001)
+    table[3, 7] = 0.5
+    text = str(branching_ratios(Hawkes(30, branching=table.tolist())))
+    assert "Branching ratios, the 20 largest of 900: " in text and "standard errors" not in text
+    first = next(line.split() for line in text.splitlines() if line.startswith("7"))
+    assert first == ["7", "3", "0.5"] and len(text.splitlines()) == 23
+
+
+def test_what_has_no_branching_ratios() -> None:
+    assert branching_ratios(Poisson(2)) is None
+    space = MarkSpace(("a",), box=PLACE)
+    found = branching_ratios(PlacedHawkes(space, branching=0.4))
+    assert found is not None and found.errors is None
+    assert found.spectral_radius == pytest.approx(0.4)
+    both = branching_ratios(Hawkes(2, exponentials=2, branching=0.4))
+    assert both is not None and both.ratios.sum(0) == pytest.approx([0.4, 0.4])
+
+
+def test_a_ratio_on_the_edge_has_no_error() -> None:
+    data = Dataset.from_sequences([Sequence([1.0, 4.0, 7.0, 10.0], start=0.0, stop=12.0)])
+    model = Hawkes()
+    model.maximum_likelihood(data)
+    found = branching_ratios(model)
+    assert found is not None and "nan" not in str(found)
