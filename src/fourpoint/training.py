@@ -188,14 +188,14 @@ def _train(
 ) -> Fit:
     """The loop of optimiser steps and validations."""
     model, train = run.model, run.train
+    guesses = _guesses(run)
     model.to(place)
     optimiser = run.optimiser = torch.optim.AdamW(_groups(model, recipe), betas=(0.9, 0.99), fused=True, capturable=place.type == "cuda")
     step = run.load() if resume else 0
     if hasattr(model, "rehearse"):
         model.rehearse()
     run.begin_mean()
-    guesses = _guesses(run) if step == 0 else []
-    if guesses:
+    if guesses and step == 0:
         run.score_guess(guesses)
     taker = (CapturedSteps if CapturedSteps.able(run, place) else Steps)(run, optimiser, recipe, convention)
     warmup = max(1, min(recipe.warmup, recipe.steps // 10))
@@ -249,7 +249,7 @@ def _guesses(run: Run) -> list[dict[str, torch.Tensor]]:
         inside = [run.model.embedded(one.model) for one in run.closed_forms]
         found += [weights for weights in inside if weights is not None]
     if run.closed_forms and run.train.events < SMALL:
-        found.append({name: p.detach() for name, p in run.model.named_parameters()})
+        found.append({name: p.detach().clone() for name, p in run.model.named_parameters()})
     return found
 
 
