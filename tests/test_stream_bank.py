@@ -15,7 +15,9 @@ from test_streaming import lively
 
 from fourpoint.data.synthetic import simulate
 from fourpoint.events import UserError
+from fourpoint.maths.quadrature import Unconverged
 from fourpoint.models import DAPP, Hawkes, Poisson
+from fourpoint.models.following import Events, Scored, Stop
 from fourpoint.streaming.bank import BankObservation, StreamBank
 from fourpoint.streaming.stream import Stream
 
@@ -227,8 +229,16 @@ def test_a_call_that_fails_midway_is_undone(kind: str, monkeypatch: pytest.Monke
             raise UserError("a sixth round", "none", "Go on.")
         return score(*arguments)
 
+    def stopping(rows: Any, numbers: Any, block: Any, into: Any) -> Stop:
+        few = slice(5)
+        follow(rows[few], numbers, Events(block.times[few], block.marks[few]), Scored(*(values[few] for values in into)))
+        return Stop(5, Unconverged("expected a sixth round; received none. Go on."))
+
+    follow = bank._memories.follow
     with monkeypatch.context() as patch:
         patch.setattr(bank._memories, "score", failing)
+        if bank._memories.follows:
+            patch.setattr(bank._memories, "follow", stopping)
         with pytest.raises(UserError, match="a sixth round"):
             bank.observe(names[10:], times[10:], marks[10:])
     assert sorted(bank.entities) == sorted(other.entities) and bank.count("e0") == other.count("e0")

@@ -13,14 +13,9 @@ from numpy.typing import NDArray
 
 from fourpoint.models.following import LARGEST, Events, Numbers, Scored, Stop, not_finite
 from fourpoint.models.hawkes import Hawkes
-from fourpoint.models.hawkes_loops import compiled_follow
+from fourpoint.models.hawkes_loops import compiled_follow, follow
 
 Floats = NDArray[np.float64]
-
-
-def supports_hawkes(model: Any) -> bool:
-    """Whether ``model`` can be stepped here: a Hawkes process, with numba installed."""
-    return isinstance(model, Hawkes) and compiled_follow() is not None
 
 
 class HawkesSteps:
@@ -34,7 +29,7 @@ class HawkesSteps:
         self.beta = copied["decay"].reshape(-1)
         self.alpha = copied["branching"].reshape(len(self.beta), M, M)
         self.total = np.ascontiguousarray(self.alpha.sum(1))
-        self._loop: Any = compiled_follow()
+        self._loop: Any = compiled_follow() or follow
 
     def blank(self, rows: int) -> Floats:
         """Rows before any event."""
@@ -56,7 +51,9 @@ class HawkesSteps:
     def follow(self, state: Floats, rows: NDArray[np.int64], numbers: Numbers, events: Events, into: Scored) -> Stop | None:
         """Score ``events`` of ``rows`` one after the other and absorb each; None, or where that stopped."""
         fault = np.empty(2)
-        done = self._loop(state, rows, *numbers, *events, self.mu, self.alpha, self.beta, self.total, LARGEST, *into, fault)
+        given = (*events, self.mu, self.alpha, self.beta, self.total, LARGEST)
+        with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+            done = self._loop(state, rows, *numbers, *given, *into, fault)
         if done < 0:
             return None
         return Stop(done, not_finite([float(fault[0])], float(fault[1]), float(events.times[done])))

@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from fourpoint.events import UserError
 from fourpoint.maths.quadrature import Unconverged
-from fourpoint.models.following import LARGEST
+from fourpoint.models.following import LARGEST, Events, Numbers, Scored, Stop
 from fourpoint.sampling import still
 from fourpoint.streaming.monitoring import WINDOW, Alarm, Monitor
 from fourpoint.streaming.rows import memories
@@ -115,12 +115,15 @@ class StreamBank:
         when, kinds = self._checked(entities, times, marks)
         rows, new = self._seats.seat(entities)
         try:
-            rounds = self._rounds(rows, when)
-            found = self._observed(rows, when, kinds, rounds)
+            order, first = self._in_order(rows, when)
+            if self._memories.follows:
+                found = self._followed(rows, when, kinds)
+            else:
+                found = self._in_rounds(rows, when, kinds, _rounds(order, first))
         except BaseException:
             self._seats.unseat(new)
             raise
-        return found
+        return BankObservation(found.density, found.gap, found.rate, self._watched(rows, found.gap, when))
 
     def advance(self, time: float) -> list[tuple[str, Alarm]]:
         """No event of any entity until ``time``: the alarms that this silence raises, with the entities' names.
@@ -223,27 +226,46 @@ class StreamBank:
             return np.array([known_mark(self.model.marks, self._names, mark) for mark in marks], dtype=np.int64)
         return found
 
-    def _rounds(self, rows: Rows, when: Floats) -> list[Rows]:
-        """Events that can be taken together: the first of each entity, then the second, and so on."""
-        if not len(rows):
-            return []
+    def _in_order(self, rows: Rows, when: Floats) -> tuple[Rows, NDArray[np.bool_]]:
+        """Events by entity, in the order given: their places, and whether each is the first of its entity.
+
+        Raises where a time is before the entity's last one.
+        """
         order = np.argsort(rows, kind="stable")
         mine, times = rows[order], when[order]
-        first = np.concatenate([[True], mine[1:] != mine[:-1]])
-        before = np.where(first, self._seats.numbers["at"][mine], np.concatenate([[0.0], times[:-1]]))
+        first = np.ones(len(rows), dtype=bool)
+        first[1:] = mine[1:] != mine[:-1]
+        before = np.where(first, self._seats.numbers["at"][mine], np.roll(times, 1))
         early = np.flatnonzero(times < before)
         if len(early):
             i = early[0]
             raise _too_early(self._seats.names[mine[i]], float(before[i]), float(times[i]))
-        if first.all():
-            return [np.arange(len(rows))]
-        place = np.arange(len(rows))
-        rank = place - np.maximum.accumulate(np.where(first, place, 0))
-        return [np.sort(order[rank == r]) for r in range(int(rank.max()) + 1)]
+        return order, first
 
-    def _observed(self, rows: Rows, when: Floats, kinds: Rows, rounds: list[Rows]) -> BankObservation:
-        density, gaps, rates = (np.empty(len(rows)) for _ in range(3))
-        raised: list[tuple[Alarm, ...]] = [()] * len(rows)
+    def _followed(self, rows: Rows, when: Floats, kinds: Rows) -> Scored:
+        """Events scored and absorbed one after the other; where one cannot be, all are as they were."""
+        numbers, found = self._seats.numbers, Scored.empty(len(rows))
+        touched = np.unique(rows)
+        kept = self._seats.take(touched)
+        own = Numbers(numbers["at"], numbers["open"], numbers["likelihood"], numbers["count"])
+        try:
+            stop = self._memories.follow(rows, own, Events(when, kinds), found)
+            if stop is not None:
+                raise self._refusal(stop, self._seats.names[rows[stop.done]])
+        except BaseException:
+            self._seats.put(touched, kept)
+            raise
+        return found
+
+    def _refusal(self, stop: Stop, entity: str) -> UserError:
+        if isinstance(stop.error, Unconverged):
+            return _unintegrable(stop.error)
+        received = f"{stop.error.received} of {entity!r}"
+        return UserError("finite rates", received, "The model explodes there: fit it again, or reset the bank.")
+
+    def _in_rounds(self, rows: Rows, when: Floats, kinds: Rows, rounds: list[Rows]) -> Scored:
+        """The same a round at a time, in which every entity has one event at most."""
+        density, gaps, rates = found = Scored.empty(len(rows))
         several = np.unique(rows) if len(rounds) > 1 else rows[:0]
         kept = self._seats.take(several)
         try:
@@ -259,17 +281,21 @@ class StreamBank:
         except BaseException:  # a later round may fail where an earlier one was taken in
             self._seats.put(several, kept)
             raise
-        if self.alarms is not None:
-            for some in rounds:
-                for i in some.tolist():
-                    raised[i] = self._monitor(int(rows[i])).gap(float(gaps[i]), float(when[i]))
-        return BankObservation(density, gaps, rates, raised)
+        return found
+
+    def _watched(self, rows: Rows, gaps: Floats, when: Floats) -> list[tuple[Alarm, ...]]:
+        """The alarms that each gap raises; events of an entity are in their order."""
+        if self.alarms is None:
+            return [()] * len(rows)
+        monitors = self._seats.monitors
+        events = zip(rows.tolist(), gaps.tolist(), when.tolist(), strict=True)
+        return [(monitors[row] or self._monitor(row)).gap(gap, time) for row, gap, time in events]
 
     def _scored(self, rows: Rows, times: Floats) -> tuple[Floats, Floats]:
         try:
             logs, integral = self._memories.score(rows, self._seats.numbers["at"][rows], times)
         except Unconverged as error:
-            raise UserError("rates that can be integrated", str(error).rstrip("."), "Fit the model again, or reset the bank.") from error
+            raise _unintegrable(error) from error
         lost = np.flatnonzero(~((logs < LARGEST).all(1) & np.isfinite(integral)))
         if len(lost):
             i = lost[0]
@@ -282,6 +308,21 @@ class StreamBank:
         if found is None:
             found = self._seats.monitors[row] = Monitor(float(self.alarms or 0.0))
         return found
+
+
+def _rounds(order: Rows, first: NDArray[np.bool_]) -> list[Rows]:
+    """Events that can be taken together: the first of each entity, then the second, and so on."""
+    if not len(order):
+        return []
+    if first.all():
+        return [np.arange(len(order))]
+    place = np.arange(len(order))
+    rank = place - np.maximum.accumulate(np.where(first, place, 0))
+    return [np.sort(order[rank == r]) for r in range(int(rank.max()) + 1)]
+
+
+def _unintegrable(error: Unconverged) -> UserError:
+    return UserError("rates that can be integrated", str(error).rstrip("."), "Fit the model again, or reset the bank.")
 
 
 def _too_early(entity: str, last: float, time: float) -> UserError:

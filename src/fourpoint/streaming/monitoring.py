@@ -100,21 +100,23 @@ class Monitor:
 
     def gap(self, gap: float, time: float) -> tuple[Alarm, ...]:
         """One gap more has ended, at ``time``: the alarms that it raises."""
-        raised = [*self.silence(gap, time)]
-        if self._told:
+        raised: tuple[Alarm, ...] = ()
+        silence, limits = self._silence, self.thresholds
+        if self._told or silence.value + gap / 2 >= limits.silence or gap >= limits.gap:
+            raised = self.silence(gap, time)
             self._told = False
             self._silence = _Sum()
         else:
-            self._silence.add(gap / 2 - LOG2, gap)
+            silence.add(gap / 2 - LOG2, gap)
         burst = self._burst.add(LOG2 - gap, gap)
-        if burst >= self.thresholds.burst:
-            raised.append(Alarm(time, "burst", self._burst.ratio(), burst, self.thresholds.burst))
+        if burst >= limits.burst:
+            raised += (Alarm(time, "burst", self._burst.ratio(), burst, limits.burst),)
             self._burst = _Sum()
         self._gaps[self._seen % WINDOW] = gap
         self._seen += 1
-        if self._seen >= FEWEST and self._seen % STRIDE == 0:
-            raised += self._drift(time)
-        return tuple(raised)
+        if self._seen % STRIDE == 0 and self._seen >= FEWEST:
+            raised += tuple(self._drift(time))
+        return raised
 
     def silence(self, gap: float, time: float) -> tuple[Alarm, ...]:
         """No event up to ``time``, where the gap that is open has grown to ``gap``: an alarm if that is too long, once."""
@@ -128,8 +130,8 @@ class Monitor:
     def _drift(self, time: float) -> list[Alarm]:
         n = min(self._seen, WINDOW)
         u = -np.expm1(-np.sort(self._gaps[:n]))
-        steps = np.arange(n + 1) / n
-        distance = float(max((steps[1:] - u).max(), (u - steps[:-1]).max()))
+        above = u - _STEPS[:n] / n  # of F over the empirical distribution just before each gap
+        distance = max(float(above.max()), 1 / n - float(above.min()))
         limit = math.sqrt(self.thresholds.drift / (2 * n))
         if distance < limit:
             return []
@@ -152,7 +154,7 @@ class Monitor:
         return monitor
 
 
-@dataclass
+@dataclass(slots=True)
 class _Sum:
     """A CUSUM, with the number and the sum of the gaps since it last was 0."""
 
@@ -161,17 +163,21 @@ class _Sum:
     total: float = 0.0
 
     def add(self, step: float, gap: float) -> float:
-        self.value += step
-        if self.value <= 0.0:
+        value = self.value + step
+        if value <= 0.0:
             self.value, self.count, self.total = 0.0, 0, 0.0
-        else:
-            self.count += 1
-            self.total += gap
-        return self.value
+            return 0.0
+        self.value = value
+        self.count += 1
+        self.total += gap
+        return value
 
     def ratio(self, unfinished: float = 0.0) -> float:
         """Events per unit of integral, drawn towards 1 by one event in one unit: finite however few or close they are."""
         return (self.count + 1) / (self.total + unfinished + 1)
+
+
+_STEPS = np.arange(float(WINDOW))
 
 
 @lru_cache(maxsize=64)

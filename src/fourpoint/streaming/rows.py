@@ -17,6 +17,9 @@ from numpy.typing import NDArray
 
 from fourpoint.models.dapp import DAPP
 from fourpoint.models.dapp_step import Reached, Steps, supports
+from fourpoint.models.following import Events, Numbers, Scored, Stop
+from fourpoint.models.hawkes import Hawkes
+from fourpoint.models.hawkes_step import HawkesSteps
 from fourpoint.sampling import select_rows
 from fourpoint.streaming.state import Arrays, arrays_of, history_from
 from fourpoint.streaming.verbs import doubled, integrals, logs_at, opened
@@ -30,6 +33,7 @@ class Memories(Protocol):
     """What a bank asks of its rows."""
 
     fixed: bool  # whether every row takes the same room for ever
+    follows: bool  # whether blocks of events can be followed
 
     def grow(self, rows: int) -> None:
         """Make room for ``rows`` in all; new ones are blank."""
@@ -42,6 +46,10 @@ class Memories(Protocol):
 
     def absorb(self, rows: Rows, at: Floats, times: Floats, marks: NDArray[np.int64]) -> None:
         """Events in the rows that were scored last."""
+
+    def follow(self, rows: Rows, numbers: Numbers, events: Events, into: Scored) -> Stop | None:
+        """Score events of ``rows`` one after the other and absorb each; None, or where that stopped, with rows left as they are
+        then. ``numbers`` are those of all rows."""
 
     def move(self, rows: Rows, at: Floats, times: Floats) -> None:
         """The rows that were scored last are now at ``times``, with no event in between."""
@@ -58,7 +66,9 @@ class Memories(Protocol):
 
 def memories(model: Any, start: float, threads: int) -> Memories:
     """The faster of the ways that ``model`` allows, for windows that open at ``start``."""
-    return StateRows(model, start, threads) if supports(model) else HistoryRows(model, start)
+    if supports(model):
+        return StateRows(model, start, threads)
+    return ExcitationRows(model) if isinstance(model, Hawkes) else HistoryRows(model, start)
 
 
 class StateRows:
@@ -73,6 +83,7 @@ class StateRows:
         self.pool: ThreadPoolExecutor | None = None
         self.state = self.steps.blank(0)
         self._ahead: list[NDArray[Any]] = []
+        self.follows = self.steps.looped
 
     def grow(self, rows: int) -> None:
         more = self.steps.blank(rows - len(self.state))
@@ -89,6 +100,23 @@ class StateRows:
     def absorb(self, rows: Rows, at: Floats, times: Floats, marks: NDArray[np.int64]) -> None:
         parts = zip(self._parts(len(rows)), self._ahead, strict=True)
         self._each(self._absorb, [(rows[p], ahead, times[p] - self.start, marks[p]) for p, ahead in parts])
+
+    def follow(self, rows: Rows, numbers: Numbers, events: Events, into: Scored) -> Stop | None:
+        """Each thread has rows of its own, so that the events of a row stay in order."""
+        threads = self.threads if len(rows) >= 2 * FEWEST else 1
+        if threads == 1:
+            return self.steps.follow(self.state, rows, numbers, self.start, events, into)
+        shares = [np.flatnonzero(rows % threads == i) for i in range(threads)]
+        stops = self._each(self._follow, [(share, rows, numbers, events, into) for share in shares])
+        return min((stop for stop in stops if stop is not None), key=lambda stop: stop.done, default=None)
+
+    def _follow(self, share: Rows, rows: Rows, numbers: Numbers, events: Events, into: Scored) -> Stop | None:
+        """Events at the places ``share``."""
+        found = Scored.empty(len(share))
+        stop = self.steps.follow(self.state, rows[share], numbers, self.start, Events(*(x[share] for x in events)), found)
+        for whole, own in zip(into, found, strict=True):
+            whole[share] = own
+        return None if stop is None else Stop(int(share[stop.done]), stop.error)
 
     def move(self, rows: Rows, at: Floats, times: Floats) -> None:
         self.state[rows] = np.concatenate(self._ahead)
@@ -126,8 +154,49 @@ class StateRows:
         self.steps.absorb(self.state, rows, ahead, since, marks)
 
 
+class ExcitationRows:
+    """The sums R of a Hawkes process, in float64, each at the time of its row."""
+
+    fixed = True
+    follows = True
+
+    def __init__(self, model: Hawkes) -> None:
+        self.steps = HawkesSteps(model)
+        self.state = self.steps.blank(0)
+
+    def grow(self, rows: int) -> None:
+        self.state = np.concatenate([self.state, self.steps.blank(rows - len(self.state))])
+
+    def clear(self, rows: Rows) -> None:
+        self.state[rows] = 0
+
+    def score(self, rows: Rows, at: Floats, times: Floats) -> tuple[Floats, Floats]:
+        return self.logs(rows, at, times), self.steps.integral(self.state[rows], times - at)
+
+    def absorb(self, rows: Rows, at: Floats, times: Floats, marks: NDArray[np.int64]) -> None:
+        self.move(rows, at, times)
+        self.state[rows, :, marks] += 1.0
+
+    def follow(self, rows: Rows, numbers: Numbers, events: Events, into: Scored) -> Stop | None:
+        return self.steps.follow(self.state, rows, numbers, events, into)
+
+    def move(self, rows: Rows, at: Floats, times: Floats) -> None:
+        self.state[rows] = self.steps.moved(self.state[rows], times - at)
+
+    def logs(self, rows: Rows, at: Floats, times: Floats) -> Floats:
+        return self.steps.logs(self.steps.moved(self.state[rows], times - at))
+
+    def take(self, rows: Rows) -> Arrays:
+        return {"excitation": self.state[rows]}
+
+    def put(self, rows: Rows, arrays: Arrays) -> None:
+        self.state[rows] = arrays["excitation"]
+
+
 class HistoryRows:
     """Any model's history, a row per entity; row numbers are one less than the history's, whose row 0 stays blank."""
+
+    follows = False
 
     def __init__(self, model: Any, start: float) -> None:
         self.model = doubled(model)
@@ -161,6 +230,9 @@ class HistoryRows:
         all_times, all_marks = torch.zeros(len(happened), dtype=torch.float64), torch.zeros(len(happened), dtype=torch.int64)
         all_times[index], all_marks[index] = when, kind
         self.history = self.model.extend(self.history, all_times, all_marks, happened)
+
+    def follow(self, rows: Rows, numbers: Numbers, events: Events, into: Scored) -> Stop | None:
+        raise RuntimeError("histories are extended a round at a time")
 
     def move(self, rows: Rows, at: Floats, times: Floats) -> None:
         pass  # a history is read from its last event

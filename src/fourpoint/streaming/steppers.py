@@ -22,7 +22,7 @@ from fourpoint.models.dapp import DAPP
 from fourpoint.models.dapp_step import Steps, supports
 from fourpoint.models.following import LARGEST, Events, Numbers, Scored, Stop, not_finite
 from fourpoint.models.hawkes import Hawkes
-from fourpoint.models.hawkes_step import HawkesSteps, supports_hawkes
+from fourpoint.models.hawkes_step import HawkesSteps
 from fourpoint.models.kernel_table import KernelTable, largest
 from fourpoint.sampling import still
 from fourpoint.streaming.kept import ByActiveSets, supports_kept
@@ -74,7 +74,7 @@ def stepper(model: Any) -> Stepper:
     """The faster of the ways that ``model`` allows."""
     if supports(model):
         return ByStates(model)
-    if supports_hawkes(model):
+    if isinstance(model, Hawkes):
         return ByExcitation(model)
     return ByActiveSets(model) if supports_kept(model) else ByVerbs(model)
 
