@@ -9,9 +9,11 @@ import torch
 from test_laws import build, data
 
 from fourpoint.events import Dataset, MarkSpace, Sequence, UserError
+from fourpoint.explaining import explain
 from fourpoint.forecasting import forecast, window_counts
-from fourpoint.models import Hawkes, Poisson, SplinePoisson
+from fourpoint.models import MODELS, Hawkes, Poisson, SplinePoisson
 from fourpoint.sampling import sample
+from fourpoint.streaming import Stream
 
 HAWKES = Hawkes(baseline=1.0, branching=0.6, decay=2.0)
 
@@ -62,8 +64,40 @@ def test_only_the_past_counts() -> None:
     one, two = (forecast(HAWKES, x, horizon=1.0, paths=50, at=2.2).to_dict() for x in (s, changed))
     assert one == two
     assert forecast(HAWKES, s, 1.0, paths=5).at == 5.0
-    # An event at the time of asking has not been seen yet.
-    assert forecast(HAWKES, s, 1.0, paths=5, at=2.0).next_event.mean == forecast(HAWKES, s.before(2.0), 1.0, paths=5).next_event.mean
+
+
+@pytest.mark.parametrize("name", ["hawkes", "dapp", "deep-dapp", "nhp", "dapp-paper"])
+def test_an_event_at_the_time_of_asking_is_known(name: str) -> None:
+    """Whether ``at`` is inside the window, its stop or the last event of an inferred one makes no difference."""
+    torch.manual_seed(0)
+    small = {"features": 4, "eval_features": 8} if name.startswith("dapp") else {}
+    model = MODELS[name](**small).double().eval()
+    inside = Sequence([1.0, 2.0, 3.0, 4.0], start=0.0, stop=5.0)
+    inferred, a_moment_later = Sequence([1.0, 2.0, 3.0]), Sequence([1.0, 2.0, 3.0], start=0.0, stop=3.0 + 1e-9)
+    found = [forecast(model, inside, 1.0, paths=3, at=3.0), forecast(model, inferred, 1.0, paths=3, at=3.0)]
+    found += [forecast(model, inferred, 1.0, paths=3), forecast(model, a_moment_later, 1.0, paths=3)]
+    assert {len(one.past) for one in found} == {3}
+    medians = [one.next_event.median for one in found]
+    assert medians == pytest.approx(medians[:1] * 4, abs=1e-6)
+    why = [explain(model, inside, 3.0), explain(model, inferred), explain(model, a_moment_later)]
+    for one in why[1:]:
+        np.testing.assert_allclose(one.rate, why[0].rate, rtol=1e-6)
+        np.testing.assert_allclose(one.effects, why[0].effects, atol=1e-6)
+    assert why[0].times.tolist() == [1.0, 2.0, 3.0]
+    drawn = [sample(model, 3.0, 4.0, 3, history=one) for one in (inferred, inside.until(3.0))]
+    assert drawn[0].times.tolist() == drawn[1].times.tolist()
+
+
+def test_streams_and_predictions_know_the_event_at_the_time_of_asking() -> None:
+    stream = Stream(HAWKES)
+    for time in (1.0, 2.0, 3.0):
+        stream.observe(time)
+    ours = forecast(HAWKES, Sequence([1.0, 2.0, 3.0, 4.0], start=0.0, stop=5.0), 1.0, paths=3, at=3.0)
+    assert stream.forecast(1.0, paths=3).next_event.median == pytest.approx(ours.next_event.median, abs=1e-9)
+    data = Dataset.from_sequences([Sequence([1.0, 2.0, 3.0, 4.0], start=0.0, stop=5.0)])
+    known = data.batch().until(torch.tensor([3.0], dtype=torch.float64))
+    assert known.lengths.tolist() == [3]
+    assert known.stop.tolist() == [3.0]
 
 
 def test_an_inferred_window_ends_with_a_seen_event() -> None:

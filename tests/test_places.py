@@ -10,11 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from scipy.stats import ks_2samp
 
 import fourpoint as fp
 from fourpoint.data.inspecting import inspect
 from fourpoint.data.synthetic import process
 from fourpoint.events import Batch, Box, Dataset, EventDataError, MarkSpace, Sequence, UserError
+from fourpoint.forecasting import _joined
 from fourpoint.likelihood import log_likelihood, quick_log_likelihood, sampled_log_likelihood
 from fourpoint.models import MODELS, PlacedDAPP, PlacedHawkes, Poisson
 from fourpoint.models.protocol import PLACED
@@ -364,6 +366,85 @@ def test_forecast_explain_and_maps_with_places() -> None:
     np.testing.assert_allclose(why.effects[0], why.rate - fp.intensity(model, without, [8.0])[0], atol=1e-9)
     scores = fp.prediction_scores(model, Dataset.from_sequences([s]), events=5, origins=2, paths=10)
     assert scores.next_event.events == 5
+
+
+def test_the_map_of_a_hawkes_process_is_its_rate_in_every_cell() -> None:
+    """Against the rate at many places of each cell, and over the horizon against the closed integral over the whole box."""
+    box = Box(("lon", "lat"), (0, 0), (4, 2))
+    space = MarkSpace(("a", "b"), box)
+    model = PlacedHawkes(space, baseline=3.0, branching=0.6, decay=1.5, spread=0.05, cells=3)
+    with torch.no_grad():
+        model.grid.log_share.copy_(torch.randn(model.grid.log_share.shape, generator=torch.Generator().manual_seed(0)).double())
+    s = Sequence([0.3, 1.0], [0, 1], start=0, stop=2, space=space, places=[[0.5, 0.5], [3.1, 1.2]])
+    history = model.encode(s.batch())
+    fine = torch.cartesian_prod(*(torch.linspace(low, high, 2 * 6 * 20 + 1, dtype=torch.float64)[1::2] for low, high in ((0, 4), (0, 2))))
+    now = torch.full((1, 1, len(fine)), 1.2, dtype=torch.float64)
+    exact = model.log_intensity_at(history, now, fine[None, None], torch.tensor([[2]])).exp().sum(-1).reshape(6, 20, 6, 20).mean((1, 3))
+    np.testing.assert_allclose(fp.intensity_map(model, s, 1.2, cells=6).rate, exact.detach(), rtol=2e-3)
+    turned = fp.intensity_map(model, s, 1.2, cells=6, axes=(1, 0)).rate
+    np.testing.assert_allclose(turned.T, exact.detach(), rtol=2e-3)
+    along = fp.intensity_map(model, s, 1.2, cells=6, axes=(0,)).rate
+    np.testing.assert_allclose(along, 2 * exact.detach().mean(1), rtol=2e-3)
+    found = fp.forecast(model, s, 2.0, 2, seed=3)
+    whole = fp.expected_map(model, found, cells=3)
+    total = 0.0
+    for row in range(2):
+        history = model.encode(_joined(found.past, found.paths.batch([row])))
+        total += float(model.integral(history, *_pieces(found, row)).sum())
+    assert whole.rate.mean() * 8 * 2.0 == pytest.approx(total / 2, rel=1e-9)
+
+
+def _pieces(found: Any, row: int) -> tuple[Any, Any, Any]:
+    """Ends of the gaps of a future, and from which position each is seen."""
+    inner = found.paths[row].times
+    edges = torch.tensor([found.at, *inner, found.at + found.horizon], dtype=torch.float64)[None]
+    return edges[:, :-1], edges[:, 1:], len(found.past) + torch.arange(len(inner) + 1)[None]
+
+
+def test_clusters_have_the_law_of_thinning() -> None:
+    """Counts, times, marks and places of paths drawn cluster by cluster and one event after the other, from the same past."""
+    box = Box(("x", "y"), (0, 0), (1, 1))
+    space = MarkSpace(("a", "b"), box)
+    model = PlacedHawkes(space, baseline=1.0, branching=1.2, decay=2.0, spread=0.3)
+    past = Sequence([0.1, 0.4, 0.4], [0, 1, 0], start=0, stop=0.5, space=space, places=[[0.1, 0.1], [0.9, 0.9], [0.5, 0.5]])
+    paths = [fp.sample_paths(model, 0.5, 2.0, 3000, 5, history=past, method=method) for method in ("auto", "thinning")]
+    assert [one.method for one in paths] == ["clusters", "thinning"]
+    drawn = [one.data for one in paths]
+    counts = [one.lengths for one in drawn]
+    gap = counts[0].mean() - counts[1].mean()
+    assert abs(gap) < 4 * np.sqrt((counts[0].var() + counts[1].var()) / 3000)
+    assert counts[0].std() == pytest.approx(counts[1].std(), rel=0.1)
+    for values in (lambda d: d.times, lambda d: d.places[:, 0], lambda d: d.places[:, 1]):
+        assert ks_2samp(values(drawn[0]), values(drawn[1])).pvalue > 1e-4
+    shares = [one.mark_ids.mean() for one in drawn]
+    assert shares[0] == pytest.approx(shares[1], abs=0.03)
+    with pytest.warns(UserWarning, match="reached most=2"):
+        assert fp.sample(model, 0.5, 2.0, 50, history=past, most=2).lengths.max() == 2
+
+
+@pytest.mark.parametrize("name", ["hawkes-places", "dapp-places"])
+def test_maps_of_two_seeds_agree_on_earthquakes(name: str) -> None:
+    data = fp.load("earthquakes")
+    small = dict(frequencies=5) if name == "dapp-places" else {}
+    model = fp.MODELS[name](marks=data.marks, **small)
+    if name == "hawkes-places":
+        model.initialise(data)
+    else:
+        fp.fit(model, data.part("train"), data.part("dev"), steps=20, validate_every=20, progress=False)
+    today = data.part("test")[0]
+    maps = [fp.expected_map(model, fp.forecast(model, today, 1.0, 60, seed, at=12.0), cells=24).rate for seed in (1, 2)]
+    assert np.corrcoef(maps[0].ravel(), maps[1].ravel())[0, 1] > 0.95
+
+
+def test_a_map_takes_all_paths_that_were_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, s = small_dapp(), events(10)
+    found = fp.forecast(model, s, 2.0, 150, at=8.0)
+    asked = []
+    real = PlacedDAPP.in_cells
+    monkeypatch.setattr(PlacedDAPP, "in_cells", lambda self, h, t, seen, c: asked.append(t.shape) or real(self, h, t, seen, c))
+    fp.expected_map(model, found, cells=4)
+    assert sum(rows for rows, _ in asked) == 150
+    assert all(moments >= 4 for _, moments in asked)
 
 
 def test_another_box_is_refused_with_the_models() -> None:

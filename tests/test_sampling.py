@@ -186,7 +186,7 @@ def test_wrong_calls_are_refused() -> None:
     for arguments, words in (
         (dict(stop=0.0), "start < stop"),
         (dict(sequences=0), "at least one sequence"),
-        (dict(history=past, start=0.4, stop=2.0), "a history before the start at 0.4; received an event or a window at 0.5"),
+        (dict(history=past, start=0.4, stop=2.0), "a history up to the start at 0.4; received an event or a window at 0.5"),
         (dict(history=Sequence([0.5], start=0.0, stop=1.0), start=1.0, stop=2.0), "events with 2 types .* received no marks"),
         (dict(history=Dataset.from_sequences([past] * 3), start=1.0, stop=2.0), "one for each of 2 paths; received 3"),
         (dict(method="magic"), "method to be one of"),

@@ -159,4 +159,6 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted(set(globals()) | set(__all__))
+    """The public names, and what every module has."""
+    special = {name for name in globals() if name.startswith("__")}
+    return sorted(special | set(__all__))

@@ -6,8 +6,8 @@ torch is imported when the first batch is made.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,18 @@ if TYPE_CHECKING:
     import torch
 
     from fourpoint.events import Dataset
+
+
+def known_at(times: Any, at: Any) -> Any:
+    """Which events are known at time ``at``: those up to and including it; what is still to come lies strictly after.
+
+    The one rule for everything that looks ahead of or back from a moment: forecasts, explanations, maps, predictions and streams.
+    Arrays and tensors alike; shapes broadcast.
+
+    >>> known_at(np.array([1.0, 2.0, 3.0]), 2.0).tolist()
+    [True, True, False]
+    """
+    return times <= at
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,6 +74,10 @@ class Batch:
         end = self.times[:, last - 1] if stop < self.times.shape[1] else self.stop
         places = None if self.places is None else self.places[:, first:last]
         return Batch(self.times[:, first:last], self.marks[:, first:last], self.valid[:, first:last], start, end, places)
+
+    def until(self, at: torch.Tensor) -> Batch:
+        """The events that are known at the times ``at`` (B,), observed until then."""
+        return replace(self, valid=self.valid & known_at(self.times, at[:, None]), stop=at)
 
     def spread(self, tick: float, random: torch.Generator) -> Batch:
         """The same events anywhere inside their ticks, [t - tick/2, t + tick/2] within the window, in the same order."""

@@ -222,8 +222,8 @@ def evaluate(
     model, events = open_with_model(folder, source, How(ties, window, time, mark, sequence, place, bounds, time_unit, timezone, sort))
     check_marks(model, events.marks)
     part = scored_part(model, events, split)
-    report = judge(model, part, truth=oracle, tolerance=tolerance)
-    numbers = report.to_dict(asked)
+    report = judge(model, part, truth=oracle, tolerance=tolerance, convention=asked, progress=True)
+    numbers = report.to_dict()
     blocks: list[Any] = [report]
     ratios = branching_ratios(model)
     if ratios is not None:
@@ -231,12 +231,12 @@ def evaluate(
         blocks.append(ratios)
     if fit_check and part.events:
         some = some_of(part, seed)
-        verdict = goodness_of_fit(model, some, tolerance=tolerance, seed=seed)
+        verdict = goodness_of_fit(model, some, tolerance=tolerance, seed=seed, progress=True)
         numbers["goodness"] = {"events": some.events, "sequences": len(some), **verdict.to_dict()}
         blocks.append(verdict)
         save_plot(verdict.plot() if plot else None, plot)
     if predictions:
-        scores = prediction_scores(model, part, seed=seed)
+        scores = prediction_scores(model, part, seed=seed, progress=True)
         numbers["predictions"] = scores.to_dict()
         blocks.append(scores)
     print_all(numbers, blocks, json)
@@ -274,12 +274,12 @@ def forecast(
     check_picture(plot)
     check_picture(map)
     model, events = open_with_model(folder, source, How(ties, window, time, mark, by, place, bounds, time_unit, timezone, sort))
-    found = look_ahead(model, events.find(sequence), horizon, paths, seed, at=at, windows=windows)
+    found = look_ahead(model, events.find(sequence), horizon, paths, seed, at=at, windows=windows, progress=True)
     save_plot(found.plot(unit=short_unit(events.unit)) if plot else None, plot)
     if map is not None:
         from fourpoint.maps import expected_map
 
-        save_plot(expected_map(model, found).plot(unit=short_unit(events.unit)), map)
+        save_plot(expected_map(model, found, progress=True).plot(unit=short_unit(events.unit)), map)
     print_all(found.to_dict(), [found], json)
 
 
@@ -308,7 +308,7 @@ def explain(
 
     check_picture(plot)
     model, events = open_with_model(folder, source, How(ties, window, time, mark, by, place, bounds, time_unit, timezone, sort))
-    found = account_for(model, events.find(sequence), at)
+    found = account_for(model, events.find(sequence), at, progress=True)
     save_plot(found.plot(unit=short_unit(events.unit)) if plot else None, plot)
     numbers = found.to_dict()
     blocks: list[Any] = [found]
@@ -423,7 +423,7 @@ def _draw_from_model(
     begin, end = known.get("start") if start is None else start, known.get("stop") if stop is None else stop
     if begin is None or end is None:
         raise UserError("a window to simulate", f"none was saved in {folder}", "Give it with --start and --stop.")
-    found = sample_paths(model, float(begin), float(end), sequences, seed, most=most)
+    found = sample_paths(model, float(begin), float(end), sequences, seed, most=most, progress=True)
     return replace(found.data, unit=str(known.get("unit") or "")), str(found)
 
 

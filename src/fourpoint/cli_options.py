@@ -52,6 +52,7 @@ MemoryLimit = Annotated[
 ]
 Saved = Annotated[Path, typer.Argument(metavar="DIR", help="Folder of a model that `fourpoint fit` saved.")]
 Which = Annotated[str, typer.Option(metavar="ID", help="The sequence whose events are the history.")]
-At = Annotated[float | None, typer.Option(metavar="TIME", help="Now; the end of the window by default. Later events are not looked at.")]
+NOW = "Now; the end of the window by default. Events up to and including it are known."
+At = Annotated[float | None, typer.Option(metavar="TIME", help=NOW)]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
 Plot = Annotated[Path | None, typer.Option(metavar="FILE", help="Draw a picture: .png, .svg or .pdf.")]

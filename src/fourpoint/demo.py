@@ -205,7 +205,7 @@ def _busy_day(page: Page, model: Any, clock: Any, day: Sequence, data: Dataset) 
     )
     page.figure(ax, caption, title="The rate, moment by moment")
     peak = float(times[rate.sum(1).argmax()])
-    past = day.before(peak)
+    past = day.until(peak)
     effect = removal_effects(model, day, peak).sum(1)
     label = f"effect on the rate (events per {unit})"
     ax = plots.attention_plot(past.times, effect, at=peak, event_marks=past.marks, names=names, label=label, unit=unit)

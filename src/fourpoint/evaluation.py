@@ -20,9 +20,9 @@ from jaxtyping import Float
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 
-from fourpoint.events import Batch, Dataset, Sequence, UserError
+from fourpoint.events import Batch, Dataset, Sequence, UserError, all_sequences, only_sequence
 from fourpoint.likelihood import CONVENTIONS, Convention, LogLikelihood, log_likelihoods
-from fourpoint.printing import as_text, text_table
+from fourpoint.printing import Printed, bar, text_table
 from fourpoint.sampling import check_box, still
 from fourpoint.trained_on import Overlap, overlap
 
@@ -48,18 +48,20 @@ class Score:
         return self.log_likelihood / max(1, self.events)
 
 
-@dataclass(frozen=True)
-class Report:
-    """What :func:`evaluate` found. Prints as a table; :meth:`to_dict` is for machines."""
+@dataclass(frozen=True, repr=False)
+class Report(Printed):
+    """What :func:`evaluate` found. Prints as a table; :meth:`to_dict` is for machines, in ``convention`` unless told otherwise."""
 
     scores: dict[str, Score]
     oracle: dict[str, Score] | None = None
     intensity_mse: float | None = None
     intensity_variance: float | None = None
     trained_on: Overlap | None = None  # how much of the data was in the model's training data
+    convention: Convention = "window"
 
-    def to_dict(self, convention: Convention = "window") -> dict[str, Any]:
+    def to_dict(self, convention: Convention | None = None) -> dict[str, Any]:
         """One convention's numbers under the names of the command line's JSON; likelihoods in nats."""
+        convention = self.convention if convention is None else checked_convention(convention)
         score = self.scores[convention]
         out: dict[str, Any] = {
             "events": score.events,
@@ -90,16 +92,24 @@ class Report:
                 table.add_row(key.replace("_", " "), *(_show(column[key]) for column in columns))
         return table
 
-    def __str__(self) -> str:
-        return as_text(self)
 
-
-def evaluate(model: nn.Module, data: Dataset, *, truth: Any = None, tolerance: float = 1e-4) -> Report:
+def evaluate(
+    model: nn.Module,
+    data: Dataset | Sequence,
+    *,
+    truth: Any = None,
+    tolerance: float = 1e-4,
+    convention: Convention = "window",
+    progress: bool = False,
+) -> Report:
     """Score ``model`` on ``data`` in both conventions, and against ``truth`` where it is given.
 
     Arguments
+        data: a data set, or one sequence.
         truth: the process that made the data: a name of `data.synthetic.PROCESSES`, or a model with its parameters.
         tolerance: of the integrals, in nats per event.
+        convention: "window" (everything observed) or "gaps" (events 2 to N, as published tables); that of ``report.to_dict()``.
+        progress: whether to show a bar on stderr.
 
     A model on another device is scored there, and so is a truth given as a model. Where data were in the model's training data, the report
     has a note that says how many. Raises :class:`UserError` where the mark spaces
@@ -111,18 +121,20 @@ def evaluate(model: nn.Module, data: Dataset, *, truth: Any = None, tolerance: f
     >>> round(report.to_dict()["regret_per_event"], 9) == 0
     True
     """
+    data = all_sequences(data)
     check_marks(model, data)
+    checked_convention(convention)
     oracle = _truth(truth)
     with still(model):
-        scores = score(model, data, tolerance=tolerance)
+        scores = score(model, data, tolerance=tolerance, progress=progress)
         if oracle is None:
-            return Report(scores, trained_on=overlap(model, data))
-        best = score(oracle, data, tolerance=tolerance)
+            return Report(scores, trained_on=overlap(model, data), convention=convention)
+        best = score(oracle, data, tolerance=tolerance, progress=progress)
         error, variance = _intensity_error(model, oracle, data)
-        return Report(scores, best, error, variance, overlap(model, data))
+        return Report(scores, best, error, variance, overlap(model, data), convention)
 
 
-def intensity(model: Any, sequence: Sequence, times: ArrayLike) -> NDArray[np.float64]:
+def intensity(model: Any, sequence: Sequence | Dataset, times: ArrayLike) -> NDArray[np.float64]:
     """lambda_m(t) at ``times``, each given the events of ``sequence`` strictly before it: events per unit of time, (Q, M).
 
     >>> from fourpoint.models.hawkes import Hawkes
@@ -131,17 +143,27 @@ def intensity(model: Any, sequence: Sequence, times: ArrayLike) -> NDArray[np.fl
     [[1.0], [1.0], [1.3679]]
     """
     place = device_of(model)
-    batch = sequence.batch().to(place)
+    batch = only_sequence(sequence).batch().to(place)
     asked = torch.as_tensor(np.asarray(times, dtype=np.float64).reshape(1, -1)).to(place)
     with still(model):
         return np.asarray(model.intensity(model.encode(batch), asked)[0].double().cpu().numpy())
 
 
-def score(model: nn.Module, data: Dataset, *, tolerance: float = 1e-4) -> dict[str, Score]:
+def score(model: nn.Module, data: Dataset, *, tolerance: float = 1e-4, progress: bool = False) -> dict[str, Score]:
     """The summed log-likelihood of ``data`` under each convention, computed on the model's device."""
-    place = device_of(model)
-    found = [log_likelihoods(model, data.batch(rows).to(place), tolerance=tolerance) for rows in data.batches(sequences_at_once(place))]
+    place, found = device_of(model), []
+    with bar("scoring", len(data), show=progress) as step:
+        for rows in data.batches(sequences_at_once(place)):
+            found.append(log_likelihoods(model, data.batch(rows).to(place), tolerance=tolerance))
+            step(sum(len(one["window"].value) for one in found))
     return {name: _total([one[name] for one in found]) for name in CONVENTIONS}
+
+
+def checked_convention(convention: Convention) -> Convention:
+    """``convention`` where it is one; else :class:`UserError`."""
+    if convention not in CONVENTIONS:
+        raise UserError("convention 'window' or 'gaps'", f"{convention!r}", "Choose one of the two.")
+    return convention
 
 
 def device_of(model: nn.Module) -> torch.device:

@@ -18,7 +18,7 @@ from typing import Literal, overload
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fourpoint.batches import Batch, group_by_length, pad
+from fourpoint.batches import Batch, group_by_length, known_at, pad
 from fourpoint.checks import SPLITS, as_marks, as_places, as_times, check_events, inner
 from fourpoint.errors import EventDataError, UserError
 from fourpoint.log_format import LogFormat
@@ -26,7 +26,21 @@ from fourpoint.sanitising import console_text
 from fourpoint.spaces import Box, MarkSpace
 from fourpoint.ties import Ties, apply_ties
 
-__all__ = ["SPLITS", "Batch", "Box", "Dataset", "EventDataError", "MarkSpace", "Sequence", "Ties", "UserError", "inferred_window"]
+__all__ = [
+    "SPLITS",
+    "Batch",
+    "Box",
+    "Dataset",
+    "EventDataError",
+    "MarkSpace",
+    "Sequence",
+    "Ties",
+    "UserError",
+    "all_sequences",
+    "inferred_window",
+    "known_at",
+    "only_sequence",
+]
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,9 +124,32 @@ class Sequence:
         known = self.times[n:], self.marks[n:], float(time), self.stop
         return _trusted_sequence(*known, self.space, self.id, self.inferred, places)
 
+    def until(self, at: float | None = None) -> Sequence:
+        """The events that are known at time ``at``: those up to and including it, observed on ``[start, at]``.
+
+        ``at`` is the end of the window by default. This is the past that forecasts, explanations and maps look at. Raises
+        :class:`UserError` where ``at`` lies outside the window.
+
+        >>> s = Sequence([0.5, 2.0, 2.0, 3.0], start=0.0, stop=4.0)
+        >>> len(s.until(2.0)), len(s.before(2.0)), len(s.until())
+        (3, 1, 4)
+        """
+        now = self.stop if at is None else float(at)
+        if not self.start <= now <= self.stop:
+            expected = f"a time inside the window [{self.start:g}, {self.stop:g}] of sequence {self.id}"
+            raise UserError(expected, f"at={now:g}", "Choose a time at which the sequence was observed.")
+        n = int(np.count_nonzero(known_at(self.times, now)))
+        places = None if self.places is None else self.places[:n]
+        return _trusted_sequence(self.times[:n], self.marks[:n], self.start, now, self.space, self.id, True, places)
+
     def batch(self) -> Batch:
         """This sequence alone, as a batch of one."""
-        return Dataset.from_sequences([self]).batch([0])
+        import torch
+
+        times, marks = (torch.from_numpy(np.array(x))[None] for x in (self.times, self.marks))
+        start, stop = (torch.tensor([x], dtype=torch.float64) for x in (self.start, self.stop))
+        places = None if self.places is None else torch.from_numpy(np.array(self.places))[None]
+        return Batch(times, marks, torch.ones_like(marks, dtype=torch.bool), start, stop, places)
 
 
 @dataclass(frozen=True, eq=False)
@@ -203,10 +240,13 @@ class Dataset:
         return float(np.mean(gaps == 0)) if len(gaps) else 0.0
 
     @overload
-    def __getitem__(self, index: int) -> Sequence: ...
+    def __getitem__(self, index: int | str) -> Sequence: ...
     @overload
     def __getitem__(self, index: slice) -> Dataset: ...
-    def __getitem__(self, index: int | slice) -> Sequence | Dataset:
+    def __getitem__(self, index: int | str | slice) -> Sequence | Dataset:
+        """One sequence by its number or its id, or those of a slice."""
+        if isinstance(index, str):
+            return self.find(index)
         if isinstance(index, slice):
             return self.select(range(*index.indices(len(self))))
         i = range(len(self))[index]
@@ -350,6 +390,36 @@ class Dataset:
 
     def __repr__(self) -> str:
         return f"Dataset({self})"
+
+
+def only_sequence(events: Sequence | Dataset) -> Sequence:
+    """A sequence, or the only one of a data set; :class:`UserError` where there are more or none.
+
+    >>> only_sequence(Dataset.from_sequences([Sequence([1.0], start=0, stop=3)])).stop
+    3.0
+    """
+    if isinstance(events, Sequence):
+        return events
+    if not isinstance(events, Dataset):
+        raise UserError("a sequence of events", f"{type(events).__name__}", "Pass data[0] or data['ID'], or build a Sequence.")
+    if len(events) != 1:
+        like = f", with ids like {', '.join(map(repr, events.ids[:3]))}" if len(events) else ""
+        received = f"a data set of {len(events):,} sequences{like}"
+        raise UserError("one sequence", received, "Choose one: data[0], or data['ID'] by its id.")
+    return events[0]
+
+
+def all_sequences(events: Sequence | Dataset) -> Dataset:
+    """A data set, or one that holds a sequence alone.
+
+    >>> len(all_sequences(Sequence([1.0], start=0, stop=3)))
+    1
+    """
+    if isinstance(events, Dataset):
+        return events
+    if not isinstance(events, Sequence):
+        raise UserError("a data set or a sequence", f"{type(events).__name__}", "Read events with fp.read, or build a Sequence.")
+    return Dataset.from_sequences([events])
 
 
 def inferred_window(times: NDArray[np.float64]) -> tuple[float, float]:

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fourpoint.events import Batch, Sequence, UserError
-from fourpoint.printing import as_text, text_table
+from fourpoint.events import Batch, Dataset, Sequence, only_sequence
+from fourpoint.printing import Printed, bar, text_table
 from fourpoint.sampling import check_marks, last_rates, remember, still
 
 if TYPE_CHECKING:
@@ -28,16 +28,17 @@ if TYPE_CHECKING:
 
 Floats = NDArray[np.float64]
 PIECE = 16_384  # events that are encoded at once
+ROUNDING = 16  # roundings of a rate that a difference of two rates may hold
 SHOWN = 15  # events in the printed table
 SHOWN_MODES = 5  # modes below it
 
 
-@dataclass(frozen=True)
-class Explanation:
+@dataclass(frozen=True, repr=False)
+class Explanation(Printed):
     """What :func:`explain` found. Prints as a table; :meth:`to_dict` is for machines, :meth:`plot` for eyes.
 
-    Of the N events before ``at``: ``times`` (N,) in the user's unit, ``marks`` (N,), and ``effects`` (N, M) on the rate of each
-    mark in events per unit of time. ``rate`` (M,) is the rate at ``at``; ``names`` (M,) are those of the marks. ``modes`` are those of
+    Of the N events up to and including ``at``: ``times`` (N,) in the user's unit, ``marks`` (N,), and ``effects`` (N, M) on the rate of
+    each mark in events per unit of time. ``rate`` (M,) is the rate at ``at``; ``names`` (M,) are those of the marks. ``modes`` are those of
     Deep DAPP, the strongest first: layer, half-life and period in the user's unit, and what the rate would lose without them.
     """
 
@@ -84,15 +85,16 @@ class Explanation:
         table.caption = "\n".join(said) or None
         return table
 
-    def __str__(self) -> str:
-        return as_text(self, width=110)
 
-
-def explain(model: Any, sequence: Sequence, at: float | None = None) -> Explanation:
-    """What each event of ``sequence`` strictly before ``at`` adds to the rate of ``model`` at that time.
+def explain(
+    model: Any, sequence: Sequence | Dataset, at: float | None = None, *, progress: bool = False
+) -> Explanation:
+    """What each event of ``sequence`` up to and including ``at`` adds to the rate of ``model`` just after that time.
 
     ``at`` is in the user's unit of time, the end of the sequence's window by default. A model that sums over the
-    past (unnormalised DAPP) answers in O(N); for others the rate is computed N + 1 times, which grows with the square of N.
+    past (unnormalised DAPP) answers in O(N); for others the rate is computed N + 1 times, which grows with the square of N, and
+    ``progress`` shows a bar on stderr. An effect below the rounding of the rate is 0. A data set stands for its sequence where it has
+    exactly one.
 
     Raises :class:`UserError` where ``at`` lies outside the sequence's window or the marks are not the model's.
 
@@ -101,18 +103,17 @@ def explain(model: Any, sequence: Sequence, at: float | None = None) -> Explanat
     >>> found.effects.round(4).tolist(), found.rate.round(4).tolist()  # .5 * 2 * exp(-2 d), and 1 plus their sum
     ([[0.0498], [0.3679]], [1.4177])
     """
+    sequence = only_sequence(sequence)
     check_marks(model, sequence.space)
-    if at is not None and not sequence.start <= at <= sequence.stop:
-        expected = f"a time inside the window [{sequence.start:g}, {sequence.stop:g}] of sequence {sequence.id}"
-        raise UserError(expected, f"at={at:g}", "Choose a time at which the sequence was observed.")
-    now = float(sequence.stop if at is None else at)
-    past = sequence.before(now)
+    past = sequence.until(at)
+    now = past.stop
     with still(model):
-        rate = _rates_without(model, past, now, torch.zeros(1, 0, dtype=torch.int64))[0]
+        rate = _rates_without(model, past, now, torch.zeros(1, 0, dtype=torch.int64))[0].double().numpy()
         modes = model.mode_effects(model.encode(past.batch()), now) if hasattr(model, "mode_effects") else []
     modes.sort(key=lambda mode: -abs(mode["effect"]))
     names = model.marks.names or sequence.space.names or ("event",)
-    return Explanation(now, past.times, past.marks, tuple(names), removal_effects(model, sequence, now), rate, tuple(modes))
+    effects = removal_effects(model, sequence, now, progress=progress)
+    return Explanation(now, past.times, past.marks, tuple(names), effects, rate, tuple(modes))
 
 
 def _in_words(mode: dict[str, Any]) -> str:
@@ -120,21 +121,24 @@ def _in_words(mode: dict[str, Any]) -> str:
     return f"mode of layer {mode['layer']}, half-life {mode['half_life']:.3g}, period {mode['period']:.3g}: {mode['effect']:+.3g}"
 
 
-def removal_effects(model: Any, sequence: Sequence, at: float, chunk: int | None = None) -> Floats:
-    """What the rate at time ``at`` would lose without each past event, per mark, in events per unit of time, (N, M).
+def removal_effects(
+    model: Any, sequence: Sequence, at: float, chunk: int | None = None, *, progress: bool = False
+) -> Floats:
+    """What the rate just after ``at`` would lose without each event until then, per mark, in events per unit of time, (N, M).
 
-    ``chunk`` rates are computed at once; by default as many as keep 16,384 events in memory.
+    ``chunk`` rates are computed at once; by default as many as keep 16,384 events in memory. ``progress`` shows a bar on stderr.
     """
-    past, found = sequence.before(at), [np.zeros((0, model.marks.count))]
+    past, found = sequence.until(at), [np.zeros((0, model.marks.count))]
     rows = chunk or max(1, PIECE // max(1, len(past)))
-    with still(model):
+    with still(model), bar("explaining", len(past), show=progress) as step:
         found_at_once = _without(model, past, at)
         if found_at_once is not None:
             return found_at_once
         whole = _rates_without(model, past, at, torch.zeros(1, 0, dtype=torch.int64))
         for first in range(0, len(past), rows):
             left_out = torch.arange(first, min(first + rows, len(past)))[:, None]
-            found.append(whole - _rates_without(model, past, at, left_out))
+            found.append(_lost(whole, _rates_without(model, past, at, left_out)))
+            step(first + len(left_out))
     return np.concatenate(found)
 
 
@@ -144,11 +148,20 @@ def _without(model: Any, past: Sequence, at: float) -> Floats | None:
         return None
     now = torch.tensor([[at]], dtype=torch.float64)
     history = model.encode(past.batch())
-    rates = model.without(history, now)
-    return None if rates is None else np.asarray((model.intensity(history, now)[0] - rates[0, 0]).double().numpy())
+    rates = model.without(history, now, history.lengths[:, None])
+    return None if rates is None else _lost(last_rates(model, history, now)[0], rates[0, 0])
 
 
-def _rates_without(model: Any, past: Sequence, at: float, left_out: Int[Tensor, "R K"]) -> Floats:
+def _lost(rate: Float[Tensor, "#R M"], without: Float[Tensor, "R M"]) -> Floats:
+    """The rate less the rate without an event; 0 where rounding alone could make the difference."""
+    lost = rate.double() - without.double()
+    noise = ROUNDING * torch.finfo(rate.dtype).eps * torch.maximum(rate, without).double()
+    return np.asarray(torch.where(lost.abs() <= noise, 0.0, lost).numpy())
+
+
+def _rates_without(
+    model: Any, past: Sequence, at: float, left_out: Int[Tensor, "R K"]
+) -> Float[Tensor, "R M"]:
     """The rates at ``at`` given the past without event ``left_out`` (K = 1), or given all of it (K = 0): (R, M)."""
     rows, fewer = left_out.shape
     kept = torch.arange(len(past) - fewer).repeat(rows, 1)
@@ -158,4 +171,4 @@ def _rates_without(model: Any, past: Sequence, at: float, left_out: Int[Tensor, 
     start, now = (torch.full((rows,), x, dtype=torch.float64) for x in (past.start, at))
     places = None if past.places is None else torch.from_numpy(np.array(past.places))[kept]
     history = remember(model, Batch(times, marks, torch.ones_like(marks, dtype=torch.bool), start, now, places))
-    return np.asarray(last_rates(model, history, now[:, None])[:, 0].double().numpy())
+    return last_rates(model, history, now[:, None])[:, 0]

@@ -19,11 +19,11 @@ from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fourpoint.events import Batch, Dataset, MarkSpace, Sequence, UserError
+from fourpoint.events import Batch, Dataset, MarkSpace, Sequence, UserError, only_sequence
 from fourpoint.maths.compensator import Law, next_event_law
 from fourpoint.maths.quadrature import Unconverged
 from fourpoint.models.protocol import longest_panel
-from fourpoint.printing import as_text, text_table
+from fourpoint.printing import Printed, bar, text_table
 from fourpoint.sampling import Paths, advance, check_marks, last_rates, remember, select_rows, still
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ GRID = 200  # points of a density
 STEPS = 100  # points of a rate path
 MOST = 10_000  # events of one sampled path
 RECENT = 2048  # past events whose rate is drawn
+SHOWN = 8  # types in a row of the printed table
 BAND = 256  # paths whose rates make the band
 CHUNK = 64  # of those computed at once
 
@@ -81,8 +82,8 @@ class RateBand:
     high: Floats
 
 
-@dataclass(frozen=True)
-class Forecast:
+@dataclass(frozen=True, repr=False)
+class Forecast(Printed):
     """What :func:`forecast` found. Prints as a table; :meth:`to_dict` is for machines, :meth:`plot` for eyes."""
 
     at: float
@@ -119,6 +120,15 @@ class Forecast:
         head = {"at": self.at, "horizon": self.horizon, "paths": len(self.paths), "acceptance": self.acceptance, "notes": self.notes}
         return _plain(head | {"next_event": following, "counts": counts, "rate": rate})
 
+    def _by_mark(self, window: int) -> str:
+        """Expected events of each type in a window, the most first, and the rest in one number."""
+        mean = self.counts.mean[window]
+        first = np.argsort(-mean, kind="stable")[:SHOWN]
+        parts = [f"{self.marks.names[m]} {mean[m]:.2f}" for m in first]
+        if len(mean) > SHOWN:
+            parts.append(f"{len(mean) - SHOWN} more {mean.sum() - mean[first].sum():.2f}")
+        return ", ".join(parts)
+
     def plot(self, ax: Axes | None = None, unit: str = "") -> Axes:
         """The rate up to now, its expected path with a band, and the next event's interval."""
         from fourpoint.forecast_plots import forecast_plot
@@ -154,24 +164,34 @@ class Forecast:
         for w in range(len(c.total_mean)):
             span, range_ = f"[{c.edges[w]:.6g}, {c.edges[w + 1]:.6g})", f"{c.total_low[w]:.0f} to {c.total_high[w]:.0f}"
             table.add_row(f"events in {span}", f"{c.total_mean[w]:.2f} expected, nine in ten from {range_}")
+            if len(self.marks.names) > 1:
+                table.add_row("", self._by_mark(w))
         for note in self.notes:
             table.add_row("note", note)
         return table
 
-    def __str__(self) -> str:
-        return as_text(self, width=110)
-
 
 def forecast(
-    model: Any, sequence: Sequence, horizon: float, paths: int = 1000, seed: int = 0, *, at: float | None = None, windows: int = 4
+    model: Any,
+    sequence: Sequence | Dataset,
+    horizon: float,
+    paths: int = 1000,
+    seed: int = 0,
+    *,
+    at: float | None = None,
+    windows: int = 4,
+    progress: bool = False,
 ) -> Forecast:
-    """What ``model`` expects after the events of ``sequence`` before ``at``, up to ``at + horizon``.
+    """What ``model`` expects after the events of ``sequence`` up to and including ``at``, until ``at + horizon``.
 
     Arguments
         horizon: how far to look, in the user's unit of time.
         paths: how many futures to sample; ``seed`` of those.
-        at: now; the end of the sequence's window by default. Later events of the sequence are not looked at.
+        at: now; the end of the sequence's window by default. An event at that very time is known; later ones are not looked at.
         windows: equal parts of the horizon in which events are counted.
+        progress: whether to show bars on stderr.
+
+    A data set stands for its sequence where it has exactly one.
 
     Raises :class:`UserError` where the horizon is not positive, ``at`` lies outside the sequence's window, the marks are not
     the model's, or the model explodes before the horizon.
@@ -182,15 +202,13 @@ def forecast(
     (3.0, 2.6931, [2.0, 4.0, 6.0, 8.0, 10.0])
     """
     _check(horizon, paths, windows)
+    sequence = only_sequence(sequence)
     check_marks(model, sequence.space)
-    if at is not None and not sequence.start <= at <= sequence.stop:
-        expected = f"a time inside the window [{sequence.start:g}, {sequence.stop:g}] of sequence {sequence.id}"
-        raise UserError(expected, f"at={at:g}", "Choose a time at which the sequence was observed.")
-    now = float(sequence.stop if at is None else at)
-    past = sequence if at is None or at == sequence.stop else sequence.before(now)
+    past = sequence.until(at)
+    now = past.stop
     with still(model):
-        here, earlier = remember(model, _as_batch(past, now)), _past_rate(model, past, now, horizon)
-    return forecast_from(model, here, past, earlier, now, horizon, paths, seed, windows)
+        here, earlier = remember(model, past.batch()), _past_rate(model, past, now, horizon)
+    return forecast_from(model, here, past, earlier, now, horizon, paths, seed, windows, progress)
 
 
 def forecast_from(
@@ -203,6 +221,7 @@ def forecast_from(
     paths: int = 1000,
     seed: int = 0,
     windows: int = 4,
+    progress: bool = False,
 ) -> Forecast:
     """As :func:`forecast`, from ``now`` and the model's history ``here`` of one row: what a stream has.
 
@@ -219,22 +238,23 @@ def forecast_from(
             raise UserError("a rate that can be integrated", str(error).rstrip("."), "Fit the model again.") from error
         if law.never[0] > 1e-6:
             notes.append(f"with probability {float(law.never[0]):.3g} no further event comes")
-        many = select_rows(here, torch.zeros(paths, dtype=torch.int64))
-        drawn = _futures(model, many, now, end, seed)
-        band = _band(model, many, past, drawn.data, now, end)
+        drawn = _futures(model, here, now, end, paths, seed, progress)
+        band = _band(model, here, past, drawn.data, now, end, progress)
     counts = _counts(drawn.data, now, end, windows)
     head = (now, float(horizon), model.marks, following, counts, band)
     return Forecast(*head, drawn.data, drawn.acceptance, tuple(notes), past, *earlier)
 
 
-def _futures(model: Any, many: Any, now: float, end: float, seed: int) -> Paths:
-    """One path from now to the end for each row; an explosion is refused."""
+def _futures(model: Any, here: Any, now: float, end: float, paths: int, seed: int, progress: bool) -> Paths:
+    """Paths from now to the end; an explosion is refused."""
+    many = select_rows(here, torch.zeros(paths, dtype=torch.int64))
     start, stop = (torch.full_like(many.start, x) for x in (now, end))
-    drawn = advance(model, many, start, stop, torch.Generator().manual_seed(seed), most=MOST)
-    if len(drawn.capped):
-        received = f"{len(drawn.capped):,} of {len(start):,} paths with {MOST:,} events before {end:g}"
-        raise UserError("a process that does not explode before the horizon", received, "Shorten the horizon, or fit the model again.")
-    return drawn
+    try:
+        with bar("sampling futures", 1.0, show=progress) as step:
+            return advance(model, many, start, stop, torch.Generator().manual_seed(seed), limit=MOST, step=step)
+    except UserError as error:
+        expected = "a process that does not explode before the horizon"
+        raise UserError(expected, error.received, "Shorten the horizon, or fit the model again.") from error
 
 
 def _check(horizon: float, paths: int, windows: int) -> None:
@@ -242,12 +262,6 @@ def _check(horizon: float, paths: int, windows: int) -> None:
         raise UserError("a positive horizon", f"{horizon}", "Pass horizon=2.0, say, in the data's unit of time.")
     if paths < 1 or windows < 1:
         raise UserError("at least one path and one window", f"paths={paths}, windows={windows}", "Raise them.")
-
-
-def _as_batch(past: Sequence, now: float) -> Batch:
-    times, marks = (torch.from_numpy(np.array(x))[None] for x in (past.times, past.marks))
-    start, stop = (torch.tensor([x], dtype=torch.float64) for x in (past.start, now))
-    return Batch(times, marks, torch.ones_like(marks, dtype=torch.bool), start, stop, _places(past, 1))
 
 
 def _places(past: Sequence, rows: int) -> Float[Tensor, "B N k"] | None:
@@ -296,20 +310,28 @@ def window_counts(data: Dataset, edges: Floats) -> NDArray[np.int64]:
     return np.bincount(flat, minlength=len(data) * windows * M).reshape(len(data), windows, M)
 
 
-def _band(model: Any, many: Any, past: Sequence, paths: Dataset, now: float, end: float) -> RateBand:
-    """The rate of every path on a grid: a path goes on from the history where the model can, else from all its events."""
+def _band(
+    model: Any, here: Any, past: Sequence, paths: Dataset, now: float, end: float, progress: bool
+) -> RateBand:
+    """The rate of every path on a grid."""
     grid = torch.linspace(now, end, STEPS + 1, dtype=torch.float64)[1:]
-    parts = []
-    for rows in paths[:BAND].batches(CHUNK):
-        batch = paths.batch(rows)
-        if getattr(model, "linear", False):
-            history = model.encode(batch, select_rows(many, torch.from_numpy(rows)))
-        else:
-            history = model.encode(_joined(past, batch))
-        parts.append(model.intensity(history, grid.expand(len(rows), -1)).double())
+    parts, groups = [], paths[:BAND].batches(CHUNK)
+    with bar("rates of futures", len(groups), show=progress) as step:
+        for done, rows in enumerate(groups):
+            history = follow(model, here, past, paths, rows)
+            parts.append(model.intensity(history, grid.expand(len(rows), -1)).double())
+            step(done + 1)
     rate = torch.cat(parts)
     low, high = np.quantile(rate.sum(2).numpy(), (0.05, 0.95), axis=0)
     return RateBand(grid.numpy(), rate.mean(0).numpy(), low, high)
+
+
+def follow(model: Any, here: Any, past: Sequence, paths: Dataset, rows: NDArray[np.int64]) -> Any:
+    """The history of the paths at ``rows``: gone on with from ``here`` (one row) where the model can, else from all events of the past."""
+    batch = paths.batch(rows)
+    if getattr(model, "linear", False):
+        return model.encode(batch, select_rows(here, torch.zeros(len(rows), dtype=torch.int64)))
+    return model.encode(_joined(past, batch))
 
 
 def _joined(past: Sequence, batch: Batch) -> Batch:
@@ -324,7 +346,7 @@ def _joined(past: Sequence, batch: Batch) -> Batch:
 
 def _past_rate(model: Any, past: Sequence, now: float, horizon: float) -> tuple[Floats, Floats]:
     """The total rate on the stretch before now that a picture shows; only recent events are encoded anew."""
-    whole = _as_batch(past, now)
+    whole = past.batch()
     first = max(0, len(past) - RECENT) if getattr(model, "linear", False) else 0
     before = remember(model, whole.columns(0, first)) if first else None
     history = model.encode(whole.columns(first, len(past)) if first else whole, before)

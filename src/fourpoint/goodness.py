@@ -22,14 +22,14 @@ from torch import Tensor
 
 from fourpoint.dequantising import change_within_ticks, dequantise, first_events, most_events, reason_against
 from fourpoint.evaluation import device_of
-from fourpoint.events import Batch, Dataset
+from fourpoint.events import Batch, Dataset, Sequence, all_sequences
 from fourpoint.likelihood import blocks_of, closed_form_error, latest, total_rate
 from fourpoint.maths import rescaling
 from fourpoint.maths.periodogram import coarse_clock
 from fourpoint.maths.quadrature import integrate_each
 from fourpoint.maths.rescaling import Verdict
 from fourpoint.models.protocol import pieces
-from fourpoint.printing import as_text, text_table
+from fourpoint.printing import Printed, bar, text_table
 from fourpoint.sampling import check_marks, still
 from fourpoint.ties import spread_in_ticks
 
@@ -42,8 +42,8 @@ SHOWN = 12  # marks in the printed table
 UNCHANGED = 2e-3  # events by which the compensator may change within a tick for a uniform place to be the model's law
 
 
-@dataclass(frozen=True)
-class Goodness:
+@dataclass(frozen=True, repr=False)
+class Goodness(Printed):
     """Verdicts on all events and on each mark, and the residuals of each sequence alone. Prints as a table."""
 
     total: Verdict
@@ -85,9 +85,6 @@ class Goodness:
             table.add_row(f"... {len(ranked) - SHOWN} more")
         return table
 
-    def __str__(self) -> str:
-        return as_text(self)
-
 
 def _as_p(p: float) -> str:
     if np.isnan(p):
@@ -95,12 +92,19 @@ def _as_p(p: float) -> str:
     return f"{p:.3f}" if p >= 1e-3 else f"{p:.1e}"
 
 
-def goodness_of_fit(model: Any, data: Dataset, *, tolerance: float = 1e-4, seed: int = 0) -> Goodness:
+def goodness_of_fit(
+    model: Any,
+    data: Dataset | Sequence,
+    *,
+    tolerance: float = 1e-4,
+    seed: int = 0,
+    progress: bool = False,
+) -> Goodness:
     """Rescale the events of ``data`` by ``model`` and test what remains, per mark and in total.
 
     ``tolerance`` is that of the integrals, per event; ``seed`` that of the times inside ticks, where times are rounded: then the first
-    20,000 events are looked at, or 2,000 if the model's integrals have no closed form. Raises :class:`UserError` where the mark
-    spaces differ and `Unconverged` where an integral does not settle.
+    20,000 events are looked at, or 2,000 if the model's integrals have no closed form. ``progress`` shows a bar on stderr. Raises
+    :class:`UserError` where the mark spaces differ and `Unconverged` where an integral does not settle.
 
     >>> from fourpoint.data.synthetic import simulate
     >>> from fourpoint.models.hawkes import Hawkes
@@ -108,17 +112,21 @@ def goodness_of_fit(model: Any, data: Dataset, *, tolerance: float = 1e-4, seed:
     >>> verdict.ks_p > 0.01
     True
     """
+    data = all_sequences(data)
     check_marks(model, data.marks)
     data, tick, how, inapplicable = _dequantised(model, data, seed)
     M = data.marks.count
     places, totals = np.zeros((data.events, M)), np.zeros((len(data), M))
-    with still(model):
+    with still(model), bar("goodness of fit", len(data), show=progress) as step:
+        done = 0
         for rows in data.batches(BATCH):
             batch = data.batch(rows).to(device_of(model))
             running = compensators(model, batch, tolerance).cumsum(1).cpu().numpy()
             for k, s in enumerate(rows):
                 n = int(data.lengths[s])
                 places[data.offsets[s] : data.offsets[s + 1]], totals[s] = running[k, :n], running[k, -1]
+            done += len(rows)
+            step(done)
     owner = np.repeat(np.arange(len(data)), data.lengths)
     together = places.sum(1)
     gaps = np.split(rescaling.per_sequence(together, owner), data.offsets[1:-1])

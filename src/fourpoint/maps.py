@@ -1,6 +1,6 @@
 r"""Where events are to be expected: the intensity over the box at a time, or its mean over a stretch of the future.
 
-    intensity_map    lambda(t, x) = sum_m lambda_m(t, x) on a grid, given the events before t
+    intensity_map    lambda(t, x) = sum_m lambda_m(t, x) on a grid, given the events up to and including t
     expected_map     (1 / horizon) E[ int lambda(t, x) dt ] over sampled futures
 
 A box of more than two axes is shown over two of them, integrated over the others. Rates are per unit of time and of what is shown: area
@@ -14,13 +14,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fourpoint.events import Batch, Box, Sequence, UserError
-from fourpoint.forecasting import Forecast
-from fourpoint.maths.quadrature import gauss_legendre
+from fourpoint.events import Box, Dataset, Sequence, UserError, only_sequence
+from fourpoint.forecasting import Forecast, follow
+from fourpoint.models.cells import Cells
+from fourpoint.models.protocol import position_before
+from fourpoint.printing import bar
 from fourpoint.sampling import check_marks, remember, still
 
 if TYPE_CHECKING:
@@ -28,8 +30,9 @@ if TYPE_CHECKING:
 
 Floats = NDArray[np.float64]
 POINTS = 2**16  # places asked at once
-HIDDEN = 8  # Gauss nodes on every axis that is not shown
-FUTURES, MOMENTS = 32, 8  # paths, and times of each, that an expected map is the mean of
+PATHS = 64  # paths encoded at once
+MOMENTS, FEWEST_MOMENTS = 4096, 4  # of all paths together, and of each, at which an expected map reads the rate
+GOLDEN = (5**0.5 - 1) / 2  # shifts the moments of one path against those of the next
 
 
 @dataclass(frozen=True)
@@ -67,17 +70,19 @@ class RateMap:
 
 def intensity_map(
     model: Any,
-    sequence: Sequence,
+    sequence: Sequence | Dataset,
     at: float | None = None,
     *,
     cells: int = 96,
     axes: tuple[int, ...] | None = None,
     mark: int | None = None,
 ) -> RateMap:
-    """The intensity over the box at time ``at`` (the end of the window by default), given the events of ``sequence`` before it.
+    """The intensity over the box at time ``at``, the end of the window by default, given the events up to and including it.
+
+    It is the mean over each cell for Poisson and Hawkes processes, and for others the value in its middle.
 
     Arguments
-        cells: points per axis shown.
+        cells: cells per axis shown.
         axes: which axes of the box to show, one or two; by default the first two.
         mark: the number of one type; all types together by default.
 
@@ -92,92 +97,102 @@ def intensity_map(
     np.float64(5.303)
     """
     box = _box_of(model)
+    sequence = only_sequence(sequence)
     check_marks(model, sequence.space)
-    if at is not None and not sequence.start <= at <= sequence.stop:
-        expected = f"a time inside the window [{sequence.start:g}, {sequence.stop:g}] of sequence {sequence.id}"
-        raise UserError(expected, f"at={at:g}", "Choose a time at which the sequence was observed.")
-    now = float(sequence.stop if at is None else at)
-    past, shown = sequence.before(now), _shown(box, axes)
-    grid, weights, middles = _grid(box, shown, cells)
+    past, grid = sequence.until(at), Cells(box, _shown(box, axes), cells)
+    now = past.stop
     with still(model):
-        history = remember(model, past.batch())
-        rate = _on(model, history, torch.tensor([[now]], dtype=torch.float64), grid, weights, mark)[0, 0]
-    return _map(now, box, shown, middles, rate, past, f"Intensity at {now:g}")
+        rates = _at_now(model, remember(model, past.batch()), now, grid)
+    return _map(now, grid, _of_mark(rates, mark), past, f"Intensity at {now:g}")
 
 
 def expected_map(
-    model: Any, forecast: Forecast, *, cells: int = 64, axes: tuple[int, ...] | None = None, mark: int | None = None
+    model: Any,
+    forecast: Forecast,
+    *,
+    cells: int = 64,
+    axes: tuple[int, ...] | None = None,
+    mark: int | None = None,
+    progress: bool = False,
 ) -> RateMap:
-    """The mean rate over the horizon of ``forecast``, over the futures it sampled: the expected events of each place, per unit of time.
+    """The mean rate over the horizon of ``forecast``: the expected events of each place, per unit of time.
 
-    It is the mean of the intensity over 32 futures at 8 times each, and so already smooth. Arguments as in
-    :func:`intensity_map`.
+    It is the mean of the conditional intensity over all paths that were sampled: in closed form over time and place for
+    Poisson and Hawkes processes, at 4,096 moments or more for others, at least 4 of every path. Other arguments as in
+    :func:`intensity_map`; ``progress`` shows a bar on stderr.
     """
     box = _box_of(model)
-    shown = _shown(box, axes)
-    grid, weights, middles = _grid(box, shown, cells)
-    futures = forecast.paths[: min(FUTURES, len(forecast.paths))]
-    share = gauss_legendre(MOMENTS)
-    total = torch.zeros(len(middles[0]) * (len(middles[1]) if len(shown) == 2 else 1), dtype=torch.float64)
+    grid = Cells(box, _shown(box, axes), cells)
     with still(model):
-        for path in futures:
-            history = model.encode(_together(forecast.past, path))
-            times = forecast.at + forecast.horizon * share[0][None]
-            total += (share[1] @ _on(model, history, times, grid, weights, mark)[0]) / len(futures)
+        rates = _over_paths(model, forecast, grid, progress)
     end = forecast.at + forecast.horizon
-    return _map(forecast.at, box, shown, middles, total, forecast.past, f"Expected rate from {forecast.at:g} to {end:g}")
+    title = f"Expected rate from {forecast.at:g} to {end:g}"
+    return _map(forecast.at, grid, _of_mark(rates, mark), forecast.past, title)
 
 
-def plot_map(model: Any, sequence: Sequence, at: float | None = None, *, unit: str = "", ax: Axes | None = None) -> Axes:
+def plot_map(model: Any, sequence: Sequence | Dataset, at: float | None = None, *, unit: str = "", ax: Axes | None = None) -> Axes:
     """Draw :func:`intensity_map`: the intensity over the box at ``at``, with the events before."""
     return intensity_map(model, sequence, at).plot(ax, unit)
 
 
-def _on(
-    model: Any, history: Any, times: Float[Tensor, "B T"], grid: Float[Tensor, "C S k"], weights: Float[Tensor, " S"], mark: int | None
-) -> Float[Tensor, "B T C"]:
-    """The rate at every time and cell of the grid, integrated over the axes that are not shown."""
-    from fourpoint.models.protocol import position_before
+def _at_now(model: Any, history: Any, now: float, cells: Cells) -> Float[Tensor, "C M"]:
+    """The rate of each type in every cell at ``now``, seen from the last position of a history of one row."""
+    if hasattr(model, "expected_in_cells"):
+        return model.expected_in_cells(history, None, now, now, cells)
+    times = torch.tensor([[now]], dtype=torch.float64)
+    return _in_cells(model, history, times, history.lengths[:, None], cells)
 
-    seen = position_before(history, times)
-    flat, parts = grid.flatten(0, 1), []
-    for some in flat.split(max(1, POINTS // max(1, times.numel()))):
+
+def _over_paths(model: Any, forecast: Forecast, cells: Cells, progress: bool) -> Float[Tensor, "C M"]:
+    """The rate of each type in every cell, as the mean over the paths and the horizon of ``forecast``.
+
+    Models with a closed form give it at once. Others are asked at moments of every path, evenly apart and shifted from path to path, so
+    that together they cover the horizon densely.
+    """
+    past, paths, begin = forecast.past, forecast.paths, forecast.at
+    history = remember(model, past.batch())
+    if hasattr(model, "expected_in_cells"):
+        return model.expected_in_cells(history, paths, begin, begin + forecast.horizon, cells)
+    moments = max(FEWEST_MOMENTS, -(-MOMENTS // len(paths)))
+    total = torch.zeros(len(cells), model.marks.count, dtype=torch.float64)
+    groups = paths.batches(PATHS)
+    with bar("map", len(groups), show=progress) as step:
+        for done, rows in enumerate(groups):
+            shift = torch.from_numpy((rows + 0.5) * GOLDEN % 1.0)
+            share = (torch.arange(moments, dtype=torch.float64) + shift[:, None]) / moments
+            times = begin + forecast.horizon * share
+            ahead = follow(model, history, past, paths, rows)
+            mean = _in_cells(model, ahead, times, position_before(ahead, times), cells)
+            total += mean * (len(rows) / len(paths))
+            step(done + 1)
+    return total
+
+
+def _in_cells(
+    model: Any, history: Any, times: Float[Tensor, "B T"], seen: Int[Tensor, "B T"], cells: Cells
+) -> Float[Tensor, "C M"]:
+    """The mean over all rows and times of the rate of each type in every cell."""
+    if hasattr(model, "in_cells"):
+        return model.in_cells(history, times, seen, cells)
+    places, weights = cells.places
+    parts = []
+    for some in places.flatten(0, 1).split(max(1, POINTS // max(1, times.numel()))):
         asked = times[..., None].expand(*times.shape, len(some))
         logs = model.log_intensity_at(history, asked, some.expand(*times.shape, -1, -1), seen)
-        parts.append((logs if mark is None else logs[..., mark : mark + 1]).exp().sum(-1).double())
-    return torch.cat(parts, 2).unflatten(2, grid.shape[:2]) @ weights
+        parts.append(logs.exp().double().mean((0, 1)))
+    return torch.einsum("csm,s->cm", torch.cat(parts).unflatten(0, places.shape[:2]), weights)
 
 
-def _grid(box: Box, shown: tuple[int, ...], cells: int) -> tuple[Float[Tensor, "C S k"], Float[Tensor, " S"], tuple[Floats, ...]]:
-    """Places of every cell with the Gauss nodes of the axes that are not shown, their weights, and the cells' middles."""
-    hidden = [a for a in range(box.dimension) if a not in shown]
-    middles = tuple(box.low[a] + (box.high[a] - box.low[a]) * (np.arange(cells) + 0.5) / cells for a in shown)
-    x, w = (v.numpy() for v in gauss_legendre(HIDDEN))
-    nodes = [box.low[a] + (box.high[a] - box.low[a]) * x for a in hidden]
-    weights = [(box.high[a] - box.low[a]) * w for a in hidden]
-    front = np.stack(np.meshgrid(*middles, indexing="ij"), -1).reshape(-1, len(shown))
-    back = np.stack(np.meshgrid(*nodes, indexing="ij"), -1).reshape(-1, len(hidden)) if hidden else np.zeros((1, 0))
-    weight = np.prod(np.meshgrid(*weights, indexing="ij"), 0).reshape(-1) if hidden else np.ones(1)
-    grid = np.zeros((len(front), len(back), box.dimension))
-    grid[..., list(shown)], grid[..., hidden] = front[:, None], back[None]
-    return torch.from_numpy(grid), torch.from_numpy(weight), middles
+def _of_mark(rates: Float[Tensor, "C M"], mark: int | None) -> Float[Tensor, " C"]:
+    return rates.sum(1) if mark is None else rates[:, mark]
 
 
-def _map(at: float, box: Box, shown: tuple[int, ...], middles: tuple[Floats, ...], rate: Tensor, past: Sequence, title: str) -> RateMap:
-    places = np.zeros((0, len(shown))) if past.places is None else past.places[:, list(shown)]
-    values = rate.numpy().reshape([len(m) for m in middles])
-    return RateMap(at, tuple(box.names[a] for a in shown), middles, values, places, at - past.times, title)
-
-
-def _together(past: Sequence, path: Sequence) -> Batch:
-    """The past and one future as one batch."""
-    if past.places is None or path.places is None:
-        raise UserError("events with places", "events without", "Read them with place=.")
-    both = Sequence(
-        np.concatenate([past.times, path.times]), np.concatenate([past.marks, path.marks]), start=past.start, stop=path.stop,
-        space=path.space, places=np.concatenate([past.places, path.places]),
-    )  # fmt: skip
-    return both.batch()
+def _map(at: float, cells: Cells, rate: Float[Tensor, " C"], past: Sequence, title: str) -> RateMap:
+    shown = list(cells.shown)
+    places = np.zeros((0, len(shown))) if past.places is None else past.places[:, shown]
+    values = rate.numpy().reshape([cells.count] * len(shown))
+    names = tuple(cells.box.names[axis] for axis in shown)
+    return RateMap(at, names, cells.middles, values, places, at - past.times, title)
 
 
 def _shown(box: Box, axes: tuple[int, ...] | None) -> tuple[int, ...]:

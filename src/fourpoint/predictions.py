@@ -26,9 +26,9 @@ from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fourpoint.events import Batch, Dataset, UserError
+from fourpoint.events import Dataset, Sequence, UserError, all_sequences, known_at
 from fourpoint.maths.compensator import next_event_law
-from fourpoint.printing import as_text, text_table
+from fourpoint.printing import Printed, Step, bar, text_table
 from fourpoint.sampling import advance, check_marks, remember, select_rows, still
 
 if TYPE_CHECKING:
@@ -64,8 +64,8 @@ class HorizonScores:
     otd: float
 
 
-@dataclass(frozen=True)
-class Predictions:
+@dataclass(frozen=True, repr=False)
+class Predictions(Printed):
     """What :func:`prediction_scores` found; ``horizon`` is None where no window is long enough. Prints as a table."""
 
     next_event: NextScores
@@ -97,13 +97,10 @@ class Predictions:
             table.add_row(name, text)
         return table
 
-    def __str__(self) -> str:
-        return as_text(self)
-
 
 def prediction_scores(
     model: Any,
-    data: Dataset,
+    data: Dataset | Sequence,
     *,
     events: int = EVENTS,
     horizon: float | None = None,
@@ -112,6 +109,7 @@ def prediction_scores(
     paths: int = PATHS,
     cost: float | None = None,
     seed: int = 0,
+    progress: bool = False,
 ) -> Predictions:
     """Score the predictions of ``model`` on ``data``.
 
@@ -121,6 +119,7 @@ def prediction_scores(
             half of the longest window where that is shorter.
         windows, paths: parts of the horizon in which events are counted, and futures sampled from each origin.
         cost: of adding or removing an event in the transport distance; half of the horizon by default.
+        progress: whether to show bars on stderr.
 
     Raises :class:`UserError` where the marks are not the model's, there is no event, or the model explodes.
 
@@ -130,6 +129,7 @@ def prediction_scores(
     >>> 0.8 < scores.next_event.coverage < 0.98
     True
     """
+    data = all_sequences(data)
     check_marks(model, data.marks)
     if not data.events:
         raise UserError("data with at least one event", f"{data}", "Score another part of the data.")
@@ -137,9 +137,12 @@ def prediction_scores(
         raise UserError("a positive horizon", f"{horizon}", "Pass horizon=2.0, say, in the data's unit of time.")
     rng = np.random.default_rng(seed)
     with still(model):
-        following = _next_scores(model, data, np.sort(rng.permutation(data.events)[:events]))
+        with bar("next events", min(events, data.events), show=progress) as step:
+            following = _next_scores(model, data, np.sort(rng.permutation(data.events)[:events]), step)
         reach = horizon or _default_horizon(data)
-        far = _horizon_scores(model, data, reach, windows, origins, paths, reach / 2 if cost is None else cost, rng)
+        price = reach / 2 if cost is None else cost
+        with bar("predictions up to a horizon", origins, show=progress) as step:
+            far = _horizon_scores(model, data, reach, windows, origins, paths, price, rng, step)
     return Predictions(following, far)
 
 
@@ -178,7 +181,7 @@ def _aligned(a: Floats, b: Floats, cost: float) -> float:
     return float(row[-1])
 
 
-def _next_scores(model: Any, data: Dataset, chosen: NDArray[np.int64]) -> NextScores:
+def _next_scores(model: Any, data: Dataset, chosen: NDArray[np.int64], step: Step) -> NextScores:
     """Scores at the events ``chosen`` (flat indices), a few sequences at a time."""
     owner = np.searchsorted(data.offsets, chosen, side="right") - 1
     sums, marked = [], []
@@ -190,6 +193,7 @@ def _next_scores(model: Any, data: Dataset, chosen: NDArray[np.int64]) -> NextSc
         times, marks = _score_batch(model, data, some, own)
         sums.append(times)
         marked.append(marks)
+        step(sum(map(len, sums)))
     t, m = np.concatenate(sums), np.concatenate(marked)
     rmse, (mae, crps, coverage) = float(np.sqrt(np.square(t[:, 0]).mean())), (float(x) for x in t[:, 1:].mean(0))
     accuracy, log_loss = (None, None) if data.marks.count == 1 else (float(x) for x in m.mean(0))
@@ -232,7 +236,15 @@ def _default_horizon(data: Dataset) -> float:
 
 
 def _horizon_scores(
-    model: Any, data: Dataset, horizon: float, windows: int, origins: int, paths: int, cost: float, rng: np.random.Generator
+    model: Any,
+    data: Dataset,
+    horizon: float,
+    windows: int,
+    origins: int,
+    paths: int,
+    cost: float,
+    rng: np.random.Generator,
+    step: Step,
 ) -> HorizonScores | None:
     long = np.flatnonzero(data.durations >= horizon)
     if not len(long) or origins < 1:
@@ -243,10 +255,11 @@ def _horizon_scores(
     scores, distances = [], []
     for k in range(0, origins, BATCH):
         some, now = rows[k : k + BATCH], at[k : k + BATCH]
-        drawn = _futures(model, data, some, now, horizon, paths, int(rng.integers(2**31)))
+        seed = int(rng.integers(2**31))
+        drawn = _futures(model, data, some, now, horizon, paths, seed, _part(step, k, len(some)))
         for i, (s, begin) in enumerate(zip(some, now, strict=True)):
             true, edges = data[int(s)], begin + horizon * shares
-            inside = (true.times >= begin) & (true.times < begin + horizon)
+            inside = ~known_at(true.times, begin) & (true.times < begin + horizon)
             counts = np.stack([np.histogram(drawn[j].times, edges)[0] for j in range(i * paths, (i + 1) * paths)])
             scores.append(crps_of_sample(counts.astype(np.float64), np.histogram(true.times[inside], edges)[0].astype(np.float64)))
             pairs = (drawn[j] for j in range(i * paths, (i + 1) * paths))
@@ -254,10 +267,24 @@ def _horizon_scores(
     return HorizonScores(origins, float(horizon), float(cost), np.mean(scores, 0), float(np.mean(distances)))
 
 
-def _futures(model: Any, data: Dataset, rows: NDArray[np.int64], now: Floats, horizon: float, paths: int, seed: int) -> Dataset:
+def _part(step: Step, first: int, count: int) -> Step:
+    """Moves a bar on from ``first`` to ``first + count`` as a share goes from 0 to 1."""
+    return lambda done, text=None: step(first + count * done, text)
+
+
+def _futures(
+    model: Any,
+    data: Dataset,
+    rows: NDArray[np.int64],
+    now: Floats,
+    horizon: float,
+    paths: int,
+    seed: int,
+    step: Step,
+) -> Dataset:
     """``paths`` sampled futures for each origin, one after the other."""
     whole, at = data.batch(rows), torch.from_numpy(now)
-    early = Batch(whole.times, whole.marks, whole.valid & (whole.times < at[:, None]), whole.start, at, whole.places)
-    past = select_rows(remember(model, early), torch.arange(len(rows)).repeat_interleave(paths))
+    past = select_rows(remember(model, whole.until(at)), torch.arange(len(rows)).repeat_interleave(paths))
     start = at.repeat_interleave(paths)
-    return advance(model, past, start, start + horizon, torch.Generator().manual_seed(seed)).data
+    random = torch.Generator().manual_seed(seed)
+    return advance(model, past, start, start + horizon, random, step=step).data

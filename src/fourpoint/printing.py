@@ -1,4 +1,4 @@
-"""Text on terminals: consoles that take text as text, and tables whose cells are never markup.
+"""Text on terminals: consoles that take text as text, tables whose cells are never markup, and one progress bar.
 
 Rich reads `[bold]` and `:bell:` in any string as markup. Names that come from data may look like that, so consoles are made
 here with both switched off, and tables hold :class:`rich.text.Text`, which is safe in a console of the user's own too.
@@ -6,12 +6,19 @@ here with both switched off, and tables hold :class:`rich.text.Text`, which is s
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Protocol
+
+from fourpoint.sanitising import html_text
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleRenderable, RichCast
-    from rich.progress import TextColumn
+    from rich.progress import Progress, TextColumn
     from rich.table import Table
+
+SOON = 1.0  # seconds after which a bar is shown
 
 
 def plain_console(stderr: bool = False, **options: Any) -> Console:
@@ -46,6 +53,28 @@ def text_column(template: str = "{task.description}") -> TextColumn:
     return TextColumn(template, markup=False)
 
 
+class Step(Protocol):
+    """Moves a bar on: how much of its total is done, and what to say beside it from now on."""
+
+    def __call__(self, done: float, text: str | None = None) -> None: ...
+
+
+class Printed:
+    """A result with a table (``__rich__``): its text for consoles, and its HTML, escaped, for notebooks."""
+
+    def __rich__(self) -> ConsoleRenderable:
+        raise NotImplementedError
+
+    def __str__(self) -> str:
+        return as_text(self, width=110)
+
+    def __repr__(self) -> str:
+        return str(self)
+
+    def _repr_html_(self) -> str:
+        return as_html(self)
+
+
 def as_text(shown: ConsoleRenderable | RichCast, width: int = 100) -> str:
     """``shown`` as lines of at most ``width`` characters, with neither colours nor a last empty line.
 
@@ -59,3 +88,60 @@ def as_text(shown: ConsoleRenderable | RichCast, width: int = 100) -> str:
     with console.capture() as capture:
         console.print(shown)
     return capture.get().rstrip()
+
+
+def as_html(shown: ConsoleRenderable | RichCast | str, width: int = 110) -> str:
+    """The text of ``shown`` as one preformatted block of HTML; whatever a name holds is escaped.
+
+    >>> as_html("a < b")
+    '<pre>a &lt; b</pre>'
+    """
+    return f"<pre>{html_text(shown if isinstance(shown, str) else as_text(shown, width))}</pre>"
+
+
+@contextmanager
+def bar(what: str, total: float, *, show: bool) -> Iterator[Step]:
+    """A progress bar on stderr for work that is still going on after a second; yields the function that moves it on.
+
+    Arguments
+        what: the words before the bar.
+        total: what is done in the end.
+        show: False draws nothing, whatever the function is told.
+
+    >>> with bar("sampling", 10, show=False) as step:
+    ...     step(5)
+    """
+    began, said = time.monotonic(), what
+    drawn: Progress | None = None
+
+    def step(done: float, text: str | None = None) -> None:
+        nonlocal drawn, said
+        said = text or said
+        if not show:
+            return
+        if drawn is None and time.monotonic() - began >= SOON:
+            drawn = _drawn(said, total)
+            drawn.start()
+        if drawn is not None:
+            drawn.update(drawn.task_ids[0], completed=min(done, total), description=said)
+
+    try:
+        yield step
+    finally:
+        if drawn is not None:
+            drawn.stop()
+
+
+def _drawn(what: str, total: float) -> Progress:
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TimeElapsedColumn, TimeRemainingColumn
+
+    columns = (
+        text_column(),
+        BarColumn(),
+        TaskProgressColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    progress = Progress(*columns, console=plain_console(stderr=True), transient=True)
+    progress.add_task(what, total=total)
+    return progress

@@ -19,7 +19,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -27,10 +27,11 @@ from jaxtyping import Float, Int
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fourpoint.events import Batch, Dataset, MarkSpace, Sequence, UserError
+from fourpoint.events import Batch, Dataset, MarkSpace, Sequence, UserError, known_at
 from fourpoint.maths.quadrature import Unconverged
 from fourpoint.maths.thinning import ExplosiveRate, Round, Tally, draw_marks, next_by_inversion, thin, unit_exponentials
 from fourpoint.models.protocol import longest_panel
+from fourpoint.printing import Step, bar
 
 Method = Literal["auto", "thinning", "inversion"]
 METHODS = ("auto", "thinning", "inversion")
@@ -68,26 +69,28 @@ def sample(
     history: Sequence | Dataset | None = None,
     most: int | None = None,
     method: Method = "auto",
+    progress: bool = False,
 ) -> Dataset:
     """Draw ``sequences`` paths of ``model`` on [start, stop), in the user's unit of time.
 
     Arguments
-        history: what happened before ``start``: one :class:`Sequence` for all paths, or a :class:`Dataset` with one
+        history: what happened up to and including ``start``: one :class:`Sequence` for all paths, or a :class:`Dataset` with one
             sequence per path. The model's clock begins at its window's start. None: the window opens at ``start``.
         most: a cap on the events of one path; a path that reaches it ends there, with a warning. Without it a path of
             100,000 events is taken for an explosion and is an error.
         method: "thinning" (needs a model with a ``bound``), "inversion", or "auto": inversion where the model has it in closed
-            form (``inverse``), else thinning where it can be done.
+            form (``inverse``), else thinning where it can be done; a Hawkes process with places is drawn cluster by cluster.
+        progress: whether to show a bar on stderr.
 
-    Raises :class:`UserError` for an empty window, a history that does not end before ``start``, other marks than the
-    model's, or a model that explodes.
+    Raises :class:`UserError` for an empty window, a history with events after ``start``, other marks than the model's, or a
+    model that explodes.
 
     >>> from fourpoint.models.hawkes import Hawkes
     >>> data = sample(Hawkes(baseline=10.0, branching=1.0), 0.0, 1.0, 500, seed=1)  # mean count 15
     >>> len(data), abs(data.events / 500 - 15) < 1
     (500, True)
     """
-    paths = sample_paths(model, start, stop, sequences, seed, history=history, most=most, method=method)
+    paths = sample_paths(model, start, stop, sequences, seed, history=history, most=most, method=method, progress=progress)
     if len(paths.capped):
         warnings.warn(f"{len(paths.capped):,} of {sequences:,} paths reached most={most} events and end there", stacklevel=2)
     return paths.data
@@ -103,6 +106,7 @@ def sample_paths(
     history: Sequence | Dataset | None = None,
     most: int | None = None,
     method: Method = "auto",
+    progress: bool = False,
 ) -> Paths:
     """As :func:`sample`, with the acceptance rate and the capped paths beside the data.
 
@@ -115,9 +119,10 @@ def sample_paths(
     if sequences < 1 or (most is not None and most < 1):
         raise UserError("at least one sequence and most of at least 1", f"sequences={sequences}, most={most}", "Raise them.")
     begin, end = (torch.full((sequences,), float(x), dtype=torch.float64) for x in (start, stop))
-    with still(model):
+    random = torch.Generator().manual_seed(seed)
+    with still(model), bar("sampling", 1.0, show=progress) as step:
         past = _opening(model, float(start), sequences, history)
-        return advance(model, past, begin, end, torch.Generator().manual_seed(seed), most=most, method=method)
+        return advance(model, past, begin, end, random, most=most, method=method, step=step)
 
 
 def advance(
@@ -129,20 +134,60 @@ def advance(
     *,
     most: int | None = None,
     method: Method = "auto",
+    limit: int = MOST,
+    step: Step | None = None,
 ) -> Paths:
-    """One path on [start, stop) for each row of the model's history ``past``; the model must be in evaluation mode."""
+    """One path on [start, stop) for each row of the model's history ``past``; the model must be in evaluation mode.
+
+    ``limit`` events of one path are an explosion where there is no cap ``most``. ``step`` is told the share of the work that is done.
+    """
     chosen, tally, found = _method(model, method), Tally(), []
     count = torch.zeros(len(start), dtype=torch.int64)
     try:
+        if method == "auto" and hasattr(model, "draw_clusters"):
+            clusters = _clusters(model, past, start, stop, random, most, limit)
+            if clusters is not None:
+                return clusters
         for rows in torch.arange(len(start)).split(_group(past)):
             own = past if len(rows) == len(start) else select_rows(past, rows)
-            for event in _events(model, own, rows, start[rows], stop[rows], random, count, most, chosen, tally):
+            going = _Going(len(start), int(rows[0]), step)
+            for event in _events(model, own, rows, start[rows], stop[rows], random, count, most, chosen, tally, limit, going):
                 found.append(event)
     except (ExplosiveRate, Unconverged) as error:
         remedy = "Shorten the window, set a cap with most=, or fit the model again."
         raise UserError("a process whose rate stays finite", str(error).rstrip("."), remedy) from error
     capped = torch.nonzero(count >= most)[:, 0] if most is not None else torch.zeros(0, dtype=torch.int64)
     return Paths(_dataset(found, start, stop, capped, model.marks), chosen, tally.acceptance, capped.numpy())
+
+
+def _clusters(
+    model: Any, past: Any, start: Tensor, stop: Tensor, random: torch.Generator, most: int | None, limit: int
+) -> Paths | None:
+    """Paths from a model that draws whole clusters of events; None where a cap is reached, which only the order of time can tell."""
+    found = model.draw_clusters(past, start, stop, random, limit if most is None else most - 1)
+    if found is None:
+        if most is None:
+            raise ExplosiveRate(f"a path with more than {limit:,} events")
+        return None
+    order = torch.from_numpy(np.lexsort((found.time.numpy(), found.row.numpy())))
+    events = [(found.row[order], found.time[order], found.mark[order], found.place[order])]
+    nobody = torch.zeros(0, dtype=torch.int64)
+    return Paths(_dataset(events, start, stop, nobody, model.marks), "clusters", float("nan"), nobody.numpy())
+
+
+class _Going(NamedTuple):
+    """How far sampling has come: paths in all, those of earlier groups, and whom to tell."""
+
+    paths: int
+    earlier: int
+    step: Step | None
+
+    def tell(self, group: int, at: Tensor, start: Tensor, width: Tensor) -> None:
+        """Of a ``group`` of paths those with a time ``at`` are still going; ``width`` is all that they have to go from ``start``."""
+        if self.step is None:
+            return
+        share = float(((at - start) / width).clamp(0, 1).sum())
+        self.step((self.earlier + group - len(at) + share) / self.paths)
 
 
 def remember(model: Any, batch: Batch) -> Any:
@@ -230,10 +275,14 @@ def _events(
     most: int | None,
     method: str,
     tally: Tally,
+    limit: int,
+    going: _Going,
 ) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor | None]]:
     """Rounds of the paths ``rows`` until all have ended: each yields rows, times, marks and places of its events, and counts them."""
-    limit, width = MOST if most is None else most, end - at
+    limit, width = limit if most is None else most, end - at
+    group, begin, span = len(rows), at, end - at
     while len(rows):
+        going.tell(group, at, begin, span)
         later = hasattr(model, "draw_places")
         if model.marks.box is None or later:
             (hit, at, intensities, width), past = _round(model, past, at, end, width, random, method, tally)
@@ -254,6 +303,7 @@ def _events(
         if int(alive.sum()) < KEEP * len(rows):
             keep = torch.nonzero(alive)[:, 0]
             rows, at, end, width, past = rows[keep], at[keep], end[keep], width[keep], select_rows(past, keep)
+            begin, span = begin[keep], span[keep]
         else:
             end = torch.where(alive, end, at)
 
@@ -384,10 +434,10 @@ def _opening(model: Any, start: float, sequences: int, history: Sequence | Datas
         batch = Sequence([], start=start, stop=start + 1, space=model.marks if model.marks.box is not None else None).batch()
     else:
         batch = history.batch()
-        late = batch.valid & (batch.times >= start)
+        late = batch.valid & ~known_at(batch.times, start)
         if bool((batch.start > start).any()) or bool(late.any()):
             when = float(batch.times[late].max()) if bool(late.any()) else float(batch.start.max())
-            expected, remedy = f"a history before the start at {start:g}", "Cut it with sequence.before(start)."
+            expected, remedy = f"a history up to the start at {start:g}", "Cut it with sequence.until(start)."
             raise UserError(expected, f"an event or a window at {when:g}", remedy)
     past = remember(model, batch)
     return past if len(batch.start) == sequences else select_rows(past, torch.zeros(sequences, dtype=torch.int64))

@@ -19,7 +19,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from fourpoint.evaluation import check_marks, device_of, sequences_at_once
-from fourpoint.events import Batch, Dataset, UserError
+from fourpoint.events import Batch, Dataset, Sequence, UserError, all_sequences
 from fourpoint.likelihood import blocks_of, latest, log_rates_at_events, total_rate
 from fourpoint.maths.periodogram import clock
 from fourpoint.maths.quadrature import integrate
@@ -40,7 +40,7 @@ def tick_of(data: Dataset) -> float:
     return clock(np.asarray(gaps)) if len(gaps) else 0.0
 
 
-def tick_score(model: nn.Module, data: Dataset, tick: float | None = None, *, tolerance: float = 1e-4) -> float:
+def tick_score(model: nn.Module, data: Dataset | Sequence, tick: float | None = None, *, tolerance: float = 1e-4) -> float:
     """The mean log-probability of the tick and the mark of an event, in nats per event: events 2..N, each given those before it.
 
     Arguments
@@ -57,6 +57,7 @@ def tick_score(model: nn.Module, data: Dataset, tick: float | None = None, *, to
     >>> abs(tick_score(Poisson(), data) - by_hand) < 1e-9
     True
     """
+    data = all_sequences(data)
     check_marks(model, data)
     own = tick_of(data) if tick is None else tick
     if not own > 0:
@@ -73,6 +74,8 @@ def tick_score(model: nn.Module, data: Dataset, tick: float | None = None, *, to
 def _log_probabilities(model: Any, batch: Batch, tick: float, tolerance: float) -> Float[Tensor, " B"]:
     """The sum of log p_i over events 2..N of each sequence."""
     total, carried = torch.zeros_like(batch.start), None
+    if batch.times.shape[1] < 2:  # no event comes after another
+        return total
     for block, offset in blocks_of(model, batch):
         history = model.encode(block, carried)
         seen = torch.arange(block.times.shape[1], device=block.times.device).expand_as(block.times)

@@ -36,6 +36,7 @@ from fourpoint.maths.lookup import looked_up
 from fourpoint.maths.quadrature import uniform
 from fourpoint.maths.scores import scores
 from fourpoint.models import protocol
+from fourpoint.models.described import Described
 from fourpoint.models.choices import check_choices
 from fourpoint.models.dapp_bound import attention_bound
 from fourpoint.models.dapp_features import SIZES, settle
@@ -51,7 +52,7 @@ from fourpoint.models.rate import Rate
 MOST_FEATURES, MOST_MARKS, BLOCK = 128, 16, 2048  # of a step that is one kernel on a CUDA device
 
 
-class DAPP(nn.Module):
+class DAPP(Described, nn.Module):
     """Deep attention point process.
 
     Arguments
@@ -391,19 +392,27 @@ class DAPP(nn.Module):
         """lambda per mark at any times, in events per unit of the user's time."""
         return protocol.intensity(self, history, times)
 
-    def contributions(self, history: DAPPHistory, times: Float[Tensor, "B Q"]) -> Float[Tensor, "B Q N M"]:
-        """What each past event adds to z = sum_k r_km A_k, the argument of the link, for each mark; 0 for the future."""
-        past, seen = have(history.past), protocol.position_before(history, times)
+    def contributions(
+        self, history: DAPPHistory, times: Float[Tensor, "B Q"], seen: Int[Tensor, "B Q"] | None = None
+    ) -> Float[Tensor, "B Q N M"]:
+        """What each past event adds to z = sum_k r_km A_k, the argument of the link, for each mark; 0 for the future.
+
+        Times are seen from the positions ``seen``; from all events strictly before them where None."""
+        past, seen = have(history.past), protocol.position_before(history, times) if seen is None else seen
         query, events = self._elapsed(times[..., None], history.start), self._elapsed(past.times, history.start)
         w = attention.weights(history.parts.score, query, past.mask(seen), events, past.marks, self._settings["normalise"])
         return torch.einsum("bkgqmn,bnk,km->bgnm", w, past.values, self._readout())
 
-    def without(self, history: DAPPHistory, times: Float[Tensor, "B Q"]) -> Float[Tensor, "B Q N M"] | None:
-        """The intensities at ``times`` with each past event left out in turn, in O(N); None where weights depend on each other."""
+    def without(
+        self, history: DAPPHistory, times: Float[Tensor, "B Q"], seen: Int[Tensor, "B Q"] | None = None
+    ) -> Float[Tensor, "B Q N M"] | None:
+        """The intensities at ``times`` with each past event left out in turn, in O(N); None where weights depend on each other.
+
+        Times are seen from the positions ``seen``; from all events strictly before them where None."""
         if self._settings["normalise"] != "none" or self._settings["keep"] is not None:
             return None
-        each = self.contributions(history, times)
-        seen = protocol.position_before(history, times)
+        seen = protocol.position_before(history, times) if seen is None else seen
+        each = self.contributions(history, times, seen)
         z = torch.einsum("bgqkm,km->bgm", self.attend(history, times[..., None], seen), self._readout())[:, :, None] - each
         since = (times - history.start[:, None])[..., None].expand(each.shape[:3])
         return (self.rate.log_rate(z, since, history.parts.curves) - self.time_scale.log().to(z)).exp()

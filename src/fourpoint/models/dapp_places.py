@@ -34,6 +34,8 @@ from fourpoint.events import Batch, Dataset, MarkSpace, UserError
 from fourpoint.maths import waves
 from fourpoint.maths.fourier import FADED, Generator
 from fourpoint.models import protocol
+from fourpoint.models.described import Described
+from fourpoint.models.cells import Cells
 from fourpoint.models.dapp_places_parts import PlacedDAPPHistory, Shared, check_choices, last_time
 from fourpoint.models.dapp_start import start_rate
 from fourpoint.models.modes import FASTEST, SLOWEST
@@ -44,10 +46,11 @@ ORDER = {1: 32, 2: 16, 3: 8}  # Gauss nodes per axis of evaluations, to begin wi
 FINEST = {1: 256, 2: 96, 3: 24}
 CELLS = {1: 16, 2: 8, 3: 4}  # per axis, each with one random place in training
 WIDEST, NARROWEST = 0.4, 4.0  # first widths of the heads' kernels: share of the box, and over the highest frequency
+PIECE = 2**22  # numbers of a map held at once
 NUMBERS = 2**18  # held at once while a rule over the box is applied without gradient
 
 
-class PlacedDAPP(nn.Module):
+class PlacedDAPP(Described, nn.Module):
     """Deep attention point process for events with places.
 
     Arguments
@@ -232,6 +235,31 @@ class PlacedDAPP(nn.Module):
         tilt = None if history.shared.background is None else phi @ history.shared.background.T
         logs = self.rate.log_rate(sums @ self.readout, times - history.start[:, None, None], history.shared.curves, tilt)
         return logs - self.time_scale.log().to(logs) - math.log(self.box.volume)
+
+    @torch.no_grad()
+    def in_cells(
+        self, history: PlacedDAPPHistory, times: Float[Tensor, "B T"], seen: Int[Tensor, "B T"], cells: Cells
+    ) -> Float[Tensor, "C M"]:
+        """The rate of every type in the cells of a map, per unit of time and of what it shows: the mean over all rows and ``times``.
+
+        The states of a row and time are summed over heads once, and one product with the features of all cells reads them everywhere.
+        """
+        places, weights = cells.places
+        phi = waves.features(self.numbers.double(), self._inside(places.flatten(0, 1))).to(self.readout)
+        state, lag = self._seen(history, times[..., None], seen)
+        shared = history.shared
+        read = torch.einsum("btk,bktf,kf,km->btmf", self._fade(lag[..., 0]), state, shared.weight, self.readout).flatten(0, 1)
+        log_base, inner = (part.flatten(0, 1) for part in self.rate.parts_at(times - history.start[:, None], shared.curves))
+        tilt = torch.zeros(1, dtype=phi.dtype) if shared.background is None else phi @ shared.background.T
+        raised = phi.new_zeros(len(phi), self.marks.count, dtype=torch.float64)
+        for some, added in zip(read.split(max(1, PIECE // raised.numel())), inner.split(max(1, PIECE // raised.numel())), strict=True):
+            z = (some @ phi.T + added[..., None]).transpose(1, 2)
+            if self.rate.link == "exp":
+                raised += z.exp_().sum(0)
+            else:
+                raised += self.rate.log_scale.exp() * nn.functional.softplus(z - self.rate.log_scale).sum(0)
+        rate = log_base.exp().mean(0) * tilt.exp() + raised / len(read)
+        return torch.einsum("csm,s->cm", rate.unflatten(0, places.shape[:2]).double(), weights) / (self.time_scale * self.box.volume)
 
     def intensity(self, history: PlacedDAPPHistory, times: Float[Tensor, "B Q"]) -> Float[Tensor, "B Q M"]:
         """The rate of every type in the whole box at any times."""

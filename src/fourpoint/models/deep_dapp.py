@@ -36,6 +36,7 @@ from torch.utils.checkpoint import checkpoint
 from fourpoint.events import Batch, Dataset, MarkSpace, UserError
 from fourpoint.maths.periodogram import coarse_clock, peaks
 from fourpoint.models import protocol
+from fourpoint.models.described import Described
 from fourpoint.models.deep_layer import FEATURES, REACH, DeepHistory, DeepLayer, Noise, features, side_by_side
 from fourpoint.models.narrow import NarrowPeaks
 from fourpoint.models.neural_start import time_scale_of
@@ -51,7 +52,7 @@ FARTHEST = 1e18  # mean gaps: angles of longer ones are no numbers
 SHORTEST = 0.02  # quantile of the positive gaps that counts as the shortest
 
 
-class DeepDAPP(NarrowPeaks, nn.Module):
+class DeepDAPP(Described, NarrowPeaks, nn.Module):
     """Deep DAPP.
 
     Arguments
@@ -201,6 +202,8 @@ class DeepDAPP(NarrowPeaks, nn.Module):
             gaps = torch.cat([torch.zeros_like(anchor[:, None]), times.diff(dim=1)], 1)
         else:
             before = before.latest()
+            if not batch.times.shape[1]:
+                return before
             start, times = before.start, torch.cat([before.times, batch.times], 1)
             gaps = times.diff(dim=1)
         new = self._run(marks, self._in_mean_gaps(gaps), before, noise)

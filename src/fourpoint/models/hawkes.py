@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from fourpoint.events import Batch, Dataset, MarkSpace, UserError
 from fourpoint.maths.attention import scan
 from fourpoint.models import protocol
+from fourpoint.models.described import Described
 from fourpoint.models.hawkes_fit import Estimate, estimate
 from fourpoint.models.poisson import mean_rates
 
@@ -49,7 +50,7 @@ class HawkesHistory:
         return HawkesHistory(self.times[:, -1:], self.start, torch.zeros_like(self.lengths), self.excitation[:, -1:])
 
 
-class Hawkes(nn.Module):
+class Hawkes(Described, nn.Module):
     """Exponential Hawkes process, whose J decays all pairs of types share.
 
     Arguments

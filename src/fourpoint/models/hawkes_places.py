@@ -28,11 +28,15 @@ from torch.utils.checkpoint import checkpoint
 from fourpoint.events import Batch, Box, Dataset, MarkSpace, UserError
 from fourpoint.maths.attention import scan
 from fourpoint.maths.minimise import minimise
+from fourpoint.maths.thinning import draw_marks
 from fourpoint.models import protocol
+from fourpoint.models.described import Described
+from fourpoint.models.cells import Cells
 from fourpoint.models.place_grid import PlaceGrid
 from fourpoint.models.poisson import mean_rates
 
 PAIRS = 2**22  # pairs of a query and an event that are compared at once without gradient
+EVENTS = 2**15  # whose kernels are integrated over all cells at once
 SHORT = 64  # sequences of a batch while fitting
 LOOKED = 256  # sequences, and events of each, that the first guess of the spread looks at
 
@@ -60,7 +64,21 @@ class PlacedHistory:
     places: Float[Tensor, "B N k"]
 
 
-class PlacedHawkes(nn.Module):
+class Clusters(NamedTuple):
+    """Events of several paths, in no order: which path, when, of what type and where."""
+
+    row: Int[Tensor, " E"]
+    time: Float[Tensor, " E"]
+    mark: Int[Tensor, " E"]
+    place: Float[Tensor, "E k"]
+
+    @staticmethod
+    def joined(parts: list[Clusters]) -> Clusters:
+        """All of them."""
+        return Clusters(*(torch.cat(column) for column in zip(*parts, strict=True)))
+
+
+class PlacedHawkes(Described, nn.Module):
     """Exponential Hawkes process whose events trigger others around them, normally distributed in space.
 
     Arguments
@@ -256,6 +274,96 @@ class PlacedHawkes(nn.Module):
         near = torch.minimum(torch.maximum(centre + s.spread * torch.special.ndtri(level), low), high)  # the last bit may be outside
         return torch.where((parent >= 0)[:, None], near, self.grid.draw(mark, random))
 
+    @torch.no_grad()
+    def draw_clusters(
+        self,
+        history: PlacedHistory,
+        start: Float[Tensor, " B"],
+        stop: Float[Tensor, " B"],
+        random: torch.Generator,
+        limit: int,
+    ) -> Clusters | None:
+        """All events on [start, stop) of one path per row, generation by generation; None where a path has more than ``limit``.
+
+        The first generation comes from the background and from the events before ``start``. Each event then has a Poisson number of
+        offspring; those that fall outside the box are not observed and have none. The order in which events are drawn is
+        not that of time, but their law is exactly the one that thinning draws from.
+        """
+        s, rows = self._strengths(), torch.arange(len(start))
+        known = torch.arange(history.when.shape[1]) < history.lengths[:, None]
+        owner = rows[:, None].expand_as(known)[known]
+        parents = Clusters(owner, history.when[known], history.marks[known], history.places[known])
+        own = torch.poisson(s.baseline.sum() * (stop - start), generator=random).long()
+        first = rows.repeat_interleave(own)
+        times = start[first] + (stop - start)[first] * _uniform(len(first), random)
+        marks = draw_marks(s.baseline.expand(len(first), -1), random)
+        immigrants = Clusters(first, times, marks, self.grid.draw(marks, random))
+        newest = Clusters.joined([immigrants, self._offspring(parents, start, stop, s, random)])
+        found, count = [newest], torch.bincount(newest.row, minlength=len(start))
+        while len(newest.row) and int(count.max()) <= limit:
+            newest = self._offspring(newest, start, stop, s, random)
+            count = count + torch.bincount(newest.row, minlength=len(start))
+            found.append(newest)
+        return Clusters.joined(found) if int(count.max()) <= limit else None
+
+    def _offspring(
+        self, parents: Clusters, start: Tensor, stop: Tensor, s: Strengths, random: torch.Generator
+    ) -> Clusters:
+        """The direct offspring of ``parents`` inside the box and the window of their row."""
+        begin = torch.maximum(parents.time, start[parents.row])
+        waited, ahead = begin - parents.time, stop[parents.row] - begin
+        reached = torch.exp(-s.decay * waited) * -torch.expm1(-s.decay * ahead)
+        each = s.branching.sum(0)[parents.mark] * reached
+        index = torch.arange(len(begin)).repeat_interleave(torch.poisson(each, generator=random).long())
+        marks = draw_marks(s.branching.T[parents.mark[index]], random)
+        share = -torch.expm1(-s.decay * ahead[index]) * _uniform(len(index), random)
+        times = begin[index] - torch.log1p(-share) / s.decay
+        away = torch.randn(len(index), self.box.dimension, dtype=torch.float64, generator=random)
+        places = parents.place[index] + s.spread * away
+        low, high = (places.new_tensor(edge) for edge in (self.box.low, self.box.high))
+        inside = ((places >= low) & (places <= high)).all(1) & (times < stop[parents.row[index]])
+        return Clusters(parents.row[index][inside], times[inside], marks[inside], places[inside])
+
+    @torch.no_grad()
+    def expected_in_cells(
+        self, history: PlacedHistory, paths: Dataset | None, a: float, b: float, cells: Cells
+    ) -> Float[Tensor, "C M"]:
+        """The mean rate of every type in the cells of a map over [a, b], given the events of ``history`` (one row) and, on average over
+        ``paths``, those that follow; at the time a itself where a = b.
+
+        Both integrals are closed: exp(-beta d) over time, and the normal density over a cell.
+        """
+        s, n = self._strengths(), int(history.lengths[0])
+        pulled = self._pulled(history.when[0, :n], history.marks[0, :n], history.places[0, :n], a, b, cells, s)
+        if paths is not None and paths.places is not None and len(paths):
+            arrays = (paths.times, paths.mark_ids, paths.places)
+            times, marks, places = (torch.from_numpy(np.array(x)) for x in arrays)
+            pulled = pulled + self._pulled(times, marks, places, a, b, cells, s) / len(paths)
+        return s.baseline * self.grid.in_cells(cells) + pulled @ s.branching.T
+
+    def _pulled(
+        self, when: Tensor, marks: Tensor, places: Tensor, a: float, b: float, cells: Cells, s: Strengths
+    ) -> Float[Tensor, "C M"]:
+        """The mean over [a, b] and over each cell of the kernels of events, summed by exciting type."""
+        begin = when.clamp(min=a)
+        if b > a:
+            over_time = torch.exp(-s.decay * (begin - when)) * -torch.expm1(-s.decay * (b - begin)) / (b - a)
+        else:
+            over_time = s.decay * torch.exp(-s.decay * (begin - when))
+        total = when.new_zeros(len(cells), self.marks.count)
+        for mark in range(self.marks.count):
+            for some in torch.nonzero(marks == mark)[:, 0].split(EVENTS):
+                weight, sides = over_time[some], []
+                for axis in cells.hidden:
+                    edges = torch.tensor([self.box.low[axis], self.box.high[axis]], dtype=torch.float64)
+                    weight = weight * _normal_in(places[some, axis], s.spread[axis], edges)[:, 0]
+                for axis, ends in zip(cells.shown, cells.edges, strict=True):
+                    edges = torch.from_numpy(ends)
+                    sides.append(_normal_in(places[some, axis], s.spread[axis], edges) / edges.diff())
+                first = weight[:, None] * sides[0]
+                total[:, mark] += first.sum(0) if len(sides) == 1 else (first.T @ sides[1]).flatten()
+        return total
+
     # ------------------------------------------------------------------ formulas, for any strengths
 
     def _strengths(self) -> Strengths:
@@ -336,6 +444,17 @@ def _at(h: PlacedHistory, seen: Int[Tensor, "B G"] | None) -> tuple[Float[Tensor
         return h.times, h.excitation
     row = torch.arange(len(seen))[:, None]
     return h.times[row, seen], h.excitation[row, seen]
+
+
+def _normal_in(
+    middle: Float[Tensor, " E"], spread: Float[Tensor, ""], edges: Float[Tensor, " n"]
+) -> Float[Tensor, "E m"]:
+    """The probability of every interval between neighbouring ``edges`` under normal laws around ``middle``."""
+    return torch.special.ndtr((edges - middle[:, None]) / spread).diff(dim=1)
+
+
+def _uniform(count: int, random: torch.Generator) -> Float[Tensor, " E"]:
+    return torch.rand(count, dtype=torch.float64, generator=random)
 
 
 def _wider(x: Tensor) -> Tensor:

@@ -31,6 +31,7 @@ from torch.autograd.function import once_differentiable
 
 from fourpoint.events import Batch, Dataset, MarkSpace, UserError
 from fourpoint.models import protocol
+from fourpoint.models.described import Described
 from fourpoint.models.neural_start import ScaledSoftplus, time_scale_of
 from fourpoint.models.poisson import mean_rates
 
@@ -52,7 +53,7 @@ class NHPHistory:
         return NHPHistory(time[:, None], self.start, torch.zeros_like(self.lengths), state[:, None])
 
 
-class NHP(nn.Module):
+class NHP(Described, nn.Module):
     """Neural Hawkes process.
 
     Arguments

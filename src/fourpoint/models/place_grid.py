@@ -16,6 +16,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from fourpoint.events import Box, Dataset, UserError
+from fourpoint.models.cells import Cells
 
 
 class PlaceGrid(nn.Module):
@@ -42,6 +43,20 @@ class PlaceGrid(nn.Module):
         """The same with other shares, which need not sum to 1 yet."""
         volume = math.log(self.box.volume / log_share.shape[1])
         return torch.log_softmax(log_share, 1).T[self.cell(places)] - volume
+
+    @torch.no_grad()
+    def in_cells(self, cells: Cells) -> Float[Tensor, "C M"]:
+        """The mean density of each type in the cells of a map, per unit of what it shows."""
+        overlaps = []
+        for axis, edges in zip(cells.shown, cells.edges, strict=True):
+            own = torch.linspace(self.box.low[axis], self.box.high[axis], self.cells + 1, dtype=torch.float64)
+            theirs = torch.from_numpy(edges)
+            left = torch.maximum(own[:-1, None], theirs[None, :-1])
+            right = torch.minimum(own[1:, None], theirs[None, 1:])
+            common = (right - left).clamp(min=0)
+            overlaps.append(common / own.diff()[:, None] / theirs.diff())
+        shares = torch.softmax(self.log_share, 1).unflatten(1, (self.cells,) * self.box.dimension)
+        return cells.shares(shares, overlaps)
 
     @torch.no_grad()
     def draw(self, mark: Int[Tensor, " B"], random: torch.Generator) -> Float[Tensor, "B k"]:

@@ -19,13 +19,18 @@ from torch import Tensor, nn
 
 from fourpoint.events import Batch, Dataset, MarkSpace, UserError
 from fourpoint.maths.minimise import minimise
+from fourpoint.maths.quadrature import gauss_legendre
 from fourpoint.maths.spline import spline, spline_knots, spline_max
 from fourpoint.models import protocol
+from fourpoint.models.described import Described
+from fourpoint.models.cells import Cells
 from fourpoint.models.place_grid import PlaceGrid
 from fourpoint.models.positions import Positions, extended, positions_of
 
+MEAN_NODES = 8  # of the mean rate between two knots
 
-class Poisson(nn.Module):
+
+class Poisson(Described, nn.Module):
     """A constant rate per mark, ``lambda_m(t) = exp(log_rate_m)``, in events per unit of time.
 
     ``cells`` is the number of parts of every axis of a box on which places have a density of their own; 1: a uniform one.
@@ -92,6 +97,12 @@ class Poisson(nn.Module):
         """Where events of known time and type are, drawn from their density."""
         return protocol.placed(self.grid).draw(mark, random)
 
+    def expected_in_cells(
+        self, history: Positions, paths: Dataset | None, a: float, b: float, cells: Cells
+    ) -> Float[Tensor, "C M"]:
+        """The mean rate of every mark in the cells of a map over [a, b]; the past changes nothing."""
+        return _mean_rates_over(self, history, a, b) * protocol.placed(self.grid).in_cells(cells)
+
     def intensity(self, history: Positions, times: Float[Tensor, "B Q"]) -> Float[Tensor, "B Q M"]:
         return protocol.intensity(self, history, times)
 
@@ -107,7 +118,7 @@ class Poisson(nn.Module):
         return self.log_rate.exp().sum().expand_as(a)
 
 
-class SplinePoisson(nn.Module):
+class SplinePoisson(Described, nn.Module):
     """A rate per mark that follows the time since the window's start, ``lambda_m(t) = exp(s_m(t - start))``.
 
     ``cells`` is the same as for :class:`Poisson`.
@@ -202,6 +213,12 @@ class SplinePoisson(nn.Module):
         """Where events of known time and type are, drawn from their density."""
         return protocol.placed(self.grid).draw(mark, random)
 
+    def expected_in_cells(
+        self, history: Positions, paths: Dataset | None, a: float, b: float, cells: Cells
+    ) -> Float[Tensor, "C M"]:
+        """The mean rate of every mark in the cells of a map over [a, b]; the past changes nothing."""
+        return _mean_rates_over(self, history, a, b) * protocol.placed(self.grid).in_cells(cells)
+
     def intensity(self, history: Positions, times: Float[Tensor, "B Q"]) -> Float[Tensor, "B Q M"]:
         return protocol.intensity(self, history, times)
 
@@ -213,6 +230,22 @@ class SplinePoisson(nn.Module):
     def knots(self, history: Positions) -> Float[Tensor, "B knots"]:
         """Absolute times at which the rate is not smooth, where integrals are split."""
         return history.start[:, None] + spline_knots(self.length, self.intervals)
+
+
+@torch.no_grad()
+def _mean_rates_over(model: Any, history: Positions, a: float, b: float) -> Float[Tensor, " M"]:
+    """The mean over [a, b] of the rates, which depend on time alone; splines are cut at their knots."""
+    if a == b:
+        now = torch.tensor([[[a]]], dtype=torch.float64)
+        return model.log_intensity(history, now, history.lengths[:, None])[0, 0, 0].exp()
+    knots = model.knots(history)[0].tolist() if isinstance(model, SplinePoisson) else []
+    edges = torch.tensor([a, *(knot for knot in sorted(knots) if a < knot < b), b], dtype=torch.float64)
+    width = edges.diff()
+    x, weights = gauss_legendre(MEAN_NODES)
+    times = edges[:-1, None] + width[:, None] * x
+    seen = history.lengths[:, None].expand(1, len(width))
+    rates = model.log_intensity(history, times[None], seen)[0].exp()
+    return torch.einsum("h,q,hqm->m", width / (b - a), weights, rates)
 
 
 def _grid(marks: MarkSpace, cells: int) -> PlaceGrid | None:

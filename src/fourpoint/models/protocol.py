@@ -12,7 +12,7 @@ Optional verbs, each used where a model has it:
 
     integral(history, a, b, seen)   int_a^b lambda per mark in closed form      bound(history, a, b)      a rate that certainly dominates
     inverse(history, a, mass)       when the integral from a reaches ``mass``   move(history, time)       no event until ``time``
-    knots(history)                  times at which the rate is not smooth       without(history, times)   rates less one past event each
+    knots(history)                  times at which the rate is not smooth       without(history, t, seen) rates less one past event each
     log_total(history, t, seen)     log of the rate of all marks together       (these two for models with many marks)
     log_own(history, t, marks)      log lambda of each event's own mark
     in_gaps(history, t, b, weights) each gap's mean rate, and log rates at b    fast_log_likelihood(...)  for training, or None

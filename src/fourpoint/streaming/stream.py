@@ -288,8 +288,10 @@ class Stream:
         """The recent events as a sequence that ends now."""
         times = self._recent.in_order(self._recent.times)
         begin = float(times[0]) if len(times) < self.count else self.start
-        stop = None if len(times) and times[-1] >= self.time else max(self.time, math.nextafter(begin, math.inf))
-        return Sequence(times, self._recent.in_order(self._recent.marks), start=begin, stop=stop, space=self.model.marks)
+        marks = self._recent.in_order(self._recent.marks)
+        after = math.nextafter(self.time, math.inf)  # a window holds no event at its end
+        known = Sequence(times, marks, start=begin, stop=after, space=self.model.marks)
+        return known.until(self.time)
 
 
 class Recent:
