@@ -50,7 +50,7 @@ def test_more_sequences_than_one_are_refused_with_their_ids(call: Any) -> None:
 
 def test_a_sequence_is_taken_where_a_data_set_is() -> None:
     assert fp.evaluate(HAWKES, EVENTS).to_dict() == fp.evaluate(HAWKES, ONE).to_dict()
-    assert fp.goodness_of_fit(HAWKES, EVENTS).to_dict() == fp.goodness_of_fit(HAWKES, ONE).to_dict()
+    assert str(fp.goodness_of_fit(HAWKES, EVENTS)) == str(fp.goodness_of_fit(HAWKES, ONE))
     assert fp.tick_score(HAWKES, EVENTS, 0.5) == fp.tick_score(HAWKES, ONE, 0.5)
     small = dict(events=2, horizon=0.5, origins=1, paths=2)
     assert fp.prediction_scores(HAWKES, EVENTS, **small).to_dict() == fp.prediction_scores(HAWKES, ONE, **small).to_dict()
@@ -175,7 +175,6 @@ def test_bars_are_shown_on_stderr_and_only_when_asked(monkeypatch: pytest.Monkey
         "predictions": lambda progress: fp.prediction_scores(
             HAWKES, data, events=2, horizon=0.5, origins=2, paths=2, progress=progress
         ),
-        "fit": lambda progress: fp.fit(fp.NHP(SPACE, hidden=4, embedding=2), data, data, steps=3, progress=progress),
     }
     for name, call in calls.items():
         told.clear()

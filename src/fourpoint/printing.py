@@ -133,6 +133,13 @@ def bar(what: str, total: float, *, show: bool) -> Iterator[Step]:
 
 
 def _drawn(what: str, total: float) -> Progress:
+    drawn = progress_bar()
+    drawn.add_task(what, total=total)
+    return drawn
+
+
+def progress_bar() -> Progress:
+    """A bar on stderr, without tasks yet, that leaves nothing behind."""
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TimeElapsedColumn, TimeRemainingColumn
 
     columns = (
@@ -142,6 +149,4 @@ def _drawn(what: str, total: float) -> Progress:
         TimeElapsedColumn(),
         TimeRemainingColumn(),
     )
-    progress = Progress(*columns, console=plain_console(stderr=True), transient=True)
-    progress.add_task(what, total=total)
-    return progress
+    return Progress(*columns, console=plain_console(stderr=True), transient=True)

@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fourpoint.events import Batch, Dataset, MarkSpace, Sequence, UserError, known_at
+from fourpoint.likelihood import total_rate
 from fourpoint.maths.quadrature import Unconverged
 from fourpoint.maths.thinning import ExplosiveRate, Round, Tally, draw_marks, next_by_inversion, thin, unit_exponentials
 from fourpoint.models.protocol import longest_panel
@@ -156,6 +157,8 @@ def advance(
     except (ExplosiveRate, Unconverged) as error:
         remedy = "Shorten the window, set a cap with most=, or fit the model again."
         raise UserError("a process whose rate stays finite", str(error).rstrip("."), remedy) from error
+    if step is not None:
+        step(1.0)
     capped = torch.nonzero(count >= most)[:, 0] if most is not None else torch.zeros(0, dtype=torch.int64)
     return Paths(_dataset(found, start, stop, capped, model.marks), chosen, tally.acceptance, capped.numpy())
 
@@ -279,8 +282,9 @@ def _events(
     going: _Going,
 ) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor | None]]:
     """Rounds of the paths ``rows`` until all have ended: each yields rows, times, marks and places of its events, and counts them."""
-    limit, width = limit if most is None else most, end - at
+    limit = limit if most is None else most
     group, begin, span = len(rows), at, end - at
+    width = span if method == "thinning" else torch.zeros_like(span)
     while len(rows):
         going.tell(group, at, begin, span)
         later = hasattr(model, "draw_places")
@@ -328,14 +332,34 @@ def _round(
         hit = (at < end) & (time < end)
         time = torch.where(hit, time, torch.maximum(at, end))
         return Round(hit, time, rates(time[:, None])[:, 0].to(at.dtype), width), past
-    first = rates(at[:, None]).sum((1, 2)).to(at.dtype)
-    panel = torch.minimum(0.5 / first.clamp(min=torch.finfo(at.dtype).tiny), (end - at) / 4).clamp(min=torch.finfo(at.dtype).tiny)
-    quarter, own = ((end - at) / 4).clamp(min=torch.finfo(at.dtype).tiny), longest_panel(model, past, at)
-    longest = (lambda elapsed: quarter) if own is None else lambda elapsed: torch.minimum(quarter, own(elapsed))
-    time = next_by_inversion(rates, at, end, panel, random, longest=longest)
+    return _inverted(model, past, at, end, width, random), past
+
+
+def _inverted(
+    model: Any, past: Any, at: Float[Tensor, " B"], end: Float[Tensor, " B"], width: Float[Tensor, " B"], random: torch.Generator
+) -> Round:
+    """The next event of every path inside a window of its own, by inversion of the compensator.
+
+    An exponential has no memory: where a window holds no event, time moves on to its end and another one is drawn there. So no path
+    waits for the one that has farthest to go. One event is to be expected in a window at the rate at its beginning, and a window
+    is twice as long after one without an event. Only the total rate is integrated; the rates of all marks are read once, at the event.
+    """
+    last, tiny = past.lengths[:, None], torch.finfo(at.dtype).tiny
+
+    def totals(times: Float[Tensor, "B Q"]) -> Float[Tensor, "B Q 1"]:
+        return total_rate(model, past, times[:, None], last)[:, 0, :, None]
+
+    first = totals(at[:, None])[:, 0, 0].to(at.dtype)
+    half = ((end - at) / 2).clamp(min=tiny)
+    onwards = torch.nextafter(at, torch.full_like(at, torch.inf))
+    stop = torch.minimum(torch.maximum(at + torch.maximum(1 / first.clamp(min=tiny), width), onwards), end)
+    panel = torch.minimum((stop - at).clamp(min=tiny), half)
+    own = longest_panel(model, past, at)
+    longest = (lambda elapsed: half) if own is None else lambda elapsed: torch.minimum(half, own(elapsed))
+    time = next_by_inversion(totals, at, stop, panel, random, longest=longest)
     hit = torch.isfinite(time)
-    time = torch.where(hit, time, torch.maximum(at, end))
-    return Round(hit, time, rates(time[:, None])[:, 0].to(at.dtype), width), past
+    time = torch.where(hit, time, torch.maximum(at, stop))
+    return Round(hit, time, last_rates(model, past, time[:, None])[:, 0].to(at.dtype), torch.where(hit, 0.0, 2 * (stop - at)))
 
 
 def _round_with_places(

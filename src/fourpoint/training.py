@@ -33,7 +33,7 @@ from fourpoint.closed_forms import fit_closed_forms
 from fourpoint.events import Dataset
 from fourpoint.likelihood import CONVENTIONS, Convention
 from fourpoint.maths.periodogram import COARSE, coarse_clock
-from fourpoint.printing import plain_console, text_column
+from fourpoint.printing import progress_bar
 from fourpoint.ties import spread_in_ticks
 from fourpoint.trained_on import TrainedOn
 from fourpoint.training_cuda import CapturedSteps
@@ -377,14 +377,5 @@ def _bar(show: bool) -> Iterator[_Bar]:
     if not show:
         yield _Bar()
         return
-    from rich.progress import BarColumn, Progress, TimeElapsedColumn, TimeRemainingColumn
-
-    columns = (
-        text_column(),
-        BarColumn(),
-        text_column("{task.completed}/{task.total}"),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=plain_console(stderr=True), transient=True) as bar:
+    with progress_bar() as bar:
         yield _RichBar(bar)

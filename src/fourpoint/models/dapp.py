@@ -36,7 +36,6 @@ from fourpoint.maths.lookup import looked_up
 from fourpoint.maths.quadrature import uniform
 from fourpoint.maths.scores import scores
 from fourpoint.models import protocol
-from fourpoint.models.described import Described
 from fourpoint.models.choices import check_choices
 from fourpoint.models.dapp_bound import attention_bound
 from fourpoint.models.dapp_features import SIZES, settle
@@ -44,6 +43,7 @@ from fourpoint.models.dapp_history import DAPPHistory, Parts, have, last_state, 
 from fourpoint.models.dapp_online import admit, select
 from fourpoint.models.dapp_start import embedded, initialise
 from fourpoint.models.dapp_sweep import Values, swept_slopes, worth_sweeping
+from fourpoint.models.described import Described
 from fourpoint.models.modes import Modes
 from fourpoint.models.pair_scores import PairScore
 from fourpoint.models.past import appended, past_of

@@ -34,10 +34,10 @@ from fourpoint.events import Batch, Dataset, MarkSpace, UserError
 from fourpoint.maths import waves
 from fourpoint.maths.fourier import FADED, Generator
 from fourpoint.models import protocol
-from fourpoint.models.described import Described
 from fourpoint.models.cells import Cells
 from fourpoint.models.dapp_places_parts import PlacedDAPPHistory, Shared, check_choices, last_time
 from fourpoint.models.dapp_start import start_rate
+from fourpoint.models.described import Described
 from fourpoint.models.modes import FASTEST, SLOWEST
 from fourpoint.models.rate import Rate
 

@@ -36,8 +36,8 @@ from torch.utils.checkpoint import checkpoint
 from fourpoint.events import Batch, Dataset, MarkSpace, UserError
 from fourpoint.maths.periodogram import coarse_clock, peaks
 from fourpoint.models import protocol
-from fourpoint.models.described import Described
 from fourpoint.models.deep_layer import FEATURES, REACH, DeepHistory, DeepLayer, Noise, features, side_by_side
+from fourpoint.models.described import Described
 from fourpoint.models.narrow import NarrowPeaks
 from fourpoint.models.neural_start import time_scale_of
 from fourpoint.models.poisson import mean_rates

@@ -18,7 +18,7 @@ class Described:
 
     >>> from fourpoint.models.poisson import Poisson
     >>> Poisson(2)
-    Poisson(2 types, log_rate=[0, 0])
+    Poisson(2 types, rate=[1, 1])
     """
 
     marks: MarkSpace

@@ -104,6 +104,10 @@ class Hawkes(Described, nn.Module):
         """The constructor's arguments but for ``marks``."""
         return dict(self._settings)
 
+    def shown(self) -> dict[str, Any]:
+        """The parameters as they are now."""
+        return {**self.estimates, "exponentials": self._settings["exponentials"]}
+
     @property
     def estimates(self) -> dict[str, NDArray[np.float64]]:
         """baseline mu (M,), branching alpha (M, M) with the exciting type last, and decay beta, in the user's unit of time.

@@ -30,8 +30,8 @@ from fourpoint.maths.attention import scan
 from fourpoint.maths.minimise import minimise
 from fourpoint.maths.thinning import draw_marks
 from fourpoint.models import protocol
-from fourpoint.models.described import Described
 from fourpoint.models.cells import Cells
+from fourpoint.models.described import Described
 from fourpoint.models.place_grid import PlaceGrid
 from fourpoint.models.poisson import mean_rates
 
@@ -128,6 +128,12 @@ class PlacedHawkes(Described, nn.Module):
     def settings(self) -> dict[str, Any]:
         """The constructor's arguments but for ``marks``."""
         return dict(self._settings)
+
+    def shown(self) -> dict[str, Any]:
+        """The parameters as they are now; ``spread`` in the units of the box."""
+        s = self._strengths()
+        found = dict(baseline=s.baseline, branching=s.branching, decay=s.decay, spread=s.spread)
+        return {name: value.detach().cpu().numpy() for name, value in found.items()} | {"cells": self.grid.cells}
 
     @torch.no_grad()
     def initialise(self, data: Dataset) -> list[str]:

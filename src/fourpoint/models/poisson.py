@@ -22,8 +22,8 @@ from fourpoint.maths.minimise import minimise
 from fourpoint.maths.quadrature import gauss_legendre
 from fourpoint.maths.spline import spline, spline_knots, spline_max
 from fourpoint.models import protocol
-from fourpoint.models.described import Described
 from fourpoint.models.cells import Cells
+from fourpoint.models.described import Described
 from fourpoint.models.place_grid import PlaceGrid
 from fourpoint.models.positions import Positions, extended, positions_of
 
@@ -54,6 +54,10 @@ class Poisson(Described, nn.Module):
     def settings(self) -> dict[str, Any]:
         """Nothing but the marks, and the cells of a grid where events have places."""
         return {} if self.grid is None else {"cells": self.grid.cells}
+
+    def shown(self) -> dict[str, Any]:
+        """The rates, and the cells of a grid where events have places."""
+        return {"rate": self.log_rate.detach().exp().cpu().numpy(), **self.settings()}
 
     def initialise(self, data: Dataset) -> list[str]:
         """Start at the mean rate of every mark."""

@@ -29,6 +29,7 @@ from torch.autograd.function import once_differentiable
 from fourpoint.events import Batch, Dataset, MarkSpace, UserError
 from fourpoint.maths.quadrature import Unconverged
 from fourpoint.models import protocol, rmtpp_loops
+from fourpoint.models.described import Described
 from fourpoint.models.neural_start import time_scale_of
 from fourpoint.models.poisson import mean_rates
 
@@ -49,7 +50,7 @@ class RMTPPHistory:
         return RMTPPHistory(time, self.start, torch.zeros_like(self.lengths), state, level)
 
 
-class RMTPP(nn.Module):
+class RMTPP(Described, nn.Module):
     """Recurrent marked temporal point process.
 
     Arguments: ``marks``, the mark space of the data (`data.marks`), a number of types, or None; ``hidden``, the size of the

@@ -34,6 +34,7 @@ from fourpoint.events import Batch, Dataset, MarkSpace
 from fourpoint.maths.quadrature import uniform
 from fourpoint.models import protocol
 from fourpoint.models.attentive_sweep import swept_log_likelihood, worth_sweeping
+from fourpoint.models.described import Described
 from fourpoint.models.encoder import Encoded, Encoder, frequencies, refuse_to_go_on, waves
 from fourpoint.models.neural_start import ScaledSoftplus, time_scale_of
 from fourpoint.models.poisson import mean_rates
@@ -42,7 +43,7 @@ FIRST_END = 0.710927  # gelu of it is log(e - 1), where a softplus of scale 1 is
 FASTEST_SHIFT = 2.0  # of xi_k at first, in radians per mean gap, either sign
 
 
-class SAHP(nn.Module):
+class SAHP(Described, nn.Module):
     """Self-attentive Hawkes process.
 
     Arguments: ``marks``, the mark space of the data (`data.marks`), a number of types, or None; ``hidden`` numbers in a state;

@@ -21,10 +21,11 @@ from torch import Tensor, nn
 from fourpoint.events import Batch, Dataset, MarkSpace, UserError
 from fourpoint.maths.minimise import minimise
 from fourpoint.models import protocol
+from fourpoint.models.described import Described
 from fourpoint.models.positions import Positions, counts, extended, positions_of
 
 
-class SelfCorrecting(nn.Module):
+class SelfCorrecting(Described, nn.Module):
     """Rate ``exp(drift (t - start) - correction N(t))``; ``drift`` is per unit of time, ``correction`` per event.
 
     >>> from fourpoint.events import Sequence

@@ -30,12 +30,13 @@ from fourpoint.events import Batch, Dataset, MarkSpace
 from fourpoint.maths.quadrature import uniform
 from fourpoint.models import protocol
 from fourpoint.models.attentive_sweep import swept_log_likelihood, worth_sweeping
+from fourpoint.models.described import Described
 from fourpoint.models.encoder import Encoded, Encoder, frequencies, refuse_to_go_on, waves
 from fourpoint.models.neural_start import ScaledSoftplus, time_scale_of
 from fourpoint.models.poisson import mean_rates
 
 
-class THP(nn.Module):
+class THP(Described, nn.Module):
     """Transformer Hawkes process.
 
     Arguments: ``marks``, the mark space of the data (`data.marks`), a number of types, or None; ``hidden`` numbers in a state;
