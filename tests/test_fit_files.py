@@ -29,7 +29,14 @@ from fourpoint.training import TrainingError, fit
 from fourpoint.training_run import fingerprint
 
 SHORT: dict[str, Any] = dict(
-    steps=2, batch_size=16, warmup=1, nodes=2, validate_every=1, patience=9, progress=False
+    steps=2,
+    batch_size=16,
+    warmup=1,
+    nodes=2,
+    validate_every=1,
+    patience=9,
+    progress=False,
+    baselines=False,
 )
 KILLED = 77
 
@@ -83,28 +90,29 @@ def kill_everywhere() -> None:
     os.fsync = lambda file: None  # what a killed process has written stays, on disk or not
     folder = Path(sys.argv[1])
     plans = [
-        (tiny_dapp, False, ("replace",), False),
-        (tiny_rmtpp, False, ("replace", "unlink"), True),
-        (tiny_rmtpp, True, ("replace",), False),
+        (tiny_dapp, 2, False, ("replace",), False),
+        (tiny_rmtpp, 1, False, ("replace", "unlink"), True),
+        (tiny_rmtpp, 1, True, ("replace",), False),
     ]
     points = 0
-    for number, (build, over, functions, after) in enumerate(plans):
+    for number, (build, steps, over, functions, after) in enumerate(plans):
         whole, older = folder / f"whole{number}", folder / f"older{number}"
-        fit(build(), data(), folder=whole, **SHORT)
-        fit(build(), data(), folder=older, **SHORT, seed=1)
+        fit(build(), data(), folder=whole, **{**SHORT, "steps": steps})
+        fit(build(), data(), folder=older, **{**SHORT, "steps": steps}, seed=1)
         call, code = 0, KILLED
         while code == KILLED:
             call += 1
             place = folder / f"{number} {call}"
             if over:
                 _copy(older, place)
-            code = _forked(build, place, False, partial(_die, functions, after, call))
+            killing = partial(_die, functions, after, call)
+            code = _forked(build, steps, place, False, killing)
             where = f"{build.__name__}, {functions}, call {call}, {code}"
             if over and not (place / "training.json").exists() and code == KILLED:
                 # It was killed before it left anything: the older model is whole.
                 assert _same(place, older), where
                 continue
-            assert _forked(build, place, True) == 0, f"not resumed: {where}, {names(place)}"
+            assert _forked(build, steps, place, True) == 0, f"not resumed: {where}, {names(place)}"
             assert _same(place, whole) and names(place) == names(whole), where
             points += code == KILLED
         assert code == 0
@@ -144,7 +152,11 @@ def _die(functions: tuple[str, ...], after: bool, call: int) -> None:
 
 
 def _forked(
-    build: Callable[[], Any], folder: Path, resume: bool, before: Callable[[], None] = lambda: None
+    build: Callable[[], Any],
+    steps: int,
+    folder: Path,
+    resume: bool,
+    before: Callable[[], None] = lambda: None,
 ) -> int:
     """Fit in a forked process as the command does; its exit code."""
     child = os.fork()
@@ -154,7 +166,7 @@ def _forked(
     try:
         before()
         check_folder(folder, resume)
-        fit(build(), data(), folder=folder, resume=resume, **SHORT)
+        fit(build(), data(), folder=folder, resume=resume, **{**SHORT, "steps": steps})
         code = 0
     except Exception as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)

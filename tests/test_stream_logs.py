@@ -177,7 +177,7 @@ def test_what_is_saved_with_the_model(tmp_path: Path) -> None:
     log.write_text(csv_text(moments(50), lambda when: when.isoformat() + "Z"))
     call("fit", log, "--model", "poisson", "-o", tmp_path / "model", "--time-unit", "minutes", "--by", "Station")
     found = about(tmp_path / "model")
-    assert found["unit"] == "minutes" and found["events"] <= 50 and found["sequences"] == 2
+    assert found["unit"] == "minutes" and found["events"] == 50 and found["sequences"] == 3
     log_format = LogFormat.from_dict(found["log"])
     assert (log_format.time, log_format.mark, log_format.sequence) == ("Received At", "Call Type", "Station")
     first = moments(1)[0][0]
