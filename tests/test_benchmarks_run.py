@@ -33,6 +33,7 @@ from fourpoint.models import Hawkes
 SHARED = ("records", "page", "run", "easytpp_training", "easytpp_models")  # what the benchmarks import
 PEERS = {"EasyTPP": "easy_tpp", "tick": "tick", "HawkesPyLib": "HawkesPyLib"}
 ARGUMENTS = {
+    "budget": "--budget 0.3 --sets calls --models dapp --seeds 1",
     "costs": "--repeats 1",
     "deep": "--data {data} --sets taxi --rounds 1 --batch 2",
     "exactness": "--gaps 40 --forecasts 2",
@@ -169,6 +170,11 @@ def _start_here(module: ModuleType, monkeypatch: pytest.MonkeyPatch, words: list
 
 def _make_small(name: str, module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     few = _sample(12)
+    if name == "budget":
+        monkeypatch.setattr(module, "STEPS", 2)
+        monkeypatch.setattr(module, "TRAIN_SEQUENCES", 8)
+        monkeypatch.setattr(module, "TEST_SEQUENCES", 3)
+        monkeypatch.setattr(module, "call_log", lambda: few)
     if name == "costs":
         monkeypatch.setattr(module, "hawkes_data", lambda sequences, seed: few)
         monkeypatch.setattr(module, "STEPS", 2)

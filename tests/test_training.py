@@ -434,7 +434,7 @@ def test_a_first_guess_is_left_for_something_better() -> None:
         return notes
 
     model.initialise = spoiled
-    done = fit(model, train, steps=40, batch_size=64, warmup=2, nodes=2, validate_every=20, progress=False)
+    done = fit(model, train, steps=40, batch_size=64, warmup=2, nodes=2, validate_every=20, baselines=False, progress=False)
     assert done.best_step > 0
 
 
