@@ -279,9 +279,10 @@ SMALL: dict[str, Any] = {
 }
 
 
-def with_fitted_weights(name: str) -> Any:
-    """A float32 model with weights as far from its first ones as those of a fit."""
-    data, model, random = simulate("hawkes", 20), SMALL[name](), torch.Generator().manual_seed(1)
+def with_fitted_weights(name: str, unit: float = 1.0) -> Any:
+    """A float32 model with weights as far from its first ones as those of a fit, for times in this unit."""
+    sequences = [Sequence(unit * s.times, start=unit * s.start, stop=unit * s.stop) for s in simulate("hawkes", 20)]
+    data, model, random = Dataset.from_sequences(sequences), SMALL[name](), torch.Generator().manual_seed(1)
     model.initialise(data)
     with torch.no_grad():
         for weight in model.parameters():

@@ -143,7 +143,7 @@ def test_the_next_event_lies_in_a_peak(width: float, tick: float) -> None:
             exact = model.within(torch.tensor(lag)) - model.within(torch.tensor(passed))
             assert law.integral_at(torch.tensor([[3.0 + lag]]).double()).item() == pytest.approx(exact.item(), abs=1e-4)
     start = torch.tensor([3.0], dtype=torch.float64)
-    blind = next_event_law(rates, start, start.new_tensor([40.0]))
+    blind = next_event_law(rates, start, start.new_tensor([40.0]), shortest=start.new_tensor([40.0]))
     assert blind.integral_at(start[:, None] + 3.0).item() < 0.5 * model.within(torch.tensor(3.0)).item()
 
 

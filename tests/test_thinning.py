@@ -96,7 +96,7 @@ def test_explosions_are_refused() -> None:
     with pytest.raises(ExplosiveRate, match="received a bound of inf at time 0"):
         next_by_thinning(rates_of(lambda s: s), lambda a, b: a + torch.inf, zeros(2), zeros(2) + 9, zeros(2) + 1, torch.Generator())
     with pytest.raises(Unconverged, match="expected a finite rate; received inf"):
-        reach(rates_of(lambda s: torch.exp(s * 1e4)), zeros(1), zeros(1) + 9, zeros(1) + 1e300, zeros(1) + 1)
+        reach(rates_of(lambda s: torch.exp(s * 1e4)), zeros(1), zeros(1) + 9, zeros(1) + 1e308, zeros(1) + 1)
     with pytest.raises(Unconverged, match="rate jumps"):
         reach(rates_of(lambda s: (s > np.pi).double() * 9e18), zeros(1), zeros(1) + 9, zeros(1) + 5, zeros(1) + 1)
 

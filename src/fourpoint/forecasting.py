@@ -10,6 +10,7 @@ and the expected rate are means and intervals over exactly sampled paths (`sampl
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +23,7 @@ from torch import Tensor
 from fourpoint.events import Batch, Dataset, MarkSpace, Sequence, UserError, only_sequence
 from fourpoint.maths.compensator import Law, next_event_law
 from fourpoint.maths.quadrature import Unconverged
-from fourpoint.models.protocol import longest_panel
+from fourpoint.models.protocol import longest_panel, shortest_time
 from fourpoint.printing import Printed, bar, text_table
 from fourpoint.sampling import Paths, advance, check_marks, last_rates, remember, select_rows, still
 
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 Floats = NDArray[np.float64]
 LEVELS = (0.05, 0.25, 0.5, 0.75, 0.95)
 GRID = 200  # points of a density
+FAR = 0.995  # the probability up to which a density is shown
 STEPS = 100  # points of a rate path
 MOST = 10_000  # events of one sampled path
 RECENT = 2048  # past events whose rate is drawn
@@ -282,13 +284,32 @@ def _next_event(model: Any, here: Any, now: float, horizon: float) -> tuple[Law,
     def rates(times: Float[Tensor, "B Q"]) -> Float[Tensor, "B Q M"]:
         return last_rates(model, here, times)
 
-    law = next_event_law(rates, start, start.new_tensor([horizon / 64]), longest=longest_panel(model, here, start))
-    *times, far = law.quantiles([*LEVELS, 0.995])[0].tolist()
+    typical = 0.25 / rates(start[:, None]).sum((1, 2)).to(start.dtype).clamp(min=torch.finfo(start.dtype).tiny)
+    law = next_event_law(
+        rates,
+        start,
+        torch.minimum(typical, start.new_tensor(horizon / 64)),
+        longest=longest_panel(model, here, start),
+        shortest=shortest_time(model, here),
+    )
+    *times, far = law.quantiles([*LEVELS, FAR])[0].tolist()
     quantiles = dict(zip(LEVELS, times, strict=True))
-    grid = torch.linspace(now, far if np.isfinite(far) else now + horizon, GRID, dtype=torch.float64)[None]
+    grid = _density_grid(law, now, far if np.isfinite(far) else now + horizon)
     density = rates(grid).sum(-1).double() * torch.exp(-law.integral_at(grid))
     mean, marks = float(law.mean()[0]), law.marks()[0].numpy()
     return law, NextEvent(mean, quantiles[0.5], quantiles, grid[0].numpy(), density[0].numpy(), marks, float(law.never[0]))
+
+
+def _density_grid(law: Law, now: float, far: float) -> Float[Tensor, "1 Q"]:
+    """Times for the density: some evenly spaced up to ``far``, some where the next event is likely, and some ever farther apart, so
+    that every time scale of the law is seen."""
+    few = GRID // 4
+    even = torch.linspace(now, far, GRID - 2 * few, dtype=torch.float64)
+    levels = torch.linspace(0, FAR, few + 2, dtype=torch.float64)[1:-1]
+    likely = law.quantiles(levels.tolist())[0].clamp(max=far)
+    first = float(law.panels[0].width[0]) / 16
+    apart = now + torch.logspace(math.log10(min(first, (far - now) / 16)), math.log10(far - now), few, dtype=torch.float64)
+    return torch.cat([even, likely, apart.clamp(max=far)]).sort().values[None]
 
 
 def _counts(paths: Dataset, now: float, end: float, windows: int) -> Counts:

@@ -28,6 +28,7 @@ from torch import Tensor
 
 from fourpoint.events import Dataset, Sequence, UserError, all_sequences, known_at
 from fourpoint.maths.compensator import next_event_law
+from fourpoint.models.protocol import shortest_time
 from fourpoint.printing import Printed, Step, bar, text_table
 from fourpoint.sampling import advance, check_marks, remember, select_rows, still
 
@@ -214,7 +215,16 @@ def _score_batch(model: Any, data: Dataset, rows: NDArray[np.int64], own: list[N
 
     now = rates(start[:, None]).sum((1, 2)).double()
     panel = 0.25 / now.clamp(min=torch.finfo(now.dtype).tiny)
-    law = next_event_law(rates, start, panel, longest=getattr(model, "longest_panel", None), through=truth, tolerance=TOLERANCE)
+    shortest = shortest_time(model, history)
+    law = next_event_law(
+        rates,
+        start,
+        panel,
+        longest=getattr(model, "longest_panel", None),
+        shortest=None if shortest is None else shortest.repeat_interleave(width),
+        through=truth,
+        tolerance=TOLERANCE,
+    )
     ends = torch.stack([truth, batch.stop.repeat_interleave(width)], 1)
     below, seen = (1 - torch.exp(-law.integral_at(ends))).unbind(1)
     covered = ((below >= 0.05 * seen) & (below <= 0.95 * seen)).double()

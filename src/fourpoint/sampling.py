@@ -31,7 +31,7 @@ from fourpoint.events import Batch, Dataset, MarkSpace, Sequence, UserError, kno
 from fourpoint.likelihood import total_rate
 from fourpoint.maths.quadrature import Unconverged
 from fourpoint.maths.thinning import ExplosiveRate, Round, Tally, draw_marks, next_by_inversion, thin, unit_exponentials
-from fourpoint.models.protocol import longest_panel
+from fourpoint.models.protocol import longest_panel, shortest_time
 from fourpoint.printing import Step, bar
 
 Method = Literal["auto", "thinning", "inversion"]
@@ -356,7 +356,10 @@ def _inverted(
     panel = torch.minimum((stop - at).clamp(min=tiny), half)
     own = longest_panel(model, past, at)
     longest = (lambda elapsed: half) if own is None else lambda elapsed: torch.minimum(half, own(elapsed))
-    time = next_by_inversion(totals, at, stop, panel, random, longest=longest)
+    known = shortest_time(model, past)
+    passed = at - past.times.gather(1, last)[:, 0]
+    shortest = None if known is None else torch.maximum(known, passed / 16)  # what an event did changes ever more slowly
+    time = next_by_inversion(totals, at, stop, panel, random, longest=longest, shortest=shortest)
     hit = torch.isfinite(time)
     time = torch.where(hit, time, torch.maximum(at, stop))
     return Round(hit, time, last_rates(model, past, time[:, None])[:, 0].to(at.dtype), torch.where(hit, 0.0, 2 * (stop - at)))

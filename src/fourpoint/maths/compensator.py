@@ -5,7 +5,9 @@ On a panel [l, l + h] the rate is read at 16 Gauss-Legendre nodes and written in
     lambda(t) ~ sum_n c_n P_n(u),        int_l^t lambda = h sum_n c_n I_n(u),    I_n = (P_{n+1} - P_{n-1}) / (2 (2n + 1)),
 
 so that the integral is known at every point of the panel, not only at its end. The last terms of that sum estimate its
-error; a panel that misses the tolerance is halved, and after one that meets it the next is twice as long. Solving
+error, together with what the polynomial misses at the panel's left end; a panel that misses the tolerance is halved, and
+after one that meets it the next is longer. The first panel is as short as the shortest time in which the rate changes, or a
+millionth of a gap where that is unknown, since excitation that is over before the first node would be missed. Solving
 Lambda(t) = E inside a panel then needs no further reading of the rate. With E ~ Exp(1) the answer is the next event of a
 process with this rate, with E = -log(1 - p) it is the p-quantile of its time, and the whole march gives its law.
 Used by `thinning`, `sampling` and the scores of predictions. Axes: B paths, P panels, Q nodes, M marks.
@@ -31,6 +33,9 @@ NODES = 16
 TOLERANCE = 1e-5  # of each panel's integral: far below what any test of a sample could see
 FAR = 2.0**60  # first widths after which a compensator that has not reached its target never will
 GROWTH = 8.0  # of a panel over one that was held to a longest width
+BEGIN = 4.0  # the first panel, in the rate's shortest times
+BLIND = 2.0**-20  # the first panel, as a share of the given width, where those are unknown
+CLEAR = 2.0**-10  # of the tolerance: after a panel with a smaller error the next is four times as long, not twice
 CERTAIN = 20.0  # the integral past which a next event is as good as certain
 
 
@@ -53,18 +58,27 @@ def march(
     width: Float[Tensor, " B"],
     *,
     longest: Longest | None = None,
+    shortest: Float[Tensor, " B"] | None = None,
     through: Float[Tensor, " B"] | None = None,
     tolerance: float = TOLERANCE,
 ) -> Iterator[Panel]:
     """Panels from ``start`` on, until Lambda has passed ``target`` or time has reached ``stop`` (which may be infinite).
 
-    ``rates(times)`` are the intensities per mark; ``width`` is the length of the first panel and ``longest(elapsed)`` the most that one
-    may have; a change of the rate much shorter than a panel may be missed. ``through`` (optional) is a time that becomes a panel's end.
+    Arguments
+        rates: ``rates(times)`` are the intensities per mark, at ``start`` those just after it.
+        width: a typical time until the next event; a compensator that has not reached its target after FAR of these never will.
+        shortest: the shortest time in which the rate changes by much, where that is known. The first panel is no longer than a few
+            of these, or a small part of ``width``; later ones grow, so that each sees the rate on its own time scale.
+        longest: ``longest(elapsed)`` is the most that a panel may have; a change of the rate much shorter than a panel may be missed.
+        through: a time that becomes a panel's end.
+
     Raises :class:`Unconverged` where the rate is not finite or no panel is short enough.
     """
     x = gauss_legendre(NODES)[0].to(start)
     matrix = _transform().to(start)
+    signs = (-1.0) ** torch.arange(NODES, dtype=start.dtype, device=start.device)
     left, total, first = start.clone(), torch.zeros_like(start), width
+    width = BLIND * width if shortest is None else torch.minimum(width, BEGIN * shortest)
     halved = torch.zeros_like(start, dtype=torch.bool)
     while True:
         stopped = (left >= stop) | (total >= target) | (left - start > FAR * first)
@@ -75,18 +89,21 @@ def march(
         if through is not None:
             right = torch.where((left < through) & (through < right), through, right)
         h = torch.where(stopped, 0.0, right - left)
-        own = rates(left[:, None] + h[:, None] * x)
+        found = rates(torch.cat([left[:, None], left[:, None] + h[:, None] * x], 1))
+        edge, own = found[:, 0].sum(-1).to(start.dtype), found[:, 1:]
         lam = own.sum(-1).to(start.dtype)
         _check_finite(lam, left, h)
         c = lam @ matrix.T
         gain = h * c[:, 0]
-        error = h * c[:, -3:].abs().amax(1) / (2 * NODES - 5)
+        missed = torch.where(torch.isfinite(edge), (edge - c @ signs).abs(), 0.0)
+        error = h * (c[:, -3:].abs().amax(1) / (2 * NODES - 5) + x[0] * missed)
         allowed = tolerance + 256 * torch.finfo(own.dtype).eps * gain.abs()
         fine = (error <= allowed) & ~stopped
         _check_width(h, error, left, ~(fine | stopped))
         yield Panel(left, torch.where(fine, h, 0.0), total, torch.where(fine, gain, 0.0), c, own)
         left, total = torch.where(fine, right, left), torch.where(fine, total + gain, total)
-        wider = torch.maximum(h, width) * torch.where(halved, 1.0, 2.0)
+        clear = torch.where(error <= CLEAR * allowed, 4.0, 2.0)
+        wider = torch.maximum(h, width) * torch.where(halved, 1.0, clear)
         wider = wider if longest is None else torch.minimum(wider, GROWTH * torch.maximum(h, most))
         width = torch.where(stopped, width, torch.where(fine, wider, h / 2))
         halved = ~(fine | stopped)
@@ -100,6 +117,7 @@ def reach(
     width: Float[Tensor, " B"],
     *,
     longest: Longest | None = None,
+    shortest: Float[Tensor, " B"] | None = None,
     tolerance: float = TOLERANCE,
 ) -> Float[Tensor, " B"]:
     """The time at which Lambda, counted from ``start``, reaches ``target``; infinite where it does not before ``stop``.
@@ -111,7 +129,7 @@ def reach(
     2.0
     """
     time = torch.full_like(start, torch.inf)
-    for p in march(rates, start, stop, target, width, longest=longest, tolerance=tolerance):
+    for p in march(rates, start, stop, target, width, longest=longest, shortest=shortest, tolerance=tolerance):
         there = (p.width > 0) & (p.before < target) & (p.before + p.gain >= target)
         if bool(there.any()):
             own = Panel(*(x[there] for x in p))
@@ -192,6 +210,7 @@ def next_event_law(
     *,
     stop: Float[Tensor, " B"] | None = None,
     longest: Longest | None = None,
+    shortest: Float[Tensor, " B"] | None = None,
     through: Float[Tensor, " B"] | None = None,
     tolerance: float = TOLERANCE,
 ) -> Law:
@@ -204,7 +223,9 @@ def next_event_law(
     """
     end = torch.full_like(start, torch.inf) if stop is None else stop
     goal = torch.full_like(start, CERTAIN)
-    panels = tuple(march(rates, start, end, goal, width, longest=longest, through=through, tolerance=tolerance))
+    panels = tuple(
+        march(rates, start, end, goal, width, longest=longest, shortest=shortest, through=through, tolerance=tolerance)
+    )
     x, w = (v.to(start) for v in gauss_legendre(NODES))
     inner = _antiderivatives(x, _legendre(2 * x - 1, NODES))
     return Law(

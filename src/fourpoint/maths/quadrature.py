@@ -15,7 +15,7 @@ what is narrow in one is wide in its pieces. The discretisation error of an inte
     edges   (x_1 - a) |f(a+) - p(a)| with p the polynomial through the nodes and x_1 the first of
             them: a rate that an event has just raised may fall again before x_1, and no node would
             see it; and the same at b;
-    probes  4 d |f(a + d) - p(a + d)| at lags d that fall by a factor of 16, from (b - a)/64 to the
+    probes  8 d |f(a + d) - p(a + d)| at lags d that fall by a factor of 32, from (b - a)/64 to the
             shortest time in which the rate changes: an excitation that begins at zero, rises and
             falls again before x_1 is seen neither by a node nor at a.
 
@@ -50,7 +50,7 @@ NOISE = 4.0  # discretisation errors below this multiple of rounding are noise
 STALLED = 512.0  # up to this multiple of rounding, errors that a cut does not halve are noise
 CUTS = (1 / 16, 1 / 2, 15 / 16)  # of an interval into four, the outer ones short
 LONG = 128.0  # intervals longer than this many shortest times are probed
-DEPTH, DEEPEST = 5, 12  # probes of an interval at most, where the shortest time is unknown and where it is known
+DEPTH, DEEPEST = 5, 10  # probes of an interval at most, where the shortest time is unknown and where it is known
 Rate = Callable[[Float[Tensor, "B H Q"], Int[Tensor, "B H"]], Float[Tensor, "B H Q"]]
 Rates = Callable[[Float[Tensor, "B H Q"], Int[Tensor, "B H"]], Float[Tensor, "B H Q M"]]
 
@@ -296,7 +296,7 @@ def _probed(
     octaves = math.log2(float(times_longer.max().clamp(max=2.0**1000)) / LONG)
     unknown = not bool(shortest.any())
     most = DEPTH if unknown else DEEPEST
-    lags = _probe_lags(min(most, 1 + math.ceil(octaves / 4))).to(a)
+    lags = _probe_lags(min(most, 1 + math.ceil(octaves / 5))).to(a)
     which = long.to(torch.int8).argsort(dim=1, descending=True, stable=True)
     which = which[:, : int(long.sum(1).max())]
     low, high = a.gather(1, which), b.gather(1, which)
@@ -308,8 +308,8 @@ def _probed(
 
 @lru_cache(maxsize=32)
 def _probe_lags(count: int) -> Float[Tensor, " K"]:
-    """1/64, 1/1024, ... of an interval."""
-    return 2.0 ** -(6 + 4 * torch.arange(count, dtype=torch.float64))
+    """1/64, 1/2048, ... of an interval."""
+    return 2.0 ** -(6 + 5 * torch.arange(count, dtype=torch.float64))
 
 
 def _asked(rates: Rates, times: Float[Tensor, "B H Q"], which: Int[Tensor, "B H"]) -> Float[Tensor, "B H Q M"]:
@@ -348,7 +348,7 @@ def _doubt(
     doubt = last * falling + gauss_legendre(nodes)[0][0].to(values) * missed
     if count:
         off = torch.where(probes.isnan(), 0.0, (probes - predicted).abs())
-        doubt = doubt + 4 * off @ _probe_lags(count).to(values)
+        doubt = doubt + 8 * off @ _probe_lags(count).to(values)
     return (b - a) * doubt
 
 

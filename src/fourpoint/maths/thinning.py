@@ -149,18 +149,20 @@ def next_by_inversion(
     random: torch.Generator,
     *,
     longest: Longest | None = None,
+    shortest: Float[Tensor, " B"] | None = None,
     tolerance: float = TOLERANCE,
 ) -> Float[Tensor, " B"]:
     """The next event of every path, without a bound; infinite where none comes before ``stop``.
 
-    ``width`` and ``longest`` bound the panels of `compensator.march`: shorter than the rate's own changes.
+    ``width``, ``longest`` and ``shortest`` are those of `compensator.march`.
 
     >>> zero, random = torch.zeros(4000, dtype=torch.float64), torch.Generator().manual_seed(0)
     >>> times = next_by_inversion(lambda t: 2 * t[..., None], zero, zero + 99, zero + 0.1, random)  # mean sqrt(pi)/2
     >>> abs(times.mean().item() - 0.886) < 0.025
     True
     """
-    return reach(rates, start, stop, unit_exponentials(start.shape, random), width, longest=longest, tolerance=tolerance)
+    goal = unit_exponentials(start.shape, random)
+    return reach(rates, start, stop, goal, width, longest=longest, shortest=shortest, tolerance=tolerance)
 
 
 def draw_marks(intensities: Float[Tensor, "B M"], random: torch.Generator) -> Int[Tensor, " B"]:
