@@ -16,7 +16,7 @@ from torch import Tensor
 
 import fourpoint as fp
 from fourpoint.events import Batch, MarkSpace
-from fourpoint.forecasting import LEVELS, _as_batch, _next_event
+from fourpoint.forecasting import LEVELS, _next_event
 from fourpoint.likelihood import log_likelihood
 from fourpoint.models import positions, protocol
 from fourpoint.models.dapp_places import PlacedDAPP
@@ -67,7 +67,7 @@ def three(**more: Any) -> fp.Sequence:
 def law(model: Any, sequence: fp.Sequence, horizon: float) -> list[float]:
     """The quantiles of the time to the next event in a forecast, without its futures, of which there are many in a long horizon."""
     with torch.no_grad():
-        here = remember(model, _as_batch(sequence, sequence.stop))
+        here = remember(model, sequence.batch())
         _, found = _next_event(model, here, sequence.stop, horizon)
     return [found.quantiles[level] - sequence.stop for level in LEVELS]
 
