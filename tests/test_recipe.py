@@ -186,8 +186,11 @@ def test_one_long_sequence_is_trained_on_in_pieces(monkeypatch: pytest.MonkeyPat
         original(self, step)
 
     monkeypatch.setattr(training.Steps, "_take", taken)
-    done = fp.fit(DAPP(**TINY), long_log(30_000), steps=3, progress=False)
-    assert max(seen) <= training.PIECE and np.isfinite(done.best)
+    done = fp.fit(DAPP(**TINY), long_log(30_000), steps=30, progress=False)
+    assert max(seen) <= training.PIECE
+    *_, last = done.history
+    assert last["epoch"] == pytest.approx(30 / 27), "27,000 events in 27 pieces"
+    assert last["train_log_likelihood"] == pytest.approx(-1.0, abs=0.1), "nats per event of a piece"
 
 
 def test_a_budget_counts_from_the_call(monkeypatch: pytest.MonkeyPatch) -> None:

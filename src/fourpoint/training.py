@@ -48,7 +48,7 @@ NETWORK_PACE = 0.03
 LARGEST_BATCH = 64  # sequences of a step
 STEP_EVENTS = 600  # events of a step on a processor, where the recipe leaves the batch size open
 DEVICE_EVENTS, FEWEST_STEPS = 4096, 4  # the same on an accelerator, and steps of an epoch at least
-LONG, PIECE = 4096, 2048  # events of a sequence that is cut into pieces, and of a piece
+LONG, PIECE = 4096, 1024  # events of a sequence that is cut into pieces, and of a piece
 SMALL = 500  # training events below which a model is kept at its start unless it is clearly better
 SMALL_VALIDATE = 10  # steps between validations then
 BASELINE_SHARE = 0.25  # of a time budget: no further closed-form model is begun after it
@@ -153,8 +153,7 @@ def fit(
     terms = dict(**recipe._asdict(), convention=convention, seed=seed, events=train.events, sequences=len(train), model=model.settings())
     terms |= dict(train=fingerprint(train), dev=fingerprint(dev))
     model.trained_on = TrainedOn.of(train, dev)
-    run = Run(model, train, dev, Path(folder) if folder else None, seed, recipe, terms)
-    run.train = pieces
+    run = Run(model, train, dev, Path(folder) if folder else None, seed, recipe, terms, pieces)
     if resume and run.finished():
         return run.fit
     run.begin(resume)

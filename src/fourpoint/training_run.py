@@ -92,11 +92,13 @@ class Run:
     """The state of one fit: what is validated, kept, written and read again."""
 
     def __init__(
-        self, model: Any, train: Dataset, dev: Dataset, folder: Path | None, seed: int, recipe: Recipe, terms: dict[str, Any]
+        self, model: Any, train: Dataset, dev: Dataset, folder: Path | None, seed: int, recipe: Recipe, terms: dict[str, Any],
+        pieces: Dataset | None = None,
     ) -> None:
-        self.model, self.train, self.folder, self.seed, self.terms = model, train, folder, seed, terms
+        self.model, self.folder, self.seed, self.terms = model, folder, seed, terms
         self.batch_size, self.mixed, self.convention = recipe.batch_size, recipe.mixed, terms["convention"]
-        self.whole = train  # before long sequences are cut into pieces to train on
+        self.whole = train  # before long sequences are cut into ``pieces``, which steps are taken on
+        self.train = train if pieces is None else pieces
         self.dev = beginning(dev.some(VALIDATION_EVENTS, seed), VALIDATION_EVENTS)
         self.fit = Fit(model=model)
         self.best: dict[str, torch.Tensor] = {}
@@ -106,8 +108,8 @@ class Run:
         self.peak, self.scores = 0, torch.zeros(0, dtype=torch.float64)
         self.optimiser: torch.optim.Optimizer | None = None
         self.average, self.mean = recipe.average, list[torch.Tensor]()
-        self.per_epoch = len(train.batches(self.batch_size, seed=0, mixed=self.mixed))
-        self.mean_events = max(1.0, train.events / max(1, len(train)))
+        self.per_epoch = len(self.train.batches(self.batch_size, seed=0, mixed=self.mixed))
+        self.mean_events = max(1.0, self.train.events / max(1, len(self.train)))
         self.tick = 0.0  # inside which events are moved about
         self._epoch: tuple[int, list[np.ndarray]] = (-1, [])
 
