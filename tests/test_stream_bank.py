@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-import os
+import sqlite3
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from fourpoint.maths.quadrature import Unconverged
 from fourpoint.models import DAPP, Hawkes, Poisson
 from fourpoint.models.following import Events, Scored, Stop
 from fourpoint.streaming.bank import BankObservation, StreamBank
+from fourpoint.streaming.store import Store
 from fourpoint.streaming.stream import Stream
 
 MODELS: dict[str, Any] = {
@@ -119,16 +120,16 @@ def test_entities_over_the_limit_come_back_from_disk_as_they_were(kind: str, tmp
         a, b = (one.observe(names[i : i + 5], times[i : i + 5], marks[i : i + 5]) for one in (free, tight))
         agree(a, b, 1e-13)
         assert a.alarms == b.alarms and len(tight._seats.row) <= max(3, len(set(names[i : i + 5]))) and len(tight) == len(free)
-        assert len(list(tmp_path.glob("*.state"))) == len(tight) - len(tight._seats.row)
+        assert len(tight._seats.away) == len(tight) - len(tight._seats.row)
     assert sorted(tight.entities) == sorted(free.entities)
     assert tight.log_likelihood("e5") == free.log_likelihood("e5") and tight.count("e0") == free.count("e0")
     whole = StreamBank.restore(model, tight.state())
     last = float(times[-1]) + 1
     agree(*(one.observe(sorted(free.entities), np.full(12, last), np.zeros(12, dtype=int)) for one in (free, whole)), 1e-13)
     again = StreamBank.restore(model, tight.state(), limit=2, spill=tmp_path / "other")
-    assert len(again._seats.row) == 2 and len(again) == 12 and len(list((tmp_path / "other").iterdir())) == 10
+    assert len(again._seats.row) == 2 and len(again) == 12 and len(again._seats.away) == 10
     tight.reset(1.0)
-    assert len(tight) == 0 and not list(tmp_path.glob("*.state"))
+    assert len(tight) == 0 and tight.entities == []
 
 
 def test_the_least_recently_seen_go_first(tmp_path: Path) -> None:
@@ -146,26 +147,24 @@ def test_a_full_disk_or_a_damaged_file_is_an_error_that_loses_nothing(tmp_path: 
     bank = StreamBank(Poisson(), limit=1, spill=tmp_path)
     bank.observe(["a"], [1.0])
 
-    def full(file: int, content: memoryview) -> int:
+    def full(*arguments: Any) -> None:
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(os, "write", full)
-        with pytest.raises(UserError, match=r"a folder to spill to with room for 'a'; received \[Errno 28\] No space left on device"):
+        patch.setattr(Store, "write", full)
+        with pytest.raises(UserError, match=r"a folder to spill to with room for more; received \[Errno 28\] No space left on device"):
             bank.observe(["b"], [1.0])
-    assert set(bank._seats.row) == {"a"} and bank.count("a") == 1 and not list(tmp_path.iterdir())
+    assert set(bank._seats.row) == {"a"} and bank.count("a") == 1
     bank.observe(["b"], [1.0])
     bank.observe(["c"], [2.0])
-    (file,) = [f for f in tmp_path.iterdir() if f == bank._spill._path("a")]
-    good = file.read_bytes()
-    file.write_bytes(good[:-4])
-    with pytest.raises(UserError, match="a state of .* bytes; received"):
+    with sqlite3.connect(tmp_path / "entities.sqlite") as other:
+        good = other.execute("SELECT body FROM entities WHERE name = ?", (b"a",)).fetchone()[0]
+        other.execute("UPDATE entities SET body = ? WHERE name = ?", (good[:-4], b"a"))
+    with pytest.raises(UserError, match="entity 'a' with its own hash"):
         bank.observe(["c", "a"], [3.0, 3.0])
     assert bank.count("c") == 1
-    file.unlink()
-    with pytest.raises(UserError, match="the file of entity 'a' in"):
-        bank.observe(["a"], [3.0])
-    file.write_bytes(good)
+    with sqlite3.connect(tmp_path / "entities.sqlite") as other:
+        other.execute("UPDATE entities SET body = ? WHERE name = ?", (good, b"a"))
     assert bank.observe(["a"], [3.0]).gap.tolist() == [2.0]
 
 

@@ -253,7 +253,7 @@ def test_bytes_that_are_not_this_streams_state_are_refused() -> None:
         (good[:-7], f"a state of {len(good):,} bytes; received {len(good) - 7:,} of them"),
         (good + b"x", f"a state of {len(good):,} bytes; received {len(good) + 1:,}"),
         (bytes(flipped), "a state with its own hash; received another hash"),
-        (bytes(newer), "a state of version 1; received version 9"),
+        (bytes(newer), "a state of version 2; received version 9"),
         ("text", "the bytes of a stream's state; received str"),
     ):
         with pytest.raises(UserError, match=words):

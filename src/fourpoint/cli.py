@@ -332,6 +332,7 @@ def stream(
     by: Annotated[
         str | None, typer.Option(metavar="COLUMN|none", help="The column that names an event's entity: one stream for each.")
     ] = None,
+    limit: Annotated[int | None, typer.Option(metavar="N", help="Entities in memory, the others on disk; 512 MiB by default.")] = None,
     follow: Annotated[bool, typer.Option("--follow", help="Wait for more at the end of the file, until SIGTERM.")] = False,
     every: Annotated[int | None, typer.Option(metavar="N", help="Lines between two states; 1,000, or more if that is slow.")] = None,
     start: Annotated[str | None, typer.Option(metavar="TIME", help="When the observation began; as in training by default.")] = None,
@@ -378,6 +379,7 @@ def stream(
         time_unit=time_unit,
         timezone=timezone,
         attended=attended,
+        limit=limit,
     )
     raise typer.Exit(ended.code)
 

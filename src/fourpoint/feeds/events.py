@@ -12,9 +12,11 @@ from fourpoint.feeds.encoding import Scores, as_json
 
 if TYPE_CHECKING:
     from fourpoint.streaming.monitoring import Alarm
+    from fourpoint.streaming.store import Store
 
 ALARMS = 1e-3  # false alarms per 1,000 events of a stream
 TOP = 3  # past events that are named per head
+BUDGET, FEWEST = 2**29, 1024  # bytes of memory for entities by default, and the fewest of them that stay there
 
 
 class Event(NamedTuple):
@@ -88,12 +90,18 @@ class Single:
 
 
 class Entities:
-    """One stream per entity, stepped together; what is attended to is not told."""
+    """One stream per entity, stepped together; what is attended to is not told.
+
+    ``state`` is the head of a bank whose entities are in ``store``; None: a new one. Without a store, entities over the
+    ``limit`` are in a temporary file. By default as many stay in memory as fit ``BUDGET``.
+    """
 
     batch = 4096
     many = True
 
-    def __init__(self, model: Any, keep: int | None, start: float, state: bytes | None) -> None:
+    def __init__(
+        self, model: Any, keep: int | None, start: float, state: bytes | None, store: Store | None = None, limit: int | None = None
+    ) -> None:
         from fourpoint.streaming.bank import StreamBank
 
         if keep is not None and not hasattr(model, "keeping"):
@@ -101,8 +109,27 @@ class Entities:
         followed = model if keep is None else model.keeping(keep)
         self.names = names_as_json(model.marks)
         self.marks = {name: i for i, name in enumerate(model.marks.names)}
-        self._bank = StreamBank(followed, start=start, alarms=ALARMS) if state is None else StreamBank.restore(followed, state)
-        self.state = self._bank.state
+        if store is None:
+            self.bank = StreamBank(followed, start=start, alarms=ALARMS, spill="")
+        elif state is None:
+            self.bank = StreamBank(followed, start=start, alarms=ALARMS, store=store)
+        else:
+            self.bank = StreamBank.resume(followed, state, store)
+        self.state = self.bank.head
+        self.memory = self._bounded(limit)
+
+    def _bounded(self, limit: int | None) -> str:
+        """Bound the entities in memory, and say how much they take."""
+        each = self.bank.bytes_per_entity
+        size = f"about {each / 1000:.1f} kB of memory per entity"
+        if not self.bank.fixed:
+            if limit is not None:
+                remedy = "Leave --limit out, or use a linear model."
+                raise UserError("a model of constant memory for --limit", type(self.bank.model).__name__, remedy)
+            return f"{size} at first, and more with every event: this model remembers all of them"
+        most = max(FEWEST, BUDGET // each) if limit is None else limit
+        self.bank.bound(most)
+        return f"{size}; at most {most:,} entities stay in memory, the others on disk (--limit)"
 
     def observe(self, events: list[Event]) -> Scores:
         """The bank takes all events or none: where it refuses them, the halves are tried until the culprits stand alone."""
@@ -110,7 +137,7 @@ class Entities:
             return Scores([], [], [], [], {})
         times, marks, entities, _ = zip(*events, strict=True)
         try:
-            found = self._bank.observe(entities, np.array(times), np.array(marks))
+            found = self.bank.observe(entities, np.array(times), np.array(marks))
         except UserError as error:
             half = len(events) // 2
             if not half:

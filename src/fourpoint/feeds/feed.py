@@ -26,12 +26,14 @@ from fourpoint.feeds.lines import LONGEST, Line, Lines
 from fourpoint.feeds.loop import Ended, Loop
 from fourpoint.feeds.plausibility import SLACK, Reached, TimeCheck
 from fourpoint.feeds.reading import Asked, EventReader
+from fourpoint.feeds.saving import EntitySaver
 from fourpoint.feeds.state import Output, Tally, locked_state, read_state
 from fourpoint.feeds.times import TimeReader
 from fourpoint.feeds.trained import Trained
 from fourpoint.log_format import LogFormat
 from fourpoint.printing import plain_console, text_column
 from fourpoint.sanitising import console_lines
+from fourpoint.streaming.store import Store
 
 MAX_SKIPPED = 0.05  # share of the lines that may be skipped without a failure
 
@@ -55,6 +57,7 @@ def score_feed(
     time_unit: str | None = None,
     timezone: str | None = None,
     attended: bool = False,
+    limit: int | None = None,
     tell: Callable[[str], None] | None = None,
 ) -> Ended:
     """Score each line of ``input`` with ``model`` and write one line to ``output``; both are pipes where None.
@@ -68,8 +71,9 @@ def score_feed(
     the rule of `feeds.plausibility`; "none": any); ``max_skipped``, the share of lines that may be skipped without a
     failure; ``trained``, what is known of the data that the model was fitted to; ``time`` and ``mark``, the columns of
     times and types (as in the training log by default); ``time_unit`` and ``timezone``, which must be those of the
-    training data; ``attended``, to name the past events with the largest weights, per head (not with ``by``); ``tell``,
-    what to do with notices (stderr by default).
+    training data; ``attended``, to name the past events with the largest weights, per head (not with ``by``); ``limit``,
+    how many entities stay in memory, the others on disk (as many as fit 512 MiB by default); ``tell``, what to do with
+    notices (stderr by default).
 
     SIGTERM and SIGINT end the run after the line or batch in hand, with the state written. Raises
     :class:`~fourpoint.events.UserError` for options that do not go together, for a state that is foreign, damaged, in use
@@ -86,7 +90,7 @@ def score_feed(
     """
     tell = tell or _to_stderr
     trained = trained or Trained()
-    _check_options(input, output, state, keep, by, every)
+    _check_options(input, output, state, keep, by, every, limit)
     _check_clock(trained, time_unit, timezone)
     times = TimeReader(trained.log, trained.unit)
     by = _entities(trained.log, by, times, tell)
@@ -113,11 +117,15 @@ def score_feed(
         if before is None and input is not None:
             _try_first_lines(input, EventReader(names, asked, TimeReader(trained.log, trained.unit), lines.name))
         memory = None if before is None else before.stream
+        store = None if by is None or state is None else Store(state, durable=True)
+        if store is not None:
+            files.callback(store.close)
         scorer: Scorer
         if by is None:
             scorer = Single(model, keep, begin, memory, attended=attended)
         else:
-            scorer = Entities(model, keep, begin, memory)
+            scorer = Entities(model, keep, begin, memory, store, limit)
+            tell(scorer.memory)
         if before is not None:
             lines.resume(before)
             tell(f"going on after line {before.line:,} of {lines.name}")
@@ -125,6 +133,8 @@ def score_feed(
         tally = before.tally if before else Tally()
         loop = Loop(lines, scores, scorer, reader, state, settings, every, follow, tell, tally)
         loop.max_skipped = max_skipped
+        if store is not None and isinstance(scorer, Entities):
+            loop.saver = files.enter_context(closing(EntitySaver(scorer.bank, store)))
         if max_gap != "none":
             reached = before.reached if before else None
             loop.plausible = _time_check(model, trained, times, begin, by, longest, reached)
@@ -133,9 +143,9 @@ def score_feed(
 
 
 def _check_options(
-    input: Path | None, output: Path | None, state: Path | None, keep: int | None, by: str | None, every: int | None
+    input: Path | None, output: Path | None, state: Path | None, keep: int | None, by: str | None, every: int | None, limit: int | None
 ) -> None:
-    for name, number in (("--keep", keep), ("--every", every)):
+    for name, number in (("--keep", keep), ("--every", every), ("--limit", limit)):
         if number is not None and number < 1:
             raise UserError(f"{name} of at least 1", f"{number}", f"Raise {name}, or leave it out.")
     if by in ("time", "mark", ""):

@@ -21,6 +21,7 @@ from fourpoint.feeds.events import Event, Scorer
 from fourpoint.feeds.lines import Line, Lines
 from fourpoint.feeds.plausibility import Reached, TimeCheck
 from fourpoint.feeds.reading import EventReader
+from fourpoint.feeds.saving import EntitySaver
 from fourpoint.feeds.state import FeedState, Output, Tally, digest, write_state
 
 EVERY = 1000  # lines between two states, unless writing them would take more than a share of the time
@@ -70,6 +71,7 @@ class Loop:
     tell: Callable[[str], None]
     tally: Tally
     plausible: TimeCheck | None = None
+    saver: EntitySaver | None = None  # writes the state in the background, where there are many entities
     max_skipped: float = 1.0  # share of the lines that may be skipped without a failure
     done: int = 0  # bytes of the input whose lines are scored and written
     unsaved: int = 0  # lines since the last state
@@ -207,12 +209,19 @@ class Loop:
         """Write the state. Where that fails the old one stays; it is told and tried again later, unless it ``must`` succeed."""
         if self.state is None:
             return
+        if self.saver is not None and self.saver.busy and self.every is None and not must:
+            return  # the next turn will do
         began = time.monotonic()
-        self.output.sync()
+        if self.saver is None:
+            self.output.sync()
         where = (self.lines.number, self.lines.offset, digest(self.lines.tail()), self.output.written, digest(self.output.tail()))
         reached = Reached() if self.plausible is None else self.plausible.reached
+        found = FeedState(*where, self.settings, self.tally, reached, self.reader.header, self.scorer.state())
         try:
-            write_state(self.state, FeedState(*where, self.settings, self.tally, reached, self.reader.header, self.scorer.state()))
+            if self.saver is None:
+                write_state(self.state, found)
+            else:
+                self.saver.save(found, self.output.sync, wait=must)
         except OSError as error:
             if must:
                 raise

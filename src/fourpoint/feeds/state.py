@@ -7,18 +7,21 @@ written in this order, and each step is on disk before the next begins:
 
 The rename is the moment at which the new state exists. A process killed before it leaves the old state, killed after it
 the new one; in both cases the output holds at least what the state speaks of, and a restart cuts off the rest. So every
-line is scored exactly once. Only one process may do so: it holds a lock beside the state, and one on the output.
+line is scored exactly once. The state of one stream is such a file; that of a bank is a store (`streaming.store`), in which
+only the entities that have changed are written, and whose commit takes the place of the rename. Only one process may do
+so: it holds a lock beside the state, and one on the output.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import stat
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +29,11 @@ from fourpoint.atomic import hold, locked, sync_folder, write_all, write_atomic
 from fourpoint.events import UserError
 from fourpoint.feeds.headers import Header
 from fourpoint.feeds.plausibility import Reached
+from fourpoint.streaming.state import is_finite
+from fourpoint.streaming.store import Store, is_store
 
 NAME, VERSION = "fourpoint-feed", 2
+FEED = "feed"  # the name of a feed's state among the texts of a store
 TAIL = 4096  # bytes before a point of a file by which it is known again
 
 
@@ -87,15 +93,82 @@ class FeedState:
             what = "which is empty" if not content else "which is something else"
             raise UserError("a state written by `fourpoint stream`", f"{source}, {what}", "Check the path; remove the file to start anew.")
         if words[1] != str(VERSION):
-            raise UserError(f"a state of version {VERSION}", f"version {words[1]} in {source}", "Use the Fourpoint that wrote it.")
+            remedy = "Use the Fourpoint that wrote it, or remove it together with the output to start anew."
+            raise UserError(f"a state of version {VERSION}", f"version {words[1][:20]} in {source}", remedy)
         if hashlib.sha256(body).hexdigest() != words[2]:
             remedy = "Put back a copy of it, or remove it together with the output to start anew."
             raise UserError("a whole state", f"{source}, which is cut short or damaged", remedy)
         head, _, stream = body.partition(b"\n")
-        values = json.loads(head)
-        parts = {"tally": Tally(**values["tally"]), "reached": Reached(**values["reached"])}
+        try:
+            values = json.loads(head)
+        except (ValueError, RecursionError):
+            values = None
+        if not isinstance(values, dict) or set(values) != set(_ENTRIES):
+            raise _unsound(source, "the entries of a feed's state", "others")
+        for name, is_sound in _ENTRIES.items():
+            if not is_sound(values[name]):
+                raise _unsound(source, f"{name!r} as a feed has it", f"{values[name]!r}"[:80])
+        parts: dict[str, Any] = {"tally": Tally(**values["tally"]), "reached": Reached(**values["reached"])}
         parts["header"] = None if values["header"] is None else Header(**values["header"])
         return FeedState(**{**values, **parts}, stream=stream)
+
+
+def _unsound(source: str, expected: str, received: str) -> UserError:
+    remedy = "Put back a copy of it, or remove it together with the output to start anew."
+    return UserError(f"a state with {expected}", f"{received} in {source}", remedy)
+
+
+def _is_count(value: object) -> bool:
+    return type(value) is int and 0 <= value < 2**62
+
+
+def _is_hash(value: object) -> bool:
+    return isinstance(value, str)
+
+
+def _is_settings(value: object) -> bool:
+    kinds = str | int | float | None
+    return isinstance(value, dict) and all(isinstance(one, kinds) for one in value.values())
+
+
+def _is_tally(value: object) -> bool:
+    if not isinstance(value, dict) or set(value) != {field.name for field in fields(Tally)}:
+        return False
+    total = value["log_likelihood"]
+    counts = all(_is_count(value[name]) for name in ("events", "skipped", "alarms"))
+    return counts and (is_finite(total) or total == -math.inf)
+
+
+def _is_reached(value: object) -> bool:
+    if not isinstance(value, dict) or set(value) != {field.name for field in fields(Reached)}:
+        return False
+    times = (value["first"], value["latest"], value["doubted"])
+    return _is_count(value["doubts"]) and all(time is None or is_finite(time) for time in times)
+
+
+def _is_header(value: object) -> bool:
+    if value is None:
+        return True
+    if not isinstance(value, dict) or set(value) != {field.name for field in fields(Header)}:
+        return False
+    width, places = value["width"], (value["time"], value["mark"], value["by"])
+    if not isinstance(value["separator"], str) or not isinstance(value["line"], str) or not _is_count(width):
+        return False
+    inside = all(place is None or (_is_count(place) and place < max(width, 1)) for place in places)
+    return len(value["separator"]) <= 1 and value["time"] is not None and inside
+
+
+_ENTRIES: dict[str, Callable[[object], bool]] = {
+    "line": _is_count,
+    "offset": _is_count,
+    "input_tail": _is_hash,
+    "written": _is_count,
+    "output_tail": _is_hash,
+    "settings": _is_settings,
+    "tally": _is_tally,
+    "reached": _is_reached,
+    "header": _is_header,
+}
 
 
 def digest(tail: bytes) -> str:
@@ -104,11 +177,22 @@ def digest(tail: bytes) -> str:
 
 
 def read_state(path: Path) -> FeedState | None:
-    """The state in ``path``; None where there is no such file."""
+    """The state in ``path``, of one stream or of a bank; None where there is no such file."""
     try:
-        return FeedState.from_bytes(path.read_bytes(), str(path))
+        content = _of_store(path) if is_store(path) else path.read_bytes()
     except FileNotFoundError:
         return None
+    return FeedState.from_bytes(content, str(path))
+
+
+def _of_store(path: Path) -> bytes:
+    """The state of a feed that is kept beside its entities."""
+    with closing(Store(path, durable=True)) as store:
+        found = store.text(FEED)
+    if found is None:
+        remedy = "Remove it together with the output to start anew."
+        raise UserError("a state written by `fourpoint stream`", f"{path} without one", remedy)
+    return found
 
 
 def write_state(path: Path, state: FeedState) -> None:

@@ -2,7 +2,7 @@
 
 Every entity has a window of its own that opens at the bank's ``start``, and is a :class:`~fourpoint.streaming.stream.Stream` in all but
 attention: each event is scored from its entity's past alone, before it is absorbed. Entities are created on first sight. With
-``limit`` those seen least recently are written to files in ``spill``, and come back as they were when they are seen again.
+``limit`` those seen least recently are written to a file in ``spill``, and come back as they were when they are seen again.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from fourpoint.events import UserError
 from fourpoint.maths.quadrature import Unconverged
 from fourpoint.models.following import LARGEST, Events, Numbers, Scored, Stop
 from fourpoint.sampling import still
-from fourpoint.streaming.monitoring import WINDOW, Alarm, Monitor
+from fourpoint.streaming.monitoring import Alarm, Monitor
 from fourpoint.streaming.rows import memories
-from fourpoint.streaming.seats import Seats
-from fourpoint.streaming.spill import Spill
-from fourpoint.streaming.state import fingerprint, pack, unpack
-from fourpoint.streaming.stream import finite, known_mark
+from fourpoint.streaming.seats import Changes, Seats
+from fourpoint.streaming.state import FAULTS, damaged, fingerprint, number, pack, unpack, whole
+from fourpoint.streaming.store import Store
+from fourpoint.streaming.stream import finite, known_mark, restored_monitor
 
 Floats = NDArray[np.float64]
 Rows = NDArray[np.int64]
@@ -49,9 +49,10 @@ class StreamBank:
         start: when all windows open, in the user's time unit.
         limit: how many entities stay in memory, or as many as one call names; None: all. It needs ``spill`` and a model of constant
             memory.
-        spill: a folder, of this bank alone, for the others.
+        spill: a folder, of this bank alone, for the others; "" for a temporary file.
         alarms: as for a stream, per entity; None: no monitoring.
         threads: how many share the work of a call.
+        store: instead of ``spill``, a store that is written by :meth:`changes`; entities in it belong to the bank.
 
     >>> from fourpoint.models.hawkes import Hawkes
     >>> bank = StreamBank(Hawkes(baseline=1.0, branching=0.5, decay=2.0))
@@ -69,39 +70,55 @@ class StreamBank:
         spill: Path | str | None = None,
         alarms: float | None = None,
         threads: int = 2,
+        store: Store | None = None,
     ) -> None:
-        if limit is not None and (limit < 1 or spill is None):
+        if limit is not None and (limit < 1 or (spill is None and store is None)):
             received = f"limit={limit}, spill={spill}"
             raise UserError("a limit of at least 1 and a folder to spill to", received, "Pass both, or neither.")
         self.model, self.limit, self.alarms, self.threads = model, limit, alarms, threads
         self._owner = fingerprint(model)
-        self._spill = None if spill is None else Spill(spill, self._owner)
+        self._held = store is not None
+        self._store = store if spill is None else _spill(spill)
         self._names = {name: i for i, name in enumerate(model.marks.names)}
-        self.reset(start)
+        self._begin(start)
         if limit is not None and not self._memories.fixed:
             raise UserError("a model of constant memory to spill", type(model).__name__, "Leave limit out, or use a linear model.")
 
     def reset(self, start: float = 0.0) -> None:
         """Forget all entities, also those on disk, and begin anew at ``start``."""
+        begin = finite(start)
+        if self._store is not None:
+            self._store.clear()
+        self._begin(begin)
+
+    def _begin(self, start: float) -> None:
         self.start = finite(start)
-        if self._spill is not None:
-            for name in list(self._spill.names):
-                self._spill.forget(name)
         with still(self.model):
             self._memories = memories(self.model, self.start, self.threads)
-        self._seats = Seats(self._memories, self.start, self.limit, self._spill)
+        marks = self.model.marks.count
+        self._seats = Seats(self._memories, self.start, self.limit, self._store, held=self._held, marks=marks)
 
     def __len__(self) -> int:
         """Entities seen so far."""
-        return len(self._seats.row) + len(self._seats.away)
+        return len(self._seats)
 
     def __contains__(self, entity: str) -> bool:
-        return entity in self._seats.row or entity in self._seats.away
+        return entity in self._seats
 
     @property
     def entities(self) -> list[str]:
         """Their names; those in memory first."""
-        return [*self._seats.row, *sorted(self._seats.away)]
+        return [*self._seats.row, *self._seats.away]
+
+    @property
+    def bytes_per_entity(self) -> int:
+        """Memory that an entity takes, about."""
+        return self._seats.bytes_per_entity
+
+    @property
+    def fixed(self) -> bool:
+        """Whether an entity takes the same memory for ever, so that there may be a limit."""
+        return self._memories.fixed
 
     def observe(
         self, entities: Sequence[str], times: ArrayLike, marks: Sequence[int | str] | NDArray[Any] | None = None
@@ -123,6 +140,7 @@ class StreamBank:
         except BaseException:
             self._seats.unseat(new)
             raise
+        self._seats.changed[rows] = True
         return BankObservation(found.density, found.gap, found.rate, self._watched(rows, found.gap, when))
 
     def advance(self, time: float) -> list[tuple[str, Alarm]]:
@@ -142,6 +160,7 @@ class StreamBank:
         self._seats.numbers["at"][rows] = when
         self._seats.numbers["open"][rows] += integral
         self._seats.numbers["likelihood"][rows] -= integral
+        self._seats.changed[rows] = True
         if self.alarms is None:
             return []
         found = [(name, self._monitor(row).silence(float(self._seats.numbers["open"][row]), when)) for name, row in self._seats.row.items()]
@@ -172,30 +191,68 @@ class StreamBank:
         """The whole bank as bytes, entities on disk included."""
         seats, rows = self._seats, list(self._seats.row.values())
         names, parts, monitors = list(seats.row), [seats.take(np.array(rows, dtype=np.int64))], [seats.monitors[row] for row in rows]
-        for name in sorted(seats.away):
-            arrays, monitor = seats.read(name)
+        away = seats.away
+        for name, (arrays, monitor) in seats.read(away).items():
             names.append(name)
             parts.append(arrays)
             monitors.append(monitor)
         states = [None if m is None else m.state() for m in monitors]
-        whole = {key: np.concatenate([p[key] for p in parts]) for key in parts[0]}
-        whole["monitors"] = np.concatenate([np.zeros(0), *(w[1] for w in states if w is not None)])
+        stacked = {key: np.concatenate([p[key] for p in parts]) for key in parts[0]}
+        stacked["monitors"] = np.concatenate([np.zeros(0), *(w[1] for w in states if w is not None)])
+        sizes = [0 if w is None else len(w[1]) for w in states]
         numbers = [None if w is None else w[0] for w in states]
-        header = {"start": self.start, "alarms": self.alarms, "entities": names, "monitors": numbers}
-        return pack("bank", self._owner, header, whole)
+        header = {**self._settings(), "entities": names, "monitors": numbers, "sizes": sizes}
+        return pack("bank", self._owner, header, stacked)
 
     @staticmethod
     def restore(model: Any, state: bytes, *, limit: int | None = None, spill: Path | str | None = None, threads: int = 2) -> StreamBank:
         """The bank whose :meth:`state` this is; ``limit`` and ``spill`` are chosen anew. Raises as `Stream.restore` does."""
         header, arrays = unpack("bank", fingerprint(model), state)
-        bank = StreamBank(model, start=header["start"], limit=limit, spill=spill, alarms=header["alarms"], threads=threads)
-        gaps, monitors = arrays.pop("monitors"), []
-        for numbers in header["monitors"]:
-            own, gaps = np.split(gaps, [0 if numbers is None else min(numbers["seen"], WINDOW)])
-            monitors.append(None if numbers is None else Monitor.restore(numbers, own))
-        bank._seats.put(bank._seats.seat(header["entities"])[0], arrays, monitors)
+        start, alarms = _settings_of(header)
+        names = _entity_names(header)
+        bank = StreamBank(model, start=start, limit=limit, spill=spill, alarms=alarms, threads=threads)
+        monitors = _monitors(header, arrays.pop("monitors", np.zeros(0)), len(names))
+        bank._seats.check(arrays, len(names))
+        rows = bank._seats.seat(names)[0]
+        try:
+            bank._seats.put(rows, arrays, monitors)
+        except FAULTS as error:
+            raise damaged("the memories of this model", f"others ({type(error).__name__})") from None
+        bank._seats.changed[rows] = True
         bank._seats.make_room(0, own=False)
         return bank
+
+    def head(self) -> bytes:
+        """All of the bank but its entities, which are in the store; :meth:`resume` goes on from it."""
+        return pack("bank head", self._owner, {**self._settings(), "entities": len(self)}, {})
+
+    @staticmethod
+    def resume(model: Any, head: bytes, store: Store, *, limit: int | None = None, threads: int = 2) -> StreamBank:
+        """The bank whose :meth:`head` this is, with the entities in ``store``, which are read when they are named."""
+        header, _ = unpack("bank head", fingerprint(model), head)
+        start, alarms = _settings_of(header)
+        bank = StreamBank(model, start=start, limit=limit, alarms=alarms, threads=threads, store=store)
+        expected = whole(header, "entities")
+        if len(store) != expected:
+            raise damaged(f"{expected:,} entities", f"{len(store):,}")
+        if not bank.fixed:
+            bank._seats.read_all()
+        return bank
+
+    def bound(self, limit: int) -> None:
+        """Keep at most ``limit`` entities in memory from now on; the bank must have a store, and a model of constant memory."""
+        self.limit = self._seats.limit = limit
+
+    def changes(self) -> Changes:
+        """Copies of the entities that have changed since they were last written; :meth:`written` must follow."""
+        return self._seats.changes()
+
+    def written(self, *, success: bool) -> None:
+        """Whether what :meth:`changes` gave is in the store now."""
+        self._seats.written(success=success)
+
+    def _settings(self) -> dict[str, Any]:
+        return {"start": self.start, "alarms": self.alarms}
 
     # ------------------------------------------------------------------ events
 
@@ -323,6 +380,45 @@ def _rounds(order: Rows, first: NDArray[np.bool_]) -> list[Rows]:
 
 def _unintegrable(error: Unconverged) -> UserError:
     return UserError("rates that can be integrated", str(error).rstrip("."), "Fit the model again, or reset the bank.")
+
+
+def _spill(folder: Path | str) -> Store:
+    """A new store in ``folder``; what another bank left there is replaced."""
+    if not str(folder):
+        return Store("", durable=False)
+    path = Path(folder) / "entities.sqlite"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        for old in (path, *(path.with_name(path.name + end) for end in ("-wal", "-shm", "-journal"))):
+            old.unlink(missing_ok=True)
+        return Store(path, durable=False)
+    except OSError as error:
+        raise UserError("a folder to spill to", f"{error}", "Choose a folder that can be written to.") from error
+
+
+def _settings_of(header: dict[str, Any]) -> tuple[float, float | None]:
+    start = number(header, "start")
+    return start, None if header.get("alarms") is None else number(header, "alarms", least=1e-300, most=1 - 1e-12)
+
+
+def _entity_names(header: dict[str, Any]) -> list[str]:
+    names = header.get("entities")
+    if not isinstance(names, list) or not all(isinstance(name, str) and name for name in names):
+        raise damaged("names of entities", f"{names!r}"[:80])
+    if len(set(names)) < len(names):
+        raise damaged("distinct names of entities", f"{len(names):,} names, {len(set(names)):,} of them distinct")
+    return names
+
+
+def _monitors(header: dict[str, Any], gaps: NDArray[Any], count: int) -> list[Monitor | None]:
+    """The monitors of a bank's entities, whose gaps lie end to end."""
+    numbers, sizes = header.get("monitors"), header.get("sizes")
+    if not (isinstance(numbers, list) and isinstance(sizes, list) and len(numbers) == len(sizes) == count):
+        raise damaged(f"a monitor or none for each of {count:,} entities", "other lists")
+    if not all(type(size) is int and size >= 0 for size in sizes) or gaps.ndim != 1 or sum(sizes) != len(gaps):
+        raise damaged("the gaps of every monitor", f"{len(gaps):,} gaps")
+    parts = np.split(gaps, np.cumsum(sizes)[:-1]) if sizes else []
+    return [None if own is None else restored_monitor(own, part) for own, part in zip(numbers, parts, strict=True)]
 
 
 def _too_early(entity: str, last: float, time: float) -> UserError:

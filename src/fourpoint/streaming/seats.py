@@ -1,12 +1,15 @@
-"""Who sits where: the rows of a bank's entities, and what else is known of each; over a limit, those seen least recently on disk.
+"""The entity table of a bank: which row each entity has, and what else is known of it; over a limit, the others on disk.
 
-A row holds a memory (`streaming.rows`), four numbers (its time, the integral since its last event, its log-likelihood and its events)
-and perhaps a monitor. Rows of entities that leave are blank again and free for others. Used by `streaming.bank`.
+A row holds a memory (`streaming.rows`), four numbers (its time, the integral since its last event, its log-likelihood and
+its events) and perhaps a monitor. Over the limit the entities seen least recently are evicted: their rows are blank again
+and free for others, and `streaming.store` has them. A store that is the state of a feed is written only by
+:meth:`Seats.changes`, between batches; then rows that it does not have yet stay in memory until it does.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,31 +18,76 @@ from numpy.typing import NDArray
 from fourpoint.events import UserError
 from fourpoint.streaming.monitoring import Monitor
 from fourpoint.streaming.rows import Memories
-from fourpoint.streaming.spill import Spill
-from fourpoint.streaming.state import Arrays
+from fourpoint.streaming.state import Arrays, check_arrays, damaged
+from fourpoint.streaming.store import Row, Store
+from fourpoint.streaming.stream import restored_monitor
 
 Rows = NDArray[np.int64]
 FIRST = 64  # rows at the beginning
+MONITOR_BYTES = 3_500  # of a monitor, with its window of gaps
+ENTRY_BYTES = 250  # of an entity's name and its places in the tables
+
+
+@dataclass(frozen=True)
+class Changes:
+    """Entities that have changed since they were last written: copies, which another thread may write."""
+
+    names: list[str]
+    arrays: Arrays
+    monitors: list[tuple[dict[str, Any], NDArray[np.float64]] | None]
+
+    def rows(self) -> Iterator[tuple[str, dict[str, Any], Arrays]]:
+        """Name, header and arrays of each."""
+        for i, name in enumerate(self.names):
+            header: dict[str, Any] = {"monitor": None}
+            arrays = {key: array[i : i + 1] for key, array in self.arrays.items()}
+            monitor = self.monitors[i]
+            if monitor is not None:
+                header["monitor"], arrays["monitor"] = monitor
+            yield name, header, arrays
 
 
 class Seats:
-    """Entities by name. ``limit`` of them, or as many as one call names, stay in memory; the others are in ``spill``."""
+    """Entities by name. ``limit`` of them, or as many as one call names, stay in memory; the others are in ``store``.
 
-    def __init__(self, memories: Memories, start: float, limit: int | None, spill: Spill | None) -> None:
-        self.memories, self.start, self.limit, self.spill = memories, start, limit, spill
+    ``held`` says that the store is written from outside, by :meth:`changes`.
+    """
+
+    def __init__(
+        self, memories: Memories, start: float, limit: int | None, store: Store | None, *, held: bool, marks: int
+    ) -> None:
+        self.memories, self.start, self.limit, self.store, self.held = memories, start, limit, store, held
         self.row: dict[str, int] = {}
         self.names: list[str] = []  # by row
         self.monitors: list[Monitor | None] = []  # by row
         self.numbers: Arrays = {"at": np.zeros(0), "open": np.zeros(0), "likelihood": np.zeros(0), "count": np.zeros(0, dtype=np.int64)}
+        self.changed: NDArray[np.bool_] = np.zeros(0, dtype=bool)  # rows that differ from what is in the store
+        self._saving: NDArray[np.bool_] = np.zeros(0, dtype=bool)  # rows of changes that are being written
         self._free: list[int] = []
         self._used: Rows = np.zeros(0, dtype=np.int64)  # the call in which each row was last named
         self._calls = 0
+        self._marks = marks
+        self._count = 0 if store is None else len(store)
         self._grow(FIRST)
+        self._like = self.take(np.array([0]))
+
+    def __len__(self) -> int:
+        """Entities in memory and on disk."""
+        return self._count
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.row or (self.store is not None and name in self.store)
 
     @property
-    def away(self) -> set[str]:
-        """The entities on disk."""
-        return self.spill.names if self.spill is not None else set()
+    def away(self) -> list[str]:
+        """The entities that are on disk alone, in order."""
+        return [] if self.store is None else sorted(name for name in self.store.names() if name not in self.row)
+
+    @property
+    def bytes_per_entity(self) -> int:
+        """Memory that an entity takes, about; a bound only for models of constant memory."""
+        arrays = sum(array.nbytes for array in self._like.values())
+        return arrays + MONITOR_BYTES + ENTRY_BYTES
 
     def seat(self, entities: Sequence[str]) -> tuple[Rows, list[str]]:
         """The row of each entity, read back or created where it has none; and the names of those created.
@@ -54,39 +102,43 @@ class Seats:
             return rows, []
         self._used[[r for r in found if r is not None]] = self._calls
         missing = [e for e in dict.fromkeys(entities) if e not in self.row]
-        back = {e: self.read(e) for e in missing if e in self.away}
+        back = self.read(missing)
         self.make_room(len(missing))
         for name in missing:
             self.row[name] = self._free.pop()
             self.names[self.row[name]] = name
-        for name, (arrays, monitor) in back.items():
-            self.put(np.array([self.row[name]]), arrays, [monitor])
-            if self.spill is not None:
-                self.spill.forget(name)
+        self._put_back(back)
+        self._count += len(missing) - len(back)
         rows = np.array([self.row[e] for e in entities], dtype=np.int64)
         self._used[rows] = self._calls
         return rows, [e for e in missing if e not in back]
 
     def unseat(self, names: Sequence[str]) -> None:
-        """Forget entities that are in memory."""
-        if not names:
-            return
+        """Forget entities that :meth:`seat` has created."""
+        if names:
+            self._vacate(names)
+            self._count -= len(names)
+
+    def _vacate(self, names: Sequence[str]) -> None:
+        """Make the rows of entities blank and free."""
         rows = np.array([self.row.pop(name) for name in names])
         self.memories.clear(rows)
         for key, values in self.numbers.items():
             values[rows] = self.start if key == "at" else 0
+        self.changed[rows] = self._saving[rows] = False
         for row in rows.tolist():
             self.monitors[row] = None
             self._free.append(row)
 
     def make_room(self, more: int, *, own: bool = True) -> None:
-        """Room for ``more`` entities: those seen least recently are written away, but for those of this call where ``own``."""
-        taken = np.array(list(self.row.values()), dtype=np.int64)
-        over = 0 if self.limit is None else len(taken) + more - self.limit
+        """Room for ``more`` entities: those seen least recently are evicted, but for those of this call where ``own``."""
+        over = 0 if self.limit is None else len(self.row) + more - self.limit
         if over > 0:
-            idle = taken[self._used[taken] < self._calls] if own else taken
-            for row in idle[np.argsort(self._used[idle], kind="stable")][:over].tolist():
-                self._write_away(row)
+            idle = np.fromiter(self.row.values(), dtype=np.int64, count=len(self.row))
+            idle = idle[self._used[idle] < self._calls] if own else idle
+            if self.held:
+                idle = idle[~(self.changed[idle] | self._saving[idle])]
+            self._evict(idle[np.argsort(self._used[idle], kind="stable")][:over])
         if more > len(self._free):
             self._grow(max(2 * len(self._used), len(self.row) + more))
 
@@ -102,30 +154,91 @@ class Seats:
         for row, monitor in zip(rows.tolist(), monitors, strict=False):
             self.monitors[row] = monitor
 
-    def read(self, name: str) -> tuple[Arrays, Monitor | None]:
-        """What is on disk of an entity."""
-        if self.spill is None:
-            raise UserError("a folder to spill to", "none", "Pass spill=.")
-        header, arrays = self.spill.read(name)
-        gaps = arrays.pop("monitor", None)
-        return arrays, None if gaps is None else Monitor.restore(header["monitor"], gaps)
+    def read(self, names: Sequence[str]) -> dict[str, tuple[Arrays, Monitor | None]]:
+        """What is on disk of entities, checked; those that are not there are left out."""
+        if self.store is None or not names:
+            return {}
+        try:
+            rows = self.store.read(names)
+        except OSError as error:
+            raise UserError("a file of entities that can be read", f"{error}", "Restore the bank from its last state.") from error
+        return {name: self._checked(name, row) for name, row in rows.items()}
+
+    def read_all(self) -> None:
+        """Read every entity on disk, for models whose rows grow: the widest first, since the others fit into their room."""
+        found = self.read(self.away)
+        order = sorted(found, key=lambda name: -sum(array.nbytes for array in found[name][0].values()))
+        for name in order:
+            self.make_room(1)
+            self.row[name] = self._free.pop()
+            self.names[self.row[name]] = name
+            self._put_back({name: found[name]})
 
     def number(self, key: str, entity: str) -> Any:
         """One of the numbers of an entity, wherever it is."""
-        if entity in self.away:
-            return self.read(entity)[0][key][0]
-        if entity not in self.row:
+        if entity in self.row:
+            return self.numbers[key][self.row[entity]]
+        found = self.read([entity])
+        if not found:
             raise UserError("an entity of this bank", f"{entity!r}", "Look at bank.entities.")
-        return self.numbers[key][self.row[entity]]
+        return found[entity][0][key][0]
 
-    def _write_away(self, row: int) -> None:
-        if self.spill is None:
+    def changes(self) -> Changes:
+        """Copies of all rows that differ from the store; :meth:`written` must follow before the next call."""
+        rows = np.flatnonzero(self.changed)
+        monitors = [self.monitors[row] for row in rows.tolist()]
+        self._saving[rows], self.changed[rows] = True, False
+        return Changes([self.names[row] for row in rows.tolist()], self.take(rows), [m.state() if m else None for m in monitors])
+
+    def written(self, *, success: bool) -> None:
+        """Whether the rows of the last :meth:`changes` are in the store now."""
+        if not success:
+            self.changed |= self._saving
+        self._saving[:] = False
+
+    def _evict(self, rows: Rows) -> None:
+        if self.store is None or not len(rows):
             return
-        header, arrays, monitor = {}, self.take(np.array([row])), self.monitors[row]
-        if monitor is not None:
-            header["monitor"], arrays["monitor"] = monitor.state()
-        self.spill.write(self.names[row], header, arrays)
-        self.unseat([self.names[row]])
+        names = [self.names[row] for row in rows.tolist()]
+        if not self.held:
+            own = rows[self.changed[rows]]
+            monitors = [self.monitors[row] for row in own.tolist()]
+            states = [m.state() if m else None for m in monitors]
+            try:
+                self.store.write(Changes([self.names[row] for row in own.tolist()], self.take(own), states).rows())
+            except OSError as error:
+                raise UserError("a folder to spill to with room for more", f"{error}", "Make room, or raise the limit.") from error
+        self._vacate(names)
+
+    def _put_back(self, back: dict[str, tuple[Arrays, Monitor | None]]) -> None:
+        if not back:
+            return
+        rows = np.array([self.row[name] for name in back], dtype=np.int64)
+        parts = [arrays for arrays, _ in back.values()]
+        whole = {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
+        self.put(rows, whole, [monitor for _, monitor in back.values()])
+
+    def _checked(self, name: str, row: Row) -> tuple[Arrays, Monitor | None]:
+        """The arrays and the monitor of an entity, which are those of a row of this bank."""
+        header, arrays = row
+        numbers, gaps = header.get("monitor"), arrays.pop("monitor", None)
+        try:
+            self.check(arrays, 1)
+            monitor = None if numbers is None and gaps is None else restored_monitor(numbers, gaps)
+        except UserError as error:
+            raise UserError(f"{error.expected}, of entity {name[:40]!r}", error.received, error.remedy) from None
+        return arrays, monitor
+
+    def check(self, arrays: Arrays, rows: int) -> None:
+        """Refuse arrays of so many rows that the model cannot have."""
+        totals = arrays.get("likelihood", np.zeros(0))
+        finite = {**arrays, "likelihood": np.where(totals == -np.inf, 0.0, totals)}  # of an event that could not happen
+        like = {key: np.repeat(array, rows, axis=0) for key, array in self._like.items()}
+        check_arrays(finite, like, fixed=self.memories.fixed, marks=self._marks)
+        if {len(array) for array in arrays.values()} != {rows}:
+            raise damaged(f"arrays of {rows:,} rows", "arrays of other lengths")
+        if rows and (arrays["count"].min() < 0 or arrays["open"].min() < 0 or arrays["at"].min() < self.start):
+            raise damaged("counts and integrals of at least 0, and times after the start", "others")
 
     def _grow(self, rows: int) -> None:
         have = len(self._used)
@@ -133,6 +246,8 @@ class Seats:
         for key, values in self.numbers.items():
             more = np.full(rows - have, self.start if key == "at" else 0, dtype=values.dtype)
             self.numbers[key] = np.concatenate([values, more])
+        new = np.zeros(rows - have, dtype=bool)
+        self.changed, self._saving = np.concatenate([self.changed, new]), np.concatenate([self._saving, new])
         self._used = np.concatenate([self._used, np.zeros(rows - have, dtype=np.int64)])
         self.names += [""] * (rows - have)
         self.monitors += [None] * (rows - have)

@@ -1,11 +1,12 @@
-"""What a stream remembers, as bytes: a name, a version, a hash, a JSON header and raw arrays, and nothing that could run.
+"""What a stream remembers, as bytes: a name, a version, a checksum, and safetensors with a JSON header; nothing that could run.
 
-    "fourpoint state\\n"  version  length  SHA-256 of the rest  header length  header  arrays end to end
+    "fourpoint state\\n"  version  length  SHA-256 of the rest  safetensors
 
-The header holds the model's fingerprint, a hash of its kind, settings, marks and weights: a memory means nothing to another
-model. :func:`unpack` refuses what is foreign, cut short, damaged, of another version or of another model, each with its own
-words. A model's history goes in and out by the names of its fields (:func:`arrays_of`, :func:`history_from`). Used by
-`streaming` and `streaming.bank`.
+The header, in the metadata of the safetensors, holds the model's fingerprint, a hash of its kind, settings, marks and
+weights: a memory means nothing to another model. :func:`unpack` refuses what is foreign, cut short, damaged, of another
+version or of another model, each with its own words. A checksum does not make content true: whoever restores a state
+also checks every number and array in it (:func:`whole`, :func:`number`, :func:`check_arrays`). A model's history goes in
+and out by the names of its fields (:func:`arrays_of`, :func:`history_from`).
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import math
 import struct
 from typing import Any
 
@@ -23,9 +25,12 @@ from torch import Tensor
 
 from fourpoint.events import UserError
 
-MAGIC, VERSION = b"fourpoint state\n", 1
+MAGIC, VERSION = b"fourpoint state\n", 2
 LAYOUT = struct.Struct("<IQ32s")  # version, bytes after this, their hash
+KEY = "fourpoint"  # of the metadata under which the header stands
+LARGEST_FLOAT = 1.7e308
 Arrays = dict[str, NDArray[Any]]
+FAULTS = (KeyError, IndexError, TypeError, ValueError, OverflowError, RuntimeError, AttributeError)
 
 
 def pack(kind: str, owner: str, header: dict[str, Any], arrays: Arrays) -> bytes:
@@ -35,9 +40,7 @@ def pack(kind: str, owner: str, header: dict[str, Any], arrays: Arrays) -> bytes
     >>> header["count"], arrays["x"].tolist()
     (3, [0.0, 1.0])
     """
-    listed = [[name, a.dtype.str, list(a.shape)] for name, a in arrays.items()]
-    head = json.dumps({"kind": kind, "model": owner, "arrays": listed, **header}).encode()
-    body = b"".join([struct.pack("<Q", len(head)), head, *(np.ascontiguousarray(a).tobytes() for a in arrays.values())])
+    body = to_tensors({"kind": kind, "model": owner, **header}, arrays)
     return MAGIC + LAYOUT.pack(VERSION, len(body), hashlib.sha256(body).digest()) + body
 
 
@@ -53,7 +56,8 @@ def unpack(kind: str, owner: str, state: bytes) -> tuple[dict[str, Any], Arrays]
         raise UserError(f"the whole of a {kind}'s state", f"its first {len(state):,} bytes", remedy)
     version, size, digest = LAYOUT.unpack_from(state, len(MAGIC))
     if version != VERSION:
-        raise UserError(f"a state of version {VERSION}", f"version {version}", "Use the version of Fourpoint that wrote it.")
+        remedy = "Use the version of Fourpoint that wrote it, or begin anew without it."
+        raise UserError(f"a state of version {VERSION}", f"version {version}", remedy)
     body = state[first:]
     if len(body) != size:
         raise UserError(
@@ -61,13 +65,118 @@ def unpack(kind: str, owner: str, state: bytes) -> tuple[dict[str, Any], Arrays]
         )
     if hashlib.sha256(body).digest() != digest:
         raise UserError("a state with its own hash", "another hash: bytes in it have changed", "Use the last good one.")
-    header = json.loads(body[8 : 8 + struct.unpack_from("<Q", body)[0]])
-    if header["kind"] != kind:
-        raise UserError(f"the state of a {kind}", f"that of a {header['kind']}", f"Restore it as a {header['kind']}.")
-    if header["model"] != owner:
-        received = f"a state of model {header['model'][:12]}"
+    header, arrays = from_tensors(body)
+    found, model = text(header, "kind"), text(header, "model")
+    if found != kind:
+        raise UserError(f"the state of a {kind}", f"that of a {found[:40]}", f"Restore it as a {found[:40]}.")
+    if model != owner:
+        received = f"a state of model {model[:12]}"
         raise UserError(f"a state of this model ({owner[:12]})", received, "Restore it with the model that it was written for.")
-    return header, _arrays(header, body, 8 + struct.unpack_from("<Q", body)[0])
+    return header, arrays
+
+
+def to_tensors(header: dict[str, Any], arrays: Arrays) -> bytes:
+    """Arrays as safetensors, with ``header`` as JSON in their metadata. Complex numbers are pairs in a last axis."""
+    from safetensors.numpy import save
+
+    pairs = sorted(name for name, array in arrays.items() if array.dtype.kind == "c")
+    plain = {name: _as_pairs(array) if name in pairs else array.copy(order="C") for name, array in arrays.items()}
+    return bytes(save(plain, metadata={KEY: json.dumps({**header, "complex": pairs})}))
+
+
+def from_tensors(body: bytes) -> tuple[dict[str, Any], Arrays]:
+    """What :func:`to_tensors` was given. Raises :class:`UserError` for other bytes."""
+    from safetensors import SafetensorError
+    from safetensors.numpy import load
+
+    try:
+        size = int.from_bytes(body[:8], "little")
+        listed = json.loads(body[8 : 8 + size]) if size <= len(body) - 8 else {}
+        header = json.loads(listed["__metadata__"][KEY])
+        arrays = load(body)
+        pairs = header.pop("complex")
+        for name in pairs:
+            arrays[name] = _as_complex(arrays[name])
+    except (SafetensorError, RecursionError, *FAULTS) as error:
+        raise damaged("safetensors with a header", f"others ({_reason(error)})") from None
+    return header, arrays
+
+
+def damaged(expected: str, received: str) -> UserError:
+    """The error for a state whose content cannot be right, though its checksum is."""
+    return UserError(f"a state with {expected}", received, "Use the last good state, or begin anew without it.")
+
+
+def number(header: dict[str, Any], name: str, *, least: float = -math.inf, most: float = math.inf) -> float:
+    """A finite number of a header, within bounds."""
+    value: Any = header.get(name)
+    if not is_finite(value) or not least <= float(value) <= most:
+        bounds = f" of at least {least:g}" if math.isfinite(least) else ""
+        raise damaged(f"a finite number {name!r}{bounds}", _shown(header, name))
+    return float(value)
+
+
+def is_finite(value: Any) -> bool:
+    """Whether a value of a header is a number that a float can hold."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return abs(value) <= LARGEST_FLOAT
+
+
+def whole(header: dict[str, Any], name: str, *, least: int = 0, most: int = 2**62) -> int:
+    """A whole number of a header, within bounds."""
+    value = header.get(name)
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+        raise damaged(f"a whole number {name!r} from {least:,} to {most:,}", _shown(header, name))
+    return value
+
+
+def text(header: dict[str, Any], name: str) -> str:
+    """A text of a header."""
+    value = header.get(name)
+    if not isinstance(value, str):
+        raise damaged(f"a text {name!r}", _shown(header, name))
+    return value
+
+
+def check_arrays(arrays: Arrays, like: Arrays, *, fixed: bool, marks: int) -> None:
+    """Refuse arrays that no stream of the model can have.
+
+    ``like`` are those of a stream without events; where memory is ``fixed`` shapes are the same for ever. Every number
+    must be finite, and marks must be among the model's.
+    """
+    missing = sorted(set(like) - set(arrays))
+    if missing or (fixed and set(arrays) != set(like)):
+        other = missing or sorted(set(arrays) - set(like))
+        raise damaged(f"arrays {', '.join(sorted(like))}", f"{'none' if missing else 'also one'} called {other[0][:60]!r}")
+    for name, array in arrays.items():
+        model = like.get(name)
+        if model is not None and (array.dtype != model.dtype or array.ndim != model.ndim):
+            raise damaged(f"{model.dtype} of {model.ndim} axes in {name!r}", f"{array.dtype} of {array.ndim}")
+        if fixed and model is not None and array.shape != model.shape:
+            raise damaged(f"the shape {model.shape} of {name!r}", f"{array.shape}")
+        if array.dtype.kind in "fc" and not bool(np.isfinite(array).all()):
+            raise damaged(f"finite numbers in {name!r}", "others")
+        if name.endswith("marks") and array.size and not (0 <= array.min() and array.max() < marks):
+            raise damaged(f"marks from 0 to {marks - 1} in {name!r}", f"{array.min()} to {array.max()}")
+
+
+def _as_pairs(array: NDArray[Any]) -> NDArray[Any]:
+    return np.stack([array.real, array.imag], -1)
+
+
+def _as_complex(array: NDArray[Any]) -> NDArray[Any]:
+    if array.dtype not in (np.float32, np.float64) or array.shape[-1] != 2:
+        raise ValueError("pairs of numbers expected")
+    return array[..., 0] + 1j * array[..., 1]
+
+
+def _shown(header: dict[str, Any], name: str) -> str:
+    return repr(header[name])[:80] if name in header else "none"
+
+
+def _reason(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"[:120]
 
 
 def fingerprint(model: Any) -> str:
@@ -105,12 +214,3 @@ def history_from(template: Any, arrays: Arrays, prefix: str = "history") -> Any:
         elif isinstance(value, Tensor):
             changed[field.name] = None
     return dataclasses.replace(template, **changed)
-
-
-def _arrays(header: dict[str, Any], body: bytes, offset: int) -> Arrays:
-    found: Arrays = {}
-    for name, kind, shape in header["arrays"]:
-        count = int(np.prod(shape, dtype=np.int64))
-        found[name] = np.frombuffer(body, dtype=np.dtype(kind), count=count, offset=offset).reshape(shape)
-        offset += found[name].nbytes
-    return found

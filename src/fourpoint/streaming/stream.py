@@ -12,6 +12,7 @@ models remember every event. `streaming.monitoring` watches the rescaled gaps.
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -23,14 +24,16 @@ from fourpoint.events import MarkSpace, Sequence, UserError
 from fourpoint.maths.quadrature import Unconverged
 from fourpoint.models.following import LARGEST, Events, Numbers, Scored, Stop, not_finite
 from fourpoint.sampling import still
+from fourpoint.streaming.kept import ByActiveSets
 from fourpoint.streaming.monitoring import Alarm, Monitor
-from fourpoint.streaming.state import Arrays, fingerprint, pack, unpack
+from fourpoint.streaming.state import FAULTS, Arrays, check_arrays, damaged, fingerprint, is_finite, number, pack, unpack, whole
 from fourpoint.streaming.steppers import stepper
 
 if TYPE_CHECKING:
     from fourpoint.forecasting import Forecast
 
 Floats = NDArray[np.float64]
+LONGEST_PAST = 10_000_000  # recent events that a stream may be told to remember
 
 
 class Attended(NamedTuple):
@@ -114,6 +117,8 @@ class Stream:
     ) -> None:
         if recent < 1 or top < 0:
             raise UserError("recent of at least 1 and top of at least 0", f"recent={recent}, top={top}", "Raise them.")
+        if max(recent, top) > LONGEST_PAST:
+            raise UserError(f"recent and top of at most {LONGEST_PAST:,}", f"recent={recent}, top={top}", "Lower them.")
         self.model, self.keep, self.recent, self.top = model, keep, recent, top
         self.monitor = None if alarms is None else Monitor(alarms)
         self._followed = model if keep is None else _keeping(model, keep)
@@ -249,14 +254,44 @@ class Stream:
     def restore(model: Any, state: bytes) -> Stream:
         """The stream whose :meth:`state` this is. Raises :class:`UserError` for other bytes and for those of another model."""
         header, arrays = unpack("stream", fingerprint(model), state)
-        stream = Stream(model, alarms=None, **{name: header[name] for name in ("start", "keep", "recent", "top")})
-        stream._stepper.load(arrays)
-        stream._recent.load(arrays)
-        stream.time, stream.count, stream.log_likelihood = header["time"], header["count"], header["log_likelihood"]
-        stream._open = header["open"]
+        settings = _settings(header, arrays)
+        stream = Stream(model, alarms=None, **settings)
+        stream.time = number(header, "time", least=stream.start)
+        stream.count, stream._open = whole(header, "count"), number(header, "open", least=0.0)
+        total = header.get("log_likelihood")
+        if not isinstance(total, float) or math.isnan(total):
+            raise damaged("a number 'log_likelihood'", f"{total!r}"[:80])
+        stream.log_likelihood = total
+        stream._load(arrays)
         if "monitor" in header:
-            stream.monitor = Monitor.restore(header["monitor"], arrays["monitor"])
+            stream.monitor = restored_monitor(header["monitor"], arrays.get("monitor"))
+        if stream.state() != bytes(state):
+            raise damaged("what a stream remembers and no more", "other entries or numbers that do not agree")
         return stream
+
+    def _load(self, arrays: Arrays) -> None:
+        """Remember the arrays of a state, each of which is checked."""
+        own = {name: array for name, array in arrays.items() if not name.startswith("recent.") and name != "monitor"}
+        fixed = bool(getattr(self._followed, "linear", False)) or isinstance(self._stepper, ByActiveSets)
+        check_arrays(own, self._stepper.arrays(), fixed=fixed, marks=self.model.marks.count)
+        several = [name for name, array in own.items() if name.startswith("history.") and len(array) != 1]
+        if several:
+            raise damaged(f"one row of {several[0]!r}", f"{len(own[several[0]]):,} rows")
+        for name, expected in (("at", self.time), ("start", self.start)):
+            if name in own and float(own[name]) != expected:
+                raise damaged(f"{name!r} at {expected!r}", f"{float(own[name])!r}")
+        recent = {name: array for name, array in arrays.items() if name.startswith("recent.")}
+        check_arrays(recent, self._recent.arrays(), fixed=False, marks=self.model.marks.count)
+        lengths = {len(array) for array in recent.values()}
+        if lengths != {self.count if self._recent.growing else min(self.count, self.recent)}:
+            raise damaged(f"the last of {self.count:,} events", f"{sorted(lengths)} of them")
+        try:
+            self._stepper.load(own)
+            self._stepper.score(self.time)  # a memory that cannot be asked is damaged, whatever its shapes are
+            self._stepper.load(own)
+        except (Unconverged, *FAULTS) as error:
+            raise damaged("a memory of this model", f"another ({type(error).__name__})") from None
+        self._recent.load(recent)
 
     def _later(self, time: float) -> float:
         when = finite(time)
@@ -348,6 +383,41 @@ def _refusal(error: UserError | Unconverged) -> UserError:
     if isinstance(error, UserError):
         return error
     return UserError("a rate that can be integrated", str(error).rstrip("."), "Fit the model again, or reset the stream.")
+
+
+def restored_monitor(numbers: object, gaps: NDArray[Any] | None) -> Monitor:
+    """The monitor of a state. Whatever it would not have written itself is refused."""
+    if not isinstance(numbers, dict) or gaps is None or gaps.ndim != 1 or gaps.dtype != np.float64:
+        raise damaged("the numbers and gaps of a monitor", "others")
+    if not (np.isfinite(gaps) & (gaps >= 0)).all() or not _is_sound(numbers):
+        raise damaged("finite gaps and sums of a monitor, none below 0", "others")
+    try:
+        monitor = Monitor.restore(numbers, gaps)
+        again, same = monitor.state()
+    except FAULTS as error:
+        raise damaged("the numbers and gaps of a monitor", f"others ({type(error).__name__})") from None
+    if json.dumps(again) != json.dumps(numbers) or not np.array_equal(same, gaps):
+        raise damaged("the numbers and gaps of a monitor", "others that do not agree")
+    return monitor
+
+
+def _is_sound(value: object) -> bool:
+    """Whether all numbers inside are finite and none is below 0."""
+    if isinstance(value, dict):
+        return all(map(_is_sound, value.values()))
+    if isinstance(value, list):
+        return all(map(_is_sound, value))
+    return not isinstance(value, int | float) or isinstance(value, bool) or (is_finite(value) and value >= 0)
+
+
+def _settings(header: dict[str, Any], arrays: Arrays) -> dict[str, Any]:
+    """The settings of a saved stream. What would take more room than the state itself speaks of is refused."""
+    keep = None if header.get("keep") is None else whole(header, "keep", least=1)
+    sizes = {size for array in arrays.values() for size in array.shape}
+    if keep is not None and keep not in sizes:
+        raise damaged("arrays for the events that are kept", f"keep={keep:,} and none of that size")
+    recent = whole(header, "recent", least=1, most=LONGEST_PAST)
+    return {"start": number(header, "start"), "keep": keep, "recent": recent, "top": whole(header, "top", most=LONGEST_PAST)}
 
 
 def finite(time: float) -> float:
