@@ -72,7 +72,7 @@ class Single:
         times, marks = [event.time for event in events], [event.mark for event in events]
         found = self._stream.observe_many(np.array(times, dtype=np.float64), np.array(marks, dtype=np.int64))
         columns = (found.log_density.tolist(), found.gap.tolist(), found.rate.tolist())
-        return Scores(*columns, [_as_dicts(raised) for raised in found.alarms], found.refused)
+        return Scores(*columns, _as_dicts(found.alarms), found.refused)
 
     def _attending(self, events: list[Event]) -> Scores:
         """The same event by event."""
@@ -135,7 +135,8 @@ class Entities:
         """The bank takes all events or none: where it refuses them, the halves are tried until the culprits stand alone."""
         if not events:
             return Scores([], [], [], [], {})
-        times, marks, entities, _ = zip(*events, strict=True)
+        times, marks = [event.time for event in events], [event.mark for event in events]
+        entities = [event.entity or "" for event in events]
         try:
             found = self.bank.observe(entities, np.array(times), np.array(marks))
         except UserError as error:
@@ -144,7 +145,7 @@ class Entities:
                 return Scores([math.nan], [math.nan], [math.nan], [[]], {0: error})
             return _joined(self.observe(events[:half]), self.observe(events[half:]))
         columns = (found.log_density.tolist(), found.gap.tolist(), found.rate.tolist())
-        return Scores(*columns, [_as_dicts(raised) for raised in found.alarms], {})
+        return Scores(*columns, _as_dicts(found.alarms), {})
 
 
 def _joined(first: Scores, second: Scores) -> Scores:
@@ -158,11 +159,11 @@ def _number(value: float | None) -> float:
     return math.nan if value is None else value
 
 
-def _as_dicts(raised: tuple[Alarm, ...]) -> list[dict[str, Any]]:
-    return [alarm.to_dict() for alarm in raised] if raised else _QUIET
-
-
-_QUIET: list[dict[str, Any]] = []
+def _as_dicts(alarms: list[tuple[Alarm, ...]]) -> list[list[dict[str, Any]]]:
+    """The alarms of each event as JSON can hold them."""
+    if not any(alarms):
+        return [[]] * len(alarms)
+    return [[alarm.to_dict() for alarm in raised] for raised in alarms]
 
 
 def names_as_json(space: MarkSpace) -> list[str]:

@@ -153,7 +153,8 @@ class Lines:
         self.number += len(contents)
         self._scanned = len(self._data) - len(rest)
         self.offset = self._base + self._scanned
-        return [Line(number, content, len(content)) for number, content in enumerate(contents, first)]
+        new = tuple.__new__  # quicker than the constructor, which is a function in Python
+        return [new(Line, (number, content, len(content), False)) for number, content in enumerate(contents, first)]
 
     def _next(self) -> Line | None:
         end = self._data.find(b"\n", self._scanned)

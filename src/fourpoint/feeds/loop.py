@@ -139,7 +139,7 @@ class Loop:
         scores = self.scorer.observe(events)
         plain = len(events) == len(found) and not scores.refused
         skipped = 0 if plain else self._tell_faults(lines, found, scores.refused)
-        numbers = [line.number for line, event in zip(lines, found, strict=True) if isinstance(event, Event)]
+        numbers = [line.number for line in (lines if plain else _of_events(lines, found))]
         rows = self._rows(numbers, events, scores)
         if rows:
             self.output.write("".join(rows).encode())
@@ -180,12 +180,17 @@ class Loop:
 
     def _count(self, scores: Scores, skipped: int) -> None:
         """What is written counts; an event that could not happen, whose log-density JSON cannot hold, counts as minus infinity."""
+        densities, alarms = scores.log_density, scores.alarms
+        if scores.refused:
+            kept = [i for i in range(len(densities)) if i not in scores.refused]
+            densities, alarms = [densities[i] for i in kept], [alarms[i] for i in kept]
         self.tally.skipped += skipped
-        for i, (density, raised) in enumerate(zip(scores.log_density, scores.alarms, strict=True)):
-            if i not in scores.refused:
-                self.tally.events += 1
-                self.tally.alarms += len(raised)
-                self.tally.log_likelihood += density if math.isfinite(density) else -math.inf
+        self.tally.events += len(densities)
+        self.tally.alarms += sum(map(len, alarms))
+        total = self.tally.log_likelihood
+        for density in densities:  # one after the other, so that the sum does not depend on the batches
+            total += density if density == density else -math.inf
+        self.tally.log_likelihood = total if total < math.inf else -math.inf
 
     def _score_unfinished(self) -> None:
         """The bytes after the last line end: an event if they are a whole one; else, with a state, left for the next run.
@@ -228,6 +233,10 @@ class Loop:
             self.tell(_cannot_write(error, self.state, " Scoring goes on, and the state is tried again."))
         self.unsaved, self.saved = 0, time.monotonic()
         self.cost = self.saved - began
+
+
+def _of_events(lines: list[Line], found: list[Event | UserError | None]) -> list[Line]:
+    return [line for line, event in zip(lines, found, strict=True) if isinstance(event, Event)]
 
 
 def _next_limit(limit: int, taken: int, seconds: float, most: int) -> int:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from math import isfinite
@@ -24,7 +24,7 @@ from fourpoint.data.clocks import looks_like_time
 from fourpoint.data.delimited import separator_of
 from fourpoint.data.roles import MARKS, TIMES, plain_name
 from fourpoint.events import UserError
-from fourpoint.feeds.encoding import loads
+from fourpoint.feeds.encoding import loader
 from fourpoint.feeds.events import Event
 from fourpoint.feeds.headers import Header
 from fourpoint.feeds.lines import LONGEST, Line
@@ -85,41 +85,41 @@ class EventReader:
 
     def read(self, lines: list[Line]) -> list[Event | UserError | None]:
         """Each line as by calling the reader. Objects with numbers as times, which most lines are, are read by a shorter way."""
-        found: list[Event | UserError | None] = []
-        for line in lines:
-            event = self._plain_object(line) if self._begun and not line.rest and line.content else None
-            found.append(self(line) if event is None else event)
-        return found
+        plain = self._begun and not self.times.stamped and not (self.header and self.header.separator)
+        found: list[Event | UserError | None] = list(self._plain_objects(lines)) if plain else [None] * len(lines)
+        return [self(line) if event is None else event for line, event in zip(lines, found, strict=True)]
 
-    def _plain_object(self, line: Line) -> Event | None:
-        """The event of a JSON object whose fields have the names and types that they should have; None for all else.
+    def _plain_objects(self, lines: list[Line]) -> Iterator[Event | None]:
+        """The events of JSON objects whose fields have the names and types that they should have; None for all other lines.
 
-        A fast parser may read very large whole numbers as floats: such a line is left to the other way.
+        A fast parser may read very large whole numbers as floats: such lines are among the others. This loop runs once per
+        event, and is written for speed: names are local, and a tuple is made without the call of a constructor in Python.
         """
-        if self.times.stamped or (self.header is not None and self.header.separator):
-            return None
-        try:
-            fields = loads(line.content or b"")
-            time = fields[self._time[0]]
-            mark = self._plain_mark(fields)
-        except (ValueError, KeyError, TypeError, IndexError, RecursionError):
-            return None
-        if mark is None or (type(time) is not float and type(time) is not int):
-            return None
-        entity = None
-        if self.by is not None:
-            entity = fields.get(self.by)
-            entity = str(entity) if type(entity) is int else entity
-            if type(entity) is not str or not entity or not entity.isascii():
-                return None
-        when = float(time)
-        return Event(when, mark, entity, when) if isfinite(when) else None
-
-    def _plain_mark(self, fields: dict[str, Any]) -> int | None:
-        if self.marks:
-            value: Any = fields.get(self._mark[0])
-            return self.marks.get(str(value) if type(value) is int else value)
-        return 0 if self._unmarked or not any(name in fields for name in self._mark) else None
+        loads, new, by, marks = loader(), tuple.__new__, self.by, self.marks
+        time_name, mark_name = self._time[0], self._mark[0]
+        unmarked = 0 if self._unmarked or self.marks else None
+        for _, content, _, rest in lines:
+            try:
+                fields: Any = loads(content) if content and not rest else None
+                time = fields[time_name]
+                mark: Any = unmarked
+                if marks:
+                    value = fields.get(mark_name)
+                    mark = marks.get(str(value) if type(value) is int else value)
+                elif mark is None:
+                    mark = None if any(name in fields for name in self._mark) else 0
+                entity = None if by is None else fields.get(by)
+            except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError):
+                yield None
+                continue
+            if by is not None:
+                entity = str(entity) if type(entity) is int else entity
+                mark = mark if type(entity) is str and entity and entity.isascii() else None
+            if mark is None or (type(time) is not float and type(time) is not int):
+                yield None
+                continue
+            when = float(time)
+            yield new(Event, (when, mark, entity, when)) if isfinite(when) else None
 
     def _read(self, line: Line) -> Event | UserError | None:
         if line.content is None:

@@ -134,7 +134,7 @@ class StreamBank:
         try:
             order, first = self._in_order(rows, when)
             if self._memories.follows:
-                found = self._followed(rows, when, kinds)
+                found = self._followed(rows, when, kinds, rows[order][first])
             else:
                 found = self._in_rounds(rows, when, kinds, _rounds(order, first))
         except BaseException:
@@ -299,10 +299,9 @@ class StreamBank:
             raise _too_early(self._seats.names[mine[i]], float(before[i]), float(times[i]))
         return order, first
 
-    def _followed(self, rows: Rows, when: Floats, kinds: Rows) -> Scored:
-        """Events scored and absorbed one after the other; where one cannot be, all are as they were."""
+    def _followed(self, rows: Rows, when: Floats, kinds: Rows, touched: Rows) -> Scored:
+        """Events scored and absorbed one after the other; where one cannot be, the rows that are ``touched`` are as they were."""
         numbers, found = self._seats.numbers, Scored.empty(len(rows))
-        touched = np.unique(rows)
         kept = self._seats.take(touched)
         own = Numbers(numbers["at"], numbers["open"], numbers["likelihood"], numbers["count"])
         try:

@@ -129,9 +129,11 @@ class Monitor:
 
     def _drift(self, time: float) -> list[Alarm]:
         n = min(self._seen, WINDOW)
-        u = -np.expm1(-np.sort(self._gaps[:n]))
-        above = u - _STEPS[:n] / n  # of F over the empirical distribution just before each gap
-        distance = max(float(above.max()), 1 / n - float(above.min()))
+        above = np.negative(self._gaps[:n])
+        above.sort()
+        np.expm1(above, out=above)  # -F at each gap, the largest gap first
+        above += _steps(n)  # the empirical distribution over F; below a gap it is 1 / n lower
+        distance = max(float(np.maximum.reduce(above)), 1 / n - float(np.minimum.reduce(above)))
         limit = math.sqrt(self.thresholds.drift / (2 * n))
         if distance < limit:
             return []
@@ -177,7 +179,10 @@ class _Sum:
         return (self.count + 1) / (self.total + unfinished + 1)
 
 
-_STEPS = np.arange(float(WINDOW))
+@lru_cache(maxsize=WINDOW)
+def _steps(count: int) -> Floats:
+    """1, 1 - 1/n, ..., 1/n: the empirical distribution at n gaps, the largest first."""
+    return 1 - np.arange(count) / count
 
 
 @lru_cache(maxsize=64)

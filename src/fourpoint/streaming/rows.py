@@ -113,7 +113,7 @@ class StateRows:
     def _follow(self, share: Rows, rows: Rows, numbers: Numbers, events: Events, into: Scored) -> Stop | None:
         """Events at the places ``share``."""
         found = Scored.empty(len(share))
-        stop = self.steps.follow(self.state, rows[share], numbers, self.start, Events(*(x[share] for x in events)), found)
+        stop = self.steps.follow(self.state, rows[share], numbers, self.start, Events(events.times[share], events.marks[share]), found)
         for whole, own in zip(into, found, strict=True):
             whole[share] = own
         return None if stop is None else Stop(int(share[stop.done]), stop.error)
