@@ -13,7 +13,7 @@ from fourpoint.data.synthetic import simulate
 from fourpoint.events import Dataset, MarkSpace, Sequence, UserError
 from fourpoint.forecasting import forecast
 from fourpoint.goodness import goodness_of_fit
-from fourpoint.models import DAPP, Hawkes, Poisson
+from fourpoint.models import DAPP, DeepDAPP, Hawkes, Poisson
 from fourpoint.models.bumps import Bumps, FilteredBumps
 from fourpoint.sampling import last_rates, remember, sample, sample_paths, select_rows
 
@@ -224,3 +224,16 @@ def test_a_sum_of_neural_scores_has_no_certificate_and_is_inverted() -> None:
         sample_paths(model, 0.0, 1.0, 3, seed=1, method="thinning")
     with pytest.raises(ValueError, match="expected a score with a certified bound"):
         model.bound(model.encode(data(1).batch()), torch.zeros(4), torch.ones(4))
+
+
+def test_inversion_reads_the_rate_a_few_times_per_event(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Paths whose next events are far and near go on side by side: none waits for another, and marks are read at events alone."""
+    reads = {"_queries": 0, "share": 0}
+    model = DeepDAPP(3, width=8, modes=4).eval()
+    queries, share = model._queries, model.share.forward
+    monkeypatch.setattr(model, "_queries", lambda h, t, seen: reads.update(_queries=reads["_queries"] + t.numel()) or queries(h, t, seen))
+    monkeypatch.setattr(model.share, "forward", lambda q: reads.update(share=reads["share"] + q.shape[:-1].numel()) or share(q))
+    drawn = sample(model, 0.0, 60.0, 50, seed=2)
+    assert drawn.events > 1000
+    assert reads["_queries"] < 45 * drawn.events
+    assert reads["share"] < 3 * drawn.events

@@ -289,8 +289,9 @@ class PlacedDAPP(Described, nn.Module):
         raised = self.rate.log_bound(z, low, high, shared.curves, nothing).double()
         base = self.rate.log_base_bound(low, high, shared.curves).double()
         raised, base = (x + 16 * eps * (1 + x.abs()) for x in (raised, base))
-        level = base.exp() @ shared.tops.exp().expand(self.marks.count, -1) + raised.exp().sum(1, keepdim=True)
-        return level / self.time_scale * (1 + 16 * eps)
+        allowed = (1 + 16 * eps) / self.time_scale
+        tops = shared.top_rates.expand(self.marks.count, -1)
+        return torch.addmm(allowed * raised.exp().sum(1, keepdim=True), allowed * base.exp(), tops)
 
     def knots(self, history: PlacedDAPPHistory) -> Float[Tensor, "B J"] | None:
         """Times at which a spline's third derivative jumps: integrals are cut there."""

@@ -40,6 +40,11 @@ class Shared(Fields):
         return waves.largest(self.numbers, field, ENVELOPE[self.numbers.shape[1]]) + room.detach()
 
     @cached_property
+    def top_rates(self) -> Float[Tensor, "M C"]:
+        """The exponentials of ``tops``."""
+        return self.tops.exp()
+
+    @cached_property
     def _tilts(self) -> dict[int, Tensor]:
         return {}
 
