@@ -15,8 +15,8 @@ import sys
 import threading
 import time
 import tracemalloc
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -36,6 +36,7 @@ from fourpoint.feeds.plausibility import Reached
 from fourpoint.feeds.state import TAIL, FeedState, Output, Tally, digest, locked_state, read_state, write_state
 from fourpoint.models.hawkes import Hawkes
 from fourpoint.models.poisson import Poisson
+from fourpoint.streaming import store
 
 MARKS = MarkSpace.categorical(["fire", "médical"])
 LIMIT = 600.0  # seconds: longer than any machine takes, so that only what never happens is a failure
@@ -900,7 +901,8 @@ def kill_at_random(folder: Path) -> None:
 
 
 def kill_at_points(folder: Path) -> None:
-    """One child for each call that changes a file, killed after it or with half of it written; another finishes its work.
+    """One child for each call that changes a file, killed after it or with half of it written, and for each point of a
+    transaction of the store; another finishes its work.
 
     What a killed process has written stays, on disk or not, so nobody waits for the disk here.
     """
@@ -909,7 +911,9 @@ def kill_at_points(folder: Path) -> None:
     place.input.write_text(feed_text(12))
     for by in (None, "who"):
         expected = place.unbroken(by=by, every=3)
-        for how, names in (("after", ("write", "fsync", "replace", "ftruncate")), ("half", ("write",))):
+        calls = [("after", ("write", "fsync", "replace", "ftruncate")), ("half", ("write",))]
+        calls += [("transaction", ())] if by else []
+        for how, names in calls:
             died, call = True, 0
             while died:
                 call += 1
@@ -922,7 +926,7 @@ def kill_at_points(folder: Path) -> None:
                 place.output.unlink()
                 place.state.unlink()
                 points += died
-    assert points > 80
+    assert points > 80, points
     print(f"{points} points of a crash, none of which shows")
 
 
@@ -957,6 +961,22 @@ def _die(how: str, names: tuple[str, ...], call: int) -> None:
 
     for name in names:
         setattr(os, name, dying(getattr(os, name)))
+    if how == "transaction":
+        store._transaction = _mortal(store._transaction, dying(lambda: None))
+
+
+def _mortal(real: Callable[..., Any], die: Callable[[], None]) -> Callable[..., Any]:
+    """A transaction of the store that may die before it begins, before it is committed and after."""
+
+    @contextmanager
+    def run(connection: Any) -> Iterator[None]:
+        die()
+        with real(connection):
+            yield
+            die()
+        die()
+
+    return run
 
 
 if __name__ == "__main__":
