@@ -234,3 +234,13 @@ def test_evaluate_refuses_other_names_and_pictures_of_nothing(place: Path) -> No
     words = ["evaluate", place / "model", place / "calls.parquet", "--plot"]
     assert ".png" in refused(place, *words, place / "qq.jpeg2")
     assert "--plot" in refused(place, *words, place / "qq.png", "--no-fit-check")
+
+
+def test_integrals_that_do_not_settle_end_in_three_clauses_and_code_2(tmp_path: Path) -> None:
+    model = DAPP(link="exp", heads=1, features=4, eval_features=4, generator=(4,)).eval()
+    with torch.no_grad():
+        model.rate.bias.fill_(100.0)  # exp(100) is more than float32 can hold
+    save(model, tmp_path / "explosive")
+    fourpoint.write(Dataset.from_sequences([Sequence([1.0, 2.0], start=0.0, stop=3.0)]), tmp_path / "two.parquet")
+    text = refused(tmp_path, "evaluate", tmp_path / "explosive", tmp_path / "two.parquet")
+    assert "a finite integral of the intensity" in text and "inf over" in text and "The model's rate explodes" in text

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 
 NO_MEMORY = re.compile(r"can't allocate memory|not enough memory|out of memory", re.IGNORECASE)
+CLAUSES = re.compile(r"expected (.*?); received (.*?)\. ([A-Z].*)", re.DOTALL)  # of errors in the mathematics
 
 
 def print_result(what: Any) -> None:
@@ -84,6 +85,9 @@ def report_error(error: Exception) -> int | None:
         received = (str(error).splitlines() or [type(error).__name__])[0]
         remedy = "Use fewer events or types, a smaller batch or model (--set), or a machine with more memory."
         error = UserError("data and a model that fit into memory", received, remedy)
+    clauses = CLAUSES.fullmatch(str(error)) if isinstance(error, ArithmeticError) else None
+    if clauses is not None:  # an integral that does not settle, or a rate that explodes
+        error = UserError(*clauses.groups())
     if isinstance(error, UserError):
         for label, text in (("expected", error.expected), ("received", error.received), ("what to do", error.remedy)):
             say(f"{label:>10}: {text}", style="bold" if label == "what to do" else "")
