@@ -13,7 +13,7 @@ PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constrain
 help:  ## say what each verb does
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 14
 
-demo: $(STAMPS)/core  ## train on the embedded data beside two baselines and write demo/report.html
+demo: $(STAMPS)/core  ## train on the embedded data beside three baselines and write demo/report.html
 	@$(BIN)/fourpoint demo
 
 test: lint  ## lint, then unit tests, laws, doctests and the README's code blocks

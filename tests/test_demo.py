@@ -5,13 +5,17 @@ from __future__ import annotations
 import csv
 import json
 import math
+import re
+import shlex
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 import fourpoint
+from fourpoint import demo
 from fourpoint.demo import removal_effects, run_demo
 from fourpoint.events import Dataset, Sequence
 
@@ -49,8 +53,46 @@ def test_the_demo_writes_page_model_and_numbers_that_agree(marks: tuple[str, ...
     page = path.read_text()
     best = max(rows, key=lambda row: row["log_likelihood_per_event"])["model"]
     assert f'<tr class="best"><td>{best}</td>' in page and f"<strong>{best}</strong> explains best" in page
-    assert page.count("<svg") == 7 and page.count('class="plot half"') == 4
+    assert page.count("<svg") == 9 and page.count('class="plot half"') == 4
+    assert f"on {demo._count(torch.get_num_threads(), 'CPU thread')}, best" in page and "1 CPU threads" not in page
+    forecast = page.split("What comes next?")[1].split("Does the model fit?")[0]
+    assert re.search(r"expected <strong>\d+</strong> delays within the next 3 hours, and \d+ to \d+ of them", forecast)
+    assert "A forecast with its interval" in forecast and "the 90% interval of the next delay" in forecast
+    check = page.split("Does the model fit?")[1].split("What was learned")[0]
+    shown = fourpoint.goodness_of_fit(model, data.part("test")).total.ks_p
+    assert "A check of the fit" in check and f"p = {demo._p_value(shown)}" in check
     assert "NaN" not in page and "nan nats" not in page
+
+
+@pytest.fixture
+def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A log as the page describes it: a timestamp and a type."""
+    rng = np.random.default_rng(0)
+    seconds = np.sort(86400 * rng.integers(0, 30, 300) + (3600 * np.clip(rng.normal(14, 3, 300), 0, 23.9)).astype(int))
+    stamps = np.datetime64("2024-01-01T00:00:00") + seconds
+    (tmp_path / "calls.csv").write_text("ts,kind\n" + "".join(f"{stamp},{'ab'[i % 2]}\n" for i, stamp in enumerate(stamps)))
+    monkeypatch.chdir(tmp_path)
+
+
+def test_the_commands_of_the_page_run(calls: None) -> None:
+    from typer.testing import CliRunner
+
+    from fourpoint.cli import app
+
+    for line in demo.COMMANDS.strip().splitlines():
+        words = shlex.split(line.replace("--time-budget 60", "--time-budget 1"))
+        found = CliRunner().invoke(app, words[1:])
+        assert words[0] == "fourpoint" and found.exit_code == 0, f"{line}\n{found.output}"
+
+
+def test_the_script_of_the_page_runs_with_what_is_installed(calls: None, capsys: pytest.CaptureFixture[str]) -> None:
+    exec(demo.SCRIPT.replace("time_budget=60", "time_budget=1, progress=False"), {})
+    assert "log likelihood per event" in capsys.readouterr().out
+
+
+def test_make_help_counts_the_baselines(root: Path) -> None:
+    makefile = (root / "Makefile").read_text()
+    assert "beside three baselines" in makefile and "two baselines" not in makefile
 
 
 def test_the_effect_of_a_past_event_is_what_the_rate_loses_without_it() -> None:

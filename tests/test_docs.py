@@ -1,17 +1,23 @@
-"""The documentation is true: the README's Python blocks run, all other blocks compile, and links lead somewhere."""
+"""The documentation is true: blocks of the pages in RUN run, all other Python blocks compile, and links lead somewhere."""
 
 from __future__ import annotations
 
 import re
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
+
+from fourpoint.cli import app
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/**/*.md")])
 FENCE = re.compile(r"^(?P<indent> *)```(?P<kind>[\w-]*)[^\n]*\n(?P<body>.*?)^(?P=indent)```\s*$", re.MULTILINE | re.DOTALL)
+RUN = ("README.md", "docs/formats.md")  # whose Python is run, block after block
+TYPED = ("docs/formats.md",)  # whose commands are run
 LINK = re.compile(r"!?\[[^\]]*\]\(\s*<?([^)\s>]+)>?[^)]*\)|(?:src|href)=\"([^\"]+)\"")
 
 
@@ -42,12 +48,25 @@ def blocks(page: Path) -> list[Block]:
     return found
 
 
-def test_readme_blocks_run_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("page", RUN)
+def test_python_blocks_run_in_order(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    namespace: dict[str, Any] = {"__name__": "__readme__"}
-    for block in blocks(ROOT / "README.md"):
+    namespace: dict[str, Any] = {"__name__": "__page__"}
+    for block in blocks(ROOT / page):
         if block.kind == "python" and block.run:
             exec(block.compiled(), namespace)
+
+
+@pytest.mark.parametrize("page", TYPED)
+def test_commands_run_in_order(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for block in blocks(ROOT / page):
+        lines = block.source.splitlines() if block.kind == "sh" and block.run else []
+        for line in lines:
+            command, *words = shlex.split(line, comments=True)
+            assert command == "fourpoint"
+            found = CliRunner().invoke(app, words)
+            assert found.exit_code == 0, f"{line}\n{found.output}"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

@@ -100,3 +100,10 @@ def test_write_renames_a_finished_file_and_leaves_nothing_else(tmp_path: Path, m
     with pytest.raises(ZeroDivisionError):
         full_page().write(target)
     assert target.read_text().startswith("<!doctype html>")
+
+
+def test_what_is_wider_than_a_phone_scrolls_and_shows_it() -> None:
+    page = Page("Wide", "A table.").table(["a", "b"], [["1", "2"]], "A caption.").html()
+    assert '<div class="scroll" role="region" aria-label="Table 1" tabindex="0"><table>' in page
+    phone = page.split("@media (max-width:760px)")[1]
+    assert "table{width:max-content;min-width:100%}" in phone and "position:sticky" in phone

@@ -55,7 +55,9 @@ def reached(wanted: Iterable[str], packages: Packages) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("extra", ["core", *EXTRAS])
-def test_everything_that_an_extra_brings_is_pinned(extra: str, root: Path, pins: dict[str, str], lock: dict[str, dict[str, object]]) -> None:
+def test_everything_that_an_extra_brings_is_pinned(
+    extra: str, root: Path, pins: dict[str, str], lock: dict[str, dict[str, object]]
+) -> None:
     packages = {name: list(about["requires"]) for name, about in lock.items()}
     found = reached(roots(root)[extra], packages)
     assert not {name: by for name, by in found.items() if name not in lock}, "run scripts/lock.py"

@@ -28,6 +28,9 @@ from fourpoint.data.datasets import load
 from fourpoint.evaluation import evaluate
 from fourpoint.events import Dataset, Sequence
 from fourpoint.explaining import removal_effects
+from fourpoint.forecast_plots import qq_plot
+from fourpoint.forecasting import forecast
+from fourpoint.goodness import goodness_of_fit
 from fourpoint.models import DAPP, Hawkes, Poisson, SplinePoisson
 from fourpoint.page import Page
 from fourpoint.printing import plain_console, text_table
@@ -40,6 +43,28 @@ if TYPE_CHECKING:
 # A smaller DAPP than the default and a short schedule: two cores train it in about a minute.
 SETTINGS: dict[str, Any] = dict(features=8)
 RECIPE: dict[str, Any] = dict(batch_size=16, nodes=3, learning_rate=0.03)
+NOW, HORIZON = 0.625, 0.125  # when the forecast is made and how far it looks, as shares of the day: 15:00, and three hours
+PATHS = 400  # sampled futures of the forecast
+CHECKED = 5000  # events that the check of the fit looks at
+
+# What the page recommends for a log with the columns ts and kind; a test runs both.
+COMMANDS = """
+fourpoint data inspect calls.csv
+fourpoint fit calls.csv --time ts --mark kind --sequence day --time-budget 60 -o calls-model
+fourpoint fit calls.csv --time ts --mark kind --sequence day --model hawkes -o calls-hawkes
+fourpoint evaluate calls-model calls.csv --time ts --mark kind --sequence day
+fourpoint evaluate calls-hawkes calls.csv --time ts --mark kind --sequence day
+"""
+SCRIPT = """
+import fourpoint as fp
+
+data = fp.read("calls.csv", time="ts", mark="kind", sequence="day")
+train, dev, test = data.split()
+model = fp.DAPP(marks=data.marks)
+fp.fit(model, train, dev, time_budget=60)
+print(fp.evaluate(model, test))
+print(fp.forecast(model, test[0], horizon=3.0, at=15.0))
+"""
 
 
 @dataclass(frozen=True)
@@ -126,7 +151,7 @@ def comparison_table(contestants: list[Contestant], test: Dataset) -> Table:
 
 
 def build_page(contestants: list[Contestant], data: Dataset, seed: int) -> Page:
-    """The page: key numbers, the comparison, one busy day, what the model learned, and what to type next."""
+    """The page: key numbers, the comparison, one busy day, a forecast, a check of the fit, what was learned, and what to type next."""
     import matplotlib.pyplot as plt
 
     test = data.part("test")
@@ -144,6 +169,8 @@ def build_page(contestants: list[Contestant], data: Dataset, seed: int) -> Page:
     )
     _opening(page, contestants, test, best)
     _busy_day(page, dapp.model, contestants[1].model, day, data)
+    _ahead(page, dapp.model, day, data, seed)
+    _fit_check(page, dapp.model, test)
     _inside(page, contestants, data)
     _closing(page, seed)
     plt.close("all")
@@ -158,7 +185,7 @@ def _opening(page: Page, contestants: list[Contestant], test: Dataset, best: Con
             ("log-likelihood on unseen days", _minus(f"{best.value:.3f}"), f"nats per event, {best.label}"),
             ("against a constant rate", f"{math.exp(gain):.2g}\u00d7", f"as likely, event by event ({_signed(gain)} nats)"),
             ("unseen days", f"{len(test)}", f"with {test.events:,} delays of {test.marks.count} types"),
-            ("training of DAPP", f"{dapp.seconds:.0f} s", f"on {threads} CPU threads, best at step {dapp.fit.best_step:,}"),
+            ("training of DAPP", f"{dapp.seconds:.0f} s", f"on {_count(threads, 'CPU thread')}, best at step {dapp.fit.best_step:,}"),
         ]
     )
     page.text(
@@ -218,6 +245,50 @@ def _busy_day(page: Page, model: Any, clock: Any, day: Sequence, data: Dataset) 
     )
 
 
+def _ahead(page: Page, model: Any, day: Sequence, data: Dataset, seed: int) -> None:
+    """A forecast from the middle of the day, beside what happened."""
+    now, horizon = day.start + NOW * day.duration, HORIZON * day.duration
+    found = forecast(model, day, horizon, PATHS, seed, at=now, windows=1)
+    low, high = found.counts.total_low[0], found.counts.total_high[0]
+    happened = int(((day.times > now) & (day.times <= now + horizon)).sum())
+    unit = _unit(data)
+    page.text(
+        f"""## What comes next?
+
+        A forecast takes the events up to a moment and samples {PATHS} futures from the model. At {_clock(now)} of that day DAPP
+        expected **{found.counts.total_mean[0]:.0f}** delays within the next {horizon:g} {data.unit or "units of time"}, and
+        {low:.0f} to {high:.0f} of them with a probability of 90%. There were **{happened}**."""
+    )
+    first, last = (_clock(time) for time in found.next_event.interval)
+    caption = (
+        f"The rate up to {_clock(now)}, and the mean and the 90% band of its future, before any of it happened. "
+        f"The bar below is the 90% interval of the next delay's time, from {first} to {last}."
+    )
+    page.figure(found.plot(unit=unit), caption, title="A forecast with its interval")
+
+
+def _fit_check(page: Page, model: Any, test: Dataset) -> None:
+    """The goodness of fit on unseen days: a QQ plot and its p-value."""
+    checked = test.some(CHECKED, 0)
+    verdict = goodness_of_fit(model, checked).total
+    wrong = verdict.ks_p < 0.05
+    words = "speaks against the model: it is useful, but not the whole truth" if wrong else "does not speak against the model"
+    page.text(
+        f"""## Does the model fit?
+
+        If the model were true, the gaps between events, measured by the model's own clock (the integral of the rate), would be
+        draws from a unit exponential. On {_count(len(checked), "unseen day")} with {checked.events:,} delays it expects
+        {verdict.expected:,.0f} of them. The Kolmogorov-Smirnov distance of the gaps from that law is {verdict.ks:.3f},
+        **p = {_p_value(verdict.ks_p)}**: that {words}."""
+    )
+    page.figure(
+        qq_plot(verdict.qq.theory, verdict.qq.observed, verdict.qq.low, verdict.qq.high),
+        f"Rescaled gaps against the quantiles of a unit exponential; the shaded band holds 95% of them if the model is true "
+        f"(p = {_p_value(verdict.ks_p)}). Points above the line are gaps that were longer than the model expects.",
+        title="A check of the fit",
+    )
+
+
 def _inside(page: Page, contestants: list[Contestant], data: Dataset) -> None:
     dapp, unit = contestants[-1], _unit(data)
     lags = np.geomspace(0.0005, 0.5, 241) * float(data.durations.max())
@@ -270,28 +341,11 @@ def _closing(page: Page, seed: int) -> None:
         """## Your own events
 
         You have a CSV with a timestamp, perhaps a type, and a question: when is it busy, what sets off what, which model to
-        trust? Give every row a sequence (a day, a machine, a patient) and a time in one unit since that sequence's start:"""
+        trust? It is read as it stands; say which column is the time, which the type, and what makes a sequence (a day of the
+        calendar here; or a column: a machine, a patient). `fourpoint data inspect` looks at the file and recommends all three."""
     )
-    page.code(
-        """
-import pandas as pd
-log = pd.read_csv("calls.csv", parse_dates=["ts"])
-day = log.ts.dt.normalize()
-hours = (log.ts - day).dt.total_seconds() / 3600
-events = pd.DataFrame({"seq_id": day.dt.strftime("%F"), "t": hours, "mark": log.kind})
-events.assign(start=0.0, stop=24.0).sort_values(["seq_id", "t"]).to_parquet("calls.parquet")
-""",
-        title="CSV to Parquet, in Python",
-    )
-    page.code(
-        """
-fourpoint data calls.parquet
-fourpoint fit calls.parquet --model dapp -o calls-model
-fourpoint fit calls.parquet --model hawkes -o calls-hawkes
-fourpoint evaluate calls-model calls.parquet
-""",
-        title="Then look at it, fit two models and compare them",
-    )
+    page.code(COMMANDS, title="Look at the file, fit two models and compare them")
+    page.code(SCRIPT, title="The same in Python")
     page.text("## How to reproduce this page")
     title = "Same seed and same data; a slow machine that meets the time budget takes fewer steps"
     page.code(f"fourpoint demo --seed {seed}\nfourpoint evaluate demo/model nyc_delays --json", title=title)
@@ -366,6 +420,19 @@ def _gain(c: Contestant, contestants: list[Contestant]) -> float:
 def _in_words(c: Contestant, contestants: list[Contestant]) -> str:
     gain = _gain(c, contestants)
     return f"{math.exp(gain):.2f} times as likely" if c is not contestants[0] else "the baseline"
+
+
+def _count(number: int, what: str) -> str:
+    """A number with its noun.
+
+    >>> _count(1, "CPU thread"), _count(2, "CPU thread")
+    ('1 CPU thread', '2 CPU threads')
+    """
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
+def _p_value(p: float) -> str:
+    return f"{p:.2f}" if p >= 0.01 else f"{p:.0e}"
 
 
 def _minus(text: str) -> str:

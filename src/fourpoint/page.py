@@ -60,7 +60,7 @@ class Page:
         self._tables += 1
         label = f'<figcaption><b class="tag">Table {self._tables}</b> {_inline(caption)}</figcaption>'
         table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-        return self._add(f'<figure class="table">{label}<div class="scroll">{table}</div></figure>')
+        return self._add(f'<figure class="table">{label}{_scrolling(table, f"Table {self._tables}")}</figure>')
 
     def figure(self, drawing: Axes | Figure, caption: str, *, title: str = "", half: bool = False) -> Page:
         """A figure (or the figure of an Axes) as inline SVG, with a caption; two neighbours with ``half`` stand side by side."""
@@ -69,7 +69,8 @@ class Page:
         heading = f"<h3>{_inline(title)}</h3>" if title else ""
         label = f'<figcaption><b class="tag">Figure {self._figures}</b> {_inline(caption)}</figcaption>'
         kind = "plot half" if half else "plot"
-        return self._add(f'<figure class="{kind}">{heading}<div class="scroll">{svg}</div>{label}</figure>')
+        shown = _scrolling(svg, f"Figure {self._figures}")
+        return self._add(f'<figure class="{kind}">{heading}{shown}{label}</figure>')
 
     def text(self, markup: str) -> Page:
         r"""Paragraphs separated by blank lines; ``## heading``, ``- item``, ``**bold**``, ``*stress*``, ```code```, ``[text](link)``.
@@ -111,6 +112,11 @@ class Page:
 
     def __repr__(self) -> str:
         return f"Page({self.title!r}, {len(self._parts)} parts)"
+
+
+def _scrolling(content: str, name: str) -> str:
+    """A part that scrolls sideways where it is wider than the screen, also by keyboard; shadows show that there is more."""
+    return f'<div class="scroll" role="region" aria-label="{html_text(name)}" tabindex="0">{content}</div>'
 
 
 def _cell(tag: str, text: str, right: bool, more: str = "") -> str:
@@ -205,11 +211,11 @@ def _style_sheet(dark: Mapping[str, str]) -> str:
 
 
 _LIGHT = (
-    "--ground:#f6f7f9;--card:#fff;--ink:#1d2733;--soft:#5c6875;--line:#dfe4ea;--accent:#0068b8;--tint:#e9f2fb;--code:#f0f3f6;"
+    "--ground:#f6f7f9;--card:#fff;--ink:#1d2733;--soft:#5c6875;--line:#dfe4ea;--accent:#0068b8;--tint:#e9f2fb;--code:#f0f3f6;--edge:rgba(20,30,45,.22);"
     "--shadow:0 1px 2px rgba(20,30,45,.05),0 6px 20px rgba(20,30,45,.05);"
 )
 _NIGHT = (
-    "--ground:#0d131a;--card:#141b24;--ink:#e8edf3;--soft:#9aa7b5;--line:#2c3744;--accent:#58a9f0;--tint:#16293d;--code:#0f161e;"
+    "--ground:#0d131a;--card:#141b24;--ink:#e8edf3;--soft:#9aa7b5;--line:#2c3744;--accent:#58a9f0;--tint:#16293d;--code:#0f161e;--edge:rgba(0,0,0,.75);"
     "--shadow:0 0 0 1px #1e2833;"
 )
 _CSS = """
@@ -247,7 +253,12 @@ figure.half{grid-column:span 1;display:flex;flex-direction:column}
 figcaption{margin:12px 0 0;color:var(--soft);font-size:14.5px;line-height:1.52;max-width:84ch}
 figure.table figcaption{margin:0 0 12px}
 .tag{color:var(--ink);font-weight:640;margin-right:.25em}
-.scroll{overflow-x:auto;overflow-y:hidden}
+.scroll{overflow-x:auto;overflow-y:hidden;-webkit-overflow-scrolling:touch;
+ background:linear-gradient(90deg,var(--card) 30%,transparent) 0 0/48px 100% no-repeat local,
+ linear-gradient(270deg,var(--card) 30%,transparent) 100% 0/48px 100% no-repeat local,
+ linear-gradient(90deg,var(--edge),transparent) 0 0/16px 100% no-repeat scroll,
+ linear-gradient(270deg,var(--edge),transparent) 100% 0/16px 100% no-repeat scroll}
+.scroll:focus-visible{outline:2px solid var(--accent);outline-offset:2px}
 svg{display:block;width:100%;max-width:calc(var(--natural)*1.25);height:auto;overflow:visible;margin:0 auto}
 svg [style*="font-weight: 700"]{font-weight:640!important}
 table{border-collapse:collapse;width:100%;font-size:15px;font-variant-numeric:tabular-nums}
@@ -266,7 +277,9 @@ pre code{background:none;padding:0;font-size:inherit}
 footer{color:var(--soft);font-size:13.5px;border-top:1px solid var(--line);padding-top:18px}
 @media (max-width:760px){main{padding:34px 16px 48px;gap:16px}figure.half{grid-column:1/-1}figure{padding:18px 16px}
  .number{padding:16px 18px}svg{min-width:min(var(--natural),620px)}figure.half svg{min-width:0}
- th,td{padding:9px 10px}pre,.code-title{padding-left:18px;padding-right:18px}}
+ table{width:max-content;min-width:100%}th,td{padding:9px 10px;max-width:46vw}
+ th:first-child,td:first-child{position:sticky;left:0;background:var(--card);max-width:30vw}
+ tr.best td:first-child{background:var(--tint)}pre,.code-title{padding-left:18px;padding-right:18px}}
 @media print{body{background:#fff;font-size:11pt}
  main{padding:0;max-width:none;gap:14px}figure,.numbers,.code{box-shadow:none;border:1px solid #dfe4ea}
  h2{break-after:avoid}.code{break-inside:avoid}pre{white-space:pre-wrap}}

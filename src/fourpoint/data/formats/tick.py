@@ -203,6 +203,12 @@ def _with_ends(part: Part, ends: NDArray[Any] | None, names: Ordered[str] | None
     try:
         if names is not None:
             data = replace(data, marks=MarkSpace.categorical(names))
-        return data if ends is None else replace(data, starts=np.zeros(len(part)), stops=ends.astype(np.float64), inferred=False)
+        if ends is None:
+            return data
+        stops = ends.astype(np.float64)
+        full = data.lengths > 0
+        last = data.times[data.offsets[1:][full] - 1]
+        at_the_end = bool((last == stops[full]).any())  # as where tick itself took the last event for the end
+        return replace(data, starts=np.zeros(len(part)), stops=stops, inferred=at_the_end)
     except EventDataError as error:
         raise part.error(error.expected, error.received, error.remedy) from None
