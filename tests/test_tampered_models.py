@@ -232,6 +232,7 @@ CASES: dict[str, tuple[str, Change]] = {
     "a baseline of NaN": ("hawkes", settings(baseline=NAN)),
     "a ragged table": ("hawkes", settings(branching=[[0.1, 0.2], [0.3]])),
     "a table of objects": ("hawkes", settings(branching=[[{}, 1], [1, 1]])),
+    "a table nested deeply": ("hawkes", settings(branching=nested(300))),
     "a decay of infinity": ("hawkes", settings(decay=INF)),
     "cells huge": ("hawkes-places", settings(cells=10**6)),
     "knots negative": ("spline-poisson", settings(knots=-1)),

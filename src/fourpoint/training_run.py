@@ -332,16 +332,18 @@ class Run:
         return int(info["step"])
 
     def _same(self, recipe: dict[str, Any]) -> None:
-        for name, value in self.terms.items():
-            if recipe.get(name) != value and name in DATA:
+        # The seed draws the development data, and other terms follow from the data: first things first.
+        for name in dict.fromkeys(["seed", *DATA, *self.terms]):
+            was, value = recipe.get(name), self.terms[name]
+            if was != value and name in DATA:
                 raise TrainingError(
-                    f"the {DATA[name]} of the run to resume, with the fingerprint {recipe.get(name)}",
+                    f"the {DATA[name]} of the run to resume, with the fingerprint {was}",
                     f"other data, with the fingerprint {value}",
                     "Pass the data of the first call, or choose another folder.",
                 )
-            if recipe.get(name) != value:
+            if was != value:
                 raise TrainingError(
-                    f"{name}={recipe.get(name)}, as in the run to resume",
+                    f"{name}={was}, as in the run to resume",
                     f"{value}",
                     "Repeat the first call with --resume, or choose another folder.",
                 )
