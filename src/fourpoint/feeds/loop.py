@@ -207,14 +207,15 @@ class Loop:
         self._score([line])
 
     def _save_if_due(self, now: float) -> None:
-        if self.unsaved >= (self.every or EVERY) and (self.every or now - self.saved >= self.cost / SHARE):
+        due = self.unsaved >= (self.every or EVERY) and (self.every or now - self.saved >= self.cost / SHARE)
+        if due or (self.saver is not None and self.saver.pressing):
             self._save()
 
     def _save(self, must: bool = False) -> None:
         """Write the state. Where that fails the old one stays; it is told and tried again later, unless it ``must`` succeed."""
         if self.state is None:
             return
-        if self.saver is not None and self.saver.busy and self.every is None and not must:
+        if self.saver is not None and self.saver.busy and not (must or self.every or self.saver.pressing):
             return  # the next turn will do
         began = time.monotonic()
         if self.saver is None:

@@ -247,9 +247,14 @@ class StreamBank:
         """Copies of the entities that have changed since they were last written; :meth:`written` must follow."""
         return self._seats.changes()
 
-    def written(self, *, success: bool) -> None:
+    @property
+    def changed(self) -> int:
+        """How many entities have changed since they were last written."""
+        return int(np.count_nonzero(self._seats.changed))
+
+    def written(self, changes: Changes, *, success: bool) -> None:
         """Whether what :meth:`changes` gave is in the store now."""
-        self._seats.written(success=success)
+        self._seats.written(changes, success=success)
 
     def _settings(self) -> dict[str, Any]:
         return {"start": self.start, "alarms": self.alarms}

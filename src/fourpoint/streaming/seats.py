@@ -32,6 +32,7 @@ ENTRY_BYTES = 250  # of an entity's name and its places in the tables
 class Changes:
     """Entities that have changed since they were last written: copies, which another thread may write."""
 
+    places: Rows  # their rows in the table
     names: list[str]
     arrays: Arrays
     monitors: list[tuple[dict[str, Any], NDArray[np.float64]] | None]
@@ -62,7 +63,7 @@ class Seats:
         self.monitors: list[Monitor | None] = []  # by row
         self.numbers: Arrays = {"at": np.zeros(0), "open": np.zeros(0), "likelihood": np.zeros(0), "count": np.zeros(0, dtype=np.int64)}
         self.changed: NDArray[np.bool_] = np.zeros(0, dtype=bool)  # rows that differ from what is in the store
-        self._saving: NDArray[np.bool_] = np.zeros(0, dtype=bool)  # rows of changes that are being written
+        self._saving: NDArray[np.int16] = np.zeros(0, dtype=np.int16)  # in how many changes that are being written a row is
         self._free: list[int] = []
         self._used: Rows = np.zeros(0, dtype=np.int64)  # the call in which each row was last named
         self._calls = 0
@@ -125,7 +126,8 @@ class Seats:
         self.memories.clear(rows)
         for key, values in self.numbers.items():
             values[rows] = self.start if key == "at" else 0
-        self.changed[rows] = self._saving[rows] = False
+        self.changed[rows] = False
+        self._saving[rows] = 0
         for row in rows.tolist():
             self.monitors[row] = None
             self._free.append(row)
@@ -137,7 +139,7 @@ class Seats:
             idle = np.fromiter(self.row.values(), dtype=np.int64, count=len(self.row))
             idle = idle[self._used[idle] < self._calls] if own else idle
             if self.held:
-                idle = idle[~(self.changed[idle] | self._saving[idle])]
+                idle = idle[~self.changed[idle] & (self._saving[idle] == 0)]
             self._evict(idle[np.argsort(self._used[idle], kind="stable")][:over])
         if more > len(self._free):
             self._grow(max(2 * len(self._used), len(self.row) + more))
@@ -184,28 +186,30 @@ class Seats:
         return found[entity][0][key][0]
 
     def changes(self) -> Changes:
-        """Copies of all rows that differ from the store; :meth:`written` must follow before the next call."""
-        rows = np.flatnonzero(self.changed)
-        monitors = [self.monitors[row] for row in rows.tolist()]
-        self._saving[rows], self.changed[rows] = True, False
-        return Changes([self.names[row] for row in rows.tolist()], self.take(rows), [m.state() if m else None for m in monitors])
+        """Copies of all rows that differ from the store; :meth:`written` must follow for each, in order."""
+        found = self._copies(np.flatnonzero(self.changed))
+        self._saving[found.places] += 1
+        self.changed[found.places] = False
+        return found
 
-    def written(self, *, success: bool) -> None:
-        """Whether the rows of the last :meth:`changes` are in the store now."""
+    def written(self, changes: Changes, *, success: bool) -> None:
+        """Whether what :meth:`changes` gave is in the store now."""
+        self._saving[changes.places] -= 1
         if not success:
-            self.changed |= self._saving
-        self._saving[:] = False
+            self.changed[changes.places] = True
+
+    def _copies(self, rows: Rows) -> Changes:
+        monitors = [self.monitors[row] for row in rows.tolist()]
+        states = [monitor.state() if monitor else None for monitor in monitors]
+        return Changes(rows, [self.names[row] for row in rows.tolist()], self.take(rows), states)
 
     def _evict(self, rows: Rows) -> None:
         if self.store is None or not len(rows):
             return
         names = [self.names[row] for row in rows.tolist()]
         if not self.held:
-            own = rows[self.changed[rows]]
-            monitors = [self.monitors[row] for row in own.tolist()]
-            states = [m.state() if m else None for m in monitors]
             try:
-                self.store.write(Changes([self.names[row] for row in own.tolist()], self.take(own), states).rows())
+                self.store.write(self._copies(rows[self.changed[rows]]).rows())
             except OSError as error:
                 raise UserError("a folder to spill to with room for more", f"{error}", "Make room, or raise the limit.") from error
         self._vacate(names)
@@ -247,7 +251,7 @@ class Seats:
             more = np.full(rows - have, self.start if key == "at" else 0, dtype=values.dtype)
             self.numbers[key] = np.concatenate([values, more])
         new = np.zeros(rows - have, dtype=bool)
-        self.changed, self._saving = np.concatenate([self.changed, new]), np.concatenate([self._saving, new])
+        self.changed, self._saving = np.concatenate([self.changed, new]), np.concatenate([self._saving, new.astype(np.int16)])
         self._used = np.concatenate([self._used, np.zeros(rows - have, dtype=np.int64)])
         self.names += [""] * (rows - have)
         self.monitors += [None] * (rows - have)
