@@ -25,6 +25,7 @@ ENTRIES = {
     *("model", "settings", "marks", "box", "about", "errors"),
 }
 LARGEST = 2**20  # of any whole number in the settings that is not listed here
+LONGEST = 256  # of lists of whole numbers, such as the widths of a network's layers
 LIMITS = dict(
     heads=2**12,
     generator=2**16,
@@ -186,10 +187,15 @@ def _check_range(name: str, value: Any) -> None:
     """Refuse numbers that no model has: negative sizes, and such as would fill the memory."""
     if name in SHARES and not 0 <= value < 1:
         raise SchemaError(f"the setting {name} from 0 to below 1", _shown(value), REMEDY)
+    if _is_continuous(name):
+        return
     sizes = value if isinstance(value, list) else [value]
+    if len(sizes) > LONGEST:
+        expected = f"at most {LONGEST} numbers in the setting {name}"
+        raise SchemaError(expected, f"{len(sizes):,}", REMEDY)
     low, high = SMALLEST.get(name, 1), LIMITS.get(name, LARGEST)
     for size in sizes:
-        if type(size) is int and not low <= size <= high and not _is_continuous(name):
+        if type(size) is int and not low <= size <= high:
             raise SchemaError(f"the setting {name} from {low} to {high:,}", _shown(value), REMEDY)
 
 
