@@ -176,7 +176,7 @@ def customers(folder: Path) -> Path:
 
 def alerts(folder: Path) -> Path:
     """One bursty log to the millisecond."""
-    drawn = fp.sample(fp.Hawkes(baseline=0.5, branching=0.6, decay=2.0), 0.0, 300.0, 1, seed=4)
+    drawn = fp.sample(fp.Hawkes(baseline=0.5, branching=0.6, decay=2.0), 0.0, 150.0, 1, seed=4)
     when = np.datetime64("2024-02-01T00:00:00.000") + (600_000 * drawn.times).astype(np.int64)
     return csv(folder / "alerts.csv", "timestamp,label", [f"{w},{'disk' if i % 3 else 'cpu'}" for i, w in enumerate(when)])
 

@@ -104,7 +104,7 @@ def test_one_long_log_is_scored_after_what_was_trained_on(tmp_path: Path) -> Non
     folder = fitted(tmp_path / "log.parquet")
     numbers, said = run("evaluate", folder, str(tmp_path / "log.parquet"), "--no-fit-check")
     late = int((log.times >= 360.0).sum())
-    assert numbers["events"] == late and f"scored: {late} of {log.events} events in 1 of 1 sequences" in said
+    assert numbers["events"] == late and f"scored: {late} of {log.events} events in 1 of 1 sequences (the end of a sequence" in said
     expected = fp.evaluate(fp.restore(folder), Dataset.from_sequences([Sequence(log.times[log.times >= 360.0], start=360.0, stop=400.0)]))
     assert numbers["log_likelihood_per_event"] == pytest.approx(expected.to_dict()["log_likelihood_per_event"], rel=1e-12)
     everything, said = run("evaluate", folder, str(tmp_path / "log.parquet"), "--no-fit-check", "--split", "all")

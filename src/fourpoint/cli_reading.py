@@ -134,6 +134,9 @@ def scored_part(model: Any, events: Dataset, split: str | None) -> Dataset:
     if kept is not None:
         stopped = ", and were used for early stopping" if chose_weights(model, kept) else ""
         what = f"{kept.events:,} of {events.events:,} events in {len(kept):,} of {len(events):,} sequences"
+        began = dict(zip(events.ids, events.starts.tolist(), strict=True))
+        if any(start > began[id] for id, start in zip(kept.ids, kept.starts.tolist(), strict=True)):
+            what += " (the end of a sequence, without the events before)"
         say(f"scored: {what}, which were kept from training{stopped}; --split all scores everything")
     seen = overlap(model, part)
     if seen is not None:

@@ -61,7 +61,7 @@ import fourpoint as fp
 data = fp.read("calls.csv", time="ts", mark="kind", sequence="day")
 train, dev, test = data.split()
 model = fp.DAPP(marks=data.marks)
-fp.fit(model, train, dev, time_budget=60)
+model = fp.fit(model, train, dev, time_budget=60).model
 print(fp.evaluate(model, test))
 print(fp.forecast(model, test[0], horizon=3.0, at=15.0))
 """
