@@ -84,6 +84,7 @@ def test_evaluate_against_a_truth_adds_oracle_and_regret(tmp_path: Path) -> None
 
 def test_fit_takes_settings_of_model_and_training(calls: Path, tmp_path: Path) -> None:
     settings = ["heads=1", "features=4", "eval_features=16", "generator=4,4", "decay=false", "steps=2", "validate-every=1", "batch_size=8"]
+    settings.append("baselines=false")
     words = [word for pair in settings for word in ("--set", pair)]
     result = call("fit", calls, "--model", "dapp", *words, "--seed", 5, "-o", tmp_path / "model")
     stored = json.loads((tmp_path / "model" / "model.json").read_text())["settings"]

@@ -13,7 +13,11 @@ from typer.testing import CliRunner
 import fourpoint as fp
 from fourpoint.cli import app
 
-FAST = ["--set", "steps=4", "--set", "validate_every=2", "--set", "frequencies=2", "--set", "order=4", "--set", "cells=2"]
+FAST = [
+    word
+    for pair in ("steps=4", "validate_every=2", "frequencies=2", "order=4", "cells=2", "baselines=false")
+    for word in ("--set", pair)
+]
 
 
 def call(*words: object, code: int = 0) -> Any:
