@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from fourpoint.events import Dataset
 
 SPLITS = ("train", "dev", "test")
+SHORTEST, LONGEST = 1e-30, 1e30  # units of time: what models compute in float32, with room for squares of rates
+SCALE_REMEDY = "Use another unit of time, or look for a stray value."
 
 
 def check_events(d: Dataset) -> None:
@@ -35,6 +37,7 @@ def check_events(d: Dataset) -> None:
         i = wrong[0]
         received = f"[{d.starts[i]}, {d.stops[i]}) of sequence {d.ids[i]}"
         raise EventDataError("a finite window with start < stop", received, "Mend its start and stop.")
+    _check_scale(d)
     back = np.flatnonzero((np.diff(d.times) < 0) & inner(d))
     if len(back):
         i = int(back[0]) + 1
@@ -56,6 +59,19 @@ def check_events(d: Dataset) -> None:
     if d.splits is not None and not np.isin(d.splits, SPLITS).all():
         odd = next(s for s in d.splits.tolist() if s not in SPLITS)
         raise EventDataError("splits called train, dev or test", f"{odd!r}", "Rename the values of the split column.")
+
+
+def _check_scale(d: Dataset) -> None:
+    """Refuse times whose squares or reciprocals a float32 cannot hold: likelihoods would be NaN without a word of it."""
+    largest = max(float(np.abs(edges).max(initial=0.0)) for edges in (d.starts, d.stops))
+    if largest > LONGEST:
+        raise EventDataError(f"times from {-LONGEST:g} to {LONGEST:g}", f"{largest:g}", SCALE_REMEDY)
+    lengths = d.stops - d.starts
+    short = np.flatnonzero(lengths < SHORTEST)
+    if len(short):
+        i = int(short[0])
+        received = f"{lengths[i]:g} for sequence {d.ids[i]}"
+        raise EventDataError(f"windows of at least {SHORTEST:g} units of time", received, SCALE_REMEDY)
 
 
 def as_times(times: ArrayLike) -> NDArray[np.float64]:

@@ -32,7 +32,7 @@ def plain_console(stderr: bool = False, **options: Any) -> Console:
     return Console(stderr=stderr, markup=False, emoji=False, highlight=False, **options)
 
 
-def text_table(title: str = "", caption: str = "", **options: Any) -> Table:
+def text_table(title: str | None = None, caption: str | None = None, **options: Any) -> Table:
     """A table for a terminal whose title, header, cells and caption are text, made safe by :mod:`fourpoint.sanitising`.
 
     >>> table = text_table("[b]Two", box=None)

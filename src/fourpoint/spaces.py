@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 from fourpoint.errors import EventDataError
 from fourpoint.sanitising import console_text
 
+WIDTHS = (1e-30, 1e30)  # what models compute in float32
+
 
 @dataclass(frozen=True)
 class Box:
@@ -40,6 +42,11 @@ class Box:
         if bad:
             received = f"{self.low[bad[0]]:g} to {self.high[bad[0]]:g} for {self.names[bad[0]]!r}"
             raise EventDataError("finite bounds with low < high on every axis", received, "Mend the bounds.")
+        for name, low, high in zip(self.names, self.low, self.high, strict=True):
+            if not (WIDTHS[0] <= high - low and max(abs(low), abs(high)) <= WIDTHS[1]):
+                received = f"{low:g} to {high:g} for {name!r}"
+                remedy = "Use another unit, or look for a stray value."
+                raise EventDataError(f"bounds within {WIDTHS[1]:g} of 0, at least {WIDTHS[0]:g} apart", received, remedy)
 
     @staticmethod
     def around(places: NDArray[np.float64], names: Ordered[str]) -> Box:

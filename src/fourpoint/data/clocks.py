@@ -43,6 +43,7 @@ SECONDS = {
 SHORT = {"ns": "nanoseconds", "us": "microseconds", "ms": "milliseconds", "s": "seconds", "sec": "seconds", "secs": "seconds"}
 SHORT |= {"m": "minutes", "min": "minutes", "mins": "minutes", "h": "hours", "hr": "hours", "hrs": "hours", "d": "days", "w": "weeks"}
 RATES = {"s": 1, "ms": 1000, "us": 1_000_000, "ns": 1_000_000_000}
+YEAR_1, YEAR_10000 = -62_135_596_800, 253_402_300_800  # seconds since 1970
 FIRST_EPOCH = 1e8  # as seconds, 1973; each unit's numbers are a thousand times those of the one before
 
 
@@ -110,12 +111,27 @@ def read_clock(column: pa.ChunkedArray, timezone: str | None, code: Callable[[],
     else:
         ticks, rate, zone = _ticks(parse_stamps(column, notes, fault))
     rate = max(rate, 1)
+    _check_range(ticks, rate, fault)
     if zone is not None:
         return Clock(ticks, rate, timezone or zone, tuple(notes))
     if timezone is None:
         return Clock(ticks, rate, None, tuple(notes))
     ticks = localise(ticks, rate, timezone, days, code, notes, fault)
     return Clock(ticks, rate, timezone, tuple(notes))
+
+
+def _check_range(ticks: NDArray[np.int64], rate: int, fault: Fault) -> None:
+    """Refuse times that no calendar has, and times so far apart that their difference is no whole number of ticks."""
+    if not len(ticks):
+        return
+    first, last = int(ticks.min()), int(ticks.max())
+    for row, tick in ((int(ticks.argmin()), first), (int(ticks.argmax()), last)):
+        if not YEAR_1 <= tick // rate < YEAR_10000:
+            expected = "times from the year 1 to the year 9999"
+            raise fault(expected, row, f"{tick} ticks of 1/{rate} s since 1970", "Mend or remove the row, or check the unit of the column.")
+    if last - first >= 2**63:
+        remedy = "Write times in microseconds, which reach further."
+        raise fault("times less than 292 years apart, as nanoseconds are counted", int(ticks.argmax()), f"{last - first:,} ns", remedy)
 
 
 def tick_of(stamp: object, clock: Clock) -> int:

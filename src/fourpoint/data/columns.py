@@ -21,6 +21,7 @@ from fourpoint.data.opened import Table, flat, pieces
 from fourpoint.events import EventDataError
 
 MOST_TYPES = 1_000_000
+EXACT = 2**53  # whole numbers up to this are floats
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,10 @@ class Columns:
         elif not (pa.types.is_floating(kind) or pa.types.is_integer(kind)):
             remedy = "Convert it to numbers in one unit, such as hours since a common start."
             raise self.error(f"numbers in column {name!r}", f"values of type {kind}", remedy)
-        values: NDArray[np.float64] = flat(_decoded(column), np.float64)
+        decoded = _decoded(column)
+        values: NDArray[np.float64] = flat(decoded, np.float64)
+        if pa.types.is_integer(kind) and len(values) and float(np.abs(values).max()) > EXACT:
+            self._check_exact(name, decoded, values)
         # A sum is finite where all parts are, and cheap; only where it is not do the parts have to be looked at.
         with np.errstate(all="ignore"):
             total = values.sum()
@@ -91,6 +95,20 @@ class Columns:
             if len(bad):
                 raise self.fault(name, "finite numbers", int(bad[0]), values[bad[0]], "Remove or mend the row.")
         return values
+
+    def _check_exact(self, name: str, column: pa.ChunkedArray, values: NDArray[np.float64]) -> None:
+        """Refuse whole numbers that are no floats: neighbours would become one number, and their order would be lost."""
+        first = 0
+        for part in pieces(column):
+            piece = values[first : first + len(part)]
+            with np.errstate(invalid="ignore"):
+                same = (np.abs(piece) < 2.0**63) & (piece.astype(np.int64) == part)
+            bad = np.flatnonzero(~same & (np.abs(piece) > EXACT))
+            if len(bad):
+                i = int(bad[0])
+                remedy = "Subtract a common start from all of them, or divide by a common unit."
+                raise self.fault(name, f"whole numbers up to {EXACT:,}, which floats hold exactly,", first + i, part[i], remedy)
+            first += len(part)
 
     def integers(self, name: str) -> NDArray[Any]:
         """A column of whole numbers, in the file's own integer type."""

@@ -34,14 +34,19 @@ def open_json_lines(path: Path, codec: str | None) -> Table:
         first = stream.read(PEEK)
     lines = first.removeprefix(b"\xef\xbb\xbf").split(b"\n")
     rows = _rows(path, lines if len(first) < PEEK else lines[:-1])
-    kinds: dict[str, set[type]] = {}
-    for row in rows:
+    # By field and not by row: of many fields each may stand in few rows.
+    fields: dict[str, dict[int, Any]] = {}
+    for number, row in enumerate(rows):
         for name, value in row.items():
-            kinds.setdefault(name, set()).update([type(value)] if value is not None else [])
-    schema = pa.schema([(name, _type(found)) for name, found in kinds.items()])
+            held = fields.setdefault(name, {})
+            if value is not None:
+                held[number] = value
+    schema = pa.schema([(name, _type({*map(type, held.values())})) for name, held in fields.items()])
 
     def head(columns: list[str]) -> pa.Table:
-        return pa.table({name: _column([row.get(name) for row in rows], schema.field(name).type) for name in columns})
+        # Only rows that have one of the fields, so that the cost is that of the fields in the file.
+        numbers = sorted(set().union(*(fields[name] for name in columns)))
+        return pa.table({name: _column([fields[name].get(i) for i in numbers], schema.field(name).type) for name in columns})
 
     def place(row: int) -> str:
         with open_stream(path, codec) as stream:

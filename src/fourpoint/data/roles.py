@@ -8,6 +8,7 @@ is taken at its word. Used by :mod:`fourpoint.data.readers` and :mod:`fourpoint.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
@@ -100,10 +101,14 @@ def choose_roles(
     chosen_mark = guess.mark(taken) if mark is None else None if _is_none(mark, names) else _named(table, mark, "mark")
     guessed = tuple(role for role, given in (("time", time), ("mark", mark), ("sequence", sequence)) if given is None)
     others = guess.rivals(chosen_time) if time is None else ()
+    in_use = {chosen_time, chosen_mark, chosen_sequence, *places}
     split, window = guess.split(), guess.window() if chosen_sequence else None
+    split = None if split in in_use else split
+    window = None if window is not None and in_use & set(window) else window
     maybe = () if places or place is not None else guess.places({chosen_time, chosen_mark, chosen_sequence})
     roles = Roles(chosen_time, chosen_mark, chosen_sequence, calendar, split, window, False, guessed, others, places, maybe)
     _check_once(table, roles.columns())
+    _check_different(table, roles)
     return roles
 
 
@@ -126,6 +131,19 @@ def _check_once(table: Table, columns: list[str]) -> None:
         count = table.schema.names.count(name)
         if count > 1:
             raise table.error(f"one column {name!r}", f"{count} of them", "Rename or drop the others.")
+
+
+def _check_different(table: Table, roles: Roles) -> None:
+    """Refuse one column in two roles: times are no types, and types do not tell sequences apart."""
+    named = [("time", roles.time), ("mark", roles.mark), ("sequence", roles.sequence), *(("place", name) for name in roles.places)]
+    first: dict[str, str] = {}
+    for role, name in named:
+        if name is None:
+            continue
+        if name in first:
+            expected = f"different columns for the {first[name]} and the {role}"
+            raise table.error(expected, f"{name!r} for both", f"Name another with {first[name]}= or {role}= (--{first[name]}, --{role}).")
+        first[name] = role
 
 
 def _named(table: Table, wanted: str, role: str) -> str:
@@ -168,6 +186,8 @@ class _Guess:
     def __init__(self, table: Table) -> None:
         self.table = table
         self.names = table.schema.names
+        self.counts = Counter(self.names)
+        self.types = dict(zip(reversed(self.names), reversed(table.schema.types), strict=True))  # of equal names the first
         self.plain = {name: plain_name(name) for name in self.names}
         self.kinds: dict[str, str] = {}
         self.rows: dict[str, pa.ChunkedArray] = {}
@@ -185,7 +205,7 @@ class _Guess:
         return self.kinds[name]
 
     def _kind(self, name: str) -> str:
-        kind = self.table.schema.field(self.names.index(name)).type
+        kind = self.types[name]
         kind = kind.value_type if pa.types.is_dictionary(kind) else kind
         if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
             return "clock"
@@ -199,7 +219,7 @@ class _Guess:
             return "text"
         if not (pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)):
             return "other"
-        rows: Any = self.head(name) if self.names.count(name) == 1 else ()
+        rows: Any = self.head(name) if self.counts[name] == 1 else ()
         return "clock" if len(rows) and looks_like_time(str(rows[0])) else "text"
 
     def time(self) -> str:
@@ -254,8 +274,7 @@ class _Guess:
         return tuple(found)
 
     def _is_label(self, name: str) -> bool:
-        kind = self.table.schema.field(self.names.index(name)).type
-        return self.kind(name) == "text" or (self.kind(name) == "number" and not pa.types.is_floating(kind))
+        return self.kind(name) == "text" or (self.kind(name) == "number" and not pa.types.is_floating(self.types[name]))
 
     def _may_be_mark(self, name: str) -> bool:
         # A column called so is meant, and is refused with its type where it holds fractions.

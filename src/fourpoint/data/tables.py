@@ -99,7 +99,7 @@ def _unreadable(path: Path, kind: str, error: Exception) -> EventDataError:
     remedy = "Write or download it again."
     if kind == "parquet":
         remedy = "Convert it, for example with pandas: pandas.read_csv(file).to_parquet('events.parquet')."
-    return EventDataError(EXPECTED[kind], f"{path}, which cannot be read as one ({reason(error)})", remedy)
+    return EventDataError(EXPECTED.get(kind, "a file of events"), f"{path}, which cannot be read as one ({reason(error)})", remedy)
 
 
 def _open_parquet(path: Path) -> Table:

@@ -201,7 +201,8 @@ def _span(line: Timeline, data: Dataset) -> _Span:
     """From a quarter of a fade per longest window to ten fades in the shortest hundredth of the gaps."""
     longest = float(data.durations.max()) * line.duration / float(data.durations.sum())
     gaps = line.gaps[:: 1 + len(line.gaps) // SAMPLE]
-    gaps = gaps[gaps > 0]
+    # Shorter gaps than the rounding of the times say nothing, and no decay is as fast.
+    gaps = gaps[gaps > np.finfo(np.float64).eps * longest]
     low = -float(np.log(4 * longest))
     high = float(np.log(10 / np.quantile(gaps, 0.01))) if len(gaps) else 0.0
     return _Span(low, max(high, low + 2 * SPACING), bool(np.count_nonzero(line.gaps == 0) > len(line.first)))
