@@ -25,12 +25,15 @@ from torch.utils.checkpoint import checkpoint
 
 from fourpoint.events import Batch, UserError
 from fourpoint.maths.quadrature import ROUNDING, Unconverged, early, gauss_legendre, integrate, stratified, uniform
+from fourpoint.memory import require_memory
 from fourpoint.models.protocol import pieces
 
 Convention = Literal["window", "gaps"]
 CONVENTIONS: tuple[Convention, ...] = ("window", "gaps")
 ORDERS = tuple(n for power in range(1, 10) for n in (2**power, 3 * 2 ** (power - 1)))  # nodes per axis of a box, coarse to fine
 BLOCK = 2048  # events of one sequence held at once; longer ones go block by block through models that can carry on
+NUMBER = 4  # bytes of a rate
+UNCHECKED = 2**28  # bytes that every machine has: the free memory is not asked for
 
 
 @dataclass(frozen=True)
@@ -76,6 +79,7 @@ def log_likelihoods(model: Any, batch: Batch, *, tolerance: float = 1e-4) -> dic
     sums = {name: [torch.zeros_like(batch.start) for _ in range(3)] for name in CONVENTIONS}
     carried = None
     for block, offset in blocks_of(model, batch):
+        check_memory(model, block.edges.numel(), 0)
         history = model.encode(block, carried)
         logs, rounding = _event_terms(model, history, block)
         share = max(1, block.times.shape[1]) / max(1, batch.times.shape[1])
@@ -103,6 +107,7 @@ def sampled_log_likelihood(
     model is ``spreading``."""
     check_places(model, batch)
     if hasattr(model, "exact_log_likelihood"):
+        check_memory(model, batch.edges.numel(), nodes)
         return model.exact_log_likelihood(batch, convention)
     if hasattr(model, "fast_log_likelihood"):
         found = model.fast_log_likelihood(batch, nodes, random, convention)
@@ -203,6 +208,7 @@ def _gap_terms(
     """One pass over a block: each gap's nodes (of equal weight by default), and the events, which are at the gaps' ``ends``.
 
     With a ``span`` the first event is not scored, nor is what lies outside."""
+    check_memory(model, block.edges.numel(), nodes.shape[2])
     history = model.encode(block, before)
     edges, scored = block.edges, block.valid
     own, integral = _terms(model, history, block, ends, nodes, weights)
@@ -249,6 +255,24 @@ def _own(logs: Float[Tensor, "B N M"], block: Batch) -> Float[Tensor, "B N"]:
 def latest(history: Any) -> Any:
     """All that the next block needs: the last position, where a history can let go of the rest."""
     return history.latest() if hasattr(history, "latest") else history
+
+
+def check_memory(model: Any, slots: int, nodes: int) -> None:
+    """Refuse rates of all marks that do not fit into memory, before they are computed, and say how much they need.
+
+    A model forms the rate of every mark at every one of ``slots`` events, and where it has no form of its own for the gap
+    before an event, at its ``nodes`` too. Models that sum over marks as they go (``log_total``) are not limited by this.
+    """
+    if hasattr(model, "log_total") or hasattr(model, "log_total_and_own"):
+        return
+    marks = model.marks.count
+    own_form = any(hasattr(model, name) for name in ("integral", "in_gaps", "exact_log_likelihood"))
+    moments = 1 if own_form else nodes + 1
+    needed = NUMBER * slots * moments * marks
+    if needed > UNCHECKED:
+        what = f"a batch with the rates of {marks:,} types at {slots:,} events"
+        remedy = "Merge rare types, use a smaller batch (--set batch_size=4), or --model deep-dapp, which needs less for many types."
+        require_memory(needed, what, remedy)
 
 
 def blocks_of(model: Any, batch: Batch) -> list[tuple[Batch, int]]:

@@ -74,7 +74,7 @@ def require_memory(needed: float, what: str, remedy: str) -> None:
     if needed > limit:
         raise UserError(
             f"{what} that fits into {readable_size(limit)} of memory",
-            f"one that needs about {readable_size(needed)}",
+            f"one that needs {readable_size(needed)} or more",
             f"{remedy} Or raise the limit with --memory-limit or {VARIABLE}.",
         )
 

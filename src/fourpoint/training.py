@@ -31,7 +31,7 @@ from torch import nn
 from fourpoint.allocation import keep_freed_memory
 from fourpoint.closed_forms import fit_closed_forms
 from fourpoint.events import Dataset
-from fourpoint.likelihood import CONVENTIONS, Convention
+from fourpoint.likelihood import BLOCK, CONVENTIONS, Convention, check_memory
 from fourpoint.maths.periodogram import COARSE, coarse_clock
 from fourpoint.printing import progress_bar
 from fourpoint.ties import spread_in_ticks
@@ -140,6 +140,8 @@ def fit(
         chosen["validate_every"] = min(chosen["validate_every"] or SMALL_VALIDATE, SMALL_VALIDATE)
     recipe = Recipe(**chosen)
     _check_fit(model, train, dev, recipe, time_budget)
+    longest = int(min(pieces.lengths.max(initial=0), BLOCK)) + 1
+    check_memory(model, min(recipe.batch_size, len(pieces)) * longest, recipe.nodes)
     if convention not in CONVENTIONS:
         raise TrainingError("convention 'window' or 'gaps'", f"{convention!r}", "Choose one of the two.")
     keep_freed_memory()

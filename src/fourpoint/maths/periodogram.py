@@ -156,6 +156,8 @@ def clock(gaps: NDArray[np.float64]) -> float:
     0.0
     """
     smallest = float(gaps.min())
+    if smallest < np.finfo(np.float64).eps * float(gaps.max()):
+        return 0.0  # no clock counts as far as this, and its counts would overflow
     for parts in (1, 2, 3):
         ticks = gaps * (parts / smallest)
         if np.all(np.abs(ticks - np.round(ticks)) < MULTIPLES * np.maximum(1.0, 1e-6 * ticks)):

@@ -158,6 +158,7 @@ class DeepDAPP(Described, NarrowPeaks, nn.Module):
         gaps = data.gaps[data.gaps > 0]
         longest = max(float(np.mean(data.durations)), 4 * scale)
         shortest = min(float(np.quantile(gaps, SHORTEST)) if len(gaps) else scale / 10, scale / 4)
+        shortest = max(shortest, np.finfo(np.float64).eps * scale)  # gaps below the rounding of the times are ties
         rhythms = peaks(data.times, data.offsets, most=self._settings["rhythms"])
         self.time_scale.fill_(scale)
         self.fastest.fill_(2 * math.pi / max(rhythms) if len(rhythms) else math.inf)

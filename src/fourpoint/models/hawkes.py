@@ -27,6 +27,7 @@ from torch import Tensor, nn
 
 from fourpoint.events import Batch, Dataset, MarkSpace, UserError
 from fourpoint.maths.attention import scan
+from fourpoint.memory import require_memory
 from fourpoint.models import protocol
 from fourpoint.models.described import Described
 from fourpoint.models.hawkes_fit import Estimate, estimate
@@ -93,6 +94,9 @@ class Hawkes(Described, nn.Module):
             raise UserError("positive baseline, branching and decay", received, f"Raise them above 0; {FLOOR:g} is next to nothing.")
         self.marks = protocol.space_without_places(marks, "hawkes")
         M, J = self.marks.count, exponentials
+        # Branching ratios of all pairs, and in the fit their gradients and one more copy.
+        remedy = "Merge rare types, or use --model dapp or deep-dapp, which have no number for every pair."
+        require_memory(3 * 8 * J * M * M, f"a Hawkes process with {M:,} x {M:,} branching ratios", remedy)
         self.log_baseline = _logarithms("baseline", baseline, 1.0, (M,))
         self.log_branching = _logarithms("branching", branching, 1 / (M * J), (M, M) if J == 1 else (J, M, M))
         self.log_decay = _logarithms("decay", decay, _spread(J), () if J == 1 else (J,))

@@ -29,6 +29,7 @@ from fourpoint.events import Batch, Box, Dataset, MarkSpace, UserError
 from fourpoint.maths.attention import scan
 from fourpoint.maths.minimise import minimise
 from fourpoint.maths.thinning import draw_marks
+from fourpoint.memory import require_memory
 from fourpoint.models import protocol
 from fourpoint.models.cells import Cells
 from fourpoint.models.described import Described
@@ -118,6 +119,8 @@ class PlacedHawkes(Described, nn.Module):
         if min(baseline, branching, decay, spread) <= 0:
             raise UserError("positive numbers", f"{baseline}, {branching}, {decay}, {spread}", "Raise them above 0.")
         M, width = self.marks.count, torch.tensor(self.box.high).double() - torch.tensor(self.box.low).double()
+        remedy = "Merge rare types, or use --model dapp-places, which has no number for every pair."
+        require_memory(3 * 8 * M * M, f"a Hawkes process with {M:,} x {M:,} branching ratios", remedy)
         self.grid = PlaceGrid(M, self.box, cells)
         self.log_baseline = nn.Parameter(torch.full((M,), math.log(baseline), dtype=torch.float64))
         self.log_branching = nn.Parameter(torch.full((M, M), math.log(branching / M), dtype=torch.float64))
