@@ -54,7 +54,9 @@ def anything(draw: st.DrawFn) -> Dataset:
     space, inferred = MarkSpace.of(names), draw(st.booleans())
     sequences = []
     for id in ids:
-        times = sorted(draw(st.lists(st.sampled_from([0.0, 0.5, -0.25, 7.0]) | st.floats(-1e9, 1e9), min_size=int(inferred), max_size=6)))
+        # Of times next to 0 the window that they imply is too short to be taken.
+        any_time = st.floats(-1e9, 1e9).filter(lambda t: t == 0 or abs(t) > 1e-12)
+        times = sorted(draw(st.lists(st.sampled_from([0.0, 0.5, -0.25, 7.0]) | any_time, min_size=int(inferred), max_size=6)))
         marks = draw(st.lists(st.integers(0, space.count - 1), min_size=len(times), max_size=len(times)))
         window: dict[str, float] = {} if inferred else dict(start=-1e9, stop=draw(st.floats(1.1e9, 1e12)))
         sequences.append(Sequence(times, marks, space=space, id=id, **window))

@@ -555,7 +555,7 @@ def anything(draw: st.DrawFn) -> Dataset:
     inferred = draw(st.booleans())
     sequences = []
     for id in ids:
-        times = sorted(draw(st.lists(st.floats(-1e9, 1e9), min_size=int(inferred), max_size=6)))
+        times = sorted(draw(st.lists(st.floats(-1e9, 1e9).filter(lambda t: t == 0 or abs(t) > 1e-12), min_size=int(inferred), max_size=6)))
         marks = draw(st.lists(st.integers(0, space.count - 1), min_size=len(times), max_size=len(times)))
         window: dict[str, float] = {} if inferred else dict(start=-1e9, stop=draw(st.floats(1.1e9, 1e12)))
         sequences.append(Sequence(times, marks, space=space, id=id, **window))
