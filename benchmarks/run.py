@@ -43,7 +43,12 @@ PLANS: dict[str, Plan] = {
     "costs": Plan("", 150, "", 30),
     "peers": Plan("--epochs 10", 30, "--epochs 1 --models thp", 15),
     "sampling": Plan("", 80, "--paths 100 --seconds 3 --theirs 4", 20),
-    "streaming": Plan("--events 20000 --keep-events 10000", 80, "--events 2000 --keep-events 2000 --entities 500 --streams 20", 25),
+    "streaming": Plan(
+        "--events 20000 --keep-events 10000",
+        240,
+        "--events 2000 --keep-events 2000 --entities 500 --streams 20 --command-events 2000 --repeats 1",
+        45,
+    ),
     "hawkes": Plan("", 40, "--events 10000 --repeats 2", 20),
     "reading": Plan("--rows 5000000", 50, "--rows 100000 --repeats 1", 20),
     "memory": Plan(

@@ -1,7 +1,7 @@
 """Live streams: is memory and time per event flat, how fast is one stream and a bank of 10,000, and what are the alarms worth?
 
-    python benchmarks/streaming.py [--events 100000] [--keep 64] [--keep-events 20000] [--seconds 10] [--only flat observe bank alarms]
-                                   [--plain]
+    python benchmarks/streaming.py [--events 100000] [--keep 64] [--keep-events 20000] [--seconds 10] [--plain]
+                                   [--only flat observe bank alarms command]
 
 **flat**: one stream of DAPP, with nothing forgotten and with ``keep``; at event 10^3, 10^4, ... the bytes of its state, the resident
 memory of the process, and the median time of the last 1,000 events, by the clock and of the processor. Then the streams as they
@@ -9,23 +9,32 @@ were at those events are taken up again and timed side by side, an event each in
 was a minute ago. **observe**: the median of one stream at the features that DAPP settles on, and at 1,024. **bank**: events per
 second of 10,000 entities (2 heads, 64 features), by the clock on one thread and on two, and per second of processor time, which
 other processes on the machine disturb less. **alarms**: how many of 1,000 streams from the true model raise a false alarm
-within 1,000 events, and how soon a doubled rate is seen. DAPP is fitted for ``--seconds`` to the paper's Hawkes process.
+within 1,000 events, and how soon a doubled rate is seen. **command**: `fourpoint stream` from a file of JSON Lines to another, as a
+process of its own; events per second of processor time and by the clock, less what a feed of one event takes, which is the start of
+the program. DAPP is fitted for ``--seconds`` to the paper's Hawkes process.
 ``--plain`` does without numba. Set OMP_NUM_THREADS=1: a stream needs one thread.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import math
+import resource
+import statistics
+import subprocess
 import sys
+import tempfile
 import time
 from collections import deque
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import torch
 from records import Record, figure, options
 
+from fourpoint.checkpoints import save
 from fourpoint.data.synthetic import process, simulate
 from fourpoint.events import Dataset
 from fourpoint.models import DAPP, Hawkes
@@ -40,7 +49,7 @@ FIRST = 1000  # events of a stream before its state and memory are looked at for
 OBSERVED, WARM_UP = 3000, 500  # events of one stream in `observe`, and those of them that are not timed
 WATCHED = 800.0  # length of the windows in which false alarms are counted
 DOUBLED, SEEN = 150.0, 220.0  # when the rate doubles, and until when that is to be seen
-PARTS = ("flat", "observe", "bank", "alarms")
+PARTS = ("flat", "observe", "bank", "alarms", "command")
 
 
 def main() -> None:
@@ -53,6 +62,9 @@ def main() -> None:
     parser.add_argument("--streams", type=int, default=1000, help="streams from the true model")
     parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument("--plain", action="store_true", help="as where numba is not installed")
+    parser.add_argument("--command-events", type=int, default=100_000, help="lines of the feeds of `command`")
+    parser.add_argument("--command-entities", type=int, default=1000, help="entities in them")
+    parser.add_argument("--repeats", type=int, default=3, help="of `command`")
     options(parser)
     given = parser.parse_args()
     if given.plain:
@@ -60,7 +72,7 @@ def main() -> None:
     torch.set_num_threads(1)
     record = Record("streaming", "Live streams: time, state and memory per event, banks, alarms.", given.quick)
     model = DAPP()
-    if {"flat", "observe"} & set(given.only):
+    if {"flat", "observe", "command"} & set(given.only):
         fit(model, process("hawkes").simulate(300, stop=3.58), time_budget=given.seconds, progress=False)
         print(f"DAPP of {model.spectrum(fixed=True).weight.shape[0]} heads, {model.settings()['eval_features']} features, fitted to hawkes")
     if "flat" in given.only:
@@ -72,7 +84,69 @@ def main() -> None:
         bank(record, given.entities)
     if "alarms" in given.only:
         alarms(record, given.streams)
+    if "command" in given.only:
+        command(record, model, given.command_events, given.command_entities, given.repeats)
     print(f"wrote {record.write(given.results)}")
+
+
+def command(record: Record, model: DAPP, events: int, entities: int, repeats: int) -> None:
+    """Events per second of `fourpoint stream`, JSON in and JSON out, with one stream and with one per entity."""
+    print(f"\nfourpoint stream, {events:,} lines of JSON in and out, {repeats} repeats")
+    random, scale = np.random.default_rng(4), float(model.time_scale)
+    small = DAPP(heads=2, eval_features=64)
+    small.initialise(simulate("hawkes", 200))
+    hawkes = Hawkes(baseline=0.5 / scale, branching=0.5, decay=2.0 / scale)
+    models = {"Hawkes": hawkes, "DAPP": model, "DAPP of 2 heads, 64 features": small.eval()}
+    cells = {(name, feed): [] for name in models for feed in ("alone", "several")}
+    times = np.cumsum(random.exponential(size=events)) * scale
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        pairs = zip((times / entities).tolist(), random.integers(0, entities, events).tolist(), strict=True)
+        lines = {
+            "alone": [json.dumps({"time": t}) for t in times.tolist()],
+            "several": [json.dumps({"time": t, "who": f"entity {i}"}) for t, i in pairs],
+        }
+        for name, content in lines.items():
+            (folder / name).write_text("\n".join(content) + "\n")
+            (folder / f"{name} first").write_text(content[0] + "\n")
+        for name, one in models.items():
+            save(one, folder / name)
+        starts = {cell: timed_command(folder, *cell, first=True) for cell in cells}
+        for _ in range(repeats):  # in turn, so that what disturbs the machine meets all alike
+            for cell, found in cells.items():
+                seconds = timed_command(folder, *cell)
+                found.append([(events - 1) / max(whole - start, 1e-9) for whole, start in zip(seconds, starts[cell], strict=True)])
+        scored = (folder / "scores").read_bytes().count(b"\n")
+    if scored != events:
+        raise RuntimeError(f"expected {events:,} lines of scores; received {scored:,}. The command skipped some.")
+    for (name, feed), rates in cells.items():
+        own, clock = (figure(values, "events/s") for values in zip(*rates, strict=True))
+        row = f"{name}, {'one stream' if feed == 'alone' else f'--by, {entities:,} entities'}"
+        record.row("fourpoint stream", row, **{"events/s of processor": own, "events/s": clock})
+        print(f"{row:<50} {own['median']:>10,.0f} events per second of processor, {clock['median']:>10,.0f} by the clock")
+    medians = {cell: statistics.median(own for own, _ in rates) for cell, rates in cells.items()}
+    entity = medians["DAPP of 2 heads, 64 features", "several"]
+    record.bar("one DAPP stream scores 40,000 events per second of processor", medians["DAPP", "alone"], least=40_000)
+    record.bar("DAPP by entity scores 150,000 events per second of processor", entity, least=150_000)
+    ratio = medians["Hawkes", "alone"] / medians["DAPP", "alone"]
+    record.bar("Hawkes streams are no slower than DAPP streams", ratio, least=1)
+
+
+def timed_command(folder: Path, model: str, feed: str, *, first: bool = False) -> tuple[float, float]:
+    """Seconds of the processor and by the clock that the command takes, for the feed or its first line alone."""
+    source = folder / (f"{feed} first" if first else feed)
+    words = ["stream", folder / model, source, "-o", folder / "scores", "--start", "0", "--max-gap", "none"]
+    words += ["--by", "who"] if feed == "several" else []
+    (folder / "scores").unlink(missing_ok=True)
+    before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+    run_command([str(word) for word in words])
+    clock, after = time.perf_counter() - began, resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, clock
+
+
+def run_command(words: list[str]) -> None:
+    """`fourpoint` as a process of its own."""
+    subprocess.run([sys.executable, "-m", "fourpoint", *words], check=True, capture_output=True)
 
 
 def flat(record: Record, name: str, model: DAPP, keep: int | None, events: int) -> None:

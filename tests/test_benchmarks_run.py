@@ -47,7 +47,7 @@ ARGUMENTS = {
     "reading": "--rows 400 --repeats 1",
     "sampling": "--paths 4 --seconds .05 --theirs 2 --repeats 1",
     "scaling": "--quick --repeats 1",
-    "streaming": "--events 60 --keep-events 40 --entities 8 --streams 4 --seconds .05",
+    "streaming": "--events 60 --keep-events 40 --entities 8 --streams 4 --seconds .05 --command-events 12 --command-entities 3 --repeats 1",
     "training": "--rounds 1 --seconds 0 --threads 1 --ours dapp --theirs THP",
 }
 
@@ -208,6 +208,7 @@ def _make_small(name: str, module: ModuleType, monkeypatch: pytest.MonkeyPatch) 
         monkeypatch.setattr(module, "FIRST", 20)
         monkeypatch.setattr(module, "OBSERVED", 40)
         monkeypatch.setattr(module, "WARM_UP", 10)
+        monkeypatch.setattr(module, "run_command", _in_this_process)
         for window, stop in (("WATCHED", 10.0), ("DOUBLED", 5.0), ("SEEN", 10.0)):
             monkeypatch.setattr(module, window, stop)
     if name == "leaderboard":
@@ -216,6 +217,15 @@ def _make_small(name: str, module: ModuleType, monkeypatch: pytest.MonkeyPatch) 
 
 def _sample(sequences: int) -> Dataset:
     return fp.sample(Hawkes(baseline=0.5, branching=0.5, decay=1.0), 0.0, 10.0, sequences, seed=1)
+
+
+def _in_this_process(words: list[str]) -> None:
+    from typer.testing import CliRunner
+
+    from fourpoint.cli import app
+
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 0, result.output
 
 
 def _split(data: Dataset) -> Dataset:
