@@ -477,3 +477,21 @@ def test_a_batch_that_does_not_fit_is_taken_in_parts(monkeypatch: pytest.MonkeyP
     assert max(largest[-4:]) <= 3 and any("in up to 8 parts" in note for note in notes)
     assert losses == pytest.approx(same, rel=1e-5)
     assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(at_once, in_parts, strict=True))
+
+
+@pytest.mark.parametrize("name", ["THP", "SAHP"])
+def test_weights_do_not_depend_on_the_number_of_threads(name: str) -> None:
+    """With dropout these models train by torch's own operations, whose sums are shared out among threads."""
+    import fourpoint.models as models
+
+    data, before, found = simulate("hawkes", 80), torch.get_num_threads(), []
+    try:
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            model = getattr(models, name)(dropout=0.1)
+            fit(model, data, steps=3, batch_size=64, progress=False, baselines=False)
+            assert torch.get_num_threads() == threads
+            found.append(model.state_dict())
+    finally:
+        torch.set_num_threads(before)
+    assert all(torch.equal(found[0][key], found[1][key]) for key in found[0])

@@ -33,6 +33,7 @@ from fourpoint.closed_forms import fit_closed_forms
 from fourpoint.events import Dataset
 from fourpoint.likelihood import BLOCK, CONVENTIONS, Convention, check_memory
 from fourpoint.maths.periodogram import COARSE, coarse_clock
+from fourpoint.models.machine_code import threads_for_loops
 from fourpoint.printing import progress_bar
 from fourpoint.ties import spread_in_ticks
 from fourpoint.trained_on import TrainedOn
@@ -159,7 +160,9 @@ def fit(
     if resume and run.finished():
         return run.fit
     run.begin(resume)
-    with _bar(progress) as bar:
+    # Gradients of attention are summed per thread, so that they depend on the number of threads; these models are small.
+    one_thread = place.type == "cpu" and getattr(model, "one_thread", False)
+    with threads_for_loops(one_thread), _bar(progress) as bar:
         bar.say("preparing")
         said = _look_at_clock(run, recipe)
         shown = spread_in_ticks(train, run.tick, seed) if run.tick else train

@@ -52,6 +52,7 @@ class THP(Described, nn.Module):
     """
 
     linear = False
+    one_thread = True  # trained so on a CPU
     recipe: ClassVar[dict[str, Any]] = dict(step_events=4096, learning_rate=5e-3, warmup=20, nodes=2)
     time_scale: Tensor
     log_rate: Tensor
