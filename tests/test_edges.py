@@ -136,8 +136,7 @@ def streamed(model: Any, events: fp.Sequence) -> None:
         assert finite(stream.observe(float(time), int(mark)).gap)
     stream.advance(events.stop)
     assert finite(stream.log_likelihood, stream.intensity(events.stop))
-    if len(events) != 1:
-        assert finite(stream.forecast(NOTHING, paths=3).counts.mean)
+    assert finite(stream.forecast(NOTHING, paths=3).counts.mean)
     assert fp.Stream.restore(model, stream.state()).log_likelihood == stream.log_likelihood
 
 
@@ -158,11 +157,17 @@ def mapped(model: Any, events: fp.Sequence) -> None:
         assert finite(fp.expected_map(model, found, cells=4).rate)
 
 
+# Forecasts cost most: each of these has the cases in which it has gone wrong, and one more.
+SLOW: dict[Callable[[Any, fp.Sequence], None], tuple[str, ...]] = {
+    forecast: ("empty", "ties at the start", "events at the stop"),
+    streamed: ("empty", "events at the stop"),
+    predicted: ("empty", "events at the stop"),
+}
 CALLS = (evaluated, scored, asked, sampled, forecast, explained, checked, ticked, predicted, streamed, banked, mapped)
 
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("call", CALLS, ids=lambda call: call.__name__)
 def test_every_function_answers_at_the_edges(call: Callable[[Any, fp.Sequence], None], name: str) -> None:
-    for case in TIMES:
+    for case in TIMES if call not in SLOW else SLOW[call]:
         call(tiny(name), sequence(name, case))
