@@ -47,7 +47,8 @@ def log(tmp_path: Path) -> Path:
 def shell(line: str, folder: Path) -> tuple[int, str, str]:
     """Exit code, output and errors of a shell's command line; `fourpoint` is this Python's."""
     line = line.replace("fourpoint", f"{sys.executable} -m fourpoint")
-    done = subprocess.run(["/bin/sh", "-c", line], capture_output=True, text=True, cwd=folder, timeout=120)
+    here = os.environ | {"PYTHONPATH": str(Path(fp.__file__).absolute().parents[1])}
+    done = subprocess.run(["/bin/sh", "-c", line], capture_output=True, text=True, cwd=folder, timeout=120, env=here)
     return done.returncode, done.stdout, done.stderr
 
 
