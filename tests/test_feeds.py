@@ -378,7 +378,8 @@ def test_state_and_output_are_those_of_one_point(place: Place) -> None:
     state = read_state(place.state)
     assert state is not None and (state.line, state.offset) == (100, place.input.stat().st_size)
     assert state.written == place.output.stat().st_size and state.tally.events == 95 and state.tally.skipped == 2
-    assert state.settings == {"keep": None, "by": None, "start": 0.0, "max_gap": "auto", "time": None, "mark": None, "attended": None}
+    chosen = {"start": 0.0, "max_gap": "auto", "alarms": 0.001}
+    assert state.settings == {"keep": None, "by": None, "time": None, "mark": None, "attended": None, **chosen}
     assert state.output_tail == digest(place.output.read_bytes()[-TAIL:]) and state.input_tail == digest(place.input.read_bytes()[-TAIL:])
 
 

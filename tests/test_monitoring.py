@@ -121,7 +121,10 @@ def test_wrong_rates_are_refused_and_alarms_are_json() -> None:
             Monitor(alarms)
     assert Alarm(1.0, "burst", 2.0, 14.0, 13.0).to_dict() == {
         "time": 1.0,
+        "of": "stream",
+        "name": None,
         "kind": "burst",
+        "direction": "more",
         "size": 2.0,
         "statistic": 14.0,
         "threshold": 13.0,

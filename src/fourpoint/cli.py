@@ -335,7 +335,12 @@ def stream(
     limit: Annotated[int | None, typer.Option(metavar="N", help="Entities in memory, the others on disk; 512 MiB by default.")] = None,
     follow: Annotated[bool, typer.Option("--follow", help="Wait for more at the end of the file, until SIGTERM.")] = False,
     every: Annotated[int | None, typer.Option(metavar="N", help="Lines between two states; 1,000, or more if that is slow.")] = None,
-    start: Annotated[str | None, typer.Option(metavar="TIME", help="When the observation began; as in training by default.")] = None,
+    start: Annotated[
+        str | None, typer.Option(metavar="TIME|first", help="When the observation began; by default from the training window.")
+    ] = None,
+    alarms: Annotated[
+        str, typer.Option(metavar="LEVEL|none", help="False alarms per 1,000 events, at most: of entities, types and fleet together.")
+    ] = "0.001",
     time: Annotated[str | None, typer.Option(metavar="COLUMN", help="The column of times; as in training by default.")] = None,
     mark: Annotated[str | None, typer.Option(metavar="COLUMN", help="The column of types; as in training by default.")] = None,
     time_unit: Annotated[str | None, typer.Option(metavar="UNIT", help="The unit of time, which must be that of training.")] = None,
@@ -355,9 +360,6 @@ def stream(
 
     model = restore(folder)
     trained = Trained.from_about(about(folder))
-    begin = (trained.start or 0.0) if start is None else start
-    if start is None and (state is None or not state.exists()):
-        say(f"the observation begins at {begin:g}, as in training; --start sets another time")
     if source is not None and input != "-":
         raise UserError("one input", f"{source} and --input {input}", "Leave one of them out.")
     read, written = (None if name == "-" else Path(name) for name in (source or input, output))
@@ -368,7 +370,8 @@ def stream(
         state=state,
         keep=keep,
         by=by,
-        start=begin,
+        start=start,
+        alarms=alarms,
         every=every,
         follow=follow,
         max_gap=max_gap,

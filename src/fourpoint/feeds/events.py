@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from fourpoint.streaming.monitoring import Alarm
     from fourpoint.streaming.store import Store
 
-ALARMS = 1e-3  # false alarms per 1,000 events of a stream
+ALARMS = 1e-3  # false alarms per 1,000 events, of all kinds
 TOP = 3  # past events that are named per head
 BUDGET, FEWEST = 2**29, 1024  # bytes of memory for entities by default, and the fewest of them that stay there
 
@@ -52,7 +52,16 @@ class Single:
     batch = 4096
     many = False
 
-    def __init__(self, model: Any, keep: int | None, start: float, state: bytes | None, *, attended: bool = False) -> None:
+    def __init__(
+        self,
+        model: Any,
+        keep: int | None,
+        start: float,
+        state: bytes | None,
+        *,
+        attended: bool = False,
+        alarms: float | None = ALARMS,
+    ) -> None:
         from fourpoint.streaming.stream import Stream
 
         self._space: MarkSpace = model.marks
@@ -61,7 +70,7 @@ class Single:
         self._attended = attended
         top = TOP if attended else 0
         if state is None:
-            self._stream = Stream(model, start=start, keep=keep, top=top, alarms=ALARMS)
+            self._stream = Stream(model, start=start, keep=keep, top=top, alarms=alarms)
         else:
             self._stream = Stream.restore(model, state)
         self.state = self._stream.state
@@ -100,7 +109,16 @@ class Entities:
     many = True
 
     def __init__(
-        self, model: Any, keep: int | None, start: float, state: bytes | None, store: Store | None = None, limit: int | None = None
+        self,
+        model: Any,
+        keep: int | None,
+        start: float,
+        state: bytes | None,
+        store: Store | None = None,
+        limit: int | None = None,
+        *,
+        alarms: float | None = ALARMS,
+        fleet: bool = True,
     ) -> None:
         from fourpoint.streaming.bank import StreamBank
 
@@ -110,9 +128,9 @@ class Entities:
         self.names = names_as_json(model.marks)
         self.marks = {name: i for i, name in enumerate(model.marks.names)}
         if store is None:
-            self.bank = StreamBank(followed, start=start, alarms=ALARMS, spill="")
+            self.bank = StreamBank(followed, start=start, alarms=alarms, fleet=fleet, spill="")
         elif state is None:
-            self.bank = StreamBank(followed, start=start, alarms=ALARMS, store=store)
+            self.bank = StreamBank(followed, start=start, alarms=alarms, fleet=fleet, store=store)
         else:
             self.bank = StreamBank.resume(followed, state, store)
         self.state = self.bank.head
@@ -132,9 +150,16 @@ class Entities:
         return f"{size}; at most {most:,} entities stay in memory, the others on disk (--limit)"
 
     def observe(self, events: list[Event]) -> Scores:
+        """The scores of events. The bank looks at all entities after a number of events that does not depend on batches."""
+        found, done = Scores([], [], [], [], {}), 0
+        while done < len(events):
+            some = events[done : done + (self.bank.until_look or len(events))]
+            found = _joined(found, self._observed(some))
+            done += len(some)
+        return found
+
+    def _observed(self, events: list[Event]) -> Scores:
         """The bank takes all events or none: where it refuses them, the halves are tried until the culprits stand alone."""
-        if not events:
-            return Scores([], [], [], [], {})
         times, marks = [event.time for event in events], [event.mark for event in events]
         entities = [event.entity or "" for event in events]
         try:
@@ -143,7 +168,7 @@ class Entities:
             half = len(events) // 2
             if not half:
                 return Scores([math.nan], [math.nan], [math.nan], [[]], {0: error})
-            return _joined(self.observe(events[:half]), self.observe(events[half:]))
+            return _joined(self._observed(events[:half]), self._observed(events[half:]))
         columns = (found.log_density.tolist(), found.gap.tolist(), found.rate.tolist())
         return Scores(*columns, _as_dicts(found.alarms), {})
 

@@ -21,12 +21,13 @@ from typing import Any
 
 from fourpoint.data.clocks import unit_named
 from fourpoint.events import UserError
-from fourpoint.feeds.events import Entities, Event, Scorer, Single
+from fourpoint.feeds.events import ALARMS, Entities, Event, Scorer, Single
 from fourpoint.feeds.lines import LONGEST, Line, Lines
 from fourpoint.feeds.loop import Ended, Loop
 from fourpoint.feeds.plausibility import SLACK, Reached, TimeCheck
 from fourpoint.feeds.reading import Asked, EventReader
 from fourpoint.feeds.saving import EntitySaver
+from fourpoint.feeds.starting import first_time, inferred_start
 from fourpoint.feeds.state import Output, Tally, locked_state, read_state
 from fourpoint.feeds.times import TimeReader
 from fourpoint.feeds.trained import Trained
@@ -46,7 +47,8 @@ def score_feed(
     state: Path | None = None,
     keep: int | None = None,
     by: str | None = None,
-    start: float | str = 0.0,
+    start: float | str | None = 0.0,
+    alarms: float | str | None = ALARMS,
     every: int | None = None,
     follow: bool = False,
     max_gap: float | str = "auto",
@@ -65,7 +67,9 @@ def score_feed(
     Arguments: ``state``, the file that makes restarts exact, which needs a file as output; ``keep``, the number of past
     events that each head remembers (all by default); ``by``, the field that names an event's entity, each with a stream
     of its own ("none": one stream; by default as in training, where each sequence was an entity or a window of the
-    calendar); ``start``, when the observation began, in the model's unit of time or as a timestamp; ``every``, the lines between two
+    calendar); ``start``, when the observation began, in the model's unit of time or as a timestamp ("first": with the first event;
+    None: by the rule of `feeds.starting`, from the training window); ``alarms``, the largest mean number of false alarms
+    per 1,000 events, of entities, types and the fleet together (None or "none": no alarms); ``every``, the lines between two
     states (1,000 by default, and more where writing them takes more than a twentieth of the time); ``follow``, to wait
     for more at the end of a file; ``max_gap``, the longest gap that is believed, in the model's unit of time ("auto": by
     the rule of `feeds.plausibility`; "none": any); ``max_skipped``, the share of lines that may be skipped without a
@@ -97,34 +101,44 @@ def score_feed(
     if attended and by is not None:
         remedy = "Leave --attended out, or type --by none: entities are scored together."
         raise UserError("one stream for --attended", f"one per {by}", remedy)
-    begin = _start(start, times)
     longest = _longest_gap(max_gap)
+    level = _level(alarms)
     _check_share(max_skipped)
-    settings = {"keep": keep, "by": by, "start": begin, "max_gap": max_gap, "time": time, "mark": mark}
-    settings["attended"] = attended or None
     with ExitStack() as files:
+        told = files.enter_context(_signals())
         lines = files.enter_context(closing(Lines(input, follow=follow)))
         before = None
         if state is not None:
             state = state.resolve()
             files.enter_context(locked_state(state))
             before = read_state(state)
-        if before is not None:
-            _check_settings(before.settings, settings, state)
         names = {name: i for i, name in enumerate(model.marks.names)}
         asked = Asked(time, mark, by)
         reader = EventReader(names, asked, times, lines.name, before.header if before else None)
         if before is None and input is not None:
             _try_first_lines(input, EventReader(names, asked, TimeReader(trained.log, trained.unit), lines.name))
+        if start is None and before is not None:
+            saved = before.settings.get("start")
+            begin = float(saved) if isinstance(saved, int | float) else 0.0
+        elif start is None or start == "first":
+            trial = EventReader(names, asked, TimeReader(trained.log, trained.unit), lines.name)
+            first = None if times.calendar is not None else first_time(lines, trial, told)
+            begin = inferred_start(trained, first, _rate(model, trained, pooled=False), tell, at_first=start == "first")
+        else:
+            begin = _start(start, times)
+        settings = {"keep": keep, "by": by, "start": begin, "max_gap": max_gap, "time": time, "mark": mark}
+        settings |= {"attended": attended or None, "alarms": level}
+        if before is not None:
+            _check_settings(before.settings, settings, state)
         memory = None if before is None else before.stream
         store = None if by is None or state is None else Store(state, durable=True)
         if store is not None:
             files.callback(store.close)
         scorer: Scorer
         if by is None:
-            scorer = Single(model, keep, begin, memory, attended=attended)
+            scorer = Single(model, keep, begin, memory, attended=attended, alarms=level)
         else:
-            scorer = Entities(model, keep, begin, memory, store, limit)
+            scorer = Entities(model, keep, begin, memory, store, limit, alarms=level, fleet=times.calendar is None)
             tell(scorer.memory)
         if before is not None:
             lines.resume(before)
@@ -138,7 +152,7 @@ def score_feed(
         if max_gap != "none":
             reached = before.reached if before else None
             loop.plausible = _time_check(model, trained, times, begin, by, longest, reached)
-        with _signals() as told, _progress(lines) as show:
+        with _progress(lines) as show:
             return loop.to_the_end(told, show)
 
 
@@ -242,17 +256,37 @@ def _time_check(
     reached: Reached | None,
 ) -> TimeCheck:
     """The check of times: with the rate of the training data, or of the model before any event where that is unknown."""
-    rate = trained.rate(pooled=by is not None and times.calendar is None)
-    if rate is None:
-        from fourpoint.streaming.stream import Stream
-
-        rate = float(Stream(model, start=start, top=0, alarms=None).intensity(start).sum())
+    rate = _rate(model, trained, pooled=by is not None and times.calendar is None)
     since = start if trained.stop is None else trained.stop
     clock = times.wall_clock()
     if clock is not None and times.calendar is None and clock.ahead(since) > SLACK:
         clock = None  # the training data itself lies in the future: its clock is not that of the wall
     begin = -math.inf if times.calendar is not None else start
     return TimeCheck(begin, since, rate, most=longest, calendar=clock, reached=reached)
+
+
+def _rate(model: Any, trained: Trained, *, pooled: bool) -> float:
+    """Events per unit of time: of the training data, or of the model before any event where that is unknown."""
+    rate = trained.rate(pooled=pooled)
+    if rate is None:
+        from fourpoint.streaming.stream import Stream
+
+        rate = float(Stream(model, top=0, alarms=None).intensity(0.0).sum())
+    return rate
+
+
+def _level(typed: float | str | None) -> float | None:
+    """--alarms as a number; None for no alarms."""
+    if typed is None or typed == "none":
+        return None
+    try:
+        level = float(typed)
+    except ValueError:
+        level = math.nan
+    if not 0 < level < 1:
+        expected = "--alarms as a number of false alarms per 1,000 events between 0 and 1, or none"
+        raise UserError(expected, f"{typed!r}", "Type --alarms 0.001, say.")
+    return level
 
 
 def _check_settings(before: dict[str, Any], now: dict[str, Any], state: Path | None) -> None:

@@ -112,6 +112,13 @@ class Lines:
                 break
         return lines
 
+    def ahead(self) -> list[bytes]:
+        """Complete lines that come next, without taking them; none where one has to wait, or after the end."""
+        unread = self._data[self.offset - self._base :]
+        if len(unread) <= LONGEST and self._fill():
+            unread = self._data[self.offset - self._base :]
+        return unread.split(b"\n")[:-1]
+
     def unfinished(self) -> Line | None:
         """The bytes after the last line end, if any, which :meth:`take` does not return."""
         size = self._base + len(self._data) - self.offset

@@ -108,9 +108,10 @@ def reach(state, rows, since, gap, scale, waves, read, shape, care, after, logs,
 @no_type_check
 def follow(
     state, rows, at, pending, likelihood, count, start, times, marks, scale, waves, read, shape, care, constant, slope, largest,
-    density, gap, rate, logs, fault,
+    density, gap, rate, shares, logs, fault,
 ):  # fmt: skip
-    """Score events one after the other and absorb each: (n,) density, gap and rate come out.
+    """Score events one after the other and absorb each: (n,) density, gap and rate come out, and (n, M) shares of the types in the
+    rate unless there is no room for them.
 
     Event i belongs to row ``rows[i]`` of ``state``, and of (R,) ``at``, the time of its last event or advance, ``pending``,
     the integral since its last event, ``likelihood`` and ``count``. What comes back is -1, or the place of an event that
@@ -136,6 +137,8 @@ def follow(
             return i
         gap[i], rate[i] = pending[row] + value[0], rates
         density[i] = logs[mark] - gap[i]
+        for m in range(shares.shape[1]):
+            shares[i, m] = np.exp(logs[m]) / rates
         d = first.real.dtype.type((now - start) / scale)
         for j in range(len(own)):
             own[j] = after[j] + first[j] + d * more[j]

@@ -35,16 +35,18 @@ class Events(NamedTuple):
 
 
 class Scored(NamedTuple):
-    """Per event: what it adds to the log-likelihood, the rescaled gap before it, and the total rate just before."""
+    """Per event: what it adds to the log-likelihood, the rescaled gap before it, the total rate just before, and the share that each
+    of ``marks`` types has in it; without room for shares they are not computed."""
 
     density: Floats
     gap: Floats
     rate: Floats
+    shares: Floats
 
     @staticmethod
-    def empty(count: int) -> Scored:
-        """Room for so many events; NaN where nothing is written."""
-        return Scored(*np.full((3, count), np.nan))
+    def empty(count: int, marks: int = 0) -> Scored:
+        """Room for so many events, and for the shares of so many types; NaN where nothing is written."""
+        return Scored(*np.full((3, count), np.nan), np.full((count, marks), np.nan))
 
 
 class Stop(NamedTuple):

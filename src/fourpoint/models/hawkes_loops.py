@@ -29,8 +29,11 @@ def compiled_follow() -> Callable[..., int] | None:
 
 
 @no_type_check  # numba has its own types
-def follow(excitation, rows, at, pending, likelihood, count, times, marks, mu, alpha, beta, total, largest, density, gap, rate, fault):
-    """Score events one after the other and absorb each: (n,) density, gap and rate come out, as from `dapp_loops.follow`.
+def follow(
+    excitation, rows, at, pending, likelihood, count, times, marks, mu, alpha, beta, total, largest, density, gap, rate, shares, fault,
+):  # fmt: skip
+    """Score events one after the other and absorb each: (n,) density, gap and rate come out, as from `dapp_loops.follow`, and
+    (n, M) shares of the types in the rate unless there is no room for them.
 
     (R, J, M) ``excitation`` is R at the times ``at``; (M,) mu, (J, M, M) alpha with the exciting type last, (J,) beta;
     (J, M) total is the sum of alpha over excited types. What comes back is -1, or the place of an event whose rate or
@@ -55,6 +58,13 @@ def follow(excitation, rows, at, pending, likelihood, count, times, marks, mu, a
             return i
         gap[i], rate[i] = pending[row] + lost, rates
         density[i] = log_rate - gap[i]
+        for m in range(shares.shape[1]):
+            other = mu[m]
+            for j in range(len(beta)):
+                fade = np.exp(-beta[j] * width)
+                for n in range(len(mu)):
+                    other += beta[j] * fade * own[j, n] * alpha[j, m, n]
+            shares[i, m] = other / rates
         for j in range(len(beta)):
             fade = np.exp(-beta[j] * width)
             for n in range(len(mu)):

@@ -8,7 +8,7 @@ attention: each event is scored from its entity's past alone, before it is absor
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +19,16 @@ from fourpoint.events import UserError
 from fourpoint.maths.quadrature import Unconverged
 from fourpoint.models.following import LARGEST, Events, Numbers, Scored, Stop
 from fourpoint.sampling import still
-from fourpoint.streaming.monitoring import Alarm, Monitor
+from fourpoint.streaming.monitoring import LOG2, Alarm, Monitor
 from fourpoint.streaming.rows import memories
 from fourpoint.streaming.seats import Changes, Seats
 from fourpoint.streaming.state import FAULTS, damaged, fingerprint, number, pack, unpack, whole
 from fourpoint.streaming.store import Store
 from fourpoint.streaming.stream import finite, known_mark, restored_monitor
+from fourpoint.streaming.watching import FleetWatch, TypeWatch, families, shares_of, type_watch
 
+FEWEST_LOOK = 64  # events between two looks at a fleet, or as many as it has entities
+LEAST_GAP = 2 * LOG2  # a sum below its threshold needs a gap at least as long to pass it
 Floats = NDArray[np.float64]
 Rows = NDArray[np.int64]
 
@@ -50,7 +53,10 @@ class StreamBank:
         limit: how many entities stay in memory, or as many as one call names; None: all. It needs ``spill`` and a model of constant
             memory.
         spill: a folder, of this bank alone, for the others; "" for a temporary file.
-        alarms: as for a stream, per entity; None: no monitoring.
+        alarms: largest number of false alarms per 1,000 events of all entities together, on average and of all kinds: of entities, of
+            types and of the fleet, an equal share each; None: no monitoring.
+        fleet: whether entities share one clock and stay, so that all of them can be watched together. They are looked at after
+            every 64 events, or as many as there are entities if that is more; silences of entities are then seen too.
         threads: how many share the work of a call.
         store: instead of ``spill``, a store that is written by :meth:`changes`; entities in it belong to the bank.
 
@@ -69,6 +75,7 @@ class StreamBank:
         limit: int | None = None,
         spill: Path | str | None = None,
         alarms: float | None = None,
+        fleet: bool = False,
         threads: int = 2,
         store: Store | None = None,
     ) -> None:
@@ -76,6 +83,8 @@ class StreamBank:
             received = f"limit={limit}, spill={spill}"
             raise UserError("a limit of at least 1 and a folder to spill to", received, "Pass both, or neither.")
         self.model, self.limit, self.alarms, self.threads = model, limit, alarms, threads
+        self.fleet = fleet and alarms is not None
+        self._share = 1 / families(model.marks.count, fleet=self.fleet)
         self._owner = fingerprint(model)
         self._held = store is not None
         self._store = store if spill is None else _spill(spill)
@@ -97,6 +106,20 @@ class StreamBank:
             self._memories = memories(self.model, self.start, self.threads)
         marks = self.model.marks.count
         self._seats = Seats(self._memories, self.start, self.limit, self._store, held=self._held, marks=marks)
+        self._types: TypeWatch | None = None
+        self._fleet: FleetWatch | None = None
+        if self.alarms is not None:
+            level = Monitor(self.alarms, self._share).level
+            self._types = type_watch(self.model.marks, level)
+            self._fleet = FleetWatch(level) if self.fleet else None
+        self._since_look, self._latest = 0, self.start  # events since the fleet was looked at, and the latest time of any
+
+    @property
+    def until_look(self) -> int | None:
+        """Events until the fleet is looked at again, in the call that has the last of them; None if it is not watched."""
+        if self._fleet is None:
+            return None
+        return max(1, max(FEWEST_LOOK, len(self._seats)) - self._since_look)
 
     def __len__(self) -> int:
         """Entities seen so far."""
@@ -133,6 +156,8 @@ class StreamBank:
         rows, new = self._seats.seat(entities)
         try:
             order, first = self._in_order(rows, when)
+            earlier = np.ones(len(rows), dtype=bool)
+            earlier[order[first]] = self._seats.numbers["count"][rows[order[first]]] > 0
             if self._memories.follows:
                 found = self._followed(rows, when, kinds, rows[order][first])
             else:
@@ -141,7 +166,49 @@ class StreamBank:
             self._seats.unseat(new)
             raise
         self._seats.changed[rows] = True
-        return BankObservation(found.density, found.gap, found.rate, self._watched(rows, found.gap, when))
+        return BankObservation(found.density, found.gap, found.rate, self._watched(rows, when, kinds, found, earlier))
+
+    def _is_due(self, when: Floats) -> bool:
+        """Count events; whether the fleet is to be looked at."""
+        self._latest = max(self._latest, float(when.max()))
+        due = len(when) >= (self.until_look or 1)
+        self._since_look = 0 if due else self._since_look + len(when)
+        return due
+
+    def _look(self) -> tuple[Alarm, ...]:
+        """All entities at the latest time of any: alarms of the fleet, and of entities that are silent for too long."""
+        seats = self._seats
+        if self._fleet is None or not self._all_in_memory():
+            return ()
+        rows = np.array([seats.row[name] for name in sorted(seats.row)], dtype=np.int64)
+        rows = rows[seats.numbers["count"][rows] > 0]
+        times = np.maximum(self._latest, seats.numbers["at"][rows])
+        try:
+            integral = self._scored(rows, times)[1]
+        except UserError:
+            # An entity whose rate cannot be integrated up to now is refused by name at its next event.
+            self._fleet.forget()
+            return ()
+        pending = seats.numbers["open"][rows] + integral
+        raised = self._fleet.look(float(pending.sum()), self._latest)
+        long = pending >= LEAST_GAP
+        for row, gap in zip(rows[long].tolist(), pending[long].tolist(), strict=True):
+            found = self._monitor(row).silence(gap, self._latest)
+            if found:
+                seats.changed[row] = True
+                raised += _of_entity(seats.names[row], found)
+        return raised
+
+    def _all_in_memory(self) -> bool:
+        """Whether no entity is on disk; those that a restart has left there are read."""
+        away = len(self._seats) > len(self._seats.row)
+        if away and self.limit is not None and len(self._seats) > self.limit:
+            if self._fleet is not None:
+                self._fleet.forget()
+            return False
+        if away:
+            self._seats.seat(self._seats.away)
+        return True
 
     def advance(self, time: float) -> list[tuple[str, Alarm]]:
         """No event of any entity until ``time``: the alarms that this silence raises, with the entities' names.
@@ -164,7 +231,7 @@ class StreamBank:
         if self.alarms is None:
             return []
         found = [(name, self._monitor(row).silence(float(self._seats.numbers["open"][row]), when)) for name, row in self._seats.row.items()]
-        return [(name, alarm) for name, alarms in found for alarm in alarms]
+        return [(name, alarm) for name, alarms in found for alarm in _of_entity(name, alarms)]
 
     def intensity(self, entity: str, time: float) -> Floats:
         """lambda per mark of one entity at ``time``, as if nothing more happened until then; (M,). A new one has no past."""
@@ -202,15 +269,16 @@ class StreamBank:
         sizes = [0 if w is None else len(w[1]) for w in states]
         numbers = [None if w is None else w[0] for w in states]
         header = {**self._settings(), "entities": names, "monitors": numbers, "sizes": sizes}
-        return pack("bank", self._owner, header, stacked)
+        return pack("bank", self._owner, header, stacked | self._type_arrays())
 
     @staticmethod
     def restore(model: Any, state: bytes, *, limit: int | None = None, spill: Path | str | None = None, threads: int = 2) -> StreamBank:
         """The bank whose :meth:`state` this is; ``limit`` and ``spill`` are chosen anew. Raises as `Stream.restore` does."""
         header, arrays = unpack("bank", fingerprint(model), state)
-        start, alarms = _settings_of(header)
+        start, alarms, fleet = _settings_of(header)
         names = _entity_names(header)
-        bank = StreamBank(model, start=start, limit=limit, spill=spill, alarms=alarms, threads=threads)
+        bank = StreamBank(model, start=start, limit=limit, spill=spill, alarms=alarms, fleet=fleet, threads=threads)
+        bank._load_watches(header, arrays)
         monitors = _monitors(header, arrays.pop("monitors", np.zeros(0)), len(names))
         bank._seats.check(arrays, len(names))
         rows = bank._seats.seat(names)[0]
@@ -224,14 +292,15 @@ class StreamBank:
 
     def head(self) -> bytes:
         """All of the bank but its entities, which are in the store; :meth:`resume` goes on from it."""
-        return pack("bank head", self._owner, {**self._settings(), "entities": len(self)}, {})
+        return pack("bank head", self._owner, {**self._settings(), "entities": len(self)}, self._type_arrays())
 
     @staticmethod
     def resume(model: Any, head: bytes, store: Store, *, limit: int | None = None, threads: int = 2) -> StreamBank:
         """The bank whose :meth:`head` this is, with the entities in ``store``, which are read when they are named."""
-        header, _ = unpack("bank head", fingerprint(model), head)
-        start, alarms = _settings_of(header)
-        bank = StreamBank(model, start=start, limit=limit, alarms=alarms, threads=threads, store=store)
+        header, arrays = unpack("bank head", fingerprint(model), head)
+        start, alarms, fleet = _settings_of(header)
+        bank = StreamBank(model, start=start, limit=limit, alarms=alarms, fleet=fleet, threads=threads, store=store)
+        bank._load_watches(header, arrays)
         expected = whole(header, "entities")
         if len(store) != expected:
             raise damaged(f"{expected:,} entities", f"{len(store):,}")
@@ -257,7 +326,23 @@ class StreamBank:
         self._seats.written(changes, success=success)
 
     def _settings(self) -> dict[str, Any]:
-        return {"start": self.start, "alarms": self.alarms}
+        watch = None if self._fleet is None else {"counted": self._since_look, "latest": self._latest, **self._fleet.state()}
+        return {"start": self.start, "alarms": self.alarms, "fleet": watch}
+
+    def _type_arrays(self) -> dict[str, NDArray[Any]]:
+        return {} if self._types is None else {"types": self._types.state()}
+
+    def _load_watches(self, header: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> None:
+        """Go on with the watches over types and the fleet as they were."""
+        try:
+            if self._types is not None:
+                self._types.load(arrays.pop("types"))
+            if self._fleet is not None:
+                watch = header["fleet"]
+                self._since_look, self._latest = whole(watch, "counted"), number(watch, "latest")
+                self._fleet.load(watch)
+        except FAULTS as error:
+            raise damaged("the watches over types and the fleet", f"others ({type(error).__name__})") from None
 
     # ------------------------------------------------------------------ events
 
@@ -306,7 +391,7 @@ class StreamBank:
 
     def _followed(self, rows: Rows, when: Floats, kinds: Rows, touched: Rows) -> Scored:
         """Events scored and absorbed one after the other; where one cannot be, the rows that are ``touched`` are as they were."""
-        numbers, found = self._seats.numbers, Scored.empty(len(rows))
+        numbers, found = self._seats.numbers, Scored.empty(len(rows), self._watched_types)
         kept = self._seats.take(touched)
         own = Numbers(numbers["at"], numbers["open"], numbers["likelihood"], numbers["count"])
         try:
@@ -326,7 +411,7 @@ class StreamBank:
 
     def _in_rounds(self, rows: Rows, when: Floats, kinds: Rows, rounds: list[Rows]) -> Scored:
         """The same a round at a time, in which every entity has one event at most."""
-        density, gaps, rates = found = Scored.empty(len(rows))
+        density, gaps, rates, shares = found = Scored.empty(len(rows), self._watched_types)
         several = np.unique(rows) if len(rounds) > 1 else rows[:0]
         kept = self._seats.take(several)
         try:
@@ -335,6 +420,8 @@ class StreamBank:
                 logs, integral = self._scored(mine, times)
                 own, gap = logs[np.arange(len(mine)), marks], self._seats.numbers["open"][mine] + integral
                 density[some], gaps[some], rates[some] = own - gap, gap, np.exp(logs).sum(1)
+                if shares.shape[1]:
+                    shares[some] = shares_of(logs)
                 self._memories.absorb(mine, self._seats.numbers["at"][mine], times, marks)
                 self._seats.numbers["at"][mine], self._seats.numbers["open"][mine] = times, 0.0
                 self._seats.numbers["likelihood"][mine] += own - integral
@@ -344,13 +431,26 @@ class StreamBank:
             raise
         return found
 
-    def _watched(self, rows: Rows, gaps: Floats, when: Floats) -> list[tuple[Alarm, ...]]:
-        """The alarms that each gap raises; events of an entity are in their order."""
+    @property
+    def _watched_types(self) -> int:
+        return 0 if self._types is None else len(self._types.names)
+
+    def _watched(self, rows: Rows, when: Floats, kinds: Rows, found: Scored, earlier: NDArray[np.bool_]) -> list[tuple[Alarm, ...]]:
+        """The alarms that each event raises; events of an entity are in their order. ``earlier``: not the first of its entity."""
         if self.alarms is None:
             return [()] * len(rows)
-        monitors = self._seats.monitors
-        events = zip(rows.tolist(), gaps.tolist(), when.tolist(), strict=True)
-        return [(monitors[row] or self._monitor(row)).gap(gap, time) for row, gap, time in events]
+        monitors, names = self._seats.monitors, self._seats.names
+        events = zip(rows.tolist(), found.gap.tolist(), when.tolist(), strict=True)
+        raised = [(monitors[row] or self._monitor(row)).gap(gap, time) for row, gap, time in events]
+        raised = [_of_entity(names[row], own) if own else own for row, own in zip(rows.tolist(), raised, strict=True)]
+        if self._types is not None:
+            for place, alarms in self._types.observe(when, kinds, found.shares, found.gap).items():
+                raised[place] += tuple(alarms)
+        if self._fleet is not None and len(rows):
+            self._fleet.add(found.gap[earlier].tolist())
+            if self._is_due(when):
+                raised[-1] += self._look()
+        return raised
 
     def _scored(self, rows: Rows, times: Floats) -> tuple[Floats, Floats]:
         try:
@@ -367,7 +467,7 @@ class StreamBank:
     def _monitor(self, row: int) -> Monitor:
         found = self._seats.monitors[row]
         if found is None:
-            found = self._seats.monitors[row] = Monitor(float(self.alarms or 0.0))
+            found = self._seats.monitors[row] = Monitor(float(self.alarms or 0.0), self._share)
         return found
 
 
@@ -400,9 +500,10 @@ def _spill(folder: Path | str) -> Store:
         raise UserError("a folder to spill to", f"{error}", "Choose a folder that can be written to.") from error
 
 
-def _settings_of(header: dict[str, Any]) -> tuple[float, float | None]:
+def _settings_of(header: dict[str, Any]) -> tuple[float, float | None, bool]:
     start = number(header, "start")
-    return start, None if header.get("alarms") is None else number(header, "alarms", least=1e-300, most=1 - 1e-12)
+    alarms = None if header.get("alarms") is None else number(header, "alarms", least=1e-300, most=1 - 1e-12)
+    return start, alarms, header.get("fleet") is not None
 
 
 def _entity_names(header: dict[str, Any]) -> list[str]:
@@ -423,6 +524,10 @@ def _monitors(header: dict[str, Any], gaps: NDArray[Any], count: int) -> list[Mo
         raise damaged("the gaps of every monitor", f"{len(gaps):,} gaps")
     parts = np.split(gaps, np.cumsum(sizes)[:-1]) if sizes else []
     return [None if own is None else restored_monitor(own, part) for own, part in zip(numbers, parts, strict=True)]
+
+
+def _of_entity(name: str, alarms: tuple[Alarm, ...]) -> tuple[Alarm, ...]:
+    return tuple(replace(alarm, of="entity", name=name) for alarm in alarms)
 
 
 def _too_early(entity: str, last: float, time: float) -> UserError:

@@ -45,7 +45,8 @@ class Alarm:
     """One alarm: when it was raised and why.
 
     ``kind`` is "burst", "silence" or "drift". ``size`` is the estimated ratio of the observed to the modelled rate since the
-    change, (events + 1) / (integral + 1) over the gaps since the CUSUM last was 0; for "drift" it is the distance itself.
+    change, (events + 1) / (integral + 1) over the gaps since the CUSUM last was 0; for "drift" it is the distance itself. ``of`` says
+    what was watched: one "stream", a "type" or the "fleet" of all entities, and ``name`` which one, the type's or the entity's.
     """
 
     time: float
@@ -53,11 +54,18 @@ class Alarm:
     size: float
     statistic: float
     threshold: float
+    of: str = "stream"
+    name: str | None = None
 
-    def to_dict(self) -> dict[str, float | str]:
+    @property
+    def direction(self) -> str | None:
+        """"more" or "fewer" events than expected; None for a drift, which has no direction."""
+        return {"burst": "more", "silence": "fewer"}.get(self.kind)
+
+    def to_dict(self) -> dict[str, float | str | None]:
         """As JSON can hold it."""
         numbers = {"size": self.size, "statistic": self.statistic, "threshold": self.threshold}
-        return {"time": self.time, "kind": self.kind, **numbers}
+        return {"time": self.time, "of": self.of, "name": self.name, "kind": self.kind, "direction": self.direction, **numbers}
 
 
 class Thresholds(NamedTuple):
@@ -72,8 +80,8 @@ class Thresholds(NamedTuple):
 class Monitor:
     """Watches rescaled gaps one at a time.
 
-    ``alarms`` is the largest probability, over any 1,000 consecutive events of the true model, that any alarm is raised.
-    Memory is bounded: two sums and the last 256 gaps.
+    ``alarms`` is the largest probability, over any 1,000 consecutive events of the true model, that any alarm is raised; with other
+    watches beside it, this monitor's ``share`` of it. Memory is bounded: two sums and the last 256 gaps.
 
     >>> monitor = Monitor(1e-3)
     >>> raised = [a for i in range(60) for a in monitor.gap(0.3, time=float(i))]  # events come three times too fast
@@ -83,12 +91,13 @@ class Monitor:
     ('silence', ())
     """
 
-    def __init__(self, alarms: float = 1e-3) -> None:
+    def __init__(self, alarms: float = 1e-3, share: float = 1.0) -> None:
         if not 0 < alarms < 1:
             expected = "a false-alarm probability per 1,000 events between 0 and 1"
             raise UserError(expected, f"alarms={alarms}", "Pass alarms=0.001, say, or None for no monitoring.")
-        self.alarms = float(alarms)
-        self.thresholds = thresholds(self.alarms)
+        self.alarms, self.share = float(alarms), share
+        self.level = self.alarms * share
+        self.thresholds = thresholds(self.level)
         self.reset()
 
     def reset(self) -> None:
@@ -143,13 +152,13 @@ class Monitor:
     def state(self) -> tuple[dict[str, Any], Floats]:
         """Numbers and the window of gaps: all there is to know."""
         sums = [[s.value, s.count, s.total] for s in (self._burst, self._silence)]
-        numbers = {"alarms": self.alarms, "sums": sums, "told": self._told, "seen": self._seen}
+        numbers = {"alarms": self.alarms, "share": self.share, "sums": sums, "told": self._told, "seen": self._seen}
         return numbers, self._gaps[: min(self._seen, WINDOW)].copy()
 
     @staticmethod
     def restore(numbers: dict[str, Any], gaps: Floats) -> Monitor:
         """The monitor whose :meth:`state` this is."""
-        monitor = Monitor(numbers["alarms"])
+        monitor = Monitor(numbers["alarms"], numbers["share"])
         monitor._burst, monitor._silence = (_Sum(float(v), int(c), float(t)) for v, c, t in numbers["sums"])
         monitor._told, monitor._seen = bool(numbers["told"]), int(numbers["seen"])
         monitor._gaps[: len(gaps)] = gaps

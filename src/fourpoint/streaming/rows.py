@@ -112,7 +112,7 @@ class StateRows:
 
     def _follow(self, share: Rows, rows: Rows, numbers: Numbers, events: Events, into: Scored) -> Stop | None:
         """Events at the places ``share``."""
-        found = Scored.empty(len(share))
+        found = Scored.empty(len(share), into.shares.shape[1])
         stop = self.steps.follow(self.state, rows[share], numbers, self.start, Events(events.times[share], events.marks[share]), found)
         for whole, own in zip(into, found, strict=True):
             whole[share] = own

@@ -91,6 +91,8 @@ def follow_by_steps(stepper: Stepper, numbers: Numbers, events: Events, into: Sc
             return Stop(i, not_finite(logs, integral, time))
         gap = float(numbers.pending[0]) + integral
         into.density[i], into.gap[i], into.rate[i] = logs[mark] - gap, gap, sum(map(math.exp, logs))
+        if into.shares.shape[1]:
+            into.shares[i] = np.exp(found) / into.rate[i]
         stepper.absorb(time, mark)
         numbers.at[0], numbers.pending[0] = time, 0.0
         numbers.likelihood[0] += logs[mark] - integral

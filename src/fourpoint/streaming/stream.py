@@ -28,6 +28,7 @@ from fourpoint.streaming.kept import ByActiveSets
 from fourpoint.streaming.monitoring import Alarm, Monitor
 from fourpoint.streaming.state import FAULTS, Arrays, check_arrays, damaged, fingerprint, is_finite, number, pack, unpack, whole
 from fourpoint.streaming.steppers import stepper
+from fourpoint.streaming.watching import TypeWatch, families, type_watch
 
 if TYPE_CHECKING:
     from fourpoint.forecasting import Forecast
@@ -94,7 +95,8 @@ class Stream:
         keep: with DAPP, how many events each head may remember (ODAPP); None: nothing is forgotten.
         recent: how many past events are looked at for ``attended``; a model that remembers its events looks at those.
         top: how many of them are named per head; 0 for none.
-        alarms: largest probability of a false alarm in any 1,000 events (`streaming.monitoring`); None: no monitoring.
+        alarms: largest number of false alarms per 1,000 events of the true model, on average and of all kinds; None: no monitoring.
+            Half of it is for the stream (`streaming.monitoring`) and half for its types (`streaming.watching`), if it has several.
 
     ``time`` is that of the last event or advance, ``count`` the events seen, ``log_likelihood`` the running total. A time before
     the last, one that is not finite, or an unknown mark is a :class:`UserError`, and changes nothing.
@@ -120,7 +122,7 @@ class Stream:
         if max(recent, top) > LONGEST_PAST:
             raise UserError(f"recent and top of at most {LONGEST_PAST:,}", f"recent={recent}, top={top}", "Lower them.")
         self.model, self.keep, self.recent, self.top = model, keep, recent, top
-        self.monitor = None if alarms is None else Monitor(alarms)
+        self.monitor = None if alarms is None else Monitor(alarms, 1 / families(model.marks.count, fleet=False))
         self._followed = model if keep is None else _keeping(model, keep)
         self._names = {name: i for i, name in enumerate(model.marks.names)}
         with still(model):
@@ -134,8 +136,10 @@ class Stream:
         self._recent = Recent(self.recent, growing=not getattr(self._followed, "linear", False))
         self.start, self.time, self.count, self.log_likelihood = start, start, 0, 0.0
         self._open = 0.0  # the integral since the last event
+        self._types: TypeWatch | None = None
         if self.monitor is not None:
             self.monitor.reset()
+            self._types = type_watch(self.model.marks, self.monitor.level)
 
     def observe(self, time: float, mark: int | str | None = None) -> Observation:
         """Score an event at ``time``, then remember it.
@@ -145,13 +149,13 @@ class Stream:
         """
         when, kind = self._later(time), known_mark(self.model.marks, self._names, mark)
         attended = self._attended(when, kind)
-        events, found = Events(np.array([when]), np.array([kind])), Scored.empty(1)
+        events, found = Events(np.array([when]), np.array([kind])), Scored.empty(1, self._watched_types)
         stopped = self._follow(events, found)
         if stopped is not None:
             raise _refusal(stopped.error)
         density, gap, rate = float(found.density[0]), float(found.gap[0]), float(found.rate[0])
         self._recent.append(when, kind, rate)
-        alarms = () if self.monitor is None else self.monitor.gap(gap, when)
+        alarms = self._watched(events, found, {})[0]
         return Observation(when, kind, density, gap, rate, attended, alarms)
 
     def observe_many(self, times: ArrayLike, marks: ArrayLike | None = None) -> Observations:
@@ -164,12 +168,12 @@ class Stream:
         kinds = np.zeros(len(when), dtype=np.int64) if marks is None else np.ascontiguousarray(marks, dtype=np.int64)
         if when.shape != kinds.shape or when.ndim != 1:
             raise UserError("one mark per time", f"shapes {when.shape} and {kinds.shape}", "Make the lengths equal.")
-        found, refused, done = Scored.empty(len(when)), dict[int, UserError](), 0
+        found, refused, done = Scored.empty(len(when), self._watched_types), dict[int, UserError](), 0
         while done < len(when):
             done = self._observe_until_stopped(when, kinds, found, refused, done)
         accepted = [i for i in range(len(when)) if i not in refused] if refused else slice(None)
         self._recent.extend(when[accepted], kinds[accepted], found.rate[accepted])
-        alarms = self._watched(when.tolist(), found.gap.tolist(), refused)
+        alarms = self._watched(Events(when, kinds), found, refused)
         return Observations(found.density, found.gap, found.rate, alarms, refused)
 
     def _observe_until_stopped(
@@ -207,14 +211,26 @@ class Stream:
         self.log_likelihood, self.count = float(numbers.likelihood[0]), int(numbers.seen[0])
         return stopped
 
-    def _watched(self, times: list[float], gaps: list[float], refused: dict[int, UserError]) -> list[tuple[Alarm, ...]]:
-        """The alarms that each gap raises."""
+    @property
+    def _watched_types(self) -> int:
+        return 0 if self._types is None else len(self._types.names)
+
+    def _watched(self, events: Events, found: Scored, refused: dict[int, UserError]) -> list[tuple[Alarm, ...]]:
+        """The alarms that each event raises."""
         if self.monitor is None:
-            return [()] * len(times)
+            return [()] * len(events.times)
         watch = self.monitor.gap
+        times, gaps = events.times.tolist(), found.gap.tolist()
         if not refused:
-            return [watch(gap, time) for gap, time in zip(gaps, times, strict=True)]
-        return [() if i in refused else watch(gap, time) for i, (gap, time) in enumerate(zip(gaps, times, strict=True))]
+            alarms = [watch(gap, time) for gap, time in zip(gaps, times, strict=True)]
+        else:
+            alarms = [() if i in refused else watch(gap, time) for i, (gap, time) in enumerate(zip(gaps, times, strict=True))]
+        if self._types is not None:
+            kept = np.array([i for i in range(len(times)) if i not in refused], dtype=np.int64)
+            seen = self._types.observe(events.times[kept], events.marks[kept], found.shares[kept], found.gap[kept])
+            for place, raised in seen.items():
+                alarms[kept[place]] += tuple(raised)
+        return alarms
 
     def advance(self, time: float) -> tuple[Alarm, ...]:
         """No event until ``time``: the silence counts, and an alarm tells when it is too long to be believed."""
@@ -248,6 +264,8 @@ class Stream:
         arrays = {**self._stepper.arrays(), **self._recent.arrays()}
         if self.monitor is not None:
             header["monitor"], arrays["monitor"] = self.monitor.state()
+        if self._types is not None:
+            arrays["types"] = self._types.state()
         return pack("stream", fingerprint(self.model), header, arrays)
 
     @staticmethod
@@ -265,13 +283,19 @@ class Stream:
         stream._load(arrays)
         if "monitor" in header:
             stream.monitor = restored_monitor(header["monitor"], arrays.get("monitor"))
+            stream._types = type_watch(model.marks, stream.monitor.level)
+        if stream._types is not None:
+            try:
+                stream._types.load(arrays["types"])
+            except FAULTS as error:
+                raise damaged("the watch over types", f"another ({type(error).__name__})") from None
         if stream.state() != bytes(state):
             raise damaged("what a stream remembers and no more", "other entries or numbers that do not agree")
         return stream
 
     def _load(self, arrays: Arrays) -> None:
         """Remember the arrays of a state, each of which is checked."""
-        own = {name: array for name, array in arrays.items() if not name.startswith("recent.") and name != "monitor"}
+        own = {name: array for name, array in arrays.items() if not name.startswith("recent.") and name not in ("monitor", "types")}
         fixed = bool(getattr(self._followed, "linear", False)) or isinstance(self._stepper, ByActiveSets)
         check_arrays(own, self._stepper.arrays(), fixed=fixed, marks=self.model.marks.count)
         several = [name for name, array in own.items() if name.startswith("history.") and len(array) != 1]

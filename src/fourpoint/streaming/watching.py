@@ -1,0 +1,223 @@
+r"""Watches over types and over a fleet of entities, beside the monitor of each stream, with one stated rate of false alarms.
+
+A change that is small for each entity is plain once all of them are looked at together:
+
+    types    event i is of type m with probability p_m(t_i) = lambda_m / lambda. The likelihood ratios of twice and half the odds,
+                 U <- max(0, U + 1{m_i = m} log 2 - log(1 + p_m))          more of type m
+                 L <- max(0, L - 1{m_i = m} log 2 - log(1 - p_m / 2))      fewer of type m
+    fleet    N events of all entities, of which A were expected: a Poisson process in A, whatever the entities' models are,
+                 B <- max(0, B + dN log 2 - dA),    S <- max(0, S + dA / 2 - dN log 2)
+
+A ratio has mean 1 under the true model, so that a sum which starts at some event ever passes h with probability at most exp(-h), and
+2 M such sums raise at most 2 M exp(-h) false alarms per event on average (Lorden 1971). The thresholds of the fleet are those of
+`monitoring`, which hold for sums that are looked at all the time, and so for these, which are looked at now and then.
+
+When one type becomes more frequent the shares of all others fall. An alarm is raised only where the rate of the type itself has moved in
+the same direction as its share: with n events since the sum was last 0 where about a were expected, the log-likelihood ratio
+n log 2 - a, or a / 2 - n log 2, must be at least h / 4. That can only take alarms away. A change is told once: the same watch is on
+hold until its sum has fallen as far as it had risen.
+
+An entity belongs to the fleet from its first event on, so that entities that have not been heard of are not expected to do anything.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fourpoint.events import MarkSpace
+from fourpoint.streaming.monitoring import LOG2, PER, Alarm, thresholds
+
+Floats = NDArray[np.float64]
+Counts = NDArray[np.int64]
+MOST_TYPES = 256  # types that are watched one by one; models with more are watched as a whole
+CONFIRMED = 0.25  # of the threshold: what the rate of a type, beside its share, must say for an alarm
+KINDS = ("burst", "silence")
+
+
+def families(marks: int, *, fleet: bool) -> int:
+    """How many kinds of watch share the rate of false alarms: streams, types and the fleet."""
+    return 1 + int(1 < marks <= MOST_TYPES) + int(fleet)
+
+
+def type_watch(marks: MarkSpace, alarms: float) -> TypeWatch | None:
+    """The watch over the types of a mark space; None if there is one type, or too many."""
+    return TypeWatch(marks.names, alarms) if 1 < marks.count <= MOST_TYPES else None
+
+
+class TypeWatch:
+    """Watches how often each type occurs among the events of a stream, or of all streams of a bank.
+
+    ``alarms`` is the largest mean number of false alarms per 1,000 events, all types together.
+
+    >>> watch = TypeWatch(("error", "login"), 1e-3)
+    >>> shares = np.tile([0.2, 0.8], (60, 1))
+    >>> found = watch.observe(np.arange(60.0), np.zeros(60, dtype=np.int64), shares, np.full(60, 0.2))
+    >>> alarm = found[min(found)][0]
+    >>> alarm.kind, alarm.of, alarm.name, alarm.size > 2
+    ('burst', 'type', 'error', True)
+    """
+
+    def __init__(self, names: tuple[str, ...], alarms: float) -> None:
+        M = len(names)
+        self.names = names
+        self.threshold = math.log(2 * M * PER / alarms)
+        self._sums: Floats = np.zeros((2, M))  # running sums of the log-likelihood ratios, never reset: batches change nothing
+        self._lowest: Floats = np.zeros((2, M))  # the least of them since the last alarm
+        self._highest: Floats = np.zeros((2, M))  # the largest since then, of those on hold
+        self._held: Floats = np.zeros((2, M))  # 1 after an alarm, until the change is over
+        self._totals: Floats = np.zeros(2 * M)  # per type events and expected events
+        self._since: Floats = np.zeros((2, M, 2))  # the same of its own type when a sum was last 0
+
+    def observe(self, times: Floats, kinds: Counts, shares: Floats, gaps: Floats) -> dict[int, list[Alarm]]:
+        """Events in order: their types, the (n, M) probability of each type, and the rescaled gaps. The alarms by place."""
+        raised: dict[int, list[Alarm]] = {}
+        first = 0
+        while first < len(times):
+            first = self._until_crossing(times, kinds, shares, gaps, first, raised)
+        return raised
+
+    def _until_crossing(
+        self, times: Floats, kinds: Counts, shares: Floats, gaps: Floats, first: int, raised: dict[int, list[Alarm]]
+    ) -> int:
+        """Events from ``first`` on, up to the first at which a sum crosses; the place after it, or after the last."""
+        own = np.zeros(shares[first:].shape)
+        own[np.arange(len(own)), kinds[first:]] = 1.0
+        p = shares[first:]
+        steps = np.stack([own * LOG2 - np.log1p(p), -own * LOG2 - np.log1p(-p / 2)], 1)
+        sums = np.add.accumulate(np.concatenate([self._sums[None], steps]))[1:]
+        lowest = np.minimum.accumulate(np.concatenate([self._lowest[None], sums]))[1:]
+        highest = np.maximum.accumulate(np.concatenate([self._highest[None], sums]))[1:]
+        columns = np.concatenate([own, p * gaps[first:, None]], 1)
+        totals = np.add.accumulate(np.concatenate([self._totals[None], columns]))[1:]
+        height = np.where(self._held > 0, highest - sums, sums - lowest)
+        crossed = np.flatnonzero((height >= self.threshold).any((1, 2)))
+        end = int(crossed[0]) if len(crossed) else len(p) - 1
+        self._note_zeros(sums[: end + 1] <= lowest[: end + 1], totals[: end + 1])
+        self._sums, self._totals = sums[end].copy(), totals[end].copy()
+        self._lowest, self._highest = lowest[end].copy(), highest[end].copy()
+        for side, m in zip(*np.nonzero(height[end] >= self.threshold), strict=True):
+            alarm = None
+            if not self._held[side, m]:
+                alarm = self._alarm(int(side), int(m), float(times[first + end]), float(height[end, side, m]))
+            if alarm is not None:
+                raised.setdefault(first + end, []).append(alarm)
+            self._held[side, m] = float(alarm is not None)
+            self._lowest[side, m] = self._highest[side, m] = self._sums[side, m]
+            self._since[side, m] = self._now(int(m))
+        return first + end + 1
+
+    def _note_zeros(self, zero: NDArray[np.bool_], totals: Floats) -> None:
+        """Remember the totals at the last event at which each sum was 0."""
+        last = len(zero) - 1 - np.argmax(zero[::-1], axis=0)
+        side, m = np.nonzero(zero.any(0))
+        row = last[side, m]
+        self._since[side, m] = np.stack([totals[row, m], totals[row, len(self.names) + m]], 1)
+
+    def _now(self, m: int) -> Floats:
+        return self._totals[[m, len(self.names) + m]]
+
+    def _alarm(self, side: int, m: int, time: float, height: float) -> Alarm | None:
+        own, expected = (self._now(m) - self._since[side, m]).tolist()
+        ratio = (own + 1) / (expected + 1)
+        evidence = own * LOG2 - expected if side == 0 else expected / 2 - own * LOG2
+        if evidence < CONFIRMED * self.threshold:
+            return None
+        return Alarm(time, KINDS[side], ratio, height, self.threshold, "type", self.names[m])
+
+    def state(self) -> Floats:
+        """All there is to know, as one array."""
+        parts = (self._sums, self._lowest, self._highest, self._held, self._totals, self._since)
+        return np.concatenate([part.reshape(-1) for part in parts])
+
+    def load(self, state: Floats) -> None:
+        """Go on from what :meth:`state` gave."""
+        each = self._sums.shape
+        shapes = [each, each, each, each, self._totals.shape, self._since.shape]
+        ends = np.cumsum([math.prod(shape) for shape in shapes])[:-1]
+        parts = [part.reshape(shape).copy() for part, shape in zip(np.split(state, ends), shapes, strict=True)]
+        self._sums, self._lowest, self._highest, self._held, self._totals, self._since = parts
+
+
+class FleetWatch:
+    """Watches the number of events of all entities together against the number that their models expected.
+
+    ``alarms`` is the largest probability of a false alarm in any 1,000 events of the fleet.
+
+    >>> watch = FleetWatch(1e-3)
+    >>> watch.add([0.9, 1.2])  # two events, and the rescaled gaps before them
+    >>> watch.look(pending=0.4, time=1.0)
+    ()
+    >>> watch.add([0.1] * 60)
+    >>> [(alarm.kind, alarm.of) for alarm in watch.look(pending=0.4, time=2.0)]
+    [('burst', 'fleet')]
+    """
+
+    def __init__(self, alarms: float) -> None:
+        limits = thresholds(2 * alarms)  # a quarter of it for each of the two sums that are used
+        self.limits = (limits.burst, limits.silence)
+        self._events = 0
+        self._ended = 0.0  # the integrals over gaps that have ended
+        self._at = np.zeros(2)  # events and integral at the last look
+        self._sums = np.zeros(2)
+        self._since = np.zeros((2, 2))  # events and integral when each sum was last 0
+        self._held = np.zeros(2)  # 1 after an alarm, until the change is over
+        self._known = False  # whether the last look saw all entities
+
+    def add(self, gaps: list[float]) -> None:
+        """More events, with the gaps before them; the first event of an entity is none of them."""
+        self._events += len(gaps)
+        for gap in gaps:  # one after the other, so that batches change nothing
+            self._ended += gap
+
+    def forget(self) -> None:
+        """Entities are out of sight: begin anew when all are seen again."""
+        self._known = False
+
+    def look(self, pending: float, time: float) -> tuple[Alarm, ...]:
+        """All entities up to ``time``, with the integrals since their last events in ``pending``: the alarms."""
+        now = np.array([float(self._events), self._ended + pending])
+        if not self._known:
+            self._at, self._sums, self._held, self._known = now, np.zeros(2), np.zeros(2), True
+            self._since[:] = now
+            return ()
+        events, integral = (now - self._at).tolist()
+        self._at = now
+        steps = np.array([events * LOG2 - integral, integral / 2 - events * LOG2])
+        self._sums = np.maximum(self._sums + np.where(self._held > 0, -steps, steps), 0.0)
+        raised = []
+        for side in range(2):
+            if self._sums[side] >= self.limits[side]:
+                if not self._held[side]:
+                    seen, expected = (now - self._since[side]).tolist()
+                    ratio = (seen + 1) / (expected + 1)
+                    raised.append(Alarm(time, KINDS[side], ratio, float(self._sums[side]), self.limits[side], "fleet"))
+                self._held[side] = 1.0 - self._held[side]
+                self._sums[side] = 0.0
+            if self._sums[side] <= 0.0:
+                self._since[side] = now
+        return tuple(raised)
+
+    def state(self) -> dict[str, Any]:
+        """All there is to know."""
+        arrays = {"at": self._at.tolist(), "sums": self._sums.tolist(), "held": self._held.tolist(), "since": self._since.tolist()}
+        return {"events": self._events, "ended": self._ended, "known": self._known, **arrays}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Go on from what :meth:`state` gave."""
+        self._events, self._ended, self._known = int(state["events"]), float(state["ended"]), bool(state["known"])
+        names = ("at", "sums", "held", "since")
+        self._at, self._sums, self._held, self._since = (np.array(state[name], dtype=np.float64) for name in names)
+
+
+def shares_of(logs: Floats) -> Floats:
+    """The probability of each type from (n, M) log-rates.
+
+    >>> shares_of(np.log([[1.0, 3.0]])).tolist()
+    [[0.25, 0.75]]
+    """
+    rates = np.exp(logs - logs.max(1, keepdims=True))
+    return np.asarray(rates / rates.sum(1, keepdims=True))
