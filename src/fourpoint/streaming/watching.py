@@ -135,6 +135,8 @@ class TypeWatch:
 
     def load(self, state: Floats) -> None:
         """Go on from what :meth:`state` gave."""
+        if state.dtype != np.float64 or state.shape != self.state().shape or not np.isfinite(state).all():
+            raise ValueError("not the numbers of a watch over these types")
         each = self._sums.shape
         shapes = [each, each, each, each, self._totals.shape, self._since.shape]
         ends = np.cumsum([math.prod(shape) for shape in shapes])[:-1]
