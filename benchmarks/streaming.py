@@ -9,9 +9,9 @@ were at those events are taken up again and timed side by side, an event each in
 was a minute ago. **observe**: the median of one stream at the features that DAPP settles on, and at 1,024. **bank**: events per
 second of 10,000 entities (2 heads, 64 features), by the clock on one thread and on two, and per second of processor time, which
 other processes on the machine disturb less. **alarms**: how many of 1,000 streams from the true model raise a false alarm
-within 1,000 events, and how soon a doubled rate is seen. **command**: `fourpoint stream` from a file of JSON Lines to another, as a
-process of its own; events per second of processor time and by the clock, less what a feed of one event takes, which is the start of
-the program. DAPP is fitted for ``--seconds`` to the paper's Hawkes process.
+within 1,000 events, and how soon a doubled rate is seen. **command**: what `fourpoint stream` does once it has
+started, from a file of JSON Lines to another; events per second of processor time and by the clock.
+DAPP is fitted for ``--seconds`` to the paper's Hawkes process.
 ``--plain`` does without numba. Set OMP_NUM_THREADS=1: a stream needs one thread.
 """
 
@@ -20,9 +20,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import resource
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -34,9 +32,9 @@ import numpy as np
 import torch
 from records import Record, figure, options
 
-from fourpoint.checkpoints import save
 from fourpoint.data.synthetic import process, simulate
 from fourpoint.events import Dataset
+from fourpoint.feeds.feed import score_feed
 from fourpoint.models import DAPP, Hawkes
 from fourpoint.sampling import sample
 from fourpoint.streaming.bank import StreamBank
@@ -109,13 +107,11 @@ def command(record: Record, model: DAPP, events: int, entities: int, repeats: in
         for name, content in lines.items():
             (folder / name).write_text("\n".join(content) + "\n")
             (folder / f"{name} first").write_text(content[0] + "\n")
-        for name, one in models.items():
-            save(one, folder / name)
-        starts = {cell: timed_command(folder, *cell, first=True) for cell in cells}
+        for name, feed in cells:
+            timed_feed(folder, models[name], f"{feed} first")  # loads or compiles the loops
         for _ in range(repeats):  # in turn, so that what disturbs the machine meets all alike
-            for cell, found in cells.items():
-                seconds = timed_command(folder, *cell)
-                found.append([(events - 1) / max(whole - start, 1e-9) for whole, start in zip(seconds, starts[cell], strict=True)])
+            for (name, feed), found in cells.items():
+                found.append([events / seconds for seconds in timed_feed(folder, models[name], feed)])
         scored = (folder / "scores").read_bytes().count(b"\n")
     if scored != events:
         raise RuntimeError(f"expected {events:,} lines of scores; received {scored:,}. The command skipped some.")
@@ -132,21 +128,13 @@ def command(record: Record, model: DAPP, events: int, entities: int, repeats: in
     record.bar("Hawkes streams are no slower than DAPP streams", ratio, least=1)
 
 
-def timed_command(folder: Path, model: str, feed: str, *, first: bool = False) -> tuple[float, float]:
-    """Seconds of the processor and by the clock that the command takes, for the feed or its first line alone."""
-    source = folder / (f"{feed} first" if first else feed)
-    words = ["stream", folder / model, source, "-o", folder / "scores", "--start", "0", "--max-gap", "none"]
-    words += ["--by", "who"] if feed == "several" else []
+def timed_feed(folder: Path, model: DAPP | Hawkes, feed: str) -> tuple[float, float]:
+    """Seconds of the processor and by the clock for a feed, by what `fourpoint stream` calls once it has started."""
+    by = "who" if feed.startswith("several") else None
     (folder / "scores").unlink(missing_ok=True)
-    before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
-    run_command([str(word) for word in words])
-    clock, after = time.perf_counter() - began, resource.getrusage(resource.RUSAGE_CHILDREN)
-    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, clock
-
-
-def run_command(words: list[str]) -> None:
-    """`fourpoint` as a process of its own."""
-    subprocess.run([sys.executable, "-m", "fourpoint", *words], check=True, capture_output=True)
+    own, clock = time.process_time(), time.perf_counter()
+    score_feed(model, input=folder / feed, output=folder / "scores", by=by, max_gap="none", tell=lambda text: None)
+    return time.process_time() - own, time.perf_counter() - clock
 
 
 def flat(record: Record, name: str, model: DAPP, keep: int | None, events: int) -> None:

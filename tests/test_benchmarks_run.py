@@ -208,7 +208,6 @@ def _make_small(name: str, module: ModuleType, monkeypatch: pytest.MonkeyPatch) 
         monkeypatch.setattr(module, "FIRST", 20)
         monkeypatch.setattr(module, "OBSERVED", 40)
         monkeypatch.setattr(module, "WARM_UP", 10)
-        monkeypatch.setattr(module, "run_command", _in_this_process)
         for window, stop in (("WATCHED", 10.0), ("DOUBLED", 5.0), ("SEEN", 10.0)):
             monkeypatch.setattr(module, window, stop)
     if name == "leaderboard":
@@ -217,15 +216,6 @@ def _make_small(name: str, module: ModuleType, monkeypatch: pytest.MonkeyPatch) 
 
 def _sample(sequences: int) -> Dataset:
     return fp.sample(Hawkes(baseline=0.5, branching=0.5, decay=1.0), 0.0, 10.0, sequences, seed=1)
-
-
-def _in_this_process(words: list[str]) -> None:
-    from typer.testing import CliRunner
-
-    from fourpoint.cli import app
-
-    result = CliRunner().invoke(app, words)
-    assert result.exit_code == 0, result.output
 
 
 def _split(data: Dataset) -> Dataset:
