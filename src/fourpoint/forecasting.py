@@ -307,7 +307,7 @@ def _density_grid(law: Law, now: float, far: float) -> Float[Tensor, "1 Q"]:
     even = torch.linspace(now, far, GRID - 2 * few, dtype=torch.float64)
     levels = torch.linspace(0, FAR, few + 2, dtype=torch.float64)[1:-1]
     likely = law.quantiles(levels.tolist())[0].clamp(max=far)
-    first = float(law.panels[0].width[0]) / 16
+    first = min(float(panel.width[0]) for panel in law.panels if panel.width[0] > 0) / 16
     apart = now + torch.logspace(math.log10(min(first, (far - now) / 16)), math.log10(far - now), few, dtype=torch.float64)
     return torch.cat([even, likely, apart.clamp(max=far)]).sort().values[None]
 

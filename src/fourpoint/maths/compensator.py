@@ -6,8 +6,9 @@ On a panel [l, l + h] the rate is read at 16 Gauss-Legendre nodes and written in
 
 so that the integral is known at every point of the panel, not only at its end. The last terms of that sum estimate its
 error, together with what the polynomial misses at the panel's left end; a panel that misses the tolerance is halved, and
-after one that meets it the next is longer. The first panel is as short as the shortest time in which the rate changes, or a
-millionth of a gap where that is unknown, since excitation that is over before the first node would be missed. Solving
+after one that meets it the next is longer. Excitation that is over before the first node would be missed: the first panel is
+also compared with the rate at ever shorter lags, down to the shortest time in which that changes, and is no longer than a few of
+these where they differ; where that time is unknown, it is a millionth of a gap. Solving
 Lambda(t) = E inside a panel then needs no further reading of the rate. With E ~ Exp(1) the answer is the next event of a
 process with this rate, with E = -log(1 - p) it is the p-quantile of its time, and the whole march gives its law.
 Used by `thinning`, `sampling` and the scores of predictions. Axes: B paths, P panels, Q nodes, M marks.
@@ -15,6 +16,7 @@ Used by `thinning`, `sampling` and the scores of predictions. Axes: B paths, P p
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -76,9 +78,11 @@ def march(
     """
     x = gauss_legendre(NODES)[0].to(start)
     matrix = _transform().to(start)
-    signs = (-1.0) ** torch.arange(NODES, dtype=start.dtype, device=start.device)
     left, total, first = start.clone(), torch.zeros_like(start), width
-    width = BLIND * width if shortest is None else torch.minimum(width, BEGIN * shortest)
+    begin = BLIND * width if shortest is None else torch.minimum(width, BEGIN * shortest)
+    if shortest is None:
+        width = begin
+    lags = _probes(width, shortest)  # of the first panel, which begins with an event
     halved = torch.zeros_like(start, dtype=torch.bool)
     while True:
         stopped = (left >= stop) | (total >= target) | (left - start > FAR * first)
@@ -89,14 +93,16 @@ def march(
         if through is not None:
             right = torch.where((left < through) & (through < right), through, right)
         h = torch.where(stopped, 0.0, right - left)
-        found = rates(torch.cat([left[:, None], left[:, None] + h[:, None] * x], 1))
-        edge, own = found[:, 0].sum(-1).to(start.dtype), found[:, 1:]
+        looked = torch.cat([lags.new_zeros(1), lags])
+        found = rates(left[:, None] + h[:, None] * torch.cat([looked, x]))
+        seen, own = found[:, : len(looked)].sum(-1).to(start.dtype), found[:, len(looked) :]
         lam = own.sum(-1).to(start.dtype)
         _check_finite(lam, left, h)
         c = lam @ matrix.T
         gain = h * c[:, 0]
-        missed = torch.where(torch.isfinite(edge), (edge - c @ signs).abs(), 0.0)
-        error = h * (c[:, -3:].abs().amax(1) / (2 * NODES - 5) + x[0] * missed)
+        off = (seen - c @ _legendre(2 * looked - 1, NODES - 1)).abs()
+        missed = torch.where(torch.isfinite(off), off, 0.0) @ torch.cat([x[:1], 8 * lags])
+        error = h * (c[:, -3:].abs().amax(1) / (2 * NODES - 5) + missed)
         allowed = tolerance + 256 * torch.finfo(own.dtype).eps * gain.abs()
         fine = (error <= allowed) & ~stopped
         _check_width(h, error, left, ~(fine | stopped))
@@ -105,7 +111,9 @@ def march(
         clear = torch.where(error <= CLEAR * allowed, 4.0, 2.0)
         wider = torch.maximum(h, width) * torch.where(halved, 1.0, clear)
         wider = wider if longest is None else torch.minimum(wider, GROWTH * torch.maximum(h, most))
-        width = torch.where(stopped, width, torch.where(fine, wider, h / 2))
+        narrower = torch.minimum(h / 2, begin) if len(lags) else h / 2
+        width = torch.where(stopped, width, torch.where(fine, wider, narrower))
+        lags = lags[:0]
         halved = ~(fine | stopped)
 
 
@@ -237,6 +245,13 @@ def next_event_law(
         torch.exp(-sum((p.gain for p in panels), torch.zeros_like(start))),
         panels,
     )
+
+
+def _probes(width: Float[Tensor, " B"], shortest: Float[Tensor, " B"] | None) -> Float[Tensor, " K"]:
+    """Lags at which a panel of this width is compared with the rate, as shares of it, down to the shortest time."""
+    longer = 1.0 if shortest is None else float((width / shortest).nan_to_num(posinf=1.0, nan=1.0).max().clamp(max=2.0**50))
+    count = max(0, math.ceil(math.log2(max(longer, 1.0) / 128) / 5)) + 1 if longer > 128 else 0
+    return 2.0 ** -(6 + 5 * torch.arange(count, dtype=width.dtype, device=width.device))
 
 
 @lru_cache(maxsize=1)
