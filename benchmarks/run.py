@@ -4,8 +4,8 @@
 
 The full form takes about forty minutes on two cores and writes `benchmarks/results` and `docs/performance.md`; ``--quick``
 takes about five minutes and writes `results/bench` instead, which is not kept. A benchmark that fails is recorded as failed, and the
-next one is run. ``--data`` is a folder of public data sets as Parquet files, for the benchmark that compares on them. `gpu.py`
-and `leaderboard.py` are run by themselves.
+next one is run. ``--data`` is a folder of public data sets as Parquet files, for the benchmark that compares on them. `gpu.py`,
+`budget.py` and `leaderboard.py` are run by themselves.
 """
 
 from __future__ import annotations

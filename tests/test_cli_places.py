@@ -50,7 +50,7 @@ def test_from_a_table_to_a_map(table: Path, tmp_path: Path) -> None:
         "model: dapp-places, since events have places (Longitude -10 to 10, Latitude" in fitted.output
         and "saved dapp-places" in fitted.output
     )
-    judged = call("evaluate", tmp_path / "m", table, "--time", "Time", "--sequence", "day", "--json")
+    judged = call("evaluate", tmp_path / "m", table, "--time", "Time", "--sequence", "day", "--split", "all", "--json")
     numbers = json.loads(judged.stdout[judged.stdout.index("{") :])
     assert numbers["events"] == 120 and numbers["goodness"]["total"]["count"] == 120
     call(

@@ -200,7 +200,8 @@ def _refined(
     begun = _asked(rates, torch.cat([a[..., None], _places(a, b, first), last[..., None]], -1), which)
     eps = torch.finfo(begun.dtype).eps
     begun = begun.double()
-    ends, value = begun[:, :, [0, -1]].sum(-1), _sum(begun[:, :, 1:-1], a, b)
+    ends = torch.stack([begun[:, :, 0], begun[:, :, -1]], 2).sum(-1)
+    value = _sum(begun[:, :, 1:-1], a, b)
     probes = _probed(rates, a, b, shortest)
     nodes, error = 2 * first, torch.full_like(ends[..., 0], torch.inf)
     rounding = torch.zeros_like(error)
@@ -234,9 +235,7 @@ def _refined(
     if not splits or not work.allows(4 * which.numel() * 4 * first):
         raise _unsettled(improvable, a, b, tolerance, nodes)
     low, high = a.gather(1, which), b.gather(1, which)
-    cuts = torch.tensor(CUTS, dtype=low.dtype, device=low.device)
-    inner = low[..., None] + (high - low)[..., None] * cuts
-    bounds = torch.cat([low[..., None], inner, high[..., None]], -1)
+    bounds = torch.stack([low, *(low + (high - low) * cut for cut in CUTS), high], -1)
     scale = torch.full_like(bounds[..., 1:], torch.inf)  # the rate is raised at the left end only
     scale[..., 0] = shortest.gather(1, which)
     rest = float(improvable.sum()) - float(improvable.gather(1, which).sum())
