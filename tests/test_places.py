@@ -151,7 +151,7 @@ def test_our_parquet_gives_places_back_exactly(tmp_path: Path) -> None:
 
 def test_inspect_takes_longitude_and_latitude_for_a_place_and_read_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     found = inspect(TABLE)
-    assert found.command == "fp.read(source, time='time', mark='kind', place=('Longitude', 'Latitude'))"
+    assert found.command == "fp.read(source, time='time', mark='kind', place=('Longitude', 'Latitude'), sequence='none')"
     assert found.to_dict()["columns"]["place"] == ["Longitude", "Latitude"] and found.to_dict()["box"]["Longitude"] == [1.0, 3.0]
     assert fp.read(TABLE).places is None
     assert "'Longitude' and 'Latitude' look like a place, which is not used (--place Longitude --place Latitude)" in capsys.readouterr().err

@@ -32,8 +32,10 @@ def fit_cell(cell: Cell, setting: Setting, output: Path, real: Path | None, devi
     model = build(cell, setting, parts.train.marks)
     options = setting.train(cell.model, cell.data)
     folder = output / "models" / cell.id
-    options = options | dict(baselines=False, progress=False)
-    found = fit(model, parts.train, parts.dev, seed=cell.seed, folder=folder, resume=True, device=device, **options)
+    found = fit(
+        model, parts.train, parts.dev, seed=cell.seed, folder=folder, resume=True, device=device, baselines=False, progress=False,
+        **options,
+    )  # fmt: skip
     scored = ready(model, device, float(parts.test.durations.max()))
     truth = cell.data if cell.data in SYNTHETIC else None
     numbers = scores(scored, parts.test, truth, setting.tolerance)
@@ -104,7 +106,9 @@ def rates(model: Any, sequence: Sequence, times: NDArray[np.float64]) -> NDArray
 def _recipe(model: Any, options: dict[str, Any]) -> dict[str, Any]:
     if hasattr(model, "maximum_likelihood"):
         return {"by": "maximum likelihood"}
-    return Recipe(**{**RECIPE, **getattr(model, "recipe", {}), **options})._asdict()
+    chosen = {**RECIPE, **getattr(model, "recipe", {}), **options}
+    chosen.pop("step_events", None)  # it decides the batch size where that is left open
+    return Recipe(**chosen)._asdict()
 
 
 def _oracle(numbers: dict[str, Any]) -> float | None:
