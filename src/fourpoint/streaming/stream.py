@@ -348,7 +348,7 @@ class Stream:
         times = self._recent.in_order(self._recent.times)
         begin = float(times[0]) if len(times) < self.count else self.start
         marks = self._recent.in_order(self._recent.marks)
-        after = math.nextafter(self.time, math.inf)  # a window holds no event at its end
+        after = math.nextafter(self.time + 1.0, math.inf)  # a window holds no event at its end; it is cut below
         known = Sequence(times, marks, start=begin, stop=after, space=self.model.marks)
         return known.until(self.time)
 
