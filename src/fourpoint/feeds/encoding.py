@@ -9,8 +9,9 @@ libraries write the shortest digits that read back as the same number; their exp
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
+from itertools import repeat
 from json.encoder import encode_basestring_ascii
 from math import isfinite
 from typing import Any, NamedTuple
@@ -78,7 +79,9 @@ def rows_of(
     """
     columns = [number_texts(values) for values in (times, found.log_density, found.gap, found.rate)]
     kinds = [names[mark] for mark in marks]
-    ends = ['"alarms": []' if not raised else f'"alarms": {as_json(raised)}' for raised in found.alarms]
+    ends: Iterable[str] = repeat('"alarms": []', len(kinds))
+    if any(found.alarms):
+        ends = ['"alarms": []' if not raised else f'"alarms": {as_json(raised)}' for raised in found.alarms]
     if found.attended is not None:
         ends = [f'"attended": {as_json(heads)}, {end}' for end, heads in zip(ends, found.attended, strict=True)]
     if entities is None:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 ALARMS = 1e-3  # false alarms per 1,000 events, of all kinds
 TOP = 3  # past events that are named per head
 BUDGET, FEWEST = 2**29, 1024  # bytes of memory for entities by default, and the fewest of them that stay there
+THREADS = 1  # handing a batch to several takes a quarter more of the processors' time
 
 
 class Event(NamedTuple):
@@ -31,6 +32,30 @@ class Event(NamedTuple):
     at: float
 
 
+class Columns(NamedTuple):
+    """Events by columns: their times, the numbers of their marks, and whose they are (None where there is one stream)."""
+
+    times: list[float]
+    marks: list[int]
+    entities: list[str] | None
+
+    @staticmethod
+    def of(events: list[Event], *, many: bool) -> Columns:
+        """Those of ``events``, which have entities where there are ``many``."""
+        entities = [event.entity or "" for event in events] if many else None
+        return Columns([event.time for event in events], [event.mark for event in events], entities)
+
+    def events(self) -> list[Event]:
+        """The events, of a feed with one clock."""
+        whose = self.entities or [None] * len(self.times)
+        return [Event(time, mark, entity, time) for time, mark, entity in zip(self.times, self.marks, whose, strict=True)]
+
+    def part(self, first: int, end: int) -> Columns:
+        """Those from ``first`` on, before ``end``."""
+        entities = None if self.entities is None else self.entities[first:end]
+        return Columns(self.times[first:end], self.marks[first:end], entities)
+
+
 class Scorer(Protocol):
     """A stream, or many: what the loop of a feed asks of them."""
 
@@ -39,7 +64,7 @@ class Scorer(Protocol):
     marks: dict[str, int]
     names: list[str]  # of the marks, as JSON
 
-    def observe(self, events: list[Event]) -> Scores:
+    def observe(self, events: Columns) -> Scores:
         """What is to be said of events, in order. One that is refused changes nothing."""
 
     def state(self) -> bytes:
@@ -75,21 +100,21 @@ class Single:
             self._stream = Stream.restore(model, state)
         self.state = self._stream.state
 
-    def observe(self, events: list[Event]) -> Scores:
+    def observe(self, events: Columns) -> Scores:
         if self._attended:
             return self._attending(events)
-        times, marks = [event.time for event in events], [event.mark for event in events]
-        found = self._stream.observe_many(np.array(times, dtype=np.float64), np.array(marks, dtype=np.int64))
+        times, marks = np.array(events.times, dtype=np.float64), np.array(events.marks, dtype=np.int64)
+        found = self._stream.observe_many(times, marks)
         columns = (found.log_density.tolist(), found.gap.tolist(), found.rate.tolist())
         return Scores(*columns, _as_dicts(found.alarms), found.refused)
 
-    def _attending(self, events: list[Event]) -> Scores:
+    def _attending(self, events: Columns) -> Scores:
         """The same event by event."""
         rows: list[dict[str, Any]] = []
         refused = dict[int, UserError]()
-        for i, event in enumerate(events):
+        for i, (time, mark) in enumerate(zip(events.times, events.marks, strict=True)):
             try:
-                rows.append(self._stream.observe(event.time, event.mark).to_dict(self._space))
+                rows.append(self._stream.observe(time, mark).to_dict(self._space))
             except UserError as error:
                 refused[i] = error
                 rows.append({"log_density": None, "gap": None, "rate": None, "attended": [], "alarms": []})
@@ -128,11 +153,11 @@ class Entities:
         self.names = names_as_json(model.marks)
         self.marks = {name: i for i, name in enumerate(model.marks.names)}
         if store is None:
-            self.bank = StreamBank(followed, start=start, alarms=alarms, fleet=fleet, spill="")
+            self.bank = StreamBank(followed, start=start, alarms=alarms, fleet=fleet, spill="", threads=THREADS)
         elif state is None:
-            self.bank = StreamBank(followed, start=start, alarms=alarms, fleet=fleet, store=store)
+            self.bank = StreamBank(followed, start=start, alarms=alarms, fleet=fleet, store=store, threads=THREADS)
         else:
-            self.bank = StreamBank.resume(followed, state, store)
+            self.bank = StreamBank.resume(followed, state, store, threads=THREADS)
         self.state = self.bank.head
         self.memory = self._bounded(limit)
 
@@ -149,26 +174,26 @@ class Entities:
         self.bank.bound(most)
         return f"{size}; at most {most:,} entities stay in memory, the others on disk (--limit)"
 
-    def observe(self, events: list[Event]) -> Scores:
+    def observe(self, events: Columns) -> Scores:
         """The scores of events. The bank looks at all entities after a number of events that does not depend on batches."""
         found, done = Scores([], [], [], [], {}), 0
-        while done < len(events):
-            some = events[done : done + (self.bank.until_look or len(events))]
-            found = _joined(found, self._observed(some))
-            done += len(some)
+        count = len(events.times)
+        while done < count:
+            end = min(count, done + (self.bank.until_look or count))
+            found = _joined(found, self._observed(events.part(done, end)))
+            done = end
         return found
 
-    def _observed(self, events: list[Event]) -> Scores:
+    def _observed(self, events: Columns) -> Scores:
         """The bank takes all events or none: where it refuses them, the halves are tried until the culprits stand alone."""
-        times, marks = [event.time for event in events], [event.mark for event in events]
-        entities = [event.entity or "" for event in events]
+        count = len(events.times)
         try:
-            found = self.bank.observe(entities, np.array(times), np.array(marks))
+            found = self.bank.observe(events.entities or [""] * count, np.array(events.times), np.array(events.marks))
         except UserError as error:
-            half = len(events) // 2
+            half = count // 2
             if not half:
                 return Scores([math.nan], [math.nan], [math.nan], [[]], {0: error})
-            return _joined(self._observed(events[:half]), self._observed(events[half:]))
+            return _joined(self._observed(events.part(0, half)), self._observed(events.part(half, count)))
         columns = (found.log_density.tolist(), found.gap.tolist(), found.rate.tolist())
         return Scores(*columns, _as_dicts(found.alarms), {})
 

@@ -31,6 +31,35 @@ class Line(NamedTuple):
     rest: bool = False
 
 
+class Block(NamedTuple):
+    """Lines that follow each other: the number of the first, their contents, and by place those that are out of the ordinary.
+
+    An ordinary line has a content, and is none whose beginning was a line before.
+    """
+
+    first: int
+    contents: list[bytes]
+    odd: dict[int, Line]
+
+    @staticmethod
+    def of_line(line: Line) -> Block:
+        """One line alone."""
+        return Block(line.number, [line.content or b""], {0: line})
+
+    def numbers(self) -> range:
+        """Those of the lines, where all are ordinary."""
+        return range(self.first, self.first + len(self.contents))
+
+    def lines(self) -> list[Line]:
+        """Each of them."""
+        found, number = [], self.first
+        for place, content in enumerate(self.contents):
+            line = self.odd.get(place) or Line(number, content, len(content))
+            found.append(line)
+            number = line.number + 1
+        return found
+
+
 class Lines:
     """Complete lines of ``path``, or of standard input where it is None.
 
@@ -94,23 +123,30 @@ class Lines:
 
         Where reading fails after some lines, they are returned, and the next call raises.
         """
-        lines: list[Line] = []
-        while len(lines) < limit:
-            lines += self._whole(limit - len(lines))
-            if len(lines) == limit:
+        return self.block(limit).lines()
+
+    def block(self, limit: int) -> Block:
+        """The same without an object for each line, which takes its time."""
+        block = Block(self.number + 1, [], {})
+        contents = block.contents
+        while len(contents) < limit:
+            contents += self._whole(limit - len(contents))
+            if len(contents) == limit:
                 break
             line = self._next()
             if line is not None:
-                lines.append(line)
+                if line.content is None or line.rest:
+                    block.odd[len(contents)] = line
+                contents.append(line.content or b"")
                 continue
             try:
                 if not self._fill():
                     break
             except (UserError, OSError):
-                if not lines:
+                if not contents:
                     raise
                 break
-        return lines
+        return block
 
     def ahead(self) -> list[bytes]:
         """Complete lines that come next, without taking them; none where one has to wait, or after the end."""
@@ -148,7 +184,7 @@ class Lines:
         if self._path is not None:
             os.close(self._file)
 
-    def _whole(self, limit: int) -> list[Line]:
+    def _whole(self, limit: int) -> list[bytes]:
         """At most ``limit`` lines of those that have been read to their end, where none of them is out of the ordinary."""
         begin = self.offset - self._base
         if self._open or begin < 0 or self._scanned != begin:
@@ -156,12 +192,10 @@ class Lines:
         *contents, rest = self._data[begin:].split(b"\n", limit)
         if not contents or len(max(contents, key=len)) > LONGEST:
             return []
-        first = self.number + 1
         self.number += len(contents)
         self._scanned = len(self._data) - len(rest)
         self.offset = self._base + self._scanned
-        new = tuple.__new__  # quicker than the constructor, which is a function in Python
-        return [new(Line, (number, content, len(content), False)) for number, content in enumerate(contents, first)]
+        return contents
 
     def _next(self) -> Line | None:
         end = self._data.find(b"\n", self._scanned)

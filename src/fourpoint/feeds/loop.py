@@ -10,15 +10,15 @@ from __future__ import annotations
 import math
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from fourpoint.events import UserError
 from fourpoint.feeds.encoding import Scores, rows_of
-from fourpoint.feeds.events import Event, Scorer
-from fourpoint.feeds.lines import Line, Lines
+from fourpoint.feeds.events import Columns, Event, Scorer
+from fourpoint.feeds.lines import Block, Line, Lines
 from fourpoint.feeds.plausibility import Reached, TimeCheck
 from fourpoint.feeds.reading import EventReader
 from fourpoint.feeds.saving import EntitySaver
@@ -116,12 +116,12 @@ class Loop:
         limit = min(most, FIRST)
         heard = time.monotonic()
         while not told:
-            lines = self.lines.take(limit)
-            if lines:
+            block = self.lines.block(limit)
+            if block.contents:
                 began = time.monotonic()
-                self._score(lines)
+                self._score(block)
                 heard = time.monotonic()
-                limit = _next_limit(limit, len(lines), heard - began, most)
+                limit = _next_limit(limit, len(block.contents), heard - began, most)
                 self._save_if_due(heard)
                 show(self.lines.offset)
             elif self.lines.ended:
@@ -132,20 +132,35 @@ class Loop:
                     self._save()
                 self.lines.wait(POLL)
 
-    def _score(self, lines: list[Line]) -> None:
+    def _score(self, block: Block) -> None:
         """Score lines as one batch, and write what came of them in their order."""
-        found = self._plausible_of(self.reader.read(lines))
-        events = [event for event in found if isinstance(event, Event)]
-        scores = self.scorer.observe(events)
-        plain = len(events) == len(found) and not scores.refused
-        skipped = 0 if plain else self._tell_faults(lines, found, scores.refused)
-        numbers = [line.number for line in (lines if plain else _of_events(lines, found))]
-        rows = self._rows(numbers, events, scores)
+        columns, found = self._events_of(block)
+        scores = self.scorer.observe(columns)
+        numbers: Sequence[int] = block.numbers()
+        skipped = 0
+        if found is not None or scores.refused:
+            lines, found = block.lines(), found or columns.events()
+            skipped = self._tell_faults(lines, found, scores.refused)
+            numbers = [line.number for line, event in zip(lines, found, strict=True) if isinstance(event, Event)]
+        rows = self._rows(numbers, columns, scores)
         if rows:
             self.output.write("".join(rows).encode())
         self._count(scores, skipped)
-        self.unsaved += len(lines)
+        self.unsaved += len(block.contents)
         self.done = self.lines.offset
+
+    def _events_of(self, block: Block) -> tuple[Columns, list[Event | UserError | None] | None]:
+        """The events of lines. Where some are none, or have a time that cannot be right, also what each line is."""
+        columns = None if block.odd else self.reader.columns(block.contents)
+        if columns is None:
+            found = self._plausible_of(self.reader.read(block.lines()))
+        else:
+            faults = [] if self.plausible is None else self.plausible(columns.times)
+            if not any(faults):
+                return columns, None
+            found = [fault or event for fault, event in zip(faults, columns.events(), strict=True)]
+        events = [event for event in found if isinstance(event, Event)]
+        return Columns.of(events, many=self.scorer.many), found
 
     def _tell_faults(self, lines: list[Line], found: list[Event | UserError | None], refused: dict[int, UserError]) -> int:
         """Tell what is wrong with lines and with events that were refused, in their order; how many they are."""
@@ -160,11 +175,9 @@ class Loop:
                 self.tell(f"line {line.number}: {fault}")
         return skipped
 
-    def _rows(self, numbers: list[int], events: list[Event], scores: Scores) -> list[str]:
+    def _rows(self, numbers: Sequence[int], events: Columns, scores: Scores) -> list[str]:
         """The lines of output of events that were not refused."""
-        entities = [event.entity for event in events] if self.scorer.many else None
-        times, marks = [event.time for event in events], [event.mark for event in events]
-        rows = rows_of(numbers, times, marks, entities, scores, self.scorer.names)
+        rows = rows_of(numbers, events.times, events.marks, events.entities, scores, self.scorer.names)
         return [row for i, row in enumerate(rows) if i not in scores.refused] if scores.refused else rows
 
     def _plausible_of(self, found: list[Event | UserError | None]) -> list[Event | UserError | None]:
@@ -204,7 +217,7 @@ class Loop:
             self.tell(f"line {line.number} has no end yet, and is left for the next run")
             return
         self.lines.accept(line)
-        self._score([line])
+        self._score(Block.of_line(line))
 
     def _save_if_due(self, now: float) -> None:
         due = self.unsaved >= (self.every or EVERY) and (self.every or now - self.saved >= self.cost / SHARE)
@@ -234,10 +247,6 @@ class Loop:
             self.tell(_cannot_write(error, self.state, " Scoring goes on, and the state is tried again."))
         self.unsaved, self.saved = 0, time.monotonic()
         self.cost = self.saved - began
-
-
-def _of_events(lines: list[Line], found: list[Event | UserError | None]) -> list[Line]:
-    return [line for line, event in zip(lines, found, strict=True) if isinstance(event, Event)]
 
 
 def _next_limit(limit: int, taken: int, seconds: float, most: int) -> int:

@@ -17,7 +17,9 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
-from math import isfinite
+from itertools import repeat
+from math import isfinite, nan
+from operator import contains, itemgetter
 from typing import Any
 
 from fourpoint.data.clocks import looks_like_time
@@ -25,7 +27,7 @@ from fourpoint.data.delimited import separator_of
 from fourpoint.data.roles import MARKS, TIMES, plain_name
 from fourpoint.events import UserError
 from fourpoint.feeds.encoding import loader
-from fourpoint.feeds.events import Event
+from fourpoint.feeds.events import Columns, Event
 from fourpoint.feeds.headers import Header
 from fourpoint.feeds.lines import LONGEST, Line
 from fourpoint.feeds.times import Contradiction, Moment, TimeReader
@@ -83,10 +85,48 @@ class EventReader:
         self._begun = self._begun or isinstance(found, Event)
         return found
 
+    @property
+    def _plain(self) -> bool:
+        """Whether lines are objects whose times are numbers in the model's unit."""
+        return self._begun and not self.times.stamped and not (self.header and self.header.separator)
+
+    def columns(self, contents: list[bytes]) -> Columns | None:
+        """The events of lines that are all plain objects, parsed at once; None if any is not, and must be read by itself.
+
+        The lines become one array of JSON. It has an object per line, since each has one pair of braces, at its ends, and
+        no text goes on over a line end, which JSON forbids.
+        """
+        if not self._plain or not contents:
+            return None
+        joined = b"\n,".join(contents)
+        count = len(contents)
+        whole = joined.startswith(b"{") and joined.endswith(b"}") and joined.count(b"}\n,{") == count - 1
+        if not whole or joined.count(b"{") != count or joined.count(b"}") != count:
+            return None
+        try:
+            objects = loader()(b"[" + joined + b"]")
+            times = _numbers(list(map(itemgetter(self._time[0]), objects)))
+            marks = self._marks_of(objects)
+            entities = None if self.by is None else _texts(list(map(itemgetter(self.by), objects)))
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+            return None
+        return Columns(times, marks, entities)
+
+    def _marks_of(self, objects: list[dict[str, Any]]) -> list[int]:
+        """The numbers of the marks of plain objects; raises KeyError where one has none, or one too many."""
+        if self.marks:
+            name, marks = self._mark[0], self.marks
+            values = [fields[name] for fields in objects]
+            return [marks[str(value) if type(value) is int else value] for value in values]
+        if not self._unmarked:
+            for name in self._mark:
+                if any(map(contains, objects, repeat(name))):
+                    raise KeyError(name)
+        return [0] * len(objects)
+
     def read(self, lines: list[Line]) -> list[Event | UserError | None]:
         """Each line as by calling the reader. Objects with numbers as times, which most lines are, are read by a shorter way."""
-        plain = self._begun and not self.times.stamped and not (self.header and self.header.separator)
-        found: list[Event | UserError | None] = list(self._plain_objects(lines)) if plain else [None] * len(lines)
+        found: list[Event | UserError | None] = list(self._plain_objects(lines)) if self._plain else [None] * len(lines)
         return [self(line) if event is None else event for line, event in zip(lines, found, strict=True)]
 
     def _plain_objects(self, lines: list[Line]) -> Iterator[Event | None]:
@@ -109,17 +149,14 @@ class EventReader:
                 elif mark is None:
                     mark = None if any(name in fields for name in self._mark) else 0
                 entity = None if by is None else fields.get(by)
-            except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError):
+                when = float(time) if type(time) is float or type(time) is int else nan
+            except (ValueError, KeyError, TypeError, IndexError, AttributeError, OverflowError, RecursionError):
                 yield None
                 continue
             if by is not None:
                 entity = str(entity) if type(entity) is int else entity
                 mark = mark if type(entity) is str and entity and entity.isascii() else None
-            if mark is None or (type(time) is not float and type(time) is not int):
-                yield None
-                continue
-            when = float(time)
-            yield new(Event, (when, mark, entity, when)) if isfinite(when) else None
+            yield new(Event, (when, mark, entity, when)) if mark is not None and isfinite(when) else None
 
     def _read(self, line: Line) -> Event | UserError | None:
         if line.content is None:
@@ -243,6 +280,28 @@ class EventReader:
             unpacked = "zcat" if kind == "gzip" else "zstdcat" if kind == "zstd" else "a program that prints its rows as CSV"
             remedy = f"Send it through a pipe: {unpacked} ... | fourpoint stream DIR."
             raise UserError("lines of text: CSV, TSV or JSON Lines", f"{kind} in {self.name}", remedy)
+
+
+def _numbers(values: list[Any]) -> list[float]:
+    """Finite numbers as floats; raises ValueError for others."""
+    kinds = set(map(type, values))
+    if not kinds <= {float, int}:
+        raise ValueError("not numbers")
+    numbers: list[float] = list(map(float, values)) if int in kinds else values
+    if not isfinite(sum(numbers)):  # a sum that overflows is rare, and costs no more than time
+        raise ValueError("not finite")
+    return numbers
+
+
+def _texts(values: list[Any]) -> list[str]:
+    """Names of entities, which are text in ASCII or whole numbers; raises ValueError for others."""
+    kinds = set(map(type, values))
+    if not kinds <= {str, int}:
+        raise ValueError("not text")
+    texts: list[str] = [str(value) for value in values] if int in kinds else values
+    if not all(texts) or not "".join(texts).isascii():
+        raise ValueError("not text in ASCII")
+    return texts
 
 
 def _names(asked: str | None, known: str | None, usual: str) -> tuple[str, ...]:

@@ -39,13 +39,14 @@ class Loops(NamedTuple):
     scores: Callable[..., None]
     forget: Callable[..., None]
     follow: Callable[..., int]
+    pending: Callable[..., int]
 
 
 @cache
 def compiled_loops() -> Loops | None:
-    """The five as machine code, cached on disk between runs where possible; None without numba."""
-    helpers = (turns, moved, read_out, eight, rates, log_rate, integrated, cut, workspace, step)
-    entries = (reach, absorb, scores, forget, follow)
+    """The six as machine code, cached on disk between runs where possible; None without numba."""
+    helpers = (turns, moved, read_out, eight, rates, log_rate, integrated, cut, workspace, integral_over, step)
+    entries = (reach, absorb, scores, forget, follow, pending)
     code = machine_code((sys.modules[__name__],), entries, helpers, fastmath=FASTMATH)
     return None if code is None else Loops(**code)
 
@@ -106,6 +107,17 @@ def reach(state, rows, since, gap, scale, waves, read, shape, care, after, logs,
 
 
 @no_type_check
+def pending(state, rows, since, gap, scale, waves, read, shape, care, integral, fault):
+    """The (R,) integral of :func:`reach` alone, in about half the time."""
+    space, z, total, stack = workspace(state, read, care)
+    for r in range(len(rows)):
+        own, value = state[rows[r]], integral[r : r + 1]
+        if not integral_over(own, since[r], gap[r], scale, waves, read, shape, care, space, z, total, stack, value, fault):
+            return r
+    return -1
+
+
+@no_type_check
 def follow(
     state, rows, at, pending, likelihood, count, start, times, marks, scale, waves, read, shape, care, constant, slope, largest,
     density, gap, rate, shares, logs, fault,
@@ -158,17 +170,25 @@ def workspace(state, read, care):
 
 @no_type_check
 def step(own, since, gap, scale, waves, read, shape, care, space, z, total, stack, after, logs, integral, fault):
-    """One row ``own`` moved on by ``gap``: (J,) after, (M,) logs and (1,) integral come out; whether that was possible.
-
-    A row of ``stack`` is a stretch: left end, width, allowed error, depth.
-    """
+    """One row ``own`` moved on by ``gap``: (J,) after, (M,) logs and (1,) integral come out; whether that was possible."""
     M = len(read)
-    x, y, a, b, later_x, later_y = space[0], space[1], space[2], space[3], space[4], space[5]
+    x, y, a, b = space[0], space[1], space[2], space[3]
     moved(own, gap / scale, waves, x, y, a, b)
     for j in range(len(x)):
         after[j] = complex(x[j], y[j])
     for m in range(M):
         logs[m] = log_rate(read_out(x, y, read[m, 0], read[m, 1]), m, M, since + gap, shape)
+    return integral_over(own, since, gap, scale, waves, read, shape, care, space, z, total, stack, integral, fault)
+
+
+@no_type_check
+def integral_over(own, since, gap, scale, waves, read, shape, care, space, z, total, stack, integral, fault):
+    """The (1,) integral of the rate of one row over the next ``gap``; whether it could be formed.
+
+    A row of ``stack`` is a stretch: left end, width, allowed error, depth.
+    """
+    M = len(read)
+    x, y, a, b, later_x, later_y = space[0], space[1], space[2], space[3], space[4], space[5]
     integral[0], waiting = 0.0, 1
     stack[0, 0], stack[0, 1], stack[0, 2], stack[0, 3] = 0.0, gap, care.allowed, 0.0
     while waiting > 0:

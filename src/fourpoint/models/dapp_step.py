@@ -186,6 +186,15 @@ class Steps:
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
             return self._stretches(state, since, gap, np.full(len(since), TOLERANCE), 0)
 
+    def integral(self, state: Complexes, since: Floats, gap: Floats, rows: NDArray[np.int64]) -> Floats:
+        """The integral of :meth:`reach` alone, (R,)."""
+        if self._loops is None:
+            return self.reach(state, since, gap, rows).integral
+        found, fault = np.empty(len(rows)), np.empty(3)
+        if self._loops.pending(state, rows, since, gap, *self._loop_numbers, found, fault) >= 0:
+            raise _unconverged(*fault.tolist())
+        return found
+
     def _stretches(self, state: Complexes, left: Floats, width: Floats, allowed: Floats, depth: int) -> Reached:
         """The same, rows that need as many panels together, and no more of them at a time than stay in the processor's cache."""
         if len(left) == 1:

@@ -19,7 +19,8 @@ from fourpoint.events import UserError
 from fourpoint.maths.quadrature import Unconverged
 from fourpoint.models.following import LARGEST, Events, Numbers, Scored, Stop
 from fourpoint.sampling import still
-from fourpoint.streaming.monitoring import LOG2, Alarm, Monitor
+from fourpoint.streaming.monitor_table import MonitorTable
+from fourpoint.streaming.monitoring import Alarm, Monitor
 from fourpoint.streaming.rows import memories
 from fourpoint.streaming.seats import Changes, Seats
 from fourpoint.streaming.state import FAULTS, damaged, fingerprint, number, pack, unpack, whole
@@ -28,7 +29,6 @@ from fourpoint.streaming.stream import finite, known_mark, restored_monitor
 from fourpoint.streaming.watching import FleetWatch, TypeWatch, families, shares_of, type_watch
 
 FEWEST_LOOK = 64  # events between two looks at a fleet, or as many as it has entities
-LEAST_GAP = 2 * LOG2  # a sum below its threshold needs a gap at least as long to pass it
 Floats = NDArray[np.float64]
 Rows = NDArray[np.int64]
 
@@ -105,7 +105,10 @@ class StreamBank:
         with still(self.model):
             self._memories = memories(self.model, self.start, self.threads)
         marks = self.model.marks.count
-        self._seats = Seats(self._memories, self.start, self.limit, self._store, held=self._held, marks=marks)
+        monitors = MonitorTable(self.alarms, self._share)
+        self._seats = Seats(
+            self._memories, self.start, self.limit, self._store, held=self._held, marks=marks, monitors=monitors
+        )
         self._types: TypeWatch | None = None
         self._fleet: FleetWatch | None = None
         if self.alarms is not None:
@@ -180,23 +183,23 @@ class StreamBank:
         seats = self._seats
         if self._fleet is None or not self._all_in_memory():
             return ()
-        rows = np.array([seats.row[name] for name in sorted(seats.row)], dtype=np.int64)
+        rows = seats.rows_by_name()
         rows = rows[seats.numbers["count"][rows] > 0]
-        times = np.maximum(self._latest, seats.numbers["at"][rows])
+        at = seats.numbers["at"][rows]
         try:
-            integral = self._scored(rows, times)[1]
-        except UserError:
+            integral = self._memories.integral(rows, at, np.maximum(self._latest, at))
+        except Unconverged:
+            integral = np.array([np.inf])
+        if not np.isfinite(integral).all():
             # An entity whose rate cannot be integrated up to now is refused by name at its next event.
             self._fleet.forget()
             return ()
         pending = seats.numbers["open"][rows] + integral
         raised = self._fleet.look(float(pending.sum()), self._latest)
-        long = pending >= LEAST_GAP
-        for row, gap in zip(rows[long].tolist(), pending[long].tolist(), strict=True):
-            found = self._monitor(row).silence(gap, self._latest)
-            if found:
-                seats.changed[row] = True
-                raised += _of_entity(seats.names[row], found)
+        for place, found in seats.monitors.silences(rows, pending, self._latest).items():
+            row = int(rows[place])
+            seats.changed[row] = True
+            raised += _of_entity(seats.names[row], found)
         return raised
 
     def _all_in_memory(self) -> bool:
@@ -230,8 +233,9 @@ class StreamBank:
         self._seats.changed[rows] = True
         if self.alarms is None:
             return []
-        found = [(name, self._monitor(row).silence(float(self._seats.numbers["open"][row]), when)) for name, row in self._seats.row.items()]
-        return [(name, alarm) for name, alarms in found for alarm in _of_entity(name, alarms)]
+        found = self._seats.monitors.silences(rows, self._seats.numbers["open"][rows], when)
+        named = [(self._seats.names[rows[place]], alarms) for place, alarms in found.items()]
+        return [(name, alarm) for name, alarms in named for alarm in _of_entity(name, alarms)]
 
     def intensity(self, entity: str, time: float) -> Floats:
         """lambda per mark of one entity at ``time``, as if nothing more happened until then; (M,). A new one has no past."""
@@ -439,10 +443,10 @@ class StreamBank:
         """The alarms that each event raises; events of an entity are in their order. ``earlier``: not the first of its entity."""
         if self.alarms is None:
             return [()] * len(rows)
-        monitors, names = self._seats.monitors, self._seats.names
-        events = zip(rows.tolist(), found.gap.tolist(), when.tolist(), strict=True)
-        raised = [(monitors[row] or self._monitor(row)).gap(gap, time) for row, gap, time in events]
-        raised = [_of_entity(names[row], own) if own else own for row, own in zip(rows.tolist(), raised, strict=True)]
+        names = self._seats.names
+        raised: list[tuple[Alarm, ...]] = [()] * len(rows)
+        for place, own in self._seats.monitors.observe(rows, found.gap, when).items():
+            raised[place] = _of_entity(names[rows[place]], own)
         if self._types is not None:
             for place, alarms in self._types.observe(when, kinds, found.shares, found.gap).items():
                 raised[place] += tuple(alarms)
@@ -463,12 +467,6 @@ class StreamBank:
             received = f"log-rates {logs[i].tolist()[:4]} and the integral {integral[i]} of {self._seats.names[rows[i]]!r} at {times[i]}"
             raise UserError("finite rates", received, "The model explodes there: fit it again, or reset the bank.")
         return logs, integral
-
-    def _monitor(self, row: int) -> Monitor:
-        found = self._seats.monitors[row]
-        if found is None:
-            found = self._seats.monitors[row] = Monitor(float(self.alarms or 0.0), self._share)
-        return found
 
 
 def _rounds(order: Rows, first: NDArray[np.bool_]) -> list[Rows]:

@@ -81,7 +81,8 @@ class Monitor:
     """Watches rescaled gaps one at a time.
 
     ``alarms`` is the largest probability, over any 1,000 consecutive events of the true model, that any alarm is raised; with other
-    watches beside it, this monitor's ``share`` of it. Memory is bounded: two sums and the last 256 gaps.
+    watches beside it, this monitor's ``share`` of it. Memory is bounded: two sums and the last 256 gaps,
+    which are written to ``window`` if that is given.
 
     >>> monitor = Monitor(1e-3)
     >>> raised = [a for i in range(60) for a in monitor.gap(0.3, time=float(i))]  # events come three times too fast
@@ -91,20 +92,20 @@ class Monitor:
     ('silence', ())
     """
 
-    def __init__(self, alarms: float = 1e-3, share: float = 1.0) -> None:
+    def __init__(self, alarms: float = 1e-3, share: float = 1.0, window: Floats | None = None) -> None:
         if not 0 < alarms < 1:
             expected = "a false-alarm probability per 1,000 events between 0 and 1"
             raise UserError(expected, f"alarms={alarms}", "Pass alarms=0.001, say, or None for no monitoring.")
         self.alarms, self.share = float(alarms), share
         self.level = self.alarms * share
         self.thresholds = thresholds(self.level)
+        self._gaps: Floats = np.zeros(WINDOW) if window is None else window
         self.reset()
 
     def reset(self) -> None:
         """Forget all gaps."""
         self._burst, self._silence = _Sum(), _Sum()
         self._told = False  # whether the gap now open has been called a silence
-        self._gaps: Floats = np.zeros(WINDOW)
         self._seen = 0  # gaps since the window was last emptied
 
     def gap(self, gap: float, time: float) -> tuple[Alarm, ...]:
@@ -154,6 +155,24 @@ class Monitor:
         sums = [[s.value, s.count, s.total] for s in (self._burst, self._silence)]
         numbers = {"alarms": self.alarms, "share": self.share, "sums": sums, "told": self._told, "seen": self._seen}
         return numbers, self._gaps[: min(self._seen, WINDOW)].copy()
+
+    def numbers(self) -> tuple[list[list[float]], bool, int]:
+        """The sums of burst and silence (value, count, total), whether a silence was told, and the gaps in the window so far."""
+        sums = [[s.value, float(s.count), s.total] for s in (self._burst, self._silence)]
+        return sums, self._told, self._seen
+
+    @property
+    def window(self) -> Floats:
+        """The last gaps, in a circle."""
+        return self._gaps
+
+    @staticmethod
+    def of_numbers(alarms: float, share: float, sums: list[list[float]], told: bool, seen: int, window: Floats) -> Monitor:
+        """The monitor with these :meth:`numbers`; ``window`` is used as it is and not copied."""
+        monitor = Monitor(alarms, share, window)
+        monitor._burst, monitor._silence = (_Sum(value, int(count), total) for value, count, total in sums)
+        monitor._told, monitor._seen = told, seen
+        return monitor
 
     @staticmethod
     def restore(numbers: dict[str, Any], gaps: Floats) -> Monitor:

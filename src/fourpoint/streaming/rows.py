@@ -44,6 +44,9 @@ class Memories(Protocol):
     def score(self, rows: Rows, at: Floats, times: Floats) -> tuple[Floats, Floats]:
         """log lambda per mark just before ``times``, (R, M), and the integral of the rate from ``at`` to them, (R,)."""
 
+    def integral(self, rows: Rows, at: Floats, times: Floats) -> Floats:
+        """The integral of :meth:`score` alone, (R,); what was scored last does not change."""
+
     def absorb(self, rows: Rows, at: Floats, times: Floats, marks: NDArray[np.int64]) -> None:
         """Events in the rows that were scored last."""
 
@@ -96,6 +99,10 @@ class StateRows:
         found = self._each(self._reach, [(rows[p], at[p], times[p]) for p in self._parts(len(rows))])
         self._ahead = [f.state for f in found]
         return np.concatenate([f.logs for f in found]), np.concatenate([f.integral for f in found])
+
+    def integral(self, rows: Rows, at: Floats, times: Floats) -> Floats:
+        parts = self._parts(len(rows))
+        return np.concatenate(self._each(self._integral, [(rows[p], at[p], times[p]) for p in parts]))
 
     def absorb(self, rows: Rows, at: Floats, times: Floats, marks: NDArray[np.int64]) -> None:
         parts = zip(self._parts(len(rows)), self._ahead, strict=True)
@@ -150,6 +157,13 @@ class StateRows:
         finally:
             self.idle.append(steps)
 
+    def _integral(self, rows: Rows, at: Floats, times: Floats) -> Floats:
+        steps = self.idle.pop()
+        try:
+            return steps.integral(self.state, at - self.start, times - at, rows)
+        finally:
+            self.idle.append(steps)
+
     def _absorb(self, rows: Rows, ahead: NDArray[Any], since: Floats, marks: NDArray[np.int64]) -> None:
         self.steps.absorb(self.state, rows, ahead, since, marks)
 
@@ -172,6 +186,9 @@ class ExcitationRows:
 
     def score(self, rows: Rows, at: Floats, times: Floats) -> tuple[Floats, Floats]:
         return self.logs(rows, at, times), self.steps.integral(self.state[rows], times - at)
+
+    def integral(self, rows: Rows, at: Floats, times: Floats) -> Floats:
+        return self.steps.integral(self.state[rows], times - at)
 
     def absorb(self, rows: Rows, at: Floats, times: Floats, marks: NDArray[np.int64]) -> None:
         self.move(rows, at, times)
@@ -216,6 +233,9 @@ class HistoryRows:
     def score(self, rows: Rows, at: Floats, times: Floats) -> tuple[Floats, Floats]:
         own = select_rows(self.history, torch.from_numpy(rows) + 1)
         return logs_at(self.model, own, times), integrals(self.model, own, at, times)
+
+    def integral(self, rows: Rows, at: Floats, times: Floats) -> Floats:
+        return integrals(self.model, select_rows(self.history, torch.from_numpy(rows) + 1), at, times)
 
     @torch.no_grad()
     def absorb(self, rows: Rows, at: Floats, times: Floats, marks: NDArray[np.int64]) -> None:

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fourpoint.events import UserError
+from fourpoint.streaming.monitor_table import MonitorTable
 from fourpoint.streaming.monitoring import Monitor
 from fourpoint.streaming.rows import Memories
 from fourpoint.streaming.state import Arrays, check_arrays, damaged
@@ -24,7 +25,7 @@ from fourpoint.streaming.stream import restored_monitor
 
 Rows = NDArray[np.int64]
 FIRST = 64  # rows at the beginning
-MONITOR_BYTES = 3_500  # of a monitor, with its window of gaps
+MONITOR_BYTES = 3_500  # of a monitor with its window of gaps, in tables that grow by doubling
 ENTRY_BYTES = 250  # of an entity's name and its places in the tables
 
 
@@ -55,12 +56,21 @@ class Seats:
     """
 
     def __init__(
-        self, memories: Memories, start: float, limit: int | None, store: Store | None, *, held: bool, marks: int
+        self,
+        memories: Memories,
+        start: float,
+        limit: int | None,
+        store: Store | None,
+        *,
+        held: bool,
+        marks: int,
+        monitors: MonitorTable,
     ) -> None:
         self.memories, self.start, self.limit, self.store, self.held = memories, start, limit, store, held
         self.row: dict[str, int] = {}
         self.names: list[str] = []  # by row
-        self.monitors: list[Monitor | None] = []  # by row
+        self._by_name: Rows | None = None
+        self.monitors = monitors  # by row
         self.numbers: Arrays = {"at": np.zeros(0), "open": np.zeros(0), "likelihood": np.zeros(0), "count": np.zeros(0, dtype=np.int64)}
         self.changed: NDArray[np.bool_] = np.zeros(0, dtype=bool)  # rows that differ from what is in the store
         self._saving: NDArray[np.int16] = np.zeros(0, dtype=np.int16)  # in how many changes that are being written a row is
@@ -105,6 +115,7 @@ class Seats:
         missing = [e for e in dict.fromkeys(entities) if e not in self.row]
         back = self.read(missing)
         self.make_room(len(missing))
+        self._by_name = None
         for name in missing:
             self.row[name] = self._free.pop()
             self.names[self.row[name]] = name
@@ -114,6 +125,12 @@ class Seats:
         self._used[rows] = self._calls
         return rows, [e for e in missing if e not in back]
 
+    def rows_by_name(self) -> Rows:
+        """The rows of the entities in memory, in the order of their names."""
+        if self._by_name is None:
+            self._by_name = np.array([self.row[name] for name in sorted(self.row)], dtype=np.int64)
+        return self._by_name
+
     def unseat(self, names: Sequence[str]) -> None:
         """Forget entities that :meth:`seat` has created."""
         if names:
@@ -122,15 +139,15 @@ class Seats:
 
     def _vacate(self, names: Sequence[str]) -> None:
         """Make the rows of entities blank and free."""
+        self._by_name = None
         rows = np.array([self.row.pop(name) for name in names])
         self.memories.clear(rows)
         for key, values in self.numbers.items():
             values[rows] = self.start if key == "at" else 0
         self.changed[rows] = False
         self._saving[rows] = 0
-        for row in rows.tolist():
-            self.monitors[row] = None
-            self._free.append(row)
+        self.monitors.clear(rows)
+        self._free += rows.tolist()
 
     def make_room(self, more: int, *, own: bool = True) -> None:
         """Room for ``more`` entities: those seen least recently are evicted, but for those of this call where ``own``."""
@@ -168,6 +185,7 @@ class Seats:
 
     def read_all(self) -> None:
         """Read every entity on disk, for models whose rows grow: the widest first, since the others fit into their room."""
+        self._by_name = None
         found = self.read(self.away)
         order = sorted(found, key=lambda name: -sum(array.nbytes for array in found[name][0].values()))
         for name in order:
@@ -254,5 +272,5 @@ class Seats:
         self.changed, self._saving = np.concatenate([self.changed, new]), np.concatenate([self._saving, new.astype(np.int16)])
         self._used = np.concatenate([self._used, np.zeros(rows - have, dtype=np.int64)])
         self.names += [""] * (rows - have)
-        self.monitors += [None] * (rows - have)
+        self.monitors.grow(rows)
         self._free += range(rows - 1, have - 1, -1)

@@ -1,0 +1,133 @@
+"""Monitors of a bank's entities in a table: a row of arrays each, so that a block of gaps is one compiled loop."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fourpoint.streaming.monitor_loops import BINS, compiled_watch
+from fourpoint.streaming.monitoring import FEWEST, LOG2, STRIDE, WINDOW, Alarm, Monitor
+
+Floats = NDArray[np.float64]
+Rows = NDArray[np.int64]
+
+
+class MonitorTable:
+    """Rows of monitors, each of which may be absent.
+
+    ``alarms`` and ``share`` are those of :class:`~fourpoint.streaming.monitoring.Monitor`; None: nothing is watched.
+
+    >>> table = MonitorTable(1e-3)
+    >>> table.grow(2)
+    >>> table.observe(np.array([0, 1, 0]), np.array([0.5, 20.0, 0.7]), np.array([0.5, 3.0, 1.2]))[1][0].kind
+    'silence'
+    >>> table[0].state()[0]["seen"], table[1].state()[0]["seen"]
+    (2, 1)
+    """
+
+    def __init__(self, alarms: float | None, share: float = 1.0) -> None:
+        self.alarms, self.share = alarms, share
+        self._limits = None if alarms is None else Monitor(alarms, share).thresholds
+        self._present: NDArray[np.bool_] = np.zeros(0, dtype=bool)
+        self._sums: Floats = np.zeros((0, 2, 3))  # burst and silence: value, count, total
+        self._told: NDArray[np.bool_] = np.zeros(0, dtype=bool)
+        self._seen: Rows = np.zeros(0, dtype=np.int64)
+        self._windows: Floats = np.zeros((0, WINDOW))
+        self._bins: Rows = np.zeros(BINS, dtype=np.int64)
+
+    def __len__(self) -> int:
+        return len(self._present)
+
+    def grow(self, rows: int) -> None:
+        """Make room for ``rows`` in all; new ones have no monitor."""
+        have = len(self)
+        self._present, self._told, self._seen = (_longer(a, rows) for a in (self._present, self._told, self._seen))
+        self._sums = _longer(self._sums, rows)
+        if self.alarms is not None:
+            self._windows = _longer(self._windows, rows)
+        self.clear(np.arange(have, rows))
+
+    def clear(self, rows: Rows) -> None:
+        """Take the monitors of rows away."""
+        self._present[rows] = False
+        self._told[rows] = False
+        self._seen[rows] = 0
+        self._sums[rows] = 0.0
+
+    def __getitem__(self, row: int) -> Monitor | None:
+        """The monitor of a row. What becomes of it counts once it is put back."""
+        if not self._present[row]:
+            return None
+        return self._monitor(row)
+
+    def __setitem__(self, row: int, monitor: Monitor | None) -> None:
+        if monitor is None or self.alarms is None:
+            self.clear(np.array([row]))
+            return
+        self._present[row] = True
+        self._sums[row], self._told[row], self._seen[row] = monitor.numbers()
+        self._windows[row] = monitor.window
+
+    def _monitor(self, row: int) -> Monitor:
+        sums = self._sums[row].tolist()
+        return Monitor.of_numbers(self.alarms or 0.0, self.share, sums, bool(self._told[row]), int(self._seen[row]), self._windows[row])
+
+    def observe(self, rows: Rows, gaps: Floats, times: Floats) -> dict[int, tuple[Alarm, ...]]:
+        """Gaps of rows that have ended, in order: the alarms that they raise, by place. Rows without a monitor get one."""
+        if self._limits is None:
+            return {}
+        loop = compiled_watch()
+        if loop is None:
+            return self._one_by_one(rows, gaps, times)
+        self._present[rows] = True
+        raised: dict[int, tuple[Alarm, ...]] = {}
+        table = (self._sums, self._told, self._seen, self._windows, self._bins, LOG2)
+        rule = (FEWEST, STRIDE)
+        place = 0
+        while True:
+            place = loop(place, rows, gaps, *table, *self._limits, rule)
+            if place == len(rows):
+                return raised
+            row = int(rows[place])
+            monitor = self._monitor(row)
+            found = monitor.gap(float(gaps[place]), float(times[place]))
+            self[row] = monitor
+            if found:
+                raised[place] = found
+            place += 1
+
+    def _one_by_one(self, rows: Rows, gaps: Floats, times: Floats) -> dict[int, tuple[Alarm, ...]]:
+        """The same without numba: every monitor is taken out and put back once."""
+        monitors = {row: self._monitor(row) for row in np.unique(rows).tolist()}
+        raised: dict[int, tuple[Alarm, ...]] = {}
+        for place, (row, gap, time) in enumerate(zip(rows.tolist(), gaps.tolist(), times.tolist(), strict=True)):
+            found = monitors[row].gap(gap, time)
+            if found:
+                raised[place] = found
+        for row, monitor in monitors.items():
+            self[row] = monitor
+        return raised
+
+    def silences(self, rows: Rows, gaps: Floats, time: float) -> dict[int, tuple[Alarm, ...]]:
+        """No event of ``rows`` up to ``time``, where their gaps have grown to ``gaps``: alarms of those that are too long,
+        by place; each is told once."""
+        if self._limits is None:
+            return {}
+        self._present[rows] = True
+        long = (self._sums[rows, 1, 0] + gaps / 2 >= self._limits.silence) | (gaps >= self._limits.gap)
+        raised: dict[int, tuple[Alarm, ...]] = {}
+        for place in np.flatnonzero(long & ~self._told[rows]).tolist():
+            row = int(rows[place])
+            monitor = self._monitor(row)
+            raised[place] = monitor.silence(float(gaps[place]), time)
+            self[row] = monitor
+        return raised
+
+
+def _longer(array: NDArray[Any], rows: int) -> NDArray[Any]:
+    """The same with ``rows`` rows; the new ones are zero."""
+    found = np.zeros((rows, *array.shape[1:]), dtype=array.dtype)
+    found[: len(array)] = array
+    return found
