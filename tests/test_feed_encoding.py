@@ -117,6 +117,59 @@ def test_the_standard_library_serves_where_orjson_is_missing(monkeypatch: pytest
         fast_json.cache_clear()
 
 
+@pytest.mark.parametrize("by", [None, "who"])
+@pytest.mark.parametrize("plain", [False, True])
+def test_columns_are_the_events_of_the_lines(by: str | None, plain: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if plain:
+        monkeypatch.setattr(encoding, "fast_json", lambda: None)
+    bulk, single = readers(by)
+    good = [b'{"time": %d.5, "mark": "fire", "who": "a%d"}' % (i, i % 3) for i in range(40)]
+    good += [b'{"time": 41, "mark": 7, "who": 12}', b'{"who": "b", "time": 5e1, "mark": "7"}']
+    found = bulk.columns(good)
+    assert found is not None, "plain objects take the short way"
+    expected = [single(Line(i, content, len(content))) for i, content in enumerate(good)]
+    assert found.events() == expected
+    for content in CONTENTS:
+        found = bulk.columns([*good, content, *good])
+        alone = single(Line(3, content, len(content)))
+        assert found is None or found.events()[len(good)] == alone
+
+
+@pytest.mark.parametrize("plain", [False, True])
+@pytest.mark.parametrize(
+    "contents",
+    [
+        [b'{"time": 1}, {"time": 2}', b'{"time": [{}', b'{}], "time": 3}'],
+        [b'{"time": 1', b'"mark": 2}'],
+        [b'{"time": 1, "who": "a', b'b"}'],
+        [b'{"time": 1}', b"", b'{"time": 2}'],
+        [b'{"time": 1}]', b'[{"time": 2}'],
+        [b'{"time": 1},', b'{"time": 2}'],
+    ],
+)
+def test_lines_that_form_json_only_together_are_not_events(
+    contents: list[bytes], plain: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if plain:
+        monkeypatch.setattr(encoding, "fast_json", lambda: None)
+    reader = EventReader({}, Asked(), TimeReader(None, ""))
+    reader(Line(1, b'{"time": 0}', 11))
+    assert reader.columns([b'{"time": 0.5}', b'{"time": 0.75}']) is not None
+    assert reader.columns(contents) is None
+    assert reader.columns([b'{"time": 1, "mark": "fire"}']) is None, "the model has no marks"
+
+
+def test_a_block_gives_the_lines_that_it_holds(tmp_path: Path) -> None:
+    path = tmp_path / "feed"
+    path.write_bytes(b"\n".join([b"one", b"x" * (LONGEST + 1), b"", b"four", b""]))
+    lines = Lines(path)
+    block = lines.block(10)
+    assert block.contents == [b"one", b"", b"", b"four"] and list(block.odd) == [1]
+    expected = [Line(1, b"one", 3), Line(2, None, LONGEST + 1), Line(3, b"", 0), Line(4, b"four", 4)]
+    assert block.lines() == expected
+    lines.close()
+
+
 @pytest.mark.parametrize("limit", [1, 3, 50])
 def test_lines_taken_in_bulk_are_those_of_the_file(limit: int, tmp_path: Path) -> None:
     contents = [b"x" * n for n in (1, 0, 5, 2, LONGEST, LONGEST + 1, 3, 0, 0, 7)] * 3

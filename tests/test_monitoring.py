@@ -9,6 +9,7 @@ import pytest
 from scipy.stats import binom
 
 from fourpoint.events import UserError
+from fourpoint.streaming.monitor_table import MonitorTable
 from fourpoint.streaming.monitoring import CELLS, LOG2, WINDOW, Alarm, Monitor, burst_chain, crossing, silence_chain, thresholds
 
 
@@ -134,3 +135,52 @@ def test_wrong_rates_are_refused_and_alarms_are_json() -> None:
 def test_tied_events_are_a_burst_of_finite_size() -> None:
     raised = alarms_of(np.zeros(100), 1e-3)
     assert raised[0].kind == "burst" and math.isfinite(raised[0].size) and raised[0].size > 10
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+def test_a_table_of_monitors_is_one_monitor_per_row(compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks of any size, with bursts, silences and drifts among them: the very alarms and states of single monitors."""
+    if compiled:
+        pytest.importorskip("numba")
+    else:
+        monkeypatch.setattr("fourpoint.streaming.monitor_table.compiled_watch", lambda: None)
+    rng, count, per = np.random.default_rng(7), 6, 700
+    rows = rng.permutation(np.repeat(np.arange(count), per))
+    gaps = rng.exponential(size=len(rows))
+    gaps[rows == 1] *= 0.4  # bursts
+    gaps[rows == 2] *= 2.5  # silences
+    gaps[rows == 3] = rng.gamma(9.0, 1 / 9.0, size=per)  # the right mean, and drifts
+    gaps[rng.integers(0, len(rows), 20)] = 30.0
+    times = np.arange(len(rows)) + 0.5
+    single = [Monitor(0.05, 0.5) for _ in range(count)]
+    expected = [single[row].gap(gap, time) for row, gap, time in zip(rows.tolist(), gaps.tolist(), times.tolist(), strict=True)]
+    table, found = MonitorTable(0.05, 0.5), [()] * len(rows)
+    table.grow(count)
+    for part in np.split(np.arange(len(rows)), [1, 3, 64, 1000, 1001, 2500]):
+        raised = table.observe(rows[part], gaps[part], times[part])
+        assert all(raised.values())
+        for place, alarms in raised.items():
+            found[part[place]] = alarms
+    assert found == expected
+    assert {alarm.kind for alarms in found for alarm in alarms} == {"burst", "silence", "drift"}
+    for row in range(count):
+        (numbers, window), (own, own_window) = table[row].state(), single[row].state()
+        assert numbers == own and np.array_equal(window, own_window)
+
+
+def test_a_table_tells_silences_once_and_forgets_what_is_cleared() -> None:
+    table, single = MonitorTable(0.01), [Monitor(0.01) for _ in range(3)]
+    table.grow(2)
+    table.grow(3)
+    open_gaps = np.array([1.0, 40.0, 20.0])
+    for time in (1.0, 2.0):
+        expected = [monitor.silence(gap, time) for monitor, gap in zip(single, open_gaps.tolist(), strict=True)]
+        found = table.silences(np.arange(3), open_gaps, time)
+        assert [found.get(row, ()) for row in range(3)] == expected
+        assert len(found) == (2 if time == 1.0 else 0)
+    assert table.observe(np.array([1]), np.array([41.0]), np.array([3.0])) == {}, "it was told while it lasted"
+    table.clear(np.array([1]))
+    assert table[1] is None and table[2] is not None
+    nothing = MonitorTable(None)
+    nothing.grow(3)
+    assert nothing.observe(np.arange(3), open_gaps, open_gaps) == {} and nothing[0] is None

@@ -214,3 +214,35 @@ def test_waves_are_exponentials(kind: Any, close: float) -> None:
     part = np.empty((2, 5), dtype=kind)
     dapp_loops.turns(50.0, waves, 35, part[0], part[1])
     assert np.array_equal(part, found[:, 35:])
+
+
+@pytest.mark.parametrize("kind", [np.float32, np.float64])
+@pytest.mark.parametrize("compiled", [True, False])
+def test_the_integral_alone_is_that_of_a_step(kind: Any, compiled: bool) -> None:
+    model = lively(2)
+    model = model if kind == np.float32 else model.double()
+    steps, random = Steps(model, kind, compiled=compiled), np.random.default_rng(3)
+    state = steps.blank(40)
+    since = np.zeros(40)
+    for _ in range(4):
+        gap = random.exponential(size=40) * steps.scale
+        ahead = steps.reach(state, since, gap, np.arange(40))
+        since = since + gap
+        steps.absorb(state, np.arange(40), ahead.state, since, random.integers(0, 2, 40))
+    rows = random.permutation(40)[:25]
+    gap = random.exponential(size=25) * 3 * steps.scale
+    whole = steps.reach(state, since[rows], gap, rows)
+    alone = steps.integral(state, since[rows], gap, rows)
+    np.testing.assert_allclose(alone, whole.integral, rtol=1e-6 if kind == np.float32 else 1e-12)
+
+
+def test_float32_turns_are_those_of_float64() -> None:
+    """Waves formed from 32 bits and fewer terms agree with those of 64 bits to a few float32 roundings of the lag."""
+    random = np.random.default_rng(5)
+    frequency, decay = random.normal(size=200) * 5, random.exponential(size=200)
+    found = np.empty((2, 200), dtype=np.float32)
+    for lag in (0.0, 1e-3, 0.37, 2.9, 40.0):
+        dapp_loops.turns(lag, dapp_loops.waves(frequency, decay, np.float32), 0, found[0], found[1])
+        exact = np.exp((-decay + 1j * frequency) * lag)
+        bound = np.abs(exact) * np.finfo(np.float32).eps * (4 + 2 * lag * (np.abs(frequency) + decay)) + 1e-36
+        assert (np.abs(found[0] + 1j * found[1] - exact) <= bound).all()

@@ -47,7 +47,7 @@ class Columns(NamedTuple):
 
     def events(self) -> list[Event]:
         """The events, of a feed with one clock."""
-        whose = self.entities or [None] * len(self.times)
+        whose: list[str] | list[None] = self.entities or [None] * len(self.times)
         return [Event(time, mark, entity, time) for time, mark, entity in zip(self.times, self.marks, whose, strict=True)]
 
     def part(self, first: int, end: int) -> Columns:

@@ -24,6 +24,7 @@ from fourpoint.feeds.reading import EventReader
 from fourpoint.feeds.saving import EntitySaver
 from fourpoint.feeds.state import FeedState, Output, Tally, digest, write_state
 
+Found = Event | UserError | None  # what a line is; None: blank, or the header
 EVERY = 1000  # lines between two states, unless writing them would take more than a share of the time
 SHARE = 0.05
 FIRST = 64  # lines of the first batch, before it is known how long they take
@@ -139,9 +140,10 @@ class Loop:
         numbers: Sequence[int] = block.numbers()
         skipped = 0
         if found is not None or scores.refused:
-            lines, found = block.lines(), found or columns.events()
-            skipped = self._tell_faults(lines, found, scores.refused)
-            numbers = [line.number for line, event in zip(lines, found, strict=True) if isinstance(event, Event)]
+            lines = block.lines()
+            each: Sequence[Found] = columns.events() if found is None else found
+            skipped = self._tell_faults(lines, each, scores.refused)
+            numbers = [line.number for line, event in zip(lines, each, strict=True) if isinstance(event, Event)]
         rows = self._rows(numbers, columns, scores)
         if rows:
             self.output.write("".join(rows).encode())
@@ -149,7 +151,7 @@ class Loop:
         self.unsaved += len(block.contents)
         self.done = self.lines.offset
 
-    def _events_of(self, block: Block) -> tuple[Columns, list[Event | UserError | None] | None]:
+    def _events_of(self, block: Block) -> tuple[Columns, list[Found] | None]:
         """The events of lines. Where some are none, or have a time that cannot be right, also what each line is."""
         columns = None if block.odd else self.reader.columns(block.contents)
         if columns is None:
@@ -162,7 +164,7 @@ class Loop:
         events = [event for event in found if isinstance(event, Event)]
         return Columns.of(events, many=self.scorer.many), found
 
-    def _tell_faults(self, lines: list[Line], found: list[Event | UserError | None], refused: dict[int, UserError]) -> int:
+    def _tell_faults(self, lines: list[Line], found: Sequence[Found], refused: dict[int, UserError]) -> int:
         """Tell what is wrong with lines and with events that were refused, in their order; how many they are."""
         skipped, place = 0, 0
         for line, event in zip(lines, found, strict=True):
@@ -180,7 +182,7 @@ class Loop:
         rows = rows_of(numbers, events.times, events.marks, events.entities, scores, self.scorer.names)
         return [row for i, row in enumerate(rows) if i not in scores.refused] if scores.refused else rows
 
-    def _plausible_of(self, found: list[Event | UserError | None]) -> list[Event | UserError | None]:
+    def _plausible_of(self, found: list[Found]) -> list[Found]:
         """The same, with an error in the place of each event whose time cannot be right."""
         if self.plausible is None:
             return found

@@ -5,7 +5,7 @@ do the same. Those hold the states at all nodes of all rows, and are limited by 
 processor's cache from its first node to its last, and the interpreter is not locked, so that threads share the rows. Waves are
 formed by polynomials, since a call of sin or exp keeps a processor from taking several modes at a time:
 
-    sin(2 pi u) = u P(u^2),  |u| <= 1/4,        2^-r = Q(r),  |r| <= 1/2,        (Taylor, to the last digit of a float64)
+    sin(2 pi u) = u P(u^2),  |u| <= 1/4,        2^-r = Q(r),  |r| <= 1/2,        (Taylor, to the last digit of the precision)
 
 with u the cycles theta d / 2 pi less the nearest whole number, a difference that is not rounded. Axes as in `dapp_step`.
 """
@@ -28,6 +28,7 @@ PANEL = 8  # steps of a panel
 SINE = tuple((-1) ** k * (2 * math.pi) ** (2 * k + 1) / math.factorial(2 * k + 1) for k in range(11))
 POWER = tuple((-math.log(2)) ** k / math.factorial(k) for k in range(14))  # of 2^-r
 DEEPEST = 40  # cuts in two after which a rate counts as one that cannot be integrated
+SINGLE_MOST = 500.0  # halvings: float32 has fewer, float64 more
 FASTMATH = {"reassoc", "contract", "nsz"}
 
 
@@ -45,7 +46,7 @@ class Loops(NamedTuple):
 @cache
 def compiled_loops() -> Loops | None:
     """The six as machine code, cached on disk between runs where possible; None without numba."""
-    helpers = (turns, moved, read_out, eight, rates, log_rate, integrated, cut, workspace, integral_over, step)
+    helpers = (single_turns, double_turns, turns, moved, read_out, eight, rates, log_rate, integrated, cut, workspace, integral_over, step)
     entries = (reach, absorb, scores, forget, follow, pending)
     code = machine_code((sys.modules[__name__],), entries, helpers, fastmath=FASTMATH)
     return None if code is None else Loops(**code)
@@ -273,6 +274,42 @@ def forget(state, lags, marks, values, waves, phase):
 @no_type_check
 def turns(d, waves, first, re, im):
     """exp(a d) of the modes from ``first`` on, as many as ``re`` and ``im`` have room for."""
+    if waves.most < SINGLE_MOST:
+        single_turns(d, waves, first, re, im)
+    else:
+        double_turns(d, waves, first, re, im)
+
+
+@no_type_check
+def single_turns(d, waves, first, re, im):
+    """:func:`turns` to the last digit of a float32, which takes fewer terms; all numbers have 32 bits, so that more fit a vector."""
+    kind = waves.cycles.dtype.type
+    s0, s1, s2, s3 = kind(SINE[0]), kind(SINE[1]), kind(SINE[2]), kind(SINE[3])
+    s4, s5, s6, s7 = kind(SINE[4]), kind(SINE[5]), kind(SINE[6]), kind(SINE[7])
+    p0, p1, p2, p3, p4 = kind(POWER[0]), kind(POWER[1]), kind(POWER[2]), kind(POWER[3]), kind(POWER[4])
+    p5, p6, p7, p8 = kind(POWER[5]), kind(POWER[6]), kind(POWER[7]), kind(POWER[8])
+    lag, half, quarter, most, zero = kind(d), kind(0.5), kind(0.25), kind(waves.most), kind(0.0)
+    for j in range(len(re)):
+        u = lag * waves.cycles[first + j]
+        u -= np.floor(u + half)
+        c = quarter - abs(u)
+        s = quarter - abs(c) if u > 0 else abs(c) - quarter
+        v, w = c * c, s * s
+        c *= s0 + v * (s1 + v * (s2 + v * (s3 + v * (s4 + v * (s5 + v * (s6 + v * s7))))))
+        s *= s0 + w * (s1 + w * (s2 + w * (s3 + w * (s4 + w * (s5 + w * (s6 + w * s7))))))
+        h = lag * waves.halvings[first + j]
+        n = np.floor(h + half)
+        r = h - n
+        f = p0 + r * (p1 + r * (p2 + r * (p3 + r * (p4 + r * (p5 + r * (p6 + r * (p7 + r * p8)))))))
+        bits = np.int32(np.int32(127 - np.int32(min(n, most))) << np.int32(23))  # of 2^-n, as a float32
+        f = f * kind(bits.view(np.float32)) if n < most else zero
+        re[j] = f * c
+        im[j] = f * s
+
+
+@no_type_check
+def double_turns(d, waves, first, re, im):
+    """:func:`turns` to the last digit of a float64."""
     kind = waves.cycles.dtype.type
     s0, s1, s2, s3, s4, s5 = kind(SINE[0]), kind(SINE[1]), kind(SINE[2]), kind(SINE[3]), kind(SINE[4]), kind(SINE[5])
     s6, s7, s8, s9, s10 = kind(SINE[6]), kind(SINE[7]), kind(SINE[8]), kind(SINE[9]), kind(SINE[10])
