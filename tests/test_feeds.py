@@ -30,7 +30,7 @@ from fourpoint.events import MarkSpace, UserError
 from fourpoint.feeds import lines as feed_lines, loop as feed_loop
 from fourpoint.feeds.events import Single
 from fourpoint.feeds.feed import score_feed
-from fourpoint.feeds.lines import Line, Lines
+from fourpoint.feeds.lines import Block, Line, Lines
 from fourpoint.feeds.loop import Ended
 from fourpoint.feeds.plausibility import Reached
 from fourpoint.feeds.state import TAIL, FeedState, Output, Tally, digest, locked_state, read_state, write_state
@@ -428,20 +428,20 @@ def test_states_that_are_slow_to_write_are_written_less_often(
 ) -> None:
     """At most a twentieth of the time: by a clock on which a line takes an eighth of a second, and a state its ``cost``."""
     at: list[int] = []
-    clock, take = Clock(monkeypatch), Lines.take
+    clock, take = Clock(monkeypatch), Lines.block
 
     def slow(path: Path, state: FeedState) -> None:
         at.append(state.line)
         clock.now += cost
 
-    def taken(lines: Lines, limit: int) -> list[Line]:
+    def taken(lines: Lines, limit: int) -> Block:
         found = take(lines, limit)
-        clock.now += 0.125 * len(found)
+        clock.now += 0.125 * len(found.contents)
         return found
 
     monkeypatch.setattr(feed_loop, "write_state", slow)
     monkeypatch.setattr(feed_loop, "EVERY", 2)
-    monkeypatch.setattr(Lines, "take", taken)
+    monkeypatch.setattr(Lines, "block", taken)
     monkeypatch.setattr(Single, "batch", 1)
     place.run()
     assert at == [*range(0, 101, apart), 100]
@@ -653,7 +653,7 @@ def test_an_interruption_between_taking_and_writing_a_line_saves_no_state(
     where: str, place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A second Ctrl-C may come at any moment."""
-    owner, name = {"taken": (Lines, "take"), "scored": (Output, "write"), "written": (feed_loop.Loop, "_count")}[where]
+    owner, name = {"taken": (Lines, "block"), "scored": (Output, "write"), "written": (feed_loop.Loop, "_count")}[where]
     real, calls = getattr(owner, name), [0]
 
     def interrupted(*arguments: Any) -> Any:

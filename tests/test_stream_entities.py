@@ -178,7 +178,7 @@ def test_scoring_goes_on_while_a_state_is_written(place: Place, monkeypatch: pyt
 
     def noted(scorer: Any, events: Any) -> Any:
         found = observe(scorer, events)
-        if begun.is_set() and events and events[-1].time == last:
+        if begun.is_set() and events.times and events.times[-1] == last:
             free.set()
         return found
 
