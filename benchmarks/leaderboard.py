@@ -230,7 +230,8 @@ def _ahead(model: Any, data: Any) -> Row:
     inner = np.setdiff1d(np.arange(data.events), data.offsets[:-1][data.lengths > 0])
     names = ("rmse", "mae", "crps", "coverage", "accuracy", "log_loss")
     try:
-        found = _next_scores(model, data, np.sort(np.random.default_rng(0).permutation(inner)[:EVENTS]))
+        chosen = np.sort(np.random.default_rng(0).permutation(inner)[:EVENTS])
+        found = _next_scores(model, data, chosen, lambda done, text=None: None)
     except Unconverged as error:
         return dict.fromkeys(names) | dict(predictions=str(error))
     numbers = {name: getattr(found, name) for name in names}

@@ -182,7 +182,7 @@ def _aligned(a: Floats, b: Floats, cost: float) -> float:
     return float(row[-1])
 
 
-def _next_scores(model: Any, data: Dataset, chosen: NDArray[np.int64], step: Step = lambda done: None) -> NextScores:
+def _next_scores(model: Any, data: Dataset, chosen: NDArray[np.int64], step: Step) -> NextScores:
     """Scores at the events ``chosen`` (flat indices), a few sequences at a time."""
     owner = np.searchsorted(data.offsets, chosen, side="right") - 1
     sums, marked = [], []

@@ -46,7 +46,8 @@ class Scored(NamedTuple):
     @staticmethod
     def empty(count: int, marks: int = 0) -> Scored:
         """Room for so many events, and for the shares of so many types; NaN where nothing is written."""
-        return Scored(*np.full((3, count), np.nan), np.full((count, marks), np.nan))
+        density, gap, rate = np.full((3, count), np.nan)
+        return Scored(density, gap, rate, np.full((count, marks), np.nan))
 
 
 class Stop(NamedTuple):
