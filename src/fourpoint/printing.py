@@ -7,6 +7,7 @@ here with both switched off, and tables hold :class:`rich.text.Text`, which is s
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
@@ -59,11 +60,12 @@ class Step(Protocol):
     def __call__(self, done: float, text: str | None = None) -> None: ...
 
 
-class Printed:
+class Printed(ABC):
     """A result with a table (``__rich__``): its text for consoles, and its HTML, escaped, for notebooks."""
 
+    @abstractmethod
     def __rich__(self) -> ConsoleRenderable:
-        raise NotImplementedError
+        """The table."""
 
     def __str__(self) -> str:
         return as_text(self, width=110)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,7 +14,7 @@ from fourpoint.printing import as_html
 LARGEST = 12  # numbers of a table that are written out
 
 
-class Described:
+class Described(ABC):
     """Gives a model ``repr`` in one line, and the same, escaped, as HTML.
 
     >>> from fourpoint.models.poisson import Poisson
@@ -23,9 +24,9 @@ class Described:
 
     marks: MarkSpace
 
+    @abstractmethod
     def settings(self) -> dict[str, Any]:
         """The constructor's arguments but for ``marks``."""
-        raise NotImplementedError
 
     def shown(self) -> Mapping[str, Any]:
         """What is written between the brackets: the settings, unless a model has something that says more."""
