@@ -231,7 +231,7 @@ def _ahead(model: Any, data: Any) -> Row:
     names = ("rmse", "mae", "crps", "coverage", "accuracy", "log_loss")
     try:
         chosen = np.sort(np.random.default_rng(0).permutation(inner)[:EVENTS])
-        found = _next_scores(model, data, chosen, lambda done, text=None: None)
+        found = _next_scores(model, data, chosen)
     except Unconverged as error:
         return dict.fromkeys(names) | dict(predictions=str(error))
     numbers = {name: getattr(found, name) for name in names}

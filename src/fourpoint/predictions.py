@@ -182,7 +182,11 @@ def _aligned(a: Floats, b: Floats, cost: float) -> float:
     return float(row[-1])
 
 
-def _next_scores(model: Any, data: Dataset, chosen: NDArray[np.int64], step: Step) -> NextScores:
+def _no_bar(done: float, text: str | None = None) -> None:
+    """Progress that is not shown."""
+
+
+def _next_scores(model: Any, data: Dataset, chosen: NDArray[np.int64], step: Step = _no_bar) -> NextScores:
     """Scores at the events ``chosen`` (flat indices), a few sequences at a time."""
     owner = np.searchsorted(data.offsets, chosen, side="right") - 1
     sums, marked = [], []
