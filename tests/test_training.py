@@ -19,7 +19,7 @@ from fourpoint import checkpoints, training, training_run, training_steps
 from fourpoint.data.synthetic import simulate
 from fourpoint.events import Batch, Dataset, Sequence
 from fourpoint.likelihood import log_likelihood
-from fourpoint.models import DAPP, RMTPP, Hawkes, Poisson
+from fourpoint.models import DAPP, RMTPP, DeepDAPP, Hawkes, Poisson
 from fourpoint.training import RECIPE, Fit, TrainingError, _batch_for, _groups, _in_full, fit
 from fourpoint.training_cuda import CapturedSteps, Resident
 from fourpoint.training_run import COLUMNS, Recipe, Run
@@ -495,3 +495,22 @@ def test_weights_do_not_depend_on_the_number_of_threads(name: str) -> None:
     finally:
         torch.set_num_threads(before)
     assert all(torch.equal(found[0][key], found[1][key]) for key in found[0])
+
+
+def test_steps_of_deep_dapp_do_not_depend_on_the_number_of_threads() -> None:
+    """Its steps may have several threads; the gradients of tokens and of layer normalisation must not show how many."""
+    train, before, found = simulate("hawkes", 80), torch.get_num_threads(), []
+    recipe = _in_full(Recipe(**{**RECIPE, "batch_size": 80, "steps": 2}), train, 0)
+    for threads in (1, 2):
+        model = DeepDAPP(layers=1, width=32, modes=8)
+        model.initialise(train)
+        run = Run(model, train, train, None, 0, recipe, dict(convention="window"))
+        steps = Steps(run, torch.optim.AdamW(_groups(model, recipe), fused=True), recipe, "window")
+        torch.set_num_threads(threads)
+        try:
+            steps.take(0, 0.01)
+            steps.take(1, 0.01)
+        finally:
+            torch.set_num_threads(before)
+        found.append(model)
+    assert same(*found)

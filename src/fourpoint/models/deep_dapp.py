@@ -30,13 +30,13 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy, gelu, linear
+from torch.nn.functional import cross_entropy, embedding, gelu, linear
 from torch.utils.checkpoint import checkpoint
 
 from fourpoint.events import Batch, Dataset, MarkSpace, UserError
 from fourpoint.maths.periodogram import coarse_clock, peaks
 from fourpoint.models import protocol
-from fourpoint.models.deep_layer import FEATURES, REACH, DeepHistory, DeepLayer, Noise, features, side_by_side
+from fourpoint.models.deep_layer import FEATURES, REACH, DeepHistory, DeepLayer, Noise, Norm, features, side_by_side
 from fourpoint.models.described import Described
 from fourpoint.models.narrow import NarrowPeaks
 from fourpoint.models.neural_start import time_scale_of
@@ -129,9 +129,9 @@ class DeepDAPP(Described, NarrowPeaks, nn.Module):
             self.layers = nn.ModuleList(DeepLayer(width, modes, gated=gated) for _ in range(layers))
             self.tokens = nn.Parameter(torch.randn(M + 2, width))  # the marks, the start and a mark that is hidden
             self.gap = nn.Linear(K, width)
-            self.norm, self.context = nn.LayerNorm(width), nn.Linear(width, width)
+            self.norm, self.context = Norm(width), nn.Linear(width, width)
             self.read, self.since = nn.Linear(2 * modes * layers, width), nn.Linear(K, width, bias=False)
-            self.query_norm, self.up, self.down = nn.LayerNorm(width), nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
+            self.query_norm, self.up, self.down = Norm(width), nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
             self.rate, self.share = nn.Linear(width, 1), nn.Linear(width, M)
         self.log_scale = nn.Parameter(torch.zeros(()))
         with torch.no_grad():
@@ -314,7 +314,7 @@ class DeepDAPP(Described, NarrowPeaks, nn.Module):
         self, marks: Int[Tensor, "B P"], gaps: Float[Tensor, "B P"], before: DeepHistory | None, noise: Noise | None
     ) -> tuple[Tensor, ...]:
         """Tokens through all layers: context, states and paces."""
-        x, moments = self.tokens[marks] + self.gap(self._features(gaps)), []
+        x, moments = embedding(marks, self.tokens) + self.gap(self._features(gaps)), []
         for i, layer in enumerate(self._stack()):
             x, moment = layer(x, gaps, before and before.layer(i), noise, dense=self._settings["form"] == "dense")
             moments.append(moment)

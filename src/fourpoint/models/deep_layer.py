@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Complex, Float, Int
@@ -90,6 +90,40 @@ class Noise(NamedTuple):
         return x * kept.div_(1 - share)
 
 
+class Norm(nn.LayerNorm):
+    """Layer normalisation whose gradients on a CPU do not depend on the number of threads.
+
+    torch sums the gradients of weight and bias per thread; here each of their elements is one sum over all rows.
+    """
+
+    def forward(self, x: Float[Tensor, "*S H"]) -> Float[Tensor, "*S H"]:
+        """``x`` with mean 0 and variance 1 along its last dimension, times the weight, plus the bias."""
+        if x.device.type != "cpu" or not torch.is_grad_enabled():
+            return super().forward(x)
+        return _Norm.apply(x, self.weight, self.bias, self.eps)
+
+
+class _Norm(torch.autograd.Function):
+    """torch's layer normalisation, with gradients of weight and bias by :func:`torch.sum`."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+        normed, mean, scale = torch.native_layer_norm(x, weight.shape, weight, bias, eps)
+        ctx.save_for_backward(x, weight, mean, scale)
+        return normed
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+        (grad,) = gradients
+        x, weight, mean, scale = ctx.saved_tensors
+        of_input, _, _ = torch.ops.aten.native_layer_norm_backward(
+            grad, x, weight.shape, mean, scale, weight, None, [True, False, False]
+        )
+        of_weight = (grad * ((x - mean) * scale)).flatten(0, -2).sum(0)
+        of_bias = grad.flatten(0, -2).sum(0)
+        return of_input, of_weight, of_bias, None
+
+
 class DeepLayer(nn.Module):
     """The layer above on tokens of ``width`` numbers with ``modes`` = J modes; time is in the model's own unit.
 
@@ -105,7 +139,7 @@ class DeepLayer(nn.Module):
         self.turns = nn.Parameter(SLOW_TURNS * torch.randn(modes))
         self.register_buffer("first_decay", torch.ones(modes))
         self.register_buffer("steady", torch.zeros(modes, dtype=torch.bool))  # modes whose time runs at one pace
-        self.norm, self.inner_norm = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.norm, self.inner_norm = Norm(width), Norm(width)
         self.drive = nn.Linear(width, 2 * modes)
         self.gates = nn.Linear(width, 2 * modes) if gated else None
         self.read, self.skip = nn.Linear(2 * modes, width), nn.Linear(width, 2 * width)
