@@ -10,11 +10,12 @@ import pytest
 import torch
 
 import fourpoint as fp
-from fourpoint import closed_forms, training, training_run
+from fourpoint import closed_forms, sampling, training, training_run
 from fourpoint.closed_forms import clearly_positive, fit_closed_forms, unit_scores
 from fourpoint.data.synthetic import simulate
 from fourpoint.events import Dataset, Sequence
 from fourpoint.models import DAPP, MODELS, RMTPP, Hawkes, Poisson
+from fourpoint.sampling import sample_paths
 from fourpoint.stability import explosive
 from fourpoint.windows import beginning, cut_long, repeated_windows
 
@@ -142,9 +143,35 @@ def test_an_explosive_model_is_noticed_and_a_stable_one_is_returned(monkeypatch:
     monkeypatch.setattr(
         training_run, "explosive", lambda one, *_: "12 of 12 simulated paths reach 99 events" if one is model else ""
     )
+    original = training.fit_closed_forms
+    monkeypatch.setattr(training, "fit_closed_forms", lambda *given, **more: original(*given, **more)[:1])
     done = fp.fit(model, train, dev, steps=30, progress=False)
-    assert done.name and done.model is not model
+    assert done.name == "poisson" and done.model is not model
     assert any("the trained model is explosive: 12 of 12" in note for note in done.notes)
+
+
+def test_a_closed_form_that_is_better_but_explosive_is_not_returned(monkeypatch: pytest.MonkeyPatch) -> None:
+    train, dev = simulate("hawkes", 100, seed=1), simulate("hawkes", 50, seed=2)
+    model = RMTPP(hidden=4)
+    monkeypatch.setattr(training_run, "explosive", lambda one, *_: "" if one is model else "12 of 12 paths")
+    done = fp.fit(model, train, dev, steps=2, progress=False)
+    assert done.closed_forms["hawkes"] > done.best
+    assert done.model is model and not done.name
+
+
+def test_a_simulation_without_time_left_still_finds_paths_that_run_away() -> None:
+    log, asked = long_log(2000), [0]
+
+    def time_left() -> bool:
+        asked[0] += 1
+        return asked[0] % 400 != 0
+
+    assert explosive(Hawkes(baseline=0.5, branching=0.5, decay=2.0), log, 0, lambda: False) == ""
+    found = explosive(Hawkes(baseline=0.5, branching=3.0, decay=2.0), log, 0, time_left)
+    assert asked[0] == 400 and "simulated paths reach" in found
+    model = Hawkes(baseline=0.5, branching=0.5, decay=2.0)
+    paths = sample_paths(model, 0.0, 100.0, 5, time_left=lambda: False)
+    assert paths.unfinished.tolist() == [0, 1, 2, 3, 4] and not paths.data.events
 
 
 def test_paths_that_run_away_are_explosive() -> None:
@@ -206,3 +233,27 @@ def test_a_budget_counts_from_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
     done = fp.fit(DAPP(**TINY), simulate("hawkes", 60, seed=1), time_budget=50.0, progress=False)
     assert list(done.closed_forms) == ["poisson"] and done.stopped == "time budget"
     assert [row["step"] for row in done.history if row["step"]] == [1]
+
+
+def test_a_budget_holds_with_what_follows_the_last_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a clock on which a step takes a second, a score of the development data two, and a round of the simulated paths three."""
+    now = [0.0]
+
+    def slowed(owner: Any, name: str, seconds: float) -> None:
+        original = getattr(owner, name)
+
+        def slow(*given: Any, **more: Any) -> Any:
+            now[0] += seconds
+            return original(*given, **more)
+
+        monkeypatch.setattr(owner, name, slow)
+
+    slowed(training.Steps, "take", 1.0)
+    slowed(training_run.Run, "score", 2.0)
+    slowed(sampling, "_round", 3.0)
+    monkeypatch.setattr(training, "time", type("Clock", (), {"monotonic": staticmethod(lambda: now[0])}))
+    data = simulate("hawkes", 60, seed=1)
+    done = fp.fit(RMTPP(hidden=4), data, steps=10**6, time_budget=100.0, patience=99, baselines=False, progress=False)
+    assert done.stopped == "time budget" and done.history[-1]["step"] > 20
+    assert 90.0 <= now[0] <= 103.0, "one round more than the budget"
+    assert "the time budget ended the search for explosive paths before it was complete" in done.notes

@@ -13,6 +13,7 @@ import os
 import shlex
 import sys
 from pathlib import Path
+from time import monotonic
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -64,6 +65,7 @@ app = typer.Typer(
 )
 app.add_typer(data_app, name="data", help="List what comes with Fourpoint, summarise a data set, or look at a file of your own.")
 
+LEAST_BUDGET = 1e-3  # seconds of a time budget that are left to a fit when reading has used up all of it
 Version = Annotated[bool, typer.Option("--version", callback=lambda asked: _print_version(asked), is_eager=True, help="Print the version.")]
 
 
@@ -152,6 +154,7 @@ def fit(
     sort: typed.Sort = False,
 ) -> None:
     """Train a model on a data set and save it in a folder."""
+    began = monotonic()
     from fourpoint.branching import branching_ratios
     from fourpoint.models import MODELS
     from fourpoint.settings import parameters, parse_settings
@@ -170,6 +173,8 @@ def fit(
     made = build(marks=events.marks, **of_model)
     train, dev = train_and_dev(events, split, seed, closed_form=hasattr(made, "maximum_likelihood"))
     check_folder(output, resume)
+    if time_budget is not None and time_budget > 0:  # reading is part of it; what is left allows for one step at the least
+        time_budget = max(time_budget - (monotonic() - began), LEAST_BUDGET)
     result = train_model(made, train, dev, seed=seed, time_budget=time_budget, device=device, folder=output, resume=resume, **of_training)
     for note in dict.fromkeys(result.notes):
         say(note)

@@ -37,7 +37,7 @@ Scored = Annotated[
     str | None, typer.Option("--split", help="Part of the data: train, dev, test, all, or held-out (what fit did not train on).")
 ]
 Seed = Annotated[int, typer.Option(help="Seed of everything random.")]
-Budget = Annotated[float | None, typer.Option(metavar="SECONDS", help="Stop training after this many seconds.")]
+Budget = Annotated[float | None, typer.Option(metavar="SECONDS", help="Fit within this many seconds: reading, training and checks.")]
 Folder = Annotated[Path, typer.Option("-o", "--output", metavar="DIR", help="Folder to write.")]
 File = Annotated[Path, typer.Option("-o", "--output", metavar="FILE", help="Parquet file to write.")]
 Settings = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A setting of model or training; repeatable.")]

@@ -16,14 +16,14 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -47,13 +47,15 @@ H = TypeVar("H")
 class Paths:
     """Sampled paths, the share of candidates that thinning accepted (NaN for inversion), and the rows that were capped.
 
-    A capped path is observed up to its last event only: its window in ``data`` ends there.
+    A capped path is observed up to its last event only: its window in ``data`` ends there. ``unfinished`` are the rows of paths
+    of which only the first events were drawn, for lack of time.
     """
 
     data: Dataset
     method: str
     acceptance: float
     capped: NDArray[np.int64]
+    unfinished: NDArray[np.int64] = dataclasses.field(default_factory=lambda: np.zeros(0, np.int64))
 
     def __str__(self) -> str:
         how = f"thinning, {self.acceptance:.0%} of candidates accepted" if self.method == "thinning" else self.method
@@ -108,8 +110,11 @@ def sample_paths(
     most: int | None = None,
     method: Method = "auto",
     progress: bool = False,
+    time_left: Callable[[], bool] | None = None,
 ) -> Paths:
     """As :func:`sample`, with the acceptance rate and the capped paths beside the data.
+
+    ``time_left`` is asked again and again while paths are drawn: where it says no, they end where they are (``Paths.unfinished``).
 
     >>> from fourpoint.models.poisson import Poisson
     >>> print(sample_paths(Poisson(), 0.0, 5.0, 100, seed=1))
@@ -123,7 +128,7 @@ def sample_paths(
     random = torch.Generator().manual_seed(seed)
     with still(model), bar("sampling", 1.0, show=progress) as step:
         past = _opening(model, float(start), sequences, history)
-        return advance(model, past, begin, end, random, most=most, method=method, step=step)
+        return advance(model, past, begin, end, random, most=most, method=method, step=step, time_left=time_left)
 
 
 def advance(
@@ -137,13 +142,17 @@ def advance(
     method: Method = "auto",
     limit: int = MOST,
     step: Step | None = None,
+    time_left: Callable[[], bool] | None = None,
 ) -> Paths:
     """One path on [start, stop) for each row of the model's history ``past``; the model must be in evaluation mode.
 
     ``limit`` events of one path are an explosion where there is no cap ``most``. ``step`` is told the share of the work that is done.
+    ``time_left`` as in :func:`sample_paths`.
     """
-    chosen, tally, found = _method(model, method), Tally(), []
+    chosen, tally = _method(model, method), Tally()
     count = torch.zeros(len(start), dtype=torch.int64)
+    found: list[tuple[Tensor, Tensor, Tensor, Tensor | None]] = [(count[:0], start[:0], count[:0], None)]
+    unfinished = torch.zeros(len(start), dtype=torch.bool)
     try:
         if method == "auto" and hasattr(model, "draw_clusters"):
             clusters = _clusters(model, past, start, stop, random, most, limit)
@@ -151,7 +160,7 @@ def advance(
                 return clusters
         for rows in torch.arange(len(start)).split(_group(past)):
             own = past if len(rows) == len(start) else select_rows(past, rows)
-            going = _Going(len(start), int(rows[0]), step)
+            going = _Going(len(start), int(rows[0]), step, time_left, unfinished)
             for event in _events(model, own, rows, start[rows], stop[rows], random, count, most, chosen, tally, limit, going):
                 found.append(event)
     except (ExplosiveRate, Unconverged) as error:
@@ -160,7 +169,8 @@ def advance(
     if step is not None:
         step(1.0)
     capped = torch.nonzero(count >= most)[:, 0] if most is not None else torch.zeros(0, dtype=torch.int64)
-    return Paths(_dataset(found, start, stop, capped, model.marks), chosen, tally.acceptance, capped.numpy())
+    data = _dataset(found, start, stop, capped, model.marks)
+    return Paths(data, chosen, tally.acceptance, capped.numpy(), torch.nonzero(unfinished)[:, 0].numpy())
 
 
 def _clusters(
@@ -179,11 +189,21 @@ def _clusters(
 
 
 class _Going(NamedTuple):
-    """How far sampling has come: paths in all, those of earlier groups, and whom to tell."""
+    """How far sampling has come: paths in all, those of earlier groups, whom to tell and whom to ask for time, and which
+    paths are unfinished for lack of it."""
 
     paths: int
     earlier: int
     step: Step | None
+    time_left: Callable[[], bool] | None
+    unfinished: Bool[Tensor, " B"]
+
+    def ended_early(self, rows: Int[Tensor, " R"], at: Float[Tensor, " R"], end: Float[Tensor, " R"]) -> bool:
+        """Whether there is no time left; the paths ``rows`` whose time ``at`` is before their ``end`` are then unfinished."""
+        if self.time_left is None or self.time_left():
+            return False
+        self.unfinished[rows[at < end]] = True
+        return True
 
     def tell(self, group: int, at: Tensor, start: Tensor, width: Tensor) -> None:
         """Of a ``group`` of paths those with a time ``at`` are still going; ``width`` is all that they have to go from ``start``."""
@@ -285,7 +305,7 @@ def _events(
     limit = limit if most is None else most
     group, begin, span = len(rows), at, end - at
     width = span if method == "thinning" else torch.zeros_like(span)
-    while len(rows):
+    while len(rows) and not going.ended_early(rows, at, end):
         going.tell(group, at, begin, span)
         later = hasattr(model, "draw_places")
         if model.marks.box is None or later:

@@ -8,6 +8,7 @@ an explosive one reach any cap.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -22,8 +23,11 @@ EXCESS, LARGEST_CAP = 5, 1500  # a path is capped at EXCESS times the largest ob
 TOLERATED = 0.1  # share of capped paths up to which a model counts as stable
 
 
-def explosive(model: Any, data: Dataset, seed: int = 0) -> str:
+def explosive(model: Any, data: Dataset, seed: int = 0, time_left: Callable[[], bool] | None = None) -> str:
     """Why ``model`` counts as explosive on stretches like those of ``data``; "" if it does not.
+
+    Where ``time_left`` says no, the simulation ends: paths that have more events by then than were observed in a whole stretch
+    count as explosive, the others as stable.
 
     >>> from fourpoint.data.synthetic import simulate
     >>> from fourpoint.models.hawkes import Hawkes
@@ -37,14 +41,18 @@ def explosive(model: Any, data: Dataset, seed: int = 0) -> str:
         return ""
     start, stop, past = _stretch(data)
     largest = largest_count(data, stop - start)
-    cap = int(max(1.2 * largest + 10, min(EXCESS * largest + 50, LARGEST_CAP)))
+    least = int(1.2 * largest + 10)
+    cap = max(least, min(EXCESS * largest + 50, LARGEST_CAP))
     try:
-        capped = sample_paths(model, start, stop, PATHS, seed, history=past, most=cap).capped
+        paths = sample_paths(model, start, stop, PATHS, seed, history=past, most=cap, time_left=time_left)
     except UserError as error:
         return str(error)
-    if len(capped) <= TOLERATED * PATHS:
+    if len(paths.unfinished):
+        cap = least
+    runaway = int((paths.data.lengths >= cap).sum())
+    if runaway <= TOLERATED * PATHS:
         return ""
-    reached = f"{len(capped)} of {PATHS} simulated paths reach {cap:,} events"
+    reached = f"{runaway} of {PATHS} simulated paths reach {cap:,} events"
     return f"{reached}, where at most {largest:,} were observed in as much time"
 
 

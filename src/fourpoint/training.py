@@ -204,8 +204,11 @@ def _train(
     taker = (CapturedSteps if CapturedSteps.able(run, place) else Steps)(run, optimiser, recipe, convention)
     warmup = max(1, min(recipe.warmup, recipe.steps // 10))
     began -= run.fit.history[-1]["seconds"] if run.fit.history else 0.0
-    until = math.inf if time_budget is None else time_budget - min(CLOSING_SHARE * time_budget, CLOSING_SECONDS)
+    limit = math.inf if time_budget is None else time_budget - min(CLOSING_SHARE * time_budget, CLOSING_SECONDS)
+    until = limit
     bar.expect(recipe.steps, until)
+    if time_budget is not None:
+        run.time_left = lambda: time.monotonic() - began < time_budget
     seen, clock, pause = 0, time.monotonic(), until / VALIDATIONS
     first, ready = step, time.monotonic() - began  # preparation has no share of the schedule
     while step < recipe.steps:
@@ -230,6 +233,7 @@ def _train(
             run.validate(row, -float(np.mean(losses)))
             bar.update(step, time.monotonic() - began, row)
             seen, clock = 0, time.monotonic()
+            until = limit - 2 * (clock - now)  # the last validation and the score of the model that is kept take as long
             pause = max(pause, 3 * (clock - now))  # most of a budget is for training
         else:
             bar.update(step, now - began, None)

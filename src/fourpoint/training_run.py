@@ -111,6 +111,7 @@ class Run:
         self.per_epoch = len(self.train.batches(self.batch_size, seed=0, mixed=self.mixed))
         self.mean_events = max(1.0, self.train.events / max(1, len(self.train)))
         self.tick = 0.0  # inside which events are moved about
+        self.time_left: Callable[[], bool] = lambda: True  # of a time budget, for what follows the last step
         self._epoch: tuple[int, list[np.ndarray]] = (-1, [])
 
     def rows(self, step: int) -> np.ndarray:
@@ -226,25 +227,74 @@ class Run:
         return self.fit
 
     def finish(self) -> Fit:
-        """Choose what is returned: the trained weights, the first guess, or a closed-form model."""
+        """Choose what is returned: the trained weights, the first guess, or a closed-form model.
+
+        That is the best of them on the development data, unless simulated paths of it run away and those of another do not.
+        """
         self._or_the_guess()
         self._take(self.best)
         self.fit.stopped = self.fit.stopped or "all steps done"
-        runaway = explosive(self.model, self.whole, self.seed)
-        if runaway and self.guess and self.fit.best_step > 0:
-            trained = self.best
-            self._take(self.guess)
-            if explosive(self.model, self.whole, self.seed):
-                self._take(trained)
-            else:
-                self.fit.notes.append(f"the trained model is explosive ({runaway}): the first guess, which is stable, is kept")
-                self.best, self.fit.best_step, runaway = self.guess, 0, ""
-        self.fit.notes += look_for_narrow_peaks(self.model, self.whole) if hasattr(self.model, "narrow") else []
-        self._choose(runaway)
+        self._look_for_peaks()
+        others = sorted(self.closed_forms, key=lambda one: -float(one.scores.sum()))
+        better = bool(others) and float(others[0].scores.sum()) > self._own_score()
+        if better and not self._explosive(others[0].model):
+            self._return(others[0], "better on dev than the trained model")
+        else:
+            self._look_for_a_stable_one(others)
         self.write(model=True)
         if self.folder:
             checkpoints.remove_tensors(self.folder, "training")
         return self.fit
+
+    def _look_for_peaks(self) -> None:
+        if hasattr(self.model, "narrow"):
+            self.fit.notes += look_for_narrow_peaks(self.model, self.whole)
+
+    def _own_score(self) -> float:
+        """The log-likelihood of the model on the development data, which is noted beside those of the closed forms."""
+        total, events = float(self.score(self.model).sum()), max(1, self.dev.events)
+        shown = ", ".join(f"{name} {value:.4f}" for name, value in self.fit.closed_forms.items())
+        self.fit.notes.append(f"nats per event on dev: {total / events:.4f}; closed forms: {shown}")
+        return total
+
+    def _explosive(self, model: Any) -> str:
+        """Why ``model`` counts as explosive, as far as the time budget allows to find out."""
+        cut = False
+
+        def time_left() -> bool:
+            nonlocal cut
+            cut = cut or not self.time_left()
+            return not cut
+
+        found = explosive(model, self.whole, self.seed, time_left)
+        if cut and not found:
+            self.fit.notes.append("the time budget ended the search for explosive paths before it was complete")
+        return found
+
+    def _look_for_a_stable_one(self, others: list[ClosedForm]) -> None:
+        """Keep the trained model if it is stable; else the first guess, or the best of the closed-form models that is."""
+        runaway = self._explosive(self.model)
+        if runaway and self.guess and self.fit.best_step > 0:
+            self._take(self.guess)
+            if not self._explosive(self.model):
+                self.fit.notes.append(f"the trained model is explosive ({runaway}): the first guess, which is stable, is kept")
+                self.best, self.fit.best_step = self.guess, 0
+                self._look_for_peaks()
+                return
+            self._take(self.best)
+        if not runaway:
+            return
+        self.fit.notes.append(f"the trained model is explosive: {runaway}")
+        stable = next((one for one in others if not self._explosive(one.model)), None)
+        if stable is not None:
+            self._return(stable, "stable, unlike the trained model")
+
+    def _return(self, one: ClosedForm, why: str) -> None:
+        """The closed-form model ``one`` in place of the trained one."""
+        one.model.trained_on = self.model.trained_on
+        self.fit.model, self.fit.name = one.model, one.name
+        self.fit.best = float(one.scores.sum()) / max(1, self.dev.events)
+        self.fit.notes += [*one.notes, f"the closed-form model {one.name} is {why}, and is returned in its place"]
 
     def _take(self, weights: dict[str, torch.Tensor]) -> None:
         """Put the weights into the model, in evaluation mode and with the features of evaluation."""
@@ -254,28 +304,6 @@ class Run:
         self.model.to("cpu").eval()
         said = self.model.settle() if hasattr(self.model, "settle") else []
         self.fit.notes = [note for note in self.fit.notes if not note.startswith("evaluation features")] + said
-
-    def _choose(self, runaway: str) -> None:
-        """The model or the best closed form, by the development data; an explosive one only for lack of another."""
-        if runaway:
-            self.fit.notes.append(f"the trained model is explosive: {runaway}")
-        if not self.closed_forms:
-            return
-        events = max(1, self.dev.events)
-        own = float(self.score(self.model).sum()) / events
-        shown = ", ".join(f"{name} {value:.4f}" for name, value in self.fit.closed_forms.items())
-        self.fit.notes.append(f"nats per event on dev: {own:.4f}; closed forms: {shown}")
-        others = sorted(self.closed_forms, key=lambda one: -float(one.scores.sum()))
-        if runaway:
-            others = [one for one in others if not explosive(one.model, self.whole, self.seed)]
-        if not others or not (runaway or float(others[0].scores.sum()) / events > own):
-            return
-        best = others[0]
-        why = "stable, unlike the trained model" if runaway else "better on dev than the trained model"
-        best.model.trained_on = self.model.trained_on
-        self.fit.model, self.fit.name = best.model, best.name
-        self.fit.best = float(best.scores.sum()) / events
-        self.fit.notes += [*best.notes, f"the closed-form model {best.name} is {why}, and is returned in its place"]
 
     def finished(self) -> bool:
         """Whether the folder holds a finished run of the same recipe; its weights are then taken over."""
