@@ -21,6 +21,7 @@ test: lint  ## lint, then unit tests, laws, doctests and the README's code block
 
 lint: $(STAMPS)/dev  ## ruff, mypy and the direction of imports
 	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check --quiet .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
 

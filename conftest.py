@@ -9,7 +9,11 @@ from importlib.util import find_spec
 import pytest
 
 # Kernels need triton, which torch brings to machines with a CUDA device.
-collect_ignore_glob = [] if find_spec("triton") else ["src/fourpoint/maths/*_cuda.py", "src/fourpoint/models/*_cuda.py"]
+collect_ignore_glob = (
+    []
+    if find_spec("triton")
+    else ["src/fourpoint/maths/*_cuda.py", "src/fourpoint/models/*_cuda.py"]
+)
 
 
 @pytest.fixture(autouse=True)

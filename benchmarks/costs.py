@@ -1,12 +1,18 @@
-"""Evaluation, start-up and memory: events per second of the honest log-likelihood, seconds until the command answers, peaks of training.
+"""Evaluation, start-up and memory: events per second of the honest log-likelihood, seconds until
+the command answers, peaks of training.
 
     python benchmarks/costs.py [--only evaluation start memory] [--repeats 5]
 
-**evaluation**: 500 sequences of a Hawkes process (about 30 events each) scored by `fp.evaluation.score`, whose integrals are doubled until
-they settle to 1e-4 nats per event (Hawkes has a closed form); processor time on one thread. The models have learned for 100 steps.
-**start**: `fourpoint --help` and `import fourpoint` in fresh processes, by the clock; the import must not load torch.
-**memory**: the peak that one epoch of training in batches of 64 adds to a process of its own that has imported everything and built the
-model (500 Hawkes sequences, defaults of each library, one thread). Loops that are compiled or loaded on the way count.
+**evaluation**: 500 sequences of a Hawkes process (about 30 events each) scored by
+`fp.evaluation.score`, whose integrals are doubled until
+they settle to 1e-4 nats per event (Hawkes has a closed form); processor time on one thread. The
+models have learned for 100 steps.
+**start**: `fourpoint --help` and `import fourpoint` in fresh processes, by the clock; the import
+must not load torch.
+**memory**: the peak that one epoch of training in batches of 64 adds to a process of its own that
+has imported everything and built the
+model (500 Hawkes sequences, defaults of each library, one thread). Loops that are compiled or
+loaded on the way count.
 """
 
 from __future__ import annotations
@@ -31,7 +37,9 @@ STEPS = 100  # of training before a model is scored
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--one", help=argparse.SUPPRESS)
@@ -42,7 +50,9 @@ def main() -> None:
         return
     if given.quick:
         given.repeats = 2
-    record = Record("costs", "Evaluation, start-up, and the memory that training takes.", given.quick)
+    record = Record(
+        "costs", "Evaluation, start-up, and the memory that training takes.", given.quick
+    )
     if "start" in given.only:
         start(record, given.repeats)
     if "memory" in given.only:
@@ -64,7 +74,16 @@ def evaluation(record: Record, repeats: int, sequences: int) -> None:
     train, test = hawkes_data(500, 1), hawkes_data(sequences, 3)
     for name in SCORED:
         model = MODELS[name](train.marks)
-        fp.fit(model, train, train[:50], steps=STEPS, epochs=0.0, validate_every=STEPS, baselines=False, progress=False)
+        fp.fit(
+            model,
+            train,
+            train[:50],
+            steps=STEPS,
+            epochs=0.0,
+            validate_every=STEPS,
+            baselines=False,
+            progress=False,
+        )
         score(model, test[:50])
         found = []
         for _ in range(repeats):
@@ -73,46 +92,79 @@ def evaluation(record: Record, repeats: int, sequences: int) -> None:
             found.append(test.events / (time.process_time() - began))
         speed = figure(found, "events/s")
         record.row("evaluation", f"Fourpoint {name}", **{"events/s": speed})
-        print(f"evaluation, {name:12}{speed['median']:12,.0f} events/s ({speed['min']:,.0f} to {speed['max']:,.0f})", flush=True)
+        print(
+            (
+                f"evaluation, {name:12}{speed['median']:12,.0f} events/s ({speed['min']:,.0f} to "
+                f"{speed['max']:,.0f})"
+            ),
+            flush=True,
+        )
 
 
 def start(record: Record, repeats: int) -> None:
     """Seconds by the clock until a fresh process has answered."""
     calls = {
         "fourpoint --help": [sys.executable, "-m", "fourpoint.cli", "--help"],
-        "import fourpoint": [sys.executable, "-c", "import fourpoint, sys; print('torch' in sys.modules)"],
+        "import fourpoint": [
+            sys.executable,
+            "-c",
+            "import fourpoint, sys; print('torch' in sys.modules)",
+        ],
         "python, nothing imported": [sys.executable, "-c", "print()"],
     }
     for name, words in calls.items():
         found = []
         for repeat in range(repeats + 1):
             began = time.perf_counter()
-            done = subprocess.run(words, check=True, capture_output=True, text=True, cwd=ROOT / "src")
+            done = subprocess.run(
+                words, check=True, capture_output=True, text=True, cwd=ROOT / "src"
+            )
             if repeat:  # the first one may have to compile bytecode
                 found.append(time.perf_counter() - began)
         seconds = figure(found, "s")
         torch_too = done.stdout.strip() if name == "import fourpoint" else None
-        record.row("start-up", name, seconds=seconds, **{"torch imported": {"True": "yes", "False": "no"}.get(torch_too or "")})
-        print(f"{name:26}{seconds['median']:7.3f} s ({seconds['min']:.3f} to {seconds['max']:.3f})", flush=True)
+        record.row(
+            "start-up",
+            name,
+            seconds=seconds,
+            **{"torch imported": {"True": "yes", "False": "no"}.get(torch_too or "")},
+        )
+        print(
+            f"{name:26}{seconds['median']:7.3f} s ({seconds['min']:.3f} to {seconds['max']:.3f})",
+            flush=True,
+        )
         if name == "fourpoint --help":
-            record.bar("fourpoint --help answers within so many seconds", seconds, most=LONGEST_START)
+            record.bar(
+                "fourpoint --help answers within so many seconds", seconds, most=LONGEST_START
+            )
         if torch_too:
-            record.bar("import fourpoint loads torch (1) or not (0)", float(torch_too == "True"), most=0)
+            record.bar(
+                "import fourpoint loads torch (1) or not (0)", float(torch_too == "True"), most=0
+            )
 
 
 def memory(record: Record, quick: bool) -> None:
     """The peak of one epoch of training, each model in a process of its own."""
     ours, theirs = (TRAINED[:1], PEERS[3:4]) if quick else (TRAINED, PEERS)
     for name in [*(f"Fourpoint {n}" for n in ours), *(f"EasyTPP {n}" for n in theirs)]:
-        done = subprocess.run([sys.executable, __file__, "--one", name], capture_output=True, text=True)
+        done = subprocess.run(
+            [sys.executable, __file__, "--one", name], capture_output=True, text=True
+        )
         if done.returncode:
             raise SystemExit(f"{name}: {done.stderr[-2000:]}")
         found = json.loads(done.stdout.splitlines()[-1])
         if "missing" in found:
             record.missing("memory", name, found["missing"])
             continue
-        record.row("memory", name, **{"MB added by training": found["added"], "MB of the whole process": found["peak"]})
-        print(f"memory, {name:22}{found['added']:9.1f} MB added, {found['peak']:9.1f} MB in all", flush=True)
+        record.row(
+            "memory",
+            name,
+            **{"MB added by training": found["added"], "MB of the whole process": found["peak"]},
+        )
+        print(
+            f"memory, {name:22}{found['added']:9.1f} MB added, {found['peak']:9.1f} MB in all",
+            flush=True,
+        )
 
 
 def peak_of(name: str) -> dict[str, Any]:
@@ -122,7 +174,9 @@ def peak_of(name: str) -> dict[str, Any]:
     torch.set_num_threads(1)
     library, model = name.split()
     try:
-        epoch = (fourpoint_epoch if library == "Fourpoint" else easytpp_epoch)(model, hawkes_data(500, 1))
+        epoch = (fourpoint_epoch if library == "Fourpoint" else easytpp_epoch)(
+            model, hawkes_data(500, 1)
+        )
     except ImportError as error:
         return dict(missing=str(error))
     before = peak()
@@ -135,7 +189,14 @@ def fourpoint_epoch(name: str, data: Any) -> Callable[[], object]:
     from fourpoint.models import MODELS
 
     fit, model, steps = fp.fit, MODELS[name](data.marks), len(data.batches(64))
-    terms = dict(steps=steps, epochs=0.0, batch_size=64, validate_every=steps, baselines=False, progress=False)
+    terms = dict(
+        steps=steps,
+        epochs=0.0,
+        batch_size=64,
+        validate_every=steps,
+        baselines=False,
+        progress=False,
+    )
     return lambda: fit(model, data, data[:8], **terms)
 
 
@@ -149,7 +210,9 @@ def hawkes_data(sequences: int, seed: int) -> Any:
     import fourpoint as fp
     from fourpoint.models import Hawkes
 
-    return fp.sample(Hawkes(baseline=0.5, branching=0.5, decay=1.0), 0.0, 30.0, sequences, seed=seed)
+    return fp.sample(
+        Hawkes(baseline=0.5, branching=0.5, decay=1.0), 0.0, 30.0, sequences, seed=seed
+    )
 
 
 def peak() -> float:

@@ -1,11 +1,15 @@
-"""Deep DAPP beside EasyTPP's S2P2 at an equal number of parameters: events per second of training on public data, on one thread.
+"""Deep DAPP beside EasyTPP's S2P2 at an equal number of parameters: events per second of training
+on public data, on one thread.
 
-    python benchmarks/deep.py --data DIR [--sets taxi stackoverflow_easytpp] [--rounds 3] [--batch 256]
+    python benchmarks/deep.py --data DIR [--sets taxi stackoverflow_easytpp] [--rounds 3] [--batch
+    256]
 
-DIR holds NAME.parquet with a split `train`. Deep DAPP has its default size (about 115,000 parameters); S2P2 has width 64, 64 modes and
-4 layers (about 127,000; complex numbers count twice). A step of either is the same: the sampled log-likelihood of 256 sequences of mixed
-lengths (8 random nodes per gap, the `gaps` convention), its gradient and AdamW; EasyTPP's model runs in EasyTPP's own code
-(`easytpp_models.py`). Both take the same batches in turn, one untimed first. Seconds are of the processor, on one thread.
+DIR holds NAME.parquet with a split `train`. Deep DAPP has its default size (about 115,000
+parameters); S2P2 has width 64, 64 modes and 4 layers (about 127,000; complex numbers count twice).
+A step of either is the same: the sampled log-likelihood of 256 sequences of mixed lengths (8 random
+nodes per gap, the `gaps` convention), its gradient and AdamW; EasyTPP's model runs in EasyTPP's own
+code (`easytpp_models.py`). Both take the same batches in turn, one untimed first. Seconds are of
+the processor, on one thread.
 """
 
 from __future__ import annotations
@@ -30,7 +34,9 @@ NODES = 8
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--data", type=Path, help="folder of Parquet files")
     parser.add_argument("--sets", nargs="+", default=list(SETS))
     parser.add_argument("--rounds", type=int, default=3)
@@ -40,7 +46,11 @@ def main() -> None:
     if given.quick:
         given.rounds, given.batch = 2, 32
     torch.set_num_threads(1)
-    record = Record("deep", "Deep DAPP and EasyTPP's S2P2 of equal size in training, one thread, processor time.", given.quick)
+    record = Record(
+        "deep",
+        "Deep DAPP and EasyTPP's S2P2 of equal size in training, one thread, processor time.",
+        given.quick,
+    )
     for name in given.sets:
         file = given.data / f"{name}.parquet" if given.data else None
         if file is None or not file.is_file():
@@ -81,10 +91,19 @@ def compare(record: Record, name: str, data: Dataset, given: argparse.Namespace)
     for model, speed in speeds.items():
         size = parameters(models[model])
         beside = ratios(speeds["Fourpoint deep-dapp"], speed)
-        record.row(name, model, **{"events/s": speed, "parameters": size, "deep-dapp is so many times as fast": beside})
-        print(f"{name:24}{model:22}{size:>9,} parameters{speed['median']:>10,.0f} events/s ({speed['min']:,.0f} to {speed['max']:,.0f})")
+        record.row(
+            name,
+            model,
+            **{"events/s": speed, "parameters": size, "deep-dapp is so many times as fast": beside},
+        )
+        print(
+            f"{name:24}{model:22}{size:>9,} parameters{speed['median']:>10,.0f} events/s "
+            f"({speed['min']:,.0f} to {speed['max']:,.0f})"
+        )
     if len(speeds) > 1:
-        record.bar(bar(name), ratios(speeds["Fourpoint deep-dapp"], speeds["EasyTPP S2P2"]), least=5)
+        record.bar(
+            bar(name), ratios(speeds["Fourpoint deep-dapp"], speeds["EasyTPP S2P2"]), least=5
+        )
 
 
 class Stepper:
@@ -92,7 +111,9 @@ class Stepper:
 
     def __init__(self, model: Any) -> None:
         self.model = model
-        self.optimiser = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-4)
+        self.optimiser = torch.optim.AdamW(
+            [p for p in model.parameters() if p.requires_grad], lr=1e-4
+        )
 
     def step(self, data: Dataset, rows: np.ndarray, seed: int) -> float:
         """One step; events per second of processor time."""
@@ -101,7 +122,12 @@ class Stepper:
         began = time.process_time()
         if hasattr(self.model, "redraw"):
             self.model.redraw(random)
-        loss = -sampled_log_likelihood(self.model, data.batch(rows), NODES, random, convention="gaps").sum() / events
+        loss = (
+            -sampled_log_likelihood(
+                self.model, data.batch(rows), NODES, random, convention="gaps"
+            ).sum()
+            / events
+        )
         self.optimiser.zero_grad(set_to_none=True)
         loss.backward()
         self.optimiser.step()
@@ -110,7 +136,9 @@ class Stepper:
 
 def parameters(model: Any) -> int:
     """Real numbers that are learned."""
-    return sum(p.numel() * (2 if p.is_complex() else 1) for p in model.parameters() if p.requires_grad)
+    return sum(
+        p.numel() * (2 if p.is_complex() else 1) for p in model.parameters() if p.requires_grad
+    )
 
 
 if __name__ == "__main__":

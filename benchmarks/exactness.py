@@ -1,11 +1,13 @@
-"""Is the sampler exact? Every model's own samples, rescaled by its own integral; four rates with a known mean; coverage.
+"""Is the sampler exact? Every model's own samples, rescaled by its own integral; four rates with a
+known mean; coverage.
 
     python benchmarks/exactness.py [--gaps 20000] [--forecasts 5000]
 
-Each row samples enough paths for ``--gaps`` events, lays the windows end to end and tests the rescaled gaps against the
-unit exponential. With about 20 rows and three p-values each, one below .001 is expected once in 17 runs of a true sampler.
-Mean count against mean integral is in standard errors. Last, the 90% interval of the next event's time is checked on
-``--forecasts`` simulated Hawkes histories with the true model.
+Each row samples enough paths for ``--gaps`` events, lays the windows end to end and tests the
+rescaled gaps against the unit exponential. With about 20 rows and three p-values each, one below
+.001 is expected once in 17 runs of a true sampler. Mean count against mean integral is in standard
+errors. Last, the 90% interval of the next event's time is checked on ``--forecasts`` simulated
+Hawkes histories with the true model.
 """
 
 from __future__ import annotations
@@ -32,7 +34,9 @@ FIRST = 500  # paths that tell how many events a model has
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--gaps", type=int, default=20_000)
     parser.add_argument("--forecasts", type=int, default=5000)
     parser.add_argument("--seed", type=int, default=0)
@@ -57,16 +61,34 @@ def known_means(record: Record, seed: int) -> None:
     rates: dict[str, tuple[Any, Any, float]] = {
         "0.05": (lambda s: 0 * s + 0.05, lambda a, b: 0 * a + 0.05, 20.0),
         "0.1 + s": (lambda s: 0.1 + s, lambda a, b: 0.1 + b, 1.159),
-        "0.1 + 5 exp(-(s-2)^2/.1)": (bump, lambda a, b: bump(torch.minimum(torch.maximum(a, 0 * a + 2), b)), 2.184),
-        "0.1 + 3 exp(-3 s)": (lambda s: 0.1 + 3 * torch.exp(-3 * s), lambda a, b: 0.1 + 3 * torch.exp(-3 * a), 3.836),
+        "0.1 + 5 exp(-(s-2)^2/.1)": (
+            bump,
+            lambda a, b: bump(torch.minimum(torch.maximum(a, 0 * a + 2), b)),
+            2.184,
+        ),
+        "0.1 + 3 exp(-3 s)": (
+            lambda s: 0.1 + 3 * torch.exp(-3 * s),
+            lambda a, b: 0.1 + 3 * torch.exp(-3 * a),
+            3.836,
+        ),
     }
-    print(f"{'rate':28}{'truth':>8}{'thinning':>18}{'inversion':>18}   (mean of {DRAWS:,} draws, standard errors off)")
+    print(
+        f"{'rate':28}{'truth':>8}{'thinning':>18}{'inversion':>18}   (mean of {DRAWS:,} "
+        "draws, standard errors off)"
+    )
     zero = torch.zeros(DRAWS, dtype=torch.float64)
     for name, (rate, bound, mean) in rates.items():
         random = torch.Generator().manual_seed(seed + 1)
-        thinned = next_by_thinning(lambda t, f=rate: f(t)[..., None], bound, zero, zero + 1e4, zero + 1, random)
-        inverted = next_by_inversion(lambda t, f=rate: f(t)[..., None], zero, zero + 1e4, zero + 0.25, random)
-        cells = [f"{x.mean():10.3f} ({(x.mean() - mean) / x.std() * DRAWS**0.5:+.1f})" for x in (thinned, inverted)]
+        thinned = next_by_thinning(
+            lambda t, f=rate: f(t)[..., None], bound, zero, zero + 1e4, zero + 1, random
+        )
+        inverted = next_by_inversion(
+            lambda t, f=rate: f(t)[..., None], zero, zero + 1e4, zero + 0.25, random
+        )
+        cells = [
+            f"{x.mean():10.3f} ({(x.mean() - mean) / x.std() * DRAWS**0.5:+.1f})"
+            for x in (thinned, inverted)
+        ]
         told = dict(truth=mean, thinning=cells[0].strip(), inversion=cells[1].strip())
         record.row(f"means of {DRAWS:,} draws at known rates (standard errors off)", name, **told)
         print(f"{name:28}{mean:8.3f}" + "".join(f"{cell:>18}" for cell in cells))
@@ -84,7 +106,9 @@ def dapp(**settings: Any) -> Callable[[], DAPP]:
                 if parameter.requires_grad:
                     parameter += 0.15 * torch.randn(parameter.shape, generator=random)
             if settings.get("normalise", "none") == "none":  # a sum that is too strong explodes
-                model.value_weight.clamp_(*((-5.0, -3.0) if settings.get("link") == "identity" else (-0.2, 0.08)))
+                model.value_weight.clamp_(
+                    *((-5.0, -3.0) if settings.get("link") == "identity" else (-0.2, 0.08))
+                )
         return model.eval()
 
     return build
@@ -100,7 +124,9 @@ def network(name: str) -> Callable[[], Any]:
         with torch.no_grad():
             for parameter in model.parameters():
                 if parameter.requires_grad:
-                    parameter += 0.15 * torch.randn(parameter.shape, generator=random, dtype=parameter.dtype)
+                    parameter += 0.15 * torch.randn(
+                        parameter.shape, generator=random, dtype=parameter.dtype
+                    )
         return model.eval()
 
     return build
@@ -110,13 +136,19 @@ def spline_poisson() -> SplinePoisson:
     model = SplinePoisson(knots=6)
     model.initialise(simulate("hawkes", 200))
     with torch.no_grad():
-        model.coefficients += torch.randn(model.coefficients.shape, generator=torch.Generator().manual_seed(1))
+        model.coefficients += torch.randn(
+            model.coefficients.shape, generator=torch.Generator().manual_seed(1)
+        )
     return model
 
 
 MODELS: dict[str, Callable[[], Any]] = {
     **{f"DAPP none, {link}": dapp(link=link) for link in ("exp", "softplus", "identity")},
-    **{f"DAPP {n}, {link}": dapp(normalise=n, link=link) for n in ("ratio", "softmax") for link in ("exp", "softplus")},
+    **{
+        f"DAPP {n}, {link}": dapp(normalise=n, link=link)
+        for n in ("ratio", "softmax")
+        for link in ("exp", "softplus")
+    },
     "DAPP none, affine": dapp(values="affine", link="softplus"),
     "DAPP ratio, affine": dapp(normalise="ratio", values="affine"),
     "DAPP none, random phase": dapp(phase="random"),
@@ -141,21 +173,50 @@ def poisson(rate: float) -> Poisson:
 
 
 def rescaled(record: Record, gaps: int, seed: int) -> None:
-    columns = {"method": 11, "events": 9, "accepted": 10, "KS": 9, "p": 8, "uniform p": 11, "Ljung-Box p": 13, "count - integral": 18}
+    columns = {
+        "method": 11,
+        "events": 9,
+        "accepted": 10,
+        "KS": 9,
+        "p": 8,
+        "uniform p": 11,
+        "Ljung-Box p": 13,
+        "count - integral": 18,
+    }
     print(f"\n{'model':28}" + "".join(f"{name:>{width}}" for name, width in columns.items()))
     for row, (name, build) in enumerate(MODELS.items()):
         model = build()
         few = sample(model, 0.0, 1.0, FIRST, seed=seed).events / FIRST
-        methods = ("thinning", "inversion") if name in ("DAPP none, exp", "Hawkes") else ("thinning",)
+        methods = (
+            ("thinning", "inversion") if name in ("DAPP none, exp", "Hawkes") else ("thinning",)
+        )
         for method in methods:
-            paths = sample_paths(model, 0.0, 1.0, int(np.ceil(1.02 * gaps / few)), seed=1000 * seed + row, method=method)
+            paths = sample_paths(
+                model,
+                0.0,
+                1.0,
+                int(np.ceil(1.02 * gaps / few)),
+                seed=1000 * seed + row,
+                method=method,
+            )
             v = goodness_of_fit(model, paths.data).total
             off = (v.count - v.expected) / np.sqrt(v.expected)
             accepted = f"{paths.acceptance:.0%}" if method == "thinning" else "-"
             cells = f"{method:>11}{v.count:>9,}{accepted:>10}{v.ks:>9.4f}{v.ks_p:>8.3f}{v.uniform_p:>11.3f}{v.ljung_box_p:>13.3f}"
-            told = {"events": v.count, "accepted": accepted, "KS": v.ks, "KS p": v.ks_p, "uniform p": v.uniform_p}
-            more = {"Ljung-Box p": v.ljung_box_p, "count less integral, standard errors": float(off)}
-            record.row("samples rescaled by their own integral", f"{name}, {method}", **told, **more)
+            told = {
+                "events": v.count,
+                "accepted": accepted,
+                "KS": v.ks,
+                "KS p": v.ks_p,
+                "uniform p": v.uniform_p,
+            }
+            more = {
+                "Ljung-Box p": v.ljung_box_p,
+                "count less integral, standard errors": float(off),
+            }
+            record.row(
+                "samples rescaled by their own integral", f"{name}, {method}", **told, **more
+            )
             print(f"{name:28}{cells}{off:>+13.2f} s.e.", flush=True)
 
 
@@ -170,7 +231,10 @@ def coverage(record: Record, count: int, seed: int) -> None:
     each = 1e3 * (time.perf_counter() - began) / count
     told = {"covered": float(inside / count), "ms each": each}
     record.row("90% intervals of the next event's time", f"{count:,} Hawkes forecasts", **told)
-    print(f"\nthe next event's 90% interval covers {inside / count:.2%} of {count:,} Hawkes forecasts ({each:.1f} ms each)")
+    print(
+        f"\nthe next event's 90% interval covers {inside / count:.2%} of {count:,} Hawkes "
+        f"forecasts ({each:.1f} ms each)"
+    )
 
 
 if __name__ == "__main__":

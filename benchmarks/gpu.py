@@ -1,6 +1,8 @@
-"""Training on one CUDA device: events per second, the share of what the card can do, and agreement with the CPU in float64.
+"""Training on one CUDA device: events per second, the share of what the card can do, and agreement
+with the CPU in float64.
 
-    python benchmarks/gpu.py [--data DIR] [--peers DIR] [--only card agreement dapp deep] [--repeats 5] [--quick] [--device cuda]
+    python benchmarks/gpu.py [--data DIR] [--peers DIR] [--only card agreement dapp deep] [--repeats
+    5] [--quick] [--device cuda]
 
     card        what the card does: float32 and tf32 matrix products, and a copy in its memory
     agreement   log-likelihood and gradient of one batch with the same nodes and features: float32 there, float64 on the CPU
@@ -8,12 +10,14 @@
     deep        Deep DAPP beside EasyTPP's S2P2 (width 64, 64 modes, 4 layers: as many parameters), batches of 256 sequences of `taxi` and
                 `stackoverflow_easytpp` from DIR, at 8 nodes per gap and at each library's own number (Deep DAPP 4, EasyTPP 20)
 
-Fourpoint's events per second are those that `fit` reports: whole steps on padded batches of all lengths, from the choice of sequences to
-the running mean of weights. S2P2 has the card to itself, its batches lie on the device beforehand, and a step is forward, backward and
-optimiser. Operations are those of matrix products, two for a multiplication and an addition, three times the forward ones for a step;
-the floor of a step is their number over the card's float32 rate, which is the model's precision; the share of the tf32 rate, by whose
-units the products are made in training, stands beside it. Where no CUDA device is found, nothing is measured. ``--device cpu`` runs
-every part on the processor, to see that it runs: there the plain float32 model stands in for the CUDA kernels.
+Fourpoint's events per second are those that `fit` reports: whole steps on padded batches of all
+lengths, from the choice of sequences to the running mean of weights. S2P2 has the card to itself,
+its batches lie on the device beforehand, and a step is forward, backward and optimiser. Operations
+are those of matrix products, two for a multiplication and an addition, three times the forward ones
+for a step; the floor of a step is their number over the card's float32 rate, which is the model's
+precision; the share of the tf32 rate, by whose units the products are made in training, stands
+beside it. Where no CUDA device is found, nothing is measured. ``--device cpu`` runs every part on
+the processor, to see that it runs: there the plain float32 model stands in for the CUDA kernels.
 """
 
 from __future__ import annotations
@@ -39,12 +43,16 @@ OWN_NODES = {"deep-dapp": 4, "easytpp-s2p2": 20}
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--data", type=Path)
     parser.add_argument("--peers", type=Path, help="folder that holds easy_tpp and what it imports")
     parser.add_argument("--only", nargs="+", default=["card", "agreement", "dapp", "deep"])
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: only to see that it runs")
+    parser.add_argument(
+        "--device", choices=("cuda", "cpu"), default="cuda", help="cpu: only to see that it runs"
+    )
     options(parser)
     given = parser.parse_args()
     if given.device == "cuda" and not torch.cuda.is_available():
@@ -55,7 +63,11 @@ def main() -> int:
     repeats = 2 if given.quick else given.repeats
     size = Size.quick() if given.quick else Size()
     record = Record("gpu", "training on one CUDA device", quick=given.quick)
-    rates = card(record, repeats, given.device, size) if {"card", "deep", "dapp"} & set(given.only) else {}
+    rates = (
+        card(record, repeats, given.device, size)
+        if {"card", "deep", "dapp"} & set(given.only)
+        else {}
+    )
     if "agreement" in given.only:
         agreement(record, given.device, size)
     if "dapp" in given.only:
@@ -63,7 +75,11 @@ def main() -> int:
     if "deep" in given.only:
         for name in SETS:
             deep(record, name, given.data, rates, repeats, given.device, size)
-    name = torch.cuda.get_device_name() if given.device == "cuda" else f"none ({platform.machine()} processor)"
+    name = (
+        torch.cuda.get_device_name()
+        if given.device == "cuda"
+        else f"none ({platform.machine()} processor)"
+    )
     record.write(given.results, dict(gpu=name))
     return 0
 
@@ -97,7 +113,9 @@ def card(record: Record, repeats: int, device: str, size: Size) -> dict[str, flo
     source = torch.randn(size.copied, device=device)
     target = torch.empty_like(source)
     moved = 2 * 4 * size.copied
-    found["copy, bytes read and written/s"] = [moved / s for s in timed(lambda: target.copy_(source), repeats)]
+    found["copy, bytes read and written/s"] = [
+        moved / s for s in timed(lambda: target.copy_(source), repeats)
+    ]
     for name, values in found.items():
         record.row("what the card does", name, measured=figure(values))
         print(f"{name}: {figure(values)['median']:.3g}", flush=True)
@@ -105,7 +123,9 @@ def card(record: Record, repeats: int, device: str, size: Size) -> dict[str, flo
 
 
 def timed(work: Callable[[], Any], repeats: int, each: int = 10) -> list[float]:
-    """Seconds of one call, ``repeats`` times, each the mean over calls in a row; after a first one that is not counted."""
+    """Seconds of one call, ``repeats`` times, each the mean over calls in a row; after a first one
+    that is not counted.
+    """
     work()
     wait()
     found = []
@@ -128,13 +148,25 @@ def wait() -> None:
 
 
 def agreement(record: Record, device: str, size: Size) -> None:
-    """Relative differences of the log-likelihood and of its gradient, float32 on the device against float64 on the CPU."""
+    """Relative differences of the log-likelihood and of its gradient, float32 on the device against
+    float64 on the CPU.
+    """
     compared = {"dapp": dapp_agrees, "deep-dapp": deep_agrees}
     for name, compare in compared.items():
         value, slope = compare(device, size.compared)
-        record.row("agreement with the CPU in float64", name, **{"log-likelihood": value, "gradient": slope})
-        record.bar(f"{name}: log-likelihood on the device as on the CPU, relative difference", value, most=1e-4)
-        record.bar(f"{name}: gradient on the device as on the CPU, relative difference", slope, most=2e-3)
+        record.row(
+            "agreement with the CPU in float64",
+            name,
+            **{"log-likelihood": value, "gradient": slope},
+        )
+        record.bar(
+            f"{name}: log-likelihood on the device as on the CPU, relative difference",
+            value,
+            most=1e-4,
+        )
+        record.bar(
+            f"{name}: gradient on the device as on the CPU, relative difference", slope, most=2e-3
+        )
 
 
 def dapp_agrees(device: str, sequences: int) -> tuple[float, float]:
@@ -144,7 +176,11 @@ def dapp_agrees(device: str, sequences: int) -> tuple[float, float]:
     from fourpoint.models import DAPP
 
     data = hawkes(sequences)
-    plain, batch, random = DAPP(heads=2, features=20), data.batch(), torch.Generator().manual_seed(0)
+    plain, batch, random = (
+        DAPP(heads=2, features=20),
+        data.batch(),
+        torch.Generator().manual_seed(0),
+    )
     plain.initialise(data)
     plain.redraw(random)
     left, right = batch.edges[:, :-1], batch.edges[:, 1:]
@@ -160,7 +196,9 @@ def dapp_agrees(device: str, sequences: int) -> tuple[float, float]:
 
 
 def deep_agrees(device: str, sequences: int) -> tuple[float, float]:
-    """The same nodes on both sides: the kernels where there is a CUDA device or triton interprets them, else the float32 model."""
+    """The same nodes on both sides: the kernels where there is a CUDA device or triton interprets
+    them, else the float32 model.
+    """
     from fourpoint.models import DeepDAPP
 
     data = hawkes(sequences)
@@ -170,7 +208,9 @@ def deep_agrees(device: str, sequences: int) -> tuple[float, float]:
     random = torch.Generator(device).manual_seed(0)
     exact = plain.double().train()
     if not with_kernels(device):
-        where = torch.rand(batch.times.shape[0] * (batch.times.shape[1] + 1), device=device, generator=random)
+        where = torch.rand(
+            batch.times.shape[0] * (batch.times.shape[1] + 1), device=device, generator=random
+        )
         sides = [(_deep_value(exact, batch, where), exact), (_deep_value(ours, there, where), ours)]
         return _apart(sides)
     from fourpoint.models.deep_cuda import draw, log_likelihoods
@@ -181,13 +221,19 @@ def deep_agrees(device: str, sequences: int) -> tuple[float, float]:
 
 
 def with_kernels(device: str) -> bool:
-    """Whether Deep DAPP's kernels can run: on a CUDA device, or in triton's interpreter (TRITON_INTERPRET=1)."""
-    interpreted = os.environ.get("TRITON_INTERPRET") == "1" and importlib.util.find_spec("triton") is not None
+    """Whether Deep DAPP's kernels can run: on a CUDA device, or in triton's interpreter
+    (TRITON_INTERPRET=1).
+    """
+    interpreted = (
+        os.environ.get("TRITON_INTERPRET") == "1" and importlib.util.find_spec("triton") is not None
+    )
     return device == "cuda" or interpreted
 
 
 def _deep_value(model: Any, batch: Any, where: torch.Tensor) -> torch.Tensor:
-    """The log-likelihood by the model's plain layers, with nodes at ``where`` in their strata as the kernels have them."""
+    """The log-likelihood by the model's plain layers, with nodes at ``where`` in their strata as
+    the kernels have them.
+    """
     from fourpoint.likelihood import _sampled
     from fourpoint.maths.quadrature import early
 
@@ -202,9 +248,15 @@ def _apart(sides: list[tuple[torch.Tensor, Any]]) -> tuple[float, float]:
     slopes = []
     for value, model in sides:
         value.backward()
-        slopes.append(torch.cat([p.grad.flatten().cpu().double() for p in model.parameters() if p.grad is not None]))
+        slopes.append(
+            torch.cat(
+                [p.grad.flatten().cpu().double() for p in model.parameters() if p.grad is not None]
+            )
+        )
     (true, _), (found, _) = sides
-    return abs(float(found.detach()) / float(true.detach()) - 1), float((slopes[1] - slopes[0]).norm() / slopes[0].norm())
+    return abs(float(found.detach()) / float(true.detach()) - 1), float(
+        (slopes[1] - slopes[0]).norm() / slopes[0].norm()
+    )
 
 
 def hawkes(sequences: int) -> Any:
@@ -223,31 +275,61 @@ def dapp(record: Record, rates: dict[str, float], repeats: int, device: str, siz
 
     train = hawkes(size.trained)
     K, D, Q = 2, 20, NODES + 1
-    speed = trained(DAPP(heads=K, features=D), train, size.batch, repeats, device, size, nodes=NODES)
-    moved = 3 * 4 * Q + 3 * 4 * Q * K + 2 * 8 * K * D  # lags, outputs and their slopes, and states, each written and read
-    waves = 2 * 3 * (Q + 1) * K * D  # an exponential, a cosine and a sine per mode and time, forward and backward
+    speed = trained(
+        DAPP(heads=K, features=D), train, size.batch, repeats, device, size, nodes=NODES
+    )
+    moved = (
+        3 * 4 * Q + 3 * 4 * Q * K + 2 * 8 * K * D
+    )  # lags, outputs and their slopes, and states, each written and read
+    waves = (
+        2 * 3 * (Q + 1) * K * D
+    )  # an exponential, a cosine and a sine per mode and time, forward and backward
     record.row(
         "DAPP, 2 heads, 20 features, 8 nodes per gap",
         f"{len(train):,} sequences of {train.events / len(train):.0f} events on average",
-        **{"events/s": speed, "bytes per event": moved, "exponentials, cosines and sines per event": waves},
+        **{
+            "events/s": speed,
+            "bytes per event": moved,
+            "exponentials, cosines and sines per event": waves,
+        },
     )
     share = figure([v * moved / rates["copy, bytes read and written/s"] for v in speed["repeats"]])
-    record.row("DAPP, 2 heads, 20 features, 8 nodes per gap", "share of the card's memory rate that these bytes are", measured=share)
+    record.row(
+        "DAPP, 2 heads, 20 features, 8 nodes per gap",
+        "share of the card's memory rate that these bytes are",
+        measured=share,
+    )
     print(f"dapp: {speed['median']:,.0f} events/s", flush=True)
     record.bar("DAPP: million training events per second", speed["median"] / 1e6, least=10)
 
 
-def trained(model: Any, train: Any, batch_size: int, repeats: int, device: str, size: Size, **settings: Any) -> Any:
+def trained(
+    model: Any, train: Any, batch_size: int, repeats: int, device: str, size: Size, **settings: Any
+) -> Any:
     """Events per second of `fit` between validations, once all shapes of batches have been seen."""
     from fourpoint import fit
 
     dev = train[:32]
-    per_epoch = len(train.batches(batch_size, seed=0, mixed=bool(getattr(model, "recipe", {}).get("mixed", False))))
+    per_epoch = len(
+        train.batches(
+            batch_size, seed=0, mixed=bool(getattr(model, "recipe", {}).get("mixed", False))
+        )
+    )
     each = max(4 * per_epoch, size.steps // per_epoch * per_epoch)
     found = fit(
-        model, train, dev, steps=(repeats + 1) * each, epochs=0, batch_size=batch_size, validate_every=each, patience=10**6,
-        device=device, baselines=False, progress=False, **settings,
-    )  # fmt: skip
+        model,
+        train,
+        dev,
+        steps=(repeats + 1) * each,
+        epochs=0,
+        batch_size=batch_size,
+        validate_every=each,
+        patience=10**6,
+        device=device,
+        baselines=False,
+        progress=False,
+        **settings,
+    )
     for note in found.notes:
         if "graph" in note:
             print(note, flush=True)
@@ -255,7 +337,13 @@ def trained(model: Any, train: Any, batch_size: int, repeats: int, device: str, 
 
 
 def deep(
-    record: Record, name: str, folder: Path | None, rates: dict[str, float], repeats: int, device: str, size: Size
+    record: Record,
+    name: str,
+    folder: Path | None,
+    rates: dict[str, float],
+    repeats: int,
+    device: str,
+    size: Size,
 ) -> None:
     part = f"Deep DAPP and S2P2, {name}, batches of {BATCH}"
     if folder is None or not (folder / f"{name}.parquet").is_file():
@@ -270,8 +358,12 @@ def deep(
         model = MODELS["deep-dapp"](train.marks)
         used = nodes or OWN_NODES["deep-dapp"]
         work = operations(model, used)
-        speeds["deep", label] = trained(model, train, BATCH, repeats, device, size, nodes=used, convention="gaps")
-        share = figure([v * work / rates["float32, operations/s"] for v in speeds["deep", label]["repeats"]])
+        speeds["deep", label] = trained(
+            model, train, BATCH, repeats, device, size, nodes=used, convention="gaps"
+        )
+        share = figure(
+            [v * work / rates["float32, operations/s"] for v in speeds["deep", label]["repeats"]]
+        )
         record.row(
             part,
             f"Fourpoint deep-dapp, {label} ({used})",
@@ -280,14 +372,27 @@ def deep(
                 "parameters": parameters(model),
                 "operations per event": work,
                 "share of the float32 rate": share,
-                "share of the tf32 rate": figure([v * work / rates["tf32, operations/s"] for v in speeds["deep", label]["repeats"]]),
+                "share of the tf32 rate": figure(
+                    [
+                        v * work / rates["tf32, operations/s"]
+                        for v in speeds["deep", label]["repeats"]
+                    ]
+                ),
             },
         )
-        print(f"{name} deep-dapp {label}: {speeds['deep', label]['median']:,.0f} events/s, {share['median']:.1%} of the floor", flush=True)
+        print(
+            (
+                f"{name} deep-dapp {label}: {speeds['deep', label]['median']:,.0f} events/s, "
+                f"{share['median']:.1%} of the floor"
+            ),
+            flush=True,
+        )
         if nodes:
             record.bar(f"Deep DAPP on {name}: share of the float32 floor", share, least=0.15)
         try:
-            speeds["s2p2", label], count = s2p2(train, nodes or OWN_NODES["easytpp-s2p2"], repeats, device)
+            speeds["s2p2", label], count = s2p2(
+                train, nodes or OWN_NODES["easytpp-s2p2"], repeats, device
+            )
         except ImportError as error:
             record.missing(part, f"EasyTPP S2P2, {label}", error)
             continue
@@ -312,7 +417,10 @@ def s2p2(train: Any, nodes: int, repeats: int, device: str) -> tuple[Any, int]:
 
     def step() -> None:
         batch = batches[next(turn) % len(batches)]
-        loss = -sampled_log_likelihood(model, batch, nodes, random, convention="gaps").sum() / batch.valid.sum()
+        loss = (
+            -sampled_log_likelihood(model, batch, nodes, random, convention="gaps").sum()
+            / batch.valid.sum()
+        )
         optimiser.zero_grad(set_to_none=True)
         loss.backward()
         optimiser.step()
@@ -322,7 +430,9 @@ def s2p2(train: Any, nodes: int, repeats: int, device: str) -> tuple[Any, int]:
 
 
 def operations(model: Any, nodes: int) -> int:
-    """Of the matrix products of one training step, per event: one position and ``nodes`` + 1 query times."""
+    """Of the matrix products of one training step, per event: one position and ``nodes`` + 1 query
+    times.
+    """
     s = model.settings()
     H, J, L, T, M = s["width"], s["modes"], s["layers"], len(model.scales), model.marks.count
     layer = H * (4 * J + 2 * H) + 2 * J * H + H * H + 4 * H * H
@@ -332,7 +442,9 @@ def operations(model: Any, nodes: int) -> int:
 
 def parameters(model: Any) -> int:
     """Numbers that are learned; a complex one is two."""
-    return sum(p.numel() * (2 if p.is_complex() else 1) for p in model.parameters() if p.requires_grad)
+    return sum(
+        p.numel() * (2 if p.is_complex() else 1) for p in model.parameters() if p.requires_grad
+    )
 
 
 if __name__ == "__main__":

@@ -1,14 +1,18 @@
-"""Every model on the field's public data, in one run: same splits, same seconds of training, one honest integral.
+"""Every model on the field's public data, in one run: same splits, same seconds of training, one
+honest integral.
 
-    python benchmarks/leaderboard.py --data DIR [--sets taxi stackoverflow_easytpp taobao] [--models deep-dapp easytpp-s2p2 nhp ...]
-        [--seeds 3] [--budget 60] [--device cpu|cuda] [--jobs 1] [--split test|dev] [--most EVENTS] [--peers DIR] [--output results.jsonl]
+    python benchmarks/leaderboard.py --data DIR [--sets taxi stackoverflow_easytpp taobao] [--models
+        deep-dapp easytpp-s2p2 nhp ...] [--seeds 3] [--budget 60] [--device cpu|cuda] [--jobs 1]
+        [--split test|dev] [--most EVENTS] [--peers DIR] [--output results.jsonl]
 
-DIR holds Parquet files NAME.parquet with the splits train, dev and test. A cell is one (set, model, seed) and has a process and a CPU
-thread of its own, ``--jobs`` at a time: it is trained on `train` for ``--budget`` seconds (fewer where a model's own recipe ends
-earlier), its weights are chosen on `dev`, and it is scored once on ``--split``, or on sequences of it that are drawn at random with about
-``--most`` events, the same for all. What a process sets up once (kernels, caches) is not counted. Fourpoint's models go by their own
-recipe with `fit`; EasyTPP's by `easytpp_models.py`, which also lists their settings.
-``NAME@key=value,...`` is one of ours with other settings (an ablation: add ``--split dev``); peers know ``rate`` and ``spread``.
+DIR holds Parquet files NAME.parquet with the splits train, dev and test. A cell is one (set, model,
+seed) and has a process and a CPU thread of its own, ``--jobs`` at a time: it is trained on `train`
+for ``--budget`` seconds (fewer where a model's own recipe ends earlier), its weights are chosen on
+`dev`, and it is scored once on ``--split``, or on sequences of it that are drawn at random with
+about ``--most`` events, the same for all. What a process sets up once (kernels, caches) is not
+counted. Fourpoint's models go by their own recipe with `fit`; EasyTPP's by `easytpp_models.py`,
+which also lists their settings. ``NAME@key=value,...`` is one of ours with other settings (an
+ablation: add ``--split dev``); peers know ``rate`` and ``spread``.
 
 Scores, all given events before and in the data's unit of time:
 
@@ -24,9 +28,11 @@ Scores, all given events before and in the data's unit of time:
     events/s         of training, validations not counted
     best dev         nats per event on dev of the weights that were kept, by one rule of 12 nodes per gap
 
-Results are appended to ``--output`` as JSON lines; a cell that is there with the same budget, device and split is not run again, a failed
-one is. At the end a Markdown table of each set: means over seeds and half of a 95% t interval. A peer that cannot be imported is shown
-as missing; ``--peers`` is a folder for the module path that holds easy_tpp and what else is missing where nothing can be installed.
+Results are appended to ``--output`` as JSON lines; a cell that is there with the same budget,
+device and split is not run again, a failed one is. At the end a Markdown table of each set: means
+over seeds and half of a 95% t interval. A peer that cannot be imported is shown as missing;
+``--peers`` is a folder for the module path that holds easy_tpp and what else is missing where
+nothing can be installed.
 """
 
 from __future__ import annotations
@@ -53,7 +59,10 @@ THEIRS = ("easytpp-s2p2", "easytpp-nhp", "easytpp-attnhp")
 KEY = ("set", "model", "seed", "budget", "device", "split", "most")
 EVENTS = 1000  # next events that are predicted
 TICKED = 20_000  # events at most, in sequences drawn at random, whose ticks are scored
-TOLERANCES, TICK_TOLERANCES = (1e-4, 1e-3, 1e-2), (1e-3, 1e-2)  # nats per event, one after the other
+TOLERANCES, TICK_TOLERANCES = (
+    (1e-4, 1e-3, 1e-2),
+    (1e-3, 1e-2),
+)  # nats per event, one after the other
 NODES = dict(cpu=256, cuda=1024)  # per gap, where integrals do not settle
 PADDED = 2048  # slots of a batch that is scored: up to 1,024 nodes in each of them are held at once
 CHANGES = r"(rate=[\d.e-]+|spread=false)(,(rate=[\d.e-]+|spread=false))*"  # of peers
@@ -62,7 +71,9 @@ Found = tuple[Any, Any, Any]
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--data", type=Path, help="folder of Parquet files")
     parser.add_argument("--sets", nargs="+", default=list(SETS))
     parser.add_argument("--models", nargs="+", default=[*OURS, *THEIRS])
@@ -93,16 +104,30 @@ def main() -> int:
 
 
 def run_all(options: argparse.Namespace) -> None:
-    """Run what is not there yet, ``--jobs`` cells at a time, and append each as it ends; one line of progress per cell."""
-    shared = dict(budget=options.budget, device=options.device, split=options.split, most=options.most)
-    places = dict(data=str(options.data.resolve()), peers=str(options.peers.resolve()) if options.peers else None)
-    cells = [dict(set=s, model=m, seed=seed, **shared) for seed in range(options.seeds) for s in options.sets for m in options.models]
+    """Run what is not there yet, ``--jobs`` cells at a time, and append each as it ends; one line
+    of progress per cell.
+    """
+    shared = dict(
+        budget=options.budget, device=options.device, split=options.split, most=options.most
+    )
+    places = dict(
+        data=str(options.data.resolve()),
+        peers=str(options.peers.resolve()) if options.peers else None,
+    )
+    cells = [
+        dict(set=s, model=m, seed=seed, **shared)
+        for seed in range(options.seeds)
+        for s in options.sets
+        for m in options.models
+    ]
     done = {_key(row) for row in _read(options.output) if "failed" not in row}
     left = [cell for cell in cells if _key(cell) not in done]
     print(f"{len(cells)} cells, {len(cells) - len(left)} of them done before", flush=True)
     lock, began = threading.Lock(), time.monotonic()
     with ThreadPoolExecutor(options.jobs) as pool:
-        for n, future in enumerate(as_completed([pool.submit(_in_process, cell | places) for cell in left]), 1):
+        for n, future in enumerate(
+            as_completed([pool.submit(_in_process, cell | places) for cell in left]), 1
+        ):
             row = future.result()
             with lock, options.output.open("a") as file:
                 file.write(json.dumps(row) + "\n")
@@ -127,7 +152,11 @@ def run_cell(cell: Row) -> Row:
         return cell | dict(missing=str(error))
     clock = time.monotonic()
     model.to(cell["device"]).eval()
-    row = cell | facts | dict(parameters=_parameters(model), marks=whole.marks.count, torch=torch.__version__)
+    row = (
+        cell
+        | facts
+        | dict(parameters=_parameters(model), marks=whole.marks.count, torch=torch.__version__)
+    )
     scored = parts[cell["split"]]
     row |= _scores(model, parts["dev"], scored.some(cell["most"], 0) if cell["most"] else scored)
     return row | dict(scoring_seconds=time.monotonic() - clock)
@@ -135,17 +164,41 @@ def run_cell(cell: Row) -> Row:
 
 def tables(rows: list[Row], options: argparse.Namespace) -> str:
     """One Markdown table per set, the best likelihood first."""
-    wanted = dict(budget=options.budget, device=options.device, split=options.split, most=options.most)
-    latest = {_key(row): row for row in rows if all(row.get(k) == v for k, v in wanted.items()) and row["seed"] < options.seeds}
+    wanted = dict(
+        budget=options.budget, device=options.device, split=options.split, most=options.most
+    )
+    latest = {
+        _key(row): row
+        for row in rows
+        if all(row.get(k) == v for k, v in wanted.items()) and row["seed"] < options.seeds
+    }
     out = []
     for name in options.sets:
         columns = (
-            "model", f"{options.split}, nats per event", "integral error", "per tick", "time RMSE", "mark accuracy", "KS", "parameters",
-            "events/s", "best dev", "seeds",
-        )  # fmt: skip
-        lines = [f"\n**{name}** ({options.budget:g} s on {options.device})\n", f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
-        groups = {m: [r for r in latest.values() if (r["set"], r["model"]) == (name, m)] for m in options.models}
-        ranked = sorted(groups.items(), key=lambda item: -_mean(r["score"] for r in item[1] if "score" in r))
+            "model",
+            f"{options.split}, nats per event",
+            "integral error",
+            "per tick",
+            "time RMSE",
+            "mark accuracy",
+            "KS",
+            "parameters",
+            "events/s",
+            "best dev",
+            "seeds",
+        )
+        lines = [
+            f"\n**{name}** ({options.budget:g} s on {options.device})\n",
+            f"| {' | '.join(columns)} |",
+            "|---" * len(columns) + "|",
+        ]
+        groups = {
+            m: [r for r in latest.values() if (r["set"], r["model"]) == (name, m)]
+            for m in options.models
+        }
+        ranked = sorted(
+            groups.items(), key=lambda item: -_mean(r["score"] for r in item[1] if "score" in r)
+        )
         out += [*lines, *(_line(model, found) for model, found in ranked)]
     return "\n".join(out)
 
@@ -154,7 +207,9 @@ def tables(rows: list[Row], options: argparse.Namespace) -> str:
 
 
 def _trained(cell: Row, train: Any, dev: Any) -> tuple[Any, Row]:
-    """The model after its budget, and what training did. A first, short fit of a copy makes ready what is made once."""
+    """The model after its budget, and what training did. A first, short fit of a copy makes ready
+    what is made once.
+    """
     if cell["model"].startswith("easytpp-"):
         import easytpp_models as peers
 
@@ -162,7 +217,9 @@ def _trained(cell: Row, train: Any, dev: Any) -> tuple[Any, Row]:
 
         for budget in (1e-3, cell["budget"]):
             model, rate = peers.build(cell["model"], train, cell["seed"])
-            facts = peers.train(model.to(cell["device"]), train, dev, rate=rate, budget=budget, seed=cell["seed"])
+            facts = peers.train(
+                model.to(cell["device"]), train, dev, rate=rate, budget=budget, seed=cell["seed"]
+            )
         look_for_narrow_peaks(model, train)
         return model, facts
     from fourpoint import fit
@@ -171,14 +228,27 @@ def _trained(cell: Row, train: Any, dev: Any) -> tuple[Any, Row]:
 
     name, _, changes = cell["model"].partition("@")
     of_model, of_training = parse_settings(changes.split(",") if changes else [], MODELS[name], fit)
-    common = dict(device=cell["device"], convention="gaps", seed=cell["seed"], baselines=False, progress=False)
+    common = dict(
+        device=cell["device"], convention="gaps", seed=cell["seed"], baselines=False, progress=False
+    )
     few = [data.select(range(min(len(data), 64))) for data in (train, dev)]
-    fit(MODELS[name](train.marks, seed=cell["seed"], **of_model), *few, steps=2, epochs=0, validate_every=2, **common)
+    fit(
+        MODELS[name](train.marks, seed=cell["seed"], **of_model),
+        *few,
+        steps=2,
+        epochs=0,
+        validate_every=2,
+        **common,
+    )
     model = MODELS[name](train.marks, seed=cell["seed"], **of_model)
     began = time.monotonic()
     found = fit(model, train, dev, time_budget=cell["budget"], **common, **of_training)
     speeds = sorted(row["events_per_second"] for row in found.history)
-    facts = dict(steps=int(found.history[-1]["step"]) if found.history else 0, stopped=found.stopped, best_step=found.best_step)
+    facts = dict(
+        steps=int(found.history[-1]["step"]) if found.history else 0,
+        stopped=found.stopped,
+        best_step=found.best_step,
+    )
     return model, facts | dict(
         seconds=time.monotonic() - began,
         validations=len(found.history),
@@ -199,12 +269,20 @@ def _scores(model: Any, dev: Any, data: Any) -> Row:
         best, ahead = dev_score(model, dev), _ahead(model, data)
     ks, _ = ks_test(-np.expm1(-passed))
     events = max(1, len(passed))
-    found = dict(score=total / events, integral_error=error / events, events=len(passed), ks=ks, best_dev=best)
+    found = dict(
+        score=total / events,
+        integral_error=error / events,
+        events=len(passed),
+        ks=ks,
+        best_dev=best,
+    )
     return found | ahead | _by_ticks(model, data)
 
 
 def _by_ticks(model: Any, data: Any) -> Row:
-    """Where many gaps are a few ticks of a clock, the log-probability of the ticks, which narrow peaks cannot raise."""
+    """Where many gaps are a few ticks of a clock, the log-probability of the ticks, which narrow
+    peaks cannot raise.
+    """
     from fourpoint.maths.periodogram import coarse_clock
     from fourpoint.maths.quadrature import Unconverged
     from fourpoint.ticks import tick_score
@@ -214,7 +292,11 @@ def _by_ticks(model: Any, data: Any) -> Row:
         return {}
     for tolerance in TICK_TOLERANCES:
         try:
-            return dict(tick=tick, tick_score=tick_score(model, data, tick, tolerance=tolerance), tick_tolerance=tolerance)
+            return dict(
+                tick=tick,
+                tick_score=tick_score(model, data, tick, tolerance=tolerance),
+                tick_tolerance=tolerance,
+            )
         except Unconverged as error:
             why = str(error)
     return dict(tick=tick, ticks=why)
@@ -235,18 +317,28 @@ def _ahead(model: Any, data: Any) -> Row:
     except Unconverged as error:
         return dict.fromkeys(names) | dict(predictions=str(error))
     numbers = {name: getattr(found, name) for name in names}
-    return {name: value if value is not None and math.isfinite(value) else None for name, value in numbers.items()}
+    return {
+        name: value if value is not None and math.isfinite(value) else None
+        for name, value in numbers.items()
+    }
 
 
 def _likelihood(model: Any, data: Any) -> tuple[float, float, Any]:
-    """Log-likelihood, its error and the integrals over all gaps. Once integrals do not settle, all that follow go by a coarser way."""
+    """Log-likelihood, its error and the integrals over all gaps. Once integrals do not settle, all
+    that follow go by a coarser way.
+    """
     import numpy as np
     import torch
 
     from fourpoint.maths.quadrature import Unconverged
 
     tolerances = TOLERANCES[1:] if getattr(model, "narrow", False) else TOLERANCES
-    total, error, gaps, ways = 0.0, 0.0, [], [*(partial(_refined, tolerance=t) for t in tolerances), _by_rule]
+    total, error, gaps, ways = (
+        0.0,
+        0.0,
+        [],
+        [*(partial(_refined, tolerance=t) for t in tolerances), _by_rule],
+    )
     for rows in data.batches(64, padded=PADDED):
         batch, found = data.batch(rows).to(next(model.parameters()).device), None
         while found is None:
@@ -254,14 +346,19 @@ def _likelihood(model: Any, data: Any) -> tuple[float, float, Any]:
                 found = ways[0](model, batch)
             except Unconverged:
                 ways = ways[1:]
-        inner = torch.arange(1, batch.times.shape[1], device=batch.times.device) < batch.lengths[:, None]
+        inner = (
+            torch.arange(1, batch.times.shape[1], device=batch.times.device)
+            < batch.lengths[:, None]
+        )
         total, error = total + float(found[0].sum()), error + float(found[1].sum())
         gaps.append(found[2][inner].cpu().numpy())
     return total, error, np.concatenate(gaps)
 
 
 def _up_to_last_event(data: Any) -> Any:
-    """The same events in windows that end with their last: what comes after is not scored, and need not be integrated."""
+    """The same events in windows that end with their last: what comes after is not scored, and need
+    not be integrated.
+    """
     import numpy as np
 
     last = data.times[np.maximum(data.offsets[1:], 1) - 1] if data.events else data.stops
@@ -270,17 +367,23 @@ def _up_to_last_event(data: Any) -> Any:
 
 
 def _refined(model: Any, batch: Any, *, tolerance: float) -> Found:
-    """Log-likelihood of each sequence, its error, and the integral over every gap between events; or `Unconverged`."""
+    """Log-likelihood of each sequence, its error, and the integral over every gap between events;
+    or `Unconverged`.
+    """
     import torch
 
     from fourpoint.goodness import gap_integrals
 
-    integral, error = (torch.where(batch.valid[:, 1:], part[:, 1:-1], 0.0) for part in gap_integrals(model, batch, tolerance))
+    integral, error = (
+        torch.where(batch.valid[:, 1:], part[:, 1:-1], 0.0)
+        for part in gap_integrals(model, batch, tolerance)
+    )
     return _logs(model, batch).sum(1) - integral.sum(1), error.sum(1), integral
 
 
 def _by_rule(model: Any, batch: Any) -> Found:
-    """The same by NODES in every gap, for rates that swing hundreds of times in one; the change from half as many is the error.
+    """The same by NODES in every gap, for rates that swing hundreds of times in one; the change
+    from half as many is the error.
 
     The rule is one for the square root of the time since the event, where rates change fastest.
     """
@@ -293,7 +396,12 @@ def _by_rule(model: Any, batch: Any) -> Found:
     left, width, integrals = batch.times[:, :-1, None], batch.times.diff(dim=1), []
     for nodes in (NODES[batch.times.device.type] // 2, NODES[batch.times.device.type]):
         x, w = (part.to(batch.times) for part in gauss_legendre(nodes))
-        rates = model.log_intensity(history, left + width[..., None] * x**2, seen).exp().sum(-1).double()
+        rates = (
+            model.log_intensity(history, left + width[..., None] * x**2, seen)
+            .exp()
+            .sum(-1)
+            .double()
+        )
         integrals.append(torch.where(batch.valid[:, 1:], (rates @ (2 * x * w)) * width, 0.0))
     rough, fine = integrals
     return _logs(model, batch).sum(1) - fine.sum(1), (fine - rough).sum(1).abs(), fine
@@ -311,7 +419,9 @@ def _logs(model: Any, batch: Any) -> Any:
 
 def _parameters(model: Any) -> int:
     """Numbers that are learned; a complex one is two."""
-    return sum(p.numel() * (2 if p.is_complex() else 1) for p in model.parameters() if p.requires_grad)
+    return sum(
+        p.numel() * (2 if p.is_complex() else 1) for p in model.parameters() if p.requires_grad
+    )
 
 
 # ---------------------------------------------------------------------- many cells
@@ -323,7 +433,9 @@ def _in_process(cell: Row) -> Row:
     env = os.environ | dict(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1")
     command = [sys.executable, __file__, "--cell", json.dumps(cell)]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=4 * cell["budget"] + 1800)
+        done = subprocess.run(
+            command, capture_output=True, text=True, env=env, timeout=4 * cell["budget"] + 1800
+        )
     except subprocess.TimeoutExpired as error:
         return key | dict(failed=f"no end after {error.timeout:.0f} s")
     if done.returncode:
@@ -338,20 +450,42 @@ def _wrong(options: argparse.Namespace) -> str:
 
     known = [*OURS, *PEERS]
     if odd := [m for m in options.models if m.partition("@")[0] not in known]:
-        return f"expected models of {', '.join(known)}; received {', '.join(odd)}. Choose among them."
+        return (
+            f"expected models of {', '.join(known)}; received {', '.join(odd)}. Choose among them."
+        )
     theirs = [m.partition("@") for m in options.models if m.startswith("easytpp-") and "@" in m]
-    if odd := [f"{name}@{changes}" for name, _, changes in theirs if not re.fullmatch(CHANGES, changes)]:
-        return f"expected peers as NAME@rate=NUMBER or NAME@spread=false; received {', '.join(odd)}. Write them so."
+    if odd := [
+        f"{name}@{changes}" for name, _, changes in theirs if not re.fullmatch(CHANGES, changes)
+    ]:
+        return (
+            "expected peers as NAME@rate=NUMBER or NAME@spread=false; received "
+            f"{', '.join(odd)}. Write them so."
+        )
     if absent := [s for s in options.sets if not (options.data / f"{s}.parquet").is_file()]:
-        return f"expected NAME.parquet for every set in {options.data}; received none for {', '.join(absent)}. Check --data and --sets."
-    if min(options.seeds, options.jobs, options.budget, 1 if options.most is None else options.most) <= 0:
+        return (
+            f"expected NAME.parquet for every set in {options.data}; received none for "
+            f"{', '.join(absent)}. Check --data and --sets."
+        )
+    if (
+        min(
+            options.seeds, options.jobs, options.budget, 1 if options.most is None else options.most
+        )
+        <= 0
+    ):
         received = f"{options.seeds}, {options.jobs}, {options.budget}, {options.most}"
-        return f"expected positive --seeds, --jobs, --budget and --most; received {received}. Raise them."
+        return (
+            f"expected positive --seeds, --jobs, --budget and --most; received {received}. Raise "
+            "them."
+        )
     return ""
 
 
 def _read(path: Path) -> list[Row]:
-    return [json.loads(line) for line in path.read_text().splitlines() if line.strip()] if path.is_file() else []
+    return (
+        [json.loads(line) for line in path.read_text().splitlines() if line.strip()]
+        if path.is_file()
+        else []
+    )
 
 
 def _key(row: Row) -> tuple[Any, ...]:
@@ -365,8 +499,10 @@ def _said(row: Row) -> str:
         return f"{cell} {'FAILED' if 'failed' in row else 'missing'} ({why})"
     ticks = f" ({row['tick_score']:.4f} per tick)" if "tick_score" in row else ""
     return (
-        f"{cell} {row['score']:.4f} nats per event{ticks}, dev {row['best_dev']:.4f}, KS {row['ks']:.4f}, {row['steps']} steps, "
-        f"{row['events_per_second'] or math.nan:,.0f} events/s, scored in {row['scoring_seconds']:.0f} s"
+        f"{cell} {row['score']:.4f} nats per event{ticks}, dev {row['best_dev']:.4f}, KS "
+        f"{row['ks']:.4f}, {row['steps']} steps, "
+        f"{row['events_per_second'] or math.nan:,.0f} events/s, scored in "
+        f"{row['scoring_seconds']:.0f} s"
     )
 
 
@@ -377,12 +513,18 @@ def _line(model: str, rows: list[Row]) -> str:
         why = "missing" if any("missing" in r for r in rows) else "failed" if rows else "not run"
         return f"| {model} | {why} |" + " |" * 9
     cells = (
-        model, _with_interval([r["score"] for r in good], 4), f"{max(r['integral_error'] for r in good):.1g}",
-        *(_with_interval([r.get(name) for r in good], 4) for name in ("tick_score", "rmse", "accuracy", "ks")),
-        f"{good[0]['parameters']:,}", f"{_mean(r['events_per_second'] or math.nan for r in good):,.0f}",
+        model,
+        _with_interval([r["score"] for r in good], 4),
+        f"{max(r['integral_error'] for r in good):.1g}",
+        *(
+            _with_interval([r.get(name) for r in good], 4)
+            for name in ("tick_score", "rmse", "accuracy", "ks")
+        ),
+        f"{good[0]['parameters']:,}",
+        f"{_mean(r['events_per_second'] or math.nan for r in good):,.0f}",
         f"{_mean(r['best_dev'] for r in good):.4f}",
         f"{len(good)}" + (f" ({len(rows) - len(good)} failed)" if len(rows) > len(good) else ""),
-    )  # fmt: skip
+    )
     return f"| {' | '.join(cells)} |"
 
 

@@ -2,8 +2,8 @@
 
     python benchmarks/page.py [--results benchmarks/results] [--page docs/performance.md]
 
-Reads every `NAME.json` of the folder (`records.py`), writes `table.md` beside them and the page. Nobody edits the page by hand: a test
-compares it with what the files say.
+Reads every `NAME.json` of the folder (`records.py`), writes `table.md` beside them and the page.
+Nobody edits the page by hand: a test compares it with what the files say.
 """
 
 from __future__ import annotations
@@ -43,43 +43,82 @@ in `benchmarks/results`, which the commands below write; do not edit it. To repe
 SECTIONS: dict[str, tuple[str, str]] = {
     "training": (
         "Training throughput",
-        "Events per second of training on 500 Hawkes sequences of about 30 events, batches of 64, times by the clock: `fp.fit` beside "
-        "EasyTPP's own loader and loop, at the defaults of each library and at equal sizes and nodes per gap.",
+        "Events per second of training on 500 Hawkes sequences of about 30 events, batches "
+        "of 64, times by the clock: `fp.fit` beside "
+        "EasyTPP's own loader and loop, at the defaults of each library and at equal sizes "
+        "and nodes per gap.",
     ),
     "oracle": (
         "Time to the truth",
-        "Seconds of training until 200 held-out sequences score within .01 nats per event of the process that made the data (`gaps` "
-        "convention, honest integral). Scoring is not timed. EasyTPP's models at two learning rates; its default is 1e-3.",
+        "Seconds of training until 200 held-out sequences score within .01 nats per event of "
+        "the process that made the data (`gaps` "
+        "convention, honest integral). Scoring is not timed. EasyTPP's models at two "
+        "learning rates; its default is 1e-3.",
     ),
     "deep": (
         "Deep DAPP beside S2P2",
-        "Training steps on public data, batches of 256 sequences of mixed lengths, 8 nodes per gap, about equal numbers of parameters; "
+        "Training steps on public data, batches of 256 sequences of mixed lengths, 8 nodes "
+        "per gap, about equal numbers of parameters; "
         "processor time on one thread.",
     ),
-    "scaling": ("Growth", "Processor seconds of one training step as one size grows; an exponent of 1 is linear. One thread."),
+    "scaling": (
+        "Growth",
+        (
+            "Processor seconds of one training step as one size grows; an exponent of 1 is "
+            "linear. One thread."
+        ),
+    ),
     "peers": (
         "The neural baselines",
-        "Fourpoint's RMTPP, NHP, SAHP and THP beside EasyTPP's after equally many epochs: nats per event by one honest integral, what the "
+        "Fourpoint's RMTPP, NHP, SAHP and THP beside EasyTPP's after equally many epochs: "
+        "nats per event by one honest integral, what the "
         "library's own loss says, and events per second of processor time on one thread.",
     ),
-    "costs": ("Evaluation, start-up and memory", "Honest log-likelihoods, fresh processes, and the peaks of one epoch of training."),
+    "costs": (
+        "Evaluation, start-up and memory",
+        "Honest log-likelihoods, fresh processes, and the peaks of one epoch of training.",
+    ),
     "sampling": ("Sampling", "Events per second of drawn paths on one thread."),
-    "streaming": ("Live streams", "Time, state and memory per event of a stream, a bank of 10,000 entities, and what alarms are worth."),
-    "hawkes": ("Fitting a Hawkes process", "Seconds to the maximum of the likelihood on one thread, and how high it is."),
-    "reading": ("Reading files", "Processor seconds and peak memory beside polars' read followed by a stable sort."),
-    "memory": ("What bounded memory costs", "Nats per event that are lost where each head remembers only some events."),
-    "exactness": ("Exactness of the sampler", "Every model's own samples, rescaled by its own integral; coverage of forecasts."),
+    "streaming": (
+        "Live streams",
+        (
+            "Time, state and memory per event of a stream, a bank of 10,000 entities, and what "
+            "alarms are worth."
+        ),
+    ),
+    "hawkes": (
+        "Fitting a Hawkes process",
+        "Seconds to the maximum of the likelihood on one thread, and how high it is.",
+    ),
+    "reading": (
+        "Reading files",
+        "Processor seconds and peak memory beside polars' read followed by a stable sort.",
+    ),
+    "memory": (
+        "What bounded memory costs",
+        "Nats per event that are lost where each head remembers only some events.",
+    ),
+    "exactness": (
+        "Exactness of the sampler",
+        "Every model's own samples, rescaled by its own integral; coverage of forecasts.",
+    ),
     "precision": (
         "Few bits in matrix products",
-        "Deep DAPP's log-likelihood and gradient with factors rounded as tensor cores have them, beside float64: why it trains in tf32 "
+        "Deep DAPP's log-likelihood and gradient with factors rounded as tensor cores have "
+        "them, beside float64: why it trains in tf32 "
         "on a GPU, and not in bf16.",
     ),
-    "gpu": ("On a GPU", "Written by `python benchmarks/gpu.py` on a machine with the card that is named below."),
+    "gpu": (
+        "On a GPU",
+        "Written by `python benchmarks/gpu.py` on a machine with the card that is named below.",
+    ),
 }
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--page", type=Path, default=PAGE)
     given = parser.parse_args()
@@ -114,7 +153,15 @@ def table(records: dict[str, Found]) -> str:
             for column, value in row["figures"].items():
                 repeats = str(len(value["repeats"])) if isinstance(value, dict) else "1"
                 rows.append((name, row["part"], row["name"], column, shown(value), repeats))
-    return "\n".join(grid(("benchmark", "table", "row", "figure", "median (least to largest)", "repeats"), rows)) + "\n"
+    return (
+        "\n".join(
+            grid(
+                ("benchmark", "table", "row", "figure", "median (least to largest)", "repeats"),
+                rows,
+            )
+        )
+        + "\n"
+    )
 
 
 def promises(records: dict[str, Found]) -> Iterator[str]:
@@ -127,14 +174,23 @@ def promises(records: dict[str, Found]) -> Iterator[str]:
     rows = []
     for name, bar in bars:
         found = bar["reason"] if bar["found"] is None else shown(bar["found"])
-        rows.append((bar["bar"], bar["wanted"], found, verdicts[bar["met"]] + (" (quick run)" if records[name].get("quick") else "")))
+        rows.append(
+            (
+                bar["bar"],
+                bar["wanted"],
+                found,
+                verdicts[bar["met"]] + (" (quick run)" if records[name].get("quick") else ""),
+            )
+        )
     yield from grid(("promise", "wanted", "found", "verdict"), rows)
     yield ""
 
 
 def section(name: str, record: Found | None) -> Iterator[str]:
     """One benchmark: what it measures, where it ran, its tables."""
-    title, words = SECTIONS.get(name, (name.replace("_", " ").replace("gpu", "GPU:", 1), (record or {}).get("about", "")))
+    title, words = SECTIONS.get(
+        name, (name.replace("_", " ").replace("gpu", "GPU:", 1), (record or {}).get("about", ""))
+    )
     yield f"## {title}"
     yield words + "\n"
     if record is None:
@@ -154,17 +210,23 @@ def section(name: str, record: Found | None) -> Iterator[str]:
 def provenance(record: Found) -> str:
     """Command, commit, day and machine in one line."""
     machine = record.get("machine", {})
-    versions = ", ".join(f"{name} {version}" for name, version in machine.get("packages", {}).items())
+    versions = ", ".join(
+        f"{name} {version}" for name, version in machine.get("packages", {}).items()
+    )
     cores = f"{machine['cores']} cores" if machine.get("cores") else ""
     load = f"load {machine['load_before']:g} before it began" if "load_before" in machine else ""
     place = [machine.get("gpu", ""), machine.get("cpu", ""), cores, load, versions]
-    words = f"`{record['command']}` at commit {record['commit']}, {record['date']}; " + ", ".join(word for word in place if word)
+    words = f"`{record['command']}` at commit {record['commit']}, {record['date']}; " + ", ".join(
+        word for word in place if word
+    )
     return words + ("; a quick run, whose figures say little" if record.get("quick") else "") + "."
 
 
 def ordered(records: dict[str, Found]) -> list[str]:
     """Names in the order of the page."""
-    return [name for name in SECTIONS if name in records] + sorted(name for name in records if name not in SECTIONS)
+    return [name for name in SECTIONS if name in records] + sorted(
+        name for name in records if name not in SECTIONS
+    )
 
 
 def cells(row: Found, columns: list[str]) -> list[str]:
@@ -176,14 +238,24 @@ def cells(row: Found, columns: list[str]) -> list[str]:
 def shown(value: Found | float | str) -> str:
     """A figure with its spread, a number, or words.
 
-    >>> shown(dict(median=12345.6, min=12000.0, max=13000.0, repeats=[12000.0, 12345.6, 13000.0], unit="events/s"))
+    >>> shown(
+    ...     dict(
+    ...         median=12345.6,
+    ...         min=12000.0,
+    ...         max=13000.0,
+    ...         repeats=[12000.0, 12345.6, 13000.0],
+    ...         unit="events/s",
+    ...     )
+    ... )
     '12,346 (12,000 to 13,000)'
     """
     if isinstance(value, str):
         return value
     if not isinstance(value, dict):
         return number(value)
-    return number(value["median"]) + (f" ({number(value['min'])} to {number(value['max'])})" if len(value["repeats"]) > 1 else "")
+    return number(value["median"]) + (
+        f" ({number(value['min'])} to {number(value['max'])})" if len(value["repeats"]) > 1 else ""
+    )
 
 
 def number(value: float) -> str:

@@ -1,12 +1,15 @@
-"""What rounding the factors of matrix products does to Deep DAPP: why it trains in tf32 on a GPU, and not in bf16.
+"""What rounding the factors of matrix products does to Deep DAPP: why it trains in tf32 on a GPU,
+and not in bf16.
 
     python benchmarks/precision.py [--steps 40]
 
-A tensor core multiplies numbers of a few bits and adds in float32. Here that is done on a CPU: in every matrix of Deep DAPP but the one
-row of the rate, forwards and backwards, both factors are rounded to the nearest number of the format (tf32 and float16 have 11 bits, bf16
-has 8), and a batch's log-likelihood and gradient are compared with those of the same weights in float64. The weights are those of the
-default model at its first step and after some of training on the embedded late departures. Allowed are .0001 of the log-likelihood and .002
-of the gradient, as by `gpu.py`, which measures what the kernels of a device do.
+A tensor core multiplies numbers of a few bits and adds in float32. Here that is done on a CPU: in
+every matrix of Deep DAPP but the one row of the rate, forwards and backwards, both factors are
+rounded to the nearest number of the format (tf32 and float16 have 11 bits, bf16 has 8), and a
+batch's log-likelihood and gradient are compared with those of the same weights in float64. The
+weights are those of the default model at its first step and after some of training on the embedded
+late departures. Allowed are .0001 of the log-likelihood and .002 of the gradient, as by `gpu.py`,
+which measures what the kernels of a device do.
 """
 
 from __future__ import annotations
@@ -26,7 +29,9 @@ Format = Callable[[Tensor], Tensor]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--steps", type=int, default=40)
     options(parser)
     given = parser.parse_args()
@@ -34,27 +39,68 @@ def main() -> None:
     from fourpoint.models import DeepDAPP
 
     torch.set_num_threads(1)
-    record = Record("precision", "Deep DAPP's log-likelihood and gradient with the factors of matrix products rounded.", given.quick)
+    record = Record(
+        "precision",
+        "Deep DAPP's log-likelihood and gradient with the factors of matrix products rounded.",
+        given.quick,
+    )
     data = fp.load("nyc_delays")
     train, dev = data.part("train"), data.part("dev")
     for steps in (1, 10 if given.quick else given.steps):
         model = DeepDAPP(train.marks)
-        fp.fit(model, train, dev, steps=steps, epochs=0, validate_every=steps, baselines=False, progress=False)
-        batch, exact = train.batch(range(min(SEQUENCES, len(train)))), slopes(copy.deepcopy(model).double(), train, None)
+        fp.fit(
+            model,
+            train,
+            dev,
+            steps=steps,
+            epochs=0,
+            validate_every=steps,
+            baselines=False,
+            progress=False,
+        )
+        batch, exact = (
+            train.batch(range(min(SEQUENCES, len(train)))),
+            slopes(copy.deepcopy(model).double(), train, None),
+        )
         for name, rounding in FORMATS.items():
             value, gradient = slopes(copy.deepcopy(model), train, rounding)
-            errors = abs(float(value / exact[0]) - 1), float((gradient - exact[1]).norm() / exact[1].norm())
+            errors = (
+                abs(float(value / exact[0]) - 1),
+                float((gradient - exact[1]).norm() / exact[1].norm()),
+            )
             kept = "yes" if errors[0] <= VALUE and errors[1] <= GRADIENT else "no"
-            part = f"after {steps} step{'s' if steps > 1 else ''}, {int(batch.lengths.sum()):,} events"
-            record.row(part, name, **{"log-likelihood, relative": errors[0], "gradient, relative": errors[1], "allowed": kept})
-            print(f"{part}: {name:8} log-likelihood {errors[0]:.2g}, gradient {errors[1]:.2g}, allowed: {kept}", flush=True)
+            part = (
+                f"after {steps} step{'s' if steps > 1 else ''}, {int(batch.lengths.sum()):,} events"
+            )
+            record.row(
+                part,
+                name,
+                **{
+                    "log-likelihood, relative": errors[0],
+                    "gradient, relative": errors[1],
+                    "allowed": kept,
+                },
+            )
+            print(
+                (
+                    f"{part}: {name:8} log-likelihood {errors[0]:.2g}, gradient {errors[1]:.2g}, "
+                    f"allowed: {kept}"
+                ),
+                flush=True,
+            )
             if name == "tf32":
-                record.bar(f"Deep DAPP {part}: gradient with factors in tf32, relative difference", errors[1], most=GRADIENT)
+                record.bar(
+                    f"Deep DAPP {part}: gradient with factors in tf32, relative difference",
+                    errors[1],
+                    most=GRADIENT,
+                )
     print(f"wrote {record.write(given.results)}")
 
 
 def slopes(model: Any, data: Any, rounding: Format | None) -> tuple[Tensor, Tensor]:
-    """The sampled log-likelihood of the first sequences of ``data``, and its gradient in all weights, in float64."""
+    """The sampled log-likelihood of the first sequences of ``data``, and its gradient in all
+    weights, in float64.
+    """
     from fourpoint.likelihood import sampled_log_likelihood
 
     for part in model.modules() if rounding else ():
@@ -64,11 +110,15 @@ def slopes(model: Any, data: Any, rounding: Format | None) -> tuple[Tensor, Tens
     batch = data.batch(range(min(SEQUENCES, len(data))))
     value = sampled_log_likelihood(model, batch, NODES, torch.Generator().manual_seed(0)).sum()
     value.backward()
-    return value.detach().double(), torch.cat([p.grad.flatten().double() for p in model.parameters() if p.grad is not None])
+    return value.detach().double(), torch.cat(
+        [p.grad.flatten().double() for p in model.parameters() if p.grad is not None]
+    )
 
 
 def _rounded(part: nn.Linear, rounding: Format) -> Callable[[Tensor], Tensor]:
-    return lambda x: Product.apply(x, part.weight, rounding) + (0.0 if part.bias is None else part.bias)
+    return lambda x: (
+        Product.apply(x, part.weight, rounding) + (0.0 if part.bias is None else part.bias)
+    )
 
 
 class Product(torch.autograd.Function):

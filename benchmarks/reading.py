@@ -1,13 +1,16 @@
-"""Reading events: processor time and peak memory of fourpoint.read beside polars' read followed by a numpy stable sort.
+"""Reading events: processor time and peak memory of fourpoint.read beside polars' read followed by
+a numpy stable sort.
 
-    python benchmarks/reading.py [--rows 20000000] [--repeats 3] [--formats parquet csv] [--folder DIR]
+    python benchmarks/reading.py [--rows 20000000] [--repeats 3] [--formats parquet csv] [--folder
+    DIR]
 
-Files have columns seq, time and mark, in two orders: "log" (by time, sequences mixed, as a system writes them) and
-"grouped" (sequence after sequence, where nothing has to move). Each reading runs in a process of its own; its processor
-seconds (user and system, all threads) are counted from after the imports, and its peak memory is that of the whole
-process. The two readers take turns, and medians of the ratios of each turn are compared. The rule: at most
-1.3 times the seconds and 1.5 times the memory. Fourpoint's side ends with a checked Dataset, polars' with three numpy
-arrays in order of sequence.
+Files have columns seq, time and mark, in two orders: "log" (by time, sequences mixed, as a system
+writes them) and "grouped" (sequence after sequence, where nothing has to move). Each reading runs
+in a process of its own; its processor seconds (user and system, all threads) are counted from after
+the imports, and its peak memory is that of the whole process. The two readers take turns, and
+medians of the ratios of each turn are compared. The rule: at most 1.3 times the seconds and 1.5
+times the memory. Fourpoint's side ends with a checked Dataset, polars' with three numpy arrays in
+order of sequence.
 """
 
 from __future__ import annotations
@@ -28,12 +31,20 @@ SECONDS, MEMORY = 1.3, 1.5
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rows", type=int, default=20_000_000)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--formats", nargs="+", choices=["parquet", "csv"], default=["parquet", "csv"])
-    parser.add_argument("--orders", nargs="+", choices=["log", "grouped"], default=["log", "grouped"])
-    parser.add_argument("--folder", type=Path, help="where the files are kept; a temporary folder by default")
+    parser.add_argument(
+        "--formats", nargs="+", choices=["parquet", "csv"], default=["parquet", "csv"]
+    )
+    parser.add_argument(
+        "--orders", nargs="+", choices=["log", "grouped"], default=["log", "grouped"]
+    )
+    parser.add_argument(
+        "--folder", type=Path, help="where the files are kept; a temporary folder by default"
+    )
     parser.add_argument("--one", nargs=2, help=argparse.SUPPRESS)
     parser.add_argument("--make", type=Path, help=argparse.SUPPRESS)
     options(parser)
@@ -59,8 +70,20 @@ def compare(record: Record, folder: Path, given: argparse.Namespace) -> None:
         for order in given.orders:
             file, label = folder / f"{order}_{given.rows}.{kind}", f"{order} {kind}"
             if not file.exists():
-                # In a process of its own: a child's peak begins at the memory of the process that started it.
-                again = [sys.executable, __file__, "--make", str(folder), "--rows", str(given.rows), "--orders", order, "--formats", kind]
+                # In a process of its own: a child's peak begins at the memory of the process that
+                # started it.
+                again = [
+                    sys.executable,
+                    __file__,
+                    "--make",
+                    str(folder),
+                    "--rows",
+                    str(given.rows),
+                    "--orders",
+                    order,
+                    "--formats",
+                    kind,
+                ]
                 subprocess.run(again, check=True)
             try:
                 found = in_turns(file, given.repeats)
@@ -76,24 +99,46 @@ def in_turns(file: Path, repeats: int) -> dict[str, dict[str, Figure]]:
     found: dict[str, list[dict[str, float]]] = {"fourpoint": [], "polars": []}
     for _ in range(repeats):
         for reader, results in found.items():
-            done = subprocess.run([sys.executable, __file__, "--one", reader, str(file)], capture_output=True, text=True)
+            done = subprocess.run(
+                [sys.executable, __file__, "--one", reader, str(file)],
+                capture_output=True,
+                text=True,
+            )
             if done.returncode:
                 last = done.stderr.strip().splitlines()[-1]
-                raise ImportError(last) if "ModuleNotFoundError" in last else SystemExit(f"{file.name}: {reader} failed: {last}")
+                raise (
+                    ImportError(last)
+                    if "ModuleNotFoundError" in last
+                    else SystemExit(f"{file.name}: {reader} failed: {last}")
+                )
             results.append(json.loads(done.stdout.splitlines()[-1]))
     ours, theirs = (results[0] for results in found.values())
-    if ours["events"] != theirs["events"] or abs(ours["sum"] - theirs["sum"]) > 1e-6 * abs(theirs["sum"]):
+    if ours["events"] != theirs["events"] or abs(ours["sum"] - theirs["sum"]) > 1e-6 * abs(
+        theirs["sum"]
+    ):
         raise SystemExit(f"{file.name}: the readers disagree: {ours} and {theirs}")
-    return {reader: {key: figure([r[key] for r in results]) for key in ("seconds", "mb")} for reader, results in found.items()}
+    return {
+        reader: {key: figure([r[key] for r in results]) for key in ("seconds", "mb")}
+        for reader, results in found.items()
+    }
 
 
 def report(record: Record, part: str, label: str, found: dict[str, dict[str, Figure]]) -> None:
     ours, theirs = found["fourpoint"], found["polars"]
     seconds, memory = (ratios(ours[key], theirs[key]) for key in ("seconds", "mb"))
-    told = {f"{who}, {unit}": one[key] for who, one in found.items() for key, unit in (("seconds", "s"), ("mb", "MB"))}
+    told = {
+        f"{who}, {unit}": one[key]
+        for who, one in found.items()
+        for key, unit in (("seconds", "s"), ("mb", "MB"))
+    }
     record.row(part, label, **told, **{"seconds, ratio": seconds, "memory, ratio": memory})
-    mine, other = (f"{one['seconds']['median']:6.2f} s {one['mb']['median']:5.0f} MB" for one in (ours, theirs))
-    print(f"{label:<18} {mine:>16} {other:>16} {seconds['median']:>8.2f}x {memory['median']:>7.2f}x", flush=True)
+    mine, other = (
+        f"{one['seconds']['median']:6.2f} s {one['mb']['median']:5.0f} MB" for one in (ours, theirs)
+    )
+    print(
+        f"{label:<18} {mine:>16} {other:>16} {seconds['median']:>8.2f}x {memory['median']:>7.2f}x",
+        flush=True,
+    )
     record.bar(f"reading {label}: processor seconds beside polars", seconds, most=SECONDS)
     record.bar(f"reading {label}: peak memory beside polars", memory, most=MEMORY)
 
@@ -115,11 +160,19 @@ def measure(reader: str, file: str) -> dict[str, float]:
     mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     times, marks = ordered()
     some = slice(None, None, 1009)
-    return {"seconds": seconds, "wall": wall, "mb": mb, "events": len(times), "sum": float(times[some] @ (marks[some] + 1.0))}
+    return {
+        "seconds": seconds,
+        "wall": wall,
+        "mb": mb,
+        "events": len(times),
+        "sum": float(times[some] @ (marks[some] + 1.0)),
+    }
 
 
 def prepare(reader: str) -> Callable[[str], Callable[[], tuple[Any, Any]]]:
-    """A reader with everything imported. What it read gives times and marks by number of the sequence, to compare readers by."""
+    """A reader with everything imported. What it read gives times and marks by number of the
+    sequence, to compare readers by.
+    """
     import numpy as np
 
     if reader == "polars":

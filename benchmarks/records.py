@@ -1,8 +1,10 @@
-"""What a benchmark found, in one form for all: rows of figures and bars, with commit, machine and command, as `results/NAME.json`.
+"""What a benchmark found, in one form for all: rows of figures and bars, with commit, machine and
+command, as `results/NAME.json`.
 
-A figure is a median of repeats with its spread: ``{"median": 4.0, "min": 3.9, "max": 4.2, "repeats": [3.9, 4.0, 4.2], "unit": "s"}``.
-A row belongs to a part (a table of the page) and has a name and figures by column; a plain number or text may stand for a figure that is
-not repeated. What is not installed is a row with the reason under ``missing``. A bar is a promise with what was found:
+A figure is a median of repeats with its spread: ``{"median": 4.0, "min": 3.9, "max": 4.2,
+"repeats": [3.9, 4.0, 4.2], "unit": "s"}``. A row belongs to a part (a table of the page) and has a
+name and figures by column; a plain number or text may stand for a figure that is not repeated. What
+is not installed is a row with the reason under ``missing``. A bar is a promise with what was found:
 
     record = Record("training", "events per second of training")
     record.row("default settings", "Fourpoint dapp", **{"events/s": figure([1.0, 2.0, 3.0])})
@@ -46,13 +48,19 @@ def figure(values: Sequence[float], unit: str = "") -> Figure:
     {'median': 2.0, 'min': 1.0, 'max': 3.0, 'repeats': [3.0, 1.0, 2.0], 'unit': 's'}
     """
     if not values:
-        raise ValueError("expected at least one repeat; received none. Run the benchmark with --repeats 1 or more.")
+        raise ValueError(
+            "expected at least one repeat; received none. Run the benchmark with --repeats 1 "
+            "or more."
+        )
     kept = [float(v) for v in values]
-    return dict(median=statistics.median(kept), min=min(kept), max=max(kept), repeats=kept, unit=unit)
+    return dict(
+        median=statistics.median(kept), min=min(kept), max=max(kept), repeats=kept, unit=unit
+    )
 
 
 def ratios(above: Figure, below: Figure) -> Figure:
-    """How many times as large ``above`` is, round by round: what disturbed one round disturbed both of its sides.
+    """How many times as large ``above`` is, round by round: what disturbed one round disturbed both
+    of its sides.
 
     >>> ratios(figure([4.0, 9.0]), figure([2.0, 3.0]))["repeats"]
     [2.0, 3.0]
@@ -84,18 +92,32 @@ class Record:
 
     def row(self, part: str, name: str, **figures: Figure | float | str | None) -> None:
         """A row of table ``part``; what is None stays out."""
-        self.rows.append(dict(part=part, name=name, figures={k: v for k, v in figures.items() if v is not None}))
+        self.rows.append(
+            dict(part=part, name=name, figures={k: v for k, v in figures.items() if v is not None})
+        )
 
     def missing(self, part: str, name: str, reason: object) -> None:
         """A row that could not be measured, and why."""
         self.rows.append(dict(part=part, name=name, figures={}, missing=str(reason)))
 
     def bar(
-        self, text: str, found: Figure | float | None, *, least: float | None = None, most: float | None = None, reason: str = ""
+        self,
+        text: str,
+        found: Figure | float | None,
+        *,
+        least: float | None = None,
+        most: float | None = None,
+        reason: str = "",
     ) -> None:
-        """A promise: ``found`` is to be at least or at most so much; None where it could not be measured, for ``reason``. Printed."""
+        """A promise: ``found`` is to be at least or at most so much; None where it could not be
+        measured, for ``reason``. Printed.
+        """
         value = found["median"] if isinstance(found, dict) else found
-        met = None if value is None else (least is None or value >= least) and (most is None or value <= most)
+        met = (
+            None
+            if value is None
+            else (least is None or value >= least) and (most is None or value <= most)
+        )
         wanted = f"at least {least:g}" if least is not None else f"at most {most:g}"
         self.bars.append(dict(bar=text, wanted=wanted, found=found, met=met, reason=reason))
         verdict = {True: "met", False: "NOT MET", None: f"not measured ({reason})"}[met]
@@ -103,7 +125,9 @@ class Record:
         print(f"BAR {text}: {said} ({wanted}): {verdict}", flush=True)
 
     def write(self, folder: Path, extra: dict[str, Any] | None = None) -> Path:
-        """Write `NAME.json` into ``folder``; ``extra`` facts of the machine (a GPU's name, say) are added."""
+        """Write `NAME.json` into ``folder``; ``extra`` facts of the machine (a GPU's name, say) are
+        added.
+        """
         found = dict(
             name=self.name,
             about=self.about,
@@ -124,24 +148,35 @@ class Record:
 
 def options(parser: argparse.ArgumentParser) -> None:
     """What every benchmark takes."""
-    parser.add_argument("--quick", action="store_true", help="small sizes and few repeats, to see that it runs")
+    parser.add_argument(
+        "--quick", action="store_true", help="small sizes and few repeats, to see that it runs"
+    )
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder for NAME.json")
 
 
 def read(folder: Path) -> dict[str, dict[str, Any]]:
     """The records of a folder by name."""
-    return {file.stem: json.loads(file.read_text(encoding="utf-8")) for file in sorted(folder.glob("*.json"))}
+    return {
+        file.stem: json.loads(file.read_text(encoding="utf-8"))
+        for file in sorted(folder.glob("*.json"))
+    }
 
 
 def command() -> str:
     """How this process was called, without the folders of this machine."""
     given = ["DIR" if os.path.isabs(word) else word for word in sys.argv[1:]]
-    kept = [word for i, word in enumerate(given) if word != "--results" and (i == 0 or given[i - 1] != "--results")]
+    kept = [
+        word
+        for i, word in enumerate(given)
+        if word != "--results" and (i == 0 or given[i - 1] != "--results")
+    ]
     return " ".join([f"python benchmarks/{Path(sys.argv[0]).name}", *kept])
 
 
 def commit() -> str:
-    """The commit of the tree, "with changes" where source or benchmarks differ from it; "unknown" outside a repository."""
+    """The commit of the tree, "with changes" where source or benchmarks differ from it; "unknown"
+    outside a repository.
+    """
     try:
         head = _git("rev-parse", "--short=10", "HEAD")
         changed = _git("status", "--porcelain", "--", "src", "benchmarks/*.py")
@@ -151,7 +186,9 @@ def commit() -> str:
 
 
 def machine() -> dict[str, Any]:
-    """Processor, cores, threads of torch in this process (where it uses torch), memory, and the versions of what was measured."""
+    """Processor, cores, threads of torch in this process (where it uses torch), memory, and the
+    versions of what was measured.
+    """
     torch = sys.modules.get("torch")
     versions = {name: version for name in PACKAGES if (version := _version(name)) is not None}
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
@@ -167,7 +204,9 @@ def machine() -> dict[str, Any]:
 
 
 def _git(*words: str) -> str:
-    return subprocess.run(["git", *words], cwd=ROOT, check=True, capture_output=True, text=True).stdout.strip()
+    return subprocess.run(
+        ["git", *words], cwd=ROOT, check=True, capture_output=True, text=True
+    ).stdout.strip()
 
 
 def _version(name: str) -> str | None:
@@ -182,4 +221,7 @@ def _processor() -> str:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
         return platform.processor() or platform.machine()
-    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
+    return next(
+        (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")),
+        platform.machine(),
+    )

@@ -1,10 +1,13 @@
-"""Every benchmark, one after the other, each in a process of its own; then the table and the performance page.
+"""Every benchmark, one after the other, each in a process of its own; then the table and the
+performance page.
 
-    python benchmarks/run.py [--quick] [--only training oracle ...] [--data DIR] [--results DIR] [--page FILE]
+    python benchmarks/run.py [--quick] [--only training oracle ...] [--data DIR] [--results DIR]
+    [--page FILE]
 
-The full form takes about forty minutes on two cores and writes `benchmarks/results` and `docs/performance.md`; ``--quick``
-takes about five minutes and writes `results/bench` instead, which is not kept. A benchmark that fails is recorded as failed, and the
-next one is run. ``--data`` is a folder of public data sets as Parquet files, for the benchmark that compares on them. `gpu.py`,
+The full form takes about forty minutes on two cores and writes `benchmarks/results` and
+`docs/performance.md`; ``--quick`` takes about five minutes and writes `results/bench` instead,
+which is not kept. A benchmark that fails is recorded as failed, and the next one is run. ``--data``
+is a folder of public data sets as Parquet files, for the benchmark that compares on them. `gpu.py`,
 `budget.py` and `leaderboard.py` are run by themselves.
 """
 
@@ -46,7 +49,10 @@ PLANS: dict[str, Plan] = {
     "streaming": Plan(
         "--events 20000 --keep-events 10000",
         240,
-        "--events 2000 --keep-events 2000 --entities 500 --streams 20 --command-events 2000 --repeats 1",
+        (
+            "--events 2000 --keep-events 2000 --entities 500 --streams 20 --command-events 2000 "
+            "--repeats 1"
+        ),
         45,
     ),
     "hawkes": Plan("", 40, "--events 10000 --repeats 2", 20),
@@ -63,7 +69,9 @@ PLANS: dict[str, Plan] = {
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--only", nargs="+", choices=list(PLANS), default=list(PLANS))
     parser.add_argument("--data", type=Path, help="folder of public data sets")
@@ -73,7 +81,9 @@ def main() -> int:
     results = (given.results or (ROOT / "results" / "bench" if given.quick else RESULTS)).resolve()
     results.mkdir(parents=True, exist_ok=True)
     failed = run_all(given, results)
-    page.write(results, given.page or (results / "performance.md" if results != RESULTS else page.PAGE))
+    page.write(
+        results, given.page or (results / "performance.md" if results != RESULTS else page.PAGE)
+    )
     if failed:
         print(f"failed: {', '.join(failed)}", file=sys.stderr)
     return 1 if failed else 0
@@ -81,11 +91,20 @@ def main() -> int:
 
 def run_all(given: argparse.Namespace, results: Path) -> list[str]:
     """Run what was asked for, with progress; the names of those that failed."""
-    expected = {name: PLANS[name].quick_seconds if given.quick else PLANS[name].seconds for name in given.only}
+    expected = {
+        name: PLANS[name].quick_seconds if given.quick else PLANS[name].seconds
+        for name in given.only
+    }
     failed, began = [], time.monotonic()
     for n, name in enumerate(given.only, 1):
         left = sum(expected[other] for other in given.only[n - 1 :])
-        print(f"\n== [{n}/{len(given.only)}] {name}; {time.monotonic() - began:.0f} s so far, about {left / 60:.0f} min left", flush=True)
+        print(
+            (
+                f"\n== [{n}/{len(given.only)}] {name}; {time.monotonic() - began:.0f} s so far, "
+                f"about {left / 60:.0f} min left"
+            ),
+            flush=True,
+        )
         error = run(name, given, results)
         if error:
             failed.append(name)
@@ -97,7 +116,10 @@ def run_all(given: argparse.Namespace, results: Path) -> list[str]:
 def run(name: str, given: argparse.Namespace, results: Path) -> str:
     """Run one benchmark; why it failed, or nothing."""
     words = [sys.executable, "-W", "ignore", str(HERE / f"{name}.py"), "--results", str(results)]
-    words += [*["--quick"] * given.quick, *(PLANS[name].quick if given.quick else PLANS[name].full).split()]
+    words += [
+        *["--quick"] * given.quick,
+        *(PLANS[name].quick if given.quick else PLANS[name].full).split(),
+    ]
     if name == "deep" and given.data:
         words += ["--data", str(given.data.resolve())]
     with subprocess.Popen(words, stdout=None, stderr=subprocess.PIPE, text=True) as process:
@@ -111,7 +133,9 @@ def run(name: str, given: argparse.Namespace, results: Path) -> str:
 def record(name: str, error: str, quick: bool, results: Path) -> None:
     """Put a failure in the place of older figures, which are not those of this tree."""
     file = Record(name, "This benchmark failed.", quick).write(results)
-    write_atomic(file, json.dumps({**json.loads(file.read_text()), "failed": error}, indent=1) + "\n")
+    write_atomic(
+        file, json.dumps({**json.loads(file.read_text()), "failed": error}, indent=1) + "\n"
+    )
 
 
 if __name__ == "__main__":

@@ -1,18 +1,23 @@
-"""Live streams: is memory and time per event flat, how fast is one stream and a bank of 10,000, and what are the alarms worth?
+"""Live streams: is memory and time per event flat, how fast is one stream and a bank of 10,000, and
+what are the alarms worth?
 
-    python benchmarks/streaming.py [--events 100000] [--keep 64] [--keep-events 20000] [--seconds 10] [--plain]
-                                   [--only flat observe bank alarms command]
+    python benchmarks/streaming.py [--events 100000] [--keep 64] [--keep-events 20000] [--seconds
+                                   10] [--plain] [--only flat observe bank alarms command]
 
-**flat**: one stream of DAPP, with nothing forgotten and with ``keep``; at event 10^3, 10^4, ... the bytes of its state, the resident
-memory of the process, and the median time of the last 1,000 events, by the clock and of the processor. Then the streams as they
-were at those events are taken up again and timed side by side, an event each in turn, since a machine is not as fast now as it
-was a minute ago. **observe**: the median of one stream at the features that DAPP settles on, and at 1,024. **bank**: events per
-second of 10,000 entities (2 heads, 64 features), by the clock on one thread and on two, and per second of processor time, which
-other processes on the machine disturb less. **alarms**: how many of 1,000 streams from the true model raise a false alarm
-within 1,000 events, and how soon a doubled rate is seen. **command**: what `fourpoint stream` does once it has
-started, from a file of JSON Lines to another; events per second of processor time and by the clock.
-DAPP is fitted for ``--seconds`` to the paper's Hawkes process.
-``--plain`` does without numba. Set OMP_NUM_THREADS=1: a stream needs one thread.
+**flat**: one stream of DAPP, with nothing forgotten and with ``keep``; at event 10^3, 10^4, ... the
+bytes of its state, the resident
+memory of the process, and the median time of the last 1,000 events, by the clock and of the
+processor. Then the streams as they were at those events are taken up again and timed side by side,
+an event each in turn, since a machine is not as fast now as it
+was a minute ago. **observe**: the median of one stream at the features that DAPP settles on, and at
+1,024. **bank**: events per
+second of 10,000 entities (2 heads, 64 features), by the clock on one thread and on two, and per
+second of processor time, which other processes on the machine disturb less. **alarms**: how many of
+1,000 streams from the true model raise a false alarm within 1,000 events, and how soon a doubled
+rate is seen. **command**: what `fourpoint stream` does once it has started, from a file of JSON
+Lines to another; events per second of processor time and by the clock. DAPP is fitted for
+``--seconds`` to the paper's Hawkes process. ``--plain`` does without numba. Set OMP_NUM_THREADS=1:
+a stream needs one thread.
 """
 
 from __future__ import annotations
@@ -44,23 +49,34 @@ from fourpoint.training import fit
 
 LAST = 1000  # events whose median time is taken
 FIRST = 1000  # events of a stream before its state and memory are looked at for the first time
-OBSERVED, WARM_UP = 3000, 500  # events of one stream in `observe`, and those of them that are not timed
+OBSERVED, WARM_UP = (
+    3000,
+    500,
+)  # events of one stream in `observe`, and those of them that are not timed
 WATCHED = 800.0  # length of the windows in which false alarms are counted
 DOUBLED, SEEN = 150.0, 220.0  # when the rate doubles, and until when that is to be seen
 PARTS = ("flat", "observe", "bank", "alarms", "command")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--events", type=int, default=100_000, help="events of the exact stream")
-    parser.add_argument("--keep", type=int, default=64, help="events that each head of the bounded stream remembers")
-    parser.add_argument("--keep-events", type=int, default=20_000, help="events of the bounded stream")
+    parser.add_argument(
+        "--keep", type=int, default=64, help="events that each head of the bounded stream remembers"
+    )
+    parser.add_argument(
+        "--keep-events", type=int, default=20_000, help="events of the bounded stream"
+    )
     parser.add_argument("--seconds", type=float, default=10.0, help="time to fit DAPP")
     parser.add_argument("--entities", type=int, default=10_000)
     parser.add_argument("--streams", type=int, default=1000, help="streams from the true model")
     parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument("--plain", action="store_true", help="as where numba is not installed")
-    parser.add_argument("--command-events", type=int, default=100_000, help="lines of the feeds of `command`")
+    parser.add_argument(
+        "--command-events", type=int, default=100_000, help="lines of the feeds of `command`"
+    )
     parser.add_argument("--command-entities", type=int, default=1000, help="entities in them")
     parser.add_argument("--repeats", type=int, default=3, help="of `command`")
     options(parser)
@@ -68,11 +84,21 @@ def main() -> None:
     if given.plain:
         sys.modules["numba"] = None
     torch.set_num_threads(1)
-    record = Record("streaming", "Live streams: time, state and memory per event, banks, alarms.", given.quick)
+    record = Record(
+        "streaming", "Live streams: time, state and memory per event, banks, alarms.", given.quick
+    )
     model = DAPP()
     if {"flat", "observe", "command"} & set(given.only):
-        fit(model, process("hawkes").simulate(300, stop=3.58), time_budget=given.seconds, progress=False)
-        print(f"DAPP of {model.spectrum(fixed=True).weight.shape[0]} heads, {model.settings()['eval_features']} features, fitted to hawkes")
+        fit(
+            model,
+            process("hawkes").simulate(300, stop=3.58),
+            time_budget=given.seconds,
+            progress=False,
+        )
+        print(
+            f"DAPP of {model.spectrum(fixed=True).weight.shape[0]} heads, "
+            f"{model.settings()['eval_features']} features, fitted to hawkes"
+        )
     if "flat" in given.only:
         flat(record, "the exact stream", model, None, given.events)
         flat(record, f"keep={given.keep}", model, given.keep, given.keep_events)
@@ -88,7 +114,9 @@ def main() -> None:
 
 
 def command(record: Record, model: DAPP, events: int, entities: int, repeats: int) -> None:
-    """Events per second of `fourpoint stream`, JSON in and JSON out, with one stream and with one per entity."""
+    """Events per second of `fourpoint stream`, JSON in and JSON out, with one stream and with one
+    per entity.
+    """
     print(f"\nfourpoint stream, {events:,} lines of JSON in and out, {repeats} repeats")
     random, scale = np.random.default_rng(4), float(model.time_scale)
     small = DAPP(heads=2, eval_features=64)
@@ -99,7 +127,9 @@ def command(record: Record, model: DAPP, events: int, entities: int, repeats: in
     times = np.cumsum(random.exponential(size=events)) * scale
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
-        pairs = zip((times / entities).tolist(), random.integers(0, entities, events).tolist(), strict=True)
+        pairs = zip(
+            (times / entities).tolist(), random.integers(0, entities, events).tolist(), strict=True
+        )
         lines = {
             "alone": [json.dumps({"time": t}) for t in times.tolist()],
             "several": [json.dumps({"time": t, "who": f"entity {i}"}) for t, i in pairs],
@@ -111,36 +141,68 @@ def command(record: Record, model: DAPP, events: int, entities: int, repeats: in
             timed_feed(folder, models[name], f"{feed} first")  # loads or compiles the loops
         for _ in range(repeats):  # in turn, so that what disturbs the machine meets all alike
             for (name, feed), found in cells.items():
-                found.append([events / seconds for seconds in timed_feed(folder, models[name], feed)])
+                found.append(
+                    [events / seconds for seconds in timed_feed(folder, models[name], feed)]
+                )
         scored = (folder / "scores").read_bytes().count(b"\n")
     if scored != events:
-        raise RuntimeError(f"expected {events:,} lines of scores; received {scored:,}. The command skipped some.")
+        raise RuntimeError(
+            f"expected {events:,} lines of scores; received {scored:,}. The command skipped some."
+        )
     for (name, feed), rates in cells.items():
         own, clock = (figure(values, "events/s") for values in zip(*rates, strict=True))
         row = f"{name}, {'one stream' if feed == 'alone' else f'--by, {entities:,} entities'}"
         record.row("fourpoint stream", row, **{"events/s of processor": own, "events/s": clock})
-        print(f"{row:<50} {own['median']:>10,.0f} events per second of processor, {clock['median']:>10,.0f} by the clock")
+        print(
+            f"{row:<50} {own['median']:>10,.0f} events per second of processor, "
+            f"{clock['median']:>10,.0f} by the clock"
+        )
     medians = {cell: statistics.median(own for own, _ in rates) for cell, rates in cells.items()}
     entity = medians["DAPP of 2 heads, 64 features", "several"]
-    record.bar("one DAPP stream scores 40,000 events per second of processor", medians["DAPP", "alone"], least=40_000)
-    record.bar("DAPP by entity scores 150,000 events per second of processor", entity, least=150_000)
+    record.bar(
+        "one DAPP stream scores 40,000 events per second of processor",
+        medians["DAPP", "alone"],
+        least=40_000,
+    )
+    record.bar(
+        "DAPP by entity scores 150,000 events per second of processor", entity, least=150_000
+    )
     ratio = medians["Hawkes", "alone"] / medians["DAPP", "alone"]
     record.bar("Hawkes streams are no slower than DAPP streams", ratio, least=1)
 
 
 def timed_feed(folder: Path, model: DAPP | Hawkes, feed: str) -> tuple[float, float]:
-    """Seconds of the processor and by the clock for a feed, by what `fourpoint stream` calls once it has started."""
+    """Seconds of the processor and by the clock for a feed, by what `fourpoint stream` calls once
+    it has started.
+    """
     by = "who" if feed.startswith("several") else None
     (folder / "scores").unlink(missing_ok=True)
     own, clock = time.process_time(), time.perf_counter()
-    score_feed(model, input=folder / feed, output=folder / "scores", by=by, max_gap="none", tell=lambda text: None)
+    score_feed(
+        model,
+        input=folder / feed,
+        output=folder / "scores",
+        by=by,
+        max_gap="none",
+        tell=lambda text: None,
+    )
     return time.process_time() - own, time.perf_counter() - clock
 
 
 def flat(record: Record, name: str, model: DAPP, keep: int | None, events: int) -> None:
     """State, memory and time at every power of ten."""
-    heads = ("event", "state, bytes", "resident, MB", "median, us", "processor, us", "nine in ten below")
-    print(f"\n{name}\n{heads[0]:>10} {heads[1]:>13} {heads[2]:>13} {heads[3]:>11} {heads[4]:>14} {heads[5]:>18}")
+    heads = (
+        "event",
+        "state, bytes",
+        "resident, MB",
+        "median, us",
+        "processor, us",
+        "nine in ten below",
+    )
+    print(
+        f"\n{name}\n{heads[0]:>10} {heads[1]:>13} {heads[2]:>13} {heads[3]:>11} "
+        f"{heads[4]:>14} {heads[5]:>18}"
+    )
     stream, random, now = Stream(model, keep=keep), np.random.default_rng(0), 0.0
     last, rows, states, began = deque[tuple[float, float]](maxlen=LAST), [], [], time.perf_counter()
     for i in range(1, events + 1):
@@ -148,19 +210,37 @@ def flat(record: Record, name: str, model: DAPP, keep: int | None, events: int) 
         last.append(timed(stream, now))
         if i >= FIRST and (math.log10(i).is_integer() or i == events):
             states.append((i, stream.state()))
-            (clock, own), tail = 1e6 * np.median(last, axis=0), 1e6 * np.quantile(last, 0.9, axis=0)[0]
+            (clock, own), tail = (
+                1e6 * np.median(last, axis=0),
+                1e6 * np.quantile(last, 0.9, axis=0)[0],
+            )
             rows.append((len(states[-1][1]), resident()))
             sizes = {"state, bytes": rows[-1][0], "resident, MB": rows[-1][1]}
-            record.row(f"one stream, {name}", f"event {i:,}", **sizes, **{"median, us": float(clock), "nine in ten below, us": float(tail)})
-            print(f"{i:>10,} {rows[-1][0]:>13,} {rows[-1][1]:>13.1f} {clock:>11.0f} {own:>14.0f} {tail:>18.0f}", flush=True)
+            record.row(
+                f"one stream, {name}",
+                f"event {i:,}",
+                **sizes,
+                **{"median, us": float(clock), "nine in ten below, us": float(tail)},
+            )
+            print(
+                (
+                    f"{i:>10,} {rows[-1][0]:>13,} {rows[-1][1]:>13.1f} {clock:>11.0f} "
+                    f"{own:>14.0f} {tail:>18.0f}"
+                ),
+                flush=True,
+            )
     print(f"{events / (time.perf_counter() - began):,.0f} events per second in all")
     for column, label in enumerate(("state", "resident memory")):
         apart(label, [row[column] for row in rows])
-    apart("median time side by side, us", side_by_side(model, [state for _, state in states], random))
+    apart(
+        "median time side by side, us", side_by_side(model, [state for _, state in states], random)
+    )
 
 
 def side_by_side(model: DAPP, states: list[bytes], random: np.random.Generator) -> list[float]:
-    """The median time of streams as they were, taken up again in turn, an event each: what else the machine does meets all alike."""
+    """The median time of streams as they were, taken up again in turn, an event each: what else the
+    machine does meets all alike.
+    """
     streams = [Stream.restore(model, state) for state in states]
     found = np.empty((2 * LAST, len(streams)))
     for row in found:
@@ -172,7 +252,10 @@ def side_by_side(model: DAPP, states: list[bytes], random: np.random.Generator) 
 
 def apart(label: str, values: list[float]) -> None:
     """From first to last, and how far apart they are."""
-    print(f"{label}: {', '.join(f'{v:,.5g}' for v in values)}; {max(values) / min(values) - 1:.1%} apart")
+    print(
+        f"{label}: {', '.join(f'{v:,.5g}' for v in values)}; "
+        f"{max(values) / min(values) - 1:.1%} apart"
+    )
 
 
 def timed(stream: Stream, now: float) -> tuple[float, float]:
@@ -199,13 +282,22 @@ def observe(record: Record, model: DAPP) -> None:
             found.append(timed(stream, now))
         clock, processor = 1e6 * np.array(found[WARM_UP:]).T
         low, middle, high = np.quantile(clock, (0.1, 0.5, 0.9))
-        words = f"median {middle:.0f} us, from {low:.0f} to {high:.0f} for eight in ten; {np.median(processor):.0f} us of processor"
+        words = (
+            f"median {middle:.0f} us, from {low:.0f} to {high:.0f} for eight in ten; "
+            f"{np.median(processor):.0f} us of processor"
+        )
         print(f"observe at {features} features per head: {words}")
-        record.row("observe", f"{features} features per head", **{"us an event": spread(clock), "us of processor": spread(processor)})
+        record.row(
+            "observe",
+            f"{features} features per head",
+            **{"us an event": spread(clock), "us of processor": spread(processor)},
+        )
 
 
 def spread(values: np.ndarray) -> dict[str, object]:
-    """The median of many events with the tenth and ninetieth percentile as its spread; single events would fill the file."""
+    """The median of many events with the tenth and ninetieth percentile as its spread; single
+    events would fill the file.
+    """
     low, middle, high = (float(v) for v in np.quantile(values, (0.1, 0.5, 0.9)))
     return dict(median=middle, min=low, max=high, repeats=[low, middle, high], unit="us")
 
@@ -214,7 +306,10 @@ def bank(record: Record, entities: int) -> None:
     """Events per second of many entities, each with log-density, rescaled gap and rate."""
     print()
     random, names = np.random.default_rng(2), [f"entity {i}" for i in range(entities)]
-    for label, settings in (("splines", {}), ("constant base, no drift", {"base": "constant", "drift": "none"})):
+    for label, settings in (
+        ("splines", {}),
+        ("constant base, no drift", {"base": "constant", "drift": "none"}),
+    ):
         model = DAPP(heads=2, eval_features=64, **settings)
         model.initialise(simulate("hawkes", 200))
         for threads in (1, 2):
@@ -230,29 +325,51 @@ def bank(record: Record, entities: int) -> None:
             speeds = figure([entities / clock for clock, _ in found[3:]], "events/s")
             shares = figure([entities / own for _, own in found[3:]], "events/s")
             row = f"{label}, {threads} thread{'s' * (threads > 1)}"
-            record.row(f"bank of {entities:,}", row, **{"events/s": speeds, "events/s of processor": shares})
+            record.row(
+                f"bank of {entities:,}",
+                row,
+                **{"events/s": speeds, "events/s of processor": shares},
+            )
             words = f"{speed:>10,.0f} events per second, {share:,.0f} per second of processor"
             print(f"bank of {entities:,}, {label}, {threads} thread{'s' * (threads > 1)}: {words}")
 
 
 def alarms(record: Record, streams: int) -> None:
     """False alarms of the true model, and the delay at a doubled rate, at three promised rates."""
-    true, doubled = Hawkes(baseline=1.0, branching=0.4, decay=2.0), Hawkes(baseline=2.0, branching=0.8, decay=2.0)
+    true, doubled = (
+        Hawkes(baseline=1.0, branching=0.4, decay=2.0),
+        Hawkes(baseline=2.0, branching=0.8, decay=2.0),
+    )
     drawn = sample(true, 0.0, WATCHED, streams, seed=1)
     before = sample(true, 0.0, DOUBLED, min(streams, 200), seed=2)
-    after = sample(doubled, DOUBLED, SEEN, len(before), seed=3, history=before)  # given any past, twice the true model's rate
-    print(f"\n{streams:,} streams from the true model, {int(drawn.lengths.min()):,} events or more, of which the first 1,000 count")
+    after = sample(
+        doubled, DOUBLED, SEEN, len(before), seed=3, history=before
+    )  # given any past, twice the true model's rate
+    print(
+        f"\n{streams:,} streams from the true model, {int(drawn.lengths.min()):,} events or "
+        "more, of which the first 1,000 count"
+    )
     for promised in (1e-3, 1e-2, 1e-1):
         false = {row for row, _ in watch(true, promised, drawn, most=1000)}
         seen: dict[int, int] = {}
         for row, alarm in watch(true, promised, joined(before, after), most=10**9):
             if alarm.kind == "burst" and alarm.time >= DOUBLED:
                 seen.setdefault(row, int(np.searchsorted(after[row].times, alarm.time)) + 1)
-        delay = f"after a median of {np.median(list(seen.values())):.0f} events ({len(seen)} of {len(before)} within the window)"
-        told = {"share of streams with a false alarm": len(false) / streams, "events until a doubled rate is seen, median": delayed(seen)}
+        delay = (
+            f"after a median of {np.median(list(seen.values())):.0f} events ({len(seen)} of "
+            f"{len(before)} within the window)"
+        )
+        told = {
+            "share of streams with a false alarm": len(false) / streams,
+            "events until a doubled rate is seen, median": delayed(seen),
+        }
         record.row(f"alarms of {streams:,} streams", f"promised at most {promised:g}", **told)
         print(
-            f"promised at most {promised:g}: {len(false) / streams:.4f} of streams raised one; a doubled rate is seen {delay}", flush=True
+            (
+                f"promised at most {promised:g}: {len(false) / streams:.4f} of streams raised "
+                f"one; a doubled rate is seen {delay}"
+            ),
+            flush=True,
         )
 
 
@@ -275,7 +392,14 @@ def joined(first: Dataset, second: Dataset) -> Dataset:
     times = [np.concatenate([first[i].times, second[i].times]) for i in range(len(first))]
     offsets = np.concatenate([[0], np.cumsum([len(t) for t in times])]).astype(np.int64)
     flat_times = np.concatenate(times)
-    return Dataset(flat_times, np.zeros(len(flat_times), dtype=np.int64), offsets, first.starts.copy(), second.stops.copy(), first.marks)
+    return Dataset(
+        flat_times,
+        np.zeros(len(flat_times), dtype=np.int64),
+        offsets,
+        first.starts.copy(),
+        second.stops.copy(),
+        first.marks,
+    )
 
 
 if __name__ == "__main__":

@@ -1,12 +1,13 @@
-"""Write what pip would install for every extra, and what each of those packages requires, for the test of the pins.
+"""Write what pip would install for every extra, and what each of those packages requires, for the
+test of the pins.
 
     python -m venv scratch && scratch/bin/pip install --dry-run --ignore-installed --report report.json \
         -c constraints.txt '.[fast,hub,tune,bench,dev]'
     python scripts/lock.py report.json          # writes tests/reference/requirements.json
 
-Run it after a change of the dependencies, and pin in constraints.txt what `tests/test_pins.py` names.
-Several reports, one for each extra, are joined. Requirements are kept as the packages state them, those
-of extras only where the extra is asked for.
+Run it after a change of the dependencies, and pin in constraints.txt what `tests/test_pins.py`
+names. Several reports, one for each extra, are joined. Requirements are kept as the packages state
+them, those of extras only where the extra is asked for.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ TARGET = Path(__file__).resolve().parents[1] / "tests" / "reference" / "requirem
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("reports", nargs="+", type=Path)
     given = parser.parse_args()
     packages = {}
@@ -56,7 +59,9 @@ def _extras_asked_for(packages: dict[str, Any]) -> dict[str, set[str]]:
 
 
 def _applies(line: str, extras: set[str]) -> bool:
-    """Whether a requirement holds here, without an extra or with one of those that are asked for."""
+    """Whether a requirement holds here, without an extra or with one of those that are asked
+    for.
+    """
     marker = Requirement(line).marker
     return marker is None or any(marker.evaluate({"extra": extra}) for extra in ("", *extras))
 

@@ -1,14 +1,18 @@
 """Derive the embedded data set ``earthquakes`` from the npm package vega-datasets (version 3.2.1).
 
-Source: "USGS All Earthquakes, Past Week", the feed of the US Geological Survey as of 2018-02-07 01:49:14 UTC, which that package keeps as
+Source: "USGS All Earthquakes, Past Week", the feed of the US Geological Survey as of 2018-02-07
+01:49:14 UTC, which that package keeps as
 ``data/earthquakes.json``. Works of the USGS are in the public domain in the United States.
 
-What is kept: the 1,679 events of type "earthquake"; 28 explosions and quarry blasts are left out. One sequence is one day of the feed's
-week, [0, 24) hours from 01:49:14 UTC, named by the date it begins on. Places are longitude and latitude of the epicentre in degrees, as
-given, in the box of the whole globe; marks are four levels of magnitude. The first five days are for training, the sixth for
-development and the seventh for testing.
+What is kept: the 1,679 events of type "earthquake"; 28 explosions and quarry blasts are left out.
+One sequence is one day of the feed's
+week, [0, 24) hours from 01:49:14 UTC, named by the date it begins on. Places are longitude and
+latitude of the epicentre in degrees, as given, in the box of the whole globe; marks are four levels
+of magnitude. The first five days are for training, the sixth for development and the seventh for
+testing.
 
-Run ``npm pack vega-datasets@3.2.1 && python scripts/make_earthquakes.py vega-datasets-3.2.1.tgz``: it writes the same file each time.
+Run ``npm pack vega-datasets@3.2.1 && python scripts/make_earthquakes.py vega-datasets-3.2.1.tgz``:
+it writes the same file each time.
 """
 
 from __future__ import annotations
@@ -34,7 +38,10 @@ TARGET = Path(__file__).parents[1] / "src" / "fourpoint" / "data" / "earthquakes
 
 def main() -> None:
     if len(sys.argv) < 2:
-        raise SystemExit("expected the package's archive; received none. Run npm pack vega-datasets@3.2.1 and name the file it writes.")
+        raise SystemExit(
+            "expected the package's archive; received none. Run npm pack vega-datasets@3.2.1 "
+            "and name the file it writes."
+        )
     target = Path(sys.argv[2]) if len(sys.argv) > 2 else TARGET
     data = build(Path(sys.argv[1]))
     write(data, target)
@@ -46,7 +53,10 @@ def build(archive: Path) -> Dataset:
     with tarfile.open(archive) as package:
         member = package.extractfile(MEMBER)
         if member is None:
-            raise SystemExit(f"expected {MEMBER} in {archive}; received an archive without it. Pack version 3.2.1.")
+            raise SystemExit(
+                f"expected {MEMBER} in {archive}; received an archive without it. Pack "
+                "version 3.2.1."
+            )
         feed = json.load(member)
     quakes = [f for f in feed["features"] if f["properties"]["type"] == "earthquake"]
     when = np.array([f["properties"]["time"] for f in quakes], dtype=np.int64)

@@ -1,6 +1,7 @@
-"""The picture on the README: the rate of long delays on the busiest unseen day, from the model that `make demo` fits.
+"""The picture on the README: the rate of long delays on the busiest unseen day, from the model that
+`make demo` fits.
 
-    make demo && .venv/bin/python scripts/make_picture.py
+make demo && .venv/bin/python scripts/make_picture.py
 """
 
 from __future__ import annotations
@@ -24,7 +25,15 @@ def main() -> None:
     day = test[int(test.lengths.argmax())]
     times = np.linspace(day.start, day.stop, 1441)
     rate = fp.intensity(model, day, times)
-    ax = plots.intensity_plot(times, rate, events=day.times, event_marks=day.marks, names=test.marks.names, stacked=True, unit="hours")
+    ax = plots.intensity_plot(
+        times,
+        rate,
+        events=day.times,
+        event_marks=day.marks,
+        names=test.marks.names,
+        stacked=True,
+        unit="hours",
+    )
     ax.set_title(f"Delays of an hour and more leaving New York, {day.id}")
     figure = ax.figure
     figure.set_size_inches(9, 3.6)

@@ -1,4 +1,6 @@
-"""Settings of the test run: no windows on a screen, one thread per worker, and the same examples each time."""
+"""Settings of the test run: no windows on a screen, one thread per worker, and the same examples
+each time.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +10,20 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-# This file comes before any test module, hence before torch and matplotlib. Each worker of pytest-xdist has one core.
+# This file comes before any test module, hence before torch and matplotlib. Each worker of
+# pytest-xdist has one core.
 os.environ["MPLBACKEND"] = "Agg"
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["MKL_NUM_THREADS"] = "1"
 
 # No example fails for the time that it, or the making of it, takes: that is the machine's.
 settings.register_profile(
-    "fourpoint", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True, database=None, print_blob=False
+    "fourpoint",
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+    derandomize=True,
+    database=None,
+    print_blob=False,
 )
 settings.load_profile("fourpoint")
 

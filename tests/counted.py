@@ -1,4 +1,6 @@
-"""Work that is counted instead of timed: lines of Python, which are as many on a slow machine, or on a busy one, as on any other."""
+"""Work that is counted instead of timed: lines of Python, which are as many on a slow machine, or
+on a busy one, as on any other.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,8 @@ class Count:
 
 @contextmanager
 def counted() -> Iterator[Count]:
-    """Counts the lines that this thread runs inside, each turn of a loop anew, comprehensions too; what others trace goes on afterwards.
+    """Counts the lines that this thread runs inside, each turn of a loop anew, comprehensions too;
+    what others trace goes on afterwards.
 
     >>> with counted() as few:
     ...     _ = [i for i in range(10)]

@@ -1,9 +1,12 @@
-"""A second device for machines that have none: tensors say that they are on it, and their numbers lie in ordinary memory.
+"""A second device for machines that have none: tensors say that they are on it, and their numbers
+lie in ordinary memory.
 
-Inside :func:`second_device` a tensor moved to that device, or made there, keeps its numbers on the CPU but answers with the device's name
-when asked. Every operation checks that its tensors are on one device, as CUDA does: numbers without a dimension and indices may come from
-the CPU, and anything else is an error. So code that forgets ``device=`` or ``.cpu()`` fails here as it would on a GPU; what a GPU computes
-is not tested. The name is that of torch's own device without memory, which needs no driver.
+Inside :func:`second_device` a tensor moved to that device, or made there, keeps its numbers on the
+CPU but answers with the device's name when asked. Every operation checks that its tensors are on
+one device, as CUDA does: numbers without a dimension and indices may come from the CPU, and
+anything else is an error. So code that forgets ``device=`` or ``.cpu()`` fails here as it would on
+a GPU; what a GPU computes is not tested. The name is that of torch's own device without memory,
+which needs no driver.
 """
 
 from __future__ import annotations
@@ -17,7 +20,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 
 SECOND = torch.device("meta")
-INDEXED = ("aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_", "aten::_unsafe_index")
+INDEXED = (
+    "aten::index",
+    "aten::index_put",
+    "aten::index_put_",
+    "aten::_index_put_impl_",
+    "aten::_unsafe_index",
+)
 
 
 class Elsewhere(torch.Tensor):
@@ -28,9 +37,14 @@ class Elsewhere(torch.Tensor):
     @staticmethod
     def __new__(cls, inner: torch.Tensor) -> Elsewhere:
         made = torch.Tensor._make_wrapper_subclass(
-            cls, inner.shape, strides=inner.stride(), storage_offset=inner.storage_offset(), dtype=inner.dtype, device=SECOND,
+            cls,
+            inner.shape,
+            strides=inner.stride(),
+            storage_offset=inner.storage_offset(),
+            dtype=inner.dtype,
+            device=SECOND,
             requires_grad=False,
-        )  # fmt: skip
+        )
         made.inner = inner
         return made
 
@@ -55,7 +69,9 @@ def second_device() -> Iterator[str]:
 
 
 def _run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """``func`` on the numbers themselves; what comes out is where the tensors were, or where it was asked for."""
+    """``func`` on the numbers themselves; what comes out is where the tensors were, or where it was
+    asked for.
+    """
     given = [x for x in tree_flatten((args, kwargs))[0] if isinstance(x, torch.Tensor)]
     there = any(isinstance(x, Elsewhere) for x in given)
     name = func._schema.name
@@ -67,14 +83,26 @@ def _run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         _check(name, given)
     outcome = func(*tree_map(_plain, args), **tree_map(_plain, kwargs))
     written = {id(_plain(x)): x for x in given if isinstance(x, Elsewhere)}
-    return tree_map(lambda x: written.get(id(x), Elsewhere(x) if there else x) if isinstance(x, torch.Tensor) else x, outcome)
+    return tree_map(
+        lambda x: (
+            written.get(id(x), Elsewhere(x) if there else x) if isinstance(x, torch.Tensor) else x
+        ),
+        outcome,
+    )
 
 
 def _check(name: str, given: list[torch.Tensor]) -> None:
     indices = name in INDEXED and isinstance(given[0], Elsewhere)
     for x in given[1:] if indices else given:
-        if not isinstance(x, Elsewhere) and x.ndim > 0 and not (indices and x.dtype in (torch.int64, torch.bool)):
-            raise RuntimeError(f"{name}: a tensor of shape {tuple(x.shape)} is on the CPU and another one on {SECOND}")
+        if (
+            not isinstance(x, Elsewhere)
+            and x.ndim > 0
+            and not (indices and x.dtype in (torch.int64, torch.bool))
+        ):
+            raise RuntimeError(
+                f"{name}: a tensor of shape {tuple(x.shape)} is on the CPU and another one "
+                f"on {SECOND}"
+            )
 
 
 def _plain(x: Any) -> Any:

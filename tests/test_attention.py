@@ -1,4 +1,6 @@
-"""Dense, scan and step are one sum: each is held against the slow float64 loop, values and gradients."""
+"""Dense, scan and step are one sum: each is held against the slow float64 loop, values and
+gradients.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ class Case:
 
     @property
     def leaves(self) -> list[Tensor]:
-        return [x for x in (self.theta, self.gamma, self.psi, self.values, self.gaps) if x is not None]
+        return [
+            x for x in (self.theta, self.gamma, self.psi, self.values, self.gaps) if x is not None
+        ]
 
     @property
     def edges(self) -> Tensor:
@@ -50,7 +54,9 @@ class Case:
     def query(self) -> Tensor:
         """A third into the gap after each asked position, and at its right end."""
         left, right = self.edges.gather(1, self.positions), self.edges.gather(1, self.positions + 1)
-        return left[..., None] + (right - left)[..., None] * torch.tensor([1 / 3, 1.0], dtype=torch.float64)
+        return left[..., None] + (right - left)[..., None] * torch.tensor(
+            [1 / 3, 1.0], dtype=torch.float64
+        )
 
     def spectrum(self, normalise: str) -> Spectrum:
         plain = Spectrum(self.theta, self.gamma, self.psi, self.weight, self.phase)
@@ -58,9 +64,18 @@ class Case:
 
 
 def case(
-    n: int, marks: int, decay: bool, phase: str = "paired", *, positions: list[int] | None = None, seed: int = 0, ties: bool = False
+    n: int,
+    marks: int,
+    decay: bool,
+    phase: str = "paired",
+    *,
+    positions: list[int] | None = None,
+    seed: int = 0,
+    ties: bool = False,
 ) -> Case:
-    """Two sequences, the second of two thirds of the events and padded at its window's end. Two heads, five modes."""
+    """Two sequences, the second of two thirds of the events and padded at its window's end. Two
+    heads, five modes.
+    """
     random = torch.Generator().manual_seed(seed + n)
     B, K, D = 2, 2, 5
 
@@ -83,7 +98,9 @@ def case(
         marks=torch.randint(0, marks, (B, n), generator=random),
         valid=torch.arange(n) < lengths[:, None],
         weight=weight,
-        phase=6.28 * torch.rand(K, D, generator=random, dtype=torch.float64) if phase == "random" else None,
+        phase=6.28 * torch.rand(K, D, generator=random, dtype=torch.float64)
+        if phase == "random"
+        else None,
         positions=torch.minimum(at, lengths[:, None]),
     )
     for leaf in made.leaves:
@@ -92,7 +109,19 @@ def case(
 
 
 def by_loop(c: Case, normalise: str) -> Tensor:
-    return attention_loop(c.query, c.positions, c.events, c.marks, c.values, c.theta, c.gamma, c.psi, c.weight, c.phase, normalise)
+    return attention_loop(
+        c.query,
+        c.positions,
+        c.events,
+        c.marks,
+        c.values,
+        c.theta,
+        c.gamma,
+        c.psi,
+        c.weight,
+        c.phase,
+        normalise,
+    )
 
 
 def seen_by_position(c: Case) -> Tensor:
@@ -101,7 +130,9 @@ def seen_by_position(c: Case) -> Tensor:
 
 
 def by_dense(c: Case, normalise: str) -> Tensor:
-    return attention.dense(c.spectrum(normalise), c.query, seen_by_position(c), c.events, c.marks, c.values, normalise)
+    return attention.dense(
+        c.spectrum(normalise), c.query, seen_by_position(c), c.events, c.marks, c.values, normalise
+    )
 
 
 def by_scan(c: Case, normalise: str) -> Tensor:
@@ -116,12 +147,18 @@ def by_step(c: Case, normalise: str) -> Tensor:
     driven = attention.drive(s, c.marks, channels(c, normalise), c.valid)
     states = [torch.zeros_like(driven[:, 0])]
     for i in range(driven.shape[1]):
-        states.append(attention.step(s.rate, states[-1], c.edges[:, i + 1] - c.edges[:, i], driven[:, i]))
+        states.append(
+            attention.step(s.rate, states[-1], c.edges[:, i + 1] - c.edges[:, i], driven[:, i])
+        )
     return read(c, s, torch.stack(states, 1), normalise)
 
 
 def channels(c: Case, normalise: str) -> Tensor:
-    return c.values[..., None] if normalise == "none" else torch.stack([c.values, torch.ones_like(c.values)], -1)
+    return (
+        c.values[..., None]
+        if normalise == "none"
+        else torch.stack([c.values, torch.ones_like(c.values)], -1)
+    )
 
 
 def read(c: Case, s: Spectrum, states: Tensor, normalise: str) -> Tensor:
@@ -133,13 +170,20 @@ def read(c: Case, s: Spectrum, states: Tensor, normalise: str) -> Tensor:
 
 def assert_same(slow: Tensor, leaves: list[Tensor], *fast: Tensor) -> None:
     """Equal values, and equal gradients of a random combination of them."""
-    mix = torch.randn(slow.shape, generator=torch.Generator().manual_seed(9), dtype=torch.float64) / slow[0].numel() ** 0.5
+    mix = (
+        torch.randn(slow.shape, generator=torch.Generator().manual_seed(9), dtype=torch.float64)
+        / slow[0].numel() ** 0.5
+    )
     wanted = torch.autograd.grad((slow * mix).sum(), leaves, retain_graph=True)
     for form in fast:
         assert form.shape == slow.shape
         assert torch.allclose(form, slow, rtol=TIGHT, atol=TIGHT)
-        for got, truth in zip(torch.autograd.grad((form * mix).sum(), leaves, retain_graph=True), wanted, strict=True):
-            assert torch.allclose(got, truth, rtol=TIGHT, atol=TIGHT * max(1.0, float(truth.abs().max())))
+        for got, truth in zip(
+            torch.autograd.grad((form * mix).sum(), leaves, retain_graph=True), wanted, strict=True
+        ):
+            assert torch.allclose(
+                got, truth, rtol=TIGHT, atol=TIGHT * max(1.0, float(truth.abs().max()))
+            )
 
 
 @pytest.mark.parametrize("decay", [False, True], ids=["still", "decay"])
@@ -147,13 +191,21 @@ def assert_same(slow: Tensor, leaves: list[Tensor], *fast: Tensor) -> None:
 @pytest.mark.parametrize("normalise", LINEAR)
 def test_every_form_is_the_loop(normalise: str, marks: int, decay: bool) -> None:
     c = case(12, marks, decay)
-    assert_same(by_loop(c, normalise), c.leaves, *(form(c, normalise) for form in (by_dense, by_scan, by_step)))
+    assert_same(
+        by_loop(c, normalise),
+        c.leaves,
+        *(form(c, normalise) for form in (by_dense, by_scan, by_step)),
+    )
 
 
 @pytest.mark.parametrize("decay", [False, True], ids=["still", "decay"])
 @pytest.mark.parametrize("marks", [1, 3])
-@pytest.mark.parametrize(("normalise", "phase"), [("softmax", "paired"), ("softmax", "random"), ("none", "random")])
-def test_dense_alone_knows_softmax_and_random_phases(normalise: str, phase: str, marks: int, decay: bool) -> None:
+@pytest.mark.parametrize(
+    ("normalise", "phase"), [("softmax", "paired"), ("softmax", "random"), ("none", "random")]
+)
+def test_dense_alone_knows_softmax_and_random_phases(
+    normalise: str, phase: str, marks: int, decay: bool
+) -> None:
     c = case(9, marks, decay, phase)
     assert_same(by_loop(c, normalise), c.leaves, by_dense(c, normalise))
 
@@ -163,17 +215,26 @@ def test_dense_alone_knows_softmax_and_random_phases(normalise: str, phase: str,
 def test_chunks_join_without_a_seam(n: int, normalise: str) -> None:
     positions = [p for p in (0, 1, 31, 32, 33, 65) if p < n] + [n] if n <= 100 else [33, n]
     c = case(n, 2, True, positions=positions)
-    assert_same(by_loop(c, normalise), c.leaves, *(form(c, normalise) for form in (by_dense, by_scan, by_step)))
+    assert_same(
+        by_loop(c, normalise),
+        c.leaves,
+        *(form(c, normalise) for form in (by_dense, by_scan, by_step)),
+    )
 
 
 def test_a_scan_in_two_parts_carries_its_state() -> None:
     c = case(50, 2, True)
     s = c.spectrum("none")
-    driven, gaps = attention.drive(s, c.marks, c.values[..., None], c.valid), c.edges.diff(dim=1)[:, :-1]
+    driven, gaps = (
+        attention.drive(s, c.marks, c.values[..., None], c.valid),
+        c.edges.diff(dim=1)[:, :-1],
+    )
     whole = attention.scan(s.rate, gaps, driven)
     first = attention.scan(s.rate, gaps[:, :17], driven[:, :17])
     second = attention.scan(s.rate, gaps[:, 17:], driven[:, 17:], first[:, -1])
-    assert_same(torch.view_as_real(whole), c.leaves, torch.view_as_real(torch.cat([first, second], 1)))
+    assert_same(
+        torch.view_as_real(whole), c.leaves, torch.view_as_real(torch.cat([first, second], 1))
+    )
     none = attention.scan(s.rate, gaps[:, :0], driven[:, :0], first[:, -1])
     assert none.shape == (2, 0, *whole.shape[2:])
 
@@ -182,7 +243,11 @@ def test_a_scan_in_two_parts_carries_its_state() -> None:
 def test_ties_are_gaps_of_zero(normalise: str) -> None:
     c = case(10, 2, True, ties=True)
     assert (c.gaps == 0).sum() > 4
-    assert_same(by_loop(c, normalise), c.leaves, *(form(c, normalise) for form in (by_dense, by_scan, by_step)))
+    assert_same(
+        by_loop(c, normalise),
+        c.leaves,
+        *(form(c, normalise) for form in (by_dense, by_scan, by_step)),
+    )
 
 
 @pytest.mark.parametrize("normalise", ["none", "ratio", "softmax"])
@@ -202,11 +267,18 @@ def test_empty_sequences(normalise: str) -> None:
     assert by_dense(c, normalise).shape == (2, 1, 2, 2, 2)
     assert (by_dense(c, normalise) == 0).all()
     s = c.spectrum(normalise)
-    assert attention.scan(s.rate, c.gaps[:, :0], attention.drive(s, c.marks, c.values[..., None], c.valid)).shape[1] == 0
+    assert (
+        attention.scan(
+            s.rate, c.gaps[:, :0], attention.drive(s, c.marks, c.values[..., None], c.valid)
+        ).shape[1]
+        == 0
+    )
 
 
 @pytest.mark.parametrize("normalise", LINEAR)
-def test_reading_in_pieces_equals_reading_whole(normalise: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reading_in_pieces_equals_reading_whole(
+    normalise: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     c = case(40, 3, True)
     whole = by_scan(c, normalise)
     monkeypatch.setattr(attention, "PIECE", 64)
@@ -227,7 +299,9 @@ def test_scores_in_pieces_equal_scores_whole(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize("normalise", LINEAR)
-def test_many_marks_take_another_way_to_the_same_numbers(normalise: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_marks_take_another_way_to_the_same_numbers(
+    normalise: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     c = case(6, 3, True)
     few = by_scan(c, normalise)
     monkeypatch.setattr(attention, "WIDE", 2)
@@ -251,16 +325,24 @@ def test_gradients_of_the_scan_to_second_order() -> None:
 def test_gradients_of_the_scan_across_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recurrence, "CHUNK", 3)
     random = torch.Generator().manual_seed(4)
-    inputs = [torch.randn(1, 11, 1, 1, 1, generator=random, dtype=torch.complex128).requires_grad_() for _ in range(2)]
+    inputs = [
+        torch.randn(1, 11, 1, 1, 1, generator=random, dtype=torch.complex128).requires_grad_()
+        for _ in range(2)
+    ]
     assert torch.autograd.gradcheck(recurrence.recur, inputs)
     assert torch.autograd.gradgradcheck(recurrence.recur, inputs)
 
 
 def test_gradients_of_the_public_scan() -> None:
     random = torch.Generator().manual_seed(5)
-    rate = torch.complex(-torch.rand(1, 2, generator=random, dtype=torch.float64), torch.randn(1, 2, generator=random, dtype=torch.float64))
+    rate = torch.complex(
+        -torch.rand(1, 2, generator=random, dtype=torch.float64),
+        torch.randn(1, 2, generator=random, dtype=torch.float64),
+    )
     gaps = torch.rand(1, 4, generator=random, dtype=torch.float64)
-    driven, before = (torch.randn(1, *n, 1, 2, 1, generator=random, dtype=torch.complex128) for n in ((4,), ()))
+    driven, before = (
+        torch.randn(1, *n, 1, 2, 1, generator=random, dtype=torch.complex128) for n in ((4,), ())
+    )
     inputs = [x.requires_grad_() for x in (rate, gaps, driven, before)]
     assert torch.autograd.gradcheck(attention.scan, inputs)
     assert torch.autograd.gradgradcheck(attention.scan, inputs)
@@ -275,7 +357,10 @@ def test_gradients_of_the_read() -> None:
 
 
 def test_softmax_refuses_a_scan() -> None:
-    expected = r"expected a normalisation that a scan can carry; received normalise='softmax' with form='scan'\. Use form='dense'"
+    expected = (
+        r"expected a normalisation that a scan can carry; received normalise='softmax' with "
+        r"form='scan'\. Use form='dense'"
+    )
     with pytest.raises(UserError, match=expected):
         DAPP(normalise="softmax", form="scan")
 
@@ -285,10 +370,25 @@ def test_softmax_refuses_a_scan() -> None:
 def test_float32_is_at_most_twice_as_wrong_as_a_plain_program(normalise: str, decay: bool) -> None:
     """Both against the float64 loop on the same rounded parameters, as root mean squares."""
     c = case(150, 2, decay, positions=list(range(0, 151, 15)), seed=8)
-    exact = [None if x is None else x.detach().float().double() for x in (c.values, c.theta, c.gamma, c.psi, c.weight)]
+    exact = [
+        None if x is None else x.detach().float().double()
+        for x in (c.values, c.theta, c.gamma, c.psi, c.weight)
+    ]
     rounded = [None if x is None else x.float() for x in exact]
     truth, plain = (
-        attention_loop(c.query.detach(), c.positions, c.events.detach(), c.marks, v, t, g, p, w, None, normalise)
+        attention_loop(
+            c.query.detach(),
+            c.positions,
+            c.events.detach(),
+            c.marks,
+            v,
+            t,
+            g,
+            p,
+            w,
+            None,
+            normalise,
+        )
         for v, t, g, p, w in (exact, rounded)
     )
     for form in ("dense", "scan", "step"):
@@ -299,15 +399,30 @@ def test_float32_is_at_most_twice_as_wrong_as_a_plain_program(normalise: str, de
 
 
 def in_float32(
-    c: Case, form: str, normalise: str, values: Tensor, theta: Tensor, gamma: Tensor | None, psi: Tensor, weight: Tensor
+    c: Case,
+    form: str,
+    normalise: str,
+    values: Tensor,
+    theta: Tensor,
+    gamma: Tensor | None,
+    psi: Tensor,
+    weight: Tensor,
 ) -> Tensor:
-    """The same three forms as the models run them: times in float64 until they are differenced, the rest in float32."""
+    """The same three forms as the models run them: times in float64 until they are differenced, the
+    rest in float32.
+    """
     s = Spectrum(theta, gamma, psi, weight, None)
     s = with_constant(s) if normalise == "ratio" else s
     edges, query = c.edges.detach(), c.query.detach()
     if form == "dense":
-        return attention.dense(s, query, seen_by_position(c), edges[:, 1:-1], c.marks, values, normalise)
-    carried = values[..., None] if normalise == "none" else torch.stack([values, torch.ones_like(values)], -1)
+        return attention.dense(
+            s, query, seen_by_position(c), edges[:, 1:-1], c.marks, values, normalise
+        )
+    carried = (
+        values[..., None]
+        if normalise == "none"
+        else torch.stack([values, torch.ones_like(values)], -1)
+    )
     driven, gaps = attention.drive(s, c.marks, carried, c.valid), edges.diff(dim=1)[:, :-1].float()
     if form == "scan":
         states = attention.scan(s.rate, gaps, driven)
@@ -316,6 +431,8 @@ def in_float32(
         for i in range(gaps.shape[1]):
             held.append(attention.step(s.rate, held[-1], gaps[:, i], driven[:, i]))
         states = torch.stack(held[1:], 1)
-    states = torch.cat([torch.zeros_like(states[:, :1]), states], 1)[torch.arange(2)[:, None], c.positions]
+    states = torch.cat([torch.zeros_like(states[:, :1]), states], 1)[
+        torch.arange(2)[:, None], c.positions
+    ]
     sums = attention.read(s, states, (query - edges.gather(1, c.positions)[..., None]).float())
     return sums[..., 0] if normalise == "none" else attention.divide(sums[..., 0], sums[..., 1])

@@ -1,4 +1,6 @@
-"""What SAHP and THP share: where they begin, no leak, a bound that dominates, samples that follow it, dropout that repeats."""
+"""What SAHP and THP share: where they begin, no leak, a bound that dominates, samples that follow
+it, dropout that repeats.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ FALSE_ALARM = 1e-3  # of each test of a p-value; seeds are fixed, so that a pass
 both = pytest.mark.parametrize("attentive", [SAHP, THP])
 
 
-def lively(attentive: Attentive, marks: int = 3, kind: torch.dtype = torch.float64, size: float = 0.5) -> SAHP | THP:
+def lively(
+    attentive: Attentive, marks: int = 3, kind: torch.dtype = torch.float64, size: float = 0.5
+) -> SAHP | THP:
     """A model whose rates depend strongly on the past."""
     model = attentive(marks, hidden=8, heads=2)
     model.initialise(data(marks))
@@ -42,28 +46,49 @@ def hawkes(sequences: int, seed: int) -> Dataset:
 
 def rates_in_gaps(model: SAHP | THP, batch: Batch) -> Tensor:
     left, right = batch.edges[:, :-1, None], batch.edges[:, 1:, None]
-    return model.log_intensity(model.encode(batch), left + (right - left) * torch.tensor([0.1, 0.5, 1.0], dtype=torch.float64))
+    return model.log_intensity(
+        model.encode(batch),
+        left + (right - left) * torch.tensor([0.1, 0.5, 1.0], dtype=torch.float64),
+    )
 
 
 @both
 def test_it_begins_at_the_mean_rates(attentive: Attentive) -> None:
     model, events = attentive(3), data(3)
     notes = model.initialise(events)
-    rate = model.eval().intensity(model.encode(events.batch()), torch.full((4, 1), 20.0, dtype=torch.float64))
-    assert torch.allclose(rate[:, 0].double(), mean_rates(events, model.marks).expand(4, 3), rtol=1e-5)
+    rate = model.eval().intensity(
+        model.encode(events.batch()), torch.full((4, 1), 20.0, dtype=torch.float64)
+    )
+    assert torch.allclose(
+        rate[:, 0].double(), mean_rates(events, model.marks).expand(4, 3), rtol=1e-5
+    )
     assert notes == [f"time scale: {events.gaps.mean():.4g} time units (the mean gap)"]
 
 
 @both
-def test_changing_an_event_changes_what_comes_after_it_and_nothing_else(attentive: Attentive) -> None:
+def test_changing_an_event_changes_what_comes_after_it_and_nothing_else(
+    attentive: Attentive,
+) -> None:
     model, batch = lively(attentive), data(3).batch()
     before = rates_in_gaps(model, batch)
     for i in range(int(batch.lengths[2])):
         here = (torch.arange(8) == i) & (torch.arange(4) == 2)[:, None]
         gap = batch.edges.diff(dim=1)[2, i + 1]
         for other in (
-            Batch(torch.where(here, batch.times + 0.5 * gap, batch.times), batch.marks, batch.valid, batch.start, batch.stop),
-            Batch(batch.times, torch.where(here, (batch.marks + 1) % 3, batch.marks), batch.valid, batch.start, batch.stop),
+            Batch(
+                torch.where(here, batch.times + 0.5 * gap, batch.times),
+                batch.marks,
+                batch.valid,
+                batch.start,
+                batch.stop,
+            ),
+            Batch(
+                batch.times,
+                torch.where(here, (batch.marks + 1) % 3, batch.marks),
+                batch.valid,
+                batch.start,
+                batch.stop,
+            ),
         ):
             if torch.equal(other.times, batch.times) and torch.equal(other.marks, batch.marks):
                 continue
@@ -76,7 +101,9 @@ def test_changing_an_event_changes_what_comes_after_it_and_nothing_else(attentiv
 
 
 @both
-def test_no_slope_reaches_an_event_from_its_own_score_or_an_earlier_one(attentive: Attentive) -> None:
+def test_no_slope_reaches_an_event_from_its_own_score_or_an_earlier_one(
+    attentive: Attentive,
+) -> None:
     model, batch = lively(attentive), data(3).batch()
     leaf = batch.times.clone().requires_grad_()
     history = model.encode(Batch(leaf, batch.marks, batch.valid, batch.start, batch.stop))
@@ -93,7 +120,9 @@ def test_event_by_event_is_the_same(attentive: Attentive) -> None:
     whole, step = model.encode(batch), model.encode(batch.columns(0, 0))
     for i in range(8):
         active = batch.valid[:, i]
-        step = model.extend(step, torch.where(active, batch.times[:, i], torch.nan), batch.marks[:, i], active)
+        step = model.extend(
+            step, torch.where(active, batch.times[:, i], torch.nan), batch.marks[:, i], active
+        )
     times = (batch.stop[:, None] + torch.tensor([0.0, 5.0], dtype=torch.float64))[:, None]
     got, expected = (model.log_intensity(h, times, h.lengths[:, None]) for h in (step, whole))
     assert torch.allclose(got, expected, rtol=1e-11, atol=1e-11)
@@ -103,16 +132,23 @@ def test_event_by_event_is_the_same(attentive: Attentive) -> None:
 def test_an_event_at_the_very_start_is_no_trouble(attentive: Attentive) -> None:
     sequence = Sequence([5.0, 5.0, 6.0], [0, 1, 2], start=5.0, stop=9.0, space=3)
     model = lively(attentive)
-    score = sampled_log_likelihood(model.train(), sequence.batch(), 3, torch.Generator().manual_seed(0)).sum()
+    score = sampled_log_likelihood(
+        model.train(), sequence.batch(), 3, torch.Generator().manual_seed(0)
+    ).sum()
     score.backward()
-    assert score.isfinite() and all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+    assert score.isfinite() and all(
+        p.grad is not None and p.grad.isfinite().all() for p in model.parameters()
+    )
 
 
 @both
 def test_far_away_windows_are_seen_as_near_ones_are(attentive: Attentive) -> None:
     model = lively(attentive, kind=torch.float32)
     t = np.array([1.0, 1.25, 3.0, 4.5])
-    near, far = (Sequence(t + a, [0, 1, 2, 0], start=a, stop=a + 6.0, space=3).batch() for a in (0.0, 2.0**30))
+    near, far = (
+        Sequence(t + a, [0, 1, 2, 0], start=a, stop=a + 6.0, space=3).batch()
+        for a in (0.0, 2.0**30)
+    )
     assert torch.allclose(rates_in_gaps(model, near), rates_in_gaps(model, far), rtol=0, atol=1e-5)
 
 
@@ -125,25 +161,38 @@ def test_the_bound_dominates(attentive: Attentive, kind: torch.dtype, size: floa
         past = remember(model, data(3).batch())
         last = past.last()
         for _ in range(60):
-            lag, width = (10.0 ** (4 * torch.rand(4, generator=random, dtype=torch.float64) - 3) for _ in range(2))
+            lag, width = (
+                10.0 ** (4 * torch.rand(4, generator=random, dtype=torch.float64) - 3)
+                for _ in range(2)
+            )
             a = last + lag * (torch.rand(1, generator=random) > 0.2)
             grid = a[:, None] + width[:, None] * torch.linspace(0, 1, 60, dtype=torch.float64)
             top = model.bound(past, a, a + width)
             rates = last_rates(model, past, grid).sum(-1).double()
             assert bool((rates <= top[:, None]).all())
-        short = model.bound(past, last + 0.5, last + 0.5 + 1e-6) / last_rates(model, past, (last + 0.5)[:, None]).sum((1, 2)) - 1
+        short = (
+            model.bound(past, last + 0.5, last + 0.5 + 1e-6)
+            / last_rates(model, past, (last + 0.5)[:, None]).sum((1, 2))
+            - 1
+        )
         assert float(short.abs().max()) < 1e-3
 
 
 @both
-def test_thinning_and_inversion_draw_from_one_law_and_pass_the_rescaling_test(attentive: Attentive) -> None:
+def test_thinning_and_inversion_draw_from_one_law_and_pass_the_rescaling_test(
+    attentive: Attentive,
+) -> None:
     model = lively(attentive)
-    thinned, inverted = (sample(model, 0.0, 8.0, 250, seed=7, method=method) for method in ("thinning", "inversion"))
+    thinned, inverted = (
+        sample(model, 0.0, 8.0, 250, seed=7, method=method) for method in ("thinning", "inversion")
+    )
     assert ks_2samp(thinned.times, inverted.times).pvalue > FALSE_ALARM
     assert ks_2samp(thinned.gaps, inverted.gaps).pvalue > FALSE_ALARM
     for drawn in (thinned, inverted):
         total = goodness_of_fit(model, drawn).total
-        assert total.count > 300 and min(total.ks_p, total.uniform_p, total.ljung_box_p) > FALSE_ALARM
+        assert (
+            total.count > 300 and min(total.ks_p, total.uniform_p, total.ljung_box_p) > FALSE_ALARM
+        )
         assert abs(total.count - total.expected) < 4 * np.sqrt(total.expected)
 
 
@@ -165,7 +214,10 @@ def test_training_with_dropout_is_repeatable(attentive: Attentive) -> None:
 @both
 def test_going_on_from_a_history_is_refused(attentive: Attentive) -> None:
     model, batch = lively(attentive), data(3).batch()
-    words = "expected a linear form to go on from a history; received a model that attends to every event"
+    words = (
+        "expected a linear form to go on from a history; received a model that attends to every "
+        "event"
+    )
     with pytest.raises(UserError, match=words):
         model.encode(batch.columns(3, 8), model.encode(batch.columns(0, 3)))
     with pytest.raises(UserError, match="hidden=9"):

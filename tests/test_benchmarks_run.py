@@ -1,6 +1,8 @@
-"""Every benchmark runs to its end at a tiny size on the CPU, in this process, and leaves a record of what it measured.
+"""Every benchmark runs to its end at a tiny size on the CPU, in this process, and leaves a record
+of what it measured.
 
-Peers (EasyTPP, tick, HawkesPyLib, polars) are optional: where one is not installed, its row must say so.
+Peers (EasyTPP, tick, HawkesPyLib, polars) are optional: where one is not installed, its row must
+say so.
 """
 
 from __future__ import annotations
@@ -30,7 +32,13 @@ import fourpoint as fp
 from fourpoint.events import Dataset, Sequence
 from fourpoint.models import Hawkes
 
-SHARED = ("records", "page", "run", "easytpp_training", "easytpp_models")  # what the benchmarks import
+SHARED = (
+    "records",
+    "page",
+    "run",
+    "easytpp_training",
+    "easytpp_models",
+)  # what the benchmarks import
 PEERS = {"EasyTPP": "easy_tpp", "tick": "tick", "HawkesPyLib": "HawkesPyLib"}
 ARGUMENTS = {
     "budget": "--budget 0.3 --sets calls --models dapp --seeds 1",
@@ -39,7 +47,10 @@ ARGUMENTS = {
     "exactness": "--gaps 40 --forecasts 2",
     "gpu": "--quick --device cpu --data {data}",
     "hawkes": "--events 400 --repeats 1 --coverage 2",
-    "leaderboard": "--data {data} --sets taxi --models rmtpp easytpp-nhp --seeds 1 --budget 0.2 --most 20 --output {results}/cells.jsonl",
+    "leaderboard": (
+        "--data {data} --sets taxi --models rmtpp easytpp-nhp --seeds 1 --budget 0.2 --most 20 "
+        "--output {results}/cells.jsonl"
+    ),
     "memory": "--processes hawkes --steps 2 --more 1 --train .5 --sequences 2",
     "oracle": "--limit 5 --repeats 1 --threads 1 --ours dapp --theirs NHP",
     "peers": "--models thp --epochs 1",
@@ -47,7 +58,10 @@ ARGUMENTS = {
     "reading": "--rows 400 --repeats 1",
     "sampling": "--paths 4 --seconds .05 --theirs 2 --repeats 1",
     "scaling": "--quick --repeats 1",
-    "streaming": "--events 60 --keep-events 40 --entities 8 --streams 4 --seconds .05 --command-events 12 --command-entities 3 --repeats 1",
+    "streaming": (
+        "--events 60 --keep-events 40 --entities 8 --streams 4 --seconds .05 --command-events 12 "
+        "--command-entities 3 --repeats 1"
+    ),
     "training": "--rounds 1 --seconds 0 --threads 1 --ours dapp --theirs THP",
 }
 
@@ -58,7 +72,9 @@ def test_every_benchmark_has_a_run_here(root: Path) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(ARGUMENTS))
-def test_benchmark_runs_to_its_end(name: str, script: Callable[[str], ModuleType], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_benchmark_runs_to_its_end(
+    name: str, script: Callable[[str], ModuleType], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     module = script(name)
     _make_small(name, module, monkeypatch)
     _write_events(tmp_path)
@@ -71,7 +87,9 @@ def test_benchmark_runs_to_its_end(name: str, script: Callable[[str], ModuleType
     if name == "leaderboard":
         cells = [json.loads(line) for line in (results / "cells.jsonl").read_text().splitlines()]
         assert not [cell for cell in cells if "failed" in cell]
-        rows = [dict(name=cell["model"], figures=cell, missing=cell.get("missing")) for cell in cells]
+        rows = [
+            dict(name=cell["model"], figures=cell, missing=cell.get("missing")) for cell in cells
+        ]
     else:
         rows = json.loads((results / f"{name}.json").read_text())["rows"]
     measured = [row for row in rows if row["figures"] and not row.get("missing")]
@@ -82,8 +100,12 @@ def test_benchmark_runs_to_its_end(name: str, script: Callable[[str], ModuleType
         _check_reason(name, row)
 
 
-def test_gpu_benchmark_calls_the_kernels_as_they_are_written(script: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without triton the kernels cannot run, but what surrounds them is plain torch, and their arguments can be checked."""
+def test_gpu_benchmark_calls_the_kernels_as_they_are_written(
+    script: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without triton the kernels cannot run, but what surrounds them is plain torch, and their
+    arguments can be checked.
+    """
     module = script("gpu")
     with _importable_kernels(monkeypatch) as deep_cuda:
         real = deep_cuda.log_likelihoods
@@ -100,7 +122,9 @@ def test_gpu_benchmark_calls_the_kernels_as_they_are_written(script: Callable[[s
 
 
 def test_gpu_benchmark_agrees_in_tritons_interpreter(script: Callable[[str], ModuleType]) -> None:
-    pytest.importorskip("triton", reason="triton is not installed; torch brings it where there is a CUDA device")
+    pytest.importorskip(
+        "triton", reason="triton is not installed; torch brings it where there is a CUDA device"
+    )
     device = "cuda" if torch.cuda.is_available() else "cpu"
     if device == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
         pytest.skip("no CUDA device, and TRITON_INTERPRET=1 was not set before the start")
@@ -110,12 +134,15 @@ def test_gpu_benchmark_agrees_in_tritons_interpreter(script: Callable[[str], Mod
         assert value < 1e-4 and gradient < 2e-3
 
 
-# ---------------------------------------------------------------------- a benchmark as a module, and its processes in this one
+# ---------------------------------------------------------------------- a benchmark as a module,
+# and its processes in this one
 
 
 @pytest.fixture
 def script(root: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], ModuleType]]:
-    """Loads a file of benchmarks/ as a module; the files import each other by their plain names, as scripts do."""
+    """Loads a file of benchmarks/ as a module; the files import each other by their plain names, as
+    scripts do.
+    """
     monkeypatch.setattr(sys, "path", [str(root / "benchmarks"), *sys.path])
     before, threads = set(sys.modules), torch.get_num_threads()
 
@@ -132,7 +159,9 @@ def script(root: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[st
 
 
 def _call(module: ModuleType, words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run ``main`` with these arguments; what it starts in processes of its own runs in this one."""
+    """Run ``main`` with these arguments; what it starts in processes of its own runs in this
+    one.
+    """
     if hasattr(module, "subprocess"):
         stand_in = MagicMock(wraps=subprocess)
         stand_in.run = partial(_run_here, module, monkeypatch)
@@ -143,7 +172,9 @@ def _call(module: ModuleType, words: list[str], monkeypatch: pytest.MonkeyPatch)
     assert module.main() in (None, 0)
 
 
-def _run_here(module: ModuleType, monkeypatch: pytest.MonkeyPatch, words: list[str], **terms: Any) -> Any:
+def _run_here(
+    module: ModuleType, monkeypatch: pytest.MonkeyPatch, words: list[str], **terms: Any
+) -> Any:
     if str(module.__file__) not in words:  # another program, such as `fourpoint --help`
         return subprocess.run(words, **terms)
     printed = io.StringIO()
@@ -153,7 +184,9 @@ def _run_here(module: ModuleType, monkeypatch: pytest.MonkeyPatch, words: list[s
         try:
             module.main()
         except ImportError as error:
-            return subprocess.CompletedProcess(words, 1, printed.getvalue(), f"ModuleNotFoundError: {error}")
+            return subprocess.CompletedProcess(
+                words, 1, printed.getvalue(), f"ModuleNotFoundError: {error}"
+            )
     assert sys.argv is before
     return subprocess.CompletedProcess(words, 0, printed.getvalue(), "")
 
@@ -183,10 +216,16 @@ def _make_small(name: str, module: ModuleType, monkeypatch: pytest.MonkeyPatch) 
     if name == "exactness":
         monkeypatch.setattr(module, "DRAWS", 50)
         monkeypatch.setattr(module, "FIRST", 20)
-        shown = {model: build for model, build in module.MODELS.items() if model in ("DAPP none, exp", "ODAPP none", "rmtpp", "Hawkes")}
+        shown = {
+            model: build
+            for model, build in module.MODELS.items()
+            if model in ("DAPP none, exp", "ODAPP none", "rmtpp", "Hawkes")
+        }
         monkeypatch.setattr(module, "MODELS", shown)
     if name in ("memory", "sampling", "streaming"):
-        monkeypatch.setattr(module, "process", lambda which: SimpleNamespace(simulate=lambda *given, **terms: few))
+        monkeypatch.setattr(
+            module, "process", lambda which: SimpleNamespace(simulate=lambda *given, **terms: few)
+        )
     if name == "memory":
         monkeypatch.setattr(module, "SHARES", (0.5, 1.0))
     if name == "oracle":
@@ -225,32 +264,47 @@ def _split(data: Dataset) -> Dataset:
 
 
 def _write_events(folder: Path) -> None:
-    """A set of the names that `deep`, `gpu` and `leaderboard` look for, with three splits and two types."""
+    """A set of the names that `deep`, `gpu` and `leaderboard` look for, with three splits and two
+    types.
+    """
     from fourpoint.data.readers import write
 
     rng = np.random.default_rng(0)
     made = []
     for _ in range(12):
         times = np.cumsum(rng.exponential(size=6))
-        made.append(Sequence(times, rng.integers(2, size=6), start=0.0, stop=float(times[-1]) + 1.0, space=2))
+        made.append(
+            Sequence(
+                times, rng.integers(2, size=6), start=0.0, stop=float(times[-1]) + 1.0, space=2
+            )
+        )
     data = _split(Dataset.from_sequences(made))
     for name in ("taxi", "stackoverflow_easytpp"):
         write(data, folder / f"{name}.parquet")
 
 
-# ---------------------------------------------------------------------- what cannot be measured here
+# ---------------------------------------------------------------------- what cannot be measured
+# here
 
 
 def _check_reason(name: str, row: dict[str, Any]) -> None:
     """A row without figures names the package that is missing, and that package is missing."""
-    module = "polars" if name == "reading" else next(package for peer, package in PEERS.items() if peer.lower() in row["name"].lower())
+    module = (
+        "polars"
+        if name == "reading"
+        else next(package for peer, package in PEERS.items() if peer.lower() in row["name"].lower())
+    )
     assert module in row["missing"], row
-    assert importlib.util.find_spec(module) is None, f"{module} is installed, but its row says {row['missing']}"
+    assert importlib.util.find_spec(module) is None, (
+        f"{module} is installed, but its row says {row['missing']}"
+    )
 
 
 @contextlib.contextmanager
 def _importable_kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
-    """`deep_cuda`, with a stand-in for triton where it is not installed; the modules that saw the stand-in are forgotten afterwards."""
+    """`deep_cuda`, with a stand-in for triton where it is not installed; the modules that saw the
+    stand-in are forgotten afterwards.
+    """
     if importlib.util.find_spec("triton") is not None:
         yield importlib.import_module("fourpoint.models.deep_cuda")
         return

@@ -16,40 +16,95 @@ from fourpoint.data.clocks import Clock
 from fourpoint.data.readers import Asked, read, read_with_notes
 from fourpoint.events import EventDataError, UserError
 
-ZONES = [None, "UTC", "America/New_York", "Europe/Berlin", "Australia/Lord_Howe", "Asia/Kathmandu", "America/Sao_Paulo", "America/Havana"]
+ZONES = [
+    None,
+    "UTC",
+    "America/New_York",
+    "Europe/Berlin",
+    "Australia/Lord_Howe",
+    "Asia/Kathmandu",
+    "America/Sao_Paulo",
+    "America/Havana",
+]
 
 
 def clock(*stamps: str, zone: str | None = "UTC", rate: int = 1) -> Clock:
     place = ZoneInfo(zone or "UTC")
-    return Clock(np.array([int(dt.datetime.fromisoformat(s).replace(tzinfo=place).timestamp()) * rate for s in stamps]), rate, zone)
+    return Clock(
+        np.array(
+            [
+                int(dt.datetime.fromisoformat(s).replace(tzinfo=place).timestamp()) * rate
+                for s in stamps
+            ]
+        ),
+        rate,
+        zone,
+    )
 
 
 def test_a_day_is_a_day_even_when_its_last_event_is_at_noon(tmp_path: Path) -> None:
-    (tmp_path / "calls.csv").write_text("received_at,type\n2024-05-01 22:00,a\n2024-05-04 09:00,b\n2024-05-04 12:00,a\n")
+    (tmp_path / "calls.csv").write_text(
+        "received_at,type\n2024-05-01 22:00,a\n2024-05-04 09:00,b\n2024-05-04 12:00,a\n"
+    )
     found = read_with_notes(tmp_path / "calls.csv", Asked(sequence="day"))
     data = found.data
-    assert data.ids == ("2024-05-01", "2024-05-02", "2024-05-03", "2024-05-04") and data.lengths.tolist() == [1, 0, 0, 2]
-    assert data.starts.tolist() == [0] * 4 and data.stops.tolist() == [24] * 4 and not data.inferred and data.unit == "hours"
+    assert data.ids == (
+        "2024-05-01",
+        "2024-05-02",
+        "2024-05-03",
+        "2024-05-04",
+    ) and data.lengths.tolist() == [1, 0, 0, 2]
+    assert (
+        data.starts.tolist() == [0] * 4
+        and data.stops.tolist() == [24] * 4
+        and not data.inferred
+        and data.unit == "hours"
+    )
     assert data[3].times.tolist() == [9, 12]
     assert found.notes[1:] == (
-        "times: hours since the start of each day as the times stand, which name no zone (--timezone, --time-unit)",
-        "windows: 4 days, 2024-05-01 to 2024-05-04, 2 without events; the first and the last are taken as observed whole (--window A B)",
+        (
+            "times: hours since the start of each day as the times stand, which name no zone "
+            "(--timezone, --time-unit)"
+        ),
+        (
+            "windows: 4 days, 2024-05-01 to 2024-05-04, 2 without events; the first and the last "
+            "are taken as observed whole (--window A B)"
+        ),
     )
 
 
 def test_days_survive_a_file_of_ours(tmp_path: Path) -> None:
-    data = read({"time": ["2024-03-09T12:00", "2024-03-11T12:00"]}, sequence="day", timezone="America/New_York")
+    data = read(
+        {"time": ["2024-03-09T12:00", "2024-03-11T12:00"]},
+        sequence="day",
+        timezone="America/New_York",
+    )
     fp.write(data, tmp_path / "days.parquet")
     again = fp.read(tmp_path / "days.parquet")
-    assert again.ids == data.ids and again.stops.tolist() == [24, 23, 24] and again.unit == "hours" and again.times.tolist() == [12, 12]
+    assert (
+        again.ids == data.ids
+        and again.stops.tolist() == [24, 23, 24]
+        and again.unit == "hours"
+        and again.times.tolist() == [12, 12]
+    )
 
 
 def test_days_of_23_and_25_hours() -> None:
-    spring = calendar_windows(clock("2024-03-09T12:00", "2024-03-11T12:00", zone="America/New_York"), "day")
-    autumn = calendar_windows(clock("2024-11-02T12:00", "2024-11-04T12:00", zone="America/New_York"), "day")
-    assert ((spring.stops - spring.starts) / 3600).tolist() == [24, 23, 24] and spring.ids[1] == "2024-03-10"
+    spring = calendar_windows(
+        clock("2024-03-09T12:00", "2024-03-11T12:00", zone="America/New_York"), "day"
+    )
+    autumn = calendar_windows(
+        clock("2024-11-02T12:00", "2024-11-04T12:00", zone="America/New_York"), "day"
+    )
+    assert ((spring.stops - spring.starts) / 3600).tolist() == [24, 23, 24] and spring.ids[
+        1
+    ] == "2024-03-10"
     assert ((autumn.stops - autumn.starts) / 3600).tolist() == [24, 25, 24]
-    data = read({"time": ["2024-03-10T01:00", "2024-03-10T04:00"]}, sequence="day", timezone="America/New_York")
+    data = read(
+        {"time": ["2024-03-10T01:00", "2024-03-10T04:00"]},
+        sequence="day",
+        timezone="America/New_York",
+    )
     assert data.times.tolist() == [1, 3] and data.stops.tolist() == [23], "elapsed real time"
 
 
@@ -57,24 +112,51 @@ def test_weeks_begin_on_monday_and_are_named_by_iso() -> None:
     stamps = ["2020-12-31T12:00", "2021-01-03T23:59", "2021-01-04T00:00", "2024-12-30T00:00"]
     found = calendar_windows(clock(*stamps), "week")
     assert found.ids[:2] == ("2020-W53", "2021-W01") and found.ids[-1] == "2025-W01"
-    assert list(found.ids) == ["{}-W{:02d}".format(*dt.datetime.fromtimestamp(int(s), dt.UTC).isocalendar()[:2]) for s in found.starts]
-    assert (np.diff(found.starts) == 7 * 86400).all() and found.of(clock(*stamps).ticks).tolist() == [0, 0, 1, len(found.ids) - 1]
+    assert list(found.ids) == [
+        "{}-W{:02d}".format(*dt.datetime.fromtimestamp(int(s), dt.UTC).isocalendar()[:2])
+        for s in found.starts
+    ]
+    assert (np.diff(found.starts) == 7 * 86400).all() and found.of(
+        clock(*stamps).ticks
+    ).tolist() == [0, 0, 1, len(found.ids) - 1]
     data = read({"time": stamps}, sequence="week")
-    assert data.unit == "days" and data.stops[0] == 7 and data[0].times.tolist() == pytest.approx([3.5, 7 - 1 / 1440])
+    assert (
+        data.unit == "days"
+        and data.stops[0] == 7
+        and data[0].times.tolist() == pytest.approx([3.5, 7 - 1 / 1440])
+    )
 
 
 def test_hours_that_happen_twice_or_never() -> None:
-    autumn = calendar_windows(clock("2024-11-03T00:30", "2024-11-03T02:30", zone="America/New_York"), "hour")
-    assert autumn.ids == ("2024-11-03T00", "2024-11-03T01-04:00", "2024-11-03T01-05:00", "2024-11-03T02")
+    autumn = calendar_windows(
+        clock("2024-11-03T00:30", "2024-11-03T02:30", zone="America/New_York"), "hour"
+    )
+    assert autumn.ids == (
+        "2024-11-03T00",
+        "2024-11-03T01-04:00",
+        "2024-11-03T01-05:00",
+        "2024-11-03T02",
+    )
     assert ((autumn.stops - autumn.starts) == 3600).all()
-    spring = calendar_windows(clock("2024-03-10T01:30", "2024-03-10T03:30", zone="America/New_York"), "hour")
-    assert spring.ids == ("2024-03-10T01", "2024-03-10T03") and ((spring.stops - spring.starts) == 3600).all()
-    assert read({"time": ["2024-05-01T10:15", "2024-05-01T12:45"]}, sequence="hour").unit == "minutes"
+    spring = calendar_windows(
+        clock("2024-03-10T01:30", "2024-03-10T03:30", zone="America/New_York"), "hour"
+    )
+    assert (
+        spring.ids == ("2024-03-10T01", "2024-03-10T03")
+        and ((spring.stops - spring.starts) == 3600).all()
+    )
+    assert (
+        read({"time": ["2024-05-01T10:15", "2024-05-01T12:45"]}, sequence="hour").unit == "minutes"
+    )
 
 
 def test_a_day_that_the_calendar_skips() -> None:
-    found = calendar_windows(clock("2011-12-29T12:00", "2011-12-31T12:00", zone="Pacific/Apia"), "day")
-    assert found.ids == ("2011-12-29", "2011-12-31") and ((found.stops - found.starts) == 86400).all()
+    found = calendar_windows(
+        clock("2011-12-29T12:00", "2011-12-31T12:00", zone="Pacific/Apia"), "day"
+    )
+    assert (
+        found.ids == ("2011-12-29", "2011-12-31") and ((found.stops - found.starts) == 86400).all()
+    )
 
 
 @settings(max_examples=150)
@@ -85,17 +167,27 @@ def test_a_day_that_the_calendar_skips() -> None:
     st.sampled_from(["hour", "day", "week"]),
     st.sampled_from([1, 1000, 10**9]),
 )
-def test_windows_equal_those_of_zoneinfo(offsets: list[int], first: int, zone: str | None, by: By, rate: int) -> None:
+def test_windows_equal_those_of_zoneinfo(
+    offsets: list[int], first: int, zone: str | None, by: By, rate: int
+) -> None:
     instants = np.array(sorted(first + o for o in offsets))
     found = calendar_windows(Clock(instants * rate, rate, zone), by)
     code = found.of(instants * rate)
-    assert len(set(found.ids)) == len(found.ids) and (found.starts[1:] == found.stops[:-1]).all(), "distinct, and without holes"
-    assert (found.starts[code] <= instants * rate).all() and (instants * rate < found.stops[code]).all()
+    assert len(set(found.ids)) == len(found.ids) and (found.starts[1:] == found.stops[:-1]).all(), (
+        "distinct, and without holes"
+    )
+    assert (found.starts[code] <= instants * rate).all() and (
+        instants * rate < found.stops[code]
+    ).all()
     assert code[0] == 0 and code[-1] == len(found.ids) - 1
     place = ZoneInfo(zone or "UTC")
     for i, k in zip(instants.tolist(), code.tolist(), strict=True):
         moment = dt.datetime.fromtimestamp(i, place)
-        label = {"day": f"{moment:%Y-%m-%d}", "hour": f"{moment:%Y-%m-%dT%H}", "week": "{}-W{:02d}".format(*moment.isocalendar()[:2])}[by]
+        label = {
+            "day": f"{moment:%Y-%m-%d}",
+            "hour": f"{moment:%Y-%m-%dT%H}",
+            "week": "{}-W{:02d}".format(*moment.isocalendar()[:2]),
+        }[by]
         assert found.ids[k].startswith(label)
     for edge in (*found.starts.tolist(), int(found.stops[-1])):
         before, after = (dt.datetime.fromtimestamp(edge // rate + d, place) for d in (-1, 0))
@@ -111,7 +203,11 @@ def test_a_period_cuts_the_windows_at_its_ends_and_adds_silent_ones() -> None:
     part = read(rows, sequence="day", window=("2024-05-02T12:00", "2024-05-03T12:00"))
     assert part.starts.tolist() == [12, 0] and part.stops.tolist() == [24, 12]
     with pytest.raises(
-        EventDataError, match="received the table: '2024-05-02 13:00:00' at row 0. Widen the window or drop the events outside"
+        EventDataError,
+        match=(
+            "received the table: '2024-05-02 13:00:00' at row 0. Widen the window or drop the "
+            "events outside"
+        ),
     ):
         read(rows, sequence="day", window=("2024-05-03", "2024-05-04"))
 
@@ -119,9 +215,17 @@ def test_a_period_cuts_the_windows_at_its_ends_and_adds_silent_ones() -> None:
 def test_hours_of_business_are_a_window_in_numbers() -> None:
     rows = {"time": ["2024-05-02T09:30", "2024-05-03T16:00"]}
     data = read(rows, sequence="day", window=(8, 18))
-    assert data.starts.tolist() == [8, 8] and data.stops.tolist() == [18, 18] and data.durations.tolist() == [10, 10]
+    assert (
+        data.starts.tolist() == [8, 8]
+        and data.stops.tolist() == [18, 18]
+        and data.durations.tolist() == [10, 10]
+    )
     with pytest.raises(
-        EventDataError, match=r"inside the window \[10.0, 18.0\); received the table: 9.5 at event 0 of sequence 2024-05-02 \(row 0\)"
+        EventDataError,
+        match=(
+            r"inside the window \[10.0, 18.0\); received the table: 9.5 at event 0 of sequence "
+            r"2024-05-02 \(row 0\)"
+        ),
     ):
         read(rows, sequence="day", window=(10, 18))
     with pytest.raises(UserError, match="a day is observed whole"):
@@ -130,7 +234,11 @@ def test_hours_of_business_are_a_window_in_numbers() -> None:
 
 def test_too_many_windows_are_refused_with_the_times_at_fault() -> None:
     with pytest.raises(
-        EventDataError, match="at most 1,000,000 windows; received the table: times from 1800-01-01 UTC to 2200-01-01 UTC. Look for a"
+        EventDataError,
+        match=(
+            "at most 1,000,000 windows; received the table: times from 1800-01-01 UTC to "
+            "2200-01-01 UTC. Look for a"
+        ),
     ):
         read({"time": ["1800-01-01T00:00:00Z", "2200-01-01T00:00:00Z"]}, sequence="hour")
     end = Clock(np.array([2**63 - 2]), 10**9, None)
@@ -140,19 +248,39 @@ def test_too_many_windows_are_refused_with_the_times_at_fault() -> None:
 
 def test_numbers_have_no_calendar_unless_they_are_epochs() -> None:
     with pytest.raises(
-        EventDataError, match="expected timestamps in column 'time', for sequence='day'; received the table: values of type"
+        EventDataError,
+        match=(
+            "expected timestamps in column 'time', for sequence='day'; received the table: "
+            "values of type"
+        ),
     ):
         read({"time": [1.0, 2.0]}, sequence="day")
-    assert read({"time": [1714548600, 1714648600]}, sequence="day").ids == ("2024-05-01", "2024-05-02")
-    assert read({"time": [1.0, 2.0], "day": ["mon", "tue"]}, sequence="day").ids == ("mon", "tue"), "a column of that name"
+    assert read({"time": [1714548600, 1714648600]}, sequence="day").ids == (
+        "2024-05-01",
+        "2024-05-02",
+    )
+    assert read({"time": [1.0, 2.0], "day": ["mon", "tue"]}, sequence="day").ids == (
+        "mon",
+        "tue",
+    ), "a column of that name"
 
 
 def test_rows_in_any_order_with_sort() -> None:
-    rows = {"time": ["2024-05-02T13:00", "2024-05-01T11:00", "2024-05-01T10:00"], "type": ["a", "b", "c"]}
+    rows = {
+        "time": ["2024-05-02T13:00", "2024-05-01T11:00", "2024-05-01T10:00"],
+        "type": ["a", "b", "c"],
+    }
     with pytest.raises(
         EventDataError,
-        match=r"10.0 after 11.0 at event 1 of sequence 2024-05-01 \(row 2\). Sort the rows, or read with sort=True \(--sort\)",
+        match=(
+            r"10.0 after 11.0 at event 1 of sequence 2024-05-01 \(row 2\). Sort the rows, or "
+            r"read with sort=True \(--sort\)"
+        ),
     ):
         read(rows, sequence="day")
     found = read_with_notes(rows, Asked(mark="type", sequence="day", sort=True))
-    assert found.moved and found.data.times.tolist() == [10, 11, 13] and found.data.mark_ids.tolist() == [2, 1, 0]
+    assert (
+        found.moved
+        and found.data.times.tolist() == [10, 11, 13]
+        and found.data.mark_ids.tolist() == [2, 1, 0]
+    )

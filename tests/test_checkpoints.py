@@ -1,4 +1,6 @@
-"""Checkpoints: what is saved comes back, and a folder that is damaged, foreign or half written is refused or harmless."""
+"""Checkpoints: what is saved comes back, and a folder that is damaged, foreign or half written is
+refused or harmless.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,15 @@ import torch
 
 import fourpoint
 from fourpoint import checkpoints
-from fourpoint.checkpoints import CheckpointError, about, read_tensors, remove_tensors, restore, save, write_tensors
+from fourpoint.checkpoints import (
+    CheckpointError,
+    about,
+    read_tensors,
+    remove_tensors,
+    restore,
+    save,
+    write_tensors,
+)
 from fourpoint.data.synthetic import simulate
 from fourpoint.events import Box, Dataset, MarkSpace, Sequence
 from fourpoint.models import DAPP, MODELS, Poisson
@@ -26,12 +36,25 @@ NAMED = MarkSpace.categorical(["fire", "médical", "a b"])
 
 
 def typed() -> Dataset:
-    return Dataset.from_sequences([Sequence([0.5, 1.0, 2.5], [0, 2, 1], start=0.0, stop=3.0, space=NAMED)])
+    return Dataset.from_sequences(
+        [Sequence([0.5, 1.0, 2.5], [0, 2, 1], start=0.0, stop=3.0, space=NAMED)]
+    )
 
 
 def in_a_box() -> Dataset:
     space = MarkSpace(NAMED.names, Box(("east",), (-1.0,), (4.5,)))
-    return Dataset.from_sequences([Sequence([0.5, 1.0, 2.5], [0, 2, 1], start=0.0, stop=3.0, space=space, places=[-1.0, 4.5, 0.25])])
+    return Dataset.from_sequences(
+        [
+            Sequence(
+                [0.5, 1.0, 2.5],
+                [0, 2, 1],
+                start=0.0,
+                stop=3.0,
+                space=space,
+                places=[-1.0, 4.5, 0.25],
+            )
+        ]
+    )
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -51,12 +74,17 @@ def test_every_model_comes_back(name: str, tmp_path: Path) -> None:
     assert other.settings() == model.settings() and other.marks == model.marks
     assert other.state_dict().keys() == model.state_dict().keys()
     for key, value in model.state_dict().items():
-        assert torch.equal(other.state_dict()[key], value) and other.state_dict()[key].dtype == value.dtype, key
+        assert (
+            torch.equal(other.state_dict()[key], value)
+            and other.state_dict()[key].dtype == value.dtype
+        ), key
     flags = [[(n, p.requires_grad) for n, p in m.named_parameters()] for m in (model, other)]
     assert flags[0] == flags[1]
     batch = data.batch()
     model.eval()
-    assert torch.equal(*(m.log_intensity(m.encode(batch), batch.edges[:, 1:, None]) for m in (model, other)))
+    assert torch.equal(
+        *(m.log_intensity(m.encode(batch), batch.edges[:, 1:, None]) for m in (model, other))
+    )
     names = json.loads((tmp_path / "model.json").read_text())["marks"]
     assert names == (list(NAMED.names) if marked else [])
 
@@ -65,7 +93,9 @@ def test_a_restored_model_can_be_trained_on(tmp_path: Path) -> None:
     model = DAPP(**SMALL["dapp"])
     save(model, tmp_path)
     other = restore(tmp_path).train()
-    other.log_intensity(other.encode(typed_plain := simulate("hawkes", 2).batch()), typed_plain.edges[:, 1:, None]).sum().backward()
+    other.log_intensity(
+        other.encode(typed_plain := simulate("hawkes", 2).batch()), typed_plain.edges[:, 1:, None]
+    ).sum().backward()
     assert all(p.grad is not None for p in other.parameters() if p.requires_grad)
 
 
@@ -73,7 +103,11 @@ def test_what_was_said_beside_the_model(tmp_path: Path) -> None:
     save(Poisson(), tmp_path, about={"unit": "hours", "notes": ["one"]})
     assert about(tmp_path) == {"unit": "hours", "notes": ["one"]}
     info = json.loads((tmp_path / "model.json").read_text())
-    assert info["fourpoint"] == fourpoint.__version__ and info["model"] == "poisson" and info["format"] == checkpoints.FORMAT
+    assert (
+        info["fourpoint"] == fourpoint.__version__
+        and info["model"] == "poisson"
+        and info["format"] == checkpoints.FORMAT
+    )
     assert sorted(p.suffix for p in tmp_path.iterdir()) == [".json", ".safetensors"]
 
 
@@ -87,7 +121,9 @@ def test_saving_again_replaces_and_leaves_nothing_behind(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("moment", ["weights", "json"])
-def test_an_interrupted_write_leaves_the_old_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str) -> None:
+def test_an_interrupted_write_leaves_the_old_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
     model = Poisson()
     save(model, tmp_path)
     old = model.log_rate.item()
@@ -128,7 +164,13 @@ def test_damaged_weights(tmp_path: Path) -> None:
     content = bytearray(weights.read_bytes())
     content[-1] ^= 1
     weights.write_bytes(content)
-    refused(tmp_path, r"expected weights with the hash in model.json; received .* with another hash: it is damaged\. Copy the folder again")
+    refused(
+        tmp_path,
+        (
+            r"expected weights with the hash in model.json; received .* with another hash: it is "
+            r"damaged\. Copy the folder again"
+        ),
+    )
     weights.write_bytes(content[: len(content) // 2])
     refused(tmp_path, "it is damaged")
 
@@ -136,20 +178,47 @@ def test_damaged_weights(tmp_path: Path) -> None:
 def test_missing_files(tmp_path: Path) -> None:
     description, weights = saved(tmp_path)
     weights.unlink()
-    refused(tmp_path, r"expected weights in model-.*; received no such file in .*\. Copy the whole folder")
+    refused(
+        tmp_path,
+        r"expected weights in model-.*; received no such file in .*\. Copy the whole folder",
+    )
     description.unlink()
-    refused(tmp_path, r"expected a folder written by `fourpoint fit`; received .* without model.json\. Check the path")
+    refused(
+        tmp_path,
+        (
+            r"expected a folder written by `fourpoint fit`; received .* without model.json\. "
+            r"Check the path"
+        ),
+    )
     refused(tmp_path / "nowhere", "without model.json")
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ('{"format": 1, "weights"', r"expected JSON; received .*model.json: .*\. The folder is damaged"),
+        (
+            '{"format": 1, "weights"',
+            r"expected JSON; received .*model.json: .*\. The folder is damaged",
+        ),
         (b"\xff\xfe\x00", r"expected JSON; received .*model.json: "),
-        ("[1, 2]", r"expected a JSON object; received list in .*\. The folder was not written by Fourpoint"),
-        ('{"a": 1}', r"expected a folder written by Fourpoint .format 1.; received format None in .*\. Point to a folder"),
-        ('{"format": 99, "weights": "x"}', r"expected a folder written by Fourpoint .format 1.; received format 99"),
+        (
+            "[1, 2]",
+            (
+                r"expected a JSON object; received list in .*\. The folder was not written by "
+                r"Fourpoint"
+            ),
+        ),
+        (
+            '{"a": 1}',
+            (
+                r"expected a folder written by Fourpoint .format 1.; received format None in "
+                r".*\. Point to a folder"
+            ),
+        ),
+        (
+            '{"format": 99, "weights": "x"}',
+            r"expected a folder written by Fourpoint .format 1.; received format 99",
+        ),
     ],
 )
 def test_foreign_json(tmp_path: Path, content: str | bytes, message: str) -> None:
@@ -166,12 +235,20 @@ def changed(tmp_path: Path, **entries: Any) -> None:
 
 def test_a_model_of_another_version(tmp_path: Path) -> None:
     changed(tmp_path, model="transformer")
-    refused(tmp_path, r"expected a model among dapp, .*; received 'transformer' in .*\. Use the version")
+    refused(
+        tmp_path, r"expected a model among dapp, .*; received 'transformer' in .*\. Use the version"
+    )
 
 
 def test_settings_that_do_not_fit_the_weights(tmp_path: Path) -> None:
     changed(tmp_path, settings={"heads": 3})
-    refused(tmp_path, r"expected settings and weights that belong together; received .*copy it again, or fit again\.")
+    refused(
+        tmp_path,
+        (
+            r"expected settings and weights that belong together; received .*copy it again, or "
+            r"fit again\."
+        ),
+    )
     changed(tmp_path, settings={"speed": 3})
     refused(tmp_path, "expected settings among .*; received 'speed' in ")
     changed(tmp_path, sha256=None)
@@ -179,13 +256,20 @@ def test_settings_that_do_not_fit_the_weights(tmp_path: Path) -> None:
 
 
 def test_models_of_others_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"expected one of Fourpoint's models; received Linear\. Known are dapp, "):
+    with pytest.raises(
+        CheckpointError,
+        match=r"expected one of Fourpoint's models; received Linear\. Known are dapp, ",
+    ):
         save(torch.nn.Linear(1, 1), tmp_path)
     assert not list(tmp_path.iterdir())
 
 
 def test_tensors_of_any_kind_can_be_kept_beside_a_model(tmp_path: Path) -> None:
-    tensors = {"a": torch.arange(3), "b": torch.tensor(2.5, dtype=torch.float64), "c": torch.eye(2)[:, :1]}
+    tensors = {
+        "a": torch.arange(3),
+        "b": torch.tensor(2.5, dtype=torch.float64),
+        "c": torch.eye(2)[:, :1],
+    }
     save(Poisson(), tmp_path)
     write_tensors(tmp_path, "training", tensors, {"step": 4})
     found, info = read_tensors(tmp_path, "training")

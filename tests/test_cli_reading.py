@@ -1,4 +1,6 @@
-"""From a file of one's own to a model, by commands alone: a messy CSV, a look at it, and the options for its columns."""
+"""From a file of one's own to a model, by commands alone: a messy CSV, a look at it, and the
+options for its columns.
+"""
 
 from __future__ import annotations
 
@@ -24,45 +26,108 @@ def call(*words: object, code: int = 0) -> Any:
 
 @pytest.fixture
 def messy(tmp_path: Path) -> Path:
-    """Three weeks of calls: a BOM, blank lines, headers of mixed case, stamps with zones, and many of them equal."""
+    """Three weeks of calls: a BOM, blank lines, headers of mixed case, stamps with zones, and many
+    of them equal.
+    """
     rng = np.random.default_rng(0)
     minutes = np.sort(rng.integers(0, 21 * 96, 600)) * 15
     stamps = (np.datetime64("2024-05-01T00:00") + minutes).astype(str)
     kinds = rng.choice(["Fire, small", "MEDICAL"], 600)
-    lines = [f'{i},{stamp}:00-04:00,"{kind}"' + "\n" * (i % 50 == 0) for i, (stamp, kind) in enumerate(zip(stamps, kinds, strict=True))]
+    lines = [
+        f'{i},{stamp}:00-04:00,"{kind}"' + "\n" * (i % 50 == 0)
+        for i, (stamp, kind) in enumerate(zip(stamps, kinds, strict=True))
+    ]
     path = tmp_path / "city calls.csv"
-    path.write_text("\ufeff\nIncident Number,Received AT,CALL type\n" + "\n".join(lines) + "\n", encoding="utf-8")
+    path.write_text(
+        "\ufeff\nIncident Number,Received AT,CALL type\n" + "\n".join(lines) + "\n",
+        encoding="utf-8",
+    )
     return path
 
 
 def test_a_messy_csv_is_fitted_in_one_command(messy: Path, tmp_path: Path) -> None:
-    said = call("fit", messy, "--sequence", "day", "--timezone", "America/New_York", "--model", "poisson", "-o", tmp_path / "model").stderr
-    assert said.count("columns: time 'Received AT', mark 'CALL type', one sequence per day (guessed; --time --mark to choose)") == 1
-    assert said.count("ties kept; --ties error|jitter|drop") == 1, "one line names the policy and the others"
+    said = call(
+        "fit",
+        messy,
+        "--sequence",
+        "day",
+        "--timezone",
+        "America/New_York",
+        "--model",
+        "poisson",
+        "-o",
+        tmp_path / "model",
+    ).stderr
+    assert (
+        said.count(
+            "columns: time 'Received AT', mark 'CALL type', one sequence per day (guessed; "
+            "--time --mark to choose)"
+        )
+        == 1
+    )
+    assert said.count("ties kept; --ties error|jitter|drop") == 1, (
+        "one line names the policy and the others"
+    )
     following = next(line for line in said.splitlines() if line.startswith("next: fourpoint "))
     numbers = json.loads(call(*shlex.split(following)[2:], "--no-fit-check", "--json").stdout)
     assert numbers["events"] == 600 and numbers["sequences"] == 21
-    later = ["--by", "day", "--timezone", "America/New_York", "--sequence", "2024-05-03", "--at", 12, "--json"]
-    assert json.loads(call("forecast", tmp_path / "model", messy, *later, "--horizon", 2, "--paths", 10).stdout)
+    later = [
+        "--by",
+        "day",
+        "--timezone",
+        "America/New_York",
+        "--sequence",
+        "2024-05-03",
+        "--at",
+        12,
+        "--json",
+    ]
+    assert json.loads(
+        call("forecast", tmp_path / "model", messy, *later, "--horizon", 2, "--paths", 10).stdout
+    )
     assert json.loads(call("explain", tmp_path / "model", messy, *later).stdout)
 
 
 def test_the_command_of_a_look_works_as_it_stands(messy: Path, tmp_path: Path) -> None:
     found = call("data", "inspect", messy, "--plot", tmp_path / "look.png")
-    assert "'CALL type', 2 types" in found.stdout and "over time" in found.stdout and (tmp_path / "look.png").exists()
-    command = next(line for line in found.stderr.splitlines() if line.startswith("next: fourpoint fit"))
+    assert (
+        "'CALL type', 2 types" in found.stdout
+        and "over time" in found.stdout
+        and (tmp_path / "look.png").exists()
+    )
+    command = next(
+        line for line in found.stderr.splitlines() if line.startswith("next: fourpoint fit")
+    )
     words = shlex.split(command)[2:]
     call(*words[:-1], tmp_path / "model", "--model", "poisson")
-    assert json.loads(call("data", "inspect", messy, "--json").stdout)["next"] == command.removeprefix("next: ")
+    assert json.loads(call("data", "inspect", messy, "--json").stdout)[
+        "next"
+    ] == command.removeprefix("next: ")
 
 
 def test_a_model_keeps_its_unit_and_types(messy: Path, tmp_path: Path) -> None:
-    call("fit", messy, "--sequence", "day", "--time-unit", "minutes", "--model", "poisson", "-o", tmp_path / "model")
+    call(
+        "fit",
+        messy,
+        "--sequence",
+        "day",
+        "--time-unit",
+        "minutes",
+        "--model",
+        "poisson",
+        "-o",
+        tmp_path / "model",
+    )
     head = messy.read_text(encoding="utf-8-sig").strip().splitlines()
     short = tmp_path / "fires.csv"
     short.write_text("\n".join([head[0], *(line for line in head[1:40] if "Fire" in line)]))
-    said = call("evaluate", tmp_path / "model", short, "--sequence", "day", "--no-fit-check", "--json")
-    assert "times: minutes since the start of each day" in said.stderr and json.loads(said.stdout)["sequences"] >= 1
+    said = call(
+        "evaluate", tmp_path / "model", short, "--sequence", "day", "--no-fit-check", "--json"
+    )
+    assert (
+        "times: minutes since the start of each day" in said.stderr
+        and json.loads(said.stdout)["sequences"] >= 1
+    )
 
 
 @pytest.mark.parametrize("command", [["data"], ["data", "summary"], ["data", "inspect"]])
@@ -73,8 +138,24 @@ def test_files_that_cannot_be_read_are_refused(command: list[str], tmp_path: Pat
 
 
 def test_windows_in_times(messy: Path) -> None:
-    summary = call("data", messy, "--sequence", "day", "--timezone", "America/New_York", "--window", "2024-05-01", "2024-06-01")
+    summary = call(
+        "data",
+        messy,
+        "--sequence",
+        "day",
+        "--timezone",
+        "America/New_York",
+        "--window",
+        "2024-05-01",
+        "2024-06-01",
+    )
     assert "31 (2024-05-01 ... 2024-05-31)" in summary.stdout
-    assert "start is before its stop" in call("data", messy, "--window", "2024-06-01", "2024-05-01", code=2).stderr
+    assert (
+        "start is before its stop"
+        in call("data", messy, "--window", "2024-06-01", "2024-05-01", code=2).stderr
+    )
     assert "Leave --time" in call("data", "nyc_delays", "--sequence", "day", code=2).stderr
-    assert "a window in numbers" in call("data", "nyc_delays", "--window", "2024-05-01", "2024-06-01", code=2).stderr
+    assert (
+        "a window in numbers"
+        in call("data", "nyc_delays", "--window", "2024-05-01", "2024-06-01", code=2).stderr
+    )

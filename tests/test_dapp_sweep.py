@@ -1,4 +1,6 @@
-"""DAPP in one compiled sweep: the same likelihood and gradient as the plain way, and the plain way where that is due."""
+"""DAPP in one compiled sweep: the same likelihood and gradient as the plain way, and the plain way
+where that is due.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ def events(marks: int, lengths: tuple[int, ...] = (5, 0, 18, 1, 16, 2, 9, 3, 7, 
     for i, n in enumerate(lengths):
         t = np.sort(rng.uniform(i, 8 + i, n))
         t[3:5] = t[2] if n > 4 else t[3:5]
-        out.append(Sequence(t, rng.integers(0, marks, n), start=float(i) - 0.5, stop=9.0 + i, space=marks))
+        out.append(
+            Sequence(t, rng.integers(0, marks, n), start=float(i) - 0.5, stop=9.0 + i, space=marks)
+        )
     return Dataset.from_sequences(out)
 
 
@@ -48,12 +52,19 @@ def lively(marks: int, size: float = 0.2, **settings: Any) -> DAPP:
     return model.train()
 
 
-def found(model: DAPP, batch: Batch, share: float, convention: Any, kind: torch.dtype, swept: bool = False) -> list[Tensor]:
-    """The sum of values and the slopes of ``share`` times it in all that is learned, with modes and nodes from one seed."""
+def found(
+    model: DAPP, batch: Batch, share: float, convention: Any, kind: torch.dtype, swept: bool = False
+) -> list[Tensor]:
+    """The sum of values and the slopes of ``share`` times it in all that is learned, with modes and
+    nodes from one seed.
+    """
     twin = DAPP(model.marks, **model.settings()).to(kind).train()
     twin.load_state_dict(model.state_dict())
     twin.redraw(torch.Generator().manual_seed(2))
-    learned, random = [p for p in twin.parameters() if p.requires_grad], torch.Generator().manual_seed(0)
+    learned, random = (
+        [p for p in twin.parameters() if p.requires_grad],
+        torch.Generator().manual_seed(0),
+    )
     if swept:
         both = twin.slopes(batch, 4, random, convention, share)
         assert both is not None and {id(p) for p, _ in both[1]} == {id(p) for p in learned}
@@ -64,15 +75,23 @@ def found(model: DAPP, batch: Batch, share: float, convention: Any, kind: torch.
     return [x.detach().double() for x in (values.sum(), *slopes)]
 
 
-def agree(model: DAPP, batch: Batch, share: float, convention: str, monkeypatch: pytest.MonkeyPatch) -> bool:
-    """Whether value and slopes of the sweep are those of the plain way in float64, but for 1e-4 of the largest or, where sums cancel,
-    for twice what the plain way loses to float32."""
+def agree(
+    model: DAPP, batch: Batch, share: float, convention: str, monkeypatch: pytest.MonkeyPatch
+) -> bool:
+    """Whether value and slopes of the sweep are those of the plain way in float64, but for 1e-4 of
+    the largest or, where sums cancel, for twice what the plain way loses to float32.
+    """
     monkeypatch.setattr(dapp_sweep, "WORTH_COMPILING", 0)
-    truth, plain = (found(model, batch, share, convention, kind) for kind in (torch.float64, torch.float32))
+    truth, plain = (
+        found(model, batch, share, convention, kind) for kind in (torch.float64, torch.float32)
+    )
     swept = found(model, batch, share, convention, torch.float32, swept=True)
-    assert all((s != 0).any() for s in truth) and all(a.shape == b.shape for a, b in zip(swept, truth, strict=True))
+    assert all((s != 0).any() for s in truth) and all(
+        a.shape == b.shape for a, b in zip(swept, truth, strict=True)
+    )
     worst = [
-        (float((a - c).abs().max()), float((b - c).abs().max()), float(c.abs().max())) for a, b, c in zip(swept, plain, truth, strict=True)
+        (float((a - c).abs().max()), float((b - c).abs().max()), float(c.abs().max()))
+        for a, b, c in zip(swept, plain, truth, strict=True)
     ]
     return all(own <= max(1e-4 * size, 2 * other) for own, other, size in worst)
 
@@ -80,7 +99,9 @@ def agree(model: DAPP, batch: Batch, share: float, convention: str, monkeypatch:
 @conventions
 @pytest.mark.parametrize("marks", [1, 3])
 @pytest.mark.parametrize("decay", [True, False])
-def test_the_sweep_is_the_plain_way(marks: int, decay: bool, convention: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_sweep_is_the_plain_way(
+    marks: int, decay: bool, convention: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(dapp_sweep, "compiled_sweep", lambda: sweep)
     model, batch = lively(marks, decay=decay), events(marks).batch()
     assert agree(model, batch, -0.01, convention, monkeypatch)
@@ -96,16 +117,23 @@ def test_the_sweep_is_the_plain_way(marks: int, decay: bool, convention: str, mo
         dict(learn_scale=False),
     ],
 )
-def test_so_it_is_with_every_link_and_base(settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_so_it_is_with_every_link_and_base(
+    settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(dapp_sweep, "compiled_sweep", lambda: sweep)
     for marks in (1, 2):
         model = lively(marks, **settings)
         assert agree(model, events(marks).batch(), -1.0, "window", monkeypatch)
 
 
-def test_so_are_faded_modes_and_rates_far_below_their_scale(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_so_are_faded_modes_and_rates_far_below_their_scale(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(dapp_sweep, "compiled_sweep", lambda: sweep)
-    for decays, bias in (((5.0, -1.0), 0.0), ((0.0, -1.0), -6.0)):  # a head that fades in a hundredth of a gap; a rate like exp
+    for decays, bias in (
+        ((5.0, -1.0), 0.0),
+        ((0.0, -1.0), -6.0),
+    ):  # a head that fades in a hundredth of a gap; a rate like exp
         model = lively(1)
         with torch.no_grad():
             model.modes.log_decay.copy_(torch.tensor(decays))
@@ -114,8 +142,12 @@ def test_so_are_faded_modes_and_rates_far_below_their_scale(monkeypatch: pytest.
         assert agree(model, events(1).batch(), 1.0, "window", monkeypatch)
 
 
-def test_so_is_its_machine_code_whatever_the_number_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("numba", reason="numba is not installed (the extra `fast`): its machine code is not tested")
+def test_so_is_its_machine_code_whatever_the_number_of_threads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pytest.importorskip(
+        "numba", reason="numba is not installed (the extra `fast`): its machine code is not tested"
+    )
     assert compiled_sweep() is not None
     threads = torch.get_num_threads()
     for marks, convention in ((1, "gaps"), (3, "window")):
@@ -127,27 +159,43 @@ def test_so_is_its_machine_code_whatever_the_number_of_threads(monkeypatch: pyte
                 each.append(found(model, batch, 1.0, convention, torch.float32, swept=True))
         finally:
             torch.set_num_threads(threads)
-        assert all(torch.equal(a, b) for other in each[1:] for a, b in zip(each[0], other, strict=True))
+        assert all(
+            torch.equal(a, b) for other in each[1:] for a, b in zip(each[0], other, strict=True)
+        )
 
 
-def test_a_sequence_is_worth_the_same_alone_and_among_others_and_padding_does_not_leak(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sequence_is_worth_the_same_alone_and_among_others_and_padding_does_not_leak(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(dapp_sweep, "compiled_sweep", lambda: sweep)
     monkeypatch.setattr(dapp_sweep, "WORTH_COMPILING", 0)
     model, data = lively(2), events(2)
     batch = data.batch()
     dirty = Batch(
-        torch.where(batch.valid, batch.times, torch.nan), torch.where(batch.valid, batch.marks, 99), batch.valid, batch.start, batch.stop
+        torch.where(batch.valid, batch.times, torch.nan),
+        torch.where(batch.valid, batch.marks, 99),
+        batch.valid,
+        batch.start,
+        batch.stop,
     )
-    together, clean = (found(model, some, 1.0, "window", torch.float32, swept=True) for some in (dirty, batch))
+    together, clean = (
+        found(model, some, 1.0, "window", torch.float32, swept=True) for some in (dirty, batch)
+    )
     assert all(torch.equal(a, b) for a, b in zip(together, clean, strict=True))
-    assert math.isclose(sum(alone(model, batch, i) for i in range(10)), float(together[0]), rel_tol=1e-6)
+    assert math.isclose(
+        sum(alone(model, batch, i) for i in range(10)), float(together[0]), rel_tol=1e-6
+    )
 
 
 def alone(model: DAPP, batch: Batch, i: int) -> float:
     """The value of one sequence by itself, at the nodes that it has among the others."""
     n = int(batch.lengths[i])
     one = Batch(
-        batch.times[i : i + 1, :n], batch.marks[i : i + 1, :n], batch.valid[i : i + 1, :n], batch.start[i : i + 1], batch.stop[i : i + 1]
+        batch.times[i : i + 1, :n],
+        batch.marks[i : i + 1, :n],
+        batch.valid[i : i + 1, :n],
+        batch.start[i : i + 1],
+        batch.stop[i : i + 1],
     )
     draws = uniform(batch.edges[:, 1:], 4, torch.Generator().manual_seed(0))
     model.redraw(torch.Generator().manual_seed(2))
@@ -157,7 +205,9 @@ def alone(model: DAPP, batch: Batch, i: int) -> float:
     return float(swept_slopes(model.modes, values, model.readout, *about)[0][0])
 
 
-def test_the_plain_way_is_taken_where_the_sweep_does_not_pay_or_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_plain_way_is_taken_where_the_sweep_does_not_pay_or_cannot(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     calls: list[int] = []
 
     def spy(*given: Any) -> None:
@@ -174,8 +224,18 @@ def test_the_plain_way_is_taken_where_the_sweep_does_not_pay_or_cannot(monkeypat
     batch = events(1).batch()
     assert not asked(lively(1), batch)  # too small
     monkeypatch.setattr(dapp_sweep, "WORTH_COMPILING", 0)
-    assert asked(lively(1), batch) and not asked(lively(1).eval(), batch) and not asked(lively(1).double(), batch)
-    for settings in (dict(normalise="ratio"), dict(values="affine"), dict(keep=3), dict(form="dense"), dict(score="dot")):
+    assert (
+        asked(lively(1), batch)
+        and not asked(lively(1).eval(), batch)
+        and not asked(lively(1).double(), batch)
+    )
+    for settings in (
+        dict(normalise="ratio"),
+        dict(values="affine"),
+        dict(keep=3),
+        dict(form="dense"),
+        dict(score="dot"),
+    ):
         assert not asked(lively(1, size=0.0, **settings), batch)
     assert not asked(lively(20, size=0.0), events(20).batch())
     monkeypatch.setattr(dapp_sweep, "LARGEST", 1)
@@ -187,12 +247,23 @@ def test_the_plain_way_is_taken_where_the_sweep_does_not_pay_or_cannot(monkeypat
 
 
 def test_a_fit_learns_the_same_with_it_and_without(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("numba", reason="numba is not installed (the extra `fast`): its machine code is not tested")
+    pytest.importorskip(
+        "numba", reason="numba is not installed (the extra `fast`): its machine code is not tested"
+    )
     data, scores = simulate("hawkes", 40), []
     for worth in (0, 2**62):
         monkeypatch.setattr(dapp_sweep, "WORTH_COMPILING", worth)
         model = DAPP(data.marks, heads=2, features=8, generator=(8,))
-        done = fp.fit(model, data, data[:10], steps=15, epochs=0.0, batch_size=20, validate_every=5, progress=False)
+        done = fp.fit(
+            model,
+            data,
+            data[:10],
+            steps=15,
+            epochs=0.0,
+            batch_size=20,
+            validate_every=5,
+            progress=False,
+        )
         scores.append([row["train_log_likelihood"] for row in done.history])
     assert scores[0] != scores[1] and np.allclose(*scores, atol=2e-3)
 
@@ -200,12 +271,20 @@ def test_a_fit_learns_the_same_with_it_and_without(monkeypatch: pytest.MonkeyPat
 def test_a_weight_that_is_not_a_number_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dapp_sweep, "compiled_sweep", lambda: sweep)
     monkeypatch.setattr(dapp_sweep, "WORTH_COMPILING", 0)
-    for name in ("modes.log_decay", "modes.log_frequency", "rate.log_base", "rate.bias", "value_weight"):
+    for name in (
+        "modes.log_decay",
+        "modes.log_frequency",
+        "rate.log_base",
+        "rate.bias",
+        "value_weight",
+    ):
         model = lively(1)
         with torch.no_grad():
             model.get_parameter(name).view(-1)[0] = math.nan
         with np.errstate(all="ignore"):
-            both = model.slopes(events(1).batch(), 2, torch.Generator().manual_seed(0), "window", 1.0)
+            both = model.slopes(
+                events(1).batch(), 2, torch.Generator().manual_seed(0), "window", 1.0
+            )
         assert both is not None and not math.isfinite(both[0])
 
 
@@ -216,10 +295,23 @@ def test_networks_in_numpy_are_those_of_torch(activation: str, decay: bool) -> N
     modes = model.modes.requires_grad_(True)
     assert isinstance(modes, Modes)
     spectrum, noise = modes(), modes.noise_in_use().numpy()
-    parts = (spectrum.frequency, torch.zeros_like(spectrum.frequency) if spectrum.decay is None else spectrum.decay, spectrum.shift)
+    parts = (
+        spectrum.frequency,
+        torch.zeros_like(spectrum.frequency) if spectrum.decay is None else spectrum.decay,
+        spectrum.shift,
+    )
     outside = [torch.linspace(-1, 2, x.numel()).view(x.shape) for x in parts]
-    learned = [modes.time_key, modes.mark_key, modes.log_frequency, modes.log_decay, *modes.generator.weights, *modes.generator.biases]
-    truth = torch.autograd.grad(sum((x * y).sum() for x, y in zip(parts, outside, strict=True)), learned, allow_unused=True)
+    learned = [
+        modes.time_key,
+        modes.mark_key,
+        modes.log_frequency,
+        modes.log_decay,
+        *modes.generator.weights,
+        *modes.generator.biases,
+    ]
+    truth = torch.autograd.grad(
+        sum((x * y).sum() for x, y in zip(parts, outside, strict=True)), learned, allow_unused=True
+    )
     arrays = [x.detach().numpy() for x in learned]
     given = Networks(*arrays[:4], arrays[4:])
     found = drawn(noise, decay, modes.generator.activation, given)
@@ -231,12 +323,17 @@ def test_networks_in_numpy_are_those_of_torch(activation: str, decay: bool) -> N
 
 def test_waves_and_exponentials_to_the_last_digits() -> None:
     lags = np.array([0.0, 0.003, 0.7, 3.1, 40.0], dtype=np.float32)
-    cycles, halvings = np.linspace(-2, 2, 41).astype(np.float32), np.linspace(0, 5, 41).astype(np.float32)
+    cycles, halvings = (
+        np.linspace(-2, 2, 41).astype(np.float32),
+        np.linspace(0, 5, 41).astype(np.float32),
+    )
     out = np.empty((5, 2, 41), dtype=np.float32)
     wave(0, 5, lags, cycles, halvings, out)
     fade = np.exp(np.maximum(-np.log(2) * np.outer(lags, halvings.astype(np.float64)), FADED))
     turn = np.exp(2j * np.pi * np.outer(lags, cycles.astype(np.float64)))
-    rounding = 1e-6 * (1 + np.abs(np.outer(lags, cycles)) + np.outer(lags, halvings))  # of angles and exponents, which grows with them
+    rounding = 1e-6 * (
+        1 + np.abs(np.outer(lags, cycles)) + np.outer(lags, halvings)
+    )  # of angles and exponents, which grows with them
     assert (np.abs(out[:, 0] + 1j * out[:, 1] - fade * turn) <= rounding * fade).all()
     x = np.linspace(-86, 88, 999).astype(np.float32)
     y = x.copy()

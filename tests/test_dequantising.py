@@ -1,4 +1,6 @@
-"""Goodness of fit on rounded times: the true model passes as often as stated, however fast its excitation fades; others do not."""
+"""Goodness of fit on rounded times: the true model passes as often as stated, however fast its
+excitation fades; others do not.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ def test_the_true_model_passes_whatever_its_decay_within_a_tick(decay: float) ->
 def test_the_true_model_is_rejected_as_often_as_stated() -> None:
     model = Hawkes(baseline=0.5, branching=0.5, decay=10.0)
     everything, sets = rounded(model, 40 * 30, seed=2, stop=4.5), 30
-    p = [fp.goodness_of_fit(model, everything[40 * i : 40 * (i + 1)]).total.ks_p for i in range(sets)]
+    p = [
+        fp.goodness_of_fit(model, everything[40 * i : 40 * (i + 1)]).total.ks_p for i in range(sets)
+    ]
     assert sum(x < 0.05 for x in p) <= binom.ppf(0.999, sets, 0.05)
     assert sum(x > 0.95 for x in p) <= binom.ppf(0.999, sets, 0.05)
 
@@ -45,9 +49,14 @@ def test_wrong_models_are_rejected() -> None:
     constant = Poisson()
     constant.initialise(data)
     assert fp.goodness_of_fit(constant, data).total.ks_p < 1e-6
-    assert fp.goodness_of_fit(Hawkes(baseline=0.5, branching=0.5, decay=0.3), data).total.ks_p < 1e-6
+    assert (
+        fp.goodness_of_fit(Hawkes(baseline=0.5, branching=0.5, decay=0.3), data).total.ks_p < 1e-6
+    )
     steady = rounded(Poisson(), 60, seed=4)
-    assert fp.goodness_of_fit(Hawkes(baseline=0.5, branching=0.5, decay=10.0), steady).total.ks_p < 1e-6
+    assert (
+        fp.goodness_of_fit(Hawkes(baseline=0.5, branching=0.5, decay=10.0), steady).total.ks_p
+        < 1e-6
+    )
 
 
 def test_marks_excite_each_other_within_a_tick() -> None:
@@ -69,12 +78,15 @@ def test_latent_times_stay_in_their_ticks_and_in_order(monkeypatch: pytest.Monke
 
 
 def test_two_events_have_the_models_law_in_their_ticks() -> None:
-    """Two events in neighbouring ticks under a rate that decays: their joint law is known up to a constant."""
+    """Two events in neighbouring ticks under a rate that decays: their joint law is known up to a
+    constant.
+    """
     model = Hawkes(baseline=1e-6, branching=2.0, decay=3.0)
     data = fp.Dataset.from_sequences([fp.Sequence([0.0, 1.0], start=0.0, stop=1.5 + 1e-9)] * 1000)
     latent = dequantise(model, data, 1.0, seed=0)
     first, second = latent.times.reshape(-1, 2).T
-    # The density of both times is proportional to lambda(second) exp(-int lambda), here on a fine grid.
+    # The density of both times is proportional to lambda(second) exp(-int lambda), here on a fine
+    # grid.
     s, t = np.meshgrid(np.linspace(0, 0.5, 400), np.linspace(0.5, 1.5, 400), indexing="ij")
     late = 2 * 3 * np.exp(-3 * (t - s))
     silent = 2 * (1 - np.exp(-3 * (1.5 - s))) + 2 * (1 - np.exp(-3 * (1.5 - t)))
@@ -89,7 +101,12 @@ def test_two_events_have_the_models_law_in_their_ticks() -> None:
 def test_uniform_where_the_rate_does_not_change_within_a_tick() -> None:
     slow = Hawkes(baseline=0.5, branching=0.5, decay=1e-3)
     data = rounded(slow, 50, seed=7)
-    assert change_within_ticks(slow, data, 1.0) < 1e-3 < 0.1 < change_within_ticks(Hawkes(decay=2.0), data, 1.0)
+    assert (
+        change_within_ticks(slow, data, 1.0)
+        < 1e-3
+        < 0.1
+        < change_within_ticks(Hawkes(decay=2.0), data, 1.0)
+    )
     found = fp.goodness_of_fit(slow, data)
     assert found.dequantised == "uniform" and not found.inapplicable and found.total.ks_p > 1e-3
 

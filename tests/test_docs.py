@@ -1,4 +1,6 @@
-"""The documentation is true: blocks of the pages in RUN run, all other Python blocks compile, and links lead somewhere."""
+"""The documentation is true: blocks of the pages in RUN run, all other Python blocks compile, and
+links lead somewhere.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,10 @@ from fourpoint.cli import app
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/**/*.md")])
-FENCE = re.compile(r"^(?P<indent> *)```(?P<kind>[\w-]*)[^\n]*\n(?P<body>.*?)^(?P=indent)```\s*$", re.MULTILINE | re.DOTALL)
+FENCE = re.compile(
+    r"^(?P<indent> *)```(?P<kind>[\w-]*)[^\n]*\n(?P<body>.*?)^(?P=indent)```\s*$",
+    re.MULTILINE | re.DOTALL,
+)
 RUN = ("README.md", "docs/formats.md")  # whose Python is run, block after block
 TYPED = ("docs/formats.md",)  # whose commands are run
 LINK = re.compile(r"!?\[[^\]]*\]\(\s*<?([^)\s>]+)>?[^)]*\)|(?:src|href)=\"([^\"]+)\"")
@@ -37,7 +42,9 @@ class Block:
 
 
 def blocks(page: Path) -> list[Block]:
-    """The fenced blocks of a page. ``<!-- no-run -->`` on the line before a block keeps it from being run."""
+    """The fenced blocks of a page. ``<!-- no-run -->`` on the line before a block keeps it from
+    being run.
+    """
     text = page.read_text(encoding="utf-8")
     found = []
     for match in FENCE.finditer(text):
@@ -49,7 +56,9 @@ def blocks(page: Path) -> list[Block]:
 
 
 @pytest.mark.parametrize("page", RUN)
-def test_python_blocks_run_in_order(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_python_blocks_run_in_order(
+    page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     namespace: dict[str, Any] = {"__name__": "__page__"}
     for block in blocks(ROOT / page):
@@ -86,18 +95,31 @@ def test_relative_links_exist(page: Path) -> None:
         if re.match(r"[a-z]+:", target):
             continue
         there = (page.parent / file).resolve() if file else page
-        if not there.exists() or (anchor and there.suffix == ".md" and anchor not in anchors(there)):
+        if not there.exists() or (
+            anchor and there.suffix == ".md" and anchor not in anchors(there)
+        ):
             broken.append(target)
     assert not broken, f"{page.relative_to(ROOT)} links to what does not exist: {broken}"
 
 
 def anchors(page: Path) -> set[str]:
-    """The anchors that a page's headings get: lower case, punctuation dropped, spaces as hyphens."""
-    headings = re.findall(r"^#+ +(.+?) *$", FENCE.sub("", page.read_text(encoding="utf-8")), re.MULTILINE)
+    """The anchors that a page's headings get: lower case, punctuation dropped, spaces as
+    hyphens.
+    """
+    headings = re.findall(
+        r"^#+ +(.+?) *$", FENCE.sub("", page.read_text(encoding="utf-8")), re.MULTILINE
+    )
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 def test_a_block_may_opt_out(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
-    page.write_text("Text.\n\n<!-- no-run -->\n```python\nraise SystemExit\n```\n\n```python\nx = 1\n```\n\n```sh\nls\n```\n")
-    assert [(b.kind, b.run, b.line) for b in blocks(page)] == [("python", False, 5), ("python", True, 9), ("sh", True, 13)]
+    page.write_text(
+        "Text.\n\n<!-- no-run -->\n```python\nraise SystemExit\n```\n\n```python\nx = "
+        "1\n```\n\n```sh\nls\n```\n"
+    )
+    assert [(b.kind, b.run, b.line) for b in blocks(page)] == [
+        ("python", False, 5),
+        ("python", True, 9),
+        ("sh", True, 13),
+    ]

@@ -1,7 +1,8 @@
-"""Every public function with every model, on data at the edges: nothing observed, ties at the start, an event at the very end.
+"""Every public function with every model, on data at the edges: nothing observed, ties at the
+start, an event at the very end.
 
-Models are as small as they can be, and have not been fitted: what is tested is that each answer is there and finite. Where no answer
-exists, it is refused in three clauses.
+Models are as small as they can be, and have not been fitted: what is tested is that each answer is
+there and finite. Where no answer exists, it is refused in three clauses.
 """
 
 from __future__ import annotations
@@ -163,11 +164,26 @@ SLOW: dict[Callable[[Any, fp.Sequence], None], tuple[str, ...]] = {
     streamed: ("empty", "events at the stop"),
     predicted: ("empty", "events at the stop"),
 }
-CALLS = (evaluated, scored, asked, sampled, forecast, explained, checked, ticked, predicted, streamed, banked, mapped)
+CALLS = (
+    evaluated,
+    scored,
+    asked,
+    sampled,
+    forecast,
+    explained,
+    checked,
+    ticked,
+    predicted,
+    streamed,
+    banked,
+    mapped,
+)
 
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("call", CALLS, ids=lambda call: call.__name__)
-def test_every_function_answers_at_the_edges(call: Callable[[Any, fp.Sequence], None], name: str) -> None:
+def test_every_function_answers_at_the_edges(
+    call: Callable[[Any, fp.Sequence], None], name: str
+) -> None:
     for case in TIMES if call not in SLOW else SLOW[call]:
         call(tiny(name), sequence(name, case))

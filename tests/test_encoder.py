@@ -1,4 +1,6 @@
-"""The causal transformer: equal to a slow loop, blind to the future, the same event by event, and its randomness in hand."""
+"""The causal transformer: equal to a slow loop, blind to the future, the same event by event, and
+its randomness in hand.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ from fourpoint.models.encoder import Encoded, Encoder, frequencies, waves
 
 def make(hidden: int = 8, **settings: Any) -> Encoder:
     """In float64, with weights large enough for attention to be far from even."""
-    known: dict[str, Any] = dict(layers=2, heads=2, inner=12, dropout=0.0, random=torch.Generator().manual_seed(3))
+    known: dict[str, Any] = dict(
+        layers=2, heads=2, inner=12, dropout=0.0, random=torch.Generator().manual_seed(3)
+    )
     encoder = Encoder(hidden, **{**known, **settings}).double().eval()
     with torch.no_grad():
         for parameter in encoder.parameters():
@@ -30,7 +34,13 @@ def inputs(lengths: list[int], hidden: int = 8) -> tuple[Batch, Tensor]:
     B, N = len(lengths), max(lengths)
     times = torch.rand(B, N, generator=random, dtype=torch.float64).cumsum(1)
     valid = torch.arange(N) < torch.tensor(lengths)[:, None]
-    batch = Batch(times, torch.zeros_like(valid, dtype=torch.int64), valid, torch.zeros(B).double(), torch.full((B,), N + 1.0).double())
+    batch = Batch(
+        times,
+        torch.zeros_like(valid, dtype=torch.int64),
+        valid,
+        torch.zeros(B).double(),
+        torch.full((B,), N + 1.0).double(),
+    )
     return batch, torch.randn(B, N, hidden, generator=random, dtype=torch.float64)
 
 
@@ -51,7 +61,9 @@ def slow(encoder: Encoder, tokens: Tensor) -> Tensor:
                 heads.append(sum(weights[j] * (v[part] @ rows[j]) for j in range(p + 1)))
             u = layer_norm(x + encoder.out[layer] @ torch.cat(heads), (D,))
             if encoder.up is not None and encoder.up_shift is not None and encoder.down is not None:
-                u = u + encoder.down[layer] @ torch.relu(encoder.up[layer] @ u + encoder.up_shift[layer])
+                u = u + encoder.down[layer] @ torch.relu(
+                    encoder.up[layer] @ u + encoder.up_shift[layer]
+                )
             new.append(u)
         rows = new
     return torch.stack(rows)
@@ -66,14 +78,18 @@ def test_equal_to_a_slow_loop(heads: int, inner: int, layers: int) -> None:
         assert torch.allclose(states[i, : n + 1], slow(encoder, tokens[i, :n]), rtol=0, atol=1e-12)
 
 
-def test_long_and_short_sequences_go_two_ways_to_one_result(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_and_short_sequences_go_two_ways_to_one_result(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     encoder, found = make(), []
     batch, tokens = inputs([70, 20])
     tokens.requires_grad_()
     for short in (0, 1000):
         monkeypatch.setattr(module, "SHORT", short)
         states = encoder.encode(batch, tokens).states
-        found.append((states, *torch.autograd.grad((states**2).sum(), [tokens, *encoder.parameters()])))
+        found.append(
+            (states, *torch.autograd.grad((states**2).sum(), [tokens, *encoder.parameters()]))
+        )
     assert all(torch.allclose(a, b, rtol=1e-10, atol=1e-10) for a, b in zip(*found, strict=True))
 
 
@@ -83,15 +99,21 @@ def test_no_state_sees_a_later_token() -> None:
     tokens.requires_grad_()
     states = encoder.encode(batch, tokens).states
     for p in range(7):
-        (slope,) = torch.autograd.grad(states[:, p].pow(2).sum(), tokens, retain_graph=True, allow_unused=True)
+        (slope,) = torch.autograd.grad(
+            states[:, p].pow(2).sum(), tokens, retain_graph=True, allow_unused=True
+        )
         assert slope is not None and (slope[:, p:] == 0).all()
         assert p == 0 or (slope[:, :p] != 0).any(-1).all()
 
 
-def grow(encoder: Encoder, batch: Batch, tokens: Tensor, history: Encoded, first: int = 0) -> Encoded:
+def grow(
+    encoder: Encoder, batch: Batch, tokens: Tensor, history: Encoded, first: int = 0
+) -> Encoded:
     for i in range(first, tokens.shape[1]):
         active = batch.valid[:, i]
-        history = encoder.append(history, torch.where(active[:, None], tokens[:, i], 0.0), batch.times[:, i], active)
+        history = encoder.append(
+            history, torch.where(active[:, None], tokens[:, i], 0.0), batch.times[:, i], active
+        )
     return history
 
 
@@ -124,7 +146,9 @@ def test_what_padding_holds_does_not_matter() -> None:
     active = torch.tensor([False, True])
     after = [encoder.append(h, tokens[:, 0], batch.stop, active) for h in (clean, dirty)]
     for h in after:
-        assert h.lengths.tolist() == [6, 3] and h.states[torch.arange(2), h.lengths].isfinite().all()
+        assert (
+            h.lengths.tolist() == [6, 3] and h.states[torch.arange(2), h.lengths].isfinite().all()
+        )
     assert torch.equal(after[0].states[1, :4], after[1].states[1, :4])
 
 
@@ -170,7 +194,9 @@ def test_waves_keep_their_digits_far_from_the_start() -> None:
     turns = torch.tensor([0.1, 0.37], dtype=torch.float64)
     near, far = waves(turns, torch.float32), waves(turns + 2.0**20, torch.float32)
     assert torch.allclose(near, far, rtol=0, atol=1e-6)
-    exact = [math.sin(2 * math.pi * x) for x in (0.1, 0.37)] + [math.cos(2 * math.pi * x) for x in (0.1, 0.37)]
+    exact = [math.sin(2 * math.pi * x) for x in (0.1, 0.37)] + [
+        math.cos(2 * math.pi * x) for x in (0.1, 0.37)
+    ]
     assert near.tolist() == pytest.approx(exact, abs=1e-6)
     leaf = turns.clone().requires_grad_()
     assert torch.autograd.gradcheck(lambda x: waves(x, torch.float64), leaf)
@@ -181,14 +207,21 @@ def test_frequencies_fall_in_equal_ratios() -> None:
 
 
 def test_weights_come_from_the_seed() -> None:
-    first, again, other = (make(random=torch.Generator().manual_seed(s)).state_dict() for s in (1, 1, 2))
-    assert all(torch.equal(first[k], again[k]) for k in first) and not torch.equal(first["qkv"], other["qkv"])
+    first, again, other = (
+        make(random=torch.Generator().manual_seed(s)).state_dict() for s in (1, 1, 2)
+    )
+    assert all(torch.equal(first[k], again[k]) for k in first) and not torch.equal(
+        first["qkv"], other["qkv"]
+    )
 
 
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        (dict(heads=3), "expected hidden a multiple of 4 and of heads, .* received hidden=8, layers=2, heads=3"),
+        (
+            dict(heads=3),
+            "expected hidden a multiple of 4 and of heads, .* received hidden=8, layers=2, heads=3",
+        ),
         (dict(layers=0), "at least one layer and head; received hidden=8, layers=0"),
         (dict(inner=-1), "inner=-1"),
         (dict(dropout=1.0), "expected dropout from 0 to below 1; received 1.0"),
@@ -203,5 +236,8 @@ def test_a_history_of_training_cannot_be_extended() -> None:
     encoder = make().train()
     batch, tokens = inputs([3])
     history = encoder.encode(batch, tokens)
-    with pytest.raises(UserError, match="expected a history encoded in evaluation mode; received one encoded in training mode"):
+    with pytest.raises(
+        UserError,
+        match="expected a history encoded in evaluation mode; received one encoded in training mode",
+    ):
         encoder.append(history, tokens[:, 0], batch.stop)

@@ -1,4 +1,6 @@
-"""The likelihood of a Hawkes process against a sum over all pairs of events, its derivatives against autograd, in every form."""
+"""The likelihood of a Hawkes process against a sum over all pairs of events, its derivatives
+against autograd, in every form.
+"""
 
 from __future__ import annotations
 
@@ -34,12 +36,18 @@ def sequences(types: int, counts: tuple[int, ...] = (7, 0, 25, 1, 0, 40)) -> Seq
 def laid(parts: Sequences, types: int, unit: float = 1.0) -> Timeline:
     times, marks = (np.concatenate([p[k] for p in parts]) for k in (0, 1))
     offsets = np.concatenate([[0], np.cumsum([len(p[0]) for p in parts])])
-    return timeline(times, marks, offsets, *(np.array([p[k] for p in parts]) for k in (2, 3)), types, unit)
+    return timeline(
+        times, marks, offsets, *(np.array([p[k] for p in parts]) for k in (2, 3)), types, unit
+    )
 
 
 def numbers(types: int, decays: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     rng = np.random.default_rng(10 * types + decays)
-    return rng.uniform(0.2, 1, types), rng.uniform(0.05, 0.4, (decays, types, types)), np.array([1.3, 0.2, 6.0])[:decays]
+    return (
+        rng.uniform(0.2, 1, types),
+        rng.uniform(0.05, 0.4, (decays, types, types)),
+        np.array([1.3, 0.2, 6.0])[:decays],
+    )
 
 
 def brute_force(parts: Sequences, theta: Tensor, u: Tensor) -> Tensor:
@@ -51,7 +59,11 @@ def brute_force(parts: Sequences, theta: Tensor, u: Tensor) -> Tensor:
         t, m = torch.from_numpy(times), torch.from_numpy(marks)
         ages = t[:, None] - t
         before = torch.arange(len(t)) < torch.arange(len(t))[:, None]
-        kernel = torch.where(before[..., None], beta * torch.exp(-beta * torch.where(before, ages, 0.0)[..., None]), 0.0)
+        kernel = torch.where(
+            before[..., None],
+            beta * torch.exp(-beta * torch.where(before, ages, 0.0)[..., None]),
+            0.0,
+        )
         rate = mu[m] + (alpha[m][:, :, m].permute(0, 2, 1) * kernel).sum((1, 2))
         kept = alpha[:, :, m].sum(0).T * -torch.expm1(-beta * (stop - t)[:, None])
         total = total + rate.log().sum() - mu.sum() * (stop - start) - kept.sum()
@@ -72,8 +84,12 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool
 @pytest.mark.parametrize(("types", "decays"), SIZES)
 def test_the_value_is_the_sum_over_all_pairs(types: int, decays: int, way: bool) -> None:
     parts, (mu, alpha, beta) = sequences(types), numbers(types, decays)
-    expected = brute_force(parts, torch.from_numpy(rows_of(mu, alpha)), torch.from_numpy(beta).log()).item()
-    assert log_likelihood(laid(parts, types), mu, alpha, beta, compiled=way) == pytest.approx(expected, abs=1e-9, rel=0)
+    expected = brute_force(
+        parts, torch.from_numpy(rows_of(mu, alpha)), torch.from_numpy(beta).log()
+    ).item()
+    assert log_likelihood(laid(parts, types), mu, alpha, beta, compiled=way) == pytest.approx(
+        expected, abs=1e-9, rel=0
+    )
 
 
 @pytest.mark.parametrize(("types", "decays"), SIZES)
@@ -91,7 +107,9 @@ def test_slope_and_curvature_are_those_of_autograd(types: int, decays: int, way:
     for order in (1, 2):
         found = derivatives(line, theta, u, order=order, compiled=way)
         assert found.value == pytest.approx(loss(flat).item(), abs=1e-9, rel=0)
-        assert np.append(found.slope[:, :W], found.slope[:, W:].sum(0)) == pytest.approx(slope, rel=1e-9, abs=1e-9)
+        assert np.append(found.slope[:, :W], found.slope[:, W:].sum(0)) == pytest.approx(
+            slope, rel=1e-9, abs=1e-9
+        )
     joined = np.zeros_like(curvature)
     for m in range(types):
         place = np.append(np.arange(W) + m * W, np.arange(decays) + theta.size)
@@ -112,7 +130,9 @@ def test_a_design_is_the_likelihood_at_fixed_decays(types: int, decays: int) -> 
 
 
 @pytest.mark.parametrize(("types", "decays"), [(1, 1), (2, 2)])
-def test_blocks_of_a_long_sequence_follow_each_other(types: int, decays: int, way: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_of_a_long_sequence_follow_each_other(
+    types: int, decays: int, way: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(ages, "SCANNED", 2)  # blocks of 1,024 events
     monkeypatch.setattr(excitation, "LOOPED", 2)
     parts, (mu, alpha, beta) = sequences(types, (2500, 30, 1023)), numbers(types, decays)
@@ -122,7 +142,9 @@ def test_blocks_of_a_long_sequence_follow_each_other(types: int, decays: int, wa
     assert found.value == pytest.approx(expected, abs=1e-9, rel=0)
     monkeypatch.undo()
     other = derivatives(laid(parts, types), theta, u, compiled=False)
-    for one, two in zip((found.slope, found.curvature), (other.slope, other.curvature), strict=True):
+    for one, two in zip(
+        (found.slope, found.curvature), (other.slope, other.curvature), strict=True
+    ):
         assert one == pytest.approx(two, rel=1e-10, abs=1e-9)
 
 
@@ -138,17 +160,34 @@ def test_the_slowest_and_the_fastest_decays_stay_finite(decay: float, way: bool)
 
 def test_an_event_without_a_rate_has_no_likelihood(way: bool) -> None:
     line = laid(sequences(2), 2)
-    assert derivatives(line, np.array([[0.5, 0.1, 0.1], [0.0, 0.0, 0.0]]), np.zeros(1), compiled=way).value == -np.inf
+    assert (
+        derivatives(
+            line, np.array([[0.5, 0.1, 0.1], [0.0, 0.0, 0.0]]), np.zeros(1), compiled=way
+        ).value
+        == -np.inf
+    )
 
 
 def test_nothing_happened(way: bool) -> None:
-    found = derivatives(laid([(np.zeros(0), np.zeros(0, dtype=np.int64), 0.0, 5.0)], 1), np.array([[0.5, 0.3]]), np.zeros(1), compiled=way)
-    assert found.value == -2.5 and found.slope.tolist() == [[-5.0, 0.0, 0.0]] and not found.curvature.any()
+    found = derivatives(
+        laid([(np.zeros(0), np.zeros(0, dtype=np.int64), 0.0, 5.0)], 1),
+        np.array([[0.5, 0.3]]),
+        np.zeros(1),
+        compiled=way,
+    )
+    assert (
+        found.value == -2.5
+        and found.slope.tolist() == [[-5.0, 0.0, 0.0]]
+        and not found.curvature.any()
+    )
 
 
 def test_the_unit_of_time_only_shifts_the_value(way: bool) -> None:
     parts, (mu, alpha, beta) = sequences(3), numbers(3, 1)
-    one, thousand = (log_likelihood(laid(parts, 3, unit), mu * unit, alpha, beta * unit, compiled=way) for unit in (1.0, 1000.0))
+    one, thousand = (
+        log_likelihood(laid(parts, 3, unit), mu * unit, alpha, beta * unit, compiled=way)
+        for unit in (1.0, 1000.0)
+    )
     assert thousand - one == pytest.approx(sum(len(p[0]) for p in parts) * np.log(1000), abs=1e-9)
 
 
@@ -169,7 +208,10 @@ def test_without_numba_the_scans_take_over(monkeypatch: pytest.MonkeyPatch) -> N
     try:
         line, theta = laid(sequences(1), 1), np.array([[0.5, 0.3]])
         assert compiled_loops() is None
-        assert derivatives(line, theta, np.zeros(1), compiled=True).value == derivatives(line, theta, np.zeros(1), compiled=False).value
+        assert (
+            derivatives(line, theta, np.zeros(1), compiled=True).value
+            == derivatives(line, theta, np.zeros(1), compiled=False).value
+        )
     finally:
         compiled_loops.cache_clear()
 
@@ -177,7 +219,9 @@ def test_without_numba_the_scans_take_over(monkeypatch: pytest.MonkeyPatch) -> N
 # ---------------------------------------------------------------------- Newton's method
 
 
-def quadratic(top: np.ndarray, border: np.ndarray) -> Callable[[np.ndarray, np.ndarray], Derivatives]:
+def quadratic(
+    top: np.ndarray, border: np.ndarray
+) -> Callable[[np.ndarray, np.ndarray], Derivatives]:
     """-|theta - top|^2 / 2 + theta B (u - 1) - 2 (u - 1)^2, of one row."""
 
     def likelihood(theta: np.ndarray, u: np.ndarray) -> Derivatives:
@@ -194,7 +238,13 @@ def quadratic(top: np.ndarray, border: np.ndarray) -> Callable[[np.ndarray, np.n
 def test_a_quadratic_is_climbed_in_one_step() -> None:
     likelihood = quadratic(np.array([2.0, 3.0]), np.array([0.5, -0.2]))
     calls = []
-    at = climb(lambda t, u: calls.append(1) or likelihood(t, u), np.ones((1, 2)), np.array([0.9]), -5.0, 5.0)
+    at = climb(
+        lambda t, u: calls.append(1) or likelihood(t, u),
+        np.ones((1, 2)),
+        np.array([0.9]),
+        -5.0,
+        5.0,
+    )
     assert np.abs(at.here.slope).max() < 1e-9 and len(calls) == 2
     errors, u_errors = standard_errors(at, -5.0, 5.0)
     expected = np.sqrt(np.linalg.inv(-at.here.curvature[0]).diagonal())
@@ -202,7 +252,13 @@ def test_a_quadratic_is_climbed_in_one_step() -> None:
 
 
 def test_bounds_hold_and_what_lies_on_them_has_no_error() -> None:
-    at = climb(quadratic(np.array([2.0, -3.0]), np.array([0.5, 0.5])), np.ones((1, 2)), np.array([0.0]), -5.0, 0.8)
+    at = climb(
+        quadratic(np.array([2.0, -3.0]), np.array([0.5, 0.5])),
+        np.ones((1, 2)),
+        np.array([0.0]),
+        -5.0,
+        0.8,
+    )
     assert at.theta[0, 1] == 0.0 and at.u[0] == 0.8
     assert at.theta[0, 0] == pytest.approx(2 - 0.5 * 0.2)
     errors, u_errors = standard_errors(at, -5.0, 0.8)
@@ -212,6 +268,8 @@ def test_bounds_hold_and_what_lies_on_them_has_no_error() -> None:
 def test_what_the_data_do_not_determine_has_no_error() -> None:
     """Only the sum of two numbers counts: neither has an error, the third has its own."""
     curvature = -np.array([[1.0, 1.0, 0.0], [1.0, 1.0, 0.0], [0.0, 0.0, 4.0]])
-    at = Point(np.ones((1, 3)), np.zeros(0), Derivatives(np.zeros(1), np.zeros((1, 3)), curvature[None]))
+    at = Point(
+        np.ones((1, 3)), np.zeros(0), Derivatives(np.zeros(1), np.zeros((1, 3)), curvature[None])
+    )
     errors, _ = standard_errors(at, 0.0, 0.0)
     assert np.isnan(errors[0, :2]).all() and errors[0, 2] == pytest.approx(0.5)

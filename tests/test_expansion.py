@@ -1,4 +1,6 @@
-"""A packed file that expands without end is refused by every reader, with three clauses, before memory is taken."""
+"""A packed file that expands without end is refused by every reader, with three clauses, before
+memory is taken.
+"""
 
 from __future__ import annotations
 
@@ -41,9 +43,14 @@ def zeros(rows: int = ROWS) -> pa.RecordBatch:
     return pa.record_batch({"t": np.zeros(rows), "mark": np.zeros(rows, np.int64)})
 
 
-def arrow(path: Path, door: Any, batches: list[pa.RecordBatch], packed: str | None = "zstd") -> Path:
+def arrow(
+    path: Path, door: Any, batches: list[pa.RecordBatch], packed: str | None = "zstd"
+) -> Path:
     options = pa.ipc.IpcWriteOptions(compression=packed)
-    with pa.OSFile(str(path), "wb") as sink, door(sink, batches[0].schema, options=options) as writer:
+    with (
+        pa.OSFile(str(path), "wb") as sink,
+        door(sink, batches[0].schema, options=options) as writer,
+    ):
         for batch in batches:
             writer.write_batch(batch)
     return path
@@ -60,9 +67,12 @@ def opcodes(content: bytes) -> bytes:
 
 def copies() -> bytes:
     """One array of 27 kB, whose bytes are named again and again."""
-    # The bytes stand on the stack once, are remembered, and every further array is built from the memo.
+    # The bytes stand on the stack once, are remembered, and every further array is built from the
+    # memo.
     head = b"\x80\x04" + b"B" + (27_000).to_bytes(4, "little") + bytes(27_000) + b"q\x000"
-    one = b"cnumpy.core.numeric\n_frombuffer\n(h\x00cnumpy\ndtype\nX\x02\x00\x00\x00f8\x85RM" + (3375).to_bytes(2, "little")
+    one = b"cnumpy.core.numeric\n_frombuffer\n(h\x00cnumpy\ndtype\nX\x02\x00\x00\x00f8\x85RM" + (
+        3375
+    ).to_bytes(2, "little")
     one += b"\x85X\x01\x00\x00\x00CtR"
     return head + b"](" + one * 200 + b"e."
 
@@ -70,21 +80,42 @@ def copies() -> bytes:
 BOMBS: dict[str, Callable[[Path], Path]] = {
     "arrow file": lambda d: arrow(d / "a.arrow", pa.ipc.new_file, [zeros()]),
     "arrow stream": lambda d: arrow(d / "a.arrows", pa.ipc.new_stream, [zeros()]),
-    "arrow in many batches": lambda d: arrow(d / "a.feather", pa.ipc.new_file, [zeros(10_000)] * 30, "lz4"),
+    "arrow in many batches": lambda d: arrow(
+        d / "a.feather", pa.ipc.new_file, [zeros(10_000)] * 30, "lz4"
+    ),
     "arrow dictionary": lambda d: arrow(
         d / "a.arrow",
         pa.ipc.new_file,
-        [pa.record_batch({"t": np.zeros(9), "mark": pa.DictionaryArray.from_arrays(np.zeros(9, np.int8), ["x" * 9_000_000])})],
+        [
+            pa.record_batch(
+                {
+                    "t": np.zeros(9),
+                    "mark": pa.DictionaryArray.from_arrays(np.zeros(9, np.int8), ["x" * 9_000_000]),
+                }
+            )
+        ],
     ),
     "parquet by runs": lambda d: parquet(d / "a.parquet", zeros(), use_dictionary=True),
     "parquet by compression": lambda d: parquet(d / "a.parquet", zeros(), use_dictionary=False),
-    "parquet of rows alone": lambda d: parquet(d / "a.parquet", pa.record_batch({"t": pa.array([False] * ROWS)})),
-    "csv.gz": lambda d: written(d / "a.csv.gz", gzip.compress(b"t,mark\n" + b"0,a\n" * 1_200_000, 1)),
+    "parquet of rows alone": lambda d: parquet(
+        d / "a.parquet", pa.record_batch({"t": pa.array([False] * ROWS)})
+    ),
+    "csv.gz": lambda d: written(
+        d / "a.csv.gz", gzip.compress(b"t,mark\n" + b"0,a\n" * 1_200_000, 1)
+    ),
     "csv.bz2": lambda d: written(d / "a.csv.bz2", bz2.compress(b"t,mark\n" + b"0,a\n" * 1_200_000)),
-    "csv.gz without an ending": lambda d: written(d / "log", gzip.compress(b"t,mark\n" + b"0,a\n" * 1_200_000, 1)),
-    "csv.gz of one line": lambda d: written(d / "a.csv.gz", gzip.compress(b't,mark\n0,"' + b"x" * 5_000_000, 1)),
-    "tsv.zst": lambda d: written(d / "a.tsv.zst", pa.compress(b"t\tmark\n" + b"0\ta\n" * 1_200_000, "zstd", asbytes=True)),
-    "jsonl.gz": lambda d: written(d / "a.jsonl.gz", gzip.compress(b'{"t":0,"mark":"a"}\n' * 300_000, 1)),
+    "csv.gz without an ending": lambda d: written(
+        d / "log", gzip.compress(b"t,mark\n" + b"0,a\n" * 1_200_000, 1)
+    ),
+    "csv.gz of one line": lambda d: written(
+        d / "a.csv.gz", gzip.compress(b't,mark\n0,"' + b"x" * 5_000_000, 1)
+    ),
+    "tsv.zst": lambda d: written(
+        d / "a.tsv.zst", pa.compress(b"t\tmark\n" + b"0\ta\n" * 1_200_000, "zstd", asbytes=True)
+    ),
+    "jsonl.gz": lambda d: written(
+        d / "a.jsonl.gz", gzip.compress(b'{"t":0,"mark":"a"}\n' * 300_000, 1)
+    ),
     "csv of many short rows": lambda d: written(d / "a.csv", b"t,x\n" + b"0,\n" * ROWS),
 }
 
@@ -98,19 +129,33 @@ def parquet(path: Path, batch: pa.RecordBatch, **options: Any) -> Path:
 def test_a_table_that_expands_without_end_is_refused(name: str, tmp_path: Path) -> None:
     path = BOMBS[name](tmp_path)
     before = pa.total_allocated_bytes()
-    with pytest.raises(EventDataError, match="expands into at most 4 MB; received .* expand into .* or more. If you trust it, raise"):
+    with pytest.raises(
+        EventDataError,
+        match=(
+            "expands into at most 4 MB; received .* expand into .* or more. If you trust it, raise"
+        ),
+    ):
         fp.read(path, time="t", mark="none" if "rows" in name else "mark", sequence="none")
     assert pa.total_allocated_bytes() - before < 3 * LIMIT
 
 
 FORMATTED: dict[str, tuple[str, Callable[[Path], Path]]] = {
     "pickle of empty dicts": ("pickle", lambda d: written(d / "a.pkl", opcodes(b"}" * 100_000))),
-    "pickle of empty lists, packed": ("pickle", lambda d: written(d / "a.pkl", gzip.compress(opcodes(b"]" * 100_000)))),
+    "pickle of empty lists, packed": (
+        "pickle",
+        lambda d: written(d / "a.pkl", gzip.compress(opcodes(b"]" * 100_000))),
+    ),
     "pickle of copies": ("pickle", lambda d: written(d / "a.pkl", copies())),
     "packed text": ("pickle", lambda d: written(d / "a.pkl", gzip.compress(bytes(5_000_000)))),
     "tick archive": ("tick", lambda d: zipped(d / "a.npz")),
-    "json of empty lists": ("easytpp", lambda d: written(d / "a.json", b"[" + b"[]," * 100_000 + b"[]]")),
-    "json of empty objects, by line": ("easytpp", lambda d: written(d / "a.json", b"{}\n" * 30_000)),
+    "json of empty lists": (
+        "easytpp",
+        lambda d: written(d / "a.json", b"[" + b"[]," * 100_000 + b"[]]"),
+    ),
+    "json of empty objects, by line": (
+        "easytpp",
+        lambda d: written(d / "a.json", b"{}\n" * 30_000),
+    ),
     "numbers of one digit": ("du", lambda d: pair(d)),
     "hotpp": ("hotpp", lambda d: hotpp(d)),
 }
@@ -131,7 +176,10 @@ def pair(folder: Path) -> Path:
 
 def hotpp(folder: Path) -> Path:
     lists = pa.array([np.zeros(ROWS)])
-    pq.write_table(pa.table({"id": [1], "timestamps": lists, "labels": pa.array([np.zeros(ROWS, np.int64)])}), folder / "a.parquet")
+    pq.write_table(
+        pa.table({"id": [1], "timestamps": lists, "labels": pa.array([np.zeros(ROWS, np.int64)])}),
+        folder / "a.parquet",
+    )
     return folder / "a.parquet"
 
 
@@ -141,7 +189,9 @@ def test_a_format_that_expands_without_end_is_refused(name: str, tmp_path: Path)
     path = make(tmp_path)
     tracemalloc.start()
     try:
-        with pytest.raises(EventDataError, match="expands into at most 4 MB; received .* expand into .* or more"):
+        with pytest.raises(
+            EventDataError, match="expands into at most 4 MB; received .* expand into .* or more"
+        ):
             FORMATS[kind][0](path)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
@@ -161,10 +211,14 @@ def test_ordinary_files_are_read_within_the_limit(tmp_path: Path) -> None:
     times = np.sort(np.random.default_rng(0).uniform(0, 100, rows))
     batch = pa.record_batch({"t": times, "mark": pa.array(["a", "b"] * (rows // 2))})
     text = "t,mark\n" + "".join(f"{t!r},{'ab'[i % 2]}\n" for i, t in enumerate(times.tolist()))
-    lines = "".join(json.dumps({"t": t, "mark": "ab"[i % 2]}) + "\n" for i, t in enumerate(times.tolist()))
+    lines = "".join(
+        json.dumps({"t": t, "mark": "ab"[i % 2]}) + "\n" for i, t in enumerate(times.tolist())
+    )
     files = [
         arrow(tmp_path / "a.arrow", pa.ipc.new_file, [batch.slice(0, 9_000), batch.slice(9_000)]),
-        arrow(tmp_path / "a.arrows", pa.ipc.new_stream, [batch.slice(0, 9_000), batch.slice(9_000)]),
+        arrow(
+            tmp_path / "a.arrows", pa.ipc.new_stream, [batch.slice(0, 9_000), batch.slice(9_000)]
+        ),
         arrow(tmp_path / "b.arrow", pa.ipc.new_file, [batch], None),
         parquet(tmp_path / "a.parquet", batch, row_group_size=7_000),
         written(tmp_path / "a.csv.gz", gzip.compress(text.encode())),
@@ -191,12 +245,19 @@ def test_a_damaged_arrow_file_is_no_traceback(tmp_path: Path) -> None:
             for at in rng.integers(0, len(whole), 4):
                 damaged[at] = rng.integers(256)
             try:
-                fp.read(written(tmp_path / "b.arrow", bytes(damaged)), time="t", mark="none", sequence="none")
+                fp.read(
+                    written(tmp_path / "b.arrow", bytes(damaged)),
+                    time="t",
+                    mark="none",
+                    sequence="none",
+                )
             except EventDataError:
                 continue
 
 
-def test_the_command_takes_a_limit_and_so_does_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_takes_a_limit_and_so_does_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = BOMBS["csv.gz"](tmp_path)
     words = ["data", "inspect", str(path), "--time", "t"]
     refused = CliRunner().invoke(app, ["--memory-limit", "1M", *words])
@@ -210,7 +271,11 @@ def test_the_command_takes_a_limit_and_so_does_the_environment(tmp_path: Path, m
 
 
 def system(folder: Path, groups: str, files: dict[str, str], available: int = 8_000_000) -> Path:
-    for name, text in {"proc/meminfo": f"MemTotal: 1 kB\nMemAvailable: {available} kB\n", "proc/self/cgroup": groups, **files}.items():
+    for name, text in {
+        "proc/meminfo": f"MemTotal: 1 kB\nMemAvailable: {available} kB\n",
+        "proc/self/cgroup": groups,
+        **files,
+    }.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)
     return folder
@@ -236,7 +301,13 @@ def test_the_least_of_machine_and_control_groups_is_free(tmp_path: Path) -> None
 
 
 def test_sizes_and_the_default_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert [parse_size(text, "x") for text in ("12", "1k", "1.5M", "2 GiB", "3gb")] == [12, 1000, 1_500_000, 2**31, 3 * 10**9]
+    assert [parse_size(text, "x") for text in ("12", "1k", "1.5M", "2 GiB", "3gb")] == [
+        12,
+        1000,
+        1_500_000,
+        2**31,
+        3 * 10**9,
+    ]
     for wrong in ("", "0", "-1", "x", "1X", "nan", "1.5.5"):
         with pytest.raises(UserError, match="such as 500M or 16G"):
             parse_size(wrong, "x")
@@ -244,5 +315,11 @@ def test_sizes_and_the_default_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("FOURPOINT_MEMORY_LIMIT", raising=False)
     assert 0 < memory_limit() <= free_memory()
     set_memory_limit(1000)
-    with pytest.raises(UserError, match="a model that fits into 1 kB of memory; received one that needs 5 kB or more. Shrink it. Or raise"):
+    with pytest.raises(
+        UserError,
+        match=(
+            "a model that fits into 1 kB of memory; received one that needs 5 kB or more. Shrink "
+            "it. Or raise"
+        ),
+    ):
         require_memory(5000, "a model", "Shrink it.")

@@ -1,4 +1,6 @@
-"""The short way through a feed (bulk lines, fast JSON) against the plain one: same lines, same events, same output."""
+"""The short way through a feed (bulk lines, fast JSON) against the plain one: same lines, same
+events, same output.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,10 @@ CONTENTS = [
     b' {"mark": "fire", "time": 1e3, "who": "b\\u00e4"} ',
     '{"time": 3, "mark": "fire", "who": "ä"}'.encode(),
     b'{"time": 1, "time": 4, "mark": "fire", "who": "a"}',
-    b'{"time": 123456789012345678901234567890, "mark": "fire", "who": 123456789012345678901234567890}',
+    (
+        b'{"time": 123456789012345678901234567890, "mark": "fire", "who": '
+        b"123456789012345678901234567890}"
+    ),
     b'{"time": true, "mark": "fire", "who": "a"}',
     b'{"time": NaN, "mark": "fire", "who": "a"}',
     b'{"time": 1e999, "mark": "fire", "who": "a"}',
@@ -35,7 +40,7 @@ CONTENTS = [
     b'{"time": 1, "mark": "fire", "who": "\\ud800"}',
     b'{"time": 1, "mark": "fire", "who": 1.5}',
     b'{"time": 1, "mark": "fire"',
-    b'[1, 2]',
+    b"[1, 2]",
     b'"time"',
     b"\xff{}",
     b"  ",
@@ -57,7 +62,9 @@ def readers(by: str | None) -> tuple[EventReader, EventReader]:
 
 @pytest.mark.parametrize("by", [None, "who"])
 @pytest.mark.parametrize("plain", [False, True])
-def test_lines_read_in_bulk_are_those_read_one_by_one(by: str | None, plain: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lines_read_in_bulk_are_those_read_one_by_one(
+    by: str | None, plain: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if plain:
         monkeypatch.setattr(encoding, "fast_json", lambda: None)
     bulk, single = readers(by)
@@ -71,10 +78,14 @@ def test_lines_read_in_bulk_are_those_read_one_by_one(by: str | None, plain: boo
 
 def scores() -> Scores:
     alarm = {"time": 1.0, "kind": "burst", "size": math.inf, "statistic": 2.0, "threshold": 1.0}
-    return Scores([-1.25, -math.inf, 1e-7], [0.1, 2.0, 1e22], [3.5, 1 / 3, math.nan], [[], [alarm], []], {})
+    return Scores(
+        [-1.25, -math.inf, 1e-7], [0.1, 2.0, 1e22], [3.5, 1 / 3, math.nan], [[], [alarm], []], {}
+    )
 
 
-@pytest.mark.parametrize("attended", [None, [[[]], [], [[{"time": 1.0, "mark": None, "weight": math.nan}]]]])
+@pytest.mark.parametrize(
+    "attended", [None, [[[]], [], [[{"time": 1.0, "mark": None, "weight": math.nan}]]]]
+)
 @pytest.mark.parametrize("entities", [None, ["a", 'b"\n', "ä\x1b"]])
 @pytest.mark.parametrize("plain", [False, True])
 def test_rows_are_json_whatever_writes_them(
@@ -88,9 +99,13 @@ def test_rows_are_json_whatever_writes_them(
     parsed = [json.loads(row) for row in rows]
     middle = [] if entities is None else ["entity"]
     end = ["alarms"] if attended is None else ["attended", "alarms"]
-    assert [list(row) for row in parsed] == [["line", "time", "mark", *middle, "log_density", "gap", "rate", *end]] * 3
+    assert [list(row) for row in parsed] == [
+        ["line", "time", "mark", *middle, "log_density", "gap", "rate", *end]
+    ] * 3
     assert [row["log_density"] for row in parsed] == [-1.25, None, 1e-7]
-    assert [row["gap"] for row in parsed] == [0.1, 2.0, 1e22] and [row["rate"] for row in parsed] == [3.5, 1 / 3, None]
+    assert [row["gap"] for row in parsed] == [0.1, 2.0, 1e22] and [
+        row["rate"] for row in parsed
+    ] == [3.5, 1 / 3, None]
     assert [row["mark"] for row in parsed] == ["fire", "7", "fire"]
     assert parsed[1]["alarms"][0]["size"] is None and parsed[0]["alarms"] == []
     if entities is not None:
@@ -107,7 +122,9 @@ def test_numbers_read_back_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None
     assert [float(text) for text in number_texts(values)] == values and number_texts([]) == []
 
 
-def test_the_standard_library_serves_where_orjson_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_standard_library_serves_where_orjson_is_missing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setitem(sys.modules, "orjson", None)
     fast_json.cache_clear()
     try:
@@ -119,7 +136,9 @@ def test_the_standard_library_serves_where_orjson_is_missing(monkeypatch: pytest
 
 @pytest.mark.parametrize("by", [None, "who"])
 @pytest.mark.parametrize("plain", [False, True])
-def test_columns_are_the_events_of_the_lines(by: str | None, plain: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_columns_are_the_events_of_the_lines(
+    by: str | None, plain: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if plain:
         monkeypatch.setattr(encoding, "fast_json", lambda: None)
     bulk, single = readers(by)
@@ -165,7 +184,12 @@ def test_a_block_gives_the_lines_that_it_holds(tmp_path: Path) -> None:
     lines = Lines(path)
     block = lines.block(10)
     assert block.contents == [b"one", b"", b"", b"four"] and list(block.odd) == [1]
-    expected = [Line(1, b"one", 3), Line(2, None, LONGEST + 1), Line(3, b"", 0), Line(4, b"four", 4)]
+    expected = [
+        Line(1, b"one", 3),
+        Line(2, None, LONGEST + 1),
+        Line(3, b"", 0),
+        Line(4, b"four", 4),
+    ]
     assert block.lines() == expected
     lines.close()
 
@@ -179,7 +203,9 @@ def test_lines_taken_in_bulk_are_those_of_the_file(limit: int, tmp_path: Path) -
     while taken := lines.take(limit):
         assert len(taken) <= limit
         found += taken
-        assert lines.number == found[-1].number and lines.offset == sum(line.size + 1 for line in found)
+        assert lines.number == found[-1].number and lines.offset == sum(
+            line.size + 1 for line in found
+        )
     assert [line.number for line in found] == list(range(1, 31))
     assert [line.content for line in found] == [None if len(c) > LONGEST else c for c in contents]
     assert lines.ended and lines.unfinished() == Line(31, b"last", 4)

@@ -1,6 +1,8 @@
-"""Feeds: every line scored once and in order, bad lines told and skipped, and no crash, full disk or restart that shows in the output.
+"""Feeds: every line scored once and in order, bad lines told and skipped, and no crash, full disk
+or restart that shows in the output.
 
-Run as a script, this file starts feeds in forked children and kills them: ``test_feeds.py FOLDER random|points``.
+Run as a script, this file starts feeds in forked children and kills them: ``test_feeds.py FOLDER
+random|points``.
 """
 
 from __future__ import annotations
@@ -33,13 +35,24 @@ from fourpoint.feeds.feed import score_feed
 from fourpoint.feeds.lines import Block, Line, Lines
 from fourpoint.feeds.loop import Ended
 from fourpoint.feeds.plausibility import Reached
-from fourpoint.feeds.state import TAIL, FeedState, Output, Tally, digest, locked_state, read_state, write_state
+from fourpoint.feeds.state import (
+    TAIL,
+    FeedState,
+    Output,
+    Tally,
+    digest,
+    locked_state,
+    read_state,
+    write_state,
+)
 from fourpoint.models.hawkes import Hawkes
 from fourpoint.models.poisson import Poisson
 from fourpoint.streaming import store
 
 MARKS = MarkSpace.categorical(["fire", "médical"])
-LIMIT = 600.0  # seconds: longer than any machine takes, so that only what never happens is a failure
+LIMIT = (
+    600.0  # seconds: longer than any machine takes, so that only what never happens is a failure
+)
 CLAUSES = ("expected ", "; received ", ". ")
 
 
@@ -53,7 +66,13 @@ def feed_text(lines: int, seed: int = 0) -> str:
     for i in range(lines):
         now += draw.expovariate(2.0)
         event = {"time": now, "mark": draw.choice(MARKS.names), "who": f"unit {draw.randrange(9)}"}
-        text.append("" if i % 31 == 30 else '{"time": -1}' if i % 37 == 36 else json.dumps(event, ensure_ascii=bool(i % 2)))
+        text.append(
+            ""
+            if i % 31 == 30
+            else '{"time": -1}'
+            if i % 37 == 36
+            else json.dumps(event, ensure_ascii=bool(i % 2))
+        )
     return "\n".join(text) + "\n"
 
 
@@ -61,7 +80,12 @@ class Place:
     """A folder with a feed; :meth:`run` scores it."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.input, self.output, self.state = folder, folder / "feed.jsonl", folder / "scores.jsonl", folder / "scores.state"
+        self.folder, self.input, self.output, self.state = (
+            folder,
+            folder / "feed.jsonl",
+            folder / "scores.jsonl",
+            folder / "scores.state",
+        )
         self.told: list[str] = []
 
     def tell(self, text: str) -> None:
@@ -75,7 +99,10 @@ class Place:
         return score_feed(model(), **{**known, "max_skipped": 1.0, **options})
 
     def scores(self) -> list[dict[str, Any]]:
-        return [json.loads(line, parse_constant=pytest.fail) for line in self.output.read_text().splitlines()]
+        return [
+            json.loads(line, parse_constant=pytest.fail)
+            for line in self.output.read_text().splitlines()
+        ]
 
     def unbroken(self, **options: Any) -> bytes:
         """What one run without a state writes for the same input."""
@@ -126,18 +153,29 @@ def test_a_feed_is_scored_as_a_stream_scores_it(place: Place) -> None:
     from fourpoint.streaming.stream import Stream
 
     ended, stream, total = place.run(), Stream(model()), 0.0
-    rows, expected = place.scores(), [json.loads(line) for line in place.input.read_text().splitlines() if "who" in line]
+    rows, expected = (
+        place.scores(),
+        [json.loads(line) for line in place.input.read_text().splitlines() if "who" in line],
+    )
     assert len(rows) == len(expected) == ended.tally.events == 95
     for row, event in zip(rows, expected, strict=True):
         found = stream.observe(event["time"], event["mark"])
         assert list(row) == ["line", "time", "mark", "log_density", "gap", "rate", "alarms"]
         assert (row["time"], row["mark"]) == (event["time"], event["mark"])
-        assert (row["log_density"], row["gap"], row["rate"]) == (found.log_density, found.gap, found.rate)
+        assert (row["log_density"], row["gap"], row["rate"]) == (
+            found.log_density,
+            found.gap,
+            found.rate,
+        )
         total += found.log_density
     numbers = [i for i, line in enumerate(place.input.read_text().splitlines(), 1) if "who" in line]
     assert [row["line"] for row in rows] == numbers
     assert ended.code == 0 and ended.tally.log_likelihood == total
-    assert place.told[-1] == str(ended) and f"{total / 95:.4f}" in str(ended) and "95 events, 2 lines skipped" in str(ended)
+    assert (
+        place.told[-1] == str(ended)
+        and f"{total / 95:.4f}" in str(ended)
+        and "95 events, 2 lines skipped" in str(ended)
+    )
 
 
 def test_entities_have_streams_of_their_own(place: Place) -> None:
@@ -145,14 +183,35 @@ def test_entities_have_streams_of_their_own(place: Place) -> None:
 
     place.run(by="who", every=50)
     streams: dict[str, Any] = {}
-    rows, events = place.scores(), [json.loads(line) for line in place.input.read_text().splitlines() if "who" in line]
+    rows, events = (
+        place.scores(),
+        [json.loads(line) for line in place.input.read_text().splitlines() if "who" in line],
+    )
     assert len(rows) == len(events)
     for row, event in zip(rows, events, strict=True):
-        found = streams.setdefault(event["who"], Stream(model())).observe(event["time"], event["mark"])
-        assert list(row) == ["line", "time", "mark", "entity", "log_density", "gap", "rate", "alarms"]
-        assert (row["time"], row["mark"], row["entity"]) == (event["time"], event["mark"], event["who"])
+        found = streams.setdefault(event["who"], Stream(model())).observe(
+            event["time"], event["mark"]
+        )
+        assert list(row) == [
+            "line",
+            "time",
+            "mark",
+            "entity",
+            "log_density",
+            "gap",
+            "rate",
+            "alarms",
+        ]
+        assert (row["time"], row["mark"], row["entity"]) == (
+            event["time"],
+            event["mark"],
+            event["who"],
+        )
         assert row["log_density"] == pytest.approx(found.log_density, abs=1e-9)
-        assert (row["gap"], row["rate"]) == (pytest.approx(found.gap, abs=1e-9), pytest.approx(found.rate, abs=1e-9))
+        assert (row["gap"], row["rate"]) == (
+            pytest.approx(found.gap, abs=1e-9),
+            pytest.approx(found.rate, abs=1e-9),
+        )
     assert len(streams) == 9
 
 
@@ -161,14 +220,21 @@ def test_entities_with_bounded_memory(place: Place) -> None:
     from fourpoint.streaming.stream import Stream
 
     dapp = DAPP(MARKS, heads=2, features=4, generator=(4,), knots=4).double().eval()
-    files: dict[str, Any] = {"input": place.input, "output": place.output, "state": place.state, "tell": place.told.append}
+    files: dict[str, Any] = {
+        "input": place.input,
+        "output": place.output,
+        "state": place.state,
+        "tell": place.told.append,
+    }
     whole = place.input.read_bytes()
     for size in (2500, len(whole)):
         place.input.write_bytes(whole[:size])
         score_feed(dapp, by="who", keep=3, **files)
     streams: dict[str, Any] = {}
     for row in place.scores():
-        found = streams.setdefault(row["entity"], Stream(dapp, keep=3)).observe(row["time"], row["mark"])
+        found = streams.setdefault(row["entity"], Stream(dapp, keep=3)).observe(
+            row["time"], row["mark"]
+        )
         assert row["log_density"] == pytest.approx(found.log_density, abs=1e-5)
     assert len(streams) == 9 and max(stream.count for stream in streams.values()) > 8
     with pytest.raises(UserError, match="Leave --keep out"):
@@ -177,11 +243,16 @@ def test_entities_with_bounded_memory(place: Place) -> None:
 
 def test_entities_may_be_numbers_and_each_has_its_own_clock(place: Place) -> None:
     place.input.write_text(
-        '{"time": 5, "mark": "fire", "who": 7}\n{"time": 1, "mark": "fire", "who": "ü"}\n{"time": 4, "mark": "fire", "who": "7"}\n'
+        '{"time": 5, "mark": "fire", "who": 7}\n{"time": 1, "mark": "fire", "who": '
+        '"ü"}\n{"time": 4, "mark": "fire", "who": "7"}\n'
     )
     assert place.run(by="who").tally.skipped == 1
     assert [row["entity"] for row in place.scores()] == ["7", "ü"]
-    assert place.told[0].startswith("line 3: expected") and "5.0" in place.told[0] and "4.0" in place.told[0]
+    assert (
+        place.told[0].startswith("line 3: expected")
+        and "5.0" in place.told[0]
+        and "4.0" in place.told[0]
+    )
 
 
 def test_the_start_counts_as_evidence(place: Place) -> None:
@@ -193,7 +264,11 @@ def test_the_start_counts_as_evidence(place: Place) -> None:
 def test_what_is_not_finite_is_null(place: Place) -> None:
     from fourpoint.feeds.encoding import as_json
 
-    assert json.loads(as_json({"a": float("-inf"), "b": [{"c": float("nan")}], "d": 1.5})) == {"a": None, "b": [{"c": None}], "d": 1.5}
+    assert json.loads(as_json({"a": float("-inf"), "b": [{"c": float("nan")}], "d": 1.5})) == {
+        "a": None,
+        "b": [{"c": None}],
+        "d": 1.5,
+    }
 
 
 # ---------------------------------------------------------------------- lines that are no events
@@ -221,7 +296,10 @@ BAD: dict[str, tuple[bytes, str]] = {
     "mark as truth": (b'{"time": 3.5, "mark": true, "who": "a"}', '"mark"'),
     "not UTF-8": (b'{"time": 3.5, "mark": "m\xe9dical", "who": "a"}', "byte 0xe9 at position 24"),
     "UTF-16": ('{"time": 3.5, "mark": "fire", "who": "a"}'.encode("utf-16-le"), "JSON"),
-    "a million characters": (b'{"time": 3.5, "mark": "fire", "who": "' + b"a" * 10**6 + b'"}', "at most 65,536 bytes"),
+    "a million characters": (
+        b'{"time": 3.5, "mark": "fire", "who": "' + b"a" * 10**6 + b'"}',
+        "at most 65,536 bytes",
+    ),
     "deep": (b"[" * 60_000, "JSON"),
     "control characters": (b'{"time": 3.5, "mark": "\x1b[31m", "who": "a"}', "JSON"),
 }
@@ -235,7 +313,10 @@ BAD_ENTITY = {
 GOOD = [b'{"time": %d, "mark": "fire", "who": "a"}' % when for when in (2, 3, 4)]
 
 
-@pytest.mark.parametrize(("fault", "by"), [*((fault, None) for fault in BAD), *((fault, "who") for fault in {**BAD, **BAD_ENTITY})])
+@pytest.mark.parametrize(
+    ("fault", "by"),
+    [*((fault, None) for fault in BAD), *((fault, "who") for fault in {**BAD, **BAD_ENTITY})],
+)
 def test_a_bad_line_is_told_skipped_and_counted(fault: str, by: str | None, place: Place) -> None:
     bad, word = {**BAD, **BAD_ENTITY}[fault]
     place.input.write_bytes(b"\n".join(GOOD) + b"\n")
@@ -243,31 +324,49 @@ def test_a_bad_line_is_told_skipped_and_counted(fault: str, by: str | None, plac
     place.input.write_bytes(b"\n".join([GOOD[0], b"", GOOD[1], bad, b" \r", GOOD[2]]) + b"\n")
     ended = place.run(by=by)
     assert (ended.code, ended.tally.events, ended.tally.skipped) == (0, 3, 1)
-    assert len(place.told) == 2 and place.told[0].startswith("line 4: ") and len(place.told[0]) < 400
-    assert all(clause in place.told[0] for clause in CLAUSES) and word in place.told[0], place.told[0]
+    assert (
+        len(place.told) == 2 and place.told[0].startswith("line 4: ") and len(place.told[0]) < 400
+    )
+    assert all(clause in place.told[0] for clause in CLAUSES) and word in place.told[0], place.told[
+        0
+    ]
     assert place.told[0].isprintable(), "a feed cannot write to the terminal"
     assert [row["line"] for row in place.scores()] == [1, 3, 6]
     same = [{**row, "line": 0} for row in place.scores()]
-    assert same == [{**json.loads(line), "line": 0} for line in clean.splitlines()], "a bad line left a trace in the scores"
+    assert same == [{**json.loads(line), "line": 0} for line in clean.splitlines()], (
+        "a bad line left a trace in the scores"
+    )
 
 
 def test_a_model_without_marks_takes_none(place: Place) -> None:
     place.input.write_text('{"time": 1}\n{"time": 2, "mark": null}\n{"time": 3, "mark": "fire"}\n')
     ended = score_feed(Poisson(), input=place.input, output=place.output, tell=place.told.append)
-    assert (ended.tally.events, ended.tally.skipped) == (2, 1) and "the model has none" in place.told[0]
+    assert (ended.tally.events, ended.tally.skipped) == (
+        2,
+        1,
+    ) and "the model has none" in place.told[0]
     assert [row["mark"] for row in place.scores()] == [None, None]
 
 
 def test_a_whole_number_is_the_mark_that_is_spelled_so(place: Place) -> None:
-    place.input.write_text('{"time": 1, "mark": 20}\n{"time": 2, "mark": "10"}\n{"time": 3, "mark": 0}\n')
-    score_feed(Hawkes(MarkSpace.categorical(["10", "20"])), input=place.input, output=place.output, tell=place.told.append)
+    place.input.write_text(
+        '{"time": 1, "mark": 20}\n{"time": 2, "mark": "10"}\n{"time": 3, "mark": 0}\n'
+    )
+    score_feed(
+        Hawkes(MarkSpace.categorical(["10", "20"])),
+        input=place.input,
+        output=place.output,
+        tell=place.told.append,
+    )
     assert [row["mark"] for row in place.scores()] == ["20", "10"] and "line 3" in place.told[0]
 
 
 def test_only_bad_lines_are_a_failure(place: Place) -> None:
     place.input.write_bytes(b"nonsense\n" * 3)
     ended = place.run(every=1, max_skipped=0.05)
-    assert (ended.code, ended.tally.skipped) == (1, 3) and "log-likelihood per event none" in str(ended)
+    assert (ended.code, ended.tally.skipped) == (1, 3) and "log-likelihood per event none" in str(
+        ended
+    )
     assert "at most 5% of the lines to be skipped; received 3 of 3 lines (100%)" in place.told[-2]
     assert place.output.read_bytes() == b"" and line_of(place.state) == 3
 
@@ -281,15 +380,23 @@ def test_a_byte_order_mark_and_windows_line_ends_are_read(place: Place) -> None:
 
 
 @given(
-    st.lists(st.sampled_from([b"", b"a", b"bcd", b"e" * 30, b"f" * 200]), max_size=12), st.integers(1, 5), st.integers(0, 12), st.booleans()
+    st.lists(st.sampled_from([b"", b"a", b"bcd", b"e" * 30, b"f" * 200]), max_size=12),
+    st.integers(1, 5),
+    st.integers(0, 12),
+    st.booleans(),
 )
-def test_lines_are_those_of_the_file_whatever_the_chunks(parts: list[bytes], limit: int, stop: int, end: bool) -> None:
+def test_lines_are_those_of_the_file_whatever_the_chunks(
+    parts: list[bytes], limit: int, stop: int, end: bool
+) -> None:
     import tempfile
     from unittest.mock import patch
 
     content = b"\n".join(parts) + b"\n" * end
     expected = content.split(b"\n")
-    with tempfile.TemporaryDirectory() as folder, patch.multiple(feed_lines, LONGEST=100, CHUNK=7, TAIL=20, OVERLAP=8):
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        patch.multiple(feed_lines, LONGEST=100, CHUNK=7, TAIL=20, OVERLAP=8),
+    ):
         file = Path(folder, "feed")
         file.write_bytes(content)
         found: list[Line] = []
@@ -298,7 +405,18 @@ def test_lines_are_those_of_the_file_whatever_the_chunks(parts: list[bytes], lim
             found += more
             assert lines.offset == sum(len(one) + 1 for one in expected[: lines.number])
             if len(found) >= stop:
-                state = FeedState(lines.number, lines.offset, digest(lines.tail()), 0, "", {}, Tally(), Reached(), None, b"")
+                state = FeedState(
+                    lines.number,
+                    lines.offset,
+                    digest(lines.tail()),
+                    0,
+                    "",
+                    {},
+                    Tally(),
+                    Reached(),
+                    None,
+                    b"",
+                )
                 lines.close()
                 lines = Lines(file)
                 lines.resume(state)
@@ -308,7 +426,9 @@ def test_lines_are_those_of_the_file_whatever_the_chunks(parts: list[bytes], lim
     assert [line.number for line in found] == list(range(1, len(expected)))
     for line, text in zip(found, expected, strict=False):
         assert line.size == len(text) and line.content == (text if len(text) <= 100 else None)
-    assert (b"" if rest is None else rest.content) == (expected[-1] if len(expected[-1]) <= 100 else None)
+    assert (b"" if rest is None else rest.content) == (
+        expected[-1] if len(expected[-1]) <= 100 else None
+    )
 
 
 def test_memory_does_not_grow_with_a_line(place: Place) -> None:
@@ -333,7 +453,11 @@ def test_a_last_line_without_end_is_an_event_once(place: Place) -> None:
     with place.input.open("ab") as file:
         file.write(b"  \n" + GOOD[2] + b"\n")
     ended = place.run()
-    assert (ended.tally.events, ended.events, ended.tally.skipped) == (3, 1, 0) and "3 events (1 in this run)" in str(ended)
+    assert (ended.tally.events, ended.events, ended.tally.skipped) == (
+        3,
+        1,
+        0,
+    ) and "3 events (1 in this run)" in str(ended)
     assert [row["line"] for row in place.scores()] == [1, 2, 3]
     assert place.output.read_bytes() == place.unbroken()
 
@@ -341,12 +465,17 @@ def test_a_last_line_without_end_is_an_event_once(place: Place) -> None:
 def test_a_last_line_that_is_half_written_is_left_for_the_next_run(place: Place) -> None:
     place.input.write_bytes(GOOD[0] + b"\n" + GOOD[1][:20])
     ended = place.run()
-    assert (ended.tally.events, ended.tally.skipped) == (1, 0) and "left for the next run" in place.told[0]
+    assert (ended.tally.events, ended.tally.skipped) == (
+        1,
+        0,
+    ) and "left for the next run" in place.told[0]
     with place.input.open("ab") as file:
         file.write(GOOD[1][20:] + b"\n")
     assert place.run().tally.events == 2 and place.output.read_bytes() == place.unbroken()
     place.input.write_bytes(GOOD[0] + b"\n" + GOOD[1][:20])
-    assert place.run(output=place.folder / "other", state=None).tally.skipped == 1, "without a state there is no next run"
+    assert place.run(output=place.folder / "other", state=None).tally.skipped == 1, (
+        "without a state there is no next run"
+    )
 
 
 def test_a_line_that_goes_on_after_it_was_scored_is_told(place: Place) -> None:
@@ -355,7 +484,10 @@ def test_a_line_that_goes_on_after_it_was_scored_is_told(place: Place) -> None:
     with place.input.open("ab") as file:
         file.write(b" and more\n" + GOOD[1] + b"\n")
     ended = place.run()
-    assert (ended.tally.events, ended.tally.skipped) == (2, 1) and "line 1: expected nothing more" in place.told[1]
+    assert (ended.tally.events, ended.tally.skipped) == (
+        2,
+        1,
+    ) and "line 1: expected nothing more" in place.told[1]
     assert [row["line"] for row in place.scores()] == [1, 2]
 
 
@@ -368,7 +500,9 @@ def test_a_feed_that_grew_is_gone_on_with(by: str | None, place: Place) -> None:
     for size in (0, 1, 2_500, 2_501, 4_500, len(whole)):
         place.input.write_bytes(whole[:size])
         place.run(by=by)
-    assert len(place.scores()) == 95 and not [path for path in place.folder.iterdir() if path.name.startswith(".")]
+    assert len(place.scores()) == 95 and not [
+        path for path in place.folder.iterdir() if path.name.startswith(".")
+    ]
     if by is None:
         assert place.output.read_bytes() == place.unbroken()
 
@@ -377,10 +511,23 @@ def test_state_and_output_are_those_of_one_point(place: Place) -> None:
     place.run(every=10)
     state = read_state(place.state)
     assert state is not None and (state.line, state.offset) == (100, place.input.stat().st_size)
-    assert state.written == place.output.stat().st_size and state.tally.events == 95 and state.tally.skipped == 2
+    assert (
+        state.written == place.output.stat().st_size
+        and state.tally.events == 95
+        and state.tally.skipped == 2
+    )
     chosen = {"start": 0.0, "max_gap": "auto", "alarms": 0.001}
-    assert state.settings == {"keep": None, "by": None, "time": None, "mark": None, "attended": None, **chosen}
-    assert state.output_tail == digest(place.output.read_bytes()[-TAIL:]) and state.input_tail == digest(place.input.read_bytes()[-TAIL:])
+    assert state.settings == {
+        "keep": None,
+        "by": None,
+        "time": None,
+        "mark": None,
+        "attended": None,
+        **chosen,
+    }
+    assert state.output_tail == digest(
+        place.output.read_bytes()[-TAIL:]
+    ) and state.input_tail == digest(place.input.read_bytes()[-TAIL:])
 
 
 def test_output_that_the_state_does_not_know_is_cut(place: Place) -> None:
@@ -390,12 +537,16 @@ def test_output_that_the_state_does_not_know_is_cut(place: Place) -> None:
     assert place.run().events == 0 and place.output.read_bytes() == known
 
 
-def test_each_step_is_on_disk_before_the_next(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_step_is_on_disk_before_the_next(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
     done: list[tuple[str, str]] = []
 
     def noted(name: str, real: Callable[..., Any]) -> Callable[..., Any]:
         def run(file: Any, *rest: Any) -> Any:
-            path = Path(os.readlink(f"/proc/self/fd/{file}") if isinstance(file, int) else str(file))
+            path = Path(
+                os.readlink(f"/proc/self/fd/{file}") if isinstance(file, int) else str(file)
+            )
             done.append((name, "draft" if TEMPORARY.fullmatch(path.name) else path.name))
             return real(file, *rest)
 
@@ -406,11 +557,19 @@ def test_each_step_is_on_disk_before_the_next(place: Place, monkeypatch: pytest.
         monkeypatch.setattr(os, name, noted(name, getattr(os, name)))
     place.run()
     output, draft, folder = "scores.jsonl", "draft", place.folder.name
-    state = [("fsync", output), ("write", draft), ("fsync", draft), ("replace", draft), ("fsync", folder)]
+    state = [
+        ("fsync", output),
+        ("write", draft),
+        ("fsync", draft),
+        ("replace", draft),
+        ("fsync", folder),
+    ]
     assert done == [("fsync", folder), *state, ("write", output), *state]
 
 
-def test_the_state_is_written_as_often_as_asked(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_state_is_written_as_often_as_asked(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
     at: list[int] = []
 
     def noted(path: Path, state: FeedState) -> None:
@@ -426,7 +585,9 @@ def test_the_state_is_written_as_often_as_asked(place: Place, monkeypatch: pytes
 def test_states_that_are_slow_to_write_are_written_less_often(
     cost: float, apart: int, place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At most a twentieth of the time: by a clock on which a line takes an eighth of a second, and a state its ``cost``."""
+    """At most a twentieth of the time: by a clock on which a line takes an eighth of a second, and
+    a state its ``cost``.
+    """
     at: list[int] = []
     clock, take = Clock(monkeypatch), Lines.block
 
@@ -448,7 +609,9 @@ def test_states_that_are_slow_to_write_are_written_less_often(
 
 
 def test_a_pipe_that_is_sent_again_is_skipped_to_its_line(place: Place) -> None:
-    """A named pipe: what was scored is read again, checked and passed over; another feed is refused."""
+    """A named pipe: what was scored is read again, checked and passed over; another feed is
+    refused.
+    """
     feed, fifo = place.input.read_bytes(), place.folder / "fifo"
     os.mkfifo(fifo)
 
@@ -466,8 +629,15 @@ def test_a_pipe_that_is_sent_again_is_skipped_to_its_line(place: Place) -> None:
 
     assert send(feed[:4000]).code == 0 and "left for the next run" in place.told[-2]
     ended = send(feed)
-    assert ended.tally.events == 95 and 0 < ended.events < 95 and place.output.read_bytes() == place.unbroken()
-    for other, word in ((feed[:100], "of 100 bytes"), (feed_text(100, seed=1).encode() + feed, "differs before there")):
+    assert (
+        ended.tally.events == 95
+        and 0 < ended.events < 95
+        and place.output.read_bytes() == place.unbroken()
+    )
+    for other, word in (
+        (feed[:100], "of 100 bytes"),
+        (feed_text(100, seed=1).encode() + feed, "differs before there"),
+    ):
         with pytest.raises(UserError, match=word):
             send(other)
 
@@ -511,7 +681,9 @@ def test_a_state_of_another_model_input_output_or_option_is_refused(place: Place
     place.output.write_bytes(scores)
     before = place.content()
     with pytest.raises(UserError, match="model"):
-        score_feed(Hawkes(MARKS), input=place.input, output=place.output, state=place.state, tell=print)
+        score_feed(
+            Hawkes(MARKS), input=place.input, output=place.output, state=place.state, tell=print
+        )
     assert place.content() == before
 
 
@@ -557,7 +729,9 @@ def test_one_process_at_a_time(place: Place) -> None:
 
 
 def test_a_lock_that_was_removed_is_not_held(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Between opening a lock and holding it, its owner may have removed it: then the one that is there now counts."""
+    """Between opening a lock and holding it, its owner may have removed it: then the one that is
+    there now counts.
+    """
     lock, real = place.folder / ".scores.state.lock", atomic.hold
     tries: list[str] = []
 
@@ -596,7 +770,9 @@ def is_draft(file: Any) -> bool:
 
 
 @pytest.mark.parametrize("name", ["write", "fsync", "replace"])
-def test_a_full_disk_while_writing_state_leaves_the_last_good_one(name: str, place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_while_writing_state_leaves_the_last_good_one(
+    name: str, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
     whole = place.input.read_bytes()
     place.input.write_bytes(whole[:1500])
     place.run()
@@ -609,20 +785,37 @@ def test_a_full_disk_while_writing_state_leaves_the_last_good_one(name: str, pla
     assert ended.code == 1 and len(calls) == 5, "tried again each time"
     assert len(place.scores()) == 95, "scoring goes on"
     assert sum("No space left" in text and "tried again" in text for text in place.told) == 3
-    assert "No space left" in place.told[-2] and "goes on from" in place.told[-2] and place.told[-1] == str(ended)
-    assert place.state.read_bytes() == good and not [path for path in place.folder.iterdir() if is_draft(path)]
+    assert (
+        "No space left" in place.told[-2]
+        and "goes on from" in place.told[-2]
+        and place.told[-1] == str(ended)
+    )
+    assert place.state.read_bytes() == good and not [
+        path for path in place.folder.iterdir() if is_draft(path)
+    ]
     assert place.run().code == 0 and place.output.read_bytes() == place.unbroken()
 
 
-def test_a_state_that_fails_once_is_written_at_the_next_turn(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_state_that_fails_once_is_written_at_the_next_turn(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
     calls: list[Any] = []
-    fail(monkeypatch, "replace", lambda file: is_draft(file) and not calls.append(file) and len(calls) == 2)
-    assert place.run(every=40).code == 0 and len([text for text in place.told if "tried again" in text]) == 1
+    fail(
+        monkeypatch,
+        "replace",
+        lambda file: is_draft(file) and not calls.append(file) and len(calls) == 2,
+    )
+    assert (
+        place.run(every=40).code == 0
+        and len([text for text in place.told if "tried again" in text]) == 1
+    )
     assert line_of(place.state) == 100
 
 
 @pytest.mark.parametrize("name", ["write", "fsync"])
-def test_a_full_disk_while_writing_output_ends_the_run(name: str, place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_while_writing_output_ends_the_run(
+    name: str, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
     real, room = getattr(os, name), [9000]
 
     def full(file: int, content: Any = b"") -> Any:
@@ -643,7 +836,12 @@ def test_a_full_disk_while_writing_output_ends_the_run(name: str, place: Place, 
         patch.setattr(os, name, full)
         ended = place.run(every=25)
     state = read_state(place.state)
-    assert ended.code == 1 and state is not None and state.written < place.output.stat().st_size and state.line in (25, 50)
+    assert (
+        ended.code == 1
+        and state is not None
+        and state.written < place.output.stat().st_size
+        and state.line in (25, 50)
+    )
     assert ("No space left" if name == "write" else "Input/output error") in place.told[-2]
     assert place.run().code == 0 and place.output.read_bytes() == place.unbroken()
 
@@ -653,7 +851,11 @@ def test_an_interruption_between_taking_and_writing_a_line_saves_no_state(
     where: str, place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A second Ctrl-C may come at any moment."""
-    owner, name = {"taken": (Lines, "block"), "scored": (Output, "write"), "written": (feed_loop.Loop, "_count")}[where]
+    owner, name = {
+        "taken": (Lines, "block"),
+        "scored": (Output, "write"),
+        "written": (feed_loop.Loop, "_count"),
+    }[where]
     real, calls = getattr(owner, name), [0]
 
     def interrupted(*arguments: Any) -> Any:
@@ -674,7 +876,9 @@ def test_an_interruption_between_taking_and_writing_a_line_saves_no_state(
     assert place.run().code == 0 and place.output.read_bytes() == place.unbroken()
 
 
-def test_a_failure_of_the_model_writes_no_state(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_of_the_model_writes_no_state(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from fourpoint.streaming.stream import Stream
 
     real = Stream.observe_many
@@ -697,7 +901,8 @@ def test_a_failure_of_the_model_writes_no_state(place: Place, monkeypatch: pytes
 
 
 def follow(place: Place, *steps: Callable[[], object], **options: Any) -> str:
-    """Follow the feed, and take one of ``steps`` whenever the loop waits, the last of which must end it; the error it ended with.
+    """Follow the feed, and take one of ``steps`` whenever the loop waits, the last of which must
+    end it; the error it ended with.
 
     A loop that waits has seen all that the step before did, however long that took.
     """
@@ -733,11 +938,19 @@ def test_a_followed_file_is_read_as_it_grows_and_its_rotation_is_an_error(place:
 
     moved = place.folder / "feed.1"
     message = follow(
-        place, look, add(place, GOOD[1][9:]), look, add(place, b"\n" + GOOD[2] + b"\n"), look, lambda: place.input.rename(moved) and None
+        place,
+        look,
+        add(place, GOOD[1][9:]),
+        look,
+        add(place, b"\n" + GOOD[2] + b"\n"),
+        look,
+        lambda: place.input.rename(moved) and None,
     )
     assert seen == [1, 1, 3] and "moved or replaced" in message
     assert line_of(place.state) == 3 and "3 events" in place.told[-1]
-    assert place.run(input=moved).tally.events == 3, "the old file can be finished under its new name"
+    assert place.run(input=moved).tally.events == 3, (
+        "the old file can be finished under its new name"
+    )
 
 
 def test_truncation_and_rewriting_of_a_followed_file_are_errors(place: Place) -> None:
@@ -750,7 +963,9 @@ def test_truncation_and_rewriting_of_a_followed_file_are_errors(place: Place) ->
 
 
 @pytest.mark.parametrize("by", [None, "who"])
-def test_a_replaced_file_is_noticed_after_the_last_lines_of_the_old_one(by: str | None, place: Place) -> None:
+def test_a_replaced_file_is_noticed_after_the_last_lines_of_the_old_one(
+    by: str | None, place: Place
+) -> None:
     place.input.write_bytes(GOOD[0] + b"\n")
 
     def replace() -> None:
@@ -781,19 +996,33 @@ def test_a_quiet_feed_saves_its_state(place: Place, monkeypatch: pytest.MonkeyPa
         return step
 
     monkeypatch.setattr(feed_loop, "write_state", counted)
-    steps = [later(feed_loop.QUIET), add(place, GOOD[1] + b"\n"), later(feed_loop.QUIET), later(0.125), later(60.0), later(0.0)]
+    steps = [
+        later(feed_loop.QUIET),
+        add(place, GOOD[1] + b"\n"),
+        later(feed_loop.QUIET),
+        later(0.125),
+        later(60.0),
+        later(0.0),
+    ]
     follow(place, *steps, place.input.unlink)
     assert seen == [(0, 1), (0, 1), (0, 1), (2, 2), (2, 2)]
 
 
-ENDS = [(signal.SIGTERM, True, 0), (signal.SIGTERM, False, 143), (signal.SIGINT, True, 130), (signal.SIGINT, False, 130)]
+ENDS = [
+    (signal.SIGTERM, True, 0),
+    (signal.SIGTERM, False, 143),
+    (signal.SIGINT, True, 130),
+    (signal.SIGINT, False, 130),
+]
 
 
 @pytest.mark.parametrize(("number", "followed", "code"), ENDS)
 def test_signals_end_a_feed_that_waits_with_its_state_written(
     number: int, followed: bool, code: int, place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A file that is followed, or a pipe that stays open; the handlers that were there before are there again."""
+    """A file that is followed, or a pipe that stays open; the handlers that were there before are
+    there again.
+    """
     before = signal.getsignal(number)
     fifo = place.folder / "fifo"
     os.mkfifo(fifo)
@@ -806,7 +1035,9 @@ def test_signals_end_a_feed_that_waits_with_its_state_written(
         if not waits.is_set():
             stop[0] = time.monotonic() + LIMIT
             waits.set()
-        assert time.monotonic() < stop[0], f"the signal did not end the feed within {LIMIT:g} seconds"
+        assert time.monotonic() < stop[0], (
+            f"the signal did not end the feed within {LIMIT:g} seconds"
+        )
         real(lines, seconds)
 
     def end() -> None:
@@ -826,14 +1057,18 @@ def test_signals_end_a_feed_that_waits_with_its_state_written(
     assert signal.getsignal(number) == before
 
 
-def test_a_terminal_gets_a_bar_with_the_notices_above_it(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_terminal_gets_a_bar_with_the_notices_above_it(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import pty
 
     ours, theirs = pty.openpty()
     parts: list[bytes] = []
 
     def read() -> None:
-        """All that is shown: the longer it takes, the more often the bar is drawn, and a terminal that nobody reads is full at last."""
+        """All that is shown: the longer it takes, the more often the bar is drawn, and a terminal
+        that nobody reads is full at last.
+        """
         with suppress(OSError):  # which is how the end of a terminal is told
             while part := os.read(ours, 65_536):
                 parts.append(part)
@@ -862,17 +1097,22 @@ def test_no_point_of_a_crash_loses_or_repeats_anything(tmp_path: Path) -> None:
 
 
 def _killed(folder: Path, how: str) -> str:
-    """This file as a script: a process of one thread, which can fork safely whatever runs the tests."""
-    found = subprocess.run([sys.executable, __file__, str(folder), how], capture_output=True, text=True, timeout=LIMIT)
+    """This file as a script: a process of one thread, which can fork safely whatever runs the
+    tests.
+    """
+    found = subprocess.run(
+        [sys.executable, __file__, str(folder), how], capture_output=True, text=True, timeout=LIMIT
+    )
     assert found.returncode == 0, found.stdout + found.stderr
     return found.stdout
 
 
 def kill_at_random(folder: Path) -> None:
-    """Fifty children and fifty more, each killed after a moment, go on from one another; whoever gets to the end ends right.
+    """Fifty children and fifty more, each killed after a moment, go on from one another; whoever
+    gets to the end ends right.
 
-    The moment is as long as the machine needs: longer after a child that got nowhere, shorter after one that was
-    done before its kill, and then the feed begins anew.
+    The moment is as long as the machine needs: longer after a child that got nowhere, shorter after
+    one that was done before its kill, and then the feed begins anew.
     """
     draw, place = random.Random(0), Place(folder)
     for by in (None, "who"):
@@ -890,7 +1130,9 @@ def kill_at_random(folder: Path) -> None:
             if reached <= before:
                 moment *= 1.1
             if not killed:
-                assert place.output.read_bytes() == expected, "lost or repeated by one of those before the last"
+                assert place.output.read_bytes() == expected, (
+                    "lost or repeated by one of those before the last"
+                )
                 place.output.unlink()
                 place.state.unlink()
                 reached, moment = -1, moment / 2
@@ -902,8 +1144,8 @@ def kill_at_random(folder: Path) -> None:
 
 
 def kill_at_points(folder: Path) -> None:
-    """One child for each call that changes a file, killed after it or with half of it written, and for each point of a
-    transaction of the store; another finishes its work.
+    """One child for each call that changes a file, killed after it or with half of it written, and
+    for each point of a transaction of the store; another finishes its work.
 
     What a killed process has written stays, on disk or not, so nobody waits for the disk here.
     """
@@ -918,12 +1160,19 @@ def kill_at_points(folder: Path) -> None:
             died, call = True, 0
             while died:
                 call += 1
-                child = _child(place, lambda how=how, names=names, call=call: _die(how, names, call), by=by, every=3)
+                child = _child(
+                    place,
+                    lambda how=how, names=names, call=call: _die(how, names, call),
+                    by=by,
+                    every=3,
+                )
                 died = os.WIFSIGNALED(os.waitpid(child, 0)[1])
                 assert os.waitpid(_child(place, by=by, every=3), 0)[1] == 0, (by, how, call)
                 assert place.output.read_bytes() == expected, (by, how, call)
                 left = {path.name for path in folder.iterdir()}
-                assert left == {"feed.jsonl", "scores.jsonl", "scores.state", "unbroken.jsonl"}, left
+                assert left == {"feed.jsonl", "scores.jsonl", "scores.state", "unbroken.jsonl"}, (
+                    left
+                )
                 place.output.unlink()
                 place.state.unlink()
                 points += died
@@ -967,7 +1216,9 @@ def _die(how: str, names: tuple[str, ...], call: int) -> None:
 
 
 def _mortal(real: Callable[..., Any], die: Callable[[], None]) -> Callable[..., Any]:
-    """A transaction of the store that may die before it begins, before it is committed and after."""
+    """A transaction of the store that may die before it begins, before it is committed and
+    after.
+    """
 
     @contextmanager
     def run(connection: Any) -> Iterator[None]:

@@ -1,4 +1,6 @@
-"""Forecasts: the next event from the survival function, counts and rates from paths, coverage, and errors."""
+"""Forecasts: the next event from the survival function, counts and rates from paths, coverage, and
+errors.
+"""
 
 import json
 
@@ -22,9 +24,17 @@ def test_next_event_of_a_poisson_process() -> None:
     model = Poisson(2)
     with torch.no_grad():
         model.log_rate.copy_(torch.tensor([1.0, 3.0]).log())
-    f = forecast(model, Sequence([0.5, 1.5], [0, 1], start=0.0, stop=2.0, space=2), horizon=2.0, paths=2000, seed=1)
+    f = forecast(
+        model,
+        Sequence([0.5, 1.5], [0, 1], start=0.0, stop=2.0, space=2),
+        horizon=2.0,
+        paths=2000,
+        seed=1,
+    )
     n = f.next_event
-    assert n.mean == pytest.approx(2.25, abs=1e-6) and n.median == pytest.approx(2 + np.log(2) / 4, abs=1e-6)
+    assert n.mean == pytest.approx(2.25, abs=1e-6) and n.median == pytest.approx(
+        2 + np.log(2) / 4, abs=1e-6
+    )
     assert n.interval == pytest.approx([2 - np.log(0.95) / 4, 2 - np.log(0.05) / 4], abs=1e-6)
     assert n.marks.tolist() == pytest.approx([0.25, 0.75], abs=1e-7) and n.never < 1e-6
     assert n.density == pytest.approx(4 * np.exp(-4 * (n.times - 2)), rel=1e-5)
@@ -42,8 +52,12 @@ def test_paths_agree_with_the_survival_function(name: str) -> None:
     first = np.array([s.times[0] if len(s) else np.inf for s in f.paths])
     for level, time in f.next_event.quantiles.items():
         if time < 14.0:
-            assert np.mean(first <= time) == pytest.approx(level, abs=4 * np.sqrt(level * (1 - level) / 1500))
-    expected = np.trapezoid(np.concatenate([f.rate.mean[:1], f.rate.mean]).sum(1), np.concatenate([[8.0], f.rate.times]))
+            assert np.mean(first <= time) == pytest.approx(
+                level, abs=4 * np.sqrt(level * (1 - level) / 1500)
+            )
+    expected = np.trapezoid(
+        np.concatenate([f.rate.mean[:1], f.rate.mean]).sum(1), np.concatenate([[8.0], f.rate.times])
+    )
     assert f.counts.total_mean.sum() == pytest.approx(expected, rel=0.1)
 
 
@@ -68,14 +82,25 @@ def test_only_the_past_counts() -> None:
 
 @pytest.mark.parametrize("name", ["hawkes", "dapp", "deep-dapp", "nhp", "dapp-paper"])
 def test_an_event_at_the_time_of_asking_is_known(name: str) -> None:
-    """Whether ``at`` is inside the window, its stop or the last event of an inferred one makes no difference."""
+    """Whether ``at`` is inside the window, its stop or the last event of an inferred one makes no
+    difference.
+    """
     torch.manual_seed(0)
     small = {"features": 4, "eval_features": 8} if name.startswith("dapp") else {}
     model = MODELS[name](**small).double().eval()
     inside = Sequence([1.0, 2.0, 3.0, 4.0], start=0.0, stop=5.0)
-    inferred, a_moment_later = Sequence([1.0, 2.0, 3.0]), Sequence([1.0, 2.0, 3.0], start=0.0, stop=3.0 + 1e-9)
-    found = [forecast(model, inside, 1.0, paths=3, at=3.0), forecast(model, inferred, 1.0, paths=3, at=3.0)]
-    found += [forecast(model, inferred, 1.0, paths=3), forecast(model, a_moment_later, 1.0, paths=3)]
+    inferred, a_moment_later = (
+        Sequence([1.0, 2.0, 3.0]),
+        Sequence([1.0, 2.0, 3.0], start=0.0, stop=3.0 + 1e-9),
+    )
+    found = [
+        forecast(model, inside, 1.0, paths=3, at=3.0),
+        forecast(model, inferred, 1.0, paths=3, at=3.0),
+    ]
+    found += [
+        forecast(model, inferred, 1.0, paths=3),
+        forecast(model, a_moment_later, 1.0, paths=3),
+    ]
     assert {len(one.past) for one in found} == {3}
     medians = [one.next_event.median for one in found]
     assert medians == pytest.approx(medians[:1] * 4, abs=1e-6)
@@ -92,8 +117,12 @@ def test_streams_and_predictions_know_the_event_at_the_time_of_asking() -> None:
     stream = Stream(HAWKES)
     for time in (1.0, 2.0, 3.0):
         stream.observe(time)
-    ours = forecast(HAWKES, Sequence([1.0, 2.0, 3.0, 4.0], start=0.0, stop=5.0), 1.0, paths=3, at=3.0)
-    assert stream.forecast(1.0, paths=3).next_event.median == pytest.approx(ours.next_event.median, abs=1e-9)
+    ours = forecast(
+        HAWKES, Sequence([1.0, 2.0, 3.0, 4.0], start=0.0, stop=5.0), 1.0, paths=3, at=3.0
+    )
+    assert stream.forecast(1.0, paths=3).next_event.median == pytest.approx(
+        ours.next_event.median, abs=1e-9
+    )
     data = Dataset.from_sequences([Sequence([1.0, 2.0, 3.0, 4.0], start=0.0, stop=5.0)])
     known = data.batch().until(torch.tensor([3.0], dtype=torch.float64))
     assert known.lengths.tolist() == [3]
@@ -119,8 +148,15 @@ def test_prints_plots_and_json() -> None:
     s = sample(model, 0.0, 6.0, 1, seed=1)[0]
     f = forecast(model, s, horizon=2.0, paths=50)
     known = json.loads(json.dumps(f.to_dict(), allow_nan=False))
-    assert known["at"] == 6.0 and set(known["next_event"]["mark_probabilities"]) == {"fire", "medical"}
-    assert len(known["counts"]) == 4 and set(known["counts"][0]["marks"]["fire"]) == {"mean", "low", "high"}
+    assert known["at"] == 6.0 and set(known["next_event"]["mark_probabilities"]) == {
+        "fire",
+        "medical",
+    }
+    assert len(known["counts"]) == 4 and set(known["counts"][0]["marks"]["fire"]) == {
+        "mean",
+        "low",
+        "high",
+    }
     assert "fire" in str(f) and "nine in ten" in str(f)
     ax = f.plot(unit="h")
     assert ax.get_xlabel() == "time (h)"
@@ -136,9 +172,15 @@ def test_the_end_of_a_spline_is_noted() -> None:
 
 
 def test_window_counts() -> None:
-    first, empty = Sequence([1.0, 2.0, 3.0], [0, 1, 1], start=0, stop=4, space=2), Sequence([], start=0, stop=4, space=2)
+    first, empty = (
+        Sequence([1.0, 2.0, 3.0], [0, 1, 1], start=0, stop=4, space=2),
+        Sequence([], start=0, stop=4, space=2),
+    )
     events = Dataset.from_sequences([first, empty])
-    assert window_counts(events, np.array([0.0, 2.0, 4.0])).tolist() == [[[1, 0], [0, 2]], [[0, 0], [0, 0]]]
+    assert window_counts(events, np.array([0.0, 2.0, 4.0])).tolist() == [
+        [[1, 0], [0, 2]],
+        [[0, 0], [0, 0]],
+    ]
 
 
 def test_wrong_calls_are_refused() -> None:
@@ -147,7 +189,10 @@ def test_wrong_calls_are_refused() -> None:
         with pytest.raises(UserError, match=f"expected a positive horizon; received {horizon}"):
             forecast(HAWKES, s, horizon)
     for at in (-0.1, 2.5):
-        with pytest.raises(UserError, match=rf"expected a time inside the window \[0, 2\] of sequence 0; received at={at}"):
+        with pytest.raises(
+            UserError,
+            match=rf"expected a time inside the window \[0, 2\] of sequence 0; received at={at}",
+        ):
             forecast(HAWKES, s, 1.0, at=at)
     with pytest.raises(UserError, match="expected events with 3 types .* received no marks"):
         forecast(Hawkes(3), s, 1.0)

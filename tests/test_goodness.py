@@ -1,4 +1,6 @@
-"""Verdicts on fits and scores of predictions: compensators, calibration, and distances against brute force."""
+"""Verdicts on fits and scores of predictions: compensators, calibration, and distances against
+brute force.
+"""
 
 import json
 from itertools import permutations
@@ -36,7 +38,9 @@ def test_gaps_have_the_sum_of_their_marks_integrals(name: str, marks: int) -> No
     model, batch = build(name, marks), data(marks).batch()
     value, error = gap_integrals(model, batch, tolerance=1e-6)
     exact = compensators(model, batch, tolerance=1e-9).sum(-1)
-    assert ((value - exact).abs() <= error + 1e-9).all() and float(error.sum()) <= 1e-6 * int(batch.lengths.sum())
+    assert ((value - exact).abs() <= error + 1e-9).all() and float(error.sum()) <= 1e-6 * int(
+        batch.lengths.sum()
+    )
 
 
 def test_compensators_equal_the_closed_form() -> None:
@@ -68,11 +72,20 @@ def test_verdicts_per_mark() -> None:
     model = Hawkes(MarkSpace.categorical(["fire", "medical"]), baseline=2.0, branching=0.5)
     events = sample(model, 0.0, 5.0, 100, seed=2)
     found = goodness_of_fit(model, events)
-    assert list(found.marks) == ["fire", "medical"] and sum(v.count for v in found.marks.values()) == events.events
+    assert (
+        list(found.marks) == ["fire", "medical"]
+        and sum(v.count for v in found.marks.values()) == events.events
+    )
     assert all(v.ks_p > 1e-3 for v in found.marks.values())
     assert sum(v.expected for v in found.marks.values()) == pytest.approx(found.total.expected)
-    assert len(found.residuals) == 100 and sum(len(r) for r in found.residuals.values()) == events.events
-    assert "medical" in str(found) and json.loads(json.dumps(found.to_dict()))["marks"]["fire"]["count"] > 0
+    assert (
+        len(found.residuals) == 100
+        and sum(len(r) for r in found.residuals.values()) == events.events
+    )
+    assert (
+        "medical" in str(found)
+        and json.loads(json.dumps(found.to_dict()))["marks"]["fire"]["count"] > 0
+    )
     for mark in (None, "fire"):
         plt.close(found.plot(mark).figure)
 
@@ -85,15 +98,22 @@ def test_predictions_of_a_poisson_process() -> None:
     scores = prediction_scores(model, events, events=2000, origins=20, paths=40)
     n = scores.next_event
     gaps = np.concatenate([np.diff(s.times, prepend=0.0) for s in events])
-    # For an exponential law with mean 1/4: sd, mean distance from the median, and CRPS (half of that about the mean).
-    assert n.rmse == pytest.approx(gaps.std(), rel=0.05) and n.mae == pytest.approx(np.log(2) / 4, rel=0.08)
+    # For an exponential law with mean 1/4: sd, mean distance from the median, and CRPS (half of
+    # that about the mean).
+    assert n.rmse == pytest.approx(gaps.std(), rel=0.05) and n.mae == pytest.approx(
+        np.log(2) / 4, rel=0.08
+    )
     assert n.crps == pytest.approx(0.125, rel=0.08) and n.coverage == pytest.approx(0.9, abs=0.03)
     assert n.accuracy is None and n.log_loss is None
-    assert scores.horizon is not None and scores.horizon.horizon == pytest.approx(10 * 1000 / events.events)
+    assert scores.horizon is not None and scores.horizon.horizon == pytest.approx(
+        10 * 1000 / events.events
+    )
 
 
 def test_coverage_is_calibrated_on_short_windows() -> None:
-    scores = prediction_scores(TRUE, simulate("hawkes", 400, seed=5), events=2500, origins=0).next_event
+    scores = prediction_scores(
+        TRUE, simulate("hawkes", 400, seed=5), events=2500, origins=0
+    ).next_event
     assert scores.coverage == pytest.approx(0.9, abs=4 * np.sqrt(0.09 / 2500))
 
 
@@ -104,11 +124,23 @@ def test_the_truth_predicts_better() -> None:
     events = sample(model, 0.0, 50.0, 10, seed=6)
     constant = Poisson(2)
     constant.initialise(events)
-    ours, theirs = (prediction_scores(m, events, events=800, origins=30, paths=30, horizon=2.0) for m in (model, constant))
-    assert ours.next_event.crps < theirs.next_event.crps and ours.next_event.log_loss < theirs.next_event.log_loss
+    ours, theirs = (
+        prediction_scores(m, events, events=800, origins=30, paths=30, horizon=2.0)
+        for m in (model, constant)
+    )
+    assert (
+        ours.next_event.crps < theirs.next_event.crps
+        and ours.next_event.log_loss < theirs.next_event.log_loss
+    )
     assert ours.next_event.accuracy > 0.7 > theirs.next_event.accuracy
     assert ours.horizon.count_crps.sum() < theirs.horizon.count_crps.sum()
-    assert "mark log-loss" in str(ours) and set(ours.to_dict()) >= {"time_rmse", "coverage_90", "mark_accuracy", "count_crps", "otd"}
+    assert "mark log-loss" in str(ours) and set(ours.to_dict()) >= {
+        "time_rmse",
+        "coverage_90",
+        "mark_accuracy",
+        "count_crps",
+        "otd",
+    }
 
 
 def test_predictions_ignore_the_future_and_ties_are_scored() -> None:
@@ -144,7 +176,9 @@ def test_transport_distance_is_the_least() -> None:
     for _ in range(30):
         a, b = (np.sort(rng.uniform(0, 4, rng.integers(0, 4))) for _ in range(2))
         one = np.zeros(9, dtype=int)
-        assert transport_distance(a, one[: len(a)], b, one[: len(b)], 0.7) == pytest.approx(brute_force(a, b, 0.7))
+        assert transport_distance(a, one[: len(a)], b, one[: len(b)], 0.7) == pytest.approx(
+            brute_force(a, b, 0.7)
+        )
     a, marks = np.array([1.0, 2.0]), np.array([0, 1])
     assert transport_distance(a, marks, a, marks, 1.0) == 0
     assert transport_distance(a, marks, a, marks[::-1], 0.25) == pytest.approx(1.0)

@@ -1,4 +1,6 @@
-"""The exponential Hawkes process: closed form against brute force, recovery, honest standard errors, and odd data."""
+"""The exponential Hawkes process: closed form against brute force, recovery, honest standard
+errors, and odd data.
+"""
 
 from __future__ import annotations
 
@@ -22,16 +24,22 @@ from fourpoint.sampling import sample
 MU, ALPHA, BETA = 0.8, 0.6, 2.5
 
 
-def simulated(sequences: int = 200, stop: float = 25.0, seed: int = 0, shift: float = 0.0) -> Dataset:
+def simulated(
+    sequences: int = 200, stop: float = 25.0, seed: int = 0, shift: float = 0.0
+) -> Dataset:
     times, rows, *_ = _hawkes(np.random.default_rng(seed), sequences, stop, MU, ALPHA, BETA)
     order = np.lexsort((times, rows))
     offsets = np.concatenate([[0], np.cumsum(np.bincount(rows, minlength=sequences))])
     starts = np.full(sequences, shift)
-    return Dataset(times[order] + shift, np.zeros(len(times), dtype=np.int64), offsets, starts, starts + stop)
+    return Dataset(
+        times[order] + shift, np.zeros(len(times), dtype=np.int64), offsets, starts, starts + stop
+    )
 
 
 def brute_force(s: Sequence, mu: np.ndarray, alpha: np.ndarray, beta: np.ndarray) -> float:
-    """Equation by equation, over all pairs of events and all decays, in plain Python. alpha is (J, M, M)."""
+    """Equation by equation, over all pairs of events and all decays, in plain Python. alpha is (J,
+    M, M).
+    """
     total = -float(mu.sum()) * s.duration
     for i, (t, m) in enumerate(zip(s.times, s.marks, strict=True)):
         rate = float(mu[m])
@@ -51,7 +59,9 @@ def fit(data: Dataset, marks: int | None = None, exponentials: int = 1) -> tuple
 @torch.no_grad()
 def height(data: Dataset, model: Hawkes) -> float:
     """The log-likelihood of all of the data."""
-    return sum(float(model.exact_log_likelihood(data.batch(rows)).sum()) for rows in data.batches(64))
+    return sum(
+        float(model.exact_log_likelihood(data.batch(rows)).sum()) for rows in data.batches(64)
+    )
 
 
 def clusters(events: int, seed: int, mu: float, alpha: float, beta: float) -> Dataset:
@@ -92,12 +102,16 @@ def test_the_fit_is_a_maximum(fitted: tuple[Dataset, Hawkes]) -> None:
         assert parameter.grad.abs().max() < 1e-4 * data.events
     model.zero_grad()
     truth = Hawkes(baseline=MU, branching=ALPHA, decay=BETA)
-    gain = (log_likelihood(model, data.batch()).value - log_likelihood(truth, data.batch()).value).sum()
+    gain = (
+        log_likelihood(model, data.batch()).value - log_likelihood(truth, data.batch()).value
+    ).sum()
     assert 0 <= gain < 12  # half a chi-squared of 3
 
 
 def test_standard_errors_are_those_of_a_numerical_hessian(fitted: tuple[Dataset, Hawkes]) -> None:
-    """Second differences of the likelihood in mu, alpha and beta themselves, not in their logarithms."""
+    """Second differences of the likelihood in mu, alpha and beta themselves, not in their
+    logarithms.
+    """
     data, model = fitted
     batch = data.batch()
     best = np.array([model.estimates[n].item() for n in ("baseline", "branching", "decay")])
@@ -110,7 +124,11 @@ def test_standard_errors_are_those_of_a_numerical_hessian(fitted: tuple[Dataset,
     hessian = np.zeros((3, 3))
     for i in range(3):
         for j in range(3):
-            parts = [(a, b, loss(best + a * step * np.eye(3)[i] + b * step * np.eye(3)[j])) for a in (-1, 1) for b in (-1, 1)]
+            parts = [
+                (a, b, loss(best + a * step * np.eye(3)[i] + b * step * np.eye(3)[j]))
+                for a in (-1, 1)
+                for b in (-1, 1)
+            ]
             hessian[i, j] = sum(a * b * value for a, b, value in parts) / (4 * step[i] * step[j])
     numeric = np.sqrt(np.diag(np.linalg.inv(hessian)))
     errors = np.array([model.errors[n].item() for n in ("baseline", "branching", "decay")])
@@ -120,24 +138,49 @@ def test_standard_errors_are_those_of_a_numerical_hessian(fitted: tuple[Dataset,
 def test_the_likelihood_is_the_closed_form() -> None:
     model = Hawkes(baseline=MU, branching=ALPHA, decay=BETA)
     data = simulated(8, seed=1, shift=100.0)
-    expected = [brute_force(s, np.array([MU]), np.array([[[ALPHA]]]), np.array([BETA])) for s in data]
-    for found in (log_likelihood(model, data.batch()).value, model.exact_log_likelihood(data.batch())):
+    expected = [
+        brute_force(s, np.array([MU]), np.array([[[ALPHA]]]), np.array([BETA])) for s in data
+    ]
+    for found in (
+        log_likelihood(model, data.batch()).value,
+        model.exact_log_likelihood(data.batch()),
+    ):
         assert found.tolist() == pytest.approx(expected, abs=1e-9, rel=0)
 
 
 @pytest.mark.parametrize("exponentials", [1, 2])
 def test_three_types_against_brute_force(exponentials: int) -> None:
     rng = np.random.default_rng(2)
-    sequences = [Sequence(np.sort(rng.uniform(0, 9, n)), rng.integers(0, 3, n), start=0.0, stop=10.0, space=3) for n in (12, 0, 31, 1)]
+    sequences = [
+        Sequence(
+            np.sort(rng.uniform(0, 9, n)), rng.integers(0, 3, n), start=0.0, stop=10.0, space=3
+        )
+        for n in (12, 0, 31, 1)
+    ]
     data = Dataset.from_sequences(sequences)
-    mu, alpha, beta = rng.uniform(0.2, 1, 3), rng.uniform(0.05, 0.4, (exponentials, 3, 3)), np.array([1.7, 0.3])[:exponentials]
+    mu, alpha, beta = (
+        rng.uniform(0.2, 1, 3),
+        rng.uniform(0.05, 0.4, (exponentials, 3, 3)),
+        np.array([1.7, 0.3])[:exponentials],
+    )
     table, decay = (alpha[0], beta[0]) if exponentials == 1 else (alpha, beta)
-    model = Hawkes(3, baseline=mu.tolist(), branching=table.tolist(), decay=decay.tolist(), exponentials=exponentials)
+    model = Hawkes(
+        3,
+        baseline=mu.tolist(),
+        branching=table.tolist(),
+        decay=decay.tolist(),
+        exponentials=exponentials,
+    )
     for name, value in (("baseline", mu), ("branching", table), ("decay", decay)):
-        assert np.allclose(model.estimates[name], value) and model.estimates[name].shape == np.shape(value)
+        assert np.allclose(model.estimates[name], value) and model.estimates[
+            name
+        ].shape == np.shape(value)
     assert model.spectral_radius == pytest.approx(np.abs(np.linalg.eigvals(alpha.sum(0))).max())
     expected = [brute_force(s, mu, alpha, beta) for s in data]
-    for found in (log_likelihood(model, data.batch()).value, model.exact_log_likelihood(data.batch())):
+    for found in (
+        log_likelihood(model, data.batch()).value,
+        model.exact_log_likelihood(data.batch()),
+    ):
         assert found.tolist() == pytest.approx(expected, abs=1e-9, rel=0)
 
 
@@ -145,7 +188,11 @@ def test_three_types_are_fitted_with_errors_of_the_right_shapes() -> None:
     data = simulated(60, stop=10.0, seed=3)
     marks = np.random.default_rng(4).integers(0, 3, data.events)
     model = Hawkes(3)
-    model.initialise(typed := Dataset(data.times, marks, data.offsets, data.starts, data.stops, marks=model.marks))
+    model.initialise(
+        typed := Dataset(
+            data.times, marks, data.offsets, data.starts, data.stops, marks=model.marks
+        )
+    )
     before = model.exact_log_likelihood(typed.batch()).sum().item()
     model.maximum_likelihood(typed)
     assert model.exact_log_likelihood(typed.batch()).sum().item() > before
@@ -153,7 +200,9 @@ def test_three_types_are_fitted_with_errors_of_the_right_shapes() -> None:
     assert shapes == {"baseline": (3,), "branching": (3, 3), "decay": ()}
     assert all(np.isfinite(error).all() and (error > 0).all() for error in model.errors.values())
     total = model.estimates["branching"].sum(0).mean()
-    assert total == pytest.approx(ALPHA, abs=0.12)  # types at random: an event's offspring of all types
+    assert total == pytest.approx(
+        ALPHA, abs=0.12
+    )  # types at random: an event's offspring of all types
 
 
 def test_the_unit_of_time_does_not_matter() -> None:
@@ -167,7 +216,9 @@ def test_the_unit_of_time_does_not_matter() -> None:
     one, thousand = (m.estimates for m in models)
     assert thousand["branching"] == pytest.approx(one["branching"], rel=1e-3)
     assert thousand["decay"] * 1000 == pytest.approx(one["decay"], rel=1e-3)
-    assert models[1].errors["baseline"] * 1000 == pytest.approx(models[0].errors["baseline"], rel=1e-2)
+    assert models[1].errors["baseline"] * 1000 == pytest.approx(
+        models[0].errors["baseline"], rel=1e-2
+    )
 
 
 def test_an_explosive_fit_says_so() -> None:
@@ -175,7 +226,9 @@ def test_an_explosive_fit_says_so() -> None:
     data = simulate("hawkes", 300, seed=6)
     model.initialise(data)
     notes = model.maximum_likelihood(data)
-    said = any("is 1 or more: forecasts beyond the training window explode" in note for note in notes)
+    said = any(
+        "is 1 or more: forecasts beyond the training window explode" in note for note in notes
+    )
     assert said == (model.spectral_radius >= 1)
     with torch.no_grad():
         model.log_branching.fill_(math.log(1.2))
@@ -183,15 +236,35 @@ def test_an_explosive_fit_says_so() -> None:
 
 
 def test_starting_values_must_be_positive() -> None:
-    with pytest.raises(UserError, match="expected positive baseline, branching and decay; received 1.0, 0.0, 1.0. Raise them above 0"):
+    with pytest.raises(
+        UserError,
+        match=(
+            "expected positive baseline, branching and decay; received 1.0, 0.0, 1.0. Raise them "
+            "above 0"
+        ),
+    ):
         Hawkes(branching=0.0)
-    with pytest.raises(UserError, match=r"expected branching as one number or with the shape \(2, 2\); received the shape \(3, 3\)"):
+    with pytest.raises(
+        UserError,
+        match=(
+            r"expected branching as one number or with the shape \(2, 2\); received the shape "
+            r"\(3, 3\)"
+        ),
+    ):
         Hawkes(2, branching=np.full((3, 3), 0.1).tolist())
-    with pytest.raises(UserError, match="expected at least one exponential; received exponentials=0. Pass exponentials=1, say"):
+    with pytest.raises(
+        UserError,
+        match="expected at least one exponential; received exponentials=0. Pass exponentials=1, say",
+    ):
         Hawkes(exponentials=0)
-    with pytest.raises(UserError, match="expected data with the model's 2 types; received no marks"):
+    with pytest.raises(
+        UserError, match="expected data with the model's 2 types; received no marks"
+    ):
         Hawkes(2).maximum_likelihood(simulated(2))
-    with pytest.raises(UserError, match="expected at least one sequence; received a data set without any. Read or select some"):
+    with pytest.raises(
+        UserError,
+        match="expected at least one sequence; received a data set without any. Read or select some",
+    ):
         Hawkes().maximum_likelihood(simulated(2)[:0])
 
 
@@ -229,13 +302,17 @@ def test_a_second_exponential_that_is_not_needed_does_no_harm() -> None:
 
 
 def test_intervals_cover_the_truth_as_often_as_they_say() -> None:
-    """Of 60 intervals of 1.96 standard errors 3 miss the truth, and 11 or more with a chance of 1 in 6,000."""
+    """Of 60 intervals of 1.96 standard errors 3 miss the truth, and 11 or more with a chance of 1
+    in 6,000.
+    """
     truth = dict(baseline=0.5, branching=0.5, decay=1.0)
     everything = sample(Hawkes(**truth), 0.0, 60.0, 60 * 20, seed=14)
     scores = []
     for study in range(60):
         model, _ = fit(everything[20 * study : 20 * study + 20])
-        scores.append([((model.estimates[name] - truth[name]) / model.errors[name]).item() for name in truth])
+        scores.append(
+            [((model.estimates[name] - truth[name]) / model.errors[name]).item() for name in truth]
+        )
     z = np.array(scores)
     assert np.isfinite(z).all()
     assert (np.sum(np.abs(z) > 1.96, 0) < 11).all()
@@ -271,7 +348,9 @@ def test_a_fitted_model_is_saved_and_restored(tmp_path: Path) -> None:
 
 
 def test_no_other_start_ends_higher() -> None:
-    """L-BFGS in the logarithms of mu, alpha and beta from far and wide, against the fit that takes no start at all."""
+    """L-BFGS in the logarithms of mu, alpha and beta from far and wide, against the fit that takes
+    no start at all.
+    """
     from scipy.optimize import minimize
 
     data = simulated(30, seed=17)
@@ -283,20 +362,31 @@ def test_no_other_start_ends_higher() -> None:
 
     best = height(data, fit(data)[0])
     for alpha, beta in ((0.1, 0.01), (0.5, 1.0), (0.9, 30.0), (0.3, 300.0)):
-        found = minimize(loss, np.log([1.0, alpha, beta]), jac=True, method="L-BFGS-B", options={"gtol": 1e-8, "ftol": 1e-15})
+        found = minimize(
+            loss,
+            np.log([1.0, alpha, beta]),
+            jac=True,
+            method="L-BFGS-B",
+            options={"gtol": 1e-8, "ftol": 1e-15},
+        )
         assert -found.fun <= best + 1e-6
 
 
 def test_a_starting_value_makes_no_difference() -> None:
     data, found = simulated(20, seed=18), []
-    for start in (dict(baseline=1e-3, branching=1e-3, decay=1e-6), dict(baseline=1e3, branching=3.0, decay=1e6)):
+    for start in (
+        dict(baseline=1e-3, branching=1e-3, decay=1e-6),
+        dict(baseline=1e3, branching=3.0, decay=1e6),
+    ):
         model = Hawkes(**start)
         model.maximum_likelihood(data)
         found.append([value.item() for value in model.estimates.values()])
     assert found[0] == found[1]
 
 
-def test_a_search_on_a_part_of_the_events_ends_where_one_on_all_does(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_search_on_a_part_of_the_events_ends_where_one_on_all_does(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     data = clusters(15_000, 19, MU, ALPHA, BETA)
     whole = fit(data)[0]
     monkeypatch.setattr(hawkes_fit, "SAMPLE", 2000)
@@ -321,20 +411,31 @@ def test_a_decay_too_slow_for_a_stretch_of_events_is_found(monkeypatch: pytest.M
 
 @pytest.mark.parametrize(("burst", "winner"), [(0.02, 0), (0.05, 1)])
 def test_of_two_time_scales_the_one_that_explains_more_wins(burst: float, winner: int) -> None:
-    """Bursts inside waves: the profile of the decay has two maxima, and each of them is the higher one in its turn."""
+    """Bursts inside waves: the profile of the decay has two maxima, and each of them is the higher
+    one in its turn.
+    """
     scales = [0.03, 300.0]
     truth = Hawkes(baseline=0.2, branching=[[[0.7]], [[burst]]], decay=scales, exponentials=2)
     data = sample(truth, 0.0, 400.0, 30, seed=21)
     line = timeline(data.times, data.mark_ids, data.offsets, data.starts, data.stops, 1)
     span = hawkes_fit._Span(-15.0, 10.0, False)
-    local = [hawkes_fit._climbed(line, np.array([[0.3, 0.4]]), np.log([scale]), span) for scale in scales]
-    assert local[0].u[0] < local[1].u[0] - 5 and local[winner].here.value > local[1 - winner].here.value + 10
+    local = [
+        hawkes_fit._climbed(line, np.array([[0.3, 0.4]]), np.log([scale]), span) for scale in scales
+    ]
+    assert (
+        local[0].u[0] < local[1].u[0] - 5
+        and local[winner].here.value > local[1 - winner].here.value + 10
+    )
     model, _ = fit(data)
     assert model.estimates["decay"].item() == pytest.approx(np.exp(local[winner].u[0]), rel=1e-4)
 
 
-def test_a_search_that_does_not_tell_types_apart_ends_at_the_same_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    data = sample(Hawkes(3, baseline=[0.2, 0.3, 0.4], branching=TABLE, decay=1.5), 0.0, 30.0, 30, seed=22)
+def test_a_search_that_does_not_tell_types_apart_ends_at_the_same_place(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    data = sample(
+        Hawkes(3, baseline=[0.2, 0.3, 0.4], branching=TABLE, decay=1.5), 0.0, 30.0, 30, seed=22
+    )
     apart = fit(data, 3)[0]
     monkeypatch.setattr(hawkes_fit, "FEW", 0)
     pooled = fit(data, 3)[0]
@@ -344,10 +445,16 @@ def test_a_search_that_does_not_tell_types_apart_ends_at_the_same_place(monkeypa
 
 @pytest.mark.parametrize("types", [12, 40])
 def test_types_with_fewer_events_than_parameters(types: int) -> None:
-    """400 events of types at random, the first far more often: no number can be moved to a higher likelihood."""
+    """400 events of types at random, the first far more often: no number can be moved to a higher
+    likelihood.
+    """
     rng = np.random.default_rng(31)
     times = clusters(400, 32, 0.5, 0.5, 1.0)[0].times
-    marks = np.minimum(rng.geometric(0.15, len(times)) - 1, types - 1) if types == 12 else rng.integers(0, types, len(times))
+    marks = (
+        np.minimum(rng.geometric(0.15, len(times)) - 1, types - 1)
+        if types == 12
+        else rng.integers(0, types, len(times))
+    )
     data = Dataset.from_sequences([Sequence(times, marks, start=0.0, stop=500.0, space=types)])
     found = hawkes_fit.estimate(data)
     line = timeline(data.times, data.mark_ids, data.offsets, data.starts, data.stops, types)
@@ -360,14 +467,20 @@ def test_types_with_fewer_events_than_parameters(types: int) -> None:
 
 
 def test_many_types_are_fitted_without_second_derivatives(monkeypatch: pytest.MonkeyPatch) -> None:
-    data = sample(Hawkes(3, baseline=[0.2, 0.3, 0.4], branching=TABLE, decay=1.5), 0.0, 30.0, 30, seed=22)
+    data = sample(
+        Hawkes(3, baseline=[0.2, 0.3, 0.4], branching=TABLE, decay=1.5), 0.0, 30.0, 30, seed=22
+    )
     newton = fit(data, 3)[0]
     for name in ("FEW", "WIDE"):
         monkeypatch.setattr(hawkes_fit, name, 0)
     wide, notes = fit(data, 3)
     assert height(data, wide) == pytest.approx(height(data, newton), abs=1e-2)
     assert notes[-1] == "3 types are too many for standard errors"
-    assert {name: error.shape for name, error in wide.errors.items()} == {"baseline": (3,), "branching": (3, 3), "decay": ()}
+    assert {name: error.shape for name, error in wide.errors.items()} == {
+        "baseline": (3,),
+        "branching": (3, 3),
+        "decay": (),
+    }
     assert all(np.isnan(error).all() for error in wide.errors.values())
 
 
@@ -375,13 +488,23 @@ def test_many_types_are_fitted_without_second_derivatives(monkeypatch: pytest.Mo
 
 
 def test_constant_rates_have_no_excitation_and_no_error_of_it() -> None:
-    model, notes = fit(Dataset.from_sequences([Sequence(np.arange(1.0, 100.0), start=0.0, stop=100.0)]))
-    assert model.estimates["branching"].item() == pytest.approx(1e-12) and np.isnan(model.errors["branching"]).all()
+    model, notes = fit(
+        Dataset.from_sequences([Sequence(np.arange(1.0, 100.0), start=0.0, stop=100.0)])
+    )
+    assert (
+        model.estimates["branching"].item() == pytest.approx(1e-12)
+        and np.isnan(model.errors["branching"]).all()
+    )
     assert model.estimates["baseline"].item() == pytest.approx(0.99)
     assert model.errors["baseline"].item() == pytest.approx(math.sqrt(99) / 100)
-    assert np.isnan(model.errors["decay"]) and model.estimates["decay"].item() == pytest.approx(0.99 / 4)
+    assert np.isnan(model.errors["decay"]) and model.estimates["decay"].item() == pytest.approx(
+        0.99 / 4
+    )
     assert notes == [
-        "baseline 0.99 (0.099) per unit of time, branching ratio 0, decay 0.2475; standard errors in brackets",
+        (
+            "baseline 0.99 (0.099) per unit of time, branching ratio 0, decay 0.2475; standard "
+            "errors in brackets"
+        ),
         "no excitation found: the rates are constant, and the decay is not determined",
     ]
 
@@ -389,19 +512,30 @@ def test_constant_rates_have_no_excitation_and_no_error_of_it() -> None:
 @pytest.mark.parametrize("exponentials", [1, 2])
 def test_poisson_data_are_fitted_by_hardly_any_excitation(exponentials: int) -> None:
     rng = np.random.default_rng(23)
-    data = Dataset.from_sequences([Sequence(np.sort(rng.uniform(0, 100, rng.poisson(100))), start=0.0, stop=100.0) for _ in range(10)])
+    data = Dataset.from_sequences(
+        [
+            Sequence(np.sort(rng.uniform(0, 100, rng.poisson(100))), start=0.0, stop=100.0)
+            for _ in range(10)
+        ]
+    )
     model, _ = fit(data, exponentials=exponentials)
     assert model.spectral_radius < 0.1
-    assert 0 <= height(data, model) - (data.events * math.log(data.events / 1000) - data.events) < 10
+    assert (
+        0 <= height(data, model) - (data.events * math.log(data.events / 1000) - data.events) < 10
+    )
 
 
 @pytest.mark.parametrize("times", [[], [1.0], [1.0, 1.2], [0.0, 3.0]])
 def test_next_to_no_events(times: list[float]) -> None:
-    data = Dataset.from_sequences([Sequence(times, start=0.0, stop=4.0), Sequence([], start=0.0, stop=1.0)])
+    data = Dataset.from_sequences(
+        [Sequence(times, start=0.0, stop=4.0), Sequence([], start=0.0, stop=1.0)]
+    )
     model, notes = fit(data)
     assert all(np.isfinite(value).all() and (value > 0).all() for value in model.estimates.values())
     assert math.isfinite(height(data, model))
-    many = Dataset.from_sequences([Sequence(times, [0] * len(times), start=0.0, stop=4.0, space=12)])
+    many = Dataset.from_sequences(
+        [Sequence(times, [0] * len(times), start=0.0, stop=4.0, space=12)]
+    )
     assert all(np.isfinite(value).all() for value in fit(many, 12, 2)[0].estimates.values())
     if len(times) < 2:
         assert model.estimates["baseline"].item() == pytest.approx(max(len(times), 0.5) / 5)
@@ -415,27 +549,40 @@ def test_a_type_that_never_happens_counts_as_half_an_event() -> None:
     model, notes = fit(five, 5)
     assert "3 of 5 types never happen: each counts as half an event and excites nothing" in notes
     assert model.estimates["baseline"][[1, 2, 4]] == pytest.approx(0.5 / (20 * 25))
-    assert np.isnan(model.errors["branching"][:, [1, 2, 4]]).all() and np.isnan(model.errors["branching"][[1, 2, 4]]).all()
-    assert np.isfinite(model.errors["baseline"][[0, 3]]).all() and np.isfinite(model.errors["decay"])
+    assert (
+        np.isnan(model.errors["branching"][:, [1, 2, 4]]).all()
+        and np.isnan(model.errors["branching"][[1, 2, 4]]).all()
+    )
+    assert np.isfinite(model.errors["baseline"][[0, 3]]).all() and np.isfinite(
+        model.errors["decay"]
+    )
     assert math.isfinite(height(five, model))
 
 
 def test_ties_do_not_lead_to_an_endless_decay() -> None:
-    """Rounded to a tenth of the fade, 14% of the gaps are 0 and the likelihood has no maximum, but a local one near the truth."""
+    """Rounded to a tenth of the fade, 14% of the gaps are 0 and the likelihood has no maximum, but
+    a local one near the truth.
+    """
     data = sample(Hawkes(baseline=0.5, branching=0.6, decay=1.0), 0.0, 50.0, 100, seed=25)
-    rounded = Dataset(np.floor(data.times * 10) / 10, data.mark_ids, data.offsets, data.starts, data.stops)
+    rounded = Dataset(
+        np.floor(data.times * 10) / 10, data.mark_ids, data.offsets, data.starts, data.stops
+    )
     assert rounded.tied > 0.05
     model, notes = fit(rounded)
     assert model.estimates["decay"].item() == pytest.approx(1.0, rel=0.25) and len(notes) == 1
     same = Dataset(np.floor(data.times), data.mark_ids, data.offsets, data.starts, data.stops)
     model, notes = fit(same)
-    assert "is at the edge of the range that was searched; " in notes[-1] and np.isnan(model.errors["decay"])
+    assert "is at the edge of the range that was searched; " in notes[-1] and np.isnan(
+        model.errors["decay"]
+    )
 
 
 @pytest.mark.parametrize("unit", [1e-9, 1e9])
 def test_units_of_any_size(unit: float) -> None:
     data = simulated(20, seed=26, shift=3.0)
-    scaled = Dataset(data.times * unit, data.mark_ids, data.offsets, data.starts * unit, data.stops * unit)
+    scaled = Dataset(
+        data.times * unit, data.mark_ids, data.offsets, data.starts * unit, data.stops * unit
+    )
     one, other = fit(data)[0], fit(scaled)[0]
     assert other.estimates["branching"] == pytest.approx(one.estimates["branching"], rel=1e-6)
     for name, power in (("baseline", 1), ("decay", 1)):
@@ -446,7 +593,9 @@ def test_units_of_any_size(unit: float) -> None:
 def test_windows_of_different_lengths() -> None:
     """Cutting windows short takes events away but no truth."""
     long, short = simulated(60, seed=27), simulated(200, stop=6.0, seed=28)
-    data = Dataset.from_sequences([*long, *short, *(Sequence([], start=0.0, stop=0.01) for _ in range(3))])
+    data = Dataset.from_sequences(
+        [*long, *short, *(Sequence([], start=0.0, stop=0.01) for _ in range(3))]
+    )
     model, _ = fit(data)
     for name, truth in (("baseline", MU), ("branching", ALPHA), ("decay", BETA)):
         assert abs(model.estimates[name].item() - truth) <= 3 * model.errors[name].item(), name
@@ -463,4 +612,7 @@ def test_an_explosive_process_is_fitted_and_announced() -> None:
     data = sample(Hawkes(baseline=2.0, branching=1.4, decay=1.0), 0.0, 4.0, 200, seed=30)
     model, notes = fit(data)
     assert model.spectral_radius > 1
-    assert notes[-1] == f"the branching ratio {model.spectral_radius:.3f} is 1 or more: forecasts beyond the training window explode"
+    assert notes[-1] == (
+        f"the branching ratio {model.spectral_radius:.3f} is 1 or more: forecasts beyond the "
+        "training window explode"
+    )

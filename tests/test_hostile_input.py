@@ -1,4 +1,6 @@
-"""What ended in a traceback or in a number that is none: closed streams, damaged archives, extreme times, many types and fields."""
+"""What ended in a traceback or in a number that is none: closed streams, damaged archives, extreme
+times, many types and fields.
+"""
 
 from __future__ import annotations
 
@@ -48,13 +50,17 @@ def shell(line: str, folder: Path) -> tuple[int, str, str]:
     """Exit code, output and errors of a shell's command line; `fourpoint` is this Python's."""
     line = line.replace("fourpoint", f"{sys.executable} -m fourpoint")
     here = os.environ | {"PYTHONPATH": str(Path(fp.__file__).absolute().parents[1])}
-    done = subprocess.run(["/bin/sh", "-c", line], capture_output=True, text=True, cwd=folder, timeout=120, env=here)
+    done = subprocess.run(
+        ["/bin/sh", "-c", line], capture_output=True, text=True, cwd=folder, timeout=120, env=here
+    )
     return done.returncode, done.stdout, done.stderr
 
 
 @pytest.mark.skipif(os.name == "nt", reason="a shell that closes streams is needed")
 def test_closed_standard_streams_are_no_traceback(log: Path, tmp_path: Path) -> None:
-    code, out, err = shell("fourpoint data log.csv 2>&-; fourpoint data none.csv 2>&- <&-; echo $?", tmp_path)
+    code, out, err = shell(
+        "fourpoint data log.csv 2>&-; fourpoint data none.csv 2>&- <&-; echo $?", tmp_path
+    )
     assert "a (2), b (1)" in out and out.endswith("2\n") and not err
     code, out, err = shell("fourpoint data log.csv >&-", tmp_path)
     assert code == 2 and "a standard output for results" in err and "Traceback" not in err
@@ -63,13 +69,27 @@ def test_closed_standard_streams_are_no_traceback(log: Path, tmp_path: Path) -> 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
 def test_output_that_cannot_be_written_is_no_traceback(log: Path, tmp_path: Path) -> None:
     code, _, err = shell("fourpoint data log.csv > /dev/full", tmp_path)
-    assert code == 2 and "No space left" in err and "Traceback" not in err and "Exception ignored" not in err
+    assert (
+        code == 2
+        and "No space left" in err
+        and "Traceback" not in err
+        and "Exception ignored" not in err
+    )
     code, _, err = shell("(fourpoint data log.csv; echo $? >&2) | true", tmp_path)
-    assert err.rstrip().endswith(("0", "1")) and "Traceback" not in err and "Exception ignored" not in err
+    assert (
+        err.rstrip().endswith(("0", "1"))
+        and "Traceback" not in err
+        and "Exception ignored" not in err
+    )
 
 
-def test_lack_of_memory_is_told_in_three_clauses(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for error in (MemoryError("Unable to allocate 9 TiB"), RuntimeError("DefaultCPUAllocator: can't allocate memory: 9 bytes")):
+def test_lack_of_memory_is_told_in_three_clauses(
+    log: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for error in (
+        MemoryError("Unable to allocate 9 TiB"),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory: 9 bytes"),
+    ):
 
         def fail(*_: Any, error: Exception = error, **__: Any) -> None:
             raise error
@@ -95,7 +115,9 @@ def test_lack_of_memory_is_told_in_three_clauses(log: Path, monkeypatch: pytest.
     ids=["cut gzip", "damaged gzip", "cut bz2", "no bz2", "no zstd", "no lz4", "two bytes"],
 )
 @pytest.mark.parametrize("name", ["log", "log.of.events", "log.gz"])
-def test_a_damaged_archive_of_unknown_kind_is_refused(content: bytes, name: str, tmp_path: Path) -> None:
+def test_a_damaged_archive_of_unknown_kind_is_refused(
+    content: bytes, name: str, tmp_path: Path
+) -> None:
     (tmp_path / name).write_bytes(content)
     assert name in refused("data", tmp_path / name)
 
@@ -121,7 +143,10 @@ def test_a_named_column_is_not_guessed_for_another_role(tmp_path: Path) -> None:
     data = fp.read(tmp_path / "log.csv", mark="split", sequence="id")
     assert data.marks.names == ("dev", "train") and data.splits is None
     windows = {"time": [1.0, 2.0], "id": [1, 1], "start": [0, 0], "stop": [9, 9]}
-    assert fp.read(windows, mark="start", sequence="id").inferred and not fp.read(windows, sequence="id").inferred
+    assert (
+        fp.read(windows, mark="start", sequence="id").inferred
+        and not fp.read(windows, sequence="id").inferred
+    )
 
 
 def test_many_fields_in_json_lines_are_not_searched_one_by_one(tmp_path: Path) -> None:
@@ -141,7 +166,8 @@ def test_many_fields_in_json_lines_are_not_searched_one_by_one(tmp_path: Path) -
         data = fp.read(file)
     finally:
         sys.setprofile(None)
-    # A search through all fields for each of them takes time that grows with the square of their number.
+    # A search through all fields for each of them takes time that grows with the square of their
+    # number.
     assert data.events == 2 and searches < 100
 
 
@@ -151,7 +177,10 @@ def test_many_fields_in_json_lines_are_not_searched_one_by_one(tmp_path: Path) -
 @pytest.mark.parametrize(
     "times, message",
     [
-        ([2**63 - 4, 2**63 - 3, 2**63 - 1], "whole numbers up to 9,007,199,254,740,992, which floats hold exactly"),
+        (
+            [2**63 - 4, 2**63 - 3, 2**63 - 1],
+            "whole numbers up to 9,007,199,254,740,992, which floats hold exactly",
+        ),
         ([-(2**63) + 1, -(2**63) + 2], "whole numbers up to"),
         ([0.0, 5e-324, 1e-323], "windows of at least 1e-30 units of time"),
         ([5e-324], "windows of at least 1e-30"),
@@ -159,21 +188,29 @@ def test_many_fields_in_json_lines_are_not_searched_one_by_one(tmp_path: Path) -
         ([-1.7e308, 0.0, 1.7e308], r"times from -1e\+30 to 1e\+30"),
     ],
 )
-def test_times_that_floats_or_models_cannot_hold_are_refused(times: list[float], message: str) -> None:
+def test_times_that_floats_or_models_cannot_hold_are_refused(
+    times: list[float], message: str
+) -> None:
     for look in (fp.read, inspect):
         with pytest.raises(EventDataError, match=message):
             look({"time": times, "mark": ["a"] * len(times)})
 
 
 def test_whole_numbers_that_floats_hold_are_read(tmp_path: Path) -> None:
-    data = fp.read({"time": pa.array([2**60, 2**60 + 512, 2**61], pa.uint64())}, time_unit="as given")
+    data = fp.read(
+        {"time": pa.array([2**60, 2**60 + 512, 2**61], pa.uint64())}, time_unit="as given"
+    )
     assert data.times.tolist() == [2.0**60, 2.0**60 + 512, 2.0**61]
 
 
 @pytest.mark.parametrize("unit", ["s", "ms", "us", "ns"])
 def test_stamps_at_the_ends_of_their_type_are_refused(unit: str) -> None:
     stamps = pa.array([-(2**63) + 1, 0, 2**63 - 1], pa.int64()).cast(pa.timestamp(unit))
-    expected = "times less than 292 years apart" if unit == "ns" else "times from the year 1 to the year 9999"
+    expected = (
+        "times less than 292 years apart"
+        if unit == "ns"
+        else "times from the year 1 to the year 9999"
+    )
     for sequence in ("none", "day", "week"):
         with pytest.raises(EventDataError, match=expected):
             fp.read(pa.table({"time": stamps}), sequence=sequence)
@@ -182,11 +219,16 @@ def test_stamps_at_the_ends_of_their_type_are_refused(unit: str) -> None:
 def test_constant_gaps_have_the_right_score_in_any_unit_that_is_taken() -> None:
     scores = []
     for unit in (1.0, 1e-29, 1e28):
-        days = [fp.Sequence(np.arange(1, 10) * unit, start=0.0, stop=10 * unit, id=str(i)) for i in range(4)]
+        days = [
+            fp.Sequence(np.arange(1, 10) * unit, start=0.0, stop=10 * unit, id=str(i))
+            for i in range(4)
+        ]
         data = fp.Dataset.from_sequences(days)
         model = fp.Poisson()
         fp.fit(model, data, data, progress=False)
-        scores.append(fp.evaluate(model, data).to_dict("window")["log_likelihood_per_event"] + np.log(unit))
+        scores.append(
+            fp.evaluate(model, data).to_dict("window")["log_likelihood_per_event"] + np.log(unit)
+        )
     assert scores == pytest.approx([scores[0]] * 3, abs=1e-9)
     with pytest.raises(EventDataError, match="Use another unit of time"):
         fp.Sequence(np.arange(1, 10) * 1e300, start=0.0, stop=1e301)
@@ -202,7 +244,9 @@ def test_gaps_below_the_rounding_of_times_are_no_decay_and_no_clock() -> None:
     assert coarse_clock(np.array([5e-324, 1.0, 2.0])) == 0.0
     rng = np.random.default_rng(0)
     days = [np.sort(np.r_[0.0, 5e-324, 1e-310, 1e-30, rng.uniform(0, 10, 8)]) for _ in range(4)]
-    data = fp.Dataset.from_sequences([fp.Sequence(day, start=0.0, stop=10.0, id=str(i)) for i, day in enumerate(days)])
+    data = fp.Dataset.from_sequences(
+        [fp.Sequence(day, start=0.0, stop=10.0, id=str(i)) for i, day in enumerate(days)]
+    )
     model = fp.Hawkes()
     fp.fit(model, data, data, progress=False)
     assert np.isfinite(fp.evaluate(model, data).to_dict("window")["log_likelihood_per_event"])
@@ -222,21 +266,43 @@ def little_memory() -> Any:
 
 
 @pytest.mark.parametrize("name", ["hawkes", "hawkes-places"])
-def test_branching_ratios_of_all_pairs_are_refused_before_they_are_made(name: str, little_memory: None) -> None:
-    space = fp.MarkSpace(tuple(map(str, range(100_000))), fp.Box(("x",), (0,), (1,)) if name == "hawkes-places" else None)
-    with pytest.raises(UserError, match=r"100,000 x 100,000 branching ratios .* received one that needs 240 GB or more. Merge"):
+def test_branching_ratios_of_all_pairs_are_refused_before_they_are_made(
+    name: str, little_memory: None
+) -> None:
+    space = fp.MarkSpace(
+        tuple(map(str, range(100_000))),
+        fp.Box(("x",), (0,), (1,)) if name == "hawkes-places" else None,
+    )
+    with pytest.raises(
+        UserError,
+        match=r"100,000 x 100,000 branching ratios .* received one that needs 240 GB or more. Merge",
+    ):
         MODELS[name](marks=space)
 
 
-@pytest.mark.parametrize("name", [name for name in MODELS if "hawkes" not in name and name not in ("self-correcting", "deep-dapp")])
-def test_rates_of_all_types_are_refused_before_they_are_computed(name: str, little_memory: None) -> None:
+@pytest.mark.parametrize(
+    "name",
+    [
+        name
+        for name in MODELS
+        if "hawkes" not in name and name not in ("self-correcting", "deep-dapp")
+    ],
+)
+def test_rates_of_all_types_are_refused_before_they_are_computed(
+    name: str, little_memory: None
+) -> None:
     types, count = 60_000, 3_000
     box = fp.Box(("x",), (0,), (1,)) if "places" in name else None
     space = fp.MarkSpace(tuple(map(str, range(types))), box)
     places = np.full((count, 1), 0.5) if box else None
     times = np.linspace(0, 9, count)
-    data = fp.Dataset.from_sequences([fp.Sequence(times, np.arange(count), start=0, stop=10, space=space, places=places)])
-    with pytest.raises(UserError, match=f"the rates of {types:,} types at .* MB of memory; received one that needs .* or more"):
+    data = fp.Dataset.from_sequences(
+        [fp.Sequence(times, np.arange(count), start=0, stop=10, space=space, places=places)]
+    )
+    with pytest.raises(
+        UserError,
+        match=f"the rates of {types:,} types at .* MB of memory; received one that needs .* or more",
+    ):
         fp.fit(MODELS[name](marks=space), data, data, steps=1, progress=False)
 
 

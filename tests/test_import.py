@@ -1,4 +1,6 @@
-"""Starting is quick: neither the package nor its command line imports torch until a name needs it."""
+"""Starting is quick: neither the package nor its command line imports torch until a name needs
+it.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +19,12 @@ HEAVY = ("torch", "scipy", "matplotlib", "pyarrow")
 
 def modules_after(code: str) -> list[str]:
     """Which of the heavy modules a fresh interpreter has loaded after ``code``."""
-    program = f"{code}\nimport sys, json\nprint(json.dumps([m for m in {HEAVY!r} if m in sys.modules]))"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=600)
+    program = (
+        f"{code}\nimport sys, json\nprint(json.dumps([m for m in {HEAVY!r} if m in sys.modules]))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=600
+    )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 
@@ -28,7 +34,9 @@ def test_import_brings_nothing_heavy() -> None:
 
 
 def test_events_come_without_torch() -> None:
-    assert "torch" not in modules_after("import fourpoint as fp; fp.Sequence([1.0], start=0, stop=2)")
+    assert "torch" not in modules_after(
+        "import fourpoint as fp; fp.Sequence([1.0], start=0, stop=2)"
+    )
 
 
 def test_embedded_data_comes_without_torch() -> None:
@@ -40,7 +48,10 @@ def test_command_line_starts_without_torch() -> None:
 
 
 def test_help_starts_without_torch() -> None:
-    code = "import sys; sys.argv = ['fourpoint', '--help']\nfrom fourpoint.cli import main\ntry:\n    main()\nexcept SystemExit:\n    pass"
+    code = (
+        "import sys; sys.argv = ['fourpoint', '--help']\nfrom fourpoint.cli import main\ntry:\n  "
+        "  main()\nexcept SystemExit:\n    pass"
+    )
     assert "torch" not in modules_after(code)
 
 

@@ -39,7 +39,10 @@ def calls(tmp_path: Path) -> Path:
     minutes = np.sort(1440 * rng.integers(0, 40, 900) + (60 * hours).astype(int))[::-1]
     stamps = (np.datetime64("2024-05-01T00:00") + minutes).astype(str)
     lines = [
-        f"F{i},{stamp}:00+02:00,{kind}" for i, (stamp, kind) in enumerate(zip(stamps, rng.choice(["Fire", "Medical"], 900), strict=True))
+        f"F{i},{stamp}:00+02:00,{kind}"
+        for i, (stamp, kind) in enumerate(
+            zip(stamps, rng.choice(["Fire", "Medical"], 900), strict=True)
+        )
     ]
     path = tmp_path / "my calls.csv"
     path.write_text("\n".join(["Incident Number,Received At,Call Type", *lines]) + "\n")
@@ -83,8 +86,19 @@ def test_the_command_reads_the_file(calls: Path) -> None:
     ]
     data = fp.read(calls, time=words[4], mark=words[6], sequence=words[8], sort=True)
     assert data.events == 900 and 40 <= len(data) <= 41
-    again = inspect(calls, Asked(sequence="day", timezone="Europe/Berlin", window=("2024-04-01", "2024-07-01"), ties="drop"))
-    assert "--timezone Europe/Berlin --window 2024-04-01 2024-07-01 --ties drop --sort" in again.command
+    again = inspect(
+        calls,
+        Asked(
+            sequence="day",
+            timezone="Europe/Berlin",
+            window=("2024-04-01", "2024-07-01"),
+            ties="drop",
+        ),
+    )
+    assert (
+        "--timezone Europe/Berlin --window 2024-04-01 2024-07-01 --ties drop --sort"
+        in again.command
+    )
 
 
 def test_a_table_in_memory_gets_a_call(calls: Path) -> None:
@@ -98,22 +112,37 @@ def stamps(seconds: NDArray[np.float64]) -> dict[str, NDArray[np.int64]]:
 
 
 @pytest.mark.parametrize(
-    ("period", "periods", "unit"), [(86400, 40, "day"), (604_800, 20, "week"), (3600, 30, "hour"), (86400, 5, None), (5011, 60, None)]
+    ("period", "periods", "unit"),
+    [
+        (86400, 40, "day"),
+        (604_800, 20, "week"),
+        (3600, 30, "hour"),
+        (86400, 5, None),
+        (5011, 60, None),
+    ],
 )
 def test_windows_are_suggested_by_rhythm(period: int, periods: int, unit: str | None) -> None:
     """The first third of each period has two thirds of the events."""
     rng = np.random.default_rng(1)
-    phase = np.where(rng.random(30 * periods) < 0.5, rng.random(30 * periods) / 3, rng.random(30 * periods))
+    phase = np.where(
+        rng.random(30 * periods) < 0.5, rng.random(30 * periods) / 3, rng.random(30 * periods)
+    )
     found = inspect(stamps(period * (rng.integers(0, periods, 30 * periods) + phase)))
     assert f"sequence='{unit or 'none'}'" in found.command
-    assert found.kind == (f"a log with a rhythm of the {unit}" if unit else "one long log without a rhythm of the calendar")
+    assert found.kind == (
+        f"a log with a rhythm of the {unit}"
+        if unit
+        else "one long log without a rhythm of the calendar"
+    )
 
 
 @pytest.mark.parametrize("days", [9, 40, 400])
 def test_steady_and_bursty_logs_are_one_sequence(days: int) -> None:
     rng = np.random.default_rng(days)
     steady = rng.uniform(0, 86400 * days, 2000)
-    shocks = np.concatenate([start + rng.exponential(20_000, 100) for start in rng.uniform(0, 86400 * (days - 1), 12)])
+    shocks = np.concatenate(
+        [start + rng.exponential(20_000, 100) for start in rng.uniform(0, 86400 * (days - 1), 12)]
+    )
     for times in (steady, shocks, np.linspace(0, 86400 * days, 900)):
         assert "sequence='none'" in inspect(stamps(times)).command
 
@@ -123,7 +152,16 @@ def test_steady_and_bursty_logs_are_one_sequence(days: int) -> None:
     [
         ({"time": ["2024-05-01", "2024-05-03", "2024-05-04"]}, "1 day"),
         ({"time": ["2024-05-01 10:00", "2024-05-01 10:15", "2024-05-01 11:00"]}, "15 minutes"),
-        ({"time": ["2024-05-01T10:00:00.250Z", "2024-05-01T10:00:01.500Z", "2024-05-01T10:00:03Z"]}, "250 milliseconds"),
+        (
+            {
+                "time": [
+                    "2024-05-01T10:00:00.250Z",
+                    "2024-05-01T10:00:01.500Z",
+                    "2024-05-01T10:00:03Z",
+                ]
+            },
+            "250 milliseconds",
+        ),
         ({"time": [0.5, 1.25, 1.5, 8.0]}, "0.25"),
         ({"time": [0.123, 1.7717, 3.14159]}, "none found"),
         ({"time": [1.0]}, "none found"),
@@ -136,10 +174,15 @@ def test_resolution_is_named(table: dict[str, list[object]], words: str) -> None
 
 def test_coarse_resolution_is_said() -> None:
     whole = stamps(60 * np.random.default_rng(0).integers(0, 5000, 3000))
-    assert inspect(whole).to_dict()["resolution"].startswith("1 minute; a quarter of all gaps is at most 10 times that")
+    assert (
+        inspect(whole)
+        .to_dict()["resolution"]
+        .startswith("1 minute; a quarter of all gaps is at most 10 times that")
+    )
 
 
-# ---------------------------------------------------------------------- the commands, typed as they are printed
+# ---------------------------------------------------------------------- the commands, typed as they
+# are printed
 
 
 def csv(path: Path, head: str, rows: list[str]) -> Path:
@@ -152,7 +195,9 @@ def quakes(folder: Path) -> Path:
     rows = []
     for day in fp.load("earthquakes"):
         for time, mark, (x, y) in zip(day.times, day.marks, day.places, strict=True):
-            stamp = np.datetime64(f"{day.id}T00:00:00.000") + np.timedelta64(int(3_600_000 * time), "ms")
+            stamp = np.datetime64(f"{day.id}T00:00:00.000") + np.timedelta64(
+                int(3_600_000 * time), "ms"
+            )
             rows.append(f"{stamp},{x:.4f},{y:.4f},{day.space.names[mark]}")
     return csv(folder / "quakes.csv", "time,longitude,latitude,magnitude_class", sorted(rows)[:120])
 
@@ -160,17 +205,28 @@ def quakes(folder: Path) -> Path:
 def office(folder: Path) -> Path:
     """Thirty days of calls by day, to the second."""
     rng = np.random.default_rng(2)
-    seconds = 86400 * rng.integers(0, 30, 600) + (3600 * np.clip(rng.normal(13, 3, 600), 0, 23.9)).astype(int)
+    seconds = 86400 * rng.integers(0, 30, 600) + (
+        3600 * np.clip(rng.normal(13, 3, 600), 0, 23.9)
+    ).astype(int)
     when = np.datetime64("2024-01-01T00:00:00") + np.sort(seconds)
-    return csv(folder / "calls.csv", "received_at,call_type", [f"{w},{rng.choice(['fire', 'medical'])}" for w in when])
+    return csv(
+        folder / "calls.csv",
+        "received_at,call_type",
+        [f"{w},{rng.choice(['fire', 'medical'])}" for w in when],
+    )
 
 
 def customers(folder: Path) -> Path:
     """Many customers with few purchases each, to the day; the last one at the end of the window."""
     rng = np.random.default_rng(3)
-    rows = [(int(day), c) for c in range(80) for day in np.cumsum(rng.exponential(60, 5)) if day < 365]
+    rows = [
+        (int(day), c) for c in range(80) for day in np.cumsum(rng.exponential(60, 5)) if day < 365
+    ]
     rows.append((365, 7))
-    lines = [f"C{c:03d},{np.datetime64('2023-01-01') + day},{rng.choice(['a', 'b'])}" for day, c in sorted(rows)]
+    lines = [
+        f"C{c:03d},{np.datetime64('2023-01-01') + day},{rng.choice(['a', 'b'])}"
+        for day, c in sorted(rows)
+    ]
     return csv(folder / "customers.csv", "customer_id,date,product_category", lines)
 
 
@@ -178,12 +234,18 @@ def alerts(folder: Path) -> Path:
     """One bursty log to the millisecond."""
     drawn = fp.sample(fp.Hawkes(baseline=0.5, branching=0.6, decay=2.0), 0.0, 150.0, 1, seed=4)
     when = np.datetime64("2024-02-01T00:00:00.000") + (600_000 * drawn.times).astype(np.int64)
-    return csv(folder / "alerts.csv", "timestamp,label", [f"{w},{'disk' if i % 3 else 'cpu'}" for i, w in enumerate(when)])
+    return csv(
+        folder / "alerts.csv",
+        "timestamp,label",
+        [f"{w},{'disk' if i % 3 else 'cpu'}" for i, w in enumerate(when)],
+    )
 
 
 def minutes(folder: Path) -> Path:
     """One steady log to the minute, with ties."""
-    when = np.datetime64("2024-02-01T00:00") + np.sort(np.random.default_rng(5).integers(0, 10 * 1440, 500))
+    when = np.datetime64("2024-02-01T00:00") + np.sort(
+        np.random.default_rng(5).integers(0, 10 * 1440, 500)
+    )
     return csv(folder / "minutes.csv", "time,kind", [f"{w},x" for w in when])
 
 
@@ -200,7 +262,9 @@ KINDS = {
 def test_recommended_commands_run_to_their_end(
     make: Callable[[Path], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Inspect, then what it says comes next, then what that says; only the budget of seconds is smaller here."""
+    """Inspect, then what it says comes next, then what that says; only the budget of seconds is
+    smaller here.
+    """
     kind, resolution, sequence = KINDS[make]
     source = make(tmp_path)
     monkeypatch.chdir(tmp_path)
@@ -208,7 +272,10 @@ def test_recommended_commands_run_to_their_end(
     numbers = json.loads(looked.stdout)
     assert numbers["kind"] == kind and numbers["resolution"].partition(";")[0] == resolution
     fitting = next_command(looked.stderr)
-    assert fitting == shlex.split(numbers["next"]) and fitting[fitting.index("--sequence") + 1] == sequence
+    assert (
+        fitting == shlex.split(numbers["next"])
+        and fitting[fitting.index("--sequence") + 1] == sequence
+    )
     fitting[fitting.index("--time-budget") + 1] = "1"
     fitted = run_command(*fitting[1:])
     scored = run_command(*next_command(fitted.stderr)[1:], "--json")
@@ -226,7 +293,9 @@ def run_command(*words: str) -> Result:
 
 
 def next_command(printed: str) -> list[str]:
-    lines = [line.removeprefix("next: ") for line in printed.splitlines() if line.startswith("next: ")]
+    lines = [
+        line.removeprefix("next: ") for line in printed.splitlines() if line.startswith("next: ")
+    ]
     assert len(lines) == 1 and lines[0].startswith("fourpoint ")
     return shlex.split(lines[0])
 
@@ -242,7 +311,11 @@ def test_our_own_files_need_no_roles() -> None:
 
 def test_numbers_come_as_json(calls: Path) -> None:
     numbers = json.loads(json.dumps(inspect(calls).to_dict()))
-    assert numbers["events"] == 900 and numbers["columns"]["time"] == "Received At" and not numbers["sorted"]
+    assert (
+        numbers["events"] == 900
+        and numbers["columns"]["time"] == "Received At"
+        and not numbers["sorted"]
+    )
     assert sum(numbers["marks"].values()) == 900 and numbers["next"].startswith("fourpoint fit ")
 
 
@@ -272,15 +345,37 @@ def test_blocks_show_every_event() -> None:
 
 def test_what_cannot_be_read_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("a,b\nx,y\n")
-    with pytest.raises(EventDataError, match="expected a column of times; received .*a.csv: none among 'a', 'b' looks like one"):
+    with pytest.raises(
+        EventDataError,
+        match="expected a column of times; received .*a.csv: none among 'a', 'b' looks like one",
+    ):
         inspect(tmp_path / "a.csv")
 
 
 def test_the_facts_of_a_data_set_in_the_words_it_has() -> None:
-    days = [fp.Sequence([1.0, 2.0, 2.0], [0, 1, 1], start=0, stop=4, space=fp.MarkSpace(("[red]", "b")), id=f"[day {i}]") for i in range(2)]
+    days = [
+        fp.Sequence(
+            [1.0, 2.0, 2.0],
+            [0, 1, 1],
+            start=0,
+            stop=4,
+            space=fp.MarkSpace(("[red]", "b")),
+            id=f"[day {i}]",
+        )
+        for i in range(2)
+    ]
     lines = dict(facts(fp.Dataset.from_sequences(days, unit="hours")))
-    assert lines["sequences"] == "2 ([day 0] ... [day 1])" and lines["events"] == "6 (3 to 3 a sequence, median 3)"
-    assert lines["window"] == "4 hours" and lines["ties"] == "50.0% of gaps are zero" and lines["marks"] == "b (4), [red] (2)"
+    assert (
+        lines["sequences"] == "2 ([day 0] ... [day 1])"
+        and lines["events"] == "6 (3 to 3 a sequence, median 3)"
+    )
+    assert (
+        lines["window"] == "4 hours"
+        and lines["ties"] == "50.0% of gaps are zero"
+        and lines["marks"] == "b (4), [red] (2)"
+    )
     out = io.StringIO()
     Console(width=80, file=out).print(table_of("[bold]x", list(lines.items())))
-    assert all(word in out.getvalue() for word in ("[bold]x", "[day 0]", "[red] (2)")), "words in brackets are no markup"
+    assert all(word in out.getvalue() for word in ("[bold]x", "[day 0]", "[red] (2)")), (
+        "words in brackets are no markup"
+    )

@@ -1,4 +1,6 @@
-"""Laws that every model keeps, in float64, on one list of models. A new model is one line more in ``BUILD``."""
+"""Laws that every model keeps, in float64, on one list of models. A new model is one line more in
+``BUILD``.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +17,25 @@ from torch import Tensor
 from fourpoint.checkpoints import restore, save
 from fourpoint.events import Batch, Box, Dataset, MarkSpace, Sequence
 from fourpoint.likelihood import log_likelihood, sampled_log_likelihood
-from fourpoint.models import DAPP, NHP, RMTPP, SAHP, THP, DeepDAPP, Hawkes, Poisson, SelfCorrecting, SplinePoisson
+from fourpoint.models import (
+    DAPP,
+    NHP,
+    RMTPP,
+    SAHP,
+    THP,
+    DeepDAPP,
+    Hawkes,
+    Poisson,
+    SelfCorrecting,
+    SplinePoisson,
+)
 from fourpoint.models.dapp_places import PlacedDAPP
 from fourpoint.models.hawkes_places import PlacedHawkes
 
 BOX = Box(("east", "north"), (-2.0, 10.0), (3.0, 14.0))
-SMALL: dict[str, Any] = dict(heads=2, features=6, eval_features=16, generator=(8,), knots=4, base="constant", drift="none")
+SMALL: dict[str, Any] = dict(
+    heads=2, features=6, eval_features=16, generator=(8,), knots=4, base="constant", drift="none"
+)
 
 
 def dapp(**settings: Any) -> Callable[[int], DAPP]:
@@ -48,9 +63,13 @@ BUILD: dict[str, Callable[[int], Any]] = {
     "ratio-still-dense": dapp(normalise="ratio", decay=False, form="dense"),
     "ratio-affine": dapp(normalise="ratio", values="affine", drift="spline"),
     "softmax": dapp(normalise="softmax"),
-    "softmax-still-random-phase": dapp(normalise="softmax", phase="random", decay=False, link="softplus"),
+    "softmax-still-random-phase": dapp(
+        normalise="softmax", phase="random", decay=False, link="softplus"
+    ),
     "paper": lambda marks: DAPP.paper(marks, features=6, eval_features=16, generator=(8, 8)),
-    "paper-ratio": lambda marks: DAPP.paper(marks, normalise="ratio", features=6, eval_features=16, generator=(8,)),
+    "paper-ratio": lambda marks: DAPP.paper(
+        marks, normalise="ratio", features=6, eval_features=16, generator=(8,)
+    ),
     "dot": dapp(score="dot"),
     "dot-softmax": dapp(score="dot", normalise="softmax", values="linear"),
     "neural": dapp(score="neural"),
@@ -80,17 +99,43 @@ BUILD: dict[str, Callable[[int], Any]] = {
     "poisson-box": lambda marks: Poisson(boxed(marks), cells=3),
     "spline-poisson-box": lambda marks: SplinePoisson(boxed(marks), knots=4),
     "hawkes-box": lambda marks: PlacedHawkes(boxed(marks), cells=2),
-    "dapp-box": lambda marks: PlacedDAPP(boxed(marks), heads=2, frequencies=2, generator=(8,), order=8, base="constant", drift="none"),
+    "dapp-box": lambda marks: PlacedDAPP(
+        boxed(marks), heads=2, frequencies=2, generator=(8,), order=8, base="constant", drift="none"
+    ),
     "dapp-box-splines": lambda marks: PlacedDAPP(
-        boxed(marks), heads=2, frequencies=2, generator=(8,), order=8, knots=4, base="spline", drift="spline"
+        boxed(marks),
+        heads=2,
+        frequencies=2,
+        generator=(8,),
+        order=8,
+        knots=4,
+        base="spline",
+        drift="spline",
     ),
     "dapp-box-exp": lambda marks: PlacedDAPP(
-        boxed(marks), heads=1, frequencies=1, link="exp", background="constant", order=8, base="constant", drift="none"
+        boxed(marks),
+        heads=1,
+        frequencies=1,
+        link="exp",
+        background="constant",
+        order=8,
+        base="constant",
+        drift="none",
     ),
 }
-CASES = [(name, marks) for name in BUILD if "-box" not in name for marks in (1, 3) if (name, marks) != ("self-correcting", 3)]
-BOXED = [(name, marks) for name in BUILD if "-box" in name for marks in (1, 3)]  # models of events with places
-every_model = pytest.mark.parametrize(("name", "marks"), CASES + BOXED, ids=[f"{name}-{marks}" for name, marks in CASES + BOXED])
+CASES = [
+    (name, marks)
+    for name in BUILD
+    if "-box" not in name
+    for marks in (1, 3)
+    if (name, marks) != ("self-correcting", 3)
+]
+BOXED = [
+    (name, marks) for name in BUILD if "-box" in name for marks in (1, 3)
+]  # models of events with places
+every_model = pytest.mark.parametrize(
+    ("name", "marks"), CASES + BOXED, ids=[f"{name}-{marks}" for name, marks in CASES + BOXED]
+)
 
 
 def boxed(marks: int) -> MarkSpace:
@@ -99,21 +144,30 @@ def boxed(marks: int) -> MarkSpace:
 
 
 def data(marks: int, scale: float = 1.0, name: str = "") -> Dataset:
-    """Ragged sequences with ties, an empty one, and windows that start anywhere; with places for models called "-box"."""
+    """Ragged sequences with ties, an empty one, and windows that start anywhere; with places for
+    models called "-box".
+    """
     rng = np.random.default_rng(7)
     sequences = []
     for i, n in enumerate((5, 0, 8, 1)):
         t = np.sort(rng.uniform(2 + i, 9 + i, n))
         t[3:5] = t[2] if n > 4 else t[3:5]
-        kinds, (start, stop) = rng.integers(0, marks, n), (scale * (1.5 + i), scale * (10.0 + 2 * i))
+        kinds, (start, stop) = (
+            rng.integers(0, marks, n),
+            (scale * (1.5 + i), scale * (10.0 + 2 * i)),
+        )
         places = rng.uniform(BOX.low, BOX.high, (n, 2)) if "-box" in name else None
         space = marks if places is None else boxed(marks)
-        sequences.append(Sequence(scale * t, kinds, start=start, stop=stop, space=space, places=places))
+        sequences.append(
+            Sequence(scale * t, kinds, start=start, stop=stop, space=space, places=places)
+        )
     return Dataset.from_sequences(sequences)
 
 
 def build(name: str, marks: int, scale: float = 1.0) -> Any:
-    """The model, its choices taken from the data, with every parameter moved off its starting value."""
+    """The model, its choices taken from the data, with every parameter moved off its starting
+    value.
+    """
     model = BUILD[name](marks)
     model.initialise(data(marks, scale, name))
     model.double()
@@ -121,7 +175,9 @@ def build(name: str, marks: int, scale: float = 1.0) -> Any:
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.requires_grad:
-                parameter += 0.1 * torch.randn(parameter.shape, generator=random, dtype=torch.float64)
+                parameter += 0.1 * torch.randn(
+                    parameter.shape, generator=random, dtype=torch.float64
+                )
     return model.eval()
 
 
@@ -135,9 +191,19 @@ def real_gaps(batch: Batch) -> Tensor:
     return torch.arange(batch.times.shape[1] + 1) <= batch.lengths[:, None]
 
 
-def extend(model: Any, history: Any, time: Tensor, mark: Tensor, active: Tensor | None, batch: Batch, event: int = 0) -> Any:
+def extend(
+    model: Any,
+    history: Any,
+    time: Tensor,
+    mark: Tensor,
+    active: Tensor | None,
+    batch: Batch,
+    event: int = 0,
+) -> Any:
     """One event more, at the place of the batch's event number ``event`` where there are places."""
-    return model.extend(history, time, mark, active, *(() if batch.places is None else (batch.places[:, event],)))
+    return model.extend(
+        history, time, mark, active, *(() if batch.places is None else (batch.places[:, event],))
+    )
 
 
 class Hidden:
@@ -160,13 +226,26 @@ def test_the_future_does_not_change_the_past(name: str, marks: int) -> None:
 
     later = torch.arange(batch.times.shape[1]) >= cut
     moved = torch.where(later, batch.times + 0.7 * (batch.stop[:, None] - batch.times), batch.times)
-    elsewhere = None if batch.places is None else torch.where(later[:, None], batch.places + 0.1, batch.places)
-    other = Batch(moved, torch.where(later, (batch.marks + 1) % marks, batch.marks), batch.valid, batch.start, batch.stop, elsewhere)
+    elsewhere = (
+        None
+        if batch.places is None
+        else torch.where(later[:, None], batch.places + 0.1, batch.places)
+    )
+    other = Batch(
+        moved,
+        torch.where(later, (batch.marks + 1) % marks, batch.marks),
+        batch.valid,
+        batch.start,
+        batch.stop,
+        elsewhere,
+    )
     again = model.log_intensity(model.encode(other), times)[:, : cut + 1]
     assert torch.allclose(again, past, rtol=0, atol=1e-13)
 
     leaf = batch.times.clone().requires_grad_()
-    history = model.encode(Batch(leaf, batch.marks, batch.valid, batch.start, batch.stop, batch.places))
+    history = model.encode(
+        Batch(leaf, batch.marks, batch.valid, batch.start, batch.stop, batch.places)
+    )
     logs = model.log_intensity(history, times)[:, : cut + 1]
     if logs.requires_grad:
         (slope,) = torch.autograd.grad(logs.sum(), leaf, allow_unused=True)
@@ -183,11 +262,23 @@ def test_encode_equals_repeated_extend(name: str, marks: int) -> None:
         last = batch.edges.gather(1, seen[:, None])
         times = (last + torch.tensor([0.0, 0.3, 4.0], dtype=torch.float64))[:, None]
         got = model.log_intensity(step, times, step.lengths[:, None])
-        assert torch.allclose(got, model.log_intensity(whole, times, seen[:, None]), rtol=1e-11, atol=1e-11)
-        assert torch.allclose(model.intensity(step, times[:, 0, 1:]), got[:, 0, 1:].exp(), rtol=1e-12)
+        assert torch.allclose(
+            got, model.log_intensity(whole, times, seen[:, None]), rtol=1e-11, atol=1e-11
+        )
+        assert torch.allclose(
+            model.intensity(step, times[:, 0, 1:]), got[:, 0, 1:].exp(), rtol=1e-12
+        )
         if i < batch.times.shape[1]:
             active = batch.valid[:, i]
-            step = extend(model, step, torch.where(active, batch.times[:, i], torch.nan), batch.marks[:, i], active, batch, i)
+            step = extend(
+                model,
+                step,
+                torch.where(active, batch.times[:, i], torch.nan),
+                batch.marks[:, i],
+                active,
+                batch,
+                i,
+            )
 
 
 @every_model
@@ -195,9 +286,14 @@ def test_extend_without_a_mask_extends_all(name: str, marks: int) -> None:
     model, batch = build(name, marks), data(marks, name=name).batch()
     history = model.encode(batch)
     all_ = torch.ones(len(batch.start), dtype=torch.bool)
-    plain, masked = (extend(model, history, batch.stop + 1, batch.marks[:, 0], active, batch) for active in (None, all_))
+    plain, masked = (
+        extend(model, history, batch.stop + 1, batch.marks[:, 0], active, batch)
+        for active in (None, all_)
+    )
     times = (batch.stop + 2)[:, None, None]
-    assert torch.equal(*(model.log_intensity(h, times, h.lengths[:, None]) for h in (plain, masked)))
+    assert torch.equal(
+        *(model.log_intensity(h, times, h.lengths[:, None]) for h in (plain, masked))
+    )
     assert torch.equal(plain.times.gather(1, plain.lengths[:, None])[:, 0], batch.stop + 1)
 
 
@@ -215,14 +311,25 @@ def test_a_second_half_goes_on_from_the_first(name: str, marks: int) -> None:
     real = real_gaps(batch)
     for history, columns in ((first, slice(0, 4)), (second, slice(3, 9))):
         got = model.log_intensity(history, times[:, columns])
-        assert torch.allclose(got[real[:, columns]], expected[:, columns][real[:, columns]], rtol=1e-11, atol=1e-11)
+        assert torch.allclose(
+            got[real[:, columns]], expected[:, columns][real[:, columns]], rtol=1e-11, atol=1e-11
+        )
 
 
 @every_model
 def test_batched_equals_alone_with_nan_in_the_padding(name: str, marks: int) -> None:
     model, good = build(name, marks), data(marks, name=name).batch()
-    places = None if good.places is None else torch.where(good.valid[..., None], good.places, torch.nan)
-    poisoned = Batch(torch.where(good.valid, good.times, torch.nan), good.marks, good.valid, good.start, good.stop, places)
+    places = (
+        None if good.places is None else torch.where(good.valid[..., None], good.places, torch.nan)
+    )
+    poisoned = Batch(
+        torch.where(good.valid, good.times, torch.nan),
+        good.marks,
+        good.valid,
+        good.start,
+        good.stop,
+        places,
+    )
     times = in_gaps(poisoned)
     together = model.log_intensity(model.encode(poisoned), times)
     scores = log_likelihood(model, poisoned)
@@ -231,7 +338,9 @@ def test_batched_equals_alone_with_nan_in_the_padding(name: str, marks: int) -> 
         groups = len(sequence) + 1
         own = model.log_intensity(model.encode(alone), times[i : i + 1, :groups])[0]
         assert torch.allclose(own, together[i, :groups], rtol=1e-11, atol=1e-11)
-        assert log_likelihood(model, alone).value.item() == pytest.approx(scores.value[i].item(), abs=1e-3)
+        assert log_likelihood(model, alone).value.item() == pytest.approx(
+            scores.value[i].item(), abs=1e-3
+        )
 
 
 @every_model
@@ -251,13 +360,19 @@ def test_every_parameter_gets_a_finite_gradient(name: str, marks: int) -> None:
     sampled_log_likelihood(model, batch, 3, random).sum().backward()
     for label, parameter in model.named_parameters():
         if parameter.requires_grad:
-            assert parameter.grad is not None and parameter.grad.isfinite().all() and (parameter.grad != 0).any(), label
+            assert (
+                parameter.grad is not None
+                and parameter.grad.isfinite().all()
+                and (parameter.grad != 0).any()
+            ), label
 
 
 @every_model
 def test_quadrature_converges_to_the_closed_form(name: str, marks: int) -> None:
     model, batch = build(name, marks), data(marks, name=name).batch()
-    rough, fine = (log_likelihood(Hidden(model), batch, tolerance=tolerance) for tolerance in (1e-3, 1e-9))
+    rough, fine = (
+        log_likelihood(Hidden(model), batch, tolerance=tolerance) for tolerance in (1e-3, 1e-9)
+    )
     assert ((rough.integral - fine.integral).abs() <= rough.error + fine.error).all()
     assert float(fine.error.sum()) <= 1e-9 * int(batch.lengths.sum())
     if hasattr(model, "integral"):
@@ -269,7 +384,9 @@ def test_quadrature_converges_to_the_closed_form(name: str, marks: int) -> None:
 def test_save_and_load_change_nothing(name: str, marks: int, tmp_path: Path) -> None:
     model, batch = build(name, marks), data(marks, name=name).batch()
     other = restore(save(model, tmp_path))
-    assert not other.training and other.settings() == model.settings() and other.marks == model.marks
+    assert (
+        not other.training and other.settings() == model.settings() and other.marks == model.marks
+    )
     assert torch.equal(*(m.log_intensity(m.encode(batch), in_gaps(batch)) for m in (model, other)))
 
 
@@ -285,7 +402,9 @@ def test_inputs_are_not_mutated(name: str, marks: int) -> None:
     log_likelihood(model, batch)
     sampled_log_likelihood(model, batch, 2, torch.Generator().manual_seed(0))
     assert torch.equal(model.log_intensity(history, times), first)
-    assert all(torch.equal(a, b) for a, b in zip([*parts, *model.state_dict().values()], kept, strict=True))
+    assert all(
+        torch.equal(a, b) for a, b in zip([*parts, *model.state_dict().values()], kept, strict=True)
+    )
 
 
 @every_model
@@ -293,17 +412,28 @@ def test_event_i_is_scored_from_the_events_before_it_also_when_tied(name: str, m
     model = build(name, marks)
     places = np.random.default_rng(3).uniform(BOX.low, BOX.high, (6, 2)) if "-box" in name else None
     space = marks if places is None else boxed(marks)
-    sequence = Sequence([1.0, 2.0, 2.0, 2.0, 5.0, 5.0], np.arange(6) % marks, start=0.0, stop=6.0, space=space, places=places)
+    sequence = Sequence(
+        [1.0, 2.0, 2.0, 2.0, 5.0, 5.0],
+        np.arange(6) % marks,
+        start=0.0,
+        stop=6.0,
+        space=space,
+        places=places,
+    )
     total = 0.0
     for i, (t, m) in enumerate(zip(sequence.times, sequence.marks, strict=True)):
         where = None if places is None else places[:i]
-        before = Sequence(sequence.times[:i], sequence.marks[:i], start=0.0, stop=6.0, space=space, places=where).batch()
+        before = Sequence(
+            sequence.times[:i], sequence.marks[:i], start=0.0, stop=6.0, space=space, places=where
+        ).batch()
         at, seen = torch.tensor([[[t]]], dtype=torch.float64), torch.tensor([[i]])
         history = model.encode(before)
         if places is None:
             total += model.log_intensity(history, at, seen)[0, 0, 0, m].item()
         else:
-            total += model.log_intensity_at(history, at, torch.from_numpy(places[i])[None, None, None], seen)[0, 0, 0, m].item()
+            total += model.log_intensity_at(
+                history, at, torch.from_numpy(places[i])[None, None, None], seen
+            )[0, 0, 0, m].item()
     found = log_likelihood(model, sequence.batch())
     assert float(found.value + found.integral) == pytest.approx(total, abs=1e-10)
 
@@ -315,10 +445,17 @@ def test_the_rate_in_a_box_is_the_integral_of_the_rate_at_places(name: str, mark
     model, batch = build(name, marks), data(marks, name=name).batch()
     history, times = model.encode(batch), in_gaps(batch)[..., :1]
     n = 120 if name.endswith("box") and not name.startswith("dapp") else 60
-    u = (torch.stack(torch.meshgrid(*[torch.arange(n, dtype=torch.float64)] * 2, indexing="ij"), -1).reshape(-1, 2) + 0.5) / n
+    u = (
+        torch.stack(
+            torch.meshgrid(*[torch.arange(n, dtype=torch.float64)] * 2, indexing="ij"), -1
+        ).reshape(-1, 2)
+        + 0.5
+    ) / n
     low, high = torch.tensor(BOX.low), torch.tensor(BOX.high)
     grid = (low + (high - low) * u).expand(*times.shape[:2], -1, -1)
-    brute = BOX.volume * model.log_intensity_at(history, times.expand(-1, -1, len(u)), grid).exp().mean(2)
+    brute = BOX.volume * model.log_intensity_at(
+        history, times.expand(-1, -1, len(u)), grid
+    ).exp().mean(2)
     assert torch.allclose(brute, model.log_intensity(history, times)[:, :, 0].exp(), rtol=2e-3)
 
 
@@ -327,6 +464,9 @@ def test_the_unit_of_time_only_shifts_the_likelihood(name: str, marks: int) -> N
     if name == "self-correcting":
         return  # exp(drift t - N) is 1 per unit of time at the start, whatever the unit
     scores = [
-        log_likelihood(build(name, marks, scale), data(marks, scale, name).batch(), tolerance=1e-8).per_event for scale in (1.0, 1000.0)
+        log_likelihood(
+            build(name, marks, scale), data(marks, scale, name).batch(), tolerance=1e-8
+        ).per_event
+        for scale in (1.0, 1000.0)
     ]
     assert scores[1] - scores[0] == pytest.approx(-math.log(1000), abs=1e-6)

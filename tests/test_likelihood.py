@@ -1,4 +1,6 @@
-"""The log-likelihood: by hand in both conventions, the same block by block, and with an honest error of its integral."""
+"""The log-likelihood: by hand in both conventions, the same block by block, and with an honest
+error of its integral.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,18 @@ from fourpoint import likelihood
 from fourpoint.data.synthetic import PROCESSES, process, simulate
 from fourpoint.events import Dataset, Sequence, UserError
 from fourpoint.likelihood import log_likelihood, sampled_log_likelihood
-from fourpoint.models import DAPP, NHP, RMTPP, SAHP, THP, DeepDAPP, Hawkes, Poisson, SelfCorrecting, SplinePoisson
+from fourpoint.models import (
+    DAPP,
+    NHP,
+    RMTPP,
+    SAHP,
+    THP,
+    DeepDAPP,
+    Hawkes,
+    Poisson,
+    SelfCorrecting,
+    SplinePoisson,
+)
 from fourpoint.models.bumps import Bumps
 
 
@@ -38,7 +51,9 @@ def ragged(marks: int = 1, seed: int = 0, lengths: tuple[int, ...] = (30, 3, 0, 
         start, stop = 10.0 * i, 10.0 * i + 5 + n / 4
         t = np.sort(rng.uniform(start, stop, n))
         t[4:6] = t[4:5]
-        sequences.append(Sequence(t, rng.integers(0, marks, n), start=start, stop=stop, space=marks))
+        sequences.append(
+            Sequence(t, rng.integers(0, marks, n), start=start, stop=stop, space=marks)
+        )
     return Dataset.from_sequences(sequences)
 
 
@@ -56,7 +71,9 @@ def test_poisson_in_both_conventions_by_hand() -> None:
     batch = Sequence([1.0, 2.5, 4.0], [0, 1, 1], start=0.5, stop=6.0, space=2).batch()
     model = poisson(2.0, 0.5)
     window, gaps = (log_likelihood(model, batch, convention=c) for c in ("window", "gaps"))
-    assert window.value.item() == pytest.approx(math.log(2) + 2 * math.log(0.5) - 2.5 * 5.5, rel=1e-14)
+    assert window.value.item() == pytest.approx(
+        math.log(2) + 2 * math.log(0.5) - 2.5 * 5.5, rel=1e-14
+    )
     assert window.integral.item() == pytest.approx(2.5 * 5.5) and window.events.tolist() == [3]
     assert gaps.value.item() == pytest.approx(2 * math.log(0.5) - 2.5 * 3.0, rel=1e-14)
     assert gaps.integral.item() == pytest.approx(2.5 * 3.0) and gaps.events.tolist() == [2]
@@ -73,14 +90,25 @@ def test_hawkes_in_both_conventions_by_hand() -> None:
         return mu + sum(alpha * beta * math.exp(-beta * (times[i] - s)) for s in times[:i])
 
     def integral(a: float, b: float) -> float:
-        grown = sum(alpha * (math.exp(-beta * max(a - s, 0)) - math.exp(-beta * (b - s))) for s in times if s < b)
+        grown = sum(
+            alpha * (math.exp(-beta * max(a - s, 0)) - math.exp(-beta * (b - s)))
+            for s in times
+            if s < b
+        )
         return mu * (b - a) + grown
 
     for hidden in (model, Hidden(model)):
         tolerance = 1e-9
-        window, gaps = (log_likelihood(hidden, batch, convention=c, tolerance=tolerance) for c in ("window", "gaps"))
-        assert window.value.item() == pytest.approx(sum(math.log(rate(i)) for i in range(3)) - integral(start, stop), abs=1e-8)
-        assert gaps.value.item() == pytest.approx(sum(math.log(rate(i)) for i in (1, 2)) - integral(1.0, 4.0), abs=1e-8)
+        window, gaps = (
+            log_likelihood(hidden, batch, convention=c, tolerance=tolerance)
+            for c in ("window", "gaps")
+        )
+        assert window.value.item() == pytest.approx(
+            sum(math.log(rate(i)) for i in range(3)) - integral(start, stop), abs=1e-8
+        )
+        assert gaps.value.item() == pytest.approx(
+            sum(math.log(rate(i)) for i in (1, 2)) - integral(1.0, 4.0), abs=1e-8
+        )
 
 
 def test_ties_are_scored_by_position_and_the_gap_between_them_counts_nothing() -> None:
@@ -90,17 +118,32 @@ def test_ties_are_scored_by_position_and_the_gap_between_them_counts_nothing() -
     logs = sum(math.log(mu + k * alpha * beta) for k in range(3))
     expected = logs - 2 * mu - 3 * alpha * (1 - math.exp(-beta))
     for hidden in (model, Hidden(model)):
-        assert log_likelihood(hidden, batch, tolerance=1e-10).value.item() == pytest.approx(expected, abs=1e-9)
+        assert log_likelihood(hidden, batch, tolerance=1e-10).value.item() == pytest.approx(
+            expected, abs=1e-9
+        )
     gaps = log_likelihood(model, batch, convention="gaps")
     assert gaps.value.item() == pytest.approx(logs - math.log(mu)) and gaps.integral.item() == 0
 
 
 def test_empty_sequences_are_evidence() -> None:
-    batch = Dataset.from_sequences([Sequence([], start=0, stop=4), Sequence([], start=1, stop=2)]).batch()
-    for model in (poisson(0.5), Hidden(poisson(0.5)), SplinePoisson(knots=3), DAPP(features=4, eval_features=8).eval()):
+    batch = Dataset.from_sequences(
+        [Sequence([], start=0, stop=4), Sequence([], start=1, stop=2)]
+    ).batch()
+    for model in (
+        poisson(0.5),
+        Hidden(poisson(0.5)),
+        SplinePoisson(knots=3),
+        DAPP(features=4, eval_features=8).eval(),
+    ):
         window, gaps = (log_likelihood(model, batch, convention=c) for c in ("window", "gaps"))
-        assert (window.value < 0).all() and window.events.tolist() == [0, 0] and math.isfinite(window.per_event)
-        assert gaps.value.tolist() == [0, 0] and gaps.events.tolist() == [0, 0] and gaps.per_event == 0
+        assert (
+            (window.value < 0).all()
+            and window.events.tolist() == [0, 0]
+            and math.isfinite(window.per_event)
+        )
+        assert (
+            gaps.value.tolist() == [0, 0] and gaps.events.tolist() == [0, 0] and gaps.per_event == 0
+        )
     assert log_likelihood(poisson(0.5), batch).value.tolist() == [-2.0, -0.5]
 
 
@@ -118,19 +161,34 @@ def test_fast_decay_after_the_last_event_of_a_short_sequence() -> None:
     for convention in ("window", "gaps"):
         together = log_likelihood(model, data.batch(), convention=convention).value
         alone = log_likelihood(model, data[:1].batch(), convention=convention).value
-        assert together.isfinite().all() and together[0].item() == pytest.approx(alone.item(), rel=1e-12)
+        assert together.isfinite().all() and together[0].item() == pytest.approx(
+            alone.item(), rel=1e-12
+        )
 
 
 def test_an_unknown_convention_is_refused() -> None:
-    with pytest.raises(UserError, match="expected convention 'window' or 'gaps'; received 'easy'. Choose one"):
+    with pytest.raises(
+        UserError, match="expected convention 'window' or 'gaps'; received 'easy'. Choose one"
+    ):
         log_likelihood(poisson(1.0), Sequence([1.0], stop=2.0).batch(), convention="easy")
 
 
 # ---------------------------------------------------------------------- block by block
 
 LONG = {
-    "dapp": lambda m: DAPP(m, heads=2, features=4, eval_features=8, generator=(4,), knots=3, base="spline", drift="spline"),
-    "dapp-ratio": lambda m: DAPP(m, heads=2, features=4, eval_features=8, generator=(4,), normalise="ratio", values="affine"),
+    "dapp": lambda m: DAPP(
+        m,
+        heads=2,
+        features=4,
+        eval_features=8,
+        generator=(4,),
+        knots=3,
+        base="spline",
+        drift="spline",
+    ),
+    "dapp-ratio": lambda m: DAPP(
+        m, heads=2, features=4, eval_features=8, generator=(4,), normalise="ratio", values="affine"
+    ),
     "hawkes": Hawkes,
     "poisson": Poisson,
     "spline-poisson": lambda m: SplinePoisson(m, knots=3),
@@ -147,7 +205,9 @@ def built(name: str, marks: int, data: Dataset) -> Any:
 @pytest.mark.parametrize("convention", ["window", "gaps"])
 @pytest.mark.parametrize("marks", [1, 3])
 @pytest.mark.parametrize("name", LONG)
-def test_blocks_equal_the_whole(name: str, marks: int, convention: Any, hide: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_equal_the_whole(
+    name: str, marks: int, convention: Any, hide: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     data = ragged(marks)
     model = built(name, marks, data)
     model = Hidden(model) if hide else model
@@ -161,7 +221,11 @@ def test_blocks_equal_the_whole(name: str, marks: int, convention: Any, hide: bo
 
 def test_models_that_cannot_carry_on_are_taken_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     data = ragged()
-    model = DAPP(heads=1, features=4, eval_features=8, generator=(4,), normalise="softmax").double().eval()
+    model = (
+        DAPP(heads=1, features=4, eval_features=8, generator=(4,), normalise="softmax")
+        .double()
+        .eval()
+    )
     whole = log_likelihood(model, data.batch()).value
     monkeypatch.setattr(likelihood, "BLOCK", 8)
     assert torch.equal(log_likelihood(model, data.batch()).value, whole)
@@ -178,11 +242,17 @@ def test_sampled_blocks_of_a_poisson_equal_the_closed_form(monkeypatch: pytest.M
         assert torch.allclose(sampled, exact, rtol=1e-12)
         sampled.sum().backward()
         counts = torch.from_numpy(np.bincount(data.mark_ids, minlength=3)).double()
-        assert torch.allclose(model.log_rate.grad, counts - model.log_rate.detach().exp() * data.durations.sum(), rtol=1e-11)
+        assert torch.allclose(
+            model.log_rate.grad,
+            counts - model.log_rate.detach().exp() * data.durations.sum(),
+            rtol=1e-11,
+        )
 
 
 @pytest.mark.parametrize("name", LONG)
-def test_sampled_blocks_equal_the_whole_from_the_same_nodes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sampled_blocks_equal_the_whole_from_the_same_nodes(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With midpoints in place of random nodes, values and all gradients agree."""
     data = ragged(2)
     model = built(name, 2, data).train()
@@ -197,7 +267,9 @@ def test_sampled_blocks_equal_the_whole_from_the_same_nodes(name: str, monkeypat
         model.zero_grad()
         value = sampled_log_likelihood(model, data.batch(), 3, torch.Generator())
         value.sum().backward()
-        found.append([value.detach(), *(p.grad.clone() for p in model.parameters() if p.requires_grad)])
+        found.append(
+            [value.detach(), *(p.grad.clone() for p in model.parameters() if p.requires_grad)]
+        )
     for whole, blocks in zip(*found, strict=True):
         assert torch.allclose(blocks, whole, rtol=1e-10, atol=1e-10)
 
@@ -207,30 +279,50 @@ def test_the_sampled_likelihood_is_unbiased() -> None:
     exact = log_likelihood(model, data.batch()).value
     random = torch.Generator().manual_seed(1)
     with torch.no_grad():
-        draws = torch.stack([sampled_log_likelihood(model, data.batch(), 2, random) for _ in range(800)])
+        draws = torch.stack(
+            [sampled_log_likelihood(model, data.batch(), 2, random) for _ in range(800)]
+        )
     assert ((draws.mean(0) - exact).abs() <= 4 * draws.std(0) / math.sqrt(len(draws)) + 1e-12).all()
 
 
-# ---------------------------------------------------------------------- the error is an upper estimate
+# ---------------------------------------------------------------------- the error is an upper
+# estimate
 
 TRUTHS = {
     "hawkes": (process("hawkes").truth(), simulate("hawkes", 40, seed=1)),
-    "hawkes-fast": (Hawkes(baseline=1.0, branching=0.9, decay=40.0), ragged(lengths=(30, 3, 1, 17, 60))),
+    "hawkes-fast": (
+        Hawkes(baseline=1.0, branching=0.9, decay=40.0),
+        ragged(lengths=(30, 3, 1, 17, 60)),
+    ),
     "hawkes-marks": (Hawkes(3, baseline=1.0, branching=0.9, decay=5.0), ragged(3)),
-    "self-correcting": (process("self_correcting").truth(), simulate("self_correcting", 40, seed=2)),
+    "self-correcting": (
+        process("self_correcting").truth(),
+        simulate("self_correcting", 40, seed=2),
+    ),
     "self-correcting-slow": (SelfCorrecting(drift=-0.5, correction=0.1), ragged()),
-    "nonhomogeneous1": (process("nonhomogeneous1").truth(), simulate("nonhomogeneous1", 40, seed=3)),
-    "nonhomogeneous2": (process("nonhomogeneous2").truth(), simulate("nonhomogeneous2", 40, seed=4)),
+    "nonhomogeneous1": (
+        process("nonhomogeneous1").truth(),
+        simulate("nonhomogeneous1", 40, seed=3),
+    ),
+    "nonhomogeneous2": (
+        process("nonhomogeneous2").truth(),
+        simulate("nonhomogeneous2", 40, seed=4),
+    ),
     "sharp-bumps": (Bumps([(20.0, 9.0, 2.0), (10.0, 3.0, 7.0)]), ragged(lengths=(5, 0, 2, 9))),
     "poisson": (poisson(3.0), ragged()),
-    "space-time-hawkes": (process("space_time_hawkes").truth(), simulate("space_time_hawkes", 6, seed=5)),
+    "space-time-hawkes": (
+        process("space_time_hawkes").truth(),
+        simulate("space_time_hawkes", 6, seed=5),
+    ),
 }
 
 
 @pytest.mark.parametrize("convention", ["window", "gaps"])
 @pytest.mark.parametrize("tolerance", [1e-2, 1e-3, 1e-4, 1e-6, 1e-8])
 @pytest.mark.parametrize("name", TRUTHS)
-def test_the_reported_error_is_an_upper_estimate_of_the_true_one(name: str, tolerance: float, convention: Any) -> None:
+def test_the_reported_error_is_an_upper_estimate_of_the_true_one(
+    name: str, tolerance: float, convention: Any
+) -> None:
     truth, data = TRUTHS[name]
     exact = log_likelihood(truth, data.batch(), convention=convention)
     found = log_likelihood(Hidden(truth), data.batch(), convention=convention, tolerance=tolerance)
@@ -245,25 +337,39 @@ def test_every_process_is_among_them() -> None:
 
 @pytest.mark.parametrize("name", ["poisson", "hawkes", "rmtpp", "nhp", "dapp"])
 def test_the_sampled_likelihood_has_both_conventions(name: str) -> None:
-    """The mean of many estimates is the refined value, whichever part of the window counts; closed forms are it at once."""
+    """The mean of many estimates is the refined value, whichever part of the window counts; closed
+    forms are it at once.
+    """
     from fourpoint.likelihood import quick_log_likelihood, sampled_log_likelihood
     from fourpoint.models import MODELS
 
     rng = np.random.default_rng(4)
-    sequences = [Sequence(np.sort(rng.uniform(1, 9, n)), rng.integers(0, 2, n), start=0.0, stop=10.0, space=2) for n in (6, 0, 1, 9)]
+    sequences = [
+        Sequence(
+            np.sort(rng.uniform(1, 9, n)), rng.integers(0, 2, n), start=0.0, stop=10.0, space=2
+        )
+        for n in (6, 0, 1, 9)
+    ]
     data = Dataset.from_sequences(sequences)
     model = MODELS[name](data.marks)
     model.initialise(data)
     model.double().eval()
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter += 0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(2), dtype=parameter.dtype)
+            parameter += 0.1 * torch.randn(
+                parameter.shape, generator=torch.Generator().manual_seed(2), dtype=parameter.dtype
+            )
         for convention in ("window", "gaps"):
             exact = log_likelihood(model, data.batch(), convention=convention, tolerance=1e-8).value
             quick = quick_log_likelihood(model, data.batch(), 64, convention=convention)
             assert torch.allclose(quick, exact, atol=1e-4)
             random = torch.Generator().manual_seed(1)
-            draws = torch.stack([sampled_log_likelihood(model, data.batch(), 2, random, convention=convention) for _ in range(400)])
+            draws = torch.stack(
+                [
+                    sampled_log_likelihood(model, data.batch(), 2, random, convention=convention)
+                    for _ in range(400)
+                ]
+            )
             assert ((draws.mean(0) - exact).abs() <= 4.5 * draws.std(0) / 20 + 1e-7).all()
 
 
@@ -280,13 +386,24 @@ SMALL: dict[str, Any] = {
 
 
 def with_fitted_weights(name: str, unit: float = 1.0) -> Any:
-    """A float32 model with weights as far from its first ones as those of a fit, for times in this unit."""
-    sequences = [Sequence(unit * s.times, start=unit * s.start, stop=unit * s.stop) for s in simulate("hawkes", 20)]
-    data, model, random = Dataset.from_sequences(sequences), SMALL[name](), torch.Generator().manual_seed(1)
+    """A float32 model with weights as far from its first ones as those of a fit, for times in this
+    unit.
+    """
+    sequences = [
+        Sequence(unit * s.times, start=unit * s.start, stop=unit * s.stop)
+        for s in simulate("hawkes", 20)
+    ]
+    data, model, random = (
+        Dataset.from_sequences(sequences),
+        SMALL[name](),
+        torch.Generator().manual_seed(1),
+    )
     model.initialise(data)
     with torch.no_grad():
         for weight in model.parameters():
-            weight.add_(0.3 * torch.randn(weight.shape, generator=random) * (weight.abs().mean() + 0.1))
+            weight.add_(
+                0.3 * torch.randn(weight.shape, generator=random) * (weight.abs().mean() + 0.1)
+            )
     if hasattr(model, "settle"):
         model.settle()
     return model.eval()
@@ -301,13 +418,21 @@ def quiet(events: tuple[int, ...], start: float, length: float) -> Dataset:
 
 
 @pytest.mark.parametrize(("start", "length"), [(0.0, 1.0), (0.0, 100.0), (1e9, 1.0)])
-@pytest.mark.parametrize("events", [(0,), (1,), (0, 5, 3, 0, 8, 4, 6, 0, 2, 7)], ids=["empty", "one", "silent"])
+@pytest.mark.parametrize(
+    "events", [(0,), (1,), (0, 5, 3, 0, 8, 4, 6, 0, 2, 7)], ids=["empty", "one", "silent"]
+)
 @pytest.mark.parametrize("name", SMALL)
-def test_quiet_sequences_settle_and_state_their_rounding(name: str, events: tuple[int, ...], start: float, length: float) -> None:
-    """float32 against the same weights in float64: no less is stated than the true error, and little of the integral."""
+def test_quiet_sequences_settle_and_state_their_rounding(
+    name: str, events: tuple[int, ...], start: float, length: float
+) -> None:
+    """float32 against the same weights in float64: no less is stated than the true error, and
+    little of the integral.
+    """
     model, batch = with_fitted_weights(name), quiet(events, start, length).batch()
     found = log_likelihood(model, batch)
     exact = log_likelihood(copy.deepcopy(model).double(), batch, tolerance=1e-7)
     assert ((found.value - exact.value).abs() <= found.error + exact.error).all()
     assert ((found.integral - exact.integral).abs() <= found.error + exact.error).all()
-    assert float(found.error.sum()) <= 1e-4 * 64 * max(events) + 64e-4 + 1e-3 * float(found.integral.sum())
+    assert float(found.error.sum()) <= 1e-4 * 64 * max(events) + 64e-4 + 1e-3 * float(
+        found.integral.sum()
+    )

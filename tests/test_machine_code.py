@@ -1,4 +1,6 @@
-"""Loops as machine code: none without numba, equal results with a cold and a warm cache, threads lent by torch."""
+"""Loops as machine code: none without numba, equal results with a cold and a warm cache, threads
+lent by torch.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +19,18 @@ from fourpoint.models import attentive_loops, dapp_sweep_loops, rmtpp_loops
 from fourpoint.models.machine_code import machine_code, threads, threads_for_loops
 from fourpoint.training_loops import compiled_adamw
 
-COMPILED = [attentive_loops.compiled_sweep, dapp_sweep_loops.compiled_sweep, rmtpp_loops.compiled_recurrence, compiled_adamw]
+COMPILED = [
+    attentive_loops.compiled_sweep,
+    dapp_sweep_loops.compiled_sweep,
+    rmtpp_loops.compiled_recurrence,
+    compiled_adamw,
+]
 
 
 @pytest.mark.parametrize("compiled", COMPILED)
-def test_without_numba_there_is_no_machine_code(compiled: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_numba_there_is_no_machine_code(
+    compiled: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "numba", None)
     compiled.cache_clear()
     try:
@@ -88,7 +97,10 @@ def test_results_are_equal_with_a_cold_and_a_warm_cache(tmp_path: Path) -> None:
     pytest.importorskip("numba")
     environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-c", STREAMED]
-    cold, warm = (subprocess.run(command, env=environment, check=True, capture_output=True, text=True) for _ in range(2))
+    cold, warm = (
+        subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
+        for _ in range(2)
+    )
     assert list(tmp_path.rglob("*.nbc")), "nothing was cached"
     assert cold.stdout == warm.stdout
     assert cold.stdout.count("0x") == 120

@@ -1,4 +1,6 @@
-"""Alarms: false ones as rare as promised, true ones soon, each with its direction and size, and a silence told once."""
+"""Alarms: false ones as rare as promised, true ones soon, each with its direction and size, and a
+silence told once.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,17 @@ from scipy.stats import binom
 
 from fourpoint.events import UserError
 from fourpoint.streaming.monitor_table import MonitorTable
-from fourpoint.streaming.monitoring import CELLS, LOG2, WINDOW, Alarm, Monitor, burst_chain, crossing, silence_chain, thresholds
+from fourpoint.streaming.monitoring import (
+    CELLS,
+    LOG2,
+    WINDOW,
+    Alarm,
+    Monitor,
+    burst_chain,
+    crossing,
+    silence_chain,
+    thresholds,
+)
 
 
 def alarms_of(gaps: np.ndarray, alarms: float) -> list[Alarm]:
@@ -43,18 +55,29 @@ def test_thresholds_of_the_cusums_are_calibrated(share: float) -> None:
             crossed |= burst >= limits.burst
             fell |= peak >= limits.silence
     for found in (crossed.mean(), fell.mean()):
-        assert 0.75 * share - 4 * math.sqrt(share / rows) < found < share + 4 * math.sqrt(share / rows)
+        assert (
+            0.75 * share - 4 * math.sqrt(share / rows) < found < share + 4 * math.sqrt(share / rows)
+        )
 
 
 def test_the_chain_is_above_a_simulation_and_close_to_it() -> None:
     height = 4 * CELLS
     for chain in (burst_chain, silence_chain):
-        assert crossing(chain, height, 10) < crossing(chain, height, 1000) < crossing(chain, height // 2, 1000) <= 1
+        assert (
+            crossing(chain, height, 10)
+            < crossing(chain, height, 1000)
+            < crossing(chain, height // 2, 1000)
+            <= 1
+        )
     step = burst_chain(3 * CELLS)
-    assert np.all(np.diff(step(np.ones(3 * CELLS))) <= 1e-12)  # the higher it stands, the sooner it crosses
+    assert np.all(
+        np.diff(step(np.ones(3 * CELLS))) <= 1e-12
+    )  # the higher it stands, the sooner it crosses
 
 
-@pytest.mark.parametrize(("ratio", "kind"), [(2.0, "burst"), (4.0, "burst"), (0.5, "silence"), (0.25, "silence")])
+@pytest.mark.parametrize(
+    ("ratio", "kind"), [(2.0, "burst"), (4.0, "burst"), (0.5, "silence"), (0.25, "silence")]
+)
 def test_a_changed_rate_is_caught_with_its_direction_and_size(ratio: float, kind: str) -> None:
     rng, delays, sizes = np.random.default_rng(3), [], []
     for _ in range(60):
@@ -79,12 +102,18 @@ def test_an_unfinished_gap_is_told_once_however_often_it_is_asked() -> None:
         monitor = Monitor(1e-3)
         for i in range(50):
             assert monitor.gap(1.0, float(i)) == ()
-        told = [a for g in np.linspace(0, 30, parts + 1)[1:] for a in monitor.silence(float(g), 50 + float(g))]
+        told = [
+            a
+            for g in np.linspace(0, 30, parts + 1)[1:]
+            for a in monitor.silence(float(g), 50 + float(g))
+        ]
         assert [a.kind for a in told] == ["silence"] and told[0].size < 0.1
         if parts == 1000:
             assert told[0].time - 50 == pytest.approx(monitor.thresholds.gap, abs=0.05)
         assert [a.kind for a in monitor.gap(30.5, 81.0)] == []
-        assert [a.kind for a in monitor.gap(40.0, 121.0)] == ["silence"]  # the next one is told again
+        assert [a.kind for a in monitor.gap(40.0, 121.0)] == [
+            "silence"
+        ]  # the next one is told again
 
 
 def test_whether_a_silence_was_asked_for_does_not_change_what_is_told() -> None:
@@ -118,7 +147,10 @@ def test_state_and_restore() -> None:
 
 def test_wrong_rates_are_refused_and_alarms_are_json() -> None:
     for alarms in (0.0, 1.0, -1.0, math.nan):
-        with pytest.raises(UserError, match="a false-alarm probability per 1,000 events between 0 and 1; received alarms="):
+        with pytest.raises(
+            UserError,
+            match="a false-alarm probability per 1,000 events between 0 and 1; received alarms=",
+        ):
             Monitor(alarms)
     assert Alarm(1.0, "burst", 2.0, 14.0, 13.0).to_dict() == {
         "time": 1.0,
@@ -138,8 +170,12 @@ def test_tied_events_are_a_burst_of_finite_size() -> None:
 
 
 @pytest.mark.parametrize("compiled", [True, False])
-def test_a_table_of_monitors_is_one_monitor_per_row(compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Blocks of any size, with bursts, silences and drifts among them: the very alarms and states of single monitors."""
+def test_a_table_of_monitors_is_one_monitor_per_row(
+    compiled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Blocks of any size, with bursts, silences and drifts among them: the very alarms and states
+    of single monitors.
+    """
     if compiled:
         pytest.importorskip("numba")
     else:
@@ -153,7 +189,10 @@ def test_a_table_of_monitors_is_one_monitor_per_row(compiled: bool, monkeypatch:
     gaps[rng.integers(0, len(rows), 20)] = 30.0
     times = np.arange(len(rows)) + 0.5
     single = [Monitor(0.05, 0.5) for _ in range(count)]
-    expected = [single[row].gap(gap, time) for row, gap, time in zip(rows.tolist(), gaps.tolist(), times.tolist(), strict=True)]
+    expected = [
+        single[row].gap(gap, time)
+        for row, gap, time in zip(rows.tolist(), gaps.tolist(), times.tolist(), strict=True)
+    ]
     table, found = MonitorTable(0.05, 0.5), [()] * len(rows)
     table.grow(count)
     for part in np.split(np.arange(len(rows)), [1, 3, 64, 1000, 1001, 2500]):
@@ -174,11 +213,16 @@ def test_a_table_tells_silences_once_and_forgets_what_is_cleared() -> None:
     table.grow(3)
     open_gaps = np.array([1.0, 40.0, 20.0])
     for time in (1.0, 2.0):
-        expected = [monitor.silence(gap, time) for monitor, gap in zip(single, open_gaps.tolist(), strict=True)]
+        expected = [
+            monitor.silence(gap, time)
+            for monitor, gap in zip(single, open_gaps.tolist(), strict=True)
+        ]
         found = table.silences(np.arange(3), open_gaps, time)
         assert [found.get(row, ()) for row in range(3)] == expected
         assert len(found) == (2 if time == 1.0 else 0)
-    assert table.observe(np.array([1]), np.array([41.0]), np.array([3.0])) == {}, "it was told while it lasted"
+    assert table.observe(np.array([1]), np.array([41.0]), np.array([3.0])) == {}, (
+        "it was told while it lasted"
+    )
     table.clear(np.array([1]))
     assert table[1] is None and table[2] is not None
     nothing = MonitorTable(None)

@@ -1,4 +1,6 @@
-"""The link of NHP, SAHP and THP: what a likelihood needs of it, with its gradient, and the models that hand it their curves."""
+"""The link of NHP, SAHP and THP: what a likelihood needs of it, with its gradient, and the models
+that hand it their curves.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ def test_rates_in_gaps_are_those_of_the_link(weights: Tensor | None) -> None:
 
     def by(z: Tensor, scale: Tensor) -> Any:
         made.log_scale.requires_grad_(False)
-        return torch.func.functional_call(Through(made), {"link.log_scale": scale}, (z, unit, weights))
+        return torch.func.functional_call(
+            Through(made), {"link.log_scale": scale}, (z, unit, weights)
+        )
 
     assert gradcheck(by, (z.requires_grad_(), made.log_scale.detach().clone().requires_grad_()))
 
@@ -56,20 +60,35 @@ class Through(torch.nn.Module):
 
 @pytest.mark.parametrize("kind", [torch.float32, D64])
 def test_far_below_and_far_above_nothing_is_lost(kind: torch.dtype) -> None:
-    made, z = link(0.0).to(kind), torch.tensor([-3000.0, -90.0, -81.0, -79.0, 300.0], dtype=kind)[:, None, None, None]
+    made, z = (
+        link(0.0).to(kind),
+        torch.tensor([-3000.0, -90.0, -81.0, -79.0, 300.0], dtype=kind)[:, None, None, None],
+    )
     z = z.expand(5, 1, 2, 1).clone().requires_grad_()
     mean, ends = made.in_gaps(z, torch.zeros(1, dtype=kind), None)
-    assert torch.allclose(ends.flatten().double(), torch.tensor([-3000.0, -90.0, -81.0, -79.0, 5.703782]).double(), rtol=1e-6)
+    assert torch.allclose(
+        ends.flatten().double(),
+        torch.tensor([-3000.0, -90.0, -81.0, -79.0, 5.703782]).double(),
+        rtol=1e-6,
+    )
     (mean.sum() + ends.sum()).backward()
-    assert z.grad is not None and z.grad.isfinite().all() and torch.allclose(z.grad[:4, 0, 1], torch.ones(4, 1, dtype=kind))
+    assert (
+        z.grad is not None
+        and z.grad.isfinite().all()
+        and torch.allclose(z.grad[:4, 0, 1], torch.ones(4, 1, dtype=kind))
+    )
     assert made.log_scale.grad is not None and made.log_scale.grad.isfinite().all()
 
 
 def test_a_slide_from_one_end_to_the_other_has_its_gradient() -> None:
     random = torch.Generator().manual_seed(0)
-    eta, mu, gamma = (torch.randn(2, 3, 2, generator=random, dtype=D64).requires_grad_() for _ in range(3))
+    eta, mu, gamma = (
+        torch.randn(2, 3, 2, generator=random, dtype=D64).requires_grad_() for _ in range(3)
+    )
     lag = torch.rand(2, 3, 4, generator=random, dtype=D64).requires_grad_()
-    expected = mu[:, :, None] + (eta - mu)[:, :, None] * torch.exp(-gamma[:, :, None] * lag[..., None])
+    expected = mu[:, :, None] + (eta - mu)[:, :, None] * torch.exp(
+        -gamma[:, :, None] * lag[..., None]
+    )
     assert torch.allclose(_Slide.apply(eta, mu, gamma, lag), expected, rtol=1e-14)
     assert gradcheck(_Slide.apply, (eta, mu, gamma, lag))
 
@@ -77,7 +96,9 @@ def test_a_slide_from_one_end_to_the_other_has_its_gradient() -> None:
 @pytest.mark.parametrize("kind", [NHP, SAHP, THP])
 @pytest.mark.parametrize("marks", [1, 3])
 @pytest.mark.parametrize("convention", ["window", "gaps"])
-def test_the_likelihood_is_the_same_by_gaps_as_by_rates(kind: Any, marks: int, convention: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_likelihood_is_the_same_by_gaps_as_by_rates(
+    kind: Any, marks: int, convention: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model, random = kind(marks, hidden=8).double().eval(), torch.Generator().manual_seed(1)
     model.initialise(data(marks))
     with torch.no_grad():
@@ -85,4 +106,6 @@ def test_the_likelihood_is_the_same_by_gaps_as_by_rates(kind: Any, marks: int, c
             parameter += 0.5 * torch.randn(parameter.shape, generator=random, dtype=D64)
     by_gaps = quick_log_likelihood(model, data(marks).batch(), convention=convention)
     monkeypatch.delattr(kind, "in_gaps")
-    assert torch.allclose(by_gaps, quick_log_likelihood(model, data(marks).batch(), convention=convention), rtol=1e-12)
+    assert torch.allclose(
+        by_gaps, quick_log_likelihood(model, data(marks).batch(), convention=convention), rtol=1e-12
+    )

@@ -1,4 +1,6 @@
-"""The neural Hawkes process: the loop's own gradient, closed forms it reduces to, its start, its bound, and what it can learn."""
+"""The neural Hawkes process: the loop's own gradient, closed forms it reduces to, its start, its
+bound, and what it can learn.
+"""
 
 from __future__ import annotations
 
@@ -30,11 +32,27 @@ def data(marks: int = 3, scale: float = 1.0) -> Dataset:
     for i, n in enumerate((5, 0, 8, 1)):
         t = np.sort(rng.uniform(2 + i, 9 + i, n))
         t[3:5] = t[2] if n > 4 else t[3:5]
-        sequences.append(Sequence(scale * t, rng.integers(0, marks, n), start=scale * (1.5 + i), stop=scale * (10.0 + 2 * i), space=marks))
+        sequences.append(
+            Sequence(
+                scale * t,
+                rng.integers(0, marks, n),
+                start=scale * (1.5 + i),
+                stop=scale * (10.0 + 2 * i),
+                space=marks,
+            )
+        )
     return Dataset.from_sequences(sequences)
 
 
-def lively(marks: int = 3, hidden: int = 6, *, seed: int = 3, spread: float = 0.6, kind: torch.dtype = torch.float64, **other: Any) -> NHP:
+def lively(
+    marks: int = 3,
+    hidden: int = 6,
+    *,
+    seed: int = 3,
+    spread: float = 0.6,
+    kind: torch.dtype = torch.float64,
+    **other: Any,
+) -> NHP:
     """A model with every parameter well off its first value."""
     model = NHP(marks, hidden=hidden, embedding=4, **other)
     model.initialise(data(marks))
@@ -48,7 +66,9 @@ def lively(marks: int = 3, hidden: int = 6, *, seed: int = 3, spread: float = 0.
     return model.eval()
 
 
-def plain_cells(table: Tensor, marks: Tensor, gaps: Tensor, first: Tensor, weight: Tensor, heard: Tensor) -> Tensor:
+def plain_cells(
+    table: Tensor, marks: Tensor, gaps: Tensor, first: Tensor, weight: Tensor, heard: Tensor
+) -> Tensor:
     """The equations as they are printed, one event after another."""
     (c, target, o, delta), states = first.chunk(4, -1), [first]
     for mark, gap in zip(marks, gaps, strict=True):
@@ -78,11 +98,17 @@ def test_the_loop_equals_the_equations_and_so_does_its_gradient(N: int, M: int) 
     inputs = cell_inputs(N, 3, 4, M)
     fast, slow = _Cells.apply(*inputs), plain_cells(*inputs)
     assert torch.allclose(fast, slow, rtol=0, atol=1e-14)
-    outside = torch.randn(fast.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    outside = torch.randn(
+        fast.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64
+    )
     leaves = [x for x in inputs if x.requires_grad]
-    found, expected = (torch.autograd.grad(y, leaves, outside, allow_unused=True) for y in (fast, slow))
+    found, expected = (
+        torch.autograd.grad(y, leaves, outside, allow_unused=True) for y in (fast, slow)
+    )
     for one, other in zip(found, expected, strict=True):
-        assert torch.allclose(one, torch.zeros_like(one) if other is None else other, rtol=0, atol=1e-12)
+        assert torch.allclose(
+            one, torch.zeros_like(one) if other is None else other, rtol=0, atol=1e-12
+        )
 
 
 def test_gradients_by_differences() -> None:
@@ -92,7 +118,9 @@ def test_gradients_by_differences() -> None:
     lag = torch.rand(2, 3, 4, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(_Output.apply, (state, lag))
     with pytest.raises(RuntimeError, match="once_differentiable"):
-        (slope,) = torch.autograd.grad(_Output.apply(state, lag).square().sum(), state, create_graph=True)
+        (slope,) = torch.autograd.grad(
+            _Output.apply(state, lag).square().sum(), state, create_graph=True
+        )
         slope.sum().backward()
 
 
@@ -100,14 +128,19 @@ def test_the_intensity_equals_the_equations() -> None:
     """log_intensity at any time against the paper's formulas, by one slow loop."""
     model, batch = lively(), data().batch()
     history = model.encode(batch)
-    times = batch.edges[:, :-1, None] + (batch.edges[:, 1:, None] - batch.edges[:, :-1, None]) * torch.tensor([0.3, 0.9]).double()
+    times = (
+        batch.edges[:, :-1, None]
+        + (batch.edges[:, 1:, None] - batch.edges[:, :-1, None]) * torch.tensor([0.3, 0.9]).double()
+    )
     found = model.log_intensity(history, times)
     c, target, o, slow = model.first.expand(4, -1).chunk(4, -1)
     first = torch.cat([c, target, o.sigmoid(), softplus(slow)], -1)
     table = model.embedding @ model.input + model.bias
     anchors = batch.edges[:, :-1]
     gaps = anchors.diff(dim=1).T / model.time_scale
-    states = plain_cells(table, batch.marks.T, gaps, first, model.recurrent, torch.ones(4, 6)).transpose(0, 1)
+    states = plain_cells(
+        table, batch.marks.T, gaps, first, model.recurrent, torch.ones(4, 6)
+    ).transpose(0, 1)
     c, target, o, delta = states[:, :, None].chunk(4, -1)
     lag = ((times - anchors[..., None]) / model.time_scale)[..., None]
     h = o * torch.tanh(target + (c - target) * torch.exp(-delta * lag))
@@ -119,14 +152,23 @@ def test_the_intensity_equals_the_equations() -> None:
 def test_constant_gates_give_a_closed_form() -> None:
     """Without U and W every event does the same: c jumps to f c(t) + i z, and c' to f' c' + i' z.
 
-    After n events the target is the geometric sum i' z (1 - f'^n) / (1 - f') + f'^n c'_0; the cell follows by hand.
+    After n events the target is the geometric sum i' z (1 - f'^n) / (1 - f') + f'^n c'_0; the cell
+    follows by hand.
     """
     model = lively(1)
     with torch.no_grad():
         model.recurrent.zero_()
         model.input.zero_()
     i, i_, f, f_, o, delta, z = model.bias.detach().chunk(7)
-    i, i_, f, f_, o, delta, z = i.sigmoid(), i_.sigmoid(), f.sigmoid(), f_.sigmoid(), o.sigmoid(), softplus(delta), z.tanh()
+    i, i_, f, f_, o, delta, z = (
+        i.sigmoid(),
+        i_.sigmoid(),
+        f.sigmoid(),
+        f_.sigmoid(),
+        o.sigmoid(),
+        softplus(delta),
+        z.tanh(),
+    )
     times, start = [1.0, 2.5, 4.0], 0.5
     history = model.encode(Sequence(times, start=start, stop=6.0).batch())
     c0, target0, first_o, first_slow = model.first.detach().chunk(4)
@@ -139,7 +181,9 @@ def test_constant_gates_give_a_closed_form() -> None:
         h = o * torch.tanh(target + (c - target) * torch.exp(-delta * 0.7 / scale))
         s = model.link.log_scale.exp()
         expected = (s * softplus((model.readout @ h + model.base) / s) / scale).item()
-        assert model.log_intensity(history, query, torch.tensor([[n]])).exp().item() == pytest.approx(expected, rel=1e-12)
+        assert model.log_intensity(
+            history, query, torch.tensor([[n]])
+        ).exp().item() == pytest.approx(expected, rel=1e-12)
         if n < 3:
             c = target + (c - target) * torch.exp(-delta * (times[n] - times[n - 1]) / scale)
     assert first_o.shape == o.shape
@@ -148,14 +192,18 @@ def test_constant_gates_give_a_closed_form() -> None:
 def test_it_starts_at_the_mean_rates() -> None:
     train = data(scale=100.0)
     model = NHP(3, hidden=5).eval()
-    assert model.initialise(train) == [f"time scale: {train.gaps.mean():.4g} time units (the mean gap)"]
+    assert model.initialise(train) == [
+        f"time scale: {train.gaps.mean():.4g} time units (the mean gap)"
+    ]
     batch = train.batch()
     rate = model.intensity(model.encode(batch), batch.stop[:, None])
     assert torch.allclose(rate.double(), mean_rates(train, model.marks), rtol=1e-5)
 
 
 def test_time_before_the_first_event_is_seen() -> None:
-    """Two windows that open at different times before the same events: the learned start state tells them apart."""
+    """Two windows that open at different times before the same events: the learned start state
+    tells them apart.
+    """
     model = lively(1)
     late, early = (Sequence([5.0], start=start, stop=9.0).batch() for start in (4.9, 0.0))
     query = torch.tensor([[4.95, 6.0]], dtype=torch.float64)
@@ -166,28 +214,45 @@ def test_time_before_the_first_event_is_seen() -> None:
 def test_an_event_never_changes_what_comes_at_or_before_it() -> None:
     model, base = lively(), data().batch()
     moment = base.times[0, 2]
-    query = torch.tensor([1.6, 2.2, float(moment)], dtype=torch.float64).clamp(min=1.5).expand(1, -1)
+    query = (
+        torch.tensor([1.6, 2.2, float(moment)], dtype=torch.float64).clamp(min=1.5).expand(1, -1)
+    )
     first = Batch(base.times[:1], base.marks[:1], base.valid[:1], base.start[:1], base.stop[:1])
     changed = Batch(
-        torch.where(torch.arange(8) >= 2, first.times + 0.8 * (first.stop - first.times), first.times),
-        torch.where(torch.arange(8) >= 2, (first.marks + 1) % 3, first.marks), first.valid, first.start, first.stop,
-    )  # fmt: skip
-    assert torch.equal(model.intensity(model.encode(first), query), model.intensity(model.encode(changed), query))
+        torch.where(
+            torch.arange(8) >= 2, first.times + 0.8 * (first.stop - first.times), first.times
+        ),
+        torch.where(torch.arange(8) >= 2, (first.marks + 1) % 3, first.marks),
+        first.valid,
+        first.start,
+        first.stop,
+    )
+    assert torch.equal(
+        model.intensity(model.encode(first), query), model.intensity(model.encode(changed), query)
+    )
     leaf = first.times.clone().requires_grad_()
     history = model.encode(Batch(leaf, first.marks, first.valid, first.start, first.stop))
-    (slope,) = torch.autograd.grad(model.log_intensity(history, query[:, None], torch.tensor([[2]])).sum(), leaf)
+    (slope,) = torch.autograd.grad(
+        model.log_intensity(history, query[:, None], torch.tensor([[2]])).sum(), leaf
+    )
     assert (slope[:, 2:] == 0).all() and (slope[:, :2] != 0).all()
 
 
 @pytest.mark.parametrize("kind", [torch.float64, torch.float32])
 @pytest.mark.parametrize("marks", [1, 3])
 def test_the_bound_dominates_and_is_tight_on_short_windows(marks: int, kind: torch.dtype) -> None:
-    model, random = lively(marks, hidden=16, spread=1.5, kind=kind), torch.Generator().manual_seed(0)
+    model, random = (
+        lively(marks, hidden=16, spread=1.5, kind=kind),
+        torch.Generator().manual_seed(0),
+    )
     with torch.no_grad():
         past = remember(model, data(marks).batch())
         last = past.times[:, 0]
         for _ in range(60):
-            lag, width = (10.0 ** (4 * torch.rand(4, generator=random, dtype=torch.float64) - 3) for _ in range(2))
+            lag, width = (
+                10.0 ** (4 * torch.rand(4, generator=random, dtype=torch.float64) - 3)
+                for _ in range(2)
+            )
             a = last + lag * (torch.rand(1, generator=random) > 0.2)
             grid = a[:, None] + width[:, None] * torch.linspace(0, 1, 60, dtype=torch.float64)
             rate = last_rates(model, past, grid).double().sum(-1)
@@ -198,22 +263,30 @@ def test_the_bound_dominates_and_is_tight_on_short_windows(marks: int, kind: tor
 
 
 def same_law(one: Dataset, other: Dataset) -> bool:
-    """Two-sample tests of what is independent from path to path: how many events, when the first, and when the last."""
+    """Two-sample tests of what is independent from path to path: how many events, when the first,
+    and when the last.
+    """
 
     def told(d: Dataset) -> list[list[float]]:
         first, last = ([s.times[i] if len(s) else s.start for s in d] for i in (0, -1))
         return [[float(n) for n in d.lengths], first, last]
 
-    return all(ks_2samp(a, b).pvalue > FALSE_ALARM for a, b in zip(told(one), told(other), strict=True))
+    return all(
+        ks_2samp(a, b).pvalue > FALSE_ALARM for a, b in zip(told(one), told(other), strict=True)
+    )
 
 
 def test_thinning_and_inversion_draw_from_one_law_and_fit() -> None:
     model = lively(2, seed=5)
-    thinned, inverted = (sample(model, 0.0, 12.0, 150, seed=7, method=method) for method in ("thinning", "inversion"))
+    thinned, inverted = (
+        sample(model, 0.0, 12.0, 150, seed=7, method=method) for method in ("thinning", "inversion")
+    )
     assert same_law(thinned, inverted)
     for drawn in (thinned, inverted):
         total = goodness_of_fit(model, drawn).total
-        assert total.count > 300 and min(total.ks_p, total.uniform_p, total.ljung_box_p) > FALSE_ALARM
+        assert (
+            total.count > 300 and min(total.ks_p, total.uniform_p, total.ljung_box_p) > FALSE_ALARM
+        )
         assert abs(total.count - total.expected) < 4 * np.sqrt(total.expected)
 
 
@@ -256,7 +329,9 @@ def test_large_values_stay_finite() -> None:
 
 
 def test_wrong_sizes_are_refused() -> None:
-    with pytest.raises(UserError, match="expected hidden and embedding of at least 1; received 0 and 32"):
+    with pytest.raises(
+        UserError, match="expected hidden and embedding of at least 1; received 0 and 32"
+    ):
         NHP(hidden=0)
     with pytest.raises(UserError, match="expected dropout from 0 to below 1; received 1.0"):
         NHP(dropout=1.0)
@@ -264,10 +339,21 @@ def test_wrong_sizes_are_refused() -> None:
 
 def test_it_learns_a_hawkes_process() -> None:
     truth = Hawkes(baseline=0.5, branching=0.5, decay=1.0)
-    train, dev, test = (sample(truth, 0.0, 30.0, n, seed=s) for n, s in ((200, 1), (50, 2), (100, 3)))
+    train, dev, test = (
+        sample(truth, 0.0, 30.0, n, seed=s) for n, s in ((200, 1), (50, 2), (100, 3))
+    )
     model = NHP(hidden=16)
     model.initialise(train)
     flat = log_likelihood(model.eval(), test.batch()).per_event
-    fit(model, train, dev, steps=120, learning_rate=2e-2, warmup=10, validate_every=40, progress=False)
+    fit(
+        model,
+        train,
+        dev,
+        steps=120,
+        learning_rate=2e-2,
+        warmup=10,
+        validate_every=40,
+        progress=False,
+    )
     oracle = log_likelihood(truth, test.batch()).per_event
     assert oracle - log_likelihood(model, test.batch()).per_event < 0.25 * (oracle - flat)

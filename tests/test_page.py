@@ -26,7 +26,9 @@ class Checker(HTMLParser):
 
     def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
         self.ids += [value or "" for name, value in attributes if name == "id"]
-        self.links += [value or "" for name, value in attributes if name in ("href", "src", "xlink:href")]
+        self.links += [
+            value or "" for name, value in attributes if name in ("href", "src", "xlink:href")
+        ]
         if tag not in self.void:
             self.open.append(tag)
 
@@ -39,12 +41,25 @@ def full_page(dark: bool = True) -> Page:
     import matplotlib.pyplot as plt
 
     lags = np.linspace(0, 3, 20)
-    page = Page("Delays & <more>", "A **lead** with `code`.", dark=plots.DARK if dark else None, kicker="demo", footer="made here")
+    page = Page(
+        "Delays & <more>",
+        "A **lead** with `code`.",
+        dark=plots.DARK if dark else None,
+        kicker="demo",
+        footer="made here",
+    )
     page.numbers([("best", "\u22121.10", "nats per event")])
-    page.table(["model", "value", "words"], [["DAPP", "\u22121.1", "good"], ["Poisson", "\u22121.4", "fair"]], "Two models.", best_row=0)
+    page.table(
+        ["model", "value", "words"],
+        [["DAPP", "\u22121.1", "good"], ["Poisson", "\u22121.4", "fair"]],
+        "Two models.",
+        best_row=0,
+    )
     page.figure(plots.kernel_plot(lags, np.exp(-lags)), "A kernel.", title="Memory", half=True)
     page.figure(plots.kernel_plot(lags, np.cos(lags)).figure, "Another.", half=True)
-    page.text("## Heading\n\nOne *word* and\none [link](https://example.org/a_b).\n\n- first\n- second")
+    page.text(
+        "## Heading\n\nOne *word* and\none [link](https://example.org/a_b).\n\n- first\n- second"
+    )
     page.code("a < b")
     plt.close("all")
     return page
@@ -59,7 +74,9 @@ def test_the_page_is_well_formed_and_needs_nothing_from_elsewhere() -> None:
     outside = [link for link in checker.links if not link.startswith(("#", "data:"))]
     assert outside == ["https://example.org/a_b"], "only the link in the text leads outside"
     assert not re.search(r"@import|<script|<link|url\((?!#)", html)
-    inside = {link[1:] for link in checker.links if link.startswith("#")} | set(re.findall(r"url\(#([^)]+)\)", html))
+    inside = {link[1:] for link in checker.links if link.startswith("#")} | set(
+        re.findall(r"url\(#([^)]+)\)", html)
+    )
     assert inside <= set(checker.ids)
 
 
@@ -67,7 +84,11 @@ def test_markup_is_turned_and_everything_else_is_escaped() -> None:
     html = full_page().html()
     assert "<title>Delays &amp; &lt;more&gt;</title>" in html
     assert "<strong>lead</strong> with <code>code</code>" in html
-    assert "<h2>Heading</h2>" in html and "<em>word</em> and one <a href" in html and "<li>second</li>" in html
+    assert (
+        "<h2>Heading</h2>" in html
+        and "<em>word</em> and one <a href" in html
+        and "<li>second</li>" in html
+    )
     assert "<pre><code>a &lt; b</code></pre>" in html
     assert Page("t", "<img src=x onerror=y> [x](javascript:alert(1))").html().count("<img") == 0
     assert 'href="javascript' not in Page("t", "[x](javascript:alert(1))").html()
@@ -75,7 +96,9 @@ def test_markup_is_turned_and_everything_else_is_escaped() -> None:
 
 def test_tables_set_numbers_right_and_mark_the_best() -> None:
     html = full_page().html()
-    assert '<tr class="best"><td>DAPP</td><td class="right">\u22121.1</td><td>good</td></tr>' in html
+    assert (
+        '<tr class="best"><td>DAPP</td><td class="right">\u22121.1</td><td>good</td></tr>' in html
+    )
     assert "<tr><td>Poisson</td>" in html
 
 
@@ -92,7 +115,9 @@ def test_the_same_parts_give_the_same_bytes() -> None:
     assert full_page().html() == full_page().html()
 
 
-def test_write_renames_a_finished_file_and_leaves_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_write_renames_a_finished_file_and_leaves_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     target = tmp_path / "new" / "report.html"
     assert full_page().write(target) == target
     assert [p.name for p in target.parent.iterdir()] == ["report.html"]

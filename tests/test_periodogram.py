@@ -9,7 +9,9 @@ from numpy.typing import NDArray
 from fourpoint.maths.periodogram import peaks
 
 
-def daily(days: float, per_hour: float, seed: int, swing: float = 0.5, period: float = 24.0) -> NDArray[np.float64]:
+def daily(
+    days: float, per_hour: float, seed: int, swing: float = 0.5, period: float = 24.0
+) -> NDArray[np.float64]:
     """Hours of events whose rate rises and falls once in a ``period``, drawn by thinning."""
     random = np.random.default_rng(seed)
     count = random.poisson(24 * days * per_hour * (1 + swing))
@@ -19,10 +21,14 @@ def daily(days: float, per_hour: float, seed: int, swing: float = 0.5, period: f
 
 
 def bursts(events: int, seed: int) -> NDArray[np.float64]:
-    """Clusters of events that fade, at the times of a Poisson process: no rhythm, but not Poisson either."""
+    """Clusters of events that fade, at the times of a Poisson process: no rhythm, but not Poisson
+    either.
+    """
     random = np.random.default_rng(seed)
     starts = random.uniform(0, events / 5, events // 10)
-    times = np.concatenate([starts, np.repeat(starts, 9) + random.exponential(1.0, 9 * len(starts))])
+    times = np.concatenate(
+        [starts, np.repeat(starts, 9) + random.exponential(1.0, 9 * len(starts))]
+    )
     return np.sort(times)
 
 
@@ -47,7 +53,9 @@ def test_busy_log_with_a_faint_day_or_a_week() -> None:
 
 
 def test_several_busy_logs_of_different_lengths() -> None:
-    assert periods(*(daily(8 + i, 60.0, seed=i) for i in range(6)))[0] == pytest.approx(24, rel=0.005)
+    assert periods(*(daily(8 + i, 60.0, seed=i) for i in range(6)))[0] == pytest.approx(
+        24, rel=0.005
+    )
 
 
 @pytest.mark.parametrize(("days", "per_day"), [(400, 2.0), (60, 10.0), (20, 40.0)])
@@ -72,6 +80,8 @@ def test_growth_and_bursts_are_no_rhythm() -> None:
 def test_deep_dapp_begins_with_the_day_of_a_busy_log() -> None:
     import fourpoint as fp
 
-    data = fp.Dataset.from_sequences([fp.Sequence(daily(10, 100.0, seed=1), start=0.0, stop=240.0)], unit="hours")
+    data = fp.Dataset.from_sequences(
+        [fp.Sequence(daily(10, 100.0, seed=1), start=0.0, stop=240.0)], unit="hours"
+    )
     notes = fp.DeepDAPP(width=8, modes=4, layers=1).initialise(data)
     assert any(line.startswith("rhythms in the data") and " 24" in line for line in notes)

@@ -14,13 +14,19 @@ from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
 EXTRAS = ("fast", "hub", "tune", "bench", "dev")
-OF_TORCH = ("nvidia-", "cuda-")  # torch names one version of each itself, where it is built for CUDA
+OF_TORCH = (
+    "nvidia-",
+    "cuda-",
+)  # torch names one version of each itself, where it is built for CUDA
 Packages = dict[str, list[str]]
 
 
 @pytest.fixture(scope="module")
 def pins(root: Path) -> dict[str, str]:
-    lines = (line.partition("#")[0].strip() for line in (root / "constraints.txt").read_text().splitlines())
+    lines = (
+        line.partition("#")[0].strip()
+        for line in (root / "constraints.txt").read_text().splitlines()
+    )
     found = dict(line.split("==") for line in lines if line)
     return {canonicalize_name(name): version for name, version in found.items()}
 
@@ -37,7 +43,9 @@ def roots(root: Path) -> dict[str, list[str]]:
 
 
 def reached(wanted: Iterable[str], packages: Packages) -> dict[str, str]:
-    """Every package that these requirements lead to, with what asked for it; of unknown packages nothing follows."""
+    """Every package that these requirements lead to, with what asked for it; of unknown packages
+    nothing follows.
+    """
     found: dict[str, str] = {}
     left = [(line, "pyproject.toml", ("",)) for line in wanted]
     while left:
@@ -61,27 +69,45 @@ def test_everything_that_an_extra_brings_is_pinned(
     packages = {name: list(about["requires"]) for name, about in lock.items()}
     found = reached(roots(root)[extra], packages)
     assert not {name: by for name, by in found.items() if name not in lock}, "run scripts/lock.py"
-    assert not {name: by for name, by in found.items() if name not in pins}, "pin these in constraints.txt"
+    assert not {name: by for name, by in found.items() if name not in pins}, (
+        "pin these in constraints.txt"
+    )
 
 
-def test_pins_are_what_was_resolved(pins: dict[str, str], lock: dict[str, dict[str, object]]) -> None:
+def test_pins_are_what_was_resolved(
+    pins: dict[str, str], lock: dict[str, dict[str, object]]
+) -> None:
     assert {name: about["version"] for name, about in lock.items()} == pins
 
 
-def test_pins_satisfy_what_packages_require(pins: dict[str, str], lock: dict[str, dict[str, object]]) -> None:
+def test_pins_satisfy_what_packages_require(
+    pins: dict[str, str], lock: dict[str, dict[str, object]]
+) -> None:
     for name, about in lock.items():
         for line in about["requires"]:
             wanted = Requirement(line)
             chosen = pins[canonicalize_name(wanted.name)]
-            assert SpecifierSet(str(wanted.specifier)).contains(chosen, prereleases=True), (name, line, chosen)
+            assert SpecifierSet(str(wanted.specifier)).contains(chosen, prereleases=True), (
+                name,
+                line,
+                chosen,
+            )
 
 
 @pytest.mark.parametrize("extra", ["core", *EXTRAS])
-def test_what_is_installed_here_needs_nothing_unpinned(extra: str, root: Path, pins: dict[str, str]) -> None:
-    """The same from the packages of this environment, whose markers may differ from those of the list."""
+def test_what_is_installed_here_needs_nothing_unpinned(
+    extra: str, root: Path, pins: dict[str, str]
+) -> None:
+    """The same from the packages of this environment, whose markers may differ from those of the
+    list.
+    """
     packages: Packages = {}
     for distribution in metadata.distributions():
         packages[canonicalize_name(distribution.metadata["Name"])] = distribution.requires or []
     found = reached(roots(root)[extra], packages)
-    missing = {name: by for name, by in found.items() if name not in pins and not name.startswith(OF_TORCH) and name != "triton"}
+    missing = {
+        name: by
+        for name, by in found.items()
+        if name not in pins and not name.startswith(OF_TORCH) and name != "triton"
+    }
     assert not missing

@@ -1,4 +1,6 @@
-"""Every plot draws what it is given, in one look, into any Axes, and refuses arrays that do not belong together."""
+"""Every plot draws what it is given, in one look, into any Axes, and refuses arrays that do not
+belong together.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ def texts(ax: Any) -> list[str]:
 
 
 def test_intensity_draws_a_line_per_mark_and_a_row_of_ticks_per_mark() -> None:
-    ax = plots.intensity_plot(T, RATE, events=EVENTS, event_marks=MARKS, names=["fire", "medical"], unit="h")
+    ax = plots.intensity_plot(
+        T, RATE, events=EVENTS, event_marks=MARKS, names=["fire", "medical"], unit="h"
+    )
     np.testing.assert_allclose(ax.lines[1].get_ydata(), RATE[:, 1])
     assert [len(c.get_segments()) for c in ax.collections] == [1, 2]
     assert all(segment[:, 1].max() < 0 for c in ax.collections for segment in c.get_segments())
@@ -55,7 +59,9 @@ def test_kernel_has_one_named_line_per_head() -> None:
     ax = plots.kernel_plot(T, [np.exp(-T), np.cos(T), -np.cos(T)], unit="h")
     assert texts(ax) == ["head 1", "head 2", "head 3"]
     heights = [text.xy[1] for text in ax.texts]
-    assert min(abs(a - b) for i, a in enumerate(heights) for b in heights[:i]) > 0.05, "labels cover each other"
+    assert min(abs(a - b) for i, a in enumerate(heights) for b in heights[:i]) > 0.05, (
+        "labels cover each other"
+    )
 
 
 def test_spectrum_is_a_scatter_with_decays_and_a_density_without() -> None:
@@ -69,26 +75,41 @@ def test_spectrum_is_a_scatter_with_decays_and_a_density_without() -> None:
 
 
 def test_wide_spectra_get_logarithmic_axes() -> None:
-    ax = plots.spectrum_plot([np.geomspace(0.001, 10, 50)], [np.concatenate([[0.0], np.geomspace(0.001, 10, 49)])])
+    ax = plots.spectrum_plot(
+        [np.geomspace(0.001, 10, 50)], [np.concatenate([[0.0], np.geomspace(0.001, 10, 49)])]
+    )
     assert (ax.get_xscale(), ax.get_yscale()) == ("log", "symlog")
 
 
 def test_learning_curve_marks_the_best_step_and_skips_what_was_not_measured() -> None:
-    ax = plots.learning_curve_plot([0, 50, 100], [-3.0, -2.2, -2.0], [np.nan, -2.3, -2.4], best_step=50, references={"Hawkes": -2.5})
+    ax = plots.learning_curve_plot(
+        [0, 50, 100],
+        [-3.0, -2.2, -2.0],
+        [np.nan, -2.3, -2.4],
+        best_step=50,
+        references={"Hawkes": -2.5},
+    )
     assert "best at step 50" in texts(ax) and {"train", "dev", "Hawkes"} <= set(texts(ax))
     assert ax.lines[2].get_xdata().tolist() == [50.0, 100.0]
 
 
 def test_attention_as_stems_and_as_a_lower_triangle() -> None:
-    ax = plots.attention_plot(EVENTS, [0.1, -0.2, 0.7], at=10.0, event_marks=MARKS, names=["fire", "medical"])
+    ax = plots.attention_plot(
+        EVENTS, [0.1, -0.2, 0.7], at=10.0, event_marks=MARKS, names=["fire", "medical"]
+    )
     assert [t.get_text() for t in ax.get_legend().get_texts()] == ["fire", "medical"]
     square = plots.attention_plot(EVENTS, np.full((3, 3), 0.5), label="weight")
     shown = square.images[0].get_array()
-    assert shown is not None and np.ma.getmaskarray(shown).tolist() == np.triu(np.ones((3, 3), bool)).tolist()
+    assert (
+        shown is not None
+        and np.ma.getmaskarray(shown).tolist() == np.triu(np.ones((3, 3), bool)).tolist()
+    )
 
 
 def test_comparison_puts_the_best_on_top_and_starts_at_the_baseline() -> None:
-    ax = plots.comparison_plot(["DAPP", "Poisson", "Hawkes"], [-1.0, -1.5, -1.2], baseline="Poisson")
+    ax = plots.comparison_plot(
+        ["DAPP", "Poisson", "Hawkes"], [-1.0, -1.5, -1.2], baseline="Poisson"
+    )
     assert [label.get_text() for label in ax.get_yticklabels()] == ["Poisson", "Hawkes", "DAPP"]
     assert [round(bar.get_x(), 6) for bar in ax.patches] == [-1.5] * 3
     assert [round(bar.get_width(), 6) for bar in ax.patches] == [0.0, 0.3, 0.5]

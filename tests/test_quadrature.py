@@ -1,4 +1,6 @@
-"""Quadrature: it converges, its error estimate is an upper one, random nodes are unbiased, and it never gives up silently."""
+"""Quadrature: it converges, its error estimate is an upper one, random nodes are unbiased, and it
+never gives up silently.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,15 @@ import torch
 from hypothesis import given, settings, strategies as st
 from torch import Tensor
 
-from fourpoint.maths.quadrature import Unconverged, early, gauss_legendre, integrate, integrate_each, stratified, uniform
+from fourpoint.maths.quadrature import (
+    Unconverged,
+    early,
+    gauss_legendre,
+    integrate,
+    integrate_each,
+    stratified,
+    uniform,
+)
 
 
 def interval(a: float, b: float) -> tuple[Tensor, Tensor]:
@@ -18,7 +28,9 @@ def interval(a: float, b: float) -> tuple[Tensor, Tensor]:
 
 
 def assert_upper(f, exact: float, a: float, b: float, tolerance: float) -> None:
-    """The reported error is under the tolerance and not under the true one, but for the rounding of the closed form."""
+    """The reported error is under the tolerance and not under the true one, but for the rounding of
+    the closed form.
+    """
     value, error = integrate(lambda t, _: f(t), *interval(a, b), tolerance=tolerance)
     assert error.item() <= tolerance
     assert abs(value.item() - exact) <= error.item() + 1e-14
@@ -29,15 +41,30 @@ tolerances = st.sampled_from([1e-3, 1e-4, 1e-6, 1e-9])
 
 
 @settings(max_examples=150)
-@given(numbers(0.1, 5), numbers(-20, 20).filter(lambda r: abs(r) > 1e-3), numbers(-3, 3), numbers(0.01, 4), tolerances)
-def test_the_error_is_an_upper_estimate_for_exponentials(height: float, rate: float, a: float, length: float, tolerance: float) -> None:
+@given(
+    numbers(0.1, 5),
+    numbers(-20, 20).filter(lambda r: abs(r) > 1e-3),
+    numbers(-3, 3),
+    numbers(0.01, 4),
+    tolerances,
+)
+def test_the_error_is_an_upper_estimate_for_exponentials(
+    height: float, rate: float, a: float, length: float, tolerance: float
+) -> None:
     exact = height * -math.expm1(-abs(rate) * length) / abs(rate)
     top = a + length if rate > 0 else a
     assert_upper(lambda t: height * torch.exp(rate * (t - top)), exact, a, a + length, tolerance)
 
 
 @settings(max_examples=150)
-@given(numbers(0.1, 5), numbers(0.01, 60), numbers(0, 6.3), numbers(-3, 3), numbers(0.01, 2), tolerances)
+@given(
+    numbers(0.1, 5),
+    numbers(0.01, 60),
+    numbers(0, 6.3),
+    numbers(-3, 3),
+    numbers(0.01, 2),
+    tolerances,
+)
 def test_the_error_is_an_upper_estimate_for_cosines(
     height: float, speed: float, phase: float, a: float, length: float, tolerance: float
 ) -> None:
@@ -49,17 +76,25 @@ def test_the_error_is_an_upper_estimate_for_cosines(
 
 @settings(max_examples=150)
 @given(numbers(0.1, 5), numbers(0.1, 3), numbers(-0.5, 1.5), tolerances)
-def test_the_error_is_an_upper_estimate_for_bumps(height: float, width: float, centre: float, tolerance: float) -> None:
+def test_the_error_is_an_upper_estimate_for_bumps(
+    height: float, width: float, centre: float, tolerance: float
+) -> None:
     low, high = (math.erfc(-(x - centre) / width / math.sqrt(2)) / 2 for x in (0.0, 1.0))
     exact = height * (high - low) if centre > 0.5 else height * ((1 - low) - (1 - high))
     top = height / width / math.sqrt(2 * math.pi)
-    assert_upper(lambda t: top * torch.exp(-(((t - centre) / width) ** 2) / 2), exact, 0.0, 1.0, tolerance)
+    assert_upper(
+        lambda t: top * torch.exp(-(((t - centre) / width) ** 2) / 2), exact, 0.0, 1.0, tolerance
+    )
 
 
 @settings(max_examples=150)
 @given(numbers(0.1, 1), numbers(0.1, 5), numbers(-1, 3), tolerances)
-def test_the_error_is_an_upper_estimate_just_after_an_event(base: float, jump: float, digits: float, tolerance: float) -> None:
-    """A rise that is over after up to a thousandth of the interval, long before the first node of a coarse rule."""
+def test_the_error_is_an_upper_estimate_just_after_an_event(
+    base: float, jump: float, digits: float, tolerance: float
+) -> None:
+    """A rise that is over after up to a thousandth of the interval, long before the first node of a
+    coarse rule.
+    """
     decay = 10**digits
     exact = base - jump * math.expm1(-decay) / decay
     assert_upper(lambda t: base + jump * torch.exp(-decay * t), exact, 0.0, 1.0, tolerance)
@@ -68,7 +103,12 @@ def test_the_error_is_an_upper_estimate_just_after_an_event(base: float, jump: f
 @pytest.mark.parametrize("width", [0.03, 1e-3, 2e-5])
 def test_a_peak_at_the_end_of_an_interval_is_seen(width: float) -> None:
     a, b, height = (torch.tensor([[x]], dtype=torch.float64) for x in (0.0, 1.0, 0.7 / width))
-    value, error = integrate(lambda t, _: 0.1 + height[..., None] * torch.exp(-(b[..., None] - t) / width), a, b, tolerance=1e-4)
+    value, error = integrate(
+        lambda t, _: 0.1 + height[..., None] * torch.exp(-(b[..., None] - t) / width),
+        a,
+        b,
+        tolerance=1e-4,
+    )
     exact = 0.1 + 0.7 * -math.expm1(-1 / width)
     assert abs(value.item() - exact) <= error.item() and error.item() <= 1e-4
 
@@ -103,9 +143,18 @@ def test_coarse_rules_that_agree_by_chance_are_not_believed() -> None:
             low, high = speeds[i], speeds[i + 1]
             for _ in range(50):
                 middle = (low + high) / 2
-                low, high = (middle, high) if (rule(nodes, middle) - rule(2 * nodes, middle)) * move[i] > 0 else (low, middle)
+                low, high = (
+                    (middle, high)
+                    if (rule(nodes, middle) - rule(2 * nodes, middle)) * move[i] > 0
+                    else (low, middle)
+                )
             exact = 1 + math.sin(low) / low
-            value, error = integrate(lambda t, _, s=low: 1 + torch.cos(s * t), *interval(0.0, 1.0), tolerance=1e-3, first=nodes)
+            value, error = integrate(
+                lambda t, _, s=low: 1 + torch.cos(s * t),
+                *interval(0.0, 1.0),
+                tolerance=1e-3,
+                first=nodes,
+            )
             assert abs(value.item() - exact) <= error.item()
 
 
@@ -127,18 +176,25 @@ def test_it_converges_in_many_intervals_at_once_and_refines_where_it_must() -> N
 
 def test_what_is_narrow_is_cut_out() -> None:
     a, b = interval(0.0, 1.0)
-    jump, peak = (lambda t, _: torch.where(t > 1 / math.pi, 3.0, 1.0).double(), lambda t, _: torch.exp(-0.5 * ((t - 0.3) / 0.003) ** 2))
+    jump, peak = (
+        lambda t, _: torch.where(t > 1 / math.pi, 3.0, 1.0).double(),
+        lambda t, _: torch.exp(-0.5 * ((t - 0.3) / 0.003) ** 2),
+    )
     with pytest.raises(Unconverged):
         integrate(jump, a, b, tolerance=1e-5, splits=0)
     value, error = integrate(jump, a, b, tolerance=1e-5)
     assert abs(value.item() - (3 - 2 / math.pi)) <= error.item() <= 1e-5
-    value, error = integrate(peak, a, b, tolerance=1e-9, first=128)  # fewer nodes to begin with would miss it
+    value, error = integrate(
+        peak, a, b, tolerance=1e-9, first=128
+    )  # fewer nodes to begin with would miss it
     assert abs(value.item() - 0.003 * math.sqrt(2 * math.pi)) <= error.item() <= 1e-9
 
 
 def test_rates_of_many_marks_are_integrated_together() -> None:
     a, b = interval(0.0, 2.0)
-    value, error = integrate_each(lambda t, _: torch.stack([t, t.exp(), torch.sin(30 * t)], -1), a, b, tolerance=1e-9)
+    value, error = integrate_each(
+        lambda t, _: torch.stack([t, t.exp(), torch.sin(30 * t)], -1), a, b, tolerance=1e-9
+    )
     exact = torch.tensor([2.0, math.exp(2) - 1, (1 - math.cos(60)) / 30], dtype=torch.float64)
     assert float((value[0, 0] - exact).abs().sum()) <= error.item() <= 1e-9
 
@@ -163,7 +219,9 @@ def test_a_float32_rate_settles_at_its_rounding_and_states_it() -> None:
 
 
 def test_integrals_of_float32_intervals_are_found_in_float64() -> None:
-    value, error = integrate(lambda t, _: t.exp(), torch.zeros(1, 1), torch.ones(1, 1), tolerance=1e-9)
+    value, error = integrate(
+        lambda t, _: t.exp(), torch.zeros(1, 1), torch.ones(1, 1), tolerance=1e-9
+    )
     assert abs(value.item() - (math.e - 1)) <= error.item() <= 1e-9
 
 
@@ -182,9 +240,15 @@ def test_noise_of_the_order_of_rounding_is_stated_and_not_refined(amplitude: flo
 
 
 def test_late_times_state_their_resolution() -> None:
-    """Nodes at 1e9 are rounded to 1e-7, which a rate that decays within 1e-6 turns into an error."""
+    """Nodes at 1e9 are rounded to 1e-7, which a rate that decays within 1e-6 turns into an
+    error.
+    """
     start, decay = 1e9, 1e5
-    value, error = integrate(lambda t, _: torch.exp(-decay * (t - start)), *interval(start, start + 2**-10), tolerance=1e-9)
+    value, error = integrate(
+        lambda t, _: torch.exp(-decay * (t - start)),
+        *interval(start, start + 2**-10),
+        tolerance=1e-9,
+    )
     exact = -math.expm1(-decay * 2**-10) / decay
     assert abs(value.item() - exact) <= error.item() <= 1e-6
 
@@ -232,7 +296,12 @@ def test_more_nodes_converge_faster_than_any_power() -> None:
     for nodes in (2, 4, 8, 16):
         x, w = gauss_legendre(nodes)
         errors.append(abs(float((w * torch.exp(-5 * x)).sum()) - (1 - math.exp(-5)) / 5))
-    assert errors[0] > 1e-3 and errors[1] < errors[0] ** 1.5 and errors[2] < 1e-11 and errors[3] < 1e-15
+    assert (
+        errors[0] > 1e-3
+        and errors[1] < errors[0] ** 1.5
+        and errors[2] < 1e-11
+        and errors[3] < 1e-15
+    )
 
 
 @pytest.mark.parametrize("nodes", [1, 2, 3, 7, 48])
@@ -243,35 +312,59 @@ def test_gauss_legendre_is_exact_for_polynomials(nodes: int) -> None:
 
 
 def test_empty_intervals_cost_nothing() -> None:
-    value, error = integrate(lambda t, _: t.exp(), torch.ones(2, 3).double(), torch.ones(2, 3).double(), tolerance=1e-9)
+    value, error = integrate(
+        lambda t, _: t.exp(), torch.ones(2, 3).double(), torch.ones(2, 3).double(), tolerance=1e-9
+    )
     assert (value == 0).all() and (error == 0).all()
 
 
 def test_stratified_nodes_are_in_their_strata_and_unbiased() -> None:
-    a, b = torch.full((20_000,), 1.0, dtype=torch.float64), torch.full((20_000,), 3.0, dtype=torch.float64)
+    a, b = (
+        torch.full((20_000,), 1.0, dtype=torch.float64),
+        torch.full((20_000,), 3.0, dtype=torch.float64),
+    )
     nodes = stratified(a, b, 4, torch.Generator().manual_seed(0))
     assert nodes.shape == (20_000, 4)
     stratum = ((nodes - 1) / 0.5).floor()
     assert torch.equal(stratum, torch.arange(4, dtype=torch.float64).expand(20_000, 4))
-    for f, exact in ((torch.exp, math.exp(3) - math.exp(1)), (lambda t: torch.cos(30 * t), (math.sin(90) - math.sin(30)) / 30)):
+    for f, exact in (
+        (torch.exp, math.exp(3) - math.exp(1)),
+        (lambda t: torch.cos(30 * t), (math.sin(90) - math.sin(30)) / 30),
+    ):
         estimates = 2 * f(nodes).mean(1)
-        assert abs(float(estimates.mean()) - exact) <= 4 * float(estimates.std()) / math.sqrt(20_000)
+        assert abs(float(estimates.mean()) - exact) <= 4 * float(estimates.std()) / math.sqrt(
+            20_000
+        )
     within = ((nodes - 1) / 0.5 - stratum).mean(0)
     assert ((within - 0.5).abs() <= 4 * math.sqrt(1 / 12 / 20_000)).all()
 
 
 def test_early_nodes_are_unbiased_and_see_more_of_what_fades_fast() -> None:
-    a, b = torch.full((20_000,), 1.0, dtype=torch.float64), torch.full((20_000,), 3.0, dtype=torch.float64)
+    a, b = (
+        torch.full((20_000,), 1.0, dtype=torch.float64),
+        torch.full((20_000,), 3.0, dtype=torch.float64),
+    )
     draws = uniform(a, 4, torch.Generator().manual_seed(0))
     nodes, weights = early(a, b, draws)
-    assert (nodes.diff(dim=1) > 0).all() and (nodes >= 1).all() and (nodes <= 3).all() and (weights > 0).all()
+    assert (
+        (nodes.diff(dim=1) > 0).all()
+        and (nodes >= 1).all()
+        and (nodes <= 3).all()
+        and (weights > 0).all()
+    )
 
     def decays(t: Tensor) -> Tensor:
         return torch.exp(-30 * (t - 1))
 
-    for f, exact in ((torch.ones_like, 2.0), (torch.exp, math.exp(3) - math.exp(1)), (decays, (1 - math.exp(-60)) / 30)):
+    for f, exact in (
+        (torch.ones_like, 2.0),
+        (torch.exp, math.exp(3) - math.exp(1)),
+        (decays, (1 - math.exp(-60)) / 30),
+    ):
         estimates = 2 * (weights * f(nodes)).sum(1)
-        assert abs(float(estimates.mean()) - exact) <= 4 * float(estimates.std()) / math.sqrt(20_000)
+        assert abs(float(estimates.mean()) - exact) <= 4 * float(estimates.std()) / math.sqrt(
+            20_000
+        )
     plain = stratified(a, b, 4, torch.Generator().manual_seed(0))
     assert float((weights * decays(nodes)).sum(1).std()) < 0.5 * float(decays(plain).mean(1).std())
 
@@ -283,12 +376,18 @@ def test_stratified_nodes_come_from_the_generator_alone() -> None:
 
 
 def test_an_unsettled_integral_raises_with_its_numbers() -> None:
-    a, b = torch.tensor([[0.0, 1.0], [2.0, 3.0]]).double(), torch.tensor([[1.0, 2.0], [3.0, 4.0]]).double()
+    a, b = (
+        torch.tensor([[0.0, 1.0], [2.0, 3.0]]).double(),
+        torch.tensor([[1.0, 2.0], [3.0, 4.0]]).double(),
+    )
 
     def jump(times: Tensor, which: Tensor) -> Tensor:
         return torch.where(times > math.pi, 1000.0, 1.0).double()
 
-    numbers = r"received a summed change of [\d.e-]+ at 16 nodes, most of it \([\d.e-]+\) over \[3, 4\] of row 1\. Raise"
+    numbers = (
+        r"received a summed change of [\d.e-]+ at 16 nodes, most of it \([\d.e-]+\) over \[3, "
+        r"4\] of row 1\. Raise"
+    )
     with pytest.raises(Unconverged, match=f"expected integrals settled to 1e-06; {numbers}"):
         integrate(jump, a, b, tolerance=1e-6, most=16, splits=0)
 

@@ -1,4 +1,6 @@
-"""Reading and writing Parquet: grouping, windows, marks, splits, the text of every error, and exact round trips."""
+"""Reading and writing Parquet: grouping, windows, marks, splits, the text of every error, and exact
+round trips.
+"""
 
 from __future__ import annotations
 
@@ -23,10 +25,14 @@ Columns = dict[str, Any]
 def store(tmp_path: Path) -> Any:
     """Writes columns, and metadata if given, to a file and returns its path."""
 
-    def write_columns(columns: Columns, metadata: dict[str, Any] | None = None, name: str = "events.parquet") -> Path:
+    def write_columns(
+        columns: Columns, metadata: dict[str, Any] | None = None, name: str = "events.parquet"
+    ) -> Path:
         table = pa.table(columns)
         if metadata:
-            table = table.replace_schema_metadata({k: v if isinstance(v, str) else json.dumps(v) for k, v in metadata.items()})
+            table = table.replace_schema_metadata(
+                {k: v if isinstance(v, str) else json.dumps(v) for k, v in metadata.items()}
+            )
         pq.write_table(table, tmp_path / name)
         return tmp_path / name
 
@@ -37,32 +43,53 @@ def store(tmp_path: Path) -> Any:
 
 
 def test_rows_of_one_sequence_need_not_be_neighbours(store: Any) -> None:
-    data = read(store({"seq_id": ["b", "a", "b", "a"], "t": [1.0, 2.0, 3.0, 4.0], "mark": [0, 1, 2, 3]}))
+    data = read(
+        store({"seq_id": ["b", "a", "b", "a"], "t": [1.0, 2.0, 3.0, 4.0], "mark": [0, 1, 2, 3]})
+    )
     assert data.ids == ("b", "a") and [s.times.tolist() for s in data] == [[1.0, 3.0], [2.0, 4.0]]
     assert [s.marks.tolist() for s in data] == [[0, 2], [1, 3]]
 
 
 @pytest.mark.parametrize(
-    "ids", [pa.array([7, 7, -1], pa.int64()), pa.array([7, 7, 9], pa.uint8()), pa.array(["x", "x", "y"], pa.large_string())]
+    "ids",
+    [
+        pa.array([7, 7, -1], pa.int64()),
+        pa.array([7, 7, 9], pa.uint8()),
+        pa.array(["x", "x", "y"], pa.large_string()),
+    ],
 )
 def test_ids_may_be_numbers_or_text(store: Any, ids: pa.Array) -> None:
-    assert read(store({"seq_id": ids, "t": [1, 2, 3]})).ids == tuple(str(i) for i in dict.fromkeys(ids.to_pylist()))
+    assert read(store({"seq_id": ids, "t": [1, 2, 3]})).ids == tuple(
+        str(i) for i in dict.fromkeys(ids.to_pylist())
+    )
 
 
 def test_stored_dictionaries_may_hold_unused_values_in_any_order(store: Any) -> None:
     ids = pa.DictionaryArray.from_arrays(pa.array([2, 2, 0]), pa.array(["late", "unused", "early"]))
     marks = pa.DictionaryArray.from_arrays(pa.array([1, 0, 0]), pa.array(["b", "a"]))
     data = read(store({"seq_id": ids, "t": [1.0, 2.0, 3.0], "mark": marks}))
-    assert data.ids == ("early", "late") and data.marks.names == ("a", "b") and data.mark_ids.tolist() == [0, 1, 1]
+    assert (
+        data.ids == ("early", "late")
+        and data.marks.names == ("a", "b")
+        and data.mark_ids.tolist() == [0, 1, 1]
+    )
 
 
 def test_many_row_groups(tmp_path: Path) -> None:
     table = pa.table(
-        {"seq_id": [f"s{i // 3}" for i in range(30)], "t": [float(i) for i in range(30)], "mark": [f"m{i % 4}" for i in range(30)]}
+        {
+            "seq_id": [f"s{i // 3}" for i in range(30)],
+            "t": [float(i) for i in range(30)],
+            "mark": [f"m{i % 4}" for i in range(30)],
+        }
     )
     pq.write_table(table, tmp_path / "groups.parquet", row_group_size=4)
     data = read(tmp_path / "groups.parquet")
-    assert len(data) == 10 and data.times.tolist() == list(range(30)) and data.mark_ids.tolist() == [i % 4 for i in range(30)]
+    assert (
+        len(data) == 10
+        and data.times.tolist() == list(range(30))
+        and data.mark_ids.tolist() == [i % 4 for i in range(30)]
+    )
 
 
 def test_a_column_called_index_or_x_is_no_concern(store: Any) -> None:
@@ -73,18 +100,35 @@ def test_sort_is_asked_for_and_stable(store: Any) -> None:
     path = store({"seq_id": [0, 1, 0, 0], "t": [5.0, 1.0, 2.0, 2.0], "mark": [0, 1, 2, 3]})
     with pytest.raises(EventDataError) as caught:
         read(path)
-    expected = "non-decreasing times; received {}: 2.0 after 5.0 at event 1 of sequence 0. Sort the rows, or read with sort=True."
+    expected = (
+        "non-decreasing times; received {}: 2.0 after 5.0 at event 1 of sequence 0. Sort the "
+        "rows, or read with sort=True."
+    )
     assert str(caught.value) == "expected " + expected.format(path)
     data = read(path, sort=True)
     assert data[0].times.tolist() == [2.0, 2.0, 5.0] and data[0].marks.tolist() == [2, 3, 0]
 
 
 @settings(max_examples=50)
-@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 9), st.integers(0, 4)), min_size=1, max_size=40))
-def test_reading_equals_a_plain_loop(tmp_path_factory: pytest.TempPathFactory, rows: list[tuple[int, int, int]]) -> None:
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 3), st.integers(0, 9), st.integers(0, 4)), min_size=1, max_size=40
+    )
+)
+def test_reading_equals_a_plain_loop(
+    tmp_path_factory: pytest.TempPathFactory, rows: list[tuple[int, int, int]]
+) -> None:
     path = tmp_path_factory.mktemp("loop") / "rows.parquet"
     pq.write_table(
-        pa.table({"seq_id": [r[0] for r in rows], "t": [r[1] for r in rows], "mark": [r[2] for r in rows]}), path, row_group_size=7
+        pa.table(
+            {
+                "seq_id": [r[0] for r in rows],
+                "t": [r[1] for r in rows],
+                "mark": [r[2] for r in rows],
+            }
+        ),
+        path,
+        row_group_size=7,
     )
     data = read(path, sort=True, window=(0, 10))
     assert data.ids == tuple(str(i) for i in dict.fromkeys(r[0] for r in rows))
@@ -109,7 +153,9 @@ def test_the_order_by_radix_is_numpys_stable_order() -> None:
 def test_numbering_equals_a_plain_loop(values: list[int], kind: str, grouped: bool) -> None:
     if grouped:
         values = sorted(values, key=lambda v: (v * 5) % 7)
-    column = np.array(values, dtype=np.int64) * (10**12 if kind == "far" else 42 if kind == "int8" else 1)
+    column = np.array(values, dtype=np.int64) * (
+        10**12 if kind == "far" else 42 if kind == "int8" else 1
+    )
     column = column + 3 if kind == "uint64" else column
     column = column.astype("int64" if kind == "far" else kind)
     numbered = number(column)
@@ -117,14 +163,21 @@ def test_numbering_equals_a_plain_loop(values: list[int], kind: str, grouped: bo
     assert numbered.distinct.tolist() == distinct
     assert numbered.code().tolist() == [distinct.index(v) for v in column.tolist()]
     arrangement, _ = group(numbered, len(distinct) + 2)
-    assert np.diff(arrangement.offsets).tolist() == [column.tolist().count(v) for v in distinct] + [0, 0]
+    assert np.diff(arrangement.offsets).tolist() == [column.tolist().count(v) for v in distinct] + [
+        0,
+        0,
+    ]
     assert arrangement.arrange(column).tolist() == sorted(column.tolist(), key=distinct.index)
 
 
 def test_grouped_rows_are_not_moved(store: Any) -> None:
     numbered = number(np.repeat([9, 2, 5], 1000))
     arrangement, moved = group(numbered, 3, np.tile(np.arange(1000.0), 3))
-    assert arrangement.order is None and not moved and arrangement.offsets.tolist() == [0, 1000, 2000, 3000]
+    assert (
+        arrangement.order is None
+        and not moved
+        and arrangement.offsets.tolist() == [0, 1000, 2000, 3000]
+    )
 
 
 # Windows
@@ -134,25 +187,50 @@ def test_windows_are_inferred_and_said(store: Any) -> None:
     data = read(store({"seq_id": [0, 0, 1, 2, 2], "t": [1.0, 4.0, 0.0, -2.0, 3.0]}))
     assert data.inferred and data.starts.tolist() == [0, 0, -2] and data.stops.tolist() == [4, 1, 3]
     assert describe_choices(data) == [
-        "no windows in the file: each sequence is taken as observed from min(0, first event) to its last event; --window A B overrides",
+        (
+            "no windows in the file: each sequence is taken as observed from min(0, first event) "
+            "to its last event; --window A B overrides"
+        ),
         "1 of 3 sequences have all events at the window's start: their windows are 1 long",
     ]
 
 
 def test_windows_from_columns(store: Any) -> None:
-    columns = {"seq_id": [0, 1, 0], "t": [1.0, 2.0, 3.0], "start": [0, -1, 0], "stop": [5.0, 6.0, 5.0]}
+    columns = {
+        "seq_id": [0, 1, 0],
+        "t": [1.0, 2.0, 3.0],
+        "start": [0, -1, 0],
+        "stop": [5.0, 6.0, 5.0],
+    }
     data = read(store(columns))
-    assert data.starts.tolist() == [0, -1] and data.stops.tolist() == [5, 6] and not data.inferred and describe_choices(data) == []
+    assert (
+        data.starts.tolist() == [0, -1]
+        and data.stops.tolist() == [5, 6]
+        and not data.inferred
+        and describe_choices(data) == []
+    )
 
 
 def test_a_window_overrides_all(store: Any) -> None:
     metadata = {"fourpoint.windows": {"ids": ["0", "1"], "starts": 0.0, "stops": 9.0}}
-    data = read(store({"seq_id": [0], "t": [1.0], "start": [0.0], "stop": [5.0]}, metadata), window=(-1, 24))
-    assert data.starts.tolist() == [-1, -1] and data.stops.tolist() == [24, 24] and not data.inferred
+    data = read(
+        store({"seq_id": [0], "t": [1.0], "start": [0.0], "stop": [5.0]}, metadata), window=(-1, 24)
+    )
+    assert (
+        data.starts.tolist() == [-1, -1] and data.stops.tolist() == [24, 24] and not data.inferred
+    )
 
 
 def test_metadata_wins_over_columns_and_keeps_empty_sequences(store: Any) -> None:
-    metadata = {"fourpoint.windows": {"ids": ["0", "1"], "starts": [0, 0], "stops": [7, 8], "splits": ["train", "dev"], "inferred": False}}
+    metadata = {
+        "fourpoint.windows": {
+            "ids": ["0", "1"],
+            "starts": [0, 0],
+            "stops": [7, 8],
+            "splits": ["train", "dev"],
+            "inferred": False,
+        }
+    }
     data = read(store({"seq_id": [1], "t": [1.0], "start": [0.0], "stop": [5.0]}, metadata))
     assert (
         data.lengths.tolist() == [0, 1]
@@ -172,26 +250,42 @@ def test_a_table_without_rows_needs_windows(store: Any) -> None:
 
 
 def test_integer_marks(store: Any) -> None:
-    assert read(store({"seq_id": [0, 0], "t": [1.0, 2.0], "mark": [0, 3]})).marks == MarkSpace.categorical(4)
+    assert read(
+        store({"seq_id": [0, 0], "t": [1.0, 2.0], "mark": [0, 3]})
+    ).marks == MarkSpace.categorical(4)
     assert read(store({"seq_id": [0, 0], "t": [1.0, 2.0], "mark": [0, 0]})).marks == MarkSpace()
-    named = read(store({"seq_id": [0, 0], "t": [1.0, 2.0], "mark": [0, 0]}, {"fourpoint.marks": ["fire", "flood"]}))
+    named = read(
+        store(
+            {"seq_id": [0, 0], "t": [1.0, 2.0], "mark": [0, 0]},
+            {"fourpoint.marks": ["fire", "flood"]},
+        )
+    )
     assert named.marks.names == ("fire", "flood")
 
 
 def test_text_marks_are_sorted_unless_the_file_names_them(store: Any) -> None:
     columns = {"seq_id": [0, 0, 0], "t": [1.0, 2.0, 3.0], "mark": ["b", "a", "b"]}
-    assert (read(store(columns)).marks.names, read(store(columns)).mark_ids.tolist()) == (("a", "b"), [1, 0, 1])
+    assert (read(store(columns)).marks.names, read(store(columns)).mark_ids.tolist()) == (
+        ("a", "b"),
+        [1, 0, 1],
+    )
     named = read(store(columns, {"fourpoint.marks": ["c", "b", "a"]}))
     assert named.marks.names == ("c", "b", "a") and named.mark_ids.tolist() == [1, 2, 1]
 
 
 def test_tie_policies(store: Any) -> None:
     path = store({"seq_id": [0] * 6, "t": [1.0, 1.0, 2.0, 3.0, 4.0, 5.0]})
-    assert describe_choices(read(path, window=(0, 9))) == ["20.0% of gaps are zero (ties kept; --ties error|jitter|drop)"]
+    assert describe_choices(read(path, window=(0, 9))) == [
+        "20.0% of gaps are zero (ties kept; --ties error|jitter|drop)"
+    ]
     assert read(path, ties="drop").events == 5 and read(path, ties="jitter").tied == 0
     assert describe_choices(read(path, ties="drop", window=(0, 9)), "drop") == []
     with pytest.raises(
-        EventDataError, match=r"expected distinct times; received .*events.parquet: a repeated time 1.0 at event 1 of sequence 0"
+        EventDataError,
+        match=(
+            r"expected distinct times; received .*events.parquet: a repeated time 1.0 at event 1 "
+            r"of sequence 0"
+        ),
     ):
         read(path, ties="error")
 
@@ -210,15 +304,24 @@ ROLES = [
 
 
 @pytest.mark.parametrize(("names", "time", "mark", "sequence"), ROLES)
-def test_roles_are_guessed_from_names(names: str, time: str, mark: str, sequence: str | None) -> None:
+def test_roles_are_guessed_from_names(
+    names: str, time: str, mark: str, sequence: str | None
+) -> None:
     columns: Columns = {name: [1, 1, 2] for name in names.split("|")} | {time: [1.0, 2.0, 3.0]}
     found = read_with_notes(columns, Asked(window=(0, 9)))
     assert (found.roles.time, found.roles.mark, found.roles.sequence) == (time, mark, sequence)
-    assert found.notes[0].startswith(f"columns: time {time!r}, mark {mark!r}, ") and "--time --mark --sequence" in found.notes[0]
+    assert (
+        found.notes[0].startswith(f"columns: time {time!r}, mark {mark!r}, ")
+        and "--time --mark --sequence" in found.notes[0]
+    )
 
 
 def test_a_number_of_the_row_is_no_sequence_and_a_remark_no_mark() -> None:
-    rows: Columns = {"id": [1, 2, 3, 4], "time": [1.0, 2.0, 3.0, 4.0], "event": ["w", "x", "y", "z"]}
+    rows: Columns = {
+        "id": [1, 2, 3, 4],
+        "time": [1.0, 2.0, 3.0, 4.0],
+        "event": ["w", "x", "y", "z"],
+    }
     assert (len(read(rows)), read(rows).marks.count) == (1, 1)
     repeated: Columns = rows | {"id": [1, 1, 2, 2], "event": ["w", "w", "z", "z"]}
     assert (len(read(repeated)), read(repeated).marks.names) == (2, ("w", "z"))
@@ -228,18 +331,32 @@ def test_roles_can_be_named_in_any_spelling_and_taken_away() -> None:
     rows: Columns = {"User ID": [1, 1, 2], "Seen At": [1.0, 2.0, 3.0], "Type": ["a", "b", "a"]}
     assert len(read(rows, time="seen_at", sequence="user id")) == 2
     alone = read_with_notes(rows, Asked(time="Seen At", mark="none", sequence="none"))
-    assert len(alone.data) == 1 and alone.data.marks.count == 1 and not any("columns:" in note for note in alone.notes)
+    assert (
+        len(alone.data) == 1
+        and alone.data.marks.count == 1
+        and not any("columns:" in note for note in alone.notes)
+    )
     with pytest.raises(
-        EventDataError, match="expected a column 'sen_at' for the time; received the table: only .* Did you mean 'Seen At'?"
+        EventDataError,
+        match=(
+            "expected a column 'sen_at' for the time; received the table: only .* Did you mean "
+            "'Seen At'?"
+        ),
     ):
         read(rows, time="sen_at")
-    with pytest.raises(EventDataError, match="expected a column 'dya' for the sequence; .* Did you mean 'day'?"):
+    with pytest.raises(
+        EventDataError, match="expected a column 'dya' for the sequence; .* Did you mean 'day'?"
+    ):
         read(rows, sequence="dya")
-    with pytest.raises(EventDataError, match="expected a column 'x' for the mark; .*Name one of them with mark="):
+    with pytest.raises(
+        EventDataError, match="expected a column 'x' for the mark; .*Name one of them with mark="
+    ):
         read(rows, mark="x")
 
 
-def test_notes_are_printed_for_tables_of_others_alone(store: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_notes_are_printed_for_tables_of_others_alone(
+    store: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
     read(store(GOOD | {"t": [1.0, 1.0, 3.0]}))
     assert capsys.readouterr() == ("", "")
     read({"time": [1.0, 1.0, 3.0]}, window=(0, 4))
@@ -277,17 +394,33 @@ def test_marks_as_a_model_knows_them() -> None:
     rows: Columns = {"time": [1.0, 2.0], "mark": ["fire", "fire"]}
     assert read(rows, marks=["air", "fire", "sea"]).mark_ids.tolist() == [1, 1]
     assert read(rows | {"mark": [5, 7]}, marks=["7", "5"]).mark_ids.tolist() == [1, 0]
-    with pytest.raises(EventDataError, match="marks that the file names; received the table: 'fire' at row 0. Did you mean 'fires'?"):
+    with pytest.raises(
+        EventDataError,
+        match=(
+            "marks that the file names; received the table: 'fire' at row 0. Did you mean 'fires'?"
+        ),
+    ):
         read(rows, marks=["fires"])
 
 
 def test_our_own_marks_go_before_those_asked_for(store: Any) -> None:
     named = store(GOOD | {"mark": [0, 1, 1]}, {"fourpoint.marks": ["fire", "flood"]})
     assert read(named, marks=["a", "b", "c"]).marks.names == ("fire", "flood")
-    assert read(store(GOOD | {"mark": [0, 0, 0]}), marks=["a", "b"]).marks == MarkSpace(), "no marks are not all of the first type"
+    assert read(store(GOOD | {"mark": [0, 0, 0]}), marks=["a", "b"]).marks == MarkSpace(), (
+        "no marks are not all of the first type"
+    )
     assert read(store(GOOD), marks=["a", "b"]).marks == MarkSpace()
-    assert read(store(GOOD | {"mark": ["b", "b", "b"]}), marks=["a", "b"]).mark_ids.tolist() == [1, 1, 1]
-    with pytest.raises(EventDataError, match="expected a column of types, for 2 marks; received the table: none. Name it with mark="):
+    assert read(store(GOOD | {"mark": ["b", "b", "b"]}), marks=["a", "b"]).mark_ids.tolist() == [
+        1,
+        1,
+        1,
+    ]
+    with pytest.raises(
+        EventDataError,
+        match=(
+            "expected a column of types, for 2 marks; received the table: none. Name it with mark="
+        ),
+    ):
         read({"time": [1.0]}, marks=["a", "b"])
 
 
@@ -303,8 +436,15 @@ def test_windows_for_all_or_each() -> None:
 
 
 def test_splits_of_others_count_where_they_are_ours() -> None:
-    rows: Columns = {"user": ["a", "a", "b"], "time": [1.0, 2.0, 1.0], "Split": ["train", "train", "dev"]}
-    assert read(rows).splits is not None and read(rows | {"Split": ["left", "left", "right"]}).splits is None
+    rows: Columns = {
+        "user": ["a", "a", "b"],
+        "time": [1.0, 2.0, 1.0],
+        "Split": ["train", "train", "dev"],
+    }
+    assert (
+        read(rows).splits is not None
+        and read(rows | {"Split": ["left", "left", "right"]}).splits is None
+    )
 
 
 # Errors
@@ -315,7 +455,10 @@ BAD: list[tuple[str, Columns, dict[str, Any] | None, str]] = [
         "nan",
         GOOD | {"t": [1.0, float("nan"), 3.0]},
         None,
-        "expected finite numbers in column 't'; received FILE: nan at row 1. Remove or mend the row.",
+        (
+            "expected finite numbers in column 't'; received FILE: nan at row 1. Remove or mend "
+            "the row."
+        ),
     ),
     ("inf", GOOD | {"t": [1.0, 2.0, float("-inf")]}, None, "received FILE: -inf at row 2."),
     (
@@ -324,14 +467,32 @@ BAD: list[tuple[str, Columns, dict[str, Any] | None, str]] = [
         None,
         "a value in every row of column 't'; received FILE: 1 null, the first at row 1. Remove or",
     ),
-    ("null id", GOOD | {"seq_id": [0, None, None]}, None, "column 'seq_id'; received FILE: 2 null, the first at row 1."),
-    ("null mark", GOOD | {"mark": [0, 1, None]}, None, "column 'mark'; received FILE: 1 null, the first at row 2."),
-    ("null split", GOOD | {"split": [None, "dev", "dev"]}, None, "column 'split'; received FILE: 1 null, the first at row 0."),
+    (
+        "null id",
+        GOOD | {"seq_id": [0, None, None]},
+        None,
+        "column 'seq_id'; received FILE: 2 null, the first at row 1.",
+    ),
+    (
+        "null mark",
+        GOOD | {"mark": [0, 1, None]},
+        None,
+        "column 'mark'; received FILE: 1 null, the first at row 2.",
+    ),
+    (
+        "null split",
+        GOOD | {"split": [None, "dev", "dev"]},
+        None,
+        "column 'split'; received FILE: 1 null, the first at row 0.",
+    ),
     (
         "text time",
         GOOD | {"t": ["1", "2", "3"]},
         None,
-        "expected numbers in column 't'; received FILE: values of type string. Convert it to numbers",
+        (
+            "expected numbers in column 't'; received FILE: values of type string. Convert it to "
+            "numbers"
+        ),
     ),
     (
         "float id",
@@ -355,13 +516,19 @@ BAD: list[tuple[str, Columns, dict[str, Any] | None, str]] = [
         "no time",
         {"seq_id": [0], "a": ["x"]},
         None,
-        "expected a column of times; received FILE: none among 'seq_id', 'a' looks like one. Name it, for example with time='seq_id'",
+        (
+            "expected a column of times; received FILE: none among 'seq_id', 'a' looks like one. "
+            "Name it, for example with time='seq_id'"
+        ),
     ),
     (
         "neither",
         {"a": [0], "b": [1.0]},
         None,
-        "expected a column of times; received FILE: none among 'a', 'b' looks like one. Name it, for example with time='b'",
+        (
+            "expected a column of times; received FILE: none among 'a', 'b' looks like one. Name "
+            "it, for example with time='b'"
+        ),
     ),
     (
         "no rows",
@@ -375,7 +542,12 @@ BAD: list[tuple[str, Columns, dict[str, Any] | None, str]] = [
         None,
         "expected marks from 0 to 999999; received FILE: -1 at row 1. Number the types from 0",
     ),
-    ("huge mark", GOOD | {"mark": pa.array([0, 1, 2**63], pa.uint64())}, None, "received FILE: 9223372036854775808 at row 2."),
+    (
+        "huge mark",
+        GOOD | {"mark": pa.array([0, 1, 2**63], pa.uint64())},
+        None,
+        "received FILE: 9223372036854775808 at row 2.",
+    ),
     (
         "unnamed mark",
         GOOD | {"mark": [0, 1, 2]},
@@ -394,7 +566,12 @@ BAD: list[tuple[str, Columns, dict[str, Any] | None, str]] = [
         None,
         "train, dev or test; received FILE: 'valid' at row 2. Rename it to 'dev'.",
     ),
-    ("split case", GOOD | {"split": ["Train", "Train", "dev"]}, None, "received FILE: 'Train' at row 0. Rename it to 'train'."),
+    (
+        "split case",
+        GOOD | {"split": ["Train", "Train", "dev"]},
+        None,
+        "received FILE: 'Train' at row 0. Rename it to 'train'.",
+    ),
     (
         "split mixed",
         GOOD | {"split": ["train", "dev", "dev"]},
@@ -419,7 +596,12 @@ BAD: list[tuple[str, Columns, dict[str, Any] | None, str]] = [
         None,
         "expected columns 'start' and 'stop' together; received FILE: only 'start'. Add the other",
     ),
-    ("stop before start", GOOD | {"start": [5, 5, 0], "stop": [4, 4, 9]}, None, "start < stop; received FILE: [5.0, 4.0) of sequence 0."),
+    (
+        "stop before start",
+        GOOD | {"start": [5, 5, 0], "stop": [4, 4, 9]},
+        None,
+        "start < stop; received FILE: [5.0, 4.0) of sequence 0.",
+    ),
     (
         "outside",
         GOOD | {"start": [0, 0, 0], "stop": [2, 2, 9]},
@@ -430,16 +612,29 @@ BAD: list[tuple[str, Columns, dict[str, Any] | None, str]] = [
         "unsorted",
         GOOD | {"t": [2.0, 1.0, 3.0]},
         None,
-        "expected non-decreasing times; received FILE: 1.0 after 2.0 at event 1 of sequence 0. Sort the rows",
+        (
+            "expected non-decreasing times; received FILE: 1.0 after 2.0 at event 1 of sequence "
+            "0. Sort the rows"
+        ),
     ),
-    ("metadata", GOOD, {"fourpoint.windows": "{"}, "expected a table of windows in the metadata; received FILE: a damaged one"),
+    (
+        "metadata",
+        GOOD,
+        {"fourpoint.windows": "{"},
+        "expected a table of windows in the metadata; received FILE: a damaged one",
+    ),
     (
         "metadata keys",
         GOOD,
         {"fourpoint.windows": {"ids": ["0"]}},
         "received FILE: a damaged one (KeyError('starts')). Write the file again",
     ),
-    ("metadata length", GOOD, {"fourpoint.windows": {"ids": ["0"], "starts": [0, 0], "stops": 9}}, "received FILE: a damaged one"),
+    (
+        "metadata length",
+        GOOD,
+        {"fourpoint.windows": {"ids": ["0"], "starts": [0, 0], "stops": 9}},
+        "received FILE: a damaged one",
+    ),
     (
         "metadata id",
         GOOD,
@@ -467,8 +662,12 @@ BAD: list[tuple[str, Columns, dict[str, Any] | None, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("columns", "metadata", "text"), [case[1:] for case in BAD], ids=[case[0] for case in BAD])
-def test_bad_files_are_refused(store: Any, columns: Columns, metadata: dict[str, Any] | None, text: str) -> None:
+@pytest.mark.parametrize(
+    ("columns", "metadata", "text"), [case[1:] for case in BAD], ids=[case[0] for case in BAD]
+)
+def test_bad_files_are_refused(
+    store: Any, columns: Columns, metadata: dict[str, Any] | None, text: str
+) -> None:
     path = store(columns, metadata)
     with pytest.raises(EventDataError) as caught:
         read(path)
@@ -492,12 +691,17 @@ def test_what_is_not_a_parquet_file(tmp_path: Path) -> None:
         with pytest.raises(EventDataError) as caught:
             read(str(tmp_path / name))
         assert f"expected a Parquet file; received {tmp_path / name}, {text}" in str(caught.value)
-    with pytest.raises(EventDataError, match="expected a file of events; received .*, which is a folder. Name one file in it."):
+    with pytest.raises(
+        EventDataError,
+        match="expected a file of events; received .*, which is a folder. Name one file in it.",
+    ):
         read(tmp_path)
 
 
 def test_a_damaged_parquet_file(store: Any) -> None:
-    path = store({"seq_id": np.zeros(5000, dtype=int), "t": np.random.default_rng(0).random(5000).cumsum()})
+    path = store(
+        {"seq_id": np.zeros(5000, dtype=int), "t": np.random.default_rng(0).random(5000).cumsum()}
+    )
     content = bytearray(path.read_bytes())
     path.write_bytes(content[: len(content) // 2])
     with pytest.raises(EventDataError, match="which cannot be read as one"):
@@ -506,39 +710,69 @@ def test_a_damaged_parquet_file(store: Any) -> None:
 
 def test_two_columns_of_one_name(tmp_path: Path) -> None:
     pq.write_table(
-        pa.Table.from_arrays([pa.array([0]), pa.array([1.0]), pa.array([2.0])], names=["seq_id", "t", "t"]), tmp_path / "two.parquet"
+        pa.Table.from_arrays(
+            [pa.array([0]), pa.array([1.0]), pa.array([2.0])], names=["seq_id", "t", "t"]
+        ),
+        tmp_path / "two.parquet",
     )
-    with pytest.raises(EventDataError, match="expected one column 't'; received .*two.parquet: 2 of them. Rename or drop the others."):
+    with pytest.raises(
+        EventDataError,
+        match=(
+            "expected one column 't'; received .*two.parquet: 2 of them. Rename or drop the others."
+        ),
+    ):
         read(tmp_path / "two.parquet")
 
 
 @pytest.mark.parametrize("window", [(2, 1), (0, float("inf")), (1, 1), (float("nan"), 1)])
 def test_a_window_is_two_numbers_in_order(store: Any, window: tuple[float, float]) -> None:
-    with pytest.raises(UserError, match=r"expected a window of two finite numbers, start < stop; received \(.*Pass window=\(0, 24\), say"):
+    with pytest.raises(
+        UserError,
+        match=(
+            r"expected a window of two finite numbers, start < stop; received \(.*Pass "
+            r"window=\(0, 24\), say"
+        ),
+    ):
         read(store(GOOD), window=window)
 
 
 def test_events_outside_the_given_window(store: Any) -> None:
     with pytest.raises(
-        EventDataError, match=r"times inside the window \[0.0, 2.5\); received .*events.parquet: 3.0 at event 0 of sequence 1"
+        EventDataError,
+        match=(
+            r"times inside the window \[0.0, 2.5\); received .*events.parquet: 3.0 at event 0 of "
+            r"sequence 1"
+        ),
     ):
         read(store(GOOD), window=(0, 2.5))
 
 
 def test_an_unknown_tie_policy(store: Any) -> None:
-    with pytest.raises(EventDataError, match="expected a tie policy keep, error, jitter or drop; received .*'shake'"):
+    with pytest.raises(
+        EventDataError,
+        match="expected a tie policy keep, error, jitter or drop; received .*'shake'",
+    ):
         read(store(GOOD), ties="shake")
 
 
 def test_rows_removed_behind_our_back(tmp_path: Path) -> None:
     write(
-        Dataset.from_sequences([Sequence([1.0, 2.0], start=0, stop=3, id="a"), Sequence([1.0], start=0, stop=3, id="b")]),
+        Dataset.from_sequences(
+            [
+                Sequence([1.0, 2.0], start=0, stop=3, id="a"),
+                Sequence([1.0], start=0, stop=3, id="b"),
+            ]
+        ),
         tmp_path / "all.parquet",
     )
     table = pq.read_table(tmp_path / "all.parquet")
     pq.write_table(table.slice(0, 2), tmp_path / "some.parquet")
     with pytest.raises(
-        EventDataError, match="expected 3 rows, as the file's table of windows says; received .*some.parquet: 2 rows. Write the file again"
+        EventDataError,
+        match=(
+            "expected 3 rows, as the file's table of windows says; received .*some.parquet: 2 "
+            "rows. Write the file again"
+        ),
     ):
         read(tmp_path / "some.parquet")
 
@@ -549,18 +783,48 @@ def test_rows_removed_behind_our_back(tmp_path: Path) -> None:
 @st.composite
 def anything(draw: st.DrawFn) -> Dataset:
     """A data set with any ids, windows, marks and splits."""
-    ids = draw(st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=6), min_size=1, max_size=6, unique=True))
-    names = draw(st.one_of(st.none(), st.lists(st.text("abcö ,\"'", max_size=4), min_size=1, max_size=3, unique=True)))
+    ids = draw(
+        st.lists(
+            st.text(st.characters(exclude_categories=["Cs"]), max_size=6),
+            min_size=1,
+            max_size=6,
+            unique=True,
+        )
+    )
+    names = draw(
+        st.one_of(
+            st.none(),
+            st.lists(st.text("abcö ,\"'", max_size=4), min_size=1, max_size=3, unique=True),
+        )
+    )
     space = MarkSpace.of(names)
     inferred = draw(st.booleans())
     sequences = []
     for id in ids:
-        times = sorted(draw(st.lists(st.floats(-1e9, 1e9).filter(lambda t: t == 0 or abs(t) > 1e-12), min_size=int(inferred), max_size=6)))
-        marks = draw(st.lists(st.integers(0, space.count - 1), min_size=len(times), max_size=len(times)))
-        window: dict[str, float] = {} if inferred else dict(start=-1e9, stop=draw(st.floats(1.1e9, 1e12)))
+        times = sorted(
+            draw(
+                st.lists(
+                    st.floats(-1e9, 1e9).filter(lambda t: t == 0 or abs(t) > 1e-12),
+                    min_size=int(inferred),
+                    max_size=6,
+                )
+            )
+        )
+        marks = draw(
+            st.lists(st.integers(0, space.count - 1), min_size=len(times), max_size=len(times))
+        )
+        window: dict[str, float] = (
+            {} if inferred else dict(start=-1e9, stop=draw(st.floats(1.1e9, 1e12)))
+        )
         sequences.append(Sequence(times, marks, space=space, id=id, **window))
-    data = Dataset.from_sequences(sequences, unit=draw(st.sampled_from(["", "hours"])), name="drawn")
-    splits = draw(st.one_of(st.none(), st.lists(st.sampled_from(SPLITS), min_size=len(ids), max_size=len(ids))))
+    data = Dataset.from_sequences(
+        sequences, unit=draw(st.sampled_from(["", "hours"])), name="drawn"
+    )
+    splits = draw(
+        st.one_of(
+            st.none(), st.lists(st.sampled_from(SPLITS), min_size=len(ids), max_size=len(ids))
+        )
+    )
     object.__setattr__(data, "splits", None if splits is None else np.array(splits))
     return data
 
@@ -572,22 +836,32 @@ def test_a_round_trip_is_exact(tmp_path_factory: pytest.TempPathFactory, data: D
     write(data, path)
     again = read(path)
     for name in ("times", "mark_ids", "offsets", "starts", "stops"):
-        assert getattr(again, name).tobytes() == getattr(data, name).astype(getattr(again, name).dtype).tobytes(), name
+        assert (
+            getattr(again, name).tobytes()
+            == getattr(data, name).astype(getattr(again, name).dtype).tobytes()
+        ), name
     for name in ("ids", "marks", "inferred", "unit", "name"):
         assert getattr(again, name) == getattr(data, name), name
     assert (again.splits is None) == (data.splits is None)
-    assert again.splits is None or again.splits.tolist() == (data.splits.tolist() if data.splits is not None else None)
+    assert again.splits is None or again.splits.tolist() == (
+        data.splits.tolist() if data.splits is not None else None
+    )
 
 
 def test_what_is_written_is_plain_parquet(tmp_path: Path) -> None:
     data = Dataset.from_sequences(
-        [Sequence([1.0, 2.0], [1, 0], start=0, stop=3, id="a", space=2), Sequence([], start=0, stop=4, id="b", space=2)]
+        [
+            Sequence([1.0, 2.0], [1, 0], start=0, stop=3, id="a", space=2),
+            Sequence([], start=0, stop=4, id="b", space=2),
+        ]
     )
     write(data, tmp_path / "data.parquet")
     table = pq.read_table(tmp_path / "data.parquet")
     assert table.to_pydict() == {"seq_id": ["a", "a"], "t": [1.0, 2.0], "mark": [1, 0]}
     windows = json.loads(table.schema.metadata[b"fourpoint.windows"])
-    assert windows["ids"] == ["a", "b"] and windows["starts"] == 0.0 and windows["stops"] == [3.0, 4.0]
+    assert (
+        windows["ids"] == ["a", "b"] and windows["starts"] == 0.0 and windows["stops"] == [3.0, 4.0]
+    )
     assert json.loads(table.schema.metadata[b"fourpoint.marks"]) == ["0", "1"]
 
 
@@ -598,16 +872,28 @@ def test_a_failed_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr("os.replace", lambda *_: (_ for _ in ()).throw(OSError("disk full")))
     with pytest.raises(OSError, match="disk full"):
         write(data, tmp_path / "data.parquet")
-    assert [p.name for p in tmp_path.iterdir()] == ["data.parquet"] and (tmp_path / "data.parquet").read_bytes() == before
+    assert [p.name for p in tmp_path.iterdir()] == ["data.parquet"] and (
+        tmp_path / "data.parquet"
+    ).read_bytes() == before
 
 
 def test_write_errors(tmp_path: Path) -> None:
     data = Dataset.from_sequences([Sequence([1.0], start=0, stop=2)])
-    with pytest.raises(UserError, match="expected a path in an existing folder; received .*Make the folder first"):
+    with pytest.raises(
+        UserError, match="expected a path in an existing folder; received .*Make the folder first"
+    ):
         write(data, tmp_path / "no" / "data.parquet")
-    with pytest.raises(UserError, match="expected the path of a file; received .*which is a folder"):
+    with pytest.raises(
+        UserError, match="expected the path of a file; received .*which is a folder"
+    ):
         write(data, tmp_path)
-    with pytest.raises(EventDataError, match="expected sequences with distinct ids; received 2 sequences with 1 ids. Give each its own id"):
+    with pytest.raises(
+        EventDataError,
+        match=(
+            "expected sequences with distinct ids; received 2 sequences with 1 ids. Give each "
+            "its own id"
+        ),
+    ):
         write(data.select([0, 0]), tmp_path / "data.parquet")
     assert list(tmp_path.iterdir()) == []
 
@@ -616,10 +902,18 @@ def test_write_errors(tmp_path: Path) -> None:
 
 
 def test_real_files_are_read(shared_data: Path) -> None:
-    sizes = {"taxi": (2000, 74078), "retweet": (4000, 433986), "pems_congestion": (37, 1101), "readmission": (99, 353)}
+    sizes = {
+        "taxi": (2000, 74078),
+        "retweet": (4000, 433986),
+        "pems_congestion": (37, 1101),
+        "readmission": (99, 353),
+    }
     for path in sorted(shared_data.glob("*.parquet")):
         if path.stem in ("japan_25", "sanjac_10"):  # one long log, whose parts are split by event
-            with pytest.raises(EventDataError, match="expected splits called train, dev or test; received .*'history' at row 0"):
+            with pytest.raises(
+                EventDataError,
+                match="expected splits called train, dev or test; received .*'history' at row 0",
+            ):
                 read(path)
             continue
         data = read(path)

@@ -1,4 +1,6 @@
-"""What `fit` returns: never worse on held-out data than a closed-form model, stable, within its budget."""
+"""What `fit` returns: never worse on held-out data than a closed-form model, stable, within its
+budget.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ TINY: dict[str, Any] = dict(heads=2, features=4, eval_features=16, generator=(4,
 def poisson_sequences(count: int, events: int, seed: int) -> Dataset:
     """Sequences of a Poisson process of rate 1, observed up to their last event."""
     gaps = np.random.default_rng(seed).exponential(size=(count, events))
-    return Dataset.from_sequences([Sequence(np.cumsum(g), start=0.0, stop=float(g.sum()) + 0.5) for g in gaps])
+    return Dataset.from_sequences(
+        [Sequence(np.cumsum(g), start=0.0, stop=float(g.sum()) + 0.5) for g in gaps]
+    )
 
 
 def long_log(events: int, seed: int = 0) -> Dataset:
@@ -37,16 +41,26 @@ def long_log(events: int, seed: int = 0) -> Dataset:
 
 
 def test_the_result_is_never_below_the_best_closed_form_on_dev(tmp_path: Path) -> None:
-    """One step of training cannot beat a Hawkes process: the fit returns the Hawkes process and saves it."""
+    """One step of training cannot beat a Hawkes process: the fit returns the Hawkes process and
+    saves it.
+    """
     train, dev = simulate("hawkes", 200, seed=1), simulate("hawkes", 100, seed=2)
     given = RMTPP(hidden=4)
     done = fp.fit(given, train, dev, steps=1, progress=False, folder=tmp_path)
     best = max(done.closed_forms.values())
-    own = {name: float(unit_scores(done.model, dev, "window").sum()) / dev.events for name in ("it",)}["it"]
+    own = {
+        name: float(unit_scores(done.model, dev, "window").sum()) / dev.events for name in ("it",)
+    }["it"]
     assert own >= best - 1e-9 and done.best == pytest.approx(best)
-    assert done.name == "hawkes" and isinstance(done.model, Hawkes) and isinstance(fp.restore(tmp_path), Hawkes)
+    assert (
+        done.name == "hawkes"
+        and isinstance(done.model, Hawkes)
+        and isinstance(fp.restore(tmp_path), Hawkes)
+    )
     assert any("the closed-form model hawkes is better on dev" in note for note in done.notes)
-    again = fp.fit(RMTPP(hidden=4), train, dev, steps=1, progress=False, folder=tmp_path, resume=True)
+    again = fp.fit(
+        RMTPP(hidden=4), train, dev, steps=1, progress=False, folder=tmp_path, resume=True
+    )
     assert isinstance(again.model, Hawkes)
 
 
@@ -59,27 +73,37 @@ def test_a_better_model_is_returned_itself() -> None:
 
 def test_the_closed_forms_suit_the_data() -> None:
     def names(data: Dataset) -> list[str]:
-        found = fit_closed_forms(data.marks, data, lambda m: unit_scores(m, data, "window"), time_left=lambda: True)
+        found = fit_closed_forms(
+            data.marks, data, lambda m: unit_scores(m, data, "window"), time_left=lambda: True
+        )
         return [one.name for one in found]
 
     assert names(simulate("hawkes", 20, seed=0)) == ["poisson", "spline-poisson", "hawkes"]
-    assert names(poisson_sequences(5, 8, seed=0)) == ["poisson", "hawkes"], "windows of many lengths"
+    assert names(poisson_sequences(5, 8, seed=0)) == ["poisson", "hawkes"], (
+        "windows of many lengths"
+    )
     assert names(long_log(50)) == ["poisson", "hawkes"], "a single window"
 
 
 def test_closed_forms_end_with_their_time() -> None:
     data = simulate("hawkes", 20, seed=0)
-    found = fit_closed_forms(data.marks, data, lambda m: unit_scores(m, data, "window"), time_left=lambda: False)
+    found = fit_closed_forms(
+        data.marks, data, lambda m: unit_scores(m, data, "window"), time_left=lambda: False
+    )
     assert [one.name for one in found] == ["poisson"]
 
 
-@pytest.mark.parametrize(("process", "name"), [("hawkes", "hawkes"), ("nonhomogeneous2", "spline-poisson")])
+@pytest.mark.parametrize(
+    ("process", "name"), [("hawkes", "hawkes"), ("nonhomogeneous2", "spline-poisson")]
+)
 def test_dapp_contains_the_closed_forms(process: str, name: str) -> None:
     """Each of them as weights of DAPP, whose score is then nearly the same."""
     train, dev = simulate(process, 200, seed=1), simulate(process, 100, seed=2)
     model = DAPP()
     model.initialise(train)
-    found = fit_closed_forms(train.marks, train, lambda m: unit_scores(m, dev, "window"), time_left=lambda: True)
+    found = fit_closed_forms(
+        train.marks, train, lambda m: unit_scores(m, dev, "window"), time_left=lambda: True
+    )
     for one in found:
         weights = model.embedded(one.model)
         assert weights is not None
@@ -90,8 +114,9 @@ def test_dapp_contains_the_closed_forms(process: str, name: str) -> None:
 
 
 def test_a_hawkes_process_is_not_traded_for_noise() -> None:
-    """200 sequences of a Hawkes process, most of them without a clear sign of excitation: what is kept
-    is as good as the closed form on new data."""
+    """200 sequences of a Hawkes process, most of them without a clear sign of excitation: what is
+    kept is as good as the closed form on new data.
+    """
     train, test = simulate("hawkes", 200, seed=1), simulate("hawkes", 300, seed=99)
     for seed in (3, 6):
         model = DAPP(train.marks, seed=seed, features=8, eval_features=32)
@@ -108,7 +133,9 @@ def test_units_are_sequences_or_blocks_of_gaps() -> None:
     assert len(blocks) == sum(min(20, n + 1) for n in few.lengths.tolist())
     from fourpoint.likelihood import quick_log_likelihood
 
-    assert float(blocks.sum()) == pytest.approx(float(quick_log_likelihood(model, few.batch()).sum()))
+    assert float(blocks.sum()) == pytest.approx(
+        float(quick_log_likelihood(model, few.batch()).sum())
+    )
 
 
 def test_one_difference_decides_nothing() -> None:
@@ -121,13 +148,17 @@ def test_one_difference_decides_nothing() -> None:
 
 @pytest.mark.parametrize("name", ["rmtpp", "nhp", "sahp", "thp", "dapp", "deep-dapp"])
 def test_small_data_do_not_lead_astray(name: str) -> None:
-    """Three sequences of ten events: the model itself stays near the best closed form on new data."""
+    """Three sequences of ten events: the model itself stays near the best closed form on new
+    data.
+    """
     train, test = poisson_sequences(3, 10, seed=5), poisson_sequences(200, 10, seed=6)
     model = MODELS[name](train.marks)
     done = fp.fit(model, train, steps=80, progress=False, seed=1)
     best = max(
         fp.evaluate(one.model, test).scores["window"].per_event
-        for one in fit_closed_forms(train.marks, train, lambda m: unit_scores(m, train, "window"), time_left=lambda: True)
+        for one in fit_closed_forms(
+            train.marks, train, lambda m: unit_scores(m, train, "window"), time_left=lambda: True
+        )
     )
     assert fp.evaluate(model, test).scores["window"].per_event > best - 0.3
     assert fp.evaluate(done.model, test).scores["window"].per_event > best - 0.3
@@ -137,23 +168,33 @@ def test_small_data_do_not_lead_astray(name: str) -> None:
 # ---------------------------------------------------------------------- stability
 
 
-def test_an_explosive_model_is_noticed_and_a_stable_one_is_returned(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_explosive_model_is_noticed_and_a_stable_one_is_returned(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     train, dev = simulate("hawkes", 100, seed=1), simulate("hawkes", 50, seed=2)
     model = DAPP(**TINY)
     monkeypatch.setattr(
-        training_run, "explosive", lambda one, *_: "12 of 12 simulated paths reach 99 events" if one is model else ""
+        training_run,
+        "explosive",
+        lambda one, *_: "12 of 12 simulated paths reach 99 events" if one is model else "",
     )
     original = training.fit_closed_forms
-    monkeypatch.setattr(training, "fit_closed_forms", lambda *given, **more: original(*given, **more)[:1])
+    monkeypatch.setattr(
+        training, "fit_closed_forms", lambda *given, **more: original(*given, **more)[:1]
+    )
     done = fp.fit(model, train, dev, steps=30, progress=False)
     assert done.name == "poisson" and done.model is not model
     assert any("the trained model is explosive: 12 of 12" in note for note in done.notes)
 
 
-def test_a_closed_form_that_is_better_but_explosive_is_not_returned(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_closed_form_that_is_better_but_explosive_is_not_returned(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     train, dev = simulate("hawkes", 100, seed=1), simulate("hawkes", 50, seed=2)
     model = RMTPP(hidden=4)
-    monkeypatch.setattr(training_run, "explosive", lambda one, *_: "" if one is model else "12 of 12 paths")
+    monkeypatch.setattr(
+        training_run, "explosive", lambda one, *_: "" if one is model else "12 of 12 paths"
+    )
     done = fp.fit(model, train, dev, steps=2, progress=False)
     assert done.closed_forms["hawkes"] > done.best
     assert done.model is model and not done.name
@@ -177,7 +218,9 @@ def test_a_simulation_without_time_left_still_finds_paths_that_run_away() -> Non
 def test_paths_that_run_away_are_explosive() -> None:
     data = simulate("hawkes", 50, seed=0)
     assert explosive(Hawkes(baseline=10.0, branching=1.0, decay=1.0), data) == ""
-    assert "12 of 12 simulated paths reach" in explosive(Hawkes(baseline=10.0, branching=30.0, decay=1.0), data)
+    assert "12 of 12 simulated paths reach" in explosive(
+        Hawkes(baseline=10.0, branching=30.0, decay=1.0), data
+    )
     log = long_log(2000)
     assert explosive(Hawkes(baseline=0.5, branching=0.5, decay=2.0), log) == ""
     assert "simulated paths reach" in explosive(Hawkes(baseline=0.5, branching=3.0, decay=2.0), log)
@@ -229,14 +272,18 @@ def test_a_budget_counts_from_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
         return original(self, data)
 
     monkeypatch.setattr(closed_forms.Poisson, "maximum_likelihood", slow)
-    monkeypatch.setattr(training, "time", type("Clock", (), {"monotonic": staticmethod(lambda: now[0])}))
+    monkeypatch.setattr(
+        training, "time", type("Clock", (), {"monotonic": staticmethod(lambda: now[0])})
+    )
     done = fp.fit(DAPP(**TINY), simulate("hawkes", 60, seed=1), time_budget=50.0, progress=False)
     assert list(done.closed_forms) == ["poisson"] and done.stopped == "time budget"
     assert [row["step"] for row in done.history if row["step"]] == [1]
 
 
 def test_a_budget_holds_with_what_follows_the_last_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By a clock on which a step takes a second, a score of the development data two, and a round of the simulated paths three."""
+    """By a clock on which a step takes a second, a score of the development data two, and a round
+    of the simulated paths three.
+    """
     now = [0.0]
 
     def slowed(owner: Any, name: str, seconds: float) -> None:
@@ -251,9 +298,21 @@ def test_a_budget_holds_with_what_follows_the_last_step(monkeypatch: pytest.Monk
     slowed(training.Steps, "take", 1.0)
     slowed(training_run.Run, "score", 2.0)
     slowed(sampling, "_round", 3.0)
-    monkeypatch.setattr(training, "time", type("Clock", (), {"monotonic": staticmethod(lambda: now[0])}))
+    monkeypatch.setattr(
+        training, "time", type("Clock", (), {"monotonic": staticmethod(lambda: now[0])})
+    )
     data = simulate("hawkes", 60, seed=1)
-    done = fp.fit(RMTPP(hidden=4), data, steps=10**6, time_budget=100.0, patience=99, baselines=False, progress=False)
+    done = fp.fit(
+        RMTPP(hidden=4),
+        data,
+        steps=10**6,
+        time_budget=100.0,
+        patience=99,
+        baselines=False,
+        progress=False,
+    )
     assert done.stopped == "time budget" and done.history[-1]["step"] > 20
     assert 90.0 <= now[0] <= 103.0, "one round more than the budget"
-    assert "the time budget ended the search for explosive paths before it was complete" in done.notes
+    assert (
+        "the time budget ended the search for explosive paths before it was complete" in done.notes
+    )

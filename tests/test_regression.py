@@ -1,4 +1,6 @@
-"""Models that were saved before the code was restructured give the same likelihoods, samples, forecasts and streams as then."""
+"""Models that were saved before the code was restructured give the same likelihoods, samples,
+forecasts and streams as then.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +17,15 @@ FIGURES: dict[str, Any] = json.loads(regression.FIGURES.read_text())
 TOLERANCE = {"float64": 1e-9, "float32": 1e-5}
 
 
-def compare(found: dict[str, list[float]], expected: dict[str, list[float]], tolerance: float) -> None:
+def compare(
+    found: dict[str, list[float]], expected: dict[str, list[float]], tolerance: float
+) -> None:
     assert found.keys() == expected.keys()
     for key, values in expected.items():
         scale = max(1.0, float(np.max(np.abs(values))))
-        np.testing.assert_allclose(found[key], values, rtol=0.0, atol=tolerance * scale, err_msg=key)
+        np.testing.assert_allclose(
+            found[key], values, rtol=0.0, atol=tolerance * scale, err_msg=key
+        )
 
 
 @pytest.mark.parametrize("kind", ["float32", "float64"])

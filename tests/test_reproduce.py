@@ -1,7 +1,10 @@
-"""`fourpoint reproduce` in miniature: every command, its numbers, and what becomes of cells that fail, are killed or are there already.
+"""`fourpoint reproduce` in miniature: every command, its numbers, and what becomes of cells that
+fail, are killed or are there already.
 
-The numbers below were made with these very settings. Three steps of training amplify nothing, so that another machine or another
-torch differs in the last digits only: the tolerance is 2 parts in 100 of an error and .01 nats of a likelihood per event.
+The numbers below were made with these very settings. Three steps of training amplify nothing, so
+that another machine or another
+torch differs in the last digits only: the tolerance is 2 parts in 100 of an error and .01 nats of a
+likelihood per event.
 """
 
 from __future__ import annotations
@@ -49,12 +52,18 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(plan.SETTINGS, "quick", TINY)
 
 
-def options(folder: Path, *only: str, seeds: int = 1, fresh: bool = False, real: Path | None = None) -> Options:
+def options(
+    folder: Path, *only: str, seeds: int = 1, fresh: bool = False, real: Path | None = None
+) -> Options:
     return Options("quick", seeds, folder, real, only, jobs=0, fresh=fresh, progress=False)
 
 
 def values(records: list[Record], metric: str) -> dict[str, float]:
-    return {f"{r['model']}/{r['data']}": round(r["metrics"][metric], 4) for r in records if metric in r.get("metrics", {})}
+    return {
+        f"{r['model']}/{r['data']}": round(r["metrics"][metric], 4)
+        for r in records
+        if metric in r.get("metrics", {})
+    }
 
 
 ERRORS = {
@@ -94,13 +103,23 @@ def test_table1(tmp_path: Path) -> None:
     assert found == pytest.approx(ERRORS, rel=0.02)
     rows = list(csv.DictReader((tmp_path / "table1.csv").read_text().splitlines()))
     mine = {row["model"]: row for row in rows if row["data"] == "self_correcting"}
-    assert float(mine["nhp"]["intensity_mse"]) == pytest.approx(found["nhp/self_correcting"], abs=1e-3)
+    assert float(mine["nhp"]["intensity_mse"]) == pytest.approx(
+        found["nhp/self_correcting"], abs=1e-3
+    )
     assert mine["nhp"]["paper"] == "25.8" and mine["dapp"]["paper"] == ""
     assert {row["status"] for row in rows if row["data"] == "hawkes"} == {"not run"}
     record = json.loads((tmp_path / "cells" / "fit__nhp__self_correcting__0.json").read_text())
-    assert record["tables"] == ["table1", "table2"] and record["setting"] == "quick" and record["seconds"] > 0
-    assert {"python", "torch", "numpy", "fourpoint"} <= set(record["versions"]) and record["machine"]
-    assert record["settings"]["training"]["steps"] == 3 and record["settings"]["test_sequences"] == 4
+    assert (
+        record["tables"] == ["table1", "table2"]
+        and record["setting"] == "quick"
+        and record["seconds"] > 0
+    )
+    assert {"python", "torch", "numpy", "fourpoint"} <= set(record["versions"]) and record[
+        "machine"
+    ]
+    assert (
+        record["settings"]["training"]["steps"] == 3 and record["settings"]["test_sequences"] == 4
+    )
 
 
 def test_table2_fills_the_embedded_set_and_says_which_data_were_not_given(tmp_path: Path) -> None:
@@ -111,7 +130,9 @@ def test_table2_fills_the_embedded_set_and_says_which_data_were_not_given(tmp_pa
     assert values(records, "log_likelihood_per_event") == pytest.approx(LIKELIHOODS, abs=0.01)
     page, text = (tmp_path / "report.html").read_text(), (tmp_path / "report.md").read_text()
     for report in (page, text):
-        assert "no data given" in report and "nyc_delays (traffic)" in report and "stand-in" in report
+        assert (
+            "no data given" in report and "nyc_delays (traffic)" in report and "stand-in" in report
+        )
     table = list(csv.DictReader((tmp_path / "table2.csv").read_text().splitlines()))
     row = next(r for r in table if r["data"] == "nyc_delays" and r["model"] == "hawkes")
     assert row["stands_for"] == "traffic" and row["paper_per_sequence"] == "313.8"
@@ -137,7 +158,9 @@ def test_figures_come_as_a_picture_and_as_the_numbers_behind_it(name: str, tmp_p
 
 
 def test_theory_and_claims(tmp_path: Path) -> None:
-    chosen = options(tmp_path, "proposition?", "features", "thinning", "rmtpp/memory-3", "dapp-paper/hawkes")
+    chosen = options(
+        tmp_path, "proposition?", "features", "thinning", "rmtpp/memory-3", "dapp-paper/hawkes"
+    )
     records = {r["id"]: r for r in reproduce("theory", options=chosen)}
     assert {r["status"] for r in records.values()} == {"done"}
     one = records["theory__none__proposition1__0"]["metrics"]
@@ -146,14 +169,27 @@ def test_theory_and_claims(tmp_path: Path) -> None:
     assert two["violations"] == 0 and two["rows"][0]["bound"] is None
     assert [row["features"] for row in two["rows"]] == [20, 50, 100]
     thinned = {row["data"]: row for row in records["claim__none__thinning__0"]["metrics"]["rows"]}
-    assert thinned["hawkes"]["printed"] < 1 and abs(thinned["hawkes"]["turned"] - 15) < 4 * thinned["hawkes"]["turned_error"]
-    assert [row["features"] for row in records["claim__none__features__0"]["metrics"]["rows"]] == [20, 100]
-    assert (tmp_path / "figures" / "theory.png").is_file() and (tmp_path / "figures" / "memory.csv").is_file()
+    assert (
+        thinned["hawkes"]["printed"] < 1
+        and abs(thinned["hawkes"]["turned"] - 15) < 4 * thinned["hawkes"]["turned_error"]
+    )
+    assert [row["features"] for row in records["claim__none__features__0"]["metrics"]["rows"]] == [
+        20,
+        100,
+    ]
+    assert (tmp_path / "figures" / "theory.png").is_file() and (
+        tmp_path / "figures" / "memory.csv"
+    ).is_file()
     page = (tmp_path / "report.html").read_text()
-    assert "Algorithm 2 samples from the model" in page and "Proposition 1: the estimated score is unbiased" in page
+    assert (
+        "Algorithm 2 samples from the model" in page
+        and "Proposition 1: the estimated score is unbiased" in page
+    )
 
 
-def test_a_rerun_fills_only_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rerun_fills_only_what_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     chosen = options(tmp_path, "poisson/*", "hawkes/self_correcting")
     first = reproduce("table1", options=chosen)
     lost = tmp_path / "cells" / "fit__poisson__hawkes__0.json"
@@ -167,12 +203,16 @@ def test_a_rerun_fills_only_what_is_missing(tmp_path: Path, monkeypatch: pytest.
 
     monkeypatch.setattr(commands, "fit_cell", counted)
     second = reproduce("table1", options=chosen)
-    assert ran == ["fit__poisson__hawkes__0"] and values(first, "intensity_mse") == values(second, "intensity_mse")
+    assert ran == ["fit__poisson__hawkes__0"] and values(first, "intensity_mse") == values(
+        second, "intensity_mse"
+    )
     reproduce("table1", options=replace(chosen, fresh=True))
     assert len(ran) == 1 + len(first)
 
 
-def test_a_cell_that_fails_is_shown_with_its_reason_and_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cell_that_fails_is_shown_with_its_reason_and_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     chosen = options(tmp_path, "poisson/*")
     true_work = commands.fit_cell
 
@@ -185,14 +225,21 @@ def test_a_cell_that_fails_is_shown_with_its_reason_and_tried_again(tmp_path: Pa
         patch.setattr(commands, "fit_cell", diverges)
         records = reproduce("table1", options=chosen)
     assert sorted(r["status"] for r in records) == ["done"] * 3 + ["failed"]
-    assert "ArithmeticError: the loss is not finite at step 7" in (tmp_path / "report.html").read_text()
+    assert (
+        "ArithmeticError: the loss is not finite at step 7"
+        in (tmp_path / "report.html").read_text()
+    )
     assert "| poisson | nonhomogeneous1 | 0 | failed |" in (tmp_path / "report.md").read_text()
     summary = json.loads((tmp_path / "results.json").read_text())
-    assert [r["reason"] for r in summary if r["status"] == "failed"] == ["ArithmeticError: the loss is not finite at step 7"]
+    assert [r["reason"] for r in summary if r["status"] == "failed"] == [
+        "ArithmeticError: the loss is not finite at step 7"
+    ]
     assert {r["status"] for r in reproduce("table1", options=chosen)} == {"done"}
 
 
-def test_a_run_that_is_stopped_leaves_whole_records_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_is_stopped_leaves_whole_records_and_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     chosen = options(tmp_path, "poisson/*")
     true_work, seen = commands.fit_cell, []
 
@@ -225,14 +272,22 @@ def test_folders_of_cells_merge_by_copying(tmp_path: Path) -> None:
     reproduce("table1", options=options(tmp_path / "b", "hawkes/hawkes"))
     for file in (tmp_path / "b" / "cells").iterdir():
         (tmp_path / "a" / "cells" / file.name).write_bytes(file.read_bytes())
-    assert [r["model"] for r in reproduce("report", options=options(tmp_path / "a"))] == ["hawkes", "poisson"]
+    assert [r["model"] for r in reproduce("report", options=options(tmp_path / "a"))] == [
+        "hawkes",
+        "poisson",
+    ]
     assert "HP is best on its own data" in (tmp_path / "a" / "report.md").read_text()
 
 
 def test_the_report_stands_alone(tmp_path: Path) -> None:
     reproduce("table1", options=options(tmp_path, "poisson/hawkes"))
     page = (tmp_path / "report.html").read_text()
-    assert "<script" not in page and "src=" not in page and "@import" not in page and "<link" not in page
+    assert (
+        "<script" not in page
+        and "src=" not in page
+        and "@import" not in page
+        and "<link" not in page
+    )
     assert "NaN" not in page and ">nan" not in page
 
 
@@ -247,14 +302,28 @@ def test_the_report_stands_alone(tmp_path: Path) -> None:
         (["table1", "--fresh", "--resume"], "--resume"),
     ],
 )
-def test_the_command_says_what_is_wrong_and_writes_nothing(words: list[str], clause: str, tmp_path: Path) -> None:
-    result = CliRunner().invoke(app, ["reproduce", *words, "--quick", "--jobs", "0", "-o", str(tmp_path / "results")])
+def test_the_command_says_what_is_wrong_and_writes_nothing(
+    words: list[str], clause: str, tmp_path: Path
+) -> None:
+    result = CliRunner().invoke(
+        app, ["reproduce", *words, "--quick", "--jobs", "0", "-o", str(tmp_path / "results")]
+    )
     assert result.exit_code == 2 and clause in result.stderr
     assert not (tmp_path / "results").exists()
 
 
 def test_the_command_runs(tmp_path: Path) -> None:
-    words = ["reproduce", "table1", "--quick", "--only", "poisson/hawkes", "--jobs", "0", "-o", str(tmp_path)]
+    words = [
+        "reproduce",
+        "table1",
+        "--quick",
+        "--only",
+        "poisson/hawkes",
+        "--jobs",
+        "0",
+        "-o",
+        str(tmp_path),
+    ]
     result = CliRunner().invoke(app, words)
     assert result.exit_code == 0 and "1 of 1 cells done" in result.stderr
 
@@ -266,14 +335,29 @@ def test_the_plan_covers_what_the_issue_of_the_paper_asks() -> None:
     first = [c for c in cells if c.kind == "fit" and c.data in plan.SYNTHETIC]
     assert len(first) == 3 * 4 * 14 and {c.seed for c in first} == {0, 1, 2}
     second = [c for c in cells if c.kind == "fit" and c.data in plan.STANDS_FOR]
-    assert len(second) == 3 * 5 * 10 and set(plan.STANDS_FOR.values()) == {"stock", "meme", "traffic", "mimic-iii"}
-    assert full.sequences == 5000 and set(full.building) == {"odapp"}  # the paper's forms have the published architecture
+    assert len(second) == 3 * 5 * 10 and set(plan.STANDS_FOR.values()) == {
+        "stock",
+        "meme",
+        "traffic",
+        "mimic-iii",
+    }
+    assert full.sequences == 5000 and set(full.building) == {
+        "odapp"
+    }  # the paper's forms have the published architecture
     assert Cell("fit", "dapp-paper", plan.TRANSFORMED, 0) in cells
 
 
 @pytest.mark.parametrize(
     "patterns, wanted",
-    [((), True), (("dapp",), True), (("hawkes",), True), (("nhp",), False), (("dapp/h*",), True), (("!*-nn",), True), (("!dapp",), False)],
+    [
+        ((), True),
+        (("dapp",), True),
+        (("hawkes",), True),
+        (("nhp",), False),
+        (("dapp/h*",), True),
+        (("!*-nn",), True),
+        (("!dapp",), False),
+    ],
 )
 def test_patterns_select_models_and_data(patterns: tuple[str, ...], wanted: bool) -> None:
     assert Cell("fit", "dapp", "hawkes", 0).matches(list(patterns)) == wanted

@@ -1,13 +1,24 @@
-"""Time rescaling: exact samples pass, wrong models fail, and each statistic equals its reference."""
+"""Time rescaling: exact samples pass, wrong models fail, and each statistic equals its
+reference.
+"""
 
 import numpy as np
 import pytest
 from scipy import stats
 
-from fourpoint.maths.rescaling import end_to_end, judge, ks_test, ljung_box_test, per_sequence, qq_points
+from fourpoint.maths.rescaling import (
+    end_to_end,
+    judge,
+    ks_test,
+    ljung_box_test,
+    per_sequence,
+    qq_points,
+)
 
 
-def unit_poisson(windows: int, length: float, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def unit_poisson(
+    windows: int, length: float, seed: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Places, rows and totals of exact unit-rate processes on many windows."""
     rng = np.random.default_rng(seed)
     counts = rng.poisson(length, windows)
@@ -16,14 +27,20 @@ def unit_poisson(windows: int, length: float, seed: int) -> tuple[np.ndarray, np
 
 
 def test_windows_laid_end_to_end() -> None:
-    places, rows, totals = np.array([0.5, 1.5, 0.25]), np.array([0, 0, 2]), np.array([2.0, 4.0, 1.0])
+    places, rows, totals = (
+        np.array([0.5, 1.5, 0.25]),
+        np.array([0, 0, 2]),
+        np.array([2.0, 4.0, 1.0]),
+    )
     assert end_to_end(places, rows, totals).tolist() == [0.5, 1.0, 4.75]
     assert per_sequence(places, rows).tolist() == [0.5, 1.0, 0.25]
     assert per_sequence(np.zeros(0), np.zeros(0, dtype=int)).tolist() == []
 
 
 def test_pooled_gaps_are_censored_and_end_to_end_is_not() -> None:
-    """With a mean of three events a window, plain pooled gaps of an exact process fail; laid end to end they pass."""
+    """With a mean of three events a window, plain pooled gaps of an exact process fail; laid end to
+    end they pass.
+    """
     places, rows, totals = unit_poisson(4000, 3.0, seed=1)
     assert ks_test(-np.expm1(-per_sequence(places, rows)))[1] < 1e-10
     verdict = judge(places, rows, totals)
@@ -49,14 +66,21 @@ def test_wrong_models_fail(wrong: str) -> None:
     else:
         gaps = np.random.default_rng(3).exponential(size=3000)
         slow = np.repeat(np.array([0.5, 1.5] * 150), 10)
-        assert judge(np.cumsum(gaps * slow), np.zeros(3000, dtype=int), np.array([(gaps * slow).sum()])).ljung_box_p < 1e-6
+        assert (
+            judge(
+                np.cumsum(gaps * slow), np.zeros(3000, dtype=int), np.array([(gaps * slow).sum()])
+            ).ljung_box_p
+            < 1e-6
+        )
 
 
 def test_statistics_equal_their_references() -> None:
     x = np.random.default_rng(4).exponential(size=400)
     distance, p = ks_test(-np.expm1(-x))
     reference = stats.kstest(x, "expon")
-    assert distance == pytest.approx(reference.statistic) and p == pytest.approx(reference.pvalue, abs=0.01)
+    assert distance == pytest.approx(reference.statistic) and p == pytest.approx(
+        reference.pvalue, abs=0.01
+    )
     score = stats.norm.ppf(-np.expm1(-x))
     centred = score - score.mean()
     r = [np.sum(centred[k:] * centred[:-k]) / np.sum(centred**2) for k in range(1, 11)]
@@ -69,7 +93,9 @@ def test_qq_envelope_holds_most_points() -> None:
     shares = [qq_points(rng.exponential(size=500)).outside for _ in range(100)]
     assert np.mean(shares) == pytest.approx(0.05, abs=0.03)
     qq = qq_points(rng.exponential(size=500))
-    assert 100 < len(qq.theory) <= 200 and bool((qq.low < qq.theory).all() and (qq.theory < qq.high).all())
+    assert 100 < len(qq.theory) <= 200 and bool(
+        (qq.low < qq.theory).all() and (qq.theory < qq.high).all()
+    )
 
 
 def test_few_events_are_no_verdict() -> None:

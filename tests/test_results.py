@@ -1,4 +1,6 @@
-"""What users see of results and hand to functions: text and HTML, one sequence for a data set and back, conventions, progress."""
+"""What users see of results and hand to functions: text and HTML, one sequence for a data set and
+back, conventions, progress.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ SPACE = fp.MarkSpace(NAMES)
 HAWKES = fp.Hawkes(SPACE, baseline=1.0, branching=0.5, decay=2.0)
 EVENTS = fp.Sequence([0.5, 1.0, 2.0], [0, 1, 0], start=0.0, stop=3.0, space=SPACE, id="C00007")
 ONE = fp.Dataset.from_sequences([EVENTS])
-TWO = fp.Dataset.from_sequences([EVENTS, fp.Sequence([0.5], [0], start=0.0, stop=3.0, space=SPACE, id="C00008")])
+TWO = fp.Dataset.from_sequences(
+    [EVENTS, fp.Sequence([0.5], [0], start=0.0, stop=3.0, space=SPACE, id="C00008")]
+)
 
 
 def test_a_data_set_of_one_sequence_stands_for_it() -> None:
@@ -40,9 +44,14 @@ def test_a_data_set_of_one_sequence_stands_for_it() -> None:
     ],
 )
 def test_more_sequences_than_one_are_refused_with_their_ids(call: Any) -> None:
-    with pytest.raises(fp.UserError, match=r"expected one sequence; received a data set of 2 .*'C00007'.*\. Choose one"):
+    with pytest.raises(
+        fp.UserError,
+        match=r"expected one sequence; received a data set of 2 .*'C00007'.*\. Choose one",
+    ):
         call(TWO)
-    with pytest.raises(fp.UserError, match="expected one sequence; received a data set of 0 sequences. Choose one"):
+    with pytest.raises(
+        fp.UserError, match="expected one sequence; received a data set of 0 sequences. Choose one"
+    ):
         call(TWO[:0])
     with pytest.raises(fp.UserError, match=r"expected a sequence of events; received list\. Pass"):
         call([1.0, 2.0])
@@ -53,7 +62,10 @@ def test_a_sequence_is_taken_where_a_data_set_is() -> None:
     assert str(fp.goodness_of_fit(HAWKES, EVENTS)) == str(fp.goodness_of_fit(HAWKES, ONE))
     assert fp.tick_score(HAWKES, EVENTS, 0.5) == fp.tick_score(HAWKES, ONE, 0.5)
     small = dict(events=2, horizon=0.5, origins=1, paths=2)
-    assert fp.prediction_scores(HAWKES, EVENTS, **small).to_dict() == fp.prediction_scores(HAWKES, ONE, **small).to_dict()
+    assert (
+        fp.prediction_scores(HAWKES, EVENTS, **small).to_dict()
+        == fp.prediction_scores(HAWKES, ONE, **small).to_dict()
+    )
     for call in (fp.evaluate, fp.goodness_of_fit, fp.tick_score, fp.prediction_scores):
         with pytest.raises(fp.UserError, match="expected a data set or a sequence; received list"):
             call(HAWKES, [1.0, 2.0])
@@ -80,7 +92,13 @@ def test_the_convention_of_an_evaluation() -> None:
 def test_results_in_notebooks_and_shells() -> None:
     found = fp.forecast(HAWKES, EVENTS, 1.0, paths=5)
     scores = fp.prediction_scores(HAWKES, EVENTS, events=2, horizon=0.5, origins=1, paths=2)
-    for one in (found, fp.explain(HAWKES, EVENTS), fp.evaluate(HAWKES, ONE), fp.goodness_of_fit(HAWKES, ONE), scores):
+    for one in (
+        found,
+        fp.explain(HAWKES, EVENTS),
+        fp.evaluate(HAWKES, ONE),
+        fp.goodness_of_fit(HAWKES, ONE),
+        scores,
+    ):
         assert repr(one) == str(one)
         assert len(repr(one)) < 3000
         page = one._repr_html_()
@@ -126,24 +144,40 @@ def test_a_forecast_prints_counts_of_every_type() -> None:
     model = fp.Poisson(fp.MarkSpace(("fire", "flood")))
     with torch.no_grad():
         model.log_rate.copy_(torch.tensor([3.0, 1.0]).log())
-    found = fp.forecast(model, fp.Sequence([], start=0.0, stop=1.0, space=model.marks), 10.0, paths=400, windows=2)
-    rows = [line.strip() for line in str(found).splitlines() if "fire" in line and "flood" in line and "%" not in line]
+    found = fp.forecast(
+        model, fp.Sequence([], start=0.0, stop=1.0, space=model.marks), 10.0, paths=400, windows=2
+    )
+    rows = [
+        line.strip()
+        for line in str(found).splitlines()
+        if "fire" in line and "flood" in line and "%" not in line
+    ]
     assert len(rows) == 2
     for row, mean in zip(rows, found.counts.mean, strict=True):
         assert row == f"fire {mean[0]:.2f}, flood {mean[1]:.2f}"
     many = fp.Poisson(12)
-    text = str(fp.forecast(many, fp.Sequence([], start=0.0, stop=1.0, space=12), 10.0, paths=20, windows=1))
+    text = str(
+        fp.forecast(many, fp.Sequence([], start=0.0, stop=1.0, space=12), 10.0, paths=20, windows=1)
+    )
     assert "4 more" in text
 
 
 def test_effects_below_rounding_are_zero() -> None:
-    """The rate with and without an event differs by rounding alone where the event no longer matters."""
+    """The rate with and without an event differs by rounding alone where the event no longer
+    matters.
+    """
     model = fp.Hawkes(baseline=0.1, branching=0.5, decay=3.0)
-    times = [*np.linspace(8.0, 9.0, 11), 20.0, 20.3]  # the first are worth 1e-16 to 1e-15 of the rate
+    times = [
+        *np.linspace(8.0, 9.0, 11),
+        20.0,
+        20.3,
+    ]  # the first are worth 1e-16 to 1e-15 of the rate
     found = explain(model, fp.Sequence(times, start=0.0, stop=20.5), 20.5)
     assert found.effects[:11].tolist() == [[0.0]] * 11
     assert found.effects[11:].min() > 0.1
-    single = fp.DAPP(features=4, eval_features=8, form="dense", base="constant", drift="none").eval()
+    single = fp.DAPP(
+        features=4, eval_features=8, form="dense", base="constant", drift="none"
+    ).eval()
     assert single.readout.dtype == torch.float32
     with torch.no_grad():
         single.value_weight.mul_(1e-9)
@@ -152,7 +186,9 @@ def test_effects_below_rounding_are_zero() -> None:
     assert "e-" not in str(none)
 
 
-def test_bars_are_shown_on_stderr_and_only_when_asked(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bars_are_shown_on_stderr_and_only_when_asked(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(printing, "SOON", 0.0)
     told: list[float] = []
     real = printing._drawn
@@ -160,7 +196,10 @@ def test_bars_are_shown_on_stderr_and_only_when_asked(monkeypatch: pytest.Monkey
     def recorded(what: str, total: float) -> Any:
         drawn = real(what, total)
         update = drawn.update
-        drawn.update = lambda task, **more: (told.append(more["completed"] / total), update(task, **more))  # type: ignore[method-assign]
+        drawn.update = lambda task, **more: (
+            told.append(more["completed"] / total),
+            update(task, **more),
+        )  # type: ignore[method-assign]
         return drawn
 
     monkeypatch.setattr(printing, "_drawn", recorded)

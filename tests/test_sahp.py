@@ -1,4 +1,6 @@
-"""SAHP: its formula, its start, closed forms it contains, no leak, a bound that dominates, and samples that follow it."""
+"""SAHP: its formula, its start, closed forms it contains, no leak, a bound that dominates, and
+samples that follow it.
+"""
 
 from __future__ import annotations
 
@@ -34,14 +36,20 @@ def test_the_rate_is_the_formula() -> None:
 
 
 def test_an_exponential_decay_has_the_integral_of_its_closed_form() -> None:
-    """With a tiny scale the link is the identity: lambda = r (mu + (eta - mu) exp(-gamma lag)) after every event."""
+    """With a tiny scale the link is the identity: lambda = r (mu + (eta - mu) exp(-gamma lag))
+    after every event.
+    """
     model, events = SAHP(1, hidden=8, heads=2).double().eval(), data(1)
     model.initialise(events)
     with torch.no_grad():
         model.link.log_scale.fill_(math.log(1e-3))
         model.shift.copy_(torch.tensor([3.0, 1.0, 0.2]))
     batch = events.batch()
-    eta, mu, gamma = gelu(torch.tensor(3.0)).item(), gelu(torch.tensor(1.0)).item(), softplus(torch.tensor(0.2)).item()
+    eta, mu, gamma = (
+        gelu(torch.tensor(3.0)).item(),
+        gelu(torch.tensor(1.0)).item(),
+        softplus(torch.tensor(0.2)).item(),
+    )
     r, gaps = float(model.log_rate.exp()), batch.edges.diff(dim=1) / model.time_scale
     fade = gamma * gaps
     exact = (r * model.time_scale * (mu * gaps + (eta - mu) * -torch.expm1(-fade) / gamma)).sum(1)
@@ -49,12 +57,16 @@ def test_an_exponential_decay_has_the_integral_of_its_closed_form() -> None:
 
 
 def test_a_late_event_keeps_the_digits_of_its_time() -> None:
-    """A million mean gaps after the start the tokens of float32 still agree with those of float64."""
+    """A million mean gaps after the start the tokens of float32 still agree with those of
+    float64.
+    """
     marks, index = torch.zeros(1, 2, dtype=torch.int64), torch.tensor([[1, 2]])
     since = torch.tensor([[1.0e6, 1.0e6 + 0.3]], dtype=torch.float64)
     single = lively(SAHP, 1, torch.float32)
     double = lively(SAHP, 1, torch.float32).double()
-    coarse, fine = (m._tokens(marks, since, since.diff(prepend=since[:, :1]), index) for m in (single, double))
+    coarse, fine = (
+        m._tokens(marks, since, since.diff(prepend=since[:, :1]), index) for m in (single, double)
+    )
     assert torch.allclose(coarse.double(), fine, rtol=0, atol=1e-5)
 
 

@@ -1,4 +1,6 @@
-"""Samples follow the model: bounds dominate, rescaled samples are unit exponential, counts equal integrals, caps are told."""
+"""Samples follow the model: bounds dominate, rescaled samples are unit exponential, counts equal
+integrals, caps are told.
+"""
 
 import warnings
 from typing import Any
@@ -34,17 +36,27 @@ def lively(name: str) -> Any:
     return model.eval()
 
 
-UNBOUNDED = ("neural", "deep", "deep-plain", "deep-dense")  # models without a certificate, which are inverted
+UNBOUNDED = (
+    "neural",
+    "deep",
+    "deep-plain",
+    "deep-dense",
+)  # models without a certificate, which are inverted
 
 
-@pytest.mark.parametrize(("name", "marks"), [case for case in CASES + BOXED if case[0] not in UNBOUNDED])
+@pytest.mark.parametrize(
+    ("name", "marks"), [case for case in CASES + BOXED if case[0] not in UNBOUNDED]
+)
 @pytest.mark.parametrize("kind", [torch.float64, torch.float32])
 def test_the_bound_dominates(name: str, marks: int, kind: torch.dtype) -> None:
     model = build(name, marks)
     if isinstance(model, DAPP):
         exact = {name: buffer.clone() for name, buffer in model.named_buffers() if buffer.ndim == 0}
         model.to(kind)
-        for name, buffer in exact.items():  # time scale and length stay in double precision, as they always do
+        for (
+            name,
+            buffer,
+        ) in exact.items():  # time scale and length stay in double precision, as they always do
             place, _, last = name.rpartition(".")
             setattr(model.get_submodule(place), last, buffer)
         with torch.no_grad():
@@ -55,11 +67,16 @@ def test_the_bound_dominates(name: str, marks: int, kind: torch.dtype) -> None:
         past = remember(model, batch)
         last = past.times.gather(1, past.lengths[:, None])[:, 0]
         for _ in range(40):
-            lag, width = (10.0 ** (3 * torch.rand(len(last), generator=random, dtype=torch.float64) - 2) for _ in range(2))
+            lag, width = (
+                10.0 ** (3 * torch.rand(len(last), generator=random, dtype=torch.float64) - 2)
+                for _ in range(2)
+            )
             a = last + lag * (torch.rand(1, generator=random) > 0.2)
             grid = a[:, None] + width[:, None] * torch.linspace(0, 1, 50, dtype=torch.float64)
             top = model.bound(past, a, a + width)
-            assert bool((last_rates(model, past, grid).sum(-1).double() <= top[:, None] * (1 + 1e-9)).all())
+            assert bool(
+                (last_rates(model, past, grid).sum(-1).double() <= top[:, None] * (1 + 1e-9)).all()
+            )
 
 
 def test_the_bound_is_tight_on_short_windows() -> None:
@@ -85,7 +102,9 @@ def test_rescaled_samples_are_unit_exponential(name: str) -> None:
 @pytest.mark.parametrize("name", ["sum", "softmax", "hawkes", "self-correcting"])
 def test_inversion_and_thinning_draw_from_one_law(name: str) -> None:
     model = lively(name)
-    thinned, inverted = (sample(model, 0.0, 8.0, 200, seed=7, method=method) for method in ("thinning", "inversion"))
+    thinned, inverted = (
+        sample(model, 0.0, 8.0, 200, seed=7, method=method) for method in ("thinning", "inversion")
+    )
     assert ks_2samp(thinned.times, inverted.times).pvalue > FALSE_ALARM
     assert ks_2samp(thinned.gaps, inverted.gaps).pvalue > FALSE_ALARM
     spread = np.sqrt(thinned.lengths.var() + inverted.lengths.var()) / np.sqrt(200)
@@ -111,12 +130,15 @@ def test_hawkes_counts_and_acceptance() -> None:
 
 
 def test_history_goes_on() -> None:
-    """With a long memory the past decides: the mean count from a history equals the closed form of a Hawkes process."""
+    """With a long memory the past decides: the mean count from a history equals the closed form of
+    a Hawkes process.
+    """
     model = Hawkes(baseline=0.5, branching=0.5, decay=1.0)
     past = Sequence([0.2, 0.9, 1.0, 1.1], start=0.0, stop=1.2)
     counts = sample(model, 1.2, 3.2, 4000, seed=4, history=past).lengths
     excess = float(np.exp(-(1.2 - past.times)).sum()) * 0.5
-    # dE[rate]/dt = -(rate - mu) + alpha rate, so that E[rate](s) = 1 + (rate_0 - 1) exp(-s / 2) for mu = alpha = 1/2.
+    # dE[rate]/dt = -(rate - mu) + alpha rate, so that E[rate](s) = 1 + (rate_0 - 1) exp(-s / 2) for
+    # mu = alpha = 1/2.
     expected = 2 + (0.5 + excess - 1) * 2 * (1 - np.exp(-1))
     assert abs(counts.mean() - expected) < 4 * counts.std() / np.sqrt(4000)
 
@@ -136,7 +158,9 @@ def test_one_history_per_path(name: str) -> None:
             own = remember(model, s.batch())
             query = torch.tensor([[9.5, 11.0]], dtype=torch.float64)
             rows = select_rows(whole, torch.tensor([i]))
-            assert torch.allclose(last_rates(model, rows, query), last_rates(model, own, query), rtol=1e-9)
+            assert torch.allclose(
+                last_rates(model, rows, query), last_rates(model, own, query), rtol=1e-9
+            )
 
 
 def test_long_histories_go_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,7 +187,9 @@ def test_a_cap_is_told() -> None:
     assert data.lengths.max() == 5 and "paths capped" in str(paths)
     capped = np.flatnonzero(data.lengths == 5)
     assert np.array_equal(paths.capped, capped)
-    assert all(data[int(i)].stop < 1.0 and data[int(i)].times[-1] < data[int(i)].stop for i in capped)
+    assert all(
+        data[int(i)].stop < 1.0 and data[int(i)].times[-1] < data[int(i)].stop for i in capped
+    )
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         sample(model, 0.0, 1.0, 5, most=1000)
@@ -176,7 +202,9 @@ def test_explosions_are_errors() -> None:
         model.value_weight.fill_(1.0)
     with pytest.raises(UserError, match="expected a process whose rate stays finite"):
         sample(model, 0.0, 100.0, 2)
-    with pytest.raises(UserError, match="expected a process (whose rate stays finite|that does not explode)"):
+    with pytest.raises(
+        UserError, match="expected a process (whose rate stays finite|that does not explode)"
+    ):
         forecast(model, Sequence([0.1], start=0.0, stop=1.0), horizon=100.0, paths=5)
 
 
@@ -186,16 +214,31 @@ def test_wrong_calls_are_refused() -> None:
     for arguments, words in (
         (dict(stop=0.0), "start < stop"),
         (dict(sequences=0), "at least one sequence"),
-        (dict(history=past, start=0.4, stop=2.0), "a history up to the start at 0.4; received an event or a window at 0.5"),
-        (dict(history=Sequence([0.5], start=0.0, stop=1.0), start=1.0, stop=2.0), "events with 2 types .* received no marks"),
-        (dict(history=Dataset.from_sequences([past] * 3), start=1.0, stop=2.0), "one for each of 2 paths; received 3"),
+        (
+            dict(history=past, start=0.4, stop=2.0),
+            "a history up to the start at 0.4; received an event or a window at 0.5",
+        ),
+        (
+            dict(history=Sequence([0.5], start=0.0, stop=1.0), start=1.0, stop=2.0),
+            "events with 2 types .* received no marks",
+        ),
+        (
+            dict(history=Dataset.from_sequences([past] * 3), start=1.0, stop=2.0),
+            "one for each of 2 paths; received 3",
+        ),
         (dict(method="magic"), "method to be one of"),
     ):
         with pytest.raises(UserError, match=words):
             sample(model, **{"start": 0.0, "stop": 1.0, "sequences": 2, **arguments})
     named = Hawkes(MarkSpace.categorical(["a", "b"]))
     with pytest.raises(UserError, match=r"2 types \(a, b\).* received 2 types \(x, y\)"):
-        sample(named, 1.0, 2.0, 1, history=Sequence([0.5], [1], start=0, stop=1, space=MarkSpace.categorical(["x", "y"])))
+        sample(
+            named,
+            1.0,
+            2.0,
+            1,
+            history=Sequence([0.5], [1], start=0, stop=1, space=MarkSpace.categorical(["x", "y"])),
+        )
 
 
 class Boundless:
@@ -227,12 +270,24 @@ def test_a_sum_of_neural_scores_has_no_certificate_and_is_inverted() -> None:
 
 
 def test_inversion_reads_the_marks_at_events_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Panels read the total rate, a few of 17 times for each event; the marks are read where an event or a window ends."""
+    """Panels read the total rate, a few of 17 times for each event; the marks are read where an
+    event or a window ends.
+    """
     reads = {"_queries": 0, "share": 0}
     model = DeepDAPP(3, width=8, modes=4).eval()
     queries, share = model._queries, model.share.forward
-    monkeypatch.setattr(model, "_queries", lambda h, t, seen: reads.update(_queries=reads["_queries"] + t.numel()) or queries(h, t, seen))
-    monkeypatch.setattr(model.share, "forward", lambda q: reads.update(share=reads["share"] + q.shape[:-1].numel()) or share(q))
+    monkeypatch.setattr(
+        model,
+        "_queries",
+        lambda h, t, seen: (
+            reads.update(_queries=reads["_queries"] + t.numel()) or queries(h, t, seen)
+        ),
+    )
+    monkeypatch.setattr(
+        model.share,
+        "forward",
+        lambda q: reads.update(share=reads["share"] + q.shape[:-1].numel()) or share(q),
+    )
     drawn = sample(model, 0.0, 60.0, 50, seed=2)
     assert drawn.events > 1000
     assert reads["_queries"] < 6 * 17 * drawn.events

@@ -1,4 +1,6 @@
-"""The self-correcting process: its integral in closed form, its history of counts, and its maximum likelihood."""
+"""The self-correcting process: its integral in closed form, its history of counts, and its maximum
+likelihood.
+"""
 
 from dataclasses import replace
 
@@ -28,7 +30,9 @@ def test_integral_equals_quadrature_with_gradient(drift: float) -> None:
     closed = model.integral(history, a, b)[..., 0]
     assert torch.allclose(closed, numeric, rtol=1e-12, atol=1e-14)
     for parameter in model.parameters():
-        slopes = [torch.autograd.grad(v.sum(), parameter, retain_graph=True)[0] for v in (closed, numeric)]
+        slopes = [
+            torch.autograd.grad(v.sum(), parameter, retain_graph=True)[0] for v in (closed, numeric)
+        ]
         assert torch.allclose(*slopes, rtol=1e-10)
 
 
@@ -59,7 +63,10 @@ def log_likelihood(model: SelfCorrecting, data: Dataset) -> torch.Tensor:
     history = model.encode(batch)
     own = torch.arange(batch.times.shape[1]).expand_as(batch.times)
     logs = model.log_intensity(history, batch.times[..., None], own)[..., 0, 0]
-    return torch.where(batch.valid, logs, 0.0).sum() - model.integral(history, batch.edges[:, :-1], batch.edges[:, 1:]).sum()
+    return (
+        torch.where(batch.valid, logs, 0.0).sum()
+        - model.integral(history, batch.edges[:, :-1], batch.edges[:, 1:]).sum()
+    )
 
 
 def test_maximum_likelihood_recovers() -> None:
@@ -78,7 +85,10 @@ def test_maximum_likelihood_is_a_maximum_in_any_unit(unit: float) -> None:
     model = SelfCorrecting()
     model.maximum_likelihood(scaled)
     slopes = torch.autograd.grad(log_likelihood(model, scaled), [model.drift, model.correction])
-    assert abs(slopes[0].item()) / unit < 1e-4 * data.events and abs(slopes[1].item()) < 1e-4 * data.events
+    assert (
+        abs(slopes[0].item()) / unit < 1e-4 * data.events
+        and abs(slopes[1].item()) < 1e-4 * data.events
+    )
 
 
 def test_initialise_balances_the_mean_rate() -> None:

@@ -1,4 +1,6 @@
-"""Splines: a partition of unity, local, constant outside, differentiable, and bounded from above."""
+"""Splines: a partition of unity, local, constant outside, differentiable, and bounded from
+above.
+"""
 
 import pytest
 import torch
@@ -8,7 +10,9 @@ from fourpoint.maths.spline import spline, spline_knots, spline_max
 
 
 def random_coefficients(curves: int = 3, intervals: int = 6) -> torch.Tensor:
-    return torch.randn(curves, intervals + 3, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    return torch.randn(
+        curves, intervals + 3, dtype=torch.float64, generator=torch.Generator().manual_seed(1)
+    )
 
 
 def test_agrees_with_scipy() -> None:
@@ -19,7 +23,9 @@ def test_agrees_with_scipy() -> None:
 
 
 def test_basis_is_a_partition_of_unity() -> None:
-    basis = spline(torch.eye(9, dtype=torch.float64), torch.linspace(-1, 4, 57, dtype=torch.float64), 3.0)
+    basis = spline(
+        torch.eye(9, dtype=torch.float64), torch.linspace(-1, 4, 57, dtype=torch.float64), 3.0
+    )
     assert (basis >= 0).all()
     assert torch.allclose(basis.sum(-1), torch.ones(57, dtype=torch.float64), atol=1e-15)
     assert (basis > 0).sum(-1).max() <= 4
@@ -57,16 +63,28 @@ def test_gradient() -> None:
 
 def test_bound_dominates_and_is_near() -> None:
     c = random_coefficients(3, 8)
-    ends = torch.rand(200, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(2)).mul(3).sub(0.5).sort(-1).values
+    ends = (
+        torch.rand(200, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+        .mul(3)
+        .sub(0.5)
+        .sort(-1)
+        .values
+    )
     a, b = ends.unbind(-1)
     grid = a[:, None] + (b - a)[:, None] * torch.linspace(0, 1, 301, dtype=torch.float64)
     top = spline(c, grid, 2.0).amax(1)
     bound = spline_max(c, a, b, 2.0)
     assert (bound >= top - 1e-12).all()
     assert (bound <= c.amax(-1) + 1e-12).all()
-    whole = spline_max(c, torch.zeros(1, dtype=torch.float64), torch.full((1,), 2.0, dtype=torch.float64), 2.0)[0]
-    assert (whole - spline(c, torch.linspace(0, 2, 999, dtype=torch.float64), 2.0).amax(0) < 0.5).all()
+    whole = spline_max(
+        c, torch.zeros(1, dtype=torch.float64), torch.full((1,), 2.0, dtype=torch.float64), 2.0
+    )[0]
+    assert (
+        whole - spline(c, torch.linspace(0, 2, 999, dtype=torch.float64), 2.0).amax(0) < 0.5
+    ).all()
 
 
 def test_knots() -> None:
-    assert torch.allclose(spline_knots(torch.tensor(24.0), 20), torch.arange(21, dtype=torch.float64) * 1.2)
+    assert torch.allclose(
+        spline_knots(torch.tensor(24.0), 20), torch.arange(21, dtype=torch.float64) * 1.2
+    )

@@ -1,4 +1,6 @@
-"""States whose checksum is right and whose content is not: refused in three clauses, whatever was changed, and never believed."""
+"""States whose checksum is right and whose content is not: refused in three clauses, whatever was
+changed, and never believed.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +63,20 @@ def monitor(**values: Any) -> Change:
 
 
 HEADERS: dict[str, Change] = {
-    **{f"no {name}": without(name) for name in ("start", "time", "count", "log_likelihood", "open", "recent", "top", "kind", "model")},
+    **{
+        f"no {name}": without(name)
+        for name in (
+            "start",
+            "time",
+            "count",
+            "log_likelihood",
+            "open",
+            "recent",
+            "top",
+            "kind",
+            "model",
+        )
+    },
     "start as text": put("start", "0"),
     "start NaN": put("start", NAN),
     "start null": put("start", None),
@@ -154,7 +169,11 @@ def test_every_array_of_a_tampered_stream_is_checked(kind: str) -> None:
     assert Stream.restore(model, state).state() == state
     names = list(from_tensors(state[len(MAGIC) + LAYOUT.size :])[1])
     for name in names:
-        changes = [unarrayed(name), made(name, lambda a: a[None]), made(name, lambda a: a.real.astype(np.int16))]
+        changes = [
+            unarrayed(name),
+            made(name, lambda a: a[None]),
+            made(name, lambda a: a.real.astype(np.int16)),
+        ]
         changes.append(made(name, lambda a: np.concatenate([a, a]) if a.ndim else np.full(3, a)))
         array = from_tensors(state[len(MAGIC) + LAYOUT.size :])[1][name]
         if array.dtype.kind in "fc" and array.size:
@@ -171,9 +190,26 @@ def test_every_array_of_a_tampered_stream_is_checked(kind: str) -> None:
         (2**63).to_bytes(8, "little") + b"{}",
         (2).to_bytes(8, "little") + b"{}",
         (4).to_bytes(8, "little") + b"null",
-        b"".join([(60).to_bytes(8, "little"), json.dumps({"__metadata__": {"fourpoint": "[1]"}}).ljust(60).encode()]),
-        b"".join([(60).to_bytes(8, "little"), json.dumps({"__metadata__": {"fourpoint": "{"}}).ljust(60).encode()]),
-        b"".join([(99).to_bytes(8, "little"), b'{"x":{"dtype":"F64","shape":[1000000000000],"data_offsets":[0,8000000000000]}}'.ljust(99)]),
+        b"".join(
+            [
+                (60).to_bytes(8, "little"),
+                json.dumps({"__metadata__": {"fourpoint": "[1]"}}).ljust(60).encode(),
+            ]
+        ),
+        b"".join(
+            [
+                (60).to_bytes(8, "little"),
+                json.dumps({"__metadata__": {"fourpoint": "{"}}).ljust(60).encode(),
+            ]
+        ),
+        b"".join(
+            [
+                (99).to_bytes(8, "little"),
+                b'{"x":{"dtype":"F64","shape":[1000000000000],"data_offsets":[0,8000000000000]}}'.ljust(
+                    99
+                ),
+            ]
+        ),
         b"".join([(8 * 10**4).to_bytes(8, "little"), b"[" * (8 * 10**4)]),
     ],
 )
@@ -182,7 +218,13 @@ def test_safetensors_that_are_none_are_refused(body: bytes, hawkes: tuple[Any, b
 
 
 def test_a_state_of_the_last_version_is_refused_with_a_way_on(hawkes: tuple[Any, bytes]) -> None:
-    with pytest.raises(UserError, match=r"a state of version 2; received version 1. Use the version of Fourpoint that wrote it, or begin"):
+    with pytest.raises(
+        UserError,
+        match=(
+            r"a state of version 2; received version 1. Use the version of Fourpoint that wrote "
+            r"it, or begin"
+        ),
+    ):
         Stream.restore(hawkes[0], sealed(hawkes[1][len(MAGIC) + LAYOUT.size :], version=1))
 
 
@@ -230,7 +272,9 @@ def test_a_tampered_bank_is_refused(case: str) -> None:
 
 
 def feed(folder: Path, **options: Any) -> None:
-    (folder / "feed").write_text("".join(json.dumps({"time": i / 2, "who": "ab"[i % 2]}) + "\n" for i in range(1, 11)))
+    (folder / "feed").write_text(
+        "".join(json.dumps({"time": i / 2, "who": "ab"[i % 2]}) + "\n" for i in range(1, 11))
+    )
     files = {"input": folder / "feed", "output": folder / "scores", "state": folder / "state"}
     score_feed(Hawkes(), **files, tell=lambda text: None, **options)
 
@@ -256,7 +300,10 @@ def part(name: str, **more: Any) -> Callable[[dict[str, Any]], None]:
 FEEDS: dict[str, Callable[[dict[str, Any]], object]] = {
     "a list": lambda values: [1],
     "nothing": lambda values: {},
-    **{f"no {name}": lambda values, name=name: values.pop(name) and None for name in ("settings", "tally", "reached", "output_tail")},
+    **{
+        f"no {name}": lambda values, name=name: values.pop(name) and None
+        for name in ("settings", "tally", "reached", "output_tail")
+    },
     "an entry more": entry("path", "/etc/passwd"),
     "line negative": entry("line", -1),
     "line as text": entry("line", "3"),
@@ -277,12 +324,16 @@ FEEDS: dict[str, Callable[[dict[str, Any]], object]] = {
     "reached as text": part("reached", doubts="x"),
     "header as text": entry("header", "time,mark"),
     "header short": entry("header", {"separator": ","}),
-    "header beyond": entry("header", {"separator": ",", "line": "a", "width": 1, "time": 7, "mark": None, "by": None}),
+    "header beyond": entry(
+        "header", {"separator": ",", "line": "a", "width": 1, "time": 7, "mark": None, "by": None}
+    ),
 }
 
 
 @pytest.mark.parametrize("case", FEEDS)
-def test_a_tampered_state_of_a_feed_is_refused_and_nothing_is_touched(case: str, tmp_path: Path) -> None:
+def test_a_tampered_state_of_a_feed_is_refused_and_nothing_is_touched(
+    case: str, tmp_path: Path
+) -> None:
     feed(tmp_path)
     state = tmp_path / "state"
     good = state.read_bytes()
@@ -310,7 +361,9 @@ def rewritten(folder: Path, change: Change) -> None:
     change(header, arrays)
     body = to_tensors(header, arrays)
     digest = hashlib.sha256((1).to_bytes(8, "little") + b"a" + body).digest()
-    connection.execute("UPDATE entities SET body = ?, digest = ? WHERE name = ?", (body, digest, b"a"))
+    connection.execute(
+        "UPDATE entities SET body = ?, digest = ? WHERE name = ?", (body, digest, b"a")
+    )
     connection.commit()
     connection.close()
 
@@ -337,7 +390,12 @@ TABLES: dict[str, tuple[str, ...]] = {
     "a hash": ("UPDATE entities SET digest = x'00' WHERE name = x'61'",),
     "numbers for bytes": ("UPDATE entities SET body = 7 WHERE name = x'61'",),
     "text for bytes": ("UPDATE entities SET digest = 'abc' WHERE name = x'61'",),
-    "bodies exchanged": ("UPDATE entities SET (digest, body) = (SELECT digest, body FROM entities WHERE name = x'62') WHERE name = x'61'",),
+    "bodies exchanged": (
+        (
+            "UPDATE entities SET (digest, body) = (SELECT digest, body FROM entities WHERE name "
+            "= x'62') WHERE name = x'61'"
+        ),
+    ),
     "a feed of numbers": ("UPDATE texts SET body = 5",),
 }
 
@@ -358,7 +416,9 @@ def test_a_tampered_state_of_entities_is_refused(case: str, tmp_path: Path) -> N
         ended = score_feed(Hawkes(), **files, by="who", tell=told.append)
         # An entity is read when it is named: its line is refused, and the others are scored.
         if ended.events == 0 and ended.tally.skipped == 1:
-            raise UserError(*next(line for line in told if line.startswith("line 11: expected")).partition("; "))
+            raise UserError(
+                *next(line for line in told if line.startswith("line 11: expected")).partition("; ")
+            )
 
     refused(run)
 

@@ -1,4 +1,6 @@
-"""A bank of streams equals its streams one by one, forgets nothing on disk, and changes nothing where it refuses."""
+"""A bank of streams equals its streams one by one, forgets nothing on disk, and changes nothing
+where it refuses.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ MODELS: dict[str, Any] = {
 every_kind = pytest.mark.parametrize("kind", MODELS)
 
 
-def events(seed: int = 0, count: int = 60, entities: int = 7, marks: int = 3) -> tuple[list[str], np.ndarray, np.ndarray]:
+def events(
+    seed: int = 0, count: int = 60, entities: int = 7, marks: int = 3
+) -> tuple[list[str], np.ndarray, np.ndarray]:
     """Events of several entities in order of time, some of them tied."""
     rng = np.random.default_rng(seed)
     times = np.sort(rng.uniform(1.0, 15.0, count))
@@ -42,7 +46,9 @@ def events(seed: int = 0, count: int = 60, entities: int = 7, marks: int = 3) ->
     return [f"e{i}" for i in rng.integers(0, entities, count)], times, rng.integers(0, marks, count)
 
 
-def alone(model: Any, names: list[str], times: np.ndarray, marks: np.ndarray, start: float = 1.0) -> BankObservation:
+def alone(
+    model: Any, names: list[str], times: np.ndarray, marks: np.ndarray, start: float = 1.0
+) -> BankObservation:
     """The same by one stream per entity."""
     streams: dict[str, Stream] = {}
     found = []
@@ -65,22 +71,40 @@ def test_a_bank_equals_its_streams(kind: str) -> None:
     expected = alone(model, names, times, marks)
     for size in (1, 7, 60):
         bank = StreamBank(model, start=1.0, alarms=0.2)
-        parts = [bank.observe(names[i : i + size], times[i : i + size], marks[i : i + size]) for i in range(0, 60, size)]
-        each = (np.concatenate([getattr(p, key) for p in parts]) for key in ("log_density", "gap", "rate"))
+        parts = [
+            bank.observe(names[i : i + size], times[i : i + size], marks[i : i + size])
+            for i in range(0, 60, size)
+        ]
+        each = (
+            np.concatenate([getattr(p, key) for p in parts])
+            for key in ("log_density", "gap", "rate")
+        )
         found = BankObservation(*each, [a for p in parts for a in p.alarms])
         agree(found, expected, 2e-5 if kind == "dapp-float32" else 4e-6)
-        assert [[a.kind for a in one] for one in found.alarms] == [[a.kind for a in one] for one in expected.alarms]
-        assert len(bank) == 7 and sorted(bank.entities) == [f"e{i}" for i in range(7)] and "e3" in bank and "x" not in bank
+        assert [[a.kind for a in one] for one in found.alarms] == [
+            [a.kind for a in one] for one in expected.alarms
+        ]
+        assert (
+            len(bank) == 7
+            and sorted(bank.entities) == [f"e{i}" for i in range(7)]
+            and "e3" in bank
+            and "x" not in bank
+        )
         mine = [i for i, name in enumerate(names) if name == "e3"]
         assert bank.count("e3") == len(mine)
-        assert bank.log_likelihood("e3") == pytest.approx(float(found.log_density[mine].sum()), abs=1e-9)
+        assert bank.log_likelihood("e3") == pytest.approx(
+            float(found.log_density[mine].sum()), abs=1e-9
+        )
 
 
 @every_kind
 def test_silence_and_intensity_are_those_of_a_stream(kind: str) -> None:
     model = MODELS[kind]()
     names, times, marks = events(count=20, entities=3)
-    bank, stream = StreamBank(model, start=1.0, alarms=1e-3), Stream(model, start=1.0, top=0, alarms=1e-3)
+    bank, stream = (
+        StreamBank(model, start=1.0, alarms=1e-3),
+        Stream(model, start=1.0, top=0, alarms=1e-3),
+    )
     bank.observe(names, times, marks)
     for name, t, m in zip(names, times.tolist(), marks.tolist(), strict=True):
         if name == "e1":
@@ -88,13 +112,18 @@ def test_silence_and_intensity_are_those_of_a_stream(kind: str) -> None:
     close = 2e-5 if kind == "dapp-float32" else 4e-6
     assert np.allclose(bank.intensity("e1", 15.5), stream.intensity(15.5), rtol=close)
     fresh = Stream(model, start=1.0).intensity(2.0)
-    assert np.allclose(bank.intensity("never seen", 2.0), fresh, rtol=close) and "never seen" not in bank
+    assert (
+        np.allclose(bank.intensity("never seen", 2.0), fresh, rtol=close)
+        and "never seen" not in bank
+    )
     assert bank.advance(16.0) == [] and stream.advance(16.0) == ()
     loud = dict(bank.advance(400.0))
     quiet = stream.advance(400.0)
     assert set(loud) == {"e0", "e1", "e2"} and loud["e1"].kind == quiet[0].kind == "silence"
     assert bank.log_likelihood("e1") == pytest.approx(stream.log_likelihood, rel=close)
-    assert bank.observe(["e1"], [401.0], [0]).gap[0] == pytest.approx(stream.observe(401.0, 0).gap, rel=close)
+    assert bank.observe(["e1"], [401.0], [0]).gap[0] == pytest.approx(
+        stream.observe(401.0, 0).gap, rel=close
+    )
 
 
 @every_kind
@@ -112,20 +141,40 @@ def test_a_restored_bank_goes_on_as_if_nothing_had_been_between(kind: str) -> No
 
 
 @pytest.mark.parametrize("kind", ["dapp", "dapp-float32", "hawkes", "ratio"])
-def test_entities_over_the_limit_come_back_from_disk_as_they_were(kind: str, tmp_path: Path) -> None:
+def test_entities_over_the_limit_come_back_from_disk_as_they_were(
+    kind: str, tmp_path: Path
+) -> None:
     model = MODELS[kind]()
     names, times, marks = events(count=200, entities=12)
-    free, tight = StreamBank(model, start=1.0, alarms=0.2), StreamBank(model, start=1.0, alarms=0.2, limit=3, spill=tmp_path)
+    free, tight = (
+        StreamBank(model, start=1.0, alarms=0.2),
+        StreamBank(model, start=1.0, alarms=0.2, limit=3, spill=tmp_path),
+    )
     for i in range(0, 200, 5):
-        a, b = (one.observe(names[i : i + 5], times[i : i + 5], marks[i : i + 5]) for one in (free, tight))
+        a, b = (
+            one.observe(names[i : i + 5], times[i : i + 5], marks[i : i + 5])
+            for one in (free, tight)
+        )
         agree(a, b, 1e-13)
-        assert a.alarms == b.alarms and len(tight._seats.row) <= max(3, len(set(names[i : i + 5]))) and len(tight) == len(free)
+        assert (
+            a.alarms == b.alarms
+            and len(tight._seats.row) <= max(3, len(set(names[i : i + 5])))
+            and len(tight) == len(free)
+        )
         assert len(tight._seats.away) == len(tight) - len(tight._seats.row)
     assert sorted(tight.entities) == sorted(free.entities)
-    assert tight.log_likelihood("e5") == free.log_likelihood("e5") and tight.count("e0") == free.count("e0")
+    assert tight.log_likelihood("e5") == free.log_likelihood("e5") and tight.count(
+        "e0"
+    ) == free.count("e0")
     whole = StreamBank.restore(model, tight.state())
     last = float(times[-1]) + 1
-    agree(*(one.observe(sorted(free.entities), np.full(12, last), np.zeros(12, dtype=int)) for one in (free, whole)), 1e-13)
+    agree(
+        *(
+            one.observe(sorted(free.entities), np.full(12, last), np.zeros(12, dtype=int))
+            for one in (free, whole)
+        ),
+        1e-13,
+    )
     again = StreamBank.restore(model, tight.state(), limit=2, spill=tmp_path / "other")
     assert len(again._seats.row) == 2 and len(again) == 12 and len(again._seats.away) == 10
     tight.reset(1.0)
@@ -143,7 +192,9 @@ def test_the_least_recently_seen_go_first(tmp_path: Path) -> None:
     assert len(bank._seats.row) == 2 and "f" in bank._seats.row and len(bank) == 6
 
 
-def test_a_full_disk_or_a_damaged_file_is_an_error_that_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_or_a_damaged_file_is_an_error_that_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     bank = StreamBank(Poisson(), limit=1, spill=tmp_path)
     bank.observe(["a"], [1.0])
 
@@ -152,7 +203,13 @@ def test_a_full_disk_or_a_damaged_file_is_an_error_that_loses_nothing(tmp_path: 
 
     with monkeypatch.context() as patch:
         patch.setattr(Store, "write", full)
-        with pytest.raises(UserError, match=r"a folder to spill to with room for more; received \[Errno 28\] No space left on device"):
+        with pytest.raises(
+            UserError,
+            match=(
+                r"a folder to spill to with room for more; received \[Errno 28\] No space left "
+                r"on device"
+            ),
+        ):
             bank.observe(["b"], [1.0])
     assert set(bank._seats.row) == {"a"} and bank.count("a") == 1
     bank.observe(["b"], [1.0])
@@ -175,16 +232,36 @@ def test_what_is_wrong_is_refused_and_changes_nothing(kind: str) -> None:
     bank.observe(["a", "b"], [2.0, 12.5], [0, 1])
     before = bank.state()
     for names, times, marks, words in (
-        (["a", "b"], [3.0, 11.0], [0, 0], r"expected a time of at least 12.5, the last one of 'b'; received 11.0"),
-        (["c", "a", "c"], [5.0, 6.0, 4.0], [0, 0, 0], r"a time of at least 5.0, the last one of 'c'; received 4.0"),
+        (
+            ["a", "b"],
+            [3.0, 11.0],
+            [0, 0],
+            r"expected a time of at least 12.5, the last one of 'b'; received 11.0",
+        ),
+        (
+            ["c", "a", "c"],
+            [5.0, 6.0, 4.0],
+            [0, 0, 0],
+            r"a time of at least 5.0, the last one of 'c'; received 4.0",
+        ),
         (["c"], [0.5], [0], r"a time of at least 1.0, the last one of 'c'"),
         (["a", "c"], [3.0, math.nan], [0, 0], "finite times; received nan at event 1 of the call"),
         (["a"], ["soon"], [0], "numbers for times"),
         (["a", "c"], [3.0, 3.0], [0, 3], "a mark that the model knows, one of 0, 1, 2; received 3"),
-        (["a", "c"], [3.0, 3.0], np.array([0, -1]), "a mark that the model knows, one of 0, 1, 2; received -1"),
+        (
+            ["a", "c"],
+            [3.0, 3.0],
+            np.array([0, -1]),
+            "a mark that the model knows, one of 0, 1, 2; received -1",
+        ),
         (["a", "c"], [3.0, 3.0], [0, "fire"], "received 'fire'"),
         (["a"], [3.0], None, "received None"),
-        (["a"], [3.0, 4.0], [0, 0], "one time and one mark per event; received 1 entities, 2 times and 2 marks"),
+        (
+            ["a"],
+            [3.0, 4.0],
+            [0, 0],
+            "one time and one mark per event; received 1 entities, 2 times and 2 marks",
+        ),
     ):
         with pytest.raises(UserError, match=words):
             bank.observe(names, times, marks)
@@ -230,7 +307,12 @@ def test_a_call_that_fails_midway_is_undone(kind: str, monkeypatch: pytest.Monke
 
     def stopping(rows: Any, numbers: Any, block: Any, into: Any) -> Stop:
         few = slice(5)
-        follow(rows[few], numbers, Events(block.times[few], block.marks[few]), Scored(*(values[few] for values in into)))
+        follow(
+            rows[few],
+            numbers,
+            Events(block.times[few], block.marks[few]),
+            Scored(*(values[few] for values in into)),
+        )
         return Stop(5, Unconverged("expected a sixth round; received none. Go on."))
 
     follow = bank._memories.follow
@@ -258,7 +340,10 @@ def test_foreign_states_and_wrong_settings_are_refused(tmp_path: Path) -> None:
             StreamBank.restore(Hawkes(2), state)
     with pytest.raises(UserError, match="a state of this model"):
         StreamBank.restore(Hawkes(3), good)
-    with pytest.raises(UserError, match="a limit of at least 1 and a folder to spill to; received limit=5, spill=None"):
+    with pytest.raises(
+        UserError,
+        match="a limit of at least 1 and a folder to spill to; received limit=5, spill=None",
+    ):
         StreamBank(Hawkes(2), limit=5)
     with pytest.raises(UserError, match="a model of constant memory to spill; received DAPP"):
         StreamBank(build("softmax", 1), limit=5, spill=tmp_path)

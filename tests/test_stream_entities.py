@@ -1,4 +1,6 @@
-"""Many entities: a bounded number in memory, states that write only what has changed, and no waiting for the disk."""
+"""Many entities: a bounded number in memory, states that write only what has changed, and no
+waiting for the disk.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ from fourpoint.models import Hawkes
 from fourpoint.streaming.seats import Seats
 from fourpoint.streaming.store import Store
 
-LIMIT = 600.0  # seconds: longer than any machine takes, so that only what never happens is a failure
+LIMIT = (
+    600.0  # seconds: longer than any machine takes, so that only what never happens is a failure
+)
 
 
 def feed_text(lines: int, entities: int, seed: int = 0, begin: float = 0.0) -> str:
@@ -45,7 +49,13 @@ class Place:
 
     def run(self, **options: Any) -> Ended:
         self.told = []
-        known = {"input": self.input, "output": self.output, "state": self.state, "by": "who", "tell": self.told.append}
+        known = {
+            "input": self.input,
+            "output": self.output,
+            "state": self.state,
+            "by": "who",
+            "tell": self.told.append,
+        }
         return score_feed(self.model, **{**known, **options})
 
     def rows(self) -> list[dict[str, Any]]:
@@ -62,10 +72,18 @@ class Place:
 def same(found: list[dict[str, Any]], expected: list[dict[str, Any]]) -> None:
     assert len(found) == len(expected)
     for one, other in zip(found, expected, strict=True):
-        assert {key: one[key] for key in ("line", "time", "entity")} == {key: other[key] for key in ("line", "time", "entity")}
-        assert one["log_density"] == pytest.approx(other["log_density"], abs=1e-9) and one["gap"] == pytest.approx(other["gap"], abs=1e-9)
-        # Silences are told at the next look at all entities, or with the entity's next event while some are on disk.
-        told = [[alarm["kind"] for alarm in row["alarms"] if alarm["kind"] != "silence"] for row in (one, other)]
+        assert {key: one[key] for key in ("line", "time", "entity")} == {
+            key: other[key] for key in ("line", "time", "entity")
+        }
+        assert one["log_density"] == pytest.approx(other["log_density"], abs=1e-9) and one[
+            "gap"
+        ] == pytest.approx(other["gap"], abs=1e-9)
+        # Silences are told at the next look at all entities, or with the entity's next event while
+        # some are on disk.
+        told = [
+            [alarm["kind"] for alarm in row["alarms"] if alarm["kind"] != "silence"]
+            for row in (one, other)
+        ]
         assert told[0] == told[1]
 
 
@@ -92,7 +110,9 @@ def test_a_limit_bounds_the_entities_in_memory_and_changes_no_score(
     monkeypatch.setattr(Seats, "seat", counted)
     place.run(limit=20, every=16, **({} if stated else {"state": None}))
     waiting = 16 * (MOST_WAITING + 1) if stated else 0
-    assert most[0] <= 20 + 16 + waiting, "beyond the limit are those of a call, and those that are being written"
+    assert most[0] <= 20 + 16 + waiting, (
+        "beyond the limit are those of a call, and those that are being written"
+    )
     same(place.rows(), expected)
     assert "about 3.8 kB of memory per entity; at most 20 entities stay in memory" in place.told[0]
 
@@ -100,9 +120,20 @@ def test_a_limit_bounds_the_entities_in_memory_and_changes_no_score(
 def test_the_command_has_a_limit_by_default(tmp_path: Path) -> None:
     save(Hawkes(), tmp_path / "model", about={"start": 0.0})
     (tmp_path / "feed").write_text(feed_text(20, 5))
-    line = ["stream", str(tmp_path / "model"), str(tmp_path / "feed"), "--by", "who", "-o", str(tmp_path / "scores")]
+    line = [
+        "stream",
+        str(tmp_path / "model"),
+        str(tmp_path / "feed"),
+        "--by",
+        "who",
+        "-o",
+        str(tmp_path / "scores"),
+    ]
     result = CliRunner().invoke(app, line)
-    assert result.exit_code == 0 and "entities stay in memory, the others on disk (--limit)" in result.stderr
+    assert (
+        result.exit_code == 0
+        and "entities stay in memory, the others on disk (--limit)" in result.stderr
+    )
     refused = CliRunner().invoke(app, [*line, "--limit", "0"])
     assert refused.exit_code == 2 and "--limit of at least 1" in refused.stderr
 
@@ -121,7 +152,9 @@ def test_a_model_that_remembers_every_event_takes_no_limit(tmp_path: Path) -> No
     same(place.rows(), [json.loads(line) for line in (tmp_path / "alone").read_text().splitlines()])
 
 
-def test_a_state_writes_only_the_entities_that_have_changed(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_state_writes_only_the_entities_that_have_changed(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
     written: list[list[str]] = []
     write = Store.write
 
@@ -132,17 +165,25 @@ def test_a_state_writes_only_the_entities_that_have_changed(place: Place, monkey
 
     monkeypatch.setattr(Store, "write", noted)
     place.run()
-    assert len({name for names in written for name in names}) == len({row["entity"] for row in place.rows()})
+    assert len({name for names in written for name in names}) == len(
+        {row["entity"] for row in place.rows()}
+    )
     size = place.state.stat().st_size
     written.clear()
     with place.input.open("a") as file:
-        file.write("".join(json.dumps({"time": 500.0, "who": f"customer {i}"}) + "\n" for i in range(10)))
+        file.write(
+            "".join(json.dumps({"time": 500.0, "who": f"customer {i}"}) + "\n" for i in range(10))
+        )
     place.run()
-    assert sorted(name for names in written for name in names) == sorted(f"customer {i}" for i in range(10))
+    assert sorted(name for names in written for name in names) == sorted(
+        f"customer {i}" for i in range(10)
+    )
     assert place.state.stat().st_size < 1.2 * size, "rows are replaced, not added"
 
 
-def test_a_restart_reads_an_entity_when_it_is_named(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_restart_reads_an_entity_when_it_is_named(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
     place.run()
     read: list[str] = []
     real = Store.read
@@ -159,8 +200,12 @@ def test_a_restart_reads_an_entity_when_it_is_named(place: Place, monkeypatch: p
     same(place.rows(), place.alone())
 
 
-def test_scoring_goes_on_while_a_state_is_written(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The disk takes as long as it takes until all lines are scored; then the state is that of the end."""
+def test_scoring_goes_on_while_a_state_is_written(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk takes as long as it takes until all lines are scored; then the state is that of the
+    end.
+    """
     monkeypatch.setattr(feed_events.Entities, "batch", 16)
     monkeypatch.setattr("fourpoint.feeds.loop.EVERY", 16)
     monkeypatch.setattr("fourpoint.feeds.loop.SHARE", 1e12)
@@ -209,7 +254,9 @@ def test_what_could_not_be_written_is_written_with_the_next_state(
     with monkeypatch.context() as patch:
         patch.setattr(Store, "write", full)
         assert place.run(every=50, limit=10).code == 0
-    assert calls[0] > max(fails) and sum("No space left" in text for text in place.told) <= len(fails)
+    assert calls[0] > max(fails) and sum("No space left" in text for text in place.told) <= len(
+        fails
+    )
     state = read_state(place.state)
     assert state is not None and state.line == 400
     place.input.write_text("".join(whole))
@@ -217,7 +264,9 @@ def test_what_could_not_be_written_is_written_with_the_next_state(
     same(place.rows(), place.alone())
 
 
-def test_a_last_state_that_fails_ends_with_code_1_and_is_made_good(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_last_state_that_fails_ends_with_code_1_and_is_made_good(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
     calls, write = [0], Store.write
 
     def full(store: Store, rows: Any, texts: Any = None) -> None:
@@ -249,12 +298,15 @@ def test_a_store_left_by_a_killed_process_is_whole(tmp_path: Path) -> None:
         "store.write([('a', {}, {'x': np.ones(3)})], {'feed': b'one'})\n"
         "store.write([('b', {}, {'x': np.ones(3)})], {'feed': b'two'})\n"
         "store._writing.execute('BEGIN IMMEDIATE')\n"
-        "store._writing.execute('INSERT OR REPLACE INTO entities VALUES (?, ?, ?)', _packed('c', {}, {'x': np.ones(9)}))\n"
+        "store._writing.execute('INSERT OR REPLACE INTO entities VALUES (?, ?, ?)', "
+        "_packed('c', {}, {'x': np.ones(9)}))\n"
         "store._writing.execute('PRAGMA cache_spill = 1')\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    ended = subprocess.run([sys.executable, "-c", script, str(tmp_path / "store")], env=environment, timeout=LIMIT)
+    ended = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path / "store")], env=environment, timeout=LIMIT
+    )
     assert ended.returncode == -signal.SIGKILL
     store = Store(tmp_path / "store", durable=True)
     assert sorted(store.names()) == ["a", "b"] and store.text("feed") == b"two"

@@ -1,4 +1,6 @@
-"""`fourpoint stream` reads the log that `fit` read: the same columns, timestamps, origin and unit, and the very same times."""
+"""`fourpoint stream` reads the log that `fit` read: the same columns, timestamps, origin and unit,
+and the very same times.
+"""
 
 from __future__ import annotations
 
@@ -59,8 +61,15 @@ def quoted(word: str) -> str:
     return f'"{word}"' if "," in word else word
 
 
-def csv_text(rows: list[tuple[dt.datetime, str, str]], write: Callable[[dt.datetime], str], header: bool = True) -> str:
-    lines = [f"{i},{quoted(write(when))},{quoted(kind)},{who}" for i, (when, kind, who) in enumerate(rows)]
+def csv_text(
+    rows: list[tuple[dt.datetime, str, str]],
+    write: Callable[[dt.datetime], str],
+    header: bool = True,
+) -> str:
+    lines = [
+        f"{i},{quoted(write(when))},{quoted(kind)},{who}"
+        for i, (when, kind, who) in enumerate(rows)
+    ]
     return "\n".join((["Row,Received At,Call Type,Station"] if header else []) + lines) + "\n"
 
 
@@ -68,34 +77,72 @@ def rows_of(file: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in file.read_text().splitlines()]
 
 
-def test_a_csv_with_timestamps_and_its_later_rows_are_scored_as_fit_read_them(tmp_path: Path) -> None:
+def test_a_csv_with_timestamps_and_its_later_rows_are_scored_as_fit_read_them(
+    tmp_path: Path,
+) -> None:
     rows, log, scores = moments(400), tmp_path / "log.csv", tmp_path / "scores"
     log.write_text(csv_text(rows[:300], lambda when: when.isoformat() + "+02:00"))
     options = ["--time", "Received At", "--mark", "Call Type", "--sequence", "none"]
     call("fit", log, "--model", "hawkes", "-o", tmp_path / "model", *options)
     call("stream", tmp_path / "model", log, "-o", scores)
     read = read_with_notes(log, Asked("Received At", "Call Type", "none")).data
-    assert [row["time"] for row in rows_of(scores)] == read.times.tolist(), "the very numbers that fit read"
+    assert [row["time"] for row in rows_of(scores)] == read.times.tolist(), (
+        "the very numbers that fit read"
+    )
     assert [row["mark"] for row in rows_of(scores)] == [kind for _, kind, _ in rows[:300]]
     whole = log_likelihood(restore(tmp_path / "model"), read.batch())
-    assert sum(row["log_density"] for row in rows_of(scores)) == pytest.approx(float(whole.value.sum()), abs=1e-6)
+    assert sum(row["log_density"] for row in rows_of(scores)) == pytest.approx(
+        float(whole.value.sum()), abs=1e-6
+    )
 
     later = csv_text(rows[300:], lambda when: (when - dt.timedelta(hours=2)).isoformat() + "Z")
-    told = piped(tmp_path / "pipe", later, tmp_path / "model", "--start", read.times[-1], "-o", tmp_path / "later").stderr
+    told = piped(
+        tmp_path / "pipe",
+        later,
+        tmp_path / "model",
+        "--start",
+        read.times[-1],
+        "-o",
+        tmp_path / "later",
+    ).stderr
     log.write_text(csv_text(rows, lambda when: when.isoformat() + "+02:00"))
     both = read_with_notes(log, Asked("Received At", "Call Type", "none", time_unit=read.unit)).data
     assert [row["time"] for row in rows_of(tmp_path / "later")] == both.times[300:].tolist()
     assert "100 events, 0 lines skipped" in told
 
-    lines = "".join(json.dumps({"Received At": when.isoformat() + "+02:00", "Call Type": kind}) + "\n" for when, kind, _ in rows[300:])
-    piped(tmp_path / "pipe of JSON", lines, tmp_path / "model", "--start", read.times[-1], "-o", tmp_path / "json")
-    assert [{**row, "line": 0} for row in rows_of(tmp_path / "json")] == [{**row, "line": 0} for row in rows_of(tmp_path / "later")]
+    lines = "".join(
+        json.dumps({"Received At": when.isoformat() + "+02:00", "Call Type": kind}) + "\n"
+        for when, kind, _ in rows[300:]
+    )
+    piped(
+        tmp_path / "pipe of JSON",
+        lines,
+        tmp_path / "model",
+        "--start",
+        read.times[-1],
+        "-o",
+        tmp_path / "json",
+    )
+    assert [{**row, "line": 0} for row in rows_of(tmp_path / "json")] == [
+        {**row, "line": 0} for row in rows_of(tmp_path / "later")
+    ]
 
 
 def test_a_log_of_entities_has_a_stream_for_each_and_goes_on_after_a_stop(tmp_path: Path) -> None:
     rows, log = moments(200), tmp_path / "log.csv"
     log.write_text(csv_text(rows, str))
-    call("fit", log, "--model", "poisson", "-o", tmp_path / "model", "--mark", "Call Type", "--by", "Station")
+    call(
+        "fit",
+        log,
+        "--model",
+        "poisson",
+        "-o",
+        tmp_path / "model",
+        "--mark",
+        "Call Type",
+        "--by",
+        "Station",
+    )
     whole = log.read_bytes()
     files = [tmp_path / "model", log, "-o", tmp_path / "scores", "--state", tmp_path / "state"]
     for size in (20, 5000, len(whole)):
@@ -114,10 +161,24 @@ def test_a_log_of_entities_has_a_stream_for_each_and_goes_on_after_a_stop(tmp_pa
 @pytest.mark.parametrize("zone", [None, "Europe/Berlin"])
 def test_days_of_the_calendar_are_windows_of_their_own(zone: str | None, tmp_path: Path) -> None:
     rows, log = moments(300), tmp_path / "log.csv"
-    real = [row for row in rows if not (row[0].month == 3 and row[0].day == 31 and row[0].hour == 2)]
+    real = [
+        row for row in rows if not (row[0].month == 3 and row[0].day == 31 and row[0].hour == 2)
+    ]
     log.write_text(csv_text(real, str))
     options = ["--timezone", zone] if zone else []
-    call("fit", log, "--model", "poisson", "-o", tmp_path / "model", "--mark", "Call Type", "--sequence", "day", *options)
+    call(
+        "fit",
+        log,
+        "--model",
+        "poisson",
+        "-o",
+        tmp_path / "model",
+        "--mark",
+        "Call Type",
+        "--sequence",
+        "day",
+        *options,
+    )
     call("stream", tmp_path / "model", log, "-o", tmp_path / "scores")
     read = read_with_notes(log, Asked(mark="Call Type", sequence="day", timezone=zone)).data
     assert len(read) > 3
@@ -147,7 +208,9 @@ CLOCKS: dict[str, tuple[Callable[[dt.datetime], str], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("clock", CLOCKS)
-def test_every_way_to_write_a_time_gives_the_number_that_fit_read(clock: str, tmp_path: Path) -> None:
+def test_every_way_to_write_a_time_gives_the_number_that_fit_read(
+    clock: str, tmp_path: Path
+) -> None:
     from fourpoint.feeds.lines import Line
     from fourpoint.feeds.reading import Asked as Columns, EventReader
 
@@ -157,16 +220,23 @@ def test_every_way_to_write_a_time_gives_the_number_that_fit_read(clock: str, tm
     read = read_with_notes(log, Asked(sequence="none", mark="Call Type", **options)).data
     marks = {name: i for i, name in enumerate(read.marks.names)}
     reader = EventReader(marks, Columns(), TimeReader(read.log, read.unit), str(log))
-    lines = [Line(i, text, len(text)) for i, text in enumerate(log.read_bytes().splitlines(), start=1)]
+    lines = [
+        Line(i, text, len(text)) for i, text in enumerate(log.read_bytes().splitlines(), start=1)
+    ]
     events = [event for event in map(reader, lines) if event is not None]
     assert [getattr(event, "time", event) for event in events] == read.times.tolist()
-    assert [event.mark for event in events if not isinstance(event, UserError)] == read.mark_ids.tolist()
+    assert [
+        event.mark for event in events if not isinstance(event, UserError)
+    ] == read.mark_ids.tolist()
 
 
 def test_the_repeated_hour_in_autumn_is_told_apart_by_order() -> None:
     log = LogFormat("when", clock="stamps", zone="Europe/Berlin", origin="2024-10-26T22:00:00")
     times = TimeReader(log, "hours")
-    hours = [times.text(f"2024-10-27 {text}").time for text in ("01:30", "02:15", "02:45", "02:10", "03:00")]
+    hours = [
+        times.text(f"2024-10-27 {text}").time
+        for text in ("01:30", "02:15", "02:45", "02:10", "03:00")
+    ]
     assert hours == pytest.approx([1.5, 2.25, 2.75, 3 + 1 / 6, 4.0])
     with pytest.raises(UserError, match="a time that exists in Europe/Berlin"):
         times.text("2024-03-31 02:30")
@@ -175,11 +245,26 @@ def test_the_repeated_hour_in_autumn_is_told_apart_by_order() -> None:
 def test_what_is_saved_with_the_model(tmp_path: Path) -> None:
     log = tmp_path / "log.csv"
     log.write_text(csv_text(moments(50), lambda when: when.isoformat() + "Z"))
-    call("fit", log, "--model", "poisson", "-o", tmp_path / "model", "--time-unit", "minutes", "--by", "Station")
+    call(
+        "fit",
+        log,
+        "--model",
+        "poisson",
+        "-o",
+        tmp_path / "model",
+        "--time-unit",
+        "minutes",
+        "--by",
+        "Station",
+    )
     found = about(tmp_path / "model")
     assert found["unit"] == "minutes" and found["events"] == 50 and found["sequences"] == 3
     log_format = LogFormat.from_dict(found["log"])
-    assert (log_format.time, log_format.mark, log_format.sequence) == ("Received At", "Call Type", "Station")
+    assert (log_format.time, log_format.mark, log_format.sequence) == (
+        "Received At",
+        "Call Type",
+        "Station",
+    )
     first = moments(1)[0][0]
     assert log_format.origin == first.isoformat() and log_format.zoned and log_format.zone == "UTC"
 
@@ -194,13 +279,24 @@ def refused(folder: Path, *words: object) -> str:
     """The error, after checking its three clauses, its exit code and that nothing was written."""
     before = sorted(folder.rglob("*"))
     result = call("stream", *words, code=2)
-    assert all(f"{clause}:" in result.stderr for clause in ("expected", "received", "what to do")), result.stderr
+    assert all(
+        f"{clause}:" in result.stderr for clause in ("expected", "received", "what to do")
+    ), result.stderr
     assert sorted(folder.rglob("*")) == before and result.stdout == ""
     return str(result.stderr)
 
 
 def test_contradictions_are_refused_in_three_clauses(tmp_path: Path) -> None:
-    stamped = fitted(tmp_path, csv_text(moments(60), str), "--mark", "Call Type", "--sequence", "none", "--time-unit", "hours")
+    stamped = fitted(
+        tmp_path,
+        csv_text(moments(60), str),
+        "--mark",
+        "Call Type",
+        "--sequence",
+        "none",
+        "--time-unit",
+        "hours",
+    )
     feed, out = tmp_path / "feed.csv", ["-o", tmp_path / "scores", "--state", tmp_path / "state"]
 
     def refusal(text: str, *words: object) -> str:
@@ -210,8 +306,12 @@ def test_contradictions_are_refused_in_three_clauses(tmp_path: Path) -> None:
     good = csv_text(moments(60), str)
     assert "--time-unit hours, as in training" in refusal(good, "--time-unit", "days")
     assert "no --timezone, as in training" in refusal(good, "--timezone", "Europe/Berlin")
-    assert "without a zone, as in training" in refusal(csv_text(moments(60), lambda when: f"{when}+01:00"))
-    assert "a column 'Received At' in the header" in refusal(good.replace("Received At", "Dispatched"))
+    assert "without a zone, as in training" in refusal(
+        csv_text(moments(60), lambda when: f"{when}+01:00")
+    )
+    assert "a column 'Received At' in the header" in refusal(
+        good.replace("Received At", "Dispatched")
+    )
     assert "a column 'Call Type' in the header" in refusal(good.replace("Call Type", "Kind of it"))
     assert "Did you mean --time 'Received At'?" in refusal(good, "--time", "Received")
     assert "a column 'Where' in the header" in refusal(good, "--by", "Where")
@@ -219,7 +319,12 @@ def test_contradictions_are_refused_in_three_clauses(tmp_path: Path) -> None:
     assert call("stream", stamped, feed, "--time-unit", "h", *out).exit_code == 0
 
     (tmp_path / "other").mkdir()
-    numbers = fitted(tmp_path / "other", "t,kind\n" + "".join(f"{i / 2},{'ab'[i % 2]}\n" for i in range(40)), "--sequence", "none")
+    numbers = fitted(
+        tmp_path / "other",
+        "t,kind\n" + "".join(f"{i / 2},{'ab'[i % 2]}\n" for i in range(40)),
+        "--sequence",
+        "none",
+    )
     feed.write_text(good.replace("Received At", "t").replace("Call Type", "kind"))
     assert "a time as a number, as in training" in refused(tmp_path, numbers, feed)
     feed.write_text(json.dumps({"t": "2024-05-01T00:00:00", "kind": "a"}) + "\n")
@@ -240,13 +345,31 @@ def test_bad_rows_are_told_and_skipped(tmp_path: Path) -> None:
     rows = moments(60)
     model = fitted(tmp_path, csv_text(rows, str), "--mark", "Call Type", "--sequence", "none")
     good = csv_text(rows[:40], str)
-    bad = ['1,2024-04-30 12:00:00,"fire', "1,2024-04-30 12:00:00,fire", "1,soon,fire,a", "1,,fire,a", "1,2024-04-30,,a", "1,2024-04-30,x,a"]
-    bad += ["1,2024-02-30,fire,a", f"1,{'9' * 400},fire,a", "1,nan,fire,a", f"1,2024-{'0' * 200},fire,a"]
+    bad = [
+        '1,2024-04-30 12:00:00,"fire',
+        "1,2024-04-30 12:00:00,fire",
+        "1,soon,fire,a",
+        "1,,fire,a",
+        "1,2024-04-30,,a",
+        "1,2024-04-30,x,a",
+    ]
+    bad += [
+        "1,2024-02-30,fire,a",
+        f"1,{'9' * 400},fire,a",
+        "1,nan,fire,a",
+        f"1,2024-{'0' * 200},fire,a",
+    ]
     (tmp_path / "feed.csv").write_text(good + "\n".join(bad) + "\n\n" + csv_text(rows[40:], str))
-    told = call("stream", model, tmp_path / "feed.csv", "-o", tmp_path / "scores", "--max-skipped", 1).stderr
-    assert f"60 events, {len(bad)} lines skipped" in told, "the header of the second part is no event and no fault"
+    told = call(
+        "stream", model, tmp_path / "feed.csv", "-o", tmp_path / "scores", "--max-skipped", 1
+    ).stderr
+    assert f"60 events, {len(bad)} lines skipped" in told, (
+        "the header of the second part is no event and no fault"
+    )
     lines = [line for line in told.splitlines() if line.startswith("line ")]
-    assert len(lines) == len(bad) and all("expected " in line and "; received " in line for line in lines)
+    assert len(lines) == len(bad) and all(
+        "expected " in line and "; received " in line for line in lines
+    )
 
 
 @pytest.mark.parametrize(

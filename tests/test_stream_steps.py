@@ -1,4 +1,6 @@
-"""DAPP stepped in numpy, in compiled loops and by its verbs is one model; what streams read off tables is what it says."""
+"""DAPP stepped in numpy, in compiled loops and by its verbs is one model; what streams read off
+tables is what it says.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,11 @@ from fourpoint.streaming.stream import Stream
 
 def without_numba(monkeypatch: pytest.MonkeyPatch) -> None:
     """As where numba is not installed."""
-    for name in ("models.dapp_step.compiled_loops", "streaming.kept.compiled_loops", "models.kernel_table.compiled_largest"):
+    for name in (
+        "models.dapp_step.compiled_loops",
+        "streaming.kept.compiled_loops",
+        "models.kernel_table.compiled_largest",
+    ):
         monkeypatch.setattr(f"fourpoint.{name}", lambda: None)
 
 
@@ -42,7 +48,9 @@ def without_numba(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 @pytest.mark.parametrize("marks", [1, 3])
 @pytest.mark.parametrize("way", ["compiled", "arrays", "float32"])
-def test_stepping_in_numpy_equals_the_verbs(settings: dict[str, Any], marks: int, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stepping_in_numpy_equals_the_verbs(
+    settings: dict[str, Any], marks: int, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model, double = lively(marks, **settings), way != "float32"
     if double:
         model.double()
@@ -54,13 +62,19 @@ def test_stepping_in_numpy_equals_the_verbs(settings: dict[str, Any], marks: int
     fast, plain, batch = ByStates(model), ByVerbs(model), sequence.batch()
     with torch.no_grad():
         seen = torch.arange(len(sequence))[None]
-        own = model.log_intensity(model.encode(batch), batch.times[..., None], seen)[0, :, 0].double().numpy()
+        own = (
+            model.log_intensity(model.encode(batch), batch.times[..., None], seen)[0, :, 0]
+            .double()
+            .numpy()
+        )
     for one in (fast, plain):
         one.restart(sequence.start)
     for t, m, expected in zip(sequence.times.tolist(), sequence.marks.tolist(), own, strict=True):
         (logs, integral), (others, exact) = fast.score(t), plain.score(t)
         allowed = relative * (1 + np.abs(expected).max())
-        assert np.allclose(logs, expected, rtol=0, atol=allowed) and np.allclose(logs, others, rtol=0, atol=allowed)
+        assert np.allclose(logs, expected, rtol=0, atol=allowed) and np.allclose(
+            logs, others, rtol=0, atol=allowed
+        )
         assert integral == pytest.approx(exact, abs=(2e-6 if double else 6e-6) * (1 + exact))
         assert np.allclose(fast.logs(t + 0.5), plain.logs(t + 0.5), rtol=0, atol=2 * allowed)
         for one in (fast, plain):
@@ -69,7 +83,9 @@ def test_stepping_in_numpy_equals_the_verbs(settings: dict[str, Any], marks: int
 
 
 @pytest.mark.parametrize("compiled", [True, False])
-def test_a_gap_is_integrated_to_its_tolerance_however_long_and_however_fast_the_rate_falls(compiled: bool) -> None:
+def test_a_gap_is_integrated_to_its_tolerance_however_long_and_however_fast_the_rate_falls(
+    compiled: bool,
+) -> None:
     model = lively().double()
     with torch.no_grad():
         model.modes.log_decay += 2.0
@@ -78,13 +94,24 @@ def test_a_gap_is_integrated_to_its_tolerance_however_long_and_however_fast_the_
     state = steps.kick(np.zeros(1), np.zeros(1, dtype=np.int64)) * 5
     for gap in 10.0 ** np.arange(-6, 1.0):
         found = steps.reach(state, np.full(1, 0.01), np.full(1, gap))
-        pieces = np.unique(np.concatenate([np.geomspace(1e-5 * gap, gap, 2000), np.linspace(0, gap, 2001), np.arange(1, 13) / 12 - 0.01]))
+        pieces = np.unique(
+            np.concatenate(
+                [
+                    np.geomspace(1e-5 * gap, gap, 2000),
+                    np.linspace(0, gap, 2001),
+                    np.arange(1, 13) / 12 - 0.01,
+                ]
+            )
+        )
         pieces = pieces[(pieces >= 0) & (pieces <= gap)]
         x, w = np.polynomial.legendre.leggauss(5)
         middle, half = (pieces[1:] + pieces[:-1])[:, None] / 2, np.diff(pieces)[:, None] / 2
         at = (middle + half * x).ravel()
         rates = np.concatenate(
-            [np.exp(steps.logs(steps.moved(np.repeat(state, len(t), 0), t), 0.01 + t)).sum(1) for t in np.array_split(at, 20)]
+            [
+                np.exp(steps.logs(steps.moved(np.repeat(state, len(t), 0), t), 0.01 + t)).sum(1)
+                for t in np.array_split(at, 20)
+            ]
         )
         exact = float((half * w * rates.reshape(-1, 5)).sum())
         assert float(found.integral[0]) == pytest.approx(exact, abs=1e-6 * (1 + exact))
@@ -100,12 +127,18 @@ def test_rows_stepped_together_equal_rows_stepped_alone(compiled: bool) -> None:
         state = steps.kick(since, mark) * 3 + steps.kick(since, (mark + 1) % 3)
         together, one = steps.reach(state, since, gap), Steps(model)
         for i in range(40):
-            alone = one.reach(state[i : i + 1].astype(np.complex128), since[i : i + 1], gap[i : i + 1])
+            alone = one.reach(
+                state[i : i + 1].astype(np.complex128), since[i : i + 1], gap[i : i + 1]
+            )
             assert np.allclose(together.logs[i], alone.logs[0], rtol=0, atol=relative * 10)
-            assert float(together.integral[i]) == pytest.approx(float(alone.integral[0]), rel=max(relative, 5e-6), abs=1e-6)
+            assert float(together.integral[i]) == pytest.approx(
+                float(alone.integral[0]), rel=max(relative, 5e-6), abs=1e-6
+            )
 
 
-@pytest.mark.parametrize("settings", [{}, {"decay": False}, {"values": "affine"}, {"link": "identity"}], ids=str)
+@pytest.mark.parametrize(
+    "settings", [{}, {"decay": False}, {"values": "affine"}, {"link": "identity"}], ids=str
+)
 @pytest.mark.parametrize(("keep", "compiled"), [(1, True), (4, True), (4, False), (30, True)])
 def test_active_sets_in_numpy_are_those_of_the_verbs(
     settings: dict[str, Any], keep: int, compiled: bool, monkeypatch: pytest.MonkeyPatch
@@ -114,12 +147,24 @@ def test_active_sets_in_numpy_are_those_of_the_verbs(
     model = lively(3, **settings).double().keeping(keep)
     rng = np.random.default_rng(1)
     fast, plain = ByActiveSets(model, compiled=compiled), ByVerbs(model)
-    for t, m in zip(np.cumsum(rng.exponential(0.5, 26)).tolist(), rng.integers(0, 3, 26).tolist(), strict=True):
+    for t, m in zip(
+        np.cumsum(rng.exponential(0.5, 26)).tolist(), rng.integers(0, 3, 26).tolist(), strict=True
+    ):
         assert np.allclose(fast.logs(t), plain.logs(t), rtol=0, atol=1e-10)
-        mine, theirs = (one.weights(t, m, np.zeros(0), np.zeros(0, dtype=np.int64), 999) for one in (fast, plain))
+        mine, theirs = (
+            one.weights(t, m, np.zeros(0), np.zeros(0, dtype=np.int64), 999)
+            for one in (fast, plain)
+        )
         assert mine is not None and theirs is not None
         for k in range(4):
-            a, b = ({time: w for time, w in zip(x[0][k].tolist(), x[2][k].tolist(), strict=True) if time == time} for x in (mine, theirs))
+            a, b = (
+                {
+                    time: w
+                    for time, w in zip(x[0][k].tolist(), x[2][k].tolist(), strict=True)
+                    if time == time
+                }
+                for x in (mine, theirs)
+            )
             assert a == pytest.approx(b, abs=1e-10)
         for one in (fast, plain):
             one.score(t)
@@ -127,27 +172,48 @@ def test_active_sets_in_numpy_are_those_of_the_verbs(
     here, there = fast.history(), plain.history()
     later = torch.tensor([[[t + 1.0]]], dtype=torch.float64)
     with torch.no_grad():
-        assert torch.allclose(*(model.log_intensity(h, later, h.lengths[:, None]) for h in (here, there)), rtol=1e-10)
+        assert torch.allclose(
+            *(model.log_intensity(h, later, h.lengths[:, None]) for h in (here, there)), rtol=1e-10
+        )
 
 
 def test_the_kernel_table_is_as_exact_as_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    for model in (lively(3), lively(3, decay=False), lively(3, link="identity"), lively(2, normalise="ratio")):
+    for model in (
+        lively(3),
+        lively(3, decay=False),
+        lively(3, link="identity"),
+        lively(2, normalise="ratio"),
+    ):
         table, rng = KernelTable(model.double()), np.random.default_rng(1)
         lags = np.concatenate([np.zeros(1), 10.0 ** rng.uniform(-5, 3, 2000)])
         marks = rng.integers(0, model.marks.count, len(lags))
         with torch.no_grad():
-            each = np.stack([model.kernel(torch.from_numpy(lags), 1, m).numpy() for m in range(model.marks.count)])  # (M, K, N)
+            each = np.stack(
+                [
+                    model.kernel(torch.from_numpy(lags), 1, m).numpy()
+                    for m in range(model.marks.count)
+                ]
+            )  # (M, K, N)
         exact = each[marks, :, np.arange(len(lags))].T
         assert np.abs(table.scores(lags, marks, 1) - exact).max() <= ERROR
-        named = [KernelTable(model, compiled=compiled).largest(lags, marks, 1, 5) for compiled in (True, False)]
+        named = [
+            KernelTable(model, compiled=compiled).largest(lags, marks, 1, 5)
+            for compiled in (True, False)
+        ]
         best = np.sort(np.abs(exact), 1)[:, :-6:-1]
         for places, scores in named:
             assert np.abs(np.abs(scores) - best).max() <= ERROR
-            assert np.array_equal(np.take_along_axis(table.scores(lags, marks, 1), places, 1), scores)
+            assert np.array_equal(
+                np.take_along_axis(table.scores(lags, marks, 1), places, 1), scores
+            )
         monkeypatch.setattr("fourpoint.models.kernel_table.BYTES", 0)
         few = KernelTable(model)
         few.scores(lags[:2], np.zeros(2, dtype=np.int64), 1)
-        assert few.pairs == 1 and np.abs(few.scores(lags, marks, 1) - exact).max() <= ERROR and few.pairs == 1
+        assert (
+            few.pairs == 1
+            and np.abs(few.scores(lags, marks, 1) - exact).max() <= ERROR
+            and few.pairs == 1
+        )
         monkeypatch.undo()
 
 
@@ -164,7 +230,11 @@ def test_compiled_loops_change_nothing() -> None:
 
 
 @pytest.mark.parametrize("kind", [np.float64, np.float32])
-@pytest.mark.parametrize("settings", [{}, {"link": "exp", "values": "affine"}, {"link": "identity"}, {"base": "constant"}], ids=str)
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"link": "exp", "values": "affine"}, {"link": "identity"}, {"base": "constant"}],
+    ids=str,
+)
 def test_the_loops_as_plain_python_are_the_arrays(settings: dict[str, Any], kind: Any) -> None:
     model = DAPP(2, heads=2, eval_features=4, **settings)
     model.initialise(data(2))
@@ -173,7 +243,11 @@ def test_the_loops_as_plain_python_are_the_arrays(settings: dict[str, Any], kind
     arrays, loops = Steps(model.eval(), kind), Steps(model, kind)
     loops._loops = Loops(*(getattr(dapp_loops, name) for name in Loops._fields))
     rng = np.random.default_rng(1)
-    since, gap, marks = np.array([0.0, 3.0, 11.0, 40.0]), np.array([0.0, 0.4, 7.0, 3.0]), np.array([0, 1, 1, 0])
+    since, gap, marks = (
+        np.array([0.0, 3.0, 11.0, 40.0]),
+        np.array([0.0, 0.4, 7.0, 3.0]),
+        np.array([0, 1, 1, 0]),
+    )
     state = np.concatenate([arrays.blank(1), arrays.kick(since, marks) * 3])
     rows = rng.permutation(4) + 1
     relative = 1e-12 if kind is np.float64 else 2e-6
@@ -187,30 +261,46 @@ def test_the_loops_as_plain_python_are_the_arrays(settings: dict[str, Any], kind
 
 
 @pytest.mark.parametrize("compiled", [True, False])
-def test_a_rate_that_explodes_or_jumps_is_refused_with_its_place(compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rate_that_explodes_or_jumps_is_refused_with_its_place(
+    compiled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = DAPP(heads=1, eval_features=8, link="exp", base="constant", drift="none").double()
     model.initialise(simulate("hawkes", 20))
     steps = Steps(model.eval(), compiled=compiled)
     since, gap = np.array([0.1, 0.2, 0.3]), np.full(3, 0.1)
     state = steps.kick(np.zeros(3), np.zeros(3, dtype=np.int64))
     state[1] *= 1e6
-    with pytest.raises(Unconverged, match=r"expected a finite rate; received (inf|nan) between 0.2 and 0.3 after the start"):
+    with pytest.raises(
+        Unconverged,
+        match=r"expected a finite rate; received (inf|nan) between 0.2 and 0.3 after the start",
+    ):
         steps.reach(state, since, gap)
     monkeypatch.setattr("fourpoint.models.dapp_step.TOLERANCE", -1.0)  # which nothing meets
     monkeypatch.setattr("fourpoint.models.dapp_step.DEEPEST", 6)
-    with pytest.raises(Unconverged, match=r"expected a rate that can be integrated; received one that jumps between 0.1 and 0.1"):
+    with pytest.raises(
+        Unconverged,
+        match=r"expected a rate that can be integrated; received one that jumps between 0.1 and 0.1",
+    ):
         Steps(model, compiled=compiled).reach(state[:1], since[:1], gap[:1])
 
 
 @pytest.mark.parametrize(("kind", "close"), [(np.float64, 1e-15), (np.float32, 5e-7)])
 def test_waves_are_exponentials(kind: Any, close: float) -> None:
     rng = np.random.default_rng(0)
-    frequency, decay = rng.normal(size=40) * 3, np.concatenate([np.zeros(10), 10.0 ** rng.uniform(-3, 6, 30)])
+    frequency, decay = (
+        rng.normal(size=40) * 3,
+        np.concatenate([np.zeros(10), 10.0 ** rng.uniform(-3, 6, 30)]),
+    )
     waves, found = dapp_loops.waves(frequency, decay, kind), np.empty((2, 40), dtype=kind)
     for d in (0.0, 1e-9, 0.3, 1.7, 50.0):
         with np.errstate(all="ignore"):
             dapp_loops.turns(d, waves, 0, found[0], found[1])
-        assert np.allclose(found[0] + 1j * found[1], np.exp((-decay + 1j * frequency) * d), rtol=0, atol=close * (3 + 20 * d))
+        assert np.allclose(
+            found[0] + 1j * found[1],
+            np.exp((-decay + 1j * frequency) * d),
+            rtol=0,
+            atol=close * (3 + 20 * d),
+        )
     part = np.empty((2, 5), dtype=kind)
     dapp_loops.turns(50.0, waves, 35, part[0], part[1])
     assert np.array_equal(part, found[:, 35:])
@@ -237,12 +327,17 @@ def test_the_integral_alone_is_that_of_a_step(kind: Any, compiled: bool) -> None
 
 
 def test_float32_turns_are_those_of_float64() -> None:
-    """Waves formed from 32 bits and fewer terms agree with those of 64 bits to a few float32 roundings of the lag."""
+    """Waves formed from 32 bits and fewer terms agree with those of 64 bits to a few float32
+    roundings of the lag.
+    """
     random = np.random.default_rng(5)
     frequency, decay = random.normal(size=200) * 5, random.exponential(size=200)
     found = np.empty((2, 200), dtype=np.float32)
     for lag in (0.0, 1e-3, 0.37, 2.9, 40.0):
         dapp_loops.turns(lag, dapp_loops.waves(frequency, decay, np.float32), 0, found[0], found[1])
         exact = np.exp((-decay + 1j * frequency) * lag)
-        bound = np.abs(exact) * np.finfo(np.float32).eps * (4 + 2 * lag * (np.abs(frequency) + decay)) + 1e-36
+        bound = (
+            np.abs(exact) * np.finfo(np.float32).eps * (4 + 2 * lag * (np.abs(frequency) + decay))
+            + 1e-36
+        )
         assert (np.abs(found[0] + 1j * found[1] - exact) <= bound).all()

@@ -1,4 +1,6 @@
-"""A stream equals the batch, event by event, for every model; it scores before it absorbs, remembers, forgets and refuses."""
+"""A stream equals the batch, event by event, for every model; it scores before it absorbs,
+remembers, forgets and refuses.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ from fourpoint.sampling import still
 from fourpoint.streaming.kept import ByActiveSets
 from fourpoint.streaming.stream import Observation, Recent, Stream
 
-every_model = pytest.mark.parametrize(("name", "marks"), CASES, ids=[f"{name}-{marks}" for name, marks in CASES])
+every_model = pytest.mark.parametrize(
+    ("name", "marks"), CASES, ids=[f"{name}-{marks}" for name, marks in CASES]
+)
 
 
 def lively(marks: int | MarkSpace = 1, **settings: Any) -> DAPP:
@@ -37,7 +41,10 @@ def lively(marks: int | MarkSpace = 1, **settings: Any) -> DAPP:
 def followed(stream: Stream, sequence: Sequence) -> list[Observation]:
     """The observations of a sequence, the stream left at its end."""
     stream.reset(sequence.start)
-    found = [stream.observe(t, m) for t, m in zip(sequence.times.tolist(), sequence.marks.tolist(), strict=True)]
+    found = [
+        stream.observe(t, m)
+        for t, m in zip(sequence.times.tolist(), sequence.marks.tolist(), strict=True)
+    ]
     stream.advance(sequence.stop)
     return found
 
@@ -50,11 +57,18 @@ def test_a_stream_equals_the_batch_event_by_event(name: str, marks: int) -> None
         batch = sequence.batch()
         with torch.no_grad():
             history = model.encode(batch)
-            each = model.log_intensity(history, batch.times[..., None], torch.arange(len(sequence))[None])[0, :, 0].detach()
+            each = model.log_intensity(
+                history, batch.times[..., None], torch.arange(len(sequence))[None]
+            )[0, :, 0].detach()
         found = followed(stream, sequence)
         assert np.allclose([o.rate for o in found], each.exp().sum(-1).numpy(), rtol=1e-10, atol=0)
         own = [o.log_density + o.gap for o in found]
-        assert np.allclose(own, [float(row[m]) for row, m in zip(each, sequence.marks, strict=True)], rtol=1e-10, atol=1e-10)
+        assert np.allclose(
+            own,
+            [float(row[m]) for row, m in zip(each, sequence.marks, strict=True)],
+            rtol=1e-10,
+            atol=1e-10,
+        )
         exact = log_likelihood(model, batch, tolerance=1e-8 / (1 + len(sequence)))
         allowed = 1e-6 * (1 + len(sequence) + float(exact.integral)) + float(exact.error)
         assert stream.log_likelihood == pytest.approx(float(exact.value), abs=allowed)
@@ -68,7 +82,9 @@ def test_intensity_is_that_of_the_batch(name: str, marks: int) -> None:
     followed(stream, sequence)
     later = sequence.stop + 0.7
     with torch.no_grad():
-        expected = model.intensity(model.encode(sequence.batch()), torch.tensor([[later]], dtype=torch.float64))[0, 0].numpy()
+        expected = model.intensity(
+            model.encode(sequence.batch()), torch.tensor([[later]], dtype=torch.float64)
+        )[0, 0].numpy()
     assert np.allclose(stream.intensity(later), expected, rtol=1e-10, atol=0)
 
 
@@ -81,7 +97,9 @@ def test_silence_in_parts_is_silence(name: str, marks: int) -> None:
         parts.advance(middle)
         parts.advance(middle)
         a, b = whole.observe(t, m), parts.observe(t, m)
-        assert (b.gap, b.log_density) == pytest.approx((a.gap, a.log_density), abs=4e-6) and b.rate == pytest.approx(a.rate, rel=1e-10)
+        assert (b.gap, b.log_density) == pytest.approx(
+            (a.gap, a.log_density), abs=4e-6
+        ) and b.rate == pytest.approx(a.rate, rel=1e-10)
     assert parts.log_likelihood == pytest.approx(whole.log_likelihood, abs=1e-5)
 
 
@@ -96,11 +114,26 @@ def test_a_restored_stream_goes_on_as_if_nothing_had_been_between(name: str, mar
     saved = stream.state()
     again = Stream.restore(model, saved)
     assert again.state() == saved
-    assert [again.observe(t, m) for t, m in pairs[5:]] == [stream.observe(t, m) for t, m in pairs[5:]]
+    assert [again.observe(t, m) for t, m in pairs[5:]] == [
+        stream.observe(t, m) for t, m in pairs[5:]
+    ]
     assert again.state() == stream.state() and again.log_likelihood == stream.log_likelihood
 
 
-@pytest.mark.parametrize("name", ["sum", "sum-still", "ratio", "softmax", "paper", "keep", "keep-softmax", "dot", "sum-identity"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "sum",
+        "sum-still",
+        "ratio",
+        "softmax",
+        "paper",
+        "keep",
+        "keep-softmax",
+        "dot",
+        "sum-identity",
+    ],
+)
 def test_attended_events_have_the_weights_of_the_batch(name: str) -> None:
     model, sequence = build(name, 3), data(3)[2]
     stream = Stream(model, start=sequence.start, top=2)
@@ -108,9 +141,17 @@ def test_attended_events_have_the_weights_of_the_batch(name: str) -> None:
     dense.load_state_dict(model.state_dict())
     for i, (t, m) in enumerate(zip(sequence.times.tolist(), sequence.marks.tolist(), strict=True)):
         found = stream.observe(t, m).attended
-        before = Sequence(sequence.times[:i], sequence.marks[:i], start=sequence.start, stop=sequence.stop, space=3).batch()
+        before = Sequence(
+            sequence.times[:i],
+            sequence.marks[:i],
+            start=sequence.start,
+            stop=sequence.stop,
+            space=3,
+        ).batch()
         with torch.no_grad():
-            own = dense.attended(dense.encode(before), torch.tensor([t], dtype=torch.float64), torch.tensor([m]))
+            own = dense.attended(
+                dense.encode(before), torch.tensor([t], dtype=torch.float64), torch.tensor([m])
+            )
         times, _, weights = (x[0].T.numpy() for x in own)
         assert len(found) == 2
         for k, head in enumerate(found):
@@ -125,7 +166,10 @@ def test_only_recent_events_are_named_and_there_may_be_none() -> None:
     assert stream.observe(0.1).attended == ((), (), (), ())
     for i in range(2, 30):
         seen = stream.observe(0.1 * i)
-        assert all(len(head) == min(5, i - 1) and min(a.time for a in head) > 0.1 * i - 0.55 for head in seen.attended)
+        assert all(
+            len(head) == min(5, i - 1) and min(a.time for a in head) > 0.1 * i - 0.55
+            for head in seen.attended
+        )
     assert Stream(model, top=0).observe(1.0).attended == ()
     assert Stream(Hawkes()).observe(1.0).attended == ()
 
@@ -161,12 +205,21 @@ def test_alarms_come_with_events_and_with_silence_and_are_part_of_the_state() ->
     raised = [a for i in range(1, 200) for a in stream.observe(0.3 * i).alarms]
     assert raised and raised[0].kind == "burst" and raised[0].size > 2
     quiet = stream.advance(stream.time + 100.0)
-    assert [a.kind for a in quiet] == ["silence"] and quiet[0].time == stream.time and quiet[0].size < 0.2
+    assert (
+        [a.kind for a in quiet] == ["silence"]
+        and quiet[0].time == stream.time
+        and quiet[0].size < 0.2
+    )
     again = Stream.restore(Poisson(), stream.state())
     for one in (stream, again):
-        assert one.advance(one.time + 5.0) == () and not [a for a in one.observe(one.time + 1.0).alarms if a.kind == "silence"]
+        assert one.advance(one.time + 5.0) == () and not [
+            a for a in one.observe(one.time + 1.0).alarms if a.kind == "silence"
+        ]
     assert Stream(Poisson(), alarms=None).monitor is None
-    with pytest.raises(UserError, match="a false-alarm probability per 1,000 events between 0 and 1; received alarms=2"):
+    with pytest.raises(
+        UserError,
+        match="a false-alarm probability per 1,000 events between 0 and 1; received alarms=2",
+    ):
         Stream(Poisson(), alarms=2)
 
 
@@ -174,11 +227,19 @@ def test_an_observation_is_json() -> None:
     model = lively(MarkSpace.categorical(["fire", "medical"]))
     stream = Stream(model)
     stream.observe(0.5, "fire")
-    found = json.loads(json.dumps(stream.observe(0.9, "medical").to_dict(model.marks), allow_nan=False))
-    assert found["mark"] == "medical" and found["attended"][0][0]["mark"] == "fire" and found["alarms"] == []
+    found = json.loads(
+        json.dumps(stream.observe(0.9, "medical").to_dict(model.marks), allow_nan=False)
+    )
+    assert (
+        found["mark"] == "medical"
+        and found["attended"][0][0]["mark"] == "fire"
+        and found["alarms"] == []
+    )
     assert set(found) == {"time", "mark", "log_density", "gap", "rate", "attended", "alarms"}
     assert Stream(Hawkes()).observe(1.0).to_dict(MarkSpace())["mark"] is None
-    assert Observation(1.0, 0, -math.inf, 0.0, 0.0, (), ()).to_dict(MarkSpace())["log_density"] is None
+    assert (
+        Observation(1.0, 0, -math.inf, 0.0, 0.0, (), ()).to_dict(MarkSpace())["log_density"] is None
+    )
 
 
 @pytest.mark.parametrize("model", [Hawkes(2), lively(2)], ids=["verbs", "states"])
@@ -248,7 +309,10 @@ def test_bytes_that_are_not_this_streams_state_are_refused() -> None:
     newer[16] = 9
     for state, words in (
         (b"", r"the bytes of a stream's state; received 0 bytes"),
-        (b"PAR1 something else", r"the bytes of a stream's state; received 19 bytes that begin with b'PAR1 something e'"),
+        (
+            b"PAR1 something else",
+            r"the bytes of a stream's state; received 19 bytes that begin with b'PAR1 something e'",
+        ),
         (good[:20], r"the whole of a stream's state; received its first 20 bytes"),
         (good[:-7], f"a state of {len(good):,} bytes; received {len(good) - 7:,} of them"),
         (good + b"x", f"a state of {len(good):,} bytes; received {len(good) + 1:,}"),
@@ -259,7 +323,9 @@ def test_bytes_that_are_not_this_streams_state_are_refused() -> None:
         with pytest.raises(UserError, match=words):
             Stream.restore(model, state)
     for wrong in (other, lively(decay=False), Hawkes()):
-        with pytest.raises(UserError, match=r"a state of this model \(.*\); received a state of model"):
+        with pytest.raises(
+            UserError, match=r"a state of this model \(.*\); received a state of model"
+        ):
             Stream.restore(wrong, good)
     assert Stream.restore(model, memoryview(good)).count == 1
 
@@ -269,9 +335,14 @@ def test_a_forecast_from_a_stream_is_that_from_the_sequence(name: str) -> None:
     model, sequence = build(name, 3), data(3)[2]
     stream = Stream(model, start=sequence.start)
     followed(stream, sequence)
-    mine, theirs = stream.forecast(2.0, paths=200, seed=3), forecast(model, sequence, 2.0, paths=200, seed=3)
+    mine, theirs = (
+        stream.forecast(2.0, paths=200, seed=3),
+        forecast(model, sequence, 2.0, paths=200, seed=3),
+    )
     assert mine.next_event.mean == pytest.approx(theirs.next_event.mean, rel=1e-8)
-    assert np.allclose(mine.counts.mean, theirs.counts.mean) and np.allclose(mine.rate.mean, theirs.rate.mean, rtol=1e-6)
+    assert np.allclose(mine.counts.mean, theirs.counts.mean) and np.allclose(
+        mine.rate.mean, theirs.rate.mean, rtol=1e-6
+    )
     assert np.array_equal(mine.past.times, sequence.times) and len(mine.past_rate) == len(sequence)
     assert mine.plot() is not None and mine.to_dict()["at"] == sequence.stop
     with pytest.raises(UserError, match="a positive horizon"):
@@ -304,7 +375,9 @@ def test_recent_events_stay_in_order() -> None:
     for i in range(5):
         for one in (recent, growing):
             one.append(float(i), i, 10.0 * i)
-    assert recent.in_order(recent.times).tolist() == [2.0, 3.0, 4.0] and recent.in_order(recent.marks).tolist() == [2, 3, 4]
+    assert recent.in_order(recent.times).tolist() == [2.0, 3.0, 4.0] and recent.in_order(
+        recent.marks
+    ).tolist() == [2, 3, 4]
     assert growing.times.tolist() == [0.0, 1.0, 2.0, 3.0, 4.0]
     again = Recent(3)
     again.load(recent.arrays())

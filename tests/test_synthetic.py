@@ -1,6 +1,8 @@
-"""Known truths: counts against analysis, simulations against their own integral, integrals against quadrature.
+"""Known truths: counts against analysis, simulations against their own integral, integrals against
+quadrature.
 
-Seeds are fixed; each KS test would fail a right simulator once in a thousand seeds, each count once in 16,000.
+Seeds are fixed; each KS test would fail a right simulator once in a thousand seeds, each count once
+in 16,000.
 """
 
 import numpy as np
@@ -22,11 +24,17 @@ def self_correcting_mean() -> float:
         flow = np.exp(10 * t - n) * p
         return np.concatenate([[0], flow[:-1]]) - flow
 
-    return float(solve_ivp(change, (0, 1), np.eye(60)[0], method="LSODA", rtol=1e-9, atol=1e-12).y[:, -1] @ n)
+    return float(
+        solve_ivp(change, (0, 1), np.eye(60)[0], method="LSODA", rtol=1e-9, atol=1e-12).y[:, -1] @ n
+    )
 
 
-def space_time_mean(mu: float = 5.0, alpha: float = 0.5, spread: float = 0.1, stop: float = 20.0) -> float:
-    """Generation by generation: mu alpha^n, times the share that stays in the square, times that born before the end."""
+def space_time_mean(
+    mu: float = 5.0, alpha: float = 0.5, spread: float = 0.1, stop: float = 20.0
+) -> float:
+    """Generation by generation: mu alpha^n, times the share that stays in the square, times that
+    born before the end.
+    """
     x, w = np.polynomial.legendre.leggauss(120)
     x, w = (x + 1) / 2, w / 2
     step = np.exp(-(((x[:, None] - x) / spread) ** 2) / 2) / spread / np.sqrt(2 * np.pi) * w
@@ -39,7 +47,12 @@ def space_time_mean(mu: float = 5.0, alpha: float = 0.5, spread: float = 0.1, st
 
 
 NAMES = [*PROCESSES, "nonhomogeneous1-random", "nonhomogeneous2-random"]
-EXPECTED = {"hawkes": 15.0, "self_correcting": self_correcting_mean(), "nonhomogeneous1": 38.29249, "nonhomogeneous2": 15.96064}
+EXPECTED = {
+    "hawkes": 15.0,
+    "self_correcting": self_correcting_mean(),
+    "nonhomogeneous1": 38.29249,
+    "nonhomogeneous2": 15.96064,
+}
 EXPECTED["space_time_hawkes"] = space_time_mean()
 
 
@@ -58,7 +71,9 @@ def test_mean_count(name: str) -> None:
     data = p.simulate(4000 if p.space.box is None else 600, seed=11)
     assert abs(data.lengths.mean() - p.mean_count) < 4 * data.lengths.std() / np.sqrt(len(data))
     some = data[:500] if p.space.box is None else data[:100]
-    excess = some.lengths - integrals(p, some.batch()).sum(1).numpy()  # less its compensator, a count has mean 0
+    excess = (
+        some.lengths - integrals(p, some.batch()).sum(1).numpy()
+    )  # less its compensator, a count has mean 0
     assert abs(excess.mean()) < 4 * excess.std() / np.sqrt(len(some))
 
 
@@ -91,7 +106,13 @@ def test_integral_equals_quadrature(name: str) -> None:
 def test_encode_equals_repeated_extend_with_nan_in_the_padding(name: str) -> None:
     p = process(name)
     model, good = p.truth(), p.simulate(4, seed=2).batch()
-    batch = Batch(torch.where(good.valid, good.times, torch.nan), good.marks, good.valid, good.start, good.stop)
+    batch = Batch(
+        torch.where(good.valid, good.times, torch.nan),
+        good.marks,
+        good.valid,
+        good.start,
+        good.stop,
+    )
     whole = model.encode(batch)
     query = batch.stop[:, None, None].expand(-1, 1, 2)
     expected = model.log_intensity(whole, query, whole.lengths[:, None])
@@ -102,7 +123,9 @@ def test_encode_equals_repeated_extend_with_nan_in_the_padding(name: str) -> Non
     assert torch.allclose(model.log_intensity(step, query), expected, rtol=1e-12)
     half = batch.times.shape[1] // 2
     later = model.encode(batch.columns(half, 999), model.encode(batch.columns(0, half)))
-    assert torch.allclose(model.log_intensity(later, query, later.lengths[:, None]), expected, rtol=1e-12)
+    assert torch.allclose(
+        model.log_intensity(later, query, later.lengths[:, None]), expected, rtol=1e-12
+    )
 
 
 def test_filtered_rate_of_one_bump_is_a_mean_of_a_truncated_gamma() -> None:
@@ -116,7 +139,9 @@ def test_filtered_rate_of_one_bump_is_a_mean_of_a_truncated_gamma() -> None:
     F = fixed.integral(fixed.encode(batch), batch.start[:, None], times)[..., 0]
     u = torch.linspace(0, 1, 200_001, dtype=torch.float64)[1:]
     weight = torch.softmax(n * u.log() - u * F, 1)
-    expected = fixed.intensity(fixed.encode(batch), times)[..., 0] * (weight * u).sum(1, keepdim=True)
+    expected = fixed.intensity(fixed.encode(batch), times)[..., 0] * (weight * u).sum(
+        1, keepdim=True
+    )
     assert torch.allclose(filtered.intensity(h, times)[..., 0], expected, rtol=1e-4)
 
 
@@ -126,13 +151,20 @@ def test_filtered_rate_before_any_event_is_below_half() -> None:
     fixed, filtered = Bumps(p.bumps), FilteredBumps(p.bumps)
     batch = p.simulate(1).batch().columns(0, 0)
     times = torch.tensor([[0.0, 0.3, 0.9]], dtype=torch.float64)
-    share = (filtered.intensity(filtered.encode(batch), times) / fixed.intensity(fixed.encode(batch), times)).flatten()
+    share = (
+        filtered.intensity(filtered.encode(batch), times)
+        / fixed.intensity(fixed.encode(batch), times)
+    ).flatten()
     assert share[0].item() == pytest.approx(0.5, abs=1e-12)
     assert share[0] > share[1] and share[2] < 0.3
 
 
 def test_simulation_is_a_function_of_its_seed() -> None:
-    a, b, c = simulate("hawkes", 20, seed=3), simulate("hawkes", 20, seed=3), simulate("hawkes", 20, seed=4)
+    a, b, c = (
+        simulate("hawkes", 20, seed=3),
+        simulate("hawkes", 20, seed=3),
+        simulate("hawkes", 20, seed=4),
+    )
     assert np.array_equal(a.times, b.times) and not np.array_equal(a.times, c.times)
     assert a.name == "hawkes" and a.marks.count == 1 and not a.marks.names
     assert (a.starts == 0).all() and (a.stops == 1).all() and not a.inferred
@@ -149,7 +181,13 @@ def test_names() -> None:
     assert process("nonhomogeneous2-random").name == process("non_homogeneous_2", "random").name
     with pytest.raises(UserError, match="received 'hawks'. Did you mean 'hawkes'?"):
         process("hawks")
-    with pytest.raises(UserError, match="with amplitudes .nonhomogeneous1, nonhomogeneous2. for amplitude='random'; received 'hawkes'"):
+    with pytest.raises(
+        UserError,
+        match=(
+            "with amplitudes .nonhomogeneous1, nonhomogeneous2. for amplitude='random'; received "
+            "'hawkes'"
+        ),
+    ):
         process("hawkes", "random")
     with pytest.raises(UserError, match="at least one sequence"):
         simulate("hawkes", 0)

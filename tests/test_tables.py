@@ -1,4 +1,6 @@
-"""Any table, any file: the same events from each, messy text and all, and errors that name the file and the line."""
+"""Any table, any file: the same events from each, messy text and all, and errors that name the file
+and the line.
+"""
 
 from __future__ import annotations
 
@@ -26,14 +28,22 @@ from fourpoint.data.readers import Asked, read, read_with_notes
 from fourpoint.data.tables import open_table
 from fourpoint.events import Dataset, EventDataError
 
-ROWS = {"User": ["a", "a", "b", "a"], "Time": [0.5, 1.25, 2.0, 2.5], "Type": ["x", "y", "x", "x"], "note": ["", "é", "z", "ü"]}
+ROWS = {
+    "User": ["a", "a", "b", "a"],
+    "Time": [0.5, 1.25, 2.0, 2.5],
+    "Type": ["x", "y", "x", "x"],
+    "note": ["", "é", "z", "ü"],
+}
 TABLE = pa.table(ROWS)
 
 
 def same(data: Dataset) -> bool:
     """Whether the events are those of ROWS."""
     mine = [(s.id, s.times.tolist(), s.marks.tolist()) for s in data]
-    return mine == [("a", [0.5, 1.25, 2.5], [0, 1, 0]), ("b", [2.0], [0])] and data.marks.names == ("x", "y")
+    return mine == [("a", [0.5, 1.25, 2.5], [0, 1, 0]), ("b", [2.0], [0])] and data.marks.names == (
+        "x",
+        "y",
+    )
 
 
 def as_csv(separator: str = ",") -> bytes:
@@ -109,7 +119,9 @@ FILES: dict[str, Callable[[], bytes]] = {
     "no_last_line_end.csv": lambda: as_csv().rstrip(b"\n"),
     "bom.jsonl": lambda: b"\xef\xbb\xbf" + as_json(),
     "blank_lines.jsonl": lambda: as_json().replace(b"\n", b"\n\r\n\n"),
-    "quoted_lines.csv": lambda: as_csv().replace("é".encode(), "several\nlines, and more é".encode()),
+    "quoted_lines.csv": lambda: as_csv().replace(
+        "é".encode(), "several\nlines, and more é".encode()
+    ),
 }
 
 
@@ -153,26 +165,43 @@ def test_every_table_in_memory_gives_the_same_events(name: str) -> None:
 
 
 def test_pandas() -> None:
-    pandas = pytest.importorskip("pandas", reason="pandas is not installed: data frames of pandas are not tested")
+    pandas = pytest.importorskip(
+        "pandas", reason="pandas is not installed: data frames of pandas are not tested"
+    )
     frame = pandas.DataFrame(ROWS)
     assert same(read(frame))
     assert same(read(frame.astype({"Type": "category"}).assign(odd=[object(), 1, "x", None])))
-    stamped = frame.set_index(pandas.DatetimeIndex(pandas.to_datetime(frame["Time"], unit="h", utc=True), name="when")).drop(columns="Time")
+    stamped = frame.set_index(
+        pandas.DatetimeIndex(pandas.to_datetime(frame["Time"], unit="h", utc=True), name="when")
+    ).drop(columns="Time")
     found = read(stamped, time_unit="hours", sequence="User")
     assert np.allclose(found.times, [0, 0.75, 2.0, 1.5]) and found.unit == "hours"
-    with pytest.raises(EventDataError, match="expected a value in every row of column 'Time'; received the pandas DataFrame: 1 null"):
+    with pytest.raises(
+        EventDataError,
+        match=(
+            "expected a value in every row of column 'Time'; received the pandas DataFrame: 1 null"
+        ),
+    ):
         read(frame.assign(Time=[0.5, np.nan, 2.0, 2.5]))
 
 
 def test_polars() -> None:
-    polars = pytest.importorskip("polars", reason="polars is not installed: data frames of polars are not tested")
+    polars = pytest.importorskip(
+        "polars", reason="polars is not installed: data frames of polars are not tested"
+    )
     frame = polars.DataFrame(ROWS)
-    assert same(read(frame)) and same(read(frame.with_columns(polars.col("Type").cast(polars.Categorical))))
+    assert same(read(frame)) and same(
+        read(frame.with_columns(polars.col("Type").cast(polars.Categorical)))
+    )
     with pytest.raises(EventDataError, match="Collect it first"):
         read(frame.lazy())
 
 
-@pytest.mark.parametrize("source", [None, 3, 2.5, [1, 2], object(), {"time": [1.0], "mark": [1, 2]}], ids=lambda x: type(x).__name__)
+@pytest.mark.parametrize(
+    "source",
+    [None, 3, 2.5, [1, 2], object(), {"time": [1.0], "mark": [1, 2]}],
+    ids=lambda x: type(x).__name__,
+)
 def test_what_is_no_table_is_refused(source: object) -> None:
     with pytest.raises(EventDataError, match="expected a (path or a )?table; received "):
         read(source)
@@ -201,37 +230,100 @@ and left"
 
 def test_a_messy_csv_is_read_in_one_call(tmp_path: Path) -> None:
     (tmp_path / "calls.csv").write_text(MESSY, encoding="utf-8")
-    found = read_with_notes(tmp_path / "calls.csv", Asked(sequence="day", timezone="America/New_York"))
+    found = read_with_notes(
+        tmp_path / "calls.csv", Asked(sequence="day", timezone="America/New_York")
+    )
     data = found.data
-    assert data.ids == ("2024-05-01", "2024-05-02") and data.marks.names == ("Fire, small", "Medical")
-    assert [s.times.tolist() for s in data] == [[23.5], [0.0, 0.0]] and data.stops.tolist() == [24, 24] and data.unit == "hours"
-    assert found.notes[0] == "columns: time 'Received_AT', mark 'Call TYPE', one sequence per day (guessed; --time --mark to choose)"
+    assert data.ids == ("2024-05-01", "2024-05-02") and data.marks.names == (
+        "Fire, small",
+        "Medical",
+    )
+    assert (
+        [s.times.tolist() for s in data] == [[23.5], [0.0, 0.0]]
+        and data.stops.tolist() == [24, 24]
+        and data.unit == "hours"
+    )
+    assert found.notes[0] == (
+        "columns: time 'Received_AT', mark 'Call TYPE', one sequence per day (guessed; "
+        "--time --mark to choose)"
+    )
     assert found.notes[-1] == "100.0% of gaps are zero (ties kept; --ties error|jitter|drop)"
 
 
 FAULTS = {
-    "word.csv": (b"time,mark\n1,a\n\nnoon,b\n", "expected numbers in column 'time'; received FILE: 'noon' at line 4."),
-    "ragged.csv": (b"time,mark\n1,a\n\n2\n3,b\n", "received FILE: Expected 2 columns, got 1: 2 at line 4."),
-    "gap.csv": (b'time,mark\n1,"x\ny"\n,b\n', "a value in every row of column 'time'; received FILE: 1 null, the first at line 4."),
-    "nan.csv": (b"time,mark\n\n1,a\nnan,b\n", "expected finite numbers in column 'time'; received FILE: nan at line 4."),
-    "unsorted.csv": (b"time,mark\n1,a\n\n3,a\n2,b\n", "received FILE: 2.0 after 3.0 at event 2 of sequence 0 (line 5). Sort the rows, or"),
-    "latin.csv": (b"time,mark\n1,a\n2,caf\xe9\n", "expected text in UTF-8 in column 'mark'; received FILE: b'caf\\xe9' at line 3."),
-    "headless.csv": (b"1.5,2\n2.5,3\n", "expected a header line; received FILE: values such as '1.5' in line 1."),
+    "word.csv": (
+        b"time,mark\n1,a\n\nnoon,b\n",
+        "expected numbers in column 'time'; received FILE: 'noon' at line 4.",
+    ),
+    "ragged.csv": (
+        b"time,mark\n1,a\n\n2\n3,b\n",
+        "received FILE: Expected 2 columns, got 1: 2 at line 4.",
+    ),
+    "gap.csv": (
+        b'time,mark\n1,"x\ny"\n,b\n',
+        "a value in every row of column 'time'; received FILE: 1 null, the first at line 4.",
+    ),
+    "nan.csv": (
+        b"time,mark\n\n1,a\nnan,b\n",
+        "expected finite numbers in column 'time'; received FILE: nan at line 4.",
+    ),
+    "unsorted.csv": (
+        b"time,mark\n1,a\n\n3,a\n2,b\n",
+        "received FILE: 2.0 after 3.0 at event 2 of sequence 0 (line 5). Sort the rows, or",
+    ),
+    "latin.csv": (
+        b"time,mark\n1,a\n2,caf\xe9\n",
+        "expected text in UTF-8 in column 'mark'; received FILE: b'caf\\xe9' at line 3.",
+    ),
+    "headless.csv": (
+        b"1.5,2\n2.5,3\n",
+        "expected a header line; received FILE: values such as '1.5' in line 1.",
+    ),
     "blank.csv": (b"\n\n\n", "expected a header line; received FILE: blank lines alone."),
-    "rowless.csv": (b"time,mark\n", "expected at least one event; received FILE: a table without rows."),
+    "rowless.csv": (
+        b"time,mark\n",
+        "expected at least one event; received FILE: a table without rows.",
+    ),
     "twice.csv": (b"time,time\n1,2\n", "expected one column 'time'; received FILE: 2 of them."),
-    "mark.csv": (b"time,mark\n1,a\n2,\n", "expected a value in every row of column 'mark'; received FILE: 1 null, the first at line 3."),
-    "clock.csv": (b"time,mark\n10:30:00,a\n", "expected a column of times; received FILE: none among 'time', 'mark'"),
-    "bad_gzip.csv.gz": (b"time,mark\n1,a\n", "expected a CSV file; received FILE, which cannot be read as one ("),
-    "word.jsonl": (b'{"time": 1}\n\n{"time": "x"}\n', "expected a file of JSON Lines; received FILE: "),
+    "mark.csv": (
+        b"time,mark\n1,a\n2,\n",
+        (
+            "expected a value in every row of column 'mark'; received FILE: 1 null, the first at "
+            "line 3."
+        ),
+    ),
+    "clock.csv": (
+        b"time,mark\n10:30:00,a\n",
+        "expected a column of times; received FILE: none among 'time', 'mark'",
+    ),
+    "bad_gzip.csv.gz": (
+        b"time,mark\n1,a\n",
+        "expected a CSV file; received FILE, which cannot be read as one (",
+    ),
+    "word.jsonl": (
+        b'{"time": 1}\n\n{"time": "x"}\n',
+        "expected a file of JSON Lines; received FILE: ",
+    ),
     "list.json": (b'[{"time": 1}]', "received FILE: line 1 is no object but a list."),
     "null.jsonl": (b'{"time": 1}\nnull\n', "received FILE: line 2 is no object but null."),
     "behind.jsonl": (b'{"time": 1} null\n', "received FILE: line 1 is not JSON (Extra data"),
-    "cut.jsonl": (b'{"time": 1}\n{"time": \n', "received FILE: line 2 is not JSON (Expecting value"),
+    "cut.jsonl": (
+        b'{"time": 1}\n{"time": \n',
+        "received FILE: line 2 is not JSON (Expecting value",
+    ),
     "blank.jsonl": (b"\n\n", "received FILE: blank lines alone."),
-    "bad.arrow": (b"ARROW1\x00\x00 and so on", "expected an Arrow file; received FILE, which cannot be read as one ("),
-    "old.feather": (b"FEA1....FEA1", "expected an Arrow file; received FILE, which is Feather of version 1."),
-    "bad.parquet": (b"PAR1 and so on PAR1", "expected a Parquet file; received FILE, which cannot be read as one ("),
+    "bad.arrow": (
+        b"ARROW1\x00\x00 and so on",
+        "expected an Arrow file; received FILE, which cannot be read as one (",
+    ),
+    "old.feather": (
+        b"FEA1....FEA1",
+        "expected an Arrow file; received FILE, which is Feather of version 1.",
+    ),
+    "bad.parquet": (
+        b"PAR1 and so on PAR1",
+        "expected a Parquet file; received FILE, which cannot be read as one (",
+    ),
 }
 
 
@@ -257,7 +349,10 @@ def test_faults_beyond_the_first_rows_name_their_line(tmp_path: Path) -> None:
             read(tmp_path / "a.jsonl")
         assert f"{tmp_path / 'a.jsonl'}: " in str(caught.value) and text in str(caught.value)
     (tmp_path / "a.csv").write_text("time,mark\n" + "1,a\n\n" * 30000 + "1,a,b\n")
-    with pytest.raises(EventDataError, match="a.csv: Expected 2 columns, got 3: 1,a,b at line 60002. Mend or remove that line."):
+    with pytest.raises(
+        EventDataError,
+        match="a.csv: Expected 2 columns, got 3: 1,a,b at line 60002. Mend or remove that line.",
+    ):
         read(tmp_path / "a.csv")
 
 
@@ -270,18 +365,31 @@ def test_numbers_may_become_fractions_or_words_late_in_a_file(tmp_path: Path) ->
 
 
 def test_short_rows_of_text_are_read_without_a_loop(tmp_path: Path) -> None:
-    (tmp_path / "a.csv").write_text("user,time,mark\n" + "".join(f"u{i % 977},{i},m{i % 7}\n" for i in range(200_000)))
+    (tmp_path / "a.csv").write_text(
+        "user,time,mark\n" + "".join(f"u{i % 977},{i},m{i % 7}\n" for i in range(200_000))
+    )
     with counted() as work:
         data = read(tmp_path / "a.csv")
-    assert (len(data), data.events, data.marks.count) == (977, 200_000, 7) and work.lines < 50_000, "none for each row"
+    assert (len(data), data.events, data.marks.count) == (
+        977,
+        200_000,
+        7,
+    ) and work.lines < 50_000, "none for each row"
 
 
 # Lines
 
 
 @settings(max_examples=200)
-@given(st.lists(st.lists(st.text('ab"\n, ;', max_size=4), min_size=2, max_size=3), min_size=1, max_size=8), st.data())
-def test_lines_of_records_are_those_of_the_csv_module(records: list[list[str]], data: st.DataObject) -> None:
+@given(
+    st.lists(
+        st.lists(st.text('ab"\n, ;', max_size=4), min_size=2, max_size=3), min_size=1, max_size=8
+    ),
+    st.data(),
+)
+def test_lines_of_records_are_those_of_the_csv_module(
+    records: list[list[str]], data: st.DataObject
+) -> None:
     out = io.StringIO()
     starts, line = [], 1
     writer = csv.writer(out, lineterminator="\n", quoting=csv.QUOTE_ALL)
@@ -293,8 +401,15 @@ def test_lines_of_records_are_those_of_the_csv_module(records: list[list[str]], 
         writer.writerow(record)
         line = out.getvalue().count("\n") + 1
     wanted = data.draw(st.integers(0, len(records) - 1))
-    # A comma or line end beside a quote inside a field cannot be told from the field's own edge without parsing it all.
-    if not any(edge in field for record in records for field in record for edge in ('",', ',"', '"\n', '\n"', '""') if '"' in field):
+    # A comma or line end beside a quote inside a field cannot be told from the field's own edge
+    # without parsing it all.
+    if not any(
+        edge in field
+        for record in records
+        for field in record
+        for edge in ('",', ',"', '"\n', '\n"', '""')
+        if '"' in field
+    ):
         assert line_of_record(io.BytesIO(out.getvalue().encode()), wanted, ",") == starts[wanted]
 
 
@@ -322,7 +437,9 @@ ENDINGS = ["csv", "tsv", "jsonl", "parquet", "arrow", "csv.gz", "csv.zst", "json
 
 @settings(max_examples=150)
 @given(st.binary(max_size=400), st.sampled_from(ENDINGS))
-def test_random_bytes(tmp_path_factory: pytest.TempPathFactory, content: bytes, ending: str) -> None:
+def test_random_bytes(
+    tmp_path_factory: pytest.TempPathFactory, content: bytes, ending: str
+) -> None:
     path = tmp_path_factory.getbasetemp() / f"random.{ending}"
     path.write_bytes(content)
     refused_or_read(path)
@@ -357,15 +474,24 @@ def test_random_bytes(tmp_path_factory: pytest.TempPathFactory, content: bytes, 
     ),
     st.sampled_from(["csv", "tsv", "jsonl"]),
 )
-def test_random_words(tmp_path_factory: pytest.TempPathFactory, words: list[str], ending: str) -> None:
+def test_random_words(
+    tmp_path_factory: pytest.TempPathFactory, words: list[str], ending: str
+) -> None:
     path = tmp_path_factory.getbasetemp() / f"words.{ending}"
     path.write_text("".join(words), newline="")
     refused_or_read(path)
 
 
 @settings(max_examples=100)
-@given(st.sampled_from(["a.parquet", "a.arrow", "stream.arrow", "a.csv.gz", "a.csv.zst", "a.jsonl.gz"]), st.data())
-def test_truncated_and_damaged_files(tmp_path_factory: pytest.TempPathFactory, name: str, data: st.DataObject) -> None:
+@given(
+    st.sampled_from(
+        ["a.parquet", "a.arrow", "stream.arrow", "a.csv.gz", "a.csv.zst", "a.jsonl.gz"]
+    ),
+    st.data(),
+)
+def test_truncated_and_damaged_files(
+    tmp_path_factory: pytest.TempPathFactory, name: str, data: st.DataObject
+) -> None:
     content = bytearray(FILES[name]())
     if data.draw(st.booleans()):
         content = content[: data.draw(st.integers(1, len(content) - 1))]
@@ -380,8 +506,14 @@ CELLS = [1, -1.5, True, None, "x", "1", "2024-05-01", b"raw", [1], {"a": 1}, 10*
 
 
 @settings(max_examples=150)
-@given(st.sampled_from(CELLS), st.sampled_from(CELLS), st.sampled_from(["parquet", "arrow", "jsonl", "memory"]))
-def test_wrong_types(tmp_path_factory: pytest.TempPathFactory, when: Any, what: Any, ending: str) -> None:
+@given(
+    st.sampled_from(CELLS),
+    st.sampled_from(CELLS),
+    st.sampled_from(["parquet", "arrow", "jsonl", "memory"]),
+)
+def test_wrong_types(
+    tmp_path_factory: pytest.TempPathFactory, when: Any, what: Any, ending: str
+) -> None:
     try:
         table = pa.table({"time": [when, when], "mark": [what, what], "user": [what, what]})
     except pa.ArrowException:
@@ -414,11 +546,21 @@ def test_cells_of_a_million_letters(column: str, ending: str, tmp_path: Path) ->
     path = tmp_path / f"long.{ending}"
     names = list(rows[0])
     if ending == "csv":
-        path.write_text("\n".join([",".join(names), *(",".join(row[name] for name in names) for row in rows)]) + "\n")
+        path.write_text(
+            "\n".join([",".join(names), *(",".join(row[name] for name in names) for row in rows)])
+            + "\n"
+        )
     elif ending == "jsonl":
-        path.write_text("\n".join(json.dumps(row | ({"time": 1} if column != "time" else {})) for row in rows))
+        path.write_text(
+            "\n".join(json.dumps(row | ({"time": 1} if column != "time" else {})) for row in rows)
+        )
     else:
-        pq.write_table(pa.Table.from_pylist([row | ({"time": 1.0} if column != "time" else {}) for row in rows]), path)
+        pq.write_table(
+            pa.Table.from_pylist(
+                [row | ({"time": 1.0} if column != "time" else {}) for row in rows]
+            ),
+            path,
+        )
     before = pa.default_memory_pool().max_memory()
     if column == "time":
         with pytest.raises(EventDataError) as caught:
@@ -430,7 +572,9 @@ def test_cells_of_a_million_letters(column: str, ending: str, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    "line", [b"x" * 30_000_000, b'time,mark\n1,"' + b"x" * 30_000_000, b"a," * 30_000], ids=["header", "quote", "columns"]
+    "line",
+    [b"x" * 30_000_000, b'time,mark\n1,"' + b"x" * 30_000_000, b"a," * 30_000],
+    ids=["header", "quote", "columns"],
 )
 @pytest.mark.parametrize("ending", ["csv.gz", "jsonl.gz"])
 def test_endless_lines_are_refused(line: bytes, ending: str, tmp_path: Path) -> None:
@@ -442,19 +586,33 @@ def test_endless_lines_are_refused(line: bytes, ending: str, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("name", ["a.csv.gz", "a.jsonl.zst", "a.parquet"])
-def test_what_unpacks_beyond_memory_is_refused(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_unpacks_beyond_memory_is_refused(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / name).write_bytes(FILES[name]())
     monkeypatch.setenv("FOURPOINT_MEMORY_LIMIT", "50")
-    with pytest.raises(EventDataError, match="that expands into at most 50 bytes; received .* expand into .* or more. If you trust it"):
+    with pytest.raises(
+        EventDataError,
+        match=(
+            "that expands into at most 50 bytes; received .* expand into .* or more. If you "
+            "trust it"
+        ),
+    ):
         read(tmp_path / name)
 
 
 def test_long_words_that_repeat_take_no_room(tmp_path: Path) -> None:
     words = pa.DictionaryArray.from_arrays(np.zeros(20_000, dtype=np.int32), pa.array([LONG]))
-    pq.write_table(pa.table({"time": np.arange(20_000.0), "mark": words, "when": words}), tmp_path / "bomb.parquet")
+    pq.write_table(
+        pa.table({"time": np.arange(20_000.0), "mark": words, "when": words}),
+        tmp_path / "bomb.parquet",
+    )
     before = pa.default_memory_pool().max_memory()
     assert read(tmp_path / "bomb.parquet").events == 20_000
-    with pytest.raises(EventDataError, match="expected numbers or timestamps in column 'when'; received .*: 'xxx.* at row 0."):
+    with pytest.raises(
+        EventDataError,
+        match="expected numbers or timestamps in column 'when'; received .*: 'xxx.* at row 0.",
+    ):
         read(tmp_path / "bomb.parquet", time="when")
     assert pa.default_memory_pool().max_memory() - before < 500e6, "twenty gigabytes if written out"
 
@@ -478,7 +636,9 @@ def test_a_bar_is_drawn_on_a_terminal_after_a_second(
         (tmp_path / name).write_bytes(FILES[name]())
     clock = iter(np.arange(0.0, 1e6, 2.0))
     monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
-    monkeypatch.setattr("fourpoint.data.opened.time", SimpleNamespace(monotonic=lambda: float(next(clock))))
+    monkeypatch.setattr(
+        "fourpoint.data.opened.time", SimpleNamespace(monotonic=lambda: float(next(clock)))
+    )
     for name in ("a.csv", "a.csv.gz", "a.parquet", "a.jsonl"):
         assert same(read(tmp_path / name))
         assert f"reading {name}" in capsys.readouterr().err

@@ -1,4 +1,6 @@
-"""THP: its formula, its start, closed forms it contains, no leak, a bound that dominates, and samples that follow it."""
+"""THP: its formula, its start, closed forms it contains, no leak, a bound that dominates, and
+samples that follow it.
+"""
 
 from __future__ import annotations
 
@@ -26,14 +28,20 @@ def test_the_rate_is_the_formula() -> None:
     times = torch.full((4, 1), 20.0, dtype=torch.float64)
     for b in range(4):
         h = history.states[b, history.lengths[b]]
-        z = model.slope * (20.0 - history.last()[b]) / model.time_scale + model.readout @ h + model.base
+        z = (
+            model.slope * (20.0 - history.last()[b]) / model.time_scale
+            + model.readout @ h
+            + model.base
+        )
         s = model.link.log_scale.exp()
         expected = model.log_rate.exp() * s * torch.log1p(torch.exp(z / s))
         assert torch.allclose(model.intensity(history, times)[b, 0], expected, rtol=1e-10)
 
 
 def test_a_straight_line_has_the_integral_of_its_closed_form() -> None:
-    """With a tiny scale the link is the identity where z > 0: lambda = r (b + alpha lag) after every event."""
+    """With a tiny scale the link is the identity where z > 0: lambda = r (b + alpha lag) after
+    every event.
+    """
     model, events = THP(1, hidden=8, heads=2).double().eval(), data(1)
     model.initialise(events)
     with torch.no_grad():
@@ -47,7 +55,9 @@ def test_a_straight_line_has_the_integral_of_its_closed_form() -> None:
 
 
 def test_the_integral_is_over_all_types_whichever_happened() -> None:
-    """Renaming the types of the events leaves the integral as it is where the state does not depend on them."""
+    """Renaming the types of the events leaves the integral as it is where the state does not depend
+    on them.
+    """
     model, batch = lively(THP), data(3).batch()
     with torch.no_grad():
         model.tokens.fill_(0.2)
@@ -56,21 +66,30 @@ def test_the_integral_is_over_all_types_whichever_happened() -> None:
     assert torch.allclose(plain.integral, other.integral, rtol=1e-9)
     grid = torch.linspace(0, 1, 20001, dtype=torch.float64)
     times = batch.start[:, None] + (batch.stop - batch.start)[:, None] * grid
-    rates = model.intensity(model.encode(batch), times).sum(-1)  # the sum over all types, by trapezoids over the whole window
+    rates = model.intensity(model.encode(batch), times).sum(
+        -1
+    )  # the sum over all types, by trapezoids over the whole window
     rough = torch.trapezoid(rates, times, dim=1)
     assert torch.allclose(plain.integral, rough, rtol=1e-3)
 
 
 def test_a_late_event_keeps_the_digits_of_its_time() -> None:
-    """A million mean gaps after the start the tokens of float32 still agree with those of float64."""
-    marks, since = torch.zeros(1, 2, dtype=torch.int64), torch.tensor([[1.0e6, 1.0e6 + 0.3]], dtype=torch.float64)
+    """A million mean gaps after the start the tokens of float32 still agree with those of
+    float64.
+    """
+    marks, since = (
+        torch.zeros(1, 2, dtype=torch.int64),
+        torch.tensor([[1.0e6, 1.0e6 + 0.3]], dtype=torch.float64),
+    )
     single, double = lively(THP, 1, torch.float32), lively(THP, 1, torch.float32).double()
     coarse, fine = (m._tokens(marks, since) for m in (single, double))
     assert torch.allclose(coarse.double(), fine, rtol=0, atol=1e-5)
 
 
 def test_the_bound_holds_where_the_link_changes_form() -> None:
-    """log_softplus falls by 1.5e-7 where it goes over to its other form, at z = -15 s; monotone it is but for that."""
+    """log_softplus falls by 1.5e-7 where it goes over to its other form, at z = -15 s; monotone it
+    is but for that.
+    """
     model = THP(1, hidden=8, heads=2).double().eval()
     with torch.no_grad():
         model.base.fill_(-15.001)
@@ -79,7 +98,11 @@ def test_the_bound_holds_where_the_link_changes_form() -> None:
         a = torch.zeros(1, dtype=torch.float64)
         for end in (1e-3 + 1e-12, 1e-3 + 1e-9, 1e-3 + 1e-8, 2e-3):
             grid = torch.linspace(0, end, 100_001, dtype=torch.float64)[None]
-            assert bool((last_rates(model, past, grid).sum(-1) <= model.bound(past, a, a + end)[:, None]).all())
+            assert bool(
+                (
+                    last_rates(model, past, grid).sum(-1) <= model.bound(past, a, a + end)[:, None]
+                ).all()
+            )
 
 
 def test_it_learns_what_a_constant_rate_cannot(monkeypatch: pytest.MonkeyPatch) -> None:

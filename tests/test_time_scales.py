@@ -1,4 +1,6 @@
-"""Laws of the next event, samples, scores and integrals see excitation on its own time scale, however far they look."""
+"""Laws of the next event, samples, scores and integrals see excitation on its own time scale,
+however far they look.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ LOW = 0.1
 
 
 class Hump(torch.nn.Module):
-    """A low rate, and after each event ``mass`` more in a hump that begins at zero and lasts ``scale``; nothing else is said of it."""
+    """A low rate, and after each event ``mass`` more in a hump that begins at zero and lasts
+    ``scale``; nothing else is said of it.
+    """
 
     linear = True
 
@@ -42,10 +46,17 @@ class Hump(torch.nn.Module):
     def encode(self, batch: Batch, before: Positions | None = None) -> Positions:
         return positions.positions_of(batch, before)
 
-    def extend(self, history: Positions, time: Tensor, mark: Tensor, active: Tensor | None = None) -> Positions:
+    def extend(
+        self, history: Positions, time: Tensor, mark: Tensor, active: Tensor | None = None
+    ) -> Positions:
         return positions.extended(history, time, active)
 
-    def log_intensity(self, history: Positions, times: Float[Tensor, "B G Q"], seen: Int[Tensor, "B G"] | None = None) -> Tensor:
+    def log_intensity(
+        self,
+        history: Positions,
+        times: Float[Tensor, "B G Q"],
+        seen: Int[Tensor, "B G"] | None = None,
+    ) -> Tensor:
         at = history.times if seen is None else history.times.gather(1, seen)
         lag = (times - at[..., None])[..., None] / self.scale
         return (LOW + self.mass / self.scale * lag * torch.exp(-lag)).log()
@@ -65,7 +76,9 @@ def three(**more: Any) -> fp.Sequence:
 
 
 def law(model: Any, sequence: fp.Sequence, horizon: float) -> list[float]:
-    """The quantiles of the time to the next event in a forecast, without its futures, of which there are many in a long horizon."""
+    """The quantiles of the time to the next event in a forecast, without its futures, of which
+    there are many in a long horizon.
+    """
     with torch.no_grad():
         here = remember(model, sequence.batch())
         _, found = _next_event(model, here, sequence.stop, horizon)
@@ -74,7 +87,9 @@ def law(model: Any, sequence: fp.Sequence, horizon: float) -> list[float]:
 
 @pytest.mark.parametrize("horizon", HORIZONS)
 @pytest.mark.parametrize("decay", [1.0, 1e3, 2e5, 1e7])
-def test_the_next_event_of_a_hawkes_process_does_not_depend_on_the_horizon(decay: float, horizon: float) -> None:
+def test_the_next_event_of_a_hawkes_process_does_not_depend_on_the_horizon(
+    decay: float, horizon: float
+) -> None:
     model = fp.Hawkes(baseline=LOW, branching=0.8, decay=decay)
     found = law(model, three(), horizon)
     past = sum(math.exp(-decay * age) for age in (0, 1, 2))
@@ -92,7 +107,9 @@ def fast(name: str) -> tuple[Any, fp.Sequence]:
 
 
 def spatial_dapp() -> PlacedDAPP:
-    model = PlacedDAPP(boxed(1), heads=2, frequencies=2, generator=(8,), order=8, base="constant", drift="none").eval()
+    model = PlacedDAPP(
+        boxed(1), heads=2, frequencies=2, generator=(8,), order=8, base="constant", drift="none"
+    ).eval()
     with torch.no_grad():
         model.time_scale.fill_(1e-5)
         model.rate.log_base.fill_(-8.0)
@@ -101,7 +118,10 @@ def spatial_dapp() -> PlacedDAPP:
     return model
 
 
-BOXED = {"spatial-hawkes": lambda: PlacedHawkes(boxed(1), baseline=LOW, branching=0.8, decay=1e5), "spatial-dapp": spatial_dapp}
+BOXED = {
+    "spatial-hawkes": lambda: PlacedHawkes(boxed(1), baseline=LOW, branching=0.8, decay=1e5),
+    "spatial-dapp": spatial_dapp,
+}
 
 
 @pytest.mark.parametrize("name", [*SMALL, *BOXED])
@@ -132,11 +152,15 @@ def test_a_hump_is_seen_without_a_word_from_the_model(scale: float, horizon: flo
 @pytest.mark.parametrize("scale", [1e-2, 1e-4, 1e-6])
 def test_samples_fall_into_a_hump_as_often_as_they_should(scale: float) -> None:
     history = fp.Sequence([3.0 - 1e-12], start=0.0, stop=3.0)
-    drawn = fp.sample(Hump(scale), 3.0, 23.0, sequences=1000, seed=0, method="inversion", history=history)
+    drawn = fp.sample(
+        Hump(scale), 3.0, 23.0, sequences=1000, seed=0, method="inversion", history=history
+    )
     first = np.array([s.times[0] - 3.0 if len(s) else np.inf for s in drawn])
     for lag in (scale, 3 * scale, 10.0):
         expected = -math.expm1(-Hump(scale).within(lag))
-        assert abs(np.mean(first <= lag) - expected) <= 4 * math.sqrt(expected * (1 - expected) / len(first))
+        assert abs(np.mean(first <= lag) - expected) <= 4 * math.sqrt(
+            expected * (1 - expected) / len(first)
+        )
 
 
 @pytest.mark.parametrize("scale", [1e-2, 1e-5])

@@ -40,7 +40,9 @@ NETWORK = ["--set", "hidden=2", "--set", "steps=1", "--set", "baselines=false"]
 
 
 def fitted(file: Path, model: str = "rmtpp") -> str:
-    """A model of the events in ``file``; a network keeps some of them for early stopping, a closed form none."""
+    """A model of the events in ``file``; a network keeps some of them for early stopping, a closed
+    form none.
+    """
     folder = str(file.with_name("model"))
     more = NETWORK if model == "rmtpp" else []
     found = CliRunner().invoke(app, ["fit", str(file), "--model", model, "-o", folder, *more])
@@ -54,7 +56,10 @@ def test_evaluate_scores_what_fit_held_out(data: Dataset, file: Path) -> None:
     _, dev = data.split((0.9, 0.1), by="sequence", seed=0)
     assert numbers["sequences"] == len(dev) == 4 and numbers["events"] == dev.events
     assert "trained_on" not in numbers and "warning" not in said
-    assert f"scored: {dev.events} of {data.events} events in 4 of 40 sequences, which were kept from training" in said
+    assert (
+        f"scored: {dev.events} of {data.events} events in 4 of 40 sequences, which were kept "
+        "from training"
+    ) in said
     again, _ = run("evaluate", folder, str(file), "--no-fit-check", "--split", "held-out")
     assert again == numbers
 
@@ -63,8 +68,14 @@ def test_evaluate_warns_of_data_that_were_trained_on(data: Dataset, file: Path) 
     folder = fitted(file)
     numbers, said = run("evaluate", folder, str(file), "--no-fit-check", "--split", "all")
     train, _ = data.split((0.9, 0.1), by="sequence", seed=0)
-    assert numbers["events"] == data.events and numbers["trained_on"] == {"sequences": 36, "events": train.events}
-    assert f"warning: 36 of 40 scored sequences ({train.events} of {data.events} events) were in the training data" in said
+    assert numbers["events"] == data.events and numbers["trained_on"] == {
+        "sequences": 36,
+        "events": train.events,
+    }
+    assert (
+        f"warning: 36 of 40 scored sequences ({train.events} of {data.events} events) were "
+        "in the training data"
+    ) in said
 
 
 def test_a_closed_form_was_trained_on_everything(data: Dataset, file: Path) -> None:
@@ -84,7 +95,9 @@ def test_evaluate_of_other_data_says_nothing(file: Path) -> None:
 def test_evaluate_refuses_held_out_where_nothing_is(file: Path) -> None:
     folder = fitted(file)
     fp.write(fp.sample(TRUTH, 0.0, 20.0, 5, seed=2), file.with_name("new.parquet"))
-    found = CliRunner().invoke(app, ["evaluate", folder, str(file.with_name("new.parquet")), "--split", "held-out"])
+    found = CliRunner().invoke(
+        app, ["evaluate", folder, str(file.with_name("new.parquet")), "--split", "held-out"]
+    )
     assert found.exit_code == 2 and "data of which the model was trained on a part" in found.stderr
 
 
@@ -95,7 +108,10 @@ def test_own_splits_are_scored_as_before(data: Dataset, file: Path) -> None:
     numbers, said = run("evaluate", folder, str(file), "--no-fit-check")
     assert numbers["events"] == data[30:].events and "training" not in said
     numbers, said = run("evaluate", folder, str(file), "--no-fit-check", "--split", "train")
-    assert numbers["trained_on"] == {"sequences": 20, "events": data[:20].events} and "warning: 20 of 20" in said
+    assert (
+        numbers["trained_on"] == {"sequences": 20, "events": data[:20].events}
+        and "warning: 20 of 20" in said
+    )
 
 
 def test_one_long_log_is_scored_after_what_was_trained_on(tmp_path: Path) -> None:
@@ -104,11 +120,25 @@ def test_one_long_log_is_scored_after_what_was_trained_on(tmp_path: Path) -> Non
     folder = fitted(tmp_path / "log.parquet")
     numbers, said = run("evaluate", folder, str(tmp_path / "log.parquet"), "--no-fit-check")
     late = int((log.times >= 360.0).sum())
-    assert numbers["events"] == late and f"scored: {late} of {log.events} events in 1 of 1 sequences (the end of a sequence" in said
-    expected = fp.evaluate(fp.restore(folder), Dataset.from_sequences([Sequence(log.times[log.times >= 360.0], start=360.0, stop=400.0)]))
-    assert numbers["log_likelihood_per_event"] == pytest.approx(expected.to_dict()["log_likelihood_per_event"], rel=1e-12)
-    everything, said = run("evaluate", folder, str(tmp_path / "log.parquet"), "--no-fit-check", "--split", "all")
-    assert everything["trained_on"] == {"sequences": 1, "events": log.events - late} and "warning: 1 of 1" in said
+    assert (
+        numbers["events"] == late
+        and f"scored: {late} of {log.events} events in 1 of 1 sequences (the end of a sequence"
+        in said
+    )
+    expected = fp.evaluate(
+        fp.restore(folder),
+        Dataset.from_sequences([Sequence(log.times[log.times >= 360.0], start=360.0, stop=400.0)]),
+    )
+    assert numbers["log_likelihood_per_event"] == pytest.approx(
+        expected.to_dict()["log_likelihood_per_event"], rel=1e-12
+    )
+    everything, said = run(
+        "evaluate", folder, str(tmp_path / "log.parquet"), "--no-fit-check", "--split", "all"
+    )
+    assert (
+        everything["trained_on"] == {"sequences": 1, "events": log.events - late}
+        and "warning: 1 of 1" in said
+    )
 
 
 def test_last_event_of_an_inferred_window_is_scored(tmp_path: Path) -> None:
@@ -125,9 +155,14 @@ def test_report_has_a_note(data: Dataset, tmp_path: Path) -> None:
     model = Poisson()
     fp.fit(model, train, dev, progress=False)
     assert "note: 32 of 32 scored sequences" in " ".join(str(fp.evaluate(model, train)).split())
-    assert "trained_on" not in fp.evaluate(model, test).to_dict() and "note" not in str(fp.evaluate(model, test))
+    assert "trained_on" not in fp.evaluate(model, test).to_dict() and "note" not in str(
+        fp.evaluate(model, test)
+    )
     kept = fp.restore(fp.save(model, tmp_path / "model"))
-    assert fp.evaluate(kept, train).to_dict()["trained_on"] == {"sequences": 32, "events": train.events}
+    assert fp.evaluate(kept, train).to_dict()["trained_on"] == {
+        "sequences": 32,
+        "events": train.events,
+    }
     assert overlap(Poisson(), train) is None
 
 
@@ -143,8 +178,14 @@ def test_places_marks_and_ids_are_part_of_a_sequence(data: Dataset) -> None:
 
 
 def test_silent_sequences_are_neither_trained_on_nor_lost() -> None:
-    rows = [Sequence([1.0, 2.0], start=0.0, stop=5.0, id="a"), Sequence([], start=0.0, stop=5.0, id="b")]
-    rows += [Sequence([], start=0.0, stop=5.0, id="c"), Sequence([3.0], start=0.0, stop=5.0, id="d")]
+    rows = [
+        Sequence([1.0, 2.0], start=0.0, stop=5.0, id="a"),
+        Sequence([], start=0.0, stop=5.0, id="b"),
+    ]
+    rows += [
+        Sequence([], start=0.0, stop=5.0, id="c"),
+        Sequence([3.0], start=0.0, stop=5.0, id="d"),
+    ]
     data = Dataset.from_sequences(rows)
     model = Poisson()
     model.trained_on = TrainedOn.of(data[:2], data[3:])
@@ -159,5 +200,11 @@ def test_what_is_stored_is_read_again_and_damage_is_no_knowledge(data: Dataset) 
     again = TrainedOn.from_dict(json.loads(json.dumps(known.to_dict())))
     assert again is not None and again.beginnings == known.beginnings
     assert np.array_equal(again.train, known.train) and np.array_equal(again.dev, known.dev)
-    for wrong in (None, {}, [], {"train": "!", "dev": "", "beginnings": []}, {"train": 1, "dev": 2, "beginnings": 3}):
+    for wrong in (
+        None,
+        {},
+        [],
+        {"train": "!", "dev": "", "beginnings": []},
+        {"train": 1, "dev": 2, "beginnings": 3},
+    ):
         assert TrainedOn.from_dict(wrong) is None

@@ -1,4 +1,6 @@
-"""Training: it learns, repeats itself, survives being killed, and stops aloud where it cannot go on."""
+"""Training: it learns, repeats itself, survives being killed, and stops aloud where it cannot go
+on.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,16 @@ from fourpoint.training_steps import Steps
 
 SMALL: dict[str, Any] = dict(heads=2, features=4, eval_features=8, generator=(4,), knots=3)
 SHORT: dict[str, Any] = dict(
-    steps=12, batch_size=16, learning_rate=1e-2, warmup=2, nodes=2, validate_every=3, patience=99, seed=5, progress=False, baselines=False
+    steps=12,
+    batch_size=16,
+    learning_rate=1e-2,
+    warmup=2,
+    nodes=2,
+    validate_every=3,
+    patience=99,
+    seed=5,
+    progress=False,
+    baselines=False,
 )
 
 
@@ -58,7 +69,16 @@ def test_fit_improves_on_its_start() -> None:
     model = tiny(base="constant", drift="none", eval_features=32)
     model.initialise(train)
     before = log_likelihood(model.eval(), test).per_event
-    done = fit(model, train, steps=200, batch_size=32, learning_rate=5e-2, warmup=20, validate_every=50, progress=False)
+    done = fit(
+        model,
+        train,
+        steps=200,
+        batch_size=32,
+        learning_rate=5e-2,
+        warmup=20,
+        validate_every=50,
+        progress=False,
+    )
     assert log_likelihood(model, test).per_event > before + 0.005
     assert not model.training and done.stopped == "all steps done"
 
@@ -67,11 +87,23 @@ def test_the_history_has_its_columns_and_the_folder_its_files(tmp_path: Path) ->
     done = fit(tiny(), data(), folder=tmp_path, **SHORT)
     rows = list(csv.DictReader((tmp_path / "history.csv").read_text().splitlines()))
     assert tuple(rows[0]) == COLUMNS
-    assert COLUMNS == ("step", "epoch", "seconds", "train_log_likelihood", "dev_log_likelihood", "events_per_second", "learning_rate")
+    assert COLUMNS == (
+        "step",
+        "epoch",
+        "seconds",
+        "train_log_likelihood",
+        "dev_log_likelihood",
+        "events_per_second",
+        "learning_rate",
+    )
     assert [int(r["step"]) for r in rows] == [3, 6, 9, 12] == [r["step"] for r in done.history]
     assert all(math.isfinite(float(value)) for row in rows for value in row.values())
     assert (tmp_path / "history.csv").read_text() == done.csv()
-    assert sorted(p.name.split("-")[0] for p in tmp_path.iterdir()) == ["history.csv", "model", "model.json"]
+    assert sorted(p.name.split("-")[0] for p in tmp_path.iterdir()) == [
+        "history.csv",
+        "model",
+        "model.json",
+    ]
 
 
 def shared_out(per_event: float, data: Dataset) -> torch.Tensor:
@@ -107,7 +139,9 @@ def test_best_weights_are_kept_and_patience_ends_the_run(monkeypatch: pytest.Mon
     done = fit(model, data(), **{**SHORT, "steps": 99, "patience": 2})
     assert done.stopped == "no better validation" and len(done.history) == 4
     assert done.best_step == 6 and done.best == pytest.approx(-0.5)
-    assert all(torch.equal(parameter, seen[1][name]) for name, parameter in model.named_parameters())
+    assert all(
+        torch.equal(parameter, seen[1][name]) for name, parameter in model.named_parameters()
+    )
 
 
 def test_a_time_budget_ends_the_run_and_its_schedule(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,9 +156,15 @@ def test_a_time_budget_ends_the_run_and_its_schedule(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(training, "time", SimpleNamespace(monotonic=lambda: now[0]))
     done = fit(tiny(), data(), **{**SHORT, "steps": 10**7, "time_budget": 5.5, "device": "cpu"})
     assert done.stopped == "time budget"
-    assert [(row["step"], row["seconds"]) for row in done.history] == [(n, float(n)) for n in range(1, 7)], "a 40th of the time apart"
-    pace = [(0.5 if n == 0 else 1.0) * (1 + math.cos(math.pi * n / (0.92 * 5.5))) / 2 for n in range(6)]  # two steps of warm-up
-    assert [row["learning_rate"] for row in done.history] == pytest.approx([1e-2 * share for share in pace])
+    assert [(row["step"], row["seconds"]) for row in done.history] == [
+        (n, float(n)) for n in range(1, 7)
+    ], "a 40th of the time apart"
+    pace = [
+        (0.5 if n == 0 else 1.0) * (1 + math.cos(math.pi * n / (0.92 * 5.5))) / 2 for n in range(6)
+    ]  # two steps of warm-up
+    assert [row["learning_rate"] for row in done.history] == pytest.approx(
+        [1e-2 * share for share in pace]
+    )
 
 
 def test_direct_maximum_likelihood_takes_no_steps(tmp_path: Path) -> None:
@@ -171,10 +211,17 @@ training.fit(DAPP(**{small}), simulate("hawkes", 60, seed=1), folder={folder!r},
 """
 
 
-def test_a_killed_run_goes_on_to_the_same_weights(tmp_path: Path, root: Path, unbroken: tuple[DAPP, Fit]) -> None:
+def test_a_killed_run_goes_on_to_the_same_weights(
+    tmp_path: Path, root: Path, unbroken: tuple[DAPP, Fit]
+) -> None:
     script = KILLED.format(small=SMALL, short=SHORT, folder=str(tmp_path))
     path = os.pathsep.join([str(root / "src"), os.environ.get("PYTHONPATH", "")])
-    died = subprocess.run([sys.executable, "-c", script], env={**os.environ, "PYTHONPATH": path}, capture_output=True, timeout=300)
+    died = subprocess.run(
+        [sys.executable, "-c", script],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        timeout=300,
+    )
     assert died.returncode == -9, died.stderr.decode()
     assert (tmp_path / "training.json").is_file()
     checkpoints.restore(tmp_path)
@@ -182,8 +229,12 @@ def test_a_killed_run_goes_on_to_the_same_weights(tmp_path: Path, root: Path, un
     done = fit(model, data(), folder=tmp_path, resume=True, **SHORT)
     assert "resumed at step 6" in done.notes
     assert same(model, unbroken[0])
-    assert [r["dev_log_likelihood"] for r in done.history] == [r["dev_log_likelihood"] for r in unbroken[1].history]
-    assert [r["train_log_likelihood"] for r in done.history] == [r["train_log_likelihood"] for r in unbroken[1].history]
+    assert [r["dev_log_likelihood"] for r in done.history] == [
+        r["dev_log_likelihood"] for r in unbroken[1].history
+    ]
+    assert [r["train_log_likelihood"] for r in done.history] == [
+        r["train_log_likelihood"] for r in unbroken[1].history
+    ]
     assert done.best_step == unbroken[1].best_step and not (tmp_path / "training.json").exists()
 
 
@@ -191,7 +242,9 @@ class Stop(BaseException):
     """Stands for a kill at a moment of our choice."""
 
 
-def interrupted(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, when: Any, **settings: Any) -> None:
+def interrupted(
+    monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, when: Any, **settings: Any
+) -> None:
     """Fit until ``owner.name`` is called with arguments for which ``when`` holds."""
     original = getattr(owner, name)
 
@@ -206,48 +259,84 @@ def interrupted(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, when: An
             fit(tiny(), data(), **{**SHORT, **settings})
 
 
-def test_killed_between_the_first_model_and_its_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unbroken: tuple[DAPP, Fit]) -> None:
-    """Then there is a model but no step to go on from: the run starts again, and is not taken for a finished one."""
-    def at_the_first_state(folder: Path, name: str, tensors: dict[str, torch.Tensor], info: Any) -> bool:
+def test_killed_between_the_first_model_and_its_state(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unbroken: tuple[DAPP, Fit]
+) -> None:
+    """Then there is a model but no step to go on from: the run starts again, and is not taken for a
+    finished one.
+    """
+
+    def at_the_first_state(
+        folder: Path, name: str, tensors: dict[str, torch.Tensor], info: Any
+    ) -> bool:
         return name == "training" and bool(tensors)
 
     interrupted(monkeypatch, checkpoints, "write_tensors", at_the_first_state, folder=tmp_path)
-    assert (tmp_path / "model.json").is_file() and json.loads((tmp_path / "training.json").read_text())["step"] == 0
+    assert (tmp_path / "model.json").is_file() and json.loads(
+        (tmp_path / "training.json").read_text()
+    )["step"] == 0
     model = tiny()
     done = fit(model, data(), folder=tmp_path, resume=True, **SHORT)
-    assert same(model, unbroken[0]) and done.notes.count("nothing to resume: starting from the beginning") == 1
+    assert (
+        same(model, unbroken[0])
+        and done.notes.count("nothing to resume: starting from the beginning") == 1
+    )
 
 
 def test_killed_after_patience_ran_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run that had only to finish does not learn any further."""
     dev = iter([-1.0, -2.0, -3.0, 0.0, 0.0])
-    monkeypatch.setattr(training_run, "unit_scores", lambda _, data, *__: shared_out(next(dev), data))
-    interrupted(monkeypatch, training_run.Run, "finish", lambda *_: True, folder=tmp_path, patience=2)
+    monkeypatch.setattr(
+        training_run, "unit_scores", lambda _, data, *__: shared_out(next(dev), data)
+    )
+    interrupted(
+        monkeypatch, training_run.Run, "finish", lambda *_: True, folder=tmp_path, patience=2
+    )
     model = tiny()
     done = fit(model, data(), folder=tmp_path, resume=True, **{**SHORT, "patience": 2})
     assert done.stopped == "no better validation" and done.best_step == 3 and len(done.history) == 3
 
 
 def test_a_finished_run_resumes_to_the_same_weights(tmp_path: Path) -> None:
-    for name, build in (("fixed", tiny), ("settled", lambda: tiny(eval_features=None)), ("hawkes", Hawkes)):
+    for name, build in (
+        ("fixed", tiny),
+        ("settled", lambda: tiny(eval_features=None)),
+        ("hawkes", Hawkes),
+    ):
         first, second = build(), build()
         fit(first, data(), folder=tmp_path / name, **SHORT)
         done = fit(second, data(), folder=tmp_path / name, resume=True, **SHORT)
         assert same(first, second) and first.settings() == second.settings() and not second.training
-        assert "nothing to resume: the run in this folder had ended" in done.notes and done.history == []
+        assert (
+            "nothing to resume: the run in this folder had ended" in done.notes
+            and done.history == []
+        )
 
 
-def test_resuming_nothing_starts_from_the_beginning(tmp_path: Path, unbroken: tuple[DAPP, Fit]) -> None:
+def test_resuming_nothing_starts_from_the_beginning(
+    tmp_path: Path, unbroken: tuple[DAPP, Fit]
+) -> None:
     model = tiny()
     done = fit(model, data(), folder=tmp_path / "new", resume=True, **SHORT)
-    assert "nothing to resume: starting from the beginning" in done.notes and same(model, unbroken[0])
+    assert "nothing to resume: starting from the beginning" in done.notes and same(
+        model, unbroken[0]
+    )
 
 
-def test_the_running_mean_is_kept_and_a_killed_run_goes_on_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_running_mean_is_kept_and_a_killed_run_goes_on_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     short = {**SHORT, "average": 0.9}
     whole, halved = tiny(), tiny()
     fit(whole, data(), **short)
-    interrupted(monkeypatch, training_run.Run, "stale", lambda self: len(self.fit.history) == 2, folder=tmp_path, average=0.9)
+    interrupted(
+        monkeypatch,
+        training_run.Run,
+        "stale",
+        lambda self: len(self.fit.history) == 2,
+        folder=tmp_path,
+        average=0.9,
+    )
     fit(halved, data(), folder=tmp_path, resume=True, **short)
     assert same(whole, halved)
     plain = tiny()
@@ -255,10 +344,19 @@ def test_the_running_mean_is_kept_and_a_killed_run_goes_on_with_it(tmp_path: Pat
     assert not same(whole, plain)
 
 
-@pytest.mark.parametrize(("name", "value"), [("learning_rate", 0.5), ("steps", 99), ("seed", 6), ("batch_size", 7)])
-def test_resuming_with_another_recipe_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: float) -> None:
-    interrupted(monkeypatch, training_run.Run, "stale", lambda self: bool(self.fit.history), folder=tmp_path)
-    message = rf"expected {name}={SHORT[name]}, as in the run to resume; received {value}\. Repeat the first call"
+@pytest.mark.parametrize(
+    ("name", "value"), [("learning_rate", 0.5), ("steps", 99), ("seed", 6), ("batch_size", 7)]
+)
+def test_resuming_with_another_recipe_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: float
+) -> None:
+    interrupted(
+        monkeypatch, training_run.Run, "stale", lambda self: bool(self.fit.history), folder=tmp_path
+    )
+    message = (
+        rf"expected {name}={SHORT[name]}, as in the run to resume; received {value}\. Repeat the "
+        r"first call"
+    )
     with pytest.raises(TrainingError, match=message):
         fit(tiny(), data(), folder=tmp_path, resume=True, **{**SHORT, name: value})
     fit(tiny(), data(), folder=tmp_path, resume=True, **SHORT)
@@ -275,7 +373,9 @@ def test_resuming_with_another_model_is_refused(tmp_path: Path) -> None:
 # ---------------------------------------------------------------------- it stops aloud
 
 
-def test_a_loss_that_is_not_finite_names_step_sequences_and_parameter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_loss_that_is_not_finite_names_step_sequences_and_parameter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     original, calls = training_steps.sampled_log_likelihood, []
 
     def poisoned(model: Any, *inputs: Any, **more: Any) -> torch.Tensor:
@@ -288,7 +388,10 @@ def test_a_loss_that_is_not_finite_names_step_sequences_and_parameter(tmp_path: 
         fit(tiny(), data(), folder=tmp_path, **SHORT)
     message = str(caught.value)
     assert message.startswith("expected a finite loss; received nan at step 7 on sequences ")
-    assert "; the gradient of modes.log_decay is not finite. Lower learning_rate" in message and "the best model so far is kept" in message
+    assert (
+        "; the gradient of modes.log_decay is not finite. Lower learning_rate" in message
+        and "the best model so far is kept" in message
+    )
     kept = checkpoints.restore(tmp_path)
     assert all(p.isfinite().all() for p in kept.parameters())
     assert math.isfinite(log_likelihood(kept, data().batch()).per_event)
@@ -297,21 +400,44 @@ def test_a_loss_that_is_not_finite_names_step_sequences_and_parameter(tmp_path: 
 
 
 def test_the_named_sequences_are_those_of_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    one = Dataset.from_sequences([Sequence([0.1, 0.2], start=0, stop=1, id="monday"), Sequence([0.3], start=0, stop=1, id="tuesday")])
-    monkeypatch.setattr(training_steps, "sampled_log_likelihood", lambda model, *_, **__: model.rate.bias * math.inf)
-    with pytest.raises(TrainingError, match=r"at step 0 on sequences (monday, tuesday|tuesday, monday);"):
+    one = Dataset.from_sequences(
+        [
+            Sequence([0.1, 0.2], start=0, stop=1, id="monday"),
+            Sequence([0.3], start=0, stop=1, id="tuesday"),
+        ]
+    )
+    monkeypatch.setattr(
+        training_steps, "sampled_log_likelihood", lambda model, *_, **__: model.rate.bias * math.inf
+    )
+    with pytest.raises(
+        TrainingError, match=r"at step 0 on sequences (monday, tuesday|tuesday, monday);"
+    ):
         fit(tiny(), one, one, **SHORT)
 
 
 def test_data_that_cannot_be_fitted_is_refused() -> None:
     empty = Dataset.from_sequences([Sequence([], start=0, stop=1)])
-    with pytest.raises(TrainingError, match="expected training data with events; received 1 sequences without one. Check"):
+    with pytest.raises(
+        TrainingError,
+        match="expected training data with events; received 1 sequences without one. Check",
+    ):
         fit(tiny(), empty)
-    with pytest.raises(TrainingError, match="expected data with 3 types, as the model has; received no marks. Build the model with"):
+    with pytest.raises(
+        TrainingError,
+        match=(
+            "expected data with 3 types, as the model has; received no marks. Build the model with"
+        ),
+    ):
         fit(DAPP(3, **SMALL), data())
-    with pytest.raises(TrainingError, match="expected positive steps, batch_size and time_budget; received 0, 64, None. Raise"):
+    with pytest.raises(
+        TrainingError,
+        match="expected positive steps, batch_size and time_budget; received 0, 64, None. Raise",
+    ):
         fit(tiny(), data(), steps=0, batch_size=64)
-    with pytest.raises(TrainingError, match="expected positive steps, batch_size and time_budget; received 9, 0, None. Raise"):
+    with pytest.raises(
+        TrainingError,
+        match="expected positive steps, batch_size and time_budget; received 9, 0, None. Raise",
+    ):
         fit(tiny(), data(), steps=9, batch_size=0)
 
 
@@ -328,14 +454,21 @@ def test_resident_data_give_the_batches_of_the_data_set() -> None:
 
 
 def test_steps_on_resident_data_are_plain_steps() -> None:
-    """Steps of `training_cuda`, as they run before they are recorded, move the weights of a model that draws nothing as plain ones do."""
+    """Steps of `training_cuda`, as they run before they are recorded, move the weights of a model
+    that draws nothing as plain ones do.
+    """
     found = []
     for kind in (Steps, CapturedSteps):
         model, train = RMTPP(hidden=4), data()
         model.initialise(train)
         recipe = _in_full(Recipe(**{**RECIPE, "batch_size": 16, "steps": 6}), train, 0)
         run = Run(model, train, train, None, 3, recipe, dict(convention="window"))
-        steps = kind(run, torch.optim.AdamW(_groups(model, recipe), betas=(0.9, 0.99), fused=True), recipe, "window")
+        steps = kind(
+            run,
+            torch.optim.AdamW(_groups(model, recipe), betas=(0.9, 0.99), fused=True),
+            recipe,
+            "window",
+        )
         for step in range(6):
             steps.take(step, 0.01)
         found.append((steps.drain(), [p.detach().clone() for p in model.parameters()]))
@@ -363,13 +496,20 @@ def test_batches_are_smaller_where_sequences_are_long() -> None:
 
 def test_a_time_budget_that_ends_training_early_is_said() -> None:
     found = fit(RMTPP(hidden=4), data(), steps=100_000, time_budget=0.2, progress=False)
-    assert found.stopped == "time budget" and any("of 100,000 steps: a longer one may do better" in note for note in found.notes)
+    assert found.stopped == "time budget" and any(
+        "of 100,000 steps: a longer one may do better" in note for note in found.notes
+    )
 
 
 @pytest.mark.parametrize("kind", [Steps, CapturedSteps])
-def test_steps_show_events_inside_their_ticks(kind: type[Steps], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_show_events_inside_their_ticks(
+    kind: type[Steps], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Anew in every step, and the same again from the same seed."""
-    sequences = [Sequence([1.0, 1.0, 4.0, 9.0], start=0.0, stop=10.0), Sequence([2.0, 3.0], start=0.0, stop=10.0)]
+    sequences = [
+        Sequence([1.0, 1.0, 4.0, 9.0], start=0.0, stop=10.0),
+        Sequence([2.0, 3.0], start=0.0, stop=10.0),
+    ]
     train, shown = Dataset.from_sequences(sequences), list[torch.Tensor]()
     original = training_steps.sampled_log_likelihood
 
@@ -389,19 +529,27 @@ def test_steps_show_events_inside_their_ticks(kind: type[Steps], monkeypatch: py
             steps.take(step, 0.01)
     first, second, again, more, *plain = shown
     raw = torch.tensor([1.0, 1.0, 2.0, 3.0, 4.0, 9.0], dtype=torch.float64)
-    assert torch.equal(first, again) and torch.equal(second, more) and not torch.equal(first, second)
+    assert (
+        torch.equal(first, again) and torch.equal(second, more) and not torch.equal(first, second)
+    )
     assert all(torch.equal(times, raw) for times in plain)
     assert bool(((first - raw).abs() <= 0.5).all()) and float((first - raw).abs().max()) > 0.1
 
 
-def test_a_loss_on_resident_data_that_is_not_finite_names_its_step(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_loss_on_resident_data_that_is_not_finite_names_its_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     model, train = RMTPP(hidden=4), data()
     recipe = _in_full(Recipe(**{**RECIPE, "batch_size": 16, "steps": 6}), train, 0)
     run = Run(model, train, train, None, 3, recipe, dict(convention="window"))
-    steps = CapturedSteps(run, torch.optim.AdamW(_groups(model, recipe), fused=True), recipe, "window")
+    steps = CapturedSteps(
+        run, torch.optim.AdamW(_groups(model, recipe), fused=True), recipe, "window"
+    )
     steps.take(4, 0.01)
     original = training_steps.sampled_log_likelihood
-    monkeypatch.setattr(training_steps, "sampled_log_likelihood", lambda *a, **k: math.nan * original(*a, **k))
+    monkeypatch.setattr(
+        training_steps, "sampled_log_likelihood", lambda *a, **k: math.nan * original(*a, **k)
+    )
     steps.take(5, 0.01)
     with pytest.raises(TrainingError, match="nan at step 5"):
         steps.drain()
@@ -410,7 +558,14 @@ def test_a_loss_on_resident_data_that_is_not_finite_names_its_step(monkeypatch: 
 def test_a_first_guess_is_kept_where_training_finds_nothing_better(tmp_path: Path) -> None:
     train, dev = simulate("hawkes", 1000, seed=1), simulate("hawkes", 300, seed=2)
     short: dict[str, Any] = dict(
-        steps=4, batch_size=8, learning_rate=1.0, warmup=1, nodes=2, validate_every=2, baselines=False, progress=False
+        steps=4,
+        batch_size=8,
+        learning_rate=1.0,
+        warmup=1,
+        nodes=2,
+        validate_every=2,
+        baselines=False,
+        progress=False,
     )
     model = DAPP(**SMALL)
     done = fit(model, train, dev, folder=tmp_path, **short)
@@ -434,7 +589,17 @@ def test_a_first_guess_is_left_for_something_better() -> None:
         return notes
 
     model.initialise = spoiled
-    done = fit(model, train, steps=40, batch_size=64, warmup=2, nodes=2, validate_every=20, baselines=False, progress=False)
+    done = fit(
+        model,
+        train,
+        steps=40,
+        batch_size=64,
+        warmup=2,
+        nodes=2,
+        validate_every=20,
+        baselines=False,
+        progress=False,
+    )
     assert done.best_step > 0
 
 
@@ -442,13 +607,18 @@ def test_a_step_too_large_for_the_device_says_what_to_do(monkeypatch: pytest.Mon
     model, train = RMTPP(hidden=4), data()
     recipe = _in_full(Recipe(**{**RECIPE, "batch_size": 16, "steps": 6}), train, 0)
     run = Run(model, train, train, None, 3, recipe, dict(convention="window"))
-    steps = CapturedSteps(run, torch.optim.AdamW(_groups(model, recipe), fused=True), recipe, "window")
+    steps = CapturedSteps(
+        run, torch.optim.AdamW(_groups(model, recipe), fused=True), recipe, "window"
+    )
 
     def full(*given: object, **more: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
 
     monkeypatch.setattr(training_steps, "sampled_log_likelihood", full)
-    with pytest.raises(TrainingError, match="expected steps that fit .* one sequence at a time .* Choose a smaller model"):
+    with pytest.raises(
+        TrainingError,
+        match="expected steps that fit .* one sequence at a time .* Choose a smaller model",
+    ):
         steps.take(0, 0.01)
 
 
@@ -467,7 +637,9 @@ def test_a_batch_that_does_not_fit_is_taken_in_parts(monkeypatch: pytest.MonkeyP
         model.initialise(train)
         recipe = _in_full(Recipe(**{**RECIPE, "batch_size": 16, "steps": 6}), train, 0)
         run = Run(model, train, train, None, 3, recipe, dict(convention="window"))
-        steps = CapturedSteps(run, torch.optim.AdamW(_groups(model, recipe), fused=True), recipe, "window")
+        steps = CapturedSteps(
+            run, torch.optim.AdamW(_groups(model, recipe), fused=True), recipe, "window"
+        )
         for step in range(3):
             steps.take(step, 0.01)
         return [p.detach().clone() for p in model.parameters()], steps.drain(), steps.close()
@@ -481,7 +653,9 @@ def test_a_batch_that_does_not_fit_is_taken_in_parts(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("name", ["THP", "SAHP"])
 def test_weights_do_not_depend_on_the_number_of_threads(name: str) -> None:
-    """With dropout these models train by torch's own operations, whose sums are shared out among threads."""
+    """With dropout these models train by torch's own operations, whose sums are shared out among
+    threads.
+    """
     import fourpoint.models as models
 
     data, before, found = simulate("hawkes", 80), torch.get_num_threads(), []
@@ -498,7 +672,9 @@ def test_weights_do_not_depend_on_the_number_of_threads(name: str) -> None:
 
 
 def test_steps_of_deep_dapp_do_not_depend_on_the_number_of_threads() -> None:
-    """Its steps may have several threads; the gradients of tokens and of layer normalisation must not show how many."""
+    """Its steps may have several threads; the gradients of tokens and of layer normalisation must
+    not show how many.
+    """
     train, before, found = simulate("hawkes", 80), torch.get_num_threads(), []
     recipe = _in_full(Recipe(**{**RECIPE, "batch_size": 80, "steps": 2}), train, 0)
     for threads in (1, 2):

@@ -14,17 +14,25 @@ from fourpoint.training_loops import Moves, adamw, compiled_adamw
 
 def weights(seed: int = 0) -> list[nn.Parameter]:
     random = torch.Generator().manual_seed(seed)
-    return [nn.Parameter(torch.randn(shape, generator=random)) for shape in ((3, 4), (7,), (), (2, 1, 5))]
+    return [
+        nn.Parameter(torch.randn(shape, generator=random))
+        for shape in ((3, 4), (7,), (), (2, 1, 5))
+    ]
 
 
 def optimiser(parts: list[nn.Parameter]) -> torch.optim.AdamW:
     """Two groups, and one of none."""
-    groups = [dict(params=some, lr=lr, weight_decay=d) for some, lr, d in ((parts[:2], 0.1, 0.3), ([], 0.1, 0.0), (parts[2:], 0.02, 0.0))]
+    groups = [
+        dict(params=some, lr=lr, weight_decay=d)
+        for some, lr, d in ((parts[:2], 0.1, 0.3), ([], 0.1, 0.0), (parts[2:], 0.02, 0.0))
+    ]
     return torch.optim.AdamW(groups, betas=(0.9, 0.99), fused=True)
 
 
 def compared(monkeypatch: pytest.MonkeyPatch, loop: Any) -> None:
-    """Ten steps of both, one weight without slopes, another without one for once, rates that change; then a state taken over half way."""
+    """Ten steps of both, one weight without slopes, another without one for once, rates that
+    change; then a state taken over half way.
+    """
     monkeypatch.setattr(training_loops, "compiled_adamw", lambda: loop)
     ours, theirs = weights(), weights()
     mine, plain = optimiser(ours), optimiser(theirs)
@@ -56,11 +64,15 @@ def test_the_loop_is_torchs_step(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_so_is_its_machine_code(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("numba", reason="numba is not installed (the extra `fast`): its machine code is not tested")
+    pytest.importorskip(
+        "numba", reason="numba is not installed (the extra `fast`): its machine code is not tested"
+    )
     compared(monkeypatch, compiled_adamw())
 
 
-def test_torch_takes_the_steps_where_the_loop_does_not_pay_or_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torch_takes_the_steps_where_the_loop_does_not_pay_or_cannot(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(training_loops, "compiled_adamw", lambda: adamw)
     assert Moves(optimiser(weights())).able
     assert not Moves(optimiser([nn.Parameter(p.double()) for p in weights()])).able

@@ -1,4 +1,6 @@
-"""Alarms for types and fleets: named, with a direction, soon, rarely false; and when the observation of a feed began."""
+"""Alarms for types and fleets: named, with a direction, soon, rarely false; and when the
+observation of a feed began.
+"""
 
 from __future__ import annotations
 
@@ -24,17 +26,28 @@ Row = tuple[float, str, str]
 def services(scale: tuple[float, ...] = (1.0, 1.0, 1.0, 1.0)) -> fp.Hawkes:
     """Four types per service and hour; ``scale`` multiplies their backgrounds."""
     baseline = (np.array([0.5, 0.5, 0.4, 0.3]) * scale).tolist()
-    return fp.Hawkes(SPACE, baseline=baseline, branching=(np.full((4, 4), 0.02) + 0.1 * np.eye(4)).tolist(), decay=4.0)
+    return fp.Hawkes(
+        SPACE,
+        baseline=baseline,
+        branching=(np.full((4, 4), 0.02) + 0.1 * np.eye(4)).tolist(),
+        decay=4.0,
+    )
 
 
 def day(model: fp.Hawkes, seed: int, begin: float = 0.0, hours: float = 12.0) -> list[Row]:
     """Events of 40 services from ``begin`` on, as they come."""
     data = fp.sample(model, 0.0, hours, 40, seed=seed)
-    rows = [(begin + t, NAMES[m], f"s{i}") for i, s in enumerate(data) for t, m in zip(s.times.tolist(), s.marks.tolist(), strict=True)]
+    rows = [
+        (begin + t, NAMES[m], f"s{i}")
+        for i, s in enumerate(data)
+        for t, m in zip(s.times.tolist(), s.marks.tolist(), strict=True)
+    ]
     return sorted(rows)
 
 
-def watched(rows: list[Row], model: fp.Hawkes, alarms: float = 1e-3, part: int | None = None) -> list[Alarm]:
+def watched(
+    rows: list[Row], model: fp.Hawkes, alarms: float = 1e-3, part: int | None = None
+) -> list[Alarm]:
     """The alarms of a bank that sees rows as they come."""
     bank = fp.StreamBank(model, alarms=alarms, fleet=True)
     raised: list[Alarm] = []
@@ -54,27 +67,43 @@ def test_a_raised_type_is_named_within_an_hour_and_told_once() -> None:
     assert raised and min(alarm.time for alarm in raised) >= 12.0
     of_types = [alarm for alarm in raised if alarm.of == "type"]
     first = of_types[0]
-    assert (first.name, first.direction) == ("error", "more") and first.time < 13.0 and first.size > 1.8
-    assert {(alarm.name, alarm.direction) for alarm in of_types} == {("error", "more")} and len(of_types) == 1
+    assert (
+        (first.name, first.direction) == ("error", "more")
+        and first.time < 13.0
+        and first.size > 1.8
+    )
+    assert {(alarm.name, alarm.direction) for alarm in of_types} == {("error", "more")} and len(
+        of_types
+    ) == 1
     assert [alarm.direction for alarm in raised if alarm.of == "fleet"] == ["more"]
 
 
 def test_a_type_that_stops_is_named() -> None:
     stopped = [row for row in day(services(), seed=3, begin=12.0) if row[1] != "login"]
     first = next(alarm for alarm in watched(NORMAL + stopped, services()) if alarm.of == "type")
-    assert (first.name, first.direction) == ("login", "fewer") and 12.0 < first.time < 15.0 and first.size < 0.2
+    assert (
+        (first.name, first.direction) == ("login", "fewer")
+        and 12.0 < first.time < 15.0
+        and first.size < 0.2
+    )
 
 
 def test_an_entity_that_stops_is_named_though_no_event_of_it_comes() -> None:
     stopped = [row for row in day(services(), seed=4, begin=12.0, hours=24.0) if row[2] != "s7"]
     raised = watched(NORMAL + stopped, services())
-    assert [(alarm.of, alarm.name, alarm.direction) for alarm in raised] == [("entity", "s7", "fewer")]
+    assert [(alarm.of, alarm.name, alarm.direction) for alarm in raised] == [
+        ("entity", "s7", "fewer")
+    ]
 
 
 def test_a_fleet_that_falls_silent_is_told_by_the_few_that_are_left() -> None:
     left = [row for row in day(services(), seed=5, begin=12.0) if int(row[2][1:]) % 3 == 0]
     raised = [alarm for alarm in watched(NORMAL + left, services()) if alarm.of == "fleet"]
-    assert [alarm.direction for alarm in raised] == ["fewer"] and raised[0].time < 14.0 and 0.1 < raised[0].size < 0.7
+    assert (
+        [alarm.direction for alarm in raised] == ["fewer"]
+        and raised[0].time < 14.0
+        and 0.1 < raised[0].size < 0.7
+    )
 
 
 def test_false_alarms_are_as_rare_as_stated() -> None:
@@ -101,7 +130,10 @@ def test_false_alarms_of_types_and_fleets_alone() -> None:
 
 
 def test_batches_and_restarts_change_nothing() -> None:
-    rows, model = NORMAL + day(services((1.0, 6.0, 1.0, 1.0)), seed=2, begin=12.0, hours=2.0), services()
+    rows, model = (
+        NORMAL + day(services((1.0, 6.0, 1.0, 1.0)), seed=2, begin=12.0, hours=2.0),
+        services(),
+    )
     whole = watched(rows, model)
     assert whole and whole == watched(rows, model, part=7)
     bank, raised = fp.StreamBank(model, alarms=1e-3, fleet=True), []
@@ -110,7 +142,9 @@ def test_batches_and_restarts_change_nothing() -> None:
         while some:
             size = bank.until_look or 1
             times, marks, entities = ([row[i] for row in some[:size]] for i in range(3))
-            raised += [alarm for own in bank.observe(entities, times, marks).alarms for alarm in own]
+            raised += [
+                alarm for own in bank.observe(entities, times, marks).alarms for alarm in own
+            ]
             bank, some = fp.StreamBank.restore(model, bank.state()), some[size:]
     assert raised == whole
 
@@ -119,7 +153,10 @@ def test_one_stream_names_its_types_too() -> None:
     model = fp.Hawkes(SPACE, baseline=[5.0, 5.0, 4.0, 3.0], branching=0.3, decay=4.0)
     changed = fp.Hawkes(SPACE, baseline=[5.0, 30.0, 4.0, 3.0], branching=0.3, decay=4.0)
     before, after = (fp.sample(m, 0.0, 20.0, 1, seed=6)[0] for m in (model, changed))
-    times, marks = np.concatenate([before.times, 20.0 + after.times]), np.concatenate([before.marks, after.marks])
+    times, marks = (
+        np.concatenate([before.times, 20.0 + after.times]),
+        np.concatenate([before.marks, after.marks]),
+    )
     stream = fp.Stream(model)
     raised = [alarm for own in stream.observe_many(times, marks).alarms for alarm in own]
     first = next(alarm for alarm in raised if alarm.of == "type")
@@ -130,15 +167,21 @@ def test_one_stream_names_its_types_too() -> None:
         one_by_one += slow.observe(time, mark).alarms
         if place % 200 == 0:
             slow = fp.Stream.restore(model, slow.state())
-    assert [(a.time, a.of, a.name, a.kind) for a in one_by_one] == [(a.time, a.of, a.name, a.kind) for a in raised]
+    assert [(a.time, a.of, a.name, a.kind) for a in one_by_one] == [
+        (a.time, a.of, a.name, a.kind) for a in raised
+    ]
 
 
 def test_shares_are_those_of_the_rates() -> None:
-    assert shares_of(np.log([[1.0, 3.0], [2.0, 2.0]])) == pytest.approx(np.array([[0.25, 0.75], [0.5, 0.5]]))
+    assert shares_of(np.log([[1.0, 3.0], [2.0, 2.0]])) == pytest.approx(
+        np.array([[0.25, 0.75], [0.5, 0.5]])
+    )
 
 
 def write_feed(path: Path, rows: list[Row]) -> Path:
-    path.write_text("".join(json.dumps({"time": t, "mark": m, "service": s}) + "\n" for t, m, s in rows))
+    path.write_text(
+        "".join(json.dumps({"time": t, "mark": m, "service": s}) + "\n" for t, m, s in rows)
+    )
     return path
 
 
@@ -150,9 +193,15 @@ def saved(folder: Path) -> Path:
 def run_stream(model: Path, feed: Path, *options: str) -> tuple[int, str, list[dict]]:
     output = feed.with_suffix(".scores")
     output.unlink(missing_ok=True)
-    found = CliRunner().invoke(app, ["stream", str(model), str(feed), "-o", str(output), "--by", "service", *options])
+    found = CliRunner().invoke(
+        app, ["stream", str(model), str(feed), "-o", str(output), "--by", "service", *options]
+    )
     lines = output.read_text().splitlines() if output.exists() else []
-    return found.exit_code, found.output, [alarm for line in lines for alarm in json.loads(line)["alarms"]]
+    return (
+        found.exit_code,
+        found.output,
+        [alarm for line in lines for alarm in json.loads(line)["alarms"]],
+    )
 
 
 def test_the_command_infers_the_start_from_the_training_window(tmp_path: Path) -> None:
@@ -163,7 +212,12 @@ def test_the_command_infers_the_start_from_the_training_window(tmp_path: Path) -
     far = write_feed(tmp_path / "far.jsonl", day(services(), seed=7, begin=5000.0, hours=4.0))
     code, said, alarms = run_stream(model, far)
     words = " ".join(said.split())
-    assert code == 2 and "expected: --start TIME" in words and "received: a first event at 5000" in words and "--start first" in words
+    assert (
+        code == 2
+        and "expected: --start TIME" in words
+        and "received: a first event at 5000" in words
+        and "--start first" in words
+    )
     code, said, alarms = run_stream(model, far, "--start", "first")
     assert code == 0 and alarms == []
     within = write_feed(tmp_path / "within.jsonl", day(services(), seed=7, begin=0.0, hours=4.0))
@@ -173,28 +227,55 @@ def test_the_command_infers_the_start_from_the_training_window(tmp_path: Path) -
 
 def test_the_command_has_one_level_for_all_alarms(tmp_path: Path) -> None:
     model = saved(tmp_path / "model")
-    rows = day(services(), seed=8, begin=100.0, hours=4.0) + day(services((1.0, 6.0, 1.0, 1.0)), seed=9, begin=104.0, hours=4.0)
+    rows = day(services(), seed=8, begin=100.0, hours=4.0) + day(
+        services((1.0, 6.0, 1.0, 1.0)), seed=9, begin=104.0, hours=4.0
+    )
     feed = write_feed(tmp_path / "feed.jsonl", rows)
     code, _, alarms = run_stream(model, feed)
     first = next(alarm for alarm in alarms if alarm["of"] == "type")
-    assert code == 0 and (first["name"], first["direction"]) == ("error", "more") and 104.0 < first["time"] < 105.0
+    assert (
+        code == 0
+        and (first["name"], first["direction"]) == ("error", "more")
+        and 104.0 < first["time"] < 105.0
+    )
     assert run_stream(model, feed, "--alarms", "none")[2] == []
     eager = run_stream(model, feed, "--alarms", "0.5")[2]
     assert next(a for a in eager if a["name"] == "error")["time"] < first["time"]
     code, said, _ = run_stream(model, feed, "--alarms", "2")
-    assert code == 2 and "--alarms as a number of false alarms per 1,000 events" in " ".join(said.split())
+    assert code == 2 and "--alarms as a number of false alarms per 1,000 events" in " ".join(
+        said.split()
+    )
 
 
 def test_a_killed_feed_raises_the_same_alarms(tmp_path: Path) -> None:
-    rows = day(services(), seed=8, hours=4.0) + day(services((1.0, 6.0, 1.0, 1.0)), seed=9, begin=4.0, hours=2.0)
+    rows = day(services(), seed=8, hours=4.0) + day(
+        services((1.0, 6.0, 1.0, 1.0)), seed=9, begin=4.0, hours=2.0
+    )
     lines = write_feed(tmp_path / "all.jsonl", rows).read_text().splitlines(keepends=True)
-    model, feed, output, state = services(), tmp_path / "feed.jsonl", tmp_path / "scores", tmp_path / "state"
-    score_feed(model, input=tmp_path / "all.jsonl", output=tmp_path / "whole", by="service", tell=lambda text: None)
+    model, feed, output, state = (
+        services(),
+        tmp_path / "feed.jsonl",
+        tmp_path / "scores",
+        tmp_path / "state",
+    )
+    score_feed(
+        model,
+        input=tmp_path / "all.jsonl",
+        output=tmp_path / "whole",
+        by="service",
+        tell=lambda text: None,
+    )
     for end in (300, 501, len(lines)):
         feed.write_text("".join(lines[:end]))
-        score_feed(model, input=feed, output=output, state=state, by="service", tell=lambda text: None)
+        score_feed(
+            model, input=feed, output=output, state=state, by="service", tell=lambda text: None
+        )
     alarms = []
     for path in (output, tmp_path / "whole"):
         found = [json.loads(line) for line in path.read_text().splitlines()]
-        alarms.append([(row["line"], a["of"], a["name"], a["kind"]) for row in found for a in row["alarms"]])
-    assert alarms[0] == alarms[1] and ("type", "error", "burst") in {alarm[1:] for alarm in alarms[0]}
+        alarms.append(
+            [(row["line"], a["of"], a["name"], a["kind"]) for row in found for a in row["alarms"]]
+        )
+    assert alarms[0] == alarms[1] and ("type", "error", "burst") in {
+        alarm[1:] for alarm in alarms[0]
+    }

@@ -1,4 +1,6 @@
-"""Waves on a box: the lattice, states against a loop, rules against integrals, and certified largest values."""
+"""Waves on a box: the lattice, states against a loop, rules against integrals, and certified
+largest values.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +18,18 @@ def test_the_lattice_has_one_of_every_pair(dimension: int, highest: int) -> None
     numbers = waves.lattice(dimension, highest)
     rows = {tuple(row) for row in numbers.tolist()}
     assert len(rows) == len(numbers) and not any(numbers[0])
-    grid = np.stack(np.meshgrid(*[np.arange(-highest, highest + 1)] * dimension), -1).reshape(-1, dimension)
+    grid = np.stack(np.meshgrid(*[np.arange(-highest, highest + 1)] * dimension), -1).reshape(
+        -1, dimension
+    )
     inside = {tuple(map(float, row)) for row in grid if (row**2).sum() <= highest**2}
     assert rows | {tuple(-x + 0.0 for x in row) for row in rows} == inside
     assert 2 * len(rows) - 1 == len(inside)
 
 
 def test_a_gaussian_on_the_lattice_is_a_gaussian_in_space() -> None:
-    """With the default number of waves in two dimensions, a kernel of a tenth of the box is exact to a thousandth of its height."""
+    """With the default number of waves in two dimensions, a kernel of a tenth of the box is exact
+    to a thousandth of its height.
+    """
     numbers, s = waves.lattice(2, 8), 0.1
     w = torch.exp(-((s * numbers * 2 * math.pi / waves.PERIOD) ** 2).sum(1) / 2)
     w[1:] *= 2
@@ -38,12 +44,18 @@ def test_states_equal_a_loop(events: int) -> None:
     random = torch.Generator().manual_seed(events)
     K, F = 3, 4
     decay = torch.tensor([0.0, 0.5, 40.0], dtype=torch.float64)
-    gaps, values, phi = (torch.rand(2, events, *more, generator=random, dtype=torch.float64) for more in ((), (K,), (F,)))
+    gaps, values, phi = (
+        torch.rand(2, events, *more, generator=random, dtype=torch.float64)
+        for more in ((), (K,), (F,))
+    )
     before = torch.rand(2, K, F, generator=random, dtype=torch.float64)
     found = waves.fading_states(decay, gaps, values, phi, before)
     state, expected = before, [before]
     for i in range(events):
-        state = torch.exp(-decay * gaps[:, i, None])[..., None] * state + values[:, i, :, None] * phi[:, i, None]
+        state = (
+            torch.exp(-decay * gaps[:, i, None])[..., None] * state
+            + values[:, i, :, None] * phi[:, i, None]
+        )
         expected.append(state)
     assert torch.allclose(found, torch.stack(expected, 2), rtol=1e-12, atol=1e-13)
 
@@ -51,7 +63,10 @@ def test_states_equal_a_loop(events: int) -> None:
 def test_states_have_the_gradient_of_a_loop() -> None:
     random = torch.Generator().manual_seed(1)
     decay = torch.tensor([0.3, 2.0], dtype=torch.float64, requires_grad=True)
-    gaps, values, phi = (torch.rand(1, 3, *more, generator=random, dtype=torch.float64, requires_grad=True) for more in ((), (2,), (2,)))
+    gaps, values, phi = (
+        torch.rand(1, 3, *more, generator=random, dtype=torch.float64, requires_grad=True)
+        for more in ((), (2,), (2,))
+    )
     before = torch.rand(1, 2, 2, generator=random, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(waves.fading_states, (decay, gaps, values, phi, before))
 
@@ -78,5 +93,7 @@ def test_the_largest_value_is_never_exceeded(dimension: int, cells: int) -> None
     for axis in range(dimension):
         index = index * cells + (places[:, axis] * cells).long()
     assert (values <= top.T[index]).all()
-    found = torch.stack([torch.stack([values[index == c].amax(0) for c in range(cells**dimension)], 1)])[0]
+    found = torch.stack(
+        [torch.stack([values[index == c].amax(0) for c in range(cells**dimension)], 1)]
+    )[0]
     assert (top - found < 0.35 * values.abs().amax(0)[:, None]).all(), "and it is close"

@@ -12,7 +12,8 @@ Event logs in, honest models out. The usual path, with a real data set that come
     print(fp.forecast(model, test[0], horizon=2.0, at=12.0))
     fp.save(model, "model/")
 
-Each name is imported when it is first used, so that ``import fourpoint`` is instant and brings no torch.
+Each name is imported when it is first used, so that ``import fourpoint`` is instant and brings no
+torch.
 
 >>> import fourpoint as fp
 >>> fp.MarkSpace.categorical(["fire", "medical"]).count
@@ -110,7 +111,10 @@ __all__ = [
 
 # The module in which each public name lives.
 _HOME = {
-    **dict.fromkeys(("Batch", "Box", "Dataset", "EventDataError", "MarkSpace", "Sequence", "UserError"), "events"),
+    **dict.fromkeys(
+        ("Batch", "Box", "Dataset", "EventDataError", "MarkSpace", "Sequence", "UserError"),
+        "events",
+    ),
     **dict.fromkeys(("read", "write"), "data.readers"),
     **dict.fromkeys(("available", "load"), "data.datasets"),
     **dict.fromkeys(("PROCESSES", "simulate"), "data.synthetic"),
@@ -150,7 +154,10 @@ _HOME = {
 
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
-        raise AttributeError(f"module 'fourpoint' has no attribute {name!r}; its public names are {', '.join(sorted(_HOME))}")
+        raise AttributeError(
+            f"module 'fourpoint' has no attribute {name!r}; its public names are "
+            f"{', '.join(sorted(_HOME))}"
+        )
     from importlib import import_module
 
     value = getattr(import_module(f"fourpoint.{_HOME[name]}"), name)

@@ -1,8 +1,10 @@
-"""Memory that is freed stays with the process, so that the next step need not ask the system for it again.
+"""Memory that is freed stays with the process, so that the next step need not ask the system for it
+again.
 
-By default the C library of Linux gives every block of more than some megabytes back at once, and each page of the next one costs a fault.
-A training step allocates the same large tensors over and over: keeping them makes large steps twice as fast, and their cost linear in
-their size. The process holds on to what it needed at its peak. Other systems are left as they are.
+By default the C library of Linux gives every block of more than some megabytes back at once, and
+each page of the next one costs a fault. A training step allocates the same large tensors over and
+over: keeping them makes large steps twice as fast, and their cost linear in their size. The process
+holds on to what it needed at its peak. Other systems are left as they are.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Sequences padded into tensors, and which of them go together.
 
-Padding never multiplies: ``valid`` marks the real events, and a padded slot holds numbers that are harmless to compute with.
+Padding never multiplies: ``valid`` marks the real events, and a padded slot holds numbers that are
+harmless to compute with.
 torch is imported when the first batch is made.
 """
 
@@ -19,10 +20,11 @@ if TYPE_CHECKING:
 
 
 def known_at(times: Any, at: Any) -> Any:
-    """Which events are known at time ``at``: those up to and including it; what is still to come lies strictly after.
+    """Which events are known at time ``at``: those up to and including it; what is still to come
+    lies strictly after.
 
-    The one rule for everything that looks ahead of or back from a moment: forecasts, explanations, maps, predictions and streams.
-    Arrays and tensors alike; shapes broadcast.
+    The one rule for everything that looks ahead of or back from a moment: forecasts, explanations,
+    maps, predictions and streams. Arrays and tensors alike; shapes broadcast.
 
     >>> known_at(np.array([1.0, 2.0, 3.0]), 2.0).tolist()
     [True, True, False]
@@ -32,7 +34,8 @@ def known_at(times: Any, at: Any) -> Any:
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """B sequences padded to N events. ``valid`` is True for real events; padded slots hold ``stop``, mark 0 and place 0.
+    """B sequences padded to N events. ``valid`` is True for real events; padded slots hold
+    ``stop``, mark 0 and place 0.
 
     Construction overwrites whatever the padding held, so that a NaN there cannot reach a sum.
     """
@@ -59,32 +62,50 @@ class Batch:
 
     @property
     def edges(self) -> torch.Tensor:
-        """start, t_1, ..., t_N, stop: the N + 1 gaps lie between neighbours, (B, N + 2); padded gaps have length 0."""
+        """start, t_1, ..., t_N, stop: the N + 1 gaps lie between neighbours, (B, N + 2); padded
+        gaps have length 0.
+        """
         import torch
 
         return torch.cat([self.start[:, None], self.times, self.stop[:, None]], 1)
 
     def columns(self, first: int, stop: int) -> Batch:
-        """Events ``first:stop`` of every sequence, watched from the event before the first up to the last of them.
+        """Events ``first:stop`` of every sequence, watched from the event before the first up to
+        the last of them.
 
-        So neighbouring blocks of columns share out the window; the last block goes on to the window's end.
+        So neighbouring blocks of columns share out the window; the last block goes on to the
+        window's end.
         """
         last = min(stop, self.times.shape[1])
         start = self.times[:, first - 1] if first else self.start
         end = self.times[:, last - 1] if stop < self.times.shape[1] else self.stop
         places = None if self.places is None else self.places[:, first:last]
-        return Batch(self.times[:, first:last], self.marks[:, first:last], self.valid[:, first:last], start, end, places)
+        return Batch(
+            self.times[:, first:last],
+            self.marks[:, first:last],
+            self.valid[:, first:last],
+            start,
+            end,
+            places,
+        )
 
     def until(self, at: torch.Tensor) -> Batch:
         """The events that are known at the times ``at`` (B,), observed until then."""
         return replace(self, valid=self.valid & known_at(self.times, at[:, None]), stop=at)
 
     def spread(self, tick: float, random: torch.Generator) -> Batch:
-        """The same events anywhere inside their ticks, [t - tick/2, t + tick/2] within the window, in the same order."""
+        """The same events anywhere inside their ticks, [t - tick/2, t + tick/2] within the window,
+        in the same order.
+        """
         import torch
 
-        draw = torch.rand(self.times.shape, generator=random, dtype=self.times.dtype, device=random.device).to(self.times)
-        low, high = (self.times - tick / 2).clamp(min=self.start[:, None]), (self.times + tick / 2).clamp(max=self.stop[:, None])
+        draw = torch.rand(
+            self.times.shape, generator=random, dtype=self.times.dtype, device=random.device
+        ).to(self.times)
+        low, high = (
+            (self.times - tick / 2).clamp(min=self.start[:, None]),
+            (self.times + tick / 2).clamp(max=self.stop[:, None]),
+        )
         moved = torch.where(self.valid, low + (high - low) * draw, self.times).sort(1).values
         return Batch(moved, self.marks, self.valid, self.start, self.stop, self.places)
 
@@ -93,7 +114,9 @@ class Batch:
         if self.times.device == device:
             return self
         places = None if self.places is None else self.places.to(device)
-        times, marks, valid, start, stop = (x.to(device) for x in (self.times, self.marks, self.valid, self.start, self.stop))
+        times, marks, valid, start, stop = (
+            x.to(device) for x in (self.times, self.marks, self.valid, self.start, self.stop)
+        )
         return Batch(times, marks, valid, start, stop, places)
 
 
@@ -109,20 +132,40 @@ def pad(data: Dataset, rows: NDArray[np.int64]) -> Batch:
     marks = data.mark_ids[flat] if data.events else np.zeros(flat.shape, dtype=np.int64)
     where = None
     if data.places is not None:
-        where = torch.from_numpy(data.places[flat] if data.events else np.zeros((*flat.shape, data.places.shape[1])))
+        where = torch.from_numpy(
+            data.places[flat] if data.events else np.zeros((*flat.shape, data.places.shape[1]))
+        )
     start, stop = (torch.from_numpy(a[rows]) for a in (data.starts, data.stops))
-    return Batch(torch.from_numpy(times), torch.from_numpy(marks), torch.from_numpy(valid), start, stop, where)
+    return Batch(
+        torch.from_numpy(times),
+        torch.from_numpy(marks),
+        torch.from_numpy(valid),
+        start,
+        stop,
+        where,
+    )
 
 
-def group_by_length(lengths: NDArray[np.int64], size: int, padded: int, seed: int | None, mixed: bool) -> list[NDArray[np.int64]]:
+def group_by_length(
+    lengths: NDArray[np.int64], size: int, padded: int, seed: int | None, mixed: bool
+) -> list[NDArray[np.int64]]:
     """Rows of each batch; see :meth:`fourpoint.events.Dataset.batches`.
 
-    >>> [rows.tolist() for rows in group_by_length(np.array([3, 1, 2]), size=2, padded=100, seed=None, mixed=False)]
+    >>> [
+    ...     rows.tolist()
+    ...     for rows in group_by_length(
+    ...         np.array([3, 1, 2]), size=2, padded=100, seed=None, mixed=False
+    ...     )
+    ... ]
     [[1, 2], [0]]
     """
     rng = np.random.default_rng(seed)
     key = lengths + (rng.random(len(lengths)) * (1 + 0.1 * lengths) if seed is not None else 0)
-    order = rng.permutation(len(lengths)) if mixed and seed is not None else np.argsort(key, kind="stable")
+    order = (
+        rng.permutation(len(lengths))
+        if mixed and seed is not None
+        else np.argsort(key, kind="stable")
+    )
     batches, first = [], 0
     while first < len(order):
         stop = min(first + size, len(order))

@@ -2,8 +2,10 @@ r"""The branching ratios of a Hawkes process: which type of event leads to which
 
     alpha_{m, n} = mean number of events of type m that one event of type n leads to directly
 
-The sum over all decays is shown. The spectral radius of the matrix is the branching ratio of the whole
-process: the mean number of direct offspring in the long run, below 1 in a process that does not explode.
+The sum over all decays is shown. The spectral radius of the matrix is the branching ratio of the
+whole
+process: the mean number of direct offspring in the long run, below 1 in a process that does not
+explode.
 """
 
 from __future__ import annotations
@@ -28,11 +30,12 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class BranchingRatios:
-    """The matrix ``ratios`` (M, M), the exciting type last, with standard errors and its spectral radius.
+    """The matrix ``ratios`` (M, M), the exciting type last, with standard errors and its spectral
+    radius.
 
     ``errors`` is None where there are none: a process with several decays, with places, or one that
-    was not fitted. An error is NaN where an estimate lies on the edge of what is possible. Prints as a
-    table; :meth:`to_dict` is for machines.
+    was not fitted. An error is NaN where an estimate lies on the edge of what is possible. Prints
+    as a table; :meth:`to_dict` is for machines.
     """
 
     names: tuple[str, ...]

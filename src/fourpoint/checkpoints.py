@@ -1,8 +1,9 @@
 """A fitted model as a folder: weights in safetensors, everything else in JSON, never pickle.
 
-`model.json` holds the model's name and settings, the mark names, Fourpoint's version and the name and SHA-256 of the
-weights file. Weights are written first under a name made of their hash, and `model.json` is renamed into place last:
-that rename is the moment at which the new model exists, so a folder is never half of one model and half of another.
+`model.json` holds the model's name and settings, the mark names, Fourpoint's version and the name
+and SHA-256 of the weights file. Weights are written first under a name made of their hash, and
+`model.json` is renamed into place last: that rename is the moment at which the new model exists, so
+a folder is never half of one model and half of another.
 """
 
 from __future__ import annotations
@@ -33,9 +34,24 @@ FILES = re.compile(
 
 # What the library itself uses of what stands beside a model.
 ABOUT: dict[str, tuple[type, ...]] = dict(
-    unit=(str,), data=(str,), start=(int, float), stop=(int, float), recipe=(dict,), notes=(list,), best_step=(int,), stopped=(str,)
+    unit=(str,),
+    data=(str,),
+    start=(int, float),
+    stop=(int, float),
+    recipe=(dict,),
+    notes=(list,),
+    best_step=(int,),
+    stopped=(str,),
 )
-FAULTS = (TypeError, ValueError, LookupError, ArithmeticError, RuntimeError, MemoryError, AttributeError)
+FAULTS = (
+    TypeError,
+    ValueError,
+    LookupError,
+    ArithmeticError,
+    RuntimeError,
+    MemoryError,
+    AttributeError,
+)
 
 
 class CheckpointError(UserError):
@@ -51,14 +67,32 @@ def save(model: Any, folder: str | Path, *, about: dict[str, Any] | None = None)
     ...     restore(save(Poisson(), place)).marks.count
     1
     """
-    name = next((n for n, kind in MODELS.items() if n == getattr(model, "name", None) or kind is type(model)), None)
+    name = next(
+        (
+            n
+            for n, kind in MODELS.items()
+            if n == getattr(model, "name", None) or kind is type(model)
+        ),
+        None,
+    )
     if name is None:
-        raise CheckpointError("one of Fourpoint's models", type(model).__name__, f"Known are {', '.join(MODELS)}.")
+        raise CheckpointError(
+            "one of Fourpoint's models", type(model).__name__, f"Known are {', '.join(MODELS)}."
+        )
     known = trained_on(model)
     beside = (about or {}) | ({} if known is None else {"trained_on": known.to_dict()})
-    info = {"model": name, "settings": model.settings(), "marks": list(model.marks.names), "about": beside}
+    info = {
+        "model": name,
+        "settings": model.settings(),
+        "marks": list(model.marks.names),
+        "about": beside,
+    }
     if model.marks.box is not None:
-        info["box"] = {"names": model.marks.box.names, "low": model.marks.box.low, "high": model.marks.box.high}
+        info["box"] = {
+            "names": model.marks.box.names,
+            "low": model.marks.box.low,
+            "high": model.marks.box.high,
+        }
     if isinstance(model, Hawkes) and model.errors:
         info["errors"] = {name: _without_nan(error) for name, error in model.errors.items()}
     write_tensors(folder, "model", {k: v.detach() for k, v in model.state_dict().items()}, info)
@@ -74,13 +108,23 @@ def restore(folder: str | Path) -> nn.Module:
     name = info.get("model")
     if not isinstance(name, str) or name not in MODELS:
         raise CheckpointError(
-            f"a model among {', '.join(MODELS)}", f"{name!r:.100} in {folder}", "Use the version of Fourpoint that wrote it."
+            f"a model among {', '.join(MODELS)}",
+            f"{name!r:.100} in {folder}",
+            "Use the version of Fourpoint that wrote it.",
         )
     try:
         model = _built(MODELS[name], info, tensors)
     except FAULTS as error:
-        received = f"{error.received} in {folder}" if isinstance(error, UserError) else f"{error} in {folder}"
-        expected = error.expected if isinstance(error, UserError) else "settings and weights that belong together"
+        received = (
+            f"{error.received} in {folder}"
+            if isinstance(error, UserError)
+            else f"{error} in {folder}"
+        )
+        expected = (
+            error.expected
+            if isinstance(error, UserError)
+            else "settings and weights that belong together"
+        )
         remedy = error.remedy if isinstance(error, UserError) else "Fit the model again."
         raise CheckpointError(expected, received, remedy) from error
     model.trained_on = TrainedOn.from_dict(_about(info, folder).get("trained_on"))
@@ -88,7 +132,9 @@ def restore(folder: str | Path) -> nn.Module:
 
 
 def _built(build: Any, info: dict[str, Any], tensors: dict[str, Tensor]) -> Any:
-    """The model that ``info`` describes, with ``tensors`` as its weights; each part is checked before it is used."""
+    """The model that ``info`` describes, with ``tensors`` as its weights; each part is checked
+    before it is used.
+    """
     unknown = sorted(set(info) - model_schema.ENTRIES)
     if unknown:
         raise model_schema.SchemaError("known entries", f"{unknown[:3]}", model_schema.REMEDY)
@@ -99,33 +145,49 @@ def _built(build: Any, info: dict[str, Any], tensors: dict[str, Tensor]) -> Any:
     model.load_state_dict(tensors, assign=True)
     if "errors" in info:
         if not isinstance(model, Hawkes):
-            raise model_schema.SchemaError("standard errors of a Hawkes process", type(model).__name__, model_schema.REMEDY)
+            raise model_schema.SchemaError(
+                "standard errors of a Hawkes process", type(model).__name__, model_schema.REMEDY
+            )
         model.errors = model_schema.read_errors(info["errors"], model.estimates)
     return model
 
 
 def about(folder: str | Path) -> dict[str, Any]:
-    """What was saved beside the model: the data's unit, the training window, the notes of the fit."""
+    """What was saved beside the model: the data's unit, the training window, the notes of the
+    fit.
+    """
     return _about(_read_json(Path(folder) / "model.json"), folder)
 
 
 def _about(info: dict[str, Any], folder: str | Path) -> dict[str, Any]:
-    """What stands beside the model, where the entries that the library itself uses are of their types."""
+    """What stands beside the model, where the entries that the library itself uses are of their
+    types.
+    """
     found = info.get("about", {})
     if not isinstance(found, dict):
-        raise CheckpointError("an object under 'about'", f"{found!r:.100} in {folder}", model_schema.REMEDY)
+        raise CheckpointError(
+            "an object under 'about'", f"{found!r:.100} in {folder}", model_schema.REMEDY
+        )
     for name, kinds in ABOUT.items():
         value = found.get(name)
         if value is None:
             continue
-        if isinstance(value, bool) or not isinstance(value, kinds) or (isinstance(value, float) and not math.isfinite(value)):
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, kinds)
+            or (isinstance(value, float) and not math.isfinite(value))
+        ):
             expected = f"{name!r} under 'about' as {' or '.join(kind.__name__ for kind in kinds)}"
             raise CheckpointError(expected, f"{value!r:.100} in {folder}", model_schema.REMEDY)
     return dict(found)
 
 
-def write_tensors(folder: str | Path, name: str, tensors: dict[str, Tensor], info: dict[str, Any]) -> None:
-    """Write ``tensors`` and ``info`` as ``name``-HASH.safetensors and ``name``.json so that both appear at once."""
+def write_tensors(
+    folder: str | Path, name: str, tensors: dict[str, Tensor], info: dict[str, Any]
+) -> None:
+    """Write ``tensors`` and ``info`` as ``name``-HASH.safetensors and ``name``.json so that both
+    appear at once.
+    """
     from safetensors.torch import save as to_bytes
 
     import fourpoint
@@ -134,7 +196,13 @@ def write_tensors(folder: str | Path, name: str, tensors: dict[str, Tensor], inf
     content = to_bytes({k: v.detach().cpu().contiguous().clone() for k, v in tensors.items()})
     digest = hashlib.sha256(content).hexdigest()
     weights = f"{name}-{digest[:12]}.safetensors"
-    head = {"format": FORMAT, "fourpoint": fourpoint.__version__, "torch": torch.__version__, "weights": weights, "sha256": digest}
+    head = {
+        "format": FORMAT,
+        "fourpoint": fourpoint.__version__,
+        "torch": torch.__version__,
+        "weights": weights,
+        "sha256": digest,
+    }
     with locked_in_turn(folder / ".save.lock"):
         _write_both(folder, name, weights, content, head | info)
 
@@ -178,32 +246,46 @@ def _read_weights(folder: Path, name: str, info: dict[str, Any]) -> dict[str, Te
             "Point to a folder that `fit` or `save` wrote.",
         )
     weights = info["weights"]
-    if not isinstance(weights, str) or not re.fullmatch(rf"{name}-[0-9a-f]{{12}}\.safetensors", weights):
+    if not isinstance(weights, str) or not re.fullmatch(
+        rf"{name}-[0-9a-f]{{12}}\.safetensors", weights
+    ):
         raise CheckpointError(
-            f"weights in a file of this folder called {name}-HASH.safetensors", f"{weights!r:.100} in {folder}", model_schema.REMEDY
+            f"weights in a file of this folder called {name}-HASH.safetensors",
+            f"{weights!r:.100} in {folder}",
+            model_schema.REMEDY,
         )
     path = folder / weights
     content = _read_file(path)
     if hashlib.sha256(content).hexdigest() != info.get("sha256"):
         raise CheckpointError(
-            f"weights with the hash in {name}.json", f"{path} with another hash: it is damaged", "Copy the folder again, or fit again."
+            f"weights with the hash in {name}.json",
+            f"{path} with another hash: it is damaged",
+            "Copy the folder again, or fit again.",
         )
     try:
         return from_bytes(content)
     except (SafetensorError, *FAULTS) as error:
-        raise CheckpointError("weights in the format safetensors", f"{path}: {error}", model_schema.REMEDY) from error
+        raise CheckpointError(
+            "weights in the format safetensors", f"{path}: {error}", model_schema.REMEDY
+        ) from error
 
 
 def _read_file(path: Path) -> bytes:
-    """The content of a regular file, or of one that a link leads to, as in the cache of a model hub."""
+    """The content of a regular file, or of one that a link leads to, as in the cache of a model
+    hub.
+    """
     try:
         if path.exists() and not path.is_file():
-            raise CheckpointError(f"weights in the file {path.name}", f"{path}, which is no file", model_schema.REMEDY)
+            raise CheckpointError(
+                f"weights in the file {path.name}", f"{path}, which is no file", model_schema.REMEDY
+            )
         return path.read_bytes()
     except OSError as error:
         received = "no such file" if isinstance(error, FileNotFoundError) else f"{error}"
         raise CheckpointError(
-            f"weights in {path.name}", f"{received} in {path.parent}", "Copy the whole folder, or fit again."
+            f"weights in {path.name}",
+            f"{received} in {path.parent}",
+            "Copy the whole folder, or fit again.",
         ) from error
 
 
@@ -229,14 +311,22 @@ def left_by_a_fit(folder: Path) -> bool:
 def _read_json(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise CheckpointError(
-            "a folder written by `fourpoint fit`", f"{path.parent} without {path.name}", "Check the path, or fit a model first."
+            "a folder written by `fourpoint fit`",
+            f"{path.parent} without {path.name}",
+            "Check the path, or fit a model first.",
         )
     try:
         found = json.loads(path.read_text())
     except (ValueError, RecursionError) as error:
-        raise CheckpointError("JSON", f"{path}: {error}", "The folder is damaged: copy it again, or fit again.") from error
+        raise CheckpointError(
+            "JSON", f"{path}: {error}", "The folder is damaged: copy it again, or fit again."
+        ) from error
     if not isinstance(found, dict):
-        raise CheckpointError("a JSON object", f"{type(found).__name__} in {path}", "The folder was not written by Fourpoint.")
+        raise CheckpointError(
+            "a JSON object",
+            f"{type(found).__name__} in {path}",
+            "The folder was not written by Fourpoint.",
+        )
     return found
 
 

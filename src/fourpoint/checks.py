@@ -1,7 +1,9 @@
-"""What must hold for event data, checked once: lengths, finite times in order and in their window, marks and places in their space.
+"""What must hold for event data, checked once: lengths, finite times in order and in their window,
+marks and places in their space.
 
-Everything that can be wrong is refused with the sequence, the event and the value, so that nothing downstream looks again.
-Used by :class:`fourpoint.events.Sequence` and :class:`fourpoint.events.Dataset` when they are made.
+Everything that can be wrong is refused with the sequence, the event and the value, so that nothing
+downstream looks again. Used by :class:`fourpoint.events.Sequence` and
+:class:`fourpoint.events.Dataset` when they are made.
 """
 
 from __future__ import annotations
@@ -17,61 +19,101 @@ if TYPE_CHECKING:
     from fourpoint.events import Dataset
 
 SPLITS = ("train", "dev", "test")
-SHORTEST, LONGEST = 1e-30, 1e30  # units of time: what models compute in float32, with room for squares of rates
+SHORTEST, LONGEST = (
+    1e-30,
+    1e30,
+)  # units of time: what models compute in float32, with room for squares of rates
 SCALE_REMEDY = "Use another unit of time, or look for a stray value."
 
 
 def check_events(d: Dataset) -> None:
-    """Refuse a data set with anything wrong in it: lengths, times, windows, marks, places and splits, in this order."""
-    counts = f"{len(d.times)} times, {len(d.mark_ids)} marks, {len(d.offsets)} offsets, {len(d.starts)} starts, {len(d.stops)} stops"
-    per_sequence = {len(d.offsets) - 1, len(d.starts), len(d.stops), len(d.ids), len(d.starts if d.splits is None else d.splits)}
+    """Refuse a data set with anything wrong in it: lengths, times, windows, marks, places and
+    splits, in this order.
+    """
+    counts = (
+        f"{len(d.times)} times, {len(d.mark_ids)} marks, {len(d.offsets)} offsets, "
+        f"{len(d.starts)} starts, {len(d.stops)} stops"
+    )
+    per_sequence = {
+        len(d.offsets) - 1,
+        len(d.starts),
+        len(d.stops),
+        len(d.ids),
+        len(d.starts if d.splits is None else d.splits),
+    }
     if len(d.times) != len(d.mark_ids) or len(per_sequence) > 1:
-        raise EventDataError("one mark per time and one window per sequence", counts, "Make the lengths equal.")
+        raise EventDataError(
+            "one mark per time and one window per sequence", counts, "Make the lengths equal."
+        )
     if d.offsets[0] != 0 or d.offsets[-1] != len(d.times) or (np.diff(d.offsets) < 0).any():
-        raise EventDataError("offsets that rise from 0 to the number of events", f"{d.offsets.tolist()[:8]}", "Count the events again.")
+        raise EventDataError(
+            "offsets that rise from 0 to the number of events",
+            f"{d.offsets.tolist()[:8]}",
+            "Count the events again.",
+        )
     bad = np.flatnonzero(~np.isfinite(d.times))
     if len(bad):
-        raise EventDataError("finite times", f"{d.times[bad[0]]} at {place_of(d, bad[0])}", "Remove or mend the row.")
+        raise EventDataError(
+            "finite times", f"{d.times[bad[0]]} at {place_of(d, bad[0])}", "Remove or mend the row."
+        )
     wrong = np.flatnonzero(~(np.isfinite(d.starts) & np.isfinite(d.stops) & (d.stops > d.starts)))
     if len(wrong):
         i = wrong[0]
         received = f"[{d.starts[i]}, {d.stops[i]}) of sequence {d.ids[i]}"
-        raise EventDataError("a finite window with start < stop", received, "Mend its start and stop.")
+        raise EventDataError(
+            "a finite window with start < stop", received, "Mend its start and stop."
+        )
     _check_scale(d)
     back = np.flatnonzero((np.diff(d.times) < 0) & inner(d))
     if len(back):
         i = int(back[0]) + 1
         received = f"{d.times[i]} after {d.times[i - 1]} at {place_of(d, i)}"
-        raise EventDataError("non-decreasing times", received, "Sort the rows, or read with sort=True.")
+        raise EventDataError(
+            "non-decreasing times", received, "Sort the rows, or read with sort=True."
+        )
     row = np.repeat(np.arange(len(d)), d.lengths)
     late = d.times > d.stops[row] if d.inferred else d.times >= d.stops[row]
     out = np.flatnonzero((d.times < d.starts[row]) | late)
     if len(out):
         i = int(out[0])
         expected = f"times inside the window [{d.starts[row[i]]}, {d.stops[row[i]]})"
-        raise EventDataError(expected, f"{d.times[i]} at {place_of(d, i)}", "Widen the window or drop the event.")
+        raise EventDataError(
+            expected, f"{d.times[i]} at {place_of(d, i)}", "Widen the window or drop the event."
+        )
     unknown = np.flatnonzero((d.mark_ids < 0) | (d.mark_ids >= d.marks.count))
     if len(unknown):
         i = int(unknown[0])
         received = f"{d.mark_ids[i]} at {place_of(d, i)}"
-        raise EventDataError(f"marks from 0 to {d.marks.count - 1}", received, "Mend the mark, or declare more types.")
+        raise EventDataError(
+            f"marks from 0 to {d.marks.count - 1}",
+            received,
+            "Mend the mark, or declare more types.",
+        )
     _check_places(d)
     if d.splits is not None and not np.isin(d.splits, SPLITS).all():
         odd = next(s for s in d.splits.tolist() if s not in SPLITS)
-        raise EventDataError("splits called train, dev or test", f"{odd!r}", "Rename the values of the split column.")
+        raise EventDataError(
+            "splits called train, dev or test", f"{odd!r}", "Rename the values of the split column."
+        )
 
 
 def _check_scale(d: Dataset) -> None:
-    """Refuse times whose squares or reciprocals a float32 cannot hold: likelihoods would be NaN without a word of it."""
+    """Refuse times whose squares or reciprocals a float32 cannot hold: likelihoods would be NaN
+    without a word of it.
+    """
     largest = max(float(np.abs(edges).max(initial=0.0)) for edges in (d.starts, d.stops))
     if largest > LONGEST:
-        raise EventDataError(f"times from {-LONGEST:g} to {LONGEST:g}", f"{largest:g}", SCALE_REMEDY)
+        raise EventDataError(
+            f"times from {-LONGEST:g} to {LONGEST:g}", f"{largest:g}", SCALE_REMEDY
+        )
     lengths = d.stops - d.starts
     short = np.flatnonzero(lengths < SHORTEST)
     if len(short):
         i = int(short[0])
         received = f"{lengths[i]:g} for sequence {d.ids[i]}"
-        raise EventDataError(f"windows of at least {SHORTEST:g} units of time", received, SCALE_REMEDY)
+        raise EventDataError(
+            f"windows of at least {SHORTEST:g} units of time", received, SCALE_REMEDY
+        )
 
 
 def as_times(times: ArrayLike) -> NDArray[np.float64]:
@@ -79,7 +121,9 @@ def as_times(times: ArrayLike) -> NDArray[np.float64]:
     try:
         return np.array(times, dtype=np.float64).reshape(-1)
     except (TypeError, ValueError) as error:
-        raise EventDataError("numbers for times", f"{str(times)[:80]!r}", "Convert the times to numbers.") from error
+        raise EventDataError(
+            "numbers for times", f"{str(times)[:80]!r}", "Convert the times to numbers."
+        ) from error
 
 
 def as_marks(marks: ArrayLike) -> NDArray[np.int64]:
@@ -89,9 +133,15 @@ def as_marks(marks: ArrayLike) -> NDArray[np.int64]:
     [0, 2]
     """
     values = np.asarray(marks).reshape(-1)
-    whole = values.dtype.kind in "iub" or (values.dtype.kind == "f" and bool(np.all(values == np.floor(values))))
+    whole = values.dtype.kind in "iub" or (
+        values.dtype.kind == "f" and bool(np.all(values == np.floor(values)))
+    )
     if len(values) and not whole:
-        raise EventDataError("marks as integers 0..M-1", f"{values[0]!r}", "Number the types, or read them with fp.read.")
+        raise EventDataError(
+            "marks as integers 0..M-1",
+            f"{values[0]!r}",
+            "Number the types, or read them with fp.read.",
+        )
     return values.astype(np.int64)
 
 
@@ -104,8 +154,14 @@ def as_places(places: ArrayLike, events: int) -> NDArray[np.float64]:
     try:
         found = np.array(places, dtype=np.float64)
     except (TypeError, ValueError) as error:
-        raise EventDataError("numbers for places", f"{str(places)[:80]!r}", "Convert the places to numbers.") from error
-    found = found.reshape(events, -1) if found.size and found.ndim == 1 and events and len(found) == events else found
+        raise EventDataError(
+            "numbers for places", f"{str(places)[:80]!r}", "Convert the places to numbers."
+        ) from error
+    found = (
+        found.reshape(events, -1)
+        if found.size and found.ndim == 1 and events and len(found) == events
+        else found
+    )
     if not events and not found.size:
         return found.reshape(0, found.shape[1] if found.ndim == 2 and found.shape[1] else 1)
     if found.ndim != 2 or len(found) != events:
@@ -134,7 +190,11 @@ def _check_places(d: Dataset) -> None:
     box = d.marks.box
     if box is None or d.places is None or d.places.shape != (len(d.times), box.dimension):
         shape = "no places" if d.places is None else f"places of shape {d.places.shape}"
-        wanted = "a box for places" if box is None else f"{len(d.times)} places of {box.dimension} numbers ({', '.join(box.names)})"
+        wanted = (
+            "a box for places"
+            if box is None
+            else f"{len(d.times)} places of {box.dimension} numbers ({', '.join(box.names)})"
+        )
         raise EventDataError(wanted, shape, "Give every event a place, and the mark space its box.")
     for axis, name in enumerate(box.names):
         x = d.places[:, axis]
@@ -142,4 +202,8 @@ def _check_places(d: Dataset) -> None:
         if len(out):
             i = int(out[0])
             expected = f"{name} from {box.low[axis]:g} to {box.high[axis]:g}"
-            raise EventDataError(expected, f"{x[i]:g} at {place_of(d, i)}", "Widen the box (bounds=), or drop the event.")
+            raise EventDataError(
+                expected,
+                f"{x[i]:g} at {place_of(d, i)}",
+                "Widen the box (bounds=), or drop the event.",
+            )

@@ -1,4 +1,6 @@
-"""Refusals of what was typed, before anything is computed or written: exit code 2 and three clauses."""
+"""Refusals of what was typed, before anything is computed or written: exit code 2 and three
+clauses.
+"""
 
 from __future__ import annotations
 
@@ -38,24 +40,45 @@ def check_picture(file: Path | None) -> None:
     if file is None:
         return
     if file.suffix.lower() not in PICTURES:
-        raise UserError(f"a picture with the ending {', '.join(PICTURES)}", f"{file}", f"Choose another name, such as {file.stem}.png.")
+        raise UserError(
+            f"a picture with the ending {', '.join(PICTURES)}",
+            f"{file}",
+            f"Choose another name, such as {file.stem}.png.",
+        )
     if not file.absolute().parent.is_dir() or file.is_dir():
-        raise UserError("a file in an existing folder", f"{file}", "Make the folder first, or choose another name.")
+        raise UserError(
+            "a file in an existing folder",
+            f"{file}",
+            "Make the folder first, or choose another name.",
+        )
 
 
 def check_folder(folder: Path, resume: bool) -> None:
-    """A folder for a model must be new, empty, or a model's: nothing else is written into or over."""
+    """A folder for a model must be new, empty, or a model's: nothing else is written into or
+    over.
+    """
     nearest = next(place for place in (folder, *folder.absolute().parents) if place.exists())
     if not nearest.is_dir() or not os.access(nearest, os.W_OK):
         fault = "cannot be written to" if nearest.is_dir() else "is a file"
-        raise UserError("a folder for the model", f"{folder}: {nearest} {fault}", "Choose another place with -o.")
+        raise UserError(
+            "a folder for the model",
+            f"{folder}: {nearest} {fault}",
+            "Choose another place with -o.",
+        )
     if not folder.is_dir() or not any(folder.iterdir()):
         return
     from fourpoint.checkpoints import left_by_a_fit
 
     if (folder / "model.json").is_file():
         if not resume:
-            say(f"{folder} holds a model already: it is replaced once the new one has been validated")
+            say(
+                f"{folder} holds a model already: it is replaced once the new one has been "
+                "validated"
+            )
         return
     if not (folder / "training.json").is_file() and not left_by_a_fit(folder):
-        raise UserError("a new or empty folder, or one with a model", f"{folder}, which holds other files", "Choose another name with -o.")
+        raise UserError(
+            "a new or empty folder, or one with a model",
+            f"{folder}, which holds other files",
+            "Choose another name with -o.",
+        )

@@ -1,4 +1,6 @@
-"""The commands ``fourpoint data``: list what is embedded, summarise a data set, look at a file, convert between formats."""
+"""The commands ``fourpoint data``: list what is embedded, summarise a data set, look at a file,
+convert between formats.
+"""
 
 from __future__ import annotations
 
@@ -27,11 +29,15 @@ data_app = typer.Typer(cls=DataCommands, invoke_without_command=True, add_comple
 
 @data_app.callback()
 def data(ctx: typer.Context) -> None:
-    """List what comes with Fourpoint, summarise a data set (fourpoint data NAME|FILE), or look at a file of your own."""
+    """List what comes with Fourpoint, summarise a data set (fourpoint data NAME|FILE), or look at a
+    file of your own.
+    """
     if ctx.invoked_subcommand is None:
         for table in catalogue():
             print_result(table)
-        say("next: fourpoint data nyc_delays, or fourpoint data inspect FILE for events of your own")
+        say(
+            "next: fourpoint data nyc_delays, or fourpoint data inspect FILE for events of your own"
+        )
 
 
 @data_app.command()
@@ -52,14 +58,21 @@ def summary(
     """Summarise one data set; the same as fourpoint data NAME|FILE."""
     from fourpoint.data.facts import facts, table_of
 
-    found = open_events(source, How(ties, window, time, mark, sequence, place, bounds, time_unit, timezone, sort))
+    found = open_events(
+        source, How(ties, window, time, mark, sequence, place, bounds, time_unit, timezone, sort)
+    )
     part = found if split is None else found.part(split)
     print_result(table_of(part.name or "events", facts(part)))
 
 
 @data_app.command()
 def inspect(
-    source: Annotated[str, typer.Argument(metavar="FILE", help="CSV, TSV (also .gz, .zst), JSON Lines, Parquet or Arrow.")],
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="FILE", help="CSV, TSV (also .gz, .zst), JSON Lines, Parquet or Arrow."
+        ),
+    ],
     ties: typed.Ties = "keep",
     window: typed.Window = None,
     time: typed.Time = None,
@@ -72,11 +85,15 @@ def inspect(
     json: typed.Json = False,
     plot: typed.Plot = None,
 ) -> None:
-    """Look at a file of events: its columns, counts, span, marks, ties and gaps, with pictures, and the command to type next."""
+    """Look at a file of events: its columns, counts, span, marks, ties and gaps, with pictures, and
+    the command to type next.
+    """
     from fourpoint.data.inspecting import inspect as look
 
     check_picture(plot)
-    found = look(source, How(ties, window, time, mark, sequence, place, bounds, time_unit, timezone).asked())
+    found = look(
+        source, How(ties, window, time, mark, sequence, place, bounds, time_unit, timezone).asked()
+    )
     save_plot(found.plot() if plot else None, plot)
     print_all(found.to_dict(), [found], json)
     say(f"next: {found.command}")
@@ -85,13 +102,27 @@ def inspect(
 @data_app.command()
 def convert(
     source: Annotated[Path, typer.Argument(metavar="IN", help="A file or folder of events.")],
-    target: Annotated[Path, typer.Argument(metavar="OUT", help="File or folder to write; its ending says the format.")],
-    from_: Annotated[str | None, typer.Option("--from", metavar="F", help="Format or source of IN; guessed by default.")] = None,
-    to: Annotated[str | None, typer.Option("--to", metavar="F", help="fourpoint, easytpp, pickle, du, tick or hotpp.")] = None,
-    set_: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="An option of a source; repeatable.")] = None,
+    target: Annotated[
+        Path,
+        typer.Argument(metavar="OUT", help="File or folder to write; its ending says the format."),
+    ],
+    from_: Annotated[
+        str | None,
+        typer.Option("--from", metavar="F", help="Format or source of IN; guessed by default."),
+    ] = None,
+    to: Annotated[
+        str | None,
+        typer.Option("--to", metavar="F", help="fourpoint, easytpp, pickle, du, tick or hotpp."),
+    ] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="An option of a source; repeatable."),
+    ] = None,
     seed: typed.Seed = 0,
 ) -> None:
-    """Convert between the formats of the field, or from a source: mimic, memetracker, lobster, trades, congestion."""
+    """Convert between the formats of the field, or from a source: mimic, memetracker, lobster,
+    trades, congestion.
+    """
     from fourpoint.data.formats import convert as converted
     from fourpoint.data.formats.guessing import guess_source
     from fourpoint.data.sources import SOURCES
@@ -108,4 +139,8 @@ def convert(
     for note in done.notes:
         say(note)
     print_result(f"{target}: {done.data} ({done.to})")
-    say(f"next: fourpoint fit {target} --model dapp -o model" if done.to == "fourpoint" else f"read as {done.from_}, written as {done.to}")
+    say(
+        f"next: fourpoint fit {target} --model dapp -o model"
+        if done.to == "fourpoint"
+        else f"read as {done.from_}, written as {done.to}"
+    )

@@ -1,12 +1,14 @@
-"""Closed-form models that every fit is compared with: constant rate, spline in time, Hawkes process.
+"""Closed-form models that every fit is compared with: constant rate, spline in time, Hawkes
+process.
 
 They are maximum-likelihood fits that take seconds and have few parameters. A network that does not
-beat them on held-out data has learned nothing, and on small data it usually does not. `training.fit`
-therefore fits them first and returns the best of them if the trained model stays below it.
+beat them on held-out data has learned nothing, and on small data it usually does not.
+`training.fit` therefore fits them first and returns the best of them if the trained model stays
+below it.
 
 Whether one model is better than another is decided on units of the development data (sequences, or
-blocks of consecutive gaps where sequences are few) by the paired difference of their log-likelihoods
-and the standard error of its sum.
+blocks of consecutive gaps where sequences are few) by the paired difference of their
+log-likelihoods and the standard error of its sum.
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ from fourpoint.windows import beginning, repeated_windows
 
 FEW_SEQUENCES = 30  # below this number sequences are cut into blocks of gaps
 UNITS = 60  # blocks of gaps in all, where sequences are few
-LEVEL = 0.995  # quantile of Student's t that a gain has to exceed; weights are the best of many validations
+# quantile of Student's t that a gain has to exceed; weights are the best of many validations
+LEVEL = 0.995
 MOST_EVENTS = 1_000_000  # training events that a Hawkes process is fitted to
 MOST_PAIRS = 2e8  # events times types squared, beyond which no Hawkes process is fitted
 
@@ -58,7 +61,10 @@ def fit_closed_forms(
     >>> from fourpoint.data.synthetic import simulate
     >>> data = simulate("nonhomogeneous2", 100, seed=1)
     >>> found = fit_closed_forms(
-    ...     data.marks, data, lambda model: unit_scores(model, data, "window"), time_left=lambda: True
+    ...     data.marks,
+    ...     data,
+    ...     lambda model: unit_scores(model, data, "window"),
+    ...     time_left=lambda: True,
     ... )
     >>> max(found, key=lambda one: float(one.scores.sum())).name
     'spline-poisson'
@@ -80,10 +86,11 @@ def fit_closed_forms(
 
 
 def unit_scores(model: Any, data: Dataset, convention: Convention) -> Tensor:
-    """Log-likelihoods of the units of ``data`` in a fixed order, in float64; their sum is that of all data.
+    """Log-likelihoods of the units of ``data`` in a fixed order, in float64; their sum is that of
+    all data.
 
-    Units are the sequences where there are FEW_SEQUENCES or more of them, else blocks of consecutive
-    gaps, about UNITS of them in all.
+    Units are the sequences where there are FEW_SEQUENCES or more of them, else blocks of
+    consecutive gaps, about UNITS of them in all.
     """
     model.eval()
     place = next(model.parameters()).device
@@ -111,9 +118,13 @@ def standard_error(differences: Tensor) -> float:
 
 
 def clearly_positive(differences: Tensor) -> bool:
-    """Whether the sum of paired differences exceeds what chance explains: Student's t at LEVEL, one-sided.
+    """Whether the sum of paired differences exceeds what chance explains: Student's t at LEVEL,
+    one-sided.
 
-    >>> clearly_positive(torch.tensor([1.0, 1.1, 0.9])), clearly_positive(torch.tensor([3.0, -2.0, 1.0]))
+    >>> (
+    ...     clearly_positive(torch.tensor([1.0, 1.1, 0.9])),
+    ...     clearly_positive(torch.tensor([3.0, -2.0, 1.0])),
+    ... )
     (True, False)
     >>> clearly_positive(torch.tensor([5.0]))
     False

@@ -1,7 +1,8 @@
-"""What the commands say and show: results on stdout, notices and errors on stderr, tables and pictures.
+"""What the commands say and show: results on stdout, notices and errors on stderr, tables and
+pictures.
 
-An error that the user can mend is printed in its three clauses, never as a traceback. Heavy imports stay inside the functions, so
-that ``fourpoint --help`` is instant.
+An error that the user can mend is printed in its three clauses, never as a traceback. Heavy imports
+stay inside the functions, so that ``fourpoint --help`` is instant.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ if TYPE_CHECKING:
 
 
 NO_MEMORY = re.compile(r"can't allocate memory|not enough memory|out of memory", re.IGNORECASE)
-CLAUSES = re.compile(r"expected (.*?); received (.*?)\. ([A-Z].*)", re.DOTALL)  # of errors in the mathematics
+CLAUSES = re.compile(
+    r"expected (.*?); received (.*?)\. ([A-Z].*)", re.DOTALL
+)  # of errors in the mathematics
 
 
 def print_result(what: Any) -> None:
@@ -44,8 +47,9 @@ def say(line: str, style: str = "dim") -> None:
 def open_standard_streams() -> None:
     """Make sure that input, output and errors are open, as a shell may have closed them (``2>&-``).
 
-    A closed one leaves its number to the next file that is opened, and messages of libraries would end up in that file. Input
-    and errors become the null device. Output that is closed is refused before anything is computed, as results have nowhere to go.
+    A closed one leaves its number to the next file that is opened, and messages of libraries would
+    end up in that file. Input and errors become the null device. Output that is closed is refused
+    before anything is computed, as results have nowhere to go.
     """
     closed = set()
     for number, name in enumerate(("stdin", "stdout", "stderr")):
@@ -59,11 +63,21 @@ def open_standard_streams() -> None:
                 os.close(null)
         if getattr(sys, name) is None:
             mode = "r" if name == "stdin" else "w"
-            setattr(sys, name, open(number, mode, encoding="utf-8", errors="backslashreplace", closefd=False))
+            setattr(
+                sys,
+                name,
+                open(number, mode, encoding="utf-8", errors="backslashreplace", closefd=False),
+            )
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a terminal that is not Unicode
     if "stdout" in closed:
-        report_error(UserError("a standard output for results", "a closed one", "Redirect it to a file, or to /dev/null."))
+        report_error(
+            UserError(
+                "a standard output for results",
+                "a closed one",
+                "Redirect it to a file, or to /dev/null.",
+            )
+        )
         raise SystemExit(2)
 
 
@@ -78,18 +92,33 @@ def abandon_stdout() -> None:
 
 
 def report_error(error: Exception) -> int | None:
-    """Print an error that has a message for the user; its exit code, or None where it is a fault of ours."""
+    """Print an error that has a message for the user; its exit code, or None where it is a fault of
+    ours.
+    """
     if isinstance(error, OSError):
-        error = UserError("files and folders that can be read and written", f"{error}", "Check the path, its permissions and free space.")
-    if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and NO_MEMORY.search(str(error))):
+        error = UserError(
+            "files and folders that can be read and written",
+            f"{error}",
+            "Check the path, its permissions and free space.",
+        )
+    if isinstance(error, MemoryError) or (
+        isinstance(error, RuntimeError) and NO_MEMORY.search(str(error))
+    ):
         received = (str(error).splitlines() or [type(error).__name__])[0]
-        remedy = "Use fewer events or types, a smaller batch or model (--set), or a machine with more memory."
+        remedy = (
+            "Use fewer events or types, a smaller batch or model (--set), or a machine with more "
+            "memory."
+        )
         error = UserError("data and a model that fit into memory", received, remedy)
     clauses = CLAUSES.fullmatch(str(error)) if isinstance(error, ArithmeticError) else None
     if clauses is not None:  # an integral that does not settle, or a rate that explodes
         error = UserError(*clauses.groups())
     if isinstance(error, UserError):
-        for label, text in (("expected", error.expected), ("received", error.received), ("what to do", error.remedy)):
+        for label, text in (
+            ("expected", error.expected),
+            ("received", error.received),
+            ("what to do", error.remedy),
+        ):
             say(f"{label:>10}: {text}", style="bold" if label == "what to do" else "")
         return 2
     if isinstance(error, ArithmeticError):
@@ -112,7 +141,9 @@ def print_all(numbers: dict[str, Any], blocks: list[Any], json: bool) -> None:
 
 
 def _strict(value: Any) -> Any:
-    """What strict JSON can hold: numpy's numbers as Python's, and None for a number that is not finite."""
+    """What strict JSON can hold: numpy's numbers as Python's, and None for a number that is not
+    finite.
+    """
     from math import isfinite
 
     if isinstance(value, dict):
@@ -133,9 +164,12 @@ def save_plot(ax: Axes | None, file: Path | None) -> None:
     kind = file.suffix.removeprefix(".").lower()
     try:
         with warnings.catch_warnings():
-            # Characters that the font does not have are drawn as boxes, which is no news for the user of a command.
+            # Characters that the font does not have are drawn as boxes, which is no news for the
+            # user of a command.
             warnings.filterwarnings("ignore", message="Glyph .* missing from")
-            write_atomic(file, lambda draft: figure.savefig(draft, format=kind, bbox_inches="tight", dpi=200))
+            write_atomic(
+                file, lambda draft: figure.savefig(draft, format=kind, bbox_inches="tight", dpi=200)
+            )
     finally:
         plt.close(figure)
     say(f"picture: {file}")
@@ -162,5 +196,9 @@ def catalogue() -> list[Table]:
     processes.add_column("rate, on [0, 1) unless said")
     processes.add_column("mean count", justify="right")
     for process in PROCESSES.values():
-        processes.add_row(process.name, process.description, "" if process.mean_count is None else f"{process.mean_count:.1f}")
+        processes.add_row(
+            process.name,
+            process.description,
+            "" if process.mean_count is None else f"{process.mean_count:.1f}",
+        )
     return [sets, processes]

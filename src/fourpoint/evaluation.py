@@ -1,8 +1,9 @@
 r"""Scoring a fitted model on data it has not seen.
 
-:func:`evaluate` reports the log-likelihood per event and per sequence in both conventions, with the error its integrals
-may still carry. Where the truth is known it adds the oracle's likelihood, the regret, which is the oracle's minus the
-model's per event and cannot be gamed, and the mean squared error of the intensity
+:func:`evaluate` reports the log-likelihood per event and per sequence in both conventions, with the
+error its integrals may still carry. Where the truth is known it adds the oracle's likelihood, the
+regret, which is the oracle's minus the model's per event and cannot be gamed, and the mean squared
+error of the intensity
 
     MSE = mean over sequences and 200 midpoints of the window of (lambda(t) - lambda*(t))^2,
 
@@ -35,7 +36,9 @@ BATCH, LARGE = 64, 128  # sequences scored at once, on a CPU and on other device
 
 @dataclass(frozen=True)
 class Score:
-    """Sums over a data set under one convention; ``error`` bounds what the integrals may be off, in nats."""
+    """Sums over a data set under one convention; ``error`` bounds what the integrals may be off, in
+    nats.
+    """
 
     events: int
     sequences: int
@@ -50,7 +53,9 @@ class Score:
 
 @dataclass(frozen=True, repr=False)
 class Report(Printed):
-    """What :func:`evaluate` found. Prints as a table; :meth:`to_dict` is for machines, in ``convention`` unless told otherwise."""
+    """What :func:`evaluate` found. Prints as a table; :meth:`to_dict` is for machines, in
+    ``convention`` unless told otherwise.
+    """
 
     scores: dict[str, Score]
     oracle: dict[str, Score] | None = None
@@ -60,7 +65,9 @@ class Report(Printed):
     convention: Convention = "window"
 
     def to_dict(self, convention: Convention | None = None) -> dict[str, Any]:
-        """One convention's numbers under the names of the command line's JSON; likelihoods in nats."""
+        """One convention's numbers under the names of the command line's JSON; likelihoods in
+        nats.
+        """
         convention = self.convention if convention is None else checked_convention(convention)
         score = self.scores[convention]
         out: dict[str, Any] = {
@@ -73,8 +80,14 @@ class Report(Printed):
         }
         if self.oracle is not None:
             best = self.oracle[convention].per_event
-            out |= {"oracle_log_likelihood_per_event": best, "regret_per_event": best - score.per_event}
-            out |= {"intensity_mse": self.intensity_mse, "intensity_variance": self.intensity_variance}
+            out |= {
+                "oracle_log_likelihood_per_event": best,
+                "regret_per_event": best - score.per_event,
+            }
+            out |= {
+                "intensity_mse": self.intensity_mse,
+                "intensity_variance": self.intensity_variance,
+            }
         if self.trained_on is not None:
             seen = {"sequences": self.trained_on.sequences, "events": self.trained_on.events}
             out["trained_on"] = seen
@@ -85,7 +98,10 @@ class Report(Printed):
         table = text_table(show_edge=False, pad_edge=False, caption=note, caption_justify="left")
         table.add_column("", style="bold")
         for name in self.scores:
-            table.add_column({"window": "window (everything)", "gaps": "gaps (events 2..N)"}[name], justify="right")
+            table.add_column(
+                {"window": "window (everything)", "gaps": "gaps (events 2..N)"}[name],
+                justify="right",
+            )
         columns = [self.to_dict(name) for name in CONVENTIONS]
         for key in columns[0]:
             if key not in ("convention", "trained_on"):
@@ -106,18 +122,23 @@ def evaluate(
 
     Arguments
         data: a data set, or one sequence.
-        truth: the process that made the data: a name of `data.synthetic.PROCESSES`, or a model with its parameters.
+        truth: the process that made the data: a name of `data.synthetic.PROCESSES`, or a model with
+        its parameters.
         tolerance: of the integrals, in nats per event.
-        convention: "window" (everything observed) or "gaps" (events 2 to N, as published tables); that of ``report.to_dict()``.
+        convention: "window" (everything observed) or "gaps" (events 2 to N, as published tables);
+        that of ``report.to_dict()``.
         progress: whether to show a bar on stderr.
 
-    A model on another device is scored there, and so is a truth given as a model. Where data were in the model's training data, the report
-    has a note that says how many. Raises :class:`UserError` where the mark spaces
-    differ, `Unconverged` where an integral does not settle.
+    A model on another device is scored there, and so is a truth given as a model. Where data were
+    in the model's training data, the report has a note that says how many. Raises
+    :class:`UserError` where the mark spaces differ, `Unconverged` where an integral does not
+    settle.
 
     >>> from fourpoint.data.synthetic import simulate
     >>> from fourpoint.models.hawkes import Hawkes
-    >>> report = evaluate(Hawkes(baseline=10.0, branching=1.0), simulate("hawkes", 20), truth="hawkes")
+    >>> report = evaluate(
+    ...     Hawkes(baseline=10.0, branching=1.0), simulate("hawkes", 20), truth="hawkes"
+    ... )
     >>> round(report.to_dict()["regret_per_event"], 9) == 0
     True
     """
@@ -135,7 +156,8 @@ def evaluate(
 
 
 def intensity(model: Any, sequence: Sequence | Dataset, times: ArrayLike) -> NDArray[np.float64]:
-    """lambda_m(t) at ``times``, each given the events of ``sequence`` strictly before it: events per unit of time, (Q, M).
+    """lambda_m(t) at ``times``, each given the events of ``sequence`` strictly before it: events
+    per unit of time, (Q, M).
 
     >>> from fourpoint.models.hawkes import Hawkes
     >>> model = Hawkes(baseline=1.0, branching=0.5, decay=2.0)
@@ -149,8 +171,12 @@ def intensity(model: Any, sequence: Sequence | Dataset, times: ArrayLike) -> NDA
         return np.asarray(model.intensity(model.encode(batch), asked)[0].double().cpu().numpy())
 
 
-def score(model: nn.Module, data: Dataset, *, tolerance: float = 1e-4, progress: bool = False) -> dict[str, Score]:
-    """The summed log-likelihood of ``data`` under each convention, computed on the model's device."""
+def score(
+    model: nn.Module, data: Dataset, *, tolerance: float = 1e-4, progress: bool = False
+) -> dict[str, Score]:
+    """The summed log-likelihood of ``data`` under each convention, computed on the model's
+    device.
+    """
     place, found = device_of(model), []
     with bar("scoring", len(data), show=progress) as step:
         for rows in data.batches(sequences_at_once(place)):
@@ -162,7 +188,9 @@ def score(model: nn.Module, data: Dataset, *, tolerance: float = 1e-4, progress:
 def checked_convention(convention: Convention) -> Convention:
     """``convention`` where it is one; else :class:`UserError`."""
     if convention not in CONVENTIONS:
-        raise UserError("convention 'window' or 'gaps'", f"{convention!r}", "Choose one of the two.")
+        raise UserError(
+            "convention 'window' or 'gaps'", f"{convention!r}", "Choose one of the two."
+        )
     return convention
 
 
@@ -173,7 +201,10 @@ def device_of(model: nn.Module) -> torch.device:
     >>> device_of(Hawkes())
     device(type='cpu')
     """
-    return next((x.device for part in (model.parameters(), model.buffers()) for x in part), torch.device("cpu"))
+    return next(
+        (x.device for part in (model.parameters(), model.buffers()) for x in part),
+        torch.device("cpu"),
+    )
 
 
 def sequences_at_once(place: torch.device) -> int:
@@ -182,8 +213,13 @@ def sequences_at_once(place: torch.device) -> int:
 
 
 def _total(parts: list[LogLikelihood]) -> Score:
-    value, error = sum(float(p.value.sum()) for p in parts), sum(float(p.error.sum()) for p in parts)
-    return Score(sum(int(p.events.sum()) for p in parts), sum(len(p.value) for p in parts), value, error)
+    value, error = (
+        sum(float(p.value.sum()) for p in parts),
+        sum(float(p.error.sum()) for p in parts),
+    )
+    return Score(
+        sum(int(p.events.sum()) for p in parts), sum(len(p.value) for p in parts), value, error
+    )
 
 
 def check_marks(model: Any, data: Dataset) -> None:
@@ -191,7 +227,9 @@ def check_marks(model: Any, data: Dataset) -> None:
     check_box(model, data.marks)
     if model.marks.count != data.marks.count:
         raise UserError(
-            f"data with {model.marks}, as the model was fitted to", f"{data.marks}", "Use data of the same kind, or fit a model to these."
+            f"data with {model.marks}, as the model was fitted to",
+            f"{data.marks}",
+            "Use data of the same kind, or fit a model to these.",
         )
 
 
@@ -207,9 +245,13 @@ def _intensity_error(model: Any, oracle: Any, data: Dataset) -> tuple[float, flo
 
 
 def _at_midpoints(model: Any, batch: Batch) -> Float[Tensor, "B Q"]:
-    """The total rate at the midpoints of each window, in float64, computed on the model's device."""
+    """The total rate at the midpoints of each window, in float64, computed on the model's
+    device.
+    """
     batch = batch.to(device_of(model))
-    share = (torch.arange(MIDPOINTS, dtype=torch.float64, device=batch.times.device) + 0.5) / MIDPOINTS
+    share = (
+        torch.arange(MIDPOINTS, dtype=torch.float64, device=batch.times.device) + 0.5
+    ) / MIDPOINTS
     times = batch.start[:, None] + share * (batch.stop - batch.start)[:, None]
     return model.intensity(model.encode(batch), times).sum(-1).double().cpu()
 
@@ -223,4 +265,10 @@ def _truth(truth: Any) -> Any:
 
 
 def _show(value: Any) -> str:
-    return f"{value:,}" if isinstance(value, int) else f"{value:.4g}" if abs(value) < 1e-3 else f"{value:.4f}"
+    return (
+        f"{value:,}"
+        if isinstance(value, int)
+        else f"{value:.4g}"
+        if abs(value) < 1e-3
+        else f"{value:.4f}"
+    )

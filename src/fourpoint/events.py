@@ -1,12 +1,14 @@
 """Events, and the only door through which they enter.
 
-A :class:`Sequence` is what one observer wrote down: times, marks and the observation window ``[start, stop)`` in which
-an event would have been seen. The window belongs to the data, because an empty stretch before the first event and after
-the last is evidence. A :class:`Dataset` is many sequences stored flat, with offsets, and a :class:`Batch` is a few of
-them padded into tensors. Everything that can be wrong with event data is refused here (:mod:`fourpoint.checks`), so that
+A :class:`Sequence` is what one observer wrote down: times, marks and the observation window
+``[start, stop)`` in which an event would have been seen. The window belongs to the data, because an
+empty stretch before the first event and after the last is evidence. A :class:`Dataset` is many
+sequences stored flat, with offsets, and a :class:`Batch` is a few of them padded into tensors.
+Everything that can be wrong with event data is refused here (:mod:`fourpoint.checks`), so that
 nothing downstream has to look again: models, likelihoods and samplers trust what they get.
 
-Two events may carry one time. They stay in file order, event i sees events 1..i-1 by position, and the gap is 0.
+Two events may carry one time. They stay in file order, event i sees events 1..i-1 by position, and
+the gap is 0.
 """
 
 from __future__ import annotations
@@ -47,9 +49,10 @@ __all__ = [
 class Sequence:
     """One observed sequence of events in the window ``[start, stop)``, in the user's time unit.
 
-    ``times`` are non-decreasing float64, ``marks`` integers below ``space.count``. ``inferred`` says that the window was
-    read off the events themselves, and then an event may sit at ``stop``. ``places`` (N, k) are where events were, in the
-    box of ``space``; without one the box around them is taken. None: events have no places.
+    ``times`` are non-decreasing float64, ``marks`` integers below ``space.count``. ``inferred``
+    says that the window was read off the events themselves, and then an event may sit at ``stop``.
+    ``places`` (N, k) are where events were, in the box of ``space``; without one the box around
+    them is taken. None: events have no places.
 
     >>> s = Sequence([0.5, 2.0], start=0.0, stop=4.0)
     >>> len(s), s.duration
@@ -87,7 +90,9 @@ class Sequence:
         where = None if places is None else as_places(places, len(t))
         if where is not None and known_space.box is None:
             axes = [f"x{i + 1}" for i in range(where.shape[1])]
-            known_space = replace(known_space, box=Box.around(where[np.isfinite(where).all(1)], axes))
+            known_space = replace(
+                known_space, box=Box.around(where[np.isfinite(where).all(1)], axes)
+            )
         low, high = inferred_window(t)
         known = Dataset(
             t,
@@ -115,20 +120,32 @@ class Sequence:
         """The events strictly before ``time``, observed on ``[start, time)``."""
         n = int(np.searchsorted(self.times, time, side="left"))
         places = None if self.places is None else self.places[:n]
-        return _trusted_sequence(self.times[:n], self.marks[:n], self.start, float(time), self.space, self.id, False, places)
+        return _trusted_sequence(
+            self.times[:n],
+            self.marks[:n],
+            self.start,
+            float(time),
+            self.space,
+            self.id,
+            False,
+            places,
+        )
 
     def after(self, time: float) -> Sequence:
-        """The events at or after ``time``, observed on ``[time, stop)``; those before are not known."""
+        """The events at or after ``time``, observed on ``[time, stop)``; those before are not
+        known.
+        """
         n = int(np.searchsorted(self.times, time, side="left"))
         places = None if self.places is None else self.places[n:]
         known = self.times[n:], self.marks[n:], float(time), self.stop
         return _trusted_sequence(*known, self.space, self.id, self.inferred, places)
 
     def until(self, at: float | None = None) -> Sequence:
-        """The events that are known at time ``at``: those up to and including it, observed on ``[start, at]``.
+        """The events that are known at time ``at``: those up to and including it, observed on
+        ``[start, at]``.
 
-        ``at`` is the end of the window by default. This is the past that forecasts, explanations and maps look at. Raises
-        :class:`UserError` where ``at`` lies outside the window.
+        ``at`` is the end of the window by default. This is the past that forecasts, explanations
+        and maps look at. Raises :class:`UserError` where ``at`` lies outside the window.
 
         >>> s = Sequence([0.5, 2.0, 2.0, 3.0], start=0.0, stop=4.0)
         >>> len(s.until(2.0)), len(s.before(2.0)), len(s.until())
@@ -136,11 +153,17 @@ class Sequence:
         """
         now = self.stop if at is None else float(at)
         if not self.start <= now <= self.stop:
-            expected = f"a time inside the window [{self.start:g}, {self.stop:g}] of sequence {self.id}"
-            raise UserError(expected, f"at={now:g}", "Choose a time at which the sequence was observed.")
+            expected = (
+                f"a time inside the window [{self.start:g}, {self.stop:g}] of sequence {self.id}"
+            )
+            raise UserError(
+                expected, f"at={now:g}", "Choose a time at which the sequence was observed."
+            )
         n = int(np.count_nonzero(known_at(self.times, now)))
         places = None if self.places is None else self.places[:n]
-        return _trusted_sequence(self.times[:n], self.marks[:n], self.start, now, self.space, self.id, True, places)
+        return _trusted_sequence(
+            self.times[:n], self.marks[:n], self.start, now, self.space, self.id, True, places
+        )
 
     def batch(self) -> Batch:
         """This sequence alone, as a batch of one."""
@@ -156,11 +179,14 @@ class Sequence:
 class Dataset:
     """Many sequences, stored flat: sequence i owns events ``offsets[i]:offsets[i + 1]``.
 
-    Construction checks everything and raises :class:`EventDataError` with sequence, event and value. ``splits`` names
-    each sequence's part ("train", "dev" or "test") or is None; ``unit`` is a label for axes. ``log`` says which columns
-    the events were read from and what their times mean, where that is known.
+    Construction checks everything and raises :class:`EventDataError` with sequence, event and
+    value. ``splits`` names each sequence's part ("train", "dev" or "test") or is None; ``unit`` is
+    a label for axes. ``log`` says which columns the events were read from and what their times
+    mean, where that is known.
 
-    >>> data = Dataset.from_sequences([Sequence([1.0, 2.0], start=0, stop=3), Sequence([], start=0, stop=3)])
+    >>> data = Dataset.from_sequences(
+    ...     [Sequence([1.0, 2.0], start=0, stop=3), Sequence([], start=0, stop=3)]
+    ... )
     >>> len(data), data.events, data[0].times.tolist()
     (2, 2, [1.0, 2.0])
     """
@@ -195,11 +221,17 @@ class Dataset:
         """Lay sequences end to end. They must share one mark space."""
         spaces = {s.space for s in sequences}
         if len(spaces) > 1:
-            raise EventDataError("sequences of one mark space", f"{len(spaces)} spaces", "Pass space= to each Sequence.")
+            raise EventDataError(
+                "sequences of one mark space",
+                f"{len(spaces)} spaces",
+                "Pass space= to each Sequence.",
+            )
         return Dataset(
             np.concatenate([np.zeros(0), *(s.times for s in sequences)]),
             np.concatenate([np.zeros(0, dtype=np.int64), *(s.marks for s in sequences)]),
-            np.concatenate([[0], np.cumsum([len(s) for s in sequences], dtype=np.int64)]).astype(np.int64),
+            np.concatenate([[0], np.cumsum([len(s) for s in sequences], dtype=np.int64)]).astype(
+                np.int64
+            ),
             np.array([s.start for s in sequences], dtype=np.float64),
             np.array([s.stop for s in sequences], dtype=np.float64),
             spaces.pop() if spaces else MarkSpace(),
@@ -207,7 +239,9 @@ class Dataset:
             inferred=any(s.inferred for s in sequences),
             unit=unit,
             name=name,
-            places=np.concatenate([s.places for s in sequences if s.places is not None]) if any(s.space.box for s in sequences) else None,
+            places=np.concatenate([s.places for s in sequences if s.places is not None])
+            if any(s.space.box for s in sequences)
+            else None,
         )
 
     def __len__(self) -> int:
@@ -271,7 +305,11 @@ class Dataset:
             from difflib import get_close_matches
 
             near = get_close_matches(id, self.ids, n=3) or list(self.ids[:3])
-            raise EventDataError("the id of a sequence", f"{id!r}", f"Ids here are like {', '.join(map(repr, near))}.")
+            raise EventDataError(
+                "the id of a sequence",
+                f"{id!r}",
+                f"Ids here are like {', '.join(map(repr, near))}.",
+            )
         return self[self.ids.index(id)]
 
     def select(self, rows: Ordered[int] | NDArray[np.int64]) -> Dataset:
@@ -297,7 +335,9 @@ class Dataset:
         return replace(self, marks=self.marks.types, places=None)
 
     def in_box(self, box: Box) -> Dataset:
-        """The same events as observed in another box, that of a fitted model, say. Fails where one lies outside it."""
+        """The same events as observed in another box, that of a fitted model, say. Fails where one
+        lies outside it.
+        """
         return replace(self, marks=replace(self.marks, box=box))
 
     def part(self, name: str) -> Dataset:
@@ -305,8 +345,16 @@ class Dataset:
         if name == "all":
             return self
         if self.splits is None or name not in SPLITS or not (self.splits == name).any():
-            have = "no split column" if self.splits is None else f"splits {sorted(set(self.splits.tolist()))}"
-            raise EventDataError(f"a split called {name!r}", have, "Use --split all, or add a `split` column of train/dev/test.")
+            have = (
+                "no split column"
+                if self.splits is None
+                else f"splits {sorted(set(self.splits.tolist()))}"
+            )
+            raise EventDataError(
+                f"a split called {name!r}",
+                have,
+                "Use --split all, or add a `split` column of train/dev/test.",
+            )
         return self.select(np.flatnonzero(self.splits == name))
 
     def split(
@@ -318,22 +366,33 @@ class Dataset:
     ) -> tuple[Dataset, ...]:
         """Parts of the data: train, dev and test, or as many as there are ``fractions``.
 
-        ``by="given"`` uses the data's own split column and falls back to "sequence"; "sequence" shuffles whole
-        sequences with ``seed``; "time" puts earlier windows into earlier parts, and cuts a lone sequence at times.
+        ``by="given"`` uses the data's own split column and falls back to "sequence"; "sequence"
+        shuffles whole sequences with ``seed``; "time" puts earlier windows into earlier parts, and
+        cuts a lone sequence at times.
         """
         if by == "given" and self.splits is not None:
             return tuple(self.part(name) for name in SPLITS if (self.splits == name).any())
         if abs(sum(fractions) - 1) > 1e-9 or min(fractions) <= 0:
-            raise EventDataError("positive fractions that sum to 1", f"{tuple(fractions)}", "Pass (0.8, 0.1, 0.1), say.")
+            raise EventDataError(
+                "positive fractions that sum to 1",
+                f"{tuple(fractions)}",
+                "Pass (0.8, 0.1, 0.1), say.",
+            )
         if len(self) < len(fractions):
             return self._cut(fractions)
-        order = np.argsort(self.starts, kind="stable") if by == "time" else np.random.default_rng(seed).permutation(len(self))
+        order = (
+            np.argsort(self.starts, kind="stable")
+            if by == "time"
+            else np.random.default_rng(seed).permutation(len(self))
+        )
         sizes = np.maximum(1, np.round(np.array(fractions[1:]) * len(self))).astype(int)
         edges = len(self) - np.cumsum(sizes[::-1])[::-1]
         return tuple(self.select(np.sort(rows)) for rows in np.split(order, edges))
 
     def _cut(self, fractions: Ordered[float]) -> tuple[Dataset, ...]:
-        """Cut every window at the same shares of its length; each piece keeps the events that fall into it."""
+        """Cut every window at the same shares of its length; each piece keeps the events that fall
+        into it.
+        """
         edges = np.concatenate([[0.0], np.cumsum(fractions)])
         edges[-1] = 1.0
         parts = []
@@ -344,7 +403,18 @@ class Dataset:
                 a, b = s.start + low * s.duration, s.stop if last else s.start + high * s.duration
                 keep = (s.times >= a) & ((s.times < b) | last)
                 places = None if s.places is None else s.places[keep]
-                pieces.append(_trusted_sequence(s.times[keep], s.marks[keep], a, b, s.space, s.id, s.inferred and last, places))
+                pieces.append(
+                    _trusted_sequence(
+                        s.times[keep],
+                        s.marks[keep],
+                        a,
+                        b,
+                        s.space,
+                        s.id,
+                        s.inferred and last,
+                        places,
+                    )
+                )
             piece = Dataset.from_sequences(pieces, unit=self.unit, name=self.name)
             parts.append(replace(piece, log=self.log))
         return tuple(parts)
@@ -352,14 +422,16 @@ class Dataset:
     def with_ties(self, policy: Ties, seed: int = 0) -> Dataset:
         """Apply a policy to events that share a time with the one before.
 
-        "keep" changes nothing; "error" refuses; "drop" keeps the first of equals; "jitter" spreads equals evenly and at
-        random over the time to the next distinct event (or the window's end), in file order. At the very end of a window
-        that was inferred there is no such time, and they are spread back towards the event before.
+        "keep" changes nothing; "error" refuses; "drop" keeps the first of equals; "jitter" spreads
+        equals evenly and at random over the time to the next distinct event (or the window's end),
+        in file order. At the very end of a window that was inferred there is no such time, and they
+        are spread back towards the event before.
         """
         return apply_ties(self, policy, seed)
 
     def some(self, events: int, seed: int) -> Dataset:
-        """Sequences drawn at random, in their order, with about ``events`` events; all of them where there are no more.
+        """Sequences drawn at random, in their order, with about ``events`` events; all of them
+        where there are no more.
 
         >>> data = Dataset.from_sequences([Sequence([1.0, 2.0], start=0, stop=3)] * 10)
         >>> len(data.some(5, seed=0)), len(data.some(20, seed=0))
@@ -375,18 +447,29 @@ class Dataset:
         """The sequences at ``rows`` (all by default), padded to one length."""
         return pad(self, np.arange(len(self)) if rows is None else np.asarray(rows, dtype=np.int64))
 
-    def batches(self, size: int, *, seed: int | None = None, padded: int = 131072, mixed: bool = False) -> list[NDArray[np.int64]]:
-        """Rows of each batch: sequences of like length together, at most ``size`` of them and ``padded`` slots.
+    def batches(
+        self, size: int, *, seed: int | None = None, padded: int = 131072, mixed: bool = False
+    ) -> list[NDArray[np.int64]]:
+        """Rows of each batch: sequences of like length together, at most ``size`` of them and
+        ``padded`` slots.
 
-        With a ``seed`` the order inside a length and the order of the batches are shuffled; where also ``mixed``, batches hold
-        sequences of all lengths, which costs padding but does not sort them by what is to be learned.
+        With a ``seed`` the order inside a length and the order of the batches are shuffled; where
+        also ``mixed``, batches hold sequences of all lengths, which costs padding but does not sort
+        them by what is to be learned.
         """
         return group_by_length(self.lengths, size, padded, seed, mixed)
 
     def __str__(self) -> str:
         window = self.durations
-        span = f"windows of {window[0]:g}" if len(window) and np.ptp(window) < 1e-9 * window[0] else "windows of many lengths"
-        return f"{len(self):,} sequences, {self.events:,} events, {self.marks}, {span} {console_text(self.unit)}".rstrip()
+        span = (
+            f"windows of {window[0]:g}"
+            if len(window) and np.ptp(window) < 1e-9 * window[0]
+            else "windows of many lengths"
+        )
+        return (
+            f"{len(self):,} sequences, {self.events:,} events, {self.marks}, {span} "
+            f"{console_text(self.unit)}"
+        ).rstrip()
 
     def __repr__(self) -> str:
         return f"Dataset({self})"
@@ -401,7 +484,11 @@ def only_sequence(events: Sequence | Dataset) -> Sequence:
     if isinstance(events, Sequence):
         return events
     if not isinstance(events, Dataset):
-        raise UserError("a sequence of events", f"{type(events).__name__}", "Pass data[0] or data['ID'], or build a Sequence.")
+        raise UserError(
+            "a sequence of events",
+            f"{type(events).__name__}",
+            "Pass data[0] or data['ID'], or build a Sequence.",
+        )
     if len(events) != 1:
         like = f", with ids like {', '.join(map(repr, events.ids[:3]))}" if len(events) else ""
         received = f"a data set of {len(events):,} sequences{like}"
@@ -418,7 +505,11 @@ def all_sequences(events: Sequence | Dataset) -> Dataset:
     if isinstance(events, Dataset):
         return events
     if not isinstance(events, Sequence):
-        raise UserError("a data set or a sequence", f"{type(events).__name__}", "Read events with fp.read, or build a Sequence.")
+        raise UserError(
+            "a data set or a sequence",
+            f"{type(events).__name__}",
+            "Read events with fp.read, or build a Sequence.",
+        )
     return Dataset.from_sequences([events])
 
 
@@ -441,7 +532,16 @@ def _trusted_sequence(
     places: NDArray[np.float64] | None = None,
 ) -> Sequence:
     sequence = object.__new__(Sequence)
-    values = dict(times=times, marks=marks, start=start, stop=stop, space=space, id=id, inferred=inferred, places=places)
+    values = dict(
+        times=times,
+        marks=marks,
+        start=start,
+        stop=stop,
+        space=space,
+        id=id,
+        inferred=inferred,
+        places=places,
+    )
     for name, value in values.items():
         object.__setattr__(sequence, name, value)
     return sequence

@@ -1,4 +1,5 @@
-"""Pictures of what comes next and of how well a model fits: arrays in, matplotlib Axes out, in the look of `plots`.
+"""Pictures of what comes next and of how well a model fits: arrays in, matplotlib Axes out, in the
+look of `plots`.
 
 forecast_plot    the rate up to now, then its expected path with a band, and where the next event is likely
 counts_plot      expected counts in the next windows, with intervals
@@ -38,17 +39,32 @@ def forecast_plot(
 ) -> Axes:
     """The total rate in the past and its expected path in the future.
 
-    ``times`` (Q,) from now on in ``unit``, with the ``mean`` rate over sampled paths and the band ``low`` to ``high``;
-    ``past_times`` and ``past_rate`` lead up to now; ``events`` (N,) are ticks, coloured by ``event_marks``. ``interval`` and
-    ``median`` of the next event's time are drawn as a bar under the axis.
+    ``times`` (Q,) from now on in ``unit``, with the ``mean`` rate over sampled paths and the band
+    ``low`` to ``high``; ``past_times`` and ``past_rate`` lead up to now; ``events`` (N,) are ticks,
+    coloured by ``event_marks``. ``interval`` and ``median`` of the next event's time are drawn as a
+    bar under the axis.
 
     >>> t = np.linspace(5, 8, 20)
-    >>> ax = forecast_plot(t, 0 * t + 2, 0 * t + 1, 0 * t + 3, events=[1.0, 4.5], interval=(5.1, 6.5), median=5.4, unit="h")
+    >>> ax = forecast_plot(
+    ...     t,
+    ...     0 * t + 2,
+    ...     0 * t + 1,
+    ...     0 * t + 3,
+    ...     events=[1.0, 4.5],
+    ...     interval=(5.1, 6.5),
+    ...     median=5.4,
+    ...     unit="h",
+    ... )
     >>> ax.get_xlabel()
     'time (h)'
     """
-    t, m, lo, hi, p, r, e = (np.asarray(x, float).reshape(-1) for x in (times, mean, low, high, past_times, past_rate, events))
-    marks = np.zeros(len(e), int) if event_marks is None else np.asarray(event_marks, int).reshape(-1)
+    t, m, lo, hi, p, r, e = (
+        np.asarray(x, float).reshape(-1)
+        for x in (times, mean, low, high, past_times, past_rate, events)
+    )
+    marks = (
+        np.zeros(len(e), int) if event_marks is None else np.asarray(event_marks, int).reshape(-1)
+    )
     shades = colours(max(len(names), int(marks.max(initial=0)) + 1))
     with look():
         ax = _axes(ax, 10, 3.4)
@@ -61,12 +77,23 @@ def forecast_plot(
         for k in np.unique(marks):
             ax.vlines(e[marks == k], -0.06 * top, -0.015 * top, color=shades[k], lw=1.1)
         if interval is not None:
-            ax.plot(interval, [-0.038 * top] * 2, color=COLOURS[1], lw=4, alpha=0.5, solid_capstyle="butt")
+            ax.plot(
+                interval,
+                [-0.038 * top] * 2,
+                color=COLOURS[1],
+                lw=4,
+                alpha=0.5,
+                solid_capstyle="butt",
+            )
         if median is not None and np.isfinite(median):
             ax.plot([median], [-0.038 * top], marker="|", ms=9, mew=2, color=COLOURS[1], lw=0)
-        note: dict[str, Any] = dict(xycoords=("data", "axes fraction"), textcoords="offset points", va="top")
+        note: dict[str, Any] = dict(
+            xycoords=("data", "axes fraction"), textcoords="offset points", va="top"
+        )
         ax.annotate("now", (t[0], 1), (-4, -2), ha="right", weight="bold", color=INK, **note)
-        ax.annotate("expected, with 90% of paths", (t[0], 1), (5, -2), ha="left", color=COLOURS[1], **note)
+        ax.annotate(
+            "expected, with 90% of paths", (t[0], 1), (5, -2), ha="left", color=COLOURS[1], **note
+        )
         ax.axhline(0, color=SOFT, lw=0.8)
         ax.set_ylim(-0.08 * top, top)
         ax.set_yticks([v for v in ax.get_yticks() if 0 <= v <= top])
@@ -86,7 +113,8 @@ def counts_plot(
     unit: str = "",
     ax: Axes | None = None,
 ) -> Axes:
-    """Expected counts in W windows between W + 1 ``edges``, with intervals, and what happened where ``truth`` is known.
+    """Expected counts in W windows between W + 1 ``edges``, with intervals, and what happened where
+    ``truth`` is known.
 
     >>> ax = counts_plot([0, 1, 2], [3.0, 4.0], [1, 1], [6, 8], truth=[2, 5])
     >>> ax.get_ylabel()
@@ -105,8 +133,17 @@ def counts_plot(
     return ax
 
 
-def qq_plot(theory: ArrayLike, observed: ArrayLike, low: ArrayLike, high: ArrayLike, *, title: str = "", ax: Axes | None = None) -> Axes:
-    """Residuals against unit exponential quantiles, with their envelope: points outside say where the model is wrong.
+def qq_plot(
+    theory: ArrayLike,
+    observed: ArrayLike,
+    low: ArrayLike,
+    high: ArrayLike,
+    *,
+    title: str = "",
+    ax: Axes | None = None,
+) -> Axes:
+    """Residuals against unit exponential quantiles, with their envelope: points outside say where
+    the model is wrong.
 
     >>> q = np.linspace(0.1, 4, 30)
     >>> ax = qq_plot(q, 1.1 * q, 0.9 * q, 1.2 * q)

@@ -1,12 +1,15 @@
-"""A verdict on the fit: time rescaling of every event by the model's own compensator, per mark and in total.
+"""A verdict on the fit: time rescaling of every event by the model's own compensator, per mark and
+in total.
 
-:func:`compensators` integrates each mark's intensity over every gap, in closed form where the model has one;
-:func:`goodness_of_fit` lays the windows end to end and asks `maths.rescaling` whether what remains is a Poisson process of
-rate 1. A small p-value says that the model is wrong somewhere; with many events every model of real data is, and the QQ
-plot and the ratio of observed to expected events say by how much. Where the gaps are a few multiples of the timestamp resolution,
-whole minutes say, several events at one time would speak against every model. Times are then dequantised first: by the model's own law
-given the ticks (`dequantising`), or uniformly where the rate does not change within a tick. Where the first is needed and costs
-too much the test does not apply, and all p-values are NaN.
+:func:`compensators` integrates each mark's intensity over every gap, in closed form where the model
+has one; :func:`goodness_of_fit` lays the windows end to end and asks `maths.rescaling` whether what
+remains is a Poisson process of rate 1. A small p-value says that the model is wrong somewhere; with
+many events every model of real data is, and the QQ plot and the ratio of observed to expected
+events say by how much. Where the gaps are a few multiples of the timestamp resolution, whole
+minutes say, several events at one time would speak against every model. Times are then dequantised
+first: by the model's own law given the ticks (`dequantising`), or uniformly where the rate does not
+change within a tick. Where the first is needed and costs too much the test does not apply, and all
+p-values are NaN.
 """
 
 from __future__ import annotations
@@ -20,7 +23,13 @@ from jaxtyping import Float, Int
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fourpoint.dequantising import change_within_ticks, dequantise, first_events, most_events, reason_against
+from fourpoint.dequantising import (
+    change_within_ticks,
+    dequantise,
+    first_events,
+    most_events,
+    reason_against,
+)
 from fourpoint.evaluation import device_of
 from fourpoint.events import Batch, Dataset, Sequence, all_sequences
 from fourpoint.likelihood import blocks_of, closed_form_error, latest, total_rate
@@ -39,24 +48,38 @@ if TYPE_CHECKING:
 
 BATCH = 64
 SHOWN = 12  # marks in the printed table
-UNCHANGED = 2e-3  # events by which the compensator may change within a tick for a uniform place to be the model's law
+# events by which the compensator may change within a tick for a uniform place to be the model's law
+UNCHANGED = 2e-3
 
 
 @dataclass(frozen=True, repr=False)
 class Goodness(Printed):
-    """Verdicts on all events and on each mark, and the residuals of each sequence alone. Prints as a table."""
+    """Verdicts on all events and on each mark, and the residuals of each sequence alone. Prints as
+    a table.
+    """
 
     total: Verdict
     marks: dict[str, Verdict]
-    residuals: dict[str, NDArray[np.float64]]  # by sequence id: compensators between its events, the first from the start
-    tick: float = 0.0  # the timestamp resolution by which times were dequantised, in the user's unit; 0 for none
-    dequantised: str = ""  # "model" (by the model's law given the ticks), "uniform", or "" where times are exact
+    residuals: dict[
+        str, NDArray[np.float64]
+    ]  # by sequence id: compensators between its events, the first from the start
+    # the timestamp resolution by which times were dequantised, in the user's unit; 0 for none
+    tick: float = 0.0
+    dequantised: str = (
+        ""  # "model" (by the model's law given the ticks), "uniform", or "" where times are exact
+    )
     inapplicable: str = ""  # why the p-values do not apply, and are NaN
 
     def to_dict(self) -> dict[str, Any]:
-        """Statistics and p-values, under "total" and by mark; the timestamp resolution, and how times were dequantised."""
+        """Statistics and p-values, under "total" and by mark; the timestamp resolution, and how
+        times were dequantised.
+        """
         marks = {name: v.to_dict() for name, v in self.marks.items()}
-        how = {"tick": self.tick, "dequantised": self.dequantised or None, "inapplicable": self.inapplicable or None}
+        how = {
+            "tick": self.tick,
+            "dequantised": self.dequantised or None,
+            "inapplicable": self.inapplicable or None,
+        }
         return {"total": self.total.to_dict(), "marks": marks, **how}
 
     def plot(self, mark: str | None = None, ax: Axes | None = None) -> Axes:
@@ -102,13 +125,16 @@ def goodness_of_fit(
 ) -> Goodness:
     """Rescale the events of ``data`` by ``model`` and test what remains, per mark and in total.
 
-    ``tolerance`` is that of the integrals, per event; ``seed`` that of the times inside ticks, where times are rounded: then the first
-    20,000 events are looked at, or 2,000 if the model's integrals have no closed form. ``progress`` shows a bar on stderr. Raises
-    :class:`UserError` where the mark spaces differ and `Unconverged` where an integral does not settle.
+    ``tolerance`` is that of the integrals, per event; ``seed`` that of the times inside ticks,
+    where times are rounded: then the first 20,000 events are looked at, or 2,000 if the model's
+    integrals have no closed form. ``progress`` shows a bar on stderr. Raises :class:`UserError`
+    where the mark spaces differ and `Unconverged` where an integral does not settle.
 
     >>> from fourpoint.data.synthetic import simulate
     >>> from fourpoint.models.hawkes import Hawkes
-    >>> verdict = goodness_of_fit(Hawkes(baseline=10.0, branching=1.0), simulate("hawkes", 100)).total
+    >>> verdict = goodness_of_fit(
+    ...     Hawkes(baseline=10.0, branching=1.0), simulate("hawkes", 100)
+    ... ).total
     >>> verdict.ks_p > 0.01
     True
     """
@@ -124,7 +150,10 @@ def goodness_of_fit(
             running = compensators(model, batch, tolerance).cumsum(1).cpu().numpy()
             for k, s in enumerate(rows):
                 n = int(data.lengths[s])
-                places[data.offsets[s] : data.offsets[s + 1]], totals[s] = running[k, :n], running[k, -1]
+                places[data.offsets[s] : data.offsets[s + 1]], totals[s] = (
+                    running[k, :n],
+                    running[k, -1],
+                )
             done += len(rows)
             step(done)
     owner = np.repeat(np.arange(len(data)), data.lengths)
@@ -142,7 +171,9 @@ def goodness_of_fit(
 
 
 def _dequantised(model: Any, data: Dataset, seed: int) -> tuple[Dataset, float, str, str]:
-    """The data to test, the timestamp resolution (0: times are exact), how they were dequantised, and why that is not enough."""
+    """The data to test, the timestamp resolution (0: times are exact), how they were dequantised,
+    and why that is not enough.
+    """
     tick = coarse_clock(data.gaps[data.gaps > 0])
     if not tick:
         return data, 0.0, "", ""
@@ -157,7 +188,8 @@ def _dequantised(model: Any, data: Dataset, seed: int) -> tuple[Dataset, float, 
 
 @torch.no_grad()
 def compensators(model: Any, batch: Batch, tolerance: float = 1e-4) -> Float[Tensor, "B G M"]:
-    """The integral of each mark's intensity over every gap, from start to t_1, ..., from t_N to stop; G = N + 1.
+    """The integral of each mark's intensity over every gap, from start to t_1, ..., from t_N to
+    stop; G = N + 1.
 
     Padded gaps are 0. The errors sum to at most ``tolerance`` per event of the batch.
     """
@@ -165,24 +197,37 @@ def compensators(model: Any, batch: Batch, tolerance: float = 1e-4) -> Float[Ten
 
 
 @torch.no_grad()
-def gap_integrals(model: Any, batch: Batch, tolerance: float = 1e-4) -> tuple[Float[Tensor, "B G"], Float[Tensor, "B G"]]:
-    """The integral of the total rate over every gap, as in :func:`compensators`, and an upper estimate of the error of each."""
+def gap_integrals(
+    model: Any, batch: Batch, tolerance: float = 1e-4
+) -> tuple[Float[Tensor, "B G"], Float[Tensor, "B G"]]:
+    """The integral of the total rate over every gap, as in :func:`compensators`, and an upper
+    estimate of the error of each.
+    """
     value, error = _by_gap(model, batch, tolerance, each=False)
     return value[..., 0], error
 
 
-def _by_gap(model: Any, batch: Batch, tolerance: float, *, each: bool) -> tuple[Float[Tensor, "B G M"], Float[Tensor, "B G"]]:
-    """Integrals of ``each`` mark's intensity or of all together, a block of positions at a time, and their errors."""
+def _by_gap(
+    model: Any, batch: Batch, tolerance: float, *, each: bool
+) -> tuple[Float[Tensor, "B G M"], Float[Tensor, "B G"]]:
+    """Integrals of ``each`` mark's intensity or of all together, a block of positions at a time,
+    and their errors.
+    """
     parts, carried = [], None
     for block, _ in blocks_of(model, batch):
         history = model.encode(block, carried)
         parts.append(_of_block(model, block, history, tolerance, each))
         carried = latest(history)
-    values, errors = (torch.cat([p[:, :-1] for p in some[:-1]] + [some[-1]], 1) for some in zip(*parts, strict=True))
+    values, errors = (
+        torch.cat([p[:, :-1] for p in some[:-1]] + [some[-1]], 1)
+        for some in zip(*parts, strict=True)
+    )
     return values, errors
 
 
-def _of_block(model: Any, block: Batch, history: Any, tolerance: float, each: bool) -> tuple[Float[Tensor, "B G M"], Float[Tensor, "B G"]]:
+def _of_block(
+    model: Any, block: Batch, history: Any, tolerance: float, each: bool
+) -> tuple[Float[Tensor, "B G M"], Float[Tensor, "B G"]]:
     edges = block.edges
     if hasattr(model, "integral"):
         seen = torch.arange(edges.shape[1] - 1, device=edges.device).expand(len(edges), -1)
@@ -191,12 +236,25 @@ def _of_block(model: Any, block: Batch, history: Any, tolerance: float, each: bo
         return exact if each else exact.sum(-1, keepdim=True), error
     gaps = edges.shape[1] - 1
     left, right, nodes = pieces(model, history, edges)
-    seen = torch.minimum(torch.searchsorted(block.times.contiguous(), left, right=True), block.lengths[:, None])
+    seen = torch.minimum(
+        torch.searchsorted(block.times.contiguous(), left, right=True), block.lengths[:, None]
+    )
 
     def rates(times: Float[Tensor, "B H Q"], which: Int[Tensor, "B H"]) -> Float[Tensor, "B H Q M"]:
         at = seen.gather(1, which)
-        return model.log_intensity(history, times, at).exp() if each else total_rate(model, history, times, at)[..., None]
+        return (
+            model.log_intensity(history, times, at).exp()
+            if each
+            else total_rate(model, history, times, at)[..., None]
+        )
 
-    value, error = integrate_each(rates, left, right, tolerance=tolerance * max(1, int(block.lengths.sum())), **nodes)
-    total, doubt = value.new_zeros(len(edges), gaps, value.shape[-1]), value.new_zeros(len(edges), gaps)
-    return total.scatter_add(1, seen[..., None].expand_as(value), value), doubt.scatter_add(1, seen, error)
+    value, error = integrate_each(
+        rates, left, right, tolerance=tolerance * max(1, int(block.lengths.sum())), **nodes
+    )
+    total, doubt = (
+        value.new_zeros(len(edges), gaps, value.shape[-1]),
+        value.new_zeros(len(edges), gaps),
+    )
+    return total.scatter_add(1, seen[..., None].expand_as(value), value), doubt.scatter_add(
+        1, seen, error
+    )

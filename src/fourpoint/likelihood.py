@@ -2,15 +2,20 @@ r"""The log-likelihood of event sequences, which counts everything that was obse
 
     log L = sum_i log lambda_{m_i}(t_i)  -  sum_m int_start^stop lambda_m(t) dt                                       (1)
 
-Where events have places, the first sum is of log lambda_m(t_i, x_i), per unit of time and volume, and lambda_m(t) is the integral over
-the box: closed, or by a tensor Gauss rule whose order is raised until the change is below the tolerance, which joins the error.
-The integral runs over all of the window: before the first event, in every gap, and after the last. Training uses random
-nodes in every gap, since a model learns to keep its rate low on a fixed grid; evaluation uses Gauss-Legendre rules that
-are refined until they settle, and reports how far they may still be off. Closed forms are used where a model has one.
-Event i is scored from the events before it by position, never from itself.
+Where events have places, the first sum is of log lambda_m(t_i, x_i), per unit of time and volume,
+and lambda_m(t) is the integral over
+the box: closed, or by a tensor Gauss rule whose order is raised until the change is below the
+tolerance, which joins the error.
+The integral runs over all of the window: before the first event, in every gap, and after the last.
+Training uses random
+nodes in every gap, since a model learns to keep its rate low on a fixed grid; evaluation uses
+Gauss-Legendre rules that are refined until they settle, and reports how far they may still be off.
+Closed forms are used where a model has one. Event i is scored from the events before it by
+position, never from itself.
 
-Two conventions, always named beside a number: "window" is (1); "gaps" scores events 2..N on [t_1, t_N] given the
-first, as most published tables do, and divides by the events scored. Everything is in the user's time unit.
+Two conventions, always named beside a number: "window" is (1); "gaps" scores events 2..N on [t_1,
+t_N] given the first, as most published tables do, and divides by the events scored. Everything is
+in the user's time unit.
 """
 
 from __future__ import annotations
@@ -24,22 +29,36 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from fourpoint.events import Batch, UserError
-from fourpoint.maths.quadrature import ROUNDING, Unconverged, early, gauss_legendre, integrate, stratified, uniform
+from fourpoint.maths.quadrature import (
+    ROUNDING,
+    Unconverged,
+    early,
+    gauss_legendre,
+    integrate,
+    stratified,
+    uniform,
+)
 from fourpoint.memory import require_memory
 from fourpoint.models.protocol import pieces
 
 Convention = Literal["window", "gaps"]
 CONVENTIONS: tuple[Convention, ...] = ("window", "gaps")
-ORDERS = tuple(n for power in range(1, 10) for n in (2**power, 3 * 2 ** (power - 1)))  # nodes per axis of a box, coarse to fine
-BLOCK = 2048  # events of one sequence held at once; longer ones go block by block through models that can carry on
+ORDERS = tuple(
+    n for power in range(1, 10) for n in (2**power, 3 * 2 ** (power - 1))
+)  # nodes per axis of a box, coarse to fine
+# events of one sequence held at once; longer ones go block by block through models that can carry
+# on
+BLOCK = 2048
 NUMBER = 4  # bytes of a rate
 UNCHECKED = 2**28  # bytes that every machine has: the free memory is not asked for
 
 
 @dataclass(frozen=True)
 class LogLikelihood:
-    """Per sequence: the log-likelihood, the events it scores, the integral, and an upper estimate of the error of both: that of the
-    integration, and rounding in the dtype in which the model computes."""
+    """Per sequence: the log-likelihood, the events it scores, the integral, and an upper estimate
+    of the error of both: that of the integration, and rounding in the dtype in which the model
+    computes.
+    """
 
     value: Float[Tensor, " B"]
     events: Int[Tensor, " B"]
@@ -52,25 +71,36 @@ class LogLikelihood:
         return float(self.value.sum() / self.events.sum().clamp(min=1))
 
 
-def log_likelihood(model: Any, batch: Batch, *, convention: Convention = "window", tolerance: float = 1e-4) -> LogLikelihood:
-    """Log-likelihood of each sequence, its integral refined to ``tolerance`` nats per event, or per sequence that has none to score.
+def log_likelihood(
+    model: Any, batch: Batch, *, convention: Convention = "window", tolerance: float = 1e-4
+) -> LogLikelihood:
+    """Log-likelihood of each sequence, its integral refined to ``tolerance`` nats per event, or per
+    sequence that has none to score.
 
     Raises `maths.quadrature.Unconverged` where the integral does not settle or is not finite.
 
     >>> from fourpoint.events import Sequence
     >>> from fourpoint.models.poisson import Poisson
     >>> sequence = Sequence([0.5, 1.5], start=0.0, stop=4.0)
-    >>> round(log_likelihood(Poisson(), sequence.batch()).per_event, 6)  # a rate of 1: (0 + 0 - 4) / 2
+    >>> round(
+    ...     log_likelihood(Poisson(), sequence.batch()).per_event, 6
+    ... )  # a rate of 1: (0 + 0 - 4) / 2
     -2.0
     """
     if convention not in CONVENTIONS:
-        raise UserError("convention 'window' or 'gaps'", f"{convention!r}", "Choose one of the two.")
+        raise UserError(
+            "convention 'window' or 'gaps'", f"{convention!r}", "Choose one of the two."
+        )
     return log_likelihoods(model, batch, tolerance=tolerance)[convention]
 
 
 @torch.no_grad()
-def log_likelihoods(model: Any, batch: Batch, *, tolerance: float = 1e-4) -> dict[Convention, LogLikelihood]:
-    """Both conventions from one pass: "gaps" leaves out the first event and what lies before it or after the last."""
+def log_likelihoods(
+    model: Any, batch: Batch, *, tolerance: float = 1e-4
+) -> dict[Convention, LogLikelihood]:
+    """Both conventions from one pass: "gaps" leaves out the first event and what lies before it or
+    after the last.
+    """
     check_places(model, batch)
     lengths = batch.lengths
     first = torch.where(lengths > 0, batch.edges[:, 1], batch.stop)
@@ -100,11 +130,18 @@ def log_likelihoods(model: Any, batch: Batch, *, tolerance: float = 1e-4) -> dic
 
 
 def sampled_log_likelihood(
-    model: Any, batch: Batch, nodes: int, random: torch.Generator, *, convention: Convention = "window"
+    model: Any,
+    batch: Batch,
+    nodes: int,
+    random: torch.Generator,
+    *,
+    convention: Convention = "window",
 ) -> Float[Tensor, " B"]:
-    """An unbiased estimate of each sequence's log-likelihood, with gradient: ``nodes`` stratified draws in every gap, closer together soon
-    after an event where the model says ``early``; exact for models with a closed form. Events are moved about inside their ticks where the
-    model is ``spreading``."""
+    """An unbiased estimate of each sequence's log-likelihood, with gradient: ``nodes`` stratified
+    draws in every gap, closer together soon after an event where the model says ``early``; exact
+    for models with a closed form. Events are moved about inside their ticks where the model is
+    ``spreading``.
+    """
     check_places(model, batch)
     if hasattr(model, "exact_log_likelihood"):
         check_memory(model, batch.edges.numel(), nodes)
@@ -124,7 +161,18 @@ def sampled_log_likelihood(
             times, weights = stratified(left, right, nodes, random), None
         if len(blocks) == 1:
             return _sampled(model, block, right, times, None, span, offset, weights)[0]
-        part, carried = checkpoint(_sampled, model, block, right, times, carried, span, offset, weights, use_reentrant=False)
+        part, carried = checkpoint(
+            _sampled,
+            model,
+            block,
+            right,
+            times,
+            carried,
+            span,
+            offset,
+            weights,
+            use_reentrant=False,
+        )
         total = total + part
     return total
 
@@ -133,7 +181,9 @@ def sampled_log_likelihood(
 def quick_log_likelihood(
     model: Any, batch: Batch, nodes: int = 12, *, convention: Convention = "window"
 ) -> Float[Tensor, " B"]:
-    """Each sequence's log-likelihood by one Gauss-Legendre rule of ``nodes`` per gap, unrefined: for validations only."""
+    """Each sequence's log-likelihood by one Gauss-Legendre rule of ``nodes`` per gap, unrefined:
+    for validations only.
+    """
     return quick_gap_terms(model, batch, nodes, convention=convention).sum(1)
 
 
@@ -141,10 +191,11 @@ def quick_log_likelihood(
 def quick_gap_terms(
     model: Any, batch: Batch, nodes: int = 12, *, convention: Convention = "window"
 ) -> Float[Tensor, "B G"]:
-    """What each gap contributes to :func:`quick_log_likelihood`: the log-intensity of the event at its
-    end, if there is one, less the integral over the gap.
+    """What each gap contributes to :func:`quick_log_likelihood`: the log-intensity of the event at
+    its end, if there is one, less the integral over the gap.
 
-    The rule is one for the square root of the time since the gap's left end, where rates change fastest.
+    The rule is one for the square root of the time since the gap's left end, where rates change
+    fastest.
     """
     carried, span, parts = None, _span(batch, convention), []
     x, weights = (part.to(batch.times) for part in gauss_legendre(nodes))
@@ -156,24 +207,32 @@ def quick_gap_terms(
             model, block, block.edges[:, 1:], times, carried, span, offset, 2 * x * weights
         )
         parts.append(part)
-    # A block ends at its last event: the gap behind it is empty, and the next block begins with the real one.
+    # A block ends at its last event: the gap behind it is empty, and the next block begins with the
+    # real one.
     parts[:-1] = [part[:, :-1] for part in parts[:-1]]
     return torch.cat(parts, 1)
 
 
 def _spread(model: Any, block: Batch, random: torch.Generator) -> Float[Tensor, "B G"]:
-    """Where gaps end: at the events; somewhere inside their ticks, but not before the event before, where a model is ``spreading``."""
+    """Where gaps end: at the events; somewhere inside their ticks, but not before the event before,
+    where a model is ``spreading``.
+    """
     left, right = block.edges[:, :-1], block.edges[:, 1:]
     tick = model.spreading() if hasattr(model, "spreading") else 0.0
     if not tick:
         return right
-    shift = tick * (torch.rand(right.shape, generator=random, dtype=right.dtype, device=random.device).to(right) - 0.5)
+    shift = tick * (
+        torch.rand(right.shape, generator=random, dtype=right.dtype, device=random.device).to(right)
+        - 0.5
+    )
     is_event = torch.arange(right.shape[1], device=right.device) < block.lengths[:, None]
     return torch.where(is_event, left + (right - left + shift).abs(), right)
 
 
 def _span(batch: Batch, convention: Convention) -> tuple[Tensor, Tensor] | None:
-    """The first and the last event of every sequence, where only what lies between them counts; None for the whole window."""
+    """The first and the last event of every sequence, where only what lies between them counts;
+    None for the whole window.
+    """
     if convention == "window":
         return None
     first = torch.where(batch.lengths > 0, batch.edges[:, 1], batch.stop)
@@ -190,7 +249,9 @@ def _sampled(
     offset: int = 0,
     weights: Float[Tensor, "*B Q"] | None = None,
 ) -> tuple[Float[Tensor, " B"], Any]:
-    """The sum of :func:`_gap_terms` over the gaps of each sequence, and the history to go on from."""
+    """The sum of :func:`_gap_terms` over the gaps of each sequence, and the history to go on
+    from.
+    """
     terms, after = _gap_terms(model, block, ends, nodes, before, span, offset, weights)
     return terms.sum(1), after
 
@@ -205,25 +266,38 @@ def _gap_terms(
     offset: int = 0,
     weights: Float[Tensor, "*B Q"] | None = None,
 ) -> tuple[Float[Tensor, "B G"], Any]:
-    """One pass over a block: each gap's nodes (of equal weight by default), and the events, which are at the gaps' ``ends``.
+    """One pass over a block: each gap's nodes (of equal weight by default), and the events, which
+    are at the gaps' ``ends``.
 
-    With a ``span`` the first event is not scored, nor is what lies outside."""
+    With a ``span`` the first event is not scored, nor is what lies outside.
+    """
     check_memory(model, block.edges.numel(), nodes.shape[2])
     history = model.encode(block, before)
     edges, scored = block.edges, block.valid
     own, integral = _terms(model, history, block, ends, nodes, weights)
     if span is not None:
-        later = torch.arange(offset, offset + integral.shape[1], device=scored.device) > 0  # the first event may be at the window's start
-        integral = torch.where(later & (edges[:, :-1] >= span[0]) & (edges[:, 1:] <= span[1]), integral, 0.0)
+        later = (
+            torch.arange(offset, offset + integral.shape[1], device=scored.device) > 0
+        )  # the first event may be at the window's start
+        integral = torch.where(
+            later & (edges[:, :-1] >= span[0]) & (edges[:, 1:] <= span[1]), integral, 0.0
+        )
         scored = scored & later[:-1]
     events = nn.functional.pad(torch.where(scored, own, 0.0), (0, 1))
     return events - integral, latest(history)
 
 
 def _terms(
-    model: Any, history: Any, block: Batch, ends: Float[Tensor, "B G"], nodes: Float[Tensor, "B G Q"], weights: Float[Tensor, "*B Q"] | None
+    model: Any,
+    history: Any,
+    block: Batch,
+    ends: Float[Tensor, "B G"],
+    nodes: Float[Tensor, "B G Q"],
+    weights: Float[Tensor, "*B Q"] | None,
 ) -> tuple[Float[Tensor, "B N"], Float[Tensor, "B G"]]:
-    """log lambda at every event, which is at the end of its gap, and the integral over every gap, by whichever verbs the model has."""
+    """log lambda at every event, which is at the end of its gap, and the integral over every gap,
+    by whichever verbs the model has.
+    """
     left = block.edges[:, :-1]
     if hasattr(model, "integral"):
         integral = model.integral(history, left, ends).sum(2)
@@ -235,15 +309,23 @@ def _terms(
         return own, _mean(logs.exp(), weights) * (ends - left).to(logs.dtype)
     if block.places is not None or hasattr(model, "log_total"):
         rates, moved = total_rate(model, history, nodes), replace(block, times=ends[:, :-1])
-        return log_rates_at_events(model, history, moved), _mean(rates, weights) * (ends - left).to(rates.dtype)
+        return log_rates_at_events(model, history, moved), _mean(rates, weights) * (ends - left).to(
+            rates.dtype
+        )
     if hasattr(model, "in_gaps"):
         mean, logs = model.in_gaps(history, nodes, ends, weights)
         return _own(logs[:, :-1], block), mean * (ends - left).to(mean.dtype)
-    logs = model.log_intensity(history, torch.cat([nodes, ends[..., None]], 2))  # one pass for the nodes and the event at the end
-    return _own(logs[:, :-1, -1], block), _mean(logs[:, :, :-1].exp().sum(-1), weights) * (ends - left).to(logs.dtype)
+    logs = model.log_intensity(
+        history, torch.cat([nodes, ends[..., None]], 2)
+    )  # one pass for the nodes and the event at the end
+    return _own(logs[:, :-1, -1], block), _mean(logs[:, :, :-1].exp().sum(-1), weights) * (
+        ends - left
+    ).to(logs.dtype)
 
 
-def _mean(rates: Float[Tensor, "B G Q"], weights: Float[Tensor, "*B Q"] | None) -> Float[Tensor, "B G"]:
+def _mean(
+    rates: Float[Tensor, "B G Q"], weights: Float[Tensor, "*B Q"] | None
+) -> Float[Tensor, "B G"]:
     return rates.mean(-1) if weights is None else (rates * weights.to(rates)).sum(-1)
 
 
@@ -258,10 +340,12 @@ def latest(history: Any) -> Any:
 
 
 def check_memory(model: Any, slots: int, nodes: int) -> None:
-    """Refuse rates of all marks that do not fit into memory, before they are computed, and say how much they need.
+    """Refuse rates of all marks that do not fit into memory, before they are computed, and say how
+    much they need.
 
-    A model forms the rate of every mark at every one of ``slots`` events, and where it has no form of its own for the gap
-    before an event, at its ``nodes`` too. Models that sum over marks as they go (``log_total``) are not limited by this.
+    A model forms the rate of every mark at every one of ``slots`` events, and where it has no form
+    of its own for the gap before an event, at its ``nodes`` too. Models that sum over marks as they
+    go (``log_total``) are not limited by this.
     """
     if hasattr(model, "log_total") or hasattr(model, "log_total_and_own"):
         return
@@ -271,19 +355,29 @@ def check_memory(model: Any, slots: int, nodes: int) -> None:
     needed = NUMBER * slots * moments * marks
     if needed > UNCHECKED:
         what = f"a batch with the rates of {marks:,} types at {slots:,} events"
-        remedy = "Merge rare types, use a smaller batch (--set batch_size=4), or --model deep-dapp, which needs less for many types."
+        remedy = (
+            "Merge rare types, use a smaller batch (--set batch_size=4), or --model deep-dapp, "
+            "which needs less for many types."
+        )
         require_memory(needed, what, remedy)
 
 
 def blocks_of(model: Any, batch: Batch) -> list[tuple[Batch, int]]:
-    """The batch in blocks of events that are held at once, each with the number of events before it; one block where a model needs all."""
+    """The batch in blocks of events that are held at once, each with the number of events before
+    it; one block where a model needs all.
+    """
     n = batch.times.shape[1]
     if n <= BLOCK or not getattr(model, "linear", False):
         return [(batch, 0)]
-    return [(batch.columns(first, first + BLOCK if first + BLOCK < n else n), first) for first in range(0, n, BLOCK)]
+    return [
+        (batch.columns(first, first + BLOCK if first + BLOCK < n else n), first)
+        for first in range(0, n, BLOCK)
+    ]
 
 
-def _event_terms(model: Any, history: Any, block: Batch) -> tuple[Float[Tensor, "B N"], Float[Tensor, "B N"]]:
+def _event_terms(
+    model: Any, history: Any, block: Batch
+) -> tuple[Float[Tensor, "B N"], Float[Tensor, "B N"]]:
     """log lambda at every event, 0 in the padding, and its rounding error."""
     logs = log_rates_at_events(model, history, block)
     eps = max(torch.finfo(logs.dtype).eps, precision(model))
@@ -297,7 +391,9 @@ def log_rates_at_events(model: Any, history: Any, block: Batch) -> Float[Tensor,
         return _own(_at_places(model, history, block), block)
     if hasattr(model, "log_own"):
         return model.log_own(history, block.times, block.marks)
-    return _own(model.log_intensity(history, block.times[..., None], _by_position(block))[:, :, 0], block)
+    return _own(
+        model.log_intensity(history, block.times[..., None], _by_position(block))[:, :, 0], block
+    )
 
 
 def _by_position(block: Batch) -> Int[Tensor, "B N"]:
@@ -306,7 +402,9 @@ def _by_position(block: Batch) -> Int[Tensor, "B N"]:
     return torch.arange(N, device=block.times.device).expand(B, N)
 
 
-def total_rate(model: Any, history: Any, times: Float[Tensor, "B G Q"], seen: Int[Tensor, "B G"] | None = None) -> Float[Tensor, "B G Q"]:
+def total_rate(
+    model: Any, history: Any, times: Float[Tensor, "B G Q"], seen: Int[Tensor, "B G"] | None = None
+) -> Float[Tensor, "B G Q"]:
     """The rate of all marks together, without a number per mark where the model can."""
     if hasattr(model, "log_total"):
         return model.log_total(history, times, seen).exp()
@@ -314,10 +412,14 @@ def total_rate(model: Any, history: Any, times: Float[Tensor, "B G Q"], seen: In
 
 
 def _at_places(model: Any, history: Any, block: Batch) -> Float[Tensor, "B N M"]:
-    """log lambda_m(t_i, x_i) of every type at each event's time and place, from the events before it."""
+    """log lambda_m(t_i, x_i) of every type at each event's time and place, from the events before
+    it.
+    """
     if block.places is None:
         raise UserError("events with places", "events without", "Read them with place=.")
-    return model.log_intensity_at(history, block.times[..., None], block.places[:, :, None])[:, :, 0]
+    return model.log_intensity_at(history, block.times[..., None], block.places[:, :, None])[
+        :, :, 0
+    ]
 
 
 def check_places(model: Any, batch: Batch) -> None:
@@ -325,21 +427,33 @@ def check_places(model: Any, batch: Batch) -> None:
     box = model.marks.box
     if (box is None) != (batch.places is None):
         have = "events without places" if batch.places is None else "events with places"
-        wanted = "events without places" if box is None else f"events with places ({', '.join(box.names)})"
-        raise UserError(f"{wanted}, as the model was made for", have, "Read the data with or without place=, or fit another model.")
+        wanted = (
+            "events without places"
+            if box is None
+            else f"events with places ({', '.join(box.names)})"
+        )
+        raise UserError(
+            f"{wanted}, as the model was made for",
+            have,
+            "Read the data with or without place=, or fit another model.",
+        )
 
 
 def _refined(
     model: Any, history: Any, block: Batch, budget: float
 ) -> tuple[Float[Tensor, "B H"], Float[Tensor, "B H"], Float[Tensor, "B H"], Float[Tensor, "B H"]]:
-    """The same as :func:`_integrals`; where a model integrates over a box by a rule, its order is raised until that changes little.
+    """The same as :func:`_integrals`; where a model integrates over a box by a rule, its order is
+    raised until that changes little.
 
-    What the last step changed bounds the error of the finer rule, and is added to the error over time.
+    What the last step changed bounds the error of the finer rule, and is added to the error over
+    time.
     """
     order = getattr(model, "order", None)
     if order is None or model.marks.box is None:
         return _integrals(model, history, block, budget)
-    left, right, rough, _ = _integrals(model.with_order(max(n for n in ORDERS if n < max(order, 3))), history, block, budget / 2)
+    left, right, rough, _ = _integrals(
+        model.with_order(max(n for n in ORDERS if n < max(order, 3))), history, block, budget / 2
+    )
     while True:
         left, right, fine, error = _integrals(model.with_order(order), history, block, budget / 2)
         change = (fine - rough).abs()
@@ -347,21 +461,30 @@ def _refined(
             return left, right, fine, error + change
         if order >= model.finest:
             raise Unconverged(
-                f"expected integrals over the box settled to {budget / 2:.3g}; received a summed change of {float(change.sum()):.3g} at "
+                f"expected integrals over the box settled to {budget / 2:.3g}; received a "
+                f"summed change of {float(change.sum()):.3g} at "
                 f"{order} nodes per axis. Raise the tolerance."
             )
         rough, order = fine, min(n for n in ORDERS if n > order)
 
 
-def closed_form_error(model: Any, integral: Float[Tensor, "B G"], width: Float[Tensor, "B G"]) -> Float[Tensor, "B G"]:
-    """The rounding error of integrals in closed form over gaps of this ``width``: as that of rates, plus a few more operations."""
+def closed_form_error(
+    model: Any, integral: Float[Tensor, "B G"], width: Float[Tensor, "B G"]
+) -> Float[Tensor, "B G"]:
+    """The rounding error of integrals in closed form over gaps of this ``width``: as that of rates,
+    plus a few more operations.
+    """
     mean = integral.abs() / torch.where(width > 0, width, 1.0)
     terms = width * (mean + torch.xlogy(mean, mean).abs())
-    return ROUNDING * precision(model) * terms + 64 * torch.finfo(integral.dtype).eps * integral.abs()
+    return (
+        ROUNDING * precision(model) * terms + 64 * torch.finfo(integral.dtype).eps * integral.abs()
+    )
 
 
 def precision(model: Any) -> float:
-    """The largest eps of the dtypes that the model's weights have: its rates are no more precise."""
+    """The largest eps of the dtypes that the model's weights have: its rates are no more
+    precise.
+    """
     kinds = {x.dtype for x in model.parameters() if x.is_floating_point()}
     return max((torch.finfo(kind).eps for kind in kinds), default=torch.finfo(torch.float64).eps)
 
@@ -369,13 +492,22 @@ def precision(model: Any) -> float:
 def _integrals(
     model: Any, history: Any, block: Batch, budget: float
 ) -> tuple[Float[Tensor, "B H"], Float[Tensor, "B H"], Float[Tensor, "B H"], Float[Tensor, "B H"]]:
-    """Left and right ends of H pieces that cover the block's window, the integral over each, and its error."""
+    """Left and right ends of H pieces that cover the block's window, the integral over each, and
+    its error.
+    """
     edges = block.edges
     if hasattr(model, "integral"):
         exact = model.integral(history, edges[:, :-1], edges[:, 1:]).sum(2).to(torch.float64)
-        return edges[:, :-1], edges[:, 1:], exact, closed_form_error(model, exact, edges.diff(dim=1))
+        return (
+            edges[:, :-1],
+            edges[:, 1:],
+            exact,
+            closed_form_error(model, exact, edges.diff(dim=1)),
+        )
     left, right, nodes = pieces(model, history, edges)
-    seen = torch.minimum(torch.searchsorted(block.times.contiguous(), left, right=True), block.lengths[:, None])
+    seen = torch.minimum(
+        torch.searchsorted(block.times.contiguous(), left, right=True), block.lengths[:, None]
+    )
 
     def rate(times: Float[Tensor, "B H Q"], which: Int[Tensor, "B H"]) -> Float[Tensor, "B H Q"]:
         return total_rate(model, history, times, seen.gather(1, which))

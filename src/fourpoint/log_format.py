@@ -1,11 +1,12 @@
-"""How a log was read: which column was what, and what its times mean. It is kept with a data set and saved with a model.
+"""How a log was read: which column was what, and what its times mean. It is kept with a data set
+and saved with a model.
 
 A model's time is a number. Where it came from a timestamp, the number is
 
     t = (timestamp - origin) / unit,
 
-and only the origin, the unit and the way the timestamps are written make it possible to score further rows of the same
-log. `fourpoint.feeds` converts them so.
+and only the origin, the unit and the way the timestamps are written make it possible to score
+further rows of the same log. `fourpoint.feeds` converts them so.
 """
 
 from __future__ import annotations
@@ -27,15 +28,19 @@ class LogFormat:
     Arguments
         time, mark, sequence: names of columns; None where there is none.
         calendar: "hour", "day" or "week" where each sequence is such a window.
-        clock: "numbers" in the data's unit, "stamps" (text or timestamps), "epoch" (numbers since 1970) or "dates"
-            (whole numbers such as 20240501).
+        clock: "numbers" in the data's unit, "stamps" (text or timestamps), "epoch" (numbers since
+            1970) or "dates" (whole numbers such as 20240501).
         per_second: how many epoch numbers make a second.
         zone: the time zone of the calendar and of stamps that name none.
         zoned: whether the stamps name their zone or offset.
-        day_first: whether dates such as 5/1/2024 begin with the day; None where they are written otherwise.
-        origin: the timestamp of time 0, as ISO 8601, in UTC where the log has a zone; None where time has no common origin.
+        day_first: whether dates such as 5/1/2024 begin with the day; None where they are written
+        otherwise.
+        origin: the timestamp of time 0, as ISO 8601, in UTC where the log has a zone; None where
+        time has no common origin.
 
-    >>> LogFormat.from_dict(LogFormat("when", clock="stamps", origin="2024-05-01T00:00:00").to_dict()).time
+    >>> LogFormat.from_dict(
+    ...     LogFormat("when", clock="stamps", origin="2024-05-01T00:00:00").to_dict()
+    ... ).time
     'when'
     """
 
@@ -62,13 +67,23 @@ class LogFormat:
             raise UserError("the columns of the training log", f"{type(values).__name__}", remedy)
         unknown = sorted(set(values) - {field.name for field in fields(LogFormat)})
         if unknown:
-            raise UserError("the columns of the training log", f"unknown entries {unknown[:3]}", remedy)
+            raise UserError(
+                "the columns of the training log", f"unknown entries {unknown[:3]}", remedy
+            )
         for name, value in values.items():
-            if not isinstance(value, _KINDS[name]) or (name == "per_second" and type(value) is not int):
-                raise UserError(f"{name!r} of the training log of its own type", f"{value!r}", remedy)
+            if not isinstance(value, _KINDS[name]) or (
+                name == "per_second" and type(value) is not int
+            ):
+                raise UserError(
+                    f"{name!r} of the training log of its own type", f"{value!r}", remedy
+                )
         found = LogFormat(**{"time": "", **values})
         if not found.time or found.clock not in CLOCKS or found.per_second < 1:
-            raise UserError("a time column and a known clock of the training log", f"{dict(values)!r}"[:200], remedy)
+            raise UserError(
+                "a time column and a known clock of the training log",
+                f"{dict(values)!r}"[:200],
+                remedy,
+            )
         return found
 
 

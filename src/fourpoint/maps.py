@@ -1,10 +1,11 @@
-r"""Where events are to be expected: the intensity over the box at a time, or its mean over a stretch of the future.
+r"""Where events are to be expected: the intensity over the box at a time, or its mean over a
+stretch of the future.
 
     intensity_map    lambda(t, x) = sum_m lambda_m(t, x) on a grid, given the events up to and including t
     expected_map     (1 / horizon) E[ int lambda(t, x) dt ] over sampled futures
 
-A box of more than two axes is shown over two of them, integrated over the others. Rates are per unit of time and of what is shown: area
-for two axes, length for one.
+A box of more than two axes is shown over two of them, integrated over the others. Rates are per
+unit of time and of what is shown: area for two axes, length for one.
 """
 
 from __future__ import annotations
@@ -31,13 +32,18 @@ if TYPE_CHECKING:
 Floats = NDArray[np.float64]
 POINTS = 2**16  # places asked at once
 PATHS = 64  # paths encoded at once
-MOMENTS, FEWEST_MOMENTS = 4096, 4  # of all paths together, and of each, at which an expected map reads the rate
+MOMENTS, FEWEST_MOMENTS = (
+    4096,
+    4,
+)  # of all paths together, and of each, at which an expected map reads the rate
 GOLDEN = (5**0.5 - 1) / 2  # shifts the moments of one path against those of the next
 
 
 @dataclass(frozen=True)
 class RateMap:
-    """A rate over one or two axes of a box: ``edges`` are cell middles of each axis shown, ``rate`` has one value per cell."""
+    """A rate over one or two axes of a box: ``edges`` are cell middles of each axis shown, ``rate``
+    has one value per cell.
+    """
 
     at: float
     names: tuple[str, ...]
@@ -48,23 +54,43 @@ class RateMap:
     title: str
 
     def plot(self, ax: Axes | None = None, unit: str = "") -> Axes:
-        """A map, or for one axis a profile, with the past events of the last fifth of the window and fainter ones before."""
+        """A map, or for one axis a profile, with the past events of the last fifth of the window
+        and fainter ones before.
+        """
         from fourpoint.map_plots import map_plot, profile_plot
 
-        per = f"events per {unit or 'unit of time'} and {'unit area' if len(self.names) == 2 else self.names[0]}"
+        per = (
+            f"events per {unit or 'unit of time'} and "
+            f"{'unit area' if len(self.names) == 2 else self.names[0]}"
+        )
         oldest = float(self.ages.max(initial=0.0)) or 1.0
         if len(self.names) == 1:
             return profile_plot(
-                self.middles[0], self.rate, places=self.places[:, 0], name=self.names[0], label=per, title=self.title, ax=ax
+                self.middles[0],
+                self.rate,
+                places=self.places[:, 0],
+                name=self.names[0],
+                label=per,
+                title=self.title,
+                ax=ax,
             )
         return map_plot(
-            self.middles[0], self.middles[1], self.rate, places=self.places, ages=self.ages / oldest,
-            names=(self.names[0], self.names[1]), label=per, title=self.title, ax=ax,
-        )  # fmt: skip
+            self.middles[0],
+            self.middles[1],
+            self.rate,
+            places=self.places,
+            ages=self.ages / oldest,
+            names=(self.names[0], self.names[1]),
+            label=per,
+            title=self.title,
+            ax=ax,
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Everything but the events, as JSON can hold it."""
-        axes = {name: middles.tolist() for name, middles in zip(self.names, self.middles, strict=True)}
+        axes = {
+            name: middles.tolist() for name, middles in zip(self.names, self.middles, strict=True)
+        }
         return {"at": self.at, "axes": axes, "rate": self.rate.tolist()}
 
 
@@ -77,9 +103,11 @@ def intensity_map(
     axes: tuple[int, ...] | None = None,
     mark: int | None = None,
 ) -> RateMap:
-    """The intensity over the box at time ``at``, the end of the window by default, given the events up to and including it.
+    """The intensity over the box at time ``at``, the end of the window by default, given the events
+    up to and including it.
 
-    It is the mean over each cell for Poisson and Hawkes processes, and for others the value in its middle.
+    It is the mean over each cell for Poisson and Hawkes processes, and for others the value in its
+    middle.
 
     Arguments
         cells: cells per axis shown.
@@ -92,7 +120,12 @@ def intensity_map(
     >>> from fourpoint.models.hawkes_places import PlacedHawkes
     >>> square = MarkSpace(box=Box(("x", "y"), (0, 0), (1, 1)))
     >>> truth = PlacedHawkes(square, baseline=5.0, branching=0.5, decay=1.0, spread=0.1)
-    >>> found = intensity_map(truth, Sequence([1.0], start=0, stop=2, space=square, places=[[0.5, 0.5]]), at=1.5, cells=50)
+    >>> found = intensity_map(
+    ...     truth,
+    ...     Sequence([1.0], start=0, stop=2, space=square, places=[[0.5, 0.5]]),
+    ...     at=1.5,
+    ...     cells=50,
+    ... )
     >>> round(found.rate.mean(), 3)  # the integral over the square: 5 + .5 exp(-.5)
     np.float64(5.303)
     """
@@ -115,11 +148,13 @@ def expected_map(
     mark: int | None = None,
     progress: bool = False,
 ) -> RateMap:
-    """The mean rate over the horizon of ``forecast``: the expected events of each place, per unit of time.
+    """The mean rate over the horizon of ``forecast``: the expected events of each place, per unit
+    of time.
 
-    It is the mean of the conditional intensity over all paths that were sampled: in closed form over time and place for
-    Poisson and Hawkes processes, at 4,096 moments or more for others, at least 4 of every path. Other arguments as in
-    :func:`intensity_map`; ``progress`` shows a bar on stderr.
+    It is the mean of the conditional intensity over all paths that were sampled: in closed form
+    over time and place for Poisson and Hawkes processes, at 4,096 moments or more for others, at
+    least 4 of every path. Other arguments as in :func:`intensity_map`; ``progress`` shows a bar on
+    stderr.
     """
     box = _box_of(model)
     grid = Cells(box, _shown(box, axes), cells)
@@ -130,24 +165,36 @@ def expected_map(
     return _map(forecast.at, grid, _of_mark(rates, mark), forecast.past, title)
 
 
-def plot_map(model: Any, sequence: Sequence | Dataset, at: float | None = None, *, unit: str = "", ax: Axes | None = None) -> Axes:
+def plot_map(
+    model: Any,
+    sequence: Sequence | Dataset,
+    at: float | None = None,
+    *,
+    unit: str = "",
+    ax: Axes | None = None,
+) -> Axes:
     """Draw :func:`intensity_map`: the intensity over the box at ``at``, with the events before."""
     return intensity_map(model, sequence, at).plot(ax, unit)
 
 
 def _at_now(model: Any, history: Any, now: float, cells: Cells) -> Float[Tensor, "C M"]:
-    """The rate of each type in every cell at ``now``, seen from the last position of a history of one row."""
+    """The rate of each type in every cell at ``now``, seen from the last position of a history of
+    one row.
+    """
     if hasattr(model, "expected_in_cells"):
         return model.expected_in_cells(history, None, now, now, cells)
     times = torch.tensor([[now]], dtype=torch.float64)
     return _in_cells(model, history, times, history.lengths[:, None], cells)
 
 
-def _over_paths(model: Any, forecast: Forecast, cells: Cells, progress: bool) -> Float[Tensor, "C M"]:
-    """The rate of each type in every cell, as the mean over the paths and the horizon of ``forecast``.
+def _over_paths(
+    model: Any, forecast: Forecast, cells: Cells, progress: bool
+) -> Float[Tensor, "C M"]:
+    """The rate of each type in every cell, as the mean over the paths and the horizon of
+    ``forecast``.
 
-    Models with a closed form give it at once. Others are asked at moments of every path, evenly apart and shifted from path to path, so
-    that together they cover the horizon densely.
+    Models with a closed form give it at once. Others are asked at moments of every path, evenly
+    apart and shifted from path to path, so that together they cover the horizon densely.
     """
     past, paths, begin = forecast.past, forecast.paths, forecast.at
     history = remember(model, past.batch())
@@ -197,12 +244,22 @@ def _map(at: float, cells: Cells, rate: Float[Tensor, " C"], past: Sequence, tit
 
 def _shown(box: Box, axes: tuple[int, ...] | None) -> tuple[int, ...]:
     chosen = tuple(range(min(2, box.dimension))) if axes is None else tuple(axes)
-    if not 1 <= len(chosen) <= 2 or len(set(chosen)) < len(chosen) or not all(0 <= a < box.dimension for a in chosen):
-        raise UserError(f"one or two axes from 0 to {box.dimension - 1}", f"axes={axes}", f"They are {', '.join(box.names)}.")
+    if (
+        not 1 <= len(chosen) <= 2
+        or len(set(chosen)) < len(chosen)
+        or not all(0 <= a < box.dimension for a in chosen)
+    ):
+        raise UserError(
+            f"one or two axes from 0 to {box.dimension - 1}",
+            f"axes={axes}",
+            f"They are {', '.join(box.names)}.",
+        )
     return chosen
 
 
 def _box_of(model: Any) -> Box:
     if model.marks.box is None:
-        raise UserError("a model of events with places", f"{model.marks}", "Fit one to data read with place=.")
+        raise UserError(
+            "a model of events with places", f"{model.marks}", "Fit one to data read with place=."
+        )
     return model.marks.box

@@ -1,8 +1,10 @@
-"""How much memory there is, and how much one step may take: a number that is checked before memory is asked for.
+"""How much memory there is, and how much one step may take: a number that is checked before memory
+is asked for.
 
-The limit is half of what is free, by the machine, the process's control groups (versions 1 and 2) and its own limit of
-address space, whichever leaves least. The environment variable ``FOURPOINT_MEMORY_LIMIT`` and the option
-``--memory-limit`` of the command set another, such as ``500M`` or ``16G``.
+The limit is half of what is free, by the machine, the process's control groups (versions 1 and 2)
+and its own limit of address space, whichever leaves least. The environment variable
+``FOURPOINT_MEMORY_LIMIT`` and the option ``--memory-limit`` of the command set another, such as
+``500M`` or ``16G``.
 """
 
 from __future__ import annotations
@@ -15,7 +17,17 @@ from pathlib import Path
 from fourpoint.errors import UserError
 
 VARIABLE = "FOURPOINT_MEMORY_LIMIT"
-UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
+UNITS = {
+    "": 1,
+    "K": 10**3,
+    "M": 10**6,
+    "G": 10**9,
+    "T": 10**12,
+    "KI": 2**10,
+    "MI": 2**20,
+    "GI": 2**30,
+    "TI": 2**40,
+}
 UNKNOWN = 2**34  # bytes taken to be free where the system does not say
 SHARE = 0.5  # of the free memory, since what is read is often held twice for a moment
 _chosen: ContextVar[int | None] = ContextVar("memory limit", default=None)
@@ -33,7 +45,8 @@ def memory_limit() -> int:
 
 
 def set_memory_limit(size: int | str | None) -> None:
-    """Set the limit for this thread or task, in bytes or as text such as "4G"; None returns to the environment or the default.
+    """Set the limit for this thread or task, in bytes or as text such as "4G"; None returns to the
+    environment or the default.
 
     >>> set_memory_limit("2G")
     >>> memory_limit()
@@ -52,7 +65,11 @@ def parse_size(text: str, name: str) -> int:
     found = re.fullmatch(r"(\d+(?:\.\d*)?)\s*([KMGT]?I?)B?", text.strip().upper())
     size = int(float(found[1]) * UNITS[found[2]]) if found and found[2] in UNITS else 0
     if size <= 0:
-        raise UserError(f"{name} as a positive size such as 500M or 16G", f"{text!r}", "Write a number and a unit.")
+        raise UserError(
+            f"{name} as a positive size such as 500M or 16G",
+            f"{text!r}",
+            "Write a number and a unit.",
+        )
     return size
 
 
@@ -64,7 +81,9 @@ def readable_size(size: float) -> str:
     """
     for unit, name in ((10**12, "TB"), (10**9, "GB"), (10**6, "MB"), (10**3, "kB")):
         if size >= unit:
-            return f"{size / unit:,.3g} {name}" if size < 1000 * unit else f"{size / unit:,.0f} {name}"
+            return (
+                f"{size / unit:,.3g} {name}" if size < 1000 * unit else f"{size / unit:,.0f} {name}"
+            )
     return f"{size:.0f} bytes"
 
 
@@ -80,7 +99,8 @@ def require_memory(needed: float, what: str, remedy: str) -> None:
 
 
 def free_memory(root: Path = Path("/")) -> int:
-    """Bytes that this process may still take: the least that machine, control groups and address space leave.
+    """Bytes that this process may still take: the least that machine, control groups and address
+    space leave.
 
     ``root`` is where the system's files are, for tests.
     """
@@ -108,7 +128,10 @@ def _control_groups(root: Path) -> list[int]:
         if number == "0" and not controllers:
             base, names = mount, ("memory.max", "memory.current", "inactive_file")
         elif "memory" in controllers.split(","):
-            base, names = mount / "memory", ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+            base, names = (
+                mount / "memory",
+                ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+            )
         else:
             continue
         # Inside a container the path may be that of the host, and the group itself is the mount.

@@ -1,11 +1,16 @@
-"""One self-contained HTML page from parts: numbers, tables, figures and text, in the order they are added.
+"""One self-contained HTML page from parts: numbers, tables, figures and text, in the order they are
+added.
 
-The page needs nothing but itself: its style sheet is inline and every figure is inline SVG, so it can be mailed, archived
-and printed. Figures follow the reader's light or dark setting where ``dark`` maps their colours to twins
-(``fourpoint.plots.DARK`` for ours): each mapped colour becomes a CSS variable. It knows no model and no data.
+The page needs nothing but itself: its style sheet is inline and every figure is inline SVG, so it
+can be mailed, archived
+and printed. Figures follow the reader's light or dark setting where ``dark`` maps their colours to
+twins (``fourpoint.plots.DARK`` for ours): each mapped colour becomes a CSS variable. It knows no
+model and no data.
 
 >>> page = Page("Delays", "Two models of one year of delays.")
->>> page.numbers([("best", "-1.10", "nats per event")]).text("Read **this** first.").code("fourpoint demo")
+>>> page.numbers([("best", "-1.10", "nats per event")]).text("Read **this** first.").code(
+...     "fourpoint demo"
+... )
 Page('Delays', 3 parts)
 """
 
@@ -29,12 +34,20 @@ if TYPE_CHECKING:
 class Page:
     """A page under construction; every method adds a part and returns the page.
 
-    ``title`` and ``lead`` (a paragraph in the small markup of :meth:`text`) open it; ``dark`` maps light hex colours in
-    figures to dark ones, and without it the page is light only; ``kicker`` is a line above the title, ``footer`` one at
-    the end. All text is escaped.
+    ``title`` and ``lead`` (a paragraph in the small markup of :meth:`text`) open it; ``dark`` maps
+    light hex colours in figures to dark ones, and without it the page is light only; ``kicker`` is
+    a line above the title, ``footer`` one at the end. All text is escaped.
     """
 
-    def __init__(self, title: str, lead: str, *, dark: Mapping[str, str] | None = None, kicker: str = "", footer: str = "") -> None:
+    def __init__(
+        self,
+        title: str,
+        lead: str,
+        *,
+        dark: Mapping[str, str] | None = None,
+        kicker: str = "",
+        footer: str = "",
+    ) -> None:
         self.title, self.lead, self.kicker, self.footer = title, lead, kicker, footer
         self.dark = {k.lower(): v for k, v in (dark or {}).items()}
         self._parts: list[str] = []
@@ -44,46 +57,77 @@ class Page:
     def numbers(self, items: Sequence[tuple[str, str, str]]) -> Page:
         """A strip of key numbers: (label, value, note) each."""
         cells = "".join(
-            f'<div class="number"><dt>{_inline(label)}</dt><dd><b>{_inline(value)}</b><span>{_inline(note)}</span></dd></div>'
+            (
+                "<div "
+                f'class="number"><dt>{_inline(label)}</dt><dd><b>{_inline(value)}</b><span>{_inline(note)}</span></dd></div>'
+            )
             for label, value, note in items
         )
         return self._add(f'<dl class="numbers">{cells}</dl>')
 
-    def table(self, header: Sequence[str], rows: Sequence[Sequence[str]], caption: str, best_row: int | None = None) -> Page:
-        """A table; columns that hold numbers are set right, and ``best_row`` (from 0) stands out."""
+    def table(
+        self,
+        header: Sequence[str],
+        rows: Sequence[Sequence[str]],
+        caption: str,
+        best_row: int | None = None,
+    ) -> Page:
+        """A table; columns that hold numbers are set right, and ``best_row`` (from 0) stands
+        out.
+        """
         right = [bool(rows) and all(_numeric(row[i]) for row in rows) for i in range(len(header))]
-        head = "".join(_cell("th", name, flag, ' scope="col"') for name, flag in zip(header, right, strict=True))
+        head = "".join(
+            _cell("th", name, flag, ' scope="col"')
+            for name, flag in zip(header, right, strict=True)
+        )
         body = ""
         for r, row in enumerate(rows):
             cells = "".join(_cell("td", cell, flag) for cell, flag in zip(row, right, strict=True))
             body += f'<tr class="best">{cells}</tr>' if r == best_row else f"<tr>{cells}</tr>"
         self._tables += 1
-        label = f'<figcaption><b class="tag">Table {self._tables}</b> {_inline(caption)}</figcaption>'
+        label = (
+            f'<figcaption><b class="tag">Table {self._tables}</b> {_inline(caption)}</figcaption>'
+        )
         table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-        return self._add(f'<figure class="table">{label}{_scrolling(table, f"Table {self._tables}")}</figure>')
+        return self._add(
+            f'<figure class="table">{label}{_scrolling(table, f"Table {self._tables}")}</figure>'
+        )
 
-    def figure(self, drawing: Axes | Figure, caption: str, *, title: str = "", half: bool = False) -> Page:
-        """A figure (or the figure of an Axes) as inline SVG, with a caption; two neighbours with ``half`` stand side by side."""
+    def figure(
+        self, drawing: Axes | Figure, caption: str, *, title: str = "", half: bool = False
+    ) -> Page:
+        """A figure (or the figure of an Axes) as inline SVG, with a caption; two neighbours with
+        ``half`` stand side by side.
+        """
         self._figures += 1
         svg = _svg(drawing, f"f{self._figures}", title or caption, self.dark)
         heading = f"<h3>{_inline(title)}</h3>" if title else ""
-        label = f'<figcaption><b class="tag">Figure {self._figures}</b> {_inline(caption)}</figcaption>'
+        label = (
+            f'<figcaption><b class="tag">Figure {self._figures}</b> {_inline(caption)}</figcaption>'
+        )
         kind = "plot half" if half else "plot"
         shown = _scrolling(svg, f"Figure {self._figures}")
         return self._add(f'<figure class="{kind}">{heading}{shown}{label}</figure>')
 
     def text(self, markup: str) -> Page:
-        r"""Paragraphs separated by blank lines; ``## heading``, ``- item``, ``**bold**``, ``*stress*``, ```code```, ``[text](link)``.
+        r"""Paragraphs separated by blank lines; ``## heading``, ``- item``, ``**bold**``,
+        ``*stress*``, ```code```, ``[text](link)``.
 
         A backslash takes the meaning from the character behind it, which is how
         :func:`fourpoint.sanitising.markup_text` keeps text from data as it stands.
         """
-        return self._add("\n".join(_block(block) for block in re.split(r"\n\s*\n", markup.strip()) if block.strip()))
+        return self._add(
+            "\n".join(
+                _block(block) for block in re.split(r"\n\s*\n", markup.strip()) if block.strip()
+            )
+        )
 
     def code(self, text: str, title: str = "") -> Page:
         """Lines to type, set in a block of their own."""
         head = f'<p class="code-title">{_inline(title)}</p>' if title else ""
-        return self._add(f'<div class="code">{head}<pre><code>{html_text(text.strip())}</code></pre></div>')
+        return self._add(
+            f'<div class="code">{head}<pre><code>{html_text(text.strip())}</code></pre></div>'
+        )
 
     def html(self) -> str:
         """The whole page as text."""
@@ -115,8 +159,13 @@ class Page:
 
 
 def _scrolling(content: str, name: str) -> str:
-    """A part that scrolls sideways where it is wider than the screen, also by keyboard; shadows show that there is more."""
-    return f'<div class="scroll" role="region" aria-label="{html_text(name)}" tabindex="0">{content}</div>'
+    """A part that scrolls sideways where it is wider than the screen, also by keyboard; shadows
+    show that there is more.
+    """
+    return (
+        f'<div class="scroll" role="region" aria-label="{html_text(name)}" '
+        f'tabindex="0">{content}</div>'
+    )
 
 
 def _cell(tag: str, text: str, right: bool, more: str = "") -> str:
@@ -125,9 +174,18 @@ def _cell(tag: str, text: str, right: bool, more: str = "") -> str:
 
 
 def _numeric(text: str) -> bool:
-    """A number, perhaps with a sign, thousands, a unit of few letters, a spread or a remark in brackets; or a dash for "none"."""
+    """A number, perhaps with a sign, thousands, a unit of few letters, a spread or a remark in
+    brackets; or a dash for "none".
+    """
     text = re.sub(r"\*\*|\u00b1.*|\(.*\)", "", text)
-    return re.fullmatch(r"[+\-\u2212\u2013<~\u2248 ]*[\d.,\u202f ]*(e[+-]?\d+)?\s*[%a-z]{0,3}", text.strip(), re.IGNORECASE) is not None
+    return (
+        re.fullmatch(
+            r"[+\-\u2212\u2013<~\u2248 ]*[\d.,\u202f ]*(e[+-]?\d+)?\s*[%a-z]{0,3}",
+            text.strip(),
+            re.IGNORECASE,
+        )
+        is not None
+    )
 
 
 _MARKUP = re.compile(
@@ -142,7 +200,9 @@ _MARKUP = re.compile(
 
 
 def _inline(text: str) -> str:
-    """The small markup inside a line. Each piece of text is escaped where it is written, also inside links and code."""
+    """The small markup inside a line. Each piece of text is escaped where it is written, also
+    inside links and code.
+    """
     out, at = [], 0
     for found in _MARKUP.finditer(text):
         out.append(html_text(text[at : found.start()]))
@@ -171,19 +231,28 @@ def _block(block: str) -> str:
         level = len(heading[1])
         return f"<h{level}>{_inline(heading[2])}</h{level}>" + (_block(rest) if rest else "")
     if all(line.lstrip().startswith("- ") for line in lines):
-        return "<ul>" + "".join(f"<li>{_inline(line.lstrip()[2:])}</li>" for line in lines) + "</ul>"
+        return (
+            "<ul>" + "".join(f"<li>{_inline(line.lstrip()[2:])}</li>" for line in lines) + "</ul>"
+        )
     return f"<p>{_inline(' '.join(line.strip() for line in lines))}</p>"
 
 
 def _svg(drawing: Axes | Figure, prefix: str, label: str, dark: Mapping[str, str]) -> str:
-    """The figure as an SVG element that scales with the page, takes its font, and whose ids are its own."""
+    """The figure as an SVG element that scales with the page, takes its font, and whose ids are its
+    own.
+    """
     import matplotlib
 
     buffer = io.StringIO()
     settings: dict[Any, Any] = {"svg.fonttype": "none", "svg.hashsalt": prefix}
     figure: Any = getattr(drawing, "figure", None) or drawing
     with matplotlib.rc_context(settings):
-        figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
+        figure.savefig(
+            buffer,
+            format="svg",
+            transparent=True,
+            metadata={"Date": None, "Creator": None, "Format": None, "Type": None},
+        )
     svg = re.sub(r"<metadata>.*?</metadata>\s*", "", buffer.getvalue(), flags=re.DOTALL)
     svg = re.sub(r'\bid="([^"]+)"', rf'id="{prefix}-\1"', svg)
     svg = re.sub(r"url\(#([^)]+)\)", rf"url(#{prefix}-\1)", svg)
@@ -193,7 +262,10 @@ def _svg(drawing: Axes | Figure, prefix: str, label: str, dark: Mapping[str, str
         svg = re.sub(re.escape(light), f"var({_variable(light)})", svg, flags=re.IGNORECASE)
     width, height = (72 * inches for inches in figure.get_size_inches())
     size = f'viewBox="0 0 {width:g} {height:g}" style="--natural:{width * 4 / 3:.0f}px"'
-    opening = f'<svg {size} role="img" aria-label="{html_text(label)}" xmlns="http://www.w3.org/2000/svg">'
+    opening = (
+        f'<svg {size} role="img" aria-label="{html_text(label)}" '
+        'xmlns="http://www.w3.org/2000/svg">'
+    )
     return re.sub(r"^.*?<svg[^>]*>", lambda _: opening, svg, count=1, flags=re.DOTALL)
 
 

@@ -1,8 +1,10 @@
-"""Pictures of point processes: arrays in, matplotlib Axes out. Nothing here knows a model or a file.
+"""Pictures of point processes: arrays in, matplotlib Axes out. Nothing here knows a model or a
+file.
 
-Every function draws into ``ax``, or into a new figure where it is None, and returns the Axes. They share one look,
-:data:`LOOK`: a light ground, a faint grid, eight colours that stay apart for colour-blind readers (after Okabe and Ito),
-and names written beside what they name rather than in a legend. :data:`DARK` gives each colour its twin on a dark ground.
+Every function draws into ``ax``, or into a new figure where it is None, and returns the Axes. They
+share one look, :data:`LOOK`: a light ground, a faint grid, eight colours that stay apart for
+colour-blind readers (after Okabe and Ito), and names written beside what they name rather than in a
+legend. :data:`DARK` gives each colour its twin on a dark ground.
 
     intensity_plot        lambda(t), with the events as ticks below
     kernel_plot           kappa(d) against the lag d, one line per head
@@ -30,7 +32,12 @@ if TYPE_CHECKING:
 INK, SOFT, FAINT, GROUND = "#1d2733", "#5c6875", "#dfe4ea", "#ffffff"
 COLOURS = ("#0068b8", "#d65a00", "#00926c", "#b8578e", "#c78a00", "#3fa3dd", "#6a55b5", "#7d8894")
 _BRIGHT = ("#58a9f0", "#ff9046", "#3dc79d", "#e68cbc", "#efb93c", "#8ad0f7", "#a797ef", "#a3aeba")
-DARK: Mapping[str, str] = {INK: "#e8edf3", SOFT: "#9aa7b5", FAINT: "#2c3744", GROUND: "#141b24"} | dict(zip(COLOURS, _BRIGHT, strict=True))
+DARK: Mapping[str, str] = {
+    INK: "#e8edf3",
+    SOFT: "#9aa7b5",
+    FAINT: "#2c3744",
+    GROUND: "#141b24",
+} | dict(zip(COLOURS, _BRIGHT, strict=True))
 LEGEND_ROWS, CHARACTERS_PER_INCH = 5, 13  # room for a legend above the axes
 LOOK: Mapping[str, Any] = {
     "figure.facecolor": GROUND,
@@ -80,7 +87,8 @@ def look() -> Iterator[None]:
 
 
 def colours(count: int) -> list[str]:
-    """One colour for each of ``count`` things: the house colours, and an even ramp where these do not suffice.
+    """One colour for each of ``count`` things: the house colours, and an even ramp where these do
+    not suffice.
 
     >>> colours(2)
     ['#0068b8', '#d65a00']
@@ -109,10 +117,11 @@ def intensity_plot(
 ) -> Axes:
     """The rate over time, with the events as ticks below.
 
-    ``times`` (Q,) in ``unit``; ``rate`` (Q,) for the total or (Q, M) per mark, in events per ``unit``, as lines or, with
-    ``stacked``, as areas that add up to the total; ``events`` (N,) with ``event_marks`` (N,) in 0..M-1 get one row of
-    ticks per mark. ``truth`` (Q,) is a dashed line called ``truth_name``; ``window`` shades a stretch, a forecast's say.
-    Fails where lengths differ.
+    ``times`` (Q,) in ``unit``; ``rate`` (Q,) for the total or (Q, M) per mark, in events per
+    ``unit``, as lines or, with ``stacked``, as areas that add up to the total; ``events`` (N,) with
+    ``event_marks`` (N,) in 0..M-1 get one row of ticks per mark. ``truth`` (Q,) is a dashed line
+    called ``truth_name``; ``window`` shades a stretch, a forecast's say. Fails where lengths
+    differ.
 
     >>> t = np.linspace(0, 24, 97)
     >>> ax = intensity_plot(t, 2 + np.sin(t), events=[1.0, 5.5], unit="h")
@@ -122,7 +131,9 @@ def intensity_plot(
     t, y, e = _vector(times), np.asarray(rate, float), _vector(events)
     y = y[:, None] if y.ndim == 1 else y
     _same(len(t), len(y), "one rate per time")
-    marks = np.zeros(len(e), int) if event_marks is None else np.asarray(event_marks, int).reshape(-1)
+    marks = (
+        np.zeros(len(e), int) if event_marks is None else np.asarray(event_marks, int).reshape(-1)
+    )
     _same(len(e), len(marks), "one mark per event")
     rows = max(len(names), y.shape[1], int(marks.max(initial=0)) + 1)
     shades = colours(rows)
@@ -139,7 +150,13 @@ def intensity_plot(
         if truth is not None:
             ax.plot(t, _vector(truth), color=INK, ls=(0, (4, 2)), lw=1.2)
             _note(ax, truth_name, (t[-1], _vector(truth)[-1]), (5, 0), va="center")
-        top = 1.06 * float(max(y.sum(1).max() if stacked else y.max(), 0 if truth is None else _vector(truth).max(), 1e-12))
+        top = 1.06 * float(
+            max(
+                y.sum(1).max() if stacked else y.max(),
+                0 if truth is None else _vector(truth).max(),
+                1e-12,
+            )
+        )
         _event_rows(ax, e, marks, rows if len(e) or names else 0, top, shades, names)
         ax.set_xlim(t[0], t[-1])
         ax.set_xlabel(_with_unit("time", unit))
@@ -149,12 +166,19 @@ def intensity_plot(
 
 
 def kernel_plot(
-    lags: ArrayLike, values: ArrayLike, *, names: Sequence[str] = (), label: str = "kernel", unit: str = "", ax: Axes | None = None
+    lags: ArrayLike,
+    values: ArrayLike,
+    *,
+    names: Sequence[str] = (),
+    label: str = "kernel",
+    unit: str = "",
+    ax: Axes | None = None,
 ) -> Axes:
     """The kernel's value against the lag, one line per head.
 
-    ``lags`` (L,) in ``unit``; ``values`` (L,) or (K, L), dimensionless; ``names`` of the K heads ("head 1"
-    by default); ``label`` of the values, where they are an effect rather than the kernel itself.
+    ``lags`` (L,) in ``unit``; ``values`` (L,) or (K, L), dimensionless; ``names`` of the K heads
+    ("head 1" by default); ``label`` of the values, where they are an effect rather than the kernel
+    itself.
 
     >>> lags = np.linspace(0, 5, 50)
     >>> ax = kernel_plot(lags, [np.exp(-lags), np.cos(lags)], unit="h")
@@ -172,17 +196,28 @@ def kernel_plot(
         ax.set_xlim(x[0], x[-1])
         ax.set_xlabel(_with_unit("time since the past event", unit))
         ax.set_ylabel(plot_text(label))
-        _end_labels(ax, float(x[-1]), list(zip(_heads(names, len(y)), y[:, -1].tolist(), shades, strict=True)))
+        _end_labels(
+            ax,
+            float(x[-1]),
+            list(zip(_heads(names, len(y)), y[:, -1].tolist(), shades, strict=True)),
+        )
     return ax
 
 
 def spectrum_plot(
-    frequencies: ArrayLike, decays: ArrayLike | None = None, *, names: Sequence[str] = (), unit: str = "", ax: Axes | None = None
+    frequencies: ArrayLike,
+    decays: ArrayLike | None = None,
+    *,
+    names: Sequence[str] = (),
+    unit: str = "",
+    ax: Axes | None = None,
 ) -> Axes:
-    """Where a learned kernel keeps its spectrum: frequency against decay for each feature, or the density of frequencies.
+    """Where a learned kernel keeps its spectrum: frequency against decay for each feature, or the
+    density of frequencies.
 
-    ``frequencies`` (D,) or (K, D) in cycles per ``unit`` (their sign is dropped: a cosine has none); ``decays`` likewise,
-    per ``unit``. Without decays, or where all are 0, one density per head is drawn instead.
+    ``frequencies`` (D,) or (K, D) in cycles per ``unit`` (their sign is dropped: a cosine has
+    none); ``decays`` likewise, per ``unit``. Without decays, or where all are 0, one density per
+    head is drawn instead.
 
     >>> ax = spectrum_plot([[0.1, 0.2, 0.4]], [[1.0, 2.0, 0.5]], unit="h")
     >>> ax.get_xlabel(), ax.get_ylabel()
@@ -223,14 +258,17 @@ def learning_curve_plot(
 ) -> Axes:
     """Log-likelihood per event (nats) against optimiser steps, with the best step marked.
 
-    ``steps`` (S,), ``train`` and ``dev`` (S,), NaN where not measured; ``references`` are other models' values on the same
-    dev data, drawn as dotted lines.
+    ``steps`` (S,), ``train`` and ``dev`` (S,), NaN where not measured; ``references`` are other
+    models' values on the same dev data, drawn as dotted lines.
 
     >>> ax = learning_curve_plot([0, 50, 100], [-3.0, -2.2, -2.0], [-3.0, -2.3, -2.4], best_step=50)
     >>> "best at step 50" in [text.get_text() for text in ax.texts]
     True
     """
-    x, curves = _vector(steps), {"train": _vector(train)} | ({} if dev is None else {"dev": _vector(dev)})
+    x, curves = (
+        _vector(steps),
+        {"train": _vector(train)} | ({} if dev is None else {"dev": _vector(dev)}),
+    )
     shades = {"train": COLOURS[5], "dev": COLOURS[0]}
     with look():
         ax = _axes(ax, 4.6, 3.0)
@@ -247,7 +285,9 @@ def learning_curve_plot(
             ends.append((label, float(y[there][-1]), shades[label]))
         if best_step is not None and dev is not None:
             _mark_best(ax, x, curves["dev"], best_step)
-        ax.set_ylim(*_robust_range(np.concatenate([*curves.values(), list((references or {}).values())])))
+        ax.set_ylim(
+            *_robust_range(np.concatenate([*curves.values(), list((references or {}).values())]))
+        )
         ax.set_xlim(x[0], max(x[-1], x[0] + 1))
         ax.set_xlabel("optimiser steps")
         ax.set_ylabel("log-likelihood (nats per event)")
@@ -266,10 +306,12 @@ def attention_plot(
     unit: str = "",
     ax: Axes | None = None,
 ) -> Axes:
-    """What each past event contributes at one time, as stems; or, for a square of weights, a lower-triangular heat map.
+    """What each past event contributes at one time, as stems; or, for a square of weights, a
+    lower-triangular heat map.
 
-    ``times`` (N,) of past events in ``unit``; ``weights`` (N,) or (N, N) with row i looking at columns j < i; ``at`` is
-    the query time, drawn as a line; ``event_marks`` (N,) colour the stems; ``label`` names the weight.
+    ``times`` (N,) of past events in ``unit``; ``weights`` (N,) or (N, N) with row i looking at
+    columns j < i; ``at`` is the query time, drawn as a line; ``event_marks`` (N,) colour the stems;
+    ``label`` names the weight.
 
     >>> ax = attention_plot([1.0, 2.0, 2.5], [0.1, 0.3, 0.6], at=3.0, unit="h")
     >>> ax.get_ylabel()
@@ -279,7 +321,9 @@ def attention_plot(
     _same(len(t), w.shape[-1], "one weight per past event")
     if w.ndim == 2:
         return _heat_map(w, label, ax)
-    marks = np.zeros(len(t), int) if event_marks is None else np.asarray(event_marks, int).reshape(-1)
+    marks = (
+        np.zeros(len(t), int) if event_marks is None else np.asarray(event_marks, int).reshape(-1)
+    )
     _same(len(t), len(marks), "one mark per event")
     shades = colours(max(len(names), int(marks.max(initial=0)) + 1))
     with look():
@@ -291,7 +335,16 @@ def attention_plot(
             ax.scatter(t[mine], w[mine], s=16, color=shades[m], lw=0, zorder=3)
         if at is not None:
             ax.axvline(at, color=INK, lw=1.1)
-            _note(ax, "now", (at, 1), (-4, -2), ("data", "axes fraction"), ha="right", va="top", weight="bold")
+            _note(
+                ax,
+                "now",
+                (at, 1),
+                (-4, -2),
+                ("data", "axes fraction"),
+                ha="right",
+                va="top",
+                weight="bold",
+            )
         if names:
             present = sorted(set(marks.tolist()))
             _legend_line(ax, [names[m] for m in present], [shades[m] for m in present])
@@ -301,12 +354,18 @@ def attention_plot(
 
 
 def comparison_plot(
-    names: Sequence[str], values: ArrayLike, *, baseline: str | None = None, highlight: str | None = None, ax: Axes | None = None
+    names: Sequence[str],
+    values: ArrayLike,
+    *,
+    baseline: str | None = None,
+    highlight: str | None = None,
+    ax: Axes | None = None,
 ) -> Axes:
     """Log-likelihood per event by model, as horizontal bars with their values, best on top.
 
-    A log-likelihood has no natural zero, so bars start at the ``baseline`` model (the lowest where None) and their length
-    is the gain over it. ``values`` (K,) in nats per event; ``highlight`` is drawn in the accent colour (the best where None).
+    A log-likelihood has no natural zero, so bars start at the ``baseline`` model (the lowest where
+    None) and their length is the gain over it. ``values`` (K,) in nats per event; ``highlight`` is
+    drawn in the accent colour (the best where None).
 
     >>> ax = comparison_plot(["Poisson", "DAPP"], [-1.40, -1.10])
     >>> [text.get_text() for text in ax.texts]
@@ -324,8 +383,17 @@ def comparison_plot(
         span = max(float(np.ptp(np.append(y, start))), 1e-9)
         for row, i in enumerate(order):
             accent = COLOURS[0] if names[i] == best else COLOURS[7]
-            ax.barh(row, y[i] - start, left=start, height=0.58, color=accent, alpha=1 if names[i] == best else 0.75)
-            text = (f"{y[i]:.3f}" + (f"  ({y[i] - start:+.3f})" if y[i] != start else "")).replace("-", "\u2212")
+            ax.barh(
+                row,
+                y[i] - start,
+                left=start,
+                height=0.58,
+                color=accent,
+                alpha=1 if names[i] == best else 0.75,
+            )
+            text = (f"{y[i]:.3f}" + (f"  ({y[i] - start:+.3f})" if y[i] != start else "")).replace(
+                "-", "\u2212"
+            )
             bold = "bold" if names[i] == best else "normal"
             _note(ax, text, (max(y[i], start), row), (7, 0), va="center", weight=bold)
         ax.set_yticks(range(len(y)), [plot_name(names[i]) for i in order], color=INK)
@@ -365,9 +433,17 @@ def _heads(names: Sequence[str], count: int) -> list[str]:
 
 
 def _event_rows(
-    ax: Axes, events: NDArray[np.float64], marks: NDArray[np.int_], rows: int, top: float, shades: list[str], names: Sequence[str]
+    ax: Axes,
+    events: NDArray[np.float64],
+    marks: NDArray[np.int_],
+    rows: int,
+    top: float,
+    shades: list[str],
+    names: Sequence[str],
 ) -> None:
-    """Rows of ticks below zero, the share of the height growing with the number of rows; no y tick is printed there."""
+    """Rows of ticks below zero, the share of the height growing with the number of rows; no y tick
+    is printed there.
+    """
     depth = top * min(0.09 * rows + 0.05 * bool(rows), 0.5)
     ax.set_ylim(-depth, top)
     if not rows:
@@ -375,16 +451,32 @@ def _event_rows(
     step = depth / (rows + 0.4)
     for m in range(rows):
         y = -(m + 0.75) * step
-        ax.vlines(events[marks == m], y - 0.38 * step, y + 0.38 * step, color=shades[m], lw=1.1, alpha=0.9)
+        ax.vlines(
+            events[marks == m], y - 0.38 * step, y + 0.38 * step, color=shades[m], lw=1.1, alpha=0.9
+        )
         if names:
-            _note(ax, names[m], (1, y), (6, 0), ("axes fraction", "data"), va="center", size=8.5, color=shades[m])
+            _note(
+                ax,
+                names[m],
+                (1, y),
+                (6, 0),
+                ("axes fraction", "data"),
+                va="center",
+                size=8.5,
+                color=shades[m],
+            )
     ax.axhline(0, color=SOFT, lw=0.8)
     ax.set_yticks([v for v in ax.get_yticks() if 0 <= v <= top])
     ax.set_ylim(-depth, top)
 
 
 def _note(
-    ax: Axes, text: str, spot: tuple[float, float], shift: tuple[float, float], system: str | tuple[str, str] = "data", **style: Any
+    ax: Axes,
+    text: str,
+    spot: tuple[float, float],
+    shift: tuple[float, float],
+    system: str | tuple[str, str] = "data",
+    **style: Any,
 ) -> None:
     """Text beside a spot, ``shift`` points away."""
     ax.annotate(plot_name(text), spot, shift, system, textcoords="offset points", **style)
@@ -410,13 +502,17 @@ def _density(ax: Axes, values: NDArray[np.float64], shade: str) -> None:
     width = max(1.06 * float(values.std()) * len(values) ** -0.2, 1e-3 * float(values.max()), 1e-9)
     x = np.linspace(0, values.max() + 3 * width, 300)
     mirrored = np.concatenate([values, -values])
-    y = np.exp(-0.5 * ((x[:, None] - mirrored) / width) ** 2).sum(1) / (len(values) * width * np.sqrt(2 * np.pi))
+    y = np.exp(-0.5 * ((x[:, None] - mirrored) / width) ** 2).sum(1) / (
+        len(values) * width * np.sqrt(2 * np.pi)
+    )
     ax.fill_between(x, y, color=shade, alpha=0.15, lw=0)
     ax.plot(x, y, color=shade)
 
 
 def _log_where_wide(ax: Axes, *per_axis: NDArray[np.float64]) -> None:
-    """A logarithmic axis where positive values span more than 30 to 1 (linear around 0 where zeros occur)."""
+    """A logarithmic axis where positive values span more than 30 to 1 (linear around 0 where zeros
+    occur).
+    """
     for name, values in zip("xy", per_axis, strict=True):
         there = values[values > 0]
         if there.size < 2 or np.quantile(there, 0.95) < 30 * np.quantile(there, 0.05):
@@ -430,7 +526,9 @@ def _log_where_wide(ax: Axes, *per_axis: NDArray[np.float64]) -> None:
 
 
 def _legend_line(ax: Axes, labels: Sequence[str], shades: Sequence[str]) -> None:
-    """Names in their colours above the axes: a legend without a box, of at most ``LEGEND_ROWS`` lines that fit the width."""
+    """Names in their colours above the axes: a legend without a box, of at most ``LEGEND_ROWS``
+    lines that fit the width.
+    """
     from matplotlib.lines import Line2D
 
     names = [plot_name(label) for label in labels]
@@ -441,8 +539,17 @@ def _legend_line(ax: Axes, labels: Sequence[str], shades: Sequence[str]) -> None
     if len(names) > room:
         names = [*names[: room - 1], f"and {len(names) - room + 1} more"]
         shades = [*shades[: room - 1], SOFT]
-    handles = [Line2D([], [], color=c, marker="o", ms=5, lw=0, label=n) for n, c in zip(names, shades, strict=True)]
-    options: dict[str, Any] = dict(frameon=False, handletextpad=0.1, columnspacing=1.2, borderaxespad=0.2, labelcolor="linecolor")
+    handles = [
+        Line2D([], [], color=c, marker="o", ms=5, lw=0, label=n)
+        for n, c in zip(names, shades, strict=True)
+    ]
+    options: dict[str, Any] = dict(
+        frameon=False,
+        handletextpad=0.1,
+        columnspacing=1.2,
+        borderaxespad=0.2,
+        labelcolor="linecolor",
+    )
     ax.legend(handles=handles, loc="lower left", bbox_to_anchor=(0, 1), ncols=columns, **options)
 
 
@@ -453,11 +560,15 @@ def _mark_best(ax: Axes, steps: NDArray[np.float64], dev: NDArray[np.float64], b
     late = best > steps[0] + 0.6 * (steps[-1] - steps[0])
     side, shift = ("right", -6) if late else ("left", 6)
     paper: dict[str, Any] = dict(facecolor=GROUND, edgecolor="none", alpha=0.85, pad=1.0)
-    _note(ax, f"best at step {best:,}", (best, y), (shift, -15), ha=side, color=COLOURS[1], bbox=paper)
+    _note(
+        ax, f"best at step {best:,}", (best, y), (shift, -15), ha=side, color=COLOURS[1], bbox=paper
+    )
 
 
 def _robust_range(values: NDArray[np.float64]) -> tuple[float, float]:
-    """A range that leaves out the first steep steps: nobody needs to see those at the cost of the rest."""
+    """A range that leaves out the first steep steps: nobody needs to see those at the cost of the
+    rest.
+    """
     there = values[np.isfinite(values)]
     low, high = float(np.quantile(there, 0.03)), float(there.max())
     margin = 0.08 * max(high - low, 1e-6)
@@ -471,7 +582,13 @@ def _heat_map(weights: NDArray[np.float64], label: str, ax: Axes | None) -> Axes
     with look():
         ax = _axes(ax, 4.8, 4.0)
         ax.grid(False)
-        image = ax.imshow(shown, cmap="RdBu_r" if signed else "Blues", vmin=-limit if signed else 0, vmax=limit, interpolation="nearest")
+        image = ax.imshow(
+            shown,
+            cmap="RdBu_r" if signed else "Blues",
+            vmin=-limit if signed else 0,
+            vmax=limit,
+            interpolation="nearest",
+        )
         bar = ax.figure.colorbar(image, ax=ax, shrink=0.8, pad=0.02)
         bar.outline.set_visible(False)
         bar.set_label(plot_text(label))

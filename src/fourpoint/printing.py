@@ -1,7 +1,9 @@
-"""Text on terminals: consoles that take text as text, tables whose cells are never markup, and one progress bar.
+"""Text on terminals: consoles that take text as text, tables whose cells are never markup, and one
+progress bar.
 
-Rich reads `[bold]` and `:bell:` in any string as markup. Names that come from data may look like that, so consoles are made
-here with both switched off, and tables hold :class:`rich.text.Text`, which is safe in a console of the user's own too.
+Rich reads `[bold]` and `:bell:` in any string as markup. Names that come from data may look like
+that, so consoles are made here with both switched off, and tables hold :class:`rich.text.Text`,
+which is safe in a console of the user's own too.
 """
 
 from __future__ import annotations
@@ -34,7 +36,8 @@ def plain_console(stderr: bool = False, **options: Any) -> Console:
 
 
 def text_table(title: str | None = None, caption: str | None = None, **options: Any) -> Table:
-    """A table for a terminal whose title, header, cells and caption are text, made safe by :mod:`fourpoint.sanitising`.
+    """A table for a terminal whose title, header, cells and caption are text, made safe by
+    :mod:`fourpoint.sanitising`.
 
     >>> table = text_table("[b]Two", box=None)
     >>> table.add_column("mark")
@@ -61,7 +64,9 @@ class Step(Protocol):
 
 
 class Printed(ABC):
-    """A result with a table (``__rich__``): its text for consoles, and its HTML, escaped, for notebooks."""
+    """A result with a table (``__rich__``): its text for consoles, and its HTML, escaped, for
+    notebooks.
+    """
 
     @abstractmethod
     def __rich__(self) -> ConsoleRenderable:
@@ -78,7 +83,8 @@ class Printed(ABC):
 
 
 def as_text(shown: ConsoleRenderable | RichCast, width: int = 100) -> str:
-    """``shown`` as lines of at most ``width`` characters, with neither colours nor a last empty line.
+    """``shown`` as lines of at most ``width`` characters, with neither colours nor a last empty
+    line.
 
     >>> table = text_table(show_edge=False)
     >>> table.add_column("events")
@@ -103,7 +109,8 @@ def as_html(shown: ConsoleRenderable | RichCast | str, width: int = 110) -> str:
 
 @contextmanager
 def bar(what: str, total: float, *, show: bool) -> Iterator[Step]:
-    """A progress bar on stderr for work that is still going on after a second; yields the function that moves it on.
+    """A progress bar on stderr for work that is still going on after a second; yields the function
+    that moves it on.
 
     Arguments
         what: the words before the bar.
@@ -142,7 +149,13 @@ def _drawn(what: str, total: float) -> Progress:
 
 def progress_bar() -> Progress:
     """A bar on stderr, without tasks yet, that leaves nothing behind."""
-    from rich.progress import BarColumn, Progress, TaskProgressColumn, TimeElapsedColumn, TimeRemainingColumn
+    from rich.progress import (
+        BarColumn,
+        Progress,
+        TaskProgressColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
 
     columns = (
         text_column(),

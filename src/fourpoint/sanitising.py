@@ -1,7 +1,7 @@
 r"""Text from data, made safe for the place where it is shown: one function per kind of output.
 
-Marks, ids, names of columns and files, units and messages of other programs may hold anything. Each output has its own
-characters with a meaning, and none of them may be reached by data:
+Marks, ids, names of columns and files, units and messages of other programs may hold anything. Each
+output has its own characters with a meaning, and none of them may be reached by data:
 
     console_text   terminals: control characters, and those that change the direction of text or cannot be seen
     plot_text      matplotlib: `$` begins mathematics, a leading underscore hides a label, a long one pushes the axes away
@@ -18,8 +18,9 @@ from __future__ import annotations
 import html
 import re
 
-# Control characters (C0, DEL, C1), lone surrogates, line and paragraph separators, and formatting characters that are
-# invisible or change the direction of text. The zero-width joiners U+200C and U+200D stay: Persian and emoji need them.
+# Control characters (C0, DEL, C1), lone surrogates, line and paragraph separators, and formatting
+# characters that are invisible or change the direction of text. The zero-width joiners U+200C and
+# U+200D stay: Persian and emoji need them.
 _HIDDEN = (
     "\x00-\x1f\x7f-\x9f\u00ad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
     "\ud800-\udfff\U0001d173-\U0001d17a\U000e0000-\U000e0fff"
@@ -32,7 +33,8 @@ LONGEST_NAME = 24  # characters of a name beside the axes of a plot
 
 
 def console_text(text: object) -> str:
-    r"""One line for a terminal: characters that control it, hide or reverse text are written as escapes.
+    r"""One line for a terminal: characters that control it, hide or reverse text are written as
+    escapes.
 
     >>> console_text("a\x1b[31mb\u202ec\n")
     'a\\x1b[31mb\\u202ec\\n'
@@ -88,7 +90,8 @@ def markup_text(text: object) -> str:
 
 
 def csv_cell(value: object) -> object:
-    """A cell for a file that a spreadsheet may open: numbers as they are, text that would be a formula behind an apostrophe.
+    """A cell for a file that a spreadsheet may open: numbers as they are, text that would be a
+    formula behind an apostrophe.
 
     >>> csv_cell("=1+1"), csv_cell("-1.5"), csv_cell(-1.5), csv_cell("dapp")
     ("'=1+1", '-1.5', -1.5, 'dapp')

@@ -1,7 +1,8 @@
-"""Settings as text: ``key=value`` pairs become keyword arguments, read by the types that a signature declares.
+"""Settings as text: ``key=value`` pairs become keyword arguments, read by the types that a
+signature declares.
 
-The command line's ``--set`` knows no list of settings. Whatever a model's constructor and ``fit`` take by keyword can be
-set, and an error names the nearest key that exists.
+The command line's ``--set`` knows no list of settings. Whatever a model's constructor and ``fit``
+take by keyword can be set, and an error names the nearest key that exists.
 """
 
 from __future__ import annotations
@@ -15,15 +16,24 @@ from typing import Any, Literal, get_args, get_origin
 
 from fourpoint.events import UserError
 
-OWN_OPTIONS = {"seed": "--seed", "time_budget": "--time-budget", "folder": "-o", "resume": "--resume", "device": "--device"}
+OWN_OPTIONS = {
+    "seed": "--seed",
+    "time_budget": "--time-budget",
+    "folder": "-o",
+    "resume": "--resume",
+    "device": "--device",
+}
 NOT_SETTINGS = ("marks", "model", "train", "dev", "progress")
 
 
-def parse_settings(pairs: list[str], build: Callable[..., Any], train: Callable[..., Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Settings given as ``key=value``, sorted into those of the model's constructor and those of training.
+def parse_settings(
+    pairs: list[str], build: Callable[..., Any], train: Callable[..., Any]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Settings given as ``key=value``, sorted into those of the model's constructor and those of
+    training.
 
-    Values are read by the type of the argument they set: whole numbers, numbers, true/false, text, lists such as 64,64.
-    An unknown key is an error that names the nearest valid one.
+    Values are read by the type of the argument they set: whole numbers, numbers, true/false, text,
+    lists such as 64,64. An unknown key is an error that names the nearest valid one.
 
     >>> def build(marks=None, *, heads: int = 4, generator: tuple[int, ...] = (64, 64)): ...
     >>> def train(model, *, learning_rate: float = 1e-2): ...
@@ -46,8 +56,15 @@ def parse_settings(pairs: list[str], build: Callable[..., Any], train: Callable[
 def parameters(function: Callable[..., Any]) -> dict[str, Any]:
     """Keyword arguments that a user may set, with their types."""
     found = signature(function, eval_str=True).parameters.values()
-    named = [p for p in found if p.kind in (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY) and p.name not in NOT_SETTINGS]
-    return {p.name: type(p.default) if p.annotation is Parameter.empty else p.annotation for p in named}
+    named = [
+        p
+        for p in found
+        if p.kind in (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
+        and p.name not in NOT_SETTINGS
+    ]
+    return {
+        p.name: type(p.default) if p.annotation is Parameter.empty else p.annotation for p in named
+    }
 
 
 def _unknown_key(key: str, known: Mapping[str, Any], has_value: bool) -> UserError:
@@ -61,11 +78,19 @@ def _unknown_key(key: str, known: Mapping[str, Any], has_value: bool) -> UserErr
 
 def _parsed(key: str, text: str, kind: Any) -> Any:
     if key in OWN_OPTIONS:
-        raise UserError(f"{key} as an option of its own", f"--set {key}={text}", f"Use {OWN_OPTIONS[key]} instead.")
+        raise UserError(
+            f"{key} as an option of its own",
+            f"--set {key}={text}",
+            f"Use {OWN_OPTIONS[key]} instead.",
+        )
     try:
         return _value(text, kind)
     except ValueError:
-        raise UserError(f"{key} to be {_in_words(kind)}", f"{text!r}", f"Write --set {key}=VALUE with such a value.") from None
+        raise UserError(
+            f"{key} to be {_in_words(kind)}",
+            f"{text!r}",
+            f"Write --set {key}=VALUE with such a value.",
+        ) from None
 
 
 def _value(text: str, kind: Any) -> Any:
@@ -74,7 +99,11 @@ def _value(text: str, kind: Any) -> Any:
     if get_origin(kind) is Literal:
         return _look_up(text, {str(choice): choice for choice in options})
     if kind is bool:
-        return _look_up(text.lower(), dict.fromkeys(("true", "yes", "on", "1"), True) | dict.fromkeys(("false", "no", "off", "0"), False))
+        return _look_up(
+            text.lower(),
+            dict.fromkeys(("true", "yes", "on", "1"), True)
+            | dict.fromkeys(("false", "no", "off", "0"), False),
+        )
     if kind is NoneType:
         return _look_up(text.lower(), {"none": None})
     if kind in (int, float):
@@ -83,7 +112,11 @@ def _value(text: str, kind: Any) -> Any:
     if kind is str or not options:
         return text
     if _is_list(kind):
-        return tuple(_value(part.strip(), options[0]) for part in text.strip("()[]").split(",") if part.strip())
+        return tuple(
+            _value(part.strip(), options[0])
+            for part in text.strip("()[]").split(",")
+            if part.strip()
+        )
     for option in sorted(options, key=lambda a: a is not NoneType):
         try:
             return _value(text, option)
@@ -107,7 +140,13 @@ def _look_up(text: str, table: Mapping[str, Any]) -> Any:
 
 
 def _in_words(kind: Any) -> str:
-    words = {int: "a whole number", float: "a number", bool: "true or false", str: "text", NoneType: "none"}
+    words = {
+        int: "a whole number",
+        float: "a number",
+        bool: "true or false",
+        str: "text",
+        NoneType: "none",
+    }
     if get_origin(kind) is Literal:
         return "one of " + ", ".join(map(str, get_args(kind)))
     if kind in words:

@@ -1,7 +1,7 @@
 """What a mark may be: nothing, one of M types, a place in a box, or a type and a place.
 
-An event is a time and a mark. The space of marks carries the measure that an intensity is a density of: counting for
-types, Lebesgue for a box. Models, readers and plots all take it from the data.
+An event is a time and a mark. The space of marks carries the measure that an intensity is a density
+of: counting for types, Lebesgue for a box. Models, readers and plots all take it from the data.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ WIDTHS = (1e-30, 1e30)  # what models compute in float32
 
 @dataclass(frozen=True)
 class Box:
-    """A box in R^k: what continuous marks such as longitude and latitude, or a magnitude, range over; both ends belong to it.
+    """A box in R^k: what continuous marks such as longitude and latitude, or a magnitude, range
+    over; both ends belong to it.
 
     >>> box = Box(("longitude", "latitude"), (-10.0, 40.0), (30.0, 60.0))
     >>> box.dimension, box.volume, str(box)
@@ -35,31 +36,56 @@ class Box:
         for field in ("low", "high"):
             object.__setattr__(self, field, tuple(float(x) for x in getattr(self, field)))
         object.__setattr__(self, "names", tuple(str(n) for n in self.names))
-        if not len(self.names) == len(self.low) == len(self.high) or not self.names or len(set(self.names)) < len(self.names):
+        if (
+            not len(self.names) == len(self.low) == len(self.high)
+            or not self.names
+            or len(set(self.names)) < len(self.names)
+        ):
             received = f"names {self.names}, low {self.low}, high {self.high}"
-            raise EventDataError("one name, low and high for every axis of a box, all names different", received, "Make them as many.")
-        bad = [i for i, (a, b) in enumerate(zip(self.low, self.high, strict=True)) if not (np.isfinite(a) and np.isfinite(b) and a < b)]
+            raise EventDataError(
+                "one name, low and high for every axis of a box, all names different",
+                received,
+                "Make them as many.",
+            )
+        bad = [
+            i
+            for i, (a, b) in enumerate(zip(self.low, self.high, strict=True))
+            if not (np.isfinite(a) and np.isfinite(b) and a < b)
+        ]
         if bad:
             received = f"{self.low[bad[0]]:g} to {self.high[bad[0]]:g} for {self.names[bad[0]]!r}"
-            raise EventDataError("finite bounds with low < high on every axis", received, "Mend the bounds.")
+            raise EventDataError(
+                "finite bounds with low < high on every axis", received, "Mend the bounds."
+            )
         for name, low, high in zip(self.names, self.low, self.high, strict=True):
             if not (WIDTHS[0] <= high - low and max(abs(low), abs(high)) <= WIDTHS[1]):
                 received = f"{low:g} to {high:g} for {name!r}"
                 remedy = "Use another unit, or look for a stray value."
-                raise EventDataError(f"bounds within {WIDTHS[1]:g} of 0, at least {WIDTHS[0]:g} apart", received, remedy)
+                raise EventDataError(
+                    f"bounds within {WIDTHS[1]:g} of 0, at least {WIDTHS[0]:g} apart",
+                    received,
+                    remedy,
+                )
 
     @staticmethod
     def around(places: NDArray[np.float64], names: Ordered[str]) -> Box:
-        """The smallest box around ``places`` (N, k) whose bounds have two digits or so: what data implies where no bounds are given.
+        """The smallest box around ``places`` (N, k) whose bounds have two digits or so: what data
+        implies where no bounds are given.
 
         >>> Box.around(np.array([[-179.7, -61.3], [179.9, 77.1]]), ("longitude", "latitude"))
         Box(names=('longitude', 'latitude'), low=(-180.0, -70.0), high=(180.0, 80.0))
         """
-        low, high = (edge(places, axis=0) if len(places) else np.full(len(names), x) for edge, x in ((np.min, 0.0), (np.max, 1.0)))
+        low, high = (
+            edge(places, axis=0) if len(places) else np.full(len(names), x)
+            for edge, x in ((np.min, 0.0), (np.max, 1.0))
+        )
         step = 10.0 ** (np.floor(np.log10(np.where(high > low, high - low, 1.0))) - 1)
         first, last = np.floor(low / step), np.ceil(high / step)
         digits = np.maximum(0, 1 - np.log10(step)).astype(int)
-        bounds = [(round(a * s, d), round(max(b, a + 1) * s, d)) for a, b, s, d in zip(first, last, step, digits, strict=True)]
+        bounds = [
+            (round(a * s, d), round(max(b, a + 1) * s, d))
+            for a, b, s, d in zip(first, last, step, digits, strict=True)
+        ]
         return Box(tuple(names), tuple(a for a, _ in bounds), tuple(b for _, b in bounds))
 
     @property
@@ -73,12 +99,16 @@ class Box:
         return float(np.prod(np.subtract(self.high, self.low)))
 
     def __str__(self) -> str:
-        return ", ".join(f"{console_text(n)} {a:g} to {b:g}" for n, a, b in zip(self.names, self.low, self.high, strict=True))
+        return ", ".join(
+            f"{console_text(n)} {a:g} to {b:g}"
+            for n, a, b in zip(self.names, self.low, self.high, strict=True)
+        )
 
 
 @dataclass(frozen=True)
 class MarkSpace:
-    """The values a mark may take: none, one of M named types, a place in a box, or a type and a place.
+    """The values a mark may take: none, one of M named types, a place in a box, or a type and a
+    place.
 
     >>> MarkSpace.categorical(["fire", "medical"]).count
     2
@@ -94,9 +124,17 @@ class MarkSpace:
     @staticmethod
     def categorical(types: int | Ordered[str]) -> MarkSpace:
         """A space of named types; a number M gives the names "0" to "M-1"."""
-        names = tuple(str(i) for i in range(types)) if isinstance(types, int) else tuple(str(n) for n in types)
+        names = (
+            tuple(str(i) for i in range(types))
+            if isinstance(types, int)
+            else tuple(str(n) for n in types)
+        )
         if len(set(names)) != len(names) or not names:
-            raise EventDataError("at least one mark name, all different", f"{list(names)[:8]}", "Rename the repeated or missing names.")
+            raise EventDataError(
+                "at least one mark name, all different",
+                f"{list(names)[:8]}",
+                "Rename the repeated or missing names.",
+            )
         return MarkSpace(names)
 
     @staticmethod

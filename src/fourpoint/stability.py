@@ -2,7 +2,8 @@
 
 A self-exciting model can have a good likelihood and still run away when it is simulated, since the
 likelihood only looks at histories that were observed. A dozen sampled paths over a stretch of time
-like that of the data show it: paths of a stable model have about as many events as the data, those of
+like that of the data show it: paths of a stable model have about as many events as the data, those
+of
 an explosive one reach any cap.
 """
 
@@ -23,11 +24,13 @@ EXCESS, LARGEST_CAP = 5, 1500  # a path is capped at EXCESS times the largest ob
 TOLERATED = 0.1  # share of capped paths up to which a model counts as stable
 
 
-def explosive(model: Any, data: Dataset, seed: int = 0, time_left: Callable[[], bool] | None = None) -> str:
+def explosive(
+    model: Any, data: Dataset, seed: int = 0, time_left: Callable[[], bool] | None = None
+) -> str:
     """Why ``model`` counts as explosive on stretches like those of ``data``; "" if it does not.
 
-    Where ``time_left`` says no, the simulation ends: paths that have more events by then than were observed in a whole stretch
-    count as explosive, the others as stable.
+    Where ``time_left`` says no, the simulation ends: paths that have more events by then than were
+    observed in a whole stretch count as explosive, the others as stable.
 
     >>> from fourpoint.data.synthetic import simulate
     >>> from fourpoint.models.hawkes import Hawkes
@@ -44,7 +47,9 @@ def explosive(model: Any, data: Dataset, seed: int = 0, time_left: Callable[[], 
     least = int(1.2 * largest + 10)
     cap = max(least, min(EXCESS * largest + 50, LARGEST_CAP))
     try:
-        paths = sample_paths(model, start, stop, PATHS, seed, history=past, most=cap, time_left=time_left)
+        paths = sample_paths(
+            model, start, stop, PATHS, seed, history=past, most=cap, time_left=time_left
+        )
     except UserError as error:
         return str(error)
     if len(paths.unfinished):
@@ -57,8 +62,9 @@ def explosive(model: Any, data: Dataset, seed: int = 0, time_left: Callable[[], 
 
 
 def _stretch(data: Dataset) -> tuple[float, float, Sequence | None]:
-    """Start and end of a stretch to simulate, and what came before it: a whole window without a past
-    where windows are short, else a part of the longest one."""
+    """Start and end of a stretch to simulate, and what came before it: a whole window without a
+    past where windows are short, else a part of the longest one.
+    """
     row = int(np.argmax(data.lengths))
     if data.events / len(data) <= STRETCH:
         start = float(data.starts[row])

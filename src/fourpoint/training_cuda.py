@@ -1,15 +1,16 @@
 """Steps on a CUDA device without a word from the host: the data lie there, and a step is one graph.
 
-Sequences are padded on the device to a few lengths and numbers of rows. The first step of a shape runs as it is, which makes ready what is
-made once; the second is recorded as a CUDA graph, from the padding to the optimiser; all later ones replay it. The host names the
-sequences, the learning rate and the seed of a step in two small copies and goes on. Losses stay on the device until a validation asks for
-them, so a loss that is not finite is noticed there, with its step.
+Sequences are padded on the device to a few lengths and numbers of rows. The first step of a shape
+runs as it is, which makes ready what is made once; the second is recorded as a CUDA graph, from the
+padding to the optimiser; all later ones replay it. The host names the sequences, the learning rate
+and the seed of a step in two small copies and goes on. Losses stay on the device until a validation
+asks for them, so a loss that is not finite is noticed there, with its step.
 
-Models of large matrix products (``rounded_products``) let tensor cores round what they multiply while training; all scores are computed
-in full float32.
+Models of large matrix products (``rounded_products``) let tensor cores round what they multiply
+while training; all scores are computed in full float32.
 
-A model whose step cannot be recorded (it asks the host for a number) is trained step by step instead, and the fit's notes say why.
-Used by `training`; `training_steps` is the plain version.
+A model whose step cannot be recorded (it asks the host for a number) is trained step by step
+instead, and the fit's notes say why. Used by `training`; `training_steps` is the plain version.
 """
 
 from __future__ import annotations
@@ -38,12 +39,19 @@ class Resident:
 
     def __init__(self, data: Dataset, device: torch.device) -> None:
         if data.places is not None:
-            raise ValueError("expected events without places, received some with: their steps are taken in the plain way")
+            raise ValueError(
+                "expected events without places, received some with: their steps are taken "
+                "in the plain way"
+            )
         begin, end = data.starts[:1], np.zeros(1, dtype=np.int64)
-        self.times, self.marks = (torch.from_numpy(x.copy()).to(device) for x in (_some(data.times), _some(data.mark_ids)))
+        self.times, self.marks = (
+            torch.from_numpy(x.copy()).to(device) for x in (_some(data.times), _some(data.mark_ids))
+        )
         events = [np.concatenate(pair) for pair in ((data.offsets[:-1], end), (data.lengths, end))]
         windows = [np.concatenate(pair) for pair in ((data.starts, begin), (data.stops, begin))]
-        self.events, self.windows = (torch.from_numpy(np.stack(pair)).to(device) for pair in (events, windows))
+        self.events, self.windows = (
+            torch.from_numpy(np.stack(pair)).to(device) for pair in (events, windows)
+        )
 
     def batch(self, rows: Tensor, room: int) -> Batch:
         """The sequences at ``rows``, padded to ``room`` events."""
@@ -72,17 +80,28 @@ class CapturedSteps(Steps):
     @staticmethod
     def able(run: Run, device: torch.device) -> bool:
         """Sequences that are not cut into blocks, without places, on a CUDA device."""
-        return device.type == "cuda" and run.train.places is None and int(run.train.lengths.max(initial=0)) <= BLOCK
+        return (
+            device.type == "cuda"
+            and run.train.places is None
+            and int(run.train.lengths.max(initial=0)) <= BLOCK
+        )
 
-    def __init__(self, run: Run, optimiser: torch.optim.Optimizer, recipe: Recipe, convention: Convention) -> None:
+    def __init__(
+        self, run: Run, optimiser: torch.optim.Optimizer, recipe: Recipe, convention: Convention
+    ) -> None:
         super().__init__(run, optimiser, recipe, convention)
         device = self.weights[0].device
         self.data, self.random = Resident(run.train, device), torch.Generator(device)
-        self.inputs = torch.ones(1 + len(optimiser.param_groups), device=device)  # events of the batch, and learning rates
+        self.inputs = torch.ones(
+            1 + len(optimiser.param_groups), device=device
+        )  # events of the batch, and learning rates
         for i, group in enumerate(optimiser.param_groups):
             group["lr"] = self.inputs[1 + i]
         self.shapes: dict[tuple[int, int], Shape] = {}
-        self.cursor, self.kept = torch.zeros(1, dtype=torch.int64, device=device), torch.zeros(KEPT, 2, device=device)
+        self.cursor, self.kept = (
+            torch.zeros(1, dtype=torch.int64, device=device),
+            torch.zeros(KEPT, 2, device=device),
+        )
         self.first, self.taken = 0, 0
         self.why = "" if device.type == "cuda" else f"{device} has none"
         self.fences = [torch.cuda.Event() for _ in range(2)] if device.type == "cuda" else []
@@ -98,7 +117,9 @@ class CapturedSteps(Steps):
         padded[: len(rows)] = rows
         shape.rows.copy_(torch.from_numpy(padded), non_blocking=True)
         rates = [rate * group["pace"] for group in self.optimiser.param_groups]
-        self.inputs.copy_(torch.tensor([self.run.mean_events * len(rows), *rates]), non_blocking=True)
+        self.inputs.copy_(
+            torch.tensor([self.run.mean_events * len(rows), *rates]), non_blocking=True
+        )
         self.seeded(self.random, step)
         if shape.warm and shape.graph is None and not self.why:
             self._record(shape, step)
@@ -113,7 +134,9 @@ class CapturedSteps(Steps):
             self.fences[0].record()
 
     def drain(self) -> list[float]:
-        """The losses since the last call; waits for the device. Raises `TrainingError` where one is not finite."""
+        """The losses since the last call; waits for the device. Raises `TrainingError` where one is
+        not finite.
+        """
         self._read()
         return super().drain()
 
@@ -123,18 +146,27 @@ class CapturedSteps(Steps):
         if hasattr(self.model, "redraw"):
             self.model.redraw(self.seeded(torch.Generator(), 0))
         said = [f"steps were not recorded as CUDA graphs: {self.why}"] if self.why else []
-        return said + ([f"a batch was taken in up to {parts} parts, to fit into the device's memory"] if parts > 1 else [])
+        return said + (
+            [f"a batch was taken in up to {parts} parts, to fit into the device's memory"]
+            if parts > 1
+            else []
+        )
 
     def _shape(self, rows: np.ndarray) -> Shape:
         room = room_for(int(self.run.train.lengths[rows].max(initial=1)))
         size = min(self.recipe.batch_size, 1 << max(0, len(rows) - 1).bit_length())
         if (size, room) not in self.shapes:
-            self.shapes[size, room] = Shape(torch.zeros(size, dtype=torch.int64, device=self.inputs.device), room)
+            self.shapes[size, room] = Shape(
+                torch.zeros(size, dtype=torch.int64, device=self.inputs.device), room
+            )
         return self.shapes[size, room]
 
     def _record(self, shape: Shape, step: int) -> None:
-        pool = next((other.graph.pool() for other in self.shapes.values() if other.graph is not None), None)
-        torch.cuda.empty_cache()  # what the first step held is of no use to a graph, whose memory is its own
+        pool = next(
+            (other.graph.pool() for other in self.shapes.values() if other.graph is not None), None
+        )
+        # what the first step held is of no use to a graph, whose memory is its own
+        torch.cuda.empty_cache()
         graph = torch.cuda.CUDAGraph()
         graph.register_generator_state(self.random)
         for p in self.weights:
@@ -146,10 +178,14 @@ class CapturedSteps(Steps):
         except RuntimeError as error:
             torch.cuda.synchronize()
             self.why = str(error).splitlines()[0]
-            self.random = self.seeded(torch.Generator(self.inputs.device), step)  # the old one waits for a recording that has failed
+            self.random = self.seeded(
+                torch.Generator(self.inputs.device), step
+            )  # the old one waits for a recording that has failed
 
     def _work_in_parts(self, shape: Shape, step: int) -> None:
-        """One step, in twice as many parts whenever memory is short; the weights only move once all gradients are there."""
+        """One step, in twice as many parts whenever memory is short; the weights only move once all
+        gradients are there.
+        """
         while True:
             try:
                 return self._work(shape)
@@ -195,7 +231,9 @@ class CapturedSteps(Steps):
 
 @contextmanager
 def _rounded_products(wanted: bool) -> Iterator[None]:
-    """Matrix products of float32 by tensor cores, which round what they multiply to 11 bits and add in float32."""
+    """Matrix products of float32 by tensor cores, which round what they multiply to 11 bits and add
+    in float32.
+    """
     before = torch.backends.cuda.matmul.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = wanted or before
     try:
@@ -205,7 +243,8 @@ def _rounded_products(wanted: bool) -> Iterator[None]:
 
 
 def room_for(length: int) -> int:
-    """The room for sequences of up to ``length`` events: a multiple of an eighth of the power of two below, 4 at least.
+    """The room for sequences of up to ``length`` events: a multiple of an eighth of the power of
+    two below, 4 at least.
 
     >>> [room_for(n) for n in (1, 38, 101, 500)]
     [4, 40, 104, 512]

@@ -1,10 +1,12 @@
-r"""AdamW as one compiled loop (numba, the extra ``fast``), for models so small that torch takes longer to begin than to calculate.
+r"""AdamW as one compiled loop (numba, the extra ``fast``), for models so small that torch takes
+longer to begin than to calculate.
 
     m <- b1 m + (1 - b1) g,    v <- b2 v + (1 - b2) g^2,    w <- (1 - rate decay) w - rate m / (1 - b1^s) / (sqrt(v / (1 - b2^s)) + eps)
 
-It works on the very weights and moments of a `torch.optim.AdamW`, whose own first step makes them, so that a run's state is written and
-read as ever, and a run that was killed goes on as it would have. The loops are plain Python, slow but correct as they stand. Used by
-`training_steps`; torch's step is what they are tested against.
+It works on the very weights and moments of a `torch.optim.AdamW`, whose own first step makes them,
+so that a run's state is written and read as ever, and a run that was killed goes on as it would
+have. The loops are plain Python, slow but correct as they stand. Used by `training_steps`; torch's
+step is what they are tested against.
 """
 
 from __future__ import annotations
@@ -25,7 +27,9 @@ LARGEST = 2**18  # numbers in all weights: beyond, torch is as fast
 
 
 class Group(NamedTuple):
-    """Weights that move alike: the optimiser's settings for them, and arrays of weights, moments and counts of steps, all held by torch."""
+    """Weights that move alike: the optimiser's settings for them, and arrays of weights, moments
+    and counts of steps, all held by torch.
+    """
 
     settings: dict[str, Any]
     parameters: list[nn.Parameter]
@@ -33,23 +37,34 @@ class Group(NamedTuple):
 
 
 class Moves:
-    """Steps of an AdamW, by the loop where that can be: with numba, for few weights, on the processor, in float32, and as long as the
-    same weights have a slope in every step."""
+    """Steps of an AdamW, by the loop where that can be: with numba, for few weights, on the
+    processor, in float32, and as long as the same weights have a slope in every step.
+    """
 
     def __init__(self, optimiser: torch.optim.Optimizer) -> None:
         self.optimiser, self.groups = optimiser, list[Group]()
         weights = [p for group in optimiser.param_groups for p in group["params"]]
-        plain = all(p.device.type == "cpu" and p.dtype == torch.float32 and p.is_contiguous() for p in weights)
-        self.able = plain and sum(p.numel() for p in weights) <= LARGEST and compiled_adamw() is not None
+        plain = all(
+            p.device.type == "cpu" and p.dtype == torch.float32 and p.is_contiguous()
+            for p in weights
+        )
+        self.able = (
+            plain and sum(p.numel() for p in weights) <= LARGEST and compiled_adamw() is not None
+        )
 
     def take(self) -> None:
         """One step with the slopes that the weights have."""
         if self.able and not self.groups and self.optimiser.state:
             held = [self._held(settings) for settings in self.optimiser.param_groups]
             self.groups = [group for group in held if group.settings["params"]]
-            self.able = all(len({float(count[0]) for count in group.arrays[3]}) == 1 for group in self.groups)  # of one age
+            self.able = all(
+                len({float(count[0]) for count in group.arrays[3]}) == 1 for group in self.groups
+            )  # of one age
         now = [[p for p in group.settings["params"] if p.grad is not None] for group in self.groups]
-        self.able &= all([*map(id, some)] == [*map(id, group.parameters)] for some, group in zip(now, self.groups, strict=True))
+        self.able &= all(
+            [*map(id, some)] == [*map(id, group.parameters)]
+            for some, group in zip(now, self.groups, strict=True)
+        )
         if not self.able or not self.groups:
             self.optimiser.step()
             return
@@ -58,20 +73,35 @@ class Moves:
             slopes = tuple(p.grad.numpy().reshape(-1) for p in parameters if p.grad is not None)
             (b1, b2), rate, s = settings["betas"], float(settings["lr"]), float(counts[0][0]) + 1
             size, root = rate / (1 - b1**s), math.sqrt(1 - b2**s)
-            numbers = (1 - rate * settings["weight_decay"], b1, b2, size * root, settings["eps"] * root)
+            numbers = (
+                1 - rate * settings["weight_decay"],
+                b1,
+                b2,
+                size * root,
+                settings["eps"] * root,
+            )
             loop(weights, slopes, first, second, counts, *(np.float32(x) for x in numbers))
 
     def _held(self, settings: dict[str, Any]) -> Group:
         """Those of the group that have moments."""
         parameters = [p for p in settings["params"] if p in self.optimiser.state]
         states = [self.optimiser.state[p] for p in parameters]
-        columns = [[p.detach() for p in parameters], *([state[key] for state in states] for key in ("exp_avg", "exp_avg_sq", "step"))]
-        return Group(settings, parameters, tuple(tuple(x.numpy().reshape(-1) for x in column) for column in columns))
+        columns = [
+            [p.detach() for p in parameters],
+            *([state[key] for state in states] for key in ("exp_avg", "exp_avg_sq", "step")),
+        ]
+        return Group(
+            settings,
+            parameters,
+            tuple(tuple(x.numpy().reshape(-1) for x in column) for column in columns),
+        )
 
 
 @cache
 def compiled_adamw() -> Callable[..., None] | None:
-    """:func:`adamw` as machine code, kept on disk between runs where that can be; None without numba."""
+    """:func:`adamw` as machine code, kept on disk between runs where that can be; None without
+    numba.
+    """
     code = machine_code((sys.modules[__name__],), (adamw,), (move,))
     return None if code is None else code["adamw"]
 
@@ -81,7 +111,9 @@ def compiled_adamw() -> Callable[..., None] | None:
 
 @no_type_check
 def adamw(weights, slopes, first, second, counts, keep, b1, b2, size, floor):
-    """Move all weights once. ``size`` is the rate and ``floor`` eps, both with what corrects the moments for their beginning at 0."""
+    """Move all weights once. ``size`` is the rate and ``floor`` eps, both with what corrects the
+    moments for their beginning at 0.
+    """
     for i in range(len(weights)):
         move(weights[i], slopes[i], first[i], second[i], keep, b1, b2, size, floor)
         counts[i][0] += 1

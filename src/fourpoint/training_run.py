@@ -1,7 +1,8 @@
 """What one fit knows: its history, the best weights, and the files from which a killed run goes on.
 
-A run validates the model now and then, keeps the best weights (of the running mean where the recipe asks for one) and writes
-everything that the next step depends on, so that a resumed run ends with the very weights of an unbroken one. Used by `training`.
+A run validates the model now and then, keeps the best weights (of the running mean where the recipe
+asks for one) and writes everything that the next step depends on, so that a resumed run ends with
+the very weights of an unbroken one. Used by `training`.
 """
 
 from __future__ import annotations
@@ -32,9 +33,19 @@ from fourpoint.narrow_peaks import look_for_narrow_peaks
 from fourpoint.stability import explosive
 from fourpoint.windows import beginning
 
-VALIDATION_EVENTS = 20_000  # at most so many events of the development data are scored at each validation
+VALIDATION_EVENTS = (
+    20_000  # at most so many events of the development data are scored at each validation
+)
 DATA = dict(train="training data", dev="development data")  # whose fingerprints a run keeps
-COLUMNS = ("step", "epoch", "seconds", "train_log_likelihood", "dev_log_likelihood", "events_per_second", "learning_rate")
+COLUMNS = (
+    "step",
+    "epoch",
+    "seconds",
+    "train_log_likelihood",
+    "dev_log_likelihood",
+    "events_per_second",
+    "learning_rate",
+)
 IN_USE = "Wait until that fit has ended, or choose another folder."
 P = ParamSpec("P")
 
@@ -45,11 +56,12 @@ class TrainingError(UserError):
 
 @dataclass
 class Fit:
-    """What a fit did: one row of history per validation (nats per event), the best step, and remarks in words.
+    """What a fit did: one row of history per validation (nats per event), the best step, and
+    remarks in words.
 
-    ``model`` is the model to use: the one that was trained, or the best closed-form model where that is
-    better on the development data, and then ``name`` says which. ``closed_forms`` are their scores on
-    the development data, in nats per event.
+    ``model`` is the model to use: the one that was trained, or the best closed-form model where
+    that is better on the development data, and then ``name`` says which. ``closed_forms`` are their
+    scores on the development data, in nats per event.
     """
 
     history: list[dict[str, float]] = field(default_factory=list)
@@ -92,17 +104,32 @@ class Run:
     """The state of one fit: what is validated, kept, written and read again."""
 
     def __init__(
-        self, model: Any, train: Dataset, dev: Dataset, folder: Path | None, seed: int, recipe: Recipe, terms: dict[str, Any],
+        self,
+        model: Any,
+        train: Dataset,
+        dev: Dataset,
+        folder: Path | None,
+        seed: int,
+        recipe: Recipe,
+        terms: dict[str, Any],
         pieces: Dataset | None = None,
     ) -> None:
         self.model, self.folder, self.seed, self.terms = model, folder, seed, terms
-        self.batch_size, self.mixed, self.convention = recipe.batch_size, recipe.mixed, terms["convention"]
-        self.whole = train  # before long sequences are cut into ``pieces``, which steps are taken on
+        self.batch_size, self.mixed, self.convention = (
+            recipe.batch_size,
+            recipe.mixed,
+            terms["convention"],
+        )
+        self.whole = (
+            train  # before long sequences are cut into ``pieces``, which steps are taken on
+        )
         self.train = train if pieces is None else pieces
         self.dev = beginning(dev.some(VALIDATION_EVENTS, seed), VALIDATION_EVENTS)
         self.fit = Fit(model=model)
         self.best: dict[str, torch.Tensor] = {}
-        self.guess: dict[str, torch.Tensor] = {}  # weights that training has to beat, and their scores
+        self.guess: dict[
+            str, torch.Tensor
+        ] = {}  # weights that training has to beat, and their scores
         self.guess_scores = torch.zeros(0, dtype=torch.float64)
         self.closed_forms: list[ClosedForm] = []
         self.peak, self.scores = 0, torch.zeros(0, dtype=torch.float64)
@@ -111,14 +138,18 @@ class Run:
         self.per_epoch = len(self.train.batches(self.batch_size, seed=0, mixed=self.mixed))
         self.mean_events = max(1.0, self.train.events / max(1, len(self.train)))
         self.tick = 0.0  # inside which events are moved about
-        self.time_left: Callable[[], bool] = lambda: True  # of a time budget, for what follows the last step
+        self.time_left: Callable[[], bool] = lambda: (
+            True
+        )  # of a time budget, for what follows the last step
         self._epoch: tuple[int, list[np.ndarray]] = (-1, [])
 
     def rows(self, step: int) -> np.ndarray:
         """The sequences of step ``step``: epochs are reshuffled, each from its own seed."""
         epoch, position = divmod(step, self.per_epoch)
         if self._epoch[0] != epoch:
-            batches = self.train.batches(self.batch_size, seed=self.seed * 1_000_003 + epoch, mixed=self.mixed)
+            batches = self.train.batches(
+                self.batch_size, seed=self.seed * 1_000_003 + epoch, mixed=self.mixed
+            )
             self._epoch = (epoch, [batches[i % len(batches)] for i in range(self.per_epoch)])
         return self._epoch[1][position]
 
@@ -151,7 +182,9 @@ class Run:
         score = float(scores.sum()) / max(1, self.dev.events)
         row["train_log_likelihood"], row["dev_log_likelihood"] = train_score, score
         self.fit.history.append({name: row[name] for name in COLUMNS})
-        draw = len(self.scores) > 0 and score >= self.fit.best - 0.5 * standard_error(scores - self.scores) / max(1, self.dev.events)
+        draw = len(self.scores) > 0 and score >= self.fit.best - 0.5 * standard_error(
+            scores - self.scores
+        ) / max(1, self.dev.events)
         if score > self.fit.best:
             self.fit.best, self.peak, self.scores = score, int(row["step"]), scores
         if score >= self.fit.best or draw:
@@ -196,16 +229,20 @@ class Run:
             return
         if self.fit.best_step == 0 or not clearly_positive(self.scores - self.guess_scores):
             self.best, self.fit.best_step = self.guess, 0
-            self.fit.notes.append("training found nothing clearly better than the first guess, which is kept")
+            self.fit.notes.append(
+                "training found nothing clearly better than the first guess, which is kept"
+            )
 
     def stale(self) -> int:
         """Validations since the highest one."""
         return sum(row["step"] > self.peak for row in self.fit.history)
 
     def begin(self, resume: bool) -> None:
-        """Write what is fitted before the first checkpoint, so that a run killed any time after can be resumed.
+        """Write what is fitted before the first checkpoint, so that a run killed any time after can
+        be resumed.
 
-        An older model in the folder stays until the first validation, but is no longer what ``resume`` goes on from.
+        An older model in the folder stays until the first validation, but is no longer what
+        ``resume`` goes on from.
         """
         if self.folder is not None and not (resume and (self.folder / "training.json").is_file()):
             checkpoints.write_tensors(self.folder, "training", {}, dict(step=0, recipe=self.terms))
@@ -218,7 +255,15 @@ class Run:
         train_score = _score(self.model, some, self.convention)
         score = _score(self.model, self.dev, self.convention) if len(self.dev) else math.nan
         seconds = max(1e-9, time.monotonic() - began)
-        self.fit.history.append(dict(zip(COLUMNS, (1, 1.0, seconds, train_score, score, self.train.events / seconds, 0.0), strict=True)))
+        self.fit.history.append(
+            dict(
+                zip(
+                    COLUMNS,
+                    (1, 1.0, seconds, train_score, score, self.train.events / seconds, 0.0),
+                    strict=True,
+                )
+            )
+        )
         self.fit.best = score if len(self.dev) else train_score
         self.fit.best_step, self.fit.stopped = 1, "maximum likelihood"
         self.write(model=True)
@@ -229,7 +274,8 @@ class Run:
     def finish(self) -> Fit:
         """Choose what is returned: the trained weights, the first guess, or a closed-form model.
 
-        That is the best of them on the development data, unless simulated paths of it run away and those of another do not.
+        That is the best of them on the development data, unless simulated paths of it run away and
+        those of another do not.
         """
         self._or_the_guess()
         self._take(self.best)
@@ -251,7 +297,9 @@ class Run:
             self.fit.notes += look_for_narrow_peaks(self.model, self.whole)
 
     def _own_score(self) -> float:
-        """The log-likelihood of the model on the development data, which is noted beside those of the closed forms."""
+        """The log-likelihood of the model on the development data, which is noted beside those of
+        the closed forms.
+        """
         total, events = float(self.score(self.model).sum()), max(1, self.dev.events)
         shown = ", ".join(f"{name} {value:.4f}" for name, value in self.fit.closed_forms.items())
         self.fit.notes.append(f"nats per event on dev: {total / events:.4f}; closed forms: {shown}")
@@ -268,16 +316,23 @@ class Run:
 
         found = explosive(model, self.whole, self.seed, time_left)
         if cut and not found:
-            self.fit.notes.append("the time budget ended the search for explosive paths before it was complete")
+            self.fit.notes.append(
+                "the time budget ended the search for explosive paths before it was complete"
+            )
         return found
 
     def _look_for_a_stable_one(self, others: list[ClosedForm]) -> None:
-        """Keep the trained model if it is stable; else the first guess, or the best of the closed-form models that is."""
+        """Keep the trained model if it is stable; else the first guess, or the best of the
+        closed-form models that is.
+        """
         runaway = self._explosive(self.model)
         if runaway and self.guess and self.fit.best_step > 0:
             self._take(self.guess)
             if not self._explosive(self.model):
-                self.fit.notes.append(f"the trained model is explosive ({runaway}): the first guess, which is stable, is kept")
+                self.fit.notes.append(
+                    f"the trained model is explosive ({runaway}): the first guess, which is "
+                    "stable, is kept"
+                )
                 self.best, self.fit.best_step = self.guess, 0
                 self._look_for_peaks()
                 return
@@ -294,20 +349,33 @@ class Run:
         one.model.trained_on = self.model.trained_on
         self.fit.model, self.fit.name = one.model, one.name
         self.fit.best = float(one.scores.sum()) / max(1, self.dev.events)
-        self.fit.notes += [*one.notes, f"the closed-form model {one.name} is {why}, and is returned in its place"]
+        self.fit.notes += [
+            *one.notes,
+            f"the closed-form model {one.name} is {why}, and is returned in its place",
+        ]
 
     def _take(self, weights: dict[str, torch.Tensor]) -> None:
-        """Put the weights into the model, in evaluation mode and with the features of evaluation."""
+        """Put the weights into the model, in evaluation mode and with the features of
+        evaluation.
+        """
         with torch.no_grad():
             for name, parameter in self.model.named_parameters():
                 parameter.copy_(weights.get(name, parameter))
         self.model.to("cpu").eval()
         said = self.model.settle() if hasattr(self.model, "settle") else []
-        self.fit.notes = [note for note in self.fit.notes if not note.startswith("evaluation features")] + said
+        self.fit.notes = [
+            note for note in self.fit.notes if not note.startswith("evaluation features")
+        ] + said
 
     def finished(self) -> bool:
-        """Whether the folder holds a finished run of the same recipe; its weights are then taken over."""
-        if self.folder is None or not (self.folder / "model.json").is_file() or (self.folder / "training.json").is_file():
+        """Whether the folder holds a finished run of the same recipe; its weights are then taken
+        over.
+        """
+        if (
+            self.folder is None
+            or not (self.folder / "model.json").is_file()
+            or (self.folder / "training.json").is_file()
+        ):
             return False
         done = checkpoints.about(self.folder)
         if not done.get("stopped"):
@@ -317,7 +385,9 @@ class Run:
         self.fit.model = kept
         self.fit.notes.append("nothing to resume: the run in this folder had ended")
         self.fit.best_step, self.fit.stopped = done["best_step"], done["stopped"]
-        checkpoints.remove_tensors(self.folder, "training")  # left where it was killed at the very end
+        checkpoints.remove_tensors(
+            self.folder, "training"
+        )  # left where it was killed at the very end
         if type(kept) is not type(self.model):  # a closed-form model was better
             self.fit.name = str(done.get("closed_form", ""))
             return True
@@ -332,7 +402,11 @@ class Run:
 
     def load(self) -> int:
         """Take up the state of a killed run; the step to go on from (0 where there is none)."""
-        if self.folder is None or self.optimiser is None or not (self.folder / "training.json").is_file():
+        if (
+            self.folder is None
+            or self.optimiser is None
+            or not (self.folder / "training.json").is_file()
+        ):
             self.fit.notes.append("nothing to resume: starting from the beginning")
             return 0
         tensors, info = checkpoints.read_tensors(self.folder, "training")
@@ -344,23 +418,40 @@ class Run:
             for name, parameter in self.model.named_parameters():
                 parameter.copy_(tensors[f"model.{name}"])
         place = next(self.model.parameters()).device
-        self.best = {k.removeprefix("best."): v.to(place) for k, v in tensors.items() if k.startswith("best.")}
-        self.guess = {k.removeprefix("guess."): v.to(place) for k, v in tensors.items() if k.startswith("guess.")}
+        self.best = {
+            k.removeprefix("best."): v.to(place)
+            for k, v in tensors.items()
+            if k.startswith("best.")
+        }
+        self.guess = {
+            k.removeprefix("guess."): v.to(place)
+            for k, v in tensors.items()
+            if k.startswith("guess.")
+        }
         self.guess_scores = tensors["guess_scores"]
-        self.mean = [tensors[f"mean.{k}"].to(place) for k, _ in self.model.named_parameters()] if self.average else []
+        self.mean = (
+            [tensors[f"mean.{k}"].to(place) for k, _ in self.model.named_parameters()]
+            if self.average
+            else []
+        )
         state = self.optimiser.state_dict()
         for key, value in tensors.items():
             if key.startswith("adam."):
                 _, index, name = key.split(".")
                 state["state"].setdefault(int(index), {})[name] = value
         self.optimiser.load_state_dict(state)
-        self.fit.history, self.fit.best, self.fit.best_step = info["history"], info["best"], info["best_step"]
+        self.fit.history, self.fit.best, self.fit.best_step = (
+            info["history"],
+            info["best"],
+            info["best_step"],
+        )
         self.peak, self.scores = info["peak"], tensors["scores"]
         self.fit.notes.append(f"resumed at step {info['step']}")
         return int(info["step"])
 
     def _same(self, recipe: dict[str, Any]) -> None:
-        # The seed draws the development data, and other terms follow from the data: first things first.
+        # The seed draws the development data, and other terms follow from the data: first things
+        # first.
         for name in dict.fromkeys(["seed", *DATA, *self.terms]):
             was, value = recipe.get(name), self.terms[name]
             if was != value and name in DATA:
@@ -397,12 +488,21 @@ class Run:
             )
             checkpoints.save(self.fit.model, self.folder, about=about)
         if state is not None and self.optimiser is not None:
-            tensors = {f"model.{k}": v for k, v in self.model.named_parameters()} | {f"best.{k}": v for k, v in self.best.items()}
-            tensors |= {f"mean.{k}": v for (k, _), v in zip(self.model.named_parameters(), self.mean, strict=False)}
+            tensors = {f"model.{k}": v for k, v in self.model.named_parameters()} | {
+                f"best.{k}": v for k, v in self.best.items()
+            }
+            tensors |= {
+                f"mean.{k}": v
+                for (k, _), v in zip(self.model.named_parameters(), self.mean, strict=False)
+            }
             tensors |= {f"guess.{k}": v for k, v in self.guess.items()}
             tensors |= dict(scores=self.scores, guess_scores=self.guess_scores)
             moments = self.optimiser.state_dict()["state"]
-            tensors |= {f"adam.{i}.{k}": torch.as_tensor(v) for i, m in moments.items() for k, v in m.items()}
+            tensors |= {
+                f"adam.{i}.{k}": torch.as_tensor(v)
+                for i, m in moments.items()
+                for k, v in m.items()
+            }
             info = dict(
                 step=state,
                 recipe=self.terms,

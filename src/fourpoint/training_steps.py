@@ -1,8 +1,9 @@
 """Optimiser steps, one after the other: the plain way, on any device.
 
-A step takes the sequences that the run names for it, redraws what the model draws, and moves the weights by the gradient of the sampled
-log-likelihood, clipped in norm. All randomness of step s comes from (seed, s) alone. `training_cuda` does the same without a word from
-the host. Used by `training`.
+A step takes the sequences that the run names for it, redraws what the model draws, and moves the
+weights by the gradient of the sampled log-likelihood, clipped in norm. All randomness of step s
+comes from (seed, s) alone. `training_cuda` does the same without a word from the host. Used by
+`training`.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ ELSEWHERE = 2**40  # steps away: what moves events about is not what draws nodes
 class Steps:
     """Steps of ``run``, each seen through before the next begins."""
 
-    def __init__(self, run: Run, optimiser: torch.optim.Optimizer, recipe: Recipe, convention: Convention) -> None:
+    def __init__(
+        self, run: Run, optimiser: torch.optim.Optimizer, recipe: Recipe, convention: Convention
+    ) -> None:
         self.run, self.optimiser, self.recipe, self.convention = run, optimiser, recipe, convention
         self.model: Any = run.model
         self.weights = [p for group in optimiser.param_groups for p in group["params"]]
@@ -36,7 +39,9 @@ class Steps:
         self.looping = False  # whether the last step was done by compiled loops
 
     def take(self, step: int, rate: float) -> None:
-        """Step number ``step`` at the learning rate ``rate``. Raises :class:`TrainingError` where the loss is not finite."""
+        """Step number ``step`` at the learning rate ``rate``. Raises :class:`TrainingError` where
+        the loss is not finite.
+        """
         for group in self.optimiser.param_groups:
             group["lr"] = rate * group["pace"]
         with threads_for_loops(self.looping):
@@ -50,7 +55,9 @@ class Steps:
         events = self.run.mean_events * len(rows)
         found = self._in_loops(batch, self.seeded(torch.Generator(), step), events)
         self.looping = found is not None
-        value, size = found or (x.item() for x in self._slopes([batch], self.seeded(torch.Generator(), step), events))
+        value, size = found or (
+            x.item() for x in self._slopes([batch], self.seeded(torch.Generator(), step), events)
+        )
         if not (math.isfinite(value) and math.isfinite(size)):
             raise self.not_finite(step, value)
         if size > self.recipe.clip:
@@ -58,7 +65,9 @@ class Steps:
         self.moves.take()
         self.losses.append(value)
 
-    def _in_loops(self, batch: Batch, random: torch.Generator, events: float) -> tuple[float, float] | None:
+    def _in_loops(
+        self, batch: Batch, random: torch.Generator, events: float
+    ) -> tuple[float, float] | None:
         """What :meth:`_slopes` gives, by compiled loops where the model has them for this batch."""
         if not hasattr(self.model, "slopes"):
             return None
@@ -84,15 +93,24 @@ class Steps:
         """The source of all randomness of a step."""
         return random.manual_seed(self.run.seed * 1_000_003 + step)
 
-    def _slopes(self, parts: Iterable[Batch], random: torch.Generator, events: float | Tensor) -> tuple[Tensor, Tensor]:
-        """The loss of a batch over the expected number of ``events``, its gradient in the weights, and that gradient's norm; the batch may
-        come in ``parts``, of which one at a time has to fit into memory."""
+    def _slopes(
+        self, parts: Iterable[Batch], random: torch.Generator, events: float | Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """The loss of a batch over the expected number of ``events``, its gradient in the weights,
+        and that gradient's norm; the batch may come in ``parts``, of which one at a time has to fit
+        into memory.
+        """
         self._ready(random)
         for p in self.weights:
             p.grad = None
         total = torch.zeros((), device=self.weights[0].device)
         for part in parts:
-            loss = -sampled_log_likelihood(self.model, part, self.recipe.nodes, random, convention=self.convention).sum() / events
+            loss = (
+                -sampled_log_likelihood(
+                    self.model, part, self.recipe.nodes, random, convention=self.convention
+                ).sum()
+                / events
+            )
             loss.backward()
             total = total + loss.detach()
         return total, nn.utils.get_total_norm([p.grad for p in self.weights if p.grad is not None])
@@ -106,12 +124,21 @@ class Steps:
     def not_finite(self, step: int, loss: float) -> TrainingError:
         """What went wrong at ``step``, with the sequences and the parameter."""
         rows, train = self.run.rows(step), self.run.train
-        broken = (n for n, p in self.model.named_parameters() if p.grad is not None and not bool(torch.isfinite(p.grad).all()))
+        broken = (
+            n
+            for n, p in self.model.named_parameters()
+            if p.grad is not None and not bool(torch.isfinite(p.grad).all())
+        )
         culprit = next(broken, None)
-        where = f"the gradient of {culprit} is not finite" if culprit else "all gradients are finite"
+        where = (
+            f"the gradient of {culprit} is not finite" if culprit else "all gradients are finite"
+        )
         ids = ", ".join(train.ids[i] for i in np.asarray(rows)[:5])
         return TrainingError(
             "a finite loss",
             f"{loss} at step {step} on sequences {ids}{', ...' if len(rows) > 5 else ''}; {where}",
-            "Lower learning_rate, use link='softplus', or look at those sequences; the best model so far is kept.",
+            (
+                "Lower learning_rate, use link='softplus', or look at those sequences; the best "
+                "model so far is kept."
+            ),
         )

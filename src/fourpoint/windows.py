@@ -1,7 +1,7 @@
 """Windows of sequences: whether they repeat each other, and how long ones are cut.
 
-A million events in one sequence cannot be one training example. Pieces of it can: what a piece loses
-is the history before its start, which matters for as long as past events have an effect.
+A million events in one sequence cannot be one training example. Pieces of it can: what a piece
+loses is the history before its start, which matters for as long as past events have an effect.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ def beginning(data: Dataset, events: int) -> Dataset:
 
 
 def cut_long(data: Dataset, events: int, *, first_only: bool = False) -> Dataset:
-    """The data with sequences of more than ``events`` events cut into pieces of so many events each.
+    """The data with sequences of more than ``events`` events cut into pieces of so many events
+    each.
 
     A piece is observed from the last event of the piece before it to its own last event, the last
     piece to the end of the window. The history before a piece is lost to it. Data in which a piece
@@ -64,7 +65,8 @@ def cut_long(data: Dataset, events: int, *, first_only: bool = False) -> Dataset
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
     flat = np.repeat(first - offsets[:-1], lengths) + np.arange(offsets[-1])
     ids = tuple(
-        data.ids[r] if pieces[r] == 1 else f"{data.ids[r]}/{n}" for r, n in zip(row, nth, strict=True)
+        data.ids[r] if pieces[r] == 1 else f"{data.ids[r]}/{n}"
+        for r, n in zip(row, nth, strict=True)
     )
     return Dataset(
         times=data.times[flat],

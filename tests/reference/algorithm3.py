@@ -1,5 +1,7 @@
-"""Online attention, transcribed from the paper's Algorithm 3 event by event, with its correction: x_i stays, and the minimum is
-taken over active events. Plain Python lists and float64 scalars; the slow truth that `maths.selection` is held against."""
+"""Online attention, transcribed from the paper's Algorithm 3 event by event, with its correction:
+x_i stays, and the minimum is taken over active events. Plain Python lists and float64 scalars; the
+slow truth that `maths.selection` is held against.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +10,21 @@ import math
 from collections.abc import Callable
 
 
-def score(theta: list[float], gamma: list[float], psi: list[list[float]], now: tuple[float, int], past: tuple[float, int]) -> float:
-    """kappa(x, x') of one head: the mean over modes of exp(-gamma d) cos(theta d + psi(m) - psi(m'))."""
+def score(
+    theta: list[float],
+    gamma: list[float],
+    psi: list[list[float]],
+    now: tuple[float, int],
+    past: tuple[float, int],
+) -> float:
+    """kappa(x, x') of one head: the mean over modes of exp(-gamma d) cos(theta d + psi(m) -
+    psi(m')).
+    """
     d = now[0] - past[0]
     modes = zip(theta, gamma, psi, strict=True)
-    return sum((cmath.exp((-g + 1j * t) * d + 1j * (p[now[1]] - p[past[1]]))).real for t, g, p in modes) / len(theta)
+    return sum(
+        (cmath.exp((-g + 1j * t) * d + 1j * (p[now[1]] - p[past[1]]))).real for t, g, p in modes
+    ) / len(theta)
 
 
 def weights(raw: list[float], normalise: str) -> list[float]:
@@ -27,8 +39,12 @@ def weights(raw: list[float], normalise: str) -> list[float]:
     return [p / sum(powers) for p in powers]
 
 
-def active_sets(events: list[tuple[float, int]], keep: int, nu: Callable[[int, int], float], normalise: str) -> list[list[int]]:
-    """The active set of one head after 0, 1, 2, ... events; nu(i, j) is the score of event i on event j."""
+def active_sets(
+    events: list[tuple[float, int]], keep: int, nu: Callable[[int, int], float], normalise: str
+) -> list[list[int]]:
+    """The active set of one head after 0, 1, 2, ... events; nu(i, j) is the score of event i on
+    event j.
+    """
     sets: list[list[int]] = [[]]
     drawn: dict[int, list[float]] = {}
     for i in range(len(events)):
@@ -44,7 +60,13 @@ def active_sets(events: list[tuple[float, int]], keep: int, nu: Callable[[int, i
     return sets
 
 
-def attention(events: list[tuple[float, int]], active: list[int], values: list[float], nu: Callable[[int], float], normalise: str) -> float:
+def attention(
+    events: list[tuple[float, int]],
+    active: list[int],
+    values: list[float],
+    nu: Callable[[int], float],
+    normalise: str,
+) -> float:
     """sum_j weight_j v_j over one active set; nu(j) is the query's score on event j."""
     found = weights([nu(j) for j in active], normalise)
     return sum(w * values[j] for w, j in zip(found, active, strict=True))

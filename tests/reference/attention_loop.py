@@ -9,8 +9,9 @@ For a query x = (t, m), past events x_i and heads k, with d = t - t_i,
     ratio            A_k(x) = sum_i s_i v_ki / sum_i s_i,         s_i = (1 + kappa_k(x, x_i)) / 2
     softmax          A_k(x) = sum_i exp(kappa_i) v_ki / sum_i exp(kappa_i)
 
-and A_k = 0 where nothing was seen. One pair of query and event at a time. Lags are differences of float64 times; all else is in
-the dtype of ``theta``, so that float64 gives the truth and float32 what a plain program would give. Gradients flow to every argument.
+and A_k = 0 where nothing was seen. One pair of query and event at a time. Lags are differences of
+float64 times; all else is in the dtype of ``theta``, so that float64 gives the truth and float32
+what a plain program would give. Gradients flow to every argument.
 """
 
 from __future__ import annotations
@@ -39,14 +40,31 @@ def attention_loop(
         for g in range(G):
             for q in range(Q):
                 scores = [
-                    score(query[b, g, q], events[b, i], int(marks[b, i]), theta, gamma, psi, weight, phase) for i in range(int(seen[b, g]))
+                    score(
+                        query[b, g, q],
+                        events[b, i],
+                        int(marks[b, i]),
+                        theta,
+                        gamma,
+                        psi,
+                        weight,
+                        phase,
+                    )
+                    for i in range(int(seen[b, g]))
                 ]
                 rows.append(combine(scores, list(values[b]), normalise, psi))
     return torch.stack(rows).reshape(B, G, Q, *rows[0].shape)
 
 
 def score(
-    now: Tensor, then: Tensor, past_mark: int, theta: Tensor, gamma: Tensor | None, psi: Tensor, weight: Tensor, phase: Tensor | None
+    now: Tensor,
+    then: Tensor,
+    past_mark: int,
+    theta: Tensor,
+    gamma: Tensor | None,
+    psi: Tensor,
+    weight: Tensor,
+    phase: Tensor | None,
 ) -> Tensor:
     """kappa between (now, every mark) and (then, past_mark), (K, M)."""
     d = (now - then).to(theta.dtype)
@@ -70,7 +88,10 @@ def combine(scores: list[Tensor], values: list[Tensor], normalise: str, psi: Ten
         "ratio": lambda s: (1 + s) / 2,
         "softmax": torch.exp,
     }[normalise]
-    top, bottom = psi.new_zeros(psi.shape[0], psi.shape[2]), psi.new_zeros(psi.shape[0], psi.shape[2])
+    top, bottom = (
+        psi.new_zeros(psi.shape[0], psi.shape[2]),
+        psi.new_zeros(psi.shape[0], psi.shape[2]),
+    )
     for s, v in zip(scores, values, strict=False):
         top = top + raw(s) * v[:, None]
         bottom = bottom + raw(s)

@@ -1,10 +1,11 @@
-"""Results of saved models with fixed seeds: likelihoods, gradients of the training objective, samples, forecasts and streams.
+"""Results of saved models with fixed seeds: likelihoods, gradients of the training objective,
+samples, forecasts and streams.
 
 ``PYTHONPATH=tests python -m reference.regression`` builds the models, saves them under
-``tests/reference/models`` and writes what they give to ``tests/reference/regression.json``. It was run
-once, before the code was restructured; ``tests/test_regression.py`` restores the saved models and
-compares. Run it again only for a result that is meant to change, and name that result and the reason in
-CHANGELOG.md.
+``tests/reference/models`` and writes what they give to ``tests/reference/regression.json``. It was
+run once, before the code was restructured; ``tests/test_regression.py`` restores the saved models
+and compares. Run it again only for a result that is meant to change, and name that result and the
+reason in CHANGELOG.md.
 """
 
 from __future__ import annotations
@@ -43,7 +44,10 @@ BUILD: dict[str, tuple[str, dict[str, Any]]] = {
     "sahp": ("sahp", dict(hidden=8, layers=2, heads=2)),
     "thp": ("thp", dict(hidden=8, layers=2, heads=2)),
     "self-correcting": ("self-correcting", {}),
-    "dapp-places": ("dapp-places", dict(heads=2, frequencies=2, generator=(8,), order=8, knots=4, cells=2)),
+    "dapp-places": (
+        "dapp-places",
+        dict(heads=2, frequencies=2, generator=(8,), order=8, knots=4, cells=2),
+    ),
     "hawkes-places": ("hawkes-places", dict(cells=2)),
     "poisson-places": ("poisson", dict(cells=3)),
     "spline-poisson-places": ("spline-poisson", dict(knots=4)),
@@ -51,7 +55,9 @@ BUILD: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def space(name: str) -> fp.MarkSpace:
-    """One type for the self-correcting process, three for all others; places where the name says so."""
+    """One type for the self-correcting process, three for all others; places where the name says
+    so.
+    """
     names = () if name == "self-correcting" else ("a", "b", "c")
     return fp.MarkSpace(names, BOX) if name.endswith("-places") else fp.MarkSpace(names)
 
@@ -69,7 +75,9 @@ def data(name: str) -> fp.Dataset:
         places = rng.uniform(BOX.low, BOX.high, (n, 2))
         kept = places if marks.box else None
         start, stop = 1.5 + i, 12.5 + i
-        sequences.append(fp.Sequence(times, types, start=start, stop=stop, space=marks, places=kept))
+        sequences.append(
+            fp.Sequence(times, types, start=start, stop=stop, space=marks, places=kept)
+        )
     return fp.Dataset.from_sequences(sequences)
 
 
@@ -83,7 +91,9 @@ def build(name: str) -> Any:
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.requires_grad:
-                parameter += 0.05 * torch.randn(parameter.shape, generator=random, dtype=parameter.dtype)
+                parameter += 0.05 * torch.randn(
+                    parameter.shape, generator=random, dtype=parameter.dtype
+                )
     return model.eval()
 
 
@@ -111,7 +121,9 @@ def likelihoods(model: Any, name: str, precise: bool) -> dict[str, list[float]]:
         for convention in ("window", "gaps")
     }
     first = data(name)[0]
-    found["intensity"] = numbers(fp.intensity(model, first, np.linspace(first.start, first.stop, 7)))
+    found["intensity"] = numbers(
+        fp.intensity(model, first, np.linspace(first.start, first.stop, 7))
+    )
     return found
 
 
@@ -136,7 +148,9 @@ def sampled(model: Any, name: str) -> dict[str, list[float]]:
         "samples": [numbers(s.times) + numbers(s.marks) for s in (*fresh, *after)],
         "forecast": fp.forecast(model, history, horizon=3.0, paths=40, seed=3).to_dict(),
     }
-    found["forecast"] = numbers(found["forecast"])[::9]  # quantiles of counts and rates: neighbours are alike
+    found["forecast"] = numbers(found["forecast"])[
+        ::9
+    ]  # quantiles of counts and rates: neighbours are alike
     return {key: numbers(value) for key, value in found.items()}
 
 
@@ -151,7 +165,9 @@ def streamed(model: Any, name: str) -> dict[str, list[float]]:
 
 
 def record(model: Any, name: str, precise: bool) -> dict[str, list[float]]:
-    """All results of a model; samples in float64 only, since a rounded rate may change which candidates are accepted."""
+    """All results of a model; samples in float64 only, since a rounded rate may change which
+    candidates are accepted.
+    """
     found = {**likelihoods(model, name, precise), **objective(model, name)}
     if precise:
         found |= sampled(model, name)

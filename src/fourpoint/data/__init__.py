@@ -1,1 +1,3 @@
-"""Where events come from: files (readers), embedded sets (datasets) and processes with a known truth (synthetic)."""
+"""Where events come from: files (readers), embedded sets (datasets) and processes with a known
+truth (synthetic).
+"""

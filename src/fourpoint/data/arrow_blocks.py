@@ -1,8 +1,10 @@
-"""How large the batches of an Arrow file are once unpacked, read from their headers before anything is unpacked.
+"""How large the batches of an Arrow file are once unpacked, read from their headers before anything
+is unpacked.
 
-A batch is a header and a body of buffers. Where buffers are compressed, each begins with its length when unpacked, 8 bytes
-little-endian, or -1 where it is stored as it is. A file ends with a footer that lists its batches; a stream is one batch
-after the other. Headers and footer are flatbuffers, of which the few fields that matter are taken from the bytes here:
+A batch is a header and a body of buffers. Where buffers are compressed, each begins with its length
+when unpacked, 8 bytes little-endian, or -1 where it is stored as it is. A file ends with a footer
+that lists its batches; a stream is one batch after the other. Headers and footer are flatbuffers,
+of which the few fields that matter are taken from the bytes here:
 
     Footer 2: dictionaries, 3: batches     Message 1: kind, 2: header, 3: length of the body     RecordBatch 2: buffers, 3: compression
 
@@ -33,7 +35,10 @@ def unpacked_sizes(path: Path) -> Iterator[int]:
     >>> file = Path(tempfile.mkdtemp()) / "a.arrow"
     >>> batch = pa.record_batch({"t": [0.0] * 1000})
     >>> packed = pa.ipc.IpcWriteOptions(compression="lz4")
-    >>> with pa.OSFile(str(file), "wb") as sink, pa.ipc.new_file(sink, batch.schema, options=packed) as writer:
+    >>> with (
+    ...     pa.OSFile(str(file), "wb") as sink,
+    ...     pa.ipc.new_file(sink, batch.schema, options=packed) as writer,
+    ... ):
     ...     writer.write_batch(batch)
     >>> list(unpacked_sizes(file))
     [8000]

@@ -1,10 +1,11 @@
 """Calendar windows: a stream of stamped events cut into days, weeks or hours of a zone's calendar.
 
-A window is the whole unit, from local midnight to local midnight for a day, whether or not events reach its ends: a day
-is a day even when its last event is at noon. Units between the first and the last event that have none are windows
-without events, since silence is evidence. Time inside a window is elapsed real time since its start. So in a zone with
-daylight saving one day a year has 23 hours and one has 25, and on those two days the hours after the change stand one
-off the wall clock; rates and gaps are true on all days. A week begins on Monday and is named as ISO 8601 does
+A window is the whole unit, from local midnight to local midnight for a day, whether or not events
+reach its ends: a day is a day even when its last event is at noon. Units between the first and the
+last event that have none are windows without events, since silence is evidence. Time inside a
+window is elapsed real time since its start. So in a zone with daylight saving one day a year has 23
+hours and one has 25, and on those two days the hours after the change stand one off the wall clock;
+rates and gaps are true on all days. A week begins on Monday and is named as ISO 8601 does
 ("2024-W18"). Used by :mod:`fourpoint.data.readers`.
 """
 
@@ -25,14 +26,20 @@ from fourpoint.events import UserError
 By = Literal["hour", "day", "week"]
 CALENDAR: tuple[By, ...] = ("hour", "day", "week")
 SPAN = {"hour": 3600, "day": 86400, "week": 604800}
-UNIT = {"hour": "minutes", "day": "hours", "week": "days"}  # in which times inside a window are given by default
+UNIT = {
+    "hour": "minutes",
+    "day": "hours",
+    "week": "days",
+}  # in which times inside a window are given by default
 MONDAY = 4 * 86400  # 1970-01-05
 MOST_WINDOWS = 1_000_000
 
 
 @dataclass(frozen=True)
 class CalendarWindows:
-    """Windows in ticks of a clock. ``origins`` are where their units of the calendar begin; ``starts`` is later where cut."""
+    """Windows in ticks of a clock. ``origins`` are where their units of the calendar begin;
+    ``starts`` is later where cut.
+    """
 
     ids: tuple[str, ...]
     origins: NDArray[np.int64]
@@ -44,23 +51,32 @@ class CalendarWindows:
         return (np.searchsorted(self.origins, ticks, side="right") - 1).astype(np.int32)
 
 
-def calendar_windows(clock: Clock, by: By, period: tuple[int, int] | None = None) -> CalendarWindows:
+def calendar_windows(
+    clock: Clock, by: By, period: tuple[int, int] | None = None
+) -> CalendarWindows:
     """Cut the time that a clock covers into units of its zone's calendar.
 
     Args:
         clock: the events' times; at least one.
         by: "hour", "day" or "week".
-        period: first and last tick observed; the windows at both ends are cut to it. By default the units of the first
-            and of the last event are taken as observed whole.
+        period: first and last tick observed; the windows at both ends are cut to it. By default the
+            units of the first and of the last event are taken as observed whole.
 
-    Fails with :class:`UserError` above a million windows, which a stray time causes more often than a long record.
+    Fails with :class:`UserError` above a million windows, which a stray time causes more often than
+    a long record.
 
-    >>> clock = Clock(np.array([1710053940, 1710140400]), 1, "America/New_York")  # 2024-03-10 01:59 and 2024-03-11 03:00
+    >>> clock = Clock(
+    ...     np.array([1710053940, 1710140400]), 1, "America/New_York"
+    ... )  # 2024-03-10 01:59 and 2024-03-11 03:00
     >>> windows = calendar_windows(clock, "day")
     >>> windows.ids, ((windows.stops - windows.starts) / 3600).tolist()
     (('2024-03-10', '2024-03-11'), [23.0, 24.0])
     """
-    first, last = (int(clock.ticks.min()), int(clock.ticks.max())) if period is None else (period[0], period[1] - 1)
+    first, last = (
+        (int(clock.ticks.min()), int(clock.ticks.max()))
+        if period is None
+        else (period[0], period[1] - 1)
+    )
     labels = _labels(_wall(first, clock), _wall(last, clock), by, clock)
     edges, names = _edges(labels, by, clock)
     starts, stops = edges[:-1], edges[1:]
@@ -78,7 +94,9 @@ def _wall(tick: int, clock: Clock) -> int:
 
 
 def _labels(first: int, last: int, by: By, clock: Clock) -> NDArray[np.int64]:
-    """Local times at which units begin, in seconds, from the unit of ``first`` to the one after that of ``last``."""
+    """Local times at which units begin, in seconds, from the unit of ``first`` to the one after
+    that of ``last``.
+    """
     span = SPAN[by]
     zero = MONDAY if by == "week" else 0
     low, high = ((moment - zero) // span for moment in (first, last))
@@ -92,12 +110,20 @@ def _labels(first: int, last: int, by: By, clock: Clock) -> NDArray[np.int64]:
 def _edges(labels: NDArray[np.int64], by: By, clock: Clock) -> tuple[NDArray[np.int64], list[str]]:
     """The ticks at which windows begin and end, and a name for each window."""
     if int(np.abs(labels).max()) > (2**63 - 1) // clock.rate:
-        raise UserError("times that leave room for a window around them", "a time at the end of what its type can hold", "Mend it.")
+        raise UserError(
+            "times that leave room for a window around them",
+            "a time at the end of what its type can hold",
+            "Mend it.",
+        )
     if clock.zone is None:
         return labels * clock.rate, _names(labels[:-1], by)
     stamps = pa.array(labels).view(pa.timestamp("s"))
     early, late = (
-        flat(pa.chunked_array([pc.assume_timezone(stamps, clock.zone, ambiguous=which, nonexistent="latest")]))
+        flat(
+            pa.chunked_array(
+                [pc.assume_timezone(stamps, clock.zone, ambiguous=which, nonexistent="latest")]
+            )
+        )
         for which in ("earliest", "latest")
     )
     names = np.array([*_names(labels, by)], dtype=object)
@@ -105,7 +131,9 @@ def _edges(labels: NDArray[np.int64], by: By, clock: Clock) -> tuple[NDArray[np.
         # An hour that happens twice is two windows, told apart by their distance from UTC.
         twice = np.flatnonzero(late > early)
         names[twice] += [_offset(int(labels[i] - early[i])) for i in twice]
-        again = np.array([*_names(labels[twice], by)], dtype=object) + [_offset(int(labels[i] - late[i])) for i in twice]
+        again = np.array([*_names(labels[twice], by)], dtype=object) + [
+            _offset(int(labels[i] - late[i])) for i in twice
+        ]
         early, names = np.concatenate([early, late[twice]]), np.concatenate([names, again])
     order = np.argsort(early, kind="stable")
     early, names = early[order], names[order]
@@ -124,7 +152,9 @@ def _names(labels: NDArray[np.int64], by: By) -> list[str]:
     thursday = (labels + 3 * 86400).astype("datetime64[s]").astype("datetime64[D]")
     year = thursday.astype("datetime64[Y]")
     number = (thursday - year.astype("datetime64[D]")).astype(np.int64) // 7 + 1
-    return [f"{y}-W{n:02d}" for y, n in zip(year.astype(str).tolist(), number.tolist(), strict=True)]
+    return [
+        f"{y}-W{n:02d}" for y, n in zip(year.astype(str).tolist(), number.tolist(), strict=True)
+    ]
 
 
 def _offset(seconds: int) -> str:

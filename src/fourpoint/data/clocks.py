@@ -1,15 +1,18 @@
-"""Times of day and date, read exactly: whole ticks since 1970 in UTC, and the zone whose calendar they follow.
+"""Times of day and date, read exactly: whole ticks since 1970 in UTC, and the zone whose calendar
+they follow.
 
-Understood are Arrow's timestamps and dates, ISO 8601 text with or without a zone ("2024-05-01T09:30:00+02:00",
-"2024-05-01 09:30"), dates written with slashes or dots where the data tells day from month, whole numbers such as
-20240501, and epoch numbers in s, ms, us or ns, told apart by their size:
+Understood are Arrow's timestamps and dates, ISO 8601 text with or without a zone
+("2024-05-01T09:30:00+02:00", "2024-05-01 09:30"), dates written with slashes or dots where the data
+tells day from month, whole numbers such as 20240501, and epoch numbers in s, ms, us or ns, told
+apart by their size:
 
     seconds 1e8 to 1e11,  milliseconds to 1e14,  microseconds to 1e17,  nanoseconds above,
 
-which are the years 1973 to 5138 each. Differences are elapsed real time. Stamps without a zone are local times of
-``timezone`` where it is given; then the hour that clocks repeat in autumn is told apart by the order of the rows, and a
-time that clocks skip in spring is refused. Without ``timezone`` they are taken as they stand, in a day that always has
-24 hours. Used by :mod:`fourpoint.data.readers`.
+which are the years 1973 to 5138 each. Differences are elapsed real time. Stamps without a zone are
+local times of ``timezone`` where it is given; then the hour that clocks repeat in autumn is told
+apart by the order of the rows, and a time that clocks skip in spring is refused. Without
+``timezone`` they are taken as they stand, in a day that always has 24 hours. Used by
+:mod:`fourpoint.data.readers`.
 """
 
 from __future__ import annotations
@@ -40,16 +43,35 @@ SECONDS = {
     "days": 86400.0,
     "weeks": 604800.0,
 }
-SHORT = {"ns": "nanoseconds", "us": "microseconds", "ms": "milliseconds", "s": "seconds", "sec": "seconds", "secs": "seconds"}
-SHORT |= {"m": "minutes", "min": "minutes", "mins": "minutes", "h": "hours", "hr": "hours", "hrs": "hours", "d": "days", "w": "weeks"}
+SHORT = {
+    "ns": "nanoseconds",
+    "us": "microseconds",
+    "ms": "milliseconds",
+    "s": "seconds",
+    "sec": "seconds",
+    "secs": "seconds",
+}
+SHORT |= {
+    "m": "minutes",
+    "min": "minutes",
+    "mins": "minutes",
+    "h": "hours",
+    "hr": "hours",
+    "hrs": "hours",
+    "d": "days",
+    "w": "weeks",
+}
 RATES = {"s": 1, "ms": 1000, "us": 1_000_000, "ns": 1_000_000_000}
 YEAR_1, YEAR_10000 = -62_135_596_800, 253_402_300_800  # seconds since 1970
-FIRST_EPOCH = 1e8  # as seconds, 1973; each unit's numbers are a thousand times those of the one before
+FIRST_EPOCH = (
+    1e8  # as seconds, 1973; each unit's numbers are a thousand times those of the one before
+)
 
 
 @dataclass(frozen=True)
 class Clock:
-    """Times as ``ticks`` since 1970 in UTC, ``rate`` of them a second; ``zone`` is None for times that name none.
+    """Times as ``ticks`` since 1970 in UTC, ``rate`` of them a second; ``zone`` is None for times
+    that name none.
 
     ``notes`` say what was decided about them.
     """
@@ -66,7 +88,11 @@ class Clock:
         finer = other.rate // self.rate
         if len(self.ticks) and max(-int(self.ticks.min()), int(self.ticks.max())) >= 2**63 // finer:
             far = self.text(int(self.ticks[np.argmax(np.abs(self.ticks))]))
-            raise UserError("times within some centuries of the others", far, "Use a nearer time, or coarser times than nanoseconds.")
+            raise UserError(
+                "times within some centuries of the others",
+                far,
+                "Use a nearer time, or coarser times than nanoseconds.",
+            )
         return self.ticks * finer
 
     def text(self, tick: int) -> str:
@@ -81,17 +107,28 @@ class Clock:
         return f"{shown} {self.zone}" if self.zone else shown
 
 
-def read_clock(column: pa.ChunkedArray, timezone: str | None, code: Callable[[], NDArray[np.int32]] | None, fault: Fault) -> Clock | None:
+def read_clock(
+    column: pa.ChunkedArray,
+    timezone: str | None,
+    code: Callable[[], NDArray[np.int32]] | None,
+    fault: Fault,
+) -> Clock | None:
     """A column of times without nulls as a clock, or None where it holds plain numbers.
 
     Args:
         column: timestamps, dates, text or numbers.
-        timezone: the zone of stamps that name none, and of the calendar; an IANA name such as "Europe/Berlin".
-        code: gives the number of each row's sequence, by which repeated hours are told apart where the file as a whole
-            is in no order; None if there is one sequence.
+        timezone: the zone of stamps that name none, and of the calendar; an IANA name such as
+        "Europe/Berlin".
+        code: gives the number of each row's sequence, by which repeated hours are told apart where
+            the file as a whole is in no order; None if there is one sequence.
         fault: makes the error for a row; see :data:`fourpoint.data.stamps.Fault`.
 
-    >>> clock = read_clock(pa.chunked_array([["2024-05-01T09:30:00+02:00", "2024-05-01T09:00:00Z"]]), None, None, fault=ValueError)
+    >>> clock = read_clock(
+    ...     pa.chunked_array([["2024-05-01T09:30:00+02:00", "2024-05-01T09:00:00Z"]]),
+    ...     None,
+    ...     None,
+    ...     fault=ValueError,
+    ... )
     >>> clock.ticks.tolist(), clock.rate, clock.zone
     ([1714548600000000, 1714554000000000], 1000000, 'UTC')
     """
@@ -121,21 +158,34 @@ def read_clock(column: pa.ChunkedArray, timezone: str | None, code: Callable[[],
 
 
 def _check_range(ticks: NDArray[np.int64], rate: int, fault: Fault) -> None:
-    """Refuse times that no calendar has, and times so far apart that their difference is no whole number of ticks."""
+    """Refuse times that no calendar has, and times so far apart that their difference is no whole
+    number of ticks.
+    """
     if not len(ticks):
         return
     first, last = int(ticks.min()), int(ticks.max())
     for row, tick in ((int(ticks.argmin()), first), (int(ticks.argmax()), last)):
         if not YEAR_1 <= tick // rate < YEAR_10000:
             expected = "times from the year 1 to the year 9999"
-            raise fault(expected, row, f"{tick} ticks of 1/{rate} s since 1970", "Mend or remove the row, or check the unit of the column.")
+            raise fault(
+                expected,
+                row,
+                f"{tick} ticks of 1/{rate} s since 1970",
+                "Mend or remove the row, or check the unit of the column.",
+            )
     if last - first >= 2**63:
         remedy = "Write times in microseconds, which reach further."
-        raise fault("times less than 292 years apart, as nanoseconds are counted", int(ticks.argmax()), f"{last - first:,} ns", remedy)
+        raise fault(
+            "times less than 292 years apart, as nanoseconds are counted",
+            int(ticks.argmax()),
+            f"{last - first:,} ns",
+            remedy,
+        )
 
 
 def tick_of(stamp: object, clock: Clock) -> int:
-    """A moment that a user wrote, as a tick of ``clock``: text, a date or a datetime; without a zone it is local.
+    """A moment that a user wrote, as a tick of ``clock``: text, a date or a datetime; without a
+    zone it is local.
 
     >>> tick_of("2024-05-01", Clock(np.zeros(0, np.int64), 1, "UTC"))
     1714521600
@@ -150,10 +200,16 @@ def tick_of(stamp: object, clock: Clock) -> int:
         column = pa.chunked_array([pa.array([str(stamp)])])
     kind = column.type
     if not (pa.types.is_timestamp(kind) or pa.types.is_date(kind) or pa.types.is_string(kind)):
-        raise UserError("a date or a time", f"{stamp!r}", "Write it as 2024-05-01 or 2024-05-01T09:30.")
+        raise UserError(
+            "a date or a time", f"{stamp!r}", "Write it as 2024-05-01 or 2024-05-01T09:30."
+        )
     found = read_clock(column, clock.zone, None, fault)
     if found is None or (found.zone is not None and clock.zone is None):
-        raise UserError("a time without a zone, as the data has", f"{stamp!r}", "Leave the zone out, or pass timezone=.")
+        raise UserError(
+            "a time without a zone, as the data has",
+            f"{stamp!r}",
+            "Leave the zone out, or pass timezone=.",
+        )
     return int(found.in_ticks_of(clock)[0])
 
 
@@ -168,7 +224,11 @@ def check_zone(name: str) -> None:
         last = {zone.rsplit("/", 1)[-1].lower(): zone for zone in sorted(known)}
         wanted = name.rsplit("/", 1)[-1].strip().lower().replace(" ", "_")
         near = [last[word] for word in get_close_matches(wanted, last, n=2, cutoff=0.7)]
-        remedy = f"Did you mean {' or '.join(map(repr, near))}?" if near else "Use an IANA name such as 'Europe/Berlin', or 'UTC'."
+        remedy = (
+            f"Did you mean {' or '.join(map(repr, near))}?"
+            if near
+            else "Use an IANA name such as 'Europe/Berlin', or 'UTC'."
+        )
         raise UserError("the name of a time zone", f"{name!r}", remedy) from error
 
 
@@ -182,7 +242,11 @@ def unit_named(text: str) -> str:
     unit = SHORT.get(word, word if word.endswith("s") else f"{word}s")
     if unit not in SECONDS:
         near = get_close_matches(unit, SECONDS, n=1)
-        raise UserError(f"a unit of time: {', '.join(SECONDS)}", f"{text!r}", f"Did you mean {near[0]!r}?" if near else "Use one of them.")
+        raise UserError(
+            f"a unit of time: {', '.join(SECONDS)}",
+            f"{text!r}",
+            f"Did you mean {near[0]!r}?" if near else "Use one of them.",
+        )
     return unit
 
 
@@ -192,7 +256,14 @@ def unit_for(seconds: float) -> str:
     >>> unit_for(300), unit_for(86400), unit_for(3e7)
     ('seconds', 'hours', 'days')
     """
-    return next((unit for unit, most in (("seconds", 600), ("minutes", 36_000), ("hours", 864_000)) if seconds <= most), "days")
+    return next(
+        (
+            unit
+            for unit, most in (("seconds", 600), ("minutes", 36_000), ("hours", 864_000))
+            if seconds <= most
+        ),
+        "days",
+    )
 
 
 def _ticks(column: pa.ChunkedArray) -> tuple[NDArray[np.int64], int, str | None]:
@@ -203,33 +274,58 @@ def _ticks(column: pa.ChunkedArray) -> tuple[NDArray[np.int64], int, str | None]
     return flat(column).astype(np.int64, copy=False), RATES[column.type.unit], column.type.tz
 
 
-def _epoch(column: pa.ChunkedArray, notes: list[str]) -> tuple[NDArray[np.int64], int, str | None] | None:
-    """Numbers as epochs (UTC), or as dates such as 20240501 (no zone, rate 0), or None where they are neither."""
+def _epoch(
+    column: pa.ChunkedArray, notes: list[str]
+) -> tuple[NDArray[np.int64], int, str | None] | None:
+    """Numbers as epochs (UTC), or as dates such as 20240501 (no zone, rate 0), or None where they
+    are neither.
+    """
     parts = pieces(column)
     if not parts:
         return None
     # numpy's least of all is NaN where any is, and then the numbers are left to be refused.
-    low, high = float(np.min([part.min() for part in parts])), float(np.max([part.max() for part in parts]))
+    low, high = (
+        float(np.min([part.min() for part in parts])),
+        float(np.max([part.max() for part in parts])),
+    )
     if pa.types.is_integer(column.type) and 19000101 <= low and high <= 22001231:
         return _written_dates(flat(column), notes)
     bands = [FIRST_EPOCH * 1000**k for k in range(5)]
-    band = next((k for k in range(4) if bands[k] <= low and high < min(bands[k + 1], 2.0**63)), None)
+    band = next(
+        (k for k in range(4) if bands[k] <= low and high < min(bands[k + 1], 2.0**63)), None
+    )
     if band is None:
         return None
     unit, rate = list(RATES.items())[band]
-    notes.append(f"numbers near {low:.3g} are read as {unit_named(unit)} since 1970 (time_unit='as given' leaves them)")
+    notes.append(
+        f"numbers near {low:.3g} are read as {unit_named(unit)} since 1970 (time_unit='as "
+        "given' leaves them)"
+    )
     if pa.types.is_floating(column.type):
         # A float of seconds resolves a quarter of a microsecond.
-        return np.rint(flat(column) * (1_000_000 / min(rate, 1_000_000))).astype(np.int64), max(rate, 1_000_000), "UTC"
+        return (
+            np.rint(flat(column) * (1_000_000 / min(rate, 1_000_000))).astype(np.int64),
+            max(rate, 1_000_000),
+            "UTC",
+        )
     return flat(column).astype(np.int64), rate, "UTC"
 
 
-def _written_dates(values: NDArray[Any], notes: list[str]) -> tuple[NDArray[np.int64], int, str | None] | None:
+def _written_dates(
+    values: NDArray[Any], notes: list[str]
+) -> tuple[NDArray[np.int64], int, str | None] | None:
     whole = values.astype(np.int64)
     year, month, day = whole // 10000, whole // 100 % 100, whole % 100
     if month.min() < 1 or month.max() > 12 or day.min() < 1 or day.max() > 31:
         return None
-    days = ((year - 1970) * 12 + month - 1).astype("datetime64[M]").astype("datetime64[D]").astype(np.int64) + day - 1
+    days = (
+        ((year - 1970) * 12 + month - 1)
+        .astype("datetime64[M]")
+        .astype("datetime64[D]")
+        .astype(np.int64)
+        + day
+        - 1
+    )
     notes.append(f"numbers such as {whole[0]} are read as dates")
     return days * 86400, 0, None
 
@@ -237,7 +333,15 @@ def _written_dates(values: NDArray[Any], notes: list[str]) -> tuple[NDArray[np.i
 def looks_like_time(text: str) -> bool:
     """Whether a piece of text could be a time: it begins as one does.
 
-    >>> looks_like_time("2024-05-01 09:30"), looks_like_time("5/1/2024"), looks_like_time("42"), looks_like_time("fire")
+    >>> (
+    ...     looks_like_time("2024-05-01 09:30"),
+    ...     looks_like_time("5/1/2024"),
+    ...     looks_like_time("42"),
+    ...     looks_like_time("fire"),
+    ... )
     (True, True, False, False)
     """
-    return re.match(r"\s*(\d{4}[-/.]\d{1,2}[-/.]\d{1,2}|\d{1,2}[-/.]\d{1,2}[-/.]\d{2,4})", text) is not None
+    return (
+        re.match(r"\s*(\d{4}[-/.]\d{1,2}[-/.]\d{1,2}|\d{1,2}[-/.]\d{1,2}[-/.]\d{2,4})", text)
+        is not None
+    )

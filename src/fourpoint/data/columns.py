@@ -1,7 +1,9 @@
-"""Columns of a table, checked as a whole: each fault is an error with the file, the row or line, and the value.
+"""Columns of a table, checked as a whole: each fault is an error with the file, the row or line,
+and the value.
 
-A column is read once and given up once it has become a numpy array, so that a large file is never held twice. Used by
-:mod:`fourpoint.data.readers`, which makes sequences of them. Rows are counted from 0, lines from 1.
+A column is read once and given up once it has become a numpy array, so that a large file is never
+held twice. Used by :mod:`fourpoint.data.readers`, which makes sequences of them. Rows are counted
+from 0, lines from 1.
 """
 
 from __future__ import annotations
@@ -43,11 +45,15 @@ class Columns:
         """An error about this table."""
         return self.table.error(expected, received, remedy)
 
-    def fault(self, name: str, expected: str, row: int, value: object, remedy: str) -> EventDataError:
+    def fault(
+        self, name: str, expected: str, row: int, value: object, remedy: str
+    ) -> EventDataError:
         """An error about one row of a column."""
         shown = repr(value) if isinstance(value, str) else str(value)
         shown = shown if len(shown) <= 60 else f"{shown[:57]}..."
-        return self.error(f"{expected} in column {name!r}", f"{shown} at {self.table.place(row)}", remedy)
+        return self.error(
+            f"{expected} in column {name!r}", f"{shown} at {self.table.place(row)}", remedy
+        )
 
     def take(self, name: str) -> pa.ChunkedArray:
         """The Arrow column, without nulls; it is not held any longer."""
@@ -55,7 +61,9 @@ class Columns:
         if column.null_count:
             place = self.table.place(int(pc.index(column.is_null(), True).as_py()))
             received = f"{column.null_count:,} null, the first at {place}"
-            raise self.error(f"a value in every row of column {name!r}", received, "Remove or fill these rows.")
+            raise self.error(
+                f"a value in every row of column {name!r}", received, "Remove or fill these rows."
+            )
         return column
 
     def type(self, name: str) -> pa.DataType:
@@ -63,7 +71,9 @@ class Columns:
         return value_type(self.held[name])
 
     def is_text(self, name: str) -> bool:
-        """True if the column holds words (or true and false), False if whole numbers; anything else is refused."""
+        """True if the column holds words (or true and false), False if whole numbers; anything else
+        is refused.
+        """
         kind = self.type(name)
         if is_words(kind) or pa.types.is_boolean(kind):
             return True
@@ -71,7 +81,11 @@ class Columns:
             if pa.types.is_binary(kind):
                 row, value = _first_garbled(self.held[name])
                 raise self.fault(name, "text in UTF-8", row, value, "Save the file as UTF-8.")
-            raise self.error(f"whole numbers or text in column {name!r}", f"values of type {kind}", "Convert the column to one of them.")
+            raise self.error(
+                f"whole numbers or text in column {name!r}",
+                f"values of type {kind}",
+                "Convert the column to one of them.",
+            )
         return False
 
     def floats(self, name: str) -> NDArray[np.float64]:
@@ -87,17 +101,22 @@ class Columns:
         values: NDArray[np.float64] = flat(decoded, np.float64)
         if pa.types.is_integer(kind) and len(values) and float(np.abs(values).max()) > EXACT:
             self._check_exact(name, decoded, values)
-        # A sum is finite where all parts are, and cheap; only where it is not do the parts have to be looked at.
+        # A sum is finite where all parts are, and cheap; only where it is not do the parts have to
+        # be looked at.
         with np.errstate(all="ignore"):
             total = values.sum()
         if not np.isfinite(total):
             bad = np.flatnonzero(~np.isfinite(values))
             if len(bad):
-                raise self.fault(name, "finite numbers", int(bad[0]), values[bad[0]], "Remove or mend the row.")
+                raise self.fault(
+                    name, "finite numbers", int(bad[0]), values[bad[0]], "Remove or mend the row."
+                )
         return values
 
     def _check_exact(self, name: str, column: pa.ChunkedArray, values: NDArray[np.float64]) -> None:
-        """Refuse whole numbers that are no floats: neighbours would become one number, and their order would be lost."""
+        """Refuse whole numbers that are no floats: neighbours would become one number, and their
+        order would be lost.
+        """
         first = 0
         for part in pieces(column):
             piece = values[first : first + len(part)]
@@ -107,7 +126,13 @@ class Columns:
             if len(bad):
                 i = int(bad[0])
                 remedy = "Subtract a common start from all of them, or divide by a common unit."
-                raise self.fault(name, f"whole numbers up to {EXACT:,}, which floats hold exactly,", first + i, part[i], remedy)
+                raise self.fault(
+                    name,
+                    f"whole numbers up to {EXACT:,}, which floats hold exactly,",
+                    first + i,
+                    part[i],
+                    remedy,
+                )
             first += len(part)
 
     def integers(self, name: str) -> NDArray[Any]:
@@ -119,7 +144,9 @@ class Columns:
         return column.cast(pa.int64()) if pa.types.is_floating(column.type) else column
 
     def labels(self, name: str, most: int | None = None) -> tuple[Numbered, list[str]]:
-        """Rows by the value they have, and the values as text in order of first appearance; ``most`` bounds their number."""
+        """Rows by the value they have, and the values as text in order of first appearance;
+        ``most`` bounds their number.
+        """
         if not self.is_text(name):
             numbered = number(pieces(self._integers(name)))
             self.check_count(name, len(numbered.distinct), most)
@@ -128,26 +155,34 @@ class Columns:
         if pa.types.is_boolean(column.type):
             column = column.cast(pa.string())
         # A stored dictionary may hold values that no row has, in any order, and nulls.
-        nulls = pa.types.is_dictionary(column.type) and any(chunk.dictionary.null_count for chunk in column.chunks)
+        nulls = pa.types.is_dictionary(column.type) and any(
+            chunk.dictionary.null_count for chunk in column.chunks
+        )
         plain = not pa.types.is_dictionary(column.type) or nulls
         if nulls:
             self.check_words(column)
         encoded = (_decoded(column) if plain else column).dictionary_encode().unify_dictionaries()
-        indices = pieces(pa.chunked_array([chunk.indices for chunk in encoded.chunks], encoded.type.index_type))
+        indices = pieces(
+            pa.chunked_array([chunk.indices for chunk in encoded.chunks], encoded.type.index_type)
+        )
         words = encoded.chunk(0).dictionary if encoded.num_chunks else pa.array([], pa.string())
         numbered = number(indices)
         self.check_count(name, len(numbered.distinct), most)
         return numbered, words.take(pa.array(numbered.distinct)).to_pylist()
 
     def check_words(self, column: pa.ChunkedArray, longest: int = sys.maxsize) -> None:
-        """Refuse words that do not fit into memory once each row has its own; longer ones than ``longest`` are refused later."""
+        """Refuse words that do not fit into memory once each row has its own; longer ones than
+        ``longest`` are refused later.
+        """
         Expansion(self.table.label).check(min(decoded_size(column), longest * len(column)))
 
     def check_count(self, name: str, count: int, most: int | None) -> None:
         """Refuse more than ``most`` different values."""
         if most is not None and count > most:
             received = f"{count:,} different values in {len(self):,} rows"
-            raise self.error(f"at most {most:,} types in column {name!r}", received, "Choose a column of types.")
+            raise self.error(
+                f"at most {most:,} types in column {name!r}", received, "Choose a column of types."
+            )
 
 
 def open_columns(table: Table, names: list[str]) -> Columns:
@@ -168,7 +203,10 @@ def value_type(column: pa.ChunkedArray) -> pa.DataType:
 
 def is_words(kind: pa.DataType) -> bool:
     """Whether a type is one of Arrow's types of text."""
-    return any(test(kind) for test in (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view))
+    return any(
+        test(kind)
+        for test in (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
+    )
 
 
 def _decoded(column: pa.ChunkedArray) -> pa.ChunkedArray:
@@ -194,7 +232,10 @@ def _without_views(column: pa.ChunkedArray) -> pa.ChunkedArray:
     if not pa.types.is_dictionary(column.type):
         return column.cast(pa.large_string())
     words = pa.large_string()
-    chunks = [pa.DictionaryArray.from_arrays(chunk.indices, chunk.dictionary.cast(words)) for chunk in column.chunks]
+    chunks = [
+        pa.DictionaryArray.from_arrays(chunk.indices, chunk.dictionary.cast(words))
+        for chunk in column.chunks
+    ]
     return pa.chunked_array(chunks, pa.dictionary(column.type.index_type, words))
 
 
@@ -209,7 +250,9 @@ def _first_garbled(column: pa.ChunkedArray) -> tuple[int, bytes]:
 
 
 def _whole(column: pa.ChunkedArray) -> bool:
-    """Whether a column of floats holds whole numbers alone, as a table with gaps in a column of integers may."""
+    """Whether a column of floats holds whole numbers alone, as a table with gaps in a column of
+    integers may.
+    """
     if not pa.types.is_floating(column.type) or not len(column):
         return False
     same = pc.all(pc.equal(column, pc.floor(column))).as_py()

@@ -1,8 +1,8 @@
 """One limit on what a file may expand into, for every reader, checked while it is read.
 
-A packed file says nothing of its content: 50 kB may stand for gigabytes, by compression, by dictionaries and runs, or by
-naming one thing again and again. Readers count what they unpack and ask :class:`Expansion` before they go on; the limit
-is :func:`fourpoint.memory.memory_limit`.
+A packed file says nothing of its content: 50 kB may stand for gigabytes, by compression, by
+dictionaries and runs, or by naming one thing again and again. Readers count what they unpack and
+ask :class:`Expansion` before they go on; the limit is :func:`fourpoint.memory.memory_limit`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ NUMBER = 8  # bytes of a value in a column of numbers
 
 
 class Expansion:
-    """The memory that one file may take. ``count`` adds to it, and ``check`` compares a total that is known."""
+    """The memory that one file may take. ``count`` adds to it, and ``check`` compares a total that
+    is known.
+    """
 
     def __init__(self, source: object, what: str = "a file of events") -> None:
         self.source, self.what = source, what
@@ -42,23 +44,36 @@ class Expansion:
         self.check(self._allocated() - self._held)
 
     def check_rows(self, rows: int, columns: int) -> None:
-        """Refuse more rows than fit: each takes a number per column, and its sequence and place among the others."""
+        """Refuse more rows than fit: each takes a number per column, and its sequence and place
+        among the others.
+        """
         self.check(NUMBER * rows * (columns + 2))
 
     def check_json(self, text: bytes | str) -> None:
-        """Refuse JSON whose objects, lists and values would not fit: an empty list of two characters takes a hundred bytes."""
+        """Refuse JSON whose objects, lists and values would not fit: an empty list of two
+        characters takes a hundred bytes.
+        """
         total = len(text)
         for mark, size in (("{", 240), ("[", 64), (",", 48), (":", 48)):
-            total += size * (text.count(mark) if isinstance(text, str) else text.count(mark.encode()))
+            total += size * (
+                text.count(mark) if isinstance(text, str) else text.count(mark.encode())
+            )
         self.check(total)
 
     def error(self, total: float) -> EventDataError:
         """The error for a file that expands into ``total`` bytes, or more."""
         size = _size(self.source)
         packed = f", whose {readable_size(size)}" if size else ", which"
-        received = f"{self.source}{packed} expand{'' if size else 's'} into {readable_size(total)} or more"
-        remedy = f"If you trust it, raise the limit with --memory-limit or {VARIABLE}; else split it, or leave it alone."
-        return EventDataError(f"{self.what} that expands into at most {readable_size(self.limit)}", received, remedy)
+        received = (
+            f"{self.source}{packed} expand{'' if size else 's'} into {readable_size(total)} or more"
+        )
+        remedy = (
+            f"If you trust it, raise the limit with --memory-limit or {VARIABLE}; else split it, "
+            "or leave it alone."
+        )
+        return EventDataError(
+            f"{self.what} that expands into at most {readable_size(self.limit)}", received, remedy
+        )
 
     def _allocated(self) -> int:
         return sum(pool.bytes_allocated() for pool in self._pools)

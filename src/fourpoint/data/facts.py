@@ -1,4 +1,5 @@
-"""A data set in a few lines: how many sequences and events, their windows, rate, gaps, ties, marks, places and splits.
+"""A data set in a few lines: how many sequences and events, their windows, rate, gaps, ties, marks,
+places and splits.
 
 Used by ``fourpoint data`` and by the first look at a file (:mod:`fourpoint.data.inspecting`).
 """
@@ -20,10 +21,15 @@ LISTED = 12  # marks that are named, the most frequent ones
 
 
 def facts(data: Dataset, by: str = "", column: str = "") -> list[tuple[str, str]]:
-    """What there is, as pairs of a word and a line. ``by`` says what tells sequences apart, ``column`` where marks come from.
+    """What there is, as pairs of a word and a line. ``by`` says what tells sequences apart,
+    ``column`` where marks come from.
 
     >>> from fourpoint.events import Sequence
-    >>> for word, line in facts(Dataset.from_sequences([Sequence([1.0, 1.0, 2.0], start=0, stop=3, id="a")], unit="hours")):
+    >>> for word, line in facts(
+    ...     Dataset.from_sequences(
+    ...         [Sequence([1.0, 1.0, 2.0], start=0, stop=3, id="a")], unit="hours"
+    ...     )
+    ... ):
     ...     print(word, "|", line)
     sequences | 1 (a)
     events | 3
@@ -38,12 +44,26 @@ def facts(data: Dataset, by: str = "", column: str = "") -> list[tuple[str, str]
     low, middle, high = np.quantile(data.lengths, (0, 0.5, 1))
     several = len(data) > 1
     lengths = data.durations
-    span = f"{lengths.min():g}" if np.ptp(lengths) <= 1e-9 * lengths.max() else f"{lengths.min():g} to {lengths.max():g}"
+    span = (
+        f"{lengths.min():g}"
+        if np.ptp(lengths) <= 1e-9 * lengths.max()
+        else f"{lengths.min():g} to {lengths.max():g}"
+    )
     found = [
         ("sequences", f"{len(data):,} ({ids if several else by or data.ids[0]})"),
-        ("events", f"{data.events:,}" + (f" ({low:.0f} to {high:.0f} a sequence, median {middle:.0f})" if several else "")),
+        (
+            "events",
+            f"{data.events:,}"
+            + (f" ({low:.0f} to {high:.0f} a sequence, median {middle:.0f})" if several else ""),
+        ),
         ("window", f"{span}{unit}{' (inferred from the events)' if data.inferred else ''}"),
-        ("rate", f"{data.events / lengths.sum():.4g} events per {data.unit.removesuffix('s') or 'unit of time'}"),
+        (
+            "rate",
+            (
+                f"{data.events / lengths.sum():.4g} events per "
+                f"{data.unit.removesuffix('s') or 'unit of time'}"
+            ),
+        ),
     ]
     if len(data.gaps):
         a, b, c = np.quantile(data.gaps, (0.05, 0.5, 0.95))
@@ -56,13 +76,22 @@ def facts(data: Dataset, by: str = "", column: str = "") -> list[tuple[str, str]
         found.append(("places", str(data.marks.box)))
     if data.splits is not None:
         counts = {name: int((data.splits == name).sum()) for name in SPLITS}
-        found.append(("splits", ", ".join(f"{name} ({count:,})" for name, count in counts.items() if count)))
+        found.append(
+            ("splits", ", ".join(f"{name} ({count:,})" for name, count in counts.items() if count))
+        )
     return found
 
 
 def table_of(title: str, lines: list[tuple[str, str]]) -> Table:
     """Words and lines as a table for the terminal."""
-    table = text_table(console_text(title), title_style="bold", title_justify="left", box=None, pad_edge=False, show_header=False)
+    table = text_table(
+        console_text(title),
+        title_style="bold",
+        title_justify="left",
+        box=None,
+        pad_edge=False,
+        show_header=False,
+    )
     table.add_column(style="cyan", no_wrap=True)
     table.add_column(overflow="fold")
     for word, line in lines:

@@ -1,7 +1,8 @@
 """Files opened and written with care, by every reader, format and source.
 
-A path that is missing, a folder or empty is refused with the file's name before anything is read, and a packed file is
-unpacked up to the limit of :mod:`fourpoint.data.expansion`. What is written appears whole or not at all.
+A path that is missing, a folder or empty is refused with the file's name before anything is read,
+and a packed file is unpacked up to the limit of :mod:`fourpoint.data.expansion`. What is written
+appears whole or not at all.
 """
 
 from __future__ import annotations
@@ -20,19 +21,31 @@ GZIP = b"\x1f\x8b"
 
 
 def check_file(path: Path, what: str, likely: Callable[[Path], object] = Path.exists) -> Path:
-    """The path, if there is a file with something in it; else :class:`EventDataError` with the nearest names of ``likely`` files."""
+    """The path, if there is a file with something in it; else :class:`EventDataError` with the
+    nearest names of ``likely`` files.
+    """
     try:
         if path.is_dir():
             raise EventDataError(what, f"{path}, which is a folder", "Name one file in it.")
         if not path.exists():
-            here = {p.stem: p.name for p in sorted(path.parent.iterdir()) if likely(p)} if path.parent.is_dir() else {}
+            here = (
+                {p.stem: p.name for p in sorted(path.parent.iterdir()) if likely(p)}
+                if path.parent.is_dir()
+                else {}
+            )
             near = [here[stem] for stem in get_close_matches(path.stem, here, n=2)]
             remedy = f"Did you mean {' or '.join(near)}?" if near else "Check the path."
             raise EventDataError(what, f"{path}, which does not exist", remedy)
         if path.stat().st_size == 0:
-            raise EventDataError(what, f"{path}, which is empty (0 bytes)", "Write or download it again.")
+            raise EventDataError(
+                what, f"{path}, which is empty (0 bytes)", "Write or download it again."
+            )
     except OSError as error:
-        raise EventDataError(what, f"{path}, which cannot be opened ({error.strerror})", "Check the path and its permissions.") from error
+        raise EventDataError(
+            what,
+            f"{path}, which cannot be opened ({error.strerror})",
+            "Check the path and its permissions.",
+        ) from error
     return path
 
 
@@ -49,7 +62,9 @@ def contents(path: Path, what: str) -> bytes:
 
 
 def blocks(path: Path, what: str, size: int = 2**24) -> Iterator[bytes]:
-    """The bytes of a file in blocks of at most ``size``, unpacked if it is gzip; never the whole file in memory."""
+    """The bytes of a file in blocks of at most ``size``, unpacked if it is gzip; never the whole
+    file in memory.
+    """
     check_file(path, what)
     expansion = Expansion(path, what)
     total = 0
@@ -69,7 +84,9 @@ def blocks(path: Path, what: str, size: int = 2**24) -> Iterator[bytes]:
         raise EventDataError(what, received, "Write or download it again.") from error
 
 
-def unreadable(path: Path, what: str, error: Exception | str, remedy: str = "Write or download it again.") -> EventDataError:
+def unreadable(
+    path: Path, what: str, error: Exception | str, remedy: str = "Write or download it again."
+) -> EventDataError:
     """The error for a file that is not what it should be, with the reason in one line."""
     reason = (str(error).splitlines() or [type(error).__name__])[0].strip().rstrip(".")[:160]
     return EventDataError(what, f"{path}, which cannot be read as one ({reason})", remedy)
@@ -84,6 +101,8 @@ def check_target(path: Path) -> None:
 
 
 def write_whole(path: Path, content: bytes | Callable[[Path], None]) -> None:
-    """Write bytes, or what a function writes to a path, to a path that can be written to: never half a file."""
+    """Write bytes, or what a function writes to a path, to a path that can be written to: never
+    half a file.
+    """
     check_target(path)
     write_atomic(path, content)

@@ -1,9 +1,12 @@
-"""Rows to sequences: which rows belong together, in the order of first appearance, without a step of Python per row.
+"""Rows to sequences: which rows belong together, in the order of first appearance, without a step
+of Python per row.
 
-Rows that share a value are one sequence. Most files are already grouped (all rows of a sequence are neighbours), and
-then nothing is moved: :func:`number` sees it from the runs of equal values. Otherwise values are numbered by a table or
-a hash, and rows are moved by a stable radix sort of these numbers, 16 bits at a time, in time proportional to the rows.
-Used by :mod:`fourpoint.data.readers`.
+Rows that share a value are one sequence. Most files are already grouped (all rows of a sequence are
+neighbours), and
+then nothing is moved: :func:`number` sees it from the runs of equal values. Otherwise values are
+numbered by a table or
+a hash, and rows are moved by a stable radix sort of these numbers, 16 bits at a time, in time
+proportional to the rows. Used by :mod:`fourpoint.data.readers`.
 """
 
 from __future__ import annotations
@@ -22,7 +25,9 @@ NONE = np.zeros(0, dtype=np.int32)
 
 @dataclass(frozen=True)
 class Numbered:
-    """Rows with the number of their sequence, as ``codes``; or as ``offsets``, where sequences follow one another row by row."""
+    """Rows with the number of their sequence, as ``codes``; or as ``offsets``, where sequences
+    follow one another row by row.
+    """
 
     distinct: NDArray[Any]
     codes: NDArray[np.int32]
@@ -31,11 +36,15 @@ class Numbered:
     def code(self) -> NDArray[np.int32]:
         """The number of each row's sequence."""
         if self.offsets is not None:
-            return np.repeat(np.arange(len(self.offsets) - 1, dtype=np.int32), np.diff(self.offsets))
+            return np.repeat(
+                np.arange(len(self.offsets) - 1, dtype=np.int32), np.diff(self.offsets)
+            )
         return self.codes
 
     def renumbered(self, place: NDArray[np.int64]) -> Numbered:
-        """The same rows where sequence i is called ``place[i]``: numbers that no row has are sequences without events."""
+        """The same rows where sequence i is called ``place[i]``: numbers that no row has are
+        sequences without events.
+        """
         count = int(place.max(initial=-1)) + 1
         if self.offsets is not None and bool((np.diff(place) > 0).all()):
             lengths = np.zeros(count, dtype=np.int64)
@@ -46,7 +55,8 @@ class Numbered:
 
 @dataclass(frozen=True)
 class Group:
-    """Rows laid sequence by sequence: sequence i owns positions ``offsets[i]:offsets[i + 1]``, and position k is row ``order[k]``.
+    """Rows laid sequence by sequence: sequence i owns positions ``offsets[i]:offsets[i + 1]``, and
+    position k is row ``order[k]``.
 
     ``order`` is None where rows stand as in the file.
     """
@@ -85,20 +95,33 @@ def number(pieces: NDArray[Any] | list[NDArray[Any]]) -> Numbered:
     if high - low <= 4 * len(values) + DIGIT:
         return _by_table(values, low, high)
     encoded = pa.array(values).dictionary_encode()
-    return Numbered(np.from_dlpack(encoded.dictionary), np.asarray(np.from_dlpack(encoded.indices), dtype=np.int32), None)
+    return Numbered(
+        np.from_dlpack(encoded.dictionary),
+        np.asarray(np.from_dlpack(encoded.indices), dtype=np.int32),
+        None,
+    )
 
 
-def group(numbered: Numbered, count: int, times: NDArray[np.float64] | NDArray[np.int64] | None = None) -> tuple[Group, bool]:
-    """Lay the rows of ``count`` sequences side by side, stably; where ``times`` are given also by time inside a sequence.
+def group(
+    numbered: Numbered, count: int, times: NDArray[np.float64] | NDArray[np.int64] | None = None
+) -> tuple[Group, bool]:
+    """Lay the rows of ``count`` sequences side by side, stably; where ``times`` are given also by
+    time inside a sequence.
 
-    Returns the rows' arrangement, and whether any had to move within its sequence to be in order of time.
+    Returns the rows' arrangement, and whether any had to move within its sequence to be in order of
+    time.
 
     >>> arrangement, moved = group(number(np.array([7, 3, 7])), 2, np.array([2.0, 5.0, 1.0]))
     >>> arrangement.offsets.tolist(), arrangement.order.tolist(), moved
     ([0, 2, 3], [2, 0, 1], True)
     """
     if numbered.offsets is not None:
-        offsets = np.concatenate([numbered.offsets, np.full(count + 1 - len(numbered.offsets), numbered.offsets[-1], dtype=np.int64)])
+        offsets = np.concatenate(
+            [
+                numbered.offsets,
+                np.full(count + 1 - len(numbered.offsets), numbered.offsets[-1], dtype=np.int64),
+            ]
+        )
         order = None
     else:
         code = numbered.code()
@@ -130,7 +153,8 @@ def _runs(pieces: list[NDArray[Any]]) -> Numbered | None:
         change = np.empty(len(piece), dtype=bool)
         change[0] = k == 0 or bool(piece[0] != pieces[k - 1][-1])
         np.not_equal(piece[1:], piece[:-1], out=change[1:])
-        # Where most neighbours differ, rows are not grouped, or each is alone; only rising values are worth a look then.
+        # Where most neighbours differ, rows are not grouped, or each is alone; only rising values
+        # are worth a look then.
         if int(np.count_nonzero(change)) > max(len(piece) // 4, 1000) and not _rising(piece):
             return None
         start = np.flatnonzero(change)
@@ -140,15 +164,23 @@ def _runs(pieces: list[NDArray[Any]]) -> Numbered | None:
     if not pieces:
         return Numbered(np.zeros(0, dtype=np.int64), NONE, np.zeros(1, dtype=np.int64))
     values = np.concatenate(distinct)
-    if not _strictly_rising(values) and (len(values) > most or len(np.unique(values)) < len(values)):
+    if not _strictly_rising(values) and (
+        len(values) > most or len(np.unique(values)) < len(values)
+    ):
         return None
     return Numbered(values, NONE, np.append(np.concatenate(heads), first))
 
 
 def _by_table(values: NDArray[Any], low: int, high: int) -> Numbered:
-    """Numbers by a table over low..high. Written backwards, each place of the table ends with its first row."""
+    """Numbers by a table over low..high. Written backwards, each place of the table ends with its
+    first row.
+    """
     n = len(values)
-    key = (values - np.uint64(low)).astype(np.int64) if values.dtype == np.uint64 else values.astype(np.int64, copy=False)
+    key = (
+        (values - np.uint64(low)).astype(np.int64)
+        if values.dtype == np.uint64
+        else values.astype(np.int64, copy=False)
+    )
     key = key - low if low and values.dtype != np.uint64 else key
     first = np.full(high - low + 1, n, dtype=np.int64)
     for stop in range(n, 0, -BLOCK):

@@ -1,8 +1,10 @@
-"""A first look at a file of events: what its columns are taken for, how much there is and when, and what to type next.
+"""A first look at a file of events: what its columns are taken for, how much there is and when, and
+what to type next.
 
     fourpoint data inspect calls.csv
 
-Rows need not be in order for a look; where they are not, it says so, and the command to type next sorts them.
+Rows need not be in order for a look; where they are not, it says so, and the command to type next
+sorts them.
 """
 
 from __future__ import annotations
@@ -52,7 +54,9 @@ class Histogram:
 
 @dataclass(frozen=True)
 class Inspection:
-    """What :func:`inspect` found. Printed it is a table with pictures in blocks; ``plot`` draws it; ``command`` comes next."""
+    """What :func:`inspect` found. Printed it is a table with pictures in blocks; ``plot`` draws it;
+    ``command`` comes next.
+    """
 
     source: str
     reading: Reading
@@ -82,8 +86,12 @@ class Inspection:
             "span": [self.over_time.first, self.over_time.last],
             "origin": self.reading.origin,
             "tied": data.tied,
-            "marks": {name: int(count) for name, count in zip(data.marks.names, counts, strict=False)},
-            "box": None if (box := data.marks.box) is None else {n: [a, b] for n, a, b in zip(box.names, box.low, box.high, strict=True)},
+            "marks": {
+                name: int(count) for name, count in zip(data.marks.names, counts, strict=False)
+            },
+            "box": None
+            if (box := data.marks.box) is None
+            else {n: [a, b] for n, a, b in zip(box.names, box.low, box.high, strict=True)},
             "sorted": not self.reading.moved,
             "notes": list(self.reading.notes),
             "next": self.command,
@@ -98,7 +106,10 @@ class Inspection:
                 table.add_row("", "")
                 table.add_row(name, Text(picture.line(), style="green"))
                 room = max(1, len(picture.counts) - len(picture.first) - len(picture.last))
-                table.add_row("", Text(console_text(f"{picture.first}{' ' * room}{picture.last}"), style="dim"))
+                table.add_row(
+                    "",
+                    Text(console_text(f"{picture.first}{' ' * room}{picture.last}"), style="dim"),
+                )
         table.add_row("", "")
         for note in self.reading.notes:
             table.add_row("", Text(console_text(note), style="dim"))
@@ -107,13 +118,22 @@ class Inspection:
     def _facts(self) -> list[tuple[str, str]]:
         """What the columns are, and what there is."""
         roles = self.reading.roles
-        by = f"one per {roles.calendar}" if roles.calendar else f"by {roles.sequence!r}" if roles.sequence else "no column"
+        by = (
+            f"one per {roles.calendar}"
+            if roles.calendar
+            else f"by {roles.sequence!r}"
+            if roles.sequence
+            else "no column"
+        )
         data = self.reading.data
         lines = [("kind", self.kind)]
         lines.append(("time", f"{roles.time!r}: {self.over_time.first} to {self.over_time.last}"))
         lines.append(("resolution", resolution_in_words(data, self.reading.clock)))
         lines += facts(data, by, roles.mark or "")
-        return lines + [("order", "rows are not in order of time: --sort puts them so")] * self.reading.moved
+        return (
+            lines
+            + [("order", "rows are not in order of time: --sort puts them so")] * self.reading.moved
+        )
 
     def plot(self, ax: Axes | None = None) -> Axes:
         """Events over time and, in a figure of its own, the gaps on a logarithmic scale below."""
@@ -128,24 +148,38 @@ class Inspection:
             elif ax is None:
                 ax, below = plt.subplots(2, 1, figsize=(9, 5), layout="constrained")[1]
             _bars(ax, self.over_time, COLOURS[0])
-            ax.set_title(f"{plot_name(os.path.basename(self.source))}: {self.reading.data.events:,} events")
-            ax.set_xticks(self.over_time.edges[[0, -1]], [plot_name(self.over_time.first), plot_name(self.over_time.last)])
+            ax.set_title(
+                f"{plot_name(os.path.basename(self.source))}: {self.reading.data.events:,} events"
+            )
+            ax.set_xticks(
+                self.over_time.edges[[0, -1]],
+                [plot_name(self.over_time.first), plot_name(self.over_time.last)],
+            )
             for label, side in zip(ax.get_xticklabels(), ("left", "right"), strict=True):
                 label.set_horizontalalignment(side)
             ax.set_ylabel("events")
             if below is not None and self.gaps is not None:
                 _bars(below, self.gaps, COLOURS[1])
                 below.set_xscale("log")
-                below.set_xlabel(f"gap ({plot_name(self.reading.data.unit)})" if self.reading.data.unit else "gap")
+                below.set_xlabel(
+                    f"gap ({plot_name(self.reading.data.unit)})"
+                    if self.reading.data.unit
+                    else "gap"
+                )
                 below.set_ylabel("gaps")
         return ax
 
 
 def inspect(source: object, asked: Asked = GUESS) -> Inspection:
-    """Look at a file or table of events, as :func:`fourpoint.data.readers.read` does; but rows in any order are taken, and
-    columns that look like a place on a map are taken for one.
+    """Look at a file or table of events, as :func:`fourpoint.data.readers.read` does; but rows in
+    any order are taken, and columns that look like a place on a map are taken for one.
 
-    >>> found = inspect({"When": ["2024-05-01 09:30", "2024-05-01 08:00", "2024-05-09"], "Type": ["a", "b", "a"]})
+    >>> found = inspect(
+    ...     {
+    ...         "When": ["2024-05-01 09:30", "2024-05-01 08:00", "2024-05-09"],
+    ...         "Type": ["a", "b", "a"],
+    ...     }
+    ... )
     >>> print(found.command)
     fp.read(source, time='When', mark='Type', sequence='none', sort=True)
     """
@@ -155,7 +189,12 @@ def inspect(source: object, asked: Asked = GUESS) -> Inspection:
         reading = read_with_notes(source, replace(asked, place=reading.roles.maybe_places))
     label = str(source) if isinstance(source, str | os.PathLike) else reading.data.name or "table"
     ties = None if asked.ties == "keep" else asked.ties
-    options = {"timezone": asked.timezone, "time_unit": asked.time_unit, "window": asked.window, "ties": ties}
+    options = {
+        "timezone": asked.timezone,
+        "time_unit": asked.time_unit,
+        "window": asked.window,
+        "ties": ties,
+    }
     roles = reading.roles
     cut = None
     if reading.clock is not None and not (roles.sequence or asked.sequence):
@@ -173,12 +212,16 @@ def inspect(source: object, asked: Asked = GUESS) -> Inspection:
 
 
 def _over_time(reading: Reading) -> Histogram:
-    """Events on the calendar where there is one, else within the windows of all sequences together."""
+    """Events on the calendar where there is one, else within the windows of all sequences
+    together.
+    """
     data, clock = reading.data, reading.clock
     if clock is not None:
         low, high = int(clock.ticks.min()), int(clock.ticks.max())
         first, last = clock.text(low), clock.text(high)
-        counts, edges = np.histogram((clock.ticks - low) / clock.rate, BINS, range=(0, max(high - low, 1) / clock.rate))
+        counts, edges = np.histogram(
+            (clock.ticks - low) / clock.rate, BINS, range=(0, max(high - low, 1) / clock.rate)
+        )
         return Histogram(counts, edges, first, last)
     low_time, high_time = float(data.starts.min()), float(data.stops.max())
     counts, edges = np.histogram(data.times, BINS, range=(low_time, high_time))
@@ -195,7 +238,9 @@ def _gap_histogram(gaps: NDArray[np.float64], unit: str) -> Histogram | None:
         low, high = low / 2, high * 2
     edges = np.geomspace(low, high, BINS + 1)
     edges[-1] = high * (1 + 1e-9)
-    return Histogram(np.histogram(gaps, edges)[0], edges, f"{low:.3g}", f"{high:.3g} {unit}".rstrip())
+    return Histogram(
+        np.histogram(gaps, edges)[0], edges, f"{low:.3g}", f"{high:.3g} {unit}".rstrip()
+    )
 
 
 def _command(source: object, reading: Reading, unit: str | None, options: dict[str, Any]) -> str:
@@ -207,7 +252,9 @@ def _command(source: object, reading: Reading, unit: str | None, options: dict[s
         named["sequence"] = roles.calendar or roles.sequence or unit or NONE
     named = {name: value for name, value in (named | options).items() if value is not None}
     if not isinstance(source, str | os.PathLike):
-        words = [f"{name}={value!r}" for name, value in named.items()] + ["sort=True"] * reading.moved
+        words = [f"{name}={value!r}" for name, value in named.items()] + [
+            "sort=True"
+        ] * reading.moved
         return f"fp.read({', '.join(['source', *words])})"
     words = ["fourpoint", "fit", str(source)]
     for name, value in named.items():
@@ -221,5 +268,12 @@ def _command(source: object, reading: Reading, unit: str | None, options: dict[s
 
 
 def _bars(ax: Axes, histogram: Histogram, shade: str) -> None:
-    ax.bar(histogram.edges[:-1], histogram.counts, np.diff(histogram.edges), align="edge", color=shade, lw=0)
+    ax.bar(
+        histogram.edges[:-1],
+        histogram.counts,
+        np.diff(histogram.edges),
+        align="edge",
+        color=shade,
+        lw=0,
+    )
     ax.set_xlim(float(histogram.edges[0]), float(histogram.edges[-1]))

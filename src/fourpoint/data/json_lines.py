@@ -1,7 +1,8 @@
 """JSON Lines: one object per line, of which only the fields that are asked for are kept.
 
-Arrow parses a block of lines at a time, against the types that the first lines show. Its parser trusts that each line is
-an object, and a bare ``null`` would end the process; so lines are looked at before it sees them.
+Arrow parses a block of lines at a time, against the types that the first lines show. Its parser
+trusts that each line is an object, and a bare ``null`` would end the process; so lines are looked
+at before it sees them.
 """
 
 from __future__ import annotations
@@ -24,8 +25,14 @@ from fourpoint.events import EventDataError
 EXPECTED = "a file of JSON Lines"
 REMEDY = "Write one JSON object per line; other JSON is for `fourpoint data convert`."
 OTHER = re.compile(rb"(?m)^[ \t\r]*[^{ \t\r\n]")  # a line that does not begin with a brace
-BEHIND = re.compile(rb"\}[ \t\r]*[^]},\s]")  # something behind an object, or a brace inside a string
-TYPES = {frozenset({int}): pa.int64(), frozenset({int, float}): pa.float64(), frozenset({float}): pa.float64()}
+BEHIND = re.compile(
+    rb"\}[ \t\r]*[^]},\s]"
+)  # something behind an object, or a brace inside a string
+TYPES = {
+    frozenset({int}): pa.int64(),
+    frozenset({int, float}): pa.float64(),
+    frozenset({float}): pa.float64(),
+}
 
 
 def open_json_lines(path: Path, codec: str | None) -> Table:
@@ -41,12 +48,19 @@ def open_json_lines(path: Path, codec: str | None) -> Table:
             held = fields.setdefault(name, {})
             if value is not None:
                 held[number] = value
-    schema = pa.schema([(name, _type({*map(type, held.values())})) for name, held in fields.items()])
+    schema = pa.schema(
+        [(name, _type({*map(type, held.values())})) for name, held in fields.items()]
+    )
 
     def head(columns: list[str]) -> pa.Table:
         # Only rows that have one of the fields, so that the cost is that of the fields in the file.
         numbers = sorted(set().union(*(fields[name] for name in columns)))
-        return pa.table({name: _column([fields[name].get(i) for i in numbers], schema.field(name).type) for name in columns})
+        return pa.table(
+            {
+                name: _column([fields[name].get(i) for i in numbers], schema.field(name).type)
+                for name in columns
+            }
+        )
 
     def place(row: int) -> str:
         with open_stream(path, codec) as stream:
@@ -58,7 +72,12 @@ def open_json_lines(path: Path, codec: str | None) -> Table:
             return _read(path, codec, types)
         except EventDataError:
             # Whole numbers at first, and others later: all are numbers.
-            wide = pa.schema([(field.name, pa.float64() if field.type == pa.int64() else field.type) for field in types])
+            wide = pa.schema(
+                [
+                    (field.name, pa.float64() if field.type == pa.int64() else field.type)
+                    for field in types
+                ]
+            )
             if wide == types:
                 raise
             return _read(path, codec, wide)
@@ -75,20 +94,30 @@ def _rows(path: Path, lines: list[bytes]) -> list[dict[str, Any]]:
         try:
             row = json.loads(line)
         except (ValueError, RecursionError) as error:
-            raise EventDataError(EXPECTED, f"{path}: line {number} is not JSON ({reason(error)})", REMEDY) from error
+            raise EventDataError(
+                EXPECTED, f"{path}: line {number} is not JSON ({reason(error)})", REMEDY
+            ) from error
         if not isinstance(row, dict):
-            raise EventDataError(EXPECTED, f"{path}: line {number} is no object but {_word(row)}", REMEDY)
+            raise EventDataError(
+                EXPECTED, f"{path}: line {number} is no object but {_word(row)}", REMEDY
+            )
         rows.append(row)
         if len(rows) == HEAD:
             break
     if not rows:
-        received = f"{path}: no whole line in its first {PEEK >> 20} MB" if b"".join(lines).strip() else f"{path}: blank lines alone"
+        received = (
+            f"{path}: no whole line in its first {PEEK >> 20} MB"
+            if b"".join(lines).strip()
+            else f"{path}: blank lines alone"
+        )
         raise EventDataError(EXPECTED, received, REMEDY)
     return rows
 
 
 def _word(value: Any) -> str:
-    return {list: "a list", str: "text", bool: "true or false", type(None): "null"}.get(type(value), "a number")
+    return {list: "a list", str: "text", bool: "true or false", type(None): "null"}.get(
+        type(value), "a number"
+    )
 
 
 def _type(found: set[type]) -> pa.DataType:
@@ -112,7 +141,10 @@ def _column(values: list[Any], kind: pa.DataType) -> pa.Array:
 
 def _read(path: Path, codec: str | None, types: pa.Schema) -> pa.Table:
     tables, expansion = [], Expansion(path, EXPECTED)
-    with progress(path.name, path.stat().st_size) as advance, open_stream(path, codec, advance) as stream:
+    with (
+        progress(path.name, path.stat().st_size) as advance,
+        open_stream(path, codec, advance) as stream,
+    ):
         for line, block in _blocks(path, stream):
             tables.append(_parse(path, line, block, types))
             expansion.check_arrow()
@@ -154,8 +186,14 @@ def _parse(path: Path, line: int, block: bytes, types: pa.Schema) -> pa.Table:
         found = re.search(r"in row (\d+)$", str(error).strip())
         where = f"line {_line_of(block, line, int(found[1]))}" if found else f"near line {line}"
         what = re.sub(r"^JSON parse error: |\.? in row \d+$", "", str(error).strip())
-        what = re.sub(r"Column\(/(.*)\) changed from (\w+) to (\w+)", r"\3 in column '\1', where there was \2 before", what)
-        raise EventDataError(EXPECTED, f"{path}: {reason(ValueError(what))} at {where}", "Mend or remove that line.") from error
+        what = re.sub(
+            r"Column\(/(.*)\) changed from (\w+) to (\w+)",
+            r"\3 in column '\1', where there was \2 before",
+            what,
+        )
+        raise EventDataError(
+            EXPECTED, f"{path}: {reason(ValueError(what))} at {where}", "Mend or remove that line."
+        ) from error
 
 
 def _check_objects(path: Path, line: int, block: bytes) -> None:
@@ -171,7 +209,9 @@ def _check_objects(path: Path, line: int, block: bytes) -> None:
             json.loads(block[start:stop])
         except (ValueError, RecursionError) as error:
             number = line + block.count(b"\n", 0, start)
-            raise EventDataError(EXPECTED, f"{path}: line {number} is not one object ({reason(error)})", REMEDY) from error
+            raise EventDataError(
+                EXPECTED, f"{path}: line {number} is not one object ({reason(error)})", REMEDY
+            ) from error
         behind = BEHIND.search(block, stop)
 
 

@@ -1,8 +1,9 @@
-"""What a file says of its sequences besides their events: ids, windows, splits, names of types, unit and name, as JSON.
+"""What a file says of its sequences besides their events: ids, windows, splits, names of types,
+unit and name, as JSON.
 
-Without it sequences that have no events, and the silence before the first event and after the last, would be lost. Our own
-Parquet keeps it in its metadata (:mod:`fourpoint.data.stored`); into the formats of the field it goes as an annex
-(:mod:`fourpoint.data.formats.annex`).
+Without it sequences that have no events, and the silence before the first event and after the last,
+would be lost. Our own Parquet keeps it in its metadata (:mod:`fourpoint.data.stored`); into the
+formats of the field it goes as an annex (:mod:`fourpoint.data.formats.annex`).
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ DAMAGE = (ValueError, TypeError, KeyError, AttributeError, OverflowError, Recurs
 
 @dataclass(frozen=True)
 class Known:
-    """Every sequence of a file in order, also those without events; ``events`` is how many there were in all."""
+    """Every sequence of a file in order, also those without events; ``events`` is how many there
+    were in all.
+    """
 
     ids: tuple[str, ...]
     starts: NDArray[np.float64]
@@ -55,14 +58,18 @@ def describe(data: Dataset) -> dict[str, Any]:
 
 
 def recall(stored: Mapping[str, Any]) -> Known:
-    """The inverse of :func:`describe`, with the names of the types under "marks"; raises one of ``DAMAGE`` where it is none."""
+    """The inverse of :func:`describe`, with the names of the types under "marks"; raises one of
+    ``DAMAGE`` where it is none.
+    """
     ids, splits = tuple(str(i) for i in stored["ids"]), stored["splits"]
     return Known(
         ids,
         # One number stands for all sequences.
         np.array(np.broadcast_to(np.array(stored["starts"], dtype=np.float64), len(ids))),
         np.array(np.broadcast_to(np.array(stored["stops"], dtype=np.float64), len(ids))),
-        None if splits is None else np.array(np.broadcast_to(np.array(splits, dtype=np.str_), len(ids))),
+        None
+        if splits is None
+        else np.array(np.broadcast_to(np.array(splits, dtype=np.str_), len(ids))),
         bool(stored["inferred"]),
         int(stored["events"]),
         str(stored["unit"]),
@@ -73,4 +80,6 @@ def recall(stored: Mapping[str, Any]) -> Known:
 
 def _short(values: NDArray[np.float64]) -> float | list[float]:
     """The values, or one number where all are the same."""
-    return float(values[0]) if len(values) and bool((values == values[0]).all()) else values.tolist()
+    return (
+        float(values[0]) if len(values) and bool((values == values[0]).all()) else values.tolist()
+    )

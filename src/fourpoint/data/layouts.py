@@ -1,8 +1,9 @@
 """Rows to sequences in their windows: from plain numbers, or from stamps on the calendar.
 
-Plain numbers keep their unit and origin. Stamps become elapsed time in ``unit`` since the start of their window: the unit
-of the calendar, the period that the user names, or the stretch from the first event to the last, which all sequences
-share because they share a clock. Used by :mod:`fourpoint.data.readers`.
+Plain numbers keep their unit and origin. Stamps become elapsed time in ``unit`` since the start of
+their window: the unit of the calendar, the period that the user names, or the stretch from the
+first event to the last, which all sequences share because they share a clock. Used by
+:mod:`fourpoint.data.readers`.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ Window = tuple[Stamp, Stamp] | Literal["each", "all"]
 
 @dataclass(frozen=True)
 class Layout:
-    """Events in sequences: ``times`` by position in ``group``, and the window of each sequence, all in ``unit``."""
+    """Events in sequences: ``times`` by position in ``group``, and the window of each sequence, all
+    in ``unit``.
+    """
 
     ids: tuple[str, ...]
     group: Group
@@ -45,9 +48,17 @@ class Layout:
 
 
 def lay_numbers(
-    columns: Columns, roles: Roles, numbered: Numbered, ids: tuple[str, ...], window: Window | None, sort: bool, known: Known | None
+    columns: Columns,
+    roles: Roles,
+    numbered: Numbered,
+    ids: tuple[str, ...],
+    window: Window | None,
+    sort: bool,
+    known: Known | None,
 ) -> Layout:
-    """Sequences whose times are numbers in the user's unit; ``known`` are the windows in the metadata of our own file."""
+    """Sequences whose times are numbers in the user's unit; ``known`` are the windows in the
+    metadata of our own file.
+    """
     times = columns.floats(roles.time)
     rows, moved = group(numbered, len(ids), times if sort else None)
     times = rows.arrange(times)
@@ -56,11 +67,15 @@ def lay_numbers(
     if given is not None:
         return layout(np.full(len(ids), given[0]), np.full(len(ids), given[1]), False)
     if not (window is None or isinstance(window, str)):
-        raise UserError("a window in numbers, as the times are", f"{window}", "Pass window=(0, 24), say.")
+        raise UserError(
+            "a window in numbers, as the times are", f"{window}", "Pass window=(0, 24), say."
+        )
     if known is not None:
         return layout(known.starts, known.stops, known.inferred)
     if roles.window is not None:
-        starts, stops = (per_sequence(columns, rows, ids, columns.floats(name), name) for name in roles.window)
+        starts, stops = (
+            per_sequence(columns, rows, ids, columns.floats(name), name) for name in roles.window
+        )
         return layout(starts, stops, False)
     # As events.inferred_window, for all sequences at once; here each has an event.
     starts, stops = np.minimum(0.0, times[rows.offsets[:-1]]), times[rows.offsets[1:] - 1]
@@ -69,18 +84,35 @@ def lay_numbers(
     return layout(starts, np.where(stops > starts, stops, starts + 1.0), True)
 
 
-def lay_calendar(clock: Clock, roles: Roles, window: Window | None, sort: bool, unit: str | None, columns: Columns) -> Layout:
+def lay_calendar(
+    clock: Clock,
+    roles: Roles,
+    window: Window | None,
+    sort: bool,
+    unit: str | None,
+    columns: Columns,
+) -> Layout:
     """One sequence per hour, day or week."""
     by = roles.calendar or "day"
     if isinstance(window, str):
-        raise UserError("a window of two times, or two numbers", f"{window!r}", f"Leave it out: a {by} is observed whole.")
+        raise UserError(
+            "a window of two times, or two numbers",
+            f"{window!r}",
+            f"Leave it out: a {by} is observed whole.",
+        )
     given = None if window is None else _numbers(window)
-    period = None if window is None or given is not None else _period(window, clock, columns, roles.time)
+    period = (
+        None if window is None or given is not None else _period(window, clock, columns, roles.time)
+    )
     try:
         cut = calendar_windows(clock, by, period)
     except UserError as error:
         raise columns.error(error.expected, error.received, error.remedy) from error
-    rows, moved = group(Numbered(np.arange(len(cut.ids)), cut.of(clock.ticks), None), len(cut.ids), clock.ticks if sort else None)
+    rows, moved = group(
+        Numbered(np.arange(len(cut.ids)), cut.of(clock.ticks), None),
+        len(cut.ids),
+        clock.ticks if sort else None,
+    )
     unit = unit or UNIT[by]
     per = SECONDS[unit] * clock.rate
     times = (rows.arrange(clock.ticks) - np.repeat(cut.origins, np.diff(rows.offsets))) / per
@@ -91,8 +123,15 @@ def lay_calendar(clock: Clock, roles: Roles, window: Window | None, sort: bool, 
     zone = f"in {clock.zone}" if clock.zone else "as the times stand, which name no zone"
     notes = (
         f"times: {unit} since the start of each {by} {zone} (--timezone, --time-unit)",
-        f"windows: {len(cut.ids):,} {by}{'s' * (len(cut.ids) != 1)}, {cut.ids[0]} to {cut.ids[-1]}, {empty:,} without events"
-        + ("" if window is not None else "; the first and the last are taken as observed whole (--window A B)"),
+        (
+            f"windows: {len(cut.ids):,} {by}{'s' * (len(cut.ids) != 1)}, {cut.ids[0]} to "
+            f"{cut.ids[-1]}, {empty:,} without events"
+        )
+        + (
+            ""
+            if window is not None
+            else "; the first and the last are taken as observed whole (--window A B)"
+        ),
     )
     return Layout(cut.ids, rows, times, starts, stops, False, unit, cut.ids[0], None, moved, notes)
 
@@ -107,7 +146,9 @@ def lay_stamps(
     sort: bool,
     unit: str | None,
 ) -> Layout:
-    """Sequences that share a calendar: times since the first event of all, or since the start of the window given."""
+    """Sequences that share a calendar: times since the first event of all, or since the start of
+    the window given.
+    """
     rows, moved = group(numbered, len(ids), clock.ticks if sort else None)
     ticks = rows.arrange(clock.ticks)
     given = None if window is None or isinstance(window, str) else _numbers(window)
@@ -122,7 +163,11 @@ def lay_stamps(
         observed = "observed in the window given"
     elif window == "each":
         origins, stops = ticks[rows.offsets[:-1]], ticks[rows.offsets[1:] - 1]
-        starts, inferred, observed = origins, True, "each observed from its first event to its last (--window A B)"
+        starts, inferred, observed = (
+            origins,
+            True,
+            "each observed from its first event to its last (--window A B)",
+        )
     elif roles.window is not None and window is None:
         starts, stops = (_edge(columns, rows, ids, clock, name) for name in roles.window)
         origins, observed = int(starts.min()), "observed in the windows of the file"
@@ -131,8 +176,13 @@ def lay_stamps(
     longest = float(np.max(stops - starts)) / clock.rate
     unit = unit or unit_for(longest)
     per = SECONDS[unit] * clock.rate
-    times = (ticks - (np.repeat(origins, np.diff(rows.offsets)) if np.ndim(origins) else origins)) / per
-    begin, end = (np.broadcast_to((edge - origins) / per, len(ids)).astype(np.float64) for edge in (starts, stops))
+    times = (
+        ticks - (np.repeat(origins, np.diff(rows.offsets)) if np.ndim(origins) else origins)
+    ) / per
+    begin, end = (
+        np.broadcast_to((edge - origins) / per, len(ids)).astype(np.float64)
+        for edge in (starts, stops)
+    )
     if given is not None:
         begin, end = np.full(len(ids), given[0]), np.full(len(ids), given[1])
     if inferred:
@@ -145,7 +195,9 @@ def lay_stamps(
     return Layout(ids, rows, times, begin, end, inferred, unit, origin, shared, moved, notes)
 
 
-def per_sequence(columns: Columns, rows: Group, ids: tuple[str, ...], column: NDArray[Any], name: str) -> NDArray[Any]:
+def per_sequence(
+    columns: Columns, rows: Group, ids: tuple[str, ...], column: NDArray[Any], name: str
+) -> NDArray[Any]:
     """The one value of ``column`` in each sequence, or an error that names a sequence with two."""
     values = rows.arrange(column)
     first = values[rows.offsets[:-1]]
@@ -153,8 +205,15 @@ def per_sequence(columns: Columns, rows: Group, ids: tuple[str, ...], column: ND
     if len(wrong):
         i = int(wrong[0])
         sequence = rows.sequence(i)
-        received = f"{first[sequence]} and {values[i]} in sequence {ids[sequence]} ({columns.table.place(rows.row(i))})"
-        raise columns.error(f"one value of column {name!r} in each sequence", received, "Give all rows of a sequence the same value.")
+        received = (
+            f"{first[sequence]} and {values[i]} in sequence {ids[sequence]} "
+            f"({columns.table.place(rows.row(i))})"
+        )
+        raise columns.error(
+            f"one value of column {name!r} in each sequence",
+            received,
+            "Give all rows of a sequence the same value.",
+        )
     return first
 
 
@@ -165,30 +224,50 @@ def _numbers(window: tuple[Stamp, Stamp]) -> tuple[float, float] | None:
         return None
     start, stop = edges
     if not (np.isfinite(start) and np.isfinite(stop) and start < stop):
-        raise UserError("a window of two finite numbers, start < stop", f"({start}, {stop})", "Pass window=(0, 24), say.")
+        raise UserError(
+            "a window of two finite numbers, start < stop",
+            f"({start}, {stop})",
+            "Pass window=(0, 24), say.",
+        )
     return start, stop
 
 
-def _period(window: tuple[Stamp, Stamp], clock: Clock, columns: Columns, name: str) -> tuple[int, int]:
+def _period(
+    window: tuple[Stamp, Stamp], clock: Clock, columns: Columns, name: str
+) -> tuple[int, int]:
     """The ticks of a window in stamps; no event may lie outside it."""
     if len(window) != 2:
-        raise UserError("a window of two times", f"{window}", "Pass window=('2024-01-01', '2025-01-01'), say.")
+        raise UserError(
+            "a window of two times", f"{window}", "Pass window=('2024-01-01', '2025-01-01'), say."
+        )
     start, stop = (tick_of(edge, clock) for edge in window)
     if start >= stop:
-        raise UserError("a window whose start is before its stop", f"{window[0]} to {window[1]}", "Exchange them.")
+        raise UserError(
+            "a window whose start is before its stop",
+            f"{window[0]} to {window[1]}",
+            "Exchange them.",
+        )
     outside = np.flatnonzero((clock.ticks < start) | (clock.ticks >= stop))
     if len(outside):
         row = int(outside[0])
         value = clock.text(int(clock.ticks[row]))
         remedy = f"Widen the window or drop the events outside it ({len(outside):,})."
-        raise columns.fault(name, f"times from {window[0]} to before {window[1]}", row, value, remedy)
+        raise columns.fault(
+            name, f"times from {window[0]} to before {window[1]}", row, value, remedy
+        )
     return start, stop
 
 
-def _edge(columns: Columns, rows: Group, ids: tuple[str, ...], clock: Clock, name: str) -> NDArray[np.int64]:
+def _edge(
+    columns: Columns, rows: Group, ids: tuple[str, ...], clock: Clock, name: str
+) -> NDArray[np.int64]:
     """The start or stop of each sequence's window, stamped as the events are."""
     column = columns.take(name)
     found = read_clock(column, clock.zone, None, partial(columns.fault, name))
     if found is None:
-        raise columns.error(f"stamps in column {name!r}, as the times are", f"values of type {column.type}", "Pass window= instead.")
+        raise columns.error(
+            f"stamps in column {name!r}, as the times are",
+            f"values of type {column.type}",
+            "Pass window= instead.",
+        )
     return per_sequence(columns, rows, ids, found.in_ticks_of(clock), name)

@@ -22,18 +22,23 @@ BLOCK = 1 << 23  # bytes that are parsed at a time, hence the longest row
 def open_stream(path: Path, codec: str | None, advance: Callable[[int], None] | None = None) -> Any:
     """The bytes of a file, decompressed; ``advance`` is told how many were taken from the disk.
 
-    A small file may unpack to any size: reading ends where :class:`fourpoint.data.expansion.Expansion` says so.
+    A small file may unpack to any size: reading ends where
+    :class:`fourpoint.data.expansion.Expansion` says so.
     """
-    source = pa.OSFile(str(path)) if advance is None else pa.PythonFile(_Counted(path, advance), "r")
+    source = (
+        pa.OSFile(str(path)) if advance is None else pa.PythonFile(_Counted(path, advance), "r")
+    )
     if codec is None:
         return source
     return pa.PythonFile(_Bounded(pa.CompressedInputStream(source, codec), Expansion(path)), "r")
 
 
 def line_of_record(stream: Any, record: int, separator: str | None) -> int:
-    """The line (from 1) on which record number ``record`` (from 0, the header's) of a text begins; blank lines are no records.
+    """The line (from 1) on which record number ``record`` (from 0, the header's) of a text begins;
+    blank lines are no records.
 
-    Line ends between quotes do not end a record; with ``separator`` None quotes mean nothing. Reads a block at a time.
+    Line ends between quotes do not end a record; with ``separator`` None quotes mean nothing. Reads
+    a block at a time.
 
     >>> line_of_record(io.BytesIO(b'a,b\\n\\n1,"x\\ny"\\n2,z\\n'), 2, ",")
     5
@@ -46,7 +51,12 @@ def line_of_record(stream: Any, record: int, separator: str | None) -> int:
         if not block:
             ends = np.append(ends, len(data))
         starts = np.concatenate([[0], ends[:-1] + 1]) if len(ends) else ends
-        blank = (ends - starts == 0) | ((ends - starts == 1) & (data[np.minimum(starts, len(data) - 1)] == 13)) if len(data) else ends == 0
+        blank = (
+            (ends - starts == 0)
+            | ((ends - starts == 1) & (data[np.minimum(starts, len(data) - 1)] == 13))
+            if len(data)
+            else ends == 0
+        )
         full = np.flatnonzero(~blank)
         if records + len(full) > record or not block:
             k = full[record - records] if records + len(full) > record else len(ends) - 1
@@ -65,7 +75,8 @@ def _record_ends(data: NDArray[np.uint8], separator: str | None) -> NDArray[np.i
     if separator is None or not (data == 34).any():
         return np.flatnonzero(breaks)
     edge = breaks | (data == 13) | (data == ord(separator))
-    # A quote opens or closes a field where it stands beside a separator or line end; others are letters.
+    # A quote opens or closes a field where it stands beside a separator or line end; others are
+    # letters.
     beside = np.concatenate([[True], edge[:-1]]) | np.concatenate([edge[1:], [True]])
     inside = np.cumsum((data == 34) & beside) % 2 == 1
     return np.flatnonzero(breaks & ~inside)

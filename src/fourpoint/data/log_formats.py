@@ -1,4 +1,6 @@
-"""How a table was read, as :class:`~fourpoint.log_format.LogFormat`: from its first values and the clock they became."""
+"""How a table was read, as :class:`~fourpoint.log_format.LogFormat`: from its first values and the
+clock they became.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +19,11 @@ RAW = 1000  # first values of the column of times that are looked at
 DATE_NUMBERS = (19000101, 22001231)
 
 
-def log_format(roles: Roles, raw: pa.ChunkedArray, clock: Clock | None, origin: int | None, *, marked: bool) -> LogFormat:
-    """The columns in use and the clock; ``raw`` are the first times as the table has them, ``origin`` the tick of time 0.
+def log_format(
+    roles: Roles, raw: pa.ChunkedArray, clock: Clock | None, origin: int | None, *, marked: bool
+) -> LogFormat:
+    """The columns in use and the clock; ``raw`` are the first times as the table has them,
+    ``origin`` the tick of time 0.
 
     Sequences of our own files are replicates, and their column names no entity.
     """
@@ -66,7 +71,9 @@ def _epoch(first: float, clock: Clock) -> tuple[bool, int, str]:
 
 
 def _day_first(raw: pa.ChunkedArray, clock: Clock) -> bool | None:
-    """Whether dates such as 5/1/2024 were read with the day first: the first row in which that makes a difference tells."""
+    """Whether dates such as 5/1/2024 were read with the day first: the first row in which that
+    makes a difference tells.
+    """
     for text, tick in zip(raw.to_pylist(), clock.ticks.tolist(), strict=False):
         found = SPLIT_DATE.match(text)
         if found is None:

@@ -1,7 +1,9 @@
-"""A table that is open but not yet read: its columns by name and type, its first rows, and the way to read some of them.
+"""A table that is open but not yet read: its columns by name and type, its first rows, and the way
+to read some of them.
 
-:mod:`fourpoint.data.tables` makes one of anything tabular, :mod:`fourpoint.data.roles` chooses columns by it, and
-:mod:`fourpoint.data.columns` reads those. Nothing else of a file is ever held in memory.
+:mod:`fourpoint.data.tables` makes one of anything tabular, :mod:`fourpoint.data.roles` chooses
+columns by it, and :mod:`fourpoint.data.columns` reads those. Nothing else of a file is ever held in
+memory.
 """
 
 from __future__ import annotations
@@ -22,12 +24,22 @@ from fourpoint.printing import plain_console, text_column
 from fourpoint.sanitising import console_text
 
 HEAD = 1000  # rows that are looked at before a table is read
-FAULTS = (pa.ArrowException, OSError, ValueError, TypeError, OverflowError, RecursionError, NotImplementedError)
+FAULTS = (
+    pa.ArrowException,
+    OSError,
+    ValueError,
+    TypeError,
+    OverflowError,
+    RecursionError,
+    NotImplementedError,
+)
 
 
 @dataclass(frozen=True)
 class Table:
-    """Something tabular. ``place`` says where a row stands, in words: "row 3", or "line 5" of a text file."""
+    """Something tabular. ``place`` says where a row stands, in words: "row 3", or "line 5" of a
+    text file.
+    """
 
     label: str  # as errors call it
     name: str  # without folders and endings
@@ -53,10 +65,16 @@ def reason(error: BaseException) -> str:
 
 
 def pieces(column: pa.ChunkedArray) -> list[NDArray[Any]]:
-    """The chunks of a column of numbers, dates or times without nulls as numpy arrays, without a copy."""
+    """The chunks of a column of numbers, dates or times without nulls as numpy arrays, without a
+    copy.
+    """
     bare = pa.int64() if column.type.bit_width == 64 else pa.int32()
     plain = pa.types.is_integer(column.type) or pa.types.is_floating(column.type)
-    return [np.from_dlpack(chunk if plain else chunk.view(bare)) for chunk in column.chunks if len(chunk)]
+    return [
+        np.from_dlpack(chunk if plain else chunk.view(bare))
+        for chunk in column.chunks
+        if len(chunk)
+    ]
 
 
 def flat(column: pa.ChunkedArray, kind: DTypeLike | None = None) -> NDArray[Any]:
@@ -78,7 +96,9 @@ def flat(column: pa.ChunkedArray, kind: DTypeLike | None = None) -> NDArray[Any]
 
 @contextmanager
 def progress(label: str, total: int) -> Iterator[Callable[[int], None] | None]:
-    """A bar on a terminal once reading has taken a second; called with the bytes or rows just read. None without a terminal."""
+    """A bar on a terminal once reading has taken a second; called with the bytes or rows just read.
+    None without a terminal.
+    """
     if sys.stderr is None or not sys.stderr.isatty():
         yield None
         return

@@ -1,8 +1,10 @@
-"""Where events were: columns of numbers that together are a point in a box, such as longitude and latitude.
+"""Where events were: columns of numbers that together are a point in a box, such as longitude and
+latitude.
 
-A user names the columns, in order, and may give their bounds; without bounds the box is read off the events and said aloud. Our own
-Parquet keeps the columns as ``place.NAME`` and the bounds in its metadata, under ``fourpoint.box``. Used by
-:mod:`fourpoint.data.readers` and :mod:`fourpoint.data.stored`.
+A user names the columns, in order, and may give their bounds; without bounds the box is read off
+the events and said aloud. Our own Parquet keeps the columns as ``place.NAME`` and the bounds in its
+metadata, under ``fourpoint.box``. Used by :mod:`fourpoint.data.readers` and
+:mod:`fourpoint.data.stored`.
 """
 
 from __future__ import annotations
@@ -34,13 +36,22 @@ def place_names(place: Place | None) -> tuple[str, ...]:
     if place is None or place == NONE or tuple(place) == (NONE,):
         return ()
     names = (place,) if isinstance(place, str) else tuple(place)
-    if not names or not all(isinstance(name, str) for name in names) or len(set(names)) < len(names):
-        raise UserError("names of columns for the place, all different", f"place={place!r}", "Pass place=('longitude', 'latitude'), say.")
+    if (
+        not names
+        or not all(isinstance(name, str) for name in names)
+        or len(set(names)) < len(names)
+    ):
+        raise UserError(
+            "names of columns for the place, all different",
+            f"place={place!r}",
+            "Pass place=('longitude', 'latitude'), say.",
+        )
     return names
 
 
 def guessed_places(plain: Mapping[str, str]) -> tuple[str, ...]:
-    """Columns whose names, given with their plain spelling, are the usual ones of a place on a map; none where there are not two.
+    """Columns whose names, given with their plain spelling, are the usual ones of a place on a map;
+    none where there are not two.
 
     >>> guessed_places({"Time": "time", "LAT": "lat", "Lon": "lon"})
     ('Lon', 'LAT')
@@ -52,38 +63,72 @@ def guessed_places(plain: Mapping[str, str]) -> tuple[str, ...]:
 def read_places(
     columns: Columns, names: tuple[str, ...], bounds: Bounds | None, own: bool
 ) -> tuple[NDArray[np.float64] | None, Box | None, list[str]]:
-    """Each row's place, the box, and what was decided about it; nothing where no column is a place."""
+    """Each row's place, the box, and what was decided about it; nothing where no column is a
+    place.
+    """
     stored = stored_box(columns) if own else None
     if not names:
         if bounds is not None and not isinstance(bounds, Box):
-            raise columns.error("places, for bounds=", "no column of places", "Name the columns with place= (--place).")
+            raise columns.error(
+                "places, for bounds=",
+                "no column of places",
+                "Name the columns with place= (--place).",
+            )
         return None, None, []
-    places = np.column_stack([columns.floats(name) for name in names]) if len(columns) else np.zeros((0, len(names)))
+    places = (
+        np.column_stack([columns.floats(name) for name in names])
+        if len(columns)
+        else np.zeros((0, len(names)))
+    )
     axes = tuple(name.removeprefix(OWN) for name in names) if own else names
     if stored is not None and bounds is None:
         return places, stored, []
     box = _box(places, axes, bounds)
-    if isinstance(bounds, Box) or (isinstance(bounds, Mapping | Ordered) and len(bounds) == len(axes)):
+    if isinstance(bounds, Box) or (
+        isinstance(bounds, Mapping | Ordered) and len(bounds) == len(axes)
+    ):
         return places, box, []
-    return places, box, [f"places: {box} (the bounds that are not given are read off the events; --bounds NAME=LOW:HIGH)"]
+    return (
+        places,
+        box,
+        [
+            (
+                f"places: {box} (the bounds that are not given are read off the events; --bounds "
+                "NAME=LOW:HIGH)"
+            )
+        ],
+    )
 
 
 def _box(places: NDArray[np.float64], axes: tuple[str, ...], bounds: Bounds | None) -> Box:
     if isinstance(bounds, Box):
         if len(bounds.names) != len(axes):
             raise EventDataError(
-                f"places with {len(bounds.names)} axes ({', '.join(bounds.names)})", f"{axes}", "Name as many with place=."
+                f"places with {len(bounds.names)} axes ({', '.join(bounds.names)})",
+                f"{axes}",
+                "Name as many with place=.",
             )
         return bounds
     found = Box.around(places, axes)
     if bounds is None:
         return found
     if not isinstance(bounds, Mapping):
-        bounds = dict(zip(axes, bounds, strict=False)) if len(bounds) == len(axes) else {f"{len(bounds)} pairs": (0.0, 0.0)}
+        bounds = (
+            dict(zip(axes, bounds, strict=False))
+            if len(bounds) == len(axes)
+            else {f"{len(bounds)} pairs": (0.0, 0.0)}
+        )
     odd = [name for name in bounds if name not in axes]
     if odd:
-        raise EventDataError(f"bounds of {', '.join(axes)}", f"{odd[0]!r}", "Give bounds by the names of the columns of the place.")
-    edges = [bounds.get(name, (low, high)) for name, low, high in zip(axes, found.low, found.high, strict=True)]
+        raise EventDataError(
+            f"bounds of {', '.join(axes)}",
+            f"{odd[0]!r}",
+            "Give bounds by the names of the columns of the place.",
+        )
+    edges = [
+        bounds.get(name, (low, high))
+        for name, low, high in zip(axes, found.low, found.high, strict=True)
+    ]
     return Box(axes, tuple(a for a, _ in edges), tuple(b for _, b in edges))
 
 
@@ -97,7 +142,11 @@ def stored_box(columns: Columns) -> Box | None:
         return Box(tuple(stored["names"]), tuple(stored["low"]), tuple(stored["high"]))
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         remedy = "Write the file again with fourpoint.write, or remove that metadata."
-        raise columns.error("names and bounds of a box in the metadata 'fourpoint.box'", f"{text[:80]!r} ({error})", remedy) from error
+        raise columns.error(
+            "names and bounds of a box in the metadata 'fourpoint.box'",
+            f"{text[:80]!r} ({error})",
+            remedy,
+        ) from error
 
 
 def box_metadata(box: Box) -> str:

@@ -1,10 +1,13 @@
-"""Event data from anywhere: tables of one row per event, in files (CSV, TSV, JSON Lines, Parquet, Arrow) or in memory.
+"""Event data from anywhere: tables of one row per event, in files (CSV, TSV, JSON Lines, Parquet,
+Arrow) or in memory.
 
-    open the table -> choose its columns -> read times, marks and sequences -> lay events out in windows -> Dataset
+    open the table -> choose its columns -> read times, marks and sequences -> lay events out in
+    windows -> Dataset
 
-What is decided on the user's behalf is said aloud, in lines that name the option to decide otherwise. Our own Parquet
-(:mod:`fourpoint.data.stored`) is taken at its word. Faults are :class:`EventDataError`, with the file and the row or line.
-All work is on whole columns, so that tens of millions of rows are read in seconds.
+What is decided on the user's behalf is said aloud, in lines that name the option to decide
+otherwise. Our own Parquet (:mod:`fourpoint.data.stored`) is taken at its word. Faults are
+:class:`EventDataError`, with the file and the row or line. All work is on whole columns, so that
+tens of millions of rows are read in seconds.
 """
 
 from __future__ import annotations
@@ -23,7 +26,14 @@ from fourpoint.data.columns import Columns, give_back, is_words, open_columns
 from fourpoint.data.grouping import Numbered
 from fourpoint.data.known import Known
 from fourpoint.data.labels import read_marks, read_splits
-from fourpoint.data.layouts import Layout, Window, lay_calendar, lay_numbers, lay_stamps, per_sequence
+from fourpoint.data.layouts import (
+    Layout,
+    Window,
+    lay_calendar,
+    lay_numbers,
+    lay_stamps,
+    per_sequence,
+)
 from fourpoint.data.log_formats import RAW, log_format
 from fourpoint.data.opened import Table, reason
 from fourpoint.data.places import Bounds, Place, read_places
@@ -58,38 +68,67 @@ def read(
     """Read events, one per row, from a file or a table in memory.
 
     Args:
-        source: a path to CSV or TSV (also .gz, .zst), JSON Lines, Parquet or Arrow; a pandas or polars DataFrame; an Arrow
-            table; anything with the Arrow or data frame interchange protocol; or a mapping from names to columns.
-        time: the column of times: numbers, timestamps, dates, ISO 8601 text, or epochs. Guessed by default.
+        source: a path to CSV or TSV (also .gz, .zst), JSON Lines, Parquet or Arrow; a pandas or
+            polars DataFrame; an Arrow table; anything with the Arrow or data frame interchange
+            protocol; or a mapping from names to columns.
+        time: the column of times: numbers, timestamps, dates, ISO 8601 text, or epochs. Guessed by
+        default.
         mark: the column of types: text or whole numbers; "none" for no marks. Guessed by default.
-        sequence: the column that says which sequence a row belongs to; "hour", "day" or "week" for one sequence per unit
-            of the calendar; "none" for a single one. Guessed by default.
-        place: the column of numbers, or the columns, that say where an event was: ("longitude", "latitude"), or also a magnitude.
-        bounds: the box that was observed: {"longitude": (-180, 180), ...}, one pair for each column of the place, or a
-            :class:`Box`, as that of a fitted model. What is not given is read off the events, and said aloud.
-        window: the observed window: two numbers (in the unit of time, for every sequence), two times such as
-            ("2024-01-01", "2025-01-01"), "all" (from the first event of the data to the last, for every sequence) or
-            "each" (from the first event of a sequence to its last). By default it is what the file says; else whole units
-            of the calendar, "all" for stamps, and for numbers min(0, t_1) to t_N of each sequence.
-        time_unit: the unit of the times that come back, for stamps ("hours"; by default by the length of the windows).
-            For plain numbers it names the unit they are in; "as given" also keeps large numbers from being read as epochs.
+        sequence: the column that says which sequence a row belongs to; "hour", "day" or "week" for
+            one sequence per unit of the calendar; "none" for a single one. Guessed by default.
+        place: the column of numbers, or the columns, that say where an event was: ("longitude",
+        "latitude"), or also a magnitude.
+        bounds: the box that was observed: {"longitude": (-180, 180), ...}, one pair for each column
+            of the place, or a :class:`Box`, as that of a fitted model. What is not given is read
+            off the events, and said aloud.
+        window: the observed window: two numbers (in the unit of time, for every sequence), two
+            times such as ("2024-01-01", "2025-01-01"), "all" (from the first event of the data to
+            the last, for every sequence) or "each" (from the first event of a sequence to its
+            last). By default it is what the file says; else whole units of the calendar, "all" for
+            stamps, and for numbers min(0, t_1) to t_N of each sequence.
+        time_unit: the unit of the times that come back, for stamps ("hours"; by default by the
+            length of the windows). For plain numbers it names the unit they are in; "as given" also
+            keeps large numbers from being read as epochs.
         timezone: the zone of stamps that name none, and of the calendar, such as "Europe/Berlin".
-        ties: what to do with events of one sequence at one time: "keep", "error", "jitter" or "drop".
-        sort: put the events of each sequence in order of time; without it unsorted times are an error.
-        marks: the names of the types in order, as a fitted model knows them; others are refused. By default those found.
+        ties: what to do with events of one sequence at one time: "keep", "error", "jitter" or
+        "drop".
+        sort: put the events of each sequence in order of time; without it unsorted times are an
+        error.
+        marks: the names of the types in order, as a fitted model knows them; others are refused. By
+            default those found.
             Our own files know theirs: what they store, or the numbers they hold, goes first.
         unit: a label for the time axis, where numbers have a unit of their own.
 
-    Returns:
-        The sequences in order of first appearance. What was guessed or decided is printed to stderr, except for our own
-        files. Fails with :class:`EventDataError` on anything that is not event data.
+    Returns: The sequences in order of first appearance. What was guessed or decided is printed to
+        stderr, except for our own files. Fails with :class:`EventDataError` on anything that is not
+        event data.
 
-    >>> data = read({"when": ["2024-05-01 09:30", "2024-05-03 17:00"], "what": ["fire", "flood"]},
-    ...             time="when", mark="what", sequence="day")
+    >>> data = read(
+    ...     {"when": ["2024-05-01 09:30", "2024-05-03 17:00"], "what": ["fire", "flood"]},
+    ...     time="when",
+    ...     mark="what",
+    ...     sequence="day",
+    ... )
     >>> data.ids, data[0].times.tolist(), data[0].stop, data.unit, data.marks.names
     (('2024-05-01', '2024-05-02', '2024-05-03'), [9.5], 24.0, 'hours', ('fire', 'flood'))
     """
-    found = read_with_notes(source, Asked(time, mark, sequence, place, bounds, window, time_unit, timezone, ties, sort, marks, unit))
+    found = read_with_notes(
+        source,
+        Asked(
+            time,
+            mark,
+            sequence,
+            place,
+            bounds,
+            window,
+            time_unit,
+            timezone,
+            ties,
+            sort,
+            marks,
+            unit,
+        ),
+    )
     if not found.roles.own:
         for note in found.notes:
             print(console_text(note), file=sys.stderr)
@@ -98,7 +137,9 @@ def read(
 
 @dataclass(frozen=True)
 class Asked:
-    """What the user asks for: the arguments of :func:`read`, which says what each means. None is to be guessed."""
+    """What the user asks for: the arguments of :func:`read`, which says what each means. None is to
+    be guessed.
+    """
 
     time: str | None = None
     mark: str | None = None
@@ -119,7 +160,9 @@ GUESS = Asked()
 
 @dataclass(frozen=True)
 class Reading:
-    """A data set and how it came about. ``origin`` is when its time 0 was, ``moved`` whether rows had to be sorted."""
+    """A data set and how it came about. ``origin`` is when its time 0 was, ``moved`` whether rows
+    had to be sorted.
+    """
 
     data: Dataset
     notes: tuple[str, ...]
@@ -132,7 +175,9 @@ class Reading:
 def read_with_notes(source: object, asked: Asked = GUESS) -> Reading:
     """As :func:`read`, but what was decided comes back as notes instead of being printed.
 
-    >>> for note in read_with_notes({"Time": [0.5, 0.5, 2.0], "Type": ["a", "b", "a"]}, Asked(window=(0, 3))).notes:
+    >>> for note in read_with_notes(
+    ...     {"Time": [0.5, 0.5, 2.0], "Type": ["a", "b", "a"]}, Asked(window=(0, 3))
+    ... ).notes:
     ...     print(note)
     columns: time 'Time', mark 'Type', one sequence (guessed; --time --mark --sequence to choose)
     50.0% of gaps are zero (ties kept; --ties error|jitter|drop)
@@ -141,14 +186,22 @@ def read_with_notes(source: object, asked: Asked = GUESS) -> Reading:
         check_zone(asked.timezone)
     table = open_table(source)
     try:
-        return _read(table, choose_roles(table, asked.time, asked.mark, asked.sequence, asked.place), asked)
+        return _read(
+            table, choose_roles(table, asked.time, asked.mark, asked.sequence, asked.place), asked
+        )
     except (pa.ArrowException, OSError, UnicodeError) as error:
-        # Damage that shows only while columns are taken apart; faults of the data have their own words.
-        raise table.error("a table that can be read", f"a fault inside ({reason(error)})", "Write or download it again.") from error
+        # Damage that shows only while columns are taken apart; faults of the data have their own
+        # words.
+        raise table.error(
+            "a table that can be read",
+            f"a fault inside ({reason(error)})",
+            "Write or download it again.",
+        ) from error
 
 
 def describe_choices(data: Dataset, ties: Ties = "keep") -> list[str]:
-    """What was decided on the user's behalf when ``data`` was read, one line each: windows read off events, and ties.
+    """What was decided on the user's behalf when ``data`` was read, one line each: windows read off
+    events, and ties.
 
     >>> from fourpoint.events import Sequence
     >>> describe_choices(Dataset.from_sequences([Sequence([1.0, 1.0, 2.0], start=0, stop=3)]))
@@ -157,24 +210,34 @@ def describe_choices(data: Dataset, ties: Ties = "keep") -> list[str]:
     notices = []
     if data.inferred:
         notices.append(
-            "no windows in the file: each sequence is taken as observed from min(0, first event) to its last event; --window A B overrides"
+            "no windows in the file: each sequence is taken as observed from min(0, first "
+            "event) to its last event; --window A B overrides"
         )
         full = data.lengths > 0
         single = int((data.stops[full] > data.times[data.offsets[1:][full] - 1]).sum())
         if single:
-            notices.append(f"{single:,} of {len(data):,} sequences have all events at the window's start: their windows are 1 long")
+            notices.append(
+                f"{single:,} of {len(data):,} sequences have all events at the window's "
+                "start: their windows are 1 long"
+            )
     return notices + _tie_notices(data, ties)
 
 
 def _tie_notices(data: Dataset, ties: Ties) -> list[str]:
     share = _tied(data) if ties == "keep" else 0.0
-    return [f"{100 * share:.1f}% of gaps are zero (ties kept; --ties error|jitter|drop)"] if share else []
+    return (
+        [f"{100 * share:.1f}% of gaps are zero (ties kept; --ties error|jitter|drop)"]
+        if share
+        else []
+    )
 
 
 def _tied(data: Dataset) -> float:
     """As ``data.tied``, without an array of gaps."""
     cuts = data.offsets[:-1][data.lengths > 0][1:]
-    same = np.count_nonzero(data.times[1:] == data.times[:-1]) - np.count_nonzero(data.times[cuts] == data.times[cuts - 1])
+    same = np.count_nonzero(data.times[1:] == data.times[:-1]) - np.count_nonzero(
+        data.times[cuts] == data.times[cuts - 1]
+    )
     return float(same / (data.events - 1 - len(cuts))) if same else 0.0
 
 
@@ -183,13 +246,19 @@ def _read(table: Table, roles: Roles, asked: Asked) -> Reading:
     columns = open_columns(table, roles.columns())
     known = stored_windows(columns) if roles.own else None
     if not len(columns) and known is None:
-        raise columns.error("at least one event", "a table without rows", "Check the query or program that wrote the file.")
+        raise columns.error(
+            "at least one event",
+            "a table without rows",
+            "Check the query or program that wrote the file.",
+        )
     numbered, ids = _sequences(columns, roles, known)
     give_back()
     raw = columns.held[roles.time].slice(0, RAW)
     clock = _clock(columns, roles, numbered, asked) if known is None else None
     layout = _layout(columns, roles, numbered, ids, clock, asked, wanted, known)
-    mark_ids, space = read_marks(columns, roles.mark, _names(columns, roles, asked.marks), roles.own)
+    mark_ids, space = read_marks(
+        columns, roles.mark, _names(columns, roles, asked.marks), roles.own
+    )
     splits = _splits(columns, roles, layout, known)
     mark_ids = layout.group.arrange(mark_ids)
     places, box, of_places = read_places(columns, roles.places, asked.bounds, roles.own)
@@ -216,24 +285,41 @@ def _read(table: Table, roles: Roles, asked: Asked) -> Reading:
     notes = [] if roles.own or not roles.guessed else [roles.line()]
     notes += [*(clock.notes if clock else ()), *layout.notes, *of_places]
     if roles.maybe_places:
-        options = " ".join(f"--place {name!r}" if " " in name else f"--place {name}" for name in roles.maybe_places)
-        notes.append(f"{' and '.join(map(repr, roles.maybe_places))} look like a place, which is not used ({options})")
+        options = " ".join(
+            f"--place {name!r}" if " " in name else f"--place {name}" for name in roles.maybe_places
+        )
+        notes.append(
+            f"{' and '.join(map(repr, roles.maybe_places))} look like a place, which is not "
+            f"used ({options})"
+        )
     notes += describe_choices(data, asked.ties) if clock is None else _tie_notices(data, asked.ties)
     return Reading(data, tuple(notes), roles, clock, layout.origin, layout.moved)
 
 
 def _names(columns: Columns, roles: Roles, marks: Ordered[str] | None) -> Ordered[str] | None:
-    """The names of the types, where they are known. Whole numbers in our own files are the types themselves."""
+    """The names of the types, where they are known. Whole numbers in our own files are the types
+    themselves.
+    """
     if not roles.own:
         return marks
     stored = stored_names(columns)
-    return marks if stored is None and roles.mark is not None and columns.is_text(roles.mark) else stored
+    return (
+        marks
+        if stored is None and roles.mark is not None and columns.is_text(roles.mark)
+        else stored
+    )
 
 
-def _sequences(columns: Columns, roles: Roles, known: Known | None) -> tuple[Numbered, tuple[str, ...]]:
-    """Rows by sequence, and the ids. Windows of the calendar are numbered later, once the times are known."""
+def _sequences(
+    columns: Columns, roles: Roles, known: Known | None
+) -> tuple[Numbered, tuple[str, ...]]:
+    """Rows by sequence, and the ids. Windows of the calendar are numbered later, once the times are
+    known.
+    """
     if roles.sequence is None:
-        return Numbered(np.zeros(1), np.zeros(0, dtype=np.int32), np.array([0, len(columns)])), ("0",)
+        return Numbered(np.zeros(1), np.zeros(0, dtype=np.int32), np.array([0, len(columns)])), (
+            "0",
+        )
     numbered, ids = columns.labels(roles.sequence)
     if known is None:
         return numbered, tuple(ids)
@@ -242,7 +328,12 @@ def _sequences(columns: Columns, roles: Roles, known: Known | None) -> tuple[Num
 
 def _clock(columns: Columns, roles: Roles, numbered: Numbered, asked: Asked) -> Clock | None:
     """The times as stamps, or None where they are plain numbers."""
-    name, kind, timezone, as_given = roles.time, columns.type(roles.time), asked.timezone, asked.time_unit == AS_GIVEN
+    name, kind, timezone, as_given = (
+        roles.time,
+        columns.type(roles.time),
+        asked.timezone,
+        asked.time_unit == AS_GIVEN,
+    )
     number = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)
     clock = None
     if number and (roles.own or as_given or pa.types.is_decimal(kind)):
@@ -252,19 +343,30 @@ def _clock(columns: Columns, roles: Roles, numbered: Numbered, asked: Asked) -> 
         if is_words(kind):
             columns.check_words(column, LONGEST)
         try:
-            clock = read_clock(column, timezone, numbered.code if roles.sequence else None, partial(columns.fault, name))
+            clock = read_clock(
+                column,
+                timezone,
+                numbered.code if roles.sequence else None,
+                partial(columns.fault, name),
+            )
         except EventDataError as error:
             # In our own format a column of words is of the wrong type as a whole.
             if not (roles.own and error.expected.startswith("numbers or timestamps")):
                 raise
         columns.held[name] = column if clock is None else column.slice(0, 0)
     if clock is None and (timezone is not None or roles.calendar is not None):
-        option = f"timezone={timezone!r}" if timezone is not None else f"sequence={roles.calendar!r}"
+        option = (
+            f"timezone={timezone!r}" if timezone is not None else f"sequence={roles.calendar!r}"
+        )
         raise columns.error(
-            f"timestamps in column {name!r}, for {option}", f"values of type {kind}", "Name a column of timestamps with time=."
+            f"timestamps in column {name!r}, for {option}",
+            f"values of type {kind}",
+            "Name a column of timestamps with time=.",
         )
     if clock is not None and as_given:
-        raise UserError("a unit of time for stamps", f"time_unit={AS_GIVEN!r}", "Pass time_unit='hours', say.")
+        raise UserError(
+            "a unit of time for stamps", f"time_unit={AS_GIVEN!r}", "Pass time_unit='hours', say."
+        )
     return clock
 
 
@@ -280,11 +382,19 @@ def _layout(
 ) -> Layout:
     window, sort = asked.window, asked.sort
     if isinstance(window, str) and window not in ("each", "all"):
-        raise UserError("a window of two numbers or times, 'each' or 'all'", f"{window!r}", "Pass window=(0, 24), say.")
+        raise UserError(
+            "a window of two numbers or times, 'each' or 'all'",
+            f"{window!r}",
+            "Pass window=(0, 24), say.",
+        )
     given = {"start", "stop"} & set(columns.table.schema.names)
     if roles.own and len(given) == 1 and window is None and known is None:
         received = f"only {given.pop()!r}"
-        raise columns.error("columns 'start' and 'stop' together", received, "Add the other, or pass window=(start, stop).")
+        raise columns.error(
+            "columns 'start' and 'stop' together",
+            received,
+            "Add the other, or pass window=(start, stop).",
+        )
     if clock is None:
         return lay_numbers(columns, roles, numbered, ids, window, sort, known)
     if roles.calendar is not None:
@@ -292,7 +402,9 @@ def _layout(
     return lay_stamps(columns, roles, clock, numbered, ids, window, sort, unit)
 
 
-def _splits(columns: Columns, roles: Roles, layout: Layout, known: Known | None) -> np.ndarray | None:
+def _splits(
+    columns: Columns, roles: Roles, layout: Layout, known: Known | None
+) -> np.ndarray | None:
     if known is not None:
         return known.splits
     if roles.split is None:
@@ -301,8 +413,12 @@ def _splits(columns: Columns, roles: Roles, layout: Layout, known: Known | None)
     return per_sequence(columns, layout.group, layout.ids, names[code], roles.split)
 
 
-def _placed(columns: Columns, roles: Roles, layout: Layout, error: EventDataError) -> EventDataError:
-    """An error about an event, with the row or line it came from; our own files name sequence and event alone."""
+def _placed(
+    columns: Columns, roles: Roles, layout: Layout, error: EventDataError
+) -> EventDataError:
+    """An error about an event, with the row or line it came from; our own files name sequence and
+    event alone.
+    """
     received, remedy = error.received, error.remedy
     found = re.search(r"event (\d+) of sequence (.*)$", received, re.DOTALL)
     if found and not roles.own and found[2] in layout.ids:

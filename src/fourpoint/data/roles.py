@@ -1,8 +1,10 @@
-"""Which column is what: the time, the mark, the sequence, and in our own files the split and the window.
+"""Which column is what: the time, the mark, the sequence, and in our own files the split and the
+window.
 
-A user names them, or they are guessed from names (in any case, "Received At" as "received_at") and from what the first
-rows hold; a guess is said aloud by :meth:`Roles.line`. A file with columns ``seq_id`` and ``t`` is in our own format and
-is taken at its word. Used by :mod:`fourpoint.data.readers` and :mod:`fourpoint.data.inspecting`.
+A user names them, or they are guessed from names (in any case, "Received At" as "received_at") and
+from what the first rows hold; a guess is said aloud by :meth:`Roles.line`. A file with columns
+``seq_id`` and ``t`` is in our own format and is taken at its word. Used by
+:mod:`fourpoint.data.readers` and :mod:`fourpoint.data.inspecting`.
 """
 
 from __future__ import annotations
@@ -23,12 +25,27 @@ from fourpoint.data.places import OWN, Place, guessed_places, place_names
 from fourpoint.events import SPLITS
 
 NONE = "none"  # what a user writes where there is no such column
-TIMES = "t time times timestamp timestamps time_stamp datetime date_time event_time event_timestamp event_datetime ts when epoch".split()
-TIMES += "unix_time occurred_at received_at created_at reported_at started_at start_time time_since_start date event_date".split()
-MARKS = "mark marks type event_type type_event types kind label labels category class event event_name action activity".split()
+TIMES = (
+    "t time times timestamp timestamps time_stamp datetime date_time event_time event_timestamp "
+    "event_datetime ts when epoch"
+).split()
+TIMES += (
+    "unix_time occurred_at received_at created_at reported_at started_at start_time "
+    "time_since_start date event_date"
+).split()
+MARKS = (
+    "mark marks type event_type type_event types kind label labels category class event "
+    "event_name action activity"
+).split()
 MARKS += "call_type incident_type complaint_type crime_type primary_type eventtype".split()
-SEQUENCES = "seq_id seq sequence sequence_id seqid seq_idx series series_id entity entity_id user user_id userid customer_id".split()
-SEQUENCES += "client_id account_id patient_id subject_id person_id session session_id device device_id machine machine_id".split()
+SEQUENCES = (
+    "seq_id seq sequence sequence_id seqid seq_idx series series_id entity entity_id user "
+    "user_id userid customer_id"
+).split()
+SEQUENCES += (
+    "client_id account_id patient_id subject_id person_id session session_id device device_id "
+    "machine machine_id"
+).split()
 SEQUENCES += "sensor_id station_id vehicle_id case_id trace_id stream stream_id".split()
 TIME_NAME = re.compile(r"(^|_)(at|time|date|datetime|timestamp|ts|on)$|^(time|date)_")
 MARK_NAME = re.compile(r"_(type|kind|category|class|label|mark|event)$")
@@ -38,7 +55,9 @@ SEQUENCE_NAME = re.compile(r"^id$|_id$")
 
 @dataclass(frozen=True)
 class Roles:
-    """The columns in use, by role. ``calendar`` is set instead of ``sequence`` where windows are cut from the calendar."""
+    """The columns in use, by role. ``calendar`` is set instead of ``sequence`` where windows are
+    cut from the calendar.
+    """
 
     time: str
     mark: str | None
@@ -54,13 +73,24 @@ class Roles:
 
     def columns(self) -> list[str]:
         """All columns that have to be read."""
-        wanted = [self.time, self.mark, self.sequence, self.split, *(self.window or ()), *self.places]
+        wanted = [
+            self.time,
+            self.mark,
+            self.sequence,
+            self.split,
+            *(self.window or ()),
+            *self.places,
+        ]
         return list(dict.fromkeys(name for name in wanted if name is not None))
 
     def line(self) -> str:
         """One line that says which column is what, and how to say otherwise."""
         sequence = (
-            f"one sequence per {self.calendar}" if self.calendar else f"sequence {self.sequence!r}" if self.sequence else "one sequence"
+            f"one sequence per {self.calendar}"
+            if self.calendar
+            else f"sequence {self.sequence!r}"
+            if self.sequence
+            else "one sequence"
         )
         mark = f"mark {self.mark!r}" if self.mark else "no mark"
         more = "".join(f", {role} {name!r}" for role, name in (("split", self.split),) if name)
@@ -68,20 +98,36 @@ class Roles:
         more += f", place {', '.join(map(repr, self.places))}" if self.places else ""
         options = " ".join(f"--{role}" for role in self.guessed)
         rivals = f"; other times are {', '.join(map(repr, self.others))}" if self.others else ""
-        return f"columns: time {self.time!r}, {mark}, {sequence}{more} (guessed; {options} to choose{rivals})"
+        return (
+            f"columns: time {self.time!r}, {mark}, {sequence}{more} (guessed; {options} to "
+            f"choose{rivals})"
+        )
 
 
 def choose_roles(
-    table: Table, time: str | None = None, mark: str | None = None, sequence: str | None = None, place: Place | None = None
+    table: Table,
+    time: str | None = None,
+    mark: str | None = None,
+    sequence: str | None = None,
+    place: Place | None = None,
 ) -> Roles:
     """Give each role a column of ``table``: the one named, or the best guess.
 
-    ``mark`` and ``sequence`` may be "none"; ``sequence`` may be "hour", "day" or "week" for calendar windows. ``place`` names columns
-    of numbers and is never guessed; "none" leaves out even those of our own files. Fails with :class:`EventDataError` where no column
-    can be the time, or a named one is missing.
+    ``mark`` and ``sequence`` may be "none"; ``sequence`` may be "hour", "day" or "week" for
+    calendar windows. ``place`` names columns of numbers and is never guessed; "none" leaves out
+    even those of our own files. Fails with :class:`EventDataError` where no column can be the time,
+    or a named one is missing.
 
     >>> from fourpoint.data.tables import open_table
-    >>> roles = choose_roles(open_table({"ID": [1, 2], "Received At": ["2024-05-01", "2024-05-02"], "Call Type": ["fire", "fire"]}))
+    >>> roles = choose_roles(
+    ...     open_table(
+    ...         {
+    ...             "ID": [1, 2],
+    ...             "Received At": ["2024-05-01", "2024-05-02"],
+    ...             "Call Type": ["fire", "fire"],
+    ...         }
+    ...     )
+    ... )
     >>> roles.line()
     "columns: time 'Received At', mark 'Call Type', one sequence (guessed; --time --mark --sequence to choose)"
     """
@@ -96,17 +142,45 @@ def choose_roles(
     if sequence is None:
         chosen_sequence = guess.sequence(taken)
     else:
-        chosen_sequence = None if calendar or _is_none(sequence, names) else _named(table, sequence, "sequence")
+        chosen_sequence = (
+            None if calendar or _is_none(sequence, names) else _named(table, sequence, "sequence")
+        )
     taken |= {chosen_sequence} if chosen_sequence else set()
-    chosen_mark = guess.mark(taken) if mark is None else None if _is_none(mark, names) else _named(table, mark, "mark")
-    guessed = tuple(role for role, given in (("time", time), ("mark", mark), ("sequence", sequence)) if given is None)
+    chosen_mark = (
+        guess.mark(taken)
+        if mark is None
+        else None
+        if _is_none(mark, names)
+        else _named(table, mark, "mark")
+    )
+    guessed = tuple(
+        role
+        for role, given in (("time", time), ("mark", mark), ("sequence", sequence))
+        if given is None
+    )
     others = guess.rivals(chosen_time) if time is None else ()
     in_use = {chosen_time, chosen_mark, chosen_sequence, *places}
     split, window = guess.split(), guess.window() if chosen_sequence else None
     split = None if split in in_use else split
     window = None if window is not None and in_use & set(window) else window
-    maybe = () if places or place is not None else guess.places({chosen_time, chosen_mark, chosen_sequence})
-    roles = Roles(chosen_time, chosen_mark, chosen_sequence, calendar, split, window, False, guessed, others, places, maybe)
+    maybe = (
+        ()
+        if places or place is not None
+        else guess.places({chosen_time, chosen_mark, chosen_sequence})
+    )
+    roles = Roles(
+        chosen_time,
+        chosen_mark,
+        chosen_sequence,
+        calendar,
+        split,
+        window,
+        False,
+        guessed,
+        others,
+        places,
+        maybe,
+    )
     _check_once(table, roles.columns())
     _check_different(table, roles)
     return roles
@@ -130,19 +204,30 @@ def _check_once(table: Table, columns: list[str]) -> None:
     for name in columns:
         count = table.schema.names.count(name)
         if count > 1:
-            raise table.error(f"one column {name!r}", f"{count} of them", "Rename or drop the others.")
+            raise table.error(
+                f"one column {name!r}", f"{count} of them", "Rename or drop the others."
+            )
 
 
 def _check_different(table: Table, roles: Roles) -> None:
     """Refuse one column in two roles: times are no types, and types do not tell sequences apart."""
-    named = [("time", roles.time), ("mark", roles.mark), ("sequence", roles.sequence), *(("place", name) for name in roles.places)]
+    named = [
+        ("time", roles.time),
+        ("mark", roles.mark),
+        ("sequence", roles.sequence),
+        *(("place", name) for name in roles.places),
+    ]
     first: dict[str, str] = {}
     for role, name in named:
         if name is None:
             continue
         if name in first:
             expected = f"different columns for the {first[name]} and the {role}"
-            raise table.error(expected, f"{name!r} for both", f"Name another with {first[name]}= or {role}= (--{first[name]}, --{role}).")
+            raise table.error(
+                expected,
+                f"{name!r} for both",
+                f"Name another with {first[name]}= or {role}= (--{first[name]}, --{role}).",
+            )
         first[name] = role
 
 
@@ -155,11 +240,19 @@ def _named(table: Table, wanted: str, role: str) -> str:
     if len(same) == 1:
         return same[0]
     words = [*names, *CALENDAR] if role == "sequence" else names
-    near = same or get_close_matches(wanted.lower(), [name.lower() for name in words], n=2, cutoff=0.5)
+    near = same or get_close_matches(
+        wanted.lower(), [name.lower() for name in words], n=2, cutoff=0.5
+    )
     near = [name for name in words if name in near or name.lower() in near]
-    remedy = f"Did you mean {' or '.join(map(repr, near))}?" if near else f"Name one of them with {role}=."
+    remedy = (
+        f"Did you mean {' or '.join(map(repr, near))}?"
+        if near
+        else f"Name one of them with {role}=."
+    )
     listed = ", ".join(map(repr, names[:12])) + (", ..." if len(names) > 12 else "")
-    raise table.error(f"a column {wanted!r} for the {role}", f"only {listed or 'no columns'}", remedy)
+    raise table.error(
+        f"a column {wanted!r} for the {role}", f"only {listed or 'no columns'}", remedy
+    )
 
 
 def _is_none(word: str, names: list[str]) -> bool:
@@ -167,7 +260,9 @@ def _is_none(word: str, names: list[str]) -> bool:
 
 
 def _calendar(sequence: str | None, guess: _Guess, time: str) -> By | None:
-    """The unit of the calendar that ``sequence`` names. A column of that name is meant where times are plain numbers."""
+    """The unit of the calendar that ``sequence`` names. A column of that name is meant where times
+    are plain numbers.
+    """
     by = next((unit for unit in CALENDAR if unit == sequence), None)
     if by is None or (by in guess.names and guess.kind(time) == "number"):
         return None
@@ -175,7 +270,9 @@ def _calendar(sequence: str | None, guess: _Guess, time: str) -> By | None:
 
 
 def plain_name(name: str) -> str:
-    """A name in lower case, words joined by underscores: "Received At", "receivedAt" and "RECEIVED_AT" are one."""
+    """A name in lower case, words joined by underscores: "Received At", "receivedAt" and
+    "RECEIVED_AT" are one.
+    """
     words = re.sub(r"([a-z0-9])([A-Z])", r"\1_\2", name.strip())
     return re.sub(r"[\W_]+", "_", words).strip("_").lower()
 
@@ -187,7 +284,9 @@ class _Guess:
         self.table = table
         self.names = table.schema.names
         self.counts = Counter(self.names)
-        self.types = dict(zip(reversed(self.names), reversed(table.schema.types), strict=True))  # of equal names the first
+        self.types = dict(
+            zip(reversed(self.names), reversed(table.schema.types), strict=True)
+        )  # of equal names the first
         self.plain = {name: plain_name(name) for name in self.names}
         self.kinds: dict[str, str] = {}
         self.rows: dict[str, pa.ChunkedArray] = {}
@@ -217,7 +316,11 @@ class _Guess:
             return "flag"
         if pa.types.is_binary(kind):  # words that are not UTF-8, which reading the column refuses
             return "text"
-        if not (pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)):
+        if not (
+            pa.types.is_string(kind)
+            or pa.types.is_large_string(kind)
+            or pa.types.is_string_view(kind)
+        ):
             return "other"
         rows: Any = self.head(name) if self.counts[name] == 1 else ()
         return "clock" if len(rows) and looks_like_time(str(rows[0])) else "text"
@@ -231,12 +334,25 @@ class _Guess:
         numbers = [name for name in usable if TIME_NAME.search(self.plain[name])]
         found = by_name or like or clocks or numbers
         # A word in a column of times is better named with its line than as a missing column.
-        found = found or [name for word in TIMES for name in self.names if self.plain[name] == word and self.kind(name) == "text"]
+        found = found or [
+            name
+            for word in TIMES
+            for name in self.names
+            if self.plain[name] == word and self.kind(name) == "text"
+        ]
         if not found:
-            listed = ", ".join(map(repr, self.names[:12])) + (", ..." if len(self.names) > 12 else "")
+            listed = ", ".join(map(repr, self.names[:12])) + (
+                ", ..." if len(self.names) > 12 else ""
+            )
             near = usable or self.names
-            remedy = f"Name it, for example with time={near[-1]!r} (--time)." if near else "Add a column of times."
-            raise self.table.error("a column of times", f"none among {listed or 'no columns'} looks like one", remedy)
+            remedy = (
+                f"Name it, for example with time={near[-1]!r} (--time)."
+                if near
+                else "Add a column of times."
+            )
+            raise self.table.error(
+                "a column of times", f"none among {listed or 'no columns'} looks like one", remedy
+            )
         return found[0]
 
     def rivals(self, time: str) -> tuple[str, ...]:
@@ -244,10 +360,16 @@ class _Guess:
         return tuple(name for name in self.names if name != time and self.kind(name) == "clock")[:3]
 
     def sequence(self, taken: set[str]) -> str | None:
-        """The column that says which sequence a row belongs to. A number that each row has for itself is none."""
+        """The column that says which sequence a row belongs to. A number that each row has for
+        itself is none.
+        """
         usable = [name for name in self.names if name not in taken and self._is_label(name)]
         strong = [name for word in SEQUENCES for name in usable if self.plain[name] == word]
-        weak = [name for name in usable if SEQUENCE_NAME.search(self.plain[name]) and self._repeats(name)]
+        weak = [
+            name
+            for name in usable
+            if SEQUENCE_NAME.search(self.plain[name]) and self._repeats(name)
+        ]
         return next(iter(strong + weak), None)
 
     def mark(self, taken: set[str]) -> str | None:
@@ -255,12 +377,28 @@ class _Guess:
         usable = [name for name in self.names if name not in taken and self._may_be_mark(name)]
         strong = [name for word in MARKS for name in usable if self.plain[name] == word]
         weak = [name for name in usable if MARK_NAME.search(self.plain[name])]
-        return next((name for name in strong + weak if self._repeats(name, sure=bool(SURE_MARK.search(self.plain[name])))), None)
+        return next(
+            (
+                name
+                for name in strong + weak
+                if self._repeats(name, sure=bool(SURE_MARK.search(self.plain[name])))
+            ),
+            None,
+        )
 
     def split(self) -> str | None:
         """A column "split" whose words are ours."""
-        named = [name for name in self.names if self.plain[name] == "split" and self.kind(name) == "text"]
-        return next((name for name in named if set(map(str, pc.unique(self.head(name)).to_pylist())) <= set(SPLITS)), None)
+        named = [
+            name for name in self.names if self.plain[name] == "split" and self.kind(name) == "text"
+        ]
+        return next(
+            (
+                name
+                for name in named
+                if set(map(str, pc.unique(self.head(name)).to_pylist())) <= set(SPLITS)
+            ),
+            None,
+        )
 
     def window(self) -> tuple[str, str] | None:
         """Columns with the window of each sequence."""
@@ -270,11 +408,19 @@ class _Guess:
 
     def places(self, taken: set[str | None]) -> tuple[str, ...]:
         """Two columns of numbers that look like a place on a map."""
-        found = guessed_places({name: word for name, word in self.plain.items() if name not in taken and self.kind(name) == "number"})
+        found = guessed_places(
+            {
+                name: word
+                for name, word in self.plain.items()
+                if name not in taken and self.kind(name) == "number"
+            }
+        )
         return tuple(found)
 
     def _is_label(self, name: str) -> bool:
-        return self.kind(name) == "text" or (self.kind(name) == "number" and not pa.types.is_floating(self.types[name]))
+        return self.kind(name) == "text" or (
+            self.kind(name) == "number" and not pa.types.is_floating(self.types[name])
+        )
 
     def _may_be_mark(self, name: str) -> bool:
         # A column called so is meant, and is refused with its type where it holds fractions.
@@ -282,6 +428,8 @@ class _Guess:
         return meant or self._is_label(name) or self.kind(name) == "flag"
 
     def _repeats(self, name: str, sure: bool = False) -> bool:
-        """Whether values come back in the first rows; of a name that leaves little doubt that is asked of longer tables alone."""
+        """Whether values come back in the first rows; of a name that leaves little doubt that is
+        asked of longer tables alone.
+        """
         rows = self.head(name)
         return len(rows) < (20 if sure else 2) or 2 * len(pc.unique(rows)) <= len(rows) + 1

@@ -1,7 +1,9 @@
-"""Text to timestamps: ISO 8601, and dates with slashes, dots or dashes where day and month can be told apart.
+"""Text to timestamps: ISO 8601, and dates with slashes, dots or dashes where day and month can be
+told apart.
 
-A whole column is parsed at once by Arrow. What it does not take at first is tidied (spaces, "UTC", a comma before the
-fraction) and tried again, and what then fails is named with its row. Used by :mod:`fourpoint.data.clocks`.
+A whole column is parsed at once by Arrow. What it does not take at first is tidied (spaces, "UTC",
+a comma before the fraction) and tried again, and what then fails is named with its row. Used by
+:mod:`fourpoint.data.clocks`.
 """
 
 from __future__ import annotations
@@ -20,14 +22,17 @@ Fault = Callable[[str, int, object, str], UserError]
 
 ISO = re.compile(r"\s*\d{4}[-/]\d{1,2}[-/]\d{1,2}(?!\d)")
 ZONE = re.compile(r"\d[:\d.,]*\s*(Z|UTC|GMT|[+-]\d{2}(:?\d{2})?)\s*$", re.IGNORECASE)
-SPLIT_DATE = re.compile(r"\s*\d{1,2}([-/.])\d{1,2}\1(\d{4}|\d{2})(?:[ T]+(\d{1,2}:\d{2}(:\d{2})?)\s*([AaPp][Mm])?)?\s*$")
+SPLIT_DATE = re.compile(
+    r"\s*\d{1,2}([-/.])\d{1,2}\1(\d{4}|\d{2})(?:[ T]+(\d{1,2}:\d{2}(:\d{2})?)\s*([AaPp][Mm])?)?\s*$"
+)
 LONGEST = 100  # letters of a time
 NUMBER = r"\s*[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?\s*"
 REMEDY = "Write times as 2024-05-01T09:30:00+02:00, or as numbers in one unit."
 
 
 def parse_stamps(column: pa.ChunkedArray, notes: list[str], fault: Fault) -> pa.ChunkedArray:
-    """A column of text without nulls as timestamps: in UTC where the text names zones, else as it stands.
+    """A column of text without nulls as timestamps: in UTC where the text names zones, else as it
+    stands.
 
     >>> parse_stamps(pa.chunked_array([["2024-05-01 09:30"]]), [], fault=ValueError).type
     TimestampType(timestamp[us])
@@ -50,14 +55,18 @@ def parse_stamps(column: pa.ChunkedArray, notes: list[str], fault: Fault) -> pa.
 
 
 def _check_lengths(column: pa.ChunkedArray, fault: Fault) -> None:
-    """Refuse text far longer than a time. Of words that are kept once each it need not be written out to be seen."""
+    """Refuse text far longer than a time. Of words that are kept once each it need not be written
+    out to be seen.
+    """
     row = 0
     for chunk in column.chunks:
         coded = pa.types.is_dictionary(chunk.type)
         long = pc.greater(pc.binary_length(chunk.dictionary if coded else chunk), LONGEST)
         found = pc.index(long.take(chunk.indices) if coded else long, True).as_py()
         if found >= 0:
-            raise fault("numbers or timestamps", row + found, f"{str(chunk[found])[:40]}...", REMEDY)
+            raise fault(
+                "numbers or timestamps", row + found, f"{str(chunk[found])[:40]}...", REMEDY
+            )
         row += len(chunk)
 
 
@@ -72,7 +81,12 @@ def _parse_iso(column: pa.ChunkedArray, first: str, fault: Fault) -> pa.ChunkedA
     row = first_bad(column, lambda part: tidied(part).cast(pa.timestamp("us", zone)))
     value = str(column[row])
     if ISO.match(value) and has_zone(value) != (zone is not None):
-        raise fault(f"a zone at every time, or at none: the first is {first!r}", row, value, "Write all times in one way.")
+        raise fault(
+            f"a zone at every time, or at none: the first is {first!r}",
+            row,
+            value,
+            "Write all times in one way.",
+        )
     raise fault("a time as ISO 8601 writes it", row, value, "Mend or remove the row.")
 
 
@@ -86,7 +100,9 @@ def _as_is(column: pa.ChunkedArray) -> pa.ChunkedArray:
 
 
 def tidied(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Dates with dashes, two digits each; no spaces around; Z for UTC; a point before the fraction."""
+    """Dates with dashes, two digits each; no spaces around; Z for UTC; a point before the
+    fraction.
+    """
     text = pc.utf8_trim_whitespace(column)
     text = pc.replace_substring_regex(text, r"\s*(?i:UTC|GMT|z)$", "Z")
     text = pc.replace_substring_regex(text, r"\s+([+-]\d{2}:?\d{0,2})$", r"\1")
@@ -97,22 +113,35 @@ def tidied(column: pa.ChunkedArray) -> pa.ChunkedArray:
     return pc.replace_substring_regex(text, r"(\.\d{9})\d+", r"\1")
 
 
-def _parse_split(column: pa.ChunkedArray, first: str, notes: list[str], fault: Fault) -> pa.ChunkedArray:
-    """Dates such as 5/1/2024: which part is the month follows from one part being above 12 in some row."""
+def _parse_split(
+    column: pa.ChunkedArray, first: str, notes: list[str], fault: Fault
+) -> pa.ChunkedArray:
+    """Dates such as 5/1/2024: which part is the month follows from one part being above 12 in some
+    row.
+    """
     found = SPLIT_DATE.match(first)
     if found is None:
         raise fault("numbers or timestamps", 0, first, REMEDY)
     between, year = found[1], "%Y" if len(found[2]) == 4 else "%y"
-    hours = "" if not found[3] else (" %I:%M" if found[5] else " %H:%M") + (":%S" if found[4] else "") + (" %p" if found[5] else "")
+    hours = (
+        ""
+        if not found[3]
+        else (" %I:%M" if found[5] else " %H:%M")
+        + (":%S" if found[4] else "")
+        + (" %p" if found[5] else "")
+    )
     text = pc.replace_substring_regex(pc.utf8_upper(pc.utf8_trim_whitespace(column)), r"[ T]+", " ")
     text = pc.replace_substring_regex(text, r"(\d)([AP]M)$", r"\1 \2")
     american, european = (
-        pc.strptime(text, f"{date.replace('/', between)}{year}{hours}", "us", error_is_null=True) for date in ("%m/%d/", "%d/%m/")
+        pc.strptime(text, f"{date.replace('/', between)}{year}{hours}", "us", error_is_null=True)
+        for date in ("%m/%d/", "%d/%m/")
     )
     if american.null_count and european.null_count:
         best = min(american, european, key=lambda parsed: parsed.null_count)
         row = int(pc.index(best.is_null(), True).as_py())
-        raise fault(f"times all written as {first!r} is", row, str(column[row]), "Mend or remove the row.")
+        raise fault(
+            f"times all written as {first!r} is", row, str(column[row]), "Mend or remove the row."
+        )
     if american.null_count or european.null_count:
         parsed = european if american.null_count else american
     elif found[5] or between == ".":
@@ -120,12 +149,20 @@ def _parse_split(column: pa.ChunkedArray, first: str, notes: list[str], fault: F
         order = "month first, as with AM and PM" if found[5] else "day first, as with points"
         notes.append(f"times such as {first!r} are read {order}")
     else:
-        raise fault("dates in which day and month can be told apart", 0, first, "Write them as 2024-05-01.")
+        raise fault(
+            "dates in which day and month can be told apart", 0, first, "Write them as 2024-05-01."
+        )
     # strptime takes "2024-02-31" for the second of March.
     return _checked(parsed, text, column, american is parsed, fault)
 
 
-def _checked(parsed: pa.ChunkedArray, text: pa.ChunkedArray, column: pa.ChunkedArray, month_first: bool, fault: Fault) -> pa.ChunkedArray:
+def _checked(
+    parsed: pa.ChunkedArray,
+    text: pa.ChunkedArray,
+    column: pa.ChunkedArray,
+    month_first: bool,
+    fault: Fault,
+) -> pa.ChunkedArray:
     parts = pc.extract_regex(text, r"^(?P<a>\d+)\D(?P<b>\d+)")
     day = pc.cast(pc.struct_field(parts, "b" if month_first else "a"), pa.int64())
     wrong = pc.index(pc.not_equal(pc.day(parsed), day), True).as_py()

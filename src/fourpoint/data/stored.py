@@ -1,8 +1,10 @@
-"""Our own Parquet: columns ``seq_id, t`` and optionally ``split, mark, start, stop, place.NAME``, one row per event.
+"""Our own Parquet: columns ``seq_id, t`` and optionally ``split, mark, start, stop, place.NAME``,
+one row per event.
 
-A file that :func:`write` made also carries, in its metadata, the table ``fourpoint.windows`` (every sequence with its
-window, so that sequences without events survive), the list ``fourpoint.marks`` (the names of the types) and the box
-``fourpoint.box`` (names and bounds of the place's axes). It is read back by :func:`fourpoint.data.readers.read`, exactly.
+A file that :func:`write` made also carries, in its metadata, the table ``fourpoint.windows`` (every
+sequence with its window, so that sequences without events survive), the list ``fourpoint.marks``
+(the names of the types) and the box ``fourpoint.box`` (names and bounds of the place's axes). It is
+read back by :func:`fourpoint.data.readers.read`, exactly.
 """
 
 from __future__ import annotations
@@ -27,24 +29,39 @@ AGAIN = "Write the file again with fourpoint.write, or remove the metadata 'four
 
 
 def write(data: Dataset, path: str | Path) -> None:
-    """Write ``data`` as Parquet so that :func:`read` gives it back exactly, with windows, names and empty sequences.
+    """Write ``data`` as Parquet so that :func:`read` gives it back exactly, with windows, names and
+    empty sequences.
 
-    The file appears whole or not at all: it is written under a temporary name and renamed. Fails with
+    The file appears whole or not at all: it is written under a temporary name and renamed. Fails
+    with
     :class:`UserError` where the folder is missing or two sequences share an id.
 
     >>> import tempfile
     >>> from fourpoint.data.readers import read
     >>> from fourpoint.events import Sequence
     >>> file = tempfile.mkdtemp() + "/two.parquet"
-    >>> write(Dataset.from_sequences([Sequence([0.5], start=0, stop=2, id="a"), Sequence([], start=0, stop=3, id="b")]), file)
+    >>> write(
+    ...     Dataset.from_sequences(
+    ...         [Sequence([0.5], start=0, stop=2, id="a"), Sequence([], start=0, stop=3, id="b")]
+    ...     ),
+    ...     file,
+    ... )
     >>> [(s.id, s.times.tolist(), s.stop) for s in read(file)]
     [('a', [0.5], 2.0), ('b', [], 3.0)]
     """
     target = Path(path)
     if target.is_dir():
-        raise UserError("the path of a file", f"{target}, which is a folder", "Name a file in it, such as events.parquet.")
+        raise UserError(
+            "the path of a file",
+            f"{target}, which is a folder",
+            "Name a file in it, such as events.parquet.",
+        )
     if len(set(data.ids)) < len(data):
-        raise EventDataError("sequences with distinct ids", f"{len(data)} sequences with {len(set(data.ids))} ids", "Give each its own id.")
+        raise EventDataError(
+            "sequences with distinct ids",
+            f"{len(data)} sequences with {len(set(data.ids))} ids",
+            "Give each its own id.",
+        )
     write_whole(target, lambda draft: _write_table(_table(data), _metadata(data), draft))
 
 
@@ -55,16 +72,29 @@ def stored_windows(columns: Columns) -> Known | None:
         return None
     Expansion(columns.table.label).check_json(text)
     try:
-        unsaid = {"splits": None, "inferred": False, "events": len(columns), "unit": "", "name": "", "marks": ()}
+        unsaid = {
+            "splits": None,
+            "inferred": False,
+            "events": len(columns),
+            "unit": "",
+            "name": "",
+            "marks": (),
+        }
         known = recall(unsaid | json.loads(text))
     except DAMAGE as error:
-        raise columns.error("a table of windows in the metadata", f"a damaged one ({error!r})", AGAIN) from error
+        raise columns.error(
+            "a table of windows in the metadata", f"a damaged one ({error!r})", AGAIN
+        ) from error
     if len(set(known.ids)) < len(known.ids):
         received = f"{len(known.ids)} windows for {len(set(known.ids))} ids"
         raise columns.error("one window for every sequence in the metadata", received, AGAIN)
     # A filtered table keeps its metadata, and its lost events would pass for silence.
     if known.events != len(columns):
-        raise columns.error(f"{known.events:,} rows, as the file's table of windows says", f"{len(columns):,} rows", AGAIN)
+        raise columns.error(
+            f"{known.events:,} rows, as the file's table of windows says",
+            f"{len(columns):,} rows",
+            AGAIN,
+        )
     return known
 
 
@@ -89,20 +119,28 @@ def stored_names(columns: Columns) -> list[str] | None:
         names = None
     if not isinstance(names, list) or not names or len(set(map(str, names))) < len(names):
         remedy = "Write a JSON list of distinct names, or remove that metadata."
-        raise columns.error("a list of mark names in the metadata 'fourpoint.marks'", repr(text[:80]), remedy)
+        raise columns.error(
+            "a list of mark names in the metadata 'fourpoint.marks'", repr(text[:80]), remedy
+        )
     return [str(name) for name in names]
 
 
 def _table(data: Dataset) -> pa.Table:
     row = np.repeat(np.arange(len(data), dtype=np.int32), data.lengths)
-    columns = {"seq_id": pa.DictionaryArray.from_arrays(row, pa.array(data.ids, pa.string())), "t": pa.array(data.times)}
+    columns = {
+        "seq_id": pa.DictionaryArray.from_arrays(row, pa.array(data.ids, pa.string())),
+        "t": pa.array(data.times),
+    }
     if data.marks.names:
         columns["mark"] = pa.array(data.mark_ids.astype(np.int32))
     if data.splits is not None:
         places = np.array([SPLITS.index(s) for s in data.splits.tolist()], dtype=np.int32)
         columns["split"] = pa.DictionaryArray.from_arrays(places[row], pa.array(SPLITS))
     if data.marks.box is not None and data.places is not None:
-        columns |= {f"{OWN}{name}": pa.array(data.places[:, i]) for i, name in enumerate(data.marks.box.names)}
+        columns |= {
+            f"{OWN}{name}": pa.array(data.places[:, i])
+            for i, name in enumerate(data.marks.box.names)
+        }
     return pa.table(columns)
 
 
@@ -114,10 +152,17 @@ def _metadata(data: Dataset) -> dict[bytes, str]:
 
 def _write_table(table: pa.Table, metadata: dict[bytes, str], path: Path) -> None:
     options = dict(compression="zstd", compression_level=19 if len(table) < 100_000 else 3)
-    # Neighbouring times share their leading bytes, which compress well once the bytes are kept apart. The Arrow schema
-    # is left out because it would repeat the metadata.
+    # Neighbouring times share their leading bytes, which compress well once the bytes are kept
+    # apart. The Arrow schema is left out because it would repeat the metadata.
     coded = [name for name in ("seq_id", "mark", "split") if name in table.column_names]
     split = ["t", *(name for name in table.column_names if name.startswith(OWN))]
-    with pq.ParquetWriter(path, table.schema, use_dictionary=coded, use_byte_stream_split=split, store_schema=False, **options) as writer:
+    with pq.ParquetWriter(
+        path,
+        table.schema,
+        use_dictionary=coded,
+        use_byte_stream_split=split,
+        store_schema=False,
+        **options,
+    ) as writer:
         writer.write_table(table)
         writer.add_key_value_metadata(metadata)

@@ -1,4 +1,5 @@
-"""Processes whose truth is known: simulate them exactly, and score any model against their own rate.
+"""Processes whose truth is known: simulate them exactly, and score any model against their own
+rate.
 
     hawkes              10 + sum_j exp(-(t - t_j))                            15 events on [0, 1)
     self_correcting     exp(10 t - N(t))                                      7.95
@@ -6,12 +7,15 @@
     nonhomogeneous2     50 phi(6 (t - .35)) + 50 phi(6 (t - .75))             16.0
     space_time_hawkes   5 + sum_j .5 exp(-(t - t_j)) N(x - x_j; sd .1)        169.4 on [0, 20) in the unit square
 
-phi is the standard normal density. With ``amplitude="random"`` every bump of the last two is multiplied by a fresh
-U[0, 1] in every sequence: a Cox process, whose rate given the past is the filtered one, E[sum_b U_b f_b(t) | past].
-Simulation is exact: Poisson counts placed by the inverse of their distribution, and for the first two the next event by
-inversion, all sequences side by side; the last by its branches, generation after generation. Its events have places: 5 a unit of time
-appear anywhere in the square, and each is followed by a Poisson number of others, .5 on average, around it. Those that fall outside the
-square are not observed and are followed by nothing, so that the rate inside is exactly the one above.
+phi is the standard normal density. With ``amplitude="random"`` every bump of the last two is
+multiplied by a fresh U[0, 1] in every sequence: a Cox process, whose rate given the past is the
+filtered one, E[sum_b U_b f_b(t) | past].
+Simulation is exact: Poisson counts placed by the inverse of their distribution, and for the first
+two the next event by
+inversion, all sequences side by side; the last by its branches, generation after generation. Its
+events have places: 5 a unit of time appear anywhere in the square, and each is followed by a
+Poisson number of others, .5 on average, around it. Those that fall outside the square are not
+observed and are followed by nothing, so that the rate inside is exactly the one above.
 """
 
 from __future__ import annotations
@@ -52,7 +56,8 @@ def simulate(name: str, sequences: int, seed: int = 0, amplitude: Amplitude = "f
 
 
 def process(name: str, amplitude: Amplitude = "fixed") -> Process:
-    """The process called ``name``, in any spelling; ``nonhomogeneous1-random`` is short for ``amplitude="random"``.
+    """The process called ``name``, in any spelling; ``nonhomogeneous1-random`` is short for
+    ``amplitude="random"``.
 
     >>> process("self-correcting").name, process("Nonhomogeneous1", "random").name
     ('self_correcting', 'nonhomogeneous1-random')
@@ -75,8 +80,8 @@ def process(name: str, amplitude: Amplitude = "fixed") -> Process:
 class Process:
     """A point process on [0, stop) with its exact simulation and its exact rate.
 
-    ``mean_count`` is the expected number of events on [0, ``stop``); ``truth()`` is a model with the verbs of
-    ``protocol.py``, so that likelihoods and plots work on it as on any other.
+    ``mean_count`` is the expected number of events on [0, ``stop``); ``truth()`` is a model with
+    the verbs of ``protocol.py``, so that likelihoods and plots work on it as on any other.
     """
 
     name: str
@@ -96,22 +101,37 @@ class Process:
         """
         end = self.stop if stop is None else float(stop)
         if sequences < 1 or not 0 < end < np.inf:
-            raise UserError("at least one sequence and a positive end", f"sequences={sequences}, stop={end:g}", "Raise them.")
+            raise UserError(
+                "at least one sequence and a positive end",
+                f"sequences={sequences}, stop={end:g}",
+                "Raise them.",
+            )
         times, rows, places = self.draw(np.random.default_rng(seed), sequences, end)
         order = np.lexsort((times, rows))
         offsets = np.concatenate([[0], np.cumsum(np.bincount(rows, minlength=sequences))])
         marks = np.zeros(len(times), dtype=np.int64)
         where = None if places is None else places[order]
         edges = np.zeros(sequences), np.full(sequences, end)
-        return Dataset(times[order], marks, offsets, *edges, self.space, name=self.name, places=where)
+        return Dataset(
+            times[order], marks, offsets, *edges, self.space, name=self.name, places=where
+        )
 
 
 def _plain(name: str) -> str:
     return "".join(c for c in name.lower() if c.isalnum())
 
 
-def _hawkes(rng: np.random.Generator, sequences: int, stop: float, mu: float = 10.0, alpha: float = 1.0, beta: float = 1.0) -> Events:
-    """Dassios and Zhao (2013): the next event is the earlier of one from the base and one from the excited part."""
+def _hawkes(
+    rng: np.random.Generator,
+    sequences: int,
+    stop: float,
+    mu: float = 10.0,
+    alpha: float = 1.0,
+    beta: float = 1.0,
+) -> Events:
+    """Dassios and Zhao (2013): the next event is the earlier of one from the base and one from the
+    excited part.
+    """
     rows, t, excited = np.arange(sequences), np.zeros(sequences), np.zeros(sequences)
     parts = []
     while len(rows):
@@ -126,8 +146,16 @@ def _hawkes(rng: np.random.Generator, sequences: int, stop: float, mu: float = 1
     return _joined(parts)
 
 
-def _self_correcting(rng: np.random.Generator, sequences: int, stop: float, drift: float = 10.0, correction: float = 1.0) -> Events:
-    """The integral of the rate from the last event reaches an Exp(1) draw at t + log(1 + drift e / rate) / drift."""
+def _self_correcting(
+    rng: np.random.Generator,
+    sequences: int,
+    stop: float,
+    drift: float = 10.0,
+    correction: float = 1.0,
+) -> Events:
+    """The integral of the rate from the last event reaches an Exp(1) draw at t + log(1 + drift e /
+    rate) / drift.
+    """
     rows, t, n = np.arange(sequences), np.zeros(sequences), 0
     parts = []
     while len(rows):
@@ -140,11 +168,23 @@ def _self_correcting(rng: np.random.Generator, sequences: int, stop: float, drif
 
 
 def _space_time_hawkes(
-    rng: np.random.Generator, sequences: int, stop: float, mu: float = 5.0, alpha: float = 0.5, beta: float = 1.0, spread: float = 0.1
+    rng: np.random.Generator,
+    sequences: int,
+    stop: float,
+    mu: float = 5.0,
+    alpha: float = 0.5,
+    beta: float = 1.0,
+    spread: float = 0.1,
 ) -> Events:
-    """Generation after generation: a Poisson number of offspring of each event, exponential in time, normal in space."""
+    """Generation after generation: a Poisson number of offspring of each event, exponential in
+    time, normal in space.
+    """
     number = rng.poisson(mu * stop, sequences)
-    times, rows, places = rng.random(number.sum()) * stop, np.repeat(np.arange(sequences), number), rng.random((number.sum(), 2))
+    times, rows, places = (
+        rng.random(number.sum()) * stop,
+        np.repeat(np.arange(sequences), number),
+        rng.random((number.sum(), 2)),
+    )
     parts = [Events(times, rows, places)]
     while len(times):
         parent = np.repeat(np.arange(len(times)), rng.poisson(alpha, len(times)))
@@ -156,7 +196,9 @@ def _space_time_hawkes(
     return _joined(parts)
 
 
-def _bumps(bumps: tuple[Bump, ...], amplitude: Amplitude) -> Callable[[np.random.Generator, int, float], Events]:
+def _bumps(
+    bumps: tuple[Bump, ...], amplitude: Amplitude
+) -> Callable[[np.random.Generator, int, float], Events]:
     def draw(rng: np.random.Generator, sequences: int, stop: float) -> Events:
         """Poisson counts, then the inverse normal distribution cut to the window."""
         from scipy.special import ndtr, ndtri
@@ -168,7 +210,12 @@ def _bumps(bumps: tuple[Bump, ...], amplitude: Amplitude) -> Callable[[np.random
             number = rng.poisson(factor * height / speed * (high - low))
             times = centre + ndtri(rng.uniform(low, high, number.sum())) / speed
             # Only the last bit of a draw at the very edge can fall outside.
-            parts.append(Events(np.clip(times, 0.0, np.nextafter(stop, 0.0)), np.repeat(np.arange(sequences), number)))
+            parts.append(
+                Events(
+                    np.clip(times, 0.0, np.nextafter(stop, 0.0)),
+                    np.repeat(np.arange(sequences), number),
+                )
+            )
         return _joined(parts)
 
     return draw
@@ -177,7 +224,11 @@ def _bumps(bumps: tuple[Bump, ...], amplitude: Amplitude) -> Callable[[np.random
 def _joined(parts: list[Events]) -> Events:
     places = [part.places for part in parts if part.places is not None]
     together = np.concatenate(places) if places else None
-    return Events(np.concatenate([part.times for part in parts]), np.concatenate([part.rows for part in parts]), together)
+    return Events(
+        np.concatenate([part.times for part in parts]),
+        np.concatenate([part.rows for part in parts]),
+        together,
+    )
 
 
 def _mean(bumps: tuple[Bump, ...]) -> float:
@@ -187,7 +238,11 @@ def _mean(bumps: tuple[Bump, ...]) -> float:
 def _with_random_amplitude(fixed: Process) -> Process:
     if not fixed.bumps:
         can = ", ".join(name for name, p in PROCESSES.items() if p.bumps)
-        raise UserError(f"a process with amplitudes ({can}) for amplitude='random'", f"{fixed.name!r}", "Use amplitude='fixed'.")
+        raise UserError(
+            f"a process with amplitudes ({can}) for amplitude='random'",
+            f"{fixed.name!r}",
+            "Use amplitude='fixed'.",
+        )
     return replace(
         fixed,
         name=f"{fixed.name}-random",
@@ -217,16 +272,28 @@ def _space_time_hawkes_truth() -> protocol.Model[Any]:
 
 
 def _bump_process(name: str, description: str, bumps: tuple[Bump, ...]) -> Process:
-    return Process(name, description, _mean(bumps), _bumps(bumps, "fixed"), lambda: Bumps(bumps), bumps)
+    return Process(
+        name, description, _mean(bumps), _bumps(bumps, "fixed"), lambda: Bumps(bumps), bumps
+    )
 
 
 PROCESSES: dict[str, Process] = {
     p.name: p
     for p in (
         Process("hawkes", "10 + sum_j exp(-(t - t_j))", 15.0, _hawkes, _hawkes_truth),
-        Process("self_correcting", "exp(10 t - N(t))", 7.9544868, _self_correcting, _self_correcting_truth),
+        Process(
+            "self_correcting",
+            "exp(10 t - N(t))",
+            7.9544868,
+            _self_correcting,
+            _self_correcting_truth,
+        ),
         _bump_process("nonhomogeneous1", "100 phi(t - 1/2)", ((100.0, 1.0, 0.5),)),
-        _bump_process("nonhomogeneous2", "50 phi(6 (t - .35)) + 50 phi(6 (t - .75))", ((50.0, 6.0, 0.35), (50.0, 6.0, 0.75))),
+        _bump_process(
+            "nonhomogeneous2",
+            "50 phi(6 (t - .35)) + 50 phi(6 (t - .75))",
+            ((50.0, 6.0, 0.35), (50.0, 6.0, 0.75)),
+        ),
         Process(
             "space_time_hawkes",
             "5 + sum_j .5 exp(-(t - t_j)) N(x - x_j; .1), t in [0, 20), x in the unit square",

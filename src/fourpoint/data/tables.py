@@ -1,9 +1,11 @@
-"""Anything tabular, opened: a path to CSV, TSV, JSON Lines, Parquet or Arrow, or a table that is in memory already.
+"""Anything tabular, opened: a path to CSV, TSV, JSON Lines, Parquet or Arrow, or a table that is in
+memory already.
 
-In memory are data frames of pandas and polars, Arrow tables and batches, a mapping from names to columns, and whatever
-speaks the Arrow stream (``__arrow_c_stream__``) or the data frame interchange protocol (``__dataframe__``). A file's
-kind follows from its ending, and from its first bytes where the ending says nothing. Text files may be compressed
-(.gz, .zst, .bz2, .lz4). Whatever cannot be read is an :class:`EventDataError` that names the file.
+In memory are data frames of pandas and polars, Arrow tables and batches, a mapping from names to
+columns, and whatever speaks the Arrow stream (``__arrow_c_stream__``) or the data frame interchange
+protocol (``__dataframe__``). A file's kind follows from its ending, and from its first bytes where
+the ending says nothing. Text files may be compressed (.gz, .zst, .bz2, .lz4). Whatever cannot be
+read is an :class:`EventDataError` that names the file.
 """
 
 from __future__ import annotations
@@ -38,10 +40,21 @@ KINDS = {
     ".json": "json",
 }
 CODECS = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2", ".lz4": "lz4"}
-EXPECTED = {"parquet": "a Parquet file", "arrow": "an Arrow file", "csv": "a CSV file", "tsv": "a TSV file", "json": "a file of JSON Lines"}
+EXPECTED = {
+    "parquet": "a Parquet file",
+    "arrow": "an Arrow file",
+    "csv": "a CSV file",
+    "tsv": "a TSV file",
+    "json": "a file of JSON Lines",
+}
 MAGIC = {b"PAR1": "parquet", b"ARROW1": "arrow", b"\xff\xff\xff\xff": "arrow", b"{": "json"}
 SUSPECT = 50  # text and numbers shrink by less than this
-COMPRESSED = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"BZh": "bz2", b"\x04\x22\x4d\x18": "lz4"}
+COMPRESSED = {
+    b"\x1f\x8b": "gzip",
+    b"\x28\xb5\x2f\xfd": "zstd",
+    b"BZh": "bz2",
+    b"\x04\x22\x4d\x18": "lz4",
+}
 
 
 def open_table(source: object) -> Table:
@@ -76,7 +89,9 @@ def _open_file(path: Path) -> Table:
 
 
 def _kind(path: Path) -> tuple[str, str | None]:
-    """What the endings of a name say: the kind of file ("" where they say nothing) and how it is compressed."""
+    """What the endings of a name say: the kind of file ("" where they say nothing) and how it is
+    compressed.
+    """
     endings = [ending.lower() for ending in path.suffixes]
     codec = CODECS.get(endings[-1]) if endings else None
     inner = endings[-2:-1] if codec else endings[-1:]
@@ -92,14 +107,28 @@ def _sniff(path: Path) -> tuple[str, str | None]:
         with pa.CompressedInputStream(pa.OSFile(str(path)), codec) as stream:
             first = stream.read(16)
     plain = first.removeprefix(b"\xef\xbb\xbf").lstrip()
-    return next((kind for magic, kind in MAGIC.items() if first.startswith(magic) or plain.startswith(magic)), "csv"), codec
+    return next(
+        (
+            kind
+            for magic, kind in MAGIC.items()
+            if first.startswith(magic) or plain.startswith(magic)
+        ),
+        "csv",
+    ), codec
 
 
 def _unreadable(path: Path, kind: str, error: Exception) -> EventDataError:
     remedy = "Write or download it again."
     if kind == "parquet":
-        remedy = "Convert it, for example with pandas: pandas.read_csv(file).to_parquet('events.parquet')."
-    return EventDataError(EXPECTED.get(kind, "a file of events"), f"{path}, which cannot be read as one ({reason(error)})", remedy)
+        remedy = (
+            "Convert it, for example with pandas: "
+            "pandas.read_csv(file).to_parquet('events.parquet')."
+        )
+    return EventDataError(
+        EXPECTED.get(kind, "a file of events"),
+        f"{path}, which cannot be read as one ({reason(error)})",
+        remedy,
+    )
 
 
 def _open_parquet(path: Path) -> Table:
@@ -108,19 +137,30 @@ def _open_parquet(path: Path) -> Table:
     with pq.ParquetFile(path) as file:
         schema = file.schema_arrow
     # Words are left as they are stored, once each: written out they may take any amount of memory.
-    words = [field.name for field in schema if pa.types.is_string(field.type) or pa.types.is_large_string(field.type)]
+    words = [
+        field.name
+        for field in schema
+        if pa.types.is_string(field.type) or pa.types.is_large_string(field.type)
+    ]
 
     def head(columns: list[str]) -> pa.Table:
         expansion = Expansion(path, EXPECTED["parquet"])
         with pq.ParquetFile(path, read_dictionary=words) as file:
             expansion.check(_parquet_size(file.metadata, columns, HEAD))
             batch = next(file.iter_batches(HEAD, columns=columns), None)
-        return pa.Table.from_batches([batch]) if batch is not None else schema.empty_table().select(columns)
+        return (
+            pa.Table.from_batches([batch])
+            if batch is not None
+            else schema.empty_table().select(columns)
+        )
 
     def load(columns: list[str]) -> pa.Table:
         expansion = Expansion(path, EXPECTED["parquet"])
         try:
-            with pq.ParquetFile(path, read_dictionary=words) as file, progress(path.name, file.metadata.num_rows) as advance:
+            with (
+                pq.ParquetFile(path, read_dictionary=words) as file,
+                progress(path.name, file.metadata.num_rows) as advance,
+            ):
                 expansion.check(_parquet_size(file.metadata, columns))
                 expansion.check_rows(file.metadata.num_rows, len(columns))
                 groups = []
@@ -139,15 +179,21 @@ def _open_parquet(path: Path) -> Table:
 
 
 def _parquet_size(metadata: Any, columns: list[str], rows: int | None = None) -> int:
-    """Bytes that columns take in memory by the file's own account: their pages once unpacked, and a number for each value.
+    """Bytes that columns take in memory by the file's own account: their pages once unpacked, and a
+    number for each value.
 
-    Runs and dictionaries make pages far smaller than the values they stand for. For the first ``rows`` only pages that are
-    packed more than ``SUSPECT`` times are counted, since others are unpacked one by one.
+    Runs and dictionaries make pages far smaller than the values they stand for. For the first
+    ``rows`` only pages that are packed more than ``SUSPECT`` times are counted, since others are
+    unpacked one by one.
     """
     total, seen = 0, 0
     for i in range(metadata.num_row_groups):
         group = metadata.row_group(i)
-        wanted = [j for j in range(group.num_columns) if group.column(j).path_in_schema.split(".")[0] in columns]
+        wanted = [
+            j
+            for j in range(group.num_columns)
+            if group.column(j).path_in_schema.split(".")[0] in columns
+        ]
         for chunk in map(group.column, wanted):
             pages = max(0, chunk.total_uncompressed_size)
             if rows is None:
@@ -164,16 +210,24 @@ def _open_arrow(path: Path) -> Table:
     with open(path, "rb") as file:
         magic = file.read(6)
     if magic.startswith(b"FEA1"):
-        raise EventDataError("an Arrow file", f"{path}, which is Feather of version 1", "Write it again as version 2, or as Parquet.")
+        raise EventDataError(
+            "an Arrow file",
+            f"{path}, which is Feather of version 1",
+            "Write it again as version 2, or as Parquet.",
+        )
 
     door = pa.ipc.open_file if magic == b"ARROW1" else pa.ipc.open_stream
 
     def read(columns: list[str], most: int | None = None) -> pa.Table:
-        """The columns batch by batch, of a file or a stream, whichever it begins as; with ``most`` at least so many rows."""
+        """The columns batch by batch, of a file or a stream, whichever it begins as; with ``most``
+        at least so many rows.
+        """
         expansion = Expansion(path, EXPECTED["arrow"])
         for size in unpacked_sizes(path):
             expansion.check(size)
-        chosen = pa.ipc.IpcReadOptions(included_fields=[schema.get_field_index(name) for name in columns])
+        chosen = pa.ipc.IpcReadOptions(
+            included_fields=[schema.get_field_index(name) for name in columns]
+        )
         batches, rows = [], 0
         with pa.OSFile(str(path)) as source:
             reader = door(source, options=chosen)
@@ -185,7 +239,8 @@ def _open_arrow(path: Path) -> Table:
                 if most is not None and rows >= most:
                     break
             table = pa.Table.from_batches(batches, reader.schema)
-        # A damaged file may hold offsets that lead outside its buffers, which no later step would notice.
+        # A damaged file may hold offsets that lead outside its buffers, which no later step would
+        # notice.
         table.validate(full=True)
         return table
 
@@ -199,7 +254,14 @@ def _open_arrow(path: Path) -> Table:
 
     with pa.OSFile(str(path)) as source:
         schema = door(source).schema
-    return Table(str(path), path.stem, schema, lambda columns: load(columns, HEAD).slice(0, HEAD), load, row_number)
+    return Table(
+        str(path),
+        path.stem,
+        schema,
+        lambda columns: load(columns, HEAD).slice(0, HEAD),
+        load,
+        row_number,
+    )
 
 
 def _batches(reader: Any) -> Iterator[pa.RecordBatch]:
@@ -211,20 +273,38 @@ def _batches(reader: Any) -> Iterator[pa.RecordBatch]:
 
 def _open_frame(source: Any) -> Table:
     library = type(source).__module__.split(".")[0]
-    label = f"the {library} {type(source).__name__}" if library not in ("builtins", "pyarrow") else "the table"
+    label = (
+        f"the {library} {type(source).__name__}"
+        if library not in ("builtins", "pyarrow")
+        else "the table"
+    )
     try:
         if library == "pandas" and hasattr(source, "columns"):
             return _open_pandas(source, label)
         table = _arrow_of(source)
     except FAULTS as error:
         remedy = "Convert it to a pandas, polars or Arrow table, or write it to a file."
-        raise EventDataError("a table", f"{label}, which Arrow cannot take ({reason(error)})", remedy) from error
+        raise EventDataError(
+            "a table", f"{label}, which Arrow cannot take ({reason(error)})", remedy
+        ) from error
     if table is None:
-        remedy = "Pass a path, a pandas or polars DataFrame, an Arrow table, or a mapping from names to columns."
+        remedy = (
+            "Pass a path, a pandas or polars DataFrame, an Arrow table, or a mapping from names "
+            "to columns."
+        )
         if hasattr(source, "collect"):
             remedy = "Collect it first: fp.read(frame.collect())."
-        raise EventDataError("a path or a table", f"{type(source).__name__} {str(source)[:60]!r}", remedy)
-    return Table(label, "", table.schema, lambda columns: table.select(columns).slice(0, HEAD), table.select, row_number)
+        raise EventDataError(
+            "a path or a table", f"{type(source).__name__} {str(source)[:60]!r}", remedy
+        )
+    return Table(
+        label,
+        "",
+        table.schema,
+        lambda columns: table.select(columns).slice(0, HEAD),
+        table.select,
+        row_number,
+    )
 
 
 def _arrow_of(source: Any) -> pa.Table | None:
@@ -242,7 +322,9 @@ def _arrow_of(source: Any) -> pa.Table | None:
 
 
 def _open_pandas(frame: Any, label: str) -> Table:
-    """A pandas frame: its columns one by one, since some that are not asked for may be of no Arrow type, and a named index."""
+    """A pandas frame: its columns one by one, since some that are not asked for may be of no Arrow
+    type, and a named index.
+    """
     if type(frame.index).__name__ != "RangeIndex":
         frame = frame.reset_index()
     names = [str(name) for name in frame.columns]
@@ -255,7 +337,11 @@ def _open_pandas(frame: Any, label: str) -> Table:
         try:
             return pa.table({name: array(name, rows) for name in columns})
         except FAULTS as error:
-            raise EventDataError("columns of one type each", f"{label}: {reason(error)}", "Convert the column to one type.") from error
+            raise EventDataError(
+                "columns of one type each",
+                f"{label}: {reason(error)}",
+                "Convert the column to one type.",
+            ) from error
 
     def kind(name: str) -> pa.DataType:
         try:

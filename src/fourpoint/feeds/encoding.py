@@ -1,9 +1,12 @@
-"""Scores of a batch as lines of JSON, and lines of JSON as values; by orjson where it is installed, else by the standard library.
+"""Scores of a batch as lines of JSON, and lines of JSON as values; by orjson where it is installed,
+else by the standard library.
 
-    {"line": 1, "time": 12.5, "mark": "fire", "log_density": -1.2, "gap": 0.4, "rate": 2.1, "alarms": []}
+    {"line": 1, "time": 12.5, "mark": "fire", "log_density": -1.2, "gap": 0.4, "rate": 2.1,
+    "alarms": []}
 
-Numbers are formatted a column at a time, which is what takes the time; a number that is not finite becomes null. Both
-libraries write the shortest digits that read back as the same number; their exponents may look different (1e-5, 1e-05).
+Numbers are formatted a column at a time, which is what takes the time; a number that is not finite
+becomes null. Both libraries write the shortest digits that read back as the same number; their
+exponents may look different (1e-5, 1e-05).
 """
 
 from __future__ import annotations
@@ -20,7 +23,8 @@ from fourpoint.events import UserError
 
 
 class Scores(NamedTuple):
-    """What a scorer says of a batch of events, by columns; numbers of ``refused`` events mean nothing.
+    """What a scorer says of a batch of events, by columns; numbers of ``refused`` events mean
+    nothing.
 
     ``attended`` is None where it was not asked for.
     """
@@ -73,7 +77,8 @@ def rows_of(
     found: Scores,
     names: Sequence[str],
 ) -> list[str]:
-    """One line of JSON per event: ``lines`` are their numbers in the input, and ``names`` the marks' names as JSON.
+    """One line of JSON per event: ``lines`` are their numbers in the input, and ``names`` the
+    marks' names as JSON.
 
     ``entities`` is None where there is one stream.
     """
@@ -81,19 +86,33 @@ def rows_of(
     kinds = [names[mark] for mark in marks]
     ends: Iterable[str] = repeat('"alarms": []', len(kinds))
     if any(found.alarms):
-        ends = ['"alarms": []' if not raised else f'"alarms": {as_json(raised)}' for raised in found.alarms]
+        ends = [
+            '"alarms": []' if not raised else f'"alarms": {as_json(raised)}'
+            for raised in found.alarms
+        ]
     if found.attended is not None:
-        ends = [f'"attended": {as_json(heads)}, {end}' for end, heads in zip(ends, found.attended, strict=True)]
+        ends = [
+            f'"attended": {as_json(heads)}, {end}'
+            for end, heads in zip(ends, found.attended, strict=True)
+        ]
     if entities is None:
         return [
-            f'{{"line": {line}, "time": {time}, "mark": {kind}, "log_density": {density}, "gap": {gap}, "rate": {rate}, {end}}}\n'
-            for line, kind, end, time, density, gap, rate in zip(lines, kinds, ends, *columns, strict=True)
+            (
+                f'{{"line": {line}, "time": {time}, "mark": {kind}, "log_density": {density}, '
+                f'"gap": {gap}, "rate": {rate}, {end}}}\n'
+            )
+            for line, kind, end, time, density, gap, rate in zip(
+                lines, kinds, ends, *columns, strict=True
+            )
         ]
     whose = [encode_basestring_ascii(entity or "") for entity in entities]
     return [
-        f'{{"line": {line}, "time": {time}, "mark": {kind}, "entity": {entity}, "log_density": {density}, "gap": {gap}, '
+        f'{{"line": {line}, "time": {time}, "mark": {kind}, "entity": {entity}, '
+        f'"log_density": {density}, "gap": {gap}, '
         f'"rate": {rate}, {end}}}\n'
-        for line, kind, end, entity, time, density, gap, rate in zip(lines, kinds, ends, whose, *columns, strict=True)
+        for line, kind, end, entity, time, density, gap, rate in zip(
+            lines, kinds, ends, whose, *columns, strict=True
+        )
     ]
 
 
@@ -105,7 +124,9 @@ def as_json(value: Any) -> str:
         return _ENCODE(_finite(value))
 
 
-_ENCODE: Callable[[Any], str] = json.JSONEncoder(allow_nan=False, ensure_ascii=True, check_circular=False).encode
+_ENCODE: Callable[[Any], str] = json.JSONEncoder(
+    allow_nan=False, ensure_ascii=True, check_circular=False
+).encode
 
 
 def _finite(value: Any) -> Any:

@@ -16,14 +16,19 @@ if TYPE_CHECKING:
 
 ALARMS = 1e-3  # false alarms per 1,000 events, of all kinds
 TOP = 3  # past events that are named per head
-BUDGET, FEWEST = 2**29, 1024  # bytes of memory for entities by default, and the fewest of them that stay there
+BUDGET, FEWEST = (
+    2**29,
+    1024,
+)  # bytes of memory for entities by default, and the fewest of them that stay there
 THREADS = 1  # handing a batch to several takes a quarter more of the processors' time
 
 
 class Event(NamedTuple):
-    """What a line says: when, the number of its mark, and whose event it is (None where there is one stream).
+    """What a line says: when, the number of its mark, and whose event it is (None where there is
+    one stream).
 
-    ``at`` is the time on the clock of the whole feed. It differs from ``time`` where windows of the calendar begin at 0.
+    ``at`` is the time on the clock of the whole feed. It differs from ``time`` where windows of the
+    calendar begin at 0.
     """
 
     time: float
@@ -33,7 +38,9 @@ class Event(NamedTuple):
 
 
 class Columns(NamedTuple):
-    """Events by columns: their times, the numbers of their marks, and whose they are (None where there is one stream)."""
+    """Events by columns: their times, the numbers of their marks, and whose they are (None where
+    there is one stream).
+    """
 
     times: list[float]
     marks: list[int]
@@ -48,7 +55,10 @@ class Columns(NamedTuple):
     def events(self) -> list[Event]:
         """The events, of a feed with one clock."""
         whose: list[str] | list[None] = self.entities or [None] * len(self.times)
-        return [Event(time, mark, entity, time) for time, mark, entity in zip(self.times, self.marks, whose, strict=True)]
+        return [
+            Event(time, mark, entity, time)
+            for time, mark, entity in zip(self.times, self.marks, whose, strict=True)
+        ]
 
     def part(self, first: int, end: int) -> Columns:
         """Those from ``first`` on, before ``end``."""
@@ -72,7 +82,9 @@ class Scorer(Protocol):
 
 
 class Single:
-    """One stream for all events. With ``attended``, the past events with the largest weights are named, which takes its time."""
+    """One stream for all events. With ``attended``, the past events with the largest weights are
+    named, which takes its time.
+    """
 
     batch = 4096
     many = False
@@ -103,7 +115,10 @@ class Single:
     def observe(self, events: Columns) -> Scores:
         if self._attended:
             return self._attending(events)
-        times, marks = np.array(events.times, dtype=np.float64), np.array(events.marks, dtype=np.int64)
+        times, marks = (
+            np.array(events.times, dtype=np.float64),
+            np.array(events.marks, dtype=np.int64),
+        )
         found = self._stream.observe_many(times, marks)
         columns = (found.log_density.tolist(), found.gap.tolist(), found.rate.tolist())
         return Scores(*columns, _as_dicts(found.alarms), found.refused)
@@ -117,8 +132,12 @@ class Single:
                 rows.append(self._stream.observe(time, mark).to_dict(self._space))
             except UserError as error:
                 refused[i] = error
-                rows.append({"log_density": None, "gap": None, "rate": None, "attended": [], "alarms": []})
-        density, gap, rate = ([_number(row[name]) for row in rows] for name in ("log_density", "gap", "rate"))
+                rows.append(
+                    {"log_density": None, "gap": None, "rate": None, "attended": [], "alarms": []}
+                )
+        density, gap, rate = (
+            [_number(row[name]) for row in rows] for name in ("log_density", "gap", "rate")
+        )
         attended = [row["attended"] for row in rows]
         return Scores(density, gap, rate, [row["alarms"] for row in rows], refused, attended)
 
@@ -126,8 +145,9 @@ class Single:
 class Entities:
     """One stream per entity, stepped together; what is attended to is not told.
 
-    ``state`` is the head of a bank whose entities are in ``store``; None: a new one. Without a store, entities over the
-    ``limit`` are in a temporary file. By default as many stay in memory as fit ``BUDGET``.
+    ``state`` is the head of a bank whose entities are in ``store``; None: a new one. Without a
+    store, entities over the ``limit`` are in a temporary file. By default as many stay in memory as
+    fit ``BUDGET``.
     """
 
     batch = 4096
@@ -148,14 +168,22 @@ class Entities:
         from fourpoint.streaming.bank import StreamBank
 
         if keep is not None and not hasattr(model, "keeping"):
-            raise UserError("a DAPP to bound the memory of", type(model).__name__, "Leave --keep out: this model has no attention.")
+            raise UserError(
+                "a DAPP to bound the memory of",
+                type(model).__name__,
+                "Leave --keep out: this model has no attention.",
+            )
         followed = model if keep is None else model.keeping(keep)
         self.names = names_as_json(model.marks)
         self.marks = {name: i for i, name in enumerate(model.marks.names)}
         if store is None:
-            self.bank = StreamBank(followed, start=start, alarms=alarms, fleet=fleet, spill="", threads=THREADS)
+            self.bank = StreamBank(
+                followed, start=start, alarms=alarms, fleet=fleet, spill="", threads=THREADS
+            )
         elif state is None:
-            self.bank = StreamBank(followed, start=start, alarms=alarms, fleet=fleet, store=store, threads=THREADS)
+            self.bank = StreamBank(
+                followed, start=start, alarms=alarms, fleet=fleet, store=store, threads=THREADS
+            )
         else:
             self.bank = StreamBank.resume(followed, state, store, threads=THREADS)
         self.state = self.bank.head
@@ -168,14 +196,18 @@ class Entities:
         if not self.bank.fixed:
             if limit is not None:
                 remedy = "Leave --limit out, or use a linear model."
-                raise UserError("a model of constant memory for --limit", type(self.bank.model).__name__, remedy)
+                raise UserError(
+                    "a model of constant memory for --limit", type(self.bank.model).__name__, remedy
+                )
             return f"{size} at first, and more with every event: this model remembers all of them"
         most = max(FEWEST, BUDGET // each) if limit is None else limit
         self.bank.bound(most)
         return f"{size}; at most {most:,} entities stay in memory, the others on disk (--limit)"
 
     def observe(self, events: Columns) -> Scores:
-        """The scores of events. The bank looks at all entities after a number of events that does not depend on batches."""
+        """The scores of events. The bank looks at all entities after a number of events that does
+        not depend on batches.
+        """
         found, done = Scores([], [], [], [], {}), 0
         count = len(events.times)
         while done < count:
@@ -185,22 +217,31 @@ class Entities:
         return found
 
     def _observed(self, events: Columns) -> Scores:
-        """The bank takes all events or none: where it refuses them, the halves are tried until the culprits stand alone."""
+        """The bank takes all events or none: where it refuses them, the halves are tried until the
+        culprits stand alone.
+        """
         count = len(events.times)
         try:
-            found = self.bank.observe(events.entities or [""] * count, np.array(events.times), np.array(events.marks))
+            found = self.bank.observe(
+                events.entities or [""] * count, np.array(events.times), np.array(events.marks)
+            )
         except UserError as error:
             half = count // 2
             if not half:
                 return Scores([math.nan], [math.nan], [math.nan], [[]], {0: error})
-            return _joined(self._observed(events.part(0, half)), self._observed(events.part(half, count)))
+            return _joined(
+                self._observed(events.part(0, half)), self._observed(events.part(half, count))
+            )
         columns = (found.log_density.tolist(), found.gap.tolist(), found.rate.tolist())
         return Scores(*columns, _as_dicts(found.alarms), {})
 
 
 def _joined(first: Scores, second: Scores) -> Scores:
     """Two batches as one."""
-    refused = {**first.refused, **{len(first.gap) + i: error for i, error in second.refused.items()}}
+    refused = {
+        **first.refused,
+        **{len(first.gap) + i: error for i, error in second.refused.items()},
+    }
     density, gap, rate = (a + b for a, b in zip(first[:3], second[:3], strict=True))
     return Scores(density, gap, rate, first.alarms + second.alarms, refused)
 

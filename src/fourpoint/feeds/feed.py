@@ -1,10 +1,13 @@
 """A feed of events scored line by line, exactly once: what ``fourpoint stream`` runs.
 
-    {"time": 12.5, "mark": "fire"}  ->  {"line": 1, "time": 12.5, "mark": "fire", "log_density": -1.2, "gap": 0.4, ...}
+    {"time": 12.5, "mark": "fire"}  ->  {"line": 1, "time": 12.5, "mark": "fire", "log_density":
+    -1.2, "gap": 0.4, ...}
 
-Each event is scored by a :class:`~fourpoint.streaming.stream.Stream` before it is absorbed; with ``by`` there is one stream per
-entity, and what is there to be read is stepped as one batch. With a state the run may be killed at any moment and started
-again: the output ends as if it had never been interrupted. A line that is no event is told, skipped and counted.
+Each event is scored by a :class:`~fourpoint.streaming.stream.Stream` before it is absorbed; with
+``by`` there is one stream per entity, and what is there to be read is stepped as one batch. With a
+state the run may be killed at any moment and started
+again: the output ends as if it had never been interrupted. A line that is no event is told, skipped
+and counted.
 """
 
 from __future__ import annotations
@@ -62,26 +65,33 @@ def score_feed(
     limit: int | None = None,
     tell: Callable[[str], None] | None = None,
 ) -> Ended:
-    """Score each line of ``input`` with ``model`` and write one line to ``output``; both are pipes where None.
+    """Score each line of ``input`` with ``model`` and write one line to ``output``; both are pipes
+    where None.
 
-    Arguments: ``state``, the file that makes restarts exact, which needs a file as output; ``keep``, the number of past
-    events that each head remembers (all by default); ``by``, the field that names an event's entity, each with a stream
-    of its own ("none": one stream; by default as in training, where each sequence was an entity or a window of the
-    calendar); ``start``, when the observation began, in the model's unit of time or as a timestamp ("first": with the first event;
-    None: by the rule of `feeds.starting`, from the training window); ``alarms``, the largest mean number of false alarms
-    per 1,000 events, of entities, types and the fleet together (None or "none": no alarms); ``every``, the lines between two
-    states (1,000 by default, and more where writing them takes more than a twentieth of the time); ``follow``, to wait
-    for more at the end of a file; ``max_gap``, the longest gap that is believed, in the model's unit of time ("auto": by
-    the rule of `feeds.plausibility`; "none": any); ``max_skipped``, the share of lines that may be skipped without a
-    failure; ``trained``, what is known of the data that the model was fitted to; ``time`` and ``mark``, the columns of
-    times and types (as in the training log by default); ``time_unit`` and ``timezone``, which must be those of the
-    training data; ``attended``, to name the past events with the largest weights, per head (not with ``by``); ``limit``,
-    how many entities stay in memory, the others on disk (as many as fit 512 MiB by default); ``tell``, what to do with
+    Arguments: ``state``, the file that makes restarts exact, which needs a file as output;
+    ``keep``, the number of past
+    events that each head remembers (all by default); ``by``, the field that names an event's
+    entity, each with a stream of its own ("none": one stream; by default as in training, where each
+    sequence was an entity or a window of the calendar); ``start``, when the observation began, in
+    the model's unit of time or as a timestamp ("first": with the first event;
+    None: by the rule of `feeds.starting`, from the training window); ``alarms``, the largest mean
+    number of false alarms
+    per 1,000 events, of entities, types and the fleet together (None or "none": no alarms);
+    ``every``, the lines between two states (1,000 by default, and more where writing them takes
+    more than a twentieth of the time); ``follow``, to wait for more at the end of a file;
+    ``max_gap``, the longest gap that is believed, in the model's unit of time ("auto": by the rule
+    of `feeds.plausibility`; "none": any); ``max_skipped``, the share of lines that may be skipped
+    without a failure; ``trained``, what is known of the data that the model was fitted to; ``time``
+    and ``mark``, the columns of times and types (as in the training log by default); ``time_unit``
+    and ``timezone``, which must be those of the training data; ``attended``, to name the past
+    events with the largest weights, per head (not with ``by``); ``limit``, how many entities stay
+    in memory, the others on disk (as many as fit 512 MiB by default); ``tell``, what to do with
     notices (stderr by default).
 
     SIGTERM and SIGINT end the run after the line or batch in hand, with the state written. Raises
-    :class:`~fourpoint.events.UserError` for options that do not go together, for a state that is foreign, damaged, in use
-    or not of this model, input and output, and where the input is cut or moved away while it is followed.
+    :class:`~fourpoint.events.UserError` for options that do not go together, for a state that is
+    foreign, damaged, in use or not of this model, input and output, and where the input is cut or
+    moved away while it is followed.
 
     >>> import json, tempfile
     >>> from fourpoint.models.hawkes import Hawkes
@@ -116,17 +126,28 @@ def score_feed(
         asked = Asked(time, mark, by)
         reader = EventReader(names, asked, times, lines.name, before.header if before else None)
         if before is None and input is not None:
-            _try_first_lines(input, EventReader(names, asked, TimeReader(trained.log, trained.unit), lines.name))
+            _try_first_lines(
+                input, EventReader(names, asked, TimeReader(trained.log, trained.unit), lines.name)
+            )
         if start is None and before is not None:
             saved = before.settings.get("start")
             begin = float(saved) if isinstance(saved, int | float) else 0.0
         elif start is None or start == "first":
             trial = EventReader(names, asked, TimeReader(trained.log, trained.unit), lines.name)
             first = None if times.calendar is not None else first_time(lines, trial, told)
-            begin = inferred_start(trained, first, _rate(model, trained, pooled=False), tell, at_first=start == "first")
+            begin = inferred_start(
+                trained, first, _rate(model, trained, pooled=False), tell, at_first=start == "first"
+            )
         else:
             begin = _start(start, times)
-        settings = {"keep": keep, "by": by, "start": begin, "max_gap": max_gap, "time": time, "mark": mark}
+        settings = {
+            "keep": keep,
+            "by": by,
+            "start": begin,
+            "max_gap": max_gap,
+            "time": time,
+            "mark": mark,
+        }
         settings |= {"attended": attended or None, "alarms": level}
         if before is not None:
             _check_settings(before.settings, settings, state)
@@ -138,7 +159,9 @@ def score_feed(
         if by is None:
             scorer = Single(model, keep, begin, memory, attended=attended, alarms=level)
         else:
-            scorer = Entities(model, keep, begin, memory, store, limit, alarms=level, fleet=times.calendar is None)
+            scorer = Entities(
+                model, keep, begin, memory, store, limit, alarms=level, fleet=times.calendar is None
+            )
             tell(scorer.memory)
         if before is not None:
             lines.resume(before)
@@ -157,22 +180,43 @@ def score_feed(
 
 
 def _check_options(
-    input: Path | None, output: Path | None, state: Path | None, keep: int | None, by: str | None, every: int | None, limit: int | None
+    input: Path | None,
+    output: Path | None,
+    state: Path | None,
+    keep: int | None,
+    by: str | None,
+    every: int | None,
+    limit: int | None,
 ) -> None:
     for name, number in (("--keep", keep), ("--every", every), ("--limit", limit)):
         if number is not None and number < 1:
             raise UserError(f"{name} of at least 1", f"{number}", f"Raise {name}, or leave it out.")
     if by in ("time", "mark", ""):
-        raise UserError("--by with the field that names an event's entity", f"{by!r}", "Name another field of the input.")
+        raise UserError(
+            "--by with the field that names an event's entity",
+            f"{by!r}",
+            "Name another field of the input.",
+        )
     named = [path.resolve() for path in (input, output, state) if path is not None]
     if len(set(named)) < len(named):
-        raise UserError("different files for --input, --output and --state", ", ".join(map(str, named)), "Rename one of them.")
+        raise UserError(
+            "different files for --input, --output and --state",
+            ", ".join(map(str, named)),
+            "Rename one of them.",
+        )
     for path in (output, state):
         if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
-            raise UserError("a file in an existing folder", f"{path}", "Make the folder first, or choose another name.")
+            raise UserError(
+                "a file in an existing folder",
+                f"{path}",
+                "Make the folder first, or choose another name.",
+            )
     if state is not None and (output is None or (output.exists() and not output.is_file())):
         raise UserError(
-            "--output FILE with --state, since a restart cuts the output back to what the state knows",
+            (
+                "--output FILE with --state, since a restart cuts the output back to what the "
+                "state knows"
+            ),
             "standard output" if output is None else f"{output}, which is no file",
             "Name a file with --output, or leave --state out.",
         )
@@ -194,27 +238,47 @@ def _longest_gap(typed: float | str) -> float | None:
 
 def _check_share(share: float) -> None:
     if not 0 <= share <= 1:
-        raise UserError("--max-skipped as a share from 0 to 1", f"{share}", "Type --max-skipped 0.05 for 5%, say.")
+        raise UserError(
+            "--max-skipped as a share from 0 to 1",
+            f"{share}",
+            "Type --max-skipped 0.05 for 5%, say.",
+        )
 
 
 def _check_clock(trained: Trained, time_unit: str | None, timezone: str | None) -> None:
     """Refuse a unit or a zone other than those of the training data."""
     remedy = "Leave the option out, or fit a model with it."
     if time_unit is not None and unit_named(time_unit) != trained.unit:
-        expected = f"--time-unit {trained.unit}, as in training" if trained.unit else "no --time-unit, since the model's unit has no name"
+        expected = (
+            f"--time-unit {trained.unit}, as in training"
+            if trained.unit
+            else "no --time-unit, since the model's unit has no name"
+        )
         raise UserError(expected, f"--time-unit {time_unit}", remedy)
     zone = None if trained.log is None else trained.log.zone
     if timezone is not None and timezone != zone:
-        expected = "no --timezone, as in training" if zone is None else f"--timezone {zone}, as in training"
+        expected = (
+            "no --timezone, as in training"
+            if zone is None
+            else f"--timezone {zone}, as in training"
+        )
         raise UserError(expected, f"--timezone {timezone}", remedy)
 
 
-def _entities(log: LogFormat | None, by: str | None, times: TimeReader, tell: Callable[[str], None]) -> str | None:
-    """The column whose values are the entities, or the unit of the calendar; None for one stream."""
+def _entities(
+    log: LogFormat | None, by: str | None, times: TimeReader, tell: Callable[[str], None]
+) -> str | None:
+    """The column whose values are the entities, or the unit of the calendar; None for one
+    stream.
+    """
     if times.calendar is not None:
         if by not in (None, times.calendar):
             expected = f"--by {times.calendar}, since the model was fitted to each {times.calendar}"
-            raise UserError(expected, f"--by {by}", "Leave --by out, or fit a model to sequences of that column.")
+            raise UserError(
+                expected,
+                f"--by {by}",
+                "Leave --by out, or fit a model to sequences of that column.",
+            )
         return times.calendar
     if by == "none":
         return None
@@ -231,18 +295,24 @@ def _start(start: float | str, times: TimeReader) -> float:
     except ValueError:
         begin = times.text(str(start)).time
     if not math.isfinite(begin):
-        raise UserError("a finite --start", f"{start}", "Type a number of the model's unit of time.")
+        raise UserError(
+            "a finite --start", f"{start}", "Type a number of the model's unit of time."
+        )
     return begin
 
 
 def _try_first_lines(input: Path, reader: EventReader) -> None:
-    """Read the first lines of a file before anything is written, so that a feed of another kind is refused."""
+    """Read the first lines of a file before anything is written, so that a feed of another kind is
+    refused.
+    """
     if not input.is_file():
         return
     with input.open("rb") as file:
         first = file.read(2 * LONGEST)
     for number, content in enumerate(first.split(b"\n")[:-1], start=1):
-        if isinstance(reader(Line(number, content if len(content) <= LONGEST else None, len(content))), Event):
+        if isinstance(
+            reader(Line(number, content if len(content) <= LONGEST else None, len(content))), Event
+        ):
             return
 
 
@@ -255,18 +325,24 @@ def _time_check(
     longest: float | None,
     reached: Reached | None,
 ) -> TimeCheck:
-    """The check of times: with the rate of the training data, or of the model before any event where that is unknown."""
+    """The check of times: with the rate of the training data, or of the model before any event
+    where that is unknown.
+    """
     rate = _rate(model, trained, pooled=by is not None and times.calendar is None)
     since = start if trained.stop is None else trained.stop
     clock = times.wall_clock()
     if clock is not None and times.calendar is None and clock.ahead(since) > SLACK:
-        clock = None  # the training data itself lies in the future: its clock is not that of the wall
+        clock = (
+            None  # the training data itself lies in the future: its clock is not that of the wall
+        )
     begin = -math.inf if times.calendar is not None else start
     return TimeCheck(begin, since, rate, most=longest, calendar=clock, reached=reached)
 
 
 def _rate(model: Any, trained: Trained, *, pooled: bool) -> float:
-    """Events per unit of time: of the training data, or of the model before any event where that is unknown."""
+    """Events per unit of time: of the training data, or of the model before any event where that is
+    unknown.
+    """
     rate = trained.rate(pooled=pooled)
     if rate is None:
         from fourpoint.streaming.stream import Stream
@@ -308,7 +384,9 @@ def _option(name: str, value: Any) -> str:
 
 @contextmanager
 def _signals() -> Iterator[list[int]]:
-    """Collects SIGTERM and SIGINT instead of dying of them; a second one finds the handlers that were there before."""
+    """Collects SIGTERM and SIGINT instead of dying of them; a second one finds the handlers that
+    were there before.
+    """
     told: list[int] = []
     if threading.current_thread() is not threading.main_thread():
         yield told
@@ -333,14 +411,28 @@ def _signals() -> Iterator[list[int]]:
 
 @contextmanager
 def _progress(lines: Lines) -> Iterator[Callable[[int], None]]:
-    """A bar with the time left, called with the bytes done; nothing for a feed without a known end, or without a terminal."""
+    """A bar with the time left, called with the bytes done; nothing for a feed without a known end,
+    or without a terminal.
+    """
     total = lines.size
     if total is None or sys.stderr is None or not sys.stderr.isatty():
         yield lambda offset: None
         return
-    from rich.progress import BarColumn, DownloadColumn, Progress, TimeElapsedColumn, TimeRemainingColumn
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        Progress,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
 
-    columns = (text_column(), BarColumn(), DownloadColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    columns = (
+        text_column(),
+        BarColumn(),
+        DownloadColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
     with Progress(*columns, console=plain_console(stderr=True), transient=True) as bar:
         task, shown = bar.add_task("scoring", total=total, completed=lines.offset), 0.0
 

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Header:
-    """The first line of a feed in columns: its separator, the line, and where the columns are; empty for JSON Lines."""
+    """The first line of a feed in columns: its separator, the line, and where the columns are;
+    empty for JSON Lines.
+    """
 
     separator: str = ""
     line: str = ""

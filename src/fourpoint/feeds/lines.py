@@ -1,8 +1,10 @@
 """The lines of a feed, each with its number, from a file, a file that grows, or a pipe.
 
-Memory is bounded whatever comes: a line of more than ``LONGEST`` bytes is read to its end and dropped, and told as such.
-A point of the input is known again by the bytes before it, so that a restart goes on in the file that it left and in
-no other. A followed file that is cut, rewritten or moved away while it is read is an error, never a guess.
+Memory is bounded whatever comes: a line of more than ``LONGEST`` bytes is read to its end and
+dropped, and told as such.
+A point of the input is known again by the bytes before it, so that a restart goes on in the file
+that it left and in no other. A followed file that is cut, rewritten or moved away while it is read
+is an error, never a guess.
 """
 
 from __future__ import annotations
@@ -23,7 +25,9 @@ OVERLAP = 64  # bytes read again, to see that the file is still the one they cam
 
 
 class Line(NamedTuple):
-    """A line without its end. ``content`` is None where it is too long; ``rest`` says that its beginning was a line before."""
+    """A line without its end. ``content`` is None where it is too long; ``rest`` says that its
+    beginning was a line before.
+    """
 
     number: int
     content: bytes | None
@@ -32,7 +36,8 @@ class Line(NamedTuple):
 
 
 class Block(NamedTuple):
-    """Lines that follow each other: the number of the first, their contents, and by place those that are out of the ordinary.
+    """Lines that follow each other: the number of the first, their contents, and by place those
+    that are out of the ordinary.
 
     An ordinary line has a content, and is none whose beginning was a line before.
     """
@@ -63,15 +68,20 @@ class Block(NamedTuple):
 class Lines:
     """Complete lines of ``path``, or of standard input where it is None.
 
-    ``number`` and ``offset`` are the lines and bytes taken so far. ``ended`` says that no more will come; of a file that
-    is followed (``follow``) more may always come.
+    ``number`` and ``offset`` are the lines and bytes taken so far. ``ended`` says that no more will
+    come; of a file that is followed (``follow``) more may always come.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as place:
     ...     feed = Path(place, "feed")
     ...     _ = feed.write_bytes(b"one\\ntwo\\nthr")
     ...     lines = Lines(feed)
-    ...     [line.content for line in lines.take(9)], lines.offset, lines.ended, lines.unfinished().content
+    ...     (
+    ...         [line.content for line in lines.take(9)],
+    ...         lines.offset,
+    ...         lines.ended,
+    ...         lines.unfinished().content,
+    ...     )
     ([b'one', b'two'], 8, True, b'thr')
     """
 
@@ -82,15 +92,23 @@ class Lines:
         self._file = 0 if path is None else os.open(path, os.O_RDONLY)
         kind = os.fstat(self._file).st_mode
         self._regular = path is not None and stat.S_ISREG(kind)
-        self._data = b""  # what was read, from `_base` on: the tail of what was taken, then what was not
+        self._data = (
+            b""  # what was read, from `_base` on: the tail of what was taken, then what was not
+        )
         self._base = 0
         self._scanned = 0  # bytes of `_data` in which no further line end is
         self._kept = b""  # the tail, while a line too long pushes it out of `_data`
         self._open = False  # the last line was taken without its end
         if stat.S_ISDIR(kind) or (follow and not self._regular):
             self.close()
-            remedy = "Name a file." if stat.S_ISDIR(kind) else "Leave --follow out: a pipe is read until its writer closes it."
-            raise UserError(f"a file{' that can grow' if follow else ''} for --input", self.name, remedy)
+            remedy = (
+                "Name a file."
+                if stat.S_ISDIR(kind)
+                else "Leave --follow out: a pipe is read until its writer closes it."
+            )
+            raise UserError(
+                f"a file{' that can grow' if follow else ''} for --input", self.name, remedy
+            )
 
     @property
     def size(self) -> int | None:
@@ -98,7 +116,9 @@ class Lines:
         return os.fstat(self._file).st_size if self._regular and not self._follow else None
 
     def resume(self, state: FeedState) -> None:
-        """Go on where ``state`` left off: a file at its offset, a pipe (which must send all again) after as many bytes."""
+        """Go on where ``state`` left off: a file at its offset, a pipe (which must send all again)
+        after as many bytes.
+        """
         if self._regular:
             self._base = max(0, state.offset - TAIL)
             self._data = os.pread(self._file, state.offset - self._base, self._base)
@@ -109,12 +129,18 @@ class Lines:
                     self.wait(0.1)
         there = self._base + len(self._data)
         if there < state.offset:
-            received = f"{self.name} of {os.fstat(self._file).st_size if self._regular else there:,} bytes"
-            raise UserError(f"the --input that was read up to byte {state.offset:,}", received, _OTHER_INPUT)
+            received = (
+                f"{self.name} of {os.fstat(self._file).st_size if self._regular else there:,} bytes"
+            )
+            raise UserError(
+                f"the --input that was read up to byte {state.offset:,}", received, _OTHER_INPUT
+            )
         self.number, self.offset, self._scanned = state.line, state.offset, len(self._data)
         if digest(self.tail()) != state.input_tail:
             raise UserError(
-                f"the --input whose first {state.line:,} lines were scored", f"{self.name}, which differs before there", _OTHER_INPUT
+                f"the --input whose first {state.line:,} lines were scored",
+                f"{self.name}, which differs before there",
+                _OTHER_INPUT,
             )
         self._open = bool(self._data) and not self._data.endswith(b"\n")
 
@@ -149,7 +175,9 @@ class Lines:
         return block
 
     def ahead(self) -> list[bytes]:
-        """Complete lines that come next, without taking them; none where one has to wait, or after the end."""
+        """Complete lines that come next, without taking them; none where one has to wait, or after
+        the end.
+        """
         unread = self._data[self.offset - self._base :]
         if len(unread) <= LONGEST and self._fill():
             unread = self._data[self.offset - self._base :]
@@ -161,7 +189,9 @@ class Lines:
         begin = self.offset - self._base
         if not size or self._open:
             return None
-        return Line(self.number + 1, self._data[begin:] if 0 <= begin and size <= LONGEST else None, size)
+        return Line(
+            self.number + 1, self._data[begin:] if 0 <= begin and size <= LONGEST else None, size
+        )
 
     def accept(self, line: Line) -> None:
         """Take the unfinished line as a whole one."""
@@ -185,7 +215,9 @@ class Lines:
             os.close(self._file)
 
     def _whole(self, limit: int) -> list[bytes]:
-        """At most ``limit`` lines of those that have been read to their end, where none of them is out of the ordinary."""
+        """At most ``limit`` lines of those that have been read to their end, where none of them is
+        out of the ordinary.
+        """
         begin = self.offset - self._base
         if self._open or begin < 0 or self._scanned != begin:
             return []
@@ -218,7 +250,11 @@ class Lines:
             self._kept = self.tail()
         drop = max(0, len(self._data) - TAIL if len(self._data) - begin > LONGEST else begin - TAIL)
         self._data, self._base = self._data[drop:], self._base + drop
-        chunk = self._read_file(min(most, CHUNK)) if self._regular else self._read_pipe(min(most, CHUNK))
+        chunk = (
+            self._read_file(min(most, CHUNK))
+            if self._regular
+            else self._read_pipe(min(most, CHUNK))
+        )
         self._scanned = len(self._data)
         self._data += chunk
         return bool(chunk)
@@ -229,11 +265,19 @@ class Lines:
         found = os.pread(self._file, most + back, end - back)
         if found[:back] != self._data[len(self._data) - back :]:
             what = "cut to fewer bytes" if len(found) < back else "rewritten"
-            raise UserError(f"an --input that only grows after byte {end:,}", f"{self.name}, which was {what}", _ROTATED)
+            raise UserError(
+                f"an --input that only grows after byte {end:,}",
+                f"{self.name}, which was {what}",
+                _ROTATED,
+            )
         if len(found) == back:
             self.ended = not self._follow
             if self._follow and not self._same():
-                raise UserError("an --input that stays in its place", f"{self.name}, which was moved or replaced", _ROTATED)
+                raise UserError(
+                    "an --input that stays in its place",
+                    f"{self.name}, which was moved or replaced",
+                    _ROTATED,
+                )
         return found[back:]
 
     def _read_pipe(self, most: int) -> bytes:
@@ -246,10 +290,18 @@ class Lines:
     def _same(self) -> bool:
         """Whether the path still leads to the file that is read."""
         try:
-            return self._path is not None and os.path.samestat(os.fstat(self._file), os.stat(self._path))
+            return self._path is not None and os.path.samestat(
+                os.fstat(self._file), os.stat(self._path)
+            )
         except FileNotFoundError:
             return False
 
 
-_OTHER_INPUT = "Name the file that was read with this state (a pipe must send its lines again from the first), or remove the state."
-_ROTATED = "Its lines up to there are scored. Append to one file while it is followed, and give a new file a state of its own."
+_OTHER_INPUT = (
+    "Name the file that was read with this state (a pipe must send its lines again from the "
+    "first), or remove the state."
+)
+_ROTATED = (
+    "Its lines up to there are scored. Append to one file while it is followed, and give a new "
+    "file a state of its own."
+)

@@ -1,8 +1,9 @@
 """The loop of a feed: take lines, score them, write what came of them, and now and then the state.
 
-Three rules make it exact. Lines are scored and written whole: a batch at a time, in their order, one call of ``write``
-each. A state is written only between batches, after the output is on disk. And where anything failed in the middle of a
-batch no state is written at all, so that the next run takes it from the last good one. Used by `feeds`.
+Three rules make it exact. Lines are scored and written whole: a batch at a time, in their order,
+one call of ``write`` each. A state is written only between batches, after the output is on disk.
+And where anything failed in the middle of a batch no state is written at all, so that the next run
+takes it from the last good one. Used by `feeds`.
 """
 
 from __future__ import annotations
@@ -25,21 +26,24 @@ from fourpoint.feeds.saving import EntitySaver
 from fourpoint.feeds.state import FeedState, Output, Tally, digest, write_state
 
 Found = Event | UserError | None  # what a line is; None: blank, or the header
-EVERY = 1000  # lines between two states, unless writing them would take more than a share of the time
+EVERY = (
+    1000  # lines between two states, unless writing them would take more than a share of the time
+)
 SHARE = 0.05
 FIRST = 64  # lines of the first batch, before it is known how long they take
 PATIENCE = 0.05  # seconds that a batch may take
 POLL = 0.1  # seconds between two looks at a feed on which nothing comes
-QUIET = 1.0  # seconds without a line after which the state is written, so that a kill then costs nothing
+# seconds without a line after which the state is written, so that a kill then costs nothing
+QUIET = 1.0
 
 
 @dataclass(frozen=True)
 class Ended:
     """How a run ended: what was done in all runs and in this one, its seconds, and the exit code.
 
-    The code is 0 after the end of the input and after a SIGTERM while following, 1 where the output or the state could not
-    be written or more than the allowed share of lines was skipped, and 128 + the signal's number where a signal came
-    before the end.
+    The code is 0 after the end of the input and after a SIGTERM while following, 1 where the output
+    or the state could not be written or more than the allowed share of lines was skipped, and 128 +
+    the signal's number where a signal came before the end.
     """
 
     tally: Tally
@@ -52,14 +56,18 @@ class Ended:
         now = f" ({self.events:,} in this run)" if self.events != done.events else ""
         mean = f"{done.log_likelihood / done.events:.4f}" if done.events else "none"
         return (
-            f"{_number(done.events, 'event')}{now}, {_number(done.skipped, 'line')} skipped, {_number(done.alarms, 'alarm')}; "
-            f"log-likelihood per event {mean}; {self.events / max(self.seconds, 1e-9):,.0f} events per second"
+            f"{_number(done.events, 'event')}{now}, {_number(done.skipped, 'line')} skipped, "
+            f"{_number(done.alarms, 'alarm')}; "
+            f"log-likelihood per event {mean}; {self.events / max(self.seconds, 1e-9):,.0f} "
+            "events per second"
         )
 
 
 @dataclass
 class Loop:
-    """A feed that is open: where lines come from and go to, what scores them, and what was done before this run."""
+    """A feed that is open: where lines come from and go to, what scores them, and what was done
+    before this run.
+    """
 
     lines: Lines
     output: Output
@@ -72,7 +80,9 @@ class Loop:
     tell: Callable[[str], None]
     tally: Tally
     plausible: TimeCheck | None = None
-    saver: EntitySaver | None = None  # writes the state in the background, where there are many entities
+    saver: EntitySaver | None = (
+        None  # writes the state in the background, where there are many entities
+    )
     max_skipped: float = 1.0  # share of the lines that may be skipped without a failure
     done: int = 0  # bytes of the input whose lines are scored and written
     unsaved: int = 0  # lines since the last state
@@ -80,21 +90,31 @@ class Loop:
     cost: float = 0.0  # seconds that it took
 
     def to_the_end(self, told: list[int], show: Callable[[int], None]) -> Ended:
-        """Score all there is, until the input ends or a signal comes; the summary is told however it ends."""
+        """Score all there is, until the input ends or a signal comes; the summary is told however
+        it ends.
+        """
         began, first, code = time.monotonic(), self.tally.events, 1
         self.done = self.lines.offset
         try:
-            self._save(must=True)  # before any output, so that a file of scores never lacks the state that belongs to it
+            self._save(
+                must=True
+                # before any output, so that a file of scores never lacks the state that belongs to
+                # it
+            )
             try:
                 self._loop(told, show)
             finally:
-                if self.done == self.lines.offset:  # else a line was taken but not scored, and the last good state stays
+                if (
+                    self.done == self.lines.offset
+                ):  # else a line was taken but not scored, and the last good state stays
                     self._save(must=True)
             code = self._code(told)
         except OSError as error:
             self.tell(_cannot_write(error, self.state))
         finally:
-            ended = Ended(replace(self.tally), self.tally.events - first, time.monotonic() - began, code)
+            ended = Ended(
+                replace(self.tally), self.tally.events - first, time.monotonic() - began, code
+            )
             self.tell(str(ended))
         return ended
 
@@ -143,7 +163,11 @@ class Loop:
             lines = block.lines()
             each: Sequence[Found] = columns.events() if found is None else found
             skipped = self._tell_faults(lines, each, scores.refused)
-            numbers = [line.number for line, event in zip(lines, each, strict=True) if isinstance(event, Event)]
+            numbers = [
+                line.number
+                for line, event in zip(lines, each, strict=True)
+                if isinstance(event, Event)
+            ]
         rows = self._rows(numbers, columns, scores)
         if rows:
             self.output.write("".join(rows).encode())
@@ -152,7 +176,9 @@ class Loop:
         self.done = self.lines.offset
 
     def _events_of(self, block: Block) -> tuple[Columns, list[Found] | None]:
-        """The events of lines. Where some are none, or have a time that cannot be right, also what each line is."""
+        """The events of lines. Where some are none, or have a time that cannot be right, also what
+        each line is.
+        """
         columns = None if block.odd else self.reader.columns(block.contents)
         if columns is None:
             found = self._plausible_of(self.reader.read(block.lines()))
@@ -164,8 +190,12 @@ class Loop:
         events = [event for event in found if isinstance(event, Event)]
         return Columns.of(events, many=self.scorer.many), found
 
-    def _tell_faults(self, lines: list[Line], found: Sequence[Found], refused: dict[int, UserError]) -> int:
-        """Tell what is wrong with lines and with events that were refused, in their order; how many they are."""
+    def _tell_faults(
+        self, lines: list[Line], found: Sequence[Found], refused: dict[int, UserError]
+    ) -> int:
+        """Tell what is wrong with lines and with events that were refused, in their order; how many
+        they are.
+        """
         skipped, place = 0, 0
         for line, event in zip(lines, found, strict=True):
             fault = event if isinstance(event, UserError) else None
@@ -179,8 +209,14 @@ class Loop:
 
     def _rows(self, numbers: Sequence[int], events: Columns, scores: Scores) -> list[str]:
         """The lines of output of events that were not refused."""
-        rows = rows_of(numbers, events.times, events.marks, events.entities, scores, self.scorer.names)
-        return [row for i, row in enumerate(rows) if i not in scores.refused] if scores.refused else rows
+        rows = rows_of(
+            numbers, events.times, events.marks, events.entities, scores, self.scorer.names
+        )
+        return (
+            [row for i, row in enumerate(rows) if i not in scores.refused]
+            if scores.refused
+            else rows
+        )
 
     def _plausible_of(self, found: list[Found]) -> list[Found]:
         """The same, with an error in the place of each event whose time cannot be right."""
@@ -194,7 +230,9 @@ class Loop:
         return [next(checked) if isinstance(one, Event) else one for one in found]
 
     def _count(self, scores: Scores, skipped: int) -> None:
-        """What is written counts; an event that could not happen, whose log-density JSON cannot hold, counts as minus infinity."""
+        """What is written counts; an event that could not happen, whose log-density JSON cannot
+        hold, counts as minus infinity.
+        """
         densities, alarms = scores.log_density, scores.alarms
         if scores.refused:
             kept = [i for i in range(len(densities)) if i not in scores.refused]
@@ -203,12 +241,15 @@ class Loop:
         self.tally.events += len(densities)
         self.tally.alarms += sum(map(len, alarms))
         total = self.tally.log_likelihood
-        for density in densities:  # one after the other, so that the sum does not depend on the batches
+        for (
+            density
+        ) in densities:  # one after the other, so that the sum does not depend on the batches
             total += density if density == density else -math.inf
         self.tally.log_likelihood = total if total < math.inf else -math.inf
 
     def _score_unfinished(self) -> None:
-        """The bytes after the last line end: an event if they are a whole one; else, with a state, left for the next run.
+        """The bytes after the last line end: an event if they are a whole one; else, with a state,
+        left for the next run.
 
         A whole JSON object is complete even if the file grows; a row of columns may not be.
         """
@@ -222,22 +263,38 @@ class Loop:
         self._score(Block.of_line(line))
 
     def _save_if_due(self, now: float) -> None:
-        due = self.unsaved >= (self.every or EVERY) and (self.every or now - self.saved >= self.cost / SHARE)
+        due = self.unsaved >= (self.every or EVERY) and (
+            self.every or now - self.saved >= self.cost / SHARE
+        )
         if due or (self.saver is not None and self.saver.pressing):
             self._save()
 
     def _save(self, must: bool = False) -> None:
-        """Write the state. Where that fails the old one stays; it is told and tried again later, unless it ``must`` succeed."""
+        """Write the state. Where that fails the old one stays; it is told and tried again later,
+        unless it ``must`` succeed.
+        """
         if self.state is None:
             return
-        if self.saver is not None and self.saver.busy and not (must or self.every or self.saver.pressing):
+        if (
+            self.saver is not None
+            and self.saver.busy
+            and not (must or self.every or self.saver.pressing)
+        ):
             return  # the next turn will do
         began = time.monotonic()
         if self.saver is None:
             self.output.sync()
-        where = (self.lines.number, self.lines.offset, digest(self.lines.tail()), self.output.written, digest(self.output.tail()))
+        where = (
+            self.lines.number,
+            self.lines.offset,
+            digest(self.lines.tail()),
+            self.output.written,
+            digest(self.output.tail()),
+        )
         reached = Reached() if self.plausible is None else self.plausible.reached
-        found = FeedState(*where, self.settings, self.tally, reached, self.reader.header, self.scorer.state())
+        found = FeedState(
+            *where, self.settings, self.tally, reached, self.reader.header, self.scorer.state()
+        )
         try:
             if self.saver is None:
                 write_state(self.state, found)
@@ -246,15 +303,22 @@ class Loop:
         except OSError as error:
             if must:
                 raise
-            self.tell(_cannot_write(error, self.state, " Scoring goes on, and the state is tried again."))
+            self.tell(
+                _cannot_write(error, self.state, " Scoring goes on, and the state is tried again.")
+            )
         self.unsaved, self.saved = 0, time.monotonic()
         self.cost = self.saved - began
 
 
 def _next_limit(limit: int, taken: int, seconds: float, most: int) -> int:
-    """How many lines to take at once: as many as are scored within ``PATIENCE``, since none is written before all are.
+    """How many lines to take at once: as many as are scored within ``PATIENCE``, since none is
+    written before all are.
 
-    >>> _next_limit(64, 64, 0.001, 4096), _next_limit(64, 10, 0.001, 4096), _next_limit(64, 64, 0.1, 4096)
+    >>> (
+    ...     _next_limit(64, 64, 0.001, 4096),
+    ...     _next_limit(64, 10, 0.001, 4096),
+    ...     _next_limit(64, 64, 0.1, 4096),
+    ... )
     (128, 64, 32)
     """
     if seconds > PATIENCE:
@@ -271,6 +335,20 @@ def _number(count: int, what: str) -> str:
 def _cannot_write(error: OSError, state: Path | None, more: str = "") -> str:
     """Three clauses for a file that fails while the feed runs."""
     if isinstance(error, BrokenPipeError):
-        return str(UserError("somebody who reads the output", "a pipe that was closed", "Start again to score the rest."))
-    again = "" if state is None or more else f" Run the same command again: it goes on from {state}."
-    return str(UserError("room and permission to write", str(error), f"Free space, or check the disk.{again}{more}"))
+        return str(
+            UserError(
+                "somebody who reads the output",
+                "a pipe that was closed",
+                "Start again to score the rest.",
+            )
+        )
+    again = (
+        "" if state is None or more else f" Run the same command again: it goes on from {state}."
+    )
+    return str(
+        UserError(
+            "room and permission to write",
+            str(error),
+            f"Free space, or check the disk.{again}{more}",
+        )
+    )

@@ -1,16 +1,22 @@
-"""Is an event's time plausible? One far in the future would make every later event "before the last".
+"""Is an event's time plausible? One far in the future would make every later event "before the
+last".
 
-The bound follows from the feed and from the model. With the latest accepted time T, the first one T_0 and the rate r
-of the training data, an event at time t is refused where
+The bound follows from the feed and from the model. With the latest accepted time T, the first one
+T_0 and the rate r of the training data, an event at time t is refused where
 
     t - T  >  max(T - T_0, 1000 / r),
 
-a gap longer than all of the feed so far in which at least 1,000 events were expected. A feed that goes on after a real
-outage must not be refused for ever: ten such events in a row, in order and close to one another, are believed, and the
-last of them is the first that is accepted. Where times have a calendar (`feeds.trained`), the wall clock decides
-before that: an event of the last day is believed at once, and one more than a day ahead of the clock never.
+a gap longer than all of the feed so far in which at least 1,000 events were expected. A feed that
+goes on after a real
+outage must not be refused for ever: ten such events in a row, in order and close to one another,
+are believed, and the
+last of them is the first that is accepted. Where times have a calendar (`feeds.trained`), the wall
+clock decides
+before that: an event of the last day is believed at once, and one more than a day ahead of the
+clock never.
 
-The decision depends on the order of the events alone, not on how they are batched, so that a restart repeats it.
+The decision depends on the order of the events alone, not on how they are batched, so that a
+restart repeats it.
 """
 
 from __future__ import annotations
@@ -29,7 +35,9 @@ SLACK = 86_400.0  # seconds by which clocks and zones may differ
 
 @dataclass(frozen=True)
 class Calendar:
-    """Where time 0 is on the wall clock, in seconds since 1970, and how many seconds a unit of time has."""
+    """Where time 0 is on the wall clock, in seconds since 1970, and how many seconds a unit of time
+    has.
+    """
 
     origin: float
     seconds: float
@@ -42,7 +50,9 @@ class Calendar:
 
 @dataclass
 class Reached:
-    """How far a feed has come: its first and latest accepted times, and the implausible ones in a row."""
+    """How far a feed has come: its first and latest accepted times, and the implausible ones in a
+    row.
+    """
 
     first: float | None = None
     latest: float | None = None
@@ -55,9 +65,11 @@ class TimeCheck:
 
     Arguments
         start: when the observation began. Earlier times are left to the stream, which refuses them.
-        since: from where the gap before the first event is counted: the end of the training window, say.
+        since: from where the gap before the first event is counted: the end of the training window,
+        say.
         rate: events per unit of time that are expected of the whole feed.
-        most: the longest gap that is believed, in the model's unit of time; None: by the rule above.
+        most: the longest gap that is believed, in the model's unit of time; None: by the rule
+        above.
         calendar: the wall clock, where times have one.
         reached: how far an earlier run came.
 
@@ -93,7 +105,9 @@ class TimeCheck:
         return [self._checked(time) for time in times]
 
     def _all_plausible(self, times: list[float]) -> bool:
-        """Whether no time is beyond the bound of the first: the bound never shrinks, so all are accepted."""
+        """Whether no time is beyond the bound of the first: the bound never shrinks, so all are
+        accepted.
+        """
         if self.reached.latest is None:
             return False
         last = max(times)
@@ -136,7 +150,9 @@ class TimeCheck:
     def _is_confirmed(self, time: float) -> bool:
         """Count an implausible time; whether enough of them in a row speak for it."""
         reached = self.reached
-        follows = reached.doubted is not None and 0.0 <= time - reached.doubted <= self._longest(0.0)
+        follows = reached.doubted is not None and 0.0 <= time - reached.doubted <= self._longest(
+            0.0
+        )
         reached.doubts = reached.doubts + 1 if follows else 1
         reached.doubted = time
         return reached.doubts >= CONFIRM
@@ -144,8 +160,14 @@ class TimeCheck:
     def _too_far(self, time: float) -> UserError:
         latest = self.reached.latest
         last = f"{latest:.10g} was the last" if latest is not None else "the feed has not begun"
-        received = f"{time:.10g}, after a gap in which about {self._expected(time):,.3g} events were expected"
-        remedy = f"Check its unit; {CONFIRM} such lines in a row are believed, and --max-gap changes the bound."
+        received = (
+            f"{time:.10g}, after a gap in which about {self._expected(time):,.3g} events were "
+            "expected"
+        )
+        remedy = (
+            f"Check its unit; {CONFIRM} such lines in a row are believed, and --max-gap changes "
+            "the bound."
+        )
         return UserError(f"a time of at most {self._bound():.10g} ({last})", received, remedy)
 
     def _expected(self, time: float) -> float:

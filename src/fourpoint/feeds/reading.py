@@ -3,11 +3,12 @@
     {"time": 12.5, "mark": "fire", "station": "north"}                when,what,station
                                                                       2024-05-01T09:30:00,fire,north
 
-The first line that is not blank shows which of the two it is. Columns have the names that were asked for, else those of the
-training log, else "time" and "mark"; with ``by="station"`` the column of that name says whose event it is. Other columns
-are not looked at. All that can be wrong with a line is an error with three clauses which the feed tells and goes on
-from; it is returned, not raised, since a feed may hold many such lines. What is wrong with every line (a header without
-the columns, timestamps for a model of numbers) is raised.
+The first line that is not blank shows which of the two it is. Columns have the names that were
+asked for, else those of the training log, else "time" and "mark"; with ``by="station"`` the column
+of that name says whose event it is. Other columns are not looked at. All that can be wrong with a
+line is an error with three clauses which the feed tells and goes on from; it is returned, not
+raised, since a feed may hold many such lines. What is wrong with every line (a header without the
+columns, timestamps for a model of numbers) is raised.
 """
 
 from __future__ import annotations
@@ -32,7 +33,13 @@ from fourpoint.feeds.headers import Header
 from fourpoint.feeds.lines import LONGEST, Line
 from fourpoint.feeds.times import Contradiction, Moment, TimeReader
 
-PACKED = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"PAR1": "Parquet", b"ARROW1": "Arrow", b"SQLite": "SQLite"}
+PACKED = {
+    b"\x1f\x8b": "gzip",
+    b"\x28\xb5\x2f\xfd": "zstd",
+    b"PAR1": "Parquet",
+    b"ARROW1": "Arrow",
+    b"SQLite": "SQLite",
+}
 TABLES = (".csv", ".tsv")
 
 
@@ -63,7 +70,12 @@ class EventReader:
     """
 
     def __init__(
-        self, marks: Mapping[str, int], asked: Asked, times: TimeReader, name: str = "", header: Header | None = None
+        self,
+        marks: Mapping[str, int],
+        asked: Asked,
+        times: TimeReader,
+        name: str = "",
+        header: Header | None = None,
     ) -> None:
         self.marks, self.times, self.name, self.header = marks, times, name, header
         self.by = None if times.calendar is not None else asked.by
@@ -88,19 +100,26 @@ class EventReader:
     @property
     def _plain(self) -> bool:
         """Whether lines are objects whose times are numbers in the model's unit."""
-        return self._begun and not self.times.stamped and not (self.header and self.header.separator)
+        return (
+            self._begun and not self.times.stamped and not (self.header and self.header.separator)
+        )
 
     def columns(self, contents: list[bytes]) -> Columns | None:
-        """The events of lines that are all plain objects, parsed at once; None if any is not, and must be read by itself.
+        """The events of lines that are all plain objects, parsed at once; None if any is not, and
+        must be read by itself.
 
-        The lines become one array of JSON. It has an object per line, since each has one pair of braces, at its ends, and
-        no text goes on over a line end, which JSON forbids.
+        The lines become one array of JSON. It has an object per line, since each has one pair of
+        braces, at its ends, and no text goes on over a line end, which JSON forbids.
         """
         if not self._plain or not contents:
             return None
         joined = b"\n,".join(contents)
         count = len(contents)
-        whole = joined.startswith(b"{") and joined.endswith(b"}") and joined.count(b"}\n,{") == count - 1
+        whole = (
+            joined.startswith(b"{")
+            and joined.endswith(b"}")
+            and joined.count(b"}\n,{") == count - 1
+        )
         if not whole or joined.count(b"{") != count or joined.count(b"}") != count:
             return None
         try:
@@ -113,7 +132,9 @@ class EventReader:
         return Columns(times, marks, entities)
 
     def _marks_of(self, objects: list[dict[str, Any]]) -> list[int]:
-        """The numbers of the marks of plain objects; raises KeyError where one has none, or one too many."""
+        """The numbers of the marks of plain objects; raises KeyError where one has none, or one too
+        many.
+        """
         if self.marks:
             name, marks = self._mark[0], self.marks
             values = [fields[name] for fields in objects]
@@ -125,15 +146,24 @@ class EventReader:
         return [0] * len(objects)
 
     def read(self, lines: list[Line]) -> list[Event | UserError | None]:
-        """Each line as by calling the reader. Objects with numbers as times, which most lines are, are read by a shorter way."""
-        found: list[Event | UserError | None] = list(self._plain_objects(lines)) if self._plain else [None] * len(lines)
-        return [self(line) if event is None else event for line, event in zip(lines, found, strict=True)]
+        """Each line as by calling the reader. Objects with numbers as times, which most lines are,
+        are read by a shorter way.
+        """
+        found: list[Event | UserError | None] = (
+            list(self._plain_objects(lines)) if self._plain else [None] * len(lines)
+        )
+        return [
+            self(line) if event is None else event for line, event in zip(lines, found, strict=True)
+        ]
 
     def _plain_objects(self, lines: list[Line]) -> Iterator[Event | None]:
-        """The events of JSON objects whose fields have the names and types that they should have; None for all other lines.
+        """The events of JSON objects whose fields have the names and types that they should have;
+        None for all other lines.
 
-        A fast parser may read very large whole numbers as floats: such lines are among the others. This loop runs once per
-        event, and is written for speed: names are local, and a tuple is made without the call of a constructor in Python.
+        A fast parser may read very large whole numbers as floats: such lines are among the others.
+        This loop runs once per
+        event, and is written for speed: names are local, and a tuple is made without the call of a
+        constructor in Python.
         """
         loads, new, by, marks = loader(), tuple.__new__, self.by, self.marks
         time_name, mark_name = self._time[0], self._mark[0]
@@ -150,21 +180,41 @@ class EventReader:
                     mark = None if any(name in fields for name in self._mark) else 0
                 entity = None if by is None else fields.get(by)
                 when = float(time) if type(time) is float or type(time) is int else nan
-            except (ValueError, KeyError, TypeError, IndexError, AttributeError, OverflowError, RecursionError):
+            except (
+                ValueError,
+                KeyError,
+                TypeError,
+                IndexError,
+                AttributeError,
+                OverflowError,
+                RecursionError,
+            ):
                 yield None
                 continue
             if by is not None:
                 entity = str(entity) if type(entity) is int else entity
                 mark = mark if type(entity) is str and entity and entity.isascii() else None
-            yield new(Event, (when, mark, entity, when)) if mark is not None and isfinite(when) else None
+            yield (
+                new(Event, (when, mark, entity, when))
+                if mark is not None and isfinite(when)
+                else None
+            )
 
     def _read(self, line: Line) -> Event | UserError | None:
         if line.content is None:
-            return UserError(f"a line of at most {LONGEST:,} bytes", f"{line.size:,} bytes", "Write one event per line.")
+            return UserError(
+                f"a line of at most {LONGEST:,} bytes",
+                f"{line.size:,} bytes",
+                "Write one event per line.",
+            )
         if line.content.isspace() or not line.content:
             return None
         if line.rest:
-            return UserError("nothing more in a line that has been scored", _shown(line.content), "Write each line at once.")
+            return UserError(
+                "nothing more in a line that has been scored",
+                _shown(line.content),
+                "Write each line at once.",
+            )
         if self.header is None:
             self._refuse_packed(line.content)
         try:
@@ -179,7 +229,9 @@ class EventReader:
         return self._object(text, line.content)
 
     def is_whole(self, line: Line) -> bool:
-        """Whether a line without its end is an event already: nothing but blanks can follow a whole JSON object."""
+        """Whether a line without its end is an event already: nothing but blanks can follow a whole
+        JSON object.
+        """
         content = (line.content or b"").lstrip(b"\xef\xbb\xbf \t")
         return content.startswith(b"{") and not isinstance(self._read(line), UserError)
 
@@ -187,7 +239,9 @@ class EventReader:
         try:
             found = json.loads(text)
         except (ValueError, RecursionError) as error:
-            return UserError(_EXAMPLE, f"{_shown(content)} ({error})", "Write one JSON object per line.")
+            return UserError(
+                _EXAMPLE, f"{_shown(content)} ({error})", "Write one JSON object per line."
+            )
         if not isinstance(found, dict):
             return UserError(_EXAMPLE, _shown(content), "Write an object with a time, in braces.")
         try:
@@ -204,10 +258,16 @@ class EventReader:
             received = f"fields {_shown(', '.join(found))}" if found else "no field"
             raise UserError(f'a "{self._time[0]}"', received, "Give every event its time.")
         value = found[name]
-        if isinstance(value, str) and (self.times.stamped or (self.times.known and looks_like_time(value))):
+        if isinstance(value, str) and (
+            self.times.stamped or (self.times.known and looks_like_time(value))
+        ):
             return self.times.text(value)
         if isinstance(value, bool) or not isinstance(value, int | float):
-            raise UserError(f'"{name}" as a number', _shown(value), "Write it without quotes, in the model's unit.")
+            raise UserError(
+                f'"{name}" as a number',
+                _shown(value),
+                "Write it without quotes, in the model's unit.",
+            )
         return self._number(value, name)
 
     def _number(self, value: float, name: str) -> Moment:
@@ -227,10 +287,20 @@ class EventReader:
         try:
             cells = _cells(text, header.separator)
             if len(cells) != header.width:
-                raise UserError(f"{header.width} columns, as in the header", f"{len(cells)} in {_shown(text)}", "Repair the line.")
+                raise UserError(
+                    f"{header.width} columns, as in the header",
+                    f"{len(cells)} in {_shown(text)}",
+                    "Repair the line.",
+                )
             moment = self._cell_moment(cells[header.time].strip())
-            mark = 0 if header.mark is None else _mark(_cell_mark(cells[header.mark], self.marks), self.marks)
-            entity = moment.window if header.by is None else _entity(cells[header.by], self.by or "")
+            mark = (
+                0
+                if header.mark is None
+                else _mark(_cell_mark(cells[header.mark], self.marks), self.marks)
+            )
+            entity = (
+                moment.window if header.by is None else _entity(cells[header.by], self.by or "")
+            )
         except UserError as error:
             return error
         return Event(moment.time, mark, entity, moment.at)
@@ -252,7 +322,9 @@ class EventReader:
             names = [name.strip() for name in _cells(line, separator)]
         except UserError:
             return Header()
-        time = _place(names, self._time) if self._asked.time else _place(names, (*self._time, *TIMES))
+        time = (
+            _place(names, self._time) if self._asked.time else _place(names, (*self._time, *TIMES))
+        )
         table = self.name.lower().endswith(TABLES) or self._asked.time is not None
         if time is None and not table:
             return Header()
@@ -260,7 +332,11 @@ class EventReader:
             raise self._missing(self._time[0], "time", names)
         mark = None
         if self.marks:
-            mark = _place(names, self._mark) if self._asked.mark or self.times.known else _place(names, (*self._mark, *MARKS))
+            mark = (
+                _place(names, self._mark)
+                if self._asked.mark or self.times.known
+                else _place(names, (*self._mark, *MARKS))
+            )
             if mark is None:
                 raise self._missing(self._mark[0], "mark", names)
         by = None if self.by is None else _place(names, (self.by,))
@@ -272,14 +348,26 @@ class EventReader:
         near = get_close_matches(wanted, names, n=1)
         remedy = f"Did you mean --{option} {near[0]!r}?" if near else f"Name it with --{option}."
         listed = ", ".join(map(_shown, names[:8])) + (", ..." if len(names) > 8 else "")
-        return UserError(f"a column {wanted!r} in the header of {self.name or 'the feed'}", f"only {listed}", remedy)
+        return UserError(
+            f"a column {wanted!r} in the header of {self.name or 'the feed'}",
+            f"only {listed}",
+            remedy,
+        )
 
     def _refuse_packed(self, content: bytes) -> None:
         kind = next((name for magic, name in PACKED.items() if content.startswith(magic)), None)
         if kind is not None:
-            unpacked = "zcat" if kind == "gzip" else "zstdcat" if kind == "zstd" else "a program that prints its rows as CSV"
+            unpacked = (
+                "zcat"
+                if kind == "gzip"
+                else "zstdcat"
+                if kind == "zstd"
+                else "a program that prints its rows as CSV"
+            )
             remedy = f"Send it through a pipe: {unpacked} ... | fourpoint stream DIR."
-            raise UserError("lines of text: CSV, TSV or JSON Lines", f"{kind} in {self.name}", remedy)
+            raise UserError(
+                "lines of text: CSV, TSV or JSON Lines", f"{kind} in {self.name}", remedy
+            )
 
 
 def _numbers(values: list[Any]) -> list[float]:
@@ -322,21 +410,29 @@ def _cells(text: str, separator: str) -> list[str]:
     try:
         rows = list(csv.reader([text], delimiter=separator, strict=True))
     except csv.Error as error:
-        raise UserError("a row of columns in one line", f"{_shown(text)} ({error})", "Repair the quotes in it.") from None
+        raise UserError(
+            "a row of columns in one line", f"{_shown(text)} ({error})", "Repair the quotes in it."
+        ) from None
     return rows[0] if rows else []
 
 
 def _place(names: list[str], wanted: tuple[str, ...]) -> int | None:
-    """Where the first of the wanted names stands in a header, in any spelling; exact names go first."""
+    """Where the first of the wanted names stands in a header, in any spelling; exact names go
+    first.
+    """
     for name in wanted:
         if name in names:
             return names.index(name)
     plain = [plain_name(name) for name in names]
-    return next((plain.index(plain_name(name)) for name in wanted if plain_name(name) in plain), None)
+    return next(
+        (plain.index(plain_name(name)) for name in wanted if plain_name(name) in plain), None
+    )
 
 
 def _cell_mark(text: str, marks: Mapping[str, int]) -> str | None:
-    """A mark in a cell as its name: whole numbers and truth values as the reader of tables spells them."""
+    """A mark in a cell as its name: whole numbers and truth values as the reader of tables spells
+    them.
+    """
     if text in marks or not text:
         return text or None
     bare = text.strip()
@@ -349,12 +445,28 @@ def _mark(value: Any, marks: Mapping[str, int]) -> int:
     """The number of the mark. A whole number stands for the name that is spelled so."""
     if not marks:
         if value is not None:
-            raise UserError("no mark, since the model has none", f"mark {_shown(value)}", 'Leave "mark" out, or fit a model with marks.')
+            raise UserError(
+                "no mark, since the model has none",
+                f"mark {_shown(value)}",
+                'Leave "mark" out, or fit a model with marks.',
+            )
         return 0
-    known = marks.get(value if isinstance(value, str) else str(value).lower()) if isinstance(value, str | int) else None
+    known = (
+        marks.get(value if isinstance(value, str) else str(value).lower())
+        if isinstance(value, str | int)
+        else None
+    )
     if known is None:
-        names = ", ".join(marks) if len(marks) <= 8 else f"{', '.join(list(marks)[:8])}, ... ({len(marks)} in all)"
-        raise UserError(f'a "mark" among {names}', "none" if value is None else _shown(value), "Use the names the model was fitted with.")
+        names = (
+            ", ".join(marks)
+            if len(marks) <= 8
+            else f"{', '.join(list(marks)[:8])}, ... ({len(marks)} in all)"
+        )
+        raise UserError(
+            f'a "mark" among {names}',
+            "none" if value is None else _shown(value),
+            "Use the names the model was fitted with.",
+        )
     return known
 
 
@@ -363,10 +475,16 @@ def _entity(value: Any, by: str) -> str:
     whole = isinstance(value, int) and not isinstance(value, bool)
     if not (whole or (isinstance(value, str) and value)):
         received = "none" if value is None else _shown(value)
-        raise UserError(f'"{by}" as a text or a whole number', received, "Say whose event it is, or type --by none.")
+        raise UserError(
+            f'"{by}" as a text or a whole number',
+            received,
+            "Say whose event it is, or type --by none.",
+        )
     text = str(value)
     if not text.isascii() and any("\ud800" <= letter <= "\udfff" for letter in text):
-        raise UserError(f'"{by}" as text in Unicode', _shown(value), "Repair the half character in it.")
+        raise UserError(
+            f'"{by}" as text in Unicode', _shown(value), "Repair the half character in it."
+        )
     return text
 
 

@@ -1,7 +1,9 @@
-"""The state of a feed of many entities, written in the background: only what has changed, all of it or none.
+"""The state of a feed of many entities, written in the background: only what has changed, all of it
+or none.
 
-The loop hands over copies of the entities that have changed and the place of the feed that belongs to them, and goes on
-scoring. A thread makes the output durable up to there, and then commits both to the store (`streaming.store`):
+The loop hands over copies of the entities that have changed and the place of the feed that belongs
+to them, and goes on scoring. A thread makes the output durable up to there, and then commits both
+to the store (`streaming.store`):
 
     output up to here (fsync)  ->  changed entities and the place of the feed, in one transaction
 
@@ -29,7 +31,8 @@ TURN = 2e-4  # seconds that the interpreter stays with one thread while another 
 class EntitySaver:
     """Writes the states of a feed into ``store``, one after the other; a few may wait for the disk.
 
-    To copy changed entities takes the time of the loop, so that not too many may gather between two states.
+    To copy changed entities takes the time of the loop, so that not too many may gather between two
+    states.
     """
 
     def __init__(self, bank: StreamBank, store: Store) -> None:
@@ -50,7 +53,8 @@ class EntitySaver:
     def save(self, state: FeedState, sync: Callable[[], None], *, wait: bool) -> None:
         """Write ``state`` and the entities that have changed; ``sync`` makes the output durable.
 
-        Raises OSError where this state could not be written, if ``wait``, else where one before it could not.
+        Raises OSError where this state could not be written, if ``wait``, else where one before it
+        could not.
         """
         try:
             self._finish(0 if wait else MOST_WAITING)
@@ -59,7 +63,9 @@ class EntitySaver:
                 raise
             self._finish(0)
         changes = self._bank.changes()
-        self._waiting.append((self._thread.submit(self._write, changes, state.to_bytes(), sync), changes))
+        self._waiting.append(
+            (self._thread.submit(self._write, changes, state.to_bytes(), sync), changes)
+        )
         if wait:
             self._finish(0)
 
@@ -69,7 +75,9 @@ class EntitySaver:
         self._store.close()
 
     def _finish(self, most: int) -> None:
-        """Look at the states that are done, and wait until at most ``most`` are not; raises the last error among them."""
+        """Look at the states that are done, and wait until at most ``most`` are not; raises the
+        last error among them.
+        """
         error: BaseException | None = None
         while self._waiting and (len(self._waiting) > most or self._waiting[0][0].done()):
             writing, changes = self._waiting.popleft()
@@ -87,7 +95,9 @@ class EntitySaver:
 
 @contextmanager
 def _short_turns() -> Iterator[None]:
-    """Let the threads of this process take short turns: one that scores waits for this one at each call of the system."""
+    """Let the threads of this process take short turns: one that scores waits for this one at each
+    call of the system.
+    """
     before = sys.getswitchinterval()
     sys.setswitchinterval(min(before, TURN))
     try:

@@ -1,12 +1,14 @@
-"""When did the observation of a feed begin? The silence before the first event is evidence, so that a wrong answer raises alarms.
+"""When did the observation of a feed begin? The silence before the first event is evidence, so that
+a wrong answer raises alarms.
 
-With the training window [a, b] and the first event of the feed at f, the observation is taken to begin
+With the training window [a, b] and the first event of the feed at f, the observation is taken to
+begin
 
     at a    where f lies in the window: the feed is data like that of training,
     at b    where f comes after it: the feed goes on where training ended,
 
-and if more than ten events of one entity were expected from there to f, the answer is refused: the feed began later, and only
-the user knows when.
+and if more than ten events of one entity were expected from there to f, the answer is refused: the
+feed began later, and only the user knows when.
 """
 
 from __future__ import annotations
@@ -23,7 +25,12 @@ SILENT = 10.0  # events of one entity that may be expected before the first even
 
 
 def inferred_start(
-    trained: Trained, first: float | None, rate: float, tell: Callable[[str], None], *, at_first: bool = False
+    trained: Trained,
+    first: float | None,
+    rate: float,
+    tell: Callable[[str], None],
+    *,
+    at_first: bool = False,
 ) -> float:
     """When the observation began, by the rule above; with ``at_first`` at the first event.
 
@@ -39,15 +46,23 @@ def inferred_start(
     if silent > SILENT:
         raise UserError(
             f"--start TIME, since the observation cannot have begun at {begin:g}, {why}",
-            f"a first event at {first:g}, before which {silent:,.3g} events of one entity would have been missing",
-            "Type when the observation of this feed began, or --start first for the time of its first event.",
+            (
+                f"a first event at {first:g}, before which {silent:,.3g} events of one entity "
+                "would have been missing"
+            ),
+            (
+                "Type when the observation of this feed began, or --start first for the time of "
+                "its first event."
+            ),
         )
     tell(f"the observation begins at {begin:g}, {why}; --start sets another time")
     return begin
 
 
 def first_time(lines: Lines, reader: EventReader, told: Sequence[int]) -> float | None:
-    """The time of the first event, which is not taken; None where the input ends, or a signal comes, before there is one."""
+    """The time of the first event, which is not taken; None where the input ends, or a signal
+    comes, before there is one.
+    """
     tried = 0
     while not told:
         ahead = lines.ahead()

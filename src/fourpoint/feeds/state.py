@@ -1,14 +1,16 @@
 """The files of a feed that outlive its process: what was scored, and where to go on after a crash.
 
-A state names a point of the input and the point of the output that belongs to it, beside the stream's own memory. It is
-written in this order, and each step is on disk before the next begins:
+A state names a point of the input and the point of the output that belongs to it, beside the
+stream's own memory. It is written in this order, and each step is on disk before the next begins:
 
-    output up to here (fsync)  ->  temporary file (fsync)  ->  rename onto the old state  ->  its folder (fsync)
+    output up to here (fsync)  ->  temporary file (fsync)  ->  rename onto the old state  ->  its
+    folder (fsync)
 
-The rename is the moment at which the new state exists. A process killed before it leaves the old state, killed after it
-the new one; in both cases the output holds at least what the state speaks of, and a restart cuts off the rest. So every
-line is scored exactly once. The state of one stream is such a file; that of a bank is a store (`streaming.store`), in which
-only the entities that have changed are written, and whose commit takes the place of the rename. Only one process may do
+The rename is the moment at which the new state exists. A process killed before it leaves the old
+state, killed after it the new one; in both cases the output holds at least what the state speaks
+of, and a restart cuts off the rest. So every line is scored exactly once. The state of one stream
+is such a file; that of a bank is a store (`streaming.store`), in which only the entities that have
+changed are written, and whose commit takes the place of the rename. Only one process may do
 so: it holds a lock beside the state, and one on the output.
 """
 
@@ -39,7 +41,9 @@ TAIL = 4096  # bytes before a point of a file by which it is known again
 
 @dataclass
 class Tally:
-    """What a feed has done so far: events scored, lines skipped, alarms raised, and the events' log-likelihood."""
+    """What a feed has done so far: events scored, lines skipped, alarms raised, and the events'
+    log-likelihood.
+    """
 
     events: int = 0
     skipped: int = 0
@@ -49,14 +53,18 @@ class Tally:
 
 @dataclass(frozen=True)
 class FeedState:
-    """A point of the input, the point of the output that belongs to it, and the stream's memory there.
+    """A point of the input, the point of the output that belongs to it, and the stream's memory
+    there.
 
-    ``line`` and ``offset`` are the lines and bytes of the input that are done, ``written`` the bytes of output that they
-    gave; ``input_tail`` and ``output_tail`` are the hashes of the last 4,096 bytes before those points. ``settings`` are
-    the options that shape the output, ``reached`` how far the times have come, ``header`` the first line of a feed in
-    columns (None: not read yet), and ``stream`` what ``state()`` of the stream returned.
+    ``line`` and ``offset`` are the lines and bytes of the input that are done, ``written`` the
+    bytes of output that they gave; ``input_tail`` and ``output_tail`` are the hashes of the last
+    4,096 bytes before those points. ``settings`` are the options that shape the output, ``reached``
+    how far the times have come, ``header`` the first line of a feed in columns (None: not read
+    yet), and ``stream`` what ``state()`` of the stream returned.
 
-    >>> state = FeedState(2, 30, "a", 99, "b", {"keep": None}, Tally(events=2), Reached(), None, b"memory")
+    >>> state = FeedState(
+    ...     2, 30, "a", 99, "b", {"keep": None}, Tally(events=2), Reached(), None, b"memory"
+    ... )
     >>> FeedState.from_bytes(state.to_bytes(), "scores.state") == state
     True
     >>> FeedState.from_bytes(state.to_bytes()[:-1], "scores.state")
@@ -78,7 +86,11 @@ class FeedState:
 
     def to_bytes(self) -> bytes:
         """A line with name, version and SHA-256; a line of JSON; the stream's bytes."""
-        head = {key: value for key, value in vars(self).items() if key not in ("stream", "tally", "reached", "header")}
+        head = {
+            key: value
+            for key, value in vars(self).items()
+            if key not in ("stream", "tally", "reached", "header")
+        }
         parts: dict[str, Any] = {"tally": asdict(self.tally), "reached": asdict(self.reached)}
         parts["header"] = None if self.header is None else asdict(self.header)
         body = json.dumps({**head, **parts}).encode() + b"\n" + self.stream
@@ -86,15 +98,26 @@ class FeedState:
 
     @staticmethod
     def from_bytes(content: bytes, source: str) -> FeedState:
-        """What :meth:`to_bytes` wrote; raises where it is foreign, of another version, cut short or damaged."""
+        """What :meth:`to_bytes` wrote; raises where it is foreign, of another version, cut short or
+        damaged.
+        """
         first, _, body = content.partition(b"\n")
         words = first.decode("ascii", errors="replace").split(" ")
         if words[0] != NAME or len(words) != 3:
             what = "which is empty" if not content else "which is something else"
-            raise UserError("a state written by `fourpoint stream`", f"{source}, {what}", "Check the path; remove the file to start anew.")
+            raise UserError(
+                "a state written by `fourpoint stream`",
+                f"{source}, {what}",
+                "Check the path; remove the file to start anew.",
+            )
         if words[1] != str(VERSION):
-            remedy = "Use the Fourpoint that wrote it, or remove it together with the output to start anew."
-            raise UserError(f"a state of version {VERSION}", f"version {words[1][:20]} in {source}", remedy)
+            remedy = (
+                "Use the Fourpoint that wrote it, or remove it together with the output to start "
+                "anew."
+            )
+            raise UserError(
+                f"a state of version {VERSION}", f"version {words[1][:20]} in {source}", remedy
+            )
         if hashlib.sha256(body).hexdigest() != words[2]:
             remedy = "Put back a copy of it, or remove it together with the output to start anew."
             raise UserError("a whole state", f"{source}, which is cut short or damaged", remedy)
@@ -108,7 +131,10 @@ class FeedState:
         for name, is_sound in _ENTRIES.items():
             if not is_sound(values[name]):
                 raise _unsound(source, f"{name!r} as a feed has it", f"{values[name]!r}"[:80])
-        parts: dict[str, Any] = {"tally": Tally(**values["tally"]), "reached": Reached(**values["reached"])}
+        parts: dict[str, Any] = {
+            "tally": Tally(**values["tally"]),
+            "reached": Reached(**values["reached"]),
+        }
         parts["header"] = None if values["header"] is None else Header(**values["header"])
         return FeedState(**{**values, **parts}, stream=stream)
 
@@ -152,7 +178,11 @@ def _is_header(value: object) -> bool:
     if not isinstance(value, dict) or set(value) != {field.name for field in fields(Header)}:
         return False
     width, places = value["width"], (value["time"], value["mark"], value["by"])
-    if not isinstance(value["separator"], str) or not isinstance(value["line"], str) or not _is_count(width):
+    if (
+        not isinstance(value["separator"], str)
+        or not isinstance(value["line"], str)
+        or not _is_count(width)
+    ):
         return False
     inside = all(place is None or (_is_count(place) and place < max(width, 1)) for place in places)
     return len(value["separator"]) <= 1 and value["time"] is not None and inside
@@ -205,7 +235,9 @@ def write_state(path: Path, state: FeedState) -> None:
 
 @contextmanager
 def locked_state(path: Path) -> Iterator[None]:
-    """Holds the lock of the state in ``path``, a file of its own since the state is replaced whenever it is written."""
+    """Holds the lock of the state in ``path``, a file of its own since the state is replaced
+    whenever it is written.
+    """
     with locked(path.with_name(f".{path.name}.lock"), f"--state {path}"):
         yield
 
@@ -213,7 +245,8 @@ def locked_state(path: Path) -> Iterator[None]:
 class Output:
     """Where scores are written: a file that can be cut back and made durable, or a pipe.
 
-    ``path`` is None for standard output. A file must be new or empty, unless a state says how much of it to keep.
+    ``path`` is None for standard output. A file must be new or empty, unless a state says how much
+    of it to keep.
     """
 
     def __init__(self, path: Path | None, before: FeedState | None) -> None:
@@ -264,8 +297,12 @@ class Output:
         size = os.fstat(file).st_size
         if before is None:
             if size:
-                remedy = "Remove it, choose another name, or go on with the --state that belongs to it."
-                raise UserError("a new or empty file for --output", f"{path} of {size:,} bytes", remedy)
+                remedy = (
+                    "Remove it, choose another name, or go on with the --state that belongs to it."
+                )
+                raise UserError(
+                    "a new or empty file for --output", f"{path} of {size:,} bytes", remedy
+                )
             return
         if size < self.written:
             raise self._too_short(f"{path} of {size:,} bytes")
@@ -279,4 +316,6 @@ class Output:
 
     def _too_short(self, received: str) -> UserError:
         expected = f"an --output of at least the {self.written:,} bytes that the state speaks of"
-        return UserError(expected, received, "Put the file back, or remove it and the state to start anew.")
+        return UserError(
+            expected, received, "Put the file back, or remove it and the state to start anew."
+        )

@@ -1,11 +1,13 @@
-"""The time of an event as the model counts it, from what the log says: a number, a timestamp, an epoch or a date.
+"""The time of an event as the model counts it, from what the log says: a number, a timestamp, an
+epoch or a date.
 
     t = (timestamp - origin) / unit,
 
-with the origin and the unit of the training data (:class:`~fourpoint.log_format.LogFormat`), in whole nanoseconds up to
-the division, so that a row gives the very number that `fit` read from it. Where the model was fitted to hours, days or
-weeks of the calendar, the origin is the start of the window in which the timestamp lies, and the window's name says whose
-event it is. What contradicts the training log (a timestamp where it had numbers, a zone where it had none) is an error.
+with the origin and the unit of the training data (:class:`~fourpoint.log_format.LogFormat`), in
+whole nanoseconds up to the division, so that a row gives the very number that `fit` read from it.
+Where the model was fitted to hours, days or weeks of the calendar, the origin is the start of the
+window in which the timestamp lies, and the window's name says whose event it is. What contradicts
+the training log (a timestamp where it had numbers, a zone where it had none) is an error.
 """
 
 from __future__ import annotations
@@ -37,7 +39,9 @@ class Contradiction(UserError):
 
 
 class Moment(NamedTuple):
-    """When an event was: in its window, and on the clock of the whole feed. ``window`` names the calendar's window."""
+    """When an event was: in its window, and on the clock of the whole feed. ``window`` names the
+    calendar's window.
+    """
 
     time: float
     at: float
@@ -45,11 +49,18 @@ class Moment(NamedTuple):
 
 
 class TimeReader:
-    """Reads times as the training log writes them. ``log`` is None where only numbers in the model's unit are known.
+    """Reads times as the training log writes them. ``log`` is None where only numbers in the
+    model's unit are known.
 
-    >>> log = LogFormat("when", clock="stamps", zone="UTC", zoned=True, origin="2024-05-01T00:00:00")
+    >>> log = LogFormat(
+    ...     "when", clock="stamps", zone="UTC", zoned=True, origin="2024-05-01T00:00:00"
+    ... )
     >>> times = TimeReader(log, "hours")
-    >>> times.text("2024-05-01T11:30:00+02:00").time, times.number(9.5).time, times.number(1714555800).time
+    >>> (
+    ...     times.text("2024-05-01T11:30:00+02:00").time,
+    ...     times.number(9.5).time,
+    ...     times.number(1714555800).time,
+    ... )
     (9.5, 9.5, 9.5)
     """
 
@@ -58,17 +69,30 @@ class TimeReader:
         self.log = log or LogFormat("time")
         self.unit = unit
         self.calendar: By | None = next((by for by in CALENDAR if by == self.log.calendar), None)
-        self._last: int | None = None  # nanoseconds of the last time, by which repeated hours are told apart
+        self._last: int | None = (
+            None  # nanoseconds of the last time, by which repeated hours are told apart
+        )
         self._window: tuple[int, int, str] = (0, 0, "")
         if not self.stamped:
             return
         if unit not in SECONDS:
-            raise UserError(f"a unit of time among {', '.join(SECONDS)}", f"{unit!r} in the model", "Fit the model again.")
+            raise UserError(
+                f"a unit of time among {', '.join(SECONDS)}",
+                f"{unit!r} in the model",
+                "Fit the model again.",
+            )
         self._zone = ZoneInfo(self.log.zone) if self.log.zone and not self.log.zoned else None
         if self.calendar is None:
             if self.log.origin is None:
-                remedy = "Fit it with one origin for all sequences (--window A B), or send numbers since each start."
-                raise UserError("a model whose sequences share one origin", "one fitted to windows of their own", remedy)
+                remedy = (
+                    "Fit it with one origin for all sequences (--window A B), or send numbers "
+                    "since each start."
+                )
+                raise UserError(
+                    "a model whose sequences share one origin",
+                    "one fitted to windows of their own",
+                    remedy,
+                )
             self.origin = _nanoseconds(datetime.fromisoformat(self.log.origin), self.log.origin)
 
     @property
@@ -92,7 +116,9 @@ class TimeReader:
             return self._moment(nanoseconds)
         if self.calendar is not None:
             received = f"the number {value:.10g}"
-            raise Contradiction(f"a timestamp, since the model was fitted to each {self.calendar}", received, _WRITE)
+            raise Contradiction(
+                f"a timestamp, since the model was fitted to each {self.calendar}", received, _WRITE
+            )
         return Moment(float(value), float(value))
 
     def text(self, text: str) -> Moment:
@@ -123,7 +149,9 @@ class TimeReader:
         try:
             day = datetime(value // 10000, value // 100 % 100, value % 100)
         except ValueError:
-            raise UserError("a date that exists", f"{value}", "Repair or remove the event.") from None
+            raise UserError(
+                "a date that exists", f"{value}", "Repair or remove the event."
+            ) from None
         return _nanoseconds(self._localised(day, str(value)), "")
 
     def _of_text(self, text: str) -> int:
@@ -131,12 +159,18 @@ class TimeReader:
             raise UserError("a timestamp", _shown(text), _WRITE)
         moment = self._parsed(text)
         if (moment.tzinfo is not None) != self.log.zoned:
-            expected = "a timestamp with a zone, as in training" if self.log.zoned else "a timestamp without a zone, as in training"
+            expected = (
+                "a timestamp with a zone, as in training"
+                if self.log.zoned
+                else "a timestamp without a zone, as in training"
+            )
             raise Contradiction(expected, _shown(text), "Write all times in one way.")
         return _nanoseconds(self._localised(moment, text), text)
 
     def _parsed(self, text: str) -> datetime:
-        """Text as a date and time; the tidying of `data.stamps` is tried where it is not plain ISO 8601."""
+        """Text as a date and time; the tidying of `data.stamps` is tried where it is not plain ISO
+        8601.
+        """
         split = SPLIT_DATE.match(text)
         if split is not None and self.log.day_first is not None:
             return _split_date(text, split, self.log.day_first)
@@ -149,13 +183,23 @@ class TimeReader:
         raise UserError("a timestamp", _shown(text), _WRITE)
 
     def _localised(self, moment: datetime, text: str) -> datetime:
-        """A local time of the log's zone in UTC; what clocks repeat is told apart by the order of the lines."""
+        """A local time of the log's zone in UTC; what clocks repeat is told apart by the order of
+        the lines.
+        """
         if self._zone is None:
             return moment
-        first, second = (moment.replace(tzinfo=self._zone, fold=fold).astimezone(UTC) for fold in (0, 1))
+        first, second = (
+            moment.replace(tzinfo=self._zone, fold=fold).astimezone(UTC) for fold in (0, 1)
+        )
         if first.astimezone(self._zone).replace(tzinfo=None) != moment:
-            raise UserError(f"a time that exists in {self.log.zone}", _shown(text), "Clocks skip it: repair the event.")
-        repeated = second != first and self._last is not None and _nanoseconds(first, text) < self._last
+            raise UserError(
+                f"a time that exists in {self.log.zone}",
+                _shown(text),
+                "Clocks skip it: repair the event.",
+            )
+        repeated = (
+            second != first and self._last is not None and _nanoseconds(first, text) < self._last
+        )
         return second if repeated else first
 
     def _moment(self, nanoseconds: int) -> Moment:
@@ -167,7 +211,9 @@ class TimeReader:
         if not start <= nanoseconds < stop:
             self._window = _calendar_window(nanoseconds, self.calendar, self.log.zone)
         start, _, name = self._window
-        return Moment(_quotient(nanoseconds - start, self.unit), _quotient(nanoseconds, self.unit), name)
+        return Moment(
+            _quotient(nanoseconds - start, self.unit), _quotient(nanoseconds, self.unit), name
+        )
 
 
 def _calendar_window(nanoseconds: int, by: By, zone: str | None) -> tuple[int, int, str]:
@@ -180,7 +226,9 @@ def _calendar_window(nanoseconds: int, by: By, zone: str | None) -> tuple[int, i
 
 
 def _quotient(nanoseconds: int, unit: str) -> float:
-    """Nanoseconds in a unit of time, rounded once: `fit` divides whole microseconds where there are no finer ones."""
+    """Nanoseconds in a unit of time, rounded once: `fit` divides whole microseconds where there are
+    no finer ones.
+    """
     whole, finer = divmod(nanoseconds, 1000)
     if finer:
         return nanoseconds / (SECONDS[unit] * NANO)
@@ -196,7 +244,9 @@ def _of_epoch(value: float, per_second: int) -> int:
 
 
 def _nanoseconds(moment: datetime, text: str) -> int:
-    """Since 1970, in UTC where the time has a zone; digits below the microsecond are read off the text."""
+    """Since 1970, in UTC where the time has a zone; digits below the microsecond are read off the
+    text.
+    """
     since: timedelta = moment - (START if moment.tzinfo is None else UTC_START)
     microseconds = (since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds
     fine = FINE.search(text) if len(text) > 26 else None

@@ -1,4 +1,6 @@
-"""What a model's folder says of the data that it was fitted to, as far as a feed needs it: rate, unit, origin and columns."""
+"""What a model's folder says of the data that it was fitted to, as far as a feed needs it: rate,
+unit, origin and columns.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,8 @@ LARGEST = 1e300  # no window or count is as large
 
 @dataclass(frozen=True)
 class Trained:
-    """The training window, the number of events and sequences in it, the unit of time and the columns of the log.
+    """The training window, the number of events and sequences in it, the unit of time and the
+    columns of the log.
 
     What was not saved is None.
 
@@ -32,7 +35,9 @@ class Trained:
     @staticmethod
     def from_about(about: Mapping[str, Any]) -> Trained:
         """What `fit` saved beside the model."""
-        numbers = {name: _number(about.get(name)) for name in ("start", "stop", "events", "sequences")}
+        numbers = {
+            name: _number(about.get(name)) for name in ("start", "stop", "events", "sequences")
+        }
         return Trained(
             numbers["start"],
             numbers["stop"],
@@ -43,7 +48,9 @@ class Trained:
         )
 
     def rate(self, *, pooled: bool) -> float | None:
-        """Events per unit of time in one sequence, or of all of them together; None where unknown."""
+        """Events per unit of time in one sequence, or of all of them together; None where
+        unknown.
+        """
         if self.start is None or self.stop is None or not self.events or not self.sequences:
             return None
         total = self.events / (self.stop - self.start) if self.stop > self.start else 0.0

@@ -6,15 +6,17 @@ For a query x = (t, m), events x_i seen from some position, and one number v_i p
     A_k(x) = sum_i kappa_k(x, x_i) v_ki / sum_i kappa_k(x, x_i)          normalise = "ratio", with kappa never negative
     A_k(x) = sum_i softmax_i(kappa_k(x, x_i)) v_ki                       normalise = "softmax"
 
-and A_k = 0 where nothing has been seen. **dense** compares every query with every event, n^2. **scan** and **step** use
-that a mode's contribution only turns and shrinks with time: with a_j = -gamma_j + i theta_j,
+and A_k = 0 where nothing has been seen. **dense** compares every query with every event, n^2.
+**scan** and **step** use that a mode's contribution only turns and shrinks with time: with a_j =
+-gamma_j + i theta_j,
 
     S_j  <-  exp(a_j (t_i - t_{i-1})) S_j + exp(-i psi_j(m_i)) v_i,
     sum_i kappa(x, x_i) v_i = sum_j w_j Re[ exp(i psi_j(m)) exp(a_j (t - t_last)) S_j ],
 
-so that n events cost O(n) (`scan` forms all states at once, `step` one more) and a stream needs S alone. Lags are
-differences, exponents are never positive, and the ratio carries a second state with v = 1. Softmax has no such form.
-Used by the DAPP models; tests hold every form against one loop in float64.
+so that n events cost O(n) (`scan` forms all states at once, `step` one more) and a stream needs S
+alone. Lags are differences, exponents are never positive, and the ratio carries a second state with
+v = 1. Softmax has no such form. Used by the DAPP models; tests hold every form against one loop in
+float64.
 """
 
 from __future__ import annotations
@@ -43,11 +45,14 @@ def dense(
     values: Float[Tensor, "B N K"],
     normalise: str,
 ) -> Float[Tensor, "B G Q K M"]:
-    """A_k at every query, comparing all pairs that ``mask`` lets through. Times are measured from the window's start.
+    """A_k at every query, comparing all pairs that ``mask`` lets through. Times are measured from
+    the window's start.
 
     Events, their marks and the mask may be one for all heads, or each head's own.
     """
-    return torch.einsum("bkgqmn,bnk->bgqkm", weights(score, query, mask, events, marks, normalise), values)
+    return torch.einsum(
+        "bkgqmn,bnk->bgqkm", weights(score, query, mask, events, marks, normalise), values
+    )
 
 
 def weights(
@@ -58,13 +63,17 @@ def weights(
     marks: Int[Tensor, "B N *H"],
     normalise: str,
 ) -> Float[Tensor, "B K G Q M N"]:
-    """What each event is multiplied by, per head, query and mark; 0 for events that are not seen."""
+    """What each event is multiplied by, per head, query and mark; 0 for events that are not
+    seen.
+    """
     B, G, Q = query.shape
     nu = scores(score, query.reshape(B, G * Q), events, marks).unflatten(2, (G, Q))
     return normalised(nu, _per_head(mask)[:, :, :, None, None], normalise)
 
 
-def normalised(nu: Float[Tensor, "*S N"], mask: Bool[Tensor, "*T N"], normalise: str) -> Float[Tensor, "*S N"]:
+def normalised(
+    nu: Float[Tensor, "*S N"], mask: Bool[Tensor, "*T N"], normalise: str
+) -> Float[Tensor, "*S N"]:
     """Weights from scores, over the last axis; 0 outside ``mask``."""
     if normalise == "softmax":
         some = mask.any(-1, keepdim=True)
@@ -78,7 +87,10 @@ def _per_head(mask: Bool[Tensor, "B G N *J"]) -> Bool[Tensor, "B H G N"]:
 
 
 def drive(
-    spectrum: Spectrum, marks: Int[Tensor, "B N *H"], channels: Float[Tensor, "B N K C"], valid: Bool[Tensor, "B N *J"]
+    spectrum: Spectrum,
+    marks: Int[Tensor, "B N *H"],
+    channels: Float[Tensor, "B N K C"],
+    valid: Bool[Tensor, "B N *J"],
 ) -> Complex[Tensor, "B N K D C"]:
     """exp(-i psi_j(m_i)) v_i: what each event adds to the states; nothing where it is padding.
 
@@ -86,12 +98,18 @@ def drive(
     """
     turn = torch.polar(torch.ones_like(spectrum.shift), -spectrum.shift).transpose(1, 2)
     own = marks if marks.ndim == 3 else marks[..., None]
-    turn = turn[torch.arange(len(turn), device=marks.device), own] if turn.shape[1] > 1 else turn[None, None, :, 0]
+    turn = (
+        turn[torch.arange(len(turn), device=marks.device), own]
+        if turn.shape[1] > 1
+        else turn[None, None, :, 0]
+    )
     real = torch.where((valid if valid.ndim == 3 else valid[..., None])[..., None], channels, 0.0)
     return turn[..., None] * real[:, :, :, None, :]
 
 
-def faded(rate: Complex[Tensor, "K D"], lag: Float[Tensor, "B N K"], driven: Complex[Tensor, "B N K D C"]) -> Complex[Tensor, "B N K D C"]:
+def faded(
+    rate: Complex[Tensor, "K D"], lag: Float[Tensor, "B N K"], driven: Complex[Tensor, "B N K D C"]
+) -> Complex[Tensor, "B N K D C"]:
     """What is left of each event in the states ``lag`` after it, a lag for each head."""
     age = lag[..., None]
     fade, angle = torch.exp((rate.real * age).clamp(min=FADED)), rate.imag * age
@@ -104,7 +122,8 @@ def scan(
     driven: Complex[Tensor, "B N K D C"],
     before: Complex[Tensor, "B K D C"] | None = None,
 ) -> Complex[Tensor, "B N K D C"]:
-    """States just after each event, S_i = exp(a gap_i) S_{i-1} + u_i, in O(n) work and O(log n) rounds.
+    """States just after each event, S_i = exp(a gap_i) S_{i-1} + u_i, in O(n) work and O(log n)
+    rounds.
 
     >>> u = torch.ones(1, 3, 1, 1, 1, dtype=torch.complex128)
     >>> scan(torch.zeros(1, 1, dtype=torch.complex128), torch.ones(1, 3), u).real.flatten().tolist()
@@ -126,17 +145,21 @@ def step(
     return (state if _nowhere(gap) else _turns(rate, gap)[..., None] * state) + driven
 
 
-def read(spectrum: Spectrum, state: Complex[Tensor, "B G K D C"], lag: Float[Tensor, "B G Q"]) -> Float[Tensor, "B G Q K M C"]:
+def read(
+    spectrum: Spectrum, state: Complex[Tensor, "B G K D C"], lag: Float[Tensor, "B G Q"]
+) -> Float[Tensor, "B G Q K M C"]:
     """sum_j w_j Re[exp(i psi_j(m)) exp(a_j lag) S_j] at Q lags after each state, for every mark.
 
-    Without gradient it goes in pieces that stay in the processor's cache, which is what large evaluations live on, and at
-    lag 0 nothing is turned, which is what a sampler lives on.
+    Without gradient it goes in pieces that stay in the processor's cache, which is what large
+    evaluations live on, and at lag 0 nothing is turned, which is what a sampler lives on.
     """
     M, C = spectrum.shift.shape[-1], state.shape[-1]
     turn = spectrum.turn
     if _nowhere(lag):
         if C == 1:
-            here = readings(state[..., 0].flatten(0, 1), spectrum.readers[..., :M]).unflatten(0, state.shape[:2])[..., None]
+            here = readings(state[..., 0].flatten(0, 1), spectrum.readers[..., :M]).unflatten(
+                0, state.shape[:2]
+            )[..., None]
         else:
             here = real_sums(state, turn)
         return here[:, :, None].expand(-1, -1, lag.shape[2], -1, -1, -1)
@@ -146,7 +169,9 @@ def read(spectrum: Spectrum, state: Complex[Tensor, "B G K D C"], lag: Float[Ten
 
     def some(state: Tensor, lag: Tensor) -> Tensor:
         turned = (turn[..., None] * state[..., None, :]).flatten(-2)
-        return _Read.apply(spectrum.frequency, decay, torch.cat([turned.real, -turned.imag], -2), lag)
+        return _Read.apply(
+            spectrum.frequency, decay, torch.cat([turned.real, -turned.imag], -2), lag
+        )
 
     piece = PIECE if lag.device.type == "cpu" else LARGE_PIECE
     rows = max(1, piece // max(1, lag.shape[2] * spectrum.weight.numel()))
@@ -158,14 +183,22 @@ def read(spectrum: Spectrum, state: Complex[Tensor, "B G K D C"], lag: Float[Ten
     return sums.transpose(2, 3).unflatten(-1, (M, C))
 
 
-def real_sums(state: Complex[Tensor, "*S K D C"], turn: Complex[Tensor, "K D N"]) -> Float[Tensor, "*S K N C"]:
+def real_sums(
+    state: Complex[Tensor, "*S K D C"], turn: Complex[Tensor, "K D N"]
+) -> Float[Tensor, "*S K N C"]:
     """sum_j Re[turn_j S_j] for N turns, as one real product."""
     sign = torch.tensor([1.0, -1.0], dtype=turn.real.dtype, device=turn.device)
-    return torch.einsum("...kdcr,kdnr->...knc", torch.view_as_real(state), torch.view_as_real(turn) * sign)
+    return torch.einsum(
+        "...kdcr,kdnr->...knc", torch.view_as_real(state), torch.view_as_real(turn) * sign
+    )
 
 
-def readings(state: Complex[Tensor, "B K D"], readers: Float[Tensor, "K D2 R"]) -> Float[Tensor, "B K R"]:
-    """Products of (real, imaginary) states with R columns per head, without a copy of the states."""
+def readings(
+    state: Complex[Tensor, "B K D"], readers: Float[Tensor, "K D2 R"]
+) -> Float[Tensor, "B K R"]:
+    """Products of (real, imaginary) states with R columns per head, without a copy of the
+    states.
+    """
     return torch.bmm(torch.view_as_real(state).flatten(2).transpose(0, 1), readers).transpose(0, 1)
 
 
@@ -174,19 +207,26 @@ def _nowhere(lag: Tensor) -> bool:
     return not torch.is_grad_enabled() and not bool(lag.any())
 
 
-def _read_many(turn: Tensor, rate: Tensor, state: Tensor, lag: Tensor) -> Float[Tensor, "B G Q K M C"]:
-    """The same for many marks: states are moved to each query first, and the marks' turns come last, as one product."""
+def _read_many(
+    turn: Tensor, rate: Tensor, state: Tensor, lag: Tensor
+) -> Float[Tensor, "B G Q K M C"]:
+    """The same for many marks: states are moved to each query first, and the marks' turns come
+    last, as one product.
+    """
     return real_sums(_turns(rate, lag)[..., None] * state[:, :, None], turn)
 
 
 class _Read(torch.autograd.Function):
-    """sum_j exp(-gamma_j d) (P_j cos theta_j d + P'_j sin theta_j d) with P over P' stacked along the modes.
+    """sum_j exp(-gamma_j d) (P_j cos theta_j d + P'_j sin theta_j d) with P over P' stacked along
+    the modes.
 
     Cosines and sines are formed once; values and all four gradients are then small matrix products.
     """
 
     @staticmethod
-    def forward(ctx: Any, frequency: Tensor, decay: Tensor, stacked: Tensor, lag: Tensor) -> Float[Tensor, "B G K Q R"]:
+    def forward(
+        ctx: Any, frequency: Tensor, decay: Tensor, stacked: Tensor, lag: Tensor
+    ) -> Float[Tensor, "B G K Q R"]:
         d = lag[:, :, None, :, None]
         angle = d * frequency[:, None]
         fade = (d * -decay[:, None]).clamp_(min=FADED).exp_()
@@ -201,7 +241,9 @@ class _Read(torch.autograd.Function):
         frequency, decay, stacked, lag, cosine, sine = ctx.saved_tensors
         both = torch.cat([grad, lag[:, :, None, :, None] * grad], -1)
         up, down = stacked.chunk(2, -2)
-        (d_up, c), (d_down, s) = ((wave.transpose(-1, -2) @ both).chunk(2, -1) for wave in (cosine, sine))
+        (d_up, c), (d_down, s) = (
+            (wave.transpose(-1, -2) @ both).chunk(2, -1) for wave in (cosine, sine)
+        )
         d_frequency = (down * c - up * s).sum((0, 1, -1))
         d_decay = -(up * c + down * s).sum((0, 1, -1))
         d_lag = None
@@ -221,4 +263,6 @@ def divide(top: Tensor, bottom: Tensor) -> Tensor:
 def _turns(rate: Complex[Tensor, "K D"], gaps: Float[Tensor, "*S"]) -> Complex[Tensor, "*S K D"]:
     lag = gaps[..., None, None]
     fade, angle = torch.exp((rate.real * lag).clamp(min=FADED)), rate.imag * lag
-    return torch.complex(fade * angle.cos(), fade * angle.sin())  # twice as fast as torch.polar, with gradient too
+    return torch.complex(
+        fade * angle.cos(), fade * angle.sin()
+    )  # twice as fast as torch.polar, with gradient too

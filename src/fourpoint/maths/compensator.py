@@ -1,17 +1,21 @@
-r"""The compensator of a rate, Lambda(t) = int_a^t lambda, followed panel by panel until it reaches a target.
+r"""The compensator of a rate, Lambda(t) = int_a^t lambda, followed panel by panel until it reaches
+a target.
 
-On a panel [l, l + h] the rate is read at 16 Gauss-Legendre nodes and written in Legendre polynomials of u = 2 (t - l)/h - 1,
+On a panel [l, l + h] the rate is read at 16 Gauss-Legendre nodes and written in Legendre
+polynomials of u = 2 (t - l)/h - 1,
 
     lambda(t) ~ sum_n c_n P_n(u),        int_l^t lambda = h sum_n c_n I_n(u),    I_n = (P_{n+1} - P_{n-1}) / (2 (2n + 1)),
 
-so that the integral is known at every point of the panel, not only at its end. The last terms of that sum estimate its
-error, together with what the polynomial misses at the panel's left end; a panel that misses the tolerance is halved, and
-after one that meets it the next is longer. Excitation that is over before the first node would be missed: the first panel is
-also compared with the rate at ever shorter lags, down to the shortest time in which that changes, and is no longer than a few of
-these where they differ; where that time is unknown, it is a millionth of a gap. Solving
-Lambda(t) = E inside a panel then needs no further reading of the rate. With E ~ Exp(1) the answer is the next event of a
-process with this rate, with E = -log(1 - p) it is the p-quantile of its time, and the whole march gives its law.
-Used by `thinning`, `sampling` and the scores of predictions. Axes: B paths, P panels, Q nodes, M marks.
+so that the integral is known at every point of the panel, not only at its end. The last terms of
+that sum estimate its error, together with what the polynomial misses at the panel's left end; a
+panel that misses the tolerance is halved, and after one that meets it the next is longer.
+Excitation that is over before the first node would be missed: the first panel is also compared with
+the rate at ever shorter lags, down to the shortest time in which that changes, and is no longer
+than a few of these where they differ; where that time is unknown, it is a millionth of a gap.
+Solving Lambda(t) = E inside a panel then needs no further reading of the rate. With E ~ Exp(1) the
+answer is the next event of a process with this rate, with E = -log(1 - p) it is the p-quantile of
+its time, and the whole march gives its law. Used by `thinning`, `sampling` and the scores of
+predictions. Axes: B paths, P panels, Q nodes, M marks.
 """
 
 from __future__ import annotations
@@ -29,7 +33,9 @@ from torch import Tensor
 from fourpoint.maths.quadrature import Unconverged, gauss_legendre
 
 Rates = Callable[[Float[Tensor, "B Q"]], Float[Tensor, "B Q M"]]
-Longest = Callable[[Float[Tensor, " B"]], Float[Tensor, " B"]]  # of a panel that begins so long after the start
+Longest = Callable[
+    [Float[Tensor, " B"]], Float[Tensor, " B"]
+]  # of a panel that begins so long after the start
 
 NODES = 16
 TOLERANCE = 1e-5  # of each panel's integral: far below what any test of a sample could see
@@ -37,12 +43,16 @@ FAR = 2.0**60  # first widths after which a compensator that has not reached its
 GROWTH = 8.0  # of a panel over one that was held to a longest width
 BEGIN = 4.0  # the first panel, in the rate's shortest times
 BLIND = 2.0**-20  # the first panel, as a share of the given width, where those are unknown
-CLEAR = 2.0**-10  # of the tolerance: after a panel with a smaller error the next is four times as long, not twice
+CLEAR = (
+    2.0**-10
+)  # of the tolerance: after a panel with a smaller error the next is four times as long, not twice
 CERTAIN = 20.0  # the integral past which a next event is as good as certain
 
 
 class Panel(NamedTuple):
-    """One stretch of each path. Its width is 0 where a path is done or has to try a shorter panel."""
+    """One stretch of each path. Its width is 0 where a path is done or has to try a shorter
+    panel.
+    """
 
     left: Float[Tensor, " B"]
     width: Float[Tensor, " B"]
@@ -64,14 +74,18 @@ def march(
     through: Float[Tensor, " B"] | None = None,
     tolerance: float = TOLERANCE,
 ) -> Iterator[Panel]:
-    """Panels from ``start`` on, until Lambda has passed ``target`` or time has reached ``stop`` (which may be infinite).
+    """Panels from ``start`` on, until Lambda has passed ``target`` or time has reached ``stop``
+    (which may be infinite).
 
     Arguments
         rates: ``rates(times)`` are the intensities per mark, at ``start`` those just after it.
-        width: a typical time until the next event; a compensator that has not reached its target after FAR of these never will.
-        shortest: the shortest time in which the rate changes by much, where that is known. The first panel is no longer than a few
-            of these, or a small part of ``width``; later ones grow, so that each sees the rate on its own time scale.
-        longest: ``longest(elapsed)`` is the most that a panel may have; a change of the rate much shorter than a panel may be missed.
+        width: a typical time until the next event; a compensator that has not reached its target
+        after FAR of these never will.
+        shortest: the shortest time in which the rate changes by much, where that is known. The
+            first panel is no longer than a few of these, or a small part of ``width``; later ones
+            grow, so that each sees the rate on its own time scale.
+        longest: ``longest(elapsed)`` is the most that a panel may have; a change of the rate much
+        shorter than a panel may be missed.
         through: a time that becomes a panel's end.
 
     Raises :class:`Unconverged` where the rate is not finite or no panel is short enough.
@@ -89,7 +103,10 @@ def march(
         if bool(stopped.all()):
             return
         most = width if longest is None else torch.minimum(width, longest(left - start))
-        right = torch.minimum(torch.maximum(left + most, torch.nextafter(left, torch.full_like(left, torch.inf))), stop)
+        right = torch.minimum(
+            torch.maximum(left + most, torch.nextafter(left, torch.full_like(left, torch.inf))),
+            stop,
+        )
         if through is not None:
             right = torch.where((left < through) & (through < right), through, right)
         h = torch.where(stopped, 0.0, right - left)
@@ -128,16 +145,21 @@ def reach(
     shortest: Float[Tensor, " B"] | None = None,
     tolerance: float = TOLERANCE,
 ) -> Float[Tensor, " B"]:
-    """The time at which Lambda, counted from ``start``, reaches ``target``; infinite where it does not before ``stop``.
+    """The time at which Lambda, counted from ``start``, reaches ``target``; infinite where it does
+    not before ``stop``.
 
     Arguments as in :func:`march`. The answer is off by at most the tolerance over the rate.
 
     >>> start = torch.zeros(1, dtype=torch.float64)
-    >>> reach(lambda t: 2 * t[..., None], start, start + 9, start + 4, start + 0.1).item()  # t^2 = 4
+    >>> reach(
+    ...     lambda t: 2 * t[..., None], start, start + 9, start + 4, start + 0.1
+    ... ).item()  # t^2 = 4
     2.0
     """
     time = torch.full_like(start, torch.inf)
-    for p in march(rates, start, stop, target, width, longest=longest, shortest=shortest, tolerance=tolerance):
+    for p in march(
+        rates, start, stop, target, width, longest=longest, shortest=shortest, tolerance=tolerance
+    ):
         there = (p.width > 0) & (p.before < target) & (p.before + p.gain >= target)
         if bool(there.any()):
             own = Panel(*(x[there] for x in p))
@@ -149,8 +171,9 @@ def reach(
 class Law:
     """The law of the next event of B paths, on P panels of Q nodes each.
 
-    ``times`` and ``weights`` (B, P Q) are nodes and the weights of integrals over them; ``integral`` is Lambda there and
-    ``intensities`` (B, P Q, M) the rates. ``never`` (B,) is the probability that no event comes at all before ``stop``.
+    ``times`` and ``weights`` (B, P Q) are nodes and the weights of integrals over them;
+    ``integral`` is Lambda there and ``intensities`` (B, P Q, M) the rates. ``never`` (B,) is the
+    probability that no event comes at all before ``stop``.
     """
 
     start: Float[Tensor, " B"]
@@ -173,7 +196,9 @@ class Law:
 
     def mean(self) -> Float[Tensor, " B"]:
         """The expected time, start + int exp(-Lambda); infinite where an event may never come."""
-        return torch.where(self.never < 1e-6, self.start + (self.weights * self.survival).sum(1), torch.inf)
+        return torch.where(
+            self.never < 1e-6, self.start + (self.weights * self.survival).sum(1), torch.inf
+        )
 
     def marks(self) -> Float[Tensor, "B M"]:
         """The probability of each mark for the next event, given that one comes."""
@@ -181,8 +206,12 @@ class Law:
         return raw / raw.sum(1, keepdim=True)
 
     def quantiles(self, levels: Sequence[float]) -> Float[Tensor, "B L"]:
-        """The times before which the next event falls with these probabilities; infinite where it may never come."""
-        targets = -torch.log1p(-torch.tensor(levels, dtype=self.start.dtype, device=self.start.device))
+        """The times before which the next event falls with these probabilities; infinite where it
+        may never come.
+        """
+        targets = -torch.log1p(
+            -torch.tensor(levels, dtype=self.start.dtype, device=self.start.device)
+        )
         time = self.start.new_full((len(self.start), len(levels)), torch.inf)
         for p in self.panels:
             low, high = p.before[:, None], (p.before + p.gain)[:, None]
@@ -198,11 +227,14 @@ class Law:
         for p in self.panels:
             h = p.width[:, None]
             x = ((times - p.left[:, None]) / torch.where(h > 0, h, 1.0)).clamp(0, 1)
-            total = total + h * torch.einsum("bgn,bn->bg", _antiderivatives(x, _legendre(2 * x - 1, NODES)), p.coefficients)
+            total = total + h * torch.einsum(
+                "bgn,bn->bg", _antiderivatives(x, _legendre(2 * x - 1, NODES)), p.coefficients
+            )
         return total
 
     def crps(self, time: Float[Tensor, " B"]) -> Float[Tensor, " B"]:
-        """Continuous ranked probability score of the observed ``time``: (y - a) - 2 int_a^y S + int S^2, S = exp(-Lambda).
+        """Continuous ranked probability score of the observed ``time``: (y - a) - 2 int_a^y S + int
+        S^2, S = exp(-Lambda).
 
         ``time`` must be an end of a panel: pass it to :func:`next_event_law` as ``through``.
         """
@@ -232,7 +264,17 @@ def next_event_law(
     end = torch.full_like(start, torch.inf) if stop is None else stop
     goal = torch.full_like(start, CERTAIN)
     panels = tuple(
-        march(rates, start, end, goal, width, longest=longest, shortest=shortest, through=through, tolerance=tolerance)
+        march(
+            rates,
+            start,
+            end,
+            goal,
+            width,
+            longest=longest,
+            shortest=shortest,
+            through=through,
+            tolerance=tolerance,
+        )
     )
     x, w = (v.to(start) for v in gauss_legendre(NODES))
     inner = _antiderivatives(x, _legendre(2 * x - 1, NODES))
@@ -240,16 +282,26 @@ def next_event_law(
         start,
         torch.cat([p.left[:, None] + p.width[:, None] * x for p in panels], 1),
         torch.cat([p.width[:, None] * w for p in panels], 1),
-        torch.cat([p.before[:, None] + p.width[:, None] * (p.coefficients @ inner.T) for p in panels], 1),
+        torch.cat(
+            [p.before[:, None] + p.width[:, None] * (p.coefficients @ inner.T) for p in panels], 1
+        ),
         torch.cat([p.intensities.to(start.dtype) for p in panels], 1),
         torch.exp(-sum((p.gain for p in panels), torch.zeros_like(start))),
         panels,
     )
 
 
-def _probes(width: Float[Tensor, " B"], shortest: Float[Tensor, " B"] | None) -> Float[Tensor, " K"]:
-    """Lags at which a panel of this width is compared with the rate, as shares of it, down to the shortest time."""
-    longer = 1.0 if shortest is None else float((width / shortest).nan_to_num(posinf=1.0, nan=1.0).max().clamp(max=2.0**50))
+def _probes(
+    width: Float[Tensor, " B"], shortest: Float[Tensor, " B"] | None
+) -> Float[Tensor, " K"]:
+    """Lags at which a panel of this width is compared with the rate, as shares of it, down to the
+    shortest time.
+    """
+    longer = (
+        1.0
+        if shortest is None
+        else float((width / shortest).nan_to_num(posinf=1.0, nan=1.0).max().clamp(max=2.0**50))
+    )
     count = max(0, math.ceil(math.log2(max(longer, 1.0) / 128) / 5)) + 1 if longer > 128 else 0
     return 2.0 ** -(6 + 5 * torch.arange(count, dtype=width.dtype, device=width.device))
 
@@ -272,12 +324,16 @@ def _legendre(u: Float[Tensor, "*S"], degree: int) -> Float[Tensor, "*T"]:
 
 def _antiderivatives(x: Float[Tensor, "*S"], p: Float[Tensor, "*T"]) -> Float[Tensor, "*S N"]:
     """int_0^x P_n(2 s - 1) ds for n = 0 .. NODES - 1, where ``p`` are P_0 .. P_NODES at 2 x - 1."""
-    odd = 2 * (2 * torch.arange(1, NODES, dtype=x.dtype, device=x.device) + 1).reshape(-1, *[1] * x.ndim)
+    odd = 2 * (2 * torch.arange(1, NODES, dtype=x.dtype, device=x.device) + 1).reshape(
+        -1, *[1] * x.ndim
+    )
     return torch.movedim(torch.cat([x[None], (p[2:] - p[:-2]) / odd]), 0, -1)
 
 
 def _inside(panel: Panel, rest: Float[Tensor, " B"]) -> Float[Tensor, " B"]:
-    """Where in the panel, from 0 to 1, its own integral reaches ``rest``: Newton's steps, kept inside a bracket."""
+    """Where in the panel, from 0 to 1, its own integral reaches ``rest``: Newton's steps, kept
+    inside a bracket.
+    """
     low, high = torch.zeros_like(rest), torch.ones_like(rest)
     x = (rest / torch.where(panel.gain > 0, panel.gain, 1.0)).clamp(0, 1)
     for _ in range(60):
@@ -286,28 +342,38 @@ def _inside(panel: Panel, rest: Float[Tensor, " B"]) -> Float[Tensor, " B"]:
         low, high = torch.where(off < 0, x, low), torch.where(off >= 0, x, high)
         slope = panel.width * (panel.coefficients * p[:-1].T).sum(-1)
         step = x - off / torch.where(slope > 0, slope, 1.0)
-        following = torch.where((slope > 0) & (step >= low) & (step <= high), step, (low + high) / 2)
+        following = torch.where(
+            (slope > 0) & (step >= low) & (step <= high), step, (low + high) / 2
+        )
         moved, x = (following - x).abs(), following
         if bool((moved <= 1e-12).all()):
             break
     return x
 
 
-def _check_finite(lam: Float[Tensor, "B Q"], left: Float[Tensor, " B"], h: Float[Tensor, " B"]) -> None:
+def _check_finite(
+    lam: Float[Tensor, "B Q"], left: Float[Tensor, " B"], h: Float[Tensor, " B"]
+) -> None:
     bad = ~torch.isfinite(lam).all(1) & (h > 0)
     if bool(bad.any()):
         i = int(torch.nonzero(bad)[0])
         raise Unconverged(
-            f"expected a finite rate; received {float(lam[i][~torch.isfinite(lam[i])][0])} between {float(left[i]):g} and "
-            f"{float(left[i] + h[i]):g} on path {i}. The model explodes there: shorten the horizon, or fit it again."
+            f"expected a finite rate; received {float(lam[i][~torch.isfinite(lam[i])][0])} "
+            f"between {float(left[i]):g} and "
+            f"{float(left[i] + h[i]):g} on path {i}. The model explodes there: shorten the "
+            "horizon, or fit it again."
         )
 
 
-def _check_width(h: Float[Tensor, " B"], error: Float[Tensor, " B"], left: Float[Tensor, " B"], missed: Tensor) -> None:
+def _check_width(
+    h: Float[Tensor, " B"], error: Float[Tensor, " B"], left: Float[Tensor, " B"], missed: Tensor
+) -> None:
     lost = missed & (left + h / 4 == left)
     if bool(lost.any()):
         i = int(torch.nonzero(lost)[0])
         raise Unconverged(
-            f"expected a rate that can be integrated; received an error of {float(error[i]):.3g} over {float(h[i]):.3g} "
-            f"at time {float(left[i]):g} on path {i}. The model's rate jumps or explodes there: fit it again."
+            "expected a rate that can be integrated; received an error of "
+            f"{float(error[i]):.3g} over {float(h[i]):.3g} "
+            f"at time {float(left[i]):g} on path {i}. The model's rate jumps or explodes "
+            "there: fit it again."
         )

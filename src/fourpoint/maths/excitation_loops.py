@@ -1,9 +1,11 @@
-"""The passes of `maths.excitation` as loops over events, compiled where numba is installed (the extra ``fast``).
+"""The passes of `maths.excitation` as loops over events, compiled where numba is installed (the
+extra ``fast``).
 
-They are plain Python functions, slow but correct as they stand. What is quicker over whole arrays stays outside: the
-exponentials of the gaps come in as ``fade`` and the rates go out, to have their logarithms taken. Sums are added to what
-``slope``, ``curvature`` and ``left`` hold, and ``state`` is left as it is after the last event, so that blocks of events follow
-each other. An event without a rate adds nothing: its logarithm will say so. Letters and columns are those of `maths.excitation`.
+They are plain Python functions, slow but correct as they stand. What is quicker over whole arrays
+stays outside: the exponentials of the gaps come in as ``fade`` and the rates go out, to have their
+logarithms taken. Sums are added to what ``slope``, ``curvature`` and ``left`` hold, and ``state``
+is left as it is after the last event, so that blocks of events follow each other. An event without
+a rate adds nothing: its logarithm will say so. Letters and columns are those of `maths.excitation`.
 """
 
 from __future__ import annotations
@@ -17,7 +19,9 @@ import numpy as np
 
 @cache
 def compiled_loops() -> tuple[Callable[..., Any], Callable[..., Any]] | None:
-    """:func:`one_type` and :func:`many_types` as machine code, kept on disk between runs where that can be; None without numba."""
+    """:func:`one_type` and :func:`many_types` as machine code, kept on disk between runs where that
+    can be; None without numba.
+    """
     try:
         from numba import njit
     except ImportError:
@@ -34,8 +38,10 @@ def compiled_loops() -> tuple[Callable[..., Any], Callable[..., Any]] | None:
 def one_type(fade, ages, ends, tails, mu, alpha, beta, state, rates, slope, curvature, left):
     """All sums for one type and one decay, in registers.
 
-    (n,) fade exp(-beta gap), 0 for the first of a window, and ages beta gap. (S,) ends: places of the last events of windows,
-    tails: stop - t for each. (3,) state and left: moments R, R', R''. (3,) slope and (3, 3) curvature in mu, alpha, u. (n,)
+    (n,) fade exp(-beta gap), 0 for the first of a window, and ages beta gap. (S,) ends: places of
+    the last events of windows,
+    tails: stop - t for each. (3,) state and left: moments R, R', R''. (3,) slope and (3, 3)
+    curvature in mu, alpha, u. (n,)
     rates come out.
     """
     a, b, c = state[0], state[1], state[2]
@@ -85,9 +91,13 @@ def one_type(fade, ages, ends, tails, mu, alpha, beta, state, rates, slope, curv
 
 
 @no_type_check
-def many_types(fade, ages, ends, tails, source, marks, theta, beta, order, state, rates, slope, curvature, left):
-    """The same for J decays and M types: (J, n) fade and ages; (n,) source and marks; (M, W) theta; (3, J, M) state and
-    left; (M, V) slope and (M, V, V) curvature, which are left alone below their ``order``."""
+def many_types(
+    fade, ages, ends, tails, source, marks, theta, beta, order, state, rates, slope, curvature, left
+):
+    """The same for J decays and M types: (J, n) fade and ages; (n,) source and marks; (M, W) theta;
+    (3, J, M) state and left; (M, V) slope and (M, V, V) curvature, which are left alone below their
+    ``order``.
+    """
     J, M = state.shape[1:]
     W = theta.shape[1]
     V = W + J

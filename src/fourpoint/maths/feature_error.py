@@ -1,14 +1,17 @@
-r"""How far an estimated Fourier kernel may be from the true one, and how many features keep it near.
+r"""How far an estimated Fourier kernel may be from the true one, and how many features keep it
+near.
 
-Let kappa be the mean of cos(omega' (x - x')) and its estimate the average over D features drawn independently, with cosine and
-sine paired. On a ball of radius R in R^d (Proposition 2 of the paper, after Rahimi and Recht),
+Let kappa be the mean of cos(omega' (x - x')) and its estimate the average over D features drawn
+independently, with cosine and sine paired. On a ball of radius R in R^d (Proposition 2 of the
+paper, after Rahimi and Recht),
 
     P( sup_{x, x'} | estimate - kappa |  >=  e )   <=   (48 R sigma / e)^2 exp( - D e^2 / (4 (d + 2)) ),
 
-sigma^2 being the mean of |W_u' omega|^2: the key embedding W_u belongs to the frequencies, which the paper absorbs silently.
-The proof is for paired phases; with the random phases of the paper's (7) the estimate is not even a function of x - x', and the
-bound says nothing of it. It needs a finite sigma: a Cauchy spectrum, whose kernel is exp(-|d|), has none. Plain numbers in,
-plain numbers out. Used by `reproduce.theory`.
+sigma^2 being the mean of |W_u' omega|^2: the key embedding W_u belongs to the frequencies, which
+the paper absorbs silently. The proof is for paired phases; with the random phases of the paper's
+(7) the estimate is not even a function of x - x', and the bound says nothing of it. It needs a
+finite sigma: a Cauchy spectrum, whose kernel is exp(-|d|), has none. Plain numbers in, plain
+numbers out. Used by `reproduce.theory`.
 """
 
 from __future__ import annotations
@@ -18,8 +21,11 @@ import math
 from fourpoint.events import UserError
 
 
-def features_needed(error: float, *, radius: float, sigma: float, dimension: int = 1, probability: float = 0.05) -> int:
-    """The smallest D for which the bound keeps the largest error of the kernel below ``error`` but for ``probability``.
+def features_needed(
+    error: float, *, radius: float, sigma: float, dimension: int = 1, probability: float = 0.05
+) -> int:
+    """The smallest D for which the bound keeps the largest error of the kernel below ``error`` but
+    for ``probability``.
 
         D = 4 (d + 2) / e^2 log( (48 R sigma / e)^2 / p )
 
@@ -30,11 +36,14 @@ def features_needed(error: float, *, radius: float, sigma: float, dimension: int
         dimension: d, of an event: 1 for times alone.
         probability: p, that the error is larger nevertheless.
 
-    Returns a number of features, at least 1. Raises :class:`UserError` where a number is not positive and finite, or p not below 1.
+    Returns a number of features, at least 1. Raises :class:`UserError` where a number is not
+    positive and finite, or p not below 1.
 
     >>> features_needed(0.1, radius=0.5, sigma=10.0)
     22275
-    >>> features_needed(0.05, radius=0.5, sigma=10.0) / features_needed(0.1, radius=0.5, sigma=10.0) > 4
+    >>> features_needed(0.05, radius=0.5, sigma=10.0) / features_needed(
+    ...     0.1, radius=0.5, sigma=10.0
+    ... ) > 4
     True
     """
     _check(error, radius, sigma, dimension, probability)
@@ -42,8 +51,11 @@ def features_needed(error: float, *, radius: float, sigma: float, dimension: int
     return max(1, math.ceil(4 * (dimension + 2) / error**2 * odds))
 
 
-def chance_of_error(error: float, features: int, *, radius: float, sigma: float, dimension: int = 1) -> float:
-    """The bound itself: at most so likely is an error of ``error`` or more anywhere; 1 where the bound says nothing.
+def chance_of_error(
+    error: float, features: int, *, radius: float, sigma: float, dimension: int = 1
+) -> float:
+    """The bound itself: at most so likely is an error of ``error`` or more anywhere; 1 where the
+    bound says nothing.
 
     >>> chance_of_error(0.1, 20, radius=0.5, sigma=10.0)
     1.0
@@ -55,8 +67,11 @@ def chance_of_error(error: float, features: int, *, radius: float, sigma: float,
     return math.exp(min(0.0, log))
 
 
-def error_bound(features: int, *, radius: float, sigma: float, dimension: int = 1, probability: float = 0.05) -> float:
-    """The error that ``features`` are certified to stay below but for ``probability``; infinite above 2, which says nothing.
+def error_bound(
+    features: int, *, radius: float, sigma: float, dimension: int = 1, probability: float = 0.05
+) -> float:
+    """The error that ``features`` are certified to stay below but for ``probability``; infinite
+    above 2, which says nothing.
 
     The bound falls as e grows, so that the root is found by halving.
 
@@ -67,18 +82,31 @@ def error_bound(features: int, *, radius: float, sigma: float, dimension: int = 
     """
     _check(1.0, radius, sigma, dimension, probability)
     low, high = 0.0, 2.0
-    if features < features_needed(high, radius=radius, sigma=sigma, dimension=dimension, probability=probability):
+    if features < features_needed(
+        high, radius=radius, sigma=sigma, dimension=dimension, probability=probability
+    ):
         return math.inf
     for _ in range(60):
         middle = (low + high) / 2
-        enough = features >= features_needed(middle, radius=radius, sigma=sigma, dimension=dimension, probability=probability)
+        enough = features >= features_needed(
+            middle, radius=radius, sigma=sigma, dimension=dimension, probability=probability
+        )
         low, high = (low, middle) if enough else (middle, high)
     return high
 
 
 def _check(error: float, radius: float, sigma: float, dimension: int, probability: float) -> None:
-    for name, value in (("error", error), ("radius", radius), ("sigma", sigma), ("dimension", dimension)):
+    for name, value in (
+        ("error", error),
+        ("radius", radius),
+        ("sigma", sigma),
+        ("dimension", dimension),
+    ):
         if not 0 < value < math.inf:
-            raise UserError(f"{name} above 0 and finite", f"{value}", "A spectrum without a second moment has no such bound.")
+            raise UserError(
+                f"{name} above 0 and finite",
+                f"{value}",
+                "A spectrum without a second moment has no such bound.",
+            )
     if not 0 < probability < 1:
         raise UserError("a probability between 0 and 1", f"{probability}", "Choose .05, say.")

@@ -1,15 +1,17 @@
 r"""Deep Fourier kernels: noise -> spectrum -> kernel.
 
-Bochner's theorem says that a shift-invariant kernel with kappa(0) = 1 is the mean of cosines under some distribution of
-frequencies. Here that distribution is learned: a network :class:`Generator` turns noise z into modes, and the kernel
-between x = (t, m) and a past event x' = (t', m') at lag d = t - t' >= 0 is their average,
+Bochner's theorem says that a shift-invariant kernel with kappa(0) = 1 is the mean of cosines under
+some distribution of frequencies. Here that distribution is learned: a network :class:`Generator`
+turns noise z into modes, and the kernel between x = (t, m) and a past event x' = (t', m') at lag d
+= t - t' >= 0 is their average,
 
     kappa(x, x') = sum_j w_j exp(-gamma_j d) cos(theta_j d + psi_j(m) - psi_j(m')),      sum_j w_j = 1.
 
-theta_j = omega_j' w_t is a frequency, psi_j(m) = omega_j' W_m m a shift per mark, omega_j = G(z_j) the generated feature.
-gamma_j >= 0 is an optional decay: exp(-gamma |d|) cos(theta d) is again positive definite, its spectrum being a Cauchy
-line at theta; gamma = 0 is the paper. Cosine and sine are paired (phase None), which makes the estimate shift invariant
-with kappa(0) = 1 exactly; the paper's (7) uses one cosine with a random phase b instead,
+theta_j = omega_j' w_t is a frequency, psi_j(m) = omega_j' W_m m a shift per mark, omega_j = G(z_j)
+the generated feature. gamma_j >= 0 is an optional decay: exp(-gamma |d|) cos(theta d) is again
+positive definite, its spectrum being a Cauchy line at theta; gamma = 0 is the paper. Cosine and
+sine are paired (phase None), which makes the estimate shift invariant with kappa(0) = 1 exactly;
+the paper's (7) uses one cosine with a random phase b instead,
 
     phi_j(x) = sqrt(2) cos(theta_j t + psi_j(m) + b_j),                kappa ~ sum_j w_j phi_j(x) phi_j(x'),
 
@@ -27,7 +29,9 @@ import torch
 from jaxtyping import Complex, Float, Int
 from torch import Tensor, nn
 
-FADED = -60.0  # a mode is left at e^-60: far below any sum's last digit, and clear of subnormal numbers, which are slow
+# a mode is left at e^-60: far below any sum's last digit, and clear of subnormal numbers, which are
+# slow
+FADED = -60.0
 LARGEST = 2**24  # numbers held at once while scores are summed over features without gradient
 
 
@@ -57,7 +61,9 @@ class Spectrum(Modes):
 
     @cached_property
     def readers(self) -> Float[Tensor, "K D2 M2"]:
-        """Re[w exp(i psi) S] and its slope Re[a w exp(i psi) S] for each mark, as products with S = (real, imaginary, ...)."""
+        """Re[w exp(i psi) S] and its slope Re[a w exp(i psi) S] for each mark, as products with S =
+        (real, imaginary, ...).
+        """
         both = torch.cat([self.turn, self.rate[..., None] * self.turn], -1)
         return torch.stack([both.real, -both.imag], 2).flatten(1, 2)
 
@@ -65,13 +71,19 @@ class Spectrum(Modes):
     def moments(self) -> Float[Tensor, "K D 3"]:
         """w |a|^n for n = 0, 1, 2: they bound the kernel and its derivatives."""
         speed = self.rate.abs()
-        return self.weight[..., None] * torch.stack([torch.ones_like(speed), speed, speed.square()], -1)
+        return self.weight[..., None] * torch.stack(
+            [torch.ones_like(speed), speed, speed.square()], -1
+        )
 
 
-def kernel(spectrum: Spectrum, lag: Float[Tensor, " L"], mark: int = 0, past_mark: int = 0) -> Float[Tensor, "K L"]:
-    """kappa at lags d >= 0 between an event of type ``mark`` and a past one of type ``past_mark``, per head.
+def kernel(
+    spectrum: Spectrum, lag: Float[Tensor, " L"], mark: int = 0, past_mark: int = 0
+) -> Float[Tensor, "K L"]:
+    """kappa at lags d >= 0 between an event of type ``mark`` and a past one of type ``past_mark``,
+    per head.
 
-    For random phases this is the expectation over them, which is the paired kernel of the same modes.
+    For random phases this is the expectation over them, which is the paired kernel of the same
+    modes.
 
     >>> one = torch.ones(1, 1)
     >>> hawkes = Spectrum(0 * one, one, torch.zeros(1, 1, 1), one, None)
@@ -91,11 +103,13 @@ def fourier_scores(
     marks: Int[Tensor, "B N *H"],
     kinds: Int[Tensor, "B Q"] | None = None,
 ) -> Float[Tensor, "B K Q L N"]:
-    """The estimate of nu_k((t, m), x_i) for every query time, every mark and every event; future events are to be masked.
+    """The estimate of nu_k((t, m), x_i) for every query time, every mark and every event; future
+    events are to be masked.
 
-    ``events`` and ``marks`` are shared by all heads, or each head has its own. With ``kinds`` each query has one mark (L = 1),
-    without it all of them (L = M). Without decay it is Phi(x)' Phi(x'), equation (8), one product of feature matrices; with
-    decay each pair has its own exponential. Summed over features in pieces where no gradient is kept, so that 10,000 fit.
+    ``events`` and ``marks`` are shared by all heads, or each head has its own. With ``kinds`` each
+    query has one mark (L = 1), without it all of them (L = M). Without decay it is Phi(x)' Phi(x'),
+    equation (8), one product of feature matrices; with decay each pair has its own exponential.
+    Summed over features in pieces where no gradient is kept, so that 10,000 fit.
     """
     (B, Q), N, (K, D, M) = query.shape, events.shape[1], spectrum.shift.shape
     per_mode = B * K * (Q * M + N if spectrum.decay is None else Q * N)
@@ -104,7 +118,10 @@ def fourier_scores(
     estimate = _by_features if spectrum.decay is None else _by_pairs
     if events.ndim == 2:
         events, marks = events[..., None], marks[..., None]
-    parts = (estimate(_modes(spectrum, j, j + piece), query, events, marks, kinds) for j in range(0, D, piece))
+    parts = (
+        estimate(_modes(spectrum, j, j + piece), query, events, marks, kinds)
+        for j in range(0, D, piece)
+    )
     total = next(parts)
     for part in parts:
         total = total + part
@@ -112,7 +129,9 @@ def fourier_scores(
 
 
 def with_constant(spectrum: Spectrum) -> Spectrum:
-    """(1 + kappa) / 2: half of the spectrum moved to frequency 0. Never negative where phases are paired."""
+    """(1 + kappa) / 2: half of the spectrum moved to frequency 0. Never negative where phases are
+    paired.
+    """
     zero = torch.zeros_like(spectrum.weight[:, :1])
     return Spectrum(
         torch.cat([spectrum.frequency, zero], 1),
@@ -124,9 +143,11 @@ def with_constant(spectrum: Spectrum) -> Spectrum:
 
 
 def non_negative(spectrum: Spectrum) -> Spectrum:
-    """sum_j w_j exp(-gamma_j d) (1 + cos(theta_j d + ...)) / 2: every mode is non-negative and keeps its own decay.
+    """sum_j w_j exp(-gamma_j d) (1 + cos(theta_j d + ...)) / 2: every mode is non-negative and
+    keeps its own decay.
 
-    With theta = psi = 0 it is the plain mixture of exponentials, so an exponential Hawkes kernel stays in the family.
+    With theta = psi = 0 it is the plain mixture of exponentials, so an exponential Hawkes kernel
+    stays in the family.
     """
     return Spectrum(
         torch.cat([spectrum.frequency, torch.zeros_like(spectrum.frequency)], 1),
@@ -138,18 +159,33 @@ def non_negative(spectrum: Spectrum) -> Spectrum:
 
 
 class Generator(nn.Module):
-    """K networks G_k: R^q -> R^r, evaluated together; their law on Gaussian noise is the learned spectrum.
+    """K networks G_k: R^q -> R^r, evaluated together; their law on Gaussian noise is the learned
+    spectrum.
 
     The last layer is scaled so that at the start every output has mean 0 and standard deviation 1.
     """
 
-    def __init__(self, heads: int, noise: int, widths: Sequence[int], outputs: int, *, activation: str = "tanh", seed: int = 0) -> None:
+    def __init__(
+        self,
+        heads: int,
+        noise: int,
+        widths: Sequence[int],
+        outputs: int,
+        *,
+        activation: str = "tanh",
+        seed: int = 0,
+    ) -> None:
         super().__init__()
         random = torch.Generator().manual_seed(seed)
         sizes = [noise, *widths, outputs]
         pairs = list(zip(sizes[:-1], sizes[1:], strict=True))
-        self.weights = nn.ParameterList(torch.randn(heads, a, b, generator=random) / math.sqrt(a) for a, b in pairs)
-        self.biases = nn.ParameterList((0.1 if b != outputs else 0.0) * torch.randn(heads, 1, b, generator=random) for _, b in pairs)
+        self.weights = nn.ParameterList(
+            torch.randn(heads, a, b, generator=random) / math.sqrt(a) for a, b in pairs
+        )
+        self.biases = nn.ParameterList(
+            (0.1 if b != outputs else 0.0) * torch.randn(heads, 1, b, generator=random)
+            for _, b in pairs
+        )
         self.activation = ACTIVATIONS[activation]
         with torch.no_grad():
             out = self(torch.randn(heads, 1024, noise, generator=random))
@@ -162,21 +198,33 @@ class Generator(nn.Module):
         return z
 
 
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"tanh": torch.tanh, "softplus": nn.functional.softplus, "relu": torch.relu}
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "tanh": torch.tanh,
+    "softplus": nn.functional.softplus,
+    "relu": torch.relu,
+}
 
 
-def independent_noise(heads: int, features: int, dimension: int, random: torch.Generator) -> Float[Tensor, "K D q"]:
+def independent_noise(
+    heads: int, features: int, dimension: int, random: torch.Generator
+) -> Float[Tensor, "K D q"]:
     """z_j ~ N(0, I), independent, as in the paper."""
     return torch.randn(heads, features, dimension, generator=random, device=random.device)
 
 
-def even_noise(heads: int, features: int, dimension: int, random: torch.Generator) -> Float[Tensor, "K D q"]:
-    """z_j ~ N(0, I) each, together spread evenly: a Sobol set shifted at random (modulo 1) and mapped to normals.
+def even_noise(
+    heads: int, features: int, dimension: int, random: torch.Generator
+) -> Float[Tensor, "K D q"]:
+    """z_j ~ N(0, I) each, together spread evenly: a Sobol set shifted at random (modulo 1) and
+    mapped to normals.
 
-    Every point alone is exactly normal, so the kernel's estimate is unbiased; its error falls nearly as 1/D.
+    Every point alone is exactly normal, so the kernel's estimate is unbiased; its error falls
+    nearly as 1/D.
     """
     points = _sobol(dimension, features, str(random.device))
-    shift = torch.rand(heads, 1, dimension, generator=random, dtype=torch.float64, device=random.device)
+    shift = torch.rand(
+        heads, 1, dimension, generator=random, dtype=torch.float64, device=random.device
+    )
     inside = ((points + shift) % 1.0) * (1 - 2e-9) + 1e-9
     return torch.special.ndtri(inside).to(torch.get_default_dtype())
 
@@ -187,7 +235,9 @@ def _sobol(dimension: int, features: int, device: str) -> Float[Tensor, "D q"]:
 
 
 def fixed_noise(features: int, dimension: int, seed: int) -> Float[Tensor, "D q"]:
-    """One even set of normals for evaluation: midpoints in one dimension, a scrambled Sobol set in more."""
+    """One even set of normals for evaluation: midpoints in one dimension, a scrambled Sobol set in
+    more.
+    """
     if dimension == 1:
         points = ((torch.arange(features, dtype=torch.float64) + 0.5) / features)[:, None]
     else:
@@ -201,12 +251,18 @@ def _modes(s: Spectrum, first: int, stop: int) -> Spectrum:
 
 
 def _by_features(
-    s: Spectrum, query: Float[Tensor, "B Q"], events: Float[Tensor, "B N H"], marks: Int[Tensor, "B N H"], kinds: Tensor | None = None
+    s: Spectrum,
+    query: Float[Tensor, "B Q"],
+    events: Float[Tensor, "B N H"],
+    marks: Int[Tensor, "B N H"],
+    kinds: Tensor | None = None,
 ) -> Float[Tensor, "B K Q L N"]:
     phase = 0.0 if s.phase is None else s.phase
     past = _angle(events, s.frequency) + _shifts(s, marks) + phase
     now = _angle(query[..., None], s.frequency) + phase
-    left = torch.view_as_real(torch.polar(torch.ones_like(now), now)[..., None] * _query_turns(s, kinds))
+    left = torch.view_as_real(
+        torch.polar(torch.ones_like(now), now)[..., None] * _query_turns(s, kinds)
+    )
     right = s.weight[..., None] * torch.stack([past.cos(), past.sin()], -1)
     if s.phase is not None:
         left, right = left[..., :1], 2 * right[..., :1]
@@ -224,15 +280,23 @@ def _query_turns(s: Spectrum, kinds: Int[Tensor, "B Q"] | None) -> Complex[Tenso
     return turn if kinds is None else turn.permute(2, 0, 1)[kinds][..., None]
 
 
-def _angle(times: Float[Tensor, "B N H"], frequency: Float[Tensor, "K D"]) -> Float[Tensor, "B N K D"]:
-    """theta t, in the times' precision until whole turns are taken off: far from the start a cosine keeps its digits."""
+def _angle(
+    times: Float[Tensor, "B N H"], frequency: Float[Tensor, "K D"]
+) -> Float[Tensor, "B N K D"]:
+    """theta t, in the times' precision until whole turns are taken off: far from the start a cosine
+    keeps its digits.
+    """
     angle = times[..., None] * frequency.to(times.dtype)
     turns = (angle.detach() / (2 * math.pi)).round()
     return (angle - 2 * math.pi * turns).to(frequency.dtype)
 
 
 def _by_pairs(
-    s: Spectrum, query: Float[Tensor, "B Q"], events: Float[Tensor, "B N H"], marks: Int[Tensor, "B N H"], kinds: Tensor | None = None
+    s: Spectrum,
+    query: Float[Tensor, "B Q"],
+    events: Float[Tensor, "B N H"],
+    marks: Int[Tensor, "B N H"],
+    kinds: Tensor | None = None,
 ) -> Float[Tensor, "B K Q L N"]:
     kind = s.frequency.dtype
     past = _shifts(s, marks)[:, None]

@@ -12,8 +12,8 @@ FEW = 512  # rows of a table that is multiplied by
 def looked_up(table: Float[Tensor, J * R], index: Int[Tensor, "*S"]) -> Float[Tensor, "*S *R"]:
     """table[index].
 
-    On the CPU by index_select, whose gradient is far quicker than indexing's. On a CUDA device many threads would add to few rows in
-    turn, so a small table is multiplied by ones and zeros instead.
+    On the CPU by index_select, whose gradient is far quicker than indexing's. On a CUDA device many
+    threads would add to few rows in turn, so a small table is multiplied by ones and zeros instead.
 
     >>> looked_up(torch.tensor([1.0, 2.0]), torch.tensor([[1, 0, 1]]))
     tensor([[2., 1., 2.]])

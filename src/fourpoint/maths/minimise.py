@@ -1,7 +1,8 @@
-"""The lowest point of a smooth function of a few numbers, by L-BFGS in float64 with exact gradients.
+"""The lowest point of a smooth function of a few numbers, by L-BFGS in float64 with exact
+gradients.
 
-Used for maximum likelihood where a model is small and its likelihood is smooth: quicker than stochastic steps, without a
-learning rate, and the same every time.
+Used for maximum likelihood where a model is small and its likelihood is smooth: quicker than
+stochastic steps, without a learning rate, and the same every time.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Minimum:
-    """Where the search ended, the value there, its steps, and the largest partial derivative left."""
+    """Where the search ended, the value there, its steps, and the largest partial derivative
+    left.
+    """
 
     point: Tensor
     value: float
@@ -27,8 +30,11 @@ class Minimum:
         return f"{self.steps} steps of L-BFGS, largest slope left {self.slope:.1e}"
 
 
-def minimise(objective: Callable[[Tensor], Tensor], first: Float[Tensor, "*S"], steps: int = 500) -> Minimum:
-    """Minimise ``objective``, a scalar of order 1 of a tensor shaped like ``first``, from ``first``.
+def minimise(
+    objective: Callable[[Tensor], Tensor], first: Float[Tensor, "*S"], steps: int = 500
+) -> Minimum:
+    """Minimise ``objective``, a scalar of order 1 of a tensor shaped like ``first``, from
+    ``first``.
 
     It does not fail: look at ``slope``, which is below 1e-5 where the search converged.
 

@@ -1,14 +1,17 @@
-r"""Newton's method for a likelihood that is concave in many non-negative numbers and has a few more inside bounds.
+r"""Newton's method for a likelihood that is concave in many non-negative numbers and has a few more
+inside bounds.
 
-theta, one row per type, must not be negative; u, the same for all rows, stays in [low, high]. The curvature is block
-diagonal in the rows of theta, H_m, with a border B_m towards u and C of u alone, so that a step costs one small solve per row:
+theta, one row per type, must not be negative; u, the same for all rows, stays in [low, high]. The
+curvature is block diagonal in the rows of theta, H_m, with a border B_m towards u and C of u alone,
+so that a step costs one small solve per row:
 
     theta_m + H_m^-1 (slope_m + B_m du),       S du = slope_u + sum_m B_m' H_m^-1 slope_m,       S = C - sum_m B_m' H_m^-1 B_m,
 
-with signs such that H_m, C and S are the negative curvature (S is made positive where it is not, which keeps du uphill). Where
-that makes a number negative, the row's step is the best that does not. Each row has its own step length, since rows know
-nothing of each other. The inverse of the same matrix at the top holds the variances of the estimates. Used by
-`models.hawkes_fit`. Source: Nocedal and Wright, "Numerical optimization" (2006), chapters 3 and 16.
+with signs such that H_m, C and S are the negative curvature (S is made positive where it is not,
+which keeps du uphill). Where that makes a number negative, the row's step is the best that does
+not. Each row has its own step length, since rows know nothing of each other. The inverse of the
+same matrix at the top holds the variances of the estimates. Used by `models.hawkes_fit`. Source:
+Nocedal and Wright, "Numerical optimization" (2006), chapters 3 and 16.
 """
 
 from __future__ import annotations
@@ -22,11 +25,16 @@ from numpy import ndarray
 
 from fourpoint.maths.excitation import Derivatives
 
-RIDGE = 1e-11  # added to a curvature of unit diagonal, so that directions without any can be solved for
+RIDGE = (
+    1e-11  # added to a curvature of unit diagonal, so that directions without any can be solved for
+)
 FLAT = 1e-8  # a number whose curvature is less than that share of a fall in it goes to 0
 LONGEST = 1.0  # step of u
 HALVINGS, PATIENT, EXCHANGES = 20, 3, 6
-EPS, NOISE = float(np.finfo(np.float64).eps), 1e-12  # of a value: one rounding, and more than those of a long sum
+EPS, NOISE = (
+    float(np.finfo(np.float64).eps),
+    1e-12,
+)  # of a value: one rounding, and more than those of a long sum
 
 
 @dataclass(frozen=True)
@@ -48,9 +56,11 @@ def climb(
     enough: float = 0.0,
     steps: int = 200,
 ) -> Point:
-    """Climb from (theta, u) until the next step promises no more than ``enough`` nats, or what rounding hides.
+    """Climb from (theta, u) until the next step promises no more than ``enough`` nats, or what
+    rounding hides.
 
-    The likelihood must be finite at the start. It ends where no step of any length climbs, or after ``steps``, and does not
+    The likelihood must be finite at the start. It ends where no step of any length climbs, or after
+    ``steps``, and does not
     fail: ``here.slope`` tells how flat the end is.
     """
     at = Point(theta, u, likelihood(theta, u))
@@ -59,7 +69,8 @@ def climb(
         gain, size = gains.sum(), 1 + np.abs(at.here.values).sum()
         if gain <= max(enough, 4 * EPS * size):
             break
-        # A last step whose gain drowns in rounding is taken on trust: it still brings the slope to 0.
+        # A last step whose gain drowns in rounding is taken on trust: it still brings the slope to
+        # 0.
         last = gain < NOISE * size
         ahead = _ahead(likelihood, at, move, turn, gains, low, high, NOISE * size if last else 0.0)
         if ahead is None and turn.any():
@@ -73,10 +84,14 @@ def climb(
     return at
 
 
-def standard_errors(at: Point, low: float, high: float) -> tuple[Float[ndarray, "M W"], Float[ndarray, " J"]]:
-    """Standard errors of theta and of u: roots of the diagonal of the inverse of the negative curvature.
+def standard_errors(
+    at: Point, low: float, high: float
+) -> tuple[Float[ndarray, "M W"], Float[ndarray, " J"]]:
+    """Standard errors of theta and of u: roots of the diagonal of the inverse of the negative
+    curvature.
 
-    NaN for what lies on a bound and what the data do not determine (the others are then given that), and without curvature.
+    NaN for what lies on a bound and what the data do not determine (the others are then given
+    that), and without curvature.
     """
     if not at.here.curvature.size:
         return np.full_like(at.theta, np.nan), np.full_like(at.u, np.nan)
@@ -97,7 +112,9 @@ def standard_errors(at: Point, low: float, high: float) -> tuple[Float[ndarray, 
 def _step(
     at: Point, low: float, high: float, *, still: bool = False
 ) -> tuple[Float[ndarray, "M W"], Float[ndarray, " J"], Float[ndarray, " M"]]:
-    """How far to go in theta and in u (or not, where ``still``), and what the quadratic model promises each row for it."""
+    """How far to go in theta and in u (or not, where ``still``), and what the quadratic model
+    promises each row for it.
+    """
     negative, border, own, slope, slope_u = _parts(at)
     move, held = _top(at.theta, negative, slope, (at.theta <= 0) & (slope <= 0))
     gains, turn = _promised(at, move, np.zeros_like(at.u)), np.zeros_like(at.u)
@@ -113,16 +130,24 @@ def _step(
     turn *= LONGEST / max(LONGEST, np.abs(turn).max())
     both, _ = _top(at.theta, negative, slope + border @ turn, held)
     together = _promised(at, both, turn)
-    return (both, turn, together) if together.sum() > gains.sum() else (move, np.zeros_like(turn), gains)
+    return (
+        (both, turn, together)
+        if together.sum() > gains.sum()
+        else (move, np.zeros_like(turn), gains)
+    )
 
 
 def _top(
-    theta: Float[ndarray, "M W"], negative: Float[ndarray, "M W W"], pull: Float[ndarray, "M W"], held: Bool[ndarray, "M W"]
+    theta: Float[ndarray, "M W"],
+    negative: Float[ndarray, "M W W"],
+    pull: Float[ndarray, "M W"],
+    held: Bool[ndarray, "M W"],
 ) -> tuple[Float[ndarray, "M W"], Bool[ndarray, "M W"]]:
-    """The step d that maximises pull d - d' H d / 2 in each row with theta + d >= 0, and what is held at 0 there.
+    """The step d that maximises pull d - d' H d / 2 in each row with theta + d >= 0, and what is
+    held at 0 there.
 
-    Numbers that would cross 0 are held and those that would rise let go, all at once, which rarely takes more than a few
-    rounds; rows that have not settled by then are solved one by one.
+    Numbers that would cross 0 are held and those that would rise let go, all at once, which rarely
+    takes more than a few rounds; rows that have not settled by then are solved one by one.
     """
     flat = np.einsum("mww->mw", negative) <= FLAT * np.maximum(-pull, 0.0)
     held, move = held | flat, np.zeros_like(theta)
@@ -145,9 +170,14 @@ def _top(
 
 
 def _least_squares(
-    theta: Float[ndarray, " W"], negative: Float[ndarray, "W W"], pull: Float[ndarray, " W"], flat: Bool[ndarray, " W"]
+    theta: Float[ndarray, " W"],
+    negative: Float[ndarray, "W W"],
+    pull: Float[ndarray, " W"],
+    flat: Bool[ndarray, " W"],
 ) -> Float[ndarray, " W"]:
-    """The same of one row as non-negative least squares; the row waits for the next step should that not end."""
+    """The same of one row as non-negative least squares; the row waits for the next step should
+    that not end.
+    """
     from scipy.optimize import nnls
 
     some = np.flatnonzero(~flat)
@@ -164,7 +194,9 @@ def _least_squares(
     return move
 
 
-def _solved(negative: Float[ndarray, "M W W"], sides: Float[ndarray, "M W S"], free: Bool[ndarray, "M W"]) -> Float[ndarray, "M W S"]:
+def _solved(
+    negative: Float[ndarray, "M W W"], sides: Float[ndarray, "M W S"], free: Bool[ndarray, "M W"]
+) -> Float[ndarray, "M W S"]:
     """H^-1 of each right-hand side over the free numbers, 0 elsewhere."""
     scale = np.where(free, 1 / np.sqrt(np.where(free, np.einsum("mww->mw", negative), 1.0)), 0.0)
     matrix = scale[:, :, None] * negative * scale[:, None, :]
@@ -172,10 +204,14 @@ def _solved(negative: Float[ndarray, "M W W"], sides: Float[ndarray, "M W S"], f
     return scale[..., None] * np.linalg.solve(matrix, scale[..., None] * sides)
 
 
-def _promised(at: Point, move: Float[ndarray, "M W"], turn: Float[ndarray, " J"]) -> Float[ndarray, " M"]:
+def _promised(
+    at: Point, move: Float[ndarray, "M W"], turn: Float[ndarray, " J"]
+) -> Float[ndarray, " M"]:
     """What the quadratic model of each row gains."""
     step = np.concatenate([move, np.broadcast_to(turn, (len(move), len(turn)))], 1)
-    return (at.here.slope * step).sum(1) + (step[:, None] @ at.here.curvature @ step[..., None])[:, 0, 0] / 2
+    return (at.here.slope * step).sum(1) + (step[:, None] @ at.here.curvature @ step[..., None])[
+        :, 0, 0
+    ] / 2
 
 
 def _ahead(
@@ -190,8 +226,8 @@ def _ahead(
 ) -> Point | None:
     """The first point that is higher but for ``noise``; None where there is none.
 
-    Rows that fall, and more than the model said, have their steps halved; after PATIENT tries it is enough that the sum rises,
-    and where no row is to blame all steps are halved.
+    Rows that fall, and more than the model said, have their steps halved; after PATIENT tries it is
+    enough that the sum rises, and where no row is to blame all steps are halved.
     """
     shares, whole = np.ones(len(move)), 1.0
     for attempt in range(HALVINGS):
@@ -209,25 +245,40 @@ def _ahead(
 
 
 def _parts(at: Point) -> tuple[ndarray, ndarray, ndarray, ndarray, ndarray]:
-    """Negative curvature of theta (M, W, W), its border (M, W, J), the negative one of u (J, J), and both slopes."""
+    """Negative curvature of theta (M, W, W), its border (M, W, J), the negative one of u (J, J),
+    and both slopes.
+    """
     W, curvature, slope = at.theta.shape[1], at.here.curvature, at.here.slope
-    return -curvature[:, :W, :W], curvature[:, :W, W:], -curvature[:, W:, W:].sum(0), slope[:, :W], slope[:, W:].sum(0)
+    return (
+        -curvature[:, :W, :W],
+        curvature[:, :W, W:],
+        -curvature[:, W:, W:].sum(0),
+        slope[:, :W],
+        slope[:, W:].sum(0),
+    )
 
 
 def _matters(at: Point) -> Bool[ndarray, " J"]:
     """Whether a decay multiplies anything: without excitation it does not."""
     M, J = len(at.theta), len(at.u)
-    return np.any(at.theta[:, 1:].reshape(M, J, -1) > 0, axis=(0, 2)) if J else np.zeros(0, dtype=bool)
+    return (
+        np.any(at.theta[:, 1:].reshape(M, J, -1) > 0, axis=(0, 2)) if J else np.zeros(0, dtype=bool)
+    )
 
 
-def _inverses(negative: Float[ndarray, "M W W"], free: Bool[ndarray, "M W"]) -> tuple[Float[ndarray, "M W W"], Bool[ndarray, "M W"]]:
-    """Inverses over the free numbers, 0 elsewhere, and whether the curvature determines each of them."""
+def _inverses(
+    negative: Float[ndarray, "M W W"], free: Bool[ndarray, "M W"]
+) -> tuple[Float[ndarray, "M W W"], Bool[ndarray, "M W"]]:
+    """Inverses over the free numbers, 0 elsewhere, and whether the curvature determines each of
+    them.
+    """
     diagonal = np.einsum("mww->mw", negative)
     free = free & (diagonal > 0)
     scale = np.where(free, 1 / np.sqrt(np.where(free, diagonal, 1.0)), 0.0)
     values, vectors = np.linalg.eigh(scale[:, :, None] * negative * scale[:, None, :])
     flat = values < 1e3 * RIDGE
-    # An eigenvector of a number that is not free is that number alone: it has no part in the others.
+    # An eigenvector of a number that is not free is that number alone: it has no part in the
+    # others.
     inverse = (vectors / (np.maximum(values, 0.0) + RIDGE)[:, None, :]) @ vectors.transpose(0, 2, 1)
     unknown = (np.where(flat[:, None, :], vectors**2, 0.0).sum(2) > 1e-6) | ~free
     return scale[:, :, None] * inverse * scale[:, None, :], ~unknown

@@ -62,7 +62,9 @@ def peaks(
     draw of stretches is looked at where there are many.
 
     >>> random = np.random.default_rng(0)
-    >>> days = [np.sort(random.permutation(60)[:20] + random.normal(0, 0.05, 20)) for _ in range(40)]
+    >>> days = [
+    ...     np.sort(random.permutation(60)[:20] + random.normal(0, 0.05, 20)) for _ in range(40)
+    ... ]
     >>> found = peaks(np.concatenate(days), np.arange(0, 801, 20))
     >>> round(2 * np.pi / float(found[0]), 2)  # a day
     1.0
@@ -166,7 +168,8 @@ def clock(gaps: NDArray[np.float64]) -> float:
 
 
 def coarse_clock(gaps: NDArray[np.float64]) -> float:
-    """The tick of these positive gaps where a quarter of them is at most COARSE ticks long, so that a rate can aim at ticks; 0 otherwise.
+    """The tick of these positive gaps where a quarter of them is at most COARSE ticks long, so that
+    a rate can aim at ticks; 0 otherwise.
 
     >>> coarse_clock(np.array([3.0, 1.0, 14.0])), coarse_clock(np.array([1.0, 50.0, 70.0, 90.0]))
     (1.0, 0.0)
@@ -175,7 +178,9 @@ def coarse_clock(gaps: NDArray[np.float64]) -> float:
     return tick if tick and np.quantile(gaps, 0.25) <= COARSE * tick else 0.0
 
 
-def _stretches(times: NDArray[np.float64], offsets: NDArray[np.int64], seed: int) -> list[NDArray[np.float64]]:
+def _stretches(
+    times: NDArray[np.float64], offsets: NDArray[np.int64], seed: int
+) -> list[NDArray[np.float64]]:
     found = []
     for i in np.random.default_rng(seed).permutation(len(offsets) - 1):
         sequence = times[offsets[i] : offsets[i + 1]]

@@ -1,6 +1,7 @@
 r"""Integrals over many intervals at once, by two rules with two purposes.
 
-Training draws *stratified* nodes: interval [a, b] is cut into n equal strata with one uniform node in each,
+Training draws *stratified* nodes: interval [a, b] is cut into n equal strata with one uniform node
+in each,
 
     int_a^b f  ~  (b - a)/n sum_q f(a + (b - a)(q + u_q)/n),        u_q ~ U[0, 1],
 
@@ -22,7 +23,8 @@ what is narrow in one is wide in its pieces. The discretisation error of an inte
 A fifth part is rounding, which no refinement removes. With eps the precision of the dtype in which
 the rates were computed and eps_t that of the times,
 
-    rounding = c eps (b - a) sum_q w_q f_q (1 + |log f_q|) + eps_t max(|a|, |b|) sum_q |f_{q+1} - f_q|,
+    rounding = c eps (b - a) sum_q w_q f_q (1 + |log f_q|) + eps_t max(|a|, |b|) sum_q |f_{q+1} -
+    f_q|,
 
 the first term since models compute log f, whose error of eps |log f| is a relative error of f, the
 second since every node is rounded to the resolution of the times. Refinement of an interval ends
@@ -50,7 +52,10 @@ NOISE = 4.0  # discretisation errors below this multiple of rounding are noise
 STALLED = 512.0  # up to this multiple of rounding, errors that a cut does not halve are noise
 CUTS = (1 / 16, 1 / 2, 15 / 16)  # of an interval into four, the outer ones short
 LONG = 128.0  # intervals longer than this many shortest times are probed
-DEPTH, DEEPEST = 5, 10  # probes of an interval at most, where the shortest time is unknown and where it is known
+DEPTH, DEEPEST = (
+    5,
+    10,
+)  # probes of an interval at most, where the shortest time is unknown and where it is known
 Rate = Callable[[Float[Tensor, "B H Q"], Int[Tensor, "B H"]], Float[Tensor, "B H Q"]]
 Rates = Callable[[Float[Tensor, "B H Q"], Int[Tensor, "B H"]], Float[Tensor, "B H Q M"]]
 
@@ -59,18 +64,27 @@ class Unconverged(ArithmeticError):
     """An integral that did not settle: the numbers say how far it got."""
 
 
-def stratified(a: Float[Tensor, "*S"], b: Float[Tensor, "*S"], nodes: int, random: torch.Generator) -> Float[Tensor, "*S Q"]:
+def stratified(
+    a: Float[Tensor, "*S"], b: Float[Tensor, "*S"], nodes: int, random: torch.Generator
+) -> Float[Tensor, "*S Q"]:
     """One uniform node in each of ``nodes`` equal strata of every [a, b]."""
-    return a[..., None] + (b - a)[..., None] * (torch.arange(nodes, device=a.device) + uniform(a, nodes, random)) / nodes
+    return (
+        a[..., None]
+        + (b - a)[..., None]
+        * (torch.arange(nodes, device=a.device) + uniform(a, nodes, random))
+        / nodes
+    )
 
 
 def early(
     a: Float[Tensor, "*S"], b: Float[Tensor, "*S"], draws: Float[Tensor, "*S Q"]
 ) -> tuple[Float[Tensor, "*S Q"], Float[Tensor, "*S Q"]]:
-    r"""Nodes in every [a, b] that lie closer together soon after ``a``, where an event has been, and their weights; from :func:`uniform`.
+    r"""Nodes in every [a, b] that lie closer together soon after ``a``, where an event has been,
+    and their weights; from :func:`uniform`.
 
-    Half of their law is that of :func:`stratified`, half is uniform in the square root of the time since a: with x the share of b - a,
-    v = (x + sqrt x) / 2 is what has one draw in each of n strata, and a node weighs dx/dv / n. Unbiased.
+    Half of their law is that of :func:`stratified`, half is uniform in the square root of the time
+    since a: with x the share of b - a, v = (x + sqrt x) / 2 is what has one draw in each of n
+    strata, and a node weighs dx/dv / n. Unbiased.
 
     >>> a, b = torch.zeros(10000, dtype=torch.float64), torch.ones(10000, dtype=torch.float64)
     >>> x, weights = early(a, b, uniform(a, 4, torch.Generator().manual_seed(0)))
@@ -82,13 +96,18 @@ def early(
     return a[..., None] + (b - a)[..., None] * root**2, 4 * root / ((2 * root + 1) * nodes)
 
 
-def uniform(like: Float[Tensor, "*S"], nodes: int, random: torch.Generator) -> Float[Tensor, "*S Q"]:
-    """What :func:`stratified` and :func:`early` draw: u, 1 - u, u, ... with one u from U[0, 1] for every interval.
+def uniform(
+    like: Float[Tensor, "*S"], nodes: int, random: torch.Generator
+) -> Float[Tensor, "*S Q"]:
+    """What :func:`stratified` and :func:`early` draw: u, 1 - u, u, ... with one u from U[0, 1] for
+    every interval.
 
-    Each node alone is uniform in its part, so that the estimate is unbiased, and what a slope does to one node it undoes at the next: the
-    error is a fraction of that of independent draws.
+    Each node alone is uniform in its part, so that the estimate is unbiased, and what a slope does
+    to one node it undoes at the next: the error is a fraction of that of independent draws.
     """
-    one = torch.rand(*like.shape, 1, generator=random, dtype=like.dtype, device=random.device).to(like.device)
+    one = torch.rand(*like.shape, 1, generator=random, dtype=like.dtype, device=random.device).to(
+        like.device
+    )
     return torch.where(torch.arange(nodes, device=like.device) % 2 == 0, one, 1 - one)
 
 
@@ -117,17 +136,19 @@ def integrate(
     splits: int = SPLITS,
     shortest: Float[Tensor, "#B #G"] | None = None,
 ) -> tuple[Float[Tensor, "B G"], Float[Tensor, "B G"]]:
-    """The integral of ``rate`` over every [a, b] in float64, and an upper estimate of the error of each.
+    """The integral of ``rate`` over every [a, b] in float64, and an upper estimate of the error of
+    each.
 
     Arguments
-        rate: ``rate(times (B, H, Q), which (B, H))`` at times of the intervals ``which``, in the dtype
+        rate: ``rate(times (B, H, Q), which (B, H))`` at times of the intervals ``which``, in the
+            dtype
             in which it was computed: that decides the rounding error.
         tolerance: bounds the sum of all discretisation errors; the errors that are returned hold
             rounding too.
-        first, most: nodes to begin with, 2 or more, and after how many an interval is cut into four,
-            up to ``splits`` times.
-        shortest: the shortest time in which the rate changes by much, as far as that is known. Longer
-            intervals are probed for changes near their left end; without it all of them are.
+        first, most: nodes to begin with, 2 or more, and after how many an interval is cut into
+            four, up to ``splits`` times.
+        shortest: the shortest time in which the rate changes by much, as far as that is known.
+            Longer intervals are probed for changes near their left end; without it all of them are.
 
     Raises :class:`Unconverged` with the worst interval where the tolerance is not reached.
 
@@ -194,10 +215,14 @@ def _refined(
     work: _Work,
     before: Float[Tensor, "B G4"] | None,
 ) -> tuple[Float[Tensor, "B G M"], Float[Tensor, "B G"]]:
-    """The integrals; ``before`` are the discretisation errors that every four intervals had as one."""
+    """The integrals; ``before`` are the discretisation errors that every four intervals had as
+    one.
+    """
     which = torch.arange(a.shape[1], device=a.device).expand_as(a)
     last = torch.maximum(torch.nextafter(b, a), a)  # a rate may jump at b
-    begun = _asked(rates, torch.cat([a[..., None], _places(a, b, first), last[..., None]], -1), which)
+    begun = _asked(
+        rates, torch.cat([a[..., None], _places(a, b, first), last[..., None]], -1), which
+    )
     eps = torch.finfo(begun.dtype).eps
     begun = begun.double()
     ends = torch.stack([begun[:, :, 0], begun[:, :, -1]], 2).sum(-1)
@@ -311,20 +336,28 @@ def _probe_lags(count: int) -> Float[Tensor, " K"]:
     return 2.0 ** -(6 + 5 * torch.arange(count, dtype=torch.float64))
 
 
-def _asked(rates: Rates, times: Float[Tensor, "B H Q"], which: Int[Tensor, "B H"]) -> Float[Tensor, "B H Q M"]:
+def _asked(
+    rates: Rates, times: Float[Tensor, "B H Q"], which: Int[Tensor, "B H"]
+) -> Float[Tensor, "B H Q M"]:
     """``rates(times, which)``, a part of the intervals at a time."""
     some = max(1, TIMES // max(1, times.shape[0] * times.shape[2]))
     if times.shape[1] <= some:
         return rates(times, which)
-    return torch.cat([rates(*part) for part in zip(times.split(some, 1), which.split(some, 1), strict=True)], 1)
+    return torch.cat(
+        [rates(*part) for part in zip(times.split(some, 1), which.split(some, 1), strict=True)], 1
+    )
 
 
 def _places(a: Float[Tensor, "B H"], b: Float[Tensor, "B H"], nodes: int) -> Float[Tensor, "B H Q"]:
     return a[..., None] + (b - a)[..., None] * gauss_legendre(nodes)[0].to(a)
 
 
-def _sum(values: Float[Tensor, "B H Q M"], a: Float[Tensor, "B H"], b: Float[Tensor, "B H"]) -> Float[Tensor, "B H M"]:
-    return (b - a)[..., None] * (values.movedim(2, 3) @ gauss_legendre(values.shape[2])[1].to(values))
+def _sum(
+    values: Float[Tensor, "B H Q M"], a: Float[Tensor, "B H"], b: Float[Tensor, "B H"]
+) -> Float[Tensor, "B H M"]:
+    return (b - a)[..., None] * (
+        values.movedim(2, 3) @ gauss_legendre(values.shape[2])[1].to(values)
+    )
 
 
 def _doubt(
@@ -336,7 +369,8 @@ def _doubt(
 ) -> Float[Tensor, "B H"]:
     """Tail, edges and probes of the error estimate.
 
-    The tail is the larger of the last two coefficients, made smaller by as much as they fell over the two before.
+    The tail is the larger of the last two coefficients, made smaller by as much as they fell over
+    the two before.
     """
     nodes, count = values.shape[-1], probes.shape[-1]
     readings = values @ _readings(nodes, count).to(values)
@@ -359,7 +393,11 @@ def _readings(nodes: int, probes: int) -> Float[Tensor, "Q R"]:
 
     x, w = gauss_legendre(nodes)
     order = np.arange(nodes)
-    modes = w.numpy()[:, None] * (2 * order + 1) * np.polynomial.legendre.legvander(2 * x.numpy() - 1, nodes - 1)
+    modes = (
+        w.numpy()[:, None]
+        * (2 * order + 1)
+        * np.polynomial.legendre.legvander(2 * x.numpy() - 1, nodes - 1)
+    )
     columns = [modes[:, -4:], modes @ (-1.0) ** order, modes.sum(1)]
     at = 2 * _probe_lags(probes).numpy() - 1
     columns.append(modes @ np.polynomial.legendre.legvander(at, nodes - 1).T)
@@ -370,7 +408,8 @@ def _not_finite(value: Tensor, a: Tensor, b: Tensor) -> Unconverged:
     row, group = (int(i) for i in torch.nonzero(~torch.isfinite(value))[0])
     return Unconverged(
         f"expected a finite integral of the intensity; received {float(value[row, group])} over "
-        f"[{float(a[row, group]):g}, {float(b[row, group]):g}] of row {row}. The model's rate explodes there: "
+        f"[{float(a[row, group]):g}, {float(b[row, group]):g}] of row {row}. The model's "
+        "rate explodes there: "
         "train longer or with a lower learning rate, or use link='softplus'."
     )
 
@@ -378,7 +417,9 @@ def _not_finite(value: Tensor, a: Tensor, b: Tensor) -> Unconverged:
 def _unsettled(error: Tensor, a: Tensor, b: Tensor, tolerance: float, nodes: int) -> Unconverged:
     row, group = divmod(int(error.argmax()), error.shape[1])
     return Unconverged(
-        f"expected integrals settled to {tolerance:.3g}; received a summed change of {float(error.sum()):.3g} at {nodes} nodes, "
-        f"most of it ({float(error[row, group]):.3g}) over [{float(a[row, group]):g}, {float(b[row, group]):g}] of row {row}. "
+        f"expected integrals settled to {tolerance:.3g}; received a summed change of "
+        f"{float(error.sum()):.3g} at {nodes} nodes, "
+        f"most of it ({float(error[row, group]):.3g}) over [{float(a[row, group]):g}, "
+        f"{float(b[row, group]):g}] of row {row}. "
         "Raise the tolerance, or cut long windows."
     )

@@ -2,10 +2,11 @@ r"""One linear recursion over events: what every state of Fourier modes is made 
 
     S_i = F_i S_{i-1} + U_i,        F_i = exp(-fade_i) (cos angle_i + i sin angle_i),     S_0 = 0
 
-element by element along dimension 1, real or complex. Written out it is attention: U_j reaches S_i with the weight
-F_{j+1} ... F_i. **recur** does it in O(n) work; its gradient is the same recursion, run backwards. **pairwise** forms all the
-weights, n^2 of them, and is what the others are tested against. On a CUDA device :func:`recur` is one kernel for the whole
-recursion (`recurrence_cuda`), elsewhere chunks of events run side by side. Used by `attention` and by Deep DAPP.
+element by element along dimension 1, real or complex. Written out it is attention: U_j reaches S_i
+with the weight F_{j+1} ... F_i. **recur** does it in O(n) work; its gradient is the same recursion,
+run backwards. **pairwise** forms all the weights, n^2 of them, and is what the others are tested
+against. On a CUDA device :func:`recur` is one kernel for the whole recursion (`recurrence_cuda`),
+elsewhere chunks of events run side by side. Used by `attention` and by Deep DAPP.
 """
 
 from __future__ import annotations
@@ -28,17 +29,24 @@ def recur(factor: Tensor, driven: Tensor) -> Tensor:
     return _Recursion.apply(factor.expand_as(driven), driven)
 
 
-def pairwise(fade: Float[Tensor, "B N P"], angle: Float[Tensor, "B N P"], driven: Complex[Tensor, "B N P"]) -> Complex[Tensor, "B N P"]:
-    """The same from all pairs: sum over j <= i of exp(-(fades after j up to i) + i (angles after j up to i)) U_j.
+def pairwise(
+    fade: Float[Tensor, "B N P"], angle: Float[Tensor, "B N P"], driven: Complex[Tensor, "B N P"]
+) -> Complex[Tensor, "B N P"]:
+    """The same from all pairs: sum over j <= i of exp(-(fades after j up to i) + i (angles after j
+    up to i)) U_j.
 
     >>> zero, u = torch.zeros(1, 3, 1), torch.ones(1, 3, 1, dtype=torch.complex64)
     >>> pairwise(zero + 0.6931472, zero, u).real.flatten()
     tensor([1.0000, 1.5000, 1.7500])
     """
     lag = [x.cumsum(1)[:, :, None] - x.cumsum(1)[:, None] for x in (fade, angle)]
-    past = torch.ones(fade.shape[1], fade.shape[1], dtype=torch.bool, device=fade.device).tril()[None, :, :, None]
+    past = torch.ones(fade.shape[1], fade.shape[1], dtype=torch.bool, device=fade.device).tril()[
+        None, :, :, None
+    ]
     size = torch.exp(torch.where(past, -lag[0], -torch.inf))
-    return torch.einsum("bijp,bjp->bip", torch.complex(size * lag[1].cos(), size * lag[1].sin()), driven)
+    return torch.einsum(
+        "bijp,bjp->bip", torch.complex(size * lag[1].cos(), size * lag[1].sin()), driven
+    )
 
 
 class _Recursion(torch.autograd.Function):
@@ -70,7 +78,8 @@ def _forward(factor: Tensor, driven: Tensor) -> Tensor:
 def _running(factor: Tensor, driven: Tensor) -> Tensor:
     """Inclusive scan of x -> factor x + driven along dimension 1.
 
-    Chunks of CHUNK positions run side by side, one position after the other; then their ends are scanned the same way.
+    Chunks of CHUNK positions run side by side, one position after the other; then their ends are
+    scanned the same way.
     """
     n = driven.shape[1]
     if n <= CHUNK:
@@ -80,7 +89,10 @@ def _running(factor: Tensor, driven: Tensor) -> Tensor:
         return states
     chunks = -(-n // CHUNK)
     room = chunks * CHUNK - n
-    factor, driven = (_pad(x, room, fill).unflatten(1, (chunks, CHUNK)) for x, fill in ((factor, 1.0), (driven, 0.0)))
+    factor, driven = (
+        _pad(x, room, fill).unflatten(1, (chunks, CHUNK))
+        for x, fill in ((factor, 1.0), (driven, 0.0))
+    )
     inside = _running(factor.flatten(0, 1), driven.flatten(0, 1)).unflatten(0, (-1, chunks))
     product = factor.cumprod(2)
     carried = _pad(_running(product[:, :, -1], inside[:, :, -1]), 1, 0.0, front=True)[:, :-1, None]

@@ -1,8 +1,10 @@
-"""The recursion S_i = F_i S_{i-1} + U_i on a CUDA device, as one Triton kernel: a program per sequence and block of modes.
+"""The recursion S_i = F_i S_{i-1} + U_i on a CUDA device, as one Triton kernel: a program per
+sequence and block of modes.
 
-A program walks along the events and keeps its states in registers, so that every number is read once and written once:
-24 bytes per event and mode, which is what bounds its speed. `recurrence._running` is the plain version that it is tested
-against. Imported where a tensor lies on such a device, and needs the package triton, which torch brings there.
+A program walks along the events and keeps its states in registers, so that every number is read
+once and written once: 24 bytes per event and mode, which is what bounds its speed.
+`recurrence._running` is the plain version that it is tested against. Imported where a tensor lies
+on such a device, and needs the package triton, which torch brings there.
 """
 
 from __future__ import annotations
@@ -44,8 +46,13 @@ def states(factor: Tensor, driven: Tensor) -> Tensor:
     shape = driven.shape
     if 0 in shape:
         return driven.clone()
-    factor, driven = (torch.view_as_real(x.resolve_conj().reshape(*shape[:2], -1).contiguous()) for x in (factor, driven))
+    factor, driven = (
+        torch.view_as_real(x.resolve_conj().reshape(*shape[:2], -1).contiguous())
+        for x in (factor, driven)
+    )
     out = torch.empty_like(driven)
     modes = driven.shape[2]
-    _walk[(shape[0], triton.cdiv(modes, BLOCK))](factor, driven, out, shape[1], modes, BLOCK=BLOCK, num_warps=1)
+    _walk[(shape[0], triton.cdiv(modes, BLOCK))](
+        factor, driven, out, shape[1], modes, BLOCK=BLOCK, num_warps=1
+    )
     return torch.view_as_complex(out).view(shape)

@@ -1,17 +1,18 @@
 r"""Time rescaling: does the model's clock make the events look like a Poisson process of rate 1?
 
-If lambda is the true rate, the compensators Lambda(t_i) = int_start^{t_i} lambda are a Poisson process of rate 1, so that
-their gaps are independent unit exponentials (Meyer's theorem). Pooling the gaps of many short windows is biased, since
-the last one of every window is cut off. Hence all windows are laid end to end on one axis: event i of sequence s stands
-at Lambda_s(t_i) + sum_{r < s} Lambda_r(stop), and the gaps between neighbours there are unit exponentials again, but for the
-last. Three questions are asked of them:
+If lambda is the true rate, the compensators Lambda(t_i) = int_start^{t_i} lambda are a Poisson
+process of rate 1, so that their gaps are independent unit exponentials (Meyer's theorem). Pooling
+the gaps of many short windows is biased, since the last one of every window is cut off. Hence all
+windows are laid end to end on one axis: event i of sequence s stands at Lambda_s(t_i) + sum_{r < s}
+Lambda_r(stop), and the gaps between neighbours there are unit exponentials again, but for the last.
+Three questions are asked of them:
 
     exponential    Kolmogorov and Smirnov's distance of the gaps from 1 - exp(-x)
     uniform        the same distance of the places on the whole axis from a uniform law: a drift in the residual rate
     independent    Ljung and Box's statistic of the gaps' normal scores: Q = n (n + 2) sum_l r_l^2 / (n - l)
 
-and a QQ plot shows where they differ, inside an envelope that each point leaves with probability 5% under the model.
-Plain numpy; scipy is imported where it is used.
+and a QQ plot shows where they differ, inside an envelope that each point leaves with probability 5%
+under the model. Plain numpy; scipy is imported where it is used.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ POINTS = 200  # of a QQ plot
 
 @dataclass(frozen=True)
 class QQ:
-    """Quantiles of the unit exponential, those of the residuals, and the 95% envelope of each point."""
+    """Quantiles of the unit exponential, those of the residuals, and the 95% envelope of each
+    point.
+    """
 
     theory: Floats
     observed: Floats
@@ -64,14 +67,18 @@ class Verdict:
 
 
 def judge(places: Floats, rows: NDArray[np.int64], totals: Floats) -> Verdict:
-    """The verdict on events at compensators ``places`` of windows ``rows`` whose whole compensators are ``totals``.
+    """The verdict on events at compensators ``places`` of windows ``rows`` whose whole compensators
+    are ``totals``.
 
-    ``places`` (E,) count from their own window's start and are sorted inside each window; ``rows`` (E,) do not decrease.
+    ``places`` (E,) count from their own window's start and are sorted inside each window; ``rows``
+    (E,) do not decrease.
 
     >>> rng = np.random.default_rng(0)
     >>> totals = np.full(300, 10.0)
     >>> events = [np.sort(rng.uniform(0, 10, rng.poisson(10))) for _ in totals]
-    >>> v = judge(np.concatenate(events), np.repeat(np.arange(300), [len(e) for e in events]), totals)
+    >>> v = judge(
+    ...     np.concatenate(events), np.repeat(np.arange(300), [len(e) for e in events]), totals
+    ... )
     >>> v.ks_p > 0.01, v.uniform_p > 0.01, v.ljung_box_p > 0.01
     (True, True, True)
     """
@@ -80,7 +87,17 @@ def judge(places: Floats, rows: NDArray[np.int64], totals: Floats) -> Verdict:
     ks, ks_p = ks_test(-np.expm1(-residuals))
     uniform, uniform_p = ks_test(np.cumsum(residuals) / whole if whole > 0 else residuals)
     ljung_box, ljung_box_p = ljung_box_test(residuals)
-    return Verdict(len(residuals), whole, ks, ks_p, uniform, uniform_p, ljung_box, ljung_box_p, qq_points(residuals))
+    return Verdict(
+        len(residuals),
+        whole,
+        ks,
+        ks_p,
+        uniform,
+        uniform_p,
+        ljung_box,
+        ljung_box_p,
+        qq_points(residuals),
+    )
 
 
 def without_p_values(verdict: Verdict) -> Verdict:
@@ -91,7 +108,9 @@ def without_p_values(verdict: Verdict) -> Verdict:
 def end_to_end(places: Floats, rows: NDArray[np.int64], totals: Floats) -> Floats:
     """Gaps between the events of all windows laid end to end, the first counted from 0.
 
-    >>> end_to_end(np.array([1.0, 2.5, 0.5]), np.array([0, 0, 2]), np.array([3.0, 1.0, 2.0])).tolist()
+    >>> end_to_end(
+    ...     np.array([1.0, 2.5, 0.5]), np.array([0, 0, 2]), np.array([3.0, 1.0, 2.0])
+    ... ).tolist()
     [1.0, 1.5, 2.0]
     """
     before = np.cumsum(totals) - totals
@@ -100,14 +119,18 @@ def end_to_end(places: Floats, rows: NDArray[np.int64], totals: Floats) -> Float
 
 def per_sequence(places: Floats, rows: NDArray[np.int64]) -> Floats:
     """Gaps between the events of each window alone, the first counted from its start."""
-    first = np.concatenate([[True], rows[1:] != rows[:-1]]) if len(rows) else np.zeros(0, dtype=bool)
+    first = (
+        np.concatenate([[True], rows[1:] != rows[:-1]]) if len(rows) else np.zeros(0, dtype=bool)
+    )
     return np.where(first, places, np.diff(places, prepend=0.0))
 
 
 def ks_test(uniforms: Floats) -> tuple[float, float]:
-    """Kolmogorov and Smirnov's distance of ``uniforms`` from the uniform law on [0, 1], and its p-value.
+    """Kolmogorov and Smirnov's distance of ``uniforms`` from the uniform law on [0, 1], and its
+    p-value.
 
-    The p-value is the limit law's at D (sqrt(n) + .12 + .11 / sqrt(n)), Stephens' form, within .01 for n > 10.
+    The p-value is the limit law's at D (sqrt(n) + .12 + .11 / sqrt(n)), Stephens' form, within .01
+    for n > 10.
 
     >>> ks_test((np.arange(100) + 0.5) / 100)
     (0.005..., 1.0)
@@ -123,7 +146,9 @@ def ks_test(uniforms: Floats) -> tuple[float, float]:
 
 
 def ljung_box_test(residuals: Floats, lags: int = LAGS) -> tuple[float, float]:
-    """Ljung and Box's statistic over ``lags`` of the normal scores of unit exponentials, and its p-value."""
+    """Ljung and Box's statistic over ``lags`` of the normal scores of unit exponentials, and its
+    p-value.
+    """
     n = len(residuals)
     if n < 5 * lags:
         return float("nan"), float("nan")
@@ -131,22 +156,30 @@ def ljung_box_test(residuals: Floats, lags: int = LAGS) -> tuple[float, float]:
 
     score = ndtri(np.clip(-np.expm1(-residuals), 1e-12, 1 - 1e-12))
     score = score - score.mean()
-    r = np.array([(score[k:] * score[:-k]).sum() for k in range(1, lags + 1)]) / np.square(score).sum()
+    r = (
+        np.array([(score[k:] * score[:-k]).sum() for k in range(1, lags + 1)])
+        / np.square(score).sum()
+    )
     statistic = n * (n + 2) * float((r**2 / (n - np.arange(1, lags + 1))).sum())
     return statistic, float(gammaincc(lags / 2, statistic / 2))
 
 
 def qq_points(residuals: Floats, points: int = POINTS) -> QQ:
-    """Sorted residuals against unit exponential quantiles; the i-th of n lies in a Beta(i, n + 1 - i) envelope.
+    """Sorted residuals against unit exponential quantiles; the i-th of n lies in a Beta(i, n + 1 -
+    i) envelope.
 
-    Half of the ``points`` are even in rank and half even in value, so that both the bulk and the tail are seen.
+    Half of the ``points`` are even in rank and half even in value, so that both the bulk and the
+    tail are seen.
     """
     n = len(residuals)
     if not n:
         return QQ(*(np.zeros(0) for _ in range(4)))
     from scipy.special import betaincinv
 
-    bulk, tail = np.linspace(1, n, points // 2), n + 1 - np.exp(np.linspace(np.log(n), 0, points // 2))
+    bulk, tail = (
+        np.linspace(1, n, points // 2),
+        n + 1 - np.exp(np.linspace(np.log(n), 0, points // 2)),
+    )
     i = np.unique(np.round(np.concatenate([bulk, tail])).clip(1, n).astype(np.int64))
     low, high = (-np.log1p(-betaincinv(i, n + 1 - i, q)) for q in (0.025, 0.975))
     return QQ(-np.log1p(-i / (n + 1)), np.sort(residuals)[i - 1], low, high)

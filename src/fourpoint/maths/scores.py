@@ -4,8 +4,9 @@ r"""How much a query attends to a past event: three scores of a pair, one questi
     dot         (W_u x)' (W_u x')                               the usual attention, linear in the events
     neural      net_k(W_u x, W_u x')                            a network on the two projected events
 
-with x = (t, m) and W_u x = w_t t + W_m m, where t counts from the window's start. The last two are the paper's ablations:
-they have no linear form. Used by `attention`, for which a score is whatever :func:`scores` knows.
+with x = (t, m) and W_u x = w_t t + W_m m, where t counts from the window's start. The last two are
+the paper's ablations: they have no linear form. Used by `attention`, for which a score is whatever
+:func:`scores` knows.
 """
 
 from __future__ import annotations
@@ -46,24 +47,36 @@ def scores(
     marks: Int[Tensor, "B N *H"],
     kinds: Int[Tensor, "B Q"] | None = None,
 ) -> Float[Tensor, "B K Q L N"]:
-    """nu_k((t, m), x_i) for every query, mark and event, whatever the score; future events are to be masked.
+    """nu_k((t, m), x_i) for every query, mark and event, whatever the score; future events are to
+    be masked.
 
-    ``events`` and ``marks`` are shared by all heads (B, N), or each head has its own (B, N, K). With ``kinds`` each query has one
-    mark (L = 1), without it all of them (L = M).
+    ``events`` and ``marks`` are shared by all heads (B, N), or each head has its own (B, N, K).
+    With ``kinds`` each query has one mark (L = 1), without it all of them (L = M).
 
     >>> plane = Projection(torch.tensor([[2.0]]), torch.zeros(1, 1, 1))
-    >>> scores(plane, torch.tensor([[3.0]]), torch.tensor([[1.0, 2.0]]), torch.zeros(1, 2, dtype=torch.long)).flatten().tolist()
+    >>> scores(
+    ...     plane,
+    ...     torch.tensor([[3.0]]),
+    ...     torch.tensor([[1.0, 2.0]]),
+    ...     torch.zeros(1, 2, dtype=torch.long),
+    ... ).flatten().tolist()
     [12.0, 24.0]
     """
     return SCORES[type(score)](score, query, events, marks, kinds)
 
 
-def _dot(p: Projection, query: Tensor, events: Tensor, marks: Tensor, kinds: Tensor | None) -> Float[Tensor, "B K Q L N"]:
+def _dot(
+    p: Projection, query: Tensor, events: Tensor, marks: Tensor, kinds: Tensor | None
+) -> Float[Tensor, "B K Q L N"]:
     return torch.einsum("bqkmr,bnkr->bkqmn", _queries(p, query, kinds), _keys(p, events, marks))
 
 
-def _neural(n: Network, query: Tensor, events: Tensor, marks: Tensor, kinds: Tensor | None) -> Float[Tensor, "B K Q L N"]:
-    """The first layer is a sum of a query's and an event's part, formed once for each; in pieces of queries without gradient."""
+def _neural(
+    n: Network, query: Tensor, events: Tensor, marks: Tensor, kinds: Tensor | None
+) -> Float[Tensor, "B K Q L N"]:
+    """The first layer is a sum of a query's and an event's part, formed once for each; in pieces of
+    queries without gradient.
+    """
     asked, kept = _queries(n.projection, query, kinds), _keys(n.projection, events, marks)
     r = kept.shape[-1]
     left = torch.einsum("bqkmr,krh->bkqmh", asked, n.weights[0][:, :r])
@@ -74,24 +87,39 @@ def _neural(n: Network, query: Tensor, events: Tensor, marks: Tensor, kinds: Ten
     return torch.cat([_rest(n, some, right) for some in left.split(max(1, piece), 2)], 2)
 
 
-def _rest(n: Network, left: Float[Tensor, "B K Q L h"], right: Float[Tensor, "B K N h"]) -> Float[Tensor, "B K Q L N"]:
+def _rest(
+    n: Network, left: Float[Tensor, "B K Q L h"], right: Float[Tensor, "B K N h"]
+) -> Float[Tensor, "B K Q L N"]:
     z = left[..., None, :] + right[:, :, None, None]
     for weight, bias in zip(n.weights[1:], n.biases[1:], strict=True):
-        z = torch.einsum("bkqmnh,kho->bkqmno", n.activation(z), weight) + bias[:, 0][:, None, None, None]
+        z = (
+            torch.einsum("bkqmnh,kho->bkqmno", n.activation(z), weight)
+            + bias[:, 0][:, None, None, None]
+        )
     return z[..., 0]
 
 
-def _queries(p: Projection, query: Float[Tensor, "B Q"], kinds: Tensor | None) -> Float[Tensor, "B Q K L r"]:
+def _queries(
+    p: Projection, query: Float[Tensor, "B Q"], kinds: Tensor | None
+) -> Float[Tensor, "B Q K L r"]:
     time = query.to(p.time.dtype)[..., None, None] * p.time
     shift = p.mark.permute(2, 0, 1)
-    return time[..., None, :] + (shift.permute(1, 0, 2) if kinds is None else shift[kinds][..., None, :])
+    return time[..., None, :] + (
+        shift.permute(1, 0, 2) if kinds is None else shift[kinds][..., None, :]
+    )
 
 
-def _keys(p: Projection, events: Float[Tensor, "B N *H"], marks: Int[Tensor, "B N *H"]) -> Float[Tensor, "B N K r"]:
+def _keys(
+    p: Projection, events: Float[Tensor, "B N *H"], marks: Int[Tensor, "B N *H"]
+) -> Float[Tensor, "B N K r"]:
     if events.ndim == 2:
         events, marks = events[..., None], marks[..., None]
     heads = torch.arange(len(p.time), device=marks.device)
     return events.to(p.time.dtype)[..., None] * p.time + p.mark.transpose(1, 2)[heads, marks]
 
 
-SCORES: dict[type, Callable[..., Any]] = {Spectrum: fourier_scores, Projection: _dot, Network: _neural}
+SCORES: dict[type, Callable[..., Any]] = {
+    Spectrum: fourier_scores,
+    Projection: _dot,
+    Network: _neural,
+}

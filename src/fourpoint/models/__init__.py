@@ -1,4 +1,6 @@
-"""Point process models, one paper, one file. ``MODELS`` maps the names of the command line to constructors."""
+"""Point process models, one paper, one file. ``MODELS`` maps the names of the command line to
+constructors.
+"""
 
 from __future__ import annotations
 

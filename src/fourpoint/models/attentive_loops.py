@@ -1,13 +1,16 @@
-r"""The likelihood of SAHP and THP and its gradient, one sequence at a time in one sweep, for machine code (numba, the extra ``fast``).
+r"""The likelihood of SAHP and THP and its gradient, one sequence at a time in one sweep, for
+machine code (numba, the extra ``fast``).
 
-Layers over a whole batch go through memory once per operation, there and back, and pad every sequence to the longest. Here a
-sequence goes up through all layers to its likelihood and down again while all of it is in the processor's cache, and its padding
-ends at the next multiple of 16, where products of matrices are quickest. Everything lies feature by feature, (D, n), so that a
-head's queries, keys and values are blocks of rows, and all loops run along the sequence.
+Layers over a whole batch go through memory once per operation, there and back, and pad every
+sequence to the longest. Here a sequence goes up through all layers to its likelihood and down again
+while all of it is in the processor's cache, and its padding ends at the next multiple of 16, where
+products of matrices are quickest. Everything lies feature by feature, (D, n), so that a head's
+queries, keys and values are blocks of rows, and all loops run along the sequence.
 
-The functions are plain Python, slow but correct as they stand, and in float32. They say the same as `models.encoder`, and as the
-``log_intensity`` of `models.sahp` and `models.thp`; `models.attentive_sweep` calls them. What they work on is in
-`models.attentive_room`, and the read-outs are in `models.readout_loops`.
+The functions are plain Python, slow but correct as they stand, and in float32. They say the same as
+`models.encoder`, and as the ``log_intensity`` of `models.sahp` and `models.thp`;
+`models.attentive_sweep` calls them. What they work on is in `models.attentive_room`, and the
+read-outs are in `models.readout_loops`.
 """
 
 from __future__ import annotations
@@ -22,21 +25,57 @@ import numpy as np
 
 from fourpoint.models import attentive_room, readout_loops, series_loops
 from fourpoint.models.machine_code import machine_code
-from fourpoint.models.readout_loops import add, back_to_states, curved, exponentials, product, scored, straight
+from fourpoint.models.readout_loops import (
+    add,
+    back_to_states,
+    curved,
+    exponentials,
+    product,
+    scored,
+    straight,
+)
 from fourpoint.models.series_loops import log_one_plus
 
 f32 = np.float32
 EPS = f32(1e-5)  # of the layer norm, as in torch
 UNSEEN = f32(-1e30)
-LEAST = f32(-50.0)  # weights up to exp of it are 0: that is far below rounding, and arithmetic is slow with products of such numbers
+LEAST = f32(
+    -50.0
+    # weights up to exp of it are 0: that is far below rounding, and arithmetic is slow with
+    # products of such numbers
+)
 TINY = f32(1.001 * math.exp(-50.0))
 
 
 @cache
 def compiled_sweep() -> Callable[..., None] | None:
-    """:func:`sweep` as machine code, kept on disk between runs where that can be; None without numba."""
-    helpers = (product, add, hold, hold_turned, add_product, exponentials, soft_max, soft_max_back, norm, norm_back)
-    merged = (layer, layer_back, scored, back_to_states, straight, curved, settle, load, unload, log_one_plus)
+    """:func:`sweep` as machine code, kept on disk between runs where that can be; None without
+    numba.
+    """
+    helpers = (
+        product,
+        add,
+        hold,
+        hold_turned,
+        add_product,
+        exponentials,
+        soft_max,
+        soft_max_back,
+        norm,
+        norm_back,
+    )
+    merged = (
+        layer,
+        layer_back,
+        scored,
+        back_to_states,
+        straight,
+        curved,
+        settle,
+        load,
+        unload,
+        log_one_plus,
+    )
     modules = (series_loops, attentive_room, readout_loops, sys.modules[__name__])
     code = machine_code(modules, (sweep,), helpers, merged)
     return None if code is None else code["sweep"]
@@ -47,15 +86,33 @@ def compiled_sweep() -> Callable[..., None] | None:
 
 @no_type_check
 def sweep(
-    which, waves, edges, draws, marks, lengths, inner_gaps, share, parts, turned, scale, log_unit, heads, room, values, to_waves, slopes
+    which,
+    waves,
+    edges,
+    draws,
+    marks,
+    lengths,
+    inner_gaps,
+    share,
+    parts,
+    turned,
+    scale,
+    log_unit,
+    heads,
+    room,
+    values,
+    to_waves,
+    slopes,
 ):
-    """(B,) values: sum of log rates at events less the integral; slopes of share @ values are added to what ``slopes`` holds.
+    """(B,) values: sum of log rates at events less the integral; slopes of share @ values are added
+    to what ``slopes`` holds.
 
-    Of the B sequences those at ``which``, for whose length there is ``room``. (B, N, D) waves and to_waves: what events' times say,
-    and the slope of that (of no size: not wanted). (B, N + 2) edges of gaps and (B, N + 1, Q) draws from U[0, 1], one for the node in
-    each of Q equal parts of a gap. (B, N) marks; (B,) lengths, and share. With ``inner_gaps`` the first event and what lies before it
-    or after the last do not count, and the position after the last event is left out. ``scale``: the mean gap. (M,) log_unit: rates
-    are exp(log_unit) g(z).
+    Of the B sequences those at ``which``, for whose length there is ``room``. (B, N, D) waves and
+    to_waves: what events' times say, and the slope of that (of no size: not wanted). (B, N + 2)
+    edges of gaps and (B, N + 1, Q) draws from U[0, 1], one for the node in each of Q equal parts of
+    a gap. (B, N) marks; (B,) lengths, and share. With ``inner_gaps`` the first event and what lies
+    before it or after the last do not count, and the position after the last event is left out.
+    ``scale``: the mean gap. (M,) log_unit: rates are exp(log_unit) g(z).
     """
     layers, n, held = len(parts.qkv), len(room.cost), 0
     for b in which:
@@ -63,7 +120,9 @@ def sweep(
         if held + n > room.left.shape[2]:
             settle(held, turned, room, slopes)
             held = 0
-        load(waves[b], edges[b], draws[b], marks[b], lengths[b], last, inner_gaps, parts, scale, room)
+        load(
+            waves[b], edges[b], draws[b], marks[b], lengths[b], last, inner_gaps, parts, scale, room
+        )
         for index in range(layers):
             layer(index, parts, heads, room)
         if len(parts.readout) > len(log_unit):
@@ -73,14 +132,18 @@ def sweep(
         for index in range(layers - 1, -1, -1):
             layer_back(index, held, turned, heads, room, slopes)
         held += n
-        unload(room.to_state, marks[b], last, slopes, to_waves[b] if len(to_waves) else waves[b, :0])
+        unload(
+            room.to_state, marks[b], last, slopes, to_waves[b] if len(to_waves) else waves[b, :0]
+        )
     settle(held, turned, room, slopes)
 
 
 @no_type_check
 def load(waves, edges, draws, marks, events, last, inner_gaps, parts, scale, room):
-    """One sequence into its room: the tokens of ``last`` positions, and of each gap after one the lags of nodes and end, what a unit
-    of rate costs, and the mark that ends it (-1: none that counts)."""
+    """One sequence into its room: the tokens of ``last`` positions, and of each gap after one the
+    lags of nodes and end, what a unit of rate costs, and the mark that ends it (-1: none that
+    counts).
+    """
     D, nodes, n, x = waves.shape[1], draws.shape[1], len(room.cost), room.states[0]
     for c in range(D):
         for i in range(n):
@@ -143,13 +206,26 @@ def layer(index, parts, heads, room):
 
 @no_type_check
 def layer_back(index, held, turned, heads, room, slopes):
-    """One layer down: ``room.to_state`` holds the slope of the next layer's states and then that of this layer's.
+    """One layer down: ``room.to_state`` holds the slope of the next layer's states and then that of
+    this layer's.
 
     The factors of the weights' slopes go into the room's columns from ``held``.
     """
     D, inner, n = turned.qkv.shape[1], turned.up.shape[2], len(room.cost)
-    d, x, joined, found, u = D // heads, room.states[index], room.joined[index], room.found[index], room.normed[index]
-    g, to_total, to_found, to_joined, left = room.to_state, room.to_total, room.to_found, room.to_joined, room.left[index]
+    d, x, joined, found, u = (
+        D // heads,
+        room.states[index],
+        room.joined[index],
+        room.found[index],
+        room.normed[index],
+    )
+    g, to_total, to_found, to_joined, left = (
+        room.to_state,
+        room.to_total,
+        room.to_found,
+        room.to_joined,
+        room.left[index],
+    )
     if inner > 0:
         fed, to_fed = room.inner[index], room.to_inner
         product(turned.down[index], g, to_fed)
@@ -187,7 +263,9 @@ def layer_back(index, held, turned, heads, room, slopes):
 
 @no_type_check
 def hold(part, left, row, held):
-    """Put a matrix into ``left`` from this row and column on. Where an index may be below 0 numba does not use vectors."""
+    """Put a matrix into ``left`` from this row and column on. Where an index may be below 0 numba
+    does not use vectors.
+    """
     row, held = np.uintp(row), np.uintp(held)
     for c in range(np.uintp(part.shape[0])):
         for i in range(np.uintp(part.shape[1])):
@@ -205,8 +283,15 @@ def hold_turned(part, right, held):
 
 @no_type_check
 def settle(held, turned, room, slopes):
-    """Add the products of the positions held to the slopes of the layers' weights. Columns that are not in use are 0."""
-    layers, D, inner, K = len(turned.qkv), turned.qkv.shape[1], turned.up.shape[2], room.left.shape[2]
+    """Add the products of the positions held to the slopes of the layers' weights. Columns that are
+    not in use are 0.
+    """
+    layers, D, inner, K = (
+        len(turned.qkv),
+        turned.qkv.shape[1],
+        turned.up.shape[2],
+        room.left.shape[2],
+    )
     for index in range(layers):
         left = room.left[index]
         for c in range(len(left)):
@@ -235,7 +320,9 @@ def add_product(a, b, part, total):
 
 @no_type_check
 def soft_max(scores, bits, power, top, total):
-    """Weights from scores, key by query, in place: each query's over the keys up to its own. exp as in `readout_loops.exponentials`."""
+    """Weights from scores, key by query, in place: each query's over the keys up to its own. exp as
+    in `readout_loops.exponentials`.
+    """
     n = len(scores)
     for i in range(n):
         top[i] = UNSEEN

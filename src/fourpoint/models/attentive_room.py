@@ -1,4 +1,5 @@
-"""What the loops of `models.attentive_loops` work on: a model's weights as arrays, and the room that one sequence takes.
+"""What the loops of `models.attentive_loops` work on: a model's weights as arrays, and the room
+that one sequence takes.
 
 Letters: D numbers in a state, M marks, n positions rounded up to whole vector registers.
 """
@@ -16,9 +17,11 @@ LANES = 16  # numbers in a vector register: lengths are rounded up to a multiple
 
 
 class Parts(NamedTuple):
-    """The weights of a model, or their slopes: (D,) first state, (M, D) vectors of marks, those of the encoder, then the read-out's.
+    """The weights of a model, or their slopes: (D,) first state, (M, D) vectors of marks, those of
+    the encoder, then the read-out's.
 
-    THP reads out (M, D) levels and has an (M,) slope; SAHP reads out (3 M, D), for eta, mu and gamma, and its slope is not used.
+    THP reads out (M, D) levels and has an (M,) slope; SAHP reads out (3 M, D), for eta, mu and
+    gamma, and its slope is not used.
     """
 
     first: np.ndarray
@@ -45,9 +48,11 @@ class Turned(NamedTuple):
 
 
 class Room(NamedTuple):
-    """Space for one sequence of n positions: what every layer keeps for the way down; what is used at once; and the gaps.
+    """Space for one sequence of n positions: what every layer keeps for the way down; what is used
+    at once; and the gaps.
 
-    The slopes of weights are sums of products over positions. Those of several sequences are formed together, which takes half the
+    The slopes of weights are sums of products over positions. Those of several sequences are formed
+    together, which takes half the
     time: ``left`` and the four after it hold their factors until K positions are full.
     """
 
@@ -88,7 +93,12 @@ class Room(NamedTuple):
 
 def turned(parts: Parts) -> Turned:
     """Their transposes, each contiguous."""
-    return Turned(*(np.ascontiguousarray(np.swapaxes(getattr(parts, name), -1, -2)) for name in Turned._fields))
+    return Turned(
+        *(
+            np.ascontiguousarray(np.swapaxes(getattr(parts, name), -1, -2))
+            for name in Turned._fields
+        )
+    )
 
 
 def whole_registers(positions: np.ndarray) -> np.ndarray:
@@ -97,23 +107,51 @@ def whole_registers(positions: np.ndarray) -> np.ndarray:
 
 
 def room_for(n: int, nodes: int, parts: Parts, heads: int) -> Room:
-    """Room for sequences of n positions with ``nodes`` in each gap. That of the last calls is used again, each by its own thread."""
+    """Room for sequences of n positions with ``nodes`` in each gap. That of the last calls is used
+    again, each by its own thread.
+    """
     layers, inner, D = parts.up.shape
     return _room(n, nodes, layers, inner, D, len(parts.readout), heads, get_ident())
 
 
 @lru_cache(maxsize=32)
-def _room(n: int, nodes: int, layers: int, inner: int, D: int, rows: int, heads: int, thread: int) -> Room:
+def _room(
+    n: int, nodes: int, layers: int, inner: int, D: int, rows: int, heads: int, thread: int
+) -> Room:
     """``power`` is the same memory as ``bits``, as floats."""
     K = max(n, TOGETHER)
     shapes: dict[str, tuple[int, ...]] = dict(
-        states=(layers + 1, D, n), joined=(layers, 3 * D, n), weights=(layers, heads, n, n), found=(layers, D, n), normed=(layers, D, n),
-        spread=(layers, n), inner=(layers, inner, n), to_state=(D, n), to_joined=(3 * D, n), to_found=(D, n), to_total=(D, n),
-        to_weights=(n, n), to_inner=(inner, n), read=(rows, n), to_read=(rows, n), one=(n,), other=(n,), rows=(7, n),
-        lags=(nodes + 1, n), cost=(n,), left=(layers, 5 * D + inner, K), of_states=(layers, K, D), of_found=(layers, K, D),
-        of_inner=(layers, K, inner), of_normed=(layers, K, D), qkv=(3 * D, D), out=(D, D), up=(inner, D), down=(D, inner),
+        states=(layers + 1, D, n),
+        joined=(layers, 3 * D, n),
+        weights=(layers, heads, n, n),
+        found=(layers, D, n),
+        normed=(layers, D, n),
+        spread=(layers, n),
+        inner=(layers, inner, n),
+        to_state=(D, n),
+        to_joined=(3 * D, n),
+        to_found=(D, n),
+        to_total=(D, n),
+        to_weights=(n, n),
+        to_inner=(inner, n),
+        read=(rows, n),
+        to_read=(rows, n),
+        one=(n,),
+        other=(n,),
+        rows=(7, n),
+        lags=(nodes + 1, n),
+        cost=(n,),
+        left=(layers, 5 * D + inner, K),
+        of_states=(layers, K, D),
+        of_found=(layers, K, D),
+        of_inner=(layers, K, inner),
+        of_normed=(layers, K, D),
+        qkv=(3 * D, D),
+        out=(D, D),
+        up=(inner, D),
+        down=(D, inner),
         readout=(rows, D),
-    )  # fmt: skip
+    )
     bits = np.empty(n, dtype=np.int32)
     floats = {name: np.empty(shape, dtype=np.float32) for name, shape in shapes.items()}
     return Room(**floats, bits=bits, power=bits.view(np.float32), kinds=np.empty(n, dtype=np.int64))

@@ -1,9 +1,12 @@
-r"""Training SAHP and THP by compiled loops: `attentive_loops` behind one node of the gradient's graph.
+r"""Training SAHP and THP by compiled loops: `attentive_loops` behind one node of the gradient's
+graph.
 
     log L = sum_i log lambda_{m_i}(t_i) - sum over gaps of width / Q sum_q lambda(node_q)
 
-The same numbers as by ``encode`` and ``in_gaps``, to rounding, in about half the time. It is used where numba is installed and all
-of this holds: a gradient is wanted, on the processor, in float32, without dropout, of sequences that are not long, and
+The same numbers as by ``encode`` and ``in_gaps``, to rounding, in about half the time. It is used
+where numba is installed and all
+of this holds: a gradient is wanted, on the processor, in float32, without dropout, of sequences
+that are not long, and
 there is enough work to repay loading the machine code. All others go the plain way.
 """
 
@@ -25,7 +28,9 @@ from fourpoint.models.attentive_room import LANES, Parts, room_for, turned, whol
 from fourpoint.models.encoder import Encoder
 from fourpoint.models.readout_loops import MOST_MULTIPLIED
 
-WORTH_COMPILING = 2**15  # numbers in a batch's states from which the loops are used: compiling takes seconds, once
+WORTH_COMPILING = (
+    2**15
+)  # numbers in a batch's states from which the loops are used: compiling takes seconds, once
 WIDEST = 64  # numbers in a state up to which they are quicker, as measured on one thread
 
 
@@ -46,10 +51,20 @@ class Given(NamedTuple):
 def worth_sweeping(encoder: Encoder, batch: Batch) -> bool:
     """Whether the compiled loops are to be had for this batch, and pay."""
     (B, N), weight = batch.times.shape, encoder.out
-    able = weight.dtype == torch.float32 and weight.device.type == "cpu" and not (encoder.training and encoder.dropout)
+    able = (
+        weight.dtype == torch.float32
+        and weight.device.type == "cpu"
+        and not (encoder.training and encoder.dropout)
+    )
     width, longest = weight.shape[-1], N + LANES
-    enough = width <= WIDEST and B * (N + 1) * width >= WORTH_COMPILING and longest * longest * width // encoder.heads <= MOST_MULTIPLIED
-    wanted = torch.is_grad_enabled() and not batch.times.requires_grad  # slopes in weights, and none in the events' own times
+    enough = (
+        width <= WIDEST
+        and B * (N + 1) * width >= WORTH_COMPILING
+        and longest * longest * width // encoder.heads <= MOST_MULTIPLIED
+    )
+    wanted = (
+        torch.is_grad_enabled() and not batch.times.requires_grad
+    )  # slopes in weights, and none in the events' own times
     return able and enough and wanted and compiled_sweep() is not None
 
 
@@ -66,10 +81,11 @@ def swept_log_likelihood(
 ) -> Float[Tensor, " B"]:
     """An estimate of each sequence's log-likelihood, with gradient.
 
-    ``edges`` are the batch's and ``waves`` what its events' times say; ``read`` the vectors of the marks, the read-out, its shifts, its
-    slopes in time and the link's logarithmic scales; ``scale`` the mean gap and ``log_unit`` the marks' logarithmic mean rates.
-    ``draws`` from U[0, 1] place a node in each of Q equal parts of every gap. With ``inner_gaps`` the first event and what lies before
-    it or after the last do not count.
+    ``edges`` are the batch's and ``waves`` what its events' times say; ``read`` the vectors of the
+    marks, the read-out, its shifts, its slopes in time and the link's logarithmic scales; ``scale``
+    the mean gap and ``log_unit`` the marks' logarithmic mean rates. ``draws`` from U[0, 1] place a
+    node in each of Q equal parts of every gap. With ``inner_gaps`` the first event and what lies
+    before it or after the last do not count.
     """
     marks, *rest = read
     about = (inner_gaps, float(scale), log_unit.float(), encoder.heads)
@@ -79,12 +95,17 @@ def swept_log_likelihood(
 
 
 class _Swept(torch.autograd.Function):
-    """The sweep as a function of waves and weights. Its slopes come with its values, for sequences of one and the same weight; where
-    they are wanted with others, it is done again."""
+    """The sweep as a function of waves and weights. Its slopes come with its values, for sequences
+    of one and the same weight; where they are wanted with others, it is done again.
+    """
 
     @staticmethod
-    def forward(ctx: Any, waves: Float[Tensor, "B N D"], given: Given, *weights: Tensor | None) -> Float[Tensor, " B"]:
-        values, to_waves, slopes = _run(waves, given, weights, waves.new_ones(len(waves)), ctx.needs_input_grad[0])
+    def forward(
+        ctx: Any, waves: Float[Tensor, "B N D"], given: Given, *weights: Tensor | None
+    ) -> Float[Tensor, " B"]:
+        values, to_waves, slopes = _run(
+            waves, given, weights, waves.new_ones(len(waves)), ctx.needs_input_grad[0]
+        )
         ctx.save_for_backward(waves, to_waves, slopes, *weights)
         ctx.given = given
         return values.to(waves)
@@ -94,29 +115,68 @@ class _Swept(torch.autograd.Function):
     def backward(ctx: Any, *outside: Tensor) -> tuple[Tensor | None, ...]:
         waves, to_waves, slopes, *weights = ctx.saved_tensors
         share, wanted = outside[0], ctx.needs_input_grad[0]
-        if share.stride() == (0,) or bool((share == share[0]).all()):  # the slope of a sum is one number, laid out for all
+        if share.stride() == (0,) or bool(
+            (share == share[0]).all()
+        ):  # the slope of a sum is one number, laid out for all
             to_waves, slopes = to_waves * share[0] if wanted else to_waves, slopes * share[0]
         else:
             _, to_waves, slopes = _run(waves, ctx.given, weights, share, wanted)
         parts = iter(slopes.split([w.numel() for w in weights if w is not None]))
-        return to_waves if wanted else None, None, *(None if w is None else next(parts).view(w.shape) for w in weights)
+        return (
+            to_waves if wanted else None,
+            None,
+            *(None if w is None else next(parts).view(w.shape) for w in weights),
+        )
 
 
 def _run(
-    waves: Float[Tensor, "B N D"], given: Given, weights: Sequence[Tensor | None], share: Float[Tensor, " B"], wanted: bool
+    waves: Float[Tensor, "B N D"],
+    given: Given,
+    weights: Sequence[Tensor | None],
+    share: Float[Tensor, " B"],
+    wanted: bool,
 ) -> tuple[Float[Tensor, " B"], Tensor, Float[Tensor, " W"]]:
-    """Values, and the slopes of share @ values: in waves, where ``wanted``, and in all weights, end to end."""
+    """Values, and the slopes of share @ values: in waves, where ``wanted``, and in all weights, end
+    to end.
+    """
     parts = _parts(weights)
-    slopes, values = waves.new_zeros(sum(part.size for part in parts)), waves.new_empty(len(waves), dtype=torch.float64)
+    slopes, values = (
+        waves.new_zeros(sum(part.size for part in parts)),
+        waves.new_empty(len(waves), dtype=torch.float64),
+    )
     to_waves, flat = waves.new_empty(waves.shape if wanted else (0, 0, 0)), slopes.numpy()
     ends = accumulate(part.size for part in parts)
-    to_parts = Parts(*(flat[end - part.size : end].reshape(part.shape) for part, end in zip(parts, ends, strict=True)))
-    edges, draws, marks, lengths = (x.contiguous().numpy() for x in (given.edges, given.draws, given.marks, given.lengths))
-    data = (waves.detach().contiguous().numpy(), edges, draws, marks, lengths, given.inner_gaps, share.contiguous().numpy())
-    settings, found = (parts, turned(parts), given.scale, given.log_unit.numpy(), given.heads), (values.numpy(), to_waves.numpy(), to_parts)
+    to_parts = Parts(
+        *(
+            flat[end - part.size : end].reshape(part.shape)
+            for part, end in zip(parts, ends, strict=True)
+        )
+    )
+    edges, draws, marks, lengths = (
+        x.contiguous().numpy() for x in (given.edges, given.draws, given.marks, given.lengths)
+    )
+    data = (
+        waves.detach().contiguous().numpy(),
+        edges,
+        draws,
+        marks,
+        lengths,
+        given.inner_gaps,
+        share.contiguous().numpy(),
+    )
+    settings, found = (
+        (parts, turned(parts), given.scale, given.log_unit.numpy(), given.heads),
+        (values.numpy(), to_waves.numpy(), to_parts),
+    )
     sizes = whole_registers(lengths + 1 - given.inner_gaps)
     for n in np.unique(sizes).tolist():
-        given.sweep(np.flatnonzero(sizes == n), *data, *settings, room_for(n, draws.shape[-1], parts, given.heads), *found)
+        given.sweep(
+            np.flatnonzero(sizes == n),
+            *data,
+            *settings,
+            room_for(n, draws.shape[-1], parts, given.heads),
+            *found,
+        )
     return values, to_waves, slopes
 
 
@@ -125,4 +185,9 @@ def _parts(weights: Sequence[Tensor | None]) -> Parts:
     named = dict(zip(Parts._fields, weights, strict=True))
     layers, width = (0, 0) if named["out"] is None else named["out"].shape[:2]
     empty = dict(up=(layers, 0, width), up_shift=(layers, 0), down=(layers, width, 0))
-    return Parts(*(np.empty(empty[name], dtype=np.float32) if w is None else w.detach().numpy() for name, w in named.items()))
+    return Parts(
+        *(
+            np.empty(empty[name], dtype=np.float32) if w is None else w.detach().numpy()
+            for name, w in named.items()
+        )
+    )

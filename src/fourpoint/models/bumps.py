@@ -1,9 +1,11 @@
-"""Rates that are sums of normal bumps over the window: the non-homogeneous processes of the paper's experiments.
+"""Rates that are sums of normal bumps over the window: the non-homogeneous processes of the paper's
+experiments.
 
     Bumps           lambda(t) = sum_b f_b(t),                   f_b(t) = c_b phi(s_b (t - start - centre_b))
     FilteredBumps   lambda(t) = E[sum_b U_b f_b(t) | past],     U_b ~ U[0, 1] afresh in every sequence
 
-phi is the standard normal density. Both are truths rather than models to fit: they have no parameters.
+phi is the standard normal density. Both are truths rather than models to fit: they have no
+parameters.
 """
 
 from __future__ import annotations
@@ -25,13 +27,20 @@ Bump = tuple[float, float, float]  # height c, speed s, centre
 
 
 class Bumps(nn.Module):
-    """A Poisson process whose rate is a sum of normal bumps, ``sum_b c_b phi(s_b (t - start - centre_b))``.
+    """A Poisson process whose rate is a sum of normal bumps, ``sum_b c_b phi(s_b (t - start -
+    centre_b))``.
 
-    ``bumps`` are triples (c, s, centre): rate at the top times sqrt(2 pi), speed per unit of time, place in the window.
+    ``bumps`` are triples (c, s, centre): rate at the top times sqrt(2 pi), speed per unit of time,
+    place in the window.
 
     >>> from fourpoint.events import Sequence
     >>> model, nothing = Bumps([(100.0, 1.0, 0.5)]), Sequence([], start=0.0, stop=1.0).batch()
-    >>> round(model.integral(model.encode(nothing), nothing.start[:, None], nothing.stop[:, None]).item(), 2)
+    >>> round(
+    ...     model.integral(
+    ...         model.encode(nothing), nothing.start[:, None], nothing.stop[:, None]
+    ...     ).item(),
+    ...     2,
+    ... )
     38.29
     """
 
@@ -53,32 +62,51 @@ class Bumps(nn.Module):
         return positions_of(batch, before)
 
     def extend(
-        self, history: Positions, time: Float[Tensor, " B"], mark: Int[Tensor, " B"], active: Bool[Tensor, " B"] | None = None
+        self,
+        history: Positions,
+        time: Float[Tensor, " B"],
+        mark: Int[Tensor, " B"],
+        active: Bool[Tensor, " B"] | None = None,
     ) -> Positions:
         return extended(history, time, active)
 
     def log_intensity(
-        self, history: Positions, times: Float[Tensor, "B G Q"], seen: Int[Tensor, "B G"] | None = None
+        self,
+        history: Positions,
+        times: Float[Tensor, "B G Q"],
+        seen: Int[Tensor, "B G"] | None = None,
     ) -> Float[Tensor, "B G Q 1"]:
-        return log_bumps(self.table, times - history.start[:, None, None]).logsumexp(-1, keepdim=True)
+        return log_bumps(self.table, times - history.start[:, None, None]).logsumexp(
+            -1, keepdim=True
+        )
 
     def intensity(self, history: Positions, times: Float[Tensor, "B Q"]) -> Float[Tensor, "B Q 1"]:
         return protocol.intensity(self, history, times)
 
     def integral(
-        self, history: Positions, a: Float[Tensor, "B G"], b: Float[Tensor, "B G"], seen: Int[Tensor, "B G"] | None = None
+        self,
+        history: Positions,
+        a: Float[Tensor, "B G"],
+        b: Float[Tensor, "B G"],
+        seen: Int[Tensor, "B G"] | None = None,
     ) -> Float[Tensor, "B G 1"]:
         since = history.start[:, None]
-        return (bump_integrals(self.table, b - since) - bump_integrals(self.table, a - since)).sum(-1, keepdim=True)
+        return (bump_integrals(self.table, b - since) - bump_integrals(self.table, a - since)).sum(
+            -1, keepdim=True
+        )
 
-    def bound(self, history: Positions, a: Float[Tensor, " B"], b: Float[Tensor, " B"]) -> Float[Tensor, " B"]:
+    def bound(
+        self, history: Positions, a: Float[Tensor, " B"], b: Float[Tensor, " B"]
+    ) -> Float[Tensor, " B"]:
         """An upper bound of the rate on [a, b]: the sum of each bump's highest point there."""
         return highest_bumps(self.table, a - history.start, b - history.start).sum(-1)
 
 
 @dataclass(frozen=True, eq=False)
 class Amplitudes:
-    """Positions, and at each the log weight of every point of a grid of amplitudes, before the factor of no events."""
+    """Positions, and at each the log weight of every point of a grid of amplitudes, before the
+    factor of no events.
+    """
 
     positions: Positions
     scores: Float[Tensor, "B P A"]
@@ -97,7 +125,8 @@ class Amplitudes:
 
 
 class FilteredBumps(nn.Module):
-    """The rate of :class:`Bumps` with unknown amplitudes U_b ~ U[0, 1], given the past: ``E[sum_b U_b f_b(t) | past]``.
+    """The rate of :class:`Bumps` with unknown amplitudes U_b ~ U[0, 1], given the past: ``E[sum_b
+    U_b f_b(t) | past]``.
 
     On a Gauss-Legendre grid of amplitudes u, with F_b the integral of f_b from the start,
 
@@ -107,9 +136,14 @@ class FilteredBumps(nn.Module):
     ``points`` per amplitude: 32 are exact to rounding for tens of events.
 
     >>> from fourpoint.events import Sequence
-    >>> model, nothing = FilteredBumps([(100.0, 1.0, 0.5)]), Sequence([], start=0.0, stop=1.0).batch()
+    >>> model, nothing = (
+    ...     FilteredBumps([(100.0, 1.0, 0.5)]),
+    ...     Sequence([], start=0.0, stop=1.0).batch(),
+    ... )
     >>> rate = model.intensity(model.encode(nothing), torch.tensor([[0.0, 0.5]]).double())
-    >>> [round(x, 2) for x in rate.flatten().tolist()]  # half of the full rate, and far less after silence
+    >>> [
+    ...     round(x, 2) for x in rate.flatten().tolist()
+    ... ]  # half of the full rate, and far less after silence
     [17.6, 2.08]
     """
 
@@ -123,10 +157,17 @@ class FilteredBumps(nn.Module):
         self.marks = MarkSpace()
         self.points = points
         x, w = np.polynomial.legendre.leggauss(points)
-        axes, weights = [torch.from_numpy((x + 1) / 2)] * len(bumps), [torch.from_numpy(np.log(w / 2))] * len(bumps)
+        axes, weights = (
+            [torch.from_numpy((x + 1) / 2)] * len(bumps),
+            [torch.from_numpy(np.log(w / 2))] * len(bumps),
+        )
         self.register_buffer("table", torch.tensor(bumps, dtype=torch.float64).reshape(-1, 3))
-        self.register_buffer("grid", torch.cartesian_prod(*axes).reshape(-1, len(bumps)).T.contiguous())
-        self.register_buffer("prior", torch.cartesian_prod(*weights).reshape(-1, len(bumps)).sum(-1))
+        self.register_buffer(
+            "grid", torch.cartesian_prod(*axes).reshape(-1, len(bumps)).T.contiguous()
+        )
+        self.register_buffer(
+            "prior", torch.cartesian_prod(*weights).reshape(-1, len(bumps)).sum(-1)
+        )
 
     def settings(self) -> dict[str, Any]:
         return {"bumps": self.table.tolist(), "points": self.points}
@@ -141,15 +182,24 @@ class FilteredBumps(nn.Module):
         return Amplitudes(positions, torch.cat([first[:, None], gains], 1).cumsum(1))
 
     def extend(
-        self, history: Amplitudes, time: Float[Tensor, " B"], mark: Int[Tensor, " B"], active: Bool[Tensor, " B"] | None = None
+        self,
+        history: Amplitudes,
+        time: Float[Tensor, " B"],
+        mark: Int[Tensor, " B"],
+        active: Bool[Tensor, " B"] | None = None,
     ) -> Amplitudes:
         after = extended(history.positions, time, active)
         old = _last(history)
         new = old + self._log_rates((time - history.start)[:, None])[:, 0]
-        return Amplitudes(after, (new if active is None else torch.where(active[:, None], new, old))[:, None])
+        return Amplitudes(
+            after, (new if active is None else torch.where(active[:, None], new, old))[:, None]
+        )
 
     def log_intensity(
-        self, history: Amplitudes, times: Float[Tensor, "B G Q"], seen: Int[Tensor, "B G"] | None = None
+        self,
+        history: Amplitudes,
+        times: Float[Tensor, "B G Q"],
+        seen: Int[Tensor, "B G"] | None = None,
     ) -> Float[Tensor, "B G Q 1"]:
         since = times - history.start[:, None, None]
         answers = []
@@ -162,7 +212,11 @@ class FilteredBumps(nn.Module):
         return protocol.intensity(self, history, times)
 
     def integral(
-        self, history: Amplitudes, a: Float[Tensor, "B G"], b: Float[Tensor, "B G"], seen: Int[Tensor, "B G"] | None = None
+        self,
+        history: Amplitudes,
+        a: Float[Tensor, "B G"],
+        b: Float[Tensor, "B G"],
+        seen: Int[Tensor, "B G"] | None = None,
     ) -> Float[Tensor, "B G 1"]:
         answers = []
         for row, start in enumerate(history.start):
@@ -171,11 +225,15 @@ class FilteredBumps(nn.Module):
             answers.append(left - right)
         return torch.stack(answers)[..., None]
 
-    def bound(self, history: Amplitudes, a: Float[Tensor, " B"], b: Float[Tensor, " B"]) -> Float[Tensor, " B"]:
+    def bound(
+        self, history: Amplitudes, a: Float[Tensor, " B"], b: Float[Tensor, " B"]
+    ) -> Float[Tensor, " B"]:
         """An upper bound of the rate on [a, b]: no amplitude is above 1."""
         return highest_bumps(self.table, a - history.start, b - history.start).sum(-1)
 
-    def _log_weights(self, scores: Float[Tensor, "*S A"], since: Float[Tensor, "*T"]) -> Float[Tensor, "*T A"]:
+    def _log_weights(
+        self, scores: Float[Tensor, "*S A"], since: Float[Tensor, "*T"]
+    ) -> Float[Tensor, "*T A"]:
         """log w at times since the start, for scores that broadcast against them."""
         return scores - bump_integrals(self.table, since) @ self.grid
 
@@ -192,13 +250,24 @@ def log_bumps(table: Float[Tensor, "bumps 3"], x: Float[Tensor, "*S"]) -> Float[
     return height.log() - 0.5 * (speed * (x[..., None] - centre)).square() - 0.5 * log(2 * pi)
 
 
-def bump_integrals(table: Float[Tensor, "bumps 3"], x: Float[Tensor, "*S"]) -> Float[Tensor, "*S bumps"]:
+def bump_integrals(
+    table: Float[Tensor, "bumps 3"], x: Float[Tensor, "*S"]
+) -> Float[Tensor, "*S bumps"]:
     """F_b(x), the integral of f_b from 0 to x since the start."""
     height, speed, centre = table.unbind(-1)
-    return height / speed * (torch.special.ndtr(speed * (x[..., None] - centre)) - torch.special.ndtr(-speed * centre))
+    return (
+        height
+        / speed
+        * (
+            torch.special.ndtr(speed * (x[..., None] - centre))
+            - torch.special.ndtr(-speed * centre)
+        )
+    )
 
 
-def highest_bumps(table: Float[Tensor, "bumps 3"], a: Float[Tensor, " B"], b: Float[Tensor, " B"]) -> Float[Tensor, "B bumps"]:
+def highest_bumps(
+    table: Float[Tensor, "bumps 3"], a: Float[Tensor, " B"], b: Float[Tensor, " B"]
+) -> Float[Tensor, "B bumps"]:
     """The largest f_b on [a, b] since the start: at the centre, or at the end next to it."""
     nearest = torch.minimum(torch.maximum(table[:, 2], a[:, None]), b[:, None])
     return log_bumps(table, nearest).diagonal(dim1=1, dim2=2).exp()

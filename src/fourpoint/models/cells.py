@@ -1,7 +1,9 @@
-"""Cells of a map: a regular grid over one or two axes of a box, with the other axes integrated over.
+"""Cells of a map: a regular grid over one or two axes of a box, with the other axes integrated
+over.
 
-Models give the mean of their rate in every cell rather than its value in the middle, so that a kernel narrower than a cell is
-neither missed nor exaggerated. Rates are per unit of what is shown: area for two axes, length for one.
+Models give the mean of their rate in every cell rather than its value in the middle, so that a
+kernel narrower than a cell is neither missed nor exaggerated. Rates are per unit of what is shown:
+area for two axes, length for one.
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ HIDDEN = 8  # Gauss nodes on every axis that is not shown
 
 @dataclass(frozen=True)
 class Cells:
-    """``count`` equal cells along each of the axes ``shown`` of a box; the first axis shown varies slowest.
+    """``count`` equal cells along each of the axes ``shown`` of a box; the first axis shown varies
+    slowest.
 
     >>> cells = Cells(Box(("x", "y"), (0, 0), (1, 4)), shown=(1,), count=2)
     >>> cells.edges[0].tolist(), cells.middles[0].tolist(), len(cells)
@@ -55,9 +58,13 @@ class Cells:
 
     @cached_property
     def places(self) -> tuple[Float[Tensor, "C S k"], Float[Tensor, " S"]]:
-        """The middle of every cell with Gauss nodes on the axes not shown, and their weights; (1,) without such axes."""
+        """The middle of every cell with Gauss nodes on the axes not shown, and their weights; (1,)
+        without such axes.
+        """
         x, w = (part.numpy() for part in gauss_legendre(HIDDEN))
-        spans = [(self.box.low[axis], self.box.high[axis] - self.box.low[axis]) for axis in self.hidden]
+        spans = [
+            (self.box.low[axis], self.box.high[axis] - self.box.low[axis]) for axis in self.hidden
+        ]
         front = _product(list(self.middles))
         back = _product([low + width * x for low, width in spans])
         weights = _product([width * w for _, width in spans]).prod(1)
@@ -66,8 +73,12 @@ class Cells:
         found[..., list(self.hidden)] = back[None]
         return torch.from_numpy(found), torch.from_numpy(weights)
 
-    def shares(self, density: Float[Tensor, "M ..."], overlaps: list[Float[Tensor, "g n"]]) -> Float[Tensor, "C M"]:
-        """A table with one axis per axis of the box, contracted with ``overlaps`` along those shown and summed over the others."""
+    def shares(
+        self, density: Float[Tensor, "M ..."], overlaps: list[Float[Tensor, "g n"]]
+    ) -> Float[Tensor, "C M"]:
+        """A table with one axis per axis of the box, contracted with ``overlaps`` along those shown
+        and summed over the others.
+        """
         for axis in range(self.box.dimension):
             along = density.movedim(axis + 1, -1)
             if axis in self.shown:

@@ -1,16 +1,18 @@
-r"""DAPP, the deep attention point process: a rate driven by attention to past events through a learned Fourier kernel.
+r"""DAPP, the deep attention point process: a rate driven by attention to past events through a
+learned Fourier kernel.
 
 For an event x = (t, m) and heads k = 1..K,
 
     A_k(x)      = sum_i weight_k(x, x_i) v_ki                        attention to the past, `maths.attention`
     lambda(x)   = mu_m(t) + g(b_m + drift_m(t) + sum_k r_km A_k(x))  equation (5), t counted from the window's start
 
-with the kernel of `maths.fourier` as score. :meth:`DAPP.paper` is the paper's model to the letter: two heads, weights
-that sum to 1 (softmax), values linear in (t, m), softplus, a constant mu, random phases. The plain :class:`DAPP` differs
-where measuring said so. Its weights are not normalised, since a mean cannot count events and a sum can: an exponential
-Hawkes process and a self-correcting one are then both inside the family. Its values are one constant per mark, the
-softplus has a learned scale, so that events may add to the rate or multiply it (`models.rate`), there is a drift in time
-inside it, and modes may decay (`models.modes`), which keeps a stream's state bounded.
+with the kernel of `maths.fourier` as score. :meth:`DAPP.paper` is the paper's model to the letter:
+two heads, weights that sum to 1 (softmax), values linear in (t, m), softplus, a constant mu, random
+phases. The plain :class:`DAPP` differs where measuring said so. Its weights are not normalised,
+since a mean cannot count events and a sum can: an exponential Hawkes process and a self-correcting
+one are then both inside the family. Its values are one constant per mark, the softplus has a
+learned scale, so that events may add to the rate or multiply it (`models.rate`), there is a drift
+in time inside it, and modes may decay (`models.modes`), which keeps a stream's state bounded.
 
 Source: Zhu, Zhang, Ding and Xie, "Deep Fourier kernel for self-attentive point processes" (2021).
 """
@@ -59,16 +61,21 @@ class DAPP(Described, nn.Module):
         marks: the mark space of the data (`data.marks`), a number of types, or None.
         heads: K, the number of attention heads.
         features: D, modes drawn from the spectrum for every minibatch in training.
-        eval_features: modes of the one set used for evaluation, sampling and streams; None picks the smallest of 128
-            to 1,024 that keeps each past event's effect inside the link within .005, after training.
+        eval_features: modes of the one set used for evaluation, sampling and streams; None picks
+            the smallest of 128 to 1,024 that keeps each past event's effect inside the link within
+            .005, after training.
         normalise: "none" (a sum), "ratio" or "softmax" (weights that sum to 1).
-        phase: "paired" (cosine and sine) or "random", as in the paper's (7); random needs the dense form.
+        phase: "paired" (cosine and sine) or "random", as in the paper's (7); random needs the dense
+        form.
         values: "mark" (a constant per mark), "linear" in (t, m) as in the paper, or "affine".
-        score: "fourier" (the learned spectrum), "dot" (a product of projected events) or "neural" (a network on them).
-        keep: eta, how many past events each head remembers (ODAPP, `maths.selection`): a number, or a share of the longest
-            training sequence such as .5; None: all of them.
-        link: "exp", "softplus" (with a learned scale) or "identity" (everything non-negative: a Hawkes process).
-        base: mu, "constant" per mark, "spline" in time, or "auto": a spline where all windows have one length.
+        score: "fourier" (the learned spectrum), "dot" (a product of projected events) or "neural"
+        (a network on them).
+        keep: eta, how many past events each head remembers (ODAPP, `maths.selection`): a number, or
+            a share of the longest training sequence such as .5; None: all of them.
+        link: "exp", "softplus" (with a learned scale) or "identity" (everything non-negative: a
+        Hawkes process).
+        base: mu, "constant" per mark, "spline" in time, or "auto": a spline where all windows have
+        one length.
         drift: the same for the term inside the link: "spline", "none" or "auto".
         decay: whether modes may decay.
         generator: widths of the hidden layers of the networks that generate the spectrum.
@@ -79,12 +86,17 @@ class DAPP(Described, nn.Module):
         draw: "even" (a shifted Sobol set) or "independent" noise.
         seed: of the initial weights.
 
-    Fails with :class:`UserError` where a choice is unknown or where two of them contradict each other.
+    Fails with :class:`UserError` where a choice is unknown or where two of them contradict each
+    other.
 
     >>> from fourpoint.events import Sequence
     >>> model = DAPP(features=8, eval_features=64).eval()
     >>> batch = Sequence([0.2, 0.5], start=0.0, stop=1.0).batch()
-    >>> tuple(model.intensity(model.encode(batch), torch.tensor([[0.1, 0.3, 0.9]], dtype=torch.float64)).shape)
+    >>> tuple(
+    ...     model.intensity(
+    ...         model.encode(batch), torch.tensor([[0.1, 0.3, 0.9]], dtype=torch.float64)
+    ...     ).shape
+    ... )
     (1, 3, 1)
     """
 
@@ -124,23 +136,62 @@ class DAPP(Described, nn.Module):
         embedding = embedding or (2 if M == 1 else 8)
         drift = "none" if link == "identity" and drift == "auto" else drift
         self._settings: dict[str, Any] = dict(
-            heads=heads, features=features, eval_features=eval_features, normalise=normalise, phase=phase, values=values, score=score,
-            keep=keep, link=link, learn_scale=learn_scale, base=base, drift=drift, decay=decay, generator=tuple(generator), noise=noise,
-            embedding=embedding, width=width, knots=knots, activation=activation, form=form, draw=draw, seed=seed,
-        )  # fmt: skip
+            heads=heads,
+            features=features,
+            eval_features=eval_features,
+            normalise=normalise,
+            phase=phase,
+            values=values,
+            score=score,
+            keep=keep,
+            link=link,
+            learn_scale=learn_scale,
+            base=base,
+            drift=drift,
+            decay=decay,
+            generator=tuple(generator),
+            noise=noise,
+            embedding=embedding,
+            width=width,
+            knots=knots,
+            activation=activation,
+            form=form,
+            draw=draw,
+            seed=seed,
+        )
         check_choices(self._settings)
         random = torch.Generator().manual_seed(seed)
         self.modes: Modes | PairScore
         if score == "fourier":
             self.modes = Modes(
-                heads, M, features=features, stored=eval_features or SIZES[0], noise=noise, embedding=embedding, generator=generator,
-                activation=activation, decay=decay, random_phase=phase == "random", even=draw == "even", seed=seed,
-            )  # fmt: skip
+                heads,
+                M,
+                features=features,
+                stored=eval_features or SIZES[0],
+                noise=noise,
+                embedding=embedding,
+                generator=generator,
+                activation=activation,
+                decay=decay,
+                random_phase=phase == "random",
+                even=draw == "even",
+                seed=seed,
+            )
         else:
-            self.modes = PairScore(score, heads, M, embedding=embedding, generator=generator, activation=activation, seed=seed)
+            self.modes = PairScore(
+                score,
+                heads,
+                M,
+                embedding=embedding,
+                generator=generator,
+                activation=activation,
+                seed=seed,
+            )
         self.rate = Rate(M, link=link, learn_scale=learn_scale, base=base, drift=drift, knots=knots)
         inputs = {"mark": M, "affine": M + 1, "linear": 1 + (M if M > 1 else 0)}[values]
-        self.value_weight = nn.Parameter(torch.randn(heads, width, inputs, generator=random) / math.sqrt(width))
+        self.value_weight = nn.Parameter(
+            torch.randn(heads, width, inputs, generator=random) / math.sqrt(width)
+        )
         self.value_readout = nn.Parameter(torch.ones(heads, width), requires_grad=width > 1)
         self.readout = nn.Parameter(torch.ones(heads, M), requires_grad=M > 1)
         self.register_buffer("time_scale", torch.ones((), dtype=torch.float64))
@@ -163,26 +214,49 @@ class DAPP(Described, nn.Module):
         width: int = 8,
         seed: int = 0,
     ) -> DAPP:
-        """The paper's model: softmax weights, linear values, softplus, constant mu, random phases, no decay, no drift.
+        """The paper's model: softmax weights, linear values, softplus, constant mu, random phases,
+        no decay, no drift.
 
-        ``normalise="ratio"`` reads (3) as printed; it needs paired phases, which are then used. ``score`` and ``keep`` give the
-        ablations and the online forms of the paper's Table 1, which keeps half of the longest sequence.
+        ``normalise="ratio"`` reads (3) as printed; it needs paired phases, which are then used.
+        ``score`` and ``keep`` give the ablations and the online forms of the paper's Table 1, which
+        keeps half of the longest sequence.
 
         >>> DAPP.paper().settings()["phase"], DAPP.paper().settings()["features"]
         ('random', 20)
         """
         return DAPP(
-            marks, heads=heads, features=features, eval_features=eval_features, normalise=normalise, score=score,
-            keep=keep, values="linear", link="softplus", learn_scale=False, base="constant", drift="none",
-            phase="random" if normalise == "softmax" and score == "fourier" else "paired", decay=False, generator=generator,
-            noise=noise, embedding=embedding, width=width, draw="independent", seed=seed,
-        )  # fmt: skip
+            marks,
+            heads=heads,
+            features=features,
+            eval_features=eval_features,
+            normalise=normalise,
+            score=score,
+            keep=keep,
+            values="linear",
+            link="softplus",
+            learn_scale=False,
+            base="constant",
+            drift="none",
+            phase="random" if normalise == "softmax" and score == "fourier" else "paired",
+            decay=False,
+            generator=generator,
+            noise=noise,
+            embedding=embedding,
+            width=width,
+            draw="independent",
+            seed=seed,
+        )
 
     @property
     def _scannable(self) -> bool:
         """Whether the sum has a linear form, and the dense one was not asked for."""
         s = self._settings
-        return s["form"] != "dense" and s["normalise"] != "softmax" and s["phase"] == "paired" and s["score"] == "fourier"
+        return (
+            s["form"] != "dense"
+            and s["normalise"] != "softmax"
+            and s["phase"] == "paired"
+            and s["score"] == "fourier"
+        )
 
     @property
     def scanned(self) -> bool:
@@ -191,12 +265,16 @@ class DAPP(Described, nn.Module):
 
     @property
     def linear(self) -> bool:
-        """Whether a history can be gone on from in constant memory: the linear forms, and bounded memories."""
+        """Whether a history can be gone on from in constant memory: the linear forms, and bounded
+        memories.
+        """
         return self.scanned or self._settings["keep"] is not None
 
     @property
     def rounded_products(self) -> bool:
-        """Whether training on a CUDA device may round what is multiplied: a network on all pairs is all products."""
+        """Whether training on a CUDA device may round what is multiplied: a network on all pairs is
+        all products.
+        """
         return self._settings["score"] == "neural"
 
     def keeping(self, keep: int) -> DAPP:
@@ -206,7 +284,11 @@ class DAPP(Described, nn.Module):
         100
         """
         other = copy.copy(self)
-        other._settings = {**self._settings, "keep": keep, "form": "auto" if self._settings["form"] == "scan" else self._settings["form"]}
+        other._settings = {
+            **self._settings,
+            "keep": keep,
+            "form": "auto" if self._settings["form"] == "scan" else self._settings["form"],
+        }
         check_choices(other._settings)
         return other
 
@@ -215,16 +297,24 @@ class DAPP(Described, nn.Module):
         size = self._settings["eval_features"]
         if size is not None and isinstance(self.modes, Modes):
             size = self.modes.noise.shape[1]
-        return {**self._settings, "generator": list(self._settings["generator"]), "eval_features": size}
+        return {
+            **self._settings,
+            "generator": list(self._settings["generator"]),
+            "eval_features": size,
+        }
 
     # ------------------------------------------------------------------ what comes from the data
 
     def initialise(self, data: Dataset) -> list[str]:
-        """Time scale, base rates and the spread of frequencies from ``data``; drift and base where left to it (`models.dapp_start`)."""
+        """Time scale, base rates and the spread of frequencies from ``data``; drift and base where
+        left to it (`models.dapp_start`).
+        """
         return initialise(self, data)
 
     def embedded(self, closed_form: nn.Module) -> dict[str, Tensor] | None:
-        """Weights with which this model is nearly the given Poisson or Hawkes process; None if there are none."""
+        """Weights with which this model is nearly the given Poisson or Hawkes process; None if
+        there are none.
+        """
         return embedded(self, closed_form)
 
     # ------------------------------------------------------------------ the spectrum
@@ -234,110 +324,189 @@ class DAPP(Described, nn.Module):
         self.modes.redraw(random)
 
     def spectrum(self, *, fixed: bool = False) -> fourier.Spectrum:
-        """The modes now in use: the last ones drawn while training, else (or where ``fixed``) the evaluation's one set."""
+        """The modes now in use: the last ones drawn while training, else (or where ``fixed``) the
+        evaluation's one set.
+        """
         if not isinstance(self.modes, Modes):
-            raise UserError("a Fourier score", f"score={self._settings['score']!r}, which has no spectrum", "Use score='fourier'.")
+            raise UserError(
+                "a Fourier score",
+                f"score={self._settings['score']!r}, which has no spectrum",
+                "Use score='fourier'.",
+            )
         modes = self.modes(fixed=fixed)
         if self._settings["normalise"] == "ratio":
             return fourier.with_constant(modes)
         return fourier.non_negative(modes) if self._settings["link"] == "identity" else modes
 
     def _parts(self) -> Parts:
-        return Parts(self.spectrum() if isinstance(self.modes, Modes) else self.modes(), self.rate.curves())
+        return Parts(
+            self.spectrum() if isinstance(self.modes, Modes) else self.modes(), self.rate.curves()
+        )
 
-    def kernel(self, lags: Float[Tensor, " L"], mark: int = 0, past_mark: int = 0) -> Float[Tensor, "K L"]:
+    def kernel(
+        self, lags: Float[Tensor, " L"], mark: int = 0, past_mark: int = 0
+    ) -> Float[Tensor, "K L"]:
         """The score kappa_k at ``lags`` in the user's unit, per head."""
-        return fourier.kernel(self.spectrum(), (lags / self.time_scale).to(self.readout), mark, past_mark)
+        return fourier.kernel(
+            self.spectrum(), (lags / self.time_scale).to(self.readout), mark, past_mark
+        )
 
     def rehearse(self) -> None:
         """Use few features for the validations of a training run; :meth:`settle` ends that."""
         self.modes.store(min(self._settings["eval_features"] or SIZES[0], SIZES[0]))
 
     def settle(self, features: int | None = None) -> list[str]:
-        """Fix the evaluation's features: ``features``, or those asked for when the model was made, or as few as are enough
-        (`models.dapp_features`)."""
+        """Fix the evaluation's features: ``features``, or those asked for when the model was made,
+        or as few as are enough (`models.dapp_features`).
+        """
         return settle(self, features)
 
     # ------------------------------------------------------------------ the verbs
 
     def encode(self, batch: Batch, before: DAPPHistory | None = None) -> DAPPHistory:
-        """States after every event of the batch (linear forms), with the events kept for the dense form."""
+        """States after every event of the batch (linear forms), with the events kept for the dense
+        form.
+        """
         if before is not None and not self.linear:
             raise UserError(
-                "a linear form to go on from a history", f"normalise={self._settings['normalise']!r}", "Encode the whole sequence."
+                "a linear form to go on from a history",
+                f"normalise={self._settings['normalise']!r}",
+                "Encode the whole sequence.",
             )
         parts = self._parts() if before is None else before.parts
         start = batch.start if before is None else before.start
         anchor = batch.start[:, None] if before is None else before.times[:, -1:]
         times = torch.cat([anchor, batch.times], 1)
         values = self._values(self._elapsed(batch.times, start), batch.marks)
-        history = DAPPHistory(times, start, batch.lengths, parts, None, past_of(batch.times, batch.marks, values))
+        history = DAPPHistory(
+            times, start, batch.lengths, parts, None, past_of(batch.times, batch.marks, values)
+        )
         if self._settings["keep"] is not None:
             return select(self, history, batch, None if before is None else have(before.memory))
         if not self.scanned or (before is None and self._at_once(batch)):
             return history
-        driven = attention.drive(spectrum_of(parts), batch.marks, self._channels(values), batch.valid)
+        driven = attention.drive(
+            spectrum_of(parts), batch.marks, self._channels(values), batch.valid
+        )
         return self._scan(history, driven, None if before is None else have(before.state)[:, -1])
 
-    def _scan(self, history: DAPPHistory, driven: Complex[Tensor, "B N K D C"], before: Complex[Tensor, "B K D C"] | None) -> DAPPHistory:
+    def _scan(
+        self,
+        history: DAPPHistory,
+        driven: Complex[Tensor, "B N K D C"],
+        before: Complex[Tensor, "B K D C"] | None,
+    ) -> DAPPHistory:
         """The history with states at every position, from what each event adds to them."""
         first = driven.new_zeros(len(driven), *driven.shape[2:]) if before is None else before
-        rest = attention.scan(spectrum_of(history.parts).rate, self._gaps(history.times), driven, before)
+        rest = attention.scan(
+            spectrum_of(history.parts).rate, self._gaps(history.times), driven, before
+        )
         return replace(history, state=torch.cat([first[:, None], rest], 1))
 
     def _kept(self) -> int:
         keep = self._settings["keep"]
         if isinstance(keep, float):
             raise UserError(
-                "keep as a number of events", f"the share {keep:g} of sequences not yet seen", "Fit the model, or pass a number."
+                "keep as a number of events",
+                f"the share {keep:g} of sequences not yet seen",
+                "Fit the model, or pass a number.",
             )
         return int(keep)
 
     def extend(
-        self, history: DAPPHistory, time: Float[Tensor, " B"], mark: Int[Tensor, " B"], active: Bool[Tensor, " B"] | None = None
+        self,
+        history: DAPPHistory,
+        time: Float[Tensor, " B"],
+        mark: Int[Tensor, " B"],
+        active: Bool[Tensor, " B"] | None = None,
     ) -> DAPPHistory:
-        """One event more. Linear forms and bounded memories keep the last position only: constant memory."""
+        """One event more. Linear forms and bounded memories keep the last position only: constant
+        memory.
+        """
         happened = torch.ones_like(mark, dtype=torch.bool) if active is None else active
         old_time = history.times.gather(1, history.lengths[:, None])[:, 0]
         time = torch.where(happened, time, old_time)
         value = self._values(self._elapsed(time[:, None], history.start), mark[:, None])
         if not self.linear:
             return self._append(history, time, mark, value[:, 0], happened)
-        moved = DAPPHistory(time[:, None], history.start, torch.zeros_like(history.lengths), history.parts, None, None)
+        moved = DAPPHistory(
+            time[:, None],
+            history.start,
+            torch.zeros_like(history.lengths),
+            history.parts,
+            None,
+            None,
+        )
         if self._settings["keep"] is not None:
             memory = admit(self, history, time, mark, value[:, 0], happened)
             return replace(moved, past=memory.past(), memory=memory)
         spectrum = spectrum_of(history.parts)
-        driven = attention.drive(spectrum, mark[:, None], self._channels(value), happened[:, None])[:, 0]
+        driven = attention.drive(spectrum, mark[:, None], self._channels(value), happened[:, None])[
+            :, 0
+        ]
         gap = ((time - old_time) / self.time_scale).to(self.readout)
-        return replace(moved, state=attention.step(spectrum.rate, last_state(history), gap, driven)[:, None])
+        return replace(
+            moved, state=attention.step(spectrum.rate, last_state(history), gap, driven)[:, None]
+        )
 
-    def _append(self, h: DAPPHistory, time: Tensor, mark: Tensor, value: Tensor, happened: Tensor) -> DAPPHistory:
+    def _append(
+        self, h: DAPPHistory, time: Tensor, mark: Tensor, value: Tensor, happened: Tensor
+    ) -> DAPPHistory:
         slot = h.lengths + happened
-        times = h.times if int(slot.max()) < h.times.shape[1] else torch.cat([h.times, h.times[:, -1:]], 1)
+        times = (
+            h.times
+            if int(slot.max()) < h.times.shape[1]
+            else torch.cat([h.times, h.times[:, -1:]], 1)
+        )
         after = torch.arange(times.shape[1], device=time.device) >= slot[:, None]
         times = torch.where(after & (slot > 0)[:, None], torch.maximum(times, time[:, None]), times)
-        times = torch.where(torch.arange(times.shape[1], device=time.device) == slot[:, None], time[:, None], times)
-        return replace(h, times=times, lengths=slot, past=appended(have(h.past), h.lengths, time, mark, value, happened))
+        times = torch.where(
+            torch.arange(times.shape[1], device=time.device) == slot[:, None], time[:, None], times
+        )
+        return replace(
+            h,
+            times=times,
+            lengths=slot,
+            past=appended(have(h.past), h.lengths, time, mark, value, happened),
+        )
 
     @torch.no_grad()
     def move(self, history: DAPPHistory, time: Float[Tensor, " B"]) -> DAPPHistory:
-        """The last position, its states moved on to ``time`` with no event in between; nothing moves in dense forms."""
+        """The last position, its states moved on to ``time`` with no event in between; nothing
+        moves in dense forms.
+        """
         if not self.scanned:
             return history
         lag = (time - history.times.gather(1, history.lengths[:, None])[:, 0]) / self.time_scale
-        state = bounds.moved(spectrum_of(history.parts), last_state(history), lag.to(self.readout))[:, None]
-        return DAPPHistory(time[:, None], history.start, torch.zeros_like(history.lengths), history.parts, state, None)
+        state = bounds.moved(spectrum_of(history.parts), last_state(history), lag.to(self.readout))[
+            :, None
+        ]
+        return DAPPHistory(
+            time[:, None],
+            history.start,
+            torch.zeros_like(history.lengths),
+            history.parts,
+            state,
+            None,
+        )
 
     def log_intensity(
-        self, history: DAPPHistory, times: Float[Tensor, "B G Q"], seen: Int[Tensor, "B G"] | None = None
+        self,
+        history: DAPPHistory,
+        times: Float[Tensor, "B G Q"],
+        seen: Int[Tensor, "B G"] | None = None,
     ) -> Float[Tensor, "B G Q M"]:
         """log(mu + g(z)), the logarithm taken before anything can overflow."""
         z = torch.einsum("bgqkm,km->bgqm", self.attend(history, times, seen), self._readout())
-        return self.rate.log_rate(z, times - history.start[:, None, None], history.parts.curves) - self.time_scale.log().to(z)
+        return self.rate.log_rate(
+            z, times - history.start[:, None, None], history.parts.curves
+        ) - self.time_scale.log().to(z)
 
     def attend(
-        self, history: DAPPHistory, times: Float[Tensor, "B G Q"], seen: Int[Tensor, "B G"] | None = None
+        self,
+        history: DAPPHistory,
+        times: Float[Tensor, "B G Q"],
+        seen: Int[Tensor, "B G"] | None = None,
     ) -> Float[Tensor, "B G Q K M"]:
         """A_k at ``times``, before the read-out."""
         B, G, _ = times.shape
@@ -346,9 +515,18 @@ class DAPP(Described, nn.Module):
         if history.state is None:
             index = torch.arange(G, device=times.device).expand(B, G) if seen is None else seen
             past = have(history.past)
-            query, events = self._elapsed(times, history.start), self._elapsed(past.times, history.start)
+            query, events = (
+                self._elapsed(times, history.start),
+                self._elapsed(past.times, history.start),
+            )
             return attention.dense(
-                history.parts.score, query, past.mask(index), events, past.marks, past.values, self._settings["normalise"]
+                history.parts.score,
+                query,
+                past.mask(index),
+                events,
+                past.marks,
+                past.values,
+                self._settings["normalise"],
             )
         anchor, state = history.times, have(history.state)
         if seen is not None and not state.shape[1] == seen.shape[1] == 1:
@@ -356,98 +534,192 @@ class DAPP(Described, nn.Module):
             state = state[torch.arange(B, device=times.device)[:, None], seen]
         lag = ((times - anchor[:, :, None]) / self.time_scale).to(self.readout)
         sums = attention.read(spectrum_of(history.parts), state, lag)
-        return sums[..., 0] if self._settings["normalise"] == "none" else attention.divide(sums[..., 0], sums[..., 1])
+        return (
+            sums[..., 0]
+            if self._settings["normalise"] == "none"
+            else attention.divide(sums[..., 0], sums[..., 1])
+        )
 
     def slopes(
         self, batch: Batch, nodes: int, random: torch.Generator, convention: str, share: float
     ) -> tuple[float, list[tuple[nn.Parameter, NDArray[np.float32]]]] | None:
-        """The sum of `likelihood.sampled_log_likelihood`, and the slopes of ``share`` times it in what is learned, in one compiled sweep;
-        None where that is not to be had."""
+        """The sum of `likelihood.sampled_log_likelihood`, and the slopes of ``share`` times it in
+        what is learned, in one compiled sweep; None where that is not to be had.
+        """
         s, size = self._settings, len(self.readout) * self._settings["features"]
-        plain = self.training and self.scanned and s["normalise"] == "none" and s["values"] == "mark" and self.marks.count <= MOST_MARKS
-        fits = plain and batch.times.shape[1] <= BLOCK and worth_sweeping(batch, self.readout, size, nodes)
+        plain = (
+            self.training
+            and self.scanned
+            and s["normalise"] == "none"
+            and s["values"] == "mark"
+            and self.marks.count <= MOST_MARKS
+        )
+        fits = (
+            plain
+            and batch.times.shape[1] <= BLOCK
+            and worth_sweeping(batch, self.readout, size, nodes)
+        )
         if not fits or not isinstance(self.modes, Modes):
             return None
-        draws, values = uniform(batch.edges[:, 1:], nodes, random), Values(self.value_weight, self.value_readout, self.gain)
+        draws, values = (
+            uniform(batch.edges[:, 1:], nodes, random),
+            Values(self.value_weight, self.value_readout, self.gain),
+        )
         about = (batch, draws, self.time_scale, convention == "gaps", share)
         totals, slopes = swept_slopes(self.modes, values, self.readout, self.rate, *about)
         return float(totals.sum()), slopes
 
     def _at_once(self, batch: Batch) -> bool:
-        """Whether scan and read-out are one kernel (`maths.attention_cuda`): for the steps of training on a CUDA device."""
+        """Whether scan and read-out are one kernel (`maths.attention_cuda`): for the steps of
+        training on a CUDA device.
+        """
         K, D, M = len(self.readout), self._settings["features"], self.marks.count
-        fits = D <= MOST_FEATURES and M <= MOST_MARKS and K > 0 and batch.times.shape[1] < BLOCK  # else it may be the first of several
-        there = batch.times.is_cuda and self.training and torch.is_grad_enabled() and self.readout.dtype == torch.float32
-        return there and fits and self._settings["normalise"] == "none" and find_spec("triton") is not None
+        fits = (
+            D <= MOST_FEATURES and M <= MOST_MARKS and K > 0 and batch.times.shape[1] < BLOCK
+        )  # else it may be the first of several
+        there = (
+            batch.times.is_cuda
+            and self.training
+            and torch.is_grad_enabled()
+            and self.readout.dtype == torch.float32
+        )
+        return (
+            there
+            and fits
+            and self._settings["normalise"] == "none"
+            and find_spec("triton") is not None
+        )
 
-    def _attend_at_once(self, history: DAPPHistory, times: Float[Tensor, "B G Q"]) -> Float[Tensor, "B G Q K M"]:
+    def _attend_at_once(
+        self, history: DAPPHistory, times: Float[Tensor, "B G Q"]
+    ) -> Float[Tensor, "B G Q K M"]:
         from fourpoint.maths.attention_cuda import attended
 
         s, past = spectrum_of(history.parts), have(history.past)
         lags = ((times - history.times[..., None]) / self.time_scale).to(self.readout)
         decay = torch.zeros_like(s.frequency) if s.decay is None else s.decay
-        return attended(s.frequency, decay, s.shift, s.weight, lags, self._gaps(history.times), past.values, past.marks[..., 0])
+        return attended(
+            s.frequency,
+            decay,
+            s.shift,
+            s.weight,
+            lags,
+            self._gaps(history.times),
+            past.values,
+            past.marks[..., 0],
+        )
 
-    def intensity(self, history: DAPPHistory, times: Float[Tensor, "B Q"]) -> Float[Tensor, "B Q M"]:
+    def intensity(
+        self, history: DAPPHistory, times: Float[Tensor, "B Q"]
+    ) -> Float[Tensor, "B Q M"]:
         """lambda per mark at any times, in events per unit of the user's time."""
         return protocol.intensity(self, history, times)
 
     def contributions(
-        self, history: DAPPHistory, times: Float[Tensor, "B Q"], seen: Int[Tensor, "B Q"] | None = None
+        self,
+        history: DAPPHistory,
+        times: Float[Tensor, "B Q"],
+        seen: Int[Tensor, "B Q"] | None = None,
     ) -> Float[Tensor, "B Q N M"]:
-        """What each past event adds to z = sum_k r_km A_k, the argument of the link, for each mark; 0 for the future.
+        """What each past event adds to z = sum_k r_km A_k, the argument of the link, for each mark;
+        0 for the future.
 
-        Times are seen from the positions ``seen``; from all events strictly before them where None."""
-        past, seen = have(history.past), protocol.position_before(history, times) if seen is None else seen
-        query, events = self._elapsed(times[..., None], history.start), self._elapsed(past.times, history.start)
-        w = attention.weights(history.parts.score, query, past.mask(seen), events, past.marks, self._settings["normalise"])
+        Times are seen from the positions ``seen``; from all events strictly before them where None.
+        """
+        past, seen = (
+            have(history.past),
+            protocol.position_before(history, times) if seen is None else seen,
+        )
+        query, events = (
+            self._elapsed(times[..., None], history.start),
+            self._elapsed(past.times, history.start),
+        )
+        w = attention.weights(
+            history.parts.score,
+            query,
+            past.mask(seen),
+            events,
+            past.marks,
+            self._settings["normalise"],
+        )
         return torch.einsum("bkgqmn,bnk,km->bgnm", w, past.values, self._readout())
 
     def without(
-        self, history: DAPPHistory, times: Float[Tensor, "B Q"], seen: Int[Tensor, "B Q"] | None = None
+        self,
+        history: DAPPHistory,
+        times: Float[Tensor, "B Q"],
+        seen: Int[Tensor, "B Q"] | None = None,
     ) -> Float[Tensor, "B Q N M"] | None:
-        """The intensities at ``times`` with each past event left out in turn, in O(N); None where weights depend on each other.
+        """The intensities at ``times`` with each past event left out in turn, in O(N); None where
+        weights depend on each other.
 
-        Times are seen from the positions ``seen``; from all events strictly before them where None."""
+        Times are seen from the positions ``seen``; from all events strictly before them where None.
+        """
         if self._settings["normalise"] != "none" or self._settings["keep"] is not None:
             return None
         seen = protocol.position_before(history, times) if seen is None else seen
         each = self.contributions(history, times, seen)
-        z = torch.einsum("bgqkm,km->bgm", self.attend(history, times[..., None], seen), self._readout())[:, :, None] - each
+        z = (
+            torch.einsum(
+                "bgqkm,km->bgm", self.attend(history, times[..., None], seen), self._readout()
+            )[:, :, None]
+            - each
+        )
         since = (times - history.start[:, None])[..., None].expand(each.shape[:3])
-        return (self.rate.log_rate(z, since, history.parts.curves) - self.time_scale.log().to(z)).exp()
+        return (
+            self.rate.log_rate(z, since, history.parts.curves) - self.time_scale.log().to(z)
+        ).exp()
 
     def attended(
         self, history: DAPPHistory, time: Float[Tensor, " B"], mark: Int[Tensor, " B"]
     ) -> tuple[Float[Tensor, "B N K"], Int[Tensor, "B N K"], Float[Tensor, "B N K"]]:
-        """Times, marks and weights of the events that each head sees from the last position for an event (time, mark); times
-        are NaN and weights 0 where a slot holds none."""
+        """Times, marks and weights of the events that each head sees from the last position for an
+        event (time, mark); times are NaN and weights 0 where a slot holds none.
+        """
         past = have(history.past)
         mask = past.mask(history.lengths[:, None])[:, 0]
         mask = (mask[..., None] if mask.ndim == 2 else mask).expand_as(past.values)
-        now, events = self._elapsed(time[:, None], history.start), self._elapsed(past.times, history.start)
+        now, events = (
+            self._elapsed(time[:, None], history.start),
+            self._elapsed(past.times, history.start),
+        )
         nu = scores(history.parts.score, now, events, past.marks, mark[:, None])[:, :, 0, 0]
-        weights = attention.normalised(nu, mask.transpose(1, 2), self._settings["normalise"]).transpose(1, 2)
+        weights = attention.normalised(
+            nu, mask.transpose(1, 2), self._settings["normalise"]
+        ).transpose(1, 2)
         return torch.where(mask, past.times, torch.nan), past.marks.expand_as(past.values), weights
 
     @property
     def bounded(self) -> bool:
-        """Whether :meth:`bound` can certify this model: all but an unnormalised sum of neural scores."""
+        """Whether :meth:`bound` can certify this model: all but an unnormalised sum of neural
+        scores.
+        """
         return self._settings["score"] != "neural" or self._settings["normalise"] != "none"
 
     @torch.no_grad()
-    def bound(self, history: DAPPHistory, a: Float[Tensor, " B"], b: Float[Tensor, " B"]) -> Float[Tensor, " B"]:
-        """An upper bound of the total rate on [a, b], seen from the last position and with no event in between.
+    def bound(
+        self, history: DAPPHistory, a: Float[Tensor, " B"], b: Float[Tensor, " B"]
+    ) -> Float[Tensor, " B"]:
+        """An upper bound of the total rate on [a, b], seen from the last position and with no event
+        in between.
 
-        z <= b_m + max drift + the attention's bound (`maths.bounds`), and link and sum over marks are monotone. It has an
-        allowance for rounding, since it is the rounded rate that must stay below.
+        z <= b_m + max drift + the attention's bound (`maths.bounds`), and link and sum over marks
+        are monotone. It has an allowance for rounding, since it is the rounded rate that must stay
+        below.
         """
         if not self.bounded:
-            raise UserError("a score with a certified bound", "a sum of neural scores, which has none", "Sample by inversion.")
+            raise UserError(
+                "a score with a certified bound",
+                "a sum of neural scores, which has none",
+                "Sample by inversion.",
+            )
         eps = torch.finfo(self.readout.dtype).eps
         z, rounding = attention_bound(self, history, a, b)
         low, high = ((x - history.start).to(z) for x in (a, b))
-        logs = (self.rate.log_bound(z + rounding, low, high, history.parts.curves) - self.time_scale.log().to(z)).to(torch.float64)
+        logs = (
+            self.rate.log_bound(z + rounding, low, high, history.parts.curves)
+            - self.time_scale.log().to(z)
+        ).to(torch.float64)
         return (logs + 16 * eps * (1 + logs.abs())).exp().sum(-1)
 
     def knots(self, history: DAPPHistory) -> Float[Tensor, "B J"] | None:
@@ -465,28 +737,44 @@ class DAPP(Described, nn.Module):
 
     # ------------------------------------------------------------------ parts
 
-    def _elapsed(self, times: Float[Tensor, "B ..."], start: Float[Tensor, " B"]) -> Float[Tensor, "B ..."]:
+    def _elapsed(
+        self, times: Float[Tensor, "B ..."], start: Float[Tensor, " B"]
+    ) -> Float[Tensor, "B ..."]:
         """Time since the window's start, in mean gaps, float64."""
         return (times - start.reshape(-1, *[1] * (times.ndim - 1))) / self.time_scale
 
     def _gaps(self, times: Float[Tensor, "B P"]) -> Float[Tensor, "B N"]:
         return (times.diff(dim=1) / self.time_scale).to(self.readout)
 
-    def _values(self, elapsed: Float[Tensor, "B N"], marks: Int[Tensor, "B N"]) -> Float[Tensor, "B N K"]:
-        """v_ki = W_k' W_v x_i: one number per head and event, in units of ``gain``, one over the events a head sums at once."""
+    def _values(
+        self, elapsed: Float[Tensor, "B N"], marks: Int[Tensor, "B N"]
+    ) -> Float[Tensor, "B N K"]:
+        """v_ki = W_k' W_v x_i: one number per head and event, in units of ``gain``, one over the
+        events a head sums at once.
+        """
         s, M, weight = self._settings, self.marks.count, self._value_weights()
         if s["values"] == "mark":
             return looked_up(weight.T, marks)
         value = elapsed.to(weight)[..., None] * weight[:, 0]
-        return value if s["values"] == "linear" and M == 1 else value + looked_up(weight[:, 1:].T, marks)
+        return (
+            value
+            if s["values"] == "linear" and M == 1
+            else value + looked_up(weight[:, 1:].T, marks)
+        )
 
     def _value_weights(self) -> Float[Tensor, "K I"]:
-        """What values are linear in, times ``gain``: a constant per mark, or a slope in time before them."""
+        """What values are linear in, times ``gain``: a constant per mark, or a slope in time before
+        them.
+        """
         weight = torch.einsum("kp,kpi->ki", self.value_readout, self.value_weight)
-        return self.gain[:, None] * (nn.functional.softplus(weight) if self._settings["link"] == "identity" else weight)
+        return self.gain[:, None] * (
+            nn.functional.softplus(weight) if self._settings["link"] == "identity" else weight
+        )
 
     def _readout(self) -> Float[Tensor, "K M"]:
-        """r_km, how much each mark heeds each head; never negative where the link is the identity, as the rate must not be."""
+        """r_km, how much each mark heeds each head; never negative where the link is the identity,
+        as the rate must not be.
+        """
         return self.readout.abs() if self._settings["link"] == "identity" else self.readout
 
     def _channels(self, values: Float[Tensor, "B N K"]) -> Float[Tensor, "B N K C"]:

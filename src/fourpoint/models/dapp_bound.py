@@ -1,4 +1,6 @@
-"""Certified upper bounds of what DAPP's attention says on a window, for every score and normalisation (`maths.bounds`)."""
+"""Certified upper bounds of what DAPP's attention says on a window, for every score and
+normalisation (`maths.bounds`).
+"""
 
 from __future__ import annotations
 
@@ -43,31 +45,51 @@ def attention_bound(
     state = bounds.gathered(spectrum_of(history.parts), now, events, past.marks, past.values, mask)
     width = ((b - a) / model.time_scale).to(model.readout) * (1 + 4 * eps)
     top, _, _ = bounds.sum_bound(spectrum_of(history.parts), state, width, readout)
-    fastest = spectrum_of(history.parts).rate.abs().amax() * model._elapsed(b, history.start).to(model.readout)
+    fastest = spectrum_of(history.parts).rate.abs().amax() * model._elapsed(b, history.start).to(
+        model.readout
+    )
     return top, eps * (64 + 8 * fastest)[:, None] * (values.abs().sum(1) @ readout.abs())
 
 
-def _linear_bound(model: DAPP, history: DAPPHistory, a: Tensor, b: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+def _linear_bound(
+    model: DAPP, history: DAPPHistory, a: Tensor, b: Tensor, values: Tensor
+) -> tuple[Tensor, Tensor]:
     """An unnormalised sum of dot products is linear in time: the larger end bounds it."""
     past, score = have(history.past), history.parts.score
     ends = torch.stack([a, b], 1)
-    both = torch.einsum("bgqkm,km->bqm", model.attend(history, ends[:, None], history.lengths[:, None]), model._readout())
+    both = torch.einsum(
+        "bgqkm,km->bqm",
+        model.attend(history, ends[:, None], history.lengths[:, None]),
+        model._readout(),
+    )
     query, events = model._elapsed(ends, history.start), model._elapsed(past.times, history.start)
     sizes = scores(score, query, events, past.marks).abs()
     reach = torch.einsum("bkqmn,bnk,km->bqm", sizes, values.abs(), model._readout().abs()).amax(1)
     return both.amax(1), 1024 * torch.finfo(model.readout.dtype).eps * reach
 
 
-def _value_corners(model: DAPP, history: DAPPHistory, last: Float[Tensor, " B"]) -> tuple[Float[Tensor, "B N K"], Bool[Tensor, "B N 1"]]:
-    """The extreme values that events up to ``last`` can have, where the events themselves are forgotten."""
+def _value_corners(
+    model: DAPP, history: DAPPHistory, last: Float[Tensor, " B"]
+) -> tuple[Float[Tensor, "B N K"], Bool[Tensor, "B N 1"]]:
+    """The extreme values that events up to ``last`` can have, where the events themselves are
+    forgotten.
+    """
     M = model.marks.count
-    ends = torch.stack([torch.zeros_like(last), model._elapsed(last, history.start)], 1).repeat_interleave(M, 1)
-    values = model._values(ends, torch.arange(M, device=last.device).repeat(2).expand(len(last), -1))
+    ends = torch.stack(
+        [torch.zeros_like(last), model._elapsed(last, history.start)], 1
+    ).repeat_interleave(M, 1)
+    values = model._values(
+        ends, torch.arange(M, device=last.device).repeat(2).expand(len(last), -1)
+    )
     some = last_state(history)[..., 1].abs().amax((1, 2)) > 0
     return values, some[:, None, None].expand(-1, 2 * M, 1)
 
 
-def _convex(values: Tensor, mask: Tensor, readout: Tensor) -> tuple[Float[Tensor, "B M"], Float[Tensor, "B M"]]:
-    """Weights that sum to 1: the largest value bounds their mean, and the largest size its rounding."""
+def _convex(
+    values: Tensor, mask: Tensor, readout: Tensor
+) -> tuple[Float[Tensor, "B M"], Float[Tensor, "B M"]]:
+    """Weights that sum to 1: the largest value bounds their mean, and the largest size its
+    rounding.
+    """
     sizes = bounds.convex_bound(values.abs(), mask, readout.abs())
     return bounds.convex_bound(values, mask, readout), 1024 * torch.finfo(readout.dtype).eps * sizes

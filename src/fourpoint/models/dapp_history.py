@@ -25,8 +25,9 @@ class Parts(NamedTuple):
 
 @dataclass(frozen=True)
 class DAPPHistory:
-    """What DAPP remembers: states of the modes at each position (linear forms), the events themselves (dense forms), and
-    where memory is bounded the active sets at the last position."""
+    """What DAPP remembers: states of the modes at each position (linear forms), the events
+    themselves (dense forms), and where memory is bounded the active sets at the last position.
+    """
 
     times: Float[Tensor, "B P"]
     start: Float[Tensor, " B"]
@@ -40,7 +41,15 @@ class DAPPHistory:
         """The last position alone: all that is needed to go on."""
         state = None if self.state is None or self.memory is not None else self.state[:, -1:]
         past = None if self.memory is None else self.memory.past()
-        return DAPPHistory(self.times[:, -1:], self.start, torch.zeros_like(self.lengths), self.parts, state, past, self.memory)
+        return DAPPHistory(
+            self.times[:, -1:],
+            self.start,
+            torch.zeros_like(self.lengths),
+            self.parts,
+            state,
+            past,
+            self.memory,
+        )
 
 
 Kept = TypeVar("Kept")
@@ -49,14 +58,21 @@ Kept = TypeVar("Kept")
 def have(kept: Kept | None) -> Kept:
     """What this form of the model always keeps."""
     if kept is None:
-        raise UserError("a history with its events", "one that has been extended", "Encode the whole sequence instead.")
+        raise UserError(
+            "a history with its events",
+            "one that has been extended",
+            "Encode the whole sequence instead.",
+        )
     return kept
 
 
 def spectrum_of(parts: Parts) -> Spectrum:
     """The score of a linear form."""
     if not isinstance(parts.score, Spectrum):
-        raise TypeError(f"expected a spectrum, received {type(parts.score).__name__}: only Fourier scores have a linear form")
+        raise TypeError(
+            f"expected a spectrum, received {type(parts.score).__name__}: only Fourier "
+            "scores have a linear form"
+        )
     return parts.score
 
 

@@ -1,13 +1,16 @@
-r"""The loops of `dapp_step` row by row, compiled where numba is installed (the extra ``fast``): states moved, read and integrated.
+r"""The loops of `dapp_step` row by row, compiled where numba is installed (the extra ``fast``):
+states moved, read and integrated.
 
-They are plain Python functions, slow but correct as they stand, and tests hold them to the whole arrays of `dapp_step`, which
-do the same. Those hold the states at all nodes of all rows, and are limited by memory and by calls; here one row stays in the
-processor's cache from its first node to its last, and the interpreter is not locked, so that threads share the rows. Waves are
-formed by polynomials, since a call of sin or exp keeps a processor from taking several modes at a time:
+They are plain Python functions, slow but correct as they stand, and tests hold them to the whole
+arrays of `dapp_step`, which do the same. Those hold the states at all nodes of all rows, and are
+limited by memory and by calls; here one row stays in the processor's cache from its first node to
+its last, and the interpreter is not locked, so that threads share the rows. Waves are formed by
+polynomials, since a call of sin or exp keeps a processor from taking several modes at a time:
 
     sin(2 pi u) = u P(u^2),  |u| <= 1/4,        2^-r = Q(r),  |r| <= 1/2,        (Taylor, to the last digit of the precision)
 
-with u the cycles theta d / 2 pi less the nearest whole number, a difference that is not rounded. Axes as in `dapp_step`.
+with u the cycles theta d / 2 pi less the nearest whole number, a difference that is not rounded.
+Axes as in `dapp_step`.
 """
 
 from __future__ import annotations
@@ -25,7 +28,9 @@ from fourpoint.models.machine_code import machine_code
 
 LINKS = ("identity", "exp", "softplus")
 PANEL = 8  # steps of a panel
-SINE = tuple((-1) ** k * (2 * math.pi) ** (2 * k + 1) / math.factorial(2 * k + 1) for k in range(11))
+SINE = tuple(
+    (-1) ** k * (2 * math.pi) ** (2 * k + 1) / math.factorial(2 * k + 1) for k in range(11)
+)
 POWER = tuple((-math.log(2)) ** k / math.factorial(k) for k in range(14))  # of 2^-r
 DEEPEST = 40  # cuts in two after which a rate counts as one that cannot be integrated
 SINGLE_MOST = 500.0  # halvings: float32 has fewer, float64 more
@@ -46,14 +51,30 @@ class Loops(NamedTuple):
 @cache
 def compiled_loops() -> Loops | None:
     """The six as machine code, cached on disk between runs where possible; None without numba."""
-    helpers = (single_turns, double_turns, turns, moved, read_out, eight, rates, log_rate, integrated, cut, workspace, integral_over, step)
+    helpers = (
+        single_turns,
+        double_turns,
+        turns,
+        moved,
+        read_out,
+        eight,
+        rates,
+        log_rate,
+        integrated,
+        cut,
+        workspace,
+        integral_over,
+        step,
+    )
     entries = (reach, absorb, scores, forget, follow, pending)
     code = machine_code((sys.modules[__name__],), entries, helpers, fastmath=FASTMATH)
     return None if code is None else Loops(**code)
 
 
 class Waves(NamedTuple):
-    """Modes as :func:`turns` wants them: what each does per unit of time, in the precision that is meant."""
+    """Modes as :func:`turns` wants them: what each does per unit of time, in the precision that is
+    meant.
+    """
 
     cycles: NDArray[Any]  # (J,)
     halvings: NDArray[Any]  # (J,)
@@ -61,9 +82,13 @@ class Waves(NamedTuple):
 
 
 class Shape(NamedTuple):
-    """How rates follow from read-outs: splines, bias and link, in float64; (M,) where nothing is said."""
+    """How rates follow from read-outs: splines, bias and link, in float64; (M,) where nothing is
+    said.
+    """
 
-    cubics: NDArray[np.float64]  # (intervals + 1, 2 M, 4): powers of log mu, then of the drift; the last ones are constant
+    cubics: NDArray[
+        np.float64
+    ]  # (intervals + 1, 2 M, 4): powers of log mu, then of the drift; the last ones are constant
     cell: float  # width of an interval, in the user's unit; infinite without splines
     length: float  # the last knot; 0 without splines
     splined_base: bool
@@ -75,9 +100,13 @@ class Shape(NamedTuple):
 
 
 class Care(NamedTuple):
-    """How integrals are formed and when they are good enough; `dapp_step` says how each is chosen."""
+    """How integrals are formed and when they are good enough; `dapp_step` says how each is
+    chosen.
+    """
 
-    rule: NDArray[np.float64]  # (5, PANEL + 1): to the mean of a panel and its last four Legendre coefficients
+    rule: NDArray[
+        np.float64
+    ]  # (5, PANEL + 1): to the mean of a panel and its last four Legendre coefficients
     speed: float  # panels per unit of time
     panels: int  # the most of them
     edge: float
@@ -87,22 +116,44 @@ class Care(NamedTuple):
 
 def waves(frequency: NDArray[Any], decay: NDArray[Any], kind: Any) -> Waves:
     """Modes exp((-decay + i frequency) d), in precision ``kind``."""
-    cycles, halvings = (np.ascontiguousarray(x, dtype=kind) for x in (frequency / (2 * math.pi), decay / math.log(2)))
+    cycles, halvings = (
+        np.ascontiguousarray(x, dtype=kind)
+        for x in (frequency / (2 * math.pi), decay / math.log(2))
+    )
     return Waves(cycles, halvings, -6.0 - float(np.finfo(kind).minexp))
 
 
 @no_type_check  # here and below: numba has its own types
 def reach(state, rows, since, gap, scale, waves, read, shape, care, after, logs, integral, fault):
-    """Rows moved on by ``gap``: (R, J) after, (R, M) logs and (R,) integral come out, as from `dapp_step.Steps.reach`.
+    """Rows moved on by ``gap``: (R, J) after, (R, M) logs and (R,) integral come out, as from
+    `dapp_step.Steps.reach`.
 
-    ``rows`` says which of ``state`` they are. What comes back is -1, or the place among them of a rate that cannot be integrated,
-    with left end, width and largest rate of the stretch in ``fault``.
+    ``rows`` says which of ``state`` they are. What comes back is -1, or the place among them of a
+    rate that cannot be integrated, with left end, width and largest rate of the stretch in
+    ``fault``.
     """
     space, z, total, stack = workspace(state, read, care)
     for r in range(len(rows)):
         own = state[rows[r]]
         value = integral[r : r + 1]
-        if not step(own, since[r], gap[r], scale, waves, read, shape, care, space, z, total, stack, after[r], logs[r], value, fault):
+        if not step(
+            own,
+            since[r],
+            gap[r],
+            scale,
+            waves,
+            read,
+            shape,
+            care,
+            space,
+            z,
+            total,
+            stack,
+            after[r],
+            logs[r],
+            value,
+            fault,
+        ):
             return r
     return -1
 
@@ -113,24 +164,62 @@ def pending(state, rows, since, gap, scale, waves, read, shape, care, integral, 
     space, z, total, stack = workspace(state, read, care)
     for r in range(len(rows)):
         own, value = state[rows[r]], integral[r : r + 1]
-        if not integral_over(own, since[r], gap[r], scale, waves, read, shape, care, space, z, total, stack, value, fault):
+        if not integral_over(
+            own,
+            since[r],
+            gap[r],
+            scale,
+            waves,
+            read,
+            shape,
+            care,
+            space,
+            z,
+            total,
+            stack,
+            value,
+            fault,
+        ):
             return r
     return -1
 
 
 @no_type_check
 def follow(
-    state, rows, at, pending, likelihood, count, start, times, marks, scale, waves, read, shape, care, constant, slope, largest,
-    density, gap, rate, shares, logs, fault,
-):  # fmt: skip
-    """Score events one after the other and absorb each: (n,) density, gap and rate come out, and (n, M) shares of the types in the
-    rate unless there is no room for them.
+    state,
+    rows,
+    at,
+    pending,
+    likelihood,
+    count,
+    start,
+    times,
+    marks,
+    scale,
+    waves,
+    read,
+    shape,
+    care,
+    constant,
+    slope,
+    largest,
+    density,
+    gap,
+    rate,
+    shares,
+    logs,
+    fault,
+):
+    """Score events one after the other and absorb each: (n,) density, gap and rate come out, and
+    (n, M) shares of the types in the rate unless there is no room for them.
 
-    Event i belongs to row ``rows[i]`` of ``state``, and of (R,) ``at``, the time of its last event or advance, ``pending``,
-    the integral since its last event, ``likelihood`` and ``count``. What comes back is -1, or the place of an event that
-    cannot be scored: its rate cannot be integrated (fault[3] is 0, and fault[:3] as from :func:`reach`), or a log-rate is not
-    below ``largest`` or the integral not finite (fault[3] is 1, the integral is fault[0], and (M,) ``logs`` are the
-    log-rates). Events before it have been absorbed.
+    Event i belongs to row ``rows[i]`` of ``state``, and of (R,) ``at``, the time of its last event
+    or advance, ``pending``, the integral since its last event, ``likelihood`` and ``count``. What
+    comes back is -1, or the place of an event that
+    cannot be scored: its rate cannot be integrated (fault[3] is 0, and fault[:3] as from
+    :func:`reach`), or a log-rate is not
+    below ``largest`` or the integral not finite (fault[3] is 1, the integral is fault[0], and (M,)
+    ``logs`` are the log-rates). Events before it have been absorbed.
     """
     space, z, total, stack = workspace(state, read, care)
     after, value = np.empty(state.shape[1], dtype=state.dtype), np.empty(1)
@@ -138,7 +227,24 @@ def follow(
         row, now, mark = rows[i], times[i], marks[i]
         own, first, more = state[row], constant[mark], slope[mark]
         width, since = now - at[row], at[row] - start
-        if not step(own, since, width, scale, waves, read, shape, care, space, z, total, stack, after, logs, value, fault):
+        if not step(
+            own,
+            since,
+            width,
+            scale,
+            waves,
+            read,
+            shape,
+            care,
+            space,
+            z,
+            total,
+            stack,
+            after,
+            logs,
+            value,
+            fault,
+        ):
             fault[3] = 0.0
             return i
         rates, sound = 0.0, np.isfinite(value[0])
@@ -163,15 +269,36 @@ def follow(
 
 @no_type_check
 def workspace(state, read, care):
-    """Arrays that :func:`step` uses: six of J numbers, rates by mark and node, their sum, and stretches yet to be integrated."""
+    """Arrays that :func:`step` uses: six of J numbers, rates by mark and node, their sum, and
+    stretches yet to be integrated.
+    """
     nodes = PANEL * care.panels + 1
     space = np.empty((6, state.shape[1]), dtype=read.dtype)
     return space, np.empty((len(read), nodes)), np.empty(nodes), np.empty((DEEPEST + 2, 4))
 
 
 @no_type_check
-def step(own, since, gap, scale, waves, read, shape, care, space, z, total, stack, after, logs, integral, fault):
-    """One row ``own`` moved on by ``gap``: (J,) after, (M,) logs and (1,) integral come out; whether that was possible."""
+def step(
+    own,
+    since,
+    gap,
+    scale,
+    waves,
+    read,
+    shape,
+    care,
+    space,
+    z,
+    total,
+    stack,
+    after,
+    logs,
+    integral,
+    fault,
+):
+    """One row ``own`` moved on by ``gap``: (J,) after, (M,) logs and (1,) integral come out;
+    whether that was possible.
+    """
     M = len(read)
     x, y, a, b = space[0], space[1], space[2], space[3]
     moved(own, gap / scale, waves, x, y, a, b)
@@ -179,11 +306,15 @@ def step(own, since, gap, scale, waves, read, shape, care, space, z, total, stac
         after[j] = complex(x[j], y[j])
     for m in range(M):
         logs[m] = log_rate(read_out(x, y, read[m, 0], read[m, 1]), m, M, since + gap, shape)
-    return integral_over(own, since, gap, scale, waves, read, shape, care, space, z, total, stack, integral, fault)
+    return integral_over(
+        own, since, gap, scale, waves, read, shape, care, space, z, total, stack, integral, fault
+    )
 
 
 @no_type_check
-def integral_over(own, since, gap, scale, waves, read, shape, care, space, z, total, stack, integral, fault):
+def integral_over(
+    own, since, gap, scale, waves, read, shape, care, space, z, total, stack, integral, fault
+):
     """The (1,) integral of the rate of one row over the next ``gap``; whether it could be formed.
 
     A row of ``stack`` is a stretch: left end, width, allowed error, depth.
@@ -193,7 +324,12 @@ def integral_over(own, since, gap, scale, waves, read, shape, care, space, z, to
     integral[0], waiting = 0.0, 1
     stack[0, 0], stack[0, 1], stack[0, 2], stack[0, 3] = 0.0, gap, care.allowed, 0.0
     while waiting > 0:
-        left, width, allowed, depth = stack[waiting - 1, 0], stack[waiting - 1, 1], stack[waiting - 1, 2], stack[waiting - 1, 3]
+        left, width, allowed, depth = (
+            stack[waiting - 1, 0],
+            stack[waiting - 1, 1],
+            stack[waiting - 1, 2],
+            stack[waiting - 1, 3],
+        )
         panels = int(np.ceil(min(max(width * care.speed * 2.0**depth, 1.0), care.panels)))
         if left > 0.0:
             moved(own, left / scale, waves, x, y, a, b)
@@ -205,7 +341,17 @@ def integral_over(own, since, gap, scale, waves, read, shape, care, space, z, to
             z[m, 0] = read_out(x, y, read[m, 0], read[m, 1])
         for p in range(panels):
             for m in range(M):
-                eight(x, y, a, b, read[m, 0], read[m, 1], later_x, later_y, z[m, PANEL * p + 1 : PANEL * (p + 1) + 1])
+                eight(
+                    x,
+                    y,
+                    a,
+                    b,
+                    read[m, 0],
+                    read[m, 1],
+                    later_x,
+                    later_y,
+                    z[m, PANEL * p + 1 : PANEL * (p + 1) + 1],
+                )
             x, y, later_x, later_y = later_x, later_y, x, y
         rates(z, PANEL * panels, since + left, width, shape, total)
         value, doubt = integrated(total, panels, width / scale, care)
@@ -224,7 +370,9 @@ def integral_over(own, since, gap, scale, waves, read, shape, care, space, z, to
 
 @no_type_check
 def absorb(state, rows, ahead, since, marks, constant, slope):
-    """(R, J) ``ahead``, with what events at ``since`` (in the model's unit) of types ``marks`` add, becomes ``rows`` of ``state``."""
+    """(R, J) ``ahead``, with what events at ``since`` (in the model's unit) of types ``marks`` add,
+    becomes ``rows`` of ``state``.
+    """
     for r in range(len(rows)):
         own, first, more = state[rows[r]], constant[marks[r]], slope[marks[r]]
         d = first.real.dtype.type(since[r])
@@ -234,7 +382,8 @@ def absorb(state, rows, ahead, since, marks, constant, slope):
 
 @no_type_check
 def scores(lags, marks, mark, waves, weight, phase, found):
-    """nu_k of an event of type ``mark`` on events of types (K, E) ``marks`` at ``lags``, in the model's unit, into ``found``.
+    """nu_k of an event of type ``mark`` on events of types (K, E) ``marks`` at ``lags``, in the
+    model's unit, into ``found``.
 
     (K, D) weight; (K, M, 2, D) phase: cos and sin of psi_k(m).
     """
@@ -260,7 +409,9 @@ def scores(lags, marks, mark, waves, weight, phase, found):
 
 @no_type_check
 def forget(state, lags, marks, values, waves, phase):
-    """What one event of each head adds to (J,) ``state`` after ``lags`` is taken off: (K,) lags, marks and values."""
+    """What one event of each head adds to (J,) ``state`` after ``lags`` is taken off: (K,) lags,
+    marks and values.
+    """
     features = phase.shape[3]
     space = np.empty((2, features), dtype=phase.dtype)
     x, y = space[0], space[1]
@@ -268,7 +419,9 @@ def forget(state, lags, marks, values, waves, phase):
         turns(lags[k], waves, k * features, x, y)
         c, s, first = phase[k, marks[k], 0], phase[k, marks[k], 1], k * features
         for j in range(features):
-            state[first + j] -= values[k] * complex(x[j] * c[j] + y[j] * s[j], y[j] * c[j] - x[j] * s[j])
+            state[first + j] -= values[k] * complex(
+                x[j] * c[j] + y[j] * s[j], y[j] * c[j] - x[j] * s[j]
+            )
 
 
 @no_type_check
@@ -282,11 +435,19 @@ def turns(d, waves, first, re, im):
 
 @no_type_check
 def single_turns(d, waves, first, re, im):
-    """:func:`turns` to the last digit of a float32, which takes fewer terms; all numbers have 32 bits, so that more fit a vector."""
+    """:func:`turns` to the last digit of a float32, which takes fewer terms; all numbers have 32
+    bits, so that more fit a vector.
+    """
     kind = waves.cycles.dtype.type
     s0, s1, s2, s3 = kind(SINE[0]), kind(SINE[1]), kind(SINE[2]), kind(SINE[3])
     s4, s5, s6, s7 = kind(SINE[4]), kind(SINE[5]), kind(SINE[6]), kind(SINE[7])
-    p0, p1, p2, p3, p4 = kind(POWER[0]), kind(POWER[1]), kind(POWER[2]), kind(POWER[3]), kind(POWER[4])
+    p0, p1, p2, p3, p4 = (
+        kind(POWER[0]),
+        kind(POWER[1]),
+        kind(POWER[2]),
+        kind(POWER[3]),
+        kind(POWER[4]),
+    )
     p5, p6, p7, p8 = kind(POWER[5]), kind(POWER[6]), kind(POWER[7]), kind(POWER[8])
     lag, half, quarter, most, zero = kind(d), kind(0.5), kind(0.25), kind(waves.most), kind(0.0)
     for j in range(len(re)):
@@ -301,7 +462,9 @@ def single_turns(d, waves, first, re, im):
         n = np.floor(h + half)
         r = h - n
         f = p0 + r * (p1 + r * (p2 + r * (p3 + r * (p4 + r * (p5 + r * (p6 + r * (p7 + r * p8)))))))
-        bits = np.int32(np.int32(127 - np.int32(min(n, most))) << np.int32(23))  # of 2^-n, as a float32
+        bits = np.int32(
+            np.int32(127 - np.int32(min(n, most))) << np.int32(23)
+        )  # of 2^-n, as a float32
         f = f * kind(bits.view(np.float32)) if n < most else zero
         re[j] = f * c
         im[j] = f * s
@@ -311,10 +474,29 @@ def single_turns(d, waves, first, re, im):
 def double_turns(d, waves, first, re, im):
     """:func:`turns` to the last digit of a float64."""
     kind = waves.cycles.dtype.type
-    s0, s1, s2, s3, s4, s5 = kind(SINE[0]), kind(SINE[1]), kind(SINE[2]), kind(SINE[3]), kind(SINE[4]), kind(SINE[5])
+    s0, s1, s2, s3, s4, s5 = (
+        kind(SINE[0]),
+        kind(SINE[1]),
+        kind(SINE[2]),
+        kind(SINE[3]),
+        kind(SINE[4]),
+        kind(SINE[5]),
+    )
     s6, s7, s8, s9, s10 = kind(SINE[6]), kind(SINE[7]), kind(SINE[8]), kind(SINE[9]), kind(SINE[10])
-    p0, p1, p2, p3, p4 = kind(POWER[0]), kind(POWER[1]), kind(POWER[2]), kind(POWER[3]), kind(POWER[4])
-    p5, p6, p7, p8, p9 = kind(POWER[5]), kind(POWER[6]), kind(POWER[7]), kind(POWER[8]), kind(POWER[9])
+    p0, p1, p2, p3, p4 = (
+        kind(POWER[0]),
+        kind(POWER[1]),
+        kind(POWER[2]),
+        kind(POWER[3]),
+        kind(POWER[4]),
+    )
+    p5, p6, p7, p8, p9 = (
+        kind(POWER[5]),
+        kind(POWER[6]),
+        kind(POWER[7]),
+        kind(POWER[8]),
+        kind(POWER[9]),
+    )
     p10, p11, p12, p13 = kind(POWER[10]), kind(POWER[11]), kind(POWER[12]), kind(POWER[13])
     lag, half, quarter, most, zero = kind(d), kind(0.5), kind(0.25), kind(waves.most), kind(0.0)
     for j in range(len(re)):
@@ -323,14 +505,32 @@ def double_turns(d, waves, first, re, im):
         c = quarter - abs(u)
         s = quarter - abs(c) if u > 0 else abs(c) - quarter
         v, w = c * c, s * s
-        c *= s0 + v * (s1 + v * (s2 + v * (s3 + v * (s4 + v * (s5 + v * (s6 + v * (s7 + v * (s8 + v * (s9 + v * s10)))))))))
-        s *= s0 + w * (s1 + w * (s2 + w * (s3 + w * (s4 + w * (s5 + w * (s6 + w * (s7 + w * (s8 + w * (s9 + w * s10)))))))))
+        c *= s0 + v * (
+            s1
+            + v
+            * (
+                s2
+                + v
+                * (s3 + v * (s4 + v * (s5 + v * (s6 + v * (s7 + v * (s8 + v * (s9 + v * s10)))))))
+            )
+        )
+        s *= s0 + w * (
+            s1
+            + w
+            * (
+                s2
+                + w
+                * (s3 + w * (s4 + w * (s5 + w * (s6 + w * (s7 + w * (s8 + w * (s9 + w * s10)))))))
+            )
+        )
         h = lag * waves.halvings[first + j]
         n = np.floor(h + half)
         r = h - n
         f = p6 + r * (p7 + r * (p8 + r * (p9 + r * (p10 + r * (p11 + r * (p12 + r * p13))))))
         f = p0 + r * (p1 + r * (p2 + r * (p3 + r * (p4 + r * (p5 + r * f)))))
-        bits = np.int64(1023 - np.int32(min(n, most))) << np.int64(52)  # of 2^-n; a table would be read one mode at a time
+        bits = np.int64(1023 - np.int32(min(n, most))) << np.int64(
+            52
+        )  # of 2^-n; a table would be read one mode at a time
         f = f * kind(np.int64(bits).view(np.float64)) if n < most else zero
         re[j] = f * c
         im[j] = f * s
@@ -340,7 +540,10 @@ def double_turns(d, waves, first, re, im):
 def moved(state, d, waves, x, y, a, b):
     """``state`` moved on by ``d`` into x + i y; a + i b is what it was multiplied by."""
     turns(d, waves, 0, a, b)
-    tiny, zero = x.dtype.type(1e-30), x.dtype.type(0.0)  # left to fade, a mode would stay at numbers that are slow
+    tiny, zero = (
+        x.dtype.type(1e-30),
+        x.dtype.type(0.0),
+    )  # left to fade, a mode would stay at numbers that are slow
     for j in range(len(x)):
         re, im = state[j].real, state[j].imag
         u, v = re * a[j] - im * b[j], re * b[j] + im * a[j]
@@ -358,7 +561,8 @@ def read_out(x, y, re, im):
 
 @no_type_check
 def eight(x, y, a, b, re, im, later_x, later_y, z):
-    """The same of once S, ..., once^8 S into (8,) ``z``, with S = x + i y and once = a + i b; the last of them is ``later``.
+    """The same of once S, ..., once^8 S into (8,) ``z``, with S = x + i y and once = a + i b; the
+    last of them is ``later``.
 
     All eight in one pass over the modes, so that nothing but the last goes through memory.
     """
@@ -387,7 +591,9 @@ def eight(x, y, a, b, re, im, later_x, later_y, z):
 
 @no_type_check
 def rates(z, steps, left, width, shape, total):
-    """The rate of all marks at nodes 0..steps of [left, left + width], per unit of the model's time, into (Q,) ``total``; (M, Q) z."""
+    """The rate of all marks at nodes 0..steps of [left, left + width], per unit of the model's
+    time, into (Q,) ``total``; (M, Q) z.
+    """
     M, first, step = len(z), left / shape.cell, width / shape.cell / steps
     for q in range(steps + 1):
         at = first + q * step
@@ -400,13 +606,19 @@ def rates(z, steps, left, width, shape, total):
                 x = np.exp(x)
             elif shape.link == 2:
                 x = shape.size[m] * (max(x, 0.0) + np.log1p(np.exp(-abs(x))))
-            rate += x + (np.exp(low[0] + u * (low[1] + u * (low[2] + u * low[3]))) if shape.splined_base else shape.level[m])
+            rate += x + (
+                np.exp(low[0] + u * (low[1] + u * (low[2] + u * low[3])))
+                if shape.splined_base
+                else shape.level[m]
+            )
         total[q] = rate
 
 
 @no_type_check
 def log_rate(z, m, M, time, shape):
-    """log lambda of mark ``m`` at ``time`` per unit of the user's time, formed before anything can overflow."""
+    """log lambda of mark ``m`` at ``time`` per unit of the user's time, formed before anything can
+    overflow.
+    """
     at = time / shape.cell
     cell = int(min(at, len(shape.cubics) - 1.0))
     u, low, high = at - cell, shape.cubics[cell, m], shape.cubics[cell, M + m]
@@ -415,13 +627,17 @@ def log_rate(z, m, M, time, shape):
     if shape.link == 0:
         return np.log(np.exp(base) + x) - shape.log_unit
     if shape.link == 2:  # below -36 the logarithm of softplus is its argument
-        x = np.log(shape.size[m]) + (x if x < -36.0 else np.log(max(x, 0.0) + np.log1p(np.exp(-abs(x)))))
+        x = np.log(shape.size[m]) + (
+            x if x < -36.0 else np.log(max(x, 0.0) + np.log1p(np.exp(-abs(x))))
+        )
     return max(base, x) + np.log1p(np.exp(-abs(base - x))) - shape.log_unit
 
 
 @no_type_check
 def integrated(total, panels, width, care):
-    """The integral of a rate given at the nodes of panels, and its error, as `dapp_step` estimates it."""
+    """The integral of a rate given at the nodes of panels, and its error, as `dapp_step` estimates
+    it.
+    """
     value = doubt = 0.0
     for p in range(panels):
         mean = c5 = c6 = c7 = c8 = 0.0
@@ -441,7 +657,9 @@ def integrated(total, panels, width, care):
 
 @no_type_check
 def cut(stack, top, since, shape):
-    """The stretch at ``top`` in two, at the first knot of a spline inside, else in the middle; the first of them comes on top."""
+    """The stretch at ``top`` in two, at the first knot of a spline inside, else in the middle; the
+    first of them comes on top.
+    """
     left, width, allowed, depth = stack[top, 0], stack[top, 1], stack[top, 2], stack[top, 3]
     first = width / 2
     at = since + left
@@ -450,5 +668,15 @@ def cut(stack, top, since, shape):
         if 1e-9 * width < knot < width and at + knot <= shape.length * (1 + 1e-12):
             first = knot
     share = allowed * first / width
-    stack[top, 0], stack[top, 1], stack[top, 2], stack[top, 3] = left + first, width - first, allowed - share, depth + 1.0
-    stack[top + 1, 0], stack[top + 1, 1], stack[top + 1, 2], stack[top + 1, 3] = left, first, share, depth + 1.0
+    stack[top, 0], stack[top, 1], stack[top, 2], stack[top, 3] = (
+        left + first,
+        width - first,
+        allowed - share,
+        depth + 1.0,
+    )
+    stack[top + 1, 0], stack[top + 1, 1], stack[top + 1, 2], stack[top + 1, 3] = (
+        left,
+        first,
+        share,
+        depth + 1.0,
+    )

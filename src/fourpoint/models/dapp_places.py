@@ -1,21 +1,26 @@
-r"""DAPP over x = (t, m, place): attention to past events through a learned Fourier kernel in time and space.
+r"""DAPP over x = (t, m, place): attention to past events through a learned Fourier kernel in time
+and space.
 
     kappa_k(x, x') = exp(-gamma_k d) sum_j w_kj cos(omega_j' (u - u')),                d = t - t',  u the place in its box, from 0 to 1
     A_k(x)         = sum_i kappa_k(x, x_i) v_k(m_i)
     lambda(x)      = mu_m(t) exp(f_m(u)) + g(b_m + drift_m(t) + sum_k r_km A_k(x))      equation (5), per unit of time and volume
 
-The paper draws omega from a generator network. In two or three dimensions a few hundred draws leave a kernel that is mostly noise a tenth
-of the box away, so here the frequencies are a lattice (`maths.waves`) and what is learned is the spectrum on it: w_k is a Gaussian of
-its own width on every axis, times the exponential of a network of omega, and sums to 1. Every head has its own decay gamma_k. So
+The paper draws omega from a generator network. In two or three dimensions a few hundred draws leave
+a kernel that is mostly noise a tenth of the box away, so here the frequencies are a lattice
+(`maths.waves`) and what is learned is the spectrum on it: w_k is a Gaussian of its own width on
+every axis, times the exponential of a network of omega, and sums to 1. Every head has its own decay
+gamma_k. So
 attention to places is linear too: with phi_j(u) = exp(i omega_j'u),
 
     S_kj  <-  exp(-gamma_k (t_i - t_{i-1})) S_kj + conj(phi_j(u_i)) v_k(m_i),
     A_k(x) = sum_j w_kj exp(-gamma_k (t - t_last)) Re[phi_j(u) S_kj].
 
-Base and drift in time are those of `models.rate`; the background f is a field of the same waves. With a small scale of the softplus it
-is the space-time Hawkes process of `models.hawkes_places` in the limit. Integrals over the box are tensor Gauss rules whose error is
-known from coarser ones (`likelihood`). In training attention is read at one random place in every cell of a grid, drawn anew for every
-step, since a fixed rule would be gamed; the background, the same for all times, is always integrated by a rule FINER times as fine.
+Base and drift in time are those of `models.rate`; the background f is a field of the same waves.
+With a small scale of the softplus it is the space-time Hawkes process of `models.hawkes_places` in
+the limit. Integrals over the box are tensor Gauss rules whose error is known from coarser ones
+(`likelihood`). In training attention is read at one random place in every cell of a grid, drawn
+anew for every step, since a fixed rule would be gamed; the background, the same for all times, is
+always integrated by a rule FINER times as fine.
 """
 
 from __future__ import annotations
@@ -41,11 +46,18 @@ from fourpoint.models.described import Described
 from fourpoint.models.modes import FASTEST, SLOWEST
 from fourpoint.models.rate import Rate
 
-HIGHEST = {1: 16, 2: 8, 3: 4}  # the highest number of waves over PERIOD boxes along an axis, by dimension
+HIGHEST = {
+    1: 16,
+    2: 8,
+    3: 4,
+}  # the highest number of waves over PERIOD boxes along an axis, by dimension
 ORDER = {1: 32, 2: 16, 3: 8}  # Gauss nodes per axis of evaluations, to begin with
 FINEST = {1: 256, 2: 96, 3: 24}
 CELLS = {1: 16, 2: 8, 3: 4}  # per axis, each with one random place in training
-WIDEST, NARROWEST = 0.4, 4.0  # first widths of the heads' kernels: share of the box, and over the highest frequency
+WIDEST, NARROWEST = (
+    0.4,
+    4.0,
+)  # first widths of the heads' kernels: share of the box, and over the highest frequency
 PIECE = 2**22  # numbers of a map held at once
 NUMBERS = 2**18  # held at once while a rule over the box is applied without gradient
 
@@ -56,20 +68,24 @@ class PlacedDAPP(Described, nn.Module):
     Arguments
         marks: the mark space of the data (`data.marks`), with a box of one to three axes.
         heads: K, each with its own decay in time and its own spectrum in space.
-        frequencies: the highest number of waves along an axis; None: 16, 8 or 4 in one, two or three dimensions. The kernel resolves
-            distances down to about 1 / frequencies of the box.
+        frequencies: the highest number of waves along an axis; None: 16, 8 or 4 in one, two or
+            three dimensions. The kernel resolves distances down to about 1 / frequencies of the
+            box.
         link: "softplus" (with a learned scale) or "exp".
         base, drift: in time, as in `DAPP`: "auto" is a spline where all windows have one length.
         background: f, "waves" for a smooth field in space, or "constant".
         generator: widths of the hidden layers of the networks that generate the spectra.
         knots: intervals of the splines in time.
-        order: Gauss nodes per axis for integrals over the box; None: 32, 16 or 8. Evaluations double it until it suffices.
+        order: Gauss nodes per axis for integrals over the box; None: 32, 16 or 8. Evaluations
+        double it until it suffices.
         cells: per axis, for the random places of training; None: 16, 8 or 4.
 
     >>> from fourpoint.events import Box, Sequence
     >>> square = MarkSpace(box=Box(("x", "y"), (0, 0), (1, 1)))
     >>> model = PlacedDAPP(square, frequencies=3).eval()
-    >>> history = model.encode(Sequence([0.2], start=0.0, stop=1.0, space=square, places=[[0.5, 0.5]]).batch())
+    >>> history = model.encode(
+    ...     Sequence([0.2], start=0.0, stop=1.0, space=square, places=[[0.5, 0.5]]).batch()
+    ... )
     >>> tuple(model.intensity(history, torch.tensor([[0.1, 0.9]]).double()).shape)
     (1, 2, 1)
     """
@@ -101,12 +117,25 @@ class PlacedDAPP(Described, nn.Module):
         self.box = protocol.box_of(self.marks, "dapp-places")
         k, M = self.box.dimension, self.marks.count
         if k not in HIGHEST:
-            raise UserError("places of one to three numbers", f"{k} ({', '.join(self.box.names)})", "Name fewer columns, or use poisson.")
+            raise UserError(
+                "places of one to three numbers",
+                f"{k} ({', '.join(self.box.names)})",
+                "Name fewer columns, or use poisson.",
+            )
         frequencies, order, cells = frequencies or HIGHEST[k], order or ORDER[k], cells or CELLS[k]
         self._settings: dict[str, Any] = dict(
-            heads=heads, frequencies=frequencies, link=link, base=base, drift=drift, background=background, generator=tuple(generator),
-            knots=knots, order=order, cells=cells, seed=seed,
-        )  # fmt: skip
+            heads=heads,
+            frequencies=frequencies,
+            link=link,
+            base=base,
+            drift=drift,
+            background=background,
+            generator=tuple(generator),
+            knots=knots,
+            order=order,
+            cells=cells,
+            seed=seed,
+        )
         check_choices(self._settings)
         self.order, self.finest = order, max(order, FINEST[k])
         self._drawn: Float[Tensor, "S k"] | None = None
@@ -131,7 +160,8 @@ class PlacedDAPP(Described, nn.Module):
         return {**self._settings, "generator": list(self._settings["generator"])}
 
     def with_order(self, order: int) -> PlacedDAPP:
-        """The same model, weights shared, that integrates over the box with ``order`` nodes per axis.
+        """The same model, weights shared, that integrates over the box with ``order`` nodes per
+        axis.
 
         >>> from fourpoint.events import Box
         >>> PlacedDAPP(MarkSpace(box=Box(("x",), (0,), (1,)))).with_order(64).order
@@ -144,21 +174,36 @@ class PlacedDAPP(Described, nn.Module):
     # ------------------------------------------------------------------ what comes from the data
 
     def initialise(self, data: Dataset) -> list[str]:
-        """Time scale, base rates and the spread of decays and widths from ``data``; drift and base in time where left to it."""
+        """Time scale, base rates and the spread of decays and widths from ``data``; drift and base
+        in time where left to it.
+        """
         notes = start_rate(self, data)
-        self._spread(float(data.durations.mean() / self.time_scale), data.events / max(len(data), 1))
-        return [*notes, f"places: {self.box}; {len(self.numbers)} frequencies, {self.order} nodes per axis"]
+        self._spread(
+            float(data.durations.mean() / self.time_scale), data.events / max(len(data), 1)
+        )
+        return [
+            *notes,
+            f"places: {self.box}; {len(self.numbers)} frequencies, {self.order} nodes per axis",
+        ]
 
     @torch.no_grad()
     def _spread(self, length: float, events: float) -> None:
-        """Heads from slow to fast, alternately narrow and wide, of either sign, with a small effect whatever they sum over."""
+        """Heads from slow to fast, alternately narrow and wide, of either sign, with a small effect
+        whatever they sum over.
+        """
         K = len(self.log_decay)
-        rates = torch.logspace(math.log10(SLOWEST / max(length, 2.0)), math.log10(FASTEST), K + 2)[1:-1].to(self.readout)
-        narrowest = min(WIDEST / 2, NARROWEST * waves.PERIOD / (2 * math.pi * self._settings["frequencies"]))
+        rates = torch.logspace(math.log10(SLOWEST / max(length, 2.0)), math.log10(FASTEST), K + 2)[
+            1:-1
+        ].to(self.readout)
+        narrowest = min(
+            WIDEST / 2, NARROWEST * waves.PERIOD / (2 * math.pi * self._settings["frequencies"])
+        )
         widths = torch.where(torch.arange(K) % 2 == 0, WIDEST / 2, narrowest).to(self.readout)
         self.log_decay.copy_(rates.log())
         self.log_width.copy_(widths.log()[:, None].expand_as(self.log_width))
-        near = (math.sqrt(2 * math.pi) * widths).clamp(max=1.0) ** self.box.dimension  # the share of the box that a kernel covers
+        near = (math.sqrt(2 * math.pi) * widths).clamp(
+            max=1.0
+        ) ** self.box.dimension  # the share of the box that a kernel covers
         self.gain.copy_(1 / (near / rates).clamp(1.0, max(1.0, events)))
         self.value_weight.fill_(0.3)
 
@@ -175,8 +220,14 @@ class PlacedDAPP(Described, nn.Module):
         first = batch.start[:, None] if before is None else before.times[:, -1:]
         times = torch.cat([first, batch.times], 1)
         phi, values = self._driving(protocol.places_of(batch), batch.marks, batch.valid)
-        held = phi.new_zeros(len(phi), values.shape[2], phi.shape[2]) if before is None else before.state[:, :, -1]
-        states = waves.fading_states(self.log_decay.exp(), self._lag(times.diff(dim=1)), values, phi, held)
+        held = (
+            phi.new_zeros(len(phi), values.shape[2], phi.shape[2])
+            if before is None
+            else before.state[:, :, -1]
+        )
+        states = waves.fading_states(
+            self.log_decay.exp(), self._lag(times.diff(dim=1)), values, phi, held
+        )
         return PlacedDAPPHistory(times, start, batch.lengths, shared, states)
 
     def extend(
@@ -196,14 +247,28 @@ class PlacedDAPP(Described, nn.Module):
 
     def move(self, history: PlacedDAPPHistory, time: Float[Tensor, " B"]) -> PlacedDAPPHistory:
         """The last position, its states moved on to ``time`` with no event in between."""
-        state = history.state[torch.arange(len(time)), :, history.lengths] if history.state.shape[2] > 1 else history.state[:, :, 0]
+        state = (
+            history.state[torch.arange(len(time)), :, history.lengths]
+            if history.state.shape[2] > 1
+            else history.state[:, :, 0]
+        )
         fade = self._fade(self._lag(time - last_time(history)))
-        return replace(history, times=time[:, None], lengths=torch.zeros_like(history.lengths), state=(fade[..., None] * state)[:, :, None])
+        return replace(
+            history,
+            times=time[:, None],
+            lengths=torch.zeros_like(history.lengths),
+            state=(fade[..., None] * state)[:, :, None],
+        )
 
     def log_intensity(
-        self, history: PlacedDAPPHistory, times: Float[Tensor, "B G Q"], seen: Int[Tensor, "B G"] | None = None
+        self,
+        history: PlacedDAPPHistory,
+        times: Float[Tensor, "B G Q"],
+        seen: Int[Tensor, "B G"] | None = None,
     ) -> Float[Tensor, "B G Q M"]:
-        """log of the rate of every type in the whole box: at random places while training, by the Gauss rule of ``order`` else."""
+        """log of the rate of every type in the whole box: at random places while training, by the
+        Gauss rule of ``order`` else.
+        """
         if self.training and self._drawn is not None:
             places, weights = self._drawn, torch.full((len(self._drawn),), 1 / len(self._drawn))
         else:
@@ -228,54 +293,96 @@ class PlacedDAPP(Described, nn.Module):
         phi = waves.features(self.numbers.double(), self._inside(places)).to(self.readout)
         state, lag = self._seen(history, times, seen)
         if phi.shape[2] == 1:
-            sums = torch.matmul(state * phi[:, None, :, 0], history.shared.weight[..., None]).permute(0, 2, 3, 1)
+            sums = torch.matmul(
+                state * phi[:, None, :, 0], history.shared.weight[..., None]
+            ).permute(0, 2, 3, 1)
         else:
-            sums = torch.matmul(phi[:, None], (state * history.shared.weight[:, None])[..., None]).squeeze(-1).permute(0, 2, 3, 1)
+            sums = (
+                torch.matmul(phi[:, None], (state * history.shared.weight[:, None])[..., None])
+                .squeeze(-1)
+                .permute(0, 2, 3, 1)
+            )
         sums = sums * self._fade(lag)
         tilt = None if history.shared.background is None else phi @ history.shared.background.T
-        logs = self.rate.log_rate(sums @ self.readout, times - history.start[:, None, None], history.shared.curves, tilt)
+        logs = self.rate.log_rate(
+            sums @ self.readout, times - history.start[:, None, None], history.shared.curves, tilt
+        )
         return logs - self.time_scale.log().to(logs) - math.log(self.box.volume)
 
     @torch.no_grad()
     def in_cells(
-        self, history: PlacedDAPPHistory, times: Float[Tensor, "B T"], seen: Int[Tensor, "B T"], cells: Cells
+        self,
+        history: PlacedDAPPHistory,
+        times: Float[Tensor, "B T"],
+        seen: Int[Tensor, "B T"],
+        cells: Cells,
     ) -> Float[Tensor, "C M"]:
-        """The rate of every type in the cells of a map, per unit of time and of what it shows: the mean over all rows and ``times``.
+        """The rate of every type in the cells of a map, per unit of time and of what it shows: the
+        mean over all rows and ``times``.
 
-        The states of a row and time are summed over heads once, and one product with the features of all cells reads them everywhere.
+        The states of a row and time are summed over heads once, and one product with the features
+        of all cells reads them everywhere.
         """
         places, weights = cells.places
-        phi = waves.features(self.numbers.double(), self._inside(places.flatten(0, 1))).to(self.readout)
+        phi = waves.features(self.numbers.double(), self._inside(places.flatten(0, 1))).to(
+            self.readout
+        )
         state, lag = self._seen(history, times[..., None], seen)
         shared = history.shared
-        read = torch.einsum("btk,bktf,kf,km->btmf", self._fade(lag[..., 0]), state, shared.weight, self.readout).flatten(0, 1)
-        log_base, inner = (part.flatten(0, 1) for part in self.rate.parts_at(times - history.start[:, None], shared.curves))
-        tilt = torch.zeros(1, dtype=phi.dtype) if shared.background is None else phi @ shared.background.T
+        read = torch.einsum(
+            "btk,bktf,kf,km->btmf", self._fade(lag[..., 0]), state, shared.weight, self.readout
+        ).flatten(0, 1)
+        log_base, inner = (
+            part.flatten(0, 1)
+            for part in self.rate.parts_at(times - history.start[:, None], shared.curves)
+        )
+        tilt = (
+            torch.zeros(1, dtype=phi.dtype)
+            if shared.background is None
+            else phi @ shared.background.T
+        )
         raised = phi.new_zeros(len(phi), self.marks.count, dtype=torch.float64)
-        for some, added in zip(read.split(max(1, PIECE // raised.numel())), inner.split(max(1, PIECE // raised.numel())), strict=True):
+        for some, added in zip(
+            read.split(max(1, PIECE // raised.numel())),
+            inner.split(max(1, PIECE // raised.numel())),
+            strict=True,
+        ):
             z = (some @ phi.T + added[..., None]).transpose(1, 2)
             if self.rate.link == "exp":
                 raised += z.exp_().sum(0)
             else:
-                raised += self.rate.log_scale.exp() * nn.functional.softplus(z - self.rate.log_scale).sum(0)
+                raised += self.rate.log_scale.exp() * nn.functional.softplus(
+                    z - self.rate.log_scale
+                ).sum(0)
         rate = log_base.exp().mean(0) * tilt.exp() + raised / len(read)
-        return torch.einsum("csm,s->cm", rate.unflatten(0, places.shape[:2]).double(), weights) / (self.time_scale * self.box.volume)
+        return torch.einsum("csm,s->cm", rate.unflatten(0, places.shape[:2]).double(), weights) / (
+            self.time_scale * self.box.volume
+        )
 
-    def intensity(self, history: PlacedDAPPHistory, times: Float[Tensor, "B Q"]) -> Float[Tensor, "B Q M"]:
+    def intensity(
+        self, history: PlacedDAPPHistory, times: Float[Tensor, "B Q"]
+    ) -> Float[Tensor, "B Q M"]:
         """The rate of every type in the whole box at any times."""
         return protocol.intensity(self, history, times)
 
-    def bound(self, history: PlacedDAPPHistory, a: Float[Tensor, " B"], b: Float[Tensor, " B"]) -> Float[Tensor, " B"]:
-        """An upper bound of the rate in the box on [a, b], all types together: the mean of :meth:`envelope`."""
+    def bound(
+        self, history: PlacedDAPPHistory, a: Float[Tensor, " B"], b: Float[Tensor, " B"]
+    ) -> Float[Tensor, " B"]:
+        """An upper bound of the rate in the box on [a, b], all types together: the mean of
+        :meth:`envelope`.
+        """
         return self.envelope(history, a, b).mean(1)
 
     @torch.no_grad()
-    def envelope(self, history: PlacedDAPPHistory, a: Float[Tensor, " B"], b: Float[Tensor, " B"]) -> Float[Tensor, "B C"]:
-        """The volume times an upper bound of the rate in each of C equal cells of the box on [a, b], all types together.
+    def envelope(
+        self, history: PlacedDAPPHistory, a: Float[Tensor, " B"], b: Float[Tensor, " B"]
+    ) -> Float[Tensor, "B C"]:
+        """The volume times an upper bound of the rate in each of C equal cells of the box on [a,
+        b], all types together.
 
-        The background has its own bound in every cell. A sum of waves is at most the sum of their amplitudes: at a, the heads' waves of
-        one frequency are summed first; until b, head k can add at most the part 1 - exp(-gamma_k (b - a)) of its own amplitudes that
-        fades away.
+        The background has its own bound in every cell. A sum of waves is at most the sum of their
+        amplitudes: at a, the heads' waves of one frequency are summed first; until b, head k can
+        add at most the part 1 - exp(-gamma_k (b - a)) of its own amplitudes that fades away.
         """
         shared, eps = history.shared, torch.finfo(self.readout.dtype).eps
         held = self.move(history, a).state[:, :, 0] * shared.weight
@@ -301,7 +408,9 @@ class PlacedDAPP(Described, nn.Module):
         """One over the fastest decay of a head."""
         return torch.full_like(history.start, float(self.time_scale / self.log_decay.exp().max()))
 
-    def kernel(self, lags: Float[Tensor, " L"], distances: Float[Tensor, " R"], axis: int = 0) -> Float[Tensor, "K L R"]:
+    def kernel(
+        self, lags: Float[Tensor, " L"], distances: Float[Tensor, " R"], axis: int = 0
+    ) -> Float[Tensor, "K L R"]:
         """kappa_k at time lags and distances along one axis, in the user's units."""
         off = torch.zeros(len(distances), self.box.dimension, dtype=torch.float64)
         off[:, axis] = distances / (self.box.high[axis] - self.box.low[axis])
@@ -314,31 +423,42 @@ class PlacedDAPP(Described, nn.Module):
     def _shared(self) -> Shared:
         field = None
         if self._settings["background"] == "waves":
-            # Steps of one size on every coefficient would make a rough field; the constant wave belongs to mu.
+            # Steps of one size on every coefficient would make a rough field; the constant wave
+            # belongs to mu.
             damp = 1 / (1 + self.numbers.norm(dim=1)).to(self.readout)
             field = torch.cat([torch.zeros_like(damp[:1]), damp[1:]]).repeat(2) * self.background
         return Shared(self._weight(), self.rate.curves(), field, self.numbers)
 
     def _weight(self) -> Float[Tensor, "K F"]:
-        """w_kj, once for the cosine and once for the sine of each frequency; a pair of opposites counts twice."""
+        """w_kj, once for the cosine and once for the sine of each frequency; a pair of opposites
+        counts twice.
+        """
         numbers = self.numbers.to(self.readout)
         omega = numbers * (2 * math.pi / waves.PERIOD)
         gaussian = -(self.log_width.exp()[:, None] * omega).square().sum(-1) / 2
-        shape = self.generator((numbers / self._settings["frequencies"]).expand(len(self.log_decay), -1, -1))[..., 0]
+        shape = self.generator(
+            (numbers / self._settings["frequencies"]).expand(len(self.log_decay), -1, -1)
+        )[..., 0]
         pairs = torch.where(torch.arange(len(numbers)) > 0, math.log(2.0), 0.0).to(numbers)
         return torch.softmax(gaussian + shape + pairs, -1).repeat(1, 2)
 
     def _driving(
         self, places: Float[Tensor, "B N k"], marks: Int[Tensor, "B N"], valid: Bool[Tensor, "B N"]
     ) -> tuple[Float[Tensor, "B N F"], Float[Tensor, "B N K"]]:
-        """Features and values of events, whose product each adds to the states; values are 0 where it is padding."""
-        phi = waves.features(self.numbers.double(), self._inside(torch.where(valid[..., None], places, 0.0))).to(self.readout)
+        """Features and values of events, whose product each adds to the states; values are 0 where
+        it is padding.
+        """
+        phi = waves.features(
+            self.numbers.double(), self._inside(torch.where(valid[..., None], places, 0.0))
+        ).to(self.readout)
         values = (self.gain[:, None] * self.value_weight).T[marks]
         return phi, torch.where(valid[..., None], values, 0.0)
 
     def _inside(self, places: Float[Tensor, "*S k"]) -> Float[Tensor, "*S k"]:
         """Places as shares of the box."""
-        low, high = (torch.tensor(edge, dtype=torch.float64) for edge in (self.box.low, self.box.high))
+        low, high = (
+            torch.tensor(edge, dtype=torch.float64) for edge in (self.box.low, self.box.high)
+        )
         return (places - low) / (high - low)
 
     def _lag(self, times: Float[Tensor, "*S"]) -> Float[Tensor, "*S"]:
@@ -356,7 +476,9 @@ class PlacedDAPP(Described, nn.Module):
             anchor, state = anchor[:, : times.shape[1]], state[:, :, : times.shape[1]]
         elif not state.shape[2] == seen.shape[1] == 1:
             anchor = anchor.gather(1, seen)
-            state = state.gather(2, seen[:, None, :, None].expand(-1, state.shape[1], -1, state.shape[3]))
+            state = state.gather(
+                2, seen[:, None, :, None].expand(-1, state.shape[1], -1, state.shape[3])
+            )
         return state, self._lag(times - anchor[..., None])
 
     def _over(
@@ -369,17 +491,28 @@ class PlacedDAPP(Described, nn.Module):
     ) -> Float[Tensor, "B G Q M"]:
         """The log of the sum over places of the rates there, times their weights.
 
-        With a softplus nothing overflows, and the sum is formed as it stands; with an exponential, from logarithms.
+        With a softplus nothing overflows, and the sum is formed as it stands; with an exponential,
+        from logarithms.
         """
         state, lag = self._seen(history, times, seen)
         (B, K, G, _), S = state.shape, len(weights)
-        spread = torch.bmm(state.transpose(0, 1).flatten(1, 2), basis).reshape(K, B, G, S).permute(1, 2, 0, 3)
-        read = (self._fade(lag)[..., None] * self.readout).transpose(3, 4).flatten(2, 3)  # (B, G, Q M, K)
+        spread = (
+            torch.bmm(state.transpose(0, 1).flatten(1, 2), basis)
+            .reshape(K, B, G, S)
+            .permute(1, 2, 0, 3)
+        )
+        read = (
+            (self._fade(lag)[..., None] * self.readout).transpose(3, 4).flatten(2, 3)
+        )  # (B, G, Q M, K)
         z = torch.matmul(read, spread).unflatten(2, (lag.shape[2], -1))  # (B, G, Q, M, S)
-        log_base, inner = self.rate.parts_at(times - history.start[:, None, None], history.shared.curves)
+        log_base, inner = self.rate.parts_at(
+            times - history.start[:, None, None], history.shared.curves
+        )
         tilt = history.shared.tilt(self.order)
         if self.rate.link == "exp":
-            logs = torch.logaddexp(log_base + tilt.log(), torch.logsumexp(z + inner[..., None] + weights.log(), -1))
+            logs = torch.logaddexp(
+                log_base + tilt.log(), torch.logsumexp(z + inner[..., None] + weights.log(), -1)
+            )
         else:
             raised = nn.functional.softplus(z + (inner - self.rate.log_scale)[..., None]) @ weights
             logs = torch.log(log_base.exp() * tilt + self.rate.log_scale.exp() * raised)

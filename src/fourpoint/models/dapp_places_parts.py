@@ -15,7 +15,8 @@ from fourpoint.maths import waves
 from fourpoint.models.rate import Curves
 
 ENVELOPE = {1: 64, 2: 32, 3: 10}  # cells per axis with bounds of their own, by dimension
-FINER = 4  # times as many nodes per axis for the background as for attention: it costs once, not at every time
+# times as many nodes per axis for the background as for attention: it costs once, not at every time
+FINER = 4
 
 
 class Fields(NamedTuple):
@@ -32,11 +33,17 @@ class Shared(Fields):
 
     @cached_property
     def tops(self) -> Float[Tensor, "M C"]:
-        """Upper bounds of the background in every cell of the box, with an allowance for rounding; 0 where there is none."""
+        """Upper bounds of the background in every cell of the box, with an allowance for rounding;
+        0 where there is none.
+        """
         field = self.background
         if field is None:
             return torch.zeros(1, 1, dtype=torch.float64)
-        room = 64 * torch.finfo(field.dtype).eps * waves.amplitudes(field.double()).sum(1, keepdim=True)
+        room = (
+            64
+            * torch.finfo(field.dtype).eps
+            * waves.amplitudes(field.double()).sum(1, keepdim=True)
+        )
         return waves.largest(self.numbers, field, ENVELOPE[self.numbers.shape[1]]) + room.detach()
 
     @cached_property
@@ -71,7 +78,12 @@ class PlacedDAPPHistory:
 
     def latest(self) -> PlacedDAPPHistory:
         """The last position alone: all that is needed to go on."""
-        return replace(self, times=self.times[:, -1:], lengths=torch.zeros_like(self.lengths), state=self.state[:, :, -1:])
+        return replace(
+            self,
+            times=self.times[:, -1:],
+            lengths=torch.zeros_like(self.lengths),
+            state=self.state[:, :, -1:],
+        )
 
 
 def last_time(history: PlacedDAPPHistory) -> Float[Tensor, " B"]:
@@ -89,7 +101,9 @@ def check_choices(s: dict[str, Any]) -> None:
     }
     for name, choices in allowed.items():
         if s[name] not in choices:
-            raise UserError(f"{name} to be one of {', '.join(choices)}", f"{s[name]!r}", "Choose one of them.")
+            raise UserError(
+                f"{name} to be one of {', '.join(choices)}", f"{s[name]!r}", "Choose one of them."
+            )
     for name, least in (("heads", 1), ("frequencies", 1), ("knots", 1), ("order", 2), ("cells", 1)):
         if s[name] < least:
             raise UserError(f"{name} of at least {least}", f"{s[name]}", "Raise it.")

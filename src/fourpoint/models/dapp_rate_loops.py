@@ -1,9 +1,11 @@
-r"""From what attention says to one sequence's likelihood, and the slope of that: DAPP's base, drift and link as loops over rows.
+r"""From what attention says to one sequence's likelihood, and the slope of that: DAPP's base, drift
+and link as loops over rows.
 
     value = sum over events of log lambda_m - sum over gaps, nodes and marks of cost lambda_m,    lambda_m = mu_m + g_m(z_m + b_m + drift_m)
 
-A row is a gap with one of its nodes or its end. Used by `models.dapp_sweep_loops`, whose room and weights they take, and compiled with
-it. Plain Python, slow but correct as it stands, in float32. They say the same as `models.rate`.
+A row is a gap with one of its nodes or its end. Used by `models.dapp_sweep_loops`, whose room and
+weights they take, and compiled with it. Plain Python, slow but correct as it stands, in float32.
+They say the same as `models.rate`.
 """
 
 from __future__ import annotations
@@ -18,20 +20,35 @@ from fourpoint.models.series_loops import log_one_plus
 f32 = np.float32
 HALF, ONE, ZERO = f32(0.5), f32(1.0), f32(0.0)
 LEAST, MOST = f32(1e-30), f32(1e30)  # rates between which nothing is lost
-LOG2, HIGHEST, LOWEST = f32(1.44269504), f32(88.8), f32(-87.0)  # e^x is infinite and about the smallest normal number there
+LOG2, HIGHEST, LOWEST = (
+    f32(1.44269504),
+    f32(88.8),
+    f32(-87.0),
+)  # e^x is infinite and about the smallest normal number there
 
 
 @no_type_check
 def scored(m, x, marks, events, begin, stop, Q, share, weights, shape, room, slopes):
-    """What mark m adds to the value, and to the slopes of what is not attention; its z becomes the slope in z."""
+    """What mark m adds to the value, and to the slopes of what is not attention; its z becomes the
+    slope in z.
+    """
     first, last = begin * (Q + 1), stop * (Q + 1)
-    z, inside, g, mu, log_mu, slope = room.z[m], room.rows[0], room.rows[1], room.rows[2], room.rows[3], room.rows[4]
+    z, inside, g, mu, log_mu, slope = (
+        room.z[m],
+        room.rows[0],
+        room.rows[1],
+        room.rows[2],
+        room.rows[3],
+        room.rows[4],
+    )
     base, drift, cells, parts = weights.base, weights.drift, room.cells, room.parts
     log_scale = weights.log_scale[m] if shape.link == 2 else ZERO
     shift = weights.bias[m] - log_scale if shape.link > 0 else ZERO
     for r in range(first, last):
         log_mu[r] = curve(base, m, r, cells, parts) if base.shape[1] > 1 else base[m, 0]
-        inside[r] = z[r] + shift + (curve(drift, m, r, cells, parts) if drift.shape[1] > 0 else ZERO)
+        inside[r] = (
+            z[r] + shift + (curve(drift, m, r, cells, parts) if drift.shape[1] > 0 else ZERO)
+        )
     for r in range(first, last):
         mu[r] = log_mu[r]
         g[r] = -abs(inside[r]) if shape.link == 2 else inside[r]
@@ -44,7 +61,14 @@ def scored(m, x, marks, events, begin, stop, Q, share, weights, shape, room, slo
     if shape.link == 2:
         bent(inside[first:last], g[first:last], slope[first:last], f32(math.exp(log_scale)))
     value = at_events(m, marks, events, begin, Q, share, log_scale, shape.link, room)
-    value += integral(room.cost[first:last], g[first:last], slope[first:last], mu[first:last], z[first:last], share)
+    value += integral(
+        room.cost[first:last],
+        g[first:last],
+        slope[first:last],
+        mu[first:last],
+        z[first:last],
+        share,
+    )
     for i in range(begin, events):
         if marks[i] == m:
             r = i * (Q + 1) + Q
@@ -79,7 +103,9 @@ def curve(coefficients, m, r, cells, parts):
 
 @no_type_check
 def bent(inside, small, slope, size):
-    """Softplus of ``inside`` / size times size, into ``small``, which holds e^-|inside|, and its slope."""
+    """Softplus of ``inside`` / size times size, into ``small``, which holds e^-|inside|, and its
+    slope.
+    """
     for r in range(len(inside)):
         t, y = small[r], inside[r]
         high = y > ZERO
@@ -89,7 +115,9 @@ def bent(inside, small, slope, size):
 
 @no_type_check
 def integral(cost, rate, slope, mu, to_z, share):
-    """Less the sum of cost (mu + rate). Slopes: in z, in log mu in the place of ``mu``, and in log s in that of ``slope``."""
+    """Less the sum of cost (mu + rate). Slopes: in z, in log mu in the place of ``mu``, and in log
+    s in that of ``slope``.
+    """
     value = ZERO
     for r in range(len(cost)):
         value -= cost[r] * (mu[r] + rate[r])
@@ -104,9 +132,18 @@ def integral(cost, rate, slope, mu, to_z, share):
 
 @no_type_check
 def at_events(m, marks, events, begin, Q, share, log_scale, link, room):
-    """The sum of log(mu + g) at events of mark m, that is at the ends of their gaps. Slopes as in :func:`integral`, but for their places:
-    in z in that of what is inside the link, in log mu in its own, and in log s in the last row."""
-    inside, g, mu, log_mu, slope, to_scale = room.rows[0], room.rows[1], room.rows[2], room.rows[3], room.rows[4], room.rows[5]
+    """The sum of log(mu + g) at events of mark m, that is at the ends of their gaps. Slopes as in
+    :func:`integral`, but for their places: in z in that of what is inside the link, in log mu in
+    its own, and in log s in the last row.
+    """
+    inside, g, mu, log_mu, slope, to_scale = (
+        room.rows[0],
+        room.rows[1],
+        room.rows[2],
+        room.rows[3],
+        room.rows[4],
+        room.rows[5],
+    )
     value = 0.0
     for i in range(begin, events):
         if marks[i] != m:
@@ -116,7 +153,11 @@ def at_events(m, marks, events, begin, Q, share, log_scale, link, room):
         if LEAST < rate < MOST:
             value += math.log(rate)
             part = share / rate
-            inside[r], log_mu[r], to_scale[r] = part * slope[r], part * mu[r], part * (g[r] - slope[r])
+            inside[r], log_mu[r], to_scale[r] = (
+                part * slope[r],
+                part * mu[r],
+                part * (g[r] - slope[r]),
+            )
         else:
             value += extreme(r, share, log_scale, link, inside, log_mu, to_scale)
     return value
@@ -124,7 +165,9 @@ def at_events(m, marks, events, begin, Q, share, log_scale, link, room):
 
 @no_type_check
 def extreme(r, share, log_scale, link, inside, log_mu, to_scale):
-    """The same for one event, by logarithms in float64, where rates are hardly to be told from 0 or infinite."""
+    """The same for one event, by logarithms in float64, where rates are hardly to be told from 0 or
+    infinite.
+    """
     y, low = float(inside[r]), float(log_mu[r])
     if link == 0:
         rate = math.exp(low) + y
@@ -140,7 +183,11 @@ def extreme(r, share, log_scale, link, inside, log_mu, to_scale):
     top = max(low, log_g)
     log_rate = top + math.log1p(math.exp(min(low, log_g) - top))
     part = math.exp(log_g - log_rate)
-    inside[r], log_mu[r], to_scale[r] = share * part * steep, share * math.exp(low - log_rate), share * part * (1.0 - steep)
+    inside[r], log_mu[r], to_scale[r] = (
+        share * part * steep,
+        share * math.exp(low - log_rate),
+        share * part * (1.0 - steep),
+    )
     return log_rate
 
 
@@ -153,7 +200,9 @@ def uncurve(x, m, r, slope, cells, parts, slopes):
 
 @no_type_check
 def exponentials(x):
-    """e^x in place: 2^k e^r with r below log(2) / 2 in size, a polynomial (that of Cephes), and k put into the bits of a number."""
+    """e^x in place: 2^k e^r with r below log(2) / 2 in size, a polynomial (that of Cephes), and k
+    put into the bits of a number.
+    """
     for i in range(len(x)):
         v = LOWEST if x[i] < LOWEST else x[i]
         v = HIGHEST if v > HIGHEST else v
@@ -164,4 +213,6 @@ def exponentials(x):
         p = p * r + f32(4.1665795894e-2)
         p = p * r + f32(1.6666665459e-1)
         p = p * r + f32(5.0000001201e-1)
-        x[i] = (p * r * r + r + ONE) * np.int32((np.int32(k) + np.int32(127)) << np.int32(23)).view(np.float32)
+        x[i] = (p * r * r + r + ONE) * np.int32((np.int32(k) + np.int32(127)) << np.int32(23)).view(
+            np.float32
+        )

@@ -1,17 +1,20 @@
-r"""A linear DAPP stepped in plain numpy: states in, states out, with the integral of the rate in between.
+r"""A linear DAPP stepped in plain numpy: states in, states out, with the integral of the rate in
+between.
 
-Tensors of one row cost more in calls than in arithmetic; here a step of one stream takes tens of microseconds, and rows of many
-streams are stepped together. With S the states of all modes at some moment and a_j = -gamma_j + i theta_j,
+Tensors of one row cost more in calls than in arithmetic; here a step of one stream takes tens of
+microseconds, and rows of many streams are stepped together. With S the states of all modes at some
+moment and a_j = -gamma_j + i theta_j,
 
     S(t + h) = exp(a h) S(t),        z_m = sum_j Re[r_km w_j exp(i psi_j(m)) S_j],        lambda_m = mu_m + g(b_m + drift_m + z_m),
 
-exactly as in `dapp`. The integral of the rate over a stretch is read at equal steps, so that the states at all nodes follow from one
-exponential by multiplication. Every eight steps are a panel, integrated by the polynomial through its nine nodes (Newton and
-Cotes' rule); there are 1 to 8 panels, as many as the stretch's length and the modes' speed suggest. The last Legendre
-coefficients of each polynomial, made smaller by as much as they fell, estimate the error, and a stretch that misses the
-tolerance is cut in two, at a knot of the splines if there is one inside. Nothing is interpolated in time. `dapp_loops` does the
-same one row after the other, compiled. Used by `streaming` and `streaming.bank`. Axes: R rows, J = K D modes, M marks, Q nodes,
-C curves (splines).
+exactly as in `dapp`. The integral of the rate over a stretch is read at equal steps, so that the
+states at all nodes follow from one exponential by multiplication. Every eight steps are a panel,
+integrated by the polynomial through its nine nodes (Newton and Cotes' rule); there are 1 to 8
+panels, as many as the stretch's length and the modes' speed suggest. The last Legendre coefficients
+of each polynomial, made smaller by as much as they fell, estimate the error, and a stretch that
+misses the tolerance is cut in two, at a knot of the splines if there is one inside. Nothing is
+interpolated in time. `dapp_loops` does the same one row after the other, compiled. Used by
+`streaming` and `streaming.bank`. Axes: R rows, J = K D modes, M marks, Q nodes, C curves (splines).
 """
 
 from __future__ import annotations
@@ -26,13 +29,25 @@ from numpy.typing import NDArray
 from fourpoint.maths.quadrature import Unconverged
 from fourpoint.maths.spline import cubics
 from fourpoint.models.dapp import DAPP
-from fourpoint.models.dapp_loops import DEEPEST, LINKS, PANEL, Care, Loops, Shape, compiled_loops, waves
+from fourpoint.models.dapp_loops import (
+    DEEPEST,
+    LINKS,
+    PANEL,
+    Care,
+    Loops,
+    Shape,
+    compiled_loops,
+    waves,
+)
 from fourpoint.models.following import LARGEST, Events, Numbers, Scored, Stop, not_finite
 
 Floats = NDArray[Any]
 Complexes = NDArray[Any]
 PANELS = 8  # of a stretch, at most
-TURN, LOOSE_TURN = 2.0, 2.7  # how far the modes of the fastest head turn, in the mean, in one panel; the same in float32
+TURN, LOOSE_TURN = (
+    2.0,
+    2.7,
+)  # how far the modes of the fastest head turn, in the mean, in one panel; the same in float32
 EDGE = 1.1  # error of a panel whose first rate alone is off, in units of its last coefficient
 TOLERANCE = 2.5e-7  # absolute, of a stretch
 RELATIVE = 1e-6
@@ -40,7 +55,8 @@ CACHE = 2**20  # bytes of states held at once
 
 
 def supports(model: Any) -> bool:
-    """Whether ``model`` can be stepped here: a DAPP in linear form whose weights are not normalised.
+    """Whether ``model`` can be stepped here: a DAPP in linear form whose weights are not
+    normalised.
 
     >>> supports(DAPP()), supports(DAPP(normalise="softmax"))
     (True, False)
@@ -49,7 +65,9 @@ def supports(model: Any) -> bool:
 
 
 class Reached(NamedTuple):
-    """Rows moved on in time: their states, log lambda per mark and time unit there, and the integral of the rate until there."""
+    """Rows moved on in time: their states, log lambda per mark and time unit there, and the
+    integral of the rate until there.
+    """
 
     state: Complexes  # (R, J)
     logs: Floats  # (R, M), float64
@@ -61,16 +79,21 @@ class Steps:
 
     ``compiled`` loops are used where numba is installed; loading them takes about a second.
 
-    Later changes of the model are not seen. Times are in the user's unit, those ``since`` counted from a row's window's start.
+    Later changes of the model are not seen. Times are in the user's unit, those ``since`` counted
+    from a row's window's start.
 
     >>> steps = Steps(DAPP(heads=1, eval_features=16, base="constant", drift="none"))
-    >>> found = steps.reach(steps.blank(1), np.zeros(1), np.ones(1))  # no event yet: mu + g(b), here 1 + log 2
+    >>> found = steps.reach(
+    ...     steps.blank(1), np.zeros(1), np.ones(1)
+    ... )  # no event yet: mu + g(b), here 1 + log 2
     >>> round(float(found.integral[0]), 6)
     1.693147
     """
 
     @torch.no_grad()
-    def __init__(self, model: DAPP, kind: type[np.floating[Any]] = np.float64, *, compiled: bool = False) -> None:
+    def __init__(
+        self, model: DAPP, kind: type[np.floating[Any]] = np.float64, *, compiled: bool = False
+    ) -> None:
         def copied(x: torch.Tensor) -> Floats:
             return np.ascontiguousarray(x.detach().cpu().double().numpy())
 
@@ -79,29 +102,47 @@ class Steps:
         spectrum, rate, s = model.spectrum(fixed=True), model.rate, model.settings()
         self.scale = float(model.time_scale)
         self.frequency = copied(spectrum.frequency).ravel().astype(kind)
-        self.decay = None if spectrum.decay is None else -copied(spectrum.decay).ravel().astype(kind)
+        self.decay = (
+            None if spectrum.decay is None else -copied(spectrum.decay).ravel().astype(kind)
+        )
         turn = np.exp(1j * copied(spectrum.shift))  # (K, D, M)
         read = copied(spectrum.weight)[..., None] * turn * copied(model._readout())[:, None]
         self.read = _interleaved(read.reshape(-1, self.marks)).astype(kind)
         marks = torch.arange(self.marks)[None]
-        constant = copied(model._values(torch.zeros_like(marks, dtype=torch.float64), marks))[0]  # (M, K)
-        slope = copied(model._values(torch.ones_like(marks, dtype=torch.float64), marks))[0] - constant
+        constant = copied(model._values(torch.zeros_like(marks, dtype=torch.float64), marks))[
+            0
+        ]  # (M, K)
+        slope = (
+            copied(model._values(torch.ones_like(marks, dtype=torch.float64), marks))[0] - constant
+        )
         self.constant, self.slope = (self._driven(turn, v) for v in (constant, slope))
         self.value, self.value_slope = constant, slope
         self.sloping = s["values"] != "mark"
         self.link = rate.link
         self.log_base = None if rate.splined_base else copied(rate.log_base)[:, 0].astype(kind)
         log_scale = copied(rate.log_scale) if self.link == "softplus" else np.zeros(self.marks)
-        self.log_scale, self.size, self.log_unit = log_scale, np.exp(log_scale).astype(kind), math.log(self.scale)
-        self.bias = ((copied(rate.bias) if self.link != "identity" else 0.0) - log_scale).astype(kind)
+        self.log_scale, self.size, self.log_unit = (
+            log_scale,
+            np.exp(log_scale).astype(kind),
+            math.log(self.scale),
+        )
+        self.bias = ((copied(rate.bias) if self.link != "identity" else 0.0) - log_scale).astype(
+            kind
+        )
         self.splined_drift = rate.splined_drift and self.link != "identity"
         curves = rate.curves()
         self.length, self.cell, self._end = 0.0, math.inf, np.zeros((1, 1, 0), dtype=kind)
         if curves is not None:
-            table = copied(cubics(curves.coefficients.double())).transpose(2, 1, 0)  # (4, C, intervals)
+            table = copied(cubics(curves.coefficients.double())).transpose(
+                2, 1, 0
+            )  # (4, C, intervals)
             end = np.zeros_like(table[..., :1])
             end[0] = table[..., -1:].sum(0)  # past the last knot a curve is constant
-            self.length, self.cell, self.intervals = float(rate.length), float(rate.length) / table.shape[2], table.shape[2]
+            self.length, self.cell, self.intervals = (
+                float(rate.length),
+                float(rate.length) / table.shape[2],
+                table.shape[2],
+            )
             self.cubics = np.ascontiguousarray(np.concatenate([table, end], 2).astype(kind))
             self._end = self.cubics[0, :, -1][None, None]
         self.loose = max(RELATIVE, 32 * float(np.finfo(kind).eps))
@@ -115,7 +156,11 @@ class Steps:
 
     def _driven(self, turn: Complexes, values: Floats) -> Complexes:
         """What an event of each mark adds to the states, (M, J): exp(-i psi_j(m)) v_k(m)."""
-        return np.ascontiguousarray((turn.conj().transpose(2, 0, 1) * values[..., None]).reshape(self.marks, -1).astype(self.whirl))
+        return np.ascontiguousarray(
+            (turn.conj().transpose(2, 0, 1) * values[..., None])
+            .reshape(self.marks, -1)
+            .astype(self.whirl)
+        )
 
     def blank(self, rows: int) -> Complexes:
         """States before any event."""
@@ -129,19 +174,40 @@ class Steps:
     def kick(self, since: Floats, mark: NDArray[np.int64]) -> Complexes:
         """The same of many events, (R, J)."""
         own = self.constant[mark]
-        return own + (since / self.scale).astype(self.kind)[:, None] * self.slope[mark] if self.sloping else own
+        return (
+            own + (since / self.scale).astype(self.kind)[:, None] * self.slope[mark]
+            if self.sloping
+            else own
+        )
 
-    def absorb(self, state: Complexes, rows: NDArray[np.int64], ahead: Complexes, since: Floats, mark: NDArray[np.int64]) -> None:
+    def absorb(
+        self,
+        state: Complexes,
+        rows: NDArray[np.int64],
+        ahead: Complexes,
+        since: Floats,
+        mark: NDArray[np.int64],
+    ) -> None:
         """``rows`` of ``state`` become ``ahead``, with events at ``since`` of type ``mark``."""
         if self._loops is None:
             state[rows] = ahead + self.kick(since, mark)
         else:
-            self._loops.absorb(state, rows, ahead, since / self.scale, mark, self.constant, self.slope)
+            self._loops.absorb(
+                state, rows, ahead, since / self.scale, mark, self.constant, self.slope
+            )
 
     def follow(
-        self, state: Complexes, rows: NDArray[np.int64], numbers: Numbers, start: float, events: Events, into: Scored
+        self,
+        state: Complexes,
+        rows: NDArray[np.int64],
+        numbers: Numbers,
+        start: float,
+        events: Events,
+        into: Scored,
     ) -> Stop | None:
-        """Score ``events`` of ``rows`` one after the other and absorb each; None, or where that stopped. Needs compiled loops."""
+        """Score ``events`` of ``rows`` one after the other and absorb each; None, or where that
+        stopped. Needs compiled loops.
+        """
         if self._loops is None:
             raise RuntimeError("follow() needs numba")
         logs, fault = np.empty(self.marks), np.empty(4)
@@ -173,20 +239,30 @@ class Steps:
 
     def logs(self, state: Complexes, since: Floats) -> Floats:
         """log lambda per mark and time unit where the rows are, (R, M)."""
-        return self._log_rates(_real(state) @ self.read, self._curves(since, np.zeros_like(since), np.zeros((1, 1), dtype=self.kind))[0])
+        return self._log_rates(
+            _real(state) @ self.read,
+            self._curves(since, np.zeros_like(since), np.zeros((1, 1), dtype=self.kind))[0],
+        )
 
-    def reach(self, state: Complexes, since: Floats, gap: Floats, rows: NDArray[np.int64] | None = None) -> Reached:
-        """Rows at ``since`` moved on by ``gap``, with the integral of their rates: all of ``state``, or ``rows`` of it.
+    def reach(
+        self, state: Complexes, since: Floats, gap: Floats, rows: NDArray[np.int64] | None = None
+    ) -> Reached:
+        """Rows at ``since`` moved on by ``gap``, with the integral of their rates: all of
+        ``state``, or ``rows`` of it.
 
         Raises `maths.quadrature.Unconverged` where a rate explodes or cannot be integrated.
         """
         if self._loops is not None:
-            return self._looped(self._loops, state, np.arange(len(since)) if rows is None else rows, since, gap)
+            return self._looped(
+                self._loops, state, np.arange(len(since)) if rows is None else rows, since, gap
+            )
         state = state if rows is None else state[rows]
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
             return self._stretches(state, since, gap, np.full(len(since), TOLERANCE), 0)
 
-    def integral(self, state: Complexes, since: Floats, gap: Floats, rows: NDArray[np.int64]) -> Floats:
+    def integral(
+        self, state: Complexes, since: Floats, gap: Floats, rows: NDArray[np.int64]
+    ) -> Floats:
         """The integral of :meth:`reach` alone, (R,)."""
         if self._loops is None:
             return self.reach(state, since, gap, rows).integral
@@ -195,26 +271,44 @@ class Steps:
             raise _unconverged(*fault.tolist())
         return found
 
-    def _stretches(self, state: Complexes, left: Floats, width: Floats, allowed: Floats, depth: int) -> Reached:
-        """The same, rows that need as many panels together, and no more of them at a time than stay in the processor's cache."""
+    def _stretches(
+        self, state: Complexes, left: Floats, width: Floats, allowed: Floats, depth: int
+    ) -> Reached:
+        """The same, rows that need as many panels together, and no more of them at a time than stay
+        in the processor's cache.
+        """
         if len(left) == 1:
             panels = math.ceil(min(max(float(width[0]) * self.speed * 2**depth, 1.0), PANELS))
             return self._stretch(state, left, width, allowed, depth, panels)
         needed = np.ceil(np.clip(width * self.speed * 2**depth, 1.0, PANELS)).astype(np.int64)
         order = np.argsort(needed, kind="stable")
         ends = np.cumsum(np.bincount(needed, minlength=PANELS + 1)).tolist()
-        found = Reached(np.empty_like(state), np.empty((len(left), self.marks)), np.empty(len(left)))
+        found = Reached(
+            np.empty_like(state), np.empty((len(left), self.marks)), np.empty(len(left))
+        )
         for panels in range(1, PANELS + 1):
             rows = max(1, self.rows // panels)
             for i in range(ends[panels - 1], ends[panels], rows):
                 some = order[i : min(i + rows, ends[panels])]
-                part = self._stretch(state[some], left[some], width[some], allowed[some], depth, panels)
+                part = self._stretch(
+                    state[some], left[some], width[some], allowed[some], depth, panels
+                )
                 for whole, own in zip(found, part, strict=True):
                     whole[some] = own
         return found
 
-    def _stretch(self, state: Complexes, left: Floats, width: Floats, allowed: Floats, depth: int, panels: int) -> Reached:
-        """The same with a number of panels; stretches whose error is not ``allowed`` are cut in two."""
+    def _stretch(
+        self,
+        state: Complexes,
+        left: Floats,
+        width: Floats,
+        allowed: Floats,
+        depth: int,
+        panels: int,
+    ) -> Reached:
+        """The same with a number of panels; stretches whose error is not ``allowed`` are cut in
+        two.
+        """
         lag = width / self.scale
         z, after = self._nodes(state, lag, PANEL * panels)
         places, readings = self._rules[panels]
@@ -230,19 +324,32 @@ class Steps:
         if missed.any():
             some = np.flatnonzero(missed)
             self._check(total[:, some], left[some], width[some], depth)
-            value[some] = self._halves(state[some], left[some], width[some], allowed[some], depth + 1)
+            value[some] = self._halves(
+                state[some], left[some], width[some], allowed[some], depth + 1
+            )
         return Reached(after, logs, value)
 
-    def _halves(self, state: Complexes, left: Floats, width: Floats, allowed: Floats, depth: int) -> Floats:
+    def _halves(
+        self, state: Complexes, left: Floats, width: Floats, allowed: Floats, depth: int
+    ) -> Floats:
         """Integrals in two parts, cut at the first knot of a spline inside, else in the middle."""
         first = width / 2
         if self.length > 0:
             knot = (np.floor(left / self.cell) + 1) * self.cell - left
-            first = np.where((knot < width) & (left + knot <= self.length * (1 + 1e-12)) & (knot > 1e-9 * width), knot, first)
+            first = np.where(
+                (knot < width) & (left + knot <= self.length * (1 + 1e-12)) & (knot > 1e-9 * width),
+                knot,
+                first,
+            )
         share = allowed * first / width
         later = self.moved(state, first)
-        states, lefts, widths = (np.concatenate(x) for x in ((state, later), (left, left + first), (first, width - first)))
-        parts = self._stretches(states, lefts, widths, np.concatenate([share, allowed - share]), depth).integral
+        states, lefts, widths = (
+            np.concatenate(x)
+            for x in ((state, later), (left, left + first), (first, width - first))
+        )
+        parts = self._stretches(
+            states, lefts, widths, np.concatenate([share, allowed - share]), depth
+        ).integral
         return np.asarray(parts[: len(left)] + parts[len(left) :])
 
     def _nodes(self, state: Complexes, lag: Floats, steps: int) -> tuple[Floats, Complexes]:
@@ -264,12 +371,19 @@ class Steps:
         return z.reshape(steps + 1, -1, self.marks), x[steps].copy() if after is None else after
 
     def _room(self, rows: int, nodes: int) -> tuple[Complexes, Floats]:
-        """Scratch space, kept from call to call: fresh pages would cost more than the arithmetic."""
+        """Scratch space, kept from call to call: fresh pages would cost more than the
+        arithmetic.
+        """
         J, size = len(self.frequency), nodes * rows
         if self._scratch is None or len(self._scratch[1]) < size * self.marks:
-            self._scratch = np.empty(size * J, dtype=self.whirl), np.empty(size * self.marks, dtype=self.kind)
+            self._scratch = (
+                np.empty(size * J, dtype=self.whirl),
+                np.empty(size * self.marks, dtype=self.kind),
+            )
         x, z = self._scratch
-        return x[: size * J].reshape(nodes, rows, J), z[: size * self.marks].reshape(size, self.marks)
+        return x[: size * J].reshape(nodes, rows, J), z[: size * self.marks].reshape(
+            size, self.marks
+        )
 
     def _turns(self, lag: Floats) -> Complexes:
         """exp(a lag), (R, J)."""
@@ -317,7 +431,9 @@ class Steps:
         return np.asarray(np.exp(base) + x)
 
     def _log_rates(self, z: Floats, curves: Floats) -> Floats:
-        """log lambda per mark and unit of the user's time, formed before anything can overflow; float64."""
+        """log lambda per mark and unit of the user's time, formed before anything can overflow;
+        float64.
+        """
         base, x = (np.asarray(part, dtype=np.float64) for part in self._parts(z, curves))
         if self.link == "identity":
             logs = np.log(np.exp(base) + x)
@@ -336,10 +452,14 @@ class Steps:
         if len(lost) or depth >= DEEPEST:
             raise _unconverged(left[i], width[i], rates[:, i].max())
 
-    def _looped(self, loops: Loops, state: Complexes, rows: NDArray[np.int64], since: Floats, gap: Floats) -> Reached:
+    def _looped(
+        self, loops: Loops, state: Complexes, rows: NDArray[np.int64], since: Floats, gap: Floats
+    ) -> Reached:
         """:meth:`reach` by `dapp_loops`."""
         R, fault = len(rows), np.empty(3)
-        found = Reached(np.empty((R, state.shape[1]), dtype=self.whirl), np.empty((R, self.marks)), np.empty(R))
+        found = Reached(
+            np.empty((R, state.shape[1]), dtype=self.whirl), np.empty((R, self.marks)), np.empty(R)
+        )
         if loops.reach(state, rows, since, gap, *self._loop_numbers, *found, fault) >= 0:
             raise _unconverged(*fault.tolist())
         return found
@@ -355,8 +475,22 @@ class Steps:
             table[:, :M, 0] = self.log_base
         if self.splined_drift:
             table[:, M:] = curves[:, -M:].transpose(2, 1, 0)
-        level, size, bias = np.exp(table[0, :M, 0]), self.size.astype(np.float64), self.bias.astype(np.float64)
-        shape = Shape(table, self.cell, self.length, self.log_base is None, level, bias, size, LINKS.index(self.link), self.log_unit)
+        level, size, bias = (
+            np.exp(table[0, :M, 0]),
+            self.size.astype(np.float64),
+            self.bias.astype(np.float64),
+        )
+        shape = Shape(
+            table,
+            self.cell,
+            self.length,
+            self.log_base is None,
+            level,
+            bias,
+            size,
+            LINKS.index(self.link),
+            self.log_unit,
+        )
         care = Care(_rule(1, np.float64)[1], self.speed, PANELS, EDGE, TOLERANCE, self.loose)
         read = np.ascontiguousarray(self.read.reshape(-1, 2, M).transpose(2, 1, 0))
         return self.scale, waves(self.frequency, -self.fading, self.kind), read, shape, care
@@ -365,8 +499,14 @@ class Steps:
 def _unconverged(left: float, width: float, rate: float) -> Unconverged:
     where = f"between {left:g} and {left + width:g} after the start"
     if not math.isfinite(rate):
-        return Unconverged(f"expected a finite rate; received {rate} {where}. The model explodes there: fit it again.")
-    return Unconverged(f"expected a rate that can be integrated; received one that jumps {where}. Fit the model again.")
+        return Unconverged(
+            f"expected a finite rate; received {rate} {where}. The model explodes there: fit "
+            "it again."
+        )
+    return Unconverged(
+        f"expected a rate that can be integrated; received one that jumps {where}. Fit the "
+        "model again."
+    )
 
 
 def _interleaved(read: Complexes) -> Floats:
@@ -380,9 +520,14 @@ def _real(state: Complexes) -> Floats:
 
 
 def _rule(panels: int, kind: Any) -> tuple[Floats, Floats]:
-    """Where the nodes of a stretch are, from 0 to 1, (Q, 1); and what maps rates there to their mean over the stretch, and to
-    the last four Legendre coefficients of every panel, each counting for its part of the stretch, (1 + 4 panels, Q)."""
-    inverse = np.linalg.inv(np.polynomial.legendre.legvander(np.linspace(-1, 1, PANEL + 1), PANEL)) / panels
+    """Where the nodes of a stretch are, from 0 to 1, (Q, 1); and what maps rates there to their
+    mean over the stretch, and to the last four Legendre coefficients of every panel, each counting
+    for its part of the stretch, (1 + 4 panels, Q).
+    """
+    inverse = (
+        np.linalg.inv(np.polynomial.legendre.legvander(np.linspace(-1, 1, PANEL + 1), PANEL))
+        / panels
+    )
     rows = np.zeros((1 + 4 * panels, PANEL * panels + 1))
     for p in range(panels):
         nodes = slice(PANEL * p, PANEL * (p + 1) + 1)
@@ -392,9 +537,11 @@ def _rule(panels: int, kind: Any) -> tuple[Floats, Floats]:
 
 
 def _doubt(last: Floats, panels: int) -> Floats:
-    """An error estimate from the panels' last Legendre coefficients: the larger of two, made smaller by as much as they fell.
+    """An error estimate from the panels' last Legendre coefficients: the larger of two, made
+    smaller by as much as they fell.
 
-    Not so in the first panel: a rate that an event has just moved may be back before the second node, and the first alone would
+    Not so in the first panel: a rate that an event has just moved may be back before the second
+    node, and the first alone would
     show it, as a last coefficient that is as large as the error.
     """
     size = np.abs(last).reshape(panels, 2, 2, -1).max(2)

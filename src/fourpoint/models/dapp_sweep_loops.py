@@ -1,21 +1,25 @@
-r"""DAPP's likelihood and its gradient, one sequence at a time in one sweep, for machine code (numba, the extra ``fast``).
+r"""DAPP's likelihood and its gradient, one sequence at a time in one sweep, for machine code
+(numba, the extra ``fast``).
 
-With all heads' modes in one row j = 1..J, the read-out R_jm = w_j r_m exp(i psi_jm) and what an event adds, U_jm = v_m exp(-i psi_jm),
+With all heads' modes in one row j = 1..J, the read-out R_jm = w_j r_m exp(i psi_jm) and what an
+event adds, U_jm = v_m exp(-i psi_jm),
 
     z_m(d) = sum_j Re[R_jm E_j(d) S_j],     S_j <- E_j(gap) S_j + U_jm,     E_j(d) = exp((-gamma_j + i theta_j) d),
 
     value  = sum over events of log lambda_m - sum over gaps, nodes q and marks of cost lambda_m(d_q),     lambda = mu + g(z + ...).
 
-A sequence goes up to its value and down again while its waves E are in the processor's cache. On the way down, with a_qm the slope of
-the value in z_m(d_q), only two sums per mark are formed over the nodes of a gap, W = sum_q a_q E(d_q) and V = sum_q a_q d_q E(d_q): they
-give the slope in S (conj R W), in R (conj S W) and in theta and gamma (Re and Im of R S V). Waves come from polynomials, since a call of
-sin or exp keeps a processor from taking several modes at a time:
+A sequence goes up to its value and down again while its waves E are in the processor's cache. On
+the way down, with a_qm the slope of the value in z_m(d_q), only two sums per mark are formed over
+the nodes of a gap, W = sum_q a_q E(d_q) and V = sum_q a_q d_q E(d_q): they give the slope in S
+(conj R W), in R (conj S W) and in theta and gamma (Re and Im of R S V). Waves come from
+polynomials, since a call of sin or exp keeps a processor from taking several modes at a time:
 
     sin(pi u) = u P(u^2),   cos(pi u) = Q(u^2),   2^-r = 1 + r R(r),   |u|, |r| <= 1/2        (least largest error; 2e-7 in float32)
 
-with u the cycles theta d / 2 pi less the nearest whole number, and cos and sin of 2 pi u by those of half the angle. The functions are
-plain Python, slow but correct as they stand, in float32 but for times. They say the same as `maths.attention`; rates are in
-`models.dapp_rate_loops`, and `models.dapp_sweep` calls them.
+with u the cycles theta d / 2 pi less the nearest whole number, and cos and sin of 2 pi u by those
+of half the angle. The functions are plain Python, slow but correct as they stand, in float32 but
+for times. They say the same as `maths.attention`; rates are in `models.dapp_rate_loops`, and
+`models.dapp_sweep` calls them.
 """
 
 from __future__ import annotations
@@ -30,7 +34,20 @@ import numpy as np
 
 from fourpoint.maths.fourier import FADED
 from fourpoint.models import dapp_rate_loops, series_loops
-from fourpoint.models.dapp_rate_loops import HALF, ONE, ZERO, at_events, bent, curve, exponentials, extreme, f32, integral, scored, uncurve
+from fourpoint.models.dapp_rate_loops import (
+    HALF,
+    ONE,
+    ZERO,
+    at_events,
+    bent,
+    curve,
+    exponentials,
+    extreme,
+    f32,
+    integral,
+    scored,
+    uncurve,
+)
 from fourpoint.models.machine_code import machine_code
 from fourpoint.models.series_loops import log_one_plus
 
@@ -56,8 +73,8 @@ TWO = f32(2.0)
 
 
 class Data(NamedTuple):
-    """Sequences: (B, N + 2) edges of gaps, (B, N + 1, Q) draws from U[0, 1], (B, N) marks, (B,) lengths; what
-    each value counts for.
+    """Sequences: (B, N + 2) edges of gaps, (B, N + 1, Q) draws from U[0, 1], (B, N) marks, (B,)
+    lengths; what each value counts for.
 
     With ``inner`` = 1 the first event and what lies before it or after the last do not count.
     """
@@ -71,11 +88,13 @@ class Data(NamedTuple):
 
 
 class Weights(NamedTuple):
-    """What the value depends on, or its slopes, which have a first axis more: groups of sequences, each summed on its own.
+    """What the value depends on, or its slopes, which have a first axis more: groups of sequences,
+    each summed on its own.
 
-    Cycles and halvings per unit of time, or the slopes in theta and gamma, (J,); R and U by mark, real and imaginary part, (M, 2, J), R of
-    size (1, 2, 0) where it is 1 (of one mark alone: U is then what R U was, and its imaginary part has no slope); (M,)
-    bias and log_scale; the splines' coefficients, (M, C) of log mu, a constant where C = 1, and of the drift, none where C = 0.
+    Cycles and halvings per unit of time, or the slopes in theta and gamma, (J,); R and U by mark,
+    real and imaginary part, (M, 2, J), R of size (1, 2, 0) where it is 1 (of one mark alone: U is
+    then what R U was, and its imaginary part has no slope); (M,) bias and log_scale; the splines'
+    coefficients, (M, C) of log mu, a constant where C = 1, and of the drift, none where C = 0.
     """
 
     cycles: np.ndarray
@@ -89,7 +108,9 @@ class Weights(NamedTuple):
 
 
 class Shape(NamedTuple):
-    """The mean gap and the splines' length, in the user's unit; their intervals; the number of the link in LINKS."""
+    """The mean gap and the splines' length, in the user's unit; their intervals; the number of the
+    link in LINKS.
+    """
 
     scale: float
     length: float
@@ -98,11 +119,13 @@ class Shape(NamedTuple):
 
 
 class Room(NamedTuple):
-    """Space for one sequence, or more than that. A row is a gap with one of its nodes or its end: G (Q + 1) of them.
+    """Space for one sequence, or more than that. A row is a gap with one of its nodes or its end: G
+    (Q + 1) of them.
 
-    States at the gaps' beginnings (G, 2, J) and waves at the rows (.., 2, J); z and then its slope, by mark and row; by row the lag, the
-    cost of a unit of rate, cell and four weights of the splines, and (6, ..) what the link needs; (4, 2, J) R S on the way up, and G, H,
-    W and V on the way down. Axes of modes may be longer than J.
+    States at the gaps' beginnings (G, 2, J) and waves at the rows (.., 2, J); z and then its slope,
+    by mark and row; by row the lag, the cost of a unit of rate, cell and four weights of the
+    splines, and (6, ..) what the link needs; (4, 2, J) R S on the way up, and G, H, W and V on the
+    way down. Axes of modes may be longer than J.
     """
 
     states: np.ndarray
@@ -118,8 +141,25 @@ class Room(NamedTuple):
 
 @cache
 def compiled_sweep() -> Callable[..., None] | None:
-    """:func:`sweep` as machine code, kept on disk between runs where that can be; None without numba."""
-    small = (wave, product, move, read_out, move_back, clear, weigh, read_back, add_read, add_modes, exponentials, curve, uncurve, extreme)
+    """:func:`sweep` as machine code, kept on disk between runs where that can be; None without
+    numba.
+    """
+    small = (
+        wave,
+        product,
+        move,
+        read_out,
+        move_back,
+        clear,
+        weigh,
+        read_back,
+        add_read,
+        add_modes,
+        exponentials,
+        curve,
+        uncurve,
+        extreme,
+    )
     large = (place, attend, bent, integral, at_events, scored, back)
     modules = (series_loops, dapp_rate_loops, sys.modules[__name__])
     code = machine_code(modules, (sweep,), (*small, *large), (log_one_plus,))
@@ -131,7 +171,9 @@ def compiled_sweep() -> Callable[..., None] | None:
 
 @no_type_check
 def sweep(first, step, size, data, weights, shape, room, values, slopes):
-    """(B,) values of the sequences in groups first, first + step, ... of ``size`` each, and the slopes of share times their sum."""
+    """(B,) values of the sequences in groups first, first + step, ... of ``size`` each, and the
+    slopes of share times their sum.
+    """
     B, groups, Q = len(values), len(slopes.bias), data.draws.shape[2]
     splined = weights.base.shape[1] > 1 or weights.drift.shape[1] > 0
     for x in range(first, groups, step):
@@ -141,14 +183,29 @@ def sweep(first, step, size, data, weights, shape, room, values, slopes):
             attend(data.marks[b], events, stop, Q, weights, room)
             value = 0.0
             for m in range(len(weights.bias)):
-                value += scored(m, x, data.marks[b], events, begin, stop, Q, data.share, weights, shape, room, slopes)
+                value += scored(
+                    m,
+                    x,
+                    data.marks[b],
+                    events,
+                    begin,
+                    stop,
+                    Q,
+                    data.share,
+                    weights,
+                    shape,
+                    room,
+                    slopes,
+                )
             values[b] = value
             back(x, data.marks[b], events, stop, Q, weights, room, slopes)
 
 
 @no_type_check
 def place(edges, draws, begin, stop, shape, splined, room):
-    """Lags, costs and places on the splines of the rows of gaps ``begin`` to ``stop``. The end of a gap costs nothing."""
+    """Lags, costs and places on the splines of the rows of gaps ``begin`` to ``stop``. The end of a
+    gap costs nothing.
+    """
     Q, cells, parts = draws.shape[1], room.cells, room.parts
     for g in range(begin, stop):
         width, since = edges[g + 1] - edges[g], edges[g] - edges[0]
@@ -170,15 +227,31 @@ def place(edges, draws, begin, stop, shape, splined, room):
 
 @no_type_check
 def attend(marks, events, stop, Q, weights, room):
-    """States at every gap's beginning, waves at every row, and z. Before the first event all is 0."""
-    states, waves, z, read, drive, turned = room.states, room.waves, room.z, weights.read, weights.drive, room.sums
+    """States at every gap's beginning, waves at every row, and z. Before the first event all is
+    0.
+    """
+    states, waves, z, read, drive, turned = (
+        room.states,
+        room.waves,
+        room.z,
+        weights.read,
+        weights.drive,
+        room.sums,
+    )
     J = len(weights.cycles)
     for m in range(len(read)):
         for r in range(min(stop, 1) * (Q + 1)):
             z[m, r] = ZERO
     if stop < 2:
         return
-    wave(Q + 1, stop * (Q + 1) - (1 if stop > events else 0), room.lags, weights.cycles, weights.halvings, waves)
+    wave(
+        Q + 1,
+        stop * (Q + 1) - (1 if stop > events else 0),
+        room.lags,
+        weights.cycles,
+        weights.halvings,
+        waves,
+    )
     for j in range(J):
         states[1, 0, j] = drive[marks[0], 0, j]
         states[1, 1, j] = drive[marks[0], 1, j]
@@ -200,11 +273,24 @@ def attend(marks, events, stop, Q, weights, room):
 def back(x, marks, events, stop, Q, weights, room, slopes):
     """From the slopes in z to those in theta, gamma, R and U of group x.
 
-    With G the slope in the state after a gap, that in the state S before it is conj(E) G + conj(R W), and with
-    H = gap conj(E) G + conj(R V) those in theta and gamma are the imaginary part of conj(S) H and less its real part.
+    With G the slope in the state after a gap, that in the state S before it is conj(E) G + conj(R
+    W), and with H = gap conj(E) G + conj(R V) those in theta and gamma are the imaginary part of
+    conj(S) H and less its real part.
     """
-    states, waves, z, lags, sums, read = room.states, room.waves, room.z, room.lags, room.sums, weights.read
-    to_theta, to_gamma, to_read, to_drive = slopes.cycles, slopes.halvings, slopes.read, slopes.drive
+    states, waves, z, lags, sums, read = (
+        room.states,
+        room.waves,
+        room.z,
+        room.lags,
+        room.sums,
+        weights.read,
+    )
+    to_theta, to_gamma, to_read, to_drive = (
+        slopes.cycles,
+        slopes.halvings,
+        slopes.read,
+        slopes.drive,
+    )
     J = len(weights.cycles)
     for j in range(J):
         sums[0, 0, j] = ZERO
@@ -215,7 +301,9 @@ def back(x, marks, events, stop, Q, weights, room, slopes):
         if read.shape[2] > 0:
             for m in range(len(read)):
                 clear(J, sums)
-                weigh(J, m, first, first + (Q + 1 if g < events else Q), z, lags, waves, sums, 2, ONE)
+                weigh(
+                    J, m, first, first + (Q + 1 if g < events else Q), z, lags, waves, sums, 2, ONE
+                )
                 read_back(m, read, sums)
                 if to_read.shape[1] > 0:
                     add_read(x, m, g, states, sums, to_read)
@@ -230,8 +318,9 @@ def back(x, marks, events, stop, Q, weights, room, slopes):
 
 @no_type_check
 def wave(first, last, lags, cycles, halvings, out):
-    """E of all modes at the lags of rows ``first`` to ``last``. Rows of arrays are never taken out, here and below: each would be counted
-    as in use, which takes as long as a loop."""
+    """E of all modes at the lags of rows ``first`` to ``last``. Rows of arrays are never taken out,
+    here and below: each would be counted as in use, which takes as long as a loop.
+    """
     for row in range(first, last):
         d = lags[row]
         for j in range(len(cycles)):
@@ -253,11 +342,21 @@ def wave(first, last, lags, cycles, halvings, out):
 
 @no_type_check
 def move(g, end, kind, states, waves, drive):
-    """The next state, E S + U. Parts one by one here and below: where a loop writes to two of many arrays, no vectors are used."""
+    """The next state, E S + U. Parts one by one here and below: where a loop writes to two of many
+    arrays, no vectors are used.
+    """
     for j in range(drive.shape[2]):
-        states[g + 1, 0, j] = waves[end, 0, j] * states[g, 0, j] - waves[end, 1, j] * states[g, 1, j] + drive[kind, 0, j]
+        states[g + 1, 0, j] = (
+            waves[end, 0, j] * states[g, 0, j]
+            - waves[end, 1, j] * states[g, 1, j]
+            + drive[kind, 0, j]
+        )
     for j in range(drive.shape[2]):
-        states[g + 1, 1, j] = waves[end, 0, j] * states[g, 1, j] + waves[end, 1, j] * states[g, 0, j] + drive[kind, 1, j]
+        states[g + 1, 1, j] = (
+            waves[end, 0, j] * states[g, 1, j]
+            + waves[end, 1, j] * states[g, 0, j]
+            + drive[kind, 1, j]
+        )
 
 
 @no_type_check
@@ -271,7 +370,9 @@ def product(m, g, read, states, turned):
 
 @no_type_check
 def read_out(J, m, first, last, waves, turned, at, z):
-    """z of the rows of one gap: the real part of E times number ``at`` of ``turned``, R S, summed over the modes; four rows at a time."""
+    """z of the rows of one gap: the real part of E times number ``at`` of ``turned``, R S, summed
+    over the modes; four rows at a time.
+    """
     r = first
     while r + 4 <= last:
         t0, t1, t2, t3 = ZERO, ZERO, ZERO, ZERO
@@ -293,7 +394,9 @@ def read_out(J, m, first, last, waves, turned, at, z):
 
 @no_type_check
 def move_back(J, gap, end, waves, sums):
-    """G <- conj(E) G and H <- gap G. At a gap of no length nothing moves, and E is not looked at."""
+    """G <- conj(E) G and H <- gap G. At a gap of no length nothing moves, and E is not looked
+    at.
+    """
     if gap > ZERO:
         for j in range(J):
             x, y = sums[0, 0, j], sums[0, 1, j]
@@ -314,15 +417,21 @@ def clear(J, sums):
 
 @no_type_check
 def weigh(J, m, first, last, z, lags, waves, sums, at, sign):
-    """W and V of one gap, their imaginary parts times ``sign``, added to numbers ``at`` and ``at`` + 1 of ``sums``; z holds the slope in z
-    of every row. Four rows at a time, then one by one."""
+    """W and V of one gap, their imaginary parts times ``sign``, added to numbers ``at`` and ``at``
+    + 1 of ``sums``; z holds the slope in z of every row. Four rows at a time, then one by one.
+    """
     for k in range(2):
         turn, r = sign if k == 1 else ONE, first
         while r + 4 <= last:
             a, b, c, d = turn * z[m, r], turn * z[m, r + 1], turn * z[m, r + 2], turn * z[m, r + 3]
             p, q, s, t = a * lags[r], b * lags[r + 1], c * lags[r + 2], d * lags[r + 3]
             for j in range(J):
-                e, f, g, h = waves[r, k, j], waves[r + 1, k, j], waves[r + 2, k, j], waves[r + 3, k, j]
+                e, f, g, h = (
+                    waves[r, k, j],
+                    waves[r + 1, k, j],
+                    waves[r + 2, k, j],
+                    waves[r + 3, k, j],
+                )
                 sums[at, k, j] += a * e + b * f + c * g + d * h
                 sums[at + 1, k, j] += p * e + q * f + s * g + t * h
             r += 4

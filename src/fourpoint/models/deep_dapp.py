@@ -1,21 +1,26 @@
-r"""Deep DAPP: layers of Fourier attention with learned, decaying spectra; attention and diagonal state-space model in one.
+r"""Deep DAPP: layers of Fourier attention with learned, decaying spectra; attention and diagonal
+state-space model in one.
 
-Position p = 0 is the window's start and p = 1, 2, ... are the events. A token is made of the event's mark and of the gap before
-it, and L layers (`deep_layer`) pass it on, each leaving states S_l that turn and fade until the next event. At a time t after
-position p, with all states moved to t,
+Position p = 0 is the window's start and p = 1, 2, ... are the events. A token is made of the
+event's mark and of the gap before it, and L layers (`deep_layer`) pass it on, each leaving states
+S_l that turn and fade until the next event. At a time t after position p, with all states moved to
+t,
 
     q  = gelu(W [S_1(t), ..., S_L(t)] + U norm(x_p) + T features(t - t_p)),      q <- q + V_2 gelu(V_1 norm(q)),
     lambda(t) = s log(1 + exp(w'q + b)),           lambda_m(t) = lambda(t) softmax_m(R q + c),
 
-features(d) = log(1 + d / s_k) for times s_k from the shortest to the longest in the data, and waves of log(1 + d / s_1), so that a
-rate can change within a small share of the time since the last event (`deep_layer.features`). The total rate has a head of its own, so
-that integrals never touch the M marks: thousands of them cost no more than one at the nodes of an integral. Everything is linear in
+features(d) = log(1 + d / s_k) for times s_k from the shortest to the longest in the data, and waves
+of log(1 + d / s_1), so that a rate can change within a small share of the time since the last event
+(`deep_layer.features`). The total rate has a head of its own, so
+that integrals never touch the M marks: thousands of them cost no more than one at the nodes of an
+integral. Everything is linear in
 the number of events, and a stream needs the last position alone.
 
-While training, activations, marks and whole events are silenced at random, and where times are a few ticks of a clock apart events are
-moved about inside their ticks. Time is counted in mean gaps. Rates are not bounded between events, so samples come from inverting the
-integral.
-Sources: Zhu et al. (DAPP; the kernel), Chang et al., "Deep continuous-time state-space models for marked event sequences" (NeurIPS
+While training, activations, marks and whole events are silenced at random, and where times are a
+few ticks of a clock apart events are moved about inside their ticks. Time is counted in mean gaps.
+Rates are not bounded between events, so samples come from inverting the integral.
+Sources: Zhu et al. (DAPP; the kernel), Chang et al., "Deep continuous-time state-space models for
+marked event sequences" (NeurIPS
 2025; S2P2), Gu and Dao, "Mamba" (2023; gates).
 """
 
@@ -36,7 +41,16 @@ from torch.utils.checkpoint import checkpoint
 from fourpoint.events import Batch, Dataset, MarkSpace, UserError
 from fourpoint.maths.periodogram import coarse_clock, peaks
 from fourpoint.models import protocol
-from fourpoint.models.deep_layer import FEATURES, REACH, DeepHistory, DeepLayer, Noise, Norm, features, side_by_side
+from fourpoint.models.deep_layer import (
+    FEATURES,
+    REACH,
+    DeepHistory,
+    DeepLayer,
+    Noise,
+    Norm,
+    features,
+    side_by_side,
+)
 from fourpoint.models.described import Described
 from fourpoint.models.narrow import NarrowPeaks
 from fourpoint.models.neural_start import time_scale_of
@@ -63,27 +77,45 @@ class DeepDAPP(Described, NarrowPeaks, nn.Module):
         rhythms: at most so many frequencies are taken from the data.
         waves: octaves of waves in the logarithm of elapsed time; 0 for none.
         dropout: the share of activations that is silent while training.
-        unheard, unmarked: the share of events that leave no trace in the states, and of those whose mark is hidden, while training.
+        unheard, unmarked: the share of events that leave no trace in the states, and of those whose
+        mark is hidden, while training.
         form: "scan" in O(n), or "dense" from all pairs, for short sequences and for tests.
         seed: of the initial weights.
 
-    ``recipe`` holds the settings of `fit` that suit it. Fails with :class:`UserError` where a size is below 1 or a share is
-    not one.
+    ``recipe`` holds the settings of `fit` that suit it. Fails with :class:`UserError` where a size
+    is below 1 or a share is not one.
 
     >>> from fourpoint.events import Sequence
-    >>> model, batch = DeepDAPP(width=8, modes=4).eval(), Sequence([1.0], start=0.0, stop=2.0).batch()
-    >>> tuple(model.intensity(model.encode(batch), torch.tensor([[0.5, 1.5]], dtype=torch.float64)).shape)
+    >>> model, batch = (
+    ...     DeepDAPP(width=8, modes=4).eval(),
+    ...     Sequence([1.0], start=0.0, stop=2.0).batch(),
+    ... )
+    >>> tuple(
+    ...     model.intensity(
+    ...         model.encode(batch), torch.tensor([[0.5, 1.5]], dtype=torch.float64)
+    ...     ).shape
+    ... )
     (1, 2, 1)
     """
 
     linear = True
     early = True  # nodes lie closer together soon after events
     rounded_products = True  # while training on a CUDA device
-    spread = True  # events inside their ticks while training, with the past as it stands; `fit` may say no
+    # events inside their ticks while training, with the past as it stands; `fit` may say no
+    spread = True
     recipe: ClassVar[dict[str, Any]] = dict(
-        steps=1200, epochs=20, batch_size=None, step_events=1200, learning_rate=3e-3, weight_decay=0.3, nodes=4, validate_every=0,
-        patience=10, mixed=True, average=0.995,
-    )  # fmt: skip
+        steps=1200,
+        epochs=20,
+        batch_size=None,
+        step_events=1200,
+        learning_rate=3e-3,
+        weight_decay=0.3,
+        nodes=4,
+        validate_every=0,
+        patience=10,
+        mixed=True,
+        average=0.995,
+    )
     time_scale: Tensor
     scales: Tensor
     fastest: Tensor  # period of the fastest rhythm, in the user's unit
@@ -122,16 +154,29 @@ class DeepDAPP(Described, NarrowPeaks, nn.Module):
         )
         self._draw = seed
         self._random: torch.Generator | None = None
-        self._known: tuple[Tensor | None, int, float] = (None, 0, 0.0)  # the buffer `tick` as it was read last
+        self._known: tuple[Tensor | None, int, float] = (
+            None,
+            0,
+            0.0,
+        )  # the buffer `tick` as it was read last
         M, K = self.marks.count, TIMES + 2 * waves
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             self.layers = nn.ModuleList(DeepLayer(width, modes, gated=gated) for _ in range(layers))
-            self.tokens = nn.Parameter(torch.randn(M + 2, width))  # the marks, the start and a mark that is hidden
+            self.tokens = nn.Parameter(
+                torch.randn(M + 2, width)
+            )  # the marks, the start and a mark that is hidden
             self.gap = nn.Linear(K, width)
             self.norm, self.context = Norm(width), nn.Linear(width, width)
-            self.read, self.since = nn.Linear(2 * modes * layers, width), nn.Linear(K, width, bias=False)
-            self.query_norm, self.up, self.down = Norm(width), nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
+            self.read, self.since = (
+                nn.Linear(2 * modes * layers, width),
+                nn.Linear(K, width, bias=False),
+            )
+            self.query_norm, self.up, self.down = (
+                Norm(width),
+                nn.Linear(width, 2 * width),
+                nn.Linear(2 * width, width),
+            )
             self.rate, self.share = nn.Linear(width, 1), nn.Linear(width, M)
         self.log_scale = nn.Parameter(torch.zeros(()))
         with torch.no_grad():
@@ -158,11 +203,15 @@ class DeepDAPP(Described, NarrowPeaks, nn.Module):
         gaps = data.gaps[data.gaps > 0]
         longest = max(float(np.mean(data.durations)), 4 * scale)
         shortest = min(float(np.quantile(gaps, SHORTEST)) if len(gaps) else scale / 10, scale / 4)
-        shortest = max(shortest, np.finfo(np.float64).eps * scale)  # gaps below the rounding of the times are ties
+        shortest = max(
+            shortest, np.finfo(np.float64).eps * scale
+        )  # gaps below the rounding of the times are ties
         rhythms = peaks(data.times, data.offsets, most=self._settings["rhythms"])
         self.time_scale.fill_(scale)
         self.fastest.fill_(2 * math.pi / max(rhythms) if len(rhythms) else math.inf)
-        self.scales.copy_(torch.logspace(math.log10(shortest / scale), math.log10(longest / scale), TIMES))
+        self.scales.copy_(
+            torch.logspace(math.log10(shortest / scale), math.log10(longest / scale), TIMES)
+        )
         for layer in self._stack():
             layer.spread(scale / longest, scale / shortest, torch.from_numpy(rhythms * scale))
         rates = mean_rates(data, self.marks) * scale
@@ -170,19 +219,31 @@ class DeepDAPP(Described, NarrowPeaks, nn.Module):
         self.rate.bias.copy_(torch.log(torch.expm1(rates.sum() / self.log_scale.exp())))
         self.share.bias.copy_((rates / rates.sum()).log())
         unit = data.unit or "time units"
-        said = [f"time scale: {scale:.4g} {unit} (the mean gap), modes from {shortest:.4g} to {longest:.4g}"]
+        said = [
+            (
+                f"time scale: {scale:.4g} {unit} (the mean gap), modes from {shortest:.4g} to "
+                f"{longest:.4g}"
+            )
+        ]
         if len(rhythms):
-            said.append(f"rhythms in the data, with modes of their own: {', '.join(f'{2 * np.pi / w:.4g}' for w in rhythms)} {unit}")
+            said.append(
+                "rhythms in the data, with modes of their own: "
+                f"{', '.join(f'{2 * np.pi / w:.4g}' for w in rhythms)} {unit}"
+            )
         self.tick.fill_(coarse_clock(gaps))
         return said
 
     def redraw(self, random: torch.Generator) -> None:
-        """Choose anew what is silent in the next batch; a source on a CUDA device is drawn from in every pass instead."""
+        """Choose anew what is silent in the next batch; a source on a CUDA device is drawn from in
+        every pass instead.
+        """
         self._random = random if random.device.type == "cuda" else None
         self._draw = self._draw if self._random else int(torch.randint(2**62, (), generator=random))
 
     def spreading(self) -> float:
-        """The tick inside which events are moved about in this pass, in the user's unit; 0 for none. Read off the device once."""
+        """The tick inside which events are moved about in this pass, in the user's unit; 0 for
+        none. Read off the device once.
+        """
         if not (self.training and self.spread):
             return 0.0
         if self._known[0] is not self.tick or self._known[1] != self.tick._version:
@@ -196,7 +257,11 @@ class DeepDAPP(Described, NarrowPeaks, nn.Module):
         noise = self._noise(batch.times.device)
         marks = self._hidden(batch.marks, noise)
         if before is None:
-            anchor, marks, start = batch.start, torch.cat([torch.full_like(batch.marks[:, :1], self.marks.count), marks], 1), batch.start
+            anchor, marks, start = (
+                batch.start,
+                torch.cat([torch.full_like(batch.marks[:, :1], self.marks.count), marks], 1),
+                batch.start,
+            )
             if not batch.marks.shape[1]:
                 marks = torch.full_like(batch.lengths[:, None], self.marks.count)
             times = torch.cat([anchor[:, None], batch.times], 1)
@@ -214,69 +279,104 @@ class DeepDAPP(Described, NarrowPeaks, nn.Module):
         return DeepHistory(times, start, batch.lengths, *new)
 
     def extend(
-        self, history: DeepHistory, time: Float[Tensor, " B"], mark: Int[Tensor, " B"], active: Bool[Tensor, " B"] | None = None
+        self,
+        history: DeepHistory,
+        time: Float[Tensor, " B"],
+        mark: Int[Tensor, " B"],
+        active: Bool[Tensor, " B"] | None = None,
     ) -> DeepHistory:
         """One event more; only the last position is kept."""
         active = torch.ones_like(mark, dtype=torch.bool) if active is None else active
         old = history.latest()
         gap = torch.where(active, time - old.times[:, 0], 0.0)
-        new = self._run(mark[:, None], self._in_mean_gaps(gap)[:, None], old, self._noise(time.device))
+        new = self._run(
+            mark[:, None], self._in_mean_gaps(gap)[:, None], old, self._noise(time.device)
+        )
         was = (old.context, old.state, old.pace)
-        kept = (torch.where(active.view(-1, *[1] * (x.ndim - 1)), x, y) for x, y in zip(new, was, strict=True))
+        kept = (
+            torch.where(active.view(-1, *[1] * (x.ndim - 1)), x, y)
+            for x, y in zip(new, was, strict=True)
+        )
         times = torch.where(active[:, None], time[:, None], old.times)
         return DeepHistory(times, old.start, torch.zeros_like(old.lengths), *kept)
 
     def log_intensity(
-        self, history: DeepHistory, times: Float[Tensor, "B G Q"], seen: Int[Tensor, "B G"] | None = None
+        self,
+        history: DeepHistory,
+        times: Float[Tensor, "B G Q"],
+        seen: Int[Tensor, "B G"] | None = None,
     ) -> Float[Tensor, "B G Q M"]:
         """log lambda per mark."""
         q = self._queries(history, times, seen)
         return self._log_rate(q)[..., None] + self.share(q).log_softmax(-1)
 
     def log_total(
-        self, history: DeepHistory, times: Float[Tensor, "B G Q"], seen: Int[Tensor, "B G"] | None = None
+        self,
+        history: DeepHistory,
+        times: Float[Tensor, "B G Q"],
+        seen: Int[Tensor, "B G"] | None = None,
     ) -> Float[Tensor, "B G Q"]:
         """log of the total rate, without a look at the marks."""
         return self._log_rate(self._queries(history, times, seen))
 
-    def log_own(self, history: DeepHistory, times: Float[Tensor, "B N"], marks: Int[Tensor, "B N"]) -> Float[Tensor, "B N"]:
+    def log_own(
+        self, history: DeepHistory, times: Float[Tensor, "B N"], marks: Int[Tensor, "B N"]
+    ) -> Float[Tensor, "B N"]:
         """log lambda of each event's own mark, event i seen from position i - 1."""
         seen = torch.arange(times.shape[1], device=times.device).expand_as(times)
         q = self._queries(history, times[..., None], seen)[:, :, 0]
         return self._log_rate(q) + self._log_shares(q, marks)
 
     def log_total_and_own(
-        self, history: DeepHistory, times: Float[Tensor, "B G Q"], ends: Float[Tensor, "B G"], marks: Int[Tensor, "B N"]
+        self,
+        history: DeepHistory,
+        times: Float[Tensor, "B G Q"],
+        ends: Float[Tensor, "B G"],
+        marks: Int[Tensor, "B N"],
     ) -> tuple[Float[Tensor, "B G Q"], Float[Tensor, "B N"]]:
-        """Both in one pass: log of the total rate at ``times`` in every gap, and log lambda of the events at the ``ends`` of all gaps
-        but the last."""
+        """Both in one pass: log of the total rate at ``times`` in every gap, and log lambda of the
+        events at the ``ends`` of all gaps but the last.
+        """
         q = self._queries(history, torch.cat([times, ends[..., None]], 2), None)
         logs = self._log_rate(q)
         return logs[:, :, :-1], logs[:, :-1, -1] + self._log_shares(q[:, :-1, -1], marks)
 
-    def fast_log_likelihood(self, batch: Batch, nodes: int, random: torch.Generator, convention: str) -> Float[Tensor, " B"] | None:
-        """The sampled log-likelihood of each sequence by compiled kernels, for training; None where there are none for this model, its
-        precision or where the batch lies (`deep_cuda`)."""
+    def fast_log_likelihood(
+        self, batch: Batch, nodes: int, random: torch.Generator, convention: str
+    ) -> Float[Tensor, " B"] | None:
+        """The sampled log-likelihood of each sequence by compiled kernels, for training; None where
+        there are none for this model, its precision or where the batch lies (`deep_cuda`).
+        """
         if not self._compiled(batch, nodes):
             return None
         from fourpoint.models.deep_cuda import draw, log_likelihoods
 
         if random.device.type != "cuda":
-            random = torch.Generator(batch.times.device).manual_seed(int(torch.randint(2**62, (), generator=random)))
-        return log_likelihoods(self, batch, draw(self, batch, nodes, random), gaps=convention == "gaps")
+            random = torch.Generator(batch.times.device).manual_seed(
+                int(torch.randint(2**62, (), generator=random))
+            )
+        return log_likelihoods(
+            self, batch, draw(self, batch, nodes, random), gaps=convention == "gaps"
+        )
 
-    def intensity(self, history: DeepHistory, times: Float[Tensor, "B Q"]) -> Float[Tensor, "B Q M"]:
+    def intensity(
+        self, history: DeepHistory, times: Float[Tensor, "B Q"]
+    ) -> Float[Tensor, "B Q M"]:
         """lambda per mark at any times, in events per unit of the user's time."""
         return protocol.intensity(self, history, times)
 
     def extent(self) -> tuple[float, float]:
-        """The shortest and the longest time that the read-out can tell apart, in the user's unit."""
+        """The shortest and the longest time that the read-out can tell apart, in the user's
+        unit.
+        """
         unit = float(self.time_scale)
         return unit * float(self.scales[0]), unit * REACH * float(self.scales[-1])
 
     def cuts(self, history: DeepHistory) -> Float[Tensor, "B E"] | None:
-        """Where integrals are cut: at parts of the elapsed time, where there are waves of it or narrow peaks, and so that no piece holds
-        many turns of the data's fastest rhythm; None without any."""
+        """Where integrals are cut: at parts of the elapsed time, where there are waves of it or
+        narrow peaks, and so that no piece holds many turns of the data's fastest rhythm; None
+        without any.
+        """
         peaks = super().cuts(history) if self._settings["waves"] or self.narrow else None
         if not bool(self.fastest.isfinite()):
             return peaks
@@ -288,77 +388,139 @@ class DeepDAPP(Described, NarrowPeaks, nn.Module):
 
     @torch.no_grad()
     def mode_effects(self, history: DeepHistory, time: float) -> list[dict[str, Any]]:
-        """What the total rate at ``time``, seen from the last position of one sequence, would lose without each mode's state.
+        """What the total rate at ``time``, seen from the last position of one sequence, would lose
+        without each mode's state.
 
-        One entry per mode: its layer (from 1), how long it takes to fade to a half and to turn once at its present pace (infinite where it
+        One entry per mode: its layer (from 1), how long it takes to fade to a half and to turn once
+        at its present pace (infinite where it
         does not), both in the user's unit, and the effect in events per unit of time.
         """
         at = history.latest()
         lag = self._in_mean_gaps(torch.full_like(at.times, time)[..., None] - at.times[..., None])
-        parts = torch.cat([side_by_side(layer.moved(at.layer(i), lag)) for i, layer in enumerate(self._stack())], -1)[0, 0, 0]
+        parts = torch.cat(
+            [side_by_side(layer.moved(at.layer(i), lag)) for i, layer in enumerate(self._stack())],
+            -1,
+        )[0, 0, 0]
         whole = self.read(parts) + at.context[0, 0] + self.since(self._features(lag))[0, 0, 0]
-        added = (self.read.weight * parts).unflatten(1, (-1, 2)).sum(2).T  # of each mode, its real and imaginary part together
-        rates = self._log_rate(self._answered(torch.cat([whole[None], whole - added])[None, None], None)).exp()[0, 0]
+        added = (
+            (self.read.weight * parts).unflatten(1, (-1, 2)).sum(2).T
+        )  # of each mode, its real and imaginary part together
+        rates = self._log_rate(
+            self._answered(torch.cat([whole[None], whole - added])[None, None], None)
+        ).exp()[0, 0]
         found = []
         for i, layer in enumerate(self._stack()):
             pace, span = at.pace[0, 0, i], float(self.time_scale)
-            half, turn = math.log(2) / (layer.decay * pace), 2 * math.pi / (layer.frequency * pace).abs()
+            half, turn = (
+                math.log(2) / (layer.decay * pace),
+                2 * math.pi / (layer.frequency * pace).abs(),
+            )
             losses = rates[0] - rates[1 + i * len(half) : 1 + (i + 1) * len(half)]
             rows = zip(half.tolist(), turn.tolist(), losses.tolist(), strict=True)
-            found += [dict(layer=i + 1, half_life=h * span, period=p * span, effect=e) for h, p, e in rows]
+            found += [
+                dict(layer=i + 1, half_life=h * span, period=p * span, effect=e) for h, p, e in rows
+            ]
         return found
 
     # ------------------------------------------------------------------ parts
 
     def _run(
-        self, marks: Int[Tensor, "B P"], gaps: Float[Tensor, "B P"], before: DeepHistory | None, noise: Noise | None
+        self,
+        marks: Int[Tensor, "B P"],
+        gaps: Float[Tensor, "B P"],
+        before: DeepHistory | None,
+        noise: Noise | None,
     ) -> tuple[Tensor, ...]:
         """Tokens through all layers: context, states and paces."""
         x, moments = embedding(marks, self.tokens) + self.gap(self._features(gaps)), []
         for i, layer in enumerate(self._stack()):
-            x, moment = layer(x, gaps, before and before.layer(i), noise, dense=self._settings["form"] == "dense")
+            x, moment = layer(
+                x, gaps, before and before.layer(i), noise, dense=self._settings["form"] == "dense"
+            )
             moments.append(moment)
-        return self.context(self.norm(x)), *(torch.stack(parts, 2) for parts in zip(*moments, strict=True))
+        return self.context(self.norm(x)), *(
+            torch.stack(parts, 2) for parts in zip(*moments, strict=True)
+        )
 
     def _compiled(self, batch: Batch, nodes: int) -> bool:
-        """Whether `deep_cuda` has this model: matrices of float32 on a CUDA device, with sizes that its kernels can cut into tiles."""
+        """Whether `deep_cuda` has this model: matrices of float32 on a CUDA device, with sizes that
+        its kernels can cut into tiles.
+        """
         sizes = [self._settings[name] for name in ("width", "modes")]
-        there = batch.times.is_cuda and batch.places is None and self.tokens.dtype == torch.float32 and find_spec("triton") is not None
-        fits = all(MATRIX <= size and size & (size - 1) == 0 for size in sizes) and 0 < batch.times.shape[1] <= LONGEST
+        there = (
+            batch.times.is_cuda
+            and batch.places is None
+            and self.tokens.dtype == torch.float32
+            and find_spec("triton") is not None
+        )
+        fits = (
+            all(MATRIX <= size and size & (size - 1) == 0 for size in sizes)
+            and 0 < batch.times.shape[1] <= LONGEST
+        )
         fits = fits and self.since.weight.shape[1] < FEATURES
-        fits = fits and (batch.times.numel() + len(batch.times)) * (nodes + 1) * max(sizes) < 2**31  # places in memory count in 32 bits
+        fits = (
+            fits and (batch.times.numel() + len(batch.times)) * (nodes + 1) * max(sizes) < 2**31
+        )  # places in memory count in 32 bits
         return there and fits and self._settings["gated"] and self._settings["form"] == "scan"
 
     def _stack(self) -> Iterator[DeepLayer]:
         return (cast(DeepLayer, layer) for layer in self.layers)
 
-    def _queries(self, history: DeepHistory, times: Float[Tensor, "B G Q"], seen: Int[Tensor, "B G"] | None) -> Float[Tensor, "B G Q H"]:
+    def _queries(
+        self, history: DeepHistory, times: Float[Tensor, "B G Q"], seen: Int[Tensor, "B G"] | None
+    ) -> Float[Tensor, "B G Q H"]:
         """q at every time."""
         at = history.at(seen)
         lag = self._in_mean_gaps(times - at.times[..., None])
-        parts = [side_by_side(layer.moved(at.layer(i), lag)) for i, layer in enumerate(self._stack())]
-        before = self.read(torch.cat(parts, -1)) + at.context[:, :, None] + self.since(self._features(lag))
+        parts = [
+            side_by_side(layer.moved(at.layer(i), lag)) for i, layer in enumerate(self._stack())
+        ]
+        before = (
+            self.read(torch.cat(parts, -1))
+            + at.context[:, :, None]
+            + self.since(self._features(lag))
+        )
         return self._answered(before, self._noise(times.device, 1))
 
-    def _answered(self, before: Float[Tensor, "B G Q H"], noise: Noise | None) -> Float[Tensor, "B G Q H"]:
+    def _answered(
+        self, before: Float[Tensor, "B G Q H"], noise: Noise | None
+    ) -> Float[Tensor, "B G Q H"]:
         """q from the sum inside its first gelu."""
         q = gelu(before)
         inner = gelu(self.up(self.query_norm(q)))
-        one_for_all = (*inner.shape[:2], 1, inner.shape[3])  # all times of a gap, so that the rate stays smooth in between
-        return q + self.down(inner if noise is None else noise.drop(inner, noise.dropout, one_for_all))
+        one_for_all = (
+            *inner.shape[:2],
+            1,
+            inner.shape[3],
+        )  # all times of a gap, so that the rate stays smooth in between
+        return q + self.down(
+            inner if noise is None else noise.drop(inner, noise.dropout, one_for_all)
+        )
 
     def _log_rate(self, q: Float[Tensor, "*S H"]) -> Float[Tensor, "*S"]:
         """log s + log log(1 + e^z), per unit of the user's time."""
-        return log_softplus(linear(q, self.rate.weight, self.rate.bias)[..., 0]) + self.log_scale - self.time_scale.log().to(q)
+        return (
+            log_softplus(linear(q, self.rate.weight, self.rate.bias)[..., 0])
+            + self.log_scale
+            - self.time_scale.log().to(q)
+        )
 
-    def _log_shares(self, q: Float[Tensor, "*S H"], marks: Int[Tensor, "*S"]) -> Float[Tensor, "*S"]:
-        """log of each mark's share of the rate. Marks are summed over in pieces of events, so that memory does not grow with events
-        times marks."""
+    def _log_shares(
+        self, q: Float[Tensor, "*S H"], marks: Int[Tensor, "*S"]
+    ) -> Float[Tensor, "*S"]:
+        """log of each mark's share of the rate. Marks are summed over in pieces of events, so that
+        memory does not grow with events times marks.
+        """
         rows, flat = max(1, PIECE // self.marks.count), q.flatten(0, -2)
         pieces = zip(flat.split(rows), marks.flatten().split(rows), strict=True)
         if len(flat) <= rows or not torch.is_grad_enabled():
-            return torch.cat([q.new_zeros(0), *(self._log_share(*piece) for piece in pieces)]).view(marks.shape)
-        again = (checkpoint(self._log_share, *piece, use_reentrant=False, preserve_rng_state=False) for piece in pieces)
+            return torch.cat([q.new_zeros(0), *(self._log_share(*piece) for piece in pieces)]).view(
+                marks.shape
+            )
+        again = (
+            checkpoint(self._log_share, *piece, use_reentrant=False, preserve_rng_state=False)
+            for piece in pieces
+        )
         return torch.cat(list(again)).view(marks.shape)
 
     def _log_share(self, q: Float[Tensor, "R H"], marks: Int[Tensor, " R"]) -> Float[Tensor, " R"]:
@@ -371,11 +533,15 @@ class DeepDAPP(Described, NarrowPeaks, nn.Module):
         return (gaps / self.time_scale).clamp(max=FARTHEST).to(self.tokens)
 
     def _noise(self, device: torch.device, more: int = 0) -> Noise | None:
-        """What is silent in this pass; the same draw for the same batch, and another one for its queries (``more`` = 1)."""
+        """What is silent in this pass; the same draw for the same batch, and another one for its
+        queries (``more`` = 1).
+        """
         dropout, unheard = self._settings["dropout"], self._settings["unheard"]
         if not self.training or not (dropout or unheard or self._settings["unmarked"]):
             return None
-        return Noise(dropout, unheard, self._random or torch.Generator(device).manual_seed(self._draw + more))
+        return Noise(
+            dropout, unheard, self._random or torch.Generator(device).manual_seed(self._draw + more)
+        )
 
     def _hidden(self, marks: Int[Tensor, "B N"], noise: Noise | None) -> Int[Tensor, "B N"]:
         """Marks, some of them replaced by one that says nothing."""
@@ -387,14 +553,26 @@ class DeepDAPP(Described, NarrowPeaks, nn.Module):
 
 
 def _check(
-    layers: int, width: int, modes: int, rhythms: int, waves: int, dropout: float, unheard: float, unmarked: float, form: str
+    layers: int,
+    width: int,
+    modes: int,
+    rhythms: int,
+    waves: int,
+    dropout: float,
+    unheard: float,
+    unmarked: float,
+    form: str,
 ) -> None:
     if min(layers, width, modes) < 1 or min(rhythms, waves) < 0:
-        received = f"layers={layers}, width={width}, modes={modes}, rhythms={rhythms}, waves={waves}"
+        received = (
+            f"layers={layers}, width={width}, modes={modes}, rhythms={rhythms}, waves={waves}"
+        )
         wanted = "layers, width and modes of at least 1, rhythms and waves of at least 0"
         raise UserError(wanted, received, "Use layers=2, width=64, modes=32, say.")
     if not all(0 <= share < 1 for share in (dropout, unheard, unmarked)):
         received = f"dropout={dropout}, unheard={unheard}, unmarked={unmarked}"
-        raise UserError("dropout, unheard and unmarked from 0 to below 1", received, "Pass shares such as 0.1.")
+        raise UserError(
+            "dropout, unheard and unmarked from 0 to below 1", received, "Pass shares such as 0.1."
+        )
     if form not in ("scan", "dense"):
         raise UserError("form 'scan' or 'dense'", f"{form!r}", "Choose one of the two.")

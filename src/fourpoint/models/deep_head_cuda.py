@@ -2,12 +2,15 @@ r"""Deep DAPP's states at every time of every gap on a CUDA device, and what the
 
     before(p, t) = W [F_1(t) S_1, ..., F_L(t) S_L] + U norm(x_p) + T features(t - t_p) + b,   F(t) = exp((-gamma + i theta) r_p (t - t_p))
 
-at T times after each position p: Q nodes, which lie at the given shares of the gap's strata, and the gap's end, where the next event
-is. A program has ROWS positions and goes through the T times one by one, so that the gradient of a position's state, a sum over
-its times, stays in registers; so do, backwards, the gradients of W and T, sums over all positions that a program has. With D that of F S,
-the gradient of S is the sum of conj(F) D, and those of gamma, theta and r are made of the sum of (t - t_p) conj(F) D once all times are
-through; where F is as small as e^-60 and held there, that is no longer told from 0. The L layers' modes lie side by side. `deep_dapp` is
-the plain version that it is tested against; `deep_rows_cuda` lists the positions.
+at T times after each position p: Q nodes, which lie at the given shares of the gap's strata, and
+the gap's end, where the next event
+is. A program has ROWS positions and goes through the T times one by one, so that the gradient of a
+position's state, a sum over its times, stays in registers; so do, backwards, the gradients of W and
+T, sums over all positions that a program has. With D that of F S, the gradient of S is the sum of
+conj(F) D, and those of gamma, theta and r are made of the sum of (t - t_p) conj(F) D once all times
+are through; where F is as small as e^-60 and held there, that is no longer told from 0. The L
+layers' modes lie side by side. `deep_dapp` is the plain version that it is tested against;
+`deep_rows_cuda` lists the positions.
 """
 
 from __future__ import annotations
@@ -60,22 +63,58 @@ def turn(given: Given, rows: Rows, Q: int) -> Tensor:
     (R, H), J = given.context.shape, len(given.turns)
     before = given.context.new_empty(R * (Q + 1), H)
     _turn[(rows.tiles(ROWS),)](
-        *given, before, rows.place, rows.real, Q=Q, TIMES=len(given.scales), K=given.since.shape[1], J=J,
-        MODES=triton.next_power_of_2(J), H=H, ROWS=ROWS,
-        FEATURES=FEATURES, PRECISION=deep_rows_cuda.PRECISION, REACH=REACH, num_warps=WARPS, maxnreg=REGISTERS,
-    )  # fmt: skip
+        *given,
+        before,
+        rows.place,
+        rows.real,
+        Q=Q,
+        TIMES=len(given.scales),
+        K=given.since.shape[1],
+        J=J,
+        MODES=triton.next_power_of_2(J),
+        H=H,
+        ROWS=ROWS,
+        FEATURES=FEATURES,
+        PRECISION=deep_rows_cuda.PRECISION,
+        REACH=REACH,
+        num_warps=WARPS,
+        maxnreg=REGISTERS,
+    )
     return before
 
 
-def turn_back(given: Given, rows: Rows, Q: int, of_before: Tensor, of: Slopes) -> tuple[Tensor, Tensor, Tensor]:
+def turn_back(
+    given: Given, rows: Rows, Q: int, of_before: Tensor, of: Slopes
+) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of states, paces and context; those of the parameters go into their columns."""
     H, J = given.context.shape[1], len(given.turns)
-    found = torch.empty_like(given.state), torch.empty_like(given.pace), torch.empty_like(given.context)
+    found = (
+        torch.empty_like(given.state),
+        torch.empty_like(given.pace),
+        torch.empty_like(given.context),
+    )
     _turn_back[(len(of.read),)](
-        *given, of_before, *found, *of, rows.place, rows.real, of.read.stride(0), Q=Q, TIMES=len(given.scales), K=given.since.shape[1], J=J,
-        MODES=triton.next_power_of_2(J), H=H, ROWS=BACK_ROWS, FEATURES=FEATURES, PRECISION=deep_rows_cuda.PRECISION, REACH=REACH,
-        num_warps=BACK_WARPS, num_stages=1, maxnreg=BACK_REGISTERS,
-    )  # fmt: skip
+        *given,
+        of_before,
+        *found,
+        *of,
+        rows.place,
+        rows.real,
+        of.read.stride(0),
+        Q=Q,
+        TIMES=len(given.scales),
+        K=given.since.shape[1],
+        J=J,
+        MODES=triton.next_power_of_2(J),
+        H=H,
+        ROWS=BACK_ROWS,
+        FEATURES=FEATURES,
+        PRECISION=deep_rows_cuda.PRECISION,
+        REACH=REACH,
+        num_warps=BACK_WARPS,
+        num_stages=1,
+        maxnreg=BACK_REGISTERS,
+    )
     return found
 
 
@@ -89,9 +128,13 @@ def _features(lag, far, per, k, TIMES: tl.constexpr, K: tl.constexpr):
 @triton.jit
 @no_type_check
 def _pairs(table, row, ok, J: tl.constexpr, MODES: tl.constexpr):
-    """Rows of a table (ROWS, 2 MODES) in which real and imaginary parts come in turn, 0 beyond J."""
+    """Rows of a table (ROWS, 2 MODES) in which real and imaginary parts come in turn, 0 beyond
+    J.
+    """
     c = tl.arange(0, 2 * MODES)
-    return tl.load(table + row[:, None] * (2 * J) + c[None, :], ok[:, None] & (c < 2 * J)[None, :], 0.0)
+    return tl.load(
+        table + row[:, None] * (2 * J) + c[None, :], ok[:, None] & (c < 2 * J)[None, :], 0.0
+    )
 
 
 @triton.jit
@@ -105,10 +148,32 @@ def _leave_pairs(table, row, ok, pairs, J: tl.constexpr, MODES: tl.constexpr):
 @triton.jit
 @no_type_check
 def _turn(
-    state, pace, context, read, bias, since, log_decay, turns, first, scales, width, where, before, place, count,
-    Q: tl.constexpr, TIMES: tl.constexpr, K: tl.constexpr, J: tl.constexpr, MODES: tl.constexpr, H: tl.constexpr,
-    ROWS: tl.constexpr, FEATURES: tl.constexpr, PRECISION: tl.constexpr, REACH: tl.constexpr,
-):  # fmt: skip
+    state,
+    pace,
+    context,
+    read,
+    bias,
+    since,
+    log_decay,
+    turns,
+    first,
+    scales,
+    width,
+    where,
+    before,
+    place,
+    count,
+    Q: tl.constexpr,
+    TIMES: tl.constexpr,
+    K: tl.constexpr,
+    J: tl.constexpr,
+    MODES: tl.constexpr,
+    H: tl.constexpr,
+    ROWS: tl.constexpr,
+    FEATURES: tl.constexpr,
+    PRECISION: tl.constexpr,
+    REACH: tl.constexpr,
+):
     total = tl.load(count)
     if tl.program_id(0) * ROWS < total:
         row, _, ok = rows_in(tl.program_id(0), place, total, 1, ROWS)
@@ -146,11 +211,41 @@ def _turn(
 @triton.jit
 @no_type_check
 def _turn_back(
-    state, pace, context, read, bias, since, log_decay, turns, first, scales, width, where, of_before, of_state, of_pace, of_context,
-    of_read, of_bias, of_since, of_log_decay, of_turns, place, count, line_wide,
-    Q: tl.constexpr, TIMES: tl.constexpr, K: tl.constexpr, J: tl.constexpr, MODES: tl.constexpr, H: tl.constexpr,
-    ROWS: tl.constexpr, FEATURES: tl.constexpr, PRECISION: tl.constexpr, REACH: tl.constexpr,
-):  # fmt: skip
+    state,
+    pace,
+    context,
+    read,
+    bias,
+    since,
+    log_decay,
+    turns,
+    first,
+    scales,
+    width,
+    where,
+    of_before,
+    of_state,
+    of_pace,
+    of_context,
+    of_read,
+    of_bias,
+    of_since,
+    of_log_decay,
+    of_turns,
+    place,
+    count,
+    line_wide,
+    Q: tl.constexpr,
+    TIMES: tl.constexpr,
+    K: tl.constexpr,
+    J: tl.constexpr,
+    MODES: tl.constexpr,
+    H: tl.constexpr,
+    ROWS: tl.constexpr,
+    FEATURES: tl.constexpr,
+    PRECISION: tl.constexpr,
+    REACH: tl.constexpr,
+):
     total = tl.load(count)
     begin, end = tiles_of(total, ROWS)
     j = tl.arange(0, MODES)
@@ -182,18 +277,26 @@ def _turn_back(
         for q in range(Q + 1):
             share, weight = node_of(drawn, q, Q)
             lag = gap * tl.where(q < Q, share, 1.0)
-            own = (speed + 0.0 * g_re) * lag[:, None]  # adds nothing, but all from here on stays with the threads that have the products
+            own = (speed + 0.0 * g_re) * lag[
+                :, None
+            ]  # adds nothing, but all from here on stays with the threads that have the products
             size = exp(tl.maximum(-decay[None, :] * own, -60.0))
             cosine, sine = cos_sin(frequency[None, :] * own)
             f_re = size * cosine
             f_im = size * sine
             p_re = f_re * s_re - f_im * s_im
             p_im = f_re * s_im + f_im * s_re
-            g = tl.load(of_before + (row * (Q + 1) + q)[:, None] * H + col[None, :], ok[:, None], 0.0)
+            g = tl.load(
+                of_before + (row * (Q + 1) + q)[:, None] * H + col[None, :], ok[:, None], 0.0
+            )
             g_context += g
             turned = tl.trans(g)
-            by_read = product(turned, tl.reshape(tl.join(p_re, p_im), [ROWS, 2 * MODES]), by_read, PRECISION)
-            by_features = product(turned, _features(lag, far, per, k, TIMES, K), by_features, PRECISION)
+            by_read = product(
+                turned, tl.reshape(tl.join(p_re, p_im), [ROWS, 2 * MODES]), by_read, PRECISION
+            )
+            by_features = product(
+                turned, _features(lag, far, per, k, TIMES, K), by_features, PRECISION
+            )
             d_re, d_im = tl.split(tl.reshape(product(g, w, None, PRECISION), [ROWS, MODES, 2]))
             e_re = f_re * d_re + f_im * d_im
             e_im = f_re * d_im - f_im * d_re
@@ -202,10 +305,16 @@ def _turn_back(
             late_re += e_re * lag[:, None]
             late_im += e_im * lag[:, None]
         tl.store(of_context + row[:, None] * H + col[None, :], g_context, ok[:, None])
-        _leave_pairs(of_state, row, ok, tl.reshape(tl.join(g_re, g_im), [ROWS, 2 * MODES]), J, MODES)
+        _leave_pairs(
+            of_state, row, ok, tl.reshape(tl.join(g_re, g_im), [ROWS, 2 * MODES]), J, MODES
+        )
         fading = -(s_re * late_re + s_im * late_im)
         turning = s_re * late_im - s_im * late_re
-        tl.store(of_pace + row[:, None] * J + j[None, :], fading * decay[None, :] + turning * frequency[None, :], some)
+        tl.store(
+            of_pace + row[:, None] * J + j[None, :],
+            fading * decay[None, :] + turning * frequency[None, :],
+            some,
+        )
         by_decay += tl.sum(fading * speed, 0)
         by_turns += tl.sum(turning * speed, 0)
     line = tl.program_id(0) * line_wide

@@ -1,19 +1,23 @@
 r"""One layer of Deep DAPP: Fourier attention whose modes forget as the events tell them to.
 
-Tokens x_p stand at positions p = 0 (the window's start), 1, 2, ... (the events). With u = norm(x) and J modes, each with a
-decay gamma_j and a frequency theta_j,
+Tokens x_p stand at positions p = 0 (the window's start), 1, 2, ... (the events). With u = norm(x)
+and J modes, each with a decay gamma_j and a frequency theta_j,
 
     S_p,j   = f_p,j exp((-gamma_j + i theta_j) r_{p-1,j} (t_p - t_{p-1})) S_{p-1,j} + (B u_p)_j
     x_p    <- x_p + O [ gelu(C S_p + D u_p) * sigmoid(G u_p) ],         x_p <- x_p + MLP(norm(x_p)),
 
-where f = sigmoid(F u + 4) is what an event leaves of the past and r = softplus(E u + .54) the pace at which a mode's time runs after
-it: both begin near 1, and with both at 1 the layer is attention with the kernel sum_j C_j exp(-gamma_j d) cos(theta_j d) B_j.
-Between events a state only turns and fades, so that its value at any time t is known from the last position alone.
+where f = sigmoid(F u + 4) is what an event leaves of the past and r = softplus(E u + .54) the pace
+at which a mode's time runs after
+it: both begin near 1, and with both at 1 the layer is attention with the kernel sum_j C_j
+exp(-gamma_j d) cos(theta_j d) B_j.
+Between events a state only turns and fades, so that its value at any time t is known from the last
+position alone.
 
-Modes begin with decays in equal ratios from the longest time in the data to the shortest gaps, and with slow turns; some are
-given the frequencies at which the data keep time (`maths.periodogram`), hardly fade, and keep to the clock: r = 1. Pace changes
-decay and frequency together, since a fast mode that an event could keep from fading would oscillate at length and be a rate that
-no integral resolves. Used by `deep_dapp`.
+Modes begin with decays in equal ratios from the longest time in the data to the shortest gaps, and
+with slow turns; some are given the frequencies at which the data keep time (`maths.periodogram`),
+hardly fade, and keep to the clock: r = 1. Pace changes decay and frequency together, since a fast
+mode that an event could keep from fading would oscillate at length and be a rate that no integral
+resolves. Used by `deep_dapp`.
 """
 
 from __future__ import annotations
@@ -34,13 +38,16 @@ KEPT = 4.0  # the forget gate's first argument: 98% of the past stays
 PACE = math.log(math.e - 1)  # softplus is 1 here
 SLOW_TURNS = 0.3  # first frequencies, in units of the mode's decay
 LINGER = 0.1  # decay of the modes that keep the data's rhythms, in units of the slowest
-FEATURES = 16  # of an elapsed time that the kernels of a CUDA device have room for, one of them a 1 for the bias
+# of an elapsed time that the kernels of a CUDA device have room for, one of them a 1 for the bias
+FEATURES = 16
 REACH = 16  # of the longest scale: elapsed times beyond it are told as that
 SHARE = 4  # at most one mode in so many keeps a rhythm
 
 
 class Moment(NamedTuple):
-    """What a layer knows just after each position: its states, and the pace at which they will turn and fade."""
+    """What a layer knows just after each position: its states, and the pace at which they will turn
+    and fade.
+    """
 
     state: Complex[Tensor, "B P J"]
     pace: Float[Tensor, "B P J"]
@@ -62,12 +69,16 @@ class DeepHistory:
         return self.at(self.lengths[:, None])
 
     def at(self, seen: Int[Tensor, "B G"] | None) -> DeepHistory:
-        """The positions ``seen`` (all where None), as a history whose last one is the last of them."""
+        """The positions ``seen`` (all where None), as a history whose last one is the last of
+        them.
+        """
         if seen is None:
             return self
         row = torch.arange(len(seen), device=seen.device)[:, None]
         end = torch.full_like(self.lengths, seen.shape[1] - 1)
-        times, context, state, pace = (x[row, seen] for x in (self.times, self.context, self.state, self.pace))
+        times, context, state, pace = (
+            x[row, seen] for x in (self.times, self.context, self.state, self.pace)
+        )
         return DeepHistory(times, self.start, end, context, state, pace)
 
     def layer(self, i: int) -> Moment:
@@ -76,28 +87,37 @@ class DeepHistory:
 
 
 class Noise(NamedTuple):
-    """What is silenced while training: the share of activations, of events' effects on later ones, and where from."""
+    """What is silenced while training: the share of activations, of events' effects on later ones,
+    and where from.
+    """
 
     dropout: float
     unheard: float
     random: torch.Generator
 
     def drop(self, x: Tensor, share: float, shape: tuple[int, ...]) -> Tensor:
-        """``x`` with a ``share`` of it at 0 and the rest larger, one draw per element of ``shape``."""
+        """``x`` with a ``share`` of it at 0 and the rest larger, one draw per element of
+        ``shape``.
+        """
         if share == 0:
             return x
-        kept = torch.empty(shape, dtype=x.dtype, device=x.device).bernoulli_(1 - share, generator=self.random)
+        kept = torch.empty(shape, dtype=x.dtype, device=x.device).bernoulli_(
+            1 - share, generator=self.random
+        )
         return x * kept.div_(1 - share)
 
 
 class Norm(nn.LayerNorm):
     """Layer normalisation whose gradients on a CPU do not depend on the number of threads.
 
-    torch sums the gradients of weight and bias per thread; here each of their elements is one sum over all rows.
+    torch sums the gradients of weight and bias per thread; here each of their elements is one sum
+    over all rows.
     """
 
     def forward(self, x: Float[Tensor, "*S H"]) -> Float[Tensor, "*S H"]:
-        """``x`` with mean 0 and variance 1 along its last dimension, times the weight, plus the bias."""
+        """``x`` with mean 0 and variance 1 along its last dimension, times the weight, plus the
+        bias.
+        """
         if x.device.type != "cpu" or not torch.is_grad_enabled():
             return super().forward(x)
         return _Norm.apply(x, self.weight, self.bias, self.eps)
@@ -125,9 +145,11 @@ class _Norm(torch.autograd.Function):
 
 
 class DeepLayer(nn.Module):
-    """The layer above on tokens of ``width`` numbers with ``modes`` = J modes; time is in the model's own unit.
+    """The layer above on tokens of ``width`` numbers with ``modes`` = J modes; time is in the
+    model's own unit.
 
-    Without being ``gated`` every event leaves the past as it was, and time runs at one pace: f = r = 1.
+    Without being ``gated`` every event leaves the past as it was, and time runs at one pace: f = r
+    = 1.
     """
 
     first_decay: Tensor
@@ -138,7 +160,9 @@ class DeepLayer(nn.Module):
         self.log_decay = nn.Parameter(torch.zeros(modes))
         self.turns = nn.Parameter(SLOW_TURNS * torch.randn(modes))
         self.register_buffer("first_decay", torch.ones(modes))
-        self.register_buffer("steady", torch.zeros(modes, dtype=torch.bool))  # modes whose time runs at one pace
+        self.register_buffer(
+            "steady", torch.zeros(modes, dtype=torch.bool)
+        )  # modes whose time runs at one pace
         self.norm, self.inner_norm = Norm(width), Norm(width)
         self.drive = nn.Linear(width, 2 * modes)
         self.gates = nn.Linear(width, 2 * modes) if gated else None
@@ -148,11 +172,15 @@ class DeepLayer(nn.Module):
         if self.gates is not None:
             with torch.no_grad():
                 self.gates.weight.zero_()
-                self.gates.bias.copy_(torch.cat([torch.full((modes,), KEPT), torch.full((modes,), PACE)]))
+                self.gates.bias.copy_(
+                    torch.cat([torch.full((modes,), KEPT), torch.full((modes,), PACE)])
+                )
 
     @torch.no_grad()
     def spread(self, slowest: float, fastest: float, rhythms: Float[Tensor, " R"]) -> None:
-        """Decays from ``slowest`` to ``fastest`` in equal ratios, and some modes for the angular frequencies ``rhythms``."""
+        """Decays from ``slowest`` to ``fastest`` in equal ratios, and some modes for the angular
+        frequencies ``rhythms``.
+        """
         modes = len(self.log_decay)
         decay = torch.logspace(math.log10(slowest), math.log10(fastest), modes).to(self.log_decay)
         given = rhythms[: modes // SHARE].to(decay)
@@ -174,10 +202,17 @@ class DeepLayer(nn.Module):
         return self.turns * self.first_decay
 
     def forward(
-        self, x: Float[Tensor, "B P H"], gaps: Float[Tensor, "B P"], before: Moment | None, noise: Noise | None, *, dense: bool = False
+        self,
+        x: Float[Tensor, "B P H"],
+        gaps: Float[Tensor, "B P"],
+        before: Moment | None,
+        noise: Noise | None,
+        *,
+        dense: bool = False,
     ) -> tuple[Float[Tensor, "B P H"], Moment]:
-        """New tokens, and the moments after each. ``gaps[:, p]`` is the time since the position before, which for the first is
-        ``before`` (one position) or nothing at all."""
+        """New tokens, and the moments after each. ``gaps[:, p]`` is the time since the position
+        before, which for the first is ``before`` (one position) or nothing at all.
+        """
         u = self.norm(x)
         lost, pace = self._gated(u)
         last = pace[:, :1] if before is None else before.pace
@@ -190,7 +225,9 @@ class DeepLayer(nn.Module):
         state = pairwise(fade, angle, driven) if dense else recur(_factor(fade, angle), driven)
         return self._heard(x, u, state, noise), Moment(state, pace)
 
-    def _gated(self, u: Float[Tensor, "B P H"]) -> tuple[Float[Tensor, "B P J"] | float, Float[Tensor, "B P J"]]:
+    def _gated(
+        self, u: Float[Tensor, "B P H"]
+    ) -> tuple[Float[Tensor, "B P J"] | float, Float[Tensor, "B P J"]]:
         """-log f and r at every position."""
         if self.gates is None:
             return 0.0, torch.ones_like(self.log_decay).expand(*u.shape[:2], -1)
@@ -205,7 +242,11 @@ class DeepLayer(nn.Module):
         return torch.complex(*driven.chunk(2, -1))
 
     def _heard(
-        self, x: Float[Tensor, "B P H"], u: Float[Tensor, "B P H"], state: Complex[Tensor, "B P J"], noise: Noise | None
+        self,
+        x: Float[Tensor, "B P H"],
+        u: Float[Tensor, "B P H"],
+        state: Complex[Tensor, "B P J"],
+        noise: Noise | None,
     ) -> Float[Tensor, "B P H"]:
         def drop(y: Tensor) -> Tensor:
             return y if noise is None else noise.drop(y, noise.dropout, tuple(y.shape))
@@ -220,23 +261,33 @@ class DeepLayer(nn.Module):
         return turned(moment.state[:, :, None], self.decay * own, self.frequency * own)
 
 
-def features(gaps: Float[Tensor, "*S"], scales: Float[Tensor, " K"], waves: int) -> Float[Tensor, "*S F"]:
-    """What is told of elapsed times: log(1 + d / s_k) - 1 for the K ``scales``, and cos and sin of 2^j pi log(1 + d / s_1), j < ``waves``.
+def features(
+    gaps: Float[Tensor, "*S"], scales: Float[Tensor, " K"], waves: int
+) -> Float[Tensor, "*S F"]:
+    """What is told of elapsed times: log(1 + d / s_k) - 1 for the K ``scales``, and cos and sin of
+    2^j pi log(1 + d / s_1), j < ``waves``.
 
-    Past REACH times the longest scale nothing changes, so that a rate does not fall for ever and the next event always comes.
+    Past REACH times the longest scale nothing changes, so that a rate does not fall for ever and
+    the next event always comes.
 
-    The logarithms alone are so smooth that a network needs long to make anything narrow of them. Waves resolve a share of the time that
-    has passed, whatever the unit: fine just after an event, ever coarser later, so that they follow no clock beyond its first ticks.
+    The logarithms alone are so smooth that a network needs long to make anything narrow of them.
+    Waves resolve a share of the time that
+    has passed, whatever the unit: fine just after an event, ever coarser later, so that they follow
+    no clock beyond its first ticks.
 
     >>> features(torch.tensor([0.0, 1.0]), torch.tensor([1.0, 10.0]), 1).shape
     torch.Size([2, 4])
     """
     logs = torch.log1p(torch.minimum(gaps, REACH * scales[-1])[..., None] / scales)
-    angles = logs[..., :1] * math.pi * torch.arange(waves, dtype=logs.dtype, device=logs.device).exp2()
+    angles = (
+        logs[..., :1] * math.pi * torch.arange(waves, dtype=logs.dtype, device=logs.device).exp2()
+    )
     return torch.cat([logs - 1, angles.cos(), angles.sin()], -1)
 
 
-def turned(state: Complex[Tensor, "*#S J"], fade: Float[Tensor, "*S J"], angle: Float[Tensor, "*S J"]) -> Complex[Tensor, "*S J"]:
+def turned(
+    state: Complex[Tensor, "*#S J"], fade: Float[Tensor, "*S J"], angle: Float[Tensor, "*S J"]
+) -> Complex[Tensor, "*S J"]:
     """exp(-fade + i angle) S."""
     return _factor(fade, angle) * state
 

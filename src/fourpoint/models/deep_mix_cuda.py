@@ -1,14 +1,18 @@
-r"""The networks inside Deep DAPP on a CUDA device: one kernel for norm, two matrices and what is silenced between them.
+r"""The networks inside Deep DAPP on a CUDA device: one kernel for norm, two matrices and what is
+silenced between them.
 
     layer:   out = x + e * (V_2 (d * gelu(V_1 norm(x))))
     head:    q = gelu(x),   out = q + V_2 (d * gelu(V_1 norm(q))),   z = w'out + b
 
-on rows of H numbers. The head has T rows for every position; here is the last of them, which is an event's, and the nodes before it are
-`deep_nodes_cuda`'s. Forwards, the 2H numbers inside come PART at a time, so that all of a program's numbers fit into registers.
-Backwards, a program goes through its rows once for every SUMS / H of them, and keeps the sums that are those columns' gradients, which
-begin with what the nodes have left; what each part adds to the gradient of norm(x) waits in the place of x's own gradient. With n the rows
-before scale and shift, the product of those columns' gradient with 1 + n holds the gradients of V_1, its bias, scale and shift alike, since
-a row of n has the sum 0. `deep_layer` and `deep_dapp` are the plain versions that it is tested against; `deep_rows_cuda` lists the rows.
+on rows of H numbers. The head has T rows for every position; here is the last of them, which is an
+event's, and the nodes before it are `deep_nodes_cuda`'s. Forwards, the 2H numbers inside come PART
+at a time, so that all of a program's numbers fit into registers. Backwards, a program goes through
+its rows once for every SUMS / H of them, and keeps the sums that are those columns' gradients,
+which begin with what the nodes have left; what each part adds to the gradient of norm(x) waits in
+the place of x's own gradient. With n the rows before scale and shift, the product of those columns'
+gradient with 1 + n holds the gradients of V_1, its bias, scale and shift alike, since a row of n
+has the sum 0. `deep_layer` and `deep_dapp` are the plain versions that it is tested against;
+`deep_rows_cuda` lists the rows.
 """
 
 from __future__ import annotations
@@ -25,7 +29,12 @@ from fourpoint.models.deep_maths_cuda import gelu_slope, normal_share, product
 from fourpoint.models.deep_norm_cuda import EPSILON, unit, unit_back
 from fourpoint.models.deep_rows_cuda import Rows, rows_in, tiles_of
 
-ROWS, WARPS, REGISTERS, STAGES = 32, 2, 168, 2  # of a program, forwards; parts of the matrices on their way
+ROWS, WARPS, REGISTERS, STAGES = (
+    32,
+    2,
+    168,
+    2,
+)  # of a program, forwards; parts of the matrices on their way
 BACK_ROWS, BACK_WARPS, BACK_REGISTERS, BACK_STAGES = 32, 8, 255, 2  # backwards
 PART = 32  # numbers inside at a time
 SUMS = 8192  # numbers of one matrix's gradient that a program keeps
@@ -43,7 +52,9 @@ class Network(NamedTuple):
 
 
 class Silence(NamedTuple):
-    """Which activations are kept, inside (R, 2H) and at the end (R, H), and by how much those are louder."""
+    """Which activations are kept, inside (R, 2H) and at the end (R, H), and by how much those are
+    louder.
+    """
 
     inner: Tensor | None
     outer: Tensor | None
@@ -51,7 +62,9 @@ class Silence(NamedTuple):
 
 
 class NodeSums(NamedTuple):
-    """What programs have summed over nodes, one line or several for each line of a `deep_rows_cuda.Sums`."""
+    """What programs have summed over nodes, one line or several for each line of a
+    `deep_rows_cuda.Sums`.
+    """
 
     up: Tensor  # (X, 2H H): of V_1's columns, with 1 + n
     inner: Tensor  # (X, 2H): the numbers inside, each times the gradient of z
@@ -66,28 +79,65 @@ def mix(x: Tensor, rows: Rows, silence: Silence, network: Network) -> Tensor:
     return out
 
 
-def mix_back(x: Tensor, rows: Rows, silence: Silence, network: Network, of_out: Tensor, of_network: Network) -> Tensor:
+def mix_back(
+    x: Tensor, rows: Rows, silence: Silence, network: Network, of_out: Tensor, of_network: Network
+) -> Tensor:
     """The gradient of x; the network's go into ``of_network``."""
     of_x = torch.empty_like(x)
-    _backward(x, rows, 1, silence, network, (None, None), of_out, None, of_x, of_network, (None, None), None)
+    _backward(
+        x,
+        rows,
+        1,
+        silence,
+        network,
+        (None, None),
+        of_out,
+        None,
+        of_x,
+        of_network,
+        (None, None),
+        None,
+    )
     return of_x
 
 
-def head(x: Tensor, rows: Rows, T: int, silence: Silence, network: Network, rate: tuple[Tensor, Tensor], out: Tensor) -> Tensor:
-    """The head's network on sums before its first gelu (R T, H): z (R, T) and ``out`` (R, H) at the last of the T times.
+def head(
+    x: Tensor,
+    rows: Rows,
+    T: int,
+    silence: Silence,
+    network: Network,
+    rate: tuple[Tensor, Tensor],
+    out: Tensor,
+) -> Tensor:
+    """The head's network on sums before its first gelu (R T, H): z (R, T) and ``out`` (R, H) at the
+    last of the T times.
 
-    ``rate`` are w (1, H) and b (1). z at the other times is left to `deep_nodes_cuda`."""
+    ``rate`` are w (1, H) and b (1). z at the other times is left to `deep_nodes_cuda`.
+    """
     z = x.new_empty(len(out), T)
     _forward(x, rows, T, silence, network, rate, out, z)
     return z
 
 
 def head_back(
-    x: Tensor, rows: Rows, T: int, silence: Silence, network: Network, rate: tuple[Tensor, Tensor], of_out: Tensor, of_z: Tensor,
-    of_x: Tensor, of_network: Network, of_rate: tuple[Tensor, Tensor], nodes: NodeSums,
-) -> None:  # fmt: skip
-    """From the gradients of ``out`` (R, H) and of z (R) at the last of the T times: that of x goes into its rows of ``of_x`` (R T, H), and
-    those of the parameters into their columns, with what the nodes have left."""
+    x: Tensor,
+    rows: Rows,
+    T: int,
+    silence: Silence,
+    network: Network,
+    rate: tuple[Tensor, Tensor],
+    of_out: Tensor,
+    of_z: Tensor,
+    of_x: Tensor,
+    of_network: Network,
+    of_rate: tuple[Tensor, Tensor],
+    nodes: NodeSums,
+) -> None:
+    """From the gradients of ``out`` (R, H) and of z (R) at the last of the T times: that of x goes
+    into its rows of ``of_x`` (R T, H), and those of the parameters into their columns, with what
+    the nodes have left.
+    """
     _backward(x, rows, T, silence, network, rate, of_out, of_z, of_x, of_network, of_rate, nodes)
 
 
@@ -97,43 +147,118 @@ def part_of(H: int) -> int:
 
 
 def _forward(
-    x: Tensor, rows: Rows, T: int, silence: Silence, network: Network, rate: tuple[Tensor | None, Tensor | None],
-    out: Tensor, z: Tensor | None,
-) -> None:  # fmt: skip
+    x: Tensor,
+    rows: Rows,
+    T: int,
+    silence: Silence,
+    network: Network,
+    rate: tuple[Tensor | None, Tensor | None],
+    out: Tensor,
+    z: Tensor | None,
+) -> None:
     H = x.shape[1]
     _mix[(rows.tiles(ROWS),)](
-        x, rows.place, rows.real, *network, silence.inner, silence.outer, *rate, out, z, silence.louder,
-        HEAD=z is not None, INNER=silence.inner is not None, OUTER=silence.outer is not None,
-        T=T, H=H, WIDE=2 * H, PART=min(PART, 2 * H), ROWS=ROWS, EPSILON=EPSILON, PRECISION=deep_rows_cuda.PRECISION,
-        num_warps=WARPS, num_stages=STAGES, maxnreg=REGISTERS,
-    )  # fmt: skip
+        x,
+        rows.place,
+        rows.real,
+        *network,
+        silence.inner,
+        silence.outer,
+        *rate,
+        out,
+        z,
+        silence.louder,
+        HEAD=z is not None,
+        INNER=silence.inner is not None,
+        OUTER=silence.outer is not None,
+        T=T,
+        H=H,
+        WIDE=2 * H,
+        PART=min(PART, 2 * H),
+        ROWS=ROWS,
+        EPSILON=EPSILON,
+        PRECISION=deep_rows_cuda.PRECISION,
+        num_warps=WARPS,
+        num_stages=STAGES,
+        maxnreg=REGISTERS,
+    )
 
 
 def _backward(
-    x: Tensor, rows: Rows, T: int, silence: Silence, network: Network, rate: tuple[Tensor | None, Tensor | None],
-    of_out: Tensor, of_z: Tensor | None, of_x: Tensor, of_network: Network, of_rate: tuple[Tensor | None, Tensor | None],
+    x: Tensor,
+    rows: Rows,
+    T: int,
+    silence: Silence,
+    network: Network,
+    rate: tuple[Tensor | None, Tensor | None],
+    of_out: Tensor,
+    of_z: Tensor | None,
+    of_x: Tensor,
+    of_network: Network,
+    of_rate: tuple[Tensor | None, Tensor | None],
     nodes: NodeSums | None,
-) -> None:  # fmt: skip
+) -> None:
     H, lines = x.shape[1], len(of_network.up)
     _mix_back[(lines,)](
-        x, rows.place, rows.real, *network, silence.inner, silence.outer, rate[0], of_out, of_z, of_x, *of_network, *of_rate,
-        *(nodes or (None,) * 4), of_network.up.stride(0), silence.louder,
-        HEAD=nodes is not None, EACH=0 if nodes is None else len(nodes.z) // lines, INNER=silence.inner is not None,
-        OUTER=silence.outer is not None, T=T, H=H, WIDE=2 * H, PART=part_of(H), ROWS=BACK_ROWS, EPSILON=EPSILON,
-        PRECISION=deep_rows_cuda.PRECISION, num_warps=BACK_WARPS, num_stages=BACK_STAGES, maxnreg=BACK_REGISTERS,
-    )  # fmt: skip
+        x,
+        rows.place,
+        rows.real,
+        *network,
+        silence.inner,
+        silence.outer,
+        rate[0],
+        of_out,
+        of_z,
+        of_x,
+        *of_network,
+        *of_rate,
+        *(nodes or (None,) * 4),
+        of_network.up.stride(0),
+        silence.louder,
+        HEAD=nodes is not None,
+        EACH=0 if nodes is None else len(nodes.z) // lines,
+        INNER=silence.inner is not None,
+        OUTER=silence.outer is not None,
+        T=T,
+        H=H,
+        WIDE=2 * H,
+        PART=part_of(H),
+        ROWS=BACK_ROWS,
+        EPSILON=EPSILON,
+        PRECISION=deep_rows_cuda.PRECISION,
+        num_warps=BACK_WARPS,
+        num_stages=BACK_STAGES,
+        maxnreg=BACK_REGISTERS,
+    )
 
 
 @triton.jit
 @no_type_check  # triton has its own types
-def inside(n, matrix, up_bias, inner, position, ok, c, louder, INNER: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr):
-    """The numbers inside at columns c, from those rows of V_1, and their derivative by what that gives."""
+def inside(
+    n,
+    matrix,
+    up_bias,
+    inner,
+    position,
+    ok,
+    c,
+    louder,
+    INNER: tl.constexpr,
+    WIDE: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """The numbers inside at columns c, from those rows of V_1, and their derivative by what that
+    gives.
+    """
     a = product(n, tl.trans(matrix), None, PRECISION) + tl.load(up_bias + c)[None, :]
     share = normal_share(a)
     slope = gelu_slope(a, share)
     h = a * share
     if INNER:
-        kept = tl.load(inner + position[:, None] * WIDE + c[None, :], ok[:, None], 0).to(tl.float32) * louder
+        kept = (
+            tl.load(inner + position[:, None] * WIDE + c[None, :], ok[:, None], 0).to(tl.float32)
+            * louder
+        )
         h = h * kept
         slope = slope * kept
     return h, slope
@@ -142,7 +267,9 @@ def inside(n, matrix, up_bias, inner, position, ok, c, louder, INNER: tl.constex
 @triton.jit
 @no_type_check
 def unit_of(x, at, ok, HEAD: tl.constexpr, H: tl.constexpr, EPSILON: tl.constexpr):
-    """q, q with mean 0 and variance 1, by how much it was stretched for that, and the derivative of q."""
+    """q, q with mean 0 and variance 1, by how much it was stretched for that, and the derivative of
+    q.
+    """
     v = tl.load(x + at, ok[:, None], 0.0)
     slope = v
     if HEAD:
@@ -156,10 +283,33 @@ def unit_of(x, at, ok, HEAD: tl.constexpr, H: tl.constexpr, EPSILON: tl.constexp
 @triton.jit
 @no_type_check
 def _mix(
-    x, place, count, gamma, beta, up, up_bias, down, down_bias, inner, outer, rate, rate_bias, out, z, louder,
-    HEAD: tl.constexpr, INNER: tl.constexpr, OUTER: tl.constexpr, T: tl.constexpr, H: tl.constexpr, WIDE: tl.constexpr,
-    PART: tl.constexpr, ROWS: tl.constexpr, EPSILON: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
+    x,
+    place,
+    count,
+    gamma,
+    beta,
+    up,
+    up_bias,
+    down,
+    down_bias,
+    inner,
+    outer,
+    rate,
+    rate_bias,
+    out,
+    z,
+    louder,
+    HEAD: tl.constexpr,
+    INNER: tl.constexpr,
+    OUTER: tl.constexpr,
+    T: tl.constexpr,
+    H: tl.constexpr,
+    WIDE: tl.constexpr,
+    PART: tl.constexpr,
+    ROWS: tl.constexpr,
+    EPSILON: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
     """At the last of the T times."""
     total = tl.load(count)
     if tl.program_id(0) * ROWS < total:
@@ -172,10 +322,15 @@ def _mix(
         for begin in range(0, WIDE, PART):
             c = begin + tl.arange(0, PART)
             matrix = tl.load(up + c[:, None] * H + col[None, :])
-            h, slope = inside(n, matrix, up_bias, inner, position, ok, c, louder, INNER, WIDE, PRECISION)
+            h, slope = inside(
+                n, matrix, up_bias, inner, position, ok, c, louder, INNER, WIDE, PRECISION
+            )
             y = product(h, tl.trans(tl.load(down + col[:, None] * WIDE + c[None, :])), y, PRECISION)
         if OUTER:
-            y = y * (tl.load(outer + position[:, None] * H + col[None, :], ok[:, None], 0).to(tl.float32) * louder)
+            y = y * (
+                tl.load(outer + position[:, None] * H + col[None, :], ok[:, None], 0).to(tl.float32)
+                * louder
+            )
         y += v
         if HEAD:
             tl.store(z + row, tl.sum(y * tl.load(rate + col)[None, :], 1) + tl.load(rate_bias), ok)
@@ -185,13 +340,50 @@ def _mix(
 @triton.jit
 @no_type_check
 def _mix_back(
-    x, place, count, gamma, beta, up, up_bias, down, down_bias, inner, outer, rate, of_out, of_z, of_x,
-    of_gamma, of_beta, of_up, of_up_bias, of_down, of_down_bias, of_rate, of_rate_bias,
-    nodes_up, nodes_h, nodes_v, nodes_z, line_wide, louder,
-    HEAD: tl.constexpr, EACH: tl.constexpr, INNER: tl.constexpr, OUTER: tl.constexpr, T: tl.constexpr, H: tl.constexpr, WIDE: tl.constexpr,
-    PART: tl.constexpr, ROWS: tl.constexpr, EPSILON: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """At the last of the T times: gradient of x, and in this program's line the parameters', with EACH lines of the nodes'."""
+    x,
+    place,
+    count,
+    gamma,
+    beta,
+    up,
+    up_bias,
+    down,
+    down_bias,
+    inner,
+    outer,
+    rate,
+    of_out,
+    of_z,
+    of_x,
+    of_gamma,
+    of_beta,
+    of_up,
+    of_up_bias,
+    of_down,
+    of_down_bias,
+    of_rate,
+    of_rate_bias,
+    nodes_up,
+    nodes_h,
+    nodes_v,
+    nodes_z,
+    line_wide,
+    louder,
+    HEAD: tl.constexpr,
+    EACH: tl.constexpr,
+    INNER: tl.constexpr,
+    OUTER: tl.constexpr,
+    T: tl.constexpr,
+    H: tl.constexpr,
+    WIDE: tl.constexpr,
+    PART: tl.constexpr,
+    ROWS: tl.constexpr,
+    EPSILON: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """At the last of the T times: gradient of x, and in this program's line the parameters', with
+    EACH lines of the nodes'.
+    """
     total = tl.load(count)
     first, end = tiles_of(total, ROWS)
     line = tl.program_id(0) * line_wide
@@ -238,7 +430,9 @@ def _mix_back(
             of_y = g
             if OUTER:
                 of_y = g * (tl.load(outer + beside, ok[:, None], 0).to(tl.float32) * louder)
-            h, slope = inside(u, matrix, up_bias, inner, position, ok, c, louder, INNER, WIDE, PRECISION)
+            h, slope = inside(
+                u, matrix, up_bias, inner, position, ok, c, louder, INNER, WIDE, PRECISION
+            )
             by_down = product(tl.trans(of_y), h, by_down, PRECISION)
             of_a = slope * product(of_y, back, None, PRECISION)
             by_up = product(tl.trans(of_a), n + 1.0, by_up, PRECISION)
@@ -248,7 +442,11 @@ def _mix_back(
             tl.store(of_x + at, of_u, ok[:, None])
             if HEAD:
                 by_h += tl.sum(g_z[:, None] * h, 0)
-            if begin + PART == WIDE:  # read again, so that threads have whole rows as they have of x, which are not made a second time
+            if (
+                begin + PART == WIDE
+                # read again, so that threads have whole rows as they have of x, which are not made
+                # a second time
+            ):
                 tl.debug_barrier()
                 of_u = tl.load(of_x + at, ok[:, None], 0.0)
                 by_y += of_y
@@ -258,7 +456,9 @@ def _mix_back(
                     by_z += g_z
                     of_u = of_u * by_raw
                 tl.store(of_x + at, of_u, ok[:, None])
-        of_scale, of_shift = _leave_up(by_up, up, stretch, shift, of_up + line, of_up_bias + line, c, H)
+        of_scale, of_shift = _leave_up(
+            by_up, up, stretch, shift, of_up + line, of_up_bias + line, c, H
+        )
         by_gamma += of_scale
         by_beta += of_shift
         tl.store(of_down + line + across, by_down)
@@ -279,7 +479,9 @@ def _mix_back(
 @triton.jit
 @no_type_check
 def _leave_up(by_up, up, stretch, shift, of_up, of_up_bias, c, H: tl.constexpr):
-    """From the sums with 1 + n: leaves the gradients of V_1 and its bias, and returns those of scale and shift."""
+    """From the sums with 1 + n: leaves the gradients of V_1 and its bias, and returns those of
+    scale and shift.
+    """
     at = c[:, None] * H + tl.arange(0, H)[None, :]
     bias = tl.sum(by_up, 1) / H
     by_up = by_up - bias[:, None]

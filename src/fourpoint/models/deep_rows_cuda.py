@@ -1,10 +1,14 @@
-"""Which rows of a padded batch count, which program has which of them, and how programs' shares of gradients become sums.
+"""Which rows of a padded batch count, which program has which of them, and how programs' shares of
+gradients become sums.
 
-Tables have R = B P rows, one for each position of each sequence, P - 1 being the most events. Rows beyond a sequence's last position are
-neither written nor read: kernels go through a list of the others, so that their work grows with the events there are.
+Tables have R = B P rows, one for each position of each sequence, P - 1 being the most events. Rows
+beyond a sequence's last position are
+neither written nor read: kernels go through a list of the others, so that their work grows with the
+events there are.
 
-Backwards, PROGRAMS programs go through all rows side by side. The gradient of a parameter is a sum over rows; each program sums its
-own, leaves that in its line of one table with columns for all parameters (:class:`Sums`), and one last kernel adds up the lines. All of it
+Backwards, PROGRAMS programs go through all rows side by side. The gradient of a parameter is a sum
+over rows; each program sums its own, leaves that in its line of one table with columns for all
+parameters (:class:`Sums`), and one last kernel adds up the lines. All of it
 goes in one order: the result is the same every time. Used by the kernels of `deep_cuda`.
 """
 
@@ -21,7 +25,9 @@ from torch import Tensor
 PRECISION = "tf32"  # of all matrix products; "ieee" in tests
 PROGRAMS = 132  # lines of the table: one for each multiprocessor of an H200
 COLUMNS, LINES, WARPS = 64, 64, 4  # that a program adds up at a time
-EDGE = 16  # columns of a parameter begin at a multiple of it: widths and modes are multiples too, so that those of like kind are one table
+# columns of a parameter begin at a multiple of it: widths and modes are multiples too, so that
+# those of like kind are one table
+EDGE = 16
 
 
 class Rows(NamedTuple):
@@ -46,7 +52,8 @@ def rows_of(lengths: Integer[Tensor, " B"], P: int) -> Rows:
 
 
 class Sums:
-    """Shares of gradients: one line for each program, with columns for parameters of the given sizes, one after another.
+    """Shares of gradients: one line for each program, with columns for parameters of the given
+    sizes, one after another.
 
     >>> Sums({"a": 3, "b": 40}, torch.zeros(1))["b"].shape[1]
     40
@@ -63,18 +70,24 @@ class Sums:
         return self.table[:, self.first[name] : self.first[name] + self.sizes[name]]
 
     def total(self, more: Float[Tensor, "X C"]) -> dict[str, Tensor]:
-        """The sums over all lines; to those of the first columns all lines of ``more`` are added. What lies between columns is left."""
+        """The sums over all lines; to those of the first columns all lines of ``more`` are added.
+        What lies between columns is left.
+        """
         out = self.table.new_empty(self.width)
         for table, add in ((self.table, False), (more, True)):
             grid = (triton.cdiv(table.shape[1], COLUMNS),)
-            _total[grid](table, out, *table.shape, ADD=add, COLUMNS=COLUMNS, LINES=LINES, num_warps=WARPS)
+            _total[grid](
+                table, out, *table.shape, ADD=add, COLUMNS=COLUMNS, LINES=LINES, num_warps=WARPS
+            )
         return {name: out[first : first + self.sizes[name]] for name, first in self.first.items()}
 
 
 @triton.jit
 @no_type_check  # triton has its own types
 def rows_in(tile, place, total, T: tl.constexpr, ROWS: tl.constexpr):
-    """The row and the time of every line of a tile, T times for each of ``total`` rows, and whether it is one of them."""
+    """The row and the time of every line of a tile, T times for each of ``total`` rows, and whether
+    it is one of them.
+    """
     i = tile * ROWS + tl.arange(0, ROWS)
     ok = i // T < total
     return tl.load(place + i // T, ok, 0), i % T, ok

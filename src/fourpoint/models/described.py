@@ -1,4 +1,6 @@
-"""How a model shows itself in a shell and in a notebook: its name, its marks, and its settings or fitted parameters."""
+"""How a model shows itself in a shell and in a notebook: its name, its marks, and its settings or
+fitted parameters.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ class Described(ABC):
         """The constructor's arguments but for ``marks``."""
 
     def shown(self) -> Mapping[str, Any]:
-        """What is written between the brackets: the settings, unless a model has something that says more."""
+        """What is written between the brackets: the settings, unless a model has something that
+        says more.
+        """
         return self.settings()
 
     def __repr__(self) -> str:

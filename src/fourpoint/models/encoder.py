@@ -1,18 +1,20 @@
 r"""A causal transformer over events, and the history it leaves: what SAHP and THP share.
 
-Token 0 stands for the window's start and is learned; token p is event p's, made by the model from its mark and its time.
-Each of L layers lets every token look at itself and at those before it, by K heads of d = D/K numbers,
+Token 0 stands for the window's start and is learned; token p is event p's, made by the model from
+its mark and its time. Each of L layers lets every token look at itself and at those before it, by K
+heads of d = D/K numbers,
 
     u_p  = n(x_p + O concat_k sum_{j <= p} a_pj V_k x_j),     a_p = softmax over j of (Q_k x_p)'(K_k x_j)
     x_p <- u_p + W_2 relu(W_1 u_p + b_1)                      (only where ``inner`` > 0)
 
-with n the layer norm. Its own scale and shift are absorbed by the maps after it, as is the usual 1/sqrt(d) by Q and K. So the
-state after event p has seen events 1..p and nothing later, and that of token 0 nothing at all: it covers [start, t_1]. A
-batch's padding lies behind its events, where no event looks. Q and K begin as one matrix: likeness, hence nearness in time,
-is what attention begins with, where two independent ones would begin with noise.
+with n the layer norm. Its own scale and shift are absorbed by the maps after it, as is the usual
+1/sqrt(d) by Q and K. So the state after event p has seen events 1..p and nothing later, and that of
+token 0 nothing at all: it covers [start, t_1]. A batch's padding lies behind its events, where no
+event looks. Q and K begin as one matrix: likeness, hence nearness in time, is what attention begins
+with, where two independent ones would begin with noise.
 
-For one event more only its own row is computed, against the keys and values kept from before (:meth:`Encoder.append`).
-Memory is O(L n D), and n events cost O(n^2).
+For one event more only its own row is computed, against the keys and values kept from before
+(:meth:`Encoder.append`). Memory is O(L n D), and n events cost O(n^2).
 Source: Vaswani et al., "Attention is all you need" (NeurIPS 2017).
 """
 
@@ -31,13 +33,15 @@ from torch.nn.functional import layer_norm, linear, scaled_dot_product_attention
 
 from fourpoint.events import Batch, UserError
 
-SHORT = 56  # positions up to which plain products beat the fused kernel, measured on one thread at d = 16
+# positions up to which plain products beat the fused kernel, measured on one thread at d = 16
+SHORT = 56
 Feed = tuple[Tensor, Tensor, Tensor]  # W_1, b_1, W_2
 
 
 @dataclass(frozen=True, eq=False)
 class Encoded:
-    """States of B sequences at P positions, and every layer's keys and values, side by side (E = 2 D).
+    """States of B sequences at P positions, and every layer's keys and values, side by side (E = 2
+    D).
 
     Nothing is extended while training, and keys and values are not kept then.
     """
@@ -48,7 +52,9 @@ class Encoded:
     states: Float[Tensor, "B P D"]
     kept: Float[Tensor, "B L P E"] | None
 
-    def at(self, seen: Int[Tensor, "B G"] | None) -> tuple[Float[Tensor, "B G"], Float[Tensor, "B G D"]]:
+    def at(
+        self, seen: Int[Tensor, "B G"] | None
+    ) -> tuple[Float[Tensor, "B G"], Float[Tensor, "B G D"]]:
         """When the positions ``seen`` begin, and their states; all positions where None."""
         if seen is None:
             return self.times, self.states
@@ -63,26 +69,41 @@ class Encoded:
 class Encoder(nn.Module):
     """The layers above on states of ``hidden`` = D numbers.
 
-    Arguments: ``inner``, the numbers between W_1 and W_2 (0: none of that); ``dropout``, the share of the heads' output and of
-    the inner numbers that is silent while training, drawn from the generator given to :meth:`draw_from` (without one, none);
-    ``random``, for the first weights. Fails with :class:`UserError` where sizes do not fit together.
+    Arguments: ``inner``, the numbers between W_1 and W_2 (0: none of that); ``dropout``, the share
+    of the heads' output and of
+    the inner numbers that is silent while training, drawn from the generator given to
+    :meth:`draw_from` (without one, none); ``random``, for the first weights. Fails with
+    :class:`UserError` where sizes do not fit together.
 
     >>> from fourpoint.events import Sequence
-    >>> encoder = Encoder(8, layers=2, heads=2, inner=16, dropout=0.0, random=torch.Generator().manual_seed(0)).eval()
+    >>> encoder = Encoder(
+    ...     8, layers=2, heads=2, inner=16, dropout=0.0, random=torch.Generator().manual_seed(0)
+    ... ).eval()
     >>> batch = Sequence([1.0, 2.0], start=0.0, stop=3.0).batch()
     >>> history = encoder.encode(batch, torch.zeros(1, 2, 8))
     >>> tuple(history.states.shape), tuple(history.kept.shape)
     ((1, 3, 8), (1, 2, 3, 16))
     """
 
-    def __init__(self, hidden: int, *, layers: int, heads: int, inner: int, dropout: float, random: torch.Generator) -> None:
+    def __init__(
+        self,
+        hidden: int,
+        *,
+        layers: int,
+        heads: int,
+        inner: int,
+        dropout: float,
+        random: torch.Generator,
+    ) -> None:
         super().__init__()
         _check(hidden, layers, heads, inner, dropout)
         self.heads, self.dropout = heads, dropout
         self._random: torch.Generator | None = None
         alike = _weights(layers, hidden, hidden, random) * (hidden // heads) ** -0.25
         self.first = nn.Parameter(torch.randn(hidden, generator=random))
-        self.qkv = nn.Parameter(torch.cat([alike, alike, _weights(layers, hidden, hidden, random)], 1))
+        self.qkv = nn.Parameter(
+            torch.cat([alike, alike, _weights(layers, hidden, hidden, random)], 1)
+        )
         self.out = nn.Parameter(_weights(layers, hidden, hidden, random))
         self.up = nn.Parameter(_weights(layers, inner, hidden, random)) if inner else None
         self.up_shift = nn.Parameter(torch.zeros(layers, inner)) if inner else None
@@ -102,10 +123,16 @@ class Encoder(nn.Module):
             x = _fed(_joined(x, self._dropped(found), out), feed, self._dropped)
             kept.append(joined[..., x.shape[-1] :])
         times = torch.cat([batch.start[:, None], batch.times], 1)
-        return Encoded(times, batch.start, batch.lengths, x, None if self.training else torch.stack(kept, 1))
+        return Encoded(
+            times, batch.start, batch.lengths, x, None if self.training else torch.stack(kept, 1)
+        )
 
     def append(
-        self, history: Encoded, token: Float[Tensor, "B D"], time: Float[Tensor, " B"], active: Bool[Tensor, " B"] | None = None
+        self,
+        history: Encoded,
+        token: Float[Tensor, "B D"],
+        time: Float[Tensor, " B"],
+        active: Bool[Tensor, " B"] | None = None,
     ) -> Encoded:
         """One event more, with its ``token``, in the rows that are ``active`` (all where None)."""
         active = torch.ones_like(history.lengths, dtype=torch.bool) if active is None else active
@@ -117,29 +144,48 @@ class Encoder(nn.Module):
         for (qkv, out, feed), pairs in zip(self._layers(), old.unbind(1), strict=True):
             query, pair = linear(x, qkv).split((D, 2 * D), -1)
             kept.append(torch.where(here[..., None], pair[:, None], pairs))
-            x = _fed(_joined(x, _attend_last(query, kept[-1], visible, self.heads), out), feed, lambda u: u)
-        ahead = (place >= slot[:, None]) & active[:, None]  # padding repeats the last event, so that times stay in order
+            x = _fed(
+                _joined(x, _attend_last(query, kept[-1], visible, self.heads), out),
+                feed,
+                lambda u: u,
+            )
+        ahead = (place >= slot[:, None]) & active[
+            :, None
+        ]  # padding repeats the last event, so that times stay in order
         times = torch.where(ahead, time[:, None], h.times)
-        return Encoded(times, h.start, slot, torch.where(here[..., None], x[:, None], h.states), torch.stack(kept, 1))
+        return Encoded(
+            times,
+            h.start,
+            slot,
+            torch.where(here[..., None], x[:, None], h.states),
+            torch.stack(kept, 1),
+        )
 
     def _layers(self) -> Iterator[tuple[Tensor, Tensor, Feed | None]]:
         if self.up is None or self.up_shift is None or self.down is None:
-            return ((qkv, out, None) for qkv, out in zip(self.qkv.unbind(0), self.out.unbind(0), strict=True))
+            return (
+                (qkv, out, None)
+                for qkv, out in zip(self.qkv.unbind(0), self.out.unbind(0), strict=True)
+            )
         feeds = zip(self.up.unbind(0), self.up_shift.unbind(0), self.down.unbind(0), strict=True)
         return zip(self.qkv.unbind(0), self.out.unbind(0), feeds, strict=True)
 
     def _dropped(self, x: Tensor) -> Tensor:
         if not self.training or self.dropout == 0 or self._random is None:
             return x
-        kept = torch.empty(x.shape, dtype=x.dtype, device=self._random.device).bernoulli_(1 - self.dropout, generator=self._random)
+        kept = torch.empty(x.shape, dtype=x.dtype, device=self._random.device).bernoulli_(
+            1 - self.dropout, generator=self._random
+        )
         return x * kept.div_(1 - self.dropout).to(x.device)
 
 
 def waves(turns: Float[Tensor, "*S F"], kind: torch.dtype) -> Float[Tensor, "*S D"]:
-    """Sines and then cosines of angles given in turns. Whole turns are taken off before rounding to ``kind``: far from the start
-    an angle keeps its digits.
+    """Sines and then cosines of angles given in turns. Whole turns are taken off before rounding to
+    ``kind``: far from the start an angle keeps its digits.
 
-    >>> waves(torch.tensor([1e9 + 0.25], dtype=torch.float64), torch.float32).round(decimals=3).tolist()
+    >>> waves(torch.tensor([1e9 + 0.25], dtype=torch.float64), torch.float32).round(
+    ...     decimals=3
+    ... ).tolist()
     [1.0, -0.0]
     """
     return _Waves.apply(turns, kind)
@@ -175,18 +221,28 @@ def frequencies(count: int, slowest: float) -> Float[Tensor, " F"]:
 
 def refuse_to_go_on() -> None:
     """Attention needs every earlier event; a last state alone does not carry them."""
-    raise UserError("a linear form to go on from a history", "a model that attends to every event", "Encode the whole sequence.")
+    raise UserError(
+        "a linear form to go on from a history",
+        "a model that attends to every event",
+        "Encode the whole sequence.",
+    )
 
 
 def _check(hidden: int, layers: int, heads: int, inner: int, dropout: float) -> None:
     if min(hidden, layers, heads) < 1 or inner < 0 or hidden % heads or hidden % 4:
         received = f"hidden={hidden}, layers={layers}, heads={heads}, inner={inner}"
-        raise UserError("hidden a multiple of 4 and of heads, and at least one layer and head", received, "Use hidden=64, heads=4, say.")
+        raise UserError(
+            "hidden a multiple of 4 and of heads, and at least one layer and head",
+            received,
+            "Use hidden=64, heads=4, say.",
+        )
     if not 0 <= dropout < 1:
         raise UserError("dropout from 0 to below 1", f"{dropout}", "Pass dropout=0.1, say.")
 
 
-def _weights(layers: int, rows: int, columns: int, random: torch.Generator) -> Float[Tensor, "L R C"]:
+def _weights(
+    layers: int, rows: int, columns: int, random: torch.Generator
+) -> Float[Tensor, "L R C"]:
     """Uniform with variance 1 / (3 columns), as a `torch.nn.Linear` begins."""
     return (2 * torch.rand(layers, rows, columns, generator=random) - 1) / math.sqrt(columns)
 
@@ -194,41 +250,59 @@ def _weights(layers: int, rows: int, columns: int, random: torch.Generator) -> F
 def _attend(joined: Float[Tensor, "B P J"], heads: int) -> Float[Tensor, "B P D"]:
     """The heads side by side, from queries, keys and values side by side.
 
-    Short sequences go head by head through views of ``joined``: gathering the heads into one tensor would cost more.
+    Short sequences go head by head through views of ``joined``: gathering the heads into one tensor
+    would cost more.
     """
     P, width = joined.shape[1], joined.shape[-1] // (3 * heads)
     if P > SHORT:
         q, k, v = (x.unflatten(-1, (heads, width)).transpose(1, 2) for x in joined.chunk(3, -1))
-        return scaled_dot_product_attention(q, k, v, is_causal=True, scale=1.0).transpose(1, 2).flatten(2)
+        return (
+            scaled_dot_product_attention(q, k, v, is_causal=True, scale=1.0)
+            .transpose(1, 2)
+            .flatten(2)
+        )
     later = torch.full((P, P), -math.inf, dtype=joined.dtype, device=joined.device).triu(1)
     parts = joined.split(width, -1)
     return torch.cat(
         [
             torch.bmm(torch.bmm(q, k.transpose(1, 2)).add_(later).softmax(-1), v)
-            for q, k, v in zip(parts[:heads], parts[heads : 2 * heads], parts[2 * heads :], strict=True)
+            for q, k, v in zip(
+                parts[:heads], parts[heads : 2 * heads], parts[2 * heads :], strict=True
+            )
         ],
         -1,
     )
 
 
 def _attend_last(
-    query: Float[Tensor, "B D"], pairs: Float[Tensor, "B P E"], visible: Bool[Tensor, "B P"], heads: int
+    query: Float[Tensor, "B D"],
+    pairs: Float[Tensor, "B P E"],
+    visible: Bool[Tensor, "B P"],
+    heads: int,
 ) -> Float[Tensor, "B D"]:
     """The same for one new position. Slots that it does not see may hold anything."""
     B, D = query.shape
-    keys, values = torch.where(visible[..., None], pairs, 0.0).view(B, -1, 2, heads, D // heads).unbind(2)
+    keys, values = (
+        torch.where(visible[..., None], pairs, 0.0).view(B, -1, 2, heads, D // heads).unbind(2)
+    )
     scores = torch.einsum("bkd,bpkd->bkp", query.view(B, heads, D // heads), keys)
     weights = torch.where(visible[:, None], scores, -math.inf).softmax(-1)
     return torch.einsum("bkp,bpkd->bkd", weights, values).reshape(B, D)
 
 
-def _joined(x: Float[Tensor, "*S D"], found: Float[Tensor, "*S D"], out: Float[Tensor, "D D"]) -> Float[Tensor, "*S D"]:
+def _joined(
+    x: Float[Tensor, "*S D"], found: Float[Tensor, "*S D"], out: Float[Tensor, "D D"]
+) -> Float[Tensor, "*S D"]:
     """n(x + O found), summed in place: a sum formed inside the product would copy x first."""
     D = x.shape[-1]
-    return layer_norm(torch.mm(found.reshape(-1, D), out.T).add_(x.reshape(-1, D)).view(x.shape), (D,))
+    return layer_norm(
+        torch.mm(found.reshape(-1, D), out.T).add_(x.reshape(-1, D)).view(x.shape), (D,)
+    )
 
 
-def _fed(x: Float[Tensor, "*S D"], feed: Feed | None, drop: Callable[[Tensor], Tensor]) -> Float[Tensor, "*S D"]:
+def _fed(
+    x: Float[Tensor, "*S D"], feed: Feed | None, drop: Callable[[Tensor], Tensor]
+) -> Float[Tensor, "*S D"]:
     """x + W_2 relu(W_1 x + b_1), likewise."""
     if feed is None:
         return x
@@ -238,13 +312,20 @@ def _fed(x: Float[Tensor, "*S D"], feed: Feed | None, drop: Callable[[Tensor], T
 
 
 def _with_room(h: Encoded, slot: int) -> tuple[Encoded, Float[Tensor, "B L P E"]]:
-    """The history with position ``slot`` in it, and its keys and values. It grows by a quarter: growing by one would copy the
-    whole past for every event."""
+    """The history with position ``slot`` in it, and its keys and values. It grows by a quarter:
+    growing by one would copy the whole past for every event.
+    """
     if h.kept is None:
-        raise UserError("a history encoded in evaluation mode", "one encoded in training mode", "Call model.eval() before encoding.")
+        raise UserError(
+            "a history encoded in evaluation mode",
+            "one encoded in training mode",
+            "Call model.eval() before encoding.",
+        )
     if slot < h.times.shape[1]:
         return h, h.kept
     more = 4 + h.times.shape[1] // 4
     kept = torch.cat([h.kept, h.kept.new_zeros(*h.kept.shape[:2], more, h.kept.shape[3])], 2)
     states = torch.cat([h.states, h.states.new_zeros(len(h.states), more, h.states.shape[2])], 1)
-    return replace(h, times=torch.cat([h.times, h.times[:, -1:].expand(-1, more)], 1), states=states, kept=kept), kept
+    return replace(
+        h, times=torch.cat([h.times, h.times[:, -1:].expand(-1, more)], 1), states=states, kept=kept
+    ), kept

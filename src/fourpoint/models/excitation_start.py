@@ -1,9 +1,11 @@
-"""A first guess from a Hawkes process: how strongly, and for how long, do events call for more of them?
+"""A first guess from a Hawkes process: how strongly, and for how long, do events call for more of
+them?
 
-The exponential Hawkes process lambda(t) = mu + alpha beta sum_i exp(-beta (t - t_i)), fitted to all events as one type in closed form
-(`hawkes_fit`), takes a fraction of a second, and where events excite each other a network that begins there has little left to learn.
-A rate that rises and falls at the same times in every window looks like excitation too. So where all windows have one length, excitation
-must also be there in a time that runs as fast as events come on average. Used by DAPP.
+The exponential Hawkes process lambda(t) = mu + alpha beta sum_i exp(-beta (t - t_i)), fitted to all
+events as one type in closed form (`hawkes_fit`), takes a fraction of a second, and where events
+excite each other a network that begins there has little left to learn. A rate that rises and falls
+at the same times in every window looks like excitation too. So where all windows have one length,
+excitation must also be there in a time that runs as fast as events come on average. Used by DAPP.
 """
 
 from __future__ import annotations
@@ -30,9 +32,15 @@ if TYPE_CHECKING:
 
 ENOUGH = 100  # events below which nothing is guessed
 MOST = 50_000  # events that are looked at
-LEAST, MOST_BRANCHING, CERTAIN = 0.05, 2.0, 4.0  # branching ratios, and how many of their standard errors, that count as excitation
+LEAST, MOST_BRANCHING, CERTAIN = (
+    0.05,
+    2.0,
+    4.0,
+)  # branching ratios, and how many of their standard errors, that count as excitation
 TYPES = 32  # types up to which each pair has a branching ratio of its own
-SMALLEST_BASELINE = 0.02  # of the mean baseline of all types: a link that is linear needs a rate above 0
+SMALLEST_BASELINE = (
+    0.02  # of the mean baseline of all types: a link that is linear needs a rate above 0
+)
 NEGLIGIBLE = 1e-3  # singular values below this share of the largest are left out
 LEAST_OFFSPRING = 1e-6  # in all: below it there is no excitation
 CURVE = 241  # points of a rate that a spline is laid through
@@ -41,8 +49,9 @@ BINS = 24  # of a window, in each of which events come at one rate on average
 
 
 class Excitation(NamedTuple):
-    """A Hawkes process with one decay: mu (M,) per unit of the user's time, alpha (M, M), the direct
-    offspring of type m of an event of type n, and beta per unit of time."""
+    """A Hawkes process with one decay: mu (M,) per unit of the user's time, alpha (M, M), the
+    direct offspring of type m of an event of type n, and beta per unit of time.
+    """
 
     baseline: NDArray[np.float64]
     branching: NDArray[np.float64]
@@ -50,7 +59,8 @@ class Excitation(NamedTuple):
 
 
 def hawkes_guess(model: DAPP, data: Dataset) -> tuple[dict[str, Tensor] | None, list[str]]:
-    """The excitation in ``data`` as weights of ``model``, which stays as it is, and a remark; None where there is none.
+    """The excitation in ``data`` as weights of ``model``, which stays as it is, and a remark; None
+    where there is none.
 
     Training does not begin there, since from a linear link it ends in worse places where events
     multiply the rate.
@@ -61,13 +71,17 @@ def hawkes_guess(model: DAPP, data: Dataset) -> tuple[dict[str, Tensor] | None, 
     rates = mean_rates(data, model.marks).numpy()
     offspring = float(np.average(found.branching.sum(0), weights=rates))
     unit = data.unit or "time units"
-    said = f"first guess: a Hawkes process with branching ratio {offspring:.2g}, decay time {1 / found.decay:.3g} {unit}"
+    said = (
+        f"first guess: a Hawkes process with branching ratio {offspring:.2g}, decay time "
+        f"{1 / found.decay:.3g} {unit}"
+    )
     return embedded_hawkes(model, found), [said]
 
 
 @torch.no_grad()
 def embedded_hawkes(model: DAPP, found: Excitation) -> dict[str, Tensor] | None:
-    """Weights with which ``model``, whose link is a scaled softplus, is nearly the Hawkes process ``found``.
+    """Weights with which ``model``, whose link is a scaled softplus, is nearly the Hawkes process
+    ``found``.
 
     With a linear link of scale s_m, an event of mark n raises the rate of mark m by
     s_m sum_k r_km v_kn exp(-beta d). The matrix alpha_mn beta / s_m is factorised by its singular
@@ -106,7 +120,11 @@ def embedded_poisson(model: DAPP, log_rate: Callable[[Tensor], Tensor]) -> dict[
     model.rate.start_at(wanted.exp().mean(0).to(model.readout))
     columns = model.rate.log_base.shape[1]
     each = torch.eye(columns, dtype=torch.float64)
-    basis = torch.ones_like(grid)[:, None] if columns == 1 else spline(each, grid, float(model.rate.length))
+    basis = (
+        torch.ones_like(grid)[:, None]
+        if columns == 1
+        else spline(each, grid, float(model.rate.length))
+    )
     model.rate.log_base.copy_(torch.linalg.lstsq(basis, wanted).solution.T)
     model.rate.bias.copy_(model.rate.log_scale + wanted.mean(0) + math.log(NEGLIGIBLE))
     model.value_weight.zero_()
@@ -120,10 +138,14 @@ def _weights(model: DAPP) -> dict[str, Tensor]:
 
 
 def excitation_of(data: Dataset, seed: int = 0) -> Excitation | None:
-    """The excitation in ``data``; None where there is none to speak of, or where there are few events.
+    """The excitation in ``data``; None where there is none to speak of, or where there are few
+    events.
 
     >>> from fourpoint.data.synthetic import simulate
-    >>> [excitation_of(simulate(name, 1000, seed=1)) is None for name in ("hawkes", "nonhomogeneous2")]
+    >>> [
+    ...     excitation_of(simulate(name, 1000, seed=1)) is None
+    ...     for name in ("hawkes", "nonhomogeneous2")
+    ... ]
     [False, True]
     """
     some = beginning(data.some(MOST, seed), MOST)
@@ -140,14 +162,20 @@ def excitation_of(data: Dataset, seed: int = 0) -> Excitation | None:
         return Excitation(each.baseline, each.branching.sum(0), float(each.decay[0]))
     rates = mean_rates(some, some.marks).numpy()
     share = rates / rates.sum()
-    return Excitation(found.baseline * share, np.outer(share, np.ones_like(share)) * found.branching, found.decay)
+    return Excitation(
+        found.baseline * share, np.outer(share, np.ones_like(share)) * found.branching, found.decay
+    )
 
 
 def _fitted(data: Dataset) -> Excitation | None:
     found = estimate(data)
     branching, error = float(found.branching.sum()), float(found.errors["branching"].sum())
     certain = LEAST <= branching <= MOST_BRANCHING and branching >= CERTAIN * error
-    return Excitation(found.baseline, found.branching.sum(0), float(found.decay[0])) if certain else None
+    return (
+        Excitation(found.baseline, found.branching.sum(0), float(found.decay[0]))
+        if certain
+        else None
+    )
 
 
 def _evened(data: Dataset) -> Dataset:
@@ -157,4 +185,6 @@ def _evened(data: Dataset) -> Dataset:
     edges = np.linspace(0, length, BINS + 1)
     passed = np.append(0.0, np.cumsum(np.histogram(since, edges)[0] + 1e-3)) / len(data)
     zero = np.zeros(len(data))
-    return replace(data, times=np.interp(since, edges, passed), starts=zero, stops=zero + passed[-1])
+    return replace(
+        data, times=np.interp(since, edges, passed), starts=zero, stops=zero + passed[-1]
+    )

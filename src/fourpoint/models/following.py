@@ -1,6 +1,8 @@
-"""Blocks of events that are scored and absorbed one after the other: what goes in, what comes out, and where it stops.
+"""Blocks of events that are scored and absorbed one after the other: what goes in, what comes out,
+and where it stops.
 
-Used by models that have a compiled loop for it: `dapp_step.Steps.follow` and `hawkes_step.HawkesSteps.follow`.
+Used by models that have a compiled loop for it: `dapp_step.Steps.follow` and
+`hawkes_step.HawkesSteps.follow`.
 """
 
 from __future__ import annotations
@@ -19,7 +21,9 @@ LARGEST = 700.0  # log-rate; beyond it exp overflows
 
 
 class Numbers(NamedTuple):
-    """Per row: the time of its last event or advance, the integral since its last event, log-likelihood and events so far."""
+    """Per row: the time of its last event or advance, the integral since its last event,
+    log-likelihood and events so far.
+    """
 
     at: Floats
     pending: Floats
@@ -35,8 +39,10 @@ class Events(NamedTuple):
 
 
 class Scored(NamedTuple):
-    """Per event: what it adds to the log-likelihood, the rescaled gap before it, the total rate just before, and the share that each
-    of ``marks`` types has in it; without room for shares they are not computed."""
+    """Per event: what it adds to the log-likelihood, the rescaled gap before it, the total rate
+    just before, and the share that each of ``marks`` types has in it; without room for shares they
+    are not computed.
+    """
 
     density: Floats
     gap: Floats
@@ -45,7 +51,9 @@ class Scored(NamedTuple):
 
     @staticmethod
     def empty(count: int, marks: int = 0) -> Scored:
-        """Room for so many events, and for the shares of so many types; NaN where nothing is written."""
+        """Room for so many events, and for the shares of so many types; NaN where nothing is
+        written.
+        """
         density, gap, rate = np.full((3, count), np.nan)
         return Scored(density, gap, rate, np.full((count, marks), np.nan))
 
@@ -60,4 +68,6 @@ class Stop(NamedTuple):
 def not_finite(logs: list[float], integral: float, time: float) -> UserError:
     """The error of a rate that is too large, or not a number."""
     received = f"log-rates {logs[:4]} and the integral {integral} at {time!r}"
-    return UserError("a finite rate", received, "The model explodes there: fit it again, or reset the stream.")
+    return UserError(
+        "a finite rate", received, "The model explodes there: fit it again, or reset the stream."
+    )

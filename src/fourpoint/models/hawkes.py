@@ -2,14 +2,17 @@ r"""The exponential Hawkes process: every event raises the rate at once, and the
 
     lambda_m(t) = mu_m + sum_{t_i < t} sum_j alpha_{j, m, m_i} beta_j exp(-beta_j (t - t_i))
 
-alpha is the branching ratio: the mean number of direct offspring, of type m, of an event of type m_i. mu is in events
-per unit of time, beta per unit of time. There is one exponential (J = 1) unless more are asked for; their sum fades fast at
-first and slowly later. All of mu, alpha and beta are found by maximum likelihood from the closed form
+alpha is the branching ratio: the mean number of direct offspring, of type m, of an event of type
+m_i. mu is in events
+per unit of time, beta per unit of time. There is one exponential (J = 1) unless more are asked for;
+their sum fades fast at first and slowly later. All of mu, alpha and beta are found by maximum
+likelihood from the closed form
 
-    log L = sum_i log lambda_{m_i}(t_i) - sum_m mu_m T - sum_i sum_{j m} alpha_{j, m, m_i} (1 - exp(-beta_j (stop - t_i))),
+    log L = sum_i log lambda_{m_i}(t_i) - sum_m mu_m T - sum_i sum_{j m} alpha_{j, m, m_i} (1 -
+    exp(-beta_j (stop - t_i))),
 
-in O(n J M) by the recursion R_j(t_i) = exp(-beta_j (t_i - t_{i-1})) (R_j(t_{i-1}) + 1): `models.hawkes_fit` searches,
-`maths.excitation` has the sums. Labelled HP in the paper's tables.
+in O(n J M) by the recursion R_j(t_i) = exp(-beta_j (t_i - t_{i-1})) (R_j(t_{i-1}) + 1):
+`models.hawkes_fit` searches, `maths.excitation` has the sums. Labelled HP in the paper's tables.
 Source: Hawkes, "Spectra of some self-exciting and mutually exciting point processes" (1971).
 """
 
@@ -34,12 +37,15 @@ from fourpoint.models.hawkes_fit import Estimate, estimate
 from fourpoint.models.poisson import mean_rates
 
 SPREAD = 10.0  # ratio of neighbouring decays before any data are seen
-FLOOR = 1e-12  # what an estimate of 0 is stored as, since logarithms are: of the mean rate, or of one offspring
+# what an estimate of 0 is stored as, since logarithms are: of the mean rate, or of one offspring
+FLOOR = 1e-12
 
 
 @dataclass(frozen=True)
 class HawkesHistory:
-    """R per decay and past type at each position: the events so far, each weighted by exp(-beta age)."""
+    """R per decay and past type at each position: the events so far, each weighted by exp(-beta
+    age).
+    """
 
     times: Float[Tensor, "B P"]
     start: Float[Tensor, " B"]
@@ -48,7 +54,9 @@ class HawkesHistory:
 
     def latest(self) -> HawkesHistory:
         """The last position alone: all that is needed to go on."""
-        return HawkesHistory(self.times[:, -1:], self.start, torch.zeros_like(self.lengths), self.excitation[:, -1:])
+        return HawkesHistory(
+            self.times[:, -1:], self.start, torch.zeros_like(self.lengths), self.excitation[:, -1:]
+        )
 
 
 class Hawkes(Described, nn.Module):
@@ -57,19 +65,22 @@ class Hawkes(Described, nn.Module):
     Arguments
         marks: the mark space.
         baseline: mu in events per unit of time, one number or one per type.
-        branching: alpha, the offspring of one event: one number, shared out evenly over types and decays, or a table
-            (M, M), for several decays (J, M, M), with the exciting type last.
-        decay: beta per unit of time: one number, around which several decays lie a factor of 10 apart, or J numbers.
+        branching: alpha, the offspring of one event: one number, shared out evenly over types and
+            decays, or a table (M, M), for several decays (J, M, M), with the exciting type last.
+        decay: beta per unit of time: one number, around which several decays lie a factor of 10
+        apart, or J numbers.
         exponentials: J.
 
-    They are starting values of parameters that :meth:`maximum_likelihood` estimates; ``errors`` holds their standard errors
-    afterwards, under the names and in the shapes of ``estimates``. Raises :class:`UserError` for values that are not
-    positive or tables of another shape.
+    They are starting values of parameters that :meth:`maximum_likelihood` estimates; ``errors``
+    holds their standard errors afterwards, under the names and in the shapes of ``estimates``.
+    Raises :class:`UserError` for values that are not positive or tables of another shape.
 
     >>> from fourpoint.events import Sequence
     >>> model = Hawkes(baseline=1.0, branching=0.5, decay=2.0)
     >>> batch = Sequence([1.0], start=0.0, stop=2.0).batch()
-    >>> model.intensity(model.encode(batch), torch.tensor([[0.5, 1.5]], dtype=torch.float64)).flatten().tolist()
+    >>> model.intensity(
+    ...     model.encode(batch), torch.tensor([[0.5, 1.5]], dtype=torch.float64)
+    ... ).flatten().tolist()
     [1.0, 1.3678794411714423]
     >>> {name: value.shape for name, value in Hawkes(3, exponentials=2).estimates.items()}
     {'baseline': (3,), 'branching': (2, 3, 3), 'decay': (2,)}
@@ -88,20 +99,38 @@ class Hawkes(Described, nn.Module):
     ) -> None:
         super().__init__()
         if exponentials < 1:
-            raise UserError("at least one exponential", f"exponentials={exponentials}", "Pass exponentials=1, say.")
+            raise UserError(
+                "at least one exponential",
+                f"exponentials={exponentials}",
+                "Pass exponentials=1, say.",
+            )
         if min(np.min(baseline), np.min(branching), np.min(decay)) <= 0:
             received = ", ".join(str(value) for value in (baseline, branching, decay))
-            raise UserError("positive baseline, branching and decay", received, f"Raise them above 0; {FLOOR:g} is next to nothing.")
+            raise UserError(
+                "positive baseline, branching and decay",
+                received,
+                f"Raise them above 0; {FLOOR:g} is next to nothing.",
+            )
         self.marks = protocol.space_without_places(marks, "hawkes")
         M, J = self.marks.count, exponentials
         # Branching ratios of all pairs, and in the fit their gradients and one more copy.
-        remedy = "Merge rare types, or use --model dapp or deep-dapp, which have no number for every pair."
-        require_memory(3 * 8 * J * M * M, f"a Hawkes process with {M:,} x {M:,} branching ratios", remedy)
+        remedy = (
+            "Merge rare types, or use --model dapp or deep-dapp, which have no number for every "
+            "pair."
+        )
+        require_memory(
+            3 * 8 * J * M * M, f"a Hawkes process with {M:,} x {M:,} branching ratios", remedy
+        )
         self.log_baseline = _logarithms("baseline", baseline, 1.0, (M,))
-        self.log_branching = _logarithms("branching", branching, 1 / (M * J), (M, M) if J == 1 else (J, M, M))
+        self.log_branching = _logarithms(
+            "branching", branching, 1 / (M * J), (M, M) if J == 1 else (J, M, M)
+        )
         self.log_decay = _logarithms("decay", decay, _spread(J), () if J == 1 else (J,))
         given = dict(baseline=baseline, branching=branching, decay=decay)
-        self._settings = {**{name: np.asarray(value).tolist() for name, value in given.items()}, "exponentials": J}
+        self._settings = {
+            **{name: np.asarray(value).tolist() for name, value in given.items()},
+            "exponentials": J,
+        }
         self.errors: dict[str, NDArray[np.float64]] = {}
 
     def settings(self) -> dict[str, Any]:
@@ -114,60 +143,98 @@ class Hawkes(Described, nn.Module):
 
     @property
     def estimates(self) -> dict[str, NDArray[np.float64]]:
-        """baseline mu (M,), branching alpha (M, M) with the exciting type last, and decay beta, in the user's unit of time.
+        """baseline mu (M,), branching alpha (M, M) with the exciting type last, and decay beta, in
+        the user's unit of time.
 
-        With J exponentials branching is (J, M, M) and decay (J,), by rising decay once they are fitted.
+        With J exponentials branching is (J, M, M) and decay (J,), by rising decay once they are
+        fitted.
         """
-        values = dict(baseline=self.log_baseline, branching=self.log_branching, decay=self.log_decay)
+        values = dict(
+            baseline=self.log_baseline, branching=self.log_branching, decay=self.log_decay
+        )
         return {name: np.asarray(v.detach().exp().numpy()) for name, v in values.items()}
 
     @property
     def spectral_radius(self) -> float:
-        """The branching ratio of the whole process, over all exponentials; at 1 or more it explodes as time goes on."""
+        """The branching ratio of the whole process, over all exponentials; at 1 or more it explodes
+        as time goes on.
+        """
         return _radius(self._branching().sum(0).detach().numpy())
 
     def initialise(self, data: Dataset) -> list[str]:
-        """Half of the mean rate per type as baseline, a branching ratio of a half, and one fade per four mean gaps."""
+        """Half of the mean rate per type as baseline, a branching ratio of a half, and one fade per
+        four mean gaps.
+        """
         gaps = data.gaps
-        gap = float(gaps.mean()) if len(gaps) and gaps.mean() > 0 else float(data.durations.sum()) / max(data.events, 1)
+        gap = (
+            float(gaps.mean())
+            if len(gaps) and gaps.mean() > 0
+            else float(data.durations.sum()) / max(data.events, 1)
+        )
         with torch.no_grad():
             self.log_baseline.copy_((mean_rates(data, self.marks) / 2).log())
-            self.log_branching.fill_(float(np.log(0.5 / self.log_branching.numel() * self.marks.count)))
-            self.log_decay.copy_(torch.from_numpy(np.log(_spread(self.log_decay.numel()) / (4 * gap))).reshape(self.log_decay.shape))
+            self.log_branching.fill_(
+                float(np.log(0.5 / self.log_branching.numel() * self.marks.count))
+            )
+            self.log_decay.copy_(
+                torch.from_numpy(np.log(_spread(self.log_decay.numel()) / (4 * gap))).reshape(
+                    self.log_decay.shape
+                )
+            )
         return []
 
     def maximum_likelihood(self, data: Dataset) -> list[str]:
-        """Fit mu, alpha and beta to ``data``, whatever they were before, with standard errors from the observed information.
+        """Fit mu, alpha and beta to ``data``, whatever they were before, with standard errors from
+        the observed information.
 
-        Returns remarks: the estimates in a line, a warning where the branching ratio is 1 or more, and what the data leave open.
-        An estimate of 0 is stored as next to nothing, and its standard error is NaN. Raises :class:`UserError` where there
-        are no sequences or they have other marks than the model.
+        Returns remarks: the estimates in a line, a warning where the branching ratio is 1 or more,
+        and what the data leave open.
+        An estimate of 0 is stored as next to nothing, and its standard error is NaN. Raises
+        :class:`UserError` where there are no sequences or they have other marks than the model.
         """
         if not len(data):
-            raise UserError("at least one sequence", "a data set without any", "Read or select some.")
+            raise UserError(
+                "at least one sequence", "a data set without any", "Read or select some."
+            )
         rates = mean_rates(data, self.marks)
         found = estimate(data, self.log_decay.numel())
         with torch.no_grad():
             self.log_baseline.copy_(torch.from_numpy(found.baseline).maximum(FLOOR * rates).log())
-            self.log_branching.copy_(torch.from_numpy(np.maximum(found.branching, FLOOR)).log().reshape(self.log_branching.shape))
+            self.log_branching.copy_(
+                torch.from_numpy(np.maximum(found.branching, FLOOR))
+                .log()
+                .reshape(self.log_branching.shape)
+            )
             self.log_decay.copy_(torch.from_numpy(found.decay).log().reshape(self.log_decay.shape))
-        self.errors = {name: error.reshape(self.estimates[name].shape) for name, error in found.errors.items()}
+        self.errors = {
+            name: error.reshape(self.estimates[name].shape) for name, error in found.errors.items()
+        }
         radius = _radius(found.branching.sum(0))
         notes = [_in_a_line(found, radius), *found.notes]
         if radius >= 1:
-            notes.append(f"the branching ratio {radius:.3f} is 1 or more: forecasts beyond the training window explode")
+            notes.append(
+                f"the branching ratio {radius:.3f} is 1 or more: forecasts beyond the "
+                "training window explode"
+            )
         return notes
 
     def exact_log_likelihood(self, batch: Batch, convention: str = "window") -> Float[Tensor, " B"]:
-        """The closed form above, with gradient; "gaps" leaves out the first event and both ends of the window."""
+        """The closed form above, with gradient; "gaps" leaves out the first event and both ends of
+        the window.
+        """
         history = self.encode(batch)
         B, N = batch.times.shape
         place = torch.arange(N + 1, device=batch.times.device).expand(B, N + 1)
-        logs = self.log_intensity(history, batch.times[..., None], place[:, :-1])[:, :, 0].gather(2, batch.marks[..., None])[..., 0]
+        logs = self.log_intensity(history, batch.times[..., None], place[:, :-1])[:, :, 0].gather(
+            2, batch.marks[..., None]
+        )[..., 0]
         integral = self.integral(history, batch.edges[:, :-1], batch.edges[:, 1:]).sum(2)
         scored, kept = batch.valid, torch.ones_like(place, dtype=torch.bool)
         if convention == "gaps":
-            scored, kept = scored & (place[:, :-1] > 0), (place > 0) & (place < batch.lengths[:, None])
+            scored, kept = (
+                scored & (place[:, :-1] > 0),
+                (place > 0) & (place < batch.lengths[:, None]),
+            )
         return torch.where(scored, logs, 0.0).sum(1) - torch.where(kept, integral, 0.0).sum(1)
 
     # ------------------------------------------------------------------ the verbs
@@ -177,16 +244,24 @@ class Hawkes(Described, nn.Module):
         anchor = batch.start[:, None] if before is None else before.times[:, -1:]
         times, decay = torch.cat([anchor, batch.times], 1), self._decay()
         own = nn.functional.one_hot(batch.marks, self.marks.count).to(torch.float64)
-        driven = torch.where(batch.valid[..., None], own, 0.0)[:, :, None, None].expand(-1, -1, 1, len(decay), -1)
+        driven = torch.where(batch.valid[..., None], own, 0.0)[:, :, None, None].expand(
+            -1, -1, 1, len(decay), -1
+        )
         nothing = torch.zeros(len(times), len(decay), self.marks.count, dtype=torch.float64)
         first = nothing if before is None else before.excitation[:, -1]
         rate = torch.complex(-decay, torch.zeros_like(decay))[None]
-        rest = scan(rate, times.diff(dim=1), driven.to(rate.dtype), first[:, None].to(rate.dtype)).real[:, :, 0]
+        rest = scan(
+            rate, times.diff(dim=1), driven.to(rate.dtype), first[:, None].to(rate.dtype)
+        ).real[:, :, 0]
         start = batch.start if before is None else before.start
         return HawkesHistory(times, start, batch.lengths, torch.cat([first[:, None], rest], 1))
 
     def extend(
-        self, history: HawkesHistory, time: Float[Tensor, " B"], mark: Int[Tensor, " B"], active: Bool[Tensor, " B"] | None = None
+        self,
+        history: HawkesHistory,
+        time: Float[Tensor, " B"],
+        mark: Int[Tensor, " B"],
+        active: Bool[Tensor, " B"] | None = None,
     ) -> HawkesHistory:
         """One event more; only the last position is kept."""
         active = torch.ones_like(mark, dtype=torch.bool) if active is None else active
@@ -195,35 +270,63 @@ class Hawkes(Described, nn.Module):
         gap = torch.where(active, time - last, 0.0)
         own = torch.where(active[:, None], nn.functional.one_hot(mark, self.marks.count), 0)
         new = torch.exp(-self._decay() * gap[:, None])[..., None] * old + own[:, None]
-        return HawkesHistory(torch.where(active, time, last)[:, None], history.start, torch.zeros_like(history.lengths), new[:, None])
+        return HawkesHistory(
+            torch.where(active, time, last)[:, None],
+            history.start,
+            torch.zeros_like(history.lengths),
+            new[:, None],
+        )
 
     def log_intensity(
-        self, history: HawkesHistory, times: Float[Tensor, "B G Q"], seen: Int[Tensor, "B G"] | None = None
+        self,
+        history: HawkesHistory,
+        times: Float[Tensor, "B G Q"],
+        seen: Int[Tensor, "B G"] | None = None,
     ) -> Float[Tensor, "B G Q M"]:
         """log lambda per type."""
         anchor, excitation = _at(history, seen)
         decay = self._decay()
         jump = torch.einsum("bgjn,jmn->bgjm", excitation, decay[:, None, None] * self._branching())
-        rise = torch.exp(-decay * (times - anchor[..., None])[..., None])[..., None] * jump[:, :, None]
-        return torch.log(self.log_baseline.exp() + (rise[:, :, :, 0] if len(decay) == 1 else rise.sum(3)))
+        rise = (
+            torch.exp(-decay * (times - anchor[..., None])[..., None])[..., None] * jump[:, :, None]
+        )
+        return torch.log(
+            self.log_baseline.exp() + (rise[:, :, :, 0] if len(decay) == 1 else rise.sum(3))
+        )
 
-    def intensity(self, history: HawkesHistory, times: Float[Tensor, "B Q"]) -> Float[Tensor, "B Q M"]:
+    def intensity(
+        self, history: HawkesHistory, times: Float[Tensor, "B Q"]
+    ) -> Float[Tensor, "B Q M"]:
         """lambda per type at any times."""
         return protocol.intensity(self, history, times)
 
     def integral(
-        self, history: HawkesHistory, a: Float[Tensor, "B G"], b: Float[Tensor, "B G"], seen: Int[Tensor, "B G"] | None = None
+        self,
+        history: HawkesHistory,
+        a: Float[Tensor, "B G"],
+        b: Float[Tensor, "B G"],
+        seen: Int[Tensor, "B G"] | None = None,
     ) -> Float[Tensor, "B G M"]:
         """int_a^b lambda per type, in closed form."""
         anchor, excitation = _at(history, seen)
         lag, width = ((x - y)[..., None] * self._decay() for x, y in ((a, anchor), (b, a)))
         mass = torch.exp(-lag) * -torch.expm1(-width)
-        return (b - a)[..., None] * self.log_baseline.exp() + torch.einsum("bgj,bgjn,jmn->bgm", mass, excitation, self._branching())
+        return (b - a)[..., None] * self.log_baseline.exp() + torch.einsum(
+            "bgj,bgjn,jmn->bgm", mass, excitation, self._branching()
+        )
 
     @torch.no_grad()
-    def bound(self, history: HawkesHistory, a: Float[Tensor, " B"], b: Float[Tensor, " B"]) -> Float[Tensor, " B"]:
-        """The largest total rate on [a, b] seen from the last position: it fades, so that it is the rate at a."""
-        return self.log_intensity(history, a[:, None, None], history.lengths[:, None]).exp().sum((1, 2, 3))
+    def bound(
+        self, history: HawkesHistory, a: Float[Tensor, " B"], b: Float[Tensor, " B"]
+    ) -> Float[Tensor, " B"]:
+        """The largest total rate on [a, b] seen from the last position: it fades, so that it is the
+        rate at a.
+        """
+        return (
+            self.log_intensity(history, a[:, None, None], history.lengths[:, None])
+            .exp()
+            .sum((1, 2, 3))
+        )
 
     def shortest_time(self, history: HawkesHistory) -> Float[Tensor, " B"]:
         """One over the fastest decay."""
@@ -236,7 +339,9 @@ class Hawkes(Described, nn.Module):
         return self.log_decay.exp().reshape(-1)
 
 
-def _at(history: HawkesHistory, seen: Int[Tensor, "B G"] | None) -> tuple[Float[Tensor, "B G"], Float[Tensor, "B G J M"]]:
+def _at(
+    history: HawkesHistory, seen: Int[Tensor, "B G"] | None
+) -> tuple[Float[Tensor, "B G"], Float[Tensor, "B G J M"]]:
     if seen is None:
         return history.times, history.excitation
     row = torch.arange(len(seen))[:, None]
@@ -270,6 +375,10 @@ def _logarithms(name: str, value: Any, even: Any, shape: tuple[int, ...]) -> nn.
     """The parameter from a table of its shape, or from one number times ``even``."""
     given = np.asarray(value, dtype=np.float64)
     if given.ndim and given.shape != shape:
-        raise UserError(f"{name} as one number or with the shape {shape}", f"the shape {given.shape}", "Give as many values.")
+        raise UserError(
+            f"{name} as one number or with the shape {shape}",
+            f"the shape {given.shape}",
+            "Give as many values.",
+        )
     table = given if given.ndim else (given * even).reshape(shape if np.ndim(even) else ())
     return nn.Parameter(torch.from_numpy(np.broadcast_to(table, shape).copy()).log())

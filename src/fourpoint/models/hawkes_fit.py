@@ -1,15 +1,18 @@
-r"""Maximum likelihood for the exponential Hawkes process: where `models.hawkes` gets its numbers from.
+r"""Maximum likelihood for the exponential Hawkes process: where `models.hawkes` gets its numbers
+from.
 
-At fixed decays the log-likelihood is concave in theta = (mu, alpha) and falls apart into one problem per type, so that only
-the decays need a search. It is made on a grid of log-spaced decays, each at its best theta; the highest local maxima of that
-profile are then refined in theta and u = log beta together (`maths.newton`), and the best of them wins. Further exponentials
-join one at a time, each from a grid of its own. Nothing is random, and nothing depends on a starting value.
+At fixed decays the log-likelihood is concave in theta = (mu, alpha) and falls apart into one
+problem per type, so that only the decays need a search. It is made on a grid of log-spaced decays,
+each at its best theta; the highest local maxima of that profile are then refined in theta and u =
+log beta together (`maths.newton`), and the best of them wins. Further exponentials join one at a
+time, each from a grid of its own. Nothing is random, and nothing depends on a starting value.
 
-Beyond SAMPLE events the search looks at stretches of the data with so many events together, which show fast decays, and at
-every k-th event, which shows decays too slow for the stretches; with more than FEW types it does not tell types apart.
-Newton's method then goes on with all events and types from each optimum found. The curvature at the end is the observed
-information, whose inverse gives the standard errors. With very many types (WIDE) L-BFGS takes the place of Newton's method,
-and there are no standard errors.
+Beyond SAMPLE events the search looks at stretches of the data with so many events together, which
+show fast decays, and at every k-th event, which shows decays too slow for the stretches; with more
+than FEW types it does not tell types apart. Newton's method then goes on with all events and types
+from each optimum found. The curvature at the end is the observed information, whose inverse gives
+the standard errors. With very many types (WIDE) L-BFGS takes the place of Newton's method, and
+there are no standard errors.
 """
 
 from __future__ import annotations
@@ -25,8 +28,12 @@ from fourpoint.maths.ages import Timeline, timeline
 from fourpoint.maths.excitation import Design, derivatives
 from fourpoint.maths.newton import Point, climb, standard_errors
 
-SAMPLE, STRETCH = 2**14, 2**12  # events that the search for decays looks at, and of one stretch of them
-SPACING = 1.8  # of the grid of log decays; half of it for few events, whose profile is rougher and costs little
+SAMPLE, STRETCH = (
+    2**14,
+    2**12,
+)  # events that the search for decays looks at, and of one stretch of them
+# of the grid of log decays; half of it for few events, whose profile is rougher and costs little
+SPACING = 1.8
 CANDIDATES = 3  # local maxima of a profile that are refined
 FEW = 8  # types that the search tells apart
 WIDE = 2e6  # second derivatives beyond which there is no Newton's method
@@ -35,9 +42,11 @@ NATS = 3.0  # what a slow decay must gain on every k-th event to be tried on all
 
 @dataclass(frozen=True)
 class Estimate:
-    """mu (M,), alpha (J, M, M) and beta (J,) by rising decay, standard errors of each, in the user's unit, and remarks.
+    """mu (M,), alpha (J, M, M) and beta (J,) by rising decay, standard errors of each, in the
+    user's unit, and remarks.
 
-    An error is NaN where an estimate lies on the edge of what is possible or the data do not determine it.
+    An error is NaN where an estimate lies on the edge of what is possible or the data do not
+    determine it.
     """
 
     baseline: Float[ndarray, " M"]
@@ -50,11 +59,18 @@ class Estimate:
 def estimate(data: Dataset, exponentials: int = 1) -> Estimate:
     """The maximum likelihood estimate of a Hawkes process with ``exponentials`` decays.
 
-    A type that never happens counts as half an event, and nothing excites it or is excited by it. Where events share a time
-    the likelihood grows without bound as the decay does, and the best maximum inside the range of the search is taken. A
-    decay that multiplies nothing is one fade per four mean gaps.
+    A type that never happens counts as half an event, and nothing excites it or is excited by it.
+    Where events share a time the likelihood grows without bound as the decay does, and the best
+    maximum inside the range of the search is taken. A decay that multiplies nothing is one fade per
+    four mean gaps.
 
-    >>> data = Dataset(np.array([1.0, 1.1, 4.0, 4.3]), np.zeros(4, dtype=np.int64), np.array([0, 4]), np.zeros(1), np.array([8.0]))
+    >>> data = Dataset(
+    ...     np.array([1.0, 1.1, 4.0, 4.3]),
+    ...     np.zeros(4, dtype=np.int64),
+    ...     np.array([0, 4]),
+    ...     np.zeros(1),
+    ...     np.array([8.0]),
+    ... )
     >>> found = estimate(data)
     >>> found.branching.shape, bool(0.3 < found.branching[0, 0, 0] < 0.7)
     ((1, 1, 1), True)
@@ -72,7 +88,11 @@ def estimate(data: Dataset, exponentials: int = 1) -> Estimate:
         np.where(line.counts > 0, best.theta[:, 0], 0.5 / line.duration) / unit,
         _branching(best.theta)[order],
         decay,
-        {"baseline": errors[:, 0] / unit, "branching": _branching(errors)[order], "decay": decay * decay_errors[order]},
+        {
+            "baseline": errors[:, 0] / unit,
+            "branching": _branching(errors)[order],
+            "decay": decay * decay_errors[order],
+        },
         _remarks(data, line, best, span, unit),
     )
 
@@ -82,7 +102,9 @@ def estimate(data: Dataset, exponentials: int = 1) -> Estimate:
 
 @dataclass(frozen=True)
 class _Span:
-    """The logarithms of the slowest and the fastest decay that are tried, and whether events share a time."""
+    """The logarithms of the slowest and the fastest decay that are tried, and whether events share
+    a time.
+    """
 
     low: float
     high: float
@@ -103,14 +125,21 @@ def _search(data: Dataset, line: Timeline, unit: float, J: int, span: _Span) -> 
         slow = _slow(view(_line(data, unit, every)), replace(span, high=-float(np.log(every))))
         if slow is not None:
             fast = found[J - 2] if J > 1 else None
-            theta = np.concatenate([every * slow.theta[:, :1] if fast is None else fast.theta, slow.theta[:, 1:]], 1)
+            theta = np.concatenate(
+                [every * slow.theta[:, :1] if fast is None else fast.theta, slow.theta[:, 1:]], 1
+            )
             starts.append((theta, slow.u if fast is None else np.append(fast.u, slow.u)))
     ascent = _wide if M * (1 + J * M + J) ** 2 > WIDE else _climbed
-    return _highest([ascent(line, theta if M <= FEW else _shared(theta, line), u, span) for theta, u in starts], span)
+    return _highest(
+        [ascent(line, theta if M <= FEW else _shared(theta, line), u, span) for theta, u in starts],
+        span,
+    )
 
 
 def _greedy(line: Timeline, J: int, span: _Span) -> list[Point]:
-    """The best points with 1 to J decays. Each decay more is tried everywhere on the grid beside those there are."""
+    """The best points with 1 to J decays. Each decay more is tried everywhere on the grid beside
+    those there are.
+    """
     spacing = SPACING if len(line.gaps) > STRETCH else SPACING / 2
     grid = np.linspace(span.low, span.high, 2 + int((span.high - span.low) / spacing))
     theta, u = line.counts[:, None] / (2 * line.duration), np.zeros(0)
@@ -122,7 +151,11 @@ def _greedy(line: Timeline, J: int, span: _Span) -> list[Point]:
             profile.append(_concave(Design(line, np.append(u, v)), theta))
             theta = profile[-1].theta
         peaks = _peaks(np.array([at.here.value for at in profile]))
-        found.append(_highest([_climbed(line, profile[i].theta, np.append(u, grid[i]), span) for i in peaks], span))
+        found.append(
+            _highest(
+                [_climbed(line, profile[i].theta, np.append(u, grid[i]), span) for i in peaks], span
+            )
+        )
         theta, u = found[-1].theta, found[-1].u
     return found
 
@@ -137,17 +170,28 @@ def _slow(line: Timeline, span: _Span) -> Point | None:
     return best if best.here.value > constant + NATS else None
 
 
-def _climbed(line: Timeline, theta: Float[ndarray, "M W"], u: Float[ndarray, " J"], span: _Span) -> Point:
+def _climbed(
+    line: Timeline, theta: Float[ndarray, "M W"], u: Float[ndarray, " J"], span: _Span
+) -> Point:
     return climb(lambda t, v: derivatives(line, t, v), _lit(theta, line), u, span.low, span.high)
 
 
 def _concave(design: Design, theta: Float[ndarray, "M W"]) -> Point:
     """The best theta at fixed decays, to a precision that a comparison of decays needs."""
-    return climb(lambda t, _: design.derivatives(t), _lit(theta, design.line), np.zeros(0), 0.0, 0.0, enough=1e-3)
+    return climb(
+        lambda t, _: design.derivatives(t),
+        _lit(theta, design.line),
+        np.zeros(0),
+        0.0,
+        0.0,
+        enough=1e-3,
+    )
 
 
 def _lit(theta: Float[ndarray, "M W"], line: Timeline) -> Float[ndarray, "M W"]:
-    """theta with baselines of at least a tenth of the mean rates, so that every event has a rate; 0 for types without any."""
+    """theta with baselines of at least a tenth of the mean rates, so that every event has a rate; 0
+    for types without any.
+    """
     rates = line.counts / line.duration
     lit = np.concatenate([np.maximum(theta[:, :1], rates[:, None] / 10), theta[:, 1:]], 1)
     sources = np.concatenate([[True], np.tile(line.counts > 0, (theta.shape[1] - 1) // line.types)])
@@ -162,12 +206,20 @@ def _peaks(heights: Float[ndarray, " G"]) -> list[int]:
 
 
 def _highest(points: list[Point], span: _Span) -> Point:
-    """The point of highest likelihood; where events share a time, among those with excitation inside the range, if any."""
-    inside = [at for at in points if at.u.max() < span.high and (at.theta[:, 1:] > 0).any()] if span.tied else []
+    """The point of highest likelihood; where events share a time, among those with excitation
+    inside the range, if any.
+    """
+    inside = (
+        [at for at in points if at.u.max() < span.high and (at.theta[:, 1:] > 0).any()]
+        if span.tied
+        else []
+    )
     return max(inside or points, key=lambda at: at.here.value)
 
 
-def _wide(line: Timeline, theta: Float[ndarray, "M W"], u: Float[ndarray, " J"], span: _Span) -> Point:
+def _wide(
+    line: Timeline, theta: Float[ndarray, "M W"], u: Float[ndarray, " J"], span: _Span
+) -> Point:
     """L-BFGS in all parameters, in units of where it starts."""
     from scipy.optimize import minimize
 
@@ -182,13 +234,22 @@ def _wide(line: Timeline, theta: Float[ndarray, "M W"], u: Float[ndarray, " J"],
     floors[:, 0] = 1e-9
     bounds = [(x, None) for x in floors.ravel()] + [(span.low, span.high)] * J
     options = {"maxiter": 1000, "maxfun": 2000, "ftol": 1e-11, "gtol": 1e-8}
-    found = minimize(loss, np.append(np.ones(scale.size), u), jac=True, method="L-BFGS-B", bounds=bounds, options=options)
+    found = minimize(
+        loss,
+        np.append(np.ones(scale.size), u),
+        jac=True,
+        method="L-BFGS-B",
+        bounds=bounds,
+        options=options,
+    )
     theta, u = found.x[:-J].reshape(scale.shape) * scale, found.x[-J:]
     return Point(theta, u, derivatives(line, theta, u, order=1))
 
 
 def _shared(theta: Float[ndarray, "1 V"], line: Timeline) -> Float[ndarray, "M W"]:
-    """theta of all types from that of their sum, as if types were drawn at random; no number is 0, which could not grow."""
+    """theta of all types from that of their sum, as if types were drawn at random; no number is 0,
+    which could not grow.
+    """
     share = line.counts / max(1, line.counts.sum())
     alpha = np.repeat(np.maximum(theta[0, 1:], 0.01), line.types)
     return share[:, None] * np.concatenate([theta[0, :1], alpha])
@@ -198,24 +259,38 @@ def _shared(theta: Float[ndarray, "1 V"], line: Timeline) -> Float[ndarray, "M W
 
 
 def _span(line: Timeline, data: Dataset) -> _Span:
-    """From a quarter of a fade per longest window to ten fades in the shortest hundredth of the gaps."""
+    """From a quarter of a fade per longest window to ten fades in the shortest hundredth of the
+    gaps.
+    """
     longest = float(data.durations.max()) * line.duration / float(data.durations.sum())
     gaps = line.gaps[:: 1 + len(line.gaps) // SAMPLE]
     # Shorter gaps than the rounding of the times say nothing, and no decay is as fast.
     gaps = gaps[gaps > np.finfo(np.float64).eps * longest]
     low = -float(np.log(4 * longest))
     high = float(np.log(10 / np.quantile(gaps, 0.01))) if len(gaps) else 0.0
-    return _Span(low, max(high, low + 2 * SPACING), bool(np.count_nonzero(line.gaps == 0) > len(line.first)))
+    return _Span(
+        low, max(high, low + 2 * SPACING), bool(np.count_nonzero(line.gaps == 0) > len(line.first))
+    )
 
 
 def _line(data: Dataset, unit: float, every: int = 1) -> Timeline:
     """Every ``every``-th event of the data, all windows kept."""
     offsets = -(-data.offsets // every)
-    return timeline(data.times[::every], data.mark_ids[::every], offsets, data.starts, data.stops, data.marks.count, unit)
+    return timeline(
+        data.times[::every],
+        data.mark_ids[::every],
+        offsets,
+        data.starts,
+        data.stops,
+        data.marks.count,
+        unit,
+    )
 
 
 def _stretches(data: Dataset, unit: float) -> Timeline:
-    """About SAMPLE events: sequences, or stretches of long ones, evenly taken from all over the data."""
+    """About SAMPLE events: sequences, or stretches of long ones, evenly taken from all over the
+    data.
+    """
     pieces = np.maximum(1, -(-data.lengths // STRETCH))
     row = np.repeat(np.arange(len(data)), pieces)
     nth = np.arange(len(row)) - np.repeat(np.cumsum(pieces) - pieces, pieces)
@@ -226,10 +301,14 @@ def _stretches(data: Dataset, unit: float) -> Timeline:
     b = np.minimum(a + STRETCH, data.offsets[row + 1])
     # A stretch is watched from the event before it to the event after it.
     starts = np.where(nth > 0, data.times[a - 1], data.starts[row])
-    stops = np.where(b < data.offsets[row + 1], data.times[np.minimum(b, data.events - 1)], data.stops[row])
+    stops = np.where(
+        b < data.offsets[row + 1], data.times[np.minimum(b, data.events - 1)], data.stops[row]
+    )
     offsets = np.concatenate([[0], np.cumsum(b - a)])
     flat = np.repeat(a - offsets[:-1], b - a) + np.arange(offsets[-1])
-    return timeline(data.times[flat], data.mark_ids[flat], offsets, starts, stops, data.marks.count, unit)
+    return timeline(
+        data.times[flat], data.mark_ids[flat], offsets, starts, stops, data.marks.count, unit
+    )
 
 
 def _as_it_is(line: Timeline) -> Timeline:
@@ -255,15 +334,30 @@ def _remarks(data: Dataset, line: Timeline, best: Point, span: _Span, unit: floa
     said = []
     never = int((line.counts == 0).sum())
     if never:
-        said.append(f"{never} of {line.types} types never happen: each counts as half an event and excites nothing")
+        said.append(
+            f"{never} of {line.types} types never happen: each counts as half an event and "
+            "excites nothing"
+        )
     used = np.any(_branching(best.theta) > 0, axis=(1, 2))
     if not used.any():
-        return [*said, "no excitation found: the rates are constant, and the decay is not determined"]
+        return [
+            *said,
+            "no excitation found: the rates are constant, and the decay is not determined",
+        ]
     if not used.all():
-        said.append(f"{int(used.sum())} of {len(used)} exponentials are enough: the others have branching ratio 0")
+        said.append(
+            f"{int(used.sum())} of {len(used)} exponentials are enough: the others have "
+            "branching ratio 0"
+        )
     for u in best.u[used & ((best.u <= span.low) | (best.u >= span.high))]:
-        ties = f"; {data.tied:.0%} of the gaps are 0, which calls for ever faster decays" if span.tied and u >= span.high else ""
-        said.append(f"the decay {np.exp(u) / unit:.4g} is at the edge of the range that was searched{ties}")
+        ties = (
+            f"; {data.tied:.0%} of the gaps are 0, which calls for ever faster decays"
+            if span.tied and u >= span.high
+            else ""
+        )
+        said.append(
+            f"the decay {np.exp(u) / unit:.4g} is at the edge of the range that was searched{ties}"
+        )
     if not best.here.curvature.size:
         said.append(f"{line.types} types are too many for standard errors")
     return said

@@ -1,6 +1,7 @@
 """A Hawkes process stepped in numpy and compiled loops: R per decay and past type in, R out.
 
-The counterpart of `dapp_step` for `models.hawkes`; equations in `hawkes_loops`. Everything is float64.
+The counterpart of `dapp_step` for `models.hawkes`; equations in `hawkes_loops`. Everything is
+float64.
 """
 
 from __future__ import annotations
@@ -24,7 +25,10 @@ class HawkesSteps:
     @torch.no_grad()
     def __init__(self, model: Hawkes) -> None:
         M = model.marks.count
-        copied = {name: np.ascontiguousarray(value, dtype=np.float64) for name, value in model.estimates.items()}
+        copied = {
+            name: np.ascontiguousarray(value, dtype=np.float64)
+            for name, value in model.estimates.items()
+        }
         self.mu = copied["baseline"]
         self.beta = copied["decay"].reshape(-1)
         self.alpha = copied["branching"].reshape(len(self.beta), M, M)
@@ -41,15 +45,21 @@ class HawkesSteps:
 
     def logs(self, rows: Floats) -> Floats:
         """log lambda per mark where the rows are, (R, M)."""
-        return np.asarray(np.log(self.mu + np.einsum("rjn,jmn->rm", rows, self.beta[:, None, None] * self.alpha)))
+        return np.asarray(
+            np.log(self.mu + np.einsum("rjn,jmn->rm", rows, self.beta[:, None, None] * self.alpha))
+        )
 
     def integral(self, rows: Floats, gap: Floats) -> Floats:
         """The integral of the total rate over the next ``gap``, (R,)."""
         lost = -np.expm1(-self.beta * gap[:, None])
         return np.asarray(gap * self.mu.sum() + np.einsum("rj,rjn,jn->r", lost, rows, self.total))
 
-    def follow(self, state: Floats, rows: NDArray[np.int64], numbers: Numbers, events: Events, into: Scored) -> Stop | None:
-        """Score ``events`` of ``rows`` one after the other and absorb each; None, or where that stopped."""
+    def follow(
+        self, state: Floats, rows: NDArray[np.int64], numbers: Numbers, events: Events, into: Scored
+    ) -> Stop | None:
+        """Score ``events`` of ``rows`` one after the other and absorb each; None, or where that
+        stopped.
+        """
         fault = np.empty(2)
         given = (*events, self.mu, self.alpha, self.beta, self.total, LARGEST)
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):

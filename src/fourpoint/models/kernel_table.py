@@ -1,14 +1,16 @@
-r"""A DAPP's scores of recent events, read off a table: which past events an event attends to, without a sum over modes.
+r"""A DAPP's scores of recent events, read off a table: which past events an event attends to,
+without a sum over modes.
 
-The score of an event at lag d is a sum of D waves per head; for 256 past events that is more work than all the rest of a
-stream's step. So kappa_k and its derivative are tabulated on a grid of lags and read by cubic Hermite interpolation. On a cell
-of width h from d on, its error is at most
+The score of an event at lag d is a sum of D waves per head; for 256 past events that is more work
+than all the rest of a stream's step. So kappa_k and its derivative are tabulated on a grid of lags
+and read by cubic Hermite interpolation. On a cell of width h from d on, its error is at most
 
     h^4 / 384 max |kappa''''|  <=  h^4 / 384 sum_j w_j |a_j|^4 exp(-gamma_j d),        a_j = -gamma_j + i theta_j,
 
-and the grid is the widest that keeps this below ``ERROR`` = 1e-6, octave by octave of the lag, so that no test of it is needed.
-Tables are made when a pair of marks first meets, within ``BYTES`` in all, and the lags they cover are bounded too: what lies
-beyond is summed over the modes. Only reported weights are read here, never a rate or a likelihood. Used by `streaming`.
+and the grid is the widest that keeps this below ``ERROR`` = 1e-6, octave by octave of the lag, so
+that no test of it is needed. Tables are made when a pair of marks first meets, within ``BYTES`` in
+all, and the lags they cover are bounded too: what lies beyond is summed over the modes. Only
+reported weights are read here, never a rate or a likelihood. Used by `streaming`.
 """
 
 from __future__ import annotations
@@ -34,7 +36,9 @@ PIECE = 2**20  # waves formed at once
 
 
 class Grid(NamedTuple):
-    """Lags in the model's unit: octave 0 from 0 to 1 / speed, each further one as long as all before, of equal cells."""
+    """Lags in the model's unit: octave 0 from 0 to 1 / speed, each further one as long as all
+    before, of equal cells.
+    """
 
     speed: float
     left: Floats  # (O,)
@@ -48,15 +52,22 @@ class KernelTable:
     :meth:`largest` is compiled where numba is installed, if ``compiled``.
 
     >>> table = KernelTable(DAPP(heads=2, eval_features=32))
-    >>> table.scores(np.array([0.0, 0.5]), np.array([0, 0]), 0).shape, table.scores(np.zeros(1), np.array([0]), 0).tolist()
+    >>> (
+    ...     table.scores(np.array([0.0, 0.5]), np.array([0, 0]), 0).shape,
+    ...     table.scores(np.zeros(1), np.array([0]), 0).tolist(),
+    ... )
     ((2, 2), [[1.0], [1.0]])
     """
 
     @torch.no_grad()
     def __init__(self, model: DAPP, *, compiled: bool = False) -> None:
         s = model.spectrum(fixed=True)
-        frequency, shift, weight = (x.detach().cpu().double().numpy() for x in (s.frequency, s.shift, s.weight))
-        decay = np.zeros_like(frequency) if s.decay is None else s.decay.detach().cpu().double().numpy()
+        frequency, shift, weight = (
+            x.detach().cpu().double().numpy() for x in (s.frequency, s.shift, s.weight)
+        )
+        decay = (
+            np.zeros_like(frequency) if s.decay is None else s.decay.detach().cpu().double().numpy()
+        )
         self.rate: NDArray[Any] = -decay + 1j * frequency  # (K, D)
         self.shift: Floats = shift
         self.weight: Floats = weight
@@ -64,12 +75,16 @@ class KernelTable:
         self.grid = self._grid()
         marks = shift.shape[-1]
         self.slots = np.full((marks, marks), -1)
-        self.tables: Floats = np.zeros((1, int(self.grid.first[-1]), len(weight), 4))  # per pair: each cell's cubics, from 0 to 1
+        self.tables: Floats = np.zeros(
+            (1, int(self.grid.first[-1]), len(weight), 4)
+        )  # per pair: each cell's cubics, from 0 to 1
         self.pairs = 0
         self._loop = compiled_largest() if compiled else None
 
     def scores(self, lags: Floats, marks: Places, mark: int) -> Floats:
-        """kappa_k of an event of type ``mark`` on past events of types ``marks`` at ``lags``, (K, N), within ``ERROR``."""
+        """kappa_k of an event of type ``mark`` on past events of types ``marks`` at ``lags``, (K,
+        N), within ``ERROR``.
+        """
         d = lags / self.scale
         slot = self._slots(marks, mark)
         octave = np.maximum(np.frexp(d * self.grid.speed)[1], 0).astype(np.int64)
@@ -82,12 +97,16 @@ class KernelTable:
         return found
 
     def largest(self, lags: Floats, marks: Places, mark: int, top: int) -> tuple[Places, Floats]:
-        """Where the ``top`` scores of the largest size are, and the scores, (K, top) or as many as there are, the largest first."""
+        """Where the ``top`` scores of the largest size are, and the scores, (K, top) or as many as
+        there are, the largest first.
+        """
         shape = (len(self.weight), min(top, len(lags)))
         places, found = np.empty(shape, dtype=np.int64), np.empty(shape)
         if self._loop is not None:
             for _ in range(2):  # the second time with tables that were missing
-                if self._loop(lags, marks, mark, self.scale, self.grid, self.slots, self.tables, places, found):
+                if self._loop(
+                    lags, marks, mark, self.scale, self.grid, self.slots, self.tables, places, found
+                ):
                     return places, found
                 self._slots(marks, mark)
         return largest(self.scores(lags, marks, mark), top)
@@ -108,15 +127,23 @@ class KernelTable:
         u = (u - cell)[:, None]
         cells, heads = self.tables.shape[1:3]
         found = self.tables.reshape(-1, heads, 4).take(slot * cells + first + cell, axis=0)
-        return np.asarray((found[..., 0] + u * (found[..., 1] + u * (found[..., 2] + u * found[..., 3]))).T)
+        return np.asarray(
+            (found[..., 0] + u * (found[..., 1] + u * (found[..., 2] + u * found[..., 3]))).T
+        )
 
     def _grid(self) -> Grid:
         """Each octave as fine as it needs to be, as many of them as there is room for."""
         speed = max(float(np.abs(self.rate).max()), 1e-12)
         right = 2.0 ** np.arange(OCTAVES) / speed
         left = np.concatenate([[0.0], right[:-1]])
-        fourth = (self.weight * np.abs(self.rate) ** 4 * np.exp(self.rate.real * left[:, None, None])).sum(2).max(1)
-        cells = np.maximum(1, np.ceil((right - left) * (fourth / (384 * ERROR)) ** 0.25)).astype(np.int64)
+        fourth = (
+            (self.weight * np.abs(self.rate) ** 4 * np.exp(self.rate.real * left[:, None, None]))
+            .sum(2)
+            .max(1)
+        )
+        cells = np.maximum(1, np.ceil((right - left) * (fourth / (384 * ERROR)) ** 0.25)).astype(
+            np.int64
+        )
         count = int(np.searchsorted(np.cumsum(cells), CELLS, side="right"))
         cells, left, right = cells[:count], left[:count], right[:count]
         return Grid(speed, left, cells / (right - left), np.concatenate([[0], np.cumsum(cells)]))
@@ -127,18 +154,25 @@ class KernelTable:
                 return
             self.tables = np.concatenate([self.tables, np.zeros_like(self.tables)])
         cells = np.diff(self.grid.first)
-        lags = [x + np.arange(n) / p for x, n, p in zip(self.grid.left, cells, self.grid.per_unit, strict=True)]
+        lags = [
+            x + np.arange(n) / p
+            for x, n, p in zip(self.grid.left, cells, self.grid.per_unit, strict=True)
+        ]
         points = np.concatenate([*lags, self.grid.left[-1:] + cells[-1] / self.grid.per_unit[-1:]])
         value, slope = self._waves(points, mark, other)
         h = 1 / np.repeat(self.grid.per_unit, cells)
         rise, low, high = np.diff(value), h * slope[:, :-1], h * slope[:, 1:]
-        cubic = np.stack([value[:, :-1], low, 3 * rise - 2 * low - high, low + high - 2 * rise], -1)  # (K, cells, 4)
+        cubic = np.stack(
+            [value[:, :-1], low, 3 * rise - 2 * low - high, low + high - 2 * rise], -1
+        )  # (K, cells, 4)
         self.tables[self.pairs] = cubic.transpose(1, 0, 2)
         self.slots[mark, other] = self.pairs
         self.pairs += 1
 
     def _waves(self, d: Floats, mark: int, other: int) -> tuple[Floats, Floats]:
-        """sum_j w_j Re[exp(i psi_j(mark) - i psi_j(other)) exp(a_j d)] and its derivative in d, (K, N) each."""
+        """sum_j w_j Re[exp(i psi_j(mark) - i psi_j(other)) exp(a_j d)] and its derivative in d, (K,
+        N) each.
+        """
         value, slope = np.empty((2, len(self.rate), len(d)))
         turn = self.weight * np.exp(1j * (self.shift[..., mark] - self.shift[..., other]))
         both = np.stack([turn, self.rate * turn], -1)  # (K, D, 2)
@@ -147,7 +181,9 @@ class KernelTable:
             lag = d[i : i + rows, None]
             for k, rate in enumerate(self.rate):
                 fade, angle = np.exp(lag * rate.real), lag * rate.imag
-                found = (fade * np.cos(angle)) @ both[k].real - (fade * np.sin(angle)) @ both[k].imag
+                found = (fade * np.cos(angle)) @ both[k].real - (fade * np.sin(angle)) @ both[
+                    k
+                ].imag
                 value[k, i : i + rows], slope[k, i : i + rows] = found.T
         return value, slope
 
@@ -176,7 +212,9 @@ def largest(scores: Floats, top: int) -> tuple[Places, Floats]:
 
 @cache
 def compiled_largest() -> Callable[..., bool] | None:
-    """:func:`largest_read` as machine code, kept on disk between runs where that can be; None without numba."""
+    """:func:`largest_read` as machine code, kept on disk between runs where that can be; None
+    without numba.
+    """
     try:
         from numba import njit
     except ImportError:
@@ -189,7 +227,9 @@ def compiled_largest() -> Callable[..., bool] | None:
 
 @no_type_check  # numba has its own types
 def largest_read(lags, marks, mark, scale, grid, slots, tables, places, found):
-    """:meth:`KernelTable.largest` from the tables alone, into (K, top) ``places`` and ``found``; False where they do not suffice."""
+    """:meth:`KernelTable.largest` from the tables alone, into (K, top) ``places`` and ``found``;
+    False where they do not suffice.
+    """
     top = places.shape[1]
     for n in range(len(lags)):
         d, slot = lags[n] / scale, slots[mark, marks[n]]

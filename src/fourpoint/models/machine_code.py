@@ -1,10 +1,12 @@
-"""Loops in plain Python made into machine code, where numba is installed (the extra ``fast``). Used by DAPP, RMTPP, SAHP and
-THP.
+"""Loops in plain Python made into machine code, where numba is installed (the extra ``fast``). Used
+by DAPP, RMTPP, SAHP and THP.
 
-Functions are made anew in a namespace that holds the machine code of those they call, so that the plain ones stay plain.
+Functions are made anew in a namespace that holds the machine code of those they call, so that the
+plain ones stay plain.
 
-Loops that share out their work among threads of their own ask :func:`threads` how many. torch's threads keep a processor busy for a while
-after each of its operations, waiting for the next: where loops do the work, torch is to have one thread (:func:`threads_for_loops`).
+Loops that share out their work among threads of their own ask :func:`threads` how many. torch's
+threads keep a processor busy for a while after each of its operations, waiting for the next: where
+loops do the work, torch is to have one thread (:func:`threads_for_loops`).
 """
 
 from __future__ import annotations
@@ -20,7 +22,9 @@ from typing import Any
 
 import torch
 
-OPTIONS: dict[str, Any] = dict(nogil=True, fastmath={"reassoc", "contract", "nsz", "arcp"}, error_model="numpy")
+OPTIONS: dict[str, Any] = dict(
+    nogil=True, fastmath={"reassoc", "contract", "nsz", "arcp"}, error_model="numpy"
+)
 
 _lent: list[int] = []  # the number of threads that torch had before it lent them
 
@@ -32,7 +36,9 @@ def threads() -> int:
 
 @contextmanager
 def threads_for_loops(wanted: bool) -> Iterator[None]:
-    """Meanwhile, where ``wanted``, torch has one thread and compiled loops have those that it had."""
+    """Meanwhile, where ``wanted``, torch has one thread and compiled loops have those that it
+    had.
+    """
     if not wanted or torch.get_num_threads() == 1:
         yield
         return
@@ -51,16 +57,20 @@ def machine_code(
     merged: Sequence[Callable[..., Any]] = (),
     **options: Any,
 ) -> dict[str, Callable[..., Any]] | None:
-    """The ``entries`` by name, compiled at their first call and cached on disk where possible; None without numba.
+    """The ``entries`` by name, compiled at their first call and cached on disk where possible; None
+    without numba.
 
-    ``modules`` hold the entries and everything they use. ``helpers`` and ``merged`` are the functions called by entries, in
-    the order in which they call each other. ``merged`` are inlined before type inference: where many arrays are passed,
-    the call takes longer than a short loop. ``options`` override :data:`OPTIONS`.
+    ``modules`` hold the entries and everything they use. ``helpers`` and ``merged`` are the
+    functions called by entries, in the order in which they call each other. ``merged`` are inlined
+    before type inference: where many arrays are passed, the call takes longer than a short loop.
+    ``options`` override :data:`OPTIONS`.
 
-    An entry is one symbol: every helper is inlined into it, and only entries are cached. Otherwise the dynamic linker may
-    replace the copy of a helper inside an entry by another copy that happens to be loaded, one that was compiled on its own
-    or as part of another entry. The copies sum in different orders (``fastmath``), and results would depend on whether code
-    was compiled in this process or read from the cache.
+    An entry is one symbol: every helper is inlined into it, and only entries are cached. Otherwise
+    the dynamic linker may
+    replace the copy of a helper inside an entry by another copy that happens to be loaded, one that
+    was compiled on its own or as part of another entry. The copies sum in different orders
+    (``fastmath``), and results would depend on whether code was compiled in this process or read
+    from the cache.
     """
     try:
         from numba import njit
@@ -68,9 +78,18 @@ def machine_code(
         return None
     chosen = {**OPTIONS, **options}
     try:
-        return _built(modules, entries, helpers, merged, partial(njit, **chosen), partial(njit, cache=True, **chosen))
+        return _built(
+            modules,
+            entries,
+            helpers,
+            merged,
+            partial(njit, **chosen),
+            partial(njit, cache=True, **chosen),
+        )
     except RuntimeError:  # no folder to cache machine code in
-        return _built(modules, entries, helpers, merged, partial(njit, **chosen), partial(njit, **chosen))
+        return _built(
+            modules, entries, helpers, merged, partial(njit, **chosen), partial(njit, **chosen)
+        )
 
 
 def _built(
@@ -83,8 +102,8 @@ def _built(
 ) -> dict[str, Callable[..., Any]]:
     """Functions in a namespace of their own.
 
-    numba caches code under a function's qualified name, and checks the function's own file and none of the compiler's
-    options. So the name carries a checksum of all sources, this file included.
+    numba caches code under a function's qualified name, and checks the function's own file and none
+    of the compiler's options. So the name carries a checksum of all sources, this file included.
     """
     sources = [inspect.getsource(module) for module in (*modules, sys.modules[__name__])]
     edition = zlib.crc32("".join(sources).encode())

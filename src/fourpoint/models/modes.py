@@ -1,15 +1,15 @@
 r"""A learned spectrum: which modes each attention head has, and which of them are in use right now.
 
-The generator G_k turns noise z_j into a feature omega_j and, where modes decay, a log-decay. With the key embedding
-W_u x = w_t t + W_m m, mode j of head k has
+The generator G_k turns noise z_j into a feature omega_j and, where modes decay, a log-decay. With
+the key embedding W_u x = w_t t + W_m m, mode j of head k has
 
     theta_kj = omega_kj' w_t,        psi_kj(m) = omega_kj' W_m m,        gamma_kj = exp(G_k(z_j)_last + c_k),
 
-w_t being a vector of order 1 times the exponential of a learned number: time scales are learned as logarithms, since a
-step that suits a fast head would throw a slow one off its scale.
+w_t being a vector of order 1 times the exponential of a learned number: time scales are learned as
+logarithms, since a step that suits a fast head would throw a slow one off its scale.
 
-Training redraws the noise for every minibatch; evaluation, sampling and streams share one fixed set, so that what is
-sampled is what is evaluated. Used by DAPP.
+Training redraws the noise for every minibatch; evaluation, sampling and streams share one fixed
+set, so that what is sampled is what is evaluated. Used by DAPP.
 """
 
 from __future__ import annotations
@@ -23,8 +23,13 @@ from torch import Tensor, nn
 
 from fourpoint.maths import fourier
 
-NARROW = 0.1  # spread of the log decays, and of frequencies in units of the decay, of a head that begins as an exponential
-SLOWEST, FASTEST = 1.0, 2.0  # spread of the heads' first frequencies and decays: per window, per mean gap
+# spread of the log decays, and of frequencies in units of the decay, of a head that begins as an
+# exponential
+NARROW = 0.1
+SLOWEST, FASTEST = (
+    1.0,
+    2.0,
+)  # spread of the heads' first frequencies and decays: per window, per mean gap
 
 
 class Modes(nn.Module):
@@ -53,9 +58,13 @@ class Modes(nn.Module):
         self.heads, self.features, self.dimension, self.seed = heads, features, noise, seed
         self.decays, self.random_phase, self.even = decay, random_phase, even
         random = torch.Generator().manual_seed(seed)
-        self.generator = fourier.Generator(heads, noise, generator, embedding + int(decay), activation=activation, seed=seed)
+        self.generator = fourier.Generator(
+            heads, noise, generator, embedding + int(decay), activation=activation, seed=seed
+        )
         self.time_key = nn.Parameter(torch.randn(heads, embedding, generator=random))
-        shifts = torch.randn(heads, embedding, marks, generator=random) * (0.5 if marks > 1 else 0.0)
+        shifts = torch.randn(heads, embedding, marks, generator=random) * (
+            0.5 if marks > 1 else 0.0
+        )
         self.mark_key = nn.Parameter(shifts, requires_grad=marks > 1)
         self.log_frequency = nn.Parameter(torch.zeros(heads))
         self.log_decay = nn.Parameter(torch.zeros(heads), requires_grad=decay)
@@ -63,7 +72,9 @@ class Modes(nn.Module):
         self.store(stored)
 
     def forward(self, *, fixed: bool = False) -> fourier.Spectrum:
-        """The modes in use: those of the last :meth:`redraw` while training, else (or where ``fixed``) the fixed set."""
+        """The modes in use: those of the last :meth:`redraw` while training, else (or where
+        ``fixed``) the fixed set.
+        """
         noise, phase = (self.noise, self.phase) if fixed or not self.training else self._drawn_now()
         modes = self.generator(noise.to(self.time_key))
         omega = modes[..., : self.time_key.shape[1]]
@@ -89,14 +100,20 @@ class Modes(nn.Module):
         """Draw the noise of the next minibatch."""
         draw = fourier.even_noise if self.even else fourier.independent_noise
         noise = draw(self.heads, self.features, self.dimension, random)
-        phase = 2 * math.pi * torch.rand(self.heads, self.features, generator=random, device=random.device)
+        phase = (
+            2
+            * math.pi
+            * torch.rand(self.heads, self.features, generator=random, device=random.device)
+        )
         self._drawn = (noise.to(self.time_key), phase.to(self.time_key))
 
     def store(self, features: int) -> None:
         """Make the fixed set one of ``features`` modes per head."""
         random = torch.Generator().manual_seed(self.seed + 1)
         if self.even:
-            noise = fourier.fixed_noise(features, self.dimension, self.seed).expand(self.heads, -1, -1)
+            noise = fourier.fixed_noise(features, self.dimension, self.seed).expand(
+                self.heads, -1, -1
+            )
         else:
             noise = fourier.independent_noise(self.heads, features, self.dimension, random)
         phase = 2 * math.pi * torch.rand(self.heads, features, generator=random)
@@ -105,8 +122,9 @@ class Modes(nn.Module):
 
     @torch.no_grad()
     def exponential(self, rate: float, heads: int = 1) -> list[int]:
-        """Make the ``heads`` heads whose decays are nearest to ``rate`` per mean gap exponentials with
-        nearly that decay, and nearly the same for all marks; returns which heads these are."""
+        """Make the ``heads`` heads whose decays are nearest to ``rate`` per mean gap exponentials
+        with nearly that decay, and nearly the same for all marks; returns which heads these are.
+        """
         chosen = (self.log_decay - math.log(rate)).abs().argsort()[:heads].tolist()
         for head in chosen:
             self.log_decay[head], self.log_frequency[head] = math.log(rate), math.log(NARROW * rate)
@@ -117,11 +135,14 @@ class Modes(nn.Module):
 
     @torch.no_grad()
     def spread(self, length: float) -> Float[Tensor, " K"]:
-        """Let the heads cover frequencies and decays from under one per window of ``length`` mean gaps to one per gap.
+        """Let the heads cover frequencies and decays from under one per window of ``length`` mean
+        gaps to one per gap.
 
         Returns each head's rate, per mean gap.
         """
-        rates = torch.logspace(math.log10(SLOWEST / max(length, 2.0)), math.log10(FASTEST), self.heads).to(self.time_key)
+        rates = torch.logspace(
+            math.log10(SLOWEST / max(length, 2.0)), math.log10(FASTEST), self.heads
+        ).to(self.time_key)
         self.time_key.div_(self.time_key.norm(dim=1, keepdim=True))
         self.log_frequency.copy_(rates.log())
         self.log_decay.copy_(rates.log())

@@ -1,10 +1,13 @@
-"""Verbs of models whose rates may have peaks far narrower than a gap, as where times are whole seconds.
+"""Verbs of models whose rates may have peaks far narrower than a gap, as where times are whole
+seconds.
 
-No rule finds a peak between its nodes. What is known is where such peaks can be: at parts of the elapsed time that are the finer the less
-has passed, and at the ticks of the clock by which times were taken. So integrals are cut after every event at steps that grow with the
-elapsed time, which also saves nodes. Where ``narrow`` says so, which `narrow_peaks` finds out, they are cut at ticks too, since a rule
-looks at both ends of a piece, and cut again before they take many nodes. Panels of `maths.compensator` are then no longer than a part of
-such a step, and the shorter the nearer a tick is.
+No rule finds a peak between its nodes. What is known is where such peaks can be: at parts of the
+elapsed time that are the finer the less has passed, and at the ticks of the clock by which times
+were taken. So integrals are cut after every event at steps that grow with the elapsed time, which
+also saves nodes. Where ``narrow`` says so, which `narrow_peaks` finds out, they are cut at ticks
+too, since a rule looks at both ends of a piece, and cut again before they take many nodes. Panels
+of `maths.compensator` are then no longer than a part of such a step, and the shorter the nearer a
+tick is.
 """
 
 from __future__ import annotations
@@ -21,18 +24,27 @@ from fourpoint.maths.quadrature import MOST
 
 GRAIN = 0.5  # pieces of an integral, in log(1 + d / shortest)
 FEW_NODES, MANY_NODES = 8, 16  # of each piece to begin with
-MOST_NODES = 16  # before a piece between ticks is cut: what a peak at its end does to one rule it does to those with more nodes
+# before a piece between ticks is cut: what a peak at its end does to one rule it does to those with
+# more nodes
+MOST_NODES = 16
 TICKS = 128  # since the last event, at which integrals are cut
-NEAR, CLOSEST = 0.8, 1e-4  # how much of the way to a tick a panel goes at most, and half of what one takes across it, in ticks
+NEAR, CLOSEST = (
+    0.8,
+    1e-4,
+    # how much of the way to a tick a panel goes at most, and half of what one takes across it, in
+    # ticks
+)
 
 
 class NarrowPeaks:
-    """For a model with buffers ``narrow`` (bool) and ``tick`` (of the clock, in the user's unit; 0 for none), and the shortest and the
-    longest time that matter, in that unit too (``extent``).
+    """For a model with buffers ``narrow`` (bool) and ``tick`` (of the clock, in the user's unit; 0
+    for none), and the shortest and the longest time that matter, in that unit too (``extent``).
 
     >>> class Model(NarrowPeaks):
     ...     narrow, tick = torch.tensor(True), torch.tensor(0.0)
-    ...     def extent(self): return 1.0, 100.0
+    ...
+    ...     def extent(self):
+    ...         return 1.0, 100.0
     >>> Model().first_nodes, Model().longest_panel(torch.tensor([0.0, 9.0])).tolist()
     (16, [0.125, 1.25])
     """
@@ -66,20 +78,32 @@ class NarrowPeaks:
         return torch.minimum(most, self._to_tick(elapsed)) if self.tick else most
 
     def _to_tick(self, elapsed: Float[Tensor, " B"]) -> Float[Tensor, " B"]:
-        """So much of the way to the next tick, and no more than some times the way from the last; a little across a tick."""
+        """So much of the way to the next tick, and no more than some times the way from the last; a
+        little across a tick.
+        """
         ticks = elapsed / self.tick
         past = ticks - ticks.floor()
         part = torch.minimum(NEAR * (1 - past), NEAR / (1 - NEAR) * past).clamp(min=2 * CLOSEST)
         return torch.where(ticks < TICKS, self.tick * part, torch.inf)
 
     def lags(self, device: torch.device) -> Float[Tensor, " E"]:
-        """Times since the last event, ever farther apart, between which a rule has to look for itself; and ticks, for narrow peaks."""
+        """Times since the last event, ever farther apart, between which a rule has to look for
+        itself; and ticks, for narrow peaks.
+        """
         shortest, longest = self.extent()
         count = math.ceil(math.log1p(longest / shortest) / GRAIN)
-        steps = shortest * torch.expm1(GRAIN * torch.arange(1, count + 1, dtype=torch.float64, device=device))
+        steps = shortest * torch.expm1(
+            GRAIN * torch.arange(1, count + 1, dtype=torch.float64, device=device)
+        )
         if not (self.narrow and self.tick):
             return steps
-        return torch.cat([steps, self.tick * torch.arange(1, TICKS + 1, dtype=torch.float64, device=device)]).sort().values
+        return (
+            torch.cat(
+                [steps, self.tick * torch.arange(1, TICKS + 1, dtype=torch.float64, device=device)]
+            )
+            .sort()
+            .values
+        )
 
     def cuts(self, history: Any) -> Float[Tensor, "B E"] | None:
         """Where integrals are cut: after every position, ever farther apart, up to the next one."""

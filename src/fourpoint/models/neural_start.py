@@ -1,11 +1,13 @@
-r"""Where recurrent and attention models begin, and the link they end in. Used by NHP, SAHP and THP; RMTPP takes its time scale.
+r"""Where recurrent and attention models begin, and the link they end in. Used by NHP, SAHP and THP;
+RMTPP takes its time scale.
 
-Inside these models time is counted in mean gaps of the training data, and a network's output z_m becomes a rate by
+Inside these models time is counted in mean gaps of the training data, and a network's output z_m
+becomes a rate by
 
     g_m(z) = s_m log(1 + exp(z / s_m)),    s_m > 0 learned,
 
-which is z where z is far above s_m and s_m exp(z / s_m) where it is far below 0. Its inverse puts a model that has learned
-nothing yet at the data's mean rates.
+which is z where z is far above s_m and s_m exp(z / s_m) where it is far below 0. Its inverse puts a
+model that has learned nothing yet at the data's mean rates.
 Source: Mei and Eisner, "The Neural Hawkes Process" (2017), section 3.
 """
 
@@ -22,11 +24,13 @@ from torch.nn.functional import softplus
 from fourpoint.events import Dataset
 from fourpoint.models.rate import log_softplus
 
-FAR_BELOW = -80.0  # where log(log(1 + e^y)) is y to the last place, in either precision, and e^y does not vanish yet
+# where log(log(1 + e^y)) is y to the last place, in either precision, and e^y does not vanish yet
+FAR_BELOW = -80.0
 
 
 def time_scale_of(data: Dataset) -> float:
-    """The mean gap between neighbouring events, in the data's unit; time per event where there is no gap above 0.
+    """The mean gap between neighbouring events, in the data's unit; time per event where there is
+    no gap above 0.
 
     >>> from fourpoint.events import Sequence
     >>> time_scale_of(Dataset.from_sequences([Sequence([1.0, 2.0, 5.0], stop=6.0)]))
@@ -39,15 +43,20 @@ def time_scale_of(data: Dataset) -> float:
 
 
 class ScaledSoftplus(nn.Module):
-    """The link g above for M marks, as a logarithm; s_m = 1 mean rate of all marks together at first.
+    """The link g above for M marks, as a logarithm; s_m = 1 mean rate of all marks together at
+    first.
 
-    ``forward(z)`` is log g(z), formed without overflow; ``inverse(rate)`` is the z at which g is ``rate`` > 0; :meth:`in_gaps` is
-    what a likelihood needs of z, with the gradient written out.
+    ``forward(z)`` is log g(z), formed without overflow; ``inverse(rate)`` is the z at which g is
+    ``rate`` > 0; :meth:`in_gaps` is what a likelihood needs of z, with the gradient written out.
 
     >>> link = ScaledSoftplus(2)
     >>> link(torch.tensor([0.0, -200.0]))
     tensor([  -0.3665, -200.0000], grad_fn=<AddBackward0>)
-    >>> bool(torch.allclose(link(link.inverse(torch.tensor([1e-6, 50.0]))).exp(), torch.tensor([1e-6, 50.0])))
+    >>> bool(
+    ...     torch.allclose(
+    ...         link(link.inverse(torch.tensor([1e-6, 50.0]))).exp(), torch.tensor([1e-6, 50.0])
+    ...     )
+    ... )
     True
     """
 
@@ -66,13 +75,20 @@ class ScaledSoftplus(nn.Module):
         return rate + scale * torch.log(-torch.expm1(-rate / scale))
 
     def in_gaps(
-        self, z: Float[Tensor, "B G Q1 M"], log_unit: Float[Tensor, " M"], weights: Float[Tensor, " Q"] | None
+        self,
+        z: Float[Tensor, "B G Q1 M"],
+        log_unit: Float[Tensor, " M"],
+        weights: Float[Tensor, " Q"] | None,
     ) -> tuple[Float[Tensor, "B G"], Float[Tensor, "B G M"]]:
-        """The mean rate of all marks in each gap, and log rates at its end, of marks with rates e^log_unit g(z).
+        """The mean rate of all marks in each gap, and log rates at its end, of marks with rates
+        e^log_unit g(z).
 
-        ``z`` is at Q nodes of each gap and last at its end; ``weights`` of the nodes add up to 1 (None: all alike).
+        ``z`` is at Q nodes of each gap and last at its end; ``weights`` of the nodes add up to 1
+        (None: all alike).
 
-        >>> mean, logs = ScaledSoftplus(1).in_gaps(torch.tensor([[[[0.0], [0.0], [200.0]]]]), torch.zeros(1), None)
+        >>> mean, logs = ScaledSoftplus(1).in_gaps(
+        ...     torch.tensor([[[[0.0], [0.0], [200.0]]]]), torch.zeros(1), None
+        ... )
         >>> mean, logs.exp()
         (tensor([[0.6931]], grad_fn=<_GapsBackward>), tensor([[[200.0000]]], grad_fn=<ExpBackward0>))
         """
@@ -80,8 +96,9 @@ class ScaledSoftplus(nn.Module):
 
 
 class _Gaps(torch.autograd.Function):
-    """:meth:`ScaledSoftplus.in_gaps`. Rates at nodes never become logarithms, and the slope of z serves that of the scale s too,
-    since rates depend on s as s f(z / s)."""
+    """:meth:`ScaledSoftplus.in_gaps`. Rates at nodes never become logarithms, and the slope of z
+    serves that of the scale s too, since rates depend on s as s f(z / s).
+    """
 
     @staticmethod
     def forward(
@@ -94,9 +111,13 @@ class _Gaps(torch.autograd.Function):
         y = z * (-log_scale).exp()
         bent, end = softplus(y), y[:, :, -1]
         nodes, at_end, unit = bent[:, :, :-1], bent[:, :, -1], (log_scale + log_unit).exp()
-        level = nodes.mean(2) if weights is None else torch.einsum("bgqm,q->bgm", nodes, weights.to(z))
+        level = (
+            nodes.mean(2) if weights is None else torch.einsum("bgqm,q->bgm", nodes, weights.to(z))
+        )
         ctx.save_for_backward(z, y, at_end, level, log_scale, unit, weights)
-        return level @ unit, torch.where(end < FAR_BELOW, end, at_end.log()) + (log_scale + log_unit)
+        return level @ unit, torch.where(end < FAR_BELOW, end, at_end.log()) + (
+            log_scale + log_unit
+        )
 
     @staticmethod
     @once_differentiable
@@ -109,5 +130,9 @@ class _Gaps(torch.autograd.Function):
         steep = torch.where(y[:, :, -1] < FAR_BELOW, 1.0, to_z[:, :, -1] / at_end)
         to_z[:, :, :-1] *= share / nodes if weights is None else share * weights.to(z)[:, None]
         torch.mul(to_logs * slow, steep, out=to_z[:, :, -1])
-        to_scale = torch.einsum("bg,bgm->m", to_mean, level) * unit + to_logs.sum((0, 1)) - (to_z * z).sum((0, 1, 2))
+        to_scale = (
+            torch.einsum("bg,bgm->m", to_mean, level) * unit
+            + to_logs.sum((0, 1))
+            - (to_z * z).sum((0, 1, 2))
+        )
         return to_z, to_scale, None, None

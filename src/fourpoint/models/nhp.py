@@ -5,15 +5,18 @@ At event i, of mark k_i at time t_i, with h the left limit h(t_i) and sigma the 
     i, i', f, f', o = sigma(W k_i + U h + d)      delta = log(1 + exp(W k_i + U h + d))      z = tanh(W k_i + U h + d)
     c_i = f c(t_i) + i z                          c'_i = f' c'_{i-1} + i' z
 
-(W, U and d are different for each of the seven) and until the next event every cell slides from c_i to its target c'_i:
+(W, U and d are different for each of the seven) and until the next event every cell slides from c_i
+to its target c'_i:
 
     c(t) = c'_i + (c_i - c'_i) exp(-delta_i (t - t_i)),     h(t) = o_i tanh(c(t)),     lambda_m(t) = g_m(w_m' h(t) + b_m),
 
-g_m the softplus of scale s_m (`neural_start`), time in mean gaps. The state at the window's start is learned and covers the
-time before the first event. In training a share of each sequence's cells is silent (dropout on o, one draw per sequence).
+g_m the softplus of scale s_m (`neural_start`), time in mean gaps. The state at the window's start
+is learned and covers the time before the first event. In training a share of each sequence's cells
+is silent (dropout on o, one draw per sequence).
 
-The loop over events has its gradient written out: what does not depend on the event before is done for all events at once,
-ahead of the loop or after it, so that a step is one matrix product and a handful of small operations.
+The loop over events has its gradient written out: what does not depend on the event before is done
+for all events at once, ahead of the loop or after it, so that a step is one matrix product and a
+handful of small operations.
 Source: Mei and Eisner, "The Neural Hawkes Process" (NeurIPS 2017), equations (4) to (7).
 """
 
@@ -40,7 +43,9 @@ SLOWEST, FASTEST = 0.05, 5.0  # the cells' first decays, per mean gap
 
 @dataclass(frozen=True, eq=False)
 class NHPHistory:
-    """The cells just after each position: c, their targets c', the output gates o and the decays delta, side by side."""
+    """The cells just after each position: c, their targets c', the output gates o and the decays
+    delta, side by side.
+    """
 
     times: Float[Tensor, "B P"]
     start: Float[Tensor, " B"]
@@ -63,32 +68,56 @@ class NHP(Described, nn.Module):
         dropout: the share of cells that is silent in a sequence while training.
         seed: of the initial weights.
 
-    ``recipe`` holds the settings of `fit` that suit it. Fails with :class:`UserError` where a size is below 1 or the
-    dropout is not a share.
+    ``recipe`` holds the settings of `fit` that suit it. Fails with :class:`UserError` where a size
+    is below 1 or the dropout is not a share.
 
     >>> from fourpoint.events import Sequence
     >>> model, batch = NHP(hidden=4).eval(), Sequence([1.0], start=0.0, stop=2.0).batch()
-    >>> model.intensity(model.encode(batch), torch.tensor([[0.5, 1.5]], dtype=torch.float64)).flatten()
+    >>> model.intensity(
+    ...     model.encode(batch), torch.tensor([[0.5, 1.5]], dtype=torch.float64)
+    ... ).flatten()
     tensor([0.6931, 0.6931], grad_fn=<ViewBackward0>)
     """
 
     linear = True
-    recipe: ClassVar[dict[str, Any]] = dict(steps=1500, step_events=4096, learning_rate=5e-3, weight_decay=0.1, mixed=True)
+    recipe: ClassVar[dict[str, Any]] = dict(
+        steps=1500, step_events=4096, learning_rate=5e-3, weight_decay=0.1, mixed=True
+    )
     time_scale: Tensor
 
     def __init__(
-        self, marks: MarkSpace | int | None = None, *, hidden: int = 64, embedding: int = 32, dropout: float = 0.2, seed: int = 0
+        self,
+        marks: MarkSpace | int | None = None,
+        *,
+        hidden: int = 64,
+        embedding: int = 32,
+        dropout: float = 0.2,
+        seed: int = 0,
     ) -> None:
         super().__init__()
         if min(hidden, embedding) < 1:
-            raise UserError("hidden and embedding of at least 1", f"{hidden} and {embedding}", "Pass hidden=64, embedding=32, say.")
+            raise UserError(
+                "hidden and embedding of at least 1",
+                f"{hidden} and {embedding}",
+                "Pass hidden=64, embedding=32, say.",
+            )
         if not 0 <= dropout < 1:
-            raise UserError("dropout from 0 to below 1", f"{dropout}", "Pass the share of cells to silence, 0.2 say.")
+            raise UserError(
+                "dropout from 0 to below 1",
+                f"{dropout}",
+                "Pass the share of cells to silence, 0.2 say.",
+            )
         self.marks = protocol.space_without_places(marks, "nhp")
-        self._settings: dict[str, Any] = dict(hidden=hidden, embedding=embedding, dropout=dropout, seed=seed)
+        self._settings: dict[str, Any] = dict(
+            hidden=hidden, embedding=embedding, dropout=dropout, seed=seed
+        )
         self._draw = seed
         self._random: torch.Generator | None = None
-        M, random, narrow = self.marks.count, torch.Generator().manual_seed(seed), 1 / math.sqrt(embedding + hidden)
+        M, random, narrow = (
+            self.marks.count,
+            torch.Generator().manual_seed(seed),
+            1 / math.sqrt(embedding + hidden),
+        )
         self.embedding = nn.Parameter(torch.randn(M, embedding, generator=random))
         self.input = nn.Parameter(narrow * torch.randn(embedding, 7 * hidden, generator=random))
         self.recurrent = nn.Parameter(narrow * torch.randn(hidden, 7 * hidden, generator=random))
@@ -129,7 +158,11 @@ class NHP(Described, nn.Module):
         return NHPHistory(times, start, batch.lengths, states.transpose(0, 1).contiguous())
 
     def extend(
-        self, history: NHPHistory, time: Float[Tensor, " B"], mark: Int[Tensor, " B"], active: Bool[Tensor, " B"] | None = None
+        self,
+        history: NHPHistory,
+        time: Float[Tensor, " B"],
+        mark: Int[Tensor, " B"],
+        active: Bool[Tensor, " B"] | None = None,
     ) -> NHPHistory:
         """One event more; only the last position is kept."""
         active = torch.ones_like(mark, dtype=torch.bool) if active is None else active
@@ -137,18 +170,29 @@ class NHP(Described, nn.Module):
         gap = self._in_mean_gaps(torch.where(active, time - last, 0.0))
         new = self._states(mark[None], gap[None], old, self._heard(len(mark)))[1]
         moved, state = torch.where(active, time, last), torch.where(active[:, None], new, old)
-        return NHPHistory(moved[:, None], history.start, torch.zeros_like(history.lengths), state[:, None])
+        return NHPHistory(
+            moved[:, None], history.start, torch.zeros_like(history.lengths), state[:, None]
+        )
 
     def log_intensity(
-        self, history: NHPHistory, times: Float[Tensor, "B G Q"], seen: Int[Tensor, "B G"] | None = None
+        self,
+        history: NHPHistory,
+        times: Float[Tensor, "B G Q"],
+        seen: Int[Tensor, "B G"] | None = None,
     ) -> Float[Tensor, "B G Q M"]:
         """log lambda per mark, formed without overflow."""
         return self._log_rate(self._inside(history, times, seen))
 
     def in_gaps(
-        self, history: NHPHistory, nodes: Float[Tensor, "B G Q"], ends: Float[Tensor, "B G"], weights: Float[Tensor, " Q"] | None = None
+        self,
+        history: NHPHistory,
+        nodes: Float[Tensor, "B G Q"],
+        ends: Float[Tensor, "B G"],
+        weights: Float[Tensor, " Q"] | None = None,
     ) -> tuple[Float[Tensor, "B G"], Float[Tensor, "B G M"]]:
-        """The mean total rate at each gap's ``nodes``, by ``weights`` (None: all alike), and log lambda per mark at its end."""
+        """The mean total rate at each gap's ``nodes``, by ``weights`` (None: all alike), and log
+        lambda per mark at its end.
+        """
         z = self._inside(history, torch.cat([nodes, ends[..., None]], 2), None)
         return self.link.in_gaps(z, -self.time_scale.log().to(z).expand(self.marks.count), weights)
 
@@ -157,19 +201,26 @@ class NHP(Described, nn.Module):
         return protocol.intensity(self, history, times)
 
     @torch.no_grad()
-    def bound(self, history: NHPHistory, a: Float[Tensor, " B"], b: Float[Tensor, " B"]) -> Float[Tensor, " B"]:
-        """An upper bound of the total rate on [a, b], seen from the last position and with no event in between.
+    def bound(
+        self, history: NHPHistory, a: Float[Tensor, " B"], b: Float[Tensor, " B"]
+    ) -> Float[Tensor, " B"]:
+        """An upper bound of the total rate on [a, b], seen from the last position and with no event
+        in between.
 
-        Every cell slides one way, so that h_j stays between its values at the two ends and w_mj h_j below the larger of
-        theirs; link and sum over marks are monotone. It has an allowance for rounding, since it is the rounded rate that
-        must stay below.
+        Every cell slides one way, so that h_j stays between its values at the two ends and w_mj h_j
+        below the larger of theirs; link and sum over marks are monotone. It has an allowance for
+        rounding, since it is the rounded rate that must stay below.
         """
         eps, (last, state) = torch.finfo(self.readout.dtype).eps, _last(history)
         ends = self._in_mean_gaps(torch.stack([a, b], 1) - last[:, None])
         low, high = _Output.apply(state[:, None], ends[:, None])[:, 0].unbind(1)
         c, target, _, _ = state.chunk(4, -1)
-        spread = (high - low).abs() / 2 + eps * (32 + self.readout.shape[1] + 8 * (c.abs() + target.abs()))
-        middle = nn.functional.linear((low + high) / 2, self.readout, self.base + 8 * eps * self.base.abs())
+        spread = (high - low).abs() / 2 + eps * (
+            32 + self.readout.shape[1] + 8 * (c.abs() + target.abs())
+        )
+        middle = nn.functional.linear(
+            (low + high) / 2, self.readout, self.base + 8 * eps * self.base.abs()
+        )
         logs = self._log_rate(middle + spread @ self.readout.abs().T).to(torch.float64)
         return (logs + 16 * eps * (1 + logs.abs() + self.time_scale.log().abs())).exp().sum(-1)
 
@@ -183,7 +234,9 @@ class NHP(Described, nn.Module):
     def _in_mean_gaps(self, gaps: Float[Tensor, "*S"]) -> Float[Tensor, "*S"]:
         return (gaps / self.time_scale).to(self.bias)
 
-    def _inside(self, history: NHPHistory, times: Float[Tensor, "B G Q"], seen: Int[Tensor, "B G"] | None) -> Float[Tensor, "B G Q M"]:
+    def _inside(
+        self, history: NHPHistory, times: Float[Tensor, "B G Q"], seen: Int[Tensor, "B G"] | None
+    ) -> Float[Tensor, "B G Q M"]:
         """What the link is applied to: w_m' h + b_m."""
         anchor, state = _at(history, seen)
         h = _Output.apply(state, self._in_mean_gaps(times - anchor[..., None]))
@@ -208,9 +261,15 @@ class NHP(Described, nn.Module):
         return torch.cat([c, target, o.sigmoid() * heard, nn.functional.softplus(slow)], -1)
 
     def _states(
-        self, marks: Int[Tensor, "N B"], gaps: Float[Tensor, "N B"], first: Float[Tensor, "B H4"], heard: Float[Tensor, "B H"]
+        self,
+        marks: Int[Tensor, "N B"],
+        gaps: Float[Tensor, "N B"],
+        first: Float[Tensor, "B H4"],
+        heard: Float[Tensor, "B H"],
     ) -> Float[Tensor, "P B H4"]:
-        """``first``, and the state after each event. W k + d comes from a table with one row per mark."""
+        """``first``, and the state after each event. W k + d comes from a table with one row per
+        mark.
+        """
         table = torch.addmm(self.bias, self.embedding, self.input)
         return _Cells.apply(table, marks, gaps, first, self.recurrent, heard)
 
@@ -218,8 +277,8 @@ class NHP(Described, nn.Module):
 class _Cells(torch.autograd.Function):
     """The states at all positions: the loop over events, with its gradient written out.
 
-    Gates lie side by side as i, i', f, f', o, delta, z (``table`` is what they get from each mark, ``weight`` is U); states as
-    c, c', o, delta; ``heard`` are factors of o.
+    Gates lie side by side as i, i', f, f', o, delta, z (``table`` is what they get from each mark,
+    ``weight`` is U); states as c, c', o, delta; ``heard`` are factors of o.
     """
 
     @staticmethod
@@ -235,15 +294,27 @@ class _Cells(torch.autograd.Function):
         (N, B), H = gaps.shape, len(weight)
         gates, states = table.new_empty(N, B, 7 * H), table.new_empty(N + 1, B, 4 * H)
         states[0] = first
-        fade, cell, bent, output = table.new_empty(4, N, B, H)  # exp(-delta gap), and the left limits of c, tanh c and h
+        fade, cell, bent, output = table.new_empty(
+            4, N, B, H
+        )  # exp(-delta gap), and the left limits of c, tanh c and h
         keep, logistic = gates[..., 2 * H : 4 * H], gates[..., : 5 * H]
         pairs, take = (x[..., : 2 * H].unflatten(-1, (2, H)) for x in (states[1:], gates))
         old, new = _steps(*states[:-1].chunk(4, -1)), _steps(*states[1:].chunk(4, -1), pairs)
         left = _steps(-gaps[..., None], fade, cell, bent, output)
-        gate = _steps(marks, gates, logistic, take, *keep.chunk(2, -1), *gates[..., 4 * H :].chunk(3, -1))
-        for (c0, k0, o0, d0), (c, k, o, d, both), (wait, e, a, u, h), (mark, g, five, i, f, f_, out, slow, z) in zip(
-            old, new, left, gate, strict=True
-        ):
+        gate = _steps(
+            marks, gates, logistic, take, *keep.chunk(2, -1), *gates[..., 4 * H :].chunk(3, -1)
+        )
+        for (c0, k0, o0, d0), (c, k, o, d, both), (wait, e, a, u, h), (
+            mark,
+            g,
+            five,
+            i,
+            f,
+            f_,
+            out,
+            slow,
+            z,
+        ) in zip(old, new, left, gate, strict=True):
             torch.mul(d0, wait, out=e).exp_()
             torch.tanh(torch.lerp(k0, c0, e, out=a), out=u)
             torch.index_select(table, 0, mark, out=g).addmm_(torch.mul(o0, u, out=h), weight)
@@ -253,37 +324,73 @@ class _Cells(torch.autograd.Function):
             both.addcmul_(i, z.tanh_()[:, None])
             torch.mul(out, heard, out=o)
             d.copy_(nn.functional.softplus(slow))
-        ctx.save_for_backward(table, marks, gaps, gates, states, fade, cell, bent, output, weight, heard)
+        ctx.save_for_backward(
+            table, marks, gaps, gates, states, fade, cell, bent, output, weight, heard
+        )
         return states
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *outside: Tensor) -> tuple[Tensor, None, Tensor | None, Tensor, Tensor, None]:
-        table, marks, gaps, gates, states, fade, cell, bent, output, weight, heard = ctx.saved_tensors
+    def backward(
+        ctx: Any, *outside: Tensor
+    ) -> tuple[Tensor, None, Tensor | None, Tensor, Tensor, None]:
+        table, marks, gaps, gates, states, fade, cell, bent, output, weight, heard = (
+            ctx.saved_tensors
+        )
         B, H = gaps.shape[1], len(weight)
         c, k, o, d = states[:-1].chunk(4, -1)
-        take, keep, z = gates[..., : 2 * H].unflatten(-1, (2, H)), gates[..., 2 * H : 4 * H], gates[..., 6 * H :]
-        # Each gate's slope times what the gate multiplies; the loop makes it the gradient of the gate's argument.
+        take, keep, z = (
+            gates[..., : 2 * H].unflatten(-1, (2, H)),
+            gates[..., 2 * H : 4 * H],
+            gates[..., 6 * H :],
+        )
+        # Each gate's slope times what the gate multiplies; the loop makes it the gradient of the
+        # gate's argument.
         inward, logistic = torch.empty_like(gates), gates[..., : 5 * H]
         torch.addcmul(logistic, logistic, logistic, value=-1, out=inward[..., : 5 * H])
-        pairs, (f, f_, out, slow, to_z) = inward[..., : 2 * H].unflatten(-1, (2, H)), inward[..., 2 * H :].chunk(5, -1)
+        pairs, (f, f_, out, slow, to_z) = (
+            inward[..., : 2 * H].unflatten(-1, (2, H)),
+            inward[..., 2 * H :].chunk(5, -1),
+        )
         pairs.mul_(z[:, :, None])
         f.mul_(cell)
         f_.mul_(k)
         out.mul_(heard)
         torch.sigmoid(gates[..., 5 * H : 6 * H], out=slow)
-        steep, bend, share, rush = take * (1 - z * z)[:, :, None], o * (1 - bent * bent), torch.stack([fade, 1 - fade], 2), (k - c) * fade
-        total, reach, across = outside[0].clone(memory_format=torch.contiguous_format), torch.empty_like(cell), weight.T.contiguous()
+        steep, bend, share, rush = (
+            take * (1 - z * z)[:, :, None],
+            o * (1 - bent * bent),
+            torch.stack([fade, 1 - fade], 2),
+            (k - c) * fade,
+        )
+        total, reach, across = (
+            outside[0].clone(memory_format=torch.contiguous_format),
+            torch.empty_like(cell),
+            weight.T.contiguous(),
+        )
         parts = total.unflatten(-1, (4, H))
         pair, gh = gates.new_empty(B, 2, H), gates.new_empty(B, H)
-        new = _steps(parts[1:, :, :2], parts[1:, :, None, :2], parts[1:, :, 2:], *parts[1:, :, :2].unbind(2))
+        new = _steps(
+            parts[1:, :, :2], parts[1:, :, None, :2], parts[1:, :, 2:], *parts[1:, :, :2].unbind(2)
+        )
         old = _steps(parts[:-1, :, :2], *parts[:-1, :, 1:].unbind(2))
-        gate = _steps(inward, inward[..., : 4 * H].unflatten(-1, (2, 2, H)), inward[..., 4 * H : 6 * H].unflatten(-1, (2, H)), to_z)
+        gate = _steps(
+            inward,
+            inward[..., : 4 * H].unflatten(-1, (2, 2, H)),
+            inward[..., 4 * H : 6 * H].unflatten(-1, (2, H)),
+            to_z,
+        )
         slope = _steps(steep, bend, share, rush * gaps[..., None], bent, *keep.chunk(2, -1))
         cells = _steps(reach, reach[:, :, None])
-        for (both, twice, od, gc, gk), (both0, gk0, go0, gd0), (g, g4, g2, gz), (zs, b, s, r, u, f, f_), (ga, wide) in reversed(
-            list(zip(new, old, gate, slope, cells, strict=True))
-        ):
+        for (both, twice, od, gc, gk), (both0, gk0, go0, gd0), (g, g4, g2, gz), (
+            zs,
+            b,
+            s,
+            r,
+            u,
+            f,
+            f_,
+        ), (ga, wide) in reversed(list(zip(new, old, gate, slope, cells, strict=True))):
             g4.mul_(twice)
             g2.mul_(od)
             torch.sum(torch.mul(both, zs, out=pair), 1, out=gz)
@@ -295,15 +402,23 @@ class _Cells(torch.autograd.Function):
             gd0.addcmul_(ga, r)
         to_gaps = (reach * rush * d).sum(-1) if ctx.needs_input_grad[2] else None
         flat = inward.flatten(0, 1)
-        to_table = torch.zeros_like(table).index_add_(0, marks.flatten(), flat) if len(table) > 1 else flat.sum(0, keepdim=True)
+        to_table = (
+            torch.zeros_like(table).index_add_(0, marks.flatten(), flat)
+            if len(table) > 1
+            else flat.sum(0, keepdim=True)
+        )
         return to_table, None, to_gaps, total[0], output.flatten(0, 1).T @ flat, None
 
 
 class _Output(torch.autograd.Function):
-    """h = o tanh(c' + (c - c') exp(-delta lag)) at every lag, with its gradient written out: a third of the passes over memory."""
+    """h = o tanh(c' + (c - c') exp(-delta lag)) at every lag, with its gradient written out: a
+    third of the passes over memory.
+    """
 
     @staticmethod
-    def forward(ctx: Any, state: Float[Tensor, "B G H4"], lag: Float[Tensor, "B G Q"]) -> Float[Tensor, "B G Q H"]:
+    def forward(
+        ctx: Any, state: Float[Tensor, "B G H4"], lag: Float[Tensor, "B G Q"]
+    ) -> Float[Tensor, "B G Q H"]:
         c, k, o, d = state[:, :, None].chunk(4, -1)
         fade = (d * -lag[..., None]).exp_()
         bent = torch.lerp(k, c, fade).tanh_()
@@ -327,7 +442,9 @@ class _Output(torch.autograd.Function):
 
 
 def _steps(*parts: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """The parts of event 1, of event 2, ...: views, made all at once since making them one by one costs as much as the sums."""
+    """The parts of event 1, of event 2, ...: views, made all at once since making them one by one
+    costs as much as the sums.
+    """
     return zip(*(part.unbind(0) for part in parts), strict=True)
 
 
@@ -337,7 +454,9 @@ def _last(history: NHPHistory) -> tuple[Float[Tensor, " B"], Float[Tensor, "B H4
     return history.times[row, history.lengths], history.state[row, history.lengths]
 
 
-def _at(history: NHPHistory, seen: Int[Tensor, "B G"] | None) -> tuple[Float[Tensor, "B G"], Float[Tensor, "B G H4"]]:
+def _at(
+    history: NHPHistory, seen: Int[Tensor, "B G"] | None
+) -> tuple[Float[Tensor, "B G"], Float[Tensor, "B G H4"]]:
     if seen is None:
         return history.times, history.state
     row = torch.arange(len(seen), device=seen.device)[:, None]

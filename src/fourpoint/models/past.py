@@ -1,8 +1,10 @@
-"""What a dense attention looks at: the past events, and from which position to which each of them is seen.
+"""What a dense attention looks at: the past events, and from which position to which each of them
+is seen.
 
-A :class:`Past` serves every position of a batch at once. Where memory is bounded (`maths.selection`), each head has let go
-of other events, which is a mask over the same arrays; and a stream holds only a :class:`Memory`, the slots of the active
-sets, which is a past of one position.
+A :class:`Past` serves every position of a batch at once. Where memory is bounded
+(`maths.selection`), each head has let go of other events, which is a mask over the same arrays; and
+a stream holds only a :class:`Memory`, the slots of the active sets, which is a past of one
+position.
 
 Axes: B sequences, N events, K heads, E slots; H is 1 where all heads share the events, else K.
 """
@@ -28,7 +30,9 @@ class Past:
     marks: Int[Tensor, "B N H"]
     values: Float[Tensor, "B N K"]
     arrival: Int[Tensor, "B N"]  # the first position that sees the event
-    dropped: Int[Tensor, "B N K"] | None  # the first that no longer does; None: all later ones see it
+    dropped: (
+        Int[Tensor, "B N K"] | None
+    )  # the first that no longer does; None: all later ones see it
 
     def mask(self, seen: Int[Tensor, "B G"]) -> Bool[Tensor, "B G N *J"]:
         """True for the events that a group sees from position ``seen``."""
@@ -38,7 +42,9 @@ class Past:
         return there[..., None] & (seen[..., None, None] < self.dropped[:, None])
 
 
-def past_of(times: Float[Tensor, "B N"], marks: Int[Tensor, "B N"], values: Float[Tensor, "B N K"]) -> Past:
+def past_of(
+    times: Float[Tensor, "B N"], marks: Int[Tensor, "B N"], values: Float[Tensor, "B N K"]
+) -> Past:
     """Events of a batch, each seen from the position after it."""
     arrival = torch.arange(1, times.shape[1] + 1, device=times.device).expand(times.shape)
     return Past(times[..., None], marks[..., None], values, arrival, None)
@@ -52,12 +58,19 @@ def appended(
     value: Float[Tensor, "B K"],
     happened: Tensor,
 ) -> Past:
-    """One event more after the first ``lengths`` of each row, where it ``happened``; wider by one slot where needed."""
+    """One event more after the first ``lengths`` of each row, where it ``happened``; wider by one
+    slot where needed.
+    """
     if int((lengths + happened).max()) > past.times.shape[1]:
         wider = {name: _widen(getattr(past, name)) for name in ("times", "marks", "values")}
         n = past.times.shape[1] + 1
-        past = replace(past, **wider, arrival=torch.arange(1, n + 1, device=time.device).expand(len(time), n))
-    here = ((torch.arange(past.times.shape[1], device=time.device) == lengths[:, None]) & happened[:, None])[..., None]
+        past = replace(
+            past, **wider, arrival=torch.arange(1, n + 1, device=time.device).expand(len(time), n)
+        )
+    here = (
+        (torch.arange(past.times.shape[1], device=time.device) == lengths[:, None])
+        & happened[:, None]
+    )[..., None]
     return replace(
         past,
         times=torch.where(here, time[:, None, None], past.times),
@@ -68,7 +81,9 @@ def appended(
 
 @dataclass(frozen=True)
 class Memory:
-    """The active sets at the last position: events, values, and how much attention each has drawn."""
+    """The active sets at the last position: events, values, and how much attention each has
+    drawn.
+    """
 
     times: Float[Tensor, "B E K"]
     marks: Int[Tensor, "B E K"]
@@ -85,11 +100,20 @@ class Memory:
         order = torch.where(self.active.valid, self.active.index, NEVER).argsort(1)
         valid = self.active.valid.gather(1, order)
         index = torch.where(valid, torch.arange(valid.shape[1], device=order.device)[:, None], -1)
-        active = Active(index, self.active.total.gather(1, order), self.active.count.gather(1, order))
-        return Memory(self.times.gather(1, order), self.marks.gather(1, order), self.values.gather(1, order), active)
+        active = Active(
+            index, self.active.total.gather(1, order), self.active.count.gather(1, order)
+        )
+        return Memory(
+            self.times.gather(1, order),
+            self.marks.gather(1, order),
+            self.values.gather(1, order),
+            active,
+        )
 
     def widened(self, keep: int) -> Memory:
-        """With room for another event: twice the slots, at most ``keep``, where some row has none left."""
+        """With room for another event: twice the slots, at most ``keep``, where some row has none
+        left.
+        """
         slots = self.times.shape[1]
         if slots >= keep or not bool(self.active.valid.all(1).any()):
             return self
@@ -97,9 +121,14 @@ class Memory:
 
     def _resized(self, slots: int) -> Memory:
         more = slots - self.times.shape[1]
-        times, marks, values = (torch.cat([x, x.new_zeros(len(x), more, x.shape[2])], 1) for x in (self.times, self.marks, self.values))
+        times, marks, values = (
+            torch.cat([x, x.new_zeros(len(x), more, x.shape[2])], 1)
+            for x in (self.times, self.marks, self.values)
+        )
         extra = empty(len(self.times), more, self.times.shape[2], self.active.total)
-        both = [torch.cat(pair, 1) for pair in zip(self.active.tensors(), extra.tensors(), strict=True)]
+        both = [
+            torch.cat(pair, 1) for pair in zip(self.active.tensors(), extra.tensors(), strict=True)
+        ]
         return Memory(times, marks, values, Active(*both))
 
     def admitted(
@@ -112,7 +141,9 @@ class Memory:
         happened: Bool[Tensor, " B"],
     ) -> Memory:
         """The event written into the slot it took."""
-        taken = (torch.arange(self.times.shape[1], device=slot.device)[:, None] == slot[:, None]) & happened[:, None, None]
+        taken = (
+            torch.arange(self.times.shape[1], device=slot.device)[:, None] == slot[:, None]
+        ) & happened[:, None, None]
         return Memory(
             torch.where(taken, time[:, None, None], self.times),
             torch.where(taken, mark[:, None, None], self.marks),
@@ -122,7 +153,9 @@ class Memory:
 
 
 def joined(memory: Memory, new: Past) -> Past:
-    """What was remembered, in slots by age, and then a batch's events: the past of the batch's positions."""
+    """What was remembered, in slots by age, and then a batch's events: the past of the batch's
+    positions.
+    """
     K = memory.times.shape[2]
     pairs = ((memory.times, new.times), (memory.marks, new.marks), (memory.values, new.values))
     times, marks, values = (torch.cat([old, fresh.expand(-1, -1, K)], 1) for old, fresh in pairs)
@@ -133,7 +166,9 @@ def memory_of(past: Past, active: Active) -> Memory:
     """The slots of an active set whose index numbers the events of ``past``."""
     index = active.index.clamp(min=0)
     K = index.shape[2]
-    times, marks, values = (x.expand(-1, -1, K).gather(1, index) for x in (past.times, past.marks, past.values))
+    times, marks, values = (
+        x.expand(-1, -1, K).gather(1, index) for x in (past.times, past.marks, past.values)
+    )
     return Memory(times, marks, values, active)
 
 

@@ -3,8 +3,9 @@
     Poisson         lambda_m(t) = exp(log_rate_m)
     SplinePoisson   lambda_m(t) = exp(s_m(t - start)),   s_m a cubic spline on [0, length]
 
-Where events have places, lambda_m(t, x) = lambda_m(t) f_m(x) with a density on the cells of a grid (`models.place_grid`).
-They are what every other model has to beat: the first knows how often, the second also when in the window.
+Where events have places, lambda_m(t, x) = lambda_m(t) f_m(x) with a density on the cells of a grid
+(`models.place_grid`). They are what every other model has to beat: the first knows how often, the
+second also when in the window.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ MEAN_NODES = 8  # of the mean rate between two knots
 class Poisson(Described, nn.Module):
     """A constant rate per mark, ``lambda_m(t) = exp(log_rate_m)``, in events per unit of time.
 
-    ``cells`` is the number of parts of every axis of a box on which places have a density of their own; 1: a uniform one.
+    ``cells`` is the number of parts of every axis of a box on which places have a density of their
+    own; 1: a uniform one.
 
     >>> from fourpoint.events import Sequence
     >>> data = Dataset.from_sequences([Sequence([1.0, 2.0, 5.0], start=0.0, stop=6.0)])
@@ -85,18 +87,31 @@ class Poisson(Described, nn.Module):
         return extended(history, time, active)
 
     def log_intensity(
-        self, history: Positions, times: Float[Tensor, "B G Q"], seen: Int[Tensor, "B G"] | None = None
+        self,
+        history: Positions,
+        times: Float[Tensor, "B G Q"],
+        seen: Int[Tensor, "B G"] | None = None,
     ) -> Float[Tensor, "B G Q M"]:
         return self.log_rate.expand(*times.shape, -1)
 
     def log_intensity_at(
-        self, history: Positions, times: Float[Tensor, "B G Q"], places: Float[Tensor, "B G Q k"], seen: Int[Tensor, "B G"] | None = None
+        self,
+        history: Positions,
+        times: Float[Tensor, "B G Q"],
+        places: Float[Tensor, "B G Q k"],
+        seen: Int[Tensor, "B G"] | None = None,
     ) -> Float[Tensor, "B G Q M"]:
         """log lambda_m(t, x), per unit of time and volume."""
-        return self.log_intensity(history, times, seen) + protocol.placed(self.grid).log_density(places)
+        return self.log_intensity(history, times, seen) + protocol.placed(self.grid).log_density(
+            places
+        )
 
     def draw_places(
-        self, history: Positions, time: Float[Tensor, " B"], mark: Int[Tensor, " B"], random: torch.Generator
+        self,
+        history: Positions,
+        time: Float[Tensor, " B"],
+        mark: Int[Tensor, " B"],
+        random: torch.Generator,
     ) -> Float[Tensor, "B k"]:
         """Where events of known time and type are, drawn from their density."""
         return protocol.placed(self.grid).draw(mark, random)
@@ -104,30 +119,39 @@ class Poisson(Described, nn.Module):
     def expected_in_cells(
         self, history: Positions, paths: Dataset | None, a: float, b: float, cells: Cells
     ) -> Float[Tensor, "C M"]:
-        """The mean rate of every mark in the cells of a map over [a, b]; the past changes nothing."""
+        """The mean rate of every mark in the cells of a map over [a, b]; the past changes
+        nothing.
+        """
         return _mean_rates_over(self, history, a, b) * protocol.placed(self.grid).in_cells(cells)
 
     def intensity(self, history: Positions, times: Float[Tensor, "B Q"]) -> Float[Tensor, "B Q M"]:
         return protocol.intensity(self, history, times)
 
     def integral(
-        self, history: Positions, a: Float[Tensor, "B G"], b: Float[Tensor, "B G"], seen: Int[Tensor, "B G"] | None = None
+        self,
+        history: Positions,
+        a: Float[Tensor, "B G"],
+        b: Float[Tensor, "B G"],
+        seen: Int[Tensor, "B G"] | None = None,
     ) -> Float[Tensor, "B G M"]:
         """Expected events of every mark in [a, b]: ``(b - a) exp(log_rate)``."""
         return (b - a)[..., None] * self.log_rate.exp()
 
     @torch.no_grad()
-    def bound(self, history: Positions, a: Float[Tensor, " B"], b: Float[Tensor, " B"]) -> Float[Tensor, " B"]:
+    def bound(
+        self, history: Positions, a: Float[Tensor, " B"], b: Float[Tensor, " B"]
+    ) -> Float[Tensor, " B"]:
         """The largest total rate on [a, b]: the rate itself."""
         return self.log_rate.exp().sum().expand_as(a)
 
 
 class SplinePoisson(Described, nn.Module):
-    """A rate per mark that follows the time since the window's start, ``lambda_m(t) = exp(s_m(t - start))``.
+    """A rate per mark that follows the time since the window's start, ``lambda_m(t) = exp(s_m(t -
+    start))``.
 
-    ``cells`` is the same as for :class:`Poisson`.
-    ``knots`` is the number of equal intervals of the cubic spline. They cover the longest window seen by
-    ``initialise``; past it the rate stays at its last value.
+    ``cells`` is the same as for :class:`Poisson`. ``knots`` is the number of equal intervals of the
+    cubic spline. They cover the longest window seen by ``initialise``; past it the rate stays at
+    its last value.
 
     >>> model = SplinePoisson(marks=2, knots=4)
     >>> model.coefficients.shape, model.settings()
@@ -137,14 +161,20 @@ class SplinePoisson(Described, nn.Module):
     linear = True
     length: Tensor
 
-    def __init__(self, marks: MarkSpace | int | None = None, knots: int = 20, cells: int = 1) -> None:
+    def __init__(
+        self, marks: MarkSpace | int | None = None, knots: int = 20, cells: int = 1
+    ) -> None:
         super().__init__()
         if knots < 1:
-            raise UserError("at least one interval of the spline", f"knots={knots}", "Pass knots=20, say.")
+            raise UserError(
+                "at least one interval of the spline", f"knots={knots}", "Pass knots=20, say."
+            )
         self.marks = MarkSpace.of(marks)
         self.grid = _grid(self.marks, cells)
         self.intervals = knots
-        self.coefficients = nn.Parameter(torch.zeros(self.marks.count, knots + 3, dtype=torch.float64))
+        self.coefficients = nn.Parameter(
+            torch.zeros(self.marks.count, knots + 3, dtype=torch.float64)
+        )
         self.register_buffer("length", torch.ones((), dtype=torch.float64))
 
     def settings(self) -> dict[str, Any]:
@@ -160,16 +190,20 @@ class SplinePoisson(Described, nn.Module):
         _count(self.grid, data)
         return [
             f"rate {float(rates.sum()):.4g} per unit of time, from the data",
-            f"spline of {self.intervals} intervals over {float(self.length):g}, the longest window; constant after it",
+            (
+                f"spline of {self.intervals} intervals over {float(self.length):g}, the longest "
+                "window; constant after it"
+            ),
         ]
 
     def maximum_likelihood(self, data: Dataset, ridge: float = 1.0) -> list[str]:
         """Fit by L-BFGS on the likelihood less a small ridge that keeps empty stretches finite,
 
-            ridge / 2 * (sum of squared second differences of coefficients + 1/100 sum of squared first differences).
+            ridge / 2 * (sum of squared second differences of coefficients + 1/100 sum of squared
+            first differences).
 
-        A mark that never happens counts as half an event, spread evenly. The integral is by six Gauss-Legendre nodes
-        between neighbouring knots and window ends.
+        A mark that never happens counts as half an event, spread evenly. The integral is by six
+        Gauss-Legendre nodes between neighbouring knots and window ends.
         """
         notes = self.initialise(data)
         length = float(self.length)
@@ -180,12 +214,17 @@ class SplinePoisson(Described, nn.Module):
         def loss(c: Tensor) -> Tensor:
             integral = (weights[:, None] * spline(c, nodes, length).exp()).sum()
             bend, slope = c.diff(n=2).square().sum(), c.diff().square().sum()
-            return (integral - (happened * c).sum() + ridge / 2 * (bend + slope / 100)) / max(data.events, 1)
+            return (integral - (happened * c).sum() + ridge / 2 * (bend + slope / 100)) / max(
+                data.events, 1
+            )
 
         found = minimise(loss, flat)
         with torch.no_grad():
             self.coefficients.copy_(found.point)
-        return [*notes, f"maximum likelihood with a ridge of {ridge:g} on second differences: {found}"]
+        return [
+            *notes,
+            f"maximum likelihood with a ridge of {ridge:g} on second differences: {found}",
+        ]
 
     def encode(self, batch: Batch, before: Positions | None = None) -> Positions:
         return positions_of(batch, before)
@@ -201,18 +240,31 @@ class SplinePoisson(Described, nn.Module):
         return extended(history, time, active)
 
     def log_intensity(
-        self, history: Positions, times: Float[Tensor, "B G Q"], seen: Int[Tensor, "B G"] | None = None
+        self,
+        history: Positions,
+        times: Float[Tensor, "B G Q"],
+        seen: Int[Tensor, "B G"] | None = None,
     ) -> Float[Tensor, "B G Q M"]:
         return spline(self.coefficients, times - history.start[:, None, None], self.length)
 
     def log_intensity_at(
-        self, history: Positions, times: Float[Tensor, "B G Q"], places: Float[Tensor, "B G Q k"], seen: Int[Tensor, "B G"] | None = None
+        self,
+        history: Positions,
+        times: Float[Tensor, "B G Q"],
+        places: Float[Tensor, "B G Q k"],
+        seen: Int[Tensor, "B G"] | None = None,
     ) -> Float[Tensor, "B G Q M"]:
         """log lambda_m(t, x), per unit of time and volume."""
-        return self.log_intensity(history, times, seen) + protocol.placed(self.grid).log_density(places)
+        return self.log_intensity(history, times, seen) + protocol.placed(self.grid).log_density(
+            places
+        )
 
     def draw_places(
-        self, history: Positions, time: Float[Tensor, " B"], mark: Int[Tensor, " B"], random: torch.Generator
+        self,
+        history: Positions,
+        time: Float[Tensor, " B"],
+        mark: Int[Tensor, " B"],
+        random: torch.Generator,
     ) -> Float[Tensor, "B k"]:
         """Where events of known time and type are, drawn from their density."""
         return protocol.placed(self.grid).draw(mark, random)
@@ -220,16 +272,24 @@ class SplinePoisson(Described, nn.Module):
     def expected_in_cells(
         self, history: Positions, paths: Dataset | None, a: float, b: float, cells: Cells
     ) -> Float[Tensor, "C M"]:
-        """The mean rate of every mark in the cells of a map over [a, b]; the past changes nothing."""
+        """The mean rate of every mark in the cells of a map over [a, b]; the past changes
+        nothing.
+        """
         return _mean_rates_over(self, history, a, b) * protocol.placed(self.grid).in_cells(cells)
 
     def intensity(self, history: Positions, times: Float[Tensor, "B Q"]) -> Float[Tensor, "B Q M"]:
         return protocol.intensity(self, history, times)
 
     @torch.no_grad()
-    def bound(self, history: Positions, a: Float[Tensor, " B"], b: Float[Tensor, " B"]) -> Float[Tensor, " B"]:
+    def bound(
+        self, history: Positions, a: Float[Tensor, " B"], b: Float[Tensor, " B"]
+    ) -> Float[Tensor, " B"]:
         """An upper bound of the total rate on [a, b], from the splines' Bezier points."""
-        return spline_max(self.coefficients, a - history.start, b - history.start, self.length).exp().sum(-1)
+        return (
+            spline_max(self.coefficients, a - history.start, b - history.start, self.length)
+            .exp()
+            .sum(-1)
+        )
 
     def knots(self, history: Positions) -> Float[Tensor, "B knots"]:
         """Absolute times at which the rate is not smooth, where integrals are split."""
@@ -238,12 +298,16 @@ class SplinePoisson(Described, nn.Module):
 
 @torch.no_grad()
 def _mean_rates_over(model: Any, history: Positions, a: float, b: float) -> Float[Tensor, " M"]:
-    """The mean over [a, b] of the rates, which depend on time alone; splines are cut at their knots."""
+    """The mean over [a, b] of the rates, which depend on time alone; splines are cut at their
+    knots.
+    """
     if a == b:
         now = torch.tensor([[[a]]], dtype=torch.float64)
         return model.log_intensity(history, now, history.lengths[:, None])[0, 0, 0].exp()
     knots = model.knots(history)[0].tolist() if isinstance(model, SplinePoisson) else []
-    edges = torch.tensor([a, *(knot for knot in sorted(knots) if a < knot < b), b], dtype=torch.float64)
+    edges = torch.tensor(
+        [a, *(knot for knot in sorted(knots) if a < knot < b), b], dtype=torch.float64
+    )
     width = edges.diff()
     x, weights = gauss_legendre(MEAN_NODES)
     times = edges[:-1, None] + width[:, None] * x
@@ -256,7 +320,11 @@ def _grid(marks: MarkSpace, cells: int) -> PlaceGrid | None:
     """The density of places where there is a box; ``cells`` means nothing without one."""
     if marks.box is None:
         if cells != 1:
-            raise UserError("events with places for cells", f"cells={cells} with {marks}", "Leave cells out, or read with place=.")
+            raise UserError(
+                "events with places for cells",
+                f"cells={cells} with {marks}",
+                "Leave cells out, or read with place=.",
+            )
         return None
     return PlaceGrid(marks.count, marks.box, cells)
 
@@ -267,20 +335,30 @@ def _count(grid: PlaceGrid | None, data: Dataset) -> None:
 
 
 def mean_rates(data: Dataset, marks: MarkSpace) -> Float[Tensor, " M"]:
-    """Events of every mark per unit of observed time, in float64; a mark that never happens counts as half an event.
+    """Events of every mark per unit of observed time, in float64; a mark that never happens counts
+    as half an event.
 
     >>> from fourpoint.events import Sequence
-    >>> mean_rates(Dataset.from_sequences([Sequence([1.0, 2.0], [0, 0], stop=4.0, space=2)]), MarkSpace.of(2)).tolist()
+    >>> mean_rates(
+    ...     Dataset.from_sequences([Sequence([1.0, 2.0], [0, 0], stop=4.0, space=2)]),
+    ...     MarkSpace.of(2),
+    ... ).tolist()
     [0.5, 0.125]
     """
     if data.marks.count != marks.count:
-        raise UserError(f"data with the model's {marks}", f"{data.marks}", "Build the model with marks=data.marks.")
+        raise UserError(
+            f"data with the model's {marks}",
+            f"{data.marks}",
+            "Build the model with marks=data.marks.",
+        )
     happened = np.bincount(data.mark_ids, minlength=marks.count)
     return torch.from_numpy(np.maximum(happened, 0.5) / data.durations.sum())
 
 
 def _basis_sums(data: Dataset, flat: Float[Tensor, "M C"], length: float) -> Float[Tensor, "M C"]:
-    """The sum over events of each basis function: all that the likelihood knows of the events, as s is linear."""
+    """The sum over events of each basis function: all that the likelihood knows of the events, as s
+    is linear.
+    """
     since = torch.from_numpy(data.times - np.repeat(data.starts, data.lengths))
     even = torch.linspace(0, length, 1001, dtype=torch.float64)
     sums = torch.zeros_like(flat)
@@ -292,11 +370,17 @@ def _basis_sums(data: Dataset, flat: Float[Tensor, "M C"], length: float) -> Flo
     return sums
 
 
-def _nodes(data: Dataset, length: float, intervals: int) -> tuple[Float[Tensor, " nodes"], Float[Tensor, " nodes"]]:
-    """Gauss-Legendre nodes between knots and window ends, weighted by how many windows are still open there."""
+def _nodes(
+    data: Dataset, length: float, intervals: int
+) -> tuple[Float[Tensor, " nodes"], Float[Tensor, " nodes"]]:
+    """Gauss-Legendre nodes between knots and window ends, weighted by how many windows are still
+    open there.
+    """
     ends: NDArray[np.float64] = np.sort(data.durations)
     edges = np.unique(np.concatenate([spline_knots(length, intervals).numpy(), ends]))
     x, w = np.polynomial.legendre.leggauss(6)
     half, middle = np.diff(edges)[:, None] / 2, (edges[1:] + edges[:-1])[:, None] / 2
     still_open = len(ends) - np.searchsorted(ends, middle)
-    return torch.from_numpy((middle + half * x).ravel()), torch.from_numpy((half * w * still_open).ravel())
+    return torch.from_numpy((middle + half * x).ravel()), torch.from_numpy(
+        (half * w * still_open).ravel()
+    )

@@ -1,7 +1,8 @@
 """The plainest history: when each position begins, and how many events lie before it.
 
-Position 0 is the window's start, position p the moment just after event p (see ``protocol.py``). Models whose rate
-depends on the past through no more than the number of events (Poisson, self-correcting) remember this and nothing else.
+Position 0 is the window's start, position p the moment just after event p (see ``protocol.py``).
+Models whose rate depends on the past through no more than the number of events (Poisson,
+self-correcting) remember this and nothing else.
 """
 
 from __future__ import annotations
@@ -40,16 +41,29 @@ def positions_of(batch: Batch, before: Positions | None = None) -> Positions:
     return Positions(torch.cat([first[:, None], batch.times], 1), start, batch.lengths, earlier)
 
 
-def extended(history: Positions, time: Float[Tensor, " B"], active: Bool[Tensor, " B"] | None = None) -> Positions:
-    """The one position after an event at ``time``, or the last one of ``history`` again where not ``active``."""
+def extended(
+    history: Positions, time: Float[Tensor, " B"], active: Bool[Tensor, " B"] | None = None
+) -> Positions:
+    """The one position after an event at ``time``, or the last one of ``history`` again where not
+    ``active``.
+    """
     happened = torch.ones_like(history.start, dtype=torch.bool) if active is None else active
     at = torch.where(happened, time, last_time(history))
-    return Positions(at[:, None], history.start, torch.zeros_like(history.lengths), history.earlier + history.lengths + happened)
+    return Positions(
+        at[:, None],
+        history.start,
+        torch.zeros_like(history.lengths),
+        history.earlier + history.lengths + happened,
+    )
 
 
 def counts(history: Positions, seen: Int[Tensor, "B G"] | None = None) -> Int[Tensor, "B G"]:
     """The number of events up to position ``seen``, or up to every position."""
-    here = torch.arange(history.times.shape[1], device=history.times.device)[None] if seen is None else seen
+    here = (
+        torch.arange(history.times.shape[1], device=history.times.device)[None]
+        if seen is None
+        else seen
+    )
     return history.earlier[:, None] + here
 
 

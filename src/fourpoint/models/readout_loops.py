@@ -1,9 +1,11 @@
-r"""From the last states of one sequence to its likelihood, and the slope of that: the read-outs of SAHP and THP as loops over gaps.
+r"""From the last states of one sequence to its likelihood, and the slope of that: the read-outs of
+SAHP and THP as loops over gaps.
 
     value = sum over events of log lambda_m - sum over gaps, nodes and marks of cost lambda_m,      lambda_m = r_m g_m(z_m)
 
-with the link g of `neural_start`. Used by `models.attentive_loops`, whose room and weights they take, and compiled with it. Plain
-Python, slow but correct as it stands, in float32. Here also are the products of matrices that both use.
+with the link g of `neural_start`. Used by `models.attentive_loops`, whose room and weights they
+take, and compiled with it. Plain Python, slow but correct as it stands, in float32. Here also are
+the products of matrices that both use.
 """
 
 from __future__ import annotations
@@ -18,12 +20,18 @@ from fourpoint.models.series_loops import log_one_plus
 f32 = np.float32  # of numbers that stand alone too: others would make everything they meet float64
 FAR_BELOW = f32(-80.0)  # log(log(1 + e^y)) is y from here down
 LOWEST = f32(-87.0)  # e^x is about the smallest number that is not rounded coarsely
-MOST_MULTIPLIED = 2**18  # multiplications from which OpenBLAS sets threads to work on a product, which costs more than the product
+MOST_MULTIPLIED = (
+    2**18
+    # multiplications from which OpenBLAS sets threads to work on a product, which costs more than
+    # the product
+)
 
 
 @no_type_check
 def straight(share, parts, turned, log_unit, room, slopes):
-    """THP: the value of a sequence, and in ``room.to_state`` the slope of its states. z = level + slope lag."""
+    """THP: the value of a sequence, and in ``room.to_state`` the slope of its states. z = level +
+    slope lag.
+    """
     M, n, nodes = len(log_unit), len(room.cost), len(room.lags) - 1
     level, to_level, y = room.read, room.to_read, room.rows[0]
     product(parts.readout, room.states[-1], level)
@@ -51,8 +59,16 @@ def straight(share, parts, turned, log_unit, room, slopes):
 
 @no_type_check
 def curved(share, parts, turned, log_unit, room, slopes):
-    """SAHP, likewise. z = mu + (eta - mu) exp(-gamma lag), with eta and mu by gelu and gamma by softplus."""
-    M, n, nodes, read, to_read = len(log_unit), len(room.cost), len(room.lags) - 1, room.read, room.to_read
+    """SAHP, likewise. z = mu + (eta - mu) exp(-gamma lag), with eta and mu by gelu and gamma by
+    softplus.
+    """
+    M, n, nodes, read, to_read = (
+        len(log_unit),
+        len(room.cost),
+        len(room.lags) - 1,
+        room.read,
+        room.to_read,
+    )
     y, fade, mu, drop, gamma = room.rows[0], room.rows[3], room.rows[4], room.rows[5], room.rows[6]
     product(parts.readout, room.states[-1], read)
     for row in range(3 * M):
@@ -65,10 +81,15 @@ def curved(share, parts, turned, log_unit, room, slopes):
         low = math.exp(-parts.log_scale[m])
         for i in range(n):
             a, c, s = read[m, i], read[M + m, i], read[2 * M + m, i]
-            part_a, part_c = f32(0.5) * (f32(1) + math.erf(a * half)), f32(0.5) * (f32(1) + math.erf(c * half))
+            part_a, part_c = (
+                f32(0.5) * (f32(1) + math.erf(a * half)),
+                f32(0.5) * (f32(1) + math.erf(c * half)),
+            )
             mu[i], gamma[i] = c * part_c, max(s, f32(0)) + math.log1p(math.exp(-abs(s)))
             drop[i] = a * part_a - mu[i]
-            read[m, i] = part_a + a * density * math.exp(f32(-0.5) * a * a)  # from here on, the slopes of eta, mu and gamma
+            read[m, i] = part_a + a * density * math.exp(
+                f32(-0.5) * a * a
+            )  # from here on, the slopes of eta, mu and gamma
             read[M + m, i] = part_c + c * density * math.exp(f32(-0.5) * c * c)
             read[2 * M + m, i] = f32(1) / (f32(1) + math.exp(-s)) if s > FAR_BELOW else f32(0)
         for q in range(nodes + 1):
@@ -98,8 +119,10 @@ def curved(share, parts, turned, log_unit, room, slopes):
 
 @no_type_check
 def scored(m, ends, n, share, parts, log_unit, room, slopes):
-    """What z_m / s_m in ``room.rows[0]`` adds to the value, at one node of every gap or at their ends. ``room.rows[2]`` takes the slope
-    in z, and the slope in log s is added; both are multiplied by ``share``."""
+    """What z_m / s_m in ``room.rows[0]`` adds to the value, at one node of every gap or at their
+    ends. ``room.rows[2]`` takes the slope in z, and the slope in log s is added; both are
+    multiplied by ``share``.
+    """
     y, bent, to_z = room.rows[0], room.rows[1], room.rows[2]
     low, log_rate = math.exp(-parts.log_scale[m]), parts.log_scale[m] + log_unit[m]
     rate = math.exp(log_rate)
@@ -133,8 +156,9 @@ def scored(m, ends, n, share, parts, log_unit, room, slopes):
 
 @no_type_check
 def exponentials(x, n, bits, power):
-    """e^x in place for x up to 0: 2^k e^r with r below log(2) / 2 in size, a polynomial (that of Cephes), and k put into the bits of a
-    number."""
+    """e^x in place for x up to 0: 2^k e^r with r below log(2) / 2 in size, a polynomial (that of
+    Cephes), and k put into the bits of a number.
+    """
     for i in range(n):
         v = x[i] if x[i] > LOWEST else LOWEST
         k = np.floor(v * f32(1.44269504) + f32(0.5))
@@ -168,7 +192,9 @@ def add(total, part):
 
 @no_type_check
 def product(a, b, out):
-    """out = a b, all contiguous and b also as a transpose, in so many rows at a time that one thread does it."""
+    """out = a b, all contiguous and b also as a transpose, in so many rows at a time that one
+    thread does it.
+    """
     rows = MOST_MULTIPLIED // max(b.size, 1)
     if rows >= len(a):
         np.dot(a, b, out)

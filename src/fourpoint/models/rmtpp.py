@@ -1,17 +1,21 @@
-r"""The recurrent marked temporal point process: a recurrent network sums up the past, and time since the last event only tilts.
+r"""The recurrent marked temporal point process: a recurrent network sums up the past, and time
+since the last event only tilts.
 
     h_i         = tanh(e(m_i) + F f(d_i) + U h_{i-1}),       f(d) = (log(1 + d), d / (1 + d)),   d_i = t_i - t_{i-1}
     lambda(t)   = exp(v' h_i + w (t - t_i) + b)                                             for t_i < t <= t_{i+1}
     lambda_m(t) = lambda(t) softmax(V h_i + c)_m
 
-d is in mean gaps, e(m) a vector per mark, w one number of either sign. Before the first event v' h_0 + b and V h_0 + c are
-constants; they are learned as such, and h_0 as what the network begins from. The rate is an exponential in t, so that its
-integral and the inverse of that have closed forms,
+d is in mean gaps, e(m) a vector per mark, w one number of either sign. Before the first event v'
+h_0 + b and V h_0 + c are constants; they are learned as such, and h_0 as what the network begins
+from. The rate is an exponential in t, so that its integral and the inverse of that have closed
+forms,
 
     int_a^b lambda = lambda(a) (exp(w (b - a)) - 1) / w,       (b - a) lambda(a) where w = 0,
 
-and a sampler can draw the next event exactly. With w < 0 the integral stays finite: "no event ever" is a possible draw.
-Source: Du, Dai, Trivedi, Upadhyay, Gomez-Rodriguez and Song, "Recurrent Marked Temporal Point Processes" (KDD 2016),
+and a sampler can draw the next event exactly. With w < 0 the integral stays finite: "no event ever"
+is a possible draw.
+Source: Du, Dai, Trivedi, Upadhyay, Gomez-Rodriguez and Song, "Recurrent Marked Temporal Point
+Processes" (KDD 2016),
 equations (8) to (13).
 """
 
@@ -36,7 +40,9 @@ from fourpoint.models.poisson import mean_rates
 
 @dataclass(frozen=True, eq=False)
 class RMTPPHistory:
-    """The network's state at each position, and the log-rate per mark just after it, per mean gap."""
+    """The network's state at each position, and the log-rate per mark just after it, per mean
+    gap.
+    """
 
     times: Float[Tensor, "B P"]
     start: Float[Tensor, " B"]
@@ -53,33 +59,46 @@ class RMTPPHistory:
 class RMTPP(Described, nn.Module):
     """Recurrent marked temporal point process.
 
-    Arguments: ``marks``, the mark space of the data (`data.marks`), a number of types, or None; ``hidden``, the size of the
-    network's state; ``seed`` of its first weights. ``recipe`` holds the settings of `fit` that suit it.
+    Arguments: ``marks``, the mark space of the data (`data.marks`), a number of types, or None;
+    ``hidden``, the size of the
+    network's state; ``seed`` of its first weights. ``recipe`` holds the settings of `fit` that suit
+    it.
 
     Fails with :class:`UserError` where ``hidden`` is below 1.
 
     >>> from fourpoint.events import Sequence
     >>> model, batch = RMTPP(hidden=4), Sequence([1.0], start=0.0, stop=2.0).batch()
-    >>> model.intensity(model.encode(batch), torch.tensor([[0.5, 1.5]], dtype=torch.float64)).flatten().tolist()
+    >>> model.intensity(
+    ...     model.encode(batch), torch.tensor([[0.5, 1.5]], dtype=torch.float64)
+    ... ).flatten().tolist()
     [1.0, 1.0]
     """
 
     linear = True
-    recipe: ClassVar[dict[str, Any]] = dict(steps=1500, step_events=4096, learning_rate=1e-2, weight_decay=0.1)
+    recipe: ClassVar[dict[str, Any]] = dict(
+        steps=1500, step_events=4096, learning_rate=1e-2, weight_decay=0.1
+    )
     time_scale: Tensor
 
-    def __init__(self, marks: MarkSpace | int | None = None, *, hidden: int = 64, seed: int = 0) -> None:
+    def __init__(
+        self, marks: MarkSpace | int | None = None, *, hidden: int = 64, seed: int = 0
+    ) -> None:
         super().__init__()
         if hidden < 1:
-            raise UserError("a state of at least 1 number", f"hidden={hidden}", "Pass hidden=64, say.")
+            raise UserError(
+                "a state of at least 1 number", f"hidden={hidden}", "Pass hidden=64, say."
+            )
         self.marks = protocol.space_without_places(marks, "rmtpp")
         self._settings = dict(hidden=hidden, seed=seed)
         M, random = self.marks.count, torch.Generator().manual_seed(seed)
         self.embedding = nn.Parameter(torch.randn(M, hidden, generator=random) / math.sqrt(hidden))
         self.gap_weight = nn.Parameter(torch.randn(2, hidden, generator=random) / math.sqrt(2))
-        self.recurrent = nn.Parameter((2 * torch.rand(hidden, hidden, generator=random) - 1) / math.sqrt(hidden))
+        self.recurrent = nn.Parameter(
+            (2 * torch.rand(hidden, hidden, generator=random) - 1) / math.sqrt(hidden)
+        )
         self.first = nn.Parameter(torch.zeros(hidden))
-        # In many data sets every window opens with an event, whose likelihood has no maximum: it must not pull at v, V, b and c.
+        # In many data sets every window opens with an event, whose likelihood has no maximum: it
+        # must not pull at v, V, b and c.
         self.first_level = nn.Parameter(torch.zeros(M))
         # Row 0 is v' h + b; the others are the marks' V h + c, of which one mark alone needs none.
         self.readout = nn.Parameter(torch.zeros(hidden, M + 1 if M > 1 else 1))
@@ -103,11 +122,16 @@ class RMTPP(Described, nn.Module):
         return [f"time scale: {scale:.4g} {data.unit or 'time units'} (the mean gap)"]
 
     def exact_log_likelihood(self, batch: Batch, convention: str = "window") -> Float[Tensor, " B"]:
-        """Each sequence's log-likelihood in closed form, with gradient: training needs no random nodes.
+        """Each sequence's log-likelihood in closed form, with gradient: training needs no random
+        nodes.
 
-        In the convention "gaps" the first event and what lies before it or after the last do not count.
+        In the convention "gaps" the first event and what lies before it or after the last do not
+        count.
         """
-        gaps, (first, opening) = self._in_mean_gaps(batch.edges.diff(dim=1).T), self._opening(len(batch.start))
+        gaps, (first, opening) = (
+            self._in_mean_gaps(batch.edges.diff(dim=1).T),
+            self._opening(len(batch.start)),
+        )
         level = self._levels(self._states(gaps[:-1], batch.marks.T, first), opening)
         one = self.marks.count == 1
         own = level[:-1, :, 0] if one else level[:-1].gather(2, batch.marks.T[..., None])[..., 0]
@@ -123,7 +147,11 @@ class RMTPP(Described, nn.Module):
     def encode(self, batch: Batch, before: RMTPPHistory | None = None) -> RMTPPHistory:
         """The states at all positions, event after event."""
         if before is None:
-            anchor, start, (first, opening) = batch.start, batch.start, self._opening(len(batch.start))
+            anchor, start, (first, opening) = (
+                batch.start,
+                batch.start,
+                self._opening(len(batch.start)),
+            )
         else:
             (anchor, first, opening), start = _last(before), before.start
         times = torch.cat([anchor[:, None], batch.times], 1)
@@ -132,59 +160,92 @@ class RMTPP(Described, nn.Module):
         return RMTPPHistory(times, start, batch.lengths, states.transpose(0, 1), level)
 
     def extend(
-        self, history: RMTPPHistory, time: Float[Tensor, " B"], mark: Int[Tensor, " B"], active: Bool[Tensor, " B"] | None = None
+        self,
+        history: RMTPPHistory,
+        time: Float[Tensor, " B"],
+        mark: Int[Tensor, " B"],
+        active: Bool[Tensor, " B"] | None = None,
     ) -> RMTPPHistory:
         """One event more; only the last position is kept."""
         active = torch.ones_like(mark, dtype=torch.bool) if active is None else active
         last, old, level = _last(history)
         gap = self._in_mean_gaps(torch.where(active, time - last, 0.0))
         states = self._states(gap[None], mark[None], old)
-        state, level = (torch.where(active[:, None], x[1], x[0]) for x in (states, self._levels(states, level)))
+        state, level = (
+            torch.where(active[:, None], x[1], x[0]) for x in (states, self._levels(states, level))
+        )
         moved = torch.where(active, time, last)
-        return RMTPPHistory(moved[:, None], history.start, torch.zeros_like(history.lengths), state[:, None], level[:, None])
+        return RMTPPHistory(
+            moved[:, None],
+            history.start,
+            torch.zeros_like(history.lengths),
+            state[:, None],
+            level[:, None],
+        )
 
     def log_intensity(
-        self, history: RMTPPHistory, times: Float[Tensor, "B G Q"], seen: Int[Tensor, "B G"] | None = None
+        self,
+        history: RMTPPHistory,
+        times: Float[Tensor, "B G Q"],
+        seen: Int[Tensor, "B G"] | None = None,
     ) -> Float[Tensor, "B G Q M"]:
         """log lambda per mark: a straight line in the time since the last event."""
         anchor, level = _at(history, seen)
         lag = ((times - anchor[..., None]) / self.time_scale).to(level)
         return (level - self.time_scale.log().to(level))[:, :, None] + (self.slope * lag)[..., None]
 
-    def intensity(self, history: RMTPPHistory, times: Float[Tensor, "B Q"]) -> Float[Tensor, "B Q M"]:
+    def intensity(
+        self, history: RMTPPHistory, times: Float[Tensor, "B Q"]
+    ) -> Float[Tensor, "B Q M"]:
         """lambda per mark at any times, in events per unit of the user's time."""
         return protocol.intensity(self, history, times)
 
     def integral(
-        self, history: RMTPPHistory, a: Float[Tensor, "B G"], b: Float[Tensor, "B G"], seen: Int[Tensor, "B G"] | None = None
+        self,
+        history: RMTPPHistory,
+        a: Float[Tensor, "B G"],
+        b: Float[Tensor, "B G"],
+        seen: Int[Tensor, "B G"] | None = None,
     ) -> Float[Tensor, "B G M"]:
-        """int_a^b lambda per mark in closed form, in float64. Raises :class:`Unconverged` where it exceeds every float.
+        """int_a^b lambda per mark in closed form, in float64. Raises :class:`Unconverged` where it
+        exceeds every float.
 
         With a gradient it is infinite there instead: training then says at which step.
         """
         anchor, level = _at(history, seen)
         lag, width = (a - anchor) / self.time_scale, (b - a) / self.time_scale
-        logs = level.double() + (self.slope * lag + _LogMeanExp.apply(self.slope * width))[..., None]
+        logs = (
+            level.double() + (self.slope * lag + _LogMeanExp.apply(self.slope * width))[..., None]
+        )
         mass = width[..., None] * torch.where(width[..., None] > 0, logs, 0.0).exp()
         if not (mass.requires_grad or bool(mass.isfinite().all())):
             row, group = (int(i) for i in torch.nonzero(~mass.isfinite())[0, :2])
             raise Unconverged(
-                f"expected a finite integral of the intensity; received {float(mass[row, group].sum())} over "
-                f"[{float(a[row, group]):g}, {float(b[row, group]):g}] of row {row}: the rate grows by a factor of "
-                f"exp({float(self.slope):.3g}) per mean gap. Train longer or with a lower learning rate, or cut long windows."
+                "expected a finite integral of the intensity; received "
+                f"{float(mass[row, group].sum())} over "
+                f"[{float(a[row, group]):g}, {float(b[row, group]):g}] of row {row}: the "
+                "rate grows by a factor of "
+                f"exp({float(self.slope):.3g}) per mean gap. Train longer or with a lower "
+                "learning rate, or cut long windows."
             )
         return mass
 
     @torch.no_grad()
-    def inverse(self, history: RMTPPHistory, a: Float[Tensor, " B"], mass: Float[Tensor, " B"]) -> Float[Tensor, " B"]:
-        """When the integral of the total rate from ``a``, seen from the last position, reaches ``mass``; inf where it never does.
+    def inverse(
+        self, history: RMTPPHistory, a: Float[Tensor, " B"], mass: Float[Tensor, " B"]
+    ) -> Float[Tensor, " B"]:
+        """When the integral of the total rate from ``a``, seen from the last position, reaches
+        ``mass``; inf where it never does.
 
             t = a + log(1 + w mass / lambda(a)) / w,        in mean gaps
 
         With ``mass`` a unit exponential this is the next event. float64.
 
         >>> from fourpoint.events import Sequence
-        >>> model, past = RMTPP(hidden=4), RMTPP(hidden=4).encode(Sequence([], start=0.0, stop=2.0).batch())
+        >>> model, past = (
+        ...     RMTPP(hidden=4),
+        ...     RMTPP(hidden=4).encode(Sequence([], start=0.0, stop=2.0).batch()),
+        ... )
         >>> model.inverse(past, torch.tensor([0.5]).double(), torch.tensor([2.0]).double()).tolist()
         [2.5]
         """
@@ -198,10 +259,19 @@ class RMTPP(Described, nn.Module):
         return a + self.time_scale * wait
 
     @torch.no_grad()
-    def bound(self, history: RMTPPHistory, a: Float[Tensor, " B"], b: Float[Tensor, " B"]) -> Float[Tensor, " B"]:
-        """The largest total rate on [a, b] seen from the last position, at one of the ends, with an allowance for rounding."""
-        ends = self.log_intensity(history, torch.stack([a, b], 1)[:, None], history.lengths[:, None])[:, 0].double()
-        eps, size = torch.finfo(self.slope.dtype).eps, _last(history)[2].double().abs().amax(1) + self.time_scale.log().abs()
+    def bound(
+        self, history: RMTPPHistory, a: Float[Tensor, " B"], b: Float[Tensor, " B"]
+    ) -> Float[Tensor, " B"]:
+        """The largest total rate on [a, b] seen from the last position, at one of the ends, with an
+        allowance for rounding.
+        """
+        ends = self.log_intensity(
+            history, torch.stack([a, b], 1)[:, None], history.lengths[:, None]
+        )[:, 0].double()
+        eps, size = (
+            torch.finfo(self.slope.dtype).eps,
+            _last(history)[2].double().abs().amax(1) + self.time_scale.log().abs(),
+        )
         return (ends + 16 * eps * (1 + ends.abs() + size[:, None, None])).exp().sum(-1).amax(1)
 
     # ------------------------------------------------------------------ parts
@@ -209,25 +279,36 @@ class RMTPP(Described, nn.Module):
     def _in_mean_gaps(self, gaps: Float[Tensor, "*S"]) -> Float[Tensor, "*S"]:
         return (gaps / self.time_scale).to(self.slope)
 
-    def _states(self, gaps: Float[Tensor, "N B"], marks: Int[Tensor, "N B"], first: Float[Tensor, "B H"]) -> Float[Tensor, "P B H"]:
+    def _states(
+        self, gaps: Float[Tensor, "N B"], marks: Int[Tensor, "N B"], first: Float[Tensor, "B H"]
+    ) -> Float[Tensor, "P B H"]:
         """h_0, which is ``first``, and h_1 to h_N."""
         features = torch.stack([torch.log1p(gaps), gaps / (1 + gaps)], -1)
-        return _Recurrence.apply(self.embedding, marks, features, self.gap_weight, first, self.recurrent)
+        return _Recurrence.apply(
+            self.embedding, marks, features, self.gap_weight, first, self.recurrent
+        )
 
     def _opening(self, sequences: int) -> tuple[Float[Tensor, "B H"], Float[Tensor, "B M"]]:
         """h_0 and the level before the first event."""
         return self.first.expand(sequences, -1), self.first_level.expand(sequences, -1)
 
-    def _levels(self, states: Float[Tensor, "P B H"], opening: Float[Tensor, "B M"]) -> Float[Tensor, "P B M"]:
-        """The log-rate per mark at lag 0, per mean gap: ``opening`` at the first position, from the states after it."""
-        out = torch.addmm(self.bias, states.flatten(0, 1), self.readout).unflatten(0, states.shape[:2])
+    def _levels(
+        self, states: Float[Tensor, "P B H"], opening: Float[Tensor, "B M"]
+    ) -> Float[Tensor, "P B M"]:
+        """The log-rate per mark at lag 0, per mean gap: ``opening`` at the first position, from the
+        states after it.
+        """
+        out = torch.addmm(self.bias, states.flatten(0, 1), self.readout).unflatten(
+            0, states.shape[:2]
+        )
         level = out if self.marks.count == 1 else out[..., :1] + out[..., 1:].log_softmax(-1)
         return torch.cat([opening[None], level[1:]])
 
 
 class _Recurrence(torch.autograd.Function):
-    """h_n = tanh(e(m_n) + F f_n + U h_{n-1}) for n = 1..N, h_0 before them, with the gradient written out: a compiled loop where it
-    pays, else two small operations per event, each way."""
+    """h_n = tanh(e(m_n) + F f_n + U h_{n-1}) for n = 1..N, h_0 before them, with the gradient
+    written out: a compiled loop where it pays, else two small operations per event, each way.
+    """
 
     @staticmethod
     def forward(
@@ -248,37 +329,71 @@ class _Recurrence(torch.autograd.Function):
             for row in rows:
                 h = row.addmm_(h, weight).tanh_()
         else:
-            loops[0](states.numpy(), weight.detach().contiguous().numpy(), states.new_empty(first.shape).numpy())
+            loops[0](
+                states.numpy(),
+                weight.detach().contiguous().numpy(),
+                states.new_empty(first.shape).numpy(),
+            )
         ctx.save_for_backward(table, marks, flat, across, states, weight)
         return states
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *outside: Tensor) -> tuple[Tensor, None, Tensor | None, Tensor, Tensor, Tensor]:
+    def backward(
+        ctx: Any, *outside: Tensor
+    ) -> tuple[Tensor, None, Tensor | None, Tensor, Tensor, Tensor]:
         table, marks, features, across, states, weight = ctx.saved_tensors
-        total, back, later = outside[0].clone(memory_format=torch.contiguous_format), weight.T.contiguous(), states[1:]
+        total, back, later = (
+            outside[0].clone(memory_format=torch.contiguous_format),
+            weight.T.contiguous(),
+            states[1:],
+        )
         if (loops := _loops(states)) is None:
             *earlier, row = total.unbind(0)
             bend = torch.addcmul(weight.new_ones(()), later, later, value=-1)
             for slope, row0 in zip(reversed(bend.unbind(0)), reversed(earlier), strict=True):
                 row = row0.addmm_(row.mul_(slope), back)
         else:
-            loops[1](total.numpy(), states.numpy(), back.detach().numpy(), torch.empty_like(total[0]).numpy())
+            loops[1](
+                total.numpy(),
+                states.numpy(),
+                back.detach().numpy(),
+                torch.empty_like(total[0]).numpy(),
+            )
         inward = total[1:].flatten(0, 1)
-        to_table = torch.zeros_like(table).index_add_(0, marks.flatten(), inward) if len(table) > 1 else inward.sum(0, keepdim=True)
-        to_features = (inward @ across.T).unflatten(0, marks.shape) if ctx.needs_input_grad[2] else None
-        return to_table, None, to_features, features.T @ inward, total[0], states[:-1].flatten(0, 1).T @ inward
+        to_table = (
+            torch.zeros_like(table).index_add_(0, marks.flatten(), inward)
+            if len(table) > 1
+            else inward.sum(0, keepdim=True)
+        )
+        to_features = (
+            (inward @ across.T).unflatten(0, marks.shape) if ctx.needs_input_grad[2] else None
+        )
+        return (
+            to_table,
+            None,
+            to_features,
+            features.T @ inward,
+            total[0],
+            states[:-1].flatten(0, 1).T @ inward,
+        )
 
 
 def _loops(states: Float[Tensor, "P B H"]) -> tuple[Any, Any] | None:
     """The compiled loops, where they are to be had and pay."""
-    able = states.dtype == torch.float32 and states.device.type == "cpu" and states.numel() >= rmtpp_loops.WORTH_COMPILING
+    able = (
+        states.dtype == torch.float32
+        and states.device.type == "cpu"
+        and states.numel() >= rmtpp_loops.WORTH_COMPILING
+    )
     return rmtpp_loops.compiled_recurrence() if able else None
 
 
 class _Score(torch.autograd.Function):
-    """sum_i log lambda(t_i) - int lambda per sequence, from the log-rates at lag 0: ``own`` of each event's mark, in the user's
-    unit, and ``total`` per mean gap; of the gaps only those ``kept`` where given. The gradient is written out."""
+    """sum_i log lambda(t_i) - int lambda per sequence, from the log-rates at lag 0: ``own`` of each
+    event's mark, in the user's unit, and ``total`` per mean gap; of the gaps only those ``kept``
+    where given. The gradient is written out.
+    """
 
     @staticmethod
     def forward(
@@ -336,13 +451,21 @@ def _log_mean_exp_slope(x: Float[Tensor, "*S"]) -> Float[Tensor, "*S"]:
     return torch.where(small, 0.5 + x / 12 - x**3 / 720, -1 / torch.expm1(-y) - 1 / y)
 
 
-def _last(history: RMTPPHistory) -> tuple[Float[Tensor, " B"], Float[Tensor, "B H"], Float[Tensor, "B M"]]:
+def _last(
+    history: RMTPPHistory,
+) -> tuple[Float[Tensor, " B"], Float[Tensor, "B H"], Float[Tensor, "B M"]]:
     """When the last real position begins, the state there, and the level."""
     row = torch.arange(len(history.lengths), device=history.times.device)
-    return history.times[row, history.lengths], history.state[row, history.lengths], history.level[row, history.lengths]
+    return (
+        history.times[row, history.lengths],
+        history.state[row, history.lengths],
+        history.level[row, history.lengths],
+    )
 
 
-def _at(history: RMTPPHistory, seen: Int[Tensor, "B G"] | None) -> tuple[Float[Tensor, "B G"], Float[Tensor, "B G M"]]:
+def _at(
+    history: RMTPPHistory, seen: Int[Tensor, "B G"] | None
+) -> tuple[Float[Tensor, "B G"], Float[Tensor, "B G M"]]:
     if seen is None:
         return history.times, history.level
     row = torch.arange(len(seen), device=seen.device)[:, None]

@@ -1,9 +1,10 @@
-r"""RMTPP's recurrence as loops over events, for machine code (numba, the extra ``fast``): all sequences of a batch side by side.
+r"""RMTPP's recurrence as loops over events, for machine code (numba, the extra ``fast``): all
+sequences of a batch side by side.
 
     h_n = tanh(x_n + U h_{n-1}),        and on the way back     g_n <- (1 - h_n^2) g_n,    g_{n-1} <- g_{n-1} + U' g_n
 
-Plain Python, slow but correct as it stands, and in float32. `models.rmtpp` calls them in training; without numba, and for little
-work, it takes two operations of torch per event instead.
+Plain Python, slow but correct as it stands, and in float32. `models.rmtpp` calls them in training;
+without numba, and for little work, it takes two operations of torch per event instead.
 """
 
 from __future__ import annotations
@@ -20,13 +21,17 @@ from fourpoint.models.machine_code import machine_code
 from fourpoint.models.readout_loops import product
 
 f32 = np.float32
-WORTH_COMPILING = 2**15  # numbers in the states of a batch from which the loops are used: compiling takes seconds, once
+WORTH_COMPILING = (
+    2**15
+)  # numbers in the states of a batch from which the loops are used: compiling takes seconds, once
 
 
 @cache
 def compiled_recurrence() -> tuple[Callable[..., None], Callable[..., None]] | None:
     """:func:`onwards` and :func:`backwards` as machine code; None without numba."""
-    code: Any = machine_code((readout_loops, sys.modules[__name__]), (onwards, backwards), (product, bend))
+    code: Any = machine_code(
+        (readout_loops, sys.modules[__name__]), (onwards, backwards), (product, bend)
+    )
     return None if code is None else (code["onwards"], code["backwards"])
 
 
@@ -40,9 +45,16 @@ def onwards(states, weight, room):
 
 @no_type_check
 def backwards(slopes, states, back, room):
-    """(P, B, H) slopes: what the states are worth as they stand; with what they are worth to later ones, before the tanh, they come out."""
+    """(P, B, H) slopes: what the states are worth as they stand; with what they are worth to later
+    ones, before the tanh, they come out.
+    """
     for n in range(len(states) - 1, 0, -1):
-        slope, state, before, part = slopes[n].ravel(), states[n].ravel(), slopes[n - 1].ravel(), room.ravel()
+        slope, state, before, part = (
+            slopes[n].ravel(),
+            states[n].ravel(),
+            slopes[n - 1].ravel(),
+            room.ravel(),
+        )
         for i in range(len(slope)):
             slope[i] *= f32(1) - state[i] * state[i]
         product(slopes[n], back, room)
@@ -52,7 +64,9 @@ def backwards(slopes, states, back, room):
 
 @no_type_check
 def bend(x, more):
-    """tanh(x + more) in place: the ratio of two polynomials, those of Eigen, which is 1 in float32 from 8 on."""
+    """tanh(x + more) in place: the ratio of two polynomials, those of Eigen, which is 1 in float32
+    from 8 on.
+    """
     for i in range(len(x)):
         v = x[i] + more[i]
         v = v if v < f32(7.90531110763549805) else f32(7.90531110763549805)

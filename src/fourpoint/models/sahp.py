@@ -1,22 +1,26 @@
-r"""SAHP, the self-attentive Hawkes process: attention says where the rate jumps, where it goes from there, and how fast.
+r"""SAHP, the self-attentive Hawkes process: attention says where the rate jumps, where it goes from
+there, and how fast.
 
 With h_i the state of a causal transformer after event i (`models.encoder`), per mark m,
 
     eta, mu     = gelu(W_eta h_i + b_eta), gelu(W_mu h_i + b_mu)        gamma = softplus(W_gamma h_i + b_gamma)
     lambda_m(t) = r_m g_m(mu_m + (eta_m - mu_m) exp(-gamma_m (t - t_i))),    t_i < t <= t_{i+1},
 
-so that the rate starts at g(eta) after the event and goes to g(mu), up or down; g_m is the softplus of learned scale
-(`neural_start`) and r_m mark m's mean rate in the training data, which lets rare marks and frequent ones begin alike. An
-event's token is a vector for its mark plus the time-shifted encoding, sines and cosines of
+so that the rate starts at g(eta) after the event and goes to g(mu), up or down; g_m is the softplus
+of learned scale (`neural_start`) and r_m mark m's mean rate in the training data, which lets rare
+marks and frequent ones begin alike. An event's token is a vector for its mark plus the time-shifted
+encoding, sines and cosines of
 
     w_k i + omega_k t_i + xi_k (t_i - t_{i-1}),        w_k = 10000^(-2k/D), omega_k and xi_k learned,
 
-times in mean gaps since the window's start. The state at the start is learned and covers [start, t_1]. Each mark is monotone
-between events (their sum need not be): that is the bound for sampling. The integral is numeric.
+times in mean gaps since the window's start. The state at the start is learned and covers [start,
+t_1]. Each mark is monotone between events (their sum need not be): that is the bound for sampling.
+The integral is numeric.
 
-Source: Zhang, Lipani, Kirnap and Yilmaz, "Self-attentive Hawkes process" (ICML 2020). Its printed rate has a softmax for the
-softplus and an exponent that grows; this is the form that its text describes. It prints the shift as omega_k t_i, its
-authors' code as xi_k (t_i - t_{i-1}); here are both.
+Source: Zhang, Lipani, Kirnap and Yilmaz, "Self-attentive Hawkes process" (ICML 2020). Its printed
+rate has a softmax for the
+softplus and an exponent that grows; this is the form that its text describes. It prints the shift
+as omega_k t_i, its authors' code as xi_k (t_i - t_{i-1}); here are both.
 """
 
 from __future__ import annotations
@@ -39,28 +43,37 @@ from fourpoint.models.encoder import Encoded, Encoder, frequencies, refuse_to_go
 from fourpoint.models.neural_start import ScaledSoftplus, time_scale_of
 from fourpoint.models.poisson import mean_rates
 
-FIRST_END = 0.710927  # gelu of it is log(e - 1), where a softplus of scale 1 is 1: rates begin at their means
+# gelu of it is log(e - 1), where a softplus of scale 1 is 1: rates begin at their means
+FIRST_END = 0.710927
 FASTEST_SHIFT = 2.0  # of xi_k at first, in radians per mean gap, either sign
 
 
 class SAHP(Described, nn.Module):
     """Self-attentive Hawkes process.
 
-    Arguments: ``marks``, the mark space of the data (`data.marks`), a number of types, or None; ``hidden`` numbers in a state;
-    ``layers`` and ``heads`` of attention; ``inner``, the width of a network after each attention (0: none, as in the paper's
-    equations); ``dropout``, a share; ``seed`` of the first weights. ``recipe`` holds the settings of `fit` that suit it.
+    Arguments: ``marks``, the mark space of the data (`data.marks`), a number of types, or None;
+    ``hidden`` numbers in a state;
+    ``layers`` and ``heads`` of attention; ``inner``, the width of a network after each attention
+    (0: none, as in the paper's equations); ``dropout``, a share; ``seed`` of the first weights.
+    ``recipe`` holds the settings of `fit` that suit it.
 
     Fails with :class:`UserError` where sizes do not fit together.
 
     >>> from fourpoint.events import Sequence
     >>> model, batch = SAHP(hidden=8, heads=2).eval(), Sequence([1.0], start=0.0, stop=2.0).batch()
-    >>> tuple(model.intensity(model.encode(batch), torch.tensor([[0.5, 1.5]], dtype=torch.float64)).shape)
+    >>> tuple(
+    ...     model.intensity(
+    ...         model.encode(batch), torch.tensor([[0.5, 1.5]], dtype=torch.float64)
+    ...     ).shape
+    ... )
     (1, 2, 1)
     """
 
     linear = False
     one_thread = True  # trained so on a CPU
-    recipe: ClassVar[dict[str, Any]] = dict(step_events=4096, learning_rate=5e-3, warmup=20, nodes=2)
+    recipe: ClassVar[dict[str, Any]] = dict(
+        step_events=4096, learning_rate=5e-3, warmup=20, nodes=2
+    )
     time_scale: Tensor
     log_rate: Tensor
     step: Tensor
@@ -78,15 +91,23 @@ class SAHP(Described, nn.Module):
     ) -> None:
         super().__init__()
         self.marks = protocol.space_without_places(marks, "sahp")
-        self._settings: dict[str, Any] = dict(hidden=hidden, layers=layers, heads=heads, inner=inner, dropout=dropout, seed=seed)
+        self._settings: dict[str, Any] = dict(
+            hidden=hidden, layers=layers, heads=heads, inner=inner, dropout=dropout, seed=seed
+        )
         M, random = self.marks.count, torch.Generator().manual_seed(seed)
-        self.encoder = Encoder(hidden, layers=layers, heads=heads, inner=inner, dropout=dropout, random=random)
+        self.encoder = Encoder(
+            hidden, layers=layers, heads=heads, inner=inner, dropout=dropout, random=random
+        )
         self.tokens = nn.Parameter(0.1 * torch.randn(M, hidden, generator=random))
         self.frequency = nn.Parameter(_first_frequencies(hidden // 2, 100.0))
         self.readout = nn.Parameter(torch.zeros(3 * M, hidden))
-        self.shift = nn.Parameter(torch.tensor([FIRST_END, FIRST_END, math.log(math.e - 1)]).repeat_interleave(M))
+        self.shift = nn.Parameter(
+            torch.tensor([FIRST_END, FIRST_END, math.log(math.e - 1)]).repeat_interleave(M)
+        )
         self.link = ScaledSoftplus(M)
-        self.register_buffer("step", frequencies(hidden // 2, 10_000.0 ** (2 / hidden - 1)), persistent=False)
+        self.register_buffer(
+            "step", frequencies(hidden // 2, 10_000.0 ** (2 / hidden - 1)), persistent=False
+        )
         self.register_buffer("time_scale", torch.ones((), dtype=torch.float64))
         self.register_buffer("log_rate", torch.zeros(M, dtype=torch.float64))
 
@@ -95,12 +116,16 @@ class SAHP(Described, nn.Module):
         return dict(self._settings)
 
     def initialise(self, data: Dataset) -> list[str]:
-        """Count time in mean gaps, begin at the mean rate of every mark, and spread omega from a mean gap to the longest window."""
+        """Count time in mean gaps, begin at the mean rate of every mark, and spread omega from a
+        mean gap to the longest window.
+        """
         scale = time_scale_of(data)
         with torch.no_grad():
             self.time_scale.fill_(scale)
             self.log_rate.copy_(mean_rates(data, self.marks).log())
-            self.frequency.copy_(_first_frequencies(self.frequency.shape[1], float(data.durations.max()) / scale))
+            self.frequency.copy_(
+                _first_frequencies(self.frequency.shape[1], float(data.durations.max()) / scale)
+            )
         return [f"time scale: {scale:.4g} {data.unit or 'time units'} (the mean gap)"]
 
     def redraw(self, random: torch.Generator) -> None:
@@ -116,7 +141,11 @@ class SAHP(Described, nn.Module):
         return self.encoder.encode(batch, self._tokens(batch.marks, *_clocks(batch)))
 
     def extend(
-        self, history: Encoded, time: Float[Tensor, " B"], mark: Int[Tensor, " B"], active: Bool[Tensor, " B"] | None = None
+        self,
+        history: Encoded,
+        time: Float[Tensor, " B"],
+        mark: Int[Tensor, " B"],
+        active: Bool[Tensor, " B"] | None = None,
     ) -> Encoded:
         """One event more, against the keys and values of those before."""
         last = history.last()
@@ -125,44 +154,86 @@ class SAHP(Described, nn.Module):
         return self.encoder.append(history, token, time, active)
 
     def log_intensity(
-        self, history: Encoded, times: Float[Tensor, "B G Q"], seen: Int[Tensor, "B G"] | None = None
+        self,
+        history: Encoded,
+        times: Float[Tensor, "B G Q"],
+        seen: Int[Tensor, "B G"] | None = None,
     ) -> Float[Tensor, "B G Q M"]:
         """log lambda per mark, formed without overflow."""
         return self.link(self._inside(history, times, seen)) + self.log_rate.to(self.shift)
 
     def in_gaps(
-        self, history: Encoded, nodes: Float[Tensor, "B G Q"], ends: Float[Tensor, "B G"], weights: Float[Tensor, " Q"] | None = None
+        self,
+        history: Encoded,
+        nodes: Float[Tensor, "B G Q"],
+        ends: Float[Tensor, "B G"],
+        weights: Float[Tensor, " Q"] | None = None,
     ) -> tuple[Float[Tensor, "B G"], Float[Tensor, "B G M"]]:
-        """The mean total rate at each gap's ``nodes``, by ``weights`` (None: all alike), and log lambda per mark at its end."""
+        """The mean total rate at each gap's ``nodes``, by ``weights`` (None: all alike), and log
+        lambda per mark at its end.
+        """
         z = self._inside(history, torch.cat([nodes, ends[..., None]], 2), None)
         return self.link.in_gaps(z, self.log_rate.to(self.shift), weights)
 
     def fast_log_likelihood(
         self, batch: Batch, nodes: int, random: torch.Generator, convention: str = "window"
     ) -> Float[Tensor, " B"] | None:
-        """The estimate of `likelihood.sampled_log_likelihood` in one compiled sweep; None where that is not to be had."""
+        """The estimate of `likelihood.sampled_log_likelihood` in one compiled sweep; None where
+        that is not to be had.
+        """
         if not worth_sweeping(self.encoder, batch):
             return None
-        edges, read = batch.edges, (self.tokens, self.readout, self.shift, self.shift[:0], self.link.log_scale)
+        edges, read = (
+            batch.edges,
+            (self.tokens, self.readout, self.shift, self.shift[:0], self.link.log_scale),
+        )
         times, draws = self._waves(*_clocks(batch)), uniform(edges[:, 1:], nodes, random)
-        return swept_log_likelihood(self.encoder, batch, edges, times, read, self.time_scale, self.log_rate, draws, convention == "gaps")
+        return swept_log_likelihood(
+            self.encoder,
+            batch,
+            edges,
+            times,
+            read,
+            self.time_scale,
+            self.log_rate,
+            draws,
+            convention == "gaps",
+        )
 
     def intensity(self, history: Encoded, times: Float[Tensor, "B Q"]) -> Float[Tensor, "B Q M"]:
         """lambda per mark at any times, in events per unit of the user's time."""
         return protocol.intensity(self, history, times)
 
     @torch.no_grad()
-    def bound(self, history: Encoded, a: Float[Tensor, " B"], b: Float[Tensor, " B"]) -> Float[Tensor, " B"]:
-        """An upper bound of the total rate on [a, b], seen from the last position and with no event in between.
+    def bound(
+        self, history: Encoded, a: Float[Tensor, " B"], b: Float[Tensor, " B"]
+    ) -> Float[Tensor, " B"]:
+        """An upper bound of the total rate on [a, b], seen from the last position and with no event
+        in between.
 
-        It is the sum over marks of the larger end. There is an allowance for rounding, since it is the rounded rate that must
-        stay below: z is off by a few units in the last place of eta and mu, and the link magnifies that by at most 1 / s.
+        It is the sum over marks of the larger end. There is an allowance for rounding, since it is
+        the rounded rate that must
+        stay below: z is off by a few units in the last place of eta and mu, and the link magnifies
+        that by at most 1 / s.
         """
         ends = torch.stack([a, b], 1)[:, None]
-        logs = self.log_intensity(history, ends, history.lengths[:, None])[:, 0].amax(1).to(torch.float64)
+        logs = (
+            self.log_intensity(history, ends, history.lengths[:, None])[:, 0]
+            .amax(1)
+            .to(torch.float64)
+        )
         eta, mu, _ = self._curves(history.at(history.lengths[:, None])[1])
         eps = torch.finfo(eta.dtype).eps
-        rounding = 16 * eps * (1 + logs.abs() + self.log_rate.abs() + (eta.abs() + mu.abs())[:, 0] * (-self.link.log_scale).exp())
+        rounding = (
+            16
+            * eps
+            * (
+                1
+                + logs.abs()
+                + self.log_rate.abs()
+                + (eta.abs() + mu.abs())[:, 0] * (-self.link.log_scale).exp()
+            )
+        )
         return (logs + rounding).exp().sum(-1)
 
     def shortest_time(self, history: Encoded) -> Float[Tensor, " B"]:
@@ -173,37 +244,64 @@ class SAHP(Described, nn.Module):
     # ------------------------------------------------------------------ parts
 
     def _tokens(
-        self, marks: Int[Tensor, "*S"], since: Float[Tensor, "*S"], gaps: Float[Tensor, "*S"], index: Int[Tensor, "*S"]
+        self,
+        marks: Int[Tensor, "*S"],
+        since: Float[Tensor, "*S"],
+        gaps: Float[Tensor, "*S"],
+        index: Int[Tensor, "*S"],
     ) -> Float[Tensor, "*S D"]:
         """What an event says to the encoder: its mark, and its time."""
         own = self.tokens if self.marks.count == 1 else embedding(marks, self.tokens)
         return own + self._waves(since, gaps, index)
 
-    def _waves(self, since: Float[Tensor, "*S"], gaps: Float[Tensor, "*S"], index: Int[Tensor, "*S"]) -> Float[Tensor, "*S D"]:
-        """What an event's time says: when it was, how long after the one before, and the how manieth it is."""
+    def _waves(
+        self, since: Float[Tensor, "*S"], gaps: Float[Tensor, "*S"], index: Int[Tensor, "*S"]
+    ) -> Float[Tensor, "*S D"]:
+        """What an event's time says: when it was, how long after the one before, and the how
+        manieth it is.
+        """
         each = torch.stack([since, gaps, index.to(since.dtype)], -1)
-        pace = torch.cat([self.frequency.to(since.dtype) / self.time_scale, self.step.to(since.dtype)[None]]) / (2 * math.pi)
+        pace = torch.cat(
+            [self.frequency.to(since.dtype) / self.time_scale, self.step.to(since.dtype)[None]]
+        ) / (2 * math.pi)
         return waves(each @ pace, self.tokens.dtype)
 
-    def _inside(self, history: Encoded, times: Float[Tensor, "B G Q"], seen: Int[Tensor, "B G"] | None) -> Float[Tensor, "B G Q M"]:
+    def _inside(
+        self, history: Encoded, times: Float[Tensor, "B G Q"], seen: Int[Tensor, "B G"] | None
+    ) -> Float[Tensor, "B G Q M"]:
         """What the link is applied to: mu + (eta - mu) exp(-gamma lag)."""
         anchor, states = history.at(seen)
-        return _Slide.apply(*self._curves(states), ((times - anchor[..., None]) / self.time_scale).to(states))
+        return _Slide.apply(
+            *self._curves(states), ((times - anchor[..., None]) / self.time_scale).to(states)
+        )
 
-    def _curves(self, states: Float[Tensor, "B G D"]) -> tuple[Float[Tensor, "B G M"], Float[Tensor, "B G M"], Float[Tensor, "B G M"]]:
-        """eta, mu and gamma after each position, from products laid out so that each of them is contiguous for one mark."""
+    def _curves(
+        self, states: Float[Tensor, "B G D"]
+    ) -> tuple[Float[Tensor, "B G M"], Float[Tensor, "B G M"], Float[Tensor, "B G M"]]:
+        """eta, mu and gamma after each position, from products laid out so that each of them is
+        contiguous for one mark.
+        """
         M, (B, G, D) = self.marks.count, states.shape
         out = torch.addmm(self.shift[:, None], self.readout, states.reshape(-1, D).T)
-        eta, mu, gamma = (x.view(M, B, G).permute(1, 2, 0) for x in (*gelu(out[: 2 * M]).chunk(2), softplus(out[2 * M :])))
+        eta, mu, gamma = (
+            x.view(M, B, G).permute(1, 2, 0)
+            for x in (*gelu(out[: 2 * M]).chunk(2), softplus(out[2 * M :]))
+        )
         return eta, mu, gamma
 
 
 class _Slide(torch.autograd.Function):
-    """mu + (eta - mu) exp(-gamma lag), with its gradient written out: a third of the passes over memory."""
+    """mu + (eta - mu) exp(-gamma lag), with its gradient written out: a third of the passes over
+    memory.
+    """
 
     @staticmethod
     def forward(
-        ctx: Any, eta: Float[Tensor, "B G M"], mu: Float[Tensor, "B G M"], gamma: Float[Tensor, "B G M"], lag: Float[Tensor, "B G Q"]
+        ctx: Any,
+        eta: Float[Tensor, "B G M"],
+        mu: Float[Tensor, "B G M"],
+        gamma: Float[Tensor, "B G M"],
+        lag: Float[Tensor, "B G Q"],
     ) -> Float[Tensor, "B G Q M"]:
         fade = (gamma[:, :, None] * -lag[..., None]).exp_()
         drop = eta - mu
@@ -223,13 +321,22 @@ class _Slide(torch.autograd.Function):
 
 
 def _clocks(batch: Batch) -> tuple[Float[Tensor, "B N"], Float[Tensor, "B N"], Int[Tensor, "B N"]]:
-    """When each event was, since the window's start; how long after the one before; and the how manieth it is."""
-    index = torch.arange(1, batch.times.shape[1] + 1, device=batch.times.device).expand(batch.times.shape)
+    """When each event was, since the window's start; how long after the one before; and the how
+    manieth it is.
+    """
+    index = torch.arange(1, batch.times.shape[1] + 1, device=batch.times.device).expand(
+        batch.times.shape
+    )
     return batch.times - batch.start[:, None], batch.edges[:, :-1].diff(dim=1), index
 
 
 def _first_frequencies(count: int, length: float) -> Float[Tensor, "2 F"]:
-    """omega, then xi: half of the waves begin with the time alone, from 1 to 1 / length, the others with the gap alone."""
+    """omega, then xi: half of the waves begin with the time alone, from 1 to 1 / length, the others
+    with the gap alone.
+    """
     half = count // 2
-    omega, xi = frequencies(half, 1 / max(length, 2.0)), torch.linspace(-FASTEST_SHIFT, FASTEST_SHIFT, count - half)
+    omega, xi = (
+        frequencies(half, 1 / max(length, 2.0)),
+        torch.linspace(-FASTEST_SHIFT, FASTEST_SHIFT, count - half),
+    )
     return torch.block_diag(omega.float()[None], xi[None])

@@ -26,7 +26,8 @@ from fourpoint.models.positions import Positions, counts, extended, positions_of
 
 
 class SelfCorrecting(Described, nn.Module):
-    """Rate ``exp(drift (t - start) - correction N(t))``; ``drift`` is per unit of time, ``correction`` per event.
+    """Rate ``exp(drift (t - start) - correction N(t))``; ``drift`` is per unit of time,
+    ``correction`` per event.
 
     >>> from fourpoint.events import Sequence
     >>> model = SelfCorrecting(drift=2.0, correction=1.0)
@@ -37,11 +38,17 @@ class SelfCorrecting(Described, nn.Module):
 
     linear = True
 
-    def __init__(self, marks: MarkSpace | int | None = None, drift: float = 1.0, correction: float = 1.0) -> None:
+    def __init__(
+        self, marks: MarkSpace | int | None = None, drift: float = 1.0, correction: float = 1.0
+    ) -> None:
         super().__init__()
         self.marks = protocol.space_without_places(marks, "self-correcting")
         if self.marks.count > 1:
-            raise UserError("a single type of event", f"{self.marks}", "Fit one SelfCorrecting per type, or a model with marks.")
+            raise UserError(
+                "a single type of event",
+                f"{self.marks}",
+                "Fit one SelfCorrecting per type, or a model with marks.",
+            )
         self.drift = nn.Parameter(torch.tensor(float(drift), dtype=torch.float64))
         self.correction = nn.Parameter(torch.tensor(float(correction), dtype=torch.float64))
 
@@ -65,25 +72,39 @@ class SelfCorrecting(Described, nn.Module):
 
         def loss(c: Tensor) -> Tensor:
             drift, correction = c[0] / unit, c[1]
-            integral = (length * (drift * left - correction * before).exp() * _growth(drift * length)).sum()
+            integral = (
+                length * (drift * left - correction * before).exp() * _growth(drift * length)
+            ).sum()
             return (integral - drift * since + correction * pairs) / max(data.events, 1)
 
         found = minimise(loss, torch.zeros(2))
         with torch.no_grad():
             self.drift.copy_(found.point[0] / unit)
             self.correction.copy_(found.point[1])
-        return [f"drift {self.drift.item():.4g} and correction {self.correction.item():.4g} by maximum likelihood: {found}"]
+        return [
+            (
+                f"drift {self.drift.item():.4g} and correction {self.correction.item():.4g} by "
+                f"maximum likelihood: {found}"
+            )
+        ]
 
     def encode(self, batch: Batch, before: Positions | None = None) -> Positions:
         return positions_of(batch, before)
 
     def extend(
-        self, history: Positions, time: Float[Tensor, " B"], mark: Int[Tensor, " B"], active: Bool[Tensor, " B"] | None = None
+        self,
+        history: Positions,
+        time: Float[Tensor, " B"],
+        mark: Int[Tensor, " B"],
+        active: Bool[Tensor, " B"] | None = None,
     ) -> Positions:
         return extended(history, time, active)
 
     def log_intensity(
-        self, history: Positions, times: Float[Tensor, "B G Q"], seen: Int[Tensor, "B G"] | None = None
+        self,
+        history: Positions,
+        times: Float[Tensor, "B G Q"],
+        seen: Int[Tensor, "B G"] | None = None,
     ) -> Float[Tensor, "B G Q 1"]:
         return self._log_rate(history, times, counts(history, seen)[..., None])[..., None]
 
@@ -91,20 +112,32 @@ class SelfCorrecting(Described, nn.Module):
         return protocol.intensity(self, history, times)
 
     def integral(
-        self, history: Positions, a: Float[Tensor, "B G"], b: Float[Tensor, "B G"], seen: Int[Tensor, "B G"] | None = None
+        self,
+        history: Positions,
+        a: Float[Tensor, "B G"],
+        b: Float[Tensor, "B G"],
+        seen: Int[Tensor, "B G"] | None = None,
     ) -> Float[Tensor, "B G 1"]:
         """Expected events in [a, b] while no event intervenes, in closed form."""
         first = self._log_rate(history, a[..., None], counts(history, seen)[..., None])
         return (b - a)[..., None] * first.exp() * _growth(self.drift * (b - a))[..., None]
 
     @torch.no_grad()
-    def bound(self, history: Positions, a: Float[Tensor, " B"], b: Float[Tensor, " B"]) -> Float[Tensor, " B"]:
-        """The largest rate on [a, b] seen from the last position: it is monotone, so that one of the ends has it."""
+    def bound(
+        self, history: Positions, a: Float[Tensor, " B"], b: Float[Tensor, " B"]
+    ) -> Float[Tensor, " B"]:
+        """The largest rate on [a, b] seen from the last position: it is monotone, so that one of
+        the ends has it.
+        """
         ends = torch.stack([a, b], 1)[:, None]
         return self.log_intensity(history, ends, history.lengths[:, None]).exp().amax((1, 2, 3))
 
-    def _log_rate(self, history: Positions, times: Float[Tensor, "B G Q"], count: Int[Tensor, "B G 1"]) -> Float[Tensor, "B G Q"]:
-        return self.drift * (times - history.start[:, None, None]) - self.correction * count.to(times.dtype)
+    def _log_rate(
+        self, history: Positions, times: Float[Tensor, "B G Q"], count: Int[Tensor, "B G 1"]
+    ) -> Float[Tensor, "B G Q"]:
+        return self.drift * (times - history.start[:, None, None]) - self.correction * count.to(
+            times.dtype
+        )
 
 
 def _growth(x: Float[Tensor, "*S"]) -> Float[Tensor, "*S"]:
@@ -116,9 +149,15 @@ def _growth(x: Float[Tensor, "*S"]) -> Float[Tensor, "*S"]:
 
 
 def _gaps(data: Dataset) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Every gap of the data, from start to stop: its left end since the start, its length, and the events before it."""
+    """Every gap of the data, from start to stop: its left end since the start, its length, and the
+    events before it.
+    """
     left = np.insert(data.times, data.offsets[:-1], data.starts)
     right = np.insert(data.times, data.offsets[1:], data.stops)
     sizes = data.lengths + 1
     first = np.repeat(np.cumsum(sizes) - sizes, sizes)
-    return left - np.repeat(data.starts, sizes), right - left, (np.arange(len(left)) - first).astype(np.float64)
+    return (
+        left - np.repeat(data.starts, sizes),
+        right - left,
+        (np.arange(len(left)) - first).astype(np.float64),
+    )

@@ -1,4 +1,6 @@
-"""A series that compiled loops share. Plain Python, slow but correct as it stands; made part of the loops that call it."""
+"""A series that compiled loops share. Plain Python, slow but correct as it stands; made part of the
+loops that call it.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,8 @@ f32 = np.float32
 
 @no_type_check
 def log_one_plus(t):
-    """log(1 + t) for t from 0 to 1, in float32: 2 (u + u^3 / 3 + u^5 / 5 + ...) with u = t / (2 + t), which is at most 1 / 3.
+    """log(1 + t) for t from 0 to 1, in float32: 2 (u + u^3 / 3 + u^5 / 5 + ...) with u = t / (2 +
+    t), which is at most 1 / 3.
 
     >>> round(float(log_one_plus(np.float32(1.0))), 6)
     0.693147

@@ -1,8 +1,11 @@
 """Records of cells: one JSON file each under ``cells/``, written whole or not at all.
 
-A record says what was run (kind, table, model, data, seed), how it ended (``done``, ``failed`` with its reason, or ``no data given``), its
-numbers, the settings, and where it ran: command, when it ended, commit, machine, versions, seconds. Records of one setting that lie in one
-folder belong together, whichever machine made them: copying ``cells/`` folders into each other merges runs.
+A record says what was run (kind, table, model, data, seed), how it ended (``done``, ``failed`` with
+its reason, or ``no data given``), its
+numbers, the settings, and where it ran: command, when it ended, commit, machine, versions, seconds.
+Records of one setting that lie in one
+folder belong together, whichever machine made them: copying ``cells/`` folders into each other
+merges runs.
 """
 
 from __future__ import annotations
@@ -24,44 +27,101 @@ from fourpoint.sanitising import csv_cell
 
 Record = dict[str, Any]
 DONE, FAILED, NO_DATA = "done", "failed", "no data given"
-COMMIT = "FOURPOINT_COMMIT"  # the environment's word on the commit, where there is no checkout to ask
+COMMIT = (
+    "FOURPOINT_COMMIT"  # the environment's word on the commit, where there is no checkout to ask
+)
 
 
 def record_of(cell: Cell, setting: str, status: str, *, reason: str = "", **found: Any) -> Record:
-    """The record of a cell that ended with ``status``; ``found`` holds metrics, settings, seconds and further arrays."""
-    head = dict(id=cell.id, kind=cell.kind, tables=_tables(cell), model=cell.model, data=cell.data, seed=cell.seed, setting=setting)
+    """The record of a cell that ended with ``status``; ``found`` holds metrics, settings, seconds
+    and further arrays.
+    """
+    head = dict(
+        id=cell.id,
+        kind=cell.kind,
+        tables=_tables(cell),
+        model=cell.model,
+        data=cell.data,
+        seed=cell.seed,
+        setting=setting,
+    )
     return {**head, "status": status, "reason": reason, **found, **whereabouts()}
 
 
 def write_record(folder: Path, record: Record) -> None:
-    """Write ``record`` under a temporary name and rename it, so that a killed run leaves no half of one."""
-    write_text(folder / "cells" / f"{record['id']}.json", json.dumps(record, indent=1, allow_nan=False) + "\n")
+    """Write ``record`` under a temporary name and rename it, so that a killed run leaves no half of
+    one.
+    """
+    write_text(
+        folder / "cells" / f"{record['id']}.json",
+        json.dumps(record, indent=1, allow_nan=False) + "\n",
+    )
 
 
 def read_records(folder: Path, setting: str) -> dict[str, Record]:
-    """All records of ``folder`` by id. Raises :class:`UserError` where one is of another setting, or is not readable."""
+    """All records of ``folder`` by id. Raises :class:`UserError` where one is of another setting,
+    or is not readable.
+    """
     found: dict[str, Record] = {}
     for file in sorted((folder / "cells").glob("*.json")):
         try:
             record = json.loads(file.read_text())
             name, kind = record["id"], record["setting"]
         except (ValueError, KeyError, TypeError) as error:
-            raise UserError("a record of a cell", f"{file}: {error}", "Delete the file; the next run fills it again.") from error
+            raise UserError(
+                "a record of a cell",
+                f"{file}: {error}",
+                "Delete the file; the next run fills it again.",
+            ) from error
         if kind != setting:
             remedy = "Choose another folder with --output, or delete this one."
-            raise UserError(f"results of the {setting} setting in {folder}", f"{file.name} of the {kind} setting", remedy)
+            raise UserError(
+                f"results of the {setting} setting in {folder}",
+                f"{file.name} of the {kind} setting",
+                remedy,
+            )
         found[name] = record
     return found
 
 
 def write_results(folder: Path, records: list[Record]) -> None:
-    """``results.json`` with all records (curves and arrays stay with the cells) and ``results.csv`` with their numbers."""
+    """``results.json`` with all records (curves and arrays stay with the cells) and ``results.csv``
+    with their numbers.
+    """
     slim = [{key: value for key, value in record.items() if key != "arrays"} for record in records]
     write_text(folder / "results.json", json.dumps(slim, indent=1, allow_nan=False) + "\n")
-    names = ["id", "kind", "model", "data", "seed", "setting", "status", "reason", "seconds", "commit"]
-    metrics = sorted({key for record in records for key, value in record.get("metrics", {}).items() if not isinstance(value, list | dict)})
-    rows = [{**{n: r.get(n, "") for n in names}, **{m: r.get("metrics", {}).get(m, "") for m in metrics}} for r in slim]
-    write_table(folder / "results.csv", [*names, *metrics], [[row[key] for key in (*names, *metrics)] for row in rows])
+    names = [
+        "id",
+        "kind",
+        "model",
+        "data",
+        "seed",
+        "setting",
+        "status",
+        "reason",
+        "seconds",
+        "commit",
+    ]
+    metrics = sorted(
+        {
+            key
+            for record in records
+            for key, value in record.get("metrics", {}).items()
+            if not isinstance(value, list | dict)
+        }
+    )
+    rows = [
+        {
+            **{n: r.get(n, "") for n in names},
+            **{m: r.get("metrics", {}).get(m, "") for m in metrics},
+        }
+        for r in slim
+    ]
+    write_table(
+        folder / "results.csv",
+        [*names, *metrics],
+        [[row[key] for key in (*names, *metrics)] for row in rows],
+    )
 
 
 def write_table(file: Path, header: list[str], rows: list[list[Any]]) -> None:
@@ -87,8 +147,16 @@ def whereabouts() -> Record:
     import fourpoint
 
     processor = _processor()
-    machine = f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores{f', {processor}' if processor else ''}"
-    versions = dict(fourpoint=fourpoint.__version__, python=platform.python_version(), torch=torch.__version__, numpy=numpy.__version__)
+    machine = (
+        f"{platform.system()} {platform.machine()}, {os.cpu_count()} "
+        f"cores{f', {processor}' if processor else ''}"
+    )
+    versions = dict(
+        fourpoint=fourpoint.__version__,
+        python=platform.python_version(),
+        torch=torch.__version__,
+        numpy=numpy.__version__,
+    )
     return dict(commit=_commit(), machine=machine, versions=versions)
 
 
@@ -103,15 +171,32 @@ def _tables(cell: Cell) -> list[str]:
 def _commit() -> str:
     """The commit of the checkout that this file lies in, with + where files differ from it.
 
-    Where it is no checkout it is what FOURPOINT_COMMIT says: a copy of the source on another machine cannot know.
+    Where it is no checkout it is what FOURPOINT_COMMIT says: a copy of the source on another
+    machine cannot know.
     """
     here = Path(__file__).parent
     try:
-        name = subprocess.run(["git", "rev-parse", "--short=12", "HEAD"], cwd=here, capture_output=True, text=True, timeout=10)
-        changed = subprocess.run(["git", "status", "--porcelain", "--", "."], cwd=here.parent, capture_output=True, text=True, timeout=10)
+        name = subprocess.run(
+            ["git", "rev-parse", "--short=12", "HEAD"],
+            cwd=here,
+            capture_output=True,
+            text=True,
+            timeout=10,
+        )
+        changed = subprocess.run(
+            ["git", "status", "--porcelain", "--", "."],
+            cwd=here.parent,
+            capture_output=True,
+            text=True,
+            timeout=10,
+        )
     except (OSError, subprocess.TimeoutExpired):
         return os.environ.get(COMMIT, "")
-    return name.stdout.strip() + "+" * bool(changed.stdout.strip()) if name.returncode == 0 else os.environ.get(COMMIT, "")
+    return (
+        name.stdout.strip() + "+" * bool(changed.stdout.strip())
+        if name.returncode == 0
+        else os.environ.get(COMMIT, "")
+    )
 
 
 def _processor() -> str:
@@ -119,4 +204,7 @@ def _processor() -> str:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         return platform.processor()
-    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.processor())
+    return next(
+        (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")),
+        platform.processor(),
+    )

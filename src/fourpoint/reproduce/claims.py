@@ -1,12 +1,16 @@
-"""Three claims of the paper as small experiments: few features in training, far events, and Algorithm 2.
+"""Three claims of the paper as small experiments: few features in training, far events, and
+Algorithm 2.
 
-- *features*: D = 20 features suffice for each minibatch, 10,000 recover the intensity. The trained model is scored with D from 20 to
+- *features*: D = 20 features suffice for each minibatch, 10,000 recover the intensity. The trained
+    model is scored with D from 20 to
   10,000, several draws each: what moves from draw to draw is the cost of a small D.
-- *memory*: "recent memory will override the long-term memory" in recurrent networks. The first event is of type A or B; then come n
-  events of type C, whatever it was; and from t = .6 on events of type D, at a high rate after an A and a low one after a B. What a
-  model remembers is the ratio of its two rates of D at .61, before any D, against the true one, in logs.
-- *thinning*: Algorithm 2 as printed accepts where it should reject and bounds the rate by its present value. Its mean count is set
-  beside the law's, and beside the mean count with the test turned round.
+- *memory*: "recent memory will override the long-term memory" in recurrent networks. The first
+  event is of type A or B; then come n events of type C, whatever it was; and from t = .6 on events
+  of type D, at a high rate after an A and a low one after a B. What a model remembers is the ratio
+  of its two rates of D at .61, before any D, against the true one, in logs.
+- *thinning*: Algorithm 2 as printed accepts where it should reject and bounds the rate by its
+  present value. Its mean count is set beside the law's, and beside the mean count with the test
+  turned round.
 """
 
 from __future__ import annotations
@@ -41,10 +45,16 @@ LONGEST_WALK = 100_000  # candidates of one sequence; Algorithm 2 is not known t
 
 
 def features(setting: Setting, output: Path) -> Record:
-    """Likelihood and intensity error of the trained paper form on hawkes, for several D and draws of each."""
+    """Likelihood and intensity error of the trained paper form on hawkes, for several D and draws
+    of each.
+    """
     folder = output / "models" / Cell("fit", "dapp-paper", "hawkes", 0).id
     if not (folder / "model.json").is_file():
-        raise UserError("the paper's form fitted to hawkes", f"no model in {folder}", "Run that cell first; it may have failed.")
+        raise UserError(
+            "the paper's form fitted to hawkes",
+            f"no model in {folder}",
+            "Run that cell first; it may have failed.",
+        )
     model: Any = restore(folder)
     test = parts_of("hawkes", setting, 0, None).test[: min(setting.test, 100)]
     draws, rows = min(5, setting.draws), list[dict[str, Any]]()
@@ -55,36 +65,75 @@ def features(setting: Setting, output: Path) -> Record:
                 raise TypeError("the paper's form has a spectrum")
             model.modes.seed = seed
             model.settle(D)
-            found.append(evaluate(tabled(model, 1.0), test, truth="hawkes", tolerance=setting.tolerance).to_dict("window"))
-        likelihood, error = (np.array([one[key] for one in found]) for key in ("log_likelihood_per_event", "intensity_mse"))
-        row = dict(log_likelihood_per_event=likelihood.mean(), log_likelihood_spread=_spread(likelihood))
+            found.append(
+                evaluate(
+                    tabled(model, 1.0), test, truth="hawkes", tolerance=setting.tolerance
+                ).to_dict("window")
+            )
+        likelihood, error = (
+            np.array([one[key] for one in found])
+            for key in ("log_likelihood_per_event", "intensity_mse")
+        )
+        row = dict(
+            log_likelihood_per_event=likelihood.mean(), log_likelihood_spread=_spread(likelihood)
+        )
         row |= dict(intensity_mse=error.mean(), intensity_mse_spread=_spread(error))
         rows.append({"features": D, **{key: float(value) for key, value in row.items()}})
-    return dict(metrics=dict(rows=rows, draws=draws, test_sequences=len(test)), settings=dict(model=model.settings()))
+    return dict(
+        metrics=dict(rows=rows, draws=draws, test_sequences=len(test)),
+        settings=dict(model=model.settings()),
+    )
 
 
 def memory(cell: Cell, setting: Setting, device: str) -> Record:
-    """What a model remembers of the first event after n events of another type: 1 is all of it, 0 nothing."""
+    """What a model remembers of the first event after n events of another type: 1 is all of it, 0
+    nothing.
+    """
     n = int(cell.data.removeprefix("memory-"))
     size = min(setting.sequences, 2000)
     data = first_matters(size + size // 10 + setting.test, n, seed=0)
     train, dev, test = data[:size], data[size : size + size // 10], data[size + size // 10 :]
     model = build(cell, setting, KINDS)
-    found = fit(model, train, dev, seed=0, progress=False, baselines=False, device=device, **setting.train(cell.model, "hawkes"))
+    found = fit(
+        model,
+        train,
+        dev,
+        seed=0,
+        progress=False,
+        baselines=False,
+        device=device,
+        **setting.train(cell.model, "hawkes"),
+    )
     scored = ready(model, device, 1.0)
-    logs, first = np.log(np.maximum(late_rates(scored, test), 1e-300)), np.array([one.marks[0] for one in test])
+    logs, first = (
+        np.log(np.maximum(late_rates(scored, test), 1e-300)),
+        np.array([one.marks[0] for one in test]),
+    )
     contrast = float(logs[first == 0].mean() - logs[first == 1].mean())
     score = scores(scored, test, None, setting.tolerance)
     truth = float(np.mean([true_log_likelihood(one, n) for one in test]))
     regret = truth - score["log_likelihood_per_sequence"]
     remembered = contrast / math.log(HIGH / LOW)
-    metrics = dict(events=n, remembered=remembered, contrast=contrast, regret_per_sequence=regret, best_step=found.best_step)
+    metrics = dict(
+        events=n,
+        remembered=remembered,
+        contrast=contrast,
+        regret_per_sequence=regret,
+        best_step=found.best_step,
+    )
     metrics |= {key: score[key] for key in ("integral_error", "integral_tolerance")}
-    return dict(metrics=metrics, settings=dict(model=model.settings(), training=setting.train(cell.model, "hawkes"), sequences=size))
+    return dict(
+        metrics=metrics,
+        settings=dict(
+            model=model.settings(), training=setting.train(cell.model, "hawkes"), sequences=size
+        ),
+    )
 
 
 def first_matters(sequences: int, n: int, seed: int) -> Dataset:
-    """Sequences on [0, 1): an A or a B, about ``n`` C's before the switch, and after it D's at a rate that only the first event tells."""
+    """Sequences on [0, 1): an A or a B, about ``n`` C's before the switch, and after it D's at a
+    rate that only the first event tells.
+    """
     rng, rows = np.random.default_rng(seed), []
     for i in range(sequences):
         kind = int(rng.integers(2))
@@ -93,16 +142,26 @@ def first_matters(sequences: int, n: int, seed: int) -> Dataset:
         times = np.concatenate([rng.uniform(0, FIRST, 1), noise, late])
         marks = np.concatenate([[kind], np.full(len(noise), 2), np.full(len(late), 3)])
         order = np.argsort(times, kind="stable")
-        rows.append(Sequence(times[order], marks[order], start=0.0, stop=1.0, space=KINDS, id=str(i)))
+        rows.append(
+            Sequence(times[order], marks[order], start=0.0, stop=1.0, space=KINDS, id=str(i))
+        )
     return Dataset.from_sequences(rows, name=f"memory-{n}")
 
 
 def true_log_likelihood(one: Sequence, n: int) -> float:
-    """Of a sequence of :func:`first_matters`: a first event uniform on [0, .05) of either type, then two Poisson processes."""
+    """Of a sequence of :func:`first_matters`: a first event uniform on [0, .05) of either type,
+    then two Poisson processes.
+    """
     late, noise = (HIGH, LOW)[int(one.marks[0])], _noise(n)
     counts = np.bincount(one.marks, minlength=KINDS.count)
     first = -math.log(2 * FIRST)
-    return float(first + counts[2] * math.log(noise) - noise * (1 - FIRST) + counts[3] * math.log(late) - late * (1 - SWITCH))
+    return float(
+        first
+        + counts[2] * math.log(noise)
+        - noise * (1 - FIRST)
+        + counts[3] * math.log(late)
+        - late * (1 - SWITCH)
+    )
 
 
 def _noise(n: int) -> float:
@@ -111,25 +170,41 @@ def _noise(n: int) -> float:
 
 
 def late_rates(model: Any, data: Dataset) -> NDArray[np.float64]:
-    """The rate of D that a model gives at the time asked about, from what happened before the switch, (B,)."""
+    """The rate of D that a model gives at the time asked about, from what happened before the
+    switch, (B,).
+    """
     before = [one.before(SWITCH) for one in data]
-    known = Dataset.from_sequences([Sequence(s.times, s.marks, start=s.start, stop=1.0, space=s.space, id=s.id) for s in before])
+    known = Dataset.from_sequences(
+        [
+            Sequence(s.times, s.marks, start=s.start, stop=1.0, space=s.space, id=s.id)
+            for s in before
+        ]
+    )
     found = np.zeros(len(known))
     with still(model):
         for rows in known.batches(BATCH):
             batch = known.batch(rows).to(device_of(model))
             asked = torch.full_like(batch.start, ASKED)[:, None]
-            found[rows] = model.intensity(model.encode(batch), asked)[:, 0, 3].double().cpu().numpy()
+            found[rows] = (
+                model.intensity(model.encode(batch), asked)[:, 0, 3].double().cpu().numpy()
+            )
     return found
 
 
 def thinning(setting: Setting) -> Record:
-    """Mean counts of Algorithm 2 as printed, of the same with its test turned round, and of the law."""
+    """Mean counts of Algorithm 2 as printed, of the same with its test turned round, and of the
+    law.
+    """
     rows = []
     for name in SYNTHETIC:
         known = process(name)
         exact = known.simulate(setting.walks, seed=5).lengths
-        row: dict[str, Any] = dict(data=name, law=known.mean_count, exact=float(exact.mean()), exact_error=_standard_error(exact))
+        row: dict[str, Any] = dict(
+            data=name,
+            law=known.mean_count,
+            exact=float(exact.mean()),
+            exact_error=_standard_error(exact),
+        )
         for label, turned in (("printed", False), ("turned", True)):
             counts = literal_counts(known.truth(), setting.walks, seed=7, turned=turned)
             row |= {label: float(counts.mean()), f"{label}_error": _standard_error(counts)}
@@ -138,12 +213,25 @@ def thinning(setting: Setting) -> Record:
 
 
 @torch.no_grad()
-def literal_counts(model: Any, sequences: int, seed: int, *, turned: bool, stop: float = 1.0) -> NDArray[np.int64]:
-    """Events before ``stop`` by Algorithm 2, line by line; ``turned`` accepts where D lambda_bar <= lambda~ instead of above it."""
+def literal_counts(
+    model: Any, sequences: int, seed: int, *, turned: bool, stop: float = 1.0
+) -> NDArray[np.int64]:
+    """Events before ``stop`` by Algorithm 2, line by line; ``turned`` accepts where D lambda_bar <=
+    lambda~ instead of above it.
+    """
     random = torch.Generator().manual_seed(seed)
-    empty = Dataset(np.zeros(0), np.zeros(0, np.int64), np.zeros(sequences + 1, np.int64), np.zeros(sequences), np.full(sequences, stop))
+    empty = Dataset(
+        np.zeros(0),
+        np.zeros(0, np.int64),
+        np.zeros(sequences + 1, np.int64),
+        np.zeros(sequences),
+        np.full(sequences, stop),
+    )
     history = model.encode(empty.batch())
-    t, count = torch.zeros(sequences, dtype=torch.float64), torch.zeros(sequences, dtype=torch.int64)
+    t, count = (
+        torch.zeros(sequences, dtype=torch.float64),
+        torch.zeros(sequences, dtype=torch.int64),
+    )
     none = torch.zeros(sequences, dtype=torch.int64)
     for _ in range(LONGEST_WALK):
         if bool((t >= stop).all()):
@@ -155,7 +243,11 @@ def literal_counts(model: Any, sequences: int, seed: int, *, turned: bool, stop:
         accepted = ((d * bound <= rate) if turned else (d * bound > rate)) & (t < stop)
         history = model.extend(history, t, none, accepted)
         count = count + accepted
-    raise UserError(f"walks that end within {LONGEST_WALK:,} candidates", "some that do not", "Lower the number of walks.")
+    raise UserError(
+        f"walks that end within {LONGEST_WALK:,} candidates",
+        "some that do not",
+        "Lower the number of walks.",
+    )
 
 
 def _standard_error(counts: NDArray[np.int64]) -> float:

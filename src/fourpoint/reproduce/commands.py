@@ -1,8 +1,10 @@
-"""What `fourpoint reproduce` does: plan the cells, run those that are missing, and write tables, figures and the report.
+"""What `fourpoint reproduce` does: plan the cells, run those that are missing, and write tables,
+figures and the report.
 
-Everything goes to one folder: ``cells/`` (a record each), ``models/`` (fits of the first seed), ``results.json``, ``results.csv``,
-``table1.csv``, ``table2.csv``, ``figures/`` (PNG, and the data of each as CSV), ``report.md`` and ``report.html``. The report is of all
-records in the folder, whichever command or machine made them.
+Everything goes to one folder: ``cells/`` (a record each), ``models/`` (fits of the first seed),
+``results.json``, ``results.csv``,
+``table1.csv``, ``table2.csv``, ``figures/`` (PNG, and the data of each as CSV), ``report.md`` and
+``report.html``. The report is of all records in the folder, whichever command or machine made them.
 """
 
 from __future__ import annotations
@@ -18,8 +20,23 @@ from pathlib import Path
 from fourpoint.atomic import write_atomic
 from fourpoint.events import UserError
 from fourpoint.printing import plain_console
-from fourpoint.reproduce import claims, figure_curves, figure_intensity, figure_scores, figure_transformation, theory
-from fourpoint.reproduce.cells import DONE, NO_DATA, Record, read_records, record_of, write_record, write_results
+from fourpoint.reproduce import (
+    claims,
+    figure_curves,
+    figure_intensity,
+    figure_scores,
+    figure_transformation,
+    theory,
+)
+from fourpoint.reproduce.cells import (
+    DONE,
+    NO_DATA,
+    Record,
+    read_records,
+    record_of,
+    write_record,
+    write_results,
+)
 from fourpoint.reproduce.drawing import Drawn
 from fourpoint.reproduce.figure_theory import draw_memory, draw_propositions
 from fourpoint.reproduce.fitting import curve_cell, fit_cell
@@ -32,7 +49,10 @@ from fourpoint.reproduce.table2 import write_table2
 from fourpoint.sanitising import console_text
 
 WHAT = ("table1", "table2", "figure", "theory", "all", "report")
-LOOKING = ("features", "proposition2")  # experiments that look at a fitted model, and come after the fits
+LOOKING = (
+    "features",
+    "proposition2",
+)  # experiments that look at a fitted model, and come after the fits
 DRAWINGS = {
     "score-transformation": figure_transformation.draw,
     "score-visualization": figure_scores.draw,
@@ -43,8 +63,9 @@ DRAWINGS = {
 
 @dataclass(frozen=True)
 class Options:
-    """How to run: the setting's name, seeds, where results go and real files lie, what is selected, with how many processes and, in
-    seconds, for how long at most (the report comes on top of that)."""
+    """How to run: the setting's name, seeds, where results go and real files lie, what is selected,
+    with how many processes and, in seconds, for how long at most (the report comes on top of that).
+    """
 
     setting: str = "full"
     seeds: int = 3
@@ -74,25 +95,49 @@ class Work:
         if cell.kind == "curve":
             return curve_cell(cell, self.setting, self.real, self.device)
         if cell.kind == "theory":
-            return theory.proposition1(self.setting) if cell.data == "proposition1" else theory.proposition2(self.setting, self.output)
+            return (
+                theory.proposition1(self.setting)
+                if cell.data == "proposition1"
+                else theory.proposition2(self.setting, self.output)
+            )
         if cell.data == "features":
             return claims.features(self.setting, self.output)
-        return claims.thinning(self.setting) if cell.data == "thinning" else claims.memory(cell, self.setting, self.device)
+        return (
+            claims.thinning(self.setting)
+            if cell.data == "thinning"
+            else claims.memory(cell, self.setting, self.device)
+        )
 
 
-def reproduce(what: str, figure: str = "", options: Options | None = None, command: str = "") -> list[Record]:
-    """Run what is missing of ``what`` (one of ``WHAT``; ``figure`` names a figure) and write everything; returns the records it needs.
+def reproduce(
+    what: str, figure: str = "", options: Options | None = None, command: str = ""
+) -> list[Record]:
+    """Run what is missing of ``what`` (one of ``WHAT``; ``figure`` names a figure) and write
+    everything; returns the records it needs.
 
-    A record that is done, of the same setting, is kept; failed ones, and those that had no data, are tried again. With ``fresh`` those
-    selected are run again in any case. Raises :class:`UserError` where an argument is unknown or a folder holds other results.
+    A record that is done, of the same setting, is kept; failed ones, and those that had no data,
+    are tried again. With ``fresh`` those selected are run again in any case. Raises
+    :class:`UserError` where an argument is unknown or a folder holds other results.
     """
-    options, began, command = options or Options(), time.monotonic(), command or f"fourpoint reproduce {what}"
+    options, began, command = (
+        options or Options(),
+        time.monotonic(),
+        command or f"fourpoint reproduce {what}",
+    )
     setting = _check(what, figure, options)
     records = read_records(options.output, setting.name)
-    cells = [] if what == "report" else cells_of(what, figure, options.seeds, options.real is not None, setting)
+    cells = (
+        []
+        if what == "report"
+        else cells_of(what, figure, options.seeds, options.real is not None, setting)
+    )
     chosen = [cell for cell in cells if cell.matches(list(options.only))]
     if options.only and not chosen and what != "report":
-        raise UserError("--only to match a cell", ", ".join(options.only), "Use names of models or data, MODEL/DATA, and * for anything.")
+        raise UserError(
+            "--only to match a cell",
+            ", ".join(options.only),
+            "Use names of models or data, MODEL/DATA, and * for anything.",
+        )
     if options.fresh:
         _forget(options.output, chosen)
         records = read_records(options.output, setting.name)
@@ -101,38 +146,68 @@ def reproduce(what: str, figure: str = "", options: Options | None = None, comma
 
     def keep(cell: Cell, outcome: Record) -> None:
         ended = datetime.now(UTC).isoformat(timespec="seconds")
-        write_record(options.output, record_of(cell, setting.name, command=command, ended=ended, **outcome))
+        write_record(
+            options.output, record_of(cell, setting.name, command=command, ended=ended, **outcome)
+        )
 
     pace, left = Pace(), list[Cell]()
     until = began + (math.inf if options.time_limit is None else options.time_limit)
     for stage in (False, True):
         some = [cell for cell in missing if (cell.data in LOOKING) is stage]
-        left += run_cells(some, work, keep, jobs=options.jobs, progress=options.progress, until=until, pace=pace)
+        left += run_cells(
+            some, work, keep, jobs=options.jobs, progress=options.progress, until=until, pace=pace
+        )
     records = read_records(options.output, setting.name)
     everything = [records[name] for name in sorted(records)]
     asked = FIGURES if what in ("all", "report") else (figure,)
     _write_all(options, setting, everything, asked, command)
     if left and options.progress:
-        _say(f"{len(left):,} cells were left for lack of time: run the same command again to fill them")
-    return everything if what == "report" else [records[cell.id] for cell in chosen if cell.id in records]
+        _say(
+            f"{len(left):,} cells were left for lack of time: run the same command again to "
+            "fill them"
+        )
+    return (
+        everything
+        if what == "report"
+        else [records[cell.id] for cell in chosen if cell.id in records]
+    )
 
 
 def _check(what: str, figure: str, options: Options) -> Setting:
-    for name, value, allowed in (("WHAT", what, WHAT), ("the setting", options.setting, tuple(SETTINGS))):
+    for name, value, allowed in (
+        ("WHAT", what, WHAT),
+        ("the setting", options.setting, tuple(SETTINGS)),
+    ):
         if value not in allowed:
-            raise UserError(f"{name} to be one of {', '.join(allowed)}", f"{value!r}", "Choose one of them.")
+            raise UserError(
+                f"{name} to be one of {', '.join(allowed)}", f"{value!r}", "Choose one of them."
+            )
     if what == "figure" and figure not in FIGURES:
-        raise UserError(f"a figure among {', '.join(FIGURES)}", f"{figure!r}", "Choose one of them.")
+        raise UserError(
+            f"a figure among {', '.join(FIGURES)}", f"{figure!r}", "Choose one of them."
+        )
     if what != "figure" and figure:
         raise UserError(f"nothing after {what}", f"{figure!r}", "Leave it out.")
     if options.seeds < 1 or options.jobs < 0:
-        raise UserError("at least one seed and no negative number of jobs", f"--seeds {options.seeds} --jobs {options.jobs}", "Raise them.")
+        raise UserError(
+            "at least one seed and no negative number of jobs",
+            f"--seeds {options.seeds} --jobs {options.jobs}",
+            "Raise them.",
+        )
     if options.time_limit is not None and options.time_limit <= 0:
-        raise UserError("a time limit above 0 seconds", f"--time-limit {options.time_limit:g}", "Raise it, or leave it out.")
+        raise UserError(
+            "a time limit above 0 seconds",
+            f"--time-limit {options.time_limit:g}",
+            "Raise it, or leave it out.",
+        )
     if options.real is not None and not options.real.is_dir():
         raise UserError("a folder of Parquet files", f"--real {options.real}", "Check the path.")
     if options.output.exists() and not options.output.is_dir():
-        raise UserError("a folder for the results", f"{options.output}, which is a file", "Choose another name with --output.")
+        raise UserError(
+            "a folder for the results",
+            f"{options.output}, which is a file",
+            "Choose another name with --output.",
+        )
     return SETTINGS[options.setting]
 
 
@@ -142,7 +217,9 @@ def _forget(output: Path, cells: list[Cell]) -> None:
         shutil.rmtree(output / "models" / cell.id, ignore_errors=True)
 
 
-def _write_all(options: Options, setting: Setting, records: list[Record], asked: tuple[str, ...], command: str) -> None:
+def _write_all(
+    options: Options, setting: Setting, records: list[Record], asked: tuple[str, ...], command: str
+) -> None:
     import matplotlib.pyplot as plt
 
     output = options.output
@@ -151,21 +228,34 @@ def _write_all(options: Options, setting: Setting, records: list[Record], asked:
     write_table2(output, records)
     drawn = _draw_all(options, setting, records, asked)
     for one in drawn:
-        write_atomic(output / "figures" / f"{one.name}.png", partial(one.figure.savefig, format="png", dpi=150))
+        write_atomic(
+            output / "figures" / f"{one.name}.png",
+            partial(one.figure.savefig, format="png", dpi=150),
+        )
     page = write_report(output, setting, records, drawn, command)
     plt.close("all")
     if options.progress:
         _tell(records, page)
 
 
-def _draw_all(options: Options, setting: Setting, records: list[Record], asked: tuple[str, ...]) -> list[Drawn]:
+def _draw_all(
+    options: Options, setting: Setting, records: list[Record], asked: tuple[str, ...]
+) -> list[Drawn]:
     """The figures asked for and those drawn before, as far as there is something to draw."""
     drawn: list[Drawn | None] = []
-    there = {(r["kind"], r["model"], r["data"]) for r in records if r["status"] == DONE and r["seed"] == 0}
+    there = {
+        (r["kind"], r["model"], r["data"])
+        for r in records
+        if r["status"] == DONE and r["seed"] == 0
+    }
     folder = options.output / "figures"
     folder.mkdir(parents=True, exist_ok=True)
     for name in FIGURES:
-        needed = {(c.kind, c.model, c.data) for given in (True, False) for c in cells_of("figure", name, 1, given, setting)}
+        needed = {
+            (c.kind, c.model, c.data)
+            for given in (True, False)
+            for c in cells_of("figure", name, 1, given, setting)
+        }
         if needed & there and (name in asked or (folder / f"{name}.png").is_file()):
             drawn.append(DRAWINGS[name](options.output, setting, records, options.real))
     drawn += [draw_propositions(options.output, records), draw_memory(options.output, records)]

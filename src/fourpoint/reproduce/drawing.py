@@ -1,4 +1,6 @@
-"""What the figures share: the kept models, the sequence that is shown, and what a drawn figure is."""
+"""What the figures share: the kept models, the sequence that is shown, and what a drawn figure
+is.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The paper's figure of recovered intensities: every model on one fresh sequence of each synthetic set, over the true rate."""
+"""The paper's figure of recovered intensities: every model on one fresh sequence of each synthetic
+set, over the true rate.
+"""
 
 from __future__ import annotations
 
@@ -32,16 +34,26 @@ def draw(output: Path, setting: Setting, records: list[Record], real: Path | Non
             fitted = kept_model(output, model, data, sequence.duration)
             if fitted is not None:
                 lines[model] = rates(fitted, sequence, times)
-        for name, side, ax in (("the paper's models", False, pair[0]), ("ours, and Poisson", True, pair[1])):
+        for name, side, ax in (
+            ("the paper's models", False, pair[0]),
+            ("ours, and Poisson", True, pair[1]),
+        ):
             mine = {LABELS[m]: y for m, y in lines.items() if (m in OURS) == side}
             recovered_plot(ax, f"{data}: {name}", times, mine, truth, sequence.times)
-        rows += [[data, "truth", *point] for point in zip(times.tolist(), truth.tolist(), strict=True)]
-        rows += [[data, model, *point] for model, y in lines.items() for point in zip(times.tolist(), y.tolist(), strict=True)]
+        rows += [
+            [data, "truth", *point] for point in zip(times.tolist(), truth.tolist(), strict=True)
+        ]
+        rows += [
+            [data, model, *point]
+            for model, y in lines.items()
+            for point in zip(times.tolist(), y.tolist(), strict=True)
+        ]
         rows += [[data, "event", t, ""] for t in sequence.times.tolist()]
     one_legend(figure, list(panels.flat))
     write_table(output / "figures" / "intensity.csv", ["data", "line", "time", "rate"], rows)
     caption = (
-        "Rates recovered on the fresh sequence of median length of each set, each computed from the events before it alone. The broad grey "
+        "Rates recovered on the fresh sequence of median length of each set, each computed "
+        "from the events before it alone. The broad grey "
         "line is the truth; triangles are events."
     )
     return Drawn("intensity", "Recovered intensities", caption, figure)

@@ -1,4 +1,6 @@
-"""The paper's figure of pairwise scores: Fourier kernel, dot product and the true triggering on one sequence of the hawkes set."""
+"""The paper's figure of pairwise scores: Fourier kernel, dot product and the true triggering on one
+sequence of the hawkes set.
+"""
 
 from __future__ import annotations
 
@@ -20,18 +22,30 @@ from fourpoint.reproduce.sets import parts_of
 
 
 def draw(output: Path, setting: Setting, records: list[Record], real: Path | None) -> Drawn:
-    """Six panels: both heads of the Fourier and of the dot-product score, our default's effect, and the truth."""
+    """Six panels: both heads of the Fourier and of the dot-product score, our default's effect, and
+    the truth.
+    """
     sequence = middle_sequence(parts_of("hawkes", setting, 0, None).test)
     true = np.exp(-np.maximum(sequence.times[:, None] - sequence.times, 0))
     shown: list[tuple[str, NDArray[np.float64]]] = []
     for model, name in (("dapp-paper", "Fourier kernel"), ("dapp-paper-dot", "dot product")):
         fitted = kept_plain(output, model, "hawkes")
-        found = np.zeros((2, len(sequence), len(sequence))) if fitted is None else pair_scores(fitted, sequence)
+        found = (
+            np.zeros((2, len(sequence), len(sequence)))
+            if fitted is None
+            else pair_scores(fitted, sequence)
+        )
         note = "" if fitted is not None else " (not fitted)"
         shown += [(f"{name}, head {k + 1}{note}", found[k]) for k in range(2)]
     ours = kept_plain(output, "dapp", "hawkes")
     effect = np.zeros((len(sequence), len(sequence))) if ours is None else effects(ours, sequence)
-    shown.insert(2, ("our DAPP: effect inside the link" + ("" if ours is not None else " (not fitted)"), effect))
+    shown.insert(
+        2,
+        (
+            "our DAPP: effect inside the link" + ("" if ours is not None else " (not fitted)"),
+            effect,
+        ),
+    )
     shown.append(("truth: exp(\u2212(t \u2212 t'))", true))
     figure, panels = canvas(2, 3, 12, 7.4)
     rows: list[list[Any]] = []
@@ -42,10 +56,17 @@ def draw(output: Path, setting: Setting, records: list[Record], real: Path | Non
         rows += [[title, int(n), int(i), float(matrix[n, i])] for n, i in zip(*below, strict=True)]
         if title.startswith("truth"):
             continue
-        agreement.append(f"{title}: {rank_correlation(matrix[below], true[below]):+.2f}".replace("-", "\u2212"))
-    write_table(output / "figures" / "score-visualization.csv", ["score", "event", "past_event", "value"], rows)
+        agreement.append(
+            f"{title}: {rank_correlation(matrix[below], true[below]):+.2f}".replace("-", "\u2212")
+        )
+    write_table(
+        output / "figures" / "score-visualization.csv",
+        ["score", "event", "past_event", "value"],
+        rows,
+    )
     caption = (
-        "Scores of each event (row) on each past event (column), one sequence of hawkes. Rank correlation with the true triggering, which "
+        "Scores of each event (row) on each past event (column), one sequence of hawkes. "
+        "Rank correlation with the true triggering, which "
         f"fades with the lag: {'; '.join(agreement)}."
     )
     return Drawn("score-visualization", "Pairwise scores", caption, figure)

@@ -1,9 +1,12 @@
 """A fit and its numbers: what every cell of the tables and of the learning curves is.
 
-The model is built and trained as the setting says, scored on test data with an honest integral over the whole window and, where the
-truth is known, against it: regret per event and the mean squared error of the intensity at 200 midpoints, all by
-`fourpoint.evaluation`. The paper's forms are scored with their full 10,000 features, whose sums are read off a table (`tabled.py`).
-The model of seed 0 is kept for the figures; a killed fit goes on from its last validation.
+The model is built and trained as the setting says, scored on test data with an honest integral over
+the whole window and, where the
+truth is known, against it: regret per event and the mean squared error of the intensity at 200
+midpoints, all by
+`fourpoint.evaluation`. The paper's forms are scored with their full 10,000 features, whose sums are
+read off a table (`tabled.py`). The model of seed 0 is kept for the figures; a killed fit goes on
+from its last validation.
 """
 
 from __future__ import annotations
@@ -27,45 +30,67 @@ from fourpoint.training import RECIPE, Recipe, fit
 
 
 def fit_cell(cell: Cell, setting: Setting, output: Path, real: Path | None, device: str) -> Record:
-    """Train and score the model of ``cell``; returns its metrics and settings, and its learning curve."""
+    """Train and score the model of ``cell``; returns its metrics and settings, and its learning
+    curve.
+    """
     parts = parts_of(cell.data, setting, cell.seed, real)
     model = build(cell, setting, parts.train.marks)
     options = setting.train(cell.model, cell.data)
     folder = output / "models" / cell.id
     found = fit(
-        model, parts.train, parts.dev, seed=cell.seed, folder=folder, resume=True, device=device, baselines=False, progress=False,
+        model,
+        parts.train,
+        parts.dev,
+        seed=cell.seed,
+        folder=folder,
+        resume=True,
+        device=device,
+        baselines=False,
+        progress=False,
         **options,
-    )  # fmt: skip
+    )
     scored = ready(model, device, float(parts.test.durations.max()))
     truth = cell.data if cell.data in SYNTHETIC else None
     numbers = scores(scored, parts.test, truth, setting.tolerance)
     numbers["oracle_log_likelihood_per_sequence"] = _oracle(numbers)
     _tidy(folder, cell)
     settings = dict(
-        model=model.settings(), training=_recipe(model, options), data=parts.about, test_sequences=len(parts.test), device=_name(device),
-        evaluation="scores read off a table" if scored is not model else "direct", stopped=found.stopped, best_step=found.best_step,
-        notes=[note for note in dict.fromkeys(found.notes) if not note.startswith("nothing to resume")],
-    )  # fmt: skip
+        model=model.settings(),
+        training=_recipe(model, options),
+        data=parts.about,
+        test_sequences=len(parts.test),
+        device=_name(device),
+        evaluation="scores read off a table" if scored is not model else "direct",
+        stopped=found.stopped,
+        best_step=found.best_step,
+        notes=[
+            note for note in dict.fromkeys(found.notes) if not note.startswith("nothing to resume")
+        ],
+    )
     return dict(metrics={k: v for k, v in numbers.items() if v is not None}, settings=settings)
 
 
 def ready(model: Any, device: str, longest: float) -> Any:
-    """``model`` as it is scored: on ``device``, and with tabled scores where it has 10,000 features. What is fitted in closed form
-    stays on the CPU, where scoring it takes no time."""
+    """``model`` as it is scored: on ``device``, and with tabled scores where it has 10,000
+    features. What is fitted in closed form stays on the CPU, where scoring it takes no time.
+    """
     if not hasattr(model, "maximum_likelihood"):
         model.to(device)
     return tabled(model, longest)
 
 
 def scores(model: Any, test: Dataset, truth: str | None, tolerance: float) -> dict[str, Any]:
-    """The numbers of `evaluate`; where an integral does not settle to ``tolerance``, to ten or a hundred times as much.
+    """The numbers of `evaluate`; where an integral does not settle to ``tolerance``, to ten or a
+    hundred times as much.
 
-    A fast wave that hardly decays, seen over a gap of a thousand mean gaps, may need that. ``integral_tolerance`` says what was
-    asked for in the end, and ``integral_error`` what is left.
+    A fast wave that hardly decays, seen over a gap of a thousand mean gaps, may need that.
+    ``integral_tolerance`` says what was asked for in the end, and ``integral_error`` what is left.
     """
     for factor in (1, 10, 100):
         try:
-            numbers = evaluate(model, test, truth=truth, tolerance=factor * tolerance).to_dict("window")
+            numbers = evaluate(model, test, truth=truth, tolerance=factor * tolerance).to_dict(
+                "window"
+            )
         except Unconverged:
             if factor == 100:
                 raise
@@ -77,17 +102,36 @@ def scores(model: Any, test: Dataset, truth: str | None, tolerance: float) -> di
 def curve_cell(cell: Cell, setting: Setting, real: Path | None, device: str) -> Record:
     """The likelihood of the test data at every validation of the fit that the tables report.
 
-    The steps of a fit depend on (seed, step) alone. So training once more, with the test data in the place of those it stops by and
-    no early stop, goes through the same weights and shows them on the test data; nothing is chosen by it.
+    The steps of a fit depend on (seed, step) alone. So training once more, with the test data in
+    the place of those it stops by and no early stop, goes through the same weights and shows them
+    on the test data; nothing is chosen by it.
     """
     parts = parts_of(cell.data, setting, cell.seed, real)
     model = build(cell, setting, parts.train.marks)
     options = {**setting.train(cell.model, cell.data), "patience": 10**9}
-    found = fit(model, parts.train, parts.test, seed=cell.seed, progress=False, baselines=False, device=device, **options)
-    epochs, values = ([float(row[key]) for row in found.history] for key in ("epoch", "dev_log_likelihood"))
-    settings = dict(model=model.settings(), training=_recipe(model, options), data=parts.about, device=_name(device))
+    found = fit(
+        model,
+        parts.train,
+        parts.test,
+        seed=cell.seed,
+        progress=False,
+        baselines=False,
+        device=device,
+        **options,
+    )
+    epochs, values = (
+        [float(row[key]) for row in found.history] for key in ("epoch", "dev_log_likelihood")
+    )
+    settings = dict(
+        model=model.settings(),
+        training=_recipe(model, options),
+        data=parts.about,
+        device=_name(device),
+    )
     return dict(
-        metrics=dict(last=values[-1], best=max(values)), settings=settings, arrays=dict(epoch=epochs, log_likelihood_per_event=values)
+        metrics=dict(last=values[-1], best=max(values)),
+        settings=settings,
+        arrays=dict(epoch=epochs, log_likelihood_per_event=values),
     )
 
 

@@ -8,7 +8,9 @@ Kind = Literal["text", "numbers", "table", "figure", "code"]
 
 
 class Part(NamedTuple):
-    """One part: text in the small markup of `page`, numbers, a table (header and rows), a drawn figure, or lines to type."""
+    """One part: text in the small markup of `page`, numbers, a table (header and rows), a drawn
+    figure, or lines to type.
+    """
 
     kind: Kind
     content: Any

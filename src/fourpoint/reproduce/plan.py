@@ -1,7 +1,9 @@
-"""What is run: the models and data sets of both tables, and how large the quick and the full setting are.
+"""What is run: the models and data sets of both tables, and how large the quick and the full
+setting are.
 
-A cell is one model on one data set with one seed, or one small experiment. Tables 1 and 2 and the figures share cells, so that one
-fit serves all of them. The quick setting counts steps, not seconds, so that it gives the same numbers on a slow machine.
+A cell is one model on one data set with one seed, or one small experiment. Tables 1 and 2 and the
+figures share cells, so that one fit serves all of them. The quick setting counts steps, not
+seconds, so that it gives the same numbers on a slow machine.
 """
 
 from __future__ import annotations
@@ -13,7 +15,8 @@ from typing import Any, Literal
 
 Kind = Literal["fit", "curve", "theory", "claim"]
 
-# Names of the command line, and labels of the tables. The paper's forms first, in the order of its Table 1.
+# Names of the command line, and labels of the tables. The paper's forms first, in the order of its
+# Table 1.
 LABELS: Mapping[str, str] = {
     "hawkes": "HP",
     "sahp": "SAHP",
@@ -41,13 +44,29 @@ STANDS_FOR: Mapping[str, str] = {
     "readmission": "mimic-iii",
 }
 # Table 2 of the paper has no ablations; the two Poisson models are references, which cost nothing.
-REAL_MODELS = (*BASELINES, "dapp-paper", "odapp-paper", "dapp", "odapp", "poisson", "spline-poisson")
+REAL_MODELS = (
+    *BASELINES,
+    "dapp-paper",
+    "odapp-paper",
+    "dapp",
+    "odapp",
+    "poisson",
+    "spline-poisson",
+)
 NEURAL = tuple(name for name in LABELS if name not in ("hawkes", "poisson", "spline-poisson"))
-CURVES = tuple(name for name in REAL_MODELS if name in NEURAL)  # models that are trained step by step
+CURVES = tuple(
+    name for name in REAL_MODELS if name in NEURAL
+)  # models that are trained step by step
 TRANSFORMED = "calls911_208"  # data of the figure of spectra
 THEORY = ("proposition1", "proposition2")
 CLAIMS = ("features", "thinning")
-REMEMBERING = ("rmtpp", "nhp", "sahp", "dapp-paper", "dapp")  # models of the experiment on a far event
+REMEMBERING = (
+    "rmtpp",
+    "nhp",
+    "sahp",
+    "dapp-paper",
+    "dapp",
+)  # models of the experiment on a far event
 FIGURES = ("score-transformation", "score-visualization", "intensity", "learning-curves")
 
 
@@ -66,9 +85,13 @@ class Cell:
         return "__".join((self.kind, self.model or "none", self.data or "none", str(self.seed)))
 
     def matches(self, patterns: list[str]) -> bool:
-        """Whether it is asked for: a pattern is a name of a model or of data, or MODEL/DATA, with * and ?; with ! in front it leaves out.
+        """Whether it is asked for: a pattern is a name of a model or of data, or MODEL/DATA, with *
+        and ?; with ! in front it leaves out.
 
-        >>> Cell("fit", "dapp", "hawkes", 0).matches(["dapp*"]), Cell("fit", "dapp", "hawkes", 0).matches(["!*/hawkes"])
+        >>> (
+        ...     Cell("fit", "dapp", "hawkes", 0).matches(["dapp*"]),
+        ...     Cell("fit", "dapp", "hawkes", 0).matches(["!*/hawkes"]),
+        ... )
         (True, False)
         """
         names = (self.model, self.data, f"{self.model}/{self.data}")
@@ -82,12 +105,13 @@ class Cell:
 class Setting:
     """How large everything is.
 
-    ``sequences`` of each synthetic set, a tenth of them for early stopping, and ``test`` fresh ones; real sets are cut to
-    ``real_train`` and ``real_test`` sequences (0: all) of ``longest`` events each. ``building`` are arguments of the models, by model;
-    ``training`` those of `fit`, by "*" (all), "real", data, model, MODEL/real or MODEL/DATA, of which the later win.
-    ``draws`` is the number of repetitions of the experiments, ``features`` the numbers of features that they compare, ``events`` the
-    numbers of events that the far event of the experiment on memory has to outlast, ``walks`` the sequences by which the literal
-    Algorithm 2 is judged.
+    ``sequences`` of each synthetic set, a tenth of them for early stopping, and ``test`` fresh
+    ones; real sets are cut to ``real_train`` and ``real_test`` sequences (0: all) of ``longest``
+    events each. ``building`` are arguments of the models, by model; ``training`` those of `fit`, by
+    "*" (all), "real", data, model, MODEL/real or MODEL/DATA, of which the later win. ``draws`` is
+    the number of repetitions of the experiments, ``features`` the numbers of features that they
+    compare, ``events`` the numbers of events that the far event of the experiment on memory has to
+    outlast, ``walks`` the sequences by which the literal Algorithm 2 is judged.
     """
 
     name: str
@@ -109,11 +133,19 @@ class Setting:
         return dict(self.building.get(model, {}))
 
     def train(self, model: str, data: str) -> dict[str, Any]:
-        """Arguments of `fit`: those for all, for all real sets, for these data, for this model, and for both.
+        """Arguments of `fit`: those for all, for all real sets, for these data, for this model, and
+        for both.
 
         DAPP has the settings of the committed report, whatever the defaults of `fit` are by now.
         """
-        keys = ["*", *["real"] * (data not in SYNTHETIC), data, model, *[f"{model}/real"] * (data not in SYNTHETIC), f"{model}/{data}"]
+        keys = [
+            "*",
+            *["real"] * (data not in SYNTHETIC),
+            data,
+            model,
+            *[f"{model}/real"] * (data not in SYNTHETIC),
+            f"{model}/{data}",
+        ]
         found = {name: value for key in keys for name, value in self.training.get(key, {}).items()}
         return DAPP_RECIPE | found if model.removeprefix("o").startswith("dapp") else found
 
@@ -136,14 +168,18 @@ QUICK = Setting(
     building={
         "dapp": _SMALL,
         "odapp": dict(heads=2, features=8, eval_features=32),
-        "odapp-paper": dict(eval_features=1000),  # which events stay is scored pair by pair, with all features
+        "odapp-paper": dict(
+            eval_features=1000
+        ),  # which events stay is scored pair by pair, with all features
         "dapp-paper-nn": dict(generator=(32, 32)),
         "odapp-paper-nn": dict(generator=(32, 32)),
     },
     training={
         "*": dict(steps=200, batch_size=32, validate_every=50, nodes=3),
         "real": dict(steps=120, batch_size=16, validate_every=40),
-        **dict.fromkeys(("nyc_delays", "nyc_times"), dict(steps=60, batch_size=8, validate_every=30)),
+        **dict.fromkeys(
+            ("nyc_delays", "nyc_times"), dict(steps=60, batch_size=8, validate_every=30)
+        ),
         "odapp/real": dict(steps=60, batch_size=8, validate_every=30),
         "dapp-paper-nn": dict(steps=80, batch_size=16, validate_every=40),
         "odapp-paper-nn": dict(steps=80, batch_size=16, validate_every=40),
@@ -167,19 +203,33 @@ FULL = Setting(
         # A network on every pair of events costs a hundred times as much as the other scores.
         **dict.fromkeys(("dapp-paper-nn", "odapp-paper-nn"), dict(steps=1500, batch_size=32)),
         "real": dict(steps=1500, batch_size=32, patience=8),
-        **dict.fromkeys(("nyc_delays", "nyc_times", "pems_congestion", "readmission"), dict(batch_size=16)),
+        **dict.fromkeys(
+            ("nyc_delays", "nyc_times", "pems_congestion", "readmission"), dict(batch_size=16)
+        ),
     },
 )
 SETTINGS: dict[str, Setting] = {"quick": QUICK, "full": FULL}
 
 
 def cells_of(what: str, figure: str, seeds: int, real: bool, setting: Setting) -> list[Cell]:
-    """The cells that a command needs: ``what`` is table1, table2, figure, theory or all; ``real`` whether real files are given."""
+    """The cells that a command needs: ``what`` is table1, table2, figure, theory or all; ``real``
+    whether real files are given.
+    """
     wanted: list[Cell] = []
     if what in ("table1", "table2", "all"):
-        wanted += [Cell("fit", model, data, seed) for seed in range(seeds) for data in SYNTHETIC for model in LABELS]
+        wanted += [
+            Cell("fit", model, data, seed)
+            for seed in range(seeds)
+            for data in SYNTHETIC
+            for model in LABELS
+        ]
     if what in ("table2", "all"):
-        wanted += [Cell("fit", model, data, seed) for seed in range(seeds) for data in STANDS_FOR for model in REAL_MODELS]
+        wanted += [
+            Cell("fit", model, data, seed)
+            for seed in range(seeds)
+            for data in STANDS_FOR
+            for model in REAL_MODELS
+        ]
     if what == "table2":
         ablations = {name for name in LABELS if name.endswith(("-dot", "-nn"))}
         wanted = [cell for cell in wanted if cell.model not in ablations]
@@ -188,8 +238,12 @@ def cells_of(what: str, figure: str, seeds: int, real: bool, setting: Setting) -
         wanted += _of_figure(name, real)
     if what in ("theory", "all"):
         wanted += [Cell("fit", "dapp-paper", "hawkes", 0)]
-        wanted += [Cell("theory", "", name, 0) for name in THEORY] + [Cell("claim", "", name, 0) for name in CLAIMS]
-        wanted += [Cell("claim", model, f"memory-{n}", 0) for n in setting.events for model in REMEMBERING]
+        wanted += [Cell("theory", "", name, 0) for name in THEORY] + [
+            Cell("claim", "", name, 0) for name in CLAIMS
+        ]
+        wanted += [
+            Cell("claim", model, f"memory-{n}", 0) for n in setting.events for model in REMEMBERING
+        ]
     return list(dict.fromkeys(wanted))
 
 
@@ -197,7 +251,9 @@ def _of_figure(name: str, real: bool) -> list[Cell]:
     if name == "intensity":
         return [Cell("fit", model, data, 0) for data in SYNTHETIC for model in LABELS]
     if name == "score-visualization":
-        return [Cell("fit", model, "hawkes", 0) for model in ("dapp-paper", "dapp-paper-dot", "dapp")]
+        return [
+            Cell("fit", model, "hawkes", 0) for model in ("dapp-paper", "dapp-paper-dot", "dapp")
+        ]
     if name == "score-transformation":
         return [Cell("fit", "dapp-paper", TRANSFORMED if real else "nyc_times", 0)]
     return [Cell("curve", model, data, 0) for data in STANDS_FOR for model in CURVES]

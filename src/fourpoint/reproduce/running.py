@@ -1,10 +1,13 @@
-"""Cells in processes of their own, several at once, with time left; a cell that fails or is killed costs nothing but itself.
+"""Cells in processes of their own, several at once, with time left; a cell that fails or is killed
+costs nothing but itself.
 
-Each worker is a fresh process with one thread that takes one cell after another. An error inside a cell comes back as its reason. A
-worker that dies (killed, out of memory) is seen at its pipe: its cell is recorded as failed with the signal, and another worker takes
-its place. The parent alone writes records, so that a run killed half-way leaves whole records only, and its workers end with it.
-The longest cells go first (`pace.py`), so that all workers end together. Where time is limited no cell is begun that is not expected to
-end, and what still runs when time is up is stopped and leaves no record.
+Each worker is a fresh process with one thread that takes one cell after another. An error inside a
+cell comes back as its reason. A worker that dies (killed, out of memory) is seen at its pipe: its
+cell is recorded as failed with the signal, and another worker takes its place. The parent alone
+writes records, so that a run killed half-way leaves whole records only, and its workers end with
+it. The longest cells go first (`pace.py`), so that all workers end together. Where time is limited
+no cell is begun that is not expected to end, and what still runs when time is up is stopped and
+leaves no record.
 """
 
 from __future__ import annotations
@@ -32,12 +35,21 @@ Keep = Callable[[Cell, Record], None]
 
 
 def run_cells(
-    cells: list[Cell], work: Work, keep: Keep, *, jobs: int = 1, progress: bool = True, until: float = math.inf, pace: Pace | None = None
+    cells: list[Cell],
+    work: Work,
+    keep: Keep,
+    *,
+    jobs: int = 1,
+    progress: bool = True,
+    until: float = math.inf,
+    pace: Pace | None = None,
 ) -> list[Cell]:
-    """Run ``work`` on every cell, in ``jobs`` processes (0: in this one), and hand each outcome to ``keep`` as it comes.
+    """Run ``work`` on every cell, in ``jobs`` processes (0: in this one), and hand each outcome to
+    ``keep`` as it comes.
 
-    ``work`` must be importable by a fresh process. An outcome is a dict with ``status``, ``reason``, ``seconds`` and what ``work``
-    returned. ``until`` is when to stop, by `time.monotonic`; ``pace`` says which cells are long, and learns from those that end. Returns
+    ``work`` must be importable by a fresh process. An outcome is a dict with ``status``,
+    ``reason``, ``seconds`` and what ``work`` returned. ``until`` is when to stop, by
+    `time.monotonic`; ``pace`` says which cells are long, and learns from those that end. Returns
     the cells for which there was no time.
     """
     pace = pace or Pace()
@@ -48,7 +60,9 @@ def run_cells(
         def keep_and_tell(cell: Cell, outcome: Record) -> None:
             keep(cell, outcome)
             left.remove(cell)
-            if outcome["status"] == DONE:  # one without data takes no time, and says nothing of others
+            if (
+                outcome["status"] == DONE
+            ):  # one without data takes no time, and says nothing of others
                 pace.learn(cell, float(outcome["seconds"]))
             ended(cell, outcome)
 
@@ -73,19 +87,34 @@ def attempt(work: Work, cell: Cell) -> Record:
         outcome: Record = {"status": DONE, "reason": "", **work(cell)}
     except NoData as error:
         outcome = {"status": NO_DATA, "reason": error.received}
-    except Exception as error:  # whatever goes wrong in one cell is that cell's record, and the rest goes on
+    except (
+        Exception
+    ) as error:  # whatever goes wrong in one cell is that cell's record, and the rest goes on
         outcome = {"status": FAILED, "reason": f"{type(error).__name__}: {error}"}
-    clocks = dict(seconds=round(time.monotonic() - began, 2), processor_seconds=round(time.process_time() - used, 2))
+    clocks = dict(
+        seconds=round(time.monotonic() - began, 2),
+        processor_seconds=round(time.process_time() - used, 2),
+    )
     return {**outcome, **clocks}
 
 
-def _in_processes(queue: list[Cell], work: Work, keep: Keep, jobs: int, until: float, pace: Pace) -> None:
+def _in_processes(
+    queue: list[Cell], work: Work, keep: Keep, jobs: int, until: float, pace: Pace
+) -> None:
     waiting = list(queue)
     busy: dict[Connection, tuple[Any, Cell, float]] = {}
     idle = [_worker(work) for _ in range(jobs)]
     try:
         while True:
-            while idle and (cell := next((c for c in waiting if pace.fits(c, until - time.monotonic())), None)) is not None:
+            while (
+                idle
+                and (
+                    cell := next(
+                        (c for c in waiting if pace.fits(c, until - time.monotonic())), None
+                    )
+                )
+                is not None
+            ):
                 process, pipe = idle.pop()
                 waiting.remove(cell)
                 pipe.send(cell)
@@ -99,12 +128,18 @@ def _in_processes(queue: list[Cell], work: Work, keep: Keep, jobs: int, until: f
                     outcome = pipe.recv()
                 except (EOFError, OSError):
                     process.join()
-                    outcome = {"status": FAILED, "reason": _death(process.exitcode), "seconds": round(time.monotonic() - began, 2)}
+                    outcome = {
+                        "status": FAILED,
+                        "reason": _death(process.exitcode),
+                        "seconds": round(time.monotonic() - began, 2),
+                    }
                 keep(cell, outcome)
                 if outcome["status"] != FAILED:
                     idle.append((process, pipe))
                     continue
-                _end(process, pipe)  # what broke a cell may have broken its process: errors of a GPU stay with it
+                _end(
+                    process, pipe
+                )  # what broke a cell may have broken its process: errors of a GPU stay with it
                 if waiting:
                     idle.append(_worker(work))
     finally:
@@ -158,7 +193,9 @@ def _serve(pipe: Connection, work: Work) -> None:
 
 
 def _end_with(parent: int) -> None:
-    """End this process once its parent is gone, however it went: nobody would read what it finds."""
+    """End this process once its parent is gone, however it went: nobody would read what it
+    finds.
+    """
     while os.getppid() == parent:
         time.sleep(1.0)
     os._exit(1)
@@ -199,8 +236,15 @@ def _progress(cells: list[Cell], jobs: int, show: bool, pace: Pace) -> Iterator[
 
     console = plain_console(stderr=True)
     left = list(cells)
-    columns = (text_column(), BarColumn(), text_column("{task.completed}/{task.total} cells"), TimeElapsedColumn())
-    with Progress(*columns, text_column("{task.fields[left]}"), console=console, transient=True) as bar:
+    columns = (
+        text_column(),
+        BarColumn(),
+        text_column("{task.completed}/{task.total} cells"),
+        TimeElapsedColumn(),
+    )
+    with Progress(
+        *columns, text_column("{task.fields[left]}"), console=console, transient=True
+    ) as bar:
         task = bar.add_task("reproducing", total=len(cells), left="")
 
         def ended(cell: Cell, outcome: Record) -> None:
@@ -209,14 +253,26 @@ def _progress(cells: list[Cell], jobs: int, show: bool, pace: Pace) -> Iterator[
             name = "/".join(part for part in (cell.model, cell.data) if part)
             if not console.is_terminal or outcome["status"] == FAILED:
                 why = f": {outcome['reason']}" if outcome.get("reason") else ""
-                text = f"{len(cells) - len(left)}/{len(cells)} {cell.kind} {name} seed {cell.seed}: {outcome['status']}{why}"
+                text = (
+                    f"{len(cells) - len(left)}/{len(cells)} {cell.kind} {name} seed {cell.seed}: "
+                    f"{outcome['status']}{why}"
+                )
                 line = f"{text} ({outcome.get('seconds', 0):.0f} s, about {_time(rest)} left)"
                 bar.console.print(console_text(line), soft_wrap=True)
-            bar.update(task, advance=1, description=console_text(name), left=f"about {_time(rest)} left" if left else "")
+            bar.update(
+                task,
+                advance=1,
+                description=console_text(name),
+                left=f"about {_time(rest)} left" if left else "",
+            )
 
         yield ended
 
 
 def _time(seconds: float) -> str:
     minutes = round(seconds) // 60
-    return f"{minutes // 60} h {minutes % 60} min" if minutes >= 60 else f"{minutes} min {round(seconds) % 60} s"
+    return (
+        f"{minutes // 60} h {minutes % 60} min"
+        if minutes >= 60
+        else f"{minutes} min {round(seconds) % 60} s"
+    )

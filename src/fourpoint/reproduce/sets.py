@@ -1,7 +1,9 @@
-"""The data of each cell: drawn from a process whose truth is known, embedded, or read from a folder of stand-ins.
+"""The data of each cell: drawn from a process whose truth is known, embedded, or read from a folder
+of stand-ins.
 
-What is done to the real files is written down beside each, and kept with every record: which window is taken, whether marks are
-used, and how ties are spread. The paper calls all real sets but traffic temporal, so that only traffic has marks here.
+What is done to the real files is written down beside each, and kept with every record: which window
+is taken, whether marks are used, and how ties are spread. The paper calls all real sets but traffic
+temporal, so that only traffic has marks here.
 """
 
 from __future__ import annotations
@@ -37,7 +39,9 @@ class Parts(NamedTuple):
 
 @dataclass(frozen=True)
 class Preparation:
-    """How a real file is read: its window (None: from each sequence's own first or to its own last event), marks, ties."""
+    """How a real file is read: its window (None: from each sequence's own first or to its own last
+    event), marks, ties.
+    """
 
     window: tuple[float, float] | None
     marks: bool
@@ -46,32 +50,61 @@ class Preparation:
 
 
 PREPARED: dict[str, Preparation] = {
-    "bookorder_w50": Preparation(None, False, False, "times only; windows of 50 events, from the event before them to the last"),
-    "memetracker": Preparation(None, False, True, "times only; hours since the first mention, which is given and not scored"),
-    "pems_congestion": Preparation((0.0, 24.0), True, False, "16 freeway directions; a day is [0, 24) hours"),
+    "bookorder_w50": Preparation(
+        None,
+        False,
+        False,
+        "times only; windows of 50 events, from the event before them to the last",
+    ),
+    "memetracker": Preparation(
+        None,
+        False,
+        True,
+        "times only; hours since the first mention, which is given and not scored",
+    ),
+    "pems_congestion": Preparation(
+        (0.0, 24.0), True, False, "16 freeway directions; a day is [0, 24) hours"
+    ),
     "nyc_delays": Preparation((0.0, 24.0), True, False, "6 types; a day is [0, 24) hours"),
     "nyc_times": Preparation((0.0, 24.0), False, False, "times only; a day is [0, 24) hours"),
-    "readmission": Preparation(None, False, False, "times only; days, windows end at the last visit"),
+    "readmission": Preparation(
+        None, False, False, "times only; days, windows end at the last visit"
+    ),
     TRANSFORMED: Preparation((0.0, 2.0), False, False, "times only; window [0, 2)"),
 }
 EMBEDDED = {"nyc_delays": "nyc_delays", "nyc_times": "nyc_delays"}
 
 
 def parts_of(name: str, setting: Setting, seed: int, folder: Path | None) -> Parts:
-    """The data called ``name``; ``seed`` draws synthetic training data. Raises :class:`NoData` where a file is not there."""
+    """The data called ``name``; ``seed`` draws synthetic training data. Raises :class:`NoData`
+    where a file is not there.
+    """
     if name in SYNTHETIC:
         drawn = simulate(name, setting.sequences, seed=seed)
         cut = setting.sequences - max(1, setting.sequences // 10)
         test = simulate(name, setting.test, seed=TEST_SEED)
         return Parts(
-            drawn[:cut], drawn[cut:], test, f"{cut:,} + {len(drawn) - cut:,} sequences drawn with seed {seed}, {len(test):,} fresh ones"
+            drawn[:cut],
+            drawn[cut:],
+            test,
+            (
+                f"{cut:,} + {len(drawn) - cut:,} sequences drawn with seed {seed}, {len(test):,} "
+                "fresh ones"
+            ),
         )
     how = PREPARED[name]
     data = prepared(_read(name, folder), how)
     train, dev, test = (data.part(part) for part in ("train", "dev", "test"))
-    train, dev = (_some(part, size, setting.longest) for part, size in ((train, setting.real_train), (dev, setting.real_train // 4)))
+    train, dev = (
+        _some(part, size, setting.longest)
+        for part, size in ((train, setting.real_train), (dev, setting.real_train // 4))
+    )
     test = _some(test, setting.real_test, setting.longest)
-    ties = f"; {100 * data.tied:.1f}% of gaps are ties, spread evenly up to the next event" if data.tied else ""
+    ties = (
+        f"; {100 * data.tied:.1f}% of gaps are ties, spread evenly up to the next event"
+        if data.tied
+        else ""
+    )
     most = max(int(part.lengths.max(initial=0)) for part in (train, dev, test))
     sizes = f"; {len(train):,} + {len(dev):,} + {len(test):,} sequences, at most {most:,} events"
     train, dev, test = (part.with_ties("jitter", seed=0) for part in (train, dev, test))
@@ -79,7 +112,9 @@ def parts_of(name: str, setting: Setting, seed: int, folder: Path | None) -> Par
 
 
 def prepared(data: Dataset, how: Preparation) -> Dataset:
-    """``data`` with the window and the marks of ``how``; where ``zeroed``, each first event becomes the start and is not scored."""
+    """``data`` with the window and the marks of ``how``; where ``zeroed``, each first event becomes
+    the start and is not scored.
+    """
     data = replace(data, places=None)
     if how.zeroed:
         data = _from_first(data)
@@ -106,7 +141,9 @@ def _read(name: str, folder: Path | None) -> Dataset:
 
 
 def _from_first(data: Dataset) -> Dataset:
-    """Each sequence counted from its first event, which is the start of the window and no longer one of the events."""
+    """Each sequence counted from its first event, which is the start of the window and no longer
+    one of the events.
+    """
     first, last = data.times[data.offsets[:-1]], data.times[data.offsets[1:] - 1]
     row, position = _positions(data)
     kept = position > 0
@@ -122,7 +159,9 @@ def _from_first(data: Dataset) -> Dataset:
 
 
 def _some(data: Dataset, size: int, longest: int) -> Dataset:
-    """At most ``size`` sequences (0: all), drawn with seed 0; where windows end at the last event, each is cut after ``longest``."""
+    """At most ``size`` sequences (0: all), drawn with seed 0; where windows end at the last event,
+    each is cut after ``longest``.
+    """
     if size and len(data) > size:
         data = data.select(np.sort(np.random.default_rng(0).permutation(len(data))[:size]))
     if not data.inferred or int(data.lengths.max(initial=0)) <= longest:

@@ -1,7 +1,9 @@
-"""Table 2: the average log-likelihood of test sequences, per sequence as the paper has it and per event as it can be compared.
+"""Table 2: the average log-likelihood of test sequences, per sequence as the paper has it and per
+event as it can be compared.
 
-The integral is refined until it settles, over the whole window. Likelihoods depend on the unit of time; the paper does not state its own.
-On synthetic sets the oracle's likelihood stands beside the models'.
+The integral is refined until it settles, over the whole window. Likelihoods depend on the unit of
+time; the paper does not state its own. On synthetic sets the oracle's likelihood stands beside the
+models'.
 """
 
 from __future__ import annotations
@@ -16,13 +18,22 @@ from fourpoint.reproduce.tallies import tally
 SEQUENCE, EVENT = "log_likelihood_per_sequence", "log_likelihood_per_event"
 SHOWN = tuple(m for m in LABELS if m in REAL_MODELS)
 CAPTIONS = {
-    "synthetic": "Average log-likelihood of a test sequence (nats), synthetic sets; higher is better, bold is highest but for the oracle. "
-    "Beside each the paper's number. On [0, 1] a constant rate already scores about 25.6 on hawkes and 8.5 on self_correcting, above the "
+    "synthetic": "Average log-likelihood of a test sequence (nats), synthetic sets; higher is better, "
+    "bold is highest but for the oracle. "
+    "Beside each the paper's number. On [0, 1] a constant rate already scores about 25.6 on "
+    "hawkes and 8.5 on self_correcting, above the "
     "best printed.",
-    "real": "Average log-likelihood of a test sequence (nats), open stand-ins for the paper's real sets. In brackets the paper's number "
+    "real": "Average log-likelihood of a test sequence (nats), open stand-ins for the paper's real "
+    "sets. In brackets the paper's number "
     "for the set that each stands in for: other data, other units, hence no comparison of size.",
-    "synthetic events": "Average log-likelihood per event (nats), synthetic sets; higher is better, bold is highest but for the oracle.",
-    "real events": "Average log-likelihood per event (nats), real stand-ins; higher is better, bold is highest.",
+    "synthetic events": (
+        "Average log-likelihood per event (nats), synthetic sets; higher is better, bold is "
+        "highest but for the oracle."
+    ),
+    "real events": (
+        "Average log-likelihood per event (nats), real stand-ins; higher is better, bold is "
+        "highest."
+    ),
 }
 
 
@@ -33,15 +44,26 @@ def table2(records: list[Record], which: str) -> tuple[list[str], list[list[str]
     beside = which == "synthetic"
     header = ["model"] + [word for data in sets for word in (_name(data), *["paper"] * beside)]
     tallies = {(m, d): tally(records, m, d, metric) for m in SHOWN for d in sets}
-    best = {d: max((t.mean for (_, data), t in tallies.items() if data == d and t.values), default=None) for d in sets}
+    best = {
+        d: max((t.mean for (_, data), t in tallies.items() if data == d and t.values), default=None)
+        for d in sets
+    }
     rows = []
     for model in SHOWN:
         row = [LABELS[model]]
         for data in sets:
             found, printed = tallies[model, data], TABLE2[STANDS_FOR.get(data, data)].get(model)
-            text = f"**{found.text(4)}**" if found.values and found.mean == best[data] else found.text(4)
+            text = (
+                f"**{found.text(4)}**"
+                if found.values and found.mean == best[data]
+                else found.text(4)
+            )
             paper = "" if printed is None else f"{printed:g}"
-            row += [text, paper] if beside else [f"{text} ({paper})" if paper and which == "real" else text]
+            row += (
+                [text, paper]
+                if beside
+                else [f"{text} ({paper})" if paper and which == "real" else text]
+            )
         rows.append(row)
     if sets == SYNTHETIC:
         oracle = [tally(records, "poisson", data, f"oracle_{metric}") for data in sets]
@@ -58,9 +80,27 @@ def write_table2(folder: Path, records: list[Record]) -> None:
             regret = tally(records, model, data, "regret_per_event")
             numbers = [_plain(v) for t in (per, each, regret) for v in (t.mean, t.half)]
             printed = TABLE2[STANDS_FOR.get(data, data)].get(model, "")
-            rows.append([data, STANDS_FOR.get(data, ""), model, *numbers, len(per.values), printed, "done" if per.values else per.status])
-    names = [f"{metric}{part}" for metric in (SEQUENCE, EVENT, "regret_per_event") for part in ("", "_half_width")]
-    write_table(folder / "table2.csv", ["data", "stands_for", "model", *names, "seeds", "paper_per_sequence", "status"], rows)
+            rows.append(
+                [
+                    data,
+                    STANDS_FOR.get(data, ""),
+                    model,
+                    *numbers,
+                    len(per.values),
+                    printed,
+                    "done" if per.values else per.status,
+                ]
+            )
+    names = [
+        f"{metric}{part}"
+        for metric in (SEQUENCE, EVENT, "regret_per_event")
+        for part in ("", "_half_width")
+    ]
+    write_table(
+        folder / "table2.csv",
+        ["data", "stands_for", "model", *names, "seeds", "paper_per_sequence", "status"],
+        rows,
+    )
 
 
 def _name(data: str) -> str:

@@ -1,13 +1,16 @@
-r"""The paper's form with 10,000 features, evaluated at the cost of a few: its scores are read off a table.
+r"""The paper's form with 10,000 features, evaluated at the cost of a few: its scores are read off a
+table.
 
 Products of random-phase cosines are sums of two functions of one number each,
 
     nu_k(x, x') = f_k(t - t') + h_k(t + t'),
     f(d) = sum_j w_j cos(theta_j d + psi_j - psi'_j),        h(s) = sum_j w_j cos(theta_j s + psi_j + psi'_j + 2 b_j),
 
-one pair of them for each pair of marks. Both are tabulated with their slopes and read by cubic Hermite interpolation, whose error
-is at most h^4 / 384 sum_j w_j theta_j^4 for a grid of width h; the grid keeps it below ``ERROR``. So evaluation costs the same for
-any number of features, and every query sees the very sum that the direct way forms. Used by `fitting`; the model itself is untouched.
+one pair of them for each pair of marks. Both are tabulated with their slopes and read by cubic
+Hermite interpolation, whose error is at most h^4 / 384 sum_j w_j theta_j^4 for a grid of width h;
+the grid keeps it below ``ERROR``. So evaluation costs the same for any number of features, and
+every query sees the very sum that the direct way forms. Used by `fitting`; the model itself is
+untouched.
 """
 
 from __future__ import annotations
@@ -31,11 +34,17 @@ PIECE, LARGE = 2**21, 2**25  # numbers formed at once, on a CPU and on other dev
 
 
 def tabled(model: Any, longest: float) -> Any:
-    """``model`` with tabled scores for windows up to ``longest`` (the user's unit), or ``model`` itself where that has no use.
+    """``model`` with tabled scores for windows up to ``longest`` (the user's unit), or ``model``
+    itself where that has no use.
 
-    That is the case for all but random-phase Fourier scores, and for windows that would need more than ``CELLS`` cells.
+    That is the case for all but random-phase Fourier scores, and for windows that would need more
+    than ``CELLS`` cells.
     """
-    if not isinstance(model, DAPP) or model.settings()["phase"] != "random" or model.settings()["score"] != "fourier":
+    if (
+        not isinstance(model, DAPP)
+        or model.settings()["phase"] != "random"
+        or model.settings()["score"] != "fourier"
+    ):
         return model
     reach = longest / float(model.time_scale)
     with torch.no_grad():
@@ -46,7 +55,8 @@ def tabled(model: Any, longest: float) -> Any:
 
 
 class Tabled(nn.Module):
-    """A DAPP whose intensity is computed from tables; it has the verbs that likelihoods and intensities need.
+    """A DAPP whose intensity is computed from tables; it has the verbs that likelihoods and
+    intensities need.
 
     Weights are taken over, and so is their device, as they are when it is made.
     """
@@ -63,14 +73,22 @@ class Tabled(nn.Module):
         self.width = reach / cells
         phase = 0.0 if s.phase is None else s.phase.double()[..., None, None]
         psi = s.shift.double()
-        turns = (psi[..., :, None] - psi[..., None, :], psi[..., :, None] + psi[..., None, :] + 2 * phase)
+        turns = (
+            psi[..., :, None] - psi[..., None, :],
+            psi[..., :, None] + psi[..., None, :] + 2 * phase,
+        )
         theta, weight = s.frequency.double(), s.weight.double()
-        tables = [_table(theta, weight, turn.flatten(2), self.width, n * cells) for n, turn in enumerate(turns, 1)]
+        tables = [
+            _table(theta, weight, turn.flatten(2), self.width, n * cells)
+            for n, turn in enumerate(turns, 1)
+        ]
         for name, table in zip(("lags", "sums"), tables, strict=True):  # (K, M M, cells, 4)
             self.register_buffer(name, table.to(model.readout), persistent=False)
 
     def encode(self, batch: Batch, before: DAPPHistory | None = None) -> DAPPHistory:
-        """The model's own history; where memory is bounded, events are chosen by tabled scores too."""
+        """The model's own history; where memory is bounded, events are chosen by tabled scores
+        too.
+        """
         model = self.model
         if before is not None:
             return model.encode(batch, before)
@@ -80,29 +98,42 @@ class Tabled(nn.Module):
         history = DAPPHistory(times, batch.start, batch.lengths, self.parts, None, past)
         if model.settings()["keep"] is None:
             return history
-        own = batch.marks[:, None, :, None, None].expand(-1, len(model.readout), -1, 1, batch.times.shape[1])
+        own = batch.marks[:, None, :, None, None].expand(
+            -1, len(model.readout), -1, 1, batch.times.shape[1]
+        )
         nu = self._scores(elapsed, elapsed, batch.marks).gather(3, own)[:, :, :, 0]
         none = selection.empty(len(nu), min(model._kept(), nu.shape[2]), nu.shape[1], nu)
         active, gone = selection.run(none, nu, batch.valid, model.settings()["normalise"])
         past = replace(past, dropped=selection.dropped_at(gone, nu.shape[2]))
         return replace(history, past=past, memory=memory_of(past, active))
 
-    def log_intensity(self, history: DAPPHistory, times: Tensor, seen: Tensor | None = None) -> Tensor:
-        """log lambda at ``times`` (B, G, Q), as the model computes it, its scores read off the tables."""
+    def log_intensity(
+        self, history: DAPPHistory, times: Tensor, seen: Tensor | None = None
+    ) -> Tensor:
+        """log lambda at ``times`` (B, G, Q), as the model computes it, its scores read off the
+        tables.
+        """
         model, (B, G, Q) = self.model, times.shape
         index = torch.arange(G, device=times.device).expand(B, G) if seen is None else seen
         past = have(history.past)
-        query, events = model._elapsed(times, history.start), model._elapsed(past.times, history.start)
+        query, events = (
+            model._elapsed(times, history.start),
+            model._elapsed(past.times, history.start),
+        )
         mask = attention._per_head(past.mask(index))[:, :, :, None, None]
         sums = []
         most = PIECE if times.device.type == "cpu" else LARGE
         size = max(1, most // max(1, B * G * past.times[0].numel() * model.readout.numel()))
         for first in range(0, Q, size):
-            nu = self._scores(query[:, :, first : first + size].flatten(1), events, past.marks).unflatten(2, (G, -1))
+            nu = self._scores(
+                query[:, :, first : first + size].flatten(1), events, past.marks
+            ).unflatten(2, (G, -1))
             weights = attention.normalised(nu, mask, model.settings()["normalise"])
             sums.append(torch.einsum("bkgqmn,bnk,km->bgqm", weights, past.values, model._readout()))
         z = torch.cat(sums, 2)
-        return model.rate.log_rate(z, times - history.start[:, None, None], history.parts.curves) - model.time_scale.log().to(z)
+        return model.rate.log_rate(
+            z, times - history.start[:, None, None], history.parts.curves
+        ) - model.time_scale.log().to(z)
 
     def intensity(self, history: DAPPHistory, times: Tensor) -> Tensor:
         """lambda per mark at any times."""
@@ -120,20 +151,30 @@ class Tabled(nn.Module):
         if events.ndim == 2:
             events, marks = events[..., None], marks[..., None]
         now, then = query[:, None, :, None, None], events.permute(0, 2, 1)[:, :, None, None]
-        pair = torch.arange(M, device=marks.device)[:, None] * M + marks.permute(0, 2, 1)[:, :, None, None]
+        pair = (
+            torch.arange(M, device=marks.device)[:, None] * M
+            + marks.permute(0, 2, 1)[:, :, None, None]
+        )
         head = torch.arange(K, device=marks.device)[:, None, None, None]
         lag, total = (now - then).clamp(min=0), now + then
-        return _read(self.lags, self.width, head, pair, lag) + _read(self.sums, self.width, head, pair, total)
+        return _read(self.lags, self.width, head, pair, lag) + _read(
+            self.sums, self.width, head, pair, total
+        )
 
 
 def _table(theta: Tensor, weight: Tensor, turn: Tensor, width: float, cells: int) -> Tensor:
-    """The cubic of each cell, in u from 0 to 1, of sum_j w_j cos(theta_j x + turn_jp) from x = 0 on: (K, P, cells, 4).
+    """The cubic of each cell, in u from 0 to 1, of sum_j w_j cos(theta_j x + turn_jp) from x = 0
+    on: (K, P, cells, 4).
 
-    Every point is a coarse step and a fine one, cos(a + b) = cos a cos b - sin a sin b, so that the sums over modes are products of two
-    small matrices and the cosines number 2 sqrt(cells) per mode.
+    Every point is a coarse step and a fine one, cos(a + b) = cos a cos b - sin a sin b, so that the
+    sums over modes are products of two small matrices and the cosines number 2 sqrt(cells) per
+    mode.
     """
     side = math.isqrt(cells) + 1
-    fine, coarse = (torch.arange(side, dtype=torch.float64, device=theta.device) * step for step in (width, side * width))
+    fine, coarse = (
+        torch.arange(side, dtype=torch.float64, device=theta.device) * step
+        for step in (width, side * width)
+    )
     curves = []
     for k in range(len(theta)):
         angle = (coarse[:, None] * theta[k] + turn[k].T[:, None]).flatten(0, 1)  # (P side, D)
@@ -142,7 +183,11 @@ def _table(theta: Tensor, weight: Tensor, turn: Tensor, width: float, cells: int
         speed = theta[k][:, None]
         value = left[0] @ right[0] - left[1] @ right[1]
         slope = -(left[1] @ (speed * right[0])) - left[0] @ (speed * right[1])
-        curves.append(torch.stack([x.reshape(turn.shape[2], -1)[:, : cells + 1] for x in (value, width * slope)]))
+        curves.append(
+            torch.stack(
+                [x.reshape(turn.shape[2], -1)[:, : cells + 1] for x in (value, width * slope)]
+            )
+        )
     value, slope = torch.stack(curves, 1)
     rise, low, high = value.diff(dim=-1), slope[..., :-1], slope[..., 1:]
     return torch.stack([value[..., :-1], low, 3 * rise - 2 * low - high, low + high - 2 * rise], -1)
@@ -152,6 +197,8 @@ def _read(table: Tensor, width: float, head: Tensor, pair: Tensor, x: Tensor) ->
     place = x / width
     cell = place.long().clamp(max=table.shape[2] - 1)
     u = (place - cell).to(table)
-    row = ((head * table.shape[1] + pair) * table.shape[2] + cell).expand(torch.broadcast_shapes(cell.shape, pair.shape, head.shape))
+    row = ((head * table.shape[1] + pair) * table.shape[2] + cell).expand(
+        torch.broadcast_shapes(cell.shape, pair.shape, head.shape)
+    )
     a = table.reshape(-1, 4)[row]
     return a[..., 0] + u * (a[..., 1] + u * (a[..., 2] + u * a[..., 3]))

@@ -1,8 +1,9 @@
 """Numbers over seeds: their mean, an interval for it, and who beats whom.
 
-With n seeds the interval is mean +- t s / sqrt(n), t being Student's 97.5% quantile with n - 1 degrees of freedom. With one seed there is
-no interval, and a comparison says which is larger, not that it would be so again. Two models are compared seed by seed, since they
-were trained on the same data.
+With n seeds the interval is mean +- t s / sqrt(n), t being Student's 97.5% quantile with n - 1
+degrees of freedom. With one seed there is no interval, and a comparison says which is larger, not
+that it would be so again. Two models are compared seed by seed, since they were trained on the same
+data.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ from fourpoint.reproduce.cells import DONE, FAILED, NO_DATA, Record
 
 @dataclass(frozen=True)
 class Tally:
-    """One metric of one model on one data set: values by seed, and how the cells ended that have none."""
+    """One metric of one model on one data set: values by seed, and how the cells ended that have
+    none.
+    """
 
     values: dict[int, float]
     status: str
@@ -35,13 +38,19 @@ class Tally:
         """The mean and its interval, or how it ended."""
         if not self.values:
             return self.status
-        return number(self.mean, digits) + ("" if math.isnan(self.half) else f" \u00b1 {number(self.half, 2)}")
+        return number(self.mean, digits) + (
+            "" if math.isnan(self.half) else f" \u00b1 {number(self.half, 2)}"
+        )
 
 
 def tally(records: Iterable[Record], model: str, data: str, metric: str) -> Tally:
     """The values of ``metric`` over the seeds of a fit."""
     mine = [r for r in records if r["kind"] == "fit" and r["model"] == model and r["data"] == data]
-    found = {int(r["seed"]): float(r["metrics"][metric]) for r in mine if r["status"] == DONE and metric in r.get("metrics", {})}
+    found = {
+        int(r["seed"]): float(r["metrics"][metric])
+        for r in mine
+        if r["status"] == DONE and metric in r.get("metrics", {})
+    }
     ends = {r["status"] for r in mine}
     return Tally(found, next((end for end in (FAILED, NO_DATA) if end in ends), "not run"))
 

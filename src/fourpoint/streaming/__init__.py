@@ -1,7 +1,9 @@
 """Live events: one stream, many of them, and alarms where the model no longer fits.
 
-`stream` scores one feed event by event, `bank` many entities as one batch, `monitoring` watches the rescaled gaps. The rest serves
-them: `steppers`, `kept`, `rows` and `verbs` ask a model, `state` packs what is remembered, `seats` and `store` hold entities.
+`stream` scores one feed event by event, `bank` many entities as one batch, `monitoring` watches the
+rescaled gaps. The rest serves
+them: `steppers`, `kept`, `rows` and `verbs` ask a model, `state` packs what is remembered, `seats`
+and `store` hold entities.
 """
 
 from fourpoint.streaming.bank import StreamBank

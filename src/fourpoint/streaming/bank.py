@@ -1,8 +1,11 @@
 """Many streams at once, one per entity (a customer, a machine, a station), stepped as one batch.
 
-Every entity has a window of its own that opens at the bank's ``start``, and is a :class:`~fourpoint.streaming.stream.Stream` in all but
-attention: each event is scored from its entity's past alone, before it is absorbed. Entities are created on first sight. With
-``limit`` those seen least recently are written to a file in ``spill``, and come back as they were when they are seen again.
+Every entity has a window of its own that opens at the bank's ``start``, and is a
+:class:`~fourpoint.streaming.stream.Stream` in all but
+attention: each event is scored from its entity's past alone, before it is absorbed. Entities are
+created on first sight. With
+``limit`` those seen least recently are written to a file in ``spill``, and come back as they were
+when they are seen again.
 """
 
 from __future__ import annotations
@@ -35,7 +38,9 @@ Rows = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class BankObservation:
-    """Per event, in the order given: what :class:`~fourpoint.streaming.stream.Observation` says of one."""
+    """Per event, in the order given: what :class:`~fourpoint.streaming.stream.Observation` says of
+    one.
+    """
 
     log_density: Floats
     gap: Floats
@@ -47,18 +52,21 @@ class StreamBank:
     """Streams of many entities, followed by one fitted model, which must not change meanwhile.
 
     Arguments
-        model: any model. A linear DAPP is stepped in its own precision, with integrals to 1e-6 absolute and 1e-6 relative (4e-6 in
-            float32); others by their verbs in float64.
+        model: any model. A linear DAPP is stepped in its own precision, with integrals to 1e-6
+            absolute and 1e-6 relative (4e-6 in float32); others by their verbs in float64.
         start: when all windows open, in the user's time unit.
-        limit: how many entities stay in memory, or as many as one call names; None: all. It needs ``spill`` and a model of constant
-            memory.
+        limit: how many entities stay in memory, or as many as one call names; None: all. It needs
+            ``spill`` and a model of constant memory.
         spill: a folder, of this bank alone, for the others; "" for a temporary file.
-        alarms: largest number of false alarms per 1,000 events of all entities together, on average and of all kinds: of entities, of
-            types and of the fleet, an equal share each; None: no monitoring.
-        fleet: whether entities share one clock and stay, so that all of them can be watched together. They are looked at after
-            every 64 events, or as many as there are entities if that is more; silences of entities are then seen too.
+        alarms: largest number of false alarms per 1,000 events of all entities together, on average
+            and of all kinds: of entities, of types and of the fleet, an equal share each; None: no
+            monitoring.
+        fleet: whether entities share one clock and stay, so that all of them can be watched
+            together. They are looked at after every 64 events, or as many as there are entities if
+            that is more; silences of entities are then seen too.
         threads: how many share the work of a call.
-        store: instead of ``spill``, a store that is written by :meth:`changes`; entities in it belong to the bank.
+        store: instead of ``spill``, a store that is written by :meth:`changes`; entities in it
+        belong to the bank.
 
     >>> from fourpoint.models.hawkes import Hawkes
     >>> bank = StreamBank(Hawkes(baseline=1.0, branching=0.5, decay=2.0))
@@ -81,7 +89,9 @@ class StreamBank:
     ) -> None:
         if limit is not None and (limit < 1 or (spill is None and store is None)):
             received = f"limit={limit}, spill={spill}"
-            raise UserError("a limit of at least 1 and a folder to spill to", received, "Pass both, or neither.")
+            raise UserError(
+                "a limit of at least 1 and a folder to spill to", received, "Pass both, or neither."
+            )
         self.model, self.limit, self.alarms, self.threads = model, limit, alarms, threads
         self.fleet = fleet and alarms is not None
         self._share = 1 / families(model.marks.count, fleet=self.fleet)
@@ -91,7 +101,11 @@ class StreamBank:
         self._names = {name: i for i, name in enumerate(model.marks.names)}
         self._begin(start)
         if limit is not None and not self._memories.fixed:
-            raise UserError("a model of constant memory to spill", type(model).__name__, "Leave limit out, or use a linear model.")
+            raise UserError(
+                "a model of constant memory to spill",
+                type(model).__name__,
+                "Leave limit out, or use a linear model.",
+            )
 
     def reset(self, start: float = 0.0) -> None:
         """Forget all entities, also those on disk, and begin anew at ``start``."""
@@ -107,7 +121,13 @@ class StreamBank:
         marks = self.model.marks.count
         monitors = MonitorTable(self.alarms, self._share)
         self._seats = Seats(
-            self._memories, self.start, self.limit, self._store, held=self._held, marks=marks, monitors=monitors
+            self._memories,
+            self.start,
+            self.limit,
+            self._store,
+            held=self._held,
+            marks=marks,
+            monitors=monitors,
         )
         self._types: TypeWatch | None = None
         self._fleet: FleetWatch | None = None
@@ -115,11 +135,16 @@ class StreamBank:
             level = Monitor(self.alarms, self._share).level
             self._types = type_watch(self.model.marks, level)
             self._fleet = FleetWatch(level) if self.fleet else None
-        self._since_look, self._latest = 0, self.start  # events since the fleet was looked at, and the latest time of any
+        self._since_look, self._latest = (
+            0,
+            self.start,
+        )  # events since the fleet was looked at, and the latest time of any
 
     @property
     def until_look(self) -> int | None:
-        """Events until the fleet is looked at again, in the call that has the last of them; None if it is not watched."""
+        """Events until the fleet is looked at again, in the call that has the last of them; None if
+        it is not watched.
+        """
         if self._fleet is None:
             return None
         return max(1, max(FEWEST_LOOK, len(self._seats)) - self._since_look)
@@ -147,13 +172,17 @@ class StreamBank:
         return self._memories.fixed
 
     def observe(
-        self, entities: Sequence[str], times: ArrayLike, marks: Sequence[int | str] | NDArray[Any] | None = None
+        self,
+        entities: Sequence[str],
+        times: ArrayLike,
+        marks: Sequence[int | str] | NDArray[Any] | None = None,
     ) -> BankObservation:
         """Score events and remember them; several of one entity are taken in the order given.
 
-        Arguments are of one length: whose events, when, and of which mark (None where the model has one). Raises
-        :class:`UserError` where a time of an entity is before its last one or not finite, for an unknown mark, and where a rate
-        explodes; then nothing at all has changed.
+        Arguments are of one length: whose events, when, and of which mark (None where the model has
+        one). Raises
+        :class:`UserError` where a time of an entity is before its last one or not finite, for an
+        unknown mark, and where a rate explodes; then nothing at all has changed.
         """
         when, kinds = self._checked(entities, times, marks)
         rows, new = self._seats.seat(entities)
@@ -169,7 +198,9 @@ class StreamBank:
             self._seats.unseat(new)
             raise
         self._seats.changed[rows] = True
-        return BankObservation(found.density, found.gap, found.rate, self._watched(rows, when, kinds, found, earlier))
+        return BankObservation(
+            found.density, found.gap, found.rate, self._watched(rows, when, kinds, found, earlier)
+        )
 
     def _is_due(self, when: Floats) -> bool:
         """Count events; whether the fleet is to be looked at."""
@@ -179,7 +210,9 @@ class StreamBank:
         return due
 
     def _look(self) -> tuple[Alarm, ...]:
-        """All entities at the latest time of any: alarms of the fleet, and of entities that are silent for too long."""
+        """All entities at the latest time of any: alarms of the fleet, and of entities that are
+        silent for too long.
+        """
         seats = self._seats
         if self._fleet is None or not self._all_in_memory():
             return ()
@@ -191,7 +224,8 @@ class StreamBank:
         except Unconverged:
             integral = np.array([np.inf])
         if not np.isfinite(integral).all():
-            # An entity whose rate cannot be integrated up to now is refused by name at its next event.
+            # An entity whose rate cannot be integrated up to now is refused by name at its next
+            # event.
             self._fleet.forget()
             return ()
         pending = seats.numbers["open"][rows] + integral
@@ -214,7 +248,8 @@ class StreamBank:
         return True
 
     def advance(self, time: float) -> list[tuple[str, Alarm]]:
-        """No event of any entity until ``time``: the alarms that this silence raises, with the entities' names.
+        """No event of any entity until ``time``: the alarms that this silence raises, with the
+        entities' names.
 
         Entities on disk are not looked at: their silence counts when they come back.
         """
@@ -238,7 +273,9 @@ class StreamBank:
         return [(name, alarm) for name, alarms in named for alarm in _of_entity(name, alarms)]
 
     def intensity(self, entity: str, time: float) -> Floats:
-        """lambda per mark of one entity at ``time``, as if nothing more happened until then; (M,). A new one has no past."""
+        """lambda per mark of one entity at ``time``, as if nothing more happened until then; (M,).
+        A new one has no past.
+        """
         when, (rows, new) = finite(time), self._seats.seat([entity])
         try:
             at = self._seats.numbers["at"][rows]
@@ -261,7 +298,11 @@ class StreamBank:
     def state(self) -> bytes:
         """The whole bank as bytes, entities on disk included."""
         seats, rows = self._seats, list(self._seats.row.values())
-        names, parts, monitors = list(seats.row), [seats.take(np.array(rows, dtype=np.int64))], [seats.monitors[row] for row in rows]
+        names, parts, monitors = (
+            list(seats.row),
+            [seats.take(np.array(rows, dtype=np.int64))],
+            [seats.monitors[row] for row in rows],
+        )
         away = seats.away
         for name, (arrays, monitor) in seats.read(away).items():
             names.append(name)
@@ -269,19 +310,38 @@ class StreamBank:
             monitors.append(monitor)
         states = [None if m is None else m.state() for m in monitors]
         stacked = {key: np.concatenate([p[key] for p in parts]) for key in parts[0]}
-        stacked["monitors"] = np.concatenate([np.zeros(0), *(w[1] for w in states if w is not None)])
+        stacked["monitors"] = np.concatenate(
+            [np.zeros(0), *(w[1] for w in states if w is not None)]
+        )
         sizes = [0 if w is None else len(w[1]) for w in states]
         numbers = [None if w is None else w[0] for w in states]
         header = {**self._settings(), "entities": names, "monitors": numbers, "sizes": sizes}
         return pack("bank", self._owner, header, stacked | self._type_arrays())
 
     @staticmethod
-    def restore(model: Any, state: bytes, *, limit: int | None = None, spill: Path | str | None = None, threads: int = 2) -> StreamBank:
-        """The bank whose :meth:`state` this is; ``limit`` and ``spill`` are chosen anew. Raises as `Stream.restore` does."""
+    def restore(
+        model: Any,
+        state: bytes,
+        *,
+        limit: int | None = None,
+        spill: Path | str | None = None,
+        threads: int = 2,
+    ) -> StreamBank:
+        """The bank whose :meth:`state` this is; ``limit`` and ``spill`` are chosen anew. Raises as
+        `Stream.restore` does.
+        """
         header, arrays = unpack("bank", fingerprint(model), state)
         start, alarms, fleet = _settings_of(header)
         names = _entity_names(header)
-        bank = StreamBank(model, start=start, limit=limit, spill=spill, alarms=alarms, fleet=fleet, threads=threads)
+        bank = StreamBank(
+            model,
+            start=start,
+            limit=limit,
+            spill=spill,
+            alarms=alarms,
+            fleet=fleet,
+            threads=threads,
+        )
         bank._load_watches(header, arrays)
         monitors = _monitors(header, arrays.pop("monitors", np.zeros(0)), len(names))
         bank._seats.check(arrays, len(names))
@@ -289,21 +349,42 @@ class StreamBank:
         try:
             bank._seats.put(rows, arrays, monitors)
         except FAULTS as error:
-            raise damaged("the memories of this model", f"others ({type(error).__name__})") from None
+            raise damaged(
+                "the memories of this model", f"others ({type(error).__name__})"
+            ) from None
         bank._seats.changed[rows] = True
         bank._seats.make_room(0, own=False)
         return bank
 
     def head(self) -> bytes:
-        """All of the bank but its entities, which are in the store; :meth:`resume` goes on from it."""
-        return pack("bank head", self._owner, {**self._settings(), "entities": len(self)}, self._type_arrays())
+        """All of the bank but its entities, which are in the store; :meth:`resume` goes on from
+        it.
+        """
+        return pack(
+            "bank head",
+            self._owner,
+            {**self._settings(), "entities": len(self)},
+            self._type_arrays(),
+        )
 
     @staticmethod
-    def resume(model: Any, head: bytes, store: Store, *, limit: int | None = None, threads: int = 2) -> StreamBank:
-        """The bank whose :meth:`head` this is, with the entities in ``store``, which are read when they are named."""
+    def resume(
+        model: Any, head: bytes, store: Store, *, limit: int | None = None, threads: int = 2
+    ) -> StreamBank:
+        """The bank whose :meth:`head` this is, with the entities in ``store``, which are read when
+        they are named.
+        """
         header, arrays = unpack("bank head", fingerprint(model), head)
         start, alarms, fleet = _settings_of(header)
-        bank = StreamBank(model, start=start, limit=limit, alarms=alarms, fleet=fleet, threads=threads, store=store)
+        bank = StreamBank(
+            model,
+            start=start,
+            limit=limit,
+            alarms=alarms,
+            fleet=fleet,
+            threads=threads,
+            store=store,
+        )
         bank._load_watches(header, arrays)
         expected = whole(header, "entities")
         if len(store) != expected:
@@ -313,11 +394,15 @@ class StreamBank:
         return bank
 
     def bound(self, limit: int) -> None:
-        """Keep at most ``limit`` entities in memory from now on; the bank must have a store, and a model of constant memory."""
+        """Keep at most ``limit`` entities in memory from now on; the bank must have a store, and a
+        model of constant memory.
+        """
         self.limit = self._seats.limit = limit
 
     def changes(self) -> Changes:
-        """Copies of the entities that have changed since they were last written; :meth:`written` must follow."""
+        """Copies of the entities that have changed since they were last written; :meth:`written`
+        must follow.
+        """
         return self._seats.changes()
 
     @property
@@ -330,7 +415,11 @@ class StreamBank:
         self._seats.written(changes, success=success)
 
     def _settings(self) -> dict[str, Any]:
-        watch = None if self._fleet is None else {"counted": self._since_look, "latest": self._latest, **self._fleet.state()}
+        watch = (
+            None
+            if self._fleet is None
+            else {"counted": self._since_look, "latest": self._latest, **self._fleet.state()}
+        )
         return {"start": self.start, "alarms": self.alarms, "fleet": watch}
 
     def _type_arrays(self) -> dict[str, NDArray[Any]]:
@@ -346,16 +435,25 @@ class StreamBank:
                 self._since_look, self._latest = whole(watch, "counted"), number(watch, "latest")
                 self._fleet.load(watch)
         except FAULTS as error:
-            raise damaged("the watches over types and the fleet", f"others ({type(error).__name__})") from None
+            raise damaged(
+                "the watches over types and the fleet", f"others ({type(error).__name__})"
+            ) from None
 
     # ------------------------------------------------------------------ events
 
-    def _checked(self, entities: Sequence[str], times: ArrayLike, marks: Sequence[int | str] | NDArray[Any] | None) -> tuple[Floats, Rows]:
+    def _checked(
+        self,
+        entities: Sequence[str],
+        times: ArrayLike,
+        marks: Sequence[int | str] | NDArray[Any] | None,
+    ) -> tuple[Floats, Rows]:
         """Times and marks as arrays, each of them possible."""
         try:
             when = np.array(times, dtype=np.float64).reshape(-1)
         except (TypeError, ValueError) as error:
-            raise UserError("numbers for times", f"{str(times)[:80]!r}", "Convert the times to numbers.") from error
+            raise UserError(
+                "numbers for times", f"{str(times)[:80]!r}", "Convert the times to numbers."
+            ) from error
         count = self.model.marks.count
         if marks is None and count > 1:
             known_mark(self.model.marks, self._names, None)
@@ -365,7 +463,11 @@ class StreamBank:
             raise UserError("one time and one mark per event", received, "Make the lengths equal.")
         bad = np.flatnonzero(~np.isfinite(when))
         if len(bad):
-            raise UserError("finite times", f"{when[bad[0]]} at event {bad[0]} of the call", "Mend or leave out the event.")
+            raise UserError(
+                "finite times",
+                f"{when[bad[0]]} at event {bad[0]} of the call",
+                "Mend or leave out the event.",
+            )
         bad = np.flatnonzero((kinds < 0) | (kinds >= count))
         if len(bad):
             known_mark(self.model.marks, self._names, int(kinds[bad[0]]))
@@ -374,11 +476,14 @@ class StreamBank:
     def _numbered(self, marks: Sequence[int | str] | NDArray[Any]) -> Rows:
         found = np.asarray(marks)
         if found.dtype.kind not in "iu":
-            return np.array([known_mark(self.model.marks, self._names, mark) for mark in marks], dtype=np.int64)
+            return np.array(
+                [known_mark(self.model.marks, self._names, mark) for mark in marks], dtype=np.int64
+            )
         return found
 
     def _in_order(self, rows: Rows, when: Floats) -> tuple[Rows, NDArray[np.bool_]]:
-        """Events by entity, in the order given: their places, and whether each is the first of its entity.
+        """Events by entity, in the order given: their places, and whether each is the first of its
+        entity.
 
         Raises where a time is before the entity's last one.
         """
@@ -394,7 +499,9 @@ class StreamBank:
         return order, first
 
     def _followed(self, rows: Rows, when: Floats, kinds: Rows, touched: Rows) -> Scored:
-        """Events scored and absorbed one after the other; where one cannot be, the rows that are ``touched`` are as they were."""
+        """Events scored and absorbed one after the other; where one cannot be, the rows that are
+        ``touched`` are as they were.
+        """
         numbers, found = self._seats.numbers, Scored.empty(len(rows), self._watched_types)
         kept = self._seats.take(touched)
         own = Numbers(numbers["at"], numbers["open"], numbers["likelihood"], numbers["count"])
@@ -411,7 +518,9 @@ class StreamBank:
         if isinstance(stop.error, Unconverged):
             return _unintegrable(stop.error)
         received = f"{stop.error.received} of {entity!r}"
-        return UserError("finite rates", received, "The model explodes there: fit it again, or reset the bank.")
+        return UserError(
+            "finite rates", received, "The model explodes there: fit it again, or reset the bank."
+        )
 
     def _in_rounds(self, rows: Rows, when: Floats, kinds: Rows, rounds: list[Rows]) -> Scored:
         """The same a round at a time, in which every entity has one event at most."""
@@ -422,7 +531,10 @@ class StreamBank:
             for some in rounds:
                 mine, times, marks = rows[some], when[some], kinds[some]
                 logs, integral = self._scored(mine, times)
-                own, gap = logs[np.arange(len(mine)), marks], self._seats.numbers["open"][mine] + integral
+                own, gap = (
+                    logs[np.arange(len(mine)), marks],
+                    self._seats.numbers["open"][mine] + integral,
+                )
                 density[some], gaps[some], rates[some] = own - gap, gap, np.exp(logs).sum(1)
                 if shares.shape[1]:
                     shares[some] = shares_of(logs)
@@ -439,8 +551,12 @@ class StreamBank:
     def _watched_types(self) -> int:
         return 0 if self._types is None else len(self._types.names)
 
-    def _watched(self, rows: Rows, when: Floats, kinds: Rows, found: Scored, earlier: NDArray[np.bool_]) -> list[tuple[Alarm, ...]]:
-        """The alarms that each event raises; events of an entity are in their order. ``earlier``: not the first of its entity."""
+    def _watched(
+        self, rows: Rows, when: Floats, kinds: Rows, found: Scored, earlier: NDArray[np.bool_]
+    ) -> list[tuple[Alarm, ...]]:
+        """The alarms that each event raises; events of an entity are in their order. ``earlier``:
+        not the first of its entity.
+        """
         if self.alarms is None:
             return [()] * len(rows)
         names = self._seats.names
@@ -464,8 +580,15 @@ class StreamBank:
         lost = np.flatnonzero(~((logs < LARGEST).all(1) & np.isfinite(integral)))
         if len(lost):
             i = lost[0]
-            received = f"log-rates {logs[i].tolist()[:4]} and the integral {integral[i]} of {self._seats.names[rows[i]]!r} at {times[i]}"
-            raise UserError("finite rates", received, "The model explodes there: fit it again, or reset the bank.")
+            received = (
+                f"log-rates {logs[i].tolist()[:4]} and the integral {integral[i]} of "
+                f"{self._seats.names[rows[i]]!r} at {times[i]}"
+            )
+            raise UserError(
+                "finite rates",
+                received,
+                "The model explodes there: fit it again, or reset the bank.",
+            )
         return logs, integral
 
 
@@ -481,7 +604,11 @@ def _rounds(order: Rows, first: NDArray[np.bool_]) -> list[Rows]:
 
 
 def _unintegrable(error: Unconverged) -> UserError:
-    return UserError("rates that can be integrated", str(error).rstrip("."), "Fit the model again, or reset the bank.")
+    return UserError(
+        "rates that can be integrated",
+        str(error).rstrip("."),
+        "Fit the model again, or reset the bank.",
+    )
 
 
 def _spill(folder: Path | str) -> Store:
@@ -491,16 +618,25 @@ def _spill(folder: Path | str) -> Store:
     path = Path(folder) / "entities.sqlite"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        for old in (path, *(path.with_name(path.name + end) for end in ("-wal", "-shm", "-journal"))):
+        for old in (
+            path,
+            *(path.with_name(path.name + end) for end in ("-wal", "-shm", "-journal")),
+        ):
             old.unlink(missing_ok=True)
         return Store(path, durable=False)
     except OSError as error:
-        raise UserError("a folder to spill to", f"{error}", "Choose a folder that can be written to.") from error
+        raise UserError(
+            "a folder to spill to", f"{error}", "Choose a folder that can be written to."
+        ) from error
 
 
 def _settings_of(header: dict[str, Any]) -> tuple[float, float | None, bool]:
     start = number(header, "start")
-    alarms = None if header.get("alarms") is None else number(header, "alarms", least=1e-300, most=1 - 1e-12)
+    alarms = (
+        None
+        if header.get("alarms") is None
+        else number(header, "alarms", least=1e-300, most=1 - 1e-12)
+    )
     return start, alarms, header.get("fleet") is not None
 
 
@@ -509,19 +645,33 @@ def _entity_names(header: dict[str, Any]) -> list[str]:
     if not isinstance(names, list) or not all(isinstance(name, str) and name for name in names):
         raise damaged("names of entities", f"{names!r}"[:80])
     if len(set(names)) < len(names):
-        raise damaged("distinct names of entities", f"{len(names):,} names, {len(set(names)):,} of them distinct")
+        raise damaged(
+            "distinct names of entities",
+            f"{len(names):,} names, {len(set(names)):,} of them distinct",
+        )
     return names
 
 
 def _monitors(header: dict[str, Any], gaps: NDArray[Any], count: int) -> list[Monitor | None]:
     """The monitors of a bank's entities, whose gaps lie end to end."""
     numbers, sizes = header.get("monitors"), header.get("sizes")
-    if not (isinstance(numbers, list) and isinstance(sizes, list) and len(numbers) == len(sizes) == count):
+    if not (
+        isinstance(numbers, list)
+        and isinstance(sizes, list)
+        and len(numbers) == len(sizes) == count
+    ):
         raise damaged(f"a monitor or none for each of {count:,} entities", "other lists")
-    if not all(type(size) is int and size >= 0 for size in sizes) or gaps.ndim != 1 or sum(sizes) != len(gaps):
+    if (
+        not all(type(size) is int and size >= 0 for size in sizes)
+        or gaps.ndim != 1
+        or sum(sizes) != len(gaps)
+    ):
         raise damaged("the gaps of every monitor", f"{len(gaps):,} gaps")
     parts = np.split(gaps, np.cumsum(sizes)[:-1]) if sizes else []
-    return [None if own is None else restored_monitor(own, part) for own, part in zip(numbers, parts, strict=True)]
+    return [
+        None if own is None else restored_monitor(own, part)
+        for own, part in zip(numbers, parts, strict=True)
+    ]
 
 
 def _of_entity(name: str, alarms: tuple[Alarm, ...]) -> tuple[Alarm, ...]:

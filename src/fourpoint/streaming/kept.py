@@ -1,15 +1,19 @@
-r"""A DAPP with bounded memory (ODAPP) followed in plain numpy: active sets as in `maths.selection`, rates by the states of modes.
+r"""A DAPP with bounded memory (ODAPP) followed in plain numpy: active sets as in `maths.selection`,
+rates by the states of modes.
 
-The sum over a head's active events is the same sum over modes as in `models.dapp_step`, with S_k formed from the active events
-alone. So an event that comes is added to the states, one that is dropped is taken off again,
+The sum over a head's active events is the same sum over modes as in `models.dapp_step`, with S_k
+formed from the active events alone. So an event that comes is added to the states, one that is
+dropped is taken off again,
 
     S_k  <-  exp(a_k gap) S_k + exp(-i psi_k(m)) v_k - exp(a_k (t - t_e)) exp(-i psi_k(m_e)) v_ke,
 
-and rates and integrals cost what they cost in the exact stream. Only the selection compares events, with exact scores:
+and rates and integrals cost what they cost in the exact stream. Only the selection compares events,
+with exact scores:
 
     |nu_k(x, x_i)| is added to each active event's sum; the smallest mean goes once the set is full, of equals the oldest.
 
-Every so often the states are formed anew from the active sets, so that rounding cannot pile up. Used by `streaming.steppers`.
+Every so often the states are formed anew from the active sets, so that rounding cannot pile up.
+Used by `streaming.steppers`.
 """
 
 from __future__ import annotations
@@ -33,26 +37,47 @@ from fourpoint.streaming.verbs import opened
 
 Floats = NDArray[np.float64]
 ANEW = 1024  # events after which the states are formed anew
-FIELDS = ("times", "marks", "values", "total", "count", "index")  # per head and slot; index counts events, -1 in an empty slot
+FIELDS = (
+    "times",
+    "marks",
+    "values",
+    "total",
+    "count",
+    "index",
+)  # per head and slot; index counts events, -1 in an empty slot
 
 
 def supports_kept(model: Any) -> bool:
-    """Whether ``model`` can be followed here: a DAPP that keeps a number of events and has unnormalised, paired Fourier scores."""
+    """Whether ``model`` can be followed here: a DAPP that keeps a number of events and has
+    unnormalised, paired Fourier scores.
+    """
     if not isinstance(model, DAPP):
         return False
     s = model.settings()
-    return isinstance(s["keep"], int) and (s["normalise"], s["score"], s["phase"]) == ("none", "fourier", "paired")
+    return isinstance(s["keep"], int) and (s["normalise"], s["score"], s["phase"]) == (
+        "none",
+        "fourier",
+        "paired",
+    )
 
 
 class ByActiveSets:
-    """One stream of a DAPP with ``keep``: a :class:`~fourpoint.streaming.steppers.Stepper`; ``compiled`` where numba is installed."""
+    """One stream of a DAPP with ``keep``: a :class:`~fourpoint.streaming.steppers.Stepper`;
+    ``compiled`` where numba is installed.
+    """
 
     def __init__(self, model: DAPP, *, compiled: bool = True) -> None:
-        self.model, self.steps, self.keep = model, Steps(model, compiled=compiled), int(model.settings()["keep"])
+        self.model, self.steps, self.keep = (
+            model,
+            Steps(model, compiled=compiled),
+            int(model.settings()["keep"]),
+        )
         with torch.no_grad():
             spectrum = model.spectrum(fixed=True)
         self.weight = spectrum.weight.detach().cpu().double().numpy()  # (K, D)
-        self.frequency, self.decay = (x.reshape(self.weight.shape) for x in (self.steps.frequency, self.steps.fading))
+        self.frequency, self.decay = (
+            x.reshape(self.weight.shape) for x in (self.steps.frequency, self.steps.fading)
+        )
         self.shift = spectrum.shift.detach().cpu().double().numpy().transpose(0, 2, 1)  # (K, M, D)
         self.phase = np.stack([np.cos(self.shift), np.sin(self.shift)], 2)  # (K, M, 2, D)
         self.heads = np.arange(len(self.weight))
@@ -64,13 +89,18 @@ class ByActiveSets:
         shape = (len(self.weight), self.keep)
         self._start, self._at, self._state = start, start, self.steps.blank(1)
         self._ahead = (start, self._state)
-        self._slots: Arrays = {name: np.zeros(shape, dtype=np.int64 if name in ("marks", "count", "index") else None) for name in FIELDS}
+        self._slots: Arrays = {
+            name: np.zeros(shape, dtype=np.int64 if name in ("marks", "count", "index") else None)
+            for name in FIELDS
+        }
         self._slots["index"][:] = -1
         self._seen = 0
         self._compared: tuple[float, int, int, Floats] | None = None
 
     def score(self, time: float) -> tuple[Floats, float]:
-        found = self.steps.reach(self._state, np.array([self._at - self._start]), np.array([time - self._at]))
+        found = self.steps.reach(
+            self._state, np.array([self._at - self._start]), np.array([time - self._at])
+        )
         self._ahead = (time, found.state)
         return found.logs[0], float(found.integral[0])
 
@@ -80,7 +110,9 @@ class ByActiveSets:
 
     def move(self, time: float) -> None:
         at, state = self._ahead
-        self._state = state if at == time else self.steps.moved(self._state, np.array([time - self._at]))
+        self._state = (
+            state if at == time else self.steps.moved(self._state, np.array([time - self._at]))
+        )
         self._at = time
 
     def absorb(self, time: float, mark: int) -> None:
@@ -109,55 +141,95 @@ class ByActiveSets:
     ) -> tuple[Floats, NDArray[np.int64], Floats]:
         s, valid, heads = self._slots, self._slots["index"] >= 0, self.heads[:, None]
         places, found = largest(np.where(valid, self._scores(time, mark), 0.0), top)
-        return np.where(valid[heads, places], s["times"][heads, places], np.nan), s["marks"][heads, places], found
+        return (
+            np.where(valid[heads, places], s["times"][heads, places], np.nan),
+            s["marks"][heads, places],
+            found,
+        )
 
     def history(self) -> DAPPHistory:
         with still(self.model):
             blank = opened(self.model, self._start)
-        times, marks, values, total, count, index = (torch.from_numpy(self._slots[name].T[None].copy()) for name in FIELDS)
+        times, marks, values, total, count, index = (
+            torch.from_numpy(self._slots[name].T[None].copy()) for name in FIELDS
+        )
         like = blank.memory.values
         memory = Memory(times, marks, values.to(like), Active(index, total.to(like), count))
-        return DAPPHistory(torch.full_like(blank.times, self._at), blank.start, blank.lengths, blank.parts, None, memory.past(), memory)
+        return DAPPHistory(
+            torch.full_like(blank.times, self._at),
+            blank.start,
+            blank.lengths,
+            blank.parts,
+            None,
+            memory.past(),
+            memory,
+        )
 
     def arrays(self) -> Arrays:
-        numbers = {"start": np.array(self._start), "at": np.array(self._at), "seen": np.array(self._seen)}
-        return {**numbers, "state": self._state, **{f"slots.{name}": a for name, a in self._slots.items()}}
+        numbers = {
+            "start": np.array(self._start),
+            "at": np.array(self._at),
+            "seen": np.array(self._seen),
+        }
+        return {
+            **numbers,
+            "state": self._state,
+            **{f"slots.{name}": a for name, a in self._slots.items()},
+        }
 
     def load(self, arrays: Arrays) -> None:
         self.restart(float(arrays["start"]))
-        self._at, self._seen, self._state = float(arrays["at"]), int(arrays["seen"]), arrays["state"].copy()
+        self._at, self._seen, self._state = (
+            float(arrays["at"]),
+            int(arrays["seen"]),
+            arrays["state"].copy(),
+        )
         self._slots = {name: arrays[f"slots.{name}"].copy() for name in FIELDS}
         self._ahead = (self._at, self._state)
 
     def _scores(self, time: float, mark: int) -> Floats:
-        """nu_k of an event on every slot, (K, E): asked for twice at each event, and formed once."""
+        """nu_k of an event on every slot, (K, E): asked for twice at each event, and formed
+        once.
+        """
         if self._compared is None or self._compared[:3] != (time, mark, self._seen):
             lags, marks = (time - self._slots["times"]) / self.steps.scale, self._slots["marks"]
             found = np.empty_like(lags)
             if self._loops is not None:
                 self._loops.scores(lags, marks, mark, self._waves, self.weight, self.phase, found)
             else:
-                waves = self._turned(lags, self.shift[self.heads[:, None], marks] - self.shift[:, mark, None]).real
+                waves = self._turned(
+                    lags, self.shift[self.heads[:, None], marks] - self.shift[:, mark, None]
+                ).real
                 found = (waves @ self.weight[..., None])[..., 0]
             self._compared = (time, mark, self._seen, found)
         return self._compared[3]
 
     def _vacated(self, valid: NDArray[np.bool_]) -> NDArray[np.int64]:
-        """The slot that a new event takes in each head: the first empty one, or that of the smallest mean."""
+        """The slot that a new event takes in each head: the first empty one, or that of the
+        smallest mean.
+        """
         s = self._slots
         mean = np.where(valid, s["total"] / np.maximum(s["count"], 1), np.inf)
         least = np.where(valid & (mean == mean.min(1, keepdims=True)), s["index"], NEVER).argmin(1)
         return np.where(valid.all(1), least, valid.argmin(1))
 
     def _without(self, state: NDArray[Any], slot: NDArray[np.int64], time: float) -> NDArray[Any]:
-        """``state`` without what the events in a slot of each head add to it at ``time``; empty slots add nothing."""
+        """``state`` without what the events in a slot of each head add to it at ``time``; empty
+        slots add nothing.
+        """
         s, left = self._slots, state.copy()
-        lags, marks = (time - s["times"][self.heads, slot]) / self.steps.scale, s["marks"][self.heads, slot]
+        lags, marks = (
+            (time - s["times"][self.heads, slot]) / self.steps.scale,
+            s["marks"][self.heads, slot],
+        )
         values = np.where(s["index"][self.heads, slot] >= 0, s["values"][self.heads, slot], 0.0)
         if self._loops is not None:
             self._loops.forget(left[0], lags, marks, values, self._waves, self.phase)
         else:
-            left -= (values[:, None] * self._turned(lags[:, None], self.shift[self.heads, marks][:, None])[:, 0]).reshape(1, -1)
+            left -= (
+                values[:, None]
+                * self._turned(lags[:, None], self.shift[self.heads, marks][:, None])[:, 0]
+            ).reshape(1, -1)
         return left
 
     def _turned(self, lags: Floats, shift: Floats) -> NDArray[Any]:

@@ -1,13 +1,15 @@
-r"""The monitors of many entities as arrays, one row each, and the gaps of a block of events in one compiled loop.
+r"""The monitors of many entities as arrays, one row each, and the gaps of a block of events in one
+compiled loop.
 
-The loop does what :meth:`~fourpoint.streaming.monitoring.Monitor.gap` does, operation by operation, as long as nothing
-is to be told. It stops before an event that may raise an alarm, which the monitor itself then decides. For the drift
-that is where a bound reaches the threshold: with n gaps in B bins of equal probability,
+The loop does what :meth:`~fourpoint.streaming.monitoring.Monitor.gap` does, operation by operation,
+as long as nothing is to be told. It stops before an event that may raise an alarm, which the
+monitor itself then decides. For the drift that is where a bound reaches the threshold: with n gaps
+in B bins of equal probability,
 
     sup |F_n - F| <= max_b |F_n(b / B) - b / B| + 1 / B,
 
-so that gaps need not be sorted. Sums are formed without ``fastmath``, since states must not depend on whether numba is
-installed.
+so that gaps need not be sorted. Sums are formed without ``fastmath``, since states must not depend
+on whether numba is installed.
 """
 
 from __future__ import annotations
@@ -26,17 +28,37 @@ BINS = 64
 
 @cache
 def compiled_watch() -> Callable[..., int] | None:
-    """:func:`watch` as machine code, cached on disk between runs where possible; None without numba."""
+    """:func:`watch` as machine code, cached on disk between runs where possible; None without
+    numba.
+    """
     code: Any = machine_code((sys.modules[__name__],), (watch,), (drifted,), fastmath=False)
     return None if code is None else code["watch"]
 
 
 @no_type_check  # numba has its own types
-def watch(first, rows, gaps, sums, told, seen, windows, bins, log2, burst_limit, silence_limit, gap_limit, drift_limit, rule):
-    """Gaps from place ``first`` on into the monitors of ``rows``; the place of the first that may raise an alarm, or their number.
+def watch(
+    first,
+    rows,
+    gaps,
+    sums,
+    told,
+    seen,
+    windows,
+    bins,
+    log2,
+    burst_limit,
+    silence_limit,
+    gap_limit,
+    drift_limit,
+    rule,
+):
+    """Gaps from place ``first`` on into the monitors of ``rows``; the place of the first that may
+    raise an alarm, or their number.
 
-    Per row of the table: (2, 3) ``sums`` of burst and silence (value, count, total), ``told``, ``seen`` and the window of
-    gaps. ``rule`` holds the numbers of gaps that the drift needs and of those between two looks; ``bins`` is scratch space.
+    Per row of the table: (2, 3) ``sums`` of burst and silence (value, count, total), ``told``,
+    ``seen`` and the window of
+    gaps. ``rule`` holds the numbers of gaps that the drift needs and of those between two looks;
+    ``bins`` is scratch space.
     """
     fewest, stride = rule
     for i in range(first, len(rows)):
@@ -75,7 +97,9 @@ def watch(first, rows, gaps, sums, told, seen, windows, bins, log2, burst_limit,
 
 @no_type_check
 def drifted(window, bins, drift_limit):
-    """Whether the distance of the gaps in ``window`` from unit exponentials may reach sqrt(drift_limit / 2 n)."""
+    """Whether the distance of the gaps in ``window`` from unit exponentials may reach
+    sqrt(drift_limit / 2 n).
+    """
     n, B = len(window), len(bins)
     bins[:] = 0
     for x in window:

@@ -1,4 +1,6 @@
-"""Monitors of a bank's entities in a table: a row of arrays each, so that a block of gaps is one compiled loop."""
+"""Monitors of a bank's entities in a table: a row of arrays each, so that a block of gaps is one
+compiled loop.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +19,14 @@ Rows = NDArray[np.int64]
 class MonitorTable:
     """Rows of monitors, each of which may be absent.
 
-    ``alarms`` and ``share`` are those of :class:`~fourpoint.streaming.monitoring.Monitor`; None: nothing is watched.
+    ``alarms`` and ``share`` are those of :class:`~fourpoint.streaming.monitoring.Monitor`; None:
+    nothing is watched.
 
     >>> table = MonitorTable(1e-3)
     >>> table.grow(2)
-    >>> table.observe(np.array([0, 1, 0]), np.array([0.5, 20.0, 0.7]), np.array([0.5, 3.0, 1.2]))[1][0].kind
+    >>> table.observe(np.array([0, 1, 0]), np.array([0.5, 20.0, 0.7]), np.array([0.5, 3.0, 1.2]))[
+    ...     1
+    ... ][0].kind
     'silence'
     >>> table[0].state()[0]["seen"], table[1].state()[0]["seen"]
     (2, 1)
@@ -43,7 +48,9 @@ class MonitorTable:
     def grow(self, rows: int) -> None:
         """Make room for ``rows`` in all; new ones have no monitor."""
         have = len(self)
-        self._present, self._told, self._seen = (_longer(a, rows) for a in (self._present, self._told, self._seen))
+        self._present, self._told, self._seen = (
+            _longer(a, rows) for a in (self._present, self._told, self._seen)
+        )
         self._sums = _longer(self._sums, rows)
         if self.alarms is not None:
             self._windows = _longer(self._windows, rows)
@@ -72,10 +79,19 @@ class MonitorTable:
 
     def _monitor(self, row: int) -> Monitor:
         sums = self._sums[row].tolist()
-        return Monitor.of_numbers(self.alarms or 0.0, self.share, sums, bool(self._told[row]), int(self._seen[row]), self._windows[row])
+        return Monitor.of_numbers(
+            self.alarms or 0.0,
+            self.share,
+            sums,
+            bool(self._told[row]),
+            int(self._seen[row]),
+            self._windows[row],
+        )
 
     def observe(self, rows: Rows, gaps: Floats, times: Floats) -> dict[int, tuple[Alarm, ...]]:
-        """Gaps of rows that have ended, in order: the alarms that they raise, by place. Rows without a monitor get one."""
+        """Gaps of rows that have ended, in order: the alarms that they raise, by place. Rows
+        without a monitor get one.
+        """
         if self._limits is None:
             return {}
         loop = compiled_watch()
@@ -102,7 +118,9 @@ class MonitorTable:
         """The same without numba: every monitor is taken out and put back once."""
         monitors = {row: self._monitor(row) for row in np.unique(rows).tolist()}
         raised: dict[int, tuple[Alarm, ...]] = {}
-        for place, (row, gap, time) in enumerate(zip(rows.tolist(), gaps.tolist(), times.tolist(), strict=True)):
+        for place, (row, gap, time) in enumerate(
+            zip(rows.tolist(), gaps.tolist(), times.tolist(), strict=True)
+        ):
             found = monitors[row].gap(gap, time)
             if found:
                 raised[place] = found
@@ -111,12 +129,15 @@ class MonitorTable:
         return raised
 
     def silences(self, rows: Rows, gaps: Floats, time: float) -> dict[int, tuple[Alarm, ...]]:
-        """No event of ``rows`` up to ``time``, where their gaps have grown to ``gaps``: alarms of those that are too long,
-        by place; each is told once."""
+        """No event of ``rows`` up to ``time``, where their gaps have grown to ``gaps``: alarms of
+        those that are too long, by place; each is told once.
+        """
         if self._limits is None:
             return {}
         self._present[rows] = True
-        long = (self._sums[rows, 1, 0] + gaps / 2 >= self._limits.silence) | (gaps >= self._limits.gap)
+        long = (self._sums[rows, 1, 0] + gaps / 2 >= self._limits.silence) | (
+            gaps >= self._limits.gap
+        )
         raised: dict[int, tuple[Alarm, ...]] = {}
         for place in np.flatnonzero(long & ~self._told[rows]).tolist():
             row = int(rows[place])

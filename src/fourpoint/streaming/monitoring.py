@@ -1,21 +1,26 @@
-r"""Is the stream still what the model says? A running verdict on rescaled gaps, with a stated rate of false alarms.
+r"""Is the stream still what the model says? A running verdict on rescaled gaps, with a stated rate
+of false alarms.
 
-Under the true model the integrals of the rate between events are independent unit exponentials x_1, x_2, ... Four
-statistics watch them:
+Under the true model the integrals of the rate between events are independent unit exponentials x_1,
+x_2, ... Four statistics watch them:
 
     burst    S <- max(0, S + log 2 - x)          CUSUM of the log-likelihood ratio of twice the rate
     silence  R <- max(0, R + x / 2 - log 2)      the same for half the rate; a gap x that is not over yet counts R + x / 2
              x                                   one gap alone, over or not
     drift    D = sup |F_n - F|                   Kolmogorov and Smirnov's distance of the last gaps from 1 - exp(-x)
 
-and each raises an alarm at its threshold, after which it starts anew. A silence is told as soon as it is too long, not when
-it ends. The promise: in any 1,000 consecutive events of the true model the probability of an alarm of any kind is at most
-``alarms``, a quarter for each statistic. For the two CUSUMs that probability is computed, not simulated: their steps are
-rounded against the promise to a grid of log 2 / 256, which makes a Markov chain that lies above them, and the chain's
-largest eigenvalue gives the chance of a crossing in any stretch. For one gap it is exact, and for the distance it is
-Massart's inequality, P(D_n > d) <= 2 exp(-2 n d^2), summed over the checks. Plain numpy; used by `streaming`.
+and each raises an alarm at its threshold, after which it starts anew. A silence is told as soon as
+it is too long, not when
+it ends. The promise: in any 1,000 consecutive events of the true model the probability of an alarm
+of any kind is at most
+``alarms``, a quarter for each statistic. For the two CUSUMs that probability is computed, not
+simulated: their steps are rounded against the promise to a grid of log 2 / 256, which makes a
+Markov chain that lies above them, and the chain's largest eigenvalue gives the chance of a crossing
+in any stretch. For one gap it is exact, and for the distance it is Massart's inequality, P(D_n > d)
+<= 2 exp(-2 n d^2), summed over the checks. Plain numpy; used by `streaming`.
 
-Sources: Page, "Continuous inspection schemes" (1954); Massart, "The tight constant in the Dvoretzky-Kiefer-Wolfowitz
+Sources: Page, "Continuous inspection schemes" (1954); Massart, "The tight constant in the
+Dvoretzky-Kiefer-Wolfowitz
 inequality" (1990).
 """
 
@@ -36,7 +41,11 @@ Floats = NDArray[np.float64]
 Step = Callable[[Floats], Floats]
 LOG2 = math.log(2.0)
 PER = 1000  # events to which the promise refers
-WINDOW, FEWEST, STRIDE = 256, 64, 16  # gaps that the distance looks at: at most, at least; events between two looks
+WINDOW, FEWEST, STRIDE = (
+    256,
+    64,
+    16,
+)  # gaps that the distance looks at: at most, at least; events between two looks
 CELLS = 256  # of the grid, per log 2
 
 
@@ -44,9 +53,11 @@ CELLS = 256  # of the grid, per log 2
 class Alarm:
     """One alarm: when it was raised and why.
 
-    ``kind`` is "burst", "silence" or "drift". ``size`` is the estimated ratio of the observed to the modelled rate since the
-    change, (events + 1) / (integral + 1) over the gaps since the CUSUM last was 0; for "drift" it is the distance itself. ``of`` says
-    what was watched: one "stream", a "type" or the "fleet" of all entities, and ``name`` which one, the type's or the entity's.
+    ``kind`` is "burst", "silence" or "drift". ``size`` is the estimated ratio of the observed to
+    the modelled rate since the change, (events + 1) / (integral + 1) over the gaps since the CUSUM
+    last was 0; for "drift" it is the distance itself. ``of`` says
+    what was watched: one "stream", a "type" or the "fleet" of all entities, and ``name`` which one,
+    the type's or the entity's.
     """
 
     time: float
@@ -59,17 +70,26 @@ class Alarm:
 
     @property
     def direction(self) -> str | None:
-        """"more" or "fewer" events than expected; None for a drift, which has no direction."""
+        """ "more" or "fewer" events than expected; None for a drift, which has no direction."""
         return {"burst": "more", "silence": "fewer"}.get(self.kind)
 
     def to_dict(self) -> dict[str, float | str | None]:
         """As JSON can hold it."""
         numbers = {"size": self.size, "statistic": self.statistic, "threshold": self.threshold}
-        return {"time": self.time, "of": self.of, "name": self.name, "kind": self.kind, "direction": self.direction, **numbers}
+        return {
+            "time": self.time,
+            "of": self.of,
+            "name": self.name,
+            "kind": self.kind,
+            "direction": self.direction,
+            **numbers,
+        }
 
 
 class Thresholds(NamedTuple):
-    """Of the two CUSUMs and of a gap alone, and the exponent 2 n d^2 at which the distance d of n gaps is too large."""
+    """Of the two CUSUMs and of a gap alone, and the exponent 2 n d^2 at which the distance d of n
+    gaps is too large.
+    """
 
     burst: float
     silence: float
@@ -80,22 +100,28 @@ class Thresholds(NamedTuple):
 class Monitor:
     """Watches rescaled gaps one at a time.
 
-    ``alarms`` is the largest probability, over any 1,000 consecutive events of the true model, that any alarm is raised; with other
-    watches beside it, this monitor's ``share`` of it. Memory is bounded: two sums and the last 256 gaps,
-    which are written to ``window`` if that is given.
+    ``alarms`` is the largest probability, over any 1,000 consecutive events of the true model, that
+    any alarm is raised; with other watches beside it, this monitor's ``share`` of it. Memory is
+    bounded: two sums and the last 256 gaps, which are written to ``window`` if that is given.
 
     >>> monitor = Monitor(1e-3)
-    >>> raised = [a for i in range(60) for a in monitor.gap(0.3, time=float(i))]  # events come three times too fast
+    >>> raised = [
+    ...     a for i in range(60) for a in monitor.gap(0.3, time=float(i))
+    ... ]  # events come three times too fast
     >>> raised[0].kind, raised[0].time, raised[0].size > 2
     ('burst', 33.0, True)
     >>> monitor.silence(16.0, time=100.0)[0].kind, monitor.silence(50.0, time=110.0)  # told once
     ('silence', ())
     """
 
-    def __init__(self, alarms: float = 1e-3, share: float = 1.0, window: Floats | None = None) -> None:
+    def __init__(
+        self, alarms: float = 1e-3, share: float = 1.0, window: Floats | None = None
+    ) -> None:
         if not 0 < alarms < 1:
             expected = "a false-alarm probability per 1,000 events between 0 and 1"
-            raise UserError(expected, f"alarms={alarms}", "Pass alarms=0.001, say, or None for no monitoring.")
+            raise UserError(
+                expected, f"alarms={alarms}", "Pass alarms=0.001, say, or None for no monitoring."
+            )
         self.alarms, self.share = float(alarms), share
         self.level = self.alarms * share
         self.thresholds = thresholds(self.level)
@@ -129,7 +155,9 @@ class Monitor:
         return raised
 
     def silence(self, gap: float, time: float) -> tuple[Alarm, ...]:
-        """No event up to ``time``, where the gap that is open has grown to ``gap``: an alarm if that is too long, once."""
+        """No event up to ``time``, where the gap that is open has grown to ``gap``: an alarm if
+        that is too long, once.
+        """
         level, limits = self._silence.value + gap / 2, self.thresholds
         if self._told or (level < limits.silence and gap < limits.gap):
             return ()
@@ -153,11 +181,19 @@ class Monitor:
     def state(self) -> tuple[dict[str, Any], Floats]:
         """Numbers and the window of gaps: all there is to know."""
         sums = [[s.value, s.count, s.total] for s in (self._burst, self._silence)]
-        numbers = {"alarms": self.alarms, "share": self.share, "sums": sums, "told": self._told, "seen": self._seen}
+        numbers = {
+            "alarms": self.alarms,
+            "share": self.share,
+            "sums": sums,
+            "told": self._told,
+            "seen": self._seen,
+        }
         return numbers, self._gaps[: min(self._seen, WINDOW)].copy()
 
     def numbers(self) -> tuple[list[list[float]], bool, int]:
-        """The sums of burst and silence (value, count, total), whether a silence was told, and the gaps in the window so far."""
+        """The sums of burst and silence (value, count, total), whether a silence was told, and the
+        gaps in the window so far.
+        """
         sums = [[s.value, float(s.count), s.total] for s in (self._burst, self._silence)]
         return sums, self._told, self._seen
 
@@ -167,10 +203,14 @@ class Monitor:
         return self._gaps
 
     @staticmethod
-    def of_numbers(alarms: float, share: float, sums: list[list[float]], told: bool, seen: int, window: Floats) -> Monitor:
+    def of_numbers(
+        alarms: float, share: float, sums: list[list[float]], told: bool, seen: int, window: Floats
+    ) -> Monitor:
         """The monitor with these :meth:`numbers`; ``window`` is used as it is and not copied."""
         monitor = Monitor(alarms, share, window)
-        monitor._burst, monitor._silence = (_Sum(value, int(count), total) for value, count, total in sums)
+        monitor._burst, monitor._silence = (
+            _Sum(value, int(count), total) for value, count, total in sums
+        )
         monitor._told, monitor._seen = told, seen
         return monitor
 
@@ -178,7 +218,9 @@ class Monitor:
     def restore(numbers: dict[str, Any], gaps: Floats) -> Monitor:
         """The monitor whose :meth:`state` this is."""
         monitor = Monitor(numbers["alarms"], numbers["share"])
-        monitor._burst, monitor._silence = (_Sum(float(v), int(c), float(t)) for v, c, t in numbers["sums"])
+        monitor._burst, monitor._silence = (
+            _Sum(float(v), int(c), float(t)) for v, c, t in numbers["sums"]
+        )
         monitor._told, monitor._seen = bool(numbers["told"]), int(numbers["seen"])
         monitor._gaps[: len(gaps)] = gaps
         return monitor
@@ -203,7 +245,9 @@ class _Sum:
         return value
 
     def ratio(self, unfinished: float = 0.0) -> float:
-        """Events per unit of integral, drawn towards 1 by one event in one unit: finite however few or close they are."""
+        """Events per unit of integral, drawn towards 1 by one event in one unit: finite however few
+        or close they are.
+        """
         return (self.count + 1) / (self.total + unfinished + 1)
 
 
@@ -215,13 +259,16 @@ def _steps(count: int) -> Floats:
 
 @lru_cache(maxsize=64)
 def thresholds(alarms: float, per: int = PER) -> Thresholds:
-    """The lowest thresholds that keep the promise: ``alarms`` in any ``per`` events, a quarter for each statistic.
+    """The lowest thresholds that keep the promise: ``alarms`` in any ``per`` events, a quarter for
+    each statistic.
 
     >>> [round(x, 2) for x in thresholds(1e-3)]
     [13.19, 13.38, 15.2, 13.13]
     """
     share = alarms / 4
-    bound = math.ceil(math.log(per / share) / LOG2 * CELLS) + CELLS  # a likelihood ratio exceeds e^h with chance e^-h at most
+    bound = (
+        math.ceil(math.log(per / share) / LOG2 * CELLS) + CELLS
+    )  # a likelihood ratio exceeds e^h with chance e^-h at most
     levels = []
     for chain in (burst_chain, silence_chain):
         low, high = 2, bound
@@ -234,9 +281,11 @@ def thresholds(alarms: float, per: int = PER) -> Thresholds:
 
 
 def crossing(chain: Callable[[int], Step], height: int, per: int) -> float:
-    """The chance that a chain crosses ``height`` cells within ``per`` steps, from where it is after a long time below.
+    """The chance that a chain crosses ``height`` cells within ``per`` steps, from where it is after
+    a long time below.
 
-    Under the chain that is killed at the crossing, survival shrinks by the largest eigenvalue at each step.
+    Under the chain that is killed at the crossing, survival shrinks by the largest eigenvalue at
+    each step.
     """
     step, alive, lost = chain(height), np.ones(height), 0.0
     for i in range(20_000):
@@ -249,19 +298,25 @@ def crossing(chain: Callable[[int], Step], height: int, per: int) -> float:
 
 
 def burst_chain(height: int) -> Step:
-    """alive -> E[alive(S + log 2 - x)] with x rounded down to the grid: geometric steps, so that one running sum serves all S."""
+    """alive -> E[alive(S + log 2 - x)] with x rounded down to the grid: geometric steps, so that
+    one running sum serves all S.
+    """
     q = np.exp(-LOG2 / CELLS * np.arange(height + CELLS))
     weight = (1 - q[1]) / q
     weight[0] = 1.0  # all that falls below 0 stays at 0
 
     def step(alive: Floats) -> Floats:
-        return np.asarray((q * np.cumsum(weight * np.concatenate([alive, np.zeros(CELLS)])))[CELLS:])
+        return np.asarray(
+            (q * np.cumsum(weight * np.concatenate([alive, np.zeros(CELLS)])))[CELLS:]
+        )
 
     return step
 
 
 def silence_chain(height: int) -> Step:
-    """alive -> E[alive(R + x / 2 - log 2); R + x / 2 below the height] with x / 2 rounded up to the grid."""
+    """alive -> E[alive(R + x / 2 - log 2); R + x / 2 below the height] with x / 2 rounded up to the
+    grid.
+    """
     peak = np.arange(1, height + 1)
     q = np.exp(-2 * LOG2 / CELLS * peak)
     weight, place = np.where(peak < height, (1 - q[0]) * q, 0.0), np.maximum(peak - CELLS, 0)

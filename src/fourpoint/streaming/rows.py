@@ -1,8 +1,10 @@
-"""The memories of many entities, one row each, stepped together: the states of a linear DAPP, or any model's history.
+"""The memories of many entities, one row each, stepped together: the states of a linear DAPP, or
+any model's history.
 
-Rows are numbers from 0 on; room for more is made by doubling. :meth:`score` looks at rows without changing them, :meth:`absorb` and
-:meth:`move` follow it for the same rows. :class:`StateRows` steps the modes' states with `models.dapp_step`, in the model's own
-precision and on two threads; :class:`HistoryRows` asks the verbs, in float64. Used by `streaming.bank`.
+Rows are numbers from 0 on; room for more is made by doubling. :meth:`score` looks at rows without
+changing them, :meth:`absorb` and :meth:`move` follow it for the same rows. :class:`StateRows` steps
+the modes' states with `models.dapp_step`, in the model's own precision and on two threads;
+:class:`HistoryRows` asks the verbs, in float64. Used by `streaming.bank`.
 """
 
 from __future__ import annotations
@@ -26,7 +28,10 @@ from fourpoint.streaming.verbs import doubled, integrals, logs_at, opened
 
 Floats = NDArray[np.float64]
 Rows = NDArray[np.int64]
-FEWEST, PARTS = 256, 4  # rows that are worth handing to a thread, and how often each thread comes back for more
+FEWEST, PARTS = (
+    256,
+    4,
+)  # rows that are worth handing to a thread, and how often each thread comes back for more
 
 
 class Memories(Protocol):
@@ -42,7 +47,9 @@ class Memories(Protocol):
         """Make rows blank again."""
 
     def score(self, rows: Rows, at: Floats, times: Floats) -> tuple[Floats, Floats]:
-        """log lambda per mark just before ``times``, (R, M), and the integral of the rate from ``at`` to them, (R,)."""
+        """log lambda per mark just before ``times``, (R, M), and the integral of the rate from
+        ``at`` to them, (R,).
+        """
 
     def integral(self, rows: Rows, at: Floats, times: Floats) -> Floats:
         """The integral of :meth:`score` alone, (R,); what was scored last does not change."""
@@ -51,8 +58,9 @@ class Memories(Protocol):
         """Events in the rows that were scored last."""
 
     def follow(self, rows: Rows, numbers: Numbers, events: Events, into: Scored) -> Stop | None:
-        """Score events of ``rows`` one after the other and absorb each; None, or where that stopped, with rows left as they are
-        then. ``numbers`` are those of all rows."""
+        """Score events of ``rows`` one after the other and absorb each; None, or where that
+        stopped, with rows left as they are then. ``numbers`` are those of all rows.
+        """
 
     def move(self, rows: Rows, at: Floats, times: Floats) -> None:
         """The rows that were scored last are now at ``times``, with no event in between."""
@@ -81,8 +89,14 @@ class StateRows:
 
     def __init__(self, model: DAPP, start: float, threads: int) -> None:
         kind = np.float32 if model.readout.dtype == torch.float32 else np.float64
-        self.steps, self.start, self.threads = Steps(model, kind, compiled=True), start, max(1, threads)
-        self.idle = [copy.copy(self.steps) for _ in range(self.threads)]  # each with scratch space of its own
+        self.steps, self.start, self.threads = (
+            Steps(model, kind, compiled=True),
+            start,
+            max(1, threads),
+        )
+        self.idle = [
+            copy.copy(self.steps) for _ in range(self.threads)
+        ]  # each with scratch space of its own
         self.pool: ThreadPoolExecutor | None = None
         self.state = self.steps.blank(0)
         self._ahead: list[NDArray[Any]] = []
@@ -96,17 +110,23 @@ class StateRows:
         self.state[rows] = 0
 
     def score(self, rows: Rows, at: Floats, times: Floats) -> tuple[Floats, Floats]:
-        found = self._each(self._reach, [(rows[p], at[p], times[p]) for p in self._parts(len(rows))])
+        found = self._each(
+            self._reach, [(rows[p], at[p], times[p]) for p in self._parts(len(rows))]
+        )
         self._ahead = [f.state for f in found]
         return np.concatenate([f.logs for f in found]), np.concatenate([f.integral for f in found])
 
     def integral(self, rows: Rows, at: Floats, times: Floats) -> Floats:
         parts = self._parts(len(rows))
-        return np.concatenate(self._each(self._integral, [(rows[p], at[p], times[p]) for p in parts]))
+        return np.concatenate(
+            self._each(self._integral, [(rows[p], at[p], times[p]) for p in parts])
+        )
 
     def absorb(self, rows: Rows, at: Floats, times: Floats, marks: NDArray[np.int64]) -> None:
         parts = zip(self._parts(len(rows)), self._ahead, strict=True)
-        self._each(self._absorb, [(rows[p], ahead, times[p] - self.start, marks[p]) for p, ahead in parts])
+        self._each(
+            self._absorb, [(rows[p], ahead, times[p] - self.start, marks[p]) for p, ahead in parts]
+        )
 
     def follow(self, rows: Rows, numbers: Numbers, events: Events, into: Scored) -> Stop | None:
         """Each thread has rows of its own, so that the events of a row stay in order."""
@@ -115,12 +135,23 @@ class StateRows:
             return self.steps.follow(self.state, rows, numbers, self.start, events, into)
         shares = [np.flatnonzero(rows % threads == i) for i in range(threads)]
         stops = self._each(self._follow, [(share, rows, numbers, events, into) for share in shares])
-        return min((stop for stop in stops if stop is not None), key=lambda stop: stop.done, default=None)
+        return min(
+            (stop for stop in stops if stop is not None), key=lambda stop: stop.done, default=None
+        )
 
-    def _follow(self, share: Rows, rows: Rows, numbers: Numbers, events: Events, into: Scored) -> Stop | None:
+    def _follow(
+        self, share: Rows, rows: Rows, numbers: Numbers, events: Events, into: Scored
+    ) -> Stop | None:
         """Events at the places ``share``."""
         found = Scored.empty(len(share), into.shares.shape[1])
-        stop = self.steps.follow(self.state, rows[share], numbers, self.start, Events(events.times[share], events.marks[share]), found)
+        stop = self.steps.follow(
+            self.state,
+            rows[share],
+            numbers,
+            self.start,
+            Events(events.times[share], events.marks[share]),
+            found,
+        )
         for whole, own in zip(into, found, strict=True):
             whole[share] = own
         return None if stop is None else Stop(int(share[stop.done]), stop.error)
@@ -138,7 +169,9 @@ class StateRows:
         self.state[rows] = arrays["state"]
 
     def _parts(self, rows: int) -> list[slice]:
-        """Several parts for each thread, so that all end together though one may be held up; one where there is little to do."""
+        """Several parts for each thread, so that all end together though one may be held up; one
+        where there is little to do.
+        """
         size = rows if self.threads == 1 else max(FEWEST, -(-rows // (PARTS * self.threads)))
         return [slice(i, i + size) for i in range(0, rows, max(1, size))] or [slice(0)]
 
@@ -164,7 +197,9 @@ class StateRows:
         finally:
             self.idle.append(steps)
 
-    def _absorb(self, rows: Rows, ahead: NDArray[Any], since: Floats, marks: NDArray[np.int64]) -> None:
+    def _absorb(
+        self, rows: Rows, ahead: NDArray[Any], since: Floats, marks: NDArray[np.int64]
+    ) -> None:
         self.steps.absorb(self.state, rows, ahead, since, marks)
 
 
@@ -211,7 +246,9 @@ class ExcitationRows:
 
 
 class HistoryRows:
-    """Any model's history, a row per entity; row numbers are one less than the history's, whose row 0 stays blank."""
+    """Any model's history, a row per entity; row numbers are one less than the history's, whose row
+    0 stays blank.
+    """
 
     follows = False
 
@@ -235,19 +272,30 @@ class HistoryRows:
         return logs_at(self.model, own, times), integrals(self.model, own, at, times)
 
     def integral(self, rows: Rows, at: Floats, times: Floats) -> Floats:
-        return integrals(self.model, select_rows(self.history, torch.from_numpy(rows) + 1), at, times)
+        return integrals(
+            self.model, select_rows(self.history, torch.from_numpy(rows) + 1), at, times
+        )
 
     @torch.no_grad()
     def absorb(self, rows: Rows, at: Floats, times: Floats, marks: NDArray[np.int64]) -> None:
-        index, when, kind = torch.from_numpy(rows) + 1, torch.from_numpy(times), torch.from_numpy(marks)
+        index, when, kind = (
+            torch.from_numpy(rows) + 1,
+            torch.from_numpy(times),
+            torch.from_numpy(marks),
+        )
         arrays = arrays_of(self.model.extend(select_rows(self.history, index), when, kind))
-        if all(a.shape[1:] == arrays[name].shape[1:] for name, a in arrays_of(self.history).items()):
+        if all(
+            a.shape[1:] == arrays[name].shape[1:] for name, a in arrays_of(self.history).items()
+        ):
             self.put(rows, arrays)
             return
         # Rows have outgrown their room: all of them go through the verb, which widens them alike.
         happened = torch.zeros(len(self.history.start), dtype=torch.bool)
         happened[index] = True
-        all_times, all_marks = torch.zeros(len(happened), dtype=torch.float64), torch.zeros(len(happened), dtype=torch.int64)
+        all_times, all_marks = (
+            torch.zeros(len(happened), dtype=torch.float64),
+            torch.zeros(len(happened), dtype=torch.int64),
+        )
         all_times[index], all_marks[index] = when, kind
         self.history = self.model.extend(self.history, all_times, all_marks, happened)
 
@@ -266,9 +314,15 @@ class HistoryRows:
     def put(self, rows: Rows, arrays: Arrays) -> None:
         kept = arrays_of(self.history)
         if any(_smaller(kept[name], a) for name, a in arrays.items()):
-            # Only a bank that is restored comes here: rows are wider than any that it has, and all of them are new.
-            blank = history_from(select_rows(self.history, torch.zeros(1, dtype=torch.int64)), {n: a[:1] for n, a in arrays.items()})
-            self.history = select_rows(blank, torch.zeros(len(self.history.start), dtype=torch.int64))
+            # Only a bank that is restored comes here: rows are wider than any that it has, and all
+            # of them are new.
+            blank = history_from(
+                select_rows(self.history, torch.zeros(1, dtype=torch.int64)),
+                {n: a[:1] for n, a in arrays.items()},
+            )
+            self.history = select_rows(
+                blank, torch.zeros(len(self.history.start), dtype=torch.int64)
+            )
             kept = arrays_of(self.history)
         for name, a in arrays.items():
             if a.shape[1:] != kept[name].shape[1:]:  # rows have been widened since

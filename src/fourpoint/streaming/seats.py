@@ -1,9 +1,11 @@
-"""The entity table of a bank: which row each entity has, and what else is known of it; over a limit, the others on disk.
+"""The entity table of a bank: which row each entity has, and what else is known of it; over a
+limit, the others on disk.
 
-A row holds a memory (`streaming.rows`), four numbers (its time, the integral since its last event, its log-likelihood and
-its events) and perhaps a monitor. Over the limit the entities seen least recently are evicted: their rows are blank again
-and free for others, and `streaming.store` has them. A store that is the state of a feed is written only by
-:meth:`Seats.changes`, between batches; then rows that it does not have yet stay in memory until it does.
+A row holds a memory (`streaming.rows`), four numbers (its time, the integral since its last event,
+its log-likelihood and its events) and perhaps a monitor. Over the limit the entities seen least
+recently are evicted: their rows are blank again and free for others, and `streaming.store` has
+them. A store that is the state of a feed is written only by :meth:`Seats.changes`, between batches;
+then rows that it does not have yet stay in memory until it does.
 """
 
 from __future__ import annotations
@@ -31,7 +33,9 @@ ENTRY_BYTES = 250  # of an entity's name and its places in the tables
 
 @dataclass(frozen=True)
 class Changes:
-    """Entities that have changed since they were last written: copies, which another thread may write."""
+    """Entities that have changed since they were last written: copies, which another thread may
+    write.
+    """
 
     places: Rows  # their rows in the table
     names: list[str]
@@ -50,7 +54,8 @@ class Changes:
 
 
 class Seats:
-    """Entities by name. ``limit`` of them, or as many as one call names, stay in memory; the others are in ``store``.
+    """Entities by name. ``limit`` of them, or as many as one call names, stay in memory; the others
+    are in ``store``.
 
     ``held`` says that the store is written from outside, by :meth:`changes`.
     """
@@ -66,14 +71,29 @@ class Seats:
         marks: int,
         monitors: MonitorTable,
     ) -> None:
-        self.memories, self.start, self.limit, self.store, self.held = memories, start, limit, store, held
+        self.memories, self.start, self.limit, self.store, self.held = (
+            memories,
+            start,
+            limit,
+            store,
+            held,
+        )
         self.row: dict[str, int] = {}
         self.names: list[str] = []  # by row
         self._by_name: Rows | None = None
         self.monitors = monitors  # by row
-        self.numbers: Arrays = {"at": np.zeros(0), "open": np.zeros(0), "likelihood": np.zeros(0), "count": np.zeros(0, dtype=np.int64)}
-        self.changed: NDArray[np.bool_] = np.zeros(0, dtype=bool)  # rows that differ from what is in the store
-        self._saving: NDArray[np.int16] = np.zeros(0, dtype=np.int16)  # in how many changes that are being written a row is
+        self.numbers: Arrays = {
+            "at": np.zeros(0),
+            "open": np.zeros(0),
+            "likelihood": np.zeros(0),
+            "count": np.zeros(0, dtype=np.int64),
+        }
+        self.changed: NDArray[np.bool_] = np.zeros(
+            0, dtype=bool
+        )  # rows that differ from what is in the store
+        self._saving: NDArray[np.int16] = np.zeros(
+            0, dtype=np.int16
+        )  # in how many changes that are being written a row is
         self._free: list[int] = []
         self._used: Rows = np.zeros(0, dtype=np.int64)  # the call in which each row was last named
         self._calls = 0
@@ -92,7 +112,11 @@ class Seats:
     @property
     def away(self) -> list[str]:
         """The entities that are on disk alone, in order."""
-        return [] if self.store is None else sorted(name for name in self.store.names() if name not in self.row)
+        return (
+            []
+            if self.store is None
+            else sorted(name for name in self.store.names() if name not in self.row)
+        )
 
     @property
     def bytes_per_entity(self) -> int:
@@ -101,7 +125,8 @@ class Seats:
         return arrays + MONITOR_BYTES + ENTRY_BYTES
 
     def seat(self, entities: Sequence[str]) -> tuple[Rows, list[str]]:
-        """The row of each entity, read back or created where it has none; and the names of those created.
+        """The row of each entity, read back or created where it has none; and the names of those
+        created.
 
         Raises :class:`UserError` where the disk fails; then nobody has been created.
         """
@@ -150,7 +175,9 @@ class Seats:
         self._free += rows.tolist()
 
     def make_room(self, more: int, *, own: bool = True) -> None:
-        """Room for ``more`` entities: those seen least recently are evicted, but for those of this call where ``own``."""
+        """Room for ``more`` entities: those seen least recently are evicted, but for those of this
+        call where ``own``.
+        """
         over = 0 if self.limit is None else len(self.row) + more - self.limit
         if over > 0:
             idle = np.fromiter(self.row.values(), dtype=np.int64, count=len(self.row))
@@ -163,7 +190,10 @@ class Seats:
 
     def take(self, rows: Rows) -> Arrays:
         """Memories and numbers of rows, copied."""
-        return {**self.memories.take(rows), **{key: values[rows] for key, values in self.numbers.items()}}
+        return {
+            **self.memories.take(rows),
+            **{key: values[rows] for key, values in self.numbers.items()},
+        }
 
     def put(self, rows: Rows, arrays: Arrays, monitors: Sequence[Monitor | None] = ()) -> None:
         """What :meth:`take` gave, and monitors where there are any."""
@@ -180,14 +210,22 @@ class Seats:
         try:
             rows = self.store.read(names)
         except OSError as error:
-            raise UserError("a file of entities that can be read", f"{error}", "Restore the bank from its last state.") from error
+            raise UserError(
+                "a file of entities that can be read",
+                f"{error}",
+                "Restore the bank from its last state.",
+            ) from error
         return {name: self._checked(name, row) for name, row in rows.items()}
 
     def read_all(self) -> None:
-        """Read every entity on disk, for models whose rows grow: the widest first, since the others fit into their room."""
+        """Read every entity on disk, for models whose rows grow: the widest first, since the others
+        fit into their room.
+        """
         self._by_name = None
         found = self.read(self.away)
-        order = sorted(found, key=lambda name: -sum(array.nbytes for array in found[name][0].values()))
+        order = sorted(
+            found, key=lambda name: -sum(array.nbytes for array in found[name][0].values())
+        )
         for name in order:
             self.make_room(1)
             self.row[name] = self._free.pop()
@@ -204,7 +242,9 @@ class Seats:
         return found[entity][0][key][0]
 
     def changes(self) -> Changes:
-        """Copies of all rows that differ from the store; :meth:`written` must follow for each, in order."""
+        """Copies of all rows that differ from the store; :meth:`written` must follow for each, in
+        order.
+        """
         found = self._copies(np.flatnonzero(self.changed))
         self._saving[found.places] += 1
         self.changed[found.places] = False
@@ -229,7 +269,11 @@ class Seats:
             try:
                 self.store.write(self._copies(rows[self.changed[rows]]).rows())
             except OSError as error:
-                raise UserError("a folder to spill to with room for more", f"{error}", "Make room, or raise the limit.") from error
+                raise UserError(
+                    "a folder to spill to with room for more",
+                    f"{error}",
+                    "Make room, or raise the limit.",
+                ) from error
         self._vacate(names)
 
     def _put_back(self, back: dict[str, tuple[Arrays, Monitor | None]]) -> None:
@@ -248,18 +292,25 @@ class Seats:
             self.check(arrays, 1)
             monitor = None if numbers is None and gaps is None else restored_monitor(numbers, gaps)
         except UserError as error:
-            raise UserError(f"{error.expected}, of entity {name[:40]!r}", error.received, error.remedy) from None
+            raise UserError(
+                f"{error.expected}, of entity {name[:40]!r}", error.received, error.remedy
+            ) from None
         return arrays, monitor
 
     def check(self, arrays: Arrays, rows: int) -> None:
         """Refuse arrays of so many rows that the model cannot have."""
         totals = arrays.get("likelihood", np.zeros(0))
-        finite = {**arrays, "likelihood": np.where(totals == -np.inf, 0.0, totals)}  # of an event that could not happen
+        finite = {
+            **arrays,
+            "likelihood": np.where(totals == -np.inf, 0.0, totals),
+        }  # of an event that could not happen
         like = {key: np.repeat(array, rows, axis=0) for key, array in self._like.items()}
         check_arrays(finite, like, fixed=self.memories.fixed, marks=self._marks)
         if {len(array) for array in arrays.values()} != {rows}:
             raise damaged(f"arrays of {rows:,} rows", "arrays of other lengths")
-        if rows and (arrays["count"].min() < 0 or arrays["open"].min() < 0 or arrays["at"].min() < self.start):
+        if rows and (
+            arrays["count"].min() < 0 or arrays["open"].min() < 0 or arrays["at"].min() < self.start
+        ):
             raise damaged("counts and integrals of at least 0, and times after the start", "others")
 
     def _grow(self, rows: int) -> None:
@@ -269,7 +320,10 @@ class Seats:
             more = np.full(rows - have, self.start if key == "at" else 0, dtype=values.dtype)
             self.numbers[key] = np.concatenate([values, more])
         new = np.zeros(rows - have, dtype=bool)
-        self.changed, self._saving = np.concatenate([self.changed, new]), np.concatenate([self._saving, new.astype(np.int16)])
+        self.changed, self._saving = (
+            np.concatenate([self.changed, new]),
+            np.concatenate([self._saving, new.astype(np.int16)]),
+        )
         self._used = np.concatenate([self._used, np.zeros(rows - have, dtype=np.int64)])
         self.names += [""] * (rows - have)
         self.monitors.grow(rows)

@@ -1,12 +1,16 @@
-"""What a stream remembers, as bytes: a name, a version, a checksum, and safetensors with a JSON header; nothing that could run.
+"""What a stream remembers, as bytes: a name, a version, a checksum, and safetensors with a JSON
+header; nothing that could run.
 
     "fourpoint state\\n"  version  length  SHA-256 of the rest  safetensors
 
-The header, in the metadata of the safetensors, holds the model's fingerprint, a hash of its kind, settings, marks and
-weights: a memory means nothing to another model. :func:`unpack` refuses what is foreign, cut short, damaged, of another
-version or of another model, each with its own words. A checksum does not make content true: whoever restores a state
-also checks every number and array in it (:func:`whole`, :func:`number`, :func:`check_arrays`). A model's history goes in
-and out by the names of its fields (:func:`arrays_of`, :func:`history_from`).
+The header, in the metadata of the safetensors, holds the model's fingerprint, a hash of its kind,
+settings, marks and
+weights: a memory means nothing to another model. :func:`unpack` refuses what is foreign, cut short,
+damaged, of another
+version or of another model, each with its own words. A checksum does not make content true: whoever
+restores a state also checks every number and array in it (:func:`whole`, :func:`number`,
+:func:`check_arrays`). A model's history goes in and out by the names of its fields
+(:func:`arrays_of`, :func:`history_from`).
 """
 
 from __future__ import annotations
@@ -34,9 +38,12 @@ FAULTS = (KeyError, IndexError, TypeError, ValueError, OverflowError, RuntimeErr
 
 
 def pack(kind: str, owner: str, header: dict[str, Any], arrays: Arrays) -> bytes:
-    """``header`` (JSON) and ``arrays`` as bytes; ``kind`` says whose memory it is, ``owner`` is the model's :func:`fingerprint`.
+    """``header`` (JSON) and ``arrays`` as bytes; ``kind`` says whose memory it is, ``owner`` is the
+    model's :func:`fingerprint`.
 
-    >>> header, arrays = unpack("stream", "ab12", pack("stream", "ab12", {"count": 3}, {"x": np.arange(2.0)}))
+    >>> header, arrays = unpack(
+    ...     "stream", "ab12", pack("stream", "ab12", {"count": 3}, {"x": np.arange(2.0)})
+    ... )
     >>> header["count"], arrays["x"].tolist()
     (3, [0.0, 1.0])
     """
@@ -45,13 +52,19 @@ def pack(kind: str, owner: str, header: dict[str, Any], arrays: Arrays) -> bytes
 
 
 def unpack(kind: str, owner: str, state: bytes) -> tuple[dict[str, Any], Arrays]:
-    """What :func:`pack` was given. Raises :class:`UserError` for any other bytes, and for those of another model."""
+    """What :func:`pack` was given. Raises :class:`UserError` for any other bytes, and for those of
+    another model.
+    """
     first, remedy = len(MAGIC) + LAYOUT.size, "Pass what state() returned, unchanged."
     if not isinstance(state, bytes | bytearray | memoryview):
         raise UserError(f"the bytes of a {kind}'s state", type(state).__name__, remedy)
     state = bytes(state)
     if not state.startswith(MAGIC[: len(state)]) or not state:
-        raise UserError(f"the bytes of a {kind}'s state", f"{len(state):,} bytes that begin with {state[:16]!r}", remedy)
+        raise UserError(
+            f"the bytes of a {kind}'s state",
+            f"{len(state):,} bytes that begin with {state[:16]!r}",
+            remedy,
+        )
     if len(state) < first:
         raise UserError(f"the whole of a {kind}'s state", f"its first {len(state):,} bytes", remedy)
     version, size, digest = LAYOUT.unpack_from(state, len(MAGIC))
@@ -61,26 +74,43 @@ def unpack(kind: str, owner: str, state: bytes) -> tuple[dict[str, Any], Arrays]
     body = state[first:]
     if len(body) != size:
         raise UserError(
-            f"a state of {first + size:,} bytes", f"{len(state):,} of them", "It was cut short or added to: use the last good one."
+            f"a state of {first + size:,} bytes",
+            f"{len(state):,} of them",
+            "It was cut short or added to: use the last good one.",
         )
     if hashlib.sha256(body).digest() != digest:
-        raise UserError("a state with its own hash", "another hash: bytes in it have changed", "Use the last good one.")
+        raise UserError(
+            "a state with its own hash",
+            "another hash: bytes in it have changed",
+            "Use the last good one.",
+        )
     header, arrays = from_tensors(body)
     found, model = text(header, "kind"), text(header, "model")
     if found != kind:
-        raise UserError(f"the state of a {kind}", f"that of a {found[:40]}", f"Restore it as a {found[:40]}.")
+        raise UserError(
+            f"the state of a {kind}", f"that of a {found[:40]}", f"Restore it as a {found[:40]}."
+        )
     if model != owner:
         received = f"a state of model {model[:12]}"
-        raise UserError(f"a state of this model ({owner[:12]})", received, "Restore it with the model that it was written for.")
+        raise UserError(
+            f"a state of this model ({owner[:12]})",
+            received,
+            "Restore it with the model that it was written for.",
+        )
     return header, arrays
 
 
 def to_tensors(header: dict[str, Any], arrays: Arrays) -> bytes:
-    """Arrays as safetensors, with ``header`` as JSON in their metadata. Complex numbers are pairs in a last axis."""
+    """Arrays as safetensors, with ``header`` as JSON in their metadata. Complex numbers are pairs
+    in a last axis.
+    """
     from safetensors.numpy import save
 
     pairs = sorted(name for name, array in arrays.items() if array.dtype.kind == "c")
-    plain = {name: _as_pairs(array) if name in pairs else array.copy(order="C") for name, array in arrays.items()}
+    plain = {
+        name: _as_pairs(array) if name in pairs else array.copy(order="C")
+        for name, array in arrays.items()
+    }
     return bytes(save(plain, metadata={KEY: json.dumps({**header, "complex": pairs})}))
 
 
@@ -104,10 +134,14 @@ def from_tensors(body: bytes) -> tuple[dict[str, Any], Arrays]:
 
 def damaged(expected: str, received: str) -> UserError:
     """The error for a state whose content cannot be right, though its checksum is."""
-    return UserError(f"a state with {expected}", received, "Use the last good state, or begin anew without it.")
+    return UserError(
+        f"a state with {expected}", received, "Use the last good state, or begin anew without it."
+    )
 
 
-def number(header: dict[str, Any], name: str, *, least: float = -math.inf, most: float = math.inf) -> float:
+def number(
+    header: dict[str, Any], name: str, *, least: float = -math.inf, most: float = math.inf
+) -> float:
     """A finite number of a header, within bounds."""
     value: Any = header.get(name)
     if not is_finite(value) or not least <= float(value) <= most:
@@ -142,23 +176,30 @@ def text(header: dict[str, Any], name: str) -> str:
 def check_arrays(arrays: Arrays, like: Arrays, *, fixed: bool, marks: int) -> None:
     """Refuse arrays that no stream of the model can have.
 
-    ``like`` are those of a stream without events; where memory is ``fixed`` shapes are the same for ever. Every number
-    must be finite, and marks must be among the model's.
+    ``like`` are those of a stream without events; where memory is ``fixed`` shapes are the same for
+    ever. Every number must be finite, and marks must be among the model's.
     """
     missing = sorted(set(like) - set(arrays))
     if missing or (fixed and set(arrays) != set(like)):
         other = missing or sorted(set(arrays) - set(like))
-        raise damaged(f"arrays {', '.join(sorted(like))}", f"{'none' if missing else 'also one'} called {other[0][:60]!r}")
+        raise damaged(
+            f"arrays {', '.join(sorted(like))}",
+            f"{'none' if missing else 'also one'} called {other[0][:60]!r}",
+        )
     for name, array in arrays.items():
         model = like.get(name)
         if model is not None and (array.dtype != model.dtype or array.ndim != model.ndim):
-            raise damaged(f"{model.dtype} of {model.ndim} axes in {name!r}", f"{array.dtype} of {array.ndim}")
+            raise damaged(
+                f"{model.dtype} of {model.ndim} axes in {name!r}", f"{array.dtype} of {array.ndim}"
+            )
         if fixed and model is not None and array.shape != model.shape:
             raise damaged(f"the shape {model.shape} of {name!r}", f"{array.shape}")
         if array.dtype.kind in "fc" and not bool(np.isfinite(array).all()):
             raise damaged(f"finite numbers in {name!r}", "others")
         if name.endswith("marks") and array.size and not (0 <= array.min() and array.max() < marks):
-            raise damaged(f"marks from 0 to {marks - 1} in {name!r}", f"{array.min()} to {array.max()}")
+            raise damaged(
+                f"marks from 0 to {marks - 1} in {name!r}", f"{array.min()} to {array.max()}"
+            )
 
 
 def _as_pairs(array: NDArray[Any]) -> NDArray[Any]:
@@ -181,7 +222,9 @@ def _reason(error: BaseException) -> str:
 
 def fingerprint(model: Any) -> str:
     """A hash of the model's kind, settings, marks and weights."""
-    settings = json.dumps([type(model).__name__, model.settings(), model.marks.names], sort_keys=True, default=str)
+    settings = json.dumps(
+        [type(model).__name__, model.settings(), model.marks.names], sort_keys=True, default=str
+    )
     found = hashlib.sha256(settings.encode())
     for name, value in sorted(model.state_dict().items()):
         array = value.detach().cpu().contiguous().numpy()
@@ -190,7 +233,9 @@ def fingerprint(model: Any) -> str:
 
 
 def arrays_of(history: Any, prefix: str = "history") -> Arrays:
-    """The tensors of a history by their fields' names; what all sequences share (a spectrum) is not part of it."""
+    """The tensors of a history by their fields' names; what all sequences share (a spectrum) is not
+    part of it.
+    """
     found: Arrays = {}
     for field in dataclasses.fields(history):
         value, name = getattr(history, field.name), f"{prefix}.{field.name}"
@@ -202,7 +247,9 @@ def arrays_of(history: Any, prefix: str = "history") -> Arrays:
 
 
 def history_from(template: Any, arrays: Arrays, prefix: str = "history") -> Any:
-    """``template``, any history of the same model, with the tensors of :func:`arrays_of`; those it did not have become None."""
+    """``template``, any history of the same model, with the tensors of :func:`arrays_of`; those it
+    did not have become None.
+    """
     changed: dict[str, Any] = {}
     for field in dataclasses.fields(template):
         value, name = getattr(template, field.name), f"{prefix}.{field.name}"

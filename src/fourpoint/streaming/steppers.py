@@ -1,9 +1,11 @@
-"""Ways to follow one stream with a model: by its verbs, which every model has, and by the states of a DAPP's modes.
+"""Ways to follow one stream with a model: by its verbs, which every model has, and by the states of
+a DAPP's modes.
 
-All answer what :class:`~fourpoint.streaming.stream.Stream` asks: the log-rates at a time and the integral of the rate until then,
-before the event there is absorbed. :class:`ByVerbs` keeps a history of one row (`streaming.verbs`); :class:`ByStates` keeps the
-modes' states and steps them with `models.dapp_step`; with bounded memory it is `streaming.kept`. All work in float64, and tests hold
-them together.
+All answer what :class:`~fourpoint.streaming.stream.Stream` asks: the log-rates at a time and the
+integral of the rate until then, before the event there is absorbed. :class:`ByVerbs` keeps a
+history of one row (`streaming.verbs`); :class:`ByStates` keeps the modes' states and steps them
+with `models.dapp_step`; with bounded memory it is `streaming.kept`. All work in float64, and tests
+hold them together.
 """
 
 from __future__ import annotations
@@ -30,7 +32,9 @@ from fourpoint.streaming.state import Arrays, arrays_of, history_from
 from fourpoint.streaming.verbs import doubled, integrals, logs_at, opened
 
 Floats = NDArray[np.float64]
-Weights = tuple[Floats, NDArray[np.int64], Floats]  # times, marks and weights of past events, (K, N) each
+Weights = tuple[
+    Floats, NDArray[np.int64], Floats
+]  # times, marks and weights of past events, (K, N) each
 
 
 class Stepper(Protocol):
@@ -42,7 +46,9 @@ class Stepper(Protocol):
         """A window that opens at ``start``, without events."""
 
     def score(self, time: float) -> tuple[Floats, float]:
-        """log lambda per mark just before ``time``, and the integral of the total rate from here to it; nothing changes."""
+        """log lambda per mark just before ``time``, and the integral of the total rate from here to
+        it; nothing changes.
+        """
 
     def logs(self, time: float) -> Floats:
         """log lambda per mark just before ``time``; nothing changes."""
@@ -53,12 +59,18 @@ class Stepper(Protocol):
     def move(self, time: float) -> None:
         """Here is now the time that was scored last, with no event in between."""
 
-    def weights(self, time: float, mark: int, times: Floats, marks: NDArray[np.int64], top: int) -> Weights | None:
-        """What each head pays to the ``top`` past events that it attends to most, the first most, of those at ``times`` or, where it
-        remembers them, its own; times are NaN where there are fewer. None without heads."""
+    def weights(
+        self, time: float, mark: int, times: Floats, marks: NDArray[np.int64], top: int
+    ) -> Weights | None:
+        """What each head pays to the ``top`` past events that it attends to most, the first most,
+        of those at ``times`` or, where it remembers them, its own; times are NaN where there are
+        fewer. None without heads.
+        """
 
     def follow(self, numbers: Numbers, events: Events, into: Scored) -> Stop | None:
-        """Score a block of events and absorb each, from where the numbers of the only row are; None, or where that stopped."""
+        """Score a block of events and absorb each, from where the numbers of the only row are;
+        None, or where that stopped.
+        """
 
     def history(self) -> Any:
         """The model's own history here, of one row."""
@@ -79,9 +91,13 @@ def stepper(model: Any) -> Stepper:
     return ByActiveSets(model) if supports_kept(model) else ByVerbs(model)
 
 
-def follow_by_steps(stepper: Stepper, numbers: Numbers, events: Events, into: Scored) -> Stop | None:
+def follow_by_steps(
+    stepper: Stepper, numbers: Numbers, events: Events, into: Scored
+) -> Stop | None:
     """:meth:`Stepper.follow` event by event: the plain counterpart of the compiled loops."""
-    for i, (time, mark) in enumerate(zip(events.times.tolist(), events.marks.tolist(), strict=True)):
+    for i, (time, mark) in enumerate(
+        zip(events.times.tolist(), events.marks.tolist(), strict=True)
+    ):
         try:
             found, integral = stepper.score(time)
         except Unconverged as error:
@@ -105,21 +121,27 @@ class ByVerbs:
 
     def __init__(self, model: Any) -> None:
         self.model = doubled(model)
-        self.table = KernelTable(model, compiled=True) if isinstance(model, DAPP) and model.scanned else None
+        self.table = (
+            KernelTable(model, compiled=True) if isinstance(model, DAPP) and model.scanned else None
+        )
         self.restart(0.0)
 
     def restart(self, start: float) -> None:
         self._history, self._at = opened(self.model, start), start
 
     def score(self, time: float) -> tuple[Floats, float]:
-        return self.logs(time), float(integrals(self.model, self._history, np.array([self._at]), np.array([time]))[0])
+        return self.logs(time), float(
+            integrals(self.model, self._history, np.array([self._at]), np.array([time]))[0]
+        )
 
     def logs(self, time: float) -> Floats:
         return logs_at(self.model, self._history, np.array([time]))[0]
 
     @torch.no_grad()
     def absorb(self, time: float, mark: int) -> None:
-        self._history = self.model.extend(self._history, torch.tensor([time], dtype=torch.float64), torch.tensor([mark]))
+        self._history = self.model.extend(
+            self._history, torch.tensor([time], dtype=torch.float64), torch.tensor([mark])
+        )
         self._at = time
 
     def move(self, time: float) -> None:
@@ -129,13 +151,17 @@ class ByVerbs:
         return follow_by_steps(self, numbers, events, into)
 
     @torch.no_grad()
-    def weights(self, time: float, mark: int, times: Floats, marks: NDArray[np.int64], top: int) -> Weights | None:
+    def weights(
+        self, time: float, mark: int, times: Floats, marks: NDArray[np.int64], top: int
+    ) -> Weights | None:
         if self.table is not None:
             places, scores = self.table.largest(time - times, marks, mark, top)
             return times[places], marks[places], scores / self._whole(time, mark)[:, None]
         if not hasattr(self.model, "attended"):
             return None
-        own = self.model.attended(self._history, torch.tensor([time], dtype=torch.float64), torch.tensor([mark]))
+        own = self.model.attended(
+            self._history, torch.tensor([time], dtype=torch.float64), torch.tensor([mark])
+        )
         past, kinds, weights = (x[0].T.detach().numpy() for x in own)
         places, found = largest(weights, top)
         return np.take_along_axis(past, places, 1), np.take_along_axis(kinds, places, 1), found
@@ -150,20 +176,30 @@ class ByVerbs:
         self._history, self._at = history_from(self._history, arrays), float(arrays["at"])
 
     def _whole(self, time: float, mark: int) -> Floats:
-        """What a linear form divides each head's scores by: their sum over all of the past, 1 where they are not normalised."""
+        """What a linear form divides each head's scores by: their sum over all of the past, 1 where
+        they are not normalised.
+        """
         history = self._history
         if history.state.shape[-1] == 1:
             return np.ones(history.state.shape[2])
-        lag = (torch.tensor([[[time]]], dtype=torch.float64) - history.times[..., None]) / self.model.time_scale
+        lag = (
+            torch.tensor([[[time]]], dtype=torch.float64) - history.times[..., None]
+        ) / self.model.time_scale
         sums = attention.read(history.parts.score, history.state, lag)
         return np.asarray(sums[0, 0, 0, :, mark, 1].numpy())
 
 
 class ByStates:
-    """A linear DAPP, by the states of its modes in float64; its numbers are copied when the stream begins."""
+    """A linear DAPP, by the states of its modes in float64; its numbers are copied when the stream
+    begins.
+    """
 
     def __init__(self, model: DAPP, *, compiled: bool = True) -> None:
-        self.model, self.steps, self.table = model, Steps(model, compiled=compiled), KernelTable(model, compiled=compiled)
+        self.model, self.steps, self.table = (
+            model,
+            Steps(model, compiled=compiled),
+            KernelTable(model, compiled=compiled),
+        )
         self.restart(0.0)
 
     def restart(self, start: float) -> None:
@@ -171,7 +207,9 @@ class ByStates:
         self._ahead = (start, self._state)
 
     def score(self, time: float) -> tuple[Floats, float]:
-        found = self.steps.reach(self._state, np.array([self._at - self._start]), np.array([time - self._at]))
+        found = self.steps.reach(
+            self._state, np.array([self._at - self._start]), np.array([time - self._at])
+        )
         self._ahead = (time, found.state)
         return found.logs[0], float(found.integral[0])
 
@@ -185,7 +223,9 @@ class ByStates:
 
     def move(self, time: float) -> None:
         at, state = self._ahead
-        self._state = state if at == time else self.steps.moved(self._state, np.array([time - self._at]))
+        self._state = (
+            state if at == time else self.steps.moved(self._state, np.array([time - self._at]))
+        )
         self._at = time
 
     def follow(self, numbers: Numbers, events: Events, into: Scored) -> Stop | None:
@@ -197,26 +237,36 @@ class ByStates:
         self._ahead = (self._at, self._state)
         return stopped
 
-    def weights(self, time: float, mark: int, times: Floats, marks: NDArray[np.int64], top: int) -> Weights | None:
+    def weights(
+        self, time: float, mark: int, times: Floats, marks: NDArray[np.int64], top: int
+    ) -> Weights | None:
         places, scores = self.table.largest(time - times, marks, mark, top)
         return times[places], marks[places], scores
 
     def history(self) -> Any:
         with still(self.model):
             blank = opened(self.model, self._start)
-        state = torch.from_numpy(self._state.copy()).to(blank.state.dtype).reshape(blank.state.shape)
+        state = (
+            torch.from_numpy(self._state.copy()).to(blank.state.dtype).reshape(blank.state.shape)
+        )
         return dataclasses.replace(blank, times=torch.full_like(blank.times, self._at), state=state)
 
     def arrays(self) -> Arrays:
         return {"start": np.array(self._start), "at": np.array(self._at), "state": self._state}
 
     def load(self, arrays: Arrays) -> None:
-        self._start, self._at, self._state = float(arrays["start"]), float(arrays["at"]), arrays["state"].copy()
+        self._start, self._at, self._state = (
+            float(arrays["start"]),
+            float(arrays["at"]),
+            arrays["state"].copy(),
+        )
         self._ahead = (self._at, self._state)
 
 
 class ByExcitation:
-    """A Hawkes process, by the sums R of its decays; its numbers are copied when the stream begins."""
+    """A Hawkes process, by the sums R of its decays; its numbers are copied when the stream
+    begins.
+    """
 
     def __init__(self, model: Hawkes) -> None:
         self.model, self.steps = model, HawkesSteps(model)
@@ -226,7 +276,9 @@ class ByExcitation:
         self._start, self._at, self._state = start, start, self.steps.blank(1)
 
     def score(self, time: float) -> tuple[Floats, float]:
-        return self.logs(time), float(self.steps.integral(self._state, np.array([time - self._at]))[0])
+        return self.logs(time), float(
+            self.steps.integral(self._state, np.array([time - self._at]))[0]
+        )
 
     def logs(self, time: float) -> Floats:
         later = self.steps.moved(self._state, np.array([time - self._at]))
@@ -246,7 +298,9 @@ class ByExcitation:
         self._at = float(numbers.at[0])
         return stopped
 
-    def weights(self, time: float, mark: int, times: Floats, marks: NDArray[np.int64], top: int) -> Weights | None:
+    def weights(
+        self, time: float, mark: int, times: Floats, marks: NDArray[np.int64], top: int
+    ) -> Weights | None:
         return None
 
     def history(self) -> Any:
@@ -254,10 +308,14 @@ class ByExcitation:
         with still(self.model):
             blank = opened(self.model, self._start)
         excitation = torch.from_numpy(self._state[:, None].copy())
-        return dataclasses.replace(blank, times=torch.full_like(blank.times, self._at), excitation=excitation)
+        return dataclasses.replace(
+            blank, times=torch.full_like(blank.times, self._at), excitation=excitation
+        )
 
     def arrays(self) -> Arrays:
-        """As those of :class:`ByVerbs`, so that a state does not depend on whether numba is installed."""
+        """As those of :class:`ByVerbs`, so that a state does not depend on whether numba is
+        installed.
+        """
         return {"at": np.array(self._at), **arrays_of(self.history())}
 
     def load(self, arrays: Arrays) -> None:

@@ -1,11 +1,15 @@
-"""Memories of entities on disk: one SQLite file, in which each entity is a row that is written only when it has changed.
+"""Memories of entities on disk: one SQLite file, in which each entity is a row that is written only
+when it has changed.
 
-A row holds the entity's name, its arrays as safetensors (`streaming.state`) and a SHA-256 of both. A file may also hold a
-text under a key, such as the place of a feed, and rows and texts of one :meth:`Store.write` appear together or not at
-all: SQLite's write-ahead log makes it so, also where the process is killed in the middle. Other programs find nothing in
+A row holds the entity's name, its arrays as safetensors (`streaming.state`) and a SHA-256 of both.
+A file may also hold a text under a key, such as the place of a feed, and rows and texts of one
+:meth:`Store.write` appear together or not at
+all: SQLite's write-ahead log makes it so, also where the process is killed in the middle. Other
+programs find nothing in
 the file that could run; a file whose tables are not exactly these is refused.
 
-``read`` and ``write`` have a connection each, so that a thread may write while another reads what was written before.
+``read`` and ``write`` have a connection each, so that a thread may write while another reads what
+was written before.
 """
 
 from __future__ import annotations
@@ -33,10 +37,11 @@ Row = tuple[dict[str, Any], Arrays]  # header and arrays of one entity
 
 
 class Store:
-    """Entities in the file ``path``, which is made at the first :meth:`write`; "" for a file that ends with the process.
+    """Entities in the file ``path``, which is made at the first :meth:`write`; "" for a file that
+    ends with the process.
 
-    ``durable`` says that what is written must survive a loss of power. Raises :class:`UserError` for a file that is not
-    such a store, and OSError where the disk fails.
+    ``durable`` says that what is written must survive a loss of power. Raises :class:`UserError`
+    for a file that is not such a store, and OSError where the disk fails.
 
     >>> import numpy as np
     >>> store = Store("", durable=False)
@@ -62,7 +67,9 @@ class Store:
             return int(self._reading.execute("SELECT count(*) FROM entities").fetchone()[0])
 
     def __contains__(self, name: str) -> bool:
-        return self._reading is not None and bool(self._rows("SELECT 1 FROM entities WHERE name IN (?)", [_key(name)]))
+        return self._reading is not None and bool(
+            self._rows("SELECT 1 FROM entities WHERE name IN (?)", [_key(name)])
+        )
 
     def names(self) -> Iterable[str]:
         """All names, in no order."""
@@ -77,20 +84,32 @@ class Store:
         for i in range(0, len(names), AT_ONCE):
             keys = [_key(name) for name in names[i : i + AT_ONCE]]
             marks = ",".join("?" * len(keys))
-            for key, digest, body in self._rows(f"SELECT name, digest, body FROM entities WHERE name IN ({marks})", keys):
+            for key, digest, body in self._rows(
+                f"SELECT name, digest, body FROM entities WHERE name IN ({marks})", keys
+            ):
                 found[_name(key)] = _row(key, digest, body)
         return found
 
     def text(self, name: str) -> bytes | None:
         """A text, or None where there is none."""
-        rows = [] if self._reading is None else self._rows("SELECT body FROM texts WHERE name IN (?)", [name])
+        rows = (
+            []
+            if self._reading is None
+            else self._rows("SELECT body FROM texts WHERE name IN (?)", [name])
+        )
         return bytes(rows[0][0]) if rows else None
 
-    def write(self, rows: Iterable[tuple[str, dict[str, Any], Arrays]], texts: dict[str, bytes] | None = None) -> None:
+    def write(
+        self,
+        rows: Iterable[tuple[str, dict[str, Any], Arrays]],
+        texts: dict[str, bytes] | None = None,
+    ) -> None:
         """Put rows and texts in the place of those of the same names, all of them or none."""
         packed = [_packed(*row) for row in rows]
         if self._writing is None:
-            write_atomic(self.path, lambda draft: _create(draft, packed, texts or {}), sync=self.durable)
+            write_atomic(
+                self.path, lambda draft: _create(draft, packed, texts or {}), sync=self.durable
+            )
             self._open()
             return
         with _disk_errors():
@@ -145,7 +164,9 @@ def _connected(path: str, *, durable: bool) -> sqlite3.Connection:
 
 def _create(path: Path, packed: list[tuple[bytes, bytes, bytes]], texts: dict[str, bytes]) -> None:
     with _disk_errors(), closing(_connected(str(path), durable=True)) as connection:
-        connection.execute("PRAGMA journal_mode = MEMORY")  # nobody looks at a file before it is renamed
+        connection.execute(
+            "PRAGMA journal_mode = MEMORY"
+        )  # nobody looks at a file before it is renamed
         _make_tables(connection)
         _put(connection, packed, texts)
 
@@ -158,13 +179,21 @@ def _make_tables(connection: sqlite3.Connection) -> None:
 
 def _check_tables(connection: sqlite3.Connection, path: str) -> None:
     """Refuse tables, views and triggers that are not ours."""
-    found = connection.execute("SELECT name, sql FROM sqlite_master WHERE sql IS NOT NULL ORDER BY name").fetchall()
+    found = connection.execute(
+        "SELECT name, sql FROM sqlite_master WHERE sql IS NOT NULL ORDER BY name"
+    ).fetchall()
     if found != sorted(TABLES.items()):
         remedy = "Check the path; remove the file to start anew."
-        raise UserError("a file of entities written by Fourpoint", f"{path}, which holds other tables", remedy)
+        raise UserError(
+            "a file of entities written by Fourpoint", f"{path}, which holds other tables", remedy
+        )
 
 
-def _put(connection: sqlite3.Connection, packed: list[tuple[bytes, bytes, bytes]], texts: dict[str, bytes]) -> None:
+def _put(
+    connection: sqlite3.Connection,
+    packed: list[tuple[bytes, bytes, bytes]],
+    texts: dict[str, bytes],
+) -> None:
     with _transaction(connection):
         connection.executemany("INSERT OR REPLACE INTO entities VALUES (?, ?, ?)", packed)
         connection.executemany("INSERT OR REPLACE INTO texts VALUES (?, ?)", list(texts.items()))
@@ -184,7 +213,9 @@ def _transaction(connection: sqlite3.Connection) -> Any:
 
 @contextmanager
 def _disk_errors() -> Any:
-    """SQLite's errors as those of the rest: OSError where the disk fails, :class:`UserError` where the file is damaged."""
+    """SQLite's errors as those of the rest: OSError where the disk fails, :class:`UserError` where
+    the file is damaged.
+    """
     try:
         yield
     except sqlite3.OperationalError as error:
@@ -200,9 +231,15 @@ def _packed(name: str, header: dict[str, Any], arrays: Arrays) -> tuple[bytes, b
 
 def _row(key: object, digest: object, body: object) -> Row:
     if not (isinstance(key, bytes) and isinstance(digest, bytes) and isinstance(body, bytes)):
-        raise damaged("rows of bytes", f"{type(key).__name__}, {type(digest).__name__} and {type(body).__name__}")
+        raise damaged(
+            "rows of bytes",
+            f"{type(key).__name__}, {type(digest).__name__} and {type(body).__name__}",
+        )
     if _digest(key, body) != digest:
-        raise damaged(f"entity {_name(key)[:40]!r} with its own hash", "another hash: bytes in it have changed")
+        raise damaged(
+            f"entity {_name(key)[:40]!r} with its own hash",
+            "another hash: bytes in it have changed",
+        )
     return from_tensors(body)
 
 

@@ -1,13 +1,15 @@
-r"""A live stream of events: each is scored before it is absorbed, in constant memory where the model allows it.
+r"""A live stream of events: each is scored before it is absorbed, in constant memory where the
+model allows it.
 
     observe(t, m)    log lambda_m(t) - int lambda      what the event adds to the log-likelihood, seen from the events before it
                      int lambda                        the rescaled gap since the last event, a unit exponential if the model is right
     advance(t)       nothing happened until t          silence is evidence: the integral grows, the likelihood falls
 
-The sum over a window is the log-likelihood of the window, for every model. A linear DAPP is stepped by `models.dapp_step`, all
-others by the verbs of `models.protocol` (`streaming.steppers`); both in float64. Integrals have closed forms or are refined until
-they settle to 1e-6, absolute and relative. Memory is constant for linear models and with ``keep``; softmax and other dense
-models remember every event. `streaming.monitoring` watches the rescaled gaps.
+The sum over a window is the log-likelihood of the window, for every model. A linear DAPP is stepped
+by `models.dapp_step`, all others by the verbs of `models.protocol` (`streaming.steppers`); both in
+float64. Integrals have closed forms or are refined until they settle to 1e-6, absolute and
+relative. Memory is constant for linear models and with ``keep``; softmax and other dense models
+remember every event. `streaming.monitoring` watches the rescaled gaps.
 """
 
 from __future__ import annotations
@@ -26,7 +28,18 @@ from fourpoint.models.following import LARGEST, Events, Numbers, Scored, Stop, n
 from fourpoint.sampling import still
 from fourpoint.streaming.kept import ByActiveSets
 from fourpoint.streaming.monitoring import Alarm, Monitor
-from fourpoint.streaming.state import FAULTS, Arrays, check_arrays, damaged, fingerprint, is_finite, number, pack, unpack, whole
+from fourpoint.streaming.state import (
+    FAULTS,
+    Arrays,
+    check_arrays,
+    damaged,
+    fingerprint,
+    is_finite,
+    number,
+    pack,
+    unpack,
+    whole,
+)
 from fourpoint.streaming.steppers import stepper
 from fourpoint.streaming.watching import TypeWatch, families, type_watch
 
@@ -49,9 +62,10 @@ class Attended(NamedTuple):
 class Observation:
     """What :meth:`Stream.observe` says of an event, all of it from the events before.
 
-    ``log_density`` is what the event adds to the log-likelihood in the user's time unit, ``gap`` the rescaled gap since the last
-    event, ``rate`` the total intensity just before. ``attended`` has, for each head, the most attended past events, the largest
-    weight (in size) first; it is empty for models without heads.
+    ``log_density`` is what the event adds to the log-likelihood in the user's time unit, ``gap``
+    the rescaled gap since the last event, ``rate`` the total intensity just before. ``attended``
+    has, for each head, the most attended past events, the largest weight (in size) first; it is
+    empty for models without heads.
     """
 
     time: float
@@ -63,9 +77,14 @@ class Observation:
     alarms: tuple[Alarm, ...]
 
     def to_dict(self, marks: MarkSpace) -> dict[str, Any]:
-        """As JSON can hold it: marks by their names (None where there are none), and None for what is not finite."""
+        """As JSON can hold it: marks by their names (None where there are none), and None for what
+        is not finite.
+        """
         numbers = {"log_density": self.log_density, "gap": self.gap, "rate": self.rate}
-        heads = [[{"time": a.time, "mark": _name(marks, a.mark), "weight": a.weight} for a in head] for head in self.attended]
+        heads = [
+            [{"time": a.time, "mark": _name(marks, a.mark), "weight": a.weight} for a in head]
+            for head in self.attended
+        ]
         return {
             "time": self.time,
             "mark": _name(marks, self.mark),
@@ -77,7 +96,9 @@ class Observation:
 
 @dataclass(frozen=True)
 class Observations:
-    """Per event of a block, in the order given: what :class:`Observation` says of one. NaN where an event is ``refused``."""
+    """Per event of a block, in the order given: what :class:`Observation` says of one. NaN where an
+    event is ``refused``.
+    """
 
     log_density: Floats
     gap: Floats
@@ -91,15 +112,19 @@ class Stream:
 
     Arguments
         model: any model; it is used in evaluation mode.
-        start: when the watch begins, in the user's time unit. The model's clock (its curves of time) begins there too.
+        start: when the watch begins, in the user's time unit. The model's clock (its curves of
+        time) begins there too.
         keep: with DAPP, how many events each head may remember (ODAPP); None: nothing is forgotten.
-        recent: how many past events are looked at for ``attended``; a model that remembers its events looks at those.
+        recent: how many past events are looked at for ``attended``; a model that remembers its
+        events looks at those.
         top: how many of them are named per head; 0 for none.
-        alarms: largest number of false alarms per 1,000 events of the true model, on average and of all kinds; None: no monitoring.
-            Half of it is for the stream (`streaming.monitoring`) and half for its types (`streaming.watching`), if it has several.
+        alarms: largest number of false alarms per 1,000 events of the true model, on average and of
+            all kinds; None: no monitoring. Half of it is for the stream (`streaming.monitoring`)
+            and half for its types (`streaming.watching`), if it has several.
 
-    ``time`` is that of the last event or advance, ``count`` the events seen, ``log_likelihood`` the running total. A time before
-    the last, one that is not finite, or an unknown mark is a :class:`UserError`, and changes nothing.
+    ``time`` is that of the last event or advance, ``count`` the events seen, ``log_likelihood`` the
+    running total. A time before the last, one that is not finite, or an unknown mark is a
+    :class:`UserError`, and changes nothing.
 
     >>> from fourpoint.models.hawkes import Hawkes
     >>> stream = Stream(Hawkes(baseline=1.0, branching=0.5, decay=2.0))
@@ -110,19 +135,40 @@ class Stream:
     1.3679
     >>> stream.advance(2.0)
     ()
-    >>> Stream.restore(Hawkes(baseline=1.0, branching=0.5, decay=2.0), stream.state()).log_likelihood == stream.log_likelihood
+    >>> Stream.restore(
+    ...     Hawkes(baseline=1.0, branching=0.5, decay=2.0), stream.state()
+    ... ).log_likelihood == stream.log_likelihood
     True
     """
 
     def __init__(
-        self, model: Any, *, start: float = 0.0, keep: int | None = None, recent: int = 256, top: int = 3, alarms: float | None = 1e-3
+        self,
+        model: Any,
+        *,
+        start: float = 0.0,
+        keep: int | None = None,
+        recent: int = 256,
+        top: int = 3,
+        alarms: float | None = 1e-3,
     ) -> None:
         if recent < 1 or top < 0:
-            raise UserError("recent of at least 1 and top of at least 0", f"recent={recent}, top={top}", "Raise them.")
+            raise UserError(
+                "recent of at least 1 and top of at least 0",
+                f"recent={recent}, top={top}",
+                "Raise them.",
+            )
         if max(recent, top) > LONGEST_PAST:
-            raise UserError(f"recent and top of at most {LONGEST_PAST:,}", f"recent={recent}, top={top}", "Lower them.")
+            raise UserError(
+                f"recent and top of at most {LONGEST_PAST:,}",
+                f"recent={recent}, top={top}",
+                "Lower them.",
+            )
         self.model, self.keep, self.recent, self.top = model, keep, recent, top
-        self.monitor = None if alarms is None else Monitor(alarms, 1 / families(model.marks.count, fleet=False))
+        self.monitor = (
+            None
+            if alarms is None
+            else Monitor(alarms, 1 / families(model.marks.count, fleet=False))
+        )
         self._followed = model if keep is None else _keeping(model, keep)
         self._names = {name: i for i, name in enumerate(model.marks.names)}
         with still(model):
@@ -144,12 +190,16 @@ class Stream:
     def observe(self, time: float, mark: int | str | None = None) -> Observation:
         """Score an event at ``time``, then remember it.
 
-        ``mark`` is a name or a number; None where the model has no marks. Events may share a time: each sees those before it by
-        order. Raises :class:`UserError` for a time before the last and for an unknown mark, and where the rate explodes.
+        ``mark`` is a name or a number; None where the model has no marks. Events may share a time:
+        each sees those before it by order. Raises :class:`UserError` for a time before the last and
+        for an unknown mark, and where the rate explodes.
         """
         when, kind = self._later(time), known_mark(self.model.marks, self._names, mark)
         attended = self._attended(when, kind)
-        events, found = Events(np.array([when]), np.array([kind])), Scored.empty(1, self._watched_types)
+        events, found = (
+            Events(np.array([when]), np.array([kind])),
+            Scored.empty(1, self._watched_types),
+        )
         stopped = self._follow(events, found)
         if stopped is not None:
             raise _refusal(stopped.error)
@@ -159,16 +209,30 @@ class Stream:
         return Observation(when, kind, density, gap, rate, attended, alarms)
 
     def observe_many(self, times: ArrayLike, marks: ArrayLike | None = None) -> Observations:
-        """Score events one after the other, as :meth:`observe` does, without ``attended``: many times faster.
+        """Score events one after the other, as :meth:`observe` does, without ``attended``: many
+        times faster.
 
-        ``marks`` are numbers; None where the model has no marks. An event that :meth:`observe` would refuse changes nothing,
-        and is among ``refused`` of what is returned; the events after it are scored.
+        ``marks`` are numbers; None where the model has no marks. An event that :meth:`observe`
+        would refuse changes nothing, and is among ``refused`` of what is returned; the events after
+        it are scored.
         """
         when = np.ascontiguousarray(times, dtype=np.float64)
-        kinds = np.zeros(len(when), dtype=np.int64) if marks is None else np.ascontiguousarray(marks, dtype=np.int64)
+        kinds = (
+            np.zeros(len(when), dtype=np.int64)
+            if marks is None
+            else np.ascontiguousarray(marks, dtype=np.int64)
+        )
         if when.shape != kinds.shape or when.ndim != 1:
-            raise UserError("one mark per time", f"shapes {when.shape} and {kinds.shape}", "Make the lengths equal.")
-        found, refused, done = Scored.empty(len(when), self._watched_types), dict[int, UserError](), 0
+            raise UserError(
+                "one mark per time",
+                f"shapes {when.shape} and {kinds.shape}",
+                "Make the lengths equal.",
+            )
+        found, refused, done = (
+            Scored.empty(len(when), self._watched_types),
+            dict[int, UserError](),
+            0,
+        )
         while done < len(when):
             done = self._observe_until_stopped(when, kinds, found, refused, done)
         accepted = [i for i in range(len(when)) if i not in refused] if refused else slice(None)
@@ -177,19 +241,37 @@ class Stream:
         return Observations(found.density, found.gap, found.rate, alarms, refused)
 
     def _observe_until_stopped(
-        self, when: Floats, kinds: NDArray[np.int64], found: Scored, refused: dict[int, UserError], first: int
+        self,
+        when: Floats,
+        kinds: NDArray[np.int64],
+        found: Scored,
+        refused: dict[int, UserError],
+        first: int,
     ) -> int:
-        """Events from ``first`` on, up to the next one that cannot be scored; the place after it, or after the last."""
-        earlier = np.maximum.accumulate(np.concatenate([[self.time], np.where(np.isfinite(when[first:]), when[first:], -np.inf)]))
+        """Events from ``first`` on, up to the next one that cannot be scored; the place after it,
+        or after the last.
+        """
+        earlier = np.maximum.accumulate(
+            np.concatenate(
+                [[self.time], np.where(np.isfinite(when[first:]), when[first:], -np.inf)]
+            )
+        )
         count = self.model.marks.count
-        sound = (when[first:] >= earlier[:-1]) & np.isfinite(when[first:]) & (kinds[first:] >= 0) & (kinds[first:] < count)
+        sound = (
+            (when[first:] >= earlier[:-1])
+            & np.isfinite(when[first:])
+            & (kinds[first:] >= 0)
+            & (kinds[first:] < count)
+        )
         if not sound.all():
             place = int(sound.argmin())
             last = first + place
         else:
             place, last = -1, len(when)
         some = slice(first, last)
-        stopped = self._follow(Events(when[some], kinds[some]), Scored(*(values[some] for values in found)))
+        stopped = self._follow(
+            Events(when[some], kinds[some]), Scored(*(values[some] for values in found))
+        )
         if stopped is not None:
             refused[first + stopped.done] = _refusal(stopped.error)
             return first + stopped.done + 1
@@ -215,7 +297,9 @@ class Stream:
     def _watched_types(self) -> int:
         return 0 if self._types is None else len(self._types.names)
 
-    def _watched(self, events: Events, found: Scored, refused: dict[int, UserError]) -> list[tuple[Alarm, ...]]:
+    def _watched(
+        self, events: Events, found: Scored, refused: dict[int, UserError]
+    ) -> list[tuple[Alarm, ...]]:
         """The alarms that each event raises."""
         if self.monitor is None:
             return [()] * len(events.times)
@@ -224,16 +308,23 @@ class Stream:
         if not refused:
             alarms = [watch(gap, time) for gap, time in zip(gaps, times, strict=True)]
         else:
-            alarms = [() if i in refused else watch(gap, time) for i, (gap, time) in enumerate(zip(gaps, times, strict=True))]
+            alarms = [
+                () if i in refused else watch(gap, time)
+                for i, (gap, time) in enumerate(zip(gaps, times, strict=True))
+            ]
         if self._types is not None:
             kept = np.array([i for i in range(len(times)) if i not in refused], dtype=np.int64)
-            seen = self._types.observe(events.times[kept], events.marks[kept], found.shares[kept], found.gap[kept])
+            seen = self._types.observe(
+                events.times[kept], events.marks[kept], found.shares[kept], found.gap[kept]
+            )
             for place, raised in seen.items():
                 alarms[kept[place]] += tuple(raised)
         return alarms
 
     def advance(self, time: float) -> tuple[Alarm, ...]:
-        """No event until ``time``: the silence counts, and an alarm tells when it is too long to be believed."""
+        """No event until ``time``: the silence counts, and an alarm tells when it is too long to be
+        believed.
+        """
         when = self._later(time)
         integral = self._score(when)[1]
         self._stepper.move(when)
@@ -243,11 +334,14 @@ class Stream:
         return () if self.monitor is None else self.monitor.silence(self._open, when)
 
     def intensity(self, time: float) -> Floats:
-        """lambda per mark at ``time``, not before the last one, as if nothing more happened until then; (M,)."""
+        """lambda per mark at ``time``, not before the last one, as if nothing more happened until
+        then; (M,).
+        """
         return np.asarray(np.exp(self._stepper.logs(self._later(time))))
 
     def forecast(self, horizon: float, paths: int = 1000, seed: int = 0) -> Forecast:
-        """What the model expects from now until ``horizon`` later: as `forecasting.forecast`, from the stream's own memory.
+        """What the model expects from now until ``horizon`` later: as `forecasting.forecast`, from
+        the stream's own memory.
 
         Its ``past`` holds the recent events only, with the rates that they met.
         """
@@ -255,12 +349,25 @@ class Stream:
 
         past = self._past()
         earlier = (past.times, self._recent.in_order(self._recent.rates))
-        return forecast_from(self._stepper.model, self._stepper.history(), past, earlier, self.time, horizon, paths, seed)
+        return forecast_from(
+            self._stepper.model,
+            self._stepper.history(),
+            past,
+            earlier,
+            self.time,
+            horizon,
+            paths,
+            seed,
+        )
 
     def state(self) -> bytes:
-        """All of the stream as bytes; :meth:`restore` goes on from them as if nothing had been between."""
+        """All of the stream as bytes; :meth:`restore` goes on from them as if nothing had been
+        between.
+        """
         numbers = ("start", "time", "count", "log_likelihood", "keep", "recent", "top")
-        header: dict[str, Any] = {name: getattr(self, name) for name in numbers} | {"open": self._open}
+        header: dict[str, Any] = {name: getattr(self, name) for name in numbers} | {
+            "open": self._open
+        }
         arrays = {**self._stepper.arrays(), **self._recent.arrays()}
         if self.monitor is not None:
             header["monitor"], arrays["monitor"] = self.monitor.state()
@@ -270,7 +377,9 @@ class Stream:
 
     @staticmethod
     def restore(model: Any, state: bytes) -> Stream:
-        """The stream whose :meth:`state` this is. Raises :class:`UserError` for other bytes and for those of another model."""
+        """The stream whose :meth:`state` this is. Raises :class:`UserError` for other bytes and for
+        those of another model.
+        """
         header, arrays = unpack("stream", fingerprint(model), state)
         settings = _settings(header, arrays)
         stream = Stream(model, alarms=None, **settings)
@@ -290,15 +399,25 @@ class Stream:
             except FAULTS as error:
                 raise damaged("the watch over types", f"another ({type(error).__name__})") from None
         if stream.state() != bytes(state):
-            raise damaged("what a stream remembers and no more", "other entries or numbers that do not agree")
+            raise damaged(
+                "what a stream remembers and no more", "other entries or numbers that do not agree"
+            )
         return stream
 
     def _load(self, arrays: Arrays) -> None:
         """Remember the arrays of a state, each of which is checked."""
-        own = {name: array for name, array in arrays.items() if not name.startswith("recent.") and name not in ("monitor", "types")}
-        fixed = bool(getattr(self._followed, "linear", False)) or isinstance(self._stepper, ByActiveSets)
+        own = {
+            name: array
+            for name, array in arrays.items()
+            if not name.startswith("recent.") and name not in ("monitor", "types")
+        }
+        fixed = bool(getattr(self._followed, "linear", False)) or isinstance(
+            self._stepper, ByActiveSets
+        )
         check_arrays(own, self._stepper.arrays(), fixed=fixed, marks=self.model.marks.count)
-        several = [name for name, array in own.items() if name.startswith("history.") and len(array) != 1]
+        several = [
+            name for name, array in own.items() if name.startswith("history.") and len(array) != 1
+        ]
         if several:
             raise damaged(f"one row of {several[0]!r}", f"{len(own[several[0]]):,} rows")
         for name, expected in (("at", self.time), ("start", self.start)):
@@ -311,7 +430,9 @@ class Stream:
             raise damaged(f"the last of {self.count:,} events", f"{sorted(lengths)} of them")
         try:
             self._stepper.load(own)
-            self._stepper.score(self.time)  # a memory that cannot be asked is damaged, whatever its shapes are
+            self._stepper.score(
+                self.time
+            )  # a memory that cannot be asked is damaged, whatever its shapes are
             self._stepper.load(own)
         except (Unconverged, *FAULTS) as error:
             raise damaged("a memory of this model", f"another ({type(error).__name__})") from None
@@ -320,7 +441,11 @@ class Stream:
     def _later(self, time: float) -> float:
         when = finite(time)
         if when < self.time:
-            raise UserError(f"a time of at least {self.time!r}, the last one", f"{when!r}", "Sort the events, or begin anew with reset().")
+            raise UserError(
+                f"a time of at least {self.time!r}, the last one",
+                f"{when!r}",
+                "Sort the events, or begin anew with reset().",
+            )
         return when
 
     def _score(self, time: float) -> tuple[list[float], float]:
@@ -341,30 +466,43 @@ class Stream:
         if found is None:
             return ()
         heads = zip(*(x.tolist() for x in found), strict=True)
-        return tuple([tuple([one for one in map(Attended, *head) if one.time == one.time]) for head in heads])
+        return tuple(
+            [tuple([one for one in map(Attended, *head) if one.time == one.time]) for head in heads]
+        )
 
     def _past(self) -> Sequence:
         """The recent events as a sequence that ends now."""
         times = self._recent.in_order(self._recent.times)
         begin = float(times[0]) if len(times) < self.count else self.start
         marks = self._recent.in_order(self._recent.marks)
-        after = math.nextafter(self.time + 1.0, math.inf)  # a window holds no event at its end; it is cut below
+        after = math.nextafter(
+            self.time + 1.0, math.inf
+        )  # a window holds no event at its end; it is cut below
         known = Sequence(times, marks, start=begin, stop=after, space=self.model.marks)
         return known.until(self.time)
 
 
 class Recent:
-    """The last ``size`` events, in the order in which their slots were filled: constant memory. A ``growing`` one keeps all."""
+    """The last ``size`` events, in the order in which their slots were filled: constant memory. A
+    ``growing`` one keeps all.
+    """
 
     def __init__(self, size: int, *, growing: bool = False) -> None:
         self.size, self.growing, self.seen = size, growing, 0
-        self._kept: tuple[NDArray[Any], ...] = (np.zeros(size), np.zeros(size, dtype=np.int64), np.zeros(size))
+        self._kept: tuple[NDArray[Any], ...] = (
+            np.zeros(size),
+            np.zeros(size, dtype=np.int64),
+            np.zeros(size),
+        )
         self._narrow()
 
     def append(self, time: float, mark: int, rate: float) -> None:
         """Remember an event, in place of the oldest where all slots are taken."""
         if self.growing and self.seen == self.size:
-            self._kept, self.size = tuple(np.concatenate([x, np.zeros_like(x)]) for x in self._kept), 2 * self.size
+            self._kept, self.size = (
+                tuple(np.concatenate([x, np.zeros_like(x)]) for x in self._kept),
+                2 * self.size,
+            )
         slot = self.seen % self.size
         for values, value in zip(self._kept, (time, mark, rate), strict=True):
             values[slot] = value
@@ -377,7 +515,10 @@ class Recent:
         skipped = 0 if self.growing else max(0, len(times) - self.size)
         self.seen += skipped
         while self.growing and self.seen + len(times) > self.size:
-            self._kept, self.size = tuple(np.concatenate([x, np.zeros_like(x)]) for x in self._kept), 2 * self.size
+            self._kept, self.size = (
+                tuple(np.concatenate([x, np.zeros_like(x)]) for x in self._kept),
+                2 * self.size,
+            )
         slots = np.arange(self.seen, self.seen + len(times) - skipped) % self.size
         for values, new in zip(self._kept, (times, marks, rates), strict=True):
             values[slots] = new[skipped:]
@@ -390,12 +531,18 @@ class Recent:
 
     def arrays(self) -> Arrays:
         """All that is remembered, the oldest first."""
-        return {f"recent.{name}": self.in_order(getattr(self, name)) for name in ("times", "marks", "rates")}
+        return {
+            f"recent.{name}": self.in_order(getattr(self, name))
+            for name in ("times", "marks", "rates")
+        }
 
     def load(self, arrays: Arrays) -> None:
         """Remember what :meth:`arrays` gave."""
         self.seen = 0
-        for event in zip(*(arrays[f"recent.{name}"].tolist() for name in ("times", "marks", "rates")), strict=True):
+        for event in zip(
+            *(arrays[f"recent.{name}"].tolist() for name in ("times", "marks", "rates")),
+            strict=True,
+        ):
             self.append(*event)
 
     def _narrow(self) -> None:
@@ -406,7 +553,11 @@ def _refusal(error: UserError | Unconverged) -> UserError:
     """Why an event cannot be scored, in three clauses."""
     if isinstance(error, UserError):
         return error
-    return UserError("a rate that can be integrated", str(error).rstrip("."), "Fit the model again, or reset the stream.")
+    return UserError(
+        "a rate that can be integrated",
+        str(error).rstrip("."),
+        "Fit the model again, or reset the stream.",
+    )
 
 
 def restored_monitor(numbers: object, gaps: NDArray[Any] | None) -> Monitor:
@@ -419,7 +570,9 @@ def restored_monitor(numbers: object, gaps: NDArray[Any] | None) -> Monitor:
         monitor = Monitor.restore(numbers, gaps)
         again, same = monitor.state()
     except FAULTS as error:
-        raise damaged("the numbers and gaps of a monitor", f"others ({type(error).__name__})") from None
+        raise damaged(
+            "the numbers and gaps of a monitor", f"others ({type(error).__name__})"
+        ) from None
     if json.dumps(again) != json.dumps(numbers) or not np.array_equal(same, gaps):
         raise damaged("the numbers and gaps of a monitor", "others that do not agree")
     return monitor
@@ -431,17 +584,28 @@ def _is_sound(value: object) -> bool:
         return all(map(_is_sound, value.values()))
     if isinstance(value, list):
         return all(map(_is_sound, value))
-    return not isinstance(value, int | float) or isinstance(value, bool) or (is_finite(value) and value >= 0)
+    return (
+        not isinstance(value, int | float)
+        or isinstance(value, bool)
+        or (is_finite(value) and value >= 0)
+    )
 
 
 def _settings(header: dict[str, Any], arrays: Arrays) -> dict[str, Any]:
-    """The settings of a saved stream. What would take more room than the state itself speaks of is refused."""
+    """The settings of a saved stream. What would take more room than the state itself speaks of is
+    refused.
+    """
     keep = None if header.get("keep") is None else whole(header, "keep", least=1)
     sizes = {size for array in arrays.values() for size in array.shape}
     if keep is not None and keep not in sizes:
         raise damaged("arrays for the events that are kept", f"keep={keep:,} and none of that size")
     recent = whole(header, "recent", least=1, most=LONGEST_PAST)
-    return {"start": number(header, "start"), "keep": keep, "recent": recent, "top": whole(header, "top", most=LONGEST_PAST)}
+    return {
+        "start": number(header, "start"),
+        "keep": keep,
+        "recent": recent,
+        "top": whole(header, "top", most=LONGEST_PAST),
+    }
 
 
 def finite(time: float) -> float:
@@ -456,23 +620,41 @@ def finite(time: float) -> float:
 
 
 def known_mark(marks: MarkSpace, names: dict[str, int], mark: int | str | None) -> int:
-    """The number of a mark given by number or name; None stands for the only one where there is one."""
+    """The number of a mark given by number or name; None stands for the only one where there is
+    one.
+    """
     found: int | None = None
     if isinstance(mark, str):
         found = names.get(mark)
     elif mark is None:
         found = 0 if marks.count == 1 else None
-    elif isinstance(mark, int | np.integer) and not isinstance(mark, bool) and 0 <= mark < marks.count:
+    elif (
+        isinstance(mark, int | np.integer)
+        and not isinstance(mark, bool)
+        and 0 <= mark < marks.count
+    ):
         found = int(mark)
     if found is None:
-        listed = f"one of {', '.join(list(names)[:8])}{', ...' * (len(names) > 8)}" if names else "none or 0"
-        raise UserError(f"a mark that the model knows, {listed}", f"{mark!r}", "Use a name or a number of the model's marks.")
+        listed = (
+            f"one of {', '.join(list(names)[:8])}{', ...' * (len(names) > 8)}"
+            if names
+            else "none or 0"
+        )
+        raise UserError(
+            f"a mark that the model knows, {listed}",
+            f"{mark!r}",
+            "Use a name or a number of the model's marks.",
+        )
     return found
 
 
 def _keeping(model: Any, keep: int) -> Any:
     if not hasattr(model, "keeping"):
-        raise UserError("a DAPP to bound the memory of", type(model).__name__, "Leave keep out: this model has no attention.")
+        raise UserError(
+            "a DAPP to bound the memory of",
+            type(model).__name__,
+            "Leave keep out: this model has no attention.",
+        )
     return model.keeping(keep)
 
 

@@ -1,8 +1,10 @@
-"""What streams ask of any model, by the verbs of `models.protocol`: rates at the end of a history, and their integrals from there.
+"""What streams ask of any model, by the verbs of `models.protocol`: rates at the end of a history,
+and their integrals from there.
 
-Histories have B rows, and every question is asked from the last position of each. Streams work in float64, whatever the model's
-precision, since rounding must not stand in the way of an integral to six digits: :func:`doubled` is the model they follow. Used by
-`streaming.steppers` (one row) and `streaming.rows` (many).
+Histories have B rows, and every question is asked from the last position of each. Streams work in
+float64, whatever the model's precision, since rounding must not stand in the way of an integral to
+six digits: :func:`doubled` is the model they follow. Used by `streaming.steppers` (one row) and
+`streaming.rows` (many).
 """
 
 from __future__ import annotations
@@ -31,8 +33,13 @@ def doubled(model: Any) -> Any:
 
 @torch.no_grad()
 def opened(model: Any, start: float, rows: int = 1) -> Any:
-    """The history of windows that open at ``start``, without events, in the form that ``extend`` gives."""
-    none, edge = torch.zeros(rows, 0, dtype=torch.int64), torch.full((rows,), start, dtype=torch.float64)
+    """The history of windows that open at ``start``, without events, in the form that ``extend``
+    gives.
+    """
+    none, edge = (
+        torch.zeros(rows, 0, dtype=torch.int64),
+        torch.full((rows,), start, dtype=torch.float64),
+    )
     return remember(model, Batch(none.double(), none, none.bool(), edge, edge))
 
 
@@ -40,12 +47,15 @@ def opened(model: Any, start: float, rows: int = 1) -> Any:
 def logs_at(model: Any, history: Any, times: Floats) -> Floats:
     """log lambda per mark just before ``times``, one for each row, (B, M)."""
     at = torch.from_numpy(times)[:, None, None]
-    return np.asarray(model.log_intensity(history, at, history.lengths[:, None])[:, 0, 0].detach().numpy())
+    return np.asarray(
+        model.log_intensity(history, at, history.lengths[:, None])[:, 0, 0].detach().numpy()
+    )
 
 
 @torch.no_grad()
 def integrals(model: Any, history: Any, at: Floats, times: Floats) -> Floats:
-    """The integral of the total rate from ``at`` to ``times`` in each row, (B,), in closed form or refined between knots.
+    """The integral of the total rate from ``at`` to ``times`` in each row, (B,), in closed form or
+    refined between knots.
 
     Raises `maths.quadrature.Unconverged` where that does not settle.
     """

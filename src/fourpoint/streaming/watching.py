@@ -1,4 +1,5 @@
-r"""Watches over types and over a fleet of entities, beside the monitor of each stream, with one stated rate of false alarms.
+r"""Watches over types and over a fleet of entities, beside the monitor of each stream, with one
+stated rate of false alarms.
 
 A change that is small for each entity is plain once all of them are looked at together:
 
@@ -8,16 +9,20 @@ A change that is small for each entity is plain once all of them are looked at t
     fleet    N events of all entities, of which A were expected: a Poisson process in A, whatever the entities' models are,
                  B <- max(0, B + dN log 2 - dA),    S <- max(0, S + dA / 2 - dN log 2)
 
-A ratio has mean 1 under the true model, so that a sum which starts at some event ever passes h with probability at most exp(-h), and
-2 M such sums raise at most 2 M exp(-h) false alarms per event on average (Lorden 1971). The thresholds of the fleet are those of
-`monitoring`, which hold for sums that are looked at all the time, and so for these, which are looked at now and then.
+A ratio has mean 1 under the true model, so that a sum which starts at some event ever passes h with
+probability at most exp(-h), and 2 M such sums raise at most 2 M exp(-h) false alarms per event on
+average (Lorden 1971). The thresholds of the fleet are those of `monitoring`, which hold for sums
+that are looked at all the time, and so for these, which are looked at now and then.
 
-When one type becomes more frequent the shares of all others fall. An alarm is raised only where the rate of the type itself has moved in
-the same direction as its share: with n events since the sum was last 0 where about a were expected, the log-likelihood ratio
-n log 2 - a, or a / 2 - n log 2, must be at least h / 4. That can only take alarms away. A change is told once: the same watch is on
-hold until its sum has fallen as far as it had risen.
+When one type becomes more frequent the shares of all others fall. An alarm is raised only where the
+rate of the type itself has moved in
+the same direction as its share: with n events since the sum was last 0 where about a were expected,
+the log-likelihood ratio
+n log 2 - a, or a / 2 - n log 2, must be at least h / 4. That can only take alarms away. A change is
+told once: the same watch is on hold until its sum has fallen as far as it had risen.
 
-An entity belongs to the fleet from its first event on, so that entities that have not been heard of are not expected to do anything.
+An entity belongs to the fleet from its first event on, so that entities that have not been heard of
+are not expected to do anything.
 """
 
 from __future__ import annotations
@@ -34,7 +39,9 @@ from fourpoint.streaming.monitoring import LOG2, PER, Alarm, thresholds
 Floats = NDArray[np.float64]
 Counts = NDArray[np.int64]
 MOST_TYPES = 256  # types that are watched one by one; models with more are watched as a whole
-CONFIRMED = 0.25  # of the threshold: what the rate of a type, beside its share, must say for an alarm
+CONFIRMED = (
+    0.25  # of the threshold: what the rate of a type, beside its share, must say for an alarm
+)
 KINDS = ("burst", "silence")
 
 
@@ -55,7 +62,9 @@ class TypeWatch:
 
     >>> watch = TypeWatch(("error", "login"), 1e-3)
     >>> shares = np.tile([0.2, 0.8], (60, 1))
-    >>> found = watch.observe(np.arange(60.0), np.zeros(60, dtype=np.int64), shares, np.full(60, 0.2))
+    >>> found = watch.observe(
+    ...     np.arange(60.0), np.zeros(60, dtype=np.int64), shares, np.full(60, 0.2)
+    ... )
     >>> alarm = found[min(found)][0]
     >>> alarm.kind, alarm.of, alarm.name, alarm.size > 2
     ('burst', 'type', 'error', True)
@@ -65,15 +74,21 @@ class TypeWatch:
         M = len(names)
         self.names = names
         self.threshold = math.log(2 * M * PER / alarms)
-        self._sums: Floats = np.zeros((2, M))  # running sums of the log-likelihood ratios, never reset: batches change nothing
+        self._sums: Floats = np.zeros(
+            (2, M)
+        )  # running sums of the log-likelihood ratios, never reset: batches change nothing
         self._lowest: Floats = np.zeros((2, M))  # the least of them since the last alarm
         self._highest: Floats = np.zeros((2, M))  # the largest since then, of those on hold
         self._held: Floats = np.zeros((2, M))  # 1 after an alarm, until the change is over
         self._totals: Floats = np.zeros(2 * M)  # per type events and expected events
         self._since: Floats = np.zeros((2, M, 2))  # the same of its own type when a sum was last 0
 
-    def observe(self, times: Floats, kinds: Counts, shares: Floats, gaps: Floats) -> dict[int, list[Alarm]]:
-        """Events in order: their types, the (n, M) probability of each type, and the rescaled gaps. The alarms by place."""
+    def observe(
+        self, times: Floats, kinds: Counts, shares: Floats, gaps: Floats
+    ) -> dict[int, list[Alarm]]:
+        """Events in order: their types, the (n, M) probability of each type, and the rescaled gaps.
+        The alarms by place.
+        """
         raised: dict[int, list[Alarm]] = {}
         first = 0
         while first < len(times):
@@ -81,9 +96,17 @@ class TypeWatch:
         return raised
 
     def _until_crossing(
-        self, times: Floats, kinds: Counts, shares: Floats, gaps: Floats, first: int, raised: dict[int, list[Alarm]]
+        self,
+        times: Floats,
+        kinds: Counts,
+        shares: Floats,
+        gaps: Floats,
+        first: int,
+        raised: dict[int, list[Alarm]],
     ) -> int:
-        """Events from ``first`` on, up to the first at which a sum crosses; the place after it, or after the last."""
+        """Events from ``first`` on, up to the first at which a sum crosses; the place after it, or
+        after the last.
+        """
         own = np.zeros(shares[first:].shape)
         own[np.arange(len(own)), kinds[first:]] = 1.0
         p = shares[first:]
@@ -102,7 +125,9 @@ class TypeWatch:
         for side, m in zip(*np.nonzero(height[end] >= self.threshold), strict=True):
             alarm = None
             if not self._held[side, m]:
-                alarm = self._alarm(int(side), int(m), float(times[first + end]), float(height[end, side, m]))
+                alarm = self._alarm(
+                    int(side), int(m), float(times[first + end]), float(height[end, side, m])
+                )
             if alarm is not None:
                 raised.setdefault(first + end, []).append(alarm)
             self._held[side, m] = float(alarm is not None)
@@ -135,17 +160,25 @@ class TypeWatch:
 
     def load(self, state: Floats) -> None:
         """Go on from what :meth:`state` gave."""
-        if state.dtype != np.float64 or state.shape != self.state().shape or not np.isfinite(state).all():
+        if (
+            state.dtype != np.float64
+            or state.shape != self.state().shape
+            or not np.isfinite(state).all()
+        ):
             raise ValueError("not the numbers of a watch over these types")
         each = self._sums.shape
         shapes = [each, each, each, each, self._totals.shape, self._since.shape]
         ends = np.cumsum([math.prod(shape) for shape in shapes])[:-1]
-        parts = [part.reshape(shape).copy() for part, shape in zip(np.split(state, ends), shapes, strict=True)]
+        parts = [
+            part.reshape(shape).copy()
+            for part, shape in zip(np.split(state, ends), shapes, strict=True)
+        ]
         self._sums, self._lowest, self._highest, self._held, self._totals, self._since = parts
 
 
 class FleetWatch:
-    """Watches the number of events of all entities together against the number that their models expected.
+    """Watches the number of events of all entities together against the number that their models
+    expected.
 
     ``alarms`` is the largest probability of a false alarm in any 1,000 events of the fleet.
 
@@ -180,7 +213,9 @@ class FleetWatch:
         self._known = False
 
     def look(self, pending: float, time: float) -> tuple[Alarm, ...]:
-        """All entities up to ``time``, with the integrals since their last events in ``pending``: the alarms."""
+        """All entities up to ``time``, with the integrals since their last events in ``pending``:
+        the alarms.
+        """
         now = np.array([float(self._events), self._ended + pending])
         if not self._known:
             self._at, self._sums, self._held, self._known = now, np.zeros(2), np.zeros(2), True
@@ -196,7 +231,16 @@ class FleetWatch:
                 if not self._held[side]:
                     seen, expected = (now - self._since[side]).tolist()
                     ratio = (seen + 1) / (expected + 1)
-                    raised.append(Alarm(time, KINDS[side], ratio, float(self._sums[side]), self.limits[side], "fleet"))
+                    raised.append(
+                        Alarm(
+                            time,
+                            KINDS[side],
+                            ratio,
+                            float(self._sums[side]),
+                            self.limits[side],
+                            "fleet",
+                        )
+                    )
                 self._held[side] = 1.0 - self._held[side]
                 self._sums[side] = 0.0
             if self._sums[side] <= 0.0:
@@ -205,14 +249,25 @@ class FleetWatch:
 
     def state(self) -> dict[str, Any]:
         """All there is to know."""
-        arrays = {"at": self._at.tolist(), "sums": self._sums.tolist(), "held": self._held.tolist(), "since": self._since.tolist()}
+        arrays = {
+            "at": self._at.tolist(),
+            "sums": self._sums.tolist(),
+            "held": self._held.tolist(),
+            "since": self._since.tolist(),
+        }
         return {"events": self._events, "ended": self._ended, "known": self._known, **arrays}
 
     def load(self, state: dict[str, Any]) -> None:
         """Go on from what :meth:`state` gave."""
-        self._events, self._ended, self._known = int(state["events"]), float(state["ended"]), bool(state["known"])
+        self._events, self._ended, self._known = (
+            int(state["events"]),
+            float(state["ended"]),
+            bool(state["known"]),
+        )
         names = ("at", "sums", "held", "since")
-        self._at, self._sums, self._held, self._since = (np.array(state[name], dtype=np.float64) for name in names)
+        self._at, self._sums, self._held, self._since = (
+            np.array(state[name], dtype=np.float64) for name in names
+        )
 
 
 def shares_of(logs: Floats) -> Floats:

@@ -1,11 +1,13 @@
 """From what a file says to a :class:`Dataset`, and what its format has no room for.
 
-The formats of the field hold times and numbered types, and little else: no observation windows, no names of types, no
-splits, no ids. What we write therefore carries an **annex**, one JSON text in a place that the format's own readers
-ignore (an extra field, a key, metadata, or a file beside the data). With it a round trip is exact; without it windows are
-read off the events (start = min(0, t_1), stop = t_N) and types are called by their numbers.
+The formats of the field hold times and numbered types, and little else: no observation windows, no
+names of types, no splits, no ids. What we write therefore carries an **annex**, one JSON text in a
+place that the format's own readers ignore (an extra field, a key, metadata, or a file beside the
+data). With it a round trip is exact; without it windows are read off the events (start = min(0,
+t_1), stop = t_N) and types are called by their numbers.
 
-A :class:`Part` is one file's events, flat and unchecked; :func:`assemble` lays parts end to end and checks them.
+A :class:`Part` is one file's events, flat and unchecked; :func:`assemble` lays parts end to end and
+checks them.
 """
 
 from __future__ import annotations
@@ -24,15 +26,23 @@ from fourpoint.events import SPLITS, Dataset, EventDataError, MarkSpace
 
 MOST_TYPES = 1_000_000
 FIELD = "fourpoint"  # the name under which a format that has fields carries the annex
-ALIASES = {"train": "train", "dev": "dev", "test": "test", "valid": "dev", "validation": "dev", "val": "dev"}
+ALIASES = {
+    "train": "train",
+    "dev": "dev",
+    "test": "test",
+    "valid": "dev",
+    "validation": "dev",
+    "val": "dev",
+}
 
 
 @dataclass(frozen=True)
 class Part:
-    """Events of one file (or of one split of it): sequence i owns ``times[offsets[i]:offsets[i + 1]]``.
+    """Events of one file (or of one split of it): sequence i owns ``times[offsets[i]:offsets[i +
+    1]]``.
 
-    ``marks`` are numbers as the file has them, the first type being number ``first``; ``types`` is how many the file
-    says there are, or None. ``annex`` is the text that we wrote, or None.
+    ``marks`` are numbers as the file has them, the first type being number ``first``; ``types`` is
+    how many the file says there are, or None. ``annex`` is the text that we wrote, or None.
     """
 
     source: Path
@@ -69,9 +79,13 @@ def pack(data: Dataset) -> str:
 
 
 def parts_of(data: Dataset) -> dict[str, Dataset]:
-    """The data by split, in the order train, dev, test; all of it under "" where there are no splits."""
+    """The data by split, in the order train, dev, test; all of it under "" where there are no
+    splits.
+    """
     if not len(data):
-        raise EventDataError("at least one sequence to write", "a data set without any", "Check how it was made.")
+        raise EventDataError(
+            "at least one sequence to write", "a data set without any", "Check how it was made."
+        )
     if data.splits is None:
         return {"": data}
     return {split: data.part(split) for split in SPLITS if (data.splits == split).any()}
@@ -80,14 +94,22 @@ def parts_of(data: Dataset) -> dict[str, Dataset]:
 def assemble(parts: list[Part], name: str) -> Dataset:
     """Lay parts end to end, with their annexes if they have them, and check everything.
 
-    Fails with :class:`EventDataError` naming the file where a time is not finite or not in order, a mark is not among the
-    types, an annex does not fit, or there is nothing at all.
+    Fails with :class:`EventDataError` naming the file where a time is not finite or not in order, a
+    mark is not among the types, an annex does not fit, or there is nothing at all.
     """
     _check_times(parts)
     known = [_unpacked(part) for part in parts]
-    if not sum(len(part) for part in parts) or (not sum(len(p.times) for p in parts) and None in known):
-        received = "no sequences" if not sum(len(part) for part in parts) else "only empty sequences, without windows"
-        raise parts[0].error("at least one event", received, "Check the program that wrote the file.")
+    if not sum(len(part) for part in parts) or (
+        not sum(len(p.times) for p in parts) and None in known
+    ):
+        received = (
+            "no sequences"
+            if not sum(len(part) for part in parts)
+            else "only empty sequences, without windows"
+        )
+        raise parts[0].error(
+            "at least one event", received, "Check the program that wrote the file."
+        )
     marks, space = _marks(parts, known)
     windows = [_windows(part, annex) for part, annex in zip(parts, known, strict=True)]
     lengths = np.concatenate([np.diff(part.offsets) for part in parts])
@@ -108,22 +130,36 @@ def assemble(parts: list[Part], name: str) -> Dataset:
         )
     except EventDataError as error:
         files = ", ".join(dict.fromkeys(str(part.source) for part in parts))
-        remedy = "Put the events of each sequence in order of time." if "non-decreasing" in error.expected else error.remedy
+        remedy = (
+            "Put the events of each sequence in order of time."
+            if "non-decreasing" in error.expected
+            else error.remedy
+        )
         raise EventDataError(error.expected, f"{files}: {error.received}", remedy) from None
 
 
 def whole_numbers(part: Part, values: NDArray[Any], what: str) -> NDArray[np.int64]:
     """Values that must be whole, as integers; a number such as 2.0 is whole.
 
-    >>> whole_numbers(Part(Path("x"), np.zeros(2), np.zeros(2, int), np.array([0, 2])), np.array([1.0, 2.5]), "types")
+    >>> whole_numbers(
+    ...     Part(Path("x"), np.zeros(2), np.zeros(2, int), np.array([0, 2])),
+    ...     np.array([1.0, 2.5]),
+    ...     "types",
+    ... )
     Traceback (most recent call last):
       ...
     fourpoint.events.EventDataError: expected whole numbers for types; received x: 2.5 at event 1 of sequence 0. ...
     """
     if values.dtype.kind not in "iuf":
-        raise part.error(f"whole numbers for {what}", f"values of type {values.dtype}", "Number the types from 0.")
+        raise part.error(
+            f"whole numbers for {what}",
+            f"values of type {values.dtype}",
+            "Number the types from 0.",
+        )
     with np.errstate(invalid="ignore"):
-        bad = np.flatnonzero(~((values >= -(2.0**62)) & (values <= 2.0**62) & (values == np.floor(values))))
+        bad = np.flatnonzero(
+            ~((values >= -(2.0**62)) & (values <= 2.0**62) & (values == np.floor(values)))
+        )
     if len(bad):
         received = f"{values[bad[0]]} at {part.place(int(bad[0]))}"
         raise part.error(f"whole numbers for {what}", received, "Number the types from 0.")
@@ -133,7 +169,11 @@ def whole_numbers(part: Part, values: NDArray[Any], what: str) -> NDArray[np.int
 def _check_times(parts: list[Part]) -> None:
     for part in parts:
         if len(part.marks) != len(part.times):
-            raise part.error("one mark per time", f"{len(part.times):,} times and {len(part.marks):,} marks", "Make the lengths equal.")
+            raise part.error(
+                "one mark per time",
+                f"{len(part.times):,} times and {len(part.marks):,} marks",
+                "Make the lengths equal.",
+            )
         bad = np.flatnonzero(~np.isfinite(part.times))
         if len(bad):
             received = f"{part.times[bad[0]]} at {part.place(int(bad[0]))}"
@@ -143,16 +183,29 @@ def _check_times(parts: list[Part]) -> None:
 def _unpacked(part: Part) -> Known | None:
     if part.annex is None:
         return None
-    remedy = "Write the file again with fourpoint, or remove the annex to read windows and names off the events."
+    remedy = (
+        "Write the file again with fourpoint, or remove the annex to read windows and names off "
+        "the events."
+    )
     Expansion(part.source, "an annex that fourpoint wrote").check_json(part.annex)
     try:
         known = recall(json.loads(part.annex))
     except DAMAGE as error:
-        raise part.error("an annex that fourpoint wrote", f"a damaged one ({str(error)[:80]!r})", remedy) from None
+        raise part.error(
+            "an annex that fourpoint wrote", f"a damaged one ({str(error)[:80]!r})", remedy
+        ) from None
     # A filtered file may keep its annex, and its lost events would pass for silence.
-    if len(known.ids) != len(part) or known.events != len(part.times) or len(set(known.ids)) < len(known.ids):
+    if (
+        len(known.ids) != len(part)
+        or known.events != len(part.times)
+        or len(set(known.ids)) < len(known.ids)
+    ):
         received = f"{len(part):,} sequences with {len(part.times):,} events"
-        raise part.error(f"{len(known.ids):,} sequences with {known.events:,} events, as the annex says", received, remedy)
+        raise part.error(
+            f"{len(known.ids):,} sequences with {known.events:,} events, as the annex says",
+            received,
+            remedy,
+        )
     return known
 
 
@@ -160,28 +213,46 @@ def _marks(parts: list[Part], known: list[Known | None]) -> tuple[NDArray[np.int
     """Marks from 0, and the space: the annex's names, else numbers; one type alone is no mark."""
     named = [annex.marks for annex in known if annex is not None]
     if len(set(named)) > 1 or 0 < len(named) < len(parts):
-        raise parts[0].error("one list of mark names in all files", f"{len(set(named))} lists in {len(parts)} files", "Write them again.")
+        raise parts[0].error(
+            "one list of mark names in all files",
+            f"{len(set(named))} lists in {len(parts)} files",
+            "Write them again.",
+        )
     stated = {part.types for part in parts if part.types is not None}
     if len(stated) > 1:
-        raise parts[0].error("one number of types in all files", f"{sorted(stated)}", "Mend dim_process.")
+        raise parts[0].error(
+            "one number of types in all files", f"{sorted(stated)}", "Mend dim_process."
+        )
     first = parts[0].first
     highest = max(int(part.marks.max(initial=first)) for part in parts)
     types = len(named[0]) or 1 if named else stated.pop() if stated else highest - first + 1
     if not 1 <= types <= MOST_TYPES:
-        raise parts[0].error(f"between 1 and {MOST_TYPES:,} types", f"{types:,}", "Number the types from 0 or 1, without holes.")
+        raise parts[0].error(
+            f"between 1 and {MOST_TYPES:,} types",
+            f"{types:,}",
+            "Number the types from 0 or 1, without holes.",
+        )
     for part in parts:
         bad = np.flatnonzero((part.marks < first) | (part.marks >= first + types))
         if len(bad):
             received = f"{part.marks[bad[0]]} at {part.place(int(bad[0]))}"
-            raise part.error(f"marks from {first} to {first + types - 1}", received, "Mend the mark, or state more types.")
+            raise part.error(
+                f"marks from {first} to {first + types - 1}",
+                received,
+                "Mend the mark, or state more types.",
+            )
     marks = np.concatenate([part.marks for part in parts]) - first
     if named:
         return marks, MarkSpace.of(named[0] or None)
-    return marks, MarkSpace() if types == 1 else MarkSpace.categorical([str(first + i) for i in range(types)])
+    return marks, MarkSpace() if types == 1 else MarkSpace.categorical(
+        [str(first + i) for i in range(types)]
+    )
 
 
 def _windows(part: Part, annex: Known | None) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Starts and stops: the annex's, else as :func:`fourpoint.events.inferred_window`, for all sequences at once."""
+    """Starts and stops: the annex's, else as :func:`fourpoint.events.inferred_window`, for all
+    sequences at once.
+    """
     if annex is not None:
         return annex.starts, annex.stops
     full = np.diff(part.offsets) > 0
@@ -192,20 +263,29 @@ def _windows(part: Part, annex: Known | None) -> tuple[NDArray[np.float64], NDAr
 
 
 def _ids(parts: list[Part], known: list[Known | None]) -> tuple[str, ...]:
-    """The annex's ids, else the file's, with the split before them where two files use the same; else running numbers."""
-    given = [annex.ids if annex is not None else part.ids for part, annex in zip(parts, known, strict=True)]
+    """The annex's ids, else the file's, with the split before them where two files use the same;
+    else running numbers.
+    """
+    given = [
+        annex.ids if annex is not None else part.ids
+        for part, annex in zip(parts, known, strict=True)
+    ]
     if all(ids is not None for ids in given):
         ids = [id for one in given for id in one or ()]
         if len(set(ids)) == len(ids):
             return tuple(ids)
-        ids = [f"{part.split}-{id}" for part, one in zip(parts, given, strict=True) for id in one or ()]
+        ids = [
+            f"{part.split}-{id}" for part, one in zip(parts, given, strict=True) for id in one or ()
+        ]
         if len(set(ids)) == len(ids):
             return tuple(ids)
     return tuple(str(i) for i in range(sum(len(part) for part in parts)))
 
 
 def _splits(parts: list[Part], known: list[Known | None]) -> NDArray[np.str_] | None:
-    """The annex's splits, else those that the files' names or keys say; None unless every sequence has one."""
+    """The annex's splits, else those that the files' names or keys say; None unless every sequence
+    has one.
+    """
     found: list[NDArray[np.str_]] = []
     for part, annex in zip(parts, known, strict=True):
         if annex is not None and annex.splits is not None:

@@ -1,13 +1,17 @@
-"""The text files of Du et al.: ``time-train.txt`` and ``event-train.txt``, one sequence per line, numbers between spaces.
+"""The text files of Du et al.: ``time-train.txt`` and ``event-train.txt``, one sequence per line,
+numbers between spaces.
 
     time-train.txt     0 0.2307692307692308 0.2884615384615384
     event-train.txt    2 2 12
 
-Line by line the two files belong together. Types are numbered from 1 (from 0 if a 0 occurs), and are called by those
-numbers. The files hold nothing else: windows, names, splits and ids go to ``fourpoint-train.json`` beside them, without which
+Line by line the two files belong together. Types are numbered from 1 (from 0 if a 0 occurs), and
+are called by those
+numbers. The files hold nothing else: windows, names, splits and ids go to ``fourpoint-train.json``
+beside them, without which
 they are inferred, numbered and lost.
 
-Source: Du et al., "Recurrent Marked Temporal Point Processes", 2016, and the data of github.com/dunan/NeuralPointProcess.
+Source: Du et al., "Recurrent Marked Temporal Point Processes", 2016, and the data of
+github.com/dunan/NeuralPointProcess.
 """
 
 from __future__ import annotations
@@ -28,14 +32,15 @@ WHAT = "Du et al.'s time and event files"
 
 
 def read(path: str | Path) -> Dataset:
-    """Read a pair of files by the name of either, a folder of pairs, or pairs by a pattern such as ``mimic2/time-1-*.txt``.
+    """Read a pair of files by the name of either, a folder of pairs, or pairs by a pattern such as
+    ``mimic2/time-1-*.txt``.
 
     Args:
         path: a file whose name begins with time or event, a folder, or a pattern in quotes.
 
-    Returns:
-        The sequences, by split in the order train, dev, test. Fails with :class:`EventDataError` that names file and line,
-        and where a folder holds two pairs for one split (Du's five folds).
+    Returns: The sequences, by split in the order train, dev, test. Fails with
+        :class:`EventDataError` that names file and line, and where a folder holds two pairs for one
+        split (Du's five folds).
     """
     source = Path(path)
     parts = [_read_pair(times) for times in _time_files(source)]
@@ -44,23 +49,33 @@ def read(path: str | Path) -> Dataset:
 
 
 def write(data: Dataset, path: str | Path) -> list[str]:
-    """Write pairs into a folder, or one pair where the path is ``time-NAME.txt``. Times keep every bit; types count from 1."""
+    """Write pairs into a folder, or one pair where the path is ``time-NAME.txt``. Times keep every
+    bit; types count from 1.
+    """
     target = Path(path)
     if target.suffix:
         pairs = [(_times_name(target), data)]
         check_target(pairs[0][0])
     else:
         make_folder(target)
-        pairs = [(target / f"time-{split or 'events'}.txt", part) for split, part in parts_of(data).items()]
+        pairs = [
+            (target / f"time-{split or 'events'}.txt", part)
+            for split, part in parts_of(data).items()
+        ]
     for times, part in pairs:
         rows = range(len(part))
         lines = [_line(part.times[part.offsets[i] : part.offsets[i + 1]].tolist()) for i in rows]
         write_whole(times, "".join(lines).encode())
-        lines = [_line((part.mark_ids[part.offsets[i] : part.offsets[i + 1]] + 1).tolist()) for i in rows]
+        lines = [
+            _line((part.mark_ids[part.offsets[i] : part.offsets[i + 1]] + 1).tolist()) for i in rows
+        ]
         write_whole(_beside(times, "event"), "".join(lines).encode())
         write_whole(_beside(times, "fourpoint", ".json"), pack(part).encode())
     return [
-        "the text files hold times and numbers of types: windows, names and ids are in fourpoint-*.json beside them; move them together"
+        (
+            "the text files hold times and numbers of types: windows, names and ids are in "
+            "fourpoint-*.json beside them; move them together"
+        )
     ]
 
 
@@ -73,7 +88,11 @@ def _time_files(source: Path) -> list[Path]:
     else:
         return [_times_name(check_file(source, WHAT))]
     if not found:
-        raise EventDataError(f"{WHAT}, such as time-train.txt and event-train.txt", f"{source}, which holds none", "Check the path.")
+        raise EventDataError(
+            f"{WHAT}, such as time-train.txt and event-train.txt",
+            f"{source}, which holds none",
+            "Check the path.",
+        )
     splits = [split_of(p) for p in found]
     if len(found) > 1 and (None in splits or len(set(splits)) < len(splits)):
         names = ", ".join(p.name for p in found[:6]) + (", ..." if len(found) > 6 else "")
@@ -88,21 +107,45 @@ def _read_pair(times_file: Path) -> Part:
     times, offsets = numbers_by_line(times_file, "a file of times")
     marks, lengths = numbers_by_line(events_file, "a file of event types")
     if len(lengths) != len(offsets):
-        received = f"{len(offsets) - 1:,} lines in {times_file} and {len(lengths) - 1:,} in {events_file}"
-        raise EventDataError(f"{WHAT} with equally many lines", received, "Check that they belong together.")
+        received = (
+            f"{len(offsets) - 1:,} lines in {times_file} and {len(lengths) - 1:,} in {events_file}"
+        )
+        raise EventDataError(
+            f"{WHAT} with equally many lines", received, "Check that they belong together."
+        )
     bad = np.flatnonzero(np.diff(offsets) != np.diff(lengths))
     if len(bad):
         i = int(bad[0])
-        received = f"{offsets[i + 1] - offsets[i]} times and {lengths[i + 1] - lengths[i]} types in line {i + 1} of {times_file}"
-        raise EventDataError("as many types as times in every line", received, "Check that the two files belong together.")
+        received = (
+            f"{offsets[i + 1] - offsets[i]} times and {lengths[i + 1] - lengths[i]} types in "
+            f"line {i + 1} of {times_file}"
+        )
+        raise EventDataError(
+            "as many types as times in every line",
+            received,
+            "Check that the two files belong together.",
+        )
     sidecar = _beside(times_file, "fourpoint", ".json")
-    annex = contents(sidecar, "the annex of a file of times").decode("utf-8", "replace") if sidecar.is_file() else None
-    part = Part(times_file, times, np.zeros(0, dtype=np.int64), offsets, split=split_of(times_file), annex=annex)
+    annex = (
+        contents(sidecar, "the annex of a file of times").decode("utf-8", "replace")
+        if sidecar.is_file()
+        else None
+    )
+    part = Part(
+        times_file,
+        times,
+        np.zeros(0, dtype=np.int64),
+        offsets,
+        split=split_of(times_file),
+        annex=annex,
+    )
     return replace(part, marks=whole_numbers(part, marks, f"types in {events_file.name}"))
 
 
 def _beside(times_file: Path, word: str, ending: str | None = None) -> Path:
-    """The file that belongs to a file of times: its name with another first word and perhaps another ending."""
+    """The file that belongs to a file of times: its name with another first word and perhaps
+    another ending.
+    """
     stem = times_file.stem.removeprefix("time")
     return times_file.with_name(f"{word}{stem}{times_file.suffix if ending is None else ending}")
 
@@ -110,10 +153,20 @@ def _beside(times_file: Path, word: str, ending: str | None = None) -> Path:
 def _times_name(path: Path) -> Path:
     """The file of times of the pair that a path names."""
     if not path.name.startswith(("time", "event")):
-        raise EventDataError(f"{WHAT}: a name that begins with time or event", f"{path}", "Rename the pair, such as time-train.txt.")
-    return path if path.name.startswith("time") else path.with_name("time" + path.name.removeprefix("event"))
+        raise EventDataError(
+            f"{WHAT}: a name that begins with time or event",
+            f"{path}",
+            "Rename the pair, such as time-train.txt.",
+        )
+    return (
+        path
+        if path.name.startswith("time")
+        else path.with_name("time" + path.name.removeprefix("event"))
+    )
 
 
 def _line(values: list[float]) -> str:
-    """Numbers between spaces, by the encoder that writes the shortest text which reads back as the same float."""
+    """Numbers between spaces, by the encoder that writes the shortest text which reads back as the
+    same float.
+    """
     return json.dumps(values)[1:-1].replace(",", "") + "\n"

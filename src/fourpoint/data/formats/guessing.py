@@ -1,6 +1,7 @@
 """Which format a file is in, by its first bytes, its columns and at last its name.
 
-Used by ``convert`` where the user does not say. A guess is named aloud, and what cannot be told apart is asked for.
+Used by ``convert`` where the user does not say. A guess is named aloud, and what cannot be told
+apart is asked for.
 """
 
 from __future__ import annotations
@@ -12,7 +13,13 @@ from fourpoint.data.files import blocks, check_file
 from fourpoint.data.formats.lists import column_names
 from fourpoint.events import EventDataError, UserError
 
-TARGETS = {".parquet": "fourpoint", ".json": "easytpp", ".pkl": "pickle", ".pickle": "pickle", ".npz": "tick"}
+TARGETS = {
+    ".parquet": "fourpoint",
+    ".json": "easytpp",
+    ".pkl": "pickle",
+    ".pickle": "pickle",
+    ".npz": "tick",
+}
 LOBSTER = re.compile(r"_\d{4}-\d\d-\d\d_\d+_\d+_message_\d+\.csv(\.gz)?$")
 
 
@@ -45,12 +52,18 @@ def guess_target(path: Path) -> str:
     found = TARGETS.get(path.suffix.lower())
     if found is None:
         known = ", ".join(f"{ending} ({format})" for ending, format in TARGETS.items())
-        raise UserError(f"a target with an ending that says its format: {known}", f"{path}", "Rename it, or say which with --to.")
+        raise UserError(
+            f"a target with an ending that says its format: {known}",
+            f"{path}",
+            "Rename it, or say which with --to.",
+        )
     return found
 
 
 def _guess_folder(path: Path) -> str:
-    names = [p.name for p in sorted(path.parent.glob(path.name) if "*" in path.name else path.iterdir())]
+    names = [
+        p.name for p in sorted(path.parent.glob(path.name) if "*" in path.name else path.iterdir())
+    ]
     if any(name.startswith("time") and name.endswith(".txt") for name in names):
         return "du"
     if any(LOBSTER.search(name) for name in names):
@@ -64,7 +77,11 @@ def _guess_folder(path: Path) -> str:
     if tables and "*" not in path.name:
         one = path / tables[0]
         return _by_columns(next(iter(sorted(one.glob("*.parquet"))), one) if one.is_dir() else one)
-    raise EventDataError("a folder of event files", f"{path}, with {', '.join(names[:5]) or 'nothing'}", "Say what it is with --from.")
+    raise EventDataError(
+        "a folder of event files",
+        f"{path}, with {', '.join(names[:5]) or 'nothing'}",
+        "Say what it is with --from.",
+    )
 
 
 def _first_bytes(path: Path, size: int = 65536) -> bytes:
@@ -89,6 +106,8 @@ def _by_text(head: bytes, path: Path) -> str:
         return "mimic"
     if LOBSTER.search(path.name):
         return "lobster"
-    if re.match(rb"P\thttps?:", head) or re.search(rb"^\d+\t\d+\t[^\n]*\t\d+\r?\n\s*\t\d+\t\d+\t", head, re.MULTILINE):
+    if re.match(rb"P\thttps?:", head) or re.search(
+        rb"^\d+\t\d+\t[^\n]*\t\d+\r?\n\s*\t\d+\t\d+\t", head, re.MULTILINE
+    ):
         return "memetracker"
     return "fourpoint"

@@ -1,10 +1,12 @@
 """HoTPP's Parquet: one row per sequence, with columns ``id``, ``timestamps`` and ``labels``.
 
-``timestamps`` and ``labels`` are lists; labels count from 0. There is one file per split (``train``, ``val``, ``test``), or a
-folder of part files in its place, as Spark writes them. Other columns are features and targets of HoTPP's and are left
-alone. Windows, names and splits are in the file's metadata (see ``annex.py``), which HoTPP passes over.
+``timestamps`` and ``labels`` are lists; labels count from 0. There is one file per split
+(``train``, ``val``, ``test``), or a folder of part files in its place, as Spark writes them. Other
+columns are features and targets of HoTPP's and are left alone. Windows, names and splits are in the
+file's metadata (see ``annex.py``), which HoTPP passes over.
 
-Source: Karpukhin, Shipilov and Savchenko, "HoTPP Benchmark: Are We Good at the Long Horizon Events Forecasting?", 2024, and
+Source: Karpukhin, Shipilov and Savchenko, "HoTPP Benchmark: Are We Good at the Long Horizon Events
+Forecasting?", 2024, and
 hotpp/data/dataset.py.
 """
 
@@ -29,24 +31,36 @@ ANNEX = b"fourpoint.annex"
 
 
 def read(path: str | Path) -> Dataset:
-    """Read one file, a folder with one file (or folder of part files) per split, or a folder of part files.
+    """Read one file, a folder with one file (or folder of part files) per split, or a folder of
+    part files.
 
-    Returns the sequences with their ids; windows are inferred and labels called by number unless we wrote the file. Fails
-    with :class:`EventDataError` that names the file and the row.
+    Returns the sequences with their ids; windows are inferred and labels called by number unless we
+    wrote the file. Fails with :class:`EventDataError` that names the file and the row.
     """
     source = Path(path)
     if not source.is_dir():
         return assemble([_read_part(source, split_of(source))], source.stem)
     if _part_files(source):
-        return assemble([_read_part(file, split_of(source)) for file in _part_files(source)], source.stem)
+        return assemble(
+            [_read_part(file, split_of(source)) for file in _part_files(source)], source.stem
+        )
     found = split_files(source, (".parquet",), WHAT)
-    return assemble([_read_part(file, split) for split, one in found for file in _part_files(one) or [one]], source.stem)
+    return assemble(
+        [_read_part(file, split) for split, one in found for file in _part_files(one) or [one]],
+        source.stem,
+    )
 
 
 def write(data: Dataset, path: str | Path) -> list[str]:
-    """Write Parquet: a file, or with a path that has no suffix a folder with ``train``, ``val`` and ``test``."""
+    """Write Parquet: a file, or with a path that has no suffix a folder with ``train``, ``val`` and
+    ``test``.
+    """
     for target, part in split_targets(data, Path(path), ".parquet", {"dev": "val"}):
-        offsets = pa.array(part.offsets.astype(np.int32)) if part.events < 2**31 else pa.array(part.offsets)
+        offsets = (
+            pa.array(part.offsets.astype(np.int32))
+            if part.events < 2**31
+            else pa.array(part.offsets)
+        )
         lists = pa.ListArray if part.events < 2**31 else pa.LargeListArray
         columns = {
             "id": pa.array(part.ids, pa.string()),
@@ -55,8 +69,15 @@ def write(data: Dataset, path: str | Path) -> list[str]:
         }
         table = pa.table(columns).replace_schema_metadata({ANNEX: pack(part)})
         write_whole(target, partial(pq.write_table, table, compression="zstd"))
-    notes = ["HoTPP reads times and labels alone: windows and names of types are in the metadata, which only Fourpoint reads"]
-    return notes + (["HoTPP turns times into float32 when it reads them"] if _needs_doubles(data) else [])
+    notes = [
+        (
+            "HoTPP reads times and labels alone: windows and names of types are in the metadata, "
+            "which only Fourpoint reads"
+        )
+    ]
+    return notes + (
+        ["HoTPP turns times into float32 when it reads them"] if _needs_doubles(data) else []
+    )
 
 
 def _part_files(folder: Path) -> list[Path]:
@@ -68,13 +89,20 @@ def _read_part(path: Path, split: str | None) -> Part:
     table = read_lists(path, WHAT, COLUMNS)
     missing = next((name for name in COLUMNS if name not in table.column_names), None)
     if missing:
-        raise EventDataError(f"{WHAT} with columns id, timestamps and labels", f"{path}: no column {missing!r}", "Check what it holds.")
+        raise EventDataError(
+            f"{WHAT} with columns id, timestamps and labels",
+            f"{path}: no column {missing!r}",
+            "Check what it holds.",
+        )
     times, offsets = flat(table, "timestamps", path)
     marks, lengths = flat(table, "labels", path)
     bad = np.flatnonzero(np.diff(offsets) != np.diff(lengths))
     if len(bad):
         i = int(bad[0])
-        received = f"{path}: {offsets[i + 1] - offsets[i]} timestamps and {lengths[i + 1] - lengths[i]} labels at row {i}"
+        received = (
+            f"{path}: {offsets[i + 1] - offsets[i]} timestamps and {lengths[i + 1] - lengths[i]} "
+            f"labels at row {i}"
+        )
         raise EventDataError("one label per timestamp", received, "Make the lengths equal.")
     annex = (table.schema.metadata or {}).get(ANNEX)
     part = Part(path, times.astype(np.float64), np.zeros(0, dtype=np.int64), offsets)

@@ -1,7 +1,8 @@
-"""Tables with one row per sequence and lists in their cells, as flat arrays: no Python object per event.
+"""Tables with one row per sequence and lists in their cells, as flat arrays: no Python object per
+event.
 
-EasyTPP's Hugging Face rows and HoTPP's Parquet files are such tables. A column of lists in Arrow is already flat: the
-values end to end, and the lengths.
+EasyTPP's Hugging Face rows and HoTPP's Parquet files are such tables. A column of lists in Arrow is
+already flat: the values end to end, and the lengths.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ from fourpoint.events import EventDataError
 
 
 def read_lists(path: Path, what: str, wanted: tuple[str, ...]) -> pa.Table:
-    """The wanted columns that a Parquet file has, with its metadata; refused before it is read if it unfolds without end."""
+    """The wanted columns that a Parquet file has, with its metadata; refused before it is read if
+    it unfolds without end.
+    """
     check_file(path, what)
     try:
         expansion = Expansion(path, what)
@@ -58,16 +61,29 @@ def flat(table: pa.Table, name: str, source: Path) -> tuple[NDArray[Any], NDArra
     ([1.0, 2.0, 3.0], [0, 2, 2, 3])
     """
     kind = table[name].type
-    lists = any(test(kind) for test in (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list))
+    lists = any(
+        test(kind)
+        for test in (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
+    )
     if not lists and not (pa.types.is_null(kind) and not len(table)):
         raise _error(
-            source, f"a list of numbers in every row of column {name!r}", f"values of type {kind}", "Gather each sequence in a row."
+            source,
+            f"a list of numbers in every row of column {name!r}",
+            f"values of type {kind}",
+            "Gather each sequence in a row.",
         )
     if table[name].null_count:
         row = int(np.flatnonzero(table[name].is_null().to_numpy())[0])
-        raise _error(source, f"a list in every row of column {name!r}", f"none at row {row}", "Remove or fill the row.")
+        raise _error(
+            source,
+            f"a list in every row of column {name!r}",
+            f"none at row {row}",
+            "Remove or fill the row.",
+        )
     lengths = [np.asarray(pc.list_value_length(chunk)) for chunk in table[name].chunks]
-    offsets = np.concatenate([[0], np.cumsum(np.concatenate([np.zeros(0, np.int64), *lengths]))]).astype(np.int64)
+    offsets = np.concatenate(
+        [[0], np.cumsum(np.concatenate([np.zeros(0, np.int64), *lengths]))]
+    ).astype(np.int64)
     chunks = [_numbers(chunk.flatten(), name, source) for chunk in table[name].chunks]
     return np.concatenate([np.zeros(0), *chunks]) if len(chunks) != 1 else chunks[0], offsets
 
@@ -76,9 +92,19 @@ def _numbers(values: pa.Array, name: str, source: Path) -> NDArray[Any]:
     if pa.types.is_null(values.type) and not len(values):
         return np.zeros(0)
     if not (pa.types.is_integer(values.type) or pa.types.is_floating(values.type)):
-        raise _error(source, f"lists of numbers in column {name!r}", f"lists of {values.type}", "Convert the values to numbers.")
+        raise _error(
+            source,
+            f"lists of numbers in column {name!r}",
+            f"lists of {values.type}",
+            "Convert the values to numbers.",
+        )
     if values.null_count:
-        raise _error(source, f"lists without holes in column {name!r}", f"{values.null_count:,} null", "Remove or fill them.")
+        raise _error(
+            source,
+            f"lists without holes in column {name!r}",
+            f"{values.null_count:,} null",
+            "Remove or fill them.",
+        )
     return np.asarray(values.to_numpy(zero_copy_only=False))
 
 

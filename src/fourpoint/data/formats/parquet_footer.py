@@ -1,8 +1,10 @@
-"""How much memory the columns of a Parquet file take, read from its footer before anything is unpacked.
+"""How much memory the columns of a Parquet file take, read from its footer before anything is
+unpacked.
 
-A page of zeros may stand for two thousand million of them in ten bytes, so that a file's size says nothing of its content;
-its footer does. pyarrow reads footers too, but ends the whole process where some parts of one are damaged, and so the few
-numbers are taken from the bytes here. The footer is a struct in Thrift's compact protocol; the fields that matter are
+A page of zeros may stand for two thousand million of them in ten bytes, so that a file's size says
+nothing of its content; its footer does. pyarrow reads footers too, but ends the whole process where
+some parts of one are damaged, and so the few numbers are taken from the bytes here. The footer is a
+struct in Thrift's compact protocol; the fields that matter are
 
     FileMetaData 4: row groups     RowGroup 1: columns     ColumnChunk 3: metadata     ColumnMetaData 3: path, 5: values, 6: bytes
 
@@ -22,7 +24,8 @@ DEEPEST = 32
 
 
 def expanded_size(path: Path, columns: Collection[str]) -> int:
-    """Bytes that these top-level columns take in memory, nested ones included: their pages, and a number for each value.
+    """Bytes that these top-level columns take in memory, nested ones included: their pages, and a
+    number for each value.
 
     Fails with ValueError where the file has no footer or a damaged one.
 

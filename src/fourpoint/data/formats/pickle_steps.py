@@ -1,6 +1,7 @@
 """The opcodes of pickles that build data, each as a step of the machine in ``unpickling.py``.
 
-Source: Python's ``pickletools``, protocols 0 to 5. What is missing here (INST, OBJ, NEWOBJ, PERSID, EXT, sets, buffers outside
+Source: Python's ``pickletools``, protocols 0 to 5. What is missing here (INST, OBJ, NEWOBJ, PERSID,
+EXT, sets, buffers outside
 the file) makes objects of classes that a file names, or needs what no file of events has.
 """
 
@@ -158,7 +159,9 @@ def _build(m: Machine) -> None:
 
 
 def _count_copies(m: Machine, arguments: Any) -> None:
-    """Count bytes, text and lists that are about to be copied: the memo may name one of them any number of times."""
+    """Count bytes, text and lists that are about to be copied: the memo may name one of them any
+    number of times.
+    """
     if type(arguments) is tuple:
         for one in arguments:
             if type(one) in (bytes, str):

@@ -1,9 +1,11 @@
-"""numpy's arrays, dtypes and scalars as pickles describe them, built here rather than by what the pickle names.
+"""numpy's arrays, dtypes and scalars as pickles describe them, built here rather than by what the
+pickle names.
 
-A pickled array is a call of ``_reconstruct`` followed by its state ``(version, shape, dtype, fortran, bytes)``; a scalar is
-``scalar(dtype, bytes)``; protocol 5 writes ``_frombuffer(bytes, dtype, shape, order)``. The dtype is text such as ``"f8"``
-with a byte order. Only booleans, integers, floats and text are made, and only from bytes that are there: a shape is
-compared with the bytes before numpy sees either.
+A pickled array is a call of ``_reconstruct`` followed by its state ``(version, shape, dtype,
+fortran, bytes)``; a scalar is ``scalar(dtype, bytes)``; protocol 5 writes ``_frombuffer(bytes,
+dtype, shape, order)``. The dtype is text such as ``"f8"`` with a byte order. Only booleans,
+integers, floats and text are made, and only from bytes that are there: a shape is compared with the
+bytes before numpy sees either.
 """
 
 from __future__ import annotations
@@ -22,7 +24,9 @@ class Refused(Exception):
 
 
 class Dtype:
-    """A dtype: ``code`` such as "f8", and the byte order once its state is set. "O" is a list of things."""
+    """A dtype: ``code`` such as "f8", and the byte order once its state is set. "O" is a list of
+    things.
+    """
 
     def __init__(self, code: str) -> None:
         if not re.fullmatch(r"[<>=|]?(b1|\?|[iu][1248]|f[248]|[SU]\d{1,5}|O8?)", code):
@@ -31,7 +35,11 @@ class Dtype:
 
     def fill(self, state: Any) -> None:
         """Take the byte order from a dtype's state; fields and subarrays are refused."""
-        if type(state) is not tuple or len(state) < 5 or any(part is not None for part in state[2:5]):
+        if (
+            type(state) is not tuple
+            or len(state) < 5
+            or any(part is not None for part in state[2:5])
+        ):
             raise Refused("holds an array with fields")
         if state[1] not in ("<", ">", "=", "|"):
             raise Refused("holds an array of unknown byte order")
@@ -48,7 +56,11 @@ class Dtype:
         if self.is_object:
             if type(raw) is not list or len(raw) != prod(shape) or len(shape) > 2:
                 raise Refused("holds an array of objects of impossible shape")
-            return raw if len(shape) < 2 else [raw[i * shape[1] : (i + 1) * shape[1]] for i in range(shape[0])]
+            return (
+                raw
+                if len(shape) < 2
+                else [raw[i * shape[1] : (i + 1) * shape[1]] for i in range(shape[0])]
+            )
         kind, data = np.dtype(self.code), _as_bytes(raw)
         if len(data) != prod(shape) * kind.itemsize:
             raise Refused(f"holds an array of shape {shape} in {len(data):,} bytes")
@@ -57,13 +69,21 @@ class Dtype:
 
 
 def sound(shape: Any) -> bool:
-    """Whether a shape is one to trust: whole numbers, and no empty one with a side of any length, which would be walked along."""
-    whole = type(shape) is tuple and len(shape) <= 8 and all(type(n) is int and 0 <= n < 2**62 for n in shape)
+    """Whether a shape is one to trust: whole numbers, and no empty one with a side of any length,
+    which would be walked along.
+    """
+    whole = (
+        type(shape) is tuple
+        and len(shape) <= 8
+        and all(type(n) is int and 0 <= n < 2**62 for n in shape)
+    )
     return whole and (len(shape) < 2 or prod(shape) > 0)
 
 
 class Array:
-    """An array whose state comes later in the pickle. ``value`` is a numpy array, or a list where it held objects."""
+    """An array whose state comes later in the pickle. ``value`` is a numpy array, or a list where
+    it held objects.
+    """
 
     def __init__(self, value: NDArray[Any] | list[Any] | None = None) -> None:
         self.value = value
@@ -99,7 +119,11 @@ def _from_buffer(*arguments: Any) -> Array:
 
 
 def _encoded(*arguments: Any) -> bytes:
-    if len(arguments) != 2 or type(arguments[0]) is not str or arguments[1] not in ("latin1", "latin-1"):
+    if (
+        len(arguments) != 2
+        or type(arguments[0]) is not str
+        or arguments[1] not in ("latin1", "latin-1")
+    ):
         raise Refused("holds text in an unknown encoding")
     return arguments[0].encode("latin-1")
 
@@ -141,4 +165,13 @@ MAKERS: dict[str, Callable[..., Any]] = {
     "collections.defaultdict": _new_dict,
 }
 # Names that appear as arguments and are never called.
-PLAIN_NAMES = frozenset({"numpy.ndarray", "builtins.list", "__builtin__.list", "builtins.dict", "builtins.int", "builtins.float"})
+PLAIN_NAMES = frozenset(
+    {
+        "numpy.ndarray",
+        "builtins.list",
+        "__builtin__.list",
+        "builtins.dict",
+        "builtins.int",
+        "builtins.float",
+    }
+)

@@ -1,13 +1,16 @@
-"""The pickles of the Neural Hawkes Process and the Transformer Hawkes Process, read without running them.
+"""The pickles of the Neural Hawkes Process and the Transformer Hawkes Process, read without running
+them.
 
-    {"dim_process": 3, "train": [[{"idx_event": 1, "type_event": 2, "time_since_start": 0.5, "time_since_last_event": 0.5}, ...], ...],
-     "dev": [], "test": []}
+    {"dim_process": 3, "train": [[{"idx_event": 1, "type_event": 2, "time_since_start": 0.5,
+     "time_since_last_event": 0.5}, ...], ...], "dev": [], "test": []}
 
-A file holds one or more splits, each a list of sequences, each a list of events, each a dict. Rows as EasyTPP writes them (a
-dict of lists per sequence) are read too, and so are numpy's arrays and scalars in their places. What a file may hold, and how
-it is read without being run, is in ``unpickling.py``. Windows, names and ids are one more key (see ``annex.py``).
+A file holds one or more splits, each a list of sequences, each a list of events, each a dict. Rows
+as EasyTPP writes them (a dict of lists per sequence) are read too, and so are numpy's arrays and
+scalars in their places. What a file may hold, and how it is read without being run, is in
+``unpickling.py``. Windows, names and ids are one more key (see ``annex.py``).
 
-Source: Mei and Eisner, "The Neural Hawkes Process", 2017; Zuo et al., "Transformer Hawkes Process", 2020.
+Source: Mei and Eisner, "The Neural Hawkes Process", 2017; Zuo et al., "Transformer Hawkes Process",
+2020.
 """
 
 from __future__ import annotations
@@ -22,7 +25,15 @@ import numpy as np
 
 from fourpoint.data.expansion import Expansion
 from fourpoint.data.files import write_whole
-from fourpoint.data.formats.annex import ALIASES, FIELD, Part, assemble, pack, parts_of, whole_numbers
+from fourpoint.data.formats.annex import (
+    ALIASES,
+    FIELD,
+    Part,
+    assemble,
+    pack,
+    parts_of,
+    whole_numbers,
+)
 from fourpoint.data.formats.easytpp import to_rows
 from fourpoint.data.formats.folders import split_files, split_of, split_targets
 from fourpoint.data.formats.pickled_arrays import Array
@@ -40,30 +51,46 @@ def read(path: str | Path) -> Dataset:
     Args:
         path: the file or folder.
 
-    Returns:
-        The sequences of all splits in it, in the order train, dev, test. Fails with :class:`EventDataError` that names the
-        file, also where the pickle asks for anything that is not data; nothing of it is run.
+    Returns: The sequences of all splits in it, in the order train, dev, test. Fails with
+        :class:`EventDataError` that names the file, also where the pickle asks for anything that is
+        not data; nothing of it is run.
     """
     source = Path(path)
-    files = split_files(source, (".pkl", ".pickle"), WHAT) if source.is_dir() else [(split_of(source), source)]
+    files = (
+        split_files(source, (".pkl", ".pickle"), WHAT)
+        if source.is_dir()
+        else [(split_of(source), source)]
+    )
     return assemble([part for split, file in files for part in _parts(file, split)], source.stem)
 
 
 def write(data: Dataset, path: str | Path) -> list[str]:
-    """Write a pickle with all splits, or with a path that has no suffix a folder with one file per split.
+    """Write a pickle with all splits, or with a path that has no suffix a folder with one file per
+    split.
 
-    Data without splits is written as "train". EasyTPP reads these files with ``data_format: pkl``. Returns what other
-    readers will not see.
+    Data without splits is written as "train". EasyTPP reads these files with ``data_format: pkl``.
+    Returns what other readers will not see.
     """
     for target, part in split_targets(data, Path(path), ".pkl"):
         splits: dict[str, Any] = {split: [] for split in SPLITS}
         for split, some in parts_of(part).items():
             splits[split or "train"] = _events(some)
         # The annex follows the order of the splits, as the reader meets them.
-        ordered = part if part.splits is None else part.select(np.argsort([SPLITS.index(s) for s in part.splits.tolist()], kind="stable"))
+        ordered = (
+            part
+            if part.splits is None
+            else part.select(
+                np.argsort([SPLITS.index(s) for s in part.splits.tolist()], kind="stable")
+            )
+        )
         content = {DIM: data.marks.count, **splits, FIELD: pack(ordered)}
         write_whole(target, pickle.dumps(content, protocol=4))
-    return ["other readers see times and types alone: windows, names of types and ids are under one more key, which only Fourpoint reads"]
+    return [
+        (
+            "other readers see times and types alone: windows, names of types and ids are under "
+            "one more key, which only Fourpoint reads"
+        )
+    ]
 
 
 def unwrapped(value: Any) -> Any:
@@ -72,11 +99,19 @@ def unwrapped(value: Any) -> Any:
 
 
 def bounded(events: int, most: int, path: Path) -> None:
-    """Refuse more events than bytes, which would have to be the same lists again and again, and more than fit into memory."""
+    """Refuse more events than bytes, which would have to be the same lists again and again, and
+    more than fit into memory.
+    """
     Expansion(path, WHAT).check(EVENT * events)
     if events > most:
-        received = f"{path}: {events:,} events in {most:,} bytes, by naming the same lists again and again"
-        raise EventDataError("at most one event per byte of a pickle", received, "Nothing of it was run. Do not trust the file.")
+        received = (
+            f"{path}: {events:,} events in {most:,} bytes, by naming the same lists again and again"
+        )
+        raise EventDataError(
+            "at most one event per byte of a pickle",
+            received,
+            "Nothing of it was run. Do not trust the file.",
+        )
 
 
 def _parts(path: Path, split: str | None) -> list[Part]:
@@ -86,14 +121,28 @@ def _parts(path: Path, split: str | None) -> list[Part]:
         return [_split_part(list(content), path, split, None, most)]
     if not isinstance(content, dict):
         raise EventDataError(WHAT, f"{path}: {kind(content)}", "Check what the file holds.")
-    held = {key: unwrapped(value) for key, value in content.items() if isinstance(unwrapped(value), list | tuple) and len(unwrapped(value))}
+    held = {
+        key: unwrapped(value)
+        for key, value in content.items()
+        if isinstance(unwrapped(value), list | tuple) and len(unwrapped(value))
+    }
     odd = next((key for key in held if key not in ALIASES), None)
     if odd is not None or not held:
-        received = f"{_called(odd)} with {len(held[odd]):,} entries" if held else f"keys {', '.join(map(_called, list(content)[:8]))}"
-        raise EventDataError("splits called train, dev or test with sequences in them", f"{path}: {received}", "Rename or remove the key.")
+        received = (
+            f"{_called(odd)} with {len(held[odd]):,} entries"
+            if held
+            else f"keys {', '.join(map(_called, list(content)[:8]))}"
+        )
+        raise EventDataError(
+            "splits called train, dev or test with sequences in them",
+            f"{path}: {received}",
+            "Rename or remove the key.",
+        )
     annex = content.get(FIELD) if isinstance(content.get(FIELD), str) else None
     ordered = sorted(held, key=lambda key: SPLITS.index(ALIASES[key]))
-    parts = [_split_part(list(held[key]), path, ALIASES[key], content.get(DIM), most) for key in ordered]
+    parts = [
+        _split_part(list(held[key]), path, ALIASES[key], content.get(DIM), most) for key in ordered
+    ]
     return parts if annex is None else [_joined(parts, annex)]
 
 
@@ -103,12 +152,26 @@ def _split_part(sequences: list[Any], path: Path, split: str | None, types: Any,
     if sequences and all(isinstance(row, dict) for row in sequences):
         rows = [{key: unwrapped(value) for key, value in row.items()} for row in sequences]
         for name in (TIMES, TYPES, GAPS):
-            bounded(sum(len(row[name]) for row in rows if isinstance(row.get(name), list | tuple | np.ndarray)), most, path)
+            bounded(
+                sum(
+                    len(row[name])
+                    for row in rows
+                    if isinstance(row.get(name), list | tuple | np.ndarray)
+                ),
+                most,
+                path,
+            )
         part = rows_part(rows, path, split)
         return replace(part, types=part.types or _count(types))
-    odd = next((i for i, sequence in enumerate(sequences) if not isinstance(sequence, list | tuple)), None)
+    odd = next(
+        (i for i, sequence in enumerate(sequences) if not isinstance(sequence, list | tuple)), None
+    )
     if odd is not None:
-        raise EventDataError("a list of events in every sequence", f"{path}: {kind(sequences[odd])} at sequence {odd}", "Check the file.")
+        raise EventDataError(
+            "a list of events in every sequence",
+            f"{path}: {kind(sequences[odd])} at sequence {odd}",
+            "Check the file.",
+        )
     lengths = [len(sequence) for sequence in sequences]
     bounded(sum(lengths), most, path)
     offsets = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]).astype(np.int64)
@@ -126,11 +189,25 @@ def _column(events: list[Any], name: str, path: Path, offsets: Any) -> Any:
             return np.array(values, dtype=np.float64)
     except (KeyError, TypeError, IndexError, OverflowError):
         pass
-    bad = next(i for i, event in enumerate(events) if not isinstance(event, dict) or not _is_number(event.get(name)))
+    bad = next(
+        i
+        for i, event in enumerate(events)
+        if not isinstance(event, dict) or not _is_number(event.get(name))
+    )
     sequence = int(np.searchsorted(offsets, bad, side="right")) - 1
-    received = kind(events[bad]) if not isinstance(events[bad], dict) else kind(events[bad][name]) if name in events[bad] else "none"
+    received = (
+        kind(events[bad])
+        if not isinstance(events[bad], dict)
+        else kind(events[bad][name])
+        if name in events[bad]
+        else "none"
+    )
     place = f"event {bad - int(offsets[sequence])} of sequence {sequence}"
-    raise EventDataError(f"a number {name!r} in every event", f"{path}: {received} at {place}", "Check what the file holds.")
+    raise EventDataError(
+        f"a number {name!r} in every event",
+        f"{path}: {received} at {place}",
+        "Check what the file holds.",
+    )
 
 
 def _called(key: Any) -> str:
@@ -149,7 +226,10 @@ def _joined(parts: list[Part], annex: str) -> Part:
     """The splits of a file that we wrote, end to end, in the order of its annex."""
     lengths = np.concatenate([np.diff(part.offsets) for part in parts])
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
-    times, marks = np.concatenate([part.times for part in parts]), np.concatenate([part.marks for part in parts])
+    times, marks = (
+        np.concatenate([part.times for part in parts]),
+        np.concatenate([part.marks for part in parts]),
+    )
     return Part(parts[0].source, times, marks, offsets, types=parts[0].types, annex=annex)
 
 
@@ -158,7 +238,9 @@ def _events(data: Dataset) -> list[list[dict[str, Any]]]:
     return [
         [
             {"idx_event": i, TYPES: mark, TIMES: time, GAPS: gap}
-            for i, (mark, time, gap) in enumerate(zip(row[TYPES], row[TIMES], row[GAPS], strict=True), start=1)
+            for i, (mark, time, gap) in enumerate(
+                zip(row[TYPES], row[TIMES], row[GAPS], strict=True), start=1
+            )
         ]
         for row in to_rows(data)
     ]

@@ -1,4 +1,5 @@
-"""EasyTPP's rows as flat arrays, from dicts or from an Arrow table, with the checks that both share.
+"""EasyTPP's rows as flat arrays, from dicts or from an Arrow table, with the checks that both
+share.
 
 Used by ``easytpp.py`` for files and rows in memory, and by ``pickles.py`` for pickled rows.
 """
@@ -18,9 +19,18 @@ from fourpoint.data.formats.annex import FIELD, Part, whole_numbers
 from fourpoint.data.formats.lists import flat
 from fourpoint.events import EventDataError
 
-TIMES, GAPS, TYPES, DIM, INDEX, LENGTH = "time_since_start", "time_since_last_event", "type_event", "dim_process", "seq_idx", "seq_len"
+TIMES, GAPS, TYPES, DIM, INDEX, LENGTH = (
+    "time_since_start",
+    "time_since_last_event",
+    "type_event",
+    "dim_process",
+    "seq_idx",
+    "seq_len",
+)
 COLUMNS = (TIMES, GAPS, TYPES, DIM, INDEX, LENGTH, FIELD)
-DISAGREE = 1e-3  # share of a sequence's span by which gaps and differences of times may differ: float32 is far below it
+# share of a sequence's span by which gaps and differences of times may differ: float32 is far below
+# it
+DISAGREE = 1e-3
 Flat = tuple[NDArray[Any], NDArray[np.int64]]  # values end to end, and the offsets of the rows
 
 
@@ -29,7 +39,9 @@ def rows_part(rows: list[Any], source: Path, split: str | None) -> Part:
     odd = next((i for i, row in enumerate(rows) if not isinstance(row, Mapping)), None)
     if odd is not None:
         received = f"{source}: {kind(rows[odd])} at row {odd}"
-        raise EventDataError(f"a list of rows with {TIMES} and {TYPES}", received, "Check what the file holds.")
+        raise EventDataError(
+            f"a list of rows with {TIMES} and {TYPES}", received, "Check what the file holds."
+        )
     columns = {name: [row.get(name) for row in rows] for name in COLUMNS}
     lists = {name: _flattened(columns[name], name, source) for name in (TIMES, TYPES)}
     if any(gaps is not None for gaps in columns[GAPS]):
@@ -41,9 +53,20 @@ def table_part(table: pa.Table, source: Path, split: str | None) -> Part:
     """Rows of an Arrow table, as Parquet and Hugging Face give them: no Python object per event."""
     missing = next((name for name in (TIMES, TYPES) if name not in table.column_names), None)
     if missing:
-        raise EventDataError(f"columns {TIMES!r} and {TYPES!r}", f"{source}: no {missing!r}", "Check that it holds EasyTPP's rows.")
-    held = [name for name in (TIMES, TYPES, GAPS) if name in table.column_names and not (name == GAPS and table[name].null_count)]
-    plain = {name: table[name].to_pylist() if name in table.column_names else [] for name in (DIM, INDEX, LENGTH, FIELD)}
+        raise EventDataError(
+            f"columns {TIMES!r} and {TYPES!r}",
+            f"{source}: no {missing!r}",
+            "Check that it holds EasyTPP's rows.",
+        )
+    held = [
+        name
+        for name in (TIMES, TYPES, GAPS)
+        if name in table.column_names and not (name == GAPS and table[name].null_count)
+    ]
+    plain = {
+        name: table[name].to_pylist() if name in table.column_names else []
+        for name in (DIM, INDEX, LENGTH, FIELD)
+    }
     return _checked(source, split, {name: flat(table, name, source) for name in held}, plain)
 
 
@@ -52,7 +75,9 @@ def kind(value: Any) -> str:
     return f"a value of type {type(value).__name__}"
 
 
-def _checked(source: Path, split: str | None, lists: dict[str, Flat], plain: dict[str, list[Any]]) -> Part:
+def _checked(
+    source: Path, split: str | None, lists: dict[str, Flat], plain: dict[str, list[Any]]
+) -> Part:
     times, offsets = lists[TIMES]
     part = Part(source, times.astype(np.float64), np.zeros(0, dtype=np.int64), offsets)
     for name, (_, lengths) in lists.items():
@@ -75,73 +100,121 @@ def _checked(source: Path, split: str | None, lists: dict[str, Flat], plain: dic
 
 def _flattened(lists: list[Any], name: str, source: Path) -> Flat:
     """Lists of numbers, end to end, and their offsets."""
-    odd = next((i for i, one in enumerate(lists) if not isinstance(one, list | tuple | np.ndarray)), None)
+    odd = next(
+        (i for i, one in enumerate(lists) if not isinstance(one, list | tuple | np.ndarray)), None
+    )
     if odd is not None:
-        received = f"{source}: {'no such field' if lists[odd] is None else kind(lists[odd])} at row {odd}"
-        raise EventDataError(f"a list {name!r} in every row", received, "Check that it holds EasyTPP's rows.")
-    offsets = np.concatenate([[0], np.cumsum([len(one) for one in lists], dtype=np.int64)]).astype(np.int64)
-    if lists and all(isinstance(one, np.ndarray) and one.dtype.kind in "iuf" and one.ndim == 1 for one in lists):
+        received = (
+            f"{source}: {'no such field' if lists[odd] is None else kind(lists[odd])} at row {odd}"
+        )
+        raise EventDataError(
+            f"a list {name!r} in every row", received, "Check that it holds EasyTPP's rows."
+        )
+    offsets = np.concatenate([[0], np.cumsum([len(one) for one in lists], dtype=np.int64)]).astype(
+        np.int64
+    )
+    if lists and all(
+        isinstance(one, np.ndarray) and one.dtype.kind in "iuf" and one.ndim == 1 for one in lists
+    ):
         return np.concatenate(lists), offsets
     if not _are_numbers(chain.from_iterable(lists)):
         row = next(i for i, one in enumerate(lists) if not _are_numbers(one))
         value = next(value for value in lists[row] if not _are_numbers([value]))
-        raise EventDataError(f"numbers in {name!r}", f"{source}: {kind(value)} at row {row}", "Convert the values to numbers.")
+        raise EventDataError(
+            f"numbers in {name!r}",
+            f"{source}: {kind(value)} at row {row}",
+            "Convert the values to numbers.",
+        )
     try:
-        return np.fromiter(chain.from_iterable(lists), dtype=np.float64, count=int(offsets[-1])), offsets
+        return np.fromiter(
+            chain.from_iterable(lists), dtype=np.float64, count=int(offsets[-1])
+        ), offsets
     except OverflowError as error:
-        raise EventDataError(f"numbers in {name!r}", f"{source}: one too large for a float ({error})", "Mend it.") from error
+        raise EventDataError(
+            f"numbers in {name!r}", f"{source}: one too large for a float ({error})", "Mend it."
+        ) from error
 
 
 def _are_numbers(values: Any) -> bool:
-    return all(issubclass(one, int | float | np.integer | np.floating) and one is not bool for one in set(map(type, values)))
+    return all(
+        issubclass(one, int | float | np.integer | np.floating) and one is not bool
+        for one in set(map(type, values))
+    )
 
 
 def _same_lengths(part: Part, offsets: NDArray[np.int64], name: str) -> None:
     bad = np.flatnonzero(np.diff(offsets) != np.diff(part.offsets))
     if len(bad):
         i = int(bad[0])
-        received = f"{offsets[i + 1] - offsets[i]} for {part.offsets[i + 1] - part.offsets[i]} times at row {i}"
-        raise part.error(f"{name!r} to agree with the number of times", received, "Make the lengths equal.")
+        received = (
+            f"{offsets[i + 1] - offsets[i]} for {part.offsets[i + 1] - part.offsets[i]} times at "
+            f"row {i}"
+        )
+        raise part.error(
+            f"{name!r} to agree with the number of times", received, "Make the lengths equal."
+        )
 
 
 def _stated_lengths(values: list[Any], part: Part) -> NDArray[np.int64]:
     """Offsets by ``seq_len`` where every row states it as a plain number, else the part's own."""
-    if len(values) != len(part) or not all(type(value) is int and 0 <= value < 2**40 for value in values):
+    if len(values) != len(part) or not all(
+        type(value) is int and 0 <= value < 2**40 for value in values
+    ):
         return part.offsets
     return np.concatenate([[0], np.cumsum(values, dtype=np.int64)]).astype(np.int64)
 
 
 def _check_gaps(part: Part, gaps: NDArray[np.float64]) -> None:
-    """Refuse gaps that contradict the times, as after rescaling or sorting only one of the two. The first may be anything."""
+    """Refuse gaps that contradict the times, as after rescaling or sorting only one of the two. The
+    first may be anything.
+    """
     lengths = np.diff(part.offsets)
     full = lengths > 0
     inner = np.ones(len(gaps), dtype=bool)
     inner[part.offsets[:-1][full]] = False
     span = np.zeros(len(part))
     with np.errstate(invalid="ignore", over="ignore"):
-        span[full] = np.abs(part.times[part.offsets[1:][full] - 1] - part.times[part.offsets[:-1][full]])
+        span[full] = np.abs(
+            part.times[part.offsets[1:][full] - 1] - part.times[part.offsets[:-1][full]]
+        )
         off = np.abs(np.diff(part.times, prepend=0.0) - gaps)
         bad = np.flatnonzero(inner & (off > DISAGREE * np.repeat(span, lengths)))
     if len(bad):
         i = int(bad[0])
-        received = f"{gaps[i]} where the times differ by {part.times[i] - part.times[i - 1]}, at {part.place(i)}"
+        received = (
+            f"{gaps[i]} where the times differ by {part.times[i] - part.times[i - 1]}, at "
+            f"{part.place(i)}"
+        )
         remedy = f"Mend the one that is wrong, or remove {GAPS!r} to use the times alone."
         raise part.error(f"{GAPS!r} to be the differences of {TIMES!r}", received, remedy)
 
 
 def _one(values: list[Any], name: str, source: Path) -> int | None:
     """The one number that all rows state, or None."""
-    stated = {value for value in values if isinstance(value, int | float | np.integer) and not isinstance(value, bool)}
+    stated = {
+        value
+        for value in values
+        if isinstance(value, int | float | np.integer) and not isinstance(value, bool)
+    }
     if not all(1 <= value < 2**53 and value == int(value) for value in stated):
-        raise EventDataError(f"a whole number from 1 for {name!r}", f"{source}: another", "Mend the rows.")
+        raise EventDataError(
+            f"a whole number from 1 for {name!r}", f"{source}: another", "Mend the rows."
+        )
     if len(stated) > 1:
-        raise EventDataError(f"one value of {name!r} in all rows", f"{source}: {sorted(stated)[:5]}", "Mend the rows.")
+        raise EventDataError(
+            f"one value of {name!r} in all rows",
+            f"{source}: {sorted(stated)[:5]}",
+            "Mend the rows.",
+        )
     return int(stated.pop()) if stated else None
 
 
 def _row_ids(values: list[Any]) -> tuple[str, ...] | None:
     """The rows' own numbers or names as ids, where all have one and no two the same."""
-    if not values or not all(isinstance(value, str) or (isinstance(value, int) and abs(value) < 2**63) for value in values):
+    if not values or not all(
+        isinstance(value, str) or (isinstance(value, int) and abs(value) < 2**63)
+        for value in values
+    ):
         return None
     ids = tuple(str(value) for value in values)
     return ids if len(set(ids)) == len(ids) else None

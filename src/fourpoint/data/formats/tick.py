@@ -1,11 +1,13 @@
-"""tick's events: a list of realisations, each a list with one array of times per type, in memory and in ``.npz`` files.
+"""tick's events: a list of realisations, each a list with one array of times per type, in memory
+and in ``.npz`` files.
 
     [[array([0.5, 2.0]), array([1.25])],  [array([]), array([0.75])]]        # two realisations of two types
 
-A realisation is observed from 0 to its end time, which tick keeps apart (``end_times``). tick has no order between types, so
-events of different types at one time come back from it in the order of the types. On disk tick has no format: ours has one
-entry per event in ``timestamps``, ``realisation`` and ``type``, in the order of the data, besides ``end_times`` and the annex.
-We read as well what users save with ``np.savez(file, *timestamps)``, ``np.save`` and ``pickle.dump``.
+A realisation is observed from 0 to its end time, which tick keeps apart (``end_times``). tick has
+no order between types, so events of different types at one time come back from it in the order of
+the types. On disk tick has no format: ours has one entry per event in ``timestamps``,
+``realisation`` and ``type``, in the order of the data, besides ``end_times`` and the annex. We read
+as well what users save with ``np.savez(file, *timestamps)``, ``np.save`` and ``pickle.dump``.
 
 Source: Bacry et al., "tick: a Python library for statistical learning", 2018.
 """
@@ -40,34 +42,46 @@ def to_tick(data: Dataset, shift: bool = False) -> tuple[Realisations, NDArray[n
         data: the events; tick takes each window to start at 0.
         shift: count each sequence's times from its window's start, which otherwise must be 0.
 
-    Returns:
-        ``(timestamps, end_times)``, for ``learner.fit(timestamps, end_times=end_times)``. Fails with :class:`UserError` where
-        a window starts elsewhere and ``shift`` is False: tick would take the time before it for silence.
+    Returns: ``(timestamps, end_times)``, for ``learner.fit(timestamps, end_times=end_times)``.
+        Fails with :class:`UserError` where a window starts elsewhere and ``shift`` is False: tick
+        would take the time before it for silence.
 
     >>> from fourpoint.events import Sequence
-    >>> timestamps, ends = to_tick(Dataset.from_sequences([Sequence([0.5, 1.25, 2.0], [0, 1, 0], start=0, stop=3)]))
+    >>> timestamps, ends = to_tick(
+    ...     Dataset.from_sequences([Sequence([0.5, 1.25, 2.0], [0, 1, 0], start=0, stop=3)])
+    ... )
     >>> [t.tolist() for t in timestamps[0]], ends.tolist()
     ([[0.5, 2.0], [1.25]], [3.0])
     """
     late = np.flatnonzero(data.starts != 0)
     if len(late) and not shift:
         received = f"{data.starts[late[0]]:g} for sequence {data.ids[late[0]]}"
-        raise UserError("windows that start at 0, as tick takes them", received, "Pass shift=True to count times from each window's start.")
+        raise UserError(
+            "windows that start at 0, as tick takes them",
+            received,
+            "Pass shift=True to count times from each window's start.",
+        )
     origin = data.starts if shift else np.zeros(len(data))
     row, types = np.repeat(np.arange(len(data)), data.lengths), data.marks.count
     cell = row * types + data.mark_ids
     order = np.argsort(cell, kind="stable")
     edges = np.concatenate([[0], np.cumsum(np.bincount(cell, minlength=len(data) * types))])
     times = (data.times - origin[row])[order]
-    return [[times[edges[k] : edges[k + 1]] for k in range(i * types, (i + 1) * types)] for i in range(len(data))], data.stops - origin
+    return [
+        [times[edges[k] : edges[k + 1]] for k in range(i * types, (i + 1) * types)]
+        for i in range(len(data))
+    ], data.stops - origin
 
 
-def from_tick(timestamps: Ordered[Any], end_times: ArrayLike | None = None, names: Ordered[str] | None = None) -> Dataset:
+def from_tick(
+    timestamps: Ordered[Any], end_times: ArrayLike | None = None, names: Ordered[str] | None = None
+) -> Dataset:
     """A data set from tick's realisations, or from one realisation (a list of arrays).
 
     Args:
         timestamps: list (realisations) of lists (types) of arrays of times.
-        end_times: the end of each window; without it a window ends at its last event, and is said to be inferred.
+        end_times: the end of each window; without it a window ends at its last event, and is said
+        to be inferred.
         names: the types' names; "0" to "M-1" by default.
 
     >>> from_tick([[np.array([0.5, 2.0]), np.array([1.25])]], end_times=[3.0])[0].marks.tolist()
@@ -79,7 +93,8 @@ def from_tick(timestamps: Ordered[Any], end_times: ArrayLike | None = None, name
 
 
 def read(path: str | Path) -> Dataset:
-    """Read an ``.npz`` (ours, or one array per type of one realisation), an ``.npy`` or a pickle of realisations.
+    """Read an ``.npz`` (ours, or one array per type of one realisation), an ``.npy`` or a pickle of
+    realisations.
 
     Fails with :class:`EventDataError` that names the file; no code of the file is run.
     """
@@ -92,11 +107,15 @@ def read(path: str | Path) -> Dataset:
     ends = arrays.pop("end_times", None)
     held = [arrays[key] for key in sorted(arrays, key=lambda key: (len(key), key))]
     one = len(held) == 1 and not (isinstance(held[0], np.ndarray) and held[0].ndim == 1)
-    return _with_ends(_nested(held[0] if one else held, source, most), _numbers(ends, source), None, source.stem)
+    return _with_ends(
+        _nested(held[0] if one else held, source, most), _numbers(ends, source), None, source.stem
+    )
 
 
 def write(data: Dataset, path: str | Path) -> list[str]:
-    """Write an ``.npz`` that :func:`read` gives back exactly. Returns what tick itself will not see."""
+    """Write an ``.npz`` that :func:`read` gives back exactly. Returns what tick itself will not
+    see.
+    """
     arrays: dict[str, Any] = {
         "timestamps": data.times,
         "realisation": np.repeat(np.arange(len(data)), data.lengths),
@@ -111,28 +130,56 @@ def write(data: Dataset, path: str | Path) -> list[str]:
             np.savez_compressed(file, **arrays)
 
     write_whole(Path(path), save)
-    notes = ["tick takes a list of arrays per realisation: fourpoint.data.formats.tick.to_tick makes it from the data"]
+    notes = [
+        (
+            "tick takes a list of arrays per realisation: fourpoint.data.formats.tick.to_tick "
+            "makes it from the data"
+        )
+    ]
     if (data.starts != 0).any():
-        notes.append("some windows do not start at 0, where tick takes them to start; to_tick(data, shift=True) moves them")
+        notes.append(
+            "some windows do not start at 0, where tick takes them to start; to_tick(data, "
+            "shift=True) moves them"
+        )
     return notes
 
 
 def _read_ours(arrays: dict[str, Any], source: Path) -> Dataset:
     times, ends = _numbers(arrays["timestamps"], source), _numbers(arrays.get("end_times"), source)
-    rows, marks, types = (_numbers(arrays.get(name), source, "iu") for name in ("realisation", "type", "types"))
+    rows, marks, types = (
+        _numbers(arrays.get(name), source, "iu") for name in ("realisation", "type", "types")
+    )
     shapes = [None if array is None else array.shape for array in (times, rows, marks)]
-    if times is not None and rows is not None and marks is not None and types is not None and ends is not None:
+    if (
+        times is not None
+        and rows is not None
+        and marks is not None
+        and types is not None
+        and ends is not None
+    ):
         if len(set(shapes)) == 1 and times.ndim == 1 and types.size == 1 and ends.ndim == 1:
-            return _checked(times, rows, marks, int(types.reshape(-1)[0]), ends, arrays.get(FIELD), source)
+            return _checked(
+                times, rows, marks, int(types.reshape(-1)[0]), ends, arrays.get(FIELD), source
+            )
     expected = f"{WHAT}: equally long timestamps, realisation and type, besides types and end_times"
     raise EventDataError(expected, f"{source}: arrays of shapes {shapes}", "Write it again.")
 
 
 def _checked(
-    times: NDArray[Any], rows: NDArray[Any], marks: NDArray[Any], types: int, ends: NDArray[Any], annex: Any, source: Path
+    times: NDArray[Any],
+    rows: NDArray[Any],
+    marks: NDArray[Any],
+    types: int,
+    ends: NDArray[Any],
+    annex: Any,
+    source: Path,
 ) -> Dataset:
     if len(rows) and (rows[0] < 0 or rows[-1] >= len(ends) or (rows[1:] < rows[:-1]).any()):
-        raise EventDataError(f"{WHAT}: realisations in order, from 0 to {len(ends) - 1}", f"{source}: others", "Write it again.")
+        raise EventDataError(
+            f"{WHAT}: realisations in order, from 0 to {len(ends) - 1}",
+            f"{source}: others",
+            "Write it again.",
+        )
     offsets = np.searchsorted(rows, np.arange(len(ends) + 1)).astype(np.int64)
     part = Part(source, times.astype(np.float64), marks.astype(np.int64), offsets, types=types)
     if isinstance(annex, np.ndarray) and annex.dtype.kind == "U" and annex.size == 1:
@@ -146,32 +193,58 @@ def _unpickled(source: Path) -> tuple[dict[str, Any], int]:
 
 
 def _nested(timestamps: Any, source: Path, most: int | None) -> Part:
-    """Nested lists of arrays, flat: of a file at most as many cells and times as it has bytes. One realisation may stand alone."""
+    """Nested lists of arrays, flat: of a file at most as many cells and times as it has bytes. One
+    realisation may stand alone.
+    """
     outer = unwrapped(timestamps)
     if not isinstance(outer, list | tuple | np.ndarray) or not len(outer):
-        raise EventDataError(WHAT, f"{source}: {kind(outer)}", "Pass a list (realisations) of lists (types) of arrays.")
+        raise EventDataError(
+            WHAT,
+            f"{source}: {kind(outer)}",
+            "Pass a list (realisations) of lists (types) of arrays.",
+        )
     inner = [unwrapped(one) for one in outer]
     if all(_is_times(one) for one in inner) and any(len(one) for one in inner):
         inner = [inner]
-    odd = next((i for i, one in enumerate(inner) if not isinstance(one, list | tuple) or len(one) != len(inner[0]) or not len(one)), None)
+    odd = next(
+        (
+            i
+            for i, one in enumerate(inner)
+            if not isinstance(one, list | tuple) or len(one) != len(inner[0]) or not len(one)
+        ),
+        None,
+    )
     if odd is not None:
         received = (
             f"{source}: {kind(inner[odd])} at realisation {odd}"
             if not isinstance(inner[odd], list | tuple)
-            else (f"{source}: {len(inner[odd])} types at realisation {odd} and {len(inner[0])} at realisation 0")
+            else (
+                f"{source}: {len(inner[odd])} types at realisation {odd} and {len(inner[0])} "
+                "at realisation 0"
+            )
         )
-        raise EventDataError(f"{WHAT} with equally many types", received, "Pass a list (realisations) of lists (types) of arrays.")
+        raise EventDataError(
+            f"{WHAT} with equally many types",
+            received,
+            "Pass a list (realisations) of lists (types) of arrays.",
+        )
     bounded(len(inner) * len(inner[0]), most or sys.maxsize, source)
     cells = [unwrapped(cell) for one in inner for cell in one]
     bad = next((i for i, cell in enumerate(cells) if not _is_times(cell)), None)
     if bad is not None:
         place = f"type {bad % len(inner[0])} of realisation {bad // len(inner[0])}"
-        raise EventDataError(f"{WHAT}: an array of times per type", f"{source}: {kind(cells[bad])} at {place}", "Convert it to numbers.")
+        raise EventDataError(
+            f"{WHAT}: an array of times per type",
+            f"{source}: {kind(cells[bad])} at {place}",
+            "Convert it to numbers.",
+        )
     bounded(sum(len(cell) for cell in cells), most or sys.maxsize, source)
     try:
         flat = [np.asarray(cell, dtype=np.float64) for cell in cells]
     except OverflowError as error:
-        raise EventDataError(f"{WHAT}: times", f"{source}: one too large for a float ({error})", "Mend it.") from error
+        raise EventDataError(
+            f"{WHAT}: times", f"{source}: one too large for a float ({error})", "Mend it."
+        ) from error
     sizes, types = np.array([len(cell) for cell in flat], dtype=np.int64), len(inner[0])
     cell, times = np.repeat(np.arange(len(flat)), sizes), np.concatenate([np.zeros(0), *flat])
     order = np.lexsort((times, cell // types))  # equals stay in order of type
@@ -184,7 +257,8 @@ def _is_times(value: Any) -> bool:
     if isinstance(value, np.ndarray):
         return value.ndim == 1 and value.dtype.kind in "iuf"
     return isinstance(value, list | tuple) and all(
-        issubclass(one, int | float | np.integer | np.floating) and one is not bool for one in set(map(type, value))
+        issubclass(one, int | float | np.integer | np.floating) and one is not bool
+        for one in set(map(type, value))
     )
 
 
@@ -192,13 +266,21 @@ def _numbers(value: Any, source: Path, kinds: str = "iuf") -> NDArray[Any] | Non
     if value is None:
         return None
     if not isinstance(value, np.ndarray) or value.dtype.kind not in kinds:
-        raise EventDataError(f"{WHAT}: arrays of numbers", f"{source}: {kind(value)}", "Write it again.")
+        raise EventDataError(
+            f"{WHAT}: arrays of numbers", f"{source}: {kind(value)}", "Write it again."
+        )
     return value
 
 
-def _with_ends(part: Part, ends: NDArray[Any] | None, names: Ordered[str] | None, name: str) -> Dataset:
+def _with_ends(
+    part: Part, ends: NDArray[Any] | None, names: Ordered[str] | None, name: str
+) -> Dataset:
     if ends is not None and ends.shape != (len(part),):
-        raise part.error("one end time per realisation", f"{ends.size} for {len(part)} realisations", "Pass as many as there are.")
+        raise part.error(
+            "one end time per realisation",
+            f"{ends.size} for {len(part)} realisations",
+            "Pass as many as there are.",
+        )
     data = assemble([part], name)
     try:
         if names is not None:
@@ -208,7 +290,9 @@ def _with_ends(part: Part, ends: NDArray[Any] | None, names: Ordered[str] | None
         stops = ends.astype(np.float64)
         full = data.lengths > 0
         last = data.times[data.offsets[1:][full] - 1]
-        at_the_end = bool((last == stops[full]).any())  # as where tick itself took the last event for the end
+        at_the_end = bool(
+            (last == stops[full]).any()
+        )  # as where tick itself took the last event for the end
         return replace(data, starts=np.zeros(len(part)), stops=stops, inferred=at_the_end)
     except EventDataError as error:
         raise part.error(error.expected, error.received, error.remedy) from None

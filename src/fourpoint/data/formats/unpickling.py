@@ -1,13 +1,16 @@
 """Pickles read as data, never run.
 
-A pickle is a program for a small stack machine, and Python's own loader lets it import and call anything. This machine
-knows the opcodes that build containers, numbers and text. It cannot import: a name is only a name, and the few that
-stand for numpy's arrays, dtypes and scalars (``pickled_arrays.py``) are built by functions of ours that call no code of
-the file's choosing. All else is refused, with the name that was asked for.
+A pickle is a program for a small stack machine, and Python's own loader lets it import and call
+anything. This machine knows the opcodes that build containers, numbers and text. It cannot import:
+a name is only a name, and the few that stand for numpy's arrays, dtypes and scalars
+(``pickled_arrays.py``) are built by functions of ours that call no code of the file's choosing. All
+else is refused, with the name that was asked for.
 
-Nor can a pickle exhaust memory or time: lengths are compared with the bytes that are there before anything is made, opcodes
-and copies of what is named again are counted against the limit of :mod:`fourpoint.data.expansion`, the memo is a dict (a huge
-index costs nothing), and keys of dicts are plain (a key nested a million deep would overflow the stack when hashed).
+Nor can a pickle exhaust memory or time: lengths are compared with the bytes that are there before
+anything is made, opcodes
+and copies of what is named again are counted against the limit of :mod:`fourpoint.data.expansion`,
+the memo is a dict (a huge index costs nothing), and keys of dicts are plain (a key nested a million
+deep would overflow the stack when hashed).
 """
 
 from __future__ import annotations
@@ -26,15 +29,18 @@ WHAT = "a pickle of containers, numbers, text and numpy arrays"
 STOP = 0x2E
 FLOAT = struct.Struct(">d").unpack_from
 MOST_OPCODES = 60_000_000  # about five million events, a dict each
-OPCODE = 72  # bytes that an opcode of one byte takes at most on average: an empty dict and its place on the stack
+# bytes that an opcode of one byte takes at most on average: an empty dict and its place on the
+# stack
+OPCODE = 72
 
 
 def load(path: Path) -> tuple[Any, int]:
-    """What a pickle file holds, and how many bytes it took. Arrays come as :class:`Array`, whose ``value`` is a numpy array.
+    """What a pickle file holds, and how many bytes it took. Arrays come as :class:`Array`, whose
+    ``value`` is a numpy array.
 
-    A pickle may name one list a million times at two bytes each, so that who walks through it must stop somewhere: after
-    as many things as there are bytes. Fails with :class:`EventDataError`, naming the file and the byte, on anything but
-    data; nothing of the file is run.
+    A pickle may name one list a million times at two bytes each, so that who walks through it must
+    stop somewhere: after as many things as there are bytes. Fails with :class:`EventDataError`,
+    naming the file and the byte, on anything but data; nothing of the file is run.
     """
     data = contents(path, WHAT)
     return loads(data, path), len(data)
@@ -59,14 +65,22 @@ def loads(data: bytes, source: Path) -> Any:
     except Refused as error:
         fault = str(error)
     except (IndexError, KeyError, ValueError, TypeError, OverflowError, struct.error) as error:
-        # What a broken or cut file does to the machine: an empty stack, an unknown memo, text that is not text.
+        # What a broken or cut file does to the machine: an empty stack, an unknown memo, text that
+        # is not text.
         fault = f"is damaged or cut short ({type(error).__name__})"
-    remedy = "Nothing of it was run. If you trust it, load it with Python and write the events as Parquet or JSON."
-    raise EventDataError(WHAT, f"{source}, which {fault} (at byte {machine.at:,})", remedy) from None
+    remedy = (
+        "Nothing of it was run. If you trust it, load it with Python and write the events as "
+        "Parquet or JSON."
+    )
+    raise EventDataError(
+        WHAT, f"{source}, which {fault} (at byte {machine.at:,})", remedy
+    ) from None
 
 
 class Machine:
-    """The state of a run: ``at`` is the next byte; ``stack`` is what was built since the last mark, ``below`` the rest."""
+    """The state of a run: ``at`` is the next byte; ``stack`` is what was built since the last mark,
+    ``below`` the rest.
+    """
 
     def __init__(self, data: bytes, expansion: Expansion) -> None:
         self.data, self.at = data, 0
@@ -76,10 +90,11 @@ class Machine:
         self.memo: dict[int, Any] = {}
 
     def run(self) -> Any:
-        """Follow the opcodes to the end. Those that lists of event dicts are made of are taken here, the others by ``STEPS``.
+        """Follow the opcodes to the end. Those that lists of event dicts are made of are taken
+        here, the others by ``STEPS``.
 
-        A call per opcode would cost more than the opcode does: with these eight in the loop a file of events reads four
-        times faster.
+        A call per opcode would cost more than the opcode does: with these eight in the loop a file
+        of events reads four times faster.
         """
         data, memo, stack, at = self.data, self.memo, self.stack, self.at
         known: list[Any] = []  # keys that were found fit: those of one event are those of the next
@@ -127,9 +142,14 @@ class Machine:
         raise Refused(f"has more than {MOST_OPCODES:,} opcodes")
 
     def take(self, size: int) -> bytes:
-        """The next ``size`` bytes, which must be there: nothing is set aside on a length's word alone."""
+        """The next ``size`` bytes, which must be there: nothing is set aside on a length's word
+        alone.
+        """
         if not 0 <= size <= len(self.data) - self.at:
-            raise Refused(f"ends before it is complete: {size:,} bytes were announced, {len(self.data) - self.at:,} are left")
+            raise Refused(
+                f"ends before it is complete: {size:,} bytes were announced, "
+                f"{len(self.data) - self.at:,} are left"
+            )
         self.at += size
         return self.data[self.at - size : self.at]
 

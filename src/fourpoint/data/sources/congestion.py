@@ -1,11 +1,13 @@
-"""Traffic congestion as road authorities record it: time, site and level of each event, one sequence per day.
+"""Traffic congestion as road authorities record it: time, site and level of each event, one
+sequence per day.
 
     time,site,level
     2017-06-01 07:42:00,I-75 N at 17th St,3
 
-The paper has 15,663 events at 86 sites over 178 days from the Georgia Department of Transportation, "partitioned by day". Times
-are hours since midnight by the clock of the file, and every window is the whole day, [0, 24): a day is a day even when its
-last event is at noon. A day without any event is not in the file, and cannot be told from a day without records.
+The paper has 15,663 events at 86 sites over 178 days from the Georgia Department of Transportation,
+"partitioned by day". Times are hours since midnight by the clock of the file, and every window is
+the whole day, [0, 24): a day is a day even when its last event is at noon. A day without any event
+is not in the file, and cannot be told from a day without records.
 
 Where such data comes from and under which terms: docs/sources/congestion.md.
 """
@@ -25,7 +27,16 @@ from fourpoint.events import Dataset, MarkSpace, UserError
 WHAT = "a congestion file with columns time, site and level"
 COLUMNS = {
     "time": ("timestamp", "datetime", "date_time", "start_time", "starttime", "recorded_at"),
-    "site": ("station", "station_id", "site_id", "sensor", "sensor_id", "location", "segment", "id"),
+    "site": (
+        "station",
+        "station_id",
+        "site_id",
+        "sensor",
+        "sensor_id",
+        "location",
+        "segment",
+        "id",
+    ),
     "level": ("congestion_level", "congestion", "severity"),
 }
 DAY = 86_400_000_000  # in microseconds
@@ -36,7 +47,8 @@ def read(path: str | Path, /, *, mark: Mark = "site") -> tuple[Dataset, list[str
     """Read a congestion file, plain or gzip.
 
     Args:
-        path: the file. Stamps are local and without a zone; for others use :func:`fourpoint.read` with ``timezone=``.
+        path: the file. Stamps are local and without a zone; for others use :func:`fourpoint.read`
+        with ``timezone=``.
         mark: "site", "level", "site-level" (each pair that occurs is a type) or "none".
 
     Returns:
@@ -63,9 +75,16 @@ def read(path: str | Path, /, *, mark: Mark = "site") -> tuple[Dataset, list[str
         name="congestion",
     )
     span = int(days[-1] - days[0]) + 1
-    notes = [f"{late:,} events stood after a later one of the same day and were put in order of time"] if late else []
+    notes = (
+        [f"{late:,} events stood after a later one of the same day and were put in order of time"]
+        if late
+        else []
+    )
     if span > len(days):
-        notes.append(f"{span - len(days):,} of {span:,} days from first to last have no event; they are left out, observed or not")
+        notes.append(
+            f"{span - len(days):,} of {span:,} days from first to last have no event; they "
+            "are left out, observed or not"
+        )
     return data, notes
 
 

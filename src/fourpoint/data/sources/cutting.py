@@ -1,7 +1,7 @@
 """Days of trading as sequences, whole or cut into windows of equal length.
 
-Windows are cut by the clock, never by the count of events: a window that ends at its fiftieth trade ends because of the
-trade, and its likelihood is that of another process.
+Windows are cut by the clock, never by the count of events: a window that ends at its fiftieth trade
+ends because of the trade, and its likelihood is that of another process.
 """
 
 from __future__ import annotations
@@ -28,7 +28,14 @@ class Days:
     windows: list[tuple[float, float]] = field(default_factory=list)
     outside: int = 0
 
-    def add(self, id: str, times: NDArray[np.float64], marks: NDArray[np.int64], start: float, stop: float) -> None:
+    def add(
+        self,
+        id: str,
+        times: NDArray[np.float64],
+        marks: NDArray[np.int64],
+        start: float,
+        stop: float,
+    ) -> None:
         """One day's events in order of time; those outside its window are counted and left out."""
         inside = (times >= start) & (times < stop)
         self.outside += int((~inside).sum())
@@ -38,23 +45,41 @@ class Days:
         self.windows.append((start, stop))
 
 
-def cut(days: Days, seconds: float, source: Path, name: str, notes: list[str]) -> tuple[Dataset, list[str]]:
-    """The days as a data set, in windows of ``seconds`` or whole where that is 0, and the notes with what was left out.
+def cut(
+    days: Days, seconds: float, source: Path, name: str, notes: list[str]
+) -> tuple[Dataset, list[str]]:
+    """The days as a data set, in windows of ``seconds`` or whole where that is 0, and the notes
+    with what was left out.
 
     The last window of a day may be shorter. Times stay seconds after midnight.
 
     >>> days = Days(MarkSpace())
     >>> days.add("monday", np.array([1.0, 2.5, 7.0]), np.zeros(3, int), 0.0, 8.0)
-    >>> [(s.id, s.start, s.stop, s.times.tolist()) for s in cut(days, 3.0, Path("x.csv"), "x", [])[0]]
+    >>> [
+    ...     (s.id, s.start, s.stop, s.times.tolist())
+    ...     for s in cut(days, 3.0, Path("x.csv"), "x", [])[0]
+    ... ]
     [('monday 0', 0.0, 3.0, [1.0, 2.5]), ('monday 1', 3.0, 6.0, []), ('monday 2', 6.0, 8.0, [7.0])]
     """
     if not (np.isfinite(seconds) and seconds >= 0):
-        raise UserError("windows of a length in seconds, or 0 for whole days", f"{seconds}", "Use seconds=300, say.")
+        raise UserError(
+            "windows of a length in seconds, or 0 for whole days",
+            f"{seconds}",
+            "Use seconds=300, say.",
+        )
     total = sum(1 if not seconds else (stop - start) / seconds for start, stop in days.windows)
     if total > MOST_WINDOWS:
-        raise UserError(f"at most {MOST_WINDOWS:,} windows", f"{total:,.0f} of {seconds} seconds", "Take longer ones.")
+        raise UserError(
+            f"at most {MOST_WINDOWS:,} windows",
+            f"{total:,.0f} of {seconds} seconds",
+            "Take longer ones.",
+        )
     if not sum(len(times) for times in days.times):
-        raise EventDataError("at least one event", f"{source}: none in {len(days.ids)} days", "Check the file and the session.")
+        raise EventDataError(
+            "at least one event",
+            f"{source}: none in {len(days.ids)} days",
+            "Check the file and the session.",
+        )
     edges = [_edges(start, stop, seconds) for start, stop in days.windows]
     offsets, base = [np.zeros(1, dtype=np.int64)], 0
     for times, edge in zip(days.times, edges, strict=True):
@@ -75,7 +100,11 @@ def cut(days: Days, seconds: float, source: Path, name: str, notes: list[str]) -
         unit="seconds",
         name=name,
     )
-    left = [f"{days.outside:,} events are outside the observed window and left out"] if days.outside else []
+    left = (
+        [f"{days.outside:,} events are outside the observed window and left out"]
+        if days.outside
+        else []
+    )
     return data, notes + left
 
 

@@ -1,6 +1,7 @@
 """MemeTracker's two kinds of files, line by line and yet without Python per line.
 
-Raw phrases, one record per post, a letter and a tab before each line, an empty line between records:
+Raw phrases, one record per post, a letter and a tab before each line, an empty line between
+records:
 
     P   http://example.com/post.html        the post
     T   2008-09-09 22:35:24                 when it was published
@@ -13,8 +14,8 @@ Phrase clusters, nested by tabs:
         3   2   a variant   489007          mentions, urls, phrase and id of a variant
             2008-11-26 01:27:13   1   B   http://example.com/     time, mentions there, B(log) or M(edia), url
 
-Files are read in blocks that end where a record ends, and the lines of a block are one Arrow array over its bytes. Text is
-bytes in any encoding, and is compared as such.
+Files are read in blocks that end where a record ends, and the lines of a block are one Arrow array
+over its bytes. Text is bytes in any encoding, and is compared as such.
 """
 
 from __future__ import annotations
@@ -41,10 +42,12 @@ NEVER = np.iinfo(np.int64).min
 
 @dataclass(frozen=True)
 class Mentions:
-    """One block's mentions, one per meme and post: the meme, the second since 1970, the site, and blog or media.
+    """One block's mentions, one per meme and post: the meme, the second since 1970, the site, and
+    blog or media.
 
-    ``latest`` is the last second of all posts, also of those that quote nothing; ``repeats`` counts mentions of a meme that
-    the same post had mentioned before, and ``skipped`` lines that are not in the format.
+    ``latest`` is the last second of all posts, also of those that quote nothing; ``repeats`` counts
+    mentions of a meme that the same post had mentioned before, and ``skipped`` lines that are not
+    in the format.
     """
 
     memes: pa.DictionaryArray
@@ -57,7 +60,9 @@ class Mentions:
 
 
 def mentions(path: Path, skip: bool) -> Iterator[Mentions]:
-    """The mentions of a file, block by block. With ``skip`` lines that are not in the format are counted, else refused."""
+    """The mentions of a file, block by block. With ``skip`` lines that are not in the format are
+    counted, else refused.
+    """
     line, parse = 1, None
     for block in _records(path):
         lines = _Lines(block, line, path, skip)
@@ -71,7 +76,9 @@ def _is_raw(text: bytes) -> bool:
 
 
 def _records(path: Path) -> Iterator[bytes]:
-    """The file in blocks that end before a record begins: a line of P, or one without a tab before it."""
+    """The file in blocks that end before a record begins: a line of P, or one without a tab before
+    it.
+    """
     rest, last_start = b"", None
     for block in blocks(path, WHAT, BLOCK):
         rest += block
@@ -81,7 +88,11 @@ def _records(path: Path) -> Iterator[bytes]:
             yield rest[:at]
             rest = rest[at:]
         elif len(rest) > LONGEST:
-            raise EventDataError(WHAT, f"{path}: a record of more than {LONGEST:,} bytes", "Check that it is such a file.")
+            raise EventDataError(
+                WHAT,
+                f"{path}: a record of more than {LONGEST:,} bytes",
+                "Check that it is such a file.",
+            )
     if rest:
         yield rest if rest.endswith(b"\n") else rest + b"\n"
 
@@ -98,15 +109,28 @@ def _last_cluster(text: bytes) -> int:
 
 
 class _Lines:
-    """The lines of a block: an Arrow array over its bytes, where each begins, and its number in the file."""
+    """The lines of a block: an Arrow array over its bytes, where each begins, and its number in the
+    file.
+    """
 
     def __init__(self, block: bytes, first: int, path: Path, skip: bool) -> None:
         self.data = np.frombuffer(block, dtype=np.uint8)
         edges = np.concatenate([[0], np.flatnonzero(self.data == 10) + 1]).astype(np.int64)
-        self.starts, self.first, self.path, self.skip, self.skipped = edges[:-1], first, path, skip, 0
-        # Text in any encoding: Arrow's ascii_ functions look at bytes, and nothing here asks for more.
-        self.texts = pa.LargeStringArray.from_buffers(len(edges) - 1, pa.py_buffer(edges), pa.py_buffer(block))
-        self.filled = np.asarray(pc.greater(pc.binary_length(pc.ascii_trim_whitespace(self.texts)), 0))
+        self.starts, self.first, self.path, self.skip, self.skipped = (
+            edges[:-1],
+            first,
+            path,
+            skip,
+            0,
+        )
+        # Text in any encoding: Arrow's ascii_ functions look at bytes, and nothing here asks for
+        # more.
+        self.texts = pa.LargeStringArray.from_buffers(
+            len(edges) - 1, pa.py_buffer(edges), pa.py_buffer(block)
+        )
+        self.filled = np.asarray(
+            pc.greater(pc.binary_length(pc.ascii_trim_whitespace(self.texts)), 0)
+        )
 
     def byte(self, place: int) -> NDArray[np.uint8]:
         """The byte at a place of each line; one of the next line where the line is shorter."""
@@ -118,10 +142,14 @@ class _Lines:
 
     def content(self, rows: NDArray[np.int64]) -> pa.Array:
         """What follows the letter and the tab of these lines."""
-        return pc.ascii_trim_whitespace(pc.ascii_ltrim(self.texts.take(pa.array(rows)), characters="PTQL"))
+        return pc.ascii_trim_whitespace(
+            pc.ascii_ltrim(self.texts.take(pa.array(rows)), characters="PTQL")
+        )
 
     def refuse(self, bad: NDArray[np.int64], expected: str) -> None:
-        """Raise for the first of these lines, or count them where the user asked to pass over them."""
+        """Raise for the first of these lines, or count them where the user asked to pass over
+        them.
+        """
         if not len(bad):
             return
         if self.skip:
@@ -129,18 +157,33 @@ class _Lines:
             return
         text = self.texts[int(bad[0])].cast(pa.large_binary()).as_py()[:60]
         remedy = "Mend the line, or pass over such lines with --set skip=true; they are counted."
-        raise EventDataError(expected, f"{self.path}, line {self.first + int(bad[0])}: {text!r}", remedy)
+        raise EventDataError(
+            expected, f"{self.path}, line {self.first + int(bad[0])}: {text!r}", remedy
+        )
 
     def seconds(self, texts: pa.Array, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         """Stamps as seconds since 1970; NEVER where one is none."""
         try:
-            return np.asarray(pc.cast(pc.cast(pc.cast(texts, pa.string()), pa.timestamp("s")), pa.int64()))
+            return np.asarray(
+                pc.cast(pc.cast(pc.cast(texts, pa.string()), pa.timestamp("s")), pa.int64())
+            )
         except pa.ArrowInvalid:
             parsed = pc.strptime(
-                pc.if_else(pc.match_substring_regex(texts, STAMP), texts, ""), "%Y-%m-%d %H:%M:%S", "s", error_is_null=True
+                pc.if_else(pc.match_substring_regex(texts, STAMP), texts, ""),
+                "%Y-%m-%d %H:%M:%S",
+                "s",
+                error_is_null=True,
             )
-        # The parser takes February 31st for March 2nd; only what is written back the same is a time.
-        good = np.asarray(pc.fill_null(pc.equal(pc.strftime(parsed, "%Y-%m-%d %H:%M:%S"), pc.cast(texts, pa.large_binary())), False))
+        # The parser takes February 31st for March 2nd; only what is written back the same is a
+        # time.
+        good = np.asarray(
+            pc.fill_null(
+                pc.equal(
+                    pc.strftime(parsed, "%Y-%m-%d %H:%M:%S"), pc.cast(texts, pa.large_binary())
+                ),
+                False,
+            )
+        )
         self.refuse(rows[~good], "a time such as 2008-09-09 22:35:24")
         return np.where(good, np.asarray(pc.fill_null(pc.cast(parsed, pa.int64()), NEVER)), NEVER)
 
@@ -148,9 +191,14 @@ class _Lines:
 def _posts(lines: _Lines) -> Mentions:
     letter, tabbed = lines.byte(0), lines.byte(1) == 9
     is_post, is_time, is_quote, is_link = ((letter == ord(c)) & tabbed for c in "PTQL")
-    lines.refuse(np.flatnonzero(lines.filled & ~is_post & ~is_time & ~is_quote & ~is_link), "a line of P, T, Q or L and a tab")
+    lines.refuse(
+        np.flatnonzero(lines.filled & ~is_post & ~is_time & ~is_quote & ~is_link),
+        "a line of P, T, Q or L and a tab",
+    )
     post = np.cumsum(is_post) - 1
-    lines.refuse(np.flatnonzero((is_time | is_quote) & (post < 0)), "a line of P before those of T and Q")
+    lines.refuse(
+        np.flatnonzero((is_time | is_quote) & (post < 0)), "a line of P before those of T and Q"
+    )
     rows = np.flatnonzero(is_time & (post >= 0))
     times = np.full(int(is_post.sum()), NEVER)
     times[post[rows]] = lines.seconds(lines.content(rows), rows)
@@ -159,7 +207,15 @@ def _posts(lines: _Lines) -> Mentions:
     quotes = quotes[times[post[quotes]] != NEVER]
     sites = _sites(lines.content(np.flatnonzero(is_post))).take(pa.array(post[quotes]))
     phrases = lines.content(quotes).dictionary_encode()
-    return _once(lines, phrases, post[quotes], times[post[quotes]], sites, None, int(times.max(initial=NEVER)))
+    return _once(
+        lines,
+        phrases,
+        post[quotes],
+        times[post[quotes]],
+        sites,
+        None,
+        int(times.max(initial=NEVER)),
+    )
 
 
 def _clusters(lines: _Lines) -> Mentions:
@@ -167,20 +223,32 @@ def _clusters(lines: _Lines) -> Mentions:
     filled = lines.filled.copy()
     top = max(0, 8 - lines.first)  # the names of the fields stand at the very top
     filled[:top] &= ~np.asarray(pc.match_substring_regex(lines.texts[:top], HEADER))
-    heads, ids = _fields(lines, np.flatnonzero(filled & (depth == 0)), "a cluster: size, mentions, root and id, with tabs between")
+    heads, ids = _fields(
+        lines,
+        np.flatnonzero(filled & (depth == 0)),
+        "a cluster: size, mentions, root and id, with tabs between",
+    )
     cluster = np.searchsorted(heads, np.arange(len(depth)), side="right") - 1
     rows = np.flatnonzero(filled & (depth == 2))
     lines.refuse(rows[cluster[rows] < 0], "a cluster before its mentions")
-    rows, found = _fields(lines, rows[cluster[rows] >= 0], "a mention: time, number, B or M, and url, with tabs between")
+    rows, found = _fields(
+        lines,
+        rows[cluster[rows] >= 0],
+        "a mention: time, number, B or M, and url, with tabs between",
+    )
     seconds = lines.seconds(found[0], rows)
     good = np.flatnonzero(seconds != NEVER)
     urls, media = found[3].take(pa.array(good)), found[2].take(pa.array(good)).dictionary_encode()
     memes = ids[3].take(pa.array(cluster[rows[good]])).dictionary_encode()
     posts = np.asarray(urls.dictionary_encode().indices).astype(np.int64)
-    return _once(lines, memes, posts, seconds[good], _sites(urls), media, int(seconds.max(initial=NEVER)))
+    return _once(
+        lines, memes, posts, seconds[good], _sites(urls), media, int(seconds.max(initial=NEVER))
+    )
 
 
-def _fields(lines: _Lines, rows: NDArray[np.int64], expected: str) -> tuple[NDArray[np.int64], list[pa.Array]]:
+def _fields(
+    lines: _Lines, rows: NDArray[np.int64], expected: str
+) -> tuple[NDArray[np.int64], list[pa.Array]]:
     """The rows that have at least four fields between tabs, and their first three and last."""
     parts = pc.split_pattern(lines.trimmed(rows), "\t")
     lengths = np.asarray(pc.list_value_length(parts)).astype(np.int64)
@@ -188,7 +256,9 @@ def _fields(lines: _Lines, rows: NDArray[np.int64], expected: str) -> tuple[NDAr
     kept = lengths >= 4
     values, ends = parts.filter(pa.array(kept)).flatten(), np.cumsum(lengths[kept])
     starts = ends - lengths[kept]
-    return rows[kept], [values.take(pa.array(place)) for place in (starts, starts + 1, starts + 2, ends - 1)]
+    return rows[kept], [
+        values.take(pa.array(place)) for place in (starts, starts + 1, starts + 2, ends - 1)
+    ]
 
 
 def _sites(urls: pa.Array) -> pa.DictionaryArray:
@@ -206,10 +276,20 @@ def _once(
     media: pa.DictionaryArray | None,
     latest: int,
 ) -> Mentions:
-    """Each meme once per post: a block holds whole records, so that no repeat is in another block."""
+    """Each meme once per post: a block holds whole records, so that no repeat is in another
+    block.
+    """
     codes = np.asarray(memes.indices).astype(np.int64)
     pairs = codes * (int(posts.max(initial=0)) + 1) + posts
     first = np.sort(np.unique(pairs, return_index=True)[1])
     rows = pa.array(first)
     kept_media = None if media is None else media.take(rows)
-    return Mentions(memes.take(rows), seconds[first], sites.take(rows), kept_media, latest, len(codes) - len(first), lines.skipped)
+    return Mentions(
+        memes.take(rows),
+        seconds[first],
+        sites.take(rows),
+        kept_media,
+        latest,
+        len(codes) - len(first),
+        lines.skipped,
+    )

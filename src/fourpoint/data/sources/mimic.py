@@ -1,9 +1,11 @@
 """MIMIC-III's ``ADMISSIONS.csv``: each patient a sequence, each admission to hospital an event.
 
-The paper takes "2,246 patients with at least three visits" and calls each visit an event, without types. So does this
-converter by default; the type of admission or the diagnosis can be had as the mark. Times are days since the patient's first
-admission (dates are shifted per patient, so that only differences mean anything), hence every sequence has an event at 0 and
-its window is inferred: from 0 to the last admission. When a patient stopped being followed is not in the file.
+The paper takes "2,246 patients with at least three visits" and calls each visit an event, without
+types. So does this converter by default; the type of admission or the diagnosis can be had as the
+mark. Times are days since the patient's first admission (dates are shifted per patient, so that
+only differences mean anything), hence every sequence has an event at 0 and
+its window is inferred: from 0 to the last admission. When a patient stopped being followed is not
+in the file.
 
 Where the file comes from and under which terms: docs/sources/mimic.md.
 """
@@ -25,12 +27,15 @@ DAY = 86_400_000_000  # in microseconds
 Mark = Literal["none", "type", "diagnosis"]
 
 
-def read(path: str | Path, /, *, mark: Mark = "none", visits: int = 3, types: int = 20) -> tuple[Dataset, list[str]]:
+def read(
+    path: str | Path, /, *, mark: Mark = "none", visits: int = 3, types: int = 20
+) -> tuple[Dataset, list[str]]:
     """Read ``ADMISSIONS.csv`` (or MIMIC-IV's ``admissions.csv``), plain or gzip.
 
     Args:
         path: the file.
-        mark: what the mark of a visit is: "none" (as in the paper), "type" (ADMISSION_TYPE) or "diagnosis" (DIAGNOSIS).
+        mark: what the mark of a visit is: "none" (as in the paper), "type" (ADMISSION_TYPE) or
+        "diagnosis" (DIAGNOSIS).
         visits: patients with fewer visits are left out, and counted.
         types: with "diagnosis", how many of the most frequent are kept apart; the rest are "other".
 
@@ -41,7 +46,9 @@ def read(path: str | Path, /, *, mark: Mark = "none", visits: int = 3, types: in
     if mark not in get_args(Mark):
         raise UserError(f"mark {', '.join(get_args(Mark))}", f"{mark!r}", "Use one of them.")
     if visits < 1 or types < 1:
-        raise UserError("at least one visit and one type", f"visits={visits}, types={types}", "Raise them.")
+        raise UserError(
+            "at least one visit and one type", f"visits={visits}, types={types}", "Raise them."
+        )
     source = Path(path)
     sheet = read_sheet(source, WHAT, COLUMNS)
     encoded = sheet.texts("subject_id").dictionary_encode()
@@ -75,17 +82,31 @@ def read(path: str | Path, /, *, mark: Mark = "none", visits: int = 3, types: in
     return data, _notes(data, len(ids), visits, late)
 
 
-def _marks(sheet: Sheet, mark: Mark, types: int, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], MarkSpace]:
+def _marks(
+    sheet: Sheet, mark: Mark, types: int, rows: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], MarkSpace]:
     if mark == "none":
         return np.zeros(len(rows), dtype=np.int64), MarkSpace()
     column = "admission_type" if mark == "type" else "diagnosis"
     if column not in sheet.table.column_names:
-        raise EventDataError(f"{WHAT} with a column {column!r}", f"{sheet.source}: none", "MIMIC-IV has no diagnoses there: use mark=type.")
+        raise EventDataError(
+            f"{WHAT} with a column {column!r}",
+            f"{sheet.source}: none",
+            "MIMIC-IV has no diagnoses there: use mark=type.",
+        )
     return named(sheet.texts(column).take(rows), types if mark == "diagnosis" else None)
 
 
 def _notes(data: Dataset, patients: int, visits: int, late: int) -> list[str]:
-    notes = [f"{len(data):,} of {patients:,} patients have at least {visits} visits; the others are left out (--set visits=N)"]
+    notes = [
+        (
+            f"{len(data):,} of {patients:,} patients have at least {visits} visits; the others "
+            "are left out (--set visits=N)"
+        )
+    ]
     if late:
-        notes.append(f"{late:,} admissions stood after a later one of the same patient and were put in order of time")
+        notes.append(
+            f"{late:,} admissions stood after a later one of the same patient and were put "
+            "in order of time"
+        )
     return [*notes, "days since each patient's first admission, which is an event at 0"]

@@ -1,16 +1,18 @@
 """Trades: LOBSTER's message files, and plain files of time and side.
 
-A LOBSTER message file is one trading day of one stock. It has no header and six columns: time (seconds after midnight), type,
-order id, size, price (dollars times 10,000) and direction (1: a buy order stands in the book, -1: a sell order). The types:
+A LOBSTER message file is one trading day of one stock. It has no header and six columns: time
+(seconds after midnight), type, order id, size, price (dollars times 10,000) and direction (1: a buy
+order stands in the book, -1: a sell order). The types:
 
     1 submission   2 partial cancellation   3 deletion   4 execution, visible   5 execution, hidden   6 cross trade   7 halt
 
-A trade is an execution, 4 or 5. It removes a standing order, so that it was started by the other side: direction -1 is a
-**buy**. Its name ``TICKER_DATE_START_END_message_LEVEL.csv`` says from when to when it was recorded, in milliseconds after
-midnight, and that is the window.
+A trade is an execution, 4 or 5. It removes a standing order, so that it was started by the other
+side: direction -1 is a **buy**. Its name ``TICKER_DATE_START_END_message_LEVEL.csv`` says from when
+to when it was recorded, in milliseconds after midnight, and that is the window.
 
-A plain file has columns ``time`` and ``side``: stamps, or numbers since 1970 in milliseconds (the paper's clock). Each day is a
-sequence, in seconds after midnight, and its window is the session, by default New York's 9:30 to 16:00.
+A plain file has columns ``time`` and ``side``: stamps, or numbers since 1970 in milliseconds (the
+paper's clock). Each day is a sequence, in seconds after midnight, and its window is the session, by
+default New York's 9:30 to 16:00.
 
 Where such files come from and under which terms: docs/sources/transactions.md.
 """
@@ -32,38 +34,53 @@ from fourpoint.events import Dataset, EventDataError, MarkSpace, UserError
 
 LOBSTER = "a LOBSTER message file"
 MESSAGE = ("time", "type", "order_id", "size", "price", "direction")
-NAME = re.compile(r"(?P<ticker>.+)_(?P<day>\d{4}-\d\d-\d\d)_(?P<start>\d+)_(?P<end>\d+)_message_\d+\.csv(\.gz)?$")
+NAME = re.compile(
+    r"(?P<ticker>.+)_(?P<day>\d{4}-\d\d-\d\d)_(?P<start>\d+)_(?P<end>\d+)_message_\d+\.csv(\.gz)?$"
+)
 NEW_YORK = (34_200.0, 57_600.0)  # 9:30 to 16:00, in seconds after midnight
 KINDS = {1: "submit", 2: "cancel", 3: "delete", 4: "trade", 5: "trade hidden"}
 SIDES = {"buy": 0, "b": 0, "bid": 0, "1": 0, "+1": 0, "sell": 1, "s": 1, "ask": 1, "-1": 1}
 PLAIN = "a file of trades with columns time and side"
-COLUMNS = {"time": ("timestamp", "datetime", "date_time", "ts"), "side": ("action", "direction", "type", "buy_sell")}
+COLUMNS = {
+    "time": ("timestamp", "datetime", "date_time", "ts"),
+    "side": ("action", "direction", "type", "buy_sell"),
+}
 PER_SECOND = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
 Mark = Literal["side", "message"]
 Clock = Literal["s", "ms", "us", "ns"]
 
 
-def read_lobster(path: str | Path, /, *, mark: Mark = "side", seconds: float = 0.0) -> tuple[Dataset, list[str]]:
+def read_lobster(
+    path: str | Path, /, *, mark: Mark = "side", seconds: float = 0.0
+) -> tuple[Dataset, list[str]]:
     """Read one LOBSTER message file, or a folder of them, each a sequence.
 
     Args:
         path: a file called ``TICKER_DATE_START_END_message_LEVEL.csv``, or a folder of such files.
-        mark: "side" takes the trades alone, as buy and sell; "message" takes types 1 to 5, each by the side of its order.
+        mark: "side" takes the trades alone, as buy and sell; "message" takes types 1 to 5, each by
+        the side of its order.
         seconds: cut each day into windows of this length; 0 keeps whole days.
 
-    Returns:
-        The sequences, in seconds after midnight, and what should be said. Fails with :class:`EventDataError` that names the
-        file and the line.
+    Returns: The sequences, in seconds after midnight, and what should be said. Fails with
+        :class:`EventDataError` that names the file and the line.
     """
     if mark not in get_args(Mark):
         raise UserError(f"mark {', '.join(get_args(Mark))}", f"{mark!r}", "Use one of them.")
     source = Path(path)
-    files = [p for p in sorted(source.iterdir()) if NAME.match(p.name)] if source.is_dir() else [source]
+    files = (
+        [p for p in sorted(source.iterdir()) if NAME.match(p.name)] if source.is_dir() else [source]
+    )
     if not files:
         raise EventDataError(
-            f"{LOBSTER} such as AAPL_2012-06-21_34200000_57600000_message_10.csv", f"{source}, which holds none", "Check it."
+            f"{LOBSTER} such as AAPL_2012-06-21_34200000_57600000_message_10.csv",
+            f"{source}, which holds none",
+            "Check it.",
         )
-    names = ("buy", "sell") if mark == "side" else tuple(f"{kind} {side}" for kind in KINDS.values() for side in ("buy", "sell"))
+    names = (
+        ("buy", "sell")
+        if mark == "side"
+        else tuple(f"{kind} {side}" for kind in KINDS.values() for side in ("buy", "sell"))
+    )
     days, notes = Days(MarkSpace.categorical(names)), []
     for file in files:
         notes += _add_messages(days, file, mark)
@@ -71,18 +88,28 @@ def read_lobster(path: str | Path, /, *, mark: Mark = "side", seconds: float = 0
 
 
 def read_trades(
-    path: str | Path, /, *, clock: Clock = "ms", session: tuple[float, ...] = NEW_YORK, seconds: float = 0.0
+    path: str | Path,
+    /,
+    *,
+    clock: Clock = "ms",
+    session: tuple[float, ...] = NEW_YORK,
+    seconds: float = 0.0,
 ) -> tuple[Dataset, list[str]]:
     """Read a plain file of trades, plain or gzip: each day a sequence.
 
     Args:
         path: the file, with columns time and side (buy or sell, B or S, 1 or -1).
         clock: the unit of times that are numbers, since 1970 (or since midnight, for one day).
-        session: the observed part of each day, in seconds after midnight; trades outside are left out, and counted.
+        session: the observed part of each day, in seconds after midnight; trades outside are left
+        out, and counted.
         seconds: cut each session into windows of this length; 0 keeps whole sessions.
     """
     if len(session) != 2 or not 0 <= session[0] < session[1] <= 86_400:
-        raise UserError("a session of two times of day in seconds, such as 34200,57600", f"{session}", "Use 0,86400 for whole days.")
+        raise UserError(
+            "a session of two times of day in seconds, such as 34200,57600",
+            f"{session}",
+            "Use 0,86400 for whole days.",
+        )
     source = Path(path)
     sheet = read_sheet(source, PLAIN, COLUMNS)
     stamps, per_second = _stamps(sheet, clock)
@@ -95,8 +122,16 @@ def read_trades(
     late = int((np.diff(stamps) < 0).sum())
     for one in np.unique(day):
         rows = order[slice(*np.searchsorted(day[order], [one, one + 1]))]
-        days.add(str(np.datetime64(int(one), "D")), times[rows], marks[rows], float(session[0]), float(session[1]))
-    notes = [f"{late:,} trades stood after a later one and were put in order of time"] if late else []
+        days.add(
+            str(np.datetime64(int(one), "D")),
+            times[rows],
+            marks[rows],
+            float(session[0]),
+            float(session[1]),
+        )
+    notes = (
+        [f"{late:,} trades stood after a later one and were put in order of time"] if late else []
+    )
     return cut(days, seconds, source, "trades", notes)
 
 
@@ -112,20 +147,39 @@ def _add_messages(days: Days, file: Path, mark: Mark) -> list[str]:
         raise sheet.error("a direction of 1 or -1", int(odd[0]), f"{directions[odd[0]]:g}")
     back = np.flatnonzero(np.diff(times) < 0)
     if len(back):
-        raise sheet.error(f"times in order, at least {times[back[0]]}", int(back[0]) + 1, f"{times[back[0] + 1]}")
+        raise sheet.error(
+            f"times in order, at least {times[back[0]]}", int(back[0]) + 1, f"{times[back[0] + 1]}"
+        )
     sell = directions[wanted] < 0
     # The order that a trade removes stood on the other side than the one that started the trade.
-    marks = np.where(sell, 0, 1) if mark == "side" else 2 * (kinds[wanted].astype(np.int64) - 1) + sell
+    marks = (
+        np.where(sell, 0, 1) if mark == "side" else 2 * (kinds[wanted].astype(np.int64) - 1) + sell
+    )
     told = NAME.match(file.name)
     start, stop = (int(told["start"]) / 1000, int(told["end"]) / 1000) if told else NEW_YORK
-    days.add(f"{told['ticker']} {told['day']}" if told else file.stem, times[wanted], marks.astype(np.int64), start, stop)
-    notes = [] if told else [f"{file.name} does not say from when to when it was recorded: taken as 9:30 to 16:00"]
+    days.add(
+        f"{told['ticker']} {told['day']}" if told else file.stem,
+        times[wanted],
+        marks.astype(np.int64),
+        start,
+        stop,
+    )
+    notes = (
+        []
+        if told
+        else [f"{file.name} does not say from when to when it was recorded: taken as 9:30 to 16:00"]
+    )
     if not wanted.all():
         notes.append(
-            f"{file.name}: {int((~wanted).sum()):,} of {len(wanted):,} messages are {'no trades' if mark == 'side' else 'of types 6 and 7'}"
+            f"{file.name}: {int((~wanted).sum()):,} of {len(wanted):,} messages are "
+            f"{'no trades' if mark == 'side' else 'of types 6 and 7'}"
         )
     halts = int((kinds == 7).sum())
-    return notes + ([f"{file.name}: {halts} messages of halts; the time in a halt counts as observed"] if halts else [])
+    return notes + (
+        [f"{file.name}: {halts} messages of halts; the time in a halt counts as observed"]
+        if halts
+        else []
+    )
 
 
 def _stamps(sheet: Sheet, clock: Clock) -> tuple[NDArray[np.int64], int]:
@@ -136,7 +190,11 @@ def _stamps(sheet: Sheet, clock: Clock) -> tuple[NDArray[np.int64], int]:
     try:
         return np.array(pc.cast(texts, pa.int64())), PER_SECOND[clock]
     except (pa.ArrowInvalid, KeyError) as error:
-        raise EventDataError(PLAIN, f"{sheet.source}: times too large, or the clock {clock!r} ({error})", "Use s, ms, us or ns.") from None
+        raise EventDataError(
+            PLAIN,
+            f"{sheet.source}: times too large, or the clock {clock!r} ({error})",
+            "Use s, ms, us or ns.",
+        ) from None
 
 
 def _sides(sheet: Sheet) -> NDArray[np.int64]:
