@@ -10,9 +10,7 @@ import pytest
 
 # Kernels need triton, which torch brings to machines with a CUDA device.
 collect_ignore_glob = (
-    []
-    if find_spec("triton")
-    else ["src/fourpoint/maths/*_cuda.py", "src/fourpoint/models/*_cuda.py"]
+    [] if find_spec("triton") else ["src/fourpoint/ops/*_cuda.py", "src/fourpoint/models/*_cuda.py"]
 )
 
 

@@ -67,7 +67,7 @@ def evaluation(record: Record, repeats: int, sequences: int) -> None:
     import torch
 
     import fourpoint as fp
-    from fourpoint.evaluation import score
+    from fourpoint.inference.evaluation import score
     from fourpoint.models import MODELS
 
     torch.set_num_threads(1)
@@ -104,7 +104,7 @@ def evaluation(record: Record, repeats: int, sequences: int) -> None:
 def start(record: Record, repeats: int) -> None:
     """Seconds by the clock until a fresh process has answered."""
     calls = {
-        "fourpoint --help": [sys.executable, "-m", "fourpoint.cli", "--help"],
+        "fourpoint --help": [sys.executable, "-m", "fourpoint.cli.main", "--help"],
         "import fourpoint": [
             sys.executable,
             "-c",

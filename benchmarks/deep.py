@@ -26,7 +26,7 @@ from records import Record, figure, options, ratios
 
 import fourpoint as fp
 from fourpoint.events import Dataset
-from fourpoint.likelihood import sampled_log_likelihood
+from fourpoint.inference.likelihood import sampled_log_likelihood
 from fourpoint.models import MODELS
 
 SETS = ("taxi", "stackoverflow_easytpp")

@@ -41,12 +41,12 @@ import torch
 from torch import Tensor, nn
 
 from fourpoint.events import Batch, Dataset
-from fourpoint.likelihood import quick_log_likelihood, sampled_log_likelihood
-from fourpoint.maths.periodogram import coarse_clock
+from fourpoint.inference.likelihood import quick_log_likelihood, sampled_log_likelihood
 from fourpoint.models import protocol
 from fourpoint.models.narrow import NarrowPeaks
 from fourpoint.models.neural_start import time_scale_of
 from fourpoint.models.poisson import mean_rates
+from fourpoint.ops.periodogram import coarse_clock
 
 BATCH, NODES, DECAY, CLIP, AVERAGE, WARMUP = 64, 8, 1e-2, 1.0, 0.995, 100
 VALIDATIONS, VALIDATION_EVENTS = 30, 20_000

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from fourpoint.events import Batch, Dataset
-from fourpoint.maths.quadrature import gauss_legendre
+from fourpoint.ops.quadrature import gauss_legendre
 
 MODELS = ("RMTPP", "NHP", "SAHP", "THP", "S2P2", "AttNHP")
 BATCH, HIDDEN, NODES, RATE = 64, 32, 20, 1e-3

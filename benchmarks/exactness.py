@@ -23,11 +23,11 @@ from records import Record, options
 
 import fourpoint.models
 from fourpoint.data.synthetic import simulate
-from fourpoint.forecasting import forecast
-from fourpoint.goodness import goodness_of_fit
-from fourpoint.maths.thinning import next_by_inversion, next_by_thinning
+from fourpoint.inference.forecasting import forecast
+from fourpoint.inference.goodness import goodness_of_fit
+from fourpoint.inference.sampling import sample, sample_paths
 from fourpoint.models import DAPP, Hawkes, Poisson, SelfCorrecting, SplinePoisson
-from fourpoint.sampling import sample, sample_paths
+from fourpoint.ops.thinning import next_by_inversion, next_by_thinning
 
 DRAWS = 4000
 FIRST = 500  # paths that tell how many events a model has

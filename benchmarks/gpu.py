@@ -171,9 +171,9 @@ def agreement(record: Record, device: str, size: Size) -> None:
 
 def dapp_agrees(device: str, sequences: int) -> tuple[float, float]:
     """The same nodes and features on both sides."""
-    from fourpoint.likelihood import _sampled
-    from fourpoint.maths.quadrature import stratified
+    from fourpoint.inference.likelihood import _sampled
     from fourpoint.models import DAPP
+    from fourpoint.ops.quadrature import stratified
 
     data = hawkes(sequences)
     plain, batch, random = (
@@ -213,7 +213,7 @@ def deep_agrees(device: str, sequences: int) -> tuple[float, float]:
         )
         sides = [(_deep_value(exact, batch, where), exact), (_deep_value(ours, there, where), ours)]
         return _apart(sides)
-    from fourpoint.models.deep_cuda import draw, log_likelihoods
+    from fourpoint.kernels.triton_deep_dapp.loss import draw, log_likelihoods
 
     drawn = draw(ours, there, NODES, random)
     by_kernels = log_likelihoods(ours, there, drawn, gaps=False).sum()
@@ -234,8 +234,8 @@ def _deep_value(model: Any, batch: Any, where: torch.Tensor) -> torch.Tensor:
     """The log-likelihood by the model's plain layers, with nodes at ``where`` in their strata as
     the kernels have them.
     """
-    from fourpoint.likelihood import _sampled
-    from fourpoint.maths.quadrature import early
+    from fourpoint.inference.likelihood import _sampled
+    from fourpoint.ops.quadrature import early
 
     left, right = batch.edges[:, :-1], batch.edges[:, 1:]
     inside = where.to(left).view(len(batch.times), -1, 1)
@@ -407,7 +407,7 @@ def s2p2(train: Any, nodes: int, repeats: int, device: str) -> tuple[Any, int]:
     """Events per second of S2P2 alone on the card, and its parameters."""
     import easytpp_models as peers
 
-    from fourpoint.likelihood import sampled_log_likelihood
+    from fourpoint.inference.likelihood import sampled_log_likelihood
 
     model = peers.build("easytpp-s2p2", train, 0)[0].to(device).train()
     optimiser = torch.optim.AdamW(peers._groups(model), lr=1e-4)

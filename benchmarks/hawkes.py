@@ -30,10 +30,10 @@ from numpy.typing import NDArray
 from records import Record, figure, options, ratios
 
 from fourpoint.events import Dataset
-from fourpoint.maths.ages import timeline
-from fourpoint.maths.excitation import log_likelihood
+from fourpoint.inference.sampling import sample
 from fourpoint.models import Hawkes
-from fourpoint.sampling import sample
+from fourpoint.ops.ages import timeline
+from fourpoint.ops.excitation import log_likelihood
 
 MU, ALPHA, BETA = 0.5, 0.5, 1.0
 Times = NDArray[np.float64]

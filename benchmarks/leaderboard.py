@@ -213,7 +213,7 @@ def _trained(cell: Row, train: Any, dev: Any) -> tuple[Any, Row]:
     if cell["model"].startswith("easytpp-"):
         import easytpp_models as peers
 
-        from fourpoint.narrow_peaks import look_for_narrow_peaks
+        from fourpoint.training.narrow_peaks import look_for_narrow_peaks
 
         for budget in (1e-3, cell["budget"]):
             model, rate = peers.build(cell["model"], train, cell["seed"])
@@ -261,8 +261,8 @@ def _scores(model: Any, dev: Any, data: Any) -> Row:
     import numpy as np
     from easytpp_models import dev_score
 
-    from fourpoint.maths.rescaling import ks_test
-    from fourpoint.sampling import still
+    from fourpoint.inference.sampling import still
+    from fourpoint.ops.rescaling import ks_test
 
     with still(model):
         total, error, passed = _likelihood(model, _up_to_last_event(data))
@@ -283,9 +283,9 @@ def _by_ticks(model: Any, data: Any) -> Row:
     """Where many gaps are a few ticks of a clock, the log-probability of the ticks, which narrow
     peaks cannot raise.
     """
-    from fourpoint.maths.periodogram import coarse_clock
-    from fourpoint.maths.quadrature import Unconverged
-    from fourpoint.ticks import tick_score
+    from fourpoint.inference.ticks import tick_score
+    from fourpoint.ops.periodogram import coarse_clock
+    from fourpoint.ops.quadrature import Unconverged
 
     tick, data = coarse_clock(data.gaps[data.gaps > 0]), data.some(TICKED, 0)
     if not tick:
@@ -306,8 +306,8 @@ def _ahead(model: Any, data: Any) -> Row:
     """Scores of predictions of the next event; None where there is no number."""
     import numpy as np
 
-    from fourpoint.maths.quadrature import Unconverged
-    from fourpoint.predictions import _next_scores
+    from fourpoint.inference.predictions import _next_scores
+    from fourpoint.ops.quadrature import Unconverged
 
     inner = np.setdiff1d(np.arange(data.events), data.offsets[:-1][data.lengths > 0])
     names = ("rmse", "mae", "crps", "coverage", "accuracy", "log_loss")
@@ -330,7 +330,7 @@ def _likelihood(model: Any, data: Any) -> tuple[float, float, Any]:
     import numpy as np
     import torch
 
-    from fourpoint.maths.quadrature import Unconverged
+    from fourpoint.ops.quadrature import Unconverged
 
     tolerances = TOLERANCES[1:] if getattr(model, "narrow", False) else TOLERANCES
     total, error, gaps, ways = (
@@ -372,7 +372,7 @@ def _refined(model: Any, batch: Any, *, tolerance: float) -> Found:
     """
     import torch
 
-    from fourpoint.goodness import gap_integrals
+    from fourpoint.inference.goodness import gap_integrals
 
     integral, error = (
         torch.where(batch.valid[:, 1:], part[:, 1:-1], 0.0)
@@ -389,7 +389,7 @@ def _by_rule(model: Any, batch: Any) -> Found:
     """
     import torch
 
-    from fourpoint.maths.quadrature import gauss_legendre
+    from fourpoint.ops.quadrature import gauss_legendre
 
     (B, N), history = batch.times.shape, model.encode(batch)
     seen = torch.arange(1, N, device=batch.times.device).expand(B, N - 1)
@@ -411,7 +411,7 @@ def _logs(model: Any, batch: Any) -> Any:
     """log lambda of each event's own mark, of all but the first of each sequence."""
     import torch
 
-    from fourpoint.likelihood import log_rates_at_events
+    from fourpoint.inference.likelihood import log_rates_at_events
 
     logs = log_rates_at_events(model, model.encode(batch), batch)
     return torch.where(batch.valid, logs, 0.0).double()[:, 1:]

@@ -26,7 +26,7 @@ from records import Record, options
 import fourpoint as fp
 from fourpoint.data.synthetic import process
 from fourpoint.events import Dataset
-from fourpoint.likelihood import log_likelihood
+from fourpoint.inference.likelihood import log_likelihood
 from fourpoint.models import DAPP
 from fourpoint.streaming.stream import Stream
 

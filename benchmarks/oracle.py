@@ -40,10 +40,10 @@ import torch
 from records import Figure, Record, figure, options
 
 import fourpoint as fp
-from fourpoint import checkpoints
 from fourpoint.events import Dataset
-from fourpoint.likelihood import Convention, log_likelihood
+from fourpoint.inference.likelihood import Convention, log_likelihood
 from fourpoint.models import MODELS, Hawkes
+from fourpoint.storage import checkpoints
 
 BATCH, WITHIN, RATES = 64, 0.01, (1e-3, 1e-2)
 STEPS_ALONE = "dapp, without its first guess"

@@ -27,7 +27,7 @@ from records import Figure, Record, figure, options, ratios
 
 import fourpoint as fp
 from fourpoint.events import Dataset
-from fourpoint.likelihood import log_likelihood
+from fourpoint.inference.likelihood import log_likelihood
 from fourpoint.models import MODELS, Hawkes
 
 BATCH, HIDDEN = 64, 32

@@ -101,7 +101,7 @@ def slopes(model: Any, data: Any, rounding: Format | None) -> tuple[Tensor, Tens
     """The sampled log-likelihood of the first sequences of ``data``, and its gradient in all
     weights, in float64.
     """
-    from fourpoint.likelihood import sampled_log_likelihood
+    from fourpoint.inference.likelihood import sampled_log_likelihood
 
     for part in model.modules() if rounding else ():
         if isinstance(part, nn.Linear) and part.out_features > 1:

@@ -19,9 +19,9 @@ import torch
 from records import Figure, Record, figure, options, ratios
 
 from fourpoint.data.synthetic import process
+from fourpoint.inference.sampling import sample_paths
 from fourpoint.models import DAPP, Hawkes
-from fourpoint.sampling import sample_paths
-from fourpoint.training import fit
+from fourpoint.training.fitting import fit
 
 STOP = 3.58  # the paper's Hawkes process has 100 events on [0, 3.58) on average
 STEPS = 100

@@ -150,7 +150,7 @@ def measure(axis: str, sizes: tuple[int, ...], repeats: int) -> list[dict[str, A
     sys.path.insert(0, str(ROOT / "src"))
     import torch
 
-    from fourpoint.allocation import keep_freed_memory
+    from fourpoint.training.allocation import keep_freed_memory
 
     torch.set_num_threads(1)
     keep_freed_memory()  # as `fit` does
@@ -179,7 +179,7 @@ def case(axis: str, size: int) -> Any:
     import torch
 
     from fourpoint.events import Dataset, Sequence
-    from fourpoint.likelihood import sampled_log_likelihood
+    from fourpoint.inference.likelihood import sampled_log_likelihood
     from fourpoint.models import DAPP, DeepDAPP
 
     sequences, events = {"n": (1, size), "deep": (1, size), "batch": (size, EVENTS)}.get(

@@ -39,13 +39,13 @@ from records import Record, figure, options
 
 from fourpoint.data.synthetic import process, simulate
 from fourpoint.events import Dataset
-from fourpoint.feeds.feed import score_feed
+from fourpoint.inference.sampling import sample
 from fourpoint.models import DAPP, Hawkes
-from fourpoint.sampling import sample
 from fourpoint.streaming.bank import StreamBank
+from fourpoint.streaming.feed.feed import score_feed
 from fourpoint.streaming.monitoring import Alarm
 from fourpoint.streaming.stream import Stream
-from fourpoint.training import fit
+from fourpoint.training.fitting import fit
 
 LAST = 1000  # events whose median time is taken
 FIRST = 1000  # events of a stream before its state and memory are looked at for the first time

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 import fourpoint as fp
-from fourpoint import plots
+from fourpoint.plots import charts as plots
 
 ROOT = Path(__file__).resolve().parents[1]
 

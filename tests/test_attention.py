@@ -12,9 +12,9 @@ from reference.attention_loop import attention_loop
 from torch import Tensor
 
 from fourpoint.events import UserError
-from fourpoint.maths import attention, recurrence
-from fourpoint.maths.fourier import Spectrum, with_constant
 from fourpoint.models.dapp import DAPP
+from fourpoint.ops import attention, recurrence
+from fourpoint.ops.fourier import Spectrum, with_constant
 
 LINEAR = ("none", "ratio")
 TIGHT = 1e-10
@@ -291,7 +291,7 @@ def test_scores_in_pieces_equal_scores_whole(monkeypatch: pytest.MonkeyPatch) ->
     for decay, phase in ((False, "paired"), (True, "paired"), (False, "random")):
         c = case(8, 3, decay, phase)
         whole = by_dense(c, "softmax")
-        monkeypatch.setattr("fourpoint.maths.fourier.LARGEST", 1)
+        monkeypatch.setattr("fourpoint.ops.fourier.LARGEST", 1)
         with torch.no_grad():
             pieces = by_dense(c, "softmax")
         monkeypatch.undo()

@@ -11,15 +11,15 @@ import os
 import pytest
 import torch
 
-from fourpoint.maths.attention import drive, read, scan
-from fourpoint.maths.fourier import Spectrum
+from fourpoint.ops.attention import drive, read, scan
+from fourpoint.ops.fourier import Spectrum
 
 pytest.importorskip("triton", reason="triton comes with torch where there is a CUDA device")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 if DEVICE == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("no CUDA device, and no TRITON_INTERPRET=1 to do without", allow_module_level=True)
 
-from fourpoint.maths.attention_cuda import attended  # noqa: E402
+from fourpoint.kernels.triton_attention import attended  # noqa: E402
 
 
 @pytest.mark.parametrize(

@@ -12,14 +12,14 @@ from test_laws import data
 from torch import Tensor
 
 from fourpoint.events import Batch, Dataset, Sequence, UserError
-from fourpoint.goodness import goodness_of_fit
-from fourpoint.likelihood import sampled_log_likelihood
+from fourpoint.inference.goodness import goodness_of_fit
+from fourpoint.inference.likelihood import sampled_log_likelihood
+from fourpoint.inference.sampling import last_rates, remember, sample
 from fourpoint.models.hawkes import Hawkes
 from fourpoint.models.poisson import mean_rates
 from fourpoint.models.sahp import SAHP
 from fourpoint.models.thp import THP
-from fourpoint.sampling import last_rates, remember, sample
-from fourpoint.training import fit
+from fourpoint.training.fitting import fit
 
 Attentive = type[SAHP] | type[THP]
 FALSE_ALARM = 1e-3  # of each test of a p-value; seeds are fixed, so that a pass stays a pass

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fourpoint.events import Batch, Dataset, Sequence
-from fourpoint.likelihood import sampled_log_likelihood
+from fourpoint.inference.likelihood import sampled_log_likelihood
 from fourpoint.models import attentive_sweep, readout_loops
 from fourpoint.models.attentive_loops import compiled_sweep, soft_max, soft_max_back, sweep
 from fourpoint.models.attentive_room import Parts, room_for, turned, whole_registers

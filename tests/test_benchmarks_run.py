@@ -306,7 +306,7 @@ def _importable_kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]
     stand-in are forgotten afterwards.
     """
     if importlib.util.find_spec("triton") is not None:
-        yield importlib.import_module("fourpoint.models.deep_cuda")
+        yield importlib.import_module("fourpoint.kernels.triton_deep_dapp.loss")
         return
     before = set(sys.modules)
     triton, language = ModuleType("triton"), MagicMock()
@@ -315,7 +315,7 @@ def _importable_kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]
     monkeypatch.setitem(sys.modules, "triton", triton)
     monkeypatch.setitem(sys.modules, "triton.language", language)
     try:
-        yield importlib.import_module("fourpoint.models.deep_cuda")
+        yield importlib.import_module("fourpoint.kernels.triton_deep_dapp.loss")
     finally:
         for name in set(sys.modules) - before:
             if name.startswith("fourpoint.") and name.endswith("_cuda"):

@@ -13,8 +13,11 @@ import pytest
 import torch
 
 import fourpoint
-from fourpoint import checkpoints
-from fourpoint.checkpoints import (
+from fourpoint.data.synthetic import simulate
+from fourpoint.events import Box, Dataset, MarkSpace, Sequence
+from fourpoint.models import DAPP, MODELS, Poisson
+from fourpoint.storage import checkpoints
+from fourpoint.storage.checkpoints import (
     CheckpointError,
     about,
     read_tensors,
@@ -23,9 +26,6 @@ from fourpoint.checkpoints import (
     save,
     write_tensors,
 )
-from fourpoint.data.synthetic import simulate
-from fourpoint.events import Box, Dataset, MarkSpace, Sequence
-from fourpoint.models import DAPP, MODELS, Poisson
 
 SMALL: dict[str, dict[str, Any]] = {
     "dapp": dict(heads=2, features=6, generator=(8,), knots=4),

@@ -18,7 +18,7 @@ import pytest
 from typer.testing import CliRunner
 
 import fourpoint
-from fourpoint.cli import app
+from fourpoint.cli.main import app
 from fourpoint.events import Dataset, Sequence
 from fourpoint.settings import parse_settings
 
@@ -202,13 +202,13 @@ import atexit, runpy, sys
 heavy = {"torch", "numpy", "matplotlib", "pyarrow", "scipy", "pandas", "numba"}
 atexit.register(lambda: print(sorted(heavy & set(sys.modules)), len(sys.modules), file=sys.stderr))
 sys.argv = ["fourpoint", "--help"]
-runpy.run_module("fourpoint.cli", run_name="__main__")
+runpy.run_module("fourpoint.cli.main", run_name="__main__")
 """
 
 
 def test_help_is_quick_and_imports_nothing_heavy() -> None:
     code = (
-        "import sys, fourpoint.cli; print(sorted({'torch', 'numpy', 'matplotlib', 'pyarrow', "
+        "import sys, fourpoint.cli.main; print(sorted({'torch', 'numpy', 'matplotlib', 'pyarrow', "
         "'scipy'} & set(sys.modules)))"
     )
     assert (
@@ -230,7 +230,7 @@ def test_an_interruption_is_one_line_and_exit_code_130(
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("fourpoint.evaluation.evaluate", interrupted)
+    monkeypatch.setattr("fourpoint.inference.evaluation.evaluate", interrupted)
     call("fit", calls, "--model", "poisson", "-o", tmp_path / "model")
     result = call("evaluate", tmp_path / "model", calls, code=130)
     assert len(result.stderr.strip().splitlines()) == 1 and "interrupted" in result.stderr

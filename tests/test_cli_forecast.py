@@ -14,11 +14,11 @@ import torch
 from typer.testing import CliRunner
 
 import fourpoint
-from fourpoint import cli, cli_reading
-from fourpoint.checkpoints import save
+from fourpoint.cli import main as cli, reading as cli_reading
 from fourpoint.events import Dataset, MarkSpace, Sequence, UserError
-from fourpoint.explaining import explain
+from fourpoint.inference.explaining import explain
 from fourpoint.models import DAPP, MODELS, Hawkes, Poisson
+from fourpoint.storage.checkpoints import save
 
 RUN = CliRunner()
 MARKS = MarkSpace.categorical(["fire", "medical"])

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 import fourpoint as fp
-from fourpoint.cli import app
+from fourpoint.cli.main import app
 
 FAST = [
     word

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from fourpoint.cli import app
+from fourpoint.cli.main import app
 
 RUN = CliRunner()
 

@@ -11,15 +11,15 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from fourpoint.branching import branching_ratios
-from fourpoint.checkpoints import about, restore, save
-from fourpoint.cli import app
+from fourpoint.cli.main import app
 from fourpoint.data.readers import write
 from fourpoint.data.synthetic import simulate
 from fourpoint.events import Box, Dataset, MarkSpace, Sequence
+from fourpoint.inference.branching import branching_ratios
+from fourpoint.inference.sampling import sample
 from fourpoint.models import DAPP, Hawkes, PlacedHawkes, Poisson, SelfCorrecting, SplinePoisson
-from fourpoint.sampling import sample
-from fourpoint.training import fit
+from fourpoint.storage.checkpoints import about, restore, save
+from fourpoint.training.fitting import fit
 
 PLACE = Box(("x",), (0.0,), (1.0,))
 TRUE = [[0.5, 0.05], [0.3, 0.2]]  # offspring of type a and b, from a and from b

@@ -18,7 +18,7 @@ import torch
 import fourpoint as fp
 from fourpoint.data.synthetic import simulate
 from fourpoint.events import Dataset, MarkSpace, Sequence, UserError
-from fourpoint.likelihood import log_likelihood
+from fourpoint.inference.likelihood import log_likelihood
 from fourpoint.models import DAPP, Hawkes, dapp as module
 from fourpoint.models.choices import CHOICES
 

@@ -15,16 +15,16 @@ from torch import Tensor
 import fourpoint as fp
 from fourpoint.data.synthetic import simulate
 from fourpoint.events import Batch, Dataset, Sequence
-from fourpoint.likelihood import sampled_log_likelihood
-from fourpoint.maths.fourier import FADED
-from fourpoint.maths.quadrature import uniform
+from fourpoint.inference.likelihood import sampled_log_likelihood
+from fourpoint.kernels.numba_dapp_loss import compiled_sweep, sweep, wave
+from fourpoint.kernels.numba_dapp_rate import exponentials
 from fourpoint.models import dapp_sweep
 from fourpoint.models.dapp import DAPP
-from fourpoint.models.dapp_rate_loops import exponentials
 from fourpoint.models.dapp_sweep import Values, swept_slopes
-from fourpoint.models.dapp_sweep_loops import compiled_sweep, sweep, wave
 from fourpoint.models.dapp_sweep_modes import Networks, back, drawn
 from fourpoint.models.modes import Modes
+from fourpoint.ops.fourier import FADED
+from fourpoint.ops.quadrature import uniform
 
 conventions = pytest.mark.parametrize("convention", ["window", "gaps"])
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn.functional import gelu, layer_norm, linear, softplus
 
 from fourpoint.events import Batch
-from fourpoint.likelihood import sampled_log_likelihood
+from fourpoint.inference.likelihood import sampled_log_likelihood
 from fourpoint.models.deep_dapp import DeepDAPP
 from fourpoint.models.rate import log_softplus
 
@@ -30,16 +30,16 @@ if DEVICE == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("no CUDA device, and no TRITON_INTERPRET=1 to do without", allow_module_level=True)
 
 # What follows imports triton, and so comes after both skips.
-from fourpoint.models import (  # noqa: E402
-    deep_cuda,
-    deep_head_cuda,
-    deep_mix_cuda,
-    deep_nodes_cuda,
-    deep_norm_cuda,
-    deep_rows_cuda,
+from fourpoint.kernels.triton_deep_dapp import (  # noqa: E402
+    head as deep_head_cuda,
+    loss as deep_cuda,
+    mix as deep_mix_cuda,
+    nodes as deep_nodes_cuda,
+    norm as deep_norm_cuda,
+    rows as deep_rows_cuda,
 )
-from fourpoint.models.deep_cuda import Drawn, draw, log_likelihoods  # noqa: E402
-from fourpoint.models.deep_maths_cuda import cos_sin, normal_share  # noqa: E402
+from fourpoint.kernels.triton_deep_dapp.loss import Drawn, draw, log_likelihoods  # noqa: E402
+from fourpoint.kernels.triton_deep_dapp.maths import cos_sin, normal_share  # noqa: E402
 
 tl = triton.language
 pytestmark = pytest.mark.filterwarnings(
@@ -96,7 +96,7 @@ def test_sequences_of_many_chunks_and_tiles(monkeypatch: pytest.MonkeyPatch) -> 
     """Scans carry on from chunk to chunk, programs go on to further tiles, and sums come in
     parts.
     """
-    from fourpoint.models import deep_walk_cuda
+    from fourpoint.kernels.triton_deep_dapp import scan as deep_walk_cuda
 
     monkeypatch.setattr(deep_walk_cuda, "CHUNK", 4)
     monkeypatch.setattr(deep_mix_cuda, "SUMS", 256)  # two parts of the numbers inside

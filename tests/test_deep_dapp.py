@@ -10,13 +10,13 @@ import torch
 
 from fourpoint.data.synthetic import simulate
 from fourpoint.events import Dataset, Sequence, UserError
-from fourpoint.explaining import explain
-from fourpoint.likelihood import quick_log_likelihood, sampled_log_likelihood
-from fourpoint.maths.periodogram import clock, peaks
-from fourpoint.maths.recurrence import pairwise, recur
+from fourpoint.inference.explaining import explain
+from fourpoint.inference.likelihood import quick_log_likelihood, sampled_log_likelihood
 from fourpoint.models import DeepDAPP
 from fourpoint.models.deep_layer import features
-from fourpoint.training import fit
+from fourpoint.ops.periodogram import clock, peaks
+from fourpoint.ops.recurrence import pairwise, recur
+from fourpoint.training.fitting import fit
 
 RUNG = 0.03
 

@@ -17,8 +17,8 @@ import pytest
 import torch
 
 import fourpoint
-from fourpoint import demo
-from fourpoint.demo import removal_effects, run_demo
+from fourpoint.cli import demo
+from fourpoint.cli.demo import removal_effects, run_demo
 from fourpoint.events import Dataset, Sequence
 
 
@@ -109,7 +109,7 @@ def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_commands_of_the_page_run(calls: None) -> None:
     from typer.testing import CliRunner
 
-    from fourpoint.cli import app
+    from fourpoint.cli.main import app
 
     for line in demo.COMMANDS.strip().splitlines():
         words = shlex.split(line.replace("--time-budget 60", "--time-budget 1"))
@@ -144,11 +144,12 @@ def test_the_demo_command_hands_its_options_on(
 ) -> None:
     from typer.testing import CliRunner
 
-    from fourpoint.cli import app
+    from fourpoint.cli.main import app
 
     seen: dict[str, object] = {}
     monkeypatch.setattr(
-        "fourpoint.demo.run_demo", lambda folder, **options: seen.update(folder=folder, **options)
+        "fourpoint.cli.demo.run_demo",
+        lambda folder, **options: seen.update(folder=folder, **options),
     )
     result = CliRunner().invoke(
         app, ["demo", "-o", str(tmp_path), "--seed", "4", "--time-budget", "7"]

@@ -14,9 +14,9 @@ import torch
 from scipy.stats import binom
 
 import fourpoint as fp
-from fourpoint.dequantising import change_within_ticks, dequantise, first_events
+from fourpoint.inference.dequantising import change_within_ticks, dequantise, first_events
+from fourpoint.inference.sampling import sample
 from fourpoint.models import THP, Hawkes, Poisson
-from fourpoint.sampling import sample
 
 
 def rounded(model: Any, sequences: int, seed: int, stop: float = 10.5) -> fp.Dataset:
@@ -66,7 +66,7 @@ def test_marks_excite_each_other_within_a_tick() -> None:
 
 
 def test_latent_times_stay_in_their_ticks_and_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fourpoint.dequantising.SEGMENT", 16)
+    monkeypatch.setattr("fourpoint.inference.dequantising.SEGMENT", 16)
     model = Hawkes(baseline=2.0, branching=0.5, decay=20.0)
     data = rounded(model, 3, seed=6, stop=20.5)
     latent = dequantise(model, data, 1.0, seed=0)

@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.nn.functional import layer_norm
 
 from fourpoint.events import Batch, UserError
-from fourpoint.models import encoder as module
-from fourpoint.models.encoder import Encoded, Encoder, frequencies, waves
+from fourpoint.models import transformer as module
+from fourpoint.models.transformer import Encoded, Encoder, frequencies, waves
 
 
 def make(hidden: int = 8, **settings: Any) -> Encoder:

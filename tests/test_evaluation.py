@@ -13,10 +13,10 @@ import torch
 from pretended import second_device
 
 from fourpoint.data.synthetic import PROCESSES, process, simulate
-from fourpoint.evaluation import MIDPOINTS, Report, device_of, evaluate, intensity
 from fourpoint.events import Dataset, Sequence, UserError
-from fourpoint.goodness import goodness_of_fit
-from fourpoint.likelihood import log_likelihood
+from fourpoint.inference.evaluation import MIDPOINTS, Report, device_of, evaluate, intensity
+from fourpoint.inference.goodness import goodness_of_fit
+from fourpoint.inference.likelihood import log_likelihood
 from fourpoint.models import DAPP, MODELS, Hawkes, Poisson
 from fourpoint.reproduce.claims import first_matters
 from fourpoint.reproduce.tabled import tabled

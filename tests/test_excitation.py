@@ -12,11 +12,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from fourpoint.maths import ages, excitation
-from fourpoint.maths.ages import Timeline, timeline
-from fourpoint.maths.excitation import Derivatives, Design, derivatives, log_likelihood, rows_of
-from fourpoint.maths.excitation_loops import compiled_loops, many_types, one_type
-from fourpoint.maths.newton import Point, climb, standard_errors
+from fourpoint.kernels.numba_excitation import compiled_loops, many_types, one_type
+from fourpoint.ops import ages, excitation
+from fourpoint.ops.ages import Timeline, timeline
+from fourpoint.ops.excitation import Derivatives, Design, derivatives, log_likelihood, rows_of
+from fourpoint.ops.newton import Point, climb, standard_errors
 
 SIZES = [(1, 1), (3, 1), (1, 2), (3, 2)]  # types, decays
 Sequences = list[tuple[np.ndarray, np.ndarray, float, float]]  # times, marks, start, stop

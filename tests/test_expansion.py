@@ -21,7 +21,7 @@ import pytest
 from typer.testing import CliRunner
 
 import fourpoint as fp
-from fourpoint.cli import app
+from fourpoint.cli.main import app
 from fourpoint.data.arrow_blocks import unpacked_sizes
 from fourpoint.data.formats import FORMATS
 from fourpoint.data.formats.unpickling import loads

@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 
 from fourpoint.events import UserError
-from fourpoint.feeds import encoding
-from fourpoint.feeds.encoding import Scores, fast_json, number_texts, rows_of
-from fourpoint.feeds.lines import LONGEST, Line, Lines
-from fourpoint.feeds.reading import Asked, EventReader
-from fourpoint.feeds.times import TimeReader
+from fourpoint.streaming.feed import encoding
+from fourpoint.streaming.feed.encoding import Scores, fast_json, number_texts, rows_of
+from fourpoint.streaming.feed.lines import LONGEST, Line, Lines
+from fourpoint.streaming.feed.reading import Asked, EventReader
+from fourpoint.streaming.feed.times import TimeReader
 
 CONTENTS = [
     b'{"time": 1.5, "mark": "fire", "who": "a"}',

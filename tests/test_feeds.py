@@ -29,13 +29,16 @@ from hypothesis import given, strategies as st
 from fourpoint import atomic
 from fourpoint.atomic import TEMPORARY
 from fourpoint.events import MarkSpace, UserError
-from fourpoint.feeds import lines as feed_lines, loop as feed_loop
-from fourpoint.feeds.events import Single
-from fourpoint.feeds.feed import score_feed
-from fourpoint.feeds.lines import Block, Line, Lines
-from fourpoint.feeds.loop import Ended
-from fourpoint.feeds.plausibility import Reached
-from fourpoint.feeds.state import (
+from fourpoint.models.hawkes import Hawkes
+from fourpoint.models.poisson import Poisson
+from fourpoint.streaming import store
+from fourpoint.streaming.feed import lines as feed_lines, loop as feed_loop
+from fourpoint.streaming.feed.events import Single
+from fourpoint.streaming.feed.feed import score_feed
+from fourpoint.streaming.feed.lines import Block, Line, Lines
+from fourpoint.streaming.feed.loop import Ended
+from fourpoint.streaming.feed.plausibility import Reached
+from fourpoint.streaming.feed.state import (
     TAIL,
     FeedState,
     Output,
@@ -45,9 +48,6 @@ from fourpoint.feeds.state import (
     read_state,
     write_state,
 )
-from fourpoint.models.hawkes import Hawkes
-from fourpoint.models.poisson import Poisson
-from fourpoint.streaming import store
 
 MARKS = MarkSpace.categorical(["fire", "médical"])
 LIMIT = (
@@ -262,7 +262,7 @@ def test_the_start_counts_as_evidence(place: Place) -> None:
 
 
 def test_what_is_not_finite_is_null(place: Place) -> None:
-    from fourpoint.feeds.encoding import as_json
+    from fourpoint.streaming.feed.encoding import as_json
 
     assert json.loads(as_json({"a": float("-inf"), "b": [{"c": float("nan")}], "d": 1.5})) == {
         "a": None,

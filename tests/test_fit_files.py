@@ -17,16 +17,17 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from fourpoint import checkpoints, training_run
-from fourpoint.checkpoints import restore, save
-from fourpoint.cli import app
-from fourpoint.cli_checks import check_folder
+from fourpoint.cli.checks import check_folder
+from fourpoint.cli.main import app
 from fourpoint.data.readers import write
 from fourpoint.data.synthetic import simulate
 from fourpoint.events import Dataset, UserError
 from fourpoint.models import DAPP, RMTPP, Hawkes, Poisson
-from fourpoint.training import TrainingError, fit
-from fourpoint.training_run import fingerprint
+from fourpoint.storage import checkpoints
+from fourpoint.storage.checkpoints import restore, save
+from fourpoint.training import run as training_run
+from fourpoint.training.fitting import TrainingError, fit
+from fourpoint.training.run import fingerprint
 
 SHORT: dict[str, Any] = dict(
     steps=2,

@@ -11,10 +11,10 @@ import torch
 from test_laws import build, data
 
 from fourpoint.events import Dataset, MarkSpace, Sequence, UserError
-from fourpoint.explaining import explain
-from fourpoint.forecasting import forecast, window_counts
+from fourpoint.inference.explaining import explain
+from fourpoint.inference.forecasting import forecast, window_counts
+from fourpoint.inference.sampling import sample
 from fourpoint.models import MODELS, Hawkes, Poisson, SplinePoisson
-from fourpoint.sampling import sample
 from fourpoint.streaming import Stream
 
 HAWKES = Hawkes(baseline=1.0, branching=0.6, decay=2.0)

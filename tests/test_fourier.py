@@ -12,8 +12,8 @@ from reference.attention_loop import score
 from scipy.stats import kstest
 from torch import Tensor
 
-from fourpoint.maths import fourier
-from fourpoint.maths.fourier import (
+from fourpoint.ops import fourier
+from fourpoint.ops.fourier import (
     Generator,
     Spectrum,
     even_noise,

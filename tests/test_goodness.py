@@ -14,11 +14,11 @@ from test_laws import BOXED, CASES, Hidden, build, data
 
 from fourpoint.data.synthetic import simulate
 from fourpoint.events import Dataset, MarkSpace, Sequence, UserError
-from fourpoint.goodness import compensators, gap_integrals, goodness_of_fit
-from fourpoint.likelihood import log_likelihood
+from fourpoint.inference.goodness import compensators, gap_integrals, goodness_of_fit
+from fourpoint.inference.likelihood import log_likelihood
+from fourpoint.inference.predictions import crps_of_sample, prediction_scores, transport_distance
+from fourpoint.inference.sampling import sample
 from fourpoint.models import Hawkes, Poisson
-from fourpoint.predictions import crps_of_sample, prediction_scores, transport_distance
-from fourpoint.sampling import sample
 
 TRUE = Hawkes(baseline=10.0, branching=1.0, decay=1.0)
 
@@ -54,7 +54,7 @@ def test_compensators_equal_the_closed_form() -> None:
 def test_blocks_change_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model, batch = build(name, 3), data(3).batch()
     whole = compensators(model, batch, tolerance=1e-9)
-    monkeypatch.setattr("fourpoint.likelihood.BLOCK", 3)
+    monkeypatch.setattr("fourpoint.inference.likelihood.BLOCK", 3)
     assert torch.allclose(compensators(model, batch, tolerance=1e-9), whole, atol=1e-8)
 
 

@@ -11,15 +11,15 @@ import numpy as np
 import pytest
 import torch
 
-from fourpoint.checkpoints import restore, save
 from fourpoint.data.synthetic import _hawkes, simulate
 from fourpoint.events import Dataset, MarkSpace, Sequence, UserError
-from fourpoint.goodness import goodness_of_fit
-from fourpoint.likelihood import log_likelihood
-from fourpoint.maths.ages import timeline
-from fourpoint.maths.excitation import derivatives, rows_of
+from fourpoint.inference.goodness import goodness_of_fit
+from fourpoint.inference.likelihood import log_likelihood
+from fourpoint.inference.sampling import sample
 from fourpoint.models import Hawkes, hawkes_fit
-from fourpoint.sampling import sample
+from fourpoint.ops.ages import timeline
+from fourpoint.ops.excitation import derivatives, rows_of
+from fourpoint.storage.checkpoints import restore, save
 
 MU, ALPHA, BETA = 0.8, 0.6, 2.5
 

@@ -19,13 +19,13 @@ import pytest
 from typer.testing import CliRunner
 
 import fourpoint as fp
-from fourpoint.cli import app
+from fourpoint.cli.main import app
 from fourpoint.data.inspecting import inspect
 from fourpoint.events import EventDataError, UserError
-from fourpoint.likelihood import check_memory
-from fourpoint.maths.periodogram import coarse_clock
+from fourpoint.inference.likelihood import check_memory
 from fourpoint.memory import set_memory_limit
 from fourpoint.models import MODELS
+from fourpoint.ops.periodogram import coarse_clock
 
 
 def refused(*words: object) -> str:

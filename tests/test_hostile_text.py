@@ -22,10 +22,10 @@ import pytest
 from typer.testing import CliRunner
 
 import fourpoint as fp
-from fourpoint.cli import app
+from fourpoint.cli.main import app
 from fourpoint.errors import UserError
-from fourpoint.page import Page
-from fourpoint.printing import as_text, text_table
+from fourpoint.report.page import Page
+from fourpoint.report.printing import as_text, text_table
 from fourpoint.sanitising import (
     console_lines,
     console_text,
@@ -149,7 +149,7 @@ def test_each_output_shows_a_hostile_mark_as_it_stands(mark: str) -> None:
     plain.feed(html_text(mark))
     quoted.feed(f'<a title="{html_text(mark)}">')
     assert plain.tags == [] and plain.held == console_lines(mark) and quoted.tags == ["a"]
-    from fourpoint.page import _inline
+    from fourpoint.report.page import _inline
 
     marked.feed(_inline(markup_text(mark)))
     assert marked.tags == [] and marked.held == console_text(mark)
@@ -279,9 +279,9 @@ def test_a_stream_writes_hostile_marks_and_entities(hostile: Any, tmp_path: Path
 def test_plots_draw_every_hostile_name_unit_and_title() -> None:
     import matplotlib.pyplot as plt
 
-    from fourpoint import plots
-    from fourpoint.forecast_plots import counts_plot, forecast_plot, qq_plot
-    from fourpoint.map_plots import map_plot, profile_plot
+    from fourpoint.plots import charts as plots
+    from fourpoint.plots.forecast import counts_plot, forecast_plot, qq_plot
+    from fourpoint.plots.maps import map_plot, profile_plot
 
     n = len(HOSTILE)
     t = np.linspace(1, 2, 9)
@@ -340,7 +340,7 @@ def test_plots_draw_every_hostile_name_unit_and_title() -> None:
 def test_the_demo_page_holds_hostile_marks_as_text(tmp_path: Path) -> None:
     from dataclasses import replace
 
-    from fourpoint.demo import run_demo
+    from fourpoint.cli.demo import run_demo
 
     rng = np.random.default_rng(1)
     marks = ("<img src=x onerror=alert(1)>", r"$\frac{1$", " ")

@@ -44,12 +44,12 @@ def test_embedded_data_comes_without_torch() -> None:
 
 
 def test_command_line_starts_without_torch() -> None:
-    assert "torch" not in modules_after("from fourpoint.cli import app")
+    assert "torch" not in modules_after("from fourpoint.cli.main import app")
 
 
 def test_help_starts_without_torch() -> None:
     code = (
-        "import sys; sys.argv = ['fourpoint', '--help']\nfrom fourpoint.cli import main\ntry:\n  "
+        "import sys; sys.argv = ['fourpoint', '--help']\nfrom fourpoint.cli.main import main\ntry:\n  "
         "  main()\nexcept SystemExit:\n    pass"
     )
     assert "torch" not in modules_after(code)
@@ -75,7 +75,7 @@ def test_shapes_are_checked_in_the_test_run() -> None:
     import torch
     from jaxtyping import TypeCheckError
 
-    from fourpoint.maths.quadrature import stratified
+    from fourpoint.ops.quadrature import stratified
 
     with pytest.raises(TypeCheckError):
         stratified(torch.zeros(2), torch.ones(3), 4, torch.Generator())

@@ -17,7 +17,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 import fourpoint as fp
-from fourpoint.cli import app
+from fourpoint.cli.main import app
 from fourpoint.data import datasets
 from fourpoint.data.facts import facts, table_of
 from fourpoint.data.inspecting import Histogram, Inspection, inspect

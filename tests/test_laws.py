@@ -14,9 +14,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from fourpoint.checkpoints import restore, save
 from fourpoint.events import Batch, Box, Dataset, MarkSpace, Sequence
-from fourpoint.likelihood import log_likelihood, sampled_log_likelihood
+from fourpoint.inference.likelihood import log_likelihood, sampled_log_likelihood
 from fourpoint.models import (
     DAPP,
     NHP,
@@ -29,8 +28,9 @@ from fourpoint.models import (
     SelfCorrecting,
     SplinePoisson,
 )
-from fourpoint.models.dapp_places import PlacedDAPP
-from fourpoint.models.hawkes_places import PlacedHawkes
+from fourpoint.models.spatial.dapp import PlacedDAPP
+from fourpoint.models.spatial.hawkes import PlacedHawkes
+from fourpoint.storage.checkpoints import restore, save
 
 BOX = Box(("east", "north"), (-2.0, 10.0), (3.0, 14.0))
 SMALL: dict[str, Any] = dict(

@@ -21,11 +21,11 @@ import torch
 
 from fourpoint.data.synthetic import simulate
 from fourpoint.events import Dataset, Sequence
-from fourpoint.goodness import compensators
-from fourpoint.likelihood import log_likelihoods, sampled_log_likelihood
+from fourpoint.inference.goodness import compensators
+from fourpoint.inference.likelihood import log_likelihoods, sampled_log_likelihood
+from fourpoint.inference.predictions import _next_scores
+from fourpoint.inference.sampling import still
 from fourpoint.models import MODELS
-from fourpoint.predictions import _next_scores
-from fourpoint.sampling import still
 
 ARCHITECTURES = ("S2P2", "S2P2-dependent", "NHP", "AttNHP")
 

@@ -13,10 +13,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from fourpoint import likelihood
 from fourpoint.data.synthetic import PROCESSES, process, simulate
 from fourpoint.events import Dataset, Sequence, UserError
-from fourpoint.likelihood import log_likelihood, sampled_log_likelihood
+from fourpoint.inference import likelihood
+from fourpoint.inference.likelihood import log_likelihood, sampled_log_likelihood
 from fourpoint.models import (
     DAPP,
     NHP,
@@ -340,7 +340,7 @@ def test_the_sampled_likelihood_has_both_conventions(name: str) -> None:
     """The mean of many estimates is the refined value, whichever part of the window counts; closed
     forms are it at once.
     """
-    from fourpoint.likelihood import quick_log_likelihood, sampled_log_likelihood
+    from fourpoint.inference.likelihood import quick_log_likelihood, sampled_log_likelihood
     from fourpoint.models import MODELS
 
     rng = np.random.default_rng(4)

@@ -15,9 +15,10 @@ import numpy as np
 import pytest
 import torch
 
-from fourpoint.models import attentive_loops, dapp_sweep_loops, rmtpp_loops
-from fourpoint.models.machine_code import machine_code, threads, threads_for_loops
-from fourpoint.training_loops import compiled_adamw
+from fourpoint.kernels import numba_dapp_loss as dapp_sweep_loops
+from fourpoint.kernels.compiling import machine_code, threads, threads_for_loops
+from fourpoint.kernels.numba_adamw import compiled_adamw
+from fourpoint.models import attentive_loops, rmtpp_loops
 
 COMPILED = [
     attentive_loops.compiled_sweep,

@@ -12,15 +12,15 @@ from torch import Tensor
 
 import fourpoint as fp
 from fourpoint.events import Batch, MarkSpace
-from fourpoint.goodness import compensators
-from fourpoint.likelihood import log_likelihoods
-from fourpoint.maths.compensator import next_event_law
+from fourpoint.inference.goodness import compensators
+from fourpoint.inference.likelihood import log_likelihoods
 from fourpoint.models import positions, protocol
 from fourpoint.models.deep_dapp import DeepDAPP
 from fourpoint.models.narrow import NarrowPeaks
 from fourpoint.models.positions import Positions
-from fourpoint.narrow_peaks import look_for_narrow_peaks
+from fourpoint.ops.compensator import next_event_law
 from fourpoint.streaming import verbs
+from fourpoint.training.narrow_peaks import look_for_narrow_peaks
 
 LOW, WIDTH, TICKS = 0.05, 0.01, (1.0, 2.0, 4.0)
 PEAKS = pytest.mark.parametrize(

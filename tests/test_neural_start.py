@@ -12,7 +12,7 @@ from test_laws import data
 from torch import Tensor
 from torch.autograd import gradcheck
 
-from fourpoint.likelihood import quick_log_likelihood
+from fourpoint.inference.likelihood import quick_log_likelihood
 from fourpoint.models.neural_start import ScaledSoftplus
 from fourpoint.models.nhp import NHP
 from fourpoint.models.sahp import SAHP, _Slide

@@ -14,13 +14,13 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from fourpoint.events import Batch, Dataset, Sequence, UserError
-from fourpoint.goodness import goodness_of_fit
-from fourpoint.likelihood import log_likelihood, sampled_log_likelihood
+from fourpoint.inference.goodness import goodness_of_fit
+from fourpoint.inference.likelihood import log_likelihood, sampled_log_likelihood
+from fourpoint.inference.sampling import last_rates, remember, sample
 from fourpoint.models.hawkes import Hawkes
 from fourpoint.models.nhp import NHP, NHPHistory, _Cells, _Output
 from fourpoint.models.poisson import mean_rates
-from fourpoint.sampling import last_rates, remember, sample
-from fourpoint.training import fit
+from fourpoint.training.fitting import fit
 
 FALSE_ALARM = 1e-3
 

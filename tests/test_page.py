@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fourpoint import plots
-from fourpoint.page import Page
+from fourpoint.plots import charts as plots
+from fourpoint.report.page import Page
 
 
 class Checker(HTMLParser):

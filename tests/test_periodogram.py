@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from fourpoint.maths.periodogram import peaks
+from fourpoint.ops.periodogram import peaks
 
 
 def daily(

@@ -18,11 +18,15 @@ import fourpoint as fp
 from fourpoint.data.inspecting import inspect
 from fourpoint.data.synthetic import process
 from fourpoint.events import Batch, Box, Dataset, EventDataError, MarkSpace, Sequence, UserError
-from fourpoint.forecasting import _joined
-from fourpoint.likelihood import log_likelihood, quick_log_likelihood, sampled_log_likelihood
+from fourpoint.inference.forecasting import _joined
+from fourpoint.inference.likelihood import (
+    log_likelihood,
+    quick_log_likelihood,
+    sampled_log_likelihood,
+)
+from fourpoint.inference.sampling import sample_paths
 from fourpoint.models import MODELS, PlacedDAPP, PlacedHawkes, Poisson
 from fourpoint.models.protocol import PLACED
-from fourpoint.sampling import sample_paths
 
 SQUARE = MarkSpace(box=Box(("x", "y"), (0.0, 0.0), (1.0, 1.0)))
 TYPED = MarkSpace(("a", "b"), Box(("lon", "lat"), (-10.0, 40.0), (30.0, 60.0)))

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from fourpoint.checkpoints import save
-from fourpoint.cli import app
+from fourpoint.cli.main import app
 from fourpoint.models import Hawkes
+from fourpoint.storage.checkpoints import save
 
 RUN = CliRunner()
 CLAUSES = ("expected ", "; received ", ". ")
@@ -126,7 +126,7 @@ def test_one_source_of_five_in_another_unit_does_not_carry_the_feed_away(tmp_pat
 
 @pytest.mark.parametrize("batch", [1, 3, 64])
 def test_the_decision_does_not_depend_on_batches(batch: int) -> None:
-    from fourpoint.feeds.plausibility import TimeCheck
+    from fourpoint.streaming.feed.plausibility import TimeCheck
 
     draw = random.Random(3)
     times = [time * draw.choice((1, 1, 1, 1000)) for time in hawkes_times(300)] + [
@@ -156,7 +156,7 @@ def test_a_restart_goes_on_with_the_same_doubts(tmp_path: Path) -> None:
 
 
 def test_the_wall_clock_decides_where_times_have_a_calendar() -> None:
-    from fourpoint.feeds.plausibility import Calendar, TimeCheck
+    from fourpoint.streaming.feed.plausibility import Calendar, TimeCheck
 
     day = 24.0
     check = TimeCheck(

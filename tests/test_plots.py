@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fourpoint import plots
 from fourpoint.events import UserError
+from fourpoint.plots import charts as plots
 
 
 @pytest.fixture(autouse=True)

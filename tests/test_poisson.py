@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from fourpoint.events import Batch, Dataset, MarkSpace, Sequence, UserError
-from fourpoint.maths.minimise import minimise
 from fourpoint.models.poisson import Poisson, SplinePoisson, mean_rates
+from fourpoint.ops.minimise import minimise
 
 
 def ragged(marks: int = 2) -> Dataset:

@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings, strategies as st
 from torch import Tensor
 
-from fourpoint.maths.quadrature import (
+from fourpoint.ops.quadrature import (
     Unconverged,
     early,
     gauss_legendre,
@@ -123,7 +123,7 @@ def test_rates_are_asked_for_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 
     whole = integrate(rate, a, a + 1, tolerance=1e-6)
     held = max(most)
-    monkeypatch.setattr("fourpoint.maths.quadrature.TIMES", 40)
+    monkeypatch.setattr("fourpoint.ops.quadrature.TIMES", 40)
     most.clear()
     parts = integrate(rate, a, a + 1, tolerance=1e-6)
     assert all(torch.equal(x, y) for x, y in zip(whole, parts, strict=True)) and max(most) < held

@@ -12,14 +12,15 @@ import pytest
 import torch
 
 import fourpoint as fp
-from fourpoint import closed_forms, sampling, training, training_run
-from fourpoint.closed_forms import clearly_positive, fit_closed_forms, unit_scores
 from fourpoint.data.synthetic import simulate
 from fourpoint.events import Dataset, Sequence
+from fourpoint.events.windows import beginning, cut_long, repeated_windows
+from fourpoint.inference import sampling
+from fourpoint.inference.sampling import sample_paths
 from fourpoint.models import DAPP, MODELS, RMTPP, Hawkes, Poisson
-from fourpoint.sampling import sample_paths
-from fourpoint.stability import explosive
-from fourpoint.windows import beginning, cut_long, repeated_windows
+from fourpoint.training import closed_forms, fitting as training, run as training_run
+from fourpoint.training.closed_forms import clearly_positive, fit_closed_forms, unit_scores
+from fourpoint.training.stability import explosive
 
 TINY: dict[str, Any] = dict(heads=2, features=4, eval_features=16, generator=(4,), knots=3)
 
@@ -131,7 +132,7 @@ def test_units_are_sequences_or_blocks_of_gaps() -> None:
     assert len(unit_scores(model, many, "window")) == 40
     blocks = unit_scores(model, few, "window")
     assert len(blocks) == sum(min(20, n + 1) for n in few.lengths.tolist())
-    from fourpoint.likelihood import quick_log_likelihood
+    from fourpoint.inference.likelihood import quick_log_likelihood
 
     assert float(blocks.sum()) == pytest.approx(
         float(quick_log_likelihood(model, few.batch()).sum())

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from fourpoint.cli import app
+from fourpoint.cli.main import app
 from fourpoint.events import UserError
 from fourpoint.reproduce import commands, plan
 from fourpoint.reproduce.cells import Record

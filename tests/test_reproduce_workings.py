@@ -22,10 +22,10 @@ from hypothesis import given, strategies as st
 
 import fourpoint
 from fourpoint.data.synthetic import simulate
-from fourpoint.evaluation import evaluate, intensity
 from fourpoint.events import Dataset, Sequence, UserError
-from fourpoint.maths.feature_error import chance_of_error, error_bound, features_needed
+from fourpoint.inference.evaluation import evaluate, intensity
 from fourpoint.models import MODELS
+from fourpoint.ops.feature_error import chance_of_error, error_bound, features_needed
 from fourpoint.reproduce import claims, published, running, theory
 from fourpoint.reproduce.cells import Record
 from fourpoint.reproduce.pace import Pace

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fourpoint.maths.rescaling import (
+from fourpoint.ops.rescaling import (
     end_to_end,
     judge,
     ks_test,

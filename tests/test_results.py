@@ -12,11 +12,11 @@ import pytest
 import torch
 
 import fourpoint as fp
-from fourpoint import printing
-from fourpoint.evaluation import Report
-from fourpoint.explaining import explain
+from fourpoint.inference.evaluation import Report
+from fourpoint.inference.explaining import explain
 from fourpoint.models import MODELS
-from fourpoint.printing import bar
+from fourpoint.report import printing
+from fourpoint.report.printing import bar
 
 NAMES = ("<b>one</b>", "two")
 SPACE = fp.MarkSpace(NAMES)

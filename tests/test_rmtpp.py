@@ -14,16 +14,16 @@ from scipy.stats import ks_2samp
 from torch import Tensor
 
 from fourpoint.events import Batch, Dataset, Sequence, UserError
-from fourpoint.goodness import goodness_of_fit
-from fourpoint.likelihood import log_likelihood
-from fourpoint.maths.quadrature import Unconverged
-from fourpoint.maths.thinning import draw_marks
+from fourpoint.inference.goodness import goodness_of_fit
+from fourpoint.inference.likelihood import log_likelihood
+from fourpoint.inference.sampling import last_rates, remember, sample
 from fourpoint.models import rmtpp_loops
 from fourpoint.models.hawkes import Hawkes
 from fourpoint.models.poisson import mean_rates
 from fourpoint.models.rmtpp import RMTPP, _log1p_over, _LogMeanExp, _loops, _Recurrence, _Score
-from fourpoint.sampling import last_rates, remember, sample
-from fourpoint.training import fit
+from fourpoint.ops.quadrature import Unconverged
+from fourpoint.ops.thinning import draw_marks
+from fourpoint.training.fitting import fit
 
 FALSE_ALARM = 1e-3
 

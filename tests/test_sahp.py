@@ -12,11 +12,11 @@ from test_attentive import hawkes, lively
 from test_laws import data
 from torch.nn.functional import gelu, softplus
 
-from fourpoint.likelihood import log_likelihood
+from fourpoint.inference.likelihood import log_likelihood
 from fourpoint.models import attentive_sweep
 from fourpoint.models.poisson import Poisson
 from fourpoint.models.sahp import SAHP
-from fourpoint.training import fit
+from fourpoint.training.fitting import fit
 
 FALSE_ALARM = 1e-3  # of each test of a p-value; seeds are fixed, so that a pass stays a pass
 

@@ -13,11 +13,11 @@ from test_laws import BOXED, BUILD, CASES, build, data
 
 from fourpoint.data.synthetic import simulate
 from fourpoint.events import Dataset, MarkSpace, Sequence, UserError
-from fourpoint.forecasting import forecast
-from fourpoint.goodness import goodness_of_fit
+from fourpoint.inference.forecasting import forecast
+from fourpoint.inference.goodness import goodness_of_fit
+from fourpoint.inference.sampling import last_rates, remember, sample, sample_paths, select_rows
 from fourpoint.models import DAPP, DeepDAPP, Hawkes, Poisson
 from fourpoint.models.bumps import Bumps, FilteredBumps
-from fourpoint.sampling import last_rates, remember, sample, sample_paths, select_rows
 
 FALSE_ALARM = 1e-3  # of each test of a p-value; seeds are fixed, so that a pass stays a pass
 SAMPLED = [name for name in BUILD if name not in ("sum-scan", "many-noises")]
@@ -168,7 +168,7 @@ def test_long_histories_go_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     query = torch.full((4, 1), 30.0, dtype=torch.float64)
     with torch.no_grad():
         whole = last_rates(model, remember(model, batch), query)
-        monkeypatch.setattr("fourpoint.sampling.BLOCK", 3)
+        monkeypatch.setattr("fourpoint.inference.sampling.BLOCK", 3)
         assert torch.allclose(last_rates(model, remember(model, batch), query), whole, rtol=1e-10)
 
 

@@ -13,10 +13,10 @@ from reference import algorithm3
 from torch import Tensor
 
 from fourpoint.events import Dataset, Sequence, UserError
-from fourpoint.likelihood import log_likelihood
-from fourpoint.maths import selection
+from fourpoint.inference.likelihood import log_likelihood
 from fourpoint.models import DAPP, MODELS
-from fourpoint.training import fit
+from fourpoint.ops import selection
+from fourpoint.training.fitting import fit
 
 SCORES = ("fourier", "dot", "neural")
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from scipy.interpolate import BSpline
 
-from fourpoint.maths.spline import spline, spline_knots, spline_max
+from fourpoint.ops.spline import spline, spline_knots, spline_max
 
 
 def random_coefficients(curves: int = 3, intervals: int = 6) -> torch.Tensor:

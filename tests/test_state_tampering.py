@@ -16,9 +16,9 @@ import pytest
 from test_laws import build
 
 from fourpoint.events import UserError
-from fourpoint.feeds.feed import score_feed
 from fourpoint.models import Hawkes
 from fourpoint.streaming.bank import StreamBank
+from fourpoint.streaming.feed.feed import score_feed
 from fourpoint.streaming.state import LAYOUT, MAGIC, VERSION, from_tensors, to_tensors
 from fourpoint.streaming.stream import Stream
 

@@ -17,9 +17,9 @@ from test_streaming import lively
 
 from fourpoint.data.synthetic import simulate
 from fourpoint.events import UserError
-from fourpoint.maths.quadrature import Unconverged
 from fourpoint.models import DAPP, Hawkes, Poisson
 from fourpoint.models.following import Events, Scored, Stop
+from fourpoint.ops.quadrature import Unconverged
 from fourpoint.streaming.bank import BankObservation, StreamBank
 from fourpoint.streaming.store import Store
 from fourpoint.streaming.stream import Stream

@@ -18,10 +18,10 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from fourpoint.checkpoints import save
-from fourpoint.cli import app
-from fourpoint.feeds.state import read_state
+from fourpoint.cli.main import app
 from fourpoint.models import DAPP, Hawkes
+from fourpoint.storage.checkpoints import save
+from fourpoint.streaming.feed.state import read_state
 
 RUN = CliRunner()
 LIMIT = (
@@ -60,7 +60,7 @@ def started(*words: object) -> Iterator[subprocess.Popen[bytes]]:
     """The command in a process of its own, with pipes; it is killed if it is still there in the
     end.
     """
-    line = [sys.executable, "-m", "fourpoint.cli", "stream", *map(str, words)]
+    line = [sys.executable, "-m", "fourpoint.cli.main", "stream", *map(str, words)]
     with subprocess.Popen(
         line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0
     ) as process:

@@ -14,15 +14,15 @@ import pytest
 from test_laws import build
 from typer.testing import CliRunner
 
-from fourpoint.checkpoints import save
-from fourpoint.cli import app
+from fourpoint.cli.main import app
 from fourpoint.events import UserError
-from fourpoint.feeds import events as feed_events
-from fourpoint.feeds.feed import score_feed
-from fourpoint.feeds.loop import Ended
-from fourpoint.feeds.saving import MOST_WAITING
-from fourpoint.feeds.state import read_state
 from fourpoint.models import Hawkes
+from fourpoint.storage.checkpoints import save
+from fourpoint.streaming.feed import events as feed_events
+from fourpoint.streaming.feed.feed import score_feed
+from fourpoint.streaming.feed.loop import Ended
+from fourpoint.streaming.feed.saving import MOST_WAITING
+from fourpoint.streaming.feed.state import read_state
 from fourpoint.streaming.seats import Seats
 from fourpoint.streaming.store import Store
 
@@ -207,8 +207,8 @@ def test_scoring_goes_on_while_a_state_is_written(
     end.
     """
     monkeypatch.setattr(feed_events.Entities, "batch", 16)
-    monkeypatch.setattr("fourpoint.feeds.loop.EVERY", 16)
-    monkeypatch.setattr("fourpoint.feeds.loop.SHARE", 1e12)
+    monkeypatch.setattr("fourpoint.streaming.feed.loop.EVERY", 16)
+    monkeypatch.setattr("fourpoint.streaming.feed.loop.SHARE", 1e12)
     free, begun, write = threading.Event(), threading.Event(), Store.write
     calls = [0]
 

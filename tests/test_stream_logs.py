@@ -17,13 +17,13 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from fourpoint.checkpoints import about, restore
-from fourpoint.cli import app
+from fourpoint.cli.main import app
 from fourpoint.data.readers import Asked, read_with_notes
 from fourpoint.events import UserError
-from fourpoint.feeds.times import TimeReader
-from fourpoint.likelihood import log_likelihood
+from fourpoint.inference.likelihood import log_likelihood
 from fourpoint.log_format import LogFormat
+from fourpoint.storage.checkpoints import about, restore
+from fourpoint.streaming.feed.times import TimeReader
 
 RUN = CliRunner()
 KINDS = ("fire", "médical, urgent", "flood")
@@ -211,8 +211,8 @@ CLOCKS: dict[str, tuple[Callable[[dt.datetime], str], dict[str, Any]]] = {
 def test_every_way_to_write_a_time_gives_the_number_that_fit_read(
     clock: str, tmp_path: Path
 ) -> None:
-    from fourpoint.feeds.lines import Line
-    from fourpoint.feeds.reading import Asked as Columns, EventReader
+    from fourpoint.streaming.feed.lines import Line
+    from fourpoint.streaming.feed.reading import Asked as Columns, EventReader
 
     write, options = CLOCKS[clock]
     log = tmp_path / "log.csv"

@@ -13,11 +13,12 @@ from test_laws import data
 from test_streaming import lively
 
 from fourpoint.data.synthetic import simulate
-from fourpoint.maths.quadrature import Unconverged
-from fourpoint.models import DAPP, dapp_loops
-from fourpoint.models.dapp_loops import Loops, compiled_loops
+from fourpoint.kernels import numba_dapp_stream as dapp_loops
+from fourpoint.kernels.numba_dapp_stream import Loops, compiled_loops
+from fourpoint.models import DAPP
 from fourpoint.models.dapp_step import Steps, supports
 from fourpoint.models.kernel_table import ERROR, KernelTable
+from fourpoint.ops.quadrature import Unconverged
 from fourpoint.streaming.kept import ByActiveSets
 from fourpoint.streaming.steppers import ByStates, ByVerbs
 from fourpoint.streaming.stream import Stream

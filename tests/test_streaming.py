@@ -15,10 +15,10 @@ from test_laws import CASES, build, data
 
 from fourpoint.data.synthetic import simulate
 from fourpoint.events import Dataset, MarkSpace, Sequence, UserError
-from fourpoint.forecasting import forecast
-from fourpoint.likelihood import log_likelihood
+from fourpoint.inference.forecasting import forecast
+from fourpoint.inference.likelihood import log_likelihood
+from fourpoint.inference.sampling import still
 from fourpoint.models import DAPP, Hawkes, Poisson
-from fourpoint.sampling import still
 from fourpoint.streaming.kept import ByActiveSets
 from fourpoint.streaming.stream import Observation, Recent, Stream
 
@@ -388,7 +388,7 @@ def test_rescaled_gaps_of_the_true_model_are_unit_exponential() -> None:
     from scipy.stats import kstest
 
     model, gaps = Hawkes(baseline=2.0, branching=0.7, decay=3.0), []
-    from fourpoint.sampling import sample
+    from fourpoint.inference.sampling import sample
 
     drawn: Dataset = sample(model, 0.0, 50.0, 1, seed=5)
     for sequence in drawn:

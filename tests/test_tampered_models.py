@@ -16,10 +16,10 @@ import torch
 from safetensors.torch import load, save as to_bytes
 from typer.testing import CliRunner
 
-from fourpoint.checkpoints import CheckpointError, about, restore, save
-from fourpoint.cli import app
+from fourpoint.cli.main import app
 from fourpoint.events import Box, MarkSpace
 from fourpoint.models import MODELS, DeepDAPP
+from fourpoint.storage.checkpoints import CheckpointError, about, restore, save
 
 AXES = Box(("x", "y"), (0.0, 0.0), (1.0, 2.0))
 SMALL: dict[str, dict[str, Any]] = {

@@ -10,9 +10,9 @@ import torch
 from scipy.stats import ks_2samp
 from torch import Tensor
 
-from fourpoint.maths.compensator import next_event_law, reach
-from fourpoint.maths.quadrature import Unconverged
-from fourpoint.maths.thinning import (
+from fourpoint.ops.compensator import next_event_law, reach
+from fourpoint.ops.quadrature import Unconverged
+from fourpoint.ops.thinning import (
     BoundViolated,
     ExplosiveRate,
     Tally,

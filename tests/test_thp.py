@@ -12,12 +12,12 @@ from test_attentive import hawkes, lively
 from test_laws import data
 
 from fourpoint.events import Batch, Sequence
-from fourpoint.likelihood import log_likelihood
+from fourpoint.inference.likelihood import log_likelihood
+from fourpoint.inference.sampling import last_rates, remember
 from fourpoint.models import attentive_sweep
 from fourpoint.models.poisson import Poisson
 from fourpoint.models.thp import THP
-from fourpoint.sampling import last_rates, remember
-from fourpoint.training import fit
+from fourpoint.training.fitting import fit
 
 FALSE_ALARM = 1e-3  # of each test of a p-value; seeds are fixed, so that a pass stays a pass
 

@@ -14,11 +14,11 @@ from test_narrow_peaks import PEAKS, Ticking, data
 
 import fourpoint as fp
 from fourpoint.events import MarkSpace
-from fourpoint.likelihood import sampled_log_likelihood
+from fourpoint.events.ties import spread_in_ticks
+from fourpoint.inference.likelihood import sampled_log_likelihood
+from fourpoint.inference.ticks import tick_of, tick_score
 from fourpoint.models import MODELS, positions
 from fourpoint.models.deep_dapp import DeepDAPP
-from fourpoint.ticks import tick_of, tick_score
-from fourpoint.ties import spread_in_ticks
 
 
 def by_hand(model: Ticking, events: fp.Dataset, tick: float) -> float:
@@ -294,7 +294,7 @@ def test_marks_count_and_blocks_change_nothing(monkeypatch: pytest.MonkeyPatch) 
     model.initialise(events)
     whole = tick_score(model, events, 1.0)
     assert whole < 0 and math.isfinite(whole)
-    monkeypatch.setattr("fourpoint.likelihood.BLOCK", 7)
+    monkeypatch.setattr("fourpoint.inference.likelihood.BLOCK", 7)
     assert tick_score(model, events, 1.0) == pytest.approx(whole, abs=1e-5)
 
 

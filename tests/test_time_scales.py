@@ -18,14 +18,14 @@ from torch import Tensor
 
 import fourpoint as fp
 from fourpoint.events import Batch, MarkSpace
-from fourpoint.forecasting import LEVELS, _next_event
-from fourpoint.likelihood import log_likelihood
+from fourpoint.inference.forecasting import LEVELS, _next_event
+from fourpoint.inference.likelihood import log_likelihood
+from fourpoint.inference.predictions import prediction_scores
+from fourpoint.inference.sampling import last_rates, remember
 from fourpoint.models import positions, protocol
-from fourpoint.models.dapp_places import PlacedDAPP
-from fourpoint.models.hawkes_places import PlacedHawkes
 from fourpoint.models.positions import Positions
-from fourpoint.predictions import prediction_scores
-from fourpoint.sampling import last_rates, remember
+from fourpoint.models.spatial.dapp import PlacedDAPP
+from fourpoint.models.spatial.hawkes import PlacedHawkes
 from fourpoint.streaming import verbs
 
 HORIZONS = (1.0, 60.0, 600.0, 1e5)

@@ -11,10 +11,10 @@ import pytest
 from typer.testing import CliRunner
 
 import fourpoint as fp
-from fourpoint.cli import app
+from fourpoint.cli.main import app
 from fourpoint.events import Dataset, Sequence
 from fourpoint.models import Hawkes, Poisson
-from fourpoint.trained_on import TrainedOn, held_out, overlap
+from fourpoint.storage.trained_on import TrainedOn, held_out, overlap
 
 TRUTH = Hawkes(baseline=0.5, branching=0.5, decay=1.0)
 

@@ -17,15 +17,24 @@ from typing import Any
 import pytest
 import torch
 
-from fourpoint import checkpoints, training, training_run, training_steps
 from fourpoint.data.synthetic import simulate
 from fourpoint.events import Batch, Dataset, Sequence
-from fourpoint.likelihood import log_likelihood
+from fourpoint.inference.likelihood import log_likelihood
 from fourpoint.models import DAPP, RMTPP, DeepDAPP, Hawkes, Poisson
-from fourpoint.training import RECIPE, Fit, TrainingError, _batch_for, _groups, _in_full, fit
-from fourpoint.training_cuda import CapturedSteps, Resident
-from fourpoint.training_run import COLUMNS, Recipe, Run
-from fourpoint.training_steps import Steps
+from fourpoint.storage import checkpoints
+from fourpoint.training import fitting as training, run as training_run, steps as training_steps
+from fourpoint.training.cuda import CapturedSteps, Resident
+from fourpoint.training.fitting import (
+    RECIPE,
+    Fit,
+    TrainingError,
+    _batch_for,
+    _groups,
+    _in_full,
+    fit,
+)
+from fourpoint.training.run import COLUMNS, Recipe, Run
+from fourpoint.training.steps import Steps
 
 SMALL: dict[str, Any] = dict(heads=2, features=4, eval_features=8, generator=(4,), knots=3)
 SHORT: dict[str, Any] = dict(

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from fourpoint import training_loops
-from fourpoint.training_loops import Moves, adamw, compiled_adamw
+from fourpoint.kernels import numba_adamw as training_loops
+from fourpoint.kernels.numba_adamw import Moves, adamw, compiled_adamw
 
 
 def weights(seed: int = 0) -> list[nn.Parameter]:

@@ -13,8 +13,8 @@ from scipy.stats import poisson
 from typer.testing import CliRunner
 
 import fourpoint as fp
-from fourpoint.cli import app
-from fourpoint.feeds.feed import score_feed
+from fourpoint.cli.main import app
+from fourpoint.streaming.feed.feed import score_feed
 from fourpoint.streaming.monitoring import Alarm
 from fourpoint.streaming.watching import FleetWatch, TypeWatch, shares_of
 

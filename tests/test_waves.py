@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from fourpoint.maths import waves
+from fourpoint.ops import sinusoids as waves
 
 
 @pytest.mark.parametrize(("dimension", "highest"), [(1, 5), (2, 4), (3, 2)])

@@ -27,18 +27,19 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from fourpoint.checkpoints import restore, save
     from fourpoint.data.datasets import available, load
     from fourpoint.data.readers import read, write
     from fourpoint.data.synthetic import PROCESSES, simulate
-    from fourpoint.evaluation import evaluate, intensity
     from fourpoint.events import Batch, Box, Dataset, EventDataError, MarkSpace, Sequence, UserError
-    from fourpoint.explaining import explain
-    from fourpoint.forecasting import forecast
-    from fourpoint.goodness import goodness_of_fit
-    from fourpoint.likelihood import log_likelihood
-    from fourpoint.maps import expected_map, intensity_map, plot_map
-    from fourpoint.maths.feature_error import features_needed
+    from fourpoint.inference.evaluation import evaluate, intensity
+    from fourpoint.inference.explaining import explain
+    from fourpoint.inference.forecasting import forecast
+    from fourpoint.inference.goodness import goodness_of_fit
+    from fourpoint.inference.likelihood import log_likelihood
+    from fourpoint.inference.maps import expected_map, intensity_map, plot_map
+    from fourpoint.inference.predictions import prediction_scores
+    from fourpoint.inference.sampling import sample, sample_paths
+    from fourpoint.inference.ticks import tick_score
     from fourpoint.models import (
         DAPP,
         MODELS,
@@ -54,11 +55,10 @@ if TYPE_CHECKING:
         SelfCorrecting,
         SplinePoisson,
     )
-    from fourpoint.predictions import prediction_scores
-    from fourpoint.sampling import sample, sample_paths
+    from fourpoint.ops.feature_error import features_needed
+    from fourpoint.storage.checkpoints import restore, save
     from fourpoint.streaming import Stream, StreamBank
-    from fourpoint.ticks import tick_score
-    from fourpoint.training import fit
+    from fourpoint.training.fitting import fit
 
 __all__ = [
     "DAPP",
@@ -137,18 +137,18 @@ _HOME = {
         "models",
     ),
     **dict.fromkeys(("Stream", "StreamBank"), "streaming"),
-    "log_likelihood": "likelihood",
-    "features_needed": "maths.feature_error",
-    **dict.fromkeys(("expected_map", "intensity_map", "plot_map"), "maps"),
-    "fit": "training",
-    **dict.fromkeys(("sample", "sample_paths"), "sampling"),
-    "forecast": "forecasting",
-    "explain": "explaining",
-    "goodness_of_fit": "goodness",
-    "prediction_scores": "predictions",
-    "tick_score": "ticks",
-    **dict.fromkeys(("evaluate", "intensity"), "evaluation"),
-    **dict.fromkeys(("restore", "save"), "checkpoints"),
+    "log_likelihood": "inference.likelihood",
+    "features_needed": "ops.feature_error",
+    **dict.fromkeys(("expected_map", "intensity_map", "plot_map"), "inference.maps"),
+    "fit": "training.fitting",
+    **dict.fromkeys(("sample", "sample_paths"), "inference.sampling"),
+    "forecast": "inference.forecasting",
+    "explain": "inference.explaining",
+    "goodness_of_fit": "inference.goodness",
+    "prediction_scores": "inference.predictions",
+    "tick_score": "inference.ticks",
+    **dict.fromkeys(("evaluate", "intensity"), "inference.evaluation"),
+    **dict.fromkeys(("restore", "save"), "storage.checkpoints"),
 }
 
 

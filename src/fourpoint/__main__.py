@@ -1,6 +1,6 @@
 """``python -m fourpoint`` is the command ``fourpoint``."""
 
-from fourpoint.cli import main
+from fourpoint.cli.main import main
 
 if __name__ == "__main__":
     main()

@@ -6,7 +6,7 @@ A model's time is a number. Where it came from a timestamp, the number is
     t = (timestamp - origin) / unit,
 
 and only the origin, the unit and the way the timestamps are written make it possible to score
-further rows of the same log. `fourpoint.feeds` converts them so.
+further rows of the same log. `fourpoint.streaming.feed` converts them so.
 """
 
 from __future__ import annotations

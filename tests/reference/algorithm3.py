@@ -1,6 +1,6 @@
 """Online attention, transcribed from the paper's Algorithm 3 event by event, with its correction:
 x_i stays, and the minimum is taken over active events. Plain Python lists and float64 scalars; the
-slow truth that `maths.selection` is held against.
+slow truth that `ops.selection` is held against.
 """
 
 from __future__ import annotations

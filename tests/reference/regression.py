@@ -129,7 +129,7 @@ def likelihoods(model: Any, name: str, precise: bool) -> dict[str, list[float]]:
 
 def objective(model: Any, name: str) -> dict[str, list[float]]:
     """The training objective with fixed nodes, and the norm of its gradient."""
-    from fourpoint.likelihood import sampled_log_likelihood
+    from fourpoint.inference.likelihood import sampled_log_likelihood
 
     random = torch.Generator().manual_seed(5)
     total = sampled_log_likelihood(model, data(name).batch(), 4, random=random)

@@ -22,7 +22,7 @@ import numpy as np
 from fourpoint.data.calendar_windows import MONDAY, SPAN, By
 from fourpoint.data.clocks import Clock
 from fourpoint.events import Dataset
-from fourpoint.maths.periodogram import COARSE, clock as tick_of_gaps, coarse_clock
+from fourpoint.ops.periodogram import COARSE, clock as tick_of_gaps, coarse_clock
 
 PERIODS = 7  # of the calendar unit that a record has to cover
 FEWEST = {"hour": 2.0, "day": 1.0, "week": 2.0}  # events per window, on average

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fourpoint.events import SPLITS, Dataset
-from fourpoint.printing import text_table
+from fourpoint.report.printing import text_table
 from fourpoint.sanitising import console_text
 
 if TYPE_CHECKING:

@@ -139,7 +139,7 @@ class Inspection:
         """Events over time and, in a figure of its own, the gaps on a logarithmic scale below."""
         import matplotlib.pyplot as plt
 
-        from fourpoint.plots import COLOURS, look
+        from fourpoint.plots.charts import COLOURS, look
 
         with look():
             below = None

@@ -20,7 +20,7 @@ import pyarrow as pa
 from numpy.typing import DTypeLike, NDArray
 
 from fourpoint.events import EventDataError
-from fourpoint.printing import plain_console, text_column
+from fourpoint.report.printing import plain_console, text_column
 from fourpoint.sanitising import console_text
 
 HEAD = 1000  # rows that are looked at before a table is read

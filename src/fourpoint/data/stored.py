@@ -1,7 +1,7 @@
 """Our own Parquet: columns ``seq_id, t`` and optionally ``split, mark, start, stop, place.NAME``,
 one row per event.
 
-A file that :func:`write` made also carries, in its metadata, the table ``fourpoint.windows`` (every
+A file that :func:`write` made also carries, in its metadata, the table ``fourpoint.events.windows`` (every
 sequence with its window, so that sequences without events survive), the list ``fourpoint.marks``
 (the names of the types) and the box ``fourpoint.box`` (names and bounds of the place's axes). It is
 read back by :func:`fourpoint.data.readers.read`, exactly.

@@ -266,7 +266,7 @@ def _self_correcting_truth() -> protocol.Model[Any]:
 
 
 def _space_time_hawkes_truth() -> protocol.Model[Any]:
-    from fourpoint.models.hawkes_places import PlacedHawkes
+    from fourpoint.models.spatial.hawkes import PlacedHawkes
 
     return PlacedHawkes(SQUARE, baseline=5.0, branching=0.5, decay=1.0, spread=0.1)
 

@@ -9,15 +9,15 @@ from functools import partial
 from typing import Any
 
 from fourpoint.models.dapp import DAPP
-from fourpoint.models.dapp_places import PlacedDAPP
 from fourpoint.models.deep_dapp import DeepDAPP
 from fourpoint.models.hawkes import Hawkes
-from fourpoint.models.hawkes_places import PlacedHawkes
 from fourpoint.models.nhp import NHP
 from fourpoint.models.poisson import Poisson, SplinePoisson
 from fourpoint.models.rmtpp import RMTPP
 from fourpoint.models.sahp import SAHP
 from fourpoint.models.self_correcting import SelfCorrecting
+from fourpoint.models.spatial.dapp import PlacedDAPP
+from fourpoint.models.spatial.hawkes import PlacedHawkes
 from fourpoint.models.thp import THP
 
 MODELS: dict[str, Callable[..., Any]] = {

@@ -8,7 +8,7 @@ products of matrices are quickest. Everything lies feature by feature, (D, n), s
 queries, keys and values are blocks of rows, and all loops run along the sequence.
 
 The functions are plain Python, slow but correct as they stand, and in float32. They say the same as
-`models.encoder`, and as the ``log_intensity`` of `models.sahp` and `models.thp`;
+`models.transformer`, and as the ``log_intensity`` of `models.sahp` and `models.thp`;
 `models.attentive_sweep` calls them. What they work on is in `models.attentive_room`, and the
 read-outs are in `models.readout_loops`.
 """
@@ -23,8 +23,10 @@ from typing import no_type_check
 
 import numpy as np
 
-from fourpoint.models import attentive_room, readout_loops, series_loops
-from fourpoint.models.machine_code import machine_code
+from fourpoint.kernels import numba_series as series_loops
+from fourpoint.kernels.compiling import machine_code
+from fourpoint.kernels.numba_series import log_one_plus
+from fourpoint.models import attentive_room, readout_loops
 from fourpoint.models.readout_loops import (
     add,
     back_to_states,
@@ -34,7 +36,6 @@ from fourpoint.models.readout_loops import (
     scored,
     straight,
 )
-from fourpoint.models.series_loops import log_one_plus
 
 f32 = np.float32
 EPS = f32(1e-5)  # of the layer norm, as in torch

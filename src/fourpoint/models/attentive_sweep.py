@@ -25,8 +25,8 @@ from torch.autograd.function import once_differentiable
 from fourpoint.events import Batch
 from fourpoint.models.attentive_loops import compiled_sweep
 from fourpoint.models.attentive_room import LANES, Parts, room_for, turned, whole_registers
-from fourpoint.models.encoder import Encoder
 from fourpoint.models.readout_loops import MOST_MULTIPLIED
+from fourpoint.models.transformer import Encoder
 
 WORTH_COMPILING = (
     2**15

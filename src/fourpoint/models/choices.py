@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fourpoint.events import UserError
-from fourpoint.maths.fourier import ACTIVATIONS
+from fourpoint.ops.fourier import ACTIVATIONS
 
 CHOICES = {
     "normalise": ("none", "ratio", "softmax"),

@@ -3,10 +3,10 @@ learned Fourier kernel.
 
 For an event x = (t, m) and heads k = 1..K,
 
-    A_k(x)      = sum_i weight_k(x, x_i) v_ki                        attention to the past, `maths.attention`
+    A_k(x)      = sum_i weight_k(x, x_i) v_ki                        attention to the past, `ops.attention`
     lambda(x)   = mu_m(t) + g(b_m + drift_m(t) + sum_k r_km A_k(x))  equation (5), t counted from the window's start
 
-with the kernel of `maths.fourier` as score. :meth:`DAPP.paper` is the paper's model to the letter:
+with the kernel of `ops.fourier` as score. :meth:`DAPP.paper` is the paper's model to the letter:
 two heads, weights that sum to 1 (softmax), values linear in (t, m), softplus, a constant mu, random
 phases. The plain :class:`DAPP` differs where measuring said so. Its weights are not normalised,
 since a mean cannot count events and a sum can: an exponential Hawkes process and a self-correcting
@@ -33,10 +33,6 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fourpoint.events import Batch, Dataset, MarkSpace, UserError
-from fourpoint.maths import attention, bounds, fourier
-from fourpoint.maths.lookup import looked_up
-from fourpoint.maths.quadrature import uniform
-from fourpoint.maths.scores import scores
 from fourpoint.models import protocol
 from fourpoint.models.choices import check_choices
 from fourpoint.models.dapp_bound import attention_bound
@@ -50,6 +46,10 @@ from fourpoint.models.modes import Modes
 from fourpoint.models.pair_scores import PairScore
 from fourpoint.models.past import appended, past_of
 from fourpoint.models.rate import Rate
+from fourpoint.ops import attention, bounds, fourier
+from fourpoint.ops.lookup import looked_up
+from fourpoint.ops.quadrature import uniform
+from fourpoint.ops.scores import scores
 
 MOST_FEATURES, MOST_MARKS, BLOCK = 128, 16, 2048  # of a step that is one kernel on a CUDA device
 
@@ -70,7 +70,7 @@ class DAPP(Described, nn.Module):
         values: "mark" (a constant per mark), "linear" in (t, m) as in the paper, or "affine".
         score: "fourier" (the learned spectrum), "dot" (a product of projected events) or "neural"
         (a network on them).
-        keep: eta, how many past events each head remembers (ODAPP, `maths.selection`): a number, or
+        keep: eta, how many past events each head remembers (ODAPP, `ops.selection`): a number, or
             a share of the longest training sequence such as .5; None: all of them.
         link: "exp", "softplus" (with a learned scale) or "identity" (everything non-negative: a
         Hawkes process).
@@ -570,7 +570,7 @@ class DAPP(Described, nn.Module):
         return float(totals.sum()), slopes
 
     def _at_once(self, batch: Batch) -> bool:
-        """Whether scan and read-out are one kernel (`maths.attention_cuda`): for the steps of
+        """Whether scan and read-out are one kernel (`kernels.triton_attention`): for the steps of
         training on a CUDA device.
         """
         K, D, M = len(self.readout), self._settings["features"], self.marks.count
@@ -593,7 +593,7 @@ class DAPP(Described, nn.Module):
     def _attend_at_once(
         self, history: DAPPHistory, times: Float[Tensor, "B G Q"]
     ) -> Float[Tensor, "B G Q K M"]:
-        from fourpoint.maths.attention_cuda import attended
+        from fourpoint.kernels.triton_attention import attended
 
         s, past = spectrum_of(history.parts), have(history.past)
         lags = ((times - history.times[..., None]) / self.time_scale).to(self.readout)
@@ -703,7 +703,7 @@ class DAPP(Described, nn.Module):
         """An upper bound of the total rate on [a, b], seen from the last position and with no event
         in between.
 
-        z <= b_m + max drift + the attention's bound (`maths.bounds`), and link and sum over marks
+        z <= b_m + max drift + the attention's bound (`ops.bounds`), and link and sum over marks
         are monotone. It has an allowance for rounding, since it is the rounded rate that must stay
         below.
         """

@@ -1,5 +1,5 @@
 """Certified upper bounds of what DAPP's attention says on a window, for every score and
-normalisation (`maths.bounds`).
+normalisation (`ops.bounds`).
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from fourpoint.maths import bounds
-from fourpoint.maths.scores import Projection, scores
 from fourpoint.models.dapp_history import DAPPHistory, have, last_state, spectrum_of
+from fourpoint.ops import bounds
+from fourpoint.ops.scores import Projection, scores
 
 if TYPE_CHECKING:
     from fourpoint.models.dapp import DAPP

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from fourpoint.maths import fourier
 from fourpoint.models.modes import Modes
+from fourpoint.ops import fourier
 
 if TYPE_CHECKING:
     from fourpoint.models.dapp import DAPP

@@ -10,10 +10,10 @@ from jaxtyping import Complex, Float, Int
 from torch import Tensor
 
 from fourpoint.events import UserError
-from fourpoint.maths.fourier import Spectrum
-from fourpoint.maths.scores import Score
 from fourpoint.models.past import Memory, Past
 from fourpoint.models.rate import Curves
+from fourpoint.ops.fourier import Spectrum
+from fourpoint.ops.scores import Score
 
 
 class Parts(NamedTuple):

@@ -1,6 +1,6 @@
 """DAPP with bounded memory (ODAPP): which events each head keeps, over a batch and event by event.
 
-The choice is `maths.selection`'s. In a batch every position sees its own active sets: a mask over
+The choice is `ops.selection`'s. In a batch every position sees its own active sets: a mask over
 the events for dense forms, and for linear ones states from which each dropped event is taken out at
 the moment it is dropped, so that training costs no more than DAPP's. A stream holds the active sets
 alone.
@@ -16,10 +16,10 @@ from jaxtyping import Int
 from torch import Tensor
 
 from fourpoint.events import Batch
-from fourpoint.maths import attention, selection
-from fourpoint.maths.scores import scores
 from fourpoint.models.dapp_history import DAPPHistory, have, spectrum_of
 from fourpoint.models.past import Memory, Past, blank, joined, memory_of
+from fourpoint.ops import attention, selection
+from fourpoint.ops.scores import scores
 
 if TYPE_CHECKING:
     from fourpoint.models.dapp import DAPP

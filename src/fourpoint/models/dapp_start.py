@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fourpoint.events import Dataset
-from fourpoint.maths.spline import spline
+from fourpoint.events.windows import repeated_windows
 from fourpoint.models.excitation_start import (
     Excitation,
     embedded_hawkes,
@@ -20,11 +20,11 @@ from fourpoint.models.excitation_start import (
 )
 from fourpoint.models.hawkes import Hawkes
 from fourpoint.models.poisson import Poisson, SplinePoisson, mean_rates
-from fourpoint.windows import repeated_windows
+from fourpoint.ops.spline import spline
 
 if TYPE_CHECKING:
     from fourpoint.models.dapp import DAPP
-    from fourpoint.models.dapp_places import PlacedDAPP
+    from fourpoint.models.spatial.dapp import PlacedDAPP
 
 
 def initialise(model: DAPP, data: Dataset) -> list[str]:

@@ -26,10 +26,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fourpoint.maths.quadrature import Unconverged
-from fourpoint.maths.spline import cubics
-from fourpoint.models.dapp import DAPP
-from fourpoint.models.dapp_loops import (
+from fourpoint.kernels.numba_dapp_stream import (
     DEEPEST,
     LINKS,
     PANEL,
@@ -39,7 +36,10 @@ from fourpoint.models.dapp_loops import (
     compiled_loops,
     waves,
 )
+from fourpoint.models.dapp import DAPP
 from fourpoint.models.following import LARGEST, Events, Numbers, Scored, Stop, not_finite
+from fourpoint.ops.quadrature import Unconverged
+from fourpoint.ops.spline import cubics
 
 Floats = NDArray[Any]
 Complexes = NDArray[Any]
@@ -250,7 +250,7 @@ class Steps:
         """Rows at ``since`` moved on by ``gap``, with the integral of their rates: all of
         ``state``, or ``rows`` of it.
 
-        Raises `maths.quadrature.Unconverged` where a rate explodes or cannot be integrated.
+        Raises `ops.quadrature.Unconverged` where a rate explodes or cannot be integrated.
         """
         if self._loops is not None:
             return self._looped(

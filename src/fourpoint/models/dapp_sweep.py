@@ -28,9 +28,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fourpoint.events import Batch
-from fourpoint.models.dapp_sweep_loops import LINKS, Data, Room, Shape, Weights, compiled_sweep
+from fourpoint.kernels.compiling import threads
+from fourpoint.kernels.numba_dapp_loss import LINKS, Data, Room, Shape, Weights, compiled_sweep
 from fourpoint.models.dapp_sweep_modes import Floats, Networks, back, drawn
-from fourpoint.models.machine_code import threads
 from fourpoint.models.modes import Modes
 from fourpoint.models.rate import Rate
 

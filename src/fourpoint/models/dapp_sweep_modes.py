@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fourpoint.maths import fourier
+from fourpoint.ops import fourier
 
 Floats = NDArray[np.float32]
 ACTIVATIONS: dict[

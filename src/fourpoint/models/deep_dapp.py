@@ -39,7 +39,6 @@ from torch.nn.functional import cross_entropy, embedding, gelu, linear
 from torch.utils.checkpoint import checkpoint
 
 from fourpoint.events import Batch, Dataset, MarkSpace, UserError
-from fourpoint.maths.periodogram import coarse_clock, peaks
 from fourpoint.models import protocol
 from fourpoint.models.deep_layer import (
     FEATURES,
@@ -56,6 +55,7 @@ from fourpoint.models.narrow import NarrowPeaks
 from fourpoint.models.neural_start import time_scale_of
 from fourpoint.models.poisson import mean_rates
 from fourpoint.models.rate import log_softplus
+from fourpoint.ops.periodogram import coarse_clock, peaks
 
 TIMES = 6  # times s_k that gaps are compared with
 TURNS = 4  # of the fastest rhythm in one piece of an integral
@@ -349,7 +349,7 @@ class DeepDAPP(Described, NarrowPeaks, nn.Module):
         """
         if not self._compiled(batch, nodes):
             return None
-        from fourpoint.models.deep_cuda import draw, log_likelihoods
+        from fourpoint.kernels.triton_deep_dapp.loss import draw, log_likelihoods
 
         if random.device.type != "cuda":
             random = torch.Generator(batch.times.device).manual_seed(

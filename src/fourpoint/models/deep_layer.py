@@ -14,7 +14,7 @@ Between events a state only turns and fades, so that its value at any time t is 
 position alone.
 
 Modes begin with decays in equal ratios from the longest time in the data to the shortest gaps, and
-with slow turns; some are given the frequencies at which the data keep time (`maths.periodogram`),
+with slow turns; some are given the frequencies at which the data keep time (`ops.periodogram`),
 hardly fade, and keep to the clock: r = 1. Pace changes decay and frequency together, since a fast
 mode that an event could keep from fading would oscillate at length and be a rate that no integral
 resolves. Used by `deep_dapp`.
@@ -31,8 +31,8 @@ from jaxtyping import Complex, Float, Int
 from torch import Tensor, nn
 from torch.nn.functional import gelu, softplus
 
-from fourpoint.maths.fourier import FADED
-from fourpoint.maths.recurrence import pairwise, recur
+from fourpoint.ops.fourier import FADED
+from fourpoint.ops.recurrence import pairwise, recur
 
 KEPT = 4.0  # the forget gate's first argument: 98% of the past stays
 PACE = math.log(math.e - 1)  # softplus is 1 here

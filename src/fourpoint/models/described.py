@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from fourpoint.events import MarkSpace
-from fourpoint.printing import as_html
+from fourpoint.report.printing import as_html
 
 LARGEST = 12  # numbers of a table that are written out
 

@@ -21,11 +21,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fourpoint.events import Dataset, MarkSpace
-from fourpoint.maths.spline import spline
+from fourpoint.events.windows import beginning, repeated_windows
 from fourpoint.models.hawkes_fit import estimate
 from fourpoint.models.modes import Modes
 from fourpoint.models.poisson import mean_rates
-from fourpoint.windows import beginning, repeated_windows
+from fourpoint.ops.spline import spline
 
 if TYPE_CHECKING:
     from fourpoint.models.dapp import DAPP

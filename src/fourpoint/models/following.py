@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fourpoint.events import UserError
-from fourpoint.maths.quadrature import Unconverged
+from fourpoint.ops.quadrature import Unconverged
 
 Floats = NDArray[np.float64]
 Counts = NDArray[np.int64]

@@ -12,7 +12,7 @@ likelihood from the closed form
     exp(-beta_j (stop - t_i))),
 
 in O(n J M) by the recursion R_j(t_i) = exp(-beta_j (t_i - t_{i-1})) (R_j(t_{i-1}) + 1):
-`models.hawkes_fit` searches, `maths.excitation` has the sums. Labelled HP in the paper's tables.
+`models.hawkes_fit` searches, `ops.excitation` has the sums. Labelled HP in the paper's tables.
 Source: Hawkes, "Spectra of some self-exciting and mutually exciting point processes" (1971).
 """
 
@@ -29,12 +29,12 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fourpoint.events import Batch, Dataset, MarkSpace, UserError
-from fourpoint.maths.attention import scan
 from fourpoint.memory import require_memory
 from fourpoint.models import protocol
 from fourpoint.models.described import Described
 from fourpoint.models.hawkes_fit import Estimate, estimate
 from fourpoint.models.poisson import mean_rates
+from fourpoint.ops.attention import scan
 
 SPREAD = 10.0  # ratio of neighbouring decays before any data are seen
 # what an estimate of 0 is stored as, since logarithms are: of the mean rate, or of one offspring

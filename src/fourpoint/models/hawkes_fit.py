@@ -4,7 +4,7 @@ from.
 At fixed decays the log-likelihood is concave in theta = (mu, alpha) and falls apart into one
 problem per type, so that only the decays need a search. It is made on a grid of log-spaced decays,
 each at its best theta; the highest local maxima of that profile are then refined in theta and u =
-log beta together (`maths.newton`), and the best of them wins. Further exponentials join one at a
+log beta together (`ops.newton`), and the best of them wins. Further exponentials join one at a
 time, each from a grid of its own. Nothing is random, and nothing depends on a starting value.
 
 Beyond SAMPLE events the search looks at stretches of the data with so many events together, which
@@ -24,9 +24,9 @@ from jaxtyping import Float
 from numpy import ndarray
 
 from fourpoint.events import Dataset
-from fourpoint.maths.ages import Timeline, timeline
-from fourpoint.maths.excitation import Design, derivatives
-from fourpoint.maths.newton import Point, climb, standard_errors
+from fourpoint.ops.ages import Timeline, timeline
+from fourpoint.ops.excitation import Design, derivatives
+from fourpoint.ops.newton import Point, climb, standard_errors
 
 SAMPLE, STRETCH = (
     2**14,

@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from fourpoint.kernels.numba_hawkes_stream import compiled_follow, follow
 from fourpoint.models.following import LARGEST, Events, Numbers, Scored, Stop, not_finite
 from fourpoint.models.hawkes import Hawkes
-from fourpoint.models.hawkes_loops import compiled_follow, follow
 
 Floats = NDArray[np.float64]
 

@@ -21,7 +21,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from fourpoint.maths import fourier
+from fourpoint.ops import fourier
 
 # spread of the log decays, and of frequencies in units of the decay, of a head that begins as an
 # exponential

@@ -6,7 +6,7 @@ elapsed time that are the finer the less has passed, and at the ticks of the clo
 were taken. So integrals are cut after every event at steps that grow with the elapsed time, which
 also saves nodes. Where ``narrow`` says so, which `narrow_peaks` finds out, they are cut at ticks
 too, since a rule looks at both ends of a piece, and cut again before they take many nodes. Panels
-of `maths.compensator` are then no longer than a part of such a step, and the shorter the nearer a
+of `ops.compensator` are then no longer than a part of such a step, and the shorter the nearer a
 tick is.
 """
 
@@ -20,7 +20,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from fourpoint.maths.quadrature import MOST
+from fourpoint.ops.quadrature import MOST
 
 GRAIN = 0.5  # pieces of an integral, in log(1 + d / shortest)
 FEW_NODES, MANY_NODES = 8, 16  # of each piece to begin with

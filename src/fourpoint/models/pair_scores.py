@@ -17,8 +17,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from fourpoint.maths.fourier import Generator
-from fourpoint.maths.scores import Network, Projection
+from fourpoint.ops.fourier import Generator
+from fourpoint.ops.scores import Network, Projection
 
 
 class PairScore(nn.Module):

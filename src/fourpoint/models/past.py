@@ -2,7 +2,7 @@
 is seen.
 
 A :class:`Past` serves every position of a batch at once. Where memory is bounded
-(`maths.selection`), each head has let go of other events, which is a mask over the same arrays; and
+(`ops.selection`), each head has let go of other events, which is a mask over the same arrays; and
 a stream holds only a :class:`Memory`, the slots of the active sets, which is a past of one
 position.
 
@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from fourpoint.maths.selection import NEVER, Active, empty
+from fourpoint.ops.selection import NEVER, Active, empty
 
 FIRST_SLOTS = 16  # of a memory that begins empty; it grows up to what is to be kept
 

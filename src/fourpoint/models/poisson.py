@@ -4,7 +4,7 @@
     SplinePoisson   lambda_m(t) = exp(s_m(t - start)),   s_m a cubic spline on [0, length]
 
 Where events have places, lambda_m(t, x) = lambda_m(t) f_m(x) with a density on the cells of a grid
-(`models.place_grid`). They are what every other model has to beat: the first knows how often, the
+(`models.spatial.grid`). They are what every other model has to beat: the first knows how often, the
 second also when in the window.
 """
 
@@ -19,14 +19,14 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fourpoint.events import Batch, Dataset, MarkSpace, UserError
-from fourpoint.maths.minimise import minimise
-from fourpoint.maths.quadrature import gauss_legendre
-from fourpoint.maths.spline import spline, spline_knots, spline_max
 from fourpoint.models import protocol
-from fourpoint.models.cells import Cells
 from fourpoint.models.described import Described
-from fourpoint.models.place_grid import PlaceGrid
 from fourpoint.models.positions import Positions, extended, positions_of
+from fourpoint.models.spatial.cells import Cells
+from fourpoint.models.spatial.grid import PlaceGrid
+from fourpoint.ops.minimise import minimise
+from fourpoint.ops.quadrature import gauss_legendre
+from fourpoint.ops.spline import spline, spline_knots, spline_max
 
 MEAN_NODES = 8  # of the mean rate between two knots
 

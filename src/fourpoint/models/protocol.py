@@ -48,7 +48,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from fourpoint.events import Batch, Box, Dataset, MarkSpace, UserError
-from fourpoint.maths.quadrature import MOST
+from fourpoint.ops.quadrature import MOST
 
 PLACED = (
     "dapp-places",

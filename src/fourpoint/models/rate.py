@@ -23,7 +23,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from fourpoint.maths.spline import cubics, evaluate, largest, peaks, spline_knots
+from fourpoint.ops.spline import cubics, evaluate, largest, peaks, spline_knots
 
 LINEAR, SMALL_BASE = 4.0, 0.1  # where softplus is linear to 2%, and mu's share of the rate there
 FIRST_SCALE = 0.3  # of the mean rate: where the link begins between adding and multiplying

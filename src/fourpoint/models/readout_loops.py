@@ -15,7 +15,7 @@ from typing import no_type_check
 
 import numpy as np
 
-from fourpoint.models.series_loops import log_one_plus
+from fourpoint.kernels.numba_series import log_one_plus
 
 f32 = np.float32  # of numbers that stand alone too: others would make everything they meet float64
 FAR_BELOW = f32(-80.0)  # log(log(1 + e^y)) is y from here down

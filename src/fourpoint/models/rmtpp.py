@@ -31,11 +31,11 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from fourpoint.events import Batch, Dataset, MarkSpace, UserError
-from fourpoint.maths.quadrature import Unconverged
 from fourpoint.models import protocol, rmtpp_loops
 from fourpoint.models.described import Described
 from fourpoint.models.neural_start import time_scale_of
 from fourpoint.models.poisson import mean_rates
+from fourpoint.ops.quadrature import Unconverged
 
 
 @dataclass(frozen=True, eq=False)

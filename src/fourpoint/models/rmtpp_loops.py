@@ -16,8 +16,8 @@ from typing import Any, no_type_check
 
 import numpy as np
 
+from fourpoint.kernels.compiling import machine_code
 from fourpoint.models import readout_loops
-from fourpoint.models.machine_code import machine_code
 from fourpoint.models.readout_loops import product
 
 f32 = np.float32

@@ -1,7 +1,7 @@
 r"""SAHP, the self-attentive Hawkes process: attention says where the rate jumps, where it goes from
 there, and how fast.
 
-With h_i the state of a causal transformer after event i (`models.encoder`), per mark m,
+With h_i the state of a causal transformer after event i (`models.transformer`), per mark m,
 
     eta, mu     = gelu(W_eta h_i + b_eta), gelu(W_mu h_i + b_mu)        gamma = softplus(W_gamma h_i + b_gamma)
     lambda_m(t) = r_m g_m(mu_m + (eta_m - mu_m) exp(-gamma_m (t - t_i))),    t_i < t <= t_{i+1},
@@ -35,13 +35,13 @@ from torch.autograd.function import once_differentiable
 from torch.nn.functional import embedding, gelu, softplus
 
 from fourpoint.events import Batch, Dataset, MarkSpace
-from fourpoint.maths.quadrature import uniform
 from fourpoint.models import protocol
 from fourpoint.models.attentive_sweep import swept_log_likelihood, worth_sweeping
 from fourpoint.models.described import Described
-from fourpoint.models.encoder import Encoded, Encoder, frequencies, refuse_to_go_on, waves
 from fourpoint.models.neural_start import ScaledSoftplus, time_scale_of
 from fourpoint.models.poisson import mean_rates
+from fourpoint.models.transformer import Encoded, Encoder, frequencies, refuse_to_go_on, waves
+from fourpoint.ops.quadrature import uniform
 
 # gelu of it is log(e - 1), where a softplus of scale 1 is 1: rates begin at their means
 FIRST_END = 0.710927

@@ -19,10 +19,10 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from fourpoint.events import Batch, Dataset, MarkSpace, UserError
-from fourpoint.maths.minimise import minimise
 from fourpoint.models import protocol
 from fourpoint.models.described import Described
 from fourpoint.models.positions import Positions, counts, extended, positions_of
+from fourpoint.ops.minimise import minimise
 
 
 class SelfCorrecting(Described, nn.Module):

@@ -1,7 +1,7 @@
 r"""THP, the transformer Hawkes process: a state after each event, and from there a straight line
 inside a softplus.
 
-With h_i the state of a causal transformer after event i (`models.encoder`), per mark m,
+With h_i the state of a causal transformer after event i (`models.transformer`), per mark m,
 
     lambda_m(t) = r_m g_m(alpha_m (t - t_i) / c + w_m' h_i + b_m),       t_i < t <= t_{i+1},
 
@@ -32,13 +32,13 @@ from torch import Tensor, nn
 from torch.nn.functional import embedding, linear
 
 from fourpoint.events import Batch, Dataset, MarkSpace
-from fourpoint.maths.quadrature import uniform
 from fourpoint.models import protocol
 from fourpoint.models.attentive_sweep import swept_log_likelihood, worth_sweeping
 from fourpoint.models.described import Described
-from fourpoint.models.encoder import Encoded, Encoder, frequencies, refuse_to_go_on, waves
 from fourpoint.models.neural_start import ScaledSoftplus, time_scale_of
 from fourpoint.models.poisson import mean_rates
+from fourpoint.models.transformer import Encoded, Encoder, frequencies, refuse_to_go_on, waves
+from fourpoint.ops.quadrature import uniform
 
 
 class THP(Described, nn.Module):

@@ -23,18 +23,18 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fourpoint.checkpoints import restore
 from fourpoint.data.synthetic import process
-from fourpoint.evaluation import BATCH, device_of, evaluate
 from fourpoint.events import Dataset, MarkSpace, Sequence, UserError
+from fourpoint.inference.evaluation import BATCH, device_of, evaluate
+from fourpoint.inference.sampling import last_rates, still
 from fourpoint.models.modes import Modes
 from fourpoint.reproduce.cells import Record
 from fourpoint.reproduce.fitting import build, ready, scores
 from fourpoint.reproduce.plan import SYNTHETIC, Cell, Setting
 from fourpoint.reproduce.sets import parts_of
 from fourpoint.reproduce.tabled import tabled
-from fourpoint.sampling import last_rates, still
-from fourpoint.training import fit
+from fourpoint.storage.checkpoints import restore
+from fourpoint.training.fitting import fit
 
 FEATURES = (20, 100, 1000, 10_000)
 SWITCH, ASKED = 0.6, 0.61  # when the first event begins to matter, and when a model is asked

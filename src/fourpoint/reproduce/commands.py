@@ -19,7 +19,7 @@ from pathlib import Path
 
 from fourpoint.atomic import write_atomic
 from fourpoint.events import UserError
-from fourpoint.printing import plain_console
+from fourpoint.report.printing import plain_console
 from fourpoint.reproduce import (
     claims,
     figure_curves,

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from fourpoint.checkpoints import restore
 from fourpoint.events import Dataset, Sequence
 from fourpoint.reproduce.plan import Cell
 from fourpoint.reproduce.tabled import tabled
+from fourpoint.storage.checkpoints import restore
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -12,8 +12,8 @@ import torch
 from numpy.typing import NDArray
 
 from fourpoint.events import Sequence
-from fourpoint.maths.scores import scores
 from fourpoint.models.dapp_history import have
+from fourpoint.ops.scores import scores
 from fourpoint.reproduce.cells import Record, write_table
 from fourpoint.reproduce.drawing import Drawn, kept_plain, middle_sequence
 from fourpoint.reproduce.pictures import canvas, score_matrix_plot

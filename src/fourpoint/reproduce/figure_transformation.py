@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from fourpoint.events import Sequence
 from fourpoint.models import protocol
-from fourpoint.plots import COLOURS
+from fourpoint.plots.charts import COLOURS
 from fourpoint.reproduce.cells import Record, write_table
 from fourpoint.reproduce.drawing import Drawn, kept_plain, middle_sequence
 from fourpoint.reproduce.pictures import canvas, cloud_plot, lines_plot

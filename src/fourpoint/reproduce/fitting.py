@@ -4,7 +4,7 @@ The model is built and trained as the setting says, scored on test data with an 
 the whole window and, where the
 truth is known, against it: regret per event and the mean squared error of the intensity at 200
 midpoints, all by
-`fourpoint.evaluation`. The paper's forms are scored with their full 10,000 features, whose sums are
+`fourpoint.inference.evaluation`. The paper's forms are scored with their full 10,000 features, whose sums are
 read off a table (`tabled.py`). The model of seed 0 is kept for the figures; a killed fit goes on
 from its last validation.
 """
@@ -18,15 +18,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fourpoint.evaluation import evaluate, intensity
 from fourpoint.events import Dataset, Sequence
-from fourpoint.maths.quadrature import Unconverged
+from fourpoint.inference.evaluation import evaluate, intensity
 from fourpoint.models import MODELS
+from fourpoint.ops.quadrature import Unconverged
 from fourpoint.reproduce.cells import Record
 from fourpoint.reproduce.plan import SYNTHETIC, Cell, Setting
 from fourpoint.reproduce.sets import parts_of
 from fourpoint.reproduce.tabled import tabled
-from fourpoint.training import RECIPE, Recipe, fit
+from fourpoint.training.fitting import RECIPE, Recipe, fit
 
 
 def fit_cell(cell: Cell, setting: Setting, output: Path, real: Path | None, device: str) -> Record:

@@ -1,4 +1,4 @@
-"""The paper's figures: arrays in, Axes out, in the house look of `fourpoint.plots`. Nothing here
+"""The paper's figures: arrays in, Axes out, in the house look of `fourpoint.plots.charts`. Nothing here
 knows a model or a file.
 """
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fourpoint.plots import COLOURS, FAINT, INK, SOFT, look
+from fourpoint.plots.charts import COLOURS, FAINT, INK, SOFT, look
 from fourpoint.sanitising import plot_text
 
 if TYPE_CHECKING:

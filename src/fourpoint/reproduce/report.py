@@ -9,8 +9,8 @@ from collections import Counter
 from pathlib import Path
 
 import fourpoint
-from fourpoint import plots
-from fourpoint.page import Page
+from fourpoint.plots import charts as plots
+from fourpoint.report.page import Page
 from fourpoint.reproduce import table1 as first, table2 as second
 from fourpoint.reproduce.cells import DONE, FAILED, NO_DATA, Record, write_text
 from fourpoint.reproduce.drawing import Drawn

@@ -23,7 +23,7 @@ from contextlib import contextmanager
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-from fourpoint.printing import plain_console, text_column
+from fourpoint.report.printing import plain_console, text_column
 from fourpoint.reproduce.cells import DONE, FAILED, NO_DATA, Record
 from fourpoint.reproduce.pace import Pace
 from fourpoint.reproduce.plan import Cell

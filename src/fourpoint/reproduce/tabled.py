@@ -23,10 +23,10 @@ import torch
 from torch import Tensor, nn
 
 from fourpoint.events import Batch
-from fourpoint.maths import attention, selection
 from fourpoint.models import DAPP, protocol
 from fourpoint.models.dapp_history import DAPPHistory, Parts, have
 from fourpoint.models.past import memory_of, past_of
+from fourpoint.ops import attention, selection
 
 ERROR = 1e-6
 CELLS = 2**20  # of a table at most, over all pairs of marks; beyond it the direct sum is used

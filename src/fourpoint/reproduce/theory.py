@@ -7,7 +7,7 @@ standard error.
 
     gaussian    theta = omega' W_u, omega ~ N(0, I_2):  kappa(d) = exp(-|W_u|^2 d^2 / 2)          cauchy     kappa(d) = exp(-b d)
 
-Proposition 2: the largest error over a grid, against D, with the bound of `maths.feature_error`
+Proposition 2: the largest error over a grid, against D, with the bound of `ops.feature_error`
 beside it. It is stated for paired
 phases and a finite sigma_p^2 = E|W_u' omega|^2, hence for the Gaussian spectrum; the random phases
 are measured too, over pairs (t, t').
@@ -23,11 +23,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fourpoint.checkpoints import restore
-from fourpoint.maths.feature_error import error_bound, features_needed
-from fourpoint.maths.fourier import Spectrum, fourier_scores, kernel
+from fourpoint.ops.feature_error import error_bound, features_needed
+from fourpoint.ops.fourier import Spectrum, fourier_scores, kernel
 from fourpoint.reproduce.cells import Record
 from fourpoint.reproduce.plan import Cell, Setting
+from fourpoint.storage.checkpoints import restore
 
 D_TRAINED = 20
 WINDOW = 1.0

@@ -19,9 +19,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fourpoint.events import UserError
-from fourpoint.maths.quadrature import Unconverged
+from fourpoint.inference.sampling import still
 from fourpoint.models.following import LARGEST, Events, Numbers, Scored, Stop
-from fourpoint.sampling import still
+from fourpoint.ops.quadrature import Unconverged
 from fourpoint.streaming.monitor_table import MonitorTable
 from fourpoint.streaming.monitoring import Alarm, Monitor
 from fourpoint.streaming.rows import memories

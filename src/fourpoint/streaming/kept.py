@@ -1,4 +1,4 @@
-r"""A DAPP with bounded memory (ODAPP) followed in plain numpy: active sets as in `maths.selection`,
+r"""A DAPP with bounded memory (ODAPP) followed in plain numpy: active sets as in `ops.selection`,
 rates by the states of modes.
 
 The sum over a head's active events is the same sum over modes as in `models.dapp_step`, with S_k
@@ -24,14 +24,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fourpoint.maths.selection import NEVER, Active
+from fourpoint.inference.sampling import still
+from fourpoint.kernels.numba_dapp_stream import compiled_loops, waves
 from fourpoint.models.dapp import DAPP, DAPPHistory
-from fourpoint.models.dapp_loops import compiled_loops, waves
 from fourpoint.models.dapp_step import Steps
 from fourpoint.models.following import Events, Numbers, Scored, Stop
 from fourpoint.models.kernel_table import largest
 from fourpoint.models.past import Memory
-from fourpoint.sampling import still
+from fourpoint.ops.selection import NEVER, Active
 from fourpoint.streaming.state import Arrays
 from fourpoint.streaming.verbs import opened
 

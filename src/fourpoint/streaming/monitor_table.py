@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fourpoint.streaming.monitor_loops import BINS, compiled_watch
+from fourpoint.kernels.numba_monitor import BINS, compiled_watch
 from fourpoint.streaming.monitoring import FEWEST, LOG2, STRIDE, WINDOW, Alarm, Monitor
 
 Floats = NDArray[np.float64]

@@ -17,12 +17,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from fourpoint.inference.sampling import select_rows
 from fourpoint.models.dapp import DAPP
 from fourpoint.models.dapp_step import Reached, Steps, supports
 from fourpoint.models.following import Events, Numbers, Scored, Stop
 from fourpoint.models.hawkes import Hawkes
 from fourpoint.models.hawkes_step import HawkesSteps
-from fourpoint.sampling import select_rows
 from fourpoint.streaming.state import Arrays, arrays_of, history_from
 from fourpoint.streaming.verbs import doubled, integrals, logs_at, opened
 

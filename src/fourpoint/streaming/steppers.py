@@ -18,15 +18,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fourpoint.maths import attention
-from fourpoint.maths.quadrature import Unconverged
+from fourpoint.inference.sampling import still
 from fourpoint.models.dapp import DAPP
 from fourpoint.models.dapp_step import Steps, supports
 from fourpoint.models.following import LARGEST, Events, Numbers, Scored, Stop, not_finite
 from fourpoint.models.hawkes import Hawkes
 from fourpoint.models.hawkes_step import HawkesSteps
 from fourpoint.models.kernel_table import KernelTable, largest
-from fourpoint.sampling import still
+from fourpoint.ops import attention
+from fourpoint.ops.quadrature import Unconverged
 from fourpoint.streaming.kept import ByActiveSets, supports_kept
 from fourpoint.streaming.state import Arrays, arrays_of, history_from
 from fourpoint.streaming.verbs import doubled, integrals, logs_at, opened

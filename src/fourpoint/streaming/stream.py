@@ -23,9 +23,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fourpoint.events import MarkSpace, Sequence, UserError
-from fourpoint.maths.quadrature import Unconverged
+from fourpoint.inference.sampling import still
 from fourpoint.models.following import LARGEST, Events, Numbers, Scored, Stop, not_finite
-from fourpoint.sampling import still
+from fourpoint.ops.quadrature import Unconverged
 from fourpoint.streaming.kept import ByActiveSets
 from fourpoint.streaming.monitoring import Alarm, Monitor
 from fourpoint.streaming.state import (
@@ -44,7 +44,7 @@ from fourpoint.streaming.steppers import stepper
 from fourpoint.streaming.watching import TypeWatch, families, type_watch
 
 if TYPE_CHECKING:
-    from fourpoint.forecasting import Forecast
+    from fourpoint.inference.forecasting import Forecast
 
 Floats = NDArray[np.float64]
 LONGEST_PAST = 10_000_000  # recent events that a stream may be told to remember
@@ -345,7 +345,7 @@ class Stream:
 
         Its ``past`` holds the recent events only, with the rates that they met.
         """
-        from fourpoint.forecasting import forecast_from
+        from fourpoint.inference.forecasting import forecast_from
 
         past = self._past()
         earlier = (past.times, self._recent.in_order(self._recent.rates))

@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fourpoint.events import Batch
-from fourpoint.maths.quadrature import integrate
+from fourpoint.inference.sampling import remember
 from fourpoint.models.protocol import pieces
-from fourpoint.sampling import remember
+from fourpoint.ops.quadrature import integrate
 
 Floats = NDArray[np.float64]
 TOLERANCE = 1e-6  # of a gap's integral, absolute and relative
@@ -57,7 +57,7 @@ def integrals(model: Any, history: Any, at: Floats, times: Floats) -> Floats:
     """The integral of the total rate from ``at`` to ``times`` in each row, (B,), in closed form or
     refined between knots.
 
-    Raises `maths.quadrature.Unconverged` where that does not settle.
+    Raises `ops.quadrature.Unconverged` where that does not settle.
     """
     a, b = torch.from_numpy(at)[:, None], torch.from_numpy(times)[:, None]
     last = history.lengths[:, None]

@@ -1,0 +1,84 @@
+"""Refusals of what was typed, before anything is computed or written: exit code 2 and three
+clauses.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from fourpoint.cli.console import say
+from fourpoint.errors import UserError
+
+PICTURES = (".png", ".svg", ".pdf")
+
+
+def one_of(option: str, text: str, allowed: tuple[str, ...]) -> Any:
+    """The text, if it is allowed for this option; else an error with the nearest that is.
+
+    >>> one_of("--ties", "keep", ("keep", "error", "jitter", "drop"))
+    'keep'
+    """
+    from difflib import get_close_matches
+
+    if text in allowed:
+        return text
+    near = get_close_matches(text, allowed, n=1, cutoff=0.4)
+    remedy = f"Did you mean {near[0]!r}?" if near else "Choose one of them."
+    raise UserError(f"{option} to be one of {', '.join(allowed)}", f"{text!r}", remedy)
+
+
+def check_applies(what: str, option: str, fine: bool) -> None:
+    """Refuse an option that would be ignored."""
+    if not fine:
+        raise UserError(f"options that {what} has", option, f"Leave {option} out.")
+
+
+def check_picture(file: Path | None) -> None:
+    """Refuse what cannot be drawn or written before anything is computed."""
+    if file is None:
+        return
+    if file.suffix.lower() not in PICTURES:
+        raise UserError(
+            f"a picture with the ending {', '.join(PICTURES)}",
+            f"{file}",
+            f"Choose another name, such as {file.stem}.png.",
+        )
+    if not file.absolute().parent.is_dir() or file.is_dir():
+        raise UserError(
+            "a file in an existing folder",
+            f"{file}",
+            "Make the folder first, or choose another name.",
+        )
+
+
+def check_folder(folder: Path, resume: bool) -> None:
+    """A folder for a model must be new, empty, or a model's: nothing else is written into or
+    over.
+    """
+    nearest = next(place for place in (folder, *folder.absolute().parents) if place.exists())
+    if not nearest.is_dir() or not os.access(nearest, os.W_OK):
+        fault = "cannot be written to" if nearest.is_dir() else "is a file"
+        raise UserError(
+            "a folder for the model",
+            f"{folder}: {nearest} {fault}",
+            "Choose another place with -o.",
+        )
+    if not folder.is_dir() or not any(folder.iterdir()):
+        return
+    from fourpoint.storage.checkpoints import left_by_a_fit
+
+    if (folder / "model.json").is_file():
+        if not resume:
+            say(
+                f"{folder} holds a model already: it is replaced once the new one has been "
+                "validated"
+            )
+        return
+    if not (folder / "training.json").is_file() and not left_by_a_fit(folder):
+        raise UserError(
+            "a new or empty folder, or one with a model",
+            f"{folder}, which holds other files",
+            "Choose another name with -o.",
+        )

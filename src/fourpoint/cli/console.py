@@ -1,0 +1,204 @@
+"""What the commands say and show: results on stdout, notices and errors on stderr, tables and
+pictures.
+
+An error that the user can mend is printed in its three clauses, never as a traceback. Heavy imports
+stay inside the functions, so that ``fourpoint --help`` is instant.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import sys
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fourpoint.atomic import write_atomic
+from fourpoint.errors import UserError
+from fourpoint.report.printing import plain_console, text_table
+from fourpoint.sanitising import console_lines, console_text
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from rich.table import Table
+
+
+NO_MEMORY = re.compile(r"can't allocate memory|not enough memory|out of memory", re.IGNORECASE)
+CLAUSES = re.compile(
+    r"expected (.*?); received (.*?)\. ([A-Z].*)", re.DOTALL
+)  # of errors in the mathematics
+
+
+def print_result(what: Any) -> None:
+    """A result, on stdout; text is not wrapped, so that pipes get whole lines."""
+    if isinstance(what, str):
+        sys.stdout.write(console_lines(what) + "\n")
+        return
+    plain_console().print(what)
+
+
+def say(line: str, style: str = "dim") -> None:
+    """A notice of one line, on stderr."""
+    plain_console(stderr=True).print(console_text(line), style=style, soft_wrap=True)
+
+
+def open_standard_streams() -> None:
+    """Make sure that input, output and errors are open, as a shell may have closed them (``2>&-``).
+
+    A closed one leaves its number to the next file that is opened, and messages of libraries would
+    end up in that file. Input and errors become the null device. Output that is closed is refused
+    before anything is computed, as results have nowhere to go.
+    """
+    closed = set()
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            closed.add(name)
+            null = os.open(os.devnull, os.O_RDWR)
+            if null != number:
+                os.dup2(null, number)
+                os.close(null)
+        if getattr(sys, name) is None:
+            mode = "r" if name == "stdin" else "w"
+            setattr(
+                sys,
+                name,
+                open(number, mode, encoding="utf-8", errors="backslashreplace", closefd=False),
+            )
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a terminal that is not Unicode
+    if "stdout" in closed:
+        report_error(
+            UserError(
+                "a standard output for results",
+                "a closed one",
+                "Redirect it to a file, or to /dev/null.",
+            )
+        )
+        raise SystemExit(2)
+
+
+def abandon_stdout() -> None:
+    """Send what could not be written nowhere: Python would try again at its end, and complain."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, sys.stdout.fileno())
+        os.close(null)
+
+
+def report_error(error: Exception) -> int | None:
+    """Print an error that has a message for the user; its exit code, or None where it is a fault of
+    ours.
+    """
+    if isinstance(error, OSError):
+        error = UserError(
+            "files and folders that can be read and written",
+            f"{error}",
+            "Check the path, its permissions and free space.",
+        )
+    if isinstance(error, MemoryError) or (
+        isinstance(error, RuntimeError) and NO_MEMORY.search(str(error))
+    ):
+        received = (str(error).splitlines() or [type(error).__name__])[0]
+        remedy = (
+            "Use fewer events or types, a smaller batch or model (--set), or a machine with more "
+            "memory."
+        )
+        error = UserError("data and a model that fit into memory", received, remedy)
+    clauses = CLAUSES.fullmatch(str(error)) if isinstance(error, ArithmeticError) else None
+    if clauses is not None:  # an integral that does not settle, or a rate that explodes
+        error = UserError(*clauses.groups())
+    if isinstance(error, UserError):
+        for label, text in (
+            ("expected", error.expected),
+            ("received", error.received),
+            ("what to do", error.remedy),
+        ):
+            say(f"{label:>10}: {text}", style="bold" if label == "what to do" else "")
+        return 2
+    if isinstance(error, ArithmeticError):
+        say(f"{type(error).__name__}: {error}", style="red")
+        return 1
+    return None
+
+
+def print_all(numbers: dict[str, Any], blocks: list[Any], json: bool) -> None:
+    """The numbers as strict JSON, or the blocks as tables with a line between them."""
+    from json import dumps
+
+    if json:
+        print_result(dumps(_strict(numbers), allow_nan=False))
+        return
+    for n, block in enumerate(blocks):
+        if n:
+            print_result("")
+        print_result(block)
+
+
+def _strict(value: Any) -> Any:
+    """What strict JSON can hold: numpy's numbers as Python's, and None for a number that is not
+    finite.
+    """
+    from math import isfinite
+
+    if isinstance(value, dict):
+        return {key: _strict(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_strict(one) for one in value]
+    plain = value.item() if hasattr(value, "item") else value
+    return None if isinstance(plain, float) and not isfinite(plain) else plain
+
+
+def save_plot(ax: Axes | None, file: Path | None) -> None:
+    """Write a picture; a file is never half of one."""
+    if ax is None or file is None:
+        return
+    import matplotlib.pyplot as plt
+
+    figure: Any = ax.figure
+    kind = file.suffix.removeprefix(".").lower()
+    try:
+        with warnings.catch_warnings():
+            # Characters that the font does not have are drawn as boxes, which is no news for the
+            # user of a command.
+            warnings.filterwarnings("ignore", message="Glyph .* missing from")
+            write_atomic(
+                file, lambda draft: figure.savefig(draft, format=kind, bbox_inches="tight", dpi=200)
+            )
+    finally:
+        plt.close(figure)
+    say(f"picture: {file}")
+
+
+def short_unit(unit: str) -> str:
+    """A unit as axes write it."""
+    return {"hours": "h", "minutes": "min", "seconds": "s", "days": "d"}.get(unit, unit)
+
+
+def catalogue() -> list[Table]:
+    """What comes with Fourpoint: the embedded data sets, and the processes whose truth is known."""
+    from fourpoint.data.datasets import available
+    from fourpoint.data.synthetic import PROCESSES
+
+    bold: dict[str, Any] = dict(title_justify="left", title_style="bold", box=None, pad_edge=False)
+    sets = text_table("Embedded data sets", **bold)
+    sets.add_column("name", style="cyan", no_wrap=True)
+    sets.add_column("what it is")
+    for name, line in available().items():
+        sets.add_row(name, line)
+    processes = text_table("\nProcesses with a known truth", **bold)
+    processes.add_column("name", style="cyan", no_wrap=True)
+    processes.add_column("rate, on [0, 1) unless said")
+    processes.add_column("mean count", justify="right")
+    for process in PROCESSES.values():
+        processes.add_row(
+            process.name,
+            process.description,
+            "" if process.mean_count is None else f"{process.mean_count:.1f}",
+        )
+    return [sets, processes]

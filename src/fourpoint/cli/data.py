@@ -1,0 +1,146 @@
+"""The commands ``fourpoint data``: list what is embedded, summarise a data set, look at a file,
+convert between formats.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from fourpoint.cli import options as typed
+from fourpoint.cli.checks import check_applies, check_picture
+from fourpoint.cli.console import catalogue, print_all, print_result, save_plot, say
+from fourpoint.cli.reading import How, open_events
+
+
+class DataCommands(TyperGroup):
+    """The subcommands of ``data``; a word that is none of them is the data set to summarise."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        known = args and args[0] in self.commands
+        return super().resolve_command(ctx, args if known else ["summary", *args])
+
+
+data_app = typer.Typer(cls=DataCommands, invoke_without_command=True, add_completion=False)
+
+
+@data_app.callback()
+def data(ctx: typer.Context) -> None:
+    """List what comes with Fourpoint, summarise a data set (fourpoint data NAME|FILE), or look at a
+    file of your own.
+    """
+    if ctx.invoked_subcommand is None:
+        for table in catalogue():
+            print_result(table)
+        say(
+            "next: fourpoint data nyc_delays, or fourpoint data inspect FILE for events of your own"
+        )
+
+
+@data_app.command()
+def summary(
+    source: typed.Source,
+    ties: typed.Ties = "keep",
+    window: typed.Window = None,
+    split: typed.Split = None,
+    time: typed.Time = None,
+    mark: typed.Mark = None,
+    sequence: typed.Grouped = None,
+    place: typed.Place = None,
+    bounds: typed.Bounds = None,
+    time_unit: typed.TimeUnit = None,
+    timezone: typed.Timezone = None,
+    sort: typed.Sort = False,
+) -> None:
+    """Summarise one data set; the same as fourpoint data NAME|FILE."""
+    from fourpoint.data.facts import facts, table_of
+
+    found = open_events(
+        source, How(ties, window, time, mark, sequence, place, bounds, time_unit, timezone, sort)
+    )
+    part = found if split is None else found.part(split)
+    print_result(table_of(part.name or "events", facts(part)))
+
+
+@data_app.command()
+def inspect(
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="FILE", help="CSV, TSV (also .gz, .zst), JSON Lines, Parquet or Arrow."
+        ),
+    ],
+    ties: typed.Ties = "keep",
+    window: typed.Window = None,
+    time: typed.Time = None,
+    mark: typed.Mark = None,
+    sequence: typed.Grouped = None,
+    place: typed.Place = None,
+    bounds: typed.Bounds = None,
+    time_unit: typed.TimeUnit = None,
+    timezone: typed.Timezone = None,
+    json: typed.Json = False,
+    plot: typed.Plot = None,
+) -> None:
+    """Look at a file of events: its columns, counts, span, marks, ties and gaps, with pictures, and
+    the command to type next.
+    """
+    from fourpoint.data.inspecting import inspect as look
+
+    check_picture(plot)
+    found = look(
+        source, How(ties, window, time, mark, sequence, place, bounds, time_unit, timezone).asked()
+    )
+    save_plot(found.plot() if plot else None, plot)
+    print_all(found.to_dict(), [found], json)
+    say(f"next: {found.command}")
+
+
+@data_app.command()
+def convert(
+    source: Annotated[Path, typer.Argument(metavar="IN", help="A file or folder of events.")],
+    target: Annotated[
+        Path,
+        typer.Argument(metavar="OUT", help="File or folder to write; its ending says the format."),
+    ],
+    from_: Annotated[
+        str | None,
+        typer.Option("--from", metavar="F", help="Format or source of IN; guessed by default."),
+    ] = None,
+    to: Annotated[
+        str | None,
+        typer.Option("--to", metavar="F", help="fourpoint, easytpp, pickle, du, tick or hotpp."),
+    ] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="An option of a source; repeatable."),
+    ] = None,
+    seed: typed.Seed = 0,
+) -> None:
+    """Convert between the formats of the field, or from a source: mimic, memetracker, lobster,
+    trades, congestion.
+    """
+    from fourpoint.data.formats import convert as converted
+    from fourpoint.data.formats.guessing import guess_source
+    from fourpoint.data.sources import SOURCES
+    from fourpoint.settings import parameters, parse_settings
+
+    name = from_ or guess_source(source)
+    options: dict[str, Any] = {}
+    if name in SOURCES:
+        options, _ = parse_settings(set_ or [], SOURCES[name], lambda: None)
+        options |= {"seed": seed} if "seed" in parameters(SOURCES[name]) else {}
+    else:
+        check_applies(f"the format {name}", "--set", not set_)
+    done = converted(source, target, from_, to, options)
+    for note in done.notes:
+        say(note)
+    print_result(f"{target}: {done.data} ({done.to})")
+    say(
+        f"next: fourpoint fit {target} --model dapp -o model"
+        if done.to == "fourpoint"
+        else f"read as {done.from_}, written as {done.to}"
+    )

@@ -1,0 +1,713 @@
+"""The command line: one function per command, in the words of the library.
+
+    fourpoint demo | data | simulate | fit | evaluate | forecast | explain | stream | reproduce
+
+Results go to stdout, notices and errors to stderr. A mistake the user can mend ends with exit code
+2 and three clauses (what was expected, what came, what to do), never a traceback, and before
+anything is written. Only typer and the standard library are imported here, so that ``fourpoint
+--help`` is instant; each command imports what it needs.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from pathlib import Path
+from time import monotonic
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from fourpoint.cli import options as typed
+from fourpoint.cli.checks import check_applies, check_folder, check_picture, one_of
+from fourpoint.cli.console import (
+    abandon_stdout,
+    open_standard_streams,
+    print_all,
+    print_result,
+    report_error,
+    save_plot,
+    say,
+    short_unit,
+)
+from fourpoint.cli.data import data_app
+from fourpoint.cli.reading import (
+    How,
+    open_events,
+    open_with_model,
+    scored_part,
+    some_of,
+    train_and_dev,
+)
+from fourpoint.errors import UserError
+from fourpoint.memory import set_memory_limit
+
+if TYPE_CHECKING:
+    from fourpoint.events import Dataset
+
+
+class Commands(TyperGroup):
+    """Runs a command, and turns errors and interruptions into messages and exit codes."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            result = super().invoke(ctx)
+            sys.stdout.flush()
+            return result
+        except KeyboardInterrupt:
+            say(
+                "interrupted: what was saved before stays; fit --resume goes on from it",
+                style="yellow",
+            )
+            raise typer.Exit(130) from None
+        except BrokenPipeError:
+            # The reader of the output has gone, as `head` does once it has seen enough: there is
+            # nobody to tell.
+            abandon_stdout()
+            raise typer.Exit(1) from None
+        except (ValueError, ArithmeticError, OSError, MemoryError, RuntimeError) as error:
+            if isinstance(error, OSError):
+                abandon_stdout()
+            code = report_error(error)
+            if code is None:
+                raise
+            raise typer.Exit(code) from None
+
+
+app = typer.Typer(
+    cls=Commands,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help=(
+        "Fourpoint: Fourier kernels for point processes. Fit, judge and simulate models of event "
+        "logs."
+    ),
+    epilog="Start with: fourpoint demo",
+)
+app.add_typer(
+    data_app,
+    name="data",
+    help="List what comes with Fourpoint, summarise a data set, or look at a file of your own.",
+)
+
+LEAST_BUDGET = (
+    1e-3  # seconds of a time budget that are left to a fit when reading has used up all of it
+)
+Version = Annotated[
+    bool,
+    typer.Option(
+        "--version",
+        callback=lambda asked: _print_version(asked),
+        is_eager=True,
+        help="Print the version.",
+    ),
+]
+
+
+def main() -> None:
+    """The entry point of the command ``fourpoint``.
+
+    Idle threads wait asleep rather than spinning: on a machine that others use too, spinning costs
+    several times the work.
+    """
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    open_standard_streams()
+    app()
+
+
+@app.callback()
+def root(
+    version: Version = False,
+    memory_limit: typed.MemoryLimit = None,
+) -> None:
+    """Fourpoint: Fourier kernels for point processes. Fit, judge and simulate models of event
+    logs.
+    """
+    set_memory_limit(memory_limit)
+
+
+@app.command()
+def demo(
+    output: typed.Folder = Path("demo"),
+    seed: typed.Seed = 0,
+    time_budget: typed.Budget = None,
+) -> None:
+    """Train on New York's flight delays, compare four models, and write one page that explains what
+    was found.
+    """
+    from fourpoint.cli.demo import run_demo
+
+    run_demo(output, seed=seed) if time_budget is None else run_demo(
+        output, seed=seed, time_budget=time_budget
+    )
+
+
+@app.command()
+def simulate(
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="PROCESS|DIR",
+            help="A process that `fourpoint data` lists, or a model's folder.",
+        ),
+    ],
+    output: typed.File,
+    sequences: Annotated[int, typer.Option(help="Number of sequences.")] = 1000,
+    start: Annotated[
+        float | None,
+        typer.Option(help="Start of the window; that of the training data by default."),
+    ] = None,
+    stop: Annotated[
+        float | None,
+        typer.Option(
+            help="End of the window; that of the training data, or of the process, by default."
+        ),
+    ] = None,
+    seed: typed.Seed = 0,
+    most: Annotated[
+        int | None,
+        typer.Option(
+            help="Cap on the events of one sequence of a model; what it cuts is reported."
+        ),
+    ] = None,
+    amplitude: typed.Amplitude = "fixed",
+) -> None:
+    """Draw sequences from a fitted model, or from a process whose truth is known."""
+    from fourpoint.data.readers import write
+
+    kind = one_of("--amplitude", amplitude, ("fixed", "random"))
+    if (Path(source) / "model.json").is_file() or "/" in source:
+        check_applies(f"the model in {source}", "--amplitude", amplitude == "fixed")
+        drawn, told = _draw_from_model(Path(source), sequences, start, stop, seed, most)
+    else:
+        from fourpoint.data.synthetic import process
+
+        known = process(source, kind)
+        check_applies(f"the process {known.name}", "--start", not start)
+        check_applies(f"the process {known.name}", "--most", most is None)
+        drawn = known.simulate(sequences, seed, stop)
+        told = str(drawn)
+    write(drawn, output)
+    print_result(f"{output}: {told}")
+    say(f"next: fourpoint fit {output} --model dapp -o model")
+
+
+@app.command()
+def fit(
+    source: typed.Source,
+    output: typed.Folder,
+    model: Annotated[
+        str,
+        typer.Option(
+            help="dapp, deep-dapp, odapp, dapp-paper, hawkes, nhp, rmtpp, sahp, thp, poisson, ..."
+        ),
+    ] = "dapp",
+    set_: typed.Settings = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with an interrupted run in the same folder.")
+    ] = False,
+    split: typed.Split = None,
+    seed: typed.Seed = 0,
+    time_budget: typed.Budget = None,
+    device: Annotated[
+        str,
+        typer.Option(help="cpu, cuda, mps, or auto: the first of cuda, mps and cpu that is there."),
+    ] = "cpu",
+    ties: typed.Ties = "keep",
+    window: typed.Window = None,
+    time: typed.Time = None,
+    mark: typed.Mark = None,
+    sequence: typed.Grouped = None,
+    place: typed.Place = None,
+    bounds: typed.Bounds = None,
+    time_unit: typed.TimeUnit = None,
+    timezone: typed.Timezone = None,
+    sort: typed.Sort = False,
+) -> None:
+    """Train a model on a data set and save it in a folder."""
+    began = monotonic()
+    from fourpoint.inference.branching import branching_ratios
+    from fourpoint.models import MODELS
+    from fourpoint.settings import parameters, parse_settings
+    from fourpoint.training.fitting import fit as train_model
+
+    name = one_of("--model", model, tuple(MODELS))
+    how = How(ties, window, time, mark, sequence, place, bounds, time_unit, timezone, sort)
+    events = open_events(source, how)
+    if events.marks.box is not None and f"{name}-places" in MODELS:
+        name = f"{name}-places"
+        say(
+            f"model: {name}, since events have places ({events.marks.box}); --place none "
+            "leaves them out"
+        )
+    build = MODELS[name]
+    of_model, of_training = parse_settings(set_ or [], build, train_model)
+    if "seed" in parameters(build):
+        of_model["seed"] = seed
+    made = build(marks=events.marks, **of_model)
+    train, dev = train_and_dev(events, split, seed, closed_form=hasattr(made, "maximum_likelihood"))
+    check_folder(output, resume)
+    if (
+        time_budget is not None and time_budget > 0
+    ):  # reading is part of it; what is left allows for one step at the least
+        time_budget = max(time_budget - (monotonic() - began), LEAST_BUDGET)
+    result = train_model(
+        made,
+        train,
+        dev,
+        seed=seed,
+        time_budget=time_budget,
+        device=device,
+        folder=output,
+        resume=resume,
+        **of_training,
+    )
+    for note in dict.fromkeys(result.notes):
+        say(note)
+    choice = "closed form" if result.name else f"best at step {result.best_step:,}"
+    print_result(f"saved {result.name or name} in {output}/ ({choice})")
+    ratios = branching_ratios(result.model)
+    if ratios is not None:
+        print_result(ratios)
+    say(f"next: fourpoint evaluate {shlex.join([str(output), source, *how.words()])}")
+
+
+@app.command()
+def evaluate(
+    folder: typed.Saved,
+    source: typed.Source,
+    truth: typed.Truth = None,
+    amplitude: typed.Amplitude = "fixed",
+    split: typed.Scored = None,
+    convention: Annotated[
+        str,
+        typer.Option(
+            help="window (everything observed) or gaps (events 2 to N, as published tables)."
+        ),
+    ] = "window",
+    tolerance: Annotated[
+        float, typer.Option(help="Error of the integral allowed, in nats per event.")
+    ] = 1e-4,
+    fit_check: Annotated[
+        bool,
+        typer.Option("--fit-check/--no-fit-check", help="Whether to test the goodness of fit."),
+    ] = True,
+    predictions: Annotated[
+        bool,
+        typer.Option(
+            "--predictions", help="Score predictions of the next event and up to a horizon."
+        ),
+    ] = False,
+    json: typed.Json = False,
+    plot: typed.Plot = None,
+    seed: typed.Seed = 0,
+    ties: typed.Ties = "keep",
+    window: typed.Window = None,
+    time: typed.Time = None,
+    mark: typed.Mark = None,
+    sequence: typed.Grouped = None,
+    place: typed.Place = None,
+    bounds: typed.Bounds = None,
+    time_unit: typed.TimeUnit = None,
+    timezone: typed.Timezone = None,
+    sort: typed.Sort = False,
+) -> None:
+    """Score a saved model on a data set: log-likelihood per event, goodness of fit, predictions,
+    and regret where the truth is known.
+    """
+    from fourpoint.data.synthetic import process
+    from fourpoint.inference.branching import branching_ratios
+    from fourpoint.inference.evaluation import evaluate as judge
+    from fourpoint.inference.goodness import goodness_of_fit
+    from fourpoint.inference.predictions import prediction_scores
+    from fourpoint.inference.sampling import check_marks
+
+    asked = one_of("--convention", convention, ("window", "gaps"))
+    check_picture(plot)
+    if plot is not None:
+        check_applies("an evaluation with --no-fit-check", "--plot", fit_check)
+    oracle = (
+        None
+        if truth is None
+        else process(truth, one_of("--amplitude", amplitude, ("fixed", "random"))).truth()
+    )
+    model, events = open_with_model(
+        folder,
+        source,
+        How(ties, window, time, mark, sequence, place, bounds, time_unit, timezone, sort),
+    )
+    check_marks(model, events.marks)
+    part = scored_part(model, events, split)
+    report = judge(model, part, truth=oracle, tolerance=tolerance, convention=asked, progress=True)
+    numbers = report.to_dict()
+    blocks: list[Any] = [report]
+    ratios = branching_ratios(model)
+    if ratios is not None:
+        numbers["branching"] = ratios.to_dict()
+        blocks.append(ratios)
+    if fit_check and part.events:
+        some = some_of(part, seed)
+        verdict = goodness_of_fit(model, some, tolerance=tolerance, seed=seed, progress=True)
+        numbers["goodness"] = {"events": some.events, "sequences": len(some), **verdict.to_dict()}
+        blocks.append(verdict)
+        save_plot(verdict.plot() if plot else None, plot)
+    if predictions:
+        scores = prediction_scores(model, part, seed=seed, progress=True)
+        numbers["predictions"] = scores.to_dict()
+        blocks.append(scores)
+    print_all(numbers, blocks, json)
+
+
+@app.command()
+def forecast(
+    folder: typed.Saved,
+    source: typed.Source,
+    sequence: typed.Which,
+    horizon: Annotated[float, typer.Option(help="How far to look, in the data's unit of time.")],
+    at: typed.At = None,
+    paths: Annotated[int, typer.Option(help="Number of futures to sample.")] = 1000,
+    windows: Annotated[
+        int, typer.Option(help="Parts of the horizon in which events are counted.")
+    ] = 4,
+    seed: typed.Seed = 0,
+    json: typed.Json = False,
+    plot: typed.Plot = None,
+    map: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Draw where: a map of the expected rate, for events with places."
+        ),
+    ] = None,
+    ties: typed.Ties = "keep",
+    window: typed.Window = None,
+    time: typed.Time = None,
+    mark: typed.Mark = None,
+    by: typed.By = None,
+    place: typed.Place = None,
+    bounds: typed.Bounds = None,
+    time_unit: typed.TimeUnit = None,
+    timezone: typed.Timezone = None,
+    sort: typed.Sort = False,
+) -> None:
+    """What happens next after a sequence's events up to a time: next event, its mark, and counts up
+    to a horizon.
+    """
+    from fourpoint.inference.forecasting import forecast as look_ahead
+
+    check_picture(plot)
+    check_picture(map)
+    model, events = open_with_model(
+        folder, source, How(ties, window, time, mark, by, place, bounds, time_unit, timezone, sort)
+    )
+    found = look_ahead(
+        model, events.find(sequence), horizon, paths, seed, at=at, windows=windows, progress=True
+    )
+    save_plot(found.plot(unit=short_unit(events.unit)) if plot else None, plot)
+    if map is not None:
+        from fourpoint.inference.maps import expected_map
+
+        save_plot(expected_map(model, found, progress=True).plot(unit=short_unit(events.unit)), map)
+    print_all(found.to_dict(), [found], json)
+
+
+@app.command()
+def explain(
+    folder: typed.Saved,
+    source: typed.Source,
+    sequence: typed.Which,
+    at: typed.At = None,
+    json: typed.Json = False,
+    plot: typed.Plot = None,
+    ties: typed.Ties = "keep",
+    window: typed.Window = None,
+    time: typed.Time = None,
+    mark: typed.Mark = None,
+    by: typed.By = None,
+    place: typed.Place = None,
+    bounds: typed.Bounds = None,
+    time_unit: typed.TimeUnit = None,
+    timezone: typed.Timezone = None,
+    sort: typed.Sort = False,
+) -> None:
+    """What each past event of a sequence adds to the rate at a time, per mark: the rate less the
+    rate without that event.
+    """
+    from fourpoint.inference.branching import branching_ratios
+    from fourpoint.inference.explaining import explain as account_for
+
+    check_picture(plot)
+    model, events = open_with_model(
+        folder, source, How(ties, window, time, mark, by, place, bounds, time_unit, timezone, sort)
+    )
+    found = account_for(model, events.find(sequence), at, progress=True)
+    save_plot(found.plot(unit=short_unit(events.unit)) if plot else None, plot)
+    numbers = found.to_dict()
+    blocks: list[Any] = [found]
+    ratios = branching_ratios(model)
+    if ratios is not None:
+        numbers["branching"] = ratios.to_dict()
+        blocks.append(ratios)
+    print_all(numbers, blocks, json)
+
+
+@app.command()
+def stream(
+    folder: typed.Saved,
+    source: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[FILE]", help="Events as CSV, TSV or JSON Lines; standard input by default."
+        ),
+    ] = None,
+    input: Annotated[
+        str, typer.Option(metavar="FILE", help="The same as FILE; - is standard input.")
+    ] = "-",
+    output: Annotated[
+        str,
+        typer.Option(
+            "-o",
+            "--output",
+            metavar="FILE",
+            help="Scores, one line per event; - is standard output.",
+        ),
+    ] = "-",
+    state: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Where to go on after a stop or a crash: each line once."
+        ),
+    ] = None,
+    keep: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N", help="Past events that each head of a DAPP remembers; all by default."
+        ),
+    ] = None,
+    by: Annotated[
+        str | None,
+        typer.Option(
+            metavar="COLUMN|none",
+            help="The column that names an event's entity: one stream for each.",
+        ),
+    ] = None,
+    limit: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N", help="Entities in memory, the others on disk; 512 MiB by default."
+        ),
+    ] = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", help="Wait for more at the end of the file, until SIGTERM.")
+    ] = False,
+    every: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Lines between two states; 1,000, or more if that is slow."),
+    ] = None,
+    start: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIME|first",
+            help="When the observation began; by default from the training window.",
+        ),
+    ] = None,
+    alarms: Annotated[
+        str,
+        typer.Option(
+            metavar="LEVEL|none",
+            help="False alarms per 1,000 events, at most: of entities, types and fleet together.",
+        ),
+    ] = "0.001",
+    time: Annotated[
+        str | None,
+        typer.Option(metavar="COLUMN", help="The column of times; as in training by default."),
+    ] = None,
+    mark: Annotated[
+        str | None,
+        typer.Option(metavar="COLUMN", help="The column of types; as in training by default."),
+    ] = None,
+    time_unit: Annotated[
+        str | None,
+        typer.Option(metavar="UNIT", help="The unit of time, which must be that of training."),
+    ] = None,
+    timezone: Annotated[
+        str | None,
+        typer.Option(metavar="ZONE", help="The time zone, which must be that of training."),
+    ] = None,
+    attended: Annotated[
+        bool,
+        typer.Option("--attended", help="Name the past events that count most, per head; slower."),
+    ] = False,
+    max_gap: Annotated[
+        str,
+        typer.Option(
+            metavar="TIME|none",
+            help="Longest gap that is believed; by default from the model's rate and the clock.",
+        ),
+    ] = "auto",
+    max_skipped: Annotated[
+        float,
+        typer.Option(
+            metavar="SHARE", help="Share of skipped lines above which the exit code is 1."
+        ),
+    ] = 0.05,
+) -> None:
+    """Score a live feed: one line in, one JSON line out, with alarms; exactly once with --state,
+    whatever stops it.
+    """
+    from fourpoint.storage.checkpoints import about, restore
+    from fourpoint.streaming.feed.feed import score_feed
+    from fourpoint.streaming.feed.trained import Trained
+
+    model = restore(folder)
+    trained = Trained.from_about(about(folder))
+    if source is not None and input != "-":
+        raise UserError("one input", f"{source} and --input {input}", "Leave one of them out.")
+    read, written = (None if name == "-" else Path(name) for name in (source or input, output))
+    ended = score_feed(
+        model,
+        input=read,
+        output=written,
+        state=state,
+        keep=keep,
+        by=by,
+        start=start,
+        alarms=alarms,
+        every=every,
+        follow=follow,
+        max_gap=max_gap,
+        max_skipped=max_skipped,
+        trained=trained,
+        time=time,
+        mark=mark,
+        time_unit=time_unit,
+        timezone=timezone,
+        attended=attended,
+        limit=limit,
+    )
+    raise typer.Exit(ended.code)
+
+
+@app.command()
+def reproduce(
+    what: Annotated[
+        str,
+        typer.Argument(
+            metavar="WHAT",
+            help="table1, table2, figure, theory, all, or report (of what is there).",
+        ),
+    ],
+    figure: Annotated[
+        str,
+        typer.Argument(
+            metavar="[FIGURE]",
+            help="score-transformation, score-visualization, intensity or learning-curves.",
+        ),
+    ] = "",
+    quick: Annotated[
+        bool,
+        typer.Option(
+            "--quick", help="Small data and short training: minutes instead of hours, one seed."
+        ),
+    ] = False,
+    seeds: Annotated[
+        int | None, typer.Option(help="Seeds 0, 1, ...; 3, or 1 with --quick.")
+    ] = None,
+    output: typed.Folder = Path("results"),
+    real: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Folder of the real data sets, as Parquet files."),
+    ] = None,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="PATTERN", help="Models or data, or MODEL/DATA, with *; ! leaves out."
+        ),
+    ] = None,
+    jobs: Annotated[
+        int | None,
+        typer.Option(
+            help="Processes, one thread each; one per core by default, 0 runs in this one."
+        ),
+    ] = None,
+    device: Annotated[
+        str, typer.Option(help="Where models are trained and scored: cpu or cuda.")
+    ] = "cpu",
+    fresh: Annotated[
+        bool,
+        typer.Option(
+            "--fresh", help="Run again what is there already; by default only what is missing."
+        ),
+    ] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Run only what is missing: the default.")
+    ] = False,
+    time_limit: Annotated[
+        float | None,
+        typer.Option(metavar="SECONDS", help="Stop by then; the next run fills what is missing."),
+    ] = None,
+) -> None:
+    """Reproduce the paper's tables, figures and propositions, cell by cell; a rerun fills what is
+    missing.
+    """
+    from fourpoint.reproduce.commands import Options, reproduce as run_all
+    from fourpoint.reproduce.running import cores
+
+    check_applies("a run that starts over with --fresh", "--resume", not (fresh and resume))
+    name = "quick" if quick else "full"
+    count = (1 if quick else 3) if seeds is None else seeds
+    options = Options(
+        name,
+        count,
+        output,
+        real,
+        tuple(only or ()),
+        cores() if jobs is None else jobs,
+        device,
+        fresh,
+        time_limit=time_limit,
+    )
+    run_all(what, figure, options, shlex.join(["fourpoint", *sys.argv[1:]]))
+
+
+def _draw_from_model(
+    folder: Path,
+    sequences: int,
+    start: float | None,
+    stop: float | None,
+    seed: int,
+    most: int | None,
+) -> tuple[Dataset, str]:
+    """Sequences of a saved model, in its training window by default, and what to say of them."""
+    from dataclasses import replace
+
+    from fourpoint.inference.sampling import sample_paths
+    from fourpoint.storage.checkpoints import about, restore
+
+    model, known = restore(folder), about(folder)
+    begin, end = (
+        known.get("start") if start is None else start,
+        known.get("stop") if stop is None else stop,
+    )
+    if begin is None or end is None:
+        raise UserError(
+            "a window to simulate",
+            f"none was saved in {folder}",
+            "Give it with --start and --stop.",
+        )
+    found = sample_paths(model, float(begin), float(end), sequences, seed, most=most, progress=True)
+    return replace(found.data, unit=str(known.get("unit") or "")), str(found)
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        from fourpoint import __version__
+
+        sys.stdout.write(f"fourpoint {__version__}\n")
+        raise typer.Exit()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,290 @@
+"""The events that a command works on: an embedded data set or a file, read as the options say, and
+its parts.
+
+What was decided on the user's behalf is said aloud, in lines that name the option to decide
+otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fourpoint.cli.checks import check_applies, one_of
+from fourpoint.cli.console import say
+from fourpoint.errors import UserError
+
+if TYPE_CHECKING:
+    from fourpoint.data.readers import Asked
+    from fourpoint.events import Dataset
+
+Fitted = tuple[
+    str | None, tuple[str, ...] | None, Any
+]  # unit of time, types and box of a fitted model
+CHECKED = 20_000  # events that the goodness of fit looks at
+HELD_OUT = "held-out"  # a split: what a model was not trained on
+
+
+@dataclass(frozen=True)
+class How:
+    """How to read a file, as typed: ties and window, which column is what, and what its times
+    mean.
+    """
+
+    ties: str = "keep"
+    window: tuple[str, str] | None = None
+    time: str | None = None
+    mark: str | None = None
+    sequence: str | None = None
+    place: list[str] | None = None
+    bounds: list[str] | None = None
+    time_unit: str | None = None
+    timezone: str | None = None
+    sort: bool = False
+
+    def words(self) -> list[str]:
+        """The options as they are typed, for the command that comes next; the unit is the
+        model's.
+        """
+        typed = {
+            "--time": self.time,
+            "--mark": self.mark,
+            "--sequence": self.sequence,
+            "--timezone": self.timezone,
+        }
+        words = [
+            word for option, value in typed.items() if value is not None for word in (option, value)
+        ]
+        words += [word for column in self.place or () for word in ("--place", column)]
+        words += ["--ties", self.ties] if self.ties != "keep" else []
+        return words + (["--window", *self.window] if self.window else []) + ["--sort"] * self.sort
+
+    def asked(self) -> Asked:
+        """The options as the readers take them."""
+        from fourpoint.data.readers import Asked
+
+        return Asked(
+            time=self.time,
+            mark=self.mark,
+            sequence=self.sequence,
+            place=self.place,
+            bounds=_bounds(self.bounds),
+            window=_window(self.window),
+            time_unit=self.time_unit,
+            timezone=self.timezone,
+            ties=_policy(self.ties),
+            sort=self.sort,
+        )
+
+
+def open_events(source: str, how: How, fitted: Fitted = (None, None, None)) -> Dataset:
+    """An embedded data set by its name, or a file, with ties and window as asked; what was decided
+    is said aloud.
+
+    Where the data is for a fitted model, its unit of time, the names of its types and its box are
+    ``fitted``, and the default.
+    """
+    from fourpoint.data.datasets import available
+    from fourpoint.data.readers import describe_choices, read_with_notes
+
+    policy = _policy(how.ties)
+    file = Path(source).exists() or Path(source).suffix or "/" in source
+    if not file or (source in available() and not Path(source).exists()):
+        found = _load(source, how)
+        notes: Iterable[str] = describe_choices(found, policy)
+    else:
+        unit, names, box = fitted
+        asked = how.asked()
+        place = asked.place or (box.names if box is not None and not _is_ours(source) else None)
+        asked = replace(
+            asked,
+            place=place,
+            bounds=asked.bounds or box,
+            time_unit=asked.time_unit or unit,
+            marks=names,
+        )
+        reading = read_with_notes(source, asked)
+        found, notes = reading.data, reading.notes
+    for notice in notes:
+        say(notice)
+    return found
+
+
+def open_with_model(folder: Path, source: str, how: How) -> tuple[Any, Dataset]:
+    """A saved model, and data for it, in the unit of time, with the types and in the box that it
+    was fitted to.
+    """
+    from fourpoint.storage.checkpoints import restore
+
+    model = restore(folder)
+    return model, open_events(source, how, _fitted_to(folder, model))
+
+
+def train_and_dev(
+    events: Dataset, split: str | None, seed: int, closed_form: bool = False
+) -> tuple[Dataset, Dataset | None]:
+    """The part to train on and the part to stop by: the data's own, else a seeded 90/10 by
+    sequence.
+
+    A model in closed form has no early stopping: without a dev split of the data's own it is fitted
+    to all of them.
+    """
+    name = split or default_split(events, "train")
+    if name == "train" and events.splits is not None and (events.splits == "dev").any():
+        return events.part("train"), events.part("dev")
+    part = events.part(name)
+    if closed_form:
+        return part, None
+    train, dev = part.split((0.9, 0.1), by="sequence", seed=seed)
+    kept = (
+        f"{len(dev):,} of {len(part):,} sequences, drawn with seed {seed}, are"
+        if len(part) > 1
+        else "the last tenth of the window is"
+    )
+    say(f"no dev split: {kept} kept for early stopping")
+    return train, dev
+
+
+def scored_part(model: Any, events: Dataset, split: str | None) -> Dataset:
+    """The part to score: as asked, else the test split, else what `fit` kept from training, else
+    all.
+
+    A notice says which sequences were left out because the model was trained on them; a warning
+    says how many of those that are scored it was trained on.
+    """
+    from fourpoint.storage.trained_on import chose_weights, held_out, overlap
+
+    name = split or default_split(events, "test")
+    kept = (
+        held_out(model, events) if name == HELD_OUT or (split is None and name == "all") else None
+    )
+    if name == HELD_OUT and kept is None:
+        raise UserError(
+            "data of which the model was trained on a part",
+            "none of it, or all of it",
+            "Score the data that you fitted, or use --split all.",
+        )
+    part = events.part(name) if kept is None else kept
+    if kept is not None:
+        stopped = ", and were used for early stopping" if chose_weights(model, kept) else ""
+        what = (
+            f"{kept.events:,} of {events.events:,} events in {len(kept):,} of {len(events):,} "
+            "sequences"
+        )
+        began = dict(zip(events.ids, events.starts.tolist(), strict=True))
+        if any(start > began[id] for id, start in zip(kept.ids, kept.starts.tolist(), strict=True)):
+            what += " (the end of a sequence, without the events before)"
+        say(
+            f"scored: {what}, which were kept from training{stopped}; --split all scores everything"
+        )
+    seen = overlap(model, part)
+    if seen is not None:
+        say(f"warning: {seen}. Score other data, or --split {HELD_OUT}", style="yellow")
+    return part
+
+
+def some_of(events: Dataset, seed: int) -> Dataset:
+    """All sequences, or a seeded draw of them with about ``CHECKED`` events; of one that is longer
+    still, its beginning.
+    """
+    import numpy as np
+
+    from fourpoint.events import Dataset
+
+    if events.events <= CHECKED:
+        return events
+    order = np.random.default_rng(seed).permutation(len(events))
+    rows = order[: max(1, int((np.cumsum(events.lengths[order]) <= CHECKED).sum()))]
+    some = events.select(np.sort(rows))
+    what = f"{len(some):,} of {len(events):,} sequences, drawn with seed {seed}"
+    if some.events > 2 * CHECKED:
+        one = some[0]
+        some = Dataset.from_sequences(
+            [one.before(one.start + one.duration * CHECKED / len(one))], unit=events.unit
+        )
+        what = f"the first {100 * CHECKED / len(one):.2g}% of the window of sequence {one.id}"
+    say(f"goodness of fit: {some.events:,} of {events.events:,} events, {what}")
+    return some
+
+
+def default_split(events: Dataset, wanted: str) -> str:
+    """The split ``wanted`` where the data has it, else all of the data."""
+    return wanted if events.splits is not None and (events.splits == wanted).any() else "all"
+
+
+def _policy(typed: str) -> Any:
+    return one_of("--ties", typed, ("keep", "error", "jitter", "drop"))
+
+
+def _load(name: str, how: How) -> Dataset:
+    """An embedded data set, which knows its columns and so takes few options."""
+    import numpy as np
+
+    from fourpoint.data.datasets import load
+
+    found = load(name).with_ties(_policy(how.ties))
+    fine = replace(how, ties="keep", window=None) in (How(), How(place=["none"]))
+    check_applies(
+        f"the embedded data set {name}",
+        "--time, --mark, --sequence, --place, --time-unit, --timezone and --sort",
+        fine,
+    )
+    found = found.without_places() if how.place else found
+    window = _window(how.window)
+    if window is None:
+        return found
+    if not isinstance(window[0], float):
+        raise UserError(
+            "a window in numbers", f"{window[0]} {window[1]}", "Pass --window 0 24, say."
+        )
+    return replace(
+        found,
+        starts=np.full(len(found), window[0]),
+        stops=np.full(len(found), window[1]),
+        inferred=False,
+    )
+
+
+def _window(window: tuple[str, str] | None) -> tuple[float, float] | tuple[str, str] | None:
+    """A window in numbers where both parts are, else in times."""
+    if window is None:
+        return None
+    try:
+        return float(window[0]), float(window[1])
+    except ValueError:
+        return window
+
+
+def _bounds(words: list[str] | None) -> dict[str, tuple[float, float]] | None:
+    """Bounds as they are typed, COLUMN=LOW:HIGH."""
+    found = {}
+    for word in words or ():
+        name, _, edges = word.rpartition("=")
+        low, _, high = edges.partition(":")
+        try:
+            found[name] = (float(low), float(high))
+        except ValueError:
+            raise UserError(
+                "--bounds as COLUMN=LOW:HIGH", f"{word!r}", "Type --bounds longitude=-180:180, say."
+            ) from None
+    return found or None
+
+
+def _is_ours(source: str) -> bool:
+    """Whether a file is in our own format, which knows its places."""
+    from fourpoint.data.tables import open_table
+
+    return {"seq_id", "t"} <= set(open_table(source).schema.names)
+
+
+def _fitted_to(folder: Path, model: Any) -> Fitted:
+    """The unit of time, the types that a saved model was fitted to, where they have names, and its
+    box, where it has one.
+    """
+    from fourpoint.data.clocks import SECONDS
+    from fourpoint.storage.checkpoints import about
+
+    unit = str(about(folder).get("unit") or "")
+    return unit if unit in SECONDS else None, tuple(model.marks.names) or None, model.marks.box

@@ -1,0 +1,30 @@
+"""Events: sequences, data sets, batches, marks, and the errors of bad event data."""
+
+from fourpoint.errors import EventDataError, UserError
+from fourpoint.events.batching import Batch, known_at
+from fourpoint.events.marks import Box, MarkSpace
+from fourpoint.events.sequences import (
+    Dataset,
+    Sequence,
+    all_sequences,
+    inferred_window,
+    only_sequence,
+)
+from fourpoint.events.ties import Ties
+from fourpoint.events.validation import SPLITS
+
+__all__ = [
+    "SPLITS",
+    "Batch",
+    "Box",
+    "Dataset",
+    "EventDataError",
+    "MarkSpace",
+    "Sequence",
+    "Ties",
+    "UserError",
+    "all_sequences",
+    "inferred_window",
+    "known_at",
+    "only_sequence",
+]

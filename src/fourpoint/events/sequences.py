@@ -1,0 +1,551 @@
+"""Events, and the only door through which they enter.
+
+A :class:`Sequence` is what one observer wrote down: times, marks and the observation window
+``[start, stop)`` in which an event would have been seen. The window belongs to the data, because an
+empty stretch before the first event and after the last is evidence. A :class:`Dataset` is many
+sequences stored flat, with offsets, and a :class:`Batch` is a few of them padded into tensors.
+Everything that can be wrong with event data is refused here (:mod:`fourpoint.events.validation`), so that
+nothing downstream has to look again: models, likelihoods and samplers trust what they get.
+
+Two events may carry one time. They stay in file order, event i sees events 1..i-1 by position, and
+the gap is 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence as Ordered
+from dataclasses import dataclass, replace
+from typing import Literal, overload
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from fourpoint.errors import EventDataError, UserError
+from fourpoint.events.batching import Batch, group_by_length, known_at, pad
+from fourpoint.events.marks import Box, MarkSpace
+from fourpoint.events.ties import Ties, apply_ties
+from fourpoint.events.validation import SPLITS, as_marks, as_places, as_times, check_events, inner
+from fourpoint.log_format import LogFormat
+from fourpoint.sanitising import console_text
+
+__all__ = [
+    "SPLITS",
+    "Batch",
+    "Box",
+    "Dataset",
+    "EventDataError",
+    "MarkSpace",
+    "Sequence",
+    "Ties",
+    "UserError",
+    "all_sequences",
+    "inferred_window",
+    "known_at",
+    "only_sequence",
+]
+
+
+@dataclass(frozen=True, eq=False)
+class Sequence:
+    """One observed sequence of events in the window ``[start, stop)``, in the user's time unit.
+
+    ``times`` are non-decreasing float64, ``marks`` integers below ``space.count``. ``inferred``
+    says that the window was read off the events themselves, and then an event may sit at ``stop``.
+    ``places`` (N, k) are where events were, in the box of ``space``; without one the box around
+    them is taken. None: events have no places.
+
+    >>> s = Sequence([0.5, 2.0], start=0.0, stop=4.0)
+    >>> len(s), s.duration
+    (2, 4.0)
+    >>> Sequence([2.0, 0.5], start=0.0, stop=4.0)
+    Traceback (most recent call last):
+      ...
+    fourpoint.events.EventDataError: expected non-decreasing times; received 0.5 after 2.0 at event 1 of sequence 0. ...
+    """
+
+    times: NDArray[np.float64]
+    marks: NDArray[np.int64]
+    start: float
+    stop: float
+    space: MarkSpace
+    id: str
+    inferred: bool
+    places: NDArray[np.float64] | None
+
+    def __init__(
+        self,
+        times: ArrayLike,
+        marks: ArrayLike | None = None,
+        *,
+        start: float | None = None,
+        stop: float | None = None,
+        space: MarkSpace | int | None = None,
+        id: str = "0",
+        places: ArrayLike | None = None,
+    ) -> None:
+        t = as_times(times)
+        m = np.zeros(len(t), dtype=np.int64) if marks is None else as_marks(marks)
+        guess = MarkSpace() if marks is None else MarkSpace.categorical(int(m.max(initial=0)) + 1)
+        known_space = guess if space is None else MarkSpace.of(space)
+        where = None if places is None else as_places(places, len(t))
+        if where is not None and known_space.box is None:
+            axes = [f"x{i + 1}" for i in range(where.shape[1])]
+            known_space = replace(
+                known_space, box=Box.around(where[np.isfinite(where).all(1)], axes)
+            )
+        low, high = inferred_window(t)
+        known = Dataset(
+            t,
+            m,
+            np.array([0, len(t)]),
+            np.array([low if start is None else start], dtype=np.float64),
+            np.array([high if stop is None else stop], dtype=np.float64),
+            known_space,
+            ids=(id,),
+            inferred=stop is None,
+            places=where,
+        )[0]
+        for name in ("times", "marks", "start", "stop", "space", "id", "inferred", "places"):
+            object.__setattr__(self, name, getattr(known, name))
+
+    def __len__(self) -> int:
+        return len(self.times)
+
+    @property
+    def duration(self) -> float:
+        """Length of the window, in the user's time unit."""
+        return self.stop - self.start
+
+    def before(self, time: float) -> Sequence:
+        """The events strictly before ``time``, observed on ``[start, time)``."""
+        n = int(np.searchsorted(self.times, time, side="left"))
+        places = None if self.places is None else self.places[:n]
+        return _trusted_sequence(
+            self.times[:n],
+            self.marks[:n],
+            self.start,
+            float(time),
+            self.space,
+            self.id,
+            False,
+            places,
+        )
+
+    def after(self, time: float) -> Sequence:
+        """The events at or after ``time``, observed on ``[time, stop)``; those before are not
+        known.
+        """
+        n = int(np.searchsorted(self.times, time, side="left"))
+        places = None if self.places is None else self.places[n:]
+        known = self.times[n:], self.marks[n:], float(time), self.stop
+        return _trusted_sequence(*known, self.space, self.id, self.inferred, places)
+
+    def until(self, at: float | None = None) -> Sequence:
+        """The events that are known at time ``at``: those up to and including it, observed on
+        ``[start, at]``.
+
+        ``at`` is the end of the window by default. This is the past that forecasts, explanations
+        and maps look at. Raises :class:`UserError` where ``at`` lies outside the window.
+
+        >>> s = Sequence([0.5, 2.0, 2.0, 3.0], start=0.0, stop=4.0)
+        >>> len(s.until(2.0)), len(s.before(2.0)), len(s.until())
+        (3, 1, 4)
+        """
+        now = self.stop if at is None else float(at)
+        if not self.start <= now <= self.stop:
+            expected = (
+                f"a time inside the window [{self.start:g}, {self.stop:g}] of sequence {self.id}"
+            )
+            raise UserError(
+                expected, f"at={now:g}", "Choose a time at which the sequence was observed."
+            )
+        n = int(np.count_nonzero(known_at(self.times, now)))
+        places = None if self.places is None else self.places[:n]
+        return _trusted_sequence(
+            self.times[:n], self.marks[:n], self.start, now, self.space, self.id, True, places
+        )
+
+    def batch(self) -> Batch:
+        """This sequence alone, as a batch of one."""
+        import torch
+
+        times, marks = (torch.from_numpy(np.array(x))[None] for x in (self.times, self.marks))
+        start, stop = (torch.tensor([x], dtype=torch.float64) for x in (self.start, self.stop))
+        places = None if self.places is None else torch.from_numpy(np.array(self.places))[None]
+        return Batch(times, marks, torch.ones_like(marks, dtype=torch.bool), start, stop, places)
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """Many sequences, stored flat: sequence i owns events ``offsets[i]:offsets[i + 1]``.
+
+    Construction checks everything and raises :class:`EventDataError` with sequence, event and
+    value. ``splits`` names each sequence's part ("train", "dev" or "test") or is None; ``unit`` is
+    a label for axes. ``log`` says which columns the events were read from and what their times
+    mean, where that is known.
+
+    >>> data = Dataset.from_sequences(
+    ...     [Sequence([1.0, 2.0], start=0, stop=3), Sequence([], start=0, stop=3)]
+    ... )
+    >>> len(data), data.events, data[0].times.tolist()
+    (2, 2, [1.0, 2.0])
+    """
+
+    times: NDArray[np.float64]
+    mark_ids: NDArray[np.int64]
+    offsets: NDArray[np.int64]
+    starts: NDArray[np.float64]
+    stops: NDArray[np.float64]
+    marks: MarkSpace = MarkSpace()
+    ids: tuple[str, ...] = ()
+    splits: NDArray[np.str_] | None = None
+    inferred: bool = False
+    unit: str = ""
+    name: str = ""
+    places: NDArray[np.float64] | None = None  # (events, k), where ``marks`` has a box of k axes
+    log: LogFormat | None = None  # how the events were read
+
+    def __post_init__(self) -> None:
+        if not self.ids:
+            object.__setattr__(self, "ids", tuple(str(i) for i in range(len(self.starts))))
+        if self.places is None and self.marks.box is not None and not len(self.times):
+            object.__setattr__(self, "places", np.zeros((0, self.marks.box.dimension)))
+        check_events(self)
+        for array in (self.times, self.mark_ids, self.offsets, self.starts, self.stops):
+            array.setflags(write=False)
+        if self.places is not None:
+            self.places.setflags(write=False)
+
+    @staticmethod
+    def from_sequences(sequences: Ordered[Sequence], *, unit: str = "", name: str = "") -> Dataset:
+        """Lay sequences end to end. They must share one mark space."""
+        spaces = {s.space for s in sequences}
+        if len(spaces) > 1:
+            raise EventDataError(
+                "sequences of one mark space",
+                f"{len(spaces)} spaces",
+                "Pass space= to each Sequence.",
+            )
+        return Dataset(
+            np.concatenate([np.zeros(0), *(s.times for s in sequences)]),
+            np.concatenate([np.zeros(0, dtype=np.int64), *(s.marks for s in sequences)]),
+            np.concatenate([[0], np.cumsum([len(s) for s in sequences], dtype=np.int64)]).astype(
+                np.int64
+            ),
+            np.array([s.start for s in sequences], dtype=np.float64),
+            np.array([s.stop for s in sequences], dtype=np.float64),
+            spaces.pop() if spaces else MarkSpace(),
+            ids=_distinct(tuple(s.id for s in sequences)),
+            inferred=any(s.inferred for s in sequences),
+            unit=unit,
+            name=name,
+            places=np.concatenate([s.places for s in sequences if s.places is not None])
+            if any(s.space.box for s in sequences)
+            else None,
+        )
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    @property
+    def events(self) -> int:
+        """Number of events over all sequences."""
+        return len(self.times)
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """Events per sequence."""
+        return np.diff(self.offsets)
+
+    @property
+    def durations(self) -> NDArray[np.float64]:
+        """Window lengths, in the user's time unit."""
+        return self.stops - self.starts
+
+    @property
+    def gaps(self) -> NDArray[np.float64]:
+        """Times between neighbouring events of one sequence, all sequences together."""
+        return np.diff(self.times)[inner(self)]
+
+    @property
+    def tied(self) -> float:
+        """Share of gaps that are exactly 0."""
+        gaps = self.gaps
+        return float(np.mean(gaps == 0)) if len(gaps) else 0.0
+
+    @overload
+    def __getitem__(self, index: int | str) -> Sequence: ...
+    @overload
+    def __getitem__(self, index: slice) -> Dataset: ...
+    def __getitem__(self, index: int | str | slice) -> Sequence | Dataset:
+        """One sequence by its number or its id, or those of a slice."""
+        if isinstance(index, str):
+            return self.find(index)
+        if isinstance(index, slice):
+            return self.select(range(*index.indices(len(self))))
+        i = range(len(self))[index]
+        a, b = self.offsets[i], self.offsets[i + 1]
+        return _trusted_sequence(
+            self.times[a:b],
+            self.mark_ids[a:b],
+            float(self.starts[i]),
+            float(self.stops[i]),
+            self.marks,
+            self.ids[i],
+            self.inferred,
+            None if self.places is None else self.places[a:b],
+        )
+
+    def __iter__(self) -> Iterator[Sequence]:
+        return (self[i] for i in range(len(self)))
+
+    def find(self, id: str) -> Sequence:
+        """The sequence with this id."""
+        if id not in self.ids:
+            from difflib import get_close_matches
+
+            near = get_close_matches(id, self.ids, n=3) or list(self.ids[:3])
+            raise EventDataError(
+                "the id of a sequence",
+                f"{id!r}",
+                f"Ids here are like {', '.join(map(repr, near))}.",
+            )
+        return self[self.ids.index(id)]
+
+    def select(self, rows: Ordered[int] | NDArray[np.int64]) -> Dataset:
+        """The sequences at these rows, in this order."""
+        rows = np.asarray(rows, dtype=np.int64)
+        lengths = self.lengths[rows]
+        offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+        flat = np.repeat(self.offsets[rows] - offsets[:-1], lengths) + np.arange(offsets[-1])
+        return replace(
+            self,
+            times=self.times[flat],
+            mark_ids=self.mark_ids[flat],
+            offsets=offsets,
+            starts=self.starts[rows],
+            stops=self.stops[rows],
+            ids=tuple(self.ids[i] for i in rows),
+            splits=None if self.splits is None else self.splits[rows],
+            places=None if self.places is None else self.places[flat],
+        )
+
+    def without_places(self) -> Dataset:
+        """The same events, of which it is not known where they were."""
+        return replace(self, marks=self.marks.types, places=None)
+
+    def in_box(self, box: Box) -> Dataset:
+        """The same events as observed in another box, that of a fitted model, say. Fails where one
+        lies outside it.
+        """
+        return replace(self, marks=replace(self.marks, box=box))
+
+    def part(self, name: str) -> Dataset:
+        """The sequences of one split: "train", "dev", "test", or "all"."""
+        if name == "all":
+            return self
+        if self.splits is None or name not in SPLITS or not (self.splits == name).any():
+            have = (
+                "no split column"
+                if self.splits is None
+                else f"splits {sorted(set(self.splits.tolist()))}"
+            )
+            raise EventDataError(
+                f"a split called {name!r}",
+                have,
+                "Use --split all, or add a `split` column of train/dev/test.",
+            )
+        return self.select(np.flatnonzero(self.splits == name))
+
+    def split(
+        self,
+        fractions: Ordered[float] = (0.8, 0.1, 0.1),
+        *,
+        by: Literal["given", "sequence", "time"] = "given",
+        seed: int = 0,
+    ) -> tuple[Dataset, ...]:
+        """Parts of the data: train, dev and test, or as many as there are ``fractions``.
+
+        ``by="given"`` uses the data's own split column and falls back to "sequence"; "sequence"
+        shuffles whole sequences with ``seed``; "time" puts earlier windows into earlier parts, and
+        cuts a lone sequence at times.
+        """
+        if by == "given" and self.splits is not None:
+            return tuple(self.part(name) for name in SPLITS if (self.splits == name).any())
+        if abs(sum(fractions) - 1) > 1e-9 or min(fractions) <= 0:
+            raise EventDataError(
+                "positive fractions that sum to 1",
+                f"{tuple(fractions)}",
+                "Pass (0.8, 0.1, 0.1), say.",
+            )
+        if len(self) < len(fractions):
+            return self._cut(fractions)
+        order = (
+            np.argsort(self.starts, kind="stable")
+            if by == "time"
+            else np.random.default_rng(seed).permutation(len(self))
+        )
+        sizes = np.maximum(1, np.round(np.array(fractions[1:]) * len(self))).astype(int)
+        edges = len(self) - np.cumsum(sizes[::-1])[::-1]
+        return tuple(self.select(np.sort(rows)) for rows in np.split(order, edges))
+
+    def _cut(self, fractions: Ordered[float]) -> tuple[Dataset, ...]:
+        """Cut every window at the same shares of its length; each piece keeps the events that fall
+        into it.
+        """
+        edges = np.concatenate([[0.0], np.cumsum(fractions)])
+        edges[-1] = 1.0
+        parts = []
+        for k, (low, high) in enumerate(zip(edges[:-1], edges[1:], strict=True)):
+            pieces = []
+            for s in self:
+                last = k == len(fractions) - 1
+                a, b = s.start + low * s.duration, s.stop if last else s.start + high * s.duration
+                keep = (s.times >= a) & ((s.times < b) | last)
+                places = None if s.places is None else s.places[keep]
+                pieces.append(
+                    _trusted_sequence(
+                        s.times[keep],
+                        s.marks[keep],
+                        a,
+                        b,
+                        s.space,
+                        s.id,
+                        s.inferred and last,
+                        places,
+                    )
+                )
+            piece = Dataset.from_sequences(pieces, unit=self.unit, name=self.name)
+            parts.append(replace(piece, log=self.log))
+        return tuple(parts)
+
+    def with_ties(self, policy: Ties, seed: int = 0) -> Dataset:
+        """Apply a policy to events that share a time with the one before.
+
+        "keep" changes nothing; "error" refuses; "drop" keeps the first of equals; "jitter" spreads
+        equals evenly and at random over the time to the next distinct event (or the window's end),
+        in file order. At the very end of a window that was inferred there is no such time, and they
+        are spread back towards the event before.
+        """
+        return apply_ties(self, policy, seed)
+
+    def some(self, events: int, seed: int) -> Dataset:
+        """Sequences drawn at random, in their order, with about ``events`` events; all of them
+        where there are no more.
+
+        >>> data = Dataset.from_sequences([Sequence([1.0, 2.0], start=0, stop=3)] * 10)
+        >>> len(data.some(5, seed=0)), len(data.some(20, seed=0))
+        (3, 10)
+        """
+        if self.events <= events or len(self) < 2:
+            return self
+        order = np.random.default_rng(seed).permutation(len(self))
+        enough = int(np.searchsorted(np.cumsum(self.lengths[order]), events)) + 1
+        return self.select(np.sort(order[:enough]))
+
+    def batch(self, rows: Ordered[int] | NDArray[np.int64] | None = None) -> Batch:
+        """The sequences at ``rows`` (all by default), padded to one length."""
+        return pad(self, np.arange(len(self)) if rows is None else np.asarray(rows, dtype=np.int64))
+
+    def batches(
+        self, size: int, *, seed: int | None = None, padded: int = 131072, mixed: bool = False
+    ) -> list[NDArray[np.int64]]:
+        """Rows of each batch: sequences of like length together, at most ``size`` of them and
+        ``padded`` slots.
+
+        With a ``seed`` the order inside a length and the order of the batches are shuffled; where
+        also ``mixed``, batches hold sequences of all lengths, which costs padding but does not sort
+        them by what is to be learned.
+        """
+        return group_by_length(self.lengths, size, padded, seed, mixed)
+
+    def __str__(self) -> str:
+        window = self.durations
+        span = (
+            f"windows of {window[0]:g}"
+            if len(window) and np.ptp(window) < 1e-9 * window[0]
+            else "windows of many lengths"
+        )
+        return (
+            f"{len(self):,} sequences, {self.events:,} events, {self.marks}, {span} "
+            f"{console_text(self.unit)}"
+        ).rstrip()
+
+    def __repr__(self) -> str:
+        return f"Dataset({self})"
+
+
+def only_sequence(events: Sequence | Dataset) -> Sequence:
+    """A sequence, or the only one of a data set; :class:`UserError` where there are more or none.
+
+    >>> only_sequence(Dataset.from_sequences([Sequence([1.0], start=0, stop=3)])).stop
+    3.0
+    """
+    if isinstance(events, Sequence):
+        return events
+    if not isinstance(events, Dataset):
+        raise UserError(
+            "a sequence of events",
+            f"{type(events).__name__}",
+            "Pass data[0] or data['ID'], or build a Sequence.",
+        )
+    if len(events) != 1:
+        like = f", with ids like {', '.join(map(repr, events.ids[:3]))}" if len(events) else ""
+        received = f"a data set of {len(events):,} sequences{like}"
+        raise UserError("one sequence", received, "Choose one: data[0], or data['ID'] by its id.")
+    return events[0]
+
+
+def all_sequences(events: Sequence | Dataset) -> Dataset:
+    """A data set, or one that holds a sequence alone.
+
+    >>> len(all_sequences(Sequence([1.0], start=0, stop=3)))
+    1
+    """
+    if isinstance(events, Dataset):
+        return events
+    if not isinstance(events, Sequence):
+        raise UserError(
+            "a data set or a sequence",
+            f"{type(events).__name__}",
+            "Read events with fp.read, or build a Sequence.",
+        )
+    return Dataset.from_sequences([events])
+
+
+def inferred_window(times: NDArray[np.float64]) -> tuple[float, float]:
+    """The window that events imply where none is given: from min(0, t_1) to t_N."""
+    if not len(times):
+        return 0.0, 1.0
+    low, high = min(0.0, float(times[0])), float(times[-1])
+    return low, high if high > low else low + 1.0
+
+
+def _trusted_sequence(
+    times: NDArray[np.float64],
+    marks: NDArray[np.int64],
+    start: float,
+    stop: float,
+    space: MarkSpace,
+    id: str,
+    inferred: bool,
+    places: NDArray[np.float64] | None = None,
+) -> Sequence:
+    sequence = object.__new__(Sequence)
+    values = dict(
+        times=times,
+        marks=marks,
+        start=start,
+        stop=stop,
+        space=space,
+        id=id,
+        inferred=inferred,
+        places=places,
+    )
+    for name, value in values.items():
+        object.__setattr__(sequence, name, value)
+    return sequence
+
+
+def _distinct(ids: tuple[str, ...]) -> tuple[str, ...]:
+    return ids if len(set(ids)) == len(ids) else tuple(str(i) for i in range(len(ids)))

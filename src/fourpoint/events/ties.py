@@ -1,0 +1,91 @@
+"""Events at one time: kept in file order, refused, spread or dropped, as the user says and never
+otherwise.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fourpoint.errors import EventDataError
+from fourpoint.events.validation import inner, place_of
+
+if TYPE_CHECKING:
+    from fourpoint.events import Dataset
+
+Ties = Literal["keep", "error", "jitter", "drop"]
+
+
+def apply_ties(data: Dataset, policy: Ties, seed: int) -> Dataset:
+    """The data under a policy; see :meth:`fourpoint.events.Dataset.with_ties`."""
+    if policy not in get_args(Ties):
+        raise EventDataError(
+            "a tie policy keep, error, jitter or drop", f"{policy!r}", "Use one of the four."
+        )
+    tie = (
+        np.concatenate([[False], (np.diff(data.times) == 0) & inner(data)])
+        if data.events
+        else np.zeros(0, bool)
+    )
+    if policy == "keep" or not tie.any():
+        return data
+    if policy == "error":
+        i = int(np.flatnonzero(tie)[0])
+        received = f"a repeated time {data.times[i]} at {place_of(data, i)}"
+        raise EventDataError("distinct times", received, "Use ties='keep', 'jitter' or 'drop'.")
+    if policy == "drop":
+        kept = np.concatenate([[0], np.cumsum(~tie)])
+        places = None if data.places is None else data.places[~tie]
+        return replace(
+            data,
+            times=data.times[~tie],
+            mark_ids=data.mark_ids[~tie],
+            offsets=kept[data.offsets],
+            places=places,
+        )
+    return replace(data, times=_spread(data, tie, seed))
+
+
+def spread_in_ticks(data: Dataset, tick: float, seed: int) -> Dataset:
+    """The same events anywhere inside their ticks, [t - tick/2, t + tick/2] within the window, in
+    the same order.
+
+    `Batch.spread` does the same with a batch, anew in every step.
+    """
+    row = np.repeat(np.arange(len(data)), data.lengths)
+    low, high = (
+        np.maximum(data.times - tick / 2, data.starts[row]),
+        np.minimum(data.times + tick / 2, data.stops[row]),
+    )
+    moved = low + (high - low) * np.random.default_rng(seed).random(data.events)
+    return replace(data, times=moved[np.lexsort((moved, row))])
+
+
+def _spread(data: Dataset, tie: NDArray[np.bool_], seed: int) -> NDArray[np.float64]:
+    """Times with each run of equals spread, in order, over the time up to the next distinct
+    event.
+    """
+    row = np.repeat(np.arange(len(data)), data.lengths)
+    heads = np.flatnonzero(~tie)
+    size = np.diff(np.append(heads, data.events))
+    following = np.append(heads[1:], -1)
+    same = (following >= 0) & (row[following] == row[heads])
+    limit = np.where(same, data.times[following], data.stops[row[heads]])
+    # Equals at the end of an inferred window have nothing ahead: they take the second half of the
+    # time behind them.
+    before = np.where(
+        np.append(-1, row[heads[:-1]]) == row[heads], data.times[heads - 1], data.starts[row[heads]]
+    )
+    middle = (before + data.times[heads]) / 2
+    stuck = (limit <= data.times[heads]) & (size > 1)
+    limit = np.where(np.append(stuck[1:], False) & same, np.append(middle[1:], 0.0), limit)
+    room = np.repeat(np.where(stuck, middle, limit) - data.times[heads], size)
+    position = np.arange(data.events) - np.repeat(heads, size)
+    position = np.where(np.repeat(stuck, size), np.repeat(size - 1, size) - position, position)
+    share = (
+        position + np.random.default_rng(seed).random(data.events) * (position > 0)
+    ) / np.repeat(size, size)
+    return data.times + room * np.minimum(share, 1 - 1e-9)

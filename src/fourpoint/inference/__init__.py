@@ -1,0 +1,1 @@
+"""What a fitted model says: likelihoods, goodness of fit, samples, forecasts, explanations."""

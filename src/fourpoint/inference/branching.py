@@ -1,0 +1,118 @@
+r"""The branching ratios of a Hawkes process: which type of event leads to which.
+
+    alpha_{m, n} = mean number of events of type m that one event of type n leads to directly
+
+The sum over all decays is shown. The spectral radius of the matrix is the branching ratio of the
+whole
+process: the mean number of direct offspring in the long run, below 1 in a process that does not
+explode.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fourpoint.models import Hawkes, PlacedHawkes
+from fourpoint.report.printing import as_text, text_table
+
+if TYPE_CHECKING:
+    from rich.console import Group
+    from rich.table import Table
+
+WHOLE = 8  # types of which the whole matrix is shown
+SHOWN = 20  # entries that are shown of a larger one
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class BranchingRatios:
+    """The matrix ``ratios`` (M, M), the exciting type last, with standard errors and its spectral
+    radius.
+
+    ``errors`` is None where there are none: a process with several decays, with places, or one that
+    was not fitted. An error is NaN where an estimate lies on the edge of what is possible. Prints
+    as a table; :meth:`to_dict` is for machines.
+    """
+
+    names: tuple[str, ...]
+    ratios: Floats
+    errors: Floats | None
+    spectral_radius: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything, as JSON can hold it but for NaN; rows are the excited types."""
+        errors = None if self.errors is None else self.errors.tolist()
+        return {
+            "types": list(self.names),
+            "ratios": self.ratios.tolist(),
+            "standard_errors": errors,
+            "spectral_radius": self.spectral_radius,
+        }
+
+    def __rich__(self) -> Group:
+        from rich.console import Group
+        from rich.text import Text
+
+        whole = len(self.names) <= WHOLE
+        which = "" if whole else f", the {SHOWN} largest of {self.ratios.size:,}"
+        title = f"Branching ratios{which}: events that one event leads to directly"
+        below = f"spectral radius {self.spectral_radius:.4g}"
+        if self.errors is not None:
+            below += "; standard errors in brackets"
+        table = self._matrix() if whole else self._largest()
+        return Group(Text(title), table, Text(below))
+
+    def __str__(self) -> str:
+        return as_text(self, width=110)
+
+    def _matrix(self) -> Table:
+        """One column for each exciting type."""
+        table = text_table(box=None, pad_edge=False)
+        table.add_column("of type", style="bold", no_wrap=True)
+        for name in self.names:
+            table.add_column(f"from {name}", justify="right")
+        for m, name in enumerate(self.names):
+            table.add_row(name, *(self._cell(m, n) for n in range(len(self.names))))
+        return table
+
+    def _largest(self) -> Table:
+        table = text_table(box=None, pad_edge=False)
+        for title in ("from type", "of type"):
+            table.add_column(title, style="bold", no_wrap=True)
+        table.add_column("ratio", justify="right")
+        for place in np.argsort(-self.ratios, axis=None, kind="stable")[:SHOWN]:
+            m, n = (int(i) for i in np.unravel_index(place, self.ratios.shape))
+            table.add_row(self.names[n], self.names[m], self._cell(m, n))
+        return table
+
+    def _cell(self, m: int, n: int) -> str:
+        value = f"{self.ratios[m, n]:.3g}"
+        if self.errors is None or not np.isfinite(self.errors[m, n]):
+            return value
+        return f"{value} ({self.errors[m, n]:.2g})"
+
+
+def branching_ratios(model: Any) -> BranchingRatios | None:
+    """The branching ratios of a Hawkes process, None for any other model.
+
+    >>> from fourpoint.models import Poisson
+    >>> branching_ratios(Hawkes(2, branching=[[0.5, 0.1], [0.2, 0.3]])).ratios[0].round(3).tolist()
+    [0.5, 0.1]
+    >>> branching_ratios(Poisson()) is None
+    True
+    """
+    if not isinstance(model, Hawkes | PlacedHawkes):
+        return None
+    types = model.marks.count
+    tables = model.log_branching.detach().cpu().double().exp().numpy().reshape(-1, types, types)
+    ratios = tables.sum(0)
+    errors = None
+    if isinstance(model, Hawkes) and len(tables) == 1 and "branching" in model.errors:
+        errors = np.asarray(model.errors["branching"]).reshape(types, types)
+    radius = float(np.abs(np.linalg.eigvals(ratios)).max())
+    names = model.marks.names or ("event",)
+    return BranchingRatios(names, ratios, errors, radius)

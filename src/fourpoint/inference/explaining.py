@@ -1,0 +1,234 @@
+r"""Why the rate is what it is: what each past event adds to it, by leaving that event out.
+
+    effect[i, m] = lambda_m(at | past) - lambda_m(at | past without event i)
+
+It asks the model for nothing but its rate, so it means the same for all of them; where events have
+places it is the rate in the whole box. For a linear Hawkes process the effects are the excitations
+and sum to the rate less its baseline; elsewhere events interact and the sum has no such meaning.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fourpoint.events import Batch, Dataset, Sequence, only_sequence
+from fourpoint.inference.sampling import check_marks, last_rates, remember, still
+from fourpoint.report.printing import Printed, bar, text_table
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from rich.table import Table
+
+Floats = NDArray[np.float64]
+PIECE = 16_384  # events that are encoded at once
+ROUNDING = 16  # roundings of a rate that a difference of two rates may hold
+SHOWN = 15  # events in the printed table
+SHOWN_MODES = 5  # modes below it
+
+
+@dataclass(frozen=True, repr=False)
+class Explanation(Printed):
+    """What :func:`explain` found. Prints as a table; :meth:`to_dict` is for machines, :meth:`plot`
+    for eyes.
+
+    Of the N events up to and including ``at``: ``times`` (N,) in the user's unit, ``marks`` (N,),
+    and ``effects`` (N, M) on the rate of each mark in events per unit of time. ``rate`` (M,) is the
+    rate at ``at``; ``names`` (M,) are those of the marks. ``modes`` are those of
+    Deep DAPP, the strongest first: layer, half-life and period in the user's unit, and what the
+    rate would lose without them.
+    """
+
+    at: float
+    times: Floats
+    marks: NDArray[np.int64]
+    names: tuple[str, ...]
+    effects: Floats
+    rate: Floats
+    modes: tuple[dict[str, Any], ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything, as JSON can hold it: the rate by mark, and every past event in the order of
+        time.
+        """
+        rows = zip(self.times.tolist(), self.marks.tolist(), self.effects.tolist(), strict=True)
+        events = [
+            {
+                "time": t,
+                "mark": self.names[m],
+                "total": sum(e),
+                "effects": dict(zip(self.names, e, strict=True)),
+            }
+            for t, m, e in rows
+        ]
+        rate = {
+            "total": float(self.rate.sum()),
+            "marks": dict(zip(self.names, self.rate.tolist(), strict=True)),
+        }
+        found: dict[str, Any] = {"at": self.at, "rate": rate, "events": events}
+        return found | {"modes": list(self.modes)} if self.modes else found
+
+    def plot(self, ax: Axes | None = None, unit: str = "") -> Axes:
+        """Each past event's effect on the total rate, as stems."""
+        from fourpoint.plots.charts import attention_plot
+
+        names = self.names if len(self.names) > 1 else ()
+        label = "effect on the rate" + (f" (events per {unit})" if unit else "")
+        return attention_plot(
+            self.times,
+            self.effects.sum(1),
+            at=self.at,
+            event_marks=self.marks,
+            names=names,
+            label=label,
+            unit=unit,
+            ax=ax,
+        )
+
+    def __rich__(self) -> Table:
+        total, many = self.effects.sum(1), len(self.names) > 1
+        strongest = np.argsort(-np.abs(self.effects).sum(1), kind="stable")[:SHOWN]
+        title = (
+            f"The rate at {self.at:g} is {self.rate.sum():.4g}; what it would lose without each "
+            f"of {len(total):,} past events"
+        )
+        table = text_table(title, title_justify="left", box=None, pad_edge=False)
+        table.add_column("event at", justify="right", style="bold", no_wrap=True)
+        for name in ("mark", "effect", "most of it on")[0 if many else 1 : 3 if many else 2]:
+            table.add_column(name, justify="right" if name == "effect" else "left", no_wrap=True)
+        for n in strongest:
+            most = int(np.abs(self.effects[n]).argmax())
+            cells = (
+                self.names[self.marks[n]],
+                f"{total[n]:+.4g}",
+                f"{self.names[most]} ({self.effects[n, most]:+.3g})",
+            )
+            table.add_row(f"{self.times[n]:.6g}", *(cells if many else cells[1:2]))
+        said = (
+            [f"and {len(total) - len(strongest):,} weaker"] if len(total) > len(strongest) else []
+        )
+        said += [_in_words(mode) for mode in self.modes[:SHOWN_MODES]]
+        table.caption = "\n".join(said) or None
+        return table
+
+
+def explain(
+    model: Any, sequence: Sequence | Dataset, at: float | None = None, *, progress: bool = False
+) -> Explanation:
+    """What each event of ``sequence`` up to and including ``at`` adds to the rate of ``model`` just
+    after that time.
+
+    ``at`` is in the user's unit of time, the end of the sequence's window by default. A model that
+    sums over the past (unnormalised DAPP) answers in O(N); for others the rate is computed N + 1
+    times, which grows with the square of N, and ``progress`` shows a bar on stderr. An effect below
+    the rounding of the rate is 0. A data set stands for its sequence where it has exactly one.
+
+    Raises :class:`UserError` where ``at`` lies outside the sequence's window or the marks are not
+    the model's.
+
+    >>> from fourpoint.models.hawkes import Hawkes
+    >>> found = explain(
+    ...     Hawkes(baseline=1.0, branching=0.5, decay=2.0),
+    ...     Sequence([0.5, 1.5], start=0.0, stop=3.0),
+    ...     at=2.0,
+    ... )
+    >>> (
+    ...     found.effects.round(4).tolist(),
+    ...     found.rate.round(4).tolist(),
+    ... )  # .5 * 2 * exp(-2 d), and 1 plus their sum
+    ([[0.0498], [0.3679]], [1.4177])
+    """
+    sequence = only_sequence(sequence)
+    check_marks(model, sequence.space)
+    past = sequence.until(at)
+    now = past.stop
+    with still(model):
+        rate = (
+            _rates_without(model, past, now, torch.zeros(1, 0, dtype=torch.int64))[0]
+            .double()
+            .numpy()
+        )
+        modes = (
+            model.mode_effects(model.encode(past.batch()), now)
+            if hasattr(model, "mode_effects")
+            else []
+        )
+    modes.sort(key=lambda mode: -abs(mode["effect"]))
+    names = model.marks.names or sequence.space.names or ("event",)
+    effects = removal_effects(model, sequence, now, progress=progress)
+    return Explanation(now, past.times, past.marks, tuple(names), effects, rate, tuple(modes))
+
+
+def _in_words(mode: dict[str, Any]) -> str:
+    """One mode in a line."""
+    return (
+        f"mode of layer {mode['layer']}, half-life {mode['half_life']:.3g}, period "
+        f"{mode['period']:.3g}: {mode['effect']:+.3g}"
+    )
+
+
+def removal_effects(
+    model: Any, sequence: Sequence, at: float, chunk: int | None = None, *, progress: bool = False
+) -> Floats:
+    """What the rate just after ``at`` would lose without each event until then, per mark, in events
+    per unit of time, (N, M).
+
+    ``chunk`` rates are computed at once; by default as many as keep 16,384 events in memory.
+    ``progress`` shows a bar on stderr.
+    """
+    past, found = sequence.until(at), [np.zeros((0, model.marks.count))]
+    rows = chunk or max(1, PIECE // max(1, len(past)))
+    with still(model), bar("explaining", len(past), show=progress) as step:
+        found_at_once = _without(model, past, at)
+        if found_at_once is not None:
+            return found_at_once
+        whole = _rates_without(model, past, at, torch.zeros(1, 0, dtype=torch.int64))
+        for first in range(0, len(past), rows):
+            left_out = torch.arange(first, min(first + rows, len(past)))[:, None]
+            found.append(_lost(whole, _rates_without(model, past, at, left_out)))
+            step(first + len(left_out))
+    return np.concatenate(found)
+
+
+def _without(model: Any, past: Sequence, at: float) -> Floats | None:
+    """The same from a model that can leave out each event by itself, in O(N); None where it
+    cannot.
+    """
+    if not hasattr(model, "without"):
+        return None
+    now = torch.tensor([[at]], dtype=torch.float64)
+    history = model.encode(past.batch())
+    rates = model.without(history, now, history.lengths[:, None])
+    return None if rates is None else _lost(last_rates(model, history, now)[0], rates[0, 0])
+
+
+def _lost(rate: Float[Tensor, "#R M"], without: Float[Tensor, "R M"]) -> Floats:
+    """The rate less the rate without an event; 0 where rounding alone could make the difference."""
+    lost = rate.double() - without.double()
+    noise = ROUNDING * torch.finfo(rate.dtype).eps * torch.maximum(rate, without).double()
+    return np.asarray(torch.where(lost.abs() <= noise, 0.0, lost).numpy())
+
+
+def _rates_without(
+    model: Any, past: Sequence, at: float, left_out: Int[Tensor, "R K"]
+) -> Float[Tensor, "R M"]:
+    """The rates at ``at`` given the past without event ``left_out`` (K = 1), or given all of it (K
+    = 0): (R, M).
+    """
+    rows, fewer = left_out.shape
+    kept = torch.arange(len(past) - fewer).repeat(rows, 1)
+    if fewer:
+        kept = kept + (kept >= left_out)
+    times, marks = (torch.from_numpy(np.array(x))[kept] for x in (past.times, past.marks))
+    start, now = (torch.full((rows,), x, dtype=torch.float64) for x in (past.start, at))
+    places = None if past.places is None else torch.from_numpy(np.array(past.places))[kept]
+    history = remember(
+        model, Batch(times, marks, torch.ones_like(marks, dtype=torch.bool), start, now, places)
+    )
+    return last_rates(model, history, now[:, None])[:, 0]

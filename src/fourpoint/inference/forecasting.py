@@ -1,0 +1,493 @@
+r"""What happens next, and how sure the model is: forecasts from the user's own history.
+
+The next event's law comes from the model's own survival function, by quadrature and not by samples,
+
+    P(T > t) = exp(-int_at^t lambda),     density lambda(t) P(T > t),     P(mark m) = int lambda_m(t) P(T > t) dt,
+
+with lambda seen from the history, as if nothing more happened. What comes after it has no such
+formula: counts per window and the expected rate are means and intervals over exactly sampled paths
+(`sampling`).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fourpoint.events import Batch, Dataset, MarkSpace, Sequence, UserError, only_sequence
+from fourpoint.inference.sampling import (
+    Paths,
+    advance,
+    check_marks,
+    last_rates,
+    remember,
+    select_rows,
+    still,
+)
+from fourpoint.models.protocol import longest_panel, shortest_time
+from fourpoint.ops.compensator import Law, next_event_law
+from fourpoint.ops.quadrature import Unconverged
+from fourpoint.report.printing import Printed, bar, text_table
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from rich.table import Table
+
+Floats = NDArray[np.float64]
+LEVELS = (0.05, 0.25, 0.5, 0.75, 0.95)
+GRID = 200  # points of a density
+FAR = 0.995  # the probability up to which a density is shown
+STEPS = 100  # points of a rate path
+MOST = 10_000  # events of one sampled path
+RECENT = 2048  # past events whose rate is drawn
+SHOWN = 8  # types in a row of the printed table
+BAND = 256  # paths whose rates make the band
+CHUNK = 64  # of those computed at once
+
+
+@dataclass(frozen=True)
+class NextEvent:
+    """The law of the next event. Times are absolute, in the user's unit; ``never`` is the chance
+    that none comes at all.
+    """
+
+    mean: float
+    median: float
+    quantiles: dict[float, float]
+    times: Floats
+    density: Floats
+    marks: Floats  # probability of each mark
+    never: float
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """The time lies in it with probability 90%."""
+        return self.quantiles[0.05], self.quantiles[0.95]
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Events per window and mark: means and 90% intervals, (W, M), and the same for all marks
+    together, (W,).
+    """
+
+    edges: Floats
+    mean: Floats
+    low: Floats
+    high: Floats
+    total_mean: Floats
+    total_low: Floats
+    total_high: Floats
+
+
+@dataclass(frozen=True)
+class RateBand:
+    """The rate on a grid of times: its mean over paths, per mark (Q, M), and a 90% band of the
+    total (Q,).
+    """
+
+    times: Floats
+    mean: Floats
+    low: Floats
+    high: Floats
+
+
+@dataclass(frozen=True, repr=False)
+class Forecast(Printed):
+    """What :func:`forecast` found. Prints as a table; :meth:`to_dict` is for machines, :meth:`plot`
+    for eyes.
+    """
+
+    at: float
+    horizon: float
+    marks: MarkSpace
+    next_event: NextEvent
+    counts: Counts
+    rate: RateBand
+    paths: Dataset
+    acceptance: float
+    notes: tuple[str, ...]
+    past: Sequence
+    past_times: Floats
+    past_rate: Floats
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything but the paths, as JSON can hold it."""
+        names, n, c = self.marks.names or ("event",), self.next_event, self.counts
+        counts = [
+            {
+                "start": c.edges[w],
+                "stop": c.edges[w + 1],
+                "total": {"mean": c.total_mean[w], "low": c.total_low[w], "high": c.total_high[w]},
+                "marks": {
+                    k: {"mean": c.mean[w, m], "low": c.low[w, m], "high": c.high[w, m]}
+                    for m, k in enumerate(names)
+                },
+            }
+            for w in range(len(c.mean))
+        ]
+        finite = {
+            "mean": n.mean if np.isfinite(n.mean) else None,
+            "median": n.median if np.isfinite(n.median) else None,
+        }
+        quantiles = {f"{p:g}": t if np.isfinite(t) else None for p, t in n.quantiles.items()}
+        following = finite | {
+            "quantiles": quantiles,
+            "times": n.times,
+            "density": n.density,
+            "never": n.never,
+        }
+        following["mark_probabilities"] = dict(zip(names, n.marks, strict=True))
+        rate = {
+            "times": self.rate.times,
+            "mean": self.rate.mean.sum(1),
+            "low": self.rate.low,
+            "high": self.rate.high,
+        }
+        rate["marks"] = {k: self.rate.mean[:, m] for m, k in enumerate(names)}
+        head = {
+            "at": self.at,
+            "horizon": self.horizon,
+            "paths": len(self.paths),
+            "acceptance": self.acceptance,
+            "notes": self.notes,
+        }
+        return _plain(head | {"next_event": following, "counts": counts, "rate": rate})
+
+    def _by_mark(self, window: int) -> str:
+        """Expected events of each type in a window, the most first, and the rest in one number."""
+        mean = self.counts.mean[window]
+        first = np.argsort(-mean, kind="stable")[:SHOWN]
+        parts = [f"{self.marks.names[m]} {mean[m]:.2f}" for m in first]
+        if len(mean) > SHOWN:
+            parts.append(f"{len(mean) - SHOWN} more {mean.sum() - mean[first].sum():.2f}")
+        return ", ".join(parts)
+
+    def plot(self, ax: Axes | None = None, unit: str = "") -> Axes:
+        """The rate up to now, its expected path with a band, and the next event's interval."""
+        from fourpoint.plots.forecast import forecast_plot
+
+        shown = self.past.times >= (self.past_times[0] if len(self.past_times) else self.at)
+        return forecast_plot(
+            self.rate.times,
+            self.rate.mean.sum(1),
+            self.rate.low,
+            self.rate.high,
+            past_times=self.past_times,
+            past_rate=self.past_rate,
+            events=self.past.times[shown],
+            event_marks=self.past.marks[shown],
+            names=self.marks.names,
+            interval=(
+                self.next_event.interval[0],
+                min(self.next_event.interval[1], self.at + self.horizon),
+            ),
+            median=self.next_event.median,
+            unit=unit,
+            ax=ax,
+        )
+
+    def __rich__(self) -> Table:
+        n, c = self.next_event, self.counts
+        title = f"Forecast from {self.at:g} to {self.at + self.horizon:g}"
+        table = text_table(title, title_justify="left", box=None, pad_edge=False, show_header=False)
+        table.add_column(style="bold", no_wrap=True)
+        table.add_column()
+        low, high = n.interval
+        table.add_row(
+            "next event",
+            f"median {n.median:.6g}, mean {n.mean:.6g}, nine in ten from {low:.6g} to {high:.6g}",
+        )
+        if self.marks.names:
+            best = np.argsort(-n.marks)[:5]
+            table.add_row(
+                "its mark", ", ".join(f"{self.marks.names[m]} {n.marks[m]:.1%}" for m in best)
+            )
+        for w in range(len(c.total_mean)):
+            span, range_ = (
+                f"[{c.edges[w]:.6g}, {c.edges[w + 1]:.6g})",
+                f"{c.total_low[w]:.0f} to {c.total_high[w]:.0f}",
+            )
+            table.add_row(
+                f"events in {span}", f"{c.total_mean[w]:.2f} expected, nine in ten from {range_}"
+            )
+            if len(self.marks.names) > 1:
+                table.add_row("", self._by_mark(w))
+        for note in self.notes:
+            table.add_row("note", note)
+        return table
+
+
+def forecast(
+    model: Any,
+    sequence: Sequence | Dataset,
+    horizon: float,
+    paths: int = 1000,
+    seed: int = 0,
+    *,
+    at: float | None = None,
+    windows: int = 4,
+    progress: bool = False,
+) -> Forecast:
+    """What ``model`` expects after the events of ``sequence`` up to and including ``at``, until
+    ``at + horizon``.
+
+    Arguments
+        horizon: how far to look, in the user's unit of time.
+        paths: how many futures to sample; ``seed`` of those.
+        at: now; the end of the sequence's window by default. An event at that very time is known;
+        later ones are not looked at.
+        windows: equal parts of the horizon in which events are counted.
+        progress: whether to show bars on stderr.
+
+    A data set stands for its sequence where it has exactly one.
+
+    Raises :class:`UserError` where the horizon is not positive, ``at`` lies outside the sequence's
+    window, the marks are not the model's, or the model explodes before the horizon.
+
+    >>> from fourpoint.models.poisson import Poisson
+    >>> f = forecast(
+    ...     Poisson(), Sequence([0.5, 1.5], start=0.0, stop=2.0), horizon=8.0, paths=200
+    ... )  # a rate of 1
+    >>> round(f.next_event.mean, 6), round(f.next_event.median, 4), f.counts.edges.tolist()
+    (3.0, 2.6931, [2.0, 4.0, 6.0, 8.0, 10.0])
+    """
+    _check(horizon, paths, windows)
+    sequence = only_sequence(sequence)
+    check_marks(model, sequence.space)
+    past = sequence.until(at)
+    now = past.stop
+    with still(model):
+        here, earlier = remember(model, past.batch()), _past_rate(model, past, now, horizon)
+    return forecast_from(model, here, past, earlier, now, horizon, paths, seed, windows, progress)
+
+
+def forecast_from(
+    model: Any,
+    here: Any,
+    past: Sequence,
+    earlier: tuple[Floats, Floats],
+    now: float,
+    horizon: float,
+    paths: int = 1000,
+    seed: int = 0,
+    windows: int = 4,
+    progress: bool = False,
+) -> Forecast:
+    """As :func:`forecast`, from ``now`` and the model's history ``here`` of one row: what a stream
+    has.
+
+    ``past`` are the events that a picture shows, and ``earlier`` times and total rates before now;
+    a model that cannot go on from a history needs all of its events in ``past``.
+    """
+    _check(horizon, paths, windows)
+    end = now + horizon
+    with still(model):
+        notes = _notes(model, here, end)
+        try:
+            law, following = _next_event(model, here, now, horizon)
+        except Unconverged as error:
+            raise UserError(
+                "a rate that can be integrated", str(error).rstrip("."), "Fit the model again."
+            ) from error
+        if law.never[0] > 1e-6:
+            notes.append(f"with probability {float(law.never[0]):.3g} no further event comes")
+        drawn = _futures(model, here, now, end, paths, seed, progress)
+        band = _band(model, here, past, drawn.data, now, end, progress)
+    counts = _counts(drawn.data, now, end, windows)
+    head = (now, float(horizon), model.marks, following, counts, band)
+    return Forecast(*head, drawn.data, drawn.acceptance, tuple(notes), past, *earlier)
+
+
+def _futures(
+    model: Any, here: Any, now: float, end: float, paths: int, seed: int, progress: bool
+) -> Paths:
+    """Paths from now to the end; an explosion is refused."""
+    many = select_rows(here, torch.zeros(paths, dtype=torch.int64))
+    start, stop = (torch.full_like(many.start, x) for x in (now, end))
+    try:
+        with bar("sampling futures", 1.0, show=progress) as step:
+            return advance(
+                model, many, start, stop, torch.Generator().manual_seed(seed), limit=MOST, step=step
+            )
+    except UserError as error:
+        expected = "a process that does not explode before the horizon"
+        raise UserError(
+            expected, error.received, "Shorten the horizon, or fit the model again."
+        ) from error
+
+
+def _check(horizon: float, paths: int, windows: int) -> None:
+    if not (np.isfinite(horizon) and horizon > 0):
+        raise UserError(
+            "a positive horizon", f"{horizon}", "Pass horizon=2.0, say, in the data's unit of time."
+        )
+    if paths < 1 or windows < 1:
+        raise UserError(
+            "at least one path and one window", f"paths={paths}, windows={windows}", "Raise them."
+        )
+
+
+def _places(past: Sequence, rows: int) -> Float[Tensor, "B N k"] | None:
+    """The places of past events, once for every row; None where they have none."""
+    return (
+        None
+        if past.places is None
+        else torch.from_numpy(np.array(past.places)).expand(rows, -1, -1)
+    )
+
+
+def _notes(model: Any, here: Any, end: float) -> list[str]:
+    knots = model.knots(here) if hasattr(model, "knots") else None
+    if knots is None or end <= float(knots[0, -1]) + 1e-9:
+        return []
+    return [
+        (
+            f"the model's curves of time end at {float(knots[0, -1]):g}; past it they stay at "
+            "their last value"
+        )
+    ]
+
+
+def _next_event(model: Any, here: Any, now: float, horizon: float) -> tuple[Law, NextEvent]:
+    start = torch.tensor([now], dtype=torch.float64)
+
+    def rates(times: Float[Tensor, "B Q"]) -> Float[Tensor, "B Q M"]:
+        return last_rates(model, here, times)
+
+    typical = 0.25 / rates(start[:, None]).sum((1, 2)).to(start.dtype).clamp(
+        min=torch.finfo(start.dtype).tiny
+    )
+    law = next_event_law(
+        rates,
+        start,
+        torch.minimum(typical, start.new_tensor(horizon / 64)),
+        longest=longest_panel(model, here, start),
+        shortest=shortest_time(model, here),
+    )
+    *times, far = law.quantiles([*LEVELS, FAR])[0].tolist()
+    quantiles = dict(zip(LEVELS, times, strict=True))
+    grid = _density_grid(law, now, far if np.isfinite(far) else now + horizon)
+    density = rates(grid).sum(-1).double() * torch.exp(-law.integral_at(grid))
+    mean, marks = float(law.mean()[0]), law.marks()[0].numpy()
+    return law, NextEvent(
+        mean,
+        quantiles[0.5],
+        quantiles,
+        grid[0].numpy(),
+        density[0].numpy(),
+        marks,
+        float(law.never[0]),
+    )
+
+
+def _density_grid(law: Law, now: float, far: float) -> Float[Tensor, "1 Q"]:
+    """Times for the density: some evenly spaced up to ``far``, some where the next event is likely,
+    and some ever farther apart, so that every time scale of the law is seen.
+    """
+    few = GRID // 4
+    even = torch.linspace(now, far, GRID - 2 * few, dtype=torch.float64)
+    levels = torch.linspace(0, FAR, few + 2, dtype=torch.float64)[1:-1]
+    likely = law.quantiles(levels.tolist())[0].clamp(max=far)
+    first = min(float(panel.width[0]) for panel in law.panels if panel.width[0] > 0) / 16
+    apart = now + torch.logspace(
+        math.log10(min(first, (far - now) / 16)), math.log10(far - now), few, dtype=torch.float64
+    )
+    return torch.cat([even, likely, apart.clamp(max=far)]).sort().values[None]
+
+
+def _counts(paths: Dataset, now: float, end: float, windows: int) -> Counts:
+    edges = np.linspace(now, end, windows + 1)
+    counts = window_counts(paths, edges)
+    low, high = np.quantile(counts, (0.05, 0.95), axis=0, method="inverted_cdf")
+    total = counts.sum(2)
+    total_low, total_high = np.quantile(total, (0.05, 0.95), axis=0, method="inverted_cdf")
+    return Counts(edges, counts.mean(0), low, high, total.mean(0), total_low, total_high)
+
+
+def window_counts(data: Dataset, edges: Floats) -> NDArray[np.int64]:
+    """Events of every sequence per window between ``edges`` and per mark, (S, W, M)."""
+    windows, M = len(edges) - 1, data.marks.count
+    row = np.repeat(np.arange(len(data)), data.lengths)
+    window = np.searchsorted(edges, data.times, side="right") - 1
+    inside = (window >= 0) & (window < windows)
+    flat = ((row * windows + window) * M + data.mark_ids)[inside]
+    return np.bincount(flat, minlength=len(data) * windows * M).reshape(len(data), windows, M)
+
+
+def _band(
+    model: Any, here: Any, past: Sequence, paths: Dataset, now: float, end: float, progress: bool
+) -> RateBand:
+    """The rate of every path on a grid."""
+    grid = torch.linspace(now, end, STEPS + 1, dtype=torch.float64)[1:]
+    parts, groups = [], paths[:BAND].batches(CHUNK)
+    with bar("rates of futures", len(groups), show=progress) as step:
+        for done, rows in enumerate(groups):
+            history = follow(model, here, past, paths, rows)
+            parts.append(model.intensity(history, grid.expand(len(rows), -1)).double())
+            step(done + 1)
+    rate = torch.cat(parts)
+    low, high = np.quantile(rate.sum(2).numpy(), (0.05, 0.95), axis=0)
+    return RateBand(grid.numpy(), rate.mean(0).numpy(), low, high)
+
+
+def follow(model: Any, here: Any, past: Sequence, paths: Dataset, rows: NDArray[np.int64]) -> Any:
+    """The history of the paths at ``rows``: gone on with from ``here`` (one row) where the model
+    can, else from all events of the past.
+    """
+    batch = paths.batch(rows)
+    if getattr(model, "linear", False):
+        return model.encode(batch, select_rows(here, torch.zeros(len(rows), dtype=torch.int64)))
+    return model.encode(_joined(past, batch))
+
+
+def _joined(past: Sequence, batch: Batch) -> Batch:
+    """The past events before those of each path."""
+    B, n = len(batch.start), len(past)
+    times, marks = (torch.from_numpy(np.array(x)).expand(B, n) for x in (past.times, past.marks))
+    valid = torch.cat([torch.ones(B, n, dtype=torch.bool), batch.valid], 1)
+    start, own = torch.full_like(batch.start, past.start), _places(past, B)
+    places = None if own is None or batch.places is None else torch.cat([own, batch.places], 1)
+    return Batch(
+        torch.cat([times, batch.times], 1),
+        torch.cat([marks, batch.marks], 1),
+        valid,
+        start,
+        batch.stop,
+        places,
+    )
+
+
+def _past_rate(model: Any, past: Sequence, now: float, horizon: float) -> tuple[Floats, Floats]:
+    """The total rate on the stretch before now that a picture shows; only recent events are encoded
+    anew.
+    """
+    whole = past.batch()
+    first = max(0, len(past) - RECENT) if getattr(model, "linear", False) else 0
+    before = remember(model, whole.columns(0, first)) if first else None
+    history = model.encode(whole.columns(first, len(past)) if first else whole, before)
+    begin = max(past.start, now - 2 * horizon, float(history.times[0, 0]))
+    if begin >= now:
+        return np.zeros(0), np.zeros(0)
+    grid = torch.linspace(begin, now, 2 * STEPS, dtype=torch.float64)[None]
+    return grid[0].numpy(), model.intensity(history, grid)[0].sum(-1).double().numpy()
+
+
+def _plain(value: Any) -> Any:
+    """Arrays and numpy numbers as lists and floats; a NaN, which JSON has no word for, as None."""
+    if isinstance(value, dict):
+        return {k: _plain(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(v) for v in value]
+    if isinstance(value, np.ndarray):
+        return _plain(value.tolist())
+    if isinstance(value, np.generic):
+        return _plain(value.item())
+    return None if isinstance(value, float) and not np.isfinite(value) else value

@@ -1,0 +1,515 @@
+r"""The log-likelihood of event sequences, which counts everything that was observed.
+
+    log L = sum_i log lambda_{m_i}(t_i)  -  sum_m int_start^stop lambda_m(t) dt                                       (1)
+
+Where events have places, the first sum is of log lambda_m(t_i, x_i), per unit of time and volume,
+and lambda_m(t) is the integral over
+the box: closed, or by a tensor Gauss rule whose order is raised until the change is below the
+tolerance, which joins the error.
+The integral runs over all of the window: before the first event, in every gap, and after the last.
+Training uses random
+nodes in every gap, since a model learns to keep its rate low on a fixed grid; evaluation uses
+Gauss-Legendre rules that are refined until they settle, and reports how far they may still be off.
+Closed forms are used where a model has one. Event i is scored from the events before it by
+position, never from itself.
+
+Two conventions, always named beside a number: "window" is (1); "gaps" scores events 2..N on [t_1,
+t_N] given the first, as most published tables do, and divides by the events scored. Everything is
+in the user's time unit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from fourpoint.events import Batch, UserError
+from fourpoint.memory import require_memory
+from fourpoint.models.protocol import pieces
+from fourpoint.ops.quadrature import (
+    ROUNDING,
+    Unconverged,
+    early,
+    gauss_legendre,
+    integrate,
+    stratified,
+    uniform,
+)
+
+Convention = Literal["window", "gaps"]
+CONVENTIONS: tuple[Convention, ...] = ("window", "gaps")
+ORDERS = tuple(
+    n for power in range(1, 10) for n in (2**power, 3 * 2 ** (power - 1))
+)  # nodes per axis of a box, coarse to fine
+# events of one sequence held at once; longer ones go block by block through models that can carry
+# on
+BLOCK = 2048
+NUMBER = 4  # bytes of a rate
+UNCHECKED = 2**28  # bytes that every machine has: the free memory is not asked for
+
+
+@dataclass(frozen=True)
+class LogLikelihood:
+    """Per sequence: the log-likelihood, the events it scores, the integral, and an upper estimate
+    of the error of both: that of the integration, and rounding in the dtype in which the model
+    computes.
+    """
+
+    value: Float[Tensor, " B"]
+    events: Int[Tensor, " B"]
+    integral: Float[Tensor, " B"]
+    error: Float[Tensor, " B"]
+
+    @property
+    def per_event(self) -> float:
+        """Nats per scored event over the whole batch."""
+        return float(self.value.sum() / self.events.sum().clamp(min=1))
+
+
+def log_likelihood(
+    model: Any, batch: Batch, *, convention: Convention = "window", tolerance: float = 1e-4
+) -> LogLikelihood:
+    """Log-likelihood of each sequence, its integral refined to ``tolerance`` nats per event, or per
+    sequence that has none to score.
+
+    Raises `ops.quadrature.Unconverged` where the integral does not settle or is not finite.
+
+    >>> from fourpoint.events import Sequence
+    >>> from fourpoint.models.poisson import Poisson
+    >>> sequence = Sequence([0.5, 1.5], start=0.0, stop=4.0)
+    >>> round(
+    ...     log_likelihood(Poisson(), sequence.batch()).per_event, 6
+    ... )  # a rate of 1: (0 + 0 - 4) / 2
+    -2.0
+    """
+    if convention not in CONVENTIONS:
+        raise UserError(
+            "convention 'window' or 'gaps'", f"{convention!r}", "Choose one of the two."
+        )
+    return log_likelihoods(model, batch, tolerance=tolerance)[convention]
+
+
+@torch.no_grad()
+def log_likelihoods(
+    model: Any, batch: Batch, *, tolerance: float = 1e-4
+) -> dict[Convention, LogLikelihood]:
+    """Both conventions from one pass: "gaps" leaves out the first event and what lies before it or
+    after the last.
+    """
+    check_places(model, batch)
+    lengths = batch.lengths
+    first = torch.where(lengths > 0, batch.edges[:, 1], batch.stop)
+    last = batch.edges.gather(1, lengths[:, None])[:, 0]
+    budget = tolerance * int((lengths - 1).clamp(min=1).sum())
+    sums = {name: [torch.zeros_like(batch.start) for _ in range(3)] for name in CONVENTIONS}
+    carried = None
+    for block, offset in blocks_of(model, batch):
+        check_memory(model, block.edges.numel(), 0)
+        history = model.encode(block, carried)
+        logs, rounding = _event_terms(model, history, block)
+        share = max(1, block.times.shape[1]) / max(1, batch.times.shape[1])
+        left, right, integral, error = _refined(model, history, block, budget * share)
+        inner = (left >= first[:, None]) & (right <= last[:, None])
+        for name in CONVENTIONS:
+            begin = 1 if name == "gaps" and offset == 0 else 0
+            kept = torch.ones_like(inner) if name == "window" else inner
+            parts = (
+                logs[:, begin:].sum(1),
+                torch.where(kept, integral, 0.0).sum(1),
+                torch.where(kept, error, 0.0).sum(1) + rounding[:, begin:].sum(1),
+            )
+            sums[name] = [total + part for total, part in zip(sums[name], parts, strict=True)]
+        carried = latest(history)
+    events = {"window": lengths, "gaps": (lengths - 1).clamp(min=0)}
+    return {name: LogLikelihood(s[0] - s[1], events[name], s[1], s[2]) for name, s in sums.items()}
+
+
+def sampled_log_likelihood(
+    model: Any,
+    batch: Batch,
+    nodes: int,
+    random: torch.Generator,
+    *,
+    convention: Convention = "window",
+) -> Float[Tensor, " B"]:
+    """An unbiased estimate of each sequence's log-likelihood, with gradient: ``nodes`` stratified
+    draws in every gap, closer together soon after an event where the model says ``early``; exact
+    for models with a closed form. Events are moved about inside their ticks where the model is
+    ``spreading``.
+    """
+    check_places(model, batch)
+    if hasattr(model, "exact_log_likelihood"):
+        check_memory(model, batch.edges.numel(), nodes)
+        return model.exact_log_likelihood(batch, convention)
+    if hasattr(model, "fast_log_likelihood"):
+        found = model.fast_log_likelihood(batch, nodes, random, convention)
+        if found is not None:
+            return found
+    total = torch.zeros_like(batch.start)
+    carried, span = None, _span(batch, convention)
+    blocks = list(blocks_of(model, batch))
+    for block, offset in blocks:
+        left, right = block.edges[:, :-1], _spread(model, block, random)
+        if getattr(model, "early", False):
+            times, weights = early(left, right, uniform(right, nodes, random))
+        else:
+            times, weights = stratified(left, right, nodes, random), None
+        if len(blocks) == 1:
+            return _sampled(model, block, right, times, None, span, offset, weights)[0]
+        part, carried = checkpoint(
+            _sampled,
+            model,
+            block,
+            right,
+            times,
+            carried,
+            span,
+            offset,
+            weights,
+            use_reentrant=False,
+        )
+        total = total + part
+    return total
+
+
+@torch.no_grad()
+def quick_log_likelihood(
+    model: Any, batch: Batch, nodes: int = 12, *, convention: Convention = "window"
+) -> Float[Tensor, " B"]:
+    """Each sequence's log-likelihood by one Gauss-Legendre rule of ``nodes`` per gap, unrefined:
+    for validations only.
+    """
+    return quick_gap_terms(model, batch, nodes, convention=convention).sum(1)
+
+
+@torch.no_grad()
+def quick_gap_terms(
+    model: Any, batch: Batch, nodes: int = 12, *, convention: Convention = "window"
+) -> Float[Tensor, "B G"]:
+    """What each gap contributes to :func:`quick_log_likelihood`: the log-intensity of the event at
+    its end, if there is one, less the integral over the gap.
+
+    The rule is one for the square root of the time since the gap's left end, where rates change
+    fastest.
+    """
+    carried, span, parts = None, _span(batch, convention), []
+    x, weights = (part.to(batch.times) for part in gauss_legendre(nodes))
+    blocks = list(blocks_of(model, batch))
+    for block, offset in blocks:
+        left, width = block.edges[:, :-1, None], block.edges.diff(dim=1)[..., None]
+        times = left + width * x**2
+        part, carried = _gap_terms(
+            model, block, block.edges[:, 1:], times, carried, span, offset, 2 * x * weights
+        )
+        parts.append(part)
+    # A block ends at its last event: the gap behind it is empty, and the next block begins with the
+    # real one.
+    parts[:-1] = [part[:, :-1] for part in parts[:-1]]
+    return torch.cat(parts, 1)
+
+
+def _spread(model: Any, block: Batch, random: torch.Generator) -> Float[Tensor, "B G"]:
+    """Where gaps end: at the events; somewhere inside their ticks, but not before the event before,
+    where a model is ``spreading``.
+    """
+    left, right = block.edges[:, :-1], block.edges[:, 1:]
+    tick = model.spreading() if hasattr(model, "spreading") else 0.0
+    if not tick:
+        return right
+    shift = tick * (
+        torch.rand(right.shape, generator=random, dtype=right.dtype, device=random.device).to(right)
+        - 0.5
+    )
+    is_event = torch.arange(right.shape[1], device=right.device) < block.lengths[:, None]
+    return torch.where(is_event, left + (right - left + shift).abs(), right)
+
+
+def _span(batch: Batch, convention: Convention) -> tuple[Tensor, Tensor] | None:
+    """The first and the last event of every sequence, where only what lies between them counts;
+    None for the whole window.
+    """
+    if convention == "window":
+        return None
+    first = torch.where(batch.lengths > 0, batch.edges[:, 1], batch.stop)
+    return first[:, None], batch.edges.gather(1, batch.lengths[:, None])
+
+
+def _sampled(
+    model: Any,
+    block: Batch,
+    ends: Float[Tensor, "B G"],
+    nodes: Float[Tensor, "B G Q"],
+    before: Any,
+    span: tuple[Tensor, Tensor] | None = None,
+    offset: int = 0,
+    weights: Float[Tensor, "*B Q"] | None = None,
+) -> tuple[Float[Tensor, " B"], Any]:
+    """The sum of :func:`_gap_terms` over the gaps of each sequence, and the history to go on
+    from.
+    """
+    terms, after = _gap_terms(model, block, ends, nodes, before, span, offset, weights)
+    return terms.sum(1), after
+
+
+def _gap_terms(
+    model: Any,
+    block: Batch,
+    ends: Float[Tensor, "B G"],
+    nodes: Float[Tensor, "B G Q"],
+    before: Any,
+    span: tuple[Tensor, Tensor] | None = None,
+    offset: int = 0,
+    weights: Float[Tensor, "*B Q"] | None = None,
+) -> tuple[Float[Tensor, "B G"], Any]:
+    """One pass over a block: each gap's nodes (of equal weight by default), and the events, which
+    are at the gaps' ``ends``.
+
+    With a ``span`` the first event is not scored, nor is what lies outside.
+    """
+    check_memory(model, block.edges.numel(), nodes.shape[2])
+    history = model.encode(block, before)
+    edges, scored = block.edges, block.valid
+    own, integral = _terms(model, history, block, ends, nodes, weights)
+    if span is not None:
+        later = (
+            torch.arange(offset, offset + integral.shape[1], device=scored.device) > 0
+        )  # the first event may be at the window's start
+        integral = torch.where(
+            later & (edges[:, :-1] >= span[0]) & (edges[:, 1:] <= span[1]), integral, 0.0
+        )
+        scored = scored & later[:-1]
+    events = nn.functional.pad(torch.where(scored, own, 0.0), (0, 1))
+    return events - integral, latest(history)
+
+
+def _terms(
+    model: Any,
+    history: Any,
+    block: Batch,
+    ends: Float[Tensor, "B G"],
+    nodes: Float[Tensor, "B G Q"],
+    weights: Float[Tensor, "*B Q"] | None,
+) -> tuple[Float[Tensor, "B N"], Float[Tensor, "B G"]]:
+    """log lambda at every event, which is at the end of its gap, and the integral over every gap,
+    by whichever verbs the model has.
+    """
+    left = block.edges[:, :-1]
+    if hasattr(model, "integral"):
+        integral = model.integral(history, left, ends).sum(2)
+        if block.places is None:
+            return _own(model.log_intensity(history, ends[..., None])[:, :-1, 0], block), integral
+        return log_rates_at_events(model, history, replace(block, times=ends[:, :-1])), integral
+    if block.places is None and hasattr(model, "log_total_and_own"):
+        logs, own = model.log_total_and_own(history, nodes, ends, block.marks)
+        return own, _mean(logs.exp(), weights) * (ends - left).to(logs.dtype)
+    if block.places is not None or hasattr(model, "log_total"):
+        rates, moved = total_rate(model, history, nodes), replace(block, times=ends[:, :-1])
+        return log_rates_at_events(model, history, moved), _mean(rates, weights) * (ends - left).to(
+            rates.dtype
+        )
+    if hasattr(model, "in_gaps"):
+        mean, logs = model.in_gaps(history, nodes, ends, weights)
+        return _own(logs[:, :-1], block), mean * (ends - left).to(mean.dtype)
+    logs = model.log_intensity(
+        history, torch.cat([nodes, ends[..., None]], 2)
+    )  # one pass for the nodes and the event at the end
+    return _own(logs[:, :-1, -1], block), _mean(logs[:, :, :-1].exp().sum(-1), weights) * (
+        ends - left
+    ).to(logs.dtype)
+
+
+def _mean(
+    rates: Float[Tensor, "B G Q"], weights: Float[Tensor, "*B Q"] | None
+) -> Float[Tensor, "B G"]:
+    return rates.mean(-1) if weights is None else (rates * weights.to(rates)).sum(-1)
+
+
+def _own(logs: Float[Tensor, "B N M"], block: Batch) -> Float[Tensor, "B N"]:
+    """Each event's own mark's."""
+    return logs.gather(2, block.marks[..., None])[..., 0]
+
+
+def latest(history: Any) -> Any:
+    """All that the next block needs: the last position, where a history can let go of the rest."""
+    return history.latest() if hasattr(history, "latest") else history
+
+
+def check_memory(model: Any, slots: int, nodes: int) -> None:
+    """Refuse rates of all marks that do not fit into memory, before they are computed, and say how
+    much they need.
+
+    A model forms the rate of every mark at every one of ``slots`` events, and where it has no form
+    of its own for the gap before an event, at its ``nodes`` too. Models that sum over marks as they
+    go (``log_total``) are not limited by this.
+    """
+    if hasattr(model, "log_total") or hasattr(model, "log_total_and_own"):
+        return
+    marks = model.marks.count
+    own_form = any(hasattr(model, name) for name in ("integral", "in_gaps", "exact_log_likelihood"))
+    moments = 1 if own_form else nodes + 1
+    needed = NUMBER * slots * moments * marks
+    if needed > UNCHECKED:
+        what = f"a batch with the rates of {marks:,} types at {slots:,} events"
+        remedy = (
+            "Merge rare types, use a smaller batch (--set batch_size=4), or --model deep-dapp, "
+            "which needs less for many types."
+        )
+        require_memory(needed, what, remedy)
+
+
+def blocks_of(model: Any, batch: Batch) -> list[tuple[Batch, int]]:
+    """The batch in blocks of events that are held at once, each with the number of events before
+    it; one block where a model needs all.
+    """
+    n = batch.times.shape[1]
+    if n <= BLOCK or not getattr(model, "linear", False):
+        return [(batch, 0)]
+    return [
+        (batch.columns(first, first + BLOCK if first + BLOCK < n else n), first)
+        for first in range(0, n, BLOCK)
+    ]
+
+
+def _event_terms(
+    model: Any, history: Any, block: Batch
+) -> tuple[Float[Tensor, "B N"], Float[Tensor, "B N"]]:
+    """log lambda at every event, 0 in the padding, and its rounding error."""
+    logs = log_rates_at_events(model, history, block)
+    eps = max(torch.finfo(logs.dtype).eps, precision(model))
+    logs = torch.where(block.valid, logs, 0.0).to(torch.float64)
+    return logs, torch.where(block.valid, ROUNDING * eps * (1 + logs.abs()), 0.0)
+
+
+def log_rates_at_events(model: Any, history: Any, block: Batch) -> Float[Tensor, "B N"]:
+    """log lambda at every event, of its own mark and place, from the events before it."""
+    if block.places is not None:
+        return _own(_at_places(model, history, block), block)
+    if hasattr(model, "log_own"):
+        return model.log_own(history, block.times, block.marks)
+    return _own(
+        model.log_intensity(history, block.times[..., None], _by_position(block))[:, :, 0], block
+    )
+
+
+def _by_position(block: Batch) -> Int[Tensor, "B N"]:
+    """The position from which each event is seen: after all events before it."""
+    B, N = block.times.shape
+    return torch.arange(N, device=block.times.device).expand(B, N)
+
+
+def total_rate(
+    model: Any, history: Any, times: Float[Tensor, "B G Q"], seen: Int[Tensor, "B G"] | None = None
+) -> Float[Tensor, "B G Q"]:
+    """The rate of all marks together, without a number per mark where the model can."""
+    if hasattr(model, "log_total"):
+        return model.log_total(history, times, seen).exp()
+    return model.log_intensity(history, times, seen).exp().sum(-1)
+
+
+def _at_places(model: Any, history: Any, block: Batch) -> Float[Tensor, "B N M"]:
+    """log lambda_m(t_i, x_i) of every type at each event's time and place, from the events before
+    it.
+    """
+    if block.places is None:
+        raise UserError("events with places", "events without", "Read them with place=.")
+    return model.log_intensity_at(history, block.times[..., None], block.places[:, :, None])[
+        :, :, 0
+    ]
+
+
+def check_places(model: Any, batch: Batch) -> None:
+    """Refuse events with places for a model that has no box, and the other way round."""
+    box = model.marks.box
+    if (box is None) != (batch.places is None):
+        have = "events without places" if batch.places is None else "events with places"
+        wanted = (
+            "events without places"
+            if box is None
+            else f"events with places ({', '.join(box.names)})"
+        )
+        raise UserError(
+            f"{wanted}, as the model was made for",
+            have,
+            "Read the data with or without place=, or fit another model.",
+        )
+
+
+def _refined(
+    model: Any, history: Any, block: Batch, budget: float
+) -> tuple[Float[Tensor, "B H"], Float[Tensor, "B H"], Float[Tensor, "B H"], Float[Tensor, "B H"]]:
+    """The same as :func:`_integrals`; where a model integrates over a box by a rule, its order is
+    raised until that changes little.
+
+    What the last step changed bounds the error of the finer rule, and is added to the error over
+    time.
+    """
+    order = getattr(model, "order", None)
+    if order is None or model.marks.box is None:
+        return _integrals(model, history, block, budget)
+    left, right, rough, _ = _integrals(
+        model.with_order(max(n for n in ORDERS if n < max(order, 3))), history, block, budget / 2
+    )
+    while True:
+        left, right, fine, error = _integrals(model.with_order(order), history, block, budget / 2)
+        change = (fine - rough).abs()
+        if float(change.sum()) <= budget / 2:
+            return left, right, fine, error + change
+        if order >= model.finest:
+            raise Unconverged(
+                f"expected integrals over the box settled to {budget / 2:.3g}; received a "
+                f"summed change of {float(change.sum()):.3g} at "
+                f"{order} nodes per axis. Raise the tolerance."
+            )
+        rough, order = fine, min(n for n in ORDERS if n > order)
+
+
+def closed_form_error(
+    model: Any, integral: Float[Tensor, "B G"], width: Float[Tensor, "B G"]
+) -> Float[Tensor, "B G"]:
+    """The rounding error of integrals in closed form over gaps of this ``width``: as that of rates,
+    plus a few more operations.
+    """
+    mean = integral.abs() / torch.where(width > 0, width, 1.0)
+    terms = width * (mean + torch.xlogy(mean, mean).abs())
+    return (
+        ROUNDING * precision(model) * terms + 64 * torch.finfo(integral.dtype).eps * integral.abs()
+    )
+
+
+def precision(model: Any) -> float:
+    """The largest eps of the dtypes that the model's weights have: its rates are no more
+    precise.
+    """
+    kinds = {x.dtype for x in model.parameters() if x.is_floating_point()}
+    return max((torch.finfo(kind).eps for kind in kinds), default=torch.finfo(torch.float64).eps)
+
+
+def _integrals(
+    model: Any, history: Any, block: Batch, budget: float
+) -> tuple[Float[Tensor, "B H"], Float[Tensor, "B H"], Float[Tensor, "B H"], Float[Tensor, "B H"]]:
+    """Left and right ends of H pieces that cover the block's window, the integral over each, and
+    its error.
+    """
+    edges = block.edges
+    if hasattr(model, "integral"):
+        exact = model.integral(history, edges[:, :-1], edges[:, 1:]).sum(2).to(torch.float64)
+        return (
+            edges[:, :-1],
+            edges[:, 1:],
+            exact,
+            closed_form_error(model, exact, edges.diff(dim=1)),
+        )
+    left, right, nodes = pieces(model, history, edges)
+    seen = torch.minimum(
+        torch.searchsorted(block.times.contiguous(), left, right=True), block.lengths[:, None]
+    )
+
+    def rate(times: Float[Tensor, "B H Q"], which: Int[Tensor, "B H"]) -> Float[Tensor, "B H Q"]:
+        return total_rate(model, history, times, seen.gather(1, which))
+
+    return left, right, *integrate(rate, left, right, tolerance=budget, **nodes)

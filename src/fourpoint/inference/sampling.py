@@ -1,0 +1,754 @@
+r"""Exact samples from any model, from nothing or from a history of one's own.
+
+All paths advance together. In each round every path opens one window, and either its next event is
+found there or time moves on (`ops.thinning`); the event's mark is drawn in proportion to the
+intensities at its time. Places come from the model's ``draw_places`` where it has one; else every
+candidate has a place too, and is accepted by the rate there over a bound. Models with a closed
+``inverse`` are inverted by it, those with a ``bound`` thinned, the others inverted numerically, and
+what is sampled is what `evaluate` scores: the same features, the same rate. Paths that have reached
+the end leave the batch. A cap on events per path is never silent.
+
+    sample          -> Dataset      events in [start, stop)
+    sample_paths    -> Paths        the same, with acceptance rate and capped paths
+    advance         the loop itself, for paths with ends and pasts of their own
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, TypeVar
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fourpoint.events import Batch, Dataset, MarkSpace, Sequence, UserError, known_at
+from fourpoint.inference.likelihood import total_rate
+from fourpoint.models.protocol import longest_panel, shortest_time
+from fourpoint.ops.quadrature import Unconverged
+from fourpoint.ops.thinning import (
+    ExplosiveRate,
+    Round,
+    Tally,
+    draw_marks,
+    next_by_inversion,
+    thin,
+    unit_exponentials,
+)
+from fourpoint.report.printing import Step, bar
+
+Method = Literal["auto", "thinning", "inversion"]
+METHODS = ("auto", "thinning", "inversion")
+MOST = 100_000  # events of one path at which a process counts as explosive, where no cap is given
+NUMBERS, SMALLEST = 2**20, 64  # numbers of a history in one group of paths, and paths at the least
+KEEP = 0.95  # share of paths still going below which the others leave the batch
+BLOCK = 2048  # events of a long history that are encoded at once
+H = TypeVar("H")
+
+
+@dataclass(frozen=True)
+class Paths:
+    """Sampled paths, the share of candidates that thinning accepted (NaN for inversion), and the
+    rows that were capped.
+
+    A capped path is observed up to its last event only: its window in ``data`` ends there.
+    ``unfinished`` are the rows of paths of which only the first events were drawn, for lack of
+    time.
+    """
+
+    data: Dataset
+    method: str
+    acceptance: float
+    capped: NDArray[np.int64]
+    unfinished: NDArray[np.int64] = dataclasses.field(default_factory=lambda: np.zeros(0, np.int64))
+
+    def __str__(self) -> str:
+        how = (
+            f"thinning, {self.acceptance:.0%} of candidates accepted"
+            if self.method == "thinning"
+            else self.method
+        )
+        return f"{self.data}; {how}" + (
+            f"; {len(self.capped):,} paths capped" if len(self.capped) else ""
+        )
+
+
+def sample(
+    model: Any,
+    start: float,
+    stop: float,
+    sequences: int,
+    seed: int = 0,
+    *,
+    history: Sequence | Dataset | None = None,
+    most: int | None = None,
+    method: Method = "auto",
+    progress: bool = False,
+) -> Dataset:
+    """Draw ``sequences`` paths of ``model`` on [start, stop), in the user's unit of time.
+
+    Arguments
+        history: what happened up to and including ``start``: one :class:`Sequence` for all paths,
+            or a :class:`Dataset` with one sequence per path. The model's clock begins at its
+            window's start. None: the window opens at ``start``.
+        most: a cap on the events of one path; a path that reaches it ends there, with a warning.
+            Without it a path of 100,000 events is taken for an explosion and is an error.
+        method: "thinning" (needs a model with a ``bound``), "inversion", or "auto": inversion where
+            the model has it in closed form (``inverse``), else thinning where it can be done; a
+            Hawkes process with places is drawn cluster by cluster.
+        progress: whether to show a bar on stderr.
+
+    Raises :class:`UserError` for an empty window, a history with events after ``start``, other
+    marks than the model's, or a model that explodes.
+
+    >>> from fourpoint.models.hawkes import Hawkes
+    >>> data = sample(Hawkes(baseline=10.0, branching=1.0), 0.0, 1.0, 500, seed=1)  # mean count 15
+    >>> len(data), abs(data.events / 500 - 15) < 1
+    (500, True)
+    """
+    paths = sample_paths(
+        model,
+        start,
+        stop,
+        sequences,
+        seed,
+        history=history,
+        most=most,
+        method=method,
+        progress=progress,
+    )
+    if len(paths.capped):
+        warnings.warn(
+            (
+                f"{len(paths.capped):,} of {sequences:,} paths reached most={most} events and "
+                "end there"
+            ),
+            stacklevel=2,
+        )
+    return paths.data
+
+
+def sample_paths(
+    model: Any,
+    start: float,
+    stop: float,
+    sequences: int,
+    seed: int = 0,
+    *,
+    history: Sequence | Dataset | None = None,
+    most: int | None = None,
+    method: Method = "auto",
+    progress: bool = False,
+    time_left: Callable[[], bool] | None = None,
+) -> Paths:
+    """As :func:`sample`, with the acceptance rate and the capped paths beside the data.
+
+    ``time_left`` is asked again and again while paths are drawn: where it says no, they end where
+    they are (``Paths.unfinished``).
+
+    >>> from fourpoint.models.poisson import Poisson
+    >>> print(sample_paths(Poisson(), 0.0, 5.0, 100, seed=1))
+    100 sequences, ... events, no marks, windows of 5; thinning, 100% of candidates accepted
+    """
+    if not (np.isfinite(start) and np.isfinite(stop) and stop > start):
+        raise UserError(
+            "a finite window with start < stop",
+            f"start={start}, stop={stop}",
+            "Pass stop after start.",
+        )
+    if sequences < 1 or (most is not None and most < 1):
+        raise UserError(
+            "at least one sequence and most of at least 1",
+            f"sequences={sequences}, most={most}",
+            "Raise them.",
+        )
+    begin, end = (torch.full((sequences,), float(x), dtype=torch.float64) for x in (start, stop))
+    random = torch.Generator().manual_seed(seed)
+    with still(model), bar("sampling", 1.0, show=progress) as step:
+        past = _opening(model, float(start), sequences, history)
+        return advance(
+            model,
+            past,
+            begin,
+            end,
+            random,
+            most=most,
+            method=method,
+            step=step,
+            time_left=time_left,
+        )
+
+
+def advance(
+    model: Any,
+    past: Any,
+    start: Float[Tensor, " B"],
+    stop: Float[Tensor, " B"],
+    random: torch.Generator,
+    *,
+    most: int | None = None,
+    method: Method = "auto",
+    limit: int = MOST,
+    step: Step | None = None,
+    time_left: Callable[[], bool] | None = None,
+) -> Paths:
+    """One path on [start, stop) for each row of the model's history ``past``; the model must be in
+    evaluation mode.
+
+    ``limit`` events of one path are an explosion where there is no cap ``most``. ``step`` is told
+    the share of the work that is done. ``time_left`` as in :func:`sample_paths`.
+    """
+    chosen, tally = _method(model, method), Tally()
+    count = torch.zeros(len(start), dtype=torch.int64)
+    found: list[tuple[Tensor, Tensor, Tensor, Tensor | None]] = [
+        (count[:0], start[:0], count[:0], None)
+    ]
+    unfinished = torch.zeros(len(start), dtype=torch.bool)
+    try:
+        if method == "auto" and hasattr(model, "draw_clusters"):
+            clusters = _clusters(model, past, start, stop, random, most, limit)
+            if clusters is not None:
+                return clusters
+        for rows in torch.arange(len(start)).split(_group(past)):
+            own = past if len(rows) == len(start) else select_rows(past, rows)
+            going = _Going(len(start), int(rows[0]), step, time_left, unfinished)
+            for event in _events(
+                model,
+                own,
+                rows,
+                start[rows],
+                stop[rows],
+                random,
+                count,
+                most,
+                chosen,
+                tally,
+                limit,
+                going,
+            ):
+                found.append(event)
+    except (ExplosiveRate, Unconverged) as error:
+        remedy = "Shorten the window, set a cap with most=, or fit the model again."
+        raise UserError(
+            "a process whose rate stays finite", str(error).rstrip("."), remedy
+        ) from error
+    if step is not None:
+        step(1.0)
+    capped = (
+        torch.nonzero(count >= most)[:, 0]
+        if most is not None
+        else torch.zeros(0, dtype=torch.int64)
+    )
+    data = _dataset(found, start, stop, capped, model.marks)
+    return Paths(
+        data, chosen, tally.acceptance, capped.numpy(), torch.nonzero(unfinished)[:, 0].numpy()
+    )
+
+
+def _clusters(
+    model: Any,
+    past: Any,
+    start: Tensor,
+    stop: Tensor,
+    random: torch.Generator,
+    most: int | None,
+    limit: int,
+) -> Paths | None:
+    """Paths from a model that draws whole clusters of events; None where a cap is reached, which
+    only the order of time can tell.
+    """
+    found = model.draw_clusters(past, start, stop, random, limit if most is None else most - 1)
+    if found is None:
+        if most is None:
+            raise ExplosiveRate(f"a path with more than {limit:,} events")
+        return None
+    order = torch.from_numpy(np.lexsort((found.time.numpy(), found.row.numpy())))
+    events = [(found.row[order], found.time[order], found.mark[order], found.place[order])]
+    nobody = torch.zeros(0, dtype=torch.int64)
+    return Paths(
+        _dataset(events, start, stop, nobody, model.marks), "clusters", float("nan"), nobody.numpy()
+    )
+
+
+class _Going(NamedTuple):
+    """How far sampling has come: paths in all, those of earlier groups, whom to tell and whom to
+    ask for time, and which paths are unfinished for lack of it.
+    """
+
+    paths: int
+    earlier: int
+    step: Step | None
+    time_left: Callable[[], bool] | None
+    unfinished: Bool[Tensor, " B"]
+
+    def ended_early(
+        self, rows: Int[Tensor, " R"], at: Float[Tensor, " R"], end: Float[Tensor, " R"]
+    ) -> bool:
+        """Whether there is no time left; the paths ``rows`` whose time ``at`` is before their
+        ``end`` are then unfinished.
+        """
+        if self.time_left is None or self.time_left():
+            return False
+        self.unfinished[rows[at < end]] = True
+        return True
+
+    def tell(self, group: int, at: Tensor, start: Tensor, width: Tensor) -> None:
+        """Of a ``group`` of paths those with a time ``at`` are still going; ``width`` is all that
+        they have to go from ``start``.
+        """
+        if self.step is None:
+            return
+        share = float(((at - start) / width).clamp(0, 1).sum())
+        self.step((self.earlier + group - len(at) + share) / self.paths)
+
+
+def remember(model: Any, batch: Batch) -> Any:
+    """The model's history after all events of ``batch``: the last position only, where the model
+    can forget the rest.
+    """
+    if model.marks.box is not None and batch.places is None:
+        named = ", ".join(model.marks.box.names)
+        remedy = (
+            "Streams do not take places: forecast from a sequence read with place=, or follow a "
+            "model fitted without places."
+        )
+        raise UserError(
+            f"events with places ({named}), as the model was made for",
+            "events without places, as a stream has",
+            remedy,
+        )
+    step = BLOCK if getattr(model, "linear", False) else max(1, batch.times.shape[1])
+    past = model.encode(batch.columns(0, step))
+    nothing = torch.zeros(len(batch.start), dtype=torch.int64)
+    past = model.extend(past, batch.start, nothing, nothing.bool())
+    for first in range(step, batch.times.shape[1], step):
+        past = model.encode(batch.columns(first, first + step), past)
+        past = model.extend(past, batch.start, nothing, nothing.bool())
+    return past
+
+
+def select_rows(history: H, rows: Int[Tensor, " R"]) -> H:
+    """The sequences at ``rows`` of a history, in this order, with repetition; what all share (a
+    spectrum) stays shared.
+
+    >>> from fourpoint.models.positions import positions_of
+    >>> history = positions_of(Sequence([1.0], start=0.0, stop=3.0).batch())
+    >>> select_rows(history, torch.zeros(3, dtype=torch.int64)).times.shape
+    torch.Size([3, 2])
+    """
+    changed: dict[str, Any] = {}
+    for field in dataclasses.fields(history):  # type: ignore[arg-type]
+        value = getattr(history, field.name)
+        if isinstance(value, Tensor):
+            changed[field.name] = value[rows]
+        elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+            changed[field.name] = select_rows(value, rows)
+    return dataclasses.replace(history, **changed)  # type: ignore[type-var]
+
+
+def last_rates(model: Any, history: Any, times: Float[Tensor, "B Q"]) -> Float[Tensor, "B Q M"]:
+    """The intensities at ``times`` seen from the last position: what they would be if nothing more
+    happened.
+    """
+    return model.log_intensity(history, times[:, None], history.lengths[:, None])[:, 0].exp()
+
+
+def check_marks(model: Any, space: MarkSpace) -> None:
+    """Refuse events whose mark space is not the model's."""
+    check_box(model, space)
+    numbered = MarkSpace.categorical(space.count)
+    named = {space.types, model.marks.types} - {numbered, MarkSpace()}
+    if space.count != model.marks.count or len(named) > 1:
+        have, want = (
+            f"{s} ({', '.join(s.names[:4])}{', ...' * (s.count > 4)})" if s.names else str(s)
+            for s in (space, model.marks)
+        )
+        raise UserError(
+            f"events with {want}, as the model was fitted to",
+            have,
+            "Use data of the same kind, or fit a model to these.",
+        )
+
+
+def check_box(model: Any, space: MarkSpace) -> None:
+    """Refuse events that were observed in another box than the model's, in one where the model has
+    none, or in none at all.
+    """
+    have, want = space.box, model.marks.box
+    if have != want:
+        remedy = "Read the data without place=, or fit a model with places."
+        if want is not None:
+            named = ", ".join(
+                f"'{n}': ({a:g}, {b:g})"
+                for n, a, b in zip(want.names, want.low, want.high, strict=True)
+            )
+            remedy = (
+                f"Read it with place={want.names} and bounds={{{named}}}, or use "
+                "data.in_box(model.marks.box)."
+            )
+        expected = "events without places" if want is None else f"events with places in {want}"
+        received = "events without places" if have is None else f"places in {have}"
+        raise UserError(f"{expected}, as the model was fitted to", received, remedy)
+
+
+@contextmanager
+def still(model: Any) -> Iterator[None]:
+    """The model in evaluation mode, without gradients, and afterwards as it was."""
+    was = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        model.train(was)
+
+
+def _events(
+    model: Any,
+    past: Any,
+    rows: Int[Tensor, " R"],
+    at: Float[Tensor, " R"],
+    end: Float[Tensor, " R"],
+    random: torch.Generator,
+    count: Int[Tensor, " B"],
+    most: int | None,
+    method: str,
+    tally: Tally,
+    limit: int,
+    going: _Going,
+) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor | None]]:
+    """Rounds of the paths ``rows`` until all have ended: each yields rows, times, marks and places
+    of its events, and counts them.
+    """
+    limit = limit if most is None else most
+    group, begin, span = len(rows), at, end - at
+    width = span if method == "thinning" else torch.zeros_like(span)
+    while len(rows) and not going.ended_early(rows, at, end):
+        going.tell(group, at, begin, span)
+        later = hasattr(model, "draw_places")
+        if model.marks.box is None or later:
+            (hit, at, intensities, width), past = _round(
+                model, past, at, end, width, random, method, tally
+            )
+            place = None
+        else:
+            (hit, at, intensities, width), past, place = _round_with_places(
+                model, past, at, end, width, random, method, tally
+            )
+        marks = draw_marks(intensities, random)
+        if model.marks.box is not None and later:
+            place = model.draw_places(past, at, marks, random)
+        if bool(hit.any()):
+            past = (
+                model.extend(past, at, marks, hit)
+                if place is None
+                else model.extend(past, at, marks, hit, place)
+            )
+        yield rows[hit], at[hit], marks[hit], None if place is None else place[hit]
+        count[rows] += hit
+        full = count[rows] >= limit
+        if most is None and bool(full.any()):
+            raise ExplosiveRate(f"a path with {limit:,} events by time {float(at[full][0]):g}")
+        alive = (at < end) & ~full
+        if int(alive.sum()) < KEEP * len(rows):
+            keep = torch.nonzero(alive)[:, 0]
+            rows, at, end, width, past = (
+                rows[keep],
+                at[keep],
+                end[keep],
+                width[keep],
+                select_rows(past, keep),
+            )
+            begin, span = begin[keep], span[keep]
+        else:
+            end = torch.where(alive, end, at)
+
+
+def _round(
+    model: Any,
+    past: Any,
+    at: Tensor,
+    end: Tensor,
+    width: Tensor,
+    random: torch.Generator,
+    method: str,
+    tally: Tally,
+) -> tuple[Round, Any]:
+    """One window of every path, and the history after it: a linear model's states move along to the
+    one candidate.
+    """
+    moves = getattr(model, "linear", False) and hasattr(model, "move")
+
+    def rates(times: Float[Tensor, "B Q"]) -> Float[Tensor, "B Q M"]:
+        nonlocal past
+        if method == "thinning" and moves and times.shape[1] == 1:
+            past = model.move(past, times[:, 0])
+        return last_rates(model, past, times)
+
+    if method == "thinning":
+        wanted = 1 if not tally.proposals else round(1 / max(tally.acceptance, 1 / 8))
+        return thin(
+            rates,
+            lambda a, b: model.bound(past, a, b),
+            at,
+            end,
+            width,
+            random,
+            candidates=wanted,
+            tally=tally,
+        ), past
+    if hasattr(model, "inverse"):
+        time = model.inverse(past, at, unit_exponentials(at.shape, random))
+        hit = (at < end) & (time < end)
+        time = torch.where(hit, time, torch.maximum(at, end))
+        return Round(hit, time, rates(time[:, None])[:, 0].to(at.dtype), width), past
+    return _inverted(model, past, at, end, width, random), past
+
+
+def _inverted(
+    model: Any,
+    past: Any,
+    at: Float[Tensor, " B"],
+    end: Float[Tensor, " B"],
+    width: Float[Tensor, " B"],
+    random: torch.Generator,
+) -> Round:
+    """The next event of every path inside a window of its own, by inversion of the compensator.
+
+    An exponential has no memory: where a window holds no event, time moves on to its end and
+    another one is drawn there. So no path
+    waits for the one that has farthest to go. One event is to be expected in a window at the rate
+    at its beginning, and a window is twice as long after one without an event. Only the total rate
+    is integrated; the rates of all marks are read once, at the event.
+    """
+    last, tiny = past.lengths[:, None], torch.finfo(at.dtype).tiny
+
+    def totals(times: Float[Tensor, "B Q"]) -> Float[Tensor, "B Q 1"]:
+        going = torch.nonzero(times[:, -1] > times[:, 0])[
+            :, 0
+        ]  # a path that has its event is asked at one time over and over
+        if times.shape[1] == 1 or len(going) > KEEP * len(times):
+            return total_rate(model, past, times[:, None], last)[:, 0, :, None]
+        own = total_rate(model, select_rows(past, going), times[going, None], last[going])[:, 0]
+        return own.new_zeros(times.shape).index_copy(0, going, own)[..., None]
+
+    first = totals(at[:, None])[:, 0, 0].to(at.dtype)
+    half = ((end - at) / 2).clamp(min=tiny)
+    onwards = torch.nextafter(at, torch.full_like(at, torch.inf))
+    stop = torch.minimum(
+        torch.maximum(at + torch.maximum(1 / first.clamp(min=tiny), width), onwards), end
+    )
+    panel = torch.minimum((stop - at).clamp(min=tiny), half)
+    own = longest_panel(model, past, at)
+    longest = (
+        (lambda elapsed: half) if own is None else lambda elapsed: torch.minimum(half, own(elapsed))
+    )
+    known = shortest_time(model, past)
+    passed = at - past.times.gather(1, last)[:, 0]
+    shortest = (
+        None if known is None else torch.maximum(known, passed / 16)
+    )  # what an event did changes ever more slowly
+    time = next_by_inversion(totals, at, stop, panel, random, longest=longest, shortest=shortest)
+    hit = torch.isfinite(time)
+    time = torch.where(hit, time, torch.maximum(at, stop))
+    return Round(
+        hit,
+        time,
+        last_rates(model, past, time[:, None])[:, 0].to(at.dtype),
+        torch.where(hit, 0.0, 2 * (stop - at)),
+    )
+
+
+def _round_with_places(
+    model: Any,
+    past: Any,
+    at: Tensor,
+    end: Tensor,
+    width: Tensor,
+    random: torch.Generator,
+    method: str,
+    tally: Tally,
+) -> tuple[Round, Any, Float[Tensor, "B k"]]:
+    """One window of every path, the history after it, and the event's place where there is one.
+
+    Thinning draws a place x for every candidate, in a cell of the model's ``envelope`` in
+    proportion to its bound: lambda(x) over the density of x is on average the rate in the box, and
+    never above the mean of the envelope.
+    """
+    if method != "thinning":
+        found, past = _round(model, past, at, end, width, random, method, tally)
+        place, intensities = _draw_places(model, past, found, random)
+        return found._replace(intensities=intensities), past, place
+    moves = getattr(model, "linear", False) and hasattr(model, "move")
+    bounds, looked = [torch.zeros(0)], [(torch.zeros(0), torch.zeros(0))]
+
+    def bound(a: Float[Tensor, " B"], b: Float[Tensor, " B"]) -> Float[Tensor, " B"]:
+        bounds[0] = model.envelope(past, a, b)
+        return bounds[0].mean(1)
+
+    def rates(times: Float[Tensor, "B Q"]) -> Float[Tensor, "B Q M"]:
+        nonlocal past
+        if moves and times.shape[1] == 1:
+            past = model.move(past, times[:, 0])
+        places, over = _somewhere(model, bounds[0], times.shape[1], random)
+        looked[0] = (times, places)
+        return _rates_at(model, past, times, places) * over[..., None]
+
+    wanted = 1 if not tally.proposals else round(1 / max(tally.acceptance, 1 / 64))
+    found = thin(rates, bound, at, end, width, random, candidates=wanted, tally=tally)
+    which = (looked[0][0] == found.time[:, None]).to(torch.int64).argmax(1)
+    return found, past, looked[0][1][torch.arange(len(which)), which]
+
+
+def _draw_places(
+    model: Any, past: Any, found: Round, random: torch.Generator
+) -> tuple[Float[Tensor, "B k"], Float[Tensor, "B M"]]:
+    """Places of events at known times, by rejection under the envelope at that time, and the
+    intensities there.
+    """
+    envelope = model.envelope(past, found.time, found.time)
+    place, intensities = _somewhere(model, envelope, 1, random)[0][:, 0], found.intensities.clone()
+    top, open_ = envelope.mean(1), found.hit.clone()
+    while bool(open_.any()):
+        there, over = _somewhere(model, envelope, 1, random)
+        own = _rates_at(model, past, found.time[:, None], there)[:, 0]
+        taken = open_ & (
+            torch.rand(len(top), dtype=top.dtype, generator=random) * top < own.sum(1) * over[:, 0]
+        )
+        place, intensities = (
+            torch.where(taken[:, None], there[:, 0], place),
+            torch.where(taken[:, None], own, intensities),
+        )
+        open_ = open_ & ~taken
+    return place, intensities
+
+
+def _somewhere(
+    model: Any, envelope: Float[Tensor, "B C"], count: int, random: torch.Generator
+) -> tuple[Float[Tensor, "B Q k"], Float[Tensor, "B Q"]]:
+    """Places in cells drawn in proportion to their bounds, and one over their density, in units of
+    the volume.
+    """
+    box, running = model.marks.box, envelope.cumsum(1)
+    side = round(envelope.shape[1] ** (1 / box.dimension))
+    coin = torch.rand(len(running), count, dtype=torch.float64, generator=random) * running[:, -1:]
+    cell = torch.searchsorted(running, coin, right=True).clamp(max=running.shape[1] - 1)
+    over = envelope.mean(1, keepdim=True) / envelope.gather(1, cell)
+    inside = torch.rand(*cell.shape, box.dimension, dtype=torch.float64, generator=random)
+    for axis in reversed(range(box.dimension)):
+        low, high = box.low[axis], box.high[axis]
+        inside[..., axis] = low + (high - low) * (cell % side + inside[..., axis]) / side
+        cell = cell // side
+    return inside, over
+
+
+def _rates_at(
+    model: Any, past: Any, times: Float[Tensor, "B Q"], places: Float[Tensor, "B Q k"]
+) -> Float[Tensor, "B Q M"]:
+    """The volume of the box times the intensities at places, seen from the last position."""
+    logs = model.log_intensity_at(past, times[:, None], places[:, None], past.lengths[:, None])[
+        :, 0
+    ]
+    return model.marks.box.volume * logs.exp().to(torch.float64)
+
+
+def _group(history: Any) -> int:
+    """How many paths advance together: as many as keep the history's largest part in the
+    processor's cache.
+    """
+    values = (getattr(history, field.name) for field in dataclasses.fields(history))
+    largest = max(v[:1].numel() for v in values if isinstance(v, Tensor))
+    return max(SMALLEST, NUMBERS // max(1, largest))
+
+
+def _method(model: Any, method: str) -> str:
+    if method not in METHODS:
+        raise UserError(
+            f"method to be one of {', '.join(METHODS)}", f"{method!r}", "Choose one of them."
+        )
+    certified = hasattr(model, "bound") and getattr(model, "bounded", True)
+    if method == "thinning" and not certified:
+        raise UserError(
+            "a model with a bound for method='thinning'",
+            type(model).__name__,
+            "Use method='inversion' or 'auto'.",
+        )
+    return (
+        ("thinning" if certified and not hasattr(model, "inverse") else "inversion")
+        if method == "auto"
+        else method
+    )
+
+
+def _opening(model: Any, start: float, sequences: int, history: Sequence | Dataset | None) -> Any:
+    """The model's history at ``start``, one row per path."""
+    if isinstance(history, Dataset) and len(history) not in (1, sequences):
+        raise UserError(
+            f"one history, or one for each of {sequences:,} paths",
+            f"{len(history):,}",
+            "Pass as many sequences as paths.",
+        )
+    space = (
+        history.space
+        if isinstance(history, Sequence)
+        else history.marks
+        if history is not None
+        else model.marks
+    )
+    check_marks(model, space)
+    if history is None:
+        batch = Sequence(
+            [],
+            start=start,
+            stop=start + 1,
+            space=model.marks if model.marks.box is not None else None,
+        ).batch()
+    else:
+        batch = history.batch()
+        late = batch.valid & ~known_at(batch.times, start)
+        if bool((batch.start > start).any()) or bool(late.any()):
+            when = float(batch.times[late].max()) if bool(late.any()) else float(batch.start.max())
+            expected, remedy = (
+                f"a history up to the start at {start:g}",
+                "Cut it with sequence.until(start).",
+            )
+            raise UserError(expected, f"an event or a window at {when:g}", remedy)
+    past = remember(model, batch)
+    return (
+        past
+        if len(batch.start) == sequences
+        else select_rows(past, torch.zeros(sequences, dtype=torch.int64))
+    )
+
+
+def _dataset(
+    found: list[tuple[Tensor, Tensor, Tensor, Tensor | None]],
+    start: Tensor,
+    stop: Tensor,
+    capped: Tensor,
+    marks: MarkSpace,
+) -> Dataset:
+    columns = (
+        [event[0] for event in found],
+        [event[1] for event in found],
+        [event[2] for event in found],
+    )
+    rows, times, kinds = (torch.cat(column).numpy() for column in columns)
+    where = [event[3] for event in found if event[3] is not None]
+    order = np.argsort(rows, kind="stable")
+    offsets = np.concatenate([[0], np.cumsum(np.bincount(rows, minlength=len(start)))]).astype(
+        np.int64
+    )
+    ends = stop.numpy().copy()
+    if len(capped):
+        ends[capped.numpy()] = np.nextafter(times[order][offsets[capped.numpy() + 1] - 1], np.inf)
+    places = torch.cat(where).numpy()[order] if where else None
+    return Dataset(
+        times[order], kinds[order], offsets, start.numpy().copy(), ends, marks, places=places
+    )

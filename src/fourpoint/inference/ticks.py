@@ -1,0 +1,180 @@
+r"""How likely a model finds the very ticks of a clock at which events were seen: a likelihood that
+narrow peaks cannot raise.
+
+Times that are whole seconds, say, have no density. A model of one can put ever narrower peaks at
+ticks, and its likelihood grows without end, whatever it knows about the events. What has a
+probability is the tick: with S the probability of no event since the last one,
+
+    log p_i = log [ S(t_i - tick/2) - S(t_i + tick/2) ] + log [ lambda_m(t_i) / lambda(t_i) ],
+
+m being the event's mark. It is at most 0, has no unit of time, and is a proper score of rounded
+times: no model does better than the law by which the ticks came. Events 2..N of each sequence are
+scored, each given those before it. Used by `benchmarks/leaderboard.py`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from fourpoint.events import Batch, Dataset, Sequence, UserError, all_sequences
+from fourpoint.inference.evaluation import check_marks, device_of, sequences_at_once
+from fourpoint.inference.likelihood import blocks_of, latest, log_rates_at_events, total_rate
+from fourpoint.inference.sampling import still
+from fourpoint.models.protocol import filled, rule
+from fourpoint.ops.periodogram import clock
+from fourpoint.ops.quadrature import integrate
+
+RARE = 1e-30  # an integral over a tick, below which float32 may have lost all of it
+
+
+def tick_of(data: Dataset) -> float:
+    """The tick that all gaps of ``data`` are multiples of, in its unit of time; 0 where there is
+    none.
+
+    >>> from fourpoint.events import Sequence
+    >>> tick_of(Dataset.from_sequences([Sequence([1.0, 3.0, 3.0, 9.0], start=0.0, stop=10.0)]))
+    2.0
+    """
+    gaps = data.gaps[data.gaps > 0]
+    return clock(np.asarray(gaps)) if len(gaps) else 0.0
+
+
+def tick_score(
+    model: nn.Module,
+    data: Dataset | Sequence,
+    tick: float | None = None,
+    *,
+    tolerance: float = 1e-4,
+) -> float:
+    """The mean log-probability of the tick and the mark of an event, in nats per event: events
+    2..N, each given those before it.
+
+    Arguments
+        tick: of the clock, in the data's unit; the one that all gaps are multiples of where None.
+        tolerance: of the integrals, in nats per event.
+
+    Raises :class:`UserError` where there is no tick or the mark spaces differ, `Unconverged` where
+    an integral does not settle.
+
+    >>> import math
+    >>> from fourpoint.events import Sequence
+    >>> from fourpoint.models.poisson import Poisson
+    >>> data = Dataset.from_sequences([Sequence([1.0, 2.0, 4.0, 5.0], start=0.0, stop=6.0)])
+    >>> by_hand = (
+    ...     2 * math.log(math.exp(-0.5) - math.exp(-1.5))
+    ...     + math.log(math.exp(-1.5) - math.exp(-2.5))
+    ... ) / 3  # a rate of 1
+    >>> abs(tick_score(Poisson(), data) - by_hand) < 1e-9
+    True
+    """
+    data = all_sequences(data)
+    check_marks(model, data)
+    own = tick_of(data) if tick is None else tick
+    if not own > 0:
+        received = "gaps that are multiples of no common one" if tick is None else f"{tick}"
+        raise UserError(
+            "the tick of the clock by which times were taken",
+            received,
+            "Pass tick=1.0, say, in the data's unit of time.",
+        )
+    total, events, place = 0.0, 0, device_of(model)
+    with still(model):
+        for rows in data.batches(sequences_at_once(place)):
+            found = _log_probabilities(model, data.batch(rows).to(place), own, tolerance)
+            total, events = (
+                total + float(found.sum()),
+                events + int((data.lengths[rows] - 1).clip(min=0).sum()),
+            )
+    return total / max(1, events)
+
+
+def _log_probabilities(
+    model: Any, batch: Batch, tick: float, tolerance: float
+) -> Float[Tensor, " B"]:
+    """The sum of log p_i over events 2..N of each sequence."""
+    total, carried = torch.zeros_like(batch.start), None
+    if batch.times.shape[1] < 2:  # no event comes after another
+        return total
+    for block, offset in blocks_of(model, batch):
+        history = model.encode(block, carried)
+        seen = torch.arange(block.times.shape[1], device=block.times.device).expand_as(block.times)
+        before = history.times[:, : seen.shape[1]]
+        gap = torch.where(block.valid, block.times - before, 0.0)
+        until, within = _masses(model, history, before, gap, tick, seen, tolerance)
+        total_there = _log_total(model, history, block.times, seen)
+        rare = (
+            total_there + (gap + tick / 2 - (gap - tick / 2).clamp(min=0)).log()
+        )  # a rate too low to be told from 0 once exp is taken
+        logs = torch.where(within > RARE, torch.log(-torch.expm1(-within)), rare)
+        logs = logs - until + log_rates_at_events(model, history, block).double() - total_there
+        counted = block.valid & (seen + offset > 0)
+        total = total + torch.where(counted, logs, 0.0).sum(1)
+        carried = latest(history)
+    return total
+
+
+def _log_total(
+    model: Any, history: Any, times: Float[Tensor, "B N"], seen: Int[Tensor, "B N"]
+) -> Float[Tensor, "B N"]:
+    if hasattr(model, "log_total"):
+        return model.log_total(history, times[..., None], seen)[..., 0].double()
+    return model.log_intensity(history, times[..., None], seen)[:, :, 0].double().logsumexp(-1)
+
+
+def _masses(
+    model: Any,
+    history: Any,
+    before: Float[Tensor, "B N"],
+    gap: Float[Tensor, "B N"],
+    tick: float,
+    seen: Int[Tensor, "B N"],
+    tolerance: float,
+) -> tuple[Float[Tensor, "B N"], Float[Tensor, "B N"]]:
+    """The integral of the total rate from ``before`` to half a tick less than the ``gap`` after it,
+    and over the tick from there.
+
+    Pieces end where the event was, since a rate that aims at ticks has its peak there, and a rule
+    looks at the ends of pieces.
+    """
+    low, high = (gap - tick / 2).clamp(min=0), gap + tick / 2
+    if hasattr(model, "integral"):
+        ends = (before, before + low, before + high)
+        first, second = (
+            model.integral(history, a, b, seen).sum(-1).double()
+            for a, b in zip(ends, ends[1:], strict=False)
+        )
+        return first, second
+    cuts = model.lags(before.device) if hasattr(model, "lags") else before.new_zeros(0)
+    inner = torch.minimum(cuts.expand(*low.shape, -1), high[..., None])
+    lags = (
+        torch.cat([torch.stack([torch.zeros_like(low), low, gap, high], -1), inner], -1)
+        .sort(-1)
+        .values
+    )
+    left, right = (
+        (before[..., None] + part).flatten(1) for part in (lags[..., :-1], lags[..., 1:])
+    )
+    order = filled(left, right)
+    left, right, owner = (
+        left.gather(1, order),
+        right.gather(1, order),
+        order // (lags.shape[-1] - 1),
+    )
+
+    def rate(times: Float[Tensor, "B H Q"], which: Int[Tensor, "B H"]) -> Float[Tensor, "B H Q"]:
+        return total_rate(model, history, times, owner.gather(1, which))
+
+    value, _ = integrate(
+        rate, left, right, tolerance=tolerance * max(1, low.numel()), **rule(model, history)
+    )
+    early = (lags[..., 1:] <= low[..., None]).flatten(1).gather(1, order)
+    until, within = (
+        torch.zeros_like(low).scatter_add(1, owner, torch.where(part, value, 0.0))
+        for part in (early, ~early)
+    )
+    return until, within

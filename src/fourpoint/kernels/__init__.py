@@ -1,0 +1,1 @@
+"""Fast counterparts of plain functions, compiled with numba or Triton."""

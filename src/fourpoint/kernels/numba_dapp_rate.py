@@ -1,0 +1,218 @@
+r"""From what attention says to one sequence's likelihood, and the slope of that: DAPP's base, drift
+and link as loops over rows.
+
+    value = sum over events of log lambda_m - sum over gaps, nodes and marks of cost lambda_m,    lambda_m = mu_m + g_m(z_m + b_m + drift_m)
+
+A row is a gap with one of its nodes or its end. Used by `kernels.numba_dapp_loss`, whose room and
+weights they take, and compiled with it. Plain Python, slow but correct as it stands, in float32.
+They say the same as `models.rate`.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import no_type_check
+
+import numpy as np
+
+from fourpoint.kernels.numba_series import log_one_plus
+
+f32 = np.float32
+HALF, ONE, ZERO = f32(0.5), f32(1.0), f32(0.0)
+LEAST, MOST = f32(1e-30), f32(1e30)  # rates between which nothing is lost
+LOG2, HIGHEST, LOWEST = (
+    f32(1.44269504),
+    f32(88.8),
+    f32(-87.0),
+)  # e^x is infinite and about the smallest normal number there
+
+
+@no_type_check
+def scored(m, x, marks, events, begin, stop, Q, share, weights, shape, room, slopes):
+    """What mark m adds to the value, and to the slopes of what is not attention; its z becomes the
+    slope in z.
+    """
+    first, last = begin * (Q + 1), stop * (Q + 1)
+    z, inside, g, mu, log_mu, slope = (
+        room.z[m],
+        room.rows[0],
+        room.rows[1],
+        room.rows[2],
+        room.rows[3],
+        room.rows[4],
+    )
+    base, drift, cells, parts = weights.base, weights.drift, room.cells, room.parts
+    log_scale = weights.log_scale[m] if shape.link == 2 else ZERO
+    shift = weights.bias[m] - log_scale if shape.link > 0 else ZERO
+    for r in range(first, last):
+        log_mu[r] = curve(base, m, r, cells, parts) if base.shape[1] > 1 else base[m, 0]
+        inside[r] = (
+            z[r] + shift + (curve(drift, m, r, cells, parts) if drift.shape[1] > 0 else ZERO)
+        )
+    for r in range(first, last):
+        mu[r] = log_mu[r]
+        g[r] = -abs(inside[r]) if shape.link == 2 else inside[r]
+        slope[r] = ONE
+    exponentials(mu[first:last])
+    if shape.link > 0:
+        exponentials(g[first:last])
+    if shape.link == 1:
+        slope[first:last] = g[first:last]
+    if shape.link == 2:
+        bent(inside[first:last], g[first:last], slope[first:last], f32(math.exp(log_scale)))
+    value = at_events(m, marks, events, begin, Q, share, log_scale, shape.link, room)
+    value += integral(
+        room.cost[first:last],
+        g[first:last],
+        slope[first:last],
+        mu[first:last],
+        z[first:last],
+        share,
+    )
+    for i in range(begin, events):
+        if marks[i] == m:
+            r = i * (Q + 1) + Q
+            z[r], mu[r], slope[r] = inside[r], log_mu[r], room.rows[5, r]
+    to_bias, to_scale, to_base = ZERO, ZERO, ZERO
+    for r in range(first, last):
+        to_bias += z[r]
+        to_base += mu[r]
+        to_scale += slope[r]
+    if shape.link > 0:
+        slopes.bias[x, m] += to_bias
+    if shape.link == 2:
+        slopes.log_scale[x, m] += to_scale
+    if base.shape[1] == 1:
+        slopes.base[x, m, 0] += to_base
+    else:
+        for r in range(first, last):
+            uncurve(x, m, r, mu[r], cells, parts, slopes.base)
+    if drift.shape[1] > 0:
+        for r in range(first, last):
+            uncurve(x, m, r, z[r], cells, parts, slopes.drift)
+    return value
+
+
+@no_type_check
+def curve(coefficients, m, r, cells, parts):
+    """Spline m at row r."""
+    cell = cells[r]
+    near = coefficients[m, cell] * parts[r, 0] + coefficients[m, cell + 1] * parts[r, 1]
+    return near + coefficients[m, cell + 2] * parts[r, 2] + coefficients[m, cell + 3] * parts[r, 3]
+
+
+@no_type_check
+def bent(inside, small, slope, size):
+    """Softplus of ``inside`` / size times size, into ``small``, which holds e^-|inside|, and its
+    slope.
+    """
+    for r in range(len(inside)):
+        t, y = small[r], inside[r]
+        high = y > ZERO
+        small[r] = size * ((y if high else ZERO) + log_one_plus(t))
+        slope[r] = size * (ONE if high else t) / (ONE + t)
+
+
+@no_type_check
+def integral(cost, rate, slope, mu, to_z, share):
+    """Less the sum of cost (mu + rate). Slopes: in z, in log mu in the place of ``mu``, and in log
+    s in that of ``slope``.
+    """
+    value = ZERO
+    for r in range(len(cost)):
+        value -= cost[r] * (mu[r] + rate[r])
+    for r in range(len(cost)):
+        part = -cost[r] * share
+        to_z[r] = part * slope[r]
+        mu[r] = part * mu[r]
+    for r in range(len(cost)):
+        slope[r] = -cost[r] * share * (rate[r] - slope[r])
+    return value
+
+
+@no_type_check
+def at_events(m, marks, events, begin, Q, share, log_scale, link, room):
+    """The sum of log(mu + g) at events of mark m, that is at the ends of their gaps. Slopes as in
+    :func:`integral`, but for their places: in z in that of what is inside the link, in log mu in
+    its own, and in log s in the last row.
+    """
+    inside, g, mu, log_mu, slope, to_scale = (
+        room.rows[0],
+        room.rows[1],
+        room.rows[2],
+        room.rows[3],
+        room.rows[4],
+        room.rows[5],
+    )
+    value = 0.0
+    for i in range(begin, events):
+        if marks[i] != m:
+            continue
+        r = i * (Q + 1) + Q
+        rate = mu[r] + g[r]
+        if LEAST < rate < MOST:
+            value += math.log(rate)
+            part = share / rate
+            inside[r], log_mu[r], to_scale[r] = (
+                part * slope[r],
+                part * mu[r],
+                part * (g[r] - slope[r]),
+            )
+        else:
+            value += extreme(r, share, log_scale, link, inside, log_mu, to_scale)
+    return value
+
+
+@no_type_check
+def extreme(r, share, log_scale, link, inside, log_mu, to_scale):
+    """The same for one event, by logarithms in float64, where rates are hardly to be told from 0 or
+    infinite.
+    """
+    y, low = float(inside[r]), float(log_mu[r])
+    if link == 0:
+        rate = math.exp(low) + y
+        inside[r], log_mu[r] = share / rate, share * math.exp(low) / rate
+        return math.log(rate)
+    steep, log_g = 1.0, y
+    if link == 2:
+        t = math.exp(-abs(y))
+        plus = max(y, 0.0) + math.log1p(t)
+        if y > -36.0:  # below, the logarithm of softplus is its argument
+            steep, log_g = (1.0 if y > 0 else t) / (1.0 + t) / plus, math.log(plus)
+        log_g += log_scale
+    top = max(low, log_g)
+    log_rate = top + math.log1p(math.exp(min(low, log_g) - top))
+    part = math.exp(log_g - log_rate)
+    inside[r], log_mu[r], to_scale[r] = (
+        share * part * steep,
+        share * math.exp(low - log_rate),
+        share * part * (1.0 - steep),
+    )
+    return log_rate
+
+
+@no_type_check
+def uncurve(x, m, r, slope, cells, parts, slopes):
+    """The slope in the coefficients of one in the spline there."""
+    for c in range(4):
+        slopes[x, m, cells[r] + c] += parts[r, c] * slope
+
+
+@no_type_check
+def exponentials(x):
+    """e^x in place: 2^k e^r with r below log(2) / 2 in size, a polynomial (that of Cephes), and k
+    put into the bits of a number.
+    """
+    for i in range(len(x)):
+        v = LOWEST if x[i] < LOWEST else x[i]
+        v = HIGHEST if v > HIGHEST else v
+        k = np.floor(v * LOG2 + HALF)
+        r = v - k * f32(0.693359375) - k * f32(-2.12194440e-4)
+        p = f32(1.9875691500e-4) * r + f32(1.3981999507e-3)
+        p = p * r + f32(8.3334519073e-3)
+        p = p * r + f32(4.1665795894e-2)
+        p = p * r + f32(1.6666665459e-1)
+        p = p * r + f32(5.0000001201e-1)
+        x[i] = (p * r * r + r + ONE) * np.int32((np.int32(k) + np.int32(127)) << np.int32(23)).view(
+            np.float32
+        )

@@ -1,0 +1,112 @@
+r"""The monitors of many entities as arrays, one row each, and the gaps of a block of events in one
+compiled loop.
+
+The loop does what :meth:`~fourpoint.streaming.monitoring.Monitor.gap` does, operation by operation,
+as long as nothing is to be told. It stops before an event that may raise an alarm, which the
+monitor itself then decides. For the drift that is where a bound reaches the threshold: with n gaps
+in B bins of equal probability,
+
+    sup |F_n - F| <= max_b |F_n(b / B) - b / B| + 1 / B,
+
+so that gaps need not be sorted. Sums are formed without ``fastmath``, since states must not depend
+on whether numba is installed.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from functools import cache
+from typing import Any, no_type_check
+
+import numpy as np
+
+from fourpoint.kernels.compiling import machine_code
+
+BINS = 64
+
+
+@cache
+def compiled_watch() -> Callable[..., int] | None:
+    """:func:`watch` as machine code, cached on disk between runs where possible; None without
+    numba.
+    """
+    code: Any = machine_code((sys.modules[__name__],), (watch,), (drifted,), fastmath=False)
+    return None if code is None else code["watch"]
+
+
+@no_type_check  # numba has its own types
+def watch(
+    first,
+    rows,
+    gaps,
+    sums,
+    told,
+    seen,
+    windows,
+    bins,
+    log2,
+    burst_limit,
+    silence_limit,
+    gap_limit,
+    drift_limit,
+    rule,
+):
+    """Gaps from place ``first`` on into the monitors of ``rows``; the place of the first that may
+    raise an alarm, or their number.
+
+    Per row of the table: (2, 3) ``sums`` of burst and silence (value, count, total), ``told``,
+    ``seen`` and the window of
+    gaps. ``rule`` holds the numbers of gaps that the drift needs and of those between two looks;
+    ``bins`` is scratch space.
+    """
+    fewest, stride = rule
+    for i in range(first, len(rows)):
+        row, gap = rows[i], gaps[i]
+        burst, silence, window = sums[row, 0], sums[row, 1], windows[row]
+        if told[row] or silence[0] + gap / 2 >= silence_limit or gap >= gap_limit:
+            return i
+        risen = burst[0] + (log2 - gap)
+        if risen >= burst_limit:
+            return i
+        more = seen[row] + 1
+        place = seen[row] % len(window)
+        if more % stride == 0 and more >= fewest:
+            before = window[place]
+            window[place] = gap
+            if drifted(window[: min(more, len(window))], bins, drift_limit):
+                window[place] = before
+                return i
+        window[place] = gap
+        seen[row] = more
+        fallen = silence[0] + (gap / 2 - log2)
+        if fallen <= 0.0:
+            silence[0], silence[1], silence[2] = 0.0, 0.0, 0.0
+        else:
+            silence[0] = fallen
+            silence[1] += 1.0
+            silence[2] += gap
+        if risen <= 0.0:
+            burst[0], burst[1], burst[2] = 0.0, 0.0, 0.0
+        else:
+            burst[0] = risen
+            burst[1] += 1.0
+            burst[2] += gap
+    return len(rows)
+
+
+@no_type_check
+def drifted(window, bins, drift_limit):
+    """Whether the distance of the gaps in ``window`` from unit exponentials may reach
+    sqrt(drift_limit / 2 n).
+    """
+    n, B = len(window), len(bins)
+    bins[:] = 0
+    for x in window:
+        bins[min(int(-np.expm1(-x) * B), B - 1)] += 1
+    below, largest = 0, 0.0
+    for b in range(B):
+        below += bins[b]
+        largest = max(largest, abs(below / n - (b + 1) / B))
+    limit = np.sqrt(drift_limit / (2 * n))
+    return not largest + 1 / B < limit * (1 - 1e-9)

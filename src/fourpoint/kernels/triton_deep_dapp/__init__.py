@@ -1,0 +1,1 @@
+"""Deep DAPP's likelihood and gradient as Triton kernels."""

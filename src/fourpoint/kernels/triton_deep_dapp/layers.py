@@ -1,0 +1,187 @@
+"""One layer of Deep DAPP on a CUDA device, forwards and backwards: which kernels it calls, and what
+it keeps in between.
+
+    joined = [B u, gates, D u, G u],  u = norm(x)         `deep_norm_cuda`
+    states and paces from the first 4J columns of it      `deep_walk_cuda`
+    middle = x + d * O [gelu(C S + D u) * sigmoid(G u)]   `deep_gate_cuda`
+    out = middle + MLP(norm(middle))                      `deep_mix_cuda`
+
+`deep_layer` is the plain version. Used by `deep_cuda`.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fourpoint.kernels.triton_deep_dapp.gate import heard, heard_back
+from fourpoint.kernels.triton_deep_dapp.mix import Network, Silence, mix, mix_back
+from fourpoint.kernels.triton_deep_dapp.norm import norm_linear, norm_linear_back
+from fourpoint.kernels.triton_deep_dapp.rows import Rows, Sums
+from fourpoint.kernels.triton_deep_dapp.scan import walk, walk_back
+from fourpoint.models.deep_layer import DeepLayer
+
+SIDE_BY_SIDE = ("drive", "gates", "skip")  # matrices that are one
+
+
+class Quiet(NamedTuple):
+    """What is not silenced in a layer; None where all is heard."""
+
+    heard: Tensor | None  # (R,): events that leave a trace
+    more: float  # by how much those count more
+    gate: Tensor | None  # (R, H): activations at the gate, as loud as those of the network
+    network: Silence
+
+
+class Moments(NamedTuple):
+    """States (R, 2J) and paces (R, J) of one layer, or their gradients: columns of tables that hold
+    all layers'.
+    """
+
+    state: Tensor
+    pace: Tensor
+
+
+class Modes(NamedTuple):
+    """Of one layer, (J) each, or each sequence's share of their gradients, (B, J)."""
+
+    log_decay: Tensor
+    turns: Tensor
+
+
+class Pass:
+    """One way through ``layer``, whose parameters are called ``name`` and on, and back.
+
+    ``matrix`` (4J + 2H, H) and ``bias`` are the layer's drive, gates and skip one below the other;
+    ``width`` (B, P) are the gaps after all positions, and ``moments`` is where states and paces are
+    written.
+    """
+
+    def __init__(
+        self,
+        layer: DeepLayer,
+        name: str,
+        matrix: Tensor,
+        bias: Tensor,
+        modes: Modes,
+        moments: Moments,
+        quiet: Quiet,
+        width: Tensor,
+        rows: Rows,
+    ) -> None:
+        self.layer, self.name, self.matrix, self.moments, self.quiet, self.rows = (
+            layer,
+            name,
+            matrix,
+            moments,
+            quiet,
+            rows,
+        )
+        self.bias, self.times = (
+            bias,
+            (
+                width,
+                quiet.heard,
+                quiet.more,
+                rows.lengths,
+                (*modes, layer.first_decay, layer.steady),
+            ),
+        )
+        inner = layer.inner_norm
+        self.network = Network(
+            inner.weight,
+            inner.bias,
+            layer.up.weight,
+            layer.up.bias,
+            layer.down.weight,
+            layer.down.bias,
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """New tokens (R, H)."""
+        layer, quiet = self.layer, self.quiet
+        self.x, self.joined = (
+            x,
+            norm_linear(x, layer.norm.weight, layer.norm.bias, self.matrix, self.bias, self.rows),
+        )
+        walk(self.joined, *self.times, *self.moments)
+        self.middle = heard(
+            x,
+            self.joined,
+            self.moments.state,
+            layer.read.weight,
+            layer.read.bias,
+            layer.out.weight,
+            layer.out.bias,
+            quiet.gate,
+            quiet.network.louder,
+            self.rows,
+        )
+        return mix(self.middle, self.rows, quiet.network, self.network)
+
+    def backward(self, of_out: Tensor, of_moments: Moments, of_modes: Modes, sums: Sums) -> Tensor:
+        """The gradient of x; ``of_moments`` is added to, and the parameters' go into their columns
+        of ``sums``.
+        """
+        layer, quiet, of_joined = self.layer, self.quiet, torch.empty_like(self.joined)
+        read, before = (
+            [sums[self.name + part] for part in parts]
+            for parts in (
+                ("read.weight", "read.bias", "out.weight", "out.bias"),
+                (
+                    "norm.weight",
+                    "norm.bias",
+                    f"{SIDE_BY_SIDE[0]}.weight",
+                    f"{SIDE_BY_SIDE[0]}.bias",
+                ),  # the others' columns follow
+            )
+        )
+        of_middle = mix_back(
+            self.middle,
+            self.rows,
+            quiet.network,
+            self.network,
+            of_out,
+            network_of(sums, f"{self.name}inner_norm", self.name),
+        )
+        heard_back(
+            self.joined,
+            self.moments.state,
+            layer.read.weight,
+            layer.read.bias,
+            layer.out.weight,
+            quiet.gate,
+            quiet.network.louder,
+            self.rows,
+            of_middle,
+            of_moments.state,
+            of_joined,
+            *read,
+        )
+        walk_back(self.joined, *self.times, self.moments.state, *of_moments, of_joined, *of_modes)
+        return norm_linear_back(
+            self.x,
+            layer.norm.weight,
+            layer.norm.bias,
+            self.matrix,
+            of_joined,
+            of_middle,
+            self.rows,
+            *before,
+        )
+
+
+def network_of(sums: Sums, norm: str, name: str) -> Network:
+    """Where the gradients of a network go whose norm and matrices have these names."""
+    return Network(
+        *(
+            sums[part]
+            for part in (
+                f"{norm}.weight",
+                f"{norm}.bias",
+                *(f"{name}{x}.{y}" for x in ("up", "down") for y in ("weight", "bias")),
+            )
+        )
+    )

@@ -1,0 +1,519 @@
+r"""DAPP over x = (t, m, place): attention to past events through a learned Fourier kernel in time
+and space.
+
+    kappa_k(x, x') = exp(-gamma_k d) sum_j w_kj cos(omega_j' (u - u')),                d = t - t',  u the place in its box, from 0 to 1
+    A_k(x)         = sum_i kappa_k(x, x_i) v_k(m_i)
+    lambda(x)      = mu_m(t) exp(f_m(u)) + g(b_m + drift_m(t) + sum_k r_km A_k(x))      equation (5), per unit of time and volume
+
+The paper draws omega from a generator network. In two or three dimensions a few hundred draws leave
+a kernel that is mostly noise a tenth of the box away, so here the frequencies are a lattice
+(`ops.sinusoids`) and what is learned is the spectrum on it: w_k is a Gaussian of its own width on
+every axis, times the exponential of a network of omega, and sums to 1. Every head has its own decay
+gamma_k. So
+attention to places is linear too: with phi_j(u) = exp(i omega_j'u),
+
+    S_kj  <-  exp(-gamma_k (t_i - t_{i-1})) S_kj + conj(phi_j(u_i)) v_k(m_i),
+    A_k(x) = sum_j w_kj exp(-gamma_k (t - t_last)) Re[phi_j(u) S_kj].
+
+Base and drift in time are those of `models.rate`; the background f is a field of the same waves.
+With a small scale of the softplus it is the space-time Hawkes process of `models.spatial.hawkes` in
+the limit. Integrals over the box are tensor Gauss rules whose error is known from coarser ones
+(`likelihood`). In training attention is read at one random place in every cell of a grid, drawn
+anew for every step, since a fixed rule would be gamed; the background, the same for all times, is
+always integrated by a rule FINER times as fine.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from fourpoint.events import Batch, Dataset, MarkSpace, UserError
+from fourpoint.models import protocol
+from fourpoint.models.dapp_start import start_rate
+from fourpoint.models.described import Described
+from fourpoint.models.modes import FASTEST, SLOWEST
+from fourpoint.models.rate import Rate
+from fourpoint.models.spatial.cells import Cells
+from fourpoint.models.spatial.parts import PlacedDAPPHistory, Shared, check_choices, last_time
+from fourpoint.ops import sinusoids as waves
+from fourpoint.ops.fourier import FADED, Generator
+
+HIGHEST = {
+    1: 16,
+    2: 8,
+    3: 4,
+}  # the highest number of waves over PERIOD boxes along an axis, by dimension
+ORDER = {1: 32, 2: 16, 3: 8}  # Gauss nodes per axis of evaluations, to begin with
+FINEST = {1: 256, 2: 96, 3: 24}
+CELLS = {1: 16, 2: 8, 3: 4}  # per axis, each with one random place in training
+WIDEST, NARROWEST = (
+    0.4,
+    4.0,
+)  # first widths of the heads' kernels: share of the box, and over the highest frequency
+PIECE = 2**22  # numbers of a map held at once
+NUMBERS = 2**18  # held at once while a rule over the box is applied without gradient
+
+
+class PlacedDAPP(Described, nn.Module):
+    """Deep attention point process for events with places.
+
+    Arguments
+        marks: the mark space of the data (`data.marks`), with a box of one to three axes.
+        heads: K, each with its own decay in time and its own spectrum in space.
+        frequencies: the highest number of waves along an axis; None: 16, 8 or 4 in one, two or
+            three dimensions. The kernel resolves distances down to about 1 / frequencies of the
+            box.
+        link: "softplus" (with a learned scale) or "exp".
+        base, drift: in time, as in `DAPP`: "auto" is a spline where all windows have one length.
+        background: f, "waves" for a smooth field in space, or "constant".
+        generator: widths of the hidden layers of the networks that generate the spectra.
+        knots: intervals of the splines in time.
+        order: Gauss nodes per axis for integrals over the box; None: 32, 16 or 8. Evaluations
+        double it until it suffices.
+        cells: per axis, for the random places of training; None: 16, 8 or 4.
+
+    >>> from fourpoint.events import Box, Sequence
+    >>> square = MarkSpace(box=Box(("x", "y"), (0, 0), (1, 1)))
+    >>> model = PlacedDAPP(square, frequencies=3).eval()
+    >>> history = model.encode(
+    ...     Sequence([0.2], start=0.0, stop=1.0, space=square, places=[[0.5, 0.5]]).batch()
+    ... )
+    >>> tuple(model.intensity(history, torch.tensor([[0.1, 0.9]]).double()).shape)
+    (1, 2, 1)
+    """
+
+    linear = True
+    recipe = dict(steps=600, batch_size=16, nodes=2, validate_every=50, patience=6)
+    time_scale: Tensor
+    gain: Tensor
+    numbers: Tensor
+
+    def __init__(
+        self,
+        marks: MarkSpace | int | None = None,
+        *,
+        heads: int = 4,
+        frequencies: int | None = None,
+        link: Literal["softplus", "exp"] = "softplus",
+        base: Literal["auto", "constant", "spline"] = "auto",
+        drift: Literal["auto", "none", "spline"] = "auto",
+        background: Literal["waves", "constant"] = "waves",
+        generator: Sequence[int] = (32, 32),
+        knots: int = 12,
+        order: int | None = None,
+        cells: int | None = None,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        self.marks = MarkSpace.of(marks)
+        self.box = protocol.box_of(self.marks, "dapp-places")
+        k, M = self.box.dimension, self.marks.count
+        if k not in HIGHEST:
+            raise UserError(
+                "places of one to three numbers",
+                f"{k} ({', '.join(self.box.names)})",
+                "Name fewer columns, or use poisson.",
+            )
+        frequencies, order, cells = frequencies or HIGHEST[k], order or ORDER[k], cells or CELLS[k]
+        self._settings: dict[str, Any] = dict(
+            heads=heads,
+            frequencies=frequencies,
+            link=link,
+            base=base,
+            drift=drift,
+            background=background,
+            generator=tuple(generator),
+            knots=knots,
+            order=order,
+            cells=cells,
+            seed=seed,
+        )
+        check_choices(self._settings)
+        self.order, self.finest = order, max(order, FINEST[k])
+        self._drawn: Float[Tensor, "S k"] | None = None
+        self.register_buffer("numbers", waves.lattice(k, frequencies))
+        F = 2 * len(self.numbers)
+        self.rate = Rate(M, link=link, learn_scale=True, base=base, drift=drift, knots=knots)
+        self.log_decay = nn.Parameter(torch.zeros(heads))
+        self.log_width = nn.Parameter(torch.full((heads, k), math.log(WIDEST)))
+        self.generator = Generator(heads, k, generator, 1, seed=seed)
+        with torch.no_grad():
+            self.generator.weights[-1].zero_()
+            self.generator.biases[-1].zero_()
+        self.generator.biases[-1].requires_grad_(False)  # a constant cancels where weights sum to 1
+        self.value_weight = nn.Parameter(torch.ones(heads, M))
+        self.readout = nn.Parameter(torch.ones(heads, M), requires_grad=M > 1)
+        self.background = nn.Parameter(torch.zeros(M, F), requires_grad=background == "waves")
+        self.register_buffer("time_scale", torch.ones((), dtype=torch.float64))
+        self.register_buffer("gain", torch.ones(heads))
+
+    def settings(self) -> dict[str, Any]:
+        """The constructor's arguments but for ``marks``, as JSON can hold them."""
+        return {**self._settings, "generator": list(self._settings["generator"])}
+
+    def with_order(self, order: int) -> PlacedDAPP:
+        """The same model, weights shared, that integrates over the box with ``order`` nodes per
+        axis.
+
+        >>> from fourpoint.events import Box
+        >>> PlacedDAPP(MarkSpace(box=Box(("x",), (0,), (1,)))).with_order(64).order
+        64
+        """
+        other = copy.copy(self)
+        other.order = order
+        return other
+
+    # ------------------------------------------------------------------ what comes from the data
+
+    def initialise(self, data: Dataset) -> list[str]:
+        """Time scale, base rates and the spread of decays and widths from ``data``; drift and base
+        in time where left to it.
+        """
+        notes = start_rate(self, data)
+        self._spread(
+            float(data.durations.mean() / self.time_scale), data.events / max(len(data), 1)
+        )
+        return [
+            *notes,
+            f"places: {self.box}; {len(self.numbers)} frequencies, {self.order} nodes per axis",
+        ]
+
+    @torch.no_grad()
+    def _spread(self, length: float, events: float) -> None:
+        """Heads from slow to fast, alternately narrow and wide, of either sign, with a small effect
+        whatever they sum over.
+        """
+        K = len(self.log_decay)
+        rates = torch.logspace(math.log10(SLOWEST / max(length, 2.0)), math.log10(FASTEST), K + 2)[
+            1:-1
+        ].to(self.readout)
+        narrowest = min(
+            WIDEST / 2, NARROWEST * waves.PERIOD / (2 * math.pi * self._settings["frequencies"])
+        )
+        widths = torch.where(torch.arange(K) % 2 == 0, WIDEST / 2, narrowest).to(self.readout)
+        self.log_decay.copy_(rates.log())
+        self.log_width.copy_(widths.log()[:, None].expand_as(self.log_width))
+        near = (math.sqrt(2 * math.pi) * widths).clamp(
+            max=1.0
+        ) ** self.box.dimension  # the share of the box that a kernel covers
+        self.gain.copy_(1 / (near / rates).clamp(1.0, max(1.0, events)))
+        self.value_weight.fill_(0.3)
+
+    def redraw(self, random: torch.Generator) -> None:
+        """Draw the places of the next step's integrals: one in every cell of a grid."""
+        self._drawn = waves.scattered(self.box.dimension, self._settings["cells"], random)
+
+    # ------------------------------------------------------------------ the verbs
+
+    def encode(self, batch: Batch, before: PlacedDAPPHistory | None = None) -> PlacedDAPPHistory:
+        """States after every event of the batch."""
+        shared = self._shared() if before is None else before.shared
+        start = batch.start if before is None else before.start
+        first = batch.start[:, None] if before is None else before.times[:, -1:]
+        times = torch.cat([first, batch.times], 1)
+        phi, values = self._driving(protocol.places_of(batch), batch.marks, batch.valid)
+        held = (
+            phi.new_zeros(len(phi), values.shape[2], phi.shape[2])
+            if before is None
+            else before.state[:, :, -1]
+        )
+        states = waves.fading_states(
+            self.log_decay.exp(), self._lag(times.diff(dim=1)), values, phi, held
+        )
+        return PlacedDAPPHistory(times, start, batch.lengths, shared, states)
+
+    def extend(
+        self,
+        history: PlacedDAPPHistory,
+        time: Float[Tensor, " B"],
+        mark: Int[Tensor, " B"],
+        active: Bool[Tensor, " B"] | None = None,
+        place: Float[Tensor, "B k"] | None = None,
+    ) -> PlacedDAPPHistory:
+        """One event more; only the last position is kept."""
+        happened = torch.ones_like(mark, dtype=torch.bool) if active is None else active
+        where = protocol.place_or_nothing(place, happened, self.box.dimension)
+        phi, values = self._driving(where[:, None], mark[:, None], happened[:, None])
+        moved = self.move(history, torch.where(happened, time, last_time(history)))
+        return replace(moved, state=moved.state + values[:, 0, :, None, None] * phi[:, None])
+
+    def move(self, history: PlacedDAPPHistory, time: Float[Tensor, " B"]) -> PlacedDAPPHistory:
+        """The last position, its states moved on to ``time`` with no event in between."""
+        state = (
+            history.state[torch.arange(len(time)), :, history.lengths]
+            if history.state.shape[2] > 1
+            else history.state[:, :, 0]
+        )
+        fade = self._fade(self._lag(time - last_time(history)))
+        return replace(
+            history,
+            times=time[:, None],
+            lengths=torch.zeros_like(history.lengths),
+            state=(fade[..., None] * state)[:, :, None],
+        )
+
+    def log_intensity(
+        self,
+        history: PlacedDAPPHistory,
+        times: Float[Tensor, "B G Q"],
+        seen: Int[Tensor, "B G"] | None = None,
+    ) -> Float[Tensor, "B G Q M"]:
+        """log of the rate of every type in the whole box: at random places while training, by the
+        Gauss rule of ``order`` else.
+        """
+        if self.training and self._drawn is not None:
+            places, weights = self._drawn, torch.full((len(self._drawn),), 1 / len(self._drawn))
+        else:
+            places, weights = waves.box_rule(self.box.dimension, self.order)
+        phi = waves.features(self.numbers.double(), places).to(self.readout)
+        basis, weights = history.shared.weight[..., None] * phi.T, weights.to(self.readout)
+        index = torch.arange(times.shape[1]).expand(times.shape[:2]) if seen is None else seen
+        piece = max(1, NUMBERS // max(1, len(times) * times.shape[2] * len(phi) * self.marks.count))
+        if torch.is_grad_enabled() or times.shape[1] <= piece:
+            return self._over(history, times, seen, basis, weights)
+        groups = zip(times.split(piece, 1), index.split(piece, 1), strict=True)
+        return torch.cat([self._over(history, t, i, basis, weights) for t, i in groups], 1)
+
+    def log_intensity_at(
+        self,
+        history: PlacedDAPPHistory,
+        times: Float[Tensor, "B G Q"],
+        places: Float[Tensor, "B G Q k"],
+        seen: Int[Tensor, "B G"] | None = None,
+    ) -> Float[Tensor, "B G Q M"]:
+        """log lambda_m(t, x), per unit of time and volume."""
+        phi = waves.features(self.numbers.double(), self._inside(places)).to(self.readout)
+        state, lag = self._seen(history, times, seen)
+        if phi.shape[2] == 1:
+            sums = torch.matmul(
+                state * phi[:, None, :, 0], history.shared.weight[..., None]
+            ).permute(0, 2, 3, 1)
+        else:
+            sums = (
+                torch.matmul(phi[:, None], (state * history.shared.weight[:, None])[..., None])
+                .squeeze(-1)
+                .permute(0, 2, 3, 1)
+            )
+        sums = sums * self._fade(lag)
+        tilt = None if history.shared.background is None else phi @ history.shared.background.T
+        logs = self.rate.log_rate(
+            sums @ self.readout, times - history.start[:, None, None], history.shared.curves, tilt
+        )
+        return logs - self.time_scale.log().to(logs) - math.log(self.box.volume)
+
+    @torch.no_grad()
+    def in_cells(
+        self,
+        history: PlacedDAPPHistory,
+        times: Float[Tensor, "B T"],
+        seen: Int[Tensor, "B T"],
+        cells: Cells,
+    ) -> Float[Tensor, "C M"]:
+        """The rate of every type in the cells of a map, per unit of time and of what it shows: the
+        mean over all rows and ``times``.
+
+        The states of a row and time are summed over heads once, and one product with the features
+        of all cells reads them everywhere.
+        """
+        places, weights = cells.places
+        phi = waves.features(self.numbers.double(), self._inside(places.flatten(0, 1))).to(
+            self.readout
+        )
+        state, lag = self._seen(history, times[..., None], seen)
+        shared = history.shared
+        read = torch.einsum(
+            "btk,bktf,kf,km->btmf", self._fade(lag[..., 0]), state, shared.weight, self.readout
+        ).flatten(0, 1)
+        log_base, inner = (
+            part.flatten(0, 1)
+            for part in self.rate.parts_at(times - history.start[:, None], shared.curves)
+        )
+        tilt = (
+            torch.zeros(1, dtype=phi.dtype)
+            if shared.background is None
+            else phi @ shared.background.T
+        )
+        raised = phi.new_zeros(len(phi), self.marks.count, dtype=torch.float64)
+        for some, added in zip(
+            read.split(max(1, PIECE // raised.numel())),
+            inner.split(max(1, PIECE // raised.numel())),
+            strict=True,
+        ):
+            z = (some @ phi.T + added[..., None]).transpose(1, 2)
+            if self.rate.link == "exp":
+                raised += z.exp_().sum(0)
+            else:
+                raised += self.rate.log_scale.exp() * nn.functional.softplus(
+                    z - self.rate.log_scale
+                ).sum(0)
+        rate = log_base.exp().mean(0) * tilt.exp() + raised / len(read)
+        return torch.einsum("csm,s->cm", rate.unflatten(0, places.shape[:2]).double(), weights) / (
+            self.time_scale * self.box.volume
+        )
+
+    def intensity(
+        self, history: PlacedDAPPHistory, times: Float[Tensor, "B Q"]
+    ) -> Float[Tensor, "B Q M"]:
+        """The rate of every type in the whole box at any times."""
+        return protocol.intensity(self, history, times)
+
+    def bound(
+        self, history: PlacedDAPPHistory, a: Float[Tensor, " B"], b: Float[Tensor, " B"]
+    ) -> Float[Tensor, " B"]:
+        """An upper bound of the rate in the box on [a, b], all types together: the mean of
+        :meth:`envelope`.
+        """
+        return self.envelope(history, a, b).mean(1)
+
+    @torch.no_grad()
+    def envelope(
+        self, history: PlacedDAPPHistory, a: Float[Tensor, " B"], b: Float[Tensor, " B"]
+    ) -> Float[Tensor, "B C"]:
+        """The volume times an upper bound of the rate in each of C equal cells of the box on [a,
+        b], all types together.
+
+        The background has its own bound in every cell. A sum of waves is at most the sum of their
+        amplitudes: at a, the heads' waves of one frequency are summed first; until b, head k can
+        add at most the part 1 - exp(-gamma_k (b - a)) of its own amplitudes that fades away.
+        """
+        shared, eps = history.shared, torch.finfo(self.readout.dtype).eps
+        held = self.move(history, a).state[:, :, 0] * shared.weight
+        sizes = waves.amplitudes(held).sum(-1)
+        together = waves.amplitudes(torch.einsum("bkf,km->bmf", held, self.readout)).sum(-1)
+        lost = -torch.expm1(-self.log_decay.exp() * self._lag(b - a)[:, None]) * sizes
+        z = torch.minimum(together + lost @ self.readout.abs(), sizes @ self.readout.abs())
+        z = z + 64 * eps * (sizes @ self.readout.abs())
+        low, high = ((x - history.start).to(z) for x in (a, b))
+        nothing = torch.full_like(z[0], -torch.inf)
+        raised = self.rate.log_bound(z, low, high, shared.curves, nothing).double()
+        base = self.rate.log_base_bound(low, high, shared.curves).double()
+        raised, base = (x + 16 * eps * (1 + x.abs()) for x in (raised, base))
+        allowed = (1 + 16 * eps) / self.time_scale
+        tops = shared.top_rates.expand(self.marks.count, -1)
+        return torch.addmm(allowed * raised.exp().sum(1, keepdim=True), allowed * base.exp(), tops)
+
+    def knots(self, history: PlacedDAPPHistory) -> Float[Tensor, "B J"] | None:
+        """Times at which a spline's third derivative jumps: integrals are cut there."""
+        return self.rate.knots(history.start)
+
+    def shortest_time(self, history: PlacedDAPPHistory) -> Float[Tensor, " B"]:
+        """One over the fastest decay of a head."""
+        return torch.full_like(history.start, float(self.time_scale / self.log_decay.exp().max()))
+
+    def kernel(
+        self, lags: Float[Tensor, " L"], distances: Float[Tensor, " R"], axis: int = 0
+    ) -> Float[Tensor, "K L R"]:
+        """kappa_k at time lags and distances along one axis, in the user's units."""
+        off = torch.zeros(len(distances), self.box.dimension, dtype=torch.float64)
+        off[:, axis] = distances / (self.box.high[axis] - self.box.low[axis])
+        cosine = waves.features(self.numbers.double(), off)[:, : len(self.numbers)].to(self.readout)
+        space = self._weight()[:, : len(self.numbers)] @ cosine.T
+        return self._fade(self._lag(lags.double())).T[..., None] * space[:, None]
+
+    # ------------------------------------------------------------------ parts
+
+    def _shared(self) -> Shared:
+        field = None
+        if self._settings["background"] == "waves":
+            # Steps of one size on every coefficient would make a rough field; the constant wave
+            # belongs to mu.
+            damp = 1 / (1 + self.numbers.norm(dim=1)).to(self.readout)
+            field = torch.cat([torch.zeros_like(damp[:1]), damp[1:]]).repeat(2) * self.background
+        return Shared(self._weight(), self.rate.curves(), field, self.numbers)
+
+    def _weight(self) -> Float[Tensor, "K F"]:
+        """w_kj, once for the cosine and once for the sine of each frequency; a pair of opposites
+        counts twice.
+        """
+        numbers = self.numbers.to(self.readout)
+        omega = numbers * (2 * math.pi / waves.PERIOD)
+        gaussian = -(self.log_width.exp()[:, None] * omega).square().sum(-1) / 2
+        shape = self.generator(
+            (numbers / self._settings["frequencies"]).expand(len(self.log_decay), -1, -1)
+        )[..., 0]
+        pairs = torch.where(torch.arange(len(numbers)) > 0, math.log(2.0), 0.0).to(numbers)
+        return torch.softmax(gaussian + shape + pairs, -1).repeat(1, 2)
+
+    def _driving(
+        self, places: Float[Tensor, "B N k"], marks: Int[Tensor, "B N"], valid: Bool[Tensor, "B N"]
+    ) -> tuple[Float[Tensor, "B N F"], Float[Tensor, "B N K"]]:
+        """Features and values of events, whose product each adds to the states; values are 0 where
+        it is padding.
+        """
+        phi = waves.features(
+            self.numbers.double(), self._inside(torch.where(valid[..., None], places, 0.0))
+        ).to(self.readout)
+        values = (self.gain[:, None] * self.value_weight).T[marks]
+        return phi, torch.where(valid[..., None], values, 0.0)
+
+    def _inside(self, places: Float[Tensor, "*S k"]) -> Float[Tensor, "*S k"]:
+        """Places as shares of the box."""
+        low, high = (
+            torch.tensor(edge, dtype=torch.float64) for edge in (self.box.low, self.box.high)
+        )
+        return (places - low) / (high - low)
+
+    def _lag(self, times: Float[Tensor, "*S"]) -> Float[Tensor, "*S"]:
+        return (times / self.time_scale).to(self.readout)
+
+    def _fade(self, lag: Float[Tensor, "*S"]) -> Float[Tensor, "*S K"]:
+        return torch.exp((-self.log_decay.exp() * lag[..., None]).clamp(min=FADED))
+
+    def _seen(
+        self, history: PlacedDAPPHistory, times: Tensor, seen: Tensor | None
+    ) -> tuple[Float[Tensor, "B K G F"], Float[Tensor, "B G Q"]]:
+        """The state that each group sees, and the time since."""
+        anchor, state = history.times, history.state
+        if seen is None:
+            anchor, state = anchor[:, : times.shape[1]], state[:, :, : times.shape[1]]
+        elif not state.shape[2] == seen.shape[1] == 1:
+            anchor = anchor.gather(1, seen)
+            state = state.gather(
+                2, seen[:, None, :, None].expand(-1, state.shape[1], -1, state.shape[3])
+            )
+        return state, self._lag(times - anchor[..., None])
+
+    def _over(
+        self,
+        history: PlacedDAPPHistory,
+        times: Float[Tensor, "B G Q"],
+        seen: Int[Tensor, "B G"] | None,
+        basis: Float[Tensor, "K F S"],
+        weights: Float[Tensor, " S"],
+    ) -> Float[Tensor, "B G Q M"]:
+        """The log of the sum over places of the rates there, times their weights.
+
+        With a softplus nothing overflows, and the sum is formed as it stands; with an exponential,
+        from logarithms.
+        """
+        state, lag = self._seen(history, times, seen)
+        (B, K, G, _), S = state.shape, len(weights)
+        spread = (
+            torch.bmm(state.transpose(0, 1).flatten(1, 2), basis)
+            .reshape(K, B, G, S)
+            .permute(1, 2, 0, 3)
+        )
+        read = (
+            (self._fade(lag)[..., None] * self.readout).transpose(3, 4).flatten(2, 3)
+        )  # (B, G, Q M, K)
+        z = torch.matmul(read, spread).unflatten(2, (lag.shape[2], -1))  # (B, G, Q, M, S)
+        log_base, inner = self.rate.parts_at(
+            times - history.start[:, None, None], history.shared.curves
+        )
+        tilt = history.shared.tilt(self.order)
+        if self.rate.link == "exp":
+            logs = torch.logaddexp(
+                log_base + tilt.log(), torch.logsumexp(z + inner[..., None] + weights.log(), -1)
+            )
+        else:
+            raised = nn.functional.softplus(z + (inner - self.rate.log_scale)[..., None]) @ weights
+            logs = torch.log(log_base.exp() * tilt + self.rate.log_scale.exp() * raised)
+        return logs - self.time_scale.log().to(logs)

@@ -1,0 +1,202 @@
+r"""Moments of the ages of past events, one after the other in time, without a loop over events.
+
+With past types n and decays beta_j, just before each event
+
+    R_jn = sum exp(-beta_j a),    R'_jn = sum (beta_j a) exp(-beta_j a),    R''_jn = sum (beta_j a)^2 exp(-beta_j a)
+
+over the ages a of the earlier events of type n in the same window. From one event to the next, with
+d = beta gap,
+
+    R <- e^-d (R + 1),   R' <- e^-d (R' + d (R + 1)),   R'' <- e^-d (R'' + 2 d R' + d^2 (R + 1)),
+
+where the 1 belongs to the type of the event just passed. Each is a linear recursion S_i = f_i
+S_{i-1} + u_i, driven by those before it, and a scan computes it for all events at once: a few
+positions one by one in many chunks side by side, then the chunks' ends the same way. Windows lie
+end to end, and a fade of 0 parts them. Exponents are never positive. Used by `ops.excitation`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float, Int
+from numpy import ndarray
+
+SCANNED, LOOPED = (
+    2**16,
+    2**13,
+)  # moments of one kind in a block: scans like long ones, loops what stays in the nearest cache
+RADIX = 8  # positions that a scan takes one by one
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """Events of many windows laid end to end, in any unit of time; windows without events count in
+    ``duration`` alone.
+    """
+
+    gaps: Float[ndarray, " N"]  # since the event before, 0 for the first of a window
+    marks: Int[ndarray, " N"]
+    source: Int[ndarray, " N"]  # the mark of the event before, which the first of a window ignores
+    first: Int[ndarray, " S"]  # index of each window's first event
+    last: Int[ndarray, " S"]
+    tails: Float[ndarray, " S"]  # from each window's last event to its end
+    duration: float
+    counts: Int[ndarray, " M"]  # events of each type
+
+    @property
+    def types(self) -> int:
+        """M, the number of types."""
+        return len(self.counts)
+
+
+def timeline(
+    times: Float[ndarray, " N"],
+    marks: Int[ndarray, " N"],
+    offsets: Int[ndarray, " B1"],
+    starts: Float[ndarray, " B"],
+    stops: Float[ndarray, " B"],
+    types: int,
+    unit: float = 1.0,
+) -> Timeline:
+    """Lay sequences end to end: sequence i owns events ``offsets[i]:offsets[i + 1]``. Times are
+    divided by ``unit``.
+
+    >>> line = timeline(
+    ...     np.array([1.0, 3.0]),
+    ...     np.array([0, 0]),
+    ...     np.array([0, 2, 2]),
+    ...     np.zeros(2),
+    ...     np.array([4.0, 5.0]),
+    ...     1,
+    ... )
+    >>> line.gaps.tolist(), line.tails.tolist(), line.duration
+    ([0.0, 2.0], [1.0], 9.0)
+    """
+    some = np.flatnonzero(np.diff(offsets))
+    first, last = offsets[some], offsets[some + 1] - 1
+    gaps = np.zeros(len(times))
+    np.subtract(times[1:], times[:-1], out=gaps[1:])
+    gaps[first] = 0.0
+    gaps /= unit
+    tails, duration = (stops[some] - times[last]) / unit, float((stops - starts).sum()) / unit
+    if types == 1:  # zeros that nothing reads take no time
+        return Timeline(
+            gaps,
+            np.zeros_like(marks),
+            np.zeros_like(marks),
+            first,
+            last,
+            tails,
+            duration,
+            np.array([len(times)]),
+        )
+    return Timeline(
+        gaps,
+        marks.copy(),
+        np.roll(marks, 1),
+        first,
+        last,
+        tails,
+        duration,
+        np.bincount(marks, minlength=types),
+    )
+
+
+def fades(
+    line: Timeline, beta: Float[ndarray, " J"], most: int
+) -> Iterator[tuple[slice, Float[ndarray, "J n"], Float[ndarray, "J n"]]]:
+    """Blocks of events with beta gap and exp(-beta gap) before each; nothing is left where a window
+    begins.
+    """
+    size = max(1024, most // (len(beta) * line.types))
+    for a in range(0, len(line.gaps), size):
+        block = slice(a, min(a + size, len(line.gaps)))
+        ages = beta[:, None] * line.gaps[block]
+        fade = np.exp(-ages)
+        fade[:, line.first[inside(line.first, block)] - a] = 0.0
+        yield block, ages, fade
+
+
+def moment_blocks(
+    line: Timeline, beta: Float[ndarray, " J"], count: int
+) -> Iterator[tuple[slice, Float[ndarray, "K J M n"], Float[ndarray, "K J M"]]]:
+    """Blocks of events with ``count`` moments just before each, and the sum of those at the ends of
+    windows that end there.
+    """
+    state = np.zeros((count, len(beta), line.types))
+    types = np.arange(line.types)[:, None]
+    for block, ages, fade in fades(line, beta, SCANNED):
+        moments = _moments(
+            fade[:, None], ages[:, None], (line.source[block] == types).astype(np.float64), state
+        )
+        state = moments[..., -1].copy()
+        within = inside(line.last, block)
+        after = moments[..., line.last[within] - block.start]
+        after[0] += line.marks[line.last[within]] == types
+        yield block, moments, _faded(after, beta[:, None, None] * line.tails[within]).sum(-1)
+
+
+def inside(places: Int[ndarray, " S"], block: slice) -> slice:
+    """Which of the rising ``places`` lie in the block."""
+    low, high = np.searchsorted(places, (block.start, block.stop))
+    return slice(int(low), int(high))
+
+
+def _faded(
+    moments: Float[ndarray, "K J M n"], ages: Float[ndarray, "J 1 n"]
+) -> Float[ndarray, "K J M n"]:
+    """The moments when ``ages`` = beta dt have passed without an event."""
+    faded = moments.copy()
+    if len(moments) > 1:
+        faded[1] += ages * moments[0]
+    if len(moments) > 2:
+        faded[2] += ages * (2 * moments[1] + ages * moments[0])
+    return faded * np.exp(-ages)
+
+
+def _moments(
+    fade: Float[ndarray, "J 1 n"],
+    ages: Float[ndarray, "J 1 n"],
+    own: Float[ndarray, "M n"],
+    state: Float[ndarray, "K J M"],
+) -> Float[ndarray, "K J M n"]:
+    """The moments before each event from those before the event that precedes the block; each is
+    driven by those below it.
+    """
+    found = np.empty((*state.shape, fade.shape[-1]))
+    found[0] = _scan(fade, fade * own, state[0])
+    if len(state) > 1:
+        passed = _shifted(found[0], state[0]) + own
+        found[1] = _scan(fade, fade * ages * passed, state[1])
+    if len(state) > 2:
+        found[2] = _scan(
+            fade, fade * ages * (2 * _shifted(found[1], state[1]) + ages * passed), state[2]
+        )
+    return found
+
+
+def _shifted(x: Float[ndarray, "J M n"], before: Float[ndarray, "J M"]) -> Float[ndarray, "J M n"]:
+    return np.concatenate([before[..., None], x[..., :-1]], -1)
+
+
+def _scan(factor: ndarray, drive: ndarray, before: ndarray | None = None) -> ndarray:
+    """S_i = factor_i S_{i-1} + drive_i along the last axis: RADIX positions in turn, in all chunks
+    at once, then the chunks' ends.
+    """
+    n = drive.shape[-1]
+    chunks = -(-n // RADIX)
+    s, p = (np.zeros((*x.shape[:-1], chunks * RADIX)) for x in (drive, factor))
+    s[..., :n], p[..., :n] = drive, factor
+    if before is not None:
+        s[..., 0] += factor[..., 0] * before
+    s, p = (x.reshape(*x.shape[:-1], chunks, RADIX) for x in (s, p))
+    for i in range(1, RADIX):
+        s[..., i] += p[..., i] * s[..., i - 1]
+        p[..., i] *= p[..., i - 1]
+    if chunks > 1:
+        carried = _scan(p[..., -1], s[..., -1])
+        s[..., 1:, :] += p[..., 1:, :] * carried[..., :-1, None]
+    return s.reshape(*drive.shape[:-1], -1)[..., :n]

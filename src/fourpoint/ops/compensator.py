@@ -1,0 +1,379 @@
+r"""The compensator of a rate, Lambda(t) = int_a^t lambda, followed panel by panel until it reaches
+a target.
+
+On a panel [l, l + h] the rate is read at 16 Gauss-Legendre nodes and written in Legendre
+polynomials of u = 2 (t - l)/h - 1,
+
+    lambda(t) ~ sum_n c_n P_n(u),        int_l^t lambda = h sum_n c_n I_n(u),    I_n = (P_{n+1} - P_{n-1}) / (2 (2n + 1)),
+
+so that the integral is known at every point of the panel, not only at its end. The last terms of
+that sum estimate its error, together with what the polynomial misses at the panel's left end; a
+panel that misses the tolerance is halved, and after one that meets it the next is longer.
+Excitation that is over before the first node would be missed: the first panel is also compared with
+the rate at ever shorter lags, down to the shortest time in which that changes, and is no longer
+than a few of these where they differ; where that time is unknown, it is a millionth of a gap.
+Solving Lambda(t) = E inside a panel then needs no further reading of the rate. With E ~ Exp(1) the
+answer is the next event of a process with this rate, with E = -log(1 - p) it is the p-quantile of
+its time, and the whole march gives its law. Used by `thinning`, `sampling` and the scores of
+predictions. Axes: B paths, P panels, Q nodes, M marks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from fourpoint.ops.quadrature import Unconverged, gauss_legendre
+
+Rates = Callable[[Float[Tensor, "B Q"]], Float[Tensor, "B Q M"]]
+Longest = Callable[
+    [Float[Tensor, " B"]], Float[Tensor, " B"]
+]  # of a panel that begins so long after the start
+
+NODES = 16
+TOLERANCE = 1e-5  # of each panel's integral: far below what any test of a sample could see
+FAR = 2.0**60  # first widths after which a compensator that has not reached its target never will
+GROWTH = 8.0  # of a panel over one that was held to a longest width
+BEGIN = 4.0  # the first panel, in the rate's shortest times
+BLIND = 2.0**-20  # the first panel, as a share of the given width, where those are unknown
+CLEAR = (
+    2.0**-10
+)  # of the tolerance: after a panel with a smaller error the next is four times as long, not twice
+CERTAIN = 20.0  # the integral past which a next event is as good as certain
+
+
+class Panel(NamedTuple):
+    """One stretch of each path. Its width is 0 where a path is done or has to try a shorter
+    panel.
+    """
+
+    left: Float[Tensor, " B"]
+    width: Float[Tensor, " B"]
+    before: Float[Tensor, " B"]  # Lambda at the left end
+    gain: Float[Tensor, " B"]  # its increase over the panel
+    coefficients: Float[Tensor, "B Q"]  # of the total rate
+    intensities: Float[Tensor, "B Q M"]  # at the nodes
+
+
+def march(
+    rates: Rates,
+    start: Float[Tensor, " B"],
+    stop: Float[Tensor, " B"],
+    target: Float[Tensor, " B"],
+    width: Float[Tensor, " B"],
+    *,
+    longest: Longest | None = None,
+    shortest: Float[Tensor, " B"] | None = None,
+    through: Float[Tensor, " B"] | None = None,
+    tolerance: float = TOLERANCE,
+) -> Iterator[Panel]:
+    """Panels from ``start`` on, until Lambda has passed ``target`` or time has reached ``stop``
+    (which may be infinite).
+
+    Arguments
+        rates: ``rates(times)`` are the intensities per mark, at ``start`` those just after it.
+        width: a typical time until the next event; a compensator that has not reached its target
+        after FAR of these never will.
+        shortest: the shortest time in which the rate changes by much, where that is known. The
+            first panel is no longer than a few of these, or a small part of ``width``; later ones
+            grow, so that each sees the rate on its own time scale.
+        longest: ``longest(elapsed)`` is the most that a panel may have; a change of the rate much
+        shorter than a panel may be missed.
+        through: a time that becomes a panel's end.
+
+    Raises :class:`Unconverged` where the rate is not finite or no panel is short enough.
+    """
+    x = gauss_legendre(NODES)[0].to(start)
+    matrix = _transform().to(start)
+    left, total, first = start.clone(), torch.zeros_like(start), width
+    begin = BLIND * width if shortest is None else torch.minimum(width, BEGIN * shortest)
+    if shortest is None:
+        width = begin
+    lags = _probes(width, shortest)  # of the first panel, which begins with an event
+    halved = torch.zeros_like(start, dtype=torch.bool)
+    while True:
+        stopped = (left >= stop) | (total >= target) | (left - start > FAR * first)
+        if bool(stopped.all()):
+            return
+        most = width if longest is None else torch.minimum(width, longest(left - start))
+        right = torch.minimum(
+            torch.maximum(left + most, torch.nextafter(left, torch.full_like(left, torch.inf))),
+            stop,
+        )
+        if through is not None:
+            right = torch.where((left < through) & (through < right), through, right)
+        h = torch.where(stopped, 0.0, right - left)
+        looked = torch.cat([lags.new_zeros(1), lags])
+        found = rates(left[:, None] + h[:, None] * torch.cat([looked, x]))
+        seen, own = found[:, : len(looked)].sum(-1).to(start.dtype), found[:, len(looked) :]
+        lam = own.sum(-1).to(start.dtype)
+        _check_finite(lam, left, h)
+        c = lam @ matrix.T
+        gain = h * c[:, 0]
+        off = (seen - c @ _legendre(2 * looked - 1, NODES - 1)).abs()
+        missed = torch.where(torch.isfinite(off), off, 0.0) @ torch.cat([x[:1], 8 * lags])
+        error = h * (c[:, -3:].abs().amax(1) / (2 * NODES - 5) + missed)
+        allowed = tolerance + 256 * torch.finfo(own.dtype).eps * gain.abs()
+        fine = (error <= allowed) & ~stopped
+        _check_width(h, error, left, ~(fine | stopped))
+        yield Panel(left, torch.where(fine, h, 0.0), total, torch.where(fine, gain, 0.0), c, own)
+        left, total = torch.where(fine, right, left), torch.where(fine, total + gain, total)
+        clear = torch.where(error <= CLEAR * allowed, 4.0, 2.0)
+        wider = torch.maximum(h, width) * torch.where(halved, 1.0, clear)
+        wider = wider if longest is None else torch.minimum(wider, GROWTH * torch.maximum(h, most))
+        narrower = torch.minimum(h / 2, begin) if len(lags) else h / 2
+        width = torch.where(stopped, width, torch.where(fine, wider, narrower))
+        lags = lags[:0]
+        halved = ~(fine | stopped)
+
+
+def reach(
+    rates: Rates,
+    start: Float[Tensor, " B"],
+    stop: Float[Tensor, " B"],
+    target: Float[Tensor, " B"],
+    width: Float[Tensor, " B"],
+    *,
+    longest: Longest | None = None,
+    shortest: Float[Tensor, " B"] | None = None,
+    tolerance: float = TOLERANCE,
+) -> Float[Tensor, " B"]:
+    """The time at which Lambda, counted from ``start``, reaches ``target``; infinite where it does
+    not before ``stop``.
+
+    Arguments as in :func:`march`. The answer is off by at most the tolerance over the rate.
+
+    >>> start = torch.zeros(1, dtype=torch.float64)
+    >>> reach(
+    ...     lambda t: 2 * t[..., None], start, start + 9, start + 4, start + 0.1
+    ... ).item()  # t^2 = 4
+    2.0
+    """
+    time = torch.full_like(start, torch.inf)
+    for p in march(
+        rates, start, stop, target, width, longest=longest, shortest=shortest, tolerance=tolerance
+    ):
+        there = (p.width > 0) & (p.before < target) & (p.before + p.gain >= target)
+        if bool(there.any()):
+            own = Panel(*(x[there] for x in p))
+            time[there] = own.left + own.width * _inside(own, target[there] - own.before)
+    return time
+
+
+@dataclass(frozen=True)
+class Law:
+    """The law of the next event of B paths, on P panels of Q nodes each.
+
+    ``times`` and ``weights`` (B, P Q) are nodes and the weights of integrals over them;
+    ``integral`` is Lambda there and ``intensities`` (B, P Q, M) the rates. ``never`` (B,) is the
+    probability that no event comes at all before ``stop``.
+    """
+
+    start: Float[Tensor, " B"]
+    times: Float[Tensor, "B N"]
+    weights: Float[Tensor, "B N"]
+    integral: Float[Tensor, "B N"]
+    intensities: Float[Tensor, "B N M"]
+    never: Float[Tensor, " B"]
+    panels: tuple[Panel, ...]
+
+    @property
+    def survival(self) -> Float[Tensor, "B N"]:
+        """The probability of no event so far, exp(-Lambda)."""
+        return torch.exp(-self.integral)
+
+    @property
+    def density(self) -> Float[Tensor, "B N"]:
+        """Of the next event's time, lambda exp(-Lambda)."""
+        return self.intensities.sum(-1) * self.survival
+
+    def mean(self) -> Float[Tensor, " B"]:
+        """The expected time, start + int exp(-Lambda); infinite where an event may never come."""
+        return torch.where(
+            self.never < 1e-6, self.start + (self.weights * self.survival).sum(1), torch.inf
+        )
+
+    def marks(self) -> Float[Tensor, "B M"]:
+        """The probability of each mark for the next event, given that one comes."""
+        raw = ((self.weights * self.survival)[..., None] * self.intensities).sum(1)
+        return raw / raw.sum(1, keepdim=True)
+
+    def quantiles(self, levels: Sequence[float]) -> Float[Tensor, "B L"]:
+        """The times before which the next event falls with these probabilities; infinite where it
+        may never come.
+        """
+        targets = -torch.log1p(
+            -torch.tensor(levels, dtype=self.start.dtype, device=self.start.device)
+        )
+        time = self.start.new_full((len(self.start), len(levels)), torch.inf)
+        for p in self.panels:
+            low, high = p.before[:, None], (p.before + p.gain)[:, None]
+            row, level = torch.nonzero((low < targets) & (high >= targets), as_tuple=True)
+            if len(row):
+                own = Panel(*(x[row] for x in p))
+                time[row, level] = own.left + own.width * _inside(own, targets[level] - own.before)
+        return time
+
+    def integral_at(self, times: Float[Tensor, "B G"]) -> Float[Tensor, "B G"]:
+        """Lambda at any times after the start; past the last panel it stays at its last value."""
+        total = torch.zeros_like(times)
+        for p in self.panels:
+            h = p.width[:, None]
+            x = ((times - p.left[:, None]) / torch.where(h > 0, h, 1.0)).clamp(0, 1)
+            total = total + h * torch.einsum(
+                "bgn,bn->bg", _antiderivatives(x, _legendre(2 * x - 1, NODES)), p.coefficients
+            )
+        return total
+
+    def crps(self, time: Float[Tensor, " B"]) -> Float[Tensor, " B"]:
+        """Continuous ranked probability score of the observed ``time``: (y - a) - 2 int_a^y S + int
+        S^2, S = exp(-Lambda).
+
+        ``time`` must be an end of a panel: pass it to :func:`next_event_law` as ``through``.
+        """
+        s = self.survival
+        early = (torch.where(self.times <= time[:, None], self.weights * s, 0.0)).sum(1)
+        return (time - self.start) - 2 * early + (self.weights * s.square()).sum(1)
+
+
+def next_event_law(
+    rates: Rates,
+    start: Float[Tensor, " B"],
+    width: Float[Tensor, " B"],
+    *,
+    stop: Float[Tensor, " B"] | None = None,
+    longest: Longest | None = None,
+    shortest: Float[Tensor, " B"] | None = None,
+    through: Float[Tensor, " B"] | None = None,
+    tolerance: float = TOLERANCE,
+) -> Law:
+    """The law of the next event's time and mark, while nothing else happens, from the rate alone.
+
+    >>> start = torch.zeros(1, dtype=torch.float64)
+    >>> law = next_event_law(lambda t: torch.full((1, t.shape[1], 1), 2.0), start, start + 0.1)
+    >>> round(law.mean().item(), 6), round(law.quantiles([0.5]).item(), 6)  # 1/2 and log(2)/2
+    (0.5, 0.346574)
+    """
+    end = torch.full_like(start, torch.inf) if stop is None else stop
+    goal = torch.full_like(start, CERTAIN)
+    panels = tuple(
+        march(
+            rates,
+            start,
+            end,
+            goal,
+            width,
+            longest=longest,
+            shortest=shortest,
+            through=through,
+            tolerance=tolerance,
+        )
+    )
+    x, w = (v.to(start) for v in gauss_legendre(NODES))
+    inner = _antiderivatives(x, _legendre(2 * x - 1, NODES))
+    return Law(
+        start,
+        torch.cat([p.left[:, None] + p.width[:, None] * x for p in panels], 1),
+        torch.cat([p.width[:, None] * w for p in panels], 1),
+        torch.cat(
+            [p.before[:, None] + p.width[:, None] * (p.coefficients @ inner.T) for p in panels], 1
+        ),
+        torch.cat([p.intensities.to(start.dtype) for p in panels], 1),
+        torch.exp(-sum((p.gain for p in panels), torch.zeros_like(start))),
+        panels,
+    )
+
+
+def _probes(
+    width: Float[Tensor, " B"], shortest: Float[Tensor, " B"] | None
+) -> Float[Tensor, " K"]:
+    """Lags at which a panel of this width is compared with the rate, as shares of it, down to the
+    shortest time.
+    """
+    longer = (
+        1.0
+        if shortest is None
+        else float((width / shortest).nan_to_num(posinf=1.0, nan=1.0).max().clamp(max=2.0**50))
+    )
+    count = max(0, math.ceil(math.log2(max(longer, 1.0) / 128) / 5)) + 1 if longer > 128 else 0
+    return 2.0 ** -(6 + 5 * torch.arange(count, dtype=width.dtype, device=width.device))
+
+
+@lru_cache(maxsize=1)
+def _transform() -> Float[Tensor, "Q Q"]:
+    """c = transform @ (values at the nodes): c_n = (2n + 1) sum_q w_q P_n(u_q) f(t_q)."""
+    x, w = gauss_legendre(NODES)
+    p = _legendre(2 * x - 1, NODES - 1)
+    return (2 * torch.arange(NODES) + 1)[:, None] * p * w
+
+
+def _legendre(u: Float[Tensor, "*S"], degree: int) -> Float[Tensor, "*T"]:
+    """P_0 .. P_degree, by the three-term recursion."""
+    values = [torch.ones_like(u), u]
+    for n in range(1, degree):
+        values.append(((2 * n + 1) * u * values[n] - n * values[n - 1]) / (n + 1))
+    return torch.stack(values[: degree + 1])
+
+
+def _antiderivatives(x: Float[Tensor, "*S"], p: Float[Tensor, "*T"]) -> Float[Tensor, "*S N"]:
+    """int_0^x P_n(2 s - 1) ds for n = 0 .. NODES - 1, where ``p`` are P_0 .. P_NODES at 2 x - 1."""
+    odd = 2 * (2 * torch.arange(1, NODES, dtype=x.dtype, device=x.device) + 1).reshape(
+        -1, *[1] * x.ndim
+    )
+    return torch.movedim(torch.cat([x[None], (p[2:] - p[:-2]) / odd]), 0, -1)
+
+
+def _inside(panel: Panel, rest: Float[Tensor, " B"]) -> Float[Tensor, " B"]:
+    """Where in the panel, from 0 to 1, its own integral reaches ``rest``: Newton's steps, kept
+    inside a bracket.
+    """
+    low, high = torch.zeros_like(rest), torch.ones_like(rest)
+    x = (rest / torch.where(panel.gain > 0, panel.gain, 1.0)).clamp(0, 1)
+    for _ in range(60):
+        p = _legendre(2 * x - 1, NODES)
+        off = panel.width * (panel.coefficients * _antiderivatives(x, p)).sum(-1) - rest
+        low, high = torch.where(off < 0, x, low), torch.where(off >= 0, x, high)
+        slope = panel.width * (panel.coefficients * p[:-1].T).sum(-1)
+        step = x - off / torch.where(slope > 0, slope, 1.0)
+        following = torch.where(
+            (slope > 0) & (step >= low) & (step <= high), step, (low + high) / 2
+        )
+        moved, x = (following - x).abs(), following
+        if bool((moved <= 1e-12).all()):
+            break
+    return x
+
+
+def _check_finite(
+    lam: Float[Tensor, "B Q"], left: Float[Tensor, " B"], h: Float[Tensor, " B"]
+) -> None:
+    bad = ~torch.isfinite(lam).all(1) & (h > 0)
+    if bool(bad.any()):
+        i = int(torch.nonzero(bad)[0])
+        raise Unconverged(
+            f"expected a finite rate; received {float(lam[i][~torch.isfinite(lam[i])][0])} "
+            f"between {float(left[i]):g} and "
+            f"{float(left[i] + h[i]):g} on path {i}. The model explodes there: shorten the "
+            "horizon, or fit it again."
+        )
+
+
+def _check_width(
+    h: Float[Tensor, " B"], error: Float[Tensor, " B"], left: Float[Tensor, " B"], missed: Tensor
+) -> None:
+    lost = missed & (left + h / 4 == left)
+    if bool(lost.any()):
+        i = int(torch.nonzero(lost)[0])
+        raise Unconverged(
+            "expected a rate that can be integrated; received an error of "
+            f"{float(error[i]):.3g} over {float(h[i]):.3g} "
+            f"at time {float(left[i]):g} on path {i}. The model's rate jumps or explodes "
+            "there: fit it again."
+        )

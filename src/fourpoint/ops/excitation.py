@@ -1,0 +1,303 @@
+r"""The log-likelihood of an exponential Hawkes process with its first and second derivatives, in
+one pass over the events.
+
+With types n, decays beta_j (j = 1..J) and theta_m = (mu_m, alpha_{j m n}), the rate of type m is
+linear in theta_m,
+
+    lambda_m(t) = mu_m + sum_j sum_n alpha_{j m n} beta_j R_jn(t),      R_jn(t) = sum_{t_i < t, m_i = n} exp(-beta_j (t - t_i)),
+    log L       = sum_i log lambda_{m_i}(t_i) - sum_m mu_m T - sum_{j m n} alpha_{j m n} (events of n - sum over windows of R_jn(stop)).
+
+Derivatives in u_j = log beta_j need two more moments of the ages, R' = sum (beta a) exp(-beta a)
+and R'' = sum (beta a)^2 exp(-beta a): of beta R they are beta (R - R') and beta (R - 3 R' + R'').
+All of them come from one recursion over the events. The pass is a compiled loop
+(`kernels.numba_excitation`) where numba is installed and there is enough work to repay loading it,
+and otherwise scans without a loop over events (`ops.ages`); both give the same numbers to
+rounding. Used by `models.hawkes_fit`.
+Source: Ozaki, "Maximum likelihood estimation of Hawkes' self-exciting point processes" (1979).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float, Int
+from numpy import ndarray
+
+from fourpoint.kernels.numba_excitation import compiled_loops
+from fourpoint.ops.ages import LOOPED, Timeline, fades, inside, moment_blocks
+
+WORTH_COMPILING = (
+    2**19
+)  # moments n J M from which compiled loops are used: loading numba takes a second, once
+
+
+@dataclass(frozen=True)
+class Derivatives:
+    """log L with its slope and curvature: one row per type m; columns mu_m, alpha_{j m n} with j
+    slowest, then u_j.
+
+    log L is the sum over rows, and so are slope and curvature in the columns of u, which hold what
+    row m contributes. Where an event has no rate its row's value is -inf and the rest of the row
+    means nothing. What was not asked for has no columns.
+    """
+
+    values: Float[ndarray, " M"]
+    slope: Float[ndarray, "M V"]
+    curvature: Float[ndarray, "M C C"]
+
+    @property
+    def value(self) -> float:
+        """log L."""
+        return float(self.values.sum())
+
+
+def log_likelihood(
+    line: Timeline,
+    mu: Float[ndarray, " M"],
+    alpha: Float[ndarray, "J M M"],
+    beta: Float[ndarray, " J"],
+    *,
+    compiled: bool | None = None,
+) -> float:
+    """log L; ``compiled`` insists on one of the two recursions, and None leaves the choice to the
+    amount of work.
+
+    >>> from fourpoint.ops.ages import timeline
+    >>> one = timeline(
+    ...     np.array([1.0]), np.array([0]), np.array([0, 1]), np.zeros(1), np.array([2.0]), 1
+    ... )
+    >>> log_likelihood(
+    ...     one, np.array([2.0]), np.array([[[0.5]]]), np.array([1e3])
+    ... )  # log 2 - 2 * 2 - 0.5
+    -3.80685281944005...
+    """
+    return derivatives(line, rows_of(mu, alpha), np.log(beta), order=0, compiled=compiled).value
+
+
+def rows_of(mu: Float[ndarray, " M"], alpha: Float[ndarray, "J M M"]) -> Float[ndarray, "M W"]:
+    """theta: one row per type, mu_m and then alpha_{j m n} with j slowest."""
+    return np.concatenate([mu[:, None], alpha.transpose(1, 0, 2).reshape(len(mu), -1)], 1)
+
+
+def derivatives(
+    line: Timeline,
+    theta: Float[ndarray, "M W"],
+    u: Float[ndarray, " J"],
+    *,
+    order: int = 2,
+    compiled: bool | None = None,
+) -> Derivatives:
+    """log L and its derivatives up to ``order`` (0, 1 or 2) in theta and u = log beta, in one pass.
+
+    Work is O(n J M) for orders 0 and 1, and O(n (J M)^2), as sums of outer products, for order 2.
+
+    >>> from fourpoint.ops.ages import timeline
+    >>> line = timeline(
+    ...     np.array([1.0, 3.0]),
+    ...     np.array([0, 0]),
+    ...     np.array([0, 2]),
+    ...     np.zeros(1),
+    ...     np.array([4.0]),
+    ...     1,
+    ... )
+    >>> derivatives(line, np.array([[2.0, 0.0]]), np.zeros(1), order=1).slope[
+    ...     0, 0
+    ... ]  # two events at a rate of 2, less 4
+    np.float64(-3.0)
+    """
+    work = len(line.gaps) * len(u) * line.types
+    loops = (
+        compiled_loops() if (work >= WORTH_COMPILING if compiled is None else compiled) else None
+    )
+    sums = _nothing(theta, len(u), len(u), order)
+    if loops is None:
+        _scan_events(sums, line, theta, np.exp(u), order)
+    else:
+        _loop_events(sums, line, theta, np.exp(u), order, *loops)
+    return _less_integral(sums, line, theta, order)
+
+
+class Design:
+    """The likelihood at fixed decays, where it is concave in theta: what multiplies alpha at each
+    event is formed once.
+    """
+
+    def __init__(self, line: Timeline, u: Float[ndarray, " J"]) -> None:
+        self.line, self.left = line, np.zeros((1, len(u), line.types))
+        found: list[list[ndarray]] = [
+            [np.zeros((len(u), line.types, 0))] for _ in range(line.types)
+        ]
+        for block, moments, at_stop in moment_blocks(line, np.exp(u), 1):
+            self.left += at_stop
+            (rise,) = _rises(np.exp(u), moments)
+            for m, own in _by_type(line.marks[block], line.types):
+                found[m].append(rise[..., own])
+        self.rises = [np.concatenate(parts, -1) for parts in found]
+
+    def derivatives(self, theta: Float[ndarray, "M W"]) -> Derivatives:
+        """Value, slope and curvature in theta alone."""
+        sums = _nothing(theta, self.left.shape[1], 0, 2)
+        sums.left = self.left
+        for m, rise in enumerate(self.rises):
+            _add_events(sums, m, theta[m], [rise], 2)
+        return _less_integral(sums, self.line, theta, 2)
+
+
+# ---------------------------------------------------------------------- sums over events
+
+
+@dataclass
+class _Sums:
+    """What the events add to values, slope and curvature, and the moments at the ends of
+    windows.
+    """
+
+    values: Float[ndarray, " M"]
+    slope: Float[ndarray, "M V"]
+    curvature: Float[ndarray, "M C C"]
+    left: Float[ndarray, "K J M"]
+
+
+def _nothing(theta: Float[ndarray, "M W"], decays: int, free: int, order: int) -> _Sums:
+    """Sums before the first event; ``free`` of the decays have columns of their own."""
+    M, V = len(theta), theta.shape[1] + free
+    curvature = np.zeros((M, V, V) if order > 1 else (M, 0, 0))
+    return _Sums(np.zeros(M), np.zeros((M, V)), curvature, np.zeros((3, decays, M)))
+
+
+def _less_integral(
+    sums: _Sums, line: Timeline, theta: Float[ndarray, "M W"], order: int
+) -> Derivatives:
+    """The sums over events less mu T + alpha (1 - exp(-beta (stop - t_i))) and its derivatives."""
+    W, left = theta.shape[1], sums.left
+    alpha = theta[:, 1:].reshape(len(theta), *left.shape[1:])
+    cost = np.concatenate([[line.duration], (line.counts - left[0]).ravel()])
+    sums.slope[:, :W] -= cost
+    if sums.slope.shape[1] > W and order > 0:
+        sums.slope[:, W:] -= (alpha * left[1]).sum(2)
+    for m in range(len(theta) if sums.slope.shape[1] > W and order > 1 else 0):
+        _add_decay_terms(sums.curvature[m], W, -left[1], -alpha[m] * (left[1] - left[2]))
+    return Derivatives(sums.values - theta @ cost, sums.slope, sums.curvature)
+
+
+def _add_decay_terms(
+    curvature: Float[ndarray, "V V"],
+    W: int,
+    mixed: Float[ndarray, "J M"],
+    pure: Float[ndarray, "J M"],
+) -> None:
+    """Second derivatives of what is linear in alpha: of alpha_{j n} with u_j, and of u_j twice."""
+    J, M = mixed.shape
+    for j in range(J):
+        own = slice(1 + j * M, 1 + (j + 1) * M)
+        curvature[own, W + j] += mixed[j]
+        curvature[W + j, own] += mixed[j]
+        curvature[W + j, W + j] += pure[j].sum()
+
+
+def _loop_events(
+    sums: _Sums,
+    line: Timeline,
+    theta: Float[ndarray, "M W"],
+    beta: Float[ndarray, " J"],
+    order: int,
+    one_type: Any,
+    many_types: Any,
+) -> None:
+    """Block by block through the compiled loops."""
+    state = np.zeros_like(sums.left)
+    for block, ages, fade in fades(line, beta, LOOPED):
+        rates = np.empty(fade.shape[1])
+        within = inside(line.last, block)
+        ends, tails = line.last[within] - block.start, line.tails[within]
+        if theta.shape == (1, 2) and order == 2:
+            into = state[:, 0, 0], rates, sums.slope[0], sums.curvature[0], sums.left[:, 0, 0]
+            one_type(fade[0], ages[0], ends, tails, theta[0, 0], theta[0, 1], beta[0], *into)
+        else:
+            into = state, rates, sums.slope, sums.curvature, sums.left
+            many_types(
+                fade,
+                ages,
+                ends,
+                tails,
+                line.source[block],
+                line.marks[block],
+                theta,
+                beta,
+                order,
+                *into,
+            )
+        if line.types == 1:
+            sums.values += _log_sum(rates)
+        else:
+            with np.errstate(divide="ignore"):
+                sums.values += np.bincount(line.marks[block], np.log(rates), line.types)
+
+
+def _scan_events(
+    sums: _Sums,
+    line: Timeline,
+    theta: Float[ndarray, "M W"],
+    beta: Float[ndarray, " J"],
+    order: int,
+) -> None:
+    """Block by block through scans and matrix products."""
+    for block, moments, at_stop in moment_blocks(line, beta, order + 1):
+        sums.left[: order + 1] += at_stop
+        rises = _rises(beta, moments)
+        for m, own in _by_type(line.marks[block], line.types):
+            _add_events(sums, m, theta[m], [x[..., own] for x in rises], order)
+
+
+def _add_events(
+    sums: _Sums, m: int, row: Float[ndarray, " W"], rises: list[Float[ndarray, "J M n"]], order: int
+) -> None:
+    """Events of type m, at which the rate is row[0] + row[1:] rises[0]."""
+    J, M, n = rises[0].shape
+    W, alpha = len(row), row[1:].reshape(J, 1, M)
+    rise = rises[0].reshape(J * M, n)
+    rate = row[1:] @ rise + row[0]
+    sums.values[m] += _log_sum(rate)
+    if order == 0 or sums.values[m] == -np.inf:
+        return
+    weight = 1 / rate
+    scaled = np.empty((sums.slope.shape[1], n))
+    scaled[0] = weight
+    np.multiply(rise, weight, out=scaled[1:W])
+    if len(rises) > 1:
+        np.multiply((alpha @ rises[1])[:, 0], weight, out=scaled[W:])
+    sums.slope[m] += scaled.sum(1)
+    if order == 2:
+        sums.curvature[m] -= scaled @ scaled.T
+    if order == 2 and len(rises) > 1:
+        _add_decay_terms(sums.curvature[m], W, rises[1] @ weight, alpha[:, 0] * (rises[2] @ weight))
+
+
+def _rises(
+    beta: Float[ndarray, " J"], moments: Float[ndarray, "K J M n"]
+) -> list[Float[ndarray, "J M n"]]:
+    """beta R and its first and second derivatives in log beta, as many as there are moments."""
+    scaled = beta[:, None, None] * moments
+    if len(moments) > 2:
+        scaled[2] += scaled[0] - 3 * scaled[1]
+    if len(moments) > 1:
+        scaled[1] = scaled[0] - scaled[1]
+    return list(scaled)
+
+
+def _log_sum(rates: Float[ndarray, " n"]) -> float:
+    return float(np.log(rates).sum()) if not len(rates) or rates.min() > 0 else -np.inf
+
+
+def _by_type(marks: Int[ndarray, " n"], types: int) -> Iterator[tuple[int, Any]]:
+    """Each type with the places of its events."""
+    if types == 1:
+        yield 0, slice(None)
+        return
+    order = np.argsort(marks, kind="stable")
+    edges = np.searchsorted(marks[order], np.arange(types + 1))
+    for m in np.flatnonzero(np.diff(edges)).tolist():
+        yield m, order[edges[m] : edges[m + 1]]

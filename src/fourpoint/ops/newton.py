@@ -1,0 +1,284 @@
+r"""Newton's method for a likelihood that is concave in many non-negative numbers and has a few more
+inside bounds.
+
+theta, one row per type, must not be negative; u, the same for all rows, stays in [low, high]. The
+curvature is block diagonal in the rows of theta, H_m, with a border B_m towards u and C of u alone,
+so that a step costs one small solve per row:
+
+    theta_m + H_m^-1 (slope_m + B_m du),       S du = slope_u + sum_m B_m' H_m^-1 slope_m,       S = C - sum_m B_m' H_m^-1 B_m,
+
+with signs such that H_m, C and S are the negative curvature (S is made positive where it is not,
+which keeps du uphill). Where that makes a number negative, the row's step is the best that does
+not. Each row has its own step length, since rows know nothing of each other. The inverse of the
+same matrix at the top holds the variances of the estimates. Used by `models.hawkes_fit`. Source:
+Nocedal and Wright, "Numerical optimization" (2006), chapters 3 and 16.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Bool, Float
+from numpy import ndarray
+
+from fourpoint.ops.excitation import Derivatives
+
+RIDGE = (
+    1e-11  # added to a curvature of unit diagonal, so that directions without any can be solved for
+)
+FLAT = 1e-8  # a number whose curvature is less than that share of a fall in it goes to 0
+LONGEST = 1.0  # step of u
+HALVINGS, PATIENT, EXCHANGES = 20, 3, 6
+EPS, NOISE = (
+    float(np.finfo(np.float64).eps),
+    1e-12,
+)  # of a value: one rounding, and more than those of a long sum
+
+
+@dataclass(frozen=True)
+class Point:
+    """A place, and the likelihood there with its slope and curvature."""
+
+    theta: Float[ndarray, "M W"]
+    u: Float[ndarray, " J"]
+    here: Derivatives
+
+
+def climb(
+    likelihood: Callable[[ndarray, ndarray], Derivatives],
+    theta: Float[ndarray, "M W"],
+    u: Float[ndarray, " J"],
+    low: float,
+    high: float,
+    *,
+    enough: float = 0.0,
+    steps: int = 200,
+) -> Point:
+    """Climb from (theta, u) until the next step promises no more than ``enough`` nats, or what
+    rounding hides.
+
+    The likelihood must be finite at the start. It ends where no step of any length climbs, or after
+    ``steps``, and does not
+    fail: ``here.slope`` tells how flat the end is.
+    """
+    at = Point(theta, u, likelihood(theta, u))
+    for _ in range(steps):
+        move, turn, gains = _step(at, low, high)
+        gain, size = gains.sum(), 1 + np.abs(at.here.values).sum()
+        if gain <= max(enough, 4 * EPS * size):
+            break
+        # A last step whose gain drowns in rounding is taken on trust: it still brings the slope to
+        # 0.
+        last = gain < NOISE * size
+        ahead = _ahead(likelihood, at, move, turn, gains, low, high, NOISE * size if last else 0.0)
+        if ahead is None and turn.any():
+            move, turn, gains = _step(at, low, high, still=True)
+            ahead = _ahead(likelihood, at, move, turn, gains, low, high, 0.0)
+        if ahead is None:
+            break
+        at = ahead
+        if last:
+            break
+    return at
+
+
+def standard_errors(
+    at: Point, low: float, high: float
+) -> tuple[Float[ndarray, "M W"], Float[ndarray, " J"]]:
+    """Standard errors of theta and of u: roots of the diagonal of the inverse of the negative
+    curvature.
+
+    NaN for what lies on a bound and what the data do not determine (the others are then given
+    that), and without curvature.
+    """
+    if not at.here.curvature.size:
+        return np.full_like(at.theta, np.nan), np.full_like(at.u, np.nan)
+    negative, border, own, _, _ = _parts(at)
+    free = at.theta > 0
+    inside = (at.u > low) & (at.u < high) & _matters(at)
+    inverse, known = _inverses(negative, free)
+    reach = inverse @ border
+    schur = (own - np.einsum("mwj,mwk->jk", border, reach))[np.ix_(inside, inside)]
+    u_variance, joint = np.full(len(at.u), np.nan), np.zeros((len(at.u), len(at.u)))
+    if inside.any() and np.linalg.eigvalsh(schur).min() > RIDGE * np.abs(schur).max():
+        joint[np.ix_(inside, inside)] = np.linalg.inv(schur)
+        u_variance[inside] = joint.diagonal()[inside]
+    variance = np.einsum("mww->mw", inverse) + np.einsum("mwj,jk,mwk->mw", reach, joint, reach)
+    return np.sqrt(np.where(known & (variance > 0), variance, np.nan)), np.sqrt(u_variance)
+
+
+def _step(
+    at: Point, low: float, high: float, *, still: bool = False
+) -> tuple[Float[ndarray, "M W"], Float[ndarray, " J"], Float[ndarray, " M"]]:
+    """How far to go in theta and in u (or not, where ``still``), and what the quadratic model
+    promises each row for it.
+    """
+    negative, border, own, slope, slope_u = _parts(at)
+    move, held = _top(at.theta, negative, slope, (at.theta <= 0) & (slope <= 0))
+    gains, turn = _promised(at, move, np.zeros_like(at.u)), np.zeros_like(at.u)
+    stuck = ((at.u <= low) & (slope_u < 0)) | ((at.u >= high) & (slope_u > 0)) | ~_matters(at)
+    if still or stuck.all():
+        return move, turn, gains
+    reach = _solved(negative, border, ~held)
+    schur = (own - np.einsum("mwj,mwk->jk", border, reach))[np.ix_(~stuck, ~stuck)]
+    pull = (slope_u + np.einsum("mwj,mw->j", border, move))[~stuck]
+    values, vectors = np.linalg.eigh(schur)
+    values = np.maximum(np.abs(values), RIDGE * np.abs(values).max() + np.finfo(np.float64).tiny)
+    turn[~stuck] = vectors @ (vectors.T @ pull / values)
+    turn *= LONGEST / max(LONGEST, np.abs(turn).max())
+    both, _ = _top(at.theta, negative, slope + border @ turn, held)
+    together = _promised(at, both, turn)
+    return (
+        (both, turn, together)
+        if together.sum() > gains.sum()
+        else (move, np.zeros_like(turn), gains)
+    )
+
+
+def _top(
+    theta: Float[ndarray, "M W"],
+    negative: Float[ndarray, "M W W"],
+    pull: Float[ndarray, "M W"],
+    held: Bool[ndarray, "M W"],
+) -> tuple[Float[ndarray, "M W"], Bool[ndarray, "M W"]]:
+    """The step d that maximises pull d - d' H d / 2 in each row with theta + d >= 0, and what is
+    held at 0 there.
+
+    Numbers that would cross 0 are held and those that would rise let go, all at once, which rarely
+    takes more than a few rounds; rows that have not settled by then are solved one by one.
+    """
+    flat = np.einsum("mww->mw", negative) <= FLAT * np.maximum(-pull, 0.0)
+    held, move = held | flat, np.zeros_like(theta)
+    rows = np.arange(len(theta))
+    for _ in range(EXCHANGES):
+        fixed = np.where(held[rows], -theta[rows], 0.0)
+        rest = pull[rows] - (negative[rows] @ fixed[..., None])[..., 0]
+        move[rows] = fixed + _solved(negative[rows], rest[..., None], ~held[rows])[..., 0]
+        rising = pull[rows] - (negative[rows] @ move[rows][..., None])[..., 0]
+        join = ~held[rows] & (theta[rows] + move[rows] < 0)
+        leave = held[rows] & ~flat[rows] & (rising > 1e-9 * (1 + np.abs(pull[rows])))
+        held[rows] = (held[rows] | join) & ~leave
+        rows = rows[(join | leave).any(1)]
+        if not len(rows):
+            return move, held
+    for m in rows:
+        move[m] = _least_squares(theta[m], negative[m], pull[m], flat[m])
+        held[m] = theta[m] + move[m] <= 0
+    return move, held
+
+
+def _least_squares(
+    theta: Float[ndarray, " W"],
+    negative: Float[ndarray, "W W"],
+    pull: Float[ndarray, " W"],
+    flat: Bool[ndarray, " W"],
+) -> Float[ndarray, " W"]:
+    """The same of one row as non-negative least squares; the row waits for the next step should
+    that not end.
+    """
+    from scipy.optimize import nnls
+
+    some = np.flatnonzero(~flat)
+    part = negative[np.ix_(some, some)]
+    scale = 1 / np.sqrt(part.diagonal())
+    root = np.linalg.cholesky(scale[:, None] * part * scale + RIDGE * np.eye(len(some)))
+    aim = np.linalg.solve(root, scale * (part @ theta[some] + pull[some]))
+    try:
+        found = scale * nnls(root.T, aim, maxiter=30 * len(some))[0]
+    except RuntimeError:
+        return np.zeros_like(theta)
+    move = -theta
+    move[some] += found
+    return move
+
+
+def _solved(
+    negative: Float[ndarray, "M W W"], sides: Float[ndarray, "M W S"], free: Bool[ndarray, "M W"]
+) -> Float[ndarray, "M W S"]:
+    """H^-1 of each right-hand side over the free numbers, 0 elsewhere."""
+    scale = np.where(free, 1 / np.sqrt(np.where(free, np.einsum("mww->mw", negative), 1.0)), 0.0)
+    matrix = scale[:, :, None] * negative * scale[:, None, :]
+    np.einsum("mww->mw", matrix)[...] += np.where(free, RIDGE, 1.0)
+    return scale[..., None] * np.linalg.solve(matrix, scale[..., None] * sides)
+
+
+def _promised(
+    at: Point, move: Float[ndarray, "M W"], turn: Float[ndarray, " J"]
+) -> Float[ndarray, " M"]:
+    """What the quadratic model of each row gains."""
+    step = np.concatenate([move, np.broadcast_to(turn, (len(move), len(turn)))], 1)
+    return (at.here.slope * step).sum(1) + (step[:, None] @ at.here.curvature @ step[..., None])[
+        :, 0, 0
+    ] / 2
+
+
+def _ahead(
+    likelihood: Callable[[ndarray, ndarray], Derivatives],
+    at: Point,
+    move: Float[ndarray, "M W"],
+    turn: Float[ndarray, " J"],
+    gains: Float[ndarray, " M"],
+    low: float,
+    high: float,
+    noise: float,
+) -> Point | None:
+    """The first point that is higher but for ``noise``; None where there is none.
+
+    Rows that fall, and more than the model said, have their steps halved; after PATIENT tries it is
+    enough that the sum rises, and where no row is to blame all steps are halved.
+    """
+    shares, whole = np.ones(len(move)), 1.0
+    for attempt in range(HALVINGS):
+        theta = np.maximum(at.theta + shares[:, None] * move, 0.0)
+        here = likelihood(theta, u := np.clip(at.u + whole * turn, low, high))
+        rise = here.values - at.here.values
+        fallen = rise < 4 * np.minimum(gains, 0.0) - noise
+        higher = rise.sum() > -noise
+        if higher and (attempt >= PATIENT or not fallen.any()):
+            return Point(theta, u, here)
+        halved = fallen if fallen.any() else np.ones_like(fallen)
+        shares = np.where(halved, shares / 2, shares)
+        whole = whole if higher else whole / 2
+    return None
+
+
+def _parts(at: Point) -> tuple[ndarray, ndarray, ndarray, ndarray, ndarray]:
+    """Negative curvature of theta (M, W, W), its border (M, W, J), the negative one of u (J, J),
+    and both slopes.
+    """
+    W, curvature, slope = at.theta.shape[1], at.here.curvature, at.here.slope
+    return (
+        -curvature[:, :W, :W],
+        curvature[:, :W, W:],
+        -curvature[:, W:, W:].sum(0),
+        slope[:, :W],
+        slope[:, W:].sum(0),
+    )
+
+
+def _matters(at: Point) -> Bool[ndarray, " J"]:
+    """Whether a decay multiplies anything: without excitation it does not."""
+    M, J = len(at.theta), len(at.u)
+    return (
+        np.any(at.theta[:, 1:].reshape(M, J, -1) > 0, axis=(0, 2)) if J else np.zeros(0, dtype=bool)
+    )
+
+
+def _inverses(
+    negative: Float[ndarray, "M W W"], free: Bool[ndarray, "M W"]
+) -> tuple[Float[ndarray, "M W W"], Bool[ndarray, "M W"]]:
+    """Inverses over the free numbers, 0 elsewhere, and whether the curvature determines each of
+    them.
+    """
+    diagonal = np.einsum("mww->mw", negative)
+    free = free & (diagonal > 0)
+    scale = np.where(free, 1 / np.sqrt(np.where(free, diagonal, 1.0)), 0.0)
+    values, vectors = np.linalg.eigh(scale[:, :, None] * negative * scale[:, None, :])
+    flat = values < 1e3 * RIDGE
+    # An eigenvector of a number that is not free is that number alone: it has no part in the
+    # others.
+    inverse = (vectors / (np.maximum(values, 0.0) + RIDGE)[:, None, :]) @ vectors.transpose(0, 2, 1)
+    unknown = (np.where(flat[:, None, :], vectors**2, 0.0).sum(2) > 1e-6) | ~free
+    return scale[:, :, None] * inverse * scale[:, None, :], ~unknown

@@ -1,0 +1,1 @@
+"""Plots: charts of rates and scores, of forecasts and of maps."""

@@ -1,0 +1,173 @@
+"""Pictures of what comes next and of how well a model fits: arrays in, matplotlib Axes out, in the
+look of `plots`.
+
+forecast_plot    the rate up to now, then its expected path with a band, and where the next event is likely
+counts_plot      expected counts in the next windows, with intervals
+qq_plot          residuals against the unit exponential, with an envelope
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from fourpoint.plots.charts import COLOURS, FAINT, INK, SOFT, colours, look
+from fourpoint.sanitising import plot_name, plot_text
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+
+def forecast_plot(
+    times: ArrayLike,
+    mean: ArrayLike,
+    low: ArrayLike,
+    high: ArrayLike,
+    *,
+    past_times: ArrayLike = (),
+    past_rate: ArrayLike = (),
+    events: ArrayLike = (),
+    event_marks: ArrayLike | None = None,
+    names: Sequence[str] = (),
+    interval: tuple[float, float] | None = None,
+    median: float | None = None,
+    unit: str = "",
+    ax: Axes | None = None,
+) -> Axes:
+    """The total rate in the past and its expected path in the future.
+
+    ``times`` (Q,) from now on in ``unit``, with the ``mean`` rate over sampled paths and the band
+    ``low`` to ``high``; ``past_times`` and ``past_rate`` lead up to now; ``events`` (N,) are ticks,
+    coloured by ``event_marks``. ``interval`` and ``median`` of the next event's time are drawn as a
+    bar under the axis.
+
+    >>> t = np.linspace(5, 8, 20)
+    >>> ax = forecast_plot(
+    ...     t,
+    ...     0 * t + 2,
+    ...     0 * t + 1,
+    ...     0 * t + 3,
+    ...     events=[1.0, 4.5],
+    ...     interval=(5.1, 6.5),
+    ...     median=5.4,
+    ...     unit="h",
+    ... )
+    >>> ax.get_xlabel()
+    'time (h)'
+    """
+    t, m, lo, hi, p, r, e = (
+        np.asarray(x, float).reshape(-1)
+        for x in (times, mean, low, high, past_times, past_rate, events)
+    )
+    marks = (
+        np.zeros(len(e), int) if event_marks is None else np.asarray(event_marks, int).reshape(-1)
+    )
+    shades = colours(max(len(names), int(marks.max(initial=0)) + 1))
+    with look():
+        ax = _axes(ax, 10, 3.4)
+        top = 1.08 * max(float(hi.max(initial=0)), float(r.max(initial=0)), 1e-12)
+        ax.axvline(t[0], color=SOFT, lw=1)
+        ax.fill_between(t, lo, hi, color=COLOURS[1], alpha=0.18, lw=0)
+        ax.plot(t, m, color=COLOURS[1])
+        if len(p):
+            ax.plot(p, r, color=COLOURS[0])
+        for k in np.unique(marks):
+            ax.vlines(e[marks == k], -0.06 * top, -0.015 * top, color=shades[k], lw=1.1)
+        if interval is not None:
+            ax.plot(
+                interval,
+                [-0.038 * top] * 2,
+                color=COLOURS[1],
+                lw=4,
+                alpha=0.5,
+                solid_capstyle="butt",
+            )
+        if median is not None and np.isfinite(median):
+            ax.plot([median], [-0.038 * top], marker="|", ms=9, mew=2, color=COLOURS[1], lw=0)
+        note: dict[str, Any] = dict(
+            xycoords=("data", "axes fraction"), textcoords="offset points", va="top"
+        )
+        ax.annotate("now", (t[0], 1), (-4, -2), ha="right", weight="bold", color=INK, **note)
+        ax.annotate(
+            "expected, with 90% of paths", (t[0], 1), (5, -2), ha="left", color=COLOURS[1], **note
+        )
+        ax.axhline(0, color=SOFT, lw=0.8)
+        ax.set_ylim(-0.08 * top, top)
+        ax.set_yticks([v for v in ax.get_yticks() if 0 <= v <= top])
+        ax.set_xlim(p[0] if len(p) else t[0], t[-1])
+        ax.set_xlabel(f"time ({plot_name(unit)})" if unit else "time")
+        ax.set_ylabel(f"rate (events per {plot_name(unit or 'unit of time')})")
+    return ax
+
+
+def counts_plot(
+    edges: ArrayLike,
+    mean: ArrayLike,
+    low: ArrayLike,
+    high: ArrayLike,
+    *,
+    truth: ArrayLike | None = None,
+    unit: str = "",
+    ax: Axes | None = None,
+) -> Axes:
+    """Expected counts in W windows between W + 1 ``edges``, with intervals, and what happened where
+    ``truth`` is known.
+
+    >>> ax = counts_plot([0, 1, 2], [3.0, 4.0], [1, 1], [6, 8], truth=[2, 5])
+    >>> ax.get_ylabel()
+    'events in the window'
+    """
+    x, m, lo, hi = (np.asarray(v, float).reshape(-1) for v in (edges, mean, low, high))
+    middle = (x[1:] + x[:-1]) / 2
+    with look():
+        ax = _axes(ax, 4.6, 3.0)
+        ax.bar(middle, m, width=0.8 * np.diff(x), color=COLOURS[1], alpha=0.35, lw=0)
+        ax.vlines(middle, lo, hi, color=COLOURS[1], lw=2)
+        if truth is not None:
+            ax.plot(middle, np.asarray(truth, float), marker="o", color=INK, lw=0, ms=5)
+        ax.set_xlabel(f"time ({plot_name(unit)})" if unit else "time")
+        ax.set_ylabel("events in the window")
+    return ax
+
+
+def qq_plot(
+    theory: ArrayLike,
+    observed: ArrayLike,
+    low: ArrayLike,
+    high: ArrayLike,
+    *,
+    title: str = "",
+    ax: Axes | None = None,
+) -> Axes:
+    """Residuals against unit exponential quantiles, with their envelope: points outside say where
+    the model is wrong.
+
+    >>> q = np.linspace(0.1, 4, 30)
+    >>> ax = qq_plot(q, 1.1 * q, 0.9 * q, 1.2 * q)
+    >>> ax.get_xlabel()
+    'unit exponential'
+    """
+    q, o, lo, hi = (np.asarray(v, float).reshape(-1) for v in (theory, observed, low, high))
+    with look():
+        ax = _axes(ax, 3.6, 3.4)
+        ax.grid(True, axis="x")
+        ax.fill_between(q, lo, hi, color=FAINT, lw=0)
+        ax.plot(q, q, color=SOFT, lw=1)
+        outside = (o < lo) | (o > hi)
+        ax.scatter(q[~outside], o[~outside], s=9, color=COLOURS[0], lw=0)
+        ax.scatter(q[outside], o[outside], s=9, color=COLOURS[1], lw=0)
+        ax.set_title(plot_text(title))
+        ax.set_xlabel("unit exponential")
+        ax.set_ylabel("rescaled gaps")
+    return ax
+
+
+def _axes(ax: Axes | None, width: float, height: float) -> Axes:
+    if ax is not None:
+        return ax
+    import matplotlib.pyplot as plt
+
+    return plt.subplots(figsize=(width, height), layout="constrained")[1]

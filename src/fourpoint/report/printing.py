@@ -1,0 +1,167 @@
+"""Text on terminals: consoles that take text as text, tables whose cells are never markup, and one
+progress bar.
+
+Rich reads `[bold]` and `:bell:` in any string as markup. Names that come from data may look like
+that, so consoles are made here with both switched off, and tables hold :class:`rich.text.Text`,
+which is safe in a console of the user's own too.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Protocol
+
+from fourpoint.sanitising import html_text
+
+if TYPE_CHECKING:
+    from rich.console import Console, ConsoleRenderable, RichCast
+    from rich.progress import Progress, TextColumn
+    from rich.table import Table
+
+SOON = 1.0  # seconds after which a bar is shown
+
+
+def plain_console(stderr: bool = False, **options: Any) -> Console:
+    """A console that shows strings as they stand; ``options`` are rich's.
+
+    >>> plain_console(width=20).print("[closed] :bell:")
+    [closed] :bell:
+    """
+    from rich.console import Console
+
+    return Console(stderr=stderr, markup=False, emoji=False, highlight=False, **options)
+
+
+def text_table(title: str | None = None, caption: str | None = None, **options: Any) -> Table:
+    """A table for a terminal whose title, header, cells and caption are text, made safe by
+    :mod:`fourpoint.sanitising`.
+
+    >>> table = text_table("[b]Two", box=None)
+    >>> table.add_column("mark")
+    >>> table.add_row("[/x]")
+    >>> [line.strip() for line in as_text(table).splitlines()]
+    ['[b]Two', 'mark', '[/x]']
+    """
+    from fourpoint.report.text_table import TextTable
+
+    return TextTable(title=title, caption=caption, **options)
+
+
+def text_column(template: str = "{task.description}") -> TextColumn:
+    """A column of a progress bar that shows text as it stands."""
+    from rich.progress import TextColumn
+
+    return TextColumn(template, markup=False)
+
+
+class Step(Protocol):
+    """Moves a bar on: how much of its total is done, and what to say beside it from now on."""
+
+    def __call__(self, done: float, text: str | None = None) -> None: ...
+
+
+class Printed(ABC):
+    """A result with a table (``__rich__``): its text for consoles, and its HTML, escaped, for
+    notebooks.
+    """
+
+    @abstractmethod
+    def __rich__(self) -> ConsoleRenderable:
+        """The table."""
+
+    def __str__(self) -> str:
+        return as_text(self, width=110)
+
+    def __repr__(self) -> str:
+        return str(self)
+
+    def _repr_html_(self) -> str:
+        return as_html(self)
+
+
+def as_text(shown: ConsoleRenderable | RichCast, width: int = 100) -> str:
+    """``shown`` as lines of at most ``width`` characters, with neither colours nor a last empty
+    line.
+
+    >>> table = text_table(show_edge=False)
+    >>> table.add_column("events")
+    >>> table.add_row("3")
+    >>> [line.strip() for line in as_text(table, width=20).splitlines()][::2]
+    ['events', '3']
+    """
+    console = plain_console(width=width, color_system=None)
+    with console.capture() as capture:
+        console.print(shown)
+    return capture.get().rstrip()
+
+
+def as_html(shown: ConsoleRenderable | RichCast | str, width: int = 110) -> str:
+    """The text of ``shown`` as one preformatted block of HTML; whatever a name holds is escaped.
+
+    >>> as_html("a < b")
+    '<pre>a &lt; b</pre>'
+    """
+    return f"<pre>{html_text(shown if isinstance(shown, str) else as_text(shown, width))}</pre>"
+
+
+@contextmanager
+def bar(what: str, total: float, *, show: bool) -> Iterator[Step]:
+    """A progress bar on stderr for work that is still going on after a second; yields the function
+    that moves it on.
+
+    Arguments
+        what: the words before the bar.
+        total: what is done in the end.
+        show: False draws nothing, whatever the function is told.
+
+    >>> with bar("sampling", 10, show=False) as step:
+    ...     step(5)
+    """
+    began, said = time.monotonic(), what
+    drawn: Progress | None = None
+
+    def step(done: float, text: str | None = None) -> None:
+        nonlocal drawn, said
+        said = text or said
+        if not show:
+            return
+        if drawn is None and time.monotonic() - began >= SOON:
+            drawn = _drawn(said, total)
+            drawn.start()
+        if drawn is not None:
+            drawn.update(drawn.task_ids[0], completed=min(done, total), description=said)
+
+    try:
+        yield step
+    finally:
+        if drawn is not None:
+            drawn.stop()
+
+
+def _drawn(what: str, total: float) -> Progress:
+    drawn = progress_bar()
+    drawn.add_task(what, total=total)
+    return drawn
+
+
+def progress_bar() -> Progress:
+    """A bar on stderr, without tasks yet, that leaves nothing behind."""
+    from rich.progress import (
+        BarColumn,
+        Progress,
+        TaskProgressColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    columns = (
+        text_column(),
+        BarColumn(),
+        TaskProgressColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    return Progress(*columns, console=plain_console(stderr=True), transient=True)

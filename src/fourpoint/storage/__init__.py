@@ -1,0 +1,1 @@
+"""Models as files: checkpoints, their schema, and the description of training data."""

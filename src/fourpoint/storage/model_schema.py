@@ -1,0 +1,276 @@
+"""What `model.json` and the weights beside it must be, before anything is built from them.
+
+A folder may come from anywhere, and a hash says only that weights and JSON belong together. So
+every entry is checked: types and ranges of the settings against the constructor's signature, the
+number of elements that building the model asks for against those in the file, and then names,
+shapes, dtypes and values of the tensors against the new model's.
+"""
+
+from __future__ import annotations
+
+import math
+import types
+from collections.abc import Callable, Sequence as Ordered
+from inspect import Parameter, signature
+from typing import Any, Literal, Union, get_args, get_origin
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from fourpoint.events import Box, MarkSpace, UserError
+
+ENTRIES = {
+    *("format", "fourpoint", "torch", "weights", "sha256"),
+    *("model", "settings", "marks", "box", "about", "errors"),
+}
+LARGEST = 2**20  # of any whole number in the settings that is not listed here
+LONGEST = 256  # of lists of whole numbers, such as the widths of a network's layers
+LIMITS = dict(
+    heads=2**12,
+    generator=2**16,
+    layers=2**10,
+    exponentials=2**8,
+    order=2**10,
+    frequencies=2**12,
+    cells=2**14,
+    eval_features=2**24,
+    keep=2**40,
+    seed=2**63 - 1,
+)
+SMALLEST = dict(inner=0, waves=0, rhythms=0, seed=-(2**63))  # of others 1
+SHARES = ("dropout", "unheard", "unmarked", "event_dropout", "mark_dropout")  # from 0 to below 1
+POSITIVE = ("time_scale", "length", "window", "scales", "fastest")  # tensors that are above 0
+LEAST = 2**24  # elements that any model may ask for while it is built
+REMEDY = "The folder is damaged or not written by Fourpoint: copy it again, or fit again."
+
+
+class SchemaError(UserError):
+    """An entry of `model.json`, or a tensor, that no model has."""
+
+
+def read_marks(info: dict[str, Any]) -> MarkSpace:
+    """The mark space in ``info``: distinct names, and a box of finite bounds."""
+    names = info.get("marks")
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise SchemaError("marks as a list of names", _shown(names), REMEDY)
+    if len(set(names)) < len(names):
+        raise SchemaError("marks with different names", _shown(names), REMEDY)
+    return MarkSpace(tuple(names), _box(info["box"]) if "box" in info else None)
+
+
+def check_settings(build: Callable[..., Any], settings: object) -> dict[str, Any]:
+    """``settings`` if the constructor ``build`` takes each of them, by name, type and range.
+
+    >>> def build(marks=None, *, heads: int = 4, link: Literal["exp", "softplus"] = "exp"): ...
+    >>> check_settings(build, {"heads": 2})
+    {'heads': 2}
+    >>> check_settings(build, {"heads": True})
+    Traceback (most recent call last):
+      ...
+    fourpoint.storage.model_schema.SchemaError: expected the setting heads as int; received True. ...
+    """
+    if not isinstance(settings, dict):
+        raise SchemaError("settings as an object", _shown(settings), REMEDY)
+    known = signature(build, eval_str=True).parameters
+    for name, value in settings.items():
+        if name not in known or name == "marks" or known[name].kind == Parameter.VAR_KEYWORD:
+            raise SchemaError(f"settings among {', '.join(known)}", f"{_shown(name)}", REMEDY)
+        kind = known[name].annotation
+        if not _is(value, kind):
+            raise SchemaError(f"the setting {name} as {_named(kind)}", _shown(value), REMEDY)
+        _check_range(name, value)
+    return settings
+
+
+def build_bounded(
+    build: Callable[..., Any],
+    marks: MarkSpace,
+    settings: dict[str, Any],
+    tensors: dict[str, Tensor],
+) -> nn.Module:
+    """The new model, built without asking for many more elements than its ``tensors`` have."""
+    total = sum(tensor.numel() for tensor in tensors.values())
+    _check_tables(marks, settings, tensors)
+    with _Bounded(4 * total + LEAST):
+        model: nn.Module = build(marks, **settings)
+    return model
+
+
+def check_tensors(model: nn.Module, tensors: dict[str, Tensor]) -> None:
+    """Raise :class:`SchemaError` unless ``tensors`` are a state of ``model``, with finite values.
+
+    All floating-point tensors may be float64, as after ``model.double()``. A tensor that is not
+    finite in a new model (a rate without an upper limit, say) need not be finite here.
+    """
+    expected = model.state_dict()
+    missing = sorted(set(expected) - set(tensors))
+    unknown = sorted(set(tensors) - set(expected))
+    if missing or unknown:
+        received = f"none of {missing[:3]}" if missing else f"unknown ones: {unknown[:3]}"
+        raise SchemaError("settings and weights that belong together", received, REMEDY)
+    floating = [tensor for tensor in tensors.values() if tensor.is_floating_point()]
+    double = all(tensor.dtype == torch.float64 for tensor in floating)
+    for name, new in expected.items():
+        found = tensors[name]
+        dtype = torch.float64 if double and new.is_floating_point() else new.dtype
+        if found.shape != new.shape or found.dtype != dtype:
+            raise SchemaError(
+                f"settings and weights that belong together, {name} with the shape "
+                f"{tuple(new.shape)} and {dtype}",
+                f"the shape {tuple(found.shape)} and {found.dtype}",
+                REMEDY,
+            )
+        _check_values(name, found, new)
+
+
+def read_errors(found: object, estimates: dict[str, Any]) -> dict[str, Any]:
+    """Standard errors as `model.json` holds them, null for NaN, in the shapes of ``estimates``."""
+    import numpy as np
+
+    if not isinstance(found, dict) or not set(found) <= set(estimates):
+        expected = f"standard errors of {', '.join(estimates)}"
+        raise SchemaError(expected, _shown(found), REMEDY)
+    errors = {}
+    for name, rows in found.items():
+        try:
+            errors[name] = np.array(rows, dtype=np.float64)
+        except (TypeError, ValueError) as error:
+            raise SchemaError(
+                f"standard errors of {name} as numbers", _shown(rows), REMEDY
+            ) from error
+        value = errors[name]
+        if value.shape != estimates[name].shape or np.isinf(value).any() or (value < 0).any():
+            expected = f"standard errors of {name}, not negative, with {estimates[name].shape}"
+            raise SchemaError(expected, _shown(rows), REMEDY)
+    return errors
+
+
+def _box(found: object) -> Box:
+    parts: list[Any] = []
+    if isinstance(found, dict):
+        parts = [found.get(part) for part in ("names", "low", "high")]
+    if len(parts) != 3 or not all(isinstance(part, list) for part in parts):
+        raise SchemaError("a box of names, low and high", _shown(found), REMEDY)
+    names, low, high = parts
+    if not all(isinstance(name, str) for name in names):
+        raise SchemaError("axes of a box with names", _shown(names), REMEDY)
+    if not all(_is(bound, float) for bound in (*low, *high)):
+        raise SchemaError("bounds of a box as finite numbers", _shown((low, high)), REMEDY)
+    return Box(tuple(names), tuple(low), tuple(high))
+
+
+def _is(value: object, kind: Any) -> bool:
+    """Whether ``value``, read from JSON, is of the type ``kind``; numbers are finite."""
+    origin = get_origin(kind)
+    if kind is Any or kind is Parameter.empty:
+        return _is(value, float | bool | str | None | Ordered[Any])
+    if origin in (Union, types.UnionType):
+        return any(_is(value, one) for one in get_args(kind))
+    if origin is Literal:
+        return any(value == one and type(value) is type(one) for one in get_args(kind))
+    if isinstance(origin, type) and issubclass(origin, Ordered):
+        inner = [one for one in get_args(kind) if one is not Ellipsis]
+        return isinstance(value, list) and all(_is(one, inner[0]) for one in value)
+    if kind is None or kind is type(None):
+        return value is None
+    if kind is float:
+        return type(value) is int or (type(value) is float and math.isfinite(value))
+    return type(value) is kind
+
+
+def _named(kind: Any) -> str:
+    return kind.__name__ if isinstance(kind, type) else str(kind).replace("typing.", "")
+
+
+def _check_range(name: str, value: Any) -> None:
+    """Refuse numbers that no model has: negative sizes, and such as would fill the memory."""
+    if name in SHARES and not 0 <= value < 1:
+        raise SchemaError(f"the setting {name} from 0 to below 1", _shown(value), REMEDY)
+    if _is_continuous(name):
+        return
+    sizes = value if isinstance(value, list) else [value]
+    if len(sizes) > LONGEST:
+        expected = f"at most {LONGEST} numbers in the setting {name}"
+        raise SchemaError(expected, f"{len(sizes):,}", REMEDY)
+    low, high = SMALLEST.get(name, 1), LIMITS.get(name, LARGEST)
+    for size in sizes:
+        if type(size) is int and not low <= size <= high:
+            raise SchemaError(f"the setting {name} from {low} to {high:,}", _shown(value), REMEDY)
+
+
+def _is_continuous(name: str) -> bool:
+    """Whether a setting is a number, of which 3 is a case, and not a count."""
+    return name in ("baseline", "branching", "decay", "spread", "drift", "correction", *SHARES)
+
+
+def _check_tables(marks: MarkSpace, settings: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+    """Sizes of tables that are not made by torch, and so not counted while a model is built."""
+    branching = tensors.get("log_branching")
+    if branching is not None:
+        size = settings.get("exponentials", 1) * marks.count**2
+        if branching.numel() != size:
+            expected = f"branching ratios of {marks} ({size:,})"
+            raise SchemaError(expected, f"{branching.numel():,}", REMEDY)
+    numbers, highest = tensors.get("numbers"), settings.get("frequencies")
+    if numbers is not None and highest is not None and marks.box is not None:
+        tried = (2 * highest + 1) ** marks.box.dimension
+        if tried > 16 * len(numbers) + 64:
+            raise SchemaError(f"frequencies={highest} with its lattice", f"{len(numbers)}", REMEDY)
+
+
+def _check_values(name: str, found: Tensor, new: Tensor) -> None:
+    if not found.is_floating_point():
+        return
+    if not found.isfinite().all() and (found.isnan().any() or new.isfinite().all()):
+        bad = found[~found.isfinite()].flatten()[0].item()
+        raise SchemaError(
+            f"finite weights, for {name} too", f"{bad}", "Fit the model again, or copy it again."
+        )
+    if name.rpartition(".")[2] in POSITIVE and not (found > 0).all():
+        raise SchemaError(f"{name} above 0", f"{found.min().item():g}", REMEDY)
+    if name.rpartition(".")[2] == "tick" and not (found >= 0).all():
+        raise SchemaError(f"{name} of 0 or more", f"{found.min().item():g}", REMEDY)
+
+
+def _shown(value: object) -> str:
+    """The beginning of a value, as Python writes it."""
+    text = repr(value)
+    return text if len(text) <= 100 else text[:97] + "..."
+
+
+class _Bounded(TorchDispatchMode):
+    """While this is on, torch makes no tensor of more than ``limit`` elements, nor more in all."""
+
+    def __init__(self, limit: int) -> None:
+        super().__init__()
+        self.limit, self.made = limit, 0
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        given = [*args, *(kwargs or {}).values()]
+        asked = max([_elements(one) for one in given], default=0)
+        if not any(isinstance(one, Tensor) for one in given):
+            counts = [abs(one) for one in given if type(one) is int]  # of `arange`, say
+            asked = max([asked, *counts])
+            self.made += asked
+        if max(asked, self.made) > self.limit:
+            expected = (
+                f"settings of a model with at most {self.limit:,} numbers, as its weights are"
+            )
+            raise SchemaError(expected, f"such as ask for {max(asked, self.made):,}", REMEDY)
+        return func(*args, **(kwargs or {}))
+
+
+def _elements(given: object) -> int:
+    """How many elements an argument of an operation stands for: a tensor, or a shape."""
+    if isinstance(given, Tensor):
+        return given.numel()
+    if isinstance(given, list | tuple) and all(type(one) is int for one in given):
+        return math.prod(abs(one) for one in given)
+    return 0

@@ -1,0 +1,262 @@
+"""Events of a feed, scored by one stream or by one stream per entity."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import numpy as np
+
+from fourpoint.events import MarkSpace, UserError
+from fourpoint.streaming.feed.encoding import Scores, as_json
+
+if TYPE_CHECKING:
+    from fourpoint.streaming.monitoring import Alarm
+    from fourpoint.streaming.store import Store
+
+ALARMS = 1e-3  # false alarms per 1,000 events, of all kinds
+TOP = 3  # past events that are named per head
+BUDGET, FEWEST = (
+    2**29,
+    1024,
+)  # bytes of memory for entities by default, and the fewest of them that stay there
+THREADS = 1  # handing a batch to several takes a quarter more of the processors' time
+
+
+class Event(NamedTuple):
+    """What a line says: when, the number of its mark, and whose event it is (None where there is
+    one stream).
+
+    ``at`` is the time on the clock of the whole feed. It differs from ``time`` where windows of the
+    calendar begin at 0.
+    """
+
+    time: float
+    mark: int
+    entity: str | None
+    at: float
+
+
+class Columns(NamedTuple):
+    """Events by columns: their times, the numbers of their marks, and whose they are (None where
+    there is one stream).
+    """
+
+    times: list[float]
+    marks: list[int]
+    entities: list[str] | None
+
+    @staticmethod
+    def of(events: list[Event], *, many: bool) -> Columns:
+        """Those of ``events``, which have entities where there are ``many``."""
+        entities = [event.entity or "" for event in events] if many else None
+        return Columns([event.time for event in events], [event.mark for event in events], entities)
+
+    def events(self) -> list[Event]:
+        """The events, of a feed with one clock."""
+        whose: list[str] | list[None] = self.entities or [None] * len(self.times)
+        return [
+            Event(time, mark, entity, time)
+            for time, mark, entity in zip(self.times, self.marks, whose, strict=True)
+        ]
+
+    def part(self, first: int, end: int) -> Columns:
+        """Those from ``first`` on, before ``end``."""
+        entities = None if self.entities is None else self.entities[first:end]
+        return Columns(self.times[first:end], self.marks[first:end], entities)
+
+
+class Scorer(Protocol):
+    """A stream, or many: what the loop of a feed asks of them."""
+
+    batch: int  # lines to score at once, at most
+    many: bool  # whether events have entities
+    marks: dict[str, int]
+    names: list[str]  # of the marks, as JSON
+
+    def observe(self, events: Columns) -> Scores:
+        """What is to be said of events, in order. One that is refused changes nothing."""
+
+    def state(self) -> bytes:
+        """All that was learned of the past."""
+
+
+class Single:
+    """One stream for all events. With ``attended``, the past events with the largest weights are
+    named, which takes its time.
+    """
+
+    batch = 4096
+    many = False
+
+    def __init__(
+        self,
+        model: Any,
+        keep: int | None,
+        start: float,
+        state: bytes | None,
+        *,
+        attended: bool = False,
+        alarms: float | None = ALARMS,
+    ) -> None:
+        from fourpoint.streaming.stream import Stream
+
+        self._space: MarkSpace = model.marks
+        self.marks = {name: i for i, name in enumerate(self._space.names)}
+        self.names = names_as_json(self._space)
+        self._attended = attended
+        top = TOP if attended else 0
+        if state is None:
+            self._stream = Stream(model, start=start, keep=keep, top=top, alarms=alarms)
+        else:
+            self._stream = Stream.restore(model, state)
+        self.state = self._stream.state
+
+    def observe(self, events: Columns) -> Scores:
+        if self._attended:
+            return self._attending(events)
+        times, marks = (
+            np.array(events.times, dtype=np.float64),
+            np.array(events.marks, dtype=np.int64),
+        )
+        found = self._stream.observe_many(times, marks)
+        columns = (found.log_density.tolist(), found.gap.tolist(), found.rate.tolist())
+        return Scores(*columns, _as_dicts(found.alarms), found.refused)
+
+    def _attending(self, events: Columns) -> Scores:
+        """The same event by event."""
+        rows: list[dict[str, Any]] = []
+        refused = dict[int, UserError]()
+        for i, (time, mark) in enumerate(zip(events.times, events.marks, strict=True)):
+            try:
+                rows.append(self._stream.observe(time, mark).to_dict(self._space))
+            except UserError as error:
+                refused[i] = error
+                rows.append(
+                    {"log_density": None, "gap": None, "rate": None, "attended": [], "alarms": []}
+                )
+        density, gap, rate = (
+            [_number(row[name]) for row in rows] for name in ("log_density", "gap", "rate")
+        )
+        attended = [row["attended"] for row in rows]
+        return Scores(density, gap, rate, [row["alarms"] for row in rows], refused, attended)
+
+
+class Entities:
+    """One stream per entity, stepped together; what is attended to is not told.
+
+    ``state`` is the head of a bank whose entities are in ``store``; None: a new one. Without a
+    store, entities over the ``limit`` are in a temporary file. By default as many stay in memory as
+    fit ``BUDGET``.
+    """
+
+    batch = 4096
+    many = True
+
+    def __init__(
+        self,
+        model: Any,
+        keep: int | None,
+        start: float,
+        state: bytes | None,
+        store: Store | None = None,
+        limit: int | None = None,
+        *,
+        alarms: float | None = ALARMS,
+        fleet: bool = True,
+    ) -> None:
+        from fourpoint.streaming.bank import StreamBank
+
+        if keep is not None and not hasattr(model, "keeping"):
+            raise UserError(
+                "a DAPP to bound the memory of",
+                type(model).__name__,
+                "Leave --keep out: this model has no attention.",
+            )
+        followed = model if keep is None else model.keeping(keep)
+        self.names = names_as_json(model.marks)
+        self.marks = {name: i for i, name in enumerate(model.marks.names)}
+        if store is None:
+            self.bank = StreamBank(
+                followed, start=start, alarms=alarms, fleet=fleet, spill="", threads=THREADS
+            )
+        elif state is None:
+            self.bank = StreamBank(
+                followed, start=start, alarms=alarms, fleet=fleet, store=store, threads=THREADS
+            )
+        else:
+            self.bank = StreamBank.resume(followed, state, store, threads=THREADS)
+        self.state = self.bank.head
+        self.memory = self._bounded(limit)
+
+    def _bounded(self, limit: int | None) -> str:
+        """Bound the entities in memory, and say how much they take."""
+        each = self.bank.bytes_per_entity
+        size = f"about {each / 1000:.1f} kB of memory per entity"
+        if not self.bank.fixed:
+            if limit is not None:
+                remedy = "Leave --limit out, or use a linear model."
+                raise UserError(
+                    "a model of constant memory for --limit", type(self.bank.model).__name__, remedy
+                )
+            return f"{size} at first, and more with every event: this model remembers all of them"
+        most = max(FEWEST, BUDGET // each) if limit is None else limit
+        self.bank.bound(most)
+        return f"{size}; at most {most:,} entities stay in memory, the others on disk (--limit)"
+
+    def observe(self, events: Columns) -> Scores:
+        """The scores of events. The bank looks at all entities after a number of events that does
+        not depend on batches.
+        """
+        found, done = Scores([], [], [], [], {}), 0
+        count = len(events.times)
+        while done < count:
+            end = min(count, done + (self.bank.until_look or count))
+            found = _joined(found, self._observed(events.part(done, end)))
+            done = end
+        return found
+
+    def _observed(self, events: Columns) -> Scores:
+        """The bank takes all events or none: where it refuses them, the halves are tried until the
+        culprits stand alone.
+        """
+        count = len(events.times)
+        try:
+            found = self.bank.observe(
+                events.entities or [""] * count, np.array(events.times), np.array(events.marks)
+            )
+        except UserError as error:
+            half = count // 2
+            if not half:
+                return Scores([math.nan], [math.nan], [math.nan], [[]], {0: error})
+            return _joined(
+                self._observed(events.part(0, half)), self._observed(events.part(half, count))
+            )
+        columns = (found.log_density.tolist(), found.gap.tolist(), found.rate.tolist())
+        return Scores(*columns, _as_dicts(found.alarms), {})
+
+
+def _joined(first: Scores, second: Scores) -> Scores:
+    """Two batches as one."""
+    refused = {
+        **first.refused,
+        **{len(first.gap) + i: error for i, error in second.refused.items()},
+    }
+    density, gap, rate = (a + b for a, b in zip(first[:3], second[:3], strict=True))
+    return Scores(density, gap, rate, first.alarms + second.alarms, refused)
+
+
+def _number(value: float | None) -> float:
+    return math.nan if value is None else value
+
+
+def _as_dicts(alarms: list[tuple[Alarm, ...]]) -> list[list[dict[str, Any]]]:
+    """The alarms of each event as JSON can hold them."""
+    if not any(alarms):
+        return [[]] * len(alarms)
+    return [[alarm.to_dict() for alarm in raised] for raised in alarms]
+
+
+def names_as_json(space: MarkSpace) -> list[str]:
+    """The marks' names as JSON, null for a model without marks."""
+    return [as_json(name) for name in space.names] or ["null"]

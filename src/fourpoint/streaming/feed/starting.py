@@ -1,0 +1,77 @@
+"""When did the observation of a feed begin? The silence before the first event is evidence, so that
+a wrong answer raises alarms.
+
+With the training window [a, b] and the first event of the feed at f, the observation is taken to
+begin
+
+    at a    where f lies in the window: the feed is data like that of training,
+    at b    where f comes after it: the feed goes on where training ended,
+
+and if more than ten events of one entity were expected from there to f, the answer is refused: the
+feed began later, and only the user knows when.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from fourpoint.events import UserError
+from fourpoint.streaming.feed.events import Event
+from fourpoint.streaming.feed.lines import LONGEST, Line, Lines
+from fourpoint.streaming.feed.reading import EventReader
+from fourpoint.streaming.feed.trained import Trained
+
+SILENT = 10.0  # events of one entity that may be expected before the first event of a feed
+
+
+def inferred_start(
+    trained: Trained,
+    first: float | None,
+    rate: float,
+    tell: Callable[[str], None],
+    *,
+    at_first: bool = False,
+) -> float:
+    """When the observation began, by the rule above; with ``at_first`` at the first event.
+
+    ``first`` is the time of the first event, None if there is none; ``rate`` is that of one entity.
+    """
+    if at_first and first is not None:
+        tell(f"the observation begins at {first:g}, with the first event")
+        return first
+    begin, why = trained.start or 0.0, "as in training"
+    if first is not None and trained.stop is not None and first > trained.stop:
+        begin, why = trained.stop, "where the training window ended"
+    silent = 0.0 if first is None else (first - begin) * rate
+    if silent > SILENT:
+        raise UserError(
+            f"--start TIME, since the observation cannot have begun at {begin:g}, {why}",
+            (
+                f"a first event at {first:g}, before which {silent:,.3g} events of one entity "
+                "would have been missing"
+            ),
+            (
+                "Type when the observation of this feed began, or --start first for the time of "
+                "its first event."
+            ),
+        )
+    tell(f"the observation begins at {begin:g}, {why}; --start sets another time")
+    return begin
+
+
+def first_time(lines: Lines, reader: EventReader, told: Sequence[int]) -> float | None:
+    """The time of the first event, which is not taken; None where the input ends, or a signal
+    comes, before there is one.
+    """
+    tried = 0
+    while not told:
+        ahead = lines.ahead()
+        for number, content in enumerate(ahead[tried:], start=tried + 1):
+            event = reader(Line(number, content if len(content) <= LONGEST else None, len(content)))
+            if isinstance(event, Event):
+                return event.time
+        tried = max(tried, len(ahead))
+        if lines.ended or sum(map(len, ahead)) > LONGEST:
+            return None
+        lines.wait(0.1)
+    return None

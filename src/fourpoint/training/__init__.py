@@ -1,0 +1,1 @@
+"""Fitting models: closed forms, gradient steps, validation, and the choice among candidates."""

@@ -1,0 +1,522 @@
+r"""Fitting a model: one visible loop.
+
+Every step takes one batch, redraws the model's Fourier features, estimates the log-likelihood with
+random nodes in every gap and moves the weights by AdamW under a warm-up and a cosine decay. The
+loss of a batch is divided by the *expected* number of events of a batch, not by its own, so that
+batches of short sequences do not count for more than they should. Every ``validate_every`` steps
+the likelihood of the development data is computed; the best weights are kept, and after
+``patience`` validations without a better one the loop ends. Scores that differ from the best by
+less than half of the standard error of that difference (sequence by sequence) are a draw, and a
+draw goes to the later weights, which have seen a smaller learning rate. A model with a first guess
+(DAPP: the fitted Hawkes process, where events excite each other) has it scored before the first
+step, and ends there where training does no better than a draw with it. With ``average`` the weights
+that are validated and kept are a running mean of those the steps went through, which is smoother
+than any one of them. Models with a likelihood that can be maximised directly (Poisson, Hawkes) have
+a verb ``maximum_likelihood`` and skip the loop.
+
+All randomness of step s comes from (seed, s) alone. That is why a killed run, resumed from its last
+validation, ends with the very weights of an unbroken one.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from fourpoint.events import Dataset
+from fourpoint.events.ties import spread_in_ticks
+from fourpoint.events.windows import cut_long, repeated_windows
+from fourpoint.inference.likelihood import BLOCK, CONVENTIONS, Convention, check_memory
+from fourpoint.kernels.compiling import threads_for_loops
+from fourpoint.ops.periodogram import COARSE, coarse_clock
+from fourpoint.report.printing import progress_bar
+from fourpoint.storage.trained_on import TrainedOn
+from fourpoint.training.allocation import keep_freed_memory
+from fourpoint.training.closed_forms import fit_closed_forms
+from fourpoint.training.cuda import CapturedSteps
+from fourpoint.training.run import Fit, Recipe, Run, TrainingError, fingerprint, one_fit_at_a_time
+from fourpoint.training.steps import Steps
+
+VALIDATIONS = 40  # in a run whose recipe leaves it open, or in a time budget
+NETWORK_PACE = 0.03
+
+
+LARGEST_BATCH = 64  # sequences of a step
+STEP_EVENTS = 600  # events of a step on a processor, where the recipe leaves the batch size open
+DEVICE_EVENTS, FEWEST_STEPS = 4096, 4  # the same on an accelerator, and steps of an epoch at least
+LONG, PIECE = 4096, 1024  # events of a sequence that is cut into pieces, and of a piece
+SMALL = 500  # training events below which a model is kept at its start unless it is clearly better
+SMALL_VALIDATE = 10  # steps between validations then
+BASELINE_SHARE = 0.25  # of a time budget: no further closed-form model is begun after it
+CLOSING_SHARE, CLOSING_SECONDS = 0.08, 8.0  # of a time budget, for what follows the last step
+RECIPE: dict[str, Any] = dict(
+    steps=3000,
+    batch_size=None,
+    learning_rate=3e-2,
+    weight_decay=1e-3,
+    warmup=100,
+    clip=1.0,
+    nodes=3,
+    validate_every=100,
+    patience=20,
+    mixed=False,
+    epochs=5.0,
+    average=0.0,
+    spread=True,
+)
+
+
+@one_fit_at_a_time
+def fit(
+    model: Any,
+    train: Dataset,
+    dev: Dataset | None = None,
+    *,
+    steps: int | None = None,
+    batch_size: int | None = None,
+    learning_rate: float | None = None,
+    weight_decay: float | None = None,
+    warmup: int | None = None,
+    clip: float | None = None,
+    nodes: int | None = None,
+    validate_every: int | None = None,
+    patience: int | None = None,
+    mixed: bool | None = None,
+    epochs: float | None = None,
+    average: float | None = None,
+    spread: bool | None = None,
+    baselines: bool = True,
+    device: str = "cpu",
+    convention: Convention = "window",
+    seed: int = 0,
+    time_budget: float | None = None,
+    folder: str | Path | None = None,
+    resume: bool = False,
+    progress: bool = True,
+) -> Fit:
+    """Fit ``model`` to ``train``, keeping the weights that are best on ``dev`` (a tenth of
+    ``train`` where None).
+
+    A model that is fitted in closed form (Poisson, spline Poisson, Hawkes, self-correcting) is
+    fitted to all of ``train``; ``dev`` is scored if it is given.
+
+    Arguments
+        steps: most optimiser steps. Where only the recipe says so, as many as ``epochs`` passes
+        through the data take if that is more.
+        time_budget: seconds from the call to its return; ends the schedule earlier where it is
+        shorter.
+        batch_size: sequences of a step. Where a model's recipe says None, as many as have 600
+            events together (1,200 for Deep DAPP) on a processor; on an accelerator a quarter of
+            them, or 4,096 events. At most 64 either way.
+        learning_rate, weight_decay, warmup (steps, at most a tenth of all), clip (of the gradient):
+        AdamW, cosine schedule.
+        nodes: random nodes per gap for the integral.
+        validate_every (steps; 0: forty times in all; a time budget has as many at least), patience
+        (validations without a better one).
+        average: weight of the past in the running mean of the weights, 0.995 say; 0 keeps the
+        weights themselves.
+        spread: whether events are moved about inside their ticks in every step, where times are a
+            few ticks of a clock apart, whole minutes say; else a rate learns to aim at ticks.
+        device: "cpu", "cuda", "mps", or "auto", the first of cuda, mps and cpu that is there. The
+        fitted model is back on the CPU.
+        mixed: sequences of all lengths in a batch, rather than of like length, which saves padding.
+        baselines: whether closed-form models (constant rate, spline, Hawkes) are fitted first and
+            the best of them is returned as ``Fit.model`` where it is better on dev, or stable where
+            the trained model is explosive. ``model`` itself is trained anyway; on fewer than 500
+            events it keeps its first weights unless the trained ones are clearly better on dev.
+        convention: of the likelihood that is maximised; "gaps" for comparisons with tables that
+        leave out both ends of the window.
+        folder: where the best model, `history.csv` and the state of the run are written at every
+        validation.
+        resume: go on from the state in ``folder``.
+
+    What is None comes from the model's own ``recipe`` where it has one, else from
+    `training.RECIPE`.
+
+    Returns a :class:`Fit`; ``model`` holds the best weights and is in evaluation mode. Raises
+    :class:`TrainingError` where the loss is not finite, naming the step, the sequences of the batch
+    and the parameter; the last good model stays.
+
+    >>> from fourpoint.data.synthetic import simulate
+    >>> from fourpoint.models.poisson import Poisson
+    >>> model = Poisson()
+    >>> fit(model, simulate("hawkes", 100), progress=False).stopped
+    'maximum likelihood'
+    """
+    given = dict(
+        steps=steps,
+        batch_size=batch_size,
+        learning_rate=learning_rate,
+        weight_decay=weight_decay,
+        warmup=warmup,
+        clip=clip,
+        nodes=nodes,
+        validate_every=validate_every,
+        patience=patience,
+        mixed=mixed,
+        epochs=epochs,
+        average=average,
+        spread=spread,
+    )
+    began = time.monotonic()
+    place = _device(device)
+    chosen = {
+        **RECIPE,
+        **getattr(model, "recipe", {}),
+        **{k: v for k, v in given.items() if v is not None},
+    }
+    if steps is not None and epochs is None:
+        chosen["epochs"] = 0.0
+    step_events = chosen.pop("step_events", STEP_EVENTS)
+    pieces = _pieces(train)
+    if chosen["batch_size"] is None:
+        chosen["batch_size"] = _batch_for(pieces, step_events, place)
+    if baselines and train.events < SMALL and validate_every is None:
+        chosen["validate_every"] = min(chosen["validate_every"] or SMALL_VALIDATE, SMALL_VALIDATE)
+    recipe = Recipe(**chosen)
+    _check_fit(model, train, dev, recipe, time_budget)
+    longest = int(min(pieces.lengths.max(initial=0), BLOCK)) + 1
+    check_memory(model, min(recipe.batch_size, len(pieces)) * longest, recipe.nodes)
+    if convention not in CONVENTIONS:
+        raise TrainingError(
+            "convention 'window' or 'gaps'", f"{convention!r}", "Choose one of the two."
+        )
+    keep_freed_memory()
+    torch.manual_seed(seed)
+    if dev is None and hasattr(model, "maximum_likelihood"):
+        dev = train.select([])  # a closed form has no early stopping to keep data for
+    if dev is None:
+        train, dev = train.split((0.9, 0.1), by="sequence", seed=seed)
+        pieces = _pieces(train)
+    recipe = _in_full(recipe, pieces, seed)
+    terms = dict(
+        **recipe._asdict(),
+        convention=convention,
+        seed=seed,
+        events=train.events,
+        sequences=len(train),
+        model=model.settings(),
+    )
+    terms |= dict(train=fingerprint(train), dev=fingerprint(dev))
+    model.trained_on = TrainedOn.of(train, dev)
+    run = Run(model, train, dev, Path(folder) if folder else None, seed, recipe, terms, pieces)
+    if resume and run.finished():
+        return run.fit
+    run.begin(resume)
+    # Gradients of attention are summed per thread, so that they depend on the number of threads;
+    # these models are small.
+    one_thread = place.type == "cpu" and getattr(model, "one_thread", False)
+    with threads_for_loops(one_thread), _bar(progress) as bar:
+        bar.say("preparing")
+        said = _look_at_clock(run, recipe)
+        shown = spread_in_ticks(train, run.tick, seed) if run.tick else train
+        run.fit.notes += model.initialise(shown) + said
+        if hasattr(model, "maximum_likelihood"):
+            return run.maximise(shown)
+        if baselines:
+            bar.say("fitting closed-form models")
+            limit = math.inf if time_budget is None else BASELINE_SHARE * time_budget
+            run.compare_with(
+                fit_closed_forms(
+                    model.marks,
+                    shown,
+                    run.score,
+                    time_left=lambda: time.monotonic() - began < limit,
+                )
+            )
+        return _train(run, recipe, convention, place, began, time_budget, resume, bar)
+
+
+def _train(
+    run: Run,
+    recipe: Recipe,
+    convention: Convention,
+    place: torch.device,
+    began: float,
+    time_budget: float | None,
+    resume: bool,
+    bar: _Bar,
+) -> Fit:
+    """The loop of optimiser steps and validations."""
+    model, train = run.model, run.train
+    guesses = _guesses(run)
+    model.to(place)
+    optimiser = run.optimiser = torch.optim.AdamW(
+        _groups(model, recipe), betas=(0.9, 0.99), fused=True, capturable=place.type == "cuda"
+    )
+    step = run.load() if resume else 0
+    if hasattr(model, "rehearse"):
+        model.rehearse()
+    run.begin_mean()
+    if guesses and step == 0:
+        run.score_guess(guesses)
+    taker = (CapturedSteps if CapturedSteps.able(run, place) else Steps)(
+        run, optimiser, recipe, convention
+    )
+    warmup = max(1, min(recipe.warmup, recipe.steps // 10))
+    began -= run.fit.history[-1]["seconds"] if run.fit.history else 0.0
+    limit = (
+        math.inf
+        if time_budget is None
+        else time_budget - min(CLOSING_SHARE * time_budget, CLOSING_SECONDS)
+    )
+    until = limit
+    bar.expect(recipe.steps, until)
+    if time_budget is not None:
+        run.time_left = lambda: time.monotonic() - began < time_budget
+    seen, clock, pause = 0, time.monotonic(), until / VALIDATIONS
+    first, ready = step, time.monotonic() - began  # preparation has no share of the schedule
+    while step < recipe.steps:
+        passed = (time.monotonic() - began - ready) / (until - ready) if ready < until else 1.0
+        share = max(step / recipe.steps, passed)
+        if (share >= 1 and step > first) or run.stale() >= recipe.patience:
+            run.fit.stopped = "time budget" if share >= 1 else "no better validation"
+            break
+        rate = (
+            recipe.learning_rate
+            * min(1.0, (step + 1) / warmup)
+            * 0.5
+            * (1 + math.cos(math.pi * min(1.0, share)))
+        )
+        taker.take(step, rate)
+        run.move_mean(step)
+        seen += int(train.lengths[run.rows(step)].sum())
+        step += 1
+        now = time.monotonic()
+        over = step == recipe.steps or now - began >= until
+        if step % recipe.validate_every == 0 or over or now - clock >= pause:
+            losses, now = taker.drain(), time.monotonic()
+            speed = seen / max(1e-9, now - clock)
+            row = dict(
+                step=step,
+                epoch=step / run.per_epoch,
+                seconds=time.monotonic() - began,
+                events_per_second=speed,
+                learning_rate=rate,
+            )
+            run.validate(row, -float(np.mean(losses)))
+            bar.update(step, time.monotonic() - began, row)
+            seen, clock = 0, time.monotonic()
+            until = limit - 2 * (
+                clock - now
+            )  # the last validation and the score of the model that is kept take as long
+            pause = max(pause, 3 * (clock - now))  # most of a budget is for training
+        else:
+            bar.update(step, now - began, None)
+    run.fit.notes += taker.close()
+    if run.fit.stopped == "time budget" and step < recipe.steps / 4:
+        run.fit.notes.append(
+            f"the time budget ended training after {step:,} of {recipe.steps:,} steps: a "
+            "longer one may do better"
+        )
+    if run.closed_forms and train.events < SMALL:
+        few = f"{train.events:,} training events are few for a neural model"
+        run.fit.notes.append(
+            f"{few}: it keeps its first weights unless others are clearly better on dev"
+        )
+    bar.say("checking the fitted model")
+    return run.finish()
+
+
+def _guesses(run: Run) -> list[dict[str, torch.Tensor]]:
+    """Weights that training has to beat: the model's own first guess, closed-form models that it
+    contains, and on small data its start, which has the data's mean rates and is next to a constant
+    rate.
+    """
+    found = []
+    if getattr(run.model, "first_guess", None):
+        found.append(run.model.first_guess)
+    if hasattr(run.model, "embedded"):
+        inside = [run.model.embedded(one.model) for one in run.closed_forms]
+        found += [weights for weights in inside if weights is not None]
+    if run.closed_forms and run.train.events < SMALL:
+        found.append({name: p.detach().clone() for name, p in run.model.named_parameters()})
+    return found
+
+
+def _pieces(train: Dataset) -> Dataset:
+    """What steps are taken on: the data, with very long sequences cut into pieces.
+
+    Windows that repeat each other stay whole, since a model may have curves of the time since their
+    start.
+    """
+    if repeated_windows(train) or int(train.lengths.max(initial=0)) <= LONG:
+        return train
+    return cut_long(train, PIECE)
+
+
+def _batch_for(train: Dataset, step_events: int, place: torch.device) -> int:
+    """Sequences of a step. On a processor many small steps learn more from as many events than few
+    large ones; on an accelerator a step costs about the same whatever its size."""
+    mean = max(1, train.events) / max(1, len(train))
+    if place.type == "cpu":
+        return int(min(LARGEST_BATCH, max(1, round(step_events / mean))))
+    quarter = math.ceil(len(train) / FEWEST_STEPS)
+    return int(min(LARGEST_BATCH, max(1, quarter, int(DEVICE_EVENTS / mean))))
+
+
+def _in_full(recipe: Recipe, train: Dataset, seed: int) -> Recipe:
+    """The recipe with steps and validations counted out for this data."""
+    per_epoch = len(train.batches(recipe.batch_size, seed=seed, mixed=recipe.mixed))
+    steps = max(recipe.steps, math.ceil(recipe.epochs * per_epoch))
+    return recipe._replace(
+        steps=steps, validate_every=recipe.validate_every or max(20, steps // VALIDATIONS)
+    )
+
+
+def _look_at_clock(run: Run, recipe: Recipe) -> list[str]:
+    """Find the tick inside which events are moved about, by the run or by a model that does so
+    itself; say so where there is one.
+    """
+    train, unit = run.train, run.train.unit or "time units"
+    tick = coarse_clock(train.gaps[train.gaps > 0])
+    if hasattr(run.model, "spreading"):
+        run.model.spread = recipe.spread
+    elif recipe.spread:
+        run.tick = tick
+    if not tick:
+        return []
+    coarse = (
+        f"times are multiples of {tick:.4g} {unit}, and a quarter of all gaps is at most "
+        f"{COARSE} of these ticks: "
+    )
+    if recipe.spread:
+        return [
+            coarse
+            + (
+                "events are moved about inside their ticks while training; compare models by "
+                "tick_score"
+            )
+        ]
+    return [
+        coarse
+        + (
+            "a rate can aim at ticks, so that likelihoods grow without end; compare models by "
+            "tick_score, or leave spread=True"
+        )
+    ]
+
+
+def _device(name: str) -> torch.device:
+    """The device of that name; it must be there."""
+    there = dict(cuda=torch.cuda.is_available(), mps=torch.backends.mps.is_available(), cpu=True)
+    if name == "auto":
+        return torch.device(next(kind for kind, usable in there.items() if usable))
+    if not there.get(name.split(":")[0], False):
+        usable = ", ".join(kind for kind, found in there.items() if found)
+        raise TrainingError(
+            "a device that is there",
+            f"{name!r} (there: {usable})",
+            "Choose one of those, or 'auto'.",
+        )
+    return torch.device(name)
+
+
+def _groups(model: nn.Module, recipe: Recipe) -> list[dict[str, Any]]:
+    """Networks move NETWORK_PACE times as fast as rates, scales and splines, which have far to go;
+    only they are decayed.
+
+    A model with a recipe of its own is a network as a whole: its matrices are decayed, and all
+    moves at one pace.
+    """
+    if hasattr(model, "recipe"):
+        split = [
+            [p for p in model.parameters() if p.requires_grad and (p.ndim > 1) == matrix]
+            for matrix in (True, False)
+        ]
+        decays = (recipe.weight_decay, 0.0)
+        return [
+            dict(params=some, lr=recipe.learning_rate, pace=1.0, weight_decay=d)
+            for some, d in zip(split, decays, strict=True)
+        ]
+    named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
+    networks = [p for n, p in named if ".weights." in n or ".biases." in n]
+    rest = [p for n, p in named if ".weights." not in n and ".biases." not in n]
+    return [
+        dict(
+            params=networks,
+            lr=recipe.learning_rate * NETWORK_PACE,
+            pace=NETWORK_PACE,
+            weight_decay=recipe.weight_decay,
+        ),
+        dict(params=rest, lr=recipe.learning_rate, pace=1.0, weight_decay=0.0),
+    ]
+
+
+def _check_fit(
+    model: Any, train: Dataset, dev: Dataset | None, recipe: Recipe, time_budget: float | None
+) -> None:
+    if train.events == 0:
+        raise TrainingError(
+            "training data with events",
+            f"{len(train)} sequences without one",
+            "Check the split and the window.",
+        )
+    for data in (train, dev):
+        if data is not None and data.marks.count != model.marks.count:
+            raise TrainingError(
+                f"data with {model.marks}, as the model has",
+                f"{data.marks}",
+                "Build the model with marks=data.marks.",
+            )
+    if recipe.steps < 1 or recipe.batch_size < 1 or (time_budget is not None and time_budget <= 0):
+        received = f"{recipe.steps}, {recipe.batch_size}, {time_budget}"
+        raise TrainingError(
+            "positive steps, batch_size and time_budget", received, "Raise them above 0."
+        )
+
+
+class _Bar:
+    """Progress of a fit; does nothing by itself."""
+
+    def say(self, text: str) -> None:
+        """What is being done, for as long as the number of steps is unknown."""
+
+    def expect(self, steps: int, seconds: float) -> None:
+        """So many steps, or so many seconds, are to come."""
+
+    def update(self, step: int, seconds: float, row: dict[str, float] | None) -> None:
+        """After a step, and at validations with their row."""
+
+
+class _RichBar(_Bar):
+    """A progress bar with likelihood, speed and time left."""
+
+    def __init__(self, bar: Any) -> None:
+        self.bar, self.task = bar, bar.add_task("preparing", total=None)
+        self.steps, self.seconds = 1, math.inf
+
+    def say(self, text: str) -> None:
+        self.bar.update(self.task, description=text)
+
+    def expect(self, steps: int, seconds: float) -> None:
+        self.steps, self.seconds = steps, seconds
+        self.bar.reset(self.task, description="fitting", total=steps)
+
+    def update(self, step: int, seconds: float, row: dict[str, float] | None) -> None:
+        done = max(step, int(self.steps * min(1.0, seconds / self.seconds)))
+        self.bar.update(self.task, completed=done)
+        if row is not None:
+            text = (
+                f"dev {row['dev_log_likelihood']:.4f} nats/event, "
+                f"{row['events_per_second']:,.0f} events/s"
+            )
+            self.bar.update(self.task, description=text)
+
+
+@contextmanager
+def _bar(show: bool) -> Iterator[_Bar]:
+    """A progress bar on standard error, or none."""
+    if not show:
+        yield _Bar()
+        return
+    with progress_bar() as bar:
+        yield _RichBar(bar)

@@ -1,0 +1,576 @@
+"""What one fit knows: its history, the best weights, and the files from which a killed run goes on.
+
+A run validates the model now and then, keeps the best weights (of the running mean where the recipe
+asks for one) and writes everything that the next step depends on, so that a resumed run ends with
+the very weights of an unbroken one. Used by `training`.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import wraps
+from pathlib import Path
+from typing import Any, NamedTuple, ParamSpec
+
+import numpy as np
+import torch
+from torch import nn
+
+from fourpoint.atomic import locked, make_folder, write_atomic
+from fourpoint.events import Dataset, UserError
+from fourpoint.events.windows import beginning
+from fourpoint.inference.likelihood import Convention
+from fourpoint.models import Hawkes
+from fourpoint.storage import checkpoints
+from fourpoint.training.closed_forms import (
+    ClosedForm,
+    clearly_positive,
+    standard_error,
+    unit_scores,
+)
+from fourpoint.training.narrow_peaks import look_for_narrow_peaks
+from fourpoint.training.stability import explosive
+
+VALIDATION_EVENTS = (
+    20_000  # at most so many events of the development data are scored at each validation
+)
+DATA = dict(train="training data", dev="development data")  # whose fingerprints a run keeps
+COLUMNS = (
+    "step",
+    "epoch",
+    "seconds",
+    "train_log_likelihood",
+    "dev_log_likelihood",
+    "events_per_second",
+    "learning_rate",
+)
+IN_USE = "Wait until that fit has ended, or choose another folder."
+P = ParamSpec("P")
+
+
+class TrainingError(UserError):
+    """Training that cannot go on; it names the step, the batch and the parameter."""
+
+
+@dataclass
+class Fit:
+    """What a fit did: one row of history per validation (nats per event), the best step, and
+    remarks in words.
+
+    ``model`` is the model to use: the one that was trained, or the best closed-form model where
+    that is better on the development data, and then ``name`` says which. ``closed_forms`` are their
+    scores on the development data, in nats per event.
+    """
+
+    history: list[dict[str, float]] = field(default_factory=list)
+    best_step: int = 0
+    best: float = -math.inf
+    notes: list[str] = field(default_factory=list)
+    stopped: str = ""
+    model: Any = None
+    name: str = ""
+    closed_forms: dict[str, float] = field(default_factory=dict)
+
+    def csv(self) -> str:
+        """The history as CSV text."""
+        out = io.StringIO()
+        writer = csv.DictWriter(out, COLUMNS, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(self.history)
+        return out.getvalue()
+
+
+class Recipe(NamedTuple):
+    """How a model is trained; see :func:`fit`."""
+
+    steps: int
+    batch_size: int
+    learning_rate: float
+    weight_decay: float
+    warmup: int
+    clip: float
+    nodes: int
+    validate_every: int
+    patience: int
+    mixed: bool
+    epochs: float
+    average: float
+    spread: bool
+
+
+class Run:
+    """The state of one fit: what is validated, kept, written and read again."""
+
+    def __init__(
+        self,
+        model: Any,
+        train: Dataset,
+        dev: Dataset,
+        folder: Path | None,
+        seed: int,
+        recipe: Recipe,
+        terms: dict[str, Any],
+        pieces: Dataset | None = None,
+    ) -> None:
+        self.model, self.folder, self.seed, self.terms = model, folder, seed, terms
+        self.batch_size, self.mixed, self.convention = (
+            recipe.batch_size,
+            recipe.mixed,
+            terms["convention"],
+        )
+        self.whole = (
+            train  # before long sequences are cut into ``pieces``, which steps are taken on
+        )
+        self.train = train if pieces is None else pieces
+        self.dev = beginning(dev.some(VALIDATION_EVENTS, seed), VALIDATION_EVENTS)
+        self.fit = Fit(model=model)
+        self.best: dict[str, torch.Tensor] = {}
+        self.guess: dict[
+            str, torch.Tensor
+        ] = {}  # weights that training has to beat, and their scores
+        self.guess_scores = torch.zeros(0, dtype=torch.float64)
+        self.closed_forms: list[ClosedForm] = []
+        self.peak, self.scores = 0, torch.zeros(0, dtype=torch.float64)
+        self.optimiser: torch.optim.Optimizer | None = None
+        self.average, self.mean = recipe.average, list[torch.Tensor]()
+        self.per_epoch = len(self.train.batches(self.batch_size, seed=0, mixed=self.mixed))
+        self.mean_events = max(1.0, self.train.events / max(1, len(self.train)))
+        self.tick = 0.0  # inside which events are moved about
+        self.time_left: Callable[[], bool] = lambda: (
+            True
+        )  # of a time budget, for what follows the last step
+        self._epoch: tuple[int, list[np.ndarray]] = (-1, [])
+
+    def rows(self, step: int) -> np.ndarray:
+        """The sequences of step ``step``: epochs are reshuffled, each from its own seed."""
+        epoch, position = divmod(step, self.per_epoch)
+        if self._epoch[0] != epoch:
+            batches = self.train.batches(
+                self.batch_size, seed=self.seed * 1_000_003 + epoch, mixed=self.mixed
+            )
+            self._epoch = (epoch, [batches[i % len(batches)] for i in range(self.per_epoch)])
+        return self._epoch[1][position]
+
+    def begin_mean(self) -> None:
+        """The running mean begins at the first weights, or goes on from a killed run's."""
+        if self.average and not self.mean:
+            self.mean = [p.detach().clone() for p in self.model.parameters()]
+
+    def move_mean(self, step: int) -> None:
+        """One step of the running mean, which is a plain mean at first."""
+        if self.mean:
+            share = 1 - min(self.average, (step + 1) / (step + 10))
+            torch._foreach_lerp_(self.mean, [p.detach() for p in self.model.parameters()], share)
+
+    @contextmanager
+    def averaged(self) -> Iterator[None]:
+        """The model at the running mean, and afterwards where it was."""
+        own = [p.detach().clone() for p in self.model.parameters()] if self.mean else []
+        _copy(self.model, self.mean)
+        yield
+        _copy(self.model, own)
+
+    def validate(self, row: dict[str, float], train_score: float) -> None:
+        with self.averaged():
+            self._validate(row, train_score)
+        self.write(state=int(row["step"]))
+
+    def _validate(self, row: dict[str, float], train_score: float) -> None:
+        scores = self.score(self.model)
+        score = float(scores.sum()) / max(1, self.dev.events)
+        row["train_log_likelihood"], row["dev_log_likelihood"] = train_score, score
+        self.fit.history.append({name: row[name] for name in COLUMNS})
+        draw = len(self.scores) > 0 and score >= self.fit.best - 0.5 * standard_error(
+            scores - self.scores
+        ) / max(1, self.dev.events)
+        if score > self.fit.best:
+            self.fit.best, self.peak, self.scores = score, int(row["step"]), scores
+        if score >= self.fit.best or draw:
+            self.fit.best_step = int(row["step"])
+            self.best = {k: v.detach().clone() for k, v in self.model.named_parameters()}
+            self.write(model=True)
+
+    def score(self, model: Any) -> torch.Tensor:
+        """Log-likelihoods of ``model`` on the units of the development data."""
+        return unit_scores(model, self.dev, self.convention)
+
+    def compare_with(self, found: list[ClosedForm]) -> None:
+        """Closed-form models that the trained model is compared with at the end."""
+        events = max(1, self.dev.events)
+        self.closed_forms = found
+        self.fit.closed_forms = {one.name: float(one.scores.sum()) / events for one in found}
+
+    def score_guess(self, guesses: list[dict[str, torch.Tensor]]) -> None:
+        """Score first guesses of the weights and keep the best, as step 0; training begins where it
+        would have begun."""
+        own = [p.detach().clone() for p in self.model.parameters()]
+        names = [name for name, _ in self.model.named_parameters()]
+        for guess in guesses:
+            _copy(self.model, [guess[name] for name in names])
+            scores = self.score(self.model)
+            if not self.guess or float(scores.sum()) > float(self.guess_scores.sum()):
+                self.guess = {name: p.detach().clone() for name, p in self.model.named_parameters()}
+                self.guess_scores = scores
+        _copy(self.model, [self.guess[name] for name in names])
+        some = beginning(self.whole.some(VALIDATION_EVENTS, self.seed), VALIDATION_EVENTS)
+        train_score = _score(self.model, some, self.convention)
+        self.best, self.scores = dict(self.guess), self.guess_scores
+        self.fit.best = float(self.scores.sum()) / max(1, self.dev.events)
+        row = (0, 0.0, 0.0, train_score, self.fit.best, 0.0, 0.0)
+        self.fit.history.append(dict(zip(COLUMNS, row, strict=True)))
+        self.write(model=True)
+        _copy(self.model, own)
+
+    def _or_the_guess(self) -> None:
+        """Keep the first guess unless the best weights are clearly better."""
+        if not self.guess:
+            return
+        if self.fit.best_step == 0 or not clearly_positive(self.scores - self.guess_scores):
+            self.best, self.fit.best_step = self.guess, 0
+            self.fit.notes.append(
+                "training found nothing clearly better than the first guess, which is kept"
+            )
+
+    def stale(self) -> int:
+        """Validations since the highest one."""
+        return sum(row["step"] > self.peak for row in self.fit.history)
+
+    def begin(self, resume: bool) -> None:
+        """Write what is fitted before the first checkpoint, so that a run killed any time after can
+        be resumed.
+
+        An older model in the folder stays until the first validation, but is no longer what
+        ``resume`` goes on from.
+        """
+        if self.folder is not None and not (resume and (self.folder / "training.json").is_file()):
+            checkpoints.write_tensors(self.folder, "training", {}, dict(step=0, recipe=self.terms))
+
+    def maximise(self, shown: Dataset) -> Fit:
+        """A fit without gradient steps, to the training data as they are ``shown`` to the model."""
+        began = time.monotonic()
+        self.fit.notes += self.model.maximum_likelihood(shown)
+        some = beginning(self.whole.some(VALIDATION_EVENTS, self.seed), VALIDATION_EVENTS)
+        train_score = _score(self.model, some, self.convention)
+        score = _score(self.model, self.dev, self.convention) if len(self.dev) else math.nan
+        seconds = max(1e-9, time.monotonic() - began)
+        self.fit.history.append(
+            dict(
+                zip(
+                    COLUMNS,
+                    (1, 1.0, seconds, train_score, score, self.train.events / seconds, 0.0),
+                    strict=True,
+                )
+            )
+        )
+        self.fit.best = score if len(self.dev) else train_score
+        self.fit.best_step, self.fit.stopped = 1, "maximum likelihood"
+        self.write(model=True)
+        if self.folder:
+            checkpoints.remove_tensors(self.folder, "training")
+        return self.fit
+
+    def finish(self) -> Fit:
+        """Choose what is returned: the trained weights, the first guess, or a closed-form model.
+
+        That is the best of them on the development data, unless simulated paths of it run away and
+        those of another do not.
+        """
+        self._or_the_guess()
+        self._take(self.best)
+        self.fit.stopped = self.fit.stopped or "all steps done"
+        self._look_for_peaks()
+        others = sorted(self.closed_forms, key=lambda one: -float(one.scores.sum()))
+        better = bool(others) and float(others[0].scores.sum()) > self._own_score()
+        if better and not self._explosive(others[0].model):
+            self._return(others[0], "better on dev than the trained model")
+        else:
+            self._look_for_a_stable_one(others)
+        self.write(model=True)
+        if self.folder:
+            checkpoints.remove_tensors(self.folder, "training")
+        return self.fit
+
+    def _look_for_peaks(self) -> None:
+        if hasattr(self.model, "narrow"):
+            self.fit.notes += look_for_narrow_peaks(self.model, self.whole)
+
+    def _own_score(self) -> float:
+        """The log-likelihood of the model on the development data, which is noted beside those of
+        the closed forms.
+        """
+        total, events = float(self.score(self.model).sum()), max(1, self.dev.events)
+        shown = ", ".join(f"{name} {value:.4f}" for name, value in self.fit.closed_forms.items())
+        self.fit.notes.append(f"nats per event on dev: {total / events:.4f}; closed forms: {shown}")
+        return total
+
+    def _explosive(self, model: Any) -> str:
+        """Why ``model`` counts as explosive, as far as the time budget allows to find out."""
+        cut = False
+
+        def time_left() -> bool:
+            nonlocal cut
+            cut = cut or not self.time_left()
+            return not cut
+
+        found = explosive(model, self.whole, self.seed, time_left)
+        if cut and not found:
+            self.fit.notes.append(
+                "the time budget ended the search for explosive paths before it was complete"
+            )
+        return found
+
+    def _look_for_a_stable_one(self, others: list[ClosedForm]) -> None:
+        """Keep the trained model if it is stable; else the first guess, or the best of the
+        closed-form models that is.
+        """
+        runaway = self._explosive(self.model)
+        if runaway and self.guess and self.fit.best_step > 0:
+            self._take(self.guess)
+            if not self._explosive(self.model):
+                self.fit.notes.append(
+                    f"the trained model is explosive ({runaway}): the first guess, which is "
+                    "stable, is kept"
+                )
+                self.best, self.fit.best_step = self.guess, 0
+                self._look_for_peaks()
+                return
+            self._take(self.best)
+        if not runaway:
+            return
+        self.fit.notes.append(f"the trained model is explosive: {runaway}")
+        stable = next((one for one in others if not self._explosive(one.model)), None)
+        if stable is not None:
+            self._return(stable, "stable, unlike the trained model")
+
+    def _return(self, one: ClosedForm, why: str) -> None:
+        """The closed-form model ``one`` in place of the trained one."""
+        one.model.trained_on = self.model.trained_on
+        self.fit.model, self.fit.name = one.model, one.name
+        self.fit.best = float(one.scores.sum()) / max(1, self.dev.events)
+        self.fit.notes += [
+            *one.notes,
+            f"the closed-form model {one.name} is {why}, and is returned in its place",
+        ]
+
+    def _take(self, weights: dict[str, torch.Tensor]) -> None:
+        """Put the weights into the model, in evaluation mode and with the features of
+        evaluation.
+        """
+        with torch.no_grad():
+            for name, parameter in self.model.named_parameters():
+                parameter.copy_(weights.get(name, parameter))
+        self.model.to("cpu").eval()
+        said = self.model.settle() if hasattr(self.model, "settle") else []
+        self.fit.notes = [
+            note for note in self.fit.notes if not note.startswith("evaluation features")
+        ] + said
+
+    def finished(self) -> bool:
+        """Whether the folder holds a finished run of the same recipe; its weights are then taken
+        over.
+        """
+        if (
+            self.folder is None
+            or not (self.folder / "model.json").is_file()
+            or (self.folder / "training.json").is_file()
+        ):
+            return False
+        done = checkpoints.about(self.folder)
+        if not done.get("stopped"):
+            return False
+        self._same(done.get("recipe", {}))
+        kept: Any = checkpoints.restore(self.folder)
+        self.fit.model = kept
+        self.fit.notes.append("nothing to resume: the run in this folder had ended")
+        self.fit.best_step, self.fit.stopped = done["best_step"], done["stopped"]
+        checkpoints.remove_tensors(
+            self.folder, "training"
+        )  # left where it was killed at the very end
+        if type(kept) is not type(self.model):  # a closed-form model was better
+            self.fit.name = str(done.get("closed_form", ""))
+            return True
+        self.model.initialise(self.whole)
+        if hasattr(self.model, "settle"):
+            self.model.settle(kept.settings()["eval_features"])
+        self.model.load_state_dict(kept.state_dict())
+        if isinstance(kept, Hawkes):
+            self.model.errors = kept.errors
+        self.fit.model = self.model.eval()
+        return True
+
+    def load(self) -> int:
+        """Take up the state of a killed run; the step to go on from (0 where there is none)."""
+        if (
+            self.folder is None
+            or self.optimiser is None
+            or not (self.folder / "training.json").is_file()
+        ):
+            self.fit.notes.append("nothing to resume: starting from the beginning")
+            return 0
+        tensors, info = checkpoints.read_tensors(self.folder, "training")
+        self._same(info["recipe"])
+        if info["step"] == 0:
+            self.fit.notes.append("nothing to resume: starting from the beginning")
+            return 0
+        with torch.no_grad():
+            for name, parameter in self.model.named_parameters():
+                parameter.copy_(tensors[f"model.{name}"])
+        place = next(self.model.parameters()).device
+        self.best = {
+            k.removeprefix("best."): v.to(place)
+            for k, v in tensors.items()
+            if k.startswith("best.")
+        }
+        self.guess = {
+            k.removeprefix("guess."): v.to(place)
+            for k, v in tensors.items()
+            if k.startswith("guess.")
+        }
+        self.guess_scores = tensors["guess_scores"]
+        self.mean = (
+            [tensors[f"mean.{k}"].to(place) for k, _ in self.model.named_parameters()]
+            if self.average
+            else []
+        )
+        state = self.optimiser.state_dict()
+        for key, value in tensors.items():
+            if key.startswith("adam."):
+                _, index, name = key.split(".")
+                state["state"].setdefault(int(index), {})[name] = value
+        self.optimiser.load_state_dict(state)
+        self.fit.history, self.fit.best, self.fit.best_step = (
+            info["history"],
+            info["best"],
+            info["best_step"],
+        )
+        self.peak, self.scores = info["peak"], tensors["scores"]
+        self.fit.notes.append(f"resumed at step {info['step']}")
+        return int(info["step"])
+
+    def _same(self, recipe: dict[str, Any]) -> None:
+        # The seed draws the development data, and other terms follow from the data: first things
+        # first.
+        for name in dict.fromkeys(["seed", *DATA, *self.terms]):
+            was, value = recipe.get(name), self.terms[name]
+            if was != value and name in DATA:
+                raise TrainingError(
+                    f"the {DATA[name]} of the run to resume, with the fingerprint {was}",
+                    f"other data, with the fingerprint {value}",
+                    "Pass the data of the first call, or choose another folder.",
+                )
+            if was != value:
+                raise TrainingError(
+                    f"{name}={was}, as in the run to resume",
+                    f"{value}",
+                    "Repeat the first call with --resume, or choose another folder.",
+                )
+
+    def write(self, *, model: bool = False, state: int | None = None) -> None:
+        if self.folder is None:
+            return
+        if model:
+            begin = float(self.whole.starts.min())
+            windows = dict(start=begin, stop=begin + float(self.whole.durations.max()))
+            about = dict(
+                unit=self.train.unit,
+                data=self.train.name,
+                **windows,
+                events=self.whole.events,
+                sequences=len(self.whole),
+                log=None if self.whole.log is None else self.whole.log.to_dict(),
+                recipe=self.terms,
+                notes=self.fit.notes,
+                best_step=self.fit.best_step,
+                stopped=self.fit.stopped,
+                closed_form=self.fit.name,
+            )
+            checkpoints.save(self.fit.model, self.folder, about=about)
+        if state is not None and self.optimiser is not None:
+            tensors = {f"model.{k}": v for k, v in self.model.named_parameters()} | {
+                f"best.{k}": v for k, v in self.best.items()
+            }
+            tensors |= {
+                f"mean.{k}": v
+                for (k, _), v in zip(self.model.named_parameters(), self.mean, strict=False)
+            }
+            tensors |= {f"guess.{k}": v for k, v in self.guess.items()}
+            tensors |= dict(scores=self.scores, guess_scores=self.guess_scores)
+            moments = self.optimiser.state_dict()["state"]
+            tensors |= {
+                f"adam.{i}.{k}": torch.as_tensor(v)
+                for i, m in moments.items()
+                for k, v in m.items()
+            }
+            info = dict(
+                step=state,
+                recipe=self.terms,
+                settings=self.model.settings(),
+                history=self.fit.history,
+                best=self.fit.best,
+                peak=self.peak,
+                best_step=self.fit.best_step,
+                notes=self.fit.notes,
+            )
+            checkpoints.write_tensors(self.folder, "training", tensors, info)
+        write_atomic(self.folder / "history.csv", self.fit.csv())
+
+
+def one_fit_at_a_time(fit: Callable[P, Fit]) -> Callable[P, Fit]:
+    """``fit``, holding a lock on its ``folder``: a second fit into the same folder is refused.
+
+    The lock ends with the process. A folder that is made for a fit that is refused is removed.
+    """
+
+    @wraps(fit)
+    def alone(*arguments: P.args, **options: P.kwargs) -> Fit:
+        given: Any = options.get("folder")
+        if not given:
+            return fit(*arguments, **options)
+        folder = Path(given)
+        missing = [place for place in (folder, *folder.parents) if not place.exists()]
+        make_folder(folder)
+        try:
+            with locked(folder / ".fit.lock", f"the folder {folder}", IN_USE):
+                return fit(*arguments, **options)
+        finally:
+            for made in missing:
+                if any(made.iterdir()):
+                    break
+                made.rmdir()
+
+    return alone
+
+
+def fingerprint(data: Dataset) -> str:
+    """A hash of times, marks, places and windows, by which data are known again.
+
+    >>> from fourpoint.data.synthetic import simulate
+    >>> a, b = simulate("hawkes", 2, seed=0), simulate("hawkes", 2, seed=1)
+    >>> fingerprint(a) == fingerprint(a.select([0, 1])), fingerprint(a) == fingerprint(b)
+    (True, False)
+    """
+    digest = hashlib.sha256(repr((data.marks.names, data.marks.box)).encode())
+    for array in (data.times, data.mark_ids, data.lengths, data.starts, data.stops, data.places):
+        if array is not None:
+            digest.update(repr((array.shape, array.dtype.str)).encode())
+            digest.update(np.ascontiguousarray(array).data)
+    return digest.hexdigest()[:32]
+
+
+def _copy(model: nn.Module, values: list[torch.Tensor]) -> None:
+    """Put ``values`` into the model's parameters; nothing where there are none."""
+    with torch.no_grad():
+        for parameter, value in zip(model.parameters() if values else (), values, strict=True):
+            parameter.copy_(value)
+
+
+def _score(model: Any, data: Dataset, convention: Convention = "window") -> float:
+    """Log-likelihood in nats per event."""
+    return float(unit_scores(model, data, convention).sum()) / max(1, data.events)

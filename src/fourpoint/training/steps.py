@@ -1,0 +1,144 @@
+"""Optimiser steps, one after the other: the plain way, on any device.
+
+A step takes the sequences that the run names for it, redraws what the model draws, and moves the
+weights by the gradient of the sampled log-likelihood, clipped in norm. All randomness of step s
+comes from (seed, s) alone. `training_cuda` does the same without a word from the host. Used by
+`training`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fourpoint.events.batching import Batch
+from fourpoint.inference.likelihood import Convention, sampled_log_likelihood
+from fourpoint.kernels.compiling import threads_for_loops
+from fourpoint.kernels.numba_adamw import Moves
+from fourpoint.training.run import Recipe, Run, TrainingError
+
+ELSEWHERE = 2**40  # steps away: what moves events about is not what draws nodes
+
+
+class Steps:
+    """Steps of ``run``, each seen through before the next begins."""
+
+    def __init__(
+        self, run: Run, optimiser: torch.optim.Optimizer, recipe: Recipe, convention: Convention
+    ) -> None:
+        self.run, self.optimiser, self.recipe, self.convention = run, optimiser, recipe, convention
+        self.model: Any = run.model
+        self.weights = [p for group in optimiser.param_groups for p in group["params"]]
+        self.losses: list[float] = []
+        self.moves = Moves(optimiser)
+        self.looping = False  # whether the last step was done by compiled loops
+
+    def take(self, step: int, rate: float) -> None:
+        """Step number ``step`` at the learning rate ``rate``. Raises :class:`TrainingError` where
+        the loss is not finite.
+        """
+        for group in self.optimiser.param_groups:
+            group["lr"] = rate * group["pace"]
+        with threads_for_loops(self.looping):
+            self._take(step)
+
+    def _take(self, step: int) -> None:
+        rows = self.run.rows(step)
+        batch = self.run.train.batch(rows).to(self.weights[0].device)
+        if self.run.tick:
+            batch = batch.spread(self.run.tick, self.seeded(torch.Generator(), step + ELSEWHERE))
+        events = self.run.mean_events * len(rows)
+        found = self._in_loops(batch, self.seeded(torch.Generator(), step), events)
+        self.looping = found is not None
+        value, size = found or (
+            x.item() for x in self._slopes([batch], self.seeded(torch.Generator(), step), events)
+        )
+        if not (math.isfinite(value) and math.isfinite(size)):
+            raise self.not_finite(step, value)
+        if size > self.recipe.clip:
+            nn.utils.clip_grads_with_norm_(self.weights, self.recipe.clip, torch.tensor(size))
+        self.moves.take()
+        self.losses.append(value)
+
+    def _in_loops(
+        self, batch: Batch, random: torch.Generator, events: float
+    ) -> tuple[float, float] | None:
+        """What :meth:`_slopes` gives, by compiled loops where the model has them for this batch."""
+        if not hasattr(self.model, "slopes"):
+            return None
+        self._ready(random)
+        found = self.model.slopes(batch, self.recipe.nodes, random, self.convention, -1 / events)
+        if found is None:
+            return None
+        total, slopes = found
+        for p, slope in slopes:
+            p.grad = torch.from_numpy(slope)
+        return -total / events, math.sqrt(sum(float(np.vdot(slope, slope)) for _, slope in slopes))
+
+    def drain(self) -> list[float]:
+        """The losses since the last call, in nats per event."""
+        found, self.losses = self.losses, []
+        return found
+
+    def close(self) -> list[str]:
+        """Let go of what only training needs; remarks for the user."""
+        return []
+
+    def seeded(self, random: torch.Generator, step: int) -> torch.Generator:
+        """The source of all randomness of a step."""
+        return random.manual_seed(self.run.seed * 1_000_003 + step)
+
+    def _slopes(
+        self, parts: Iterable[Batch], random: torch.Generator, events: float | Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """The loss of a batch over the expected number of ``events``, its gradient in the weights,
+        and that gradient's norm; the batch may come in ``parts``, of which one at a time has to fit
+        into memory.
+        """
+        self._ready(random)
+        for p in self.weights:
+            p.grad = None
+        total = torch.zeros((), device=self.weights[0].device)
+        for part in parts:
+            loss = (
+                -sampled_log_likelihood(
+                    self.model, part, self.recipe.nodes, random, convention=self.convention
+                ).sum()
+                / events
+            )
+            loss.backward()
+            total = total + loss.detach()
+        return total, nn.utils.get_total_norm([p.grad for p in self.weights if p.grad is not None])
+
+    def _ready(self, random: torch.Generator) -> None:
+        if not self.model.training:
+            self.model.train()
+        if hasattr(self.model, "redraw"):
+            self.model.redraw(random)
+
+    def not_finite(self, step: int, loss: float) -> TrainingError:
+        """What went wrong at ``step``, with the sequences and the parameter."""
+        rows, train = self.run.rows(step), self.run.train
+        broken = (
+            n
+            for n, p in self.model.named_parameters()
+            if p.grad is not None and not bool(torch.isfinite(p.grad).all())
+        )
+        culprit = next(broken, None)
+        where = (
+            f"the gradient of {culprit} is not finite" if culprit else "all gradients are finite"
+        )
+        ids = ", ".join(train.ids[i] for i in np.asarray(rows)[:5])
+        return TrainingError(
+            "a finite loss",
+            f"{loss} at step {step} on sequences {ids}{', ...' if len(rows) > 5 else ''}; {where}",
+            (
+                "Lower learning_rate, use link='softplus', or look at those sequences; the best "
+                "model so far is kept."
+            ),
+        )
