@@ -34,9 +34,9 @@ class LogFormat:
         zone: the time zone of the calendar and of stamps that name none.
         zoned: whether the stamps name their zone or offset.
         day_first: whether dates such as 5/1/2024 begin with the day; None where they are written
-        otherwise.
+            otherwise.
         origin: the timestamp of time 0, as ISO 8601, in UTC where the log has a zone; None where
-        time has no common origin.
+            time has no common origin.
 
     >>> LogFormat.from_dict(
     ...     LogFormat("when", clock="stamps", origin="2024-05-01T00:00:00").to_dict()

@@ -141,7 +141,7 @@ def dequantise(
         resolution: of the timestamps, in the data's unit of time: an event at t fell into [t -
             resolution/2, t + resolution/2), and into its window.
         particles: per sequence, and per 256 events of a longer one; None: 32 for models whose
-        integrals are closed forms, else 8.
+            integrals are closed forms, else 8.
 
     Call it only if :func:`reason_against` returns None.
 

@@ -123,10 +123,10 @@ def evaluate(
     Arguments
         data: a data set, or one sequence.
         truth: the process that made the data: a name of `data.synthetic.PROCESSES`, or a model with
-        its parameters.
+            its parameters.
         tolerance: of the integrals, in nats per event.
         convention: "window" (everything observed) or "gaps" (events 2 to N, as published tables);
-        that of ``report.to_dict()``.
+            that of ``report.to_dict()``.
         progress: whether to show a bar on stderr.
 
     A model on another device is scored there, and so is a truth given as a model. Where data were

@@ -243,7 +243,7 @@ def forecast(
         horizon: how far to look, in the user's unit of time.
         paths: how many futures to sample; ``seed`` of those.
         at: now; the end of the sequence's window by default. An event at that very time is known;
-        later ones are not looked at.
+            later ones are not looked at.
         windows: equal parts of the horizon in which events are counted.
         progress: whether to show bars on stderr.
 

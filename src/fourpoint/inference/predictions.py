@@ -146,13 +146,13 @@ def prediction_scores(
 
     Arguments
         events: how many next events to score, drawn at random with ``seed``; all where there are
-        fewer.
+            fewer.
         horizon: how far to look from each of ``origins`` random times, in the user's unit; ten mean
             gaps by default, or half of the longest window where that is shorter.
         windows, paths: parts of the horizon in which events are counted, and futures sampled from
-        each origin.
+            each origin.
         cost: of adding or removing an event in the transport distance; half of the horizon by
-        default.
+            default.
         progress: whether to show bars on stderr.
 
     Raises :class:`UserError` where the marks are not the model's, there is no event, or the model

@@ -66,16 +66,16 @@ class DAPP(Described, nn.Module):
             .005, after training.
         normalise: "none" (a sum), "ratio" or "softmax" (weights that sum to 1).
         phase: "paired" (cosine and sine) or "random", as in the paper's (7); random needs the dense
-        form.
+            form.
         values: "mark" (a constant per mark), "linear" in (t, m) as in the paper, or "affine".
         score: "fourier" (the learned spectrum), "dot" (a product of projected events) or "neural"
-        (a network on them).
+            (a network on them).
         keep: eta, how many past events each head remembers (ODAPP, `ops.selection`): a number, or
             a share of the longest training sequence such as .5; None: all of them.
         link: "exp", "softplus" (with a learned scale) or "identity" (everything non-negative: a
-        Hawkes process).
+            Hawkes process).
         base: mu, "constant" per mark, "spline" in time, or "auto": a spline where all windows have
-        one length.
+            one length.
         drift: the same for the term inside the link: "spline", "none" or "auto".
         decay: whether modes may decay.
         generator: widths of the hidden layers of the networks that generate the spectrum.

@@ -78,7 +78,7 @@ class DeepDAPP(Described, NarrowPeaks, nn.Module):
         waves: octaves of waves in the logarithm of elapsed time; 0 for none.
         dropout: the share of activations that is silent while training.
         unheard, unmarked: the share of events that leave no trace in the states, and of those whose
-        mark is hidden, while training.
+            mark is hidden, while training.
         form: "scan" in O(n), or "dense" from all pairs, for short sequences and for tests.
         seed: of the initial weights.
 

@@ -68,7 +68,7 @@ class Hawkes(Described, nn.Module):
         branching: alpha, the offspring of one event: one number, shared out evenly over types and
             decays, or a table (M, M), for several decays (J, M, M), with the exciting type last.
         decay: beta per unit of time: one number, around which several decays lie a factor of 10
-        apart, or J numbers.
+            apart, or J numbers.
         exponentials: J.
 
     They are starting values of parameters that :meth:`maximum_likelihood` estimates; ``errors``

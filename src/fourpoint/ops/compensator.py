@@ -80,12 +80,12 @@ def march(
     Arguments
         rates: ``rates(times)`` are the intensities per mark, at ``start`` those just after it.
         width: a typical time until the next event; a compensator that has not reached its target
-        after FAR of these never will.
+            after FAR of these never will.
         shortest: the shortest time in which the rate changes by much, where that is known. The
             first panel is no longer than a few of these, or a small part of ``width``; later ones
             grow, so that each sees the rate on its own time scale.
         longest: ``longest(elapsed)`` is the most that a panel may have; a change of the rate much
-        shorter than a panel may be missed.
+            shorter than a panel may be missed.
         through: a time that becomes a panel's end.
 
     Raises :class:`Unconverged` where the rate is not finite or no panel is short enough.

@@ -95,7 +95,7 @@ def thin(
 
     Arguments
         rates: intensities per mark at (B, Q) times; seen from the past at ``a``, with no event
-        since.
+            since.
         bound: ``bound(a, b)``, a constant above the total rate on [a, b].
         stop: where each path ends; paths with a >= stop stay where they are.
         width: length of the window to try, in units of time.

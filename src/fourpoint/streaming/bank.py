@@ -66,7 +66,7 @@ class StreamBank:
             that is more; silences of entities are then seen too.
         threads: how many share the work of a call.
         store: instead of ``spill``, a store that is written by :meth:`changes`; entities in it
-        belong to the bank.
+            belong to the bank.
 
     >>> from fourpoint.models.hawkes import Hawkes
     >>> bank = StreamBank(Hawkes(baseline=1.0, branching=0.5, decay=2.0))

@@ -113,10 +113,10 @@ class Stream:
     Arguments
         model: any model; it is used in evaluation mode.
         start: when the watch begins, in the user's time unit. The model's clock (its curves of
-        time) begins there too.
+            time) begins there too.
         keep: with DAPP, how many events each head may remember (ODAPP); None: nothing is forgotten.
         recent: how many past events are looked at for ``attended``; a model that remembers its
-        events looks at those.
+            events looks at those.
         top: how many of them are named per head; 0 for none.
         alarms: largest number of false alarms per 1,000 events of the true model, on average and of
             all kinds; None: no monitoring. Half of it is for the stream (`streaming.monitoring`)

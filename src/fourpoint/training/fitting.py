@@ -110,32 +110,30 @@ def fit(
 
     Arguments
         steps: most optimiser steps. Where only the recipe says so, as many as ``epochs`` passes
-        through the data take if that is more.
+            through the data take if that is more.
         time_budget: seconds from the call to its return; ends the schedule earlier where it is
-        shorter.
+            shorter.
         batch_size: sequences of a step. Where a model's recipe says None, as many as have 600
             events together (1,200 for Deep DAPP) on a processor; on an accelerator a quarter of
-            them, or 4,096 events. At most 64 either way.
-        learning_rate, weight_decay, warmup (steps, at most a tenth of all), clip (of the gradient):
-        AdamW, cosine schedule.
-        nodes: random nodes per gap for the integral.
-        validate_every (steps; 0: forty times in all; a time budget has as many at least), patience
-        (validations without a better one).
+            them, or 4,096 events. At most 64 either way. learning_rate, weight_decay, warmup
+            (steps, at most a tenth of all), clip (of the gradient): AdamW, cosine schedule.
+        nodes: random nodes per gap for the integral. validate_every (steps; 0: forty times in all;
+            a time budget has as many at least), patience (validations without a better one).
         average: weight of the past in the running mean of the weights, 0.995 say; 0 keeps the
-        weights themselves.
+            weights themselves.
         spread: whether events are moved about inside their ticks in every step, where times are a
             few ticks of a clock apart, whole minutes say; else a rate learns to aim at ticks.
         device: "cpu", "cuda", "mps", or "auto", the first of cuda, mps and cpu that is there. The
-        fitted model is back on the CPU.
+            fitted model is back on the CPU.
         mixed: sequences of all lengths in a batch, rather than of like length, which saves padding.
         baselines: whether closed-form models (constant rate, spline, Hawkes) are fitted first and
             the best of them is returned as ``Fit.model`` where it is better on dev, or stable where
             the trained model is explosive. ``model`` itself is trained anyway; on fewer than 500
             events it keeps its first weights unless the trained ones are clearly better on dev.
         convention: of the likelihood that is maximised; "gaps" for comparisons with tables that
-        leave out both ends of the window.
+            leave out both ends of the window.
         folder: where the best model, `history.csv` and the state of the run are written at every
-        validation.
+            validation.
         resume: go on from the state in ``folder``.
 
     What is None comes from the model's own ``recipe`` where it has one, else from

@@ -77,7 +77,7 @@ class PlacedDAPP(Described, nn.Module):
         generator: widths of the hidden layers of the networks that generate the spectra.
         knots: intervals of the splines in time.
         order: Gauss nodes per axis for integrals over the box; None: 32, 16 or 8. Evaluations
-        double it until it suffices.
+            double it until it suffices.
         cells: per axis, for the random places of training; None: 16, 8 or 4.
 
     >>> from fourpoint.events import Box, Sequence

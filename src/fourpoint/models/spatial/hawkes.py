@@ -94,12 +94,12 @@ class PlacedHawkes(Described, nn.Module):
         marks: a mark space with a box.
         baseline: mu, events per unit of time in the whole box, one number per type or for all.
         branching: alpha, the offspring of one event before any is lost outside, shared out evenly
-        over types.
+            over types.
         decay: beta per unit of time.
         spread: s, the standard deviation of where offspring fall: as a share of each axis of the
-        box.
+            box.
         cells: parts of every axis on which the background has a density of its own; 1 is a uniform
-        background.
+            background.
 
     They are starting values; :meth:`maximum_likelihood` estimates all of them.
 

@@ -66,10 +66,10 @@ class TimeCheck:
     Arguments
         start: when the observation began. Earlier times are left to the stream, which refuses them.
         since: from where the gap before the first event is counted: the end of the training window,
-        say.
+            say.
         rate: events per unit of time that are expected of the whole feed.
         most: the longest gap that is believed, in the model's unit of time; None: by the rule
-        above.
+            above.
         calendar: the wall clock, where times have one.
         reached: how far an earlier run came.
 
