@@ -10,9 +10,8 @@ grid of 20 points in each gap); Fourpoint with `fp.fit` and the model's own reci
 the likelihood of events 2..N on [t_1, t_N], the `gaps` convention, and are scored on it by one
 rule: Gauss-Legendre in every gap with twice the nodes until the sum settles to 1e-4 nats per event.
 Speed is training events (all of them) per second of processor time on one thread, which other jobs
-on the machine disturb least; Fourpoint's includes its one validation, on 100 sequences. SAHP and
-THP train by compiled loops where numba is installed (the extra ``fast``); compiling, like
-everything that is set up once, is not timed. The oracle is the process itself.
+on the machine disturb least; Fourpoint's includes its one validation, on 100 sequences. What is
+set up once is not timed. The oracle is the process itself.
 """
 
 from __future__ import annotations

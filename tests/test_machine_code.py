@@ -18,12 +18,9 @@ import torch
 from fourpoint.kernels import numba_dapp_loss as dapp_sweep_loops
 from fourpoint.kernels.compiling import machine_code, threads, threads_for_loops
 from fourpoint.kernels.numba_adamw import compiled_adamw
-from fourpoint.models import attentive_loops, rmtpp_loops
 
 COMPILED = [
-    attentive_loops.compiled_sweep,
     dapp_sweep_loops.compiled_sweep,
-    rmtpp_loops.compiled_recurrence,
     compiled_adamw,
 ]
 

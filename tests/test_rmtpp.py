@@ -5,7 +5,6 @@ reductions, the sampler by inversion.
 from __future__ import annotations
 
 import math
-import sys
 
 import numpy as np
 import pytest
@@ -17,10 +16,9 @@ from fourpoint.events import Batch, Dataset, Sequence, UserError
 from fourpoint.inference.goodness import goodness_of_fit
 from fourpoint.inference.likelihood import log_likelihood
 from fourpoint.inference.sampling import last_rates, remember, sample
-from fourpoint.models import rmtpp_loops
 from fourpoint.models.hawkes import Hawkes
 from fourpoint.models.poisson import mean_rates
-from fourpoint.models.rmtpp import RMTPP, _log1p_over, _LogMeanExp, _loops, _Recurrence, _Score
+from fourpoint.models.rmtpp import RMTPP, _log1p_over, _LogMeanExp, _Recurrence, _Score
 from fourpoint.ops.quadrature import Unconverged
 from fourpoint.ops.thinning import draw_marks
 from fourpoint.training.fitting import fit
@@ -130,72 +128,6 @@ def test_the_loop_equals_the_equations_and_so_does_its_gradient(N: int, M: int) 
         )
     if N:
         assert torch.autograd.gradcheck(_Recurrence.apply, inputs)
-
-
-@pytest.mark.parametrize("compiled", [False, True])
-def test_loops_for_machine_code_are_as_exact_as_torch_in_float32(
-    compiled: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Both against the equations in float64; with large weights, so that the tanh is seen from end
-    to end.
-    """
-    if compiled:
-        pytest.importorskip("numba")
-    else:
-        monkeypatch.setattr(
-            rmtpp_loops, "compiled_recurrence", lambda: (rmtpp_loops.onwards, rmtpp_loops.backwards)
-        )
-    random = torch.Generator().manual_seed(0)
-    shapes = ((2, 4), (7, 3, 2), (2, 4), (3, 4), (4, 4))
-    table, *rest = [
-        2 * torch.randn(*shape, generator=random, dtype=torch.float64) for shape in shapes
-    ]
-    exact = [table, torch.randint(0, 2, (7, 3), generator=random), *rest]
-    single = [x if x.dtype == torch.int64 else x.float() for x in exact]
-    outside, found = torch.randn(8, 3, 4, generator=random, dtype=torch.float64), []
-    for worth, given, way in (
-        (0, single, _Recurrence.apply),
-        (2**62, single, _Recurrence.apply),
-        (0, exact, plain_states),
-    ):
-        monkeypatch.setattr(rmtpp_loops, "WORTH_COMPILING", worth)
-        leaves = [x.clone().requires_grad_() if x.is_floating_point() else x for x in given]
-        states = way(*leaves)
-        slopes = torch.autograd.grad(
-            states, [x for x in leaves if x.is_floating_point()], outside.to(states)
-        )
-        found.append([x.detach().double() for x in (states, *slopes)])
-    for loops, torchs, slow in zip(*found, strict=True):
-        assert (loops - slow).abs().max() <= 2 * (
-            torchs - slow
-        ).abs().max() + 3e-6 * slow.abs().max()
-
-
-def test_the_tanh_of_the_loops() -> None:
-    x = np.concatenate([np.linspace(-20, 20, 501), np.linspace(-1e-3, 1e-3, 101)]).astype(
-        np.float32
-    )
-    exact, found = np.tanh(x.astype(np.float64)), x.copy()
-    rmtpp_loops.bend(found, np.zeros_like(x))
-    assert (
-        np.abs(found - exact).max() < 4e-7
-        and np.allclose(found, exact, rtol=1e-6, atol=1e-12)
-        and np.abs(found).max() <= 1
-    )
-
-
-def test_little_work_other_kinds_of_numbers_and_no_numba_leave_it_to_torch(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    assert _loops(torch.zeros(2, 3, 4)) is None
-    monkeypatch.setattr(rmtpp_loops, "WORTH_COMPILING", 0)
-    assert _loops(torch.zeros(2, 3, 4, dtype=torch.float64)) is None
-    monkeypatch.setitem(sys.modules, "numba", None)
-    rmtpp_loops.compiled_recurrence.cache_clear()
-    try:
-        assert _loops(torch.zeros(2, 3, 4)) is None
-    finally:
-        rmtpp_loops.compiled_recurrence.cache_clear()
 
 
 def test_the_score_has_its_gradient() -> None:

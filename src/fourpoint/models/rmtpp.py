@@ -31,7 +31,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from fourpoint.events import Batch, Dataset, MarkSpace, UserError
-from fourpoint.models import protocol, rmtpp_loops
+from fourpoint.models import protocol
 from fourpoint.models.described import Described
 from fourpoint.models.neural_start import time_scale_of
 from fourpoint.models.poisson import mean_rates
@@ -307,7 +307,7 @@ class RMTPP(Described, nn.Module):
 
 class _Recurrence(torch.autograd.Function):
     """h_n = tanh(e(m_n) + F f_n + U h_{n-1}) for n = 1..N, h_0 before them, with the gradient
-    written out: a compiled loop where it pays, else two small operations per event, each way.
+    written out: two small operations per event in each direction.
     """
 
     @staticmethod
@@ -324,16 +324,9 @@ class _Recurrence(torch.autograd.Function):
         states = table.new_empty(len(marks) + 1, *first.shape)
         states[0] = first
         torch.mm(flat, across, out=states[1:].flatten(0, 1)).add_(own)
-        if (loops := _loops(states)) is None:
-            h, *rows = states.unbind(0)
-            for row in rows:
-                h = row.addmm_(h, weight).tanh_()
-        else:
-            loops[0](
-                states.numpy(),
-                weight.detach().contiguous().numpy(),
-                states.new_empty(first.shape).numpy(),
-            )
+        state, *rows = states.unbind(0)
+        for row in rows:
+            state = row.addmm_(state, weight).tanh_()
         ctx.save_for_backward(table, marks, flat, across, states, weight)
         return states
 
@@ -343,23 +336,15 @@ class _Recurrence(torch.autograd.Function):
         ctx: Any, *outside: Tensor
     ) -> tuple[Tensor, None, Tensor | None, Tensor, Tensor, Tensor]:
         table, marks, features, across, states, weight = ctx.saved_tensors
-        total, back, later = (
-            outside[0].clone(memory_format=torch.contiguous_format),
-            weight.T.contiguous(),
-            states[1:],
-        )
-        if (loops := _loops(states)) is None:
-            *earlier, row = total.unbind(0)
-            bend = torch.addcmul(weight.new_ones(()), later, later, value=-1)
-            for slope, row0 in zip(reversed(bend.unbind(0)), reversed(earlier), strict=True):
-                row = row0.addmm_(row.mul_(slope), back)
-        else:
-            loops[1](
-                total.numpy(),
-                states.numpy(),
-                back.detach().numpy(),
-                torch.empty_like(total[0]).numpy(),
-            )
+        total = outside[0].clone(memory_format=torch.contiguous_format)
+        transposed = weight.T.contiguous()
+        later = states[1:]
+        tanh_gradient = torch.addcmul(weight.new_ones(()), later, later, value=-1)
+        *earlier, row = total.unbind(0)
+        for factor, row_before in zip(
+            reversed(tanh_gradient.unbind(0)), reversed(earlier), strict=True
+        ):
+            row = row_before.addmm_(row.mul_(factor), transposed)
         inward = total[1:].flatten(0, 1)
         to_table = (
             torch.zeros_like(table).index_add_(0, marks.flatten(), inward)
@@ -377,16 +362,6 @@ class _Recurrence(torch.autograd.Function):
             total[0],
             states[:-1].flatten(0, 1).T @ inward,
         )
-
-
-def _loops(states: Float[Tensor, "P B H"]) -> tuple[Any, Any] | None:
-    """The compiled loops, where they are to be had and pay."""
-    able = (
-        states.dtype == torch.float32
-        and states.device.type == "cpu"
-        and states.numel() >= rmtpp_loops.WORTH_COMPILING
-    )
-    return rmtpp_loops.compiled_recurrence() if able else None
 
 
 class _Score(torch.autograd.Function):

@@ -36,12 +36,10 @@ from torch.nn.functional import embedding, gelu, softplus
 
 from fourpoint.events import Batch, Dataset, MarkSpace
 from fourpoint.models import protocol
-from fourpoint.models.attentive_sweep import swept_log_likelihood, worth_sweeping
 from fourpoint.models.described import Described
 from fourpoint.models.neural_start import ScaledSoftplus, time_scale_of
 from fourpoint.models.poisson import mean_rates
 from fourpoint.models.transformer import Encoded, Encoder, frequencies, refuse_to_go_on, waves
-from fourpoint.ops.quadrature import uniform
 
 # gelu of it is log(e - 1), where a softplus of scale 1 is 1: rates begin at their means
 FIRST_END = 0.710927
@@ -174,31 +172,6 @@ class SAHP(Described, nn.Module):
         """
         z = self._inside(history, torch.cat([nodes, ends[..., None]], 2), None)
         return self.link.in_gaps(z, self.log_rate.to(self.shift), weights)
-
-    def fast_log_likelihood(
-        self, batch: Batch, nodes: int, random: torch.Generator, convention: str = "window"
-    ) -> Float[Tensor, " B"] | None:
-        """The estimate of `likelihood.sampled_log_likelihood` in one compiled sweep; None where
-        that is not to be had.
-        """
-        if not worth_sweeping(self.encoder, batch):
-            return None
-        edges, read = (
-            batch.edges,
-            (self.tokens, self.readout, self.shift, self.shift[:0], self.link.log_scale),
-        )
-        times, draws = self._waves(*_clocks(batch)), uniform(edges[:, 1:], nodes, random)
-        return swept_log_likelihood(
-            self.encoder,
-            batch,
-            edges,
-            times,
-            read,
-            self.time_scale,
-            self.log_rate,
-            draws,
-            convention == "gaps",
-        )
 
     def intensity(self, history: Encoded, times: Float[Tensor, "B Q"]) -> Float[Tensor, "B Q M"]:
         """lambda per mark at any times, in events per unit of the user's time."""
