@@ -1,8 +1,8 @@
-"""The performance page and the table of all figures, made from the results files and nothing else.
+"""The performance page, made from the results files and nothing else.
 
     python benchmarks/page.py [--results benchmarks/results] [--page docs/performance.md]
 
-Reads every `NAME.json` of the folder (`records.py`), writes `table.md` beside them and the page.
+Reads every `NAME.json` of the folder (`records.py`) and writes the page.
 Nobody edits the page by hand: a test compares it with what the files say.
 """
 
@@ -126,11 +126,9 @@ def main() -> None:
 
 
 def write(results: Path, where: Path) -> None:
-    """Write the page and, beside the results, `table.md`."""
-    records = read(results)
-    write_atomic(results / "table.md", table(records))
-    write_atomic(where, page(records))
-    print(f"wrote {results / 'table.md'} and {where}")
+    """Write the page of the results in one folder."""
+    write_atomic(where, page(read(results)))
+    print(f"wrote {where}")
 
 
 def page(records: dict[str, Found]) -> str:
@@ -139,29 +137,6 @@ def page(records: dict[str, Found]) -> str:
     for name in [*SECTIONS, *sorted(name for name in records if name not in SECTIONS)]:
         parts += section(name, records.get(name))
     return "\n".join(parts).rstrip("\n") + "\n"
-
-
-def table(records: dict[str, Found]) -> str:
-    """Every figure of every benchmark in one table."""
-    rows = []
-    for name, record in records.items():
-        if "failed" in record:
-            rows.append((name, "", "", "failed", "", ""))
-        for row in record.get("rows", []):
-            if "missing" in row:
-                rows.append((name, row["part"], row["name"], "missing", row["missing"], ""))
-            for column, value in row["figures"].items():
-                repeats = str(len(value["repeats"])) if isinstance(value, dict) else "1"
-                rows.append((name, row["part"], row["name"], column, shown(value), repeats))
-    return (
-        "\n".join(
-            grid(
-                ("benchmark", "table", "row", "figure", "median (least to largest)", "repeats"),
-                rows,
-            )
-        )
-        + "\n"
-    )
 
 
 def promises(records: dict[str, Found]) -> Iterator[str]:

@@ -652,7 +652,7 @@ def reproduce(
     """Reproduce the paper's tables, figures and propositions, cell by cell; a rerun fills what is
     missing.
     """
-    from fourpoint.reproduce.commands import Options, reproduce as run_all
+    from fourpoint.reproduce.commands import Options, portable_command, reproduce as run_all
     from fourpoint.reproduce.running import cores
 
     check_applies("a run that starts over with --fresh", "--resume", not (fresh and resume))
@@ -669,7 +669,7 @@ def reproduce(
         fresh,
         time_limit=time_limit,
     )
-    run_all(what, figure, options, shlex.join(["fourpoint", *sys.argv[1:]]))
+    run_all(what, figure, options, portable_command(sys.argv[1:]))
 
 
 def _draw_from_model(

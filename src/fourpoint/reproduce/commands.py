@@ -10,12 +10,14 @@ Everything goes to one folder: ``cells/`` (a record each), ``models/`` (fits of 
 from __future__ import annotations
 
 import math
+import shlex
 import shutil
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
-from pathlib import Path
+from pathlib import Path, PureWindowsPath
 
 from fourpoint.atomic import write_atomic
 from fourpoint.events import UserError
@@ -107,6 +109,20 @@ class Work:
             if cell.data == "thinning"
             else claims.memory(cell, self.setting, self.device)
         )
+
+
+def portable_command(words: Sequence[str]) -> str:
+    """The command as typed, with DIR in place of each absolute path, for records that are shared.
+
+    >>> portable_command(["reproduce", "table1", "--real", "/data/sets", "--output=/data/out"])
+    'fourpoint reproduce table1 --real DIR --output=DIR'
+    """
+    shared = ["fourpoint"]
+    for word in words:
+        option, equals, value = word.rpartition("=")
+        absolute = value.startswith(("/", "~")) or PureWindowsPath(value).is_absolute()
+        shared.append(f"{option}{equals}DIR" if absolute else word)
+    return shlex.join(shared)
 
 
 def reproduce(
