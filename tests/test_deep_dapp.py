@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from fourpoint.data.synthetic import simulate
 from fourpoint.events import Dataset, Sequence, UserError
 from fourpoint.inference.explaining import explain
 from fourpoint.inference.likelihood import quick_log_likelihood, sampled_log_likelihood
+from fourpoint.inference.sampling import sample
 from fourpoint.models import DeepDAPP
 from fourpoint.models.deep_layer import features
+from fourpoint.models.narrow import NarrowPeaks
 from fourpoint.ops.periodogram import clock, peaks
 from fourpoint.ops.recurrence import pairwise, recur
 from fourpoint.training.fitting import fit
@@ -259,3 +263,30 @@ def test_no_rhythm_in_poisson_data_and_none_without_events() -> None:
 def test_bad_settings_are_refused(settings: dict[str, object]) -> None:
     with pytest.raises(UserError, match="expected"):
         DeepDAPP(**settings)
+
+
+def test_panels_follow_the_waves_of_elapsed_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Panels as long as a window are tried in vain where the rate has waves: fewer times are asked
+    for, and the paths are the same.
+    """
+    data = simulate("hawkes", 40, seed=1)
+    model = DeepDAPP(width=16, modes=8, layers=1, seed=1)
+    model.initialise(data)
+    with torch.no_grad():
+        model.since.weight[:, -8:] = 0.1 * torch.randn(
+            16, 8, generator=torch.Generator().manual_seed(0)
+        )
+    asked, original = [0, 0], DeepDAPP.log_total
+
+    def counted(self: DeepDAPP, history: Any, times: Tensor, seen: Any = None) -> Tensor:
+        asked[-1] += times.numel()
+        return original(self, history, times, seen)
+
+    monkeypatch.setattr(DeepDAPP, "log_total", counted)
+    paths = sample(model, 0.0, 1.0, 5, seed=1)
+    asked.append(0)
+    monkeypatch.setattr(DeepDAPP, "longest_panel", NarrowPeaks.longest_panel)
+    without = sample(model, 0.0, 1.0, 5, seed=1)
+    assert np.array_equal(paths.lengths, without.lengths)
+    assert np.allclose(paths.times, without.times, atol=1e-5)
+    assert asked[1] < 0.7 * asked[2]

@@ -372,6 +372,15 @@ class DeepDAPP(Described, NarrowPeaks, nn.Module):
         unit = float(self.time_scale)
         return unit * float(self.scales[0]), unit * REACH * float(self.scales[-1])
 
+    def longest_panel(self, elapsed: Float[Tensor, " B"]) -> Float[Tensor, " B"]:
+        """How much of the time after ``elapsed`` 16 nodes may see at once: waves turn several times
+        while it grows by as much again.
+        """
+        longest = super().longest_panel(elapsed)
+        if not self._settings["waves"]:
+            return longest
+        return torch.minimum(longest, elapsed + self.extent()[0])
+
     def cuts(self, history: DeepHistory) -> Float[Tensor, "B E"] | None:
         """Where integrals are cut: at parts of the elapsed time, where there are waves of it or
         narrow peaks, and so that no piece holds many turns of the data's fastest rhythm; None

@@ -92,6 +92,7 @@ def march(
     """
     x = gauss_legendre(NODES)[0].to(start)
     matrix = _transform().to(start)
+    at_left_end = _legendre(-start.new_ones(1), NODES - 1)
     left, total, first = start.clone(), torch.zeros_like(start), width
     begin = BLIND * width if shortest is None else torch.minimum(width, BEGIN * shortest)
     if shortest is None:
@@ -111,13 +112,14 @@ def march(
             right = torch.where((left < through) & (through < right), through, right)
         h = torch.where(stopped, 0.0, right - left)
         looked = torch.cat([lags.new_zeros(1), lags])
+        expected = _legendre(2 * looked - 1, NODES - 1) if len(lags) else at_left_end
         found = rates(left[:, None] + h[:, None] * torch.cat([looked, x]))
         seen, own = found[:, : len(looked)].sum(-1).to(start.dtype), found[:, len(looked) :]
         lam = own.sum(-1).to(start.dtype)
         _check_finite(lam, left, h)
         c = lam @ matrix.T
         gain = h * c[:, 0]
-        off = (seen - c @ _legendre(2 * looked - 1, NODES - 1)).abs()
+        off = (seen - c @ expected).abs()
         missed = torch.where(torch.isfinite(off), off, 0.0) @ torch.cat([x[:1], 8 * lags])
         error = h * (c[:, -3:].abs().amax(1) / (2 * NODES - 5) + missed)
         allowed = tolerance + 256 * torch.finfo(own.dtype).eps * gain.abs()
