@@ -163,7 +163,7 @@ def test_embedded_earthquakes_without_their_places(tmp_path: Path) -> None:
         in call("fit", "earthquakes", "--model", "poisson", "-o", tmp_path / "q").output
     )
     other = call("evaluate", tmp_path / "p", "earthquakes", code=2)
-    assert "events without places, as the model was fitted to" in other.output
+    assert "events without places, as the model has" in other.output
 
 
 def test_other_formats_refuse_places(tmp_path: Path) -> None:

@@ -142,9 +142,7 @@ def test_a_model_comes_back_as_it_was() -> None:
 def test_marks_that_differ_are_refused() -> None:
     with pytest.raises(
         UserError,
-        match=(
-            "expected data with 3 types, as the model was fitted to; received no marks. Use data of"
-        ),
+        match="expected data with 3 types, as the model has; received no marks. Use data of",
     ):
         evaluate(Poisson(3), simulate("hawkes", 2))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -10,15 +11,19 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 
+import fourpoint as fp
 from fourpoint.events import (
     Batch,
+    Box,
     Dataset,
     EventDataError,
     MarkSpace,
     Sequence,
     UserError,
+    check_marks,
     inferred_window,
 )
+from fourpoint.models import Poisson
 
 TIME = st.floats(0, 100, allow_nan=False, width=32)
 
@@ -50,6 +55,70 @@ def flat(**changes: Any) -> Dataset:
 
 
 # Mark spaces
+
+
+def test_marks_of_a_model_and_of_data_are_compared_by_number_name_and_box() -> None:
+    named, none = MarkSpace.of(["fire", "flood"]), MarkSpace()
+    for data in (named, MarkSpace.of(2)):
+        check_marks(named, data)
+    check_marks(MarkSpace.of(2), named)
+    check_marks(none, MarkSpace.of(["fire"]))
+    with pytest.raises(
+        UserError,
+        match=(
+            "expected data with the types 'fire', 'flood', as the model has; received 2 types: the "
+            "same names in another order, 'flood', 'fire'. Read the data with marks=model.marks."
+        ),
+    ):
+        check_marks(named, MarkSpace.of(["flood", "fire"]))
+    with pytest.raises(UserError, match="received 3 types: 'storm' is unknown to the model. Read"):
+        check_marks(named, MarkSpace.of(["fire", "flood", "storm"]))
+    with pytest.raises(UserError, match="received 1 types: 'flood' is missing. Read"):
+        check_marks(named, MarkSpace.of(["fire"]))
+    many, other = ([f"{x}{i}" for i in range(9)] for x in "ab")
+    with pytest.raises(
+        UserError,
+        match=(
+            "the types 'a0', 'a1', 'a2', 'a3' and 5 more, as the model has; received 9 types: 'b0',"
+            " 'b1', 'b2', 'b3' and 5 more are unknown to the model, 'a0', .* 5 more are missing. R"
+        ),
+    ):
+        check_marks(MarkSpace.of(many), MarkSpace.of(other))
+    with pytest.raises(
+        UserError,
+        match="expected data with 2 types, as the model has; received no marks. Use data of the",
+    ):
+        check_marks(named, none)
+    box = Box(("x",), (0.0,), (1.0,))
+    with pytest.raises(UserError, match="expected events with places in x 0 to 1, as the model ha"):
+        check_marks(MarkSpace(box=box), none)
+    with pytest.raises(
+        UserError, match="expected events without places, as the model has; received"
+    ):
+        check_marks(none, MarkSpace(box=box))
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        fp.evaluate,
+        fp.tick_score,
+        fp.fit,
+        fp.goodness_of_fit,
+        fp.prediction_scores,
+        fp.explain,
+        lambda model, data: fp.forecast(model, data, horizon=1.0, paths=2),
+        lambda model, data: fp.sample(model, 6.0, 7.0, 1, history=data),
+        lambda model, data: fp.intensity(model, data, [1.0]),
+    ],
+)
+def test_names_of_marks_that_differ_are_refused(use: Callable[[Poisson, Dataset], object]) -> None:
+    events = Sequence([1.0, 2.0, 4.0], [0, 1, 0], stop=6.0, space=MarkSpace.of(["fire", "storm"]))
+    model = Poisson(MarkSpace.of(["fire", "flood"]))
+    with pytest.raises(
+        UserError, match="the types 'fire', 'flood', as .* 'storm' is unknown .*, 'flood' is missi"
+    ):
+        use(model, Dataset.from_sequences([events]))
 
 
 def test_mark_spaces() -> None:

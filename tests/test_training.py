@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from fourpoint.data.synthetic import simulate
-from fourpoint.events import Batch, Dataset, Sequence
+from fourpoint.events import Batch, Dataset, Sequence, UserError
 from fourpoint.inference.likelihood import log_likelihood
 from fourpoint.models import DAPP, RMTPP, DeepDAPP, Hawkes, Poisson
 from fourpoint.storage import checkpoints
@@ -432,10 +432,8 @@ def test_data_that_cannot_be_fitted_is_refused() -> None:
     ):
         fit(tiny(), empty)
     with pytest.raises(
-        TrainingError,
-        match=(
-            "expected data with 3 types, as the model has; received no marks. Build the model with"
-        ),
+        UserError,
+        match="expected data with 3 types, as the model has; received no marks. Use data of the",
     ):
         fit(DAPP(3, **SMALL), data())
     with pytest.raises(

@@ -319,11 +319,11 @@ def evaluate(
     and regret where the truth is known.
     """
     from fourpoint.data.synthetic import process
+    from fourpoint.events import check_marks
     from fourpoint.inference.branching import branching_ratios
     from fourpoint.inference.evaluation import evaluate as judge
     from fourpoint.inference.goodness import goodness_of_fit
     from fourpoint.inference.predictions import prediction_scores
-    from fourpoint.inference.sampling import check_marks
 
     asked = one_of("--convention", convention, ("window", "gaps"))
     check_picture(plot)
@@ -339,7 +339,7 @@ def evaluate(
         source,
         How(ties, window, time, mark, sequence, place, bounds, time_unit, timezone, sort),
     )
-    check_marks(model, events.marks)
+    check_marks(model.marks, events.marks)
     part = scored_part(model, events, split)
     report = judge(model, part, truth=oracle, tolerance=tolerance, convention=asked, progress=True)
     numbers = report.to_dict()

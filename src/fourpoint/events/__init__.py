@@ -2,7 +2,7 @@
 
 from fourpoint.errors import EventDataError, UserError
 from fourpoint.events.batching import Batch, known_at
-from fourpoint.events.marks import Box, MarkSpace
+from fourpoint.events.marks import Box, MarkSpace, check_marks
 from fourpoint.events.sequences import (
     Dataset,
     Sequence,
@@ -24,6 +24,7 @@ __all__ = [
     "Ties",
     "UserError",
     "all_sequences",
+    "check_marks",
     "inferred_window",
     "known_at",
     "only_sequence",

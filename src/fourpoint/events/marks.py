@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from fourpoint.errors import EventDataError
+from fourpoint.errors import EventDataError, UserError
 from fourpoint.sanitising import console_text
 
 WIDTHS = (1e-30, 1e30)  # what models compute in float32
@@ -159,3 +159,88 @@ class MarkSpace:
         if self.box is None:
             return types
         return f"{types} in {self.box}" if self.names else f"places in {self.box}"
+
+
+MOST_LISTED = 4  # names that an error lists
+
+
+def check_marks(model_marks: MarkSpace, data_marks: MarkSpace) -> None:
+    """Refuse data whose mark space differs from that of the model that is to be applied to it.
+
+    The numbers of types must be equal, the names must be the same in the same order, and the boxes
+    of locations must be equal. Names are compared only where both sides have them: a space without
+    marks, or with the default names "0" to "M-1", has none. Raises :class:`UserError`.
+
+    >>> check_marks(MarkSpace.of(["fire", "flood"]), MarkSpace.of(2))
+    >>> check_marks(MarkSpace.of(["fire", "flood"]), MarkSpace.of(["fire", "storm"]))
+    Traceback (most recent call last):
+      ...
+    fourpoint.events.UserError: expected data with the types 'fire', 'flood', as the model has;
+    received 2 types: 'storm' is unknown to the model, 'flood' is missing. Read the data with ...
+    """
+    _check_box(model_marks.box, data_marks.box)
+    expected, received = _chosen_names(model_marks), _chosen_names(data_marks)
+    if expected and received and expected != received:
+        raise UserError(
+            f"data with the types {_listed(expected)}, as the model has",
+            f"{len(received)} types: {_difference(expected, received)}",
+            "Read the data with marks=model.marks.names, or fit a model with marks=data.marks.",
+        )
+    if model_marks.count != data_marks.count:
+        raise UserError(
+            f"data with {model_marks.types}, as the model has",
+            f"{data_marks.types}",
+            "Use data of the same kind, or fit a model with marks=data.marks.",
+        )
+
+
+def _chosen_names(marks: MarkSpace) -> tuple[str, ...]:
+    """The names of the types, empty where they are the default ones."""
+    default = tuple(str(i) for i in range(len(marks.names)))
+    return () if marks.names == default else marks.names
+
+
+def _difference(expected: tuple[str, ...], received: tuple[str, ...]) -> str:
+    """How two lists of names differ, in words."""
+    unknown = [name for name in received if name not in set(expected)]
+    missing = [name for name in expected if name not in set(received)]
+    parts = []
+    if unknown:
+        parts.append(f"{_listed(unknown)} {_is(unknown)} unknown to the model")
+    if missing:
+        parts.append(f"{_listed(missing)} {_is(missing)} missing")
+    if not parts:
+        parts.append(f"the same names in another order, {_listed(received)}")
+    return ", ".join(parts)
+
+
+def _is(names: Ordered[str]) -> str:
+    return "is" if len(names) == 1 else "are"
+
+
+def _listed(names: Ordered[str]) -> str:
+    """The first few names, and how many more there are."""
+    shown = ", ".join(repr(name) for name in names[:MOST_LISTED])
+    more = len(names) - MOST_LISTED
+    return f"{shown} and {more:,} more" if more > 0 else shown
+
+
+def _check_box(expected: Box | None, received: Box | None) -> None:
+    """Refuse events that were observed in another box than the model's, in one where the model has
+    none, or in none where the model has one.
+    """
+    if expected == received:
+        return
+    wanted, found = "events without places", "events without places"
+    remedy = "Read the data without place=, or fit a model with places."
+    if received is not None:
+        found = f"places in {received}"
+    if expected is not None:
+        wanted = f"events with places in {expected}"
+        axes = zip(expected.names, expected.low, expected.high, strict=True)
+        bounds = ", ".join(f"'{name}': ({low:g}, {high:g})" for name, low, high in axes)
+        remedy = (
+            f"Read it with place={expected.names} and bounds={{{bounds}}}, or use "
+            "data.in_box(model.marks.box)."
+        )
+    raise UserError(f"{wanted}, as the model has", found, remedy)

@@ -21,9 +21,17 @@ from jaxtyping import Float
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 
-from fourpoint.events import Batch, Dataset, Sequence, UserError, all_sequences, only_sequence
+from fourpoint.events import (
+    Batch,
+    Dataset,
+    Sequence,
+    UserError,
+    all_sequences,
+    check_marks,
+    only_sequence,
+)
 from fourpoint.inference.likelihood import CONVENTIONS, Convention, LogLikelihood, log_likelihoods
-from fourpoint.inference.sampling import check_box, still
+from fourpoint.inference.sampling import still
 from fourpoint.report.printing import Printed, bar, text_table
 from fourpoint.storage.trained_on import Overlap, overlap
 
@@ -110,7 +118,7 @@ class Report(Printed):
 
 
 def evaluate(
-    model: nn.Module,
+    model: Any,
     data: Dataset | Sequence,
     *,
     truth: Any = None,
@@ -143,7 +151,7 @@ def evaluate(
     True
     """
     data = all_sequences(data)
-    check_marks(model, data)
+    check_marks(model.marks, data.marks)
     checked_convention(convention)
     oracle = _truth(truth)
     with still(model):
@@ -165,7 +173,9 @@ def intensity(model: Any, sequence: Sequence | Dataset, times: ArrayLike) -> NDA
     [[1.0], [1.0], [1.3679]]
     """
     place = device_of(model)
-    batch = only_sequence(sequence).batch().to(place)
+    known = only_sequence(sequence)
+    check_marks(model.marks, known.space)
+    batch = known.batch().to(place)
     asked = torch.as_tensor(np.asarray(times, dtype=np.float64).reshape(1, -1)).to(place)
     with still(model):
         return np.asarray(model.intensity(model.encode(batch), asked)[0].double().cpu().numpy())
@@ -220,17 +230,6 @@ def _total(parts: list[LogLikelihood]) -> Score:
     return Score(
         sum(int(p.events.sum()) for p in parts), sum(len(p.value) for p in parts), value, error
     )
-
-
-def check_marks(model: Any, data: Dataset) -> None:
-    """Refuse data whose mark space is not the model's."""
-    check_box(model, data.marks)
-    if model.marks.count != data.marks.count:
-        raise UserError(
-            f"data with {model.marks}, as the model was fitted to",
-            f"{data.marks}",
-            "Use data of the same kind, or fit a model to these.",
-        )
 
 
 @torch.no_grad()

@@ -18,8 +18,8 @@ from jaxtyping import Float, Int
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fourpoint.events import Batch, Dataset, Sequence, only_sequence
-from fourpoint.inference.sampling import check_marks, last_rates, remember, still
+from fourpoint.events import Batch, Dataset, Sequence, check_marks, only_sequence
+from fourpoint.inference.sampling import last_rates, remember, still
 from fourpoint.report.printing import Printed, bar, text_table
 
 if TYPE_CHECKING:
@@ -145,7 +145,7 @@ def explain(
     ([[0.0498], [0.3679]], [1.4177])
     """
     sequence = only_sequence(sequence)
-    check_marks(model, sequence.space)
+    check_marks(model.marks, sequence.space)
     past = sequence.until(at)
     now = past.stop
     with still(model):

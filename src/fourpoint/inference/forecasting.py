@@ -21,11 +21,18 @@ from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fourpoint.events import Batch, Dataset, MarkSpace, Sequence, UserError, only_sequence
+from fourpoint.events import (
+    Batch,
+    Dataset,
+    MarkSpace,
+    Sequence,
+    UserError,
+    check_marks,
+    only_sequence,
+)
 from fourpoint.inference.sampling import (
     Paths,
     advance,
-    check_marks,
     last_rates,
     remember,
     select_rows,
@@ -261,7 +268,7 @@ def forecast(
     """
     _check(horizon, paths, windows)
     sequence = only_sequence(sequence)
-    check_marks(model, sequence.space)
+    check_marks(model.marks, sequence.space)
     past = sequence.until(at)
     now = past.stop
     with still(model):

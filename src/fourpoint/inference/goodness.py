@@ -23,7 +23,7 @@ from jaxtyping import Float, Int
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fourpoint.events import Batch, Dataset, Sequence, all_sequences
+from fourpoint.events import Batch, Dataset, Sequence, all_sequences, check_marks
 from fourpoint.events.ties import spread_in_ticks
 from fourpoint.inference.dequantising import (
     change_within_ticks,
@@ -34,7 +34,7 @@ from fourpoint.inference.dequantising import (
 )
 from fourpoint.inference.evaluation import device_of
 from fourpoint.inference.likelihood import blocks_of, closed_form_error, latest, total_rate
-from fourpoint.inference.sampling import check_marks, still
+from fourpoint.inference.sampling import still
 from fourpoint.models.protocol import pieces
 from fourpoint.ops import rescaling
 from fourpoint.ops.periodogram import coarse_clock
@@ -139,7 +139,7 @@ def goodness_of_fit(
     True
     """
     data = all_sequences(data)
-    check_marks(model, data.marks)
+    check_marks(model.marks, data.marks)
     data, tick, how, inapplicable = _dequantised(model, data, seed)
     M = data.marks.count
     places, totals = np.zeros((data.events, M)), np.zeros((len(data), M))

@@ -19,9 +19,9 @@ from jaxtyping import Float, Int
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fourpoint.events import Box, Dataset, Sequence, UserError, only_sequence
+from fourpoint.events import Box, Dataset, Sequence, UserError, check_marks, only_sequence
 from fourpoint.inference.forecasting import Forecast, follow
-from fourpoint.inference.sampling import check_marks, remember, still
+from fourpoint.inference.sampling import remember, still
 from fourpoint.models.protocol import position_before
 from fourpoint.models.spatial.cells import Cells
 from fourpoint.report.printing import bar
@@ -131,7 +131,7 @@ def intensity_map(
     """
     box = _box_of(model)
     sequence = only_sequence(sequence)
-    check_marks(model, sequence.space)
+    check_marks(model.marks, sequence.space)
     past, grid = sequence.until(at), Cells(box, _shown(box, axes), cells)
     now = past.stop
     with still(model):

@@ -28,8 +28,8 @@ from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fourpoint.events import Dataset, Sequence, UserError, all_sequences, known_at
-from fourpoint.inference.sampling import advance, check_marks, remember, select_rows, still
+from fourpoint.events import Dataset, Sequence, UserError, all_sequences, check_marks, known_at
+from fourpoint.inference.sampling import advance, remember, select_rows, still
 from fourpoint.models.protocol import shortest_time
 from fourpoint.ops.compensator import next_event_law
 from fourpoint.report.printing import Printed, Step, bar, text_table
@@ -167,7 +167,7 @@ def prediction_scores(
     True
     """
     data = all_sequences(data)
-    check_marks(model, data.marks)
+    check_marks(model.marks, data.marks)
     if not data.events:
         raise UserError(
             "data with at least one event", f"{data}", "Score another part of the data."

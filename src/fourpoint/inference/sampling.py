@@ -28,7 +28,7 @@ from jaxtyping import Bool, Float, Int
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fourpoint.events import Batch, Dataset, MarkSpace, Sequence, UserError, known_at
+from fourpoint.events import Batch, Dataset, MarkSpace, Sequence, UserError, check_marks, known_at
 from fourpoint.inference.likelihood import total_rate
 from fourpoint.models.protocol import longest_panel, shortest_time
 from fourpoint.ops.quadrature import Unconverged
@@ -359,44 +359,6 @@ def last_rates(model: Any, history: Any, times: Float[Tensor, "B Q"]) -> Float[T
     return model.log_intensity(history, times[:, None], history.lengths[:, None])[:, 0].exp()
 
 
-def check_marks(model: Any, space: MarkSpace) -> None:
-    """Refuse events whose mark space is not the model's."""
-    check_box(model, space)
-    numbered = MarkSpace.categorical(space.count)
-    named = {space.types, model.marks.types} - {numbered, MarkSpace()}
-    if space.count != model.marks.count or len(named) > 1:
-        have, want = (
-            f"{s} ({', '.join(s.names[:4])}{', ...' * (s.count > 4)})" if s.names else str(s)
-            for s in (space, model.marks)
-        )
-        raise UserError(
-            f"events with {want}, as the model was fitted to",
-            have,
-            "Use data of the same kind, or fit a model to these.",
-        )
-
-
-def check_box(model: Any, space: MarkSpace) -> None:
-    """Refuse events that were observed in another box than the model's, in one where the model has
-    none, or in none at all.
-    """
-    have, want = space.box, model.marks.box
-    if have != want:
-        remedy = "Read the data without place=, or fit a model with places."
-        if want is not None:
-            named = ", ".join(
-                f"'{n}': ({a:g}, {b:g})"
-                for n, a, b in zip(want.names, want.low, want.high, strict=True)
-            )
-            remedy = (
-                f"Read it with place={want.names} and bounds={{{named}}}, or use "
-                "data.in_box(model.marks.box)."
-            )
-        expected = "events without places" if want is None else f"events with places in {want}"
-        received = "events without places" if have is None else f"places in {have}"
-        raise UserError(f"{expected}, as the model was fitted to", received, remedy)
-
-
 @contextmanager
 def still(model: Any) -> Iterator[None]:
     """The model in evaluation mode, without gradients, and afterwards as it was."""
@@ -701,7 +663,7 @@ def _opening(model: Any, start: float, sequences: int, history: Sequence | Datas
         if history is not None
         else model.marks
     )
-    check_marks(model, space)
+    check_marks(model.marks, space)
     if history is None:
         batch = Sequence(
             [],

@@ -19,10 +19,10 @@ from typing import Any
 import numpy as np
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 
-from fourpoint.events import Batch, Dataset, Sequence, UserError, all_sequences
-from fourpoint.inference.evaluation import check_marks, device_of, sequences_at_once
+from fourpoint.events import Batch, Dataset, Sequence, UserError, all_sequences, check_marks
+from fourpoint.inference.evaluation import device_of, sequences_at_once
 from fourpoint.inference.likelihood import blocks_of, latest, log_rates_at_events, total_rate
 from fourpoint.inference.sampling import still
 from fourpoint.models.protocol import filled, rule
@@ -45,7 +45,7 @@ def tick_of(data: Dataset) -> float:
 
 
 def tick_score(
-    model: nn.Module,
+    model: Any,
     data: Dataset | Sequence,
     tick: float | None = None,
     *,
@@ -73,7 +73,7 @@ def tick_score(
     True
     """
     data = all_sequences(data)
-    check_marks(model, data)
+    check_marks(model.marks, data.marks)
     own = tick_of(data) if tick is None else tick
     if not own > 0:
         received = "gaps that are multiples of no common one" if tick is None else f"{tick}"

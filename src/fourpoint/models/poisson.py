@@ -18,7 +18,7 @@ from jaxtyping import Bool, Float, Int
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fourpoint.events import Batch, Dataset, MarkSpace, UserError
+from fourpoint.events import Batch, Dataset, MarkSpace, UserError, check_marks
 from fourpoint.models import protocol
 from fourpoint.models.described import Described
 from fourpoint.models.positions import Positions, extended, positions_of
@@ -345,12 +345,7 @@ def mean_rates(data: Dataset, marks: MarkSpace) -> Float[Tensor, " M"]:
     ... ).tolist()
     [0.5, 0.125]
     """
-    if data.marks.count != marks.count:
-        raise UserError(
-            f"data with the model's {marks}",
-            f"{data.marks}",
-            "Build the model with marks=data.marks.",
-        )
+    check_marks(marks.types, data.marks.types)
     happened = np.bincount(data.mark_ids, minlength=marks.count)
     return torch.from_numpy(np.maximum(happened, 0.5) / data.durations.sum())
 

@@ -31,7 +31,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from fourpoint.events import Dataset
+from fourpoint.events import Dataset, check_marks
 from fourpoint.events.ties import spread_in_ticks
 from fourpoint.events.windows import cut_long, repeated_windows
 from fourpoint.inference.likelihood import BLOCK, CONVENTIONS, Convention, check_memory
@@ -459,12 +459,8 @@ def _check_fit(
             "Check the split and the window.",
         )
     for data in (train, dev):
-        if data is not None and data.marks.count != model.marks.count:
-            raise TrainingError(
-                f"data with {model.marks}, as the model has",
-                f"{data.marks}",
-                "Build the model with marks=data.marks.",
-            )
+        if data is not None:
+            check_marks(model.marks, data.marks)
     if recipe.steps < 1 or recipe.batch_size < 1 or (time_budget is not None and time_budget <= 0):
         received = f"{recipe.steps}, {recipe.batch_size}, {time_budget}"
         raise TrainingError(
