@@ -132,3 +132,51 @@ def test_what_is_wider_than_a_phone_scrolls_and_shows_it() -> None:
     assert '<div class="scroll" role="region" aria-label="Table 1" tabindex="0"><table>' in page
     phone = page.split("@media (max-width:760px)")[1]
     assert "table{width:max-content;min-width:100%}" in phone and "position:sticky" in phone
+
+
+class Tags(HTMLParser):
+    """Collects the tags of a page with the names of their attributes."""
+
+    def __init__(self, page: Page) -> None:
+        super().__init__()
+        self.found: list[tuple[str, list[str]]] = []
+        self.feed(page.html())
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, [name for name, _ in attributes]))
+
+
+def page_of(word: str) -> Page:
+    """A page with one text in every place that takes any."""
+    import matplotlib.pyplot as plt
+
+    page = Page(word, word, kicker=word, footer=word)
+    page.numbers([(word, word, word)])
+    page.table([word, word], [[word, word]], word)
+    figure, _ = plt.subplots()
+    page.figure(figure, word, title=word)
+    page.code(word, word).text(f"## {word}\n\n{word}\n\n- {word}")
+    plt.close("all")
+    return page
+
+
+@pytest.mark.parametrize(
+    "hostile",
+    [
+        "</style><script>alert(1)</script>",
+        '"><img src=x onerror=alert(1)>',
+        "' onmouseover='alert(1)",
+        "{{ 7 * 7 }} {% raw %} {# x #}",
+        "</title></code></pre></svg><b>",
+    ],
+)
+def test_no_place_of_a_page_lets_text_become_html(hostile: str) -> None:
+    page = page_of(hostile)
+    assert Tags(page).found == Tags(page_of("harmless words")).found
+    assert "{{ 7 * 7 }}" in page.html() or "{{" not in hostile
+
+
+def test_hidden_characters_are_shown_in_every_place() -> None:
+    html = page_of("turned \u202e round \x9b").html()
+    assert "\u202e" not in html and "\x9b" not in html
+    assert r"turned \u202e round \x9b" in html

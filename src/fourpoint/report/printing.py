@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
-from fourpoint.sanitising import html_text
+from fourpoint.report.html import render
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleRenderable, RichCast
@@ -104,7 +104,8 @@ def as_html(shown: ConsoleRenderable | RichCast | str, width: int = 110) -> str:
     >>> as_html("a < b")
     '<pre>a &lt; b</pre>'
     """
-    return f"<pre>{html_text(shown if isinstance(shown, str) else as_text(shown, width))}</pre>"
+    text = shown if isinstance(shown, str) else as_text(shown, width)
+    return render("preformatted.html", text=text)
 
 
 @contextmanager
