@@ -24,7 +24,9 @@ import fourpoint as fp
 from fourpoint.cli.main import app
 from fourpoint.data.arrow_blocks import unpacked_sizes
 from fourpoint.data.formats import FORMATS
+from fourpoint.data.formats.lists import read_lists
 from fourpoint.data.formats.unpickling import loads
+from fourpoint.data.tables import open_table
 from fourpoint.events import EventDataError, UserError
 from fourpoint.memory import free_memory, memory_limit, parse_size, require_memory, set_memory_limit
 
@@ -137,6 +139,37 @@ def test_a_table_that_expands_without_end_is_refused(name: str, tmp_path: Path) 
     ):
         fp.read(path, time="t", mark="none" if "rows" in name else "mark", sequence="none")
     assert pa.total_allocated_bytes() - before < 3 * LIMIT
+
+
+def lying(path: Path, column: pa.Array) -> Path:
+    """A file with one page, whose header says that it takes 130 MB once it is unpacked."""
+    whole: dict[str, Any] = dict(data_page_size=2**23, max_rows_per_page=10**6)
+    pq.write_table(pa.table({"t": column}), path, use_dictionary=False, **whole)
+    chunk = pq.read_metadata(path).row_group(0).column(0)
+    content, at = bytearray(path.read_bytes()), chunk.data_page_offset
+    assert content[at : at + 3] == b"\x15\x00\x15", "a page of data, and its size unpacked"
+    assert content[at + 6] < 128 <= content[at + 5], "as a number of four bytes"
+    lie = 2 * 130_000_000
+    content[at + 3 : at + 7] = bytes(
+        [128 | lie & 127, 128 | lie >> 7 & 127, 128 | lie >> 14 & 127, lie >> 21]
+    )
+    path.write_bytes(content)
+    return path
+
+
+@pytest.mark.parametrize("part", ["load", "head", "lists"])
+def test_a_page_whose_header_claims_too_much_is_refused(part: str, tmp_path: Path) -> None:
+    """The footer is true; Arrow would take what the page's header says before it unpacks it."""
+    values = pa.array(np.random.default_rng(0).random(140_000))
+    lists = pa.ListArray.from_arrays(np.array([0, 70_000, 140_000], np.int32), values)
+    path = lying(tmp_path / "a.parquet", lists if part == "lists" else values)
+    before = pa.default_memory_pool().max_memory()
+    with pytest.raises(EventDataError, match="at most 4 MB; received .* expand into 13\\d MB"):
+        if part == "lists":
+            read_lists(path, "lists of times", ("t",))
+        else:
+            getattr(open_table(path), part)(["t"])
+    assert pa.default_memory_pool().max_memory() < max(before, 100_000_000)
 
 
 FORMATTED: dict[str, tuple[str, Callable[[Path], Path]]] = {

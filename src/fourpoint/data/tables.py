@@ -23,6 +23,7 @@ from fourpoint.data.expansion import NUMBER, Expansion
 from fourpoint.data.files import check_file
 from fourpoint.data.json_lines import open_json_lines
 from fourpoint.data.opened import FAULTS, HEAD, Table, progress, reason, row_number
+from fourpoint.data.parquet_footer import Chunk, page_sizes
 from fourpoint.events import EventDataError
 
 KINDS = {
@@ -147,6 +148,8 @@ def _open_parquet(path: Path) -> Table:
         expansion = Expansion(path, EXPECTED["parquet"])
         with pq.ParquetFile(path, read_dictionary=words) as file:
             expansion.check(_parquet_size(file.metadata, columns, HEAD))
+            for chunk in _chunks(file.metadata, columns, HEAD):
+                expansion.check(max(page_sizes(path, chunk), default=0))
             batch = next(file.iter_batches(HEAD, columns=columns), None)
         return (
             pa.Table.from_batches([batch])
@@ -163,6 +166,11 @@ def _open_parquet(path: Path) -> Table:
             ):
                 expansion.check(_parquet_size(file.metadata, columns))
                 expansion.check_rows(file.metadata.num_rows, len(columns))
+                unpacked = 0
+                for chunk in _chunks(file.metadata, columns):
+                    for size in page_sizes(path, chunk):
+                        unpacked += size
+                        expansion.check(unpacked)
                 groups = []
                 for i in range(file.num_row_groups):
                     groups.append(file.read_row_group(i, columns=columns))
@@ -204,6 +212,21 @@ def _parquet_size(metadata: Any, columns: list[str], rows: int | None = None) ->
         if rows is not None and seen >= rows:
             break
     return total
+
+
+def _chunks(metadata: Any, columns: list[str], rows: int | None = None) -> Iterator[Chunk]:
+    """Where the pages of columns are, of all row groups or of those with the first ``rows``."""
+    seen = 0
+    for i in range(metadata.num_row_groups):
+        group = metadata.row_group(i)
+        for column in map(group.column, range(group.num_columns)):
+            if column.path_in_schema.split(".")[0] in columns:
+                places = (column.data_page_offset, column.dictionary_page_offset or 0)
+                start = min((place for place in places if place > 0), default=0)
+                yield Chunk(start, column.total_compressed_size, max(0, column.num_values))
+        seen += group.num_rows
+        if rows is not None and seen >= rows:
+            return
 
 
 def _open_arrow(path: Path) -> Table:

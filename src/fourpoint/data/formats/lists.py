@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from fourpoint.data.expansion import Expansion
 from fourpoint.data.files import check_file, unreadable
-from fourpoint.data.formats.parquet_footer import expanded_size
+from fourpoint.data.parquet_footer import expanded_size
 from fourpoint.events import EventDataError
 
 

@@ -1,31 +1,45 @@
-"""How much memory the columns of a Parquet file take, read from its footer before anything is
-unpacked.
+"""How much memory the columns of a Parquet file take, read from its footer and from the headers of
+its pages before anything is unpacked.
 
 A page of zeros may stand for two thousand million of them in ten bytes, so that a file's size says
 nothing of its content; its footer does. pyarrow reads footers too, but ends the whole process where
 some parts of one are damaged, and so the few numbers are taken from the bytes here. The footer is a
 struct in Thrift's compact protocol; the fields that matter are
 
-    FileMetaData 4: row groups     RowGroup 1: columns     ColumnChunk 3: metadata     ColumnMetaData 3: path, 5: values, 6: bytes
+    FileMetaData 4: row groups     RowGroup 1: columns     ColumnChunk 3: metadata
+    ColumnMetaData 3: path, 5: values, 6: bytes, 7: bytes in the file, 9 and 11: where its first pages are
+    PageHeader 2: bytes, 3: bytes in the file, 5 and 8: header of a page of data, whose 1 is its values
+
+Arrow takes as much memory for a page as the page's own header says, whatever the footer says, and so
+the headers are read too. They stand before the pages, each of which says where the next one begins.
 
 Source: the Parquet format's ``parquet.thrift``, and Thrift's specification of the compact protocol.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, NamedTuple
 
 from fourpoint.data.expansion import NUMBER
 
 MAGIC = b"PAR1"
 DEEPEST = 32
+HEADER, LONGEST_HEADER = 2**9, 2**24  # bytes that are read of a page's header at first, and at most
+
+
+class Chunk(NamedTuple):
+    """One column of a row group: where its pages begin, their bytes in the file, and its values."""
+
+    start: int
+    size: int
+    values: int
 
 
 def expanded_size(path: Path, columns: Collection[str]) -> int:
-    """Bytes that these top-level columns take in memory, nested ones included: their pages, and a
-    number for each value.
+    """Bytes that these top-level columns take in memory, nested ones included: their pages, by the
+    footer or by their own headers if that is more, and a number for each value.
 
     Fails with ValueError where the file has no footer or a damaged one.
 
@@ -35,16 +49,59 @@ def expanded_size(path: Path, columns: Collection[str]) -> int:
     >>> expanded_size(file, ["t"]) > expanded_size(file, ["id"]) > 16
     True
     """
-    total = 0
+    total, chunks = 0, []
     try:
         for group in _struct(_footer(path), 0, 0)[0].get(4, []):
             for column in group.get(1, []):
                 metadata = column[3]
                 if metadata[3][0].decode("utf-8", "replace") in columns:
-                    total += max(0, int(metadata[6])) + NUMBER * max(0, int(metadata[5]))
+                    total += max(0, int(metadata[6]))
+                    places = [int(metadata[9]), int(metadata.get(11, 0))]
+                    start = min(place for place in places if place > 0)
+                    chunks.append(Chunk(start, int(metadata[7]), max(0, int(metadata[5]))))
+        unpacked = sum(size for chunk in chunks for size in page_sizes(path, chunk))
     except (IndexError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"a damaged footer: {type(error).__name__}") from error
-    return total
+    return max(total, unpacked) + NUMBER * sum(chunk.values for chunk in chunks)
+
+
+def page_sizes(path: Path, chunk: Chunk) -> Iterator[int]:
+    """Bytes that each page of a column takes in memory, by its own header.
+
+    Fails with ValueError where a header is damaged.
+
+    >>> import tempfile, pyarrow as pa, pyarrow.parquet as pq
+    >>> file = Path(tempfile.mkdtemp()) / "a.parquet"
+    >>> pq.write_table(pa.table({"t": [1.0, 2.0]}), file, use_dictionary=False, compression="none")
+    >>> chunk = pq.read_metadata(file).row_group(0).column(0)
+    >>> list(page_sizes(file, Chunk(chunk.data_page_offset, chunk.total_compressed_size, 2)))
+    [22]
+    """
+    at, seen = chunk.start, 0
+    with path.open("rb") as file:
+        while seen < chunk.values and at < chunk.start + chunk.size:
+            header, length = _page_header(file, at)
+            packed = int(header.get(3, -1))
+            if packed < 0:
+                raise ValueError(f"a page without a size at byte {at}")
+            yield max(0, int(header.get(2, 0)))
+            content = header.get(5) or header.get(8) or {}
+            seen += max(0, int(content.get(1, 0)))
+            at += length + packed
+
+
+def _page_header(file: BinaryIO, at: int) -> tuple[dict[int, Any], int]:
+    """The header of the page at byte ``at``, and its length."""
+    size = HEADER
+    while True:
+        file.seek(at)
+        data = file.read(size)
+        try:
+            return _struct(data, 0, 0)
+        except (IndexError, ValueError, AttributeError) as error:
+            if len(data) < size or size >= LONGEST_HEADER:
+                raise ValueError(f"a damaged header of a page at byte {at}") from error
+        size *= 32
 
 
 def _footer(path: Path) -> bytes:
