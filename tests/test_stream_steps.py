@@ -342,3 +342,61 @@ def test_float32_turns_are_those_of_float64() -> None:
             + 1e-36
         )
         assert (np.abs(found[0] + 1j * found[1] - exact) <= bound).all()
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"decay": False}, {"link": "exp"}, {"link": "identity"}, {"base": "constant"}],
+    ids=str,
+)
+def test_series_in_float32_give_the_integrals_of_float64(
+    settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Gaps within one piece of the series, over several pieces and beyond the last are integrated
+    to the stated tolerance; read-outs by Chebyshev series are those of the states."""
+    model, random = lively(2, **settings), np.random.default_rng(8)
+    quick = Steps(model, np.float32, compiled=True)
+    ends = quick._loop_numbers[3].ends
+    assert len(ends) > 2
+    monkeypatch.setattr("fourpoint.models.dapp_step.TOLERANCE", 1e-11)
+    exact = Steps(model.double())
+    marks = random.integers(0, 2, 60)
+    since = random.uniform(0, 14, 60)
+    state = quick.kick(since, marks) * 2 + quick.kick(since, 1 - marks)
+    upto = random.choice([ends[1] / 9, ends[1], ends[2], ends[-1], 2 * ends[-1]], 60)
+    gap = random.uniform(0, 1, 60) * upto * quick.scale
+    found = quick.integral(state, since, gap, np.arange(60))
+    expected = exact.reach(state.astype(np.complex128), since, gap).integral
+    assert (np.abs(found - expected) <= 2.5e-7 + quick.loose * expected).all()
+    stepped = Steps(model.float(), np.float32).reach(state, since, gap).integral
+    assert np.allclose(found, stepped, rtol=1e-5, atol=1e-6)
+
+
+def test_kept_coefficients_change_no_bit() -> None:
+    """An integral is the same whether the entity was looked at before or not."""
+    if compiled_loops() is None:
+        pytest.skip("numba is not installed")
+    steps, random = Steps(lively(2), np.float32, compiled=True), np.random.default_rng(9)
+    rows = np.arange(30)
+    since = random.uniform(0, 5, 30)
+    state = steps.kick(since, np.zeros(30, dtype=np.int64)) * 2
+    gaps = [random.exponential(size=30) * size * steps.scale for size in (0.2, 1.0, 8.0, 0.5)]
+    kept = steps.kept(30)
+    for gap in gaps:
+        looked = steps.integral(state, since, gap, rows, kept)
+        assert np.array_equal(looked, steps.integral(state, since, gap, rows))
+    assert (kept.ready > 0).all()
+
+
+def test_a_short_gap_of_the_default_model_takes_one_product_with_few_rows() -> None:
+    """Panels of nine nodes take 8 complex products of each mode with a number and a read-out, 6
+    multiplications each: the first piece, as long as two of them, takes a third of that."""
+    model = DAPP()
+    model.initialise(simulate("hawkes", 50))
+    steps = Steps(model.eval(), np.float32)
+    series = steps._loop_numbers[3]
+    size = len(steps.frequency) // steps.heads
+    multiplications = 2 * size * int(series.terms[0].sum())
+    panels = float(np.ceil(series.ends[1] * steps.scale * steps.speed))
+    by_panels = 8 * 6 * len(steps.frequency) * panels
+    assert multiplications <= by_panels / 3

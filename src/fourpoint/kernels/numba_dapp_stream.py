@@ -10,7 +10,11 @@ polynomials, since a call of sin or exp keeps a processor from taking several mo
     sin(2 pi u) = u P(u^2),  |u| <= 1/4,        2^-r = Q(r),  |r| <= 1/2,        (Taylor, to the last digit of the precision)
 
 with u the cycles theta d / 2 pi less the nearest whole number, a difference that is not rounded.
-Axes as in `dapp_step`.
+Exponentials and logarithms of rates are polynomials for the same reason.
+
+In float32 the read-outs after an event are Chebyshev series in time. Their coefficients are linear
+in the states, so that the product of a matrix, which belongs to the model, with the states replaces
+the states at all nodes (:class:`Series`). Axes as in `dapp_step`.
 """
 
 from __future__ import annotations
@@ -35,6 +39,9 @@ POWER = tuple((-math.log(2)) ** k / math.factorial(k) for k in range(14))  # of 
 DEEPEST = 40  # cuts in two after which a rate counts as one that cannot be integrated
 SINGLE_MOST = 500.0  # halvings: float32 has fewer, float64 more
 FASTMATH = {"reassoc", "contract", "nsz"}
+GROUP = 4  # coefficients of a series that are formed in one pass over the modes
+LOG2_E = 1 / math.log(2)
+LOWEST, HIGHEST = -708.0, 709.0  # between which exp is a normal number
 
 
 class Loops(NamedTuple):
@@ -45,28 +52,16 @@ class Loops(NamedTuple):
     scores: Callable[..., None]
     forget: Callable[..., None]
     follow: Callable[..., int]
-    pending: Callable[..., int]
 
 
 @cache
 def compiled_loops() -> Loops | None:
-    """The six as machine code, cached on disk between runs where possible; None without numba."""
-    helpers = (
-        single_turns,
-        double_turns,
-        turns,
-        moved,
-        read_out,
-        eight,
-        rates,
-        log_rate,
-        integrated,
-        cut,
-        workspace,
-        integral_over,
-        step,
-    )
-    entries = (reach, absorb, scores, forget, follow, pending)
+    """The five as machine code, cached on disk between runs where possible; None without numba."""
+    turning = (single_turns, double_turns, turns, moved, read_out, eight)
+    expanding = (four, coefficients, series_values)
+    rating = (exponential, log_one_plus, curves, rates, log_rate, integrated, cut)
+    helpers = (*turning, *expanding, *rating, workspace, stepped_values, integral_over, moved_on)
+    entries = (reach, absorb, scores, forget, follow)
     code = machine_code((sys.modules[__name__],), entries, helpers, fastmath=FASTMATH)
     return None if code is None else Loops(**code)
 
@@ -99,6 +94,24 @@ class Shape(NamedTuple):
     log_unit: float
 
 
+class Series(NamedTuple):
+    """Read-outs of the states at an event as Chebyshev series in the time since then, a piece of
+    time after the other.
+
+    In piece p, z_m = sum_n c_n T_n(u) with u from -1 to 1 and c_n = sum_j Re[C_nj S_j]. The modes
+    are blocks of equal size (heads), and those of block b take ``terms[p, b]`` coefficients, so
+    that slow heads take few. Without pieces nothing is expanded.
+    """
+
+    ends: NDArray[np.float64]  # (P + 1,): where pieces begin and end, in the model's unit
+    terms: NDArray[np.int64]  # (P, B): multiples of GROUP
+    first: NDArray[
+        np.int64
+    ]  # (P, B): the row of the table in which the coefficients of a block begin, mark by mark
+    table: NDArray[Any]  # (rows, 2, J / B): Re C, and -Im C
+    error: float  # of the size of a mode
+
+
 class Care(NamedTuple):
     """How integrals are formed and when they are good enough; `dapp_step` says how each is
     chosen.
@@ -124,7 +137,9 @@ def waves(frequency: NDArray[Any], decay: NDArray[Any], kind: Any) -> Waves:
 
 
 @no_type_check  # here and below: numba has its own types
-def reach(state, rows, since, gap, scale, waves, read, shape, care, after, logs, integral, fault):
+def reach(
+    state, rows, since, gap, scale, waves, read, series, shape, care, after, logs, integral, fault
+):
     """Rows moved on by ``gap``: (R, J) after, (R, M) logs and (R,) integral come out, as from
     `dapp_step.Steps.reach`.
 
@@ -132,121 +147,95 @@ def reach(state, rows, since, gap, scale, waves, read, shape, care, after, logs,
     rate that cannot be integrated, with left end, width and largest rate of the stretch in
     ``fault``.
     """
-    space, z, total, stack = workspace(state, read, care)
+    space, z, total, stack, work = workspace(state, read, series, care)
+    ready, kept = np.zeros(1, dtype=np.int64), np.empty((1, len(read), 0, 0), dtype=read.dtype)
+    x, y = space[0], space[1]
     for r in range(len(rows)):
-        own = state[rows[r]]
-        value = integral[r : r + 1]
-        if not step(
-            own,
-            since[r],
-            gap[r],
-            scale,
-            waves,
-            read,
-            shape,
-            care,
-            space,
-            z,
-            total,
-            stack,
-            after[r],
-            logs[r],
-            value,
-            fault,
-        ):
-            return r
-    return -1
-
-
-@no_type_check
-def pending(state, rows, since, gap, scale, waves, read, shape, care, integral, fault):
-    """The (R,) integral of :func:`reach` alone, in about half the time."""
-    space, z, total, stack = workspace(state, read, care)
-    for r in range(len(rows)):
-        own, value = state[rows[r]], integral[r : r + 1]
+        own, value, left, width = state[rows[r]], integral[r : r + 1], since[r], gap[r]
+        ready[0] = 0
         if not integral_over(
             own,
-            since[r],
-            gap[r],
+            left,
+            width,
             scale,
             waves,
             read,
+            series,
             shape,
             care,
             space,
             z,
             total,
             stack,
+            work,
+            ready,
+            kept,
+            0,
             value,
             fault,
         ):
             return r
+        moved_on(own, left, width, scale, waves, read, shape, space, logs[r])
+        for j in range(len(x)):
+            after[r, j] = complex(x[j], y[j])
     return -1
 
 
 @no_type_check
 def follow(
-    state,
-    rows,
-    at,
-    pending,
-    likelihood,
-    count,
-    start,
-    times,
-    marks,
-    scale,
-    waves,
-    read,
-    shape,
-    care,
-    constant,
-    slope,
-    largest,
-    density,
-    gap,
-    rate,
-    shares,
-    logs,
-    fault,
-):
+    state, rows, at, pending, likelihood, count, start, times, marks, scale, waves, read, series,
+    shape, care, constant, slope, largest, ready, kept, place, copied, old, density, gap, rate,
+    shares, logs, fault,
+):  # fmt: skip
     """Score events one after the other and absorb each: (n,) density, gap and rate come out, and
     (n, M) shares of the types in the rate unless there is no room for them.
 
     Event i belongs to row ``rows[i]`` of ``state``, and of (R,) ``at``, the time of its last event
     or advance, ``pending``, the integral since its last event, ``likelihood`` and ``count``. What
-    comes back is -1, or the place of an event that
-    cannot be scored: its rate cannot be integrated (fault[3] is 0, and fault[:3] as from
-    :func:`reach`), or a log-rate is not
-    below ``largest`` or the integral not finite (fault[3] is 1, the integral is fault[0], and (M,)
-    ``logs`` are the log-rates). Events before it have been absorbed.
+    comes back is -1, or the place of an event that cannot be scored: its rate cannot be integrated
+    (fault[3] is 0, and fault[:3] as from :func:`reach`), or a log-rate is not below ``largest`` or
+    the integral not finite (fault[3] is 1, the integral is fault[0], and (M,) ``logs`` are the
+    log-rates). Events before it have been absorbed.
+
+    Where a mark is negative there is no event: gap[i] becomes the integral from ``at`` to the time,
+    and nothing else changes. ``ready`` and ``kept`` hold the coefficients of :func:`coefficients`
+    from call to call. Integrals up to an event and up to any other time are formed by one piece of
+    code, so that they are equal to the last bit, whether coefficients were kept or not. Where
+    place[i] is not negative the states before event i become row place[i] of ``old``, and
+    copied[place[i]] is true.
     """
-    space, z, total, stack = workspace(state, read, care)
-    after, value = np.empty(state.shape[1], dtype=state.dtype), np.empty(1)
+    space, z, total, stack, work = workspace(state, read, series, care)
+    x, y, value = space[0], space[1], np.empty(1)
     for i in range(len(rows)):
         row, now, mark = rows[i], times[i], marks[i]
-        own, first, more = state[row], constant[mark], slope[mark]
-        width, since = now - at[row], at[row] - start
-        if not step(
+        own, width, since = state[row], now - at[row], at[row] - start
+        if not integral_over(
             own,
             since,
             width,
             scale,
             waves,
             read,
+            series,
             shape,
             care,
             space,
             z,
             total,
             stack,
-            after,
-            logs,
+            work,
+            ready,
+            kept,
+            row,
             value,
             fault,
         ):
             fault[3] = 0.0
             return i
+        if mark < 0:
+            gap[i] = value[0]
+            continue
+        moved_on(own, since, width, scale, waves, read, shape, space, logs)
         rates, sound = 0.0, np.isfinite(value[0])
         for m in range(len(logs)):
             rates += np.exp(logs[m])
@@ -258,9 +247,15 @@ def follow(
         density[i] = logs[mark] - gap[i]
         for m in range(shares.shape[1]):
             shares[i, m] = np.exp(logs[m]) / rates
-        d = first.real.dtype.type((now - start) / scale)
+        if place[i] >= 0:
+            copied[place[i]] = True
+            for j in range(len(own)):
+                old[place[i], j] = own[j]
+        d = x.dtype.type((now - start) / scale)
         for j in range(len(own)):
-            own[j] = after[j] + first[j] + d * more[j]
+            first, more = constant[mark, j], slope[mark, j]
+            own[j] = complex(x[j] + first.real + d * more.real, y[j] + first.imag + d * more.imag)
+        ready[row] = 0
         at[row], pending[row] = now, 0.0
         likelihood[row] += logs[mark] - value[0]
         count[row] += 1
@@ -268,60 +263,52 @@ def follow(
 
 
 @no_type_check
-def workspace(state, read, care):
-    """Arrays that :func:`step` uses: six of J numbers, rates by mark and node, their sum, and
-    stretches yet to be integrated.
+def workspace(state, read, series, care):
+    """Arrays that the others use: six of J numbers, rates by mark and node, their sum, and
+    stretches yet to be integrated; for series three of as many numbers as there are nodes,
+    coefficients by mark and piece, and the states by blocks.
     """
     nodes = PANEL * care.panels + 1
     space = np.empty((6, state.shape[1]), dtype=read.dtype)
-    return space, np.empty((len(read), nodes)), np.empty(nodes), np.empty((DEEPEST + 2, 4))
+    most = 0
+    for p in range(series.terms.shape[0]):
+        for b in range(series.terms.shape[1]):
+            most = max(most, series.terms[p, b])
+    pieces, blocks = series.terms.shape
+    parts = np.empty((2, blocks, state.shape[1] // blocks), dtype=read.dtype)
+    work = (
+        np.empty((3, nodes)),
+        np.empty((len(read), pieces, most), dtype=read.dtype),
+        parts[0],
+        parts[1],
+    )
+    return space, np.empty((len(read), nodes)), np.empty(nodes), np.empty((DEEPEST + 2, 4)), work
 
 
 @no_type_check
-def step(
-    own,
-    since,
-    gap,
-    scale,
-    waves,
-    read,
-    shape,
-    care,
-    space,
-    z,
-    total,
-    stack,
-    after,
-    logs,
-    integral,
-    fault,
-):
-    """One row ``own`` moved on by ``gap``: (J,) after, (M,) logs and (1,) integral come out;
-    whether that was possible.
+def moved_on(own, since, gap, scale, waves, read, shape, space, logs):
+    """One row ``own`` moved on by ``gap``: its states are space[0] + i space[1], and (M,) logs come
+    out.
     """
     M = len(read)
     x, y, a, b = space[0], space[1], space[2], space[3]
     moved(own, gap / scale, waves, x, y, a, b)
-    for j in range(len(x)):
-        after[j] = complex(x[j], y[j])
     for m in range(M):
         logs[m] = log_rate(read_out(x, y, read[m, 0], read[m, 1]), m, M, since + gap, shape)
-    return integral_over(
-        own, since, gap, scale, waves, read, shape, care, space, z, total, stack, integral, fault
-    )
 
 
 @no_type_check
 def integral_over(
-    own, since, gap, scale, waves, read, shape, care, space, z, total, stack, integral, fault
-):
+    own, since, gap, scale, waves, read, series, shape, care, space, z, total, stack, work, ready,
+    kept, row, integral, fault,
+):  # fmt: skip
     """The (1,) integral of the rate of one row over the next ``gap``; whether it could be formed.
 
     A row of ``stack`` is a stretch: left end, width, allowed error, depth.
     """
-    M = len(read)
-    x, y, a, b, later_x, later_y = space[0], space[1], space[2], space[3], space[4], space[5]
+    terms = work[1]
     integral[0], waiting = 0.0, 1
+    pieces = coefficients(own, gap / scale, series, work[2], work[3], terms, ready, kept, row)
     stack[0, 0], stack[0, 1], stack[0, 2], stack[0, 3] = 0.0, gap, care.allowed, 0.0
     while waiting > 0:
         left, width, allowed, depth = (
@@ -331,29 +318,13 @@ def integral_over(
             stack[waiting - 1, 3],
         )
         panels = int(np.ceil(min(max(width * care.speed * 2.0**depth, 1.0), care.panels)))
-        if left > 0.0:
-            moved(own, left / scale, waves, x, y, a, b)
+        if pieces > 0:
+            series_values(
+                left / scale, width / scale, PANEL * panels, series, pieces, terms, work[0], z
+            )
         else:
-            for j in range(len(x)):
-                x[j], y[j] = own[j].real, own[j].imag
-        turns(width / scale / (PANEL * panels), waves, 0, a, b)
-        for m in range(M):
-            z[m, 0] = read_out(x, y, read[m, 0], read[m, 1])
-        for p in range(panels):
-            for m in range(M):
-                eight(
-                    x,
-                    y,
-                    a,
-                    b,
-                    read[m, 0],
-                    read[m, 1],
-                    later_x,
-                    later_y,
-                    z[m, PANEL * p + 1 : PANEL * (p + 1) + 1],
-                )
-            x, y, later_x, later_y = later_x, later_y, x, y
-        rates(z, PANEL * panels, since + left, width, shape, total)
+            stepped_values(own, left / scale, width / scale, panels, waves, read, space, z)
+        rates(z, PANEL * panels, since + left, width, shape, total, work[0])
         value, doubt = integrated(total, panels, width / scale, care)
         if doubt <= allowed + care.relative * value and value < np.inf:
             integral[0] += value
@@ -590,28 +561,223 @@ def eight(x, y, a, b, re, im, later_x, later_y, z):
 
 
 @no_type_check
-def rates(z, steps, left, width, shape, total):
+def stepped_values(own, left, width, panels, waves, read, space, z):
+    """Read-outs at the nodes of panels of [left, left + width], by multiplication from node to
+    node, into (M, Q) ``z``.
+    """
+    M = len(read)
+    x, y, a, b, later_x, later_y = space[0], space[1], space[2], space[3], space[4], space[5]
+    if left > 0.0:
+        moved(own, left, waves, x, y, a, b)
+    else:
+        for j in range(len(x)):
+            x[j], y[j] = own[j].real, own[j].imag
+    turns(width / (PANEL * panels), waves, 0, a, b)
+    for m in range(M):
+        z[m, 0] = read_out(x, y, read[m, 0], read[m, 1])
+    for p in range(panels):
+        for m in range(M):
+            eight(
+                x,
+                y,
+                a,
+                b,
+                read[m, 0],
+                read[m, 1],
+                later_x,
+                later_y,
+                z[m, PANEL * p + 1 : PANEL * (p + 1) + 1],
+            )
+        x, y, later_x, later_y = later_x, later_y, x, y
+
+
+@no_type_check
+def four(block, x, y, row, table, c, m, p, n):
+    """Four rows of ``table`` times a block of x and y, added to coefficients n to n + 3."""
+    t1 = t2 = t3 = t4 = x.dtype.type(0.0)
+    for j in range(x.shape[1]):
+        u, v = x[block, j], y[block, j]
+        t1 += u * table[row, 0, j] + v * table[row, 1, j]
+        t2 += u * table[row + 1, 0, j] + v * table[row + 1, 1, j]
+        t3 += u * table[row + 2, 0, j] + v * table[row + 2, 1, j]
+        t4 += u * table[row + 3, 0, j] + v * table[row + 3, 1, j]
+    c[m, p, n] += t1
+    c[m, p, n + 1] += t2
+    c[m, p, n + 2] += t3
+    c[m, p, n + 3] += t4
+
+
+@no_type_check
+def coefficients(own, gap, series, x, y, c, ready, kept, row):
+    """The coefficients of the pieces that a gap in the model's unit takes, into (M, P, N) ``c``;
+    how many pieces, or 0 if the series do not reach so far. (B, J / B) x and y are scratch space.
+
+    The first pieces are kept in (R, M, P', N) ``kept``, those of a ``row`` as long as ready[row]
+    counts them.
+    """
+    most, blocks = series.terms.shape
+    if most == 0 or not gap <= series.ends[most]:
+        return 0
+    pieces = 1
+    while series.ends[pieces] < gap:
+        pieces += 1
+    have = min(ready[row], pieces)
+    for m in range(c.shape[0]):
+        for p in range(have):
+            for n in range(c.shape[2]):
+                c[m, p, n] = kept[row, m, p, n]
+    if have == pieces:
+        return pieces
+    size = x.shape[1]
+    for b in range(blocks):
+        for j in range(size):
+            x[b, j], y[b, j] = own[b * size + j].real, own[b * size + j].imag
+    for m in range(c.shape[0]):
+        for p in range(have, pieces):
+            for n in range(c.shape[2]):
+                c[m, p, n] = 0.0
+            for b in range(blocks):
+                terms = series.terms[p, b]
+                first = series.first[p, b] + m * terms
+                for n in range(0, terms, GROUP):
+                    four(b, x, y, first + n, series.table, c, m, p, n)
+    keep = min(pieces, kept.shape[2])
+    for m in range(c.shape[0]):
+        for p in range(have, keep):
+            for n in range(c.shape[2]):
+                kept[row, m, p, n] = c[m, p, n]
+    ready[row] = max(have, keep)
+    return pieces
+
+
+@no_type_check
+def series_values(left, width, steps, series, pieces, c, work, z):
+    """Read-outs at nodes 0..steps of [left, left + width], in the model's unit, by Clenshaw's
+    recurrence, into (M, Q) ``z``.
+
+    The last terms are left out where all of them together are below the error of the series. Four
+    terms are added in one pass over the nodes.
+    """
+    step, done = width / steps, 0
+    for p in range(pieces):
+        begin, end = series.ends[p], series.ends[p + 1]
+        first, half = done, (end - begin) / 2
+        while done <= steps and (p == pieces - 1 or left + done * step <= end):
+            done += 1
+        count = done - first
+        for i in range(count):
+            work[0, i] = 2.0 * ((left + (first + i) * step - begin) / half - 1.0)
+        for m in range(c.shape[0]):
+            most, rest = c.shape[2], 0.0
+            while most > GROUP and rest + abs(c[m, p, most - 1]) <= series.error:
+                most -= 1
+                rest += abs(c[m, p, most])
+            most = (most + GROUP - 1) // GROUP * GROUP
+            for i in range(count):
+                work[1, i], work[2, i] = 0.0, 0.0
+            for n in range(most - GROUP, -1, -GROUP):
+                c0, c1, c2, c3 = c[m, p, n], c[m, p, n + 1], c[m, p, n + 2], c[m, p, n + 3]
+                for i in range(count):
+                    t = work[0, i]
+                    b3 = c3 + t * work[1, i] - work[2, i]
+                    b2 = c2 + t * b3 - work[1, i]
+                    b1 = c1 + t * b2 - b3
+                    work[2, i] = b1
+                    work[1, i] = c0 + t * b1 - b2
+            for i in range(count):
+                z[m, first + i] = work[1, i] - 0.5 * work[0, i] * work[2, i]
+
+
+@no_type_check
+def exponential(x):
+    """e^x as 2^-n 2^-r, without a call; 0 where the result would be too small to be a normal
+    number.
+    """
+    v = x if x > LOWEST else LOWEST
+    v = v if v < HIGHEST else HIGHEST
+    h = -LOG2_E * v
+    n = np.floor(h + 0.5)
+    r = h - n
+    f = POWER[6] + r * (
+        POWER[7]
+        + r
+        * (
+            POWER[8]
+            + r * (POWER[9] + r * (POWER[10] + r * (POWER[11] + r * (POWER[12] + r * POWER[13]))))
+        )
+    )
+    f = POWER[0] + r * (
+        POWER[1] + r * (POWER[2] + r * (POWER[3] + r * (POWER[4] + r * (POWER[5] + r * f))))
+    )
+    bits = np.int64(1023 - np.int32(n)) << np.int64(52)  # of 2^-n
+    f *= np.int64(bits).view(np.float64)
+    f = f if x >= LOWEST else 0.0
+    return f if x <= HIGHEST else x + np.inf  # infinite, or no number where x is none
+
+
+@no_type_check
+def log_one_plus(t):
+    """log(1 + t) for t from 0 to 1, as 2 artanh(t / (2 + t)), without a call."""
+    s = t / (2.0 + t)
+    w = s * s
+    f = 1 / 19 + w * (
+        1 / 21
+        + w * (1 / 23 + w * (1 / 25 + w * (1 / 27 + w * (1 / 29 + w * (1 / 31 + w * (1 / 33))))))
+    )
+    f = 1 / 9 + w * (1 / 11 + w * (1 / 13 + w * (1 / 15 + w * (1 / 17 + w * f))))
+    return 2.0 * s * (1.0 + w * (1 / 3 + w * (1 / 5 + w * (1 / 7 + w * f))))
+
+
+@no_type_check
+def curves(curve, steps, first, step, shape, work, into):
+    """A spline at nodes 0..steps, ``step`` apart from ``first`` on in units of its intervals, into
+    a row of ``work``.
+    """
+    last = len(shape.cubics) - 1.0
+    cell = int(min(first, last))
+    if cell == int(min(first + steps * step, last)):
+        a0, a1 = shape.cubics[cell, curve, 0], shape.cubics[cell, curve, 1]
+        a2, a3 = shape.cubics[cell, curve, 2], shape.cubics[cell, curve, 3]
+        for q in range(steps + 1):
+            u = first - cell + q * step
+            work[into, q] = a0 + u * (a1 + u * (a2 + u * a3))
+        return
+    for q in range(steps + 1):
+        cell = int(min(first + q * step, last))
+        a0, a1 = shape.cubics[cell, curve, 0], shape.cubics[cell, curve, 1]
+        a2, a3 = shape.cubics[cell, curve, 2], shape.cubics[cell, curve, 3]
+        u = first + q * step - cell
+        work[into, q] = a0 + u * (a1 + u * (a2 + u * a3))
+
+
+@no_type_check
+def rates(z, steps, left, width, shape, total, work):
     """The rate of all marks at nodes 0..steps of [left, left + width], per unit of the model's
     time, into (Q,) ``total``; (M, Q) z.
     """
     M, first, step = len(z), left / shape.cell, width / shape.cell / steps
     for q in range(steps + 1):
-        at = first + q * step
-        cell = int(min(at, len(shape.cubics) - 1.0))
-        u, rate = at - cell, 0.0
-        for m in range(M):
-            low, high = shape.cubics[cell, m], shape.cubics[cell, M + m]
-            x = z[m, q] + shape.bias[m] + high[0] + u * (high[1] + u * (high[2] + u * high[3]))
-            if shape.link == 1:
-                x = np.exp(x)
-            elif shape.link == 2:
-                x = shape.size[m] * (max(x, 0.0) + np.log1p(np.exp(-abs(x))))
-            rate += x + (
-                np.exp(low[0] + u * (low[1] + u * (low[2] + u * low[3])))
-                if shape.splined_base
-                else shape.level[m]
-            )
-        total[q] = rate
+        total[q] = 0.0
+    for m in range(M):
+        bias, size, level = shape.bias[m], shape.size[m], shape.level[m]
+        curves(M + m, steps, first, step, shape, work, 0)
+        if shape.link == 0:
+            for q in range(steps + 1):
+                total[q] += work[0, q] + z[m, q] + bias
+        elif shape.link == 1:
+            for q in range(steps + 1):
+                total[q] += exponential(work[0, q] + z[m, q] + bias)
+        else:
+            for q in range(steps + 1):
+                x = work[0, q] + z[m, q] + bias
+                total[q] += size * (max(x, 0.0) + log_one_plus(exponential(-abs(x))))
+        if shape.splined_base:
+            curves(m, steps, first, step, shape, work, 0)
+            for q in range(steps + 1):
+                total[q] += exponential(work[0, q])
+        else:
+            for q in range(steps + 1):
+                total[q] += level
 
 
 @no_type_check

@@ -28,10 +28,12 @@ from numpy.typing import NDArray
 
 from fourpoint.kernels.numba_dapp_stream import (
     DEEPEST,
+    GROUP,
     LINKS,
     PANEL,
     Care,
     Loops,
+    Series,
     Shape,
     compiled_loops,
     waves,
@@ -52,6 +54,12 @@ EDGE = 1.1  # error of a panel whose first rate alone is off, in units of its la
 TOLERANCE = 2.5e-7  # absolute, of a stretch
 RELATIVE = 1e-6
 CACHE = 2**20  # bytes of states held at once
+FIRST_PIECE = 2.0  # panels that the first piece of a series takes the place of, at most
+MOST_PIECES, MOST_TERMS = 6, 32  # pieces of a series, and coefficients of a head in one
+SERIES_ERROR = 3e-8  # of a mode of size 1, in the mean over a head: half a rounding of float32
+SERIES_BYTES = 2**19  # of all coefficients
+KEPT_PIECES = 3  # pieces whose coefficients a table of rows keeps
+CHEBYSHEV = 64  # nodes from which they are formed
 
 
 def supports(model: Any) -> bool:
@@ -72,6 +80,21 @@ class Reached(NamedTuple):
     state: Complexes  # (R, J)
     logs: Floats  # (R, M), float64
     integral: Floats  # (R,), float64
+
+
+class Kept(NamedTuple):
+    """Coefficients of series of the rows of a table, kept from call to call by compiled loops."""
+
+    ready: NDArray[np.int64]  # (R,): pieces of a row that hold for its present state
+    series: Floats  # (R, M, pieces, terms)
+
+
+class Before(NamedTuple):
+    """States of rows as they were before events, by which :meth:`Steps.follow` can be undone."""
+
+    place: NDArray[np.int64]  # per event: the place for a copy of the states before it; -1: no copy
+    copied: NDArray[np.bool_]  # by place: whether there is a copy
+    state: Complexes  # by place
 
 
 class Steps:
@@ -98,6 +121,7 @@ class Steps:
             return np.ascontiguousarray(x.detach().cpu().double().numpy())
 
         self.kind, self.marks = np.dtype(kind), model.marks.count
+        self.heads = model.spectrum(fixed=True).weight.shape[0]
         self.whirl = np.dtype(np.complex64 if self.kind == np.float32 else np.complex128)
         spectrum, rate, s = model.spectrum(fixed=True), model.rate, model.settings()
         self.scale = float(model.time_scale)
@@ -196,6 +220,16 @@ class Steps:
                 state, rows, ahead, since / self.scale, mark, self.constant, self.slope
             )
 
+    def kept(self, rows: int) -> Kept:
+        """Room for coefficients of rows, none of which is known yet."""
+        series = self._loop_numbers[3]
+        pieces = min(KEPT_PIECES, len(series.terms))
+        terms = int(series.terms.max(initial=0))
+        return Kept(
+            np.zeros(rows, dtype=np.int64),
+            np.zeros((rows, self.marks, pieces, terms), dtype=self.kind),
+        )
+
     def follow(
         self,
         state: Complexes,
@@ -204,15 +238,22 @@ class Steps:
         start: float,
         events: Events,
         into: Scored,
+        kept: Kept | None = None,
+        before: Before | None = None,
     ) -> Stop | None:
         """Score ``events`` of ``rows`` one after the other and absorb each; None, or where that
         stopped. Needs compiled loops.
+
+        ``kept`` must be forgotten for rows whose state changes otherwise. ``before`` takes copies
+        of states.
         """
         if self._loops is None:
             raise RuntimeError("follow() needs numba")
         logs, fault = np.empty(self.marks), np.empty(4)
+        kept = kept or self.kept(len(state))
+        before = before or Before(np.full(len(rows), -1), np.zeros(0, dtype=bool), self.blank(0))
         given = (start, *events, *self._loop_numbers, self.constant, self.slope, LARGEST)
-        done = self._loops.follow(state, rows, *numbers, *given, *into, logs, fault)
+        done = self._loops.follow(state, rows, *numbers, *given, *kept, *before, *into, logs, fault)
         if done < 0:
             return None
         if fault[3] == 0.0:
@@ -261,15 +302,26 @@ class Steps:
             return self._stretches(state, since, gap, np.full(len(since), TOLERANCE), 0)
 
     def integral(
-        self, state: Complexes, since: Floats, gap: Floats, rows: NDArray[np.int64]
+        self,
+        state: Complexes,
+        since: Floats,
+        gap: Floats,
+        rows: NDArray[np.int64],
+        kept: Kept | None = None,
     ) -> Floats:
         """The integral of :meth:`reach` alone, (R,)."""
         if self._loops is None:
             return self.reach(state, since, gap, rows).integral
-        found, fault = np.empty(len(rows)), np.empty(3)
-        if self._loops.pending(state, rows, since, gap, *self._loop_numbers, found, fault) >= 0:
-            raise _unconverged(*fault.tolist())
-        return found
+        at = np.zeros(len(state))
+        at[rows] = since
+        numbers = Numbers(at, np.zeros(0), np.zeros(0), np.zeros(0, dtype=np.int64))
+        found = Scored.empty(len(rows))
+        stop = self.follow(
+            state, rows, numbers, 0.0, Events(since + gap, np.full(len(rows), -1)), found, kept
+        )
+        if stop is not None:
+            raise stop.error
+        return found.gap
 
     def _stretches(
         self, state: Complexes, left: Floats, width: Floats, allowed: Floats, depth: int
@@ -493,7 +545,82 @@ class Steps:
         )
         care = Care(_rule(1, np.float64)[1], self.speed, PANELS, EDGE, TOLERANCE, self.loose)
         read = np.ascontiguousarray(self.read.reshape(-1, 2, M).transpose(2, 1, 0))
-        return self.scale, waves(self.frequency, -self.fading, self.kind), read, shape, care
+        return (
+            self.scale,
+            waves(self.frequency, -self.fading, self.kind),
+            read,
+            self._series(),
+            shape,
+            care,
+        )
+
+    def _series(self) -> Series:
+        """Read-outs as Chebyshev series, in float32; the first piece takes the place of
+        ``FIRST_PIECE`` panels or fewer.
+
+        A piece is halved until no head takes more than ``MOST_TERMS``, and the next is as long as
+        all before it, or shorter.
+        """
+        none = np.zeros((0, self.heads), dtype=np.int64)
+        size = len(self.frequency) // self.heads
+        found = Series(
+            np.zeros(1), none, none, np.zeros((0, 2, size), dtype=self.kind), SERIES_ERROR
+        )
+        if self.kind != np.float32 or self.speed == 0:
+            return found
+        power = self.fading.astype(np.float64) + 1j * self.frequency.astype(np.float64)
+        read = self.read.astype(np.float64).reshape(-1, 2, self.marks)
+        weights = (read[:, 0] - 1j * read[:, 1]).reshape(self.heads, -1, self.marks)
+        width = FIRST_PIECE / (self.speed * self.scale)
+        while len(found.terms) < MOST_PIECES:
+            begin = float(found.ends[-1])
+            terms, rows, width = _piece(power.reshape(self.heads, -1), weights, begin, width)
+            table = np.concatenate([found.table, rows.astype(self.kind)])
+            if table.nbytes > SERIES_BYTES:
+                break
+            first = len(found.table) + self.marks * (np.cumsum(terms) - terms)
+            ends = np.append(found.ends, begin + width)
+            found = Series(
+                ends,
+                np.vstack([found.terms, terms]),
+                np.vstack([found.first, first]),
+                table,
+                SERIES_ERROR,
+            )
+            width = begin + width
+        return found
+
+
+def _piece(
+    power: Complexes, weights: Complexes, begin: float, width: float
+) -> tuple[NDArray[np.int64], Floats, float]:
+    """Chebyshev coefficients of exp(power t) in a piece of time from ``begin`` on, of ``width`` or
+    as often halved as is needed.
+
+    (K, D) power; (K, D, M) weights. What comes back: the terms of each head, all coefficients by
+    head, mark and term, (rows, 2, D), and the width.
+    """
+    theta = (np.arange(CHEBYSHEV) + 0.5) * math.pi / CHEBYSHEV
+    to_coefficients = np.cos(np.arange(CHEBYSHEV)[:, None] * theta) * 2 / CHEBYSHEV
+    to_coefficients[0] /= 2
+    sizes = np.abs(weights).sum(-1) + np.finfo(np.float64).tiny
+    while True:
+        times = begin + width * (np.cos(theta) + 1) / 2
+        each = np.exp(power[..., None] * times) @ to_coefficients.T  # (K, D, CHEBYSHEV)
+        tails = np.cumsum(np.abs(each[..., ::-1]), -1)[..., ::-1]
+        lost = (sizes[..., None] * tails).sum(1) / sizes.sum(1, keepdims=True)  # (K, CHEBYSHEV)
+        needed = (lost > SERIES_ERROR).sum(-1)
+        if needed.max() <= MOST_TERMS:
+            break
+        width /= 2
+    terms = np.maximum(1, -(-needed // GROUP)) * GROUP
+    rows = []
+    for head, count in enumerate(terms.tolist()):
+        own = np.einsum("dn,dm->mnd", each[head, :, :count], weights[head]).reshape(
+            -1, power.shape[1]
+        )
+        rows.append(np.stack([own.real, -own.imag], 1))
+    return terms, np.concatenate(rows), width
 
 
 def _unconverged(left: float, width: float, rate: float) -> Unconverged:

@@ -191,7 +191,7 @@ class StreamBank:
             earlier = np.ones(len(rows), dtype=bool)
             earlier[order[first]] = self._seats.numbers["count"][rows[order[first]]] > 0
             if self._memories.follows:
-                found = self._followed(rows, when, kinds, rows[order][first])
+                found = self._followed(rows, when, kinds, order[first])
             else:
                 found = self._in_rounds(rows, when, kinds, _rounds(order, first))
         except BaseException:
@@ -498,19 +498,24 @@ class StreamBank:
             raise _too_early(self._seats.names[mine[i]], float(before[i]), float(times[i]))
         return order, first
 
-    def _followed(self, rows: Rows, when: Floats, kinds: Rows, touched: Rows) -> Scored:
-        """Events scored and absorbed one after the other; where one cannot be, the rows that are
-        ``touched`` are as they were.
+    def _followed(self, rows: Rows, when: Floats, kinds: Rows, first: Rows) -> Scored:
+        """Events scored and absorbed one after the other; where one cannot be, all rows are as
+        they were.
+
+        ``first`` are the places of the first events of entities.
         """
         numbers, found = self._seats.numbers, Scored.empty(len(rows), self._watched_types)
-        kept = self._seats.take(touched)
+        touched = rows[first]
+        kept = {key: values[touched] for key, values in numbers.items()}
         own = Numbers(numbers["at"], numbers["open"], numbers["likelihood"], numbers["count"])
         try:
-            stop = self._memories.follow(rows, own, Events(when, kinds), found)
+            stop = self._memories.follow(rows, own, Events(when, kinds), found, first)
             if stop is not None:
                 raise self._refusal(stop, self._seats.names[rows[stop.done]])
         except BaseException:
-            self._seats.put(touched, kept)
+            self._memories.undo()
+            for key, values in kept.items():
+                numbers[key][touched] = values
             raise
         return found
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from fourpoint.inference.sampling import select_rows
 from fourpoint.models.dapp import DAPP
-from fourpoint.models.dapp_step import Reached, Steps, supports
+from fourpoint.models.dapp_step import Before, Kept, Reached, Steps, supports
 from fourpoint.models.following import Events, Numbers, Scored, Stop
 from fourpoint.models.hawkes import Hawkes
 from fourpoint.models.hawkes_step import HawkesSteps
@@ -37,6 +37,7 @@ FEWEST, PARTS = (
 class Memories(Protocol):
     """What a bank asks of its rows."""
 
+    spare: int  # bytes per row besides what take() gives
     fixed: bool  # whether every row takes the same room for ever
     follows: bool  # whether blocks of events can be followed
 
@@ -57,10 +58,18 @@ class Memories(Protocol):
     def absorb(self, rows: Rows, at: Floats, times: Floats, marks: NDArray[np.int64]) -> None:
         """Events in the rows that were scored last."""
 
-    def follow(self, rows: Rows, numbers: Numbers, events: Events, into: Scored) -> Stop | None:
+    def follow(
+        self, rows: Rows, numbers: Numbers, events: Events, into: Scored, first: Rows
+    ) -> Stop | None:
         """Score events of ``rows`` one after the other and absorb each; None, or where that
-        stopped, with rows left as they are then. ``numbers`` are those of all rows.
+        stopped, with rows left as they are then.
+
+        ``numbers`` are those of all rows, and ``first`` says which events are the first of their
+        rows.
         """
+
+    def undo(self) -> None:
+        """Make the rows that :meth:`follow` has changed in its last call what they were before."""
 
     def move(self, rows: Rows, at: Floats, times: Floats) -> None:
         """The rows that were scored last are now at ``times``, with no event in between."""
@@ -99,15 +108,24 @@ class StateRows:
         ]  # each with scratch space of its own
         self.pool: ThreadPoolExecutor | None = None
         self.state = self.steps.blank(0)
+        self._kept = self.steps.kept(0)
+        self.spare = sum(array.nbytes for array in self.steps.kept(1))
+        # Copies go to memory that is used again: new pages would take longer than the copies.
+        self._room = self.steps.blank(0)
+        no_row = np.zeros(0, dtype=np.int64)
+        self._touched, self._before = no_row, Before(no_row, np.zeros(0, dtype=bool), self._room)
         self._ahead: list[NDArray[Any]] = []
         self.follows = self.steps.looped
 
     def grow(self, rows: int) -> None:
         more = self.steps.blank(rows - len(self.state))
         self.state = np.concatenate([self.state, more])
+        blank = self.steps.kept(len(more))
+        self._kept = Kept(*(np.concatenate(pair) for pair in zip(self._kept, blank, strict=True)))
 
     def clear(self, rows: Rows) -> None:
         self.state[rows] = 0
+        self._kept.ready[rows] = 0
 
     def score(self, rows: Rows, at: Floats, times: Floats) -> tuple[Floats, Floats]:
         found = self._each(
@@ -123,41 +141,56 @@ class StateRows:
         )
 
     def absorb(self, rows: Rows, at: Floats, times: Floats, marks: NDArray[np.int64]) -> None:
+        self._kept.ready[rows] = 0
         parts = zip(self._parts(len(rows)), self._ahead, strict=True)
         self._each(
             self._absorb, [(rows[p], ahead, times[p] - self.start, marks[p]) for p, ahead in parts]
         )
 
-    def follow(self, rows: Rows, numbers: Numbers, events: Events, into: Scored) -> Stop | None:
+    def follow(
+        self, rows: Rows, numbers: Numbers, events: Events, into: Scored, first: Rows
+    ) -> Stop | None:
         """Each thread has rows of its own, so that the events of a row stay in order."""
+        self._before.copied[:] = False
+        if len(self._room) < len(first):
+            self._room = self.steps.blank(2 * len(first))
+        place = np.full(len(rows), -1)
+        place[first] = np.arange(len(first))
+        self._touched = rows[first]
+        self._before = Before(place, np.zeros(len(first), dtype=bool), self._room)
         threads = self.threads if len(rows) >= 2 * FEWEST else 1
         if threads == 1:
-            return self.steps.follow(self.state, rows, numbers, self.start, events, into)
+            return self.steps.follow(
+                self.state, rows, numbers, self.start, events, into, self._kept, self._before
+            )
         shares = [np.flatnonzero(rows % threads == i) for i in range(threads)]
         stops = self._each(self._follow, [(share, rows, numbers, events, into) for share in shares])
         return min(
             (stop for stop in stops if stop is not None), key=lambda stop: stop.done, default=None
         )
 
+    def undo(self) -> None:
+        copied = np.flatnonzero(self._before.copied)
+        self.put(self._touched[copied], {"state": self._before.state[copied]})
+        self._before.copied[:] = False
+
     def _follow(
         self, share: Rows, rows: Rows, numbers: Numbers, events: Events, into: Scored
     ) -> Stop | None:
         """Events at the places ``share``."""
         found = Scored.empty(len(share), into.shares.shape[1])
+        own = Events(events.times[share], events.marks[share])
+        before = self._before._replace(place=self._before.place[share])
         stop = self.steps.follow(
-            self.state,
-            rows[share],
-            numbers,
-            self.start,
-            Events(events.times[share], events.marks[share]),
-            found,
+            self.state, rows[share], numbers, self.start, own, found, self._kept, before
         )
-        for whole, own in zip(into, found, strict=True):
-            whole[share] = own
+        for whole, part in zip(into, found, strict=True):
+            whole[share] = part
         return None if stop is None else Stop(int(share[stop.done]), stop.error)
 
     def move(self, rows: Rows, at: Floats, times: Floats) -> None:
         self.state[rows] = np.concatenate(self._ahead)
+        self._kept.ready[rows] = 0
 
     def logs(self, rows: Rows, at: Floats, times: Floats) -> Floats:
         return self.steps.logs(self.steps.moved(self.state[rows], times - at), times - self.start)
@@ -167,6 +200,7 @@ class StateRows:
 
     def put(self, rows: Rows, arrays: Arrays) -> None:
         self.state[rows] = arrays["state"]
+        self._kept.ready[rows] = 0
 
     def _parts(self, rows: int) -> list[slice]:
         """Several parts for each thread, so that all end together though one may be held up; one
@@ -193,7 +227,7 @@ class StateRows:
     def _integral(self, rows: Rows, at: Floats, times: Floats) -> Floats:
         steps = self.idle.pop()
         try:
-            return steps.integral(self.state, at - self.start, times - at, rows)
+            return steps.integral(self.state, at - self.start, times - at, rows, self._kept)
         finally:
             self.idle.append(steps)
 
@@ -207,11 +241,13 @@ class ExcitationRows:
     """The sums R of a Hawkes process, in float64, each at the time of its row."""
 
     fixed = True
+    spare = 0
     follows = True
 
     def __init__(self, model: Hawkes) -> None:
         self.steps = HawkesSteps(model)
         self.state = self.steps.blank(0)
+        self._before = np.zeros(0, dtype=np.int64), self.state
 
     def grow(self, rows: int) -> None:
         self.state = np.concatenate([self.state, self.steps.blank(rows - len(self.state))])
@@ -229,8 +265,15 @@ class ExcitationRows:
         self.move(rows, at, times)
         self.state[rows, :, marks] += 1.0
 
-    def follow(self, rows: Rows, numbers: Numbers, events: Events, into: Scored) -> Stop | None:
+    def follow(
+        self, rows: Rows, numbers: Numbers, events: Events, into: Scored, first: Rows
+    ) -> Stop | None:
+        self._before = rows[first], self.state[rows[first]]
         return self.steps.follow(self.state, rows, numbers, events, into)
+
+    def undo(self) -> None:
+        rows, state = self._before
+        self.state[rows] = state
 
     def move(self, rows: Rows, at: Floats, times: Floats) -> None:
         self.state[rows] = self.steps.moved(self.state[rows], times - at)
@@ -250,6 +293,7 @@ class HistoryRows:
     0 stays blank.
     """
 
+    spare = 0
     follows = False
 
     def __init__(self, model: Any, start: float) -> None:
@@ -299,7 +343,12 @@ class HistoryRows:
         all_times[index], all_marks[index] = when, kind
         self.history = self.model.extend(self.history, all_times, all_marks, happened)
 
-    def follow(self, rows: Rows, numbers: Numbers, events: Events, into: Scored) -> Stop | None:
+    def follow(
+        self, rows: Rows, numbers: Numbers, events: Events, into: Scored, first: Rows
+    ) -> Stop | None:
+        raise RuntimeError("histories are extended a round at a time")
+
+    def undo(self) -> None:
         raise RuntimeError("histories are extended a round at a time")
 
     def move(self, rows: Rows, at: Floats, times: Floats) -> None:

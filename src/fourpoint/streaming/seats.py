@@ -122,7 +122,7 @@ class Seats:
     def bytes_per_entity(self) -> int:
         """Memory that an entity takes, about; a bound only for models of constant memory."""
         arrays = sum(array.nbytes for array in self._like.values())
-        return arrays + MONITOR_BYTES + ENTRY_BYTES
+        return arrays + self.memories.spare + MONITOR_BYTES + ENTRY_BYTES
 
     def seat(self, entities: Sequence[str]) -> tuple[Rows, list[str]]:
         """The row of each entity, read back or created where it has none; and the names of those

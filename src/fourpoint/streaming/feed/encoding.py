@@ -21,6 +21,8 @@ from typing import Any, NamedTuple
 
 from fourpoint.events import UserError
 
+MOST_QUOTED = 2**16  # names of entities that are kept as JSON
+
 
 class Scores(NamedTuple):
     """What a scorer says of a batch of events, by columns; numbers of ``refused`` events mean
@@ -105,7 +107,7 @@ def rows_of(
                 lines, kinds, ends, *columns, strict=True
             )
         ]
-    whose = [encode_basestring_ascii(entity or "") for entity in entities]
+    whose = [_QUOTED[entity or ""] for entity in entities]
     return [
         f'{{"line": {line}, "time": {time}, "mark": {kind}, "entity": {entity}, '
         f'"log_density": {density}, "gap": {gap}, '
@@ -114,6 +116,19 @@ def rows_of(
             lines, kinds, ends, whose, *columns, strict=True
         )
     ]
+
+
+class _Quoted(dict[str, str]):
+    """Names as JSON in ASCII, each formed once as long as there are not too many of them."""
+
+    def __missing__(self, name: str) -> str:
+        if len(self) >= MOST_QUOTED:
+            self.clear()
+        self[name] = text = encode_basestring_ascii(name)
+        return text
+
+
+_QUOTED = _Quoted()
 
 
 def as_json(value: Any) -> str:
