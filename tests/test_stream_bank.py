@@ -305,13 +305,14 @@ def test_a_call_that_fails_midway_is_undone(kind: str, monkeypatch: pytest.Monke
             raise UserError("a sixth round", "none", "Go on.")
         return score(*arguments)
 
-    def stopping(rows: Any, numbers: Any, block: Any, into: Any) -> Stop:
+    def stopping(rows: Any, numbers: Any, block: Any, into: Any, first: Any) -> Stop:
         few = slice(5)
         follow(
             rows[few],
             numbers,
             Events(block.times[few], block.marks[few]),
             Scored(*(values[few] for values in into)),
+            first[first < 5],
         )
         return Stop(5, Unconverged("expected a sixth round; received none. Go on."))
 

@@ -123,10 +123,12 @@ class Store:
 
     def close(self) -> None:
         """Put all that was written into the file itself, and let go of it."""
-        for connection in {self._reading, self._writing} - {None}:
-            with _disk_errors():
-                connection.close()  # type: ignore[union-attr]
+        reading, writing = self._reading, self._writing
         self._reading = self._writing = None
+        for connection in (reading, writing):  # a temporary file has one, which may close twice
+            if connection is not None:
+                with _disk_errors():
+                    connection.close()
 
     def _open(self) -> None:
         """Connect to the file, once its tables are known to be ours."""
@@ -252,7 +254,10 @@ def _key(name: str) -> bytes:
 
 
 def _name(key: object) -> str:
+    expected = "names of entities in UTF-8"
+    if not isinstance(key, bytes):
+        raise damaged(expected, f"{key!r}"[:80])
     try:
-        return bytes(key).decode("utf-8", "surrogatepass")  # type: ignore[call-overload]
-    except (UnicodeDecodeError, TypeError, ValueError):
-        raise damaged("names of entities in UTF-8", f"{key!r}"[:80]) from None
+        return key.decode("utf-8", "surrogatepass")
+    except UnicodeDecodeError:
+        raise damaged(expected, f"{key!r}"[:80]) from None
