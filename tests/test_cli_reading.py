@@ -6,14 +6,18 @@ from __future__ import annotations
 
 import json
 import shlex
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from typer.main import get_command
 from typer.testing import CliRunner
 
 from fourpoint.cli.main import app
+from fourpoint.cli.options import ReadingOptions
+from fourpoint.cli.reading import asked
 
 RUN = CliRunner()
 
@@ -159,3 +163,71 @@ def test_windows_in_times(messy: Path) -> None:
         "a window in numbers"
         in call("data", "nyc_delays", "--window", "2024-05-01", "2024-06-01", code=2).stderr
     )
+
+
+# ---------------------------------------------------------------------- one declaration per option
+
+OPTIONS = ReadingOptions(
+    ties="drop",
+    window=("0", "24"),
+    time="ts",
+    mark="kind",
+    sequence="day",
+    place=["x", "y"],
+    bounds=["x=0:1"],
+    time_unit="hours",
+    timezone="Europe/Berlin",
+    sort=True,
+)
+
+
+def parameters_of(*names: str) -> dict[str, Any]:
+    """The parameters of a command, by name, as click knows them."""
+    found: Any = get_command(app)
+    for name in names:
+        found = found.commands[name]
+    return {parameter.name: parameter for parameter in found.params}
+
+
+@pytest.mark.parametrize(
+    ("names", "absent", "grouped"),
+    [
+        (("fit",), set(), "sequence"),
+        (("evaluate",), set(), "sequence"),
+        (("forecast",), set(), "by"),
+        (("explain",), set(), "by"),
+        (("data", "summary"), set(), "sequence"),
+        (("data", "inspect"), {"sort"}, "sequence"),
+        (("stream",), {"ties", "window", "sequence", "place", "bounds", "sort"}, ""),
+    ],
+)
+def test_every_command_takes_the_same_reading_options(
+    names: tuple[str, ...], absent: set[str], grouped: str
+) -> None:
+    of_fit, here = parameters_of("fit"), parameters_of(*names)
+    for field in fields(ReadingOptions):
+        if field.name in absent:
+            continue
+        name = grouped if field.name == "sequence" else field.name
+        ours, theirs = here[name], of_fit[field.name]
+        assert ours.opts[-1] == theirs.opts[-1], field.name
+        assert ours.default == theirs.default == field.default, field.name
+        assert (ours.metavar, ours.multiple) == (theirs.metavar, theirs.multiple), field.name
+        assert ours.nargs == theirs.nargs, field.name
+        assert names == ("stream",) or ours.help == theirs.help, field.name
+
+
+def test_reading_options_are_written_as_they_are_typed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a command recommends to type next is read back as the same options."""
+    seen: list[ReadingOptions] = []
+    monkeypatch.setattr(
+        "fourpoint.cli.data.open_events", lambda source, options: seen.append(options) or exit(0)
+    )
+    assert CliRunner().invoke(app, ["data", "summary", "x", *OPTIONS.typed()]).exit_code == 0
+    assert seen == [OPTIONS]
+
+
+def test_every_reading_option_reaches_the_readers() -> None:
+    plain, given = asked(ReadingOptions()), asked(OPTIONS)
+    for field in fields(ReadingOptions):
+        assert getattr(plain, field.name) != getattr(given, field.name), field.name

@@ -5,16 +5,18 @@ clauses.
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 from fourpoint.cli.console import say
 from fourpoint.errors import UserError
 
+Choice = TypeVar("Choice", bound=str)
 PICTURES = (".png", ".svg", ".pdf")
 
 
-def one_of(option: str, text: str, allowed: tuple[str, ...]) -> Any:
+def one_of(option: str, text: str, allowed: Sequence[Choice]) -> Choice:
     """The text, if it is allowed for this option; else an error with the nearest that is.
 
     >>> one_of("--ties", "keep", ("keep", "error", "jitter", "drop"))
@@ -22,8 +24,9 @@ def one_of(option: str, text: str, allowed: tuple[str, ...]) -> Any:
     """
     from difflib import get_close_matches
 
-    if text in allowed:
-        return text
+    for choice in allowed:
+        if text == choice:
+            return choice
     near = get_close_matches(text, allowed, n=1, cutoff=0.4)
     remedy = f"Did you mean {near[0]!r}?" if near else "Choose one of them."
     raise UserError(f"{option} to be one of {', '.join(allowed)}", f"{text!r}", remedy)

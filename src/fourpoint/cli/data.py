@@ -13,7 +13,7 @@ from typer.core import TyperGroup
 from fourpoint.cli import options as typed
 from fourpoint.cli.checks import check_applies, check_picture
 from fourpoint.cli.console import catalogue, print_all, print_result, save_plot, say
-from fourpoint.cli.reading import How, open_events
+from fourpoint.cli.reading import asked, open_events
 
 
 class DataCommands(TyperGroup):
@@ -41,31 +41,23 @@ def data(ctx: typer.Context) -> None:
 
 
 @data_app.command()
+@typed.takes_reading_options()
 def summary(
     source: typed.Source,
-    ties: typed.Ties = "keep",
-    window: typed.Window = None,
     split: typed.Split = None,
-    time: typed.Time = None,
-    mark: typed.Mark = None,
-    sequence: typed.Grouped = None,
-    place: typed.Place = None,
-    bounds: typed.Bounds = None,
-    time_unit: typed.TimeUnit = None,
-    timezone: typed.Timezone = None,
-    sort: typed.Sort = False,
+    *,
+    reading: typed.ReadingOptions,
 ) -> None:
     """Summarise one data set; the same as fourpoint data NAME|FILE."""
     from fourpoint.data.facts import facts, table_of
 
-    found = open_events(
-        source, How(ties, window, time, mark, sequence, place, bounds, time_unit, timezone, sort)
-    )
+    found = open_events(source, reading)
     part = found if split is None else found.part(split)
     print_result(table_of(part.name or "events", facts(part)))
 
 
 @data_app.command()
+@typed.takes_reading_options(without=("sort",))
 def inspect(
     source: Annotated[
         str,
@@ -73,15 +65,8 @@ def inspect(
             metavar="FILE", help="CSV, TSV (also .gz, .zst), JSON Lines, Parquet or Arrow."
         ),
     ],
-    ties: typed.Ties = "keep",
-    window: typed.Window = None,
-    time: typed.Time = None,
-    mark: typed.Mark = None,
-    sequence: typed.Grouped = None,
-    place: typed.Place = None,
-    bounds: typed.Bounds = None,
-    time_unit: typed.TimeUnit = None,
-    timezone: typed.Timezone = None,
+    *,
+    reading: typed.ReadingOptions,
     json: typed.Json = False,
     plot: typed.Plot = None,
 ) -> None:
@@ -91,9 +76,7 @@ def inspect(
     from fourpoint.data.inspecting import inspect as look
 
     check_picture(plot)
-    found = look(
-        source, How(ties, window, time, mark, sequence, place, bounds, time_unit, timezone).asked()
-    )
+    found = look(source, asked(reading))
     save_plot(found.plot() if plot else None, plot)
     print_all(found.to_dict(), [found], json)
     say(f"next: {found.command}")

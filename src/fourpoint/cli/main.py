@@ -15,7 +15,7 @@ import shlex
 import sys
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from typer.core import TyperGroup
@@ -34,7 +34,6 @@ from fourpoint.cli.console import (
 )
 from fourpoint.cli.data import data_app
 from fourpoint.cli.reading import (
-    How,
     open_events,
     open_with_model,
     scored_part,
@@ -93,9 +92,11 @@ app.add_typer(
     help="List what comes with Fourpoint, summarise a data set, or look at a file of your own.",
 )
 
-LEAST_BUDGET = (
-    1e-3  # seconds of a time budget that are left to a fit when reading has used up all of it
-)
+AMPLITUDES: tuple[Literal["fixed", "random"], ...] = ("fixed", "random")
+CONVENTIONS: tuple[Literal["window", "gaps"], ...] = ("window", "gaps")
+OF_MODEL = ("time_unit", "bounds")  # reading options that a saved model knows by itself
+# Seconds of a time budget that are left to a fit when reading has used up all of it.
+LEAST_BUDGET = 1e-3
 Version = Annotated[
     bool,
     typer.Option(
@@ -178,7 +179,7 @@ def simulate(
     """Draw sequences from a fitted model, or from a process whose truth is known."""
     from fourpoint.data.readers import write
 
-    kind = one_of("--amplitude", amplitude, ("fixed", "random"))
+    kind = one_of("--amplitude", amplitude, AMPLITUDES)
     if (Path(source) / "model.json").is_file() or "/" in source:
         check_applies(f"the model in {source}", "--amplitude", amplitude == "fixed")
         drawn, told = _draw_from_model(Path(source), sequences, start, stop, seed, most)
@@ -196,6 +197,7 @@ def simulate(
 
 
 @app.command()
+@typed.takes_reading_options()
 def fit(
     source: typed.Source,
     output: typed.Folder,
@@ -216,16 +218,8 @@ def fit(
         str,
         typer.Option(help="cpu, cuda, mps, or auto: the first of cuda, mps and cpu that is there."),
     ] = "cpu",
-    ties: typed.Ties = "keep",
-    window: typed.Window = None,
-    time: typed.Time = None,
-    mark: typed.Mark = None,
-    sequence: typed.Grouped = None,
-    place: typed.Place = None,
-    bounds: typed.Bounds = None,
-    time_unit: typed.TimeUnit = None,
-    timezone: typed.Timezone = None,
-    sort: typed.Sort = False,
+    *,
+    reading: typed.ReadingOptions,
 ) -> None:
     """Train a model on a data set and save it in a folder."""
     began = monotonic()
@@ -235,8 +229,7 @@ def fit(
     from fourpoint.training.fitting import fit as train_model
 
     name = one_of("--model", model, tuple(MODELS))
-    how = How(ties, window, time, mark, sequence, place, bounds, time_unit, timezone, sort)
-    events = open_events(source, how)
+    events = open_events(source, reading)
     if events.marks.box is not None and f"{name}-places" in MODELS:
         name = f"{name}-places"
         say(
@@ -272,10 +265,12 @@ def fit(
     ratios = branching_ratios(result.model)
     if ratios is not None:
         print_result(ratios)
-    say(f"next: fourpoint evaluate {shlex.join([str(output), source, *how.words()])}")
+    next_words = [str(output), source, *reading.typed(without=OF_MODEL)]
+    say(f"next: fourpoint evaluate {shlex.join(next_words)}")
 
 
 @app.command()
+@typed.takes_reading_options()
 def evaluate(
     folder: typed.Saved,
     source: typed.Source,
@@ -304,16 +299,8 @@ def evaluate(
     json: typed.Json = False,
     plot: typed.Plot = None,
     seed: typed.Seed = 0,
-    ties: typed.Ties = "keep",
-    window: typed.Window = None,
-    time: typed.Time = None,
-    mark: typed.Mark = None,
-    sequence: typed.Grouped = None,
-    place: typed.Place = None,
-    bounds: typed.Bounds = None,
-    time_unit: typed.TimeUnit = None,
-    timezone: typed.Timezone = None,
-    sort: typed.Sort = False,
+    *,
+    reading: typed.ReadingOptions,
 ) -> None:
     """Score a saved model on a data set: log-likelihood per event, goodness of fit, predictions,
     and regret where the truth is known.
@@ -325,20 +312,16 @@ def evaluate(
     from fourpoint.inference.goodness import goodness_of_fit
     from fourpoint.inference.predictions import prediction_scores
 
-    asked = one_of("--convention", convention, ("window", "gaps"))
+    asked = one_of("--convention", convention, CONVENTIONS)
     check_picture(plot)
     if plot is not None:
         check_applies("an evaluation with --no-fit-check", "--plot", fit_check)
     oracle = (
         None
         if truth is None
-        else process(truth, one_of("--amplitude", amplitude, ("fixed", "random"))).truth()
+        else process(truth, one_of("--amplitude", amplitude, AMPLITUDES)).truth()
     )
-    model, events = open_with_model(
-        folder,
-        source,
-        How(ties, window, time, mark, sequence, place, bounds, time_unit, timezone, sort),
-    )
+    model, events = open_with_model(folder, source, reading)
     check_marks(model.marks, events.marks)
     part = scored_part(model, events, split)
     report = judge(model, part, truth=oracle, tolerance=tolerance, convention=asked, progress=True)
@@ -362,6 +345,7 @@ def evaluate(
 
 
 @app.command()
+@typed.takes_reading_options(rename={"sequence": "by"})
 def forecast(
     folder: typed.Saved,
     source: typed.Source,
@@ -381,16 +365,8 @@ def forecast(
             metavar="FILE", help="Draw where: a map of the expected rate, for events with places."
         ),
     ] = None,
-    ties: typed.Ties = "keep",
-    window: typed.Window = None,
-    time: typed.Time = None,
-    mark: typed.Mark = None,
-    by: typed.By = None,
-    place: typed.Place = None,
-    bounds: typed.Bounds = None,
-    time_unit: typed.TimeUnit = None,
-    timezone: typed.Timezone = None,
-    sort: typed.Sort = False,
+    *,
+    reading: typed.ReadingOptions,
 ) -> None:
     """What happens next after a sequence's events up to a time: next event, its mark, and counts up
     to a horizon.
@@ -399,9 +375,7 @@ def forecast(
 
     check_picture(plot)
     check_picture(map)
-    model, events = open_with_model(
-        folder, source, How(ties, window, time, mark, by, place, bounds, time_unit, timezone, sort)
-    )
+    model, events = open_with_model(folder, source, reading)
     found = look_ahead(
         model, events.find(sequence), horizon, paths, seed, at=at, windows=windows, progress=True
     )
@@ -414,6 +388,7 @@ def forecast(
 
 
 @app.command()
+@typed.takes_reading_options(rename={"sequence": "by"})
 def explain(
     folder: typed.Saved,
     source: typed.Source,
@@ -421,16 +396,8 @@ def explain(
     at: typed.At = None,
     json: typed.Json = False,
     plot: typed.Plot = None,
-    ties: typed.Ties = "keep",
-    window: typed.Window = None,
-    time: typed.Time = None,
-    mark: typed.Mark = None,
-    by: typed.By = None,
-    place: typed.Place = None,
-    bounds: typed.Bounds = None,
-    time_unit: typed.TimeUnit = None,
-    timezone: typed.Timezone = None,
-    sort: typed.Sort = False,
+    *,
+    reading: typed.ReadingOptions,
 ) -> None:
     """What each past event of a sequence adds to the rate at a time, per mark: the rate less the
     rate without that event.
@@ -439,9 +406,7 @@ def explain(
     from fourpoint.inference.explaining import explain as account_for
 
     check_picture(plot)
-    model, events = open_with_model(
-        folder, source, How(ties, window, time, mark, by, place, bounds, time_unit, timezone, sort)
-    )
+    model, events = open_with_model(folder, source, reading)
     found = account_for(model, events.find(sequence), at, progress=True)
     save_plot(found.plot(unit=short_unit(events.unit)) if plot else None, plot)
     numbers = found.to_dict()
@@ -454,6 +419,15 @@ def explain(
 
 
 @app.command()
+@typed.takes_reading_options(
+    without=("ties", "window", "sequence", "place", "bounds", "sort"),
+    describe={
+        "time": "The column of times; as in training by default.",
+        "mark": "The column of types; as in training by default.",
+        "time_unit": "The unit of time, which must be that of training.",
+        "timezone": "The time zone, which must be that of training.",
+    },
+)
 def stream(
     folder: typed.Saved,
     source: Annotated[
@@ -520,22 +494,8 @@ def stream(
             help="False alarms per 1,000 events, at most: of entities, types and fleet together.",
         ),
     ] = "0.001",
-    time: Annotated[
-        str | None,
-        typer.Option(metavar="COLUMN", help="The column of times; as in training by default."),
-    ] = None,
-    mark: Annotated[
-        str | None,
-        typer.Option(metavar="COLUMN", help="The column of types; as in training by default."),
-    ] = None,
-    time_unit: Annotated[
-        str | None,
-        typer.Option(metavar="UNIT", help="The unit of time, which must be that of training."),
-    ] = None,
-    timezone: Annotated[
-        str | None,
-        typer.Option(metavar="ZONE", help="The time zone, which must be that of training."),
-    ] = None,
+    *,
+    reading: typed.ReadingOptions,
     attended: Annotated[
         bool,
         typer.Option("--attended", help="Name the past events that count most, per head; slower."),
@@ -580,10 +540,10 @@ def stream(
         max_gap=max_gap,
         max_skipped=max_skipped,
         trained=trained,
-        time=time,
-        mark=mark,
-        time_unit=time_unit,
-        timezone=timezone,
+        time=reading.time,
+        mark=reading.mark,
+        time_unit=reading.time_unit,
+        timezone=reading.timezone,
         attended=attended,
         limit=limit,
     )

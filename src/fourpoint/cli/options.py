@@ -1,16 +1,188 @@
-"""What can be typed after a command: arguments and options that several commands share, declared
-once.
+"""Arguments and options that several commands share, each declared once.
 
-Each name is the type of a parameter of a command in :mod:`fourpoint.cli.main` or
-:mod:`fourpoint.cli.data`.
+The options that say how a file is read are the fields of :class:`ReadingOptions`. A command takes
+them all as one parameter, which :func:`takes_reading_options` replaces by the options themselves.
+Every other name is the type of one parameter of a command.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable, Collection, Mapping
+from copy import copy
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
+from typer.models import OptionInfo
+
+Command = Callable[..., None]
+GROUPED_BY = (
+    "The column that tells sequences apart, or hour, day or week of the calendar, or none; "
+    "guessed by default."
+)
+
+
+@dataclass(frozen=True)
+class ReadingOptions:
+    """How a file of events is read, as typed: ties and window, which column is what, and what its
+    times mean.
+    """
+
+    ties: Annotated[
+        str, typer.Option("--ties", help="Events at one time: keep, error, jitter or drop.")
+    ] = "keep"
+    window: Annotated[
+        tuple[str, str] | None,
+        typer.Option(
+            "--window",
+            metavar="A B",
+            help="Window observed: two numbers, or times such as 2024-01-01.",
+        ),
+    ] = None
+    time: Annotated[
+        str | None,
+        typer.Option("--time", metavar="COLUMN", help="The column of times; guessed by default."),
+    ] = None
+    mark: Annotated[
+        str | None,
+        typer.Option(
+            "--mark", metavar="COLUMN", help="The column of types, or none; guessed by default."
+        ),
+    ] = None
+    sequence: Annotated[
+        str | None, typer.Option("--sequence", "--by", metavar="COLUMN|day", help=GROUPED_BY)
+    ] = None
+    place: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--place",
+            metavar="COLUMN",
+            help="A column of numbers that says where: "
+            "--place longitude --place latitude; or none.",
+        ),
+    ] = None
+    bounds: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--bounds",
+            metavar="COLUMN=LOW:HIGH",
+            help="Bounds of a column of the place; by default read off the events.",
+        ),
+    ] = None
+    time_unit: Annotated[
+        str | None,
+        typer.Option(
+            "--time-unit",
+            metavar="UNIT",
+            help="Unit of times that are read from stamps: hours, say.",
+        ),
+    ] = None
+    timezone: Annotated[
+        str | None,
+        typer.Option(
+            "--timezone",
+            metavar="ZONE",
+            help="Zone of the calendar, and of stamps that name none: Europe/Berlin, say.",
+        ),
+    ] = None
+    sort: Annotated[bool, typer.Option("--sort", help="Put rows in order of time.")] = False
+
+    def typed(self, without: Collection[str] = ()) -> list[str]:
+        """The options that differ from the defaults, as they are typed, less the fields ``without``.
+
+        >>> ReadingOptions(time="ts", place=["x", "y"], window=("0", "24"), sort=True).typed()
+        ['--window', '0', '24', '--time', 'ts', '--place', 'x', '--place', 'y', '--sort']
+        """
+        words: list[str] = []
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if value == field.default or field.name in without:
+                continue
+            flag = option_flag(field.name)
+            if isinstance(value, bool):
+                words.append(flag)
+            elif isinstance(value, list):
+                words += [word for one in value for word in (flag, one)]
+            elif isinstance(value, tuple):
+                words += [flag, *value]
+            else:
+                words += [flag, value]
+        return words
+
+
+def option_flag(field: str) -> str:
+    """The first name of a reading option on the command line.
+
+    >>> option_flag("time_unit")
+    '--time-unit'
+    """
+    return f"--{field.replace('_', '-')}"
+
+
+def takes_reading_options(
+    *,
+    without: Collection[str] = (),
+    rename: Mapping[str, str] | None = None,
+    describe: Mapping[str, str] | None = None,
+) -> Callable[[Command], Command]:
+    """A decorator that gives a command the options of its parameter of type
+    :class:`ReadingOptions`, in that parameter's place.
+
+    Arguments
+        without: fields that the command does not take; they keep their defaults.
+        rename: fields whose option has another name here, such as ``{"sequence": "by"}`` where
+            ``--sequence`` means something else.
+        describe: fields whose help has other words here.
+    """
+    renamed, described = rename or {}, describe or {}
+    kept = [field for field in dataclasses.fields(ReadingOptions) if field.name not in without]
+    types = get_type_hints(ReadingOptions, include_extras=True)
+    names = {renamed.get(field.name, field.name): field.name for field in kept}
+
+    def parameter(name: str, field: dataclasses.Field[object]) -> inspect.Parameter:
+        kind, option = get_args(types[field.name])
+        option = copy(option)
+        if name != field.name:
+            _rename(option, option_flag(name))
+        option.help = described.get(field.name, option.help)
+        return inspect.Parameter(
+            name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=field.default,
+            annotation=Annotated[kind, option],
+        )
+
+    def decorate(command: Command) -> Command:
+        own = inspect.signature(command, eval_str=True).parameters.values()
+        taken = next(one.name for one in own if one.annotation is ReadingOptions)
+        parameters: list[inspect.Parameter] = []
+        for one in own:
+            if one.name == taken:
+                shared = zip(names, kept, strict=True)
+                parameters += [parameter(name, field) for name, field in shared]
+            else:
+                parameters.append(one.replace(kind=inspect.Parameter.KEYWORD_ONLY))
+
+        @functools.wraps(command)
+        def run(**given: Any) -> None:
+            reading = {field: given.pop(name) for name, field in names.items()}
+            command(**given, **{taken: dataclasses.replace(ReadingOptions(), **reading)})
+
+        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        run.__annotations__ = {one.name: one.annotation for one in parameters}
+        return run
+
+    return decorate
+
+
+def _rename(option: OptionInfo, flag: str) -> None:
+    """Give an option one name in place of those it has."""
+    option.default, option.param_decls = flag, ()
+
 
 Source = Annotated[
     str,
@@ -19,50 +191,6 @@ Source = Annotated[
         help="Name of an embedded data set, or a file: CSV, TSV, JSON Lines, Parquet, Arrow.",
     ),
 ]
-Ties = Annotated[str, typer.Option(help="Events at one time: keep, error, jitter or drop.")]
-Window = Annotated[
-    tuple[str, str] | None,
-    typer.Option(metavar="A B", help="Window observed: two numbers, or times such as 2024-01-01."),
-]
-Time = Annotated[
-    str | None, typer.Option(metavar="COLUMN", help="The column of times; guessed by default.")
-]
-Mark = Annotated[
-    str | None,
-    typer.Option(metavar="COLUMN", help="The column of types, or none; guessed by default."),
-]
-BY = (
-    "The column that tells sequences apart, or hour, day or week of the calendar, or none; "
-    "guessed by default."
-)
-Grouped = Annotated[str | None, typer.Option("--sequence", "--by", metavar="COLUMN|day", help=BY)]
-By = Annotated[str | None, typer.Option("--by", metavar="COLUMN|day", help=BY)]
-Place = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="COLUMN",
-        help="A column of numbers that says where: --place longitude --place latitude; or none.",
-    ),
-]
-Bounds = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="COLUMN=LOW:HIGH",
-        help="Bounds of a column of the place; by default read off the events.",
-    ),
-]
-TimeUnit = Annotated[
-    str | None,
-    typer.Option(metavar="UNIT", help="Unit of times that are read from stamps: hours, say."),
-]
-Timezone = Annotated[
-    str | None,
-    typer.Option(
-        metavar="ZONE",
-        help="Zone of the calendar, and of stamps that name none: Europe/Berlin, say.",
-    ),
-]
-Sort = Annotated[bool, typer.Option("--sort", help="Put rows in order of time.")]
 Split = Annotated[str | None, typer.Option(help="Part of the data: train, dev, test or all.")]
 Scored = Annotated[
     str | None,

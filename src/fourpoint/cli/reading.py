@@ -1,8 +1,7 @@
 """The events that a command works on: an embedded data set or a file, read as the options say, and
 its parts.
 
-What was decided on the user's behalf is said aloud, in lines that name the option to decide
-otherwise.
+Choices made on the user's behalf are printed, in lines that name the option to choose otherwise.
 """
 
 from __future__ import annotations
@@ -10,116 +9,96 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from fourpoint.cli.checks import check_applies, one_of
 from fourpoint.cli.console import say
+from fourpoint.cli.options import ReadingOptions
 from fourpoint.errors import UserError
 
 if TYPE_CHECKING:
     from fourpoint.data.readers import Asked
-    from fourpoint.events import Dataset
+    from fourpoint.events import Box, Dataset, Ties
 
-Fitted = tuple[
-    str | None, tuple[str, ...] | None, Any
-]  # unit of time, types and box of a fitted model
 CHECKED = 20_000  # events that the goodness of fit looks at
 HELD_OUT = "held-out"  # a split: what a model was not trained on
 
 
 @dataclass(frozen=True)
-class How:
-    """How to read a file, as typed: ties and window, which column is what, and what its times
-    mean.
+class FittedTo:
+    """What a model was fitted to: the unit of time, the names of the types and the box, where
+    there are any.
     """
 
-    ties: str = "keep"
-    window: tuple[str, str] | None = None
-    time: str | None = None
-    mark: str | None = None
-    sequence: str | None = None
-    place: list[str] | None = None
-    bounds: list[str] | None = None
-    time_unit: str | None = None
-    timezone: str | None = None
-    sort: bool = False
-
-    def words(self) -> list[str]:
-        """The options as they are typed, for the command that comes next; the unit is the
-        model's.
-        """
-        typed = {
-            "--time": self.time,
-            "--mark": self.mark,
-            "--sequence": self.sequence,
-            "--timezone": self.timezone,
-        }
-        words = [
-            word for option, value in typed.items() if value is not None for word in (option, value)
-        ]
-        words += [word for column in self.place or () for word in ("--place", column)]
-        words += ["--ties", self.ties] if self.ties != "keep" else []
-        return words + (["--window", *self.window] if self.window else []) + ["--sort"] * self.sort
-
-    def asked(self) -> Asked:
-        """The options as the readers take them."""
-        from fourpoint.data.readers import Asked
-
-        return Asked(
-            time=self.time,
-            mark=self.mark,
-            sequence=self.sequence,
-            place=self.place,
-            bounds=_bounds(self.bounds),
-            window=_window(self.window),
-            time_unit=self.time_unit,
-            timezone=self.timezone,
-            ties=_policy(self.ties),
-            sort=self.sort,
-        )
+    unit: str | None = None
+    marks: tuple[str, ...] | None = None
+    box: Box | None = None
 
 
-def open_events(source: str, how: How, fitted: Fitted = (None, None, None)) -> Dataset:
-    """An embedded data set by its name, or a file, with ties and window as asked; what was decided
-    is said aloud.
+def asked(options: ReadingOptions) -> Asked:
+    """The options as the readers take them."""
+    from fourpoint.data.readers import Asked
 
-    Where the data is for a fitted model, its unit of time, the names of its types and its box are
-    ``fitted``, and the default.
+    return Asked(
+        time=options.time,
+        mark=options.mark,
+        sequence=options.sequence,
+        place=options.place,
+        bounds=_bounds(options.bounds),
+        window=_window(options.window),
+        time_unit=options.time_unit,
+        timezone=options.timezone,
+        ties=_policy(options.ties),
+        sort=options.sort,
+    )
+
+
+def open_events(source: str, options: ReadingOptions, fitted: FittedTo | None = None) -> Dataset:
+    """An embedded data set by its name, or a file, read as the options say; choices made on the
+    user's behalf are printed.
+
+    Where the data is for a fitted model, what it was ``fitted`` to is the default.
     """
     from fourpoint.data.datasets import available
     from fourpoint.data.readers import describe_choices, read_with_notes
 
-    policy = _policy(how.ties)
+    policy = _policy(options.ties)
     file = Path(source).exists() or Path(source).suffix or "/" in source
     if not file or (source in available() and not Path(source).exists()):
-        found = _load(source, how)
+        found = _load(source, options)
         notes: Iterable[str] = describe_choices(found, policy)
     else:
-        unit, names, box = fitted
-        asked = how.asked()
-        place = asked.place or (box.names if box is not None and not _is_ours(source) else None)
-        asked = replace(
-            asked,
-            place=place,
-            bounds=asked.bounds or box,
-            time_unit=asked.time_unit or unit,
-            marks=names,
-        )
-        reading = read_with_notes(source, asked)
+        reading = read_with_notes(source, _with_defaults(source, asked(options), fitted))
         found, notes = reading.data, reading.notes
     for notice in notes:
         say(notice)
     return found
 
 
-def open_with_model(folder: Path, source: str, how: How) -> tuple[Any, Dataset]:
+def _with_defaults(source: str, wanted: Asked, fitted: FittedTo | None) -> Asked:
+    """What is asked for, with what a model was fitted to in place of what is not given."""
+    if fitted is None:
+        return wanted
+    place = wanted.place
+    if place is None and fitted.box is not None and not _is_ours(source):
+        place = fitted.box.names
+    return replace(
+        wanted,
+        place=place,
+        bounds=wanted.bounds or fitted.box,
+        time_unit=wanted.time_unit or fitted.unit,
+        marks=fitted.marks,
+    )
+
+
+def open_with_model(folder: Path, source: str, options: ReadingOptions) -> tuple[Any, Dataset]:
     """A saved model, and data for it, in the unit of time, with the types and in the box that it
     was fitted to.
     """
     from fourpoint.storage.checkpoints import restore
 
     model = restore(folder)
-    return model, open_events(source, how, _fitted_to(folder, model))
+    return model, open_events(source, options, _fitted_to(folder, model))
 
 
 def train_and_dev(
@@ -214,25 +193,29 @@ def default_split(events: Dataset, wanted: str) -> str:
     return wanted if events.splits is not None and (events.splits == wanted).any() else "all"
 
 
-def _policy(typed: str) -> Any:
-    return one_of("--ties", typed, ("keep", "error", "jitter", "drop"))
+def _policy(typed: str) -> Ties:
+    from fourpoint.events import Ties
+
+    policies: tuple[Ties, ...] = get_args(Ties)
+    return one_of("--ties", typed, policies)
 
 
-def _load(name: str, how: How) -> Dataset:
+def _load(name: str, options: ReadingOptions) -> Dataset:
     """An embedded data set, which knows its columns and so takes few options."""
     import numpy as np
 
     from fourpoint.data.datasets import load
 
-    found = load(name).with_ties(_policy(how.ties))
-    fine = replace(how, ties="keep", window=None) in (How(), How(place=["none"]))
+    found = load(name).with_ties(_policy(options.ties))
+    others = replace(options, ties="keep", window=None)
+    fine = others in (ReadingOptions(), ReadingOptions(place=["none"]))
     check_applies(
         f"the embedded data set {name}",
         "--time, --mark, --sequence, --place, --time-unit, --timezone and --sort",
         fine,
     )
-    found = found.without_places() if how.place else found
-    window = _window(how.window)
+    found = found.without_places() if options.place else found
+    window = _window(options.window)
     if window is None:
         return found
     if not isinstance(window[0], float):
@@ -279,12 +262,11 @@ def _is_ours(source: str) -> bool:
     return {"seq_id", "t"} <= set(open_table(source).schema.names)
 
 
-def _fitted_to(folder: Path, model: Any) -> Fitted:
-    """The unit of time, the types that a saved model was fitted to, where they have names, and its
-    box, where it has one.
-    """
+def _fitted_to(folder: Path, model: Any) -> FittedTo:
+    """What a saved model was fitted to."""
     from fourpoint.data.clocks import SECONDS
     from fourpoint.storage.checkpoints import about
 
     unit = str(about(folder).get("unit") or "")
-    return unit if unit in SECONDS else None, tuple(model.marks.names) or None, model.marks.box
+    known = unit if unit in SECONDS else None
+    return FittedTo(known, tuple(model.marks.names) or None, model.marks.box)
