@@ -23,6 +23,7 @@ from fourpoint.streaming.feed.feed import score_feed
 from fourpoint.streaming.feed.loop import Ended
 from fourpoint.streaming.feed.saving import MOST_WAITING
 from fourpoint.streaming.feed.state import read_state
+from fourpoint.streaming.monitoring import Monitor
 from fourpoint.streaming.seats import Seats
 from fourpoint.streaming.store import Store
 
@@ -323,3 +324,57 @@ def test_names_may_hold_anything(tmp_path: Path) -> None:
     assert [store.read(names)[name][0]["i"] for name in names] == list(range(len(names)))
     assert set(store.names()) == set(names) and len(store) == len(names)
     store.close()
+
+
+def test_after_a_burst_batches_are_small_and_none_waits_for_a_whole_state(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """New entities come faster than the disk takes them: each batch is small then, and scoring goes
+    on although no state that was handed over is written.
+    """
+    place.input.write_text(
+        "".join(json.dumps({"time": float(i), "who": f"new {i}"}) + "\n" for i in range(400))
+    )
+    monkeypatch.setattr(feed_events.Entities, "batch", 16)
+    for name, value in (("MOST_CHANGED", 16), ("MOST_UNSAVED", 10**6), ("PAUSE", 0.0), ("FEW", 4)):
+        monkeypatch.setattr(f"fourpoint.streaming.feed.saving.{name}", value)
+    free, write, observe = threading.Event(), Store.write, feed_events.Entities.observe
+    batches: list[int] = []
+    calls = [0]
+
+    def slow(store: Store, rows: Any, texts: Any = None) -> None:
+        calls[0] += 1
+        if calls[0] > 1:
+            assert free.wait(LIMIT), "scoring waited for a state to be written"
+        write(store, rows, texts)
+
+    def noted(scorer: Any, events: Any) -> Any:
+        batches.append(len(events.times))
+        if sum(batches) > 300:
+            free.set()
+        return observe(scorer, events)
+
+    monkeypatch.setattr(Store, "write", slow)
+    monkeypatch.setattr(feed_events.Entities, "observe", noted)
+    assert place.run().code == 0
+    states = 16 * (MOST_WAITING + 2)
+    sums = [sum(batches[: i + 1]) for i in range(len(batches))]
+    crowded = [size for size, done in zip(batches, sums, strict=True) if states < done <= 300]
+    assert crowded and max(crowded) <= 4
+    monkeypatch.undo()
+    same(place.rows(), place.alone())
+
+
+def test_copies_for_a_state_take_no_call_per_entity_in_the_loop(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Monitors are packed by the thread that writes, not by the one that scores."""
+    packed, state = set[int](), Monitor.state
+
+    def noted(monitor: Monitor) -> Any:
+        packed.add(threading.get_ident())
+        return state(monitor)
+
+    monkeypatch.setattr(Monitor, "state", noted)
+    assert place.run(alarms=1e-3).code == 0
+    assert packed and threading.get_ident() not in packed

@@ -63,6 +63,15 @@ class MonitorTable:
         self._seen[rows] = 0
         self._sums[rows] = 0.0
 
+    def copied(self, rows: Rows) -> MonitorTable:
+        """The monitors of ``rows``, in this order, in a table of their own."""
+        found = MonitorTable(self.alarms, self.share)
+        found._present, found._told = self._present[rows], self._told[rows]
+        found._seen, found._sums = self._seen[rows], self._sums[rows]
+        if self.alarms is not None:
+            found._windows = self._windows[rows]
+        return found
+
     def __getitem__(self, row: int) -> Monitor | None:
         """The monitor of a row. What becomes of it counts once it is put back."""
         if not self._present[row]:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from fourpoint.inference.sampling import select_rows
 from fourpoint.models.dapp import DAPP
-from fourpoint.models.dapp_step import Before, Kept, Reached, Steps, supports
+from fourpoint.models.dapp_step import Before, Reached, Steps, supports
 from fourpoint.models.following import Events, Numbers, Scored, Stop
 from fourpoint.models.hawkes import Hawkes
 from fourpoint.models.hawkes_step import HawkesSteps
@@ -118,10 +118,14 @@ class StateRows:
         self.follows = self.steps.looped
 
     def grow(self, rows: int) -> None:
-        more = self.steps.blank(rows - len(self.state))
-        self.state = np.concatenate([self.state, more])
-        blank = self.steps.kept(len(more))
-        self._kept = Kept(*(np.concatenate(pair) for pair in zip(self._kept, blank, strict=True)))
+        # The rows that are new are zeros that no one has written: they take no time and no memory
+        # before they are used.
+        state, kept = self.steps.blank(rows), self.steps.kept(rows)
+        have = len(self.state)
+        state[:have] = self.state
+        for new, old in zip(kept, self._kept, strict=True):
+            new[:have] = old
+        self.state, self._kept = state, kept
 
     def clear(self, rows: Rows) -> None:
         self.state[rows] = 0

@@ -40,7 +40,7 @@ class Changes:
     places: Rows  # their rows in the table
     names: list[str]
     arrays: Arrays
-    monitors: list[tuple[dict[str, Any], NDArray[np.float64]] | None]
+    monitors: MonitorTable
 
     def rows(self) -> Iterator[tuple[str, dict[str, Any], Arrays]]:
         """Name, header and arrays of each."""
@@ -49,7 +49,7 @@ class Changes:
             arrays = {key: array[i : i + 1] for key, array in self.arrays.items()}
             monitor = self.monitors[i]
             if monitor is not None:
-                header["monitor"], arrays["monitor"] = monitor
+                header["monitor"], arrays["monitor"] = monitor.state()
             yield name, header, arrays
 
 
@@ -257,9 +257,9 @@ class Seats:
             self.changed[changes.places] = True
 
     def _copies(self, rows: Rows) -> Changes:
-        monitors = [self.monitors[row] for row in rows.tolist()]
-        states = [monitor.state() if monitor else None for monitor in monitors]
-        return Changes(rows, [self.names[row] for row in rows.tolist()], self.take(rows), states)
+        """Copies by whole arrays: what takes a call per entity is left to the thread that writes."""
+        names = [self.names[row] for row in rows.tolist()]
+        return Changes(rows, names, self.take(rows), self.monitors.copied(rows))
 
     def _evict(self, rows: Rows) -> None:
         if self.store is None or not len(rows):

@@ -137,7 +137,8 @@ class Loop:
         limit = min(most, FIRST)
         heard = time.monotonic()
         while not told:
-            block = self.lines.block(limit)
+            fewer = None if self.saver is None else self.saver.most_lines
+            block = self.lines.block(min(limit, fewer or limit))
             if block.contents:
                 began = time.monotonic()
                 self._score(block)
@@ -266,7 +267,13 @@ class Loop:
         due = self.unsaved >= (self.every or EVERY) and (
             self.every or now - self.saved >= self.cost / SHARE
         )
-        if due or (self.saver is not None and self.saver.pressing):
+        if self.saver is None or self.every:
+            if due or (self.saver is not None and self.saver.pressing):
+                self._save()
+        elif self.saver.pressing:
+            if self.saver.has_room():
+                self._save()
+        elif due:
             self._save()
 
     def _save(self, must: bool = False) -> None:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait as wait_for
 from contextlib import contextmanager
 
 from fourpoint.streaming.bank import StreamBank
@@ -24,7 +24,10 @@ from fourpoint.streaming.seats import Changes
 from fourpoint.streaming.store import Store
 
 MOST_CHANGED = 4096  # entities after which a state is due, whatever the time
+MOST_UNSAVED = 2 * MOST_CHANGED  # entities that may have changed before scoring waits for the disk
 MOST_WAITING = 4  # states that may wait for the disk
+PAUSE = 0.01  # seconds that a batch may wait for the disk, as long as there are fewer
+FEW = 32  # lines of a batch while the disk is behind
 TURN = 2e-4  # seconds that the interpreter stays with one thread while another waits
 
 
@@ -32,7 +35,9 @@ class EntitySaver:
     """Writes the states of a feed into ``store``, one after the other; a few may wait for the disk.
 
     To copy changed entities takes the time of the loop, so that not too many may gather between two
-    states.
+    states. Where entities change faster than the disk takes them, as after a burst of new ones,
+    each batch waits for a moment (:meth:`has_room`) and is small (:attr:`most_lines`), so that no
+    event waits for a whole state to be written.
     """
 
     def __init__(self, bank: StreamBank, store: Store) -> None:
@@ -49,6 +54,25 @@ class EntitySaver:
     def pressing(self) -> bool:
         """Whether so many entities have changed that they should be copied now."""
         return self._bank.changed >= MOST_CHANGED
+
+    @property
+    def _behind(self) -> bool:
+        """Whether another state would have to wait."""
+        return sum(not writing.done() for writing, _ in self._waiting) > MOST_WAITING
+
+    @property
+    def most_lines(self) -> int | None:
+        """Lines that the next batch may have; None: any number."""
+        return FEW if self.pressing and self._behind else None
+
+    def has_room(self) -> bool:
+        """Whether another state may be written now, after a wait of at most ``PAUSE``; also where
+        so many entities have changed that it must be waited for.
+        """
+        if self._behind and self._bank.changed < MOST_UNSAVED:
+            wait_for([self._waiting[0][0]], timeout=PAUSE)
+            return not self._behind
+        return True
 
     def save(self, state: FeedState, sync: Callable[[], None], *, wait: bool) -> None:
         """Write ``state`` and the entities that have changed; ``sync`` makes the output durable.
