@@ -36,7 +36,6 @@ from fourpoint.data.formats.annex import (
 )
 from fourpoint.data.formats.easytpp import to_rows
 from fourpoint.data.formats.folders import split_files, split_of, split_targets
-from fourpoint.data.formats.pickled_arrays import Array
 from fourpoint.data.formats.rows import DIM, GAPS, TIMES, TYPES, kind, rows_part
 from fourpoint.data.formats.unpickling import load
 from fourpoint.events import SPLITS, Dataset, EventDataError
@@ -93,11 +92,6 @@ def write(data: Dataset, path: str | Path) -> list[str]:
     ]
 
 
-def unwrapped(value: Any) -> Any:
-    """An array for an :class:`Array`, and anything else as it is."""
-    return value.value if isinstance(value, Array) else value
-
-
 def bounded(events: int, most: int, path: Path) -> None:
     """Refuse more events than bytes, which would have to be the same lists again and again, and
     more than fit into memory.
@@ -115,16 +109,15 @@ def bounded(events: int, most: int, path: Path) -> None:
 
 
 def _parts(path: Path, split: str | None) -> list[Part]:
-    held_by, most = load(path)
-    content = unwrapped(held_by)
+    content, most = load(path)
     if isinstance(content, list | tuple):
         return [_split_part(list(content), path, split, None, most)]
     if not isinstance(content, dict):
         raise EventDataError(WHAT, f"{path}: {kind(content)}", "Check what the file holds.")
     held = {
-        key: unwrapped(value)
+        key: value
         for key, value in content.items()
-        if isinstance(unwrapped(value), list | tuple) and len(unwrapped(value))
+        if isinstance(value, list | tuple) and len(value)
     }
     odd = next((key for key in held if key not in ALIASES), None)
     if odd is not None or not held:
@@ -148,20 +141,18 @@ def _parts(path: Path, split: str | None) -> list[Part]:
 
 def _split_part(sequences: list[Any], path: Path, split: str | None, types: Any, most: int) -> Part:
     """One split as flat arrays, of at most ``most`` events."""
-    sequences = [unwrapped(sequence) for sequence in sequences]
     if sequences and all(isinstance(row, dict) for row in sequences):
-        rows = [{key: unwrapped(value) for key, value in row.items()} for row in sequences]
         for name in (TIMES, TYPES, GAPS):
             bounded(
                 sum(
                     len(row[name])
-                    for row in rows
+                    for row in sequences
                     if isinstance(row.get(name), list | tuple | np.ndarray)
                 ),
                 most,
                 path,
             )
-        part = rows_part(rows, path, split)
+        part = rows_part(sequences, path, split)
         return replace(part, types=part.types or _count(types))
     odd = next(
         (i for i, sequence in enumerate(sequences) if not isinstance(sequence, list | tuple)), None

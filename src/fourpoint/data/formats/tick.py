@@ -14,24 +14,31 @@ Source: Bacry et al., "tick: a Python library for statistical learning", 2018.
 
 from __future__ import annotations
 
+import io
 import sys
+import zipfile
+import zlib
 from collections.abc import Sequence as Ordered
 from dataclasses import replace
+from math import prod
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.lib import format as npy
 from numpy.typing import ArrayLike, NDArray
 
-from fourpoint.data.files import check_file, write_whole
+from fourpoint.data.expansion import Expansion
+from fourpoint.data.files import check_file, contents, unreadable, write_whole
 from fourpoint.data.formats.annex import FIELD, Part, assemble, pack
-from fourpoint.data.formats.npz import read_arrays
-from fourpoint.data.formats.pickles import bounded, unwrapped
+from fourpoint.data.formats.pickles import bounded
 from fourpoint.data.formats.rows import kind
-from fourpoint.data.formats.unpickling import load
+from fourpoint.data.formats.unpickling import load, loads
+from fourpoint.data.formats.unpickling_child import is_sound
 from fourpoint.events import Dataset, EventDataError, MarkSpace, UserError
 
 WHAT = "tick's realisations"
+MAGIC = b"\x93NUMPY"
 Realisations = list[list[NDArray[np.float64]]]
 
 
@@ -189,21 +196,20 @@ def _checked(
 
 def _unpickled(source: Path) -> tuple[dict[str, Any], int]:
     content, most = load(source)
-    return {"arr_0": unwrapped(content)}, most
+    return {"arr_0": content}, most
 
 
 def _nested(timestamps: Any, source: Path, most: int | None) -> Part:
     """Nested lists of arrays, flat: of a file at most as many cells and times as it has bytes. One
     realisation may stand alone.
     """
-    outer = unwrapped(timestamps)
-    if not isinstance(outer, list | tuple | np.ndarray) or not len(outer):
+    if not isinstance(timestamps, list | tuple | np.ndarray) or not len(timestamps):
         raise EventDataError(
             WHAT,
-            f"{source}: {kind(outer)}",
+            f"{source}: {kind(timestamps)}",
             "Pass a list (realisations) of lists (types) of arrays.",
         )
-    inner = [unwrapped(one) for one in outer]
+    inner = list(timestamps)
     if all(_is_times(one) for one in inner) and any(len(one) for one in inner):
         inner = [inner]
     odd = next(
@@ -229,7 +235,7 @@ def _nested(timestamps: Any, source: Path, most: int | None) -> Part:
             "Pass a list (realisations) of lists (types) of arrays.",
         )
     bounded(len(inner) * len(inner[0]), most or sys.maxsize, source)
-    cells = [unwrapped(cell) for one in inner for cell in one]
+    cells = [cell for one in inner for cell in one]
     bad = next((i for i, cell in enumerate(cells) if not _is_times(cell)), None)
     if bad is not None:
         place = f"type {bad % len(inner[0])} of realisation {bad // len(inner[0])}"
@@ -296,3 +302,74 @@ def _with_ends(
         return replace(data, starts=np.zeros(len(part)), stops=stops, inferred=at_the_end)
     except EventDataError as error:
         raise part.error(error.expected, error.received, error.remedy) from None
+
+
+def read_arrays(path: Path, what: str) -> tuple[dict[str, Any], int]:
+    """The arrays of an ``.npz`` by name, or that of an ``.npy`` under ``arr_0``, and how many bytes
+    they take unpacked.
+
+    An array of objects comes as a list.
+    """
+    check_file(path, what)
+    with path.open("rb") as file:
+        start = file.read(6)
+    if start == MAGIC:
+        data = contents(path, what)
+        return {"arr_0": _array(data, path, what)}, len(data)
+    try:
+        with zipfile.ZipFile(path) as archive:
+            members = archive.infolist()
+            size = sum(member.file_size for member in members)
+            Expansion(path, what).check(size)
+            odd = next(
+                (
+                    m
+                    for m in members
+                    if m.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+                ),
+                None,
+            )
+            if odd is not None:
+                raise unreadable(
+                    path, what, f"{odd.filename[:40]} is packed in a way that numpy does not use"
+                )
+            return {
+                member.filename.removesuffix(".npy"): _array(archive.read(member), path, what)
+                for member in members
+            }, size
+    except EventDataError:
+        raise
+    except (
+        zipfile.BadZipFile,
+        zlib.error,
+        OSError,
+        EOFError,
+        ValueError,
+        NotImplementedError,
+        RuntimeError,
+        KeyError,
+    ) as error:
+        raise unreadable(path, what, error) from error
+
+
+def _array(data: bytes, path: Path, what: str) -> Any:
+    stream = io.BytesIO(data)
+    try:
+        version = npy.read_magic(stream)
+        header = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
+        shape, fortran, dtype = header(stream)
+    except (ValueError, SyntaxError, TypeError, EOFError, RecursionError, MemoryError) as error:
+        raise unreadable(path, what, error) from error
+    body = data[stream.tell() :]
+    if dtype.hasobject:
+        return loads(body, path)
+    if (
+        dtype.kind not in "biufU"
+        or not dtype.itemsize
+        or not is_sound(shape)
+        or len(body) != prod(shape) * dtype.itemsize
+    ):
+        raise unreadable(
+            path, what, f"an array of {dtype} and shape {shape} in {len(body):,} bytes"
+        )
+    return np.frombuffer(body, dtype=dtype).reshape(shape, order="F" if fortran else "C")

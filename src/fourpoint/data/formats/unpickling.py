@@ -1,46 +1,39 @@
-"""Pickles read as data, never run.
+"""Pickles read as data, never run: in another process, by an unpickler that can import nothing.
 
-A pickle is a program for a small stack machine, and Python's own loader lets it import and call
-anything. This machine knows the opcodes that build containers, numbers and text. It cannot import:
-a name is only a name, and the few that stand for numpy's arrays, dtypes and scalars
-(``pickled_arrays.py``) are built by functions of ours that call no code of the file's choosing. All
-else is refused, with the name that was asked for.
-
-Nor can a pickle exhaust memory or time: lengths are compared with the bytes that are there before
-anything is made, opcodes
-and copies of what is named again are counted against the limit of :mod:`fourpoint.data.expansion`,
-the memo is a dict (a huge index costs nothing), and keys of dicts are plain (a key nested a million
-deep would overflow the stack when hashed).
+A pickle is a program for a small stack machine, and Python's loader lets it import and call
+anything. ``unpickling_child.py`` runs :class:`pickle.Unpickler` with a list of the few names that
+data needs, in a process that is limited in memory and time; what it finds comes back as JSON and
+raw bytes, and is decoded here. A pickle that breaks the unpickler breaks that process alone.
 """
 
 from __future__ import annotations
 
-import struct
+import json
+import subprocess
+import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from fourpoint.data.expansion import Expansion
 from fourpoint.data.files import contents
-from fourpoint.data.formats.pickle_steps import STEPS, check_keys, unknown
-from fourpoint.data.formats.pickled_arrays import Refused
 from fourpoint.events import EventDataError
 
 WHAT = "a pickle of containers, numbers, text and numpy arrays"
-STOP = 0x2E
-FLOAT = struct.Struct(">d").unpack_from
-MOST_OPCODES = 60_000_000  # about five million events, a dict each
-# bytes that an opcode of one byte takes at most on average: an empty dict and its place on the
-# stack
-OPCODE = 72
+CHILD = Path(__file__).with_name("unpickling_child.py")
+SECONDS, SECONDS_PER_MEGABYTE = 60, 1  # far more than data takes
+NO_MEMORY = 3  # exit code of the child
 
 
 def load(path: Path) -> tuple[Any, int]:
-    """What a pickle file holds, and how many bytes it took. Arrays come as :class:`Array`, whose
-    ``value`` is a numpy array.
+    """What a pickle file holds, and how many bytes it took.
 
     A pickle may name one list a million times at two bytes each, so that who walks through it must
     stop somewhere: after as many things as there are bytes. Fails with :class:`EventDataError`,
-    naming the file and the byte, on anything but data; nothing of the file is run.
+    naming the file, on anything but data; nothing of the file is run.
     """
     data = contents(path, WHAT)
     return loads(data, path), len(data)
@@ -55,114 +48,98 @@ def loads(data: bytes, source: Path) -> Any:
     >>> loads(pickle.dumps(print), Path("x.pkl"))
     Traceback (most recent call last):
       ...
-    fourpoint.events.EventDataError: expected a pickle of ... which asks for builtins.print (at byte 31). Nothing of it was run. ...
+    fourpoint.events.EventDataError: expected a pickle of ... which asks for builtins.print. ...
     """
-    machine = Machine(data, Expansion(source, WHAT))
+    expansion = Expansion(source, WHAT)
+    seconds = SECONDS + SECONDS_PER_MEGABYTE * len(data) // 10**6
+    command = [sys.executable, "-I", "-S", str(CHILD), str(expansion.limit), str(seconds)]
     try:
-        return machine.run()
-    except EventDataError:
-        raise
-    except Refused as error:
-        fault = str(error)
-    except (IndexError, KeyError, ValueError, TypeError, OverflowError, struct.error) as error:
-        # What a broken or cut file does to the machine: an empty stack, an unknown memo, text that
-        # is not text.
-        fault = f"is damaged or cut short ({type(error).__name__})"
+        done = subprocess.run(
+            command, input=data, capture_output=True, timeout=seconds, cwd=tempfile.gettempdir()
+        )
+    except subprocess.TimeoutExpired:
+        raise _refused(source, f"was not read within {seconds} seconds") from None
+    if done.returncode == NO_MEMORY:
+        raise expansion.error(expansion.limit)
+    if done.returncode != 0:
+        raise _refused(source, f"ended the process that read it (exit code {done.returncode})")
+    return decoded(done.stdout, source)
+
+
+def decoded(answer: bytes, source: Path) -> Any:
+    """What the child found, from its answer; :class:`EventDataError` if it refused the pickle."""
+    size = int.from_bytes(answer[:8], "little")
+    header = json.loads(answer[8 : 8 + size])
+    if "refused" in header:
+        raise _refused(source, header["refused"])
+    return _Decoder(answer[8 + size :]).decode(header["value"])
+
+
+def _refused(source: Path, fault: str) -> EventDataError:
     remedy = (
         "Nothing of it was run. If you trust it, load it with Python and write the events as "
         "Parquet or JSON."
     )
-    raise EventDataError(
-        WHAT, f"{source}, which {fault} (at byte {machine.at:,})", remedy
-    ) from None
+    return EventDataError(WHAT, f"{source}, which {fault}", remedy)
 
 
-class Machine:
-    """The state of a run: ``at`` is the next byte; ``stack`` is what was built since the last mark,
-    ``below`` the rest.
-    """
+class _Decoder:
+    """The child's answer as Python's containers and numpy's arrays; ``raw`` are its bytes."""
 
-    def __init__(self, data: bytes, expansion: Expansion) -> None:
-        self.data, self.at = data, 0
-        self.expansion = expansion
-        self.stack: list[Any] = []
-        self.below: list[list[Any]] = []
-        self.memo: dict[int, Any] = {}
+    def __init__(self, raw: bytes) -> None:
+        self.raw = raw
+        self.seen: list[Any] = []  # containers and arrays, by their number
 
-    def run(self) -> Any:
-        """Follow the opcodes to the end. Those that lists of event dicts are made of are taken
-        here, the others by ``STEPS``.
+    def decode(self, node: Any) -> Any:
+        if not isinstance(node, list):
+            return node
+        kind, *rest = node
+        if kind == "int":
+            return int(rest[0], 16)
+        if kind == "bytes":
+            return self._bytes(*rest)
+        if kind == "scalar":
+            return self._numbers(*rest)[0].item()
+        if kind == "again":
+            return self.seen[rest[0]]
+        number = len(self.seen)
+        if kind in ("list", "dict"):
+            return self._container(kind, rest)
+        self.seen.append(None)
+        if kind == "tuple":
+            self.seen[number] = tuple([self.decode(item) for item in rest[0]])
+        elif kind == "objects":
+            self.seen[number] = self.decode(rest[0])
+        elif kind == "numbers":
+            self.seen[number] = self._numbers(*rest[0]).tolist()
+        elif kind == "records":
+            keys, columns = rest
+            rows = zip(*(self._numbers(*column).tolist() for column in columns), strict=True)
+            self.seen[number] = [dict(zip(keys, row, strict=True)) for row in rows]
+        else:
+            code, shape, fortran, *place = rest
+            values = self._numbers(code, *place)
+            self.seen[number] = values.reshape(shape, order="F" if fortran else "C")
+        return self.seen[number]
 
-        A call per opcode would cost more than the opcode does: with these eight in the loop a file
-        of events reads four times faster.
-        """
-        data, memo, stack, at = self.data, self.memo, self.stack, self.at
-        known: list[Any] = []  # keys that were found fit: those of one event are those of the next
-        most = min(MOST_OPCODES, self.expansion.limit // OPCODE)
-        try:
-            for _ in range(most):
-                code = data[at]
-                at += 1
-                if code == 0x47:  # a float
-                    stack.append(FLOAT(data, at)[0])
-                    at += 8
-                elif code == 0x68:  # recall, as keys are
-                    stack.append(memo[data[at]])
-                    at += 1
-                elif code == 0x4B:  # a small integer
-                    stack.append(data[at])
-                    at += 1
-                elif code == 0x94:  # remember
-                    memo[len(memo)] = stack[-1]
-                elif code == 0x72:  # remember at an index
-                    memo[int.from_bytes(data[at : at + 4], "little")] = stack[-1]
-                    at += 4
-                elif code == 0x7D:  # a dict
-                    stack.append({})
-                elif code == 0x28:  # mark
-                    self.below.append(stack)
-                    stack = []
-                elif code == 0x75:  # set items
-                    items, stack = stack, self.below.pop()
-                    keys = items[::2]
-                    if keys != known or type(stack[-1]) is not dict:
-                        check_keys(stack[-1], keys)
-                        known = keys
-                    stack[-1].update(zip(keys, items[1::2], strict=True))
-                elif code == STOP:
-                    return stack[-1]
-                else:
-                    self.at, self.stack = at, stack
-                    STEPS.get(code, unknown)(self)
-                    at, stack = self.at, self.stack
-        finally:
-            self.at = at
-        if most < MOST_OPCODES:
-            raise self.expansion.error(OPCODE * most)
-        raise Refused(f"has more than {MOST_OPCODES:,} opcodes")
+    def _container(self, kind: str, parts: list[Any]) -> list[Any] | dict[Any, Any]:
+        """A list or a dict, which may hold itself: it is known by its number before its items."""
+        if kind == "list":
+            items: list[Any] = []
+            self.seen.append(items)
+            items.extend(self.decode(item) for item in parts[0])
+            return items
+        entries: dict[Any, Any] = {}
+        self.seen.append(entries)
+        keys = [self.decode(key) for key in parts[0]]
+        entries.update(zip(keys, map(self.decode, parts[1]), strict=True))
+        return entries
 
-    def take(self, size: int) -> bytes:
-        """The next ``size`` bytes, which must be there: nothing is set aside on a length's word
-        alone.
-        """
-        if not 0 <= size <= len(self.data) - self.at:
-            raise Refused(
-                f"ends before it is complete: {size:,} bytes were announced, "
-                f"{len(self.data) - self.at:,} are left"
-            )
-        self.at += size
-        return self.data[self.at - size : self.at]
+    def _bytes(self, start: int, size: int) -> bytes:
+        return self.raw[start : start + size]
 
-    def number(self, size: int) -> int:
-        return int.from_bytes(self.take(size), "little")
-
-    def line(self) -> bytes:
-        """The bytes up to the next newline, as protocol 0 writes its arguments."""
-        end = self.data.find(b"\n", self.at)
-        if end < 0:
-            raise Refused("ends before it is complete")
-        return self.take(end + 1 - self.at)[:-1]
-
-    def since_mark(self) -> list[Any]:
-        items, self.stack = self.stack, self.below.pop()
-        return items
+    def _numbers(self, code: str, start: int, size: int) -> NDArray[Any]:
+        """Values of one type, in the byte order of this machine."""
+        dtype = np.dtype(code)
+        found = np.frombuffer(self.raw, dtype=dtype, count=size // dtype.itemsize, offset=start)
+        return found.astype(dtype.newbyteorder("="))
