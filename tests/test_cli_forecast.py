@@ -326,7 +326,9 @@ def test_goodness_looks_at_a_seeded_part_of_big_data(
 
 
 def test_evaluate_refuses_other_names_and_pictures_of_nothing(place: Path) -> None:
-    assert "'red', 'green'" in refused(place, "evaluate", place / "colours", place / "calls.parquet")
+    assert "'red', 'green'" in refused(
+        place, "evaluate", place / "colours", place / "calls.parquet"
+    )
     words = ["evaluate", place / "model", place / "calls.parquet", "--plot"]
     assert ".png" in refused(place, *words, place / "qq.jpeg2")
     assert "--plot" in refused(place, *words, place / "qq.png", "--no-fit-check")

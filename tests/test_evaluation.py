@@ -18,7 +18,7 @@ from fourpoint.inference.evaluation import MIDPOINTS, Report, device_of, evaluat
 from fourpoint.inference.goodness import goodness_of_fit
 from fourpoint.inference.likelihood import log_likelihood
 from fourpoint.models import DAPP, MODELS, Hawkes, Poisson
-from fourpoint.reproduce.claims import first_matters
+from fourpoint.reproduce.experiments import first_matters
 from fourpoint.reproduce.tabled import tabled
 
 PLAIN = [

@@ -26,15 +26,21 @@ from fourpoint.events import Dataset, Sequence, UserError
 from fourpoint.inference.evaluation import evaluate, intensity
 from fourpoint.models import MODELS
 from fourpoint.ops.feature_error import chance_of_error, error_bound, features_needed
-from fourpoint.reproduce import claims, published, running, theory
+from fourpoint.reproduce import experiments, running, tables
 from fourpoint.reproduce.cells import Record
 from fourpoint.reproduce.pace import Pace
 from fourpoint.reproduce.plan import FULL, LABELS, QUICK, REAL_MODELS, STANDS_FOR, Cell, cells_of
 from fourpoint.reproduce.running import attempt, run_cells
 from fourpoint.reproduce.sets import PREPARED, NoData, Preparation, _some, parts_of, prepared
 from fourpoint.reproduce.tabled import Tabled, tabled
-from fourpoint.reproduce.tallies import Tally, difference, tally
-from fourpoint.reproduce.verdicts import behind, left_behind, verdicts
+from fourpoint.reproduce.tables import (
+    Tally,
+    behind,
+    difference,
+    left_behind,
+    tally,
+    verdicts,
+)
 
 
 def work(cell: Cell) -> Record:
@@ -201,7 +207,7 @@ def test_tabled_scores_give_the_numbers_of_the_direct_sum(name: str) -> None:
 
 
 def test_tabled_scores_know_marks() -> None:
-    data = claims.first_matters(6, 5, seed=2)
+    data = experiments.first_matters(6, 5, seed=2)
     model = MODELS["dapp-paper"](data.marks, eval_features=60, generator=(8,), seed=1).eval()
     model.initialise(data)
     times = np.linspace(0.05, 0.95, 31)
@@ -211,7 +217,7 @@ def test_tabled_scores_know_marks() -> None:
 
 
 def test_tabled_scores_choose_the_events_that_the_direct_sum_chooses() -> None:
-    data = claims.first_matters(6, 12, seed=2)
+    data = experiments.first_matters(6, 12, seed=2)
     model = MODELS["odapp-paper"](
         data.marks, keep=5, eval_features=60, generator=(8,), seed=1
     ).eval()
@@ -265,52 +271,56 @@ def test_features_needed_is_public_and_refuses_what_has_no_bound() -> None:
 
 
 def test_the_law_of_the_drawn_spectra_is_the_one_stated() -> None:
-    gaussian = theory.draw("gaussian", 40, 500, "paired", seed=0)
+    gaussian = experiments.draw_spectra("gaussian", 40, 500, "paired", seed=0)
     assert (
-        gaussian.frequency.std().item() == pytest.approx(math.hypot(*theory.KEY), rel=0.02)
+        gaussian.frequency.std().item() == pytest.approx(math.hypot(*experiments.KEY), rel=0.02)
         and gaussian.phase is None
     )
-    cauchy = theory.draw("cauchy", 40, 500, "random", seed=0)
-    assert cauchy.frequency.abs().median().item() == pytest.approx(theory.DECAY, rel=0.03)
+    cauchy = experiments.draw_spectra("cauchy", 40, 500, "random", seed=0)
+    assert cauchy.frequency.abs().median().item() == pytest.approx(experiments.DECAY, rel=0.03)
     assert cauchy.phase is not None and cauchy.phase.mean().item() == pytest.approx(
         math.pi, rel=0.02
     )
 
 
 def test_a_biased_estimate_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    true_draw = theory.draw
+    true_draw = experiments.draw_spectra
 
     def shifted(*arguments: object) -> object:
         modes = true_draw(*arguments)
         return modes._replace(weight=1.2 * modes.weight)
 
-    monkeypatch.setattr(theory, "draw", lambda *a, seed: shifted(*a, seed))
-    found = theory.proposition1(replace(QUICK, draws=20))["metrics"]
+    monkeypatch.setattr(experiments, "draw_spectra", lambda *a, seed: shifted(*a, seed))
+    found = experiments.proposition1(replace(QUICK, draws=20))["metrics"]
     assert max(value for key, value in found.items() if key.endswith("_largest_z")) > 4.5
 
 
 def test_algorithm_2_is_exact_for_falling_rates_once_its_test_is_turned_round() -> None:
     hawkes = fourpoint.Hawkes(baseline=10.0, branching=1.0, decay=1.0)
-    counts = claims.literal_counts(hawkes, 400, seed=1, turned=True)
+    counts = experiments.literal_counts(hawkes, 400, seed=1, turned=True)
     assert abs(counts.mean() - 15) < 4 * counts.std() / 20
-    assert claims.literal_counts(hawkes, 400, seed=1, turned=False).mean() < 1
+    assert experiments.literal_counts(hawkes, 400, seed=1, turned=False).mean() < 1
 
 
 def test_the_far_event_decides_the_late_rate_and_nothing_else() -> None:
-    data = claims.first_matters(400, 10, seed=0)
+    data = experiments.first_matters(400, 10, seed=0)
     kinds = np.array([one.marks[0] for one in data])
     late = np.array([(one.marks == 3).sum() for one in data])
-    middle = np.array([((one.marks == 2) & (one.times < claims.SWITCH)).sum() for one in data])
-    assert late[kinds == 0].mean() == pytest.approx(claims.HIGH * (1 - claims.SWITCH), rel=0.1)
-    assert late[kinds == 1].mean() == pytest.approx(claims.LOW * (1 - claims.SWITCH), rel=0.2)
+    middle = np.array([((one.marks == 2) & (one.times < experiments.SWITCH)).sum() for one in data])
+    assert late[kinds == 0].mean() == pytest.approx(
+        experiments.HIGH * (1 - experiments.SWITCH), rel=0.1
+    )
+    assert late[kinds == 1].mean() == pytest.approx(
+        experiments.LOW * (1 - experiments.SWITCH), rel=0.2
+    )
     assert (
         middle[kinds == 0].mean()
         == pytest.approx(middle[kinds == 1].mean(), rel=0.1)
         == pytest.approx(10, rel=0.1)
     )
     assert all(
-        one.times[0] < claims.FIRST
-        and one.times[(one.marks == 3)].min(initial=1.0) >= claims.SWITCH
+        one.times[0] < experiments.FIRST
+        and one.times[(one.marks == 3)].min(initial=1.0) >= experiments.SWITCH
         for one in data
     )
 
@@ -319,26 +329,26 @@ def test_the_true_likelihood_of_the_far_event_is_that_of_its_law() -> None:
     """Against counting: P(first event in a cell of a grid, Poisson counts in cells) per unit of
     volume.
     """
-    one = Sequence([0.02, 0.3, 0.7], [0, 2, 3], start=0.0, stop=1.0, space=claims.KINDS)
-    noise, late = 10 / (claims.SWITCH - claims.FIRST), claims.HIGH
+    one = Sequence([0.02, 0.3, 0.7], [0, 2, 3], start=0.0, stop=1.0, space=experiments.KINDS)
+    noise, late = 10 / (experiments.SWITCH - experiments.FIRST), experiments.HIGH
     expected = (
-        math.log(0.5 / claims.FIRST)
+        math.log(0.5 / experiments.FIRST)
         + math.log(noise)
         + math.log(late)
-        - noise * (1 - claims.FIRST)
-        - late * (1 - claims.SWITCH)
+        - noise * (1 - experiments.FIRST)
+        - late * (1 - experiments.SWITCH)
     )
-    assert claims.true_log_likelihood(one, 10) == pytest.approx(expected)
+    assert experiments.true_log_likelihood(one, 10) == pytest.approx(expected)
 
 
 def test_what_a_model_is_asked_of_the_far_event_is_its_intensity() -> None:
-    data = claims.first_matters(7, 10, seed=3)
+    data = experiments.first_matters(7, 10, seed=3)
     model = MODELS["hawkes"](data.marks, baseline=2.0, branching=0.5, decay=1.0)
     slow = [
-        intensity(model, replace_stop(one.before(claims.SWITCH)), [claims.ASKED])[0, 3]
+        intensity(model, replace_stop(one.before(experiments.SWITCH)), [experiments.ASKED])[0, 3]
         for one in data
     ]
-    np.testing.assert_allclose(claims.late_rates(model, data), slow, rtol=1e-12)
+    np.testing.assert_allclose(experiments.late_rates(model, data), slow, rtol=1e-12)
 
 
 def replace_stop(one: Sequence) -> Sequence:
@@ -402,15 +412,15 @@ def test_real_files_are_read_as_written_down(shared_data: Path) -> None:
 
 def test_the_paper_s_numbers_are_those_it_prints() -> None:
     assert (
-        published.TABLE1["hawkes"]["dapp-paper"] == 0.258
-        and published.TABLE1["nonhomogeneous2"]["sahp"] == 9858.9
+        tables.PUBLISHED1["hawkes"]["dapp-paper"] == 0.258
+        and tables.PUBLISHED1["nonhomogeneous2"]["sahp"] == 9858.9
     )
     assert (
-        published.TABLE2["traffic"]["dapp-paper"] == 458.5
-        and published.TABLE2["mimic-iii"]["rmtpp"] == 8.7
+        tables.PUBLISHED2["traffic"]["dapp-paper"] == 458.5
+        and tables.PUBLISHED2["mimic-iii"]["rmtpp"] == 8.7
     )
-    assert [len(row) for row in published.TABLE1.values()] == [10] * 4 and [
-        len(row) for row in published.TABLE2.values()
+    assert [len(row) for row in tables.PUBLISHED1.values()] == [10] * 4 and [
+        len(row) for row in tables.PUBLISHED2.values()
     ] == [6] * 8
 
 

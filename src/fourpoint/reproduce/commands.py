@@ -22,14 +22,7 @@ from pathlib import Path, PureWindowsPath
 from fourpoint.atomic import write_atomic
 from fourpoint.events import UserError
 from fourpoint.report.printing import plain_console
-from fourpoint.reproduce import (
-    claims,
-    figure_curves,
-    figure_intensity,
-    figure_scores,
-    figure_transformation,
-    theory,
-)
+from fourpoint.reproduce import experiments
 from fourpoint.reproduce.cells import (
     DONE,
     NO_DATA,
@@ -39,28 +32,18 @@ from fourpoint.reproduce.cells import (
     write_record,
     write_results,
 )
-from fourpoint.reproduce.drawing import Drawn
-from fourpoint.reproduce.figure_theory import draw_memory, draw_propositions
+from fourpoint.reproduce.figures import DRAWINGS, Drawn, draw_memory, draw_propositions
 from fourpoint.reproduce.fitting import curve_cell, fit_cell
 from fourpoint.reproduce.pace import Pace
 from fourpoint.reproduce.plan import FIGURES, SETTINGS, Cell, Setting, cells_of
 from fourpoint.reproduce.report import write_report
 from fourpoint.reproduce.running import run_cells
-from fourpoint.reproduce.table1 import write_table1
-from fourpoint.reproduce.table2 import write_table2
+from fourpoint.reproduce.tables import write_table1, write_table2
 from fourpoint.sanitising import console_text
 
 WHAT = ("table1", "table2", "figure", "theory", "all", "report")
-LOOKING = (
-    "features",
-    "proposition2",
-)  # experiments that look at a fitted model, and come after the fits
-DRAWINGS = {
-    "score-transformation": figure_transformation.draw,
-    "score-visualization": figure_scores.draw,
-    "intensity": figure_intensity.draw,
-    "learning-curves": figure_curves.draw,
-}
+# Experiments that look at a fitted model, and come after the fits.
+LOOKING = ("features", "proposition2")
 
 
 @dataclass(frozen=True)
@@ -96,19 +79,15 @@ class Work:
             return fit_cell(cell, self.setting, self.output, self.real, self.device)
         if cell.kind == "curve":
             return curve_cell(cell, self.setting, self.real, self.device)
-        if cell.kind == "theory":
-            return (
-                theory.proposition1(self.setting)
-                if cell.data == "proposition1"
-                else theory.proposition2(self.setting, self.output)
-            )
+        if cell.data == "proposition1":
+            return experiments.proposition1(self.setting)
+        if cell.data == "proposition2":
+            return experiments.proposition2(self.setting, self.output)
         if cell.data == "features":
-            return claims.features(self.setting, self.output)
-        return (
-            claims.thinning(self.setting)
-            if cell.data == "thinning"
-            else claims.memory(cell, self.setting, self.device)
-        )
+            return experiments.features(self.setting, self.output)
+        if cell.data == "thinning":
+            return experiments.thinning(self.setting)
+        return experiments.memory(cell, self.setting, self.device)
 
 
 def portable_command(words: Sequence[str]) -> str:

@@ -1,0 +1,792 @@
+"""The paper's figures, each with the numbers behind it as CSV.
+
+- *score-transformation*: the learned features of each head, the score they make, and the rate of
+  one sequence. The paper's form with q = r = 2 and 10,000 features, fitted to 911 calls
+  (`calls911_208` stands in for the paper's); without that file, to the times of `nyc_delays`.
+- *score-visualization*: Fourier kernel, dot product and the true triggering on one sequence of the
+  hawkes set.
+- *intensity*: every model on one fresh sequence of each synthetic set, over the true rate.
+- *learning-curves*: test log-likelihood per event against epochs, on each real stand-in.
+- theory: unbiased estimates, the largest error against D with its bound, and what models remember.
+
+Functions ``draw_*`` read records and models and return a figure; functions ``*_plot`` take arrays
+and draw on Axes in the style of `fourpoint.plots.charts`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence as Ordered
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+
+from fourpoint.data.synthetic import process
+from fourpoint.events import Dataset, Sequence
+from fourpoint.models import protocol
+from fourpoint.models.dapp_history import have
+from fourpoint.ops.scores import scores
+from fourpoint.plots.charts import COLOURS, FAINT, INK, SOFT, look
+from fourpoint.reproduce.cells import DONE, Record, write_table
+from fourpoint.reproduce.fitting import rates
+from fourpoint.reproduce.plan import (
+    CURVES,
+    LABELS,
+    REMEMBERING,
+    STANDS_FOR,
+    SYNTHETIC,
+    TRANSFORMED,
+    Cell,
+    Setting,
+)
+from fourpoint.reproduce.sets import NoData, parts_of
+from fourpoint.reproduce.tabled import tabled
+from fourpoint.reproduce.tables import tally
+from fourpoint.sanitising import plot_text
+from fourpoint.storage.checkpoints import restore
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+
+class Drawn(NamedTuple):
+    """A figure with its name as a file, its title and its caption."""
+
+    name: str
+    title: str
+    caption: str
+    figure: Figure
+
+
+def draw_transformation(
+    output: Path, setting: Setting, records: list[Record], real: Path | None
+) -> Drawn:
+    """Six panels: for each head its spectrum and its score; the rate, and what it would be with one
+    head alone.
+    """
+    data, model = TRANSFORMED, kept_plain(output, "dapp-paper", TRANSFORMED)
+    if model is None:
+        data, model = "nyc_times", kept_plain(output, "dapp-paper", "nyc_times")
+    if model is None:
+        raise NoData(
+            f"the paper's form fitted to {TRANSFORMED} or nyc_times",
+            "neither",
+            "Run `fourpoint reproduce figure score-transformation`.",
+        )
+    test = parts_of(data, setting, 0, real).test
+    sequence = middle_sequence(test)
+    clouds = generated_features(model)
+    lags = np.linspace(0, float(test.durations.max()), 401)
+    with torch.no_grad():
+        kernel = model.kernel(torch.from_numpy(lags)).double().numpy()
+    times = np.linspace(sequence.start, sequence.stop, 401)[1:]
+    total, alone = head_rates(model, sequence, times)
+    figure, panels = canvas(2, 3, 12, 7)
+    unit = {"hours": "h"}.get(test.unit, test.unit)
+    for k in range(len(clouds)):
+        cloud_plot(
+            panels[k, 0], f"head {k + 1}: spectrum", clouds[k, :, 0], clouds[k, :, 1], COLOURS[k]
+        )
+        lines_plot(
+            panels[k, 1],
+            f"head {k + 1}: score",
+            lags,
+            {f"head {k + 1}": kernel[k]},
+            (f"lag ({unit})" if unit else "lag", "score"),
+        )
+    names = ("time" + (f" ({unit})" if unit else ""), "rate")
+    lines_plot(
+        panels[0, 2], "rate of one sequence", times, {"both heads": total}, names, sequence.times
+    )
+    lines_plot(
+        panels[1, 2],
+        "one head alone",
+        times,
+        {f"head {k + 1}": y for k, y in enumerate(alone)},
+        names,
+        sequence.times,
+    )
+    _write_transformation(output, clouds, lags, kernel, times, total, alone)
+    which = (
+        "911 calls (`calls911_208`, the stand-in for the paper's)"
+        if data == TRANSFORMED
+        else "**no 911 data given**: the times of `nyc_delays` instead"
+    )
+    caption = (
+        f"The paper's form on {which}. Left: {clouds.shape[1]:,} generated_features drawn from each "
+        "head's learned spectrum. Middle: the score "
+        "they make, against the lag. Right: the rate over the test sequence of median "
+        "length, and what it would be with one head."
+    )
+    return Drawn("score-transformation", "Spectrum, score and intensity", caption, figure)
+
+
+@torch.no_grad()
+def generated_features(model: Any) -> NDArray[np.float64]:
+    """The generated generated_features omega, (K, D, 2)."""
+    modes = model.modes
+    found = modes.generator(modes.noise.to(modes.time_key))[..., : modes.time_key.shape[1]]
+    return np.asarray(found.double().numpy())
+
+
+@torch.no_grad()
+def head_rates(
+    model: Any, sequence: Sequence, times: NDArray[np.float64]
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """The total rate (Q,) at ``times``, and with one head at a time (K, Q)."""
+    history = model.encode(sequence.batch())
+    asked = torch.from_numpy(times)[None]
+    seen = protocol.position_before(history, asked)
+    heads = (
+        model.attend(history, asked[..., None], seen)[:, :, 0] * model._readout()
+    )  # (1, Q, K, M)
+    since = asked - history.start[:, None]
+
+    def rate(z: torch.Tensor) -> NDArray[np.float64]:
+        logs = model.rate.log_rate(z, since, history.parts.curves) - model.time_scale.log().to(z)
+        return np.asarray(logs.exp().sum(-1)[0].double().numpy())
+
+    return rate(heads.sum(2)), np.stack([rate(heads[:, :, k]) for k in range(heads.shape[2])])
+
+
+def _write_transformation(
+    output: Path, clouds: Any, lags: Any, kernel: Any, times: Any, total: Any, alone: Any
+) -> None:
+    rows: list[list[Any]] = []
+    for k in range(len(clouds)):
+        rows += [["spectrum", k + 1, float(a), float(b)] for a, b in clouds[k]]
+        rows += [["score", k + 1, float(a), float(b)] for a, b in zip(lags, kernel[k], strict=True)]
+        rows += [
+            ["rate with this head", k + 1, float(a), float(b)]
+            for a, b in zip(times, alone[k], strict=True)
+        ]
+    rows += [["rate", "all", float(a), float(b)] for a, b in zip(times, total, strict=True)]
+    write_table(output / "figures" / "score-transformation.csv", ["part", "head", "x", "y"], rows)
+
+
+def draw_scores(output: Path, setting: Setting, records: list[Record], real: Path | None) -> Drawn:
+    """Six panels: both heads of the Fourier and of the dot-product score, our default's effect, and
+    the truth.
+    """
+    sequence = middle_sequence(parts_of("hawkes", setting, 0, None).test)
+    true = np.exp(-np.maximum(sequence.times[:, None] - sequence.times, 0))
+    shown: list[tuple[str, NDArray[np.float64]]] = []
+    for model, name in (("dapp-paper", "Fourier kernel"), ("dapp-paper-dot", "dot product")):
+        fitted = kept_plain(output, model, "hawkes")
+        found = (
+            np.zeros((2, len(sequence), len(sequence)))
+            if fitted is None
+            else pair_scores(fitted, sequence)
+        )
+        note = "" if fitted is not None else " (not fitted)"
+        shown += [(f"{name}, head {k + 1}{note}", found[k]) for k in range(2)]
+    ours = kept_plain(output, "dapp", "hawkes")
+    effect = np.zeros((len(sequence), len(sequence))) if ours is None else effects(ours, sequence)
+    shown.insert(
+        2,
+        (
+            "our DAPP: effect inside the link" + ("" if ours is not None else " (not fitted)"),
+            effect,
+        ),
+    )
+    shown.append(("truth: exp(\u2212(t \u2212 t'))", true))
+    figure, panels = canvas(2, 3, 12, 7.4)
+    rows: list[list[Any]] = []
+    agreement = []
+    for (title, matrix), ax in zip(shown, panels.flat, strict=True):
+        score_matrix_plot(ax, title, matrix)
+        below = np.tril_indices(len(sequence), -1)
+        rows += [[title, int(n), int(i), float(matrix[n, i])] for n, i in zip(*below, strict=True)]
+        if title.startswith("truth"):
+            continue
+        agreement.append(
+            f"{title}: {rank_correlation(matrix[below], true[below]):+.2f}".replace("-", "\u2212")
+        )
+    write_table(
+        output / "figures" / "score-visualization.csv",
+        ["score", "event", "past_event", "value"],
+        rows,
+    )
+    caption = (
+        "Scores of each event (row) on each past event (column), one sequence of hawkes. "
+        "Rank correlation with the true triggering, which "
+        f"fades with the lag: {'; '.join(agreement)}."
+    )
+    return Drawn("score-visualization", "Pairwise scores", caption, figure)
+
+
+@torch.no_grad()
+def pair_scores(model: Any, sequence: Sequence) -> NDArray[np.float64]:
+    """nu_k(x_n, x_i) of every pair of events, (K, N, N)."""
+    history = model.encode(sequence.batch())
+    past = have(history.past)
+    events = model._elapsed(past.times, history.start)[..., 0]
+    found = scores(history.parts.score, events, events, past.marks[..., 0])[0, :, :, 0]
+    return np.asarray(found.double().numpy())
+
+
+@torch.no_grad()
+def effects(model: Any, sequence: Sequence) -> NDArray[np.float64]:
+    """What each past event adds inside the link at each event, (N, N)."""
+    history = model.encode(sequence.batch())
+    found = model.contributions(history, torch.tensor(sequence.times)[None])[0, :, :, 0]
+    return np.asarray(found.double().numpy())
+
+
+def rank_correlation(a: NDArray[np.float64], b: NDArray[np.float64]) -> float:
+    """Spearman's, without ties in mind; 0 where one of them is constant.
+
+    >>> rank_correlation(np.array([1.0, 2.0, 3.0]), np.array([10.0, 20.0, 25.0]))
+    1.0
+    """
+    if np.ptp(a) == 0 or np.ptp(b) == 0:
+        return 0.0
+    first, second = (np.argsort(np.argsort(x)).astype(np.float64) for x in (a, b))
+    return float(np.corrcoef(first, second)[0, 1])
+
+
+POINTS = 401
+OURS = ("dapp", "odapp", "spline-poisson", "poisson")
+
+
+def draw_intensity(
+    output: Path, setting: Setting, records: list[Record], real: Path | None
+) -> Drawn:
+    """Eight panels: for each set the paper's models on the left and ours on the right."""
+    figure, panels = canvas(len(SYNTHETIC), 2, 11, 13.5)
+    rows: list[list[Any]] = []
+    for data, pair in zip(SYNTHETIC, panels, strict=True):
+        sequence = middle_sequence(parts_of(data, setting, 0, None).test)
+        times = np.linspace(sequence.start, sequence.stop, POINTS)[1:]
+        truth = rates(process(data).truth(), sequence, times)
+        lines = {}
+        for model in LABELS:
+            fitted = kept_model(output, model, data, sequence.duration)
+            if fitted is not None:
+                lines[model] = rates(fitted, sequence, times)
+        for name, side, ax in (
+            ("the paper's models", False, pair[0]),
+            ("ours, and Poisson", True, pair[1]),
+        ):
+            mine = {LABELS[m]: y for m, y in lines.items() if (m in OURS) == side}
+            recovered_plot(ax, f"{data}: {name}", times, mine, truth, sequence.times)
+        rows += [
+            [data, "truth", *point] for point in zip(times.tolist(), truth.tolist(), strict=True)
+        ]
+        rows += [
+            [data, model, *point]
+            for model, y in lines.items()
+            for point in zip(times.tolist(), y.tolist(), strict=True)
+        ]
+        rows += [[data, "event", t, ""] for t in sequence.times.tolist()]
+    one_legend(figure, list(panels.flat))
+    write_table(output / "figures" / "intensity.csv", ["data", "line", "time", "rate"], rows)
+    caption = (
+        "Rates recovered on the fresh sequence of median length of each set, each computed "
+        "from the events before it alone. The broad grey "
+        "line is the truth; triangles are events."
+    )
+    return Drawn("intensity", "Recovered intensities", caption, figure)
+
+
+def draw_curves(output: Path, setting: Setting, records: list[Record], real: Path | None) -> Drawn:
+    """One panel per stand-in; HP, which is fitted without epochs, is a dotted line."""
+    found = {
+        (r["model"], r["data"]): r for r in records if r["kind"] == "curve" and r["status"] == DONE
+    }
+    sets = [data for data in STANDS_FOR if any(key[1] == data for key in found)]
+    figure, panels = canvas(
+        (max(1, len(sets)) + 1) // 2, 2, 11, 3.6 * ((max(1, len(sets)) + 1) // 2) + 0.8
+    )
+    rows: list[list[Any]] = []
+    for data, ax in zip(sets, panels.flat, strict=False):
+        curves = {}
+        for model in CURVES:
+            if (model, data) in found:
+                arrays = found[model, data]["arrays"]
+                curves[LABELS[model]] = (arrays["epoch"], arrays["log_likelihood_per_event"])
+                rows += [
+                    [data, model, *point]
+                    for point in zip(
+                        arrays["epoch"], arrays["log_likelihood_per_event"], strict=True
+                    )
+                ]
+        level = tally(
+            [r for r in records if r["seed"] == 0], "hawkes", data, "log_likelihood_per_event"
+        )
+        curves_plot(
+            ax,
+            f"{data} (stands in for {STANDS_FOR[data]})",
+            curves,
+            {"HP": level.mean} if level.values else {},
+        )
+    for ax in list(panels.flat)[len(sets) :]:
+        ax.set_visible(False)
+    one_legend(figure, list(panels.flat)[: len(sets)])
+    write_table(
+        output / "figures" / "learning-curves.csv",
+        ["data", "model", "epoch", "log_likelihood_per_event"],
+        rows,
+    )
+    caption = (
+        "Test log-likelihood while training, first seed: the fit of the tables trained again "
+        "with nothing chosen by the test data. During "
+        "training integrals have twelve nodes per gap and the paper's forms 128 features, so "
+        "that the ends differ a little from the tables."
+    )
+    return Drawn("learning-curves", "Test likelihood against epochs", caption, figure)
+
+
+def draw_propositions(output: Path, records: list[Record]) -> Drawn | None:
+    """Proposition 1 on the left for two spectra, Proposition 2 on the right; None where they were
+    not run.
+    """
+    done = {r["data"]: r for r in records if r["kind"] == "theory" and r["status"] == DONE}
+    if not {"proposition1", "proposition2"} <= set(done):
+        return None
+    one, two = done["proposition1"]["arrays"], done["proposition2"]["metrics"]["rows"]
+    figure, panels = canvas(1, 3, 13, 4)
+    for ax, spectrum in zip(panels[0, :2], ("gaussian", "cauchy"), strict=True):
+        means = {
+            f"{phase} phases": (
+                one[f"{spectrum}_{phase}_mean"],
+                one[f"{spectrum}_{phase}_standard_error"],
+            )
+            for phase in ("paired", "random")
+        }
+        means_plot(
+            ax, f"Proposition 1: {spectrum} spectrum", one["lag"], one[f"{spectrum}_exact"], means
+        )
+    measured = {
+        f"{phase} phases": [row[f"{phase}_95"] for row in two] for phase in ("paired", "random")
+    }
+    bound = [np.nan if row["bound"] is None else row["bound"] for row in two]
+    error_plot(panels[0, 2], "Proposition 2", [row["features"] for row in two], measured, bound)
+    write_table(
+        output / "figures" / "theory.csv", list(two[0]), [list(row.values()) for row in two]
+    )
+    columns = list(one)
+    write_table(
+        output / "figures" / "theory-means.csv",
+        columns,
+        [list(row) for row in zip(*(one[c] for c in columns), strict=True)],
+    )
+    caption = (
+        "Left and middle: the mean of estimates with 20 features each, over the kernel it "
+        "estimates. Right: the largest error over the "
+        "window, 95% quantile over draws, for both phases, and the bound, which is stated "
+        "for paired phases."
+    )
+    return Drawn("theory", "Propositions 1 and 2", caption, figure)
+
+
+def draw_memory(output: Path, records: list[Record]) -> Drawn | None:
+    """What each model remembers of the first event; None where it was not run."""
+    done = [
+        r
+        for r in records
+        if r["kind"] == "claim" and r["data"].startswith("memory-") and r["status"] == DONE
+    ]
+    if not done:
+        return None
+    counts = sorted({int(r["metrics"]["events"]) for r in done})
+    found = {
+        (r["model"], int(r["metrics"]["events"])): float(r["metrics"]["remembered"]) for r in done
+    }
+    lines = {
+        LABELS[m]: [found.get((m, n), np.nan) for n in counts]
+        for m in REMEMBERING
+        if any(key[0] == m for key in found)
+    }
+    figure, panels = canvas(1, 1, 8, 4)
+    memory_plot(panels[0, 0], "A far event: who remembers it?", counts, lines)
+    rows: list[list[Any]] = [[m, n, value] for (m, n), value in sorted(found.items())]
+    write_table(output / "figures" / "memory.csv", ["model", "events_between", "remembered"], rows)
+    caption = (
+        "The first event is an A or a B; after it come events that tell nothing; and from .6 "
+        "of the window on the rate of D depends on "
+        "the first event alone. Shown is the log ratio of the two rates that a model gives, "
+        "as a share of the true one: 1 is all of it, "
+        "0 is forgotten."
+    )
+    return Drawn("memory", "A far event", caption, figure)
+
+
+DRAWINGS: dict[str, Callable[[Path, Setting, list[Record], Path | None], Drawn]] = {
+    "score-transformation": draw_transformation,
+    "score-visualization": draw_scores,
+    "intensity": draw_intensity,
+    "learning-curves": draw_curves,
+}
+
+
+def kept_plain(output: Path, model: str, data: str) -> Any | None:
+    """The model of the first seed, or None where it was not fitted."""
+    folder = output / "models" / Cell("fit", model, data, 0).id
+    return restore(folder) if (folder / "model.json").is_file() else None
+
+
+def kept_model(output: Path, model: str, data: str, longest: float) -> Any | None:
+    """The same, with tabled scores where that is of use for windows up to ``longest``."""
+    found = kept_plain(output, model, data)
+    return None if found is None else tabled(found, longest)
+
+
+def middle_sequence(data: Dataset) -> Sequence:
+    """The sequence of median length, the first of equals."""
+    return data[int(np.argsort(data.lengths, kind="stable")[len(data) // 2])]
+
+
+# The paper's own form and ours are drawn strongly, the others faintly and with a dash of their own.
+STYLES: Mapping[str, tuple[str, Any, float]] = {
+    "HP": (COLOURS[2], "-", 1.2),
+    "SAHP": (COLOURS[3], "-", 1.2),
+    "NHP": (COLOURS[4], "-", 1.2),
+    "RMTPP": (COLOURS[5], "-", 1.2),
+    "DAPP+dot (paper)": (COLOURS[6], (0, (2, 2)), 1.1),
+    "ODAPP+dot (paper)": (COLOURS[6], (0, (1, 2)), 1.1),
+    "DAPP+NN (paper)": (COLOURS[7], (0, (2, 2)), 1.1),
+    "ODAPP+NN (paper)": (COLOURS[7], (0, (1, 2)), 1.1),
+    "DAPP (paper)": (COLOURS[1], "-", 1.8),
+    "ODAPP (paper)": (COLOURS[1], (0, (4, 2)), 1.4),
+    "DAPP (ours)": (COLOURS[0], "-", 2.2),
+    "ODAPP (ours)": (COLOURS[0], (0, (4, 2)), 1.6),
+    "Poisson": (SOFT, (0, (1, 3)), 1.0),
+    "spline Poisson": (SOFT, (0, (5, 3)), 1.0),
+}
+
+
+def canvas(rows: int, columns: int, width: float, height: float) -> tuple[Figure, NDArray[Any]]:
+    """A figure of ``rows`` by ``columns`` panels in the house look; sizes of the whole in
+    inches.
+    """
+    import matplotlib.pyplot as plt
+
+    with look():
+        figure, panels = plt.subplots(
+            rows, columns, figsize=(width, height), layout="constrained", squeeze=False
+        )
+    return figure, panels
+
+
+def recovered_plot(
+    ax: Axes,
+    title: str,
+    times: ArrayLike,
+    lines: Mapping[str, ArrayLike],
+    truth: ArrayLike,
+    events: ArrayLike,
+) -> Axes:
+    """Recovered rates (Q,) of several models at ``times`` (Q,), the true one as a broad grey line,
+    events as triangles below.
+
+    >>> figure, panels = canvas(1, 1, 4, 3)
+    >>> ax = recovered_plot(
+    ...     panels[0, 0], "hawkes", [0.0, 1.0], {"HP": [10.0, 11.0]}, [10.0, 12.0], [0.5]
+    ... )
+    >>> ax.get_title(loc="left"), len(ax.lines)
+    ('hawkes', 3)
+    """
+    t, true = np.asarray(times, float), np.asarray(truth, float)
+    with look():
+        ax.plot(t, true, color=FAINT, lw=6, zorder=1)
+        for name, values in lines.items():
+            shade, dash, width = STYLES.get(name, (INK, "-", 1.2))
+            ax.plot(
+                t,
+                np.asarray(values, float),
+                color=shade,
+                ls=dash,
+                lw=width,
+                alpha=0.9,
+                label=plot_text(name),
+            )
+        everything = np.concatenate([true, *(np.asarray(v, float) for v in lines.values())])
+        top = 1.08 * float(np.quantile(everything[np.isfinite(everything)], 0.999))
+        marks = np.asarray(events, float)
+        ax.plot(
+            marks,
+            np.full(len(marks), -0.045 * top),
+            marker="^",
+            ms=4,
+            lw=0,
+            color=INK,
+            clip_on=False,
+        )
+        ax.set_ylim(-0.09 * top, top)
+        ax.set_xlim(t[0], t[-1])
+        ax.set_title(plot_text(title), loc="left")
+        ax.set_xlabel("time")
+        ax.set_ylabel("rate (events per unit of time)")
+    return ax
+
+
+def curves_plot(
+    ax: Axes,
+    title: str,
+    curves: Mapping[str, tuple[ArrayLike, ArrayLike]],
+    level: Mapping[str, float],
+) -> Axes:
+    """Test log-likelihood per event against epochs, one line per model; ``level`` are models
+    without epochs, as dotted lines.
+
+    >>> figure, panels = canvas(1, 1, 4, 3)
+    >>> ax = curves_plot(panels[0, 0], "stock", {"NHP": ([1, 2], [-1.0, -0.5])}, {"HP": -0.4})
+    >>> ax.get_xlabel(), len(ax.lines)
+    ('epochs', 2)
+    """
+    with look():
+        for name, value in level.items():
+            ax.axhline(
+                value,
+                color=STYLES.get(name, (INK, "-", 1.0))[0],
+                lw=1.1,
+                ls=(0, (1, 2)),
+                label=plot_text(name),
+            )
+        values: list[float] = list(level.values())
+        for name, (epochs, scores) in curves.items():
+            shade, dash, width = STYLES.get(name, (INK, "-", 1.2))
+            y = np.asarray(scores, float)
+            dots = "o" if len(y) < 6 else ""
+            ax.plot(
+                np.asarray(epochs, float),
+                y,
+                color=shade,
+                ls=dash,
+                lw=width,
+                marker=dots,
+                ms=3,
+                label=plot_text(name),
+            )
+            values += y[len(y) // 4 :].tolist()
+        if values:
+            low, high = float(np.quantile(values, 0.02)), max(values)
+            room = 0.06 * max(high - low, 1e-3)
+            ax.set_ylim(low - 2 * room, high + room)
+        ax.set_title(plot_text(title), loc="left")
+        ax.set_xlabel("epochs")
+        ax.set_ylabel("log-likelihood (nats per event)")
+    return ax
+
+
+def one_legend(figure: Figure, panels: Ordered[Axes]) -> None:
+    """One legend for all panels, below them."""
+    found: dict[str, Any] = {}
+    for ax in panels:
+        for handle, label in zip(*ax.get_legend_handles_labels(), strict=True):
+            found.setdefault(label, handle)
+    order = [name for name in STYLES if name in found] + [
+        name for name in found if name not in STYLES
+    ]
+    with look():
+        figure.legend(
+            [found[name] for name in order],
+            order,
+            loc="outside lower center",
+            ncols=min(7, max(1, len(order))),
+            frameon=False,
+        )
+
+
+def score_matrix_plot(ax: Axes, title: str, scores: ArrayLike) -> Axes:
+    """Pairwise scores (N, N), row n looking back at column i < n, on a scale of their own; what
+    does not exist stays blank.
+
+    >>> figure, panels = canvas(1, 1, 3, 3)
+    >>> score_matrix_plot(panels[0, 0], "truth", [[0.0, 0.0], [1.0, 0.0]]).get_xlabel()
+    'past event'
+    """
+    from matplotlib.ticker import MaxNLocator
+
+    w = np.asarray(scores, float)
+    shown = np.ma.masked_where(np.triu(np.ones(w.shape, bool)), w)
+    signed = bool((shown < 0).any())
+    limit = float(np.abs(shown).max()) if shown.count() else 1.0
+    with look():
+        ax.grid(False)
+        image = ax.imshow(
+            shown,
+            cmap="RdBu_r" if signed else "Blues",
+            vmin=-limit if signed else 0,
+            vmax=limit or 1.0,
+            interpolation="nearest",
+        )
+        bar: Any = ax.figure.colorbar(image, ax=ax, shrink=0.75, pad=0.02)
+        bar.outline.set_visible(False)
+        for axis in (ax.xaxis, ax.yaxis):
+            axis.set_major_locator(MaxNLocator(5, integer=True))
+        ax.set_title(plot_text(title), loc="left")
+        ax.set_xlabel("past event")
+        ax.set_ylabel("event looking back")
+    return ax
+
+
+def cloud_plot(ax: Axes, title: str, x: ArrayLike, y: ArrayLike, shade: str) -> Axes:
+    """A cloud of features in the plane (D,), the paper's picture of a spectrum.
+
+    >>> figure, panels = canvas(1, 1, 3, 3)
+    >>> cloud_plot(panels[0, 0], "head 1", [0.0, 1.0], [1.0, 0.0], COLOURS[0]).get_ylabel()
+    'second feature'
+    """
+    with look():
+        ax.grid(True, axis="both")
+        ax.scatter(
+            np.asarray(x, float),
+            np.asarray(y, float),
+            s=3,
+            color=shade,
+            alpha=0.15,
+            lw=0,
+            rasterized=True,
+        )
+        ax.set_title(plot_text(title), loc="left")
+        ax.set_xlabel("first feature")
+        ax.set_ylabel("second feature")
+    return ax
+
+
+def lines_plot(
+    ax: Axes,
+    title: str,
+    x: ArrayLike,
+    lines: Mapping[str, ArrayLike],
+    labels: tuple[str, str],
+    events: ArrayLike = (),
+) -> Axes:
+    """Several lines (Q,) over ``x`` (Q,) with a legend inside, and events as triangles below.
+
+    >>> figure, panels = canvas(1, 1, 3, 3)
+    >>> lines_plot(
+    ...     panels[0, 0], "score", [0.0, 1.0], {"head 1": [1.0, 0.5]}, ("lag", "score")
+    ... ).get_xlabel()
+    'lag'
+    """
+    marks = np.asarray(events, float)
+    with look():
+        for k, (name, values) in enumerate(lines.items()):
+            ax.plot(
+                np.asarray(x, float),
+                np.asarray(values, float),
+                color=COLOURS[k % len(COLOURS)],
+                label=plot_text(name),
+            )
+        if len(marks):
+            low, high = ax.get_ylim()
+            ax.plot(
+                marks,
+                np.full(len(marks), low - 0.05 * (high - low)),
+                marker="^",
+                ms=4,
+                lw=0,
+                color=INK,
+                clip_on=False,
+            )
+        ax.set_title(plot_text(title), loc="left")
+        ax.set_xlabel(plot_text(labels[0]))
+        ax.set_ylabel(plot_text(labels[1]))
+        if len(lines) > 1:
+            ax.legend(frameon=False)
+    return ax
+
+
+def error_plot(
+    ax: Axes, title: str, features: ArrayLike, measured: Mapping[str, ArrayLike], bound: ArrayLike
+) -> Axes:
+    """The largest error of the estimated kernel against D, on two logarithmic axes, with the bound
+    dashed; NaN where it says nothing.
+
+    >>> figure, panels = canvas(1, 1, 4, 3)
+    >>> error_plot(
+    ...     panels[0, 0], "errors", [20, 200], {"paired": [0.3, 0.1]}, [np.nan, 0.9]
+    ... ).get_xscale()
+    'log'
+    """
+    x = np.asarray(features, float)
+    with look():
+        for k, (name, values) in enumerate(measured.items()):
+            ax.plot(
+                x,
+                np.asarray(values, float),
+                color=COLOURS[k],
+                marker="o",
+                ms=3.5,
+                label=plot_text(name),
+            )
+        ax.plot(
+            x,
+            np.asarray(bound, float),
+            color=INK,
+            ls=(0, (4, 2)),
+            lw=1.2,
+            label="bound of Proposition 2",
+        )
+        ax.axhline(2, color=SOFT, lw=0.8, ls=(0, (1, 2)), label="beyond 2 a bound says nothing")
+        ax.set_xscale("log")
+        ax.set_yscale("log")
+        ax.set_title(plot_text(title), loc="left")
+        ax.set_xlabel("features D")
+        ax.set_ylabel("largest error of the kernel, 95% quantile")
+        ax.legend(frameon=False)
+    return ax
+
+
+def means_plot(
+    ax: Axes,
+    title: str,
+    lags: ArrayLike,
+    exact: ArrayLike,
+    means: Mapping[str, tuple[ArrayLike, ArrayLike]],
+) -> Axes:
+    """Means of an estimate with four standard errors, over the exact kernel.
+
+    >>> figure, panels = canvas(1, 1, 4, 3)
+    >>> means_plot(
+    ...     panels[0, 0], "unbiased", [0, 1], [1, 0.5], {"paired": ([1, 0.5], [0, 0.01])}
+    ... ).get_xlabel()
+    'lag'
+    """
+    x = np.asarray(lags, float)
+    with look():
+        ax.plot(x, np.asarray(exact, float), color=FAINT, lw=6, label="exact kernel")
+        for k, (name, (mean, error)) in enumerate(means.items()):
+            spread = 4 * np.asarray(error, float)
+            look_of: dict[str, Any] = dict(color=COLOURS[k], lw=0, elinewidth=1.2, marker="o", ms=3)
+            ax.errorbar(x, np.asarray(mean, float), yerr=spread, label=plot_text(name), **look_of)
+        ax.set_title(plot_text(title), loc="left")
+        ax.set_xlabel("lag")
+        ax.set_ylabel("score: mean and four standard errors")
+        ax.legend(frameon=False)
+    return ax
+
+
+def memory_plot(
+    ax: Axes, title: str, events: ArrayLike, remembered: Mapping[str, ArrayLike]
+) -> Axes:
+    """What is remembered of the first event (1: all) against the number of events in between, one
+    line per model.
+
+    >>> figure, panels = canvas(1, 1, 4, 3)
+    >>> memory_plot(panels[0, 0], "memory", [5, 20], {"NHP": [0.5, 0.1]}).get_ylabel()
+    'share of the first event remembered'
+    """
+    with look():
+        ax.axhline(1, color=FAINT, lw=4)
+        ax.axhline(0, color=SOFT, lw=0.8)
+        for name, values in remembered.items():
+            shade, dash, width = STYLES.get(name, (INK, "-", 1.2))
+            line: dict[str, Any] = dict(color=shade, ls=dash, lw=width, marker="o", ms=4)
+            ax.plot(
+                np.asarray(events, float), np.asarray(values, float), label=plot_text(name), **line
+            )
+        ax.set_xscale("log")
+        ax.set_xticks(np.asarray(events, float), [f"{n:g}" for n in np.asarray(events, float)])
+        ax.minorticks_off()
+        ax.set_title(plot_text(title), loc="left")
+        ax.set_xlabel("events between the first one and the time it matters")
+        ax.set_ylabel("share of the first event remembered")
+        ax.legend(frameon=False, ncols=2)
+    return ax
