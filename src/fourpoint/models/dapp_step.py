@@ -56,6 +56,7 @@ RELATIVE = 1e-6
 CACHE = 2**20  # bytes of states held at once
 FIRST_PIECE = 2.0  # panels that the first piece of a series takes the place of, at most
 MOST_PIECES, MOST_TERMS = 6, 32  # pieces of a series, and coefficients of a head in one
+WIDER = 2.0  # how much longer a piece may be than all before it
 SERIES_ERROR = 3e-8  # of a mode of size 1, in the mean over a head: half a rounding of float32
 SERIES_BYTES = 2**19  # of all coefficients
 KEPT_PIECES = 3  # pieces whose coefficients a table of rows keeps
@@ -558,8 +559,8 @@ class Steps:
         """Read-outs as Chebyshev series, in float32; the first piece takes the place of
         ``FIRST_PIECE`` panels or fewer.
 
-        A piece is halved until no head takes more than ``MOST_TERMS``, and the next is as long as
-        all before it, or shorter.
+        A piece is halved until no head takes more than ``MOST_TERMS``. The next may be much longer
+        than all before it, since what faded fast is gone.
         """
         none = np.zeros((0, self.heads), dtype=np.int64)
         size = len(self.frequency) // self.heads
@@ -587,7 +588,7 @@ class Steps:
                 table,
                 SERIES_ERROR,
             )
-            width = begin + width
+            width = WIDER * (begin + width)
         return found
 
 
