@@ -17,7 +17,7 @@ the best of about 30 validations; no early end. A batch whose gradient is not fi
 |---|---|
 | easytpp-s2p2 | width 64, 64 modes, 4 layers, full GLU, dropout .1, rate .01 |
 | easytpp-s2p2-small | the same with width 32, 32 modes, 2 layers |
-| easytpp-s2p2-dependent | the same as the first with input-dependent dynamics and integrated inputs (backward), rate .003 |
+| easytpp-s2p2-dependent | as the first, input-dependent dynamics, inputs integrated, rate .003 |
 | easytpp-nhp | 64 units, rate .003 |
 | easytpp-attnhp | width 32, 2 layers, 2 heads, time embedding 16, dropout .1, rate .001 |
 

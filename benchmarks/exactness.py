@@ -202,7 +202,10 @@ def rescaled(record: Record, gaps: int, seed: int) -> None:
             v = goodness_of_fit(model, paths.data).total
             off = (v.count - v.expected) / np.sqrt(v.expected)
             accepted = f"{paths.acceptance:.0%}" if method == "thinning" else "-"
-            cells = f"{method:>11}{v.count:>9,}{accepted:>10}{v.ks:>9.4f}{v.ks_p:>8.3f}{v.uniform_p:>11.3f}{v.ljung_box_p:>13.3f}"
+            cells = (
+                f"{method:>11}{v.count:>9,}{accepted:>10}{v.ks:>9.4f}{v.ks_p:>8.3f}"
+                f"{v.uniform_p:>11.3f}{v.ljung_box_p:>13.3f}"
+            )
             told = {
                 "events": v.count,
                 "accepted": accepted,

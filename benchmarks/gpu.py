@@ -5,10 +5,13 @@ with the CPU in float64.
     5] [--quick] [--device cuda]
 
     card        what the card does: float32 and tf32 matrix products, and a copy in its memory
-    agreement   log-likelihood and gradient of one batch with the same nodes and features: float32 there, float64 on the CPU
-    dapp        DAPP with 2 heads, 20 features and 8 nodes per gap on Hawkes sequences of about 50 events: whole steps of `fit`
-    deep        Deep DAPP beside EasyTPP's S2P2 (width 64, 64 modes, 4 layers: as many parameters), batches of 256 sequences of `taxi` and
-                `stackoverflow_easytpp` from DIR, at 8 nodes per gap and at each library's own number (Deep DAPP 4, EasyTPP 20)
+    agreement   log-likelihood and gradient of one batch with the same nodes and features: float32
+                on the card, float64 on the CPU
+    dapp        DAPP with 2 heads, 20 features and 8 nodes per gap on Hawkes sequences of about 50
+                events: whole steps of `fit`
+    deep        Deep DAPP beside EasyTPP's S2P2 (width 64, 64 modes, 4 layers: as many parameters),
+                batches of 256 sequences of `taxi` and `stackoverflow_easytpp` from DIR, at 8 nodes
+                per gap and at each library's own number (Deep DAPP 4, EasyTPP 20)
 
 Fourpoint's events per second are those that `fit` reports: whole steps on padded batches of all
 lengths, from the choice of sequences to the running mean of weights. S2P2 has the card to itself,

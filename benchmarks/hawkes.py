@@ -73,7 +73,8 @@ def compare(record: Record, events: int, repeats: int) -> None:
     part = f"{len(times):,} events of mu = {MU}, alpha = {ALPHA}, beta = {BETA}"
     print(f"\n{part}")
     print(
-        f"{'':22}{'seconds':>9}{'mu':>10}{'alpha':>10}{'beta':>10}{'log-likelihood':>20}{'less ours':>12}"
+        f"{'':22}{'seconds':>9}{'mu':>10}{'alpha':>10}{'beta':>10}"
+        f"{'log-likelihood':>20}{'less ours':>12}"
     )
     runs: dict[str, list[tuple[float, Estimates]]] = {
         name: [] for name in FITTERS if ready(record, part, name, times[:2000])

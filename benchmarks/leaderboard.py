@@ -16,17 +16,23 @@ ablation: add ``--split dev``); peers know ``rate`` and ``spread``.
 
 Scores, all given events before and in the data's unit of time:
 
-    log-likelihood   nats per event of events 2..N on [t_1, t_N] (the `gaps` convention), all sequences; Gauss-Legendre in every gap,
-                     doubled and cut until it settles to 1e-4 nats per event, with an upper estimate of its error (1e-3 for rates
-                     with narrow peaks; where it does not settle so far, to 1e-2, and where it does not even that, 256 nodes and
-                     the change from 128; on a GPU 1,024 and 512)
-    per tick         where many gaps are a few ticks of a clock: `fp.tick_score`, the log-probability of the tick and the mark, of
-                     sequences drawn at random with 20,000 events
-    KS               distance of 1 - exp(-integral over the gap) from uniform, all gaps of all sequences: calibration
-    time RMSE        of the mean of the next event's law (n/a where a law has none: no event may ever come), and
-    accuracy         of the likeliest mark at the true time: both over 1,000 events drawn at random, none the first of its sequence
+    log-likelihood   nats per event of events 2..N on [t_1, t_N] (the `gaps` convention), all
+                     sequences; Gauss-Legendre in every gap, doubled and cut until it converges to
+                     1e-4 nats per event, with an upper estimate of its error (1e-3 for rates with
+                     narrow peaks; where it does not converge so far, to 1e-2, and where not even
+                     to that, 256 nodes and the change from 128; on a GPU 1,024 and 512)
+    per tick         where many gaps are a few multiples of the timestamp resolution:
+                     `fp.tick_score`, the log-probability of the recorded timestamp and the mark,
+                     of sequences drawn at random with 20,000 events
+    KS               distance of 1 - exp(-integral over the gap) from uniform, all gaps of all
+                     sequences: calibration
+    time RMSE        of the mean of the next event's law (n/a where a law has none: no event may
+                     ever come), and
+    accuracy         of the likeliest mark at the true time: both over 1,000 events drawn at random,
+                     none the first of its sequence
     events/s         of training, validations not counted
-    best dev         nats per event on dev of the weights that were kept, by one rule of 12 nodes per gap
+    best dev         nats per event on dev of the weights that were kept, by one rule of 12 nodes
+                     per gap
 
 Results are appended to ``--output`` as JSON lines; a cell that is there with the same budget,
 device and split is not run again, a failed one is. At the end a Markdown table of each set: means

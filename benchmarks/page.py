@@ -22,22 +22,28 @@ PAGE = ROOT / "docs" / "performance.md"
 Found = dict[str, Any]
 
 HEAD = """# Performance
-How fast Fourpoint is beside its peers, and how its costs grow. Every number on this page is made by `benchmarks/page.py` from the files
-in `benchmarks/results`, which the commands below write; do not edit it. To repeat it:
+How fast Fourpoint is beside its peers, and how its costs grow. Every number on this page is made
+by `benchmarks/page.py` from the files in `benchmarks/results`, which the commands below write; do
+not edit it. To repeat it:
 
     make bench                             # every benchmark, forty minutes on two cores
     make bench BENCH="--quick"             # small sizes, about five minutes, into results/bench
     make bench BENCH="--data DIR"          # with public data sets, which only one comparison needs
     python benchmarks/training.py --help   # one of them
 
-- **Medians.** A figure is the median of repeats, with the least and the largest in brackets; a ratio is the median of the ratios of each
-  round. Libraries take turns, so that what else a machine does meets all alike.
-- **Same work.** Peers run in their own code, same data, same batches, same machine, same run. What is set up once (imports, compiled
-  loops, caches) is timed nowhere, except where start-up itself is measured.
-- **Peers** come with the extra `bench`. One that cannot be installed is shown as missing, and no figure stands for it.
-- **Load** is the mean number of processes that ran or waited in the minute before a benchmark began; one that began on a busy machine
-  says so, and its times by the clock are worth less than its ratios.
-- **Verdicts** are printed by the command that measured, and a promise that is not kept stays on the page.
+- **Medians.** A figure is the median of repeats, with the least and the largest in brackets; a
+  ratio is the median of the ratios of each round. Libraries take turns, so that what else a
+  machine does meets all alike.
+- **Same work.** Peers run in their own code, same data, same batches, same machine, same run.
+  What is set up once (imports, compiled loops, caches) is timed nowhere, except where start-up
+  itself is measured.
+- **Peers** come with the extra `bench`. One that cannot be installed is shown as missing, and no
+  figure stands for it.
+- **Load** is the mean number of processes that ran or waited in the minute before a benchmark
+  began; one that began on a busy machine says so, and its times by the clock are worth less than
+  its ratios.
+- **Verdicts** are printed by the command that measured, and a promise that is not kept stays on
+  the page.
 """
 
 SECTIONS: dict[str, tuple[str, str]] = {

@@ -100,7 +100,8 @@ def report(record: Record, axis: str, found: list[dict[str, Any]]) -> None:
     """The table of one axis, and its bar: the exponent over the top decade, repeat by repeat."""
     title = AXES[axis]["title"]
     print(
-        f"\n{title}\n{'size':>10}{'seconds':>10}{'least':>10}{'most':>10}{'exponent':>10}{'MB added':>10}"
+        f"\n{title}\n{'size':>10}{'seconds':>10}{'least':>10}{'most':>10}"
+        f"{'exponent':>10}{'MB added':>10}"
     )
     last: dict[str, Any] | None = None
     for row in found:

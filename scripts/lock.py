@@ -1,7 +1,8 @@
 """Write what pip would install for every extra, and what each of those packages requires, for the
 test of the pins.
 
-    python -m venv scratch && scratch/bin/pip install --dry-run --ignore-installed --report report.json \
+    python -m venv scratch
+    scratch/bin/pip install --dry-run --ignore-installed --report report.json \
         -c constraints.txt '.[fast,hub,tune,bench,dev]'
     python scripts/lock.py report.json          # writes tests/reference/requirements.json
 

@@ -287,7 +287,10 @@ def test_history_of_a_run_tells_when_it_arrived(
         (16, -0.255, 4.0),
         (24, -0.25, 4.0),
     ]  # events, nats per event of all four, events per second
-    head = "step,epoch,seconds,train_log_likelihood,dev_log_likelihood,events_per_second,learning_rate\n"
+    head = (
+        "step,epoch,seconds,train_log_likelihood,dev_log_likelihood,events_per_second,"
+        "learning_rate\n"
+    )
     (tmp_path / "history.csv").write_text(
         head + "".join(f"{s},1,99,0,{score},{speed},0\n" for s, score, speed in rows)
     )

@@ -23,7 +23,9 @@ FENCE = re.compile(
     re.MULTILINE | re.DOTALL,
 )
 NOT_RUN = {
-    "docs/places.md": "a DAPP with places is fitted to a catalogue of earthquakes, which takes minutes"
+    "docs/places.md": (
+        "a DAPP with places is fitted to a catalogue of earthquakes, which takes minutes"
+    )
 }
 TYPED = ("docs/formats.md",)  # whose commands are run
 LINK = re.compile(r"!?\[[^\]]*\]\(\s*<?([^)\s>]+)>?[^)]*\)|(?:src|href)=\"([^\"]+)\"")

@@ -238,6 +238,8 @@ def test_a_history_of_training_cannot_be_extended() -> None:
     history = encoder.encode(batch, tokens)
     with pytest.raises(
         UserError,
-        match="expected a history encoded in evaluation mode; received one encoded in training mode",
+        match=(
+            "expected a history encoded in evaluation mode; received one encoded in training mode"
+        ),
     ):
         encoder.append(history, tokens[:, 0], batch.stop)

@@ -466,14 +466,17 @@ import json, sys
 from easy_tpp.config_factory import DataConfig
 from easy_tpp.preprocess.data_loader import TPPDataLoader
 folder, ending, types = sys.argv[1], sys.argv[2], int(sys.argv[3])
-files = {name: f"{folder}/{split}.{ending}" for name, split in (("train_dir", "train"), ("valid_dir", "dev"), ("test_dir", "test"))}
+names = {"train_dir": "train", "valid_dir": "dev", "test_dir": "test"}
+files = {name: f"{folder}/{split}.{ending}" for name, split in names.items()}
 specs = {"num_event_types": types, "pad_token_id": types, "padding_side": "right"}
-loader = TPPDataLoader(DataConfig.parse_from_yaml_config(files | {"data_format": ending, "data_specs": specs}), batch_size=4)
+config = files | {"data_format": ending, "data_specs": specs}
+loader = TPPDataLoader(DataConfig.parse_from_yaml_config(config), batch_size=4)
 found = {}
 for split in ("train", "dev", "test"):
     data = loader.build_input(loader.data_config.get_data_dir(split), ending, split)
     found[split] = {key: [list(map(float, s)) for s in values] for key, values in data.items()}
-    found[split]["batches"] = [int(batch["type_seqs"].shape[0]) for batch in loader.get_loader(split)]
+    batches = loader.get_loader(split)
+    found[split]["batches"] = [int(batch["type_seqs"].shape[0]) for batch in batches]
 print("JSON" + json.dumps(found))
 """
 
@@ -508,16 +511,27 @@ import sys, datasets
 from easy_tpp.utils import save_pickle
 from fourpoint.data.formats import easytpp
 folder = sys.argv[1]
-rows = [{"dim_process": 3, "seq_idx": i, "seq_len": 2, "time_since_start": [0.0, 0.1 + i], "time_since_last_event": [0.0, 0.1 + i],
-         "type_event": [2, i % 3]} for i in range(5)]
+rows = [
+    {
+        "dim_process": 3,
+        "seq_idx": i,
+        "seq_len": 2,
+        "time_since_start": [0.0, 0.1 + i],
+        "time_since_last_event": [0.0, 0.1 + i],
+        "type_event": [2, i % 3],
+    }
+    for i in range(5)
+]
 found = datasets.Dataset.from_list(rows)
 found.to_json(f"{folder}/train.json")
 found.to_parquet(f"{folder}/test.parquet")
 keys = ("time_since_start", "time_since_last_event", "type_event")
 events = [[dict(zip(keys, values)) for values in zip(*(row[key] for key in keys))] for row in rows]
 save_pickle(f"{folder}/dev.pkl", {"dim_process": 3, "dev": events})
-assert easytpp.from_rows(found).times.tolist() == [t for row in rows for t in row["time_since_start"]]
-assert set(easytpp.from_rows(datasets.DatasetDict(train=found, validation=found)).splits) == {"train", "dev"}
+times = [t for row in rows for t in row["time_since_start"]]
+assert easytpp.from_rows(found).times.tolist() == times
+both = datasets.DatasetDict(train=found, validation=found)
+assert set(easytpp.from_rows(both).splits) == {"train", "dev"}
 """
 
 

@@ -254,7 +254,9 @@ def test_starting_values_must_be_positive() -> None:
         Hawkes(2, branching=np.full((3, 3), 0.1).tolist())
     with pytest.raises(
         UserError,
-        match="expected at least one exponential; received exponentials=0. Pass exponentials=1, say",
+        match=(
+            "expected at least one exponential; received exponentials=0. Pass exponentials=1, say"
+        ),
     ):
         Hawkes(exponentials=0)
     with pytest.raises(
@@ -263,7 +265,9 @@ def test_starting_values_must_be_positive() -> None:
         Hawkes(2).maximum_likelihood(simulated(2))
     with pytest.raises(
         UserError,
-        match="expected at least one sequence; received a data set without any. Read or select some",
+        match=(
+            "expected at least one sequence; received a data set without any. Read or select some"
+        ),
     ):
         Hawkes().maximum_likelihood(simulated(2)[:0])
 

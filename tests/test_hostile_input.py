@@ -275,7 +275,10 @@ def test_branching_ratios_of_all_pairs_are_refused_before_they_are_made(
     )
     with pytest.raises(
         UserError,
-        match=r"100,000 x 100,000 branching ratios .* received one that needs 240 GB or more. Merge",
+        match=(
+            r"100,000 x 100,000 branching ratios .* received "
+            r"one that needs 240 GB or more. Merge"
+        ),
     ):
         MODELS[name](marks=space)
 
@@ -301,7 +304,9 @@ def test_rates_of_all_types_are_refused_before_they_are_computed(
     )
     with pytest.raises(
         UserError,
-        match=f"the rates of {types:,} types at .* MB of memory; received one that needs .* or more",
+        match=(
+            f"the rates of {types:,} types at .* MB of memory; received one that needs .* or more"
+        ),
     ):
         fp.fit(MODELS[name](marks=space), data, data, steps=1, progress=False)
 

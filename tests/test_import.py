@@ -49,8 +49,9 @@ def test_command_line_starts_without_torch() -> None:
 
 def test_help_starts_without_torch() -> None:
     code = (
-        "import sys; sys.argv = ['fourpoint', '--help']\nfrom fourpoint.cli.main import main\ntry:\n  "
-        "  main()\nexcept SystemExit:\n    pass"
+        "import sys; sys.argv = ['fourpoint', '--help']\n"
+        "from fourpoint.cli.main import main\n"
+        "try:\n    main()\nexcept SystemExit:\n    pass"
     )
     assert "torch" not in modules_after(code)
 

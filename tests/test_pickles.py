@@ -27,6 +27,11 @@ from fourpoint.events import EventDataError
 from fourpoint.memory import set_memory_limit
 
 HERE = Path("some.pkl")
+# One event, {"time_since_start": 1.0, "type_event": 0}, in the code of a pickle.
+EVENT = (
+    b"}(X\x10\x00\x00\x00time_since_startG\x3f\xf0\x00\x00\x00\x00\x00\x00"
+    b"X\x0a\x00\x00\x00type_eventK\x00u"
+)
 
 
 def events(times: list[float], types: list[int]) -> list[dict[str, Any]]:
@@ -114,7 +119,10 @@ def test_arrays_are_those_of_numpy(protocol: int) -> None:
 def test_python_2_files(tmp_path: Path) -> None:
     # As Python 2 writes {"dim_process": 2, "train": [[{"time_since_start": 1.5, "type_event": 1}]]}
     # in protocols 0 and 2.
-    text = b"(dp0\nS'dim_process'\np1\nI2\nsS'train'\np2\n(lp3\n(lp4\n(dp5\nS'time_since_start'\np6\nF1.5\nsS'type_event'\np7\nI1\nsaas."
+    text = (
+        b"(dp0\nS'dim_process'\np1\nI2\nsS'train'\np2\n(lp3\n(lp4\n(dp5\n"
+        b"S'time_since_start'\np6\nF1.5\nsS'type_event'\np7\nI1\nsaas."
+    )
     assert pickles.read(stored(tmp_path, text)).times.tolist() == [1.5]
     binary = (
         b"\x80\x02}q\x00(U\x0bdim_processq\x01K\x02U\x05trainq\x02]q\x03]q\x04}q\x05(U\x10time_since_startq\x06"
@@ -413,9 +421,8 @@ def laughs(leaf: bytes, levels: int, width: int) -> bytes:
 
 @pytest.mark.parametrize("levels", [2, 3, 6])
 def test_the_same_list_a_billion_times(tmp_path: Path, levels: int) -> None:
-    event = b"}(X\x10\x00\x00\x00time_since_startG\x3f\xf0\x00\x00\x00\x00\x00\x00X\x0a\x00\x00\x00type_eventK\x00u"
     for leaf in (
-        event,
+        EVENT,
         b"G\x3f\xf0\x00\x00\x00\x00\x00\x00",
         array_pickle((2,), bytes(16))[5:-2],
         b"]",
@@ -481,9 +488,8 @@ for path in map(Path, sys.argv[1:]):
 
 def test_memory_stays_small(tmp_path: Path, root: Path) -> None:
     """All of them at once in a process that may take two gibibytes of addresses."""
-    event = b"}(X\x10\x00\x00\x00time_since_startG\x3f\xf0\x00\x00\x00\x00\x00\x00X\x0a\x00\x00\x00type_eventK\x00u"
     contents = hostile(tmp_path / "ran") | {
-        "laughs": laughs(event, 5, 3000),
+        "laughs": laughs(EVENT, 5, 3000),
         "array laughs": laughs(array_pickle((2,), bytes(16))[5:-2], 5, 3000),
     }
     paths = []

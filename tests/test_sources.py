@@ -29,17 +29,25 @@ def saved(folder: Path, text: str | bytes, name: str = "raw.csv") -> Path:
 # MIMIC-III
 
 ADMISSIONS = """\
-"ROW_ID","SUBJECT_ID","HADM_ID","ADMITTIME","DISCHTIME","DEATHTIME","ADMISSION_TYPE","ADMISSION_LOCATION",\
-"DISCHARGE_LOCATION","INSURANCE","LANGUAGE","RELIGION","MARITAL_STATUS","ETHNICITY","EDREGTIME","EDOUTTIME","DIAGNOSIS","HOSPITAL_EXPIRE_FLAG","HAS_CHARTEVENTS_DATA"
-21,22,165315,2196-04-09 12:26:00,2196-04-10 15:54:00,,"EMERGENCY","EMERGENCY ROOM ADMIT","DISC-TRAN CANCER/CHLDRN H",\
-"Private",,"UNOBTAINABLE","MARRIED","WHITE",2196-04-09 10:06:00,2196-04-09 13:24:00,"BENZODIAZEPINE OVERDOSE",0,1
-22,23,152223,2153-09-03 07:15:00,2153-09-08 19:10:00,,"ELECTIVE","PHYS REFERRAL/NORMAL DELI","HOME HEALTH CARE","Medicare",,"CATHOLIC",\
+"ROW_ID","SUBJECT_ID","HADM_ID","ADMITTIME","DISCHTIME","DEATHTIME","ADMISSION_TYPE",\
+"ADMISSION_LOCATION",\
+"DISCHARGE_LOCATION","INSURANCE","LANGUAGE","RELIGION","MARITAL_STATUS","ETHNICITY","EDREGTIME",\
+"EDOUTTIME","DIAGNOSIS","HOSPITAL_EXPIRE_FLAG","HAS_CHARTEVENTS_DATA"
+21,22,165315,2196-04-09 12:26:00,2196-04-10 15:54:00,,"EMERGENCY","EMERGENCY ROOM ADMIT",\
+"DISC-TRAN CANCER/CHLDRN H",\
+"Private",,"UNOBTAINABLE","MARRIED","WHITE",2196-04-09 10:06:00,2196-04-09 13:24:00,\
+"BENZODIAZEPINE OVERDOSE",0,1
+22,23,152223,2153-09-03 07:15:00,2153-09-08 19:10:00,,"ELECTIVE","PHYS REFERRAL/NORMAL DELI",\
+"HOME HEALTH CARE","Medicare",,"CATHOLIC",\
 "MARRIED","WHITE",,,"CORONARY ARTERY DISEASE, BYPASS",0,1
-23,23,124321,2157-10-18 19:34:00,2157-10-25 14:00:00,,"EMERGENCY","TRANSFER FROM HOSP/EXTRAM","HOME HEALTH CARE",\
+23,23,124321,2157-10-18 19:34:00,2157-10-25 14:00:00,,"EMERGENCY","TRANSFER FROM HOSP/EXTRAM",\
+"HOME HEALTH CARE",\
 "Medicare","ENGL","CATHOLIC","MARRIED","WHITE",,,"BRAIN MASS",0,1
-24,24,161859,2139-06-06 16:14:00,2139-06-09 12:48:00,,"EMERGENCY","TRANSFER FROM HOSP/EXTRAM","HOME","Private",,"PROTESTANT QUAKER",\
+24,24,161859,2139-06-06 16:14:00,2139-06-09 12:48:00,,"EMERGENCY","TRANSFER FROM HOSP/EXTRAM",\
+"HOME","Private",,"PROTESTANT QUAKER",\
 "SINGLE","WHITE",,,"INTERIOR MYOCARDIAL INFARCTION",0,1
-25,23,129635,2155-11-02 02:06:00,2155-11-05 14:55:00,,"EMERGENCY","EMERGENCY ROOM ADMIT","HOME","Private",,"UNOBTAINABLE",\
+25,23,129635,2155-11-02 02:06:00,2155-11-05 14:55:00,,"EMERGENCY","EMERGENCY ROOM ADMIT","HOME",\
+"Private",,"UNOBTAINABLE",\
 "MARRIED","WHITE",2155-11-01 20:22:00,2155-11-02 03:12:00,,0,1
 """
 
@@ -106,12 +114,22 @@ def test_mimic_faults(tmp_path: Path) -> None:
             "with a column 'admittime'; received FILE, line 1: columns 'SUBJECT_ID', 'ADMIT'. "
             "Rename 'admit'"
         ),
-        "SUBJECT_ID,ADMITTIME\n1,2101-01-01 00:00:00\n\n1,2101-13-01 00:00:00\n": "FILE, line 4: '2101-13-01 00:00:00'. Remove or mend",
-        "SUBJECT_ID,ADMITTIME\n1,2101-01-01 00:00:00\n1\n": "received FILE, line 3, which cannot be read as one (CSV parse error",
-        "SUBJECT_ID,ADMITTIME\n1,\n": "19:08:00, without a zone, in column 'admittime'; received FILE, line 2: ''",
-        "SUBJECT_ID,ADMITTIME\n1,2101-01-01T00:00:00Z\n": "received FILE, line 2: '2101-01-01T00:00:00Z'",
+        (
+            "SUBJECT_ID,ADMITTIME\n1,2101-01-01 00:00:00\n\n1,2101-13-01 00:00:00\n"
+        ): "FILE, line 4: '2101-13-01 00:00:00'. Remove or mend",
+        "SUBJECT_ID,ADMITTIME\n1,2101-01-01 00:00:00\n1\n": (
+            "received FILE, line 3, which cannot be read as one (CSV parse error"
+        ),
+        "SUBJECT_ID,ADMITTIME\n1,\n": (
+            "19:08:00, without a zone, in column 'admittime'; received FILE, line 2: ''"
+        ),
+        (
+            "SUBJECT_ID,ADMITTIME\n1,2101-01-01T00:00:00Z\n"
+        ): "received FILE, line 2: '2101-01-01T00:00:00Z'",
         "SUBJECT_ID,ADMITTIME\n": "received FILE, which has no rows",
-        "SUBJECT_ID,ADMITTIME\n1,2101-01-01 00:00:00\n": "patients with at least 3 visits; received FILE: 1 patients with at most 1",
+        "SUBJECT_ID,ADMITTIME\n1,2101-01-01 00:00:00\n": (
+            "patients with at least 3 visits; received FILE: 1 patients with at most 1"
+        ),
     }
     for text, message in cases.items():
         path = saved(tmp_path, text)
@@ -266,15 +284,22 @@ def test_memetracker_faults(tmp_path: Path) -> None:
         QUOTES.replace(
             b"09-09 22:35:24\nQ\tthat", b"02-30 22:35:24\nQ\tthat"
         ): "a time such as 2008-09-09 22:35:24; received FILE, line 2: b'T\\t2008-",
-        b"P\thttp://a.com\nQ\tno time\n": "a line of T after that of P; received FILE, line 2: b'Q\\tno time\\n'",
+        b"P\thttp://a.com\nQ\tno time\n": (
+            "a line of T after that of P; received FILE, line 2: b'Q\\tno time\\n'"
+        ),
         b"P\thttp://a.com\nT\t2008-01-01 00:00:00\n": "received FILE: no mention of any phrase",
-        CLUSTERS.encode()
-        + b"\t\t2008-09-01 12:99\t1\tB\thttp://x.com\n": "a time such as 2008-09-09 22:35:24; received FILE, line 20",
-        CLUSTERS.encode()
-        + b"\t\tx\tB\n": "a mention: time, number, B or M, and url, with tabs between; received FILE, line 20",
-        CLUSTERS.encode()
-        + b"words without tabs\n": "a cluster: size, mentions, root and id, with tabs between; received FILE, line 20",
-        b"\t\t2008-09-01 12:00:00\t1\tB\thttp://x.com\n": "a cluster before its mentions; received FILE, line 1",
+        CLUSTERS.encode() + b"\t\t2008-09-01 12:99\t1\tB\thttp://x.com\n": (
+            "a time such as 2008-09-09 22:35:24; received FILE, line 20"
+        ),
+        CLUSTERS.encode() + b"\t\tx\tB\n": (
+            "a mention: time, number, B or M, and url, with tabs between; received FILE, line 20"
+        ),
+        CLUSTERS.encode() + b"words without tabs\n": (
+            "a cluster: size, mentions, root and id, with tabs between; received FILE, line 20"
+        ),
+        b"\t\t2008-09-01 12:00:00\t1\tB\thttp://x.com\n": (
+            "a cluster before its mentions; received FILE, line 1"
+        ),
     }
     for text, message in cases.items():
         path = saved(tmp_path, text, "a.txt")
@@ -386,8 +411,9 @@ def test_lobster_faults(tmp_path: Path) -> None:
         MESSAGES + "57599.9999999995,9,1,1,1,1\n": "a type from 1 to 7; received FILE, line 8: '9'",
         MESSAGES
         + "57599.9999999995,4,1,1,1,0\n": "a direction of 1 or -1; received FILE, line 8: '0'",
-        MESSAGES
-        + "34300,4,1,1,1,1\n": "times in order, at least 57599.999999999; received FILE, line 8: '34300.0'",
+        MESSAGES + "34300,4,1,1,1,1\n": (
+            "times in order, at least 57599.999999999; received FILE, line 8: '34300.0'"
+        ),
         MESSAGES + "x,4,1,1,1,1\n": "a finite number in column 'time'; received FILE, line 8: 'x'",
         MESSAGES
         + "nan,4,1,1,1,1\n": "a finite number in column 'time'; received FILE, line 8: 'nan'",
@@ -441,7 +467,9 @@ def test_plain_trades(tmp_path: Path) -> None:
 
 def test_plain_trades_faults(tmp_path: Path) -> None:
     cases = {
-        "time,side\n1,hold\n": "a side: buy or sell, B or S, 1 or -1; received FILE, line 2: 'hold'",
+        "time,side\n1,hold\n": (
+            "a side: buy or sell, B or S, 1 or -1; received FILE, line 2: 'hold'"
+        ),
         "time,side\n1,buy\nsoon,buy\n": "in column 'time'; received FILE, line 2: '1'",
         "time,side\n99999999999999999999,buy\n": "received FILE: times too large",
         "when,side\n1,buy\n": "with a column 'time'; received FILE, line 1: columns 'when', 'side'",
@@ -501,8 +529,12 @@ def test_congestion_days(tmp_path: Path) -> None:
 
 def test_congestion_faults(tmp_path: Path) -> None:
     cases = {
-        "time,site\n2017-06-01 07:42:00,x\n": "with a column 'level'; received FILE, line 1: columns 'time', 'site'",
-        "time,site,level\n2017-06-01 07:42:00+02:00,x,1\n": "in column 'time'; received FILE, line 2: '2017-06-01 07:42:00+02:00'",
+        "time,site\n2017-06-01 07:42:00,x\n": (
+            "with a column 'level'; received FILE, line 1: columns 'time', 'site'"
+        ),
+        "time,site,level\n2017-06-01 07:42:00+02:00,x,1\n": (
+            "in column 'time'; received FILE, line 2: '2017-06-01 07:42:00+02:00'"
+        ),
         "time,site,level\n07:42:00,x,1\n": "received FILE, line 2: '07:42:00'",
     }
     for text, message in cases.items():

@@ -280,7 +280,10 @@ def test_a_rate_that_explodes_or_jumps_is_refused_with_its_place(
     monkeypatch.setattr("fourpoint.models.dapp_step.DEEPEST", 6)
     with pytest.raises(
         Unconverged,
-        match=r"expected a rate that can be integrated; received one that jumps between 0.1 and 0.1",
+        match=(
+            r"expected a rate that can be integrated; received "
+            r"one that jumps between 0.1 and 0.1"
+        ),
     ):
         Steps(model, compiled=compiled).reach(state[:1], since[:1], gap[:1])
 

@@ -3,10 +3,13 @@ r"""Text from data, made safe for the place where it is shown: one function per 
 Marks, ids, names of columns and files, units and messages of other programs may hold anything. Each
 output has its own characters with a meaning, and none of them may be reached by data:
 
-    console_text   terminals: control characters, and those that change the direction of text or cannot be seen
-    plot_text      matplotlib: `$` begins mathematics, a leading underscore hides a label, a long one pushes the axes away
+    console_text   terminals: control characters, and those that change the direction of text or
+                   cannot be seen
+    plot_text      matplotlib: `$` begins mathematics, a leading underscore hides a label, a long
+                   one pushes the axes away
     html_text      HTML: `<`, `>`, `&` and quotes
-    markup_text    the markup of :mod:`fourpoint.report.page` and Markdown: emphasis, code, links, headings, tags
+    markup_text    the markup of :mod:`fourpoint.report.page` and Markdown: emphasis, code, links,
+                   headings, tags
     csv_cell       spreadsheets: a cell that begins with `=`, `+`, `-` or `@` is a formula
 
 Rich's own markup (`[bold]`) needs no function: :mod:`fourpoint.report.printing` shows text as text.

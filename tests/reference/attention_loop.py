@@ -2,8 +2,10 @@
 
 For a query x = (t, m), past events x_i and heads k, with d = t - t_i,
 
-    paired phases    kappa_k(x, x_i) = sum_j w_j exp(-gamma_j d) cos(theta_j d + psi_j(m) - psi_j(m_i))
-    random phases    kappa_k(x, x_i) = sum_j w_j exp(-gamma_j d) 2 cos(theta_j t + psi_j(m) + b_j) cos(theta_j t_i + psi_j(m_i) + b_j)
+    kappa_k(x, x_i) = sum_j w_j exp(-gamma_j d) c_j
+
+    paired phases    c_j = cos(theta_j d + psi_j(m) - psi_j(m_i))
+    random phases    c_j = 2 cos(theta_j t + psi_j(m) + b_j) cos(theta_j t_i + psi_j(m_i) + b_j)
 
     none             A_k(x) = sum_i kappa_k(x, x_i) v_ki
     ratio            A_k(x) = sum_i s_i v_ki / sum_i s_i,         s_i = (1 + kappa_k(x, x_i)) / 2

@@ -92,7 +92,7 @@ class ReadingOptions:
     sort: Annotated[bool, typer.Option("--sort", help="Put rows in order of time.")] = False
 
     def typed(self, without: Collection[str] = ()) -> list[str]:
-        """The options that differ from the defaults, as they are typed, less the fields ``without``.
+        """The options that differ from the defaults, as they are typed, except fields ``without``.
 
         >>> ReadingOptions(time="ts", place=["x", "y"], window=("0", "24"), sort=True).typed()
         ['--window', '0', '24', '--time', 'ts', '--place', 'x', '--place', 'y', '--sort']

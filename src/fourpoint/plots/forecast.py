@@ -1,7 +1,7 @@
 """Pictures of what comes next and of how well a model fits: arrays in, matplotlib Axes out, in the
 look of `plots`.
 
-forecast_plot    the rate up to now, then its expected path with a band, and where the next event is likely
+forecast_plot    the rate up to now, then its expected path with a band, and the next event
 counts_plot      expected counts in the next windows, with intervals
 qq_plot          residuals against the unit exponential, with an envelope
 """

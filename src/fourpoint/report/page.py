@@ -4,7 +4,8 @@ added.
 The page needs no other file: its style sheet is inline and every figure is inline SVG, so that it
 can be mailed, archived and printed. Figures follow the reader's light or dark setting where
 ``dark`` maps their colours to twins (``fourpoint.plots.charts.DARK`` for ours): each mapped colour
-becomes a CSS variable. The HTML itself is in ``templates/page.html`` (:mod:`fourpoint.report.html`).
+becomes a CSS variable. The HTML itself is in the templates of this package
+(:mod:`fourpoint.report.html`).
 
 >>> page = Page("Delays", "Two models of one year of delays.")
 >>> page.numbers([("best", "-1.10", "nats per event")]).text("Read **this** first.").code(

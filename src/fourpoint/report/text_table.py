@@ -1,4 +1,5 @@
-"""Rich's table with text in place of markup: what :func:`fourpoint.report.printing.text_table` makes.
+"""Rich's table with text in place of markup, which
+:func:`fourpoint.report.printing.text_table` makes.
 
 It is a module of its own so that rich is imported only when a table is made.
 """

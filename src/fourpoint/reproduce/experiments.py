@@ -75,8 +75,8 @@ def proposition1(setting: Setting) -> Record:
                 0, :, 0, 0
             ]
             mean, error = found.mean(0), found.std(0) / math.sqrt(len(found))
-            # At lag 0 the paired estimate is 1 in every draw_spectra, so that there is no error to divide
-            # by.
+            # At lag 0 the paired estimate is 1 in every draw, so that there is no error to
+            # divide by.
             z = torch.where(error > 1e-9, (mean - exact) / error.clamp(min=1e-12), 0.0)
             name = f"{spectrum}_{phase}"
             arrays[f"{name}_mean"], arrays[f"{name}_standard_error"] = mean.tolist(), error.tolist()
@@ -144,7 +144,7 @@ def proposition2(setting: Setting, output: Path) -> Record:
 
 
 def draw_spectra(spectrum: str, heads: int, features: int, phase: str, seed: int) -> Spectrum:
-    """``heads`` independent draws of ``features`` modes: each head of a spectrum is one draw_spectra."""
+    """``heads`` independent draws of ``features`` modes: each head of a spectrum is one draw."""
     random = torch.Generator().manual_seed(seed)
     if spectrum == "gaussian":
         theta = torch.randn(

@@ -116,7 +116,7 @@ def draw_transformation(
         else "**no 911 data given**: the times of `nyc_delays` instead"
     )
     caption = (
-        f"The paper's form on {which}. Left: {clouds.shape[1]:,} generated_features drawn from each "
+        f"The paper's form on {which}. Left: {clouds.shape[1]:,} features drawn from each "
         "head's learned spectrum. Middle: the score "
         "they make, against the lag. Right: the rate over the test sequence of median "
         "length, and what it would be with one head."
@@ -126,7 +126,7 @@ def draw_transformation(
 
 @torch.no_grad()
 def generated_features(model: Any) -> NDArray[np.float64]:
-    """The generated generated_features omega, (K, D, 2)."""
+    """The generated features omega, (K, D, 2)."""
     modes = model.modes
     found = modes.generator(modes.noise.to(modes.time_key))[..., : modes.time_key.shape[1]]
     return np.asarray(found.double().numpy())

@@ -243,14 +243,16 @@ def write_table1(folder: Path, records: list[Record]) -> None:
 
 SHOWN = tuple(m for m in LABELS if m in REAL_MODELS)
 CAPTIONS2 = {
-    "synthetic": "Average log-likelihood of a test sequence (nats), synthetic sets; higher is better, "
-    "bold is highest but for the oracle. "
-    "Beside each the paper's number. On [0, 1] a constant rate already scores about 25.6 on "
-    "hawkes and 8.5 on self_correcting, above the "
-    "best printed.",
-    "real": "Average log-likelihood of a test sequence (nats), open stand-ins for the paper's real "
-    "sets. In brackets the paper's number "
-    "for the set that each stands in for: other data, other units, hence no comparison of size.",
+    "synthetic": (
+        "Average log-likelihood of a test sequence (nats), synthetic sets; higher is better, bold "
+        "is highest but for the oracle. Beside each the paper's number. On [0, 1] a constant rate "
+        "already scores about 25.6 on hawkes and 8.5 on self_correcting, above the best printed."
+    ),
+    "real": (
+        "Average log-likelihood of a test sequence (nats), open stand-ins for the paper's real "
+        "sets. In brackets the paper's number for the set that each stands in for: other data, "
+        "other units, hence no comparison of size."
+    ),
     "synthetic events": (
         "Average log-likelihood per event (nats), synthetic sets; higher is better, bold is "
         "highest but for the oracle."
