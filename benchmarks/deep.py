@@ -120,8 +120,7 @@ class Stepper:
         self.model.train()
         events, random = int(data.lengths[rows].sum()), torch.Generator().manual_seed(seed)
         began = time.process_time()
-        if hasattr(self.model, "redraw"):
-            self.model.redraw(random)
+        self.model.redraw(random)
         loss = (
             -sampled_log_likelihood(
                 self.model, data.batch(rows), NODES, random, convention="gaps"

@@ -34,7 +34,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -42,7 +42,7 @@ from torch import Tensor, nn
 
 from fourpoint.events import Batch, Dataset
 from fourpoint.inference.likelihood import quick_log_likelihood, sampled_log_likelihood
-from fourpoint.models import protocol
+from fourpoint.models import base
 from fourpoint.models.narrow import NarrowPeaks
 from fourpoint.models.neural_start import time_scale_of
 from fourpoint.models.poisson import mean_rates
@@ -95,20 +95,19 @@ def build(name: str, data: Dataset, seed: int) -> tuple[Peer, float]:
     )
 
 
-class PeerHistory(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class PeerHistory(base.History):
     """What an EasyTPP model remembers just after each event: ``memory`` has one row per event,
     ``times`` begins with the start.
     """
 
-    times: Tensor
-    start: Tensor
-    lengths: Tensor
     memory: Any
 
 
-class Peer(NarrowPeaks, nn.Module):
+class Peer(NarrowPeaks[PeerHistory]):
     """An EasyTPP model of ``setting`` for the marks and the time scale of ``data``."""
 
+    dequantises_gaps = True
     time_scale: Tensor
     log_first: Tensor
 
@@ -131,7 +130,7 @@ class Peer(NarrowPeaks, nn.Module):
         with torch.no_grad():
             _last_layer(self.net).bias.copy_(torch.log(torch.expm1(rates * self.time_scale)))
 
-    def spreading(self) -> float:
+    def gap_resolution(self) -> float:
         """The tick inside which events are moved about while training, as Deep DAPP's are."""
         return self._spread if self.training else 0.0
 
@@ -172,12 +171,6 @@ class Peer(NarrowPeaks, nn.Module):
     def extent(self) -> tuple[float, float]:
         """The shortest and the longest time that matter (`fourpoint.models.narrow`)."""
         return self._extent
-
-    def intensity(self, history: PeerHistory, times: Tensor) -> Tensor:
-        """lambda per mark at any times after the start."""
-        return self.log_intensity(
-            history, times[..., None], protocol.position_before(history, times)
-        )[:, :, 0].exp()
 
     def _gaps(self, batch: Batch, short: int) -> Tensor:
         return nn.functional.pad(

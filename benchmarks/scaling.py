@@ -205,11 +205,7 @@ def case(axis: str, size: int) -> Any:
 
     def step() -> None:
         model.redraw(random)
-        by_loops = (
-            model.slopes(batch, NODES, random, "window", -1 / data.events)
-            if hasattr(model, "slopes")
-            else None
-        )
+        by_loops = model.gradients(batch, NODES, random, "window", -1 / data.events)
         if by_loops is None:
             (-sampled_log_likelihood(model, batch, NODES, random).sum() / data.events).backward()
 

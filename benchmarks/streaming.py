@@ -277,7 +277,7 @@ def observe(record: Record, model: DAPP) -> None:
     """The median time of one stream."""
     print()
     for features in (int(model.settings()["eval_features"]), 1024):
-        model.settle(features)
+        model.fix_features(features)
         stream, random, now, found = Stream(model), np.random.default_rng(1), 0.0, []
         for _ in range(OBSERVED):
             now += random.exponential() * float(model.time_scale)

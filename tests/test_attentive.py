@@ -167,11 +167,11 @@ def test_the_bound_dominates(attentive: Attentive, kind: torch.dtype, size: floa
             )
             a = last + lag * (torch.rand(1, generator=random) > 0.2)
             grid = a[:, None] + width[:, None] * torch.linspace(0, 1, 60, dtype=torch.float64)
-            top = model.bound(past, a, a + width)
+            top = model.upper_bound(past, a, a + width)
             rates = last_rates(model, past, grid).sum(-1).double()
             assert bool((rates <= top[:, None]).all())
         short = (
-            model.bound(past, last + 0.5, last + 0.5 + 1e-6)
+            model.upper_bound(past, last + 0.5, last + 0.5 + 1e-6)
             / last_rates(model, past, (last + 0.5)[:, None]).sum((1, 2))
             - 1
         )

@@ -63,8 +63,7 @@ def test_every_model_comes_back(name: str, tmp_path: Path) -> None:
     data = simulate("hawkes", 3) if not marked else in_a_box() if placed else typed()
     model = MODELS[name](data.marks if marked else None, **SMALL.get(name, {}))
     model.initialise(data)
-    if hasattr(model, "settle"):
-        model.settle()
+    model.fix_features()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter += 0.01

@@ -318,26 +318,26 @@ def test_settle_picks_features_and_says_its_error() -> None:
     model = DAPP(heads=2, features=6, generator=(8,))
     model.initialise(simulate("hawkes", 20))
     assert model.settings()["eval_features"] is None
-    (note,) = model.settle()
+    (note,) = model.fix_features()
     size = model.settings()["eval_features"]
     assert size in module.SIZES and model.modes.noise.shape[1] == size
     said = re.match(rf"evaluation features: {size} per head, \D*(\d[\d.e+-]*)", note)
     assert said is not None and 0 <= float(said[1]) < 1
-    assert model.settle() == [] and model.settings()["eval_features"] == size
+    assert model.fix_features() == [] and model.settings()["eval_features"] == size
 
 
 def test_settle_keeps_what_was_asked_for() -> None:
     model = DAPP(**SMALL)
-    model.rehearse()
-    assert model.settle() == [] and model.modes.noise.shape[1] == 16
+    model.draw_training_features()
+    assert model.fix_features() == [] and model.modes.noise.shape[1] == 16
 
 
 def test_rehearsals_use_few_features_and_settle_ends_them() -> None:
     model = DAPP.paper(generator=(8,), eval_features=1000)
     before = model.modes.noise.clone()
-    model.rehearse()
+    model.draw_training_features()
     assert model.modes.noise.shape[1] < 1000
-    model.settle()
+    model.fix_features()
     assert torch.equal(model.modes.noise, before)
 
 

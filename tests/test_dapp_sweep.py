@@ -66,7 +66,7 @@ def found(
         torch.Generator().manual_seed(0),
     )
     if swept:
-        both = twin.slopes(batch, 4, random, convention, share)
+        both = twin.gradients(batch, 4, random, convention, share)
         assert both is not None and {id(p) for p, _ in both[1]} == {id(p) for p in learned}
         each = {id(p): torch.from_numpy(slope) for p, slope in both[1]}
         return [torch.tensor(both[0]), *(each[id(p)].double() for p in learned)]
@@ -216,7 +216,7 @@ def test_the_plain_way_is_taken_where_the_sweep_does_not_pay_or_cannot(
 
     def asked(model: DAPP, batch: Batch) -> bool:
         calls.clear()
-        both = model.slopes(batch, 2, torch.Generator().manual_seed(0), "window", 1.0)
+        both = model.gradients(batch, 2, torch.Generator().manual_seed(0), "window", 1.0)
         assert (both is not None) == bool(calls)
         return bool(calls)
 
@@ -282,7 +282,7 @@ def test_a_weight_that_is_not_a_number_is_not_hidden(monkeypatch: pytest.MonkeyP
         with torch.no_grad():
             model.get_parameter(name).view(-1)[0] = math.nan
         with np.errstate(all="ignore"):
-            both = model.slopes(
+            both = model.gradients(
                 events(1).batch(), 2, torch.Generator().manual_seed(0), "window", 1.0
             )
         assert both is not None and not math.isfinite(both[0])

@@ -328,13 +328,13 @@ def test_shares_of_a_normal() -> None:
 def test_training_uses_it_on_a_device() -> None:
     model, batch = _model(3).eval(), _batch([5, 3], 3)
     assert (
-        model.fast_log_likelihood(batch, 400, torch.Generator().manual_seed(0), "window")
+        model.training_log_likelihood(batch, 400, torch.Generator().manual_seed(0), "window")
         is not None
     )
     assert (
         deepcopy(model)
         .double()
-        .fast_log_likelihood(batch, 4, torch.Generator().manual_seed(0), "window")
+        .training_log_likelihood(batch, 4, torch.Generator().manual_seed(0), "window")
         is None
     )
     fast = sampled_log_likelihood(model, batch, 400, torch.Generator().manual_seed(0))
@@ -347,7 +347,7 @@ def test_training_uses_it_on_a_device() -> None:
 def test_without_a_device_there_is_no_fast_path() -> None:
     model = _model(3).cpu()
     assert (
-        model.fast_log_likelihood(
+        model.training_log_likelihood(
             _batch([5, 3], 3).to("cpu"), 4, torch.Generator().manual_seed(0), "window"
         )
         is None

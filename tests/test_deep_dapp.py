@@ -104,7 +104,7 @@ def test_own_marks_in_pieces_are_those_of_the_whole(monkeypatch: pytest.MonkeyPa
     for size in (2**22, 28):
         monkeypatch.setattr("fourpoint.models.deep_dapp.PIECE", size)
         model.zero_grad()
-        own = model.log_own(model.encode(batch), batch.times, batch.marks)
+        own = model.log_rates_at_events(model.encode(batch), batch)
         own.sum().backward()
         found.append((own.detach(), model.share.weight.grad.clone()))
     assert torch.equal(found[0][0], found[1][0]) and torch.allclose(found[0][1], found[1][1])

@@ -134,7 +134,7 @@ def test_a_model_without_closed_integrals_is_dequantised_by_its_law_too() -> Non
             raise AttributeError
 
     model, closed = (kind(baseline=0.5, branching=0.5, decay=10.0) for kind in (Open, Hawkes))
-    assert not hasattr(model, "integral")
+    assert not model.has_closed_integral
     found = fp.goodness_of_fit(model, rounded(closed, 100, seed=9))
     assert found.dequantised == "model" and found.total.ks_p > 1e-3
 

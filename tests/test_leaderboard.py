@@ -61,7 +61,11 @@ def test_peers_learn_from_events_inside_their_ticks_too(peers: ModuleType) -> No
         ("@rate=0.01,spread=false", 0.0, 0.01),
     ):
         peer, found = peers.build(f"easytpp-nhp{changes}", ticking, 0)
-        assert peer.train().spreading() == tick and peer.eval().spreading() == 0.0 and found == rate
+        assert (
+            peer.train().gap_resolution() == tick
+            and peer.eval().gap_resolution() == 0.0
+            and found == rate
+        )
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)

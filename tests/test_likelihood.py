@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from variants import without_closed_form
 
 from fourpoint.data.synthetic import PROCESSES, process, simulate
 from fourpoint.events import Dataset, Sequence, UserError
@@ -30,18 +31,6 @@ from fourpoint.models import (
     SplinePoisson,
 )
 from fourpoint.models.bumps import Bumps
-
-
-class Hidden:
-    """A model without its closed form."""
-
-    def __init__(self, model: Any) -> None:
-        self._model = model
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "integral":
-            raise AttributeError(name)
-        return getattr(self._model, name)
 
 
 def ragged(marks: int = 1, seed: int = 0, lengths: tuple[int, ...] = (30, 3, 0, 17, 8)) -> Dataset:
@@ -97,7 +86,7 @@ def test_hawkes_in_both_conventions_by_hand() -> None:
         )
         return mu * (b - a) + grown
 
-    for hidden in (model, Hidden(model)):
+    for hidden in (model, without_closed_form(model)):
         tolerance = 1e-9
         window, gaps = (
             log_likelihood(hidden, batch, convention=c, tolerance=tolerance)
@@ -117,7 +106,7 @@ def test_ties_are_scored_by_position_and_the_gap_between_them_counts_nothing() -
     batch = Sequence([1.0, 1.0, 1.0], start=0.0, stop=2.0).batch()
     logs = sum(math.log(mu + k * alpha * beta) for k in range(3))
     expected = logs - 2 * mu - 3 * alpha * (1 - math.exp(-beta))
-    for hidden in (model, Hidden(model)):
+    for hidden in (model, without_closed_form(model)):
         assert log_likelihood(hidden, batch, tolerance=1e-10).value.item() == pytest.approx(
             expected, abs=1e-9
         )
@@ -131,7 +120,7 @@ def test_empty_sequences_are_evidence() -> None:
     ).batch()
     for model in (
         poisson(0.5),
-        Hidden(poisson(0.5)),
+        without_closed_form(poisson(0.5)),
         SplinePoisson(knots=3),
         DAPP(features=4, eval_features=8).eval(),
     ):
@@ -210,7 +199,7 @@ def test_blocks_equal_the_whole(
 ) -> None:
     data = ragged(marks)
     model = built(name, marks, data)
-    model = Hidden(model) if hide else model
+    model = without_closed_form(model) if hide else model
     whole = log_likelihood(model, data.batch(), convention=convention, tolerance=1e-9)
     monkeypatch.setattr(likelihood, "BLOCK", 8)
     blocks = log_likelihood(model, data.batch(), convention=convention, tolerance=1e-9)
@@ -325,7 +314,9 @@ def test_the_reported_error_is_an_upper_estimate_of_the_true_one(
 ) -> None:
     truth, data = TRUTHS[name]
     exact = log_likelihood(truth, data.batch(), convention=convention)
-    found = log_likelihood(Hidden(truth), data.batch(), convention=convention, tolerance=tolerance)
+    found = log_likelihood(
+        without_closed_form(truth), data.batch(), convention=convention, tolerance=tolerance
+    )
     assert ((found.integral - exact.integral).abs() <= found.error + exact.error).all()
     assert float(found.error.sum()) <= tolerance * max(1, int(found.events.sum()))
     assert torch.allclose(found.value + found.integral, exact.value + exact.integral, rtol=1e-13)
@@ -404,8 +395,7 @@ def with_fitted_weights(name: str, unit: float = 1.0) -> Any:
             weight.add_(
                 0.3 * torch.randn(weight.shape, generator=random) * (weight.abs().mean() + 0.1)
             )
-    if hasattr(model, "settle"):
-        model.settle()
+    model.fix_features()
     return model.eval()
 
 

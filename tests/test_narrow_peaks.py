@@ -14,7 +14,8 @@ import fourpoint as fp
 from fourpoint.events import Batch, MarkSpace
 from fourpoint.inference.goodness import compensators
 from fourpoint.inference.likelihood import log_likelihoods
-from fourpoint.models import positions, protocol
+from fourpoint.models import positions
+from fourpoint.models.base import longest_panel
 from fourpoint.models.deep_dapp import DeepDAPP
 from fourpoint.models.narrow import NarrowPeaks
 from fourpoint.models.positions import Positions
@@ -28,7 +29,7 @@ PEAKS = pytest.mark.parametrize(
 )
 
 
-class Ticking(NarrowPeaks, torch.nn.Module):
+class Ticking(NarrowPeaks[Positions]):
     """A low rate, and ``mass`` more around 1, 2 and 4 ticks after the last event in peaks of
     ``width``; ``tick`` tells it of the clock.
     """
@@ -52,7 +53,12 @@ class Ticking(NarrowPeaks, torch.nn.Module):
         return positions.positions_of(batch, before)
 
     def extend(
-        self, history: Positions, time: Tensor, mark: Tensor, active: Tensor | None = None
+        self,
+        history: Positions,
+        time: Tensor,
+        mark: Tensor,
+        active: Tensor | None = None,
+        place: Tensor | None = None,
     ) -> Positions:
         return positions.extended(history, time, active)
 
@@ -68,9 +74,6 @@ class Ticking(NarrowPeaks, torch.nn.Module):
             self.width * math.sqrt(2 * math.pi)
         )
         return (LOW + self.mass * peak.sum(-1, keepdim=True)).log()
-
-    def intensity(self, history: Positions, times: Tensor) -> Tensor:
-        return protocol.intensity(self, history, times)
 
     def within(self, lag: Float[Tensor, "*S"]) -> Float[Tensor, "*S"]:
         """The integral up to ``lag``."""
@@ -175,7 +178,7 @@ def test_the_next_event_lies_in_a_peak(width: float, tick: float) -> None:
             rates,
             start,
             start.new_tensor([40.0]),
-            longest=protocol.longest_panel(model, history, start),
+            longest=longest_panel(model, history, start),
         )
         for lag in (0.5, 1.2, 3.0, 20.0):
             exact = model.within(torch.tensor(lag)) - model.within(torch.tensor(passed))

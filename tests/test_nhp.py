@@ -256,9 +256,9 @@ def test_the_bound_dominates_and_is_tight_on_short_windows(marks: int, kind: tor
             a = last + lag * (torch.rand(1, generator=random) > 0.2)
             grid = a[:, None] + width[:, None] * torch.linspace(0, 1, 60, dtype=torch.float64)
             rate = last_rates(model, past, grid).double().sum(-1)
-            top = model.bound(past, a, a + width)
+            top = model.upper_bound(past, a, a + width)
             assert (rate <= top[:, None] * (1 + 1e-9)).all()
-            slack = model.bound(past, a, a + 1e-5) / rate[:, 0] - 1
+            slack = model.upper_bound(past, a, a + 1e-5) / rate[:, 0] - 1
             assert (slack < 1e-3).all()
 
 

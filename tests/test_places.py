@@ -26,7 +26,7 @@ from fourpoint.inference.likelihood import (
 )
 from fourpoint.inference.sampling import sample_paths
 from fourpoint.models import MODELS, PlacedDAPP, PlacedHawkes, Poisson
-from fourpoint.models.protocol import PLACED
+from fourpoint.models.base import PLACED
 
 SQUARE = MarkSpace(box=Box(("x", "y"), (0.0, 0.0), (1.0, 1.0)))
 TYPED = MarkSpace(("a", "b"), Box(("lon", "lat"), (-10.0, 40.0), (30.0, 60.0)))
@@ -518,7 +518,7 @@ def test_the_bound_dominates_the_rate_everywhere() -> None:
     for width in (0.0, 0.01, 0.3, 5.0):
         a = torch.full((5,), 10.0, dtype=torch.float64)
         envelope = model.envelope(past, a, a + width)
-        assert torch.equal(envelope.mean(1), model.bound(past, a, a + width))
+        assert torch.equal(envelope.mean(1), model.upper_bound(past, a, a + width))
         times = a[:, None] + width * torch.rand(5, 400, generator=random, dtype=torch.float64)
         u, side = (
             torch.rand(5, 400, 2, generator=random, dtype=torch.float64),
@@ -614,7 +614,7 @@ def test_the_map_of_a_hawkes_process_is_its_rate_in_every_cell() -> None:
     for row in range(2):
         with torch.no_grad():
             history = model.encode(_joined(found.past, found.paths.batch([row])))
-            total += float(model.integral(history, *_pieces(found, row)).sum())
+            total += float(model.closed_integral(history, *_pieces(found, row)).sum())
     assert whole.rate.mean() * 8 * 2.0 == pytest.approx(total / 2, rel=1e-9)
 
 

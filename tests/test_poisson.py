@@ -101,7 +101,7 @@ def test_poisson_maximum_likelihood_and_integral() -> None:
     expected = np.bincount(data.mark_ids, minlength=3) / data.durations.sum()
     assert np.allclose(model.log_rate.detach().exp().numpy(), expected, rtol=1e-12)
     batch = data.batch()
-    integral = model.integral(model.encode(batch), batch.edges[:, :-1], batch.edges[:, 1:])
+    integral = model.closed_integral(model.encode(batch), batch.edges[:, :-1], batch.edges[:, 1:])
     assert integral.shape == (4, 8, 3)
     assert integral.sum().item() == pytest.approx(data.events, rel=1e-12)
     assert (integral[1, 1:] == 0).all()

@@ -225,7 +225,7 @@ def test_the_closed_likelihood_equals_quadrature(slope: float) -> None:
     rates = model.log_intensity(history, edges[:, :-1, None] + width[..., None] * x).exp()
     integral = torch.einsum("bgqm,q,bg->bgm", rates, w, width)
     assert torch.allclose(
-        model.integral(history, edges[:, :-1], edges[:, 1:]), integral, rtol=1e-11
+        model.closed_integral(history, edges[:, :-1], edges[:, 1:]), integral, rtol=1e-11
     )
     assert torch.allclose(exact, log_likelihood(model, batch).value, rtol=0, atol=1e-10)
     found = torch.autograd.grad(exact.sum(), list(model.parameters()))
@@ -247,8 +247,10 @@ def test_integrals_of_part_of_a_gap_add_up() -> None:
     a, b = batch.stop[:, None] + 1, batch.stop[:, None] + 4
     seen = batch.lengths[:, None]
     middle = (a + b) / 2
-    parts = model.integral(history, a, middle, seen) + model.integral(history, middle, b, seen)
-    assert torch.allclose(parts, model.integral(history, a, b, seen), rtol=1e-12)
+    parts = model.closed_integral(history, a, middle, seen) + model.closed_integral(
+        history, middle, b, seen
+    )
+    assert torch.allclose(parts, model.closed_integral(history, a, b, seen), rtol=1e-12)
 
 
 def test_helpers_near_0_and_far_away() -> None:
@@ -273,7 +275,9 @@ def test_the_inverse_undoes_the_integral(slope: float) -> None:
     past = remember(model, data().batch())
     a = past.times[:, 0] + torch.tensor([0.0, 0.5, 1.0, 3.0]).double()
     for b in (a, a + 1e-6, a + 0.3, a + 5.0):
-        mass = model.integral(past, a[:, None], b[:, None], past.lengths[:, None]).sum((1, 2))
+        mass = model.closed_integral(past, a[:, None], b[:, None], past.lengths[:, None]).sum(
+            (1, 2)
+        )
         assert torch.allclose(model.inverse(past, a, mass), b, rtol=0, atol=1e-9)
 
 
@@ -281,7 +285,9 @@ def test_a_falling_rate_may_never_reach_the_mass() -> None:
     model = lively(slope=-0.5)
     past = remember(model, data().batch())
     a = past.times[:, 0]
-    whole = model.integral(past, a[:, None], a[:, None] + 1e6, past.lengths[:, None]).sum((1, 2))
+    whole = model.closed_integral(past, a[:, None], a[:, None] + 1e6, past.lengths[:, None]).sum(
+        (1, 2)
+    )
     assert model.inverse(past, a, whole * 1.001).isinf().all()
     assert model.inverse(past, a, whole * 0.999).isfinite().all()
 
@@ -291,7 +297,7 @@ def test_a_rate_without_end_is_told() -> None:
     history = model.encode(Sequence([1.0], start=0.0, stop=1e6).batch())
     words = r"expected a finite integral of the intensity; received inf over \[1, 1e\+06\] of row 0"
     with pytest.raises(Unconverged, match=words), torch.no_grad():
-        model.integral(history, history.times, torch.tensor([[1.0, 1e6]]).double())
+        model.closed_integral(history, history.times, torch.tensor([[1.0, 1e6]]).double())
     assert (
         model.exact_log_likelihood(Sequence([1.0], start=0.0, stop=1e6).batch()).item() == -math.inf
     )
@@ -333,7 +339,7 @@ def test_the_bound_dominates(marks: int, slope: float, kind: torch.dtype) -> Non
             grid = a[:, None] + width[:, None] * torch.linspace(0, 1, 60, dtype=torch.float64)
             rate, top = (
                 last_rates(model, past, grid).double().sum(-1),
-                model.bound(past, a, a + width),
+                model.upper_bound(past, a, a + width),
             )
             assert (rate <= top[:, None] * (1 + 1e-9)).all() and (
                 top <= rate.amax(1) * (1 + 1e-4)

@@ -73,7 +73,7 @@ def test_the_bound_dominates(name: str, marks: int, kind: torch.dtype) -> None:
             )
             a = last + lag * (torch.rand(1, generator=random) > 0.2)
             grid = a[:, None] + width[:, None] * torch.linspace(0, 1, 50, dtype=torch.float64)
-            top = model.bound(past, a, a + width)
+            top = model.upper_bound(past, a, a + width)
             assert bool(
                 (last_rates(model, past, grid).sum(-1).double() <= top[:, None] * (1 + 1e-9)).all()
             )
@@ -85,7 +85,9 @@ def test_the_bound_is_tight_on_short_windows() -> None:
         past = remember(model, data(3).batch())
         a = past.times[:, 0] + 0.5
         rate = last_rates(model, past, a[:, None]).sum((1, 2))
-        slack = [float((model.bound(past, a, a + h) / rate).max()) - 1 for h in (1e-1, 1e-2, 1e-3)]
+        slack = [
+            float((model.upper_bound(past, a, a + h) / rate).max()) - 1 for h in (1e-1, 1e-2, 1e-3)
+        ]
     assert slack[0] < 0.5 and slack[1] < 0.02 and slack[2] < 0.002
 
 
@@ -241,23 +243,17 @@ def test_wrong_calls_are_refused() -> None:
         )
 
 
-class Boundless:
-    """A model without its bound."""
+class Boundless(Hawkes):
+    """A Hawkes process without its bound."""
 
-    def __init__(self, model: Any) -> None:
-        self._model = model
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "bound":
-            raise AttributeError(name)
-        return getattr(self._model, name)
+    has_upper_bound = False
 
 
 def test_models_without_a_bound_are_inverted() -> None:
-    paths = sample_paths(Boundless(Hawkes(baseline=5.0)), 0.0, 1.0, 10)
+    paths = sample_paths(Boundless(baseline=5.0), 0.0, 1.0, 10)
     assert paths.method == "inversion" and np.isnan(paths.acceptance)
     with pytest.raises(UserError, match="a model with a bound for method='thinning'"):
-        sample(Boundless(Hawkes()), 0.0, 1.0, 1, method="thinning")
+        sample(Boundless(), 0.0, 1.0, 1, method="thinning")
 
 
 def test_a_sum_of_neural_scores_has_no_certificate_and_is_inverted() -> None:
@@ -266,7 +262,7 @@ def test_a_sum_of_neural_scores_has_no_certificate_and_is_inverted() -> None:
     with pytest.raises(ValueError, match="expected a model with a bound for method='thinning'"):
         sample_paths(model, 0.0, 1.0, 3, seed=1, method="thinning")
     with pytest.raises(ValueError, match="expected a score with a certified bound"):
-        model.bound(model.encode(data(1).batch()), torch.zeros(4), torch.ones(4))
+        model.upper_bound(model.encode(data(1).batch()), torch.zeros(4), torch.ones(4))
 
 
 def test_inversion_reads_the_marks_at_events_alone(monkeypatch: pytest.MonkeyPatch) -> None:

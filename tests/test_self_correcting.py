@@ -27,7 +27,7 @@ def test_integral_equals_quadrature_with_gradient(drift: float) -> None:
     x, w = (torch.from_numpy(v) for v in np.polynomial.legendre.leggauss(30))
     nodes = (a + b)[..., None] / 2 + (b - a)[..., None] / 2 * x
     numeric = (model.log_intensity(history, nodes).exp()[..., 0] * w).sum(-1) * (b - a) / 2
-    closed = model.integral(history, a, b)[..., 0]
+    closed = model.closed_integral(history, a, b)[..., 0]
     assert torch.allclose(closed, numeric, rtol=1e-12, atol=1e-14)
     for parameter in model.parameters():
         slopes = [
@@ -65,7 +65,7 @@ def log_likelihood(model: SelfCorrecting, data: Dataset) -> torch.Tensor:
     logs = model.log_intensity(history, batch.times[..., None], own)[..., 0, 0]
     return (
         torch.where(batch.valid, logs, 0.0).sum()
-        - model.integral(history, batch.edges[:, :-1], batch.edges[:, 1:]).sum()
+        - model.closed_integral(history, batch.edges[:, :-1], batch.edges[:, 1:]).sum()
     )
 
 

@@ -60,7 +60,9 @@ def integrals(p: Process, batch: Batch) -> torch.Tensor:
     """The truth's integral over every gap, (B, N + 1)."""
     model = p.truth()
     with torch.no_grad():
-        return model.integral(model.encode(batch), batch.edges[:, :-1], batch.edges[:, 1:])[..., 0]
+        return model.closed_integral(model.encode(batch), batch.edges[:, :-1], batch.edges[:, 1:])[
+            ..., 0
+        ]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -136,7 +138,7 @@ def test_filtered_rate_of_one_bump_is_a_mean_of_a_truncated_gamma() -> None:
     times = batch.stop[:, None] * 0.8
     h = filtered.encode(batch)
     n = (batch.valid & (batch.times < 0.8)).sum(1, keepdim=True)
-    F = fixed.integral(fixed.encode(batch), batch.start[:, None], times)[..., 0]
+    F = fixed.closed_integral(fixed.encode(batch), batch.start[:, None], times)[..., 0]
     u = torch.linspace(0, 1, 200_001, dtype=torch.float64)[1:]
     weight = torch.softmax(n * u.log() - u * F, 1)
     expected = fixed.intensity(fixed.encode(batch), times)[..., 0] * (weight * u).sum(

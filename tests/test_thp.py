@@ -98,7 +98,8 @@ def test_the_bound_holds_where_the_link_changes_form() -> None:
             grid = torch.linspace(0, end, 100_001, dtype=torch.float64)[None]
             assert bool(
                 (
-                    last_rates(model, past, grid).sum(-1) <= model.bound(past, a, a + end)[:, None]
+                    last_rates(model, past, grid).sum(-1)
+                    <= model.upper_bound(past, a, a + end)[:, None]
                 ).all()
             )
 

@@ -18,6 +18,7 @@ from fourpoint.events.ties import spread_in_ticks
 from fourpoint.inference.likelihood import sampled_log_likelihood
 from fourpoint.inference.ticks import tick_of, tick_score
 from fourpoint.models import MODELS, positions
+from fourpoint.models.base import PointProcess
 from fourpoint.models.deep_dapp import DeepDAPP
 
 
@@ -61,7 +62,7 @@ def test_no_model_does_better_than_the_law_of_the_ticks() -> None:
         assert tick_score(fp.Hawkes(baseline=rate, branching=0.01), events) < law
 
 
-class Spread(torch.nn.Module):
+class Spread(PointProcess[positions.Positions]):
     """A rate of 1 that says where it was asked."""
 
     linear = True
@@ -74,13 +75,17 @@ class Spread(torch.nn.Module):
             list[tuple[torch.Tensor, torch.Tensor]](),
         )
 
-    def spreading(self) -> float:
+    def gap_resolution(self) -> float:
         return self.tick
 
-    def encode(self, batch: fp.Batch, before: None = None) -> None:
-        return None
+    def encode(
+        self, batch: fp.Batch, before: positions.Positions | None = None
+    ) -> positions.Positions:
+        return positions.positions_of(batch, None)
 
-    def log_intensity(self, history: None, times: torch.Tensor, seen: None = None) -> torch.Tensor:
+    def log_intensity(
+        self, history: positions.Positions, times: torch.Tensor, seen: torch.Tensor | None = None
+    ) -> torch.Tensor:
         self.asked.append((times[:, :, :-1], times[:, :, -1]))
         return torch.zeros(*times.shape, 1, dtype=torch.float64)
 
@@ -183,14 +188,14 @@ def test_the_tick_is_read_again_wherever_a_model_has_been() -> None:
     model = DeepDAPP(width=8, modes=4)
     for tick in (0.0, 2.0, 3.0):
         model.tick.fill_(tick)
-        assert model.train().spreading() == tick and model.eval().spreading() == 0.0
+        assert model.train().gap_resolution() == tick and model.eval().gap_resolution() == 0.0
     for tick in range(40):  # new buffers, which may lie where old ones lay
         model._apply(torch.clone)
         model.tick.fill_(float(tick))
         model._apply(torch.clone)
-        assert deepcopy(model).train().spreading() == model.train().spreading() == tick
+        assert deepcopy(model).train().gap_resolution() == model.train().gap_resolution() == tick
     with torch.inference_mode():
-        assert deepcopy(model).eval().spreading() == 0.0
+        assert deepcopy(model).eval().gap_resolution() == 0.0
 
 
 def test_deep_dapp_learns_how_likely_ticks_are_and_not_to_aim() -> None:
@@ -250,7 +255,7 @@ def test_a_clock_does_not_speak_against_the_true_model() -> None:
     assert fp.goodness_of_fit(model, unrounded).tick == 0.0
 
 
-class Rare(torch.nn.Module):
+class Rare(PointProcess[positions.Positions]):
     """A rate of exp(-150) in float32, which is 0 once exp is taken, of each of two marks."""
 
     linear = True

@@ -22,7 +22,8 @@ from fourpoint.inference.forecasting import LEVELS, _next_event
 from fourpoint.inference.likelihood import log_likelihood
 from fourpoint.inference.predictions import prediction_scores
 from fourpoint.inference.sampling import last_rates, remember
-from fourpoint.models import positions, protocol
+from fourpoint.models import positions
+from fourpoint.models.base import PointProcess
 from fourpoint.models.positions import Positions
 from fourpoint.models.spatial.dapp import PlacedDAPP
 from fourpoint.models.spatial.hawkes import PlacedHawkes
@@ -32,7 +33,7 @@ HORIZONS = (1.0, 60.0, 600.0, 1e5)
 LOW = 0.1
 
 
-class Hump(torch.nn.Module):
+class Hump(PointProcess[Positions]):
     """A low rate, and after each event ``mass`` more in a hump that begins at zero and lasts
     ``scale``; nothing else is said of it.
     """
@@ -47,7 +48,12 @@ class Hump(torch.nn.Module):
         return positions.positions_of(batch, before)
 
     def extend(
-        self, history: Positions, time: Tensor, mark: Tensor, active: Tensor | None = None
+        self,
+        history: Positions,
+        time: Tensor,
+        mark: Tensor,
+        active: Tensor | None = None,
+        place: Tensor | None = None,
     ) -> Positions:
         return positions.extended(history, time, active)
 
@@ -60,9 +66,6 @@ class Hump(torch.nn.Module):
         at = history.times if seen is None else history.times.gather(1, seen)
         lag = (times - at[..., None])[..., None] / self.scale
         return (LOW + self.mass / self.scale * lag * torch.exp(-lag)).log()
-
-    def intensity(self, history: Positions, times: Tensor) -> Tensor:
-        return protocol.intensity(self, history, times)
 
     def within(self, lag: float) -> float:
         """The integral up to ``lag``."""

@@ -241,7 +241,7 @@ def fit(
     if "seed" in parameters(build):
         of_model["seed"] = seed
     made = build(marks=events.marks, **of_model)
-    train, dev = train_and_dev(events, split, seed, closed_form=hasattr(made, "maximum_likelihood"))
+    train, dev = train_and_dev(events, split, seed, closed_form=made.fits_in_closed_form)
     check_folder(output, resume)
     if (
         time_budget is not None and time_budget > 0

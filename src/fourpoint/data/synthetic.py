@@ -24,13 +24,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from math import erf, sqrt
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fourpoint.events import Box, Dataset, MarkSpace, UserError
-from fourpoint.models import protocol
+from fourpoint.models.base import PointProcess
 from fourpoint.models.bumps import Bump, Bumps, FilteredBumps
 
 Amplitude = Literal["fixed", "random"]
@@ -81,14 +81,14 @@ class Process:
     """A point process on [0, stop) with its exact simulation and its exact rate.
 
     ``mean_count`` is the expected number of events on [0, ``stop``); ``truth()`` is a model with
-    the verbs of ``protocol.py``, so that likelihoods and plots work on it as on any other.
+    the methods of ``models.base``, so that likelihoods and plots work on it as on any other.
     """
 
     name: str
     description: str
     mean_count: float
     draw: Callable[[np.random.Generator, int, float], Events]
-    truth: Callable[[], protocol.Model[Any]]
+    truth: Callable[[], PointProcess]
     bumps: tuple[Bump, ...] = ()
     stop: float = 1.0
     space: MarkSpace = MarkSpace()
@@ -253,19 +253,19 @@ def _with_random_amplitude(fixed: Process) -> Process:
     )
 
 
-def _hawkes_truth() -> protocol.Model[Any]:
+def _hawkes_truth() -> PointProcess:
     from fourpoint.models.hawkes import Hawkes
 
     return Hawkes(baseline=10.0, branching=1.0, decay=1.0)
 
 
-def _self_correcting_truth() -> protocol.Model[Any]:
+def _self_correcting_truth() -> PointProcess:
     from fourpoint.models.self_correcting import SelfCorrecting
 
     return SelfCorrecting(drift=10.0, correction=1.0)
 
 
-def _space_time_hawkes_truth() -> protocol.Model[Any]:
+def _space_time_hawkes_truth() -> PointProcess:
     from fourpoint.models.spatial.hawkes import PlacedHawkes
 
     return PlacedHawkes(SQUARE, baseline=5.0, branching=0.5, decay=1.0, spread=0.1)

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fourpoint.models import Hawkes, PlacedHawkes
+from fourpoint.models.base import PointProcess
 from fourpoint.report.printing import as_text, text_table
 
 if TYPE_CHECKING:
@@ -96,7 +97,7 @@ class BranchingRatios:
         return f"{value} ({self.errors[m, n]:.2g})"
 
 
-def branching_ratios(model: Any) -> BranchingRatios | None:
+def branching_ratios(model: PointProcess) -> BranchingRatios | None:
     """The branching ratios of a Hawkes process, None for any other model.
 
     >>> from fourpoint.models import Poisson

@@ -48,8 +48,9 @@ from torch import Tensor
 from fourpoint.events import Batch, Dataset
 from fourpoint.events.ties import spread_in_ticks
 from fourpoint.inference.evaluation import device_of
-from fourpoint.inference.likelihood import blocks_of, latest, total_rate
+from fourpoint.inference.likelihood import blocks_of
 from fourpoint.inference.sampling import remember, select_rows, still
+from fourpoint.models.base import History, PointProcess
 from fourpoint.ops.quadrature import gauss_legendre
 
 FINE = (
@@ -76,11 +77,11 @@ CRITICAL = 0.9  # the most offspring of an event that a proposal reckons with
 MARKS = 64  # types up to which a proposal looks at the rate of the event's own type
 
 
-def reason_against(model: Any) -> str | None:
+def reason_against(model: PointProcess) -> str | None:
     """Why rounded times cannot be dequantised by the law of ``model`` at a reasonable cost; None if
     they can.
     """
-    if getattr(model, "linear", False):
+    if model.linear:
         return None
     return (
         f"{type(model).__name__} remembers every event, so that drawing times inside the ticks "
@@ -88,13 +89,13 @@ def reason_against(model: Any) -> str | None:
     )
 
 
-def most_events(model: Any) -> int:
+def most_events(model: PointProcess) -> int:
     """How many events are dequantised by the law of ``model`` at a reasonable cost."""
-    return MOST_CLOSED if hasattr(model, "integral") else MOST
+    return MOST_CLOSED if model.has_closed_integral else MOST
 
 
 @torch.no_grad()
-def change_within_ticks(model: Any, data: Dataset, resolution: float) -> float:
+def change_within_ticks(model: PointProcess, data: Dataset, resolution: float) -> float:
     """How much an event's place in its tick matters: the mean over events of int_t^{t + r}
     |lambda(s) - lambda(t-)| ds.
 
@@ -113,9 +114,8 @@ def change_within_ticks(model: Any, data: Dataset, resolution: float) -> float:
                 seen = torch.arange(block.times.shape[1], device=block.times.device).expand_as(
                     block.times
                 )
-                before = total_rate(model, history, block.times[..., None], seen)
-                after = total_rate(
-                    model,
+                before = model.total_intensity(history, block.times[..., None], seen)
+                after = model.total_intensity(
                     history,
                     block.times[..., None] + resolution * nodes.to(block.times),
                     seen + 1,
@@ -125,14 +125,19 @@ def change_within_ticks(model: Any, data: Dataset, resolution: float) -> float:
                 ).sum(-1)
                 total += float(torch.where(block.valid, change, 0.0).sum())
                 events += int(block.valid.sum())
-                carried = latest(history)
+                carried = history.latest()
                 if events >= MOST:
                     return total / events
     return total / max(1, events)
 
 
 def dequantise(
-    model: Any, data: Dataset, resolution: float, seed: int, *, particles: int | None = None
+    model: PointProcess,
+    data: Dataset,
+    resolution: float,
+    seed: int,
+    *,
+    particles: int | None = None,
 ) -> Dataset:
     """The same events at latent times, drawn from the law of ``model`` given the ticks, in the same
     order.
@@ -260,7 +265,7 @@ def _groups(data: Dataset, ticks: _Ticks, size: int) -> Iterator[list[_Segment]]
         yield found[i : i + size]
 
 
-def _before(model: Any, data: Dataset, piece: _Segment) -> Any:
+def _before(model: PointProcess, data: Dataset, piece: _Segment) -> Any:
     """The history of one sequence before a segment, from times dequantised uniformly."""
     begin = int(data.offsets[piece.sequence])
     rows = slice(begin, piece.first)
@@ -322,7 +327,7 @@ class _Columns:
 
 
 def _filtered(
-    model: Any, past: Any, ticks: _Columns, particles: int, random: torch.Generator
+    model: PointProcess, past: History, ticks: _Columns, particles: int, random: torch.Generator
 ) -> Float[Tensor, "S N"]:
     """One latent path for each segment, by a filter with ``particles`` for each."""
     S, N = ticks.low.shape
@@ -395,8 +400,8 @@ class _Proposal:
 
 
 def _propose(
-    model: Any,
-    history: Any,
+    model: PointProcess,
+    history: History,
     reached: Float[Tensor, " R"],
     left: Float[Tensor, " R"],
     right: Float[Tensor, " R"],
@@ -448,15 +453,15 @@ def _log_count(
 
 
 def _survival(
-    model: Any, history: Any, left: Float[Tensor, " R"], right: Float[Tensor, " R"]
+    model: PointProcess, history: History, left: Float[Tensor, " R"], right: Float[Tensor, " R"]
 ) -> Float[Tensor, " R"]:
     """The integral of the total rate from ``left`` to ``right``: closed, or by a rule that is fine
     soon after ``left``.
     """
     end = torch.maximum(left, right)
-    if hasattr(model, "integral"):
+    if model.has_closed_integral:
         return (
-            model.integral(history, left[:, None], end[:, None], history.lengths[:, None])
+            model.closed_integral(history, left[:, None], end[:, None], history.lengths[:, None])
             .sum((1, 2))
             .double()
         )
@@ -469,7 +474,7 @@ def _survival(
 
 
 def _rates(
-    model: Any, history: Any, times: Float[Tensor, "R Q"], mark: Int[Tensor, " R"]
+    model: PointProcess, history: History, times: Float[Tensor, "R Q"], mark: Int[Tensor, " R"]
 ) -> tuple[Float[Tensor, "R Q"], Float[Tensor, "R Q"]]:
     """The total rate and that of ``mark`` from the last position; the total for both if there are
     many types.
@@ -483,13 +488,15 @@ def _rates(
     return each.sum(-1), each.gather(2, mark[:, None, None].expand(-1, times.shape[1], 1))[..., 0]
 
 
-def _total(model: Any, history: Any, times: Float[Tensor, "R Q"]) -> Float[Tensor, "R Q"]:
-    return total_rate(model, history, times[:, None], history.lengths[:, None])[:, 0].double()
+def _total(
+    model: PointProcess, history: History, times: Float[Tensor, "R Q"]
+) -> Float[Tensor, "R Q"]:
+    return model.total_intensity(history, times[:, None], history.lengths[:, None])[:, 0].double()
 
 
 def _log_rate(
-    model: Any,
-    history: Any,
+    model: PointProcess,
+    history: History,
     time: Float[Tensor, " R"],
     mark: Int[Tensor, " R"],
     place: Float[Tensor, "R k"] | None,
@@ -504,7 +511,12 @@ def _log_rate(
 
 
 def _extended(
-    model: Any, history: Any, time: Tensor, mark: Tensor, active: Tensor, place: Tensor | None
+    model: PointProcess,
+    history: History,
+    time: Tensor,
+    mark: Tensor,
+    active: Tensor,
+    place: Tensor | None,
 ) -> Any:
     if place is None:
         return model.extend(history, time, mark, active)
@@ -526,11 +538,11 @@ def _resampled(
     return (kept + P * torch.arange(S)[:, None]).reshape(-1)
 
 
-def _rule(model: Any) -> tuple[int, int, int]:
-    return FINE if hasattr(model, "integral") else ROUGH
+def _rule(model: PointProcess) -> tuple[int, int, int]:
+    return FINE if model.has_closed_integral else ROUGH
 
 
-def _edges(model: Any) -> Float[Tensor, " C"]:
+def _edges(model: PointProcess) -> Float[Tensor, " C"]:
     """Ends of the cells of an interval, from 0 to 1, with the shortest cell at 0."""
     _, octaves, parts = _rule(model)
     powers = torch.arange(-octaves * parts, 1, dtype=torch.float64) / parts

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from jaxtyping import Float
 from numpy.typing import ArrayLike, NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from fourpoint.events import (
     Batch,
@@ -32,6 +32,7 @@ from fourpoint.events import (
 )
 from fourpoint.inference.likelihood import CONVENTIONS, Convention, LogLikelihood, log_likelihoods
 from fourpoint.inference.sampling import still
+from fourpoint.models.base import PointProcess
 from fourpoint.report.printing import Printed, bar, text_table
 from fourpoint.storage.trained_on import Overlap, overlap
 
@@ -118,7 +119,7 @@ class Report(Printed):
 
 
 def evaluate(
-    model: Any,
+    model: PointProcess,
     data: Dataset | Sequence,
     *,
     truth: Any = None,
@@ -163,7 +164,9 @@ def evaluate(
         return Report(scores, best, error, variance, overlap(model, data), convention)
 
 
-def intensity(model: Any, sequence: Sequence | Dataset, times: ArrayLike) -> NDArray[np.float64]:
+def intensity(
+    model: PointProcess, sequence: Sequence | Dataset, times: ArrayLike
+) -> NDArray[np.float64]:
     """lambda_m(t) at ``times``, each given the events of ``sequence`` strictly before it: events
     per unit of time, (Q, M).
 
@@ -182,7 +185,7 @@ def intensity(model: Any, sequence: Sequence | Dataset, times: ArrayLike) -> NDA
 
 
 def score(
-    model: nn.Module, data: Dataset, *, tolerance: float = 1e-4, progress: bool = False
+    model: PointProcess, data: Dataset, *, tolerance: float = 1e-4, progress: bool = False
 ) -> dict[str, Score]:
     """The summed log-likelihood of ``data`` under each convention, computed on the model's
     device.
@@ -204,7 +207,7 @@ def checked_convention(convention: Convention) -> Convention:
     return convention
 
 
-def device_of(model: nn.Module) -> torch.device:
+def device_of(model: PointProcess) -> torch.device:
     """Where ``model`` computes: the device of its weights, and the CPU for one without any.
 
     >>> from fourpoint.models.hawkes import Hawkes
@@ -233,7 +236,9 @@ def _total(parts: list[LogLikelihood]) -> Score:
 
 
 @torch.no_grad()
-def _intensity_error(model: Any, oracle: Any, data: Dataset) -> tuple[float, float]:
+def _intensity_error(
+    model: PointProcess, oracle: PointProcess, data: Dataset
+) -> tuple[float, float]:
     """MSE of the total intensity and variance of the true one, over midpoints of the windows."""
     errors, truths = [], []
     for rows in data.batches(sequences_at_once(device_of(model))):
@@ -243,7 +248,7 @@ def _intensity_error(model: Any, oracle: Any, data: Dataset) -> tuple[float, flo
     return float(torch.cat(errors).mean()), float(torch.cat(truths).var(correction=0))
 
 
-def _at_midpoints(model: Any, batch: Batch) -> Float[Tensor, "B Q"]:
+def _at_midpoints(model: PointProcess, batch: Batch) -> Float[Tensor, "B Q"]:
     """The total rate at the midpoints of each window, in float64, computed on the model's
     device.
     """

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from fourpoint.events import Batch, Dataset, Sequence, check_marks, only_sequence
 from fourpoint.inference.sampling import last_rates, remember, still
+from fourpoint.models.base import PointProcess
 from fourpoint.report.printing import Printed, bar, text_table
 
 if TYPE_CHECKING:
@@ -119,7 +120,11 @@ class Explanation(Printed):
 
 
 def explain(
-    model: Any, sequence: Sequence | Dataset, at: float | None = None, *, progress: bool = False
+    model: PointProcess,
+    sequence: Sequence | Dataset,
+    at: float | None = None,
+    *,
+    progress: bool = False,
 ) -> Explanation:
     """What each event of ``sequence`` up to and including ``at`` adds to the rate of ``model`` just
     after that time.
@@ -154,11 +159,7 @@ def explain(
             .double()
             .numpy()
         )
-        modes = (
-            model.mode_effects(model.encode(past.batch()), now)
-            if hasattr(model, "mode_effects")
-            else []
-        )
+        modes = model.mode_effects(model.encode(past.batch()), now)
     modes.sort(key=lambda mode: -abs(mode["effect"]))
     names = model.marks.names or sequence.space.names or ("event",)
     effects = removal_effects(model, sequence, now, progress=progress)
@@ -174,7 +175,12 @@ def _in_words(mode: dict[str, Any]) -> str:
 
 
 def removal_effects(
-    model: Any, sequence: Sequence, at: float, chunk: int | None = None, *, progress: bool = False
+    model: PointProcess,
+    sequence: Sequence,
+    at: float,
+    chunk: int | None = None,
+    *,
+    progress: bool = False,
 ) -> Floats:
     """What the rate just after ``at`` would lose without each event until then, per mark, in events
     per unit of time, (N, M).
@@ -196,12 +202,10 @@ def removal_effects(
     return np.concatenate(found)
 
 
-def _without(model: Any, past: Sequence, at: float) -> Floats | None:
+def _without(model: PointProcess, past: Sequence, at: float) -> Floats | None:
     """The same from a model that can leave out each event by itself, in O(N); None where it
     cannot.
     """
-    if not hasattr(model, "without"):
-        return None
     now = torch.tensor([[at]], dtype=torch.float64)
     history = model.encode(past.batch())
     rates = model.without(history, now, history.lengths[:, None])
@@ -216,7 +220,7 @@ def _lost(rate: Float[Tensor, "#R M"], without: Float[Tensor, "R M"]) -> Floats:
 
 
 def _rates_without(
-    model: Any, past: Sequence, at: float, left_out: Int[Tensor, "R K"]
+    model: PointProcess, past: Sequence, at: float, left_out: Int[Tensor, "R K"]
 ) -> Float[Tensor, "R M"]:
     """The rates at ``at`` given the past without event ``left_out`` (K = 1), or given all of it (K
     = 0): (R, M).

@@ -38,7 +38,7 @@ from fourpoint.inference.sampling import (
     select_rows,
     still,
 )
-from fourpoint.models.protocol import longest_panel, shortest_time
+from fourpoint.models.base import History, PointProcess, longest_panel
 from fourpoint.ops.compensator import Law, next_event_law
 from fourpoint.ops.quadrature import Unconverged
 from fourpoint.report.printing import Printed, bar, text_table
@@ -233,7 +233,7 @@ class Forecast(Printed):
 
 
 def forecast(
-    model: Any,
+    model: PointProcess,
     sequence: Sequence | Dataset,
     horizon: float,
     paths: int = 1000,
@@ -277,8 +277,8 @@ def forecast(
 
 
 def forecast_from(
-    model: Any,
-    here: Any,
+    model: PointProcess,
+    here: History,
     past: Sequence,
     earlier: tuple[Floats, Floats],
     now: float,
@@ -314,7 +314,13 @@ def forecast_from(
 
 
 def _futures(
-    model: Any, here: Any, now: float, end: float, paths: int, seed: int, progress: bool
+    model: PointProcess,
+    here: History,
+    now: float,
+    end: float,
+    paths: int,
+    seed: int,
+    progress: bool,
 ) -> Paths:
     """Paths from now to the end; an explosion is refused."""
     many = select_rows(here, torch.zeros(paths, dtype=torch.int64))
@@ -351,8 +357,8 @@ def _places(past: Sequence, rows: int) -> Float[Tensor, "B N k"] | None:
     )
 
 
-def _notes(model: Any, here: Any, end: float) -> list[str]:
-    knots = model.knots(here) if hasattr(model, "knots") else None
+def _notes(model: PointProcess, here: History, end: float) -> list[str]:
+    knots = model.knots(here)
     if knots is None or end <= float(knots[0, -1]) + 1e-9:
         return []
     return [
@@ -363,7 +369,9 @@ def _notes(model: Any, here: Any, end: float) -> list[str]:
     ]
 
 
-def _next_event(model: Any, here: Any, now: float, horizon: float) -> tuple[Law, NextEvent]:
+def _next_event(
+    model: PointProcess, here: History, now: float, horizon: float
+) -> tuple[Law, NextEvent]:
     start = torch.tensor([now], dtype=torch.float64)
 
     def rates(times: Float[Tensor, "B Q"]) -> Float[Tensor, "B Q M"]:
@@ -377,7 +385,7 @@ def _next_event(model: Any, here: Any, now: float, horizon: float) -> tuple[Law,
         start,
         torch.minimum(typical, start.new_tensor(horizon / 64)),
         longest=longest_panel(model, here, start),
-        shortest=shortest_time(model, here),
+        shortest=model.shortest_time(here),
     )
     *times, far = law.quantiles([*LEVELS, FAR])[0].tolist()
     quantiles = dict(zip(LEVELS, times, strict=True))
@@ -430,7 +438,13 @@ def window_counts(data: Dataset, edges: Floats) -> NDArray[np.int64]:
 
 
 def _band(
-    model: Any, here: Any, past: Sequence, paths: Dataset, now: float, end: float, progress: bool
+    model: PointProcess,
+    here: History,
+    past: Sequence,
+    paths: Dataset,
+    now: float,
+    end: float,
+    progress: bool,
 ) -> RateBand:
     """The rate of every path on a grid."""
     grid = torch.linspace(now, end, STEPS + 1, dtype=torch.float64)[1:]
@@ -445,12 +459,14 @@ def _band(
     return RateBand(grid.numpy(), rate.mean(0).numpy(), low, high)
 
 
-def follow(model: Any, here: Any, past: Sequence, paths: Dataset, rows: NDArray[np.int64]) -> Any:
+def follow(
+    model: PointProcess, here: History, past: Sequence, paths: Dataset, rows: NDArray[np.int64]
+) -> Any:
     """The history of the paths at ``rows``: gone on with from ``here`` (one row) where the model
     can, else from all events of the past.
     """
     batch = paths.batch(rows)
-    if getattr(model, "linear", False):
+    if model.linear:
         return model.encode(batch, select_rows(here, torch.zeros(len(rows), dtype=torch.int64)))
     return model.encode(_joined(past, batch))
 
@@ -472,12 +488,14 @@ def _joined(past: Sequence, batch: Batch) -> Batch:
     )
 
 
-def _past_rate(model: Any, past: Sequence, now: float, horizon: float) -> tuple[Floats, Floats]:
+def _past_rate(
+    model: PointProcess, past: Sequence, now: float, horizon: float
+) -> tuple[Floats, Floats]:
     """The total rate on the stretch before now that a picture shows; only recent events are encoded
     anew.
     """
     whole = past.batch()
-    first = max(0, len(past) - RECENT) if getattr(model, "linear", False) else 0
+    first = max(0, len(past) - RECENT) if model.linear else 0
     before = remember(model, whole.columns(0, first)) if first else None
     history = model.encode(whole.columns(first, len(past)) if first else whole, before)
     begin = max(past.start, now - 2 * horizon, float(history.times[0, 0]))

@@ -33,9 +33,9 @@ from fourpoint.inference.dequantising import (
     reason_against,
 )
 from fourpoint.inference.evaluation import device_of
-from fourpoint.inference.likelihood import blocks_of, closed_form_error, latest, total_rate
+from fourpoint.inference.likelihood import blocks_of, closed_form_error
 from fourpoint.inference.sampling import still
-from fourpoint.models.protocol import pieces
+from fourpoint.models.base import History, PointProcess, pieces
 from fourpoint.ops import rescaling
 from fourpoint.ops.periodogram import coarse_clock
 from fourpoint.ops.quadrature import integrate_each
@@ -116,7 +116,7 @@ def _as_p(p: float) -> str:
 
 
 def goodness_of_fit(
-    model: Any,
+    model: PointProcess,
     data: Dataset | Sequence,
     *,
     tolerance: float = 1e-4,
@@ -170,7 +170,7 @@ def goodness_of_fit(
     return Goodness(total, by_mark, dict(zip(data.ids, gaps, strict=True)), tick, how, inapplicable)
 
 
-def _dequantised(model: Any, data: Dataset, seed: int) -> tuple[Dataset, float, str, str]:
+def _dequantised(model: PointProcess, data: Dataset, seed: int) -> tuple[Dataset, float, str, str]:
     """The data to test, the timestamp resolution (0: times are exact), how they were dequantised,
     and why that is not enough.
     """
@@ -187,7 +187,9 @@ def _dequantised(model: Any, data: Dataset, seed: int) -> tuple[Dataset, float, 
 
 
 @torch.no_grad()
-def compensators(model: Any, batch: Batch, tolerance: float = 1e-4) -> Float[Tensor, "B G M"]:
+def compensators(
+    model: PointProcess, batch: Batch, tolerance: float = 1e-4
+) -> Float[Tensor, "B G M"]:
     """The integral of each mark's intensity over every gap, from start to t_1, ..., from t_N to
     stop; G = N + 1.
 
@@ -198,7 +200,7 @@ def compensators(model: Any, batch: Batch, tolerance: float = 1e-4) -> Float[Ten
 
 @torch.no_grad()
 def gap_integrals(
-    model: Any, batch: Batch, tolerance: float = 1e-4
+    model: PointProcess, batch: Batch, tolerance: float = 1e-4
 ) -> tuple[Float[Tensor, "B G"], Float[Tensor, "B G"]]:
     """The integral of the total rate over every gap, as in :func:`compensators`, and an upper
     estimate of the error of each.
@@ -208,7 +210,7 @@ def gap_integrals(
 
 
 def _by_gap(
-    model: Any, batch: Batch, tolerance: float, *, each: bool
+    model: PointProcess, batch: Batch, tolerance: float, *, each: bool
 ) -> tuple[Float[Tensor, "B G M"], Float[Tensor, "B G"]]:
     """Integrals of ``each`` mark's intensity or of all together, a block of positions at a time,
     and their errors.
@@ -217,7 +219,7 @@ def _by_gap(
     for block, _ in blocks_of(model, batch):
         history = model.encode(block, carried)
         parts.append(_of_block(model, block, history, tolerance, each))
-        carried = latest(history)
+        carried = history.latest()
     values, errors = (
         torch.cat([p[:, :-1] for p in some[:-1]] + [some[-1]], 1)
         for some in zip(*parts, strict=True)
@@ -226,12 +228,12 @@ def _by_gap(
 
 
 def _of_block(
-    model: Any, block: Batch, history: Any, tolerance: float, each: bool
+    model: PointProcess, block: Batch, history: History, tolerance: float, each: bool
 ) -> tuple[Float[Tensor, "B G M"], Float[Tensor, "B G"]]:
     edges = block.edges
-    if hasattr(model, "integral"):
+    if model.has_closed_integral:
         seen = torch.arange(edges.shape[1] - 1, device=edges.device).expand(len(edges), -1)
-        exact = model.integral(history, edges[:, :-1], edges[:, 1:], seen).to(torch.float64)
+        exact = model.closed_integral(history, edges[:, :-1], edges[:, 1:], seen).to(torch.float64)
         error = closed_form_error(model, exact.abs().sum(-1), edges.diff(dim=1))
         return exact if each else exact.sum(-1, keepdim=True), error
     gaps = edges.shape[1] - 1
@@ -245,7 +247,7 @@ def _of_block(
         return (
             model.log_intensity(history, times, at).exp()
             if each
-            else total_rate(model, history, times, at)[..., None]
+            else model.total_intensity(history, times, at)[..., None]
         )
 
     value, error = integrate_each(

@@ -20,7 +20,7 @@ in the user's time unit.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -30,7 +30,7 @@ from torch.utils.checkpoint import checkpoint
 
 from fourpoint.events import Batch, UserError
 from fourpoint.memory import require_memory
-from fourpoint.models.protocol import pieces
+from fourpoint.models.base import History, PointProcess, pieces
 from fourpoint.ops.quadrature import (
     ROUNDING,
     Unconverged,
@@ -72,7 +72,7 @@ class LogLikelihood:
 
 
 def log_likelihood(
-    model: Any, batch: Batch, *, convention: Convention = "window", tolerance: float = 1e-4
+    model: PointProcess, batch: Batch, *, convention: Convention = "window", tolerance: float = 1e-4
 ) -> LogLikelihood:
     """Log-likelihood of each sequence, its integral refined to ``tolerance`` nats per event, or per
     sequence that has none to score.
@@ -96,7 +96,7 @@ def log_likelihood(
 
 @torch.no_grad()
 def log_likelihoods(
-    model: Any, batch: Batch, *, tolerance: float = 1e-4
+    model: PointProcess, batch: Batch, *, tolerance: float = 1e-4
 ) -> dict[Convention, LogLikelihood]:
     """Both conventions from one pass: "gaps" leaves out the first event and what lies before it or
     after the last.
@@ -124,13 +124,13 @@ def log_likelihoods(
                 torch.where(kept, error, 0.0).sum(1) + rounding[:, begin:].sum(1),
             )
             sums[name] = [total + part for total, part in zip(sums[name], parts, strict=True)]
-        carried = latest(history)
+        carried = history.latest()
     events = {"window": lengths, "gaps": (lengths - 1).clamp(min=0)}
     return {name: LogLikelihood(s[0] - s[1], events[name], s[1], s[2]) for name, s in sums.items()}
 
 
 def sampled_log_likelihood(
-    model: Any,
+    model: PointProcess,
     batch: Batch,
     nodes: int,
     random: torch.Generator,
@@ -143,19 +143,16 @@ def sampled_log_likelihood(
     ``spreading``.
     """
     check_places(model, batch)
-    if hasattr(model, "exact_log_likelihood"):
-        check_memory(model, batch.edges.numel(), nodes)
-        return model.exact_log_likelihood(batch, convention)
-    if hasattr(model, "fast_log_likelihood"):
-        found = model.fast_log_likelihood(batch, nodes, random, convention)
-        if found is not None:
-            return found
+    check_memory(model, batch.edges.numel(), nodes)
+    found = model.training_log_likelihood(batch, nodes, random, convention)
+    if found is not None:
+        return found
     total = torch.zeros_like(batch.start)
     carried, span = None, _span(batch, convention)
     blocks = list(blocks_of(model, batch))
     for block, offset in blocks:
         left, right = block.edges[:, :-1], _spread(model, block, random)
-        if getattr(model, "early", False):
+        if model.early_nodes:
             times, weights = early(left, right, uniform(right, nodes, random))
         else:
             times, weights = stratified(left, right, nodes, random), None
@@ -179,7 +176,7 @@ def sampled_log_likelihood(
 
 @torch.no_grad()
 def quick_log_likelihood(
-    model: Any, batch: Batch, nodes: int = 12, *, convention: Convention = "window"
+    model: PointProcess, batch: Batch, nodes: int = 12, *, convention: Convention = "window"
 ) -> Float[Tensor, " B"]:
     """Each sequence's log-likelihood by one Gauss-Legendre rule of ``nodes`` per gap, unrefined:
     for validations only.
@@ -189,7 +186,7 @@ def quick_log_likelihood(
 
 @torch.no_grad()
 def quick_gap_terms(
-    model: Any, batch: Batch, nodes: int = 12, *, convention: Convention = "window"
+    model: PointProcess, batch: Batch, nodes: int = 12, *, convention: Convention = "window"
 ) -> Float[Tensor, "B G"]:
     """What each gap contributes to :func:`quick_log_likelihood`: the log-intensity of the event at
     its end, if there is one, less the integral over the gap.
@@ -213,12 +210,12 @@ def quick_gap_terms(
     return torch.cat(parts, 1)
 
 
-def _spread(model: Any, block: Batch, random: torch.Generator) -> Float[Tensor, "B G"]:
+def _spread(model: PointProcess, block: Batch, random: torch.Generator) -> Float[Tensor, "B G"]:
     """Where gaps end: at the events; somewhere inside their ticks, but not before the event before,
     where a model is ``spreading``.
     """
     left, right = block.edges[:, :-1], block.edges[:, 1:]
-    tick = model.spreading() if hasattr(model, "spreading") else 0.0
+    tick = model.gap_resolution()
     if not tick:
         return right
     shift = tick * (
@@ -240,11 +237,11 @@ def _span(batch: Batch, convention: Convention) -> tuple[Tensor, Tensor] | None:
 
 
 def _sampled(
-    model: Any,
+    model: PointProcess,
     block: Batch,
     ends: Float[Tensor, "B G"],
     nodes: Float[Tensor, "B G Q"],
-    before: Any,
+    before: History | None,
     span: tuple[Tensor, Tensor] | None = None,
     offset: int = 0,
     weights: Float[Tensor, "*B Q"] | None = None,
@@ -257,11 +254,11 @@ def _sampled(
 
 
 def _gap_terms(
-    model: Any,
+    model: PointProcess,
     block: Batch,
     ends: Float[Tensor, "B G"],
     nodes: Float[Tensor, "B G Q"],
-    before: Any,
+    before: History | None,
     span: tuple[Tensor, Tensor] | None = None,
     offset: int = 0,
     weights: Float[Tensor, "*B Q"] | None = None,
@@ -274,7 +271,7 @@ def _gap_terms(
     check_memory(model, block.edges.numel(), nodes.shape[2])
     history = model.encode(block, before)
     edges, scored = block.edges, block.valid
-    own, integral = _terms(model, history, block, ends, nodes, weights)
+    own, integral = model.gap_terms(history, block, ends, nodes, weights)
     if span is not None:
         later = (
             torch.arange(offset, offset + integral.shape[1], device=scored.device) > 0
@@ -284,62 +281,10 @@ def _gap_terms(
         )
         scored = scored & later[:-1]
     events = nn.functional.pad(torch.where(scored, own, 0.0), (0, 1))
-    return events - integral, latest(history)
+    return events - integral, history.latest()
 
 
-def _terms(
-    model: Any,
-    history: Any,
-    block: Batch,
-    ends: Float[Tensor, "B G"],
-    nodes: Float[Tensor, "B G Q"],
-    weights: Float[Tensor, "*B Q"] | None,
-) -> tuple[Float[Tensor, "B N"], Float[Tensor, "B G"]]:
-    """log lambda at every event, which is at the end of its gap, and the integral over every gap,
-    by whichever verbs the model has.
-    """
-    left = block.edges[:, :-1]
-    if hasattr(model, "integral"):
-        integral = model.integral(history, left, ends).sum(2)
-        if block.places is None:
-            return _own(model.log_intensity(history, ends[..., None])[:, :-1, 0], block), integral
-        return log_rates_at_events(model, history, replace(block, times=ends[:, :-1])), integral
-    if block.places is None and hasattr(model, "log_total_and_own"):
-        logs, own = model.log_total_and_own(history, nodes, ends, block.marks)
-        return own, _mean(logs.exp(), weights) * (ends - left).to(logs.dtype)
-    if block.places is not None or hasattr(model, "log_total"):
-        rates, moved = total_rate(model, history, nodes), replace(block, times=ends[:, :-1])
-        return log_rates_at_events(model, history, moved), _mean(rates, weights) * (ends - left).to(
-            rates.dtype
-        )
-    if hasattr(model, "in_gaps"):
-        mean, logs = model.in_gaps(history, nodes, ends, weights)
-        return _own(logs[:, :-1], block), mean * (ends - left).to(mean.dtype)
-    logs = model.log_intensity(
-        history, torch.cat([nodes, ends[..., None]], 2)
-    )  # one pass for the nodes and the event at the end
-    return _own(logs[:, :-1, -1], block), _mean(logs[:, :, :-1].exp().sum(-1), weights) * (
-        ends - left
-    ).to(logs.dtype)
-
-
-def _mean(
-    rates: Float[Tensor, "B G Q"], weights: Float[Tensor, "*B Q"] | None
-) -> Float[Tensor, "B G"]:
-    return rates.mean(-1) if weights is None else (rates * weights.to(rates)).sum(-1)
-
-
-def _own(logs: Float[Tensor, "B N M"], block: Batch) -> Float[Tensor, "B N"]:
-    """Each event's own mark's."""
-    return logs.gather(2, block.marks[..., None])[..., 0]
-
-
-def latest(history: Any) -> Any:
-    """All that the next block needs: the last position, where a history can let go of the rest."""
-    return history.latest() if hasattr(history, "latest") else history
-
-
-def check_memory(model: Any, slots: int, nodes: int) -> None:
+def check_memory(model: PointProcess, slots: int, nodes: int) -> None:
     """Refuse rates of all marks that do not fit into memory, before they are computed, and say how
     much they need.
 
@@ -347,11 +292,10 @@ def check_memory(model: Any, slots: int, nodes: int) -> None:
     of its own for the gap before an event, at its ``nodes`` too. Models that sum over marks as they
     go (``log_total``) are not limited by this.
     """
-    if hasattr(model, "log_total") or hasattr(model, "log_total_and_own"):
+    if model.sums_over_marks:
         return
     marks = model.marks.count
-    own_form = any(hasattr(model, name) for name in ("integral", "in_gaps", "exact_log_likelihood"))
-    moments = 1 if own_form else nodes + 1
+    moments = 1 if model.has_closed_integral else nodes + 1
     needed = NUMBER * slots * moments * marks
     if needed > UNCHECKED:
         what = f"a batch with the rates of {marks:,} types at {slots:,} events"
@@ -362,12 +306,12 @@ def check_memory(model: Any, slots: int, nodes: int) -> None:
         require_memory(needed, what, remedy)
 
 
-def blocks_of(model: Any, batch: Batch) -> list[tuple[Batch, int]]:
+def blocks_of(model: PointProcess, batch: Batch) -> list[tuple[Batch, int]]:
     """The batch in blocks of events that are held at once, each with the number of events before
     it; one block where a model needs all.
     """
     n = batch.times.shape[1]
-    if n <= BLOCK or not getattr(model, "linear", False):
+    if n <= BLOCK or not model.linear:
         return [(batch, 0)]
     return [
         (batch.columns(first, first + BLOCK if first + BLOCK < n else n), first)
@@ -376,53 +320,16 @@ def blocks_of(model: Any, batch: Batch) -> list[tuple[Batch, int]]:
 
 
 def _event_terms(
-    model: Any, history: Any, block: Batch
+    model: PointProcess, history: History, block: Batch
 ) -> tuple[Float[Tensor, "B N"], Float[Tensor, "B N"]]:
     """log lambda at every event, 0 in the padding, and its rounding error."""
-    logs = log_rates_at_events(model, history, block)
+    logs = model.log_rates_at_events(history, block)
     eps = max(torch.finfo(logs.dtype).eps, precision(model))
     logs = torch.where(block.valid, logs, 0.0).to(torch.float64)
     return logs, torch.where(block.valid, ROUNDING * eps * (1 + logs.abs()), 0.0)
 
 
-def log_rates_at_events(model: Any, history: Any, block: Batch) -> Float[Tensor, "B N"]:
-    """log lambda at every event, of its own mark and place, from the events before it."""
-    if block.places is not None:
-        return _own(_at_places(model, history, block), block)
-    if hasattr(model, "log_own"):
-        return model.log_own(history, block.times, block.marks)
-    return _own(
-        model.log_intensity(history, block.times[..., None], _by_position(block))[:, :, 0], block
-    )
-
-
-def _by_position(block: Batch) -> Int[Tensor, "B N"]:
-    """The position from which each event is seen: after all events before it."""
-    B, N = block.times.shape
-    return torch.arange(N, device=block.times.device).expand(B, N)
-
-
-def total_rate(
-    model: Any, history: Any, times: Float[Tensor, "B G Q"], seen: Int[Tensor, "B G"] | None = None
-) -> Float[Tensor, "B G Q"]:
-    """The rate of all marks together, without a number per mark where the model can."""
-    if hasattr(model, "log_total"):
-        return model.log_total(history, times, seen).exp()
-    return model.log_intensity(history, times, seen).exp().sum(-1)
-
-
-def _at_places(model: Any, history: Any, block: Batch) -> Float[Tensor, "B N M"]:
-    """log lambda_m(t_i, x_i) of every type at each event's time and place, from the events before
-    it.
-    """
-    if block.places is None:
-        raise UserError("events with places", "events without", "Read them with place=.")
-    return model.log_intensity_at(history, block.times[..., None], block.places[:, :, None])[
-        :, :, 0
-    ]
-
-
-def check_places(model: Any, batch: Batch) -> None:
+def check_places(model: PointProcess, batch: Batch) -> None:
     """Refuse events with places for a model that has no box, and the other way round."""
     box = model.marks.box
     if (box is None) != (batch.places is None):
@@ -440,7 +347,7 @@ def check_places(model: Any, batch: Batch) -> None:
 
 
 def _refined(
-    model: Any, history: Any, block: Batch, budget: float
+    model: PointProcess, history: History, block: Batch, budget: float
 ) -> tuple[Float[Tensor, "B H"], Float[Tensor, "B H"], Float[Tensor, "B H"], Float[Tensor, "B H"]]:
     """The same as :func:`_integrals`; where a model integrates over a box by a rule, its order is
     raised until that changes little.
@@ -448,7 +355,7 @@ def _refined(
     What the last step changed bounds the error of the finer rule, and is added to the error over
     time.
     """
-    order = getattr(model, "order", None)
+    order = model.order
     if order is None or model.marks.box is None:
         return _integrals(model, history, block, budget)
     left, right, rough, _ = _integrals(
@@ -469,7 +376,7 @@ def _refined(
 
 
 def closed_form_error(
-    model: Any, integral: Float[Tensor, "B G"], width: Float[Tensor, "B G"]
+    model: PointProcess, integral: Float[Tensor, "B G"], width: Float[Tensor, "B G"]
 ) -> Float[Tensor, "B G"]:
     """The rounding error of integrals in closed form over gaps of this ``width``: as that of rates,
     plus a few more operations.
@@ -481,7 +388,7 @@ def closed_form_error(
     )
 
 
-def precision(model: Any) -> float:
+def precision(model: PointProcess) -> float:
     """The largest eps of the dtypes that the model's weights have: its rates are no more
     precise.
     """
@@ -490,14 +397,14 @@ def precision(model: Any) -> float:
 
 
 def _integrals(
-    model: Any, history: Any, block: Batch, budget: float
+    model: PointProcess, history: History, block: Batch, budget: float
 ) -> tuple[Float[Tensor, "B H"], Float[Tensor, "B H"], Float[Tensor, "B H"], Float[Tensor, "B H"]]:
     """Left and right ends of H pieces that cover the block's window, the integral over each, and
     its error.
     """
     edges = block.edges
-    if hasattr(model, "integral"):
-        exact = model.integral(history, edges[:, :-1], edges[:, 1:]).sum(2).to(torch.float64)
+    if model.has_closed_integral:
+        exact = model.closed_integral(history, edges[:, :-1], edges[:, 1:]).sum(2).to(torch.float64)
         return (
             edges[:, :-1],
             edges[:, 1:],
@@ -510,6 +417,6 @@ def _integrals(
     )
 
     def rate(times: Float[Tensor, "B H Q"], which: Int[Tensor, "B H"]) -> Float[Tensor, "B H Q"]:
-        return total_rate(model, history, times, seen.gather(1, which))
+        return model.total_intensity(history, times, seen.gather(1, which))
 
     return left, right, *integrate(rate, left, right, tolerance=budget, **nodes)

@@ -22,7 +22,7 @@ from torch import Tensor
 from fourpoint.events import Box, Dataset, Sequence, UserError, check_marks, only_sequence
 from fourpoint.inference.forecasting import Forecast, follow
 from fourpoint.inference.sampling import remember, still
-from fourpoint.models.protocol import position_before
+from fourpoint.models.base import History, PointProcess, position_before
 from fourpoint.models.spatial.cells import Cells
 from fourpoint.report.printing import bar
 
@@ -95,7 +95,7 @@ class RateMap:
 
 
 def intensity_map(
-    model: Any,
+    model: PointProcess,
     sequence: Sequence | Dataset,
     at: float | None = None,
     *,
@@ -140,7 +140,7 @@ def intensity_map(
 
 
 def expected_map(
-    model: Any,
+    model: PointProcess,
     forecast: Forecast,
     *,
     cells: int = 64,
@@ -166,7 +166,7 @@ def expected_map(
 
 
 def plot_map(
-    model: Any,
+    model: PointProcess,
     sequence: Sequence | Dataset,
     at: float | None = None,
     *,
@@ -177,18 +177,21 @@ def plot_map(
     return intensity_map(model, sequence, at).plot(ax, unit)
 
 
-def _at_now(model: Any, history: Any, now: float, cells: Cells) -> Float[Tensor, "C M"]:
+def _at_now(
+    model: PointProcess, history: History, now: float, cells: Cells
+) -> Float[Tensor, "C M"]:
     """The rate of each type in every cell at ``now``, seen from the last position of a history of
     one row.
     """
-    if hasattr(model, "expected_in_cells"):
-        return model.expected_in_cells(history, None, now, now, cells)
+    closed = model.expected_in_cells(history, None, now, now, cells)
+    if closed is not None:
+        return closed
     times = torch.tensor([[now]], dtype=torch.float64)
     return _in_cells(model, history, times, history.lengths[:, None], cells)
 
 
 def _over_paths(
-    model: Any, forecast: Forecast, cells: Cells, progress: bool
+    model: PointProcess, forecast: Forecast, cells: Cells, progress: bool
 ) -> Float[Tensor, "C M"]:
     """The rate of each type in every cell, as the mean over the paths and the horizon of
     ``forecast``.
@@ -198,8 +201,9 @@ def _over_paths(
     """
     past, paths, begin = forecast.past, forecast.paths, forecast.at
     history = remember(model, past.batch())
-    if hasattr(model, "expected_in_cells"):
-        return model.expected_in_cells(history, paths, begin, begin + forecast.horizon, cells)
+    closed = model.expected_in_cells(history, paths, begin, begin + forecast.horizon, cells)
+    if closed is not None:
+        return closed
     moments = max(FEWEST_MOMENTS, -(-MOMENTS // len(paths)))
     total = torch.zeros(len(cells), model.marks.count, dtype=torch.float64)
     groups = paths.batches(PATHS)
@@ -216,11 +220,16 @@ def _over_paths(
 
 
 def _in_cells(
-    model: Any, history: Any, times: Float[Tensor, "B T"], seen: Int[Tensor, "B T"], cells: Cells
+    model: PointProcess,
+    history: History,
+    times: Float[Tensor, "B T"],
+    seen: Int[Tensor, "B T"],
+    cells: Cells,
 ) -> Float[Tensor, "C M"]:
     """The mean over all rows and times of the rate of each type in every cell."""
-    if hasattr(model, "in_cells"):
-        return model.in_cells(history, times, seen, cells)
+    found = model.in_cells(history, times, seen, cells)
+    if found is not None:
+        return found
     places, weights = cells.places
     parts = []
     for some in places.flatten(0, 1).split(max(1, POINTS // max(1, times.numel()))):
@@ -257,7 +266,7 @@ def _shown(box: Box, axes: tuple[int, ...] | None) -> tuple[int, ...]:
     return chosen
 
 
-def _box_of(model: Any) -> Box:
+def _box_of(model: PointProcess) -> Box:
     if model.marks.box is None:
         raise UserError(
             "a model of events with places", f"{model.marks}", "Fit one to data read with place=."

@@ -30,7 +30,7 @@ from torch import Tensor
 
 from fourpoint.events import Dataset, Sequence, UserError, all_sequences, check_marks, known_at
 from fourpoint.inference.sampling import advance, remember, select_rows, still
-from fourpoint.models.protocol import shortest_time
+from fourpoint.models.base import PointProcess
 from fourpoint.ops.compensator import next_event_law
 from fourpoint.report.printing import Printed, Step, bar, text_table
 
@@ -130,7 +130,7 @@ class Predictions(Printed):
 
 
 def prediction_scores(
-    model: Any,
+    model: PointProcess,
     data: Dataset | Sequence,
     *,
     events: int = EVENTS,
@@ -237,7 +237,7 @@ def _no_bar(done: float, text: str | None = None) -> None:
 
 
 def _next_scores(
-    model: Any, data: Dataset, chosen: NDArray[np.int64], step: Step = _no_bar
+    model: PointProcess, data: Dataset, chosen: NDArray[np.int64], step: Step = _no_bar
 ) -> NextScores:
     """Scores at the events ``chosen`` (flat indices), a few sequences at a time."""
     owner = np.searchsorted(data.offsets, chosen, side="right") - 1
@@ -261,7 +261,7 @@ def _next_scores(
 
 
 def _score_batch(
-    model: Any, data: Dataset, rows: NDArray[np.int64], own: list[NDArray[np.int64]]
+    model: PointProcess, data: Dataset, rows: NDArray[np.int64], own: list[NDArray[np.int64]]
 ) -> tuple[Floats, Floats]:
     """Error of mean and median, CRPS and coverage; then hit and log-loss of the mark: one row per
     chosen event.
@@ -280,12 +280,12 @@ def _score_batch(
 
     now = rates(start[:, None]).sum((1, 2)).double()
     panel = 0.25 / now.clamp(min=torch.finfo(now.dtype).tiny)
-    shortest = shortest_time(model, history)
+    shortest = model.shortest_time(history)
     law = next_event_law(
         rates,
         start,
         panel,
-        longest=getattr(model, "longest_panel", None),
+        longest=model.longest_panel,
         shortest=None if shortest is None else shortest.repeat_interleave(width),
         through=truth,
         tolerance=TOLERANCE,
@@ -305,7 +305,7 @@ def _score_batch(
     ).cpu()[real].numpy()
 
 
-def _place_of(model: Any) -> torch.device:
+def _place_of(model: PointProcess) -> torch.device:
     """Where the model's numbers are."""
     return next((p.device for p in model.parameters()), torch.device("cpu"))
 
@@ -316,7 +316,7 @@ def _default_horizon(data: Dataset) -> float:
 
 
 def _horizon_scores(
-    model: Any,
+    model: PointProcess,
     data: Dataset,
     horizon: float,
     windows: int,
@@ -371,7 +371,7 @@ def _part(step: Step, first: int, count: int) -> Step:
 
 
 def _futures(
-    model: Any,
+    model: PointProcess,
     data: Dataset,
     rows: NDArray[np.int64],
     now: Floats,

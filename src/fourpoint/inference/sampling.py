@@ -29,8 +29,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fourpoint.events import Batch, Dataset, MarkSpace, Sequence, UserError, check_marks, known_at
-from fourpoint.inference.likelihood import total_rate
-from fourpoint.models.protocol import longest_panel, shortest_time
+from fourpoint.models.base import History, PointProcess, box_of, longest_panel
 from fourpoint.ops.quadrature import Unconverged
 from fourpoint.ops.thinning import (
     ExplosiveRate,
@@ -80,7 +79,7 @@ class Paths:
 
 
 def sample(
-    model: Any,
+    model: PointProcess,
     start: float,
     stop: float,
     sequences: int,
@@ -135,7 +134,7 @@ def sample(
 
 
 def sample_paths(
-    model: Any,
+    model: PointProcess,
     start: float,
     stop: float,
     sequences: int,
@@ -186,8 +185,8 @@ def sample_paths(
 
 
 def advance(
-    model: Any,
-    past: Any,
+    model: PointProcess,
+    past: History,
     start: Float[Tensor, " B"],
     stop: Float[Tensor, " B"],
     random: torch.Generator,
@@ -211,7 +210,7 @@ def advance(
     ]
     unfinished = torch.zeros(len(start), dtype=torch.bool)
     try:
-        if method == "auto" and hasattr(model, "draw_clusters"):
+        if method == "auto" and model.draws_clusters:
             clusters = _clusters(model, past, start, stop, random, most, limit)
             if clusters is not None:
                 return clusters
@@ -252,8 +251,8 @@ def advance(
 
 
 def _clusters(
-    model: Any,
-    past: Any,
+    model: PointProcess,
+    past: History,
     start: Tensor,
     stop: Tensor,
     random: torch.Generator,
@@ -308,7 +307,7 @@ class _Going(NamedTuple):
         self.step((self.earlier + group - len(at) + share) / self.paths)
 
 
-def remember(model: Any, batch: Batch) -> Any:
+def remember(model: PointProcess, batch: Batch) -> Any:
     """The model's history after all events of ``batch``: the last position only, where the model
     can forget the rest.
     """
@@ -323,7 +322,7 @@ def remember(model: Any, batch: Batch) -> Any:
             "events without places, as a stream has",
             remedy,
         )
-    step = BLOCK if getattr(model, "linear", False) else max(1, batch.times.shape[1])
+    step = BLOCK if model.linear else max(1, batch.times.shape[1])
     past = model.encode(batch.columns(0, step))
     nothing = torch.zeros(len(batch.start), dtype=torch.int64)
     past = model.extend(past, batch.start, nothing, nothing.bool())
@@ -352,7 +351,9 @@ def select_rows(history: H, rows: Int[Tensor, " R"]) -> H:
     return dataclasses.replace(history, **changed)  # type: ignore[type-var]
 
 
-def last_rates(model: Any, history: Any, times: Float[Tensor, "B Q"]) -> Float[Tensor, "B Q M"]:
+def last_rates(
+    model: PointProcess, history: History, times: Float[Tensor, "B Q"]
+) -> Float[Tensor, "B Q M"]:
     """The intensities at ``times`` seen from the last position: what they would be if nothing more
     happened.
     """
@@ -360,7 +361,7 @@ def last_rates(model: Any, history: Any, times: Float[Tensor, "B Q"]) -> Float[T
 
 
 @contextmanager
-def still(model: Any) -> Iterator[None]:
+def still(model: PointProcess) -> Iterator[None]:
     """The model in evaluation mode, without gradients, and afterwards as it was."""
     was = model.training
     model.eval()
@@ -372,8 +373,8 @@ def still(model: Any) -> Iterator[None]:
 
 
 def _events(
-    model: Any,
-    past: Any,
+    model: PointProcess,
+    past: History,
     rows: Int[Tensor, " R"],
     at: Float[Tensor, " R"],
     end: Float[Tensor, " R"],
@@ -393,7 +394,7 @@ def _events(
     width = span if method == "thinning" else torch.zeros_like(span)
     while len(rows) and not going.ended_early(rows, at, end):
         going.tell(group, at, begin, span)
-        later = hasattr(model, "draw_places")
+        later = model.draws_places
         if model.marks.box is None or later:
             (hit, at, intensities, width), past = _round(
                 model, past, at, end, width, random, method, tally
@@ -433,8 +434,8 @@ def _events(
 
 
 def _round(
-    model: Any,
-    past: Any,
+    model: PointProcess,
+    past: History,
     at: Tensor,
     end: Tensor,
     width: Tensor,
@@ -445,7 +446,7 @@ def _round(
     """One window of every path, and the history after it: a linear model's states move along to the
     one candidate.
     """
-    moves = getattr(model, "linear", False) and hasattr(model, "move")
+    moves = model.linear
 
     def rates(times: Float[Tensor, "B Q"]) -> Float[Tensor, "B Q M"]:
         nonlocal past
@@ -457,7 +458,7 @@ def _round(
         wanted = 1 if not tally.proposals else round(1 / max(tally.acceptance, 1 / 8))
         return thin(
             rates,
-            lambda a, b: model.bound(past, a, b),
+            lambda a, b: model.upper_bound(past, a, b),
             at,
             end,
             width,
@@ -465,7 +466,7 @@ def _round(
             candidates=wanted,
             tally=tally,
         ), past
-    if hasattr(model, "inverse"):
+    if model.has_inverse:
         time = model.inverse(past, at, unit_exponentials(at.shape, random))
         hit = (at < end) & (time < end)
         time = torch.where(hit, time, torch.maximum(at, end))
@@ -474,8 +475,8 @@ def _round(
 
 
 def _inverted(
-    model: Any,
-    past: Any,
+    model: PointProcess,
+    past: History,
     at: Float[Tensor, " B"],
     end: Float[Tensor, " B"],
     width: Float[Tensor, " B"],
@@ -496,8 +497,8 @@ def _inverted(
             :, 0
         ]  # a path that has its event is asked at one time over and over
         if times.shape[1] == 1 or len(going) > KEEP * len(times):
-            return total_rate(model, past, times[:, None], last)[:, 0, :, None]
-        own = total_rate(model, select_rows(past, going), times[going, None], last[going])[:, 0]
+            return model.total_intensity(past, times[:, None], last)[:, 0, :, None]
+        own = model.total_intensity(select_rows(past, going), times[going, None], last[going])[:, 0]
         return own.new_zeros(times.shape).index_copy(0, going, own)[..., None]
 
     first = totals(at[:, None])[:, 0, 0].to(at.dtype)
@@ -511,7 +512,7 @@ def _inverted(
     longest = (
         (lambda elapsed: half) if own is None else lambda elapsed: torch.minimum(half, own(elapsed))
     )
-    known = shortest_time(model, past)
+    known = model.shortest_time(past)
     passed = at - past.times.gather(1, last)[:, 0]
     shortest = (
         None if known is None else torch.maximum(known, passed / 16)
@@ -528,8 +529,8 @@ def _inverted(
 
 
 def _round_with_places(
-    model: Any,
-    past: Any,
+    model: PointProcess,
+    past: History,
     at: Tensor,
     end: Tensor,
     width: Tensor,
@@ -547,7 +548,7 @@ def _round_with_places(
         found, past = _round(model, past, at, end, width, random, method, tally)
         place, intensities = _draw_places(model, past, found, random)
         return found._replace(intensities=intensities), past, place
-    moves = getattr(model, "linear", False) and hasattr(model, "move")
+    moves = model.linear
     bounds, looked = [torch.zeros(0)], [(torch.zeros(0), torch.zeros(0))]
 
     def bound(a: Float[Tensor, " B"], b: Float[Tensor, " B"]) -> Float[Tensor, " B"]:
@@ -569,7 +570,7 @@ def _round_with_places(
 
 
 def _draw_places(
-    model: Any, past: Any, found: Round, random: torch.Generator
+    model: PointProcess, past: History, found: Round, random: torch.Generator
 ) -> tuple[Float[Tensor, "B k"], Float[Tensor, "B M"]]:
     """Places of events at known times, by rejection under the envelope at that time, and the
     intensities there.
@@ -592,12 +593,12 @@ def _draw_places(
 
 
 def _somewhere(
-    model: Any, envelope: Float[Tensor, "B C"], count: int, random: torch.Generator
+    model: PointProcess, envelope: Float[Tensor, "B C"], count: int, random: torch.Generator
 ) -> tuple[Float[Tensor, "B Q k"], Float[Tensor, "B Q"]]:
     """Places in cells drawn in proportion to their bounds, and one over their density, in units of
     the volume.
     """
-    box, running = model.marks.box, envelope.cumsum(1)
+    box, running = box_of(model.marks, type(model).__name__), envelope.cumsum(1)
     side = round(envelope.shape[1] ** (1 / box.dimension))
     coin = torch.rand(len(running), count, dtype=torch.float64, generator=random) * running[:, -1:]
     cell = torch.searchsorted(running, coin, right=True).clamp(max=running.shape[1] - 1)
@@ -611,16 +612,17 @@ def _somewhere(
 
 
 def _rates_at(
-    model: Any, past: Any, times: Float[Tensor, "B Q"], places: Float[Tensor, "B Q k"]
+    model: PointProcess, past: History, times: Float[Tensor, "B Q"], places: Float[Tensor, "B Q k"]
 ) -> Float[Tensor, "B Q M"]:
     """The volume of the box times the intensities at places, seen from the last position."""
     logs = model.log_intensity_at(past, times[:, None], places[:, None], past.lengths[:, None])[
         :, 0
     ]
-    return model.marks.box.volume * logs.exp().to(torch.float64)
+    box = box_of(model.marks, type(model).__name__)
+    return box.volume * logs.exp().to(torch.float64)
 
 
-def _group(history: Any) -> int:
+def _group(history: History) -> int:
     """How many paths advance together: as many as keep the history's largest part in the
     processor's cache.
     """
@@ -629,12 +631,12 @@ def _group(history: Any) -> int:
     return max(SMALLEST, NUMBERS // max(1, largest))
 
 
-def _method(model: Any, method: str) -> str:
+def _method(model: PointProcess, method: str) -> str:
     if method not in METHODS:
         raise UserError(
             f"method to be one of {', '.join(METHODS)}", f"{method!r}", "Choose one of them."
         )
-    certified = hasattr(model, "bound") and getattr(model, "bounded", True)
+    certified = model.has_upper_bound
     if method == "thinning" and not certified:
         raise UserError(
             "a model with a bound for method='thinning'",
@@ -642,13 +644,15 @@ def _method(model: Any, method: str) -> str:
             "Use method='inversion' or 'auto'.",
         )
     return (
-        ("thinning" if certified and not hasattr(model, "inverse") else "inversion")
+        ("thinning" if certified and not model.has_inverse else "inversion")
         if method == "auto"
         else method
     )
 
 
-def _opening(model: Any, start: float, sequences: int, history: Sequence | Dataset | None) -> Any:
+def _opening(
+    model: PointProcess, start: float, sequences: int, history: Sequence | Dataset | None
+) -> Any:
     """The model's history at ``start``, one row per path."""
     if isinstance(history, Dataset) and len(history) not in (1, sequences):
         raise UserError(

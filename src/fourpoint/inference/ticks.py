@@ -14,8 +14,6 @@ scored, each given those before it. Used by `benchmarks/leaderboard.py`.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import torch
 from jaxtyping import Float, Int
@@ -23,9 +21,9 @@ from torch import Tensor
 
 from fourpoint.events import Batch, Dataset, Sequence, UserError, all_sequences, check_marks
 from fourpoint.inference.evaluation import device_of, sequences_at_once
-from fourpoint.inference.likelihood import blocks_of, latest, log_rates_at_events, total_rate
+from fourpoint.inference.likelihood import blocks_of
 from fourpoint.inference.sampling import still
-from fourpoint.models.protocol import filled, rule
+from fourpoint.models.base import History, PointProcess, filled, rule
 from fourpoint.ops.periodogram import clock
 from fourpoint.ops.quadrature import integrate
 
@@ -45,7 +43,7 @@ def tick_of(data: Dataset) -> float:
 
 
 def tick_score(
-    model: Any,
+    model: PointProcess,
     data: Dataset | Sequence,
     tick: float | None = None,
     *,
@@ -94,7 +92,7 @@ def tick_score(
 
 
 def _log_probabilities(
-    model: Any, batch: Batch, tick: float, tolerance: float
+    model: PointProcess, batch: Batch, tick: float, tolerance: float
 ) -> Float[Tensor, " B"]:
     """The sum of log p_i over events 2..N of each sequence."""
     total, carried = torch.zeros_like(batch.start), None
@@ -111,24 +109,22 @@ def _log_probabilities(
             total_there + (gap + tick / 2 - (gap - tick / 2).clamp(min=0)).log()
         )  # a rate too low to be told from 0 once exp is taken
         logs = torch.where(within > RARE, torch.log(-torch.expm1(-within)), rare)
-        logs = logs - until + log_rates_at_events(model, history, block).double() - total_there
+        logs = logs - until + model.log_rates_at_events(history, block).double() - total_there
         counted = block.valid & (seen + offset > 0)
         total = total + torch.where(counted, logs, 0.0).sum(1)
-        carried = latest(history)
+        carried = history.latest()
     return total
 
 
 def _log_total(
-    model: Any, history: Any, times: Float[Tensor, "B N"], seen: Int[Tensor, "B N"]
+    model: PointProcess, history: History, times: Float[Tensor, "B N"], seen: Int[Tensor, "B N"]
 ) -> Float[Tensor, "B N"]:
-    if hasattr(model, "log_total"):
-        return model.log_total(history, times[..., None], seen)[..., 0].double()
-    return model.log_intensity(history, times[..., None], seen)[:, :, 0].double().logsumexp(-1)
+    return model.log_total(history, times[..., None], seen)[..., 0].double()
 
 
 def _masses(
-    model: Any,
-    history: Any,
+    model: PointProcess,
+    history: History,
     before: Float[Tensor, "B N"],
     gap: Float[Tensor, "B N"],
     tick: float,
@@ -142,14 +138,14 @@ def _masses(
     looks at the ends of pieces.
     """
     low, high = (gap - tick / 2).clamp(min=0), gap + tick / 2
-    if hasattr(model, "integral"):
+    if model.has_closed_integral:
         ends = (before, before + low, before + high)
         first, second = (
-            model.integral(history, a, b, seen).sum(-1).double()
+            model.closed_integral(history, a, b, seen).sum(-1).double()
             for a, b in zip(ends, ends[1:], strict=False)
         )
         return first, second
-    cuts = model.lags(before.device) if hasattr(model, "lags") else before.new_zeros(0)
+    cuts = model.cut_lags(before.device)
     inner = torch.minimum(cuts.expand(*low.shape, -1), high[..., None])
     lags = (
         torch.cat([torch.stack([torch.zeros_like(low), low, gap, high], -1), inner], -1)
@@ -167,7 +163,7 @@ def _masses(
     )
 
     def rate(times: Float[Tensor, "B H Q"], which: Int[Tensor, "B H"]) -> Float[Tensor, "B H Q"]:
-        return total_rate(model, history, times, owner.gather(1, which))
+        return model.total_intensity(history, times, owner.gather(1, which))
 
     value, _ = integrate(
         rate, left, right, tolerance=tolerance * max(1, low.numel()), **rule(model, history)

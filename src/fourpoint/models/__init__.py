@@ -6,8 +6,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
+from fourpoint.models.base import PointProcess
 from fourpoint.models.dapp import DAPP
 from fourpoint.models.deep_dapp import DeepDAPP
 from fourpoint.models.hawkes import Hawkes
@@ -20,7 +20,7 @@ from fourpoint.models.spatial.dapp import PlacedDAPP
 from fourpoint.models.spatial.hawkes import PlacedHawkes
 from fourpoint.models.thp import THP
 
-MODELS: dict[str, Callable[..., Any]] = {
+MODELS: dict[str, Callable[..., PointProcess]] = {
     "dapp": DAPP,
     "dapp-paper": DAPP.paper,
     "dapp-paper-dot": partial(DAPP.paper, score="dot"),

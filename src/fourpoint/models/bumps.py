@@ -17,16 +17,16 @@ from typing import Any
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 
 from fourpoint.events import Batch, Dataset, MarkSpace
-from fourpoint.models import protocol
+from fourpoint.models.base import PointProcess
 from fourpoint.models.positions import Positions, extended, positions_of
 
 Bump = tuple[float, float, float]  # height c, speed s, centre
 
 
-class Bumps(nn.Module):
+class Bumps(PointProcess[Positions]):
     """A Poisson process whose rate is a sum of normal bumps, ``sum_b c_b phi(s_b (t - start -
     centre_b))``.
 
@@ -45,6 +45,8 @@ class Bumps(nn.Module):
     """
 
     linear = True
+    has_closed_integral = True
+    has_upper_bound = True
     table: Tensor
 
     def __init__(self, bumps: tuple[Bump, ...] | list[Bump]) -> None:
@@ -67,6 +69,7 @@ class Bumps(nn.Module):
         time: Float[Tensor, " B"],
         mark: Int[Tensor, " B"],
         active: Bool[Tensor, " B"] | None = None,
+        place: Float[Tensor, "B k"] | None = None,
     ) -> Positions:
         return extended(history, time, active)
 
@@ -80,10 +83,7 @@ class Bumps(nn.Module):
             -1, keepdim=True
         )
 
-    def intensity(self, history: Positions, times: Float[Tensor, "B Q"]) -> Float[Tensor, "B Q 1"]:
-        return protocol.intensity(self, history, times)
-
-    def integral(
+    def closed_integral(
         self,
         history: Positions,
         a: Float[Tensor, "B G"],
@@ -95,7 +95,7 @@ class Bumps(nn.Module):
             -1, keepdim=True
         )
 
-    def bound(
+    def upper_bound(
         self, history: Positions, a: Float[Tensor, " B"], b: Float[Tensor, " B"]
     ) -> Float[Tensor, " B"]:
         """An upper bound of the rate on [a, b]: the sum of each bump's highest point there."""
@@ -103,28 +103,21 @@ class Bumps(nn.Module):
 
 
 @dataclass(frozen=True, eq=False)
-class Amplitudes:
+class Amplitudes(Positions):
     """Positions, and at each the log weight of every point of a grid of amplitudes, before the
     factor of no events.
     """
 
-    positions: Positions
     scores: Float[Tensor, "B P A"]
 
-    @property
-    def times(self) -> Float[Tensor, "B P"]:
-        return self.positions.times
 
-    @property
-    def start(self) -> Float[Tensor, " B"]:
-        return self.positions.start
-
-    @property
-    def lengths(self) -> Int[Tensor, " B"]:
-        return self.positions.lengths
+def _with_scores(positions: Positions, scores: Float[Tensor, "B P A"]) -> Amplitudes:
+    return Amplitudes(
+        positions.times, positions.start, positions.lengths, positions.earlier, scores
+    )
 
 
-class FilteredBumps(nn.Module):
+class FilteredBumps(PointProcess[Amplitudes]):
     """The rate of :class:`Bumps` with unknown amplitudes U_b ~ U[0, 1], given the past: ``E[sum_b
     U_b f_b(t) | past]``.
 
@@ -148,6 +141,8 @@ class FilteredBumps(nn.Module):
     """
 
     linear = True
+    has_closed_integral = True
+    has_upper_bound = True
     table: Tensor
     grid: Tensor
     prior: Tensor
@@ -176,10 +171,10 @@ class FilteredBumps(nn.Module):
         return ["a known rate: nothing to take from the data"]
 
     def encode(self, batch: Batch, before: Amplitudes | None = None) -> Amplitudes:
-        positions = positions_of(batch, None if before is None else before.positions)
+        positions = positions_of(batch, before)
         first = self.prior.expand(len(batch.start), -1) if before is None else _last(before)
         gains = self._log_rates(batch.times - positions.start[:, None])
-        return Amplitudes(positions, torch.cat([first[:, None], gains], 1).cumsum(1))
+        return _with_scores(positions, torch.cat([first[:, None], gains], 1).cumsum(1))
 
     def extend(
         self,
@@ -187,11 +182,12 @@ class FilteredBumps(nn.Module):
         time: Float[Tensor, " B"],
         mark: Int[Tensor, " B"],
         active: Bool[Tensor, " B"] | None = None,
+        place: Float[Tensor, "B k"] | None = None,
     ) -> Amplitudes:
-        after = extended(history.positions, time, active)
+        after = extended(history, time, active)
         old = _last(history)
         new = old + self._log_rates((time - history.start)[:, None])[:, 0]
-        return Amplitudes(
+        return _with_scores(
             after, (new if active is None else torch.where(active[:, None], new, old))[:, None]
         )
 
@@ -208,10 +204,7 @@ class FilteredBumps(nn.Module):
             answers.append((w + self._log_rates(x)).logsumexp(-1) - w.logsumexp(-1))
         return torch.stack(answers)[..., None]
 
-    def intensity(self, history: Amplitudes, times: Float[Tensor, "B Q"]) -> Float[Tensor, "B Q 1"]:
-        return protocol.intensity(self, history, times)
-
-    def integral(
+    def closed_integral(
         self,
         history: Amplitudes,
         a: Float[Tensor, "B G"],
@@ -225,7 +218,7 @@ class FilteredBumps(nn.Module):
             answers.append(left - right)
         return torch.stack(answers)[..., None]
 
-    def bound(
+    def upper_bound(
         self, history: Amplitudes, a: Float[Tensor, " B"], b: Float[Tensor, " B"]
     ) -> Float[Tensor, " B"]:
         """An upper bound of the rate on [a, b]: no amplitude is above 1."""

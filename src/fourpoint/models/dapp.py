@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fourpoint.events import Batch, Dataset, MarkSpace, UserError
-from fourpoint.models import protocol
+from fourpoint.models.base import PointProcess, position_before, space_without_places
 from fourpoint.models.choices import check_choices
 from fourpoint.models.dapp_bound import attention_bound
 from fourpoint.models.dapp_features import SIZES, settle
@@ -41,7 +41,6 @@ from fourpoint.models.dapp_history import DAPPHistory, Parts, have, last_state, 
 from fourpoint.models.dapp_online import admit, select
 from fourpoint.models.dapp_start import embedded, initialise
 from fourpoint.models.dapp_sweep import Values, swept_slopes, worth_sweeping
-from fourpoint.models.described import Described
 from fourpoint.models.modes import Modes
 from fourpoint.models.pair_scores import PairScore
 from fourpoint.models.past import appended, past_of
@@ -54,7 +53,7 @@ from fourpoint.ops.scores import scores
 MOST_FEATURES, MOST_MARKS, BLOCK = 128, 16, 2048  # of a step that is one kernel on a CUDA device
 
 
-class DAPP(Described, nn.Module):
+class DAPP(PointProcess[DAPPHistory]):
     """Deep attention point process.
 
     Arguments
@@ -100,6 +99,8 @@ class DAPP(Described, nn.Module):
     (1, 3, 1)
     """
 
+    has_attention = True
+
     time_scale: Tensor
     gain: Tensor
 
@@ -131,7 +132,7 @@ class DAPP(Described, nn.Module):
         seed: int = 0,
     ) -> None:
         super().__init__()
-        self.marks = protocol.space_without_places(marks, "dapp")
+        self.marks = space_without_places(marks, "dapp")
         M = self.marks.count
         embedding = embedding or (2 if M == 1 else 8)
         drift = "none" if link == "identity" and drift == "auto" else drift
@@ -196,7 +197,6 @@ class DAPP(Described, nn.Module):
         self.readout = nn.Parameter(torch.ones(heads, M), requires_grad=M > 1)
         self.register_buffer("time_scale", torch.ones((), dtype=torch.float64))
         self.register_buffer("gain", torch.ones(heads))
-        self.first_guess: dict[str, Tensor] | None = None
 
     @staticmethod
     def paper(
@@ -311,7 +311,7 @@ class DAPP(Described, nn.Module):
         """
         return initialise(self, data)
 
-    def embedded(self, closed_form: nn.Module) -> dict[str, Tensor] | None:
+    def embedded(self, closed_form: PointProcess) -> dict[str, Tensor] | None:
         """Weights with which this model is nearly the given Poisson or Hawkes process; None if
         there are none.
         """
@@ -351,11 +351,11 @@ class DAPP(Described, nn.Module):
             self.spectrum(), (lags / self.time_scale).to(self.readout), mark, past_mark
         )
 
-    def rehearse(self) -> None:
-        """Use few features for the validations of a training run; :meth:`settle` ends that."""
+    def draw_training_features(self) -> None:
+        """Use few features for the validations of a training run; :meth:`fix_features` ends that."""
         self.modes.store(min(self._settings["eval_features"] or SIZES[0], SIZES[0]))
 
-    def settle(self, features: int | None = None) -> list[str]:
+    def fix_features(self, features: int | None = None) -> list[str]:
         """Fix the evaluation's features: ``features``, or those asked for when the model was made,
         or as few as are enough (`models.dapp_features`).
         """
@@ -419,6 +419,7 @@ class DAPP(Described, nn.Module):
         time: Float[Tensor, " B"],
         mark: Int[Tensor, " B"],
         active: Bool[Tensor, " B"] | None = None,
+        place: Float[Tensor, "B k"] | None = None,
     ) -> DAPPHistory:
         """One event more. Linear forms and bounded memories keep the last position only: constant
         memory.
@@ -540,7 +541,7 @@ class DAPP(Described, nn.Module):
             else attention.divide(sums[..., 0], sums[..., 1])
         )
 
-    def slopes(
+    def gradients(
         self, batch: Batch, nodes: int, random: torch.Generator, convention: str, share: float
     ) -> tuple[float, list[tuple[nn.Parameter, NDArray[np.float32]]]] | None:
         """The sum of `likelihood.sampled_log_likelihood`, and the slopes of ``share`` times it in
@@ -609,12 +610,6 @@ class DAPP(Described, nn.Module):
             past.marks[..., 0],
         )
 
-    def intensity(
-        self, history: DAPPHistory, times: Float[Tensor, "B Q"]
-    ) -> Float[Tensor, "B Q M"]:
-        """lambda per mark at any times, in events per unit of the user's time."""
-        return protocol.intensity(self, history, times)
-
     def contributions(
         self,
         history: DAPPHistory,
@@ -628,7 +623,7 @@ class DAPP(Described, nn.Module):
         """
         past, seen = (
             have(history.past),
-            protocol.position_before(history, times) if seen is None else seen,
+            position_before(history, times) if seen is None else seen,
         )
         query, events = (
             self._elapsed(times[..., None], history.start),
@@ -657,7 +652,7 @@ class DAPP(Described, nn.Module):
         """
         if self._settings["normalise"] != "none" or self._settings["keep"] is not None:
             return None
-        seen = protocol.position_before(history, times) if seen is None else seen
+        seen = position_before(history, times) if seen is None else seen
         each = self.contributions(history, times, seen)
         z = (
             torch.einsum(
@@ -690,14 +685,14 @@ class DAPP(Described, nn.Module):
         return torch.where(mask, past.times, torch.nan), past.marks.expand_as(past.values), weights
 
     @property
-    def bounded(self) -> bool:
+    def has_upper_bound(self) -> bool:
         """Whether :meth:`bound` can certify this model: all but an unnormalised sum of neural
         scores.
         """
         return self._settings["score"] != "neural" or self._settings["normalise"] != "none"
 
     @torch.no_grad()
-    def bound(
+    def upper_bound(
         self, history: DAPPHistory, a: Float[Tensor, " B"], b: Float[Tensor, " B"]
     ) -> Float[Tensor, " B"]:
         """An upper bound of the total rate on [a, b], seen from the last position and with no event
@@ -707,7 +702,7 @@ class DAPP(Described, nn.Module):
         are monotone. It has an allowance for rounding, since it is the rounded rate that must stay
         below.
         """
-        if not self.bounded:
+        if not self.has_upper_bound:
             raise UserError(
                 "a score with a certified bound",
                 "a sum of neural scores, which has none",

@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
 import torch
-from jaxtyping import Complex, Float, Int
+from jaxtyping import Complex
 from torch import Tensor
 
 from fourpoint.events import UserError
+from fourpoint.models.base import History
 from fourpoint.models.past import Memory, Past
 from fourpoint.models.rate import Curves
 from fourpoint.ops.fourier import Spectrum
@@ -24,14 +25,11 @@ class Parts(NamedTuple):
 
 
 @dataclass(frozen=True)
-class DAPPHistory:
+class DAPPHistory(History):
     """What DAPP remembers: states of the modes at each position (linear forms), the events
     themselves (dense forms), and where memory is bounded the active sets at the last position.
     """
 
-    times: Float[Tensor, "B P"]
-    start: Float[Tensor, " B"]
-    lengths: Int[Tensor, " B"]
     parts: Parts
     state: Complex[Tensor, "B P K D C"] | None
     past: Past | None

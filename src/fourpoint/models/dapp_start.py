@@ -8,10 +8,11 @@ import math
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fourpoint.events import Dataset
 from fourpoint.events.windows import repeated_windows
+from fourpoint.models.base import PointProcess
 from fourpoint.models.excitation_start import (
     Excitation,
     embedded_hawkes,
@@ -60,7 +61,7 @@ def contains_hawkes(model: DAPP) -> bool:
     return bool(summed and s["link"] == "softplus" and s["learn_scale"])
 
 
-def embedded(model: DAPP, other: nn.Module) -> dict[str, Tensor] | None:
+def embedded(model: DAPP, other: PointProcess) -> dict[str, Tensor] | None:
     """Weights with which ``model`` is nearly the closed-form model ``other``; None if it has
     none.
     """

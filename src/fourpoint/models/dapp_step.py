@@ -38,6 +38,7 @@ from fourpoint.kernels.numba_dapp_stream import (
     compiled_loops,
     waves,
 )
+from fourpoint.models.base import PointProcess
 from fourpoint.models.dapp import DAPP
 from fourpoint.models.following import LARGEST, Events, Numbers, Scored, Stop, not_finite
 from fourpoint.ops.quadrature import Unconverged
@@ -63,7 +64,7 @@ KEPT_PIECES = 3  # pieces whose coefficients a table of rows keeps
 CHEBYSHEV = 64  # nodes from which they are formed
 
 
-def supports(model: Any) -> bool:
+def supports(model: PointProcess) -> bool:
     """Whether ``model`` can be stepped here: a DAPP in linear form whose weights are not
     normalised.
 

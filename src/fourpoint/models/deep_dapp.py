@@ -39,7 +39,7 @@ from torch.nn.functional import cross_entropy, embedding, gelu, linear
 from torch.utils.checkpoint import checkpoint
 
 from fourpoint.events import Batch, Dataset, MarkSpace, UserError
-from fourpoint.models import protocol
+from fourpoint.models.base import space_without_places, weighted_mean
 from fourpoint.models.deep_layer import (
     FEATURES,
     REACH,
@@ -50,7 +50,6 @@ from fourpoint.models.deep_layer import (
     features,
     side_by_side,
 )
-from fourpoint.models.described import Described
 from fourpoint.models.narrow import NarrowPeaks
 from fourpoint.models.neural_start import time_scale_of
 from fourpoint.models.poisson import mean_rates
@@ -66,7 +65,7 @@ FARTHEST = 1e18  # mean gaps: angles of longer ones are no numbers
 SHORTEST = 0.02  # quantile of the positive gaps that counts as the shortest
 
 
-class DeepDAPP(Described, NarrowPeaks, nn.Module):
+class DeepDAPP(NarrowPeaks[DeepHistory]):
     """Deep DAPP.
 
     Arguments
@@ -99,10 +98,12 @@ class DeepDAPP(Described, NarrowPeaks, nn.Module):
     """
 
     linear = True
-    early = True  # nodes lie closer together soon after events
+    sums_over_marks = True
+    dequantises_gaps = True
+    early_nodes = True  # nodes lie closer together soon after events
     rounded_products = True  # while training on a CUDA device
     # events inside their ticks while training, with the past as it stands; `fit` may say no
-    spread = True
+    dequantise = True
     recipe: ClassVar[dict[str, Any]] = dict(
         steps=1200,
         epochs=20,
@@ -138,7 +139,7 @@ class DeepDAPP(Described, NarrowPeaks, nn.Module):
     ) -> None:
         super().__init__()
         _check(layers, width, modes, rhythms, waves, dropout, unheard, unmarked, form)
-        self.marks = protocol.space_without_places(marks, "deep-dapp")
+        self.marks = space_without_places(marks, "deep-dapp")
         self._settings: dict[str, Any] = dict(
             layers=layers,
             width=width,
@@ -240,11 +241,11 @@ class DeepDAPP(Described, NarrowPeaks, nn.Module):
         self._random = random if random.device.type == "cuda" else None
         self._draw = self._draw if self._random else int(torch.randint(2**62, (), generator=random))
 
-    def spreading(self) -> float:
+    def gap_resolution(self) -> float:
         """The tick inside which events are moved about in this pass, in the user's unit; 0 for
         none. Read off the device once.
         """
-        if not (self.training and self.spread):
+        if not (self.training and self.dequantise):
             return 0.0
         if self._known[0] is not self.tick or self._known[1] != self.tick._version:
             self._known = (self.tick, self.tick._version, float(self.tick))
@@ -284,6 +285,7 @@ class DeepDAPP(Described, NarrowPeaks, nn.Module):
         time: Float[Tensor, " B"],
         mark: Int[Tensor, " B"],
         active: Bool[Tensor, " B"] | None = None,
+        place: Float[Tensor, "B k"] | None = None,
     ) -> DeepHistory:
         """One event more; only the last position is kept."""
         active = torch.ones_like(mark, dtype=torch.bool) if active is None else active
@@ -319,29 +321,38 @@ class DeepDAPP(Described, NarrowPeaks, nn.Module):
         """log of the total rate, without a look at the marks."""
         return self._log_rate(self._queries(history, times, seen))
 
-    def log_own(
-        self, history: DeepHistory, times: Float[Tensor, "B N"], marks: Int[Tensor, "B N"]
-    ) -> Float[Tensor, "B N"]:
-        """log lambda of each event's own mark, event i seen from position i - 1."""
-        seen = torch.arange(times.shape[1], device=times.device).expand_as(times)
-        q = self._queries(history, times[..., None], seen)[:, :, 0]
-        return self._log_rate(q) + self._log_shares(q, marks)
-
-    def log_total_and_own(
+    def total_intensity(
         self,
         history: DeepHistory,
         times: Float[Tensor, "B G Q"],
-        ends: Float[Tensor, "B G"],
-        marks: Int[Tensor, "B N"],
-    ) -> tuple[Float[Tensor, "B G Q"], Float[Tensor, "B N"]]:
-        """Both in one pass: log of the total rate at ``times`` in every gap, and log lambda of the
-        events at the ``ends`` of all gaps but the last.
-        """
-        q = self._queries(history, torch.cat([times, ends[..., None]], 2), None)
-        logs = self._log_rate(q)
-        return logs[:, :, :-1], logs[:, :-1, -1] + self._log_shares(q[:, :-1, -1], marks)
+        seen: Int[Tensor, "B G"] | None = None,
+    ) -> Float[Tensor, "B G Q"]:
+        """The total rate, without a number per mark."""
+        return self.log_total(history, times, seen).exp()
 
-    def fast_log_likelihood(
+    def log_rates_at_events(self, history: DeepHistory, batch: Batch) -> Float[Tensor, "B N"]:
+        """log lambda of each event's own mark, event i seen from position i - 1."""
+        times = batch.times
+        seen = torch.arange(times.shape[1], device=times.device).expand_as(times)
+        q = self._queries(history, times[..., None], seen)[:, :, 0]
+        return self._log_rate(q) + self._log_shares(q, batch.marks)
+
+    def gap_terms(
+        self,
+        history: DeepHistory,
+        batch: Batch,
+        ends: Float[Tensor, "B G"],
+        nodes: Float[Tensor, "B G Q"],
+        weights: Float[Tensor, "*B Q"] | None,
+    ) -> tuple[Float[Tensor, "B N"], Float[Tensor, "B G"]]:
+        """Both in one pass over the states of all gaps."""
+        q = self._queries(history, torch.cat([nodes, ends[..., None]], 2), None)
+        logs = self._log_rate(q)
+        own = logs[:, :-1, -1] + self._log_shares(q[:, :-1, -1], batch.marks)
+        mean = weighted_mean(logs[:, :, :-1].exp(), weights)
+        return own, mean * (ends - batch.edges[:, :-1]).to(mean)
+
+    def training_log_likelihood(
         self, batch: Batch, nodes: int, random: torch.Generator, convention: str
     ) -> Float[Tensor, " B"] | None:
         """The sampled log-likelihood of each sequence by compiled kernels, for training; None where
@@ -358,12 +369,6 @@ class DeepDAPP(Described, NarrowPeaks, nn.Module):
         return log_likelihoods(
             self, batch, draw(self, batch, nodes, random), gaps=convention == "gaps"
         )
-
-    def intensity(
-        self, history: DeepHistory, times: Float[Tensor, "B Q"]
-    ) -> Float[Tensor, "B Q M"]:
-        """lambda per mark at any times, in events per unit of the user's time."""
-        return protocol.intensity(self, history, times)
 
     def extent(self) -> tuple[float, float]:
         """The shortest and the longest time that the read-out can tell apart, in the user's

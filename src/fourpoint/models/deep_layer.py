@@ -31,6 +31,7 @@ from jaxtyping import Complex, Float, Int
 from torch import Tensor, nn
 from torch.nn.functional import gelu, softplus
 
+from fourpoint.models.base import History
 from fourpoint.ops.fourier import FADED
 from fourpoint.ops.recurrence import pairwise, recur
 
@@ -54,12 +55,9 @@ class Moment(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class DeepHistory:
+class DeepHistory(History):
     """What every layer knows just after each position, and U norm(x_p)."""
 
-    times: Float[Tensor, "B P"]
-    start: Float[Tensor, " B"]
-    lengths: Int[Tensor, " B"]
     context: Float[Tensor, "B P H"]
     state: Complex[Tensor, "B P L J"]
     pace: Float[Tensor, "B P L J"]

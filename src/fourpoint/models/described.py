@@ -4,7 +4,7 @@ fitted parameters.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import ABC
 from collections.abc import Mapping
 from typing import Any
 
@@ -26,9 +26,11 @@ class Described(ABC):
 
     marks: MarkSpace
 
-    @abstractmethod
     def settings(self) -> dict[str, Any]:
-        """The constructor's arguments but for ``marks``."""
+        """The constructor's arguments but for ``marks``, as JSON can hold them; enough to build the
+        model again.
+        """
+        return {}
 
     def shown(self) -> Mapping[str, Any]:
         """What is written between the brackets: the settings, unless a model has something that

@@ -30,8 +30,7 @@ from torch import Tensor, nn
 
 from fourpoint.events import Batch, Dataset, MarkSpace, UserError
 from fourpoint.memory import require_memory
-from fourpoint.models import protocol
-from fourpoint.models.described import Described
+from fourpoint.models.base import History, PointProcess, space_without_places
 from fourpoint.models.hawkes_fit import Estimate, estimate
 from fourpoint.models.poisson import mean_rates
 from fourpoint.ops.attention import scan
@@ -42,14 +41,11 @@ FLOOR = 1e-12
 
 
 @dataclass(frozen=True)
-class HawkesHistory:
+class HawkesHistory(History):
     """R per decay and past type at each position: the events so far, each weighted by exp(-beta
     age).
     """
 
-    times: Float[Tensor, "B P"]
-    start: Float[Tensor, " B"]
-    lengths: Int[Tensor, " B"]
     excitation: Float[Tensor, "B P J M"]
 
     def latest(self) -> HawkesHistory:
@@ -59,7 +55,7 @@ class HawkesHistory:
         )
 
 
-class Hawkes(Described, nn.Module):
+class Hawkes(PointProcess[HawkesHistory]):
     """Exponential Hawkes process, whose J decays all pairs of types share.
 
     Arguments
@@ -87,6 +83,9 @@ class Hawkes(Described, nn.Module):
     """
 
     linear = True
+    has_closed_integral = True
+    has_upper_bound = True
+    fits_in_closed_form = True
 
     def __init__(
         self,
@@ -111,7 +110,7 @@ class Hawkes(Described, nn.Module):
                 received,
                 f"Raise them above 0; {FLOOR:g} is next to nothing.",
             )
-        self.marks = protocol.space_without_places(marks, "hawkes")
+        self.marks = space_without_places(marks, "hawkes")
         M, J = self.marks.count, exponentials
         # Branching ratios of all pairs, and in the fit their gradients and one more copy.
         remedy = (
@@ -218,6 +217,12 @@ class Hawkes(Described, nn.Module):
             )
         return notes
 
+    def training_log_likelihood(
+        self, batch: Batch, nodes: int, random: torch.Generator, convention: str
+    ) -> Float[Tensor, " B"]:
+        """The exact log-likelihood."""
+        return self.exact_log_likelihood(batch, convention)
+
     def exact_log_likelihood(self, batch: Batch, convention: str = "window") -> Float[Tensor, " B"]:
         """The closed form above, with gradient; "gaps" leaves out the first event and both ends of
         the window.
@@ -228,7 +233,7 @@ class Hawkes(Described, nn.Module):
         logs = self.log_intensity(history, batch.times[..., None], place[:, :-1])[:, :, 0].gather(
             2, batch.marks[..., None]
         )[..., 0]
-        integral = self.integral(history, batch.edges[:, :-1], batch.edges[:, 1:]).sum(2)
+        integral = self.closed_integral(history, batch.edges[:, :-1], batch.edges[:, 1:]).sum(2)
         scored, kept = batch.valid, torch.ones_like(place, dtype=torch.bool)
         if convention == "gaps":
             scored, kept = (
@@ -262,6 +267,7 @@ class Hawkes(Described, nn.Module):
         time: Float[Tensor, " B"],
         mark: Int[Tensor, " B"],
         active: Bool[Tensor, " B"] | None = None,
+        place: Float[Tensor, "B k"] | None = None,
     ) -> HawkesHistory:
         """One event more; only the last position is kept."""
         active = torch.ones_like(mark, dtype=torch.bool) if active is None else active
@@ -294,13 +300,7 @@ class Hawkes(Described, nn.Module):
             self.log_baseline.exp() + (rise[:, :, :, 0] if len(decay) == 1 else rise.sum(3))
         )
 
-    def intensity(
-        self, history: HawkesHistory, times: Float[Tensor, "B Q"]
-    ) -> Float[Tensor, "B Q M"]:
-        """lambda per type at any times."""
-        return protocol.intensity(self, history, times)
-
-    def integral(
+    def closed_integral(
         self,
         history: HawkesHistory,
         a: Float[Tensor, "B G"],
@@ -316,7 +316,7 @@ class Hawkes(Described, nn.Module):
         )
 
     @torch.no_grad()
-    def bound(
+    def upper_bound(
         self, history: HawkesHistory, a: Float[Tensor, " B"], b: Float[Tensor, " B"]
     ) -> Float[Tensor, " B"]:
         """The largest total rate on [a, b] seen from the last position: it fades, so that it is the

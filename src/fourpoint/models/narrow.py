@@ -14,12 +14,12 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from fourpoint.models.base import H, PointProcess
 from fourpoint.ops.quadrature import MOST
 
 GRAIN = 0.5  # pieces of an integral, in log(1 + d / shortest)
@@ -36,17 +36,14 @@ NEAR, CLOSEST = (
 )
 
 
-class NarrowPeaks:
+class NarrowPeaks(PointProcess[H]):
     """For a model with buffers ``narrow`` (bool) and ``tick`` (of the clock, in the user's unit; 0
     for none), and the shortest and the longest time that matter, in that unit too (``extent``).
 
-    >>> class Model(NarrowPeaks):
-    ...     narrow, tick = torch.tensor(True), torch.tensor(0.0)
-    ...
-    ...     def extent(self):
-    ...         return 1.0, 100.0
-    >>> Model().first_nodes, Model().longest_panel(torch.tensor([0.0, 9.0])).tolist()
-    (16, [0.125, 1.25])
+    >>> from fourpoint.models.deep_dapp import DeepDAPP
+    >>> model = DeepDAPP()
+    >>> model.narrow.fill_(True).item(), model.first_nodes
+    (True, 16)
     """
 
     narrow: Tensor
@@ -56,7 +53,7 @@ class NarrowPeaks:
     def extent(self) -> tuple[float, float]:
         """The shortest and the longest time that matter."""
 
-    def shortest_time(self, history: Any) -> Float[Tensor, " B"]:
+    def shortest_time(self, history: H) -> Float[Tensor, " B"]:
         """The shortest time that matters."""
         return torch.full_like(history.start, self.extent()[0])
 
@@ -86,7 +83,7 @@ class NarrowPeaks:
         part = torch.minimum(NEAR * (1 - past), NEAR / (1 - NEAR) * past).clamp(min=2 * CLOSEST)
         return torch.where(ticks < TICKS, self.tick * part, torch.inf)
 
-    def lags(self, device: torch.device) -> Float[Tensor, " E"]:
+    def cut_lags(self, device: torch.device) -> Float[Tensor, " E"]:
         """Times since the last event, ever farther apart, between which a rule has to look for
         itself; and ticks, for narrow peaks.
         """
@@ -105,9 +102,9 @@ class NarrowPeaks:
             .values
         )
 
-    def cuts(self, history: Any) -> Float[Tensor, "B E"] | None:
+    def cuts(self, history: H) -> Float[Tensor, "B E"] | None:
         """Where integrals are cut: after every position, ever farther apart, up to the next one."""
-        steps = self.lags(history.times.device)
+        steps = self.cut_lags(history.times.device)
         position = torch.arange(history.times.shape[1], device=steps.device)
         following = torch.nn.functional.pad(history.times[:, 1:], (0, 1), value=math.inf)
         following = torch.where(position < history.lengths[:, None], following, math.inf)

@@ -33,8 +33,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from fourpoint.events import Batch, Dataset, MarkSpace, UserError
-from fourpoint.models import protocol
-from fourpoint.models.described import Described
+from fourpoint.models.base import History, PointProcess, space_without_places
 from fourpoint.models.neural_start import ScaledSoftplus, time_scale_of
 from fourpoint.models.poisson import mean_rates
 
@@ -42,14 +41,11 @@ SLOWEST, FASTEST = 0.05, 5.0  # the cells' first decays, per mean gap
 
 
 @dataclass(frozen=True, eq=False)
-class NHPHistory:
+class NHPHistory(History):
     """The cells just after each position: c, their targets c', the output gates o and the decays
     delta, side by side.
     """
 
-    times: Float[Tensor, "B P"]
-    start: Float[Tensor, " B"]
-    lengths: Int[Tensor, " B"]
     state: Float[Tensor, "B P H4"]
 
     def latest(self) -> NHPHistory:
@@ -58,7 +54,7 @@ class NHPHistory:
         return NHPHistory(time[:, None], self.start, torch.zeros_like(self.lengths), state[:, None])
 
 
-class NHP(Described, nn.Module):
+class NHP(PointProcess[NHPHistory]):
     """Neural Hawkes process.
 
     Arguments
@@ -80,6 +76,7 @@ class NHP(Described, nn.Module):
     """
 
     linear = True
+    has_upper_bound = True
     recipe: ClassVar[dict[str, Any]] = dict(
         steps=1500, step_events=4096, learning_rate=5e-3, weight_decay=0.1, mixed=True
     )
@@ -107,7 +104,7 @@ class NHP(Described, nn.Module):
                 f"{dropout}",
                 "Pass the share of cells to silence, 0.2 say.",
             )
-        self.marks = protocol.space_without_places(marks, "nhp")
+        self.marks = space_without_places(marks, "nhp")
         self._settings: dict[str, Any] = dict(
             hidden=hidden, embedding=embedding, dropout=dropout, seed=seed
         )
@@ -163,6 +160,7 @@ class NHP(Described, nn.Module):
         time: Float[Tensor, " B"],
         mark: Int[Tensor, " B"],
         active: Bool[Tensor, " B"] | None = None,
+        place: Float[Tensor, "B k"] | None = None,
     ) -> NHPHistory:
         """One event more; only the last position is kept."""
         active = torch.ones_like(mark, dtype=torch.bool) if active is None else active
@@ -183,7 +181,7 @@ class NHP(Described, nn.Module):
         """log lambda per mark, formed without overflow."""
         return self._log_rate(self._inside(history, times, seen))
 
-    def in_gaps(
+    def rates_in_gaps(
         self,
         history: NHPHistory,
         nodes: Float[Tensor, "B G Q"],
@@ -196,12 +194,8 @@ class NHP(Described, nn.Module):
         z = self._inside(history, torch.cat([nodes, ends[..., None]], 2), None)
         return self.link.in_gaps(z, -self.time_scale.log().to(z).expand(self.marks.count), weights)
 
-    def intensity(self, history: NHPHistory, times: Float[Tensor, "B Q"]) -> Float[Tensor, "B Q M"]:
-        """lambda per mark at any times, in events per unit of the user's time."""
-        return protocol.intensity(self, history, times)
-
     @torch.no_grad()
-    def bound(
+    def upper_bound(
         self, history: NHPHistory, a: Float[Tensor, " B"], b: Float[Tensor, " B"]
     ) -> Float[Tensor, " B"]:
         """An upper bound of the total rate on [a, b], seen from the last position and with no event

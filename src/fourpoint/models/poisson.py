@@ -19,8 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fourpoint.events import Batch, Dataset, MarkSpace, UserError, check_marks
-from fourpoint.models import protocol
-from fourpoint.models.described import Described
+from fourpoint.models.base import PointProcess, placed
 from fourpoint.models.positions import Positions, extended, positions_of
 from fourpoint.models.spatial.cells import Cells
 from fourpoint.models.spatial.grid import PlaceGrid
@@ -31,7 +30,7 @@ from fourpoint.ops.spline import spline, spline_knots, spline_max
 MEAN_NODES = 8  # of the mean rate between two knots
 
 
-class Poisson(Described, nn.Module):
+class Poisson(PointProcess[Positions]):
     """A constant rate per mark, ``lambda_m(t) = exp(log_rate_m)``, in events per unit of time.
 
     ``cells`` is the number of parts of every axis of a box on which places have a density of their
@@ -46,6 +45,10 @@ class Poisson(Described, nn.Module):
     """
 
     linear = True
+    has_closed_integral = True
+    has_upper_bound = True
+    fits_in_closed_form = True
+    draws_places = True
 
     def __init__(self, marks: MarkSpace | int | None = None, cells: int = 1) -> None:
         super().__init__()
@@ -102,9 +105,7 @@ class Poisson(Described, nn.Module):
         seen: Int[Tensor, "B G"] | None = None,
     ) -> Float[Tensor, "B G Q M"]:
         """log lambda_m(t, x), per unit of time and volume."""
-        return self.log_intensity(history, times, seen) + protocol.placed(self.grid).log_density(
-            places
-        )
+        return self.log_intensity(history, times, seen) + placed(self.grid).log_density(places)
 
     def draw_places(
         self,
@@ -114,7 +115,7 @@ class Poisson(Described, nn.Module):
         random: torch.Generator,
     ) -> Float[Tensor, "B k"]:
         """Where events of known time and type are, drawn from their density."""
-        return protocol.placed(self.grid).draw(mark, random)
+        return placed(self.grid).draw(mark, random)
 
     def expected_in_cells(
         self, history: Positions, paths: Dataset | None, a: float, b: float, cells: Cells
@@ -122,12 +123,9 @@ class Poisson(Described, nn.Module):
         """The mean rate of every mark in the cells of a map over [a, b]; the past changes
         nothing.
         """
-        return _mean_rates_over(self, history, a, b) * protocol.placed(self.grid).in_cells(cells)
+        return _mean_rates_over(self, history, a, b) * placed(self.grid).in_cells(cells)
 
-    def intensity(self, history: Positions, times: Float[Tensor, "B Q"]) -> Float[Tensor, "B Q M"]:
-        return protocol.intensity(self, history, times)
-
-    def integral(
+    def closed_integral(
         self,
         history: Positions,
         a: Float[Tensor, "B G"],
@@ -138,14 +136,14 @@ class Poisson(Described, nn.Module):
         return (b - a)[..., None] * self.log_rate.exp()
 
     @torch.no_grad()
-    def bound(
+    def upper_bound(
         self, history: Positions, a: Float[Tensor, " B"], b: Float[Tensor, " B"]
     ) -> Float[Tensor, " B"]:
         """The largest total rate on [a, b]: the rate itself."""
         return self.log_rate.exp().sum().expand_as(a)
 
 
-class SplinePoisson(Described, nn.Module):
+class SplinePoisson(PointProcess[Positions]):
     """A rate per mark that follows the time since the window's start, ``lambda_m(t) = exp(s_m(t -
     start))``.
 
@@ -159,6 +157,9 @@ class SplinePoisson(Described, nn.Module):
     """
 
     linear = True
+    has_upper_bound = True
+    fits_in_closed_form = True
+    draws_places = True
     length: Tensor
 
     def __init__(
@@ -255,9 +256,7 @@ class SplinePoisson(Described, nn.Module):
         seen: Int[Tensor, "B G"] | None = None,
     ) -> Float[Tensor, "B G Q M"]:
         """log lambda_m(t, x), per unit of time and volume."""
-        return self.log_intensity(history, times, seen) + protocol.placed(self.grid).log_density(
-            places
-        )
+        return self.log_intensity(history, times, seen) + placed(self.grid).log_density(places)
 
     def draw_places(
         self,
@@ -267,7 +266,7 @@ class SplinePoisson(Described, nn.Module):
         random: torch.Generator,
     ) -> Float[Tensor, "B k"]:
         """Where events of known time and type are, drawn from their density."""
-        return protocol.placed(self.grid).draw(mark, random)
+        return placed(self.grid).draw(mark, random)
 
     def expected_in_cells(
         self, history: Positions, paths: Dataset | None, a: float, b: float, cells: Cells
@@ -275,13 +274,10 @@ class SplinePoisson(Described, nn.Module):
         """The mean rate of every mark in the cells of a map over [a, b]; the past changes
         nothing.
         """
-        return _mean_rates_over(self, history, a, b) * protocol.placed(self.grid).in_cells(cells)
-
-    def intensity(self, history: Positions, times: Float[Tensor, "B Q"]) -> Float[Tensor, "B Q M"]:
-        return protocol.intensity(self, history, times)
+        return _mean_rates_over(self, history, a, b) * placed(self.grid).in_cells(cells)
 
     @torch.no_grad()
-    def bound(
+    def upper_bound(
         self, history: Positions, a: Float[Tensor, " B"], b: Float[Tensor, " B"]
     ) -> Float[Tensor, " B"]:
         """An upper bound of the total rate on [a, b], from the splines' Bezier points."""
@@ -297,7 +293,9 @@ class SplinePoisson(Described, nn.Module):
 
 
 @torch.no_grad()
-def _mean_rates_over(model: Any, history: Positions, a: float, b: float) -> Float[Tensor, " M"]:
+def _mean_rates_over(
+    model: PointProcess, history: Positions, a: float, b: float
+) -> Float[Tensor, " M"]:
     """The mean over [a, b] of the rates, which depend on time alone; splines are cut at their
     knots.
     """

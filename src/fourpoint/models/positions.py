@@ -1,6 +1,6 @@
 """The plainest history: when each position begins, and how many events lie before it.
 
-Position 0 is the window's start, position p the moment just after event p (see ``protocol.py``).
+Position 0 is the window's start, position p the moment just after event p (see ``base.py``).
 Models whose rate depends on the past through no more than the number of events (Poisson,
 self-correcting) remember this and nothing else.
 """
@@ -14,15 +14,13 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from fourpoint.events import Batch
+from fourpoint.models.base import History
 
 
 @dataclass(frozen=True, eq=False)
-class Positions:
+class Positions(History):
     """B sequences at P positions. Times are float64 in the user's unit."""
 
-    times: Float[Tensor, "B P"]  # when each position begins
-    start: Float[Tensor, " B"]  # the window's start
-    lengths: Int[Tensor, " B"]  # the last position that is real
     earlier: Int[Tensor, " B"]  # events before position 0, no longer remembered
 
 

@@ -31,22 +31,18 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from fourpoint.events import Batch, Dataset, MarkSpace, UserError
-from fourpoint.models import protocol
-from fourpoint.models.described import Described
+from fourpoint.models.base import History, PointProcess, space_without_places
 from fourpoint.models.neural_start import time_scale_of
 from fourpoint.models.poisson import mean_rates
 from fourpoint.ops.quadrature import Unconverged
 
 
 @dataclass(frozen=True, eq=False)
-class RMTPPHistory:
+class RMTPPHistory(History):
     """The network's state at each position, and the log-rate per mark just after it, per mean
     gap.
     """
 
-    times: Float[Tensor, "B P"]
-    start: Float[Tensor, " B"]
-    lengths: Int[Tensor, " B"]
     state: Float[Tensor, "B P H"]
     level: Float[Tensor, "B P M"]
 
@@ -56,7 +52,7 @@ class RMTPPHistory:
         return RMTPPHistory(time, self.start, torch.zeros_like(self.lengths), state, level)
 
 
-class RMTPP(Described, nn.Module):
+class RMTPP(PointProcess[RMTPPHistory]):
     """Recurrent marked temporal point process.
 
     Arguments: ``marks``, the mark space of the data (`data.marks`), a number of types, or None;
@@ -75,6 +71,9 @@ class RMTPP(Described, nn.Module):
     """
 
     linear = True
+    has_closed_integral = True
+    has_upper_bound = True
+    has_inverse = True
     recipe: ClassVar[dict[str, Any]] = dict(
         steps=1500, step_events=4096, learning_rate=1e-2, weight_decay=0.1
     )
@@ -88,7 +87,7 @@ class RMTPP(Described, nn.Module):
             raise UserError(
                 "a state of at least 1 number", f"hidden={hidden}", "Pass hidden=64, say."
             )
-        self.marks = protocol.space_without_places(marks, "rmtpp")
+        self.marks = space_without_places(marks, "rmtpp")
         self._settings = dict(hidden=hidden, seed=seed)
         M, random = self.marks.count, torch.Generator().manual_seed(seed)
         self.embedding = nn.Parameter(torch.randn(M, hidden, generator=random) / math.sqrt(hidden))
@@ -120,6 +119,12 @@ class RMTPP(Described, nn.Module):
             self.bias[0] = rates.sum().log()
             self.bias[1:] = (rates / rates.sum()).log()[: len(self.bias) - 1]
         return [f"time scale: {scale:.4g} {data.unit or 'time units'} (the mean gap)"]
+
+    def training_log_likelihood(
+        self, batch: Batch, nodes: int, random: torch.Generator, convention: str
+    ) -> Float[Tensor, " B"]:
+        """The exact log-likelihood."""
+        return self.exact_log_likelihood(batch, convention)
 
     def exact_log_likelihood(self, batch: Batch, convention: str = "window") -> Float[Tensor, " B"]:
         """Each sequence's log-likelihood in closed form, with gradient: training needs no random
@@ -165,6 +170,7 @@ class RMTPP(Described, nn.Module):
         time: Float[Tensor, " B"],
         mark: Int[Tensor, " B"],
         active: Bool[Tensor, " B"] | None = None,
+        place: Float[Tensor, "B k"] | None = None,
     ) -> RMTPPHistory:
         """One event more; only the last position is kept."""
         active = torch.ones_like(mark, dtype=torch.bool) if active is None else active
@@ -194,13 +200,7 @@ class RMTPP(Described, nn.Module):
         lag = ((times - anchor[..., None]) / self.time_scale).to(level)
         return (level - self.time_scale.log().to(level))[:, :, None] + (self.slope * lag)[..., None]
 
-    def intensity(
-        self, history: RMTPPHistory, times: Float[Tensor, "B Q"]
-    ) -> Float[Tensor, "B Q M"]:
-        """lambda per mark at any times, in events per unit of the user's time."""
-        return protocol.intensity(self, history, times)
-
-    def integral(
+    def closed_integral(
         self,
         history: RMTPPHistory,
         a: Float[Tensor, "B G"],
@@ -259,7 +259,7 @@ class RMTPP(Described, nn.Module):
         return a + self.time_scale * wait
 
     @torch.no_grad()
-    def bound(
+    def upper_bound(
         self, history: RMTPPHistory, a: Float[Tensor, " B"], b: Float[Tensor, " B"]
     ) -> Float[Tensor, " B"]:
         """The largest total rate on [a, b] seen from the last position, at one of the ends, with an

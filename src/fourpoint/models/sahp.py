@@ -35,8 +35,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn.functional import embedding, gelu, softplus
 
 from fourpoint.events import Batch, Dataset, MarkSpace
-from fourpoint.models import protocol
-from fourpoint.models.described import Described
+from fourpoint.models.base import PointProcess, space_without_places
 from fourpoint.models.neural_start import ScaledSoftplus, time_scale_of
 from fourpoint.models.poisson import mean_rates
 from fourpoint.models.transformer import Encoded, Encoder, frequencies, refuse_to_go_on, waves
@@ -46,7 +45,7 @@ FIRST_END = 0.710927
 FASTEST_SHIFT = 2.0  # of xi_k at first, in radians per mean gap, either sign
 
 
-class SAHP(Described, nn.Module):
+class SAHP(PointProcess[Encoded]):
     """Self-attentive Hawkes process.
 
     Arguments: ``marks``, the mark space of the data (`data.marks`), a number of types, or None;
@@ -68,6 +67,7 @@ class SAHP(Described, nn.Module):
     """
 
     linear = False
+    has_upper_bound = True
     one_thread = True  # trained so on a CPU
     recipe: ClassVar[dict[str, Any]] = dict(
         step_events=4096, learning_rate=5e-3, warmup=20, nodes=2
@@ -88,7 +88,7 @@ class SAHP(Described, nn.Module):
         seed: int = 0,
     ) -> None:
         super().__init__()
-        self.marks = protocol.space_without_places(marks, "sahp")
+        self.marks = space_without_places(marks, "sahp")
         self._settings: dict[str, Any] = dict(
             hidden=hidden, layers=layers, heads=heads, inner=inner, dropout=dropout, seed=seed
         )
@@ -144,6 +144,7 @@ class SAHP(Described, nn.Module):
         time: Float[Tensor, " B"],
         mark: Int[Tensor, " B"],
         active: Bool[Tensor, " B"] | None = None,
+        place: Float[Tensor, "B k"] | None = None,
     ) -> Encoded:
         """One event more, against the keys and values of those before."""
         last = history.last()
@@ -160,7 +161,7 @@ class SAHP(Described, nn.Module):
         """log lambda per mark, formed without overflow."""
         return self.link(self._inside(history, times, seen)) + self.log_rate.to(self.shift)
 
-    def in_gaps(
+    def rates_in_gaps(
         self,
         history: Encoded,
         nodes: Float[Tensor, "B G Q"],
@@ -173,12 +174,8 @@ class SAHP(Described, nn.Module):
         z = self._inside(history, torch.cat([nodes, ends[..., None]], 2), None)
         return self.link.in_gaps(z, self.log_rate.to(self.shift), weights)
 
-    def intensity(self, history: Encoded, times: Float[Tensor, "B Q"]) -> Float[Tensor, "B Q M"]:
-        """lambda per mark at any times, in events per unit of the user's time."""
-        return protocol.intensity(self, history, times)
-
     @torch.no_grad()
-    def bound(
+    def upper_bound(
         self, history: Encoded, a: Float[Tensor, " B"], b: Float[Tensor, " B"]
     ) -> Float[Tensor, " B"]:
         """An upper bound of the total rate on [a, b], seen from the last position and with no event

@@ -19,13 +19,12 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from fourpoint.events import Batch, Dataset, MarkSpace, UserError
-from fourpoint.models import protocol
-from fourpoint.models.described import Described
+from fourpoint.models.base import PointProcess, space_without_places
 from fourpoint.models.positions import Positions, counts, extended, positions_of
 from fourpoint.ops.minimise import minimise
 
 
-class SelfCorrecting(Described, nn.Module):
+class SelfCorrecting(PointProcess[Positions]):
     """Rate ``exp(drift (t - start) - correction N(t))``; ``drift`` is per unit of time,
     ``correction`` per event.
 
@@ -37,12 +36,15 @@ class SelfCorrecting(Described, nn.Module):
     """
 
     linear = True
+    has_closed_integral = True
+    has_upper_bound = True
+    fits_in_closed_form = True
 
     def __init__(
         self, marks: MarkSpace | int | None = None, drift: float = 1.0, correction: float = 1.0
     ) -> None:
         super().__init__()
-        self.marks = protocol.space_without_places(marks, "self-correcting")
+        self.marks = space_without_places(marks, "self-correcting")
         if self.marks.count > 1:
             raise UserError(
                 "a single type of event",
@@ -97,6 +99,7 @@ class SelfCorrecting(Described, nn.Module):
         time: Float[Tensor, " B"],
         mark: Int[Tensor, " B"],
         active: Bool[Tensor, " B"] | None = None,
+        place: Float[Tensor, "B k"] | None = None,
     ) -> Positions:
         return extended(history, time, active)
 
@@ -108,10 +111,7 @@ class SelfCorrecting(Described, nn.Module):
     ) -> Float[Tensor, "B G Q 1"]:
         return self._log_rate(history, times, counts(history, seen)[..., None])[..., None]
 
-    def intensity(self, history: Positions, times: Float[Tensor, "B Q"]) -> Float[Tensor, "B Q 1"]:
-        return protocol.intensity(self, history, times)
-
-    def integral(
+    def closed_integral(
         self,
         history: Positions,
         a: Float[Tensor, "B G"],
@@ -123,7 +123,7 @@ class SelfCorrecting(Described, nn.Module):
         return (b - a)[..., None] * first.exp() * _growth(self.drift * (b - a))[..., None]
 
     @torch.no_grad()
-    def bound(
+    def upper_bound(
         self, history: Positions, a: Float[Tensor, " B"], b: Float[Tensor, " B"]
     ) -> Float[Tensor, " B"]:
         """The largest rate on [a, b] seen from the last position: it is monotone, so that one of

@@ -32,6 +32,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn.functional import layer_norm, linear, scaled_dot_product_attention
 
 from fourpoint.events import Batch, UserError
+from fourpoint.models.base import History
 
 # positions up to which plain products beat the fused kernel, measured on one thread at d = 16
 SHORT = 56
@@ -39,16 +40,13 @@ Feed = tuple[Tensor, Tensor, Tensor]  # W_1, b_1, W_2
 
 
 @dataclass(frozen=True, eq=False)
-class Encoded:
+class Encoded(History):
     """States of B sequences at P positions, and every layer's keys and values, side by side (E = 2
     D).
 
     Nothing is extended while training, and keys and values are not kept then.
     """
 
-    times: Float[Tensor, "B P"]
-    start: Float[Tensor, " B"]
-    lengths: Int[Tensor, " B"]
     states: Float[Tensor, "B P D"]
     kept: Float[Tensor, "B L P E"] | None
 

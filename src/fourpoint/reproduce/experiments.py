@@ -237,7 +237,7 @@ def features(setting: Setting, output: Path) -> Record:
             if not isinstance(model.modes, Modes):
                 raise TypeError("the paper's form has a spectrum")
             model.modes.seed = seed
-            model.settle(D)
+            model.fix_features(D)
             found.append(
                 evaluate(
                     tabled(model, 1.0), test, truth="hawkes", tolerance=setting.tolerance

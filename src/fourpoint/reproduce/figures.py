@@ -25,7 +25,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from fourpoint.data.synthetic import process
 from fourpoint.events import Dataset, Sequence
-from fourpoint.models import protocol
+from fourpoint.models.base import position_before
 from fourpoint.models.dapp_history import have
 from fourpoint.ops.scores import scores
 from fourpoint.plots.charts import COLOURS, FAINT, INK, SOFT, look
@@ -139,7 +139,7 @@ def head_rates(
     """The total rate (Q,) at ``times``, and with one head at a time (K, Q)."""
     history = model.encode(sequence.batch())
     asked = torch.from_numpy(times)[None]
-    seen = protocol.position_before(history, asked)
+    seen = position_before(history, asked)
     heads = (
         model.attend(history, asked[..., None], seen)[:, :, 0] * model._readout()
     )  # (1, Q, K, M)

@@ -74,7 +74,7 @@ def ready(model: Any, device: str, longest: float) -> Any:
     """``model`` as it is scored: on ``device``, and with tabled scores where it has 10,000
     features. What is fitted in closed form stays on the CPU, where scoring it takes no time.
     """
-    if not hasattr(model, "maximum_likelihood"):
+    if not model.fits_in_closed_form:
         model.to(device)
     return tabled(model, longest)
 
@@ -148,9 +148,9 @@ def rates(model: Any, sequence: Sequence, times: NDArray[np.float64]) -> NDArray
 
 
 def _recipe(model: Any, options: dict[str, Any]) -> dict[str, Any]:
-    if hasattr(model, "maximum_likelihood"):
+    if model.fits_in_closed_form:
         return {"by": "maximum likelihood"}
-    chosen = {**RECIPE, **getattr(model, "recipe", {}), **options}
+    chosen = {**RECIPE, **(model.recipe or {}), **options}
     chosen.pop("step_events", None)  # it decides the batch size where that is left open
     return Recipe(**chosen)._asdict()
 

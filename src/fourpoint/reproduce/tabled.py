@@ -20,10 +20,11 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fourpoint.events import Batch
-from fourpoint.models import DAPP, protocol
+from fourpoint.models import DAPP
+from fourpoint.models.base import PointProcess, position_before
 from fourpoint.models.dapp_history import DAPPHistory, Parts, have
 from fourpoint.models.past import memory_of, past_of
 from fourpoint.ops import attention, selection
@@ -54,7 +55,7 @@ def tabled(model: Any, longest: float) -> Any:
     return model if cells * model.marks.count**2 > CELLS else Tabled(model, reach, cells)
 
 
-class Tabled(nn.Module):
+class Tabled(PointProcess[DAPPHistory]):
     """A DAPP whose intensity is computed from tables; it has the verbs that likelihoods and
     intensities need.
 
@@ -67,7 +68,7 @@ class Tabled(nn.Module):
     @torch.no_grad()
     def __init__(self, model: DAPP, reach: float, cells: int) -> None:
         super().__init__()
-        self.model, self.marks, self.linear = model, model.marks, model.linear
+        self.model, self.marks = model, model.marks
         s = model.spectrum(fixed=True)
         self.parts = Parts(s, model.rate.curves())
         self.width = reach / cells
@@ -84,6 +85,15 @@ class Tabled(nn.Module):
         ]
         for name, table in zip(("lags", "sums"), tables, strict=True):  # (K, M M, cells, 4)
             self.register_buffer(name, table.to(model.readout), persistent=False)
+
+    @property
+    def linear(self) -> bool:
+        """As the model itself."""
+        return self.model.linear
+
+    def settings(self) -> dict[str, Any]:
+        """Those of the model itself."""
+        return self.model.settings()
 
     def encode(self, batch: Batch, before: DAPPHistory | None = None) -> DAPPHistory:
         """The model's own history; where memory is bounded, events are chosen by tabled scores
@@ -138,7 +148,7 @@ class Tabled(nn.Module):
     def intensity(self, history: DAPPHistory, times: Tensor) -> Tensor:
         """lambda per mark at any times."""
         B, Q = times.shape
-        seen = protocol.position_before(history, times)
+        seen = position_before(history, times)
         return self.log_intensity(history, times[..., None], seen)[:, :, 0].exp()
 
     def knots(self, history: DAPPHistory) -> Tensor | None:

@@ -12,17 +12,19 @@ import hashlib
 import json
 import math
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from fourpoint.atomic import TEMPORARY, locked_in_turn, make_folder, write_atomic
 from fourpoint.events import UserError
 from fourpoint.models import MODELS, Hawkes
+from fourpoint.models.base import PointProcess
 from fourpoint.storage import model_schema
 from fourpoint.storage.trained_on import TrainedOn, trained_on
 
@@ -58,7 +60,7 @@ class CheckpointError(UserError):
     """A folder that is not a model, or not a whole one."""
 
 
-def save(model: Any, folder: str | Path, *, about: dict[str, Any] | None = None) -> Path:
+def save(model: PointProcess, folder: str | Path, *, about: dict[str, Any] | None = None) -> Path:
     """Write ``model`` to ``folder``; ``about`` is kept beside it (unit, data, training window).
 
     >>> import tempfile
@@ -68,11 +70,7 @@ def save(model: Any, folder: str | Path, *, about: dict[str, Any] | None = None)
     1
     """
     name = next(
-        (
-            n
-            for n, kind in MODELS.items()
-            if n == getattr(model, "name", None) or kind is type(model)
-        ),
+        (n for n, kind in MODELS.items() if n == model.name or kind is type(model)),
         None,
     )
     if name is None:
@@ -99,7 +97,7 @@ def save(model: Any, folder: str | Path, *, about: dict[str, Any] | None = None)
     return Path(folder)
 
 
-def restore(folder: str | Path) -> nn.Module:
+def restore(folder: str | Path) -> PointProcess:
     """The model saved in ``folder``, in evaluation mode.
 
     Raises :class:`CheckpointError` where it is damaged, foreign, or not what a model can be.
@@ -131,7 +129,9 @@ def restore(folder: str | Path) -> nn.Module:
     return model.eval()
 
 
-def _built(build: Any, info: dict[str, Any], tensors: dict[str, Tensor]) -> Any:
+def _built(
+    build: Callable[..., PointProcess], info: dict[str, Any], tensors: dict[str, Tensor]
+) -> PointProcess:
     """The model that ``info`` describes, with ``tensors`` as its weights; each part is checked
     before it is used.
     """

@@ -15,10 +15,11 @@ from inspect import Parameter, signature
 from typing import Any, Literal, Union, get_args, get_origin
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fourpoint.events import Box, MarkSpace, UserError
+from fourpoint.models.base import PointProcess
 
 ENTRIES = {
     *("format", "fourpoint", "torch", "weights", "sha256"),
@@ -88,16 +89,16 @@ def build_bounded(
     marks: MarkSpace,
     settings: dict[str, Any],
     tensors: dict[str, Tensor],
-) -> nn.Module:
+) -> PointProcess:
     """The new model, built without asking for many more elements than its ``tensors`` have."""
     total = sum(tensor.numel() for tensor in tensors.values())
     _check_tables(marks, settings, tensors)
     with _Bounded(4 * total + LEAST):
-        model: nn.Module = build(marks, **settings)
+        model: PointProcess = build(marks, **settings)
     return model
 
 
-def check_tensors(model: nn.Module, tensors: dict[str, Tensor]) -> None:
+def check_tensors(model: PointProcess, tensors: dict[str, Tensor]) -> None:
     """Raise :class:`SchemaError` unless ``tensors`` are a state of ``model``, with finite values.
 
     All floating-point tensors may be float64, as after ``model.double()``. A tensor that is not

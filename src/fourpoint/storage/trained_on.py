@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fourpoint.events import Dataset, Sequence
+from fourpoint.models.base import PointProcess
 
 MOST_CUT = 3  # `Dataset.split` cuts sequences only where there are fewer of them than parts
 Hashes = NDArray[np.uint64]
@@ -75,13 +76,13 @@ class Overlap:
         )
 
 
-def trained_on(model: Any) -> TrainedOn | None:
+def trained_on(model: PointProcess) -> TrainedOn | None:
     """What ``model`` was trained on, where that is known."""
     found = getattr(model, "trained_on", None)
     return found if isinstance(found, TrainedOn) else None
 
 
-def overlap(model: Any, data: Dataset) -> Overlap | None:
+def overlap(model: PointProcess, data: Dataset) -> Overlap | None:
     """How much of ``data`` the model was trained on; None where that is nothing, or is not known.
 
     >>> from types import SimpleNamespace
@@ -101,7 +102,7 @@ def overlap(model: Any, data: Dataset) -> Overlap | None:
     return Overlap(int((seen > 0).sum()), int(seen.sum()), len(data), data.events)
 
 
-def held_out(model: Any, data: Dataset) -> Dataset | None:
+def held_out(model: PointProcess, data: Dataset) -> Dataset | None:
     """The part of ``data`` that was not in training; None unless the rest was.
 
     Of a sequence whose beginning was in training it is the remainder, in a window that begins where
@@ -124,7 +125,7 @@ def held_out(model: Any, data: Dataset) -> Dataset | None:
     return Dataset.from_sequences(kept, unit=data.unit, name=data.name)
 
 
-def chose_weights(model: Any, data: Dataset) -> bool:
+def chose_weights(model: PointProcess, data: Dataset) -> bool:
     """Whether any sequence of ``data`` was among those by which `fit` chose when to stop."""
     known = trained_on(model)
     return known is not None and bool(np.isin(_hashes(data), known.dev).any())

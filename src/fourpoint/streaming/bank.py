@@ -20,6 +20,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from fourpoint.events import UserError
 from fourpoint.inference.sampling import still
+from fourpoint.models.base import PointProcess
 from fourpoint.models.following import LARGEST, Events, Numbers, Scored, Stop
 from fourpoint.ops.quadrature import Unconverged
 from fourpoint.streaming.monitor_table import MonitorTable
@@ -77,7 +78,7 @@ class StreamBank:
 
     def __init__(
         self,
-        model: Any,
+        model: PointProcess,
         *,
         start: float = 0.0,
         limit: int | None = None,
@@ -320,7 +321,7 @@ class StreamBank:
 
     @staticmethod
     def restore(
-        model: Any,
+        model: PointProcess,
         state: bytes,
         *,
         limit: int | None = None,
@@ -369,7 +370,12 @@ class StreamBank:
 
     @staticmethod
     def resume(
-        model: Any, head: bytes, store: Store, *, limit: int | None = None, threads: int = 2
+        model: PointProcess,
+        head: bytes,
+        store: Store,
+        *,
+        limit: int | None = None,
+        threads: int = 2,
     ) -> StreamBank:
         """The bank whose :meth:`head` this is, with the entities in ``store``, which are read when
         they are named.

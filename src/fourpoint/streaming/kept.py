@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 
 from fourpoint.inference.sampling import still
 from fourpoint.kernels.numba_dapp_stream import compiled_loops, waves
+from fourpoint.models.base import PointProcess
 from fourpoint.models.dapp import DAPP, DAPPHistory
 from fourpoint.models.dapp_step import Steps
 from fourpoint.models.following import Events, Numbers, Scored, Stop
@@ -47,7 +48,7 @@ FIELDS = (
 )  # per head and slot; index counts events, -1 in an empty slot
 
 
-def supports_kept(model: Any) -> bool:
+def supports_kept(model: PointProcess) -> bool:
     """Whether ``model`` can be followed here: a DAPP that keeps a number of events and has
     unnormalised, paired Fourier scores.
     """

@@ -18,6 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from fourpoint.inference.sampling import select_rows
+from fourpoint.models.base import PointProcess
 from fourpoint.models.dapp import DAPP
 from fourpoint.models.dapp_step import Before, Reached, Steps, supports
 from fourpoint.models.following import Events, Numbers, Scored, Stop
@@ -84,9 +85,9 @@ class Memories(Protocol):
         """Remember what :meth:`take` gave."""
 
 
-def memories(model: Any, start: float, threads: int) -> Memories:
+def memories(model: PointProcess, start: float, threads: int) -> Memories:
     """The faster of the ways that ``model`` allows, for windows that open at ``start``."""
-    if supports(model):
+    if isinstance(model, DAPP) and supports(model):
         return StateRows(model, start, threads)
     return ExcitationRows(model) if isinstance(model, Hawkes) else HistoryRows(model, start)
 
@@ -300,10 +301,10 @@ class HistoryRows:
     spare = 0
     follows = False
 
-    def __init__(self, model: Any, start: float) -> None:
+    def __init__(self, model: PointProcess, start: float) -> None:
         self.model = doubled(model)
         self.history = opened(self.model, start)
-        self.fixed = bool(getattr(model, "linear", False)) and model.settings().get("keep") is None
+        self.fixed = model.linear and model.settings().get("keep") is None
 
     @torch.no_grad()
     def grow(self, rows: int) -> None:

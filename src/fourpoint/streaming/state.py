@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fourpoint.events import UserError
+from fourpoint.models.base import PointProcess
 
 MAGIC, VERSION = b"fourpoint state\n", 2
 LAYOUT = struct.Struct("<IQ32s")  # version, bytes after this, their hash
@@ -220,7 +221,7 @@ def _reason(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"[:120]
 
 
-def fingerprint(model: Any) -> str:
+def fingerprint(model: PointProcess) -> str:
     """A hash of the model's kind, settings, marks and weights."""
     settings = json.dumps(
         [type(model).__name__, model.settings(), model.marks.names], sort_keys=True, default=str

@@ -19,6 +19,7 @@ import torch
 from numpy.typing import NDArray
 
 from fourpoint.inference.sampling import still
+from fourpoint.models.base import PointProcess
 from fourpoint.models.dapp import DAPP
 from fourpoint.models.dapp_step import Steps, supports
 from fourpoint.models.following import LARGEST, Events, Numbers, Scored, Stop, not_finite
@@ -82,13 +83,15 @@ class Stepper(Protocol):
         """Remember what :meth:`arrays` gave."""
 
 
-def stepper(model: Any) -> Stepper:
+def stepper(model: PointProcess) -> Stepper:
     """The faster of the ways that ``model`` allows."""
-    if supports(model):
+    if isinstance(model, DAPP) and supports(model):
         return ByStates(model)
     if isinstance(model, Hawkes):
         return ByExcitation(model)
-    return ByActiveSets(model) if supports_kept(model) else ByVerbs(model)
+    if isinstance(model, DAPP) and supports_kept(model):
+        return ByActiveSets(model)
+    return ByVerbs(model)
 
 
 def follow_by_steps(
@@ -119,7 +122,7 @@ def follow_by_steps(
 class ByVerbs:
     """Any model, by its verbs: a copy of it, in float64 and evaluation mode."""
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: PointProcess) -> None:
         self.model = doubled(model)
         self.table = (
             KernelTable(model, compiled=True) if isinstance(model, DAPP) and model.scanned else None
@@ -157,7 +160,7 @@ class ByVerbs:
         if self.table is not None:
             places, scores = self.table.largest(time - times, marks, mark, top)
             return times[places], marks[places], scores / self._whole(time, mark)[:, None]
-        if not hasattr(self.model, "attended"):
+        if not self.model.has_attention:
             return None
         own = self.model.attended(
             self._history, torch.tensor([time], dtype=torch.float64), torch.tensor([mark])

@@ -6,7 +6,7 @@ model allows it.
     advance(t)       nothing happened until t          silence is evidence: the integral grows, the likelihood falls
 
 The sum over a window is the log-likelihood of the window, for every model. A linear DAPP is stepped
-by `models.dapp_step`, all others by the verbs of `models.protocol` (`streaming.steppers`); both in
+by `models.dapp_step`, all others by the verbs of `models.base` (`streaming.steppers`); both in
 float64. Integrals have closed forms or are refined until they settle to 1e-6, absolute and
 relative. Memory is constant for linear models and with ``keep``; softmax and other dense models
 remember every event. `streaming.monitoring` watches the rescaled gaps.
@@ -24,6 +24,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from fourpoint.events import MarkSpace, Sequence, UserError
 from fourpoint.inference.sampling import still
+from fourpoint.models.base import PointProcess
 from fourpoint.models.following import LARGEST, Events, Numbers, Scored, Stop, not_finite
 from fourpoint.ops.quadrature import Unconverged
 from fourpoint.streaming.kept import ByActiveSets
@@ -143,7 +144,7 @@ class Stream:
 
     def __init__(
         self,
-        model: Any,
+        model: PointProcess,
         *,
         start: float = 0.0,
         keep: int | None = None,
@@ -169,7 +170,7 @@ class Stream:
             if alarms is None
             else Monitor(alarms, 1 / families(model.marks.count, fleet=False))
         )
-        self._followed = model if keep is None else _keeping(model, keep)
+        self._followed = model if keep is None else model.keeping(keep)
         self._names = {name: i for i, name in enumerate(model.marks.names)}
         with still(model):
             self._stepper = stepper(self._followed)
@@ -179,7 +180,7 @@ class Stream:
         """Forget everything, and begin anew at ``start``."""
         start = finite(start)
         self._stepper.restart(start)
-        self._recent = Recent(self.recent, growing=not getattr(self._followed, "linear", False))
+        self._recent = Recent(self.recent, growing=not self._followed.linear)
         self.start, self.time, self.count, self.log_likelihood = start, start, 0, 0.0
         self._open = 0.0  # the integral since the last event
         self._types: TypeWatch | None = None
@@ -376,7 +377,7 @@ class Stream:
         return pack("stream", fingerprint(self.model), header, arrays)
 
     @staticmethod
-    def restore(model: Any, state: bytes) -> Stream:
+    def restore(model: PointProcess, state: bytes) -> Stream:
         """The stream whose :meth:`state` this is. Raises :class:`UserError` for other bytes and for
         those of another model.
         """
@@ -411,9 +412,7 @@ class Stream:
             for name, array in arrays.items()
             if not name.startswith("recent.") and name not in ("monitor", "types")
         }
-        fixed = bool(getattr(self._followed, "linear", False)) or isinstance(
-            self._stepper, ByActiveSets
-        )
+        fixed = bool(self._followed.linear) or isinstance(self._stepper, ByActiveSets)
         check_arrays(own, self._stepper.arrays(), fixed=fixed, marks=self.model.marks.count)
         several = [
             name for name, array in own.items() if name.startswith("history.") and len(array) != 1
@@ -646,16 +645,6 @@ def known_mark(marks: MarkSpace, names: dict[str, int], mark: int | str | None) 
             "Use a name or a number of the model's marks.",
         )
     return found
-
-
-def _keeping(model: Any, keep: int) -> Any:
-    if not hasattr(model, "keeping"):
-        raise UserError(
-            "a DAPP to bound the memory of",
-            type(model).__name__,
-            "Leave keep out: this model has no attention.",
-        )
-    return model.keeping(keep)
 
 
 def _name(marks: MarkSpace, mark: int) -> str | None:

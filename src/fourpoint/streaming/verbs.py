@@ -1,4 +1,4 @@
-"""What streams ask of any model, by the verbs of `models.protocol`: rates at the end of a history,
+"""What streams ask of any model, by the verbs of `models.base`: rates at the end of a history,
 and their integrals from there.
 
 Histories have B rows, and every question is asked from the last position of each. Streams work in
@@ -19,20 +19,20 @@ from torch import Tensor
 
 from fourpoint.events import Batch
 from fourpoint.inference.sampling import remember
-from fourpoint.models.protocol import pieces
+from fourpoint.models.base import History, PointProcess, pieces
 from fourpoint.ops.quadrature import integrate
 
 Floats = NDArray[np.float64]
 TOLERANCE = 1e-6  # of a gap's integral, absolute and relative
 
 
-def doubled(model: Any) -> Any:
+def doubled(model: PointProcess) -> Any:
     """A copy of ``model`` in float64 and evaluation mode."""
     return copy.deepcopy(model).double().eval()
 
 
 @torch.no_grad()
-def opened(model: Any, start: float, rows: int = 1) -> Any:
+def opened(model: PointProcess, start: float, rows: int = 1) -> Any:
     """The history of windows that open at ``start``, without events, in the form that ``extend``
     gives.
     """
@@ -44,7 +44,7 @@ def opened(model: Any, start: float, rows: int = 1) -> Any:
 
 
 @torch.no_grad()
-def logs_at(model: Any, history: Any, times: Floats) -> Floats:
+def logs_at(model: PointProcess, history: History, times: Floats) -> Floats:
     """log lambda per mark just before ``times``, one for each row, (B, M)."""
     at = torch.from_numpy(times)[:, None, None]
     return np.asarray(
@@ -53,7 +53,7 @@ def logs_at(model: Any, history: Any, times: Floats) -> Floats:
 
 
 @torch.no_grad()
-def integrals(model: Any, history: Any, at: Floats, times: Floats) -> Floats:
+def integrals(model: PointProcess, history: History, at: Floats, times: Floats) -> Floats:
     """The integral of the total rate from ``at`` to ``times`` in each row, (B,), in closed form or
     refined between knots.
 
@@ -61,8 +61,8 @@ def integrals(model: Any, history: Any, at: Floats, times: Floats) -> Floats:
     """
     a, b = torch.from_numpy(at)[:, None], torch.from_numpy(times)[:, None]
     last = history.lengths[:, None]
-    if hasattr(model, "integral"):
-        return np.asarray(model.integral(history, a, b, last).sum((1, 2)).detach().numpy())
+    if model.has_closed_integral:
+        return np.asarray(model.closed_integral(history, a, b, last).sum((1, 2)).detach().numpy())
     left, right, nodes = pieces(model, history, torch.cat([a, b], 1))
     wide = (right > left).any(0)
     if not bool(wide.any()):

@@ -23,6 +23,7 @@ from torch import Tensor
 from fourpoint.events import Dataset, MarkSpace
 from fourpoint.events.windows import beginning, repeated_windows
 from fourpoint.inference.likelihood import Convention, quick_gap_terms
+from fourpoint.models.base import PointProcess
 from fourpoint.models.hawkes import Hawkes
 from fourpoint.models.poisson import Poisson, SplinePoisson
 
@@ -38,7 +39,7 @@ class ClosedForm(NamedTuple):
     """A fitted closed-form model: its name, its remarks and its scores on the development data."""
 
     name: str
-    model: Any
+    model: PointProcess
     notes: list[str]
     scores: Tensor
 
@@ -85,7 +86,7 @@ def fit_closed_forms(
     return found
 
 
-def unit_scores(model: Any, data: Dataset, convention: Convention) -> Tensor:
+def unit_scores(model: PointProcess, data: Dataset, convention: Convention) -> Tensor:
     """Log-likelihoods of the units of ``data`` in a fixed order, in float64; their sum is that of
     all data.
 

@@ -143,8 +143,7 @@ class CapturedSteps(Steps):
     def close(self) -> list[str]:
         parts = max((shape.parts for shape in self.shapes.values()), default=1)
         self.shapes.clear()
-        if hasattr(self.model, "redraw"):
-            self.model.redraw(self.seeded(torch.Generator(), 0))
+        self.model.redraw(self.seeded(torch.Generator(), 0))
         said = [f"steps were not recorded as CUDA graphs: {self.why}"] if self.why else []
         return said + (
             [f"a batch was taken in up to {parts} parts, to fit into the device's memory"]
@@ -199,7 +198,7 @@ class CapturedSteps(Steps):
 
     def _work(self, shape: Shape) -> None:
         """One step, from rows to weights; nothing in it waits."""
-        with _rounded_products(getattr(self.model, "rounded_products", False)):
+        with _rounded_products(self.model.rounded_products):
             batches = (self._batch(rows, shape.room) for rows in shape.rows.chunk(shape.parts))
             loss, norm = self._slopes(batches, self.random, self.inputs[0])
         nn.utils.clip_grads_with_norm_(self.weights, self.recipe.clip, norm)

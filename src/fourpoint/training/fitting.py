@@ -29,13 +29,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 
 from fourpoint.events import Dataset, check_marks
 from fourpoint.events.ties import spread_in_ticks
 from fourpoint.events.windows import cut_long, repeated_windows
 from fourpoint.inference.likelihood import BLOCK, CONVENTIONS, Convention, check_memory
 from fourpoint.kernels.compiling import threads_for_loops
+from fourpoint.models.base import PointProcess
 from fourpoint.ops.periodogram import COARSE, coarse_clock
 from fourpoint.report.printing import progress_bar
 from fourpoint.storage.trained_on import TrainedOn
@@ -76,7 +76,7 @@ RECIPE: dict[str, Any] = dict(
 
 @one_fit_at_a_time
 def fit(
-    model: Any,
+    model: PointProcess,
     train: Dataset,
     dev: Dataset | None = None,
     *,
@@ -168,7 +168,7 @@ def fit(
     place = _device(device)
     chosen = {
         **RECIPE,
-        **getattr(model, "recipe", {}),
+        **(model.recipe or {}),
         **{k: v for k, v in given.items() if v is not None},
     }
     if steps is not None and epochs is None:
@@ -189,7 +189,7 @@ def fit(
         )
     keep_freed_memory()
     torch.manual_seed(seed)
-    if dev is None and hasattr(model, "maximum_likelihood"):
+    if dev is None and model.fits_in_closed_form:
         dev = train.select([])  # a closed form has no early stopping to keep data for
     if dev is None:
         train, dev = train.split((0.9, 0.1), by="sequence", seed=seed)
@@ -211,13 +211,13 @@ def fit(
     run.begin(resume)
     # Gradients of attention are summed per thread, so that they depend on the number of threads;
     # these models are small.
-    one_thread = place.type == "cpu" and getattr(model, "one_thread", False)
+    one_thread = place.type == "cpu" and model.one_thread
     with threads_for_loops(one_thread), _bar(progress) as bar:
         bar.say("preparing")
         said = _look_at_clock(run, recipe)
         shown = spread_in_ticks(train, run.tick, seed) if run.tick else train
         run.fit.notes += model.initialise(shown) + said
-        if hasattr(model, "maximum_likelihood"):
+        if model.fits_in_closed_form:
             return run.maximise(shown)
         if baselines:
             bar.say("fitting closed-form models")
@@ -251,8 +251,7 @@ def _train(
         _groups(model, recipe), betas=(0.9, 0.99), fused=True, capturable=place.type == "cuda"
     )
     step = run.load() if resume else 0
-    if hasattr(model, "rehearse"):
-        model.rehearse()
+    model.draw_training_features()
     run.begin_mean()
     if guesses and step == 0:
         run.score_guess(guesses)
@@ -330,11 +329,10 @@ def _guesses(run: Run) -> list[dict[str, torch.Tensor]]:
     rate.
     """
     found = []
-    if getattr(run.model, "first_guess", None):
+    if run.model.first_guess:
         found.append(run.model.first_guess)
-    if hasattr(run.model, "embedded"):
-        inside = [run.model.embedded(one.model) for one in run.closed_forms]
-        found += [weights for weights in inside if weights is not None]
+    inside = [run.model.embedded(one.model) for one in run.closed_forms]
+    found += [weights for weights in inside if weights is not None]
     if run.closed_forms and run.train.events < SMALL:
         found.append({name: p.detach().clone() for name, p in run.model.named_parameters()})
     return found
@@ -376,8 +374,8 @@ def _look_at_clock(run: Run, recipe: Recipe) -> list[str]:
     """
     train, unit = run.train, run.train.unit or "time units"
     tick = coarse_clock(train.gaps[train.gaps > 0])
-    if hasattr(run.model, "spreading"):
-        run.model.spread = recipe.spread
+    if run.model.dequantises_gaps:
+        run.model.dequantise = recipe.spread
     elif recipe.spread:
         run.tick = tick
     if not tick:
@@ -418,14 +416,14 @@ def _device(name: str) -> torch.device:
     return torch.device(name)
 
 
-def _groups(model: nn.Module, recipe: Recipe) -> list[dict[str, Any]]:
+def _groups(model: PointProcess, recipe: Recipe) -> list[dict[str, Any]]:
     """Networks move NETWORK_PACE times as fast as rates, scales and splines, which have far to go;
     only they are decayed.
 
     A model with a recipe of its own is a network as a whole: its matrices are decayed, and all
     moves at one pace.
     """
-    if hasattr(model, "recipe"):
+    if model.recipe is not None:
         split = [
             [p for p in model.parameters() if p.requires_grad and (p.ndim > 1) == matrix]
             for matrix in (True, False)
@@ -450,7 +448,11 @@ def _groups(model: nn.Module, recipe: Recipe) -> list[dict[str, Any]]:
 
 
 def _check_fit(
-    model: Any, train: Dataset, dev: Dataset | None, recipe: Recipe, time_budget: float | None
+    model: PointProcess,
+    train: Dataset,
+    dev: Dataset | None,
+    recipe: Recipe,
+    time_budget: float | None,
 ) -> None:
     if train.events == 0:
         raise TrainingError(

@@ -10,12 +10,11 @@ model asks for those cuts from then on, in likelihoods, checks, samples and fore
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from fourpoint.events import Dataset
 from fourpoint.inference.likelihood import log_likelihoods
+from fourpoint.models.narrow import NarrowPeaks
 from fourpoint.ops.quadrature import Unconverged
 
 SEQUENCES, EVENTS = 8, 16  # at most so many sequences, and of each so many of its first events
@@ -25,7 +24,7 @@ ANY = 1e6  # nats per event: a tolerance that every rule keeps
 
 
 @torch.no_grad()
-def look_for_narrow_peaks(model: Any, data: Dataset) -> list[str]:
+def look_for_narrow_peaks(model: NarrowPeaks, data: Dataset) -> list[str]:
     """Set ``model.narrow`` from some sequences of ``data``, and say so where it is true."""
     whole = data.batch(list(range(0, len(data), max(1, -(-len(data) // SEQUENCES)))))
     some = (whole.columns(0, EVENTS) if whole.times.shape[1] else whole).to(model.narrow.device)

@@ -17,17 +17,18 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import wraps
 from pathlib import Path
-from typing import Any, NamedTuple, ParamSpec
+from typing import Any, NamedTuple, ParamSpec, cast
 
 import numpy as np
 import torch
-from torch import nn
 
 from fourpoint.atomic import locked, make_folder, write_atomic
 from fourpoint.events import Dataset, UserError
 from fourpoint.events.windows import beginning
 from fourpoint.inference.likelihood import Convention
 from fourpoint.models import Hawkes
+from fourpoint.models.base import PointProcess
+from fourpoint.models.narrow import NarrowPeaks
 from fourpoint.storage import checkpoints
 from fourpoint.training.closed_forms import (
     ClosedForm,
@@ -110,7 +111,7 @@ class Run:
 
     def __init__(
         self,
-        model: Any,
+        model: PointProcess,
         train: Dataset,
         dev: Dataset,
         folder: Path | None,
@@ -197,7 +198,7 @@ class Run:
             self.best = {k: v.detach().clone() for k, v in self.model.named_parameters()}
             self.write(model=True)
 
-    def score(self, model: Any) -> torch.Tensor:
+    def score(self, model: PointProcess) -> torch.Tensor:
         """Log-likelihoods of ``model`` on the units of the development data."""
         return unit_scores(model, self.dev, self.convention)
 
@@ -298,7 +299,7 @@ class Run:
         return self.fit
 
     def _look_for_peaks(self) -> None:
-        if hasattr(self.model, "narrow"):
+        if isinstance(self.model, NarrowPeaks):
             self.fit.notes += look_for_narrow_peaks(self.model, self.whole)
 
     def _own_score(self) -> float:
@@ -310,7 +311,7 @@ class Run:
         self.fit.notes.append(f"nats per event on dev: {total / events:.4f}; closed forms: {shown}")
         return total
 
-    def _explosive(self, model: Any) -> str:
+    def _explosive(self, model: PointProcess) -> str:
         """Why ``model`` counts as explosive, as far as the time budget allows to find out."""
         cut = False
 
@@ -367,7 +368,7 @@ class Run:
             for name, parameter in self.model.named_parameters():
                 parameter.copy_(weights.get(name, parameter))
         self.model.to("cpu").eval()
-        said = self.model.settle() if hasattr(self.model, "settle") else []
+        said = self.model.fix_features()
         self.fit.notes = [
             note for note in self.fit.notes if not note.startswith("evaluation features")
         ] + said
@@ -397,11 +398,10 @@ class Run:
             self.fit.name = str(done.get("closed_form", ""))
             return True
         self.model.initialise(self.whole)
-        if hasattr(self.model, "settle"):
-            self.model.settle(kept.settings()["eval_features"])
+        self.model.fix_features(kept.settings().get("eval_features"))
         self.model.load_state_dict(kept.state_dict())
         if isinstance(kept, Hawkes):
-            self.model.errors = kept.errors
+            cast(Hawkes, self.model).errors = kept.errors
         self.fit.model = self.model.eval()
         return True
 
@@ -564,13 +564,13 @@ def fingerprint(data: Dataset) -> str:
     return digest.hexdigest()[:32]
 
 
-def _copy(model: nn.Module, values: list[torch.Tensor]) -> None:
+def _copy(model: PointProcess, values: list[torch.Tensor]) -> None:
     """Put ``values`` into the model's parameters; nothing where there are none."""
     with torch.no_grad():
         for parameter, value in zip(model.parameters() if values else (), values, strict=True):
             parameter.copy_(value)
 
 
-def _score(model: Any, data: Dataset, convention: Convention = "window") -> float:
+def _score(model: PointProcess, data: Dataset, convention: Convention = "window") -> float:
     """Log-likelihood in nats per event."""
     return float(unit_scores(model, data, convention).sum()) / max(1, data.events)

@@ -10,12 +10,12 @@ an explosive one reach any cap.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
 from fourpoint.events import Dataset, Sequence, UserError
 from fourpoint.inference.sampling import sample_paths
+from fourpoint.models.base import PointProcess
 
 PATHS = 12
 STRETCH = 150  # expected events of a stretch, where windows have more
@@ -25,7 +25,7 @@ TOLERATED = 0.1  # share of capped paths up to which a model counts as stable
 
 
 def explosive(
-    model: Any, data: Dataset, seed: int = 0, time_left: Callable[[], bool] | None = None
+    model: PointProcess, data: Dataset, seed: int = 0, time_left: Callable[[], bool] | None = None
 ) -> str:
     """Why ``model`` counts as explosive on stretches like those of ``data``; "" if it does not.
 

@@ -69,10 +69,8 @@ class Steps:
         self, batch: Batch, random: torch.Generator, events: float
     ) -> tuple[float, float] | None:
         """What :meth:`_slopes` gives, by compiled loops where the model has them for this batch."""
-        if not hasattr(self.model, "slopes"):
-            return None
         self._ready(random)
-        found = self.model.slopes(batch, self.recipe.nodes, random, self.convention, -1 / events)
+        found = self.model.gradients(batch, self.recipe.nodes, random, self.convention, -1 / events)
         if found is None:
             return None
         total, slopes = found
@@ -118,8 +116,7 @@ class Steps:
     def _ready(self, random: torch.Generator) -> None:
         if not self.model.training:
             self.model.train()
-        if hasattr(self.model, "redraw"):
-            self.model.redraw(random)
+        self.model.redraw(random)
 
     def not_finite(self, step: int, loss: float) -> TrainingError:
         """What went wrong at ``step``, with the sequences and the parameter."""

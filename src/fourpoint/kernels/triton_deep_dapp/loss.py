@@ -91,7 +91,7 @@ def draw(model: DeepDAPP, batch: Batch, nodes: int, random: torch.Generator) -> 
     hidden = kept(1 - settings["unmarked"], B, N) if settings["unmarked"] else None
     heard, active = kept(settings["unheard"], L, R), kept(settings["dropout"], (4 * L + 2) * R * H)
     layers, queries = (None, None) if active is None else active.split([4 * L * R * H, 2 * R * H])
-    shifts, tick = None, model.spreading()
+    shifts, tick = None, model.gap_resolution()
     if tick:
         shifts = (torch.rand(R, device=device, generator=random) - 0.5) * (
             tick / model.time_scale

@@ -36,9 +36,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from fourpoint.events import Batch, Dataset, MarkSpace, UserError
-from fourpoint.models import protocol
+from fourpoint.models.base import PointProcess, box_of, place_or_nothing, places_of
 from fourpoint.models.dapp_start import start_rate
-from fourpoint.models.described import Described
 from fourpoint.models.modes import FASTEST, SLOWEST
 from fourpoint.models.rate import Rate
 from fourpoint.models.spatial.cells import Cells
@@ -62,7 +61,7 @@ PIECE = 2**22  # numbers of a map held at once
 NUMBERS = 2**18  # held at once while a rule over the box is applied without gradient
 
 
-class PlacedDAPP(Described, nn.Module):
+class PlacedDAPP(PointProcess[PlacedDAPPHistory]):
     """Deep attention point process for events with places.
 
     Arguments
@@ -91,10 +90,12 @@ class PlacedDAPP(Described, nn.Module):
     """
 
     linear = True
+    has_upper_bound = True
     recipe = dict(steps=600, batch_size=16, nodes=2, validate_every=50, patience=6)
     time_scale: Tensor
     gain: Tensor
     numbers: Tensor
+    order: int
 
     def __init__(
         self,
@@ -114,7 +115,7 @@ class PlacedDAPP(Described, nn.Module):
     ) -> None:
         super().__init__()
         self.marks = MarkSpace.of(marks)
-        self.box = protocol.box_of(self.marks, "dapp-places")
+        self.box = box_of(self.marks, "dapp-places")
         k, M = self.box.dimension, self.marks.count
         if k not in HIGHEST:
             raise UserError(
@@ -137,7 +138,8 @@ class PlacedDAPP(Described, nn.Module):
             seed=seed,
         )
         check_choices(self._settings)
-        self.order, self.finest = order, max(order, FINEST[k])
+        self.order = order
+        self.finest = max(order, FINEST[k])
         self._drawn: Float[Tensor, "S k"] | None = None
         self.register_buffer("numbers", waves.lattice(k, frequencies))
         F = 2 * len(self.numbers)
@@ -219,7 +221,7 @@ class PlacedDAPP(Described, nn.Module):
         start = batch.start if before is None else before.start
         first = batch.start[:, None] if before is None else before.times[:, -1:]
         times = torch.cat([first, batch.times], 1)
-        phi, values = self._driving(protocol.places_of(batch), batch.marks, batch.valid)
+        phi, values = self._driving(places_of(batch), batch.marks, batch.valid)
         held = (
             phi.new_zeros(len(phi), values.shape[2], phi.shape[2])
             if before is None
@@ -240,7 +242,7 @@ class PlacedDAPP(Described, nn.Module):
     ) -> PlacedDAPPHistory:
         """One event more; only the last position is kept."""
         happened = torch.ones_like(mark, dtype=torch.bool) if active is None else active
-        where = protocol.place_or_nothing(place, happened, self.box.dimension)
+        where = place_or_nothing(place, happened, self.box.dimension)
         phi, values = self._driving(where[:, None], mark[:, None], happened[:, None])
         moved = self.move(history, torch.where(happened, time, last_time(history)))
         return replace(moved, state=moved.state + values[:, 0, :, None, None] * phi[:, None])
@@ -359,13 +361,7 @@ class PlacedDAPP(Described, nn.Module):
             self.time_scale * self.box.volume
         )
 
-    def intensity(
-        self, history: PlacedDAPPHistory, times: Float[Tensor, "B Q"]
-    ) -> Float[Tensor, "B Q M"]:
-        """The rate of every type in the whole box at any times."""
-        return protocol.intensity(self, history, times)
-
-    def bound(
+    def upper_bound(
         self, history: PlacedDAPPHistory, a: Float[Tensor, " B"], b: Float[Tensor, " B"]
     ) -> Float[Tensor, " B"]:
         """An upper bound of the rate in the box on [a, b], all types together: the mean of

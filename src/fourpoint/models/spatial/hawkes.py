@@ -32,8 +32,7 @@ from torch.utils.checkpoint import checkpoint
 
 from fourpoint.events import Batch, Box, Dataset, MarkSpace, UserError
 from fourpoint.memory import require_memory
-from fourpoint.models import protocol
-from fourpoint.models.described import Described
+from fourpoint.models.base import History, PointProcess, box_of, place_or_nothing, places_of
 from fourpoint.models.poisson import mean_rates
 from fourpoint.models.spatial.cells import Cells
 from fourpoint.models.spatial.grid import PlaceGrid
@@ -58,14 +57,11 @@ class Strengths(NamedTuple):
 
 
 @dataclass(frozen=True)
-class PlacedHistory:
+class PlacedHistory(History):
     """Positions with the excitation that falls inside the box, by exciting type, and the events
     themselves.
     """
 
-    times: Float[Tensor, "B P"]
-    start: Float[Tensor, " B"]
-    lengths: Int[Tensor, " B"]
     excitation: Float[Tensor, "B P M"]
     when: Float[Tensor, "B N"]
     marks: Int[Tensor, "B N"]
@@ -86,7 +82,7 @@ class Clusters(NamedTuple):
         return Clusters(*(torch.cat(column) for column in zip(*parts, strict=True)))
 
 
-class PlacedHawkes(Described, nn.Module):
+class PlacedHawkes(PointProcess[PlacedHistory]):
     """Exponential Hawkes process whose events trigger others around them, normally distributed in
     space.
 
@@ -120,6 +116,11 @@ class PlacedHawkes(Described, nn.Module):
     """
 
     linear = False
+    has_closed_integral = True
+    has_upper_bound = True
+    fits_in_closed_form = True
+    draws_places = True
+    draws_clusters = True
 
     def __init__(
         self,
@@ -133,7 +134,7 @@ class PlacedHawkes(Described, nn.Module):
     ) -> None:
         super().__init__()
         self.marks = MarkSpace.of(marks)
-        self.box = protocol.box_of(self.marks, "hawkes-places")
+        self.box = box_of(self.marks, "hawkes-places")
         if min(baseline, branching, decay, spread) <= 0:
             raise UserError(
                 "positive numbers",
@@ -243,6 +244,12 @@ class PlacedHawkes(Described, nn.Module):
             else notes
         )
 
+    def training_log_likelihood(
+        self, batch: Batch, nodes: int, random: torch.Generator, convention: str
+    ) -> Float[Tensor, " B"]:
+        """The exact log-likelihood."""
+        return self.exact_log_likelihood(batch, convention)
+
     def exact_log_likelihood(self, batch: Batch, convention: str = "window") -> Float[Tensor, " B"]:
         """The closed form, with gradient; "gaps" leaves out the first event and both ends of the
         window.
@@ -271,7 +278,7 @@ class PlacedHawkes(Described, nn.Module):
     ) -> PlacedHistory:
         """One event more; all events stay, since the rate at a place compares it with every one."""
         happened = torch.ones_like(mark, dtype=torch.bool) if active is None else active
-        where = protocol.place_or_nothing(place, happened, self.box.dimension)
+        where = place_or_nothing(place, happened, self.box.dimension)
         row, s, h = torch.arange(len(time)), self._strengths(), history
         n = int((h.lengths + happened).max())
         if n > h.when.shape[1]:
@@ -324,13 +331,7 @@ class PlacedHawkes(Described, nn.Module):
         """log lambda_m(t, x), per unit of time and volume."""
         return self._local(history, times, places, seen, self._strengths())
 
-    def intensity(
-        self, history: PlacedHistory, times: Float[Tensor, "B Q"]
-    ) -> Float[Tensor, "B Q M"]:
-        """The rate of every type in the whole box, at any times."""
-        return protocol.intensity(self, history, times)
-
-    def integral(
+    def closed_integral(
         self,
         history: PlacedHistory,
         a: Float[Tensor, "B G"],
@@ -345,7 +346,7 @@ class PlacedHawkes(Described, nn.Module):
         """One over the decay."""
         return torch.full_like(history.start, 1 / float(self.log_decay.exp()))
 
-    def bound(
+    def upper_bound(
         self, history: PlacedHistory, a: Float[Tensor, " B"], b: Float[Tensor, " B"]
     ) -> Float[Tensor, " B"]:
         """The largest rate in the box on [a, b] seen from the last position: it fades, so that it
@@ -538,7 +539,7 @@ class PlacedHawkes(Described, nn.Module):
         return torch.where(scored, own, 0.0).sum(1) - torch.where(kept, integral, 0.0).sum(1)
 
     def _encode(self, batch: Batch, s: Strengths) -> PlacedHistory:
-        places = protocol.places_of(batch)
+        places = places_of(batch)
         own = (
             nn.functional.one_hot(batch.marks, self.marks.count).to(s.decay)
             * self._mass(places, s)[..., None]

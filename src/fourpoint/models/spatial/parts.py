@@ -7,10 +7,11 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from fourpoint.events import UserError
+from fourpoint.models.base import History
 from fourpoint.models.rate import Curves
 from fourpoint.ops import sinusoids as waves
 
@@ -67,12 +68,9 @@ class Shared(Fields):
 
 
 @dataclass(frozen=True)
-class PlacedDAPPHistory:
+class PlacedDAPPHistory(History):
     """States of all waves at each position, real: cosines and sines."""
 
-    times: Float[Tensor, "B P"]
-    start: Float[Tensor, " B"]
-    lengths: Int[Tensor, " B"]
     shared: Shared
     state: Float[Tensor, "B K P F"]
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import numpy as np
 
 from fourpoint.events import MarkSpace, UserError
+from fourpoint.models.base import PointProcess
 from fourpoint.streaming.feed.encoding import Scores, as_json
 
 if TYPE_CHECKING:
@@ -91,7 +92,7 @@ class Single:
 
     def __init__(
         self,
-        model: Any,
+        model: PointProcess,
         keep: int | None,
         start: float,
         state: bytes | None,
@@ -155,7 +156,7 @@ class Entities:
 
     def __init__(
         self,
-        model: Any,
+        model: PointProcess,
         keep: int | None,
         start: float,
         state: bytes | None,
@@ -167,12 +168,8 @@ class Entities:
     ) -> None:
         from fourpoint.streaming.bank import StreamBank
 
-        if keep is not None and not hasattr(model, "keeping"):
-            raise UserError(
-                "a DAPP to bound the memory of",
-                type(model).__name__,
-                "Leave --keep out: this model has no attention.",
-            )
+        if keep is not None:
+            model.keeping(keep)  # refuses a model without attention
         followed = model if keep is None else model.keeping(keep)
         self.names = names_as_json(model.marks)
         self.marks = {name: i for i, name in enumerate(model.marks.names)}

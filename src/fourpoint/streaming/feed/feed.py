@@ -25,6 +25,7 @@ from typing import Any
 from fourpoint.data.clocks import unit_named
 from fourpoint.events import UserError
 from fourpoint.log_format import LogFormat
+from fourpoint.models.base import PointProcess
 from fourpoint.report.printing import plain_console, text_column
 from fourpoint.sanitising import console_lines
 from fourpoint.streaming.feed.events import ALARMS, Entities, Event, Scorer, Single
@@ -43,7 +44,7 @@ MAX_SKIPPED = 0.05  # share of the lines that may be skipped without a failure
 
 
 def score_feed(
-    model: Any,
+    model: PointProcess,
     *,
     input: Path | None = None,
     output: Path | None = None,
@@ -317,7 +318,7 @@ def _try_first_lines(input: Path, reader: EventReader) -> None:
 
 
 def _time_check(
-    model: Any,
+    model: PointProcess,
     trained: Trained,
     times: TimeReader,
     start: float,
@@ -339,7 +340,7 @@ def _time_check(
     return TimeCheck(begin, since, rate, most=longest, calendar=clock, reached=reached)
 
 
-def _rate(model: Any, trained: Trained, *, pooled: bool) -> float:
+def _rate(model: PointProcess, trained: Trained, *, pooled: bool) -> float:
     """Events per unit of time: of the training data, or of the model before any event where that is
     unknown.
     """

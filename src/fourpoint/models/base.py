@@ -1,0 +1,559 @@
+"""The contract of a point process: two abstract methods, and defaults for everything else.
+
+A history is what a model remembers of B sequences. It has *positions*: position 0 is the start of
+the window, before any event, and position p is the moment just after event p. ``encode`` returns
+all positions of a batch at once, which is what a likelihood needs; ``extend`` adds one event and
+may return the last position only, which is what streams and samplers need. Queries are made in
+groups: all Q times of a group are seen from one position, so that "strictly before" is decided
+once, by position, and tied events cannot see themselves.
+
+    encode(batch) -> History      log_intensity(history, t, position) -> (B, G, Q, M)
+
+Library code calls the methods of :class:`PointProcess` and nothing else. A model overrides a
+default where it has something better: a closed form, a bound, a compiled loss. Capabilities that
+have to be known before a history exists are class attributes or properties (``linear``,
+``has_closed_integral``, ``has_upper_bound``, ``has_inverse``, ``fits_in_closed_form``); a method
+that returns an optional result returns None if it is unsupported.
+
+Axes: B sequences, N events, P positions, G groups, Q query times in a group, M marks. Times are
+float64 in the user's unit, and intensities are events per unit of time and per mark.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from fourpoint.events import Batch, Box, Dataset, MarkSpace, UserError
+from fourpoint.models.described import Described
+from fourpoint.ops.quadrature import MOST
+
+if TYPE_CHECKING:
+    from fourpoint.models.spatial.cells import Cells
+    from fourpoint.storage.trained_on import TrainedOn
+
+PLACED = (
+    "dapp-places",
+    "hawkes-places",
+    "poisson",
+    "spline-poisson",
+)  # models for events with places
+
+
+H = TypeVar("H", bound="History")
+
+
+@dataclass(frozen=True, eq=False)
+class History:
+    """What is remembered of B sequences at P positions. Times are float64 in the user's unit."""
+
+    times: Float[Tensor, "B P"]  # when each position begins: the window's start, then each event
+    start: Float[Tensor, " B"]  # when each window begins
+    lengths: Int[Tensor, " B"]  # the last position that is real; later ones are padding
+
+    def latest(self: H) -> H:
+        """All that the next block of a long sequence needs: the last position, where the rest can
+        be forgotten.
+        """
+        return self
+
+
+Gradients = list[tuple[nn.Parameter, NDArray[np.float32]]]
+
+
+class PointProcess(Described, nn.Module, Generic[H]):
+    """A point process: a rate per mark, given the past.
+
+    A new model derives from this class and implements ``settings``, ``encode`` and
+    ``log_intensity``; ``extend`` too if it is to be sampled from or to follow a stream.
+    """
+
+    marks: MarkSpace
+    name: str | None = None  # in `MODELS`, where several names share a class
+    trained_on: TrainedOn | None = None
+    recipe: ClassVar[Mapping[str, Any] | None] = None  # settings of `fit` that suit this model
+    first_guess: dict[str, Tensor] | None = None  # weights that training has to beat
+    has_closed_integral: ClassVar[bool] = False  # `closed_integral` is implemented
+    has_inverse: ClassVar[bool] = False  # `inverse` is implemented
+    has_attention: ClassVar[bool] = False  # `attended` is implemented
+    fits_in_closed_form: ClassVar[bool] = False  # `maximum_likelihood` is implemented
+    draws_places: ClassVar[bool] = False  # `draw_places` is implemented
+    draws_clusters: ClassVar[bool] = False  # `draw_clusters` is implemented
+    sums_over_marks: ClassVar[bool] = False  # total rates without forming the rate of every mark
+    early_nodes: ClassVar[bool] = False  # nodes of the training loss lie closer soon after events
+    one_thread: ClassVar[bool] = False  # gradients would depend on the number of threads
+    dequantises_gaps: ClassVar[bool] = False  # it dequantises the ends of gaps by itself
+    dequantise: bool = True  # whether it does so in training
+    order: int | None = None  # nodes per axis of the rule for integrals over the box
+    finest: int = 0  # the largest such order
+
+    # ------------------------------------------------------------------ abstract
+
+    @abstractmethod
+    def encode(self, batch: Batch, before: H | None = None) -> H:
+        """All positions of a batch. ``before`` goes on from a history whose events came earlier
+        (linear models).
+        """
+
+    @abstractmethod
+    def log_intensity(
+        self,
+        history: H,
+        times: Float[Tensor, "B G Q"],
+        seen: Int[Tensor, "B G"] | None = None,
+    ) -> Float[Tensor, "B G Q M"]:
+        """log lambda at ``times``, group g from position ``seen[b, g]`` (position g if None)."""
+
+    # ------------------------------------------------------------------ rates
+
+    def extend(
+        self,
+        history: H,
+        time: Float[Tensor, " B"],
+        mark: Int[Tensor, " B"],
+        active: Bool[Tensor, " B"] | None = None,
+        place: Float[Tensor, "B k"] | None = None,
+    ) -> H:
+        """One more event in each sequence, or only where ``active``."""
+        raise UserError(
+            "a model that events can be added to one by one",
+            type(self).__name__,
+            "Implement its method extend, or encode whole sequences.",
+        )
+
+    def intensity(self, history: H, times: Float[Tensor, "B Q"]) -> Float[Tensor, "B Q M"]:
+        """lambda at any ``times``, each given the events strictly before it."""
+        position = position_before(history, times)
+        return self.log_intensity(history, times[..., None], position)[:, :, 0].exp()
+
+    def total_intensity(
+        self,
+        history: H,
+        times: Float[Tensor, "B G Q"],
+        seen: Int[Tensor, "B G"] | None = None,
+    ) -> Float[Tensor, "B G Q"]:
+        """The sum over marks of lambda at ``times``."""
+        return self.log_intensity(history, times, seen).exp().sum(-1)
+
+    def log_total(
+        self,
+        history: H,
+        times: Float[Tensor, "B G Q"],
+        seen: Int[Tensor, "B G"] | None = None,
+    ) -> Float[Tensor, "B G Q"]:
+        """The logarithm of :meth:`total_intensity`, for rates too small for their exponential."""
+        return self.log_intensity(history, times, seen).logsumexp(-1)
+
+    def log_rates_at_events(self, history: H, batch: Batch) -> Float[Tensor, "B N"]:
+        """log lambda at every event, of its own mark (and place), given the events before it."""
+        if batch.places is not None:
+            logs = self.log_intensity_at(history, batch.times[..., None], batch.places[:, :, None])
+        else:
+            rows, events = batch.times.shape
+            position = torch.arange(events, device=batch.times.device).expand(rows, events)
+            logs = self.log_intensity(history, batch.times[..., None], position)
+        return own_mark(logs[:, :, 0], batch.marks)
+
+    def gap_terms(
+        self,
+        history: H,
+        batch: Batch,
+        ends: Float[Tensor, "B G"],
+        nodes: Float[Tensor, "B G Q"],
+        weights: Float[Tensor, "*B Q"] | None,
+    ) -> tuple[Float[Tensor, "B N"], Float[Tensor, "B G"]]:
+        """log lambda at every event, which is at the end of its gap, and the integral over every
+        gap: closed, or from the rates at ``nodes``, of equal weight if ``weights`` is None.
+        """
+        left = batch.edges[:, :-1]
+        if self.has_closed_integral:
+            integral = self.closed_integral(history, left, ends).sum(2)
+            if batch.places is None:
+                logs = self.log_intensity(history, ends[..., None])
+                return own_mark(logs[:, :-1, 0], batch.marks), integral
+            return self.log_rates_at_events(history, replace(batch, times=ends[:, :-1])), integral
+        if batch.places is not None:
+            rates = self.total_intensity(history, nodes)
+            moved = replace(batch, times=ends[:, :-1])
+            mean = weighted_mean(rates, weights)
+            return self.log_rates_at_events(history, moved), mean * (ends - left).to(mean)
+        mean, logs = self.rates_in_gaps(history, nodes, ends, weights)
+        return own_mark(logs[:, :-1], batch.marks), mean * (ends - left).to(mean)
+
+    def rates_in_gaps(
+        self,
+        history: H,
+        nodes: Float[Tensor, "B G Q"],
+        ends: Float[Tensor, "B G"],
+        weights: Float[Tensor, "*B Q"] | None,
+    ) -> tuple[Float[Tensor, "B G"], Float[Tensor, "B G M"]]:
+        """The mean total rate at each gap's ``nodes``, and log lambda per mark at its end."""
+        logs = self.log_intensity(history, torch.cat([nodes, ends[..., None]], 2))
+        return weighted_mean(logs[:, :, :-1].exp().sum(-1), weights), logs[:, :, -1]
+
+    # ------------------------------------------------------------------ integrals
+
+    def closed_integral(
+        self,
+        history: H,
+        a: Float[Tensor, "B G"],
+        b: Float[Tensor, "B G"],
+        seen: Int[Tensor, "B G"] | None = None,
+    ) -> Float[Tensor, "B G M"]:
+        """int_a^b lambda per mark in closed form, for models with ``has_closed_integral``."""
+        raise NotImplementedError(f"{type(self).__name__} has no integral in closed form")
+
+    def knots(self, history: H) -> Float[Tensor, "B J"] | None:
+        """Times at which the rate is not smooth, where integrals are cut; None for none."""
+        return None
+
+    def cuts(self, history: H) -> Float[Tensor, "B E"] | None:
+        """Times between which the rate may have narrow peaks, where integrals are cut."""
+        return self.knots(history)
+
+    def cut_lags(self, device: torch.device) -> Float[Tensor, " E"]:
+        """The same as times since the last event, for integrals over a single gap."""
+        return torch.zeros(0, dtype=torch.float64, device=device)
+
+    @property
+    def first_nodes(self) -> int:
+        """Nodes of each piece of an integral to begin with."""
+        return 2
+
+    @property
+    def most_nodes(self) -> int:
+        """Nodes of a piece before it is cut."""
+        return MOST
+
+    def shortest_time(self, history: H) -> Float[Tensor, " B"] | None:
+        """The shortest time in which the rate changes by much without events; None if unknown."""
+        return None
+
+    def longest_panel(self, elapsed: Float[Tensor, " B"]) -> Float[Tensor, " B"]:
+        """How much of the time after ``elapsed`` a rule of 16 nodes may cover at once."""
+        return torch.full_like(elapsed, torch.inf)
+
+    # ------------------------------------------------------------------ sampling
+
+    @property
+    def linear(self) -> bool:
+        """Whether a history can be gone on from in constant memory."""
+        return False
+
+    @property
+    def has_upper_bound(self) -> bool:
+        """Whether :meth:`upper_bound` is implemented; sampling inverts the compensator if not."""
+        return False
+
+    def upper_bound(
+        self, history: H, a: Float[Tensor, " B"], b: Float[Tensor, " B"]
+    ) -> Float[Tensor, " B"]:
+        """A bound of the total rate on [a, b] while nothing happens."""
+        raise NotImplementedError(f"{type(self).__name__} has no bound of its rate")
+
+    def inverse(
+        self, history: H, a: Float[Tensor, " B"], mass: Float[Tensor, " B"]
+    ) -> Float[Tensor, " B"]:
+        """When the integral of the total rate from ``a`` reaches ``mass``."""
+        raise NotImplementedError(f"{type(self).__name__} has no inverse compensator")
+
+    def move(self, history: H, time: Float[Tensor, " B"]) -> H:
+        """The history at ``time`` with no event until then; the same one if nothing is saved."""
+        return history
+
+    def keeping(self, keep: int) -> PointProcess[H]:
+        """The same model, remembering at most ``keep`` events per attention head."""
+        raise UserError(
+            "a DAPP to bound the memory of",
+            type(self).__name__,
+            "Leave keep out: this model has no attention.",
+        )
+
+    # ------------------------------------------------------------------ explanation
+
+    def without(
+        self,
+        history: H,
+        times: Float[Tensor, "B Q"],
+        seen: Int[Tensor, "B Q"] | None = None,
+    ) -> Float[Tensor, "B Q N M"] | None:
+        """The rates if each past event in turn had not happened; None if unsupported."""
+        return None
+
+    def mode_effects(self, history: H, time: float) -> list[dict[str, Any]]:
+        """What each mode of a deep model adds to the rate."""
+        return []
+
+    def attended(
+        self, history: H, time: Float[Tensor, " B"], mark: Int[Tensor, " B"]
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Times, marks and weights of past events per head, for models with ``has_attention``."""
+        raise NotImplementedError(f"{type(self).__name__} has no attention")
+
+    # ------------------------------------------------------------------ training
+
+    def initialise(self, data: Dataset) -> list[str]:
+        """Take time scale, base rates and choices left to the data from ``data``; one line for
+        each choice.
+        """
+        return []
+
+    def maximum_likelihood(self, data: Dataset) -> list[str]:
+        """Fit without gradient steps, for models with ``fits_in_closed_form``."""
+        raise NotImplementedError(f"{type(self).__name__} is fitted by gradient steps")
+
+    def training_log_likelihood(
+        self, batch: Batch, nodes: int, random: torch.Generator, convention: str
+    ) -> Float[Tensor, " B"] | None:
+        """An exact or compiled log-likelihood with gradient; None: `inference.likelihood` samples
+        nodes.
+        """
+        return None
+
+    def gradients(
+        self, batch: Batch, nodes: int, random: torch.Generator, convention: str, share: float
+    ) -> tuple[float, Gradients] | None:
+        """The summed log-likelihood, and the gradients of ``share`` times it, from one compiled
+        kernel; None if unsupported.
+        """
+        return None
+
+    def redraw(self, random: torch.Generator) -> None:
+        """Draw what is random in a training step."""
+
+    def draw_training_features(self) -> None:
+        """Use few features in the validations of a training run; :meth:`fix_features` ends that."""
+
+    def fix_features(self, features: int | None = None) -> list[str]:
+        """Choose the features of evaluation at the end of training; one line for each choice."""
+        return []
+
+    def embedded(self, closed_form: PointProcess) -> dict[str, Tensor] | None:
+        """Weights with which this model is nearly the given closed-form model; None if there are
+        none.
+        """
+        return None
+
+    def gap_resolution(self) -> float:
+        """The timestamp resolution within which the ends of gaps are dequantised now; 0 for none."""
+        return 0.0
+
+    @property
+    def rounded_products(self) -> bool:
+        """Whether training on a CUDA device may round the factors of matrix products."""
+        return False
+
+    # ------------------------------------------------------------------ events with places
+
+    def log_intensity_at(
+        self,
+        history: H,
+        times: Float[Tensor, "B G Q"],
+        places: Float[Tensor, "B G Q k"],
+        seen: Int[Tensor, "B G"] | None = None,
+    ) -> Float[Tensor, "B G Q M"]:
+        """log lambda_m(t, x), per unit of time and volume, for models whose mark space has a box;
+        :meth:`log_intensity` is then the rate of each type in the whole box.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no places")
+
+    def draw_places(
+        self,
+        history: H,
+        time: Float[Tensor, " B"],
+        mark: Int[Tensor, " B"],
+        random: torch.Generator,
+    ) -> Float[Tensor, "B k"]:
+        """Places of events of known time and type, for models with ``draws_places``."""
+        raise NotImplementedError(f"{type(self).__name__} does not draw places")
+
+    def draw_clusters(
+        self,
+        history: H,
+        start: Float[Tensor, " B"],
+        stop: Float[Tensor, " B"],
+        random: torch.Generator,
+        limit: int,
+    ) -> Any:
+        """Whole paths at once, as clusters of immigrants and offspring, for models with
+        ``draws_clusters``; None where a path has more than ``limit`` events.
+        """
+        return None
+
+    def envelope(
+        self, history: H, a: Float[Tensor, " B"], b: Float[Tensor, " B"]
+    ) -> Float[Tensor, "B C"]:
+        """The volume times a bound of lambda in each of C equal cells; its mean is a bound of the
+        rate.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no bound in space")
+
+    def expected_in_cells(
+        self, history: H, paths: Dataset | None, a: float, b: float, cells: Cells
+    ) -> Float[Tensor, "C M"] | None:
+        """The mean rate in each cell of a map over [a, b], in closed form; None if unsupported."""
+        return None
+
+    def in_cells(
+        self, history: H, times: Float[Tensor, "B T"], seen: Int[Tensor, "B T"], cells: Cells
+    ) -> Float[Tensor, "C M"] | None:
+        """The mean over rows and times of the rate in each cell; None if unsupported."""
+        return None
+
+    def with_order(self, order: int) -> PointProcess[H]:
+        """The same model with another order of the rule for integrals over the box."""
+        raise NotImplementedError(f"{type(self).__name__} has no rule for integrals over a box")
+
+
+def own_mark(logs: Float[Tensor, "B N M"], marks: Int[Tensor, "B N"]) -> Float[Tensor, "B N"]:
+    """The entry of each event's own mark."""
+    return logs.gather(2, marks[..., None])[..., 0]
+
+
+def weighted_mean(
+    rates: Float[Tensor, "B G Q"], weights: Float[Tensor, "*B Q"] | None
+) -> Float[Tensor, "B G"]:
+    """The mean over nodes, of equal weight if ``weights`` is None."""
+    if weights is None:
+        return rates.mean(-1)
+    return (rates * weights.to(rates)).sum(-1)
+
+
+def position_before(history: History, times: Float[Tensor, "B Q"]) -> Int[Tensor, "B Q"]:
+    """The number of remembered events strictly before each time; the one place where query times
+    meet "before".
+    """
+    first = history.times[:, :1]
+    if bool((times < first).any()):
+        b, q = (int(i) for i in torch.nonzero(times < first)[0])
+        raise UserError(
+            f"query times at or after {float(first[b, 0]):g}, the earliest that is remembered",
+            f"{float(times[b, q]):g} (row {b}, query {q})",
+            "Encode the whole sequence to look further back.",
+        )
+    count = torch.searchsorted(history.times[:, 1:].contiguous(), times.contiguous())
+    return torch.minimum(count, history.lengths[:, None])
+
+
+def longest_panel(
+    model: PointProcess, history: History, start: Float[Tensor, " B"]
+) -> Callable[[Tensor], Tensor]:
+    """How much time a rule of 16 nodes may cover at once, as a function of the time since
+    ``start``.
+    """
+    passed = start - history.times.gather(1, history.lengths[:, None])[:, 0]
+    return lambda elapsed: model.longest_panel(passed + elapsed)
+
+
+def pieces(
+    model: PointProcess, history: History, edges: Float[Tensor, "B E"]
+) -> tuple[Float[Tensor, "B H"], Float[Tensor, "B H"], dict[str, Any]]:
+    """Left and right ends of the pieces in which integrals between ``edges`` are found, and
+    :func:`rule`.
+
+    Edges are cut at the model's ``cuts``: where its rate is not smooth, or may have peaks between.
+    """
+    own = edges
+    cuts = model.cuts(history)
+    if cuts is not None:
+        edges = (
+            torch.cat([edges, torch.minimum(torch.maximum(cuts, edges[:, :1]), edges[:, -1:])], 1)
+            .sort(1)
+            .values
+        )
+    left, right = edges[:, :-1].contiguous(), edges[:, 1:].contiguous()
+    if cuts is not None:  # most pieces of many cuts are empty
+        order = filled(left, right)
+        left, right = left.gather(1, order), right.gather(1, order)
+    how = rule(model, history)
+    if (
+        cuts is not None and how["shortest"] is not None
+    ):  # events raise the rate at edges, not at cuts
+        before = own.gather(1, torch.searchsorted(own.contiguous(), left, right=True) - 1)
+        how["shortest"] = torch.where(left == before, how["shortest"], torch.inf)
+    return left, right, how
+
+
+def rule(model: PointProcess, history: History) -> dict[str, Any]:
+    """Arguments of `quadrature.integrate` for this model's rate: ``first`` nodes, ``most`` before
+    it cuts an interval, and the ``shortest`` time in which the rate changes by much.
+    """
+    shortest = model.shortest_time(history)
+    return {
+        "first": model.first_nodes,
+        "most": model.most_nodes,
+        "shortest": None if shortest is None else shortest[:, None],
+    }
+
+
+def filled(left: Float[Tensor, "B H"], right: Float[Tensor, "B H"]) -> Int[Tensor, "B F"]:
+    """Which of the pieces [left, right] are not empty; rows with fewer of them have empty ones
+    behind.
+    """
+    full = right > left
+    return full.to(torch.int8).argsort(dim=1, descending=True, stable=True)[
+        :, : max(1, int(full.sum(1).max()))
+    ]
+
+
+def space_without_places(marks: MarkSpace | int | Sequence[str] | None, model: str) -> MarkSpace:
+    """The mark space of a model that has no use for places; a box is refused."""
+    space = MarkSpace.of(marks)
+    if space.box is not None:
+        remedy = f"Use {', '.join(PLACED[:-1])} or {PLACED[-1]}, or read the events without place=."
+        raise UserError(f"events without places for {model}", f"{space}", remedy)
+    return space
+
+
+def box_of(marks: MarkSpace, model: str) -> Box:
+    """The box of a model that needs one."""
+    if marks.box is None:
+        remedy = f"Read the events with place=, or use {model.removesuffix('-places')}."
+        raise UserError(f"events with places for {model}", f"{marks}", remedy)
+    return marks.box
+
+
+P = TypeVar("P")
+
+
+def placed(part: P | None) -> P:
+    """What a model has only where its mark space has a box."""
+    if part is None:
+        raise UserError(
+            "a model made for events with places",
+            "one without a box",
+            "Build it with marks=data.marks of such events.",
+        )
+    return part
+
+
+def places_of(batch: Batch) -> Float[Tensor, "B N k"]:
+    """The places of a batch, which must have them."""
+    if batch.places is None:
+        raise UserError(
+            "events with places, as the model was made for",
+            "events without",
+            "Read them with place=.",
+        )
+    return batch.places
+
+
+def place_or_nothing(
+    place: Float[Tensor, "B k"] | None, happened: Bool[Tensor, " B"], dimension: int
+) -> Float[Tensor, "B k"]:
+    """The place of one event more in each row, 0 where none ``happened``."""
+    if place is None:
+        if bool(happened.any()):
+            raise UserError(
+                "a place for every event", "an event without one", "Pass place= with time and mark."
+            )
+        return torch.zeros(len(happened), dimension, dtype=torch.float64, device=happened.device)
+    return torch.where(happened[:, None], place, 0.0)
