@@ -260,7 +260,7 @@ def test_starting_values_must_be_positive() -> None:
     ):
         Hawkes(exponentials=0)
     with pytest.raises(
-        UserError, match="expected data with the model's 2 types; received no marks"
+        UserError, match="expected data with 2 types, as the model has; received no marks"
     ):
         Hawkes(2).maximum_likelihood(simulated(2))
     with pytest.raises(

@@ -123,8 +123,8 @@ def test_other_marks_are_refused() -> None:
     with pytest.raises(
         UserError,
         match=(
-            "expected data with the model's 2 types; received no marks. Build the model with "
-            "marks=data.marks"
+            "expected data with 2 types, as the model has; received no marks. Use data of the "
+            "same kind, or fit a model with marks=data.marks"
         ),
     ):
         Poisson(2).initialise(Dataset.from_sequences([Sequence([1.0], start=0, stop=2)]))

@@ -203,7 +203,7 @@ def test_one_seed_gives_one_result(unbroken: tuple[DAPP, Fit]) -> None:
 
 KILLED = """
 import os, signal
-from fourpoint import training, training_run
+from fourpoint.training import fitting as training, run as training_run
 from fourpoint.data.synthetic import simulate
 from fourpoint.models import DAPP
 

@@ -77,7 +77,6 @@ class PointProcess(Described, nn.Module, Generic[H]):
     """
 
     marks: MarkSpace
-    name: str | None = None  # in `MODELS`, where several names share a class
     trained_on: TrainedOn | None = None
     recipe: ClassVar[Mapping[str, Any] | None] = None  # settings of `fit` that suit this model
     first_guess: dict[str, Tensor] | None = None  # weights that training has to beat

@@ -70,7 +70,7 @@ def save(model: PointProcess, folder: str | Path, *, about: dict[str, Any] | Non
     1
     """
     name = next(
-        (n for n, kind in MODELS.items() if n == model.name or kind is type(model)),
+        (n for n, kind in MODELS.items() if kind is type(model)),
         None,
     )
     if name is None:
