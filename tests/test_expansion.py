@@ -22,11 +22,11 @@ from typer.testing import CliRunner
 
 import fourpoint as fp
 from fourpoint.cli.main import app
-from fourpoint.data.arrow_blocks import unpacked_sizes
 from fourpoint.data.formats import FORMATS
 from fourpoint.data.formats.lists import read_lists
 from fourpoint.data.formats.unpickling import loads
 from fourpoint.data.tables import open_table
+from fourpoint.data.unpacked_sizes import unpacked_sizes
 from fourpoint.events import EventDataError, UserError
 from fourpoint.memory import free_memory, memory_limit, parse_size, require_memory, set_memory_limit
 
@@ -169,7 +169,7 @@ def test_a_page_whose_header_claims_too_much_is_refused(part: str, tmp_path: Pat
             read_lists(path, "lists of times", ("t",))
         else:
             getattr(open_table(path), part)(["t"])
-    assert pa.default_memory_pool().max_memory() < max(before, 100_000_000)
+    assert pa.default_memory_pool().max_memory() <= max(before, 100_000_000)
 
 
 FORMATTED: dict[str, tuple[str, Callable[[Path], Path]]] = {
@@ -225,7 +225,7 @@ def test_a_format_that_expands_without_end_is_refused(name: str, tmp_path: Path)
         with pytest.raises(
             EventDataError, match="expands into at most 4 MB; received .* expand into .* or more"
         ):
-            FORMATS[kind][0](path)
+            FORMATS[kind].read(path)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()

@@ -21,8 +21,17 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from fourpoint.data.datasets import load
-from fourpoint.data.formats import FORMATS, convert, du, easytpp, hotpp, pickles, tick
-from fourpoint.data.formats.guessing import guess_source, guess_target
+from fourpoint.data.formats import (
+    FORMATS,
+    convert,
+    du,
+    easytpp,
+    guess_source,
+    guess_target,
+    hotpp,
+    pickles,
+    tick,
+)
 from fourpoint.events import SPLITS, Dataset, EventDataError, MarkSpace, Sequence, UserError
 
 FILES = {
@@ -122,7 +131,7 @@ def test_a_round_trip_through_a_file_is_exact(
     tmp_path_factory: pytest.TempPathFactory, name: str, data: Dataset
 ) -> None:
     path = tmp_path_factory.mktemp("trip") / FILES[name]
-    read, write = FORMATS[name]
+    read, write = FORMATS[name].read, FORMATS[name].write
     write(data, path)
     same(read(path), data)
 
@@ -134,7 +143,7 @@ def test_a_round_trip_through_a_folder_is_exact(
     tmp_path_factory: pytest.TempPathFactory, name: str, data: Dataset
 ) -> None:
     path = tmp_path_factory.mktemp("trip") / "folder"
-    read, write = FORMATS[name]
+    read, write = FORMATS[name].read, FORMATS[name].write
     write(data, path)
     same(read(path), data)
 
@@ -175,7 +184,7 @@ def test_real_sets_survive_every_format(tmp_path: Path) -> None:
     )
     data = data.select(order)
     for name, file in FILES.items():
-        read, write = FORMATS[name]
+        read, write = FORMATS[name].read, FORMATS[name].write
         write(data, tmp_path / file)
         same(read(tmp_path / file), data)
 
@@ -486,7 +495,7 @@ def test_what_we_write_loads_in_easytpp(tmp_path: Path, name: str, format: str) 
     python = easytpp_python()
     data = load("nyc_delays").select([0, 1, 2, 3, 4, 5])
     data = replace(data, splits=np.array(["train", "train", "train", "dev", "test", "test"]))
-    FORMATS[name][1](data, tmp_path / "set")
+    FORMATS[name].write(data, tmp_path / "set")
     environment = os.environ | {
         "HF_HOME": str(tmp_path / "cache"),
         "HF_DATASETS_OFFLINE": "1",
@@ -890,14 +899,14 @@ def test_formats_are_guessed_by_content(tmp_path: Path) -> None:
     for name, file in FILES.items():
         folder = tmp_path / name
         folder.mkdir()
-        FORMATS[name][1](data, folder / file)
+        FORMATS[name].write(data, folder / file)
         assert guess_source(folder / file) == name
         disguised = folder / "x.bin"
         if name != "du":
             (folder / file).rename(disguised)
             assert guess_source(disguised) == name
     for name in FOLDERS:
-        FORMATS[name][1](data, tmp_path / f"{name}-folder")
+        FORMATS[name].write(data, tmp_path / f"{name}-folder")
         assert guess_source(tmp_path / f"{name}-folder") == name
     assert [guess_target(Path(file)) for file in FILES.values()] == [
         "easytpp",
@@ -920,12 +929,12 @@ def test_every_pair_of_formats(tmp_path: Path, first: str, second: str) -> None:
     data = small(splits=np.array(["train", "test"]))
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
-    FORMATS[first][1](data, tmp_path / "a" / FILES[first])
+    FORMATS[first].write(data, tmp_path / "a" / FILES[first])
     done = convert(tmp_path / "a" / FILES[first], tmp_path / "b" / FILES[second], to=second)
     assert (done.from_, done.to) == (first, second) and done.notes[0].endswith(
         f"is read as {first}"
     )
-    same(FORMATS[second][0](tmp_path / "b" / FILES[second]), data)
+    same(FORMATS[second].read(tmp_path / "b" / FILES[second]), data)
     assert sorted(p.name for p in (tmp_path / "b").iterdir() if p.name.startswith(".")) == []
 
 
@@ -939,7 +948,7 @@ def test_convert_says_what_it_did(tmp_path: Path) -> None:
     with pytest.raises(
         UserError,
         match=(
-            "a format to write: fourpoint, easytpp, .*; received 'eazytpp'. Did you mean 'easytpp'"
+            "a format to write: fourpoint, .*easytpp, .*; received 'eazytpp'. Did you mean 'easytpp'"
         ),
     ):
         convert(tmp_path / "train.json", tmp_path / "x.json", to="eazytpp")
@@ -974,11 +983,11 @@ def test_writing_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.Monke
     )
     for name in FOLDERS:
         with pytest.raises(EventDataError, match="at least one sequence to write"):
-            FORMATS[name][1](empty, tmp_path / "folder")
+            FORMATS[name].write(empty, tmp_path / "folder")
     monkeypatch.setattr("os.replace", lambda *_: (_ for _ in ()).throw(OSError("disk full")))
     for name, file in FILES.items():
         with pytest.raises(OSError, match="disk full"):
-            FORMATS[name][1](small(), tmp_path / file)
+            FORMATS[name].write(small(), tmp_path / file)
     assert [p for p in tmp_path.rglob("*") if p.is_file()] == []
 
 
@@ -987,7 +996,7 @@ def test_writing_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.Monke
 
 def readers_of(folder: Path) -> dict[str, Any]:
     return {
-        name: (folder / file, FORMATS[name][0])
+        name: (folder / file, FORMATS[name].read)
         for name, file in (FILES | {"hotpp": "h.parquet", "fourpoint": "f.parquet"}).items()
     }
 
@@ -1031,7 +1040,7 @@ def test_cut_and_damaged_files(
 ) -> None:
     folder = tmp_path_factory.mktemp("cut")
     path, read = readers_of(folder)[name]
-    FORMATS[name][1](small(), path)
+    FORMATS[name].write(small(), path)
     content = bytearray(path.read_bytes())
     for _ in range(drawn.draw(st.integers(0, 4))):
         content[drawn.draw(st.integers(0, len(content) - 1))] = drawn.draw(st.integers(0, 255))
@@ -1097,11 +1106,11 @@ def test_a_cell_of_a_million_characters(tmp_path: Path) -> None:
 def test_paths_that_are_no_files(tmp_path: Path) -> None:
     (tmp_path / "empty.json").touch()
     (tmp_path / "event.json").write_text("[]")
-    for name, (read, _) in FORMATS.items():
+    for name, format in FORMATS.items():
         with pytest.raises(EventDataError, match="which does not exist"):
-            read(tmp_path / f"time-{name}.xyz")
+            format.read(tmp_path / f"time-{name}.xyz")
         with pytest.raises(EventDataError):
-            read(tmp_path)
+            format.read(tmp_path)
     with pytest.raises(EventDataError, match="which is empty .0 bytes."):
         easytpp.read(tmp_path / "empty.json")
     with pytest.raises(EventDataError, match="which does not exist. Did you mean event.json"):

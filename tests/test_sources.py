@@ -12,10 +12,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from fourpoint.data.formats import convert
-from fourpoint.data.formats.guessing import guess_source
+from fourpoint.data.formats import convert, guess_source
 from fourpoint.data.readers import read as read_own
-from fourpoint.data.sources import SOURCES, congestion, memes, memetracker, mimic, transactions
+from fourpoint.data.sources import SOURCES, congestion, memetracker, mimic, transactions
 from fourpoint.events import EventDataError, UserError
 
 
@@ -265,7 +264,7 @@ def test_blocks_do_not_matter(
 ) -> None:
     path = saved(tmp_path, text, "a.txt")
     whole, notes = memetracker.read(path, least=1, mark="site")
-    monkeypatch.setattr(memes, "BLOCK", block)
+    monkeypatch.setattr(memetracker, "BLOCK", block)
     parts, said = memetracker.read(path, least=1, mark="site")
     assert (
         whole.ids == parts.ids
@@ -322,8 +321,8 @@ def test_memetracker_faults(tmp_path: Path) -> None:
 
 
 def test_a_record_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memes, "BLOCK", 1000)
-    monkeypatch.setattr(memes, "LONGEST", 5000)
+    monkeypatch.setattr(memetracker, "BLOCK", 1000)
+    monkeypatch.setattr(memetracker, "LONGEST", 5000)
     with pytest.raises(EventDataError, match="a.txt: a record of more than 5,000 bytes"):
         memetracker.read(saved(tmp_path, b"P\t" + b"x" * 10_000, "a.txt"))
 
@@ -646,7 +645,7 @@ def test_a_cell_of_a_million_characters(tmp_path: Path) -> None:
 
 def test_a_source_that_unfolds_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FOURPOINT_MEMORY_LIMIT", "1MiB")
-    monkeypatch.setattr(memes, "BLOCK", 2**20)
+    monkeypatch.setattr(memetracker, "BLOCK", 2**20)
     path = saved(tmp_path, b"P\thttp://a\nT\t2008-01-01 00:00:00\n\n" * 500_000, "bomb.csv.gz")
     for name in SOURCES:
         with pytest.raises(EventDataError, match="bomb.csv.gz, whose .* expand into"):

@@ -106,8 +106,7 @@ def convert(
     """Convert between the formats of the field, or from a source: mimic, memetracker, lobster,
     trades, congestion.
     """
-    from fourpoint.data.formats import convert as converted
-    from fourpoint.data.formats.guessing import guess_source
+    from fourpoint.data.formats import convert as converted, guess_source
     from fourpoint.data.sources import SOURCES
     from fourpoint.settings import parameters, parse_settings
 

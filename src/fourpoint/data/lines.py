@@ -1,7 +1,4 @@
-"""Text files as streams of bytes, compressed or not, and the numbers of their lines.
-
-Used by :mod:`fourpoint.data.delimited` and :mod:`fourpoint.data.json_lines`.
-"""
+"""Text files as streams of bytes, compressed or not, and the numbers of their lines."""
 
 from __future__ import annotations
 

@@ -17,13 +17,11 @@ from typing import Any
 
 import pyarrow as pa
 
-from fourpoint.data.arrow_blocks import unpacked_sizes
-from fourpoint.data.delimited import open_delimited
 from fourpoint.data.expansion import NUMBER, Expansion
 from fourpoint.data.files import check_file
-from fourpoint.data.json_lines import open_json_lines
 from fourpoint.data.opened import FAULTS, HEAD, Table, progress, reason, row_number
-from fourpoint.data.parquet_footer import Chunk, page_sizes
+from fourpoint.data.text_tables import open_delimited, open_json_lines
+from fourpoint.data.unpacked_sizes import Chunk, page_sizes, unpacked_sizes
 from fourpoint.events import EventDataError
 
 KINDS = {

@@ -1,4 +1,4 @@
-"""The formats of the field, both ways: a plain dict from a name to how it is read and written.
+"""The formats of the field, both ways: one table with how each is read, written and recognised.
 
     fourpoint   our Parquet, and any table that ``fourpoint.read`` takes
     easytpp     EasyTPP's JSON rows, and Hugging Face rows in Parquet
@@ -9,7 +9,7 @@
 
 A round trip through each keeps times to the last bit and marks to the name, because what a format
 has no room for travels in an annex (``annex.py``). A writer returns, in words, what the format's
-own readers will not see.
+own readers will not see. To add a format, write its module and add a line to ``FORMATS``.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
+from fnmatch import fnmatch
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from fourpoint.data import readers
 from fourpoint.data.formats import du, easytpp, hotpp, pickles, tick
-from fourpoint.data.formats.guessing import guess_source, guess_target
-from fourpoint.events import Dataset, UserError
+from fourpoint.data.sample import Matches, Sample, sample_of
+from fourpoint.events import Dataset, EventDataError, UserError
 
 Read = Callable[[str | Path], Dataset]
 Write = Callable[[Dataset, str | Path], list[str]]
@@ -38,14 +39,69 @@ def _write_own(data: Dataset, path: str | Path) -> list[str]:
     return []
 
 
-FORMATS: dict[str, tuple[Read, Write]] = {
-    "fourpoint": (_read_own, _write_own),
-    "easytpp": (easytpp.read, easytpp.write),
-    "pickle": (pickles.read, pickles.write),
-    "du": (du.read, du.write),
-    "tick": (tick.read, tick.write),
-    "hotpp": (hotpp.read, hotpp.write),
+def _matches_own(sample: Sample) -> bool:
+    return {"seq_id", "t"} <= sample.columns
+
+
+class Format(NamedTuple):
+    """How files of a format are read, written and recognised.
+
+    ``write`` returns notes on what other readers will not see. ``targets`` are patterns of the
+    names of files that are written in this format unless the user says otherwise.
+    """
+
+    read: Read
+    write: Write
+    matches: Matches
+    targets: tuple[str, ...] = ()
+
+
+# The first format that recognises a file or folder wins; Du's folders hold a JSON file too.
+FORMATS: dict[str, Format] = {
+    "fourpoint": Format(_read_own, _write_own, _matches_own, ("*.parquet",)),
+    "du": Format(du.read, du.write, du.matches, ("time*.txt",)),
+    "easytpp": Format(easytpp.read, easytpp.write, easytpp.matches, ("*.json",)),
+    "pickle": Format(pickles.read, pickles.write, pickles.matches, ("*.pkl", "*.pickle")),
+    "tick": Format(tick.read, tick.write, tick.matches, ("*.npz",)),
+    "hotpp": Format(hotpp.read, hotpp.write, hotpp.matches),
 }
+
+
+def guess_source(path: Path) -> str:
+    """The name of the format or source that a file, folder or pattern is in.
+
+    A file that no other recognises is a table for the format "fourpoint", whose reader says what is
+    missing. Fails with :class:`EventDataError` for a folder that none recognises.
+    """
+    from fourpoint.data.sources import RECOGNISED
+
+    sample = sample_of(path)
+    tests = RECOGNISED | {name: format.matches for name, format in FORMATS.items()}
+    for name, matches in tests.items():
+        if matches(sample):
+            return name
+    if sample.names is None or sample.columns:
+        return "fourpoint"
+    raise EventDataError(
+        "a folder of event files",
+        f"{path}, with {', '.join(sample.names[:5]) or 'nothing'}",
+        "Say what it is with --from.",
+    )
+
+
+def guess_target(path: Path) -> str:
+    """The name of the format to write, by the name of the file."""
+    for name, format in FORMATS.items():
+        if any(fnmatch(path.name.lower(), pattern) for pattern in format.targets):
+            return name
+    known = ", ".join(
+        f"{', '.join(f.targets)} ({name})" for name, f in FORMATS.items() if f.targets
+    )
+    raise UserError(
+        f"a target with an ending that says its format: {known}",
+        f"{path}",
+        "Rename it, or say which with --to.",
+    )
 
 
 @dataclass(frozen=True)
@@ -112,14 +168,14 @@ def convert(
         found = readers.read_with_notes(source)
         data, said = found.data, list(found.notes)
     else:
-        data = FORMATS[read][0](source)
+        data = FORMATS[read].read(source)
         said = readers.describe_choices(data)
     if data.marks.box is not None and written != "fourpoint":
         remedy = "Write a .parquet file, or drop the places with data.without_places() first."
         raise UserError(
             f"events without places, which {written} cannot hold", f"{data.marks}", remedy
         )
-    notes += said + FORMATS[written][1](data, target)
+    notes += said + FORMATS[written].write(data, target)
     return Conversion(data, read, written, notes)
 
 

@@ -40,9 +40,18 @@ from fourpoint.data.formats.rows import (
     rows_part,
     table_part,
 )
+from fourpoint.data.sample import Sample
 from fourpoint.events import Dataset, EventDataError
 
 WHAT = "EasyTPP's rows"
+
+
+def matches(sample: Sample) -> bool:
+    """Whether a file or folder looks like EasyTPP's rows."""
+    if sample.names is not None:
+        return sample.has_file(".json", ".jsonl") or TIMES in sample.columns
+    in_json = sample.head.lstrip()[:1] in (b"[", b"{") and TIMES.encode() in sample.head
+    return in_json or TIMES in sample.columns
 
 
 def read(path: str | Path) -> Dataset:

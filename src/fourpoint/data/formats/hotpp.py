@@ -23,11 +23,17 @@ from fourpoint.data.files import write_whole
 from fourpoint.data.formats.annex import Part, assemble, pack, whole_numbers
 from fourpoint.data.formats.folders import split_files, split_of, split_targets
 from fourpoint.data.formats.lists import flat, read_lists
+from fourpoint.data.sample import Sample
 from fourpoint.events import Dataset, EventDataError
 
 WHAT = "HoTPP's Parquet"
 COLUMNS = ("id", "timestamps", "labels")
 ANNEX = b"fourpoint.annex"
+
+
+def matches(sample: Sample) -> bool:
+    """Whether a file or folder looks like HoTPP's Parquet."""
+    return {"timestamps", "labels"} <= sample.columns
 
 
 def read(path: str | Path) -> Dataset:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from fourpoint.data.expansion import Expansion
 from fourpoint.data.files import check_file, unreadable
-from fourpoint.data.parquet_footer import expanded_size
+from fourpoint.data.unpacked_sizes import expanded_size
 from fourpoint.events import EventDataError
 
 
@@ -43,14 +43,6 @@ def read_lists(path: Path, what: str, wanted: tuple[str, ...]) -> pa.Table:
         raise
     except (pa.ArrowException, OSError, ValueError, MemoryError, OverflowError) as error:
         raise unreadable(path, what, error) from error
-
-
-def column_names(path: Path) -> list[str]:
-    """The columns of a Parquet file; none if it is not one."""
-    try:
-        return list(pq.read_schema(path).names)
-    except (pa.ArrowException, OSError, ValueError):
-        return []
 
 
 def flat(table: pa.Table, name: str, source: Path) -> tuple[NDArray[Any], NDArray[np.int64]]:

@@ -16,6 +16,7 @@ Source: Mei and Eisner, "The Neural Hawkes Process", 2017; Zuo et al., "Transfor
 from __future__ import annotations
 
 import pickle
+import re
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -38,10 +39,20 @@ from fourpoint.data.formats.easytpp import to_rows
 from fourpoint.data.formats.folders import split_files, split_of, split_targets
 from fourpoint.data.formats.rows import DIM, GAPS, TIMES, TYPES, kind, rows_part
 from fourpoint.data.formats.unpickling import load
+from fourpoint.data.sample import Sample
 from fourpoint.events import SPLITS, Dataset, EventDataError
 
 WHAT = "a pickle of splits, sequences and events"
+ENDINGS = (".pkl", ".pickle")
 EVENT = 48  # bytes of an event while lists become arrays
+
+
+def matches(sample: Sample) -> bool:
+    """Whether a file or folder looks like pickles."""
+    if sample.names is not None:
+        return sample.has_file(*ENDINGS)
+    named = sample.path.suffix.lower() in ENDINGS and not sample.columns
+    return named or re.match(rb"\x80[\x02-\x05]", sample.head) is not None
 
 
 def read(path: str | Path) -> Dataset:
@@ -55,11 +66,7 @@ def read(path: str | Path) -> Dataset:
         not data; nothing of it is run.
     """
     source = Path(path)
-    files = (
-        split_files(source, (".pkl", ".pickle"), WHAT)
-        if source.is_dir()
-        else [(split_of(source), source)]
-    )
+    files = split_files(source, ENDINGS, WHAT) if source.is_dir() else [(split_of(source), source)]
     return assemble([part for split, file in files for part in _parts(file, split)], source.stem)
 
 

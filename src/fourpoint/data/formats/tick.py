@@ -35,6 +35,7 @@ from fourpoint.data.formats.pickles import bounded
 from fourpoint.data.formats.rows import kind
 from fourpoint.data.formats.unpickling import load, loads
 from fourpoint.data.formats.unpickling_child import is_sound
+from fourpoint.data.sample import Sample
 from fourpoint.events import Dataset, EventDataError, MarkSpace, UserError
 
 WHAT = "tick's realisations"
@@ -97,6 +98,11 @@ def from_tick(
     part = _nested(timestamps, Path("timestamps"), None)
     ends = None if end_times is None else np.atleast_1d(np.asarray(end_times, dtype=np.float64))
     return _with_ends(part, ends, names, "tick")
+
+
+def matches(sample: Sample) -> bool:
+    """Whether a file looks like arrays of numpy's."""
+    return sample.head.startswith((b"PK\x03\x04", MAGIC))
 
 
 def read(path: str | Path) -> Dataset:

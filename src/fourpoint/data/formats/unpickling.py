@@ -20,12 +20,12 @@ from numpy.typing import NDArray
 
 from fourpoint.data.expansion import Expansion
 from fourpoint.data.files import contents
+from fourpoint.data.formats import unpickling_child
 from fourpoint.events import EventDataError
 
 WHAT = "a pickle of containers, numbers, text and numpy arrays"
-CHILD = Path(__file__).with_name("unpickling_child.py")
+CHILD = str(Path(unpickling_child.__file__).resolve())
 SECONDS, SECONDS_PER_MEGABYTE = 60, 1  # far more than data takes
-NO_MEMORY = 3  # exit code of the child
 
 
 def load(path: Path) -> tuple[Any, int]:
@@ -52,14 +52,14 @@ def loads(data: bytes, source: Path) -> Any:
     """
     expansion = Expansion(source, WHAT)
     seconds = SECONDS + SECONDS_PER_MEGABYTE * len(data) // 10**6
-    command = [sys.executable, "-I", "-S", str(CHILD), str(expansion.limit), str(seconds)]
+    command = [sys.executable, "-I", "-S", CHILD, str(expansion.limit), str(seconds)]
     try:
         done = subprocess.run(
             command, input=data, capture_output=True, timeout=seconds, cwd=tempfile.gettempdir()
         )
     except subprocess.TimeoutExpired:
         raise _refused(source, f"was not read within {seconds} seconds") from None
-    if done.returncode == NO_MEMORY:
+    if done.returncode == unpickling_child.NO_MEMORY:
         raise expansion.error(expansion.limit)
     if done.returncode != 0:
         raise _refused(source, f"ended the process that read it (exit code {done.returncode})")

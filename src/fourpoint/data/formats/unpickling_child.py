@@ -26,6 +26,7 @@ from math import prod
 from typing import Any
 
 DEEPEST = 64  # levels of containers inside one another
+NO_MEMORY = 3  # the exit code of a process that ran out of memory
 KEYS = frozenset({str, int, float, bytes, bool})
 
 
@@ -362,7 +363,7 @@ def address_space() -> int:
 
 
 def main() -> None:
-    """Read stdin, write the answer to stdout; exit with 3 where memory does not suffice."""
+    """Read stdin, write the answer to stdout; exit with ``NO_MEMORY`` where memory does not suffice."""
     data = sys.stdin.buffer.read()
     limit_resources(int(sys.argv[1]), int(sys.argv[2]))
     try:
@@ -370,7 +371,7 @@ def main() -> None:
         sys.stdout.buffer.write(content)
         sys.stdout.buffer.flush()
     except (MemoryError, RecursionError):
-        sys.exit(3)
+        sys.exit(NO_MEMORY)
 
 
 if __name__ == "__main__":

@@ -15,13 +15,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from fourpoint.data.sample import Matches
 from fourpoint.data.sources import congestion, memetracker, mimic, transactions
 from fourpoint.events import Dataset
 
-SOURCES: dict[str, Callable[..., tuple[Dataset, list[str]]]] = {
+Source = Callable[..., tuple[Dataset, list[str]]]
+
+SOURCES: dict[str, Source] = {
     "mimic": mimic.read,
     "memetracker": memetracker.read,
     "lobster": transactions.read_lobster,
     "trades": transactions.read_trades,
     "congestion": congestion.read,
+}
+# Sources that are recognised by their files.
+RECOGNISED: dict[str, Matches] = {
+    "mimic": mimic.matches,
+    "lobster": transactions.matches_lobster,
+    "memetracker": memetracker.matches,
 }

@@ -18,6 +18,7 @@ from typing import Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from fourpoint.data.sample import Sample
 from fourpoint.data.sources.sheets import Sheet, grouped, named, read_sheet
 from fourpoint.events import Dataset, EventDataError, MarkSpace, UserError
 
@@ -25,6 +26,12 @@ WHAT = "MIMIC's ADMISSIONS.csv"
 COLUMNS = {"subject_id": (), "admittime": (), "admission_type?": (), "diagnosis?": ()}
 DAY = 86_400_000_000  # in microseconds
 Mark = Literal["none", "type", "diagnosis"]
+
+
+def matches(sample: Sample) -> bool:
+    """Whether a file looks like MIMIC-III's admissions, by its header."""
+    header = sample.head.split(b"\n", 1)[0].lower()
+    return sample.is_text and b"subject_id" in header and b"admittime" in header
 
 
 def read(

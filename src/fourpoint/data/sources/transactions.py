@@ -4,7 +4,8 @@ A LOBSTER message file is one trading day of one stock. It has no header and six
 (seconds after midnight), type, order id, size, price (dollars times 10,000) and direction (1: a buy
 order stands in the book, -1: a sell order). The types:
 
-    1 submission   2 partial cancellation   3 deletion   4 execution, visible   5 execution, hidden   6 cross trade   7 halt
+    1 submission           2 partial cancellation   3 deletion      4 execution, visible
+    5 execution, hidden    6 cross trade            7 halt
 
 A trade is an execution, 4 or 5. It removes a standing order, so that it was started by the other
 side: direction -1 is a **buy**. Its name ``TICKER_DATE_START_END_message_LEVEL.csv`` says from when
@@ -14,12 +15,17 @@ A plain file has columns ``time`` and ``side``: stamps, or numbers since 1970 in
 paper's clock). Each day is a sequence, in seconds after midnight, and its window is the session, by
 default New York's 9:30 to 16:00.
 
+A day is one sequence, or is cut into windows of equal length. Windows are cut by the clock, never
+by the count of events: a window that ends at its fiftieth trade ends because of the trade, and its
+likelihood is that of another process.
+
 Where such files come from and under which terms: docs/sources/transactions.md.
 """
 
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -28,7 +34,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from fourpoint.data.sources.cutting import Days, cut
+from fourpoint.data.sample import Sample
 from fourpoint.data.sources.sheets import Sheet, read_sheet
 from fourpoint.events import Dataset, EventDataError, MarkSpace, UserError
 
@@ -48,6 +54,13 @@ COLUMNS = {
 PER_SECOND = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
 Mark = Literal["side", "message"]
 Clock = Literal["s", "ms", "us", "ns"]
+
+
+def matches_lobster(sample: Sample) -> bool:
+    """Whether a file or folder looks like LOBSTER's messages, by the names of its files."""
+    if sample.names is None:
+        return sample.is_text and NAME.search(sample.path.name) is not None
+    return any(NAME.search(name) for name in sample.names)
 
 
 def read_lobster(
@@ -205,3 +218,105 @@ def _sides(sheet: Sheet) -> NDArray[np.int64]:
         row = int(np.argmax(np.asarray(encoded.indices) == odd))
         raise sheet.error("a side: buy or sell, B or S, 1 or -1", row, names[odd])
     return np.array([SIDES[name] for name in names], dtype=np.int64)[np.asarray(encoded.indices)]
+
+
+MOST_WINDOWS = 10_000_000
+
+
+@dataclass
+class Days:
+    """Events day by day, each with its observed window in seconds after midnight."""
+
+    space: MarkSpace
+    ids: list[str] = field(default_factory=list)
+    times: list[NDArray[np.float64]] = field(default_factory=list)
+    marks: list[NDArray[np.int64]] = field(default_factory=list)
+    windows: list[tuple[float, float]] = field(default_factory=list)
+    outside: int = 0
+
+    def add(
+        self,
+        id: str,
+        times: NDArray[np.float64],
+        marks: NDArray[np.int64],
+        start: float,
+        stop: float,
+    ) -> None:
+        """One day's events in order of time; those outside its window are counted and left out."""
+        inside = (times >= start) & (times < stop)
+        self.outside += int((~inside).sum())
+        self.ids.append(id)
+        self.times.append(times[inside])
+        self.marks.append(marks[inside])
+        self.windows.append((start, stop))
+
+
+def cut(
+    days: Days, seconds: float, source: Path, name: str, notes: list[str]
+) -> tuple[Dataset, list[str]]:
+    """The days as a data set, in windows of ``seconds`` or whole where that is 0, and the notes
+    with what was left out.
+
+    The last window of a day may be shorter. Times stay seconds after midnight.
+
+    >>> days = Days(MarkSpace())
+    >>> days.add("monday", np.array([1.0, 2.5, 7.0]), np.zeros(3, int), 0.0, 8.0)
+    >>> [
+    ...     (s.id, s.start, s.stop, s.times.tolist())
+    ...     for s in cut(days, 3.0, Path("x.csv"), "x", [])[0]
+    ... ]
+    [('monday 0', 0.0, 3.0, [1.0, 2.5]), ('monday 1', 3.0, 6.0, []), ('monday 2', 6.0, 8.0, [7.0])]
+    """
+    if not (np.isfinite(seconds) and seconds >= 0):
+        raise UserError(
+            "windows of a length in seconds, or 0 for whole days",
+            f"{seconds}",
+            "Use seconds=300, say.",
+        )
+    total = sum(1 if not seconds else (stop - start) / seconds for start, stop in days.windows)
+    if total > MOST_WINDOWS:
+        raise UserError(
+            f"at most {MOST_WINDOWS:,} windows",
+            f"{total:,.0f} of {seconds} seconds",
+            "Take longer ones.",
+        )
+    if not sum(len(times) for times in days.times):
+        raise EventDataError(
+            "at least one event",
+            f"{source}: none in {len(days.ids)} days",
+            "Check the file and the session.",
+        )
+    edges = [_edges(start, stop, seconds) for start, stop in days.windows]
+    offsets, base = [np.zeros(1, dtype=np.int64)], 0
+    for times, edge in zip(days.times, edges, strict=True):
+        offsets.append(base + np.searchsorted(times, edge[1:], side="left"))
+        base += len(times)
+    data = Dataset(
+        np.concatenate(days.times),
+        np.concatenate(days.marks),
+        np.concatenate(offsets).astype(np.int64),
+        np.concatenate([edge[:-1] for edge in edges]),
+        np.concatenate([edge[1:] for edge in edges]),
+        days.space,
+        ids=tuple(
+            id if len(edge) == 2 and not seconds else f"{id} {i}"
+            for id, edge in zip(days.ids, edges, strict=True)
+            for i in range(len(edge) - 1)
+        ),
+        unit="seconds",
+        name=name,
+    )
+    left = (
+        [f"{days.outside:,} events are outside the observed window and left out"]
+        if days.outside
+        else []
+    )
+    return data, notes + left
+
+
+def _edges(start: float, stop: float, seconds: float) -> NDArray[np.float64]:
+    if not seconds:
+        return np.array([start, stop])
+    edges = start + seconds * np.arange(int(np.ceil((stop - start) / seconds)))
+    # Rounding may leave a last window of no length.
+    return np.append(edges[edges < stop - 1e-6 * seconds], stop)

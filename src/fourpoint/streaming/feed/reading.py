@@ -24,8 +24,8 @@ from operator import contains, itemgetter
 from typing import Any
 
 from fourpoint.data.clocks import looks_like_time
-from fourpoint.data.delimited import separator_of
 from fourpoint.data.roles import MARKS, TIMES, plain_name
+from fourpoint.data.text_tables import separator_of
 from fourpoint.events import UserError
 from fourpoint.streaming.feed.encoding import loader
 from fourpoint.streaming.feed.events import Columns, Event
