@@ -194,7 +194,7 @@ def test_wrong_calls_are_refused() -> None:
             match=rf"expected a time inside the window \[0, 2\] of sequence 0; received at={at}",
         ):
             forecast(HAWKES, s, 1.0, at=at)
-    with pytest.raises(UserError, match="expected events with 3 types .* received no marks"):
+    with pytest.raises(UserError, match="expected data with 3 types, .* received no marks"):
         forecast(Hawkes(3), s, 1.0)
     with pytest.raises(UserError, match="at least one path"):
         forecast(HAWKES, s, 1.0, paths=0)

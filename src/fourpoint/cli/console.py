@@ -129,29 +129,15 @@ def report_error(error: Exception) -> int | None:
 
 def print_all(numbers: dict[str, Any], blocks: list[Any], json: bool) -> None:
     """The numbers as strict JSON, or the blocks as tables with a line between them."""
-    from json import dumps
+    from fourpoint.strict_json import dumps
 
     if json:
-        print_result(dumps(_strict(numbers), allow_nan=False))
+        print_result(dumps(numbers))
         return
     for n, block in enumerate(blocks):
         if n:
             print_result("")
         print_result(block)
-
-
-def _strict(value: Any) -> Any:
-    """What strict JSON can hold: numpy's numbers as Python's, and None for a number that is not
-    finite.
-    """
-    from math import isfinite
-
-    if isinstance(value, dict):
-        return {key: _strict(one) for key, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [_strict(one) for one in value]
-    plain = value.item() if hasattr(value, "item") else value
-    return None if isinstance(plain, float) and not isfinite(plain) else plain
 
 
 def save_plot(ax: Axes | None, file: Path | None) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import math
 import os
 import time
@@ -37,6 +36,7 @@ from fourpoint.plots.forecast import qq_plot
 from fourpoint.report.page import Page
 from fourpoint.report.printing import plain_console, text_table
 from fourpoint.sanitising import console_text, csv_cell, markup_text
+from fourpoint.strict_json import dumps
 from fourpoint.training.fitting import Fit, fit
 
 if TYPE_CHECKING:
@@ -499,7 +499,7 @@ def _write_numbers(folder: Path, contestants: list[Contestant]) -> None:
     writer.writerows({key: csv_cell(value) for key, value in row.items()} for row in rows)
     make_folder(folder)
     write_atomic(folder / "comparison.csv", table.getvalue())
-    write_atomic(folder / "comparison.json", json.dumps(rows, indent=1) + "\n")
+    write_atomic(folder / "comparison.json", dumps(rows, indent=1) + "\n")
 
 
 @torch.no_grad()

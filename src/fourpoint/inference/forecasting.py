@@ -42,6 +42,7 @@ from fourpoint.models.base import History, PointProcess, longest_panel
 from fourpoint.ops.compensator import Law, next_event_law
 from fourpoint.ops.quadrature import Unconverged
 from fourpoint.report.printing import Printed, bar, text_table
+from fourpoint.strict_json import plain
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -140,13 +141,10 @@ class Forecast(Printed):
             }
             for w in range(len(c.mean))
         ]
-        finite = {
-            "mean": n.mean if np.isfinite(n.mean) else None,
-            "median": n.median if np.isfinite(n.median) else None,
-        }
-        quantiles = {f"{p:g}": t if np.isfinite(t) else None for p, t in n.quantiles.items()}
-        following = finite | {
-            "quantiles": quantiles,
+        following = {
+            "mean": n.mean,
+            "median": n.median,
+            "quantiles": {f"{p:g}": t for p, t in n.quantiles.items()},
             "times": n.times,
             "density": n.density,
             "never": n.never,
@@ -166,7 +164,7 @@ class Forecast(Printed):
             "acceptance": self.acceptance,
             "notes": self.notes,
         }
-        return _plain(head | {"next_event": following, "counts": counts, "rate": rate})
+        return plain(head | {"next_event": following, "counts": counts, "rate": rate})
 
     def _by_mark(self, window: int) -> str:
         """Expected events of each type in a window, the most first, and the rest in one number."""
@@ -503,16 +501,3 @@ def _past_rate(
         return np.zeros(0), np.zeros(0)
     grid = torch.linspace(begin, now, 2 * STEPS, dtype=torch.float64)[None]
     return grid[0].numpy(), model.intensity(history, grid)[0].sum(-1).double().numpy()
-
-
-def _plain(value: Any) -> Any:
-    """Arrays and numpy numbers as lists and floats; a NaN, which JSON has no word for, as None."""
-    if isinstance(value, dict):
-        return {k: _plain(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(v) for v in value]
-    if isinstance(value, np.ndarray):
-        return _plain(value.tolist())
-    if isinstance(value, np.generic):
-        return _plain(value.item())
-    return None if isinstance(value, float) and not np.isfinite(value) else value

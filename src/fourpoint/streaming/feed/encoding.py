@@ -20,6 +20,7 @@ from math import isfinite
 from typing import Any, NamedTuple
 
 from fourpoint.events import UserError
+from fourpoint.strict_json import plain
 
 MOST_QUOTED = 2**16  # names of entities that are kept as JSON
 
@@ -136,18 +137,9 @@ def as_json(value: Any) -> str:
     try:
         return _ENCODE(value)
     except ValueError:  # a number that is not finite, which JSON does not have
-        return _ENCODE(_finite(value))
+        return _ENCODE(plain(value))
 
 
 _ENCODE: Callable[[Any], str] = json.JSONEncoder(
     allow_nan=False, ensure_ascii=True, check_circular=False
 ).encode
-
-
-def _finite(value: Any) -> Any:
-    """The same with None for numbers that are not finite."""
-    if isinstance(value, dict):
-        return {key: _finite(one) for key, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(one) for one in value]
-    return None if isinstance(value, float) and not isfinite(value) else value
