@@ -267,10 +267,10 @@ def _scores(model: Any, dev: Any, data: Any) -> Row:
     import numpy as np
     from easytpp_models import dev_score
 
-    from fourpoint.inference.sampling import still
+    from fourpoint.inference.sampling import eval_mode
     from fourpoint.ops.rescaling import ks_test
 
-    with still(model):
+    with eval_mode(model):
         total, error, passed = _likelihood(model, _up_to_last_event(data))
         best, ahead = dev_score(model, dev), _ahead(model, data)
     ks, _ = ks_test(-np.expm1(-passed))

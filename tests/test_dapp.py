@@ -64,7 +64,7 @@ def test_one_still_mode_is_an_exponential_hawkes_process(form: Any) -> None:
         for parts in (model.modes.generator.weights, model.modes.generator.biases):
             parts[-1][..., -1] = 0.0
         model.modes.log_decay.fill_(math.log(beta * scale))
-        model.rate.log_base.fill_(math.log(mu * scale))
+        model.rate.baseline.log_base.fill_(math.log(mu * scale))
         model.value_weight.copy_(
             inverse_softplus(torch.full_like(model.value_weight, alpha * beta * scale))
         )
@@ -98,7 +98,7 @@ def test_two_heads_and_marks_are_a_multivariate_hawkes_process() -> None:
         for parts in (model.modes.generator.weights, model.modes.generator.biases):
             parts[-1][..., -1] = 0.0
         model.modes.log_decay.fill_(math.log(beta * scale))
-        model.rate.log_base.fill_(math.log(0.4 * scale))
+        model.rate.baseline.log_base.fill_(math.log(0.4 * scale))
         model.readout.copy_(read)
         model.value_weight.copy_(inverse_softplus(value * scale)[:, None])
     hawkes = Hawkes(3, baseline=0.4, decay=beta)
@@ -280,7 +280,7 @@ def test_the_time_scale_is_the_mean_gap_and_is_said() -> None:
     notes = model.initialise(data)
     assert (
         float(model.time_scale) == pytest.approx(data.gaps.mean())
-        and float(model.rate.length) == 20.0
+        and float(model.rate.baseline.length) == 20.0
     )
     assert f"time scale: {data.gaps.mean():.4g} time units (the mean gap)" in notes
 
@@ -302,7 +302,7 @@ def test_splines_are_constant_outside_the_window() -> None:
     model.double().eval()
     random = torch.Generator().manual_seed(5)
     with torch.no_grad():
-        for parameter in (model.rate.log_base, model.rate.drift):
+        for parameter in (model.rate.baseline.log_base, model.rate.baseline.drift):
             parameter += torch.randn(parameter.shape, generator=random, dtype=torch.float64)
     history = model.encode(Sequence([], start=0.0, stop=1.0).batch())
     rate = model.intensity(history, torch.tensor([[0.2, 0.9, 1.0, 1.5, 40.0]]).double())[0, :, 0]

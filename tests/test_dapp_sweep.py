@@ -274,8 +274,8 @@ def test_a_weight_that_is_not_a_number_is_not_hidden(monkeypatch: pytest.MonkeyP
     for name in (
         "modes.log_decay",
         "modes.log_frequency",
-        "rate.log_base",
-        "rate.bias",
+        "rate.baseline.log_base",
+        "rate.baseline.bias",
         "value_weight",
     ):
         model = lively(1)

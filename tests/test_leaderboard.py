@@ -24,7 +24,7 @@ from fourpoint.events import Dataset, Sequence
 from fourpoint.inference.goodness import compensators
 from fourpoint.inference.likelihood import log_likelihoods, sampled_log_likelihood
 from fourpoint.inference.predictions import _next_scores
-from fourpoint.inference.sampling import still
+from fourpoint.inference.sampling import eval_mode
 from fourpoint.models import MODELS
 
 ARCHITECTURES = ("S2P2", "S2P2-dependent", "NHP", "AttNHP")
@@ -141,7 +141,7 @@ def test_scores_make_nothing_away_from_the_models_device(
     if name not in ARCHITECTURES:
         model.initialise(data)
     chosen = np.setdiff1d(np.arange(data.events), data.offsets[:-1])
-    with still(model):
+    with eval_mode(model):
         batch = data.batch()
         plain = (
             log_likelihoods(model, batch)["gaps"],
@@ -169,7 +169,7 @@ def test_one_rule_gives_what_refinement_gives(board: ModuleType, data: Dataset) 
     model.initialise(data)
     inside = board._up_to_last_event(data)
     assert (inside.stops[:2] == [data.times[5], data.times[6]]).all() and (inside.starts == 4).all()
-    with still(model):
+    with eval_mode(model):
         plain = log_likelihoods(model, data.batch())["gaps"]
         found = [
             way(model, inside.batch())
@@ -195,7 +195,7 @@ def test_a_lone_event_at_the_start_of_its_window_counts_for_nothing(board: Modul
     both = Dataset.from_sequences([alone, others])
     model = MODELS["nhp"](both.marks, seed=0)
     model.initialise(both)
-    with still(model):
+    with eval_mode(model):
         value, error, _ = board._refined(
             model, board._up_to_last_event(both).batch(), tolerance=1e-4
         )

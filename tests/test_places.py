@@ -406,7 +406,7 @@ def test_a_narrow_scale_makes_dapp_the_space_time_hawkes_process() -> None:
         model.gain.fill_(1.0)
         small = 1e-3  # g(z) = s log(1 + e^z / s) is s z - s log s far above log s
         model.value_weight.fill_(0.5 / (2 * math.pi * 0.01) * scale / small)
-        model.rate.log_base.fill_(math.log(1e-9))
+        model.rate.baseline.log_base.fill_(math.log(1e-9))
         model.rate.log_scale.fill_(math.log(small))
         model.rate.bias.fill_(5.0 * scale / small + math.log(small))
     model.double().eval()

@@ -245,7 +245,10 @@ def test_a_single_window_has_no_curve_of_time() -> None:
     """Such a curve would stay at its last value after the end of the log."""
     model = DAPP(**TINY)
     notes = model.initialise(long_log(500))
-    assert "base: constant (there is one window only)" in notes and not model.rate.splined_base
+    assert (
+        "base: constant (there is one window only)" in notes
+        and not model.rate.baseline.splined_base
+    )
 
 
 def test_one_long_sequence_is_trained_on_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:

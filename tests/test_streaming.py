@@ -17,7 +17,7 @@ from fourpoint.data.synthetic import simulate
 from fourpoint.events import Dataset, MarkSpace, Sequence, UserError
 from fourpoint.inference.forecasting import forecast
 from fourpoint.inference.likelihood import log_likelihood
-from fourpoint.inference.sampling import still
+from fourpoint.inference.sampling import eval_mode
 from fourpoint.models import DAPP, Hawkes, Poisson
 from fourpoint.streaming.kept import ByActiveSets
 from fourpoint.streaming.stream import Observation, Recent, Stream
@@ -366,7 +366,7 @@ def test_the_model_is_left_in_the_mode_it_was_in() -> None:
         stream.advance(1.0)
         stream.intensity(1.5)
         assert model.training
-        with still(model):
+        with eval_mode(model):
             assert Stream(model).observe(0.5) == first
 
 

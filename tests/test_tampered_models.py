@@ -243,7 +243,7 @@ CASES: dict[str, tuple[str, Change]] = {
     "infinite weights": ("dapp", tensor("readout", one(INF))),
     "weights of minus infinity": ("dapp", tensor("modes.log_decay", one(-INF))),
     "a NaN buffer": ("dapp", tensor("time_scale", one(NAN))),
-    "an infinite buffer": ("dapp", tensor("rate.length", one(INF))),
+    "an infinite buffer": ("dapp", tensor("rate.baseline.length", one(INF))),
     "a buffer of 0": ("dapp", tensor("time_scale", one(0.0))),
     "a negative buffer": ("nhp", tensor("time_scale", one(-1.0))),
     "a NaN buffer that may be infinite": ("deep-dapp", tensor("fastest", one(NAN))),
@@ -399,9 +399,11 @@ def test_models_with_an_unlimited_buffer_come_back(tmp_path: Path) -> None:
 def test_the_command_ends_with_code_2_and_no_traceback(tmp_path: Path) -> None:
     """NaN weights were loaded, scored nothing and ended with code 0."""
     save(new("hawkes"), tmp_path / "model", about=dict(start=0.0))
-    rewrite(tmp_path / "model", tensor("log_baseline", one(NAN)))
+    rewrite(tmp_path / "model", tensor("baseline.log_base", one(NAN)))
     feed = tmp_path / "feed.jsonl"
     feed.write_text('{"time": 1.0, "mark": "a"}\n{"time": 2.0, "mark": "b"}\n')
     done = CliRunner().invoke(app, ["stream", str(tmp_path / "model"), "--input", str(feed)])
     assert done.exit_code == 2, done.output
-    assert "finite weights, for log_baseline too" in done.output and "what to do" in done.output
+    assert (
+        "finite weights, for baseline.log_base too" in done.output and "what to do" in done.output
+    )

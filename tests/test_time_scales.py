@@ -115,7 +115,7 @@ def spatial_dapp() -> PlacedDAPP:
     ).eval()
     with torch.no_grad():
         model.time_scale.fill_(1e-5)
-        model.rate.log_base.fill_(-8.0)
+        model.rate.baseline.log_base.fill_(-8.0)
         model.rate.bias.fill_(-8.0)
         model.readout.fill_(2.0)
     return model

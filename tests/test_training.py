@@ -592,7 +592,7 @@ def test_a_first_guess_is_left_for_something_better() -> None:
     def spoiled(data: Dataset) -> list[str]:
         notes = original(data)
         assert model.first_guess is not None
-        model.first_guess["rate.log_base"] += 3.0
+        model.first_guess["rate.baseline.log_base"] += 3.0
         return notes
 
     model.initialise = spoiled

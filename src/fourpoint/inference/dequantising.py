@@ -49,7 +49,7 @@ from fourpoint.events import Batch, Dataset
 from fourpoint.events.ties import spread_in_ticks
 from fourpoint.inference.evaluation import device_of
 from fourpoint.inference.likelihood import blocks_of
-from fourpoint.inference.sampling import remember, select_rows, still
+from fourpoint.inference.sampling import eval_mode, remember, select_rows
 from fourpoint.models.base import History, PointProcess
 from fourpoint.ops.quadrature import gauss_legendre
 
@@ -106,7 +106,7 @@ def change_within_ticks(model: PointProcess, data: Dataset, resolution: float) -
     some = data.some(MOST, seed=0)
     total, events = 0.0, 0
     nodes, weights = gauss_legendre(4)
-    with still(model):
+    with eval_mode(model):
         for rows in some.batches(16):
             batch, carried = some.batch(rows).to(device_of(model)), None
             for block, _ in blocks_of(model, batch):
@@ -163,7 +163,7 @@ def dequantise(
     times = uniform.times.copy()
     ticks = _Ticks.of(data, resolution)
     particles = particles or _rule(model)[0]
-    with still(model):
+    with eval_mode(model):
         for group in _groups(data, ticks, max(1, ROWS // particles)):
             past = _stack([_before(model, uniform, piece) for piece in group])
             columns = _Columns.of(data, ticks, group)

@@ -31,7 +31,7 @@ from fourpoint.events import (
     only_sequence,
 )
 from fourpoint.inference.likelihood import CONVENTIONS, Convention, LogLikelihood, log_likelihoods
-from fourpoint.inference.sampling import still
+from fourpoint.inference.sampling import eval_mode
 from fourpoint.models.base import PointProcess
 from fourpoint.report.printing import Printed, bar, text_table
 from fourpoint.storage.trained_on import Overlap, overlap
@@ -155,7 +155,7 @@ def evaluate(
     check_marks(model.marks, data.marks)
     checked_convention(convention)
     oracle = _truth(truth)
-    with still(model):
+    with eval_mode(model):
         scores = score(model, data, tolerance=tolerance, progress=progress)
         if oracle is None:
             return Report(scores, trained_on=overlap(model, data), convention=convention)
@@ -180,7 +180,7 @@ def intensity(
     check_marks(model.marks, known.space)
     batch = known.batch().to(place)
     asked = torch.as_tensor(np.asarray(times, dtype=np.float64).reshape(1, -1)).to(place)
-    with still(model):
+    with eval_mode(model):
         return np.asarray(model.intensity(model.encode(batch), asked)[0].double().cpu().numpy())
 
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fourpoint.events import Batch, Dataset, Sequence, check_marks, only_sequence
-from fourpoint.inference.sampling import last_rates, remember, still
+from fourpoint.inference.sampling import eval_mode, last_rates, remember
 from fourpoint.models.base import PointProcess
 from fourpoint.report.printing import Printed, bar, text_table
 
@@ -153,7 +153,7 @@ def explain(
     check_marks(model.marks, sequence.space)
     past = sequence.until(at)
     now = past.stop
-    with still(model):
+    with eval_mode(model):
         rate = (
             _rates_without(model, past, now, torch.zeros(1, 0, dtype=torch.int64))[0]
             .double()
@@ -190,7 +190,7 @@ def removal_effects(
     """
     past, found = sequence.until(at), [np.zeros((0, model.marks.count))]
     rows = chunk or max(1, PIECE // max(1, len(past)))
-    with still(model), bar("explaining", len(past), show=progress) as step:
+    with eval_mode(model), bar("explaining", len(past), show=progress) as step:
         found_at_once = _without(model, past, at)
         if found_at_once is not None:
             return found_at_once

@@ -33,10 +33,10 @@ from fourpoint.events import (
 from fourpoint.inference.sampling import (
     Paths,
     advance,
+    eval_mode,
     last_rates,
     remember,
     select_rows,
-    still,
 )
 from fourpoint.models.base import History, PointProcess, longest_panel
 from fourpoint.ops.compensator import Law, next_event_law
@@ -269,7 +269,7 @@ def forecast(
     check_marks(model.marks, sequence.space)
     past = sequence.until(at)
     now = past.stop
-    with still(model):
+    with eval_mode(model):
         here, earlier = remember(model, past.batch()), _past_rate(model, past, now, horizon)
     return forecast_from(model, here, past, earlier, now, horizon, paths, seed, windows, progress)
 
@@ -294,7 +294,7 @@ def forecast_from(
     """
     _check(horizon, paths, windows)
     end = now + horizon
-    with still(model):
+    with eval_mode(model):
         notes = _notes(model, here, end)
         try:
             law, following = _next_event(model, here, now, horizon)

@@ -34,7 +34,7 @@ from fourpoint.inference.dequantising import (
 )
 from fourpoint.inference.evaluation import device_of
 from fourpoint.inference.likelihood import blocks_of, closed_form_error
-from fourpoint.inference.sampling import still
+from fourpoint.inference.sampling import eval_mode
 from fourpoint.models.base import History, PointProcess, pieces
 from fourpoint.ops import rescaling
 from fourpoint.ops.periodogram import coarse_clock
@@ -143,7 +143,7 @@ def goodness_of_fit(
     data, tick, how, inapplicable = _dequantised(model, data, seed)
     M = data.marks.count
     places, totals = np.zeros((data.events, M)), np.zeros((len(data), M))
-    with still(model), bar("goodness of fit", len(data), show=progress) as step:
+    with eval_mode(model), bar("goodness of fit", len(data), show=progress) as step:
         done = 0
         for rows in data.batches(BATCH):
             batch = data.batch(rows).to(device_of(model))

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from fourpoint.events import Box, Dataset, Sequence, UserError, check_marks, only_sequence
 from fourpoint.inference.forecasting import Forecast, follow
-from fourpoint.inference.sampling import remember, still
+from fourpoint.inference.sampling import eval_mode, remember
 from fourpoint.models.base import History, PointProcess, position_before
 from fourpoint.models.spatial.cells import Cells
 from fourpoint.report.printing import bar
@@ -134,7 +134,7 @@ def intensity_map(
     check_marks(model.marks, sequence.space)
     past, grid = sequence.until(at), Cells(box, _shown(box, axes), cells)
     now = past.stop
-    with still(model):
+    with eval_mode(model):
         rates = _at_now(model, remember(model, past.batch()), now, grid)
     return _map(now, grid, _of_mark(rates, mark), past, f"Intensity at {now:g}")
 
@@ -158,7 +158,7 @@ def expected_map(
     """
     box = _box_of(model)
     grid = Cells(box, _shown(box, axes), cells)
-    with still(model):
+    with eval_mode(model):
         rates = _over_paths(model, forecast, grid, progress)
     end = forecast.at + forecast.horizon
     title = f"Expected rate from {forecast.at:g} to {end:g}"

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fourpoint.events import Dataset, Sequence, UserError, all_sequences, check_marks, known_at
-from fourpoint.inference.sampling import advance, remember, select_rows, still
+from fourpoint.inference.sampling import advance, eval_mode, remember, select_rows
 from fourpoint.models.base import PointProcess
 from fourpoint.ops.compensator import next_event_law
 from fourpoint.report.printing import Printed, Step, bar, text_table
@@ -177,7 +177,7 @@ def prediction_scores(
             "a positive horizon", f"{horizon}", "Pass horizon=2.0, say, in the data's unit of time."
         )
     rng = np.random.default_rng(seed)
-    with still(model):
+    with eval_mode(model):
         with bar("next events", min(events, data.events), show=progress) as step:
             following = _next_scores(
                 model, data, np.sort(rng.permutation(data.events)[:events]), step

@@ -169,7 +169,7 @@ def sample_paths(
         )
     begin, end = (torch.full((sequences,), float(x), dtype=torch.float64) for x in (start, stop))
     random = torch.Generator().manual_seed(seed)
-    with still(model), bar("sampling", 1.0, show=progress) as step:
+    with eval_mode(model), bar("sampling", 1.0, show=progress) as step:
         past = _opening(model, float(start), sequences, history)
         return advance(
             model,
@@ -361,7 +361,7 @@ def last_rates(
 
 
 @contextmanager
-def still(model: PointProcess) -> Iterator[None]:
+def eval_mode(model: PointProcess) -> Iterator[None]:
     """The model in evaluation mode, without gradients, and afterwards as it was."""
     was = model.training
     model.eval()

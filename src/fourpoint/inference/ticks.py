@@ -22,7 +22,7 @@ from torch import Tensor
 from fourpoint.events import Batch, Dataset, Sequence, UserError, all_sequences, check_marks
 from fourpoint.inference.evaluation import device_of, sequences_at_once
 from fourpoint.inference.likelihood import blocks_of
-from fourpoint.inference.sampling import still
+from fourpoint.inference.sampling import eval_mode
 from fourpoint.models.base import History, PointProcess, filled, rule
 from fourpoint.ops.periodogram import clock
 from fourpoint.ops.quadrature import integrate
@@ -81,7 +81,7 @@ def tick_score(
             "Pass tick=1.0, say, in the data's unit of time.",
         )
     total, events, place = 0.0, 0, device_of(model)
-    with still(model):
+    with eval_mode(model):
         for rows in data.batches(sequences_at_once(place)):
             found = _log_probabilities(model, data.batch(rows).to(place), own, tolerance)
             total, events = (

@@ -36,7 +36,7 @@ class Bumps(PointProcess[Positions]):
     >>> from fourpoint.events import Sequence
     >>> model, nothing = Bumps([(100.0, 1.0, 0.5)]), Sequence([], start=0.0, stop=1.0).batch()
     >>> round(
-    ...     model.integral(
+    ...     model.closed_integral(
     ...         model.encode(nothing), nothing.start[:, None], nothing.stop[:, None]
     ...     ).item(),
     ...     2,

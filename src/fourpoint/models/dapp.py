@@ -37,7 +37,7 @@ from fourpoint.models.base import PointProcess, position_before, space_without_p
 from fourpoint.models.choices import check_choices
 from fourpoint.models.dapp_bound import attention_bound
 from fourpoint.models.dapp_features import SIZES, settle
-from fourpoint.models.dapp_history import DAPPHistory, Parts, have, last_state, spectrum_of
+from fourpoint.models.dapp_history import DAPPHistory, Parts, last_state, require, spectrum_of
 from fourpoint.models.dapp_online import admit, select
 from fourpoint.models.dapp_start import embedded, initialise
 from fourpoint.models.dapp_sweep import Values, swept_slopes, worth_sweeping
@@ -340,7 +340,8 @@ class DAPP(PointProcess[DAPPHistory]):
 
     def _parts(self) -> Parts:
         return Parts(
-            self.spectrum() if isinstance(self.modes, Modes) else self.modes(), self.rate.curves()
+            self.spectrum() if isinstance(self.modes, Modes) else self.modes(),
+            self.rate.baseline.curves(),
         )
 
     def kernel(
@@ -382,13 +383,13 @@ class DAPP(PointProcess[DAPPHistory]):
             times, start, batch.lengths, parts, None, past_of(batch.times, batch.marks, values)
         )
         if self._settings["keep"] is not None:
-            return select(self, history, batch, None if before is None else have(before.memory))
+            return select(self, history, batch, None if before is None else require(before.memory))
         if not self.scanned or (before is None and self._at_once(batch)):
             return history
         driven = attention.drive(
             spectrum_of(parts), batch.marks, self._channels(values), batch.valid
         )
-        return self._scan(history, driven, None if before is None else have(before.state)[:, -1])
+        return self._scan(history, driven, None if before is None else require(before.state)[:, -1])
 
     def _scan(
         self,
@@ -468,7 +469,7 @@ class DAPP(PointProcess[DAPPHistory]):
             h,
             times=times,
             lengths=slot,
-            past=appended(have(h.past), h.lengths, time, mark, value, happened),
+            past=appended(require(h.past), h.lengths, time, mark, value, happened),
         )
 
     @torch.no_grad()
@@ -515,7 +516,7 @@ class DAPP(PointProcess[DAPPHistory]):
             return self._attend_at_once(history, times)
         if history.state is None:
             index = torch.arange(G, device=times.device).expand(B, G) if seen is None else seen
-            past = have(history.past)
+            past = require(history.past)
             query, events = (
                 self._elapsed(times, history.start),
                 self._elapsed(past.times, history.start),
@@ -529,7 +530,7 @@ class DAPP(PointProcess[DAPPHistory]):
                 past.values,
                 self._settings["normalise"],
             )
-        anchor, state = history.times, have(history.state)
+        anchor, state = history.times, require(history.state)
         if seen is not None and not state.shape[1] == seen.shape[1] == 1:
             anchor = anchor.gather(1, seen)
             state = state[torch.arange(B, device=times.device)[:, None], seen]
@@ -596,7 +597,7 @@ class DAPP(PointProcess[DAPPHistory]):
     ) -> Float[Tensor, "B G Q K M"]:
         from fourpoint.kernels.triton_attention import attended
 
-        s, past = spectrum_of(history.parts), have(history.past)
+        s, past = spectrum_of(history.parts), require(history.past)
         lags = ((times - history.times[..., None]) / self.time_scale).to(self.readout)
         decay = torch.zeros_like(s.frequency) if s.decay is None else s.decay
         return attended(
@@ -622,7 +623,7 @@ class DAPP(PointProcess[DAPPHistory]):
         Times are seen from the positions ``seen``; from all events strictly before them where None.
         """
         past, seen = (
-            have(history.past),
+            require(history.past),
             position_before(history, times) if seen is None else seen,
         )
         query, events = (
@@ -671,7 +672,7 @@ class DAPP(PointProcess[DAPPHistory]):
         """Times, marks and weights of the events that each head sees from the last position for an
         event (time, mark); times are NaN and weights 0 where a slot holds none.
         """
-        past = have(history.past)
+        past = require(history.past)
         mask = past.mask(history.lengths[:, None])[:, 0]
         mask = (mask[..., None] if mask.ndim == 2 else mask).expand_as(past.values)
         now, events = (
@@ -719,7 +720,7 @@ class DAPP(PointProcess[DAPPHistory]):
 
     def knots(self, history: DAPPHistory) -> Float[Tensor, "B J"] | None:
         """Times at which a spline's third derivative jumps: integrals are cut there."""
-        return self.rate.knots(history.start)
+        return self.rate.baseline.knots(history.start)
 
     def shortest_time(self, history: DAPPHistory) -> Float[Tensor, " B"] | None:
         """One over the fastest turn or decay of a mode; None for scores that have no modes."""

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from fourpoint.models.dapp_history import DAPPHistory, have, last_state, spectrum_of
+from fourpoint.models.dapp_history import DAPPHistory, last_state, require, spectrum_of
 from fourpoint.ops import bounds
 from fourpoint.ops.scores import Projection, scores
 
@@ -33,7 +33,7 @@ def attention_bound(
         width = ((b - a) / model.time_scale).to(model.readout) * (1 + 4 * eps)
         top, size, speed = bounds.sum_bound(spectrum_of(history.parts), state, width, readout)
         return top, eps * (32 * size + 4 * reach[:, None] * speed)
-    past = have(history.past)
+    past = require(history.past)
     mask = past.mask(history.lengths[:, None])[:, 0]
     mask = mask[..., None] if mask.ndim == 2 else mask
     if normalise != "none":
@@ -55,7 +55,7 @@ def _linear_bound(
     model: DAPP, history: DAPPHistory, a: Tensor, b: Tensor, values: Tensor
 ) -> tuple[Tensor, Tensor]:
     """An unnormalised sum of dot products is linear in time: the larger end bounds it."""
-    past, score = have(history.past), history.parts.score
+    past, score = require(history.past), history.parts.score
     ends = torch.stack([a, b], 1)
     both = torch.einsum(
         "bgqkm,km->bqm",

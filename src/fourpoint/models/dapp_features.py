@@ -34,9 +34,9 @@ def settle(model: DAPP, features: int | None) -> list[str]:
         model._settings["eval_features"] = asked
         model.modes.store(asked)
         return []
-    lags = torch.linspace(0, 1, 257).to(model.readout) * (model.rate.length / model.time_scale).to(
-        model.readout
-    )
+    lags = torch.linspace(0, 1, 257).to(model.readout) * (
+        model.rate.baseline.length / model.time_scale
+    ).to(model.readout)
     pairs = [
         (m, n) for m in range(min(model.marks.count, 4)) for n in range(min(model.marks.count, 4))
     ]

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from fourpoint.events import UserError
 from fourpoint.models.base import History
+from fourpoint.models.baseline import Curves
 from fourpoint.models.past import Memory, Past
-from fourpoint.models.rate import Curves
 from fourpoint.ops.fourier import Spectrum
 from fourpoint.ops.scores import Score
 
@@ -53,7 +53,7 @@ class DAPPHistory(History):
 Kept = TypeVar("Kept")
 
 
-def have(kept: Kept | None) -> Kept:
+def require(kept: Kept | None) -> Kept:
     """What this form of the model always keeps."""
     if kept is None:
         raise UserError(
@@ -76,7 +76,7 @@ def spectrum_of(parts: Parts) -> Spectrum:
 
 def last_state(history: DAPPHistory) -> Complex[Tensor, "B K D C"]:
     """The states at the last real position; without a copy where it is the only one."""
-    state = have(history.state)
+    state = require(history.state)
     if state.shape[1] == 1:
         return state[:, 0]
     return state[torch.arange(len(state), device=state.device), history.lengths]

@@ -16,7 +16,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from fourpoint.events import Batch
-from fourpoint.models.dapp_history import DAPPHistory, have, spectrum_of
+from fourpoint.models.dapp_history import DAPPHistory, require, spectrum_of
 from fourpoint.models.past import Memory, Past, blank, joined, memory_of
 from fourpoint.ops import attention, selection
 from fourpoint.ops.scores import scores
@@ -31,7 +31,7 @@ def select(model: DAPP, history: DAPPHistory, batch: Batch, before: Memory | Non
     Where the score has a linear form, states are scanned all the same: what is dropped is taken out
     of them.
     """
-    new = have(history.past)
+    new = require(history.past)
     memory = (
         blank(batch.times, len(model.readout), new.values) if before is None else before.by_age()
     )
@@ -55,7 +55,7 @@ def admit(
     model: DAPP, h: DAPPHistory, time: Tensor, mark: Tensor, value: Tensor, happened: Tensor
 ) -> Memory:
     """The active sets with one event more."""
-    memory = have(h.memory).widened(model._kept())
+    memory = require(h.memory).widened(model._kept())
     now, events = model._elapsed(time[:, None], h.start), model._elapsed(memory.times, h.start)
     nu = scores(h.parts.score, now, events, memory.marks, mark[:, None])[:, :, 0, 0].transpose(1, 2)
     weights = selection.shares(nu, memory.active.valid, model._settings["normalise"])

@@ -75,7 +75,7 @@ def embedded(model: DAPP, other: PointProcess) -> dict[str, Tensor] | None:
         )
     if isinstance(other, Poisson):
         return embedded_poisson(model, lambda since: other.log_rate.detach().expand(len(since), -1))
-    if isinstance(other, SplinePoisson) and model.rate.splined_base:
+    if isinstance(other, SplinePoisson) and model.rate.baseline.splined_base:
         return embedded_poisson(
             model, lambda since: spline(other.coefficients.detach(), since, other.length)
         )
@@ -99,8 +99,8 @@ def start_rate(model: DAPP | PlacedDAPP, data: Dataset) -> list[str]:
     gap = data.gaps.mean() if len(data.gaps) else 0.0
     scale = gap if gap > 0 else float(durations.sum()) / max(data.events, 1)
     model.time_scale.fill_(scale)
-    model.rate.length.fill_(float(durations.max()))
-    model.rate.build(s["base"], s["drift"])
+    model.rate.baseline.length.fill_(float(durations.max()))
+    model.rate.baseline.build(s["base"], s["drift"])
     model.rate.start_at((mean_rates(data, model.marks) * scale).to(model.readout))
     return [*notes, f"time scale: {scale:.4g} {data.unit or 'time units'} (the mean gap)"]
 

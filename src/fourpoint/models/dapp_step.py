@@ -145,7 +145,11 @@ class Steps:
         self.value, self.value_slope = constant, slope
         self.sloping = s["values"] != "mark"
         self.link = rate.link
-        self.log_base = None if rate.splined_base else copied(rate.log_base)[:, 0].astype(kind)
+        self.log_base = (
+            None
+            if rate.baseline.splined_base
+            else copied(rate.baseline.log_base)[:, 0].astype(kind)
+        )
         log_scale = copied(rate.log_scale) if self.link == "softplus" else np.zeros(self.marks)
         self.log_scale, self.size, self.log_unit = (
             log_scale,
@@ -155,8 +159,8 @@ class Steps:
         self.bias = ((copied(rate.bias) if self.link != "identity" else 0.0) - log_scale).astype(
             kind
         )
-        self.splined_drift = rate.splined_drift and self.link != "identity"
-        curves = rate.curves()
+        self.splined_drift = rate.baseline.splined_drift and self.link != "identity"
+        curves = rate.baseline.curves()
         self.length, self.cell, self._end = 0.0, math.inf, np.zeros((1, 1, 0), dtype=kind)
         if curves is not None:
             table = copied(cubics(curves.coefficients.double())).transpose(
@@ -165,8 +169,8 @@ class Steps:
             end = np.zeros_like(table[..., :1])
             end[0] = table[..., -1:].sum(0)  # past the last knot a curve is constant
             self.length, self.cell, self.intervals = (
-                float(rate.length),
-                float(rate.length) / table.shape[2],
+                float(rate.baseline.length),
+                float(rate.baseline.length) / table.shape[2],
                 table.shape[2],
             )
             self.cubics = np.ascontiguousarray(np.concatenate([table, end], 2).astype(kind))

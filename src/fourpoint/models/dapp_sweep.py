@@ -83,7 +83,9 @@ def swept_slopes(
     and what lies before it or after the last do not count. Where the link is the identity, values,
     read-out and modes are made non-negative, as `DAPP` and `fourier.non_negative` have it.
     """
-    shape = Shape(float(scale), float(rate.length), rate.intervals, LINKS.index(rate.link))
+    shape = Shape(
+        float(scale), float(rate.baseline.length), rate.baseline.intervals, LINKS.index(rate.link)
+    )
     given, positive, kind = (
         Given(compiled_sweep(), batch, draws.numpy(), shape, inner_gaps, share),
         rate.link == "identity",
@@ -105,11 +107,11 @@ def swept_slopes(
         else found[:3]
     )
     drift = (
-        _array(rate.drift) + _array(rate.mark_drift)
-        if rate.splined_drift
+        _array(rate.baseline.drift) + _array(rate.baseline.mark_drift)
+        if rate.baseline.splined_drift
         else np.empty((rate.marks, 0), dtype=kind)
     )
-    rates = (_array(rate.bias), _array(rate.log_scale), _array(rate.log_base), drift)
+    rates = (_array(rate.bias), _array(rate.log_scale), _array(rate.baseline.log_base), drift)
     reads = rate.marks > 1 or readout.requires_grad or modes.mark_key.requires_grad
     totals, slopes = _of_modes(
         given,
@@ -130,11 +132,14 @@ def swept_slopes(
         (readout, slopes.readout * np.sign(heed) if positive else slopes.readout),
         (rate.bias, slopes.bias),
         (rate.log_scale, slopes.log_scale),
-        (rate.log_base, slopes.base),
+        (rate.baseline.log_base, slopes.base),
         *zip([*keys, *layers], [*to_networks[:4], *to_networks.layers], strict=True),
     ]
-    if rate.splined_drift:
-        each += [(rate.drift, slopes.drift.sum(0, keepdims=True)), (rate.mark_drift, slopes.drift)]
+    if rate.baseline.splined_drift:
+        each += [
+            (rate.baseline.drift, slopes.drift.sum(0, keepdims=True)),
+            (rate.baseline.mark_drift, slopes.drift),
+        ]
     return totals, [(p, np.ascontiguousarray(slope)) for p, slope in each if p.requires_grad]
 
 

@@ -115,17 +115,17 @@ def embedded_poisson(model: DAPP, log_rate: Callable[[Tensor], Tensor]) -> dict[
     """Weights with which ``model`` is nearly a Poisson process: its mu has nearly all of the rate
     exp(log_rate(t)) at time t since the window's start, and past events have no effect."""
     before, scale = _weights(model), float(model.time_scale)
-    grid = torch.linspace(0, float(model.rate.length), CURVE, dtype=torch.float64)
+    grid = torch.linspace(0, float(model.rate.baseline.length), CURVE, dtype=torch.float64)
     wanted = log_rate(grid) + math.log(scale)
     model.rate.start_at(wanted.exp().mean(0).to(model.readout))
-    columns = model.rate.log_base.shape[1]
+    columns = model.rate.baseline.log_base.shape[1]
     each = torch.eye(columns, dtype=torch.float64)
     basis = (
         torch.ones_like(grid)[:, None]
         if columns == 1
-        else spline(each, grid, float(model.rate.length))
+        else spline(each, grid, float(model.rate.baseline.length))
     )
-    model.rate.log_base.copy_(torch.linalg.lstsq(basis, wanted).solution.T)
+    model.rate.baseline.log_base.copy_(torch.linalg.lstsq(basis, wanted).solution.T)
     model.rate.bias.copy_(model.rate.log_scale + wanted.mean(0) + math.log(NEGLIGIBLE))
     model.value_weight.zero_()
     guess = _weights(model)

@@ -31,6 +31,7 @@ from torch import Tensor, nn
 from fourpoint.events import Batch, Dataset, MarkSpace, UserError
 from fourpoint.memory import require_memory
 from fourpoint.models.base import History, PointProcess, space_without_places
+from fourpoint.models.baseline import Baseline
 from fourpoint.models.hawkes_fit import Estimate, estimate
 from fourpoint.models.poisson import mean_rates
 from fourpoint.ops.attention import scan
@@ -120,7 +121,9 @@ class Hawkes(PointProcess[HawkesHistory]):
         require_memory(
             3 * 8 * J * M * M, f"a Hawkes process with {M:,} x {M:,} branching ratios", remedy
         )
-        self.log_baseline = _logarithms("baseline", baseline, 1.0, (M,))
+        self.baseline = Baseline(M, base="constant", inside=False, dtype=torch.float64)
+        with torch.no_grad():
+            self.log_baseline.copy_(_logarithms("baseline", baseline, 1.0, (M,)))
         self.log_branching = _logarithms(
             "branching", branching, 1 / (M * J), (M, M) if J == 1 else (J, M, M)
         )
@@ -139,6 +142,11 @@ class Hawkes(PointProcess[HawkesHistory]):
     def shown(self) -> dict[str, Any]:
         """The parameters as they are now."""
         return {**self.estimates, "exponentials": self._settings["exponentials"]}
+
+    @property
+    def log_baseline(self) -> Float[Tensor, " M"]:
+        """The logarithm of the baseline of every mark."""
+        return self.baseline.log_base[:, 0]
 
     @property
     def estimates(self) -> dict[str, NDArray[np.float64]]:

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from fourpoint.events import Batch, Dataset, MarkSpace, UserError, check_marks
 from fourpoint.models.base import PointProcess, placed
+from fourpoint.models.baseline import Baseline
 from fourpoint.models.positions import Positions, extended, positions_of
 from fourpoint.models.spatial.cells import Cells
 from fourpoint.models.spatial.grid import PlaceGrid
@@ -54,7 +55,14 @@ class Poisson(PointProcess[Positions]):
         super().__init__()
         self.marks = MarkSpace.of(marks)
         self.grid = _grid(self.marks, cells)
-        self.log_rate = nn.Parameter(torch.zeros(self.marks.count, dtype=torch.float64))
+        self.baseline = Baseline(
+            self.marks.count, base="constant", inside=False, dtype=torch.float64
+        )
+
+    @property
+    def log_rate(self) -> Float[Tensor, " M"]:
+        """The logarithm of the rate of every mark."""
+        return self.baseline.log_base[:, 0]
 
     def settings(self) -> dict[str, Any]:
         """Nothing but the marks, and the cells of a grid where events have places."""
@@ -160,7 +168,6 @@ class SplinePoisson(PointProcess[Positions]):
     has_upper_bound = True
     fits_in_closed_form = True
     draws_places = True
-    length: Tensor
 
     def __init__(
         self, marks: MarkSpace | int | None = None, knots: int = 20, cells: int = 1
@@ -173,10 +180,19 @@ class SplinePoisson(PointProcess[Positions]):
         self.marks = MarkSpace.of(marks)
         self.grid = _grid(self.marks, cells)
         self.intervals = knots
-        self.coefficients = nn.Parameter(
-            torch.zeros(self.marks.count, knots + 3, dtype=torch.float64)
+        self.baseline = Baseline(
+            self.marks.count, base="spline", inside=False, knots=knots, dtype=torch.float64
         )
-        self.register_buffer("length", torch.ones((), dtype=torch.float64))
+
+    @property
+    def coefficients(self) -> nn.Parameter:
+        """The coefficients of the spline of every mark."""
+        return self.baseline.log_base
+
+    @property
+    def length(self) -> Tensor:
+        """The time that the splines cover."""
+        return self.baseline.length
 
     def settings(self) -> dict[str, Any]:
         """The number of intervals, and the cells of a grid where events have places."""
@@ -246,7 +262,8 @@ class SplinePoisson(PointProcess[Positions]):
         times: Float[Tensor, "B G Q"],
         seen: Int[Tensor, "B G"] | None = None,
     ) -> Float[Tensor, "B G Q M"]:
-        return spline(self.coefficients, times - history.start[:, None, None], self.length)
+        since = times - history.start[:, None, None]
+        return self.baseline.values(since, self.baseline.curves()).log_base
 
     def log_intensity_at(
         self,

@@ -38,7 +38,7 @@ from torch import Tensor
 from fourpoint.data.synthetic import process
 from fourpoint.events import Dataset, MarkSpace, Sequence, UserError
 from fourpoint.inference.evaluation import BATCH, device_of, evaluate
-from fourpoint.inference.sampling import last_rates, still
+from fourpoint.inference.sampling import eval_mode, last_rates
 from fourpoint.models.modes import Modes
 from fourpoint.ops.feature_error import error_bound, features_needed
 from fourpoint.ops.fourier import Spectrum, fourier_scores, kernel
@@ -202,7 +202,7 @@ def _learned(output: Path) -> list[dict[str, Any]]:
     model: Any = restore(folder)
     with torch.no_grad():
         sigmas = model.spectrum(fixed=True).frequency.square().mean(1).sqrt() / model.time_scale
-    radius = float(model.rate.length) / 2
+    radius = float(model.rate.baseline.length) / 2
     return [
         dict(head=k + 1, sigma=float(s), needed=features_needed(0.1, radius=radius, sigma=float(s)))
         for k, s in enumerate(sigmas)
@@ -354,7 +354,7 @@ def late_rates(model: Any, data: Dataset) -> NDArray[np.float64]:
         ]
     )
     found = np.zeros(len(known))
-    with still(model):
+    with eval_mode(model):
         for rows in known.batches(BATCH):
             batch = known.batch(rows).to(device_of(model))
             asked = torch.full_like(batch.start, ASKED)[:, None]

@@ -26,7 +26,7 @@ from numpy.typing import ArrayLike, NDArray
 from fourpoint.data.synthetic import process
 from fourpoint.events import Dataset, Sequence
 from fourpoint.models.base import position_before
-from fourpoint.models.dapp_history import have
+from fourpoint.models.dapp_history import require
 from fourpoint.ops.scores import scores
 from fourpoint.plots.charts import COLOURS, FAINT, INK, SOFT, look
 from fourpoint.reproduce.cells import DONE, Record, write_table
@@ -222,7 +222,7 @@ def draw_scores(output: Path, setting: Setting, records: list[Record], real: Pat
 def pair_scores(model: Any, sequence: Sequence) -> NDArray[np.float64]:
     """nu_k(x_n, x_i) of every pair of events, (K, N, N)."""
     history = model.encode(sequence.batch())
-    past = have(history.past)
+    past = require(history.past)
     events = model._elapsed(past.times, history.start)[..., 0]
     found = scores(history.parts.score, events, events, past.marks[..., 0])[0, :, :, 0]
     return np.asarray(found.double().numpy())

@@ -25,7 +25,7 @@ from torch import Tensor
 from fourpoint.events import Batch
 from fourpoint.models import DAPP
 from fourpoint.models.base import PointProcess, position_before
-from fourpoint.models.dapp_history import DAPPHistory, Parts, have
+from fourpoint.models.dapp_history import DAPPHistory, Parts, require
 from fourpoint.models.past import memory_of, past_of
 from fourpoint.ops import attention, selection
 
@@ -70,7 +70,7 @@ class Tabled(PointProcess[DAPPHistory]):
         super().__init__()
         self.model, self.marks = model, model.marks
         s = model.spectrum(fixed=True)
-        self.parts = Parts(s, model.rate.curves())
+        self.parts = Parts(s, model.rate.baseline.curves())
         self.width = reach / cells
         phase = 0.0 if s.phase is None else s.phase.double()[..., None, None]
         psi = s.shift.double()
@@ -125,7 +125,7 @@ class Tabled(PointProcess[DAPPHistory]):
         """
         model, (B, G, Q) = self.model, times.shape
         index = torch.arange(G, device=times.device).expand(B, G) if seen is None else seen
-        past = have(history.past)
+        past = require(history.past)
         query, events = (
             model._elapsed(times, history.start),
             model._elapsed(past.times, history.start),

@@ -26,6 +26,7 @@ from fourpoint.events import UserError
 from fourpoint.models import MODELS, Hawkes
 from fourpoint.models.base import PointProcess
 from fourpoint.storage import model_schema
+from fourpoint.storage.conversion import current_names
 from fourpoint.storage.trained_on import TrainedOn, trained_on
 
 FORMAT = 1
@@ -111,7 +112,7 @@ def restore(folder: str | Path) -> PointProcess:
             "Use the version of Fourpoint that wrote it.",
         )
     try:
-        model = _built(MODELS[name], info, tensors)
+        model = _built(MODELS[name], info, current_names(name, tensors))
     except FAULTS as error:
         received = (
             f"{error.received} in {folder}"

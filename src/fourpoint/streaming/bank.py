@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fourpoint.events import UserError
-from fourpoint.inference.sampling import still
+from fourpoint.inference.sampling import eval_mode
 from fourpoint.models.base import PointProcess
 from fourpoint.models.following import LARGEST, Events, Numbers, Scored, Stop
 from fourpoint.ops.quadrature import Unconverged
@@ -117,7 +117,7 @@ class StreamBank:
 
     def _begin(self, start: float) -> None:
         self.start = finite(start)
-        with still(self.model):
+        with eval_mode(self.model):
             self._memories = memories(self.model, self.start, self.threads)
         marks = self.model.marks.count
         monitors = MonitorTable(self.alarms, self._share)

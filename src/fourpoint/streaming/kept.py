@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fourpoint.inference.sampling import still
+from fourpoint.inference.sampling import eval_mode
 from fourpoint.kernels.numba_dapp_stream import compiled_loops, waves
 from fourpoint.models.base import PointProcess
 from fourpoint.models.dapp import DAPP, DAPPHistory
@@ -149,7 +149,7 @@ class ByActiveSets:
         )
 
     def history(self) -> DAPPHistory:
-        with still(self.model):
+        with eval_mode(self.model):
             blank = opened(self.model, self._start)
         times, marks, values, total, count, index = (
             torch.from_numpy(self._slots[name].T[None].copy()) for name in FIELDS

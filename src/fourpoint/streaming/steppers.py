@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fourpoint.inference.sampling import still
+from fourpoint.inference.sampling import eval_mode
 from fourpoint.models.base import PointProcess
 from fourpoint.models.dapp import DAPP
 from fourpoint.models.dapp_step import Steps, supports
@@ -247,7 +247,7 @@ class ByStates:
         return times[places], marks[places], scores
 
     def history(self) -> Any:
-        with still(self.model):
+        with eval_mode(self.model):
             blank = opened(self.model, self._start)
         state = (
             torch.from_numpy(self._state.copy()).to(blank.state.dtype).reshape(blank.state.shape)
@@ -308,7 +308,7 @@ class ByExcitation:
 
     def history(self) -> Any:
         """A copy, so that it stays as it is while the stream goes on."""
-        with still(self.model):
+        with eval_mode(self.model):
             blank = opened(self.model, self._start)
         excitation = torch.from_numpy(self._state[:, None].copy())
         return dataclasses.replace(

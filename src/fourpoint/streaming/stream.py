@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fourpoint.events import MarkSpace, Sequence, UserError
-from fourpoint.inference.sampling import still
+from fourpoint.inference.sampling import eval_mode
 from fourpoint.models.base import PointProcess
 from fourpoint.models.following import LARGEST, Events, Numbers, Scored, Stop, not_finite
 from fourpoint.ops.quadrature import Unconverged
@@ -172,7 +172,7 @@ class Stream:
         )
         self._followed = model if keep is None else model.keeping(keep)
         self._names = {name: i for i, name in enumerate(model.marks.names)}
-        with still(model):
+        with eval_mode(model):
             self._stepper = stepper(self._followed)
         self.reset(start)
 

@@ -37,6 +37,7 @@ from torch import Tensor, nn
 
 from fourpoint.events import Batch, Dataset, MarkSpace, UserError
 from fourpoint.models.base import PointProcess, box_of, place_or_nothing, places_of
+from fourpoint.models.dapp_history import require
 from fourpoint.models.dapp_start import start_rate
 from fourpoint.models.modes import FASTEST, SLOWEST
 from fourpoint.models.rate import Rate
@@ -335,8 +336,7 @@ class PlacedDAPP(PointProcess[PlacedDAPPHistory]):
             "btk,bktf,kf,km->btmf", self._fade(lag[..., 0]), state, shared.weight, self.readout
         ).flatten(0, 1)
         log_base, inner = (
-            part.flatten(0, 1)
-            for part in self.rate.parts_at(times - history.start[:, None], shared.curves)
+            part.flatten(0, 1) for part in self._baseline(times - history.start[:, None], shared)
         )
         tilt = (
             torch.zeros(1, dtype=phi.dtype)
@@ -390,7 +390,7 @@ class PlacedDAPP(PointProcess[PlacedDAPPHistory]):
         low, high = ((x - history.start).to(z) for x in (a, b))
         nothing = torch.full_like(z[0], -torch.inf)
         raised = self.rate.log_bound(z, low, high, shared.curves, nothing).double()
-        base = self.rate.log_base_bound(low, high, shared.curves).double()
+        base = self.rate.baseline.upper_bound(low, high, shared.curves, low.dtype).log_base.double()
         raised, base = (x + 16 * eps * (1 + x.abs()) for x in (raised, base))
         allowed = (1 + 16 * eps) / self.time_scale
         tops = shared.top_rates.expand(self.marks.count, -1)
@@ -398,7 +398,7 @@ class PlacedDAPP(PointProcess[PlacedDAPPHistory]):
 
     def knots(self, history: PlacedDAPPHistory) -> Float[Tensor, "B J"] | None:
         """Times at which a spline's third derivative jumps: integrals are cut there."""
-        return self.rate.knots(history.start)
+        return self.rate.baseline.knots(history.start)
 
     def shortest_time(self, history: PlacedDAPPHistory) -> Float[Tensor, " B"]:
         """One over the fastest decay of a head."""
@@ -416,6 +416,13 @@ class PlacedDAPP(PointProcess[PlacedDAPPHistory]):
 
     # ------------------------------------------------------------------ parts
 
+    def _baseline(
+        self, since: Float[Tensor, "*T"], shared: Shared
+    ) -> tuple[Float[Tensor, "*T M"], Float[Tensor, "*T M"]]:
+        """log mu, and what is added inside the link, at times ``since`` the window's start."""
+        values = self.rate.baseline.values(since, shared.curves)
+        return values.log_base, require(values.inside)
+
     def _shared(self) -> Shared:
         field = None
         if self._settings["background"] == "waves":
@@ -423,7 +430,7 @@ class PlacedDAPP(PointProcess[PlacedDAPPHistory]):
             # belongs to mu.
             damp = 1 / (1 + self.numbers.norm(dim=1)).to(self.readout)
             field = torch.cat([torch.zeros_like(damp[:1]), damp[1:]]).repeat(2) * self.background
-        return Shared(self._weight(), self.rate.curves(), field, self.numbers)
+        return Shared(self._weight(), self.rate.baseline.curves(), field, self.numbers)
 
     def _weight(self) -> Float[Tensor, "K F"]:
         """w_kj, once for the cosine and once for the sine of each frequency; a pair of opposites
@@ -501,9 +508,7 @@ class PlacedDAPP(PointProcess[PlacedDAPPHistory]):
             (self._fade(lag)[..., None] * self.readout).transpose(3, 4).flatten(2, 3)
         )  # (B, G, Q M, K)
         z = torch.matmul(read, spread).unflatten(2, (lag.shape[2], -1))  # (B, G, Q, M, S)
-        log_base, inner = self.rate.parts_at(
-            times - history.start[:, None, None], history.shared.curves
-        )
+        log_base, inner = self._baseline(times - history.start[:, None, None], history.shared)
         tilt = history.shared.tilt(self.order)
         if self.rate.link == "exp":
             logs = torch.logaddexp(

@@ -33,6 +33,7 @@ from torch.utils.checkpoint import checkpoint
 from fourpoint.events import Batch, Box, Dataset, MarkSpace, UserError
 from fourpoint.memory import require_memory
 from fourpoint.models.base import History, PointProcess, box_of, place_or_nothing, places_of
+from fourpoint.models.baseline import Baseline
 from fourpoint.models.poisson import mean_rates
 from fourpoint.models.spatial.cells import Cells
 from fourpoint.models.spatial.grid import PlaceGrid
@@ -150,7 +151,8 @@ class PlacedHawkes(PointProcess[PlacedHistory]):
             3 * 8 * M * M, f"a Hawkes process with {M:,} x {M:,} branching ratios", remedy
         )
         self.grid = PlaceGrid(M, self.box, cells)
-        self.log_baseline = nn.Parameter(torch.full((M,), math.log(baseline), dtype=torch.float64))
+        self.baseline = Baseline(M, base="constant", inside=False, dtype=torch.float64)
+        nn.init.constant_(self.baseline.log_base, math.log(baseline))
         self.log_branching = nn.Parameter(
             torch.full((M, M), math.log(branching / M), dtype=torch.float64)
         )
@@ -159,6 +161,11 @@ class PlacedHawkes(PointProcess[PlacedHistory]):
         self._settings = dict(
             baseline=baseline, branching=branching, decay=decay, spread=spread, cells=cells
         )
+
+    @property
+    def log_baseline(self) -> Float[Tensor, " M"]:
+        """The logarithm of the baseline of every type."""
+        return self.baseline.log_base[:, 0]
 
     def settings(self) -> dict[str, Any]:
         """The constructor's arguments but for ``marks``."""

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fourpoint.events import UserError
 from fourpoint.models.base import History
-from fourpoint.models.rate import Curves
+from fourpoint.models.baseline import Curves
 from fourpoint.ops import sinusoids as waves
 
 ENVELOPE = {1: 64, 2: 32, 3: 10}  # cells per axis with bounds of their own, by dimension
