@@ -219,7 +219,7 @@ def _trained(cell: Row, train: Any, dev: Any) -> tuple[Any, Row]:
     if cell["model"].startswith("easytpp-"):
         import easytpp_models as peers
 
-        from fourpoint.training.narrow_peaks import look_for_narrow_peaks
+        from fourpoint.training.run import look_for_narrow_peaks
 
         for budget in (1e-3, cell["budget"]):
             model, rate = peers.build(cell["model"], train, cell["seed"])

@@ -151,7 +151,7 @@ def measure(axis: str, sizes: tuple[int, ...], repeats: int) -> list[dict[str, A
     sys.path.insert(0, str(ROOT / "src"))
     import torch
 
-    from fourpoint.training.allocation import keep_freed_memory
+    from fourpoint.training.fitting import keep_freed_memory
 
     torch.set_num_threads(1)
     keep_freed_memory()  # as `fit` does

@@ -20,7 +20,7 @@ from fourpoint.data.synthetic import simulate
 from fourpoint.events import Dataset, MarkSpace, Sequence, UserError
 from fourpoint.inference.likelihood import log_likelihood
 from fourpoint.models import DAPP, Hawkes, dapp as module
-from fourpoint.models.choices import CHOICES
+from fourpoint.models.dapp import CHOICES
 
 SMALL: dict[str, Any] = dict(heads=2, features=6, eval_features=16, generator=(8,), knots=4)
 

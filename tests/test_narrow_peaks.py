@@ -21,7 +21,7 @@ from fourpoint.models.narrow import NarrowPeaks
 from fourpoint.models.positions import Positions
 from fourpoint.ops.compensator import next_event_law
 from fourpoint.streaming import verbs
-from fourpoint.training.narrow_peaks import look_for_narrow_peaks
+from fourpoint.training.run import look_for_narrow_peaks
 
 LOW, WIDTH, TICKS = 0.05, 0.01, (1.0, 2.0, 4.0)
 PEAKS = pytest.mark.parametrize(

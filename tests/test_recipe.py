@@ -20,7 +20,7 @@ from fourpoint.inference.sampling import sample_paths
 from fourpoint.models import DAPP, MODELS, RMTPP, Hawkes, Poisson
 from fourpoint.training import closed_forms, fitting as training, run as training_run
 from fourpoint.training.closed_forms import clearly_positive, fit_closed_forms, unit_scores
-from fourpoint.training.stability import explosive
+from fourpoint.training.run import explosive
 
 TINY: dict[str, Any] = dict(heads=2, features=4, eval_features=16, generator=(4,), knots=3)
 

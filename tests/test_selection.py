@@ -70,7 +70,7 @@ class Transcribed:
             for k in range(len(modes.frequency))
         ]
         elapsed = torch.from_numpy(sequence.times / scale)[None]
-        self.values = model._values(elapsed, torch.from_numpy(sequence.marks.copy())[None])[
+        self.values = model.event_values(elapsed, torch.from_numpy(sequence.marks.copy())[None])[
             0
         ].T.tolist()
         keep = int(model.settings()["keep"])

@@ -9,7 +9,7 @@ probability is the tick: with S the probability of no event since the last one,
 
 m being the event's mark. It is at most 0, has no unit of time, and is a proper score of rounded
 times: no model does better than the law by which the ticks came. Events 2..N of each sequence are
-scored, each given those before it. Used by `benchmarks/leaderboard.py`.
+scored, each given those before it.
 """
 
 from __future__ import annotations

@@ -15,6 +15,13 @@ learned scale, so that events may add to the rate or multiply it (`models.rate`)
 in time inside it, and modes may decay (`models.modes`), which keeps a stream's state bounded.
 
 Source: Zhu, Zhang, Ding and Xie, "Deep Fourier kernel for self-attentive point processes" (2021).
+
+The choices a DAPP leaves open, and which of them contradict each other.
+
+With bounded memory (ODAPP) each head keeps the events that `ops.selection` chooses. In a batch every
+position sees its own active sets: a mask over the events for dense forms, and for linear ones states
+from which each dropped event is subtracted at the moment it is dropped, so that training costs no
+more than DAPP's. A stream holds the active sets alone.
 """
 
 from __future__ import annotations
@@ -34,21 +41,17 @@ from torch import Tensor, nn
 
 from fourpoint.events import Batch, Dataset, MarkSpace, UserError
 from fourpoint.models.base import PointProcess, position_before, space_without_places
-from fourpoint.models.choices import check_choices
-from fourpoint.models.dapp_bound import attention_bound
-from fourpoint.models.dapp_features import SIZES, settle
 from fourpoint.models.dapp_history import DAPPHistory, Parts, last_state, require, spectrum_of
-from fourpoint.models.dapp_online import admit, select
 from fourpoint.models.dapp_start import embedded, initialise
 from fourpoint.models.dapp_sweep import Values, swept_slopes, worth_sweeping
-from fourpoint.models.modes import Modes
-from fourpoint.models.pair_scores import PairScore
-from fourpoint.models.past import appended, past_of
+from fourpoint.models.modes import Modes, PairScore
+from fourpoint.models.past import Memory, Past, appended, blank, joined, memory_of, past_of
 from fourpoint.models.rate import Rate
-from fourpoint.ops import attention, bounds, fourier
+from fourpoint.ops import attention, bounds, fourier, selection
+from fourpoint.ops.fourier import ACTIVATIONS
 from fourpoint.ops.lookup import looked_up
 from fourpoint.ops.quadrature import uniform
-from fourpoint.ops.scores import scores
+from fourpoint.ops.scores import Projection, scores
 
 MOST_FEATURES, MOST_MARKS, BLOCK = 128, 16, 2048  # of a step that is one kernel on a CUDA device
 
@@ -136,7 +139,7 @@ class DAPP(PointProcess[DAPPHistory]):
         M = self.marks.count
         embedding = embedding or (2 if M == 1 else 8)
         drift = "none" if link == "identity" and drift == "auto" else drift
-        self._settings: dict[str, Any] = dict(
+        self.options: dict[str, Any] = dict(
             heads=heads,
             features=features,
             eval_features=eval_features,
@@ -160,7 +163,7 @@ class DAPP(PointProcess[DAPPHistory]):
             draw=draw,
             seed=seed,
         )
-        check_choices(self._settings)
+        check_choices(self.options)
         random = torch.Generator().manual_seed(seed)
         self.modes: Modes | PairScore
         if score == "fourier":
@@ -248,9 +251,9 @@ class DAPP(PointProcess[DAPPHistory]):
         )
 
     @property
-    def _scannable(self) -> bool:
+    def scannable(self) -> bool:
         """Whether the sum has a linear form, and the dense one was not asked for."""
-        s = self._settings
+        s = self.options
         return (
             s["form"] != "dense"
             and s["normalise"] != "softmax"
@@ -261,21 +264,21 @@ class DAPP(PointProcess[DAPPHistory]):
     @property
     def scanned(self) -> bool:
         """Whether the states of the modes are all that is remembered."""
-        return self._scannable and self._settings["keep"] is None
+        return self.scannable and self.options["keep"] is None
 
     @property
     def linear(self) -> bool:
         """Whether a history can be gone on from in constant memory: the linear forms, and bounded
         memories.
         """
-        return self.scanned or self._settings["keep"] is not None
+        return self.scanned or self.options["keep"] is not None
 
     @property
     def rounded_products(self) -> bool:
         """Whether training on a CUDA device may round what is multiplied: a network on all pairs is
         all products.
         """
-        return self._settings["score"] == "neural"
+        return self.options["score"] == "neural"
 
     def keeping(self, keep: int) -> DAPP:
         """The same model, weights shared, remembering at most ``keep`` events per head.
@@ -284,22 +287,22 @@ class DAPP(PointProcess[DAPPHistory]):
         100
         """
         other = copy.copy(self)
-        other._settings = {
-            **self._settings,
+        other.options = {
+            **self.options,
             "keep": keep,
-            "form": "auto" if self._settings["form"] == "scan" else self._settings["form"],
+            "form": "auto" if self.options["form"] == "scan" else self.options["form"],
         }
-        check_choices(other._settings)
+        check_choices(other.options)
         return other
 
     def settings(self) -> dict[str, Any]:
         """The constructor's arguments but for ``marks``, as JSON can hold them."""
-        size = self._settings["eval_features"]
+        size = self.options["eval_features"]
         if size is not None and isinstance(self.modes, Modes):
             size = self.modes.noise.shape[1]
         return {
-            **self._settings,
-            "generator": list(self._settings["generator"]),
+            **self.options,
+            "generator": list(self.options["generator"]),
             "eval_features": size,
         }
 
@@ -330,13 +333,13 @@ class DAPP(PointProcess[DAPPHistory]):
         if not isinstance(self.modes, Modes):
             raise UserError(
                 "a Fourier score",
-                f"score={self._settings['score']!r}, which has no spectrum",
+                f"score={self.options['score']!r}, which has no spectrum",
                 "Use score='fourier'.",
             )
         modes = self.modes(fixed=fixed)
-        if self._settings["normalise"] == "ratio":
+        if self.options["normalise"] == "ratio":
             return fourier.with_constant(modes)
-        return fourier.non_negative(modes) if self._settings["link"] == "identity" else modes
+        return fourier.non_negative(modes) if self.options["link"] == "identity" else modes
 
     def _parts(self) -> Parts:
         return Parts(
@@ -354,11 +357,11 @@ class DAPP(PointProcess[DAPPHistory]):
 
     def draw_training_features(self) -> None:
         """Use few features for the validations of a training run; :meth:`fix_features` ends that."""
-        self.modes.store(min(self._settings["eval_features"] or SIZES[0], SIZES[0]))
+        self.modes.store(min(self.options["eval_features"] or SIZES[0], SIZES[0]))
 
     def fix_features(self, features: int | None = None) -> list[str]:
         """Fix the evaluation's features: ``features``, or those asked for when the model was made,
-        or as few as are enough (`models.dapp_features`).
+        or as few as are enough (`models.dapp`).
         """
         return settle(self, features)
 
@@ -371,27 +374,27 @@ class DAPP(PointProcess[DAPPHistory]):
         if before is not None and not self.linear:
             raise UserError(
                 "a linear form to go on from a history",
-                f"normalise={self._settings['normalise']!r}",
+                f"normalise={self.options['normalise']!r}",
                 "Encode the whole sequence.",
             )
         parts = self._parts() if before is None else before.parts
         start = batch.start if before is None else before.start
         anchor = batch.start[:, None] if before is None else before.times[:, -1:]
         times = torch.cat([anchor, batch.times], 1)
-        values = self._values(self._elapsed(batch.times, start), batch.marks)
+        values = self.event_values(self.elapsed(batch.times, start), batch.marks)
         history = DAPPHistory(
             times, start, batch.lengths, parts, None, past_of(batch.times, batch.marks, values)
         )
-        if self._settings["keep"] is not None:
+        if self.options["keep"] is not None:
             return select(self, history, batch, None if before is None else require(before.memory))
         if not self.scanned or (before is None and self._at_once(batch)):
             return history
         driven = attention.drive(
-            spectrum_of(parts), batch.marks, self._channels(values), batch.valid
+            spectrum_of(parts), batch.marks, self.channels(values), batch.valid
         )
-        return self._scan(history, driven, None if before is None else require(before.state)[:, -1])
+        return self.scan(history, driven, None if before is None else require(before.state)[:, -1])
 
-    def _scan(
+    def scan(
         self,
         history: DAPPHistory,
         driven: Complex[Tensor, "B N K D C"],
@@ -404,8 +407,8 @@ class DAPP(PointProcess[DAPPHistory]):
         )
         return replace(history, state=torch.cat([first[:, None], rest], 1))
 
-    def _kept(self) -> int:
-        keep = self._settings["keep"]
+    def kept_events(self) -> int:
+        keep = self.options["keep"]
         if isinstance(keep, float):
             raise UserError(
                 "keep as a number of events",
@@ -428,7 +431,7 @@ class DAPP(PointProcess[DAPPHistory]):
         happened = torch.ones_like(mark, dtype=torch.bool) if active is None else active
         old_time = history.times.gather(1, history.lengths[:, None])[:, 0]
         time = torch.where(happened, time, old_time)
-        value = self._values(self._elapsed(time[:, None], history.start), mark[:, None])
+        value = self.event_values(self.elapsed(time[:, None], history.start), mark[:, None])
         if not self.linear:
             return self._append(history, time, mark, value[:, 0], happened)
         moved = DAPPHistory(
@@ -439,11 +442,11 @@ class DAPP(PointProcess[DAPPHistory]):
             None,
             None,
         )
-        if self._settings["keep"] is not None:
+        if self.options["keep"] is not None:
             memory = admit(self, history, time, mark, value[:, 0], happened)
             return replace(moved, past=memory.past(), memory=memory)
         spectrum = spectrum_of(history.parts)
-        driven = attention.drive(spectrum, mark[:, None], self._channels(value), happened[:, None])[
+        driven = attention.drive(spectrum, mark[:, None], self.channels(value), happened[:, None])[
             :, 0
         ]
         gap = ((time - old_time) / self.time_scale).to(self.readout)
@@ -499,7 +502,9 @@ class DAPP(PointProcess[DAPPHistory]):
         seen: Int[Tensor, "B G"] | None = None,
     ) -> Float[Tensor, "B G Q M"]:
         """log(mu + g(z)), the logarithm taken before anything can overflow."""
-        z = torch.einsum("bgqkm,km->bgqm", self.attend(history, times, seen), self._readout())
+        z = torch.einsum(
+            "bgqkm,km->bgqm", self.attend(history, times, seen), self.readout_weights()
+        )
         return self.rate.log_rate(
             z, times - history.start[:, None, None], history.parts.curves
         ) - self.time_scale.log().to(z)
@@ -518,8 +523,8 @@ class DAPP(PointProcess[DAPPHistory]):
             index = torch.arange(G, device=times.device).expand(B, G) if seen is None else seen
             past = require(history.past)
             query, events = (
-                self._elapsed(times, history.start),
-                self._elapsed(past.times, history.start),
+                self.elapsed(times, history.start),
+                self.elapsed(past.times, history.start),
             )
             return attention.dense(
                 history.parts.score,
@@ -528,7 +533,7 @@ class DAPP(PointProcess[DAPPHistory]):
                 events,
                 past.marks,
                 past.values,
-                self._settings["normalise"],
+                self.options["normalise"],
             )
         anchor, state = history.times, require(history.state)
         if seen is not None and not state.shape[1] == seen.shape[1] == 1:
@@ -538,7 +543,7 @@ class DAPP(PointProcess[DAPPHistory]):
         sums = attention.read(spectrum_of(history.parts), state, lag)
         return (
             sums[..., 0]
-            if self._settings["normalise"] == "none"
+            if self.options["normalise"] == "none"
             else attention.divide(sums[..., 0], sums[..., 1])
         )
 
@@ -548,7 +553,7 @@ class DAPP(PointProcess[DAPPHistory]):
         """The sum of `likelihood.sampled_log_likelihood`, and the slopes of ``share`` times it in
         what is learned, in one compiled sweep; None where that is not to be had.
         """
-        s, size = self._settings, len(self.readout) * self._settings["features"]
+        s, size = self.options, len(self.readout) * self.options["features"]
         plain = (
             self.training
             and self.scanned
@@ -575,7 +580,7 @@ class DAPP(PointProcess[DAPPHistory]):
         """Whether scan and read-out are one kernel (`kernels.triton_attention`): for the steps of
         training on a CUDA device.
         """
-        K, D, M = len(self.readout), self._settings["features"], self.marks.count
+        K, D, M = len(self.readout), self.options["features"], self.marks.count
         fits = (
             D <= MOST_FEATURES and M <= MOST_MARKS and K > 0 and batch.times.shape[1] < BLOCK
         )  # else it may be the first of several
@@ -588,7 +593,7 @@ class DAPP(PointProcess[DAPPHistory]):
         return (
             there
             and fits
-            and self._settings["normalise"] == "none"
+            and self.options["normalise"] == "none"
             and find_spec("triton") is not None
         )
 
@@ -627,8 +632,8 @@ class DAPP(PointProcess[DAPPHistory]):
             position_before(history, times) if seen is None else seen,
         )
         query, events = (
-            self._elapsed(times[..., None], history.start),
-            self._elapsed(past.times, history.start),
+            self.elapsed(times[..., None], history.start),
+            self.elapsed(past.times, history.start),
         )
         w = attention.weights(
             history.parts.score,
@@ -636,9 +641,9 @@ class DAPP(PointProcess[DAPPHistory]):
             past.mask(seen),
             events,
             past.marks,
-            self._settings["normalise"],
+            self.options["normalise"],
         )
-        return torch.einsum("bkgqmn,bnk,km->bgnm", w, past.values, self._readout())
+        return torch.einsum("bkgqmn,bnk,km->bgnm", w, past.values, self.readout_weights())
 
     def without(
         self,
@@ -651,13 +656,15 @@ class DAPP(PointProcess[DAPPHistory]):
 
         Times are seen from the positions ``seen``; from all events strictly before them where None.
         """
-        if self._settings["normalise"] != "none" or self._settings["keep"] is not None:
+        if self.options["normalise"] != "none" or self.options["keep"] is not None:
             return None
         seen = position_before(history, times) if seen is None else seen
         each = self.contributions(history, times, seen)
         z = (
             torch.einsum(
-                "bgqkm,km->bgm", self.attend(history, times[..., None], seen), self._readout()
+                "bgqkm,km->bgm",
+                self.attend(history, times[..., None], seen),
+                self.readout_weights(),
             )[:, :, None]
             - each
         )
@@ -676,12 +683,12 @@ class DAPP(PointProcess[DAPPHistory]):
         mask = past.mask(history.lengths[:, None])[:, 0]
         mask = (mask[..., None] if mask.ndim == 2 else mask).expand_as(past.values)
         now, events = (
-            self._elapsed(time[:, None], history.start),
-            self._elapsed(past.times, history.start),
+            self.elapsed(time[:, None], history.start),
+            self.elapsed(past.times, history.start),
         )
         nu = scores(history.parts.score, now, events, past.marks, mark[:, None])[:, :, 0, 0]
         weights = attention.normalised(
-            nu, mask.transpose(1, 2), self._settings["normalise"]
+            nu, mask.transpose(1, 2), self.options["normalise"]
         ).transpose(1, 2)
         return torch.where(mask, past.times, torch.nan), past.marks.expand_as(past.values), weights
 
@@ -690,7 +697,7 @@ class DAPP(PointProcess[DAPPHistory]):
         """Whether :meth:`bound` can certify this model: all but an unnormalised sum of neural
         scores.
         """
-        return self._settings["score"] != "neural" or self._settings["normalise"] != "none"
+        return self.options["score"] != "neural" or self.options["normalise"] != "none"
 
     @torch.no_grad()
     def upper_bound(
@@ -733,7 +740,7 @@ class DAPP(PointProcess[DAPPHistory]):
 
     # ------------------------------------------------------------------ parts
 
-    def _elapsed(
+    def elapsed(
         self, times: Float[Tensor, "B ..."], start: Float[Tensor, " B"]
     ) -> Float[Tensor, "B ..."]:
         """Time since the window's start, in mean gaps, float64."""
@@ -742,13 +749,13 @@ class DAPP(PointProcess[DAPPHistory]):
     def _gaps(self, times: Float[Tensor, "B P"]) -> Float[Tensor, "B N"]:
         return (times.diff(dim=1) / self.time_scale).to(self.readout)
 
-    def _values(
+    def event_values(
         self, elapsed: Float[Tensor, "B N"], marks: Int[Tensor, "B N"]
     ) -> Float[Tensor, "B N K"]:
         """v_ki = W_k' W_v x_i: one number per head and event, in units of ``gain``, one over the
         events a head sums at once.
         """
-        s, M, weight = self._settings, self.marks.count, self._value_weights()
+        s, M, weight = self.options, self.marks.count, self._value_weights()
         if s["values"] == "mark":
             return looked_up(weight.T, marks)
         value = elapsed.to(weight)[..., None] * weight[:, 0]
@@ -764,16 +771,325 @@ class DAPP(PointProcess[DAPPHistory]):
         """
         weight = torch.einsum("kp,kpi->ki", self.value_readout, self.value_weight)
         return self.gain[:, None] * (
-            nn.functional.softplus(weight) if self._settings["link"] == "identity" else weight
+            nn.functional.softplus(weight) if self.options["link"] == "identity" else weight
         )
 
-    def _readout(self) -> Float[Tensor, "K M"]:
+    def readout_weights(self) -> Float[Tensor, "K M"]:
         """r_km, how much each mark heeds each head; never negative where the link is the identity,
         as the rate must not be.
         """
-        return self.readout.abs() if self._settings["link"] == "identity" else self.readout
+        return self.readout.abs() if self.options["link"] == "identity" else self.readout
 
-    def _channels(self, values: Float[Tensor, "B N K"]) -> Float[Tensor, "B N K C"]:
-        if self._settings["normalise"] == "none":
+    def channels(self, values: Float[Tensor, "B N K"]) -> Float[Tensor, "B N K C"]:
+        if self.options["normalise"] == "none":
             return values[..., None]
         return torch.stack([values, torch.ones_like(values)], -1)
+
+
+CHOICES = {
+    "normalise": ("none", "ratio", "softmax"),
+    "phase": ("paired", "random"),
+    "values": ("mark", "affine", "linear"),
+    "score": ("fourier", "dot", "neural"),
+    "link": ("exp", "softplus", "identity"),
+    "base": ("auto", "constant", "spline"),
+    "drift": ("auto", "none", "spline"),
+    "form": ("auto", "dense", "scan"),
+    "draw": ("even", "independent"),
+    "activation": tuple(ACTIVATIONS),
+}
+
+
+def check_choices(s: dict[str, Any]) -> None:
+    """Raise :class:`UserError` for an unknown choice, a number below 1, or two choices that cannot
+    hold together.
+    """
+    for name, allowed in CHOICES.items():
+        if s[name] not in allowed:
+            raise UserError(
+                f"{name} to be one of {', '.join(allowed)}", f"{s[name]!r}", "Choose one of them."
+            )
+    for name in ("heads", "features", "noise", "embedding", "width", "knots"):
+        if s[name] < 1:
+            raise UserError(f"{name} of at least 1", f"{s[name]}", "Raise it.")
+    keep = s["keep"]
+    if keep is not None and not (keep >= 1 if isinstance(keep, int) else 0 < keep <= 1):
+        raise UserError(
+            "keep as a number of events from 1, or a share above 0 and up to 1.0",
+            f"{keep}",
+            "Choose one, or None for all.",
+        )
+    if s["score"] != "fourier" and (s["normalise"] == "ratio" or s["link"] == "identity"):
+        raise UserError(
+            "a score that is never negative with normalise='ratio' or link='identity'",
+            f"score={s['score']!r}",
+            "Use score='fourier'.",
+        )
+    if s["form"] == "scan" and (s["score"] != "fourier" or keep is not None):
+        raise UserError(
+            "a Fourier score and keep=None with form='scan'",
+            f"score={s['score']!r}, keep={keep}",
+            "Use form='auto'.",
+        )
+    if s["normalise"] == "ratio" and s["phase"] == "random":
+        raise UserError(
+            "paired phases with normalise='ratio'",
+            "phase='random', whose scores can be negative",
+            "Use phase='paired' or 'softmax'.",
+        )
+    if s["form"] == "scan" and s["normalise"] == "softmax":
+        raise UserError(
+            "a normalisation that a scan can carry",
+            "normalise='softmax' with form='scan'",
+            "Use form='dense', or normalise='none' or 'ratio'.",
+        )
+    if s["form"] == "scan" and s["phase"] == "random":
+        raise UserError(
+            "paired phases with form='scan'",
+            "phase='random'",
+            "Use form='dense' or phase='paired'.",
+        )
+    if s["link"] == "identity" and (
+        s["normalise"] != "none"
+        or s["values"] != "mark"
+        or s["drift"] == "spline"
+        or s["phase"] == "random"
+    ):
+        raise UserError(
+            (
+                "link='identity' with an unnormalised sum, values='mark', paired phases and no "
+                "drift, so that the rate cannot be negative"
+            ),
+            (
+                f"normalise={s['normalise']!r}, values={s['values']!r}, phase={s['phase']!r}, "
+                f"drift={s['drift']!r}"
+            ),
+            "Use link='exp' or 'softplus' for those.",
+        )
+
+
+def attention_bound(
+    model: DAPP, history: DAPPHistory, a: Float[Tensor, " B"], b: Float[Tensor, " B"]
+) -> tuple[Float[Tensor, "B M"], Float[Tensor, "B M"]]:
+    """A bound of sum_k r_km A_km on [a, b], and how far rounding may carry the sum itself."""
+    eps, score = torch.finfo(model.readout.dtype).eps, history.parts.score
+    normalise, readout = model.options["normalise"], model.readout_weights()
+    if history.state is not None:
+        last = history.times.gather(1, history.lengths[:, None])[:, 0]
+        if normalise != "none":
+            return _convex(*_value_corners(model, history, last), readout)
+        lag, reach = (((x - last) / model.time_scale).to(model.readout) for x in (a, b))
+        state = bounds.moved(spectrum_of(history.parts), last_state(history), lag)[..., 0]
+        width = ((b - a) / model.time_scale).to(model.readout) * (1 + 4 * eps)
+        top, size, speed = bounds.sum_bound(spectrum_of(history.parts), state, width, readout)
+        return top, eps * (32 * size + 4 * reach[:, None] * speed)
+    past = require(history.past)
+    mask = past.mask(history.lengths[:, None])[:, 0]
+    mask = mask[..., None] if mask.ndim == 2 else mask
+    if normalise != "none":
+        return _convex(past.values, mask, readout)
+    values = torch.where(mask, past.values, 0.0)
+    if isinstance(score, Projection):
+        return _linear_bound(model, history, a, b, values)
+    now, events = model.elapsed(a, history.start), model.elapsed(past.times, history.start)
+    state = bounds.gathered(spectrum_of(history.parts), now, events, past.marks, past.values, mask)
+    width = ((b - a) / model.time_scale).to(model.readout) * (1 + 4 * eps)
+    top, _, _ = bounds.sum_bound(spectrum_of(history.parts), state, width, readout)
+    fastest = spectrum_of(history.parts).rate.abs().amax() * model.elapsed(b, history.start).to(
+        model.readout
+    )
+    return top, eps * (64 + 8 * fastest)[:, None] * (values.abs().sum(1) @ readout.abs())
+
+
+def _linear_bound(
+    model: DAPP, history: DAPPHistory, a: Tensor, b: Tensor, values: Tensor
+) -> tuple[Tensor, Tensor]:
+    """An unnormalised sum of dot products is linear in time: the larger end bounds it."""
+    past, score = require(history.past), history.parts.score
+    ends = torch.stack([a, b], 1)
+    both = torch.einsum(
+        "bgqkm,km->bqm",
+        model.attend(history, ends[:, None], history.lengths[:, None]),
+        model.readout_weights(),
+    )
+    query, events = model.elapsed(ends, history.start), model.elapsed(past.times, history.start)
+    sizes = scores(score, query, events, past.marks).abs()
+    reach = torch.einsum(
+        "bkqmn,bnk,km->bqm", sizes, values.abs(), model.readout_weights().abs()
+    ).amax(1)
+    return both.amax(1), 1024 * torch.finfo(model.readout.dtype).eps * reach
+
+
+def _value_corners(
+    model: DAPP, history: DAPPHistory, last: Float[Tensor, " B"]
+) -> tuple[Float[Tensor, "B N K"], Bool[Tensor, "B N 1"]]:
+    """The extreme values that events up to ``last`` can have, where the events themselves are
+    forgotten.
+    """
+    M = model.marks.count
+    ends = torch.stack(
+        [torch.zeros_like(last), model.elapsed(last, history.start)], 1
+    ).repeat_interleave(M, 1)
+    values = model.event_values(
+        ends, torch.arange(M, device=last.device).repeat(2).expand(len(last), -1)
+    )
+    some = last_state(history)[..., 1].abs().amax((1, 2)) > 0
+    return values, some[:, None, None].expand(-1, 2 * M, 1)
+
+
+def _convex(
+    values: Tensor, mask: Tensor, readout: Tensor
+) -> tuple[Float[Tensor, "B M"], Float[Tensor, "B M"]]:
+    """Weights that sum to 1: the largest value bounds their mean, and the largest size its
+    rounding.
+    """
+    sizes = bounds.convex_bound(values.abs(), mask, readout.abs())
+    return bounds.convex_bound(values, mask, readout), 1024 * torch.finfo(readout.dtype).eps * sizes
+
+
+EFFECT_ERROR = (
+    0.005  # how far the evaluation's features may move what one past event adds inside the link
+)
+SIZES = (128, 256, 512, 1024)  # numbers of evaluation features tried, in order, against REFERENCE
+REFERENCE = 8192
+
+
+@torch.no_grad()
+def settle(model: DAPP, features: int | None) -> list[str]:
+    """Fix the evaluation's features: ``features``, or those asked for when the model was made, or
+    the fewest of SIZES that keep each event's effect, sum_k kappa_k v_k, within EFFECT_ERROR of
+    what REFERENCE features give.
+    """
+    asked = features or model.options["eval_features"]
+    if not isinstance(model.modes, Modes):
+        return []
+    if asked is not None:
+        model.options["eval_features"] = asked
+        model.modes.store(asked)
+        return []
+    lags = torch.linspace(0, 1, 257).to(model.readout) * (
+        model.rate.baseline.length / model.time_scale
+    ).to(model.readout)
+    pairs = [
+        (m, n) for m in range(min(model.marks.count, 4)) for n in range(min(model.marks.count, 4))
+    ]
+    value = [
+        model.event_values(lags[None], torch.full((1, len(lags)), n))[0].T
+        for n in range(min(model.marks.count, 4))
+    ]
+    effects = []
+    for size in (REFERENCE, *SIZES):
+        model.modes.store(size)
+        spectrum = model.spectrum(fixed=True)
+        parts = [
+            fourier.kernel(spectrum, lags, m, n) * value[n] * model.readout_weights()[:, m, None]
+            for m, n in pairs
+        ]
+        effects.append(torch.stack(parts).sum(1))
+        error = float((effects[-1] - effects[0]).abs().max())
+        if size != REFERENCE and error <= EFFECT_ERROR:
+            break
+    model.options["eval_features"] = size
+    return [
+        (
+            f"evaluation features: {size} per head, within {error:.2g} of an event's effect on "
+            "the log-rate"
+        )
+    ]
+
+
+def select(model: DAPP, history: DAPPHistory, batch: Batch, before: Memory | None) -> DAPPHistory:
+    """The history with what each head has let go of masked, and the active sets at its end.
+
+    Where the score has a linear form, states are scanned all the same: what is dropped is taken out
+    of them.
+    """
+    new = require(history.past)
+    memory = (
+        blank(batch.times, len(model.readout), new.values) if before is None else before.by_age()
+    )
+    past = new if before is None else joined(memory, new)
+    active, gone = _chosen(model, past, history, batch, memory)
+    dropped = selection.dropped_at(gone, past.times.shape[1])
+    if before is not None:
+        dropped = torch.cat(
+            [
+                torch.where(memory.active.valid, dropped[:, : memory.times.shape[1]], 0),
+                dropped[:, memory.times.shape[1] :],
+            ],
+            1,
+        )
+    history = replace(history, past=replace(past, dropped=dropped), memory=memory_of(past, active))
+    return _scan_without(model, history, batch, memory, past, gone) if model.scannable else history
+
+
+@torch.no_grad()
+def admit(
+    model: DAPP, h: DAPPHistory, time: Tensor, mark: Tensor, value: Tensor, happened: Tensor
+) -> Memory:
+    """The active sets with one event more."""
+    memory = require(h.memory).widened(model.kept_events())
+    now, events = model.elapsed(time[:, None], h.start), model.elapsed(memory.times, h.start)
+    nu = scores(h.parts.score, now, events, memory.marks, mark[:, None])[:, :, 0, 0].transpose(1, 2)
+    weights = selection.shares(nu, memory.active.valid, model.options["normalise"])
+    index = memory.active.index.amax((1, 2)) + 1
+    active, slot, _ = selection.admit(memory.active, weights, index, happened)
+    return memory.admitted(active, slot, time, mark, value, happened)
+
+
+@torch.no_grad()
+def _chosen(
+    model: DAPP, past: Past, history: DAPPHistory, batch: Batch, memory: Memory
+) -> tuple[selection.Active, Int[Tensor, "B N K"]]:
+    """Run the selection over the batch's events: the active sets at its end, and what was dropped
+    for each event.
+    """
+    first, keep = memory.times.shape[1], model.kept_events()
+    now, events = (
+        model.elapsed(batch.times, history.start),
+        model.elapsed(past.times, history.start),
+    )
+    nu = scores(history.parts.score, now, events, past.marks, batch.marks)[:, :, :, 0]
+    active, slots = memory.active, min(keep, first + batch.times.shape[1])
+    if slots > first:
+        extra = selection.empty(len(now), slots - first, nu.shape[1], nu)
+        active = selection.Active(
+            *(torch.cat(pair, 1) for pair in zip(active.tensors(), extra.tensors(), strict=True))
+        )
+    return selection.run(active, nu, batch.valid, model.options["normalise"], first)
+
+
+def _scan_without(
+    model: DAPP,
+    history: DAPPHistory,
+    batch: Batch,
+    memory: Memory,
+    past: Past,
+    gone: Int[Tensor, "B N K"],
+) -> DAPPHistory:
+    spectrum = spectrum_of(history.parts)
+    K, first = len(model.readout), memory.times.shape[1]
+    driven = attention.drive(
+        spectrum, batch.marks, model.channels(past.values[:, first:]), batch.valid
+    )
+    if gone.is_cuda or bool(
+        (gone >= 0).any()
+    ):  # a device is not asked: that would cost more than what it might save
+        old = gone.clamp(min=0)
+        times, marks, values = (
+            x.expand(-1, -1, K).gather(1, old) for x in (past.times, past.marks, past.values)
+        )
+        lag = ((batch.times[..., None] - times) / model.time_scale).to(model.readout)
+        lost = attention.drive(spectrum, marks, model.channels(values), gone >= 0)
+        driven = driven - attention.faded(spectrum.rate, torch.where(gone >= 0, lag, 0.0), lost)
+    if not first:
+        return model.scan(history, driven, None)
+    lag = ((history.times[:, :1, None] - memory.times) / model.time_scale).to(model.readout)
+    held = attention.drive(
+        spectrum, memory.marks, model.channels(memory.values), memory.active.valid
+    )
+    return model.scan(
+        history,
+        driven,
+        attention.faded(spectrum.rate, torch.where(memory.active.valid, lag, 0.0), held).sum(1),
+    )

@@ -1,25 +1,34 @@
 """Where DAPP begins: time scale, base rates and the spread of frequencies, all from the data. Used
 by DAPP with and without places.
+
+A first guess from a Hawkes process: how strongly, and for how long, do events call for more of
+them?
+
+The exponential Hawkes process lambda(t) = mu + alpha beta sum_i exp(-beta (t - t_i)), fitted to all
+events as one type in closed form (`hawkes_fit`), takes a fraction of a second, and where events
+excite each other a network that begins there has little left to learn. A rate that rises and falls
+at the same times in every window looks like excitation too. So where all windows have one length,
+excitation must also be there in a time that runs as fast as events come on average.
 """
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from fourpoint.events import Dataset
-from fourpoint.events.windows import repeated_windows
+from fourpoint.events import Dataset, MarkSpace
+from fourpoint.events.windows import beginning, repeated_windows
 from fourpoint.models.base import PointProcess
-from fourpoint.models.excitation_start import (
-    Excitation,
-    embedded_hawkes,
-    embedded_poisson,
-    hawkes_guess,
-)
 from fourpoint.models.hawkes import Hawkes
+from fourpoint.models.hawkes_fit import estimate
+from fourpoint.models.modes import Modes
 from fourpoint.models.poisson import Poisson, SplinePoisson, mean_rates
 from fourpoint.ops.spline import spline
 
@@ -32,7 +41,7 @@ def initialise(model: DAPP, data: Dataset) -> list[str]:
     """Time scale, base rates and the spread of frequencies from ``data``; drift and base where left
     to it.
     """
-    s, notes = model._settings, []
+    s, notes = model.options, []
     if isinstance(s["keep"], float):
         longest = int(data.lengths.max()) if len(data) else 0
         share, s["keep"] = s["keep"], max(1, math.ceil(s["keep"] * longest))
@@ -51,7 +60,7 @@ def contains_hawkes(model: DAPP) -> bool:
     """Whether an exponential Hawkes process is a limit of this model: a sum of decaying modes, one
     value per mark, and a softplus with a learned scale.
     """
-    s = model._settings
+    s = model.options
     summed = (
         s["normalise"] == "none"
         and s["values"] == "mark"
@@ -87,7 +96,7 @@ def start_rate(model: DAPP | PlacedDAPP, data: Dataset) -> list[str]:
     """The mean gap as the unit of time, drift and base in time where left to the data, and rates at
     the data's mean; what was chosen.
     """
-    s, notes, durations = model._settings, [], data.durations
+    s, notes, durations = model.options, [], data.durations
     even = repeated_windows(data)
     why = "all windows have one length" if even else "windows have different lengths"
     if len(data) < 2:
@@ -111,19 +120,179 @@ def _start_values(model: DAPP, length: float, events: float) -> None:
     head sums over.
     """
     rates = model.modes.spread(length)
-    if model._settings["normalise"] == "none":
+    if model.options["normalise"] == "none":
         model.gain.copy_(1 / (1 / rates).clamp(1.0, max(1.0, events)))
     sign = torch.where(torch.arange(len(rates)) % 2 == 0, 1.0, -1.0)
     value = (
         torch.full_like(model.value_weight, 0.3 / model.value_weight.shape[1]) * sign[:, None, None]
     )
-    if model._settings["values"] != "mark":
+    if model.options["values"] != "mark":
         value = model.value_weight * 0.3
         value[..., 0] /= max(
             1.0, length
         )  # the slope in time: over the window a value stays of one size
-    if model._settings["link"] == "identity":
+    if model.options["link"] == "identity":
         value = torch.log(
             torch.expm1(value.abs() / model.readout.numel())
         )  # every head adds to the rate of every mark
     model.value_weight.copy_(value)
+
+
+ENOUGH = 100  # events below which nothing is guessed
+MOST = 50_000  # events that are looked at
+LEAST, MOST_BRANCHING, CERTAIN = (
+    0.05,
+    2.0,
+    4.0,
+)  # branching ratios, and how many of their standard errors, that count as excitation
+TYPES = 32  # types up to which each pair has a branching ratio of its own
+SMALLEST_BASELINE = (
+    0.02  # of the mean baseline of all types: a link that is linear needs a rate above 0
+)
+NEGLIGIBLE = 1e-3  # singular values below this share of the largest are left out
+LEAST_OFFSPRING = 1e-6  # in all: below it there is no excitation
+CURVE = 241  # points of a rate that a spline is laid through
+OTHER_HEADS = 0.1  # of their first values, where one head is a Hawkes process
+BINS = 24  # of a window, in each of which events come at one rate on average
+
+
+class Excitation(NamedTuple):
+    """A Hawkes process with one decay: mu (M,) per unit of the user's time, alpha (M, M), the
+    direct offspring of type m of an event of type n, and beta per unit of time.
+    """
+
+    baseline: NDArray[np.float64]
+    branching: NDArray[np.float64]
+    decay: float
+
+
+def hawkes_guess(model: DAPP, data: Dataset) -> tuple[dict[str, Tensor] | None, list[str]]:
+    """The excitation in ``data`` as weights of ``model``, which stays as it is, and a remark; None
+    where there is none.
+
+    Training does not begin there, since from a linear link it ends in worse places where events
+    multiply the rate.
+    """
+    found = excitation_of(data, model.settings()["seed"])
+    if found is None or not isinstance(model.modes, Modes):
+        return None, []
+    rates = mean_rates(data, model.marks).numpy()
+    offspring = float(np.average(found.branching.sum(0), weights=rates))
+    unit = data.unit or "time units"
+    said = (
+        f"first guess: a Hawkes process with branching ratio {offspring:.2g}, decay time "
+        f"{1 / found.decay:.3g} {unit}"
+    )
+    return embedded_hawkes(model, found), [said]
+
+
+@torch.no_grad()
+def embedded_hawkes(model: DAPP, found: Excitation) -> dict[str, Tensor] | None:
+    """Weights with which ``model``, whose link is a scaled softplus, is nearly the Hawkes process
+    ``found``.
+
+    With a linear link of scale s_m, an event of mark n raises the rate of mark m by
+    s_m sum_k r_km v_kn exp(-beta d). The matrix alpha_mn beta / s_m is factorised by its singular
+    values, of which as many as there are heads are kept. None if no event excites another.
+    """
+    modes, scale = model.modes, float(model.time_scale)
+    if not isinstance(modes, Modes) or not float(found.branching.sum()) > LEAST_OFFSPRING:
+        return None
+    before = _weights(model)
+    baseline = np.maximum(found.baseline, SMALLEST_BASELINE * found.baseline.mean())
+    jump = model.rate.start_linear(torch.from_numpy(baseline * scale).to(model.readout))
+    matrix = torch.from_numpy(found.branching * found.decay * scale).to(jump) / jump[:, None]
+    left, size, right = torch.linalg.svd(matrix)
+    rank = min(len(model.gain), int((size > NEGLIGIBLE * size[0]).sum()))
+    heads = modes.exponential(found.decay * scale, rank)
+    model.value_weight.mul_(OTHER_HEADS)
+    for position, head in enumerate(heads):
+        sign = torch.sign(left[:, position].sum())
+        readout, values = sign * left[:, position] * float(size[position]), sign * right[position]
+        if model.marks.count == 1:  # the read-out of one mark is fixed at 1
+            readout, values = torch.ones_like(readout), matrix[0]
+        model.readout[head] = readout
+        model.value_weight[head] = values / (model.gain[head] * model.value_weight.shape[1])
+    guess = _weights(model)
+    model.load_state_dict(before, strict=False)
+    return guess
+
+
+@torch.no_grad()
+def embedded_poisson(model: DAPP, log_rate: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:
+    """Weights with which ``model`` is nearly a Poisson process: its mu has nearly all of the rate
+    exp(log_rate(t)) at time t since the window's start, and past events have no effect."""
+    before, scale = _weights(model), float(model.time_scale)
+    grid = torch.linspace(0, float(model.rate.baseline.length), CURVE, dtype=torch.float64)
+    wanted = log_rate(grid) + math.log(scale)
+    model.rate.start_at(wanted.exp().mean(0).to(model.readout))
+    columns = model.rate.baseline.log_base.shape[1]
+    each = torch.eye(columns, dtype=torch.float64)
+    basis = (
+        torch.ones_like(grid)[:, None]
+        if columns == 1
+        else spline(each, grid, float(model.rate.baseline.length))
+    )
+    model.rate.baseline.log_base.copy_(torch.linalg.lstsq(basis, wanted).solution.T)
+    model.rate.bias.copy_(model.rate.log_scale + wanted.mean(0) + math.log(NEGLIGIBLE))
+    model.value_weight.zero_()
+    guess = _weights(model)
+    model.load_state_dict(before, strict=False)
+    return guess
+
+
+def _weights(model: DAPP) -> dict[str, Tensor]:
+    return {name: p.detach().clone() for name, p in model.named_parameters()}
+
+
+def excitation_of(data: Dataset, seed: int = 0) -> Excitation | None:
+    """The excitation in ``data``; None where there is none to speak of, or where there are few
+    events.
+
+    >>> from fourpoint.data.synthetic import simulate
+    >>> [
+    ...     excitation_of(simulate(name, 1000, seed=1)) is None
+    ...     for name in ("hawkes", "nonhomogeneous2")
+    ... ]
+    [False, True]
+    """
+    some = beginning(data.some(MOST, seed), MOST)
+    if some.events < ENOUGH:
+        return None
+    pooled = replace(some, mark_ids=np.zeros_like(some.mark_ids), marks=MarkSpace())
+    found = _fitted(pooled)
+    if found is None or (repeated_windows(some) and _fitted(_evened(pooled)) is None):
+        return None
+    if some.marks.count == 1:
+        return found
+    if some.marks.count <= TYPES:
+        each = estimate(some)
+        return Excitation(each.baseline, each.branching.sum(0), float(each.decay[0]))
+    rates = mean_rates(some, some.marks).numpy()
+    share = rates / rates.sum()
+    return Excitation(
+        found.baseline * share, np.outer(share, np.ones_like(share)) * found.branching, found.decay
+    )
+
+
+def _fitted(data: Dataset) -> Excitation | None:
+    found = estimate(data)
+    branching, error = float(found.branching.sum()), float(found.errors["branching"].sum())
+    certain = LEAST <= branching <= MOST_BRANCHING and branching >= CERTAIN * error
+    return (
+        Excitation(found.baseline, found.branching.sum(0), float(found.decay[0]))
+        if certain
+        else None
+    )
+
+
+def _evened(data: Dataset) -> Dataset:
+    """The same events in a time in which they come at one rate on average over all sequences."""
+    since = data.times - np.repeat(data.starts, data.lengths)
+    length = float(data.durations.max())
+    edges = np.linspace(0, length, BINS + 1)
+    passed = np.append(0.0, np.cumsum(np.histogram(since, edges)[0] + 1e-3)) / len(data)
+    zero = np.zeros(len(data))
+    return replace(
+        data, times=np.interp(since, edges, passed), starts=zero, stops=zero + passed[-1]
+    )

@@ -132,14 +132,15 @@ class Steps:
             None if spectrum.decay is None else -copied(spectrum.decay).ravel().astype(kind)
         )
         turn = np.exp(1j * copied(spectrum.shift))  # (K, D, M)
-        read = copied(spectrum.weight)[..., None] * turn * copied(model._readout())[:, None]
+        read = copied(spectrum.weight)[..., None] * turn * copied(model.readout_weights())[:, None]
         self.read = _interleaved(read.reshape(-1, self.marks)).astype(kind)
         marks = torch.arange(self.marks)[None]
-        constant = copied(model._values(torch.zeros_like(marks, dtype=torch.float64), marks))[
+        constant = copied(model.event_values(torch.zeros_like(marks, dtype=torch.float64), marks))[
             0
         ]  # (M, K)
         slope = (
-            copied(model._values(torch.ones_like(marks, dtype=torch.float64), marks))[0] - constant
+            copied(model.event_values(torch.ones_like(marks, dtype=torch.float64), marks))[0]
+            - constant
         )
         self.constant, self.slope = (self._driven(turn, v) for v in (constant, slope))
         self.value, self.value_slope = constant, slope

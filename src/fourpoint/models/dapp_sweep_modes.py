@@ -4,8 +4,7 @@ step.
     a_i = act(a_{i-1} W_{i-1} + b_{i-1}),     omega, log gamma = a_L W_L + b_L,     theta = omega' w_t,   psi = omega' W_m
 
 The networks are small, and forty operations of torch there and back take longer than what they
-calculate. Used by `models.dapp_sweep`, in float32; `Modes.forward` is the plain version that it is
-tested against.
+calculate.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ Modes begin with decays in equal ratios from the longest time in the data to the
 with slow turns; some are given the frequencies at which the data keep time (`ops.periodogram`),
 hardly fade, and keep to the clock: r = 1. Pace changes decay and frequency together, since a fast
 mode that an event could keep from fading would oscillate at length and be a rate that no integral
-resolves. Used by `deep_dapp`.
+resolves.
 """
 
 from __future__ import annotations

@@ -1,8 +1,5 @@
 """Blocks of events that are scored and absorbed one after the other: what goes in, what comes out,
 and where it stops.
-
-Used by models that have a compiled loop for it: `dapp_step.Steps.follow` and
-`hawkes_step.HawkesSteps.follow`.
 """
 
 from __future__ import annotations

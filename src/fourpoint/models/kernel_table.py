@@ -10,7 +10,7 @@ and read by cubic Hermite interpolation. On a cell of width h from d on, its err
 and the grid is the widest that keeps this below ``ERROR`` = 1e-6, octave by octave of the lag, so
 that no test of it is needed. Tables are made when a pair of marks first meets, within ``BYTES`` in
 all, and the lags they cover are bounded too: what lies beyond is summed over the modes. Only
-reported weights are read here, never a rate or a likelihood. Used by `streaming`.
+reported weights are read here, never a rate or a likelihood.
 """
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-r"""Where recurrent and attention models begin, and the link they end in. Used by NHP, SAHP and THP;
-RMTPP takes its time scale.
+r"""Where recurrent and attention models begin, and the link they end in.
 
 Inside these models time is counted in mean gaps of the training data, and a network's output z_m
 becomes a rate by

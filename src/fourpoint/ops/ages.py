@@ -12,7 +12,7 @@ d = beta gap,
 where the 1 belongs to the type of the event just passed. Each is a linear recursion S_i = f_i
 S_{i-1} + u_i, driven by those before it, and a scan computes it for all events at once: a few
 positions one by one in many chunks side by side, then the chunks' ends the same way. Windows lie
-end to end, and a fade of 0 parts them. Exponents are never positive. Used by `ops.excitation`.
+end to end, and a fade of 0 parts them. Exponents are never positive.
 """
 
 from __future__ import annotations

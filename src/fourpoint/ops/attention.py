@@ -15,8 +15,7 @@ and A_k = 0 where nothing has been seen. **dense** compares every query with eve
 
 so that n events cost O(n) (`scan` forms all states at once, `step` one more) and a stream needs S
 alone. Lags are differences, exponents are never positive, and the ratio carries a second state with
-v = 1. Softmax has no such form. Used by the DAPP models; tests hold every form against one loop in
-float64.
+v = 1. Softmax has no such form.
 """
 
 from __future__ import annotations

@@ -13,8 +13,7 @@ window's length,
 R_n^2 = (sum_j w_kj |a_kj|^n) (sum_j w_kj |a_kj|^n |S_kj|^2) by Cauchy and Schwarz, which costs one
 product. The first is good on long windows, the others on short ones; each head takes its smallest,
 and the last is also taken for the sum over heads at once, where slopes of opposite sign cancel.
-Normalised weights are a convex combination, and the largest value bounds it. Used by DAPP's
-``bound``; times are in the model's own unit.
+Normalised weights are a convex combination, and the largest value bounds it.
 """
 
 from __future__ import annotations

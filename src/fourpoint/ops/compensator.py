@@ -14,8 +14,7 @@ the rate at ever shorter lags, down to the shortest time in which that changes, 
 than a few of these where they differ; where that time is unknown, it is a millionth of a gap.
 Solving Lambda(t) = E inside a panel then needs no further reading of the rate. With E ~ Exp(1) the
 answer is the next event of a process with this rate, with E = -log(1 - p) it is the p-quantile of
-its time, and the whole march gives its law. Used by `thinning`, `sampling` and the scores of
-predictions. Axes: B paths, P panels, Q nodes, M marks.
+its time, and the whole march gives its law. Axes: B paths, P panels, Q nodes, M marks.
 """
 
 from __future__ import annotations

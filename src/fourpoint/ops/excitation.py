@@ -12,7 +12,7 @@ and R'' = sum (beta a)^2 exp(-beta a): of beta R they are beta (R - R') and beta
 All of them come from one recursion over the events. The pass is a compiled loop
 (`kernels.numba_excitation`) where numba is installed and there is enough work to repay loading it,
 and otherwise scans without a loop over events (`ops.ages`); both give the same numbers to
-rounding. Used by `models.hawkes_fit`.
+rounding.
 Source: Ozaki, "Maximum likelihood estimation of Hawkes' self-exciting point processes" (1979).
 """
 

@@ -11,7 +11,7 @@ sigma^2 being the mean of |W_u' omega|^2: the key embedding W_u belongs to the f
 the paper absorbs silently. The proof is for paired phases; with the random phases of the paper's
 (7) the estimate is not even a function of x - x', and the bound says nothing of it. It needs a
 finite sigma: a Cauchy spectrum, whose kernel is exp(-|d|), has none. Plain numbers in, plain
-numbers out. Used by `reproduce.theory`.
+numbers out.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ the paper's (7) uses one cosine with a random phase b instead,
 
     phi_j(x) = sqrt(2) cos(theta_j t + psi_j(m) + b_j),                kappa ~ sum_j w_j phi_j(x) phi_j(x'),
 
-whose expectation over b is the same kernel. Used by `scores`, `attention` and the DAPP models.
+whose expectation over b is the same kernel.
 """
 
 from __future__ import annotations

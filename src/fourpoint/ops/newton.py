@@ -10,7 +10,7 @@ so that a step costs one small solve per row:
 with signs such that H_m, C and S are the negative curvature (S is made positive where it is not,
 which keeps du uphill). Where that makes a number negative, the row's step is the best that does
 not. Each row has its own step length, since rows know nothing of each other. The inverse of the
-same matrix at the top holds the variances of the estimates. Used by `models.hawkes_fit`. Source:
+same matrix at the top holds the variances of the estimates. Source:
 Nocedal and Wright, "Numerical optimization" (2006), chapters 3 and 16.
 """
 

@@ -6,7 +6,7 @@ element by element along dimension 1, real or complex. Written out it is attenti
 with the weight F_{j+1} ... F_i. **recur** does it in O(n) work; its gradient is the same recursion,
 run backwards. **pairwise** forms all the weights, n^2 of them, and is what the others are tested
 against. On a CUDA device :func:`recur` is one kernel for the whole recursion (`recurrence_cuda`),
-elsewhere chunks of events run side by side. Used by `attention` and by Deep DAPP.
+elsewhere chunks of events run side by side.
 """
 
 from __future__ import annotations

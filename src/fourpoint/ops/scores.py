@@ -5,8 +5,7 @@ r"""How much a query attends to a past event: three scores of a pair, one questi
     neural      net_k(W_u x, W_u x')                            a network on the two projected events
 
 with x = (t, m) and W_u x = w_t t + W_m m, where t counts from the window's start. The last two are
-the paper's ablations: they have no linear form. Used by `attention`, for which a score is whatever
-:func:`scores` knows.
+the paper's ablations: they have no linear form.
 """
 
 from __future__ import annotations

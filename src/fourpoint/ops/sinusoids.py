@@ -12,7 +12,7 @@ back on the other:
 A Gaussian kernel of width s (a share of the box) needs frequencies up to 4/s or so: n = 8 resolves
 s of about a tenth, with no error
 from drawing features at random. Axes: D frequencies, F = 2 D features (all cosines, then all
-sines), k axes. Used by `models.spatial.dapp`.
+sines), k axes.
 """
 
 from __future__ import annotations

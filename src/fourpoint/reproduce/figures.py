@@ -141,7 +141,7 @@ def head_rates(
     asked = torch.from_numpy(times)[None]
     seen = position_before(history, asked)
     heads = (
-        model.attend(history, asked[..., None], seen)[:, :, 0] * model._readout()
+        model.attend(history, asked[..., None], seen)[:, :, 0] * model.readout_weights()
     )  # (1, Q, K, M)
     since = asked - history.start[:, None]
 
@@ -223,7 +223,7 @@ def pair_scores(model: Any, sequence: Sequence) -> NDArray[np.float64]:
     """nu_k(x_n, x_i) of every pair of events, (K, N, N)."""
     history = model.encode(sequence.batch())
     past = require(history.past)
-    events = model._elapsed(past.times, history.start)[..., 0]
+    events = model.elapsed(past.times, history.start)[..., 0]
     found = scores(history.parts.score, events, events, past.marks[..., 0])[0, :, :, 0]
     return np.asarray(found.double().numpy())
 

@@ -103,8 +103,8 @@ class Tabled(PointProcess[DAPPHistory]):
         if before is not None:
             return model.encode(batch, before)
         times = torch.cat([batch.start[:, None], batch.times], 1)
-        elapsed = model._elapsed(batch.times, batch.start)
-        past = past_of(batch.times, batch.marks, model._values(elapsed, batch.marks))
+        elapsed = model.elapsed(batch.times, batch.start)
+        past = past_of(batch.times, batch.marks, model.event_values(elapsed, batch.marks))
         history = DAPPHistory(times, batch.start, batch.lengths, self.parts, None, past)
         if model.settings()["keep"] is None:
             return history
@@ -112,7 +112,7 @@ class Tabled(PointProcess[DAPPHistory]):
             -1, len(model.readout), -1, 1, batch.times.shape[1]
         )
         nu = self._scores(elapsed, elapsed, batch.marks).gather(3, own)[:, :, :, 0]
-        none = selection.empty(len(nu), min(model._kept(), nu.shape[2]), nu.shape[1], nu)
+        none = selection.empty(len(nu), min(model.kept_events(), nu.shape[2]), nu.shape[1], nu)
         active, gone = selection.run(none, nu, batch.valid, model.settings()["normalise"])
         past = replace(past, dropped=selection.dropped_at(gone, nu.shape[2]))
         return replace(history, past=past, memory=memory_of(past, active))
@@ -127,8 +127,8 @@ class Tabled(PointProcess[DAPPHistory]):
         index = torch.arange(G, device=times.device).expand(B, G) if seen is None else seen
         past = require(history.past)
         query, events = (
-            model._elapsed(times, history.start),
-            model._elapsed(past.times, history.start),
+            model.elapsed(times, history.start),
+            model.elapsed(past.times, history.start),
         )
         mask = attention._per_head(past.mask(index))[:, :, :, None, None]
         sums = []
@@ -139,7 +139,9 @@ class Tabled(PointProcess[DAPPHistory]):
                 query[:, :, first : first + size].flatten(1), events, past.marks
             ).unflatten(2, (G, -1))
             weights = attention.normalised(nu, mask, model.settings()["normalise"])
-            sums.append(torch.einsum("bkgqmn,bnk,km->bgqm", weights, past.values, model._readout()))
+            sums.append(
+                torch.einsum("bkgqmn,bnk,km->bgqm", weights, past.values, model.readout_weights())
+            )
         z = torch.cat(sums, 2)
         return model.rate.log_rate(
             z, times - history.start[:, None, None], history.parts.curves

@@ -4,6 +4,11 @@
 and SHA-256 of the weights file. Weights are written first under a name made of their hash, and
 `model.json` is renamed into place last: that rename is the moment at which the new model exists, so
 a folder is never half of one model and half of another.
+
+Weights of models that earlier versions saved, under the names that they have now.
+
+Until 0.1 the base rate and the drift were parameters of the models themselves; they belong to
+`models.baseline.Baseline` now.
 """
 
 from __future__ import annotations
@@ -26,7 +31,6 @@ from fourpoint.events import UserError
 from fourpoint.models import MODELS, Hawkes
 from fourpoint.models.base import PointProcess
 from fourpoint.storage import model_schema
-from fourpoint.storage.conversion import current_names
 from fourpoint.storage.trained_on import TrainedOn, trained_on
 
 FORMAT = 1
@@ -336,3 +340,28 @@ def _without_nan(values: NDArray[np.float64]) -> Any:
     plain = values.astype(object)
     plain[np.isnan(values)] = None
     return plain.tolist()
+
+
+BASELINE = ("log_base", "bias", "drift", "mark_drift", "length")  # of a rate with a link
+CONSTANT = {"poisson": "log_rate", "hawkes": "log_baseline", "hawkes-places": "log_baseline"}
+SPLINE = {"coefficients": "baseline.log_base", "length": "baseline.length"}
+
+
+def current_names(model: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The weights of a saved model called ``model``, renamed if an earlier version saved them.
+
+    >>> found = current_names("poisson", {"log_rate": torch.zeros(2)})
+    >>> {name: tuple(tensor.shape) for name, tensor in found.items()}
+    {'baseline.log_base': (2, 1), 'baseline.length': ()}
+    """
+    old = CONSTANT.get(model)
+    if old in tensors:
+        others = {name: tensor for name, tensor in tensors.items() if name != old}
+        length = torch.ones((), dtype=torch.float64)
+        return others | {"baseline.log_base": tensors[old][..., None], "baseline.length": length}
+    if model == "spline-poisson":
+        return {SPLINE.get(name, name): tensor for name, tensor in tensors.items()}
+    renamed = {f"rate.{name}": f"rate.baseline.{name}" for name in BASELINE}
+    if "dapp" in model and model != "deep-dapp":
+        return {renamed.get(name, name): tensor for name, tensor in tensors.items()}
+    return tensors

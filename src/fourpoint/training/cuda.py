@@ -10,7 +10,7 @@ Models of large matrix products (``rounded_products``) let tensor cores round wh
 while training; all scores are computed in full float32.
 
 A model whose step cannot be recorded (it asks the host for a number) is trained step by step
-instead, and the fit's notes say why. Used by `training`; `training_steps` is the plain version.
+instead, and the fit's notes say why.
 """
 
 from __future__ import annotations

@@ -2,7 +2,24 @@
 
 A run validates the model now and then, keeps the best weights (of the running mean where the recipe
 asks for one) and writes everything that the next step depends on, so that a resumed run ends with
-the very weights of an unbroken one. Used by `training`.
+the very weights of an unbroken one.
+
+Whether a fitted model is explosive: a short simulation from it, beside the data.
+
+A self-exciting model can have a good likelihood and still run away when it is simulated, since the
+likelihood only looks at histories that were observed. A dozen sampled paths over a stretch of time
+like that of the data show it: paths of a stable model have about as many events as the data, those
+of
+an explosive one reach any cap.
+
+Whether a fitted rate has peaks so narrow that a rule for integrals might miss them.
+
+Where times are whole seconds, say, a flexible model learns to aim at them. No rule finds a peak
+between its nodes, and its error estimate knows nothing of it either. A model that can have such
+peaks (`models.narrow`) is looked at once, when it is fitted: a few gaps are integrated by one rule
+as it stands, and then with cuts at ticks and as many nodes as it takes. Where the two differ, the
+model asks for those cuts from then on, in likelihoods, checks, samples and forecasts. Used by
+`training_run`.
 """
 
 from __future__ import annotations
@@ -23,12 +40,14 @@ import numpy as np
 import torch
 
 from fourpoint.atomic import locked, make_folder, write_atomic
-from fourpoint.events import Dataset, UserError
+from fourpoint.events import Dataset, Sequence, UserError
 from fourpoint.events.windows import beginning
-from fourpoint.inference.likelihood import Convention
+from fourpoint.inference.likelihood import Convention, log_likelihoods
+from fourpoint.inference.sampling import sample_paths
 from fourpoint.models import Hawkes
 from fourpoint.models.base import PointProcess
 from fourpoint.models.narrow import NarrowPeaks
+from fourpoint.ops.quadrature import Unconverged
 from fourpoint.storage import checkpoints
 from fourpoint.training.closed_forms import (
     ClosedForm,
@@ -36,8 +55,6 @@ from fourpoint.training.closed_forms import (
     standard_error,
     unit_scores,
 )
-from fourpoint.training.narrow_peaks import look_for_narrow_peaks
-from fourpoint.training.stability import explosive
 
 VALIDATION_EVENTS = (
     20_000  # at most so many events of the development data are scored at each validation
@@ -574,3 +591,111 @@ def _copy(model: PointProcess, values: list[torch.Tensor]) -> None:
 def _score(model: PointProcess, data: Dataset, convention: Convention = "window") -> float:
     """Log-likelihood in nats per event."""
     return float(unit_scores(model, data, convention).sum()) / max(1, data.events)
+
+
+PATHS = 12
+STRETCH = 150  # expected events of a stretch, where windows have more
+REMEMBERED = 500  # past events that a stretch inside a long window begins with
+EXCESS, LARGEST_CAP = 5, 1500  # a path is capped at EXCESS times the largest observed count
+TOLERATED = 0.1  # share of capped paths up to which a model counts as stable
+
+
+def explosive(
+    model: PointProcess, data: Dataset, seed: int = 0, time_left: Callable[[], bool] | None = None
+) -> str:
+    """Why ``model`` counts as explosive on stretches like those of ``data``; "" if it does not.
+
+    Where ``time_left`` says no, the simulation ends: paths that have more events by then than were
+    observed in a whole stretch count as explosive, the others as stable.
+
+    >>> from fourpoint.data.synthetic import simulate
+    >>> from fourpoint.models.hawkes import Hawkes
+    >>> data = simulate("hawkes", 50, seed=0)
+    >>> explosive(Hawkes(baseline=10.0, branching=1.0, decay=1.0), data)
+    ''
+    >>> explosive(Hawkes(baseline=10.0, branching=20.0, decay=1.0), data)
+    '12 of 12 simulated paths reach ... events, where at most ... were observed in as much time'
+    """
+    if not data.events or data.marks.box is not None:
+        return ""
+    start, stop, past = _stretch(data)
+    largest = largest_count(data, stop - start)
+    least = int(1.2 * largest + 10)
+    cap = max(least, min(EXCESS * largest + 50, LARGEST_CAP))
+    try:
+        paths = sample_paths(
+            model, start, stop, PATHS, seed, history=past, most=cap, time_left=time_left
+        )
+    except UserError as error:
+        return str(error)
+    if len(paths.unfinished):
+        cap = least
+    runaway = int((paths.data.lengths >= cap).sum())
+    if runaway <= TOLERATED * PATHS:
+        return ""
+    reached = f"{runaway} of {PATHS} simulated paths reach {cap:,} events"
+    return f"{reached}, where at most {largest:,} were observed in as much time"
+
+
+def _stretch(data: Dataset) -> tuple[float, float, Sequence | None]:
+    """Start and end of a stretch to simulate, and what came before it: a whole window without a
+    past where windows are short, else a part of the longest one.
+    """
+    row = int(np.argmax(data.lengths))
+    if data.events / len(data) <= STRETCH:
+        start = float(data.starts[row])
+        return start, start + float(np.median(data.durations)), None
+    sequence = data[row]
+    first = min(REMEMBERED, len(sequence) // 2)
+    start = float(np.nextafter(sequence.times[first - 1], np.inf)) if first else sequence.start
+    stop = start + STRETCH * sequence.duration / len(sequence)
+    return start, stop, sequence.before(start)
+
+
+def largest_count(data: Dataset, length: float) -> int:
+    """The largest number of events that any sequence has in a stretch of ``length``.
+
+    >>> data = Dataset.from_sequences([Sequence([1.0, 2.0, 2.5, 9.0], start=0.0, stop=10.0)])
+    >>> largest_count(data, 1.6)
+    3
+    """
+    most = 0
+    for first, last in zip(data.offsets[:-1], data.offsets[1:], strict=True):
+        times = data.times[first:last]
+        counts = np.searchsorted(times, times + length, side="right") - np.arange(len(times))
+        most = max(most, int(counts.max(initial=0)))
+    return most
+
+
+SEQUENCES, EVENTS = 8, 16  # at most so many sequences, and of each so many of its first events
+# of the integral per event: fast swings that a rule sees in part make less of a difference
+ALIKE = 1e-2
+ANY = 1e6  # nats per event: a tolerance that every rule keeps
+
+
+@torch.no_grad()
+def look_for_narrow_peaks(model: NarrowPeaks, data: Dataset) -> list[str]:
+    """Set ``model.narrow`` from some sequences of ``data``, and say so where it is true."""
+    whole = data.batch(list(range(0, len(data), max(1, -(-len(data) // SEQUENCES)))))
+    some = (whole.columns(0, EVENTS) if whole.times.shape[1] else whole).to(model.narrow.device)
+    training = model.training
+    model.eval()
+    model.narrow.fill_(False)
+    try:
+        plain = log_likelihoods(model, some, tolerance=ANY)["window"].integral
+        model.narrow.fill_(True)
+        fine = log_likelihoods(model, some, tolerance=ALIKE / 10)["window"].integral
+        model.narrow.fill_(
+            bool((fine - plain).abs().sum() > ALIKE * max(1, int(some.lengths.sum())))
+        )
+    except Unconverged:
+        model.narrow.fill_(True)
+    model.train(training)
+    if not model.narrow:
+        return []
+    return [
+        (
+            "the rate has narrow peaks, as where times are whole seconds: its integrals are cut "
+            "where peaks can be, and take longer"
+        )
+    ]

@@ -21,6 +21,8 @@ the limit. Integrals over the box are tensor Gauss rules whose error is known fr
 (`likelihood`). In training attention is read at one random place in every cell of a grid, drawn
 anew for every step, since a fixed rule would be gamed; the background, the same for all times, is
 always integrated by a rule FINER times as fine.
+
+What a DAPP with places remembers and shares between sequences, and which choices it has.
 """
 
 from __future__ import annotations
@@ -28,23 +30,116 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import Any, Literal
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Literal, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from fourpoint.events import Batch, Dataset, MarkSpace, UserError
-from fourpoint.models.base import PointProcess, box_of, place_or_nothing, places_of
+from fourpoint.models.base import History, PointProcess, box_of, place_or_nothing, places_of
+from fourpoint.models.baseline import Curves
 from fourpoint.models.dapp_history import require
 from fourpoint.models.dapp_start import start_rate
 from fourpoint.models.modes import FASTEST, SLOWEST
 from fourpoint.models.rate import Rate
 from fourpoint.models.spatial.cells import Cells
-from fourpoint.models.spatial.parts import PlacedDAPPHistory, Shared, check_choices, last_time
 from fourpoint.ops import sinusoids as waves
 from fourpoint.ops.fourier import FADED, Generator
+
+ENVELOPE = {1: 64, 2: 32, 3: 10}  # cells per axis with bounds of their own, by dimension
+# times as many nodes per axis for the background as for attention: it costs once, not at every time
+FINER = 4
+
+
+class Fields(NamedTuple):
+    """What all sequences of a history share: spectrum, splines in time, background in space."""
+
+    weight: Float[Tensor, "K F"]
+    curves: Curves | None
+    background: Float[Tensor, "M F"] | None
+    numbers: Float[Tensor, "D k"]
+
+
+class Shared(Fields):
+    """The same, with what is found once: the background's largest values and its integrals."""
+
+    @cached_property
+    def tops(self) -> Float[Tensor, "M C"]:
+        """Upper bounds of the background in every cell of the box, with an allowance for rounding;
+        0 where there is none.
+        """
+        field = self.background
+        if field is None:
+            return torch.zeros(1, 1, dtype=torch.float64)
+        room = (
+            64
+            * torch.finfo(field.dtype).eps
+            * waves.amplitudes(field.double()).sum(1, keepdim=True)
+        )
+        return waves.largest(self.numbers, field, ENVELOPE[self.numbers.shape[1]]) + room.detach()
+
+    @cached_property
+    def top_rates(self) -> Float[Tensor, "M C"]:
+        """The exponentials of ``tops``."""
+        return self.tops.exp()
+
+    @cached_property
+    def _tilts(self) -> dict[int, Tensor]:
+        return {}
+
+    def tilt(self, order: int) -> Float[Tensor, " M"]:
+        """The mean of exp(f_m) over the box, by a rule of FINER times ``order`` nodes per axis."""
+        if self.background is None:
+            return self.weight.new_ones(1)
+        if order not in self._tilts:
+            places, weights = waves.box_rule(self.numbers.shape[1], FINER * order)
+            phi = waves.features(self.numbers.double(), places).to(self.weight)
+            self._tilts[order] = torch.exp(phi @ self.background.T).T @ weights.to(self.weight)
+        return self._tilts[order]
+
+
+@dataclass(frozen=True)
+class PlacedDAPPHistory(History):
+    """States of all waves at each position, real: cosines and sines."""
+
+    shared: Shared
+    state: Float[Tensor, "B K P F"]
+
+    def latest(self) -> PlacedDAPPHistory:
+        """The last position alone: all that is needed to go on."""
+        return replace(
+            self,
+            times=self.times[:, -1:],
+            lengths=torch.zeros_like(self.lengths),
+            state=self.state[:, :, -1:],
+        )
+
+
+def last_time(history: PlacedDAPPHistory) -> Float[Tensor, " B"]:
+    """When the last real position begins."""
+    return history.times.gather(1, history.lengths[:, None])[:, 0]
+
+
+def check_choices(s: dict[str, Any]) -> None:
+    """Raise :class:`UserError` for an unknown choice or a number that is too small."""
+    allowed = {
+        "link": ("softplus", "exp"),
+        "base": ("auto", "constant", "spline"),
+        "drift": ("auto", "none", "spline"),
+        "background": ("waves", "constant"),
+    }
+    for name, choices in allowed.items():
+        if s[name] not in choices:
+            raise UserError(
+                f"{name} to be one of {', '.join(choices)}", f"{s[name]!r}", "Choose one of them."
+            )
+    for name, least in (("heads", 1), ("frequencies", 1), ("knots", 1), ("order", 2), ("cells", 1)):
+        if s[name] < least:
+            raise UserError(f"{name} of at least {least}", f"{s[name]}", "Raise it.")
+
 
 HIGHEST = {
     1: 16,
@@ -125,7 +220,7 @@ class PlacedDAPP(PointProcess[PlacedDAPPHistory]):
                 "Name fewer columns, or use poisson.",
             )
         frequencies, order, cells = frequencies or HIGHEST[k], order or ORDER[k], cells or CELLS[k]
-        self._settings: dict[str, Any] = dict(
+        self.options: dict[str, Any] = dict(
             heads=heads,
             frequencies=frequencies,
             link=link,
@@ -138,7 +233,7 @@ class PlacedDAPP(PointProcess[PlacedDAPPHistory]):
             cells=cells,
             seed=seed,
         )
-        check_choices(self._settings)
+        check_choices(self.options)
         self.order = order
         self.finest = max(order, FINEST[k])
         self._drawn: Float[Tensor, "S k"] | None = None
@@ -160,7 +255,7 @@ class PlacedDAPP(PointProcess[PlacedDAPPHistory]):
 
     def settings(self) -> dict[str, Any]:
         """The constructor's arguments but for ``marks``, as JSON can hold them."""
-        return {**self._settings, "generator": list(self._settings["generator"])}
+        return {**self.options, "generator": list(self.options["generator"])}
 
     def with_order(self, order: int) -> PlacedDAPP:
         """The same model, weights shared, that integrates over the box with ``order`` nodes per
@@ -199,7 +294,7 @@ class PlacedDAPP(PointProcess[PlacedDAPPHistory]):
             1:-1
         ].to(self.readout)
         narrowest = min(
-            WIDEST / 2, NARROWEST * waves.PERIOD / (2 * math.pi * self._settings["frequencies"])
+            WIDEST / 2, NARROWEST * waves.PERIOD / (2 * math.pi * self.options["frequencies"])
         )
         widths = torch.where(torch.arange(K) % 2 == 0, WIDEST / 2, narrowest).to(self.readout)
         self.log_decay.copy_(rates.log())
@@ -212,7 +307,7 @@ class PlacedDAPP(PointProcess[PlacedDAPPHistory]):
 
     def redraw(self, random: torch.Generator) -> None:
         """Draw the places of the next step's integrals: one in every cell of a grid."""
-        self._drawn = waves.scattered(self.box.dimension, self._settings["cells"], random)
+        self._drawn = waves.scattered(self.box.dimension, self.options["cells"], random)
 
     # ------------------------------------------------------------------ the verbs
 
@@ -425,7 +520,7 @@ class PlacedDAPP(PointProcess[PlacedDAPPHistory]):
 
     def _shared(self) -> Shared:
         field = None
-        if self._settings["background"] == "waves":
+        if self.options["background"] == "waves":
             # Steps of one size on every coefficient would make a rough field; the constant wave
             # belongs to mu.
             damp = 1 / (1 + self.numbers.norm(dim=1)).to(self.readout)
@@ -440,7 +535,7 @@ class PlacedDAPP(PointProcess[PlacedDAPPHistory]):
         omega = numbers * (2 * math.pi / waves.PERIOD)
         gaussian = -(self.log_width.exp()[:, None] * omega).square().sum(-1) / 2
         shape = self.generator(
-            (numbers / self._settings["frequencies"]).expand(len(self.log_decay), -1, -1)
+            (numbers / self.options["frequencies"]).expand(len(self.log_decay), -1, -1)
         )[..., 0]
         pairs = torch.where(torch.arange(len(numbers)) > 0, math.log(2.0), 0.0).to(numbers)
         return torch.softmax(gaussian + shape + pairs, -1).repeat(1, 2)
