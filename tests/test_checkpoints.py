@@ -59,7 +59,7 @@ def in_a_box() -> Dataset:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_every_model_comes_back(name: str, tmp_path: Path) -> None:
-    marked, placed = name != "self-correcting", name.endswith("-places")
+    marked, placed = name != "self-correcting", name.startswith("spatial-")
     data = simulate("hawkes", 3) if not marked else in_a_box() if placed else typed()
     model = MODELS[name](data.marks if marked else None, **SMALL.get(name, {}))
     model.initialise(data)

@@ -75,9 +75,9 @@ def test_from_a_table_to_a_map(table: Path, tmp_path: Path) -> None:
         *FAST,
     )
     assert (
-        "model: dapp-places, since events have places (Longitude -10 to 10, Latitude"
+        "model: spatial-dapp, since events have places (Longitude -10 to 10, Latitude"
         in fitted.output
-        and "saved dapp-places" in fitted.output
+        and "saved spatial-dapp" in fitted.output
     )
     judged = call(
         "evaluate",
@@ -124,7 +124,7 @@ def test_hawkes_and_poisson_with_places_and_without(table: Path, tmp_path: Path)
     common = [table, "--time", "Time", "--sequence", "day"]
     place = ["--place", "Longitude", "--place", "Latitude"]
     assert (
-        "saved hawkes-places"
+        "saved spatial-hawkes"
         in call(
             "fit", *common, *place, "--mark", "none", "--model", "hawkes", "-o", tmp_path / "h"
         ).output
@@ -138,7 +138,7 @@ def test_hawkes_and_poisson_with_places_and_without(table: Path, tmp_path: Path)
     refused = call("fit", *common, *place, "--model", "nhp", "-o", tmp_path / "n", code=2)
     assert (
         "events without places for nhp" in refused.output
-        and "dapp-places, hawkes-places" in refused.output
+        and "spatial-dapp, spatial-hawkes" in refused.output
         and not (tmp_path / "n").exists()
     )
     assert (

@@ -17,7 +17,7 @@ from fourpoint.data.synthetic import simulate
 from fourpoint.events import Box, Dataset, MarkSpace, Sequence
 from fourpoint.inference.branching import branching_ratios
 from fourpoint.inference.sampling import sample
-from fourpoint.models import DAPP, Hawkes, PlacedHawkes, Poisson, SelfCorrecting, SplinePoisson
+from fourpoint.models import DAPP, Hawkes, Poisson, SelfCorrecting, SpatialHawkes, SplinePoisson
 from fourpoint.storage.checkpoints import about, restore, save
 from fourpoint.training.fitting import fit
 
@@ -167,7 +167,7 @@ def test_of_many_types_the_largest_ratios_are_shown() -> None:
 def test_what_has_no_branching_ratios() -> None:
     assert branching_ratios(Poisson(2)) is None
     space = MarkSpace(("a",), box=PLACE)
-    found = branching_ratios(PlacedHawkes(space, branching=0.4))
+    found = branching_ratios(SpatialHawkes(space, branching=0.4))
     assert found is not None and found.errors is None
     assert found.spectral_radius == pytest.approx(0.4)
     both = branching_ratios(Hawkes(2, exponentials=2, branching=0.4))

@@ -24,7 +24,7 @@ TINY: dict[str, dict[str, Any]] = {
     "odapp": dict(heads=2, features=4, eval_features=8, generator=(4,), knots=2, keep=2),
     **{name: PAPER for name in MODELS if name.startswith("dapp-paper")},
     **{name: {**PAPER, "keep": 2} for name in MODELS if name.startswith("odapp-paper")},
-    "dapp-places": dict(heads=2, frequencies=2, generator=(4,), knots=2, order=8, cells=2),
+    "spatial-dapp": dict(heads=2, frequencies=2, generator=(4,), knots=2, order=8, cells=2),
     "deep-dapp": dict(layers=1, width=4, modes=2, rhythms=1, waves=1),
     "nhp": dict(hidden=4, embedding=2),
     "rmtpp": dict(hidden=4),
@@ -46,7 +46,7 @@ def tiny(name: str) -> Any:
     """A small model of that name for two types of events, with places where it needs them."""
     if name == "self-correcting":
         return MODELS[name]().eval()  # it has one type
-    space = fp.MarkSpace(("a", "b"), box=BOX if name.endswith("-places") else None)
+    space = fp.MarkSpace(("a", "b"), box=BOX if name.startswith("spatial-") else None)
     return MODELS[name](marks=space, **TINY.get(name, {})).eval()
 
 

@@ -170,7 +170,7 @@ def test_a_report_prints_as_a_table() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", [name for name in MODELS if name not in ("hawkes", "hawkes-places", "dapp-places")]
+    "name", [name for name in MODELS if name not in ("hawkes", "spatial-hawkes", "spatial-dapp")]
 )
 def test_a_model_on_another_device_is_scored_there(name: str) -> None:
     """The same numbers as on the CPU; a tensor made on the wrong device would be an error (see

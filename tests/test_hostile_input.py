@@ -265,13 +265,13 @@ def little_memory() -> Any:
     set_memory_limit(None)
 
 
-@pytest.mark.parametrize("name", ["hawkes", "hawkes-places"])
+@pytest.mark.parametrize("name", ["hawkes", "spatial-hawkes"])
 def test_branching_ratios_of_all_pairs_are_refused_before_they_are_made(
     name: str, little_memory: None
 ) -> None:
     space = fp.MarkSpace(
         tuple(map(str, range(100_000))),
-        fp.Box(("x",), (0,), (1,)) if name == "hawkes-places" else None,
+        fp.Box(("x",), (0,), (1,)) if name == "spatial-hawkes" else None,
     )
     with pytest.raises(
         UserError,

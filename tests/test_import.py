@@ -80,3 +80,10 @@ def test_shapes_are_checked_in_the_test_run() -> None:
 
     with pytest.raises(TypeCheckError):
         stratified(torch.zeros(2), torch.ones(3), 4, torch.Generator())
+
+
+def test_former_names_still_work_with_a_warning() -> None:
+    import fourpoint
+
+    with pytest.warns(DeprecationWarning, match="fourpoint.PlacedDAPP is now called"):
+        assert fourpoint.PlacedDAPP is fourpoint.SpatialDAPP

@@ -29,8 +29,8 @@ from fourpoint.models import (
     SelfCorrecting,
     SplinePoisson,
 )
-from fourpoint.models.spatial.dapp import PlacedDAPP
-from fourpoint.models.spatial.hawkes import PlacedHawkes
+from fourpoint.models.spatial.dapp import SpatialDAPP
+from fourpoint.models.spatial.hawkes import SpatialHawkes
 from fourpoint.storage.checkpoints import restore, save
 
 BOX = Box(("east", "north"), (-2.0, 10.0), (3.0, 14.0))
@@ -99,11 +99,11 @@ BUILD: dict[str, Callable[[int], Any]] = {
     "self-correcting": SelfCorrecting,
     "poisson-box": lambda marks: Poisson(boxed(marks), cells=3),
     "spline-poisson-box": lambda marks: SplinePoisson(boxed(marks), knots=4),
-    "hawkes-box": lambda marks: PlacedHawkes(boxed(marks), cells=2),
-    "dapp-box": lambda marks: PlacedDAPP(
+    "hawkes-box": lambda marks: SpatialHawkes(boxed(marks), cells=2),
+    "dapp-box": lambda marks: SpatialDAPP(
         boxed(marks), heads=2, frequencies=2, generator=(8,), order=8, base="constant", drift="none"
     ),
-    "dapp-box-splines": lambda marks: PlacedDAPP(
+    "dapp-box-splines": lambda marks: SpatialDAPP(
         boxed(marks),
         heads=2,
         frequencies=2,
@@ -113,7 +113,7 @@ BUILD: dict[str, Callable[[int], Any]] = {
         base="spline",
         drift="spline",
     ),
-    "dapp-box-exp": lambda marks: PlacedDAPP(
+    "dapp-box-exp": lambda marks: SpatialDAPP(
         boxed(marks),
         heads=1,
         frequencies=1,

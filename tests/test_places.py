@@ -25,7 +25,7 @@ from fourpoint.inference.likelihood import (
     sampled_log_likelihood,
 )
 from fourpoint.inference.sampling import sample_paths
-from fourpoint.models import MODELS, PlacedDAPP, PlacedHawkes, Poisson
+from fourpoint.models import MODELS, Poisson, SpatialDAPP, SpatialHawkes
 from fourpoint.models.base import PLACED
 
 SQUARE = MarkSpace(box=Box(("x", "y"), (0.0, 0.0), (1.0, 1.0)))
@@ -54,9 +54,9 @@ def events(n: int = 9, space: MarkSpace = TYPED, seed: int = 0, stop: float = 10
 
 def small_dapp(
     space: MarkSpace = TYPED, data: Dataset | None = None, seed: int = 0, **settings: Any
-) -> PlacedDAPP:
+) -> SpatialDAPP:
     """A model whose parameters are all off their starting values, in float64."""
-    model = PlacedDAPP(
+    model = SpatialDAPP(
         space,
         **{**dict(heads=2, frequencies=3, generator=(8,), knots=3, order=8, cells=4), **settings},
     )
@@ -259,14 +259,14 @@ def test_models_without_a_box_refuse_one_and_name_those_that_take_it(name: str) 
     with pytest.raises(
         UserError,
         match=(
-            r"expected events without places for .*; received 2 types in lon.*Use dapp-places, "
-            r"hawkes-places, poisson"
+            r"expected events without places for .*; received 2 types in lon.*Use spatial-dapp, "
+            r"spatial-hawkes, poisson"
         ),
     ):
         MODELS[name](TYPED)
 
 
-@pytest.mark.parametrize("name", ["dapp-places", "hawkes-places"])
+@pytest.mark.parametrize("name", ["spatial-dapp", "spatial-hawkes"])
 def test_models_with_a_box_refuse_none(name: str) -> None:
     with pytest.raises(
         UserError, match=f"expected events with places for {name}; received 2 types"
@@ -397,7 +397,7 @@ def test_a_narrow_scale_makes_dapp_the_space_time_hawkes_process() -> None:
     likelihood to a thousandth of a nat.
     """
     truth, data = process("space_time_hawkes").truth(), fp.simulate("space_time_hawkes", 3, seed=3)
-    model = PlacedDAPP(data.marks, heads=1, base="constant", drift="none", background="constant")
+    model = SpatialDAPP(data.marks, heads=1, base="constant", drift="none", background="constant")
     model.initialise(data)
     scale = float(model.time_scale)
     with torch.no_grad():
@@ -420,7 +420,7 @@ def test_a_short_fit_comes_near_the_oracle() -> None:
     """
     truth = process("space_time_hawkes")
     train, dev, test = (truth.simulate(n, seed, 10.0) for n, seed in ((60, 1), (6, 2), (20, 3)))
-    model = PlacedDAPP(
+    model = SpatialDAPP(
         train.marks,
         heads=2,
         frequencies=6,
@@ -451,7 +451,7 @@ def test_a_short_fit_comes_near_the_oracle() -> None:
 
 def test_hawkes_with_places_finds_its_parameters() -> None:
     data = process("space_time_hawkes").simulate(24, 8, 8.0)
-    model = PlacedHawkes(data.marks)
+    model = SpatialHawkes(data.marks)
     notes = model.maximum_likelihood(data)
     assert notes[0].startswith("baseline") and "largest slope left" in notes[1]
     assert model.log_branching.exp().item() == pytest.approx(0.5, rel=0.3)
@@ -471,7 +471,7 @@ def test_samples_have_the_models_law_in_time_and_in_space(name: str, method: Any
     space = TYPED
     model: Any = small_dapp(space, link="softplus") if name == "dapp" else Poisson(space, cells=3)
     if name == "hawkes":
-        model = PlacedHawkes(space, baseline=1.0, branching=0.6, decay=2.0, spread=0.15)
+        model = SpatialHawkes(space, baseline=1.0, branching=0.6, decay=2.0, spread=0.15)
     if name == "poisson":
         model.maximum_likelihood(Dataset.from_sequences([events(40)]))
     paths = sample_paths(
@@ -578,7 +578,7 @@ def test_the_map_of_a_hawkes_process_is_its_rate_in_every_cell() -> None:
     """
     box = Box(("lon", "lat"), (0, 0), (4, 2))
     space = MarkSpace(("a", "b"), box)
-    model = PlacedHawkes(space, baseline=3.0, branching=0.6, decay=1.5, spread=0.05, cells=3)
+    model = SpatialHawkes(space, baseline=3.0, branching=0.6, decay=1.5, spread=0.05, cells=3)
     with torch.no_grad():
         model.grid.log_share.copy_(
             torch.randn(
@@ -631,7 +631,7 @@ def test_clusters_have_the_law_of_thinning() -> None:
     """
     box = Box(("x", "y"), (0, 0), (1, 1))
     space = MarkSpace(("a", "b"), box)
-    model = PlacedHawkes(space, baseline=1.0, branching=1.2, decay=2.0, spread=0.3)
+    model = SpatialHawkes(space, baseline=1.0, branching=1.2, decay=2.0, spread=0.3)
     past = Sequence(
         [0.1, 0.4, 0.4],
         [0, 1, 0],
@@ -658,11 +658,11 @@ def test_clusters_have_the_law_of_thinning() -> None:
         assert fp.sample(model, 0.5, 2.0, 50, history=past, most=2).lengths.max() == 2
 
 
-@pytest.mark.parametrize("name", ["hawkes-places", "dapp-places"])
+@pytest.mark.parametrize("name", ["spatial-hawkes", "spatial-dapp"])
 def test_maps_of_two_seeds_agree_on_earthquakes(name: str) -> None:
     data = fp.load("earthquakes")
     model, paths = fp.MODELS[name](marks=data.marks), 500
-    if name == "hawkes-places":
+    if name == "spatial-hawkes":
         model.initialise(data)
     else:
         fp.fit(
@@ -681,9 +681,9 @@ def test_a_map_takes_all_paths_that_were_sampled(monkeypatch: pytest.MonkeyPatch
     model, s = small_dapp(), events(10)
     found = fp.forecast(model, s, 2.0, 150, at=8.0)
     asked = []
-    real = PlacedDAPP.in_cells
+    real = SpatialDAPP.in_cells
     monkeypatch.setattr(
-        PlacedDAPP,
+        SpatialDAPP,
         "in_cells",
         lambda self, h, t, seen, c: asked.append(t.shape) or real(self, h, t, seen, c),
     )

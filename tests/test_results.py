@@ -110,7 +110,7 @@ def test_results_in_notebooks_and_shells() -> None:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_models_in_notebooks_and_shells(name: str) -> None:
-    box = fp.Box(("<i>x", "y"), (0, 0), (1, 1)) if name.endswith("-places") else None
+    box = fp.Box(("<i>x", "y"), (0, 0), (1, 1)) if name.startswith("spatial-") else None
     space = fp.MarkSpace() if name == "self-correcting" else fp.MarkSpace(NAMES, box)
     small: dict[str, Any] = {"eval_features": 8} if "paper" in name else {}
     model = MODELS[name](marks=space, **small)

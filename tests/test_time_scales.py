@@ -25,8 +25,8 @@ from fourpoint.inference.sampling import last_rates, remember
 from fourpoint.models import positions
 from fourpoint.models.base import PointProcess
 from fourpoint.models.positions import Positions
-from fourpoint.models.spatial.dapp import PlacedDAPP
-from fourpoint.models.spatial.hawkes import PlacedHawkes
+from fourpoint.models.spatial.dapp import SpatialDAPP
+from fourpoint.models.spatial.hawkes import SpatialHawkes
 from fourpoint.streaming import verbs
 
 HORIZONS = (1.0, 60.0, 600.0, 1e5)
@@ -109,8 +109,8 @@ def fast(name: str) -> tuple[Any, fp.Sequence]:
     return model, three(places=[[0.5, 12.0]] * 3, space=model.marks)
 
 
-def spatial_dapp() -> PlacedDAPP:
-    model = PlacedDAPP(
+def spatial_dapp() -> SpatialDAPP:
+    model = SpatialDAPP(
         boxed(1), heads=2, frequencies=2, generator=(8,), order=8, base="constant", drift="none"
     ).eval()
     with torch.no_grad():
@@ -122,7 +122,7 @@ def spatial_dapp() -> PlacedDAPP:
 
 
 BOXED = {
-    "spatial-hawkes": lambda: PlacedHawkes(boxed(1), baseline=LOW, branching=0.8, decay=1e5),
+    "spatial-hawkes": lambda: SpatialHawkes(boxed(1), baseline=LOW, branching=0.8, decay=1e5),
     "spatial-dapp": spatial_dapp,
 }
 

@@ -49,10 +49,10 @@ if TYPE_CHECKING:
         THP,
         DeepDAPP,
         Hawkes,
-        PlacedDAPP,
-        PlacedHawkes,
         Poisson,
         SelfCorrecting,
+        SpatialDAPP,
+        SpatialHawkes,
         SplinePoisson,
     )
     from fourpoint.ops.feature_error import features_needed
@@ -75,8 +75,8 @@ __all__ = [
     "EventDataError",
     "Hawkes",
     "MarkSpace",
-    "PlacedDAPP",
-    "PlacedHawkes",
+    "SpatialDAPP",
+    "SpatialHawkes",
     "Poisson",
     "SelfCorrecting",
     "Sequence",
@@ -128,8 +128,8 @@ _HOME = {
             "THP",
             "DeepDAPP",
             "Hawkes",
-            "PlacedDAPP",
-            "PlacedHawkes",
+            "SpatialDAPP",
+            "SpatialHawkes",
             "Poisson",
             "SelfCorrecting",
             "SplinePoisson",
@@ -152,7 +152,18 @@ _HOME = {
 }
 
 
+# Names until 0.1, and what they are called now.
+_FORMER = {"PlacedDAPP": "SpatialDAPP", "PlacedHawkes": "SpatialHawkes"}
+
+
 def __getattr__(name: str) -> Any:
+    if name in _FORMER:
+        import warnings
+
+        now = _FORMER[name]
+        text = f"fourpoint.{name} is now called fourpoint.{now}; the old name will be removed"
+        warnings.warn(text, DeprecationWarning, stacklevel=2)
+        return __getattr__(now)
     if name not in _HOME:
         raise AttributeError(
             f"module 'fourpoint' has no attribute {name!r}; its public names are "

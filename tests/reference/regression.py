@@ -45,10 +45,10 @@ BUILD: dict[str, tuple[str, dict[str, Any]]] = {
     "thp": ("thp", dict(hidden=8, layers=2, heads=2)),
     "self-correcting": ("self-correcting", {}),
     "dapp-places": (
-        "dapp-places",
+        "spatial-dapp",
         dict(heads=2, frequencies=2, generator=(8,), order=8, knots=4, cells=2),
     ),
-    "hawkes-places": ("hawkes-places", dict(cells=2)),
+    "hawkes-places": ("spatial-hawkes", dict(cells=2)),
     "poisson-places": ("poisson", dict(cells=3)),
     "spline-poisson-places": ("spline-poisson", dict(knots=4)),
 }

@@ -224,14 +224,16 @@ def fit(
     """Train a model on a data set and save it in a folder."""
     began = monotonic()
     from fourpoint.inference.branching import branching_ratios
-    from fourpoint.models import MODELS
+    from fourpoint.models import FORMER_NAMES, MODELS
     from fourpoint.settings import parameters, parse_settings
     from fourpoint.training.fitting import fit as train_model
 
-    name = one_of("--model", model, tuple(MODELS))
+    if model in FORMER_NAMES:
+        say(f"--model {model} is now called {FORMER_NAMES[model]}")
+    name = one_of("--model", FORMER_NAMES.get(model, model), tuple(MODELS))
     events = open_events(source, reading)
-    if events.marks.box is not None and f"{name}-places" in MODELS:
-        name = f"{name}-places"
+    if events.marks.box is not None and f"spatial-{name}" in MODELS:
+        name = f"spatial-{name}"
         say(
             f"model: {name}, since events have places ({events.marks.box}); --place none "
             "leaves them out"

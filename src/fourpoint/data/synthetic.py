@@ -266,9 +266,9 @@ def _self_correcting_truth() -> PointProcess:
 
 
 def _space_time_hawkes_truth() -> PointProcess:
-    from fourpoint.models.spatial.hawkes import PlacedHawkes
+    from fourpoint.models.spatial.hawkes import SpatialHawkes
 
-    return PlacedHawkes(SQUARE, baseline=5.0, branching=0.5, decay=1.0, spread=0.1)
+    return SpatialHawkes(SQUARE, baseline=5.0, branching=0.5, decay=1.0, spread=0.1)
 
 
 def _bump_process(name: str, description: str, bumps: tuple[Bump, ...]) -> Process:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fourpoint.models import Hawkes, PlacedHawkes
+from fourpoint.models import Hawkes, SpatialHawkes
 from fourpoint.models.base import PointProcess
 from fourpoint.report.printing import as_text, text_table
 
@@ -106,7 +106,7 @@ def branching_ratios(model: PointProcess) -> BranchingRatios | None:
     >>> branching_ratios(Poisson()) is None
     True
     """
-    if not isinstance(model, Hawkes | PlacedHawkes):
+    if not isinstance(model, Hawkes | SpatialHawkes):
         return None
     types = model.marks.count
     tables = model.log_branching.detach().cpu().double().exp().numpy().reshape(-1, types, types)

@@ -117,9 +117,9 @@ def intensity_map(
     Raises :class:`UserError` where the model has no box or ``at`` lies outside the window.
 
     >>> from fourpoint.events import MarkSpace
-    >>> from fourpoint.models.spatial.hawkes import PlacedHawkes
+    >>> from fourpoint.models.spatial.hawkes import SpatialHawkes
     >>> square = MarkSpace(box=Box(("x", "y"), (0, 0), (1, 1)))
-    >>> truth = PlacedHawkes(square, baseline=5.0, branching=0.5, decay=1.0, spread=0.1)
+    >>> truth = SpatialHawkes(square, baseline=5.0, branching=0.5, decay=1.0, spread=0.1)
     >>> found = intensity_map(
     ...     truth,
     ...     Sequence([1.0], start=0, stop=2, space=square, places=[[0.5, 0.5]]),

@@ -16,8 +16,8 @@ from fourpoint.models.poisson import Poisson, SplinePoisson
 from fourpoint.models.rmtpp import RMTPP
 from fourpoint.models.sahp import SAHP
 from fourpoint.models.self_correcting import SelfCorrecting
-from fourpoint.models.spatial.dapp import PlacedDAPP
-from fourpoint.models.spatial.hawkes import PlacedHawkes
+from fourpoint.models.spatial.dapp import SpatialDAPP
+from fourpoint.models.spatial.hawkes import SpatialHawkes
 from fourpoint.models.thp import THP
 
 MODELS: dict[str, Callable[..., PointProcess]] = {
@@ -29,10 +29,10 @@ MODELS: dict[str, Callable[..., PointProcess]] = {
     "odapp-paper": partial(DAPP.paper, keep=0.5),
     "odapp-paper-dot": partial(DAPP.paper, score="dot", keep=0.5),
     "odapp-paper-nn": partial(DAPP.paper, score="neural", keep=0.5),
-    "dapp-places": PlacedDAPP,
+    "spatial-dapp": SpatialDAPP,
     "deep-dapp": DeepDAPP,
     "hawkes": Hawkes,
-    "hawkes-places": PlacedHawkes,
+    "spatial-hawkes": SpatialHawkes,
     "nhp": NHP,
     "poisson": Poisson,
     "spline-poisson": SplinePoisson,
@@ -41,3 +41,5 @@ MODELS: dict[str, Callable[..., PointProcess]] = {
     "self-correcting": SelfCorrecting,
     "thp": THP,
 }
+
+FORMER_NAMES = {"dapp-places": "spatial-dapp", "hawkes-places": "spatial-hawkes"}  # until 0.1

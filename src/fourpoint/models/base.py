@@ -99,8 +99,8 @@ def _nested(value: Any) -> str:
 
 
 PLACED = (
-    "dapp-places",
-    "hawkes-places",
+    "spatial-dapp",
+    "spatial-hawkes",
     "poisson",
     "spline-poisson",
 )  # models for events with places
@@ -573,7 +573,7 @@ def space_without_places(marks: MarkSpace | int | Sequence[str] | None, model: s
 def box_of(marks: MarkSpace, model: str) -> Box:
     """The box of a model that needs one."""
     if marks.box is None:
-        remedy = f"Read the events with place=, or use {model.removesuffix('-places')}."
+        remedy = f"Read the events with place=, or use {model.removeprefix('spatial-')}."
         raise UserError(f"events with places for {model}", f"{marks}", remedy)
     return marks.box
 

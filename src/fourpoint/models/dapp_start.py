@@ -34,7 +34,7 @@ from fourpoint.ops.spline import spline
 
 if TYPE_CHECKING:
     from fourpoint.models.dapp import DAPP
-    from fourpoint.models.spatial.dapp import PlacedDAPP
+    from fourpoint.models.spatial.dapp import SpatialDAPP
 
 
 def initialise(model: DAPP, data: Dataset) -> list[str]:
@@ -92,7 +92,7 @@ def embedded(model: DAPP, other: PointProcess) -> dict[str, Tensor] | None:
 
 
 @torch.no_grad()
-def start_rate(model: DAPP | PlacedDAPP, data: Dataset) -> list[str]:
+def start_rate(model: DAPP | SpatialDAPP, data: Dataset) -> list[str]:
     """The mean gap as the unit of time, drift and base in time where left to the data, and rates at
     the data's mean; what was chosen.
     """

@@ -23,7 +23,7 @@ from fourpoint.models.base import PointProcess, placed
 from fourpoint.models.baseline import Baseline
 from fourpoint.models.positions import Positions, extended, positions_of
 from fourpoint.models.spatial.cells import Cells
-from fourpoint.models.spatial.grid import PlaceGrid
+from fourpoint.models.spatial.grid import SpatialGrid
 from fourpoint.ops.minimise import minimise
 from fourpoint.ops.quadrature import gauss_legendre
 from fourpoint.ops.spline import spline, spline_knots, spline_max
@@ -331,7 +331,7 @@ def _mean_rates_over(
     return torch.einsum("h,q,hqm->m", width / (b - a), weights, rates)
 
 
-def _grid(marks: MarkSpace, cells: int) -> PlaceGrid | None:
+def _grid(marks: MarkSpace, cells: int) -> SpatialGrid | None:
     """The density of places where there is a box; ``cells`` means nothing without one."""
     if marks.box is None:
         if cells != 1:
@@ -341,10 +341,10 @@ def _grid(marks: MarkSpace, cells: int) -> PlaceGrid | None:
                 "Leave cells out, or read with place=.",
             )
         return None
-    return PlaceGrid(marks.count, marks.box, cells)
+    return SpatialGrid(marks.count, marks.box, cells)
 
 
-def _count(grid: PlaceGrid | None, data: Dataset) -> None:
+def _count(grid: SpatialGrid | None, data: Dataset) -> None:
     if grid is not None and grid.cells > 1:
         grid.count(data)
 

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from fourpoint.atomic import TEMPORARY, locked_in_turn, make_folder, write_atomic
 from fourpoint.events import UserError
-from fourpoint.models import MODELS, Hawkes
+from fourpoint.models import FORMER_NAMES, MODELS, Hawkes
 from fourpoint.models.base import PointProcess
 from fourpoint.storage import model_schema
 from fourpoint.storage.trained_on import TrainedOn, trained_on
@@ -109,6 +109,8 @@ def restore(folder: str | Path) -> PointProcess:
     """
     tensors, info = read_tensors(folder, "model")
     name = info.get("model")
+    if isinstance(name, str):
+        name = FORMER_NAMES.get(name, name)
     if not isinstance(name, str) or name not in MODELS:
         raise CheckpointError(
             f"a model among {', '.join(MODELS)}",
@@ -343,7 +345,7 @@ def _without_nan(values: NDArray[np.float64]) -> Any:
 
 
 BASELINE = ("log_base", "bias", "drift", "mark_drift", "length")  # of a rate with a link
-CONSTANT = {"poisson": "log_rate", "hawkes": "log_baseline", "hawkes-places": "log_baseline"}
+CONSTANT = {"poisson": "log_rate", "hawkes": "log_baseline", "spatial-hawkes": "log_baseline"}
 SPLINE = {"coefficients": "baseline.log_base", "length": "baseline.length"}
 
 

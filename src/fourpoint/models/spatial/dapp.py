@@ -102,13 +102,13 @@ class Shared(Fields):
 
 
 @dataclass(frozen=True)
-class PlacedDAPPHistory(History):
+class SpatialDAPPHistory(History):
     """States of all waves at each position, real: cosines and sines."""
 
     shared: Shared
     state: Float[Tensor, "B K P F"]
 
-    def latest(self) -> PlacedDAPPHistory:
+    def latest(self) -> SpatialDAPPHistory:
         """The last position alone: all that is needed to go on."""
         return replace(
             self,
@@ -118,7 +118,7 @@ class PlacedDAPPHistory(History):
         )
 
 
-def last_time(history: PlacedDAPPHistory) -> Float[Tensor, " B"]:
+def last_time(history: SpatialDAPPHistory) -> Float[Tensor, " B"]:
     """When the last real position begins."""
     return history.times.gather(1, history.lengths[:, None])[:, 0]
 
@@ -157,7 +157,7 @@ PIECE = 2**22  # numbers of a map held at once
 NUMBERS = 2**18  # held at once while a rule over the box is applied without gradient
 
 
-class PlacedDAPP(PointProcess[PlacedDAPPHistory]):
+class SpatialDAPP(PointProcess[SpatialDAPPHistory]):
     """Deep attention point process for events with places.
 
     Arguments
@@ -177,7 +177,7 @@ class PlacedDAPP(PointProcess[PlacedDAPPHistory]):
 
     >>> from fourpoint.events import Box, Sequence
     >>> square = MarkSpace(box=Box(("x", "y"), (0, 0), (1, 1)))
-    >>> model = PlacedDAPP(square, frequencies=3).eval()
+    >>> model = SpatialDAPP(square, frequencies=3).eval()
     >>> history = model.encode(
     ...     Sequence([0.2], start=0.0, stop=1.0, space=square, places=[[0.5, 0.5]]).batch()
     ... )
@@ -211,7 +211,7 @@ class PlacedDAPP(PointProcess[PlacedDAPPHistory]):
     ) -> None:
         super().__init__()
         self.marks = MarkSpace.of(marks)
-        self.box = box_of(self.marks, "dapp-places")
+        self.box = box_of(self.marks, "spatial-dapp")
         k, M = self.box.dimension, self.marks.count
         if k not in HIGHEST:
             raise UserError(
@@ -257,12 +257,12 @@ class PlacedDAPP(PointProcess[PlacedDAPPHistory]):
         """The constructor's arguments but for ``marks``, as JSON can hold them."""
         return {**self.options, "generator": list(self.options["generator"])}
 
-    def with_order(self, order: int) -> PlacedDAPP:
+    def with_order(self, order: int) -> SpatialDAPP:
         """The same model, weights shared, that integrates over the box with ``order`` nodes per
         axis.
 
         >>> from fourpoint.events import Box
-        >>> PlacedDAPP(MarkSpace(box=Box(("x",), (0,), (1,)))).with_order(64).order
+        >>> SpatialDAPP(MarkSpace(box=Box(("x",), (0,), (1,)))).with_order(64).order
         64
         """
         other = copy.copy(self)
@@ -311,7 +311,7 @@ class PlacedDAPP(PointProcess[PlacedDAPPHistory]):
 
     # ------------------------------------------------------------------ the verbs
 
-    def encode(self, batch: Batch, before: PlacedDAPPHistory | None = None) -> PlacedDAPPHistory:
+    def encode(self, batch: Batch, before: SpatialDAPPHistory | None = None) -> SpatialDAPPHistory:
         """States after every event of the batch."""
         shared = self._shared() if before is None else before.shared
         start = batch.start if before is None else before.start
@@ -326,16 +326,16 @@ class PlacedDAPP(PointProcess[PlacedDAPPHistory]):
         states = waves.fading_states(
             self.log_decay.exp(), self._lag(times.diff(dim=1)), values, phi, held
         )
-        return PlacedDAPPHistory(times, start, batch.lengths, shared, states)
+        return SpatialDAPPHistory(times, start, batch.lengths, shared, states)
 
     def extend(
         self,
-        history: PlacedDAPPHistory,
+        history: SpatialDAPPHistory,
         time: Float[Tensor, " B"],
         mark: Int[Tensor, " B"],
         active: Bool[Tensor, " B"] | None = None,
         place: Float[Tensor, "B k"] | None = None,
-    ) -> PlacedDAPPHistory:
+    ) -> SpatialDAPPHistory:
         """One event more; only the last position is kept."""
         happened = torch.ones_like(mark, dtype=torch.bool) if active is None else active
         where = place_or_nothing(place, happened, self.box.dimension)
@@ -343,7 +343,7 @@ class PlacedDAPP(PointProcess[PlacedDAPPHistory]):
         moved = self.move(history, torch.where(happened, time, last_time(history)))
         return replace(moved, state=moved.state + values[:, 0, :, None, None] * phi[:, None])
 
-    def move(self, history: PlacedDAPPHistory, time: Float[Tensor, " B"]) -> PlacedDAPPHistory:
+    def move(self, history: SpatialDAPPHistory, time: Float[Tensor, " B"]) -> SpatialDAPPHistory:
         """The last position, its states moved on to ``time`` with no event in between."""
         state = (
             history.state[torch.arange(len(time)), :, history.lengths]
@@ -360,7 +360,7 @@ class PlacedDAPP(PointProcess[PlacedDAPPHistory]):
 
     def log_intensity(
         self,
-        history: PlacedDAPPHistory,
+        history: SpatialDAPPHistory,
         times: Float[Tensor, "B G Q"],
         seen: Int[Tensor, "B G"] | None = None,
     ) -> Float[Tensor, "B G Q M"]:
@@ -382,7 +382,7 @@ class PlacedDAPP(PointProcess[PlacedDAPPHistory]):
 
     def log_intensity_at(
         self,
-        history: PlacedDAPPHistory,
+        history: SpatialDAPPHistory,
         times: Float[Tensor, "B G Q"],
         places: Float[Tensor, "B G Q k"],
         seen: Int[Tensor, "B G"] | None = None,
@@ -410,7 +410,7 @@ class PlacedDAPP(PointProcess[PlacedDAPPHistory]):
     @torch.no_grad()
     def in_cells(
         self,
-        history: PlacedDAPPHistory,
+        history: SpatialDAPPHistory,
         times: Float[Tensor, "B T"],
         seen: Int[Tensor, "B T"],
         cells: Cells,
@@ -457,7 +457,7 @@ class PlacedDAPP(PointProcess[PlacedDAPPHistory]):
         )
 
     def upper_bound(
-        self, history: PlacedDAPPHistory, a: Float[Tensor, " B"], b: Float[Tensor, " B"]
+        self, history: SpatialDAPPHistory, a: Float[Tensor, " B"], b: Float[Tensor, " B"]
     ) -> Float[Tensor, " B"]:
         """An upper bound of the rate in the box on [a, b], all types together: the mean of
         :meth:`envelope`.
@@ -466,7 +466,7 @@ class PlacedDAPP(PointProcess[PlacedDAPPHistory]):
 
     @torch.no_grad()
     def envelope(
-        self, history: PlacedDAPPHistory, a: Float[Tensor, " B"], b: Float[Tensor, " B"]
+        self, history: SpatialDAPPHistory, a: Float[Tensor, " B"], b: Float[Tensor, " B"]
     ) -> Float[Tensor, "B C"]:
         """The volume times an upper bound of the rate in each of C equal cells of the box on [a,
         b], all types together.
@@ -491,11 +491,11 @@ class PlacedDAPP(PointProcess[PlacedDAPPHistory]):
         tops = shared.top_rates.expand(self.marks.count, -1)
         return torch.addmm(allowed * raised.exp().sum(1, keepdim=True), allowed * base.exp(), tops)
 
-    def knots(self, history: PlacedDAPPHistory) -> Float[Tensor, "B J"] | None:
+    def knots(self, history: SpatialDAPPHistory) -> Float[Tensor, "B J"] | None:
         """Times at which a spline's third derivative jumps: integrals are cut there."""
         return self.rate.baseline.knots(history.start)
 
-    def shortest_time(self, history: PlacedDAPPHistory) -> Float[Tensor, " B"]:
+    def shortest_time(self, history: SpatialDAPPHistory) -> Float[Tensor, " B"]:
         """One over the fastest decay of a head."""
         return torch.full_like(history.start, float(self.time_scale / self.log_decay.exp().max()))
 
@@ -566,7 +566,7 @@ class PlacedDAPP(PointProcess[PlacedDAPPHistory]):
         return torch.exp((-self.log_decay.exp() * lag[..., None]).clamp(min=FADED))
 
     def _seen(
-        self, history: PlacedDAPPHistory, times: Tensor, seen: Tensor | None
+        self, history: SpatialDAPPHistory, times: Tensor, seen: Tensor | None
     ) -> tuple[Float[Tensor, "B K G F"], Float[Tensor, "B G Q"]]:
         """The state that each group sees, and the time since."""
         anchor, state = history.times, history.state
@@ -581,7 +581,7 @@ class PlacedDAPP(PointProcess[PlacedDAPPHistory]):
 
     def _over(
         self,
-        history: PlacedDAPPHistory,
+        history: SpatialDAPPHistory,
         times: Float[Tensor, "B G Q"],
         seen: Int[Tensor, "B G"] | None,
         basis: Float[Tensor, "K F S"],

@@ -21,11 +21,11 @@ from fourpoint.events import Box, Dataset, UserError
 from fourpoint.models.spatial.cells import Cells
 
 
-class PlaceGrid(nn.Module):
+class SpatialGrid(nn.Module):
     """Densities of M types on ``cells`` equal parts of every axis of ``box``; uniform until
     :meth:`count`.
 
-    >>> grid = PlaceGrid(1, Box(("x", "y"), (0, 0), (2, 4)), cells=2)
+    >>> grid = SpatialGrid(1, Box(("x", "y"), (0, 0), (2, 4)), cells=2)
     >>> grid.log_density(torch.tensor([[0.5, 3.9]]).double()).exp().round(decimals=6).tolist()
     [[0.125]]
     """

@@ -36,7 +36,7 @@ from fourpoint.models.base import History, PointProcess, box_of, place_or_nothin
 from fourpoint.models.baseline import Baseline
 from fourpoint.models.poisson import mean_rates
 from fourpoint.models.spatial.cells import Cells
-from fourpoint.models.spatial.grid import PlaceGrid
+from fourpoint.models.spatial.grid import SpatialGrid
 from fourpoint.ops.attention import scan
 from fourpoint.ops.minimise import minimise
 from fourpoint.ops.thinning import draw_marks
@@ -58,7 +58,7 @@ class Strengths(NamedTuple):
 
 
 @dataclass(frozen=True)
-class PlacedHistory(History):
+class SpatialHawkesHistory(History):
     """Positions with the excitation that falls inside the box, by exciting type, and the events
     themselves.
     """
@@ -83,7 +83,7 @@ class Clusters(NamedTuple):
         return Clusters(*(torch.cat(column) for column in zip(*parts, strict=True)))
 
 
-class PlacedHawkes(PointProcess[PlacedHistory]):
+class SpatialHawkes(PointProcess[SpatialHawkesHistory]):
     """Exponential Hawkes process whose events trigger others around them, normally distributed in
     space.
 
@@ -102,7 +102,7 @@ class PlacedHawkes(PointProcess[PlacedHistory]):
 
     >>> square = MarkSpace(box=Box(("x", "y"), (0, 0), (1, 1)))
     >>> from fourpoint.events import Sequence
-    >>> model = PlacedHawkes(square, baseline=5.0, branching=0.5, decay=1.0, spread=0.1)
+    >>> model = SpatialHawkes(square, baseline=5.0, branching=0.5, decay=1.0, spread=0.1)
     >>> batch = Sequence([1.0], start=0.0, stop=2.0, space=square, places=[[0.5, 0.5]]).batch()
     >>> history, now = model.encode(batch), torch.tensor([[[1.0 + 1e-9]]]).double()
     >>> round(
@@ -135,7 +135,7 @@ class PlacedHawkes(PointProcess[PlacedHistory]):
     ) -> None:
         super().__init__()
         self.marks = MarkSpace.of(marks)
-        self.box = box_of(self.marks, "hawkes-places")
+        self.box = box_of(self.marks, "spatial-hawkes")
         if min(baseline, branching, decay, spread) <= 0:
             raise UserError(
                 "positive numbers",
@@ -146,11 +146,13 @@ class PlacedHawkes(PointProcess[PlacedHistory]):
             self.marks.count,
             torch.tensor(self.box.high).double() - torch.tensor(self.box.low).double(),
         )
-        remedy = "Merge rare types, or use --model dapp-places, which has no number for every pair."
+        remedy = (
+            "Merge rare types, or use --model spatial-dapp, which has no number for every pair."
+        )
         require_memory(
             3 * 8 * M * M, f"a Hawkes process with {M:,} x {M:,} branching ratios", remedy
         )
-        self.grid = PlaceGrid(M, self.box, cells)
+        self.grid = SpatialGrid(M, self.box, cells)
         self.baseline = Baseline(M, base="constant", inside=False, dtype=torch.float64)
         nn.init.constant_(self.baseline.log_base, math.log(baseline))
         self.log_branching = nn.Parameter(
@@ -265,7 +267,9 @@ class PlacedHawkes(PointProcess[PlacedHistory]):
 
     # ------------------------------------------------------------------ the verbs
 
-    def encode(self, batch: Batch, before: PlacedHistory | None = None) -> PlacedHistory:
+    def encode(
+        self, batch: Batch, before: SpatialHawkesHistory | None = None
+    ) -> SpatialHawkesHistory:
         """Excitation at every position, and the events."""
         if before is not None:
             raise UserError(
@@ -277,12 +281,12 @@ class PlacedHawkes(PointProcess[PlacedHistory]):
 
     def extend(
         self,
-        history: PlacedHistory,
+        history: SpatialHawkesHistory,
         time: Float[Tensor, " B"],
         mark: Int[Tensor, " B"],
         active: Bool[Tensor, " B"] | None = None,
         place: Float[Tensor, "B k"] | None = None,
-    ) -> PlacedHistory:
+    ) -> SpatialHawkesHistory:
         """One event more; all events stay, since the rate at a place compares it with every one."""
         happened = torch.ones_like(mark, dtype=torch.bool) if active is None else active
         where = place_or_nothing(place, happened, self.box.dimension)
@@ -309,7 +313,7 @@ class PlacedHawkes(PointProcess[PlacedHistory]):
         )
         here = (torch.arange(h.when.shape[1]) == slot[:, None]) & happened[:, None]
         after = (torch.arange(h.times.shape[1]) > h.lengths[:, None]) & happened[:, None]
-        return PlacedHistory(
+        return SpatialHawkesHistory(
             torch.where(after, at[:, None], h.times),
             h.start,
             h.lengths + happened,
@@ -321,7 +325,7 @@ class PlacedHawkes(PointProcess[PlacedHistory]):
 
     def log_intensity(
         self,
-        history: PlacedHistory,
+        history: SpatialHawkesHistory,
         times: Float[Tensor, "B G Q"],
         seen: Int[Tensor, "B G"] | None = None,
     ) -> Float[Tensor, "B G Q M"]:
@@ -330,7 +334,7 @@ class PlacedHawkes(PointProcess[PlacedHistory]):
 
     def log_intensity_at(
         self,
-        history: PlacedHistory,
+        history: SpatialHawkesHistory,
         times: Float[Tensor, "B G Q"],
         places: Float[Tensor, "B G Q k"],
         seen: Int[Tensor, "B G"] | None = None,
@@ -340,7 +344,7 @@ class PlacedHawkes(PointProcess[PlacedHistory]):
 
     def closed_integral(
         self,
-        history: PlacedHistory,
+        history: SpatialHawkesHistory,
         a: Float[Tensor, "B G"],
         b: Float[Tensor, "B G"],
         seen: Int[Tensor, "B G"] | None = None,
@@ -349,12 +353,12 @@ class PlacedHawkes(PointProcess[PlacedHistory]):
         return self._integral(history, a, b, seen, self._strengths())
 
     @torch.no_grad()
-    def shortest_time(self, history: PlacedHistory) -> Float[Tensor, " B"]:
+    def shortest_time(self, history: SpatialHawkesHistory) -> Float[Tensor, " B"]:
         """One over the decay."""
         return torch.full_like(history.start, 1 / float(self.log_decay.exp()))
 
     def upper_bound(
-        self, history: PlacedHistory, a: Float[Tensor, " B"], b: Float[Tensor, " B"]
+        self, history: SpatialHawkesHistory, a: Float[Tensor, " B"], b: Float[Tensor, " B"]
     ) -> Float[Tensor, " B"]:
         """The largest rate in the box on [a, b] seen from the last position: it fades, so that it
         is the rate at a.
@@ -366,7 +370,7 @@ class PlacedHawkes(PointProcess[PlacedHistory]):
     @torch.no_grad()
     def draw_places(
         self,
-        history: PlacedHistory,
+        history: SpatialHawkesHistory,
         time: Float[Tensor, " B"],
         mark: Int[Tensor, " B"],
         random: torch.Generator,
@@ -406,7 +410,7 @@ class PlacedHawkes(PointProcess[PlacedHistory]):
     @torch.no_grad()
     def draw_clusters(
         self,
-        history: PlacedHistory,
+        history: SpatialHawkesHistory,
         start: Float[Tensor, " B"],
         stop: Float[Tensor, " B"],
         random: torch.Generator,
@@ -459,7 +463,7 @@ class PlacedHawkes(PointProcess[PlacedHistory]):
 
     @torch.no_grad()
     def expected_in_cells(
-        self, history: PlacedHistory, paths: Dataset | None, a: float, b: float, cells: Cells
+        self, history: SpatialHawkesHistory, paths: Dataset | None, a: float, b: float, cells: Cells
     ) -> Float[Tensor, "C M"]:
         """The mean rate of every type in the cells of a map over [a, b], given the events of
         ``history`` (one row) and, on average over ``paths``, those that follow; at the time a
@@ -545,7 +549,7 @@ class PlacedHawkes(PointProcess[PlacedHistory]):
             )
         return torch.where(scored, own, 0.0).sum(1) - torch.where(kept, integral, 0.0).sum(1)
 
-    def _encode(self, batch: Batch, s: Strengths) -> PlacedHistory:
+    def _encode(self, batch: Batch, s: Strengths) -> SpatialHawkesHistory:
         places = places_of(batch)
         own = (
             nn.functional.one_hot(batch.marks, self.marks.count).to(s.decay)
@@ -556,7 +560,7 @@ class PlacedHawkes(PointProcess[PlacedHistory]):
         rate = torch.complex(-s.decay, torch.zeros_like(s.decay)).reshape(1, 1)
         rest = scan(rate, times.diff(dim=1), driven.to(rate.dtype)).real[:, :, 0, 0]
         excitation = torch.cat([rest.new_zeros(len(rest), 1, rest.shape[2]), rest], 1)
-        return PlacedHistory(
+        return SpatialHawkesHistory(
             times, batch.start, batch.lengths, excitation, batch.times, batch.marks, places
         )
 
@@ -568,7 +572,7 @@ class PlacedHawkes(PointProcess[PlacedHistory]):
         return (upper - lower).prod(-1)
 
     def _ground(
-        self, h: PlacedHistory, times: Tensor, seen: Tensor | None, s: Strengths
+        self, h: SpatialHawkesHistory, times: Tensor, seen: Tensor | None, s: Strengths
     ) -> Float[Tensor, "B G Q M"]:
         anchor, excitation = _at(h, seen)
         jump = s.decay * excitation @ s.branching.T
@@ -578,14 +582,19 @@ class PlacedHawkes(PointProcess[PlacedHistory]):
         )
 
     def _integral(
-        self, h: PlacedHistory, a: Tensor, b: Tensor, seen: Tensor | None, s: Strengths
+        self, h: SpatialHawkesHistory, a: Tensor, b: Tensor, seen: Tensor | None, s: Strengths
     ) -> Float[Tensor, "B G M"]:
         anchor, excitation = _at(h, seen)
         mass = torch.exp(-s.decay * (a - anchor)) * -torch.expm1(-s.decay * (b - a))
         return (b - a)[..., None] * s.baseline + mass[..., None] * (excitation @ s.branching.T)
 
     def _local(
-        self, h: PlacedHistory, times: Tensor, places: Tensor, seen: Tensor | None, s: Strengths
+        self,
+        h: SpatialHawkesHistory,
+        times: Tensor,
+        places: Tensor,
+        seen: Tensor | None,
+        s: Strengths,
     ) -> Float[Tensor, "B G Q M"]:
         B, G, Q = times.shape
         index = torch.arange(G).expand(B, G) if seen is None else seen
@@ -596,7 +605,7 @@ class PlacedHawkes(PointProcess[PlacedHistory]):
 
     def _some(
         self,
-        h: PlacedHistory,
+        h: SpatialHawkesHistory,
         times: Tensor,
         places: Tensor,
         index: Tensor,
@@ -628,7 +637,7 @@ def _nearest(data: Dataset, box: Box) -> float:
 
 
 def _at(
-    h: PlacedHistory, seen: Int[Tensor, "B G"] | None
+    h: SpatialHawkesHistory, seen: Int[Tensor, "B G"] | None
 ) -> tuple[Float[Tensor, "B G"], Float[Tensor, "B G M"]]:
     if seen is None:
         return h.times, h.excitation
