@@ -1,8 +1,7 @@
-"""What the commands say and show: results on stdout, notices and errors on stderr, tables and
-pictures.
+"""What the commands print: results on stdout, notices and errors on stderr, tables and pictures.
 
-An error that the user can mend is printed in its three clauses, never as a traceback. Heavy imports
-stay inside the functions, so that ``fourpoint --help`` is instant.
+An error that the user can correct is printed in its three clauses, without a traceback. Heavy
+imports stay inside the functions, so that ``fourpoint --help`` starts fast.
 """
 
 from __future__ import annotations
@@ -12,6 +11,8 @@ import os
 import re
 import sys
 import warnings
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,16 +23,15 @@ from fourpoint.sanitising import console_lines, console_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from rich.console import RenderableType
     from rich.table import Table
 
-
 NO_MEMORY = re.compile(r"can't allocate memory|not enough memory|out of memory", re.IGNORECASE)
-CLAUSES = re.compile(
-    r"expected (.*?); received (.*?)\. ([A-Z].*)", re.DOTALL
-)  # of errors in the mathematics
+# The three clauses of an error in the mathematics, which is not a UserError.
+CLAUSES = re.compile(r"expected (.*?); received (.*?)\. ([A-Z].*)", re.DOTALL)
 
 
-def print_result(what: Any) -> None:
+def print_result(what: RenderableType) -> None:
     """A result, on stdout; text is not wrapped, so that pipes get whole lines."""
     if isinstance(what, str):
         sys.stdout.write(console_lines(what) + "\n")
@@ -82,7 +82,7 @@ def open_standard_streams() -> None:
 
 
 def abandon_stdout() -> None:
-    """Send what could not be written nowhere: Python would try again at its end, and complain."""
+    """Discard what could not be written: Python would try again at exit, and print an error."""
     try:
         sys.stdout.flush()
     except OSError:
@@ -92,34 +92,14 @@ def abandon_stdout() -> None:
 
 
 def report_error(error: Exception) -> int | None:
-    """Print an error that has a message for the user; its exit code, or None where it is a fault of
-    ours.
+    """Print an error that has a message for the user; returns its exit code, or None for a fault
+    of the program.
     """
-    if isinstance(error, OSError):
-        error = UserError(
-            "files and folders that can be read and written",
-            f"{error}",
-            "Check the path, its permissions and free space.",
-        )
-    if isinstance(error, MemoryError) or (
-        isinstance(error, RuntimeError) and NO_MEMORY.search(str(error))
-    ):
-        received = (str(error).splitlines() or [type(error).__name__])[0]
-        remedy = (
-            "Use fewer events or types, a smaller batch or model (--set), or a machine with more "
-            "memory."
-        )
-        error = UserError("data and a model that fit into memory", received, remedy)
-    clauses = CLAUSES.fullmatch(str(error)) if isinstance(error, ArithmeticError) else None
-    if clauses is not None:  # an integral that does not settle, or a rate that explodes
-        error = UserError(*clauses.groups())
-    if isinstance(error, UserError):
-        for label, text in (
-            ("expected", error.expected),
-            ("received", error.received),
-            ("what to do", error.remedy),
-        ):
-            say(f"{label:>10}: {text}", style="bold" if label == "what to do" else "")
+    known = _as_user_error(error)
+    if known is not None:
+        say(f"  expected: {known.expected}", style="")
+        say(f"  received: {known.received}", style="")
+        say(f"what to do: {known.remedy}", style="bold")
         return 2
     if isinstance(error, ArithmeticError):
         say(f"{type(error).__name__}: {error}", style="red")
@@ -127,7 +107,29 @@ def report_error(error: Exception) -> int | None:
     return None
 
 
-def print_all(numbers: dict[str, Any], blocks: list[Any], json: bool) -> None:
+def _as_user_error(error: Exception) -> UserError | None:
+    """The error in three clauses, if it is one that the user can do something about."""
+    if isinstance(error, UserError):
+        return error
+    if isinstance(error, OSError):
+        remedy = "Check the path, its permissions and free space."
+        return UserError("files and folders that can be read and written", f"{error}", remedy)
+    out_of_memory = isinstance(error, RuntimeError) and NO_MEMORY.search(str(error))
+    if isinstance(error, MemoryError) or out_of_memory:
+        received = (str(error).splitlines() or [type(error).__name__])[0]
+        remedy = (
+            "Use fewer events or types, a smaller batch or model (--set), or a machine with more "
+            "memory."
+        )
+        return UserError("data and a model that fit into memory", received, remedy)
+    if isinstance(error, ArithmeticError):
+        # An integral that does not converge, or a rate that explodes.
+        clauses = CLAUSES.fullmatch(str(error))
+        return None if clauses is None else UserError(*clauses.groups())
+    return None
+
+
+def print_all(numbers: Mapping[str, object], blocks: Sequence[RenderableType], json: bool) -> None:
     """The numbers as strict JSON, or the blocks as tables with a line between them."""
     from fourpoint.strict_json import dumps
 
@@ -146,16 +148,16 @@ def save_plot(ax: Axes | None, file: Path | None) -> None:
         return
     import matplotlib.pyplot as plt
 
-    figure: Any = ax.figure
+    figure = ax.get_figure(root=True)
+    if figure is None:
+        raise ValueError("expected axes of a figure; received axes that were removed from theirs")
     kind = file.suffix.removeprefix(".").lower()
+    draw = partial(figure.savefig, format=kind, bbox_inches="tight", dpi=200)
     try:
         with warnings.catch_warnings():
-            # Characters that the font does not have are drawn as boxes, which is no news for the
-            # user of a command.
+            # Characters that the font does not have are drawn as boxes; a warning would not help.
             warnings.filterwarnings("ignore", message="Glyph .* missing from")
-            write_atomic(
-                file, lambda draft: figure.savefig(draft, format=kind, bbox_inches="tight", dpi=200)
-            )
+            write_atomic(file, draw)
     finally:
         plt.close(figure)
     say(f"picture: {file}")

@@ -20,7 +20,8 @@ class DataCommands(TyperGroup):
     """The subcommands of ``data``; a word that is none of them is the data set to summarise."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        known = args and args[0] in self.commands
+        """As typer's, with ``summary`` before a word that is no command."""
+        known = bool(args) and args[0] in self.commands
         return super().resolve_command(ctx, args if known else ["summary", *args])
 
 
@@ -121,8 +122,7 @@ def convert(
     for note in done.notes:
         say(note)
     print_result(f"{target}: {done.data} ({done.to})")
-    say(
-        f"next: fourpoint fit {target} --model dapp -o model"
-        if done.to == "fourpoint"
-        else f"read as {done.from_}, written as {done.to}"
-    )
+    if done.to == "fourpoint":
+        say(f"next: fourpoint fit {target} --model dapp -o model")
+    else:
+        say(f"read as {done.from_}, written as {done.to}")

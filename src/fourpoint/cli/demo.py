@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 import fourpoint
 from fourpoint.atomic import make_folder, write_atomic
+from fourpoint.cli.console import short_unit
 from fourpoint.data.datasets import load
 from fourpoint.events import Dataset, Sequence
 from fourpoint.inference.evaluation import evaluate
@@ -40,15 +41,15 @@ from fourpoint.strict_json import dumps
 from fourpoint.training.fitting import Fit, fit
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from rich.table import Table
 
 # A smaller DAPP than the default and a short schedule: two cores train it in about a minute.
 SETTINGS: dict[str, Any] = dict(features=8)
 RECIPE: dict[str, Any] = dict(batch_size=16, nodes=3, learning_rate=0.03)
-NOW, HORIZON = (
-    0.625,
-    0.125,
-)  # when the forecast is made and how far it looks, as shares of the day: 15:00, and three hours
+# When the forecast is made and how far it looks, as shares of the day: 15:00, and three hours.
+NOW, HORIZON = 0.625, 0.125
+TIME_BUDGET = 90.0  # seconds of training of the DAPP
 PATHS = 400  # sampled futures of the forecast
 CHECKED = 5000  # events that the check of the fit looks at
 
@@ -92,7 +93,7 @@ class Contestant:
 def run_demo(
     folder: str | os.PathLike[str] = "demo",
     seed: int = 0,
-    time_budget: float = 90.0,
+    time_budget: float = TIME_BUDGET,
     progress: bool = True,
     *,
     steps: int = 900,
@@ -201,10 +202,9 @@ def build_page(contestants: list[Contestant], data: Dataset, seed: int) -> Page:
     page = Page(
         "When one delay brings the next",
         "Every departure at least an hour late from New York's three airports in 2013: "
-        f"{data.events:,} events on {len(data)} days. "
-        f"Four models learned from {len(data.part('train'))} of those days. On {len(test)} "
-        "days that none of them had seen, "
-        f"**{best.label}** explains best when, and where, the next delay comes.",
+        f"{data.events:,} events on {len(data)} days. Four models learned from "
+        f"{len(data.part('train'))} of those days. On {len(test)} days that none of them had "
+        f"seen, **{best.label}** explains best when, and where, the next delay comes.",
         dark=plots.DARK,
         kicker="Fourpoint demo",
         footer=(
@@ -223,38 +223,30 @@ def build_page(contestants: list[Contestant], data: Dataset, seed: int) -> Page:
 
 
 def _opening(page: Page, contestants: list[Contestant], test: Dataset, best: Contestant) -> None:
-    dapp, gain = contestants[-1], _gain(best, contestants)
-    threads = torch.get_num_threads()
-    page.numbers(
-        [
-            (
-                "log-likelihood on unseen days",
-                _minus(f"{best.value:.3f}"),
-                f"nats per event, {best.label}",
-            ),
-            (
-                "against a constant rate",
-                f"{math.exp(gain):.2g}\u00d7",
-                f"as likely, event by event ({_signed(gain)} nats)",
-            ),
-            (
-                "unseen days",
-                f"{len(test)}",
-                f"with {test.events:,} delays of {test.marks.count} types",
-            ),
-            (
-                "training of DAPP",
-                f"{dapp.seconds:.0f} s",
-                f"on {_count(threads, 'CPU thread')}, best at step {dapp.fit.best_step:,}",
-            ),
-        ]
-    )
+    dapp = contestants[-1]
+    gain = _gain(best, contestants)
+    likelier = f"as likely, event by event ({_signed(gain)} nats)"
+    unseen = f"with {test.events:,} delays of {test.marks.count} types"
+    threads = _count(torch.get_num_threads(), "CPU thread")
+    trained = f"on {threads}, best at step {dapp.fit.best_step:,}"
+    items = [
+        (
+            "log-likelihood on unseen days",
+            _minus(f"{best.value:.3f}"),
+            f"nats per event, {best.label}",
+        ),
+        ("against a constant rate", f"{math.exp(gain):.2g}\u00d7", likelier),
+        ("unseen days", f"{len(test)}", unseen),
+        ("training of DAPP", f"{dapp.seconds:.0f} s", trained),
+    ]
+    page.numbers(items)
     page.text(
         """## Which model explains unseen days best?
 
-        A model of events gives, at every moment, a rate for each type of event. It is good if the rate was high where
-        events came and low where none came, over the whole window, quiet nights included. That is the log-likelihood.
-        A gain of .69 nats per event means that events were, one by one, twice as likely under the model."""
+        A model of events gives, at every moment, a rate for each type of event. It is good if the
+        rate was high where events came and low where none came, over the whole window, quiet nights
+        included. That is the log-likelihood. A gain of .69 nats per event means that events were,
+        one by one, twice as likely under the model."""
     )
     ranked = sorted(contestants, key=lambda c: -c.value)
     rows = [
@@ -272,8 +264,8 @@ def _opening(page: Page, contestants: list[Contestant], test: Dataset, best: Con
         ["model", "what it knows", "nats per event", "gain over Poisson", "each event is"],
         rows,
         f"Log-likelihood of {test.events:,} events on {len(test)} unseen days, in the window "
-        "convention: everything observed counts. "
-        f"The integrals in it are exact to {worst:.0e} nats per event.",
+        f"convention: everything observed counts. The integrals in it are exact to {worst:.0e} "
+        "nats per event.",
         best_row=0,
     )
     page.figure(
@@ -295,8 +287,9 @@ def _busy_day(page: Page, model: Any, clock: Any, day: Sequence, data: Dataset) 
     page.text(
         f"""## One bad day, {markup_text(day.id)}
 
-        The coloured areas are DAPP's rate for each type, computed at each moment from the events before it and nothing
-        else; the ticks below are the {len(day)} delays themselves. The dashed line is what the time of day alone would say."""
+        The coloured areas are DAPP's rate for each type, computed at each moment from the events
+        before it and nothing else; the ticks below are the {len(day)} delays themselves. The dashed
+        line is the rate that the time of day alone gives."""
     )
     ax = plots.intensity_plot(
         times,
@@ -311,9 +304,8 @@ def _busy_day(page: Page, model: Any, clock: Any, day: Sequence, data: Dataset) 
     )
     _hours(ax, day)
     caption = (
-        f"Rate of delays on {markup_text(day.id)}, the unseen day with most of them, by "
-        "airport and length of delay. "
-        "The areas add up to the total."
+        f"Rate of delays on {markup_text(day.id)}, the unseen day with most of them, by airport "
+        "and length of delay. The areas add up to the total."
     )
     page.figure(ax, caption, title="The rate, moment by moment")
     peak = float(times[rate.sum(1).argmax()])
@@ -327,9 +319,8 @@ def _busy_day(page: Page, model: Any, clock: Any, day: Sequence, data: Dataset) 
     page.figure(
         ax,
         f"At {_clock(peak)} the rate is at its highest. Each stem is one past delay, and its "
-        "height is what the rate would lose at "
-        "that moment had this delay not happened; below the line, the delay calms. How much "
-        "and how long it matters was learned.",
+        "height is what the rate would lose at that moment had this delay not happened; below "
+        "the line, the delay calms. How much and how long it matters was learned.",
         title="Which past delays matter now?",
     )
 
@@ -338,21 +329,23 @@ def _ahead(page: Page, model: Any, day: Sequence, data: Dataset, seed: int) -> N
     """A forecast from the middle of the day, beside what happened."""
     now, horizon = day.start + NOW * day.duration, HORIZON * day.duration
     found = forecast(model, day, horizon, PATHS, seed, at=now, windows=1)
-    low, high = found.counts.total_low[0], found.counts.total_high[0]
+    counts = found.counts
+    expected, low, high = counts.total_mean[0], counts.total_low[0], counts.total_high[0]
     happened = int(((day.times > now) & (day.times <= now + horizon)).sum())
     unit = _unit(data)
     page.text(
         f"""## What comes next?
 
-        A forecast takes the events up to a moment and samples {PATHS} futures from the model. At {_clock(now)} of that day DAPP
-        expected **{found.counts.total_mean[0]:.0f}** delays within the next {horizon:g} {data.unit or "units of time"}, and
-        {low:.0f} to {high:.0f} of them with a probability of 90%. There were **{happened}**."""
+        A forecast takes the events up to a moment and samples {PATHS} futures from the model. At
+        {_clock(now)} of that day DAPP expected **{expected:.0f}** delays within the next
+        {horizon:g} {data.unit or "units of time"}, and {low:.0f} to {high:.0f} of them with a
+        probability of 90%. There were **{happened}**."""
     )
     first, last = (_clock(time) for time in found.next_event.interval)
     caption = (
-        f"The rate up to {_clock(now)}, and the mean and the 90% band of its future, before "
-        "any of it happened. "
-        f"The bar below is the 90% interval of the next delay's time, from {first} to {last}."
+        f"The rate up to {_clock(now)}, and the mean and the 90% band of its future, before any of "
+        f"it happened. The bar below is the 90% interval of the next delay's time, from {first} to "
+        f"{last}."
     )
     page.figure(found.plot(unit=unit), caption, title="A forecast with its interval")
 
@@ -370,17 +363,17 @@ def _fit_check(page: Page, model: Any, test: Dataset) -> None:
     page.text(
         f"""## Does the model fit?
 
-        If the model were true, the gaps between events, measured by the model's own clock (the integral of the rate), would be
-        draws from a unit exponential. On {_count(len(checked), "unseen day")} with {checked.events:,} delays it expects
-        {verdict.expected:,.0f} of them. The Kolmogorov-Smirnov distance of the gaps from that law is {verdict.ks:.3f},
-        **p = {_p_value(verdict.ks_p)}**: that {words}."""
+        If the model were true, the rescaled gaps (the integral of the rate between events) would be
+        draws from a unit exponential. On {_count(len(checked), "unseen day")} with
+        {checked.events:,} delays it expects {verdict.expected:,.0f} of them. The Kolmogorov-Smirnov
+        distance of the gaps from that law is {verdict.ks:.3f}, **p = {_p_value(verdict.ks_p)}**:
+        that {words}."""
     )
     page.figure(
         qq_plot(verdict.qq.theory, verdict.qq.observed, verdict.qq.low, verdict.qq.high),
-        "Rescaled gaps against the quantiles of a unit exponential; the shaded band holds "
-        "95% of them if the model is true "
-        f"(p = {_p_value(verdict.ks_p)}). Points above the line are gaps that were longer "
-        "than the model expects.",
+        "Rescaled gaps against the quantiles of a unit exponential; the shaded band holds 95% of "
+        f"them if the model is true (p = {_p_value(verdict.ks_p)}). Points above the line are "
+        "gaps that were longer than the model expects.",
         title="A check of the fit",
     )
 
@@ -391,9 +384,10 @@ def _inside(page: Page, contestants: list[Contestant], data: Dataset) -> None:
     page.text(
         """## What was learned
 
-        DAPP compares the present with each past event through a kernel, one per attention head. The kernel is a mixture of
-        waves that fade; a small network generates their frequencies and decays. So the model can learn that an event
-        matters for minutes, for hours, or again after some time, and none of that is put in by hand."""
+        DAPP compares the present with each past event through a kernel, one per attention head. The
+        kernel is a mixture of damped sinusoids; a small network generates their frequencies and
+        decays. So the model can learn that an event matters for minutes, for hours, or again after
+        some time, and none of that is prescribed."""
     )
     with torch.no_grad():
         kernel = dapp.model.kernel(torch.from_numpy(lags)).numpy()
@@ -414,10 +408,10 @@ def _inside(page: Page, contestants: list[Contestant], data: Dataset) -> None:
             spectrum.frequency.detach().numpy() / (2 * math.pi * scale), decays, unit=unit
         ),
         (
-            "Each dot is one wave of a kernel: left is slow, right is fast; low lasts long, high "
-            "fades soon."
+            "Each dot is one sinusoid of a kernel: left is slow, right is fast; low lasts long, "
+            "high fades soon."
         ),
-        title="The waves it is made of",
+        title="The sinusoids it is made of",
         half=True,
     )
     names, effect = _influence(dapp.model, lags, data)
@@ -465,9 +459,10 @@ def _closing(page: Page, seed: int) -> None:
     page.text(
         """## Your own events
 
-        You have a CSV with a timestamp, perhaps a type, and a question: when is it busy, what sets off what, which model to
-        trust? It is read as it stands; say which column is the time, which the type, and what makes a sequence (a day of the
-        calendar here; or a column: a machine, a patient). `fourpoint data inspect` looks at the file and recommends all three."""
+        You have a CSV with a timestamp, perhaps a type, and a question: when is it busy, what sets
+        off what, which model to trust? It is read as it stands; say which column is the time, which
+        the type, and what makes a sequence (a day of the calendar here; or a column: a machine, a
+        patient). `fourpoint data inspect` looks at the file and recommends all three."""
     )
     page.code(COMMANDS, title="Look at the file, fit two models and compare them")
     page.code(SCRIPT, title="The same in Python")
@@ -505,11 +500,9 @@ def _write_numbers(folder: Path, contestants: list[Contestant]) -> None:
 @torch.no_grad()
 def _rates(model: Any, day: Sequence, times: NDArray[np.float64]) -> NDArray[np.float64]:
     """lambda per mark at ``times``, (Q, M)."""
-    return (
-        model.intensity(model.encode(day.batch()), torch.from_numpy(times)[None])[0]
-        .double()
-        .numpy()
-    )
+    history = model.encode(day.batch())
+    found = model.intensity(history, torch.from_numpy(times)[None])[0]
+    return found.double().numpy()
 
 
 def _influence(
@@ -518,16 +511,11 @@ def _influence(
     """The rate after one event of the first type less the rate without it, for each group of types
     (first word of the name).
     """
-    start, length, kind = (
-        float(data.starts.min()),
-        float(data.durations.max()),
-        [0] if data.marks.names else None,
-    )
+    start, length = float(data.starts.min()), float(data.durations.max())
     first, stop = start + 0.55 * length, start + 2 * length
-    alone = Sequence([first], kind, start=start, stop=stop, space=data.marks)
-    without = Sequence(
-        [], [] if data.marks.names else None, start=start, stop=stop, space=data.marks
-    )
+    marked = bool(data.marks.names)
+    alone = Sequence([first], [0] if marked else None, start=start, stop=stop, space=data.marks)
+    without = Sequence([], [] if marked else None, start=start, stop=stop, space=data.marks)
     effect = _rates(model, alone, first + lags) - _rates(model, without, first + lags)
     groups: dict[str, list[int]] = {}
     for i, name in enumerate(data.marks.names or ("all",)):
@@ -535,7 +523,7 @@ def _influence(
     return list(groups), np.stack([effect[:, rows].sum(1) for rows in groups.values()])
 
 
-def _log_lags(ax: Any) -> Any:
+def _log_lags(ax: Axes) -> Axes:
     """A logarithmic axis of lags, with ticks in minutes and hours where the unit is the hour."""
     ax.set_xscale("log")
     if "(h)" in ax.get_xlabel():
@@ -546,12 +534,10 @@ def _log_lags(ax: Any) -> Any:
 
 
 def _unit(data: Dataset) -> str:
-    return {"hours": "h", "minutes": "min", "seconds": "s", "days": "d"}.get(
-        data.unit, data.unit or "unit"
-    )
+    return short_unit(data.unit) or "unit"
 
 
-def _hours(ax: Any, day: Sequence) -> None:
+def _hours(ax: Axes, day: Sequence) -> None:
     """The whole window, with ticks every three hours where the window is a day."""
     ax.set_xlim(day.start, day.stop)
     if day.duration == 24:
@@ -568,8 +554,9 @@ def _gain(c: Contestant, contestants: list[Contestant]) -> float:
 
 
 def _in_words(c: Contestant, contestants: list[Contestant]) -> str:
-    gain = _gain(c, contestants)
-    return f"{math.exp(gain):.2f} times as likely" if c is not contestants[0] else "the baseline"
+    if c is contestants[0]:
+        return "the baseline"
+    return f"{math.exp(_gain(c, contestants)):.2f} times as likely"
 
 
 def _count(number: int, what: str) -> str:

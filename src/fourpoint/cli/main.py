@@ -1,11 +1,11 @@
-"""The command line: one function per command, in the words of the library.
+"""The command line: one function per command.
 
     fourpoint demo | data | simulate | fit | evaluate | forecast | explain | stream | reproduce
 
-Results go to stdout, notices and errors to stderr. A mistake the user can mend ends with exit code
-2 and three clauses (what was expected, what came, what to do), never a traceback, and before
+Results go to stdout, notices and errors to stderr. An error that the user can correct ends with
+exit code 2 and three clauses (expected, received, what to do), without a traceback, and before
 anything is written. Only typer and the standard library are imported here, so that ``fourpoint
---help`` is instant; each command imports what it needs.
+--help`` starts fast; each command imports what it needs.
 """
 
 from __future__ import annotations
@@ -51,19 +51,19 @@ class Commands(TyperGroup):
     """Runs a command, and turns errors and interruptions into messages and exit codes."""
 
     def invoke(self, ctx: Any) -> Any:
+        """Run the command."""
         try:
             result = super().invoke(ctx)
             sys.stdout.flush()
             return result
         except KeyboardInterrupt:
             say(
-                "interrupted: what was saved before stays; fit --resume goes on from it",
+                "interrupted: what was saved before stays; fit --resume continues from it",
                 style="yellow",
             )
             raise typer.Exit(130) from None
         except BrokenPipeError:
-            # The reader of the output has gone, as `head` does once it has seen enough: there is
-            # nobody to tell.
+            # The reader of the output has closed it, as `head` does: no message can be shown.
             abandon_stdout()
             raise typer.Exit(1) from None
         except (ValueError, ArithmeticError, OSError, MemoryError, RuntimeError) as error:
@@ -139,11 +139,10 @@ def demo(
     """Train on New York's flight delays, compare four models, and write one page that explains what
     was found.
     """
-    from fourpoint.cli.demo import run_demo
+    from fourpoint.cli.demo import TIME_BUDGET, run_demo
 
-    run_demo(output, seed=seed) if time_budget is None else run_demo(
-        output, seed=seed, time_budget=time_budget
-    )
+    budget = TIME_BUDGET if time_budget is None else time_budget
+    run_demo(output, seed=seed, time_budget=budget)
 
 
 @app.command()
@@ -235,8 +234,8 @@ def fit(
     if events.marks.box is not None and f"spatial-{name}" in MODELS:
         name = f"spatial-{name}"
         say(
-            f"model: {name}, since events have places ({events.marks.box}); --place none "
-            "leaves them out"
+            f"model: {name}, since events have places ({events.marks.box}); --place none leaves "
+            "them out"
         )
     build = MODELS[name]
     of_model, of_training = parse_settings(set_ or [], build, train_model)
@@ -245,9 +244,8 @@ def fit(
     made = build(marks=events.marks, **of_model)
     train, dev = train_and_dev(events, split, seed, closed_form=made.fits_in_closed_form)
     check_folder(output, resume)
-    if (
-        time_budget is not None and time_budget > 0
-    ):  # reading is part of it; what is left allows for one step at the least
+    if time_budget is not None and time_budget > 0:
+        # Reading is part of the budget; what is left allows for at least one step.
         time_budget = max(time_budget - (monotonic() - began), LEAST_BUDGET)
     result = train_model(
         made,
@@ -318,11 +316,9 @@ def evaluate(
     check_picture(plot)
     if plot is not None:
         check_applies("an evaluation with --no-fit-check", "--plot", fit_check)
-    oracle = (
-        None
-        if truth is None
-        else process(truth, one_of("--amplitude", amplitude, AMPLITUDES)).truth()
-    )
+    oracle = None
+    if truth is not None:
+        oracle = process(truth, one_of("--amplitude", amplitude, AMPLITUDES)).truth()
     model, events = open_with_model(folder, source, reading)
     check_marks(model.marks, events.marks)
     part = scored_part(model, events, split)
@@ -619,16 +615,16 @@ def reproduce(
 
     check_applies("a run that starts over with --fresh", "--resume", not (fresh and resume))
     name = "quick" if quick else "full"
-    count = (1 if quick else 3) if seeds is None else seeds
+    usual_seeds = 1 if quick else 3
     options = Options(
-        name,
-        count,
-        output,
-        real,
-        tuple(only or ()),
-        cores() if jobs is None else jobs,
-        device,
-        fresh,
+        setting=name,
+        seeds=usual_seeds if seeds is None else seeds,
+        output=output,
+        real=real,
+        only=tuple(only or ()),
+        jobs=cores() if jobs is None else jobs,
+        device=device,
+        fresh=fresh,
         time_limit=time_limit,
     )
     run_all(what, figure, options, portable_command(sys.argv[1:]))
@@ -642,17 +638,15 @@ def _draw_from_model(
     seed: int,
     most: int | None,
 ) -> tuple[Dataset, str]:
-    """Sequences of a saved model, in its training window by default, and what to say of them."""
+    """Sequences of a saved model, in its training window by default, and a line about them."""
     from dataclasses import replace
 
     from fourpoint.inference.sampling import sample_paths
     from fourpoint.storage.checkpoints import about, restore
 
     model, known = restore(folder), about(folder)
-    begin, end = (
-        known.get("start") if start is None else start,
-        known.get("stop") if stop is None else stop,
-    )
+    begin = known.get("start") if start is None else start
+    end = known.get("stop") if stop is None else stop
     if begin is None or end is None:
         raise UserError(
             "a window to simulate",

@@ -1,10 +1,9 @@
-"""Pictures of point processes: arrays in, matplotlib Axes out. Nothing here knows a model or a
-file.
+"""Plots of point processes: arrays in, matplotlib Axes out.
 
 Every function draws into ``ax``, or into a new figure where it is None, and returns the Axes. They
-share one look, :data:`LOOK`: a light ground, a faint grid, eight colours that stay apart for
-colour-blind readers (after Okabe and Ito), and names written beside what they name rather than in a
-legend. :data:`DARK` gives each colour its twin on a dark ground.
+share one style, :data:`LOOK`: a light background, a faint grid, eight colours that colour-blind
+readers can tell apart (after Okabe and Ito), and names beside the lines rather than in a legend.
+:data:`DARK` gives the counterpart of each colour on a dark background.
 
     intensity_plot        lambda(t), with the events as ticks below
     kernel_plot           kappa(d) against the lag d, one line per head
@@ -39,6 +38,7 @@ DARK: Mapping[str, str] = {
     GROUND: "#141b24",
 } | dict(zip(COLOURS, _BRIGHT, strict=True))
 LEGEND_ROWS, CHARACTERS_PER_INCH = 5, 13  # room for a legend above the axes
+ANY_UNIT = "unit of time"
 LOOK: Mapping[str, Any] = {
     "figure.facecolor": GROUND,
     "figure.dpi": 110,
@@ -74,7 +74,7 @@ LOOK: Mapping[str, Any] = {
 
 @contextmanager
 def look() -> Iterator[None]:
-    """Draw in the house look inside this block.
+    """Draw in the style of this package inside this block.
 
     >>> with look():
     ...     axes = learning_curve_plot([0, 100], [-2.0, -1.5], [-2.1, -1.7])
@@ -87,8 +87,8 @@ def look() -> Iterator[None]:
 
 
 def colours(count: int) -> list[str]:
-    """One colour for each of ``count`` things: the house colours, and an even ramp where these do
-    not suffice.
+    """One colour for each of ``count`` things: those of ``COLOURS``, or an even ramp where there
+    are too few.
 
     >>> colours(2)
     ['#0068b8', '#d65a00']
@@ -128,17 +128,16 @@ def intensity_plot(
     >>> ax.get_xlabel(), ax.get_ylabel()
     ('time (h)', 'rate (events per h)')
     """
-    t, y, e = _vector(times), np.asarray(rate, float), _vector(events)
-    y = y[:, None] if y.ndim == 1 else y
+    t, e = _vector(times), _vector(events)
+    y = np.asarray(rate, float)
+    if y.ndim == 1:
+        y = y[:, None]
     _same(len(t), len(y), "one rate per time")
-    marks = (
-        np.zeros(len(e), int) if event_marks is None else np.asarray(event_marks, int).reshape(-1)
-    )
-    _same(len(e), len(marks), "one mark per event")
+    marks = mark_ids(event_marks, len(e))
     rows = max(len(names), y.shape[1], int(marks.max(initial=0)) + 1)
     shades = colours(rows)
     with look():
-        ax = _axes(ax, 10, 3.2 + 0.16 * rows)
+        ax = axes_or_new(ax, 10, 3.2 + 0.16 * rows)
         if window is not None:
             ax.axvspan(*window, color=FAINT, alpha=0.55, lw=0, zorder=0)
         if stacked:
@@ -147,21 +146,19 @@ def intensity_plot(
         else:
             for k in range(y.shape[1]):
                 ax.plot(t, y[:, k], color=shades[k])
+        highest = float(y.sum(1).max() if stacked else y.max())
         if truth is not None:
-            ax.plot(t, _vector(truth), color=INK, ls=(0, (4, 2)), lw=1.2)
-            _note(ax, truth_name, (t[-1], _vector(truth)[-1]), (5, 0), va="center")
-        top = 1.06 * float(
-            max(
-                y.sum(1).max() if stacked else y.max(),
-                0 if truth is None else _vector(truth).max(),
-                1e-12,
-            )
-        )
+            true = _vector(truth)
+            highest = max(highest, float(true.max()))
+            ax.plot(t, true, color=INK, ls=(0, (4, 2)), lw=1.2)
+            _note(ax, truth_name, (t[-1], true[-1]), (5, 0), va="center")
+        top = 1.06 * max(highest, 1e-12)
         _event_rows(ax, e, marks, rows if len(e) or names else 0, top, shades, names)
         ax.set_xlim(t[0], t[-1])
-        ax.set_xlabel(_with_unit("time", unit))
+        ax.set_xlabel(time_label(unit))
         low, high = ax.get_ylim()
-        ax.set_ylabel(f"rate (events per {_per(unit)})", y=1 - 0.5 * high / (high - low))
+        middle = 1 - 0.5 * high / (high - low)  # of the part above the ticks of events
+        ax.set_ylabel(rate_label(unit), y=middle)
     return ax
 
 
@@ -188,19 +185,17 @@ def kernel_plot(
     x, y = _vector(lags), np.atleast_2d(np.asarray(values, float))
     _same(len(x), y.shape[1], "one value per lag and head")
     with look():
-        ax = _axes(ax, 4.6, 3.0)
+        ax = axes_or_new(ax, 4.6, 3.0)
         ax.axhline(0, color=SOFT, lw=0.8)
         shades = colours(len(y))
         for row, shade in zip(y, shades, strict=True):
             ax.plot(x, row, color=shade)
         ax.set_xlim(x[0], x[-1])
-        ax.set_xlabel(_with_unit("time since the past event", unit))
+        ax.set_xlabel(time_label(unit, "time since the past event"))
         ax.set_ylabel(plot_text(label))
-        _end_labels(
-            ax,
-            float(x[-1]),
-            list(zip(_heads(names, len(y)), y[:, -1].tolist(), shades, strict=True)),
-        )
+        last = y[:, -1].tolist()
+        ends = list(zip(_heads(names, len(y)), last, shades, strict=True))
+        _end_labels(ax, float(x[-1]), ends)
     return ax
 
 
@@ -228,9 +223,9 @@ def spectrum_plot(
     if g is not None:
         _same(f.size, g.size, "one decay per frequency")
     shades = colours(len(f))
-    per = _per(unit)
+    per = plot_name(unit or ANY_UNIT)
     with look():
-        ax = _axes(ax, 4.6, 3.0)
+        ax = axes_or_new(ax, 4.6, 3.0)
         _legend_line(ax, _heads(names, len(f)), shades)
         if g is None or not g.any():
             for row, shade in zip(f, shades, strict=True):
@@ -265,15 +260,16 @@ def learning_curve_plot(
     >>> "best at step 50" in [text.get_text() for text in ax.texts]
     True
     """
-    x, curves = (
-        _vector(steps),
-        {"train": _vector(train)} | ({} if dev is None else {"dev": _vector(dev)}),
-    )
+    x = _vector(steps)
+    curves = {"train": _vector(train)}
+    if dev is not None:
+        curves["dev"] = _vector(dev)
+    others = references or {}
     shades = {"train": COLOURS[5], "dev": COLOURS[0]}
     with look():
-        ax = _axes(ax, 4.6, 3.0)
+        ax = axes_or_new(ax, 4.6, 3.0)
         ends: list[tuple[str, float, str]] = []
-        for label, value in (references or {}).items():
+        for label, value in others.items():
             ax.axhline(value, color=SOFT, lw=1.1, ls=(0, (1, 2)))
             ends.append((label, value, SOFT))
         for label, y in curves.items():
@@ -285,9 +281,8 @@ def learning_curve_plot(
             ends.append((label, float(y[there][-1]), shades[label]))
         if best_step is not None and dev is not None:
             _mark_best(ax, x, curves["dev"], best_step)
-        ax.set_ylim(
-            *_robust_range(np.concatenate([*curves.values(), list((references or {}).values())]))
-        )
+        everything = np.concatenate([*curves.values(), list(others.values())])
+        ax.set_ylim(*_robust_range(everything))
         ax.set_xlim(x[0], max(x[-1], x[0] + 1))
         ax.set_xlabel("optimiser steps")
         ax.set_ylabel("log-likelihood (nats per event)")
@@ -321,13 +316,10 @@ def attention_plot(
     _same(len(t), w.shape[-1], "one weight per past event")
     if w.ndim == 2:
         return _heat_map(w, label, ax)
-    marks = (
-        np.zeros(len(t), int) if event_marks is None else np.asarray(event_marks, int).reshape(-1)
-    )
-    _same(len(t), len(marks), "one mark per event")
+    marks = mark_ids(event_marks, len(t))
     shades = colours(max(len(names), int(marks.max(initial=0)) + 1))
     with look():
-        ax = _axes(ax, 10, 3.2)
+        ax = axes_or_new(ax, 10, 3.2)
         ax.axhline(0, color=SOFT, lw=0.8)
         for m in np.unique(marks):
             mine = marks == m
@@ -335,20 +327,12 @@ def attention_plot(
             ax.scatter(t[mine], w[mine], s=16, color=shades[m], lw=0, zorder=3)
         if at is not None:
             ax.axvline(at, color=INK, lw=1.1)
-            _note(
-                ax,
-                "now",
-                (at, 1),
-                (-4, -2),
-                ("data", "axes fraction"),
-                ha="right",
-                va="top",
-                weight="bold",
-            )
+            above = ("data", "axes fraction")
+            _note(ax, "now", (at, 1), (-4, -2), above, ha="right", va="top", weight="bold")
         if names:
             present = sorted(set(marks.tolist()))
             _legend_line(ax, [names[m] for m in present], [shades[m] for m in present])
-        ax.set_xlabel(_with_unit("time", unit))
+        ax.set_xlabel(time_label(unit))
         ax.set_ylabel(plot_text(label))
     return ax
 
@@ -377,25 +361,22 @@ def comparison_plot(
     start = float(dict(zip(names, y, strict=True)).get(baseline or "", y.min()))
     best = highlight if highlight in names else names[int(order[-1])]
     with look():
-        ax = _axes(ax, 10, 0.7 + 0.44 * len(y))
+        ax = axes_or_new(ax, 10, 0.7 + 0.44 * len(y))
         ax.grid(False, axis="y")
         ax.grid(True, axis="x")
         span = max(float(np.ptp(np.append(y, start))), 1e-9)
         for row, i in enumerate(order):
-            accent = COLOURS[0] if names[i] == best else COLOURS[7]
-            ax.barh(
-                row,
-                y[i] - start,
-                left=start,
-                height=0.58,
-                color=accent,
-                alpha=1 if names[i] == best else 0.75,
-            )
-            text = (f"{y[i]:.3f}" + (f"  ({y[i] - start:+.3f})" if y[i] != start else "")).replace(
-                "-", "\u2212"
-            )
-            bold = "bold" if names[i] == best else "normal"
-            _note(ax, text, (max(y[i], start), row), (7, 0), va="center", weight=bold)
+            gain = y[i] - start
+            shade, alpha, weight = COLOURS[7], 0.75, "normal"
+            if names[i] == best:
+                shade, alpha, weight = COLOURS[0], 1.0, "bold"
+            ax.barh(row, gain, left=start, height=0.58, color=shade, alpha=alpha)
+            text = f"{y[i]:.3f}"
+            if gain != 0:
+                text += f"  ({gain:+.3f})"
+            end = max(y[i], start)
+            minus = text.replace("-", "\u2212")
+            _note(ax, minus, (end, row), (7, 0), va="center", weight=weight)
         ax.set_yticks(range(len(y)), [plot_name(names[i]) for i in order], color=INK)
         ax.set_xlim(min(y.min(), start) - 0.04 * span, max(y.max(), start) + 0.28 * span)
         ax.axvline(start, color=SOFT, lw=0.9)
@@ -403,12 +384,36 @@ def comparison_plot(
     return ax
 
 
-def _axes(ax: Axes | None, width: float, height: float) -> Axes:
+def axes_or_new(ax: Axes | None, width: float, height: float) -> Axes:
+    """``ax``, or the axes of a new figure with this size in inches."""
     if ax is not None:
         return ax
     import matplotlib.pyplot as plt
 
     return plt.subplots(figsize=(width, height), layout="constrained")[1]
+
+
+def mark_ids(marks: ArrayLike | None, events: int) -> NDArray[np.int_]:
+    """The mark of each of so many events; 0 for all where None."""
+    if marks is None:
+        return np.zeros(events, int)
+    found = np.asarray(marks, int).reshape(-1)
+    _same(events, len(found), "one mark per event")
+    return found
+
+
+def time_label(unit: str, what: str = "time") -> str:
+    """The label of an axis of times.
+
+    >>> time_label("h"), time_label("")
+    ('time (h)', 'time')
+    """
+    return f"{what} ({plot_name(unit)})" if unit else what
+
+
+def rate_label(unit: str) -> str:
+    """The label of an axis of rates."""
+    return f"rate (events per {plot_name(unit or ANY_UNIT)})"
 
 
 def _vector(values: ArrayLike) -> NDArray[np.float64]:
@@ -418,14 +423,6 @@ def _vector(values: ArrayLike) -> NDArray[np.float64]:
 def _same(expected: int, received: int, what: str) -> None:
     if expected != received:
         raise UserError(f"{what} ({expected} of them)", f"{received}", "Pass arrays of one length.")
-
-
-def _with_unit(word: str, unit: str) -> str:
-    return f"{word} ({plot_name(unit)})" if unit else word
-
-
-def _per(unit: str) -> str:
-    return plot_name(unit or "unit of time")
 
 
 def _heads(names: Sequence[str], count: int) -> list[str]:
@@ -450,21 +447,13 @@ def _event_rows(
         return
     step = depth / (rows + 0.4)
     for m in range(rows):
-        y = -(m + 0.75) * step
-        ax.vlines(
-            events[marks == m], y - 0.38 * step, y + 0.38 * step, color=shades[m], lw=1.1, alpha=0.9
-        )
+        y, half = -(m + 0.75) * step, 0.38 * step
+        mine = events[marks == m]
+        ax.vlines(mine, y - half, y + half, color=shades[m], lw=1.1, alpha=0.9)
         if names:
-            _note(
-                ax,
-                names[m],
-                (1, y),
-                (6, 0),
-                ("axes fraction", "data"),
-                va="center",
-                size=8.5,
-                color=shades[m],
-            )
+            beside = ("axes fraction", "data")
+            style: dict[str, Any] = dict(va="center", size=8.5, color=shades[m])
+            _note(ax, names[m], (1, y), (6, 0), beside, **style)
     ax.axhline(0, color=SOFT, lw=0.8)
     ax.set_yticks([v for v in ax.get_yticks() if 0 <= v <= top])
     ax.set_ylim(-depth, top)
@@ -499,12 +488,12 @@ def _end_labels(ax: Axes, x: float, ends: Sequence[tuple[str, float, str]]) -> N
 
 def _density(ax: Axes, values: NDArray[np.float64], shade: str) -> None:
     """A smoothed density on [0, inf), reflected at 0."""
-    width = max(1.06 * float(values.std()) * len(values) ** -0.2, 1e-3 * float(values.max()), 1e-9)
+    silverman = 1.06 * float(values.std()) * len(values) ** -0.2
+    width = max(silverman, 1e-3 * float(values.max()), 1e-9)
     x = np.linspace(0, values.max() + 3 * width, 300)
     mirrored = np.concatenate([values, -values])
-    y = np.exp(-0.5 * ((x[:, None] - mirrored) / width) ** 2).sum(1) / (
-        len(values) * width * np.sqrt(2 * np.pi)
-    )
+    bumps = np.exp(-0.5 * ((x[:, None] - mirrored) / width) ** 2)
+    y = bumps.sum(1) / (len(values) * width * np.sqrt(2 * np.pi))
     ax.fill_between(x, y, color=shade, alpha=0.15, lw=0)
     ax.plot(x, y, color=shade)
 
@@ -560,15 +549,12 @@ def _mark_best(ax: Axes, steps: NDArray[np.float64], dev: NDArray[np.float64], b
     late = best > steps[0] + 0.6 * (steps[-1] - steps[0])
     side, shift = ("right", -6) if late else ("left", 6)
     paper: dict[str, Any] = dict(facecolor=GROUND, edgecolor="none", alpha=0.85, pad=1.0)
-    _note(
-        ax, f"best at step {best:,}", (best, y), (shift, -15), ha=side, color=COLOURS[1], bbox=paper
-    )
+    text = f"best at step {best:,}"
+    _note(ax, text, (best, y), (shift, -15), ha=side, color=COLOURS[1], bbox=paper)
 
 
 def _robust_range(values: NDArray[np.float64]) -> tuple[float, float]:
-    """A range that leaves out the first steep steps: nobody needs to see those at the cost of the
-    rest.
-    """
+    """A range that leaves out the lowest 3%, so that the first steep steps do not hide the rest."""
     there = values[np.isfinite(values)]
     low, high = float(np.quantile(there, 0.03)), float(there.max())
     margin = 0.08 * max(high - low, 1e-6)
@@ -580,7 +566,7 @@ def _heat_map(weights: NDArray[np.float64], label: str, ax: Axes | None) -> Axes
     signed = bool((shown < 0).any())
     limit = float(np.abs(shown).max()) if shown.count() else 1.0
     with look():
-        ax = _axes(ax, 4.8, 4.0)
+        ax = axes_or_new(ax, 4.8, 4.0)
         ax.grid(False)
         image = ax.imshow(
             shown,

@@ -1,5 +1,5 @@
-"""Pictures of what comes next and of how well a model fits: arrays in, matplotlib Axes out, in the
-look of `plots`.
+"""Plots of what comes next and of how well a model fits: arrays in, matplotlib Axes out, in the
+style of `plots.charts`.
 
 forecast_plot    the rate up to now, then its expected path with a band, and the next event
 counts_plot      expected counts in the next windows, with intervals
@@ -14,8 +14,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fourpoint.plots.charts import COLOURS, FAINT, INK, SOFT, colours, look
-from fourpoint.sanitising import plot_name, plot_text
+from fourpoint.plots.charts import (
+    COLOURS,
+    FAINT,
+    INK,
+    SOFT,
+    axes_or_new,
+    colours,
+    look,
+    mark_ids,
+    rate_label,
+    time_label,
+)
+from fourpoint.sanitising import plot_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -62,13 +73,12 @@ def forecast_plot(
         np.asarray(x, float).reshape(-1)
         for x in (times, mean, low, high, past_times, past_rate, events)
     )
-    marks = (
-        np.zeros(len(e), int) if event_marks is None else np.asarray(event_marks, int).reshape(-1)
-    )
+    marks = mark_ids(event_marks, len(e))
     shades = colours(max(len(names), int(marks.max(initial=0)) + 1))
     with look():
-        ax = _axes(ax, 10, 3.4)
+        ax = axes_or_new(ax, 10, 3.4)
         top = 1.08 * max(float(hi.max(initial=0)), float(r.max(initial=0)), 1e-12)
+        below = -0.038 * top  # where the next event's interval is drawn
         ax.axvline(t[0], color=SOFT, lw=1)
         ax.fill_between(t, lo, hi, color=COLOURS[1], alpha=0.18, lw=0)
         ax.plot(t, m, color=COLOURS[1])
@@ -77,29 +87,22 @@ def forecast_plot(
         for k in np.unique(marks):
             ax.vlines(e[marks == k], -0.06 * top, -0.015 * top, color=shades[k], lw=1.1)
         if interval is not None:
-            ax.plot(
-                interval,
-                [-0.038 * top] * 2,
-                color=COLOURS[1],
-                lw=4,
-                alpha=0.5,
-                solid_capstyle="butt",
-            )
+            bar: dict[str, Any] = dict(lw=4, alpha=0.5, solid_capstyle="butt")
+            ax.plot(interval, [below, below], color=COLOURS[1], **bar)
         if median is not None and np.isfinite(median):
-            ax.plot([median], [-0.038 * top], marker="|", ms=9, mew=2, color=COLOURS[1], lw=0)
+            ax.plot([median], [below], marker="|", ms=9, mew=2, color=COLOURS[1], lw=0)
         note: dict[str, Any] = dict(
             xycoords=("data", "axes fraction"), textcoords="offset points", va="top"
         )
         ax.annotate("now", (t[0], 1), (-4, -2), ha="right", weight="bold", color=INK, **note)
-        ax.annotate(
-            "expected, with 90% of paths", (t[0], 1), (5, -2), ha="left", color=COLOURS[1], **note
-        )
+        band = "expected, with 90% of paths"
+        ax.annotate(band, (t[0], 1), (5, -2), ha="left", color=COLOURS[1], **note)
         ax.axhline(0, color=SOFT, lw=0.8)
         ax.set_ylim(-0.08 * top, top)
         ax.set_yticks([v for v in ax.get_yticks() if 0 <= v <= top])
         ax.set_xlim(p[0] if len(p) else t[0], t[-1])
-        ax.set_xlabel(f"time ({plot_name(unit)})" if unit else "time")
-        ax.set_ylabel(f"rate (events per {plot_name(unit or 'unit of time')})")
+        ax.set_xlabel(time_label(unit))
+        ax.set_ylabel(rate_label(unit))
     return ax
 
 
@@ -123,12 +126,12 @@ def counts_plot(
     x, m, lo, hi = (np.asarray(v, float).reshape(-1) for v in (edges, mean, low, high))
     middle = (x[1:] + x[:-1]) / 2
     with look():
-        ax = _axes(ax, 4.6, 3.0)
+        ax = axes_or_new(ax, 4.6, 3.0)
         ax.bar(middle, m, width=0.8 * np.diff(x), color=COLOURS[1], alpha=0.35, lw=0)
         ax.vlines(middle, lo, hi, color=COLOURS[1], lw=2)
         if truth is not None:
             ax.plot(middle, np.asarray(truth, float), marker="o", color=INK, lw=0, ms=5)
-        ax.set_xlabel(f"time ({plot_name(unit)})" if unit else "time")
+        ax.set_xlabel(time_label(unit))
         ax.set_ylabel("events in the window")
     return ax
 
@@ -142,7 +145,7 @@ def qq_plot(
     title: str = "",
     ax: Axes | None = None,
 ) -> Axes:
-    """Residuals against unit exponential quantiles, with their envelope: points outside say where
+    """Residuals against unit exponential quantiles, with their envelope: points outside show where
     the model is wrong.
 
     >>> q = np.linspace(0.1, 4, 30)
@@ -152,7 +155,7 @@ def qq_plot(
     """
     q, o, lo, hi = (np.asarray(v, float).reshape(-1) for v in (theory, observed, low, high))
     with look():
-        ax = _axes(ax, 3.6, 3.4)
+        ax = axes_or_new(ax, 3.6, 3.4)
         ax.grid(True, axis="x")
         ax.fill_between(q, lo, hi, color=FAINT, lw=0)
         ax.plot(q, q, color=SOFT, lw=1)
@@ -163,11 +166,3 @@ def qq_plot(
         ax.set_xlabel("unit exponential")
         ax.set_ylabel("rescaled gaps")
     return ax
-
-
-def _axes(ax: Axes | None, width: float, height: float) -> Axes:
-    if ax is not None:
-        return ax
-    import matplotlib.pyplot as plt
-
-    return plt.subplots(figsize=(width, height), layout="constrained")[1]

@@ -1,4 +1,4 @@
-"""Maps of a rate over places: arrays in, matplotlib Axes out, in the look of `plots`.
+"""Maps of a rate over space: arrays in, matplotlib Axes out, in the style of `plots.charts`.
 
 map_plot      a rate over a rectangle, with past events drawn on it, the older the fainter
 profile_plot  the same over one axis
@@ -9,10 +9,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from fourpoint.events import UserError
-from fourpoint.plots.charts import COLOURS, GROUND, INK, SOFT, look
+from fourpoint.plots.charts import COLOURS, GROUND, INK, SOFT, axes_or_new, look
 from fourpoint.sanitising import plot_text
 
 if TYPE_CHECKING:
@@ -51,7 +51,6 @@ def map_plot(
     >>> ax.get_xlabel(), ax.get_xlim()
     ('longitude', (np.float64(0.0), np.float64(1.0)))
     """
-    import matplotlib.pyplot as plt
     from matplotlib.colors import LinearSegmentedColormap, LogNorm, Normalize
 
     a, b, z = np.asarray(x, float), np.asarray(y, float), np.asarray(rate, float)
@@ -65,18 +64,12 @@ def map_plot(
     wide = (right - left) / (high - low)
     alike = 0.4 < wide < 2.6  # axes of like length are taken to have one unit
     with look():
-        if ax is None:
-            size = (
-                (6.6, 6.2 / wide + 0.3)
-                if alike and wide > 1
-                else (6.2 * wide + 1.2, 6.2)
-                if alike
-                else (8.4, 4.6)
-            )
-            ax = plt.subplots(figsize=size, layout="constrained")[1]
-        top, low_rate = float(z.max()), float(z.min())
-        far = top > ORDERS * max(low_rate, 0.0) and top > 0
-        norm: Any = LogNorm(max(low_rate, top / 1000), top) if far else Normalize(0.0, top or 1.0)
+        ax = axes_or_new(ax, *_size(wide, alike))
+        top, bottom = float(z.max()), float(z.min())
+        logarithmic = top > ORDERS * max(bottom, 0.0) and top > 0
+        norm = Normalize(0.0, top or 1.0)
+        if logarithmic:
+            norm = LogNorm(max(bottom, top / 1000), top)
         cells = LinearSegmentedColormap.from_list("map", SHADES)
         picture = ax.imshow(
             z.T,
@@ -89,13 +82,9 @@ def map_plot(
         )
         ax.set_aspect("equal" if alike else "auto")
         _events(ax, places, ages)
-        bar = ax.figure.colorbar(
-            picture,
-            ax=ax,
-            fraction=0.04,
-            pad=0.02,
-            extend="min" if far and float(z.min()) < top / 1000 else "neither",
-        )
+        cut = logarithmic and bottom < top / 1000
+        extend = "min" if cut else "neither"
+        bar = ax.figure.colorbar(picture, ax=ax, fraction=0.04, pad=0.02, extend=extend)
         bar.set_label(plot_text(label))
         bar.outline.set_visible(False)
         ax.grid(False)
@@ -126,24 +115,15 @@ def profile_plot(
     >>> profile_plot([0.25, 0.75], [1.0, 2.0], places=[0.3], name="depth").get_xlabel()
     'depth'
     """
-    import matplotlib.pyplot as plt
-
     a, z = np.asarray(x, float), np.asarray(rate, float)
     with look():
-        if ax is None:
-            ax = plt.subplots(figsize=(8, 3.2), layout="constrained")[1]
+        ax = axes_or_new(ax, 8, 3.2)
         ax.fill_between(a, z, color=COLOURS[0], alpha=0.15, lw=0)
         ax.plot(a, z, color=COLOURS[0])
         if places is not None:
-            ax.plot(
-                np.asarray(places, float).reshape(-1),
-                np.zeros(len(np.asarray(places))),
-                "|",
-                color=INK,
-                ms=9,
-                alpha=0.5,
-                clip_on=False,
-            )
+            where = np.asarray(places, float).reshape(-1)
+            ground = np.zeros(len(where))
+            ax.plot(where, ground, "|", color=INK, ms=9, alpha=0.5, clip_on=False)
         ax.set(
             xlim=_ends(a),
             ylim=(0, None),
@@ -158,27 +138,30 @@ def _events(ax: Axes, places: ArrayLike | None, ages: ArrayLike | None) -> None:
     """Events as dots with a light rim, so that they show on any colour; old ones are small and
     faint.
     """
-    where = np.zeros((0, 2)) if places is None else np.asarray(places, float).reshape(-1, 2)
+    if places is None:
+        return
+    where = np.asarray(places, float).reshape(-1, 2)
     if not len(where):
         return
     age = np.zeros(len(where)) if ages is None else np.clip(np.asarray(ages, float), 0, 1)
-    order = np.argsort(-age)
-    size, alpha = (10 + 26 * (1 - age) ** 2)[order], (0.25 + 0.75 * (1 - age) ** 2)[order]
+    order = np.argsort(-age)  # the latest are drawn last, on top
+    fresh = (1 - age[order]) ** 2
+    size = 10 + 26 * fresh
     if len(where) > 500:
         size = size / 2
-    fading: Any = alpha  # one value per event
-    ax.scatter(
-        where[order, 0],
-        where[order, 1],
-        s=size,
-        color=COLOURS[1],
-        alpha=fading,
-        edgecolors=GROUND,
-        linewidths=0.5,
-        zorder=3,
-    )
+    dots: dict[str, Any] = dict(s=size, alpha=0.25 + 0.75 * fresh, color=COLOURS[1], zorder=3)
+    ax.scatter(*where[order].T, edgecolors=GROUND, linewidths=0.5, **dots)
 
 
-def _ends(middles: np.ndarray) -> tuple[Any, Any]:
+def _size(wide: float, alike: bool) -> tuple[float, float]:
+    """Width and height in inches of a map that is ``wide`` times as wide as it is high."""
+    if not alike:
+        return 8.4, 4.6
+    if wide > 1:
+        return 6.6, 6.2 / wide + 0.3
+    return 6.2 * wide + 1.2, 6.2
+
+
+def _ends(middles: NDArray[np.float64]) -> tuple[float, float]:
     half = (middles[1] - middles[0]) / 2 if len(middles) > 1 else 0.5
     return middles[0] - half, middles[-1] + half

@@ -1,11 +1,9 @@
 """Records of cells: one JSON file each under ``cells/``, written whole or not at all.
 
-A record says what was run (kind, table, model, data, seed), how it ended (``done``, ``failed`` with
-its reason, or ``no data given``), its
-numbers, the settings, and where it ran: command, when it ended, commit, machine, versions, seconds.
-Records of one setting that lie in one
-folder belong together, whichever machine made them: copying ``cells/`` folders into each other
-merges runs.
+A record holds what was run (kind, table, model, data, seed), how it ended (``done``, ``failed``
+with its reason, or ``no data given``), its numbers, the settings, and where it ran: command, when
+it ended, commit, machine, versions, seconds. Records of one setting in one folder belong together,
+whichever machine made them: copying ``cells/`` folders into each other merges runs.
 """
 
 from __future__ import annotations
@@ -16,7 +14,7 @@ import json
 import os
 import platform
 import subprocess
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +25,8 @@ from fourpoint.sanitising import csv_cell
 
 Record = dict[str, Any]
 DONE, FAILED, NO_DATA = "done", "failed", "no data given"
-COMMIT = (
-    "FOURPOINT_COMMIT"  # the environment's word on the commit, where there is no checkout to ask
-)
+# The environment variable that names the commit where the source is not in a git repository.
+COMMIT = "FOURPOINT_COMMIT"
 
 
 def record_of(cell: Cell, setting: str, status: str, *, reason: str = "", **found: Any) -> Record:
@@ -90,38 +87,19 @@ def write_results(folder: Path, records: list[Record]) -> None:
     """
     slim = [{key: value for key, value in record.items() if key != "arrays"} for record in records]
     write_text(folder / "results.json", json.dumps(slim, indent=1, allow_nan=False) + "\n")
-    names = [
-        "id",
-        "kind",
-        "model",
-        "data",
-        "seed",
-        "setting",
-        "status",
-        "reason",
-        "seconds",
-        "commit",
-    ]
-    metrics = sorted(
-        {
-            key
-            for record in records
-            for key, value in record.get("metrics", {}).items()
-            if not isinstance(value, list | dict)
-        }
-    )
-    rows = [
-        {
-            **{n: r.get(n, "") for n in names},
-            **{m: r.get("metrics", {}).get(m, "") for m in metrics},
-        }
-        for r in slim
-    ]
-    write_table(
-        folder / "results.csv",
-        [*names, *metrics],
-        [[row[key] for key in (*names, *metrics)] for row in rows],
-    )
+    names = "id kind model data seed setting status reason seconds commit".split()
+    metrics: set[str] = set()
+    for record in records:
+        numbers = record.get("metrics", {})
+        metrics |= {key for key, value in numbers.items() if not isinstance(value, list | dict)}
+    columns = sorted(metrics)
+    rows = []
+    for record in slim:
+        numbers = record.get("metrics", {})
+        rows.append(
+            [record.get(name, "") for name in names] + [numbers.get(name, "") for name in columns]
+        )
+    write_table(folder / "results.csv", [*names, *columns], rows)
 
 
 def write_table(file: Path, header: list[str], rows: list[list[Any]]) -> None:
@@ -147,10 +125,9 @@ def whereabouts() -> Record:
     import fourpoint
 
     processor = _processor()
-    machine = (
-        f"{platform.system()} {platform.machine()}, {os.cpu_count()} "
-        f"cores{f', {processor}' if processor else ''}"
-    )
+    machine = f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores"
+    if processor:
+        machine += f", {processor}"
     versions = dict(
         fourpoint=fourpoint.__version__,
         python=platform.python_version(),
@@ -163,40 +140,29 @@ def whereabouts() -> Record:
 def _tables(cell: Cell) -> list[str]:
     if cell.kind != "fit":
         return []
-    first, second = cell.data in SYNTHETIC, cell.data in SYNTHETIC or cell.data in STANDS_FOR
+    found = []
+    if cell.data in SYNTHETIC:
+        found.append("table1")
     ablation = cell.model.endswith(("-dot", "-nn"))
-    return ["table1"] * first + ["table2"] * (second and not ablation)
+    if (cell.data in SYNTHETIC or cell.data in STANDS_FOR) and not ablation:
+        found.append("table2")
+    return found
 
 
 def _commit() -> str:
-    """The commit of the checkout that this file lies in, with + where files differ from it.
-
-    Where it is no checkout it is what FOURPOINT_COMMIT says: a copy of the source on another
-    machine cannot know.
+    """The commit of the repository that this file is in, with + where files differ from it; outside
+    a repository the value of FOURPOINT_COMMIT.
     """
-    here = Path(__file__).parent
+    package = Path(__file__).parents[1]
+    git = partial(subprocess.run, cwd=package, capture_output=True, text=True, timeout=10)
     try:
-        name = subprocess.run(
-            ["git", "rev-parse", "--short=12", "HEAD"],
-            cwd=here,
-            capture_output=True,
-            text=True,
-            timeout=10,
-        )
-        changed = subprocess.run(
-            ["git", "status", "--porcelain", "--", "."],
-            cwd=here.parent,
-            capture_output=True,
-            text=True,
-            timeout=10,
-        )
+        name = git(["git", "rev-parse", "--short=12", "HEAD"])
+        changed = git(["git", "status", "--porcelain", "--", "."])
     except (OSError, subprocess.TimeoutExpired):
         return os.environ.get(COMMIT, "")
-    return (
-        name.stdout.strip() + "+" * bool(changed.stdout.strip())
-        if name.returncode == 0
-        else os.environ.get(COMMIT, "")
-    )
+    if name.returncode != 0:
+        return os.environ.get(COMMIT, "")
+    return name.stdout.strip() + ("+" if changed.stdout.strip() else "")
 
 
 def _processor() -> str:

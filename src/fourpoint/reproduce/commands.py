@@ -158,8 +158,8 @@ def reproduce(
     _write_all(options, setting, everything, asked, command)
     if left and options.progress:
         _say(
-            f"{len(left):,} cells were left for lack of time: run the same command again to "
-            "fill them"
+            f"{len(left):,} cells were left for lack of time: run the same command again to fill "
+            "them"
         )
     return (
         everything

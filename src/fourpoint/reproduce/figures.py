@@ -116,10 +116,9 @@ def draw_transformation(
         else "**no 911 data given**: the times of `nyc_delays` instead"
     )
     caption = (
-        f"The paper's form on {which}. Left: {clouds.shape[1]:,} features drawn from each "
-        "head's learned spectrum. Middle: the score "
-        "they make, against the lag. Right: the rate over the test sequence of median "
-        "length, and what it would be with one head."
+        f"The paper's form on {which}. Left: {clouds.shape[1]:,} features drawn from each head's "
+        "learned spectrum. Middle: the score they make, against the lag. Right: the rate over the "
+        "test sequence of median length, and what it would be with one head."
     )
     return Drawn("score-transformation", "Spectrum, score and intensity", caption, figure)
 
@@ -211,9 +210,8 @@ def draw_scores(output: Path, setting: Setting, records: list[Record], real: Pat
         rows,
     )
     caption = (
-        "Scores of each event (row) on each past event (column), one sequence of hawkes. "
-        "Rank correlation with the true triggering, which "
-        f"fades with the lag: {'; '.join(agreement)}."
+        "Scores of each event (row) on each past event (column), one sequence of hawkes. Rank "
+        f"correlation with the true triggering, which fades with the lag: {'; '.join(agreement)}."
     )
     return Drawn("score-visualization", "Pairwise scores", caption, figure)
 
@@ -285,9 +283,8 @@ def draw_intensity(
     one_legend(figure, list(panels.flat))
     write_table(output / "figures" / "intensity.csv", ["data", "line", "time", "rate"], rows)
     caption = (
-        "Rates recovered on the fresh sequence of median length of each set, each computed "
-        "from the events before it alone. The broad grey "
-        "line is the truth; triangles are events."
+        "Rates recovered on the fresh sequence of median length of each set, each computed from "
+        "the events before it alone. The broad grey line is the truth; triangles are events."
     )
     return Drawn("intensity", "Recovered intensities", caption, figure)
 
@@ -332,10 +329,9 @@ def draw_curves(output: Path, setting: Setting, records: list[Record], real: Pat
         rows,
     )
     caption = (
-        "Test log-likelihood while training, first seed: the fit of the tables trained again "
-        "with nothing chosen by the test data. During "
-        "training integrals have twelve nodes per gap and the paper's forms 128 features, so "
-        "that the ends differ a little from the tables."
+        "Test log-likelihood while training, first seed: the fit of the tables trained again with "
+        "nothing chosen by the test data. During training integrals have twelve nodes per gap and "
+        "the paper's forms 128 features, so that the ends differ a little from the tables."
     )
     return Drawn("learning-curves", "Test likelihood against epochs", caption, figure)
 
@@ -376,9 +372,8 @@ def draw_propositions(output: Path, records: list[Record]) -> Drawn | None:
     )
     caption = (
         "Left and middle: the mean of estimates with 20 features each, over the kernel it "
-        "estimates. Right: the largest error over the "
-        "window, 95% quantile over draws, for both phases, and the bound, which is stated "
-        "for paired phases."
+        "estimates. Right: the largest error over the window, 95% quantile over draws, for both "
+        "phases, and the bound, which is stated for paired phases."
     )
     return Drawn("theory", "Propositions 1 and 2", caption, figure)
 
@@ -406,11 +401,10 @@ def draw_memory(output: Path, records: list[Record]) -> Drawn | None:
     rows: list[list[Any]] = [[m, n, value] for (m, n), value in sorted(found.items())]
     write_table(output / "figures" / "memory.csv", ["model", "events_between", "remembered"], rows)
     caption = (
-        "The first event is an A or a B; after it come events that tell nothing; and from .6 "
-        "of the window on the rate of D depends on "
-        "the first event alone. Shown is the log ratio of the two rates that a model gives, "
-        "as a share of the true one: 1 is all of it, "
-        "0 is forgotten."
+        "The first event is an A or a B; after it come events that tell nothing; and from .6 of "
+        "the window on the rate of D depends on the first event alone. Shown is the log ratio of "
+        "the two rates that a model gives, as a share of the true one: 1 is all of it, 0 is "
+        "forgotten."
     )
     return Drawn("memory", "A far event", caption, figure)
 

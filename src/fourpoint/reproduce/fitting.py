@@ -1,12 +1,10 @@
 """A fit and its numbers: what every cell of the tables and of the learning curves is.
 
-The model is built and trained as the setting says, scored on test data with an honest integral over
-the whole window and, where the
-truth is known, against it: regret per event and the mean squared error of the intensity at 200
-midpoints, all by
-`fourpoint.inference.evaluation`. The paper's forms are scored with their full 10,000 features, whose sums are
-read off a table (`tabled.py`). The model of seed 0 is kept for the figures; a killed fit goes on
-from its last validation.
+The model is built and trained as the setting says, scored on test data with a refined integral over
+the whole window and, where the truth is known, against it: regret per event and the mean squared
+error of the intensity at 200 midpoints, all by `fourpoint.inference.evaluation`. The paper's forms
+are scored with their full 10,000 features, whose sums are read off a table (`tabled.py`). The model
+of seed 0 is kept for the figures; a killed fit continues from its last validation.
 """
 
 from __future__ import annotations
@@ -80,23 +78,22 @@ def ready(model: Any, device: str, longest: float) -> Any:
 
 
 def scores(model: Any, test: Dataset, truth: str | None, tolerance: float) -> dict[str, Any]:
-    """The numbers of `evaluate`; where an integral does not settle to ``tolerance``, to ten or a
+    """The numbers of `evaluate`; where an integral does not converge to ``tolerance``, to ten or a
     hundred times as much.
 
-    A fast wave that hardly decays, seen over a gap of a thousand mean gaps, may need that.
-    ``integral_tolerance`` says what was asked for in the end, and ``integral_error`` what is left.
+    A fast sinusoid that hardly decays, over a gap of a thousand mean gaps, may need that.
+    ``integral_tolerance`` is the tolerance that was reached, and ``integral_error`` the error left.
     """
     for factor in (1, 10, 100):
+        wanted = factor * tolerance
         try:
-            numbers = evaluate(model, test, truth=truth, tolerance=factor * tolerance).to_dict(
-                "window"
-            )
+            report = evaluate(model, test, truth=truth, tolerance=wanted)
         except Unconverged:
             if factor == 100:
                 raise
         else:
             break
-    return {**numbers, "integral_tolerance": factor * tolerance}
+    return {**report.to_dict("window"), "integral_tolerance": wanted}
 
 
 def curve_cell(cell: Cell, setting: Setting, real: Path | None, device: str) -> Record:

@@ -23,8 +23,8 @@ from fourpoint.sanitising import console_lines, markup_text
 
 TITLE = "What we could and could not reproduce"
 QUICK = (
-    " This is the **quick** setting: small data and short training, to show that everything "
-    "runs. Judge by the full one."
+    " This is the **quick** setting: small data and short training, to show that everything runs. "
+    "Judge by the full one."
 )
 JUDGED = (
     "## Which claims hold\n\nEach claim of the paper, and what we ask of our own default, "
@@ -87,62 +87,47 @@ def _commands(records: list[Record]) -> list[str]:
 
 def _lead(setting: Setting, records: list[Record]) -> str:
     fits = [r for r in records if r["kind"] == "fit"]
-    done = sum(r["status"] == DONE for r in fits)
-    models, sets, seeds = (len({r[key] for r in fits}) for key in ("model", "data", "seed"))
-    what = (
-        (
-            f"{done:,} fits of {models} models on {sets} data sets with {seeds} "
-            f"seed{'s' * (seeds != 1)}"
-        )
-        if fits
-        else "experiments alone"
-    )
+    what = "experiments alone"
+    if fits:
+        done = sum(r["status"] == DONE for r in fits)
+        models, sets, seeds = (len({r[key] for r in fits}) for key in ("model", "data", "seed"))
+        plural = "" if seeds == 1 else "s"
+        what = f"{done:,} fits of {models} models on {sets} data sets with {seeds} seed{plural}"
     paper = (
         "The tables, figures and propositions of *Deep Fourier Kernel for Self-Attentive Point "
         "Processes*, computed again"
     )
-    return f"{paper}: {what}.{QUICK * (setting.name == 'quick')}"
+    note = QUICK if setting.name == "quick" else ""
+    return f"{paper}: {what}.{note}"
 
 
 def _numbers(records: list[Record], judged: list[Verdict]) -> list[tuple[str, str, str]]:
     ends = Counter(r["status"] for r in records)
-    items = [
-        (
-            "cells done",
-            f"{ends[DONE]:,}",
-            f"of {len(records):,}; {ends[FAILED]} failed, {ends[NO_DATA]} without data",
-        )
-    ]
+    of_all = f"of {len(records):,}; {ends[FAILED]} failed, {ends[NO_DATA]} without data"
+    items = [("cells done", f"{ends[DONE]:,}", of_all)]
     regrets = {data: tally(records, "dapp", data, "regret_per_event") for data in SYNTHETIC}
     known = {data: found.mean for data, found in regrets.items() if found.values}
     if known:
-        best, worst = (choose(known, key=lambda data: known[data]) for choose in (min, max))
+        best, worst = min(known, key=known.__getitem__), max(known, key=known.__getitem__)
         note = f"nats per event on {best}; {known[worst]:.3f} on {worst}"
-        items.append(
-            ("our DAPP from the oracle", f"{known[best]:.4f}".replace("-", "\u2212"), note)
-        )
+        value = f"{known[best]:.4f}".replace("-", "\u2212")
+        items.append(("our DAPP from the oracle", value, note))
     if judged:
         full = sum(v.holds in ("holds", "holds, and is loose") for v in judged)
         items.append(("claims that hold", f"{full}", f"in full, of {len(judged)} judged"))
-    hours = (
-        sum(float(r.get("processor_seconds") or r.get("seconds") or 0.0) for r in records) / 3600
-    )
-    items.append(
-        (
-            "processor time",
-            f"{hours:.1f} h" if hours >= 1 else f"{60 * hours:.0f} min",
-            "over all cells",
-        )
-    )
+    seconds = sum(float(r.get("processor_seconds") or r.get("seconds") or 0.0) for r in records)
+    hours = seconds / 3600
+    spent = f"{hours:.1f} h" if hours >= 1 else f"{60 * hours:.0f} min"
+    items.append(("processor time", spent, "over all cells"))
     return items
 
 
 def _tables(records: list[Record]) -> list[Part]:
     fits = [r for r in records if r["kind"] == "fit"]
     seeds = len({r["seed"] for r in fits})
-    interval = (
-        f" Intervals: 95%, over {seeds} seeds." if seeds > 1 else " One seed, hence no intervals."
-    )
+    interval = " One seed, hence no intervals."
+    if seeds > 1:
+        interval = f" Intervals: 95%, over {seeds} seeds."
     parts: list[Part] = []
     if any(r["data"] in SYNTHETIC for r in fits):
         parts.append(Words("## The paper's Table 1: recovering the intensity"))
@@ -190,13 +175,11 @@ def _made(setting: Setting, records: list[Record]) -> list[str]:
         for name, options in setting.training.items()
     }
     return [
-        f"Setting **{setting.name}**: {setting.sequences:,} sequences of each synthetic set, "
-        "a tenth of them for early stopping, and "
-        f"{setting.test:,} fresh ones for the scores; integrals to {setting.tolerance:g} "
-        "nats per event.",
-        f"Real sets: {sizes} training and at most {setting.real_test:,} test sequences; "
-        "where windows end at the last event, at most "
-        f"{setting.longest:,} events of each.",
+        f"Setting **{setting.name}**: {setting.sequences:,} sequences of each synthetic set, a "
+        f"tenth of them for early stopping, and {setting.test:,} fresh ones for the scores; "
+        f"integrals to {setting.tolerance:g} nats per event.",
+        f"Real sets: {sizes} training and at most {setting.real_test:,} test sequences; where "
+        f"windows end at the last event, at most {setting.longest:,} events of each.",
         *(
             f"{name}: {', '.join(f'{k} {v}' for k, v in options.items())}."
             for name, options in changes.items()
@@ -297,10 +280,9 @@ def _thinning_table(record: Record) -> Table:
     ]
     caption = (
         f"Mean number of events over {record['metrics']['walks']:,} walks, with two standard "
-        "errors: the law, an exact sampler, "
-        "Algorithm 2 as printed, and with its test turned round. That mends falling rates; "
-        "one that rises is still not bounded by its "
-        "present value."
+        "errors: the law, an exact sampler, Algorithm 2 as printed, and with its test turned "
+        "round. That corrects falling rates; one that rises is still not bounded by its present "
+        "value."
     )
     return Table(["data", "law", "exact sampler", "as printed", "test turned round"], rows, caption)
 
@@ -322,9 +304,11 @@ class Words:
     text: str
 
     def onto(self, page: Page) -> None:
+        """Add it to the page."""
         page.text(self.text)
 
     def markdown(self) -> str:
+        """It as Markdown."""
         return self.text.strip()
 
 
@@ -335,9 +319,11 @@ class Numbers:
     items: list[tuple[str, str, str]]
 
     def onto(self, page: Page) -> None:
+        """Add it to the page."""
         page.numbers(self.items)
 
     def markdown(self) -> str:
+        """It as Markdown."""
         return "\n".join(f"- **{label}**: {value} ({note})" for label, value, note in self.items)
 
 
@@ -350,9 +336,11 @@ class Table:
     caption: str
 
     def onto(self, page: Page) -> None:
+        """Add it to the page."""
         page.table(self.header, self.rows, self.caption)
 
     def markdown(self) -> str:
+        """It as Markdown."""
         rule = ["---"] * len(self.header)
         lines = []
         for row in (self.header, rule, *self.rows):
@@ -368,9 +356,11 @@ class Picture:
     drawn: Drawn
 
     def onto(self, page: Page) -> None:
+        """Add it to the page."""
         page.figure(self.drawn.figure, self.drawn.caption, title=self.drawn.title)
 
     def markdown(self) -> str:
+        """It as Markdown."""
         _, title, caption, _ = self.drawn
         return f"### {title}\n![{title}](figures/{self.drawn.name}.png)\n\n{caption}"
 
@@ -383,9 +373,11 @@ class Code:
     title: str
 
     def onto(self, page: Page) -> None:
+        """Add it to the page."""
         page.code(self.text, self.title)
 
     def markdown(self) -> str:
+        """It as Markdown."""
         code = console_lines(self.text.strip())
         longest = max(map(len, re.findall("`+", code)), default=0)
         fence = "`" * max(3, 1 + longest)
@@ -393,35 +385,29 @@ class Code:
 
 
 REASONS: tuple[str, ...] = (
-    "**Table 1, size of the errors.** The paper prints errors of hundreds and thousands on "
-    "the two Poisson sets, whose true intensity "
-    "has a variance of 2 and 34 on [0, 1]. No reading of its rates on one window gives both "
-    "such errors and an average length of 30. We "
-    "state window, oracle and mean count of each set.",
+    "**Table 1, size of the errors.** The paper prints errors of hundreds and thousands on the "
+    "two Poisson sets, whose true intensity has a variance of 2 and 34 on [0, 1]. No reading of "
+    "its rates on one window gives both such errors and an average length of 30. We state "
+    "window, oracle and mean count of each set.",
     "**Table 1, hawkes.** Weights that sum to 1 cannot count events, so that the paper's own "
-    "form stays far above the .258 it prints; a "
-    "sum with the same kernel reaches that. This is why our default does not normalise.",
-    "**Table 1, the other sets.** Nothing inside the paper's link depends on the time that "
-    "is asked about, so that exp(10 t - N(t)) and a "
-    "bump in time are out of its reach. Our default has a drift.",
+    "form stays far above the .258 it prints; a sum with the same kernel reaches that. This is "
+    "why our default does not normalise.",
+    "**Table 1, the other sets.** Nothing inside the paper's link depends on the time that is "
+    "asked about, so that exp(10 t - N(t)) and a bump in time are out of its reach. Our default "
+    "has a drift.",
     "**The score.** (3) is a ratio while the text says softmax, and a Fourier kernel can be "
-    "negative while scores are said to be "
-    "positive. The paper's form uses softmax here; a plain ratio divides by about 0 within a "
-    "few steps.",
-    "**Table 2.** On [0, 1] a constant rate already scores more on hawkes and "
-    "self_correcting than the best number printed, so that the "
-    "paper's windows or units must have been others.",
-    "**Table 2, real stand-ins.** The paper's form has the same two limits there: weights "
-    "that sum to 1 do not see how many events there "
-    "were, and nothing inside its link moves with the clock. Models that count events, HP "
-    "and NHP, gain most where events come in bursts.",
+    "negative while scores are said to be positive. The paper's form uses softmax here; a plain "
+    "ratio divides by about 0 within a few steps.",
+    "**Table 2.** On [0, 1] a constant rate already scores more on hawkes and self_correcting "
+    "than the best number printed, so that the paper's windows or units must have been others.",
+    "**Table 2, real stand-ins.** The paper's form has the same two limits there: weights that "
+    "sum to 1 do not see how many events there were, and nothing inside its link moves with the "
+    "clock. Models that count events, HP and NHP, gain most where events come in bursts.",
     "**Algorithm 2** accepts where it should reject, and takes the present rate for a bound. "
-    "**Algorithm 3** drops the event that has just "
-    "come. Both are corrected in Fourpoint.",
-    "**Proposition 2** is proved for paired phases while (7) has random ones, and its sigma "
-    "must include the key embedding. It is true, "
-    "and says nothing at D = 20.",
-    "**The real sets** of the paper are not public. Open stand-ins take their places, with "
-    "other sizes and units, so that only the order "
-    "of models can be compared, never the size of a number.",
+    "**Algorithm 3** drops the event that has just come. Both are corrected in Fourpoint.",
+    "**Proposition 2** is proved for paired phases while (7) has random ones, and its sigma must "
+    "include the key embedding. It is true, and says nothing at D = 20.",
+    "**The real sets** of the paper are not public. Open stand-ins take their places, with other "
+    "sizes and units, so that only the order of models can be compared, never the size of a "
+    "number.",
 )

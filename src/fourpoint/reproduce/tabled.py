@@ -4,13 +4,13 @@ table.
 Products of random-phase cosines are sums of two functions of one number each,
 
     nu_k(x, x') = f_k(t - t') + h_k(t + t'),
-    f(d) = sum_j w_j cos(theta_j d + psi_j - psi'_j),        h(s) = sum_j w_j cos(theta_j s + psi_j + psi'_j + 2 b_j),
+    f(d) = sum_j w_j cos(theta_j d + psi_j - psi'_j),
+    h(s) = sum_j w_j cos(theta_j s + psi_j + psi'_j + 2 b_j),
 
-one pair of them for each pair of marks. Both are tabulated with their slopes and read by cubic
+one pair of them for each pair of marks. Both are tabulated with their derivatives and read by cubic
 Hermite interpolation, whose error is at most h^4 / 384 sum_j w_j theta_j^4 for a grid of width h;
 the grid keeps it below ``ERROR``. So evaluation costs the same for any number of features, and
-every query sees the very sum that the direct way forms. Used by `fitting`; the model itself is
-untouched.
+every query gets the sum that the direct evaluation forms. The model itself is not changed.
 """
 
 from __future__ import annotations
@@ -194,23 +194,20 @@ def _table(theta: Tensor, weight: Tensor, turn: Tensor, width: float, cells: int
         right = [(theta[k][:, None] * fine).cos(), (theta[k][:, None] * fine).sin()]  # (D, side)
         speed = theta[k][:, None]
         value = left[0] @ right[0] - left[1] @ right[1]
-        slope = -(left[1] @ (speed * right[0])) - left[0] @ (speed * right[1])
-        curves.append(
-            torch.stack(
-                [x.reshape(turn.shape[2], -1)[:, : cells + 1] for x in (value, width * slope)]
-            )
-        )
-    value, slope = torch.stack(curves, 1)
-    rise, low, high = value.diff(dim=-1), slope[..., :-1], slope[..., 1:]
-    return torch.stack([value[..., :-1], low, 3 * rise - 2 * low - high, low + high - 2 * rise], -1)
+        derivative = -(left[1] @ (speed * right[0])) - left[0] @ (speed * right[1])
+        both = torch.stack([value, width * derivative])
+        curves.append(both.reshape(2, turn.shape[2], -1)[..., : cells + 1])
+    value, derivative = torch.stack(curves, 1)
+    rise, low, high = value.diff(dim=-1), derivative[..., :-1], derivative[..., 1:]
+    quadratic, cubic = 3 * rise - 2 * low - high, low + high - 2 * rise
+    return torch.stack([value[..., :-1], low, quadratic, cubic], -1)
 
 
 def _read(table: Tensor, width: float, head: Tensor, pair: Tensor, x: Tensor) -> Tensor:
     place = x / width
     cell = place.long().clamp(max=table.shape[2] - 1)
     u = (place - cell).to(table)
-    row = ((head * table.shape[1] + pair) * table.shape[2] + cell).expand(
-        torch.broadcast_shapes(cell.shape, pair.shape, head.shape)
-    )
+    shape = torch.broadcast_shapes(cell.shape, pair.shape, head.shape)
+    row = ((head * table.shape[1] + pair) * table.shape[2] + cell).expand(shape)
     a = table.reshape(-1, 4)[row]
     return a[..., 0] + u * (a[..., 1] + u * (a[..., 2] + u * a[..., 3]))

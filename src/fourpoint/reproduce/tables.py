@@ -129,9 +129,7 @@ class Tally:
         """The mean and its interval, or how it ended."""
         if not self.values:
             return self.status
-        return number(self.mean, digits) + (
-            "" if math.isnan(self.half) else f" \u00b1 {number(self.half, 2)}"
-        )
+        return with_interval(self.mean, self.half, digits)
 
 
 def tally(records: Iterable[Record], model: str, data: str, metric: str) -> Tally:
@@ -149,7 +147,9 @@ def tally(records: Iterable[Record], model: str, data: str, metric: str) -> Tall
 def difference(a: Tally, b: Tally) -> tuple[float, float]:
     """Mean and half-width of a - b, seed by seed; NaN where no seed has both."""
     gaps = [a.values[seed] - b.values[seed] for seed in a.values if seed in b.values]
-    return (sum(gaps) / len(gaps), half_width(gaps)) if gaps else (math.nan, math.nan)
+    if not gaps:
+        return math.nan, math.nan
+    return sum(gaps) / len(gaps), half_width(gaps)
 
 
 def half_width(values: list[float]) -> float:
@@ -168,23 +168,31 @@ def half_width(values: list[float]) -> float:
     return float(t.ppf(0.975, n - 1)) * spread / math.sqrt(n)
 
 
+def with_interval(value: float, half: float, digits: int = 2) -> str:
+    """A number with half the width of its interval, where there is one."""
+    if math.isnan(half):
+        return number(value, digits)
+    return f"{number(value, digits)} \u00b1 {number(half, 2)}"
+
+
 def number(value: float, digits: int = 3) -> str:
     """``value`` with ``digits`` significant digits, as people write it.
 
     >>> number(0.01234), number(12.3456), number(1672.3), number(0.0)
     ('0.0123', '12.3', '1,672', '0')
     """
-    if value == 0 or not math.isfinite(value):
-        return "0" if value == 0 else "\u2013"
+    if value == 0:
+        return "0"
+    if not math.isfinite(value):
+        return "\u2013"
     places = max(0, digits - 1 - math.floor(math.log10(abs(value))))
     return f"{value:,.{min(places, 6)}f}".replace("-", "\u2212")
 
 
 CAPTION1 = (
-    "Mean square error of the intensity; lower is better, bold is lowest. Beside each the "
-    "number that the paper prints, whose windows and "
-    "normalisation it does not state. The variance of the true intensity is what a constant "
-    "rate scores."
+    "Mean square error of the intensity; lower is better, bold is lowest. Beside each the number "
+    "that the paper prints, whose windows and normalisation it does not state. The variance of "
+    "the true intensity is what a constant rate scores."
 )
 
 
@@ -202,10 +210,9 @@ def table1(records: list[Record]) -> tuple[list[str], list[list[str]]]:
         for data in SYNTHETIC:
             found, printed = tallies[model, data], PUBLISHED1[data].get(model)
             text = found.text()
-            row += [
-                f"**{text}**" if found.values and found.mean == best[data] else text,
-                "" if printed is None else f"{printed:,g}",
-            ]
+            if found.values and found.mean == best[data]:
+                text = f"**{text}**"
+            row += [text, "" if printed is None else f"{printed:,g}"]
         rows.append(row)
     variances = [tally(records, "poisson", d, "intensity_variance") for d in SYNTHETIC]
     rows.append(
@@ -223,22 +230,12 @@ def write_table1(folder: Path, records: list[Record]) -> None:
     for data in SYNTHETIC:
         for model in LABELS:
             found = tally(records, model, data, ERROR)
+            numbers = [_plain(found.mean), _plain(found.half)]
             printed = PUBLISHED1[data].get(model, "")
-            rows.append(
-                [
-                    data,
-                    model,
-                    *(_plain(v) for v in (found.mean, found.half)),
-                    len(found.values),
-                    printed,
-                    "done" if found.values else found.status,
-                ]
-            )
-    write_table(
-        folder / "table1.csv",
-        ["data", "model", "intensity_mse", "half_width", "seeds", "paper", "status"],
-        rows,
-    )
+            status = "done" if found.values else found.status
+            rows.append([data, model, *numbers, len(found.values), printed, status])
+    header = ["data", "model", "intensity_mse", "half_width", "seeds", "paper", "status"]
+    write_table(folder / "table1.csv", header, rows)
 
 
 SHOWN = tuple(m for m in LABELS if m in REAL_MODELS)
@@ -282,17 +279,16 @@ def table2(records: list[Record], which: str) -> tuple[list[str], list[list[str]
         row = [LABELS[model]]
         for data in sets:
             found, printed = tallies[model, data], PUBLISHED2[STANDS_FOR.get(data, data)].get(model)
-            text = (
-                f"**{found.text(4)}**"
-                if found.values and found.mean == best[data]
-                else found.text(4)
-            )
+            text = found.text(4)
+            if found.values and found.mean == best[data]:
+                text = f"**{text}**"
             paper = "" if printed is None else f"{printed:g}"
-            row += (
-                [text, paper]
-                if beside
-                else [f"{text} ({paper})" if paper and which == "real" else text]
-            )
+            if beside:
+                row += [text, paper]
+            elif paper and which == "real":
+                row.append(f"{text} ({paper})")
+            else:
+                row.append(text)
         rows.append(row)
     if sets == SYNTHETIC:
         oracle = [tally(records, "poisson", data, f"oracle_{metric}") for data in sets]
@@ -309,25 +305,14 @@ def write_table2(folder: Path, records: list[Record]) -> None:
             regret = tally(records, model, data, REGRET)
             numbers = [_plain(v) for t in (per, each, regret) for v in (t.mean, t.half)]
             printed = PUBLISHED2[STANDS_FOR.get(data, data)].get(model, "")
-            rows.append(
-                [
-                    data,
-                    STANDS_FOR.get(data, ""),
-                    model,
-                    *numbers,
-                    len(per.values),
-                    printed,
-                    "done" if per.values else per.status,
-                ]
-            )
+            status = "done" if per.values else per.status
+            original = STANDS_FOR.get(data, "")
+            rows.append([data, original, model, *numbers, len(per.values), printed, status])
     names = [
         f"{metric}{part}" for metric in (SEQUENCE, EVENT, REGRET) for part in ("", "_half_width")
     ]
-    write_table(
-        folder / "table2.csv",
-        ["data", "stands_for", "model", *names, "seeds", "paper_per_sequence", "status"],
-        rows,
-    )
+    header = ["data", "stands_for", "model", *names, "seeds", "paper_per_sequence", "status"]
+    write_table(folder / "table2.csv", header, rows)
 
 
 def _with_original(data: str) -> str:
@@ -335,7 +320,7 @@ def _with_original(data: str) -> str:
 
 
 def _plain(value: float) -> str:
-    return "" if value != value else repr(value)
+    return "" if math.isnan(value) else repr(value)
 
 
 NEAR = 0.005  # nats per event from the oracle
@@ -464,15 +449,14 @@ def _all_sets(
         rival = max(theirs, key=lambda m: sign * theirs[m].mean)
         gap, half = difference(mine[best], theirs[rival])
         ahead.append(sign * gap >= 0)
-        verb = (
-            ("beats" if half < abs(gap) else "leads")
-            if ahead[-1]
-            else ("loses to" if half < abs(gap) else "trails")
-        )
+        certain = half < abs(gap)
+        if ahead[-1]:
+            verb = "beats" if certain else "leads"
+        else:
+            verb = "loses to" if certain else "trails"
         words.append(
-            f"{data}: {LABELS[best]} {verb} {LABELS[rival]} by "
-            f"{_with_interval(abs(gap), half)} ({number(mine[best].mean)} against "
-            f"{number(theirs[rival].mean)})"
+            f"{data}: {LABELS[best]} {verb} {LABELS[rival]} by {with_interval(abs(gap), half)} "
+            f"({number(mine[best].mean)} against {number(theirs[rival].mean)})"
         )
     return Verdict(claim, _holds(sum(ahead), judged, len(sets)), "; ".join(words))
 
@@ -503,23 +487,15 @@ def left_behind(records: list[Record]) -> str:
     if not scored:
         return ""
     found = behind(records)
-    lines = [
-        f"- **{data}**: behind "
-        + ", ".join(f"{LABELS[rival]} by {_with_interval(*gap)}" for rival, gap in ahead.items())
-        + "."
-        for data, ahead in found.items()
-    ]
-    fine = [data for data in scored if data not in found]
-    matched = (
-        "Our default DAPP matches every baseline of Table 2 on "
-        f"{', '.join(fine) or 'none of the stand-ins'}"
-    )
-    rest = ", and does not on these (nats per event):\n\n" + "\n".join(lines) if lines else "."
-    return matched + rest
-
-
-def _with_interval(value: float, half: float) -> str:
-    return number(value, 2) + ("" if math.isnan(half) else f" \u00b1 {number(half, 2)}")
+    lines = []
+    for data, ahead in found.items():
+        rivals = [f"{LABELS[rival]} by {with_interval(*gap)}" for rival, gap in ahead.items()]
+        lines.append(f"- **{data}**: behind {', '.join(rivals)}.")
+    fine = ", ".join(data for data in scored if data not in found) or "none of the stand-ins"
+    matched = f"Our default DAPP matches every baseline of Table 2 on {fine}"
+    if not lines:
+        return f"{matched}."
+    return f"{matched}, and does not on these (nats per event):\n\n" + "\n".join(lines)
 
 
 def _holds(ahead: int, judged: int, sets: int) -> str:
@@ -542,13 +518,12 @@ def _online(records: list[Record]) -> Verdict:
             continue
         judged += 1
         fine += abs(gap) <= 0.01
-        words.append(f"{data}: {_with_interval(gap, half)} nats per event")
+        words.append(f"{data}: {with_interval(gap, half)} nats per event")
     claim = (
         "ODAPP with half of the events is as good as DAPP (within .01 nats per event), paper's form"
     )
-    return Verdict(
-        claim, _holds(fine, judged, len(SYNTHETIC)), "ODAPP less DAPP: " + "; ".join(words)
-    )
+    holds = _holds(fine, judged, len(SYNTHETIC))
+    return Verdict(claim, holds, f"ODAPP less DAPP: {'; '.join(words)}")
 
 
 def _near_oracle(records: list[Record]) -> Verdict:
@@ -560,13 +535,11 @@ def _near_oracle(records: list[Record]) -> Verdict:
         f"Our default DAPP is within {NEAR} nats per event of the oracle on three of the four "
         "synthetic sets"
     )
-    holds = (
-        "not judged"
-        if not judged
-        else "holds"
-        if near >= 3
-        else f"does not hold: on {near} of {judged}"
-    )
+    holds = f"does not hold: on {near} of {judged}"
+    if not judged:
+        holds = "not judged"
+    elif near >= 3:
+        holds = "holds"
     return Verdict(claim, holds, f"regret per event: {text}")
 
 
@@ -582,9 +555,8 @@ def _of_experiments(records: list[Record]) -> list[Verdict]:
         "features": _few_features,
         "thinning": _algorithm2,
     }
-    return [judge(done[name]) for name, judge in judges.items() if name in done] + _remembering(
-        records
-    )
+    judged = [judge(done[name]) for name, judge in judges.items() if name in done]
+    return judged + _remembering(records)
 
 
 def _unbiased(found: dict[str, Any]) -> Verdict:
@@ -603,9 +575,8 @@ def _unbiased(found: dict[str, Any]) -> Verdict:
 def _bounded(found: dict[str, Any]) -> Verdict:
     row = next(r for r in found["needed"] if r["error"] == 0.1)
     text = (
-        "paired phases stay under it at every D; it says nothing at D = 20, and for an "
-        f"error of .1 it asks for {row['bound']:,} "
-        f"features where {row['measured']:,} are enough"
+        "paired phases stay under it at every D; it says nothing at D = 20, and for an error of "
+        f".1 it asks for {row['bound']:,} features where {row['measured']:,} are enough"
     )
     return Verdict(
         "Proposition 2: the largest error is bounded",
@@ -618,9 +589,8 @@ def _few_features(found: dict[str, Any]) -> Verdict:
     few, many = found["rows"][0], found["rows"][-1]
     spreads = [number(row["log_likelihood_spread"], 2) for row in (few, many)]
     text = (
-        f"from draw to draw the likelihood moves by {spreads[0]} nats per event with D = 20 "
-        "and the intensity error is "
-        f"{number(few['intensity_mse'])}; with 10,000, {spreads[1]} and "
+        f"from draw to draw the likelihood moves by {spreads[0]} nats per event with D = 20 and "
+        f"the intensity error is {number(few['intensity_mse'])}; with 10,000, {spreads[1]} and "
         f"{number(many['intensity_mse'])}"
     )
     matters = (
@@ -635,9 +605,8 @@ def _few_features(found: dict[str, Any]) -> Verdict:
 
 def _algorithm2(found: dict[str, Any]) -> Verdict:
     text = "; ".join(
-        f"{r['data']}: {number(r['printed'])} events as printed, {number(r['turned'])} with "
-        "its test turned round, "
-        f"{number(r['law'])} by the law"
+        f"{r['data']}: {number(r['printed'])} events as printed, {number(r['turned'])} with its "
+        f"test turned round, {number(r['law'])} by the law"
         for r in found["rows"]
     )
     wrong = all(
@@ -662,20 +631,12 @@ def _remembering(records: list[Record]) -> list[Verdict]:
         r["model"]: r["metrics"]["remembered"] for r in memories if r["metrics"]["events"] == most
     }
     recurrent = [kept[m] for m in ("rmtpp", "nhp") if m in kept]
-    text = (
-        f"after {most} events: "
-        + ", ".join(f"{LABELS[m]} {number(v, 2)}" for m, v in kept.items())
-        + " (1: all of it)"
-    )
+    shares = ", ".join(f"{LABELS[m]} {number(v, 2)}" for m, v in kept.items())
+    text = f"after {most} events: {shares} (1: all of it)"
     found = []
     for model, name in (("dapp-paper", "paper's form"), ("dapp", "our default")):
         if model in kept and recurrent:
+            claim = f"Attention remembers a far event that recurrent models forget, {name}"
             holds = "holds" if kept[model] > max(recurrent) + 0.1 else "does not hold"
-            found.append(
-                Verdict(
-                    f"Attention remembers a far event that recurrent models forget, {name}",
-                    holds,
-                    text,
-                )
-            )
+            found.append(Verdict(claim, holds, text))
     return found
