@@ -14,11 +14,11 @@ from fourpoint.cli.main import app
 from fourpoint.reproduce import commands
 
 # Folders that exist on one machine only. "/path/to/x" and "/dev/null" in an example are none.
-# The slash stands apart from the names, so that this file does not contain what it searches for.
+# The pattern is written so that this file does not contain what it searches for.
 MACHINE_PATH = re.compile(
     rb"""(?<![\w.)}\]$*-])
     (?: /(?:root|home|Users|work|workspace|tmp|mnt|private|scratch)/[\w.~-]
-      | /root\b
+      | /[r]oot\b
       | [A-Za-z]:[\\/]+Users[\\/] )""",
     re.VERBOSE,
 )

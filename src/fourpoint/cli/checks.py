@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from fourpoint.cli.console import say
+from fourpoint.cli.console import print_notice
 from fourpoint.errors import UserError
 
 Choice = TypeVar("Choice", bound=str)
@@ -74,7 +74,7 @@ def check_folder(folder: Path, resume: bool) -> None:
 
     if (folder / "model.json").is_file():
         if not resume:
-            say(
+            print_notice(
                 f"{folder} holds a model already: it is replaced once the new one has been "
                 "validated"
             )

@@ -32,15 +32,15 @@ CLAUSES = re.compile(r"expected (.*?); received (.*?)\. ([A-Z].*)", re.DOTALL)
 
 
 def print_result(what: RenderableType) -> None:
-    """A result, on stdout; text is not wrapped, so that pipes get whole lines."""
+    """Print a result, on stdout; text is not wrapped, so that pipes get whole lines."""
     if isinstance(what, str):
         sys.stdout.write(console_lines(what) + "\n")
         return
     plain_console().print(what)
 
 
-def say(line: str, style: str = "dim") -> None:
-    """A notice of one line, on stderr."""
+def print_notice(line: str, style: str = "dim") -> None:
+    """Print a notice of one line, on stderr."""
     plain_console(stderr=True).print(console_text(line), style=style, soft_wrap=True)
 
 
@@ -97,12 +97,12 @@ def report_error(error: Exception) -> int | None:
     """
     known = _as_user_error(error)
     if known is not None:
-        say(f"  expected: {known.expected}", style="")
-        say(f"  received: {known.received}", style="")
-        say(f"what to do: {known.remedy}", style="bold")
+        print_notice(f"  expected: {known.expected}", style="")
+        print_notice(f"  received: {known.received}", style="")
+        print_notice(f"what to do: {known.remedy}", style="bold")
         return 2
     if isinstance(error, ArithmeticError):
-        say(f"{type(error).__name__}: {error}", style="red")
+        print_notice(f"{type(error).__name__}: {error}", style="red")
         return 1
     return None
 
@@ -160,7 +160,7 @@ def save_plot(ax: Axes | None, file: Path | None) -> None:
             write_atomic(file, draw)
     finally:
         plt.close(figure)
-    say(f"picture: {file}")
+    print_notice(f"picture: {file}")
 
 
 def short_unit(unit: str) -> str:
@@ -181,7 +181,7 @@ def catalogue() -> list[Table]:
         sets.add_row(name, line)
     processes = text_table("\nProcesses with a known truth", **bold)
     processes.add_column("name", style="cyan", no_wrap=True)
-    processes.add_column("rate, on [0, 1) unless said")
+    processes.add_column("rate, on [0, 1) unless stated")
     processes.add_column("mean count", justify="right")
     for process in PROCESSES.values():
         processes.add_row(

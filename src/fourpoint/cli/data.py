@@ -12,7 +12,7 @@ from typer.core import TyperGroup
 
 from fourpoint.cli import options as typed
 from fourpoint.cli.checks import check_applies, check_picture
-from fourpoint.cli.console import catalogue, print_all, print_result, save_plot, say
+from fourpoint.cli.console import catalogue, print_all, print_notice, print_result, save_plot
 from fourpoint.cli.reading import asked, open_events
 
 
@@ -36,7 +36,7 @@ def data(ctx: typer.Context) -> None:
     if ctx.invoked_subcommand is None:
         for table in catalogue():
             print_result(table)
-        say(
+        print_notice(
             "next: fourpoint data nyc_delays, or fourpoint data inspect FILE for events of your own"
         )
 
@@ -80,7 +80,7 @@ def inspect(
     found = look(source, asked(reading))
     save_plot(found.plot() if plot else None, plot)
     print_all(found.to_dict(), [found], json)
-    say(f"next: {found.command}")
+    print_notice(f"next: {found.command}")
 
 
 @data_app.command()
@@ -88,7 +88,7 @@ def convert(
     source: Annotated[Path, typer.Argument(metavar="IN", help="A file or folder of events.")],
     target: Annotated[
         Path,
-        typer.Argument(metavar="OUT", help="File or folder to write; its ending says the format."),
+        typer.Argument(metavar="OUT", help="File or folder to write; its suffix gives the format."),
     ],
     from_: Annotated[
         str | None,
@@ -120,9 +120,9 @@ def convert(
         check_applies(f"the format {name}", "--set", not set_)
     done = converted(source, target, from_, to, options)
     for note in done.notes:
-        say(note)
+        print_notice(note)
     print_result(f"{target}: {done.data} ({done.to})")
     if done.to == "fourpoint":
-        say(f"next: fourpoint fit {target} --model dapp -o model")
+        print_notice(f"next: fourpoint fit {target} --model dapp -o model")
     else:
-        say(f"read as {done.from_}, written as {done.to}")
+        print_notice(f"read as {done.from_}, written as {done.to}")

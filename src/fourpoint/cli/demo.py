@@ -1,9 +1,8 @@
 """The demo: one year of flight delays, four models, one comparison and one page that explains what
 was found.
 
-Everything here is what a user would type: load, split, fit, evaluate, save, plot. The page is for
-somebody who has a table of timestamps and a question; it says what each picture means and which
-command comes next.
+The demo uses the public functions: load, split, fit, evaluate, save, plot. The page is for a reader
+who has a table of timestamps and a question; it explains each figure and names the next command.
 """
 
 from __future__ import annotations
@@ -32,6 +31,7 @@ from fourpoint.inference.explaining import removal_effects
 from fourpoint.inference.forecasting import forecast
 from fourpoint.inference.goodness import goodness_of_fit
 from fourpoint.models import DAPP, Hawkes, Poisson, SplinePoisson
+from fourpoint.models.base import PointProcess
 from fourpoint.plots import charts as plots
 from fourpoint.plots.forecast import qq_plot
 from fourpoint.report.page import Page
@@ -79,7 +79,7 @@ class Contestant:
 
     label: str
     idea: str
-    model: Any
+    model: PointProcess
     fit: Fit
     seconds: float
     numbers: dict[str, Any]
@@ -119,7 +119,7 @@ def run_demo(
         time_budget=time_budget,
         folder=folder / "model",
     )
-    plans: list[tuple[str, str, Any, dict[str, Any]]] = [
+    plans: list[tuple[str, str, PointProcess, dict[str, Any]]] = [
         ("Poisson", "a constant rate per type", Poisson(data.marks), {}),
         ("Spline Poisson", "knows the time of day", SplinePoisson(data.marks), {}),
         ("Hawkes", "past events raise the rate, the rise fades", Hawkes(data.marks), {}),
@@ -280,7 +280,9 @@ def _opening(page: Page, contestants: list[Contestant], test: Dataset, best: Con
     )
 
 
-def _busy_day(page: Page, model: Any, clock: Any, day: Sequence, data: Dataset) -> None:
+def _busy_day(
+    page: Page, model: PointProcess, clock: PointProcess, day: Sequence, data: Dataset
+) -> None:
     times = np.linspace(day.start, day.stop, 961)[1:]
     rate, usual = _rates(model, day, times), _rates(clock, day, times).sum(1)
     unit, names = _unit(data), data.marks.names
@@ -325,7 +327,7 @@ def _busy_day(page: Page, model: Any, clock: Any, day: Sequence, data: Dataset) 
     )
 
 
-def _ahead(page: Page, model: Any, day: Sequence, data: Dataset, seed: int) -> None:
+def _ahead(page: Page, model: PointProcess, day: Sequence, data: Dataset, seed: int) -> None:
     """A forecast from the middle of the day, beside what happened."""
     now, horizon = day.start + NOW * day.duration, HORIZON * day.duration
     found = forecast(model, day, horizon, PATHS, seed, at=now, windows=1)
@@ -350,7 +352,7 @@ def _ahead(page: Page, model: Any, day: Sequence, data: Dataset, seed: int) -> N
     page.figure(found.plot(unit=unit), caption, title="A forecast with its interval")
 
 
-def _fit_check(page: Page, model: Any, test: Dataset) -> None:
+def _fit_check(page: Page, model: PointProcess, test: Dataset) -> None:
     """The goodness of fit on unseen days: a QQ plot and its p-value."""
     checked = test.some(CHECKED, 0)
     verdict = goodness_of_fit(model, checked).total
@@ -389,10 +391,13 @@ def _inside(page: Page, contestants: list[Contestant], data: Dataset) -> None:
         decays. So the model can learn that an event matters for minutes, for hours, or again after
         some time, and none of that is prescribed."""
     )
+    model = dapp.model
+    if not isinstance(model, DAPP):
+        raise TypeError(f"expected a DAPP as the last model; received {type(model).__name__}")
     with torch.no_grad():
-        kernel = dapp.model.kernel(torch.from_numpy(lags)).numpy()
-        spectrum = dapp.model.spectrum()
-    scale = float(dapp.model.time_scale)
+        kernel = model.kernel(torch.from_numpy(lags)).numpy()
+        spectrum = model.spectrum()
+    scale = float(model.time_scale)
     decays = None if spectrum.decay is None else spectrum.decay.detach().numpy() / scale
     page.figure(
         _log_lags(plots.kernel_plot(lags, kernel, unit=unit)),
@@ -414,7 +419,7 @@ def _inside(page: Page, contestants: list[Contestant], data: Dataset) -> None:
         title="The sinusoids it is made of",
         half=True,
     )
-    names, effect = _influence(dapp.model, lags, data)
+    names, effect = _influence(model, lags, data)
     kind = markup_text(data.marks.names[0]) if data.marks.names else "any type"
     page.figure(
         _log_lags(
@@ -474,7 +479,7 @@ def _closing(page: Page, seed: int) -> None:
     )
 
 
-def _numbers(model: Any, test: Dataset) -> dict[str, Any]:
+def _numbers(model: PointProcess, test: Dataset) -> dict[str, Any]:
     return evaluate(model, test).to_dict("window")
 
 
@@ -498,7 +503,7 @@ def _write_numbers(folder: Path, contestants: list[Contestant]) -> None:
 
 
 @torch.no_grad()
-def _rates(model: Any, day: Sequence, times: NDArray[np.float64]) -> NDArray[np.float64]:
+def _rates(model: PointProcess, day: Sequence, times: NDArray[np.float64]) -> NDArray[np.float64]:
     """lambda per mark at ``times``, (Q, M)."""
     history = model.encode(day.batch())
     found = model.intensity(history, torch.from_numpy(times)[None])[0]
@@ -506,7 +511,7 @@ def _rates(model: Any, day: Sequence, times: NDArray[np.float64]) -> NDArray[np.
 
 
 def _influence(
-    model: Any, lags: NDArray[np.float64], data: Dataset
+    model: PointProcess, lags: NDArray[np.float64], data: Dataset
 ) -> tuple[list[str], NDArray[np.float64]]:
     """The rate after one event of the first type less the rate without it, for each group of types
     (first word of the name).

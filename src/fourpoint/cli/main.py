@@ -26,10 +26,10 @@ from fourpoint.cli.console import (
     abandon_stdout,
     open_standard_streams,
     print_all,
+    print_notice,
     print_result,
     report_error,
     save_plot,
-    say,
     short_unit,
 )
 from fourpoint.cli.data import data_app
@@ -57,7 +57,7 @@ class Commands(TyperGroup):
             sys.stdout.flush()
             return result
         except KeyboardInterrupt:
-            say(
+            print_notice(
                 "interrupted: what was saved before stays; fit --resume continues from it",
                 style="yellow",
             )
@@ -94,7 +94,7 @@ app.add_typer(
 
 AMPLITUDES: tuple[Literal["fixed", "random"], ...] = ("fixed", "random")
 CONVENTIONS: tuple[Literal["window", "gaps"], ...] = ("window", "gaps")
-OF_MODEL = ("time_unit", "bounds")  # reading options that a saved model knows by itself
+OF_MODEL = ("time_unit", "bounds")  # reading options that are saved with a model
 # Seconds of a time budget that are left to a fit when reading has used up all of it.
 LEAST_BUDGET = 1e-3
 Version = Annotated[
@@ -192,7 +192,7 @@ def simulate(
         told = str(drawn)
     write(drawn, output)
     print_result(f"{output}: {told}")
-    say(f"next: fourpoint fit {output} --model dapp -o model")
+    print_notice(f"next: fourpoint fit {output} --model dapp -o model")
 
 
 @app.command()
@@ -208,7 +208,7 @@ def fit(
     ] = "dapp",
     set_: typed.Settings = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with an interrupted run in the same folder.")
+        bool, typer.Option("--resume", help="Continue an interrupted run in the same folder.")
     ] = False,
     split: typed.Split = None,
     seed: typed.Seed = 0,
@@ -228,12 +228,12 @@ def fit(
     from fourpoint.training.fitting import fit as train_model
 
     if model in FORMER_NAMES:
-        say(f"--model {model} is now called {FORMER_NAMES[model]}")
+        print_notice(f"--model {model} is now called {FORMER_NAMES[model]}")
     name = one_of("--model", FORMER_NAMES.get(model, model), tuple(MODELS))
     events = open_events(source, reading)
     if events.marks.box is not None and f"spatial-{name}" in MODELS:
         name = f"spatial-{name}"
-        say(
+        print_notice(
             f"model: {name}, since events have places ({events.marks.box}); --place none leaves "
             "them out"
         )
@@ -259,14 +259,14 @@ def fit(
         **of_training,
     )
     for note in dict.fromkeys(result.notes):
-        say(note)
+        print_notice(note)
     choice = "closed form" if result.name else f"best at step {result.best_step:,}"
     print_result(f"saved {result.name or name} in {output}/ ({choice})")
     ratios = branching_ratios(result.model)
     if ratios is not None:
         print_result(ratios)
     next_words = [str(output), source, *reading.typed(without=OF_MODEL)]
-    say(f"next: fourpoint evaluate {shlex.join(next_words)}")
+    print_notice(f"next: fourpoint evaluate {shlex.join(next_words)}")
 
 
 @app.command()
@@ -366,8 +366,8 @@ def forecast(
     *,
     reading: typed.ReadingOptions,
 ) -> None:
-    """What happens next after a sequence's events up to a time: next event, its mark, and counts up
-    to a horizon.
+    """Forecast what follows a sequence's events up to a time: the next event, its mark, and counts
+    up to a horizon.
     """
     from fourpoint.inference.forecasting import forecast as look_ahead
 
@@ -449,7 +449,8 @@ def stream(
     state: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", help="Where to go on after a stop or a crash: each line once."
+            metavar="FILE",
+            help="File to continue from after a stop or a crash; each line counts once.",
         ),
     ] = None,
     keep: Annotated[
@@ -502,7 +503,7 @@ def stream(
         str,
         typer.Option(
             metavar="TIME|none",
-            help="Longest gap that is believed; by default from the model's rate and the clock.",
+            help="Longest plausible gap; by default from the model's rate and the clock.",
         ),
     ] = "auto",
     max_skipped: Annotated[
@@ -512,8 +513,8 @@ def stream(
         ),
     ] = 0.05,
 ) -> None:
-    """Score a live feed: one line in, one JSON line out, with alarms; exactly once with --state,
-    whatever stops it.
+    """Score a live feed: one line in, one JSON line out, with alarms; each line exactly once with
+    --state.
     """
     from fourpoint.storage.checkpoints import about, restore
     from fourpoint.streaming.feed.feed import score_feed

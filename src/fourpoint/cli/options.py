@@ -1,6 +1,6 @@
 """Arguments and options that several commands share, each declared once.
 
-The options that say how a file is read are the fields of :class:`ReadingOptions`. A command takes
+The options for reading a file are the fields of :class:`ReadingOptions`. A command takes
 them all as one parameter, which :func:`takes_reading_options` replaces by the options themselves.
 Every other name is the type of one parameter of a command.
 """
@@ -33,7 +33,7 @@ class ReadingOptions:
     """
 
     ties: Annotated[
-        str, typer.Option("--ties", help="Events at one time: keep, error, jitter or drop.")
+        str, typer.Option("--ties", help="Events at the same time: keep, error, jitter or drop.")
     ] = "keep"
     window: Annotated[
         tuple[str, str] | None,
@@ -61,8 +61,7 @@ class ReadingOptions:
         typer.Option(
             "--place",
             metavar="COLUMN",
-            help="A column of numbers that says where: "
-            "--place longitude --place latitude; or none.",
+            help="A column of coordinates: --place longitude --place latitude; or none.",
         ),
     ] = None
     bounds: Annotated[
@@ -70,7 +69,7 @@ class ReadingOptions:
         typer.Option(
             "--bounds",
             metavar="COLUMN=LOW:HIGH",
-            help="Bounds of a column of the place; by default read off the events.",
+            help="Bounds of a coordinate; by default taken from the events.",
         ),
     ] = None
     time_unit: Annotated[
@@ -78,7 +77,7 @@ class ReadingOptions:
         typer.Option(
             "--time-unit",
             metavar="UNIT",
-            help="Unit of times that are read from stamps: hours, say.",
+            help="Unit of times read from timestamps, for example hours.",
         ),
     ] = None
     timezone: Annotated[
@@ -86,7 +85,7 @@ class ReadingOptions:
         typer.Option(
             "--timezone",
             metavar="ZONE",
-            help="Zone of the calendar, and of stamps that name none: Europe/Berlin, say.",
+            help="Time zone of the calendar and of timestamps without one: Europe/Berlin.",
         ),
     ] = None
     sort: Annotated[bool, typer.Option("--sort", help="Put rows in order of time.")] = False
@@ -228,8 +227,8 @@ MemoryLimit = Annotated[
         "--memory-limit",
         metavar="SIZE",
         help=(
-            "What a file may expand into, or a model take: 16G, say; half of the free memory by "
-            "default."
+            "Memory that a file may expand to or a model may take, for example 16G; half of the "
+            "free memory by default."
         ),
     ),
 ]
@@ -239,7 +238,7 @@ Saved = Annotated[
 Which = Annotated[
     str, typer.Option(metavar="ID", help="The sequence whose events are the history.")
 ]
-NOW = "Now; the end of the window by default. Events up to and including it are known."
+NOW = "Time of the forecast or explanation, up to which events are known; by default the end."
 At = Annotated[float | None, typer.Option(metavar="TIME", help=NOW)]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
 Plot = Annotated[

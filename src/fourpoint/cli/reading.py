@@ -9,16 +9,17 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, get_args
 
 from fourpoint.cli.checks import check_applies, one_of
-from fourpoint.cli.console import say
+from fourpoint.cli.console import print_notice
 from fourpoint.cli.options import ReadingOptions
 from fourpoint.errors import UserError
 
 if TYPE_CHECKING:
     from fourpoint.data.readers import Asked
     from fourpoint.events import Box, Dataset, Ties
+    from fourpoint.models.base import PointProcess
 
 CHECKED = 20_000  # events that the goodness of fit looks at
 HELD_OUT = "held-out"  # a split: what a model was not trained on
@@ -71,7 +72,7 @@ def open_events(source: str, options: ReadingOptions, fitted: FittedTo | None = 
         reading = read_with_notes(source, _with_defaults(source, asked(options), fitted))
         found, notes = reading.data, reading.notes
     for notice in notes:
-        say(notice)
+        print_notice(notice)
     return found
 
 
@@ -91,7 +92,9 @@ def _with_defaults(source: str, wanted: Asked, fitted: FittedTo | None) -> Asked
     )
 
 
-def open_with_model(folder: Path, source: str, options: ReadingOptions) -> tuple[Any, Dataset]:
+def open_with_model(
+    folder: Path, source: str, options: ReadingOptions
+) -> tuple[PointProcess, Dataset]:
     """A saved model, and data for it, in the unit of time, with the types and in the box that it
     was fitted to.
     """
@@ -117,28 +120,26 @@ def train_and_dev(
     if closed_form:
         return part, None
     train, dev = part.split((0.9, 0.1), by="sequence", seed=seed)
-    kept = (
-        f"{len(dev):,} of {len(part):,} sequences, drawn with seed {seed}, are"
-        if len(part) > 1
-        else "the last tenth of the window is"
-    )
-    say(f"no dev split: {kept} kept for early stopping")
+    kept = "the last tenth of the window is"
+    if len(part) > 1:
+        kept = f"{len(dev):,} of {len(part):,} sequences, drawn with seed {seed}, are"
+    print_notice(f"no dev split: {kept} kept for early stopping")
     return train, dev
 
 
-def scored_part(model: Any, events: Dataset, split: str | None) -> Dataset:
+def scored_part(model: PointProcess, events: Dataset, split: str | None) -> Dataset:
     """The part to score: as asked, else the test split, else what `fit` kept from training, else
     all.
 
-    A notice says which sequences were left out because the model was trained on them; a warning
-    says how many of those that are scored it was trained on.
+    A notice names the sequences that were left out because the model was trained on them; a warning
+    gives the number of scored sequences that it was trained on.
     """
     from fourpoint.storage.trained_on import chose_weights, held_out, overlap
 
     name = split or default_split(events, "test")
-    kept = (
-        held_out(model, events) if name == HELD_OUT or (split is None and name == "all") else None
-    )
+    kept = None
+    if name == HELD_OUT or (split is None and name == "all"):
+        kept = held_out(model, events)
     if name == HELD_OUT and kept is None:
         raise UserError(
             "data of which the model was trained on a part",
@@ -155,12 +156,12 @@ def scored_part(model: Any, events: Dataset, split: str | None) -> Dataset:
         began = dict(zip(events.ids, events.starts.tolist(), strict=True))
         if any(start > began[id] for id, start in zip(kept.ids, kept.starts.tolist(), strict=True)):
             what += " (the end of a sequence, without the events before)"
-        say(
+        print_notice(
             f"scored: {what}, which were kept from training{stopped}; --split all scores everything"
         )
     seen = overlap(model, part)
     if seen is not None:
-        say(f"warning: {seen}. Score other data, or --split {HELD_OUT}", style="yellow")
+        print_notice(f"warning: {seen}. Score other data, or --split {HELD_OUT}", style="yellow")
     return part
 
 
@@ -184,7 +185,7 @@ def some_of(events: Dataset, seed: int) -> Dataset:
             [one.before(one.start + one.duration * CHECKED / len(one))], unit=events.unit
         )
         what = f"the first {100 * CHECKED / len(one):.2g}% of the window of sequence {one.id}"
-    say(f"goodness of fit: {some.events:,} of {events.events:,} events, {what}")
+    print_notice(f"goodness of fit: {some.events:,} of {events.events:,} events, {what}")
     return some
 
 
@@ -201,7 +202,7 @@ def _policy(typed: str) -> Ties:
 
 
 def _load(name: str, options: ReadingOptions) -> Dataset:
-    """An embedded data set, which knows its columns and so takes few options."""
+    """An embedded data set, whose columns are known, so that few options apply."""
     import numpy as np
 
     from fourpoint.data.datasets import load
@@ -220,7 +221,9 @@ def _load(name: str, options: ReadingOptions) -> Dataset:
         return found
     if not isinstance(window[0], float):
         raise UserError(
-            "a window in numbers", f"{window[0]} {window[1]}", "Pass --window 0 24, say."
+            "a window in numbers",
+            f"{window[0]} {window[1]}",
+            "Pass two numbers, such as --window 0 24.",
         )
     return replace(
         found,
@@ -250,19 +253,21 @@ def _bounds(words: list[str] | None) -> dict[str, tuple[float, float]] | None:
             found[name] = (float(low), float(high))
         except ValueError:
             raise UserError(
-                "--bounds as COLUMN=LOW:HIGH", f"{word!r}", "Type --bounds longitude=-180:180, say."
+                "--bounds as COLUMN=LOW:HIGH",
+                f"{word!r}",
+                "Type bounds such as --bounds longitude=-180:180.",
             ) from None
     return found or None
 
 
 def _is_ours(source: str) -> bool:
-    """Whether a file is in our own format, which knows its places."""
+    """Whether a file is in our own format, which includes coordinates."""
     from fourpoint.data.tables import open_table
 
     return {"seq_id", "t"} <= set(open_table(source).schema.names)
 
 
-def _fitted_to(folder: Path, model: Any) -> FittedTo:
+def _fitted_to(folder: Path, model: PointProcess) -> FittedTo:
     """What a saved model was fitted to."""
     from fourpoint.data.clocks import SECONDS
     from fourpoint.storage.checkpoints import about

@@ -174,7 +174,7 @@ class Numbers:
 
 @dataclass(frozen=True)
 class Table:
-    """A table with its name and caption; ``right`` says which columns are set right."""
+    """A table with its name and caption; ``right`` is True for columns that are set right."""
 
     kind: ClassVar[str] = "table"
     name: str
@@ -196,7 +196,7 @@ class Svg:
 
 @dataclass(frozen=True)
 class Picture:
-    """A figure with its name, caption and title; ``label`` is what a screen reader says of it."""
+    """A figure with its name, caption and title; ``label`` is for screen readers."""
 
     kind: ClassVar[str] = "figure"
     name: str

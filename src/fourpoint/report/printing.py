@@ -4,11 +4,6 @@ progress bar.
 Rich reads `[bold]` and `:bell:` in any string as markup. Names that come from data may look like
 that, so consoles are made here with both switched off, and tables hold :class:`rich.text.Text`,
 which is safe in a console of the user's own too.
-
-Rich's table with text in place of markup, which
-:func:`fourpoint.report.printing.text_table` makes.
-
-It is a module of its own so that rich is imported only when a table is made.
 """
 
 from __future__ import annotations
@@ -19,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
-from rich.console import Console, ConsoleOptions, RenderableType
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.table import Table
 from rich.text import Text
 
@@ -27,38 +22,8 @@ from fourpoint.report.html import render
 from fourpoint.sanitising import console_lines, console_text
 
 if TYPE_CHECKING:
-    from rich.console import Console, ConsoleRenderable, RichCast
+    from rich.console import ConsoleRenderable, RichCast
     from rich.progress import Progress, TextColumn
-    from rich.table import Table
-
-
-class TextTable(Table):
-    """A table whose strings are shown as they stand, control characters as escapes."""
-
-    def add_column(self, header: Any = "", footer: Any = "", **options: Any) -> None:
-        """As rich's; line ends in a header are kept, since they are the author's."""
-        super().add_column(_as_lines(header), _as_lines(footer), **options)
-
-    def add_row(self, *cells: Any, **options: Any) -> None:
-        """As rich's; strings become text of one line each."""
-        super().add_row(*map(_as_cell, cells), **options)
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Any]:
-        self.title = _as_lines(self.title, str(self.title_style or "table.title"))
-        self.caption = _as_lines(self.caption, str(self.caption_style or "table.caption"))
-        yield from super().__rich_console__(console, options)
-
-
-def _as_cell(cell: Any) -> RenderableType | None:
-    if not isinstance(cell, str):
-        return cell
-    return Text(console_text(cell))
-
-
-def _as_lines(text: Any, style: str = "") -> Any:
-    if not isinstance(text, str) or not text:
-        return text
-    return Text(console_lines(text), style=style)
 
 
 SOON = 1.0  # seconds after which a bar is shown
@@ -70,8 +35,6 @@ def plain_console(stderr: bool = False, **options: Any) -> Console:
     >>> plain_console(width=20).print("[closed] :bell:")
     [closed] :bell:
     """
-    from rich.console import Console
-
     return Console(stderr=stderr, markup=False, emoji=False, highlight=False, **options)
 
 
@@ -85,9 +48,42 @@ def text_table(title: str | None = None, caption: str | None = None, **options: 
     >>> [line.strip() for line in as_text(table).splitlines()]
     ['[b]Two', 'mark', '[/x]']
     """
-    from fourpoint.report.printing import TextTable
-
     return TextTable(title=title, caption=caption, **options)
+
+
+class TextTable(Table):
+    """A table whose strings are shown as they stand, control characters as escapes."""
+
+    def add_column(
+        self, header: RenderableType = "", footer: RenderableType = "", **options: Any
+    ) -> None:
+        """As rich's; line ends in a header are kept, since they are the author's."""
+        super().add_column(_as_lines(header), _as_lines(footer), **options)
+
+    def add_row(self, *cells: RenderableType | None, **options: Any) -> None:
+        """As rich's; strings become text of one line each."""
+        super().add_row(*map(_as_cell, cells), **options)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        if isinstance(self.title, str) and self.title:
+            style = str(self.title_style or "table.title")
+            self.title = Text(console_lines(self.title), style=style)
+        if isinstance(self.caption, str) and self.caption:
+            style = str(self.caption_style or "table.caption")
+            self.caption = Text(console_lines(self.caption), style=style)
+        yield from super().__rich_console__(console, options)
+
+
+def _as_cell(cell: RenderableType | None) -> RenderableType | None:
+    if not isinstance(cell, str):
+        return cell
+    return Text(console_text(cell))
+
+
+def _as_lines(header: RenderableType) -> RenderableType:
+    if not isinstance(header, str) or not header:
+        return header
+    return Text(console_lines(header))
 
 
 def text_column(template: str = "{task.description}") -> TextColumn:
@@ -98,7 +94,7 @@ def text_column(template: str = "{task.description}") -> TextColumn:
 
 
 class Step(Protocol):
-    """Moves a bar on: how much of its total is done, and what to say beside it from now on."""
+    """Moves a bar on: how much of its total is done, and the text beside it from now on."""
 
     def __call__(self, done: float, text: str | None = None) -> None: ...
 

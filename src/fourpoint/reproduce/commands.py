@@ -2,9 +2,9 @@
 figures and the report.
 
 Everything goes to one folder: ``cells/`` (a record each), ``models/`` (fits of the first seed),
-``results.json``, ``results.csv``,
-``table1.csv``, ``table2.csv``, ``figures/`` (PNG, and the data of each as CSV), ``report.md`` and
-``report.html``. The report is of all records in the folder, whichever command or machine made them.
+``results.json``, ``results.csv``, ``table1.csv``, ``table2.csv``, ``figures/`` (PNG, and the data
+of each as CSV), ``report.md`` and ``report.html``. The report is of all records in the folder,
+whichever command or machine made them.
 """
 
 from __future__ import annotations
@@ -114,18 +114,14 @@ def reproduce(
     are tried again. With ``fresh`` those selected are run again in any case. Raises
     :class:`UserError` where an argument is unknown or a folder holds other results.
     """
-    options, began, command = (
-        options or Options(),
-        time.monotonic(),
-        command or f"fourpoint reproduce {what}",
-    )
+    began = time.monotonic()
+    options = options or Options()
+    command = command or f"fourpoint reproduce {what}"
     setting = _check(what, figure, options)
     records = read_records(options.output, setting.name)
-    cells = (
-        []
-        if what == "report"
-        else cells_of(what, figure, options.seeds, options.real is not None, setting)
-    )
+    cells: list[Cell] = []
+    if what != "report":
+        cells = cells_of(what, figure, options.seeds, options.real is not None, setting)
     chosen = [cell for cell in cells if cell.matches(list(options.only))]
     if options.only and not chosen and what != "report":
         raise UserError(
@@ -141,11 +137,11 @@ def reproduce(
 
     def keep(cell: Cell, outcome: Record) -> None:
         ended = datetime.now(UTC).isoformat(timespec="seconds")
-        write_record(
-            options.output, record_of(cell, setting.name, command=command, ended=ended, **outcome)
-        )
+        record = record_of(cell, setting.name, command=command, ended=ended, **outcome)
+        write_record(options.output, record)
 
-    pace, left = Pace(), list[Cell]()
+    pace = Pace()
+    left: list[Cell] = []
     until = began + (math.inf if options.time_limit is None else options.time_limit)
     for stage in (False, True):
         some = [cell for cell in missing if (cell.data in LOOKING) is stage]
@@ -157,15 +153,13 @@ def reproduce(
     asked = FIGURES if what in ("all", "report") else (figure,)
     _write_all(options, setting, everything, asked, command)
     if left and options.progress:
-        _say(
+        _print_notice(
             f"{len(left):,} cells were left for lack of time: run the same command again to fill "
             "them"
         )
-    return (
-        everything
-        if what == "report"
-        else [records[cell.id] for cell in chosen if cell.id in records]
-    )
+    if what == "report":
+        return everything
+    return [records[cell.id] for cell in chosen if cell.id in records]
 
 
 def _check(what: str, figure: str, options: Options) -> Setting:
@@ -223,14 +217,12 @@ def _write_all(
     write_table2(output, records)
     drawn = _draw_all(options, setting, records, asked)
     for one in drawn:
-        write_atomic(
-            output / "figures" / f"{one.name}.png",
-            partial(one.figure.savefig, format="png", dpi=150),
-        )
+        draw = partial(one.figure.savefig, format="png", dpi=150)
+        write_atomic(output / "figures" / f"{one.name}.png", draw)
     page = write_report(output, setting, records, drawn, command)
     plt.close("all")
     if options.progress:
-        _tell(records, page)
+        _print_summary(records, page)
 
 
 def _draw_all(
@@ -257,15 +249,15 @@ def _draw_all(
     return [one for one in drawn if one is not None]
 
 
-def _tell(records: list[Record], page: Path) -> None:
+def _print_summary(records: list[Record], page: Path) -> None:
     done = sum(r["status"] == DONE for r in records)
     for record in records:
         if record["status"] not in (DONE, NO_DATA):
-            _say(f"failed: {record['id']}: {record['reason']}", "yellow")
+            _print_notice(f"failed: {record['id']}: {record['reason']}", "yellow")
     without = sum(r["status"] == NO_DATA for r in records)
     more = f", {without} without data (--real DIR)" if without else ""
-    _say(f"{done:,} of {len(records):,} cells done{more}; the report: {page}")
+    _print_notice(f"{done:,} of {len(records):,} cells done{more}; the report: {page}")
 
 
-def _say(text: str, style: str = "") -> None:
+def _print_notice(text: str, style: str = "") -> None:
     plain_console(stderr=True).print(console_text(text), style=style or None, soft_wrap=True)

@@ -27,6 +27,7 @@ value. Its mean count is compared with the law's, and with the mean count when t
 from __future__ import annotations
 
 import math
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,8 @@ from fourpoint.data.synthetic import process
 from fourpoint.events import Dataset, MarkSpace, Sequence, UserError
 from fourpoint.inference.evaluation import BATCH, device_of, evaluate
 from fourpoint.inference.sampling import eval_mode, last_rates
+from fourpoint.models import DAPP
+from fourpoint.models.base import PointProcess
 from fourpoint.models.modes import Modes
 from fourpoint.ops.feature_error import error_bound, features_needed
 from fourpoint.ops.fourier import Spectrum, fourier_scores, kernel
@@ -93,10 +96,8 @@ def proposition2(setting: Setting, output: Path) -> Record:
     repeats = min(REPEATS, setting.draws)
     sigma = math.hypot(*KEY)
     radius = WINDOW / 2
-    lags, grid = (
-        torch.linspace(0, WINDOW, 201, dtype=torch.float64),
-        torch.linspace(0, WINDOW, 21, dtype=torch.float64)[None],
-    )
+    lags = torch.linspace(0, WINDOW, 201, dtype=torch.float64)
+    grid = torch.linspace(0, WINDOW, 21, dtype=torch.float64)[None]
     exact = torch.exp(-0.5 * sigma**2 * lags**2)
     pairs = torch.exp(-0.5 * sigma**2 * (grid[0][:, None] - grid[0]) ** 2)
     rows = []
@@ -136,36 +137,23 @@ def proposition2(setting: Setting, output: Path) -> Record:
         needed=needed,
         violations=_violations(rows),
     )
-    return dict(
-        metrics=metrics,
-        settings=dict(key=KEY, window=WINDOW, probability=0.05),
-        arrays=dict(learned=_learned(output)),
-    )
+    settings = dict(key=KEY, window=WINDOW, probability=0.05)
+    return dict(metrics=metrics, settings=settings, arrays=dict(learned=_learned(output)))
 
 
 def draw_spectra(spectrum: str, heads: int, features: int, phase: str, seed: int) -> Spectrum:
     """``heads`` independent draws of ``features`` modes: each head of a spectrum is one draw."""
     random = torch.Generator().manual_seed(seed)
+    uniform = partial(torch.rand, heads, features, generator=random, dtype=torch.float64)
     if spectrum == "gaussian":
-        theta = torch.randn(
-            heads, features, 2, generator=random, dtype=torch.float64
-        ) @ torch.tensor(KEY, dtype=torch.float64)
+        omega = torch.randn(heads, features, 2, generator=random, dtype=torch.float64)
+        theta = omega @ torch.tensor(KEY, dtype=torch.float64)
     else:
-        theta = DECAY * torch.tan(
-            math.pi * (torch.rand(heads, features, generator=random, dtype=torch.float64) - 0.5)
-        )
-    b = (
-        2 * math.pi * torch.rand(heads, features, generator=random, dtype=torch.float64)
-        if phase == "random"
-        else None
-    )
-    return Spectrum(
-        theta,
-        None,
-        torch.zeros(heads, features, 1, dtype=torch.float64),
-        torch.full_like(theta, 1 / features),
-        b,
-    )
+        theta = DECAY * torch.tan(math.pi * (uniform() - 0.5))
+    offsets = 2 * math.pi * uniform() if phase == "random" else None
+    shift = torch.zeros(heads, features, 1, dtype=torch.float64)
+    weight = torch.full_like(theta, 1 / features)
+    return Spectrum(theta, None, shift, weight, offsets)
 
 
 def _draws(features: int, repeats: int, phase: str) -> list[Spectrum]:
@@ -194,12 +182,22 @@ def _measured(error: float, rows: list[dict[str, Any]]) -> float:
     return math.ceil((scale / error) ** 2)
 
 
-def _learned(output: Path) -> list[dict[str, Any]]:
-    """sigma_p of each head of the trained paper form, and what the bound asks of it."""
+def paper_form(output: Path) -> DAPP | None:
+    """The paper's form fitted to hawkes with the first seed, or None if it was not fitted."""
     folder = output / "models" / Cell("fit", "dapp-paper", "hawkes", 0).id
     if not (folder / "model.json").is_file():
+        return None
+    model = restore(folder)
+    if not isinstance(model, DAPP):
+        raise TypeError(f"expected a DAPP in {folder}; received {type(model).__name__}")
+    return model
+
+
+def _learned(output: Path) -> list[dict[str, Any]]:
+    """sigma_p of each head of the trained paper form, and what the bound asks of it."""
+    model = paper_form(output)
+    if model is None:
         return []
-    model: Any = restore(folder)
     with torch.no_grad():
         sigmas = model.spectrum(fixed=True).frequency.square().mean(1).sqrt() / model.time_scale
     radius = float(model.rate.baseline.length) / 2
@@ -221,41 +219,41 @@ def features(setting: Setting, output: Path) -> Record:
     """Likelihood and intensity error of the trained paper form on hawkes, for several D and draws
     of each.
     """
-    folder = output / "models" / Cell("fit", "dapp-paper", "hawkes", 0).id
-    if not (folder / "model.json").is_file():
+    model = paper_form(output)
+    if model is None:
         raise UserError(
             "the paper's form fitted to hawkes",
-            f"no model in {folder}",
+            f"no model of it in {output / 'models'}",
             "Run that cell first; it may have failed.",
         )
-    model: Any = restore(folder)
+    modes = model.modes
+    if not isinstance(modes, Modes):
+        raise TypeError(f"expected a spectrum of the paper's form; received {type(modes).__name__}")
     test = parts_of("hawkes", setting, 0, None).test[: min(setting.test, 100)]
-    draws, rows = min(5, setting.draws), list[dict[str, Any]]()
+    draws = min(5, setting.draws)
+    rows: list[dict[str, float]] = []
     for D in (D for D in FEATURES if D in setting.features):
         found = []
         for seed in range(draws):
-            if not isinstance(model.modes, Modes):
-                raise TypeError("the paper's form has a spectrum")
-            model.modes.seed = seed
+            modes.seed = seed
             model.fix_features(D)
-            found.append(
-                evaluate(
-                    tabled(model, 1.0), test, truth="hawkes", tolerance=setting.tolerance
-                ).to_dict("window")
-            )
+            scored = tabled(model, 1.0)
+            report = evaluate(scored, test, truth="hawkes", tolerance=setting.tolerance)
+            found.append(report.to_dict("window"))
         likelihood, error = (
             np.array([one[key] for one in found])
             for key in ("log_likelihood_per_event", "intensity_mse")
         )
         row = dict(
-            log_likelihood_per_event=likelihood.mean(), log_likelihood_spread=_spread(likelihood)
+            features=D,
+            log_likelihood_per_event=float(likelihood.mean()),
+            log_likelihood_spread=_spread(likelihood),
+            intensity_mse=float(error.mean()),
+            intensity_mse_spread=_spread(error),
         )
-        row |= dict(intensity_mse=error.mean(), intensity_mse_spread=_spread(error))
-        rows.append({"features": D, **{key: float(value) for key, value in row.items()}})
-    return dict(
-        metrics=dict(rows=rows, draws=draws, test_sequences=len(test)),
-        settings=dict(model=model.settings()),
-    )
+        rows.append(row)
+    metrics = dict(rows=rows, draws=draws, test_sequences=len(test))
+    return dict(metrics=metrics, settings=dict(model=model.settings()))
 
 
 def memory(cell: Cell, setting: Setting, device: str) -> Record:
@@ -278,10 +276,8 @@ def memory(cell: Cell, setting: Setting, device: str) -> Record:
         **setting.train(cell.model, "hawkes"),
     )
     scored = ready(model, device, 1.0)
-    logs, first = (
-        np.log(np.maximum(late_rates(scored, test), 1e-300)),
-        np.array([one.marks[0] for one in test]),
-    )
+    logs = np.log(np.maximum(late_rates(scored, test), 1e-300))
+    first = np.array([one.marks[0] for one in test])
     contrast = float(logs[first == 0].mean() - logs[first == 1].mean())
     score = scores(scored, test, None, setting.tolerance)
     truth = float(np.mean([true_log_likelihood(one, n) for one in test]))
@@ -295,12 +291,9 @@ def memory(cell: Cell, setting: Setting, device: str) -> Record:
         best_step=found.best_step,
     )
     metrics |= {key: score[key] for key in ("integral_error", "integral_tolerance")}
-    return dict(
-        metrics=metrics,
-        settings=dict(
-            model=model.settings(), training=setting.train(cell.model, "hawkes"), sequences=size
-        ),
-    )
+    training = setting.train(cell.model, "hawkes")
+    settings = dict(model=model.settings(), training=training, sequences=size)
+    return dict(metrics=metrics, settings=settings)
 
 
 def first_matters(sequences: int, n: int, seed: int) -> Dataset:
@@ -342,25 +335,22 @@ def _noise(n: int) -> float:
     return n / (SWITCH - FIRST)
 
 
-def late_rates(model: Any, data: Dataset) -> NDArray[np.float64]:
+def late_rates(model: PointProcess, data: Dataset) -> NDArray[np.float64]:
     """The rate of D that a model gives at the time asked about, from what happened before the
     switch, (B,).
     """
     before = [one.before(SWITCH) for one in data]
-    known = Dataset.from_sequences(
-        [
-            Sequence(s.times, s.marks, start=s.start, stop=1.0, space=s.space, id=s.id)
-            for s in before
-        ]
-    )
+    longer = [
+        Sequence(s.times, s.marks, start=s.start, stop=1.0, space=s.space, id=s.id) for s in before
+    ]
+    known = Dataset.from_sequences(longer)
     found = np.zeros(len(known))
     with eval_mode(model):
         for rows in known.batches(BATCH):
             batch = known.batch(rows).to(device_of(model))
             asked = torch.full_like(batch.start, ASKED)[:, None]
-            found[rows] = (
-                model.intensity(model.encode(batch), asked)[:, 0, 3].double().cpu().numpy()
-            )
+            rate = model.intensity(model.encode(batch), asked)[:, 0, 3]
+            found[rows] = rate.double().cpu().numpy()
     return found
 
 
@@ -387,7 +377,7 @@ def thinning(setting: Setting) -> Record:
 
 @torch.no_grad()
 def literal_counts(
-    model: Any, sequences: int, seed: int, *, turned: bool, stop: float = 1.0
+    model: PointProcess, sequences: int, seed: int, *, turned: bool, stop: float = 1.0
 ) -> NDArray[np.int64]:
     """Events before ``stop`` by Algorithm 2, line by line; ``turned`` accepts where D lambda_bar <=
     lambda~ instead of above it.
@@ -401,10 +391,8 @@ def literal_counts(
         np.full(sequences, stop),
     )
     history = model.encode(empty.batch())
-    t, count = (
-        torch.zeros(sequences, dtype=torch.float64),
-        torch.zeros(sequences, dtype=torch.int64),
-    )
+    t = torch.zeros(sequences, dtype=torch.float64)
+    count = torch.zeros(sequences, dtype=torch.int64)
     none = torch.zeros(sequences, dtype=torch.int64)
     for _ in range(LONGEST_WALK):
         if bool((t >= stop).all()):

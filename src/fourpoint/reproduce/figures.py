@@ -25,10 +25,12 @@ from numpy.typing import ArrayLike, NDArray
 
 from fourpoint.data.synthetic import process
 from fourpoint.events import Dataset, Sequence
-from fourpoint.models.base import position_before
+from fourpoint.models import DAPP
+from fourpoint.models.base import PointProcess, position_before
 from fourpoint.models.dapp_history import require
+from fourpoint.models.modes import Modes
 from fourpoint.ops.scores import scores
-from fourpoint.plots.charts import COLOURS, FAINT, INK, SOFT, look
+from fourpoint.plots.charts import COLOURS, FAINT, INK, SOFT, look, time_label
 from fourpoint.reproduce.cells import DONE, Record, write_table
 from fourpoint.reproduce.fitting import rates
 from fourpoint.reproduce.plan import (
@@ -52,6 +54,11 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
+POINTS = 401
+OURS = ("dapp", "odapp", "spline-poisson", "poisson")
+NOT_FITTED = " (not fitted)"
+
+
 class Drawn(NamedTuple):
     """A figure with its name as a file, its title and its caption."""
 
@@ -67,9 +74,9 @@ def draw_transformation(
     """Six panels: for each head its spectrum and its score; the rate, and what it would be with one
     head alone.
     """
-    data, model = TRANSFORMED, kept_plain(output, "dapp-paper", TRANSFORMED)
+    data, model = TRANSFORMED, kept_dapp(output, "dapp-paper", TRANSFORMED)
     if model is None:
-        data, model = "nyc_times", kept_plain(output, "dapp-paper", "nyc_times")
+        data, model = "nyc_times", kept_dapp(output, "dapp-paper", "nyc_times")
     if model is None:
         raise NoData(
             f"the paper's form fitted to {TRANSFORMED} or nyc_times",
@@ -86,35 +93,19 @@ def draw_transformation(
     total, alone = head_rates(model, sequence, times)
     figure, panels = canvas(2, 3, 12, 7)
     unit = {"hours": "h"}.get(test.unit, test.unit)
-    for k in range(len(clouds)):
-        cloud_plot(
-            panels[k, 0], f"head {k + 1}: spectrum", clouds[k, :, 0], clouds[k, :, 1], COLOURS[k]
-        )
-        lines_plot(
-            panels[k, 1],
-            f"head {k + 1}: score",
-            lags,
-            {f"head {k + 1}": kernel[k]},
-            (f"lag ({unit})" if unit else "lag", "score"),
-        )
-    names = ("time" + (f" ({unit})" if unit else ""), "rate")
-    lines_plot(
-        panels[0, 2], "rate of one sequence", times, {"both heads": total}, names, sequence.times
-    )
-    lines_plot(
-        panels[1, 2],
-        "one head alone",
-        times,
-        {f"head {k + 1}": y for k, y in enumerate(alone)},
-        names,
-        sequence.times,
-    )
+    labels = (time_label(unit, "lag"), "score")
+    for k, cloud in enumerate(clouds):
+        head = f"head {k + 1}"
+        cloud_plot(panels[k, 0], f"{head}: spectrum", cloud[:, 0], cloud[:, 1], COLOURS[k])
+        lines_plot(panels[k, 1], f"{head}: score", lags, {head: kernel[k]}, labels)
+    labels, events = (time_label(unit), "rate"), sequence.times
+    by_head = {f"head {k + 1}": rate for k, rate in enumerate(alone)}
+    lines_plot(panels[0, 2], "rate of one sequence", times, {"both heads": total}, labels, events)
+    lines_plot(panels[1, 2], "one head alone", times, by_head, labels, events)
     _write_transformation(output, clouds, lags, kernel, times, total, alone)
-    which = (
-        "911 calls (`calls911_208`, the stand-in for the paper's)"
-        if data == TRANSFORMED
-        else "**no 911 data given**: the times of `nyc_delays` instead"
-    )
+    which = "911 calls (`calls911_208`, the stand-in for the paper's)"
+    if data != TRANSFORMED:
+        which = "**no 911 data given**: the times of `nyc_delays` instead"
     caption = (
         f"The paper's form on {which}. Left: {clouds.shape[1]:,} features drawn from each head's "
         "learned spectrum. Middle: the score they make, against the lag. Right: the rate over the "
@@ -124,24 +115,25 @@ def draw_transformation(
 
 
 @torch.no_grad()
-def generated_features(model: Any) -> NDArray[np.float64]:
+def generated_features(model: DAPP) -> NDArray[np.float64]:
     """The generated features omega, (K, D, 2)."""
     modes = model.modes
+    if not isinstance(modes, Modes):
+        raise TypeError(f"expected a spectrum of the paper's form; received {type(modes).__name__}")
     found = modes.generator(modes.noise.to(modes.time_key))[..., : modes.time_key.shape[1]]
     return np.asarray(found.double().numpy())
 
 
 @torch.no_grad()
 def head_rates(
-    model: Any, sequence: Sequence, times: NDArray[np.float64]
+    model: DAPP, sequence: Sequence, times: NDArray[np.float64]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """The total rate (Q,) at ``times``, and with one head at a time (K, Q)."""
     history = model.encode(sequence.batch())
     asked = torch.from_numpy(times)[None]
     seen = position_before(history, asked)
-    heads = (
-        model.attend(history, asked[..., None], seen)[:, :, 0] * model.readout_weights()
-    )  # (1, Q, K, M)
+    attended = model.attend(history, asked[..., None], seen)[:, :, 0]
+    heads = attended * model.readout_weights()  # (1, Q, K, M)
     since = asked - history.start[:, None]
 
     def rate(z: torch.Tensor) -> NDArray[np.float64]:
@@ -152,17 +144,25 @@ def head_rates(
 
 
 def _write_transformation(
-    output: Path, clouds: Any, lags: Any, kernel: Any, times: Any, total: Any, alone: Any
+    output: Path,
+    clouds: NDArray[np.float64],
+    lags: NDArray[np.float64],
+    kernel: NDArray[np.float64],
+    times: NDArray[np.float64],
+    total: NDArray[np.float64],
+    alone: NDArray[np.float64],
 ) -> None:
     rows: list[list[Any]] = []
-    for k in range(len(clouds)):
-        rows += [["spectrum", k + 1, float(a), float(b)] for a, b in clouds[k]]
-        rows += [["score", k + 1, float(a), float(b)] for a, b in zip(lags, kernel[k], strict=True)]
-        rows += [
-            ["rate with this head", k + 1, float(a), float(b)]
-            for a, b in zip(times, alone[k], strict=True)
-        ]
-    rows += [["rate", "all", float(a), float(b)] for a, b in zip(times, total, strict=True)]
+
+    def add(part: str, head: str | int, x: NDArray[np.float64], y: NDArray[np.float64]) -> None:
+        points = zip(x.tolist(), y.tolist(), strict=True)
+        rows.extend([part, head, *point] for point in points)
+
+    for k, cloud in enumerate(clouds):
+        add("spectrum", k + 1, cloud[:, 0], cloud[:, 1])
+        add("score", k + 1, lags, kernel[k])
+        add("rate with this head", k + 1, times, alone[k])
+    add("rate", "all", times, total)
     write_table(output / "figures" / "score-transformation.csv", ["part", "head", "x", "y"], rows)
 
 
@@ -172,25 +172,21 @@ def draw_scores(output: Path, setting: Setting, records: list[Record], real: Pat
     """
     sequence = middle_sequence(parts_of("hawkes", setting, 0, None).test)
     true = np.exp(-np.maximum(sequence.times[:, None] - sequence.times, 0))
+    nothing = np.zeros_like(true)
     shown: list[tuple[str, NDArray[np.float64]]] = []
     for model, name in (("dapp-paper", "Fourier kernel"), ("dapp-paper-dot", "dot product")):
-        fitted = kept_plain(output, model, "hawkes")
-        found = (
-            np.zeros((2, len(sequence), len(sequence)))
-            if fitted is None
-            else pair_scores(fitted, sequence)
-        )
-        note = "" if fitted is not None else " (not fitted)"
+        fitted = kept_dapp(output, model, "hawkes")
+        if fitted is None:
+            found, note = np.zeros((2, *nothing.shape)), NOT_FITTED
+        else:
+            found, note = pair_scores(fitted, sequence), ""
         shown += [(f"{name}, head {k + 1}{note}", found[k]) for k in range(2)]
-    ours = kept_plain(output, "dapp", "hawkes")
-    effect = np.zeros((len(sequence), len(sequence))) if ours is None else effects(ours, sequence)
-    shown.insert(
-        2,
-        (
-            "our DAPP: effect inside the link" + ("" if ours is not None else " (not fitted)"),
-            effect,
-        ),
-    )
+    ours = kept_dapp(output, "dapp", "hawkes")
+    title = "our DAPP: effect inside the link"
+    if ours is None:
+        shown.insert(2, (title + NOT_FITTED, nothing))
+    else:
+        shown.insert(2, (title, effects(ours, sequence)))
     shown.append(("truth: exp(\u2212(t \u2212 t'))", true))
     figure, panels = canvas(2, 3, 12, 7.4)
     rows: list[list[Any]] = []
@@ -201,14 +197,10 @@ def draw_scores(output: Path, setting: Setting, records: list[Record], real: Pat
         rows += [[title, int(n), int(i), float(matrix[n, i])] for n, i in zip(*below, strict=True)]
         if title.startswith("truth"):
             continue
-        agreement.append(
-            f"{title}: {rank_correlation(matrix[below], true[below]):+.2f}".replace("-", "\u2212")
-        )
-    write_table(
-        output / "figures" / "score-visualization.csv",
-        ["score", "event", "past_event", "value"],
-        rows,
-    )
+        rank = rank_correlation(matrix[below], true[below])
+        agreement.append(f"{title}: {rank:+.2f}".replace("-", "\u2212"))
+    header = ["score", "event", "past_event", "value"]
+    write_table(output / "figures" / "score-visualization.csv", header, rows)
     caption = (
         "Scores of each event (row) on each past event (column), one sequence of hawkes. Rank "
         f"correlation with the true triggering, which fades with the lag: {'; '.join(agreement)}."
@@ -217,7 +209,7 @@ def draw_scores(output: Path, setting: Setting, records: list[Record], real: Pat
 
 
 @torch.no_grad()
-def pair_scores(model: Any, sequence: Sequence) -> NDArray[np.float64]:
+def pair_scores(model: DAPP, sequence: Sequence) -> NDArray[np.float64]:
     """nu_k(x_n, x_i) of every pair of events, (K, N, N)."""
     history = model.encode(sequence.batch())
     past = require(history.past)
@@ -227,7 +219,7 @@ def pair_scores(model: Any, sequence: Sequence) -> NDArray[np.float64]:
 
 
 @torch.no_grad()
-def effects(model: Any, sequence: Sequence) -> NDArray[np.float64]:
+def effects(model: DAPP, sequence: Sequence) -> NDArray[np.float64]:
     """What each past event adds inside the link at each event, (N, N)."""
     history = model.encode(sequence.batch())
     found = model.contributions(history, torch.tensor(sequence.times)[None])[0, :, :, 0]
@@ -244,10 +236,6 @@ def rank_correlation(a: NDArray[np.float64], b: NDArray[np.float64]) -> float:
         return 0.0
     first, second = (np.argsort(np.argsort(x)).astype(np.float64) for x in (a, b))
     return float(np.corrcoef(first, second)[0, 1])
-
-
-POINTS = 401
-OURS = ("dapp", "odapp", "spline-poisson", "poisson")
 
 
 def draw_intensity(
@@ -417,13 +405,19 @@ DRAWINGS: dict[str, Callable[[Path, Setting, list[Record], Path | None], Drawn]]
 }
 
 
-def kept_plain(output: Path, model: str, data: str) -> Any | None:
+def kept_plain(output: Path, model: str, data: str) -> PointProcess | None:
     """The model of the first seed, or None where it was not fitted."""
     folder = output / "models" / Cell("fit", model, data, 0).id
     return restore(folder) if (folder / "model.json").is_file() else None
 
 
-def kept_model(output: Path, model: str, data: str, longest: float) -> Any | None:
+def kept_dapp(output: Path, model: str, data: str) -> DAPP | None:
+    """The same for a form of DAPP."""
+    found = kept_plain(output, model, data)
+    return found if isinstance(found, DAPP) else None
+
+
+def kept_model(output: Path, model: str, data: str, longest: float) -> PointProcess | None:
     """The same, with tabled scores where that is of use for windows up to ``longest``."""
     found = kept_plain(output, model, data)
     return None if found is None else tabled(found, longest)

@@ -16,9 +16,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fourpoint.events import Dataset, Sequence
+from fourpoint.events import Dataset, MarkSpace, Sequence
 from fourpoint.inference.evaluation import evaluate, intensity
 from fourpoint.models import MODELS
+from fourpoint.models.base import PointProcess
 from fourpoint.ops.quadrature import Unconverged
 from fourpoint.reproduce.cells import Record
 from fourpoint.reproduce.plan import SYNTHETIC, Cell, Setting
@@ -68,7 +69,7 @@ def fit_cell(cell: Cell, setting: Setting, output: Path, real: Path | None, devi
     return dict(metrics={k: v for k, v in numbers.items() if v is not None}, settings=settings)
 
 
-def ready(model: Any, device: str, longest: float) -> Any:
+def ready(model: PointProcess, device: str, longest: float) -> PointProcess:
     """``model`` as it is scored: on ``device``, and with tabled scores where it has 10,000
     features. What is fitted in closed form stays on the CPU, where scoring it takes no time.
     """
@@ -77,7 +78,9 @@ def ready(model: Any, device: str, longest: float) -> Any:
     return tabled(model, longest)
 
 
-def scores(model: Any, test: Dataset, truth: str | None, tolerance: float) -> dict[str, Any]:
+def scores(
+    model: PointProcess, test: Dataset, truth: str | None, tolerance: float
+) -> dict[str, Any]:
     """The numbers of `evaluate`; where an integral does not converge to ``tolerance``, to ten or a
     hundred times as much.
 
@@ -99,9 +102,9 @@ def scores(model: Any, test: Dataset, truth: str | None, tolerance: float) -> di
 def curve_cell(cell: Cell, setting: Setting, real: Path | None, device: str) -> Record:
     """The likelihood of the test data at every validation of the fit that the tables report.
 
-    The steps of a fit depend on (seed, step) alone. So training once more, with the test data in
-    the place of those it stops by and no early stop, goes through the same weights and shows them
-    on the test data; nothing is chosen by it.
+    The steps of a fit depend on (seed, step) alone. So training once more, with the test data
+    instead of the dev data and without early stopping, goes through the same weights and scores
+    them on the test data; nothing is chosen by it.
     """
     parts = parts_of(cell.data, setting, cell.seed, real)
     model = build(cell, setting, parts.train.marks)
@@ -132,19 +135,21 @@ def curve_cell(cell: Cell, setting: Setting, real: Path | None, device: str) -> 
     )
 
 
-def build(cell: Cell, setting: Setting, marks: Any) -> Any:
+def build(cell: Cell, setting: Setting, marks: MarkSpace) -> PointProcess:
     """The model of ``cell``, untrained."""
     constructor = MODELS[cell.model]
     seeded = {"seed": cell.seed} if "seed" in signature(constructor).parameters else {}
     return constructor(marks, **setting.build(cell.model), **seeded)
 
 
-def rates(model: Any, sequence: Sequence, times: NDArray[np.float64]) -> NDArray[np.float64]:
+def rates(
+    model: PointProcess, sequence: Sequence, times: NDArray[np.float64]
+) -> NDArray[np.float64]:
     """The total rate at ``times`` given the events of ``sequence`` before each, (Q,)."""
     return np.asarray(intensity(model, sequence, times).sum(1))
 
 
-def _recipe(model: Any, options: dict[str, Any]) -> dict[str, Any]:
+def _recipe(model: PointProcess, options: dict[str, Any]) -> dict[str, Any]:
     if model.fits_in_closed_form:
         return {"by": "maximum likelihood"}
     chosen = {**RECIPE, **(model.recipe or {}), **options}

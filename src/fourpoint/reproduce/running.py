@@ -1,5 +1,5 @@
-"""Cells in processes of their own, several at once, with time left; a cell that fails or is killed
-costs nothing but itself.
+"""Cells in processes of their own, several at once; a cell that fails or is killed does not affect
+the others.
 
 Each worker is a fresh process with one thread that takes one cell after another. An error inside a
 cell comes back as its reason. A worker that dies (killed, out of memory) is seen at its pipe: its
@@ -16,12 +16,13 @@ import math
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import Connection, wait
-from typing import Any
+from multiprocessing.context import SpawnProcess
 
 from fourpoint.report.printing import plain_console, text_column
 from fourpoint.reproduce.cells import DONE, FAILED, NO_DATA, Record
@@ -60,9 +61,8 @@ def run_cells(
         def keep_and_tell(cell: Cell, outcome: Record) -> None:
             keep(cell, outcome)
             left.remove(cell)
-            if (
-                outcome["status"] == DONE
-            ):  # one without data takes no time, and says nothing of others
+            # A cell without data takes no time, from which nothing can be learned about others.
+            if outcome["status"] == DONE:
                 pace.learn(cell, float(outcome["seconds"]))
             ended(cell, outcome)
 
@@ -77,7 +77,9 @@ def run_cells(
 
 def cores() -> int:
     """The cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if sys.platform == "linux":
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def attempt(work: Work, cell: Cell) -> Record:
@@ -87,9 +89,7 @@ def attempt(work: Work, cell: Cell) -> Record:
         outcome: Record = {"status": DONE, "reason": "", **work(cell)}
     except NoData as error:
         outcome = {"status": NO_DATA, "reason": error.received}
-    except (
-        Exception
-    ) as error:  # whatever goes wrong in one cell is that cell's record, and the rest goes on
+    except Exception as error:  # an error of one cell is recorded with it, and the others go on
         outcome = {"status": FAILED, "reason": f"{type(error).__name__}: {error}"}
     clocks = dict(
         seconds=round(time.monotonic() - began, 2),
@@ -102,23 +102,19 @@ def _in_processes(
     queue: list[Cell], work: Work, keep: Keep, jobs: int, until: float, pace: Pace
 ) -> None:
     waiting = list(queue)
-    busy: dict[Connection, tuple[Any, Cell, float]] = {}
+    busy: dict[Connection, tuple[SpawnProcess, Cell, float]] = {}
     idle = [_worker(work) for _ in range(jobs)]
     try:
         while True:
-            while (
-                idle
-                and (
-                    cell := next(
-                        (c for c in waiting if pace.fits(c, until - time.monotonic())), None
-                    )
-                )
-                is not None
-            ):
+            while idle:
+                left = until - time.monotonic()
+                fitting = next((cell for cell in waiting if pace.fits(cell, left)), None)
+                if fitting is None:
+                    break
                 process, pipe = idle.pop()
-                waiting.remove(cell)
-                pipe.send(cell)
-                busy[pipe] = (process, cell, time.monotonic())
+                waiting.remove(fitting)
+                pipe.send(fitting)
+                busy[pipe] = (process, fitting, time.monotonic())
             heard = _heard(list(busy), until) if busy else []
             if not heard:
                 return
@@ -128,39 +124,38 @@ def _in_processes(
                     outcome = pipe.recv()
                 except (EOFError, OSError):
                     process.join()
-                    outcome = {
-                        "status": FAILED,
-                        "reason": _death(process.exitcode),
-                        "seconds": round(time.monotonic() - began, 2),
-                    }
+                    reason, seconds = _death(process.exitcode), round(time.monotonic() - began, 2)
+                    outcome = {"status": FAILED, "reason": reason, "seconds": seconds}
                 keep(cell, outcome)
                 if outcome["status"] != FAILED:
                     idle.append((process, pipe))
                     continue
-                _end(
-                    process, pipe
-                )  # what broke a cell may have broken its process: errors of a GPU stay with it
+                # What broke a cell may have broken its process: errors of a GPU stay with it.
+                _end(process, pipe)
                 if waiting:
                     idle.append(_worker(work))
     finally:
-        for process, pipe in [*idle, *((process, pipe) for pipe, (process, _, _) in busy.items())]:
+        for process, pipe in idle:
+            _end(process, pipe)
+        for pipe, (process, _, _) in busy.items():
             _end(process, pipe)
 
 
 def _heard(pipes: list[Connection], until: float) -> list[Connection]:
-    """The pipes that have something to say, or that were closed; none of them once time is up."""
-    ready = wait(pipes, None if math.isinf(until) else max(0.0, until - time.monotonic()))
+    """The pipes that can be read, or that were closed; none of them once time is up."""
+    patience = None if math.isinf(until) else max(0.0, until - time.monotonic())
+    ready = wait(pipes, patience)
     return [pipe for pipe in pipes if pipe in ready]
 
 
-def _end(process: Any, pipe: Connection) -> None:
+def _end(process: SpawnProcess, pipe: Connection) -> None:
     pipe.close()
     if process.is_alive():
         process.terminate()
     process.join()
 
 
-def _worker(work: Work) -> tuple[Any, Connection]:
+def _worker(work: Work) -> tuple[SpawnProcess, Connection]:
     """A fresh process and the pipe to it."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
@@ -172,7 +167,7 @@ def _worker(work: Work) -> tuple[Any, Connection]:
 
 
 def _serve(pipe: Connection, work: Work) -> None:
-    """Take cells until the pipe is closed. Interrupts are the parent's business."""
+    """Take cells until the pipe is closed. Interrupts are left to the parent."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     import torch
@@ -193,9 +188,7 @@ def _serve(pipe: Connection, work: Work) -> None:
 
 
 def _end_with(parent: int) -> None:
-    """End this process once its parent is gone, however it went: nobody would read what it
-    finds.
-    """
+    """End this process once its parent is gone, since its results would not be read."""
     while os.getppid() == parent:
         time.sleep(1.0)
     os._exit(1)
@@ -259,20 +252,14 @@ def _progress(cells: list[Cell], jobs: int, show: bool, pace: Pace) -> Iterator[
                 )
                 line = f"{text} ({outcome.get('seconds', 0):.0f} s, about {_time(rest)} left)"
                 bar.console.print(console_text(line), soft_wrap=True)
-            bar.update(
-                task,
-                advance=1,
-                description=console_text(name),
-                left=f"about {_time(rest)} left" if left else "",
-            )
+            later = f"about {_time(rest)} left" if left else ""
+            bar.update(task, advance=1, description=console_text(name), left=later)
 
         yield ended
 
 
 def _time(seconds: float) -> str:
-    minutes = round(seconds) // 60
-    return (
-        f"{minutes // 60} h {minutes % 60} min"
-        if minutes >= 60
-        else f"{minutes} min {round(seconds) % 60} s"
-    )
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes >= 60:
+        return f"{minutes // 60} h {minutes % 60} min"
+    return f"{minutes} min {rest} s"

@@ -34,18 +34,17 @@ CELLS = 2**20  # of a table at most, over all pairs of marks; beyond it the dire
 PIECE, LARGE = 2**21, 2**25  # numbers formed at once, on a CPU and on other devices
 
 
-def tabled(model: Any, longest: float) -> Any:
+def tabled(model: PointProcess, longest: float) -> PointProcess:
     """``model`` with tabled scores for windows up to ``longest`` (the user's unit), or ``model``
     itself where that has no use.
 
     That is the case for all but random-phase Fourier scores, and for windows that would need more
     than ``CELLS`` cells.
     """
-    if (
-        not isinstance(model, DAPP)
-        or model.settings()["phase"] != "random"
-        or model.settings()["score"] != "fourier"
-    ):
+    if not isinstance(model, DAPP):
+        return model
+    settings = model.settings()
+    if settings["phase"] != "random" or settings["score"] != "fourier":
         return model
     reach = longest / float(model.time_scale)
     with torch.no_grad():
@@ -56,10 +55,9 @@ def tabled(model: Any, longest: float) -> Any:
 
 
 class Tabled(PointProcess[DAPPHistory]):
-    """A DAPP whose intensity is computed from tables; it has the verbs that likelihoods and
-    intensities need.
+    """A DAPP whose intensity is computed from tables, for likelihoods and intensities.
 
-    Weights are taken over, and so is their device, as they are when it is made.
+    Weights and their device are those of the model when this one is made.
     """
 
     lags: Tensor
@@ -108,9 +106,8 @@ class Tabled(PointProcess[DAPPHistory]):
         history = DAPPHistory(times, batch.start, batch.lengths, self.parts, None, past)
         if model.settings()["keep"] is None:
             return history
-        own = batch.marks[:, None, :, None, None].expand(
-            -1, len(model.readout), -1, 1, batch.times.shape[1]
-        )
+        heads, events = len(model.readout), batch.times.shape[1]
+        own = batch.marks[:, None, :, None, None].expand(-1, heads, -1, 1, events)
         nu = self._scores(elapsed, elapsed, batch.marks).gather(3, own)[:, :, :, 0]
         none = selection.empty(len(nu), min(model.kept_events(), nu.shape[2]), nu.shape[1], nu)
         active, gone = selection.run(none, nu, batch.valid, model.settings()["normalise"])
@@ -126,30 +123,26 @@ class Tabled(PointProcess[DAPPHistory]):
         model, (B, G, Q) = self.model, times.shape
         index = torch.arange(G, device=times.device).expand(B, G) if seen is None else seen
         past = require(history.past)
-        query, events = (
-            model.elapsed(times, history.start),
-            model.elapsed(past.times, history.start),
-        )
+        query = model.elapsed(times, history.start)
+        events = model.elapsed(past.times, history.start)
         mask = attention._per_head(past.mask(index))[:, :, :, None, None]
         sums = []
         most = PIECE if times.device.type == "cpu" else LARGE
         size = max(1, most // max(1, B * G * past.times[0].numel() * model.readout.numel()))
         for first in range(0, Q, size):
-            nu = self._scores(
-                query[:, :, first : first + size].flatten(1), events, past.marks
-            ).unflatten(2, (G, -1))
+            some = query[:, :, first : first + size].flatten(1)
+            nu = self._scores(some, events, past.marks).unflatten(2, (G, -1))
             weights = attention.normalised(nu, mask, model.settings()["normalise"])
             sums.append(
                 torch.einsum("bkgqmn,bnk,km->bgqm", weights, past.values, model.readout_weights())
             )
         z = torch.cat(sums, 2)
-        return model.rate.log_rate(
-            z, times - history.start[:, None, None], history.parts.curves
-        ) - model.time_scale.log().to(z)
+        since = times - history.start[:, None, None]
+        log_rate = model.rate.log_rate(z, since, history.parts.curves)
+        return log_rate - model.time_scale.log().to(z)
 
     def intensity(self, history: DAPPHistory, times: Tensor) -> Tensor:
         """lambda per mark at any times."""
-        B, Q = times.shape
         seen = position_before(history, times)
         return self.log_intensity(history, times[..., None], seen)[:, :, 0].exp()
 
