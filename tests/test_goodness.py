@@ -188,7 +188,7 @@ def test_transport_distance_is_the_least() -> None:
 def test_wrong_calls_are_refused() -> None:
     events = simulate("hawkes", 3)
     for score in (goodness_of_fit, prediction_scores):
-        with pytest.raises(UserError, match="events with 2 types .* received no marks"):
+        with pytest.raises(UserError, match="data with 2 types, .* received no marks"):
             score(Hawkes(2), events)
     with pytest.raises(UserError, match="a positive horizon; received -1"):
         prediction_scores(TRUE, events, horizon=-1.0)

@@ -14,7 +14,7 @@ from test_narrow_peaks import PEAKS, Ticking, data
 
 import fourpoint as fp
 from fourpoint.events import MarkSpace
-from fourpoint.events.ties import spread_in_ticks
+from fourpoint.events.ties import dequantise_uniformly
 from fourpoint.inference.likelihood import sampled_log_likelihood
 from fourpoint.inference.ticks import tick_of, tick_score
 from fourpoint.models import MODELS, positions
@@ -134,7 +134,7 @@ def test_batches_are_spread_in_order_and_evenly() -> None:
         for t in times
     ]
     batch, random = fp.Dataset.from_sequences(sequences).batch(), torch.Generator().manual_seed(0)
-    drawn = [batch.spread(1.0, random) for _ in range(3000)]
+    drawn = [batch.dequantise(1.0, random) for _ in range(3000)]
     for found in drawn[:100]:
         assert torch.equal(found.marks, batch.marks) and torch.equal(found.valid, batch.valid)
         assert bool((found.times.diff(dim=1) >= 0).all()) and bool(
@@ -149,7 +149,9 @@ def test_batches_are_spread_in_order_and_evenly() -> None:
     )  # three of one tick in order, one, two, ...
     assert torch.allclose(share.mean(0), wanted.double(), atol=0.02)
     data = fp.Dataset.from_sequences(sequences)
-    found = torch.stack([spread_in_ticks(data, 1.0, seed).batch().times for seed in range(3000)])
+    found = torch.stack(
+        [dequantise_uniformly(data, 1.0, seed).batch().times for seed in range(3000)]
+    )
     share = ((found - low) / (high - low))[:, batch.valid]
     assert bool((found.diff(dim=2) >= 0).all()) and torch.allclose(
         share.mean(0), wanted.double(), atol=0.02

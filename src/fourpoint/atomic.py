@@ -45,7 +45,7 @@ def write_atomic(
     *,
     sync: bool = True,
 ) -> None:
-    """Put ``content`` in the place of what ``path`` holds, all of it or none.
+    """Replace what ``path`` holds by ``content``: all of it or nothing.
 
     Arguments
         content: bytes, text (written as UTF-8), or a function that writes to the path it is given.
@@ -75,7 +75,7 @@ def write_atomic(
             write_all(file, _as_bytes(content))
         if sync:
             os.fsync(file)
-        os.replace(draft, path)
+        draft.replace(path)
     finally:
         draft.unlink(missing_ok=True)
         os.close(file)
@@ -211,9 +211,9 @@ def _remove_orphans(folder: Path) -> None:
     key = (status.st_dev, status.st_ino)
     if fcntl is None or key in _swept:
         return
-    for name in os.listdir(folder):
-        if TEMPORARY.fullmatch(name):
-            _remove_if_orphaned(folder / name)
+    for path in folder.iterdir():
+        if TEMPORARY.fullmatch(path.name):
+            _remove_if_orphaned(path)
     _swept.add(key)
 
 
@@ -247,6 +247,6 @@ def _lock(file: int, *, wait: bool = False) -> bool | None:
 def _is_file(file: int, path: Path) -> bool:
     """Whether an open file is the one that ``path`` leads to now."""
     try:
-        return os.path.samestat(os.fstat(file), os.stat(path))
+        return os.path.samestat(os.fstat(file), path.stat())
     except FileNotFoundError:
         return False

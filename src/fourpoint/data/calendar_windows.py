@@ -6,7 +6,7 @@ last event that have none are windows without events, since silence is evidence.
 window is elapsed real time since its start. So in a zone with daylight saving one day a year has 23
 hours and one has 25, and on those two days the hours after the change stand one off the wall clock;
 rates and gaps are true on all days. A week begins on Monday and is named as ISO 8601 does
-("2024-W18"). Used by :mod:`fourpoint.data.readers`.
+("2024-W18").
 """
 
 from __future__ import annotations
@@ -72,16 +72,16 @@ def calendar_windows(
     >>> windows.ids, ((windows.stops - windows.starts) / 3600).tolist()
     (('2024-03-10', '2024-03-11'), [23.0, 24.0])
     """
-    first, last = (
-        (int(clock.ticks.min()), int(clock.ticks.max()))
-        if period is None
-        else (period[0], period[1] - 1)
-    )
+    if period is None:
+        first, last = (int(clock.ticks.min()), int(clock.ticks.max()))
+    else:
+        first, last = (period[0], period[1] - 1)
     labels = _labels(_wall(first, clock), _wall(last, clock), by, clock)
     edges, names = _edges(labels, by, clock)
     starts, stops = edges[:-1], edges[1:]
     if period is not None:
-        starts, stops = np.maximum(starts, period[0]), np.minimum(stops, period[1])
+        starts = np.maximum(starts, period[0])
+        stops = np.minimum(stops, period[1])
     full = stops > starts
     ids = tuple(name for name, keep in zip(names, full.tolist(), strict=True) if keep)
     return CalendarWindows(ids, edges[:-1][full], starts[full], stops[full])
@@ -134,7 +134,8 @@ def _edges(labels: NDArray[np.int64], by: By, clock: Clock) -> tuple[NDArray[np.
         again = np.array([*_names(labels[twice], by)], dtype=object) + [
             _offset(int(labels[i] - late[i])) for i in twice
         ]
-        early, names = np.concatenate([early, late[twice]]), np.concatenate([names, again])
+        early = np.concatenate([early, late[twice]])
+        names = np.concatenate([names, again])
     order = np.argsort(early, kind="stable")
     early, names = early[order], names[order]
     # A unit that the calendar skips (Samoa had no 30 December 2011) begins where the next does.

@@ -227,11 +227,10 @@ def check_zone(name: str) -> None:
         last = {zone.rsplit("/", 1)[-1].lower(): zone for zone in sorted(known)}
         wanted = name.rsplit("/", 1)[-1].strip().lower().replace(" ", "_")
         near = [last[word] for word in get_close_matches(wanted, last, n=2, cutoff=0.7)]
-        remedy = (
-            f"Did you mean {' or '.join(map(repr, near))}?"
-            if near
-            else "Use an IANA name such as 'Europe/Berlin', or 'UTC'."
-        )
+        if near:
+            remedy = f"Did you mean {' or '.join(map(repr, near))}?"
+        else:
+            remedy = "Use an IANA name such as 'Europe/Berlin', or 'UTC'."
         raise UserError("the name of a time zone", f"{name!r}", remedy) from error
 
 
@@ -287,11 +286,9 @@ def _epoch(
     if not parts:
         return None
     # numpy's least of all is NaN where any is, and then the numbers are left to be refused.
-    low, high = (
-        float(np.min([part.min() for part in parts])),
-        float(np.max([part.max() for part in parts])),
-    )
-    if pa.types.is_integer(column.type) and 19000101 <= low and high <= 22001231:
+    low = float(np.min([part.min() for part in parts]))
+    high = float(np.max([part.max() for part in parts]))
+    if pa.types.is_integer(column.type) and low >= 19000101 and high <= 22001231:
         return _written_dates(flat(column), notes)
     bands = [FIRST_EPOCH * 1000**k for k in range(5)]
     band = next(
@@ -318,7 +315,9 @@ def _written_dates(
     values: NDArray[Any], notes: list[str]
 ) -> tuple[NDArray[np.int64], int, str | None] | None:
     whole = values.astype(np.int64)
-    year, month, day = whole // 10000, whole // 100 % 100, whole % 100
+    year = whole // 10000
+    month = whole // 100 % 100
+    day = whole % 100
     if month.min() < 1 or month.max() > 12 or day.min() < 1 or day.max() > 31:
         return None
     days = (
@@ -376,7 +375,7 @@ def localise(
     ...     ).tolist(),
     ...     notes,
     ... )
-    ([3000], ['2 times lie in an hour that America/New_York has twice: told apart by the order of rows'])
+    ([3000], ['2 times lie in an hour that America/New_York has twice: told apart by ...'])
     """
     early, late = _both(wall, rate, zone)
     skipped = np.flatnonzero(late < early)
@@ -398,11 +397,9 @@ def localise(
         f"{len(twice):,} times lie in an hour that {zone} has twice: told apart by the order of "
         "rows"
     )
-    notes.append(
-        note
-        if not open_rows
-        else f"{note}; {open_rows:,} could not be and are taken as the earlier"
-    )
+    if open_rows:
+        note = f"{note}; {open_rows:,} could not be and are taken as the earlier"
+    notes.append(note)
     return early
 
 
@@ -429,7 +426,8 @@ def _second(
     code: Callable[[], NDArray[np.int32]] | None,
 ) -> tuple[NDArray[np.bool_], int]:
     """Which of the rows ``twice`` are the second of the two, and how many could not be told."""
-    falls, rises = int((wall[1:] < wall[:-1]).sum()), int((wall[1:] > wall[:-1]).sum())
+    falls = int((wall[1:] < wall[:-1]).sum())
+    rises = int((wall[1:] > wall[:-1]).sum())
     if falls > rises + 1:  # the newest row first
         second, left = _second(
             wall[::-1],

@@ -296,11 +296,10 @@ def read_marks(
     limit = MOST_TYPES if names is None else len(names)
     if low < 0 or high >= limit:
         row = int(np.flatnonzero((values < 0) | (values >= limit))[0])
-        remedy = (
-            "Number the types from 0, or write them as text."
-            if names is None
-            else "Mend the mark, or name more types."
-        )
+        if names is None:
+            remedy = "Number the types from 0, or write them as text."
+        else:
+            remedy = "Mend the mark, or name more types."
         raise columns.error(
             f"marks from 0 to {limit - 1}", f"{values[row]} at {columns.table.place(row)}", remedy
         )
@@ -317,11 +316,10 @@ def read_splits(columns: Columns, name: str) -> tuple[NDArray[np.int32], NDArray
     odd = next((i for i, word in enumerate(words) if word not in SPLITS), None)
     if odd is not None:
         row = int(np.argmax(numbered.code() == odd))
-        near = (
-            ["dev"]
-            if words[odd].lower().startswith("val")
-            else get_close_matches(words[odd].lower(), SPLITS, n=1)
-        )
+        if words[odd].lower().startswith("val"):
+            near = ["dev"]
+        else:
+            near = get_close_matches(words[odd].lower(), SPLITS, n=1)
         remedy = f"Rename it to {near[0]!r}." if near else "Rename the values of the split column."
         raise columns.error(
             "splits called train, dev or test",
@@ -347,11 +345,10 @@ def _named_marks(
     if odd is not None:
         row = int(np.argmax(numbered.code() == odd))
         near = get_close_matches(words[odd], known, n=1)
-        remedy = (
-            f"Did you mean {near[0]!r}?"
-            if near
-            else f"Known marks are like {', '.join(map(repr, known[:3]))}."
-        )
+        if near:
+            remedy = f"Did you mean {near[0]!r}?"
+        else:
+            remedy = f"Known marks are like {', '.join(map(repr, known[:3]))}."
         raise columns.error(
             "marks that the file names", f"{words[odd]!r} at {columns.table.place(row)}", remedy
         )

@@ -1,7 +1,5 @@
 """A data set in a few lines: how many sequences and events, their windows, rate, gaps, ties, marks,
 places and splits.
-
-Used by ``fourpoint data`` and by the first look at a file (:mod:`fourpoint.data.inspecting`).
 """
 
 from __future__ import annotations
@@ -44,11 +42,10 @@ def facts(data: Dataset, by: str = "", column: str = "") -> list[tuple[str, str]
     low, middle, high = np.quantile(data.lengths, (0, 0.5, 1))
     several = len(data) > 1
     lengths = data.durations
-    span = (
-        f"{lengths.min():g}"
-        if np.ptp(lengths) <= 1e-9 * lengths.max()
-        else f"{lengths.min():g} to {lengths.max():g}"
-    )
+    if np.ptp(lengths) <= 1e-9 * lengths.max():
+        span = f"{lengths.min():g}"
+    else:
+        span = f"{lengths.min():g} to {lengths.max():g}"
     found = [
         ("sequences", f"{len(data):,} ({ids if several else by or data.ids[0]})"),
         (

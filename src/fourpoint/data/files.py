@@ -28,11 +28,10 @@ def check_file(path: Path, what: str, likely: Callable[[Path], object] = Path.ex
         if path.is_dir():
             raise EventDataError(what, f"{path}, which is a folder", "Name one file in it.")
         if not path.exists():
-            here = (
-                {p.stem: p.name for p in sorted(path.parent.iterdir()) if likely(p)}
-                if path.parent.is_dir()
-                else {}
-            )
+            if path.parent.is_dir():
+                here = {p.stem: p.name for p in sorted(path.parent.iterdir()) if likely(p)}
+            else:
+                here = {}
             near = [here[stem] for stem in get_close_matches(path.stem, here, n=2)]
             remedy = f"Did you mean {' or '.join(near)}?" if near else "Check the path."
             raise EventDataError(what, f"{path}, which does not exist", remedy)

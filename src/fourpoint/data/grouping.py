@@ -4,9 +4,8 @@ of Python per row.
 Rows that share a value are one sequence. Most files are already grouped (all rows of a sequence are
 neighbours), and
 then nothing is moved: :func:`number` sees it from the runs of equal values. Otherwise values are
-numbered by a table or
-a hash, and rows are moved by a stable radix sort of these numbers, 16 bits at a time, in time
-proportional to the rows. Used by :mod:`fourpoint.data.readers`.
+numbered by a table or a hash, and rows are moved by a stable radix sort of these numbers, 16 bits
+at a time, in time proportional to the rows.
 """
 
 from __future__ import annotations
@@ -176,11 +175,10 @@ def _by_table(values: NDArray[Any], low: int, high: int) -> Numbered:
     first row.
     """
     n = len(values)
-    key = (
-        (values - np.uint64(low)).astype(np.int64)
-        if values.dtype == np.uint64
-        else values.astype(np.int64, copy=False)
-    )
+    if values.dtype == np.uint64:
+        key = (values - np.uint64(low)).astype(np.int64)
+    else:
+        key = values.astype(np.int64, copy=False)
     key = key - low if low and values.dtype != np.uint64 else key
     first = np.full(high - low + 1, n, dtype=np.int64)
     for stop in range(n, 0, -BLOCK):

@@ -26,6 +26,7 @@ import os
 import shlex
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -85,6 +86,10 @@ class Inspection:
         """The numbers, for ``--json``."""
         data, roles = self.reading.data, self.reading.roles
         counts = np.bincount(data.mark_ids, minlength=data.marks.count)
+        box, bounds = data.marks.box, None
+        if box is not None:
+            edges = zip(box.names, box.low, box.high, strict=True)
+            bounds = {name: [low, high] for name, low, high in edges}
         return {
             "source": self.source,
             "columns": {
@@ -105,9 +110,7 @@ class Inspection:
             "marks": {
                 name: int(count) for name, count in zip(data.marks.names, counts, strict=False)
             },
-            "box": None
-            if (box := data.marks.box) is None
-            else {n: [a, b] for n, a, b in zip(box.names, box.low, box.high, strict=True)},
+            "box": bounds,
             "sorted": not self.reading.moved,
             "notes": list(self.reading.notes),
             "next": self.command,
@@ -134,13 +137,12 @@ class Inspection:
     def _facts(self) -> list[tuple[str, str]]:
         """What the columns are, and what there is."""
         roles = self.reading.roles
-        by = (
-            f"one per {roles.calendar}"
-            if roles.calendar
-            else f"by {roles.sequence!r}"
-            if roles.sequence
-            else "no column"
-        )
+        if roles.calendar:
+            by = f"one per {roles.calendar}"
+        elif roles.sequence:
+            by = f"by {roles.sequence!r}"
+        else:
+            by = "no column"
         data = self.reading.data
         lines = [("kind", self.kind)]
         lines.append(("time", f"{roles.time!r}: {self.over_time.first} to {self.over_time.last}"))
@@ -165,7 +167,7 @@ class Inspection:
                 ax, below = plt.subplots(2, 1, figsize=(9, 5), layout="constrained")[1]
             _bars(ax, self.over_time, COLOURS[0])
             ax.set_title(
-                f"{plot_name(os.path.basename(self.source))}: {self.reading.data.events:,} events"
+                f"{plot_name(Path(self.source).name)}: {self.reading.data.events:,} events"
             )
             ax.set_xticks(
                 self.over_time.edges[[0, -1]],
@@ -177,11 +179,8 @@ class Inspection:
             if below is not None and self.gaps is not None:
                 _bars(below, self.gaps, COLOURS[1])
                 below.set_xscale("log")
-                below.set_xlabel(
-                    f"gap ({plot_name(self.reading.data.unit)})"
-                    if self.reading.data.unit
-                    else "gap"
-                )
+                unit = self.reading.data.unit
+                below.set_xlabel(f"gap ({plot_name(unit)})" if unit else "gap")
                 below.set_ylabel("gaps")
         return ax
 
@@ -351,9 +350,9 @@ def calendar_unit(clock: Clock) -> By | None:
     span = (int(clock.ticks.max()) - int(clock.ticks.min())) / clock.rate
     for unit in ("day", "week", "hour"):
         long_enough = span >= PERIODS * SPAN[unit]
-        if long_enough and len(clock.ticks) >= FEWEST[unit] * span / SPAN[unit]:
-            if rhythm(clock, unit).found:
-                return unit
+        enough_events = len(clock.ticks) >= FEWEST[unit] * span / SPAN[unit]
+        if long_enough and enough_events and rhythm(clock, unit).found:
+            return unit
     return None
 
 

@@ -61,15 +61,19 @@ def recall(stored: Mapping[str, Any]) -> Known:
     """The inverse of :func:`describe`, with the names of the types under "marks"; raises one of
     ``DAMAGE`` where it is none.
     """
-    ids, splits = tuple(str(i) for i in stored["ids"]), stored["splits"]
+    ids = tuple(str(i) for i in stored["ids"])
+    splits = stored["splits"]
+    # One value stands for all sequences.
+    starts = np.broadcast_to(np.array(stored["starts"], dtype=np.float64), len(ids))
+    stops = np.broadcast_to(np.array(stored["stops"], dtype=np.float64), len(ids))
+    parts = None
+    if splits is not None:
+        parts = np.array(np.broadcast_to(np.array(splits, dtype=np.str_), len(ids)))
     return Known(
         ids,
-        # One number stands for all sequences.
-        np.array(np.broadcast_to(np.array(stored["starts"], dtype=np.float64), len(ids))),
-        np.array(np.broadcast_to(np.array(stored["stops"], dtype=np.float64), len(ids))),
-        None
-        if splits is None
-        else np.array(np.broadcast_to(np.array(splits, dtype=np.str_), len(ids))),
+        np.array(starts),
+        np.array(stops),
+        parts,
         bool(stored["inferred"]),
         int(stored["events"]),
         str(stored["unit"]),

@@ -2,8 +2,7 @@
 
 Plain numbers keep their unit and origin. Stamps become elapsed time in ``unit`` since the start of
 their window: the unit of the calendar, the period that the user names, or the stretch from the
-first event to the last, which all sequences share because they share a clock. Used by
-:mod:`fourpoint.data.readers`.
+first event to the last, which all sequences share because they share a clock.
 """
 
 from __future__ import annotations
@@ -78,9 +77,11 @@ def lay_numbers(
         )
         return layout(starts, stops, False)
     # As events.inferred_window, for all sequences at once; here each has an event.
-    starts, stops = np.minimum(0.0, times[rows.offsets[:-1]]), times[rows.offsets[1:] - 1]
+    starts = np.minimum(0.0, times[rows.offsets[:-1]])
+    stops = times[rows.offsets[1:] - 1]
     if window == "all":
-        starts, stops = np.full(len(ids), starts.min()), np.full(len(ids), stops.max())
+        starts = np.full(len(ids), starts.min())
+        stops = np.full(len(ids), stops.max())
     return layout(starts, np.where(stops > starts, stops, starts + 1.0), True)
 
 
@@ -116,22 +117,22 @@ def lay_calendar(
     unit = unit or UNIT[by]
     per = SECONDS[unit] * clock.rate
     times = (rows.arrange(clock.ticks) - np.repeat(cut.origins, np.diff(rows.offsets))) / per
-    starts, stops = (cut.starts - cut.origins) / per, (cut.stops - cut.origins) / per
+    starts = (cut.starts - cut.origins) / per
+    stops = (cut.stops - cut.origins) / per
     if given is not None:
-        starts, stops = np.full(len(cut.ids), given[0]), np.full(len(cut.ids), given[1])
+        starts = np.full(len(cut.ids), given[0])
+        stops = np.full(len(cut.ids), given[1])
     empty = int((np.diff(rows.offsets) == 0).sum())
     zone = f"in {clock.zone}" if clock.zone else "as the times stand, which name no zone"
+    windows = (
+        f"windows: {len(cut.ids):,} {by}{'s' * (len(cut.ids) != 1)}, {cut.ids[0]} to "
+        f"{cut.ids[-1]}, {empty:,} without events"
+    )
+    if window is None:
+        windows += "; the first and the last are taken as observed whole (--window A B)"
     notes = (
         f"times: {unit} since the start of each {by} {zone} (--timezone, --time-unit)",
-        (
-            f"windows: {len(cut.ids):,} {by}{'s' * (len(cut.ids) != 1)}, {cut.ids[0]} to "
-            f"{cut.ids[-1]}, {empty:,} without events"
-        )
-        + (
-            ""
-            if window is not None
-            else "; the first and the last are taken as observed whole (--window A B)"
-        ),
+        windows,
     )
     return Layout(cut.ids, rows, times, starts, stops, False, unit, cut.ids[0], None, moved, notes)
 
@@ -162,7 +163,8 @@ def lay_stamps(
     elif given is not None:
         observed = "observed in the window given"
     elif window == "each":
-        origins, stops = ticks[rows.offsets[:-1]], ticks[rows.offsets[1:] - 1]
+        origins = ticks[rows.offsets[:-1]]
+        stops = ticks[rows.offsets[1:] - 1]
         starts, inferred, observed = (
             origins,
             True,
@@ -184,7 +186,8 @@ def lay_stamps(
         for edge in (starts, stops)
     )
     if given is not None:
-        begin, end = np.full(len(ids), given[0]), np.full(len(ids), given[1])
+        begin = np.full(len(ids), given[0])
+        end = np.full(len(ids), given[1])
     if inferred:
         end = np.where(end > begin, end, begin + 1.0)
     origin = clock.text(int(np.min(origins)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -16,21 +16,31 @@ from fourpoint.data.expansion import Expansion
 BLOCK = 1 << 23  # bytes that are parsed at a time, hence the longest row
 
 
-def open_stream(path: Path, codec: str | None, advance: Callable[[int], None] | None = None) -> Any:
+class Readable(Protocol):
+    """A stream of bytes, of Python's or of Arrow's."""
+
+    def read(self, size: int | None = ..., /) -> bytes:
+        """At most ``size`` bytes, all that are left if it is None, and none at the end."""
+
+
+def open_stream(
+    path: Path, codec: str | None, advance: Callable[[int], None] | None = None
+) -> pa.NativeFile:
     """The bytes of a file, decompressed; ``advance`` is told how many were taken from the disk.
 
     A small file may unpack to any size: reading ends where
     :class:`fourpoint.data.expansion.Expansion` says so.
     """
-    source = (
-        pa.OSFile(str(path)) if advance is None else pa.PythonFile(_Counted(path, advance), "r")
-    )
+    if advance is None:
+        source = pa.OSFile(str(path))
+    else:
+        source = pa.PythonFile(_Counted(path, advance), "r")
     if codec is None:
         return source
     return pa.PythonFile(_Bounded(pa.CompressedInputStream(source, codec), Expansion(path)), "r")
 
 
-def line_of_record(stream: Any, record: int, separator: str | None) -> int:
+def line_of_record(stream: Readable, record: int, separator: str | None) -> int:
     """The line (from 1) on which record number ``record`` (from 0, the header's) of a text begins;
     blank lines are no records.
 
@@ -48,12 +58,11 @@ def line_of_record(stream: Any, record: int, separator: str | None) -> int:
         if not block:
             ends = np.append(ends, len(data))
         starts = np.concatenate([[0], ends[:-1] + 1]) if len(ends) else ends
-        blank = (
-            (ends - starts == 0)
-            | ((ends - starts == 1) & (data[np.minimum(starts, len(data) - 1)] == 13))
-            if len(data)
-            else ends == 0
-        )
+        lengths = ends - starts
+        blank = lengths == 0
+        if len(data):
+            returns = data[np.minimum(starts, len(data) - 1)] == 13
+            blank |= (lengths == 1) & returns
         full = np.flatnonzero(~blank)
         if records + len(full) > record or not block:
             k = full[record - records] if records + len(full) > record else len(ends) - 1
@@ -95,7 +104,7 @@ class _Counted(io.FileIO):
 class _Bounded(io.RawIOBase):
     """A stream that is counted while it is unpacked, together with what Arrow makes of it."""
 
-    def __init__(self, stream: Any, expansion: Expansion) -> None:
+    def __init__(self, stream: Readable, expansion: Expansion) -> None:
         self.stream, self.expansion = stream, expansion
 
     def readable(self) -> bool:

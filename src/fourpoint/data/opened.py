@@ -106,7 +106,8 @@ def progress(label: str, total: int) -> Iterator[Callable[[int], None] | None]:
 
     columns = (text_column(), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
     bar = Progress(*columns, console=plain_console(stderr=True), transient=True)
-    task, began = bar.add_task(f"reading {console_text(label)}", total=total), time.monotonic()
+    task = bar.add_task(f"reading {console_text(label)}", total=total)
+    began = time.monotonic()
 
     def advance(amount: int) -> None:
         bar.update(task, advance=amount)

@@ -2,9 +2,8 @@
 latitude.
 
 A user names the columns, in order, and may give their bounds; without bounds the box is read off
-the events and said aloud. Our own Parquet keeps the columns as ``place.NAME`` and the bounds in its
-metadata, under ``fourpoint.box``. Used by :mod:`fourpoint.data.readers` and
-:mod:`fourpoint.data.stored`.
+the events, with a note. Our own Parquet keeps the columns as ``place.NAME`` and the bounds in its
+metadata, under ``fourpoint.box``.
 """
 
 from __future__ import annotations
@@ -75,11 +74,10 @@ def read_places(
                 "Name the columns with place= (--place).",
             )
         return None, None, []
-    places = (
-        np.column_stack([columns.floats(name) for name in names])
-        if len(columns)
-        else np.zeros((0, len(names)))
-    )
+    if len(columns):
+        places = np.column_stack([columns.floats(name) for name in names])
+    else:
+        places = np.zeros((0, len(names)))
     axes = tuple(name.removeprefix(OWN) for name in names) if own else names
     if stored is not None and bounds is None:
         return places, stored, []
@@ -113,11 +111,10 @@ def _box(places: NDArray[np.float64], axes: tuple[str, ...], bounds: Bounds | No
     if bounds is None:
         return found
     if not isinstance(bounds, Mapping):
-        bounds = (
-            dict(zip(axes, bounds, strict=False))
-            if len(bounds) == len(axes)
-            else {f"{len(bounds)} pairs": (0.0, 0.0)}
-        )
+        if len(bounds) == len(axes):
+            bounds = dict(zip(axes, bounds, strict=False))
+        else:
+            bounds = {f"{len(bounds)} pairs": (0.0, 0.0)}
     odd = [name for name in bounds if name not in axes]
     if odd:
         raise EventDataError(

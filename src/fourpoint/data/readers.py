@@ -4,8 +4,8 @@ Arrow) or in memory.
     open the table -> choose its columns -> read times, marks and sequences -> lay events out in
     windows -> Dataset
 
-What is decided on the user's behalf is said aloud, in lines that name the option to decide
-otherwise. Our own Parquet (:mod:`fourpoint.data.stored`) is taken at its word. Faults are
+What is decided on the user's behalf is reported in notes, each of which names the option to decide
+otherwise. Our own Parquet (:mod:`fourpoint.data.stored`) is read as it says. Faults are
 :class:`EventDataError`, with the file and the row or line. All work is on whole columns, so that
 tens of millions of rows are read in seconds.
 """
@@ -79,15 +79,15 @@ def read(
             polars DataFrame; an Arrow table; anything with the Arrow or data frame interchange
             protocol; or a mapping from names to columns.
         time: the column of times: numbers, timestamps, dates, ISO 8601 text, or epochs. Guessed by
-        default.
+            default.
         mark: the column of types: text or whole numbers; "none" for no marks. Guessed by default.
         sequence: the column that says which sequence a row belongs to; "hour", "day" or "week" for
             one sequence per unit of the calendar; "none" for a single one. Guessed by default.
         place: the column of numbers, or the columns, that say where an event was: ("longitude",
-        "latitude"), or also a magnitude.
+            "latitude"), or also a magnitude.
         bounds: the box that was observed: {"longitude": (-180, 180), ...}, one pair for each column
             of the place, or a :class:`Box`, as that of a fitted model. What is not given is read
-            off the events, and said aloud.
+            off the events, with a note.
         window: the observed window: two numbers (in the unit of time, for every sequence), two
             times such as ("2024-01-01", "2025-01-01"), "all" (from the first event of the data to
             the last, for every sequence) or "each" (from the first event of a sequence to its
@@ -98,12 +98,12 @@ def read(
             keeps large numbers from being read as epochs.
         timezone: the zone of stamps that name none, and of the calendar, such as "Europe/Berlin".
         ties: what to do with events of one sequence at one time: "keep", "error", "jitter" or
-        "drop".
+            "drop".
         sort: put the events of each sequence in order of time; without it unsorted times are an
-        error.
+            error.
         marks: the names of the types in order, as a fitted model knows them; others are refused. By
-            default those found.
-            Our own files know theirs: what they store, or the numbers they hold, goes first.
+            default those found. Our own files know theirs: what they store, or the numbers they
+            hold, goes first.
         unit: a label for the time axis, where numbers have a unit of their own.
 
     Returns: The sequences in order of first appearance. What was guessed or decided is printed to
@@ -232,11 +232,9 @@ def describe_choices(data: Dataset, ties: Ties = "keep") -> list[str]:
 
 def _tie_notices(data: Dataset, ties: Ties) -> list[str]:
     share = _tied(data) if ties == "keep" else 0.0
-    return (
-        [f"{100 * share:.1f}% of gaps are zero (ties kept; --ties error|jitter|drop)"]
-        if share
-        else []
-    )
+    if share:
+        return [f"{100 * share:.1f}% of gaps are zero (ties kept; --ties error|jitter|drop)"]
+    return []
 
 
 def _tied(data: Dataset) -> float:
@@ -310,11 +308,9 @@ def _names(columns: Columns, roles: Roles, marks: Ordered[str] | None) -> Ordere
     if not roles.own:
         return marks
     stored = stored_names(columns)
-    return (
-        marks
-        if stored is None and roles.mark is not None and columns.is_text(roles.mark)
-        else stored
-    )
+    if stored is None and roles.mark is not None and columns.is_text(roles.mark):
+        return marks
+    return stored
 
 
 def _sequences(
@@ -335,12 +331,10 @@ def _sequences(
 
 def _clock(columns: Columns, roles: Roles, numbered: Numbered, asked: Asked) -> Clock | None:
     """The times as stamps, or None where they are plain numbers."""
-    name, kind, timezone, as_given = (
-        roles.time,
-        columns.type(roles.time),
-        asked.timezone,
-        asked.time_unit == AS_GIVEN,
-    )
+    name = roles.time
+    kind = columns.type(roles.time)
+    timezone = asked.timezone
+    as_given = asked.time_unit == AS_GIVEN
     number = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)
     clock = None
     if number and (roles.own or as_given or pa.types.is_decimal(kind)):

@@ -2,9 +2,8 @@
 window.
 
 A user names them, or they are guessed from names (in any case, "Received At" as "received_at") and
-from what the first rows hold; a guess is said aloud by :meth:`Roles.line`. A file with columns
-``seq_id`` and ``t`` is in our own format and is taken at its word. Used by
-:mod:`fourpoint.data.readers` and :mod:`fourpoint.data.inspecting`.
+from what the first rows hold; a guess is reported by :meth:`Roles.line`. A file with columns
+``seq_id`` and ``t`` is in our own format and is read as it says.
 """
 
 from __future__ import annotations
@@ -25,28 +24,23 @@ from fourpoint.data.places import OWN, Place, guessed_places, place_names
 from fourpoint.events import SPLITS
 
 NONE = "none"  # what a user writes where there is no such column
-TIMES = (
-    "t time times timestamp timestamps time_stamp datetime date_time event_time event_timestamp "
-    "event_datetime ts when epoch"
-).split()
-TIMES += (
-    "unix_time occurred_at received_at created_at reported_at started_at start_time "
-    "time_since_start date event_date"
-).split()
-MARKS = (
-    "mark marks type event_type type_event types kind label labels category class event "
-    "event_name action activity"
-).split()
-MARKS += "call_type incident_type complaint_type crime_type primary_type eventtype".split()
-SEQUENCES = (
-    "seq_id seq sequence sequence_id seqid seq_idx series series_id entity entity_id user "
-    "user_id userid customer_id"
-).split()
-SEQUENCES += (
-    "client_id account_id patient_id subject_id person_id session session_id device device_id "
-    "machine machine_id"
-).split()
-SEQUENCES += "sensor_id station_id vehicle_id case_id trace_id stream stream_id".split()
+# Names of columns, the likeliest first.
+TIMES_TEXT = """
+    t time times timestamp timestamps time_stamp datetime date_time event_time event_timestamp
+    event_datetime ts when epoch unix_time occurred_at received_at created_at reported_at started_at
+    start_time time_since_start date event_date
+"""
+MARKS_TEXT = """
+    mark marks type event_type type_event types kind label labels category class event event_name
+    action activity call_type incident_type complaint_type crime_type primary_type eventtype
+"""
+SEQUENCES_TEXT = """
+    seq_id seq sequence sequence_id seqid seq_idx series series_id entity entity_id user user_id
+    userid customer_id client_id account_id patient_id subject_id person_id session session_id
+    device device_id machine machine_id sensor_id station_id vehicle_id case_id trace_id stream
+    stream_id
+"""
+TIMES, MARKS, SEQUENCES = (text.split() for text in (TIMES_TEXT, MARKS_TEXT, SEQUENCES_TEXT))
 TIME_NAME = re.compile(r"(^|_)(at|time|date|datetime|timestamp|ts|on)$|^(time|date)_")
 MARK_NAME = re.compile(r"_(type|kind|category|class|label|mark|event)$")
 SURE_MARK = re.compile(r"(^|_)(marks?|types?|kind|category|class|labels?)(_|$)")
@@ -85,13 +79,12 @@ class Roles:
 
     def line(self) -> str:
         """One line that says which column is what, and how to say otherwise."""
-        sequence = (
-            f"one sequence per {self.calendar}"
-            if self.calendar
-            else f"sequence {self.sequence!r}"
-            if self.sequence
-            else "one sequence"
-        )
+        if self.calendar:
+            sequence = f"one sequence per {self.calendar}"
+        elif self.sequence:
+            sequence = f"sequence {self.sequence!r}"
+        else:
+            sequence = "one sequence"
         mark = f"mark {self.mark!r}" if self.mark else "no mark"
         more = "".join(f", {role} {name!r}" for role, name in (("split", self.split),) if name)
         more += f", window {self.window[0]!r} to {self.window[1]!r}" if self.window else ""
@@ -129,7 +122,7 @@ def choose_roles(
     ...     )
     ... )
     >>> roles.line()
-    "columns: time 'Received At', mark 'Call Type', one sequence (guessed; --time --mark --sequence to choose)"
+    "columns: time 'Received At', mark 'Call Type', one sequence (guessed; ...)"
     """
     names = table.schema.names
     if {"seq_id", "t"} <= set(names) and time is None and mark is None and sequence is None:
@@ -146,13 +139,12 @@ def choose_roles(
             None if calendar or _is_none(sequence, names) else _named(table, sequence, "sequence")
         )
     taken |= {chosen_sequence} if chosen_sequence else set()
-    chosen_mark = (
-        guess.mark(taken)
-        if mark is None
-        else None
-        if _is_none(mark, names)
-        else _named(table, mark, "mark")
-    )
+    if mark is None:
+        chosen_mark = guess.mark(taken)
+    elif _is_none(mark, names):
+        chosen_mark = None
+    else:
+        chosen_mark = _named(table, mark, "mark")
     guessed = tuple(
         role
         for role, given in (("time", time), ("mark", mark), ("sequence", sequence))
@@ -163,11 +155,10 @@ def choose_roles(
     split, window = guess.split(), guess.window() if chosen_sequence else None
     split = None if split in in_use else split
     window = None if window is not None and in_use & set(window) else window
-    maybe = (
-        ()
-        if places or place is not None
-        else guess.places({chosen_time, chosen_mark, chosen_sequence})
-    )
+    if places or place is not None:
+        maybe: tuple[str, ...] = ()
+    else:
+        maybe = guess.places({chosen_time, chosen_mark, chosen_sequence})
     roles = Roles(
         chosen_time,
         chosen_mark,
@@ -187,14 +178,14 @@ def choose_roles(
 
 
 def _own(table: Table, names: list[str], place: Place | None) -> Roles:
-    mark, split = ("mark" if "mark" in names else None), ("split" if "split" in names else None)
+    mark = "mark" if "mark" in names else None
+    split = "split" if "split" in names else None
     window = ("start", "stop") if {"start", "stop"} <= set(names) else None
     asked = tuple(name if name in names else OWN + name for name in place_names(place))
-    places = (
-        tuple(_named(table, name, "place") for name in asked)
-        if place is not None
-        else tuple(name for name in names if name.startswith(OWN))
-    )
+    if place is not None:
+        places = tuple(_named(table, name, "place") for name in asked)
+    else:
+        places = tuple(name for name in names if name.startswith(OWN))
     roles = Roles("t", mark, "seq_id", None, split, window, True, (), places=places)
     _check_once(table, roles.columns())
     return roles
@@ -244,11 +235,10 @@ def _named(table: Table, wanted: str, role: str) -> str:
         wanted.lower(), [name.lower() for name in words], n=2, cutoff=0.5
     )
     near = [name for name in words if name in near or name.lower() in near]
-    remedy = (
-        f"Did you mean {' or '.join(map(repr, near))}?"
-        if near
-        else f"Name one of them with {role}=."
-    )
+    if near:
+        remedy = f"Did you mean {' or '.join(map(repr, near))}?"
+    else:
+        remedy = f"Name one of them with {role}=."
     listed = ", ".join(map(repr, names[:12])) + (", ..." if len(names) > 12 else "")
     raise table.error(
         f"a column {wanted!r} for the {role}", f"only {listed or 'no columns'}", remedy
@@ -345,11 +335,10 @@ class _Guess:
                 ", ..." if len(self.names) > 12 else ""
             )
             near = usable or self.names
-            remedy = (
-                f"Name it, for example with time={near[-1]!r} (--time)."
-                if near
-                else "Add a column of times."
-            )
+            if near:
+                remedy = f"Name it, for example with time={near[-1]!r} (--time)."
+            else:
+                remedy = "Add a column of times."
             raise self.table.error(
                 "a column of times", f"none among {listed or 'no columns'} looks like one", remedy
             )

@@ -2,8 +2,7 @@
 told apart.
 
 A whole column is parsed at once by Arrow. What it does not take at first is tidied (spaces, "UTC",
-a comma before the fraction) and tried again, and what then fails is named with its row. Used by
-:mod:`fourpoint.data.clocks`.
+a comma before the fraction) and tried again, and what then fails is named with its row.
 """
 
 from __future__ import annotations
@@ -122,14 +121,16 @@ def _parse_split(
     found = SPLIT_DATE.match(first)
     if found is None:
         raise fault("numbers or timestamps", 0, first, REMEDY)
-    between, year = found[1], "%Y" if len(found[2]) == 4 else "%y"
-    hours = (
-        ""
-        if not found[3]
-        else (" %I:%M" if found[5] else " %H:%M")
-        + (":%S" if found[4] else "")
-        + (" %p" if found[5] else "")
-    )
+    between = found[1]
+    year = "%Y" if len(found[2]) == 4 else "%y"
+    if not found[3]:
+        hours = ""
+    else:
+        hours = (
+            (" %I:%M" if found[5] else " %H:%M")
+            + (":%S" if found[4] else "")
+            + (" %p" if found[5] else "")
+        )
     text = pc.replace_substring_regex(pc.utf8_upper(pc.utf8_trim_whitespace(column)), r"[ T]+", " ")
     text = pc.replace_substring_regex(text, r"(\d)([AP]M)$", r"\1 \2")
     american, european = (

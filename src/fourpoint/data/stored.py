@@ -1,10 +1,10 @@
 """Our own Parquet: columns ``seq_id, t`` and optionally ``split, mark, start, stop, place.NAME``,
 one row per event.
 
-A file that :func:`write` made also carries, in its metadata, the table ``fourpoint.events.windows`` (every
+A file that :func:`write` made also carries, in its metadata, the table ``fourpoint.windows`` (every
 sequence with its window, so that sequences without events survive), the list ``fourpoint.marks``
-(the names of the types) and the box ``fourpoint.box`` (names and bounds of the place's axes). It is
-read back by :func:`fourpoint.data.readers.read`, exactly.
+(the names of the types) and the box ``fourpoint.box`` (names and bounds of the place's axes).
+:func:`fourpoint.data.readers.read` gives back exactly what was written.
 """
 
 from __future__ import annotations
@@ -146,12 +146,15 @@ def _table(data: Dataset) -> pa.Table:
 
 def _metadata(data: Dataset) -> dict[bytes, str]:
     stored = {WINDOWS: json.dumps(describe(data), separators=(",", ":"))}
-    stored |= {BOX: box_metadata(data.marks.box)} if data.marks.box is not None else {}
-    return stored | {MARKS: json.dumps(data.marks.names)} if data.marks.names else stored
+    if data.marks.box is not None:
+        stored[BOX] = box_metadata(data.marks.box)
+    if data.marks.names:
+        stored[MARKS] = json.dumps(data.marks.names)
+    return stored
 
 
 def _write_table(table: pa.Table, metadata: dict[bytes, str], path: Path) -> None:
-    options = dict(compression="zstd", compression_level=19 if len(table) < 100_000 else 3)
+    level = 19 if len(table) < 100_000 else 3
     # Neighbouring times share their leading bytes, which compress well once the bytes are kept
     # apart. The Arrow schema is left out because it would repeat the metadata.
     coded = [name for name in ("seq_id", "mark", "split") if name in table.column_names]
@@ -162,7 +165,8 @@ def _write_table(table: pa.Table, metadata: dict[bytes, str], path: Path) -> Non
         use_dictionary=coded,
         use_byte_stream_split=split,
         store_schema=False,
-        **options,
+        compression="zstd",
+        compression_level=level,
     ) as writer:
         writer.write_table(table)
         writer.add_key_value_metadata(metadata)

@@ -5,9 +5,9 @@ rate.
     self_correcting     exp(10 t - N(t))                                      7.95
     nonhomogeneous1     100 phi(t - 1/2)                                      38.3
     nonhomogeneous2     50 phi(6 (t - .35)) + 50 phi(6 (t - .75))             16.0
-    space_time_hawkes   5 + sum_j .5 exp(-(t - t_j)) N(x - x_j; sd .1)        169.4 on [0, 20) in the unit square
+    space_time_hawkes   5 + sum_j .5 exp(-(t - t_j)) N(x - x_j; sd .1)        169.4 on [0, 20)
 
-phi is the standard normal density. With ``amplitude="random"`` every bump of the last two is
+The last is on the unit square. phi is the standard normal density. With ``amplitude="random"`` every bump of the last two is
 multiplied by a fresh U[0, 1] in every sequence: a Cox process, whose rate given the past is the
 filtered one, E[sum_b U_b f_b(t) | past].
 Simulation is exact: Poisson counts placed by the inverse of their distribution, and for the first
@@ -139,7 +139,8 @@ def _hawkes(
             left = 1 - beta * rng.exponential(size=len(rows)) / excited
             own = np.where(left > 0, -np.log(np.maximum(left, 0)) / beta, np.inf)
         gap = np.minimum(own, rng.exponential(size=len(rows)) / mu)
-        t, excited = t + gap, excited * np.exp(-beta * gap) + alpha * beta
+        t = t + gap
+        excited = excited * np.exp(-beta * gap) + alpha * beta
         inside = t < stop
         rows, t, excited = rows[inside], t[inside], excited[inside]
         parts.append(Events(t, rows))
@@ -180,11 +181,9 @@ def _space_time_hawkes(
     time, normal in space.
     """
     number = rng.poisson(mu * stop, sequences)
-    times, rows, places = (
-        rng.random(number.sum()) * stop,
-        np.repeat(np.arange(sequences), number),
-        rng.random((number.sum(), 2)),
-    )
+    times = rng.random(number.sum()) * stop
+    rows = np.repeat(np.arange(sequences), number)
+    places = rng.random((number.sum(), 2))
     parts = [Events(times, rows, places)]
     while len(times):
         parent = np.repeat(np.arange(len(times)), rng.poisson(alpha, len(times)))
@@ -205,7 +204,8 @@ def _bumps(
 
         parts = []
         for height, speed, centre in bumps:
-            low, high = ndtr(-speed * centre), ndtr(speed * (stop - centre))
+            low = ndtr(-speed * centre)
+            high = ndtr(speed * (stop - centre))
             factor = rng.random(sequences) if amplitude == "random" else np.ones(sequences)
             number = rng.poisson(factor * height / speed * (high - low))
             times = centre + ndtri(rng.uniform(low, high, number.sum())) / speed

@@ -11,9 +11,9 @@ read is an :class:`EventDataError` that names the file.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import pyarrow as pa
 
@@ -23,6 +23,9 @@ from fourpoint.data.opened import FAULTS, HEAD, Table, progress, reason, row_num
 from fourpoint.data.text_tables import open_delimited, open_json_lines
 from fourpoint.data.unpacked_sizes import Chunk, page_sizes, unpacked_sizes
 from fourpoint.events import EventDataError
+
+if TYPE_CHECKING:
+    import pyarrow.parquet as pq
 
 KINDS = {
     ".parquet": "parquet",
@@ -99,7 +102,7 @@ def _kind(path: Path) -> tuple[str, str | None]:
 
 def _sniff(path: Path) -> tuple[str, str | None]:
     """What the first bytes of a file say: what is none of ours is taken for text in columns."""
-    with open(path, "rb") as file:
+    with path.open("rb") as file:
         first = file.read(16)
     codec = next((codec for magic, codec in COMPRESSED.items() if first.startswith(magic)), None)
     if codec:
@@ -149,11 +152,9 @@ def _open_parquet(path: Path) -> Table:
             for chunk in _chunks(file.metadata, columns, HEAD):
                 expansion.check(max(page_sizes(path, chunk), default=0))
             batch = next(file.iter_batches(HEAD, columns=columns), None)
-        return (
-            pa.Table.from_batches([batch])
-            if batch is not None
-            else schema.empty_table().select(columns)
-        )
+        if batch is not None:
+            return pa.Table.from_batches([batch])
+        return schema.empty_table().select(columns)
 
     def load(columns: list[str]) -> pa.Table:
         expansion = Expansion(path, EXPECTED["parquet"])
@@ -184,7 +185,7 @@ def _open_parquet(path: Path) -> Table:
     return Table(str(path), path.stem, schema, head, load, row_number)
 
 
-def _parquet_size(metadata: Any, columns: list[str], rows: int | None = None) -> int:
+def _parquet_size(metadata: pq.FileMetaData, columns: list[str], rows: int | None = None) -> int:
     """Bytes that columns take in memory by the file's own account: their pages once unpacked, and a
     number for each value.
 
@@ -212,7 +213,9 @@ def _parquet_size(metadata: Any, columns: list[str], rows: int | None = None) ->
     return total
 
 
-def _chunks(metadata: Any, columns: list[str], rows: int | None = None) -> Iterator[Chunk]:
+def _chunks(
+    metadata: pq.FileMetaData, columns: list[str], rows: int | None = None
+) -> Iterator[Chunk]:
     """Where the pages of columns are, of all row groups or of those with the first ``rows``."""
     seen = 0
     for i in range(metadata.num_row_groups):
@@ -228,7 +231,7 @@ def _chunks(metadata: Any, columns: list[str], rows: int | None = None) -> Itera
 
 
 def _open_arrow(path: Path) -> Table:
-    with open(path, "rb") as file:
+    with path.open("rb") as file:
         magic = file.read(6)
     if magic.startswith(b"FEA1"):
         raise EventDataError(
@@ -285,22 +288,23 @@ def _open_arrow(path: Path) -> Table:
     )
 
 
-def _batches(reader: Any) -> Iterator[pa.RecordBatch]:
+def _batches(
+    reader: pa.ipc.RecordBatchFileReader | pa.ipc.RecordBatchStreamReader,
+) -> Iterator[pa.RecordBatch]:
     """The batches of a file, one at a time, or of a stream."""
     if isinstance(reader, pa.ipc.RecordBatchFileReader):
         return (reader.get_batch(i) for i in range(reader.num_record_batches))
     return iter(reader)
 
 
-def _open_frame(source: Any) -> Table:
+def _open_frame(source: object) -> Table:
     library = type(source).__module__.split(".")[0]
-    label = (
-        f"the {library} {type(source).__name__}"
-        if library not in ("builtins", "pyarrow")
-        else "the table"
-    )
+    if library not in ("builtins", "pyarrow"):
+        label = f"the {library} {type(source).__name__}"
+    else:
+        label = "the table"
     try:
-        if library == "pandas" and hasattr(source, "columns"):
+        if library == "pandas" and isinstance(source, PandasFrame):
             return _open_pandas(source, label)
         table = _arrow_of(source)
     except FAULTS as error:
@@ -328,7 +332,7 @@ def _open_frame(source: Any) -> Table:
     )
 
 
-def _arrow_of(source: Any) -> pa.Table | None:
+def _arrow_of(source: object) -> pa.Table | None:
     if isinstance(source, pa.Table):
         return source
     if isinstance(source, Mapping) or hasattr(source, "__arrow_c_stream__"):
@@ -342,7 +346,19 @@ def _arrow_of(source: Any) -> pa.Table | None:
     return None
 
 
-def _open_pandas(frame: Any, label: str) -> Table:
+@runtime_checkable
+class PandasFrame(Protocol):
+    """What is needed of a pandas frame; pandas itself is not imported."""
+
+    columns: Iterable[object]
+    index: object
+    iloc: Any
+
+    def reset_index(self) -> PandasFrame:
+        """The same with its index as columns."""
+
+
+def _open_pandas(frame: PandasFrame, label: str) -> Table:
     """A pandas frame: its columns one by one, since some that are not asked for may be of no Arrow
     type, and a named index.
     """

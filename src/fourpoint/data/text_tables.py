@@ -28,7 +28,7 @@ import pyarrow.csv as pc
 import pyarrow.json as pj
 
 from fourpoint.data.expansion import Expansion
-from fourpoint.data.lines import BLOCK, line_of_record, open_stream
+from fourpoint.data.lines import BLOCK, Readable, line_of_record, open_stream
 from fourpoint.data.opened import FAULTS, HEAD, Table, progress, reason
 from fourpoint.events import EventDataError
 
@@ -141,11 +141,9 @@ def _sample(dialect: _Dialect, first: bytes, names: list[str]) -> pa.Table:
         table = _parse(replace(dialect, quoted_lines=True), pa.BufferReader(first), None, {}).slice(
             0, HEAD
         )
-        return (
-            table
-            if len(set(names)) == len(names)
-            else table.select([names.index(name) for name in dict.fromkeys(names)])
-        )
+        if len(set(names)) == len(names):
+            return table
+        return table.select([names.index(name) for name in dict.fromkeys(names)])
     except FAULTS:
         return pa.table({name: pa.nulls(0) for name in dict.fromkeys(names)})
 
@@ -189,7 +187,7 @@ def _read(
 
 def _parse(
     dialect: _Dialect,
-    stream: Any,
+    stream: pa.NativeFile,
     columns: list[str] | None,
     types: dict[str, pa.DataType],
     block: int = BLOCK,
@@ -225,20 +223,20 @@ def _explained(
         error = again
     found = re.search(r"Row #(\d+): (.*)", str(error), re.DOTALL)
     if found:
-        what, where = found[2], f" at {place(int(found[1]) - 2)}"
+        what = found[2]
+        where = f" at {place(int(found[1]) - 2)}"
     else:
         what, where = str(error), ""
     if "straddl" in what:
         what = f"a row longer than {BLOCK >> 20} MB, or a quote that is never closed"
     if "UTF8" in what or isinstance(error, UnicodeDecodeError):
         what = "text that is not UTF-8"
-    remedy = (
-        "Save the file as UTF-8."
-        if "UTF-8" in what
-        else "Mend or remove that line."
-        if where
-        else "Check the file, or write it again."
-    )
+    if "UTF-8" in what:
+        remedy = "Save the file as UTF-8."
+    elif where:
+        remedy = "Mend or remove that line."
+    else:
+        remedy = "Check the file, or write it again."
     return EventDataError(
         dialect.expected, f"{dialect.path}: {reason(ValueError(what))}{where}", remedy
     )
@@ -327,16 +325,15 @@ def _rows(path: Path, lines: list[bytes]) -> list[dict[str, Any]]:
         if len(rows) == HEAD:
             break
     if not rows:
-        received = (
-            f"{path}: no whole line in its first {PEEK >> 20} MB"
-            if b"".join(lines).strip()
-            else f"{path}: blank lines alone"
-        )
+        if b"".join(lines).strip():
+            received = f"{path}: no whole line in its first {PEEK >> 20} MB"
+        else:
+            received = f"{path}: blank lines alone"
         raise EventDataError(JSON_LINES, received, JSON_REMEDY)
     return rows
 
 
-def _word(value: Any) -> str:
+def _word(value: object) -> str:
     return {list: "a list", str: "text", bool: "true or false", type(None): "null"}.get(
         type(value), "a number"
     )
@@ -375,7 +372,7 @@ def _read_json(path: Path, codec: str | None, types: pa.Schema) -> pa.Table:
     return table
 
 
-def _blocks(path: Path, stream: Any) -> Iterator[tuple[int, bytes]]:
+def _blocks(path: Path, stream: Readable) -> Iterator[tuple[int, bytes]]:
     """Whole lines, some megabytes at a time, each block with the number of its first line."""
     line, carried = 1, b""
     while True:
@@ -429,7 +426,8 @@ def _check_objects(path: Path, line: int, block: bytes) -> None:
         )
     behind = BEHIND.search(block)
     while behind:
-        start, stop = block.rfind(b"\n", 0, behind.start()) + 1, block.find(b"\n", behind.start())
+        start = block.rfind(b"\n", 0, behind.start()) + 1
+        stop = block.find(b"\n", behind.start())
         stop = stop if stop >= 0 else len(block)
         try:
             json.loads(block[start:stop])

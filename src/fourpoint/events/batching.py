@@ -1,14 +1,13 @@
 """Sequences padded into tensors, and which of them go together.
 
 Padding never multiplies: ``valid`` marks the real events, and a padded slot holds numbers that are
-harmless to compute with.
-torch is imported when the first batch is made.
+harmless to compute with. torch is imported when the first batch is made.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +18,13 @@ if TYPE_CHECKING:
     from fourpoint.events import Dataset
 
 
-def known_at(times: Any, at: Any) -> Any:
+@overload
+def known_at(times: NDArray[np.float64], at: float) -> NDArray[np.bool_]: ...
+@overload
+def known_at(times: torch.Tensor, at: float | torch.Tensor) -> torch.Tensor: ...
+def known_at(
+    times: NDArray[np.float64] | torch.Tensor, at: float | torch.Tensor
+) -> NDArray[np.bool_] | torch.Tensor:
     """Which events are known at time ``at``: those up to and including it; what is still to come
     lies strictly after.
 
@@ -93,19 +98,18 @@ class Batch:
         """The events that are known at the times ``at`` (B,), observed until then."""
         return replace(self, valid=self.valid & known_at(self.times, at[:, None]), stop=at)
 
-    def spread(self, tick: float, random: torch.Generator) -> Batch:
-        """The same events anywhere inside their ticks, [t - tick/2, t + tick/2] within the window,
-        in the same order.
+    def dequantise(self, resolution: float, random: torch.Generator) -> Batch:
+        """Times dequantised by uniform noise of the timestamp resolution r.
+
+        Each time is drawn from [t - r/2, t + r/2] within the window; the order of marks stays.
         """
         import torch
 
         draw = torch.rand(
             self.times.shape, generator=random, dtype=self.times.dtype, device=random.device
         ).to(self.times)
-        low, high = (
-            (self.times - tick / 2).clamp(min=self.start[:, None]),
-            (self.times + tick / 2).clamp(max=self.stop[:, None]),
-        )
+        low = (self.times - resolution / 2).clamp(min=self.start[:, None])
+        high = (self.times + resolution / 2).clamp(max=self.stop[:, None])
         moved = torch.where(self.valid, low + (high - low) * draw, self.times).sort(1).values
         return Batch(moved, self.marks, self.valid, self.start, self.stop, self.places)
 
@@ -161,11 +165,10 @@ def group_by_length(
     """
     rng = np.random.default_rng(seed)
     key = lengths + (rng.random(len(lengths)) * (1 + 0.1 * lengths) if seed is not None else 0)
-    order = (
-        rng.permutation(len(lengths))
-        if mixed and seed is not None
-        else np.argsort(key, kind="stable")
-    )
+    if mixed and seed is not None:
+        order = rng.permutation(len(lengths))
+    else:
+        order = np.argsort(key, kind="stable")
     batches, first = [], 0
     while first < len(order):
         stop = min(first + size, len(order))

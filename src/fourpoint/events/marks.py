@@ -80,7 +80,8 @@ class Box:
             for edge, x in ((np.min, 0.0), (np.max, 1.0))
         )
         step = 10.0 ** (np.floor(np.log10(np.where(high > low, high - low, 1.0))) - 1)
-        first, last = np.floor(low / step), np.ceil(high / step)
+        first = np.floor(low / step)
+        last = np.ceil(high / step)
         digits = np.maximum(0, 1 - np.log10(step)).astype(int)
         bounds = [
             (round(a * s, d), round(max(b, a + 1) * s, d))
@@ -124,11 +125,10 @@ class MarkSpace:
     @staticmethod
     def categorical(types: int | Ordered[str]) -> MarkSpace:
         """A space of named types; a number M gives the names "0" to "M-1"."""
-        names = (
-            tuple(str(i) for i in range(types))
-            if isinstance(types, int)
-            else tuple(str(n) for n in types)
-        )
+        if isinstance(types, int):
+            names = tuple(str(i) for i in range(types))
+        else:
+            names = tuple(str(n) for n in types)
         if len(set(names)) != len(names) or not names:
             raise EventDataError(
                 "at least one mark name, all different",

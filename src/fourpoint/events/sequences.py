@@ -4,8 +4,9 @@ A :class:`Sequence` is what one observer wrote down: times, marks and the observ
 ``[start, stop)`` in which an event would have been seen. The window belongs to the data, because an
 empty stretch before the first event and after the last is evidence. A :class:`Dataset` is many
 sequences stored flat, with offsets, and a :class:`Batch` is a few of them padded into tensors.
-Everything that can be wrong with event data is refused here (:mod:`fourpoint.events.validation`), so that
-nothing downstream has to look again: models, likelihoods and samplers trust what they get.
+Everything that can be wrong with event data is refused here
+(:mod:`fourpoint.events.validation`), so that nothing downstream has to look again: models,
+likelihoods and samplers trust what they get.
 
 Two events may carry one time. They stay in file order, event i sees events 1..i-1 by position, and
 the gap is 0.
@@ -60,7 +61,7 @@ class Sequence:
     >>> Sequence([2.0, 0.5], start=0.0, stop=4.0)
     Traceback (most recent call last):
       ...
-    fourpoint.events.EventDataError: expected non-decreasing times; received 0.5 after 2.0 at event 1 of sequence 0. ...
+    fourpoint.events.EventDataError: expected non-decreasing times; received 0.5 after 2.0 at ...
     """
 
     times: NDArray[np.float64]
@@ -226,22 +227,22 @@ class Dataset:
                 f"{len(spaces)} spaces",
                 "Pass space= to each Sequence.",
             )
+        lengths = [len(s) for s in sequences]
+        places = None
+        if any(s.space.box for s in sequences):
+            places = np.concatenate([s.places for s in sequences if s.places is not None])
         return Dataset(
-            np.concatenate([np.zeros(0), *(s.times for s in sequences)]),
-            np.concatenate([np.zeros(0, dtype=np.int64), *(s.marks for s in sequences)]),
-            np.concatenate([[0], np.cumsum([len(s) for s in sequences], dtype=np.int64)]).astype(
-                np.int64
-            ),
-            np.array([s.start for s in sequences], dtype=np.float64),
-            np.array([s.stop for s in sequences], dtype=np.float64),
-            spaces.pop() if spaces else MarkSpace(),
+            times=np.concatenate([np.zeros(0), *(s.times for s in sequences)]),
+            mark_ids=np.concatenate([np.zeros(0, dtype=np.int64), *(s.marks for s in sequences)]),
+            offsets=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
+            starts=np.array([s.start for s in sequences], dtype=np.float64),
+            stops=np.array([s.stop for s in sequences], dtype=np.float64),
+            marks=spaces.pop() if spaces else MarkSpace(),
             ids=_distinct(tuple(s.id for s in sequences)),
             inferred=any(s.inferred for s in sequences),
             unit=unit,
             name=name,
-            places=np.concatenate([s.places for s in sequences if s.places is not None])
-            if any(s.space.box for s in sequences)
-            else None,
+            places=places,
         )
 
     def __len__(self) -> int:
@@ -345,11 +346,10 @@ class Dataset:
         if name == "all":
             return self
         if self.splits is None or name not in SPLITS or not (self.splits == name).any():
-            have = (
-                "no split column"
-                if self.splits is None
-                else f"splits {sorted(set(self.splits.tolist()))}"
-            )
+            if self.splits is None:
+                have = "no split column"
+            else:
+                have = f"splits {sorted(set(self.splits.tolist()))}"
             raise EventDataError(
                 f"a split called {name!r}",
                 have,
@@ -380,11 +380,10 @@ class Dataset:
             )
         if len(self) < len(fractions):
             return self._cut(fractions)
-        order = (
-            np.argsort(self.starts, kind="stable")
-            if by == "time"
-            else np.random.default_rng(seed).permutation(len(self))
-        )
+        if by == "time":
+            order = np.argsort(self.starts, kind="stable")
+        else:
+            order = np.random.default_rng(seed).permutation(len(self))
         sizes = np.maximum(1, np.round(np.array(fractions[1:]) * len(self))).astype(int)
         edges = len(self) - np.cumsum(sizes[::-1])[::-1]
         return tuple(self.select(np.sort(rows)) for rows in np.split(order, edges))
@@ -400,7 +399,8 @@ class Dataset:
             pieces = []
             for s in self:
                 last = k == len(fractions) - 1
-                a, b = s.start + low * s.duration, s.stop if last else s.start + high * s.duration
+                a = s.start + low * s.duration
+                b = s.stop if last else s.start + high * s.duration
                 keep = (s.times >= a) & ((s.times < b) | last)
                 places = None if s.places is None else s.places[keep]
                 pieces.append(
@@ -461,11 +461,10 @@ class Dataset:
 
     def __str__(self) -> str:
         window = self.durations
-        span = (
-            f"windows of {window[0]:g}"
-            if len(window) and np.ptp(window) < 1e-9 * window[0]
-            else "windows of many lengths"
-        )
+        if len(window) and np.ptp(window) < 1e-9 * window[0]:
+            span = f"windows of {window[0]:g}"
+        else:
+            span = "windows of many lengths"
         return (
             f"{len(self):,} sequences, {self.events:,} events, {self.marks}, {span} "
             f"{console_text(self.unit)}"
@@ -517,7 +516,8 @@ def inferred_window(times: NDArray[np.float64]) -> tuple[float, float]:
     """The window that events imply where none is given: from min(0, t_1) to t_N."""
     if not len(times):
         return 0.0, 1.0
-    low, high = min(0.0, float(times[0])), float(times[-1])
+    low = min(0.0, float(times[0]))
+    high = float(times[-1])
     return low, high if high > low else low + 1.0
 
 
@@ -532,16 +532,16 @@ def _trusted_sequence(
     places: NDArray[np.float64] | None = None,
 ) -> Sequence:
     sequence = object.__new__(Sequence)
-    values = dict(
-        times=times,
-        marks=marks,
-        start=start,
-        stop=stop,
-        space=space,
-        id=id,
-        inferred=inferred,
-        places=places,
-    )
+    values = {
+        "times": times,
+        "marks": marks,
+        "start": start,
+        "stop": stop,
+        "space": space,
+        "id": id,
+        "inferred": inferred,
+        "places": places,
+    }
     for name, value in values.items():
         object.__setattr__(sequence, name, value)
     return sequence

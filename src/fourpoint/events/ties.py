@@ -25,11 +25,10 @@ def apply_ties(data: Dataset, policy: Ties, seed: int) -> Dataset:
         raise EventDataError(
             "a tie policy keep, error, jitter or drop", f"{policy!r}", "Use one of the four."
         )
-    tie = (
-        np.concatenate([[False], (np.diff(data.times) == 0) & inner(data)])
-        if data.events
-        else np.zeros(0, bool)
-    )
+    if data.events:
+        tie = np.concatenate([[False], (np.diff(data.times) == 0) & inner(data)])
+    else:
+        tie = np.zeros(0, bool)
     if policy == "keep" or not tie.any():
         return data
     if policy == "error":
@@ -49,17 +48,15 @@ def apply_ties(data: Dataset, policy: Ties, seed: int) -> Dataset:
     return replace(data, times=_spread(data, tie, seed))
 
 
-def spread_in_ticks(data: Dataset, tick: float, seed: int) -> Dataset:
-    """The same events anywhere inside their ticks, [t - tick/2, t + tick/2] within the window, in
-    the same order.
+def dequantise_uniformly(data: Dataset, resolution: float, seed: int) -> Dataset:
+    """Times dequantised by uniform noise of the timestamp resolution r.
 
-    `Batch.spread` does the same with a batch, anew in every step.
+    Each time is drawn from [t - r/2, t + r/2] within the window; the order of marks stays.
+    `Batch.dequantise` does the same with a batch, anew in every step.
     """
     row = np.repeat(np.arange(len(data)), data.lengths)
-    low, high = (
-        np.maximum(data.times - tick / 2, data.starts[row]),
-        np.minimum(data.times + tick / 2, data.stops[row]),
-    )
+    low = np.maximum(data.times - resolution / 2, data.starts[row])
+    high = np.minimum(data.times + resolution / 2, data.stops[row])
     moved = low + (high - low) * np.random.default_rng(seed).random(data.events)
     return replace(data, times=moved[np.lexsort((moved, row))])
 

@@ -2,8 +2,8 @@
 marks and places in their space.
 
 Everything that can be wrong is refused with the sequence, the event and the value, so that nothing
-downstream looks again. Used by :class:`fourpoint.events.Sequence` and
-:class:`fourpoint.events.Dataset` when they are made.
+downstream looks again. A :class:`fourpoint.events.Sequence` and a :class:`fourpoint.events.Dataset`
+are checked when they are made.
 """
 
 from __future__ import annotations
@@ -19,10 +19,8 @@ if TYPE_CHECKING:
     from fourpoint.events import Dataset
 
 SPLITS = ("train", "dev", "test")
-SHORTEST, LONGEST = (
-    1e-30,
-    1e30,
-)  # units of time: what models compute in float32, with room for squares of rates
+# Units of time: models compute in float32, with room for squares of rates.
+SHORTEST, LONGEST = 1e-30, 1e30
 SCALE_REMEDY = "Use another unit of time, or look for a stray value."
 
 
@@ -98,8 +96,8 @@ def check_events(d: Dataset) -> None:
 
 
 def _check_scale(d: Dataset) -> None:
-    """Refuse times whose squares or reciprocals a float32 cannot hold: likelihoods would be NaN
-    without a word of it.
+    """Refuse times whose squares or reciprocals overflow float32, which would give likelihoods of
+    NaN.
     """
     largest = max(float(np.abs(edges).max(initial=0.0)) for edges in (d.starts, d.stops))
     if largest > LONGEST:
@@ -157,11 +155,8 @@ def as_places(places: ArrayLike, events: int) -> NDArray[np.float64]:
         raise EventDataError(
             "numbers for places", f"{str(places)[:80]!r}", "Convert the places to numbers."
         ) from error
-    found = (
-        found.reshape(events, -1)
-        if found.size and found.ndim == 1 and events and len(found) == events
-        else found
-    )
+    if found.size and found.ndim == 1 and events and len(found) == events:
+        found = found.reshape(events, -1)
     if not events and not found.size:
         return found.reshape(0, found.shape[1] if found.ndim == 2 and found.shape[1] else 1)
     if found.ndim != 2 or len(found) != events:
@@ -190,11 +185,10 @@ def _check_places(d: Dataset) -> None:
     box = d.marks.box
     if box is None or d.places is None or d.places.shape != (len(d.times), box.dimension):
         shape = "no places" if d.places is None else f"places of shape {d.places.shape}"
-        wanted = (
-            "a box for places"
-            if box is None
-            else f"{len(d.times)} places of {box.dimension} numbers ({', '.join(box.names)})"
-        )
+        if box is None:
+            wanted = "a box for places"
+        else:
+            wanted = f"{len(d.times)} places of {box.dimension} numbers ({', '.join(box.names)})"
         raise EventDataError(wanted, shape, "Give every event a place, and the mark space its box.")
     for axis, name in enumerate(box.names):
         x = d.places[:, axis]

@@ -49,7 +49,8 @@ def cut_long(data: Dataset, events: int, *, first_only: bool = False) -> Dataset
     """
     pieces = np.maximum(1, -(-data.lengths // events))
     if first_only:
-        row, nth = np.arange(len(data)), np.zeros(len(data), dtype=np.int64)
+        row = np.arange(len(data))
+        nth = np.zeros(len(data), dtype=np.int64)
     else:
         row = np.repeat(np.arange(len(data)), pieces)
         nth = np.arange(len(row)) - np.repeat(np.cumsum(pieces) - pieces, pieces)

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fourpoint.events import Batch, Dataset, Sequence, all_sequences, check_marks
-from fourpoint.events.ties import spread_in_ticks
+from fourpoint.events.ties import dequantise_uniformly
 from fourpoint.inference.dequantising import (
     change_within_ticks,
     dequantise,
@@ -177,7 +177,7 @@ def _dequantised(model: PointProcess, data: Dataset, seed: int) -> tuple[Dataset
     tick = coarse_clock(data.gaps[data.gaps > 0])
     if not tick:
         return data, 0.0, "", ""
-    uniform = spread_in_ticks(data, tick, seed)
+    uniform = dequantise_uniformly(data, tick, seed)
     if change_within_ticks(model, uniform, tick) < UNCHANGED:
         return uniform, tick, "uniform", ""
     against = reason_against(model)

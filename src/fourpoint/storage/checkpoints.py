@@ -21,9 +21,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from fourpoint.atomic import TEMPORARY, locked_in_turn, make_folder, write_atomic
@@ -31,7 +29,8 @@ from fourpoint.events import UserError
 from fourpoint.models import FORMER_NAMES, MODELS, Hawkes
 from fourpoint.models.base import PointProcess
 from fourpoint.storage import model_schema
-from fourpoint.storage.trained_on import TrainedOn, trained_on
+from fourpoint.storage.trained_on import TrainedOn
+from fourpoint.strict_json import plain
 
 FORMAT = 1
 FILES = re.compile(
@@ -40,16 +39,16 @@ FILES = re.compile(
 
 
 # What the library itself uses of what stands beside a model.
-ABOUT: dict[str, tuple[type, ...]] = dict(
-    unit=(str,),
-    data=(str,),
-    start=(int, float),
-    stop=(int, float),
-    recipe=(dict,),
-    notes=(list,),
-    best_step=(int,),
-    stopped=(str,),
-)
+ABOUT: dict[str, tuple[type, ...]] = {
+    "unit": (str,),
+    "data": (str,),
+    "start": (int, float),
+    "stop": (int, float),
+    "recipe": (dict,),
+    "notes": (list,),
+    "best_step": (int,),
+    "stopped": (str,),
+}
 FAULTS = (
     TypeError,
     ValueError,
@@ -82,7 +81,7 @@ def save(model: PointProcess, folder: str | Path, *, about: dict[str, Any] | Non
         raise CheckpointError(
             "one of Fourpoint's models", type(model).__name__, f"Known are {', '.join(MODELS)}."
         )
-    known = trained_on(model)
+    known = model.trained_on
     beside = (about or {}) | ({} if known is None else {"trained_on": known.to_dict()})
     info = {
         "model": name,
@@ -97,7 +96,7 @@ def save(model: PointProcess, folder: str | Path, *, about: dict[str, Any] | Non
             "high": model.marks.box.high,
         }
     if isinstance(model, Hawkes) and model.errors:
-        info["errors"] = {name: _without_nan(error) for name, error in model.errors.items()}
+        info["errors"] = {name: plain(error) for name, error in model.errors.items()}
     write_tensors(folder, "model", {k: v.detach() for k, v in model.state_dict().items()}, info)
     return Path(folder)
 
@@ -120,16 +119,14 @@ def restore(folder: str | Path) -> PointProcess:
     try:
         model = _built(MODELS[name], info, current_names(name, tensors))
     except FAULTS as error:
-        received = (
-            f"{error.received} in {folder}"
-            if isinstance(error, UserError)
-            else f"{error} in {folder}"
-        )
-        expected = (
-            error.expected
-            if isinstance(error, UserError)
-            else "settings and weights that belong together"
-        )
+        if isinstance(error, UserError):
+            received = f"{error.received} in {folder}"
+        else:
+            received = f"{error} in {folder}"
+        if isinstance(error, UserError):
+            expected = error.expected
+        else:
+            expected = "settings and weights that belong together"
         remedy = error.remedy if isinstance(error, UserError) else "Fit the model again."
         raise CheckpointError(expected, received, remedy) from error
     model.trained_on = TrainedOn.from_dict(_about(info, folder).get("trained_on"))
@@ -335,13 +332,6 @@ def _read_json(path: Path) -> dict[str, Any]:
             "The folder was not written by Fourpoint.",
         )
     return found
-
-
-def _without_nan(values: NDArray[np.float64]) -> Any:
-    """Nested lists, with None in the place of NaN, which JSON has not."""
-    plain = values.astype(object)
-    plain[np.isnan(values)] = None
-    return plain.tolist()
 
 
 BASELINE = ("log_base", "bias", "drift", "mark_drift", "length")  # of a rate with a link

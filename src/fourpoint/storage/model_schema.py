@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import types
-from collections.abc import Callable, Sequence as Ordered
+from collections.abc import Callable, Iterable, Sequence as Ordered
 from inspect import Parameter, signature
 from typing import Any, Literal, Union, get_args, get_origin
 
@@ -27,19 +27,19 @@ ENTRIES = {
 }
 LARGEST = 2**20  # of any whole number in the settings that is not listed here
 LONGEST = 256  # of lists of whole numbers, such as the widths of a network's layers
-LIMITS = dict(
-    heads=2**12,
-    generator=2**16,
-    layers=2**10,
-    exponentials=2**8,
-    order=2**10,
-    frequencies=2**12,
-    cells=2**14,
-    eval_features=2**24,
-    keep=2**40,
-    seed=2**63 - 1,
-)
-SMALLEST = dict(inner=0, waves=0, rhythms=0, seed=-(2**63))  # of others 1
+LIMITS = {
+    "heads": 2**12,
+    "generator": 2**16,
+    "layers": 2**10,
+    "exponentials": 2**8,
+    "order": 2**10,
+    "frequencies": 2**12,
+    "cells": 2**14,
+    "eval_features": 2**24,
+    "keep": 2**40,
+    "seed": 2**63 - 1,
+}
+SMALLEST = {"inner": 0, "waves": 0, "rhythms": 0, "seed": -(2**63)}  # of others 1
 SHARES = ("dropout", "unheard", "unmarked", "event_dropout", "mark_dropout")  # from 0 to below 1
 POSITIVE = ("time_scale", "length", "window", "scales", "fastest")  # tensors that are above 0
 LEAST = 2**24  # elements that any model may ask for while it is built
@@ -69,7 +69,7 @@ def check_settings(build: Callable[..., Any], settings: object) -> dict[str, Any
     >>> check_settings(build, {"heads": True})
     Traceback (most recent call last):
       ...
-    fourpoint.storage.model_schema.SchemaError: expected the setting heads as int; received True. ...
+    fourpoint.storage.model_schema.SchemaError: expected the setting heads as int; received ...
     """
     if not isinstance(settings, dict):
         raise SchemaError("settings as an object", _shown(settings), REMEDY)
@@ -161,7 +161,7 @@ def _box(found: object) -> Box:
     return Box(tuple(names), tuple(low), tuple(high))
 
 
-def _is(value: object, kind: Any) -> bool:
+def _is(value: object, kind: object) -> bool:
     """Whether ``value``, read from JSON, is of the type ``kind``; numbers are finite."""
     origin = get_origin(kind)
     if kind is Any or kind is Parameter.empty:
@@ -180,13 +180,13 @@ def _is(value: object, kind: Any) -> bool:
     return type(value) is kind
 
 
-def _named(kind: Any) -> str:
+def _named(kind: object) -> str:
     return kind.__name__ if isinstance(kind, type) else str(kind).replace("typing.", "")
 
 
-def _check_range(name: str, value: Any) -> None:
+def _check_range(name: str, value: object) -> None:
     """Refuse numbers that no model has: negative sizes, and such as would fill the memory."""
-    if name in SHARES and not 0 <= value < 1:
+    if name in SHARES and not (isinstance(value, int | float) and 0 <= value < 1):
         raise SchemaError(f"the setting {name} from 0 to below 1", _shown(value), REMEDY)
     if _is_continuous(name):
         return
@@ -249,8 +249,8 @@ class _Bounded(TorchDispatchMode):
 
     def __torch_dispatch__(
         self,
-        func: Any,
-        types: Any,
+        func: Callable[..., Any],
+        types: Iterable[type],
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:

@@ -50,8 +50,10 @@ class TrainedOn:
         return {"train": _text(self.train), "dev": _text(self.dev), "beginnings": beginnings}
 
     @classmethod
-    def from_dict(cls, found: Any) -> TrainedOn | None:
+    def from_dict(cls, found: object) -> TrainedOn | None:
         """What :meth:`to_dict` wrote; None for models that were saved without it."""
+        if not isinstance(found, dict):
+            return None
         try:
             beginnings = tuple((int(count), float(stop)) for count, stop in found["beginnings"])
             return cls(_numbers(found["train"]), _numbers(found["dev"]), beginnings)
@@ -76,24 +78,19 @@ class Overlap:
         )
 
 
-def trained_on(model: PointProcess) -> TrainedOn | None:
-    """What ``model`` was trained on, where that is known."""
-    found = getattr(model, "trained_on", None)
-    return found if isinstance(found, TrainedOn) else None
-
-
 def overlap(model: PointProcess, data: Dataset) -> Overlap | None:
     """How much of ``data`` the model was trained on; None where that is nothing, or is not known.
 
-    >>> from types import SimpleNamespace
+    >>> from fourpoint.models.poisson import Poisson
     >>> both = [Sequence([1.0, 2.0], stop=3.0, id="a"), Sequence([0.5], stop=3.0, id="b")]
     >>> data = Dataset.from_sequences(both)
-    >>> model = SimpleNamespace(trained_on=TrainedOn.of(data[:1], data[1:]))
+    >>> model = Poisson()
+    >>> model.trained_on = TrainedOn.of(data[:1], data[1:])
     >>> found = overlap(model, data)
     >>> found.sequences, found.events, found.of_events
     (1, 2, 3)
     """
-    known = trained_on(model)
+    known = model.trained_on
     if known is None:
         return None
     seen = _seen(known, data)
@@ -108,7 +105,7 @@ def held_out(model: PointProcess, data: Dataset) -> Dataset | None:
     Of a sequence whose beginning was in training it is the remainder, in a window that begins where
     the training window ended.
     """
-    known = trained_on(model)
+    known = model.trained_on
     if known is None:
         return None
     seen = _seen(known, data)
@@ -127,7 +124,7 @@ def held_out(model: PointProcess, data: Dataset) -> Dataset | None:
 
 def chose_weights(model: PointProcess, data: Dataset) -> bool:
     """Whether any sequence of ``data`` was among those by which `fit` chose when to stop."""
-    known = trained_on(model)
+    known = model.trained_on
     return known is not None and bool(np.isin(_hashes(data), known.dev).any())
 
 

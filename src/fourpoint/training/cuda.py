@@ -208,7 +208,7 @@ class CapturedSteps(Steps):
 
     def _batch(self, rows: Tensor, room: int) -> Batch:
         found = self.data.batch(rows, room)
-        return found.spread(self.run.tick, self.random) if self.run.tick else found
+        return found.dequantise(self.run.tick, self.random) if self.run.tick else found
 
     def _too_large(self, shape: Shape, error: Exception) -> TrainingError:
         return TrainingError(

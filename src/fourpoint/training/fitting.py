@@ -41,7 +41,7 @@ import numpy as np
 import torch
 
 from fourpoint.events import Dataset, check_marks
-from fourpoint.events.ties import spread_in_ticks
+from fourpoint.events.ties import dequantise_uniformly
 from fourpoint.events.windows import cut_long, repeated_windows
 from fourpoint.inference.likelihood import BLOCK, CONVENTIONS, Convention, check_memory
 from fourpoint.kernels.compiling import threads_for_loops
@@ -224,7 +224,7 @@ def fit(
     with threads_for_loops(one_thread), _bar(progress) as bar:
         bar.say("preparing")
         said = _look_at_clock(run, recipe)
-        shown = spread_in_ticks(train, run.tick, seed) if run.tick else train
+        shown = dequantise_uniformly(train, run.tick, seed) if run.tick else train
         run.fit.notes += model.initialise(shown) + said
         if model.fits_in_closed_form:
             return run.maximise(shown)

@@ -51,7 +51,9 @@ class Steps:
         rows = self.run.rows(step)
         batch = self.run.train.batch(rows).to(self.weights[0].device)
         if self.run.tick:
-            batch = batch.spread(self.run.tick, self.seeded(torch.Generator(), step + ELSEWHERE))
+            batch = batch.dequantise(
+                self.run.tick, self.seeded(torch.Generator(), step + ELSEWHERE)
+            )
         events = self.run.mean_events * len(rows)
         found = self._in_loops(batch, self.seeded(torch.Generator(), step), events)
         self.looping = found is not None

@@ -106,7 +106,7 @@ def guess_target(path: Path) -> str:
 
 @dataclass(frozen=True)
 class Conversion:
-    """What was converted: the events, the formats on either side, and what should be said aloud."""
+    """What was converted: the events, the formats on either side, and notes for the user."""
 
     data: Dataset
     from_: str
@@ -127,14 +127,13 @@ def convert(
         source: the file or folder to read; for Du et al.'s files also a pattern.
         target: the file or folder to write.
         from_: a name in ``FORMATS`` or ``fourpoint.data.sources.SOURCES``; guessed from the content
-        where None.
+            where None.
         to: a name in ``FORMATS``; by the target's ending where None.
         settings: options of the source, such as ``{"mark": "site"}``; formats have none.
 
     Returns:
-        The events and the notes to say aloud: the guess, inferred windows, ties, what was left out
-        and what the target's
-        own readers will not see. Fails with :class:`EventDataError` before anything is written.
+        The events and notes: the guess, inferred windows, ties, what was left out and what the
+        target's own readers will not see. Fails with :class:`EventDataError` before anything is written.
 
     >>> import tempfile
     >>> from fourpoint.events import Sequence

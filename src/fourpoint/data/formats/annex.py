@@ -1,4 +1,4 @@
-"""From what a file says to a :class:`Dataset`, and what its format has no room for.
+"""From what a file says to a :class:`Dataset`, and what its format cannot hold.
 
 The formats of the field hold times and numbered types, and little else: no observation windows, no
 names of types, no splits, no ids. What we write therefore carries an **annex**, one JSON text in a
@@ -102,11 +102,10 @@ def assemble(parts: list[Part], name: str) -> Dataset:
     if not sum(len(part) for part in parts) or (
         not sum(len(p.times) for p in parts) and None in known
     ):
-        received = (
-            "no sequences"
-            if not sum(len(part) for part in parts)
-            else "only empty sequences, without windows"
-        )
+        if not sum(len(part) for part in parts):
+            received = "no sequences"
+        else:
+            received = "only empty sequences, without windows"
         raise parts[0].error(
             "at least one event", received, "Check the program that wrote the file."
         )
@@ -130,11 +129,10 @@ def assemble(parts: list[Part], name: str) -> Dataset:
         )
     except EventDataError as error:
         files = ", ".join(dict.fromkeys(str(part.source) for part in parts))
-        remedy = (
-            "Put the events of each sequence in order of time."
-            if "non-decreasing" in error.expected
-            else error.remedy
-        )
+        if "non-decreasing" in error.expected:
+            remedy = "Put the events of each sequence in order of time."
+        else:
+            remedy = error.remedy
         raise EventDataError(error.expected, f"{files}: {error.received}", remedy) from None
 
 
@@ -148,7 +146,7 @@ def whole_numbers(part: Part, values: NDArray[Any], what: str) -> NDArray[np.int
     ... )
     Traceback (most recent call last):
       ...
-    fourpoint.events.EventDataError: expected whole numbers for types; received x: 2.5 at event 1 of sequence 0. ...
+    fourpoint.events.EventDataError: expected whole numbers for types; received x: 2.5 at ...
     """
     if values.dtype.kind not in "iuf":
         raise part.error(
@@ -244,9 +242,9 @@ def _marks(parts: list[Part], known: list[Known | None]) -> tuple[NDArray[np.int
     marks = np.concatenate([part.marks for part in parts]) - first
     if named:
         return marks, MarkSpace.of(named[0] or None)
-    return marks, MarkSpace() if types == 1 else MarkSpace.categorical(
-        [str(first + i) for i in range(types)]
-    )
+    if types == 1:
+        return marks, MarkSpace()
+    return marks, MarkSpace.categorical([str(first + i) for i in range(types)])
 
 
 def _windows(part: Part, annex: Known | None) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

@@ -136,11 +136,10 @@ def _read_pair(times_file: Path) -> Part:
             "Check that the two files belong together.",
         )
     sidecar = _beside(times_file, "fourpoint", ".json")
-    annex = (
-        contents(sidecar, "the annex of a file of times").decode("utf-8", "replace")
-        if sidecar.is_file()
-        else None
-    )
+    if sidecar.is_file():
+        annex = contents(sidecar, "the annex of a file of times").decode("utf-8", "replace")
+    else:
+        annex = None
     part = Part(
         times_file,
         times,
@@ -168,11 +167,9 @@ def _times_name(path: Path) -> Path:
             f"{path}",
             "Rename the pair, such as time-train.txt.",
         )
-    return (
-        path
-        if path.name.startswith("time")
-        else path.with_name("time" + path.name.removeprefix("event"))
-    )
+    if path.name.startswith("time"):
+        return path
+    return path.with_name("time" + path.name.removeprefix("event"))
 
 
 def _line(values: list[float]) -> str:

@@ -16,9 +16,9 @@ easy_tpp/preprocess/data_loader.py.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence as Ordered
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import pyarrow as pa
@@ -65,11 +65,10 @@ def read(path: str | Path) -> Dataset:
         names the file and the row.
     """
     source = Path(path)
-    files = (
-        split_files(source, (".json", ".jsonl", ".parquet"), WHAT)
-        if source.is_dir()
-        else [(split_of(source), source)]
-    )
+    if source.is_dir():
+        files = split_files(source, (".json", ".jsonl", ".parquet"), WHAT)
+    else:
+        files = [(split_of(source), source)]
     return assemble([_read_part(file, split) for split, file in files], source.stem)
 
 
@@ -87,7 +86,7 @@ def write(data: Dataset, path: str | Path) -> list[str]:
     return _losses(data, Path(path))
 
 
-def from_rows(rows: Any, name: str = "rows") -> Dataset:
+def from_rows(rows: object, name: str = "rows") -> Dataset:
     """A data set from rows in memory: a list of dicts, a table, a Hugging Face ``Dataset``, or a
     dict of them by split.
 
@@ -160,8 +159,15 @@ def _parsed(path: Path, text: bytes) -> list[Any]:
     return rows
 
 
-def _in_memory(rows: Any, source: Path, split: str | None) -> Part:
-    if hasattr(rows, "with_format"):  # a Hugging Face data set, whose rows are an Arrow table
+@runtime_checkable
+class _HuggingFace(Protocol):
+    """A Hugging Face data set, whose rows are an Arrow table."""
+
+    def with_format(self, type: str) -> Ordered[pa.Table]: ...
+
+
+def _in_memory(rows: object, source: Path, split: str | None) -> Part:
+    if isinstance(rows, _HuggingFace):
         rows = rows.with_format("arrow")[:]
     if isinstance(rows, Mapping):
         rows = pa.table({str(name): rows[name] for name in rows})

@@ -62,11 +62,10 @@ def write(data: Dataset, path: str | Path) -> list[str]:
     ``test``.
     """
     for target, part in split_targets(data, Path(path), ".parquet", {"dev": "val"}):
-        offsets = (
-            pa.array(part.offsets.astype(np.int32))
-            if part.events < 2**31
-            else pa.array(part.offsets)
-        )
+        if part.events < 2**31:
+            offsets = pa.array(part.offsets.astype(np.int32))
+        else:
+            offsets = pa.array(part.offsets)
         lists = pa.ListArray if part.events < 2**31 else pa.LargeListArray
         columns = {
             "id": pa.array(part.ids, pa.string()),

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fourpoint.data.expansion import Expansion
 from fourpoint.data.files import write_whole
@@ -82,13 +83,12 @@ def write(data: Dataset, path: str | Path) -> list[str]:
         for split, some in parts_of(part).items():
             splits[split or "train"] = _events(some)
         # The annex follows the order of the splits, as the reader meets them.
-        ordered = (
-            part
-            if part.splits is None
-            else part.select(
+        if part.splits is None:
+            ordered = part
+        else:
+            ordered = part.select(
                 np.argsort([SPLITS.index(s) for s in part.splits.tolist()], kind="stable")
             )
-        )
         content = {DIM: data.marks.count, **splits, FIELD: pack(ordered)}
         write_whole(target, pickle.dumps(content, protocol=4))
     return [
@@ -128,11 +128,10 @@ def _parts(path: Path, split: str | None) -> list[Part]:
     }
     odd = next((key for key in held if key not in ALIASES), None)
     if odd is not None or not held:
-        received = (
-            f"{_called(odd)} with {len(held[odd]):,} entries"
-            if held
-            else f"keys {', '.join(map(_called, list(content)[:8]))}"
-        )
+        if held:
+            received = f"{_called(odd)} with {len(held[odd]):,} entries"
+        else:
+            received = f"keys {', '.join(map(_called, list(content)[:8]))}"
         raise EventDataError(
             "splits called train, dev or test with sequences in them",
             f"{path}: {received}",
@@ -146,7 +145,9 @@ def _parts(path: Path, split: str | None) -> list[Part]:
     return parts if annex is None else [_joined(parts, annex)]
 
 
-def _split_part(sequences: list[Any], path: Path, split: str | None, types: Any, most: int) -> Part:
+def _split_part(
+    sequences: list[Any], path: Path, split: str | None, types: object, most: int
+) -> Part:
     """One split as flat arrays, of at most ``most`` events."""
     if sequences and all(isinstance(row, dict) for row in sequences):
         for name in (TIMES, TYPES, GAPS):
@@ -179,7 +180,9 @@ def _split_part(sequences: list[Any], path: Path, split: str | None, types: Any,
     return Part(path, part.times, marks, offsets, types=_count(types), split=split)
 
 
-def _column(events: list[Any], name: str, path: Path, offsets: Any) -> Any:
+def _column(
+    events: list[Any], name: str, path: Path, offsets: NDArray[np.int64]
+) -> NDArray[np.float64]:
     """One value of every event, as floats."""
     try:
         values = [event[name] for event in events]
@@ -193,13 +196,12 @@ def _column(events: list[Any], name: str, path: Path, offsets: Any) -> Any:
         if not isinstance(event, dict) or not _is_number(event.get(name))
     )
     sequence = int(np.searchsorted(offsets, bad, side="right")) - 1
-    received = (
-        kind(events[bad])
-        if not isinstance(events[bad], dict)
-        else kind(events[bad][name])
-        if name in events[bad]
-        else "none"
-    )
+    if not isinstance(events[bad], dict):
+        received = kind(events[bad])
+    elif name in events[bad]:
+        received = kind(events[bad][name])
+    else:
+        received = "none"
     place = f"event {bad - int(offsets[sequence])} of sequence {sequence}"
     raise EventDataError(
         f"a number {name!r} in every event",
@@ -208,26 +210,26 @@ def _column(events: list[Any], name: str, path: Path, offsets: Any) -> Any:
     )
 
 
-def _called(key: Any) -> str:
+def _called(key: object) -> str:
     return repr(key[:40]) if isinstance(key, str) else kind(key)
 
 
-def _count(types: Any) -> int | None:
-    return types if type(types) is int else None
+def _count(types: object) -> int | None:
+    return types if isinstance(types, int) and not isinstance(types, bool) else None
 
 
-def _is_number(value: Any) -> bool:
-    return type(value) is float or (type(value) is int and abs(value) < 2**1000)
+def _is_number(value: object) -> bool:
+    if isinstance(value, bool):
+        return False
+    return isinstance(value, float) or (isinstance(value, int) and abs(value) < 2**1000)
 
 
 def _joined(parts: list[Part], annex: str) -> Part:
     """The splits of a file that we wrote, end to end, in the order of its annex."""
     lengths = np.concatenate([np.diff(part.offsets) for part in parts])
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
-    times, marks = (
-        np.concatenate([part.times for part in parts]),
-        np.concatenate([part.marks for part in parts]),
-    )
+    times = np.concatenate([part.times for part in parts])
+    marks = np.concatenate([part.marks for part in parts])
     return Part(parts[0].source, times, marks, offsets, types=parts[0].types, annex=annex)
 
 

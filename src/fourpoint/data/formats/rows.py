@@ -1,12 +1,12 @@
 """EasyTPP's rows as flat arrays, from dicts or from an Arrow table, with the checks that both
 share.
 
-Used by ``easytpp.py`` for files and rows in memory, and by ``pickles.py`` for pickled rows.
+They come from files, from pickles or from memory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -70,7 +70,7 @@ def table_part(table: pa.Table, source: Path, split: str | None) -> Part:
     return _checked(source, split, {name: flat(table, name, source) for name in held}, plain)
 
 
-def kind(value: Any) -> str:
+def kind(value: object) -> str:
     """What a value is, in words; never the value itself, which may be anything."""
     return f"a value of type {type(value).__name__}"
 
@@ -135,7 +135,7 @@ def _flattened(lists: list[Any], name: str, source: Path) -> Flat:
         ) from error
 
 
-def _are_numbers(values: Any) -> bool:
+def _are_numbers(values: Iterable[object]) -> bool:
     return all(
         issubclass(one, int | float | np.integer | np.floating) and one is not bool
         for one in set(map(type, values))

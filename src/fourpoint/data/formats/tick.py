@@ -1,7 +1,9 @@
 """tick's events: a list of realisations, each a list with one array of times per type, in memory
 and in ``.npz`` files.
 
-    [[array([0.5, 2.0]), array([1.25])],  [array([]), array([0.75])]]        # two realisations of two types
+    [[array([0.5, 2.0]), array([1.25])],  [array([]), array([0.75])]]
+
+are two realisations of two types.
 
 A realisation is observed from 0 to its end time, which tick keeps apart (``end_times``). tick has
 no order between types, so events of different types at one time come back from it in the order of
@@ -70,7 +72,8 @@ def to_tick(data: Dataset, shift: bool = False) -> tuple[Realisations, NDArray[n
             "Pass shift=True to count times from each window's start.",
         )
     origin = data.starts if shift else np.zeros(len(data))
-    row, types = np.repeat(np.arange(len(data)), data.lengths), data.marks.count
+    row = np.repeat(np.arange(len(data)), data.lengths)
+    types = data.marks.count
     cell = row * types + data.mark_ids
     order = np.argsort(cell, kind="stable")
     edges = np.concatenate([[0], np.cumsum(np.bincount(cell, minlength=len(data) * types))])
@@ -158,7 +161,8 @@ def write(data: Dataset, path: str | Path) -> list[str]:
 
 
 def _read_ours(arrays: dict[str, Any], source: Path) -> Dataset:
-    times, ends = _numbers(arrays["timestamps"], source), _numbers(arrays.get("end_times"), source)
+    times = _numbers(arrays["timestamps"], source)
+    ends = _numbers(arrays.get("end_times"), source)
     rows, marks, types = (
         _numbers(arrays.get(name), source, "iu") for name in ("realisation", "type", "types")
     )
@@ -184,7 +188,7 @@ def _checked(
     marks: NDArray[Any],
     types: int,
     ends: NDArray[Any],
-    annex: Any,
+    annex: object,
     source: Path,
 ) -> Dataset:
     if len(rows) and (rows[0] < 0 or rows[-1] >= len(ends) or (rows[1:] < rows[:-1]).any()):
@@ -205,7 +209,7 @@ def _unpickled(source: Path) -> tuple[dict[str, Any], int]:
     return {"arr_0": content}, most
 
 
-def _nested(timestamps: Any, source: Path, most: int | None) -> Part:
+def _nested(timestamps: object, source: Path, most: int | None) -> Part:
     """Nested lists of arrays, flat: of a file at most as many cells and times as it has bytes. One
     realisation may stand alone.
     """
@@ -227,14 +231,13 @@ def _nested(timestamps: Any, source: Path, most: int | None) -> Part:
         None,
     )
     if odd is not None:
-        received = (
-            f"{source}: {kind(inner[odd])} at realisation {odd}"
-            if not isinstance(inner[odd], list | tuple)
-            else (
+        if not isinstance(inner[odd], list | tuple):
+            received = f"{source}: {kind(inner[odd])} at realisation {odd}"
+        else:
+            received = (
                 f"{source}: {len(inner[odd])} types at realisation {odd} and {len(inner[0])} "
                 "at realisation 0"
             )
-        )
         raise EventDataError(
             f"{WHAT} with equally many types",
             received,
@@ -257,14 +260,16 @@ def _nested(timestamps: Any, source: Path, most: int | None) -> Part:
         raise EventDataError(
             f"{WHAT}: times", f"{source}: one too large for a float ({error})", "Mend it."
         ) from error
-    sizes, types = np.array([len(cell) for cell in flat], dtype=np.int64), len(inner[0])
-    cell, times = np.repeat(np.arange(len(flat)), sizes), np.concatenate([np.zeros(0), *flat])
+    sizes = np.array([len(cell) for cell in flat], dtype=np.int64)
+    types = len(inner[0])
+    cell = np.repeat(np.arange(len(flat)), sizes)
+    times = np.concatenate([np.zeros(0), *flat])
     order = np.lexsort((times, cell // types))  # equals stay in order of type
     offsets = np.concatenate([[0], np.cumsum(sizes)])[::types].astype(np.int64)
     return Part(source, times[order], (cell % types)[order], offsets, types=types)
 
 
-def _is_times(value: Any) -> bool:
+def _is_times(value: object) -> bool:
     """True for an array or list of plain numbers."""
     if isinstance(value, np.ndarray):
         return value.ndim == 1 and value.dtype.kind in "iuf"
@@ -274,7 +279,7 @@ def _is_times(value: Any) -> bool:
     )
 
 
-def _numbers(value: Any, source: Path, kinds: str = "iuf") -> NDArray[Any] | None:
+def _numbers(value: object, source: Path, kinds: str = "iuf") -> NDArray[Any] | None:
     if value is None:
         return None
     if not isinstance(value, np.ndarray) or value.dtype.kind not in kinds:

@@ -22,8 +22,9 @@ import os
 import pickle
 import re
 import sys
+from collections.abc import Iterable
 from math import prod
-from typing import Any
+from typing import Any, TypeGuard
 
 DEEPEST = 64  # levels of containers inside one another
 NO_MEMORY = 3  # the exit code of a process that ran out of memory
@@ -47,9 +48,9 @@ class Dtype:
             raise Refused(f"holds an array of {code[:20]!r}, not of numbers or text")
         self.code = code
 
-    def __setstate__(self, state: Any) -> None:
+    def __setstate__(self, state: object) -> None:
         """Take the byte order; fields and subarrays are refused."""
-        if type(state) is not tuple or len(state) < 5:
+        if not isinstance(state, tuple) or len(state) < 5:
             raise Refused("holds an array whose type has no state")
         if any(part is not None for part in state[2:5]):
             raise Refused("holds an array with fields")
@@ -72,33 +73,39 @@ class Array:
 
     __slots__ = ("code", "content", "fortran", "shape")
 
-    def __init__(self, *_: Any) -> None:
-        self.content: bytes | list[Any] | None = None
+    code: str
+    content: bytes | list[Any] | None
+    shape: tuple[int, ...]
+    fortran: bool
 
-    def __setstate__(self, state: Any) -> None:
-        if type(state) is not tuple or len(state) != 5:
+    def __init__(self, *_: object) -> None:
+        self.content = None
+
+    def __setstate__(self, state: object) -> None:
+        if not isinstance(state, tuple) or len(state) != 5:
             raise Refused("holds an array whose state is not one")
         _, shape, dtype, fortran, raw = state
         self.fill(raw, dtype, shape, bool(fortran))
 
-    def fill(self, raw: Any, dtype: Any, shape: Any, fortran: bool) -> Array:
+    def fill(self, raw: object, dtype: object, shape: object, fortran: bool) -> Array:
         """Take the content, if it is as long as the shape says."""
-        if type(dtype) is not Dtype:
+        if not isinstance(dtype, Dtype):
             raise Refused("holds an array whose state is not one")
         if not is_sound(shape):
             raise Refused("holds an array of impossible shape")
         self.code, self.shape, self.fortran = dtype.code, shape, fortran
         if "O" in dtype.code:
-            if type(raw) is not list or len(raw) != prod(shape) or len(shape) > 2:
+            if not isinstance(raw, list) or len(raw) != prod(shape) or len(shape) > 2:
                 raise Refused("holds an array of objects of impossible shape")
             self.content = raw if len(shape) < 2 else _rows(raw, shape[1])
             return self
-        content = raw.encode("latin-1") if type(raw) is str else raw  # Python 2 has raw text
-        if type(content) not in (bytes, bytearray):
+        if isinstance(raw, str):  # Python 2 has raw text
+            raw = raw.encode("latin-1")
+        if not isinstance(raw, bytes | bytearray):
             raise Refused("holds an array without bytes")
-        if not dtype.itemsize or len(content) != prod(shape) * dtype.itemsize:
-            raise Refused(f"holds an array of shape {shape} in {len(content):,} bytes")
-        self.content = bytes(content)
+        if not dtype.itemsize or len(raw) != prod(shape) * dtype.itemsize:
+            raise Refused(f"holds an array of shape {shape} in {len(raw):,} bytes")
+        self.content = bytes(raw)
         return self
 
 
@@ -111,8 +118,9 @@ class Scalar:
         if len(arguments) != 2 or type(arguments[0]) is not Dtype or "O" in arguments[0].code:
             raise Refused("holds a scalar that is no number")
         made = Array().fill(arguments[1], arguments[0], (1,), False)
-        self.code: str = made.code
-        self.content = made.content
+        if not isinstance(made.content, bytes):
+            raise Refused("holds a scalar that is no number")
+        self.code, self.content = made.code, made.content
 
 
 class Name:
@@ -132,7 +140,8 @@ class FromBuffer(Function):
 
     __slots__ = ()
 
-    def __call__(self, *arguments: Any) -> Array:
+    def __call__(self, *arguments: object) -> Array:
+        """The array."""
         if len(arguments) != 4:
             raise Refused("holds an array whose state is not one")
         raw, dtype, shape, order = arguments
@@ -144,10 +153,11 @@ class Encode(Function):
 
     __slots__ = ()
 
-    def __call__(self, *arguments: Any) -> bytes:
-        if len(arguments) != 2 or type(arguments[0]) is not str:
+    def __call__(self, *arguments: object) -> bytes:
+        """The bytes."""
+        if len(arguments) != 2 or arguments[1] not in ("latin1", "latin-1"):
             raise Refused("holds text in an unknown encoding")
-        if arguments[1] not in ("latin1", "latin-1"):
+        if not isinstance(arguments[0], str):
             raise Refused("holds text in an unknown encoding")
         return arguments[0].encode("latin-1")
 
@@ -157,7 +167,8 @@ class NoBytes(Function):
 
     __slots__ = ()
 
-    def __call__(self, *arguments: Any) -> bytes:
+    def __call__(self, *arguments: object) -> bytes:
+        """No bytes."""
         if arguments:
             raise Refused("calls bytes with a length")
         return b""
@@ -168,7 +179,8 @@ class NewDict(Function):
 
     __slots__ = ()
 
-    def __call__(self, *arguments: Any) -> dict[Any, Any]:
+    def __call__(self, *arguments: object) -> dict[Any, Any]:
+        """An empty dict."""
         if any(type(argument) in (list, tuple, dict) for argument in arguments):
             raise Refused("fills a dict in a way that is not read")
         return {}
@@ -200,6 +212,7 @@ class Unpickler(pickle.Unpickler):
     """Python's unpickler with ``GLOBALS`` for every name; nothing is imported."""
 
     def find_class(self, module: str, name: str) -> Any:
+        """What stands for a name, if it is one of ``GLOBALS``."""
         found = GLOBALS.get(f"{module}.{name}")
         if found is None:
             raise Refused(f"asks for {module}.{name}"[:120])
@@ -224,11 +237,11 @@ def _rows(values: list[Any], width: int) -> list[list[Any]]:
     return [values[i : i + width] for i in range(0, len(values), width)]
 
 
-def is_sound(shape: Any) -> bool:
+def is_sound(shape: object) -> TypeGuard[tuple[int, ...]]:
     """Whether a shape is whole numbers, and not an empty one of many rows, which would be walked
     along.
     """
-    if type(shape) is not tuple or len(shape) > 8:
+    if not isinstance(shape, tuple) or len(shape) > 8:
         return False
     if not all(type(n) is int and 0 <= n < 2**62 for n in shape):
         return False
@@ -246,35 +259,34 @@ class Answer:
         self.size = 0
         self.numbers: dict[int, int] = {}  # of containers and arrays, by their id
 
-    def encode(self, value: Any, depth: int = 0) -> Any:
+    def encode(self, value: object, depth: int = 0) -> Any:
         """``value`` as JSON can hold it; :class:`Refused` if it is anything but data."""
-        kind = type(value)
-        if value is None or kind in (bool, float, str):
+        if value is None or isinstance(value, bool | float | str):
             return value
-        if kind is int:
+        if isinstance(value, int):
             return value if -(2**63) <= value < 2**63 else ["int", hex(value)]
-        if kind in (bytes, bytearray):
+        if isinstance(value, bytes | bytearray):
             return ["bytes", *self._place(bytes(value))]
-        if kind is Scalar:
+        if isinstance(value, Scalar):
             return ["scalar", value.code, *self._place(value.content)]
         if depth > DEEPEST:
             raise Refused(f"has more than {DEEPEST} levels of containers inside one another")
         if id(value) in self.numbers:
             return ["again", self.numbers[id(value)]]
         self.numbers[id(value)] = len(self.numbers)
-        if kind is Array:
+        if isinstance(value, Array):
             return self._array(value, depth)
-        if kind is list:
+        if isinstance(value, list):
             return self._columns(value) or ["list", self._items(value, depth)]
-        if kind is tuple:
+        if isinstance(value, tuple):
             return ["tuple", self._items(value, depth)]
-        if kind is dict:
+        if isinstance(value, dict):
             if not {*map(type, value)} <= KEYS:
                 raise Refused("has a dict with a key that is neither text nor a number")
             return ["dict", self._items(value, depth), self._items(value.values(), depth)]
-        raise Refused(f"holds a value of type {kind.__name__}")
+        raise Refused(f"holds a value of type {type(value).__name__}")
 
-    def _items(self, values: Any, depth: int) -> list[Any]:
+    def _items(self, values: Iterable[object], depth: int) -> list[Any]:
         return [self.encode(value, depth + 1) for value in values]
 
     def _array(self, value: Array, depth: int) -> list[Any]:
@@ -363,7 +375,7 @@ def address_space() -> int:
 
 
 def main() -> None:
-    """Read stdin, write the answer to stdout; exit with ``NO_MEMORY`` where memory does not suffice."""
+    """Read stdin and write the answer to stdout; exit with ``NO_MEMORY`` without enough memory."""
     data = sys.stdin.buffer.read()
     limit_resources(int(sys.argv[1]), int(sys.argv[2]))
     try:

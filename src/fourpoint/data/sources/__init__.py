@@ -6,8 +6,8 @@
     trades        plain files of trades: time and side
     congestion    road authorities' files of congestion: time, site and level, one sequence per day
 
-Each takes a path and options by keyword, and returns the events and what should be said of them
-aloud: what was left out, put in order or inferred. No data comes with Fourpoint; docs/sources says
+Each takes a path and options by keyword, and returns the events and notes for the user: what was
+left out, put in order or inferred. No data comes with Fourpoint; docs/sources says
 where each comes from and under which terms.
 """
 

@@ -52,7 +52,7 @@ def read(path: str | Path, /, *, mark: Mark = "site") -> tuple[Dataset, list[str
         mark: "site", "level", "site-level" (each pair that occurs is a type) or "none".
 
     Returns:
-        One sequence per day that has an event, in order, in hours, and what should be said. Fails with
+        One sequence per day that has an event, in order, in hours, and notes. Fails with
         :class:`EventDataError` that names the file and the line.
     """
     if mark not in get_args(Mark):
@@ -75,11 +75,12 @@ def read(path: str | Path, /, *, mark: Mark = "site") -> tuple[Dataset, list[str
         name="congestion",
     )
     span = int(days[-1] - days[0]) + 1
-    notes = (
-        [f"{late:,} events stood after a later one of the same day and were put in order of time"]
-        if late
-        else []
-    )
+    if late:
+        notes = [
+            f"{late:,} events stood after a later one of the same day and were put in order of time"
+        ]
+    else:
+        notes = []
     if span > len(days):
         notes.append(
             f"{span - len(days):,} of {span:,} days from first to last have no event; they "

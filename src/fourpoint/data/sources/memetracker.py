@@ -88,7 +88,7 @@ def read(
         last mention.
         skip: pass over lines that are not in the format, and count them, instead of refusing them.
 
-    Returns: The memes in order of their first appearance, in hours, and what should be said. Fails
+    Returns: The memes in order of their first appearance, in hours, and notes. Fails
         with :class:`EventDataError` that names the file and the line.
     """
     _check(mark, window, least, types, sample)
@@ -106,26 +106,27 @@ def read(
     order, offsets, _ = grouped(code, times, len(kept))
     marks, space = _marks(found, mark, types, rows)
     last = times[order][offsets[1:] - 1]
+    if window == "collection":
+        # Stamps are whole seconds, so that the collection saw its last second to the end.
+        stops = (found.latest + 1 - first) / 3600
+    else:
+        stops = np.where(last > 0, last, 1.0)
     data = Dataset(
         times[order],
         marks[order],
         offsets,
         np.zeros(len(kept)),
-        # Stamps are whole seconds, so that the collection saw its last second to the end.
-        (found.latest + 1 - first) / 3600
-        if window == "collection"
-        else np.where(last > 0, last, 1.0),
+        stops,
         space,
         ids=_names(found, kept),
         inferred=window == "mentions",
         unit="hours",
         name="memetracker",
     )
-    end = (
-        ""
-        if window == "mentions"
-        else "; windows end with the last post of the files (--set window=mentions)"
-    )
+    if window == "mentions":
+        end = ""
+    else:
+        end = "; windows end with the last post of the files (--set window=mentions)"
     return data, [*notes, f"hours since each meme's first mention, which is an event at 0{end}"]
 
 
@@ -178,11 +179,10 @@ def _gather(files: list[Path], mark: Mark, skip: bool) -> _Found:
         )
     memes = pa.chunked_array([part.memes for part in parts]).unify_dictionaries() if parts else None
     chunks = memes.chunks if memes is not None else []
-    labels = (
-        None
-        if mark == "none"
-        else pa.chunked_array([part.sites if mark == "site" else part.media for part in parts])
-    )
+    if mark == "none":
+        labels = None
+    else:
+        labels = pa.chunked_array([part.sites if mark == "site" else part.media for part in parts])
     return _Found(
         np.concatenate(
             [np.zeros(0, dtype=np.int64), *(np.asarray(chunk.indices) for chunk in chunks)]
@@ -201,18 +201,18 @@ def _chosen(
 ) -> tuple[NDArray[np.int64], list[str]]:
     """The memes to keep, and what was left out."""
     counts = np.bincount(found.codes, minlength=len(found.names))
-    memes, kept = int((counts > 0).sum()), np.flatnonzero(counts >= least)
+    memes = int((counts > 0).sum())
+    kept = np.flatnonzero(counts >= least)
     if not len(kept):
         raise EventDataError(
             f"memes with at least {least} mentions",
             f"{path}: {memes:,} with at most {counts.max()}",
             "Lower least.",
         )
-    notes = (
-        [f"{found.repeats:,} mentions repeat a meme in one post and count once"]
-        if found.repeats
-        else []
-    )
+    if found.repeats:
+        notes = [f"{found.repeats:,} mentions repeat a meme in one post and count once"]
+    else:
+        notes = []
     if found.skipped:
         notes.append(f"{found.skipped:,} lines are not in the format and were passed over")
     notes.append(
@@ -448,7 +448,8 @@ def _clusters(lines: _Lines) -> Mentions:
     )
     seconds = lines.seconds(found[0], rows)
     good = np.flatnonzero(seconds != NEVER)
-    urls, media = found[3].take(pa.array(good)), found[2].take(pa.array(good)).dictionary_encode()
+    urls = found[3].take(pa.array(good))
+    media = found[2].take(pa.array(good)).dictionary_encode()
     memes = ids[3].take(pa.array(cluster[rows[good]])).dictionary_encode()
     posts = np.asarray(urls.dictionary_encode().indices).astype(np.int64)
     return _once(
@@ -464,7 +465,8 @@ def _fields(
     lengths = np.asarray(pc.list_value_length(parts)).astype(np.int64)
     lines.refuse(rows[lengths < 4], expected)
     kept = lengths >= 4
-    values, ends = parts.filter(pa.array(kept)).flatten(), np.cumsum(lengths[kept])
+    values = parts.filter(pa.array(kept)).flatten()
+    ends = np.cumsum(lengths[kept])
     starts = ends - lengths[kept]
     return rows[kept], [
         values.take(pa.array(place)) for place in (starts, starts + 1, starts + 2, ends - 1)

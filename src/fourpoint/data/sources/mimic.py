@@ -47,7 +47,7 @@ def read(
         types: with "diagnosis", how many of the most frequent are kept apart; the rest are "other".
 
     Returns:
-        The patients in order of first appearance, in days, and what should be said of them. Fails with
+        The patients in order of first appearance, in days, and notes on them. Fails with
         :class:`EventDataError` that names the file and the line.
     """
     if mark not in get_args(Mark):
@@ -59,7 +59,8 @@ def read(
     source = Path(path)
     sheet = read_sheet(source, WHAT, COLUMNS)
     encoded = sheet.texts("subject_id").dictionary_encode()
-    codes, ids = np.asarray(encoded.indices).astype(np.int64), encoded.dictionary.to_pylist()
+    codes = np.asarray(encoded.indices).astype(np.int64)
+    ids = encoded.dictionary.to_pylist()
     stamps = sheet.stamps("admittime")
     first = np.full(len(ids), np.iinfo(np.int64).max)
     np.minimum.at(first, codes, stamps)

@@ -1,8 +1,8 @@
 """Comma-separated files as their owners hand them out: named columns of text, stamps and numbers,
 with the line of each fault.
 
-Used by the converters of this folder, which know their columns; :func:`fourpoint.read` takes any
-other table. All work is on whole columns.
+The converters of this folder know their columns; :func:`fourpoint.read` takes any other table. All
+work is on whole columns.
 """
 
 from __future__ import annotations
@@ -144,10 +144,8 @@ def named(texts: pa.Array, most: int | None = None) -> tuple[NDArray[np.int64], 
     all others as "other".
     """
     encoded = texts.dictionary_encode()
-    codes, names = (
-        np.asarray(encoded.indices),
-        [str(name) or "unknown" for name in encoded.dictionary.to_pylist()],
-    )
+    codes = np.asarray(encoded.indices)
+    names = [str(name) or "unknown" for name in encoded.dictionary.to_pylist()]
     counts = np.bincount(codes, minlength=len(names))
     kept = sorted(range(len(names)), key=lambda i: (-counts[i], names[i]))[
         : len(names) if most is None else most
@@ -183,11 +181,10 @@ def _find(
             found[wanted.rstrip("?")] = hit
         elif not wanted.endswith("?"):
             near = get_close_matches(wanted, lower, n=1, cutoff=0.5)
-            remedy = (
-                f"Rename {near[0]!r} if that is what it holds."
-                if near
-                else "Check that it is the file that the page of this source names."
-            )
+            if near:
+                remedy = f"Rename {near[0]!r} if that is what it holds."
+            else:
+                remedy = "Check that it is the file that the page of this source names."
             held = ", ".join(repr(name[:40]) for name in names[:20])
             raise EventDataError(
                 f"{what} with a column {wanted!r}", f"{path}, line 1: columns {held}", remedy

@@ -74,7 +74,7 @@ def read_lobster(
         the side of its order.
         seconds: cut each day into windows of this length; 0 keeps whole days.
 
-    Returns: The sequences, in seconds after midnight, and what should be said. Fails with
+    Returns: The sequences, in seconds after midnight, and notes. Fails with
         :class:`EventDataError` that names the file and the line.
     """
     if mark not in get_args(Mark):
@@ -89,11 +89,10 @@ def read_lobster(
             f"{source}, which holds none",
             "Check it.",
         )
-    names = (
-        ("buy", "sell")
-        if mark == "side"
-        else tuple(f"{kind} {side}" for kind in KINDS.values() for side in ("buy", "sell"))
-    )
+    if mark == "side":
+        names: tuple[str, ...] = ("buy", "sell")
+    else:
+        names = tuple(f"{kind} {side}" for kind in KINDS.values() for side in ("buy", "sell"))
     days, notes = Days(MarkSpace.categorical(names)), []
     for file in files:
         notes += _add_messages(days, file, mark)
@@ -149,7 +148,7 @@ def read_trades(
 
 
 def _add_messages(days: Days, file: Path, mark: Mark) -> list[str]:
-    sheet = read_sheet(file, LOBSTER, {name: () for name in ("time", "type", "direction")}, MESSAGE)
+    sheet = read_sheet(file, LOBSTER, dict.fromkeys(("time", "type", "direction"), ()), MESSAGE)
     times, kinds, directions = (sheet.numbers(name) for name in ("time", "type", "direction"))
     odd = np.flatnonzero(~np.isin(kinds, range(1, 8)))
     if len(odd):
@@ -177,22 +176,23 @@ def _add_messages(days: Days, file: Path, mark: Mark) -> list[str]:
         start,
         stop,
     )
-    notes = (
-        []
-        if told
-        else [f"{file.name} does not say from when to when it was recorded: taken as 9:30 to 16:00"]
-    )
+    if told:
+        notes = []
+    else:
+        notes = [
+            f"{file.name} does not say from when to when it was recorded: taken as 9:30 to 16:00"
+        ]
     if not wanted.all():
         notes.append(
             f"{file.name}: {int((~wanted).sum()):,} of {len(wanted):,} messages are "
             f"{'no trades' if mark == 'side' else 'of types 6 and 7'}"
         )
     halts = int((kinds == 7).sum())
-    return notes + (
-        [f"{file.name}: {halts} messages of halts; the time in a halt counts as observed"]
-        if halts
-        else []
-    )
+    if halts:
+        notes.append(
+            f"{file.name}: {halts} messages of halts; the time in a halt counts as observed"
+        )
+    return notes
 
 
 def _stamps(sheet: Sheet, clock: Clock) -> tuple[NDArray[np.int64], int]:
@@ -306,11 +306,10 @@ def cut(
         unit="seconds",
         name=name,
     )
-    left = (
-        [f"{days.outside:,} events are outside the observed window and left out"]
-        if days.outside
-        else []
-    )
+    if days.outside:
+        left = [f"{days.outside:,} events are outside the observed window and left out"]
+    else:
+        left = []
     return data, notes + left
 
 
