@@ -87,7 +87,7 @@ class CapturedSteps(Steps):
         )
 
     def __init__(
-        self, run: Run, optimiser: torch.optim.Optimizer, recipe: Recipe, convention: Convention
+        self, run: Run, optimiser: torch.optim.AdamW, recipe: Recipe, convention: Convention
     ) -> None:
         super().__init__(run, optimiser, recipe, convention)
         device = self.weights[0].device

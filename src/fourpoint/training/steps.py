@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from fourpoint.events.batching import Batch
 from fourpoint.inference.likelihood import Convention, sampled_log_likelihood
 from fourpoint.kernels.compiling import threads_for_loops
-from fourpoint.kernels.numba_adamw import Moves
+from fourpoint.training.adamw import take_step
 from fourpoint.training.run import Recipe, Run, TrainingError
 
 ELSEWHERE = 2**40  # steps away: what moves events about is not what draws nodes
@@ -29,13 +29,12 @@ class Steps:
     """Steps of ``run``, each seen through before the next begins."""
 
     def __init__(
-        self, run: Run, optimiser: torch.optim.Optimizer, recipe: Recipe, convention: Convention
+        self, run: Run, optimiser: torch.optim.AdamW, recipe: Recipe, convention: Convention
     ) -> None:
         self.run, self.optimiser, self.recipe, self.convention = run, optimiser, recipe, convention
         self.model: Any = run.model
         self.weights = [p for group in optimiser.param_groups for p in group["params"]]
         self.losses: list[float] = []
-        self.moves = Moves(optimiser)
         self.looping = False  # whether the last step was done by compiled loops
 
     def take(self, step: int, rate: float) -> None:
@@ -64,7 +63,7 @@ class Steps:
             raise self.not_finite(step, value)
         if size > self.recipe.clip:
             nn.utils.clip_grads_with_norm_(self.weights, self.recipe.clip, torch.tensor(size))
-        self.moves.take()
+        take_step(self.optimiser)
         self.losses.append(value)
 
     def _in_loops(
