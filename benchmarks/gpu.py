@@ -1,10 +1,11 @@
 """Training on one CUDA device: events per second, the share of what the card can do, and agreement
 with the CPU in float64.
 
-    python benchmarks/gpu.py [--data DIR] [--peers DIR] [--only card agreement dapp deep] [--repeats
+    python benchmarks/gpu.py [--data DIR] [--peers DIR] [--only card scan agreement dapp deep] [--repeats
     5] [--quick] [--device cuda]
 
     card        what the card does: float32 and tf32 matrix products, and a copy in its memory
+    scan        the recursion of Fourier modes by its kernel and in plain torch
     agreement   log-likelihood and gradient of one batch with the same nodes and features: float32
                 on the card, float64 on the CPU
     dapp        DAPP with 2 heads, 20 features and 8 nodes per gap on Hawkes sequences of about 50
@@ -51,7 +52,7 @@ def main() -> int:
     )
     parser.add_argument("--data", type=Path)
     parser.add_argument("--peers", type=Path, help="folder that holds easy_tpp and what it imports")
-    parser.add_argument("--only", nargs="+", default=["card", "agreement", "dapp", "deep"])
+    parser.add_argument("--only", nargs="+", default=["card", "scan", "agreement", "dapp", "deep"])
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument(
         "--device", choices=("cuda", "cpu"), default="cuda", help="cpu: only to see that it runs"
@@ -71,6 +72,8 @@ def main() -> int:
         if {"card", "deep", "dapp"} & set(given.only)
         else {}
     )
+    if "scan" in given.only:
+        scan(record, repeats, given.device)
     if "agreement" in given.only:
         agreement(record, given.device, size)
     if "dapp" in given.only:
@@ -147,6 +150,25 @@ def wait() -> None:
         torch.cuda.synchronize()
 
 
+# ---------------------------------------------------------------------- the recursion
+
+
+def scan(record: Record, repeats: int, device: str, shape: tuple[int, ...] = (256, 40, 64)) -> None:
+    """Seconds of one scan of complex modes, by the kernel if there is a CUDA device, and in plain
+    torch.
+    """
+    from fourpoint.ops.recurrence import recur, running
+
+    factor, driven = (torch.randn(shape, dtype=torch.complex64, device=device) for _ in range(2))
+    factor = factor / factor.abs().clamp(min=1.0)
+    kernel = figure(timed(lambda: recur(factor, driven), repeats))
+    plain = figure(timed(lambda: running(factor, driven), repeats))
+    name = "{} sequences, {} events, {} modes".format(*shape)
+    found = {"kernel, s": kernel, "plain, s": plain, "factor": ratios(plain, kernel)}
+    record.row("one scan", name, **found)
+    print(f"scan: {kernel['median']:.3g} s by the kernel, {plain['median']:.3g} s in plain torch")
+
+
 # ---------------------------------------------------------------------- agreement with the CPU
 
 
@@ -216,10 +238,13 @@ def deep_agrees(device: str, sequences: int) -> tuple[float, float]:
         )
         sides = [(_deep_value(exact, batch, where), exact), (_deep_value(ours, there, where), ours)]
         return _apart(sides)
+    from fourpoint.kernels.triton_deep_dapp.given import Events
     from fourpoint.kernels.triton_deep_dapp.loss import draw, log_likelihoods
 
-    drawn = draw(ours, there, NODES, random)
-    by_kernels = log_likelihoods(ours, there, drawn, gaps=False).sum()
+    given = ours.kernel_model()
+    events = Events(there.times, there.marks, there.start, there.stop, there.lengths)
+    drawn = draw(given, events, NODES, random)
+    by_kernels = log_likelihoods(given, events, drawn, gaps=False).sum()
     return _apart([(_deep_value(exact, batch, drawn.where), exact), (by_kernels, ours)])
 
 
@@ -314,9 +339,7 @@ def trained(
 
     dev = train[:32]
     per_epoch = len(
-        train.batches(
-            batch_size, seed=0, mixed=bool(getattr(model, "recipe", {}).get("mixed", False))
-        )
+        train.batches(batch_size, seed=0, mixed=bool((model.recipe or {}).get("mixed", False)))
     )
     each = max(4 * per_epoch, size.steps // per_epoch * per_epoch)
     found = fit(

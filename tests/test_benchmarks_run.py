@@ -29,8 +29,8 @@ import pytest
 import torch
 
 import fourpoint as fp
-from fourpoint.events import Dataset, Sequence
-from fourpoint.models import Hawkes
+from fourpoint.events import Batch, Dataset, Sequence
+from fourpoint.models import DeepDAPP, Hawkes
 
 SHARED = (
     "records",
@@ -113,8 +113,19 @@ def test_gpu_benchmark_calls_the_kernels_as_they_are_written(
         def plain(*given: Any, **named: Any) -> torch.Tensor:
             bound = inspect.signature(real).bind(*given, **named).arguments
             assert bound["gaps"] is False
-            return module._deep_value(bound["model"], bound["batch"], bound["drawn"].where)
+            events = bound["batch"]
+            valid = torch.arange(events.times.shape[1]) < events.lengths[:, None]
+            batch = Batch(events.times, events.marks, valid, events.start, events.stop)
+            return module._deep_value(models[-1], batch, bound["drawn"].where)
 
+        models: list[DeepDAPP] = []
+        kernel_model = DeepDAPP.kernel_model
+
+        def remembered(self: DeepDAPP) -> Any:
+            models.append(self)
+            return kernel_model(self)
+
+        monkeypatch.setattr(DeepDAPP, "kernel_model", remembered)
         monkeypatch.setattr(deep_cuda, "log_likelihoods", plain)
         monkeypatch.setattr(module, "with_kernels", lambda device: True)
         value, gradient = module.deep_agrees("cpu", 4)

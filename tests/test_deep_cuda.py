@@ -38,13 +38,26 @@ from fourpoint.kernels.triton_deep_dapp import (  # noqa: E402
     norm as deep_norm_cuda,
     rows as deep_rows_cuda,
 )
-from fourpoint.kernels.triton_deep_dapp.loss import Drawn, draw, log_likelihoods  # noqa: E402
+from fourpoint.kernels.triton_deep_dapp.given import Events  # noqa: E402
+from fourpoint.kernels.triton_deep_dapp.loss import Drawn  # noqa: E402
 from fourpoint.kernels.triton_deep_dapp.maths import cos_sin, normal_share  # noqa: E402
 
 tl = triton.language
 pytestmark = pytest.mark.filterwarnings(
     "ignore:invalid value encountered in add"
 )  # of columns between parameters, which nobody reads
+
+
+def events_of(batch: Batch) -> Events:
+    return Events(batch.times, batch.marks, batch.start, batch.stop, batch.lengths)
+
+
+def draw(model: DeepDAPP, batch: Batch, nodes: int, random: torch.Generator) -> Drawn:
+    return deep_cuda.draw(model.kernel_model(), events_of(batch), nodes, random)
+
+
+def log_likelihoods(model: DeepDAPP, batch: Batch, drawn: Drawn, *, gaps: bool) -> Tensor:
+    return deep_cuda.log_likelihoods(model.kernel_model(), events_of(batch), drawn, gaps=gaps)
 
 
 @triton.jit

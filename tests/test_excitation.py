@@ -4,7 +4,6 @@ against autograd, in every form.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 
 import numpy as np
@@ -12,7 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from fourpoint.kernels.numba_excitation import compiled_loops, many_types, one_type
+from fourpoint import kernels
+from fourpoint.kernels import conditions
 from fourpoint.ops import ages, excitation
 from fourpoint.ops.ages import Timeline, timeline
 from fourpoint.ops.excitation import Derivatives, Design, derivatives, log_likelihood, rows_of
@@ -70,14 +70,9 @@ def brute_force(parts: Sequences, theta: Tensor, u: Tensor) -> Tensor:
     return total
 
 
-@pytest.fixture(params=["scans", "plain loops", "compiled loops"])
-def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+@pytest.fixture(params=["scans", "compiled loops"])
+def way(request: pytest.FixtureRequest) -> bool:
     """Each form of the pass; what is handed out is the argument ``compiled``."""
-    if request.param == "plain loops":
-        monkeypatch.setattr(excitation, "compiled_loops", lambda: (one_type, many_types))
-    if request.param == "compiled loops":
-        pytest.importorskip("numba")
-        assert compiled_loops() is not None
     return bool(request.param != "scans")
 
 
@@ -192,28 +187,16 @@ def test_the_unit_of_time_only_shifts_the_value(way: bool) -> None:
 
 
 def test_little_work_is_not_worth_loading_a_compiler_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls = []
-    monkeypatch.setattr(excitation, "compiled_loops", lambda: calls.append(1))
+    calls: list[str] = []
+    monkeypatch.setattr(kernels, "installed", lambda compiler: bool(calls.append(compiler)))
     line = laid(sequences(1), 1)
     derivatives(line, np.array([[0.5, 0.3]]), np.zeros(1))
     assert not calls
-    monkeypatch.setattr(excitation, "WORTH_COMPILING", len(line.gaps))
-    derivatives(line, np.array([[0.5, 0.3]]), np.zeros(1))
-    assert calls
-
-
-def test_without_numba_the_scans_take_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "numba", None)
-    compiled_loops.cache_clear()
-    try:
-        line, theta = laid(sequences(1), 1), np.array([[0.5, 0.3]])
-        assert compiled_loops() is None
-        assert (
-            derivatives(line, theta, np.zeros(1), compiled=True).value
-            == derivatives(line, theta, np.zeros(1), compiled=False).value
-        )
-    finally:
-        compiled_loops.cache_clear()
+    monkeypatch.setattr(conditions, "EXCITATION_WORK", len(line.gaps))
+    with pytest.warns(kernels.MissingCompiler):
+        derivatives(line, np.array([[0.5, 0.3]]), np.zeros(1))
+    assert calls == ["numba"]
+    kernels.report_missing.cache_clear()
 
 
 # ---------------------------------------------------------------------- Newton's method

@@ -1,4 +1,4 @@
-"""Loops as machine code: none without numba, equal results with a cold and a warm cache, threads
+"""Loops as machine code: equal results with a cold and a warm cache, threads
 lent by torch.
 """
 
@@ -15,26 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from fourpoint.kernels import numba_dapp_loss as dapp_sweep_loops
 from fourpoint.kernels.compiling import machine_code, threads, threads_for_loops
-from fourpoint.kernels.numba_adamw import compiled_adamw
-
-COMPILED = [
-    dapp_sweep_loops.compiled_sweep,
-    compiled_adamw,
-]
-
-
-@pytest.mark.parametrize("compiled", COMPILED)
-def test_without_numba_there_is_no_machine_code(
-    compiled: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "numba", None)
-    compiled.cache_clear()
-    try:
-        assert compiled() is None
-    finally:
-        compiled.cache_clear()
 
 
 def test_threads_are_lent_to_loops_and_given_back() -> None:

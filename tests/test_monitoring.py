@@ -176,10 +176,9 @@ def test_a_table_of_monitors_is_one_monitor_per_row(
     """Blocks of any size, with bursts, silences and drifts among them: the very alarms and states
     of single monitors.
     """
-    if compiled:
-        pytest.importorskip("numba")
-    else:
-        monkeypatch.setattr("fourpoint.streaming.monitor_table.compiled_watch", lambda: None)
+    if not compiled:
+        plain = MonitorTable.observe_one_by_one
+        monkeypatch.setattr(MonitorTable, "observe", plain)
     rng, count, per = np.random.default_rng(7), 6, 700
     rows = rng.permutation(np.repeat(np.arange(count), per))
     gaps = rng.exponential(size=len(rows))

@@ -1,1 +1,180 @@
-"""Fast counterparts of plain functions, compiled with numba or Triton."""
+"""Fast counterparts of plain functions, compiled with numba or Triton.
+
+The plain function is the definition; a kernel computes the same values, and where it has any the
+same gradients, within the stated tolerance. :data:`TABLE` lists all kernels. Callers ask an entry
+with :meth:`Kernel.choose` and run the plain function if the answer is None:
+
+    sweep = kernels.DAPP_LOSS.choose(parameters, batch.times, ...)
+    if sweep is None:
+        ...the plain function...
+
+The package imports nothing of Fourpoint but itself, and neither torch, numba nor Triton until a
+kernel is used.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any, Generic, Literal, ParamSpec
+
+from fourpoint.kernels import conditions
+
+P = ParamSpec("P")
+Compiler = Literal["numba", "triton"]
+
+
+class MissingCompiler(UserWarning):
+    """A compiler is not installed, and plain functions run in place of its kernels."""
+
+
+@dataclass(frozen=True)
+class Kernel(Generic[P]):
+    """One kernel: where it is, what it is compared with, and why it is worth having."""
+
+    name: str
+    compiler: Compiler
+    module: str  # below `fourpoint.kernels`; its function ``load`` returns the kernel
+    plain: str  # dotted name of the plain counterpart
+    supports: Callable[P, str | None]  # None, or the reason why the kernel does not apply
+    values: float  # largest difference of values, relative to the largest value
+    gradients: float | None  # the same for gradients; None if the kernel has none
+    benchmark: str  # the row that justifies it
+    factor: float  # plain time over the kernel's time there, measured with ``measured``
+    measured: str
+
+    def choose(self, *given: P.args, **named: P.kwargs) -> Any:
+        """The loaded kernel, or None if the plain counterpart has to run.
+
+        If only the compiler is missing, a warning says so once in the life of the process.
+        """
+        if self.supports(*given, **named) is not None:
+            return None
+        if not installed(self.compiler):
+            report_missing(self.compiler)
+            return None
+        return self.load()
+
+    def load(self) -> Any:
+        """The kernel itself; raises :class:`ImportError` if its compiler is not installed."""
+        return import_module(f"fourpoint.kernels.{self.module}").load()
+
+
+@cache
+def installed(compiler: Compiler) -> bool:
+    """Whether the package is there. It is not imported."""
+    return find_spec(compiler) is not None
+
+
+@cache
+def report_missing(compiler: Compiler) -> None:
+    """Warn that plain functions run instead; once."""
+    warnings.warn(
+        f"{compiler} is not installed: plain functions run in place of its kernels, with the same "
+        f"results, and are slower. To install it: pip install {compiler}",
+        MissingCompiler,
+        stacklevel=4,
+    )
+
+
+DAPP_LOSS = Kernel(
+    name="dapp_loss",
+    compiler="numba",
+    module="numba_dapp_loss",
+    plain="fourpoint.inference.likelihood.sampled_log_likelihood",
+    supports=conditions.dapp_loss,
+    values=1e-4,
+    gradients=1e-4,
+    benchmark="benchmarks/training.py, default settings, 1 thread: Fourpoint dapp",
+    factor=9.8,
+    measured="fp.fit of that row with and without the kernel, medians of 5 rounds",
+)
+EXCITATION = Kernel(
+    name="excitation",
+    compiler="numba",
+    module="numba_excitation",
+    plain="fourpoint.ops.excitation.scan_events",
+    supports=conditions.excitation,
+    values=1e-10,
+    gradients=1e-8,
+    benchmark="benchmarks/hawkes.py, 998,578 events: Fourpoint",
+    factor=3.0,
+    measured="processor time of Hawkes.maximum_likelihood of that row, with and without",
+)
+HAWKES_STREAM = Kernel(
+    name="hawkes_stream",
+    compiler="numba",
+    module="numba_hawkes_stream",
+    plain="fourpoint.streaming.steppers.follow_by_steps",
+    supports=conditions.always,
+    values=1e-12,
+    gradients=None,
+    benchmark="benchmarks/streaming.py, bank of 10,000: hawkes",
+    factor=315,
+    measured="processor time of 20,000 events followed by the kernel and step by step",
+)
+MONITOR = Kernel(
+    name="monitor",
+    compiler="numba",
+    module="numba_monitor",
+    plain="fourpoint.streaming.monitor_table.MonitorTable.observe_one_by_one",
+    supports=conditions.always,
+    values=0.0,
+    gradients=None,
+    benchmark="benchmarks/streaming.py, the command",
+    factor=25,
+    measured="processor time of MonitorTable.observe, 40,000 gaps of 1,000 rows",
+)
+ATTENTION = Kernel(
+    name="attention",
+    compiler="triton",
+    module="triton_attention",
+    plain="fourpoint.ops.attention.read",
+    supports=conditions.attention,
+    values=1e-5,
+    gradients=1e-4,
+    benchmark="benchmarks/gpu.py, DAPP, 2 heads, 20 features, 8 nodes per gap",
+    factor=2.1,
+    measured="fp.fit of that row with and without the kernel, H200",
+)
+RECURRENCE = Kernel(
+    name="recurrence",
+    compiler="triton",
+    module="triton_recurrence",
+    plain="fourpoint.ops.recurrence.running",
+    supports=conditions.recurrence,
+    values=1e-5,
+    gradients=1e-5,
+    benchmark="benchmarks/gpu.py, one scan: 256 sequences, 40 events, 64 modes",
+    factor=24,
+    measured="that row with and without the kernel, H200",
+)
+DEEP_DAPP_LOSS = Kernel(
+    name="deep_dapp_loss",
+    compiler="triton",
+    module="triton_deep_dapp.loss",
+    plain="fourpoint.inference.likelihood.sampled_log_likelihood",
+    supports=conditions.deep_dapp_loss,
+    values=1e-4,
+    gradients=2e-3,
+    benchmark="benchmarks/gpu.py, Deep DAPP and S2P2, taxi: Fourpoint deep-dapp",
+    factor=7.3,
+    measured="fp.fit of 2,000 Hawkes sequences with and without the kernel, H200",
+)
+
+TABLE: dict[str, Kernel[Any]] = {
+    kernel.name: kernel
+    for kernel in (
+        DAPP_LOSS,
+        EXCITATION,
+        HAWKES_STREAM,
+        MONITOR,
+        ATTENTION,
+        RECURRENCE,
+        DEEP_DAPP_LOSS,
+    )
+}

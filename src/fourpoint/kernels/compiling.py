@@ -1,5 +1,4 @@
-"""Loops in plain Python made into machine code, where numba is installed (the extra ``fast``). Used
-by DAPP, RMTPP, SAHP and THP.
+"""Loops in plain Python made into machine code by numba.
 
 Functions are made anew in a namespace that holds the machine code of those they call, so that the
 plain ones stay plain.
@@ -56,9 +55,8 @@ def machine_code(
     helpers: Sequence[Callable[..., Any]] = (),
     merged: Sequence[Callable[..., Any]] = (),
     **options: Any,
-) -> dict[str, Callable[..., Any]] | None:
-    """The ``entries`` by name, compiled at their first call and cached on disk where possible; None
-    without numba.
+) -> dict[str, Callable[..., Any]]:
+    """The ``entries`` by name, compiled at their first call and cached on disk where possible.
 
     ``modules`` hold the entries and everything they use. ``helpers`` and ``merged`` are the
     functions called by entries, in the order in which they call each other. ``merged`` are inlined
@@ -72,10 +70,8 @@ def machine_code(
     (``fastmath``), and results would depend on whether code was compiled in this process or read
     from the cache.
     """
-    try:
-        from numba import njit
-    except ImportError:
-        return None
+    from numba import njit
+
     chosen = {**OPTIONS, **options}
     try:
         return _built(

@@ -1,5 +1,5 @@
 r"""DAPP's likelihood and its gradient, one sequence at a time in one sweep, for machine code
-(numba, the extra ``fast``).
+(numba).
 
 With all heads' modes in one row j = 1..J, the read-out R_jm = w_j r_m exp(i psi_jm) and what an
 event adds, U_jm = v_m exp(-i psi_jm),
@@ -8,10 +8,10 @@ event adds, U_jm = v_m exp(-i psi_jm),
 
     value  = sum over events of log lambda_m - sum over gaps, nodes q and marks of cost lambda_m(d_q),     lambda = mu + g(z + ...).
 
-A sequence goes up to its value and down again while its waves E are in the processor's cache. On
-the way down, with a_qm the slope of the value in z_m(d_q), only two sums per mark are formed over
-the nodes of a gap, W = sum_q a_q E(d_q) and V = sum_q a_q d_q E(d_q): they give the slope in S
-(conj R W), in R (conj S W) and in theta and gamma (Re and Im of R S V). Waves come from
+A sequence goes up to its value and down again while its sinusoids E are in the processor's cache. On
+the way down, with a_qm the gradient of the value in z_m(d_q), only two sums per mark are formed over
+the nodes of a gap, W = sum_q a_q E(d_q) and V = sum_q a_q d_q E(d_q): they give the gradient in S
+(conj R W), in R (conj S W) and in theta and gamma (Re and Im of R S V). Sinusoids come from
 polynomials, since a call of sin or exp keeps a processor from taking several modes at a time:
 
     sin(pi u) = u P(u^2),   cos(pi u) = Q(u^2),   2^-r = 1 + r R(r),   |u|, |r| <= 1/2        (least largest error; 2e-7 in float32)
@@ -19,7 +19,7 @@ polynomials, since a call of sin or exp keeps a processor from taking several mo
 with u the cycles theta d / 2 pi less the nearest whole number, and cos and sin of 2 pi u by those
 of half the angle. The functions are plain Python, slow but correct as they stand, in float32 but
 for times. They say the same as `ops.attention`; rates are in `kernels.numba_dapp_rate`, and
-`models.dapp_sweep` calls them.
+`kernels.dapp_loss` calls them.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ import numpy as np
 
 from fourpoint.kernels import numba_dapp_rate as dapp_rate_loops, numba_series as series_loops
 from fourpoint.kernels.compiling import machine_code
+from fourpoint.kernels.constants import FADED
 from fourpoint.kernels.numba_dapp_rate import (
     HALF,
     ONE,
@@ -49,7 +50,6 @@ from fourpoint.kernels.numba_dapp_rate import (
     uncurve,
 )
 from fourpoint.kernels.numba_series import log_one_plus
-from fourpoint.ops.fourier import FADED
 
 LINKS = ("identity", "exp", "softplus")
 FAINT = f32(-FADED / math.log(2))  # halvings that count as all of them
@@ -88,12 +88,12 @@ class Data(NamedTuple):
 
 
 class Weights(NamedTuple):
-    """What the value depends on, or its slopes, which have a first axis more: groups of sequences,
+    """What the value depends on, or its gradients, which have a first axis more: groups of sequences,
     each summed on its own.
 
-    Cycles and halvings per unit of time, or the slopes in theta and gamma, (J,); R and U by mark,
+    Cycles and halvings per unit of time, or the gradients in theta and gamma, (J,); R and U by mark,
     real and imaginary part, (M, 2, J), R of size (1, 2, 0) where it is 1 (of one mark alone: U is
-    then what R U was, and its imaginary part has no slope); (M,) bias and log_scale; the splines'
+    then what R U was, and its imaginary part has no gradient); (M,) bias and log_scale; the splines'
     coefficients, (M, C) of log mu, a constant where C = 1, and of the drift, none where C = 0.
     """
 
@@ -118,18 +118,18 @@ class Shape(NamedTuple):
     link: int
 
 
-class Room(NamedTuple):
+class Workspace(NamedTuple):
     """Space for one sequence, or more than that. A row is a gap with one of its nodes or its end: G
     (Q + 1) of them.
 
-    States at the gaps' beginnings (G, 2, J) and waves at the rows (.., 2, J); z and then its slope,
+    States at the gaps' beginnings (G, 2, J) and sinusoids at the rows (.., 2, J); z and then its gradient,
     by mark and row; by row the lag, the cost of a unit of rate, cell and four weights of the
     splines, and (6, ..) what the link needs; (4, 2, J) R S on the way up, and G, H, W and V on the
     way down. Axes of modes may be longer than J.
     """
 
     states: np.ndarray
-    waves: np.ndarray
+    sinusoids: np.ndarray
     z: np.ndarray
     lags: np.ndarray
     cost: np.ndarray
@@ -140,12 +140,10 @@ class Room(NamedTuple):
 
 
 @cache
-def compiled_sweep() -> Callable[..., None] | None:
-    """:func:`sweep` as machine code, kept on disk between runs where that can be; None without
-    numba.
-    """
+def load() -> Callable[..., None]:
+    """:func:`sweep` as machine code, cached on disk between runs if possible."""
     small = (
-        wave,
+        sinusoid,
         product,
         move,
         read_out,
@@ -162,25 +160,24 @@ def compiled_sweep() -> Callable[..., None] | None:
     )
     large = (place, attend, bent, integral, at_events, scored, back)
     modules = (series_loops, dapp_rate_loops, sys.modules[__name__])
-    code = machine_code(modules, (sweep,), (*small, *large), (log_one_plus,))
-    return None if code is None else code["sweep"]
+    return machine_code(modules, (sweep,), (*small, *large), (log_one_plus,))["sweep"]
 
 
 # numba has its own types, and so none are given from here on.
 
 
 @no_type_check
-def sweep(first, step, size, data, weights, shape, room, values, slopes):
+def sweep(first, step, size, data, weights, shape, workspace, values, gradients):
     """(B,) values of the sequences in groups first, first + step, ... of ``size`` each, and the
-    slopes of share times their sum.
+    gradients of share times their sum.
     """
-    B, groups, Q = len(values), len(slopes.bias), data.draws.shape[2]
+    B, groups, Q = len(values), len(gradients.bias), data.draws.shape[2]
     splined = weights.base.shape[1] > 1 or weights.drift.shape[1] > 0
     for x in range(first, groups, step):
         for b in range(x * size, min(B, (x + 1) * size)):
             events, begin, stop = data.lengths[b], data.inner, data.lengths[b] + 1 - data.inner
-            place(data.edges[b], data.draws[b], begin, stop, shape, splined, room)
-            attend(data.marks[b], events, stop, Q, weights, room)
+            place(data.edges[b], data.draws[b], begin, stop, shape, splined, workspace)
+            attend(data.marks[b], events, stop, Q, weights, workspace)
             value = 0.0
             for m in range(len(weights.bias)):
                 value += scored(
@@ -194,26 +191,26 @@ def sweep(first, step, size, data, weights, shape, room, values, slopes):
                     data.share,
                     weights,
                     shape,
-                    room,
-                    slopes,
+                    workspace,
+                    gradients,
                 )
             values[b] = value
-            back(x, data.marks[b], events, stop, Q, weights, room, slopes)
+            back(x, data.marks[b], events, stop, Q, weights, workspace, gradients)
 
 
 @no_type_check
-def place(edges, draws, begin, stop, shape, splined, room):
+def place(edges, draws, begin, stop, shape, splined, workspace):
     """Lags, costs and places on the splines of the rows of gaps ``begin`` to ``stop``. The end of a
     gap costs nothing.
     """
-    Q, cells, parts = draws.shape[1], room.cells, room.parts
+    Q, cells, parts = draws.shape[1], workspace.cells, workspace.parts
     for g in range(begin, stop):
         width, since = edges[g + 1] - edges[g], edges[g] - edges[0]
         for q in range(Q + 1):
             r = g * (Q + 1) + q
             passed = width * (q + draws[g, q]) / Q if q < Q else width
-            room.lags[r] = passed / shape.scale
-            room.cost[r] = width / shape.scale / Q if q < Q else 0.0
+            workspace.lags[r] = passed / shape.scale
+            workspace.cost[r] = width / shape.scale / Q if q < Q else 0.0
             if splined:
                 at = min(max((since + passed) / shape.length, 0.0), 1.0) * shape.intervals
                 cell = min(int(at), shape.intervals - 1)
@@ -226,17 +223,17 @@ def place(edges, draws, begin, stop, shape, splined, room):
 
 
 @no_type_check
-def attend(marks, events, stop, Q, weights, room):
-    """States at every gap's beginning, waves at every row, and z. Before the first event all is
+def attend(marks, events, stop, Q, weights, workspace):
+    """States at every gap's beginning, sinusoids at every row, and z. Before the first event all is
     0.
     """
-    states, waves, z, read, drive, turned = (
-        room.states,
-        room.waves,
-        room.z,
+    states, sinusoids, z, read, drive, turned = (
+        workspace.states,
+        workspace.sinusoids,
+        workspace.z,
         weights.read,
         weights.drive,
-        room.sums,
+        workspace.sums,
     )
     J = len(weights.cycles)
     for m in range(len(read)):
@@ -244,52 +241,52 @@ def attend(marks, events, stop, Q, weights, room):
             z[m, r] = ZERO
     if stop < 2:
         return
-    wave(
+    sinusoid(
         Q + 1,
         stop * (Q + 1) - (1 if stop > events else 0),
-        room.lags,
+        workspace.lags,
         weights.cycles,
         weights.halvings,
-        waves,
+        sinusoids,
     )
     for j in range(J):
         states[1, 0, j] = drive[marks[0], 0, j]
         states[1, 1, j] = drive[marks[0], 1, j]
     for g in range(1, stop - 1):
-        move(g, g * (Q + 1) + Q, marks[g], states, waves, drive)
+        move(g, g * (Q + 1) + Q, marks[g], states, sinusoids, drive)
     for m in range(len(read)):
         for g in range(1, stop):
             first, last = g * (Q + 1), g * (Q + 1) + (Q + 1 if g < events else Q)
             if read.shape[2] > 0:
                 product(m, g, read, states, turned)
-                read_out(J, m, first, last, waves, turned, 0, z)
+                read_out(J, m, first, last, sinusoids, turned, 0, z)
             else:
-                read_out(J, m, first, last, waves, states, g, z)
+                read_out(J, m, first, last, sinusoids, states, g, z)
         if stop > events:
             z[m, events * (Q + 1) + Q] = ZERO
 
 
 @no_type_check
-def back(x, marks, events, stop, Q, weights, room, slopes):
-    """From the slopes in z to those in theta, gamma, R and U of group x.
+def back(x, marks, events, stop, Q, weights, workspace, gradients):
+    """From the gradients in z to those in theta, gamma, R and U of group x.
 
-    With G the slope in the state after a gap, that in the state S before it is conj(E) G + conj(R
+    With G the gradient in the state after a gap, that in the state S before it is conj(E) G + conj(R
     W), and with H = gap conj(E) G + conj(R V) those in theta and gamma are the imaginary part of
     conj(S) H and less its real part.
     """
-    states, waves, z, lags, sums, read = (
-        room.states,
-        room.waves,
-        room.z,
-        room.lags,
-        room.sums,
+    states, sinusoids, z, lags, sums, read = (
+        workspace.states,
+        workspace.sinusoids,
+        workspace.z,
+        workspace.lags,
+        workspace.sums,
         weights.read,
     )
     to_theta, to_gamma, to_read, to_drive = (
-        slopes.cycles,
-        slopes.halvings,
-        slopes.read,
-        slopes.drive,
+        gradients.cycles,
+        gradients.halvings,
+        gradients.read,
+        gradients.drive,
     )
     J = len(weights.cycles)
     for j in range(J):
@@ -297,18 +294,29 @@ def back(x, marks, events, stop, Q, weights, room, slopes):
         sums[0, 1, j] = ZERO
     for g in range(stop - 1, 0, -1):
         first = g * (Q + 1)
-        move_back(J, lags[first + Q] if g + 1 < stop else ZERO, first + Q, waves, sums)
+        move_back(J, lags[first + Q] if g + 1 < stop else ZERO, first + Q, sinusoids, sums)
         if read.shape[2] > 0:
             for m in range(len(read)):
                 clear(J, sums)
                 weigh(
-                    J, m, first, first + (Q + 1 if g < events else Q), z, lags, waves, sums, 2, ONE
+                    J,
+                    m,
+                    first,
+                    first + (Q + 1 if g < events else Q),
+                    z,
+                    lags,
+                    sinusoids,
+                    sums,
+                    2,
+                    ONE,
                 )
                 read_back(m, read, sums)
                 if to_read.shape[1] > 0:
                     add_read(x, m, g, states, sums, to_read)
         else:
-            weigh(J, 0, first, first + (Q + 1 if g < events else Q), z, lags, waves, sums, 0, -ONE)
+            weigh(
+                J, 0, first, first + (Q + 1 if g < events else Q), z, lags, sinusoids, sums, 0, -ONE
+            )
         add_modes(x, g, states, sums, to_theta, to_gamma)
         kind = marks[g - 1]
         for k in range(2 if read.shape[2] > 0 else 1):
@@ -317,7 +325,7 @@ def back(x, marks, events, stop, Q, weights, room, slopes):
 
 
 @no_type_check
-def wave(first, last, lags, cycles, halvings, out):
+def sinusoid(first, last, lags, cycles, halvings, out):
     """E of all modes at the lags of rows ``first`` to ``last``. Rows of arrays are never taken out,
     here and below: each would be counted as in use, which takes as long as a loop.
     """
@@ -341,20 +349,20 @@ def wave(first, last, lags, cycles, halvings, out):
 
 
 @no_type_check
-def move(g, end, kind, states, waves, drive):
+def move(g, end, kind, states, sinusoids, drive):
     """The next state, E S + U. Parts one by one here and below: where a loop writes to two of many
     arrays, no vectors are used.
     """
     for j in range(drive.shape[2]):
         states[g + 1, 0, j] = (
-            waves[end, 0, j] * states[g, 0, j]
-            - waves[end, 1, j] * states[g, 1, j]
+            sinusoids[end, 0, j] * states[g, 0, j]
+            - sinusoids[end, 1, j] * states[g, 1, j]
             + drive[kind, 0, j]
         )
     for j in range(drive.shape[2]):
         states[g + 1, 1, j] = (
-            waves[end, 0, j] * states[g, 1, j]
-            + waves[end, 1, j] * states[g, 0, j]
+            sinusoids[end, 0, j] * states[g, 1, j]
+            + sinusoids[end, 1, j] * states[g, 0, j]
             + drive[kind, 1, j]
         )
 
@@ -369,7 +377,7 @@ def product(m, g, read, states, turned):
 
 
 @no_type_check
-def read_out(J, m, first, last, waves, turned, at, z):
+def read_out(J, m, first, last, sinusoids, turned, at, z):
     """z of the rows of one gap: the real part of E times number ``at`` of ``turned``, R S, summed
     over the modes; four rows at a time.
     """
@@ -378,30 +386,30 @@ def read_out(J, m, first, last, waves, turned, at, z):
         t0, t1, t2, t3 = ZERO, ZERO, ZERO, ZERO
         for j in range(J):
             a, b = turned[at, 0, j], turned[at, 1, j]
-            t0 += waves[r, 0, j] * a - waves[r, 1, j] * b
-            t1 += waves[r + 1, 0, j] * a - waves[r + 1, 1, j] * b
-            t2 += waves[r + 2, 0, j] * a - waves[r + 2, 1, j] * b
-            t3 += waves[r + 3, 0, j] * a - waves[r + 3, 1, j] * b
+            t0 += sinusoids[r, 0, j] * a - sinusoids[r, 1, j] * b
+            t1 += sinusoids[r + 1, 0, j] * a - sinusoids[r + 1, 1, j] * b
+            t2 += sinusoids[r + 2, 0, j] * a - sinusoids[r + 2, 1, j] * b
+            t3 += sinusoids[r + 3, 0, j] * a - sinusoids[r + 3, 1, j] * b
         z[m, r], z[m, r + 1], z[m, r + 2], z[m, r + 3] = t0, t1, t2, t3
         r += 4
     while r < last:
         total = ZERO
         for j in range(J):
-            total += waves[r, 0, j] * turned[at, 0, j] - waves[r, 1, j] * turned[at, 1, j]
+            total += sinusoids[r, 0, j] * turned[at, 0, j] - sinusoids[r, 1, j] * turned[at, 1, j]
         z[m, r] = total
         r += 1
 
 
 @no_type_check
-def move_back(J, gap, end, waves, sums):
+def move_back(J, gap, end, sinusoids, sums):
     """G <- conj(E) G and H <- gap G. At a gap of no length nothing moves, and E is not looked
     at.
     """
     if gap > ZERO:
         for j in range(J):
             x, y = sums[0, 0, j], sums[0, 1, j]
-            sums[0, 0, j] = waves[end, 0, j] * x + waves[end, 1, j] * y
-            sums[0, 1, j] = waves[end, 0, j] * y - waves[end, 1, j] * x
+            sums[0, 0, j] = sinusoids[end, 0, j] * x + sinusoids[end, 1, j] * y
+            sums[0, 1, j] = sinusoids[end, 0, j] * y - sinusoids[end, 1, j] * x
     for k in range(2):
         for j in range(J):
             sums[1, k, j] = gap * sums[0, k, j]
@@ -416,9 +424,9 @@ def clear(J, sums):
 
 
 @no_type_check
-def weigh(J, m, first, last, z, lags, waves, sums, at, sign):
+def weigh(J, m, first, last, z, lags, sinusoids, sums, at, sign):
     """W and V of one gap, their imaginary parts times ``sign``, added to numbers ``at`` and ``at``
-    + 1 of ``sums``; z holds the slope in z of every row. Four rows at a time, then one by one.
+    + 1 of ``sums``; z holds the gradient in z of every row. Four rows at a time, then one by one.
     """
     for k in range(2):
         turn, r = sign if k == 1 else ONE, first
@@ -427,10 +435,10 @@ def weigh(J, m, first, last, z, lags, waves, sums, at, sign):
             p, q, s, t = a * lags[r], b * lags[r + 1], c * lags[r + 2], d * lags[r + 3]
             for j in range(J):
                 e, f, g, h = (
-                    waves[r, k, j],
-                    waves[r + 1, k, j],
-                    waves[r + 2, k, j],
-                    waves[r + 3, k, j],
+                    sinusoids[r, k, j],
+                    sinusoids[r + 1, k, j],
+                    sinusoids[r + 2, k, j],
+                    sinusoids[r + 3, k, j],
                 )
                 sums[at, k, j] += a * e + b * f + c * g + d * h
                 sums[at + 1, k, j] += p * e + q * f + s * g + t * h
@@ -438,8 +446,8 @@ def weigh(J, m, first, last, z, lags, waves, sums, at, sign):
         while r < last:
             a, d = turn * z[m, r], turn * z[m, r] * lags[r]
             for j in range(J):
-                sums[at, k, j] += a * waves[r, k, j]
-                sums[at + 1, k, j] += d * waves[r, k, j]
+                sums[at, k, j] += a * sinusoids[r, k, j]
+                sums[at + 1, k, j] += d * sinusoids[r, k, j]
             r += 1
 
 
@@ -455,7 +463,7 @@ def read_back(m, read, sums):
 
 @no_type_check
 def add_read(x, m, g, states, sums, to_read):
-    """The slopes in R, conj(S W)."""
+    """The gradients in R, conj(S W)."""
     for j in range(to_read.shape[3]):
         to_read[x, m, 0, j] += sums[2, 0, j] * states[g, 0, j] - sums[2, 1, j] * states[g, 1, j]
     for j in range(to_read.shape[3]):
@@ -464,7 +472,7 @@ def add_read(x, m, g, states, sums, to_read):
 
 @no_type_check
 def add_modes(x, g, states, sums, to_theta, to_gamma):
-    """The slopes in theta and gamma."""
+    """The gradients in theta and gamma."""
     for j in range(to_theta.shape[1]):
         to_theta[x, j] += states[g, 0, j] * sums[1, 1, j] - states[g, 1, j] * sums[1, 0, j]
     for j in range(to_theta.shape[1]):

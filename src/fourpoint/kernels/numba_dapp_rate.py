@@ -1,9 +1,9 @@
-r"""From what attention says to one sequence's likelihood, and the slope of that: DAPP's base, drift
+r"""From what attention says to one sequence's likelihood, and the gradient of that: DAPP's base, drift
 and link as loops over rows.
 
     value = sum over events of log lambda_m - sum over gaps, nodes and marks of cost lambda_m,    lambda_m = mu_m + g_m(z_m + b_m + drift_m)
 
-A row is a gap with one of its nodes or its end. Used by `kernels.numba_dapp_loss`, whose room and
+A row is a gap with one of its nodes or its end. Used by `kernels.numba_dapp_loss`, whose workspace and
 weights they take, and compiled with it. Plain Python, slow but correct as it stands, in float32.
 They say the same as `models.rate`.
 """
@@ -28,20 +28,20 @@ LOG2, HIGHEST, LOWEST = (
 
 
 @no_type_check
-def scored(m, x, marks, events, begin, stop, Q, share, weights, shape, room, slopes):
-    """What mark m adds to the value, and to the slopes of what is not attention; its z becomes the
-    slope in z.
+def scored(m, x, marks, events, begin, stop, Q, share, weights, shape, workspace, gradients):
+    """What mark m adds to the value, and to the gradients of what is not attention; its z becomes the
+    gradient in z.
     """
     first, last = begin * (Q + 1), stop * (Q + 1)
-    z, inside, g, mu, log_mu, slope = (
-        room.z[m],
-        room.rows[0],
-        room.rows[1],
-        room.rows[2],
-        room.rows[3],
-        room.rows[4],
+    z, inside, g, mu, log_mu, gradient = (
+        workspace.z[m],
+        workspace.rows[0],
+        workspace.rows[1],
+        workspace.rows[2],
+        workspace.rows[3],
+        workspace.rows[4],
     )
-    base, drift, cells, parts = weights.base, weights.drift, room.cells, room.parts
+    base, drift, cells, parts = weights.base, weights.drift, workspace.cells, workspace.parts
     log_scale = weights.log_scale[m] if shape.link == 2 else ZERO
     shift = weights.bias[m] - log_scale if shape.link > 0 else ZERO
     for r in range(first, last):
@@ -52,19 +52,19 @@ def scored(m, x, marks, events, begin, stop, Q, share, weights, shape, room, slo
     for r in range(first, last):
         mu[r] = log_mu[r]
         g[r] = -abs(inside[r]) if shape.link == 2 else inside[r]
-        slope[r] = ONE
+        gradient[r] = ONE
     exponentials(mu[first:last])
     if shape.link > 0:
         exponentials(g[first:last])
     if shape.link == 1:
-        slope[first:last] = g[first:last]
+        gradient[first:last] = g[first:last]
     if shape.link == 2:
-        bent(inside[first:last], g[first:last], slope[first:last], f32(math.exp(log_scale)))
-    value = at_events(m, marks, events, begin, Q, share, log_scale, shape.link, room)
+        bent(inside[first:last], g[first:last], gradient[first:last], f32(math.exp(log_scale)))
+    value = at_events(m, marks, events, begin, Q, share, log_scale, shape.link, workspace)
     value += integral(
-        room.cost[first:last],
+        workspace.cost[first:last],
         g[first:last],
-        slope[first:last],
+        gradient[first:last],
         mu[first:last],
         z[first:last],
         share,
@@ -72,24 +72,24 @@ def scored(m, x, marks, events, begin, stop, Q, share, weights, shape, room, slo
     for i in range(begin, events):
         if marks[i] == m:
             r = i * (Q + 1) + Q
-            z[r], mu[r], slope[r] = inside[r], log_mu[r], room.rows[5, r]
+            z[r], mu[r], gradient[r] = inside[r], log_mu[r], workspace.rows[5, r]
     to_bias, to_scale, to_base = ZERO, ZERO, ZERO
     for r in range(first, last):
         to_bias += z[r]
         to_base += mu[r]
-        to_scale += slope[r]
+        to_scale += gradient[r]
     if shape.link > 0:
-        slopes.bias[x, m] += to_bias
+        gradients.bias[x, m] += to_bias
     if shape.link == 2:
-        slopes.log_scale[x, m] += to_scale
+        gradients.log_scale[x, m] += to_scale
     if base.shape[1] == 1:
-        slopes.base[x, m, 0] += to_base
+        gradients.base[x, m, 0] += to_base
     else:
         for r in range(first, last):
-            uncurve(x, m, r, mu[r], cells, parts, slopes.base)
+            uncurve(x, m, r, mu[r], cells, parts, gradients.base)
     if drift.shape[1] > 0:
         for r in range(first, last):
-            uncurve(x, m, r, z[r], cells, parts, slopes.drift)
+            uncurve(x, m, r, z[r], cells, parts, gradients.drift)
     return value
 
 
@@ -102,47 +102,47 @@ def curve(coefficients, m, r, cells, parts):
 
 
 @no_type_check
-def bent(inside, small, slope, size):
+def bent(inside, small, gradient, size):
     """Softplus of ``inside`` / size times size, into ``small``, which holds e^-|inside|, and its
-    slope.
+    gradient.
     """
     for r in range(len(inside)):
         t, y = small[r], inside[r]
         high = y > ZERO
         small[r] = size * ((y if high else ZERO) + log_one_plus(t))
-        slope[r] = size * (ONE if high else t) / (ONE + t)
+        gradient[r] = size * (ONE if high else t) / (ONE + t)
 
 
 @no_type_check
-def integral(cost, rate, slope, mu, to_z, share):
-    """Less the sum of cost (mu + rate). Slopes: in z, in log mu in the place of ``mu``, and in log
-    s in that of ``slope``.
+def integral(cost, rate, gradient, mu, to_z, share):
+    """Less the sum of cost (mu + rate). Gradients: in z, in log mu in the place of ``mu``, and in log
+    s in that of ``gradient``.
     """
     value = ZERO
     for r in range(len(cost)):
         value -= cost[r] * (mu[r] + rate[r])
     for r in range(len(cost)):
         part = -cost[r] * share
-        to_z[r] = part * slope[r]
+        to_z[r] = part * gradient[r]
         mu[r] = part * mu[r]
     for r in range(len(cost)):
-        slope[r] = -cost[r] * share * (rate[r] - slope[r])
+        gradient[r] = -cost[r] * share * (rate[r] - gradient[r])
     return value
 
 
 @no_type_check
-def at_events(m, marks, events, begin, Q, share, log_scale, link, room):
-    """The sum of log(mu + g) at events of mark m, that is at the ends of their gaps. Slopes as in
+def at_events(m, marks, events, begin, Q, share, log_scale, link, workspace):
+    """The sum of log(mu + g) at events of mark m, that is at the ends of their gaps. Gradients as in
     :func:`integral`, but for their places: in z in that of what is inside the link, in log mu in
     its own, and in log s in the last row.
     """
-    inside, g, mu, log_mu, slope, to_scale = (
-        room.rows[0],
-        room.rows[1],
-        room.rows[2],
-        room.rows[3],
-        room.rows[4],
-        room.rows[5],
+    inside, g, mu, log_mu, gradient, to_scale = (
+        workspace.rows[0],
+        workspace.rows[1],
+        workspace.rows[2],
+        workspace.rows[3],
+        workspace.rows[4],
+        workspace.rows[5],
     )
     value = 0.0
     for i in range(begin, events):
@@ -154,9 +154,9 @@ def at_events(m, marks, events, begin, Q, share, log_scale, link, room):
             value += math.log(rate)
             part = share / rate
             inside[r], log_mu[r], to_scale[r] = (
-                part * slope[r],
+                part * gradient[r],
                 part * mu[r],
-                part * (g[r] - slope[r]),
+                part * (g[r] - gradient[r]),
             )
         else:
             value += extreme(r, share, log_scale, link, inside, log_mu, to_scale)
@@ -192,10 +192,10 @@ def extreme(r, share, log_scale, link, inside, log_mu, to_scale):
 
 
 @no_type_check
-def uncurve(x, m, r, slope, cells, parts, slopes):
-    """The slope in the coefficients of one in the spline there."""
+def uncurve(x, m, r, gradient, cells, parts, gradients):
+    """The gradient in the coefficients of one in the spline there."""
     for c in range(4):
-        slopes[x, m, cells[r] + c] += parts[r, c] * slope
+        gradients[x, m, cells[r] + c] += parts[r, c] * gradient
 
 
 @no_type_check

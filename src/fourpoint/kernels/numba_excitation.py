@@ -1,5 +1,4 @@
-"""The passes of `ops.excitation` as loops over events, compiled where numba is installed (the
-extra ``fast``).
+"""The passes of `ops.excitation` as loops over events, compiled with numba.
 
 They are plain Python functions, slow but correct as they stand. What is quicker over whole arrays
 stays outside: the exponentials of the gaps come in as ``fade`` and the rates go out, to have their
@@ -12,26 +11,31 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from typing import Any, no_type_check
+from typing import NamedTuple, no_type_check
 
 import numpy as np
 
 
+class Loops(NamedTuple):
+    """The compiled loops."""
+
+    one_type: Callable[..., None]
+    many_types: Callable[..., None]
+
+
 @cache
-def compiled_loops() -> tuple[Callable[..., Any], Callable[..., Any]] | None:
-    """:func:`one_type` and :func:`many_types` as machine code, kept on disk between runs where that
-    can be; None without numba.
+def load() -> Loops:
+    """:func:`one_type` and :func:`many_types` as machine code, cached on disk between runs if
+    possible.
     """
-    try:
-        from numba import njit
-    except ImportError:
-        return None
+    from numba import njit
+
     try:
         build = njit(cache=True, error_model="numpy")
-        return build(one_type), build(many_types)
-    except RuntimeError:  # no folder to keep machine code in
+        return Loops(build(one_type), build(many_types))
+    except RuntimeError:  # no folder to cache machine code in
         build = njit(error_model="numpy")
-        return build(one_type), build(many_types)
+        return Loops(build(one_type), build(many_types))
 
 
 @no_type_check  # numba has its own types

@@ -16,7 +16,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from functools import cache
-from typing import Any, no_type_check
+from typing import no_type_check
 
 import numpy as np
 
@@ -24,12 +24,9 @@ from fourpoint.kernels.compiling import machine_code
 
 
 @cache
-def compiled_follow() -> Callable[..., int] | None:
-    """:func:`follow` as machine code, cached on disk between runs where possible; None without
-    numba.
-    """
-    code: Any = machine_code((sys.modules[__name__],), (follow,))
-    return None if code is None else code["follow"]
+def load() -> Callable[..., int]:
+    """:func:`follow` as machine code, cached on disk between runs if possible."""
+    return machine_code((sys.modules[__name__],), (follow,))["follow"]
 
 
 @no_type_check  # numba has its own types

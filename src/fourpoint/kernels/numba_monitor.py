@@ -17,7 +17,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from functools import cache
-from typing import Any, no_type_check
+from typing import no_type_check
 
 import numpy as np
 
@@ -27,12 +27,10 @@ BINS = 64
 
 
 @cache
-def compiled_watch() -> Callable[..., int] | None:
-    """:func:`watch` as machine code, cached on disk between runs where possible; None without
-    numba.
-    """
-    code: Any = machine_code((sys.modules[__name__],), (watch,), (drifted,), fastmath=False)
-    return None if code is None else code["watch"]
+def load() -> Callable[..., int]:
+    """:func:`watch` as machine code, cached on disk between runs if possible."""
+    modules = (sys.modules[__name__],)
+    return machine_code(modules, (watch,), (drifted,), fastmath=False)["watch"]
 
 
 @no_type_check  # numba has its own types

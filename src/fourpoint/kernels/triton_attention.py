@@ -10,7 +10,7 @@ and at the gap's end it turns the states on and adds the event there, S_j <- exp
 exp(-i psi_j(m)). States at the gaps' beginnings are written once, 8 bytes per mode, for the
 gradient: a second walk, backwards, that forms waves again rather than keep them. Sums over
 sequences are left to torch, so that nothing depends on the order of threads. Exponents below
-`fourier.FADED` count as that, as everywhere. :func:`attention.scan` and :func:`attention.read` are
+`constants.FADED` count as that, as everywhere. :func:`attention.scan` and :func:`attention.read` are
 the plain version that it is tested against.
 
 Per event, mode and lag: an exponential, a cosine and a sine forward, the same again backward, and
@@ -19,6 +19,7 @@ about 40 other operations.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, no_type_check
 
 import torch
@@ -27,7 +28,12 @@ import triton.language as tl
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from fourpoint.ops.fourier import FADED
+from fourpoint.kernels.constants import FADED
+
+
+def load() -> Callable[..., Tensor]:
+    """:func:`attended`, which Triton compiles at its first call."""
+    return attended
 
 
 def attended(

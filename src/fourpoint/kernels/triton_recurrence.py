@@ -9,6 +9,7 @@ on such a device, and needs the package triton, which torch brings there.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import no_type_check
 
 import torch
@@ -39,6 +40,11 @@ def _walk(factor, driven, state, n, modes, BLOCK: tl.constexpr):
         tl.store(state + 2 * at, re, real)
         tl.store(state + 2 * at + 1, im, real)
         at += modes
+
+
+def load() -> Callable[..., Tensor]:
+    """:func:`states`, which Triton compiles at its first call."""
+    return states
 
 
 def states(factor: Tensor, driven: Tensor) -> Tensor:

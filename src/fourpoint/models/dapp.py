@@ -28,9 +28,8 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from importlib.util import find_spec
 from typing import Any, Literal
 
 import numpy as np
@@ -39,11 +38,12 @@ from jaxtyping import Bool, Complex, Float, Int
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from fourpoint import kernels
 from fourpoint.events import Batch, Dataset, MarkSpace, UserError
 from fourpoint.models.base import PointProcess, position_before, space_without_places
+from fourpoint.models.dapp_gradients import Values, sampled_gradients
 from fourpoint.models.dapp_history import DAPPHistory, Parts, last_state, require, spectrum_of
 from fourpoint.models.dapp_start import embedded, initialise
-from fourpoint.models.dapp_sweep import Values, swept_slopes, worth_sweeping
 from fourpoint.models.modes import Modes, PairScore
 from fourpoint.models.past import Memory, Past, appended, blank, joined, memory_of, past_of
 from fourpoint.models.rate import Rate
@@ -52,8 +52,6 @@ from fourpoint.ops.fourier import ACTIVATIONS
 from fourpoint.ops.lookup import looked_up
 from fourpoint.ops.quadrature import uniform
 from fourpoint.ops.scores import Projection, scores
-
-MOST_FEATURES, MOST_MARKS, BLOCK = 128, 16, 2048  # of a step that is one kernel on a CUDA device
 
 
 class DAPP(PointProcess[DAPPHistory]):
@@ -550,58 +548,57 @@ class DAPP(PointProcess[DAPPHistory]):
     def gradients(
         self, batch: Batch, nodes: int, random: torch.Generator, convention: str, share: float
     ) -> tuple[float, list[tuple[nn.Parameter, NDArray[np.float32]]]] | None:
-        """The sum of `likelihood.sampled_log_likelihood`, and the slopes of ``share`` times it in
-        what is learned, in one compiled sweep; None where that is not to be had.
+        """The sum of `likelihood.sampled_log_likelihood`, and the gradients of ``share`` times it
+        in what is learned, by a kernel; None if unsupported.
         """
-        s, size = self.options, len(self.readout) * self.options["features"]
-        plain = (
-            self.training
-            and self.scanned
-            and s["normalise"] == "none"
-            and s["values"] == "mark"
-            and self.marks.count <= MOST_MARKS
+        settings = self.options
+        sweep = kernels.DAPP_LOSS.choose(
+            self.readout,
+            batch.times,
+            modes=len(self.readout) * settings["features"],
+            nodes=nodes,
+            marks=self.marks.count,
+            training=self.training,
+            scanned=self.scanned and isinstance(self.modes, Modes),
+            normalise=settings["normalise"],
+            values=settings["values"],
         )
-        fits = (
-            plain
-            and batch.times.shape[1] <= BLOCK
-            and worth_sweeping(batch, self.readout, size, nodes)
-        )
-        if not fits or not isinstance(self.modes, Modes):
+        if sweep is None or not isinstance(self.modes, Modes):
             return None
-        draws, values = (
-            uniform(batch.edges[:, 1:], nodes, random),
+        totals, found = sampled_gradients(
+            sweep,
+            self.modes,
             Values(self.value_weight, self.value_readout, self.gain),
+            self.readout,
+            self.rate,
+            batch,
+            uniform(batch.edges[:, 1:], nodes, random),
+            self.time_scale,
+            convention == "gaps",
+            share,
         )
-        about = (batch, draws, self.time_scale, convention == "gaps", share)
-        totals, slopes = swept_slopes(self.modes, values, self.readout, self.rate, *about)
-        return float(totals.sum()), slopes
+        return float(totals.sum()), found
 
     def _at_once(self, batch: Batch) -> bool:
-        """Whether scan and read-out are one kernel (`kernels.triton_attention`): for the steps of
-        training on a CUDA device.
-        """
-        K, D, M = len(self.readout), self.options["features"], self.marks.count
-        fits = (
-            D <= MOST_FEATURES and M <= MOST_MARKS and K > 0 and batch.times.shape[1] < BLOCK
-        )  # else it may be the first of several
-        there = (
-            batch.times.is_cuda
-            and self.training
-            and torch.is_grad_enabled()
-            and self.readout.dtype == torch.float32
+        """Whether scan and read-out are one kernel, for training steps on a CUDA device."""
+        return self._kernel(batch.times) is not None
+
+    def _kernel(self, times: Float[Tensor, "B N"]) -> Callable[..., Tensor] | None:
+        attended: Callable[..., Tensor] | None = kernels.ATTENTION.choose(
+            self.readout,
+            times,
+            heads=len(self.readout),
+            features=self.options["features"],
+            marks=self.marks.count,
+            differentiated=self.training and torch.is_grad_enabled(),
+            normalise=self.options["normalise"],
         )
-        return (
-            there
-            and fits
-            and self.options["normalise"] == "none"
-            and find_spec("triton") is not None
-        )
+        return attended
 
     def _attend_at_once(
         self, history: DAPPHistory, times: Float[Tensor, "B G Q"]
     ) -> Float[Tensor, "B G Q K M"]:
-        from fourpoint.kernels.triton_attention import attended
-
+        attended = kernels.ATTENTION.load()
         s, past = spectrum_of(history.parts), require(history.past)
         lags = ((times - history.times[..., None]) / self.time_scale).to(self.readout)
         decay = torch.zeros_like(s.frequency) if s.decay is None else s.decay

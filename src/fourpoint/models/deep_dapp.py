@@ -28,7 +28,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from importlib.util import find_spec
 from typing import Any, ClassVar, cast
 
 import numpy as np
@@ -38,11 +37,12 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, embedding, gelu, linear
 from torch.utils.checkpoint import checkpoint
 
+from fourpoint import kernels
 from fourpoint.events import Batch, Dataset, MarkSpace, UserError
+from fourpoint.kernels.constants import REACH
+from fourpoint.kernels.triton_deep_dapp.given import Events, Model
 from fourpoint.models.base import space_without_places, weighted_mean
 from fourpoint.models.deep_layer import (
-    FEATURES,
-    REACH,
     DeepHistory,
     DeepLayer,
     Noise,
@@ -60,7 +60,6 @@ TIMES = 6  # times s_k that gaps are compared with
 TURNS = 4  # of the fastest rhythm in one piece of an integral
 MOST_CUTS = 1024  # of a window
 PIECE = 2**24  # numbers held at once, per mark and event
-MATRIX, LONGEST = 16, 2048  # least width and modes, and most events, of `deep_cuda`
 FARTHEST = 1e18  # mean gaps: angles of longer ones are no numbers
 SHORTEST = 0.02  # quantile of the positive gaps that counts as the shortest
 
@@ -355,19 +354,46 @@ class DeepDAPP(NarrowPeaks[DeepHistory]):
     def training_log_likelihood(
         self, batch: Batch, nodes: int, random: torch.Generator, convention: str
     ) -> Float[Tensor, " B"] | None:
-        """The sampled log-likelihood of each sequence by compiled kernels, for training; None where
-        there are none for this model, its precision or where the batch lies (`deep_cuda`).
+        """The sampled log-likelihood of each sequence by kernels, for training; None if
+        unsupported.
         """
-        if not self._compiled(batch, nodes):
+        loss = kernels.DEEP_DAPP_LOSS.choose(
+            self.tokens,
+            batch.times,
+            width=self._settings["width"],
+            modes=self._settings["modes"],
+            features=self.since.weight.shape[1],
+            nodes=nodes,
+            gated=self._settings["gated"],
+            form=self._settings["form"],
+            spatial=batch.places is not None,
+        )
+        if loss is None:
             return None
-        from fourpoint.kernels.triton_deep_dapp.loss import draw, log_likelihoods
-
         if random.device.type != "cuda":
-            random = torch.Generator(batch.times.device).manual_seed(
-                int(torch.randint(2**62, (), generator=random))
-            )
-        return log_likelihoods(
-            self, batch, draw(self, batch, nodes, random), gaps=convention == "gaps"
+            seed = int(torch.randint(2**62, (), generator=random))
+            random = torch.Generator(batch.times.device).manual_seed(seed)
+        model = self.kernel_model()
+        events = Events(batch.times, batch.marks, batch.start, batch.stop, batch.lengths)
+        drawn = loss.draw(model, events, nodes, random)
+        found: Tensor = loss.log_likelihoods(model, events, drawn, gaps=convention == "gaps")
+        return found
+
+    def kernel_model(self) -> Model:
+        """What the kernels of `kernels.triton_deep_dapp` are given of the model."""
+        settings = self._settings
+        return Model(
+            parameters=dict(self.named_parameters()),
+            buffers=dict(self.named_buffers()),
+            layers=settings["layers"],
+            width=settings["width"],
+            marks=self.marks.count,
+            training=self.training,
+            dropout=settings["dropout"],
+            event_dropout=settings["unheard"],
+            mark_dropout=settings["unmarked"],
+            resolution=self.gap_resolution(),
+            log_shares=self._log_shares,
         )
 
     def extent(self) -> tuple[float, float]:
@@ -455,27 +481,6 @@ class DeepDAPP(NarrowPeaks[DeepHistory]):
         return self.context(self.norm(x)), *(
             torch.stack(parts, 2) for parts in zip(*moments, strict=True)
         )
-
-    def _compiled(self, batch: Batch, nodes: int) -> bool:
-        """Whether `deep_cuda` has this model: matrices of float32 on a CUDA device, with sizes that
-        its kernels can cut into tiles.
-        """
-        sizes = [self._settings[name] for name in ("width", "modes")]
-        there = (
-            batch.times.is_cuda
-            and batch.places is None
-            and self.tokens.dtype == torch.float32
-            and find_spec("triton") is not None
-        )
-        fits = (
-            all(MATRIX <= size and size & (size - 1) == 0 for size in sizes)
-            and 0 < batch.times.shape[1] <= LONGEST
-        )
-        fits = fits and self.since.weight.shape[1] < FEATURES
-        fits = (
-            fits and (batch.times.numel() + len(batch.times)) * (nodes + 1) * max(sizes) < 2**31
-        )  # places in memory count in 32 bits
-        return there and fits and self._settings["gated"] and self._settings["form"] == "scan"
 
     def _stack(self) -> Iterator[DeepLayer]:
         return (cast(DeepLayer, layer) for layer in self.layers)

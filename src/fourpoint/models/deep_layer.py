@@ -31,17 +31,14 @@ from jaxtyping import Complex, Float, Int
 from torch import Tensor, nn
 from torch.nn.functional import gelu, softplus
 
+from fourpoint.kernels.constants import FADED, REACH
 from fourpoint.models.base import History
-from fourpoint.ops.fourier import FADED
 from fourpoint.ops.recurrence import pairwise, recur
 
 KEPT = 4.0  # the forget gate's first argument: 98% of the past stays
 PACE = math.log(math.e - 1)  # softplus is 1 here
 SLOW_TURNS = 0.3  # first frequencies, in units of the mode's decay
 LINGER = 0.1  # decay of the modes that keep the data's rhythms, in units of the slowest
-# of an elapsed time that the kernels of a CUDA device have room for, one of them a 1 for the bias
-FEATURES = 16
-REACH = 16  # of the longest scale: elapsed times beyond it are told as that
 SHARE = 4  # at most one mode in so many keeps a rhythm
 
 

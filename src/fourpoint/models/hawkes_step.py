@@ -6,13 +6,14 @@ float64.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fourpoint.kernels.numba_hawkes_stream import compiled_follow, follow
+from fourpoint import kernels
+from fourpoint.kernels.numba_hawkes_stream import follow
 from fourpoint.models.following import LARGEST, Events, Numbers, Scored, Stop, not_finite
 from fourpoint.models.hawkes import Hawkes
 
@@ -33,7 +34,9 @@ class HawkesSteps:
         self.beta = copied["decay"].reshape(-1)
         self.alpha = copied["branching"].reshape(len(self.beta), M, M)
         self.total = np.ascontiguousarray(self.alpha.sum(1))
-        self._loop: Any = compiled_follow() or follow
+        loop = kernels.HAWKES_STREAM.choose()
+        self.compiled = loop is not None
+        self._loop: Callable[..., int] = loop or follow
 
     def blank(self, rows: int) -> Floats:
         """Rows before any event."""

@@ -26,7 +26,8 @@ import torch
 from jaxtyping import Bool, Complex, Float, Int
 from torch import Tensor
 
-from fourpoint.ops.fourier import FADED, Spectrum
+from fourpoint.kernels.constants import FADED
+from fourpoint.ops.fourier import Spectrum
 from fourpoint.ops.recurrence import recur
 from fourpoint.ops.scores import Score, scores
 

@@ -22,8 +22,9 @@ import torch
 from jaxtyping import Bool, Complex, Float, Int
 from torch import Tensor
 
+from fourpoint.kernels.constants import FADED
 from fourpoint.ops.attention import readings
-from fourpoint.ops.fourier import FADED, LARGEST, Spectrum
+from fourpoint.ops.fourier import LARGEST, Spectrum
 
 
 def sum_bound(

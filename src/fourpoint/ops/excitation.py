@@ -26,12 +26,8 @@ import numpy as np
 from jaxtyping import Float, Int
 from numpy import ndarray
 
-from fourpoint.kernels.numba_excitation import compiled_loops
+from fourpoint import kernels
 from fourpoint.ops.ages import LOOPED, Timeline, fades, inside, moment_blocks
-
-WORTH_COMPILING = (
-    2**19
-)  # moments n J M from which compiled loops are used: loading numba takes a second, once
 
 
 @dataclass(frozen=True)
@@ -109,12 +105,12 @@ def derivatives(
     np.float64(-3.0)
     """
     work = len(line.gaps) * len(u) * line.types
-    loops = (
-        compiled_loops() if (work >= WORTH_COMPILING if compiled is None else compiled) else None
-    )
+    loops = kernels.EXCITATION.choose(work) if compiled is None else None
+    if compiled:
+        loops = kernels.EXCITATION.load()
     sums = _nothing(theta, len(u), len(u), order)
     if loops is None:
-        _scan_events(sums, line, theta, np.exp(u), order)
+        scan_events(sums, line, theta, np.exp(u), order)
     else:
         _loop_events(sums, line, theta, np.exp(u), order, *loops)
     return _less_integral(sums, line, theta, order)
@@ -237,7 +233,7 @@ def _loop_events(
                 sums.values += np.bincount(line.marks[block], np.log(rates), line.types)
 
 
-def _scan_events(
+def scan_events(
     sums: _Sums,
     line: Timeline,
     theta: Float[ndarray, "M W"],

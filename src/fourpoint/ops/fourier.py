@@ -29,9 +29,6 @@ import torch
 from jaxtyping import Complex, Float, Int
 from torch import Tensor, nn
 
-# a mode is left at e^-60: far below any sum's last digit, and clear of subnormal numbers, which are
-# slow
-FADED = -60.0
 LARGEST = 2**24  # numbers held at once while scores are summed over features without gradient
 
 

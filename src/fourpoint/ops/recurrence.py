@@ -5,8 +5,8 @@ r"""One linear recursion over events: what every state of Fourier modes is made 
 element by element along dimension 1, real or complex. Written out it is attention: U_j reaches S_i
 with the weight F_{j+1} ... F_i. **recur** does it in O(n) work; its gradient is the same recursion,
 run backwards. **pairwise** forms all the weights, n^2 of them, and is what the others are tested
-against. On a CUDA device :func:`recur` is one kernel for the whole recursion (`recurrence_cuda`),
-elsewhere chunks of events run side by side.
+against. On a CUDA device :func:`recur` is one kernel for the whole recursion (`kernels.RECURRENCE`),
+elsewhere chunks of events run side by side (:func:`running`).
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from jaxtyping import Complex, Float
 from torch import Tensor
+
+from fourpoint import kernels
 
 CHUNK = 32  # positions scanned side by side before their ends are scanned in turn
 
@@ -68,14 +70,12 @@ class _Recursion(torch.autograd.Function):
 
 
 def _forward(factor: Tensor, driven: Tensor) -> Tensor:
-    if driven.is_cuda and driven.dtype == torch.complex64 and factor.dtype == torch.complex64:
-        from fourpoint.kernels.triton_recurrence import states
-
-        return states(factor, driven)
-    return _running(factor, driven)
+    states = kernels.RECURRENCE.choose(factor, driven)
+    found: Tensor = running(factor, driven) if states is None else states(factor, driven)
+    return found
 
 
-def _running(factor: Tensor, driven: Tensor) -> Tensor:
+def running(factor: Tensor, driven: Tensor) -> Tensor:
     """Inclusive scan of x -> factor x + driven along dimension 1.
 
     Chunks of CHUNK positions run side by side, one position after the other; then their ends are
@@ -93,9 +93,9 @@ def _running(factor: Tensor, driven: Tensor) -> Tensor:
         _pad(x, room, fill).unflatten(1, (chunks, CHUNK))
         for x, fill in ((factor, 1.0), (driven, 0.0))
     )
-    inside = _running(factor.flatten(0, 1), driven.flatten(0, 1)).unflatten(0, (-1, chunks))
+    inside = running(factor.flatten(0, 1), driven.flatten(0, 1)).unflatten(0, (-1, chunks))
     product = factor.cumprod(2)
-    carried = _pad(_running(product[:, :, -1], inside[:, :, -1]), 1, 0.0, front=True)[:, :-1, None]
+    carried = _pad(running(product[:, :, -1], inside[:, :, -1]), 1, 0.0, front=True)[:, :-1, None]
     return (inside + product * carried).flatten(1, 2)[:, :n]
 
 

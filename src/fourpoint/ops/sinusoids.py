@@ -25,7 +25,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from fourpoint.ops.fourier import FADED
+from fourpoint.kernels.constants import FADED
 from fourpoint.ops.quadrature import gauss_legendre
 
 PERIOD = (

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fourpoint.kernels.numba_monitor import BINS, compiled_watch
+from fourpoint import kernels
+from fourpoint.kernels.numba_monitor import BINS
 from fourpoint.streaming.monitoring import FEWEST, LOG2, STRIDE, WINDOW, Alarm, Monitor
 
 Floats = NDArray[np.float64]
@@ -103,9 +104,9 @@ class MonitorTable:
         """
         if self._limits is None:
             return {}
-        loop = compiled_watch()
+        loop = kernels.MONITOR.choose()
         if loop is None:
-            return self._one_by_one(rows, gaps, times)
+            return self.observe_one_by_one(rows, gaps, times)
         self._present[rows] = True
         raised: dict[int, tuple[Alarm, ...]] = {}
         table = (self._sums, self._told, self._seen, self._windows, self._bins, LOG2)
@@ -123,7 +124,9 @@ class MonitorTable:
                 raised[place] = found
             place += 1
 
-    def _one_by_one(self, rows: Rows, gaps: Floats, times: Floats) -> dict[int, tuple[Alarm, ...]]:
+    def observe_one_by_one(
+        self, rows: Rows, gaps: Floats, times: Floats
+    ) -> dict[int, tuple[Alarm, ...]]:
         """The same without numba: every monitor is taken out and put back once."""
         monitors = {row: self._monitor(row) for row in np.unique(rows).tolist()}
         raised: dict[int, tuple[Alarm, ...]] = {}

@@ -22,10 +22,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from fourpoint.kernels.conditions import DEEP_FEATURES
+from fourpoint.kernels.constants import REACH
 from fourpoint.kernels.triton_deep_dapp import rows as deep_rows_cuda
 from fourpoint.kernels.triton_deep_dapp.maths import cos_sin, exp, feature, node_of, product
 from fourpoint.kernels.triton_deep_dapp.rows import Rows, rows_in, tiles_of
-from fourpoint.models.deep_layer import FEATURES, REACH
 
 ROWS, WARPS, REGISTERS = 16, 4, 168  # of a program, forwards: three of them on a multiprocessor
 BACK_ROWS, BACK_WARPS, BACK_REGISTERS = 16, 8, 255  # backwards
@@ -74,7 +75,7 @@ def turn(given: Given, rows: Rows, Q: int) -> Tensor:
         MODES=triton.next_power_of_2(J),
         H=H,
         ROWS=ROWS,
-        FEATURES=FEATURES,
+        FEATURES=DEEP_FEATURES,
         PRECISION=deep_rows_cuda.PRECISION,
         REACH=REACH,
         num_warps=WARPS,
@@ -108,7 +109,7 @@ def turn_back(
         MODES=triton.next_power_of_2(J),
         H=H,
         ROWS=BACK_ROWS,
-        FEATURES=FEATURES,
+        FEATURES=DEEP_FEATURES,
         PRECISION=deep_rows_cuda.PRECISION,
         REACH=REACH,
         num_warps=BACK_WARPS,

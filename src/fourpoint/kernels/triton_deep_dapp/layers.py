@@ -17,11 +17,11 @@ import torch
 from torch import Tensor
 
 from fourpoint.kernels.triton_deep_dapp.gate import heard, heard_back
+from fourpoint.kernels.triton_deep_dapp.given import Model
 from fourpoint.kernels.triton_deep_dapp.mix import Network, Silence, mix, mix_back
 from fourpoint.kernels.triton_deep_dapp.norm import norm_linear, norm_linear_back
 from fourpoint.kernels.triton_deep_dapp.rows import Rows, Sums
 from fourpoint.kernels.triton_deep_dapp.scan import walk, walk_back
-from fourpoint.models.deep_layer import DeepLayer
 
 SIDE_BY_SIDE = ("drive", "gates", "skip")  # matrices that are one
 
@@ -52,7 +52,7 @@ class Modes(NamedTuple):
 
 
 class Pass:
-    """One way through ``layer``, whose parameters are called ``name`` and on, and back.
+    """Forward and backward pass of a layer of ``model``, whose parameters are called ``name`` and on.
 
     ``matrix`` (4J + 2H, H) and ``bias`` are the layer's drive, gates and skip one below the other;
     ``width`` (B, P) are the gaps after all positions, and ``moments`` is where states and paces are
@@ -61,7 +61,7 @@ class Pass:
 
     def __init__(
         self,
-        layer: DeepLayer,
+        model: Model,
         name: str,
         matrix: Tensor,
         bias: Tensor,
@@ -71,50 +71,35 @@ class Pass:
         width: Tensor,
         rows: Rows,
     ) -> None:
-        self.layer, self.name, self.matrix, self.moments, self.quiet, self.rows = (
-            layer,
-            name,
-            matrix,
-            moments,
-            quiet,
-            rows,
-        )
-        self.bias, self.times = (
-            bias,
-            (
-                width,
-                quiet.heard,
-                quiet.more,
-                rows.lengths,
-                (*modes, layer.first_decay, layer.steady),
-            ),
-        )
-        inner = layer.inner_norm
+        self.model, self.name = model, name
+        self.matrix, self.bias = matrix, bias
+        self.moments, self.quiet, self.rows = moments, quiet, rows
+        recursion = (*modes, self._own("first_decay"), self._own("steady"))
+        self.times = (width, quiet.heard, quiet.more, rows.lengths, recursion)
         self.network = Network(
-            inner.weight,
-            inner.bias,
-            layer.up.weight,
-            layer.up.bias,
-            layer.down.weight,
-            layer.down.bias,
+            *self._affine("inner_norm"), *self._affine("up"), *self._affine("down")
         )
+
+    def _own(self, part: str) -> Tensor:
+        """A parameter or buffer of the layer."""
+        return self.model[self.name + part]
+
+    def _affine(self, part: str) -> tuple[Tensor, Tensor]:
+        """Weight and bias of a norm or a matrix of the layer."""
+        return self._own(f"{part}.weight"), self._own(f"{part}.bias")
 
     def forward(self, x: Tensor) -> Tensor:
         """New tokens (R, H)."""
-        layer, quiet = self.layer, self.quiet
-        self.x, self.joined = (
-            x,
-            norm_linear(x, layer.norm.weight, layer.norm.bias, self.matrix, self.bias, self.rows),
-        )
+        quiet = self.quiet
+        self.x = x
+        self.joined = norm_linear(x, *self._affine("norm"), self.matrix, self.bias, self.rows)
         walk(self.joined, *self.times, *self.moments)
         self.middle = heard(
             x,
             self.joined,
             self.moments.state,
-            layer.read.weight,
-            layer.read.bias,
-            layer.out.weight,
-            layer.out.bias,
+            *self._affine("read"),
+            *self._affine("out"),
             quiet.gate,
             quiet.network.louder,
             self.rows,
@@ -125,7 +110,7 @@ class Pass:
         """The gradient of x; ``of_moments`` is added to, and the parameters' go into their columns
         of ``sums``.
         """
-        layer, quiet, of_joined = self.layer, self.quiet, torch.empty_like(self.joined)
+        quiet, of_joined = self.quiet, torch.empty_like(self.joined)
         read, before = (
             [sums[self.name + part] for part in parts]
             for parts in (
@@ -149,9 +134,8 @@ class Pass:
         heard_back(
             self.joined,
             self.moments.state,
-            layer.read.weight,
-            layer.read.bias,
-            layer.out.weight,
+            *self._affine("read"),
+            self._own("out.weight"),
             quiet.gate,
             quiet.network.louder,
             self.rows,
@@ -163,8 +147,7 @@ class Pass:
         walk_back(self.joined, *self.times, self.moments.state, *of_moments, of_joined, *of_modes)
         return norm_linear_back(
             self.x,
-            layer.norm.weight,
-            layer.norm.bias,
+            *self._affine("norm"),
             self.matrix,
             of_joined,
             of_middle,

@@ -17,14 +17,15 @@ triton, which torch brings there.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Integer
 from torch import Tensor
 
-from fourpoint.events import Batch
 from fourpoint.kernels.triton_deep_dapp import head as deep_head_cuda, score as deep_score_cuda
+from fourpoint.kernels.triton_deep_dapp.given import Events, Model
 from fourpoint.kernels.triton_deep_dapp.layers import (
     SIDE_BY_SIDE,
     Modes,
@@ -37,9 +38,6 @@ from fourpoint.kernels.triton_deep_dapp.mix import Network, Silence, head, head_
 from fourpoint.kernels.triton_deep_dapp.nodes import Integral, nodes, nodes_and_slopes
 from fourpoint.kernels.triton_deep_dapp.norm import norm_linear, norm_linear_back
 from fourpoint.kernels.triton_deep_dapp.rows import Rows, Sums, rows_of
-
-if TYPE_CHECKING:
-    from fourpoint.models.deep_dapp import DeepDAPP
 
 # marks at most whose gradients are matrix products inside the kernels; those of more are looked up,
 # and shares made in pieces
@@ -70,10 +68,22 @@ class Drawn(NamedTuple):
     )
 
 
-def draw(model: DeepDAPP, batch: Batch, nodes: int, random: torch.Generator) -> Drawn:
+class Loss(NamedTuple):
+    """What a step needs: :func:`draw`, then :func:`log_likelihoods`."""
+
+    draw: Callable[..., Drawn]
+    log_likelihoods: Callable[..., Tensor]
+
+
+def load() -> Loss:
+    """The two functions, whose kernels Triton compiles at their first call."""
+    return Loss(draw, log_likelihoods)
+
+
+def draw(model: Model, batch: Events, nodes: int, random: torch.Generator) -> Drawn:
     """What a step needs, from a generator on the batch's device; silence only while training."""
-    settings, device = model.settings(), batch.times.device
-    (B, N), L, H = batch.times.shape, settings["layers"], settings["width"]
+    device = batch.times.device
+    (B, N), L, H = batch.times.shape, model.layers, model.width
     R = B * (N + 1)
     where = torch.rand(R, device=device, generator=random)
     if not model.training:
@@ -88,14 +98,14 @@ def draw(model: DeepDAPP, batch: Batch, nodes: int, random: torch.Generator) -> 
             else None
         )
 
-    hidden = kept(1 - settings["unmarked"], B, N) if settings["unmarked"] else None
-    heard, active = kept(settings["unheard"], L, R), kept(settings["dropout"], (4 * L + 2) * R * H)
+    hidden = kept(1 - model.mark_dropout, B, N) if model.mark_dropout else None
+    heard = kept(model.event_dropout, L, R)
+    active = kept(model.dropout, (4 * L + 2) * R * H)
     layers, queries = (None, None) if active is None else active.split([4 * L * R * H, 2 * R * H])
-    shifts, tick = None, model.gap_resolution()
-    if tick:
-        shifts = (torch.rand(R, device=device, generator=random) - 0.5) * (
-            tick / model.time_scale
-        ).to(where)
+    shifts = None
+    if model.resolution:
+        width = (model.resolution / model["time_scale"]).to(where)
+        shifts = (torch.rand(R, device=device, generator=random) - 0.5) * width
     return Drawn(
         nodes,
         where,
@@ -108,13 +118,12 @@ def draw(model: DeepDAPP, batch: Batch, nodes: int, random: torch.Generator) -> 
 
 
 def log_likelihoods(
-    model: DeepDAPP, batch: Batch, drawn: Drawn, *, gaps: bool
+    model: Model, batch: Events, drawn: Drawn, *, gaps: bool
 ) -> Float[Tensor, " B"]:
     """The log-likelihood of each sequence, with gradient; under the convention "gaps" or
     "window".
     """
-    own = dict(model.named_parameters())
-    learned = [own[name] for name in _names(model)]
+    learned = [model[name] for name in _names(model)]
     slopes = torch.is_grad_enabled() and any(p.requires_grad for p in learned)
     return Likelihood.apply(model, batch, drawn, gaps, slopes, *learned)
 
@@ -125,8 +134,8 @@ class Likelihood(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        model: DeepDAPP,
-        batch: Batch,
+        model: Model,
+        batch: Events,
         drawn: Drawn,
         gaps: bool,
         slopes: bool,
@@ -134,28 +143,33 @@ class Likelihood(torch.autograd.Function):
     ) -> Tensor:
         rows, M, few = (
             rows_of(batch.lengths, batch.times.shape[1] + 1),
-            model.marks.count,
-            model.marks.count <= FEW,
+            model.marks,
+            model.marks <= FEW,
         )
-        parts = deep_score_cuda.Tokens(model.tokens, model.gap.weight, model.gap.bias)
+        parts = deep_score_cuda.Tokens(model["tokens"], model["gap.weight"], model["gap.bias"])
         x, seen = deep_score_cuda.tokens(
-            batch, rows, drawn.hidden, model.time_scale, model.scales, M, parts, few=few
+            batch, rows, drawn.hidden, model["time_scale"], model["scales"], M, parts, few=few
         )
         passes, moments, modes = _passes(model, drawn, seen.width, rows)
         for one in passes:
             x = one.forward(x)
         context = norm_linear(
-            x, model.norm.weight, model.norm.bias, model.context.weight, model.context.bias, rows
+            x,
+            model["norm.weight"],
+            model["norm.bias"],
+            model["context.weight"],
+            model["context.bias"],
+            rows,
         )
         width = _spread(seen.width, rows.lengths, drawn.shifts)
         given = deep_head_cuda.Given(
             *moments,
             context,
-            model.read.weight,
-            model.read.bias,
-            model.since.weight,
+            model["read.weight"],
+            model["read.bias"],
+            model["since.weight"],
             *modes,
-            model.scales,
+            model["scales"],
             width,
             drawn.where,
         )
@@ -167,7 +181,7 @@ class Likelihood(torch.autograd.Function):
             torch.empty_like(x) if few else torch.zeros_like(x)
         )  # shares of many marks are made of all rows
         z = head(before, rows, drawn.nodes + 1, silence, *_head(model), q)
-        integral = Integral(width, drawn.where, model.log_scale, gaps)
+        integral = Integral(width, drawn.where, model["log_scale"], gaps)
         left = (
             nodes_and_slopes(before, rows, silence, *_head(model), integral, z) if slopes else None
         )  # as if all gradients were 1
@@ -177,8 +191,8 @@ class Likelihood(torch.autograd.Function):
         value, by_scale = deep_score_cuda.score(
             z,
             shares.logs,
-            model.log_scale,
-            model.time_scale,
+            model["log_scale"],
+            model["time_scale"],
             width,
             drawn.where,
             rows.lengths,
@@ -213,7 +227,7 @@ class Likelihood(torch.autograd.Function):
             model,
             (rows, seen, passes, x, given, before, silence, q, z, shares, by_scale, integral, left),
         ) = ctx.model, ctx.kept
-        M, sums = model.marks.count, Sums(ctx.sizes, z)
+        M, sums = model.marks, Sums(ctx.sizes, z)
         alike = (
             len(grad) == 1 or grad.stride(0) == 0
         )  # one number for all sequences, by which all is multiplied at the end
@@ -258,9 +272,9 @@ class Likelihood(torch.autograd.Function):
         )
         of_x = norm_linear_back(
             x,
-            model.norm.weight,
-            model.norm.bias,
-            model.context.weight,
+            model["norm.weight"],
+            model["norm.bias"],
+            model["context.weight"],
             of_context,
             None,
             rows,
@@ -287,11 +301,11 @@ class Likelihood(torch.autograd.Function):
         of_tokens = deep_score_cuda.Tokens(
             None if M > FEW else sums["tokens"], sums["gap.weight"], sums["gap.bias"]
         )
-        deep_score_cuda.tokens_back(seen, rows, model.scales, M, of_x, of_tokens)
-        found, own = {**sums.total(by_modes), **apart}, dict(model.named_parameters())
+        deep_score_cuda.tokens_back(seen, rows, model["scales"], M, of_x, of_tokens)
+        found = {**sums.total(by_modes), **apart}
         if alike:
             torch._foreach_mul_(list(found.values()), grad[0])
-        return *[None] * 5, *[found[name].view_as(own[name]) for name in ctx.sizes]
+        return *[None] * 5, *[found[name].view_as(model[name]) for name in ctx.sizes]
 
 
 def _spread(
@@ -306,11 +320,11 @@ def _spread(
     return torch.where(is_event, (width + shifts.view_as(width)).abs(), width)
 
 
-def _names(model: DeepDAPP) -> list[str]:
+def _names(model: Model) -> list[str]:
     """All parameters that are learned: first the modes, as the gradients of scans have them;
     matrices that are one lie side by side.
     """
-    layers = [f"layers.{i}." for i in range(len(model.layers))]
+    layers = [f"layers.{i}." for i in range(model.layers)]
     first = [name + mode for mode in ("log_decay", "turns") for name in layers]
     first += [
         f"{name}{part}.{kind}"
@@ -319,24 +333,24 @@ def _names(model: DeepDAPP) -> list[str]:
         for part in SIDE_BY_SIDE
     ]
     return first + [
-        name for name, p in model.named_parameters() if p.requires_grad and name not in first
+        name for name, p in model.parameters.items() if p.requires_grad and name not in first
     ]
 
 
 def _passes(
-    model: DeepDAPP, drawn: Drawn, width: Tensor, rows: Rows
+    model: Model, drawn: Drawn, width: Tensor, rows: Rows
 ) -> tuple[list[Pass], Moments, tuple[Tensor, Tensor, Tensor]]:
     """The ways through all layers; states and paces of all of them, (R, 2 L J) and (R, L J); log
     decays, turns and first decays (L J).
     """
-    stack, R = list(model._stack()), len(rows.place)
-    L, J, H = len(stack), len(stack[0].turns), model.settings()["width"]
-    wanted: list[Tensor] = [
-        getattr(layer, mode) for mode in ("log_decay", "turns", "first_decay") for layer in stack
+    names, R = [f"layers.{i}." for i in range(model.layers)], len(rows.place)
+    L, J, H = model.layers, len(model["layers.0.turns"]), model.width
+    wanted = [
+        model[name + mode] for mode in ("log_decay", "turns", "first_decay") for name in names
     ]
-    for layer in stack:
-        matrices = [getattr(layer, part) for part in SIDE_BY_SIDE]
-        wanted += [*(part.weight.flatten() for part in matrices), *(part.bias for part in matrices)]
+    for name in names:
+        wanted += [model[f"{name}{part}.weight"].flatten() for part in SIDE_BY_SIDE]
+        wanted += [model[f"{name}{part}.bias"] for part in SIDE_BY_SIDE]
     log_decays, turns, first, rest = torch.cat(wanted).split(
         [L * J] * 3 + [L * (4 * J + 2 * H) * (H + 1)]
     )  # one copy for all
@@ -351,8 +365,8 @@ def _passes(
         modes, quiet = Modes(log_decay, turn), _quiet(model, drawn, i, R)
         passes.append(
             Pass(
-                stack[i],
-                f"layers.{i}.",
+                model,
+                names[i],
                 weight,
                 bias,
                 modes,
@@ -365,7 +379,7 @@ def _passes(
     return passes, moments, (log_decays, turns, first)
 
 
-def _quiet(model: DeepDAPP, drawn: Drawn, i: int, R: int) -> Quiet:
+def _quiet(model: Model, drawn: Drawn, i: int, R: int) -> Quiet:
     """What is not silenced in layer ``i``."""
     gate = inner = end = None
     if drawn.layers is not None:
@@ -375,23 +389,23 @@ def _quiet(model: DeepDAPP, drawn: Drawn, i: int, R: int) -> Quiet:
         )
     return Quiet(
         None if drawn.heard is None else drawn.heard[i],
-        1 / (1 - model.settings()["unheard"]),
+        1 / (1 - model.event_dropout),
         gate,
         Silence(inner, end, _louder(model)),
     )
 
 
-def _louder(model: DeepDAPP) -> float:
-    return 1 / (1 - model.settings()["dropout"])
+def _louder(model: Model) -> float:
+    return 1 / (1 - model.dropout)
 
 
-def _head(model: DeepDAPP) -> tuple[Network, tuple[Tensor, Tensor]]:
+def _head(model: Model) -> tuple[Network, tuple[Tensor, Tensor]]:
     """The head's network, and what makes z of it."""
-    norm, up, down = model.query_norm, model.up, model.down
-    return Network(norm.weight, norm.bias, up.weight, up.bias, down.weight, down.bias), (
-        model.rate.weight,
-        model.rate.bias,
-    )
+    names = [
+        f"{part}.{kind}" for part in ("query_norm", "up", "down") for kind in ("weight", "bias")
+    ]
+    network = Network(*(model[name] for name in names))
+    return network, (model["rate.weight"], model["rate.bias"])
 
 
 class Shares(NamedTuple):
@@ -403,18 +417,20 @@ class Shares(NamedTuple):
     q: Tensor | None = None
 
 
-def _shares(model: DeepDAPP, q: Tensor, after: Tensor, rows: Rows) -> Shares:
-    if model.marks.count == 1:
+def _shares(model: Model, q: Tensor, after: Tensor, rows: Rows) -> Shares:
+    if model.marks == 1:
         return Shares(None)
-    if model.marks.count <= FEW:
-        return Shares(deep_score_cuda.shares(q, after, model.share.weight, model.share.bias, rows))
+    if model.marks <= FEW:
+        return Shares(
+            deep_score_cuda.shares(q, after, model["share.weight"], model["share.bias"], rows)
+        )
     with torch.enable_grad():
         own = q.detach().requires_grad_()
-        return Shares(model._log_shares(own, after), own)
+        return Shares(model.log_shares(own, after), own)
 
 
 def _shares_back(
-    model: DeepDAPP,
+    model: Model,
     q: Tensor,
     after: Tensor,
     rows: Rows,
@@ -425,7 +441,7 @@ def _shares_back(
     """The gradient of q, and where marks are many those of the matrix and its bias; those of few go
     into ``sums``.
     """
-    matrix, bias = model.share.weight, model.share.bias
+    matrix, bias = model["share.weight"], model["share.bias"]
     if shares.logs is None:
         return torch.zeros_like(q), {}
     if shares.q is not None:

@@ -22,8 +22,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fourpoint.events import Batch
+from fourpoint.kernels.constants import REACH
 from fourpoint.kernels.triton_deep_dapp import rows as deep_rows_cuda
+from fourpoint.kernels.triton_deep_dapp.given import Events
 from fourpoint.kernels.triton_deep_dapp.maths import (
     exp,
     feature,
@@ -34,7 +35,6 @@ from fourpoint.kernels.triton_deep_dapp.maths import (
     softplus,
 )
 from fourpoint.kernels.triton_deep_dapp.rows import Rows, rows_in, tiles_of
-from fourpoint.models.deep_layer import REACH
 
 ROWS, WARPS = 32, 4  # positions of a program
 
@@ -57,7 +57,7 @@ class Seen(NamedTuple):
 
 
 def tokens(
-    batch: Batch,
+    batch: Events,
     rows: Rows,
     hidden: Tensor | None,
     time_scale: Tensor,

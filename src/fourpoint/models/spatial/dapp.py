@@ -39,6 +39,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from fourpoint.events import Batch, Dataset, MarkSpace, UserError
+from fourpoint.kernels.constants import FADED
 from fourpoint.models.base import History, PointProcess, box_of, place_or_nothing, places_of
 from fourpoint.models.baseline import Curves
 from fourpoint.models.dapp_history import require
@@ -47,7 +48,7 @@ from fourpoint.models.modes import FASTEST, SLOWEST
 from fourpoint.models.rate import Rate
 from fourpoint.models.spatial.cells import Cells
 from fourpoint.ops import sinusoids as waves
-from fourpoint.ops.fourier import FADED, Generator
+from fourpoint.ops.fourier import Generator
 
 ENVELOPE = {1: 64, 2: 32, 3: 10}  # cells per axis with bounds of their own, by dimension
 # times as many nodes per axis for the background as for attention: it costs once, not at every time

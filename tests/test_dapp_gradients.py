@@ -1,5 +1,5 @@
-"""DAPP in one compiled sweep: the same likelihood and gradient as the plain way, and the plain way
-where that is due.
+"""DAPP's likelihood and gradients by a kernel: settings, threads, padding and faults. That it agrees
+with the plain model in general is tested with all kernels (`test_kernels`).
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ import fourpoint as fp
 from fourpoint.data.synthetic import simulate
 from fourpoint.events import Batch, Dataset, Sequence
 from fourpoint.inference.likelihood import sampled_log_likelihood
-from fourpoint.kernels.numba_dapp_loss import compiled_sweep, sweep, wave
+from fourpoint.kernels import DAPP_LOSS, conditions
+from fourpoint.kernels.constants import FADED
+from fourpoint.kernels.dapp_spectrum import Networks, back, drawn
+from fourpoint.kernels.numba_dapp_loss import sinusoid
 from fourpoint.kernels.numba_dapp_rate import exponentials
-from fourpoint.models import dapp_sweep
 from fourpoint.models.dapp import DAPP
-from fourpoint.models.dapp_sweep import Values, swept_slopes
-from fourpoint.models.dapp_sweep_modes import Networks, back, drawn
+from fourpoint.models.dapp_gradients import Values, sampled_gradients
 from fourpoint.models.modes import Modes
-from fourpoint.ops.fourier import FADED
 from fourpoint.ops.quadrature import uniform
 
 conventions = pytest.mark.parametrize("convention", ["window", "gaps"])
@@ -81,7 +81,7 @@ def agree(
     """Whether value and slopes of the sweep are those of the plain way in float64, but for 1e-4 of
     the largest or, where sums cancel, for twice what the plain way loses to float32.
     """
-    monkeypatch.setattr(dapp_sweep, "WORTH_COMPILING", 0)
+    monkeypatch.setattr(conditions, "DAPP_WORK", 0)
     truth, plain = (
         found(model, batch, share, convention, kind) for kind in (torch.float64, torch.float32)
     )
@@ -102,7 +102,6 @@ def agree(
 def test_the_sweep_is_the_plain_way(
     marks: int, decay: bool, convention: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dapp_sweep, "compiled_sweep", lambda: sweep)
     model, batch = lively(marks, decay=decay), events(marks).batch()
     assert agree(model, batch, -0.01, convention, monkeypatch)
 
@@ -120,7 +119,6 @@ def test_the_sweep_is_the_plain_way(
 def test_so_it_is_with_every_link_and_base(
     settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dapp_sweep, "compiled_sweep", lambda: sweep)
     for marks in (1, 2):
         model = lively(marks, **settings)
         assert agree(model, events(marks).batch(), -1.0, "window", monkeypatch)
@@ -129,7 +127,6 @@ def test_so_it_is_with_every_link_and_base(
 def test_so_are_faded_modes_and_rates_far_below_their_scale(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(dapp_sweep, "compiled_sweep", lambda: sweep)
     for decays, bias in (
         ((5.0, -1.0), 0.0),
         ((0.0, -1.0), -6.0),
@@ -142,17 +139,11 @@ def test_so_are_faded_modes_and_rates_far_below_their_scale(
         assert agree(model, events(1).batch(), 1.0, "window", monkeypatch)
 
 
-def test_so_is_its_machine_code_whatever_the_number_of_threads(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    pytest.importorskip(
-        "numba", reason="numba is not installed (the extra `fast`): its machine code is not tested"
-    )
-    assert compiled_sweep() is not None
+def test_results_do_not_depend_on_the_number_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(conditions, "DAPP_WORK", 0)
     threads = torch.get_num_threads()
     for marks, convention in ((1, "gaps"), (3, "window")):
         model, batch, each = lively(marks), events(marks).batch(), []
-        assert agree(model, batch, 1.0, convention, monkeypatch)
         try:
             for count in (1, 2, 3):
                 torch.set_num_threads(count)
@@ -167,8 +158,7 @@ def test_so_is_its_machine_code_whatever_the_number_of_threads(
 def test_a_sequence_is_worth_the_same_alone_and_among_others_and_padding_does_not_leak(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(dapp_sweep, "compiled_sweep", lambda: sweep)
-    monkeypatch.setattr(dapp_sweep, "WORTH_COMPILING", 0)
+    monkeypatch.setattr(conditions, "DAPP_WORK", 0)
     model, data = lively(2), events(2)
     batch = data.batch()
     dirty = Batch(
@@ -202,33 +192,24 @@ def alone(model: DAPP, batch: Batch, i: int) -> float:
     assert isinstance(model.modes, Modes)
     values = Values(model.value_weight, model.value_readout, model.gain)
     about = (model.rate, one, draws[i : i + 1, : n + 1].contiguous(), model.time_scale, False, 1.0)
-    return float(swept_slopes(model.modes, values, model.readout, *about)[0][0])
+    return float(
+        sampled_gradients(DAPP_LOSS.load(), model.modes, values, model.readout, *about)[0][0]
+    )
 
 
-def test_the_plain_way_is_taken_where_the_sweep_does_not_pay_or_cannot(
+def test_the_plain_model_is_used_if_the_kernel_does_not_pay_or_apply(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    calls: list[int] = []
+    def used(model: DAPP, batch: Batch) -> bool:
+        found = model.gradients(batch, 2, torch.Generator().manual_seed(0), "window", 1.0)
+        return found is not None
 
-    def spy(*given: Any) -> None:
-        calls.append(1)
-        sweep(*given)
-
-    def asked(model: DAPP, batch: Batch) -> bool:
-        calls.clear()
-        both = model.gradients(batch, 2, torch.Generator().manual_seed(0), "window", 1.0)
-        assert (both is not None) == bool(calls)
-        return bool(calls)
-
-    monkeypatch.setattr(dapp_sweep, "compiled_sweep", lambda: spy)
     batch = events(1).batch()
-    assert not asked(lively(1), batch)  # too small
-    monkeypatch.setattr(dapp_sweep, "WORTH_COMPILING", 0)
-    assert (
-        asked(lively(1), batch)
-        and not asked(lively(1).eval(), batch)
-        and not asked(lively(1).double(), batch)
-    )
+    assert not used(lively(1), batch)  # too little work
+    monkeypatch.setattr(conditions, "DAPP_WORK", 0)
+    assert used(lively(1), batch)
+    assert not used(lively(1).eval(), batch)
+    assert not used(lively(1).double(), batch)
     for settings in (
         dict(normalise="ratio"),
         dict(values="affine"),
@@ -236,23 +217,16 @@ def test_the_plain_way_is_taken_where_the_sweep_does_not_pay_or_cannot(
         dict(form="dense"),
         dict(score="dot"),
     ):
-        assert not asked(lively(1, size=0.0, **settings), batch)
-    assert not asked(lively(20, size=0.0), events(20).batch())
-    monkeypatch.setattr(dapp_sweep, "LARGEST", 1)
-    assert not asked(lively(1), batch)  # too long
-    monkeypatch.undo()
-    monkeypatch.setattr(dapp_sweep, "WORTH_COMPILING", 0)
-    monkeypatch.setattr(dapp_sweep, "compiled_sweep", lambda: None)
-    assert not asked(lively(1), batch)
+        assert not used(lively(1, size=0.0, **settings), batch)
+    assert not used(lively(20, size=0.0), events(20).batch())
+    monkeypatch.setattr(conditions, "DAPP_MEMORY", 1)
+    assert not used(lively(1), batch)
 
 
 def test_a_fit_learns_the_same_with_it_and_without(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip(
-        "numba", reason="numba is not installed (the extra `fast`): its machine code is not tested"
-    )
     data, scores = simulate("hawkes", 40), []
     for worth in (0, 2**62):
-        monkeypatch.setattr(dapp_sweep, "WORTH_COMPILING", worth)
+        monkeypatch.setattr(conditions, "DAPP_WORK", worth)
         model = DAPP(data.marks, heads=2, features=8, generator=(8,))
         done = fp.fit(
             model,
@@ -269,8 +243,7 @@ def test_a_fit_learns_the_same_with_it_and_without(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_weight_that_is_not_a_number_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dapp_sweep, "compiled_sweep", lambda: sweep)
-    monkeypatch.setattr(dapp_sweep, "WORTH_COMPILING", 0)
+    monkeypatch.setattr(conditions, "DAPP_WORK", 0)
     for name in (
         "modes.log_decay",
         "modes.log_frequency",
@@ -314,8 +287,8 @@ def test_networks_in_numpy_are_those_of_torch(activation: str, decay: bool) -> N
     )
     arrays = [x.detach().numpy() for x in learned]
     given = Networks(*arrays[:4], arrays[4:])
-    found = drawn(noise, decay, modes.generator.activation, given)
-    slopes = back(found, decay, modes.generator.activation, given, *(x.numpy() for x in outside))
+    found = drawn(noise, decay, activation, given)
+    slopes = back(found, decay, activation, given, *(x.numpy() for x in outside))
     for own, plain in zip([*found[:3], *slopes[:4], *slopes.layers], [*parts, *truth], strict=True):
         other = 0.0 if plain is None else plain.detach().numpy()
         assert np.allclose(own, other, rtol=1e-4, atol=1e-5 * np.abs(other).max())
@@ -328,7 +301,7 @@ def test_waves_and_exponentials_to_the_last_digits() -> None:
         np.linspace(0, 5, 41).astype(np.float32),
     )
     out = np.empty((5, 2, 41), dtype=np.float32)
-    wave(0, 5, lags, cycles, halvings, out)
+    sinusoid(0, 5, lags, cycles, halvings, out)
     fade = np.exp(np.maximum(-np.log(2) * np.outer(lags, halvings.astype(np.float64)), FADED))
     turn = np.exp(2j * np.pi * np.outer(lags, cycles.astype(np.float64)))
     rounding = 1e-6 * (

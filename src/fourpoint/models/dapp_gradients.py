@@ -1,0 +1,146 @@
+r"""DAPP's sampled log-likelihood and its gradients by a kernel: arrays of what is learned in, one
+gradient for each parameter out.
+
+The same numbers as by ``encode`` and ``log_intensity`` and torch's gradient of them, to rounding,
+many times faster (`kernels.DAPP_LOSS`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from fourpoint.events import Batch
+from fourpoint.kernels.dapp_loss import Parts, log_likelihoods
+from fourpoint.kernels.dapp_spectrum import Drawn, Floats, Networks, back, drawn
+from fourpoint.kernels.numba_dapp_loss import LINKS, Data, Shape
+from fourpoint.models.baseline import Baseline
+from fourpoint.models.modes import Modes
+from fourpoint.models.rate import Rate
+from fourpoint.ops import fourier
+
+ACTIVATION_NAMES = {function: name for name, function in fourier.ACTIVATIONS.items()}
+
+
+class Values(NamedTuple):
+    """What events of a mark are worth to each head: ``gain`` (K,) times the sum over p of
+    ``readout`` (K, p) and ``weight`` (K, p, M).
+    """
+
+    weight: nn.Parameter
+    readout: nn.Parameter
+    gain: Tensor
+
+
+def sampled_gradients(
+    sweep: Callable[..., None],
+    modes: Modes,
+    values: Values,
+    readout: nn.Parameter,
+    rate: Rate,
+    batch: Batch,
+    draws: Float[Tensor, "B G Q"],
+    scale: Tensor,
+    inner_gaps: bool,
+    share: float,
+) -> tuple[NDArray[np.float64], list[tuple[nn.Parameter, Floats]]]:
+    """An estimate of each sequence's log-likelihood, (B,), and the gradients of ``share`` times
+    their sum in all that is learned.
+
+    ``sweep`` is the kernel, ``readout`` (K, M) how much each mark attends to each head, ``scale``
+    the mean gap. ``draws`` from U[0, 1] place a node in each of Q equal parts of every gap. With
+    ``inner_gaps`` the first event and what lies before it or after the last do not count. If the
+    link is the identity, values, read-out and modes are made non-negative, as in `DAPP` and
+    `fourier.non_negative`.
+    """
+    positive = rate.link == "identity"
+    baseline = rate.baseline
+    keys = [modes.time_key, modes.mark_key, modes.log_frequency, modes.log_decay]
+    layers = [*modes.generator.weights, *modes.generator.biases]
+    time_key, mark_key, log_frequency, log_decay = (_array(x) for x in keys)
+    arrays = [_array(x) for x in layers]
+    networks = Networks(time_key, mark_key, log_frequency, log_decay, arrays)
+    settings = (modes.decays, ACTIVATION_NAMES[modes.generator.activation])
+    found = drawn(modes.noise_in_use().numpy(), *settings, networks)
+    weight, inner, gain, heads = (_array(x) for x in (*values, readout))
+    raw = np.matmul(inner[:, None], weight)[:, 0]  # head, mark
+    worth = np.logaddexp(np.float32(0), raw) if positive else raw
+    frequency, decay, shift = _with_constants(found) if positive else found[:3]
+    parts = Parts(
+        frequency,
+        decay,
+        shift,
+        (gain[:, None] * worth).T,
+        np.abs(heads) if positive else heads,
+        _array(rate.bias),
+        _array(rate.log_scale),
+        _array(baseline.log_base),
+        _drift(baseline, rate.marks),
+    )
+    by_readout = rate.marks > 1 or readout.requires_grad or modes.mark_key.requires_grad
+    shape = Shape(float(scale), float(baseline.length), baseline.intervals, LINKS.index(rate.link))
+    data = _data(batch, draws, share, inner_gaps)
+    totals, found_parts = log_likelihoods(sweep, data, shape, parts, by_readout=by_readout)
+    D = found.frequency.shape[1]
+    to_decay = found_parts.decay
+    to_values = gain[:, None] * found_parts.values.T
+    to_readout = found_parts.readout
+    if positive:
+        to_decay = to_decay[:, :D] + to_decay[:, D:]
+        to_values = to_values * (1 / (1 + np.exp(-raw)))
+        to_readout = to_readout * np.sign(heads)
+    to_networks = back(
+        found,
+        *settings,
+        networks,
+        found_parts.frequency[:, :D],
+        to_decay,
+        found_parts.shift[:, :D],
+    )
+    to_raw = to_values[:, None]
+    each = [
+        (values.weight, inner[:, :, None] * to_raw),
+        (values.readout, (weight * to_raw).sum(2)),
+        (readout, to_readout),
+        (rate.bias, found_parts.bias),
+        (rate.log_scale, found_parts.log_scale),
+        (baseline.log_base, found_parts.base),
+        *zip([*keys, *layers], [*to_networks[:4], *to_networks.layers], strict=True),
+    ]
+    if baseline.splined_drift:
+        each.append((baseline.drift, found_parts.drift.sum(0, keepdims=True)))
+        each.append((baseline.mark_drift, found_parts.drift))
+    return totals, [(p, np.ascontiguousarray(g)) for p, g in each if p.requires_grad]
+
+
+def _array(x: Tensor) -> Floats:
+    return x.detach().numpy()
+
+
+def _with_constants(found: Drawn) -> tuple[Floats, Floats, Floats]:
+    """Each mode, and one of frequency and shift 0 that decays alike, as in
+    `fourier.non_negative`.
+    """
+    frequency = np.concatenate([found.frequency, np.zeros_like(found.frequency)], 1)
+    decay = np.concatenate([found.decay, found.decay], 1)
+    shift = np.concatenate([found.shift, np.zeros_like(found.shift)], 1)
+    return frequency, decay, shift
+
+
+def _drift(baseline: Baseline, marks: int) -> Floats:
+    """Coefficients of the drift for every mark; none without one."""
+    if not baseline.splined_drift:
+        return np.empty((marks, 0), dtype=np.float32)
+    return _array(baseline.drift) + _array(baseline.mark_drift)
+
+
+def _data(batch: Batch, draws: Tensor, share: float, inner_gaps: bool) -> Data:
+    edges, marks, lengths = (
+        x.contiguous().numpy() for x in (batch.edges, batch.marks, batch.lengths)
+    )
+    return Data(edges, draws.numpy(), marks, lengths, np.float32(share), int(inner_gaps))

@@ -1,0 +1,341 @@
+"""Every kernel of the table against its plain counterpart, in values and gradients, within the
+tolerance that the table states; and what happens without a compiler.
+
+Triton kernels need a CUDA device, or TRITON_INTERPRET=1 set before the start.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable
+from copy import deepcopy
+from importlib import import_module
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+
+from fourpoint import kernels
+from fourpoint.data.synthetic import simulate
+from fourpoint.events import Batch, Dataset, Sequence
+from fourpoint.inference.likelihood import sampled_log_likelihood
+from fourpoint.kernels import conditions
+from fourpoint.models.dapp import DAPP
+from fourpoint.models.following import Events, Numbers, Scored
+from fourpoint.models.hawkes import Hawkes
+from fourpoint.models.hawkes_step import HawkesSteps
+from fourpoint.ops import attention, excitation, recurrence
+from fourpoint.ops.ages import timeline
+from fourpoint.ops.fourier import Spectrum
+from fourpoint.streaming.monitor_table import MonitorTable
+from fourpoint.streaming.steppers import ByExcitation, follow_by_steps
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+class Found(NamedTuple):
+    """What a kernel or a plain function gives."""
+
+    values: list[Any]
+    gradients: list[Any]
+
+
+class Compared(NamedTuple):
+    """One case of a kernel beside its plain counterpart in float64."""
+
+    kernel: Found
+    plain: Found
+
+
+def sequences(marks: int) -> Dataset:
+    """Of different lengths, with ties and an empty one."""
+    rng, found = np.random.default_rng(3), []
+    for i, n in enumerate((5, 0, 18, 1, 16, 2, 9, 3, 7, 4)):
+        times = np.sort(rng.uniform(i, 8 + i, n))
+        if n > 4:
+            times[3:5] = times[2]
+        kinds = rng.integers(0, marks, n)
+        found.append(Sequence(times, kinds, start=float(i) - 0.5, stop=9.0 + i, space=marks))
+    return Dataset.from_sequences(found)
+
+
+def dapp_loss(monkeypatch: pytest.MonkeyPatch) -> Compared:
+    monkeypatch.setattr(conditions, "DAPP_WORK", 0)
+    data = sequences(2)
+    model = DAPP(2, heads=2, features=5, generator=(6,))
+    model.initialise(data)
+    random = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.2 * torch.randn(parameter.shape, generator=random)
+    twins = [deepcopy(model).train(), deepcopy(model).double().train()]
+    for twin in twins:
+        twin.redraw(torch.Generator().manual_seed(2))
+    fast, exact = twins
+    given = fast.gradients(data.batch(), 4, torch.Generator().manual_seed(0), "window", 1.0)
+    assert given is not None
+    by_parameter = {id(parameter): gradient for parameter, gradient in given[1]}
+    learned = [p for p in fast.parameters() if p.requires_grad]
+    random = torch.Generator().manual_seed(0)
+    total = sampled_log_likelihood(exact, data.batch(), 4, random).sum()
+    wanted = torch.autograd.grad(total, [p for p in exact.parameters() if p.requires_grad])
+    return Compared(
+        Found([given[0]], [by_parameter[id(p)] for p in learned]),
+        Found([total.detach()], list(wanted)),
+    )
+
+
+def sums_over_events(monkeypatch: pytest.MonkeyPatch) -> Compared:
+    rng = np.random.default_rng(1)
+    counts = np.array([40, 0, 25])
+    times = np.concatenate([np.sort(rng.uniform(0, 10, n)) for n in counts])
+    marks = rng.integers(0, 2, len(times))
+    offsets = np.concatenate([[0], np.cumsum(counts)])
+    line = timeline(times, marks, offsets, np.zeros(3), np.full(3, 11.0), 2)
+    theta, u = rng.uniform(0.1, 0.6, (2, 5)), np.array([-1.0, 0.7])
+    monkeypatch.setattr(conditions, "EXCITATION_WORK", 0)
+    kernel = excitation.derivatives(line, theta, u)
+    plain = excitation.derivatives(line, theta, u, compiled=False)
+    return Compared(
+        Found([kernel.values], [kernel.slope, kernel.curvature]),
+        Found([plain.values], [plain.slope, plain.curvature]),
+    )
+
+
+def hawkes_stream(monkeypatch: pytest.MonkeyPatch) -> Compared:
+    data = simulate("hawkes", 3)
+    model = Hawkes(data.marks)
+    model.initialise(data)
+    times = np.cumsum(np.random.default_rng(0).exponential(size=60))
+    events = Events(times, np.zeros(60, dtype=np.int64))
+    found = []
+    for follow in (ByExcitation(model).follow, None):
+        numbers = Numbers(*np.zeros((3, 1)), np.zeros(1, dtype=np.int64))
+        into = Scored.empty(60, 1)
+        if follow is None:
+            follow_by_steps(ByExcitation(model), numbers, events, into)
+        else:
+            assert HawkesSteps(model).compiled
+            follow(numbers, events, into)
+        found.append(Found([*into, *numbers], []))
+    return Compared(*found)
+
+
+def monitor(monkeypatch: pytest.MonkeyPatch) -> Compared:
+    rng = np.random.default_rng(7)
+    rows = rng.permutation(np.repeat(np.arange(4), 300))
+    gaps = rng.exponential(size=len(rows))
+    gaps[rows == 1] *= 0.4  # bursts
+    gaps[rows == 2] *= 2.5  # silences
+    times, found = np.arange(len(rows)) * 1.0, []
+    for plain in (False, True):
+        table = MonitorTable(0.01, 1.0)
+        table.grow(4)
+        observe = table.observe_one_by_one if plain else table.observe
+        alarms = observe(rows, gaps, times)
+        states = [np.asarray(number, float) for row in range(4) for number in state(table, row)]
+        sizes = [alarm.statistic for raised in alarms.values() for alarm in raised]
+        found.append(Found([np.array(sorted(alarms)), np.array(sizes), *states], []))
+        assert alarms
+    return Compared(*found)
+
+
+def state(table: MonitorTable, row: int) -> tuple[Any, ...]:
+    found = table[row]
+    assert found is not None
+    return (*found.numbers(), found.window)
+
+
+def attended(monkeypatch: pytest.MonkeyPatch) -> Compared:
+    random = torch.Generator().manual_seed(4)
+    B, N, K, D, M, Q = 3, 6, 2, 4, 3, 4
+    shapes = ((K, D), (K, D), (K, D, M), (K, D), (B, N, K))
+    given = [torch.rand(shape, generator=random) for shape in shapes]
+    gaps = torch.rand(B, N, generator=random)
+    lags = 3 * torch.rand(B, N + 1, Q, generator=random)
+    gaps[0, 0], lags[1, -1] = 200.0, 300.0  # faded to nothing
+    marks = torch.randint(M, (B, N), generator=random)
+    outside = torch.randn(B, N + 1, Q, K, M, generator=random)
+    kernel = kernels.ATTENTION.load()
+
+    def plain(*inputs: Any) -> Any:
+        frequency, decay, shift, weight, values = inputs
+        spectrum = Spectrum(frequency, decay, shift, weight, None)
+        every = torch.ones_like(marks, dtype=torch.bool)
+        driven = attention.drive(spectrum, marks, values[..., None], every)
+        states = attention.scan(spectrum.rate, gaps.double(), driven)
+        states = torch.cat([torch.zeros_like(driven[:, :1]), states], 1)
+        return attention.read(spectrum, states, lags.double())[..., 0]
+
+    def fast(*inputs: Any) -> Any:
+        *modes, values = inputs
+        there = [x.to(DEVICE) for x in (lags, gaps)]
+        return kernel(*modes, *there, values, marks.to(DEVICE))
+
+    return differentiated(fast, plain, given, outside)
+
+
+def differentiated(
+    fast: Callable[..., Any], plain: Callable[..., Any], given: list[Any], outside: Any
+) -> Compared:
+    """Both with gradients in ``given``: float32 on the device, and float64 on the CPU; complex
+    numbers likewise.
+    """
+    found = []
+    for function, device, double in ((fast, DEVICE, False), (plain, "cpu", True)):
+        inputs = [in_precision(x, double).to(device).requires_grad_() for x in given]
+        value = function(*inputs)
+        gradients = torch.autograd.grad(value, inputs, in_precision(outside, double).to(device))
+        found.append(Found([value.detach().cpu()], [g.cpu() for g in gradients]))
+    return Compared(*found)
+
+
+def in_precision(x: torch.Tensor, double: bool) -> torch.Tensor:
+    """A new tensor in single or double precision."""
+    kind = torch.complex128 if x.is_complex() else torch.float64
+    return x.clone().to(kind) if double else x.clone()
+
+
+def recursion(monkeypatch: pytest.MonkeyPatch) -> Compared:
+    random = torch.Generator().manual_seed(5)
+    shape = (2, 40, 7)
+    factor = torch.polar(
+        torch.rand(shape, generator=random), 6 * torch.rand(shape, generator=random)
+    )
+    driven = torch.randn(shape, generator=random, dtype=torch.complex64)
+    outside = torch.randn(shape, generator=random, dtype=torch.complex64)
+    if DEVICE == "cpu":  # the interpreter has no CUDA tensors for the choice to see
+        kernel = kernels.RECURRENCE.load()
+        monkeypatch.setattr(kernels.conditions, "_elsewhere", lambda tensor, device: None)
+        assert kernels.RECURRENCE.choose(factor, driven) is kernel
+
+    def plain(factor: Any, driven: Any) -> Any:
+        states = [driven[:, 0]]
+        for i in range(1, driven.shape[1]):
+            states.append(factor[:, i] * states[-1] + driven[:, i])
+        return torch.stack(states, 1)
+
+    compared = differentiated(recurrence.recur, plain, [factor, driven], outside)
+    exact = recurrence.running(factor.to(torch.complex128), driven.to(torch.complex128))
+    assert torch.allclose(exact, compared.plain.values[0])
+    return compared
+
+
+def deep_dapp_loss(monkeypatch: pytest.MonkeyPatch) -> Compared:
+    deep = import_module("test_deep_cuda")
+    monkeypatch.setattr(deep.deep_rows_cuda, "PRECISION", "ieee")
+    model, batch = deep._model(3).train(), deep._batch([5, 0, 3, 1], 3)
+    drawn = deep.draw(model, batch, 3, torch.Generator(DEVICE).manual_seed(1))
+    exact = deepcopy(model).double()
+    found = []
+    for one, function in ((model, deep.log_likelihoods), (exact, deep._plain)):
+        values = function(one, batch, drawn, gaps=False)
+        learned = [p for p in one.parameters() if p.requires_grad]
+        gradients = torch.autograd.grad(values.sum(), learned, allow_unused=True)
+        kept = [g.cpu() for g in gradients if g is not None]
+        found.append(Found([values.detach().cpu()], kept))
+    return Compared(*found)
+
+
+CASES: dict[str, Callable[[pytest.MonkeyPatch], Compared]] = {
+    "dapp_loss": dapp_loss,
+    "excitation": sums_over_events,
+    "hawkes_stream": hawkes_stream,
+    "monitor": monitor,
+    "attention": attended,
+    "recurrence": recursion,
+    "deep_dapp_loss": deep_dapp_loss,
+}
+
+
+@pytest.mark.parametrize("name", kernels.TABLE)
+@pytest.mark.filterwarnings("ignore:invalid value encountered in add")
+def test_a_kernel_agrees_with_its_plain_counterpart(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernel = kernels.TABLE[name]
+    if not kernels.installed(kernel.compiler):
+        pytest.skip(f"{kernel.compiler} is not installed")
+    without_device = DEVICE == "cpu" and os.environ.get("TRITON_INTERPRET") != "1"
+    if kernel.compiler == "triton" and without_device:
+        pytest.skip("no CUDA device, and TRITON_INTERPRET=1 was not set before the start")
+    found, plain = CASES[name](monkeypatch)
+    assert apart(found.values, plain.values) <= kernel.values
+    if kernel.gradients is None:
+        assert not found.gradients
+    else:
+        assert found.gradients
+        assert apart(found.gradients, plain.gradients) <= kernel.gradients
+
+
+def apart(found: list[Any], plain: list[Any]) -> float:
+    """The largest difference, relative to the largest number of each array."""
+    worst = 0.0
+    for one, other in zip(found, plain, strict=True):
+        a, b = np.asarray(one), np.asarray(other)
+        assert a.shape == b.shape and np.isfinite(b).all()
+        if b.size:
+            worst = max(worst, float(np.abs(a - b).max() / max(np.abs(b).max(), 1e-30)))
+    return worst
+
+
+@pytest.mark.parametrize("name", kernels.TABLE)
+def test_the_table_is_complete(name: str) -> None:
+    kernel = kernels.TABLE[name]
+    assert name in CASES
+    package, _, rest = kernel.plain.removeprefix("fourpoint.").partition(".")
+    module_name, _, attribute = rest.partition(".")
+    found: Any = import_module(f"fourpoint.{package}.{module_name}")
+    for part in attribute.split("."):
+        found = getattr(found, part)
+    assert callable(found)
+    script = kernel.benchmark.partition(",")[0]
+    assert script.startswith("benchmarks/") and script.endswith(".py")
+    assert kernel.factor >= 1.5, "a kernel that gains less than half is not worth its code"
+
+
+def test_without_a_compiler_the_plain_function_runs_and_the_program_says_so_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(kernels, "installed", lambda compiler: False)
+    monkeypatch.setattr(conditions, "DAPP_WORK", 0)
+    kernels.report_missing.cache_clear()
+    model, batch = DAPP(1).train(), sequences(1).batch()
+    try:
+        with pytest.warns(kernels.MissingCompiler, match="pip install numba"):
+            assert gradients_of(model, batch) is None
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert gradients_of(model, batch) is None
+    finally:
+        kernels.report_missing.cache_clear()
+
+
+def gradients_of(model: DAPP, batch: Batch) -> Any:
+    return model.gradients(batch, 2, torch.Generator().manual_seed(0), "window", 1.0)
+
+
+def test_a_reason_is_given_if_a_kernel_does_not_apply() -> None:
+    weight, times = torch.zeros(3), torch.zeros(2, 5, dtype=torch.float64)
+    settings: dict[str, Any] = dict(
+        modes=8, nodes=2, marks=1, training=True, scanned=True, normalise="none", values="mark"
+    )
+    reasons = [
+        kernels.DAPP_LOSS.supports(weight, times, **settings | change)
+        for change in (
+            dict(training=False),
+            dict(scanned=False),
+            dict(normalise="softmax"),
+            dict(values="affine"),
+            dict(marks=99),
+            dict(),
+        )
+    ]
+    reasons.append(kernels.DAPP_LOSS.supports(weight.double(), times, **settings))
+    reasons.append(kernels.RECURRENCE.supports(weight, weight))
+    assert all(reasons) and len(set(reasons)) == len(reasons)
+    assert kernels.DAPP_LOSS.supports(weight, times, **settings | dict(modes=2**20)) is None
+    assert kernels.EXCITATION.supports(1) is not None
+    assert kernels.EXCITATION.supports(2**20) is None
