@@ -46,7 +46,7 @@ from fourpoint.models import base
 from fourpoint.models.narrow import NarrowPeaks
 from fourpoint.models.neural_start import time_scale_of
 from fourpoint.models.poisson import mean_rates
-from fourpoint.ops.periodogram import coarse_clock
+from fourpoint.ops.periodogram import coarse_resolution
 
 BATCH, NODES, DECAY, CLIP, AVERAGE, WARMUP = 64, 8, 1e-2, 1.0, 0.995, 100
 VALIDATIONS, VALIDATION_EVENTS = 30, 20_000
@@ -121,7 +121,7 @@ class Peer(NarrowPeaks[PeerHistory]):
         self.register_buffer("log_first", rates.log().float())
         gaps = data.gaps[data.gaps > 0]
         self.register_buffer("narrow", torch.zeros((), dtype=torch.bool))
-        self.register_buffer("tick", torch.tensor(coarse_clock(gaps), dtype=torch.float64))
+        self.register_buffer("tick", torch.tensor(coarse_resolution(gaps), dtype=torch.float64))
         self._spread = float(self.tick) if spread else 0.0
         self._extent = (
             float(np.quantile(gaps, 0.02)),

@@ -22,7 +22,7 @@ Scores, all given events before and in the data's unit of time:
                      narrow peaks; where it does not converge so far, to 1e-2, and where not even
                      to that, 256 nodes and the change from 128; on a GPU 1,024 and 512)
     per tick         where many gaps are a few multiples of the timestamp resolution:
-                     `fp.tick_score`, the log-probability of the recorded timestamp and the mark,
+                     `fp.resolution_score`, the log-probability of the recorded timestamp and the mark,
                      of sequences drawn at random with 20,000 events
     KS               distance of 1 - exp(-integral over the gap) from uniform, all gaps of all
                      sequences: calibration
@@ -289,18 +289,18 @@ def _by_ticks(model: Any, data: Any) -> Row:
     """Where many gaps are a few ticks of a clock, the log-probability of the ticks, which narrow
     peaks cannot raise.
     """
-    from fourpoint.inference.ticks import tick_score
-    from fourpoint.ops.periodogram import coarse_clock
+    from fourpoint.inference.resolution import resolution_score
+    from fourpoint.ops.periodogram import coarse_resolution
     from fourpoint.ops.quadrature import Unconverged
 
-    tick, data = coarse_clock(data.gaps[data.gaps > 0]), data.some(TICKED, 0)
+    tick, data = coarse_resolution(data.gaps[data.gaps > 0]), data.some(TICKED, 0)
     if not tick:
         return {}
     for tolerance in TICK_TOLERANCES:
         try:
             return dict(
                 tick=tick,
-                tick_score=tick_score(model, data, tick, tolerance=tolerance),
+                resolution_score=resolution_score(model, data, tick, tolerance=tolerance),
                 tick_tolerance=tolerance,
             )
         except Unconverged as error:
@@ -503,7 +503,7 @@ def _said(row: Row) -> str:
     cell = f"{row['set']} {row['model']} seed {row['seed']}:"
     if why := row.get("failed") or row.get("missing"):
         return f"{cell} {'FAILED' if 'failed' in row else 'missing'} ({why})"
-    ticks = f" ({row['tick_score']:.4f} per tick)" if "tick_score" in row else ""
+    ticks = f" ({row['resolution_score']:.4f} per tick)" if "resolution_score" in row else ""
     return (
         f"{cell} {row['score']:.4f} nats per event{ticks}, dev {row['best_dev']:.4f}, KS "
         f"{row['ks']:.4f}, {row['steps']} steps, "
@@ -524,7 +524,7 @@ def _line(model: str, rows: list[Row]) -> str:
         f"{max(r['integral_error'] for r in good):.1g}",
         *(
             _with_interval([r.get(name) for r in good], 4)
-            for name in ("tick_score", "rmse", "accuracy", "ks")
+            for name in ("resolution_score", "rmse", "accuracy", "ks")
         ),
         f"{good[0]['parameters']:,}",
         f"{_mean(r['events_per_second'] or math.nan for r in good):,.0f}",

@@ -14,7 +14,7 @@ import pytest
 from counted import counted
 from hypothesis import given, settings, strategies as st
 
-from fourpoint.data.clocks import Clock, read_clock, tick_of, unit_for, unit_named
+from fourpoint.data.clocks import Clock, read_clock, resolution_of, unit_for, unit_named
 from fourpoint.data.readers import read, read_with_notes
 from fourpoint.events import EventDataError, UserError
 
@@ -440,15 +440,19 @@ def test_windows_in_columns_may_be_stamps() -> None:
 
 def test_moments() -> None:
     berlin = Clock(np.zeros(0, np.int64), 1000, "Europe/Berlin")
-    assert tick_of("2024-05-01", berlin) == 1714514400_000 == tick_of(dt.date(2024, 5, 1), berlin)
     assert (
-        tick_of(dt.datetime(2024, 5, 1, tzinfo=UTC), berlin)
+        resolution_of("2024-05-01", berlin)
+        == 1714514400_000
+        == resolution_of(dt.date(2024, 5, 1), berlin)
+    )
+    assert (
+        resolution_of(dt.datetime(2024, 5, 1, tzinfo=UTC), berlin)
         == 1714521600_000
-        == tick_of("2024-05-01T00:00Z", berlin)
+        == resolution_of("2024-05-01T00:00Z", berlin)
     )
     for odd in ("soon", 7, [1], None):
         with pytest.raises(UserError):
-            tick_of(odd, berlin)
+            resolution_of(odd, berlin)
 
 
 def test_stamps_are_read_without_a_loop() -> None:

@@ -18,7 +18,7 @@ from fourpoint.inference.sampling import sample
 from fourpoint.models import DeepDAPP
 from fourpoint.models.deep_layer import features
 from fourpoint.models.narrow import NarrowPeaks
-from fourpoint.ops.periodogram import clock, peaks
+from fourpoint.ops.periodogram import peaks, timestamp_resolution
 from fourpoint.ops.recurrence import pairwise, recur
 from fourpoint.training.fitting import fit
 
@@ -244,7 +244,7 @@ def test_peaks_stay_below_half_the_clock() -> None:
     times = np.concatenate(
         [np.sort(random.choice(4000, 60, replace=False)) / 1000 for _ in range(50)]
     )
-    assert clock(np.array([0.002, 0.003, 0.001])) == 0.001
+    assert timestamp_resolution(np.array([0.002, 0.003, 0.001])) == 0.001
     assert not len(
         peaks(times, np.arange(0, 3001, 60))
     )  # the clock of .001 is no rhythm of the events

@@ -115,7 +115,7 @@ def checked(model: Any, events: fp.Sequence) -> None:
 
 def ticked(model: Any, events: fp.Sequence) -> None:
     data = fp.Dataset.from_sequences([events, events])
-    assert finite(fp.tick_score(model, data, tick=0.5))
+    assert finite(fp.resolution_score(model, data, resolution=0.5))
 
 
 def predicted(model: Any, events: fp.Sequence) -> None:

@@ -102,7 +102,7 @@ def test_marks_of_a_model_and_of_data_are_compared_by_number_name_and_box() -> N
     "use",
     [
         fp.evaluate,
-        fp.tick_score,
+        fp.resolution_score,
         fp.fit,
         fp.goodness_of_fit,
         fp.prediction_scores,

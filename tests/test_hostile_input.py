@@ -25,7 +25,7 @@ from fourpoint.events import EventDataError, UserError
 from fourpoint.inference.likelihood import check_memory
 from fourpoint.memory import set_memory_limit
 from fourpoint.models import MODELS
-from fourpoint.ops.periodogram import coarse_clock
+from fourpoint.ops.periodogram import coarse_resolution
 
 
 def refused(*words: object) -> str:
@@ -241,7 +241,7 @@ def test_a_box_that_models_cannot_hold_is_refused() -> None:
 
 
 def test_gaps_below_the_rounding_of_times_are_no_decay_and_no_clock() -> None:
-    assert coarse_clock(np.array([5e-324, 1.0, 2.0])) == 0.0
+    assert coarse_resolution(np.array([5e-324, 1.0, 2.0])) == 0.0
     rng = np.random.default_rng(0)
     days = [np.sort(np.r_[0.0, 5e-324, 1e-310, 1e-30, rng.uniform(0, 10, 8)]) for _ in range(4)]
     data = fp.Dataset.from_sequences(

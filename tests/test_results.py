@@ -60,13 +60,13 @@ def test_more_sequences_than_one_are_refused_with_their_ids(call: Any) -> None:
 def test_a_sequence_is_taken_where_a_data_set_is() -> None:
     assert fp.evaluate(HAWKES, EVENTS).to_dict() == fp.evaluate(HAWKES, ONE).to_dict()
     assert str(fp.goodness_of_fit(HAWKES, EVENTS)) == str(fp.goodness_of_fit(HAWKES, ONE))
-    assert fp.tick_score(HAWKES, EVENTS, 0.5) == fp.tick_score(HAWKES, ONE, 0.5)
+    assert fp.resolution_score(HAWKES, EVENTS, 0.5) == fp.resolution_score(HAWKES, ONE, 0.5)
     small = dict(events=2, horizon=0.5, origins=1, paths=2)
     assert (
         fp.prediction_scores(HAWKES, EVENTS, **small).to_dict()
         == fp.prediction_scores(HAWKES, ONE, **small).to_dict()
     )
-    for call in (fp.evaluate, fp.goodness_of_fit, fp.tick_score, fp.prediction_scores):
+    for call in (fp.evaluate, fp.goodness_of_fit, fp.resolution_score, fp.prediction_scores):
         with pytest.raises(fp.UserError, match="expected a data set or a sequence; received list"):
             call(HAWKES, [1.0, 2.0])
 

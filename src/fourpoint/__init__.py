@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     from fourpoint.inference.likelihood import log_likelihood
     from fourpoint.inference.maps import expected_map, intensity_map, plot_map
     from fourpoint.inference.predictions import prediction_scores
+    from fourpoint.inference.resolution import resolution_score
     from fourpoint.inference.sampling import sample, sample_paths
-    from fourpoint.inference.ticks import tick_score
     from fourpoint.models import (
         DAPP,
         MODELS,
@@ -105,7 +105,7 @@ __all__ = [
     "sample_paths",
     "save",
     "simulate",
-    "tick_score",
+    "resolution_score",
     "write",
 ]
 
@@ -146,7 +146,7 @@ _HOME = {
     "explain": "inference.explaining",
     "goodness_of_fit": "inference.goodness",
     "prediction_scores": "inference.predictions",
-    "tick_score": "inference.ticks",
+    **dict.fromkeys(("resolution_score", "tick_score"), "inference.resolution"),
     **dict.fromkeys(("evaluate", "intensity"), "inference.evaluation"),
     **dict.fromkeys(("restore", "save"), "storage.checkpoints"),
 }

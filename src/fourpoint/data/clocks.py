@@ -186,11 +186,11 @@ def _check_range(ticks: NDArray[np.int64], rate: int, fault: Fault) -> None:
         )
 
 
-def tick_of(stamp: object, clock: Clock) -> int:
+def resolution_of(stamp: object, clock: Clock) -> int:
     """A moment that a user wrote, as a tick of ``clock``: text, a date or a datetime; without a
     zone it is local.
 
-    >>> tick_of("2024-05-01", Clock(np.zeros(0, np.int64), 1, "UTC"))
+    >>> resolution_of("2024-05-01", Clock(np.zeros(0, np.int64), 1, "UTC"))
     1714521600
     """
 

@@ -38,7 +38,7 @@ from fourpoint.data.facts import facts, table_of
 from fourpoint.data.readers import GUESS, Asked, Reading, read_with_notes
 from fourpoint.data.roles import NONE
 from fourpoint.events import Dataset
-from fourpoint.ops.periodogram import COARSE, clock as tick_of_gaps, coarse_clock
+from fourpoint.ops.periodogram import COARSE, coarse_resolution, timestamp_resolution
 from fourpoint.sanitising import console_text, plot_name
 
 if TYPE_CHECKING:
@@ -376,7 +376,7 @@ def resolution(data: Dataset, clock: Clock | None) -> float:
     """What all times are multiples of, up to their origin; in seconds for stamps; 0 if nothing."""
     if clock is None:
         gaps = data.gaps[data.gaps > 0]
-        return tick_of_gaps(gaps) if len(gaps) else 0.0
+        return timestamp_resolution(gaps) if len(gaps) else 0.0
     steps = np.diff(np.unique(clock.ticks))
     return float(np.gcd.reduce(steps)) / clock.rate if len(steps) else 0.0
 
@@ -392,7 +392,7 @@ def resolution_in_words(data: Dataset, clock: Clock | None) -> str:
         return "none found"
     words = f"{found:.4g} {data.unit}".rstrip() if clock is None else _seconds(found)
     gaps = data.gaps[data.gaps > 0]
-    if not coarse_clock(gaps):
+    if not coarse_resolution(gaps):
         return words
     return f"{words}; a quarter of all gaps is at most {COARSE} times that: fit dequantises times"
 

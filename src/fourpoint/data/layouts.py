@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fourpoint.data.calendar_windows import UNIT, calendar_windows
-from fourpoint.data.clocks import SECONDS, Clock, read_clock, tick_of, unit_for
+from fourpoint.data.clocks import SECONDS, Clock, read_clock, resolution_of, unit_for
 from fourpoint.data.columns import Columns
 from fourpoint.data.grouping import Group, Numbered, group
 from fourpoint.data.roles import Roles
@@ -243,7 +243,7 @@ def _period(
         raise UserError(
             "a window of two times", f"{window}", "Pass window=('2024-01-01', '2025-01-01'), say."
         )
-    start, stop = (tick_of(edge, clock) for edge in window)
+    start, stop = (resolution_of(edge, clock) for edge in window)
     if start >= stop:
         raise UserError(
             "a window whose start is before its stop",

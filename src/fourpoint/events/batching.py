@@ -98,21 +98,6 @@ class Batch:
         """The events that are known at the times ``at`` (B,), observed until then."""
         return replace(self, valid=self.valid & known_at(self.times, at[:, None]), stop=at)
 
-    def dequantise(self, resolution: float, random: torch.Generator) -> Batch:
-        """Times dequantised by uniform noise of the timestamp resolution r.
-
-        Each time is drawn from [t - r/2, t + r/2] within the window; the order of marks stays.
-        """
-        import torch
-
-        draw = torch.rand(
-            self.times.shape, generator=random, dtype=self.times.dtype, device=random.device
-        ).to(self.times)
-        low = (self.times - resolution / 2).clamp(min=self.start[:, None])
-        high = (self.times + resolution / 2).clamp(max=self.stop[:, None])
-        moved = torch.where(self.valid, low + (high - low) * draw, self.times).sort(1).values
-        return Batch(moved, self.marks, self.valid, self.start, self.stop, self.places)
-
     def to(self, device: str | torch.device) -> Batch:
         """The same batch on another device."""
         if self.times.device == device:

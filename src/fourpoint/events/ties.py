@@ -48,19 +48,6 @@ def apply_ties(data: Dataset, policy: Ties, seed: int) -> Dataset:
     return replace(data, times=_spread(data, tie, seed))
 
 
-def dequantise_uniformly(data: Dataset, resolution: float, seed: int) -> Dataset:
-    """Times dequantised by uniform noise of the timestamp resolution r.
-
-    Each time is drawn from [t - r/2, t + r/2] within the window; the order of marks stays.
-    `Batch.dequantise` does the same with a batch, anew in every step.
-    """
-    row = np.repeat(np.arange(len(data)), data.lengths)
-    low = np.maximum(data.times - resolution / 2, data.starts[row])
-    high = np.minimum(data.times + resolution / 2, data.stops[row])
-    moved = low + (high - low) * np.random.default_rng(seed).random(data.events)
-    return replace(data, times=moved[np.lexsort((moved, row))])
-
-
 def _spread(data: Dataset, tie: NDArray[np.bool_], seed: int) -> NDArray[np.float64]:
     """Times with each run of equals spread, in order, over the time up to the next distinct
     event.

@@ -46,7 +46,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fourpoint.events import Batch, Dataset
-from fourpoint.events.ties import dequantise_uniformly
+from fourpoint.events.dequantise import dequantised
 from fourpoint.inference.evaluation import device_of
 from fourpoint.inference.likelihood import blocks_of
 from fourpoint.inference.sampling import eval_mode, remember, select_rows
@@ -158,7 +158,7 @@ def dequantise(
     True
     """
     model = copy.deepcopy(model).to("cpu")  # rows are few and steps are many
-    uniform = dequantise_uniformly(data, resolution, seed)
+    uniform = dequantised(data, resolution, seed)
     random = torch.Generator().manual_seed(seed)
     times = uniform.times.copy()
     ticks = _Ticks.of(data, resolution)

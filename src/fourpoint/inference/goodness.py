@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fourpoint.events import Batch, Dataset, Sequence, all_sequences, check_marks
-from fourpoint.events.ties import dequantise_uniformly
+from fourpoint.events.dequantise import dequantised
 from fourpoint.inference.dequantising import (
     change_within_ticks,
     dequantise,
@@ -37,7 +37,7 @@ from fourpoint.inference.likelihood import blocks_of, closed_form_error
 from fourpoint.inference.sampling import eval_mode
 from fourpoint.models.base import History, PointProcess, pieces
 from fourpoint.ops import rescaling
-from fourpoint.ops.periodogram import coarse_clock
+from fourpoint.ops.periodogram import coarse_resolution
 from fourpoint.ops.quadrature import integrate_each
 from fourpoint.ops.rescaling import Verdict
 from fourpoint.report.printing import Printed, bar, text_table
@@ -174,10 +174,10 @@ def _dequantised(model: PointProcess, data: Dataset, seed: int) -> tuple[Dataset
     """The data to test, the timestamp resolution (0: times are exact), how they were dequantised,
     and why that is not enough.
     """
-    tick = coarse_clock(data.gaps[data.gaps > 0])
+    tick = coarse_resolution(data.gaps[data.gaps > 0])
     if not tick:
         return data, 0.0, "", ""
-    uniform = dequantise_uniformly(data, tick, seed)
+    uniform = dequantised(data, tick, seed)
     if change_within_ticks(model, uniform, tick) < UNCHANGED:
         return uniform, tick, "uniform", ""
     against = reason_against(model)

@@ -29,6 +29,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from fourpoint.events import Batch, UserError
+from fourpoint.events.dequantise import dequantised_gaps
 from fourpoint.memory import require_memory
 from fourpoint.models.base import History, PointProcess, pieces
 from fourpoint.ops.quadrature import (
@@ -138,9 +139,9 @@ def sampled_log_likelihood(
     convention: Convention = "window",
 ) -> Float[Tensor, " B"]:
     """An unbiased estimate of each sequence's log-likelihood, with gradient: ``nodes`` stratified
-    draws in every gap, closer together soon after an event where the model says ``early``; exact
-    for models with a closed form. Events are moved about inside their ticks where the model is
-    ``spreading``.
+    draws in every gap, closer together soon after an event for models with ``early_nodes``; exact
+    for models with a closed form. The ends of gaps are dequantised where the model has a
+    ``gap_resolution``.
     """
     check_places(model, batch)
     check_memory(model, batch.edges.numel(), nodes)
@@ -151,7 +152,10 @@ def sampled_log_likelihood(
     carried, span = None, _span(batch, convention)
     blocks = list(blocks_of(model, batch))
     for block, offset in blocks:
-        left, right = block.edges[:, :-1], _spread(model, block, random)
+        left, right = block.edges[:, :-1], block.edges[:, 1:]
+        resolution = model.gap_resolution()
+        if resolution:
+            right = dequantised_gaps(block, resolution, random)
         if model.early_nodes:
             times, weights = early(left, right, uniform(right, nodes, random))
         else:
@@ -208,22 +212,6 @@ def quick_gap_terms(
     # real one.
     parts[:-1] = [part[:, :-1] for part in parts[:-1]]
     return torch.cat(parts, 1)
-
-
-def _spread(model: PointProcess, block: Batch, random: torch.Generator) -> Float[Tensor, "B G"]:
-    """Where gaps end: at the events; somewhere inside their ticks, but not before the event before,
-    where a model is ``spreading``.
-    """
-    left, right = block.edges[:, :-1], block.edges[:, 1:]
-    tick = model.gap_resolution()
-    if not tick:
-        return right
-    shift = tick * (
-        torch.rand(right.shape, generator=random, dtype=right.dtype, device=random.device).to(right)
-        - 0.5
-    )
-    is_event = torch.arange(right.shape[1], device=right.device) < block.lengths[:, None]
-    return torch.where(is_event, left + (right - left + shift).abs(), right)
 
 
 def _span(batch: Batch, convention: Convention) -> tuple[Tensor, Tensor] | None:

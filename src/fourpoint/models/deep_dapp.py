@@ -16,8 +16,8 @@ that integrals never touch the M marks: thousands of them cost no more than one 
 integral. Everything is linear in
 the number of events, and a stream needs the last position alone.
 
-While training, activations, marks and whole events are silenced at random, and where times are a
-few ticks of a clock apart events are moved about inside their ticks. Time is counted in mean gaps.
+In training, activations, marks and whole events are dropped at random, and events are dequantised
+where gaps are few multiples of the timestamp resolution. Time is counted in mean gaps.
 Rates are not bounded between events, so samples come from inverting the integral.
 Sources: Zhu et al. (DAPP; the kernel), Chang et al., "Deep continuous-time state-space models for
 marked event sequences" (NeurIPS
@@ -54,7 +54,7 @@ from fourpoint.models.narrow import NarrowPeaks
 from fourpoint.models.neural_start import time_scale_of
 from fourpoint.models.poisson import mean_rates
 from fourpoint.models.rate import log_softplus
-from fourpoint.ops.periodogram import coarse_clock, peaks
+from fourpoint.ops.periodogram import coarse_resolution, peaks
 
 TIMES = 6  # times s_k that gaps are compared with
 TURNS = 4  # of the fastest rhythm in one piece of an integral
@@ -101,7 +101,7 @@ class DeepDAPP(NarrowPeaks[DeepHistory]):
     dequantises_gaps = True
     early_nodes = True  # nodes lie closer together soon after events
     rounded_products = True  # while training on a CUDA device
-    # events inside their ticks while training, with the past as it stands; `fit` may say no
+    # the ends of gaps in training, with the past as it is; `fit` may switch it off
     dequantise = True
     recipe: ClassVar[dict[str, Any]] = dict(
         steps=1200,
@@ -230,7 +230,7 @@ class DeepDAPP(NarrowPeaks[DeepHistory]):
                 "rhythms in the data, with modes of their own: "
                 f"{', '.join(f'{2 * np.pi / w:.4g}' for w in rhythms)} {unit}"
             )
-        self.tick.fill_(coarse_clock(gaps))
+        self.tick.fill_(coarse_resolution(gaps))
         return said
 
     def redraw(self, random: torch.Generator) -> None:
@@ -241,8 +241,8 @@ class DeepDAPP(NarrowPeaks[DeepHistory]):
         self._draw = self._draw if self._random else int(torch.randint(2**62, (), generator=random))
 
     def gap_resolution(self) -> float:
-        """The tick inside which events are moved about in this pass, in the user's unit; 0 for
-        none. Read off the device once.
+        """The timestamp resolution within which the ends of gaps are dequantised in this pass, in
+        the user's unit; 0 for none.
         """
         if not (self.training and self.dequantise):
             return 0.0

@@ -74,7 +74,7 @@ def peaks(
     gaps = gaps[gaps > 0]
     if not len(gaps):
         return np.zeros(0)
-    tick = clock(gaps)
+    tick = timestamp_resolution(gaps)
     found = [_in_stretches(stretches, float(np.median(gaps)), tick, most, least)]
     usual = float(np.median([s[-1] - s[0] for s in stretches]))
     for length in _levels(times, offsets, usual):
@@ -149,12 +149,12 @@ def _strongest(found: Peaks, most: int) -> NDArray[np.float64]:
     return np.array(kept[:most])
 
 
-def clock(gaps: NDArray[np.float64]) -> float:
-    """The tick that all of these positive gaps are multiples of, or 0 where there is none.
+def timestamp_resolution(gaps: NDArray[np.float64]) -> float:
+    """The resolution that all of these positive gaps are multiples of, or 0 if there is none.
 
-    >>> clock(np.array([0.003, 0.001, 0.014]))
+    >>> timestamp_resolution(np.array([0.003, 0.001, 0.014]))
     0.001
-    >>> clock(np.array([0.2871, 0.1001, 0.5737001]))
+    >>> timestamp_resolution(np.array([0.2871, 0.1001, 0.5737001]))
     0.0
     """
     smallest = float(gaps.min())
@@ -167,14 +167,17 @@ def clock(gaps: NDArray[np.float64]) -> float:
     return 0.0
 
 
-def coarse_clock(gaps: NDArray[np.float64]) -> float:
-    """The tick of these positive gaps where a quarter of them is at most COARSE ticks long, so that
-    a rate can aim at ticks; 0 otherwise.
+def coarse_resolution(gaps: NDArray[np.float64]) -> float:
+    """The resolution of these positive gaps if a quarter of them is at most COARSE times as long, so
+    that a rate can overfit it; 0 otherwise.
 
-    >>> coarse_clock(np.array([3.0, 1.0, 14.0])), coarse_clock(np.array([1.0, 50.0, 70.0, 90.0]))
+    >>> (
+    ...     coarse_resolution(np.array([3.0, 1.0, 14.0])),
+    ...     coarse_resolution(np.array([1.0, 50.0, 70.0, 90.0])),
+    ... )
     (1.0, 0.0)
     """
-    tick = clock(gaps) if len(gaps) else 0.0
+    tick = timestamp_resolution(gaps) if len(gaps) else 0.0
     return tick if tick and np.quantile(gaps, 0.25) <= COARSE * tick else 0.0
 
 

@@ -26,6 +26,7 @@ from torch import Tensor, nn
 
 from fourpoint.events import Dataset
 from fourpoint.events.batching import Batch
+from fourpoint.events.dequantise import dequantised_batch
 from fourpoint.inference.likelihood import BLOCK, Convention
 from fourpoint.training.run import Recipe, Run, TrainingError
 from fourpoint.training.steps import Steps
@@ -208,7 +209,9 @@ class CapturedSteps(Steps):
 
     def _batch(self, rows: Tensor, room: int) -> Batch:
         found = self.data.batch(rows, room)
-        return found.dequantise(self.run.tick, self.random) if self.run.tick else found
+        if not self.run.resolution:
+            return found
+        return dequantised_batch(found, self.run.resolution, self.random)
 
     def _too_large(self, shape: Shape, error: Exception) -> TrainingError:
         return TrainingError(

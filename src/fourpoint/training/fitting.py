@@ -31,6 +31,7 @@ from __future__ import annotations
 import ctypes
 import math
 import time
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -41,12 +42,12 @@ import numpy as np
 import torch
 
 from fourpoint.events import Dataset, check_marks
-from fourpoint.events.ties import dequantise_uniformly
+from fourpoint.events.dequantise import dequantised
 from fourpoint.events.windows import cut_long, repeated_windows
 from fourpoint.inference.likelihood import BLOCK, CONVENTIONS, Convention, check_memory
 from fourpoint.kernels.compiling import threads_for_loops
 from fourpoint.models.base import PointProcess
-from fourpoint.ops.periodogram import COARSE, coarse_clock
+from fourpoint.ops.periodogram import COARSE, coarse_resolution
 from fourpoint.report.printing import progress_bar
 from fourpoint.storage.trained_on import TrainedOn
 from fourpoint.training.closed_forms import fit_closed_forms
@@ -79,7 +80,7 @@ RECIPE: dict[str, Any] = dict(
     mixed=False,
     epochs=5.0,
     average=0.0,
-    spread=True,
+    dequantise=True,
 )
 
 
@@ -101,6 +102,7 @@ def fit(
     mixed: bool | None = None,
     epochs: float | None = None,
     average: float | None = None,
+    dequantise: bool | None = None,
     spread: bool | None = None,
     baselines: bool = True,
     device: str = "cpu",
@@ -130,8 +132,9 @@ def fit(
             a time budget has as many at least), patience (validations without a better one).
         average: weight of the past in the running mean of the weights, 0.995 say; 0 keeps the
             weights themselves.
-        spread: whether events are moved about inside their ticks in every step, where times are a
-            few ticks of a clock apart, whole minutes say; else a rate learns to aim at ticks.
+        dequantise: whether events are dequantised in every step: placed anywhere within the
+            resolution of their timestamps, where gaps are few multiples of it (whole minutes, say).
+            If they are not, a rate overfits the resolution. ``spread`` is the former name.
         device: "cpu", "cuda", "mps", or "auto", the first of cuda, mps and cpu that is there. The
             fitted model is back on the CPU.
         mixed: sequences of all lengths in a batch, rather than of like length, which saves padding.
@@ -171,9 +174,16 @@ def fit(
         mixed=mixed,
         epochs=epochs,
         average=average,
-        spread=spread,
+        dequantise=dequantise,
     )
     began = time.monotonic()
+    if spread is not None:
+        warnings.warn(
+            "spread is now called dequantise; the old name will be removed",
+            DeprecationWarning,
+            stacklevel=3,
+        )
+        given["dequantise"] = spread
     place = _device(device)
     chosen = {
         **RECIPE,
@@ -223,8 +233,8 @@ def fit(
     one_thread = place.type == "cpu" and model.one_thread
     with threads_for_loops(one_thread), _bar(progress) as bar:
         bar.say("preparing")
-        said = _look_at_clock(run, recipe)
-        shown = dequantise_uniformly(train, run.tick, seed) if run.tick else train
+        said = _timestamp_resolution(run, recipe)
+        shown = dequantised(train, run.resolution, seed) if run.resolution else train
         run.fit.notes += model.initialise(shown) + said
         if model.fits_in_closed_form:
             return run.maximise(shown)
@@ -377,36 +387,27 @@ def _in_full(recipe: Recipe, train: Dataset, seed: int) -> Recipe:
     )
 
 
-def _look_at_clock(run: Run, recipe: Recipe) -> list[str]:
-    """Find the tick inside which events are moved about, by the run or by a model that does so
-    itself; say so where there is one.
+def _timestamp_resolution(run: Run, recipe: Recipe) -> list[str]:
+    """Find the resolution within which events are dequantised, by the run or by a model that does
+    so itself; a note if there is one.
     """
     train, unit = run.train, run.train.unit or "time units"
-    tick = coarse_clock(train.gaps[train.gaps > 0])
+    resolution = coarse_resolution(train.gaps[train.gaps > 0])
     if run.model.dequantises_gaps:
-        run.model.dequantise = recipe.spread
-    elif recipe.spread:
-        run.tick = tick
-    if not tick:
+        run.model.dequantise = recipe.dequantise
+    elif recipe.dequantise:
+        run.resolution = resolution
+    if not resolution:
         return []
-    coarse = (
-        f"times are multiples of {tick:.4g} {unit}, and a quarter of all gaps is at most "
-        f"{COARSE} of these ticks: "
+    found = (
+        f"timestamps have a resolution of {resolution:.4g} {unit}, and a quarter of all gaps is at "
+        f"most {COARSE} times that: "
     )
-    if recipe.spread:
-        return [
-            coarse
-            + (
-                "events are moved about inside their ticks while training; compare models by "
-                "tick_score"
-            )
-        ]
+    if recipe.dequantise:
+        return [found + "events are dequantised in training; compare models by resolution_score"]
     return [
-        coarse
-        + (
-            "a rate can aim at ticks, so that likelihoods grow without end; compare models by "
-            "tick_score, or leave spread=True"
-        )
+        found + "a rate can overfit the resolution, and the density is unbounded; compare models "
+        "by resolution_score, or leave dequantise=True"
     ]
 
 

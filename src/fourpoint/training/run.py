@@ -120,7 +120,7 @@ class Recipe(NamedTuple):
     mixed: bool
     epochs: float
     average: float
-    spread: bool
+    dequantise: bool
 
 
 class Run:
@@ -160,7 +160,7 @@ class Run:
         self.average, self.mean = recipe.average, list[torch.Tensor]()
         self.per_epoch = len(self.train.batches(self.batch_size, seed=0, mixed=self.mixed))
         self.mean_events = max(1.0, self.train.events / max(1, len(self.train)))
-        self.tick = 0.0  # inside which events are moved about
+        self.resolution = 0.0  # of the timestamps that are dequantised; 0 for none
         self.time_left: Callable[[], bool] = lambda: (
             True
         )  # of a time budget, for what follows the last step

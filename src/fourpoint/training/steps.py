@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from fourpoint.events.batching import Batch
+from fourpoint.events.dequantise import dequantised_batch
 from fourpoint.inference.likelihood import Convention, sampled_log_likelihood
 from fourpoint.kernels.compiling import threads_for_loops
 from fourpoint.training.adamw import take_step
@@ -49,10 +50,9 @@ class Steps:
     def _take(self, step: int) -> None:
         rows = self.run.rows(step)
         batch = self.run.train.batch(rows).to(self.weights[0].device)
-        if self.run.tick:
-            batch = batch.dequantise(
-                self.run.tick, self.seeded(torch.Generator(), step + ELSEWHERE)
-            )
+        if self.run.resolution:
+            elsewhere = self.seeded(torch.Generator(), step + ELSEWHERE)
+            batch = dequantised_batch(batch, self.run.resolution, elsewhere)
         events = self.run.mean_events * len(rows)
         found = self._in_loops(batch, self.seeded(torch.Generator(), step), events)
         self.looping = found is not None

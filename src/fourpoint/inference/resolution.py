@@ -1,18 +1,19 @@
-r"""How likely a model finds the very ticks of a clock at which events were seen: a likelihood that
-narrow peaks cannot raise.
+r"""The probability of the timestamps themselves: a score that narrow peaks of a rate cannot raise.
 
-Times that are whole seconds, say, have no density. A model of one can put ever narrower peaks at
-ticks, and its likelihood grows without end, whatever it knows about the events. What has a
-probability is the tick: with S the probability of no event since the last one,
+Times that are multiples of a resolution r, whole seconds say, have no density: a model can overfit
+the timestamp resolution with ever narrower peaks, and its likelihood is unbounded. What has a
+probability is the timestamp. With S the probability of no event since the last one,
 
-    log p_i = log [ S(t_i - tick/2) - S(t_i + tick/2) ] + log [ lambda_m(t_i) / lambda(t_i) ],
+    log p_i = log [ S(t_i - r/2) - S(t_i + r/2) ] + log [ lambda_m(t_i) / lambda(t_i) ],
 
 m being the event's mark. It is at most 0, has no unit of time, and is a proper score of rounded
-times: no model does better than the law by which the ticks came. Events 2..N of each sequence are
-scored, each given those before it.
+times: no model has a higher expected score than the law of the timestamps. Events 2..N of each
+sequence are scored, each given those before it.
 """
 
 from __future__ import annotations
+
+import warnings
 
 import numpy as np
 import torch
@@ -24,40 +25,43 @@ from fourpoint.inference.evaluation import device_of, sequences_at_once
 from fourpoint.inference.likelihood import blocks_of
 from fourpoint.inference.sampling import eval_mode
 from fourpoint.models.base import History, PointProcess, filled, rule
-from fourpoint.ops.periodogram import clock
+from fourpoint.ops.periodogram import timestamp_resolution
 from fourpoint.ops.quadrature import integrate
 
 RARE = 1e-30  # an integral over a tick, below which float32 may have lost all of it
 
 
-def tick_of(data: Dataset) -> float:
-    """The tick that all gaps of ``data`` are multiples of, in its unit of time; 0 where there is
+def resolution_of(data: Dataset) -> float:
+    """The resolution that all gaps of ``data`` are multiples of, in its unit of time; 0 if there is
     none.
 
     >>> from fourpoint.events import Sequence
-    >>> tick_of(Dataset.from_sequences([Sequence([1.0, 3.0, 3.0, 9.0], start=0.0, stop=10.0)]))
+    >>> resolution_of(
+    ...     Dataset.from_sequences([Sequence([1.0, 3.0, 3.0, 9.0], start=0.0, stop=10.0)])
+    ... )
     2.0
     """
     gaps = data.gaps[data.gaps > 0]
-    return clock(np.asarray(gaps)) if len(gaps) else 0.0
+    return timestamp_resolution(np.asarray(gaps)) if len(gaps) else 0.0
 
 
-def tick_score(
+def resolution_score(
     model: PointProcess,
     data: Dataset | Sequence,
-    tick: float | None = None,
+    resolution: float | None = None,
     *,
     tolerance: float = 1e-4,
 ) -> float:
-    """The mean log-probability of the tick and the mark of an event, in nats per event: events
+    """The mean log-probability of the timestamp and the mark of an event, in nats per event: events
     2..N, each given those before it.
 
     Arguments
-        tick: of the clock, in the data's unit; the one that all gaps are multiples of where None.
+        resolution: of the timestamps, in the data's unit; the one that all gaps are multiples of if
+            None.
         tolerance: of the integrals, in nats per event.
 
-    Raises :class:`UserError` where there is no tick or the mark spaces differ, `Unconverged` where
-    an integral does not settle.
+    Raises :class:`UserError` if there is no resolution or the mark spaces differ, `Unconverged` if
+    an integral does not converge.
 
     >>> import math
     >>> from fourpoint.events import Sequence
@@ -67,18 +71,18 @@ def tick_score(
     ...     2 * math.log(math.exp(-0.5) - math.exp(-1.5))
     ...     + math.log(math.exp(-1.5) - math.exp(-2.5))
     ... ) / 3  # a rate of 1
-    >>> abs(tick_score(Poisson(), data) - by_hand) < 1e-9
+    >>> abs(resolution_score(Poisson(), data) - by_hand) < 1e-9
     True
     """
     data = all_sequences(data)
     check_marks(model.marks, data.marks)
-    own = tick_of(data) if tick is None else tick
+    own = resolution_of(data) if resolution is None else resolution
     if not own > 0:
-        received = "gaps that are multiples of no common one" if tick is None else f"{tick}"
+        unknown = "gaps that are not multiples of a common resolution"
         raise UserError(
-            "the tick of the clock by which times were taken",
-            received,
-            "Pass tick=1.0, say, in the data's unit of time.",
+            "the resolution of the timestamps",
+            unknown if resolution is None else f"{resolution}",
+            "Pass resolution=1.0, say, in the data's unit of time.",
         )
     total, events, place = 0.0, 0, device_of(model)
     with eval_mode(model):
@@ -91,8 +95,24 @@ def tick_score(
     return total / max(1, events)
 
 
+def tick_score(
+    model: PointProcess,
+    data: Dataset | Sequence,
+    tick: float | None = None,
+    *,
+    tolerance: float = 1e-4,
+) -> float:
+    """The former name of :func:`resolution_score`, until the next release."""
+    warnings.warn(
+        "tick_score is now called resolution_score; the old name will be removed",
+        DeprecationWarning,
+        stacklevel=2,
+    )
+    return resolution_score(model, data, tick, tolerance=tolerance)
+
+
 def _log_probabilities(
-    model: PointProcess, batch: Batch, tick: float, tolerance: float
+    model: PointProcess, batch: Batch, resolution: float, tolerance: float
 ) -> Float[Tensor, " B"]:
     """The sum of log p_i over events 2..N of each sequence."""
     total, carried = torch.zeros_like(batch.start), None
@@ -103,10 +123,10 @@ def _log_probabilities(
         seen = torch.arange(block.times.shape[1], device=block.times.device).expand_as(block.times)
         before = history.times[:, : seen.shape[1]]
         gap = torch.where(block.valid, block.times - before, 0.0)
-        until, within = _masses(model, history, before, gap, tick, seen, tolerance)
+        until, within = _masses(model, history, before, gap, resolution, seen, tolerance)
         total_there = _log_total(model, history, block.times, seen)
         rare = (
-            total_there + (gap + tick / 2 - (gap - tick / 2).clamp(min=0)).log()
+            total_there + (gap + resolution / 2 - (gap - resolution / 2).clamp(min=0)).log()
         )  # a rate too low to be told from 0 once exp is taken
         logs = torch.where(within > RARE, torch.log(-torch.expm1(-within)), rare)
         logs = logs - until + model.log_rates_at_events(history, block).double() - total_there
@@ -127,17 +147,17 @@ def _masses(
     history: History,
     before: Float[Tensor, "B N"],
     gap: Float[Tensor, "B N"],
-    tick: float,
+    resolution: float,
     seen: Int[Tensor, "B N"],
     tolerance: float,
 ) -> tuple[Float[Tensor, "B N"], Float[Tensor, "B N"]]:
-    """The integral of the total rate from ``before`` to half a tick less than the ``gap`` after it,
-    and over the tick from there.
+    """The integral of the total rate from ``before`` to half a resolution less than the ``gap`` after it,
+    and over the resolution from there.
 
     Pieces end where the event was, since a rate that aims at ticks has its peak there, and a rule
     looks at the ends of pieces.
     """
-    low, high = (gap - tick / 2).clamp(min=0), gap + tick / 2
+    low, high = (gap - resolution / 2).clamp(min=0), gap + resolution / 2
     if model.has_closed_integral:
         ends = (before, before + low, before + high)
         first, second = (

@@ -14,9 +14,9 @@ from test_narrow_peaks import PEAKS, Ticking, data
 
 import fourpoint as fp
 from fourpoint.events import MarkSpace
-from fourpoint.events.ties import dequantise_uniformly
+from fourpoint.events.dequantise import dequantised, dequantised_batch
 from fourpoint.inference.likelihood import sampled_log_likelihood
-from fourpoint.inference.ticks import tick_of, tick_score
+from fourpoint.inference.resolution import resolution_of, resolution_score
 from fourpoint.models import MODELS, positions
 from fourpoint.models.base import PointProcess
 from fourpoint.models.deep_dapp import DeepDAPP
@@ -35,9 +35,11 @@ def test_it_is_the_probability_of_the_cell_around_the_tick(width: float, tick: f
     model = Ticking(width=width, tick=tick).double()
     model.narrow.fill_(True)
     events = data(model)
-    assert tick_of(events) == 1.0
-    assert tick_score(model, events) == pytest.approx(by_hand(model, events, 1.0), abs=1e-4)
-    assert tick_score(model, events, 0.3) == pytest.approx(by_hand(model, events, 0.3), abs=1e-4)
+    assert resolution_of(events) == 1.0
+    assert resolution_score(model, events) == pytest.approx(by_hand(model, events, 1.0), abs=1e-4)
+    assert resolution_score(model, events, 0.3) == pytest.approx(
+        by_hand(model, events, 0.3), abs=1e-4
+    )
 
 
 def test_narrower_peaks_raise_the_likelihood_and_not_this(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -47,7 +49,7 @@ def test_narrower_peaks_raise_the_likelihood_and_not_this(monkeypatch: pytest.Mo
         model = Ticking().double()
         model.narrow.fill_(True)
         densities.append(fp.log_likelihood(model, events.batch(), convention="gaps").per_event)
-        ticks.append(tick_score(model, events))
+        ticks.append(resolution_score(model, events))
     assert densities[1] > densities[0] + 0.5 and abs(ticks[1] - ticks[0]) < 1e-3
 
 
@@ -59,7 +61,7 @@ def test_no_model_does_better_than_the_law_of_the_ticks() -> None:
     )
     law = float(np.mean([np.log(0.4 * 0.6 ** (np.diff(t) - 1)) for t in times]))
     for rate in (0.3, 0.5, 0.8):
-        assert tick_score(fp.Hawkes(baseline=rate, branching=0.01), events) < law
+        assert resolution_score(fp.Hawkes(baseline=rate, branching=0.01), events) < law
 
 
 class Spread(PointProcess[positions.Positions]):
@@ -134,7 +136,7 @@ def test_batches_are_spread_in_order_and_evenly() -> None:
         for t in times
     ]
     batch, random = fp.Dataset.from_sequences(sequences).batch(), torch.Generator().manual_seed(0)
-    drawn = [batch.dequantise(1.0, random) for _ in range(3000)]
+    drawn = [dequantised_batch(batch, 1.0, random) for _ in range(3000)]
     for found in drawn[:100]:
         assert torch.equal(found.marks, batch.marks) and torch.equal(found.valid, batch.valid)
         assert bool((found.times.diff(dim=1) >= 0).all()) and bool(
@@ -149,9 +151,7 @@ def test_batches_are_spread_in_order_and_evenly() -> None:
     )  # three of one tick in order, one, two, ...
     assert torch.allclose(share.mean(0), wanted.double(), atol=0.02)
     data = fp.Dataset.from_sequences(sequences)
-    found = torch.stack(
-        [dequantise_uniformly(data, 1.0, seed).batch().times for seed in range(3000)]
-    )
+    found = torch.stack([dequantised(data, 1.0, seed).batch().times for seed in range(3000)])
     share = ((found - low) / (high - low))[:, batch.valid]
     assert bool((found.diff(dim=2) >= 0).all()) and torch.allclose(
         share.mean(0), wanted.double(), atol=0.02
@@ -171,8 +171,8 @@ def test_events_of_one_tick_are_no_reason_for_more_at_once(name: str) -> None:
     data, rates, ticks = fp.Dataset.from_sequences(days), [], []
     for spread in (True, False):
         model = MODELS[name](data.marks)
-        found = fp.fit(model, data, steps=60, validate_every=20, spread=spread, progress=False)
-        assert any("moved about inside their ticks" in note for note in found.notes) == spread
+        found = fp.fit(model, data, steps=60, validate_every=20, dequantise=spread, progress=False)
+        assert any("events are dequantised in training" in note for note in found.notes) == spread
         history = model.encode(fp.Sequence([1.0, 2.0, 2.0], start=-0.05, stop=8.05).batch())
         rates.append(
             float(
@@ -181,7 +181,7 @@ def test_events_of_one_tick_are_no_reason_for_more_at_once(name: str) -> None:
                 .sum()
             )
         )
-        ticks.append(tick_score(model, data))
+        ticks.append(resolution_score(model, data))
     assert 3 < rates[0] < 15 and rates[1] > 30  # the truth is 7.5
     assert ticks[0] > ticks[1] + 0.05
 
@@ -221,11 +221,13 @@ def test_deep_dapp_learns_how_likely_ticks_are_and_not_to_aim() -> None:
             learning_rate=1e-2,
             validate_every=50,
             convention="gaps",
-            spread=spread,
+            dequantise=spread,
             progress=False,
         )
-        assert any(("moved about" in note) == spread for note in found.notes if "ticks" in note)
-        ticks.append(tick_score(model, scored, tolerance=1e-2))
+        assert any(
+            ("are dequantised" in note) == spread for note in found.notes if "resolution" in note
+        )
+        ticks.append(resolution_score(model, scored, tolerance=1e-2))
         densities.append(
             fp.log_likelihood(model, scored.batch(), convention="gaps", tolerance=1e-2).per_event
         )
@@ -279,7 +281,7 @@ def test_events_that_were_all_but_impossible_have_a_number() -> None:
     events = fp.Dataset.from_sequences(
         [fp.Sequence([1.0, 3.0, 3.0], [0, 1, 0], start=0.0, stop=4.0, space=MarkSpace.of(2))]
     )
-    assert tick_score(Rare(), events, 2.0) == pytest.approx(
+    assert resolution_score(Rare(), events, 2.0) == pytest.approx(
         -150 + 0.5 * math.log(2)
     )  # half of the second tick is before it begins
 
@@ -299,20 +301,20 @@ def test_marks_count_and_blocks_change_nothing(monkeypatch: pytest.MonkeyPatch) 
     events = fp.Dataset.from_sequences(sequences)
     model = DeepDAPP(3, width=16, modes=16)
     model.initialise(events)
-    whole = tick_score(model, events, 1.0)
+    whole = resolution_score(model, events, 1.0)
     assert whole < 0 and math.isfinite(whole)
     monkeypatch.setattr("fourpoint.inference.likelihood.BLOCK", 7)
-    assert tick_score(model, events, 1.0) == pytest.approx(whole, abs=1e-5)
+    assert resolution_score(model, events, 1.0) == pytest.approx(whole, abs=1e-5)
 
 
-def test_times_without_a_clock_are_refused() -> None:
+def test_times_without_a_resolution_are_refused() -> None:
     with pytest.raises(
         fp.UserError,
         match=(
-            "expected the tick of the clock.*received gaps that are multiples of no common "
-            "one.*Pass tick="
+            "expected the resolution of the timestamps; received gaps that are not multiples of a "
+            "common resolution. Pass resolution="
         ),
     ):
-        tick_score(fp.Poisson(), fp.simulate("hawkes", 3))
+        resolution_score(fp.Poisson(), fp.simulate("hawkes", 3))
     with pytest.raises(fp.UserError, match="received -1"):
-        tick_score(fp.Poisson(), fp.simulate("hawkes", 3), -1.0)
+        resolution_score(fp.Poisson(), fp.simulate("hawkes", 3), -1.0)

@@ -1,0 +1,68 @@
+"""Timestamps that were rounded to a resolution, as times in continuous time.
+
+A density is unbounded on times that are multiples of a resolution: a rate can overfit the timestamp
+resolution by concentrating there. So events are dequantised: an event at t with resolution r is
+placed anywhere in [t - r/2, t + r/2), within its window. There are two laws for that place. The
+uniform one is here, for training, which draws anew in every step; the conditional law of a model is
+`inference.dequantising`, for goodness of fit. Order is kept in both.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import torch
+    from jaxtyping import Float
+    from torch import Tensor
+
+    from fourpoint.events.batching import Batch
+    from fourpoint.events.sequences import Dataset
+
+
+def dequantised(data: Dataset, resolution: float, seed: int) -> Dataset:
+    """The same events at uniformly drawn places within the resolution of their timestamps.
+
+    >>> from fourpoint.events import Dataset, Sequence
+    >>> whole = Dataset.from_sequences([Sequence([1.0, 2.0, 2.0], start=0.0, stop=3.0)])
+    >>> bool((abs(dequantised(whole, 1.0, seed=0).times - whole.times) <= 0.5).all())
+    True
+    """
+    row = np.repeat(np.arange(len(data)), data.lengths)
+    low = np.maximum(data.times - resolution / 2, data.starts[row])
+    high = np.minimum(data.times + resolution / 2, data.stops[row])
+    moved = low + (high - low) * np.random.default_rng(seed).random(data.events)
+    return replace(data, times=moved[np.lexsort((moved, row))])
+
+
+def dequantised_batch(batch: Batch, resolution: float, random: torch.Generator) -> Batch:
+    """The same for a batch; padding stays as it is."""
+    low = (batch.times - resolution / 2).clamp(min=batch.start[:, None])
+    high = (batch.times + resolution / 2).clamp(max=batch.stop[:, None])
+    moved = batch.times.where(~batch.valid, low + (high - low) * _uniform(batch.times, random))
+    return replace(batch, times=moved.sort(1).values)
+
+
+def dequantised_gaps(
+    batch: Batch, resolution: float, random: torch.Generator
+) -> Float[Tensor, "B G"]:
+    """The ends of all gaps, those with an event moved within the resolution but not before the
+    event before; the past, which models see, stays as it is.
+    """
+    import torch
+
+    left, right = batch.edges[:, :-1], batch.edges[:, 1:]
+    shift = resolution * (_uniform(right, random) - 0.5)
+    is_event = torch.arange(right.shape[1], device=right.device) < batch.lengths[:, None]
+    return right.where(~is_event, left + (right - left + shift).abs())
+
+
+def _uniform(like: Tensor, random: torch.Generator) -> Tensor:
+    """Draws from U[0, 1), made where ``random`` lives."""
+    import torch
+
+    drawn = torch.rand(like.shape, generator=random, dtype=like.dtype, device=random.device)
+    return drawn.to(like)
