@@ -21,6 +21,7 @@ from fourpoint.models import DAPP, Hawkes, Poisson
 from fourpoint.models.following import Events, Scored, Stop
 from fourpoint.ops.quadrature import Unconverged
 from fourpoint.streaming.bank import BankObservation, StreamBank
+from fourpoint.streaming.rows import ExcitationRows
 from fourpoint.streaming.store import Store
 from fourpoint.streaming.stream import Stream
 
@@ -190,6 +191,24 @@ def test_the_least_recently_seen_go_first(tmp_path: Path) -> None:
     assert set(bank._seats.row) == {"b", "d", "e"} and len(bank) == 5
     bank.observe(["f"], [9.0])
     assert len(bank._seats.row) == 2 and "f" in bank._seats.row and len(bank) == 6
+
+
+def test_large_tables_grow_to_the_limit_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that a burst of new entities does not wait for copies of a large table."""
+    sizes: list[int] = []
+    grow = ExcitationRows.grow
+
+    def noted(rows: ExcitationRows, count: int) -> None:
+        sizes.append(count)
+        grow(rows, count)
+
+    monkeypatch.setattr(ExcitationRows, "grow", noted)
+    bank = StreamBank(Hawkes(), limit=40_000, spill=tmp_path, alarms=1e-3)
+    for first in range(0, 40_000, 1000):
+        bank.observe([f"e{first + i}" for i in range(1000)], np.full(1000, 0.5))
+    assert sizes == sorted(sizes) and [size for size in sizes if size > 1024] == [41_024]
 
 
 def test_a_full_disk_or_a_damaged_file_is_an_error_that_loses_nothing(

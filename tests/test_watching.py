@@ -14,8 +14,12 @@ from typer.testing import CliRunner
 
 import fourpoint as fp
 from fourpoint.cli.main import app
+from fourpoint.streaming.bank import SLICE
+from fourpoint.streaming.feed.events import Columns, Entities, Single
 from fourpoint.streaming.feed.feed import score_feed
 from fourpoint.streaming.monitoring import Alarm
+from fourpoint.streaming.rows import ExcitationRows
+from fourpoint.streaming.state import fingerprint, pack, unpack
 from fourpoint.streaming.watching import FleetWatch, TypeWatch, shares_of
 
 NAMES = ("login", "error", "query", "deploy")
@@ -149,6 +153,102 @@ def test_batches_and_restarts_change_nothing() -> None:
     assert raised == whole
 
 
+def in_slices(monkeypatch: pytest.MonkeyPatch, entities: int, events: int) -> None:
+    monkeypatch.setattr("fourpoint.streaming.bank.SLICE", entities)
+    monkeypatch.setattr("fourpoint.streaming.bank.SLICE_EVENTS", events)
+
+
+def test_a_look_in_slices_raises_the_alarms_of_a_look_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    quiet = [row for row in day(services(), seed=4, begin=12.0) if int(row[2][1:]) % 3 == 0]
+    back = day(services(), seed=5, begin=24.0, hours=2.0)
+    rows, model = NORMAL + quiet + back, services()
+
+    def sorted_alarms(alarms: list[Alarm]) -> list[Alarm]:
+        return sorted(alarms, key=lambda alarm: (alarm.time, alarm.of, str(alarm.name)))
+
+    at_once = sorted_alarms(watched(rows, model))
+    assert {alarm.of for alarm in at_once} >= {"entity", "fleet"}
+    in_slices(monkeypatch, 3, 4)
+    whole = watched(rows, model)
+    assert sorted_alarms(whole) == at_once, "the time of a look is that of its first slice"
+    assert whole == watched(rows, model, part=1) == watched(rows, model, part=5)
+    bank, raised = fp.StreamBank(model, alarms=1e-3, fleet=True), []
+    halfway = 0
+    for place, (time, mark, entity) in enumerate(rows):
+        raised += bank.observe([entity], [time], [mark]).alarms[0]
+        if place % 7 == 0:
+            halfway += bank._look is not None and bool(bank._look.noted)
+            bank = fp.StreamBank.restore(model, bank.state())
+    assert raised == whole and halfway > 50
+
+
+def test_no_call_integrates_the_whole_fleet(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = fp.Hawkes(baseline=1.0, branching=0.2, decay=4.0)
+    scorer = Entities(model, None, 0.0, None)
+    integral, integrated = ExcitationRows.integral, [0]
+
+    def counted(rows: ExcitationRows, some: np.ndarray, *times: np.ndarray) -> np.ndarray:
+        integrated[0] += len(some)
+        return integral(rows, some, *times)
+
+    monkeypatch.setattr(ExcitationRows, "integral", counted)
+    count = 5000
+    burst = Columns(
+        np.linspace(0.1, 0.2, count).tolist(), [0] * count, [f"e{i}" for i in range(count)]
+    )
+    scorer.observe(burst)
+    per_call = []
+    for i in range(6000):
+        integrated[0] = 0
+        scorer.observe(Columns([0.3 + i * 1e-4], [0], [f"e{i * 7 % count}"]))
+        per_call.append(integrated[0])
+    assert max(per_call) <= SLICE + 1, "a slice, and the entity of the event"
+    assert sum(per_call) >= count, "all of them are looked at in the end"
+
+
+def test_a_batch_of_lines_has_one_slice_of_a_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    in_slices(monkeypatch, 10, 4)
+    scorer = Entities(services(), None, 0.0, None)
+    most = set()
+    for time, mark, entity in NORMAL[:400]:
+        most.add(scorer.most_lines)
+        scorer.observe(Columns([time], [NAMES.index(mark)], [entity]))
+    assert {1, 2, 3, 4, None} <= most
+    assert Single(services(), None, 0.0, None).most_lines is None
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"time": float("nan")},
+        {"events": -1},
+        {"slices": 0},
+        {"noted": ["s1", "s1"]},
+        {"noted": [7]},
+        {"newcomers": ["nobody"]},
+        {"newcomers": "s1"},
+        {"silences": [{"time": 1.0}]},
+        {"silences": 3},
+    ],
+)
+def test_a_tampered_look_is_refused(
+    change: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    in_slices(monkeypatch, 3, 4)
+    bank = fp.StreamBank(services(), alarms=1e-3, fleet=True)
+    for time, mark, entity in NORMAL[:66]:
+        bank.observe([entity], [time], [mark])
+    header, arrays = unpack("bank", fingerprint(services()), bank.state())
+    assert header["fleet"]["look"]["noted"]
+    header["fleet"]["look"] |= change
+    own = {key: value for key, value in header.items() if key not in ("kind", "model")}
+    state = pack("bank", fingerprint(services()), own, arrays)
+    with pytest.raises(fp.UserError, match="expected"):
+        fp.StreamBank.restore(services(), state).observe(["s1"], [500.0], ["login"])
+
+
 def test_one_stream_names_its_types_too() -> None:
     model = fp.Hawkes(SPACE, baseline=[5.0, 5.0, 4.0, 3.0], branching=0.3, decay=4.0)
     changed = fp.Hawkes(SPACE, baseline=[5.0, 30.0, 4.0, 3.0], branching=0.3, decay=4.0)
@@ -247,7 +347,12 @@ def test_the_command_has_one_level_for_all_alarms(tmp_path: Path) -> None:
     )
 
 
-def test_a_killed_feed_raises_the_same_alarms(tmp_path: Path) -> None:
+@pytest.mark.parametrize("slices", [None, (3, 4)])
+def test_a_killed_feed_raises_the_same_alarms(
+    slices: tuple[int, int] | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if slices is not None:
+        in_slices(monkeypatch, *slices)
     rows = day(services(), seed=8, hours=4.0) + day(
         services((1.0, 6.0, 1.0, 1.0)), seed=9, begin=4.0, hours=2.0
     )
@@ -265,7 +370,7 @@ def test_a_killed_feed_raises_the_same_alarms(tmp_path: Path) -> None:
         by="service",
         tell=lambda text: None,
     )
-    for end in (300, 501, len(lines)):
+    for end in (300, 501, 520, 523, 560, 571, 580, 590, 600, len(lines)):
         feed.write_text("".join(lines[:end]))
         score_feed(
             model, input=feed, output=output, state=state, by="service", tell=lambda text: None
@@ -276,6 +381,7 @@ def test_a_killed_feed_raises_the_same_alarms(tmp_path: Path) -> None:
         alarms.append(
             [(row["line"], a["of"], a["name"], a["kind"]) for row in found for a in row["alarms"]]
         )
+    assert output.read_bytes() == (tmp_path / "whole").read_bytes()
     assert alarms[0] == alarms[1] and ("type", "error", "burst") in {
         alarm[1:] for alarm in alarms[0]
     }

@@ -10,6 +10,7 @@ when they are seen again.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -30,9 +31,18 @@ from fourpoint.streaming.seats import Changes, Seats
 from fourpoint.streaming.state import FAULTS, damaged, fingerprint, number, pack, unpack, whole
 from fourpoint.streaming.store import Store
 from fourpoint.streaming.stream import finite, known_mark, restored_monitor
-from fourpoint.streaming.watching import FleetWatch, TypeWatch, families, shares_of, type_watch
+from fourpoint.streaming.watching import (
+    FleetLook,
+    FleetWatch,
+    TypeWatch,
+    families,
+    shares_of,
+    type_watch,
+)
 
 FEWEST_LOOK = 64  # events between two looks at a fleet, or as many as it has entities
+SLICE = 1024  # entities that one slice of a look integrates
+SLICE_EVENTS = 128  # events between two slices of a look
 Floats = NDArray[np.float64]
 Rows = NDArray[np.int64]
 
@@ -64,7 +74,8 @@ class StreamBank:
             monitoring.
         fleet: whether entities share one clock and stay, so that all of them can be watched
             together. They are looked at after every 64 events, or as many as there are entities if
-            that is more; silences of entities are then seen too.
+            that is more; silences of entities are then seen too. A look is made in slices of 1,024
+            entities, one every 128 events, so that no call has to integrate all of them.
         threads: how many share the work of a call.
         store: instead of ``spill``, a store that is written by :meth:`changes`; entities in it
             belong to the bank.
@@ -136,19 +147,27 @@ class StreamBank:
             level = Monitor(self.alarms, self._share).level
             self._types = type_watch(self.model.marks, level)
             self._fleet = FleetWatch(level) if self.fleet else None
-        self._since_look, self._latest = (
-            0,
-            self.start,
-        )  # events since the fleet was looked at, and the latest time of any
+        self._since_look = 0  # events since the last look at the fleet began
+        self._latest = self.start  # the latest time of any event
+        self._look: FleetLook | None = None
 
     @property
     def until_look(self) -> int | None:
-        """Events until the fleet is looked at again, in the call that has the last of them; None if
-        it is not watched.
+        """Events until the next slice of a look at the fleet, in the call that has the last of
+        them; None if it is not watched.
         """
         if self._fleet is None:
             return None
+        if self._look is not None:
+            return max(1, self._look.done * SLICE_EVENTS - self._since_look)
         return max(1, max(FEWEST_LOOK, len(self._seats)) - self._since_look)
+
+    @property
+    def most_events(self) -> int | None:
+        """Events that the next call may have so that it integrates at most about one slice of the
+        fleet; None: any number, since the fleet is small or not watched.
+        """
+        return self.until_look if len(self._seats) > SLICE else None
 
     def __len__(self) -> int:
         """Entities seen so far."""
@@ -186,11 +205,14 @@ class StreamBank:
         unknown mark, and where a rate explodes; then nothing at all has changed.
         """
         when, kinds = self._checked(entities, times, marks)
+        self.catch_up()
         rows, new = self._seats.seat(entities)
         try:
             order, first = self._in_order(rows, when)
             earlier = np.ones(len(rows), dtype=bool)
-            earlier[order[first]] = self._seats.numbers["count"][rows[order[first]]] > 0
+            touched = rows[order[first]]
+            earlier[order[first]] = self._seats.numbers["count"][touched] > 0
+            newcomers = self._note_in_look(touched)
             if self._memories.follows:
                 found = self._followed(rows, when, kinds, order[first])
             else:
@@ -199,54 +221,169 @@ class StreamBank:
             self._seats.unseat(new)
             raise
         self._seats.changed[rows] = True
+        if self._look is not None:
+            names = [self._seats.names[row] for row in newcomers.tolist()]
+            self._look.add_newcomers(newcomers, names)
         return BankObservation(
             found.density, found.gap, found.rate, self._watched(rows, when, kinds, found, earlier)
         )
 
-    def _is_due(self, when: Floats) -> bool:
-        """Count events; whether the fleet is to be looked at."""
-        self._latest = max(self._latest, float(when.max()))
-        due = len(when) >= (self.until_look or 1)
-        self._since_look = 0 if due else self._since_look + len(when)
-        return due
+    # ------------------------------------------------------------------ looks at the fleet
 
-    def _look(self) -> tuple[Alarm, ...]:
-        """All entities at the latest time of any: alarms of the fleet, and of entities that are
-        silent for too long.
+    def _look_if_due(self, when: Floats) -> tuple[Alarm, ...]:
+        """Count events, and do the slices of a look that are due with the last of them: the alarms
+        of a look that has ended.
         """
-        seats = self._seats
-        if self._fleet is None or not self._all_in_memory():
-            return ()
-        rows = seats.rows_by_name()
-        rows = rows[seats.numbers["count"][rows] > 0]
-        at = seats.numbers["at"][rows]
-        try:
-            integral = self._memories.integral(rows, at, np.maximum(self._latest, at))
-        except Unconverged:
-            integral = np.array([np.inf])
-        if not np.isfinite(integral).all():
-            # An entity whose rate cannot be integrated up to now is refused by name at its next
-            # event.
-            self._fleet.forget()
-            return ()
-        pending = seats.numbers["open"][rows] + integral
-        raised = self._fleet.look(float(pending.sum()), self._latest)
-        for place, found in seats.monitors.silences(rows, pending, self._latest).items():
-            row = int(rows[place])
-            seats.changed[row] = True
-            raised += _of_entity(seats.names[row], found)
+        self._latest = max(self._latest, float(when.max()))
+        self._since_look += len(when)
+        raised = self._go_on_with_look()
+        if self._look is None and self._since_look >= max(FEWEST_LOOK, len(self._seats)):
+            self._since_look = 0
+            self._begin_look()
+            raised += self._go_on_with_look()
         return raised
 
-    def _all_in_memory(self) -> bool:
-        """Whether no entity is on disk; those that a restart has left there are read."""
-        away = len(self._seats) > len(self._seats.row)
-        if away and self.limit is not None and len(self._seats) > self.limit:
-            if self._fleet is not None:
-                self._fleet.forget()
-            return False
-        if away:
-            self._seats.seat(self._seats.away)
-        return True
+    def _begin_look(self) -> None:
+        """Fix the time of a look and the entities that belong to it."""
+        if self._fleet is None:
+            return
+        count = len(self._seats)
+        slices = max(1, -(-count // SLICE))
+        newest = count + (slices - 1) * SLICE_EVENTS  # entities that there can be at its end
+        if self.limit is not None and newest > self.limit:
+            self._fleet.forget()
+            return
+        self._look = FleetLook(
+            self._latest, *self._fleet.counted(), slices, evictions=self._seats.evictions
+        )
+
+    def _go_on_with_look(self) -> tuple[Alarm, ...]:
+        look = self._look
+        if look is None:
+            return ()
+        due = min(look.slices, self._since_look // SLICE_EVENTS + 1)
+        while look.done < due:
+            look.done += 1
+            self._integrate_in_look(look, SLICE)
+        if look.done < look.slices:
+            return ()
+        self._integrate_in_look(look, None)
+        self._look = None
+        return self._end_look(look)
+
+    def _integrate_in_look(self, look: FleetLook, most: int | None) -> None:
+        """Integrate up to ``most`` further entities to the time of the look; None: all of them."""
+        rows = self._waiting(look)[:most]
+        absent = len(self._seats) - len(self._seats.row)
+        if absent and (most is None or len(rows) < most):
+            # Entities that a restart has left on disk.
+            seats = self._seats
+            seats.seat(seats.away if most is None else seats.absent(most - len(rows)))
+            rows = self._waiting(look)[:most]
+        look.pending[rows] = self._pending(rows, look.time)
+
+    def _waiting(self, look: FleetLook) -> Rows:
+        """The rows of entities that the look has not reached yet."""
+        counts = self._seats.numbers["count"]
+        look.grow(len(counts))
+        return np.flatnonzero((counts > 0) & ~look.passed & np.isnan(look.pending))
+
+    def _pending(self, rows: Rows, time: float) -> Floats:
+        """The integrals of rows since their last events up to ``time``, infinite where there is
+        none.
+        """
+        if not len(rows):
+            return np.zeros(0)
+        at = self._seats.numbers["at"][rows]
+        until = np.maximum(time, at)
+        try:
+            integral = self._memories.integral(rows, at, until)
+        except Unconverged:
+            if len(rows) == 1:
+                return np.array([np.inf])
+            return np.concatenate([self._pending(row, time) for row in np.split(rows, len(rows))])
+        pending = self._seats.numbers["open"][rows] + integral
+        return np.where(np.isfinite(pending), pending, np.inf)
+
+    def _note_in_look(self, rows: Rows) -> Rows:
+        """Note what a look needs of rows before they change: rows that have no event yet, which do
+        not belong to it.
+        """
+        look = self._look
+        if look is None:
+            return rows[:0]
+        if look.evictions != self._seats.evictions:
+            self._drop_look()
+            return rows[:0]
+        counts = self._seats.numbers["count"]
+        look.grow(len(counts))
+        rows = rows[~look.passed[rows]]
+        members = rows[counts[rows] > 0]
+        missing = members[np.isnan(look.pending[members])]
+        look.pending[missing] = self._pending(missing, look.time)
+        self._note_silences(look, members)
+        look.add_noted(members, [self._seats.names[row] for row in members.tolist()])
+        return rows[counts[rows] == 0]
+
+    def _note_silences(self, look: FleetLook, rows: Rows) -> None:
+        """Entities that were silent for too long at the time of the look."""
+        rows = rows[np.isfinite(look.pending[rows])]
+        found = self._seats.monitors.silences(rows, look.pending[rows], look.time)
+        for place, alarms in found.items():
+            row = int(rows[place])
+            self._seats.changed[row] = True
+            look.silences += _of_entity(self._seats.names[row], alarms)
+
+    def _end_look(self, look: FleetLook) -> tuple[Alarm, ...]:
+        """The alarms of the fleet, and of entities that were silent for too long."""
+        if self._fleet is None:
+            return ()
+        members = np.flatnonzero(~np.isnan(look.pending))
+        pending = look.pending[members]
+        raised: tuple[Alarm, ...] = ()
+        if np.isfinite(pending).all():
+            # An exact sum, so that the order of rows, which a restart changes, has no effect.
+            total = math.fsum(pending.tolist())
+            raised = self._fleet.look(total, look.time, (look.events, look.ended))
+            self._note_silences(look, members[~look.passed[members]])
+        else:
+            # An entity whose rate cannot be integrated is refused by name at its next event.
+            self._fleet.forget()
+        return raised + tuple(sorted(look.silences, key=lambda alarm: str(alarm.name)))
+
+    def _drop_look(self) -> None:
+        """Entities are out of reach: the fleet is not watched until all can be seen again."""
+        self._look = None
+        if self._fleet is not None:
+            self._fleet.forget()
+
+    def catch_up(self) -> None:
+        """After a restart in the middle of a look: read all entities and integrate those that the
+        look had reached. Called by :meth:`observe`; before that, it keeps the first event from
+        waiting.
+        """
+        look = self._look
+        if look is None or not look.restored:
+            return
+        if self.limit is not None and len(self._seats) > self.limit:
+            self._drop_look()
+            return
+        self._seats.seat(self._seats.away)
+        look.evictions = self._seats.evictions
+        row = self._seats.row
+        unknown = [name for name in (*look.noted, *look.newcomers) if name not in row]
+        if unknown:
+            raise damaged("a look at entities of this bank", f"entity {unknown[0][:40]!r}")
+        look.grow(len(self._seats.names))
+        for name, pending in look.noted.items():
+            look.pending[row[name]] = pending
+            look.passed[row[name]] = True
+        for name in look.newcomers:
+            look.passed[row[name]] = True
+        look.restored = False
+        self._integrate_in_look(look, None)
+
+    # ------------------------------------------------------------------ silence and rates
 
     def advance(self, time: float) -> list[tuple[str, Alarm]]:
         """No event of any entity until ``time``: the alarms that this silence raises, with the
@@ -254,13 +391,16 @@ class StreamBank:
 
         Entities on disk are not looked at: their silence counts when they come back.
         """
-        when, rows = finite(time), np.array(list(self._seats.row.values()), dtype=np.int64)
+        when = finite(time)
+        self.catch_up()
+        rows = np.array(list(self._seats.row.values()), dtype=np.int64)
         if not len(rows):
             return []
         at = self._seats.numbers["at"][rows]
         if when < at.max():
             raise _too_early(self._seats.names[rows[at.argmax()]], float(at.max()), when)
         times = np.full(len(rows), when)
+        self._note_in_look(rows)
         integral = self._scored(rows, times)[1]
         self._memories.move(rows, at, times)
         self._seats.numbers["at"][rows] = when
@@ -317,7 +457,7 @@ class StreamBank:
         sizes = [0 if w is None else len(w[1]) for w in states]
         numbers = [None if w is None else w[0] for w in states]
         header = {**self._settings(), "entities": names, "monitors": numbers, "sizes": sizes}
-        return pack("bank", self._owner, header, stacked | self._type_arrays())
+        return pack("bank", self._owner, header, stacked | self._watch_arrays())
 
     @staticmethod
     def restore(
@@ -365,7 +505,7 @@ class StreamBank:
             "bank head",
             self._owner,
             {**self._settings(), "entities": len(self)},
-            self._type_arrays(),
+            self._watch_arrays(),
         )
 
     @staticmethod
@@ -421,15 +561,20 @@ class StreamBank:
         self._seats.written(changes, success=success)
 
     def _settings(self) -> dict[str, Any]:
-        watch = (
-            None
-            if self._fleet is None
-            else {"counted": self._since_look, "latest": self._latest, **self._fleet.state()}
-        )
+        watch: dict[str, Any] | None = None
+        if self._fleet is not None:
+            counted = {"counted": self._since_look, "latest": self._latest}
+            look = None if self._look is None else self._look.state()
+            watch = {**counted, **self._fleet.state(), "look": look}
         return {"start": self.start, "alarms": self.alarms, "fleet": watch}
 
-    def _type_arrays(self) -> dict[str, NDArray[Any]]:
-        return {} if self._types is None else {"types": self._types.state()}
+    def _watch_arrays(self) -> dict[str, NDArray[Any]]:
+        found: dict[str, NDArray[Any]] = {}
+        if self._types is not None:
+            found["types"] = self._types.state()
+        if self._look is not None:
+            found["look"] = self._look.noted_pending()
+        return found
 
     def _load_watches(self, header: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> None:
         """Go on with the watches over types and the fleet as they were."""
@@ -440,6 +585,9 @@ class StreamBank:
                 watch = header["fleet"]
                 self._since_look, self._latest = whole(watch, "counted"), number(watch, "latest")
                 self._fleet.load(watch)
+                if watch.get("look") is not None:
+                    self._look = FleetLook.restore(watch["look"], arrays.pop("look"))
+                    self._look.done = self._since_look // SLICE_EVENTS + 1
         except FAULTS as error:
             raise damaged(
                 "the watches over types and the fleet", f"others ({type(error).__name__})"
@@ -579,8 +727,7 @@ class StreamBank:
                 raised[place] += tuple(alarms)
         if self._fleet is not None and len(rows):
             self._fleet.add(found.gap[earlier].tolist())
-            if self._is_due(when):
-                raised[-1] += self._look()
+            raised[-1] += self._look_if_due(when)
         return raised
 
     def _scored(self, rows: Rows, times: Floats) -> tuple[Floats, Floats]:

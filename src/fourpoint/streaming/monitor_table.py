@@ -48,14 +48,12 @@ class MonitorTable:
 
     def grow(self, rows: int) -> None:
         """Make room for ``rows`` in all; new ones have no monitor."""
-        have = len(self)
         self._present, self._told, self._seen = (
             _longer(a, rows) for a in (self._present, self._told, self._seen)
         )
         self._sums = _longer(self._sums, rows)
         if self.alarms is not None:
             self._windows = _longer(self._windows, rows)
-        self.clear(np.arange(have, rows))
 
     def clear(self, rows: Rows) -> None:
         """Take the monitors of rows away."""

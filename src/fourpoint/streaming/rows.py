@@ -41,6 +41,7 @@ class Memories(Protocol):
     spare: int  # bytes per row besides what take() gives
     fixed: bool  # whether every row takes the same room for ever
     follows: bool  # whether blocks of events can be followed
+    reserves: bool  # whether rows that are not used take no memory
 
     def grow(self, rows: int) -> None:
         """Make room for ``rows`` in all; new ones are blank."""
@@ -96,6 +97,7 @@ class StateRows:
     """The modes' states of a linear DAPP, in the model's own precision."""
 
     fixed = True
+    reserves = True
 
     def __init__(self, model: DAPP, start: float, threads: int) -> None:
         kind = np.float32 if model.readout.dtype == torch.float32 else np.float64
@@ -248,6 +250,7 @@ class ExcitationRows:
     fixed = True
     spare = 0
     follows = True
+    reserves = True
 
     def __init__(self, model: Hawkes) -> None:
         self.steps = HawkesSteps(model)
@@ -255,7 +258,9 @@ class ExcitationRows:
         self._before = np.zeros(0, dtype=np.int64), self.state
 
     def grow(self, rows: int) -> None:
-        self.state = np.concatenate([self.state, self.steps.blank(rows - len(self.state))])
+        state = self.steps.blank(rows)
+        state[: len(self.state)] = self.state
+        self.state = state
 
     def clear(self, rows: Rows) -> None:
         self.state[rows] = 0
@@ -300,6 +305,7 @@ class HistoryRows:
 
     spare = 0
     follows = False
+    reserves = False
 
     def __init__(self, model: PointProcess, start: float) -> None:
         self.model = doubled(model)

@@ -27,6 +27,8 @@ from fourpoint.streaming.stream import restored_monitor
 
 Rows = NDArray[np.int64]
 FIRST = 64  # rows at the beginning
+LARGE = 1024  # rows of a table that is costly to copy
+RESERVED = 2**30  # bytes of address space that may be reserved for rows to come
 MONITOR_BYTES = 3_500  # of a monitor with its window of gaps, in tables that grow by doubling
 ENTRY_BYTES = 250  # of an entity's name and its places in the tables
 
@@ -80,7 +82,8 @@ class Seats:
         )
         self.row: dict[str, int] = {}
         self.names: list[str] = []  # by row
-        self._by_name: Rows | None = None
+        self.evictions = 0  # calls in which entities were evicted
+        self._reached: str | None = None  # the last name that absent() has read
         self.monitors = monitors  # by row
         self.numbers: Arrays = {
             "at": np.zeros(0),
@@ -140,7 +143,6 @@ class Seats:
         missing = [e for e in dict.fromkeys(entities) if e not in self.row]
         back = self.read(missing)
         self.make_room(len(missing))
-        self._by_name = None
         for name in missing:
             self.row[name] = self._free.pop()
             self.names[self.row[name]] = name
@@ -150,11 +152,19 @@ class Seats:
         self._used[rows] = self._calls
         return rows, [e for e in missing if e not in back]
 
-    def rows_by_name(self) -> Rows:
-        """The rows of the entities in memory, in the order of their names."""
-        if self._by_name is None:
-            self._by_name = np.array([self.row[name] for name in sorted(self.row)], dtype=np.int64)
-        return self._by_name
+    def absent(self, most: int) -> list[str]:
+        """Up to ``most`` entities that are on disk alone, in the order of their names."""
+        found: list[str] = []
+        if self.store is None:
+            return found
+        while len(found) < most:
+            page = self.store.names_after(self._reached, most)
+            found += [name for name in page if name not in self.row]
+            if not page:
+                self._reached = None
+                break
+            self._reached = page[-1]
+        return found
 
     def unseat(self, names: Sequence[str]) -> None:
         """Forget entities that :meth:`seat` has created."""
@@ -164,7 +174,6 @@ class Seats:
 
     def _vacate(self, names: Sequence[str]) -> None:
         """Make the rows of entities blank and free."""
-        self._by_name = None
         rows = np.array([self.row.pop(name) for name in names])
         self.memories.clear(rows)
         for key, values in self.numbers.items():
@@ -186,7 +195,18 @@ class Seats:
                 idle = idle[~self.changed[idle] & (self._saving[idle] == 0)]
             self._evict(idle[np.argsort(self._used[idle], kind="stable")][:over])
         if more > len(self._free):
-            self._grow(max(2 * len(self._used), len(self.row) + more))
+            self._grow(self._capacity(len(self.row) + more))
+
+    def _capacity(self, needed: int) -> int:
+        """How many rows to have where ``needed`` are not there.
+
+        Tables double, and are copied; large ones grow to the limit at once, where rows that are not
+        used take no memory, so that a burst of new entities does not wait for large copies.
+        """
+        rows = max(2 * len(self._used), needed)
+        if self.limit is None or rows <= LARGE or not self.memories.reserves:
+            return rows
+        return max(rows, min(self.limit + LARGE, RESERVED // self.bytes_per_entity))
 
     def take(self, rows: Rows) -> Arrays:
         """Memories and numbers of rows, copied."""
@@ -221,7 +241,6 @@ class Seats:
         """Read every entity on disk, for models whose rows grow: the widest first, since the others
         fit into their room.
         """
-        self._by_name = None
         found = self.read(self.away)
         order = sorted(
             found, key=lambda name: -sum(array.nbytes for array in found[name][0].values())
@@ -274,6 +293,7 @@ class Seats:
                     f"{error}",
                     "Make room, or raise the limit.",
                 ) from error
+        self.evictions += 1
         self._vacate(names)
 
     def _put_back(self, back: dict[str, tuple[Arrays, Monitor | None]]) -> None:

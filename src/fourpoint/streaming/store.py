@@ -76,6 +76,11 @@ class Store:
         rows = [] if self._reading is None else self._rows("SELECT name FROM entities", [])
         return (_name(row[0]) for row in rows)
 
+    def names_after(self, name: str | None, most: int) -> list[str]:
+        """The first ``most`` names after ``name``, in order; None: from the first one."""
+        question = "SELECT name FROM entities WHERE name > ? ORDER BY name LIMIT ?"
+        return [_name(row[0]) for row in self._rows(question, [_key(name or ""), most])]
+
     def read(self, names: Sequence[str]) -> dict[str, Row]:
         """The rows of those names that are there."""
         if self._reading is None:

@@ -28,6 +28,7 @@ are not expected to do anything.
 from __future__ import annotations
 
 import math
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -212,11 +213,18 @@ class FleetWatch:
         """Entities are out of sight: begin anew when all are seen again."""
         self._known = False
 
-    def look(self, pending: float, time: float) -> tuple[Alarm, ...]:
+    def counted(self) -> tuple[int, float]:
+        """Events so far, and the integrals over the gaps before them."""
+        return self._events, self._ended
+
+    def look(
+        self, pending: float, time: float, counted: tuple[int, float] | None = None
+    ) -> tuple[Alarm, ...]:
         """All entities up to ``time``, with the integrals since their last events in ``pending``:
-        the alarms.
+        the alarms. ``counted`` is what :meth:`counted` was at that time, now by default.
         """
-        now = np.array([float(self._events), self._ended + pending])
+        seen, ended = self.counted() if counted is None else counted
+        now = np.array([float(seen), ended + pending])
         if not self._known:
             self._at, self._sums, self._held, self._known = now, np.zeros(2), np.zeros(2), True
             self._since[:] = now
@@ -229,8 +237,8 @@ class FleetWatch:
         for side in range(2):
             if self._sums[side] >= self.limits[side]:
                 if not self._held[side]:
-                    seen, expected = (now - self._since[side]).tolist()
-                    ratio = (seen + 1) / (expected + 1)
+                    own, expected = (now - self._since[side]).tolist()
+                    ratio = (own + 1) / (expected + 1)
                     raised.append(
                         Alarm(
                             time,
@@ -268,6 +276,88 @@ class FleetWatch:
         self._at, self._sums, self._held, self._since = (
             np.array(state[name], dtype=np.float64) for name in names
         )
+
+
+class FleetLook:
+    """A look at all entities of a bank at one time, made in slices while further events come.
+
+    ``events`` and ``ended`` are what :meth:`FleetWatch.counted` was at ``time``. Each entity's
+    integral from its last event before the look to ``time`` is ``pending``, by row, NaN where it is
+    not known yet. An entity that has an event in the meantime is noted before that event is
+    absorbed; together with the newcomers, which do not belong to the look, these are all that a
+    state has to hold: the integrals of the others follow from their memories.
+    """
+
+    def __init__(
+        self, time: float, events: int, ended: float, slices: int, evictions: int = 0
+    ) -> None:
+        self.time, self.events, self.ended, self.slices = time, events, ended, slices
+        self.evictions = evictions  # of the entity table when the look began
+        self.done = 0  # slices
+        self.restored = False  # whether the rows of noted entities and newcomers are to be found
+        self.pending: Floats = np.zeros(0)
+        self.passed: NDArray[np.bool_] = np.zeros(0, dtype=bool)  # noted entities and newcomers
+        self.noted: dict[str, float] = {}
+        self.newcomers: dict[str, None] = {}
+        self.silences: tuple[Alarm, ...] = ()  # of noted entities
+
+    def grow(self, rows: int) -> None:
+        """Make room for ``rows`` in all."""
+        more = rows - len(self.pending)
+        if more > 0:
+            self.pending = np.concatenate([self.pending, np.full(more, np.nan)])
+            self.passed = np.concatenate([self.passed, np.zeros(more, dtype=bool)])
+
+    def add_noted(self, rows: Counts, names: list[str]) -> None:
+        """Entities that have an event after the look began."""
+        self.passed[rows] = True
+        self.noted |= dict(zip(names, self.pending[rows].tolist(), strict=True))
+
+    def add_newcomers(self, rows: Counts, names: list[str]) -> None:
+        """Entities whose first event came after the look began."""
+        self.passed[rows] = True
+        self.newcomers |= dict.fromkeys(names)
+
+    def state(self) -> dict[str, Any]:
+        """All but :meth:`noted_pending`."""
+        return {
+            "time": self.time,
+            "events": self.events,
+            "ended": self.ended,
+            "slices": self.slices,
+            "noted": list(self.noted),
+            "newcomers": list(self.newcomers),
+            "silences": [asdict(alarm) for alarm in self.silences],
+        }
+
+    def noted_pending(self) -> Floats:
+        """The integrals of the noted entities."""
+        return np.array(list(self.noted.values()), dtype=np.float64)
+
+    @staticmethod
+    def restore(state: dict[str, Any], pending: Floats) -> FleetLook:
+        """The look whose :meth:`state` this is. Raises ValueError for what no look can be."""
+        noted, newcomers, slices = state["noted"], state["newcomers"], state["slices"]
+        names = [*noted, *newcomers]
+        sound = (
+            all(isinstance(name, str) and name for name in names)
+            and len(set(names)) == len(names)
+            and pending.dtype == np.float64
+            and pending.shape == (len(noted),)
+            and bool((pending >= 0).all())
+            and type(state["events"]) is int
+            and type(slices) is int
+            and min(state["events"], slices - 1) >= 0
+            and all(math.isfinite(state[name]) for name in ("time", "ended"))
+        )
+        if not sound:
+            raise ValueError("not the numbers of a look")
+        found = FleetLook(float(state["time"]), state["events"], float(state["ended"]), slices)
+        found.noted = dict(zip(noted, pending.tolist(), strict=True))
+        found.newcomers = dict.fromkeys(newcomers)
+        found.silences = tuple(Alarm(**alarm) for alarm in state["silences"])
+        found.restored = True
+        return found
 
 
 def shares_of(logs: Floats) -> Floats:

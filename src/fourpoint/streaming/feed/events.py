@@ -75,6 +75,10 @@ class Scorer(Protocol):
     marks: dict[str, int]
     names: list[str]  # of the marks, as JSON
 
+    @property
+    def most_lines(self) -> int | None:
+        """Lines that the next batch may have, so that none of them waits for long; None: any."""
+
     def observe(self, events: Columns) -> Scores:
         """What is to be said of events, in order. One that is refused changes nothing."""
 
@@ -89,6 +93,7 @@ class Single:
 
     batch = 4096
     many = False
+    most_lines: int | None = None
 
     def __init__(
         self,
@@ -185,6 +190,12 @@ class Entities:
             self.bank = StreamBank.resume(followed, state, store, threads=THREADS)
         self.state = self.bank.head
         self.memory = self._bounded(limit)
+        self.bank.catch_up()
+
+    @property
+    def most_lines(self) -> int | None:
+        """As many as the bank may have with one slice of a look at the fleet."""
+        return self.bank.most_events
 
     def _bounded(self, limit: int | None) -> str:
         """Bound the entities in memory, and say how much they take."""

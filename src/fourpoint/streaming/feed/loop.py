@@ -138,7 +138,8 @@ class Loop:
         heard = time.monotonic()
         while not told:
             fewer = None if self.saver is None else self.saver.most_lines
-            block = self.lines.block(min(limit, fewer or limit))
+            at_once = min(limit, fewer or limit, self.scorer.most_lines or limit)
+            block = self.lines.block(at_once)
             if block.contents:
                 began = time.monotonic()
                 self._score(block)
