@@ -89,7 +89,9 @@ class Clock:
         if other.rate < self.rate:
             return self.ticks // (self.rate // other.rate)
         finer = other.rate // self.rate
-        if len(self.ticks) and max(-int(self.ticks.min()), int(self.ticks.max())) >= 2**63 // finer:
+        lowest = int(self.ticks.min(initial=0))
+        highest = int(self.ticks.max(initial=0))
+        if max(-lowest, highest) >= 2**63 // finer:
             far = self.text(int(self.ticks[np.argmax(np.abs(self.ticks))]))
             raise UserError(
                 "times within some centuries of the others",
@@ -290,10 +292,8 @@ def _epoch(
     high = float(np.max([part.max() for part in parts]))
     if pa.types.is_integer(column.type) and low >= 19000101 and high <= 22001231:
         return _written_dates(flat(column), notes)
-    bands = [FIRST_EPOCH * 1000**k for k in range(5)]
-    band = next(
-        (k for k in range(4) if bands[k] <= low and high < min(bands[k + 1], 2.0**63)), None
-    )
+    edges = [min(FIRST_EPOCH * 1000**k, 2.0**63) for k in range(5)]
+    band = next((k for k in range(4) if edges[k] <= low and high < edges[k + 1]), None)
     if band is None:
         return None
     unit, rate = list(RATES.items())[band]
@@ -451,8 +451,10 @@ def _second(
     back = np.concatenate([[False], (np.diff(local) < 0) & ~change & ~far])
     steps = np.bincount(run, weights=back)
     told = steps[run] == 1
-    before = np.concatenate([[0], np.cumsum(back)])[np.searchsorted(run, np.arange(run[-1] + 1))]
-    passed = np.cumsum(back) > before[run]
+    passed_by = np.concatenate([[0], np.cumsum(back)])
+    begins = np.searchsorted(run, np.arange(run[-1] + 1))
+    before = passed_by[begins]
+    passed = passed_by[1:] > before[run]
     second = np.zeros(len(twice), dtype=bool)
     second[order] = passed & told
     return second, int((~told).sum())

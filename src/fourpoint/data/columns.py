@@ -283,7 +283,9 @@ def read_marks(
     if columns.is_text(name):
         return _named_marks(columns, *columns.labels(name, MOST_TYPES), names)
     values = columns.integers(name)
-    low, high = (int(values.min()), int(values.max())) if len(values) else (0, 0)
+    low, high = 0, 0
+    if len(values):
+        low, high = int(values.min()), int(values.max())
     if not own and (names is not None or not _are_types(values, low, high)):
         numbered = number(values)
         columns.check_count(name, len(numbered.distinct), MOST_TYPES)
@@ -352,6 +354,5 @@ def _named_marks(
         raise columns.error(
             "marks that the file names", f"{words[odd]!r} at {columns.table.place(row)}", remedy
         )
-    return np.array([place[word] for word in words], dtype=np.int64)[numbered.code()], MarkSpace.of(
-        tuple(known) or None
-    )
+    marks = np.array([place[word] for word in words], dtype=np.int64)
+    return marks[numbered.code()], MarkSpace.of(tuple(known) or None)

@@ -38,29 +38,26 @@ def facts(data: Dataset, by: str = "", column: str = "") -> list[tuple[str, str]
     marks | none
     """
     unit = f" {data.unit}" if data.unit else ""
-    ids = f"{by}: {data.ids[0]} ... {data.ids[-1]}".removeprefix(": ")
-    low, middle, high = np.quantile(data.lengths, (0, 0.5, 1))
-    several = len(data) > 1
+    per_unit = data.unit.removesuffix("s") or "unit of time"
+    names = by or data.ids[0]
+    events = f"{data.events:,}"
+    if len(data) > 1:
+        names = f"{by}: {data.ids[0]} ... {data.ids[-1]}".removeprefix(": ")
+        low, middle, high = np.quantile(data.lengths, (0, 0.5, 1))
+        events += f" ({low:.0f} to {high:.0f} a sequence, median {middle:.0f})"
     lengths = data.durations
     if np.ptp(lengths) <= 1e-9 * lengths.max():
         span = f"{lengths.min():g}"
     else:
         span = f"{lengths.min():g} to {lengths.max():g}"
+    span += unit
+    if data.inferred:
+        span += " (inferred from the events)"
     found = [
-        ("sequences", f"{len(data):,} ({ids if several else by or data.ids[0]})"),
-        (
-            "events",
-            f"{data.events:,}"
-            + (f" ({low:.0f} to {high:.0f} a sequence, median {middle:.0f})" if several else ""),
-        ),
-        ("window", f"{span}{unit}{' (inferred from the events)' if data.inferred else ''}"),
-        (
-            "rate",
-            (
-                f"{data.events / lengths.sum():.4g} events per "
-                f"{data.unit.removesuffix('s') or 'unit of time'}"
-            ),
-        ),
+        ("sequences", f"{len(data):,} ({names})"),
+        ("events", events),
+        ("window", span),
+        ("rate", f"{data.events / lengths.sum():.4g} events per {per_unit}"),
     ]
     if len(data.gaps):
         a, b, c = np.quantile(data.gaps, (0.05, 0.5, 0.95))
@@ -73,9 +70,8 @@ def facts(data: Dataset, by: str = "", column: str = "") -> list[tuple[str, str]
         found.append(("places", str(data.marks.box)))
     if data.splits is not None:
         counts = {name: int((data.splits == name).sum()) for name in SPLITS}
-        found.append(
-            ("splits", ", ".join(f"{name} ({count:,})" for name, count in counts.items() if count))
-        )
+        parts = [f"{name} ({count:,})" for name, count in counts.items() if count]
+        found.append(("splits", ", ".join(parts)))
     return found
 
 
@@ -101,6 +97,9 @@ def _marks(data: Dataset, column: str) -> str:
         return "none"
     counts = np.bincount(data.mark_ids, minlength=data.marks.count)
     order = np.argsort(-counts, kind="stable")[:LISTED]
-    more = f" and {data.marks.count - LISTED:,} more" if data.marks.count > LISTED else ""
     listed = ", ".join(f"{data.marks.names[i]} ({counts[i]:,})" for i in order)
-    return f"{column!r}, {data.marks.count:,} types: {listed}{more}" if column else listed + more
+    if data.marks.count > LISTED:
+        listed += f" and {data.marks.count - LISTED:,} more"
+    if not column:
+        return listed
+    return f"{column!r}, {data.marks.count:,} types: {listed}"

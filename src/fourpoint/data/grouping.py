@@ -17,6 +17,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from fourpoint.events.batching import offsets_of
+
 DIGIT = 65536  # numpy sorts 16-bit integers by radix
 BLOCK = 1 << 20
 NONE = np.zeros(0, dtype=np.int32)
@@ -48,7 +50,7 @@ class Numbered:
         if self.offsets is not None and bool((np.diff(place) > 0).all()):
             lengths = np.zeros(count, dtype=np.int64)
             lengths[place] = np.diff(self.offsets)
-            return Numbered(np.arange(count), NONE, _edges(lengths))
+            return Numbered(np.arange(count), NONE, offsets_of(lengths))
         return Numbered(np.arange(count), place.astype(np.int32)[self.code()], None)
 
 
@@ -124,7 +126,7 @@ def group(
         order = None
     else:
         code = numbered.code()
-        offsets = _edges(np.bincount(code, minlength=count))
+        offsets = offsets_of(np.bincount(code, minlength=count))
         order = None if _rising(code) else stable_order(code, count)
     if times is None or _in_order(times if order is None else times[order], offsets):
         return Group(offsets, order), False
@@ -150,11 +152,12 @@ def _runs(pieces: list[NDArray[Any]]) -> Numbered | None:
     most = max(sum(map(len, pieces)) // 4, 1000)
     for k, piece in enumerate(pieces):
         change = np.empty(len(piece), dtype=bool)
-        change[0] = k == 0 or bool(piece[0] != pieces[k - 1][-1])
+        change[0] = k == 0 or piece[0] != pieces[k - 1][-1]
         np.not_equal(piece[1:], piece[:-1], out=change[1:])
         # Where most neighbours differ, rows are not grouped, or each is alone; only rising values
         # are worth a look then.
-        if int(np.count_nonzero(change)) > max(len(piece) // 4, 1000) and not _rising(piece):
+        changes = int(np.count_nonzero(change))
+        if changes > max(len(piece) // 4, 1000) and not _rising(piece):
             return None
         start = np.flatnonzero(change)
         heads.append(start + first)
@@ -189,10 +192,6 @@ def _by_table(values: NDArray[Any], low: int, high: int) -> Numbered:
     rank = np.zeros(high - low + 1, dtype=np.int32)
     rank[present] = np.arange(len(present), dtype=np.int32)
     return Numbered(present + low, rank[key], None)
-
-
-def _edges(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-    return np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
 
 
 def _rising(values: NDArray[Any]) -> bool:

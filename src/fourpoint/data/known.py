@@ -84,6 +84,6 @@ def recall(stored: Mapping[str, Any]) -> Known:
 
 def _short(values: NDArray[np.float64]) -> float | list[float]:
     """The values, or one number where all are the same."""
-    return (
-        float(values[0]) if len(values) and bool((values == values[0]).all()) else values.tolist()
-    )
+    if len(values) and (values == values[0]).all():
+        return float(values[0])
+    return values.tolist()

@@ -64,9 +64,12 @@ def line_of_record(stream: Readable, record: int, separator: str | None) -> int:
             returns = data[np.minimum(starts, len(data) - 1)] == 13
             blank |= (lengths == 1) & returns
         full = np.flatnonzero(~blank)
-        if records + len(full) > record or not block:
-            k = full[record - records] if records + len(full) > record else len(ends) - 1
-            return lines + int(np.count_nonzero(data[: starts[k]] == 10)) if len(ends) else lines
+        found = records + len(full) > record
+        if (found or not block) and not len(ends):
+            return lines
+        if found or not block:
+            k = full[record - records] if found else len(ends) - 1
+            return lines + int(np.count_nonzero(data[: starts[k]] == 10))
         records += len(full)
         used = int(ends[-1]) + 1 if len(ends) else 0
         lines += int(np.count_nonzero(data[:used] == 10))

@@ -240,10 +240,11 @@ def _tie_notices(data: Dataset, ties: Ties) -> list[str]:
 def _tied(data: Dataset) -> float:
     """As ``data.tied``, without an array of gaps."""
     cuts = data.offsets[:-1][data.lengths > 0][1:]
-    same = np.count_nonzero(data.times[1:] == data.times[:-1]) - np.count_nonzero(
-        data.times[cuts] == data.times[cuts - 1]
-    )
-    return float(same / (data.events - 1 - len(cuts))) if same else 0.0
+    equal = np.count_nonzero(data.times[1:] == data.times[:-1])
+    between = np.count_nonzero(data.times[cuts] == data.times[cuts - 1])  # of two sequences
+    if equal == between:
+        return 0.0
+    return float((equal - between) / (data.events - 1 - len(cuts)))
 
 
 def _read(table: Table, roles: Roles, asked: Asked) -> Reading:
@@ -320,9 +321,8 @@ def _sequences(
     known.
     """
     if roles.sequence is None:
-        return Numbered(np.zeros(1), np.zeros(0, dtype=np.int32), np.array([0, len(columns)])), (
-            "0",
-        )
+        offsets = np.array([0, len(columns)])
+        return Numbered(np.zeros(1), np.zeros(0, dtype=np.int32), offsets), ("0",)
     numbered, ids = columns.labels(roles.sequence)
     if known is None:
         return numbered, tuple(ids)

@@ -421,4 +421,5 @@ class _Guess:
         asked of longer tables alone.
         """
         rows = self.head(name)
-        return len(rows) < (20 if sure else 2) or 2 * len(pc.unique(rows)) <= len(rows) + 1
+        fewest = 20 if sure else 2
+        return len(rows) < fewest or 2 * len(pc.unique(rows)) <= len(rows) + 1

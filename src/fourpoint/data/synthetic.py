@@ -30,6 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fourpoint.events import Box, Dataset, MarkSpace, UserError
+from fourpoint.events.batching import offsets_of
 from fourpoint.models.base import PointProcess
 from fourpoint.models.bumps import Bump, Bumps, FilteredBumps
 
@@ -108,7 +109,7 @@ class Process:
             )
         times, rows, places = self.draw(np.random.default_rng(seed), sequences, end)
         order = np.lexsort((times, rows))
-        offsets = np.concatenate([[0], np.cumsum(np.bincount(rows, minlength=sequences))])
+        offsets = offsets_of(np.bincount(rows, minlength=sequences))
         marks = np.zeros(len(times), dtype=np.int64)
         where = None if places is None else places[order]
         edges = np.zeros(sequences), np.full(sequences, end)
@@ -232,7 +233,12 @@ def _joined(parts: list[Events]) -> Events:
 
 
 def _mean(bumps: tuple[Bump, ...]) -> float:
-    return sum(c / s * (erf(s * (1 - m) / sqrt(2)) + erf(s * m / sqrt(2))) / 2 for c, s, m in bumps)
+    total = 0.0
+    for height, speed, centre in bumps:
+        before = erf(speed * centre / sqrt(2))
+        after = erf(speed * (1 - centre) / sqrt(2))
+        total += height / speed * (after + before) / 2
+    return total
 
 
 def _with_random_amplitude(fixed: Process) -> Process:

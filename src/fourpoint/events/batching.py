@@ -10,12 +10,21 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, overload
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 if TYPE_CHECKING:
     import torch
 
     from fourpoint.events import Dataset
+
+
+def offsets_of(lengths: ArrayLike) -> NDArray[np.int64]:
+    """Where pieces of these lengths begin when they are laid end to end, and where the last ends.
+
+    >>> offsets_of([2, 0, 3]).tolist()
+    [0, 2, 2, 5]
+    """
+    return np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
 
 
 @overload

@@ -53,12 +53,14 @@ class Box:
             if not (np.isfinite(a) and np.isfinite(b) and a < b)
         ]
         if bad:
-            received = f"{self.low[bad[0]]:g} to {self.high[bad[0]]:g} for {self.names[bad[0]]!r}"
+            i = bad[0]
+            received = f"{self.low[i]:g} to {self.high[i]:g} for {self.names[i]!r}"
             raise EventDataError(
                 "finite bounds with low < high on every axis", received, "Mend the bounds."
             )
         for name, low, high in zip(self.names, self.low, self.high, strict=True):
-            if not (WIDTHS[0] <= high - low and max(abs(low), abs(high)) <= WIDTHS[1]):
+            largest = max(abs(low), abs(high))
+            if high - low < WIDTHS[0] or largest > WIDTHS[1]:
                 received = f"{low:g} to {high:g} for {name!r}"
                 remedy = "Use another unit, or look for a stray value."
                 raise EventDataError(
@@ -79,7 +81,8 @@ class Box:
             edge(places, axis=0) if len(places) else np.full(len(names), x)
             for edge, x in ((np.min, 0.0), (np.max, 1.0))
         )
-        step = 10.0 ** (np.floor(np.log10(np.where(high > low, high - low, 1.0))) - 1)
+        width = np.where(high > low, high - low, 1.0)
+        step = 10.0 ** (np.floor(np.log10(width)) - 1)
         first = np.floor(low / step)
         last = np.ceil(high / step)
         digits = np.maximum(0, 1 - np.log10(step)).astype(int)
@@ -87,7 +90,9 @@ class Box:
             (round(a * s, d), round(max(b, a + 1) * s, d))
             for a, b, s, d in zip(first, last, step, digits, strict=True)
         ]
-        return Box(tuple(names), tuple(a for a, _ in bounds), tuple(b for _, b in bounds))
+        lows = tuple(bound[0] for bound in bounds)
+        highs = tuple(bound[1] for bound in bounds)
+        return Box(tuple(names), lows, highs)
 
     @property
     def dimension(self) -> int:

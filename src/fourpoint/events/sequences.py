@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fourpoint.errors import EventDataError, UserError
-from fourpoint.events.batching import Batch, group_by_length, known_at, pad
+from fourpoint.events.batching import Batch, group_by_length, known_at, offsets_of, pad
 from fourpoint.events.marks import Box, MarkSpace
 from fourpoint.events.ties import Ties, apply_ties
 from fourpoint.events.validation import SPLITS, as_marks, as_places, as_times, check_events, inner
@@ -85,8 +85,12 @@ class Sequence:
         places: ArrayLike | None = None,
     ) -> None:
         t = as_times(times)
-        m = np.zeros(len(t), dtype=np.int64) if marks is None else as_marks(marks)
-        guess = MarkSpace() if marks is None else MarkSpace.categorical(int(m.max(initial=0)) + 1)
+        if marks is None:
+            m = np.zeros(len(t), dtype=np.int64)
+            guess = MarkSpace()
+        else:
+            m = as_marks(marks)
+            guess = MarkSpace.categorical(int(m.max(initial=0)) + 1)
         known_space = guess if space is None else MarkSpace.of(space)
         where = None if places is None else as_places(places, len(t))
         if where is not None and known_space.box is None:
@@ -120,26 +124,14 @@ class Sequence:
     def before(self, time: float) -> Sequence:
         """The events strictly before ``time``, observed on ``[start, time)``."""
         n = int(np.searchsorted(self.times, time, side="left"))
-        places = None if self.places is None else self.places[:n]
-        return _trusted_sequence(
-            self.times[:n],
-            self.marks[:n],
-            self.start,
-            float(time),
-            self.space,
-            self.id,
-            False,
-            places,
-        )
+        return self._piece(slice(n), self.start, float(time), inferred=False)
 
     def after(self, time: float) -> Sequence:
         """The events at or after ``time``, observed on ``[time, stop)``; those before are not
         known.
         """
         n = int(np.searchsorted(self.times, time, side="left"))
-        places = None if self.places is None else self.places[n:]
-        known = self.times[n:], self.marks[n:], float(time), self.stop
-        return _trusted_sequence(*known, self.space, self.id, self.inferred, places)
+        return self._piece(slice(n, None), float(time), self.stop, inferred=self.inferred)
 
     def until(self, at: float | None = None) -> Sequence:
         """The events that are known at time ``at``: those up to and including it, observed on
@@ -161,19 +153,36 @@ class Sequence:
                 expected, f"at={now:g}", "Choose a time at which the sequence was observed."
             )
         n = int(np.count_nonzero(known_at(self.times, now)))
-        places = None if self.places is None else self.places[:n]
+        return self._piece(slice(n), self.start, now, inferred=True)
+
+    def _piece(
+        self, kept: slice | NDArray[np.bool_], start: float, stop: float, *, inferred: bool
+    ) -> Sequence:
+        """The events ``kept``, observed on ``[start, stop)``."""
         return _trusted_sequence(
-            self.times[:n], self.marks[:n], self.start, now, self.space, self.id, True, places
+            self.times[kept],
+            self.marks[kept],
+            start,
+            stop,
+            self.space,
+            self.id,
+            inferred,
+            None if self.places is None else self.places[kept],
         )
 
     def batch(self) -> Batch:
         """This sequence alone, as a batch of one."""
         import torch
 
-        times, marks = (torch.from_numpy(np.array(x))[None] for x in (self.times, self.marks))
-        start, stop = (torch.tensor([x], dtype=torch.float64) for x in (self.start, self.stop))
-        places = None if self.places is None else torch.from_numpy(np.array(self.places))[None]
-        return Batch(times, marks, torch.ones_like(marks, dtype=torch.bool), start, stop, places)
+        times = torch.from_numpy(np.array(self.times))[None]
+        marks = torch.from_numpy(np.array(self.marks))[None]
+        valid = torch.ones_like(marks, dtype=torch.bool)
+        start = torch.tensor([self.start], dtype=torch.float64)
+        stop = torch.tensor([self.stop], dtype=torch.float64)
+        places = None
+        if self.places is not None:
+            places = torch.from_numpy(np.array(self.places))[None]
+        return Batch(times, marks, valid, start, stop, places)
 
 
 @dataclass(frozen=True, eq=False)
@@ -234,7 +243,7 @@ class Dataset:
         return Dataset(
             times=np.concatenate([np.zeros(0), *(s.times for s in sequences)]),
             mark_ids=np.concatenate([np.zeros(0, dtype=np.int64), *(s.marks for s in sequences)]),
-            offsets=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
+            offsets=offsets_of(lengths),
             starts=np.array([s.start for s in sequences], dtype=np.float64),
             stops=np.array([s.stop for s in sequences], dtype=np.float64),
             marks=spaces.pop() if spaces else MarkSpace(),
@@ -317,8 +326,9 @@ class Dataset:
         """The sequences at these rows, in this order."""
         rows = np.asarray(rows, dtype=np.int64)
         lengths = self.lengths[rows]
-        offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
-        flat = np.repeat(self.offsets[rows] - offsets[:-1], lengths) + np.arange(offsets[-1])
+        offsets = offsets_of(lengths)
+        shift = self.offsets[rows] - offsets[:-1]
+        flat = np.arange(offsets[-1]) + np.repeat(shift, lengths)
         return replace(
             self,
             times=self.times[flat],
@@ -384,8 +394,9 @@ class Dataset:
             order = np.argsort(self.starts, kind="stable")
         else:
             order = np.random.default_rng(seed).permutation(len(self))
-        sizes = np.maximum(1, np.round(np.array(fractions[1:]) * len(self))).astype(int)
-        edges = len(self) - np.cumsum(sizes[::-1])[::-1]
+        sizes = np.round(np.array(fractions[1:]) * len(self)).astype(int)
+        after = np.cumsum(np.maximum(1, sizes)[::-1])[::-1]
+        edges = len(self) - after
         return tuple(self.select(np.sort(rows)) for rows in np.split(order, edges))
 
     def _cut(self, fractions: Ordered[float]) -> tuple[Dataset, ...]:
@@ -395,26 +406,15 @@ class Dataset:
         edges = np.concatenate([[0.0], np.cumsum(fractions)])
         edges[-1] = 1.0
         parts = []
-        for k, (low, high) in enumerate(zip(edges[:-1], edges[1:], strict=True)):
+        for k in range(len(fractions)):
+            low, high = edges[k], edges[k + 1]
+            last = k == len(fractions) - 1
             pieces = []
             for s in self:
-                last = k == len(fractions) - 1
                 a = s.start + low * s.duration
                 b = s.stop if last else s.start + high * s.duration
                 keep = (s.times >= a) & ((s.times < b) | last)
-                places = None if s.places is None else s.places[keep]
-                pieces.append(
-                    _trusted_sequence(
-                        s.times[keep],
-                        s.marks[keep],
-                        a,
-                        b,
-                        s.space,
-                        s.id,
-                        s.inferred and last,
-                        places,
-                    )
-                )
+                pieces.append(s._piece(keep, a, b, inferred=s.inferred and last))
             piece = Dataset.from_sequences(pieces, unit=self.unit, name=self.name)
             parts.append(replace(piece, log=self.log))
         return tuple(parts)
@@ -445,7 +445,9 @@ class Dataset:
 
     def batch(self, rows: Ordered[int] | NDArray[np.int64] | None = None) -> Batch:
         """The sequences at ``rows`` (all by default), padded to one length."""
-        return pad(self, np.arange(len(self)) if rows is None else np.asarray(rows, dtype=np.int64))
+        if rows is None:
+            return pad(self, np.arange(len(self)))
+        return pad(self, np.asarray(rows, dtype=np.int64))
 
     def batches(
         self, size: int, *, seed: int | None = None, padded: int = 131072, mixed: bool = False
@@ -489,8 +491,9 @@ def only_sequence(events: Sequence | Dataset) -> Sequence:
             "Pass data[0] or data['ID'], or build a Sequence.",
         )
     if len(events) != 1:
-        like = f", with ids like {', '.join(map(repr, events.ids[:3]))}" if len(events) else ""
-        received = f"a data set of {len(events):,} sequences{like}"
+        received = f"a data set of {len(events):,} sequences"
+        if len(events):
+            received += f", with ids like {', '.join(map(repr, events.ids[:3]))}"
         raise UserError("one sequence", received, "Choose one: data[0], or data['ID'] by its id.")
     return events[0]
 
@@ -548,4 +551,6 @@ def _trusted_sequence(
 
 
 def _distinct(ids: tuple[str, ...]) -> tuple[str, ...]:
-    return ids if len(set(ids)) == len(ids) else tuple(str(i) for i in range(len(ids)))
+    if len(set(ids)) == len(ids):
+        return ids
+    return tuple(str(i) for i in range(len(ids)))

@@ -28,71 +28,76 @@ def check_events(d: Dataset) -> None:
     """Refuse a data set with anything wrong in it: lengths, times, windows, marks, places and
     splits, in this order.
     """
-    counts = (
-        f"{len(d.times)} times, {len(d.mark_ids)} marks, {len(d.offsets)} offsets, "
-        f"{len(d.starts)} starts, {len(d.stops)} stops"
-    )
-    per_sequence = {
-        len(d.offsets) - 1,
-        len(d.starts),
-        len(d.stops),
-        len(d.ids),
-        len(d.starts if d.splits is None else d.splits),
-    }
-    if len(d.times) != len(d.mark_ids) or len(per_sequence) > 1:
-        raise EventDataError(
-            "one mark per time and one window per sequence", counts, "Make the lengths equal."
-        )
-    if d.offsets[0] != 0 or d.offsets[-1] != len(d.times) or (np.diff(d.offsets) < 0).any():
-        raise EventDataError(
-            "offsets that rise from 0 to the number of events",
-            f"{d.offsets.tolist()[:8]}",
-            "Count the events again.",
-        )
+    _check_lengths(d)
     bad = np.flatnonzero(~np.isfinite(d.times))
     if len(bad):
-        raise EventDataError(
-            "finite times", f"{d.times[bad[0]]} at {place_of(d, bad[0])}", "Remove or mend the row."
-        )
-    wrong = np.flatnonzero(~(np.isfinite(d.starts) & np.isfinite(d.stops) & (d.stops > d.starts)))
-    if len(wrong):
-        i = wrong[0]
-        received = f"[{d.starts[i]}, {d.stops[i]}) of sequence {d.ids[i]}"
-        raise EventDataError(
-            "a finite window with start < stop", received, "Mend its start and stop."
-        )
+        received = f"{d.times[bad[0]]} at {place_of(d, bad[0])}"
+        raise EventDataError("finite times", received, "Remove or mend the row.")
+    _check_windows(d)
     _check_scale(d)
-    back = np.flatnonzero((np.diff(d.times) < 0) & inner(d))
-    if len(back):
-        i = int(back[0]) + 1
-        received = f"{d.times[i]} after {d.times[i - 1]} at {place_of(d, i)}"
-        raise EventDataError(
-            "non-decreasing times", received, "Sort the rows, or read with sort=True."
-        )
-    row = np.repeat(np.arange(len(d)), d.lengths)
-    late = d.times > d.stops[row] if d.inferred else d.times >= d.stops[row]
-    out = np.flatnonzero((d.times < d.starts[row]) | late)
-    if len(out):
-        i = int(out[0])
-        expected = f"times inside the window [{d.starts[row[i]]}, {d.stops[row[i]]})"
-        raise EventDataError(
-            expected, f"{d.times[i]} at {place_of(d, i)}", "Widen the window or drop the event."
-        )
+    _check_order(d)
+    _check_inside(d)
     unknown = np.flatnonzero((d.mark_ids < 0) | (d.mark_ids >= d.marks.count))
     if len(unknown):
         i = int(unknown[0])
         received = f"{d.mark_ids[i]} at {place_of(d, i)}"
-        raise EventDataError(
-            f"marks from 0 to {d.marks.count - 1}",
-            received,
-            "Mend the mark, or declare more types.",
-        )
+        remedy = "Mend the mark, or declare more types."
+        raise EventDataError(f"marks from 0 to {d.marks.count - 1}", received, remedy)
     _check_places(d)
     if d.splits is not None and not np.isin(d.splits, SPLITS).all():
         odd = next(s for s in d.splits.tolist() if s not in SPLITS)
-        raise EventDataError(
-            "splits called train, dev or test", f"{odd!r}", "Rename the values of the split column."
+        remedy = "Rename the values of the split column."
+        raise EventDataError("splits called train, dev or test", f"{odd!r}", remedy)
+
+
+def _check_lengths(d: Dataset) -> None:
+    """Refuse arrays that do not belong together."""
+    per_sequence = {len(d.offsets) - 1, len(d.starts), len(d.stops), len(d.ids)}
+    if d.splits is not None:
+        per_sequence.add(len(d.splits))
+    if len(d.times) != len(d.mark_ids) or len(per_sequence) > 1:
+        received = (
+            f"{len(d.times)} times, {len(d.mark_ids)} marks, {len(d.offsets)} offsets, "
+            f"{len(d.starts)} starts, {len(d.stops)} stops"
         )
+        expected = "one mark per time and one window per sequence"
+        raise EventDataError(expected, received, "Make the lengths equal.")
+    complete = d.offsets[0] == 0 and d.offsets[-1] == len(d.times)
+    if not complete or (np.diff(d.offsets) < 0).any():
+        expected = "offsets that rise from 0 to the number of events"
+        raise EventDataError(expected, f"{d.offsets.tolist()[:8]}", "Count the events again.")
+
+
+def _check_windows(d: Dataset) -> None:
+    finite = np.isfinite(d.starts) & np.isfinite(d.stops)
+    wrong = np.flatnonzero(~(finite & (d.stops > d.starts)))
+    if len(wrong):
+        i = wrong[0]
+        received = f"[{d.starts[i]}, {d.stops[i]}) of sequence {d.ids[i]}"
+        remedy = "Mend its start and stop."
+        raise EventDataError("a finite window with start < stop", received, remedy)
+
+
+def _check_order(d: Dataset) -> None:
+    back = np.flatnonzero((np.diff(d.times) < 0) & inner(d))
+    if len(back):
+        i = int(back[0]) + 1
+        received = f"{d.times[i]} after {d.times[i - 1]} at {place_of(d, i)}"
+        remedy = "Sort the rows, or read with sort=True."
+        raise EventDataError("non-decreasing times", received, remedy)
+
+
+def _check_inside(d: Dataset) -> None:
+    """Refuse events outside their window; one at the end of an inferred window is inside."""
+    row = np.repeat(np.arange(len(d)), d.lengths)
+    starts, stops = d.starts[row], d.stops[row]
+    late = d.times > stops if d.inferred else d.times >= stops
+    out = np.flatnonzero((d.times < starts) | late)
+    if len(out):
+        i = int(out[0])
+        expected = f"times inside the window [{starts[i]}, {stops[i]})"
+        received = f"{d.times[i]} at {place_of(d, i)}"
+        raise EventDataError(expected, received, "Widen the window or drop the event.")
 
 
 def _check_scale(d: Dataset) -> None:

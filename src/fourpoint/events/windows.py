@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from fourpoint.events import Dataset
+from fourpoint.events.batching import offsets_of
 
 
 def repeated_windows(data: Dataset) -> bool:
@@ -63,7 +64,7 @@ def cut_long(data: Dataset, events: int, *, first_only: bool = False) -> Dataset
     if bool((stops <= starts).any()):
         return data
     lengths = last - first
-    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+    offsets = offsets_of(lengths)
     flat = np.repeat(first - offsets[:-1], lengths) + np.arange(offsets[-1])
     ids = tuple(
         data.ids[r] if pieces[r] == 1 else f"{data.ids[r]}/{n}"

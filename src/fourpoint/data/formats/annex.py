@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from fourpoint.data.expansion import Expansion
 from fourpoint.data.known import DAMAGE, Known, describe, recall
 from fourpoint.events import SPLITS, Dataset, EventDataError, MarkSpace
+from fourpoint.events.batching import offsets_of
 
 MOST_TYPES = 1_000_000
 FIELD = "fourpoint"  # the name under which a format that has fields carries the annex
@@ -117,7 +118,7 @@ def assemble(parts: list[Part], name: str) -> Dataset:
         return Dataset(
             np.concatenate([part.times for part in parts]),
             marks,
-            np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
+            offsets_of(lengths),
             np.concatenate([start for start, _ in windows]),
             np.concatenate([stop for _, stop in windows]),
             space,
@@ -223,7 +224,12 @@ def _marks(parts: list[Part], known: list[Known | None]) -> tuple[NDArray[np.int
         )
     first = parts[0].first
     highest = max(int(part.marks.max(initial=first)) for part in parts)
-    types = len(named[0]) or 1 if named else stated.pop() if stated else highest - first + 1
+    if named:
+        types = len(named[0]) or 1
+    elif stated:
+        types = stated.pop()
+    else:
+        types = highest - first + 1
     if not 1 <= types <= MOST_TYPES:
         raise parts[0].error(
             f"between 1 and {MOST_TYPES:,} types",

@@ -29,6 +29,7 @@ from fourpoint.data.formats.annex import Part, assemble, pack, parts_of, whole_n
 from fourpoint.data.formats.folders import make_folder, split_of
 from fourpoint.data.sample import Sample
 from fourpoint.events import Dataset, EventDataError
+from fourpoint.events.batching import offsets_of
 
 WHAT = "Du et al.'s time and event files"
 
@@ -73,12 +74,9 @@ def write(data: Dataset, path: str | Path) -> list[str]:
             for split, part in parts_of(data).items()
         ]
     for times, part in pairs:
-        rows = range(len(part))
-        lines = [_line(part.times[part.offsets[i] : part.offsets[i + 1]].tolist()) for i in rows]
+        lines = [_line(sequence.times.tolist()) for sequence in part]
         write_whole(times, "".join(lines).encode())
-        lines = [
-            _line((part.mark_ids[part.offsets[i] : part.offsets[i + 1]] + 1).tolist()) for i in rows
-        ]
+        lines = [_line((sequence.marks + 1).tolist()) for sequence in part]
         write_whole(_beside(times, "event"), "".join(lines).encode())
         write_whole(_beside(times, "fourpoint", ".json"), pack(part).encode())
     return [
@@ -115,21 +113,17 @@ def _time_files(source: Path) -> list[Path]:
 def _read_pair(times_file: Path) -> Part:
     events_file = _beside(times_file, "event")
     times, offsets = numbers_by_line(times_file, "a file of times")
-    marks, lengths = numbers_by_line(events_file, "a file of event types")
-    if len(lengths) != len(offsets):
-        received = (
-            f"{len(offsets) - 1:,} lines in {times_file} and {len(lengths) - 1:,} in {events_file}"
-        )
+    marks, of_marks = numbers_by_line(events_file, "a file of event types")
+    counts, others = np.diff(offsets), np.diff(of_marks)
+    if len(counts) != len(others):
+        received = f"{len(counts):,} lines in {times_file} and {len(others):,} in {events_file}"
         raise EventDataError(
             f"{WHAT} with equally many lines", received, "Check that they belong together."
         )
-    bad = np.flatnonzero(np.diff(offsets) != np.diff(lengths))
+    bad = np.flatnonzero(counts != others)
     if len(bad):
         i = int(bad[0])
-        received = (
-            f"{offsets[i + 1] - offsets[i]} times and {lengths[i + 1] - lengths[i]} types in "
-            f"line {i + 1} of {times_file}"
-        )
+        received = f"{counts[i]} times and {others[i]} types in line {i + 1} of {times_file}"
         raise EventDataError(
             "as many types as times in every line",
             received,
@@ -208,7 +202,7 @@ def numbers_by_line(path: Path, what: str) -> tuple[NDArray[np.float64], NDArray
     empty = np.asarray(pc.equal(pc.binary_length(pc.ascii_trim_whitespace(lines)), 0))
     flat = words.flatten()
     flat = flat.filter(pc.greater(pc.binary_length(flat), 0))
-    offsets = np.concatenate([[0], np.cumsum(np.where(empty, 0, lengths))]).astype(np.int64)
+    offsets = offsets_of(np.where(empty, 0, lengths))
     return _floats(flat, offsets, path, what), offsets
 
 

@@ -100,14 +100,12 @@ def _read_part(path: Path, split: str | None) -> Part:
             "Check what it holds.",
         )
     times, offsets = flat(table, "timestamps", path)
-    marks, lengths = flat(table, "labels", path)
-    bad = np.flatnonzero(np.diff(offsets) != np.diff(lengths))
+    marks, of_marks = flat(table, "labels", path)
+    counts, others = np.diff(offsets), np.diff(of_marks)
+    bad = np.flatnonzero(counts != others)
     if len(bad):
         i = int(bad[0])
-        received = (
-            f"{path}: {offsets[i + 1] - offsets[i]} timestamps and {lengths[i + 1] - lengths[i]} "
-            f"labels at row {i}"
-        )
+        received = f"{path}: {counts[i]} timestamps and {others[i]} labels at row {i}"
         raise EventDataError("one label per timestamp", received, "Make the lengths equal.")
     annex = (table.schema.metadata or {}).get(ANNEX)
     part = Part(path, times.astype(np.float64), np.zeros(0, dtype=np.int64), offsets)

@@ -20,6 +20,7 @@ from fourpoint.data.expansion import Expansion
 from fourpoint.data.files import check_file, unreadable
 from fourpoint.data.unpacked_sizes import expanded_size
 from fourpoint.events import EventDataError
+from fourpoint.events.batching import offsets_of
 
 
 def read_lists(path: Path, what: str, wanted: tuple[str, ...]) -> pa.Table:
@@ -73,11 +74,11 @@ def flat(table: pa.Table, name: str, source: Path) -> tuple[NDArray[Any], NDArra
             "Remove or fill the row.",
         )
     lengths = [np.asarray(pc.list_value_length(chunk)) for chunk in table[name].chunks]
-    offsets = np.concatenate(
-        [[0], np.cumsum(np.concatenate([np.zeros(0, np.int64), *lengths]))]
-    ).astype(np.int64)
+    offsets = offsets_of(np.concatenate([np.zeros(0, np.int64), *lengths]))
     chunks = [_numbers(chunk.flatten(), name, source) for chunk in table[name].chunks]
-    return np.concatenate([np.zeros(0), *chunks]) if len(chunks) != 1 else chunks[0], offsets
+    if len(chunks) == 1:
+        return chunks[0], offsets
+    return np.concatenate([np.zeros(0), *chunks]), offsets
 
 
 def _numbers(values: pa.Array, name: str, source: Path) -> NDArray[Any]:

@@ -42,6 +42,7 @@ from fourpoint.data.formats.rows import DIM, GAPS, TIMES, TYPES, kind, rows_part
 from fourpoint.data.formats.unpickling import load
 from fourpoint.data.sample import Sample
 from fourpoint.events import SPLITS, Dataset, EventDataError
+from fourpoint.events.batching import offsets_of
 
 WHAT = "a pickle of splits, sequences and events"
 ENDINGS = (".pkl", ".pickle")
@@ -173,7 +174,7 @@ def _split_part(
         )
     lengths = [len(sequence) for sequence in sequences]
     bounded(sum(lengths), most, path)
-    offsets = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]).astype(np.int64)
+    offsets = offsets_of(lengths)
     events = list(chain.from_iterable(sequences))
     part = Part(path, _column(events, TIMES, path, offsets), np.zeros(0, dtype=np.int64), offsets)
     marks = whole_numbers(part, _column(events, TYPES, path, offsets), TYPES)
@@ -227,7 +228,7 @@ def _is_number(value: object) -> bool:
 def _joined(parts: list[Part], annex: str) -> Part:
     """The splits of a file that we wrote, end to end, in the order of its annex."""
     lengths = np.concatenate([np.diff(part.offsets) for part in parts])
-    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+    offsets = offsets_of(lengths)
     times = np.concatenate([part.times for part in parts])
     marks = np.concatenate([part.marks for part in parts])
     return Part(parts[0].source, times, marks, offsets, types=parts[0].types, annex=annex)

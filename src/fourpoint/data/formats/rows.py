@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from fourpoint.data.formats.annex import FIELD, Part, whole_numbers
 from fourpoint.data.formats.lists import flat
 from fourpoint.events import EventDataError
+from fourpoint.events.batching import offsets_of
 
 TIMES, GAPS, TYPES, DIM, INDEX, LENGTH = (
     "time_since_start",
@@ -110,9 +111,7 @@ def _flattened(lists: list[Any], name: str, source: Path) -> Flat:
         raise EventDataError(
             f"a list {name!r} in every row", received, "Check that it holds EasyTPP's rows."
         )
-    offsets = np.concatenate([[0], np.cumsum([len(one) for one in lists], dtype=np.int64)]).astype(
-        np.int64
-    )
+    offsets = offsets_of([len(one) for one in lists])
     if lists and all(
         isinstance(one, np.ndarray) and one.dtype.kind in "iuf" and one.ndim == 1 for one in lists
     ):
@@ -143,13 +142,11 @@ def _are_numbers(values: Iterable[object]) -> bool:
 
 
 def _same_lengths(part: Part, offsets: NDArray[np.int64], name: str) -> None:
-    bad = np.flatnonzero(np.diff(offsets) != np.diff(part.offsets))
+    counts, own = np.diff(offsets), np.diff(part.offsets)
+    bad = np.flatnonzero(counts != own)
     if len(bad):
         i = int(bad[0])
-        received = (
-            f"{offsets[i + 1] - offsets[i]} for {part.offsets[i + 1] - part.offsets[i]} times at "
-            f"row {i}"
-        )
+        received = f"{counts[i]} for {own[i]} times at row {i}"
         raise part.error(
             f"{name!r} to agree with the number of times", received, "Make the lengths equal."
         )
@@ -161,7 +158,7 @@ def _stated_lengths(values: list[Any], part: Part) -> NDArray[np.int64]:
         type(value) is int and 0 <= value < 2**40 for value in values
     ):
         return part.offsets
-    return np.concatenate([[0], np.cumsum(values, dtype=np.int64)]).astype(np.int64)
+    return offsets_of(values)
 
 
 def _check_gaps(part: Part, gaps: NDArray[np.float64]) -> None:
@@ -174,9 +171,9 @@ def _check_gaps(part: Part, gaps: NDArray[np.float64]) -> None:
     inner[part.offsets[:-1][full]] = False
     span = np.zeros(len(part))
     with np.errstate(invalid="ignore", over="ignore"):
-        span[full] = np.abs(
-            part.times[part.offsets[1:][full] - 1] - part.times[part.offsets[:-1][full]]
-        )
+        first = part.times[part.offsets[:-1][full]]
+        last = part.times[part.offsets[1:][full] - 1]
+        span[full] = np.abs(last - first)
         off = np.abs(np.diff(part.times, prepend=0.0) - gaps)
         bad = np.flatnonzero(inner & (off > DISAGREE * np.repeat(span, lengths)))
     if len(bad):

@@ -39,6 +39,7 @@ from fourpoint.data.formats.unpickling import load, loads
 from fourpoint.data.formats.unpickling_child import is_sound
 from fourpoint.data.sample import Sample
 from fourpoint.events import Dataset, EventDataError, MarkSpace, UserError
+from fourpoint.events.batching import offsets_of
 
 WHAT = "tick's realisations"
 MAGIC = b"\x93NUMPY"
@@ -76,7 +77,7 @@ def to_tick(data: Dataset, shift: bool = False) -> tuple[Realisations, NDArray[n
     types = data.marks.count
     cell = row * types + data.mark_ids
     order = np.argsort(cell, kind="stable")
-    edges = np.concatenate([[0], np.cumsum(np.bincount(cell, minlength=len(data) * types))])
+    edges = offsets_of(np.bincount(cell, minlength=len(data) * types))
     times = (data.times - origin[row])[order]
     return [
         [times[edges[k] : edges[k + 1]] for k in range(i * types, (i + 1) * types)]
@@ -191,7 +192,8 @@ def _checked(
     annex: object,
     source: Path,
 ) -> Dataset:
-    if len(rows) and (rows[0] < 0 or rows[-1] >= len(ends) or (rows[1:] < rows[:-1]).any()):
+    inside = not len(rows) or (rows[0] >= 0 and rows[-1] < len(ends))
+    if not inside or (rows[1:] < rows[:-1]).any():
         raise EventDataError(
             f"{WHAT}: realisations in order, from 0 to {len(ends) - 1}",
             f"{source}: others",
@@ -265,7 +267,7 @@ def _nested(timestamps: object, source: Path, most: int | None) -> Part:
     cell = np.repeat(np.arange(len(flat)), sizes)
     times = np.concatenate([np.zeros(0), *flat])
     order = np.lexsort((times, cell // types))  # equals stay in order of type
-    offsets = np.concatenate([[0], np.cumsum(sizes)])[::types].astype(np.int64)
+    offsets = offsets_of(sizes)[::types]
     return Part(source, times[order], (cell % types)[order], offsets, types=types)
 
 

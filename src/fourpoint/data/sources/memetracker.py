@@ -429,7 +429,9 @@ def _posts(lines: _Lines) -> Mentions:
 
 
 def _clusters(lines: _Lines) -> Mentions:
-    depth = (lines.byte(0) == 9).astype(np.int64) + ((lines.byte(0) == 9) & (lines.byte(1) == 9))
+    indented = lines.byte(0) == 9
+    twice = indented & (lines.byte(1) == 9)
+    depth = indented.astype(np.int64) + twice
     filled = lines.filled.copy()
     top = max(0, 8 - lines.first)  # the names of the fields stand at the very top
     filled[:top] &= ~np.asarray(pc.match_substring_regex(lines.texts[:top], HEADER))

@@ -24,6 +24,7 @@ from fourpoint.data.files import contents
 from fourpoint.data.lines import line_of_record
 from fourpoint.data.stamps import first_bad
 from fourpoint.events import EventDataError, MarkSpace
+from fourpoint.events.batching import offsets_of
 
 BOM = b"\xef\xbb\xbf"
 
@@ -131,9 +132,7 @@ def grouped(
     ([1, 2, 0], [0, 1, 3], 1)
     """
     order = np.lexsort((times, codes))
-    offsets = np.concatenate([[0], np.cumsum(np.bincount(codes, minlength=groups))]).astype(
-        np.int64
-    )
+    offsets = offsets_of(np.bincount(codes, minlength=groups))
     by_file = np.argsort(codes, kind="stable")
     back = np.diff(times[by_file]) < 0
     return order, offsets, int((back & (np.diff(codes[by_file]) == 0)).sum())

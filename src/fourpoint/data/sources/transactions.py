@@ -159,29 +159,26 @@ def _add_messages(days: Days, file: Path, mark: Mark) -> list[str]:
         raise sheet.error("a direction of 1 or -1", int(odd[0]), f"{directions[odd[0]]:g}")
     back = np.flatnonzero(np.diff(times) < 0)
     if len(back):
-        raise sheet.error(
-            f"times in order, at least {times[back[0]]}", int(back[0]) + 1, f"{times[back[0] + 1]}"
-        )
+        row = int(back[0]) + 1
+        raise sheet.error(f"times in order, at least {times[row - 1]}", row, f"{times[row]}")
     sell = directions[wanted] < 0
     # The order that a trade removes stood on the other side than the one that started the trade.
-    marks = (
-        np.where(sell, 0, 1) if mark == "side" else 2 * (kinds[wanted].astype(np.int64) - 1) + sell
-    )
-    told = NAME.match(file.name)
-    start, stop = (int(told["start"]) / 1000, int(told["end"]) / 1000) if told else NEW_YORK
-    days.add(
-        f"{told['ticker']} {told['day']}" if told else file.stem,
-        times[wanted],
-        marks.astype(np.int64),
-        start,
-        stop,
-    )
-    if told:
-        notes = []
+    if mark == "side":
+        marks = np.where(sell, 0, 1)
     else:
-        notes = [
+        marks = 2 * (kinds[wanted].astype(np.int64) - 1) + sell
+    told = NAME.match(file.name)
+    notes = []
+    if told:
+        day = f"{told['ticker']} {told['day']}"
+        start, stop = int(told["start"]) / 1000, int(told["end"]) / 1000
+    else:
+        day = file.stem
+        start, stop = NEW_YORK
+        notes.append(
             f"{file.name} does not say from when to when it was recorded: taken as 9:30 to 16:00"
-        ]
+        )
+    days.add(day, times[wanted], marks.astype(np.int64), start, stop)
     if not wanted.all():
         notes.append(
             f"{file.name}: {int((~wanted).sum()):,} of {len(wanted):,} messages are "
