@@ -7,7 +7,7 @@ take by keyword can be set, and an error names the nearest key that exists.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from inspect import Parameter, signature
 from math import isfinite
@@ -76,7 +76,7 @@ def _unknown_key(key: str, known: Mapping[str, Any], has_value: bool) -> UserErr
     return UserError(f"a setting among {', '.join(sorted(names))}", f"--set {key}", hint)
 
 
-def _parsed(key: str, text: str, kind: Any) -> Any:
+def _parsed(key: str, text: str, kind: object) -> Any:
     if key in OWN_OPTIONS:
         raise UserError(
             f"{key} as an option of its own",
@@ -93,7 +93,7 @@ def _parsed(key: str, text: str, kind: Any) -> Any:
         ) from None
 
 
-def _value(text: str, kind: Any) -> Any:
+def _value(text: str, kind: object) -> Any:
     """``text`` as a value of type ``kind``; ValueError where it is none."""
     options = _inner(kind)
     if get_origin(kind) is Literal:
@@ -125,12 +125,12 @@ def _value(text: str, kind: Any) -> Any:
     raise ValueError(text)
 
 
-def _inner(kind: Any) -> list[Any]:
+def _inner(kind: object) -> list[Any]:
     return [a for a in get_args(kind) if a is not Ellipsis]
 
 
-def _is_list(kind: Any) -> bool:
-    return getattr(get_origin(kind), "__name__", "") in ("tuple", "list", "Sequence")
+def _is_list(kind: object) -> bool:
+    return get_origin(kind) in (tuple, list, Sequence)
 
 
 def _look_up(text: str, table: Mapping[str, Any]) -> Any:
@@ -139,7 +139,7 @@ def _look_up(text: str, table: Mapping[str, Any]) -> Any:
     return table[text]
 
 
-def _in_words(kind: Any) -> str:
+def _in_words(kind: object) -> str:
     words = {
         int: "a whole number",
         float: "a number",

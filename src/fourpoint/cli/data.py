@@ -96,7 +96,7 @@ def convert(
     ] = None,
     to: Annotated[
         str | None,
-        typer.Option("--to", metavar="F", help="fourpoint, easytpp, pickle, du, tick or hotpp."),
+        typer.Option("--to", metavar="F", help="Format of OUT; by its ending by default."),
     ] = None,
     set_: Annotated[
         list[str] | None,
