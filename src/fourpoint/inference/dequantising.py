@@ -108,7 +108,8 @@ def change_within_ticks(model: PointProcess, data: Dataset, resolution: float) -
     nodes, weights = gauss_legendre(4)
     with eval_mode(model):
         for rows in some.batches(16):
-            batch, carried = some.batch(rows).to(device_of(model)), None
+            batch = some.batch(rows).to(device_of(model))
+            carried = None
             for block, _ in blocks_of(model, batch):
                 history = model.encode(block, carried)
                 seen = torch.arange(block.times.shape[1], device=block.times.device).expand_as(
@@ -247,7 +248,8 @@ def _groups(data: Dataset, ticks: _Ticks, size: int) -> Iterator[list[_Segment]]
     """Segments of similar length, ``size`` at a time, which end between ticks."""
     found = []
     for s in range(len(data)):
-        begin, end = int(data.offsets[s]), int(data.offsets[s + 1])
+        begin = int(data.offsets[s])
+        end = int(data.offsets[s + 1])
         cuts = [begin]
         while cuts[-1] + SEGMENT < end:
             heads = np.flatnonzero(ticks.first[cuts[-1] + SEGMENT : end])
@@ -368,10 +370,8 @@ def _filtered(
             - torch.where(first, 0.0, expected)
         )
         weights = weights + torch.where(active, gain, 0.0).reshape(S, particles)
-        time, expected = (
-            torch.where(active, proposal.time, time),
-            torch.where(active, ahead, expected),
-        )
+        time = torch.where(active, proposal.time, time)
+        expected = torch.where(active, ahead, expected)
         reached = torch.where(active, high, reached)
         paths[:, j] = time
         weights = torch.where(torch.isfinite(weights).any(1, keepdim=True), weights, 0.0)
@@ -379,8 +379,10 @@ def _filtered(
         poor = (2 * weights).logsumexp(1).neg().exp() < particles / 2
         if bool(poor.any()):
             rows = _resampled(weights, poor, random)
-            history, paths = select_rows(history, rows), paths[rows]
-            time, expected = time[rows], expected[rows]
+            history = select_rows(history, rows)
+            paths = paths[rows]
+            time = time[rows]
+            expected = expected[rows]
             weights = torch.where(poor[:, None], 0.0, weights)
     weights = weights - _survival(model, history, reached, ticks.stop[owner]).reshape(S, particles)
     chosen = torch.multinomial(weights.softmax(1), 1, generator=random)[:, 0]
@@ -502,7 +504,8 @@ def _log_rate(
     place: Float[Tensor, "R k"] | None,
 ) -> Float[Tensor, " R"]:
     """log lambda of an event's own type, and place, just before it."""
-    at, last = time[:, None, None], history.lengths[:, None]
+    at = time[:, None, None]
+    last = history.lengths[:, None]
     if place is None:
         logs = model.log_intensity(history, at, last)
     else:

@@ -93,7 +93,8 @@ class Explanation(Printed):
         )
 
     def __rich__(self) -> Table:
-        total, many = self.effects.sum(1), len(self.names) > 1
+        total = self.effects.sum(1)
+        many = len(self.names) > 1
         strongest = np.argsort(-np.abs(self.effects).sum(1), kind="stable")[:SHOWN]
         title = (
             f"The rate at {self.at:g} is {self.rate.sum():.4g}; what it would lose without each "
@@ -188,7 +189,8 @@ def removal_effects(
     ``chunk`` rates are computed at once; by default as many as keep 16,384 events in memory.
     ``progress`` shows a bar on stderr.
     """
-    past, found = sequence.until(at), [np.zeros((0, model.marks.count))]
+    past = sequence.until(at)
+    found = [np.zeros((0, model.marks.count))]
     rows = chunk or max(1, PIECE // max(1, len(past)))
     with eval_mode(model), bar("explaining", len(past), show=progress) as step:
         found_at_once = _without(model, past, at)

@@ -128,7 +128,9 @@ class Forecast(Printed):
 
     def to_dict(self) -> dict[str, Any]:
         """Everything but the paths, as JSON can hold it."""
-        names, n, c = self.marks.names or ("event",), self.next_event, self.counts
+        names = self.marks.names or ("event",)
+        n = self.next_event
+        c = self.counts
         counts = [
             {
                 "start": c.edges[w],
@@ -200,7 +202,8 @@ class Forecast(Printed):
         )
 
     def __rich__(self) -> Table:
-        n, c = self.next_event, self.counts
+        n = self.next_event
+        c = self.counts
         title = f"Forecast from {self.at:g} to {self.at + self.horizon:g}"
         table = text_table(title, title_justify="left", box=None, pad_edge=False, show_header=False)
         table.add_column(style="bold", no_wrap=True)
@@ -216,10 +219,8 @@ class Forecast(Printed):
                 "its mark", ", ".join(f"{self.marks.names[m]} {n.marks[m]:.1%}" for m in best)
             )
         for w in range(len(c.total_mean)):
-            span, range_ = (
-                f"[{c.edges[w]:.6g}, {c.edges[w + 1]:.6g})",
-                f"{c.total_low[w]:.0f} to {c.total_high[w]:.0f}",
-            )
+            span = f"[{c.edges[w]:.6g}, {c.edges[w + 1]:.6g})"
+            range_ = f"{c.total_low[w]:.0f} to {c.total_high[w]:.0f}"
             table.add_row(
                 f"events in {span}", f"{c.total_mean[w]:.2f} expected, nine in ten from {range_}"
             )
@@ -270,7 +271,8 @@ def forecast(
     past = sequence.until(at)
     now = past.stop
     with eval_mode(model):
-        here, earlier = remember(model, past.batch()), _past_rate(model, past, now, horizon)
+        here = remember(model, past.batch())
+        earlier = _past_rate(model, past, now, horizon)
     return forecast_from(model, here, past, earlier, now, horizon, paths, seed, windows, progress)
 
 
@@ -348,11 +350,9 @@ def _check(horizon: float, paths: int, windows: int) -> None:
 
 def _places(past: Sequence, rows: int) -> Float[Tensor, "B N k"] | None:
     """The places of past events, once for every row; None where they have none."""
-    return (
-        None
-        if past.places is None
-        else torch.from_numpy(np.array(past.places)).expand(rows, -1, -1)
-    )
+    if past.places is None:
+        return None
+    return torch.from_numpy(np.array(past.places)).expand(rows, -1, -1)
 
 
 def _notes(model: PointProcess, here: History, end: float) -> list[str]:
@@ -389,7 +389,8 @@ def _next_event(
     quantiles = dict(zip(LEVELS, times, strict=True))
     grid = _density_grid(law, now, far if np.isfinite(far) else now + horizon)
     density = rates(grid).sum(-1).double() * torch.exp(-law.integral_at(grid))
-    mean, marks = float(law.mean()[0]), law.marks()[0].numpy()
+    mean = float(law.mean()[0])
+    marks = law.marks()[0].numpy()
     return law, NextEvent(
         mean,
         quantiles[0.5],
@@ -427,7 +428,8 @@ def _counts(paths: Dataset, now: float, end: float, windows: int) -> Counts:
 
 def window_counts(data: Dataset, edges: Floats) -> NDArray[np.int64]:
     """Events of every sequence per window between ``edges`` and per mark, (S, W, M)."""
-    windows, M = len(edges) - 1, data.marks.count
+    windows = len(edges) - 1
+    M = data.marks.count
     row = np.repeat(np.arange(len(data)), data.lengths)
     window = np.searchsorted(edges, data.times, side="right") - 1
     inside = (window >= 0) & (window < windows)
@@ -446,7 +448,8 @@ def _band(
 ) -> RateBand:
     """The rate of every path on a grid."""
     grid = torch.linspace(now, end, STEPS + 1, dtype=torch.float64)[1:]
-    parts, groups = [], paths[:BAND].batches(CHUNK)
+    parts = []
+    groups = paths[:BAND].batches(CHUNK)
     with bar("rates of futures", len(groups), show=progress) as step:
         for done, rows in enumerate(groups):
             history = follow(model, here, past, paths, rows)
@@ -471,10 +474,12 @@ def follow(
 
 def _joined(past: Sequence, batch: Batch) -> Batch:
     """The past events before those of each path."""
-    B, n = len(batch.start), len(past)
+    B = len(batch.start)
+    n = len(past)
     times, marks = (torch.from_numpy(np.array(x)).expand(B, n) for x in (past.times, past.marks))
     valid = torch.cat([torch.ones(B, n, dtype=torch.bool), batch.valid], 1)
-    start, own = torch.full_like(batch.start, past.start), _places(past, B)
+    start = torch.full_like(batch.start, past.start)
+    own = _places(past, B)
     places = None if own is None or batch.places is None else torch.cat([own, batch.places], 1)
     return Batch(
         torch.cat([times, batch.times], 1),

@@ -142,7 +142,8 @@ def goodness_of_fit(
     check_marks(model.marks, data.marks)
     data, tick, how, inapplicable = _dequantised(model, data, seed)
     M = data.marks.count
-    places, totals = np.zeros((data.events, M)), np.zeros((len(data), M))
+    places = np.zeros((data.events, M))
+    totals = np.zeros((len(data), M))
     with eval_mode(model), bar("goodness of fit", len(data), show=progress) as step:
         done = 0
         for rows in data.batches(BATCH):
@@ -215,7 +216,8 @@ def _by_gap(
     """Integrals of ``each`` mark's intensity or of all together, a block of positions at a time,
     and their errors.
     """
-    parts, carried = [], None
+    parts = []
+    carried = None
     for block, _ in blocks_of(model, batch):
         history = model.encode(block, carried)
         parts.append(_of_block(model, block, history, tolerance, each))
@@ -244,19 +246,15 @@ def _of_block(
 
     def rates(times: Float[Tensor, "B H Q"], which: Int[Tensor, "B H"]) -> Float[Tensor, "B H Q M"]:
         at = seen.gather(1, which)
-        return (
-            model.log_intensity(history, times, at).exp()
-            if each
-            else model.total_intensity(history, times, at)[..., None]
-        )
+        if each:
+            return model.log_intensity(history, times, at).exp()
+        return model.total_intensity(history, times, at)[..., None]
 
     value, error = integrate_each(
         rates, left, right, tolerance=tolerance * max(1, int(block.lengths.sum())), **nodes
     )
-    total, doubt = (
-        value.new_zeros(len(edges), gaps, value.shape[-1]),
-        value.new_zeros(len(edges), gaps),
-    )
+    total = value.new_zeros(len(edges), gaps, value.shape[-1])
+    doubt = value.new_zeros(len(edges), gaps)
     return total.scatter_add(1, seen[..., None].expand_as(value), value), doubt.scatter_add(
         1, seen, error
     )

@@ -132,7 +132,8 @@ def intensity_map(
     box = _box_of(model)
     sequence = only_sequence(sequence)
     check_marks(model.marks, sequence.space)
-    past, grid = sequence.until(at), Cells(box, _shown(box, axes), cells)
+    past = sequence.until(at)
+    grid = Cells(box, _shown(box, axes), cells)
     now = past.stop
     with eval_mode(model):
         rates = _at_now(model, remember(model, past.batch()), now, grid)
@@ -199,7 +200,9 @@ def _over_paths(
     Models with a closed form give it at once. Others are asked at moments of every path, evenly
     apart and shifted from path to path, so that together they cover the horizon densely.
     """
-    past, paths, begin = forecast.past, forecast.paths, forecast.at
+    past = forecast.past
+    paths = forecast.paths
+    begin = forecast.at
     history = remember(model, past.batch())
     closed = model.expected_in_cells(history, paths, begin, begin + forecast.horizon, cells)
     if closed is not None:

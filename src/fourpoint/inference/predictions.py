@@ -82,7 +82,8 @@ class Predictions(Printed):
 
     def to_dict(self) -> dict[str, Any]:
         """All scores under the names of the command line's JSON."""
-        n, h = self.next_event, self.horizon
+        n = self.next_event
+        h = self.horizon
         out: dict[str, Any] = {
             "events": n.events,
             "time_rmse": n.rmse,
@@ -106,7 +107,8 @@ class Predictions(Printed):
         }
 
     def __rich__(self) -> Table:
-        n, h = self.next_event, self.horizon
+        n = self.next_event
+        h = self.horizon
         title = f"Predictions of the next event ({n.events:,} of them)"
         table = text_table(title, title_justify="left", box=None, pad_edge=False, show_header=False)
         table.add_column(style="bold", no_wrap=True)
@@ -196,7 +198,8 @@ def crps_of_sample(draws: Floats, truth: Floats) -> Floats:
     >>> crps_of_sample(np.array([[1.0], [3.0]]), np.array([2.0])).tolist()
     [0.0]
     """
-    n, x = len(draws), np.sort(draws, axis=0)
+    n = len(draws)
+    x = np.sort(draws, axis=0)
     rank = (2 * np.arange(n) - n + 1).reshape(-1, *[1] * (x.ndim - 1))
     spread = (rank * x).sum(0) / (n * max(n - 1, 1))
     return np.asarray(np.abs(draws - truth).mean(0) - spread)
@@ -241,7 +244,8 @@ def _next_scores(
 ) -> NextScores:
     """Scores at the events ``chosen`` (flat indices), a few sequences at a time."""
     owner = np.searchsorted(data.offsets, chosen, side="right") - 1
-    sums, marked = [], []
+    sums = []
+    marked = []
     rows, first = np.unique(owner, return_index=True)
     groups = dict(zip(rows.tolist(), np.split(chosen, first[1:]), strict=True))
     for k in range(0, len(rows), BATCH):
@@ -251,7 +255,8 @@ def _next_scores(
         sums.append(times)
         marked.append(marks)
         step(sum(map(len, sums)))
-    t, m = np.concatenate(sums), np.concatenate(marked)
+    t = np.concatenate(sums)
+    m = np.concatenate(marked)
     rmse, (mae, crps, coverage) = (
         float(np.sqrt(np.square(t[:, 0]).mean())),
         (float(x) for x in t[:, 1:].mean(0)),
@@ -271,7 +276,8 @@ def _score_batch(
     width = max(len(i) for i in own)
     index = torch.from_numpy(np.stack([np.resize(i, width) for i in own])).to(batch.times.device)
     real = torch.from_numpy(np.stack([np.arange(width) < len(i) for i in own])).flatten()
-    start, truth = batch.edges.gather(1, index).flatten(), batch.times.gather(1, index).flatten()
+    start = batch.edges.gather(1, index).flatten()
+    truth = batch.times.gather(1, index).flatten()
 
     def rates(times: Float[Tensor, "F Q"]) -> Float[Tensor, "F Q M"]:
         return (
@@ -332,13 +338,16 @@ def _horizon_scores(
     rows = np.sort(rng.choice(long, origins))
     at = data.starts[rows] + rng.random(origins) * (data.durations[rows] - horizon)
     shares = np.linspace(0, 1, windows + 1)
-    scores, distances = [], []
+    scores = []
+    distances = []
     for k in range(0, origins, BATCH):
-        some, now = rows[k : k + BATCH], at[k : k + BATCH]
+        some = rows[k : k + BATCH]
+        now = at[k : k + BATCH]
         seed = int(rng.integers(2**31))
         drawn = _futures(model, data, some, now, horizon, paths, seed, _part(step, k, len(some)))
         for i, (s, begin) in enumerate(zip(some, now, strict=True)):
-            true, edges = data[int(s)], begin + horizon * shares
+            true = data[int(s)]
+            edges = begin + horizon * shares
             inside = ~known_at(true.times, begin) & (true.times < begin + horizon)
             counts = np.stack(
                 [np.histogram(drawn[j].times, edges)[0] for j in range(i * paths, (i + 1) * paths)]
@@ -381,7 +390,8 @@ def _futures(
     step: Step,
 ) -> Dataset:
     """``paths`` sampled futures for each origin, one after the other."""
-    whole, at = data.batch(rows), torch.from_numpy(now)
+    whole = data.batch(rows)
+    at = torch.from_numpy(now)
     past = select_rows(
         remember(model, whole.until(at)), torch.arange(len(rows)).repeat_interleave(paths)
     )

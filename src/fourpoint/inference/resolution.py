@@ -84,14 +84,14 @@ def resolution_score(
             unknown if resolution is None else f"{resolution}",
             "Pass resolution=1.0, say, in the data's unit of time.",
         )
-    total, events, place = 0.0, 0, device_of(model)
+    total = 0.0
+    events = 0
+    place = device_of(model)
     with eval_mode(model):
         for rows in data.batches(sequences_at_once(place)):
             found = _log_probabilities(model, data.batch(rows).to(place), own, tolerance)
-            total, events = (
-                total + float(found.sum()),
-                events + int((data.lengths[rows] - 1).clip(min=0).sum()),
-            )
+            total = total + float(found.sum())
+            events = events + int((data.lengths[rows] - 1).clip(min=0).sum())
     return total / max(1, events)
 
 
@@ -115,7 +115,8 @@ def _log_probabilities(
     model: PointProcess, batch: Batch, resolution: float, tolerance: float
 ) -> Float[Tensor, " B"]:
     """The sum of log p_i over events 2..N of each sequence."""
-    total, carried = torch.zeros_like(batch.start), None
+    total = torch.zeros_like(batch.start)
+    carried = None
     if batch.times.shape[1] < 2:  # no event comes after another
         return total
     for block, offset in blocks_of(model, batch):
@@ -157,7 +158,8 @@ def _masses(
     Pieces end where the event was, since a rate that aims at ticks has its peak there, and a rule
     looks at the ends of pieces.
     """
-    low, high = (gap - resolution / 2).clamp(min=0), gap + resolution / 2
+    low = (gap - resolution / 2).clamp(min=0)
+    high = gap + resolution / 2
     if model.has_closed_integral:
         ends = (before, before + low, before + high)
         first, second = (
@@ -176,11 +178,9 @@ def _masses(
         (before[..., None] + part).flatten(1) for part in (lags[..., :-1], lags[..., 1:])
     )
     order = filled(left, right)
-    left, right, owner = (
-        left.gather(1, order),
-        right.gather(1, order),
-        order // (lags.shape[-1] - 1),
-    )
+    left = left.gather(1, order)
+    right = right.gather(1, order)
+    owner = order // (lags.shape[-1] - 1)
 
     def rate(times: Float[Tensor, "B H Q"], which: Int[Tensor, "B H"]) -> Float[Tensor, "B H Q"]:
         return model.total_intensity(history, times, owner.gather(1, which))

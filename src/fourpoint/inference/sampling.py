@@ -68,11 +68,10 @@ class Paths:
     unfinished: NDArray[np.int64] = dataclasses.field(default_factory=lambda: np.zeros(0, np.int64))
 
     def __str__(self) -> str:
-        how = (
-            f"thinning, {self.acceptance:.0%} of candidates accepted"
-            if self.method == "thinning"
-            else self.method
-        )
+        if self.method == "thinning":
+            how = f"thinning, {self.acceptance:.0%} of candidates accepted"
+        else:
+            how = self.method
         return f"{self.data}; {how}" + (
             f"; {len(self.capped):,} paths capped" if len(self.capped) else ""
         )
@@ -203,7 +202,8 @@ def advance(
     ``limit`` events of one path are an explosion where there is no cap ``most``. ``step`` is told
     the share of the work that is done. ``time_left`` as in :func:`sample_paths`.
     """
-    chosen, tally = _method(model, method), Tally()
+    chosen = _method(model, method)
+    tally = Tally()
     count = torch.zeros(len(start), dtype=torch.int64)
     found: list[tuple[Tensor, Tensor, Tensor, Tensor | None]] = [
         (count[:0], start[:0], count[:0], None)
@@ -239,11 +239,10 @@ def advance(
         ) from error
     if step is not None:
         step(1.0)
-    capped = (
-        torch.nonzero(count >= most)[:, 0]
-        if most is not None
-        else torch.zeros(0, dtype=torch.int64)
-    )
+    if most is not None:
+        capped = torch.nonzero(count >= most)[:, 0]
+    else:
+        capped = torch.zeros(0, dtype=torch.int64)
     data = _dataset(found, start, stop, capped, model.marks)
     return Paths(
         data, chosen, tally.acceptance, capped.numpy(), torch.nonzero(unfinished)[:, 0].numpy()
@@ -390,7 +389,9 @@ def _events(
     of its events, and counts them.
     """
     limit = limit if most is None else most
-    group, begin, span = len(rows), at, end - at
+    group = len(rows)
+    begin = at
+    span = end - at
     width = span if method == "thinning" else torch.zeros_like(span)
     while len(rows) and not going.ended_early(rows, at, end):
         going.tell(group, at, begin, span)
@@ -408,11 +409,10 @@ def _events(
         if model.marks.box is not None and later:
             place = model.draw_places(past, at, marks, random)
         if bool(hit.any()):
-            past = (
-                model.extend(past, at, marks, hit)
-                if place is None
-                else model.extend(past, at, marks, hit, place)
-            )
+            if place is None:
+                past = model.extend(past, at, marks, hit)
+            else:
+                past = model.extend(past, at, marks, hit, place)
         yield rows[hit], at[hit], marks[hit], None if place is None else place[hit]
         count[rows] += hit
         full = count[rows] >= limit
@@ -421,14 +421,13 @@ def _events(
         alive = (at < end) & ~full
         if int(alive.sum()) < KEEP * len(rows):
             keep = torch.nonzero(alive)[:, 0]
-            rows, at, end, width, past = (
-                rows[keep],
-                at[keep],
-                end[keep],
-                width[keep],
-                select_rows(past, keep),
-            )
-            begin, span = begin[keep], span[keep]
+            rows = rows[keep]
+            at = at[keep]
+            end = end[keep]
+            width = width[keep]
+            past = select_rows(past, keep)
+            begin = begin[keep]
+            span = span[keep]
         else:
             end = torch.where(alive, end, at)
 
@@ -490,7 +489,8 @@ def _inverted(
     at its beginning, and a window is twice as long after one without an event. Only the total rate
     is integrated; the rates of all marks are read once, at the event.
     """
-    last, tiny = past.lengths[:, None], torch.finfo(at.dtype).tiny
+    last = past.lengths[:, None]
+    tiny = torch.finfo(at.dtype).tiny
 
     def totals(times: Float[Tensor, "B Q"]) -> Float[Tensor, "B Q 1"]:
         going = torch.nonzero(times[:, -1] > times[:, 0])[
@@ -549,7 +549,8 @@ def _round_with_places(
         place, intensities = _draw_places(model, past, found, random)
         return found._replace(intensities=intensities), past, place
     moves = model.linear
-    bounds, looked = [torch.zeros(0)], [(torch.zeros(0), torch.zeros(0))]
+    bounds = [torch.zeros(0)]
+    looked = [(torch.zeros(0), torch.zeros(0))]
 
     def bound(a: Float[Tensor, " B"], b: Float[Tensor, " B"]) -> Float[Tensor, " B"]:
         bounds[0] = model.envelope(past, a, b)
@@ -576,18 +577,18 @@ def _draw_places(
     intensities there.
     """
     envelope = model.envelope(past, found.time, found.time)
-    place, intensities = _somewhere(model, envelope, 1, random)[0][:, 0], found.intensities.clone()
-    top, open_ = envelope.mean(1), found.hit.clone()
+    place = _somewhere(model, envelope, 1, random)[0][:, 0]
+    intensities = found.intensities.clone()
+    top = envelope.mean(1)
+    open_ = found.hit.clone()
     while bool(open_.any()):
         there, over = _somewhere(model, envelope, 1, random)
         own = _rates_at(model, past, found.time[:, None], there)[:, 0]
         taken = open_ & (
             torch.rand(len(top), dtype=top.dtype, generator=random) * top < own.sum(1) * over[:, 0]
         )
-        place, intensities = (
-            torch.where(taken[:, None], there[:, 0], place),
-            torch.where(taken[:, None], own, intensities),
-        )
+        place = torch.where(taken[:, None], there[:, 0], place)
+        intensities = torch.where(taken[:, None], own, intensities)
         open_ = open_ & ~taken
     return place, intensities
 
@@ -598,14 +599,16 @@ def _somewhere(
     """Places in cells drawn in proportion to their bounds, and one over their density, in units of
     the volume.
     """
-    box, running = box_of(model.marks, type(model).__name__), envelope.cumsum(1)
+    box = box_of(model.marks, type(model).__name__)
+    running = envelope.cumsum(1)
     side = round(envelope.shape[1] ** (1 / box.dimension))
     coin = torch.rand(len(running), count, dtype=torch.float64, generator=random) * running[:, -1:]
     cell = torch.searchsorted(running, coin, right=True).clamp(max=running.shape[1] - 1)
     over = envelope.mean(1, keepdim=True) / envelope.gather(1, cell)
     inside = torch.rand(*cell.shape, box.dimension, dtype=torch.float64, generator=random)
     for axis in reversed(range(box.dimension)):
-        low, high = box.low[axis], box.high[axis]
+        low = box.low[axis]
+        high = box.high[axis]
         inside[..., axis] = low + (high - low) * (cell % side + inside[..., axis]) / side
         cell = cell // side
     return inside, over
@@ -643,11 +646,9 @@ def _method(model: PointProcess, method: str) -> str:
             type(model).__name__,
             "Use method='inversion' or 'auto'.",
         )
-    return (
-        ("thinning" if certified and not model.has_inverse else "inversion")
-        if method == "auto"
-        else method
-    )
+    if method == "auto":
+        return "thinning" if certified and not model.has_inverse else "inversion"
+    return method
 
 
 def _opening(
@@ -680,17 +681,13 @@ def _opening(
         late = batch.valid & ~known_at(batch.times, start)
         if bool((batch.start > start).any()) or bool(late.any()):
             when = float(batch.times[late].max()) if bool(late.any()) else float(batch.start.max())
-            expected, remedy = (
-                f"a history up to the start at {start:g}",
-                "Cut it with sequence.until(start).",
-            )
+            expected = f"a history up to the start at {start:g}"
+            remedy = "Cut it with sequence.until(start)."
             raise UserError(expected, f"an event or a window at {when:g}", remedy)
     past = remember(model, batch)
-    return (
-        past
-        if len(batch.start) == sequences
-        else select_rows(past, torch.zeros(sequences, dtype=torch.int64))
-    )
+    if len(batch.start) == sequences:
+        return past
+    return select_rows(past, torch.zeros(sequences, dtype=torch.int64))
 
 
 def _dataset(

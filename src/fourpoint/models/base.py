@@ -526,10 +526,12 @@ def pieces(
             .sort(1)
             .values
         )
-    left, right = edges[:, :-1].contiguous(), edges[:, 1:].contiguous()
+    left = edges[:, :-1].contiguous()
+    right = edges[:, 1:].contiguous()
     if cuts is not None:  # most pieces of many cuts are empty
         order = filled(left, right)
-        left, right = left.gather(1, order), right.gather(1, order)
+        left = left.gather(1, order)
+        right = right.gather(1, order)
     how = rule(model, history)
     if (
         cuts is not None and how["shortest"] is not None

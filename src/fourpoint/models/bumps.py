@@ -152,10 +152,8 @@ class FilteredBumps(PointProcess[Amplitudes]):
         self.marks = MarkSpace()
         self.points = points
         x, w = np.polynomial.legendre.leggauss(points)
-        axes, weights = (
-            [torch.from_numpy((x + 1) / 2)] * len(bumps),
-            [torch.from_numpy(np.log(w / 2))] * len(bumps),
-        )
+        axes = [torch.from_numpy((x + 1) / 2)] * len(bumps)
+        weights = [torch.from_numpy(np.log(w / 2))] * len(bumps)
         self.register_buffer("table", torch.tensor(bumps, dtype=torch.float64).reshape(-1, 3))
         self.register_buffer(
             "grid", torch.cartesian_prod(*axes).reshape(-1, len(bumps)).T.contiguous()

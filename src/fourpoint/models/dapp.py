@@ -456,11 +456,10 @@ class DAPP(PointProcess[DAPPHistory]):
         self, h: DAPPHistory, time: Tensor, mark: Tensor, value: Tensor, happened: Tensor
     ) -> DAPPHistory:
         slot = h.lengths + happened
-        times = (
-            h.times
-            if int(slot.max()) < h.times.shape[1]
-            else torch.cat([h.times, h.times[:, -1:]], 1)
-        )
+        if int(slot.max()) < h.times.shape[1]:
+            times = h.times
+        else:
+            times = torch.cat([h.times, h.times[:, -1:]], 1)
         after = torch.arange(times.shape[1], device=time.device) >= slot[:, None]
         times = torch.where(after & (slot > 0)[:, None], torch.maximum(times, time[:, None]), times)
         times = torch.where(
@@ -520,10 +519,8 @@ class DAPP(PointProcess[DAPPHistory]):
         if history.state is None:
             index = torch.arange(G, device=times.device).expand(B, G) if seen is None else seen
             past = require(history.past)
-            query, events = (
-                self.elapsed(times, history.start),
-                self.elapsed(past.times, history.start),
-            )
+            query = self.elapsed(times, history.start)
+            events = self.elapsed(past.times, history.start)
             return attention.dense(
                 history.parts.score,
                 query,
@@ -533,17 +530,16 @@ class DAPP(PointProcess[DAPPHistory]):
                 past.values,
                 self.options["normalise"],
             )
-        anchor, state = history.times, require(history.state)
+        anchor = history.times
+        state = require(history.state)
         if seen is not None and not state.shape[1] == seen.shape[1] == 1:
             anchor = anchor.gather(1, seen)
             state = state[torch.arange(B, device=times.device)[:, None], seen]
         lag = ((times - anchor[:, :, None]) / self.time_scale).to(self.readout)
         sums = attention.read(spectrum_of(history.parts), state, lag)
-        return (
-            sums[..., 0]
-            if self.options["normalise"] == "none"
-            else attention.divide(sums[..., 0], sums[..., 1])
-        )
+        if self.options["normalise"] == "none":
+            return sums[..., 0]
+        return attention.divide(sums[..., 0], sums[..., 1])
 
     def gradients(
         self, batch: Batch, nodes: int, random: torch.Generator, convention: str, share: float
@@ -599,7 +595,8 @@ class DAPP(PointProcess[DAPPHistory]):
         self, history: DAPPHistory, times: Float[Tensor, "B G Q"]
     ) -> Float[Tensor, "B G Q K M"]:
         attended = kernels.ATTENTION.load()
-        s, past = spectrum_of(history.parts), require(history.past)
+        s = spectrum_of(history.parts)
+        past = require(history.past)
         lags = ((times - history.times[..., None]) / self.time_scale).to(self.readout)
         decay = torch.zeros_like(s.frequency) if s.decay is None else s.decay
         return attended(
@@ -624,14 +621,10 @@ class DAPP(PointProcess[DAPPHistory]):
 
         Times are seen from the positions ``seen``; from all events strictly before them where None.
         """
-        past, seen = (
-            require(history.past),
-            position_before(history, times) if seen is None else seen,
-        )
-        query, events = (
-            self.elapsed(times[..., None], history.start),
-            self.elapsed(past.times, history.start),
-        )
+        past = require(history.past)
+        seen = position_before(history, times) if seen is None else seen
+        query = self.elapsed(times[..., None], history.start)
+        events = self.elapsed(past.times, history.start)
         w = attention.weights(
             history.parts.score,
             query,
@@ -679,10 +672,8 @@ class DAPP(PointProcess[DAPPHistory]):
         past = require(history.past)
         mask = past.mask(history.lengths[:, None])[:, 0]
         mask = (mask[..., None] if mask.ndim == 2 else mask).expand_as(past.values)
-        now, events = (
-            self.elapsed(time[:, None], history.start),
-            self.elapsed(past.times, history.start),
-        )
+        now = self.elapsed(time[:, None], history.start)
+        events = self.elapsed(past.times, history.start)
         nu = scores(history.parts.score, now, events, past.marks, mark[:, None])[:, :, 0, 0]
         weights = attention.normalised(
             nu, mask.transpose(1, 2), self.options["normalise"]
@@ -752,15 +743,15 @@ class DAPP(PointProcess[DAPPHistory]):
         """v_ki = W_k' W_v x_i: one number per head and event, in units of ``gain``, one over the
         events a head sums at once.
         """
-        s, M, weight = self.options, self.marks.count, self._value_weights()
+        s = self.options
+        M = self.marks.count
+        weight = self._value_weights()
         if s["values"] == "mark":
             return looked_up(weight.T, marks)
         value = elapsed.to(weight)[..., None] * weight[:, 0]
-        return (
-            value
-            if s["values"] == "linear" and M == 1
-            else value + looked_up(weight[:, 1:].T, marks)
-        )
+        if s["values"] == "linear" and M == 1:
+            return value
+        return value + looked_up(weight[:, 1:].T, marks)
 
     def _value_weights(self) -> Float[Tensor, "K I"]:
         """What values are linear in, times ``gain``: a constant per mark, or a slope in time before
@@ -869,8 +860,10 @@ def attention_bound(
     model: DAPP, history: DAPPHistory, a: Float[Tensor, " B"], b: Float[Tensor, " B"]
 ) -> tuple[Float[Tensor, "B M"], Float[Tensor, "B M"]]:
     """A bound of sum_k r_km A_km on [a, b], and how far rounding may carry the sum itself."""
-    eps, score = torch.finfo(model.readout.dtype).eps, history.parts.score
-    normalise, readout = model.options["normalise"], model.readout_weights()
+    eps = torch.finfo(model.readout.dtype).eps
+    score = history.parts.score
+    normalise = model.options["normalise"]
+    readout = model.readout_weights()
     if history.state is not None:
         last = history.times.gather(1, history.lengths[:, None])[:, 0]
         if normalise != "none":
@@ -888,7 +881,8 @@ def attention_bound(
     values = torch.where(mask, past.values, 0.0)
     if isinstance(score, Projection):
         return _linear_bound(model, history, a, b, values)
-    now, events = model.elapsed(a, history.start), model.elapsed(past.times, history.start)
+    now = model.elapsed(a, history.start)
+    events = model.elapsed(past.times, history.start)
     state = bounds.gathered(spectrum_of(history.parts), now, events, past.marks, past.values, mask)
     width = ((b - a) / model.time_scale).to(model.readout) * (1 + 4 * eps)
     top, _, _ = bounds.sum_bound(spectrum_of(history.parts), state, width, readout)
@@ -902,14 +896,16 @@ def _linear_bound(
     model: DAPP, history: DAPPHistory, a: Tensor, b: Tensor, values: Tensor
 ) -> tuple[Tensor, Tensor]:
     """An unnormalised sum of dot products is linear in time: the larger end bounds it."""
-    past, score = require(history.past), history.parts.score
+    past = require(history.past)
+    score = history.parts.score
     ends = torch.stack([a, b], 1)
     both = torch.einsum(
         "bgqkm,km->bqm",
         model.attend(history, ends[:, None], history.lengths[:, None]),
         model.readout_weights(),
     )
-    query, events = model.elapsed(ends, history.start), model.elapsed(past.times, history.start)
+    query = model.elapsed(ends, history.start)
+    events = model.elapsed(past.times, history.start)
     sizes = scores(score, query, events, past.marks).abs()
     reach = torch.einsum(
         "bkqmn,bnk,km->bqm", sizes, values.abs(), model.readout_weights().abs()
@@ -1026,7 +1022,8 @@ def admit(
 ) -> Memory:
     """The active sets with one event more."""
     memory = require(h.memory).widened(model.kept_events())
-    now, events = model.elapsed(time[:, None], h.start), model.elapsed(memory.times, h.start)
+    now = model.elapsed(time[:, None], h.start)
+    events = model.elapsed(memory.times, h.start)
     nu = scores(h.parts.score, now, events, memory.marks, mark[:, None])[:, :, 0, 0].transpose(1, 2)
     weights = selection.shares(nu, memory.active.valid, model.options["normalise"])
     index = memory.active.index.amax((1, 2)) + 1
@@ -1041,13 +1038,13 @@ def _chosen(
     """Run the selection over the batch's events: the active sets at its end, and what was dropped
     for each event.
     """
-    first, keep = memory.times.shape[1], model.kept_events()
-    now, events = (
-        model.elapsed(batch.times, history.start),
-        model.elapsed(past.times, history.start),
-    )
+    first = memory.times.shape[1]
+    keep = model.kept_events()
+    now = model.elapsed(batch.times, history.start)
+    events = model.elapsed(past.times, history.start)
     nu = scores(history.parts.score, now, events, past.marks, batch.marks)[:, :, :, 0]
-    active, slots = memory.active, min(keep, first + batch.times.shape[1])
+    active = memory.active
+    slots = min(keep, first + batch.times.shape[1])
     if slots > first:
         extra = selection.empty(len(now), slots - first, nu.shape[1], nu)
         active = selection.Active(
@@ -1065,7 +1062,8 @@ def _scan_without(
     gone: Int[Tensor, "B N K"],
 ) -> DAPPHistory:
     spectrum = spectrum_of(history.parts)
-    K, first = len(model.readout), memory.times.shape[1]
+    K = len(model.readout)
+    first = memory.times.shape[1]
     driven = attention.drive(
         spectrum, batch.marks, model.channels(past.values[:, first:]), batch.valid
     )

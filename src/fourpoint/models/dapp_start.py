@@ -41,7 +41,8 @@ def initialise(model: DAPP, data: Dataset) -> list[str]:
     """Time scale, base rates and the spread of frequencies from ``data``; drift and base where left
     to it.
     """
-    s, notes = model.options, []
+    s = model.options
+    notes = []
     if isinstance(s["keep"], float):
         longest = int(data.lengths.max()) if len(data) else 0
         share, s["keep"] = s["keep"], max(1, math.ceil(s["keep"] * longest))
@@ -96,7 +97,9 @@ def start_rate(model: DAPP | SpatialDAPP, data: Dataset) -> list[str]:
     """The mean gap as the unit of time, drift and base in time where left to the data, and rates at
     the data's mean; what was chosen.
     """
-    s, notes, durations = model.options, [], data.durations
+    s = model.options
+    notes = []
+    durations = data.durations
     even = repeated_windows(data)
     why = "all windows have one length" if even else "windows have different lengths"
     if len(data) < 2:
@@ -195,7 +198,8 @@ def embedded_hawkes(model: DAPP, found: Excitation) -> dict[str, Tensor] | None:
     s_m sum_k r_km v_kn exp(-beta d). The matrix alpha_mn beta / s_m is factorised by its singular
     values, of which as many as there are heads are kept. None if no event excites another.
     """
-    modes, scale = model.modes, float(model.time_scale)
+    modes = model.modes
+    scale = float(model.time_scale)
     if not isinstance(modes, Modes) or not float(found.branching.sum()) > LEAST_OFFSPRING:
         return None
     before = _weights(model)
@@ -208,9 +212,11 @@ def embedded_hawkes(model: DAPP, found: Excitation) -> dict[str, Tensor] | None:
     model.value_weight.mul_(OTHER_HEADS)
     for position, head in enumerate(heads):
         sign = torch.sign(left[:, position].sum())
-        readout, values = sign * left[:, position] * float(size[position]), sign * right[position]
+        readout = sign * left[:, position] * float(size[position])
+        values = sign * right[position]
         if model.marks.count == 1:  # the read-out of one mark is fixed at 1
-            readout, values = torch.ones_like(readout), matrix[0]
+            readout = torch.ones_like(readout)
+            values = matrix[0]
         model.readout[head] = readout
         model.value_weight[head] = values / (model.gain[head] * model.value_weight.shape[1])
     guess = _weights(model)
@@ -222,17 +228,17 @@ def embedded_hawkes(model: DAPP, found: Excitation) -> dict[str, Tensor] | None:
 def embedded_poisson(model: DAPP, log_rate: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:
     """Weights with which ``model`` is nearly a Poisson process: its mu has nearly all of the rate
     exp(log_rate(t)) at time t since the window's start, and past events have no effect."""
-    before, scale = _weights(model), float(model.time_scale)
+    before = _weights(model)
+    scale = float(model.time_scale)
     grid = torch.linspace(0, float(model.rate.baseline.length), CURVE, dtype=torch.float64)
     wanted = log_rate(grid) + math.log(scale)
     model.rate.start_at(wanted.exp().mean(0).to(model.readout))
     columns = model.rate.baseline.log_base.shape[1]
     each = torch.eye(columns, dtype=torch.float64)
-    basis = (
-        torch.ones_like(grid)[:, None]
-        if columns == 1
-        else spline(each, grid, float(model.rate.baseline.length))
-    )
+    if columns == 1:
+        basis = torch.ones_like(grid)[:, None]
+    else:
+        basis = spline(each, grid, float(model.rate.baseline.length))
     model.rate.baseline.log_base.copy_(torch.linalg.lstsq(basis, wanted).solution.T)
     model.rate.bias.copy_(model.rate.log_scale + wanted.mean(0) + math.log(NEGLIGIBLE))
     model.value_weight.zero_()
@@ -277,13 +283,12 @@ def excitation_of(data: Dataset, seed: int = 0) -> Excitation | None:
 
 def _fitted(data: Dataset) -> Excitation | None:
     found = estimate(data)
-    branching, error = float(found.branching.sum()), float(found.errors["branching"].sum())
+    branching = float(found.branching.sum())
+    error = float(found.errors["branching"].sum())
     certain = LEAST <= branching <= MOST_BRANCHING and branching >= CERTAIN * error
-    return (
-        Excitation(found.baseline, found.branching.sum(0), float(found.decay[0]))
-        if certain
-        else None
-    )
+    if certain:
+        return Excitation(found.baseline, found.branching.sum(0), float(found.decay[0]))
+    return None
 
 
 def _evened(data: Dataset) -> Dataset:

@@ -159,7 +159,8 @@ class DeepDAPP(NarrowPeaks[DeepHistory]):
             0,
             0.0,
         )  # the buffer `tick` as it was read last
-        M, K = self.marks.count, TIMES + 2 * waves
+        M = self.marks.count
+        K = TIMES + 2 * waves
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             self.layers = nn.ModuleList(DeepLayer(width, modes, gated=gated) for _ in range(layers))
@@ -257,11 +258,9 @@ class DeepDAPP(NarrowPeaks[DeepHistory]):
         noise = self._noise(batch.times.device)
         marks = self._hidden(batch.marks, noise)
         if before is None:
-            anchor, marks, start = (
-                batch.start,
-                torch.cat([torch.full_like(batch.marks[:, :1], self.marks.count), marks], 1),
-                batch.start,
-            )
+            anchor = batch.start
+            marks = torch.cat([torch.full_like(batch.marks[:, :1], self.marks.count), marks], 1)
+            start = batch.start
             if not batch.marks.shape[1]:
                 marks = torch.full_like(batch.lengths[:, None], self.marks.count)
             times = torch.cat([anchor[:, None], batch.times], 1)
@@ -270,7 +269,8 @@ class DeepDAPP(NarrowPeaks[DeepHistory]):
             before = before.latest()
             if not batch.times.shape[1]:
                 return before
-            start, times = before.start, torch.cat([before.times, batch.times], 1)
+            start = before.start
+            times = torch.cat([before.times, batch.times], 1)
             gaps = times.diff(dim=1)
         new = self._run(marks, self._in_mean_gaps(gaps), before, noise)
         if before is not None:
@@ -450,11 +450,10 @@ class DeepDAPP(NarrowPeaks[DeepHistory]):
         ).exp()[0, 0]
         found = []
         for i, layer in enumerate(self._stack()):
-            pace, span = at.pace[0, 0, i], float(self.time_scale)
-            half, turn = (
-                math.log(2) / (layer.decay * pace),
-                2 * math.pi / (layer.frequency * pace).abs(),
-            )
+            pace = at.pace[0, 0, i]
+            span = float(self.time_scale)
+            half = math.log(2) / (layer.decay * pace)
+            turn = 2 * math.pi / (layer.frequency * pace).abs()
             losses = rates[0] - rates[1 + i * len(half) : 1 + (i + 1) * len(half)]
             rows = zip(half.tolist(), turn.tolist(), losses.tolist(), strict=True)
             found += [
@@ -472,7 +471,8 @@ class DeepDAPP(NarrowPeaks[DeepHistory]):
         noise: Noise | None,
     ) -> tuple[Tensor, ...]:
         """Tokens through all layers: context, states and paces."""
-        x, moments = embedding(marks, self.tokens) + self.gap(self._features(gaps)), []
+        x = embedding(marks, self.tokens) + self.gap(self._features(gaps))
+        moments = []
         for i, layer in enumerate(self._stack()):
             x, moment = layer(
                 x, gaps, before and before.layer(i), noise, dense=self._settings["form"] == "dense"
@@ -530,7 +530,8 @@ class DeepDAPP(NarrowPeaks[DeepHistory]):
         """log of each mark's share of the rate. Marks are summed over in pieces of events, so that
         memory does not grow with events times marks.
         """
-        rows, flat = max(1, PIECE // self.marks.count), q.flatten(0, -2)
+        rows = max(1, PIECE // self.marks.count)
+        flat = q.flatten(0, -2)
         pieces = zip(flat.split(rows), marks.flatten().split(rows), strict=True)
         if len(flat) <= rows or not torch.is_grad_enabled():
             return torch.cat([q.new_zeros(0), *(self._log_share(*piece) for piece in pieces)]).view(
@@ -555,7 +556,8 @@ class DeepDAPP(NarrowPeaks[DeepHistory]):
         """What is silent in this pass; the same draw for the same batch, and another one for its
         queries (``more`` = 1).
         """
-        dropout, unheard = self._settings["dropout"], self._settings["unheard"]
+        dropout = self._settings["dropout"]
+        unheard = self._settings["unheard"]
         if not self.training or not (dropout or unheard or self._settings["unmarked"]):
             return None
         return Noise(

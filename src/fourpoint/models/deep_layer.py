@@ -212,7 +212,8 @@ class DeepLayer(nn.Module):
         lost, pace = self._gated(u)
         last = pace[:, :1] if before is None else before.pace
         lag = torch.cat([last, pace[:, :-1]], 1) * gaps[..., None]
-        fade, angle = self.decay * lag + lost, self.frequency * lag
+        fade = self.decay * lag + lost
+        angle = self.frequency * lag
         driven = self._driven(u, noise)
         if before is not None:
             first = turned(before.state[:, 0], fade[:, 0], angle[:, 0])

@@ -112,7 +112,8 @@ class Hawkes(PointProcess[HawkesHistory]):
                 f"Raise them above 0; {FLOOR:g} is next to nothing.",
             )
         self.marks = space_without_places(marks, "hawkes")
-        M, J = self.marks.count, exponentials
+        M = self.marks.count
+        J = exponentials
         # Branching ratios of all pairs, and in the fit their gradients and one more copy.
         remedy = (
             "Merge rare types, or use --model dapp or deep-dapp, which have no number for every "
@@ -173,11 +174,10 @@ class Hawkes(PointProcess[HawkesHistory]):
         four mean gaps.
         """
         gaps = data.gaps
-        gap = (
-            float(gaps.mean())
-            if len(gaps) and gaps.mean() > 0
-            else float(data.durations.sum()) / max(data.events, 1)
-        )
+        if len(gaps) and gaps.mean() > 0:
+            gap = float(gaps.mean())
+        else:
+            gap = float(data.durations.sum()) / max(data.events, 1)
         with torch.no_grad():
             self.log_baseline.copy_((mean_rates(data, self.marks) / 2).log())
             self.log_branching.fill_(
@@ -242,12 +242,11 @@ class Hawkes(PointProcess[HawkesHistory]):
             2, batch.marks[..., None]
         )[..., 0]
         integral = self.closed_integral(history, batch.edges[:, :-1], batch.edges[:, 1:]).sum(2)
-        scored, kept = batch.valid, torch.ones_like(place, dtype=torch.bool)
+        scored = batch.valid
+        kept = torch.ones_like(place, dtype=torch.bool)
         if convention == "gaps":
-            scored, kept = (
-                scored & (place[:, :-1] > 0),
-                (place > 0) & (place < batch.lengths[:, None]),
-            )
+            scored = scored & (place[:, :-1] > 0)
+            kept = (place > 0) & (place < batch.lengths[:, None])
         return torch.where(scored, logs, 0.0).sum(1) - torch.where(kept, integral, 0.0).sum(1)
 
     # ------------------------------------------------------------------ the verbs
@@ -255,7 +254,8 @@ class Hawkes(PointProcess[HawkesHistory]):
     def encode(self, batch: Batch, before: HawkesHistory | None = None) -> HawkesHistory:
         """R at every position, by one scan."""
         anchor = batch.start[:, None] if before is None else before.times[:, -1:]
-        times, decay = torch.cat([anchor, batch.times], 1), self._decay()
+        times = torch.cat([anchor, batch.times], 1)
+        decay = self._decay()
         own = nn.functional.one_hot(batch.marks, self.marks.count).to(torch.float64)
         driven = torch.where(batch.valid[..., None], own, 0.0)[:, :, None, None].expand(
             -1, -1, 1, len(decay), -1
@@ -280,7 +280,8 @@ class Hawkes(PointProcess[HawkesHistory]):
         """One event more; only the last position is kept."""
         active = torch.ones_like(mark, dtype=torch.bool) if active is None else active
         row = torch.arange(len(time))
-        last, old = history.times[row, history.lengths], history.excitation[row, history.lengths]
+        last = history.times[row, history.lengths]
+        old = history.excitation[row, history.lengths]
         gap = torch.where(active, time - last, 0.0)
         own = torch.where(active[:, None], nn.functional.one_hot(mark, self.marks.count), 0)
         new = torch.exp(-self._decay() * gap[:, None])[..., None] * old + own[:, None]

@@ -142,7 +142,8 @@ def _greedy(line: Timeline, J: int, span: _Span) -> list[Point]:
     """
     spacing = SPACING if len(line.gaps) > STRETCH else SPACING / 2
     grid = np.linspace(span.low, span.high, 2 + int((span.high - span.low) / spacing))
-    theta, u = line.counts[:, None] / (2 * line.duration), np.zeros(0)
+    theta = line.counts[:, None] / (2 * line.duration)
+    u = np.zeros(0)
     found: list[Point] = []
     for _ in range(J):
         theta = np.concatenate([theta, np.full((line.types, line.types), 0.3 / line.types)], 1)
@@ -156,7 +157,8 @@ def _greedy(line: Timeline, J: int, span: _Span) -> list[Point]:
                 [_climbed(line, profile[i].theta, np.append(u, grid[i]), span) for i in peaks], span
             )
         )
-        theta, u = found[-1].theta, found[-1].u
+        theta = found[-1].theta
+        u = found[-1].u
     return found
 
 
@@ -209,11 +211,10 @@ def _highest(points: list[Point], span: _Span) -> Point:
     """The point of highest likelihood; where events share a time, among those with excitation
     inside the range, if any.
     """
-    inside = (
-        [at for at in points if at.u.max() < span.high and (at.theta[:, 1:] > 0).any()]
-        if span.tied
-        else []
-    )
+    if span.tied:
+        inside = [at for at in points if at.u.max() < span.high and (at.theta[:, 1:] > 0).any()]
+    else:
+        inside = []
     return max(inside or points, key=lambda at: at.here.value)
 
 
@@ -223,7 +224,9 @@ def _wide(
     """L-BFGS in all parameters, in units of where it starts."""
     from scipy.optimize import minimize
 
-    scale, J, W = _lit(theta, line), len(u), theta.shape[1]
+    scale = _lit(theta, line)
+    J = len(u)
+    W = theta.shape[1]
 
     def loss(x: Float[ndarray, " P"]) -> tuple[float, Float[ndarray, " P"]]:
         here = derivatives(line, x[:-J].reshape(scale.shape) * scale, x[-J:], order=1)
@@ -242,7 +245,8 @@ def _wide(
         bounds=bounds,
         options=options,
     )
-    theta, u = found.x[:-J].reshape(scale.shape) * scale, found.x[-J:]
+    theta = found.x[:-J].reshape(scale.shape) * scale
+    u = found.x[-J:]
     return Point(theta, u, derivatives(line, theta, u, order=1))
 
 
@@ -296,7 +300,8 @@ def _stretches(data: Dataset, unit: float) -> Timeline:
     nth = np.arange(len(row)) - np.repeat(np.cumsum(pieces) - pieces, pieces)
     wanted = max(1, round(len(row) * SAMPLE / data.events))
     chosen = np.unique(np.linspace(0, len(row) - 1, min(wanted, len(row))).round().astype(np.int64))
-    row, nth = row[chosen], nth[chosen]
+    row = row[chosen]
+    nth = nth[chosen]
     a = data.offsets[row] + nth * STRETCH
     b = np.minimum(a + STRETCH, data.offsets[row + 1])
     # A stretch is watched from the event before it to the event after it.
@@ -350,11 +355,10 @@ def _remarks(data: Dataset, line: Timeline, best: Point, span: _Span, unit: floa
             "branching ratio 0"
         )
     for u in best.u[used & ((best.u <= span.low) | (best.u >= span.high))]:
-        ties = (
-            f"; {data.tied:.0%} of the gaps are 0, which calls for ever faster decays"
-            if span.tied and u >= span.high
-            else ""
-        )
+        if span.tied and u >= span.high:
+            ties = f"; {data.tied:.0%} of the gaps are 0, which calls for ever faster decays"
+        else:
+            ties = ""
         said.append(
             f"the decay {np.exp(u) / unit:.4g} is at the edge of the range that was searched{ties}"
         )

@@ -66,7 +66,10 @@ class Modes(nn.Module):
         seed: int,
     ) -> None:
         super().__init__()
-        self.heads, self.features, self.dimension, self.seed = heads, features, noise, seed
+        self.heads = heads
+        self.features = features
+        self.dimension = noise
+        self.seed = seed
         self.decays, self.random_phase, self.even = decay, random_phase, even
         random = torch.Generator().manual_seed(seed)
         self.generator = fourier.Generator(
@@ -186,11 +189,11 @@ class PairScore(nn.Module):
         self.mark_key = nn.Parameter(
             shifts if marks > 1 else torch.zeros_like(shifts), requires_grad=marks > 1
         )
-        self.network = (
-            Generator(heads, 2 * embedding, generator, 1, activation=activation, seed=seed)
-            if kind == "neural"
-            else None
-        )
+        self.network: Generator | None = None
+        if kind == "neural":
+            self.network = Generator(
+                heads, 2 * embedding, generator, 1, activation=activation, seed=seed
+            )
         self.register_buffer("window", torch.ones((), dtype=torch.float64))
 
     def forward(self, *, fixed: bool = False) -> Projection | Network:

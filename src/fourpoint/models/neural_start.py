@@ -70,7 +70,8 @@ class ScaledSoftplus(nn.Module):
     @torch.no_grad()
     def inverse(self, rate: Float[Tensor, " M"]) -> Float[Tensor, " M"]:
         """s log(exp(rate / s) - 1), which is rate + s log(1 - exp(-rate / s))."""
-        rate, scale = rate.to(self.log_scale), self.log_scale.exp()
+        rate = rate.to(self.log_scale)
+        scale = self.log_scale.exp()
         return rate + scale * torch.log(-torch.expm1(-rate / scale))
 
     def in_gaps(
@@ -108,8 +109,11 @@ class _Gaps(torch.autograd.Function):
         weights: Float[Tensor, " Q"] | None,
     ) -> tuple[Float[Tensor, "B G"], Float[Tensor, "B G M"]]:
         y = z * (-log_scale).exp()
-        bent, end = softplus(y), y[:, :, -1]
-        nodes, at_end, unit = bent[:, :, :-1], bent[:, :, -1], (log_scale + log_unit).exp()
+        bent = softplus(y)
+        end = y[:, :, -1]
+        nodes = bent[:, :, :-1]
+        at_end = bent[:, :, -1]
+        unit = (log_scale + log_unit).exp()
         level = (
             nodes.mean(2) if weights is None else torch.einsum("bgqm,q->bgm", nodes, weights.to(z))
         )
@@ -124,7 +128,8 @@ class _Gaps(torch.autograd.Function):
         z, y, at_end, level, log_scale, unit, weights = ctx.saved_tensors
         to_mean, to_logs = outside
         nodes = z.shape[2] - 1
-        to_z, slow = y.sigmoid(), (-log_scale).exp()
+        to_z = y.sigmoid()
+        slow = (-log_scale).exp()
         share = to_mean[:, :, None, None] * (unit * slow)
         steep = torch.where(y[:, :, -1] < FAR_BELOW, 1.0, to_z[:, :, -1] / at_end)
         to_z[:, :, :-1] *= share / nodes if weights is None else share * weights.to(z)[:, None]

@@ -110,11 +110,9 @@ class NHP(PointProcess[NHPHistory]):
         )
         self._draw = seed
         self._random: torch.Generator | None = None
-        M, random, narrow = (
-            self.marks.count,
-            torch.Generator().manual_seed(seed),
-            1 / math.sqrt(embedding + hidden),
-        )
+        M = self.marks.count
+        random = torch.Generator().manual_seed(seed)
+        narrow = 1 / math.sqrt(embedding + hidden)
         self.embedding = nn.Parameter(torch.randn(M, embedding, generator=random))
         self.input = nn.Parameter(narrow * torch.randn(embedding, 7 * hidden, generator=random))
         self.recurrent = nn.Parameter(narrow * torch.randn(hidden, 7 * hidden, generator=random))
@@ -167,7 +165,8 @@ class NHP(PointProcess[NHPHistory]):
         last, old = _last(history)
         gap = self._in_mean_gaps(torch.where(active, time - last, 0.0))
         new = self._states(mark[None], gap[None], old, self._heard(len(mark)))[1]
-        moved, state = torch.where(active, time, last), torch.where(active[:, None], new, old)
+        moved = torch.where(active, time, last)
+        state = torch.where(active[:, None], new, old)
         return NHPHistory(
             moved[:, None], history.start, torch.zeros_like(history.lengths), state[:, None]
         )
@@ -242,7 +241,8 @@ class NHP(PointProcess[NHPHistory]):
 
     def _heard(self, sequences: int) -> Float[Tensor, "B H"]:
         """Factors of the output gates: while training some are 0, and the others make up for it."""
-        share, shape = self._settings["dropout"], (sequences, self._settings["hidden"])
+        share = self._settings["dropout"]
+        shape = (sequences, self._settings["hidden"])
         if not (self.training and share):
             return self.bias.new_ones(shape)
         random = self._random or torch.Generator().manual_seed(self._draw)
@@ -286,14 +286,17 @@ class _Cells(torch.autograd.Function):
         heard: Float[Tensor, "B H"],
     ) -> Float[Tensor, "P B H4"]:
         (N, B), H = gaps.shape, len(weight)
-        gates, states = table.new_empty(N, B, 7 * H), table.new_empty(N + 1, B, 4 * H)
+        gates = table.new_empty(N, B, 7 * H)
+        states = table.new_empty(N + 1, B, 4 * H)
         states[0] = first
         fade, cell, bent, output = table.new_empty(
             4, N, B, H
         )  # exp(-delta gap), and the left limits of c, tanh c and h
-        keep, logistic = gates[..., 2 * H : 4 * H], gates[..., : 5 * H]
+        keep = gates[..., 2 * H : 4 * H]
+        logistic = gates[..., : 5 * H]
         pairs, take = (x[..., : 2 * H].unflatten(-1, (2, H)) for x in (states[1:], gates))
-        old, new = _steps(*states[:-1].chunk(4, -1)), _steps(*states[1:].chunk(4, -1), pairs)
+        old = _steps(*states[:-1].chunk(4, -1))
+        new = _steps(*states[1:].chunk(4, -1), pairs)
         left = _steps(-gaps[..., None], fade, cell, bent, output)
         gate = _steps(
             marks, gates, logistic, take, *keep.chunk(2, -1), *gates[..., 4 * H :].chunk(3, -1)
@@ -331,16 +334,16 @@ class _Cells(torch.autograd.Function):
         table, marks, gaps, gates, states, fade, cell, bent, output, weight, heard = (
             ctx.saved_tensors
         )
-        B, H = gaps.shape[1], len(weight)
+        B = gaps.shape[1]
+        H = len(weight)
         c, k, o, d = states[:-1].chunk(4, -1)
-        take, keep, z = (
-            gates[..., : 2 * H].unflatten(-1, (2, H)),
-            gates[..., 2 * H : 4 * H],
-            gates[..., 6 * H :],
-        )
+        take = gates[..., : 2 * H].unflatten(-1, (2, H))
+        keep = gates[..., 2 * H : 4 * H]
+        z = gates[..., 6 * H :]
         # Each gate's slope times what the gate multiplies; the loop makes it the gradient of the
         # gate's argument.
-        inward, logistic = torch.empty_like(gates), gates[..., : 5 * H]
+        inward = torch.empty_like(gates)
+        logistic = gates[..., : 5 * H]
         torch.addcmul(logistic, logistic, logistic, value=-1, out=inward[..., : 5 * H])
         pairs, (f, f_, out, slow, to_z) = (
             inward[..., : 2 * H].unflatten(-1, (2, H)),
@@ -351,19 +354,16 @@ class _Cells(torch.autograd.Function):
         f_.mul_(k)
         out.mul_(heard)
         torch.sigmoid(gates[..., 5 * H : 6 * H], out=slow)
-        steep, bend, share, rush = (
-            take * (1 - z * z)[:, :, None],
-            o * (1 - bent * bent),
-            torch.stack([fade, 1 - fade], 2),
-            (k - c) * fade,
-        )
-        total, reach, across = (
-            outside[0].clone(memory_format=torch.contiguous_format),
-            torch.empty_like(cell),
-            weight.T.contiguous(),
-        )
+        steep = take * (1 - z * z)[:, :, None]
+        bend = o * (1 - bent * bent)
+        share = torch.stack([fade, 1 - fade], 2)
+        rush = (k - c) * fade
+        total = outside[0].clone(memory_format=torch.contiguous_format)
+        reach = torch.empty_like(cell)
+        across = weight.T.contiguous()
         parts = total.unflatten(-1, (4, H))
-        pair, gh = gates.new_empty(B, 2, H), gates.new_empty(B, H)
+        pair = gates.new_empty(B, 2, H)
+        gh = gates.new_empty(B, H)
         new = _steps(
             parts[1:, :, :2], parts[1:, :, None, :2], parts[1:, :, 2:], *parts[1:, :, :2].unbind(2)
         )
@@ -396,11 +396,10 @@ class _Cells(torch.autograd.Function):
             gd0.addcmul_(ga, r)
         to_gaps = (reach * rush * d).sum(-1) if ctx.needs_input_grad[2] else None
         flat = inward.flatten(0, 1)
-        to_table = (
-            torch.zeros_like(table).index_add_(0, marks.flatten(), flat)
-            if len(table) > 1
-            else flat.sum(0, keepdim=True)
-        )
+        if len(table) > 1:
+            to_table = torch.zeros_like(table).index_add_(0, marks.flatten(), flat)
+        else:
+            to_table = flat.sum(0, keepdim=True)
         return to_table, None, to_gaps, total[0], output.flatten(0, 1).T @ flat, None
 
 

@@ -230,7 +230,8 @@ class SplinePoisson(PointProcess[Positions]):
 
         def loss(c: Tensor) -> Tensor:
             integral = (weights[:, None] * spline(c, nodes, length).exp()).sum()
-            bend, slope = c.diff(n=2).square().sum(), c.diff().square().sum()
+            bend = c.diff(n=2).square().sum()
+            slope = c.diff().square().sum()
             return (integral - (happened * c).sum() + ridge / 2 * (bend + slope / 100)) / max(
                 data.events, 1
             )
@@ -373,7 +374,8 @@ def _basis_sums(data: Dataset, flat: Float[Tensor, "M C"], length: float) -> Flo
     even = torch.linspace(0, length, 1001, dtype=torch.float64)
     sums = torch.zeros_like(flat)
     for m in range(len(flat)):
-        c, x = flat[m : m + 1].clone().requires_grad_(), since[torch.from_numpy(data.mark_ids == m)]
+        c = flat[m : m + 1].clone().requires_grad_()
+        x = since[torch.from_numpy(data.mark_ids == m)]
         with torch.enable_grad():
             total = spline(c, x, length).sum() if len(x) else spline(c, even, length).mean() / 2
             sums[m] = torch.autograd.grad(total, c)[0][0]
@@ -389,7 +391,8 @@ def _nodes(
     ends: NDArray[np.float64] = np.sort(data.durations)
     edges = np.unique(np.concatenate([spline_knots(length, intervals).numpy(), ends]))
     x, w = np.polynomial.legendre.leggauss(6)
-    half, middle = np.diff(edges)[:, None] / 2, (edges[1:] + edges[:-1])[:, None] / 2
+    half = np.diff(edges)[:, None] / 2
+    middle = (edges[1:] + edges[:-1])[:, None] / 2
     still_open = len(ends) - np.searchsorted(ends, middle)
     return torch.from_numpy((middle + half * x).ravel()), torch.from_numpy(
         (half * w * still_open).ravel()

@@ -33,9 +33,13 @@ def positions_of(batch: Batch, before: Positions | None = None) -> Positions:
     ([[0.0, 1.0, 2.0]], [2], [[0, 1, 2]])
     """
     if before is None:
-        first, start, earlier = batch.start, batch.start, torch.zeros_like(batch.lengths)
+        first = batch.start
+        start = batch.start
+        earlier = torch.zeros_like(batch.lengths)
     else:
-        first, start, earlier = last_time(before), before.start, before.earlier + before.lengths
+        first = last_time(before)
+        start = before.start
+        earlier = before.earlier + before.lengths
     return Positions(torch.cat([first[:, None], batch.times], 1), start, batch.lengths, earlier)
 
 
@@ -57,11 +61,10 @@ def extended(
 
 def counts(history: Positions, seen: Int[Tensor, "B G"] | None = None) -> Int[Tensor, "B G"]:
     """The number of events up to position ``seen``, or up to every position."""
-    here = (
-        torch.arange(history.times.shape[1], device=history.times.device)[None]
-        if seen is None
-        else seen
-    )
+    if seen is None:
+        here = torch.arange(history.times.shape[1], device=history.times.device)[None]
+    else:
+        here = seen
     return history.earlier[:, None] + here
 
 

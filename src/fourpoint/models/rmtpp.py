@@ -89,7 +89,8 @@ class RMTPP(PointProcess[RMTPPHistory]):
             )
         self.marks = space_without_places(marks, "rmtpp")
         self._settings = dict(hidden=hidden, seed=seed)
-        M, random = self.marks.count, torch.Generator().manual_seed(seed)
+        M = self.marks.count
+        random = torch.Generator().manual_seed(seed)
         self.embedding = nn.Parameter(torch.randn(M, hidden, generator=random) / math.sqrt(hidden))
         self.gap_weight = nn.Parameter(torch.randn(2, hidden, generator=random) / math.sqrt(2))
         self.recurrent = nn.Parameter(
@@ -141,10 +142,12 @@ class RMTPP(PointProcess[RMTPPHistory]):
         one = self.marks.count == 1
         own = level[:-1, :, 0] if one else level[:-1].gather(2, batch.marks.T[..., None])[..., 0]
         total = level[..., 0] if one else level.logsumexp(-1)
-        scored, kept = batch.valid.T, None
+        scored = batch.valid.T
+        kept = None
         if convention == "gaps":
             place = torch.arange(len(gaps), device=gaps.device)[:, None]
-            scored, kept = scored & (place[:-1] > 0), (place > 0) & (place < batch.lengths)
+            scored = scored & (place[:-1] > 0)
+            kept = (place > 0) & (place < batch.lengths)
         return _Score.apply(own - self.time_scale.log(), total, self.slope, gaps, scored, kept)
 
     # ------------------------------------------------------------------ the verbs
@@ -213,7 +216,8 @@ class RMTPP(PointProcess[RMTPPHistory]):
         With a gradient it is infinite there instead: training then says at which step.
         """
         anchor, level = _at(history, seen)
-        lag, width = (a - anchor) / self.time_scale, (b - a) / self.time_scale
+        lag = (a - anchor) / self.time_scale
+        width = (b - a) / self.time_scale
         logs = (
             level.double() + (self.slope * lag + _LogMeanExp.apply(self.slope * width))[..., None]
         )
@@ -268,10 +272,8 @@ class RMTPP(PointProcess[RMTPPHistory]):
         ends = self.log_intensity(
             history, torch.stack([a, b], 1)[:, None], history.lengths[:, None]
         )[:, 0].double()
-        eps, size = (
-            torch.finfo(self.slope.dtype).eps,
-            _last(history)[2].double().abs().amax(1) + self.time_scale.log().abs(),
-        )
+        eps = torch.finfo(self.slope.dtype).eps
+        size = _last(history)[2].double().abs().amax(1) + self.time_scale.log().abs()
         return (ends + 16 * eps * (1 + ends.abs() + size[:, None, None])).exp().sum(-1).amax(1)
 
     # ------------------------------------------------------------------ parts
@@ -320,7 +322,8 @@ class _Recurrence(torch.autograd.Function):
         first: Float[Tensor, "B H"],
         weight: Float[Tensor, "H H"],
     ) -> Float[Tensor, "P B H"]:
-        own, flat = table[0] if len(table) == 1 else table[marks.flatten()], features.flatten(0, 1)
+        own = table[0] if len(table) == 1 else table[marks.flatten()]
+        flat = features.flatten(0, 1)
         states = table.new_empty(len(marks) + 1, *first.shape)
         states[0] = first
         torch.mm(flat, across, out=states[1:].flatten(0, 1)).add_(own)
@@ -346,11 +349,10 @@ class _Recurrence(torch.autograd.Function):
         ):
             row = row_before.addmm_(row.mul_(factor), transposed)
         inward = total[1:].flatten(0, 1)
-        to_table = (
-            torch.zeros_like(table).index_add_(0, marks.flatten(), inward)
-            if len(table) > 1
-            else inward.sum(0, keepdim=True)
-        )
+        if len(table) > 1:
+            to_table = torch.zeros_like(table).index_add_(0, marks.flatten(), inward)
+        else:
+            to_table = inward.sum(0, keepdim=True)
         to_features = (
             (inward @ across.T).unflatten(0, marks.shape) if ctx.needs_input_grad[2] else None
         )
@@ -390,7 +392,8 @@ class _Score(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *outside: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None, None]:
         mass, tilt, gaps, valid = ctx.saved_tensors
-        to_own, to_total = torch.where(valid, outside[0], 0.0), mass * -outside[0]
+        to_own = torch.where(valid, outside[0], 0.0)
+        to_total = mass * -outside[0]
         to_slope = (to_own * gaps[:-1]).sum() + (to_total * gaps * _log_mean_exp_slope(tilt)).sum()
         return to_own, to_total, to_slope, None, None, None
 

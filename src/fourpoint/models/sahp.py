@@ -92,7 +92,8 @@ class SAHP(PointProcess[Encoded]):
         self._settings: dict[str, Any] = dict(
             hidden=hidden, layers=layers, heads=heads, inner=inner, dropout=dropout, seed=seed
         )
-        M, random = self.marks.count, torch.Generator().manual_seed(seed)
+        M = self.marks.count
+        random = torch.Generator().manual_seed(seed)
         self.encoder = Encoder(
             hidden, layers=layers, heads=heads, inner=inner, dropout=dropout, random=random
         )
@@ -305,8 +306,6 @@ def _first_frequencies(count: int, length: float) -> Float[Tensor, "2 F"]:
     with the gap alone.
     """
     half = count // 2
-    omega, xi = (
-        frequencies(half, 1 / max(length, 2.0)),
-        torch.linspace(-FASTEST_SHIFT, FASTEST_SHIFT, count - half),
-    )
+    omega = frequencies(half, 1 / max(length, 2.0))
+    xi = torch.linspace(-FASTEST_SHIFT, FASTEST_SHIFT, count - half)
     return torch.block_diag(omega.float()[None], xi[None])

@@ -73,7 +73,8 @@ class SelfCorrecting(PointProcess[Positions]):
         pairs = float((data.lengths * (data.lengths - 1) / 2).sum())
 
         def loss(c: Tensor) -> Tensor:
-            drift, correction = c[0] / unit, c[1]
+            drift = c[0] / unit
+            correction = c[1]
             integral = (
                 length * (drift * left - correction * before).exp() * _growth(drift * length)
             ).sum()

@@ -86,7 +86,8 @@ class THP(PointProcess[Encoded]):
         self._settings: dict[str, Any] = dict(
             hidden=hidden, layers=layers, heads=heads, inner=inner, dropout=dropout, seed=seed
         )
-        M, random = self.marks.count, torch.Generator().manual_seed(seed)
+        M = self.marks.count
+        random = torch.Generator().manual_seed(seed)
         self.encoder = Encoder(
             hidden, layers=layers, heads=heads, inner=inner, dropout=dropout, random=random
         )
@@ -182,10 +183,8 @@ class THP(PointProcess[Encoded]):
             .amax(1)
             .to(torch.float64)
         )
-        eps, reach = (
-            torch.finfo(states.dtype).eps,
-            ((b[:, None] - anchor) / self.time_scale).to(states),
-        )
+        eps = torch.finfo(states.dtype).eps
+        reach = ((b[:, None] - anchor) / self.time_scale).to(states)
         size = linear(states, self.readout, self.base)[:, 0].abs() + reach * self.slope.abs()
         rounding = (
             16 * eps * (1 + logs.abs() + self.log_rate.abs() + size * (-self.link.log_scale).exp())

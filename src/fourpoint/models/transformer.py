@@ -137,8 +137,11 @@ class Encoder(nn.Module):
         slot = history.lengths + active
         h, old = _with_room(history, int(slot.max()))
         place = torch.arange(h.times.shape[1], device=time.device)
-        here, visible = (place == slot[:, None]) & active[:, None], place <= slot[:, None]
-        x, D, kept = token, token.shape[-1], []
+        here = (place == slot[:, None]) & active[:, None]
+        visible = place <= slot[:, None]
+        x = token
+        D = token.shape[-1]
+        kept = []
         for (qkv, out, feed), pairs in zip(self._layers(), old.unbind(1), strict=True):
             query, pair = linear(x, qkv).split((D, 2 * D), -1)
             kept.append(torch.where(here[..., None], pair[:, None], pairs))
@@ -251,7 +254,8 @@ def _attend(joined: Float[Tensor, "B P J"], heads: int) -> Float[Tensor, "B P D"
     Short sequences go head by head through views of ``joined``: gathering the heads into one tensor
     would cost more.
     """
-    P, width = joined.shape[1], joined.shape[-1] // (3 * heads)
+    P = joined.shape[1]
+    width = joined.shape[-1] // (3 * heads)
     if P > SHORT:
         q, k, v = (x.unflatten(-1, (heads, width)).transpose(1, 2) for x in joined.chunk(3, -1))
         return (

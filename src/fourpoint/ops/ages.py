@@ -76,12 +76,14 @@ def timeline(
     ([0.0, 2.0], [1.0], 9.0)
     """
     some = np.flatnonzero(np.diff(offsets))
-    first, last = offsets[some], offsets[some + 1] - 1
+    first = offsets[some]
+    last = offsets[some + 1] - 1
     gaps = np.zeros(len(times))
     np.subtract(times[1:], times[:-1], out=gaps[1:])
     gaps[first] = 0.0
     gaps /= unit
-    tails, duration = (stops[some] - times[last]) / unit, float((stops - starts).sum()) / unit
+    tails = (stops[some] - times[last]) / unit
+    duration = float((stops - starts).sum()) / unit
     if types == 1:  # zeros that nothing reads take no time
         return Timeline(
             gaps,

@@ -98,11 +98,10 @@ def drive(
     """
     turn = torch.polar(torch.ones_like(spectrum.shift), -spectrum.shift).transpose(1, 2)
     own = marks if marks.ndim == 3 else marks[..., None]
-    turn = (
-        turn[torch.arange(len(turn), device=marks.device), own]
-        if turn.shape[1] > 1
-        else turn[None, None, :, 0]
-    )
+    if turn.shape[1] > 1:
+        turn = turn[torch.arange(len(turn), device=marks.device), own]
+    else:
+        turn = turn[None, None, :, 0]
     real = torch.where((valid if valid.ndim == 3 else valid[..., None])[..., None], channels, 0.0)
     return turn[..., None] * real[:, :, :, None, :]
 
@@ -112,7 +111,8 @@ def faded(
 ) -> Complex[Tensor, "B N K D C"]:
     """What is left of each event in the states ``lag`` after it, a lag for each head."""
     age = lag[..., None]
-    fade, angle = torch.exp((rate.real * age).clamp(min=FADED)), rate.imag * age
+    fade = torch.exp((rate.real * age).clamp(min=FADED))
+    angle = rate.imag * age
     return torch.complex(fade * angle.cos(), fade * angle.sin())[..., None] * driven
 
 
@@ -153,7 +153,8 @@ def read(
     Without gradient it goes in pieces that stay in the processor's cache, which is what large
     evaluations live on, and at lag 0 nothing is turned, which is what a sampler lives on.
     """
-    M, C = spectrum.shift.shape[-1], state.shape[-1]
+    M = spectrum.shift.shape[-1]
+    C = state.shape[-1]
     turn = spectrum.turn
     if _nowhere(lag):
         if C == 1:
@@ -230,7 +231,8 @@ class _Read(torch.autograd.Function):
         d = lag[:, :, None, :, None]
         angle = d * frequency[:, None]
         fade = (d * -decay[:, None]).clamp_(min=FADED).exp_()
-        cosine, sine = angle.cos().mul_(fade), angle.sin_().mul_(fade)
+        cosine = angle.cos().mul_(fade)
+        sine = angle.sin_().mul_(fade)
         ctx.save_for_backward(frequency, decay, stacked, lag, cosine, sine)
         up, down = stacked.chunk(2, -2)
         return (cosine @ up).add_(sine @ down)
@@ -248,7 +250,8 @@ class _Read(torch.autograd.Function):
         d_decay = -(up * c + down * s).sum((0, 1, -1))
         d_lag = None
         if ctx.needs_input_grad[3]:
-            theta, gamma = frequency[:, None], decay[:, None]
+            theta = frequency[:, None]
+            gamma = decay[:, None]
             slope = (-gamma * cosine - theta * sine) @ up + (theta * cosine - gamma * sine) @ down
             d_lag = (slope * grad).sum((2, 4))
         return d_frequency, d_decay, torch.cat([d_up, d_down], -2), d_lag
@@ -262,7 +265,8 @@ def divide(top: Tensor, bottom: Tensor) -> Tensor:
 
 def _turns(rate: Complex[Tensor, "K D"], gaps: Float[Tensor, "*S"]) -> Complex[Tensor, "*S K D"]:
     lag = gaps[..., None, None]
-    fade, angle = torch.exp((rate.real * lag).clamp(min=FADED)), rate.imag * lag
+    fade = torch.exp((rate.real * lag).clamp(min=FADED))
+    angle = rate.imag * lag
     return torch.complex(
         fade * angle.cos(), fade * angle.sin()
     )  # twice as fast as torch.polar, with gradient too

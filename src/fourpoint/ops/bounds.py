@@ -51,7 +51,8 @@ def sum_bound(
     )
     both = readings(state, spectrum.readers)
     now, slope = (x * readout for x in both.chunk(2, -1))
-    h, gain = width[:, None, None], readout.abs()
+    h = width[:, None, None]
+    gain = readout.abs()
     line = now + h * gain * r1
     curve = now + (h * slope).clamp(min=0) + 0.5 * h.square() * gain * r2
     each = torch.minimum(gain * r0, torch.minimum(line, curve)).sum(1)
@@ -66,11 +67,10 @@ def convex_bound(
     """sum_k max_i r_km v_ki over the visible events: a bound of any weighted mean of them; 0 where
     none is visible.
     """
-    best = (
-        torch.where(visible[..., None], values[..., None] * readout, -torch.inf).amax(1)
-        if values.shape[1]
-        else None
-    )
+    if values.shape[1]:
+        best = torch.where(visible[..., None], values[..., None] * readout, -torch.inf).amax(1)
+    else:
+        best = None
     if best is None:
         return values.new_zeros(len(values), readout.shape[1])
     return torch.where(visible.any(1)[..., None], best, 0.0).sum(1)
@@ -84,10 +84,12 @@ def moved(
         return state
     d = lag[:, None, None]
     sine = spectrum.frequency * d
-    cosine, sine = sine.cos(), sine.sin_()
+    cosine = sine.cos()
+    sine = sine.sin_()
     if spectrum.decay is not None:
         fade = (spectrum.decay * -d).clamp_(min=FADED).exp_()
-        cosine, sine = cosine.mul_(fade), sine.mul_(fade)
+        cosine = cosine.mul_(fade)
+        sine = sine.mul_(fade)
     return torch.complex(cosine, sine)[..., None] * state
 
 

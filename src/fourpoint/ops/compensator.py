@@ -92,7 +92,9 @@ def march(
     x = gauss_legendre(NODES)[0].to(start)
     matrix = _transform().to(start)
     at_left_end = _legendre(-start.new_ones(1), NODES - 1)
-    left, total, first = start.clone(), torch.zeros_like(start), width
+    left = start.clone()
+    total = torch.zeros_like(start)
+    first = width
     begin = BLIND * width if shortest is None else torch.minimum(width, BEGIN * shortest)
     if shortest is None:
         width = begin
@@ -113,7 +115,8 @@ def march(
         looked = torch.cat([lags.new_zeros(1), lags])
         expected = _legendre(2 * looked - 1, NODES - 1) if len(lags) else at_left_end
         found = rates(left[:, None] + h[:, None] * torch.cat([looked, x]))
-        seen, own = found[:, : len(looked)].sum(-1).to(start.dtype), found[:, len(looked) :]
+        seen = found[:, : len(looked)].sum(-1).to(start.dtype)
+        own = found[:, len(looked) :]
         lam = own.sum(-1).to(start.dtype)
         _check_finite(lam, left, h)
         c = lam @ matrix.T
@@ -125,7 +128,8 @@ def march(
         fine = (error <= allowed) & ~stopped
         _check_width(h, error, left, ~(fine | stopped))
         yield Panel(left, torch.where(fine, h, 0.0), total, torch.where(fine, gain, 0.0), c, own)
-        left, total = torch.where(fine, right, left), torch.where(fine, total + gain, total)
+        left = torch.where(fine, right, left)
+        total = torch.where(fine, total + gain, total)
         clear = torch.where(error <= CLEAR * allowed, 4.0, 2.0)
         wider = torch.maximum(h, width) * torch.where(halved, 1.0, clear)
         wider = wider if longest is None else torch.minimum(wider, GROWTH * torch.maximum(h, most))
@@ -215,7 +219,8 @@ class Law:
         )
         time = self.start.new_full((len(self.start), len(levels)), torch.inf)
         for p in self.panels:
-            low, high = p.before[:, None], (p.before + p.gain)[:, None]
+            low = p.before[:, None]
+            high = (p.before + p.gain)[:, None]
             row, level = torch.nonzero((low < targets) & (high >= targets), as_tuple=True)
             if len(row):
                 own = Panel(*(x[row] for x in p))
@@ -298,11 +303,10 @@ def _probes(
     """Lags at which a panel of this width is compared with the rate, as shares of it, down to the
     shortest time.
     """
-    longer = (
-        1.0
-        if shortest is None
-        else float((width / shortest).nan_to_num(posinf=1.0, nan=1.0).max().clamp(max=2.0**50))
-    )
+    if shortest is None:
+        longer = 1.0
+    else:
+        longer = float((width / shortest).nan_to_num(posinf=1.0, nan=1.0).max().clamp(max=2.0**50))
     count = max(0, math.ceil(math.log2(max(longer, 1.0) / 128) / 5)) + 1 if longer > 128 else 0
     return 2.0 ** -(6 + 5 * torch.arange(count, dtype=width.dtype, device=width.device))
 
@@ -335,18 +339,21 @@ def _inside(panel: Panel, rest: Float[Tensor, " B"]) -> Float[Tensor, " B"]:
     """Where in the panel, from 0 to 1, its own integral reaches ``rest``: Newton's steps, kept
     inside a bracket.
     """
-    low, high = torch.zeros_like(rest), torch.ones_like(rest)
+    low = torch.zeros_like(rest)
+    high = torch.ones_like(rest)
     x = (rest / torch.where(panel.gain > 0, panel.gain, 1.0)).clamp(0, 1)
     for _ in range(60):
         p = _legendre(2 * x - 1, NODES)
         off = panel.width * (panel.coefficients * _antiderivatives(x, p)).sum(-1) - rest
-        low, high = torch.where(off < 0, x, low), torch.where(off >= 0, x, high)
+        low = torch.where(off < 0, x, low)
+        high = torch.where(off >= 0, x, high)
         slope = panel.width * (panel.coefficients * p[:-1].T).sum(-1)
         step = x - off / torch.where(slope > 0, slope, 1.0)
         following = torch.where(
             (slope > 0) & (step >= low) & (step <= high), step, (low + high) / 2
         )
-        moved, x = (following - x).abs(), following
+        moved = (following - x).abs()
+        x = following
         if bool((moved <= 1e-12).all()):
             break
     return x

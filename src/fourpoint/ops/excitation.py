@@ -159,7 +159,8 @@ class _Sums:
 
 def _nothing(theta: Float[ndarray, "M W"], decays: int, free: int, order: int) -> _Sums:
     """Sums before the first event; ``free`` of the decays have columns of their own."""
-    M, V = len(theta), theta.shape[1] + free
+    M = len(theta)
+    V = theta.shape[1] + free
     curvature = np.zeros((M, V, V) if order > 1 else (M, 0, 0))
     return _Sums(np.zeros(M), np.zeros((M, V)), curvature, np.zeros((3, decays, M)))
 
@@ -168,7 +169,8 @@ def _less_integral(
     sums: _Sums, line: Timeline, theta: Float[ndarray, "M W"], order: int
 ) -> Derivatives:
     """The sums over events less mu T + alpha (1 - exp(-beta (stop - t_i))) and its derivatives."""
-    W, left = theta.shape[1], sums.left
+    W = theta.shape[1]
+    left = sums.left
     alpha = theta[:, 1:].reshape(len(theta), *left.shape[1:])
     cost = np.concatenate([[line.duration], (line.counts - left[0]).ravel()])
     sums.slope[:, :W] -= cost
@@ -208,7 +210,8 @@ def _loop_events(
     for block, ages, fade in fades(line, beta, LOOPED):
         rates = np.empty(fade.shape[1])
         within = inside(line.last, block)
-        ends, tails = line.last[within] - block.start, line.tails[within]
+        ends = line.last[within] - block.start
+        tails = line.tails[within]
         if theta.shape == (1, 2) and order == 2:
             into = state[:, 0, 0], rates, sums.slope[0], sums.curvature[0], sums.left[:, 0, 0]
             one_type(fade[0], ages[0], ends, tails, theta[0, 0], theta[0, 1], beta[0], *into)
@@ -253,7 +256,8 @@ def _add_events(
 ) -> None:
     """Events of type m, at which the rate is row[0] + row[1:] rises[0]."""
     J, M, n = rises[0].shape
-    W, alpha = len(row), row[1:].reshape(J, 1, M)
+    W = len(row)
+    alpha = row[1:].reshape(J, 1, M)
     rise = rises[0].reshape(J * M, n)
     rate = row[1:] @ rise + row[0]
     sums.values[m] += _log_sum(rate)

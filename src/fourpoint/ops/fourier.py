@@ -114,7 +114,8 @@ def fourier_scores(
     piece = D if torch.is_grad_enabled() else max(1, most // max(1, per_mode))
     estimate = _by_features if spectrum.decay is None else _by_pairs
     if events.ndim == 2:
-        events, marks = events[..., None], marks[..., None]
+        events = events[..., None]
+        marks = marks[..., None]
     parts = (
         estimate(_modes(spectrum, j, j + piece), query, events, marks, kinds)
         for j in range(0, D, piece)
@@ -262,7 +263,8 @@ def _by_features(
     )
     right = s.weight[..., None] * torch.stack([past.cos(), past.sin()], -1)
     if s.phase is not None:
-        left, right = left[..., :1], 2 * right[..., :1]
+        left = left[..., :1]
+        right = 2 * right[..., :1]
     return torch.einsum("bqkdmc,bnkdc->bkqmn", left, right)
 
 

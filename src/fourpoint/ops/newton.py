@@ -66,7 +66,8 @@ def climb(
     at = Point(theta, u, likelihood(theta, u))
     for _ in range(steps):
         move, turn, gains = _step(at, low, high)
-        gain, size = gains.sum(), 1 + np.abs(at.here.values).sum()
+        gain = gains.sum()
+        size = 1 + np.abs(at.here.values).sum()
         if gain <= max(enough, 4 * EPS * size):
             break
         # A last step whose gain drowns in rounding is taken on trust: it still brings the slope to
@@ -101,7 +102,8 @@ def standard_errors(
     inverse, known = _inverses(negative, free)
     reach = inverse @ border
     schur = (own - np.einsum("mwj,mwk->jk", border, reach))[np.ix_(inside, inside)]
-    u_variance, joint = np.full(len(at.u), np.nan), np.zeros((len(at.u), len(at.u)))
+    u_variance = np.full(len(at.u), np.nan)
+    joint = np.zeros((len(at.u), len(at.u)))
     if inside.any() and np.linalg.eigvalsh(schur).min() > RIDGE * np.abs(schur).max():
         joint[np.ix_(inside, inside)] = np.linalg.inv(schur)
         u_variance[inside] = joint.diagonal()[inside]
@@ -117,7 +119,8 @@ def _step(
     """
     negative, border, own, slope, slope_u = _parts(at)
     move, held = _top(at.theta, negative, slope, (at.theta <= 0) & (slope <= 0))
-    gains, turn = _promised(at, move, np.zeros_like(at.u)), np.zeros_like(at.u)
+    gains = _promised(at, move, np.zeros_like(at.u))
+    turn = np.zeros_like(at.u)
     stuck = ((at.u <= low) & (slope_u < 0)) | ((at.u >= high) & (slope_u > 0)) | ~_matters(at)
     if still or stuck.all():
         return move, turn, gains
@@ -130,11 +133,9 @@ def _step(
     turn *= LONGEST / max(LONGEST, np.abs(turn).max())
     both, _ = _top(at.theta, negative, slope + border @ turn, held)
     together = _promised(at, both, turn)
-    return (
-        (both, turn, together)
-        if together.sum() > gains.sum()
-        else (move, np.zeros_like(turn), gains)
-    )
+    if together.sum() > gains.sum():
+        return (both, turn, together)
+    return (move, np.zeros_like(turn), gains)
 
 
 def _top(
@@ -150,7 +151,8 @@ def _top(
     takes more than a few rounds; rows that have not settled by then are solved one by one.
     """
     flat = np.einsum("mww->mw", negative) <= FLAT * np.maximum(-pull, 0.0)
-    held, move = held | flat, np.zeros_like(theta)
+    held = held | flat
+    move = np.zeros_like(theta)
     rows = np.arange(len(theta))
     for _ in range(EXCHANGES):
         fixed = np.where(held[rows], -theta[rows], 0.0)
@@ -229,7 +231,8 @@ def _ahead(
     Rows that fall, and more than the model said, have their steps halved; after PATIENT tries it is
     enough that the sum rises, and where no row is to blame all steps are halved.
     """
-    shares, whole = np.ones(len(move)), 1.0
+    shares = np.ones(len(move))
+    whole = 1.0
     for attempt in range(HALVINGS):
         theta = np.maximum(at.theta + shares[:, None] * move, 0.0)
         here = likelihood(theta, u := np.clip(at.u + whole * turn, low, high))
@@ -248,7 +251,9 @@ def _parts(at: Point) -> tuple[ndarray, ndarray, ndarray, ndarray, ndarray]:
     """Negative curvature of theta (M, W, W), its border (M, W, J), the negative one of u (J, J),
     and both slopes.
     """
-    W, curvature, slope = at.theta.shape[1], at.here.curvature, at.here.slope
+    W = at.theta.shape[1]
+    curvature = at.here.curvature
+    slope = at.here.slope
     return (
         -curvature[:, :W, :W],
         curvature[:, :W, W:],
@@ -260,7 +265,8 @@ def _parts(at: Point) -> tuple[ndarray, ndarray, ndarray, ndarray, ndarray]:
 
 def _matters(at: Point) -> Bool[ndarray, " J"]:
     """Whether a decay multiplies anything: without excitation it does not."""
-    M, J = len(at.theta), len(at.u)
+    M = len(at.theta)
+    J = len(at.u)
     return (
         np.any(at.theta[:, 1:].reshape(M, J, -1) > 0, axis=(0, 2)) if J else np.zeros(0, dtype=bool)
     )

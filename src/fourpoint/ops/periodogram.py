@@ -196,7 +196,8 @@ def _stretches(
 
 def _levels(times: NDArray[np.float64], offsets: NDArray[np.int64], usual: float) -> list[float]:
     """Lengths of pieces to cut by time: the longest sequence's, and shorter ones."""
-    first, last = offsets[:-1], offsets[1:] - 1
+    first = offsets[:-1]
+    last = offsets[1:] - 1
     full = last > first
     length = float((times[last[full]] - times[first[full]]).max(initial=0.0))
     found = []
@@ -239,10 +240,13 @@ def _beside(power: NDArray[np.float64], first: int) -> NDArray[np.float64]:
     At low frequencies, where neighbours are few, those from a third to three times the frequency
     count.
     """
-    half, last = NEIGHBOURS // 2, len(power) - 1
-    medians, reach = _around(power), LOBE + half
+    half = NEIGHBOURS // 2
+    last = len(power) - 1
+    medians = _around(power)
+    reach = LOBE + half
     index = np.arange(len(power))
-    below, above = np.maximum(index - reach, 0), np.minimum(index + reach, last)
+    below = np.maximum(index - reach, 0)
+    above = np.minimum(index + reach, last)
     found = np.maximum(medians[below], medians[above])
     for i in range(first, min(3 * (NEIGHBOURS + LOBE) // 2, last)):
         sides = power[i // 3 : i - LOBE + 1], power[i + LOBE : 3 * i + 1]
@@ -267,5 +271,7 @@ def _standing_out(
     top = np.flatnonzero((power[1:-1] > power[:-2]) & (power[1:-1] >= power[2:])) + 1
     top = top[(top >= first) & (z[top] >= least)]
     top = top[np.argsort(-z[top], kind="stable")][:most]
-    left, here, right = power[top - 1], power[top], power[top + 1]
+    left = power[top - 1]
+    here = power[top]
+    right = power[top + 1]
     return np.stack([top + 0.5 * (left - right) / (left - 2 * here + right), z[top]], 1)

@@ -140,7 +140,8 @@ def ks_test(uniforms: Floats) -> tuple[float, float]:
         return float("nan"), float("nan")
     from scipy.special import kolmogorov
 
-    u, steps = np.sort(uniforms), np.arange(n + 1) / n
+    u = np.sort(uniforms)
+    steps = np.arange(n + 1) / n
     distance = float(max((steps[1:] - u).max(), (u - steps[:-1]).max()))
     return distance, float(kolmogorov(distance * (np.sqrt(n) + 0.12 + 0.11 / np.sqrt(n))))
 
@@ -176,10 +177,8 @@ def qq_points(residuals: Floats, points: int = POINTS) -> QQ:
         return QQ(*(np.zeros(0) for _ in range(4)))
     from scipy.special import betaincinv
 
-    bulk, tail = (
-        np.linspace(1, n, points // 2),
-        n + 1 - np.exp(np.linspace(np.log(n), 0, points // 2)),
-    )
+    bulk = np.linspace(1, n, points // 2)
+    tail = n + 1 - np.exp(np.linspace(np.log(n), 0, points // 2))
     i = np.unique(np.round(np.concatenate([bulk, tail])).clip(1, n).astype(np.int64))
     low, high = (-np.log1p(-betaincinv(i, n + 1 - i, q)) for q in (0.025, 0.975))
     return QQ(-np.log1p(-i / (n + 1)), np.sort(residuals)[i - 1], low, high)

@@ -76,7 +76,8 @@ def _neural(
     """The first layer is a sum of a query's and an event's part, formed once for each; in pieces of
     queries without gradient.
     """
-    asked, kept = _queries(n.projection, query, kinds), _keys(n.projection, events, marks)
+    asked = _queries(n.projection, query, kinds)
+    kept = _keys(n.projection, events, marks)
     r = kept.shape[-1]
     left = torch.einsum("bqkmr,krh->bkqmh", asked, n.weights[0][:, :r])
     right = torch.einsum("bnkr,krh->bknh", kept, n.weights[0][:, r:]) + n.biases[0]
@@ -112,7 +113,8 @@ def _keys(
     p: Projection, events: Float[Tensor, "B N *H"], marks: Int[Tensor, "B N *H"]
 ) -> Float[Tensor, "B N K r"]:
     if events.ndim == 2:
-        events, marks = events[..., None], marks[..., None]
+        events = events[..., None]
+        marks = marks[..., None]
     heads = torch.arange(len(p.time), device=marks.device)
     return events.to(p.time.dtype)[..., None] * p.time + p.mark.transpose(1, 2)[heads, marks]
 

@@ -101,7 +101,8 @@ def admit(
     >>> gone.tolist(), a.index.flatten().tolist()  # means .4 and .45
     ([[0]], [2, 1])
     """
-    valid, here = active.valid, happened[:, None, None]
+    valid = active.valid
+    here = happened[:, None, None]
     total = torch.where(valid & here, active.total + weights, active.total)
     count = torch.where(valid & here, active.count + 1, active.count)
     mean = torch.where(valid, total / count.clamp(min=1), torch.inf)

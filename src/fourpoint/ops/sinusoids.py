@@ -92,7 +92,9 @@ def fading_states(
     ... ).flatten().tolist()
     [0.0, 1.0, 2.0, 3.0]
     """
-    held, parts, N = before, [before[:, :, None]], gaps.shape[1]
+    held = before
+    parts = [before[:, :, None]]
+    N = gaps.shape[1]
     for first in range(0, N, CHUNK):
         some = slice(first, min(first + CHUNK, N))
         age = gaps[:, some].cumsum(1)

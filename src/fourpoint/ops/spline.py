@@ -106,7 +106,8 @@ def cubics(coefficients: Float[Tensor, "M C"]) -> Float[Tensor, "J M 4"]:
 def peaks(coefficients: Float[Tensor, "M C"]) -> Float[Tensor, "J M"]:
     """The largest of the four Bezier points of every interval's cubic."""
     c0, c1, c2, c3 = coefficients.unfold(-1, 4, 1).unbind(-1)
-    left, right = c1 + ((c2 - c1) - (c1 - c0)) / 6, c2 + ((c3 - c2) - (c2 - c1)) / 6
+    left = c1 + ((c2 - c1) - (c1 - c0)) / 6
+    right = c2 + ((c3 - c2) - (c2 - c1)) / 6
     return torch.stack([left, c1 + (c2 - c1) / 3, c2 - (c2 - c1) / 3, right], -1).amax(-1).T
 
 

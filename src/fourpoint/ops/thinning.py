@@ -154,12 +154,14 @@ def next_by_thinning(
     >>> abs(times.mean().item() - 0.5) < 0.025
     True
     """
-    at, found = start.clone(), torch.full_like(start, torch.inf)
+    at = start.clone()
+    found = torch.full_like(start, torch.inf)
     while bool(((at < stop) & found.isinf()).any()):
         end = torch.where(found.isinf(), stop, at)
         step = thin(rates, bound, at, end, width, random, tally=tally)
         found = torch.where(step.hit, step.time, found)
-        at, width = step.time, step.width
+        at = step.time
+        width = step.width
     return found
 
 

@@ -44,7 +44,8 @@ class Resident:
                 "expected events without places, received some with: their steps are taken "
                 "in the plain way"
             )
-        begin, end = data.starts[:1], np.zeros(1, dtype=np.int64)
+        begin = data.starts[:1]
+        end = np.zeros(1, dtype=np.int64)
         self.times, self.marks = (
             torch.from_numpy(x.copy()).to(device) for x in (_some(data.times), _some(data.mark_ids))
         )
@@ -128,7 +129,8 @@ class CapturedSteps(Steps):
             shape.graph.replay()
         else:
             self._work_in_parts(shape, step)
-        shape.warm, self.taken = True, self.taken + 1
+        shape.warm = True
+        self.taken = self.taken + 1
         if self.taken % AHEAD == 0 and self.fences:
             self.fences[0].synchronize()
             self.fences.reverse()

@@ -263,7 +263,8 @@ def _train(
     bar: _Bar,
 ) -> Fit:
     """The loop of optimiser steps and validations."""
-    model, train = run.model, run.train
+    model = run.model
+    train = run.train
     guesses = _guesses(run)
     model.to(place)
     optimiser = run.optimiser = torch.optim.AdamW(
@@ -279,16 +280,17 @@ def _train(
     )
     warmup = max(1, min(recipe.warmup, recipe.steps // 10))
     began -= run.fit.history[-1]["seconds"] if run.fit.history else 0.0
-    limit = (
-        math.inf
-        if time_budget is None
-        else time_budget - min(CLOSING_SHARE * time_budget, CLOSING_SECONDS)
-    )
+    if time_budget is None:
+        limit = math.inf
+    else:
+        limit = time_budget - min(CLOSING_SHARE * time_budget, CLOSING_SECONDS)
     until = limit
     bar.expect(recipe.steps, until)
     if time_budget is not None:
         run.time_left = lambda: time.monotonic() - began < time_budget
-    seen, clock, pause = 0, time.monotonic(), until / VALIDATIONS
+    seen = 0
+    clock = time.monotonic()
+    pause = until / VALIDATIONS
     first, ready = step, time.monotonic() - began  # preparation has no share of the schedule
     while step < recipe.steps:
         passed = (time.monotonic() - began - ready) / (until - ready) if ready < until else 1.0
@@ -309,7 +311,8 @@ def _train(
         now = time.monotonic()
         over = step == recipe.steps or now - began >= until
         if step % recipe.validate_every == 0 or over or now - clock >= pause:
-            losses, now = taker.drain(), time.monotonic()
+            losses = taker.drain()
+            now = time.monotonic()
             speed = seen / max(1e-9, now - clock)
             row = dict(
                 step=step,
@@ -320,7 +323,8 @@ def _train(
             )
             run.validate(row, -float(np.mean(losses)))
             bar.update(step, time.monotonic() - began, row)
-            seen, clock = 0, time.monotonic()
+            seen = 0
+            clock = time.monotonic()
             until = limit - 2 * (
                 clock - now
             )  # the last validation and the score of the model that is kept take as long
@@ -391,7 +395,8 @@ def _timestamp_resolution(run: Run, recipe: Recipe) -> list[str]:
     """Find the resolution within which events are dequantised, by the run or by a model that does
     so itself; a note if there is one.
     """
-    train, unit = run.train, run.train.unit or "time units"
+    train = run.train
+    unit = run.train.unit or "time units"
     resolution = coarse_resolution(train.gaps[train.gaps > 0])
     if run.model.dequantises_gaps:
         run.model.dequantise = recipe.dequantise
@@ -498,7 +503,8 @@ class _RichBar(_Bar):
 
     def __init__(self, bar: Any) -> None:
         self.bar, self.task = bar, bar.add_task("preparing", total=None)
-        self.steps, self.seconds = 1, math.inf
+        self.steps = 1
+        self.seconds = math.inf
 
     def say(self, text: str) -> None:
         self.bar.update(self.task, description=text)

@@ -138,11 +138,9 @@ class Run:
         pieces: Dataset | None = None,
     ) -> None:
         self.model, self.folder, self.seed, self.terms = model, folder, seed, terms
-        self.batch_size, self.mixed, self.convention = (
-            recipe.batch_size,
-            recipe.mixed,
-            terms["convention"],
-        )
+        self.batch_size = recipe.batch_size
+        self.mixed = recipe.mixed
+        self.convention = terms["convention"]
         self.whole = (
             train  # before long sequences are cut into ``pieces``, which steps are taken on
         )
@@ -323,7 +321,8 @@ class Run:
         """The log-likelihood of the model on the development data, which is noted beside those of
         the closed forms.
         """
-        total, events = float(self.score(self.model).sum()), max(1, self.dev.events)
+        total = float(self.score(self.model).sum())
+        events = max(1, self.dev.events)
         shown = ", ".join(f"{name} {value:.4f}" for name, value in self.fit.closed_forms.items())
         self.fit.notes.append(f"nats per event on dev: {total / events:.4f}; closed forms: {shown}")
         return total
@@ -451,11 +450,10 @@ class Run:
             if k.startswith("guess.")
         }
         self.guess_scores = tensors["guess_scores"]
-        self.mean = (
-            [tensors[f"mean.{k}"].to(place) for k, _ in self.model.named_parameters()]
-            if self.average
-            else []
-        )
+        if self.average:
+            self.mean = [tensors[f"mean.{k}"].to(place) for k, _ in self.model.named_parameters()]
+        else:
+            self.mean = []
         state = self.optimiser.state_dict()
         for key, value in tensors.items():
             if key.startswith("adam."):
@@ -467,7 +465,8 @@ class Run:
             info["best"],
             info["best_step"],
         )
-        self.peak, self.scores = info["peak"], tensors["scores"]
+        self.peak = info["peak"]
+        self.scores = tensors["scores"]
         self.fit.notes.append(f"resumed at step {info['step']}")
         return int(info["step"])
 
@@ -475,7 +474,8 @@ class Run:
         # The seed draws the development data, and other terms follow from the data: first things
         # first.
         for name in dict.fromkeys(["seed", *DATA, *self.terms]):
-            was, value = recipe.get(name), self.terms[name]
+            was = recipe.get(name)
+            value = self.terms[name]
             if was != value and name in DATA:
                 raise TrainingError(
                     f"the {DATA[name]} of the run to resume, with the fingerprint {was}",

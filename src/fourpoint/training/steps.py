@@ -32,7 +32,10 @@ class Steps:
     def __init__(
         self, run: Run, optimiser: torch.optim.AdamW, recipe: Recipe, convention: Convention
     ) -> None:
-        self.run, self.optimiser, self.recipe, self.convention = run, optimiser, recipe, convention
+        self.run = run
+        self.optimiser = optimiser
+        self.recipe = recipe
+        self.convention = convention
         self.model: Any = run.model
         self.weights = [p for group in optimiser.param_groups for p in group["params"]]
         self.losses: list[float] = []
@@ -81,7 +84,8 @@ class Steps:
 
     def drain(self) -> list[float]:
         """The losses since the last call, in nats per event."""
-        found, self.losses = self.losses, []
+        found = self.losses
+        self.losses = []
         return found
 
     def close(self) -> list[str]:
@@ -121,7 +125,8 @@ class Steps:
 
     def not_finite(self, step: int, loss: float) -> TrainingError:
         """What went wrong at ``step``, with the sequences and the parameter."""
-        rows, train = self.run.rows(step), self.run.train
+        rows = self.run.rows(step)
+        train = self.run.train
         broken = (
             n
             for n, p in self.model.named_parameters()

@@ -213,14 +213,17 @@ class SpatialDAPP(PointProcess[SpatialDAPPHistory]):
         super().__init__()
         self.marks = MarkSpace.of(marks)
         self.box = box_of(self.marks, "spatial-dapp")
-        k, M = self.box.dimension, self.marks.count
+        k = self.box.dimension
+        M = self.marks.count
         if k not in HIGHEST:
             raise UserError(
                 "places of one to three numbers",
                 f"{k} ({', '.join(self.box.names)})",
                 "Name fewer columns, or use poisson.",
             )
-        frequencies, order, cells = frequencies or HIGHEST[k], order or ORDER[k], cells or CELLS[k]
+        frequencies = frequencies or HIGHEST[k]
+        order = order or ORDER[k]
+        cells = cells or CELLS[k]
         self.options: dict[str, Any] = dict(
             heads=heads,
             frequencies=frequencies,
@@ -319,11 +322,10 @@ class SpatialDAPP(PointProcess[SpatialDAPPHistory]):
         first = batch.start[:, None] if before is None else before.times[:, -1:]
         times = torch.cat([first, batch.times], 1)
         phi, values = self._driving(places_of(batch), batch.marks, batch.valid)
-        held = (
-            phi.new_zeros(len(phi), values.shape[2], phi.shape[2])
-            if before is None
-            else before.state[:, :, -1]
-        )
+        if before is None:
+            held = phi.new_zeros(len(phi), values.shape[2], phi.shape[2])
+        else:
+            held = before.state[:, :, -1]
         states = waves.fading_states(
             self.log_decay.exp(), self._lag(times.diff(dim=1)), values, phi, held
         )
@@ -346,11 +348,10 @@ class SpatialDAPP(PointProcess[SpatialDAPPHistory]):
 
     def move(self, history: SpatialDAPPHistory, time: Float[Tensor, " B"]) -> SpatialDAPPHistory:
         """The last position, its states moved on to ``time`` with no event in between."""
-        state = (
-            history.state[torch.arange(len(time)), :, history.lengths]
-            if history.state.shape[2] > 1
-            else history.state[:, :, 0]
-        )
+        if history.state.shape[2] > 1:
+            state = history.state[torch.arange(len(time)), :, history.lengths]
+        else:
+            state = history.state[:, :, 0]
         fade = self._fade(self._lag(time - last_time(history)))
         return replace(
             history,
@@ -369,11 +370,13 @@ class SpatialDAPP(PointProcess[SpatialDAPPHistory]):
         Gauss rule of ``order`` else.
         """
         if self.training and self._drawn is not None:
-            places, weights = self._drawn, torch.full((len(self._drawn),), 1 / len(self._drawn))
+            places = self._drawn
+            weights = torch.full((len(self._drawn),), 1 / len(self._drawn))
         else:
             places, weights = waves.box_rule(self.box.dimension, self.order)
         phi = waves.features(self.numbers.double(), places).to(self.readout)
-        basis, weights = history.shared.weight[..., None] * phi.T, weights.to(self.readout)
+        basis = history.shared.weight[..., None] * phi.T
+        weights = weights.to(self.readout)
         index = torch.arange(times.shape[1]).expand(times.shape[:2]) if seen is None else seen
         piece = max(1, NUMBERS // max(1, len(times) * times.shape[2] * len(phi) * self.marks.count))
         if torch.is_grad_enabled() or times.shape[1] <= piece:
@@ -434,11 +437,10 @@ class SpatialDAPP(PointProcess[SpatialDAPPHistory]):
         log_base, inner = (
             part.flatten(0, 1) for part in self._baseline(times - history.start[:, None], shared)
         )
-        tilt = (
-            torch.zeros(1, dtype=phi.dtype)
-            if shared.background is None
-            else phi @ shared.background.T
-        )
+        if shared.background is None:
+            tilt = torch.zeros(1, dtype=phi.dtype)
+        else:
+            tilt = phi @ shared.background.T
         raised = phi.new_zeros(len(phi), self.marks.count, dtype=torch.float64)
         for some, added in zip(
             read.split(max(1, PIECE // raised.numel())),
@@ -476,7 +478,8 @@ class SpatialDAPP(PointProcess[SpatialDAPPHistory]):
         amplitudes: at a, the heads' waves of one frequency are summed first; until b, head k can
         add at most the part 1 - exp(-gamma_k (b - a)) of its own amplitudes that fades away.
         """
-        shared, eps = history.shared, torch.finfo(self.readout.dtype).eps
+        shared = history.shared
+        eps = torch.finfo(self.readout.dtype).eps
         held = self.move(history, a).state[:, :, 0] * shared.weight
         sizes = waves.amplitudes(held).sum(-1)
         together = waves.amplitudes(torch.einsum("bkf,km->bmf", held, self.readout)).sum(-1)
@@ -570,9 +573,11 @@ class SpatialDAPP(PointProcess[SpatialDAPPHistory]):
         self, history: SpatialDAPPHistory, times: Tensor, seen: Tensor | None
     ) -> tuple[Float[Tensor, "B K G F"], Float[Tensor, "B G Q"]]:
         """The state that each group sees, and the time since."""
-        anchor, state = history.times, history.state
+        anchor = history.times
+        state = history.state
         if seen is None:
-            anchor, state = anchor[:, : times.shape[1]], state[:, :, : times.shape[1]]
+            anchor = anchor[:, : times.shape[1]]
+            state = state[:, :, : times.shape[1]]
         elif not state.shape[2] == seen.shape[1] == 1:
             anchor = anchor.gather(1, seen)
             state = state.gather(

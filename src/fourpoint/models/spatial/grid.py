@@ -78,7 +78,8 @@ class SpatialGrid(nn.Module):
         cell = torch.searchsorted(share, coin, right=True)[:, 0].clamp(max=share.shape[1] - 1)
         inside = torch.rand(len(mark), self.box.dimension, generator=random, dtype=torch.float64)
         for axis in reversed(range(self.box.dimension)):
-            low, high = self.box.low[axis], self.box.high[axis]
+            low = self.box.low[axis]
+            high = self.box.high[axis]
             inside[:, axis] = (
                 low + (high - low) * (cell % self.cells + inside[:, axis]) / self.cells
             )

@@ -142,10 +142,8 @@ class SpatialHawkes(PointProcess[SpatialHawkesHistory]):
                 f"{baseline}, {branching}, {decay}, {spread}",
                 "Raise them above 0.",
             )
-        M, width = (
-            self.marks.count,
-            torch.tensor(self.box.high).double() - torch.tensor(self.box.low).double(),
-        )
+        M = self.marks.count
+        width = torch.tensor(self.box.high).double() - torch.tensor(self.box.low).double()
         remedy = (
             "Merge rare types, or use --model spatial-dapp, which has no number for every pair."
         )
@@ -188,11 +186,10 @@ class SpatialHawkes(PointProcess[SpatialHawkesHistory]):
         counts.
         """
         gaps = data.gaps
-        gap = (
-            float(gaps.mean())
-            if len(gaps) and gaps.mean() > 0
-            else float(data.durations.sum()) / max(data.events, 1)
-        )
+        if len(gaps) and gaps.mean() > 0:
+            gap = float(gaps.mean())
+        else:
+            gap = float(data.durations.sum()) / max(data.events, 1)
         self.log_baseline.copy_((mean_rates(data, self.marks) / 2).log())
         self.log_branching.fill_(math.log(0.3 / self.marks.count))
         self.log_decay.fill_(-math.log(4 * gap))
@@ -247,11 +244,9 @@ class SpatialHawkes(PointProcess[SpatialHawkesHistory]):
             f"{ratio:.3g}, decay {float(s.decay):.4g}"
         )
         notes = [f"{line}, spread {where}", f"maximum likelihood: {found}"]
-        return (
-            [*notes, f"the branching ratio {ratio:.3f} is 1 or more: forecasts explode"]
-            if ratio >= 1
-            else notes
-        )
+        if ratio >= 1:
+            return [*notes, f"the branching ratio {ratio:.3f} is 1 or more: forecasts explode"]
+        return notes
 
     def training_log_likelihood(
         self, batch: Batch, nodes: int, random: torch.Generator, convention: str
@@ -290,7 +285,9 @@ class SpatialHawkes(PointProcess[SpatialHawkesHistory]):
         """One event more; all events stay, since the rate at a place compares it with every one."""
         happened = torch.ones_like(mark, dtype=torch.bool) if active is None else active
         where = place_or_nothing(place, happened, self.box.dimension)
-        row, s, h = torch.arange(len(time)), self._strengths(), history
+        row = torch.arange(len(time))
+        s = self._strengths()
+        h = history
         n = int((h.lengths + happened).max())
         if n > h.when.shape[1]:
             h = replace(
@@ -299,10 +296,8 @@ class SpatialHawkes(PointProcess[SpatialHawkesHistory]):
                 excitation=torch.cat([h.excitation, h.excitation[:, -1:]], 1),
                 **{name: _wider(getattr(h, name)) for name in ("when", "marks", "places")},
             )
-        slot, at = (
-            torch.where(happened, h.lengths, 0),
-            torch.where(happened, time, h.times[row, h.lengths]),
-        )
+        slot = torch.where(happened, h.lengths, 0)
+        at = torch.where(happened, time, h.times[row, h.lengths])
         fresh = s.decay.new_zeros(len(time), self.marks.count).scatter(
             1, mark[:, None], self._mass(where, s)[:, None]
         )
@@ -378,7 +373,8 @@ class SpatialHawkes(PointProcess[SpatialHawkesHistory]):
         """Where events of known time and type are: from the background, or around one of the events
         before, as far as the box goes.
         """
-        s, h = self._strengths(), history
+        s = self._strengths()
+        h = history
         seen = torch.arange(h.when.shape[1]) < h.lengths[:, None]
         age = torch.where(seen, time[:, None] - h.when, 0.0)
         pull = (
@@ -392,11 +388,10 @@ class SpatialHawkes(PointProcess[SpatialHawkesHistory]):
         parent = (
             torch.searchsorted(shares, coin, right=True)[:, 0].clamp(max=shares.shape[1] - 1) - 1
         )
-        centre = (
-            h.places[torch.arange(len(mark)), parent.clamp(min=0)]
-            if h.places.shape[1]
-            else self.grid.draw(mark, random)
-        )
+        if h.places.shape[1]:
+            centre = h.places[torch.arange(len(mark)), parent.clamp(min=0)]
+        else:
+            centre = self.grid.draw(mark, random)
         low, high = (centre.new_tensor(edge) for edge in (self.box.low, self.box.high))
         below, above = (torch.special.ndtr((edge - centre) / s.spread) for edge in (low, high))
         level = below + (above - below) * torch.rand(
@@ -424,7 +419,8 @@ class SpatialHawkes(PointProcess[SpatialHawkesHistory]):
         observed and have none. The order in which events are drawn is not that of time, but their
         law is exactly the one that thinning draws from.
         """
-        s, rows = self._strengths(), torch.arange(len(start))
+        s = self._strengths()
+        rows = torch.arange(len(start))
         known = torch.arange(history.when.shape[1]) < history.lengths[:, None]
         owner = rows[:, None].expand_as(known)[known]
         parents = Clusters(owner, history.when[known], history.marks[known], history.places[known])
@@ -434,7 +430,8 @@ class SpatialHawkes(PointProcess[SpatialHawkesHistory]):
         marks = draw_marks(s.baseline.expand(len(first), -1), random)
         immigrants = Clusters(first, times, marks, self.grid.draw(marks, random))
         newest = Clusters.joined([immigrants, self._offspring(parents, start, stop, s, random)])
-        found, count = [newest], torch.bincount(newest.row, minlength=len(start))
+        found = [newest]
+        count = torch.bincount(newest.row, minlength=len(start))
         while len(newest.row) and int(count.max()) <= limit:
             newest = self._offspring(newest, start, stop, s, random)
             count = count + torch.bincount(newest.row, minlength=len(start))
@@ -446,7 +443,8 @@ class SpatialHawkes(PointProcess[SpatialHawkesHistory]):
     ) -> Clusters:
         """The direct offspring of ``parents`` inside the box and the window of their row."""
         begin = torch.maximum(parents.time, start[parents.row])
-        waited, ahead = begin - parents.time, stop[parents.row] - begin
+        waited = begin - parents.time
+        ahead = stop[parents.row] - begin
         reached = torch.exp(-s.decay * waited) * -torch.expm1(-s.decay * ahead)
         each = s.branching.sum(0)[parents.mark] * reached
         index = torch.arange(len(begin)).repeat_interleave(
@@ -471,7 +469,8 @@ class SpatialHawkes(PointProcess[SpatialHawkesHistory]):
 
         Both integrals are closed: exp(-beta d) over time, and the normal density over a cell.
         """
-        s, n = self._strengths(), int(history.lengths[0])
+        s = self._strengths()
+        n = int(history.lengths[0])
         pulled = self._pulled(
             history.when[0, :n], history.marks[0, :n], history.places[0, :n], a, b, cells, s
         )
@@ -506,7 +505,8 @@ class SpatialHawkes(PointProcess[SpatialHawkesHistory]):
         total = when.new_zeros(len(cells), self.marks.count)
         for mark in range(self.marks.count):
             for some in torch.nonzero(marks == mark)[:, 0].split(EVENTS):
-                weight, sides = over_time[some], []
+                weight = over_time[some]
+                sides = []
                 for axis in cells.hidden:
                     edges = torch.tensor(
                         [self.box.low[axis], self.box.high[axis]], dtype=torch.float64
@@ -541,12 +541,11 @@ class SpatialHawkes(PointProcess[SpatialHawkesHistory]):
         )[:, :, 0]
         own = logs.gather(2, batch.marks[..., None])[..., 0]
         integral = self._integral(history, batch.edges[:, :-1], batch.edges[:, 1:], None, s).sum(2)
-        scored, kept = batch.valid, torch.ones_like(position, dtype=torch.bool)
+        scored = batch.valid
+        kept = torch.ones_like(position, dtype=torch.bool)
         if convention == "gaps":
-            scored, kept = (
-                scored & (position[:, :-1] > 0),
-                (position > 0) & (position < batch.lengths[:, None]),
-            )
+            scored = scored & (position[:, :-1] > 0)
+            kept = (position > 0) & (position < batch.lengths[:, None])
         return torch.where(scored, own, 0.0).sum(1) - torch.where(kept, integral, 0.0).sum(1)
 
     def _encode(self, batch: Batch, s: Strengths) -> SpatialHawkesHistory:
