@@ -164,7 +164,7 @@ def read(folder: Path) -> dict[str, dict[str, Any]]:
 
 def command() -> str:
     """How this process was called, without the folders of this machine."""
-    given = ["DIR" if os.path.isabs(word) else word for word in sys.argv[1:]]
+    given = ["DIR" if Path(word).is_absolute() else word for word in sys.argv[1:]]
     kept = [
         word
         for i, word in enumerate(given)

@@ -269,7 +269,7 @@ def timed(stream: Stream, now: float) -> tuple[float, float]:
 
 def resident() -> float:
     """Resident memory of this process, in MB."""
-    with open("/proc/self/status") as status:
+    with Path("/proc/self/status").open() as status:
         return next(int(line.split()[1]) for line in status if line.startswith("VmRSS")) / 1024
 
 

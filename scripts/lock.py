@@ -27,6 +27,7 @@ TARGET = Path(__file__).resolve().parents[1] / "tests" / "reference" / "requirem
 
 
 def main() -> None:
+    """Read the reports of pip and write the lock file."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -37,6 +37,7 @@ TARGET = Path(__file__).parents[1] / "src" / "fourpoint" / "data" / "earthquakes
 
 
 def main() -> None:
+    """Write the embedded earthquakes from the archive of their package."""
     if len(sys.argv) < 2:
         raise SystemExit(
             "expected the package's archive; received none. Run npm pack vega-datasets@3.2.1 "

@@ -40,6 +40,7 @@ TARGET = Path(__file__).parents[1] / "src" / "fourpoint" / "data" / "nyc_delays.
 
 
 def main() -> None:
+    """Write the embedded delays."""
     target = Path(sys.argv[1]) if len(sys.argv) > 1 else TARGET
     data = build()
     write(data, target)

@@ -17,6 +17,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def main() -> None:
+    """Draw the picture of the README."""
     import matplotlib
 
     matplotlib.use("Agg")

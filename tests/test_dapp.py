@@ -135,7 +135,7 @@ def test_a_sum_counts_and_a_mean_does_not() -> None:
 
 def test_contributions_add_up_to_the_argument_of_the_link() -> None:
     for settings in (
-        dict(),
+        {},
         dict(normalise="ratio"),
         dict(normalise="softmax", phase="random", decay=False),
     ):
@@ -217,7 +217,7 @@ def test_linear_values_have_no_constant() -> None:
 @pytest.mark.parametrize(
     "settings",
     [
-        dict(),
+        {},
         dict(link="softplus"),
         dict(link="identity"),
         dict(normalise="ratio"),

@@ -544,9 +544,9 @@ def test_each_step_is_on_disk_before_the_next(
 
     def noted(name: str, real: Callable[..., Any]) -> Callable[..., Any]:
         def run(file: Any, *rest: Any) -> Any:
-            path = Path(
-                os.readlink(f"/proc/self/fd/{file}") if isinstance(file, int) else str(file)
-            )
+            path = Path(str(file))
+            if isinstance(file, int):
+                path = Path(f"/proc/self/fd/{file}").readlink()
             done.append((name, "draft" if TEMPORARY.fullmatch(path.name) else path.name))
             return real(file, *rest)
 
@@ -717,9 +717,8 @@ def test_options_that_do_not_go_together_are_refused(place: Place) -> None:
 
 
 def test_one_process_at_a_time(place: Place) -> None:
-    with locked_state(place.state):
-        with pytest.raises(UserError, match="another process"):
-            place.run()
+    with locked_state(place.state), pytest.raises(UserError, match="another process"):
+        place.run()
     assert not place.output.exists() and place.run().code == 0
     held = Output(place.output, read_state(place.state))
     with pytest.raises(UserError, match="another process"):
@@ -765,7 +764,7 @@ def fail(monkeypatch: pytest.MonkeyPatch, name: str, when: Callable[[Any], bool]
 
 
 def is_draft(file: Any) -> bool:
-    path = Path(os.readlink(f"/proc/self/fd/{file}") if isinstance(file, int) else file)
+    path = Path(f"/proc/self/fd/{file}").readlink() if isinstance(file, int) else Path(file)
     return TEMPORARY.fullmatch(path.name) is not None
 
 
@@ -819,7 +818,7 @@ def test_a_full_disk_while_writing_output_ends_the_run(
     real, room = getattr(os, name), [9000]
 
     def full(file: int, content: Any = b"") -> Any:
-        if not str(os.readlink(f"/proc/self/fd/{file}")).endswith("scores.jsonl"):
+        if Path(f"/proc/self/fd/{file}").readlink().name != "scores.jsonl":
             return real(file, content) if name == "write" else real(file)
         if name == "fsync":
             room[0] -= 4000
@@ -972,7 +971,7 @@ def test_a_replaced_file_is_noticed_after_the_last_lines_of_the_old_one(
         new = place.folder / "new"
         new.write_bytes(GOOD[2] + b"\n")
         add(place, GOOD[1] + b"\n" + GOOD[1] + b"\n")()
-        os.replace(new, place.input)
+        new.replace(place.input)
 
     assert "moved or replaced" in follow(place, replace, by=by)
     assert [row["time"] for row in place.scores()] == [2.0, 3.0, 3.0] and line_of(place.state) == 3

@@ -302,7 +302,7 @@ def test_plots_draw_every_hostile_name_unit_and_title() -> None:
         ),
         plots.kernel_plot(t, np.ones((n, 9)), names=HOSTILE, label=unit, unit=unit, ax=ax()),
         plots.spectrum_plot(np.ones((n, 9)), np.ones((n, 9)), names=HOSTILE, unit=unit, ax=ax()),
-        plots.learning_curve_plot(t, t, t, references={name: 1.0 for name in HOSTILE}, ax=ax()),
+        plots.learning_curve_plot(t, t, t, references=dict.fromkeys(HOSTILE, 1.0), ax=ax()),
         plots.attention_plot(t, np.ones((9, 9)), label=unit, ax=ax()),
         plots.comparison_plot(list(HOSTILE), np.arange(n), ax=ax()),
         forecast_plot(t, t, t, t, names=HOSTILE, unit=unit, ax=ax()),

@@ -51,13 +51,11 @@ UNBOUNDED = (
 def test_the_bound_dominates(name: str, marks: int, kind: torch.dtype) -> None:
     model = build(name, marks)
     if isinstance(model, DAPP):
-        exact = {name: buffer.clone() for name, buffer in model.named_buffers() if buffer.ndim == 0}
+        exact = {key: buffer.clone() for key, buffer in model.named_buffers() if buffer.ndim == 0}
         model.to(kind)
-        for (
-            name,
-            buffer,
-        ) in exact.items():  # time scale and length stay in double precision, as they always do
-            place, _, last = name.rpartition(".")
+        # The time scale and the length stay in double precision, as they always do.
+        for key, buffer in exact.items():
+            place, _, last = key.rpartition(".")
             setattr(model.get_submodule(place), last, buffer)
         with torch.no_grad():
             model.value_weight *= 5.0

@@ -262,7 +262,7 @@ def test_a_reader_that_goes_away_and_a_full_disk_are_told(folder: Path) -> None:
         "expected somebody who reads the output; received a pipe that was closed" in told
         and "Traceback" not in told
     )
-    if os.path.exists("/dev/full"):
+    if Path("/dev/full").exists():
         full = call(
             "stream", folder / "model", "--input", folder / "feed.jsonl", "-o", "/dev/full", code=1
         )

@@ -62,12 +62,10 @@ def open_standard_streams() -> None:
                 os.dup2(null, number)
                 os.close(null)
         if getattr(sys, name) is None:
-            mode = "r" if name == "stdin" else "w"
-            setattr(
-                sys,
-                name,
-                open(number, mode, encoding="utf-8", errors="backslashreplace", closefd=False),
-            )
+            raw = io.FileIO(number, "r" if name == "stdin" else "w", closefd=False)
+            buffer = io.BufferedReader(raw) if name == "stdin" else io.BufferedWriter(raw)
+            text = io.TextIOWrapper(buffer, encoding="utf-8", errors="backslashreplace")
+            setattr(sys, name, text)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a terminal that is not Unicode
     if "stdout" in closed:

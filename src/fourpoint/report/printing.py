@@ -96,7 +96,8 @@ def text_column(template: str = "{task.description}") -> TextColumn:
 class Step(Protocol):
     """Moves a bar on: how much of its total is done, and the text beside it from now on."""
 
-    def __call__(self, done: float, text: str | None = None) -> None: ...
+    def __call__(self, done: float, text: str | None = None) -> None:
+        """Show that ``done`` of the total is done."""
 
 
 class Printed(ABC):

@@ -87,7 +87,8 @@ def write_results(folder: Path, records: list[Record]) -> None:
     """
     slim = [{key: value for key, value in record.items() if key != "arrays"} for record in records]
     write_text(folder / "results.json", json.dumps(slim, indent=1, allow_nan=False) + "\n")
-    names = "id kind model data seed setting status reason seconds commit".split()
+    names = ["id", "kind", "model", "data", "seed", "setting"]
+    names += ["status", "reason", "seconds", "commit"]
     metrics: set[str] = set()
     for record in records:
         numbers = record.get("metrics", {})
