@@ -91,7 +91,11 @@ def test_each_step_is_on_disk_before_the_next(
         real = getattr(os, name)
 
         def call(file: Any, *rest: Any) -> Any:
-            path = str(Path(f"/proc/self/fd/{file}").readlink()) if isinstance(file, int) else str(file)
+            path = (
+                str(Path(f"/proc/self/fd/{file}").readlink())
+                if isinstance(file, int)
+                else str(file)
+            )
             done.append(
                 (name, "draft" if TEMPORARY.fullmatch(Path(path).name) else Path(path).name)
             )

@@ -948,7 +948,8 @@ def test_convert_says_what_it_did(tmp_path: Path) -> None:
     with pytest.raises(
         UserError,
         match=(
-            "a format to write: fourpoint, .*easytpp, .*; received 'eazytpp'. Did you mean 'easytpp'"
+            "a format to write: fourpoint, .*easytpp, .*; received 'eazytpp'. "
+            "Did you mean 'easytpp'"
         ),
     ):
         convert(tmp_path / "train.json", tmp_path / "x.json", to="eazytpp")

@@ -5,7 +5,6 @@ away, a disk that is full.
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys

@@ -417,6 +417,7 @@ def move_back(J, gap, end, sinusoids, sums):
 
 @no_type_check
 def clear(J, sums):
+    """Set the sums of gradients to 0."""
     for i in range(2, 4):
         for k in range(2):
             for j in range(J):

@@ -174,11 +174,13 @@ def _read_ours(arrays: dict[str, Any], source: Path) -> Dataset:
         and marks is not None
         and types is not None
         and ends is not None
+        and len(set(shapes)) == 1
+        and times.ndim == 1
+        and types.size == 1
+        and ends.ndim == 1
     ):
-        if len(set(shapes)) == 1 and times.ndim == 1 and types.size == 1 and ends.ndim == 1:
-            return _checked(
-                times, rows, marks, int(types.reshape(-1)[0]), ends, arrays.get(FIELD), source
-            )
+        count = int(types.reshape(-1)[0])
+        return _checked(times, rows, marks, count, ends, arrays.get(FIELD), source)
     expected = f"{WHAT}: equally long timestamps, realisation and type, besides types and end_times"
     raise EventDataError(expected, f"{source}: arrays of shapes {shapes}", "Write it again.")
 

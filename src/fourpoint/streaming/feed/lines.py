@@ -290,9 +290,9 @@ class Lines:
     def _same(self) -> bool:
         """Whether the path still leads to the file that is read."""
         try:
-            return self._path is not None and os.path.samestat(
-                os.fstat(self._file), os.stat(self._path)
-            )
+            if self._path is None:
+                return False
+            return os.path.samestat(os.fstat(self._file), self._path.stat())
         except FileNotFoundError:
             return False
 
