@@ -399,65 +399,41 @@ def _inside(page: Page, contestants: list[Contestant], data: Dataset) -> None:
         spectrum = model.spectrum()
     scale = float(model.time_scale)
     decays = None if spectrum.decay is None else spectrum.decay.detach().numpy() / scale
-    page.figure(
-        _log_lags(plots.kernel_plot(lags, kernel, unit=unit)),
-        (
-            "The kernel of each head against the time since the past event. Where it is 0 the "
-            "event is forgotten."
-        ),
-        title="How long is an event remembered?",
-        half=True,
+    kernels = _log_lags(plots.kernel_plot(lags, kernel, unit=unit))
+    caption = (
+        "The kernel of each head against the time since the past event. Where it is 0 the event is "
+        "forgotten."
     )
-    page.figure(
-        plots.spectrum_plot(
-            spectrum.frequency.detach().numpy() / (2 * math.pi * scale), decays, unit=unit
-        ),
-        (
-            "Each dot is one sinusoid of a kernel: left is slow, right is fast; low lasts long, "
-            "high fades soon."
-        ),
-        title="The sinusoids it is made of",
-        half=True,
+    page.figure(kernels, caption, title="How long is an event remembered?", half=True)
+    cycles = spectrum.frequency.detach().numpy() / (2 * math.pi * scale)
+    caption = (
+        "Each dot is one sinusoid of a kernel: left is slow, right is fast; low lasts long, high "
+        "fades soon."
     )
+    spectra = plots.spectrum_plot(cycles, decays, unit=unit)
+    page.figure(spectra, caption, title="The sinusoids it is made of", half=True)
     names, effect = _influence(model, lags, data)
     kind = markup_text(data.marks.names[0]) if data.marks.names else "any type"
-    page.figure(
-        _log_lags(
-            plots.kernel_plot(
-                lags,
-                effect,
-                names=names,
-                label=f"effect on the rate (events per {unit})",
-                unit=unit,
-            )
-        ),
-        (
-            f"What one delay of type {kind}, early in the afternoon of a day without any other, "
-            "does to the rates afterwards."
-        ),
-        title="What one delay sets off",
-        half=True,
+    label = f"effect on the rate (events per {unit})"
+    effects = _log_lags(plots.kernel_plot(lags, effect, names=names, label=label, unit=unit))
+    caption = (
+        f"What one delay of type {kind}, early in the afternoon of a day without any other, does "
+        "to the rates afterwards."
     )
+    page.figure(effects, caption, title="What one delay sets off", half=True)
     rows = dapp.fit.history
     if len(rows) > 1:
-        references = {
-            c.label: float(c.fit.history[-1]["dev_log_likelihood"]) for c in contestants[1:-1]
-        }
-        columns = (
-            [row[key] for row in rows]
-            for key in ("step", "train_log_likelihood", "dev_log_likelihood")
+        steps = [row["step"] for row in rows]
+        train = [row["train_log_likelihood"] for row in rows]
+        dev = [row["dev_log_likelihood"] for row in rows]
+        others = {c.label: c.fit.history[-1]["dev_log_likelihood"] for c in contestants[1:-1]}
+        best = dapp.fit.best_step
+        curves = plots.learning_curve_plot(steps, train, dev, best_step=best, references=others)
+        caption = (
+            "Log-likelihood while training. The weights that are best on the dev days are kept; "
+            "dotted lines are the other models there."
         )
-        page.figure(
-            plots.learning_curve_plot(
-                *columns, best_step=dapp.fit.best_step, references=references
-            ),
-            (
-                "Log-likelihood while training. The weights that are best on the dev days are "
-                "kept; dotted lines are the other models there."
-            ),
-            title="Did it train well?",
-            half=True,
-        )
+        page.figure(curves, caption, title="Did it train well?", half=True)
 
 
 def _closing(page: Page, seed: int) -> None:

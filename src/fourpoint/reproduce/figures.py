@@ -253,20 +253,14 @@ def draw_intensity(
             fitted = kept_model(output, model, data, sequence.duration)
             if fitted is not None:
                 lines[model] = rates(fitted, sequence, times)
-        for name, side, ax in (
-            ("the paper's models", False, pair[0]),
-            ("ours, and Poisson", True, pair[1]),
-        ):
-            mine = {LABELS[m]: y for m, y in lines.items() if (m in OURS) == side}
-            recovered_plot(ax, f"{data}: {name}", times, mine, truth, sequence.times)
-        rows += [
-            [data, "truth", *point] for point in zip(times.tolist(), truth.tolist(), strict=True)
-        ]
-        rows += [
-            [data, model, *point]
-            for model, y in lines.items()
-            for point in zip(times.tolist(), y.tolist(), strict=True)
-        ]
+        ours = {LABELS[m]: y for m, y in lines.items() if m in OURS}
+        theirs = {LABELS[m]: y for m, y in lines.items() if m not in OURS}
+        events = sequence.times
+        recovered_plot(pair[0], f"{data}: the paper's models", times, theirs, truth, events)
+        recovered_plot(pair[1], f"{data}: ours, and Poisson", times, ours, truth, events)
+        for name, y in {"truth": truth, **lines}.items():
+            points = zip(times.tolist(), y.tolist(), strict=True)
+            rows += [[data, name, *point] for point in points]
         rows += [[data, "event", t, ""] for t in sequence.times.tolist()]
     one_legend(figure, list(panels.flat))
     write_table(output / "figures" / "intensity.csv", ["data", "line", "time", "rate"], rows)
@@ -282,40 +276,27 @@ def draw_curves(output: Path, setting: Setting, records: list[Record], real: Pat
     found = {
         (r["model"], r["data"]): r for r in records if r["kind"] == "curve" and r["status"] == DONE
     }
+    first_seed = [r for r in records if r["seed"] == 0]
     sets = [data for data in STANDS_FOR if any(key[1] == data for key in found)]
-    figure, panels = canvas(
-        (max(1, len(sets)) + 1) // 2, 2, 11, 3.6 * ((max(1, len(sets)) + 1) // 2) + 0.8
-    )
+    rows_of_panels = (max(1, len(sets)) + 1) // 2
+    figure, panels = canvas(rows_of_panels, 2, 11, 3.6 * rows_of_panels + 0.8)
     rows: list[list[Any]] = []
     for data, ax in zip(sets, panels.flat, strict=False):
         curves = {}
         for model in CURVES:
             if (model, data) in found:
                 arrays = found[model, data]["arrays"]
-                curves[LABELS[model]] = (arrays["epoch"], arrays["log_likelihood_per_event"])
-                rows += [
-                    [data, model, *point]
-                    for point in zip(
-                        arrays["epoch"], arrays["log_likelihood_per_event"], strict=True
-                    )
-                ]
-        level = tally(
-            [r for r in records if r["seed"] == 0], "hawkes", data, "log_likelihood_per_event"
-        )
-        curves_plot(
-            ax,
-            f"{data} (stands in for {STANDS_FOR[data]})",
-            curves,
-            {"HP": level.mean} if level.values else {},
-        )
+                epochs, values = arrays["epoch"], arrays["log_likelihood_per_event"]
+                curves[LABELS[model]] = (epochs, values)
+                rows += [[data, model, *point] for point in zip(epochs, values, strict=True)]
+        hawkes = tally(first_seed, "hawkes", data, "log_likelihood_per_event")
+        level = {"HP": hawkes.mean} if hawkes.values else {}
+        curves_plot(ax, f"{data} (stands in for {STANDS_FOR[data]})", curves, level)
     for ax in list(panels.flat)[len(sets) :]:
         ax.set_visible(False)
     one_legend(figure, list(panels.flat)[: len(sets)])
-    write_table(
-        output / "figures" / "learning-curves.csv",
-        ["data", "model", "epoch", "log_likelihood_per_event"],
-        rows,
-    )
+    header = ["data", "model", "epoch", "log_likelihood_per_event"]
+    write_table(output / "figures" / "learning-curves.csv", header, rows)
     caption = (
         "Test log-likelihood while training, first seed: the fit of the tables trained again with "
         "nothing chosen by the test data. During training integrals have twelve nodes per gap and "
@@ -334,30 +315,21 @@ def draw_propositions(output: Path, records: list[Record]) -> Drawn | None:
     one, two = done["proposition1"]["arrays"], done["proposition2"]["metrics"]["rows"]
     figure, panels = canvas(1, 3, 13, 4)
     for ax, spectrum in zip(panels[0, :2], ("gaussian", "cauchy"), strict=True):
-        means = {
-            f"{phase} phases": (
-                one[f"{spectrum}_{phase}_mean"],
-                one[f"{spectrum}_{phase}_standard_error"],
-            )
-            for phase in ("paired", "random")
-        }
-        means_plot(
-            ax, f"Proposition 1: {spectrum} spectrum", one["lag"], one[f"{spectrum}_exact"], means
-        )
+        means = {}
+        for phase in ("paired", "random"):
+            name = f"{spectrum}_{phase}"
+            means[f"{phase} phases"] = (one[f"{name}_mean"], one[f"{name}_standard_error"])
+        title, exact = f"Proposition 1: {spectrum} spectrum", one[f"{spectrum}_exact"]
+        means_plot(ax, title, one["lag"], exact, means)
     measured = {
         f"{phase} phases": [row[f"{phase}_95"] for row in two] for phase in ("paired", "random")
     }
     bound = [np.nan if row["bound"] is None else row["bound"] for row in two]
     error_plot(panels[0, 2], "Proposition 2", [row["features"] for row in two], measured, bound)
-    write_table(
-        output / "figures" / "theory.csv", list(two[0]), [list(row.values()) for row in two]
-    )
-    columns = list(one)
-    write_table(
-        output / "figures" / "theory-means.csv",
-        columns,
-        [list(row) for row in zip(*(one[c] for c in columns), strict=True)],
-    )
+    errors = [list(row.values()) for row in two]
+    write_table(output / "figures" / "theory.csv", list(two[0]), errors)
+    points = [list(row) for row in zip(*one.values(), strict=True)]
+    write_table(output / "figures" / "theory-means.csv", list(one), points)
     caption = (
         "Left and middle: the mean of estimates with 20 features each, over the kernel it "
         "estimates. Right: the largest error over the window, 95% quantile over draws, for both "
@@ -567,17 +539,12 @@ def one_legend(figure: Figure, panels: Ordered[Axes]) -> None:
     for ax in panels:
         for handle, label in zip(*ax.get_legend_handles_labels(), strict=True):
             found.setdefault(label, handle)
-    order = [name for name in STYLES if name in found] + [
-        name for name in found if name not in STYLES
-    ]
+    order = [name for name in STYLES if name in found]
+    order += [name for name in found if name not in STYLES]
+    handles = [found[name] for name in order]
+    columns = min(7, max(1, len(order)))
     with look():
-        figure.legend(
-            [found[name] for name in order],
-            order,
-            loc="outside lower center",
-            ncols=min(7, max(1, len(order))),
-            frameon=False,
-        )
+        figure.legend(handles, order, loc="outside lower center", ncols=columns, frameon=False)
 
 
 def score_matrix_plot(ax: Axes, title: str, scores: ArrayLike) -> Axes:

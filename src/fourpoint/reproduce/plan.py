@@ -233,14 +233,15 @@ def cells_of(what: str, figure: str, seeds: int, real: bool, setting: Setting) -
     if what == "table2":
         ablations = {name for name in LABELS if name.endswith(("-dot", "-nn"))}
         wanted = [cell for cell in wanted if cell.model not in ablations]
-    shown = FIGURES if what == "all" else (figure,) if what == "figure" else ()
-    for name in shown:
-        wanted += _of_figure(name, real)
+    if what == "all":
+        for name in FIGURES:
+            wanted += _of_figure(name, real)
+    if what == "figure":
+        wanted += _of_figure(figure, real)
     if what in ("theory", "all"):
         wanted += [Cell("fit", "dapp-paper", "hawkes", 0)]
-        wanted += [Cell("theory", "", name, 0) for name in THEORY] + [
-            Cell("claim", "", name, 0) for name in CLAIMS
-        ]
+        wanted += [Cell("theory", "", name, 0) for name in THEORY]
+        wanted += [Cell("claim", "", name, 0) for name in CLAIMS]
         wanted += [
             Cell("claim", model, f"memory-{n}", 0) for n in setting.events for model in REMEMBERING
         ]

@@ -19,7 +19,7 @@ from fourpoint.data.datasets import load
 from fourpoint.data.readers import read
 from fourpoint.data.synthetic import simulate
 from fourpoint.events import Dataset, MarkSpace, UserError
-from fourpoint.reproduce.plan import STANDS_FOR, SYNTHETIC, TRANSFORMED, Setting
+from fourpoint.reproduce.plan import SYNTHETIC, TRANSFORMED, Setting
 
 TEST_SEED = 1_000_003  # of the fresh sequences that all models and seeds are scored on
 
@@ -83,32 +83,21 @@ def parts_of(name: str, setting: Setting, seed: int, folder: Path | None) -> Par
         drawn = simulate(name, setting.sequences, seed=seed)
         cut = setting.sequences - max(1, setting.sequences // 10)
         test = simulate(name, setting.test, seed=TEST_SEED)
-        return Parts(
-            drawn[:cut],
-            drawn[cut:],
-            test,
-            (
-                f"{cut:,} + {len(drawn) - cut:,} sequences drawn with seed {seed}, {len(test):,} "
-                "fresh ones"
-            ),
-        )
+        sizes = f"{cut:,} + {len(drawn) - cut:,} sequences drawn with seed {seed}"
+        return Parts(drawn[:cut], drawn[cut:], test, f"{sizes}, {len(test):,} fresh ones")
     how = PREPARED[name]
     data = prepared(_read(name, folder), how)
-    train, dev, test = (data.part(part) for part in ("train", "dev", "test"))
-    train, dev = (
-        _some(part, size, setting.longest)
-        for part, size in ((train, setting.real_train), (dev, setting.real_train // 4))
-    )
-    test = _some(test, setting.real_test, setting.longest)
-    ties = (
-        f"; {100 * data.tied:.1f}% of gaps are ties, spread evenly up to the next event"
-        if data.tied
-        else ""
-    )
+    train = _some(data.part("train"), setting.real_train, setting.longest)
+    dev = _some(data.part("dev"), setting.real_train // 4, setting.longest)
+    test = _some(data.part("test"), setting.real_test, setting.longest)
+    about = how.words
+    if data.tied:
+        share = f"{100 * data.tied:.1f}%"
+        about += f"; {share} of gaps are ties, spread evenly up to the next event"
     most = max(int(part.lengths.max(initial=0)) for part in (train, dev, test))
-    sizes = f"; {len(train):,} + {len(dev):,} + {len(test):,} sequences, at most {most:,} events"
+    about += f"; {len(train):,} + {len(dev):,} + {len(test):,} sequences, at most {most:,} events"
     train, dev, test = (part.with_ties("jitter", seed=0) for part in (train, dev, test))
-    return Parts(train, dev, test, how.words + ties + sizes)
+    return Parts(train, dev, test, about)
 
 
 def prepared(data: Dataset, how: Preparation) -> Dataset:
@@ -121,22 +110,21 @@ def prepared(data: Dataset, how: Preparation) -> Dataset:
     if how.window is not None:
         starts, stops = (np.full(len(data), edge) for edge in how.window)
         data = replace(data, starts=starts, stops=stops, inferred=False)
-    marks = data.mark_ids if how.marks else np.zeros(data.events, dtype=np.int64)
-    return replace(data, mark_ids=marks, marks=MarkSpace(data.marks.names if how.marks else ()))
-
-
-def label_of(name: str) -> str:
-    """The data's name in a table; a stand-in says what it stands in for."""
-    return f"{name} (stand-in for {STANDS_FOR[name]})" if name in STANDS_FOR else name
+    if how.marks:
+        return replace(data, marks=MarkSpace(data.marks.names))
+    unmarked = np.zeros(data.events, dtype=np.int64)
+    return replace(data, mark_ids=unmarked, marks=MarkSpace())
 
 
 def _read(name: str, folder: Path | None) -> Dataset:
     if name in EMBEDDED:
         return load(EMBEDDED[name])
-    file = None if folder is None else folder / f"{name}.parquet"
-    if file is None or not file.is_file():
-        where = "no --real" if folder is None else f"no {name}.parquet in {folder}"
-        raise NoData(f"the file {name}.parquet", where, "Name its folder with --real DIR.")
+    expected, remedy = f"the file {name}.parquet", "Name its folder with --real DIR."
+    if folder is None:
+        raise NoData(expected, "no --real", remedy)
+    file = folder / f"{name}.parquet"
+    if not file.is_file():
+        raise NoData(expected, f"no {name}.parquet in {folder}", remedy)
     return read(file)
 
 
