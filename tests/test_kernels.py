@@ -330,7 +330,7 @@ def test_a_reason_is_given_if_a_kernel_does_not_apply() -> None:
             dict(normalise="softmax"),
             dict(values="affine"),
             dict(marks=99),
-            dict(),
+            {},
         )
     ]
     reasons.append(kernels.DAPP_LOSS.supports(weight.double(), times, **settings))
