@@ -1,8 +1,8 @@
 """Training on one CUDA device: events per second, the share of what the card can do, and agreement
 with the CPU in float64.
 
-    python benchmarks/gpu.py [--data DIR] [--peers DIR] [--only card scan agreement dapp deep] [--repeats
-    5] [--quick] [--device cuda]
+    python benchmarks/gpu.py [--data DIR] [--peers DIR] [--only card scan agreement dapp deep]
+        [--repeats 5] [--quick] [--device cuda]
 
     card        what the card does: float32 and tf32 matrix products, and a copy in its memory
     scan        the recursion of Fourier modes by its kernel and in plain torch

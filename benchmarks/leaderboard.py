@@ -22,8 +22,8 @@ Scores, all given events before and in the data's unit of time:
                      narrow peaks; where it does not converge so far, to 1e-2, and where not even
                      to that, 256 nodes and the change from 128; on a GPU 1,024 and 512)
     per tick         where many gaps are a few multiples of the timestamp resolution:
-                     `fp.resolution_score`, the log-probability of the recorded timestamp and the mark,
-                     of sequences drawn at random with 20,000 events
+                     `fp.resolution_score`, the log-probability of the recorded timestamp and the
+                     mark, of sequences drawn at random with 20,000 events
     KS               distance of 1 - exp(-integral over the gap) from uniform, all gaps of all
                      sequences: calibration
     time RMSE        of the mean of the next event's law (n/a where a law has none: no event may

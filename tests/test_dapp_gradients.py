@@ -1,5 +1,6 @@
-"""DAPP's likelihood and gradients by a kernel: settings, threads, padding and faults. That it agrees
-with the plain model in general is tested with all kernels (`test_kernels`).
+"""DAPP's likelihood and gradients by a kernel: settings, threads, padding and faults.
+
+That it agrees with the plain model in general is tested with all kernels (`test_kernels`).
 """
 
 from __future__ import annotations

@@ -68,7 +68,7 @@ def weights(
     """
     B, G, Q = query.shape
     nu = scores(score, query.reshape(B, G * Q), events, marks).unflatten(2, (G, Q))
-    return normalised(nu, _per_head(mask)[:, :, :, None, None], normalise)
+    return normalised(nu, per_head(mask)[:, :, :, None, None], normalise)
 
 
 def normalised(
@@ -82,7 +82,8 @@ def normalised(
     return nu if normalise == "none" else divide(nu, nu.sum(-1, keepdim=True))
 
 
-def _per_head(mask: Bool[Tensor, "B G N *J"]) -> Bool[Tensor, "B H G N"]:
+def per_head(mask: Bool[Tensor, "B G N *J"]) -> Bool[Tensor, "B H G N"]:
+    """A mask of events with an axis of heads, of length 1 where it is the same for all."""
     return mask[:, None] if mask.ndim == 3 else mask.permute(0, 3, 1, 2)
 
 

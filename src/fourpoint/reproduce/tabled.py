@@ -125,7 +125,7 @@ class Tabled(PointProcess[DAPPHistory]):
         past = require(history.past)
         query = model.elapsed(times, history.start)
         events = model.elapsed(past.times, history.start)
-        mask = attention._per_head(past.mask(index))[:, :, :, None, None]
+        mask = attention.per_head(past.mask(index))[:, :, :, None, None]
         sums = []
         most = PIECE if times.device.type == "cpu" else LARGE
         size = max(1, most // max(1, B * G * past.times[0].numel() * model.readout.numel()))
