@@ -159,10 +159,10 @@ def test_entities_over_the_limit_come_back_from_disk_as_they_were(
         agree(a, b, 1e-13)
         assert (
             a.alarms == b.alarms
-            and len(tight._seats.row) <= max(3, len(set(names[i : i + 5])))
+            and len(tight.table.row) <= max(3, len(set(names[i : i + 5])))
             and len(tight) == len(free)
         )
-        assert len(tight._seats.away) == len(tight) - len(tight._seats.row)
+        assert len(tight.table.on_disk) == len(tight) - len(tight.table.row)
     assert sorted(tight.entities) == sorted(free.entities)
     assert tight.log_likelihood("e5") == free.log_likelihood("e5") and tight.count(
         "e0"
@@ -177,7 +177,7 @@ def test_entities_over_the_limit_come_back_from_disk_as_they_were(
         1e-13,
     )
     again = StreamBank.restore(model, tight.state(), limit=2, spill=tmp_path / "other")
-    assert len(again._seats.row) == 2 and len(again) == 12 and len(again._seats.away) == 10
+    assert len(again.table.row) == 2 and len(again) == 12 and len(again.table.on_disk) == 10
     tight.reset(1.0)
     assert len(tight) == 0 and tight.entities == []
 
@@ -186,11 +186,11 @@ def test_the_least_recently_seen_go_first(tmp_path: Path) -> None:
     bank = StreamBank(Poisson(), limit=2, spill=tmp_path)
     for i, name in enumerate(["a", "b", "a", "c"]):
         bank.observe([name], [float(i)])
-    assert set(bank._seats.row) == {"a", "c"}
+    assert set(bank.table.row) == {"a", "c"}
     bank.observe(["b", "d", "e"], [9.0, 9.0, 9.0])  # a call's own stay until the next
-    assert set(bank._seats.row) == {"b", "d", "e"} and len(bank) == 5
+    assert set(bank.table.row) == {"b", "d", "e"} and len(bank) == 5
     bank.observe(["f"], [9.0])
-    assert len(bank._seats.row) == 2 and "f" in bank._seats.row and len(bank) == 6
+    assert len(bank.table.row) == 2 and "f" in bank.table.row and len(bank) == 6
 
 
 def test_large_tables_grow_to_the_limit_at_once(
@@ -230,7 +230,7 @@ def test_a_full_disk_or_a_damaged_file_is_an_error_that_loses_nothing(
             ),
         ):
             bank.observe(["b"], [1.0])
-    assert set(bank._seats.row) == {"a"} and bank.count("a") == 1
+    assert set(bank.table.row) == {"a"} and bank.count("a") == 1
     bank.observe(["b"], [1.0])
     bank.observe(["c"], [2.0])
     with sqlite3.connect(tmp_path / "entities.sqlite") as other:

@@ -18,13 +18,13 @@ from fourpoint.cli.main import app
 from fourpoint.events import UserError
 from fourpoint.models import Hawkes
 from fourpoint.storage.checkpoints import save
+from fourpoint.streaming.entity_table import EntityTable
 from fourpoint.streaming.feed import events as feed_events
 from fourpoint.streaming.feed.feed import score_feed
 from fourpoint.streaming.feed.loop import Ended
 from fourpoint.streaming.feed.saving import MOST_WAITING
 from fourpoint.streaming.feed.state import read_state
 from fourpoint.streaming.monitoring import Monitor
-from fourpoint.streaming.seats import Seats
 from fourpoint.streaming.store import Store
 
 LIMIT = (
@@ -101,14 +101,14 @@ def test_a_limit_bounds_the_entities_in_memory_and_changes_no_score(
 ) -> None:
     expected = place.alone()
     monkeypatch.setattr(feed_events.Entities, "batch", 16)
-    most, seat = [0], Seats.seat
+    most, assign = [0], EntityTable.assign
 
-    def counted(seats: Seats, entities: Any) -> Any:
-        found = seat(seats, entities)
-        most[0] = max(most[0], len(seats.row))
+    def counted(table: EntityTable, entities: Any) -> Any:
+        found = assign(table, entities)
+        most[0] = max(most[0], len(table.row))
         return found
 
-    monkeypatch.setattr(Seats, "seat", counted)
+    monkeypatch.setattr(EntityTable, "assign", counted)
     place.run(limit=20, every=16, **({} if stated else {"state": None}))
     waiting = 16 * (MOST_WAITING + 1) if stated else 0
     assert most[0] <= 20 + 16 + waiting, (

@@ -518,7 +518,7 @@ def stream(
     """
     from fourpoint.storage.checkpoints import about, restore
     from fourpoint.streaming.feed.feed import score_feed
-    from fourpoint.streaming.feed.trained import Trained
+    from fourpoint.streaming.feed.training_window import Trained
 
     model = restore(folder)
     trained = Trained.from_about(about(folder))

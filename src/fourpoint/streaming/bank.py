@@ -24,10 +24,10 @@ from fourpoint.inference.sampling import eval_mode
 from fourpoint.models.base import PointProcess
 from fourpoint.models.following import LARGEST, Events, Numbers, Scored, Stop
 from fourpoint.ops.quadrature import Unconverged
+from fourpoint.streaming.entity_table import Changes, EntityTable
 from fourpoint.streaming.monitor_table import MonitorTable
 from fourpoint.streaming.monitoring import Alarm, Monitor
 from fourpoint.streaming.rows import memories
-from fourpoint.streaming.seats import Changes, Seats
 from fourpoint.streaming.state import FAULTS, damaged, fingerprint, number, pack, unpack, whole
 from fourpoint.streaming.store import Store
 from fourpoint.streaming.stream import finite, known_mark, restored_monitor
@@ -64,7 +64,7 @@ class StreamBank:
 
     Arguments
         model: any model. A linear DAPP is stepped in its own precision, with integrals to 1e-6
-            absolute and 1e-6 relative (4e-6 in float32); others by their verbs in float64.
+            absolute and 1e-6 relative (4e-6 in float32); others by their own methods in float64.
         start: when all windows open, in the user's time unit.
         limit: how many entities stay in memory, or as many as one call names; None: all. It needs
             ``spill`` and a model of constant memory.
@@ -132,7 +132,7 @@ class StreamBank:
             self._memories = memories(self.model, self.start, self.threads)
         marks = self.model.marks.count
         monitors = MonitorTable(self.alarms, self._share)
-        self._seats = Seats(
+        self.table = EntityTable(
             self._memories,
             self.start,
             self.limit,
@@ -160,31 +160,31 @@ class StreamBank:
             return None
         if self._look is not None:
             return max(1, self._look.done * SLICE_EVENTS - self._since_look)
-        return max(1, max(FEWEST_LOOK, len(self._seats)) - self._since_look)
+        return max(1, max(FEWEST_LOOK, len(self.table)) - self._since_look)
 
     @property
     def most_events(self) -> int | None:
         """Events that the next call may have so that it integrates at most about one slice of the
         fleet; None: any number, since the fleet is small or not watched.
         """
-        return self.until_look if len(self._seats) > SLICE else None
+        return self.until_look if len(self.table) > SLICE else None
 
     def __len__(self) -> int:
         """Entities seen so far."""
-        return len(self._seats)
+        return len(self.table)
 
     def __contains__(self, entity: str) -> bool:
-        return entity in self._seats
+        return entity in self.table
 
     @property
     def entities(self) -> list[str]:
         """Their names; those in memory first."""
-        return [*self._seats.row, *self._seats.away]
+        return [*self.table.row, *self.table.on_disk]
 
     @property
     def bytes_per_entity(self) -> int:
         """Memory that an entity takes, about."""
-        return self._seats.bytes_per_entity
+        return self.table.bytes_per_entity
 
     @property
     def fixed(self) -> bool:
@@ -206,23 +206,23 @@ class StreamBank:
         """
         when, kinds = self._checked(entities, times, marks)
         self.catch_up()
-        rows, new = self._seats.seat(entities)
+        rows, new = self.table.assign(entities)
         try:
             order, first = self._in_order(rows, when)
             earlier = np.ones(len(rows), dtype=bool)
             touched = rows[order[first]]
-            earlier[order[first]] = self._seats.numbers["count"][touched] > 0
+            earlier[order[first]] = self.table.numbers["count"][touched] > 0
             newcomers = self._note_in_look(touched)
             if self._memories.follows:
                 found = self._followed(rows, when, kinds, order[first])
             else:
                 found = self._in_rounds(rows, when, kinds, _rounds(order, first))
         except BaseException:
-            self._seats.unseat(new)
+            self.table.remove(new)
             raise
-        self._seats.changed[rows] = True
+        self.table.changed[rows] = True
         if self._look is not None:
-            names = [self._seats.names[row] for row in newcomers.tolist()]
+            names = [self.table.names[row] for row in newcomers.tolist()]
             self._look.add_newcomers(newcomers, names)
         return BankObservation(
             found.density, found.gap, found.rate, self._watched(rows, when, kinds, found, earlier)
@@ -237,7 +237,7 @@ class StreamBank:
         self._latest = max(self._latest, float(when.max()))
         self._since_look += len(when)
         raised = self._go_on_with_look()
-        if self._look is None and self._since_look >= max(FEWEST_LOOK, len(self._seats)):
+        if self._look is None and self._since_look >= max(FEWEST_LOOK, len(self.table)):
             self._since_look = 0
             self._begin_look()
             raised += self._go_on_with_look()
@@ -247,14 +247,14 @@ class StreamBank:
         """Fix the time of a look and the entities that belong to it."""
         if self._fleet is None:
             return
-        count = len(self._seats)
+        count = len(self.table)
         slices = max(1, -(-count // SLICE))
         newest = count + (slices - 1) * SLICE_EVENTS  # entities that there can be at its end
         if self.limit is not None and newest > self.limit:
             self._fleet.forget()
             return
         self._look = FleetLook(
-            self._latest, *self._fleet.counted(), slices, evictions=self._seats.evictions
+            self._latest, *self._fleet.counted(), slices, evictions=self.table.evictions
         )
 
     def _go_on_with_look(self) -> tuple[Alarm, ...]:
@@ -274,17 +274,18 @@ class StreamBank:
     def _integrate_in_look(self, look: FleetLook, most: int | None) -> None:
         """Integrate up to ``most`` further entities to the time of the look; None: all of them."""
         rows = self._waiting(look)[:most]
-        absent = len(self._seats) - len(self._seats.row)
+        absent = len(self.table) - len(self.table.row)
         if absent and (most is None or len(rows) < most):
             # Entities that a restart has left on disk.
-            seats = self._seats
-            seats.seat(seats.away if most is None else seats.absent(most - len(rows)))
+            table = self.table
+            names = table.on_disk if most is None else table.absent(most - len(rows))
+            table.assign(names)
             rows = self._waiting(look)[:most]
         look.pending[rows] = self._pending(rows, look.time)
 
     def _waiting(self, look: FleetLook) -> Rows:
         """The rows of entities that the look has not reached yet."""
-        counts = self._seats.numbers["count"]
+        counts = self.table.numbers["count"]
         look.grow(len(counts))
         return np.flatnonzero((counts > 0) & ~look.passed & np.isnan(look.pending))
 
@@ -294,7 +295,7 @@ class StreamBank:
         """
         if not len(rows):
             return np.zeros(0)
-        at = self._seats.numbers["at"][rows]
+        at = self.table.numbers["at"][rows]
         until = np.maximum(time, at)
         try:
             integral = self._memories.integral(rows, at, until)
@@ -302,7 +303,7 @@ class StreamBank:
             if len(rows) == 1:
                 return np.array([np.inf])
             return np.concatenate([self._pending(row, time) for row in np.split(rows, len(rows))])
-        pending = self._seats.numbers["open"][rows] + integral
+        pending = self.table.numbers["open"][rows] + integral
         return np.where(np.isfinite(pending), pending, np.inf)
 
     def _note_in_look(self, rows: Rows) -> Rows:
@@ -312,27 +313,27 @@ class StreamBank:
         look = self._look
         if look is None:
             return rows[:0]
-        if look.evictions != self._seats.evictions:
+        if look.evictions != self.table.evictions:
             self._drop_look()
             return rows[:0]
-        counts = self._seats.numbers["count"]
+        counts = self.table.numbers["count"]
         look.grow(len(counts))
         rows = rows[~look.passed[rows]]
         members = rows[counts[rows] > 0]
         missing = members[np.isnan(look.pending[members])]
         look.pending[missing] = self._pending(missing, look.time)
         self._note_silences(look, members)
-        look.add_noted(members, [self._seats.names[row] for row in members.tolist()])
+        look.add_noted(members, [self.table.names[row] for row in members.tolist()])
         return rows[counts[rows] == 0]
 
     def _note_silences(self, look: FleetLook, rows: Rows) -> None:
         """Entities that were silent for too long at the time of the look."""
         rows = rows[np.isfinite(look.pending[rows])]
-        found = self._seats.monitors.silences(rows, look.pending[rows], look.time)
+        found = self.table.monitors.silences(rows, look.pending[rows], look.time)
         for place, alarms in found.items():
             row = int(rows[place])
-            self._seats.changed[row] = True
-            look.silences += _of_entity(self._seats.names[row], alarms)
+            self.table.changed[row] = True
+            look.silences += _of_entity(self.table.names[row], alarms)
 
     def _end_look(self, look: FleetLook) -> tuple[Alarm, ...]:
         """The alarms of the fleet, and of entities that were silent for too long."""
@@ -365,16 +366,16 @@ class StreamBank:
         look = self._look
         if look is None or not look.restored:
             return
-        if self.limit is not None and len(self._seats) > self.limit:
+        if self.limit is not None and len(self.table) > self.limit:
             self._drop_look()
             return
-        self._seats.seat(self._seats.away)
-        look.evictions = self._seats.evictions
-        row = self._seats.row
+        self.table.assign(self.table.on_disk)
+        look.evictions = self.table.evictions
+        row = self.table.row
         unknown = [name for name in (*look.noted, *look.newcomers) if name not in row]
         if unknown:
             raise damaged("a look at entities of this bank", f"entity {unknown[0][:40]!r}")
-        look.grow(len(self._seats.names))
+        look.grow(len(self.table.names))
         for name, pending in look.noted.items():
             look.pending[row[name]] = pending
             look.passed[row[name]] = True
@@ -393,59 +394,58 @@ class StreamBank:
         """
         when = finite(time)
         self.catch_up()
-        rows = np.array(list(self._seats.row.values()), dtype=np.int64)
+        rows = np.array(list(self.table.row.values()), dtype=np.int64)
         if not len(rows):
             return []
-        at = self._seats.numbers["at"][rows]
+        at = self.table.numbers["at"][rows]
         if when < at.max():
-            raise _too_early(self._seats.names[rows[at.argmax()]], float(at.max()), when)
+            raise _too_early(self.table.names[rows[at.argmax()]], float(at.max()), when)
         times = np.full(len(rows), when)
         self._note_in_look(rows)
         integral = self._scored(rows, times)[1]
         self._memories.move(rows, at, times)
-        self._seats.numbers["at"][rows] = when
-        self._seats.numbers["open"][rows] += integral
-        self._seats.numbers["likelihood"][rows] -= integral
-        self._seats.changed[rows] = True
+        self.table.numbers["at"][rows] = when
+        self.table.numbers["open"][rows] += integral
+        self.table.numbers["likelihood"][rows] -= integral
+        self.table.changed[rows] = True
         if self.alarms is None:
             return []
-        found = self._seats.monitors.silences(rows, self._seats.numbers["open"][rows], when)
-        named = [(self._seats.names[rows[place]], alarms) for place, alarms in found.items()]
+        found = self.table.monitors.silences(rows, self.table.numbers["open"][rows], when)
+        named = [(self.table.names[rows[place]], alarms) for place, alarms in found.items()]
         return [(name, alarm) for name, alarms in named for alarm in _of_entity(name, alarms)]
 
     def intensity(self, entity: str, time: float) -> Floats:
         """lambda per mark of one entity at ``time``, as if nothing more happened until then; (M,).
         A new one has no past.
         """
-        when, (rows, new) = finite(time), self._seats.seat([entity])
+        when = finite(time)
+        rows, new = self.table.assign([entity])
         try:
-            at = self._seats.numbers["at"][rows]
+            at = self.table.numbers["at"][rows]
             if when < at[0]:
                 raise _too_early(entity, float(at[0]), when)
             return np.asarray(np.exp(self._memories.logs(rows, at, np.array([when]))[0]))
         finally:
-            self._seats.unseat(new)
+            self.table.remove(new)
 
     def log_likelihood(self, entity: str) -> float:
         """The running total of one entity, silences advanced over included."""
-        return float(self._seats.number("likelihood", entity))
+        return float(self.table.number("likelihood", entity))
 
     def count(self, entity: str) -> int:
         """The events of one entity."""
-        return int(self._seats.number("count", entity))
+        return int(self.table.number("count", entity))
 
     # ------------------------------------------------------------------ state
 
     def state(self) -> bytes:
         """The whole bank as bytes, entities on disk included."""
-        seats, rows = self._seats, list(self._seats.row.values())
-        names, parts, monitors = (
-            list(seats.row),
-            [seats.take(np.array(rows, dtype=np.int64))],
-            [seats.monitors[row] for row in rows],
-        )
-        away = seats.away
-        for name, (arrays, monitor) in seats.read(away).items():
+        table = self.table
+        rows = list(table.row.values())
+        names = list(table.row)
+        parts = [table.take(np.array(rows, dtype=np.int64))]
+        monitors = [table.monitors[row] for row in rows]
+        for name, (arrays, monitor) in table.read(table.on_disk).items():
             names.append(name)
             parts.append(arrays)
             monitors.append(monitor)
@@ -483,18 +483,18 @@ class StreamBank:
             fleet=fleet,
             threads=threads,
         )
-        bank._load_watches(header, arrays)
+        bank.load_watches(header, arrays)
         monitors = _monitors(header, arrays.pop("monitors", np.zeros(0)), len(names))
-        bank._seats.check(arrays, len(names))
-        rows = bank._seats.seat(names)[0]
+        bank.table.check(arrays, len(names))
+        rows = bank.table.assign(names)[0]
         try:
-            bank._seats.put(rows, arrays, monitors)
+            bank.table.put(rows, arrays, monitors)
         except FAULTS as error:
             raise damaged(
                 "the memories of this model", f"others ({type(error).__name__})"
             ) from None
-        bank._seats.changed[rows] = True
-        bank._seats.make_room(0, own=False)
+        bank.table.changed[rows] = True
+        bank.table.make_room(0, own=False)
         return bank
 
     def head(self) -> bytes:
@@ -531,34 +531,34 @@ class StreamBank:
             threads=threads,
             store=store,
         )
-        bank._load_watches(header, arrays)
+        bank.load_watches(header, arrays)
         expected = whole(header, "entities")
         if len(store) != expected:
             raise damaged(f"{expected:,} entities", f"{len(store):,}")
         if not bank.fixed:
-            bank._seats.read_all()
+            bank.table.read_all()
         return bank
 
     def bound(self, limit: int) -> None:
         """Keep at most ``limit`` entities in memory from now on; the bank must have a store, and a
         model of constant memory.
         """
-        self.limit = self._seats.limit = limit
+        self.limit = self.table.limit = limit
 
     def changes(self) -> Changes:
         """Copies of the entities that have changed since they were last written; :meth:`written`
         must follow.
         """
-        return self._seats.changes()
+        return self.table.changes()
 
     @property
     def changed(self) -> int:
         """How many entities have changed since they were last written."""
-        return int(np.count_nonzero(self._seats.changed))
+        return int(np.count_nonzero(self.table.changed))
 
     def written(self, changes: Changes, *, success: bool) -> None:
         """Whether what :meth:`changes` gave is in the store now."""
-        self._seats.written(changes, success=success)
+        self.table.written(changes, success=success)
 
     def _settings(self) -> dict[str, Any]:
         watch: dict[str, Any] | None = None
@@ -576,7 +576,7 @@ class StreamBank:
             found["look"] = self._look.noted_pending()
         return found
 
-    def _load_watches(self, header: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> None:
+    def load_watches(self, header: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> None:
         """Go on with the watches over types and the fleet as they were."""
         try:
             if self._types is not None:
@@ -645,11 +645,11 @@ class StreamBank:
         mine, times = rows[order], when[order]
         first = np.ones(len(rows), dtype=bool)
         first[1:] = mine[1:] != mine[:-1]
-        before = np.where(first, self._seats.numbers["at"][mine], np.roll(times, 1))
+        before = np.where(first, self.table.numbers["at"][mine], np.roll(times, 1))
         early = np.flatnonzero(times < before)
         if len(early):
             i = early[0]
-            raise _too_early(self._seats.names[mine[i]], float(before[i]), float(times[i]))
+            raise _too_early(self.table.names[mine[i]], float(before[i]), float(times[i]))
         return order, first
 
     def _followed(self, rows: Rows, when: Floats, kinds: Rows, first: Rows) -> Scored:
@@ -658,14 +658,14 @@ class StreamBank:
 
         ``first`` are the places of the first events of entities.
         """
-        numbers, found = self._seats.numbers, Scored.empty(len(rows), self._watched_types)
+        numbers, found = self.table.numbers, Scored.empty(len(rows), self._watched_types)
         touched = rows[first]
         kept = {key: values[touched] for key, values in numbers.items()}
         own = Numbers(numbers["at"], numbers["open"], numbers["likelihood"], numbers["count"])
         try:
             stop = self._memories.follow(rows, own, Events(when, kinds), found, first)
             if stop is not None:
-                raise self._refusal(stop, self._seats.names[rows[stop.done]])
+                raise self._refusal(stop, self.table.names[rows[stop.done]])
         except BaseException:
             self._memories.undo()
             for key, values in kept.items():
@@ -684,25 +684,27 @@ class StreamBank:
     def _in_rounds(self, rows: Rows, when: Floats, kinds: Rows, rounds: list[Rows]) -> Scored:
         """The same a round at a time, in which every entity has one event at most."""
         density, gaps, rates, shares = found = Scored.empty(len(rows), self._watched_types)
+        numbers = self.table.numbers
         several = np.unique(rows) if len(rounds) > 1 else rows[:0]
-        kept = self._seats.take(several)
+        kept = self.table.take(several)
         try:
             for some in rounds:
                 mine, times, marks = rows[some], when[some], kinds[some]
                 logs, integral = self._scored(mine, times)
-                own, gap = (
-                    logs[np.arange(len(mine)), marks],
-                    self._seats.numbers["open"][mine] + integral,
-                )
-                density[some], gaps[some], rates[some] = own - gap, gap, np.exp(logs).sum(1)
+                own = logs[np.arange(len(mine)), marks]
+                gap = numbers["open"][mine] + integral
+                density[some] = own - gap
+                gaps[some] = gap
+                rates[some] = np.exp(logs).sum(1)
                 if shares.shape[1]:
                     shares[some] = shares_of(logs)
-                self._memories.absorb(mine, self._seats.numbers["at"][mine], times, marks)
-                self._seats.numbers["at"][mine], self._seats.numbers["open"][mine] = times, 0.0
-                self._seats.numbers["likelihood"][mine] += own - integral
-                self._seats.numbers["count"][mine] += 1
+                self._memories.absorb(mine, numbers["at"][mine], times, marks)
+                numbers["at"][mine] = times
+                numbers["open"][mine] = 0.0
+                numbers["likelihood"][mine] += own - integral
+                numbers["count"][mine] += 1
         except BaseException:  # a later round may fail where an earlier one was taken in
-            self._seats.put(several, kept)
+            self.table.put(several, kept)
             raise
         return found
 
@@ -718,9 +720,9 @@ class StreamBank:
         """
         if self.alarms is None:
             return [()] * len(rows)
-        names = self._seats.names
+        names = self.table.names
         raised: list[tuple[Alarm, ...]] = [()] * len(rows)
-        for place, own in self._seats.monitors.observe(rows, found.gap, when).items():
+        for place, own in self.table.monitors.observe(rows, found.gap, when).items():
             raised[place] = _of_entity(names[rows[place]], own)
         if self._types is not None:
             for place, alarms in self._types.observe(when, kinds, found.shares, found.gap).items():
@@ -732,7 +734,7 @@ class StreamBank:
 
     def _scored(self, rows: Rows, times: Floats) -> tuple[Floats, Floats]:
         try:
-            logs, integral = self._memories.score(rows, self._seats.numbers["at"][rows], times)
+            logs, integral = self._memories.score(rows, self.table.numbers["at"][rows], times)
         except Unconverged as error:
             raise _unintegrable(error) from error
         lost = np.flatnonzero(~((logs < LARGEST).all(1) & np.isfinite(integral)))
@@ -740,7 +742,7 @@ class StreamBank:
             i = lost[0]
             received = (
                 f"log-rates {logs[i].tolist()[:4]} and the integral {integral[i]} of "
-                f"{self._seats.names[rows[i]]!r} at {times[i]}"
+                f"{self.table.names[rows[i]]!r} at {times[i]}"
             )
             raise UserError(
                 "finite rates",
@@ -776,11 +778,8 @@ def _spill(folder: Path | str) -> Store:
     path = Path(folder) / "entities.sqlite"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        for old in (
-            path,
-            *(path.with_name(path.name + end) for end in ("-wal", "-shm", "-journal")),
-        ):
-            old.unlink(missing_ok=True)
+        for end in ("", "-wal", "-shm", "-journal"):
+            path.with_name(path.name + end).unlink(missing_ok=True)
         return Store(path, durable=False)
     except OSError as error:
         raise UserError(
@@ -790,11 +789,9 @@ def _spill(folder: Path | str) -> Store:
 
 def _settings_of(header: dict[str, Any]) -> tuple[float, float | None, bool]:
     start = number(header, "start")
-    alarms = (
-        None
-        if header.get("alarms") is None
-        else number(header, "alarms", least=1e-300, most=1 - 1e-12)
-    )
+    alarms: float | None = None
+    if header.get("alarms") is not None:
+        alarms = number(header, "alarms", least=1e-300, most=1 - 1e-12)
     return start, alarms, header.get("fleet") is not None
 
 

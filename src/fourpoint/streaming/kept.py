@@ -10,10 +10,10 @@ dropped is taken off again,
 and rates and integrals cost what they cost in the exact stream. Only the selection compares events,
 with exact scores:
 
-    |nu_k(x, x_i)| is added to each active event's sum; the smallest mean goes once the set is full, of equals the oldest.
+    |nu_k(x, x_i)| is added to each active event's sum; once the set is full the event with the
+    smallest mean is dropped, of equals the oldest.
 
 Every so often the states are formed anew from the active sets, so that rounding cannot pile up.
-Used by `streaming.steppers`.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from fourpoint.models.following import Events, Numbers, Scored, Stop
 from fourpoint.models.kernel_table import largest
 from fourpoint.models.past import Memory
 from fourpoint.ops.selection import NEVER, Active
+from fourpoint.streaming.model_queries import empty_history
 from fourpoint.streaming.state import Arrays
-from fourpoint.streaming.verbs import opened
 
 Floats = NDArray[np.float64]
 ANEW = 1024  # events after which the states are formed anew
@@ -150,7 +150,7 @@ class ByActiveSets:
 
     def history(self) -> DAPPHistory:
         with eval_mode(self.model):
-            blank = opened(self.model, self._start)
+            blank = empty_history(self.model, self._start)
         times, marks, values, total, count, index = (
             torch.from_numpy(self._slots[name].T[None].copy()) for name in FIELDS
         )

@@ -36,44 +36,44 @@ class MonitorTable:
     def __init__(self, alarms: float | None, share: float = 1.0) -> None:
         self.alarms, self.share = alarms, share
         self._limits = None if alarms is None else Monitor(alarms, share).thresholds
-        self._present: NDArray[np.bool_] = np.zeros(0, dtype=bool)
-        self._sums: Floats = np.zeros((0, 2, 3))  # burst and silence: value, count, total
-        self._told: NDArray[np.bool_] = np.zeros(0, dtype=bool)
-        self._seen: Rows = np.zeros(0, dtype=np.int64)
-        self._windows: Floats = np.zeros((0, WINDOW))
+        self.present: NDArray[np.bool_] = np.zeros(0, dtype=bool)
+        self.sums: Floats = np.zeros((0, 2, 3))  # burst and silence: value, count, total
+        self.told: NDArray[np.bool_] = np.zeros(0, dtype=bool)
+        self.seen: Rows = np.zeros(0, dtype=np.int64)
+        self.windows: Floats = np.zeros((0, WINDOW))
         self._bins: Rows = np.zeros(BINS, dtype=np.int64)
 
     def __len__(self) -> int:
-        return len(self._present)
+        return len(self.present)
 
     def grow(self, rows: int) -> None:
         """Make room for ``rows`` in all; new ones have no monitor."""
-        self._present, self._told, self._seen = (
-            _longer(a, rows) for a in (self._present, self._told, self._seen)
-        )
-        self._sums = _longer(self._sums, rows)
+        self.present = _longer(self.present, rows)
+        self.told = _longer(self.told, rows)
+        self.seen = _longer(self.seen, rows)
+        self.sums = _longer(self.sums, rows)
         if self.alarms is not None:
-            self._windows = _longer(self._windows, rows)
+            self.windows = _longer(self.windows, rows)
 
     def clear(self, rows: Rows) -> None:
         """Take the monitors of rows away."""
-        self._present[rows] = False
-        self._told[rows] = False
-        self._seen[rows] = 0
-        self._sums[rows] = 0.0
+        self.present[rows] = False
+        self.told[rows] = False
+        self.seen[rows] = 0
+        self.sums[rows] = 0.0
 
     def copied(self, rows: Rows) -> MonitorTable:
         """The monitors of ``rows``, in this order, in a table of their own."""
         found = MonitorTable(self.alarms, self.share)
-        found._present, found._told = self._present[rows], self._told[rows]
-        found._seen, found._sums = self._seen[rows], self._sums[rows]
+        found.present, found.told = self.present[rows], self.told[rows]
+        found.seen, found.sums = self.seen[rows], self.sums[rows]
         if self.alarms is not None:
-            found._windows = self._windows[rows]
+            found.windows = self.windows[rows]
         return found
 
     def __getitem__(self, row: int) -> Monitor | None:
         """The monitor of a row. What becomes of it counts once it is put back."""
-        if not self._present[row]:
+        if not self.present[row]:
             return None
         return self._monitor(row)
 
@@ -81,19 +81,19 @@ class MonitorTable:
         if monitor is None or self.alarms is None:
             self.clear(np.array([row]))
             return
-        self._present[row] = True
-        self._sums[row], self._told[row], self._seen[row] = monitor.numbers()
-        self._windows[row] = monitor.window
+        self.present[row] = True
+        self.sums[row], self.told[row], self.seen[row] = monitor.numbers()
+        self.windows[row] = monitor.window
 
     def _monitor(self, row: int) -> Monitor:
-        sums = self._sums[row].tolist()
+        sums = self.sums[row].tolist()
         return Monitor.of_numbers(
             self.alarms or 0.0,
             self.share,
             sums,
-            bool(self._told[row]),
-            int(self._seen[row]),
-            self._windows[row],
+            bool(self.told[row]),
+            int(self.seen[row]),
+            self.windows[row],
         )
 
     def observe(self, rows: Rows, gaps: Floats, times: Floats) -> dict[int, tuple[Alarm, ...]]:
@@ -105,9 +105,9 @@ class MonitorTable:
         loop = kernels.MONITOR.choose()
         if loop is None:
             return self.observe_one_by_one(rows, gaps, times)
-        self._present[rows] = True
+        self.present[rows] = True
         raised: dict[int, tuple[Alarm, ...]] = {}
-        table = (self._sums, self._told, self._seen, self._windows, self._bins, LOG2)
+        table = (self.sums, self.told, self.seen, self.windows, self._bins, LOG2)
         rule = (FEWEST, STRIDE)
         place = 0
         while True:
@@ -144,12 +144,12 @@ class MonitorTable:
         """
         if self._limits is None:
             return {}
-        self._present[rows] = True
-        long = (self._sums[rows, 1, 0] + gaps / 2 >= self._limits.silence) | (
+        self.present[rows] = True
+        long = (self.sums[rows, 1, 0] + gaps / 2 >= self._limits.silence) | (
             gaps >= self._limits.gap
         )
         raised: dict[int, tuple[Alarm, ...]] = {}
-        for place in np.flatnonzero(long & ~self._told[rows]).tolist():
+        for place in np.flatnonzero(long & ~self.told[rows]).tolist():
             row = int(rows[place])
             monitor = self._monitor(row)
             raised[place] = monitor.silence(float(gaps[place]), time)

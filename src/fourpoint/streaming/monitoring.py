@@ -4,10 +4,12 @@ of false alarms.
 Under the true model the integrals of the rate between events are independent unit exponentials x_1,
 x_2, ... Four statistics watch them:
 
-    burst    S <- max(0, S + log 2 - x)          CUSUM of the log-likelihood ratio of twice the rate
-    silence  R <- max(0, R + x / 2 - log 2)      the same for half the rate; a gap x that is not over yet counts R + x / 2
-             x                                   one gap alone, over or not
-    drift    D = sup |F_n - F|                   Kolmogorov and Smirnov's distance of the last gaps from 1 - exp(-x)
+    burst    S <- max(0, S + log 2 - x)       CUSUM of the log-likelihood ratio of twice the rate
+    silence  R <- max(0, R + x / 2 - log 2)   the same for half the rate; a gap x that is not over
+                                              yet counts R + x / 2
+             x                                one gap alone, over or not
+    drift    D = sup |F_n - F|                Kolmogorov-Smirnov distance of the last gaps from
+                                              1 - exp(-x)
 
 and each raises an alarm at its threshold, after which it starts anew. A silence is told as soon as
 it is too long, not when
@@ -41,11 +43,8 @@ Floats = NDArray[np.float64]
 Step = Callable[[Floats], Floats]
 LOG2 = math.log(2.0)
 PER = 1000  # events to which the promise refers
-WINDOW, FEWEST, STRIDE = (
-    256,
-    64,
-    16,
-)  # gaps that the distance looks at: at most, at least; events between two looks
+WINDOW, FEWEST = 256, 64  # gaps from which the distance is computed: at most, at least
+STRIDE = 16  # events between two of its values
 CELLS = 256  # of the grid, per log 2
 
 
@@ -208,22 +207,23 @@ class Monitor:
     ) -> Monitor:
         """The monitor with these :meth:`numbers`; ``window`` is used as it is and not copied."""
         monitor = Monitor(alarms, share, window)
-        monitor._burst, monitor._silence = (
-            _Sum(value, int(count), total) for value, count, total in sums
-        )
-        monitor._told, monitor._seen = told, seen
+        monitor.load(sums, told, seen)
         return monitor
 
     @staticmethod
     def restore(numbers: dict[str, Any], gaps: Floats) -> Monitor:
         """The monitor whose :meth:`state` this is."""
         monitor = Monitor(numbers["alarms"], numbers["share"])
-        monitor._burst, monitor._silence = (
-            _Sum(float(v), int(c), float(t)) for v, c, t in numbers["sums"]
-        )
-        monitor._told, monitor._seen = bool(numbers["told"]), int(numbers["seen"])
-        monitor._gaps[: len(gaps)] = gaps
+        monitor.load(numbers["sums"], bool(numbers["told"]), int(numbers["seen"]))
+        monitor.window[: len(gaps)] = gaps
         return monitor
+
+    def load(self, sums: list[list[float]], told: bool, seen: int) -> None:
+        """Go on with what :meth:`numbers` gave; the window of gaps is left as it is."""
+        self._burst, self._silence = (
+            _Sum(float(value), int(count), float(total)) for value, count, total in sums
+        )
+        self._told, self._seen = told, seen
 
 
 @dataclass(slots=True)
@@ -266,9 +266,8 @@ def thresholds(alarms: float, per: int = PER) -> Thresholds:
     [13.19, 13.38, 15.2, 13.13]
     """
     share = alarms / 4
-    bound = (
-        math.ceil(math.log(per / share) / LOG2 * CELLS) + CELLS
-    )  # a likelihood ratio exceeds e^h with chance e^-h at most
+    # A likelihood ratio exceeds exp(h) with probability exp(-h) at most.
+    bound = math.ceil(math.log(per / share) / LOG2 * CELLS) + CELLS
     levels = []
     for chain in (burst_chain, silence_chain):
         low, high = 2, bound

@@ -4,7 +4,7 @@ any model's history.
 Rows are numbers from 0 on; room for more is made by doubling. :meth:`score` looks at rows without
 changing them, :meth:`absorb` and :meth:`move` follow it for the same rows. :class:`StateRows` steps
 the modes' states with `models.dapp_step`, in the model's own precision and on two threads;
-:class:`HistoryRows` asks the verbs, in float64. Used by `streaming.bank`.
+:class:`HistoryRows` calls the methods of the model, in float64.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from fourpoint.models.dapp_step import Before, Reached, Steps, supports
 from fourpoint.models.following import Events, Numbers, Scored, Stop
 from fourpoint.models.hawkes import Hawkes
 from fourpoint.models.hawkes_step import HawkesSteps
+from fourpoint.streaming.model_queries import empty_history, in_float64, integrals, log_intensities
 from fourpoint.streaming.state import Arrays, arrays_of, history_from
-from fourpoint.streaming.verbs import doubled, integrals, logs_at, opened
 
 Floats = NDArray[np.float64]
 Rows = NDArray[np.int64]
@@ -124,10 +124,10 @@ class StateRows:
         # The rows that are new are zeros that no one has written: they take no time and no memory
         # before they are used.
         state, kept = self.steps.blank(rows), self.steps.kept(rows)
-        have = len(self.state)
-        state[:have] = self.state
+        count = len(self.state)
+        state[:count] = self.state
         for new, old in zip(kept, self._kept, strict=True):
-            new[:have] = old
+            new[:count] = old
         self.state, self._kept = state, kept
 
     def clear(self, rows: Rows) -> None:
@@ -308,15 +308,15 @@ class HistoryRows:
     reserves = False
 
     def __init__(self, model: PointProcess, start: float) -> None:
-        self.model = doubled(model)
-        self.history = opened(self.model, start)
+        self.model = in_float64(model)
+        self.history = empty_history(self.model, start)
         self.fixed = model.linear and model.settings().get("keep") is None
 
     @torch.no_grad()
     def grow(self, rows: int) -> None:
-        have = torch.arange(len(self.history.start))
-        blank = torch.zeros(rows + 1 - len(have), dtype=torch.int64)
-        self.history = select_rows(self.history, torch.cat([have, blank]))
+        present = torch.arange(len(self.history.start))
+        blank = torch.zeros(rows + 1 - len(present), dtype=torch.int64)
+        self.history = select_rows(self.history, torch.cat([present, blank]))
 
     def clear(self, rows: Rows) -> None:
         blank = arrays_of(select_rows(self.history, torch.zeros(len(rows), dtype=torch.int64)))
@@ -324,7 +324,7 @@ class HistoryRows:
 
     def score(self, rows: Rows, at: Floats, times: Floats) -> tuple[Floats, Floats]:
         own = select_rows(self.history, torch.from_numpy(rows) + 1)
-        return logs_at(self.model, own, times), integrals(self.model, own, at, times)
+        return log_intensities(self.model, own, times), integrals(self.model, own, at, times)
 
     def integral(self, rows: Rows, at: Floats, times: Floats) -> Floats:
         return integrals(
@@ -344,7 +344,7 @@ class HistoryRows:
         ):
             self.put(rows, arrays)
             return
-        # Rows have outgrown their room: all of them go through the verb, which widens them alike.
+        # Rows have outgrown their room: all of them go through `extend`, which widens them alike.
         happened = torch.zeros(len(self.history.start), dtype=torch.bool)
         happened[index] = True
         all_times, all_marks = (
@@ -366,7 +366,9 @@ class HistoryRows:
         pass  # a history is read from its last event
 
     def logs(self, rows: Rows, at: Floats, times: Floats) -> Floats:
-        return logs_at(self.model, select_rows(self.history, torch.from_numpy(rows) + 1), times)
+        return log_intensities(
+            self.model, select_rows(self.history, torch.from_numpy(rows) + 1), times
+        )
 
     def take(self, rows: Rows) -> Arrays:
         return arrays_of(select_rows(self.history, torch.from_numpy(rows) + 1))
@@ -393,4 +395,4 @@ class HistoryRows:
 
 
 def _smaller(kept: NDArray[Any], array: NDArray[Any]) -> bool:
-    return any(have < need for have, need in zip(kept.shape[1:], array.shape[1:], strict=True))
+    return any(size < need for size, need in zip(kept.shape[1:], array.shape[1:], strict=True))

@@ -151,7 +151,7 @@ def number(
     return float(value)
 
 
-def is_finite(value: Any) -> bool:
+def is_finite(value: object) -> bool:
     """Whether a value of a header is a number that a float can hold."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False

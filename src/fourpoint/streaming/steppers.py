@@ -3,7 +3,7 @@ a DAPP's modes.
 
 All answer what :class:`~fourpoint.streaming.stream.Stream` asks: the log-rates at a time and the
 integral of the rate until then, before the event there is absorbed. :class:`ByVerbs` keeps a
-history of one row (`streaming.verbs`); :class:`ByStates` keeps the modes' states and steps them
+history of one row (`streaming.model_queries`); :class:`ByStates` keeps the modes' states and steps them
 with `models.dapp_step`; with bounded memory it is `streaming.kept`. All work in float64, and tests
 hold them together.
 """
@@ -29,8 +29,8 @@ from fourpoint.models.kernel_table import KernelTable, largest
 from fourpoint.ops import attention
 from fourpoint.ops.quadrature import Unconverged
 from fourpoint.streaming.kept import ByActiveSets, supports_kept
+from fourpoint.streaming.model_queries import empty_history, in_float64, integrals, log_intensities
 from fourpoint.streaming.state import Arrays, arrays_of, history_from
-from fourpoint.streaming.verbs import doubled, integrals, logs_at, opened
 
 Floats = NDArray[np.float64]
 Weights = tuple[
@@ -123,14 +123,14 @@ class ByVerbs:
     """Any model, by its verbs: a copy of it, in float64 and evaluation mode."""
 
     def __init__(self, model: PointProcess) -> None:
-        self.model = doubled(model)
+        self.model = in_float64(model)
         self.table = (
             KernelTable(model, compiled=True) if isinstance(model, DAPP) and model.scanned else None
         )
         self.restart(0.0)
 
     def restart(self, start: float) -> None:
-        self._history, self._at = opened(self.model, start), start
+        self._history, self._at = empty_history(self.model, start), start
 
     def score(self, time: float) -> tuple[Floats, float]:
         return self.logs(time), float(
@@ -138,7 +138,7 @@ class ByVerbs:
         )
 
     def logs(self, time: float) -> Floats:
-        return logs_at(self.model, self._history, np.array([time]))[0]
+        return log_intensities(self.model, self._history, np.array([time]))[0]
 
     @torch.no_grad()
     def absorb(self, time: float, mark: int) -> None:
@@ -248,7 +248,7 @@ class ByStates:
 
     def history(self) -> Any:
         with eval_mode(self.model):
-            blank = opened(self.model, self._start)
+            blank = empty_history(self.model, self._start)
         state = (
             torch.from_numpy(self._state.copy()).to(blank.state.dtype).reshape(blank.state.shape)
         )
@@ -309,7 +309,7 @@ class ByExcitation:
     def history(self) -> Any:
         """A copy, so that it stays as it is while the stream goes on."""
         with eval_mode(self.model):
-            blank = opened(self.model, self._start)
+            blank = empty_history(self.model, self._start)
         excitation = torch.from_numpy(self._state[:, None].copy())
         return dataclasses.replace(
             blank, times=torch.full_like(blank.times, self._at), excitation=excitation

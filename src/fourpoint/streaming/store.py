@@ -27,7 +27,9 @@ from fourpoint.streaming.state import Arrays, damaged, from_tensors, to_tensors
 
 MAGIC = b"SQLite format 3\0"
 TABLES = {
-    "entities": "CREATE TABLE entities (name BLOB PRIMARY KEY, digest BLOB NOT NULL, body BLOB NOT NULL)",
+    "entities": (
+        "CREATE TABLE entities (name BLOB PRIMARY KEY, digest BLOB NOT NULL, body BLOB NOT NULL)"
+    ),
     "texts": "CREATE TABLE texts (name TEXT PRIMARY KEY, body BLOB NOT NULL)",
 }
 PAGE = 16_384  # bytes; a row of some kilobytes fits one page
@@ -73,8 +75,7 @@ class Store:
 
     def names(self) -> Iterable[str]:
         """All names, in no order."""
-        rows = [] if self._reading is None else self._rows("SELECT name FROM entities", [])
-        return (_name(row[0]) for row in rows)
+        return (_name(row[0]) for row in self._rows("SELECT name FROM entities", []))
 
     def names_after(self, name: str | None, most: int) -> list[str]:
         """The first ``most`` names after ``name``, in order; None: from the first one."""
@@ -97,11 +98,7 @@ class Store:
 
     def text(self, name: str) -> bytes | None:
         """A text, or None where there is none."""
-        rows = (
-            []
-            if self._reading is None
-            else self._rows("SELECT body FROM texts WHERE name IN (?)", [name])
-        )
+        rows = self._rows("SELECT body FROM texts WHERE name IN (?)", [name])
         return bytes(rows[0][0]) if rows else None
 
     def write(
@@ -109,7 +106,7 @@ class Store:
         rows: Iterable[tuple[str, dict[str, Any], Arrays]],
         texts: dict[str, bytes] | None = None,
     ) -> None:
-        """Put rows and texts in the place of those of the same names, all of them or none."""
+        """Replace the rows and texts of the same names, all of them or none."""
         packed = [_packed(*row) for row in rows]
         if self._writing is None:
             write_atomic(
@@ -171,9 +168,8 @@ def _connected(path: str, *, durable: bool) -> sqlite3.Connection:
 
 def _create(path: Path, packed: list[tuple[bytes, bytes, bytes]], texts: dict[str, bytes]) -> None:
     with _disk_errors(), closing(_connected(str(path), durable=True)) as connection:
-        connection.execute(
-            "PRAGMA journal_mode = MEMORY"
-        )  # nobody looks at a file before it is renamed
+        # No process reads the file before it is renamed.
+        connection.execute("PRAGMA journal_mode = MEMORY")
         _make_tables(connection)
         _put(connection, packed, texts)
 

@@ -1,12 +1,15 @@
 r"""A live stream of events: each is scored before it is absorbed, in constant memory where the
 model allows it.
 
-    observe(t, m)    log lambda_m(t) - int lambda      what the event adds to the log-likelihood, seen from the events before it
-                     int lambda                        the rescaled gap since the last event, a unit exponential if the model is right
-    advance(t)       nothing happened until t          silence is evidence: the integral grows, the likelihood falls
+    observe(t, m)    log lambda_m(t) - int lambda    the event's term of the log-likelihood, given
+                                                     the events before it
+                     int lambda                      the rescaled gap since the last event, a unit
+                                                     exponential under the true model
+    advance(t)       nothing happened until t        silence is evidence: the integral grows, the
+                                                     likelihood falls
 
 The sum over a window is the log-likelihood of the window, for every model. A linear DAPP is stepped
-by `models.dapp_step`, all others by the verbs of `models.base` (`streaming.steppers`); both in
+by `models.dapp_step`, all others by the methods of `models.base` (`streaming.steppers`); both in
 float64. Integrals have closed forms or are refined until they settle to 1e-6, absolute and
 relative. Memory is constant for linear models and with ``keep``; softmax and other dense models
 remember every event. `streaming.monitoring` watches the rescaled gaps.
@@ -165,11 +168,9 @@ class Stream:
                 "Lower them.",
             )
         self.model, self.keep, self.recent, self.top = model, keep, recent, top
-        self.monitor = (
-            None
-            if alarms is None
-            else Monitor(alarms, 1 / families(model.marks.count, fleet=False))
-        )
+        self.monitor: Monitor | None = None
+        if alarms is not None:
+            self.monitor = Monitor(alarms, 1 / families(model.marks.count, fleet=False))
         self._followed = model if keep is None else model.keeping(keep)
         self._names = {name: i for i, name in enumerate(model.marks.names)}
         with eval_mode(model):
@@ -197,10 +198,8 @@ class Stream:
         """
         when, kind = self._later(time), known_mark(self.model.marks, self._names, mark)
         attended = self._attended(when, kind)
-        events, found = (
-            Events(np.array([when]), np.array([kind])),
-            Scored.empty(1, self._watched_types),
-        )
+        events = Events(np.array([when]), np.array([kind]))
+        found = Scored.empty(1, self._watched_types)
         stopped = self._follow(events, found)
         if stopped is not None:
             raise _refusal(stopped.error)
@@ -218,22 +217,18 @@ class Stream:
         it are scored.
         """
         when = np.ascontiguousarray(times, dtype=np.float64)
-        kinds = (
-            np.zeros(len(when), dtype=np.int64)
-            if marks is None
-            else np.ascontiguousarray(marks, dtype=np.int64)
-        )
+        kinds = np.zeros(len(when), dtype=np.int64)
+        if marks is not None:
+            kinds = np.ascontiguousarray(marks, dtype=np.int64)
         if when.shape != kinds.shape or when.ndim != 1:
             raise UserError(
                 "one mark per time",
                 f"shapes {when.shape} and {kinds.shape}",
                 "Make the lengths equal.",
             )
-        found, refused, done = (
-            Scored.empty(len(when), self._watched_types),
-            dict[int, UserError](),
-            0,
-        )
+        found = Scored.empty(len(when), self._watched_types)
+        refused: dict[int, UserError] = {}
+        done = 0
         while done < len(when):
             done = self._observe_until_stopped(when, kinds, found, refused, done)
         accepted = [i for i in range(len(when)) if i not in refused] if refused else slice(None)
@@ -252,18 +247,12 @@ class Stream:
         """Events from ``first`` on, up to the next one that cannot be scored; the place after it,
         or after the last.
         """
-        earlier = np.maximum.accumulate(
-            np.concatenate(
-                [[self.time], np.where(np.isfinite(when[first:]), when[first:], -np.inf)]
-            )
-        )
-        count = self.model.marks.count
-        sound = (
-            (when[first:] >= earlier[:-1])
-            & np.isfinite(when[first:])
-            & (kinds[first:] >= 0)
-            & (kinds[first:] < count)
-        )
+        times, marks = when[first:], kinds[first:]
+        is_finite_time = np.isfinite(times)
+        known = np.where(is_finite_time, times, -np.inf)
+        latest = np.maximum.accumulate(np.concatenate([[self.time], known]))[:-1]
+        known_marks = (marks >= 0) & (marks < self.model.marks.count)
+        sound = (times >= latest) & is_finite_time & known_marks
         if not sound.all():
             place = int(sound.argmin())
             last = first + place
@@ -382,28 +371,34 @@ class Stream:
         those of another model.
         """
         header, arrays = unpack("stream", fingerprint(model), state)
-        settings = _settings(header, arrays)
-        stream = Stream(model, alarms=None, **settings)
-        stream.time = number(header, "time", least=stream.start)
-        stream.count, stream._open = whole(header, "count"), number(header, "open", least=0.0)
-        total = header.get("log_likelihood")
-        if not isinstance(total, float) or math.isnan(total):
-            raise damaged("a number 'log_likelihood'", f"{total!r}"[:80])
-        stream.log_likelihood = total
-        stream._load(arrays)
-        if "monitor" in header:
-            stream.monitor = restored_monitor(header["monitor"], arrays.get("monitor"))
-            stream._types = type_watch(model.marks, stream.monitor.level)
-        if stream._types is not None:
-            try:
-                stream._types.load(arrays["types"])
-            except FAULTS as error:
-                raise damaged("the watch over types", f"another ({type(error).__name__})") from None
+        stream = Stream(model, alarms=None, **_settings(header, arrays))
+        stream.load(header, arrays)
         if stream.state() != bytes(state):
             raise damaged(
                 "what a stream remembers and no more", "other entries or numbers that do not agree"
             )
         return stream
+
+    def load(self, header: dict[str, Any], arrays: Arrays) -> None:
+        """Go on with the content of a :meth:`state`; raises :class:`UserError` where it cannot be
+        right.
+        """
+        self.time = number(header, "time", least=self.start)
+        self.count = whole(header, "count")
+        self._open = number(header, "open", least=0.0)
+        total = header.get("log_likelihood")
+        if not isinstance(total, float) or math.isnan(total):
+            raise damaged("a number 'log_likelihood'", f"{total!r}"[:80])
+        self.log_likelihood = total
+        self._load(arrays)
+        if "monitor" in header:
+            self.monitor = restored_monitor(header["monitor"], arrays.get("monitor"))
+            self._types = type_watch(self.model.marks, self.monitor.level)
+        if self._types is not None:
+            try:
+                self._types.load(arrays["types"])
+            except FAULTS as error:
+                raise damaged("the watch over types", f"another ({type(error).__name__})") from None
 
     def _load(self, arrays: Arrays) -> None:
         """Remember the arrays of a state, each of which is checked."""
@@ -429,9 +424,8 @@ class Stream:
             raise damaged(f"the last of {self.count:,} events", f"{sorted(lengths)} of them")
         try:
             self._stepper.load(own)
-            self._stepper.score(
-                self.time
-            )  # a memory that cannot be asked is damaged, whatever its shapes are
+            # A memory that cannot be asked is damaged, whatever its shapes are.
+            self._stepper.score(self.time)
             self._stepper.load(own)
         except (Unconverged, *FAULTS) as error:
             raise damaged("a memory of this model", f"another ({type(error).__name__})") from None
@@ -474,9 +468,8 @@ class Stream:
         times = self._recent.in_order(self._recent.times)
         begin = float(times[0]) if len(times) < self.count else self.start
         marks = self._recent.in_order(self._recent.marks)
-        after = math.nextafter(
-            self.time + 1.0, math.inf
-        )  # a window holds no event at its end; it is cut below
+        # A window holds no event at its end; it is cut below.
+        after = math.nextafter(self.time + 1.0, math.inf)
         known = Sequence(times, marks, start=begin, stop=after, space=self.model.marks)
         return known.until(self.time)
 
@@ -498,10 +491,7 @@ class Recent:
     def append(self, time: float, mark: int, rate: float) -> None:
         """Remember an event, in place of the oldest where all slots are taken."""
         if self.growing and self.seen == self.size:
-            self._kept, self.size = (
-                tuple(np.concatenate([x, np.zeros_like(x)]) for x in self._kept),
-                2 * self.size,
-            )
+            self._double()
         slot = self.seen % self.size
         for values, value in zip(self._kept, (time, mark, rate), strict=True):
             values[slot] = value
@@ -514,10 +504,7 @@ class Recent:
         skipped = 0 if self.growing else max(0, len(times) - self.size)
         self.seen += skipped
         while self.growing and self.seen + len(times) > self.size:
-            self._kept, self.size = (
-                tuple(np.concatenate([x, np.zeros_like(x)]) for x in self._kept),
-                2 * self.size,
-            )
+            self._double()
         slots = np.arange(self.seen, self.seen + len(times) - skipped) % self.size
         for values, new in zip(self._kept, (times, marks, rates), strict=True):
             values[slots] = new[skipped:]
@@ -530,10 +517,8 @@ class Recent:
 
     def arrays(self) -> Arrays:
         """All that is remembered, the oldest first."""
-        return {
-            f"recent.{name}": self.in_order(getattr(self, name))
-            for name in ("times", "marks", "rates")
-        }
+        own = {"times": self.times, "marks": self.marks, "rates": self.rates}
+        return {f"recent.{name}": self.in_order(values) for name, values in own.items()}
 
     def load(self, arrays: Arrays) -> None:
         """Remember what :meth:`arrays` gave."""
@@ -543,6 +528,10 @@ class Recent:
             strict=True,
         ):
             self.append(*event)
+
+    def _double(self) -> None:
+        self._kept = tuple(np.concatenate([x, np.zeros_like(x)]) for x in self._kept)
+        self.size *= 2
 
     def _narrow(self) -> None:
         self.times, self.marks, self.rates = (x[: self.seen] for x in self._kept)
@@ -634,11 +623,10 @@ def known_mark(marks: MarkSpace, names: dict[str, int], mark: int | str | None) 
     ):
         found = int(mark)
     if found is None:
-        listed = (
-            f"one of {', '.join(list(names)[:8])}{', ...' * (len(names) > 8)}"
-            if names
-            else "none or 0"
-        )
+        listed = "none or 0"
+        if names:
+            more = ", ..." if len(names) > 8 else ""
+            listed = f"one of {', '.join(list(names)[:8])}{more}"
         raise UserError(
             f"a mark that the model knows, {listed}",
             f"{mark!r}",

@@ -3,10 +3,12 @@ stated rate of false alarms.
 
 A change that is small for each entity is plain once all of them are looked at together:
 
-    types    event i is of type m with probability p_m(t_i) = lambda_m / lambda. The likelihood ratios of twice and half the odds,
+    types    event i is of type m with probability p_m(t_i) = lambda_m / lambda. The likelihood
+             ratios of twice and half the odds,
                  U <- max(0, U + 1{m_i = m} log 2 - log(1 + p_m))          more of type m
                  L <- max(0, L - 1{m_i = m} log 2 - log(1 - p_m / 2))      fewer of type m
-    fleet    N events of all entities, of which A were expected: a Poisson process in A, whatever the entities' models are,
+    fleet    N events of all entities, of which A were expected: a Poisson process in A, whatever
+             the entities' models are,
                  B <- max(0, B + dN log 2 - dA),    S <- max(0, S + dA / 2 - dN log 2)
 
 A ratio has mean 1 under the true model, so that a sum which starts at some event ever passes h with
@@ -40,9 +42,7 @@ from fourpoint.streaming.monitoring import LOG2, PER, Alarm, thresholds
 Floats = NDArray[np.float64]
 Counts = NDArray[np.int64]
 MOST_TYPES = 256  # types that are watched one by one; models with more are watched as a whole
-CONFIRMED = (
-    0.25  # of the threshold: what the rate of a type, beside its share, must say for an alarm
-)
+CONFIRMED = 0.25  # of the threshold: evidence of the rate of a type, beside its share
 KINDS = ("burst", "silence")
 
 
@@ -75,9 +75,8 @@ class TypeWatch:
         M = len(names)
         self.names = names
         self.threshold = math.log(2 * M * PER / alarms)
-        self._sums: Floats = np.zeros(
-            (2, M)
-        )  # running sums of the log-likelihood ratios, never reset: batches change nothing
+        # Running sums of the log-likelihood ratios, never reset: batches change nothing.
+        self._sums: Floats = np.zeros((2, M))
         self._lowest: Floats = np.zeros((2, M))  # the least of them since the last alarm
         self._highest: Floats = np.zeros((2, M))  # the largest since then, of those on hold
         self._held: Floats = np.zeros((2, M))  # 1 after an alarm, until the change is over
@@ -267,11 +266,9 @@ class FleetWatch:
 
     def load(self, state: dict[str, Any]) -> None:
         """Go on from what :meth:`state` gave."""
-        self._events, self._ended, self._known = (
-            int(state["events"]),
-            float(state["ended"]),
-            bool(state["known"]),
-        )
+        self._events = int(state["events"])
+        self._ended = float(state["ended"])
+        self._known = bool(state["known"])
         names = ("at", "sums", "held", "since")
         self._at, self._sums, self._held, self._since = (
             np.array(state[name], dtype=np.float64) for name in names

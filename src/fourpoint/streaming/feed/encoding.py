@@ -132,7 +132,7 @@ class _Quoted(dict[str, str]):
 _QUOTED = _Quoted()
 
 
-def as_json(value: Any) -> str:
+def as_json(value: object) -> str:
     """Any value as JSON in ASCII, with null for numbers that are not finite."""
     try:
         return _ENCODE(value)

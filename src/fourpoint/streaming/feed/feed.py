@@ -34,10 +34,9 @@ from fourpoint.streaming.feed.loop import Ended, Loop
 from fourpoint.streaming.feed.plausibility import SLACK, Reached, TimeCheck
 from fourpoint.streaming.feed.reading import Asked, EventReader
 from fourpoint.streaming.feed.saving import EntitySaver
-from fourpoint.streaming.feed.starting import first_time, inferred_start
 from fourpoint.streaming.feed.state import Output, Tally, locked_state, read_state
 from fourpoint.streaming.feed.times import TimeReader
-from fourpoint.streaming.feed.trained import Trained
+from fourpoint.streaming.feed.training_window import Trained, first_time, inferred_start
 from fourpoint.streaming.store import Store
 
 MAX_SKIPPED = 0.05  # share of the lines that may be skipped without a failure
@@ -75,14 +74,13 @@ def score_feed(
     entity, each with a stream of its own ("none": one stream; by default as in training, where each
     sequence was an entity or a window of the calendar); ``start``, when the observation began, in
     the model's unit of time or as a timestamp ("first": with the first event;
-    None: by the rule of `streaming.feed.starting`, from the training window); ``alarms``, the largest mean
-    number of false alarms
-    per 1,000 events, of entities, types and the fleet together (None or "none": no alarms);
+    None: by the rule of `streaming.feed.training_window`); ``alarms``, the largest mean number of
+    false alarms per 1,000 events, of entities, types and the fleet together (None or "none": no alarms);
     ``every``, the lines between two states (1,000 by default, and more where writing them takes
     more than a twentieth of the time); ``follow``, to wait for more at the end of a file;
     ``max_gap``, the longest gap that is believed, in the model's unit of time ("auto": by the rule
-    of `streaming.feed.plausibility`; "none": any); ``max_skipped``, the share of lines that may be skipped
-    without a failure; ``trained``, what is known of the data that the model was fitted to; ``time``
+    of `streaming.feed.plausibility`; "none": any); ``max_skipped``, the share of lines that may be
+    skipped without a failure; ``trained``, what is known of the data that the model was fitted to; ``time``
     and ``mark``, the columns of times and types (as in the training log by default); ``time_unit``
     and ``timezone``, which must be those of the training data; ``attended``, to name the past
     events with the largest weights, per head (not with ``by``); ``limit``, how many entities stay
@@ -376,7 +374,7 @@ def _check_settings(before: dict[str, Any], now: dict[str, Any], state: Path | N
             )
 
 
-def _option(name: str, value: Any) -> str:
+def _option(name: str, value: object) -> str:
     option = f"--{name.replace('_', '-')}"
     if value is True:
         return option
@@ -398,7 +396,7 @@ def _signals() -> Iterator[list[int]]:
         for number, handler in before.items():
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
-    def note(number: int, frame: Any) -> None:
+    def note(number: int, frame: object) -> None:
         told.append(number)
         give_back()
 

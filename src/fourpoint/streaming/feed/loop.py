@@ -3,7 +3,7 @@
 Three rules make it exact. Lines are scored and written whole: a batch at a time, in their order,
 one call of ``write`` each. A state is written only between batches, after the output is on disk.
 And where anything failed in the middle of a batch no state is written at all, so that the next run
-takes it from the last good one. Used by `feeds`.
+takes it from the last good one.
 """
 
 from __future__ import annotations

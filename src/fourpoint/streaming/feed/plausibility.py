@@ -10,7 +10,7 @@ a gap longer than all of the feed so far in which at least 1,000 events were exp
 goes on after a real
 outage must not be refused for ever: ten such events in a row, in order and close to one another,
 are believed, and the
-last of them is the first that is accepted. Where times have a calendar (`streaming.feed.trained`), the wall
+last of them is the first that is accepted. Where times have a calendar (`streaming.feed.training_window`), the wall
 clock decides
 before that: an event of the last day is believed at once, and one more than a day ahead of the
 clock never.

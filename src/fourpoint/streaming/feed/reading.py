@@ -29,8 +29,8 @@ from fourpoint.data.text_tables import separator_of
 from fourpoint.events import UserError
 from fourpoint.streaming.feed.encoding import loader
 from fourpoint.streaming.feed.events import Columns, Event
-from fourpoint.streaming.feed.headers import Header
 from fourpoint.streaming.feed.lines import LONGEST, Line
+from fourpoint.streaming.feed.state import Header
 from fourpoint.streaming.feed.times import Contradiction, Moment, TimeReader
 
 PACKED = {
@@ -441,7 +441,7 @@ def _cell_mark(text: str, marks: Mapping[str, int]) -> str | None:
     return bare.lower() if bare.lower() in ("true", "false") else bare
 
 
-def _mark(value: Any, marks: Mapping[str, int]) -> int:
+def _mark(value: object, marks: Mapping[str, int]) -> int:
     """The number of the mark. A whole number stands for the name that is spelled so."""
     if not marks:
         if value is not None:
@@ -451,17 +451,15 @@ def _mark(value: Any, marks: Mapping[str, int]) -> int:
                 'Leave "mark" out, or fit a model with marks.',
             )
         return 0
-    known = (
-        marks.get(value if isinstance(value, str) else str(value).lower())
-        if isinstance(value, str | int)
-        else None
-    )
+    known: int | None = None
+    if isinstance(value, str):
+        known = marks.get(value)
+    elif isinstance(value, int):
+        known = marks.get(str(value).lower())
     if known is None:
-        names = (
-            ", ".join(marks)
-            if len(marks) <= 8
-            else f"{', '.join(list(marks)[:8])}, ... ({len(marks)} in all)"
-        )
+        names = ", ".join(list(marks)[:8])
+        if len(marks) > 8:
+            names += f", ... ({len(marks)} in all)"
         raise UserError(
             f'a "mark" among {names}',
             "none" if value is None else _shown(value),
@@ -470,7 +468,7 @@ def _mark(value: Any, marks: Mapping[str, int]) -> int:
     return known
 
 
-def _entity(value: Any, by: str) -> str:
+def _entity(value: object, by: str) -> str:
     """The entity as text. A whole number and the text that spells it are one entity."""
     whole = isinstance(value, int) and not isinstance(value, bool)
     if not (whole or (isinstance(value, str) and value)):
@@ -488,7 +486,7 @@ def _entity(value: Any, by: str) -> str:
     return text
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     """A value in quotes, and no more of it than fits a message."""
     text = value[:4096].decode(errors="replace") if isinstance(value, bytes) else value
     text = repr(text)

@@ -19,8 +19,8 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait as wait_for
 from contextlib import contextmanager
 
 from fourpoint.streaming.bank import StreamBank
+from fourpoint.streaming.entity_table import Changes
 from fourpoint.streaming.feed.state import FEED, FeedState
-from fourpoint.streaming.seats import Changes
 from fourpoint.streaming.store import Store
 
 MOST_CHANGED = 4096  # entities after which a state is due, whatever the time

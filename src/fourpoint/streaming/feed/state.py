@@ -29,7 +29,6 @@ from typing import Any
 
 from fourpoint.atomic import hold, locked, sync_folder, write_all, write_atomic
 from fourpoint.events import UserError
-from fourpoint.streaming.feed.headers import Header
 from fourpoint.streaming.feed.plausibility import Reached
 from fourpoint.streaming.state import is_finite
 from fourpoint.streaming.store import Store, is_store
@@ -49,6 +48,20 @@ class Tally:
     skipped: int = 0
     alarms: int = 0
     log_likelihood: float = 0.0
+
+
+@dataclass(frozen=True)
+class Header:
+    """The first line of a feed in columns: its separator, the line, and where the columns are;
+    empty for JSON Lines.
+    """
+
+    separator: str = ""
+    line: str = ""
+    width: int = 0
+    time: int = 0
+    mark: int | None = None
+    by: int | None = None
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,7 @@
-"""When did the observation of a feed begin? The silence before the first event is evidence, so that
-a wrong answer raises alarms.
+"""What is known of the data that a model was fitted to, and when the observation of a feed began.
 
-With the training window [a, b] and the first event of the feed at f, the observation is taken to
-begin
+The silence before the first event is evidence, so that a wrong begin raises alarms. With the
+training window [a, b] and the first event of the feed at f, the observation is taken to begin
 
     at a    where f lies in the window: the feed is data like that of training,
     at b    where f comes after it: the feed goes on where training ended,
@@ -13,15 +12,67 @@ feed began later, and only the user knows when.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from fourpoint.events import UserError
+from fourpoint.log_format import LogFormat
 from fourpoint.streaming.feed.events import Event
 from fourpoint.streaming.feed.lines import LONGEST, Line, Lines
 from fourpoint.streaming.feed.reading import EventReader
-from fourpoint.streaming.feed.trained import Trained
 
+LARGEST = 1e300  # no window or count is as large
 SILENT = 10.0  # events of one entity that may be expected before the first event of a feed
+
+
+@dataclass(frozen=True)
+class Trained:
+    """The training window, the number of events and sequences in it, the unit of time and the
+    columns of the log.
+
+    What was not saved is None.
+
+    >>> trained = Trained(start=0.0, stop=10.0, events=600, sequences=20)
+    >>> trained.rate(pooled=False), trained.rate(pooled=True)
+    (3.0, 60.0)
+    """
+
+    start: float | None = None
+    stop: float | None = None
+    events: int | None = None
+    sequences: int | None = None
+    unit: str = ""
+    log: LogFormat | None = None
+
+    @staticmethod
+    def from_about(about: Mapping[str, Any]) -> Trained:
+        """What `fit` saved beside the model."""
+        numbers = {
+            name: _number(about.get(name)) for name in ("start", "stop", "events", "sequences")
+        }
+        counts = {
+            name: None if numbers[name] is None else int(numbers[name] or 0)
+            for name in ("events", "sequences")
+        }
+        log = about.get("log")
+        return Trained(
+            numbers["start"],
+            numbers["stop"],
+            counts["events"],
+            counts["sequences"],
+            str(about.get("unit") or ""),
+            None if log is None else LogFormat.from_dict(log),
+        )
+
+    def rate(self, *, pooled: bool) -> float | None:
+        """Events per unit of time in one sequence, or of all of them together; None where
+        unknown.
+        """
+        if self.start is None or self.stop is None or not self.events or not self.sequences:
+            return None
+        total = self.events / (self.stop - self.start) if self.stop > self.start else 0.0
+        return (total if pooled else total / self.sequences) or None
 
 
 def inferred_start(
@@ -75,3 +126,9 @@ def first_time(lines: Lines, reader: EventReader, told: Sequence[int]) -> float 
             return None
         lines.wait(0.1)
     return None
+
+
+def _number(value: object) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < LARGEST:
+        return None
+    return float(value)

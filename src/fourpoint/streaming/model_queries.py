@@ -1,10 +1,9 @@
-"""What streams ask of any model, by the verbs of `models.base`: rates at the end of a history,
-and their integrals from there.
+"""Intensities at the end of a history and their integrals from there, for any model, by the methods
+of `models.base`.
 
 Histories have B rows, and every question is asked from the last position of each. Streams work in
 float64, whatever the model's precision, since rounding must not stand in the way of an integral to
-six digits: :func:`doubled` is the model they follow. Used by `streaming.steppers` (one row) and
-`streaming.rows` (many).
+six digits: :func:`in_float64` is the model they follow.
 """
 
 from __future__ import annotations
@@ -26,25 +25,23 @@ Floats = NDArray[np.float64]
 TOLERANCE = 1e-6  # of a gap's integral, absolute and relative
 
 
-def doubled(model: PointProcess) -> Any:
+def in_float64(model: PointProcess) -> Any:
     """A copy of ``model`` in float64 and evaluation mode."""
     return copy.deepcopy(model).double().eval()
 
 
 @torch.no_grad()
-def opened(model: PointProcess, start: float, rows: int = 1) -> Any:
+def empty_history(model: PointProcess, start: float, rows: int = 1) -> Any:
     """The history of windows that open at ``start``, without events, in the form that ``extend``
     gives.
     """
-    none, edge = (
-        torch.zeros(rows, 0, dtype=torch.int64),
-        torch.full((rows,), start, dtype=torch.float64),
-    )
+    none = torch.zeros(rows, 0, dtype=torch.int64)
+    edge = torch.full((rows,), start, dtype=torch.float64)
     return remember(model, Batch(none.double(), none, none.bool(), edge, edge))
 
 
 @torch.no_grad()
-def logs_at(model: PointProcess, history: History, times: Floats) -> Floats:
+def log_intensities(model: PointProcess, history: History, times: Floats) -> Floats:
     """log lambda per mark just before ``times``, one for each row, (B, M)."""
     at = torch.from_numpy(times)[:, None, None]
     return np.asarray(

@@ -4,7 +4,7 @@ limit, the others on disk.
 A row holds a memory (`streaming.rows`), four numbers (its time, the integral since its last event,
 its log-likelihood and its events) and perhaps a monitor. Over the limit the entities seen least
 recently are evicted: their rows are blank again and free for others, and `streaming.store` has
-them. A store that is the state of a feed is written only by :meth:`Seats.changes`, between batches;
+them. A store that is the state of a feed is written only by :meth:`EntityTable.changes`, between batches;
 then rows that it does not have yet stay in memory until it does.
 """
 
@@ -55,7 +55,7 @@ class Changes:
             yield name, header, arrays
 
 
-class Seats:
+class EntityTable:
     """Entities by name. ``limit`` of them, or as many as one call names, stay in memory; the others
     are in ``store``.
 
@@ -73,13 +73,11 @@ class Seats:
         marks: int,
         monitors: MonitorTable,
     ) -> None:
-        self.memories, self.start, self.limit, self.store, self.held = (
-            memories,
-            start,
-            limit,
-            store,
-            held,
-        )
+        self.memories = memories
+        self.start = start
+        self.limit = limit
+        self.store = store
+        self.held = held
         self.row: dict[str, int] = {}
         self.names: list[str] = []  # by row
         self.evictions = 0  # calls in which entities were evicted
@@ -91,12 +89,10 @@ class Seats:
             "likelihood": np.zeros(0),
             "count": np.zeros(0, dtype=np.int64),
         }
-        self.changed: NDArray[np.bool_] = np.zeros(
-            0, dtype=bool
-        )  # rows that differ from what is in the store
-        self._saving: NDArray[np.int16] = np.zeros(
-            0, dtype=np.int16
-        )  # in how many changes that are being written a row is
+        # Rows that differ from what is in the store.
+        self.changed: NDArray[np.bool_] = np.zeros(0, dtype=bool)
+        # In how many changes that are being written each row is.
+        self._saving: NDArray[np.int16] = np.zeros(0, dtype=np.int16)
         self._free: list[int] = []
         self._used: Rows = np.zeros(0, dtype=np.int64)  # the call in which each row was last named
         self._calls = 0
@@ -113,13 +109,11 @@ class Seats:
         return name in self.row or (self.store is not None and name in self.store)
 
     @property
-    def away(self) -> list[str]:
+    def on_disk(self) -> list[str]:
         """The entities that are on disk alone, in order."""
-        return (
-            []
-            if self.store is None
-            else sorted(name for name in self.store.names() if name not in self.row)
-        )
+        if self.store is None:
+            return []
+        return sorted(name for name in self.store.names() if name not in self.row)
 
     @property
     def bytes_per_entity(self) -> int:
@@ -127,7 +121,7 @@ class Seats:
         arrays = sum(array.nbytes for array in self._like.values())
         return arrays + self.memories.spare + MONITOR_BYTES + ENTRY_BYTES
 
-    def seat(self, entities: Sequence[str]) -> tuple[Rows, list[str]]:
+    def assign(self, entities: Sequence[str]) -> tuple[Rows, list[str]]:
         """The row of each entity, read back or created where it has none; and the names of those
         created.
 
@@ -166,8 +160,8 @@ class Seats:
             self._reached = page[-1]
         return found
 
-    def unseat(self, names: Sequence[str]) -> None:
-        """Forget entities that :meth:`seat` has created."""
+    def remove(self, names: Sequence[str]) -> None:
+        """Forget entities that :meth:`assign` has created."""
         if names:
             self._vacate(names)
             self._count -= len(names)
@@ -190,10 +184,12 @@ class Seats:
         over = 0 if self.limit is None else len(self.row) + more - self.limit
         if over > 0:
             idle = np.fromiter(self.row.values(), dtype=np.int64, count=len(self.row))
-            idle = idle[self._used[idle] < self._calls] if own else idle
+            if own:
+                idle = idle[self._used[idle] < self._calls]
             if self.held:
                 idle = idle[~self.changed[idle] & (self._saving[idle] == 0)]
-            self._evict(idle[np.argsort(self._used[idle], kind="stable")][:over])
+            oldest_first = idle[np.argsort(self._used[idle], kind="stable")]
+            self._evict(oldest_first[:over])
         if more > len(self._free):
             self._grow(self._capacity(len(self.row) + more))
 
@@ -241,11 +237,12 @@ class Seats:
         """Read every entity on disk, for models whose rows grow: the widest first, since the others
         fit into their room.
         """
-        found = self.read(self.away)
-        order = sorted(
-            found, key=lambda name: -sum(array.nbytes for array in found[name][0].values())
-        )
-        for name in order:
+        found = self.read(self.on_disk)
+
+        def size(name: str) -> int:
+            return sum(array.nbytes for array in found[name][0].values())
+
+        for name in sorted(found, key=size, reverse=True):
             self.make_room(1)
             self.row[name] = self._free.pop()
             self.names[self.row[name]] = name
@@ -276,7 +273,7 @@ class Seats:
             self.changed[changes.places] = True
 
     def _copies(self, rows: Rows) -> Changes:
-        """Copies by whole arrays: what takes a call per entity is left to the thread that writes."""
+        """Copies by whole arrays: work per entity is left to the thread that writes."""
         names = [self.names[row] for row in rows.tolist()]
         return Changes(rows, names, self.take(rows), self.monitors.copied(rows))
 
@@ -307,10 +304,13 @@ class Seats:
     def _checked(self, name: str, row: Row) -> tuple[Arrays, Monitor | None]:
         """The arrays and the monitor of an entity, which are those of a row of this bank."""
         header, arrays = row
-        numbers, gaps = header.get("monitor"), arrays.pop("monitor", None)
+        numbers = header.get("monitor")
+        gaps = arrays.pop("monitor", None)
+        monitor: Monitor | None = None
         try:
             self.check(arrays, 1)
-            monitor = None if numbers is None and gaps is None else restored_monitor(numbers, gaps)
+            if numbers is not None or gaps is not None:
+                monitor = restored_monitor(numbers, gaps)
         except UserError as error:
             raise UserError(
                 f"{error.expected}, of entity {name[:40]!r}", error.received, error.remedy
@@ -320,31 +320,26 @@ class Seats:
     def check(self, arrays: Arrays, rows: int) -> None:
         """Refuse arrays of so many rows that the model cannot have."""
         totals = arrays.get("likelihood", np.zeros(0))
-        finite = {
-            **arrays,
-            "likelihood": np.where(totals == -np.inf, 0.0, totals),
-        }  # of an event that could not happen
+        # The log-likelihood of an event that could not happen is minus infinity.
+        finite = {**arrays, "likelihood": np.where(totals == -np.inf, 0.0, totals)}
         like = {key: np.repeat(array, rows, axis=0) for key, array in self._like.items()}
         check_arrays(finite, like, fixed=self.memories.fixed, marks=self._marks)
         if {len(array) for array in arrays.values()} != {rows}:
             raise damaged(f"arrays of {rows:,} rows", "arrays of other lengths")
-        if rows and (
-            arrays["count"].min() < 0 or arrays["open"].min() < 0 or arrays["at"].min() < self.start
-        ):
+        negative = rows and min(arrays["count"].min(), arrays["open"].min()) < 0
+        if negative or (rows and arrays["at"].min() < self.start):
             raise damaged("counts and integrals of at least 0, and times after the start", "others")
 
     def _grow(self, rows: int) -> None:
-        have = len(self._used)
+        before = len(self._used)
         self.memories.grow(rows)
         for key, values in self.numbers.items():
-            more = np.full(rows - have, self.start if key == "at" else 0, dtype=values.dtype)
+            more = np.full(rows - before, self.start if key == "at" else 0, dtype=values.dtype)
             self.numbers[key] = np.concatenate([values, more])
-        new = np.zeros(rows - have, dtype=bool)
-        self.changed, self._saving = (
-            np.concatenate([self.changed, new]),
-            np.concatenate([self._saving, new.astype(np.int16)]),
-        )
-        self._used = np.concatenate([self._used, np.zeros(rows - have, dtype=np.int64)])
-        self.names += [""] * (rows - have)
+        new = np.zeros(rows - before, dtype=bool)
+        self.changed = np.concatenate([self.changed, new])
+        self._saving = np.concatenate([self._saving, new.astype(np.int16)])
+        self._used = np.concatenate([self._used, np.zeros(rows - before, dtype=np.int64)])
+        self.names += [""] * (rows - before)
         self.monitors.grow(rows)
-        self._free += range(rows - 1, have - 1, -1)
+        self._free += range(rows - 1, before - 1, -1)
