@@ -355,7 +355,7 @@ def late_rates(model: PointProcess, data: Dataset) -> NDArray[np.float64]:
 
 
 def thinning(setting: Setting) -> Record:
-    """Mean counts of Algorithm 2 as printed, of the same with its test turned round, and of the
+    """Mean counts of Algorithm 2 as printed, of the same with its test reversed, and of the
     law.
     """
     rows = []

@@ -420,7 +420,7 @@ STYLES: Mapping[str, tuple[str, Any, float]] = {
 
 
 def canvas(rows: int, columns: int, width: float, height: float) -> tuple[Figure, NDArray[Any]]:
-    """A figure of ``rows`` by ``columns`` panels in the house look; sizes of the whole in
+    """A figure of ``rows`` by ``columns`` panels in the style of `plots`; sizes of the whole in
     inches.
     """
     import matplotlib.pyplot as plt

@@ -280,11 +280,10 @@ def _thinning_table(record: Record) -> Table:
     ]
     caption = (
         f"Mean number of events over {record['metrics']['walks']:,} walks, with two standard "
-        "errors: the law, an exact sampler, Algorithm 2 as printed, and with its test turned "
-        "round. That corrects falling rates; one that rises is still not bounded by its present "
-        "value."
+        "errors: the law, an exact sampler, Algorithm 2 as printed, and with its test reversed. "
+        "That corrects falling rates; one that rises is still not bounded by its present value."
     )
-    return Table(["data", "law", "exact sampler", "as printed", "test turned round"], rows, caption)
+    return Table(["data", "law", "exact sampler", "as printed", "test reversed"], rows, caption)
 
 
 class Part(Protocol):

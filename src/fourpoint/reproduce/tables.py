@@ -606,7 +606,7 @@ def _few_features(found: dict[str, Any]) -> Verdict:
 def _algorithm2(found: dict[str, Any]) -> Verdict:
     text = "; ".join(
         f"{r['data']}: {number(r['printed'])} events as printed, {number(r['turned'])} with its "
-        f"test turned round, {number(r['law'])} by the law"
+        f"test reversed, {number(r['law'])} by the law"
         for r in found["rows"]
     )
     wrong = all(
