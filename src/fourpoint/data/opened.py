@@ -86,10 +86,8 @@ def flat(column: pa.ChunkedArray, kind: DTypeLike | None = None) -> NDArray[Any]
     parts = pieces(column)
     if len(parts) == 1 and (kind is None or parts[0].dtype == np.dtype(kind)):
         return parts[0]
-    if kind is not None:
-        dtype = np.dtype(kind)
-    else:
-        dtype = parts[0].dtype if parts else np.dtype(np.int64)
+    found = parts[0].dtype if parts else np.dtype(np.int64)
+    dtype = found if kind is None else np.dtype(kind)
     whole, first = np.empty(len(column), dtype=dtype), 0
     for part in parts:
         whole[first : first + len(part)] = part

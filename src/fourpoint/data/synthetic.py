@@ -7,15 +7,16 @@ rate.
     nonhomogeneous2     50 phi(6 (t - .35)) + 50 phi(6 (t - .75))             16.0
     space_time_hawkes   5 + sum_j .5 exp(-(t - t_j)) N(x - x_j; sd .1)        169.4 on [0, 20)
 
-The last is on the unit square. phi is the standard normal density. With ``amplitude="random"`` every bump of the last two is
-multiplied by a fresh U[0, 1] in every sequence: a Cox process, whose rate given the past is the
-filtered one, E[sum_b U_b f_b(t) | past].
+The last is on the unit square. phi is the standard normal density. With ``amplitude="random"``
+every bump of the two nonhomogeneous processes is multiplied by a fresh U[0, 1] in every sequence:
+a Cox process, whose rate given the past is the filtered one, E[sum_b U_b f_b(t) | past].
+
 Simulation is exact: Poisson counts placed by the inverse of their distribution, and for the first
-two the next event by
-inversion, all sequences side by side; the last by its branches, generation after generation. Its
-events have places: 5 a unit of time appear anywhere in the square, and each is followed by a
-Poisson number of others, .5 on average, around it. Those that fall outside the square are not
-observed and are followed by nothing, so that the rate inside is exactly the one above.
+two processes the next event by inversion, all sequences side by side; the last by its branches,
+generation after generation. Its events have places: 5 per unit of time appear anywhere in the
+square, and each is followed by a Poisson number of others, .5 on average, around it. Those that
+fall outside the square are not observed and are followed by nothing, so that the rate inside is
+exactly the one above.
 """
 
 from __future__ import annotations

@@ -66,7 +66,8 @@ class Batch:
 
         if self.places is not None:
             object.__setattr__(self, "places", torch.where(self.valid[..., None], self.places, 0.0))
-        object.__setattr__(self, "times", torch.where(self.valid, self.times, self.stop[:, None]))
+        times = torch.where(self.valid, self.times, self.stop[:, None])
+        object.__setattr__(self, "times", times)
         object.__setattr__(self, "marks", torch.where(self.valid, self.marks, 0))
 
     @property
@@ -158,7 +159,9 @@ def group_by_length(
     [[1, 2], [0]]
     """
     rng = np.random.default_rng(seed)
-    key = lengths + (rng.random(len(lengths)) * (1 + 0.1 * lengths) if seed is not None else 0)
+    key = lengths.astype(np.float64)
+    if seed is not None:
+        key += rng.random(len(lengths)) * (1 + 0.1 * lengths)
     if mixed and seed is not None:
         order = rng.permutation(len(lengths))
     else:

@@ -124,14 +124,14 @@ class Sequence:
     def before(self, time: float) -> Sequence:
         """The events strictly before ``time``, observed on ``[start, time)``."""
         n = int(np.searchsorted(self.times, time, side="left"))
-        return self._piece(slice(n), self.start, float(time), inferred=False)
+        return self.piece(slice(n), self.start, float(time), inferred=False)
 
     def after(self, time: float) -> Sequence:
         """The events at or after ``time``, observed on ``[time, stop)``; those before are not
         known.
         """
         n = int(np.searchsorted(self.times, time, side="left"))
-        return self._piece(slice(n, None), float(time), self.stop, inferred=self.inferred)
+        return self.piece(slice(n, None), float(time), self.stop, inferred=self.inferred)
 
     def until(self, at: float | None = None) -> Sequence:
         """The events that are known at time ``at``: those up to and including it, observed on
@@ -153,9 +153,9 @@ class Sequence:
                 expected, f"at={now:g}", "Choose a time at which the sequence was observed."
             )
         n = int(np.count_nonzero(known_at(self.times, now)))
-        return self._piece(slice(n), self.start, now, inferred=True)
+        return self.piece(slice(n), self.start, now, inferred=True)
 
-    def _piece(
+    def piece(
         self, kept: slice | NDArray[np.bool_], start: float, stop: float, *, inferred: bool
     ) -> Sequence:
         """The events ``kept``, observed on ``[start, stop)``."""
@@ -414,7 +414,7 @@ class Dataset:
                 a = s.start + low * s.duration
                 b = s.stop if last else s.start + high * s.duration
                 keep = (s.times >= a) & ((s.times < b) | last)
-                pieces.append(s._piece(keep, a, b, inferred=s.inferred and last))
+                pieces.append(s.piece(keep, a, b, inferred=s.inferred and last))
             piece = Dataset.from_sequences(pieces, unit=self.unit, name=self.name)
             parts.append(replace(piece, log=self.log))
         return tuple(parts)

@@ -60,9 +60,9 @@ def _spread(data: Dataset, tie: NDArray[np.bool_], seed: int) -> NDArray[np.floa
     limit = np.where(same, data.times[following], data.stops[row[heads]])
     # Equals at the end of an inferred window have nothing ahead: they take the second half of the
     # time behind them.
-    before = np.where(
-        np.append(-1, row[heads[:-1]]) == row[heads], data.times[heads - 1], data.starts[row[heads]]
-    )
+    own = row[heads]
+    follows = np.append(-1, own[:-1]) == own
+    before = np.where(follows, data.times[heads - 1], data.starts[own])
     middle = (before + data.times[heads]) / 2
     stuck = (limit <= data.times[heads]) & (size > 1)
     limit = np.where(np.append(stuck[1:], False) & same, np.append(middle[1:], 0.0), limit)

@@ -104,7 +104,8 @@ def _check_scale(d: Dataset) -> None:
     """Refuse times whose squares or reciprocals overflow float32, which would give likelihoods of
     NaN.
     """
-    largest = max(float(np.abs(edges).max(initial=0.0)) for edges in (d.starts, d.stops))
+    edges = np.concatenate([d.starts, d.stops])
+    largest = float(np.abs(edges).max(initial=0.0))
     if largest > LONGEST:
         raise EventDataError(
             f"times from {-LONGEST:g} to {LONGEST:g}", f"{largest:g}", SCALE_REMEDY
@@ -163,7 +164,8 @@ def as_places(places: ArrayLike, events: int) -> NDArray[np.float64]:
     if found.size and found.ndim == 1 and events and len(found) == events:
         found = found.reshape(events, -1)
     if not events and not found.size:
-        return found.reshape(0, found.shape[1] if found.ndim == 2 and found.shape[1] else 1)
+        axes = found.shape[1] if found.ndim == 2 else 1
+        return found.reshape(0, max(1, axes))
     if found.ndim != 2 or len(found) != events:
         expected = f"places as {events} rows of one number per axis"
         raise EventDataError(expected, f"an array of shape {found.shape}", "Give each event a row.")
@@ -196,11 +198,12 @@ def _check_places(d: Dataset) -> None:
             wanted = f"{len(d.times)} places of {box.dimension} numbers ({', '.join(box.names)})"
         raise EventDataError(wanted, shape, "Give every event a place, and the mark space its box.")
     for axis, name in enumerate(box.names):
-        x = d.places[:, axis]
-        out = np.flatnonzero(~((x >= box.low[axis]) & (x <= box.high[axis])))  # a NaN is in no box
+        x, low, high = d.places[:, axis], box.low[axis], box.high[axis]
+        inside = (x >= low) & (x <= high)  # a NaN is in no box
+        out = np.flatnonzero(~inside)
         if len(out):
             i = int(out[0])
-            expected = f"{name} from {box.low[axis]:g} to {box.high[axis]:g}"
+            expected = f"{name} from {low:g} to {high:g}"
             raise EventDataError(
                 expected,
                 f"{x[i]:g} at {place_of(d, i)}",

@@ -97,7 +97,8 @@ def save(model: PointProcess, folder: str | Path, *, about: dict[str, Any] | Non
         }
     if isinstance(model, Hawkes) and model.errors:
         info["errors"] = {name: plain(error) for name, error in model.errors.items()}
-    write_tensors(folder, "model", {k: v.detach() for k, v in model.state_dict().items()}, info)
+    weights = {name: tensor.detach() for name, tensor in model.state_dict().items()}
+    write_tensors(folder, "model", weights, info)
     return Path(folder)
 
 
@@ -295,7 +296,8 @@ def _read_file(path: Path) -> bytes:
 
 def remove_tensors(folder: str | Path, name: str) -> None:
     """Delete what :func:`write_tensors` wrote under ``name``."""
-    for path in [Path(folder) / f"{name}.json", *Path(folder).glob(f"{name}-*.safetensors")]:
+    (Path(folder) / f"{name}.json").unlink(missing_ok=True)
+    for path in Path(folder).glob(f"{name}-*.safetensors"):
         path.unlink(missing_ok=True)
 
 

@@ -141,7 +141,8 @@ def read_errors(found: object, estimates: dict[str, Any]) -> dict[str, Any]:
                 f"standard errors of {name} as numbers", _shown(rows), REMEDY
             ) from error
         value = errors[name]
-        if value.shape != estimates[name].shape or np.isinf(value).any() or (value < 0).any():
+        possible = not np.isinf(value).any() and not (value < 0).any()
+        if value.shape != estimates[name].shape or not possible:
             expected = f"standard errors of {name}, not negative, with {estimates[name].shape}"
             raise SchemaError(expected, _shown(rows), REMEDY)
     return errors

@@ -96,7 +96,8 @@ def overlap(model: PointProcess, data: Dataset) -> Overlap | None:
     seen = _seen(known, data)
     if not seen.any():
         return None
-    return Overlap(int((seen > 0).sum()), int(seen.sum()), len(data), data.events)
+    sequences, events = int((seen > 0).sum()), int(seen.sum())
+    return Overlap(sequences, events, len(data), data.events)
 
 
 def held_out(model: PointProcess, data: Dataset) -> Dataset | None:
@@ -118,7 +119,9 @@ def held_out(model: PointProcess, data: Dataset) -> Dataset | None:
     kept = []
     for i in np.flatnonzero(~whole):
         sequence = data[int(i)]
-        kept.append(sequence.after(stops[int(seen[i])]) if seen[i] else sequence)
+        if seen[i]:
+            sequence = sequence.after(stops[int(seen[i])])
+        kept.append(sequence)
     return Dataset.from_sequences(kept, unit=data.unit, name=data.name)
 
 

@@ -133,7 +133,8 @@ def convert(
 
     Returns:
         The events and notes: the guess, inferred windows, ties, what was left out and what the
-        target's own readers will not see. Fails with :class:`EventDataError` before anything is written.
+        target's own readers will not see. Fails with :class:`EventDataError` before anything is
+        written.
 
     >>> import tempfile
     >>> from fourpoint.events import Sequence

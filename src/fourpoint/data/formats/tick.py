@@ -168,21 +168,15 @@ def _read_ours(arrays: dict[str, Any], source: Path) -> Dataset:
         _numbers(arrays.get(name), source, "iu") for name in ("realisation", "type", "types")
     )
     shapes = [None if array is None else array.shape for array in (times, rows, marks)]
-    if (
-        times is not None
-        and rows is not None
-        and marks is not None
-        and types is not None
-        and ends is not None
-        and len(set(shapes)) == 1
-        and times.ndim == 1
-        and types.size == 1
-        and ends.ndim == 1
-    ):
-        count = int(types.reshape(-1)[0])
-        return _checked(times, rows, marks, count, ends, arrays.get(FIELD), source)
     expected = f"{WHAT}: equally long timestamps, realisation and type, besides types and end_times"
-    raise EventDataError(expected, f"{source}: arrays of shapes {shapes}", "Write it again.")
+    error = EventDataError(expected, f"{source}: arrays of shapes {shapes}", "Write it again.")
+    if times is None or rows is None or marks is None or types is None or ends is None:
+        raise error
+    columns = len(set(shapes)) == 1 and times.ndim == 1
+    if not columns or types.size != 1 or ends.ndim != 1:
+        raise error
+    count = int(types.reshape(-1)[0])
+    return _checked(times, rows, marks, count, ends, arrays.get(FIELD), source)
 
 
 def _checked(

@@ -90,7 +90,8 @@ class _Decoder:
         self.raw = raw
         self.seen: list[Any] = []  # containers and arrays, by their number
 
-    def decode(self, node: Any) -> Any:
+    def decode(self, node: object) -> Any:
+        """The value of a node of the answer."""
         if not isinstance(node, list):
             return node
         kind, *rest = node
