@@ -390,3 +390,10 @@ def test_settings_are_read_by_the_type_they_set() -> None:
         {"rate": 0.001, "size": 4.0},
     )
     assert parse_settings(["size=none"], build, build) == ({"size": None}, {"size": None})
+
+
+@pytest.mark.parametrize("model", ["poisson", "hawkes"])
+def test_a_fit_in_closed_form_names_no_step(model: str, tmp_path: Path) -> None:
+    call("simulate", "hawkes", "--sequences", 20, "-o", tmp_path / "events.parquet")
+    told = call("fit", tmp_path / "events.parquet", "--model", model, "-o", tmp_path / "model")
+    assert f"saved {model} in {tmp_path / 'model'}/ (closed form)" in told.stdout

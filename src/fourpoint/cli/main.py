@@ -260,7 +260,9 @@ def fit(
     )
     for note in dict.fromkeys(result.notes):
         print_notice(note)
-    choice = "closed form" if result.name else f"best at step {result.best_step:,}"
+    choice = f"best at step {result.best_step:,}"
+    if result.model.fits_in_closed_form:
+        choice = "closed form"
     print_result(f"saved {result.name or name} in {output}/ ({choice})")
     ratios = branching_ratios(result.model)
     if ratios is not None:
