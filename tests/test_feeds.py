@@ -48,6 +48,7 @@ from fourpoint.streaming.feed.state import (
     read_state,
     write_state,
 )
+from fourpoint.streaming.state import MAGIC
 
 MARKS = MarkSpace.categorical(["fire", "médical"])
 LIMIT = (
@@ -651,7 +652,8 @@ DAMAGE: dict[str, Callable[[bytes], bytes]] = {
     "a bit": lambda content: content[:200] + bytes([content[200] ^ 4]) + content[201:],
     "text": lambda content: b"notes of a meeting\n" * 20,
     "noise": lambda content: random.Random(0).randbytes(5000),
-    "version": lambda content: content.replace(b"fourpoint-feed 2", b"fourpoint-feed 3", 1),
+    "version": lambda content: content[: len(MAGIC)] + b"\x03" + content[len(MAGIC) + 1 :],
+    "an earlier version": lambda content: b"fourpoint-feed 2 0\n{}",
 }
 
 
@@ -659,7 +661,9 @@ DAMAGE: dict[str, Callable[[bytes], bytes]] = {
 def test_a_damaged_or_foreign_state_is_refused(how: str, place: Place) -> None:
     place.run()
     place.state.write_bytes(DAMAGE[how](place.state.read_bytes()))
-    refused(place, "version 3" if how == "version" else "scores.state")
+    refused(
+        place, {"version": "version 3", "an earlier version": "version 2"}.get(how, "scores.state")
+    )
 
 
 def test_a_state_of_another_model_input_output_or_option_is_refused(place: Place) -> None:

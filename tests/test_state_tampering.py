@@ -19,7 +19,7 @@ from fourpoint.events import UserError
 from fourpoint.models import Hawkes
 from fourpoint.streaming.bank import StreamBank
 from fourpoint.streaming.feed.feed import score_feed
-from fourpoint.streaming.state import LAYOUT, MAGIC, VERSION, from_tensors, to_tensors
+from fourpoint.streaming.state import LAYOUT, MAGIC, VERSION, from_tensors, pack, to_tensors, unpack
 from fourpoint.streaming.stream import Stream
 
 Change = Callable[[dict[str, Any], dict[str, Any]], object]
@@ -280,13 +280,11 @@ def feed(folder: Path, **options: Any) -> None:
 
 
 def resealed(content: bytes, change: Callable[[dict[str, Any]], object]) -> bytes:
-    """The state of a feed with another head, and the hash that belongs to it."""
-    _, _, body = content.partition(b"\n")
-    head, _, stream = body.partition(b"\n")
-    values = json.loads(head)
+    """The state of a feed with another header, and the hash that belongs to it."""
+    header, arrays = unpack("feed", "", content)
+    values = {name: value for name, value in header.items() if name not in ("kind", "model")}
     changed = change(values)
-    body = json.dumps(values if changed is None else changed).encode() + b"\n" + stream
-    return f"fourpoint-feed 2 {hashlib.sha256(body).hexdigest()}\n".encode() + body
+    return pack("feed", "", changed if isinstance(changed, dict) else values, arrays)
 
 
 def entry(name: str, value: Any) -> Callable[[dict[str, Any]], None]:
@@ -298,7 +296,7 @@ def part(name: str, **more: Any) -> Callable[[dict[str, Any]], None]:
 
 
 FEEDS: dict[str, Callable[[dict[str, Any]], object]] = {
-    "a list": lambda values: [1],
+    "a list": entry("line", [1]),
     "nothing": lambda values: {},
     **{
         f"no {name}": lambda values, name=name: values.pop(name) and None
@@ -328,6 +326,24 @@ FEEDS: dict[str, Callable[[dict[str, Any]], object]] = {
         "header", {"separator": ",", "line": "a", "width": 1, "time": 7, "mark": None, "by": None}
     ),
 }
+
+
+STREAMS: dict[str, dict[str, Any]] = {
+    "no stream": {},
+    "numbers for bytes": {"stream": np.zeros(3)},
+    "another array": {"stream": np.zeros(3, dtype=np.uint8), "x": np.zeros(2)},
+    "no stream's bytes": {"stream": np.zeros(3, dtype=np.uint8)},
+}
+
+
+@pytest.mark.parametrize("case", STREAMS)
+def test_a_state_of_a_feed_with_other_arrays_is_refused(case: str, tmp_path: Path) -> None:
+    feed(tmp_path)
+    state = tmp_path / "state"
+    header, _ = unpack("feed", "", state.read_bytes())
+    values = {name: value for name, value in header.items() if name not in ("kind", "model")}
+    state.write_bytes(pack("feed", "", values, STREAMS[case]))
+    refused(lambda: feed(tmp_path))
 
 
 @pytest.mark.parametrize("case", FEEDS)

@@ -181,7 +181,7 @@ def test_what_cannot_be_done_is_refused(folder: Path) -> None:
     )
     assert "finite" in refused(folder, model, "--input", feed, "-o", scores, "--start", "nan")
     state.write_bytes(b"fourpoint-feed 2 0\n{}")
-    assert "damaged" in refused(folder, *files(folder))
+    assert "a state in safetensors" in refused(folder, *files(folder))
 
 
 # ---------------------------------------------------------------------- in a process of its own

@@ -17,7 +17,6 @@ so: it holds a lock beside the state, and one on the output.
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import os
 import stat
@@ -27,14 +26,20 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from fourpoint.atomic import hold, locked, sync_folder, write_all, write_atomic
 from fourpoint.events import UserError
 from fourpoint.streaming.feed.plausibility import Reached
-from fourpoint.streaming.state import is_finite
+from fourpoint.streaming.state import is_finite, pack, unpack
 from fourpoint.streaming.store import Store, is_store
 
-NAME, VERSION = "fourpoint-feed", 2
-FEED = "feed"  # the name of a feed's state among the texts of a store
+OLD = b"fourpoint-feed "  # how states of earlier versions begin
+FEED = "feed"  # the kind of this state, and its name among the texts of a store
+REMEDY = (
+    "Check the path; put back a copy of the state, or remove it together with the output to start "
+    "anew."
+)
 TAIL = 4096  # bytes before a point of a file by which it is known again
 
 
@@ -83,7 +88,7 @@ class FeedState:
     >>> FeedState.from_bytes(state.to_bytes()[:-1], "scores.state")
     Traceback (most recent call last):
       ...
-    fourpoint.events.UserError: expected a whole state; received scores.state, which is cut short or damaged. ...
+    fourpoint.events.UserError: expected a state of ... bytes; received ... in scores.state. ...
     """
 
     line: int
@@ -98,63 +103,53 @@ class FeedState:
     stream: bytes
 
     def to_bytes(self) -> bytes:
-        """A line with name, version and SHA-256; a line of JSON; the stream's bytes."""
-        head = {
-            key: value
-            for key, value in vars(self).items()
-            if key not in ("stream", "tally", "reached", "header")
-        }
-        parts: dict[str, Any] = {"tally": asdict(self.tally), "reached": asdict(self.reached)}
-        parts["header"] = None if self.header is None else asdict(self.header)
-        body = json.dumps({**head, **parts}).encode() + b"\n" + self.stream
-        return f"{NAME} {VERSION} {hashlib.sha256(body).hexdigest()}\n".encode() + body
+        """As `streaming.state` packs it: safetensors with a header and a checksum."""
+        header = {name: value for name, value in vars(self).items() if name in _ENTRIES}
+        header["tally"] = asdict(self.tally)
+        header["reached"] = asdict(self.reached)
+        header["header"] = None if self.header is None else asdict(self.header)
+        return pack(FEED, "", header, {"stream": np.frombuffer(self.stream, dtype=np.uint8)})
 
     @staticmethod
     def from_bytes(content: bytes, source: str) -> FeedState:
         """What :meth:`to_bytes` wrote; raises where it is foreign, of another version, cut short or
         damaged.
         """
-        first, _, body = content.partition(b"\n")
-        words = first.decode("ascii", errors="replace").split(" ")
-        if words[0] != NAME or len(words) != 3:
-            what = "which is empty" if not content else "which is something else"
+        if content.startswith(OLD):
+            version = content[len(OLD) :].split(b" ", 1)[0][:20].decode("ascii", errors="replace")
             raise UserError(
-                "a state written by `fourpoint stream`",
-                f"{source}, {what}",
-                "Check the path; remove the file to start anew.",
-            )
-        if words[1] != str(VERSION):
-            remedy = (
+                "a state in safetensors",
+                f"one of version {version} in {source}, from an earlier Fourpoint",
                 "Use the Fourpoint that wrote it, or remove it together with the output to start "
-                "anew."
+                "anew.",
             )
-            raise UserError(
-                f"a state of version {VERSION}", f"version {words[1][:20]} in {source}", remedy
-            )
-        if hashlib.sha256(body).hexdigest() != words[2]:
-            remedy = "Put back a copy of it, or remove it together with the output to start anew."
-            raise UserError("a whole state", f"{source}, which is cut short or damaged", remedy)
-        head, _, stream = body.partition(b"\n")
         try:
-            values = json.loads(head)
-        except (ValueError, RecursionError):
-            values = None
-        if not isinstance(values, dict) or set(values) != set(_ENTRIES):
+            values, arrays = unpack(FEED, "", content)
+        except UserError as error:
+            raise UserError(error.expected, f"{error.received} in {source}", REMEDY) from None
+        del values["kind"], values["model"]
+        if set(values) != set(_ENTRIES):
             raise _unsound(source, "the entries of a feed's state", "others")
         for name, is_sound in _ENTRIES.items():
             if not is_sound(values[name]):
                 raise _unsound(source, f"{name!r} as a feed has it", f"{values[name]!r}"[:80])
-        parts: dict[str, Any] = {
-            "tally": Tally(**values["tally"]),
-            "reached": Reached(**values["reached"]),
-        }
-        parts["header"] = None if values["header"] is None else Header(**values["header"])
-        return FeedState(**{**values, **parts}, stream=stream)
+        stream = arrays.get("stream")
+        if stream is None or len(arrays) > 1 or stream.dtype != np.uint8:
+            raise _unsound(source, "the bytes of a stream", "others")
+        header = values.pop("header")
+        tally = values.pop("tally")
+        reached = values.pop("reached")
+        return FeedState(
+            **values,
+            tally=Tally(**tally),
+            reached=Reached(**reached),
+            header=None if header is None else Header(**header),
+            stream=stream.tobytes(),
+        )
 
 
 def _unsound(source: str, expected: str, received: str) -> UserError:
-    remedy = "Put back a copy of it, or remove it together with the output to start anew."
-    return UserError(f"a state with {expected}", f"{received} in {source}", remedy)
+    return UserError(f"a state with {expected}", f"{received} in {source}", REMEDY)
 
 
 def _is_count(value: object) -> bool:
