@@ -295,7 +295,7 @@ def test_rates_of_all_types_are_refused_before_they_are_computed(
     name: str, little_memory: None
 ) -> None:
     types, count = 60_000, 3_000
-    box = fp.Box(("x",), (0,), (1,)) if "places" in name else None
+    box = fp.Box(("x",), (0,), (1,)) if "spatial" in name else None
     space = fp.MarkSpace(tuple(map(str, range(types))), box)
     places = np.full((count, 1), 0.5) if box else None
     times = np.linspace(0, 9, count)
