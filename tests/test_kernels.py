@@ -29,8 +29,16 @@ from fourpoint.models.hawkes_step import HawkesSteps
 from fourpoint.ops import attention, excitation, recurrence
 from fourpoint.ops.ages import timeline
 from fourpoint.ops.fourier import Spectrum
+from fourpoint.streaming.bank import StreamBank
 from fourpoint.streaming.monitor_table import MonitorTable
-from fourpoint.streaming.steppers import ByExcitation, follow_by_steps
+from fourpoint.streaming.steppers import (
+    ByExcitation,
+    ByStates,
+    ByVerbs,
+    follow_by_steps,
+    score_table,
+)
+from fourpoint.streaming.stream import Stream
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -102,6 +110,37 @@ def sums_over_events(monkeypatch: pytest.MonkeyPatch) -> Compared:
         Found([kernel.values], [kernel.slope, kernel.curvature]),
         Found([plain.values], [plain.slope, plain.curvature]),
     )
+
+
+def dapp_stream(monkeypatch: pytest.MonkeyPatch) -> Compared:
+    model = DAPP(2, heads=2, eval_features=12).double()
+    model.initialise(sequences(2))
+    with torch.no_grad():
+        model.readout += 0.5
+    rng = np.random.default_rng(2)
+    times, marks = np.cumsum(rng.exponential(size=30)), rng.integers(0, 2, 30)
+    found = []
+    for stepper in (ByStates(model.eval()), ByVerbs(model)):
+        numbers = Numbers(*np.zeros((3, 1)), np.zeros(1, dtype=np.int64))
+        into = Scored.empty(30, 2)
+        stop = stepper.follow(numbers, Events(times, marks), into)
+        assert stop is None
+        found.append(Found([*into, *numbers, stepper.logs(times[-1] + 0.4)], []))
+    return Compared(*found)
+
+
+def scores_by_lag(monkeypatch: pytest.MonkeyPatch) -> Compared:
+    model = DAPP(3, heads=2, eval_features=12).double()
+    model.initialise(sequences(3))
+    model.eval()
+    rng = np.random.default_rng(6)
+    lags, marks = rng.exponential(5.0, 40), rng.integers(0, 3, 40)
+    _, found = score_table(model).largest(lags, marks, 1, 4)
+    with torch.no_grad():
+        by_mark = [model.kernel(torch.from_numpy(lags), 1, m).numpy() for m in range(3)]
+    exact = np.stack(by_mark)[marks, :, np.arange(40)].T
+    order = np.argsort(-np.abs(exact), 1)[:, :4]
+    return Compared(Found([found], []), Found([np.take_along_axis(exact, order, 1)], []))
 
 
 def hawkes_stream(monkeypatch: pytest.MonkeyPatch) -> Compared:
@@ -241,6 +280,8 @@ def deep_dapp_loss(monkeypatch: pytest.MonkeyPatch) -> Compared:
 
 CASES: dict[str, Callable[[pytest.MonkeyPatch], Compared]] = {
     "dapp_loss": dapp_loss,
+    "dapp_stream": dapp_stream,
+    "score_table": scores_by_lag,
     "excitation": sums_over_events,
     "hawkes_stream": hawkes_stream,
     "monitor": monitor,
@@ -311,6 +352,26 @@ def test_without_a_compiler_the_plain_function_runs_and_the_program_says_so_once
             assert gradients_of(model, batch) is None
     finally:
         kernels.report_missing.cache_clear()
+
+
+def test_streams_and_banks_without_a_compiler_use_the_plain_model(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = DAPP(1, heads=2, eval_features=8).double().eval()
+    times = np.cumsum(np.random.default_rng(0).exponential(size=12))
+    by_kernel = Stream(model).observe_many(times)
+    monkeypatch.setattr(kernels, "installed", lambda compiler: False)
+    kernels.report_missing.cache_clear()
+    try:
+        with pytest.warns(kernels.MissingCompiler, match="pip install numba"):
+            stream = Stream(model)
+        plain = stream.observe_many(times)
+        assert isinstance(stream.observe(times[-1] + 1.0).gap, float)
+        found = StreamBank(model).observe(["a"] * 12, times)
+    finally:
+        kernels.report_missing.cache_clear()
+    np.testing.assert_allclose(plain.gap, by_kernel.gap, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(found.gap, by_kernel.gap, rtol=1e-5, atol=1e-6)
 
 
 def gradients_of(model: DAPP, batch: Batch) -> Any:

@@ -1,5 +1,5 @@
-"""DAPP stepped in numpy, in compiled loops and by its verbs is one model; what streams read off
-tables is what it says.
+"""DAPP stepped by its kernel and by its verbs is one model; what streams read off tables is what it
+says.
 """
 
 from __future__ import annotations
@@ -14,24 +14,13 @@ from test_streaming import lively
 
 from fourpoint.data.synthetic import simulate
 from fourpoint.kernels import numba_dapp_stream as dapp_loops
-from fourpoint.kernels.numba_dapp_stream import Loops, compiled_loops
+from fourpoint.kernels.score_table import ERROR, largest
 from fourpoint.models import DAPP
 from fourpoint.models.dapp_step import Steps, supports
-from fourpoint.models.kernel_table import ERROR, KernelTable
 from fourpoint.ops.quadrature import Unconverged
 from fourpoint.streaming.kept import ByActiveSets
-from fourpoint.streaming.steppers import ByStates, ByVerbs
+from fourpoint.streaming.steppers import ByStates, ByVerbs, score_table
 from fourpoint.streaming.stream import Stream
-
-
-def without_numba(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As where numba is not installed."""
-    for name in (
-        "models.dapp_step.compiled_loops",
-        "streaming.kept.compiled_loops",
-        "models.kernel_table.compiled_largest",
-    ):
-        monkeypatch.setattr(f"fourpoint.{name}", lambda: None)
 
 
 @pytest.mark.parametrize(
@@ -48,15 +37,13 @@ def without_numba(monkeypatch: pytest.MonkeyPatch) -> None:
     ids=str,
 )
 @pytest.mark.parametrize("marks", [1, 3])
-@pytest.mark.parametrize("way", ["compiled", "arrays", "float32"])
-def test_stepping_in_numpy_equals_the_verbs(
-    settings: dict[str, Any], marks: int, way: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("double", [True, False])
+def test_stepping_by_the_kernel_equals_the_verbs(
+    settings: dict[str, Any], marks: int, double: bool
 ) -> None:
-    model, double = lively(marks, **settings), way != "float32"
+    model = lively(marks, **settings)
     if double:
         model.double()
-    if way == "arrays":
-        without_numba(monkeypatch)
     assert supports(model)
     sequence = data(marks)[2] if marks > 1 else simulate("hawkes", 3)[1]
     relative = 1e-10 if double else 1e-5
@@ -83,16 +70,15 @@ def test_stepping_in_numpy_equals_the_verbs(
     assert type(Stream(model)._stepper) is ByStates
 
 
-@pytest.mark.parametrize("compiled", [True, False])
-def test_a_gap_is_integrated_to_its_tolerance_however_long_and_however_fast_the_rate_falls(
-    compiled: bool,
-) -> None:
+def test_a_gap_is_integrated_to_its_tolerance_however_long_and_however_fast_the_rate_falls() -> (
+    None
+):
     model = lively().double()
     with torch.no_grad():
         model.modes.log_decay += 2.0
         model.modes.log_frequency += 1.5
-    steps = Steps(model, compiled=compiled)
-    state = steps.kick(np.zeros(1), np.zeros(1, dtype=np.int64)) * 5
+    steps = Steps(model)
+    state = steps.added(np.zeros(1), np.zeros(1, dtype=np.int64)) * 5
     for gap in 10.0 ** np.arange(-6, 1.0):
         found = steps.reach(state, np.full(1, 0.01), np.full(1, gap))
         pieces = np.unique(
@@ -118,14 +104,13 @@ def test_a_gap_is_integrated_to_its_tolerance_however_long_and_however_fast_the_
         assert float(found.integral[0]) == pytest.approx(exact, abs=1e-6 * (1 + exact))
 
 
-@pytest.mark.parametrize("compiled", [True, False])
-def test_rows_stepped_together_equal_rows_stepped_alone(compiled: bool) -> None:
+def test_rows_stepped_together_equal_rows_stepped_alone() -> None:
     model = lively(3)
     rng = np.random.default_rng(0)
     for kind, relative in ((np.float64, 1e-12), (np.float32, 2e-5)):
-        steps = Steps(model, kind, compiled=compiled)
+        steps = Steps(model, kind)
         since, gap, mark = rng.uniform(0, 12, 40), rng.exponential(2.0, 40), rng.integers(0, 3, 40)
-        state = steps.kick(since, mark) * 3 + steps.kick(since, (mark + 1) % 3)
+        state = steps.added(since, mark) * 3 + steps.added(since, (mark + 1) % 3)
         together, one = steps.reach(state, since, gap), Steps(model)
         for i in range(40):
             alone = one.reach(
@@ -140,14 +125,14 @@ def test_rows_stepped_together_equal_rows_stepped_alone(compiled: bool) -> None:
 @pytest.mark.parametrize(
     "settings", [{}, {"decay": False}, {"values": "affine"}, {"link": "identity"}], ids=str
 )
-@pytest.mark.parametrize(("keep", "compiled"), [(1, True), (4, True), (4, False), (30, True)])
-def test_active_sets_in_numpy_are_those_of_the_verbs(
-    settings: dict[str, Any], keep: int, compiled: bool, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("keep", [1, 4, 30])
+def test_active_sets_are_those_of_the_verbs(
+    settings: dict[str, Any], keep: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("fourpoint.streaming.kept.ANEW", 16)
     model = lively(3, **settings).double().keeping(keep)
     rng = np.random.default_rng(1)
-    fast, plain = ByActiveSets(model, compiled=compiled), ByVerbs(model)
+    fast, plain = ByActiveSets(model), ByVerbs(model)
     for t, m in zip(
         np.cumsum(rng.exponential(0.5, 26)).tolist(), rng.integers(0, 3, 26).tolist(), strict=True
     ):
@@ -178,14 +163,14 @@ def test_active_sets_in_numpy_are_those_of_the_verbs(
         )
 
 
-def test_the_kernel_table_is_as_exact_as_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_score_table_is_as_exact_as_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
     for model in (
         lively(3),
         lively(3, decay=False),
         lively(3, link="identity"),
         lively(2, normalise="ratio"),
     ):
-        table, rng = KernelTable(model.double()), np.random.default_rng(1)
+        table, rng = score_table(model.double()), np.random.default_rng(1)
         lags = np.concatenate([np.zeros(1), 10.0 ** rng.uniform(-5, 3, 2000)])
         marks = rng.integers(0, model.marks.count, len(lags))
         with torch.no_grad():
@@ -197,18 +182,14 @@ def test_the_kernel_table_is_as_exact_as_it_says(monkeypatch: pytest.MonkeyPatch
             )  # (M, K, N)
         exact = each[marks, :, np.arange(len(lags))].T
         assert np.abs(table.scores(lags, marks, 1) - exact).max() <= ERROR
-        named = [
-            KernelTable(model, compiled=compiled).largest(lags, marks, 1, 5)
-            for compiled in (True, False)
-        ]
+        scored = table.scores(lags, marks, 1)
+        named = [table.largest(lags, marks, 1, 5), largest(scored, 5)]
         best = np.sort(np.abs(exact), 1)[:, :-6:-1]
         for places, scores in named:
             assert np.abs(np.abs(scores) - best).max() <= ERROR
-            assert np.array_equal(
-                np.take_along_axis(table.scores(lags, marks, 1), places, 1), scores
-            )
-        monkeypatch.setattr("fourpoint.models.kernel_table.BYTES", 0)
-        few = KernelTable(model)
+            assert np.allclose(np.take_along_axis(scored, places, 1), scores, rtol=0, atol=1e-12)
+        monkeypatch.setattr("fourpoint.kernels.score_table.BYTES", 0)
+        few = score_table(model)
         few.scores(lags[:2], np.zeros(2, dtype=np.int64), 1)
         assert (
             few.pairs == 1
@@ -218,58 +199,14 @@ def test_the_kernel_table_is_as_exact_as_it_says(monkeypatch: pytest.MonkeyPatch
         monkeypatch.undo()
 
 
-def test_compiled_loops_change_nothing() -> None:
-    if compiled_loops() is None:
-        pytest.skip("numba is not installed")
-    model, gap = lively(), np.random.default_rng(2).exponential(size=50) * 0.1
-    for kind, relative in ((np.float64, 1e-12), (np.float32, 1e-5)):
-        plain, quick = Steps(model, kind), Steps(model, kind, compiled=True)
-        state = plain.kick(gap, np.zeros(50, dtype=np.int64)) * 4
-        a, b = (steps.reach(state, gap, gap) for steps in (plain, quick))
-        for x, y in zip(a, b, strict=True):
-            assert np.allclose(x, y, rtol=relative, atol=relative)
-
-
-@pytest.mark.parametrize("kind", [np.float64, np.float32])
-@pytest.mark.parametrize(
-    "settings",
-    [{}, {"link": "exp", "values": "affine"}, {"link": "identity"}, {"base": "constant"}],
-    ids=str,
-)
-def test_the_loops_as_plain_python_are_the_arrays(settings: dict[str, Any], kind: Any) -> None:
-    model = DAPP(2, heads=2, eval_features=4, **settings)
-    model.initialise(data(2))
-    with torch.no_grad():
-        model.readout += 0.5
-    arrays, loops = Steps(model.eval(), kind), Steps(model, kind)
-    loops._loops = Loops(*(getattr(dapp_loops, name) for name in Loops._fields))
-    rng = np.random.default_rng(1)
-    since, gap, marks = (
-        np.array([0.0, 3.0, 11.0, 40.0]),
-        np.array([0.0, 0.4, 7.0, 3.0]),
-        np.array([0, 1, 1, 0]),
-    )
-    state = np.concatenate([arrays.blank(1), arrays.kick(since, marks) * 3])
-    rows = rng.permutation(4) + 1
-    relative = 1e-12 if kind is np.float64 else 2e-6
-    a, b = (steps.reach(state, since, gap, rows) for steps in (arrays, loops))
-    for x, y in zip(a, b, strict=True):
-        assert np.allclose(x, y, rtol=relative, atol=10 * relative)
-    after = [state.copy(), state.copy()]
-    for steps, own in zip((arrays, loops), after, strict=True):
-        steps.absorb(own, rows, a.state, since, marks)
-    assert np.allclose(*after, rtol=relative, atol=relative) and not np.allclose(after[0], state)
-
-
-@pytest.mark.parametrize("compiled", [True, False])
 def test_a_rate_that_explodes_or_jumps_is_refused_with_its_place(
-    compiled: bool, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     model = DAPP(heads=1, eval_features=8, link="exp", base="constant", drift="none").double()
     model.initialise(simulate("hawkes", 20))
-    steps = Steps(model.eval(), compiled=compiled)
+    steps = Steps(model.eval())
     since, gap = np.array([0.1, 0.2, 0.3]), np.full(3, 0.1)
-    state = steps.kick(np.zeros(3), np.zeros(3, dtype=np.int64))
+    state = steps.added(np.zeros(3), np.zeros(3, dtype=np.int64))
     state[1] *= 1e6
     with pytest.raises(
         Unconverged,
@@ -277,7 +214,6 @@ def test_a_rate_that_explodes_or_jumps_is_refused_with_its_place(
     ):
         steps.reach(state, since, gap)
     monkeypatch.setattr("fourpoint.models.dapp_step.TOLERANCE", -1.0)  # which nothing meets
-    monkeypatch.setattr("fourpoint.models.dapp_step.DEEPEST", 6)
     with pytest.raises(
         Unconverged,
         match=(
@@ -285,20 +221,20 @@ def test_a_rate_that_explodes_or_jumps_is_refused_with_its_place(
             r"one that jumps between 0.1 and 0.1"
         ),
     ):
-        Steps(model, compiled=compiled).reach(state[:1], since[:1], gap[:1])
+        Steps(model).reach(state[:1], since[:1], gap[:1])
 
 
 @pytest.mark.parametrize(("kind", "close"), [(np.float64, 1e-15), (np.float32, 5e-7)])
-def test_waves_are_exponentials(kind: Any, close: float) -> None:
+def test_sinusoids_are_exponentials(kind: Any, close: float) -> None:
     rng = np.random.default_rng(0)
     frequency, decay = (
         rng.normal(size=40) * 3,
         np.concatenate([np.zeros(10), 10.0 ** rng.uniform(-3, 6, 30)]),
     )
-    waves, found = dapp_loops.waves(frequency, decay, kind), np.empty((2, 40), dtype=kind)
+    sinusoids, found = dapp_loops.sinusoids(frequency, decay, kind), np.empty((2, 40), dtype=kind)
     for d in (0.0, 1e-9, 0.3, 1.7, 50.0):
         with np.errstate(all="ignore"):
-            dapp_loops.turns(d, waves, 0, found[0], found[1])
+            dapp_loops.turns(d, sinusoids, 0, found[0], found[1])
         assert np.allclose(
             found[0] + 1j * found[1],
             np.exp((-decay + 1j * frequency) * d),
@@ -306,16 +242,15 @@ def test_waves_are_exponentials(kind: Any, close: float) -> None:
             atol=close * (3 + 20 * d),
         )
     part = np.empty((2, 5), dtype=kind)
-    dapp_loops.turns(50.0, waves, 35, part[0], part[1])
+    dapp_loops.turns(50.0, sinusoids, 35, part[0], part[1])
     assert np.array_equal(part, found[:, 35:])
 
 
 @pytest.mark.parametrize("kind", [np.float32, np.float64])
-@pytest.mark.parametrize("compiled", [True, False])
-def test_the_integral_alone_is_that_of_a_step(kind: Any, compiled: bool) -> None:
+def test_the_integral_alone_is_that_of_a_step(kind: Any) -> None:
     model = lively(2)
     model = model if kind == np.float32 else model.double()
-    steps, random = Steps(model, kind, compiled=compiled), np.random.default_rng(3)
+    steps, random = Steps(model, kind), np.random.default_rng(3)
     state = steps.blank(40)
     since = np.zeros(40)
     for _ in range(4):
@@ -331,14 +266,16 @@ def test_the_integral_alone_is_that_of_a_step(kind: Any, compiled: bool) -> None
 
 
 def test_float32_turns_are_those_of_float64() -> None:
-    """Waves formed from 32 bits and fewer terms agree with those of 64 bits to a few float32
+    """Sinusoids formed from 32 bits and fewer terms agree with those of 64 bits to a few float32
     roundings of the lag.
     """
     random = np.random.default_rng(5)
     frequency, decay = random.normal(size=200) * 5, random.exponential(size=200)
     found = np.empty((2, 200), dtype=np.float32)
     for lag in (0.0, 1e-3, 0.37, 2.9, 40.0):
-        dapp_loops.turns(lag, dapp_loops.waves(frequency, decay, np.float32), 0, found[0], found[1])
+        dapp_loops.turns(
+            lag, dapp_loops.sinusoids(frequency, decay, np.float32), 0, found[0], found[1]
+        )
         exact = np.exp((-decay + 1j * frequency) * lag)
         bound = (
             np.abs(exact) * np.finfo(np.float32).eps * (4 + 2 * lag * (np.abs(frequency) + decay))
@@ -358,14 +295,14 @@ def test_series_in_float32_give_the_integrals_of_float64(
     """Gaps within one piece of the series, over several pieces and beyond the last are integrated
     to the stated tolerance; read-outs by Chebyshev series are those of the states."""
     model, random = lively(2, **settings), np.random.default_rng(8)
-    quick = Steps(model, np.float32, compiled=True)
+    quick = Steps(model, np.float32)
     ends = quick._loop_numbers[3].ends
     assert len(ends) > 2
     monkeypatch.setattr("fourpoint.models.dapp_step.TOLERANCE", 1e-11)
     exact = Steps(model.double())
     marks = random.integers(0, 2, 60)
     since = random.uniform(0, 14, 60)
-    state = quick.kick(since, marks) * 2 + quick.kick(since, 1 - marks)
+    state = quick.added(since, marks) * 2 + quick.added(since, 1 - marks)
     upto = random.choice([ends[1] / 9, ends[1], ends[2], ends[-1], 2 * ends[-1]], 60)
     gap = random.uniform(0, 1, 60) * upto * quick.scale
     found = quick.integral(state, since, gap, np.arange(60))
@@ -377,12 +314,10 @@ def test_series_in_float32_give_the_integrals_of_float64(
 
 def test_kept_coefficients_change_no_bit() -> None:
     """An integral is the same whether the entity was looked at before or not."""
-    if compiled_loops() is None:
-        pytest.skip("numba is not installed")
-    steps, random = Steps(lively(2), np.float32, compiled=True), np.random.default_rng(9)
+    steps, random = Steps(lively(2), np.float32), np.random.default_rng(9)
     rows = np.arange(30)
     since = random.uniform(0, 5, 30)
-    state = steps.kick(since, np.zeros(30, dtype=np.int64)) * 2
+    state = steps.added(since, np.zeros(30, dtype=np.int64)) * 2
     gaps = [random.exponential(size=30) * size * steps.scale for size in (0.2, 1.0, 8.0, 0.5)]
     kept = steps.kept(30)
     for gap in gaps:

@@ -67,6 +67,15 @@ def dapp_loss(
     return None
 
 
+def dapp_stream(*, linear: bool, normalise: str) -> str | None:
+    """``linear`` if attention is a sum over the states of Fourier modes."""
+    if not linear:
+        return "attention is not a sum over the states of Fourier modes"
+    if normalise != "none":
+        return f"weights are normalised: {normalise}"
+    return None
+
+
 def excitation(work: int) -> str | None:
     """``work`` is the number of moments, n J M."""
     return "too little work to repay compiling" if work < EXCITATION_WORK else None

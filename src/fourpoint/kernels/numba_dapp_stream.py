@@ -1,10 +1,10 @@
-r"""The loops of `dapp_step` row by row, compiled where numba is installed (the extra ``fast``):
+r"""The loops of `dapp_step` row by row, compiled with numba:
 states moved, read and integrated.
 
 They are plain Python functions, slow but correct as they stand, and tests hold them to the whole
 arrays of `dapp_step`, which do the same. Those hold the states at all nodes of all rows, and are
 limited by memory and by calls; here one row stays in the processor's cache from its first node to
-its last, and the interpreter is not locked, so that threads share the rows. Waves are formed by
+its last, and the interpreter is not locked, so that threads share the rows. Sinusoids are formed by
 polynomials, since a call of sin or exp keeps a processor from taking several modes at a time:
 
     sin(2 pi u) = u P(u^2),  |u| <= 1/4,        2^-r = Q(r),  |r| <= 1/2,        (Taylor, to the last digit of the precision)
@@ -55,18 +55,18 @@ class Loops(NamedTuple):
 
 
 @cache
-def compiled_loops() -> Loops | None:
-    """The five as machine code, cached on disk between runs where possible; None without numba."""
+def load() -> Loops:
+    """The five as machine code, cached on disk between runs if possible."""
     turning = (single_turns, double_turns, turns, moved, read_out, eight)
     expanding = (four, coefficients, series_values)
     rating = (exponential, log_one_plus, curves, rates, log_rate, integrated, cut)
     helpers = (*turning, *expanding, *rating, workspace, stepped_values, integral_over, moved_on)
     entries = (reach, absorb, scores, forget, follow)
     code = machine_code((sys.modules[__name__],), entries, helpers, fastmath=FASTMATH)
-    return None if code is None else Loops(**code)
+    return Loops(**code)
 
 
-class Waves(NamedTuple):
+class Sinusoids(NamedTuple):
     """Modes as :func:`turns` wants them: what each does per unit of time, in the precision that is
     meant.
     """
@@ -127,18 +127,31 @@ class Care(NamedTuple):
     relative: float
 
 
-def waves(frequency: NDArray[Any], decay: NDArray[Any], kind: Any) -> Waves:
+def sinusoids(frequency: NDArray[Any], decay: NDArray[Any], kind: Any) -> Sinusoids:
     """Modes exp((-decay + i frequency) d), in precision ``kind``."""
     cycles, halvings = (
         np.ascontiguousarray(x, dtype=kind)
         for x in (frequency / (2 * math.pi), decay / math.log(2))
     )
-    return Waves(cycles, halvings, -6.0 - float(np.finfo(kind).minexp))
+    return Sinusoids(cycles, halvings, -6.0 - float(np.finfo(kind).minexp))
 
 
 @no_type_check  # here and below: numba has its own types
 def reach(
-    state, rows, since, gap, scale, waves, read, series, shape, care, after, logs, integral, fault
+    state,
+    rows,
+    since,
+    gap,
+    scale,
+    sinusoids,
+    read,
+    series,
+    shape,
+    care,
+    after,
+    logs,
+    integral,
+    fault,
 ):
     """Rows moved on by ``gap``: (R, J) after, (R, M) logs and (R,) integral come out, as from
     `dapp_step.Steps.reach`.
@@ -158,7 +171,7 @@ def reach(
             left,
             width,
             scale,
-            waves,
+            sinusoids,
             read,
             series,
             shape,
@@ -175,7 +188,7 @@ def reach(
             fault,
         ):
             return r
-        moved_on(own, left, width, scale, waves, read, shape, space, logs[r])
+        moved_on(own, left, width, scale, sinusoids, read, shape, space, logs[r])
         for j in range(len(x)):
             after[r, j] = complex(x[j], y[j])
     return -1
@@ -183,7 +196,7 @@ def reach(
 
 @no_type_check
 def follow(
-    state, rows, at, pending, likelihood, count, start, times, marks, scale, waves, read, series,
+    state, rows, at, pending, likelihood, count, start, times, marks, scale, sinusoids, read, series,
     shape, care, constant, slope, largest, ready, kept, place, copied, old, density, gap, rate,
     shares, logs, fault,
 ):  # fmt: skip
@@ -214,7 +227,7 @@ def follow(
             since,
             width,
             scale,
-            waves,
+            sinusoids,
             read,
             series,
             shape,
@@ -235,7 +248,7 @@ def follow(
         if mark < 0:
             gap[i] = value[0]
             continue
-        moved_on(own, since, width, scale, waves, read, shape, space, logs)
+        moved_on(own, since, width, scale, sinusoids, read, shape, space, logs)
         rates, sound = 0.0, np.isfinite(value[0])
         for m in range(len(logs)):
             rates += np.exp(logs[m])
@@ -286,20 +299,20 @@ def workspace(state, read, series, care):
 
 
 @no_type_check
-def moved_on(own, since, gap, scale, waves, read, shape, space, logs):
+def moved_on(own, since, gap, scale, sinusoids, read, shape, space, logs):
     """One row ``own`` moved on by ``gap``: its states are space[0] + i space[1], and (M,) logs come
     out.
     """
     M = len(read)
     x, y, a, b = space[0], space[1], space[2], space[3]
-    moved(own, gap / scale, waves, x, y, a, b)
+    moved(own, gap / scale, sinusoids, x, y, a, b)
     for m in range(M):
         logs[m] = log_rate(read_out(x, y, read[m, 0], read[m, 1]), m, M, since + gap, shape)
 
 
 @no_type_check
 def integral_over(
-    own, since, gap, scale, waves, read, series, shape, care, space, z, total, stack, work, ready,
+    own, since, gap, scale, sinusoids, read, series, shape, care, space, z, total, stack, work, ready,
     kept, row, integral, fault,
 ):  # fmt: skip
     """The (1,) integral of the rate of one row over the next ``gap``; whether it could be formed.
@@ -323,7 +336,7 @@ def integral_over(
                 left / scale, width / scale, PANEL * panels, series, pieces, terms, work[0], z
             )
         else:
-            stepped_values(own, left / scale, width / scale, panels, waves, read, space, z)
+            stepped_values(own, left / scale, width / scale, panels, sinusoids, read, space, z)
         rates(z, PANEL * panels, since + left, width, shape, total, work[0])
         value, doubt = integrated(total, panels, width / scale, care)
         if doubt <= allowed + care.relative * value and value < np.inf:
@@ -352,7 +365,7 @@ def absorb(state, rows, ahead, since, marks, constant, slope):
 
 
 @no_type_check
-def scores(lags, marks, mark, waves, weight, phase, found):
+def scores(lags, marks, mark, sinusoids, weight, phase, found):
     """nu_k of an event of type ``mark`` on events of types (K, E) ``marks`` at ``lags``, in the
     model's unit, into ``found``.
 
@@ -364,7 +377,7 @@ def scores(lags, marks, mark, waves, weight, phase, found):
     for k in range(len(lags)):
         now = phase[k, mark]
         for e in range(lags.shape[1]):
-            turns(lags[k, e], waves, k * features, x, y)
+            turns(lags[k, e], sinusoids, k * features, x, y)
             total = 0.0
             if marks[k, e] == mark:
                 for j in range(features):
@@ -379,7 +392,7 @@ def scores(lags, marks, mark, waves, weight, phase, found):
 
 
 @no_type_check
-def forget(state, lags, marks, values, waves, phase):
+def forget(state, lags, marks, values, sinusoids, phase):
     """What one event of each head adds to (J,) ``state`` after ``lags`` is taken off: (K,) lags,
     marks and values.
     """
@@ -387,7 +400,7 @@ def forget(state, lags, marks, values, waves, phase):
     space = np.empty((2, features), dtype=phase.dtype)
     x, y = space[0], space[1]
     for k in range(len(lags)):
-        turns(lags[k], waves, k * features, x, y)
+        turns(lags[k], sinusoids, k * features, x, y)
         c, s, first = phase[k, marks[k], 0], phase[k, marks[k], 1], k * features
         for j in range(features):
             state[first + j] -= values[k] * complex(
@@ -396,20 +409,20 @@ def forget(state, lags, marks, values, waves, phase):
 
 
 @no_type_check
-def turns(d, waves, first, re, im):
+def turns(d, sinusoids, first, re, im):
     """exp(a d) of the modes from ``first`` on, as many as ``re`` and ``im`` have room for."""
-    if waves.most < SINGLE_MOST:
-        single_turns(d, waves, first, re, im)
+    if sinusoids.most < SINGLE_MOST:
+        single_turns(d, sinusoids, first, re, im)
     else:
-        double_turns(d, waves, first, re, im)
+        double_turns(d, sinusoids, first, re, im)
 
 
 @no_type_check
-def single_turns(d, waves, first, re, im):
+def single_turns(d, sinusoids, first, re, im):
     """:func:`turns` to the last digit of a float32, which takes fewer terms; all numbers have 32
     bits, so that more fit a vector.
     """
-    kind = waves.cycles.dtype.type
+    kind = sinusoids.cycles.dtype.type
     s0, s1, s2, s3 = kind(SINE[0]), kind(SINE[1]), kind(SINE[2]), kind(SINE[3])
     s4, s5, s6, s7 = kind(SINE[4]), kind(SINE[5]), kind(SINE[6]), kind(SINE[7])
     p0, p1, p2, p3, p4 = (
@@ -420,16 +433,16 @@ def single_turns(d, waves, first, re, im):
         kind(POWER[4]),
     )
     p5, p6, p7, p8 = kind(POWER[5]), kind(POWER[6]), kind(POWER[7]), kind(POWER[8])
-    lag, half, quarter, most, zero = kind(d), kind(0.5), kind(0.25), kind(waves.most), kind(0.0)
+    lag, half, quarter, most, zero = kind(d), kind(0.5), kind(0.25), kind(sinusoids.most), kind(0.0)
     for j in range(len(re)):
-        u = lag * waves.cycles[first + j]
+        u = lag * sinusoids.cycles[first + j]
         u -= np.floor(u + half)
         c = quarter - abs(u)
         s = quarter - abs(c) if u > 0 else abs(c) - quarter
         v, w = c * c, s * s
         c *= s0 + v * (s1 + v * (s2 + v * (s3 + v * (s4 + v * (s5 + v * (s6 + v * s7))))))
         s *= s0 + w * (s1 + w * (s2 + w * (s3 + w * (s4 + w * (s5 + w * (s6 + w * s7))))))
-        h = lag * waves.halvings[first + j]
+        h = lag * sinusoids.halvings[first + j]
         n = np.floor(h + half)
         r = h - n
         f = p0 + r * (p1 + r * (p2 + r * (p3 + r * (p4 + r * (p5 + r * (p6 + r * (p7 + r * p8)))))))
@@ -442,9 +455,9 @@ def single_turns(d, waves, first, re, im):
 
 
 @no_type_check
-def double_turns(d, waves, first, re, im):
+def double_turns(d, sinusoids, first, re, im):
     """:func:`turns` to the last digit of a float64."""
-    kind = waves.cycles.dtype.type
+    kind = sinusoids.cycles.dtype.type
     s0, s1, s2, s3, s4, s5 = (
         kind(SINE[0]),
         kind(SINE[1]),
@@ -469,9 +482,9 @@ def double_turns(d, waves, first, re, im):
         kind(POWER[9]),
     )
     p10, p11, p12, p13 = kind(POWER[10]), kind(POWER[11]), kind(POWER[12]), kind(POWER[13])
-    lag, half, quarter, most, zero = kind(d), kind(0.5), kind(0.25), kind(waves.most), kind(0.0)
+    lag, half, quarter, most, zero = kind(d), kind(0.5), kind(0.25), kind(sinusoids.most), kind(0.0)
     for j in range(len(re)):
-        u = lag * waves.cycles[first + j]
+        u = lag * sinusoids.cycles[first + j]
         u -= np.floor(u + half)
         c = quarter - abs(u)
         s = quarter - abs(c) if u > 0 else abs(c) - quarter
@@ -494,7 +507,7 @@ def double_turns(d, waves, first, re, im):
                 * (s3 + w * (s4 + w * (s5 + w * (s6 + w * (s7 + w * (s8 + w * (s9 + w * s10)))))))
             )
         )
-        h = lag * waves.halvings[first + j]
+        h = lag * sinusoids.halvings[first + j]
         n = np.floor(h + half)
         r = h - n
         f = p6 + r * (p7 + r * (p8 + r * (p9 + r * (p10 + r * (p11 + r * (p12 + r * p13))))))
@@ -508,9 +521,9 @@ def double_turns(d, waves, first, re, im):
 
 
 @no_type_check
-def moved(state, d, waves, x, y, a, b):
+def moved(state, d, sinusoids, x, y, a, b):
     """``state`` moved on by ``d`` into x + i y; a + i b is what it was multiplied by."""
-    turns(d, waves, 0, a, b)
+    turns(d, sinusoids, 0, a, b)
     tiny, zero = (
         x.dtype.type(1e-30),
         x.dtype.type(0.0),
@@ -561,18 +574,18 @@ def eight(x, y, a, b, re, im, later_x, later_y, z):
 
 
 @no_type_check
-def stepped_values(own, left, width, panels, waves, read, space, z):
+def stepped_values(own, left, width, panels, sinusoids, read, space, z):
     """Read-outs at the nodes of panels of [left, left + width], by multiplication from node to
     node, into (M, Q) ``z``.
     """
     M = len(read)
     x, y, a, b, later_x, later_y = space[0], space[1], space[2], space[3], space[4], space[5]
     if left > 0.0:
-        moved(own, left, waves, x, y, a, b)
+        moved(own, left, sinusoids, x, y, a, b)
     else:
         for j in range(len(x)):
             x[j], y[j] = own[j].real, own[j].imag
-    turns(width / (PANEL * panels), waves, 0, a, b)
+    turns(width / (PANEL * panels), sinusoids, 0, a, b)
     for m in range(M):
         z[m, 0] = read_out(x, y, read[m, 0], read[m, 1])
     for p in range(panels):

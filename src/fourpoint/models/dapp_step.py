@@ -1,4 +1,4 @@
-r"""A linear DAPP stepped in plain numpy: states in, states out, with the integral of the rate in
+r"""A linear DAPP stepped by kernels: states in, states out, with the integral of the rate in
 between.
 
 Tensors of one row cost more in calls than in arithmetic; here a step of one stream takes tens of
@@ -7,14 +7,15 @@ moment and a_j = -gamma_j + i theta_j,
 
     S(t + h) = exp(a h) S(t),        z_m = sum_j Re[r_km w_j exp(i psi_j(m)) S_j],        lambda_m = mu_m + g(b_m + drift_m + z_m),
 
-exactly as in `dapp`. The integral of the rate over a stretch is read at equal steps, so that the
+exactly as in `dapp`. The integral of the rate over an interval is read at equal steps, so that the
 states at all nodes follow from one exponential by multiplication. Every eight steps are a panel,
 integrated by the polynomial through its nine nodes (Newton and Cotes' rule); there are 1 to 8
-panels, as many as the stretch's length and the modes' speed suggest. The last Legendre coefficients
-of each polynomial, made smaller by as much as they fell, estimate the error, and a stretch that
-misses the tolerance is cut in two, at a knot of the splines if there is one inside. Nothing is
-interpolated in time. `dapp_loops` does the same one row after the other, compiled. Used by
-`streaming` and `streaming.bank`. Axes: R rows, J = K D modes, M marks, Q nodes, C curves (splines).
+panels, as many as the interval's length and the modes' speed suggest. The last Legendre
+coefficients of each polynomial, made smaller by as much as they fell, estimate the error, and an
+interval that misses the tolerance is cut in two, at a knot of the splines if there is one inside.
+Nothing is interpolated in time. The loops are `kernels.DAPP_STREAM`; a stream without them is
+followed by the model itself (`streaming.steppers.ByVerbs`). Axes: R rows, J = K D modes, M marks,
+C curves (splines).
 """
 
 from __future__ import annotations
@@ -26,17 +27,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from fourpoint import kernels
 from fourpoint.kernels.numba_dapp_stream import (
-    DEEPEST,
     GROUP,
     LINKS,
     PANEL,
     Care,
-    Loops,
     Series,
     Shape,
-    compiled_loops,
-    waves,
+    sinusoids,
 )
 from fourpoint.models.base import PointProcess
 from fourpoint.models.dapp import DAPP
@@ -54,7 +53,6 @@ TURN, LOOSE_TURN = (
 EDGE = 1.1  # error of a panel whose first rate alone is off, in units of its last coefficient
 TOLERANCE = 2.5e-7  # absolute, of a stretch
 RELATIVE = 1e-6
-CACHE = 2**20  # bytes of states held at once
 FIRST_PIECE = 2.0  # panels that the first piece of a series takes the place of, at most
 MOST_PIECES, MOST_TERMS = 6, 32  # pieces of a series, and coefficients of a head in one
 WIDER = 2.0  # how much longer a piece may be than all before it
@@ -66,12 +64,15 @@ CHEBYSHEV = 64  # nodes from which they are formed
 
 def supports(model: PointProcess) -> bool:
     """Whether ``model`` can be stepped here: a DAPP in linear form whose weights are not
-    normalised.
+    normalised, if the kernel's compiler is installed.
 
     >>> supports(DAPP()), supports(DAPP(normalise="softmax"))
     (True, False)
     """
-    return isinstance(model, DAPP) and model.scanned and model.settings()["normalise"] == "none"
+    if not isinstance(model, DAPP):
+        return False
+    normalise = model.settings()["normalise"]
+    return kernels.DAPP_STREAM.choose(linear=model.scanned, normalise=normalise) is not None
 
 
 class Reached(NamedTuple):
@@ -85,7 +86,7 @@ class Reached(NamedTuple):
 
 
 class Kept(NamedTuple):
-    """Coefficients of series of the rows of a table, kept from call to call by compiled loops."""
+    """Coefficients of series of the rows of a table, kept from call to call by the kernel."""
 
     ready: NDArray[np.int64]  # (R,): pieces of a row that hold for its present state
     series: Floats  # (R, M, pieces, terms)
@@ -102,8 +103,6 @@ class Before(NamedTuple):
 class Steps:
     """The numbers of a DAPP in evaluation mode, copied, in precision ``kind`` (float32 or float64).
 
-    ``compiled`` loops are used where numba is installed; loading them takes about a second.
-
     Later changes of the model are not seen. Times are in the user's unit, those ``since`` counted
     from a row's window's start.
 
@@ -116,9 +115,7 @@ class Steps:
     """
 
     @torch.no_grad()
-    def __init__(
-        self, model: DAPP, kind: type[np.floating[Any]] = np.float64, *, compiled: bool = False
-    ) -> None:
+    def __init__(self, model: DAPP, kind: type[np.floating[Any]] = np.float64) -> None:
         def copied(x: torch.Tensor) -> Floats:
             return np.ascontiguousarray(x.detach().cpu().double().numpy())
 
@@ -162,7 +159,7 @@ class Steps:
         )
         self.splined_drift = rate.baseline.splined_drift and self.link != "identity"
         curves = rate.baseline.curves()
-        self.length, self.cell, self._end = 0.0, math.inf, np.zeros((1, 1, 0), dtype=kind)
+        self.length, self.cell, self._end = 0.0, math.inf, np.zeros((1, 0), dtype=kind)
         if curves is not None:
             table = copied(cubics(curves.coefficients.double())).transpose(
                 2, 1, 0
@@ -175,14 +172,11 @@ class Steps:
                 table.shape[2],
             )
             self.cubics = np.ascontiguousarray(np.concatenate([table, end], 2).astype(kind))
-            self._end = self.cubics[0, :, -1][None, None]
+            self._end = self.cubics[0, :, -1][None]
         self.loose = max(RELATIVE, 32 * float(np.finfo(kind).eps))
         speed = np.sqrt((copied(spectrum.rate.abs()) ** 2).mean(1).max())
         self.speed = float(speed) / (TURN if kind == np.float64 else LOOSE_TURN) / self.scale
-        self._rules = {panels: _rule(panels, kind) for panels in range(1, PANELS + 1)}
-        self.rows = max(1, CACHE // (PANEL * len(self.frequency) * self.whirl.itemsize))
-        self._scratch: tuple[Complexes, Floats] | None = None
-        self._loops = compiled_loops() if compiled else None
+        self._loops = kernels.DAPP_STREAM.load()
         self._loop_numbers = self._for_loops()
 
     def _driven(self, turn: Complexes, values: Floats) -> Complexes:
@@ -197,19 +191,12 @@ class Steps:
         """States before any event."""
         return np.zeros((rows, len(self.frequency)), dtype=self.whirl)
 
-    def added(self, since: float, mark: int) -> Complexes:
-        """What an event at ``since`` of type ``mark`` adds to the states, (J,)."""
+    def added(self, since: Floats, mark: NDArray[np.int64]) -> Complexes:
+        """What events at ``since`` of types ``mark`` add to the states, (R, J)."""
         own = self.constant[mark]
-        return own + self.kind.type(since / self.scale) * self.slope[mark] if self.sloping else own
-
-    def kick(self, since: Floats, mark: NDArray[np.int64]) -> Complexes:
-        """The same of many events, (R, J)."""
-        own = self.constant[mark]
-        return (
-            own + (since / self.scale).astype(self.kind)[:, None] * self.slope[mark]
-            if self.sloping
-            else own
-        )
+        if not self.sloping:
+            return own
+        return own + (since / self.scale).astype(self.kind)[:, None] * self.slope[mark]
 
     def absorb(
         self,
@@ -220,12 +207,7 @@ class Steps:
         mark: NDArray[np.int64],
     ) -> None:
         """``rows`` of ``state`` become ``ahead``, with events at ``since`` of type ``mark``."""
-        if self._loops is None:
-            state[rows] = ahead + self.kick(since, mark)
-        else:
-            self._loops.absorb(
-                state, rows, ahead, since / self.scale, mark, self.constant, self.slope
-            )
+        self._loops.absorb(state, rows, ahead, since / self.scale, mark, self.constant, self.slope)
 
     def kept(self, rows: int) -> Kept:
         """Room for coefficients of rows, none of which is known yet."""
@@ -249,13 +231,11 @@ class Steps:
         before: Before | None = None,
     ) -> Stop | None:
         """Score ``events`` of ``rows`` one after the other and absorb each; None, or where that
-        stopped. Needs compiled loops.
+        stopped.
 
         ``kept`` must be forgotten for rows whose state changes otherwise. ``before`` takes copies
         of states.
         """
-        if self._loops is None:
-            raise RuntimeError("follow() needs numba")
         logs, fault = np.empty(self.marks), np.empty(4)
         kept = kept or self.kept(len(state))
         before = before or Before(np.full(len(rows), -1), np.zeros(0, dtype=bool), self.blank(0))
@@ -272,11 +252,6 @@ class Steps:
         return np.asarray(self.value[mark] + (since / self.scale)[:, None] * self.value_slope[mark])
 
     @property
-    def looped(self) -> bool:
-        """Whether compiled loops are used."""
-        return self._loops is not None
-
-    @property
     def fading(self) -> Floats:
         """-gamma, or 0 where modes do not decay; (J,)."""
         return np.zeros_like(self.frequency) if self.decay is None else self.decay
@@ -289,7 +264,7 @@ class Steps:
         """log lambda per mark and time unit where the rows are, (R, M)."""
         return self._log_rates(
             _real(state) @ self.read,
-            self._curves(since, np.zeros_like(since), np.zeros((1, 1), dtype=self.kind))[0],
+            self._curves(since),
         )
 
     def reach(
@@ -300,13 +275,17 @@ class Steps:
 
         Raises `ops.quadrature.Unconverged` where a rate explodes or cannot be integrated.
         """
-        if self._loops is not None:
-            return self._looped(
-                self._loops, state, np.arange(len(since)) if rows is None else rows, since, gap
-            )
-        state = state if rows is None else state[rows]
-        with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-            return self._stretches(state, since, gap, np.full(len(since), TOLERANCE), 0)
+        rows = np.arange(len(since)) if rows is None else rows
+        fault = np.empty(3)
+        found = Reached(
+            np.empty((len(rows), state.shape[1]), dtype=self.whirl),
+            np.empty((len(rows), self.marks)),
+            np.empty(len(rows)),
+        )
+        done = self._loops.reach(state, rows, since, gap, *self._loop_numbers, *found, fault)
+        if done >= 0:
+            raise _unconverged(*fault.tolist())
+        return found
 
     def integral(
         self,
@@ -317,8 +296,6 @@ class Steps:
         kept: Kept | None = None,
     ) -> Floats:
         """The integral of :meth:`reach` alone, (R,)."""
-        if self._loops is None:
-            return self.reach(state, since, gap, rows).integral
         at = np.zeros(len(state))
         at[rows] = since
         numbers = Numbers(at, np.zeros(0), np.zeros(0), np.zeros(0, dtype=np.int64))
@@ -330,120 +307,6 @@ class Steps:
             raise stop.error
         return found.gap
 
-    def _stretches(
-        self, state: Complexes, left: Floats, width: Floats, allowed: Floats, depth: int
-    ) -> Reached:
-        """The same, rows that need as many panels together, and no more of them at a time than stay
-        in the processor's cache.
-        """
-        if len(left) == 1:
-            panels = math.ceil(min(max(float(width[0]) * self.speed * 2**depth, 1.0), PANELS))
-            return self._stretch(state, left, width, allowed, depth, panels)
-        needed = np.ceil(np.clip(width * self.speed * 2**depth, 1.0, PANELS)).astype(np.int64)
-        order = np.argsort(needed, kind="stable")
-        ends = np.cumsum(np.bincount(needed, minlength=PANELS + 1)).tolist()
-        found = Reached(
-            np.empty_like(state), np.empty((len(left), self.marks)), np.empty(len(left))
-        )
-        for panels in range(1, PANELS + 1):
-            rows = max(1, self.rows // panels)
-            for i in range(ends[panels - 1], ends[panels], rows):
-                some = order[i : min(i + rows, ends[panels])]
-                part = self._stretch(
-                    state[some], left[some], width[some], allowed[some], depth, panels
-                )
-                for whole, own in zip(found, part, strict=True):
-                    whole[some] = own
-        return found
-
-    def _stretch(
-        self,
-        state: Complexes,
-        left: Floats,
-        width: Floats,
-        allowed: Floats,
-        depth: int,
-        panels: int,
-    ) -> Reached:
-        """The same with a number of panels; stretches whose error is not ``allowed`` are cut in
-        two.
-        """
-        lag = width / self.scale
-        z, after = self._nodes(state, lag, PANEL * panels)
-        places, readings = self._rules[panels]
-        curves = self._curves(left, width, places)
-        each = self._rates(z, curves)
-        total = each[..., 0] if self.marks == 1 else each.sum(-1)
-        found = readings @ total
-        value = lag * found[0]
-        missed = ~(lag * _doubt(found[1:], panels) <= allowed + self.loose * value)
-        logs = np.log(each[-1].astype(np.float64)) - self.log_unit
-        if not np.isfinite(logs).all():
-            logs = self._log_rates(z[-1], curves[-1])
-        if missed.any():
-            some = np.flatnonzero(missed)
-            self._check(total[:, some], left[some], width[some], depth)
-            value[some] = self._halves(
-                state[some], left[some], width[some], allowed[some], depth + 1
-            )
-        return Reached(after, logs, value)
-
-    def _halves(
-        self, state: Complexes, left: Floats, width: Floats, allowed: Floats, depth: int
-    ) -> Floats:
-        """Integrals in two parts, cut at the first knot of a spline inside, else in the middle."""
-        first = width / 2
-        if self.length > 0:
-            knot = (np.floor(left / self.cell) + 1) * self.cell - left
-            first = np.where(
-                (knot < width) & (left + knot <= self.length * (1 + 1e-12)) & (knot > 1e-9 * width),
-                knot,
-                first,
-            )
-        share = allowed * first / width
-        later = self.moved(state, first)
-        states, lefts, widths = (
-            np.concatenate(x)
-            for x in ((state, later), (left, left + first), (first, width - first))
-        )
-        parts = self._stretches(
-            states, lefts, widths, np.concatenate([share, allowed - share]), depth
-        ).integral
-        return np.asarray(parts[: len(left)] + parts[len(left) :])
-
-    def _nodes(self, state: Complexes, lag: Floats, steps: int) -> tuple[Floats, Complexes]:
-        """z at the nodes, (Q, R, M), and the states at the last of them."""
-        if self.kind == np.float64:
-            once, after = self._turns(lag / steps), None
-        else:  # powers lose digits, which the next events would inherit
-            once, whole = np.split(self._turns(np.concatenate([lag / steps, lag])), 2)
-            after = state * whole
-        x, z = self._room(len(state), steps + 1)
-        x[0], power, filled = state, once, 1
-        while filled <= steps:
-            more = min(filled, steps + 1 - filled)
-            np.multiply(x[:more], power, out=x[filled : filled + more])
-            power, filled = power * power, filled + more
-        if after is not None:
-            x[steps] = after
-        np.matmul(_real(x).reshape(len(z), -1), self.read, out=z)
-        return z.reshape(steps + 1, -1, self.marks), x[steps].copy() if after is None else after
-
-    def _room(self, rows: int, nodes: int) -> tuple[Complexes, Floats]:
-        """Scratch space, kept from call to call: fresh pages would cost more than the
-        arithmetic.
-        """
-        J, size = len(self.frequency), nodes * rows
-        if self._scratch is None or len(self._scratch[1]) < size * self.marks:
-            self._scratch = (
-                np.empty(size * J, dtype=self.whirl),
-                np.empty(size * self.marks, dtype=self.kind),
-            )
-        x, z = self._scratch
-        return x[: size * J].reshape(nodes, rows, J), z[: size * self.marks].reshape(
-            size, self.marks
-        )
-
     def _turns(self, lag: Floats) -> Complexes:
         """exp(a lag), (R, J)."""
         d = lag.astype(self.kind)[:, None]
@@ -454,40 +317,22 @@ class Steps:
         np.multiply(np.sin(angle), fade, out=turn.imag)
         return turn
 
-    def _curves(self, left: Floats, width: Floats, places: Floats) -> Floats:
-        """The splines' values at ``places`` (Q, 1) of each stretch, (Q, R, C)."""
-        if left.min() >= self.length:
+    def _curves(self, since: Floats) -> Floats:
+        """The splines' values at times ``since``, (R, C)."""
+        if since.min() >= self.length:
             return self._end
-        at, wide = left / self.cell, width / self.cell
+        at = since / self.cell
         cell = np.minimum(at, self.intervals).astype(np.int64)
-        values = self._cubic(cell, (at - cell).astype(self.kind) + places * wide.astype(self.kind))
-        crossing = np.flatnonzero(np.minimum(at + wide, self.intervals).astype(np.int64) != cell)
-        if len(crossing):
-            every = at[crossing] + places * wide[crossing]
-            cells = np.minimum(every, self.intervals).astype(np.int64)
-            values[:, :, crossing] = self._cubic(cells, (every - cells).astype(self.kind))
-        return np.moveaxis(values, 0, -1)
-
-    def _cubic(self, cell: NDArray[np.int64], place: Floats) -> Floats:
-        """The curves at ``place`` (Q, R) of intervals, (C, Q, R)."""
-        shape = (4, -1, 1, len(cell)) if cell.ndim == 1 else (4, -1, *cell.shape)
-        a0, a1, a2, a3 = self.cubics.take(cell, axis=-1).reshape(shape)
-        return np.asarray(a0 + place * (a1 + place * (a2 + place * a3)))
+        place = (at - cell).astype(self.kind)
+        a0, a1, a2, a3 = self.cubics.take(cell, axis=-1)
+        values = a0 + place * (a1 + place * (a2 + place * a3))
+        return np.asarray(values.T)
 
     def _parts(self, z: Floats, curves: Floats) -> tuple[Floats, Floats]:
         """log mu, and the link's argument less log s."""
         base = curves[..., : self.marks] if self.log_base is None else self.log_base
         x = z + self.bias
         return base, x + curves[..., -self.marks :] if self.splined_drift else x
-
-    def _rates(self, z: Floats, curves: Floats) -> Floats:
-        """Intensities per unit of the model's time, (..., R, M)."""
-        base, x = self._parts(z, curves)
-        if self.link == "exp":
-            x = np.exp(x)
-        elif self.link == "softplus":
-            x = self.size * (np.maximum(x, 0) + np.log1p(np.exp(-np.abs(x))))
-        return np.asarray(np.exp(base) + x)
 
     def _log_rates(self, z: Floats, curves: Floats) -> Floats:
         """log lambda per mark and unit of the user's time, formed before anything can overflow;
@@ -504,27 +349,8 @@ class Steps:
             logs = np.logaddexp(base, self.log_scale + logs)
         return logs - self.log_unit
 
-    def _check(self, rates: Floats, left: Floats, width: Floats, depth: int) -> None:
-        """Refuse to cut for ever."""
-        lost = np.flatnonzero(~np.isfinite(rates).all(0))
-        i = lost[0] if len(lost) else 0
-        if len(lost) or depth >= DEEPEST:
-            raise _unconverged(left[i], width[i], rates[:, i].max())
-
-    def _looped(
-        self, loops: Loops, state: Complexes, rows: NDArray[np.int64], since: Floats, gap: Floats
-    ) -> Reached:
-        """:meth:`reach` by `dapp_loops`."""
-        R, fault = len(rows), np.empty(3)
-        found = Reached(
-            np.empty((R, state.shape[1]), dtype=self.whirl), np.empty((R, self.marks)), np.empty(R)
-        )
-        if loops.reach(state, rows, since, gap, *self._loop_numbers, *found, fault) >= 0:
-            raise _unconverged(*fault.tolist())
-        return found
-
     def _for_loops(self) -> tuple[Any, ...]:
-        """What `dapp_loops.reach` must know of the model."""
+        """What the kernel must know of the model."""
         M = self.marks
         curves = np.zeros((4, 0, 1)) if self.length == 0 else self.cubics
         table = np.zeros((curves.shape[2], 2 * M, 4))
@@ -550,11 +376,11 @@ class Steps:
             LINKS.index(self.link),
             self.log_unit,
         )
-        care = Care(_rule(1, np.float64)[1], self.speed, PANELS, EDGE, TOLERANCE, self.loose)
+        care = Care(_panel_rule(), self.speed, PANELS, EDGE, TOLERANCE, self.loose)
         read = np.ascontiguousarray(self.read.reshape(-1, 2, M).transpose(2, 1, 0))
         return (
             self.scale,
-            waves(self.frequency, -self.fading, self.kind),
+            sinusoids(self.frequency, -self.fading, self.kind),
             read,
             self._series(),
             shape,
@@ -653,33 +479,10 @@ def _real(state: Complexes) -> Floats:
     return state.view(np.float32 if state.dtype == np.complex64 else np.float64)
 
 
-def _rule(panels: int, kind: Any) -> tuple[Floats, Floats]:
-    """Where the nodes of a stretch are, from 0 to 1, (Q, 1); and what maps rates there to their
-    mean over the stretch, and to the last four Legendre coefficients of every panel, each counting
-    for its part of the stretch, (1 + 4 panels, Q).
+def _panel_rule() -> Floats:
+    """What maps rates at the nodes of a panel to their mean, and to the last four Legendre
+    coefficients, (5, PANEL + 1).
     """
-    inverse = (
-        np.linalg.inv(np.polynomial.legendre.legvander(np.linspace(-1, 1, PANEL + 1), PANEL))
-        / panels
-    )
-    rows = np.zeros((1 + 4 * panels, PANEL * panels + 1))
-    for p in range(panels):
-        nodes = slice(PANEL * p, PANEL * (p + 1) + 1)
-        rows[0, nodes] += inverse[0]
-        rows[1 + 4 * p : 5 + 4 * p, nodes] = inverse[-4:]
-    return np.linspace(0, 1, PANEL * panels + 1)[:, None].astype(kind), rows.astype(kind)
-
-
-def _doubt(last: Floats, panels: int) -> Floats:
-    """An error estimate from the panels' last Legendre coefficients: the larger of two, made
-    smaller by as much as they fell.
-
-    Not so in the first panel: a rate that an event has just moved may be back before the second
-    node, and the first alone would
-    show it, as a last coefficient that is as large as the error.
-    """
-    size = np.abs(last).reshape(panels, 2, 2, -1).max(2)
-    before, end = size[:, 0], size[:, 1]
-    falling = np.minimum(1.0, end / np.maximum(before, np.finfo(last.dtype).tiny))
-    falling[0] = EDGE
-    return np.asarray((end * falling).sum(0))
+    nodes = np.linspace(-1, 1, PANEL + 1)
+    inverse = np.linalg.inv(np.polynomial.legendre.legvander(nodes, PANEL))
+    return np.concatenate([inverse[:1], inverse[-4:]])

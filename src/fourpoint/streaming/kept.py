@@ -1,4 +1,4 @@
-r"""A DAPP with bounded memory (ODAPP) followed in plain numpy: active sets as in `ops.selection`,
+r"""A DAPP with bounded memory (ODAPP) followed by kernels: active sets as in `ops.selection`,
 rates by the states of modes.
 
 The sum over a head's active events is the same sum over modes as in `models.dapp_step`, with S_k
@@ -24,13 +24,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from fourpoint import kernels
 from fourpoint.inference.sampling import eval_mode
-from fourpoint.kernels.numba_dapp_stream import compiled_loops, waves
+from fourpoint.kernels.numba_dapp_stream import sinusoids
+from fourpoint.kernels.score_table import largest
 from fourpoint.models.base import PointProcess
 from fourpoint.models.dapp import DAPP, DAPPHistory
 from fourpoint.models.dapp_step import Steps
 from fourpoint.models.following import Events, Numbers, Scored, Stop
-from fourpoint.models.kernel_table import largest
 from fourpoint.models.past import Memory
 from fourpoint.ops.selection import NEVER, Active
 from fourpoint.streaming.model_queries import empty_history
@@ -55,24 +56,16 @@ def supports_kept(model: PointProcess) -> bool:
     if not isinstance(model, DAPP):
         return False
     s = model.settings()
-    return isinstance(s["keep"], int) and (s["normalise"], s["score"], s["phase"]) == (
-        "none",
-        "fourier",
-        "paired",
-    )
+    paired = (s["score"], s["phase"]) == ("fourier", "paired") and isinstance(s["keep"], int)
+    return kernels.DAPP_STREAM.choose(linear=paired, normalise=s["normalise"]) is not None
 
 
 class ByActiveSets:
-    """One stream of a DAPP with ``keep``: a :class:`~fourpoint.streaming.steppers.Stepper`;
-    ``compiled`` where numba is installed.
-    """
+    """One stream of a DAPP with ``keep``: a :class:`~fourpoint.streaming.steppers.Stepper`."""
 
-    def __init__(self, model: DAPP, *, compiled: bool = True) -> None:
-        self.model, self.steps, self.keep = (
-            model,
-            Steps(model, compiled=compiled),
-            int(model.settings()["keep"]),
-        )
+    def __init__(self, model: DAPP) -> None:
+        self.model, self.steps = model, Steps(model)
+        self.keep = int(model.settings()["keep"])
         with torch.no_grad():
             spectrum = model.spectrum(fixed=True)
         self.weight = spectrum.weight.detach().cpu().double().numpy()  # (K, D)
@@ -82,8 +75,8 @@ class ByActiveSets:
         self.shift = spectrum.shift.detach().cpu().double().numpy().transpose(0, 2, 1)  # (K, M, D)
         self.phase = np.stack([np.cos(self.shift), np.sin(self.shift)], 2)  # (K, M, 2, D)
         self.heads = np.arange(len(self.weight))
-        self._loops = compiled_loops() if compiled else None
-        self._waves = waves(self.frequency.ravel(), -self.decay.ravel(), np.float64)
+        self._loops = kernels.DAPP_STREAM.load()
+        self._sinusoids = sinusoids(self.frequency.ravel(), -self.decay.ravel(), np.float64)
         self.restart(0.0)
 
     def restart(self, start: float) -> None:
@@ -126,7 +119,7 @@ class ByActiveSets:
         value = self.steps.values(np.array([time - self._start]), np.array([mark]))[0]
         for name, new in zip(FIELDS, (time, mark, value, 0.0, 0, self._seen), strict=True):
             s[name][self.heads, slot] = new
-        self._state = state + self.steps.added(time - self._start, mark)
+        self._state = state + self.steps.added(np.array([time - self._start]), np.array([mark]))
         self._seen += 1
         if self._seen % ANEW == 0:
             self._state = self._anew(time)
@@ -195,13 +188,8 @@ class ByActiveSets:
         if self._compared is None or self._compared[:3] != (time, mark, self._seen):
             lags, marks = (time - self._slots["times"]) / self.steps.scale, self._slots["marks"]
             found = np.empty_like(lags)
-            if self._loops is not None:
-                self._loops.scores(lags, marks, mark, self._waves, self.weight, self.phase, found)
-            else:
-                waves = self._turned(
-                    lags, self.shift[self.heads[:, None], marks] - self.shift[:, mark, None]
-                ).real
-                found = (waves @ self.weight[..., None])[..., 0]
+            modes = (self._sinusoids, self.weight, self.phase)
+            self._loops.scores(lags, marks, mark, *modes, found)
             self._compared = (time, mark, self._seen, found)
         return self._compared[3]
 
@@ -224,19 +212,8 @@ class ByActiveSets:
             s["marks"][self.heads, slot],
         )
         values = np.where(s["index"][self.heads, slot] >= 0, s["values"][self.heads, slot], 0.0)
-        if self._loops is not None:
-            self._loops.forget(left[0], lags, marks, values, self._waves, self.phase)
-        else:
-            left -= (
-                values[:, None]
-                * self._turned(lags[:, None], self.shift[self.heads, marks][:, None])[:, 0]
-            ).reshape(1, -1)
+        self._loops.forget(left[0], lags, marks, values, self._sinusoids, self.phase)
         return left
-
-    def _turned(self, lags: Floats, shift: Floats) -> NDArray[Any]:
-        """exp(a lag - i shift), (K, E, D) for (K, E) lags."""
-        lag = lags[..., None]
-        return np.exp(lag * self.decay[:, None] + 1j * (lag * self.frequency[:, None] - shift))
 
     def _anew(self, time: float) -> NDArray[Any]:
         """The states from the active sets."""

@@ -9,7 +9,6 @@ the modes' states with `models.dapp_step`, in the model's own precision and on t
 
 from __future__ import annotations
 
-import copy
 from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any, Protocol
 
@@ -97,18 +96,13 @@ class StateRows:
     """The modes' states of a linear DAPP, in the model's own precision."""
 
     fixed = True
+    follows = True
     reserves = True
 
     def __init__(self, model: DAPP, start: float, threads: int) -> None:
         kind = np.float32 if model.readout.dtype == torch.float32 else np.float64
-        self.steps, self.start, self.threads = (
-            Steps(model, kind, compiled=True),
-            start,
-            max(1, threads),
-        )
-        self.idle = [
-            copy.copy(self.steps) for _ in range(self.threads)
-        ]  # each with scratch space of its own
+        self.steps, self.start = Steps(model, kind), start
+        self.threads = max(1, threads)
         self.pool: ThreadPoolExecutor | None = None
         self.state = self.steps.blank(0)
         self._kept = self.steps.kept(0)
@@ -118,7 +112,6 @@ class StateRows:
         no_row = np.zeros(0, dtype=np.int64)
         self._touched, self._before = no_row, Before(no_row, np.zeros(0, dtype=bool), self._room)
         self._ahead: list[NDArray[Any]] = []
-        self.follows = self.steps.looped
 
     def grow(self, rows: int) -> None:
         # The rows that are new are zeros that no one has written: they take no time and no memory
@@ -225,18 +218,10 @@ class StateRows:
         return [f.result() for f in found]
 
     def _reach(self, rows: Rows, at: Floats, times: Floats) -> Reached:
-        steps = self.idle.pop()
-        try:
-            return steps.reach(self.state, at - self.start, times - at, rows)
-        finally:
-            self.idle.append(steps)
+        return self.steps.reach(self.state, at - self.start, times - at, rows)
 
     def _integral(self, rows: Rows, at: Floats, times: Floats) -> Floats:
-        steps = self.idle.pop()
-        try:
-            return steps.integral(self.state, at - self.start, times - at, rows, self._kept)
-        finally:
-            self.idle.append(steps)
+        return self.steps.integral(self.state, at - self.start, times - at, rows, self._kept)
 
     def _absorb(
         self, rows: Rows, ahead: NDArray[Any], since: Floats, marks: NDArray[np.int64]

@@ -19,13 +19,13 @@ import torch
 from numpy.typing import NDArray
 
 from fourpoint.inference.sampling import eval_mode
+from fourpoint.kernels.score_table import ScoreTable, largest
 from fourpoint.models.base import PointProcess
 from fourpoint.models.dapp import DAPP
 from fourpoint.models.dapp_step import Steps, supports
 from fourpoint.models.following import LARGEST, Events, Numbers, Scored, Stop, not_finite
 from fourpoint.models.hawkes import Hawkes
 from fourpoint.models.hawkes_step import HawkesSteps
-from fourpoint.models.kernel_table import KernelTable, largest
 from fourpoint.ops import attention
 from fourpoint.ops.quadrature import Unconverged
 from fourpoint.streaming.kept import ByActiveSets, supports_kept
@@ -94,6 +94,16 @@ def stepper(model: PointProcess) -> Stepper:
     return ByVerbs(model)
 
 
+@torch.no_grad()
+def score_table(model: DAPP) -> ScoreTable:
+    """The model's scores in evaluation mode, as a function of lag."""
+    spectrum = model.spectrum(fixed=True)
+    decay = torch.zeros_like(spectrum.frequency) if spectrum.decay is None else spectrum.decay
+    parts = (spectrum.frequency, decay, spectrum.shift, spectrum.weight)
+    frequency, decays, shift, weight = (x.detach().cpu().double().numpy() for x in parts)
+    return ScoreTable(frequency, decays, shift, weight, float(model.time_scale))
+
+
 def follow_by_steps(
     stepper: Stepper, numbers: Numbers, events: Events, into: Scored
 ) -> Stop | None:
@@ -124,9 +134,7 @@ class ByVerbs:
 
     def __init__(self, model: PointProcess) -> None:
         self.model = in_float64(model)
-        self.table = (
-            KernelTable(model, compiled=True) if isinstance(model, DAPP) and model.scanned else None
-        )
+        self.table = score_table(model) if isinstance(model, DAPP) and model.scanned else None
         self.restart(0.0)
 
     def restart(self, start: float) -> None:
@@ -197,12 +205,8 @@ class ByStates:
     begins.
     """
 
-    def __init__(self, model: DAPP, *, compiled: bool = True) -> None:
-        self.model, self.steps, self.table = (
-            model,
-            Steps(model, compiled=compiled),
-            KernelTable(model, compiled=compiled),
-        )
+    def __init__(self, model: DAPP) -> None:
+        self.model, self.steps, self.table = model, Steps(model), score_table(model)
         self.restart(0.0)
 
     def restart(self, start: float) -> None:
@@ -222,7 +226,8 @@ class ByStates:
 
     def absorb(self, time: float, mark: int) -> None:
         self.move(time)
-        self._state = self._state + self.steps.added(time - self._start, mark)
+        added = self.steps.added(np.array([time - self._start]), np.array([mark]))
+        self._state = self._state + added
 
     def move(self, time: float) -> None:
         at, state = self._ahead
@@ -232,8 +237,6 @@ class ByStates:
         self._at = time
 
     def follow(self, numbers: Numbers, events: Events, into: Scored) -> Stop | None:
-        if not self.steps.looped:
-            return follow_by_steps(self, numbers, events, into)
         rows = np.zeros(len(events.times), dtype=np.int64)
         stopped = self.steps.follow(self._state, rows, numbers, self._start, events, into)
         self._at = float(numbers.at[0])

@@ -1,7 +1,7 @@
 r"""A DAPP's scores of recent events, read off a table: which past events an event attends to,
 without a sum over modes.
 
-The score of an event at lag d is a sum of D waves per head; for 256 past events that is more work
+The score of an event at lag d is a sum of D sinusoids per head; for 256 past events that is more work
 than all the rest of a stream's step. So kappa_k and its derivative are tabulated on a grid of lags
 and read by cubic Hermite interpolation. On a cell of width h from d on, its error is at most
 
@@ -16,15 +16,16 @@ reported weights are read here, never a rate or a likelihood.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable
 from functools import cache
-from typing import Any, NamedTuple, no_type_check
+from typing import NamedTuple, no_type_check
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
-from fourpoint.models.dapp import DAPP
+from fourpoint import kernels
+from fourpoint.kernels.compiling import machine_code
 
 Floats = NDArray[np.float64]
 Places = NDArray[np.int64]
@@ -32,7 +33,7 @@ ERROR = 1e-6
 OCTAVES = 40  # from the shortest lag on
 CELLS = 2**14  # of a grid, at most
 BYTES = 2**25  # of all tables, at most
-PIECE = 2**20  # waves formed at once
+PIECE = 2**20  # sinusoids formed at once
 
 
 class Grid(NamedTuple):
@@ -46,32 +47,24 @@ class Grid(NamedTuple):
     first: Places  # (O + 1,): cells before each octave, and all of them
 
 
-class KernelTable:
-    """Scores of the model in evaluation mode, as a function of lag, in the user's unit of time.
+class ScoreTable:
+    """Scores of K heads as a function of lag, in the user's unit of time ``scale``.
 
-    :meth:`largest` is compiled where numba is installed, if ``compiled``.
+    (K, D) ``frequency``, ``decay`` and ``weight`` of the modes, (K, D, M) ``shift``.
 
-    >>> table = KernelTable(DAPP(heads=2, eval_features=32))
-    >>> (
-    ...     table.scores(np.array([0.0, 0.5]), np.array([0, 0]), 0).shape,
-    ...     table.scores(np.zeros(1), np.array([0]), 0).tolist(),
-    ... )
-    ((2, 2), [[1.0], [1.0]])
+    >>> modes = np.ones((2, 32)), np.ones((2, 32)), np.zeros((2, 32, 1)), np.full((2, 32), 1 / 32)
+    >>> table = ScoreTable(*modes, 1.0)
+    >>> table.scores(np.array([0.0, 0.5]), np.array([0, 0]), 0).round(3).tolist()
+    [[1.0, 0.532], [1.0, 0.532]]
     """
 
-    @torch.no_grad()
-    def __init__(self, model: DAPP, *, compiled: bool = False) -> None:
-        s = model.spectrum(fixed=True)
-        frequency, shift, weight = (
-            x.detach().cpu().double().numpy() for x in (s.frequency, s.shift, s.weight)
-        )
-        decay = (
-            np.zeros_like(frequency) if s.decay is None else s.decay.detach().cpu().double().numpy()
-        )
-        self.rate: NDArray[Any] = -decay + 1j * frequency  # (K, D)
+    def __init__(
+        self, frequency: Floats, decay: Floats, shift: Floats, weight: Floats, scale: float
+    ) -> None:
+        self.rate: NDArray[np.complex128] = -decay + 1j * frequency  # (K, D)
         self.shift: Floats = shift
         self.weight: Floats = weight
-        self.scale = float(model.time_scale)
+        self.scale = scale
         self.grid = self._grid()
         marks = shift.shape[-1]
         self.slots = np.full((marks, marks), -1)
@@ -79,7 +72,6 @@ class KernelTable:
             (1, int(self.grid.first[-1]), len(weight), 4)
         )  # per pair: each cell's cubics, from 0 to 1
         self.pairs = 0
-        self._loop = compiled_largest() if compiled else None
 
     def scores(self, lags: Floats, marks: Places, mark: int) -> Floats:
         """kappa_k of an event of type ``mark`` on past events of types ``marks`` at ``lags``, (K,
@@ -102,13 +94,12 @@ class KernelTable:
         """
         shape = (len(self.weight), min(top, len(lags)))
         places, found = np.empty(shape, dtype=np.int64), np.empty(shape)
-        if self._loop is not None:
-            for _ in range(2):  # the second time with tables that were missing
-                if self._loop(
-                    lags, marks, mark, self.scale, self.grid, self.slots, self.tables, places, found
-                ):
-                    return places, found
-                self._slots(marks, mark)
+        loop = kernels.SCORE_TABLE.choose()
+        for _ in range(0 if loop is None else 2):  # the second time with tables that were missing
+            tables = (self.grid, self.slots, self.tables)
+            if loop(lags, marks, mark, self.scale, *tables, places, found):
+                return places, found
+            self._slots(marks, mark)
         return largest(self.scores(lags, marks, mark), top)
 
     def _slots(self, marks: Places, mark: int) -> Places:
@@ -159,9 +150,9 @@ class KernelTable:
             for x, n, p in zip(self.grid.left, cells, self.grid.per_unit, strict=True)
         ]
         points = np.concatenate([*lags, self.grid.left[-1:] + cells[-1] / self.grid.per_unit[-1:]])
-        value, slope = self._waves(points, mark, other)
+        value, derivative = self._sinusoids(points, mark, other)
         h = 1 / np.repeat(self.grid.per_unit, cells)
-        rise, low, high = np.diff(value), h * slope[:, :-1], h * slope[:, 1:]
+        rise, low, high = np.diff(value), h * derivative[:, :-1], h * derivative[:, 1:]
         cubic = np.stack(
             [value[:, :-1], low, 3 * rise - 2 * low - high, low + high - 2 * rise], -1
         )  # (K, cells, 4)
@@ -169,11 +160,11 @@ class KernelTable:
         self.slots[mark, other] = self.pairs
         self.pairs += 1
 
-    def _waves(self, d: Floats, mark: int, other: int) -> tuple[Floats, Floats]:
+    def _sinusoids(self, d: Floats, mark: int, other: int) -> tuple[Floats, Floats]:
         """sum_j w_j Re[exp(i psi_j(mark) - i psi_j(other)) exp(a_j d)] and its derivative in d, (K,
         N) each.
         """
-        value, slope = np.empty((2, len(self.rate), len(d)))
+        value, derivative = np.empty((2, len(self.rate), len(d)))
         turn = self.weight * np.exp(1j * (self.shift[..., mark] - self.shift[..., other]))
         both = np.stack([turn, self.rate * turn], -1)  # (K, D, 2)
         rows = max(1, PIECE // self.rate.size)
@@ -184,14 +175,14 @@ class KernelTable:
                 found = (fade * np.cos(angle)) @ both[k].real - (fade * np.sin(angle)) @ both[
                     k
                 ].imag
-                value[k, i : i + rows], slope[k, i : i + rows] = found.T
-        return value, slope
+                value[k, i : i + rows], derivative[k, i : i + rows] = found.T
+        return value, derivative
 
     def _summed(self, d: Floats, marks: Places, mark: int) -> Floats:
         found = np.empty((len(self.weight), len(d)))
         for other in np.unique(marks).tolist():
             mine = marks == other
-            found[:, mine] = self._waves(d[mine], mark, other)[0]
+            found[:, mine] = self._sinusoids(d[mine], mark, other)[0]
         return found
 
 
@@ -211,23 +202,14 @@ def largest(scores: Floats, top: int) -> tuple[Places, Floats]:
 
 
 @cache
-def compiled_largest() -> Callable[..., bool] | None:
-    """:func:`largest_read` as machine code, kept on disk between runs where that can be; None
-    without numba.
-    """
-    try:
-        from numba import njit
-    except ImportError:
-        return None
-    try:
-        return njit(cache=True, nogil=True, error_model="numpy")(largest_read)
-    except RuntimeError:  # no folder to keep machine code in
-        return njit(nogil=True, error_model="numpy")(largest_read)
+def load() -> Callable[..., bool]:
+    """:func:`largest_read` as machine code, cached on disk between runs if possible."""
+    return machine_code((sys.modules[__name__],), (largest_read,), fastmath=False)["largest_read"]
 
 
 @no_type_check  # numba has its own types
 def largest_read(lags, marks, mark, scale, grid, slots, tables, places, found):
-    """:meth:`KernelTable.largest` from the tables alone, into (K, top) ``places`` and ``found``;
+    """:meth:`ScoreTable.largest` from the tables alone, into (K, top) ``places`` and ``found``;
     False where they do not suffice.
     """
     top = places.shape[1]
