@@ -36,20 +36,14 @@ def lively(name: str) -> Any:
     return model.eval()
 
 
-UNBOUNDED = (
-    "neural",
-    "deep",
-    "deep-plain",
-    "deep-dense",
-)  # models without a certificate, which are inverted
-
-
-@pytest.mark.parametrize(
-    ("name", "marks"), [case for case in CASES + BOXED if case[0] not in UNBOUNDED]
-)
+@pytest.mark.parametrize(("name", "marks"), CASES + BOXED)
 @pytest.mark.parametrize("kind", [torch.float64, torch.float32])
 def test_the_bound_dominates(name: str, marks: int, kind: torch.dtype) -> None:
     model = build(name, marks)
+    if not model.has_upper_bound:
+        # Sampling inverts the compensator. These models lose speed if they lose their bound.
+        assert not name.startswith(("sum", "ratio", "softmax", "hawkes", "poisson", "nhp", "thp"))
+        pytest.skip(f"{name} has no upper bound")
     if isinstance(model, DAPP):
         exact = {key: buffer.clone() for key, buffer in model.named_buffers() if buffer.ndim == 0}
         model.to(kind)
