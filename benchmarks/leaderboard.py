@@ -21,7 +21,7 @@ Scores, all given events before and in the data's unit of time:
                      1e-4 nats per event, with an upper estimate of its error (1e-3 for rates with
                      narrow peaks; where it does not converge so far, to 1e-2, and where not even
                      to that, 256 nodes and the change from 128; on a GPU 1,024 and 512)
-    per tick         where many gaps are a few multiples of the timestamp resolution:
+    per timestamp    where many gaps are a few multiples of the timestamp resolution:
                      `fp.resolution_score`, the log-probability of the recorded timestamp and the
                      mark, of sequences drawn at random with 20,000 events
     KS               distance of 1 - exp(-integral over the gap) from uniform, all gaps of all
@@ -184,7 +184,7 @@ def tables(rows: list[Row], options: argparse.Namespace) -> str:
             "model",
             f"{options.split}, nats per event",
             "integral error",
-            "per tick",
+            "per timestamp",
             "time RMSE",
             "mark accuracy",
             "KS",
@@ -503,7 +503,7 @@ def _said(row: Row) -> str:
     cell = f"{row['set']} {row['model']} seed {row['seed']}:"
     if why := row.get("failed") or row.get("missing"):
         return f"{cell} {'FAILED' if 'failed' in row else 'missing'} ({why})"
-    ticks = f" ({row['resolution_score']:.4f} per tick)" if "resolution_score" in row else ""
+    ticks = f" ({row['resolution_score']:.4f} per timestamp)" if "resolution_score" in row else ""
     return (
         f"{cell} {row['score']:.4f} nats per event{ticks}, dev {row['best_dev']:.4f}, KS "
         f"{row['ks']:.4f}, {row['steps']} steps, "
