@@ -417,9 +417,7 @@ def _logs(model: Any, batch: Any) -> Any:
     """log lambda of each event's own mark, of all but the first of each sequence."""
     import torch
 
-    from fourpoint.inference.likelihood import log_rates_at_events
-
-    logs = log_rates_at_events(model, model.encode(batch), batch)
+    logs = model.log_rates_at_events(model.encode(batch), batch)
     return torch.where(batch.valid, logs, 0.0).double()[:, 1:]
 
 
