@@ -3,7 +3,7 @@ and link as loops over rows.
 
     value = sum over events of log lambda_m - sum over gaps, nodes and marks of cost lambda_m,    lambda_m = mu_m + g_m(z_m + b_m + drift_m)
 
-A row is a gap with one of its nodes or its end. Used by `kernels.numba_dapp_loss`, whose workspace and
+A row is a gap with one of its nodes or its end.
 weights they take, and compiled with it. Plain Python, slow but correct as it stands, in float32.
 They say the same as `models.rate`.
 """

@@ -1,10 +1,9 @@
 r"""The loops of `dapp_step` row by row, compiled with numba:
 states moved, read and integrated.
 
-They are plain Python functions, slow but correct as they stand, and tests hold them to the whole
-arrays of `dapp_step`, which do the same. Those hold the states at all nodes of all rows, and are
-limited by memory and by calls; here one row stays in the processor's cache from its first node to
-its last, and the interpreter is not locked, so that threads share the rows. Sinusoids are formed by
+They are plain Python functions, slow but correct as they stand, and tests compare
+them with the model itself. One row stays in the processor's cache from its first node to its last,
+and the interpreter is not locked, so that threads share the rows. Sinusoids are formed by
 polynomials, since a call of sin or exp keeps a processor from taking several modes at a time:
 
     sin(2 pi u) = u P(u^2),  |u| <= 1/4,        2^-r = Q(r),  |r| <= 1/2,        (Taylor, to the last digit of the precision)

@@ -1,5 +1,4 @@
-r"""Events of a Hawkes process scored and absorbed one after the other, compiled where numba is
-installed (the extra ``fast``).
+r"""Events of a Hawkes process scored and absorbed one after the other, compiled with numba.
 
 With R_jn the events of type n so far, each weighted by exp(-beta_j age), a moment d after an event
 

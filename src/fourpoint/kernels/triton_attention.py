@@ -8,7 +8,7 @@ it reads, at Q lags d,
 
 and at the gap's end it turns the states on and adds the event there, S_j <- exp(a_j gap) S_j + v
 exp(-i psi_j(m)). States at the gaps' beginnings are written once, 8 bytes per mode, for the
-gradient: a second walk, backwards, that forms waves again rather than keep them. Sums over
+gradient: a second walk, backwards, that forms the sinusoids again rather than keep them. Sums over
 sequences are left to torch, so that nothing depends on the order of threads. Exponents below
 `constants.FADED` count as that, as everywhere. :func:`attention.scan` and :func:`attention.read` are
 the plain version that it is tested against.
@@ -84,14 +84,14 @@ class _Attended(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         frequency, decay, read, drive, lags, gaps, values, marks, state = ctx.saved_tensors
         (B, G, Q), (_, K, D, M) = lags.shape, read.shape
-        slopes, d_values = lags.new_zeros(B, K, 2 + 4 * M, D), torch.empty_like(values)
+        gradients, d_values = lags.new_zeros(B, K, 2 + 4 * M, D), torch.empty_like(values)
         if B:
             given = (frequency, decay, read, drive, lags, gaps, values, marks)
             _walk_back[(B, K)](
                 *given,
                 state,
                 grad.contiguous(),
-                slopes,
+                gradients,
                 d_values,
                 G,
                 Q,
@@ -102,7 +102,7 @@ class _Attended(torch.autograd.Function):
                 **_sizes(Q, D, M),
                 num_warps=1,
             )
-        total = slopes.sum(0)
+        total = gradients.sum(0)
         turns = total[:, 2:].unflatten(1, (4, M)).permute(1, 0, 3, 2)
         return total[:, 0], total[:, 1], turns[:2], turns[2:], None, None, d_values, None
 
@@ -186,7 +186,7 @@ def _walk_back(
     marks,
     state,
     grad,
-    slopes,
+    gradients,
     d_values,
     G,
     Q,
@@ -207,7 +207,7 @@ def _walk_back(
     r_re, r_im = (
         tl.zeros([MB, DB], tl.float32),
         tl.zeros([MB, DB], tl.float32),
-    )  # slopes of the two turns, per mark
+    )  # gradients of the two turns, per mark
     u_re, u_im = tl.zeros([MB, DB], tl.float32), tl.zeros([MB, DB], tl.float32)
     g_re, g_im = (
         tl.zeros([DB], tl.float32),
@@ -255,7 +255,7 @@ def _walk_back(
         )
         g_re = n_re + tl.sum(c * dx + s * dy, 0)
         g_im = n_im + tl.sum(c * dy - s * dx, 0)
-    base = slopes + (b * K + k) * (2 + 4 * M) * D + d
+    base = gradients + (b * K + k) * (2 + 4 * M) * D + d
     tl.store(base, d_theta, mode)
     tl.store(base + D, d_gamma, mode)
     table = base[None, :] + (2 + kinds[:, None]) * D

@@ -2,8 +2,8 @@ r"""What a layer of Deep DAPP adds to its tokens, on a CUDA device.
 
     u = norm(x),       y = gelu(C S + D u) * sigmoid(G u),      x <- x + d * O y,       d what is silenced
 
-where S are the states of `deep_walk_cuda`, and B u, the gates, D u and G u lie side by side in one
-table, ``joined`` (R, 4J + 2H), from `deep_norm_cuda`. The backward pass writes the last 2H columns
+where S are the states of `scan`, and B u, the gates, D u and G u lie side by side in one
+table, ``joined`` (R, 4J + 2H), from `norm`. The backward pass writes the last 2H columns
 of its gradient. `deep_layer` is the plain version.
 """
 
@@ -17,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from fourpoint.kernels.triton_deep_dapp import rows as deep_rows_cuda
-from fourpoint.kernels.triton_deep_dapp.maths import gelu_slope, normal_share, product, sigmoid
+from fourpoint.kernels.triton_deep_dapp.maths import gelu_derivative, normal_share, product, sigmoid
 from fourpoint.kernels.triton_deep_dapp.rows import Rows, rows_in, tiles_of
 
 ROWS, WARPS = 32, 4  # of a program, forwards
@@ -85,7 +85,7 @@ def heard_back(
     of_out_bias: Tensor,
 ) -> None:
     """Gradients: adds that of the states to ``of_state``, and writes the last 2H columns of
-    ``of_joined``; the parameters' go into their columns of a `deep_rows_cuda.Sums`. That of x is
+    ``of_joined``; the parameters' go into their columns of a `rows.Sums`. That of x is
     ``of_new`` itself, but for what ``joined`` brings.
     """
     H, wide = read.shape
@@ -219,7 +219,7 @@ def _heard_back(
         by_out_bias += tl.sum(of_o, 0)
         g = product(of_o, tl.load(out + h[:, None] * H + h[None, :]), None, PRECISION) * open_
         tl.store(of_joined + beside + H, g * a * share * (1.0 - open_), ok[:, None])
-        g = g * gelu_slope(a, share)
+        g = g * gelu_derivative(a, share)
         tl.store(of_joined + beside, g, ok[:, None])
         by_read = product(tl.trans(g), states, by_read, PRECISION)
         by_read_bias += tl.sum(g, 0)

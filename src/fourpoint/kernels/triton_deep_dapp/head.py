@@ -10,7 +10,7 @@ T, sums over all positions that a program has. With D that of F S, the gradient 
 conj(F) D, and those of gamma, theta and r are made of the sum of (t - t_p) conj(F) D once all times
 are through; where F is as small as e^-60 and held there, that is no longer told from 0. The L
 layers' modes lie side by side. `deep_dapp` is the plain version that it is tested against;
-`deep_rows_cuda` lists the positions.
+`rows` lists the positions.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ class Given(NamedTuple):
     where: Tensor  # (R,): where in their strata the nodes lie, from 0 to 1 (`node_of`)
 
 
-class Slopes(NamedTuple):
-    """Where gradients of parameters go: columns of a `deep_rows_cuda.Sums`."""
+class Gradients(NamedTuple):
+    """Where gradients of parameters go: columns of a `rows.Sums`."""
 
     read: Tensor
     bias: Tensor
@@ -85,7 +85,7 @@ def turn(given: Given, rows: Rows, Q: int) -> Tensor:
 
 
 def turn_back(
-    given: Given, rows: Rows, Q: int, of_before: Tensor, of: Slopes
+    given: Given, rows: Rows, Q: int, of_before: Tensor, of: Gradients
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of states, paces and context; those of the parameters go into their columns."""
     H, J = given.context.shape[1], len(given.turns)

@@ -1,12 +1,12 @@
 """One layer of Deep DAPP on a CUDA device, forwards and backwards: which kernels it calls, and what
 it keeps in between.
 
-    joined = [B u, gates, D u, G u],  u = norm(x)         `deep_norm_cuda`
-    states and paces from the first 4J columns of it      `deep_walk_cuda`
-    middle = x + d * O [gelu(C S + D u) * sigmoid(G u)]   `deep_gate_cuda`
-    out = middle + MLP(norm(middle))                      `deep_mix_cuda`
+    joined = [B u, gates, D u, G u],  u = norm(x)         `norm`
+    states and paces from the first 4J columns of it      `scan`
+    middle = x + d * O [gelu(C S + D u) * sigmoid(G u)]   `gate`
+    out = middle + MLP(norm(middle))                      `mix`
 
-`deep_layer` is the plain version. Used by `deep_cuda`.
+`deep_layer` is the plain version.
 """
 
 from __future__ import annotations

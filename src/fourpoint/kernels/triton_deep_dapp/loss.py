@@ -2,12 +2,12 @@
 
 The same numbers as `likelihood.sampled_log_likelihood` makes from the model's verbs, with a few
 large kernels in place of many passes
-over all nodes: tokens, for each layer the matrices before and after a scan (`deep_norm_cuda`,
-`deep_walk_cuda`, `deep_gate_cuda`) and a
-network (`deep_mix_cuda`), the states at all nodes (`deep_head_cuda`), the head there
-(`deep_nodes_cuda`), and both ends (`deep_score_cuda`). :class:`Likelihood` calls them one after
+over all nodes: tokens, for each layer the matrices before and after a scan (`norm`,
+`scan`, `gate`) and a
+network (`mix`), the states at all nodes (`head`), the head there
+(`nodes`), and both ends (`score`). :class:`Likelihood` calls them one after
 another, and their gradients from the last to the first, but for those at the nodes, which are there
-already; those of all parameters are summed at once (`deep_rows_cuda`).
+already; those of all parameters are summed at once (`rows`).
 
 All that is drawn at random is drawn first (`draw`), so that :func:`log_likelihoods` is a plain
 function that tests compare with the model in float64. Nothing here waits for the device, and shapes
@@ -35,7 +35,7 @@ from fourpoint.kernels.triton_deep_dapp.layers import (
     network_of,
 )
 from fourpoint.kernels.triton_deep_dapp.mix import Network, Silence, head, head_back
-from fourpoint.kernels.triton_deep_dapp.nodes import Integral, nodes, nodes_and_slopes
+from fourpoint.kernels.triton_deep_dapp.nodes import Integral, nodes, nodes_and_gradients
 from fourpoint.kernels.triton_deep_dapp.norm import norm_linear, norm_linear_back
 from fourpoint.kernels.triton_deep_dapp.rows import Rows, Sums, rows_of
 
@@ -53,7 +53,7 @@ class Drawn(NamedTuple):
     where: Float[
         Tensor, " R"
         # where in their strata of the gap after a position its nodes lie, from 0 to 1
-        # (`deep_maths_cuda.node_of`)
+        # (`maths.node_of`)
     ]
     hidden: Integer[Tensor, "B N"] | None = None  # events whose mark is not seen
     heard: Integer[Tensor, "L R"] | None = None  # events that leave a trace
@@ -124,8 +124,8 @@ def log_likelihoods(
     "window".
     """
     learned = [model[name] for name in _names(model)]
-    slopes = torch.is_grad_enabled() and any(p.requires_grad for p in learned)
-    return Likelihood.apply(model, batch, drawn, gaps, slopes, *learned)
+    gradients = torch.is_grad_enabled() and any(p.requires_grad for p in learned)
+    return Likelihood.apply(model, batch, drawn, gaps, gradients, *learned)
 
 
 class Likelihood(torch.autograd.Function):
@@ -138,7 +138,7 @@ class Likelihood(torch.autograd.Function):
         batch: Events,
         drawn: Drawn,
         gaps: bool,
-        slopes: bool,
+        gradients: bool,
         *parameters: Tensor,
     ) -> Tensor:
         rows, M, few = (
@@ -183,7 +183,9 @@ class Likelihood(torch.autograd.Function):
         z = head(before, rows, drawn.nodes + 1, silence, *_head(model), q)
         integral = Integral(width, drawn.where, model["log_scale"], gaps)
         left = (
-            nodes_and_slopes(before, rows, silence, *_head(model), integral, z) if slopes else None
+            nodes_and_gradients(before, rows, silence, *_head(model), integral, z)
+            if gradients
+            else None
         )  # as if all gradients were 1
         if left is None:
             nodes(before, rows, silence, *_head(model), z)
@@ -233,7 +235,7 @@ class Likelihood(torch.autograd.Function):
         )  # one number for all sequences, by which all is multiplied at the end
         each = None if alike else grad.contiguous()
         if each is not None:
-            left = nodes_and_slopes(
+            left = nodes_and_gradients(
                 before, rows, silence, *_head(model), integral._replace(grad=each), z
             )
         of_before, of_nodes = left
@@ -257,7 +259,7 @@ class Likelihood(torch.autograd.Function):
             rate,
             of_nodes,
         )
-        slopes = [
+        gradients = [
             sums[name]
             for name in (
                 "read.weight",
@@ -268,7 +270,7 @@ class Likelihood(torch.autograd.Function):
             )
         ]
         of_state, of_pace, of_context = deep_head_cuda.turn_back(
-            given, rows, z.shape[1] - 1, of_before, deep_head_cuda.Slopes(*slopes)
+            given, rows, z.shape[1] - 1, of_before, deep_head_cuda.Gradients(*gradients)
         )
         of_x = norm_linear_back(
             x,

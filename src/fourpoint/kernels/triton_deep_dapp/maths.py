@@ -4,8 +4,8 @@ backward pass needs.
 Sums of small and large numbers keep their digits: log(1 + x) comes from the series of its inverse
 hyperbolic tangent, since the device's fast logarithm has an absolute error. Exponentials and
 quotients are made of what the device has an instruction for, powers of two and 1 / sqrt(x), both
-within 2e-7 of themselves: triton's own take three times as many instructions. Used by the kernels
-of `deep_cuda`.
+within 2e-7 of themselves: triton's own take three times as many instructions.
+of `loss`.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def normal_share(x):
     """The share of a standard normal below x, within 5e-7: gelu(x) is x times this.
 
     M. Abramowitz and I. Stegun, Handbook of Mathematical Functions, 26.2.17: the density is the one
-    that the slope needs as well.
+    that the gradient needs as well.
     """
     t = inverse(1.0 + 0.2316419 * tl.abs(x))
     series = t * (
@@ -56,7 +56,7 @@ def normal_share(x):
 
 @triton.jit
 @no_type_check
-def gelu_slope(x, share):
+def gelu_derivative(x, share):
     """The derivative of gelu, given ``normal_share(x)``."""
     return share + x * _density(x)
 
@@ -94,7 +94,7 @@ def log_softplus(x):
 
 @triton.jit
 @no_type_check
-def log_softplus_slope(x):
+def log_softplus_derivative(x):
     """Its derivative."""
     high = tl.maximum(x, -18.0)
     return tl.where(x < -18.0, 1.0, sigmoid(high) / softplus(high))

@@ -5,14 +5,14 @@ silenced between them.
     head:    q = gelu(x),   out = q + V_2 (d * gelu(V_1 norm(q))),   z = w'out + b
 
 on rows of H numbers. The head has T rows for every position; here is the last of them, which is an
-event's, and the nodes before it are `deep_nodes_cuda`'s. Forwards, the 2H numbers inside come PART
+event's, and the nodes before it are `nodes`'s. Forwards, the 2H numbers inside come PART
 at a time, so that all of a program's numbers fit into registers. Backwards, a program goes through
 its rows once for every SUMS / H of them, and keeps the sums that are those columns' gradients,
 which begin with what the nodes have left; what each part adds to the gradient of norm(x) waits in
 the place of x's own gradient. With n the rows before scale and shift, the product of those columns'
 gradient with 1 + n holds the gradients of V_1, its bias, scale and shift alike, since a row of n
 has the sum 0. `deep_layer` and `deep_dapp` are the plain versions that it is tested against;
-`deep_rows_cuda` lists the rows.
+`rows` lists the rows.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import triton.language as tl
 from torch import Tensor
 
 from fourpoint.kernels.triton_deep_dapp import rows as deep_rows_cuda
-from fourpoint.kernels.triton_deep_dapp.maths import gelu_slope, normal_share, product
+from fourpoint.kernels.triton_deep_dapp.maths import gelu_derivative, normal_share, product
 from fourpoint.kernels.triton_deep_dapp.norm import EPSILON, unit, unit_back
 from fourpoint.kernels.triton_deep_dapp.rows import Rows, rows_in, tiles_of
 
@@ -41,7 +41,7 @@ SUMS = 8192  # numbers of one matrix's gradient that a program keeps
 
 
 class Network(NamedTuple):
-    """What a network is made of; or, for their gradients, columns of a `deep_rows_cuda.Sums`."""
+    """What a network is made of; or, for their gradients, columns of a `rows.Sums`."""
 
     gamma: Tensor  # (H,)
     beta: Tensor
@@ -63,7 +63,7 @@ class Silence(NamedTuple):
 
 class NodeSums(NamedTuple):
     """What programs have summed over nodes, one line or several for each line of a
-    `deep_rows_cuda.Sums`.
+    `rows.Sums`.
     """
 
     up: Tensor  # (X, 2H H): of V_1's columns, with 1 + n
@@ -113,7 +113,7 @@ def head(
     """The head's network on sums before its first gelu (R T, H): z (R, T) and ``out`` (R, H) at the
     last of the T times.
 
-    ``rate`` are w (1, H) and b (1). z at the other times is left to `deep_nodes_cuda`.
+    ``rate`` are w (1, H) and b (1). z at the other times is left to `nodes`.
     """
     z = x.new_empty(len(out), T)
     _forward(x, rows, T, silence, network, rate, out, z)
@@ -252,7 +252,7 @@ def inside(
     """
     a = product(n, tl.trans(matrix), None, PRECISION) + tl.load(up_bias + c)[None, :]
     share = normal_share(a)
-    slope = gelu_slope(a, share)
+    gradient = gelu_derivative(a, share)
     h = a * share
     if INNER:
         kept = (
@@ -260,8 +260,8 @@ def inside(
             * louder
         )
         h = h * kept
-        slope = slope * kept
-    return h, slope
+        gradient = gradient * kept
+    return h, gradient
 
 
 @triton.jit
@@ -271,13 +271,13 @@ def unit_of(x, at, ok, HEAD: tl.constexpr, H: tl.constexpr, EPSILON: tl.constexp
     q.
     """
     v = tl.load(x + at, ok[:, None], 0.0)
-    slope = v
+    gradient = v
     if HEAD:
         share = normal_share(v)
-        slope = gelu_slope(v, share)
+        gradient = gelu_derivative(v, share)
         v = v * share
     n, steep = unit(v, H, EPSILON)
-    return v, n, steep, slope
+    return v, n, steep, gradient
 
 
 @triton.jit
@@ -322,7 +322,7 @@ def _mix(
         for begin in range(0, WIDE, PART):
             c = begin + tl.arange(0, PART)
             matrix = tl.load(up + c[:, None] * H + col[None, :])
-            h, slope = inside(
+            h, gradient = inside(
                 n, matrix, up_bias, inner, position, ok, c, louder, INNER, WIDE, PRECISION
             )
             y = product(h, tl.trans(tl.load(down + col[:, None] * WIDE + c[None, :])), y, PRECISION)
@@ -430,11 +430,11 @@ def _mix_back(
             of_y = g
             if OUTER:
                 of_y = g * (tl.load(outer + beside, ok[:, None], 0).to(tl.float32) * louder)
-            h, slope = inside(
+            h, gradient = inside(
                 u, matrix, up_bias, inner, position, ok, c, louder, INNER, WIDE, PRECISION
             )
             by_down = product(tl.trans(of_y), h, by_down, PRECISION)
-            of_a = slope * product(of_y, back, None, PRECISION)
+            of_a = gradient * product(of_y, back, None, PRECISION)
             by_up = product(tl.trans(of_a), n + 1.0, by_up, PRECISION)
             of_u = product(of_a, matrix, None, PRECISION)
             if begin > 0:

@@ -1,5 +1,5 @@
 r"""Deep DAPP's head at the nodes of the integral on a CUDA device: z there and, where a gradient is
-wanted, all slopes in the same kernel.
+wanted, all gradients in the same kernel.
 
     loss = -g_b s (d / Q) w_q log(1 + e^z),   so that   of z = -g_b s (d / Q) w_q / (1 + e^-z)
 
@@ -7,14 +7,14 @@ at node q of Q in a gap of width d in sequence b, w_q its weight, s the scale of
 how much is made of the sequence's log-likelihood. z needs w'out alone and its gradient is a
 multiple of w, so that V_2 takes no product here, and since nothing comes back from the end of the
 likelihood but g_b, a node is gone through once. What it leaves of the parameters' gradients are
-sums in which `deep_mix_cuda` begins those at events. With n the rows before scale and shift, the
+sums in which `mix` begins those at events. With n the rows before scale and shift, the
 product of the inner columns' gradient with 1 + n holds the gradients of V_1, its bias, scale and
 shift alike, since a row of n has the sum 0.
 
 A program keeps SUMS numbers of that product. Where those are not all of it, a program goes through
 its rows once for each part; z is then made before, and what a part adds to the gradient of norm(x)
 waits in the place of x's own gradient. `deep_dapp` is the plain version that it is tested against;
-`deep_rows_cuda` lists the rows.
+`rows` lists the rows.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from fourpoint.kernels.triton_deep_dapp.norm import EPSILON, unit_back
 from fourpoint.kernels.triton_deep_dapp.rows import Rows, rows_in, tiles_of
 
 ROWS, WARPS, REGISTERS, STAGES = 32, 2, 168, 2  # of a program that makes z alone
-BACK_ROWS, BACK_WARPS, BACK_REGISTERS, BACK_STAGES = 16, 4, 255, 2  # with slopes
+BACK_ROWS, BACK_WARPS, BACK_REGISTERS, BACK_STAGES = 16, 4, 255, 2  # with gradients
 TOGETHER = 2  # such programs on a multiprocessor
 PART = 32  # numbers inside at a time, for z alone
 
@@ -42,9 +42,7 @@ class Integral(NamedTuple):
     """What the integral is made of besides z, and how much is made of it."""
 
     width: Tensor  # (B, P): the gap after each position
-    where: (
-        Tensor  # (R,): where in their strata the nodes lie, from 0 to 1 (`deep_maths_cuda.node_of`)
-    )
+    where: Tensor  # (R,): where in their strata the nodes lie, from 0 to 1 (`maths.node_of`)
     log_scale: Tensor  # log s
     gaps: bool  # whether the gaps before the first event and after the last do not count
     grad: Tensor | None = None  # (B,): of the log-likelihoods; None where all are 1
@@ -85,7 +83,7 @@ def nodes(
     )
 
 
-def nodes_and_slopes(
+def nodes_and_gradients(
     x: Tensor,
     rows: Rows,
     silence: Silence,
@@ -179,7 +177,7 @@ def _nodes(
         for begin in range(0, WIDE, PART):
             c = begin + tl.arange(0, PART)
             matrix = tl.load(up + c[:, None] * H + col[None, :])
-            h, slope = inside(
+            h, gradient = inside(
                 n, matrix, up_bias, inner, position, ok, c, louder, INNER, WIDE, PRECISION
             )
             by_h = tl.sum(tl.load(down + col[:, None] * WIDE + c[None, :]) * w[:, None], 0)
@@ -258,10 +256,12 @@ def _nodes_back(
                 g = tl.where((p > 0) & (p < tl.load(lengths + position // P, ok, 0)), g, 0.0)
             v, n, steep, by_raw = unit_of(x, at, ok, True, H, EPSILON)
             u = n * stretch[None, :] + shift[None, :]
-            h, slope = inside(
+            h, gradient = inside(
                 u, matrix, up_bias, inner, position, ok, c, louder, INNER, WIDE, PRECISION
             )
-            of_a = slope * of_h[None, :]  # as if that of z were 1, so that no product waits for z
+            of_a = (
+                gradient * of_h[None, :]
+            )  # as if that of z were 1, so that no product waits for z
             of_u = product(of_a, matrix, None, PRECISION)
             if begin > 0:
                 of_u += tl.load(of_x + at, ok[:, None], 0.0)

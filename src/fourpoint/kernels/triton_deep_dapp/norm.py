@@ -3,7 +3,7 @@
     y = W u + b,     u = (x - mean) / sqrt(variance + 1e-5) * scale + shift = n * scale + shift
 
 Backwards, some programs make the gradients of x, scale and shift, and others, at the same time,
-those of PART rows of W and b each. Used by `deep_cuda`, for the rows that `deep_rows_cuda` lists.
+those of PART rows of W and b each.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def norm_linear_back(
     of_bias: Tensor,
 ) -> Float[Tensor, "R H"]:
     """The gradient of x plus ``more``; those of the parameters go into their columns of a
-    `deep_rows_cuda.Sums`.
+    `rows.Sums`.
     """
     (C, H), of_x = matrix.shape, x.new_empty(x.shape)
     _norm_linear_back[(len(of_scale), 1 + triton.cdiv(C, PART))](

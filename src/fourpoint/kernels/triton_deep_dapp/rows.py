@@ -9,7 +9,7 @@ events there are.
 Backwards, PROGRAMS programs go through all rows side by side. The gradient of a parameter is a sum
 over rows; each program sums its own, leaves that in its line of one table with columns for all
 parameters (:class:`Sums`), and one last kernel adds up the lines. All of it
-goes in one order: the result is the same every time. Used by the kernels of `deep_cuda`.
+goes in one order: the result is the same every time.
 """
 
 from __future__ import annotations

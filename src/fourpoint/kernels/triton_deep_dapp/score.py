@@ -11,7 +11,7 @@ gradients are one matrix product with the features [which mark it has, log(1 + d
 z_p being z at the end of the gap after p, where the next event is, w_pq the weights of nodes,
 share_p the log of its mark's share, softmax(R q_p + c)_m, and c the unit of time. Under the
 convention "gaps" neither the first event nor the gaps before it and after the last count.
-`deep_rows_cuda` lists the positions.
+`rows` lists the positions.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from fourpoint.kernels.triton_deep_dapp.maths import (
     exp,
     feature,
     log_softplus,
-    log_softplus_slope,
+    log_softplus_derivative,
     node_of,
     product,
     softplus,
@@ -40,7 +40,7 @@ ROWS, WARPS = 32, 4  # positions of a program
 
 
 class Tokens(NamedTuple):
-    """The tokens' parameters, or columns of a `deep_rows_cuda.Sums` for their gradients."""
+    """The tokens' parameters, or columns of a `rows.Sums` for their gradients."""
 
     marks: Tensor | None  # (M + 2, H)
     gap: Tensor  # (H, K)
@@ -241,7 +241,7 @@ def score_back(
 ) -> Tensor:
     """The gradient of z at the ends of gaps (R), those of the log-likelihoods being ``grad`` (B),
     or 1 where that is None; writes that of the logs of shares (R), and that of log s into its
-    column. The nodes' z have theirs already (`deep_nodes_cuda`).
+    column. The nodes' z have theirs already (`nodes`).
     """
     of_z = z.new_empty(len(z))
     _score_back[(len(of_scale),)](
@@ -559,8 +559,8 @@ def _score_back(
         g = scored.to(tl.float32)
         if EACH:
             g = tl.load(grad + row // P, scored, 0.0)
-        slope = log_softplus_slope(tl.load(z + row * T + T - 1, scored, 0.0))
-        tl.store(of_z + row, tl.where(scored, g * slope, 0.0), ok)
+        gradient = log_softplus_derivative(tl.load(z + row * T + T - 1, scored, 0.0))
+        tl.store(of_z + row, tl.where(scored, g * gradient, 0.0), ok)
         tl.store(of_share + row, g, ok)
     some = tl.zeros([ROWS], tl.float32)
     for begin in range(tl.program_id(0) * ROWS, B, tl.num_programs(0) * ROWS):
