@@ -115,7 +115,7 @@ SCORE_TABLE = Kernel(
     gradients=None,
     benchmark="benchmarks/streaming.py, observe: 128 features per head",
     factor=5.3,
-    measured="processor time of Stream.observe, the sum over modes in place of the table",
+    measured="derived: observe takes 107 us, 7 us of it the table; the sum over modes takes 464 us",
 )
 EXCITATION = Kernel(
     name="excitation",
@@ -137,7 +137,7 @@ HAWKES_STREAM = Kernel(
     supports=conditions.always,
     values=1e-12,
     gradients=None,
-    benchmark="benchmarks/streaming.py, bank of 10,000: hawkes",
+    benchmark="benchmarks/streaming.py, the command: Hawkes, one stream",
     factor=315,
     measured="processor time of 20,000 events followed by the kernel and step by step",
 )
@@ -149,7 +149,7 @@ MONITOR = Kernel(
     supports=conditions.always,
     values=0.0,
     gradients=None,
-    benchmark="benchmarks/streaming.py, the command",
+    benchmark="benchmarks/streaming.py, the command: DAPP, --by, 1,000 entities",
     factor=25,
     measured="processor time of MonitorTable.observe, 40,000 gaps of 1,000 rows",
 )
