@@ -11,7 +11,7 @@ The draw is made by a particle filter, all sequences side by side. A particle is
 Event j, one of those in the tick that ends at b, is proposed with k events of the tick still to
 come,
 
-    q(t) ~ lambda_m(t) (int_t^b lambda)^k        on cells that grow geometrically after the left end,
+    q(t) ~ lambda_m(t) (int_t^b lambda)^k       on cells that grow geometrically after the left end,
 
 which is the law of the first of k + 1 events of a Poisson process with the rate that the particle
 expects. The weight corrects for the difference, with the excitation by the event itself in R =

@@ -2,7 +2,8 @@ r"""What happens next, and how sure the model is: forecasts from the user's own 
 
 The next event's law comes from the model's own survival function, by quadrature and not by samples,
 
-    P(T > t) = exp(-int_at^t lambda),     density lambda(t) P(T > t),     P(mark m) = int lambda_m(t) P(T > t) dt,
+    P(T > t) = exp(-int_at^t lambda),  density lambda(t) P(T > t),
+        P(mark m) = int lambda_m(t) P(T > t) dt,
 
 with lambda seen from the history, as if nothing more happened. What comes after it has no such
 formula: counts per window and the expected rate are means and intervals over exactly sampled paths

@@ -1,6 +1,6 @@
 r"""The log-likelihood of event sequences, which counts everything that was observed.
 
-    log L = sum_i log lambda_{m_i}(t_i)  -  sum_m int_start^stop lambda_m(t) dt                                       (1)
+    log L = sum_i log lambda_{m_i}(t_i)  -  sum_m int_start^stop lambda_m(t) dt                  (1)
 
 Where events have places, the first sum is of log lambda_m(t_i, x_i), per unit of time and volume,
 and lambda_m(t) is the integral over

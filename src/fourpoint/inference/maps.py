@@ -1,7 +1,8 @@
 r"""Where events are to be expected: the intensity over the box at a time, or its mean over a
 stretch of the future.
 
-    intensity_map    lambda(t, x) = sum_m lambda_m(t, x) on a grid, given the events up to and including t
+    intensity_map  lambda(t, x) = sum_m lambda_m(t, x) on a grid,
+        given the events up to and including t
     expected_map     (1 / horizon) E[ int lambda(t, x) dt ] over sampled futures
 
 A box of more than two axes is shown over two of them, integrated over the others. Rates are per

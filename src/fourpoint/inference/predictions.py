@@ -3,7 +3,7 @@ r"""How good a model's predictions are: of the next event, and of everything up 
 **Next event**, from the conditional density by quadrature, at events drawn from the data. With S(t)
 the model's probability of no event up to t and a the event before,
 
-    time RMSE    of the mean, a + int S           CRPS    (y - a) - 2 int_a^y S + int S^2, in units of time
+    time RMSE    of the mean, a + int S    CRPS    (y - a) - 2 int_a^y S + int S^2, in units of time
     time MAE     of the median                    coverage    share of y inside the 90% interval
 
 where the interval is that of an event seen before the window's end, as every y is. For marks, given

@@ -152,8 +152,8 @@ def _masses(
     seen: Int[Tensor, "B N"],
     tolerance: float,
 ) -> tuple[Float[Tensor, "B N"], Float[Tensor, "B N"]]:
-    """The integral of the total rate from ``before`` to half a resolution less than the ``gap`` after it,
-    and over the resolution from there.
+    """The integral of the total rate from ``before`` to half a resolution less than the ``gap``
+    after it, and over the resolution from there.
 
     Pieces end where the event was, since a rate that aims at ticks has its peak there, and a rule
     looks at the ends of pieces.

@@ -1,7 +1,8 @@
 r"""A spectrum and its gradients in numpy: the networks of `models.modes`, for DAPP's compiled
 training step.
 
-    a_i = act(a_{i-1} W_{i-1} + b_{i-1}),     omega, log gamma = a_L W_L + b_L,     theta = omega' w_t,   psi = omega' W_m
+    a_i = act(a_{i-1} W_{i-1} + b_{i-1}),  omega, log gamma = a_L W_L + b_L,  theta = omega' w_t,
+        psi = omega' W_m
 
 The networks are small: the forty operations of torch forward and backward take longer to start than
 to calculate. float32; `models.modes.Modes.forward` is the plain counterpart.

@@ -4,17 +4,20 @@ r"""DAPP's likelihood and its gradient, one sequence at a time in one sweep, for
 With all heads' modes in one row j = 1..J, the read-out R_jm = w_j r_m exp(i psi_jm) and what an
 event adds, U_jm = v_m exp(-i psi_jm),
 
-    z_m(d) = sum_j Re[R_jm E_j(d) S_j],     S_j <- E_j(gap) S_j + U_jm,     E_j(d) = exp((-gamma_j + i theta_j) d),
+    z_m(d) = sum_j Re[R_jm E_j(d) S_j],  S_j <- E_j(gap) S_j + U_jm,
+        E_j(d) = exp((-gamma_j + i theta_j) d),
 
-    value  = sum over events of log lambda_m - sum over gaps, nodes q and marks of cost lambda_m(d_q),     lambda = mu + g(z + ...).
+    value  = sum over events of log lambda_m - sum over gaps,
+        nodes q and marks of cost lambda_m(d_q),  lambda = mu + g(z + ...).
 
-A sequence goes up to its value and down again while its sinusoids E are in the processor's cache. On
-the way down, with a_qm the gradient of the value in z_m(d_q), only two sums per mark are formed over
-the nodes of a gap, W = sum_q a_q E(d_q) and V = sum_q a_q d_q E(d_q): they give the gradient in S
-(conj R W), in R (conj S W) and in theta and gamma (Re and Im of R S V). Sinusoids come from
+A sequence goes up to its value and down again while its sinusoids E are in the processor's cache.
+On the way down, with a_qm the gradient of the value in z_m(d_q), only two sums per mark are formed
+over the nodes of a gap, W = sum_q a_q E(d_q) and V = sum_q a_q d_q E(d_q): they give the gradient
+in S (conj R W), in R (conj S W) and in theta and gamma (Re and Im of R S V). Sinusoids come from
 polynomials, since a call of sin or exp keeps a processor from taking several modes at a time:
 
-    sin(pi u) = u P(u^2),   cos(pi u) = Q(u^2),   2^-r = 1 + r R(r),   |u|, |r| <= 1/2        (least largest error; 2e-7 in float32)
+    sin(pi u) = u P(u^2),  cos(pi u) = Q(u^2),  2^-r = 1 + r R(r),  |u|, |r| <= 1/2
+        (least largest error; 2e-7 in float32)
 
 with u the cycles theta d / 2 pi less the nearest whole number, and cos and sin of 2 pi u by those
 of half the angle. The functions are plain Python, slow but correct as they stand, in float32 but
@@ -88,13 +91,14 @@ class Data(NamedTuple):
 
 
 class Weights(NamedTuple):
-    """What the value depends on, or its gradients, which have a first axis more: groups of sequences,
-    each summed on its own.
+    """What the value depends on, or its gradients, which have a first axis more: groups of
+    sequences, each summed on its own.
 
-    Cycles and halvings per unit of time, or the gradients in theta and gamma, (J,); R and U by mark,
-    real and imaginary part, (M, 2, J), R of size (1, 2, 0) where it is 1 (of one mark alone: U is
-    then what R U was, and its imaginary part has no gradient); (M,) bias and log_scale; the splines'
-    coefficients, (M, C) of log mu, a constant where C = 1, and of the drift, none where C = 0.
+    Cycles and halvings per unit of time, or the gradients in theta and gamma, (J,); R and U by
+    mark, real and imaginary part, (M, 2, J), R of size (1, 2, 0) where it is 1 (of one mark alone:
+    U is then what R U was, and its imaginary part has no gradient); (M,) bias and log_scale; the
+    splines' coefficients, (M, C) of log mu, a constant where C = 1, and of the drift, none where C
+    = 0.
     """
 
     cycles: np.ndarray
@@ -122,10 +126,10 @@ class Workspace(NamedTuple):
     """Space for one sequence, or more than that. A row is a gap with one of its nodes or its end: G
     (Q + 1) of them.
 
-    States at the gaps' beginnings (G, 2, J) and sinusoids at the rows (.., 2, J); z and then its gradient,
-    by mark and row; by row the lag, the cost of a unit of rate, cell and four weights of the
-    splines, and (6, ..) what the link needs; (4, 2, J) R S on the way up, and G, H, W and V on the
-    way down. Axes of modes may be longer than J.
+    States at the gaps' beginnings (G, 2, J) and sinusoids at the rows (.., 2, J); z and then its
+    gradient, by mark and row; by row the lag, the cost of a unit of rate, cell and four weights of
+    the splines, and (6, ..) what the link needs; (4, 2, J) R S on the way up, and G, H, W and V on
+    the way down. Axes of modes may be longer than J.
     """
 
     states: np.ndarray
@@ -270,9 +274,9 @@ def attend(marks, events, stop, Q, weights, workspace):
 def back(x, marks, events, stop, Q, weights, workspace, gradients):
     """From the gradients in z to those in theta, gamma, R and U of group x.
 
-    With G the gradient in the state after a gap, that in the state S before it is conj(E) G + conj(R
-    W), and with H = gap conj(E) G + conj(R V) those in theta and gamma are the imaginary part of
-    conj(S) H and less its real part.
+    With G the gradient in the state after a gap, that in the state S before it is conj(E) G +
+    conj(R W), and with H = gap conj(E) G + conj(R V) those in theta and gamma are the imaginary
+    part of conj(S) H and less its real part.
     """
     states, sinusoids, z, lags, sums, read = (
         workspace.states,

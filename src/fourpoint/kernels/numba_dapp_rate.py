@@ -1,7 +1,8 @@
-r"""From what attention says to one sequence's likelihood, and the gradient of that: DAPP's base, drift
-and link as loops over rows.
+r"""From what attention says to one sequence's likelihood, and the gradient of that: DAPP's base,
+drift and link as loops over rows.
 
-    value = sum over events of log lambda_m - sum over gaps, nodes and marks of cost lambda_m,    lambda_m = mu_m + g_m(z_m + b_m + drift_m)
+    value = sum over events of log lambda_m - sum over gaps, nodes and marks of cost lambda_m,
+        lambda_m = mu_m + g_m(z_m + b_m + drift_m)
 
 A row is a gap with one of its nodes or its end.
 weights they take, and compiled with it. Plain Python, slow but correct as it stands, in float32.
@@ -29,8 +30,8 @@ LOG2, HIGHEST, LOWEST = (
 
 @no_type_check
 def scored(m, x, marks, events, begin, stop, Q, share, weights, shape, workspace, gradients):
-    """What mark m adds to the value, and to the gradients of what is not attention; its z becomes the
-    gradient in z.
+    """What mark m adds to the value, and to the gradients of what is not attention; its z becomes
+    the gradient in z.
     """
     first, last = begin * (Q + 1), stop * (Q + 1)
     z, inside, g, mu, log_mu, gradient = (
@@ -115,8 +116,8 @@ def bent(inside, small, gradient, size):
 
 @no_type_check
 def integral(cost, rate, gradient, mu, to_z, share):
-    """Less the sum of cost (mu + rate). Gradients: in z, in log mu in the place of ``mu``, and in log
-    s in that of ``gradient``.
+    """Less the sum of cost (mu + rate). Gradients: in z, in log mu in the place of ``mu``, and in
+    log s in that of ``gradient``.
     """
     value = ZERO
     for r in range(len(cost)):
@@ -132,8 +133,8 @@ def integral(cost, rate, gradient, mu, to_z, share):
 
 @no_type_check
 def at_events(m, marks, events, begin, Q, share, log_scale, link, workspace):
-    """The sum of log(mu + g) at events of mark m, that is at the ends of their gaps. Gradients as in
-    :func:`integral`, but for their places: in z in that of what is inside the link, in log mu in
+    """The sum of log(mu + g) at events of mark m, that is at the ends of their gaps. Gradients as
+    in :func:`integral`, but for their places: in z in that of what is inside the link, in log mu in
     its own, and in log s in the last row.
     """
     inside, g, mu, log_mu, gradient, to_scale = (

@@ -6,7 +6,8 @@ them with the model itself. One row stays in the processor's cache from its firs
 and the interpreter is not locked, so that threads share the rows. Sinusoids are formed by
 polynomials, since a call of sin or exp keeps a processor from taking several modes at a time:
 
-    sin(2 pi u) = u P(u^2),  |u| <= 1/4,        2^-r = Q(r),  |r| <= 1/2,        (Taylor, to the last digit of the precision)
+    sin(2 pi u) = u P(u^2),  |u| <= 1/4,  2^-r = Q(r),  |r| <= 1/2,  (Taylor,
+        to the last digit of the precision)
 
 with u the cycles theta d / 2 pi less the nearest whole number, a difference that is not rounded.
 Exponentials and logarithms of rates are polynomials for the same reason.
@@ -195,8 +196,8 @@ def reach(
 
 @no_type_check
 def follow(
-    state, rows, at, pending, likelihood, count, start, times, marks, scale, sinusoids, read, series,
-    shape, care, constant, slope, largest, ready, kept, place, copied, old, density, gap, rate,
+    state, rows, at, pending, likelihood, count, start, times, marks, scale, sinusoids, read,
+    series, shape, care, constant, slope, largest, ready, kept, place, copied, old, density, gap, rate,
     shares, logs, fault,
 ):  # fmt: skip
     """Score events one after the other and absorb each: (n,) density, gap and rate come out, and
@@ -311,8 +312,8 @@ def moved_on(own, since, gap, scale, sinusoids, read, shape, space, logs):
 
 @no_type_check
 def integral_over(
-    own, since, gap, scale, sinusoids, read, series, shape, care, space, z, total, stack, work, ready,
-    kept, row, integral, fault,
+    own, since, gap, scale, sinusoids, read, series, shape, care, space, z, total, stack, work,
+    ready, kept, row, integral, fault,
 ):  # fmt: skip
     """The (1,) integral of the rate of one row over the next ``gap``; whether it could be formed.
 

@@ -1,11 +1,12 @@
 r"""A DAPP's scores of recent events, read off a table: which past events an event attends to,
 without a sum over modes.
 
-The score of an event at lag d is a sum of D sinusoids per head; for 256 past events that is more work
-than all the rest of a stream's step. So kappa_k and its derivative are tabulated on a grid of lags
-and read by cubic Hermite interpolation. On a cell of width h from d on, its error is at most
+The score of an event at lag d is a sum of D sinusoids per head; for 256 past events that is more
+work than all the rest of a stream's step. So kappa_k and its derivative are tabulated on a grid of
+lags and read by cubic Hermite interpolation. On a cell of width h from d on, its error is at most
 
-    h^4 / 384 max |kappa''''|  <=  h^4 / 384 sum_j w_j |a_j|^4 exp(-gamma_j d),        a_j = -gamma_j + i theta_j,
+    h^4 / 384 max |kappa''''|  <=  h^4 / 384 sum_j w_j |a_j|^4 exp(-gamma_j d),
+        a_j = -gamma_j + i theta_j,
 
 and the grid is the widest that keeps this below ``ERROR`` = 1e-6, octave by octave of the lag, so
 that no test of it is needed. Tables are made when a pair of marks first meets, within ``BYTES`` in

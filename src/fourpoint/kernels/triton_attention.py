@@ -4,14 +4,14 @@ Triton kernel, and its gradient.
 A program walks along one sequence for one head with the states of all modes in registers. In gap g
 it reads, at Q lags d,
 
-    A_m(d) = sum_j Re[ R_jm exp(a_j d) S_j ],              a_j = -gamma_j + i theta_j,      R = w exp(i psi),
+    A_m(d) = sum_j Re[ R_jm exp(a_j d) S_j ],      a_j = -gamma_j + i theta_j,     R = w exp(i psi),
 
 and at the gap's end it turns the states on and adds the event there, S_j <- exp(a_j gap) S_j + v
 exp(-i psi_j(m)). States at the gaps' beginnings are written once, 8 bytes per mode, for the
 gradient: a second walk, backwards, that forms the sinusoids again rather than keep them. Sums over
 sequences are left to torch, so that nothing depends on the order of threads. Exponents below
-`constants.FADED` count as that, as everywhere. :func:`attention.scan` and :func:`attention.read` are
-the plain version that it is tested against.
+`constants.FADED` count as that, as everywhere. :func:`attention.scan` and :func:`attention.read`
+are the plain version that it is tested against.
 
 Per event, mode and lag: an exponential, a cosine and a sine forward, the same again backward, and
 about 40 other operations.

@@ -400,7 +400,9 @@ class PointProcess(Described, nn.Module, Generic[H]):
         return None
 
     def gap_resolution(self) -> float:
-        """The timestamp resolution within which the ends of gaps are dequantised now; 0 for none."""
+        """The timestamp resolution within which the ends of gaps are dequantised now; 0 for
+        none.
+        """
         return 0.0
 
     @property

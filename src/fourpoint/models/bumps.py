@@ -1,8 +1,8 @@
 """Rates that are sums of normal bumps over the window: the non-homogeneous processes of the paper's
 experiments.
 
-    Bumps           lambda(t) = sum_b f_b(t),                   f_b(t) = c_b phi(s_b (t - start - centre_b))
-    FilteredBumps   lambda(t) = E[sum_b U_b f_b(t) | past],     U_b ~ U[0, 1] afresh in every sequence
+    Bumps           lambda(t) = sum_b f_b(t),           f_b(t) = c_b phi(s_b (t - start - centre_b))
+    FilteredBumps   lambda(t) = E[sum_b U_b f_b(t) | past],   U_b ~ U[0, 1] afresh in every sequence
 
 phi is the standard normal density. Both are truths rather than models to fit: they have no
 parameters.
@@ -124,7 +124,8 @@ class FilteredBumps(PointProcess[Amplitudes]):
     On a Gauss-Legendre grid of amplitudes u, with F_b the integral of f_b from the start,
 
         log w_t(u) = log w_0(u) + sum_{t_i < t} log(sum_b u_b f_b(t_i)) - sum_b u_b F_b(t),
-        lambda(t) = sum_u w_t(u) sum_b u_b f_b(t) / sum_u w_t(u),        int_a^b lambda = log sum_u w_a(u) - log sum_u w_b(u).
+        lambda(t) = sum_u w_t(u) sum_b u_b f_b(t) / sum_u w_t(u),
+            int_a^b lambda = log sum_u w_a(u) - log sum_u w_b(u).
 
     ``points`` per amplitude: 32 are exact to rounding for tens of events.
 

@@ -3,8 +3,9 @@ learned Fourier kernel.
 
 For an event x = (t, m) and heads k = 1..K,
 
-    A_k(x)      = sum_i weight_k(x, x_i) v_ki                        attention to the past, `ops.attention`
-    lambda(x)   = mu_m(t) + g(b_m + drift_m(t) + sum_k r_km A_k(x))  equation (5), t counted from the window's start
+    A_k(x)      = sum_i weight_k(x, x_i) v_ki                 attention to the past, `ops.attention`
+    lambda(x)  = mu_m(t) + g(b_m + drift_m(t) + sum_k r_km A_k(x))  equation (5),
+        t counted from the window's start
 
 with the kernel of `ops.fourier` as score. :meth:`DAPP.paper` is the paper's model to the letter:
 two heads, weights that sum to 1 (softmax), values linear in (t, m), softplus, a constant mu, random
@@ -18,8 +19,10 @@ Source: Zhu, Zhang, Ding and Xie, "Deep Fourier kernel for self-attentive point 
 
 The choices a DAPP leaves open, and which of them contradict each other.
 
-With bounded memory (ODAPP) each head keeps the events that `ops.selection` chooses. In a batch every
-position sees its own active sets: a mask over the events for dense forms, and for linear ones states
+With bounded memory (ODAPP) each head keeps the events that `ops.selection` chooses. In a batch
+every
+position sees its own active sets: a mask over the events for dense forms, and for linear ones
+states
 from which each dropped event is subtracted at the moment it is dropped, so that training costs no
 more than DAPP's. A stream holds the active sets alone.
 """
@@ -354,7 +357,9 @@ class DAPP(PointProcess[DAPPHistory]):
         )
 
     def draw_training_features(self) -> None:
-        """Use few features for the validations of a training run; :meth:`fix_features` ends that."""
+        """Use few features for the validations of a training run; :meth:`fix_features` ends
+        that.
+        """
         self.modes.store(min(self.options["eval_features"] or SIZES[0], SIZES[0]))
 
     def fix_features(self, features: int | None = None) -> list[str]:

@@ -5,7 +5,8 @@ Tensors of one row cost more in calls than in arithmetic; here a step of one str
 microseconds, and rows of many streams are stepped together. With S the states of all modes at some
 moment and a_j = -gamma_j + i theta_j,
 
-    S(t + h) = exp(a h) S(t),        z_m = sum_j Re[r_km w_j exp(i psi_j(m)) S_j],        lambda_m = mu_m + g(b_m + drift_m + z_m),
+    S(t + h) = exp(a h) S(t),  z_m = sum_j Re[r_km w_j exp(i psi_j(m)) S_j],
+        lambda_m = mu_m + g(b_m + drift_m + z_m),
 
 exactly as in `dapp`. The integral of the rate over an interval is read at equal steps, so that the
 states at all nodes follow from one exponential by multiplication. Every eight steps are a panel,

@@ -6,7 +6,8 @@ event's mark and of the gap before it, and L layers (`deep_layer`) pass it on, e
 S_l that turn and fade until the next event. At a time t after position p, with all states moved to
 t,
 
-    q  = gelu(W [S_1(t), ..., S_L(t)] + U norm(x_p) + T features(t - t_p)),      q <- q + V_2 gelu(V_1 norm(q)),
+    q  = gelu(W [S_1(t), ..., S_L(t)] + U norm(x_p) + T features(t - t_p)),
+        q <- q + V_2 gelu(V_1 norm(q)),
     lambda(t) = s log(1 + exp(w'q + b)),           lambda_m(t) = lambda(t) softmax_m(R q + c),
 
 features(d) = log(1 + d / s_k) for times s_k from the shortest to the longest in the data, and waves

@@ -3,7 +3,7 @@ r"""A learned spectrum: which modes each attention head has, and which of them a
 The generator G_k turns noise z_j into a feature omega_j and, where modes decay, a log-decay. With
 the key embedding W_u x = w_t t + W_m m, mode j of head k has
 
-    theta_kj = omega_kj' w_t,        psi_kj(m) = omega_kj' W_m m,        gamma_kj = exp(G_k(z_j)_last + c_k),
+    theta_kj = omega_kj' w_t,    psi_kj(m) = omega_kj' W_m m,   gamma_kj = exp(G_k(z_j)_last + c_k),
 
 w_t being a vector of order 1 times the exponential of a learned number: time scales are learned as
 logarithms, since a step that suits a fast head would throw a slow one off its scale.
@@ -14,7 +14,7 @@ set, so that what is sampled is what is evaluated.
 The paper's two other scores, as parts of a model: a dot product of projected events, and a
 network on them.
 
-    dot      nu_k(x, x') = (W_u x)' (W_u x')              neural      nu_k(x, x') = net_k(W_u x, W_u x')
+    dot      nu_k(x, x') = (W_u x)' (W_u x')          neural      nu_k(x, x') = net_k(W_u x, W_u x')
 
 W_u x = w_t t + W_m m with t in windows, so that it stays of order 1; the network has the
 generator's hidden layers and its activation. Both stand in for `models.modes` in DAPP: nothing is

@@ -90,7 +90,7 @@ class ScaledSoftplus(nn.Module):
         ...     torch.tensor([[[[0.0], [0.0], [200.0]]]]), torch.zeros(1), None
         ... )
         >>> mean, logs.exp()
-        (tensor([[0.6931]], grad_fn=<_GapsBackward>), tensor([[[200.0000]]], grad_fn=<ExpBackward0>))
+        (tensor([[0.6931]], grad_fn=...), tensor([[[200.0000]]], grad_fn=...))
         """
         return _Gaps.apply(z, self.log_scale, log_unit, weights)
 

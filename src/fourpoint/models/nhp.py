@@ -2,13 +2,15 @@ r"""The neural Hawkes process: a recurrent network whose memory cells go on movi
 
 At event i, of mark k_i at time t_i, with h the left limit h(t_i) and sigma the logistic function,
 
-    i, i', f, f', o = sigma(W k_i + U h + d)      delta = log(1 + exp(W k_i + U h + d))      z = tanh(W k_i + U h + d)
+    i, i', f, f', o = sigma(W k_i + U h + d)  delta = log(1 + exp(W k_i + U h + d))
+        z = tanh(W k_i + U h + d)
     c_i = f c(t_i) + i z                          c'_i = f' c'_{i-1} + i' z
 
 (W, U and d are different for each of the seven) and until the next event every cell slides from c_i
 to its target c'_i:
 
-    c(t) = c'_i + (c_i - c'_i) exp(-delta_i (t - t_i)),     h(t) = o_i tanh(c(t)),     lambda_m(t) = g_m(w_m' h(t) + b_m),
+    c(t) = c'_i + (c_i - c'_i) exp(-delta_i (t - t_i)),  h(t) = o_i tanh(c(t)),
+        lambda_m(t) = g_m(w_m' h(t) + b_m),
 
 g_m the softplus of scale s_m (`neural_start`), time in mean gaps. The state at the window's start
 is learned and covers the time before the first event. In training a share of each sequence's cells

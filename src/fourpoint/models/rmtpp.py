@@ -1,8 +1,9 @@
 r"""The recurrent marked temporal point process: a recurrent network sums up the past, and time
 since the last event only tilts.
 
-    h_i         = tanh(e(m_i) + F f(d_i) + U h_{i-1}),       f(d) = (log(1 + d), d / (1 + d)),   d_i = t_i - t_{i-1}
-    lambda(t)   = exp(v' h_i + w (t - t_i) + b)                                             for t_i < t <= t_{i+1}
+    h_i  = tanh(e(m_i) + F f(d_i) + U h_{i-1}),  f(d) = (log(1 + d), d / (1 + d)),
+        d_i = t_i - t_{i-1}
+    lambda(t)   = exp(v' h_i + w (t - t_i) + b)                               for t_i < t <= t_{i+1}
     lambda_m(t) = lambda(t) softmax(V h_i + c)_m
 
 d is in mean gaps, e(m) a vector per mark, w one number of either sign. Before the first event v'

@@ -3,7 +3,8 @@ there, and how fast.
 
 With h_i the state of a causal transformer after event i (`models.transformer`), per mark m,
 
-    eta, mu     = gelu(W_eta h_i + b_eta), gelu(W_mu h_i + b_mu)        gamma = softplus(W_gamma h_i + b_gamma)
+    eta, mu  = gelu(W_eta h_i + b_eta), gelu(W_mu h_i + b_mu)
+        gamma = softplus(W_gamma h_i + b_gamma)
     lambda_m(t) = r_m g_m(mu_m + (eta_m - mu_m) exp(-gamma_m (t - t_i))),    t_i < t <= t_{i+1},
 
 so that the rate starts at g(eta) after the event and goes to g(mu), up or down; g_m is the softplus
@@ -11,7 +12,7 @@ of learned scale (`neural_start`) and r_m mark m's mean rate in the training dat
 marks and frequent ones begin alike. An event's token is a vector for its mark plus the time-shifted
 encoding, sines and cosines of
 
-    w_k i + omega_k t_i + xi_k (t_i - t_{i-1}),        w_k = 10000^(-2k/D), omega_k and xi_k learned,
+    w_k i + omega_k t_i + xi_k (t_i - t_{i-1}),       w_k = 10000^(-2k/D), omega_k and xi_k learned,
 
 times in mean gaps since the window's start. The state at the start is learned and covers [start,
 t_1]. Each mark is monotone between events (their sum need not be): that is the bound for sampling.

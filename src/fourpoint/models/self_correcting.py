@@ -1,10 +1,11 @@
 """The self-correcting process: pressure builds with time and every event releases some of it.
 
-    lambda(t) = exp(drift (t - start) - correction N(t)),       N(t) = number of events strictly before t
+    lambda(t) = exp(drift (t - start) - correction N(t)),  N(t) = number of events strictly before t
 
 Between events the rate is an exponential, so that its integral has a closed form,
 
-    int_a^b lambda = (b - a) exp(drift (a - start) - correction N) E(drift (b - a)),      E(x) = (exp(x) - 1) / x,
+    int_a^b lambda = (b - a) exp(drift (a - start) - correction N) E(drift (b - a)),
+        E(x) = (exp(x) - 1) / x,
 
 and the log-likelihood is concave in (drift, correction). Isham and Westcott (1979). One mark only.
 """

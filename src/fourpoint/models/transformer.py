@@ -4,7 +4,8 @@ Token 0 stands for the window's start and is learned; token p is event p's, made
 its mark and its time. Each of L layers lets every token look at itself and at those before it, by K
 heads of d = D/K numbers,
 
-    u_p  = n(x_p + O concat_k sum_{j <= p} a_pj V_k x_j),     a_p = softmax over j of (Q_k x_p)'(K_k x_j)
+    u_p  = n(x_p + O concat_k sum_{j <= p} a_pj V_k x_j),
+        a_p = softmax over j of (Q_k x_p)'(K_k x_j)
     x_p <- u_p + W_2 relu(W_1 u_p + b_1)                      (only where ``inner`` > 0)
 
 with n the layer norm. Its own scale and shift are absorbed by the maps after it, as is the usual

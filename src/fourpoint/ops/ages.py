@@ -2,7 +2,8 @@ r"""Moments of the ages of past events, one after the other in time, without a l
 
 With past types n and decays beta_j, just before each event
 
-    R_jn = sum exp(-beta_j a),    R'_jn = sum (beta_j a) exp(-beta_j a),    R''_jn = sum (beta_j a)^2 exp(-beta_j a)
+    R_jn = sum exp(-beta_j a),  R'_jn = sum (beta_j a) exp(-beta_j a),
+        R''_jn = sum (beta_j a)^2 exp(-beta_j a)
 
 over the ages a of the earlier events of type n in the same window. From one event to the next, with
 d = beta gap,

@@ -3,7 +3,8 @@ r"""One sum over past events, in three forms.
 For a query x = (t, m), events x_i seen from some position, and one number v_i per head,
 
     A_k(x) = sum_i kappa_k(x, x_i) v_ki                                  normalise = "none"
-    A_k(x) = sum_i kappa_k(x, x_i) v_ki / sum_i kappa_k(x, x_i)          normalise = "ratio", with kappa never negative
+    A_k(x) = sum_i kappa_k(x, x_i) v_ki / sum_i kappa_k(x, x_i)  normalise = "ratio",
+        with kappa never negative
     A_k(x) = sum_i softmax_i(kappa_k(x, x_i)) v_ki                       normalise = "softmax"
 
 and A_k = 0 where nothing has been seen. **dense** compares every query with every event, n^2.

@@ -4,7 +4,8 @@ a target.
 On a panel [l, l + h] the rate is read at 16 Gauss-Legendre nodes and written in Legendre
 polynomials of u = 2 (t - l)/h - 1,
 
-    lambda(t) ~ sum_n c_n P_n(u),        int_l^t lambda = h sum_n c_n I_n(u),    I_n = (P_{n+1} - P_{n-1}) / (2 (2n + 1)),
+    lambda(t) ~ sum_n c_n P_n(u),  int_l^t lambda = h sum_n c_n I_n(u),
+        I_n = (P_{n+1} - P_{n-1}) / (2 (2n + 1)),
 
 so that the integral is known at every point of the panel, not only at its end. The last terms of
 that sum estimate its error, together with what the polynomial misses at the panel's left end; a

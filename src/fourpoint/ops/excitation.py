@@ -4,8 +4,11 @@ one pass over the events.
 With types n, decays beta_j (j = 1..J) and theta_m = (mu_m, alpha_{j m n}), the rate of type m is
 linear in theta_m,
 
-    lambda_m(t) = mu_m + sum_j sum_n alpha_{j m n} beta_j R_jn(t),      R_jn(t) = sum_{t_i < t, m_i = n} exp(-beta_j (t - t_i)),
-    log L       = sum_i log lambda_{m_i}(t_i) - sum_m mu_m T - sum_{j m n} alpha_{j m n} (events of n - sum over windows of R_jn(stop)).
+    lambda_m(t) = mu_m + sum_j sum_n alpha_{j m n} beta_j R_jn(t),
+    R_jn(t)     = sum_{t_i < t, m_i = n} exp(-beta_j (t - t_i)),
+    log L       = sum_i log lambda_{m_i}(t_i) - sum_m mu_m T - sum_{j m n} alpha_{j m n} (N_n - R_jn),
+
+with N_n the events of type n and R_jn summed over the ends of all windows.
 
 Derivatives in u_j = log beta_j need two more moments of the ages, R' = sum (beta a) exp(-beta a)
 and R'' = sum (beta a)^2 exp(-beta a): of beta R they are beta (R - R') and beta (R - 3 R' + R'').

@@ -5,7 +5,8 @@ Let kappa be the mean of cos(omega' (x - x')) and its estimate the average over 
 independently, with cosine and sine paired. On a ball of radius R in R^d (Proposition 2 of the
 paper, after Rahimi and Recht),
 
-    P( sup_{x, x'} | estimate - kappa |  >=  e )   <=   (48 R sigma / e)^2 exp( - D e^2 / (4 (d + 2)) ),
+    P( sup_{x, x'} | estimate - kappa |  >=  e )  <=
+        (48 R sigma / e)^2 exp( - D e^2 / (4 (d + 2)) ),
 
 sigma^2 being the mean of |W_u' omega|^2: the key embedding W_u belongs to the frequencies, which
 the paper absorbs silently. The proof is for paired phases; with the random phases of the paper's

@@ -5,7 +5,7 @@ some distribution of frequencies. Here that distribution is learned: a network :
 turns noise z into modes, and the kernel between x = (t, m) and a past event x' = (t', m') at lag d
 = t - t' >= 0 is their average,
 
-    kappa(x, x') = sum_j w_j exp(-gamma_j d) cos(theta_j d + psi_j(m) - psi_j(m')),      sum_j w_j = 1.
+    kappa(x, x') = sum_j w_j exp(-gamma_j d) cos(theta_j d + psi_j(m) - psi_j(m')),   sum_j w_j = 1.
 
 theta_j = omega_j' w_t is a frequency, psi_j(m) = omega_j' W_m m a shift per mark, omega_j = G(z_j)
 the generated feature. gamma_j >= 0 is an optional decay: exp(-gamma |d|) cos(theta d) is again
@@ -13,7 +13,7 @@ positive definite, its spectrum being a Cauchy line at theta; gamma = 0 is the p
 sine are paired (phase None), which makes the estimate shift invariant with kappa(0) = 1 exactly;
 the paper's (7) uses one cosine with a random phase b instead,
 
-    phi_j(x) = sqrt(2) cos(theta_j t + psi_j(m) + b_j),                kappa ~ sum_j w_j phi_j(x) phi_j(x'),
+    phi_j(x) = sqrt(2) cos(theta_j t + psi_j(m) + b_j),        kappa ~ sum_j w_j phi_j(x) phi_j(x'),
 
 whose expectation over b is the same kernel.
 """

@@ -168,8 +168,8 @@ def timestamp_resolution(gaps: NDArray[np.float64]) -> float:
 
 
 def coarse_resolution(gaps: NDArray[np.float64]) -> float:
-    """The resolution of these positive gaps if a quarter of them is at most COARSE times as long, so
-    that a rate can overfit it; 0 otherwise.
+    """The resolution of these positive gaps if a quarter of them is at most COARSE times as long,
+    so that a rate can overfit it; 0 otherwise.
 
     >>> (
     ...     coarse_resolution(np.array([3.0, 1.0, 14.0])),

@@ -10,7 +10,7 @@ which is unbiased, so that no model can hide its rate between fixed nodes. Evalu
 the sum of the estimates is below a tolerance; an interval that 64 nodes do not settle is cut, since
 what is narrow in one is wide in its pieces. The discretisation error of an interval has four parts:
 
-    move    |Q_n - Q_{n/2}|, which bounds the error of the finer rule as soon as it converges at all;
+    move   |Q_n - Q_{n/2}|, which bounds the error of the finer rule as soon as it converges at all;
     tail    (b - a) times the Legendre coefficients of f where the rule ends: coarse rules may agree
             by chance, and then these, read off the same nodes, are still large;
     edges   (x_1 - a) |f(a+) - p(a)| with p the polynomial through the nodes and x_1 the first of

@@ -5,8 +5,8 @@ r"""One linear recursion over events: what every state of Fourier modes is made 
 element by element along dimension 1, real or complex. Written out it is attention: U_j reaches S_i
 with the weight F_{j+1} ... F_i. **recur** does it in O(n) work; its gradient is the same recursion,
 run backwards. **pairwise** forms all the weights, n^2 of them, and is what the others are tested
-against. On a CUDA device :func:`recur` is one kernel for the whole recursion (`kernels.RECURRENCE`),
-elsewhere chunks of events run side by side (:func:`running`).
+against. On a CUDA device :func:`recur` is one kernel for the whole recursion
+(`kernels.RECURRENCE`), elsewhere chunks of events run side by side (:func:`running`).
 """
 
 from __future__ import annotations

@@ -8,8 +8,10 @@ Lambda_r(stop), and the gaps between neighbours there are unit exponentials agai
 Three questions are asked of them:
 
     exponential    Kolmogorov and Smirnov's distance of the gaps from 1 - exp(-x)
-    uniform        the same distance of the places on the whole axis from a uniform law: a drift in the residual rate
-    independent    Ljung and Box's statistic of the gaps' normal scores: Q = n (n + 2) sum_l r_l^2 / (n - l)
+    uniform      the same distance of the places on the whole axis from a uniform law: a drift in
+                 the residual rate
+    independent  Ljung and Box's statistic of the gaps' normal scores:
+                 Q = n (n + 2) sum_l r_l^2 / (n - l)
 
 and a QQ plot shows where they differ, inside an envelope that each point leaves with probability 5%
 under the model. Plain numpy; scipy is imported where it is used.

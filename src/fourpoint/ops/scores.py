@@ -1,8 +1,8 @@
 r"""How much a query attends to a past event: three scores of a pair, one question.
 
-    Fourier     kappa_k(x, x')                                  `ops.fourier`: a learned spectrum, the paper's proposal
-    dot         (W_u x)' (W_u x')                               the usual attention, linear in the events
-    neural      net_k(W_u x, W_u x')                            a network on the two projected events
+    Fourier     kappa_k(x, x')               `ops.fourier`: a learned spectrum, the paper's proposal
+    dot         (W_u x)' (W_u x')                          the usual attention, linear in the events
+    neural      net_k(W_u x, W_u x')                           a network on the two projected events
 
 with x = (t, m) and W_u x = w_t t + W_m m, where t counts from the window's start. The last two are
 the paper's ablations: they have no linear form.

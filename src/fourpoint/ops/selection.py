@@ -2,10 +2,12 @@ r"""Which past events stay when memory is bounded: the online attention of ODAPP
 
 Each head k remembers at most eta events, its active set A_k. When event x_i comes,
 
-    w_j    = weight_k(x_i, x_j) over the active x_j                 (what an unnormalised model counts is |score|)
-    s_j, n_j  <-  s_j + w_j, n_j + 1                                 running sum and count of each active event
+    w_j    = weight_k(x_i, x_j) over the active x_j   (what an unnormalised model counts is |score|)
+    s_j, n_j  <-  s_j + w_j, n_j + 1                      running sum and count of each active event
     A_k   <-  A_k + {x_i}                           while it holds fewer than eta,
-    A_k   <-  A_k + {x_i} - argmin_j s_j / n_j      once it is full; x_i itself is never the one, of equals the oldest goes.
+    A_k   <-  A_k + {x_i} - argmin_j s_j / n_j  once it is full;
+
+x_i itself is never dropped, and of equals the oldest is.
 
 This is Algorithm 3 of the paper with x_i kept and the minimum taken over active events only.
 :func:`admit` does it for one event: a stream calls it event by event, :func:`run` calls it along

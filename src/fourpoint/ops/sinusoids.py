@@ -6,8 +6,9 @@ Fourier series whose period is longer than the box, so that what leaves on one s
 back on the other:
 
     omega_j = 2 pi n_j / PERIOD,   n_j whole numbers with |n_j| <= n, one of each pair +-n_j,
-    f(u) = sum_j (a_j cos omega_j'u + b_j sin omega_j'u)                                       a field, or a log-rate
-    kappa(u, u') = sum_j w_j cos omega_j'(u - u'),   w_j >= 0, sum_j w_j = 1                   a stationary kernel, by Bochner's theorem
+    f(u) = sum_j (a_j cos omega_j'u + b_j sin omega_j'u)                      a field, or a log-rate
+    kappa(u, u') = sum_j w_j cos omega_j'(u - u'),  w_j >= 0, sum_j w_j = 1  a stationary kernel,
+        by Bochner's theorem
 
 A Gaussian kernel of width s (a share of the box) needs frequencies up to 4/s or so: n = 8 resolves
 s of about a tenth, with no error

@@ -4,8 +4,8 @@ limit, the others on disk.
 A row holds a memory (`streaming.rows`), four numbers (its time, the integral since its last event,
 its log-likelihood and its events) and perhaps a monitor. Over the limit the entities seen least
 recently are evicted: their rows are blank again and free for others, and `streaming.store` has
-them. A store that is the state of a feed is written only by :meth:`EntityTable.changes`, between batches;
-then rows that it does not have yet stay in memory until it does.
+them. A store that is the state of a feed is written only by :meth:`EntityTable.changes`, between
+batches; then rows that it does not have yet stay in memory until it does.
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@ a DAPP's modes.
 
 All answer what :class:`~fourpoint.streaming.stream.Stream` asks: the log-rates at a time and the
 integral of the rate until then, before the event there is absorbed. :class:`ByVerbs` keeps a
-history of one row (`streaming.model_queries`); :class:`ByStates` keeps the modes' states and steps them
-with `models.dapp_step`; with bounded memory it is `streaming.kept`. All work in float64, and tests
-hold them together.
+history of one row (`streaming.model_queries`); :class:`ByStates` keeps the modes' states and steps
+them with `models.dapp_step`; with bounded memory it is `streaming.kept`. All work in float64, and
+tests hold them together.
 """
 
 from __future__ import annotations

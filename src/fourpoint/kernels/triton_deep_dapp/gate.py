@@ -1,6 +1,6 @@
 r"""What a layer of Deep DAPP adds to its tokens, on a CUDA device.
 
-    u = norm(x),       y = gelu(C S + D u) * sigmoid(G u),      x <- x + d * O y,       d what is silenced
+    u = norm(x),     y = gelu(C S + D u) * sigmoid(G u),     x <- x + d * O y,    d what is silenced
 
 where S are the states of `scan`, and B u, the gates, D u and G u lie side by side in one
 table, ``joined`` (R, 4J + 2H), from `norm`. The backward pass writes the last 2H columns

@@ -1,6 +1,7 @@
 r"""Deep DAPP's states at every time of every gap on a CUDA device, and what they say together.
 
-    before(p, t) = W [F_1(t) S_1, ..., F_L(t) S_L] + U norm(x_p) + T features(t - t_p) + b,   F(t) = exp((-gamma + i theta) r_p (t - t_p))
+    before(p, t) = W [F_1(t) S_1, ..., F_L(t) S_L] + U norm(x_p) + T features(t - t_p) + b,
+        F(t) = exp((-gamma + i theta) r_p (t - t_p))
 
 at T times after each position p: Q nodes, which lie at the given shares of the gap's strata, and
 the gap's end, where the next event

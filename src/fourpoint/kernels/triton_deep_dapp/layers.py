@@ -52,7 +52,8 @@ class Modes(NamedTuple):
 
 
 class Pass:
-    """Forward and backward pass of a layer of ``model``, whose parameters are called ``name`` and on.
+    """Forward and backward pass of a layer of ``model``, whose parameters are called ``name`` and
+    on.
 
     ``matrix`` (4J + 2H, H) and ``bias`` are the layer's drive, gates and skip one below the other;
     ``width`` (B, P) are the gaps after all positions, and ``moments`` is where states and paces are

@@ -1,7 +1,8 @@
 r"""The recursion of a layer of Deep DAPP on a CUDA device, from what the layer's matrices say to
 its states.
 
-    S_p = f_p exp((-gamma + i theta) r_{p-1} d_p) S_{p-1} + h_p (B u)_p,        f = sigmoid(kept), r = softplus(pace) or 1,
+    S_p = f_p exp((-gamma + i theta) r_{p-1} d_p) S_{p-1} + h_p (B u)_p,  f = sigmoid(kept),
+        r = softplus(pace) or 1,
 
 where d_p is the gap before position p and h_p whether p is heard. A program has one sequence and a
 block of modes; it takes CHUNK positions at a time, forms all their factors side by side and scans

@@ -1,9 +1,11 @@
 r"""DAPP over x = (t, m, place): attention to past events through a learned Fourier kernel in time
 and space.
 
-    kappa_k(x, x') = exp(-gamma_k d) sum_j w_kj cos(omega_j' (u - u')),                d = t - t',  u the place in its box, from 0 to 1
+    kappa_k(x, x') = exp(-gamma_k d) sum_j w_kj cos(omega_j' (u - u')),  d = t - t',
+        u the place in its box, from 0 to 1
     A_k(x)         = sum_i kappa_k(x, x_i) v_k(m_i)
-    lambda(x)      = mu_m(t) exp(f_m(u)) + g(b_m + drift_m(t) + sum_k r_km A_k(x))      equation (5), per unit of time and volume
+    lambda(x)  = mu_m(t) exp(f_m(u)) + g(b_m + drift_m(t) + sum_k r_km A_k(x))  equation (5),
+        per unit of time and volume
 
 The paper draws omega from a generator network. In two or three dimensions a few hundred draws leave
 a kernel that is mostly noise a tenth of the box away, so here the frequencies are a lattice

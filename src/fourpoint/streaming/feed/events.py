@@ -173,8 +173,6 @@ class Entities:
     ) -> None:
         from fourpoint.streaming.bank import StreamBank
 
-        if keep is not None:
-            model.keeping(keep)  # refuses a model without attention
         followed = model if keep is None else model.keeping(keep)
         self.names = names_as_json(model.marks)
         self.marks = {name: i for i, name in enumerate(model.marks.names)}

@@ -75,17 +75,17 @@ def score_feed(
     sequence was an entity or a window of the calendar); ``start``, when the observation began, in
     the model's unit of time or as a timestamp ("first": with the first event;
     None: by the rule of `streaming.feed.training_window`); ``alarms``, the largest mean number of
-    false alarms per 1,000 events, of entities, types and the fleet together (None or "none": no alarms);
-    ``every``, the lines between two states (1,000 by default, and more where writing them takes
-    more than a twentieth of the time); ``follow``, to wait for more at the end of a file;
+    false alarms per 1,000 events, of entities, types and the fleet together (None or "none": no
+    alarms); ``every``, the lines between two states (1,000 by default, and more where writing them
+    takes more than a twentieth of the time); ``follow``, to wait for more at the end of a file;
     ``max_gap``, the longest gap that is believed, in the model's unit of time ("auto": by the rule
     of `streaming.feed.plausibility`; "none": any); ``max_skipped``, the share of lines that may be
-    skipped without a failure; ``trained``, what is known of the data that the model was fitted to; ``time``
-    and ``mark``, the columns of times and types (as in the training log by default); ``time_unit``
-    and ``timezone``, which must be those of the training data; ``attended``, to name the past
-    events with the largest weights, per head (not with ``by``); ``limit``, how many entities stay
-    in memory, the others on disk (as many as fit 512 MiB by default); ``tell``, what to do with
-    notices (stderr by default).
+    skipped without a failure; ``trained``, what is known of the data that the model was fitted to;
+    ``time`` and ``mark``, the columns of times and types (as in the training log by default);
+    ``time_unit`` and ``timezone``, which must be those of the training data; ``attended``, to name
+    the past events with the largest weights, per head (not with ``by``); ``limit``, how many
+    entities stay in memory, the others on disk (as many as fit 512 MiB by default); ``tell``, what
+    to do with notices (stderr by default).
 
     SIGTERM and SIGINT end the run after the line or batch in hand, with the state written. Raises
     :class:`~fourpoint.events.UserError` for options that do not go together, for a state that is

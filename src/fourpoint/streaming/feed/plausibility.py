@@ -9,9 +9,8 @@ T_0 and the rate r of the training data, an event at time t is refused where
 a gap longer than all of the feed so far in which at least 1,000 events were expected. A feed that
 goes on after a real
 outage must not be refused for ever: ten such events in a row, in order and close to one another,
-are believed, and the
-last of them is the first that is accepted. Where times have a calendar (`streaming.feed.training_window`), the wall
-clock decides
+are believed, and the last of them is the first that is accepted. Where times have a calendar
+(`streaming.feed.training_window`), the wall clock decides
 before that: an event of the last day is believed at once, and one more than a day ahead of the
 clock never.
 
