@@ -197,8 +197,8 @@ def reach(
 @no_type_check
 def follow(
     state, rows, at, pending, likelihood, count, start, times, marks, scale, sinusoids, read,
-    series, shape, care, constant, slope, largest, ready, kept, place, copied, old, density, gap, rate,
-    shares, logs, fault,
+    series, shape, care, constant, slope, largest, ready, kept, place, copied, old, density, gap,
+    rate, shares, logs, fault,
 ):  # fmt: skip
     """Score events one after the other and absorb each: (n,) density, gap and rate come out, and
     (n, M) shares of the types in the rate unless there is no room for them.

@@ -6,7 +6,7 @@ linear in theta_m,
 
     lambda_m(t) = mu_m + sum_j sum_n alpha_{j m n} beta_j R_jn(t),
     R_jn(t)     = sum_{t_i < t, m_i = n} exp(-beta_j (t - t_i)),
-    log L       = sum_i log lambda_{m_i}(t_i) - sum_m mu_m T - sum_{j m n} alpha_{j m n} (N_n - R_jn),
+    log L = sum_i log lambda_{m_i}(t_i) - sum_m mu_m T - sum_{j m n} alpha_{j m n} (N_n - R_jn),
 
 with N_n the events of type n and R_jn summed over the ends of all windows.
 
