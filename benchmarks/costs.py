@@ -215,6 +215,33 @@ def hawkes_data(sequences: int, seed: int) -> Any:
     )
 
 
+def mixed_resolution_data(sequences: int, seed: int, types: int = 241, events: int = 80) -> Any:
+    """Sequences of about 80 events of 241 types with bursts, in hours. Every other type is recorded
+    by the whole hour and the others by the minute, as in records that several systems keep.
+    """
+    import numpy as np
+
+    import fourpoint as fp
+
+    rng = np.random.default_rng(seed)
+    popularity = 1 / np.arange(1, types + 1)
+    popularity /= popularity.sum()
+    marks_of = fp.MarkSpace.of(types)
+    found = []
+    for _ in range(sequences):
+        count = max(2, int(rng.poisson(events)))
+        within_burst = rng.random(count) < 0.5
+        gaps = np.where(within_burst, rng.exponential(0.1, count), rng.exponential(3.0, count))
+        times = np.cumsum(gaps)
+        marks = rng.choice(types, count, p=popularity)
+        steps_per_hour = np.where(marks % 2 == 0, 1, 60)
+        times = np.floor(times * steps_per_hour) / steps_per_hour
+        order = np.argsort(times, kind="stable")
+        stop = float(times.max()) + 1.0
+        found.append(fp.Sequence(times[order], marks[order], start=0.0, stop=stop, space=marks_of))
+    return fp.Dataset.from_sequences(found)
+
+
 def peak() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 

@@ -21,7 +21,7 @@ in the user's time unit.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -51,6 +51,10 @@ ORDERS = tuple(
 # on
 BLOCK = 2048
 NUMBER = 4  # bytes of a rate
+PIECES = 2**15  # of gaps whose integrals are refined together, so that memory is bounded
+# numbers of one kind held at once: in a processor's cache, and on a CUDA device
+CACHED, LARGE = 2**19, 2**26
+COPIES = 32  # intermediate results of a rate, at most
 UNCHECKED = 2**28  # bytes that every machine has: the free memory is not asked for
 
 
@@ -399,12 +403,106 @@ def _integrals(
             exact,
             closed_form_error(model, exact, edges.diff(dim=1)),
         )
-    left, right, nodes = pieces(model, history, edges)
+    left, right, rule = pieces(model, history, edges)
     seen = torch.minimum(
         torch.searchsorted(block.times.contiguous(), left, right=True), block.lengths[:, None]
     )
+    rows, columns = torch.nonzero(right > left, as_tuple=True)
+    if history.at_positions(rows[:1], columns[:1]) is None:
 
-    def rate(times: Float[Tensor, "B H Q"], which: Int[Tensor, "B H"]) -> Float[Tensor, "B H Q"]:
-        return model.total_intensity(history, times, seen.gather(1, which))
+        def rate(times: Tensor, which: Tensor) -> Float[Tensor, "B H Q"]:
+            return model.total_intensity(history, times, seen.gather(1, which))
 
-    return left, right, *integrate(rate, left, right, tolerance=budget, **nodes)
+        return left, right, *integrate(rate, left, right, tolerance=budget, **rule)
+    ends = left[rows, columns], right[rows, columns]
+    shortest = rule.pop("shortest")
+    if shortest is not None:
+        shortest = shortest.expand_as(left)[rows, columns]
+    flat = Pieces(rows, seen[rows, columns], *ends, shortest)
+    found = [
+        _flat_integrals(model, history, part, budget * len(part.rows) / len(rows), rule)
+        for part in flat.split(PIECES)
+    ]
+    integral, error = torch.zeros_like(left), torch.zeros_like(left)
+    if found:
+        integral[rows, columns] = torch.cat([part[0] for part in found])
+        error[rows, columns] = torch.cat([part[1] for part in found])
+    return left, right, integral, error
+
+
+class Pieces(NamedTuple):
+    """Pieces of gaps of any rows: their rows, the positions they are seen from, their ends, and the
+    shortest time in which the rate changes by much there.
+    """
+
+    rows: Int[Tensor, " R"]
+    seen: Int[Tensor, " R"]
+    left: Float[Tensor, " R"]
+    right: Float[Tensor, " R"]
+    shortest: Float[Tensor, " R"] | None
+
+    def split(self, size: int) -> list[Pieces]:
+        """Parts of at most ``size`` pieces."""
+        return [self.part(first, first + size) for first in range(0, len(self.rows), size)]
+
+    def part(self, first: int, last: int) -> Pieces:
+        """The pieces ``first`` to ``last``."""
+        shortest = None if self.shortest is None else self.shortest[first:last]
+        return Pieces(
+            self.rows[first:last],
+            self.seen[first:last],
+            self.left[first:last],
+            self.right[first:last],
+            shortest,
+        )
+
+
+def _flat_integrals(
+    model: PointProcess, history: History, pieces: Pieces, budget: float, rule: dict[str, Any]
+) -> tuple[Float[Tensor, " R"], Float[Tensor, " R"]]:
+    """The integral over each piece and its error, refined in those pieces that need it."""
+    most = times_at_once(model, history.times.device)
+
+    def rate(times: Float[Tensor, "1 H Q"], which: Int[Tensor, "1 H"]) -> Float[Tensor, "1 H Q"]:
+        some = max(1, most // times.shape[2])
+        parts = [
+            _total_rates(model, history, pieces, *part)
+            for part in zip(times[0].split(some), which[0].split(some), strict=True)
+        ]
+        return torch.cat(parts)[None]
+
+    shortest = None if pieces.shortest is None else pieces.shortest[None]
+    value, error = integrate(
+        rate,
+        pieces.left[None],
+        pieces.right[None],
+        tolerance=budget,
+        shortest=shortest,
+        **rule,
+    )
+    return value[0], error[0]
+
+
+def _total_rates(
+    model: PointProcess,
+    history: History,
+    pieces: Pieces,
+    times: Float[Tensor, "H Q"],
+    which: Int[Tensor, " H"],
+) -> Float[Tensor, "H Q"]:
+    """The total rate at times of the pieces ``which``."""
+    own = history.at_positions(pieces.rows[which], pieces.seen[which])
+    assert own is not None  # otherwise the caller integrates row by row
+    return model.total_intensity(own, times[:, None])[:, 0]
+
+
+def times_at_once(model: PointProcess, device: torch.device) -> int:
+    """At how many times rates are asked for at once, so that the numbers fit into a processor's
+    cache, or into a part of the free memory of a CUDA device.
+    """
+    numbers = model.numbers_per_time or model.marks.count
+    held = CACHED
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        held = min(LARGE, free // (NUMBER * COPIES))
+    return max(1, held // numbers)

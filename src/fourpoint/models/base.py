@@ -123,6 +123,12 @@ class History:
         """
         return self
 
+    def at_positions(self: H, rows: Int[Tensor, " R"], positions: Int[Tensor, " R"]) -> H | None:
+        """R positions of any rows, as a history of R rows with one position each; None where a
+        position cannot be told from the others of its row.
+        """
+        return None
+
 
 Gradients = list[tuple[nn.Parameter, NDArray[np.float32]]]
 
@@ -149,6 +155,7 @@ class PointProcess(Described, nn.Module, Generic[H]):
     one_thread: ClassVar[bool] = False  # gradients would depend on the number of threads
     dequantises_gaps: ClassVar[bool] = False  # it dequantises the ends of gaps by itself
     dequantise: bool = True  # whether it does so in training
+    numbers_per_time: int | None = None  # held for each time of a query; None: one for each mark
     order: int | None = None  # nodes per axis of the rule for integrals over the box
     finest: int = 0  # the largest such order
 

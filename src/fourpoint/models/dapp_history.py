@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
 import torch
-from jaxtyping import Complex
+from jaxtyping import Complex, Int
 from torch import Tensor
 
 from fourpoint.events import UserError
@@ -47,6 +47,19 @@ class DAPPHistory(History):
             state,
             past,
             self.memory,
+        )
+
+    def at_positions(
+        self, rows: Int[Tensor, " R"], positions: Int[Tensor, " R"]
+    ) -> DAPPHistory | None:
+        """R positions of any rows, each a row of its own; None for dense forms."""
+        if self.state is None or self.memory is not None:
+            return None
+        times = self.times[rows, positions]
+        states = self.state[rows, positions]
+        last = torch.zeros_like(positions)
+        return DAPPHistory(
+            times[:, None], self.start[rows], last, self.parts, states[:, None], None
         )
 
 

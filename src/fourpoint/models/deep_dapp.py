@@ -117,6 +117,7 @@ class DeepDAPP(NarrowPeaks[DeepHistory]):
         mixed=True,
         average=0.995,
     )
+    numbers_per_time: int
     time_scale: Tensor
     scales: Tensor
     fastest: Tensor  # period of the fastest rhythm, in the user's unit
@@ -153,6 +154,7 @@ class DeepDAPP(NarrowPeaks[DeepHistory]):
             form=form,
             seed=seed,
         )
+        self.numbers_per_time = 2 * max(width, modes * layers)
         self._draw = seed
         self._random: torch.Generator | None = None
         self._known: tuple[Tensor | None, int, float] = (

@@ -76,6 +76,14 @@ class DeepHistory(History):
         )
         return DeepHistory(times, self.start, end, context, state, pace)
 
+    def at_positions(self, rows: Int[Tensor, " R"], positions: Int[Tensor, " R"]) -> DeepHistory:
+        """R positions of any rows, each a row of its own."""
+        times, context, state, pace = (
+            x[rows, positions][:, None] for x in (self.times, self.context, self.state, self.pace)
+        )
+        last = torch.zeros_like(positions)
+        return DeepHistory(times, self.start[rows], last, context, state, pace)
+
     def layer(self, i: int) -> Moment:
         """What layer ``i`` knows."""
         return Moment(self.state[:, :, i], self.pace[:, :, i])

@@ -55,6 +55,13 @@ class NHPHistory(History):
         time, state = _last(self)
         return NHPHistory(time[:, None], self.start, torch.zeros_like(self.lengths), state[:, None])
 
+    def at_positions(self, rows: Int[Tensor, " R"], positions: Int[Tensor, " R"]) -> NHPHistory:
+        """R positions of any rows, each a row of its own."""
+        times = self.times[rows, positions]
+        states = self.state[rows, positions]
+        last = torch.zeros_like(positions)
+        return NHPHistory(times[:, None], self.start[rows], last, states[:, None])
+
 
 class NHP(PointProcess[NHPHistory]):
     """Neural Hawkes process.

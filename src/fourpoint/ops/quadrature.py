@@ -50,7 +50,12 @@ TIMES = 2**18  # at which rates are asked for at once, so that memory does not g
 ROUNDING = 4.0  # c: relative errors of a rate and of its logarithm, in units of eps
 NOISE = 4.0  # discretisation errors below this multiple of rounding are noise
 STALLED = 512.0  # up to this multiple of rounding, errors that a cut does not halve are noise
-CUTS = (1 / 16, 1 / 2, 15 / 16)  # of an interval into four, the outer ones short
+CUTS = (1 / 4, 1 / 2, 3 / 4)  # of an interval into four
+# intervals in which so many nodes have not made the error smaller by this factor are cut
+ROUGH, FALL = 8, 0.1
+COARSE = 0.01  # and so are those in which the error is a larger part of the integral than this
+FEW = 4  # nodes to begin with in parts of those
+SETTLED = 0.3  # of the tolerance, which the intervals that are not refined further may use
 LONG = 128.0  # intervals longer than this many shortest times are probed
 DEPTH, DEEPEST = (
     5,
@@ -231,6 +236,7 @@ def _refined(
     nodes, error = 2 * first, torch.full_like(ends[..., 0], torch.inf)
     rounding = torch.zeros_like(error)
     work.spend(a.numel() * (first + 2) + probes.numel())
+    rough = torch.zeros_like(error, dtype=torch.bool)
     while True:
         low, high = a.gather(1, which), b.gather(1, which)
         found = _asked(rates, _places(low, high, nodes), which).double()
@@ -241,22 +247,29 @@ def _refined(
         asked_for = torch.where(high > low, tolerance / (1000 * error.numel()), 0.0)
         move = (fine - value.gather(1, all_)).abs().sum(-1)
         doubt = _doubt(found.sum(-1), own_ends, own_probes, low, high)
-        error = error.scatter(1, which, move + doubt + asked_for)
+        now = move + doubt + asked_for
+        slow = now > FALL * error.gather(1, which)
+        coarse = now > COARSE * fine.abs().sum(-1)
+        unresolved = (slow | coarse) & (nodes >= ROUGH)
+        rough = rough.scatter(1, which, unresolved)
+        error = error.scatter(1, which, now)
         rounding = rounding.scatter(1, which, _rounding(found, own_ends, low, high, eps))
         value = value.scatter(1, all_, fine)
         if not bool(torch.isfinite(value).all()):
             raise _not_finite(value.sum(-1), a, b)
         improvable = torch.where(error > NOISE * rounding, error, 0.0)
-        if nodes >= most and before is not None:
+        if before is not None:
             improvable = torch.where(_stalled(error, rounding, before), 0.0, improvable)
-        open_ = improvable > tolerance / (2 * error.numel())
+        open_ = improvable > _negligible(improvable, SETTLED * tolerance)
         if float(improvable.sum()) <= tolerance or not bool(open_.any()):
             return value, error + rounding
-        which = improvable.argsort(1, descending=True)[:, : int(open_.sum(1).max())]
-        if nodes >= most:
+        smooth = torch.where(rough, 0.0, improvable)
+        if nodes >= most or not bool((open_ & ~rough).any()):
             break
+        which = smooth.argsort(1, descending=True)[:, : int((open_ & ~rough).sum(1).max())]
         nodes *= 2
-    first = max(2, nodes // 4)
+    which = improvable.argsort(1, descending=True)[:, : int(open_.sum(1).max())]
+    first = FEW if bool(rough.any()) else max(2, nodes // 4)
     if not splits or not work.allows(4 * which.numel() * 4 * first):
         raise _unsettled(improvable, a, b, tolerance, nodes)
     low, high = a.gather(1, which), b.gather(1, which)
@@ -279,6 +292,13 @@ def _refined(
     all_ = which[..., None].expand(-1, -1, value.shape[-1])
     whole = (error + rounding).scatter(1, which, errors.unflatten(1, (-1, 4)).sum(2))
     return value.scatter(1, all_, parts.unflatten(1, (-1, 4)).sum(2)), whole
+
+
+def _negligible(error: Float[Tensor, "B G"], most: float) -> float:
+    """The largest error such that all errors up to it sum to at most ``most``."""
+    ordered = error.flatten().sort().values
+    count = int((ordered.cumsum(0) <= most).sum())
+    return float(ordered[count - 1]) if count else -1.0
 
 
 def _stalled(
