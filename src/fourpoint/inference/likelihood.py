@@ -34,10 +34,13 @@ from fourpoint.memory import require_memory
 from fourpoint.models.base import History, PointProcess, pieces
 from fourpoint.ops.quadrature import (
     ROUNDING,
+    FlatRate,
     Unconverged,
     early,
     gauss_legendre,
     integrate,
+    integrate_in_log_time,
+    negligible,
     stratified,
     uniform,
 )
@@ -408,26 +411,58 @@ def _integrals(
         torch.searchsorted(block.times.contiguous(), left, right=True), block.lengths[:, None]
     )
     rows, columns = torch.nonzero(right > left, as_tuple=True)
-    if history.at_positions(rows[:1], columns[:1]) is None:
+    if history.at_positions(rows[:1], seen[rows, columns][:1]) is None:
 
         def rate(times: Tensor, which: Tensor) -> Float[Tensor, "B H Q"]:
             return model.total_intensity(history, times, seen.gather(1, which))
 
         return left, right, *integrate(rate, left, right, tolerance=budget, **rule)
-    ends = left[rows, columns], right[rows, columns]
+    whole, whole_error = _in_log_time(model, history, edges, budget / 2)
+    needed = whole_error.gather(1, seen) == torch.inf
+    rows, columns = torch.nonzero((right > left) & needed, as_tuple=True)
     shortest = rule.pop("shortest")
     if shortest is not None:
         shortest = shortest.expand_as(left)[rows, columns]
-    flat = Pieces(rows, seen[rows, columns], *ends, shortest)
-    found = [
-        _flat_integrals(model, history, part, budget * len(part.rows) / len(rows), rule)
-        for part in flat.split(PIECES)
-    ]
+    flat = Pieces(rows, seen[rows, columns], left[rows, columns], right[rows, columns], shortest)
+    rest = budget - float(torch.where(whole_error < torch.inf, whole_error, 0.0).sum())
     integral, error = torch.zeros_like(left), torch.zeros_like(left)
-    if found:
-        integral[rows, columns] = torch.cat([part[0] for part in found])
-        error[rows, columns] = torch.cat([part[1] for part in found])
-    return left, right, integral, error
+    for first in range(0, len(rows), PIECES):
+        part = flat.part(first, first + PIECES)
+        share = max(rest, budget / 2) * len(part.rows) / len(rows)
+        place = rows[first : first + PIECES], columns[first : first + PIECES]
+        integral[place], error[place] = _flat_integrals(model, history, part, share, rule)
+    settled = whole_error < torch.inf
+    return (
+        torch.cat([edges[:, :-1], left], 1),
+        torch.cat([edges[:, 1:], right], 1),
+        torch.cat([torch.where(settled, whole, 0.0), integral], 1),
+        torch.cat([torch.where(settled, whole_error, 0.0), error], 1),
+    )
+
+
+def _in_log_time(
+    model: PointProcess, history: History, edges: Float[Tensor, "B E"], budget: float
+) -> tuple[Float[Tensor, "B G"], Float[Tensor, "B G"]]:
+    """The integrals over those gaps that one rule in log-time settles, so that their errors sum to
+    at most ``budget``, and the errors, infinite for all other gaps.
+    """
+    left, right = edges[:, :-1], edges[:, 1:]
+    value, error = torch.zeros_like(left), torch.full_like(left, torch.inf)
+    rule = model.log_time_rule()
+    if rule is None:
+        return value, error
+    tried = (right > left) & (right - left <= rule.longest)
+    rows, gaps = torch.nonzero(tried, as_tuple=True)
+    flat = Pieces(rows, gaps, left[rows, gaps], right[rows, gaps], None)
+    rate = _flat_rate(model, history, flat)
+    since = history.times[rows, gaps]
+    found, doubt = integrate_in_log_time(
+        rate, flat.left, flat.right, since, scale=rule.scale, density=rule.density
+    )
+    settled = doubt <= negligible(doubt, budget)
+    value[rows, gaps] = found
+    error[rows, gaps] = torch.where(settled, doubt, torch.inf)
+    return value, error
 
 
 class Pieces(NamedTuple):
@@ -440,10 +475,6 @@ class Pieces(NamedTuple):
     left: Float[Tensor, " R"]
     right: Float[Tensor, " R"]
     shortest: Float[Tensor, " R"] | None
-
-    def split(self, size: int) -> list[Pieces]:
-        """Parts of at most ``size`` pieces."""
-        return [self.part(first, first + size) for first in range(0, len(self.rows), size)]
 
     def part(self, first: int, last: int) -> Pieces:
         """The pieces ``first`` to ``last``."""
@@ -461,15 +492,10 @@ def _flat_integrals(
     model: PointProcess, history: History, pieces: Pieces, budget: float, rule: dict[str, Any]
 ) -> tuple[Float[Tensor, " R"], Float[Tensor, " R"]]:
     """The integral over each piece and its error, refined in those pieces that need it."""
-    most = times_at_once(model, history.times.device)
+    flat_rate = _flat_rate(model, history, pieces)
 
     def rate(times: Float[Tensor, "1 H Q"], which: Int[Tensor, "1 H"]) -> Float[Tensor, "1 H Q"]:
-        some = max(1, most // times.shape[2])
-        parts = [
-            _total_rates(model, history, pieces, *part)
-            for part in zip(times[0].split(some), which[0].split(some), strict=True)
-        ]
-        return torch.cat(parts)[None]
+        return flat_rate(times[0], which[0])[None]
 
     shortest = None if pieces.shortest is None else pieces.shortest[None]
     value, error = integrate(
@@ -481,6 +507,18 @@ def _flat_integrals(
         **rule,
     )
     return value[0], error[0]
+
+
+def _flat_rate(model: PointProcess, history: History, pieces: Pieces) -> FlatRate:
+    """The total rate at times of given pieces, a part of the pieces at a time."""
+    most = times_at_once(model, history.times.device)
+
+    def rate(times: Float[Tensor, "H Q"], which: Int[Tensor, " H"]) -> Float[Tensor, "H Q"]:
+        some = max(1, most // times.shape[1])
+        parts = zip(times.split(some), which.split(some), strict=True)
+        return torch.cat([_total_rates(model, history, pieces, *part) for part in parts])
+
+    return rate
 
 
 def _total_rates(

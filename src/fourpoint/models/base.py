@@ -27,7 +27,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -128,6 +128,16 @@ class History:
         position cannot be told from the others of its row.
         """
         return None
+
+
+class LogTimeRule(NamedTuple):
+    """A rule in u = log(1 + d / scale), d being the time since the last event: its nodes per unit
+    of u, and the longest gap that it is tried in, in the user's unit.
+    """
+
+    scale: float
+    density: float
+    longest: float
 
 
 Gradients = list[tuple[nn.Parameter, NDArray[np.float32]]]
@@ -286,6 +296,12 @@ class PointProcess(Described, nn.Module, Generic[H]):
     def cut_lags(self, device: torch.device) -> Float[Tensor, " E"]:
         """The same as times since the last event, for integrals over a single gap."""
         return torch.zeros(0, dtype=torch.float64, device=device)
+
+    def log_time_rule(self) -> LogTimeRule | None:
+        """A rule in the logarithm of the time since the last event that settles most gaps at once;
+        None if there is none.
+        """
+        return None
 
     @property
     def first_nodes(self) -> int:

@@ -42,7 +42,7 @@ from fourpoint import kernels
 from fourpoint.events import Batch, Dataset, MarkSpace, UserError
 from fourpoint.kernels.constants import REACH
 from fourpoint.kernels.triton_deep_dapp.given import Events, Model
-from fourpoint.models.base import space_without_places, weighted_mean
+from fourpoint.models.base import LogTimeRule, space_without_places, weighted_mean
 from fourpoint.models.deep_layer import (
     DeepHistory,
     DeepLayer,
@@ -59,6 +59,7 @@ from fourpoint.ops.periodogram import coarse_resolution, peaks
 
 TIMES = 6  # times s_k that gaps are compared with
 TURNS = 4  # of the fastest rhythm in one piece of an integral
+NODES_PER_HALF_TURN = 1.65  # of the fastest wave of log-time, in a rule for a whole gap
 MOST_CUTS = 1024  # of a window
 PIECE = 2**24  # numbers held at once, per mark and event
 FARTHEST = 1e18  # mean gaps: angles of longer ones are no numbers
@@ -405,6 +406,14 @@ class DeepDAPP(NarrowPeaks[DeepHistory]):
         """
         unit = float(self.time_scale)
         return unit * float(self.scales[0]), unit * REACH * float(self.scales[-1])
+
+    def log_time_rule(self) -> LogTimeRule | None:
+        """Nodes for the fastest wave of log-time; None without waves or with narrow peaks."""
+        waves = self._settings["waves"]
+        if not waves or self.narrow:
+            return None
+        density = NODES_PER_HALF_TURN * 2 ** (waves - 1)
+        return LogTimeRule(self.extent()[0], density, float(TURNS * self.fastest))
 
     def longest_panel(self, elapsed: Float[Tensor, " B"]) -> Float[Tensor, " B"]:
         """How much of the time after ``elapsed`` 16 nodes may see at once: waves turn several times

@@ -65,7 +65,9 @@ class NarrowPeaks(PointProcess[H]):
     @property
     def most_nodes(self) -> int:
         """Nodes of a piece before it is cut."""
-        return MOST_NODES if self.narrow and self.tick else MOST
+        if not self.narrow:
+            return MOST
+        return MOST_NODES if self.tick else 2 * MOST_NODES
 
     def longest_panel(self, elapsed: Float[Tensor, " B"]) -> Float[Tensor, " B"]:
         """How much of the time after ``elapsed`` 16 nodes may see at once."""

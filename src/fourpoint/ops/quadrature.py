@@ -50,12 +50,15 @@ TIMES = 2**18  # at which rates are asked for at once, so that memory does not g
 ROUNDING = 4.0  # c: relative errors of a rate and of its logarithm, in units of eps
 NOISE = 4.0  # discretisation errors below this multiple of rounding are noise
 STALLED = 512.0  # up to this multiple of rounding, errors that a cut does not halve are noise
-CUTS = (1 / 4, 1 / 2, 3 / 4)  # of an interval into four
+# where an interval is cut into four: evenly, or with short outer parts if it may have a rise near
+# its left end that is over within a small part of it
+EVEN_CUTS, OUTER_CUTS = (0.0, 1 / 4, 1 / 2, 3 / 4, 1.0), (0.0, 1 / 16, 1 / 2, 15 / 16, 1.0)
 # intervals in which so many nodes have not made the error smaller by this factor are cut
 ROUGH, FALL = 8, 0.1
 COARSE = 0.01  # and so are those in which the error is a larger part of the integral than this
-FEW = 4  # nodes to begin with in parts of those
+FEW = 4  # nodes of their parts to begin with, at least
 SETTLED = 0.3  # of the tolerance, which the intervals that are not refined further may use
+SPARE, LARGEST = 6, 96  # nodes of a rule in log-time beside its density, and in all
 LONG = 128.0  # intervals longer than this many shortest times are probed
 DEPTH, DEEPEST = (
     5,
@@ -63,6 +66,8 @@ DEPTH, DEEPEST = (
 )  # probes of an interval at most, where the shortest time is unknown and where it is known
 Rate = Callable[[Float[Tensor, "B H Q"], Int[Tensor, "B H"]], Float[Tensor, "B H Q"]]
 Rates = Callable[[Float[Tensor, "B H Q"], Int[Tensor, "B H"]], Float[Tensor, "B H Q M"]]
+
+FlatRate = Callable[[Float[Tensor, "H Q"], Int[Tensor, " H"]], Float[Tensor, "H Q"]]
 
 
 class Unconverged(ArithmeticError):
@@ -195,6 +200,76 @@ def integrate_each(
     return _refined(rates, a, b, scale, tolerance, first, most, splits, work, None)
 
 
+def integrate_in_log_time(
+    rate: FlatRate,
+    left: Float[Tensor, " R"],
+    right: Float[Tensor, " R"],
+    since: Float[Tensor, " R"],
+    *,
+    scale: float,
+    density: float,
+) -> tuple[Float[Tensor, " R"], Float[Tensor, " R"]]:
+    r"""The integral over every [left, right] by one rule in u = log(1 + (t - since) / scale), and an
+    upper estimate of its error; infinite where the rule would need more than LARGEST nodes.
+
+    A rate that changes by shares of the time since the last event is about equally rough everywhere
+    in u. The rule has ``density`` nodes per unit of u, by Gauss-Legendre in a variable that spaces
+    them nearly evenly (:func:`even_rule`). There is no second rule: with c_k the Legendre
+    coefficients read off the nodes, and m_3 and m_4 the largest |c_k| of the third and of the last
+    quarter of them, the error is m_4 min(1, m_4 / m_3)^2, since the rule is wrong about
+    coefficients beyond twice as many only. Rounding is added.
+    """
+    low, high = (torch.log1p((x - since) / scale) for x in (left, right))
+    count = 4 * torch.ceil((density * (high - low) + SPARE) / 4).long().clamp(max=LARGEST + 4)
+    value, error = torch.zeros_like(left), torch.full_like(left, torch.inf)
+    for nodes in (n for n in count.unique().tolist() if n <= LARGEST):
+        which = torch.nonzero(count == nodes)[:, 0]
+        places, weights, coefficients = (x.to(low) for x in even_rule(nodes))
+        span = (high - low)[which, None]
+        lags = scale * torch.expm1(low[which, None] + span * places)
+        found = rate(since[which, None] + lags, which)
+        eps = torch.finfo(found.dtype).eps
+        rates = found.double()
+        terms = rates * (lags + scale) * span * weights
+        value[which] = terms.sum(1)
+        series = (terms @ coefficients).abs()
+        quarter = nodes // 4
+        last, before = series[:, -quarter:].amax(1), series[:, -2 * quarter : -quarter].amax(1)
+        falling = torch.where(last < before, last / torch.where(last < before, before, 1.0), 1.0)
+        of_rates = ROUNDING * eps * (terms * (1 + rates.log().abs())).sum(1)
+        resolution = torch.finfo(left.dtype).eps * right[which].abs()
+        of_times = resolution * rates.diff(dim=1).abs().sum(1)
+        error[which] = last * falling**2 + of_rates + of_times
+    return value, error.nan_to_num(nan=torch.inf)
+
+
+@lru_cache(maxsize=64)
+def even_rule(
+    nodes: int,
+) -> tuple[Float[Tensor, " Q"], Float[Tensor, " Q"], Float[Tensor, "Q Q"]]:
+    """Nodes and weights on [0, 1] of a Gauss-Legendre rule in x with t = g(x), whose nodes are
+    spaced nearly evenly, and what maps weighted values to their Legendre coefficients in x.
+
+    g is the ninth-order truncation of arcsin, scaled so that g(1) = 1: Hale and Trefethen, "New
+    quadrature formulas from conformal maps" (2008).
+
+    >>> t, w, _ = even_rule(12)
+    >>> bool(abs((w * t**3).sum() - 1 / 4) < 1e-8)
+    True
+    """
+    import numpy as np
+
+    x, w = np.polynomial.legendre.leggauss(nodes)
+    powers = np.arange(1, 10, 2)
+    series = np.array([40320, 6720, 3024, 1800, 1225]) / 53089
+    places = (x[:, None] ** powers) @ series
+    slopes = (powers * x[:, None] ** (powers - 1)) @ series
+    polynomials = np.polynomial.legendre.legvander(x, nodes - 1)
+    coefficients = polynomials * (2 * np.arange(nodes) + 1)
+    rule = ((places + 1) / 2, slopes * w / 2, coefficients)
+    return tuple(torch.from_numpy(part) for part in rule)
+
+
 @dataclass
 class _Work:
     """How many times rates may still be asked for."""
@@ -250,7 +325,7 @@ def _refined(
         now = move + doubt + asked_for
         slow = now > FALL * error.gather(1, which)
         coarse = now > COARSE * fine.abs().sum(-1)
-        unresolved = (slow | coarse) & (nodes >= ROUGH)
+        unresolved = (slow | coarse) & (nodes >= ROUGH and splits > 0)
         rough = rough.scatter(1, which, unresolved)
         error = error.scatter(1, which, now)
         rounding = rounding.scatter(1, which, _rounding(found, own_ends, low, high, eps))
@@ -260,7 +335,7 @@ def _refined(
         improvable = torch.where(error > NOISE * rounding, error, 0.0)
         if before is not None:
             improvable = torch.where(_stalled(error, rounding, before), 0.0, improvable)
-        open_ = improvable > _negligible(improvable, SETTLED * tolerance)
+        open_ = improvable > negligible(improvable, SETTLED * tolerance)
         if float(improvable.sum()) <= tolerance or not bool(open_.any()):
             return value, error + rounding
         smooth = torch.where(rough, 0.0, improvable)
@@ -269,13 +344,19 @@ def _refined(
         which = smooth.argsort(1, descending=True)[:, : int((open_ & ~rough).sum(1).max())]
         nodes *= 2
     which = improvable.argsort(1, descending=True)[:, : int(open_.sum(1).max())]
-    first = FEW if bool(rough.any()) else max(2, nodes // 4)
+    # as close together as before in the whole, or parts would miss what was seen there
+    first = max(FEW, nodes // 4)
     if not splits or not work.allows(4 * which.numel() * 4 * first):
         raise _unsettled(improvable, a, b, tolerance, nodes)
     low, high = a.gather(1, which), b.gather(1, which)
-    bounds = torch.stack([low, *(low + (high - low) * cut for cut in CUTS), high], -1)
+    own_shortest = shortest.gather(1, which)
+    even, outer = (low.new_tensor(cuts) for cuts in (EVEN_CUTS, OUTER_CUTS))
+    is_long = high - low > LONG * own_shortest
+    shares = torch.where(is_long[..., None], outer, even)
+    bounds = low[..., None] + (high - low)[..., None] * shares
+    bounds[..., -1] = high
     scale = torch.full_like(bounds[..., 1:], torch.inf)  # the rate is raised at the left end only
-    scale[..., 0] = shortest.gather(1, which)
+    scale[..., 0] = own_shortest
     rest = float(improvable.sum()) - float(improvable.gather(1, which).sum())
     parts, errors = _refined(
         lambda t, own: rates(t, which.gather(1, own // 4)),
@@ -294,7 +375,7 @@ def _refined(
     return value.scatter(1, all_, parts.unflatten(1, (-1, 4)).sum(2)), whole
 
 
-def _negligible(error: Float[Tensor, "B G"], most: float) -> float:
+def negligible(error: Float[Tensor, "*S"], most: float) -> float:
     """The largest error such that all errors up to it sum to at most ``most``."""
     ordered = error.flatten().sort().values
     count = int((ordered.cumsum(0) <= most).sum())
