@@ -1,12 +1,15 @@
 """Evaluation, start-up and memory: events per second of the honest log-likelihood, seconds until
 the command answers, peaks of training.
 
-    python benchmarks/costs.py [--only evaluation start memory] [--repeats 5]
+    python benchmarks/costs.py [--only evaluation mixed start memory] [--repeats 5] [--device cuda]
 
 **evaluation**: 500 sequences of a Hawkes process (about 30 events each) scored by
 `fp.evaluation.score`, whose integrals are doubled until
 they settle to 1e-4 nats per event (Hawkes has a closed form); processor time on one thread. The
 models have learned for 100 steps.
+**mixed**: Deep DAPP, fitted for 150 steps to 241 types in sequences of about 80 events whose times
+are whole hours or whole minutes, scored on the device given; its rate has peaks at those times.
+By the clock on all threads of torch (set OMP_NUM_THREADS), with the peak of memory.
 **start**: `fourpoint --help` and `import fourpoint` in fresh processes, by the clock; the import
 must not load torch.
 **memory**: the peak that one epoch of training in batches of 64 adds to a process of its own that
@@ -28,7 +31,7 @@ from typing import Any
 
 from records import ROOT, Record, figure, options
 
-PARTS = ("evaluation", "start", "memory")
+PARTS = ("evaluation", "mixed", "start", "memory")
 SCORED = ("dapp", "deep-dapp", "hawkes")
 TRAINED = ("dapp", "deep-dapp", "rmtpp", "nhp", "sahp", "thp")
 PEERS = ("RMTPP", "NHP", "SAHP", "THP", "S2P2", "AttNHP")
@@ -42,6 +45,7 @@ def main() -> None:
     )
     parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--device", default="cpu", help="where the part mixed is scored")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     options(parser)
     given = parser.parse_args()
@@ -59,7 +63,51 @@ def main() -> None:
         memory(record, given.quick)
     if "evaluation" in given.only:
         evaluation(record, given.repeats, 100 if given.quick else 500)
+    if "mixed" in given.only:
+        mixed(record, given.device, *((4, 4, 2) if given.quick else (200, 50, 150)))
     print(f"wrote {record.write(given.results)}")
+
+
+def mixed(record: Record, device: str, training: int, scored: int, steps: int) -> None:
+    """Deep DAPP on many types and timestamps of mixed resolution: events per second, and memory."""
+    import torch
+
+    import fourpoint as fp
+    from fourpoint.inference.evaluation import score
+
+    train, test = mixed_resolution_data(training, 1), mixed_resolution_data(scored, 3)
+    model = fp.DeepDAPP(train.marks)
+    fp.fit(
+        model,
+        train,
+        train[:20],
+        steps=steps,
+        epochs=0.0,
+        validate_every=steps,
+        baselines=False,
+        progress=False,
+    )
+    model = model.to(device).eval()
+    on_cuda = torch.device(device).type == "cuda"
+    if on_cuda:
+        torch.cuda.reset_peak_memory_stats(device)
+    began = time.perf_counter()
+    found = score(model, test)["window"]
+    seconds = time.perf_counter() - began
+    held = torch.cuda.max_memory_allocated(device) / 2**20 if on_cuda else peak()
+    speed = test.events / seconds
+    error = found.error / found.events
+    record.row(
+        "mixed",
+        f"Fourpoint deep-dapp on {device}",
+        **{"events/s": round(speed, 1), "peak MB": round(held, 1), "error per event": error},
+    )
+    print(
+        f"mixed, {test.events:,} events of {test.marks.count} types on {device}: {speed:,.0f} "
+        f"events/s, {16_000 / speed:,.0f} s per 16,000 events, {held:,.0f} MB at most, "
+        f"integral error {error:.1e} nats per event, narrow peaks: {bool(model.narrow)}",
+        flush=True,
+    )
 
 
 def evaluation(record: Record, repeats: int, sequences: int) -> None:

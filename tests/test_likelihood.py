@@ -15,9 +15,9 @@ from torch import Tensor
 from variants import without_closed_form
 
 from fourpoint.data.synthetic import PROCESSES, process, simulate
-from fourpoint.events import Dataset, Sequence, UserError
+from fourpoint.events import Batch, Dataset, Sequence, UserError
 from fourpoint.inference import likelihood
-from fourpoint.inference.likelihood import log_likelihood, sampled_log_likelihood
+from fourpoint.inference.likelihood import log_likelihood, log_likelihoods, sampled_log_likelihood
 from fourpoint.models import (
     DAPP,
     NHP,
@@ -31,6 +31,7 @@ from fourpoint.models import (
     SplinePoisson,
 )
 from fourpoint.models.bumps import Bumps
+from fourpoint.models.deep_layer import DeepHistory
 
 
 def ragged(marks: int = 1, seed: int = 0, lengths: tuple[int, ...] = (30, 3, 0, 17, 8)) -> Dataset:
@@ -426,3 +427,48 @@ def test_quiet_sequences_settle_and_state_their_rounding(
     assert float(found.error.sum()) <= 1e-4 * 64 * max(events) + 64e-4 + 1e-3 * float(
         found.integral.sum()
     )
+
+
+def _deep_on_uneven_rows() -> tuple[DeepDAPP, Batch]:
+    data = simulate("hawkes", 12, seed=1)
+    model = DeepDAPP(width=16, modes=8).eval()
+    model.initialise(data)
+    random = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for weight in (model.since.weight, model.read.weight):
+            weight.add_(0.05 * torch.randn(weight.shape, generator=random))
+    return model, data.batch()
+
+
+def test_one_rule_in_log_time_agrees_with_pieces_and_with_rows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model, batch = _deep_on_uneven_rows()
+    at_once = log_likelihoods(model, batch)["window"]
+    monkeypatch.setattr(DeepDAPP, "log_time_rule", lambda self: None)
+    in_pieces = log_likelihoods(model, batch)["window"]
+    monkeypatch.setattr(DeepHistory, "at_positions", lambda self, rows, positions: None)
+    by_rows = log_likelihoods(model, batch)["window"]
+    for other in (in_pieces, by_rows):
+        allowed = at_once.error + other.error
+        assert ((at_once.integral - other.integral).abs() <= allowed).all()
+    assert float(at_once.error.sum()) <= 2e-4 * int(batch.lengths.sum())
+
+
+def test_few_times_per_gap_settle_deep_dapp(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, batch = _deep_on_uneven_rows()
+    asked: list[int] = []
+    plain = DeepDAPP.total_intensity
+
+    def counted(self: DeepDAPP, history: DeepHistory, times: Tensor, seen: object = None) -> Tensor:
+        asked.append(times.numel())
+        return plain(self, history, times, seen)
+
+    monkeypatch.setattr(DeepDAPP, "total_intensity", counted)
+    log_likelihoods(model, batch)
+    assert sum(asked) < 100 * int(batch.lengths.sum() + len(batch.lengths))
+    all_at_once = max(asked)
+    asked.clear()
+    monkeypatch.setattr("fourpoint.inference.likelihood.CACHED", 200 * model.numbers_per_time)
+    log_likelihoods(model, batch)
+    assert max(asked) <= 200 < all_at_once

@@ -18,6 +18,8 @@ from fourpoint.ops.quadrature import (
     gauss_legendre,
     integrate,
     integrate_each,
+    integrate_in_log_time,
+    negligible,
     stratified,
     uniform,
 )
@@ -398,3 +400,48 @@ def test_a_rate_that_is_not_finite_raises_with_its_place(bad: float) -> None:
     place = r"received (inf|nan) over \[1, 2\] of row 0\. The model's rate explodes"
     with pytest.raises(Unconverged, match=f"expected a finite integral of the intensity; {place}"):
         integrate(lambda t, _: torch.where(t > 1, bad, 1.0).double(), a, b, tolerance=1e-6)
+
+
+@pytest.mark.parametrize("amplitude", [0.0, 0.1, 1.0, 3.0])
+@pytest.mark.parametrize("density", [4.0, 8.0, 12.0, 16.0])
+def test_one_rule_in_log_time_states_its_error(amplitude: float, density: float) -> None:
+    """A rate with four turns per unit of u = log(1 + lag), under-resolved by the coarser rules."""
+    since = torch.tensor([0.0, 5.0, 7.0, 100.0], dtype=torch.float64)
+    left, right = since + 0.3, since + torch.tensor([0.4, 2.0, 30.0, 1e9], dtype=torch.float64)
+
+    def rate(times: Tensor, which: Tensor) -> Tensor:
+        u = torch.log1p(times - since[which, None])
+        return torch.exp(amplitude * torch.cos(8 * math.pi * u) - u)
+
+    value, error = integrate_in_log_time(rate, left, right, since, scale=1.0, density=density)
+    low, high = (torch.log1p(x - since) for x in (left, right))
+    x, w = gauss_legendre(2000)
+    waves = torch.exp(
+        amplitude * torch.cos(8 * math.pi * (low[:, None] + (high - low)[:, None] * x))
+    )
+    exact = (high - low) * (waves @ w)
+    # twenty units of u take too many nodes of the denser rules
+    assert (error[3] == torch.inf) == (density > 4)
+    assert ((value - exact).abs() <= error + 1e-12)[:3].all()
+    if density == 16.0 and amplitude <= 0.1:
+        assert (error[:3] <= 1e-2).all()
+
+
+@pytest.mark.parametrize(("peaks", "sharpness"), [(10, 30.0), (50, 30.0), (37, 100.0)])
+def test_regular_peaks_are_not_lost_by_cutting(peaks: int, sharpness: float) -> None:
+    def rate(times: Tensor, which: Tensor | None = None) -> Tensor:
+        return 1 + torch.exp(sharpness * (torch.cos(2 * math.pi * peaks * times) - 1))
+
+    x, w = gauss_legendre(4000)
+    exact = float((w * rate(x)).sum())
+    ends = interval(0.0, 1.0)
+    value, error = integrate(rate, *ends, tolerance=1e-2, shortest=torch.ones_like(ends[0]))
+    assert abs(value.item() - exact) <= error.item() <= 1e-2
+
+
+def test_equal_errors_are_neglected_all_or_not_at_all() -> None:
+    errors = torch.tensor([1.0, 1.0, 1.0, 0.25, 5.0], dtype=torch.float64)
+    assert negligible(errors, 2.5) == 0.25
+    assert negligible(errors, 3.25) == 1.0
+    assert negligible(errors, 0.1) == -1.0
+    assert negligible(errors, 10.0) == 5.0

@@ -53,10 +53,6 @@ STALLED = 512.0  # up to this multiple of rounding, errors that a cut does not h
 # where an interval is cut into four: evenly, or with short outer parts if it may have a rise near
 # its left end that is over within a small part of it
 EVEN_CUTS, OUTER_CUTS = (0.0, 1 / 4, 1 / 2, 3 / 4, 1.0), (0.0, 1 / 16, 1 / 2, 15 / 16, 1.0)
-# intervals in which so many nodes have not made the error smaller by this factor are cut
-ROUGH, FALL = 8, 0.1
-COARSE = 0.01  # and so are those in which the error is a larger part of the integral than this
-FEW = 4  # nodes of their parts to begin with, at least
 SETTLED = 0.3  # of the tolerance, which the intervals that are not refined further may use
 SPARE, LARGEST = 6, 96  # nodes of a rule in log-time beside its density, and in all
 LONG = 128.0  # intervals longer than this many shortest times are probed
@@ -216,7 +212,7 @@ def integrate_in_log_time(
     in u. The rule has ``density`` nodes per unit of u, by Gauss-Legendre in a variable that spaces
     them nearly evenly (:func:`even_rule`). There is no second rule: with c_k the Legendre
     coefficients read off the nodes, and m_3 and m_4 the largest |c_k| of the third and of the last
-    quarter of them, the error is m_4 min(1, m_4 / m_3)^2, since the rule is wrong about
+    quarter of them, the error is m_4 min(1, m_4 / m_3), since the rule is wrong about
     coefficients beyond twice as many only. Rounding is added.
     """
     low, high = (torch.log1p((x - since) / scale) for x in (left, right))
@@ -239,8 +235,8 @@ def integrate_in_log_time(
         of_rates = ROUNDING * eps * (terms * (1 + rates.log().abs())).sum(1)
         resolution = torch.finfo(left.dtype).eps * right[which].abs()
         of_times = resolution * rates.diff(dim=1).abs().sum(1)
-        error[which] = last * falling**2 + of_rates + of_times
-    return value, error.nan_to_num(nan=torch.inf)
+        error[which] = last * falling + of_rates + of_times
+    return value, torch.where(error.isnan(), torch.inf, error)
 
 
 @lru_cache(maxsize=64)
@@ -266,8 +262,11 @@ def even_rule(
     slopes = (powers * x[:, None] ** (powers - 1)) @ series
     polynomials = np.polynomial.legendre.legvander(x, nodes - 1)
     coefficients = polynomials * (2 * np.arange(nodes) + 1)
-    rule = ((places + 1) / 2, slopes * w / 2, coefficients)
-    return tuple(torch.from_numpy(part) for part in rule)
+    return (
+        torch.from_numpy((places + 1) / 2),
+        torch.from_numpy(slopes * w / 2),
+        torch.from_numpy(coefficients),
+    )
 
 
 @dataclass
@@ -311,7 +310,6 @@ def _refined(
     nodes, error = 2 * first, torch.full_like(ends[..., 0], torch.inf)
     rounding = torch.zeros_like(error)
     work.spend(a.numel() * (first + 2) + probes.numel())
-    rough = torch.zeros_like(error, dtype=torch.bool)
     while True:
         low, high = a.gather(1, which), b.gather(1, which)
         found = _asked(rates, _places(low, high, nodes), which).double()
@@ -323,29 +321,22 @@ def _refined(
         move = (fine - value.gather(1, all_)).abs().sum(-1)
         doubt = _doubt(found.sum(-1), own_ends, own_probes, low, high)
         now = move + doubt + asked_for
-        slow = now > FALL * error.gather(1, which)
-        coarse = now > COARSE * fine.abs().sum(-1)
-        unresolved = (slow | coarse) & (nodes >= ROUGH and splits > 0)
-        rough = rough.scatter(1, which, unresolved)
         error = error.scatter(1, which, now)
         rounding = rounding.scatter(1, which, _rounding(found, own_ends, low, high, eps))
         value = value.scatter(1, all_, fine)
         if not bool(torch.isfinite(value).all()):
             raise _not_finite(value.sum(-1), a, b)
         improvable = torch.where(error > NOISE * rounding, error, 0.0)
-        if before is not None:
+        if nodes >= most and before is not None:
             improvable = torch.where(_stalled(error, rounding, before), 0.0, improvable)
         open_ = improvable > negligible(improvable, SETTLED * tolerance)
         if float(improvable.sum()) <= tolerance or not bool(open_.any()):
             return value, error + rounding
-        smooth = torch.where(rough, 0.0, improvable)
-        if nodes >= most or not bool((open_ & ~rough).any()):
+        which = improvable.argsort(1, descending=True)[:, : int(open_.sum(1).max())]
+        if nodes >= most:
             break
-        which = smooth.argsort(1, descending=True)[:, : int((open_ & ~rough).sum(1).max())]
         nodes *= 2
-    which = improvable.argsort(1, descending=True)[:, : int(open_.sum(1).max())]
-    # as close together as before in the whole, or parts would miss what was seen there
-    first = max(FEW, nodes // 4)
+    first = max(2, nodes // 4)  # nodes are no farther apart than before, or parts might miss a peak
     if not splits or not work.allows(4 * which.numel() * 4 * first):
         raise _unsettled(improvable, a, b, tolerance, nodes)
     low, high = a.gather(1, which), b.gather(1, which)
@@ -376,10 +367,13 @@ def _refined(
 
 
 def negligible(error: Float[Tensor, "*S"], most: float) -> float:
-    """The largest error such that all errors up to it sum to at most ``most``."""
+    """The largest error such that all errors up to it sum to at most ``most``; -1 if none."""
     ordered = error.flatten().sort().values
     count = int((ordered.cumsum(0) <= most).sum())
-    return float(ordered[count - 1]) if count else -1.0
+    kept = ordered
+    if count < len(ordered):
+        kept = ordered[ordered < ordered[count]]  # equal errors are kept all or not at all
+    return float(kept[-1]) if len(kept) else -1.0
 
 
 def _stalled(
