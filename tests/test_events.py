@@ -523,6 +523,16 @@ def test_padding_is_overwritten() -> None:
     assert batch.to("cpu").edges.tolist() == [[0.0, 1.0, 5.0, 5.0]]
 
 
+def test_a_batch_moves_whole_to_another_device() -> None:
+    places = [[0.0, 1.0], [2.0, 3.0]]
+    batch = Sequence([1.0, 2.0], start=0.0, stop=3.0, places=places).batch()
+    moved = batch.to("meta")
+    assert {name: value.device.type for name, value in vars(moved).items()} == dict.fromkeys(
+        vars(batch), "meta"
+    )
+    assert batch.columns(1, 2).places is not None
+
+
 def test_batches_of_nothing() -> None:
     data = Dataset.from_sequences([Sequence([], start=0, stop=1), Sequence([], start=0, stop=2)])
     assert data.batch().times.shape == (2, 0) and data.batch().edges.tolist() == [[0, 1], [0, 2]]

@@ -7,7 +7,7 @@ Choices made on the user's behalf are printed, in lines that name the option to 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
@@ -40,18 +40,13 @@ def asked(options: ReadingOptions) -> Asked:
     """The options as the readers take them."""
     from fourpoint.data.readers import Asked
 
-    return Asked(
-        time=options.time,
-        mark=options.mark,
-        sequence=options.sequence,
-        place=options.place,
-        bounds=_bounds(options.bounds),
-        window=_window(options.window),
-        time_unit=options.time_unit,
-        timezone=options.timezone,
-        ties=_policy(options.ties),
-        sort=options.sort,
-    )
+    same_names = {field.name: getattr(options, field.name) for field in fields(options)}
+    parsed = {
+        "bounds": _bounds(options.bounds),
+        "window": _window(options.window),
+        "ties": _policy(options.ties),
+    }
+    return Asked(**same_names | parsed)
 
 
 def open_events(source: str, options: ReadingOptions, fitted: FittedTo | None = None) -> Dataset:

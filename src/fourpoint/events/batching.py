@@ -95,13 +95,14 @@ class Batch:
         start = self.times[:, first - 1] if first else self.start
         end = self.times[:, last - 1] if stop < self.times.shape[1] else self.stop
         places = None if self.places is None else self.places[:, first:last]
-        return Batch(
-            self.times[:, first:last],
-            self.marks[:, first:last],
-            self.valid[:, first:last],
-            start,
-            end,
-            places,
+        return replace(
+            self,
+            times=self.times[:, first:last],
+            marks=self.marks[:, first:last],
+            valid=self.valid[:, first:last],
+            start=start,
+            stop=end,
+            places=places,
         )
 
     def until(self, at: torch.Tensor) -> Batch:
@@ -112,11 +113,8 @@ class Batch:
         """The same batch on another device."""
         if self.times.device == device:
             return self
-        places = None if self.places is None else self.places.to(device)
-        times, marks, valid, start, stop = (
-            x.to(device) for x in (self.times, self.marks, self.valid, self.start, self.stop)
-        )
-        return Batch(times, marks, valid, start, stop, places)
+        held = {name: value for name, value in vars(self).items() if value is not None}
+        return replace(self, **{name: value.to(device) for name, value in held.items()})
 
 
 def pad(data: Dataset, rows: NDArray[np.int64]) -> Batch:
