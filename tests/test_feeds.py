@@ -238,7 +238,7 @@ def test_entities_with_bounded_memory(place: Place) -> None:
         )
         assert row["log_density"] == pytest.approx(found.log_density, abs=1e-5)
     assert len(streams) == 9 and max(stream.count for stream in streams.values()) > 8
-    with pytest.raises(UserError, match="Leave keep out"):
+    with pytest.raises(UserError, match="Leave --keep out"):
         place.run(by="who", keep=3, state=None, output=place.folder / "no")
 
 

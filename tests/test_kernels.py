@@ -33,8 +33,8 @@ from fourpoint.streaming.bank import StreamBank
 from fourpoint.streaming.monitor_table import MonitorTable
 from fourpoint.streaming.steppers import (
     ByExcitation,
+    ByHistory,
     ByStates,
-    ByVerbs,
     follow_by_steps,
     score_table,
 )
@@ -120,7 +120,7 @@ def dapp_stream(monkeypatch: pytest.MonkeyPatch) -> Compared:
     rng = np.random.default_rng(2)
     times, marks = np.cumsum(rng.exponential(size=30)), rng.integers(0, 2, 30)
     found = []
-    for stepper in (ByStates(model.eval()), ByVerbs(model)):
+    for stepper in (ByStates(model.eval()), ByHistory(model)):
         numbers = Numbers(*np.zeros((3, 1)), np.zeros(1, dtype=np.int64))
         into = Scored.empty(30, 2)
         stop = stepper.follow(numbers, Events(times, marks), into)

@@ -12,7 +12,7 @@ import torch
 
 from fourpoint.events import MarkSpace
 from fourpoint.models import DAPP, RMTPP, Hawkes
-from fourpoint.streaming.steppers import ByExcitation, ByVerbs
+from fourpoint.streaming.steppers import ByExcitation, ByHistory
 from fourpoint.streaming.stream import Stream
 
 MARKS = MarkSpace(("fire", "medical"))
@@ -102,7 +102,7 @@ def test_hawkes_by_loops_has_the_numbers_of_the_model() -> None:
     model, (times, marks) = models()["hawkes"], events(60)
     fast, plain = Stream(model), Stream(model)
     assert isinstance(fast._stepper, ByExcitation)
-    plain._stepper = ByVerbs(model)
+    plain._stepper = ByHistory(model)
     assert fast.advance(0.001) == plain.advance(0.001)
     a, b = (
         stream.observe_many(times[times > 0.001], marks[times > 0.001]) for stream in (fast, plain)
@@ -121,7 +121,7 @@ def test_hawkes_by_loops_has_the_numbers_of_the_model() -> None:
 def test_dapp_by_its_kernel_has_the_numbers_of_the_plain_model() -> None:
     model, (times, marks) = models()["dapp"], events(60)
     fast, plain = Stream(model), Stream(model)
-    plain._stepper = ByVerbs(model)
+    plain._stepper = ByHistory(model)
     a, b = (stream.observe_many(times, marks) for stream in (fast, plain))
     for field in ("log_density", "gap", "rate"):
         np.testing.assert_allclose(getattr(a, field), getattr(b, field), rtol=1e-5, atol=1e-6)

@@ -258,7 +258,7 @@ def test_a_reader_that_goes_away_and_a_full_disk_are_told(folder: Path) -> None:
         assert process.wait(LIMIT) == 1
         told = process.stderr.read().decode()
     assert (
-        "expected somebody who reads the output; received a pipe that was closed" in told
+        "expected a process that reads the output; received a pipe that was closed" in told
         and "Traceback" not in told
     )
     if Path("/dev/full").exists():

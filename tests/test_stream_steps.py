@@ -19,7 +19,7 @@ from fourpoint.models import DAPP
 from fourpoint.models.dapp_step import Steps, supports
 from fourpoint.ops.quadrature import Unconverged
 from fourpoint.streaming.kept import ByActiveSets
-from fourpoint.streaming.steppers import ByStates, ByVerbs, score_table
+from fourpoint.streaming.steppers import ByHistory, ByStates, score_table
 from fourpoint.streaming.stream import Stream
 
 
@@ -47,7 +47,7 @@ def test_stepping_by_the_kernel_equals_the_verbs(
     assert supports(model)
     sequence = data(marks)[2] if marks > 1 else simulate("hawkes", 3)[1]
     relative = 1e-10 if double else 1e-5
-    fast, plain, batch = ByStates(model), ByVerbs(model), sequence.batch()
+    fast, plain, batch = ByStates(model), ByHistory(model), sequence.batch()
     with torch.no_grad():
         seen = torch.arange(len(sequence))[None]
         own = (
@@ -132,7 +132,7 @@ def test_active_sets_are_those_of_the_verbs(
     monkeypatch.setattr("fourpoint.streaming.kept.ANEW", 16)
     model = lively(3, **settings).double().keeping(keep)
     rng = np.random.default_rng(1)
-    fast, plain = ByActiveSets(model), ByVerbs(model)
+    fast, plain = ByActiveSets(model), ByHistory(model)
     for t, m in zip(
         np.cumsum(rng.exponential(0.5, 26)).tolist(), rng.integers(0, 3, 26).tolist(), strict=True
     ):

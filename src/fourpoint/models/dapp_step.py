@@ -15,7 +15,7 @@ panels, as many as the interval's length and the modes' speed suggest. The last 
 coefficients of each polynomial, made smaller by as much as they fell, estimate the error, and an
 interval that misses the tolerance is cut in two, at a knot of the splines if there is one inside.
 Nothing is interpolated in time. The loops are `kernels.DAPP_STREAM`; a stream without them is
-followed by the model itself (`streaming.steppers.ByVerbs`). Axes: R rows, J = K D modes, M marks,
+followed by the model itself (`streaming.steppers.ByHistory`). Axes: R rows, J = K D modes, M marks,
 C curves (splines).
 """
 

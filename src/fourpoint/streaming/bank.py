@@ -1,11 +1,10 @@
 """Many streams at once, one per entity (a customer, a machine, a station), stepped as one batch.
 
 Every entity has a window of its own that opens at the bank's ``start``, and is a
-:class:`~fourpoint.streaming.stream.Stream` in all but
-attention: each event is scored from its entity's past alone, before it is absorbed. Entities are
-created on first sight. With
-``limit`` those seen least recently are written to a file in ``spill``, and come back as they were
-when they are seen again.
+:class:`~fourpoint.streaming.stream.Stream` in all but attention: each event is scored from its
+entity's past alone, before it is absorbed. Entities are created on first sight. With ``limit``
+those seen least recently are written to a file in ``spill``, and come back as they were when they
+are seen again.
 """
 
 from __future__ import annotations
@@ -200,9 +199,8 @@ class StreamBank:
         """Score events and remember them; several of one entity are taken in the order given.
 
         Arguments are of one length: whose events, when, and of which mark (None where the model has
-        one). Raises
-        :class:`UserError` where a time of an entity is before its last one or not finite, for an
-        unknown mark, and where a rate explodes; then nothing at all has changed.
+        one). Raises :class:`UserError` where a time of an entity is before its last one or not
+        finite, for an unknown mark, and where a rate explodes; then nothing at all has changed.
         """
         when, kinds = self._checked(entities, times, marks)
         self.catch_up()
@@ -498,9 +496,7 @@ class StreamBank:
         return bank
 
     def head(self) -> bytes:
-        """All of the bank but its entities, which are in the store; :meth:`resume` goes on from
-        it.
-        """
+        """All of the bank but its entities, which are in the store, for :meth:`resume`."""
         return pack(
             "bank head",
             self._owner,
@@ -653,8 +649,8 @@ class StreamBank:
         return order, first
 
     def _followed(self, rows: Rows, when: Floats, kinds: Rows, first: Rows) -> Scored:
-        """Events scored and absorbed one after the other; where one cannot be, all rows are as
-        they were.
+        """Events scored and absorbed one after the other; where one cannot be, all rows are as they
+        were.
 
         ``first`` are the places of the first events of entities.
         """

@@ -182,9 +182,7 @@ class ByActiveSets:
         self._ahead = (self._at, self._state)
 
     def _scores(self, time: float, mark: int) -> Floats:
-        """nu_k of an event on every slot, (K, E): asked for twice at each event, and formed
-        once.
-        """
+        """nu_k of an event on every slot, (K, E): used twice per event, and formed once."""
         if self._compared is None or self._compared[:3] != (time, mark, self._seen):
             lags, marks = (time - self._slots["times"]) / self.steps.scale, self._slots["marks"]
             found = np.empty_like(lags)

@@ -12,18 +12,15 @@ x_2, ... Four statistics watch them:
                                               1 - exp(-x)
 
 and each raises an alarm at its threshold, after which it starts anew. A silence is told as soon as
-it is too long, not when
-it ends. The promise: in any 1,000 consecutive events of the true model the probability of an alarm
-of any kind is at most
-``alarms``, a quarter for each statistic. For the two CUSUMs that probability is computed, not
-simulated: their steps are rounded against the promise to a grid of log 2 / 256, which makes a
-Markov chain that lies above them, and the chain's largest eigenvalue gives the chance of a crossing
-in any stretch. For one gap it is exact, and for the distance it is Massart's inequality, P(D_n > d)
-<= 2 exp(-2 n d^2), summed over the checks. Plain numpy; used by `streaming`.
+it is too long, not when it ends. The promise: in any 1,000 consecutive events of the true model the
+probability of an alarm of any kind is at most ``alarms``, a quarter for each statistic. For the two
+CUSUMs that probability is computed, not simulated: their steps are rounded against the promise to a
+grid of log 2 / 256, which makes a Markov chain that lies above them, and the chain's largest
+eigenvalue gives the chance of a crossing in any stretch. For one gap it is exact, and for the
+distance it is Massart's inequality, P(D_n > d) <= 2 exp(-2 n d^2), summed over the checks.
 
 Sources: Page, "Continuous inspection schemes" (1954); Massart, "The tight constant in the
-Dvoretzky-Kiefer-Wolfowitz
-inequality" (1990).
+Dvoretzky-Kiefer-Wolfowitz inequality" (1990).
 """
 
 from __future__ import annotations
@@ -54,9 +51,8 @@ class Alarm:
 
     ``kind`` is "burst", "silence" or "drift". ``size`` is the estimated ratio of the observed to
     the modelled rate since the change, (events + 1) / (integral + 1) over the gaps since the CUSUM
-    last was 0; for "drift" it is the distance itself. ``of`` says
-    what was watched: one "stream", a "type" or the "fleet" of all entities, and ``name`` which one,
-    the type's or the entity's.
+    last was 0; for "drift" it is the distance itself. ``of`` says what was watched: one "stream", a
+    "type" or the "fleet" of all entities, and ``name`` which one, the type's or the entity's.
     """
 
     time: float

@@ -9,6 +9,7 @@ the modes' states with `models.dapp_step`, in the model's own precision and on t
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any, Protocol
 
@@ -209,7 +210,7 @@ class StateRows:
         size = rows if self.threads == 1 else max(FEWEST, -(-rows // (PARTS * self.threads)))
         return [slice(i, i + size) for i in range(0, rows, max(1, size))] or [slice(0)]
 
-    def _each(self, work: Any, parts: list[Any]) -> list[Any]:
+    def _each(self, work: Callable[..., Any], parts: list[Any]) -> list[Any]:
         if len(parts) == 1:
             return [work(*parts[0])]
         self.pool = self.pool or ThreadPoolExecutor(self.threads)

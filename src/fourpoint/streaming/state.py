@@ -4,13 +4,11 @@ header; nothing that could run.
     "fourpoint state\\n"  version  length  SHA-256 of the rest  safetensors
 
 The header, in the metadata of the safetensors, holds the model's fingerprint, a hash of its kind,
-settings, marks and
-weights: a memory means nothing to another model. :func:`unpack` refuses what is foreign, cut short,
-damaged, of another
-version or of another model, each with its own words. A checksum does not make content true: whoever
-restores a state also checks every number and array in it (:func:`whole`, :func:`number`,
-:func:`check_arrays`). A model's history goes in and out by the names of its fields
-(:func:`arrays_of`, :func:`history_from`).
+settings, marks and weights: a memory means nothing to another model. :func:`unpack` refuses what is
+foreign, cut short, damaged, of another version or of another model, each with its own words. A
+checksum does not make content true: whoever restores a state also checks every number and array in
+it (:func:`whole`, :func:`number`, :func:`check_arrays`). A model's history goes in and out by the
+names of its fields (:func:`arrays_of`, :func:`history_from`).
 """
 
 from __future__ import annotations
@@ -20,7 +18,7 @@ import hashlib
 import json
 import math
 import struct
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
@@ -29,6 +27,11 @@ from torch import Tensor
 
 from fourpoint.events import UserError
 from fourpoint.models.base import PointProcess
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+D = TypeVar("D", bound="DataclassInstance")
 
 MAGIC, VERSION = b"fourpoint state\n", 2
 LAYOUT = struct.Struct("<IQ32s")  # version, bytes after this, their hash
@@ -56,7 +59,8 @@ def unpack(kind: str, owner: str, state: bytes) -> tuple[dict[str, Any], Arrays]
     """What :func:`pack` was given. Raises :class:`UserError` for any other bytes, and for those of
     another model.
     """
-    first, remedy = len(MAGIC) + LAYOUT.size, "Pass what state() returned, unchanged."
+    first = len(MAGIC) + LAYOUT.size
+    remedy = "Pass what state() returned, unchanged."
     if not isinstance(state, bytes | bytearray | memoryview):
         raise UserError(f"the bytes of a {kind}'s state", type(state).__name__, remedy)
     state = bytes(state)
@@ -233,7 +237,7 @@ def fingerprint(model: PointProcess) -> str:
     return found.hexdigest()
 
 
-def arrays_of(history: Any, prefix: str = "history") -> Arrays:
+def arrays_of(history: DataclassInstance, prefix: str = "history") -> Arrays:
     """The tensors of a history by their fields' names; what all sequences share (a spectrum) is not
     part of it.
     """
@@ -247,7 +251,7 @@ def arrays_of(history: Any, prefix: str = "history") -> Arrays:
     return found
 
 
-def history_from(template: Any, arrays: Arrays, prefix: str = "history") -> Any:
+def history_from(template: D, arrays: Arrays, prefix: str = "history") -> D:
     """``template``, any history of the same model, with the tensors of :func:`arrays_of`; those it
     did not have become None.
     """

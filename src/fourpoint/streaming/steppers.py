@@ -1,8 +1,8 @@
-"""Ways to follow one stream with a model: by its verbs, which every model has, and by the states of
+"""Ways to follow one stream with a model: by the methods that every model has, and by the states of
 a DAPP's modes.
 
 All answer what :class:`~fourpoint.streaming.stream.Stream` asks: the log-rates at a time and the
-integral of the rate until then, before the event there is absorbed. :class:`ByVerbs` keeps a
+integral of the rate until then, before the event there is absorbed. :class:`ByHistory` keeps a
 history of one row (`streaming.model_queries`); :class:`ByStates` keeps the modes' states and steps
 them with `models.dapp_step`; with bounded memory it is `streaming.kept`. All work in float64, and
 tests hold them together.
@@ -91,7 +91,7 @@ def stepper(model: PointProcess) -> Stepper:
         return ByExcitation(model)
     if isinstance(model, DAPP) and supports_kept(model):
         return ByActiveSets(model)
-    return ByVerbs(model)
+    return ByHistory(model)
 
 
 @torch.no_grad()
@@ -129,8 +129,8 @@ def follow_by_steps(
     return None
 
 
-class ByVerbs:
-    """Any model, by its verbs: a copy of it, in float64 and evaluation mode."""
+class ByHistory:
+    """Any model, by its own methods: a copy of it, in float64 and evaluation mode."""
 
     def __init__(self, model: PointProcess) -> None:
         self.model = in_float64(model)
@@ -270,9 +270,7 @@ class ByStates:
 
 
 class ByExcitation:
-    """A Hawkes process, by the sums R of its decays; its numbers are copied when the stream
-    begins.
-    """
+    """A Hawkes process, by the sums R of its decays; its parameters are copied at first."""
 
     def __init__(self, model: Hawkes) -> None:
         self.model, self.steps = model, HawkesSteps(model)
@@ -319,7 +317,7 @@ class ByExcitation:
         )
 
     def arrays(self) -> Arrays:
-        """As those of :class:`ByVerbs`, so that a state does not depend on whether numba is
+        """As those of :class:`ByHistory`, so that a state does not depend on whether numba is
         installed.
         """
         return {"at": np.array(self._at), **arrays_of(self.history())}

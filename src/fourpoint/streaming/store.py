@@ -3,10 +3,9 @@ when it has changed.
 
 A row holds the entity's name, its arrays as safetensors (`streaming.state`) and a SHA-256 of both.
 A file may also hold a text under a key, such as the place of a feed, and rows and texts of one
-:meth:`Store.write` appear together or not at
-all: SQLite's write-ahead log makes it so, also where the process is killed in the middle. Other
-programs find nothing in
-the file that could run; a file whose tables are not exactly these is refused.
+:meth:`Store.write` appear together or not at all: SQLite's write-ahead log makes it so, also where
+the process is killed in the middle. Other programs find nothing in the file that could run; a file
+whose tables are not exactly these is refused.
 
 ``read`` and ``write`` have a connection each, so that a thread may write while another reads what
 was written before.

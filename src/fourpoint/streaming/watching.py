@@ -17,11 +17,10 @@ average (Lorden 1971). The thresholds of the fleet are those of `monitoring`, wh
 that are looked at all the time, and so for these, which are looked at now and then.
 
 When one type becomes more frequent the shares of all others fall. An alarm is raised only where the
-rate of the type itself has moved in
-the same direction as its share: with n events since the sum was last 0 where about a were expected,
-the log-likelihood ratio
-n log 2 - a, or a / 2 - n log 2, must be at least h / 4. That can only take alarms away. A change is
-told once: the same watch is on hold until its sum has fallen as far as it had risen.
+rate of the type itself has moved in the same direction as its share: with n events since the sum
+was last 0 where about a were expected, the log-likelihood ratio n log 2 - a, or a / 2 - n log 2,
+must be at least h / 4. That can only take alarms away. A change is told once: the same watch is on
+hold until its sum has fallen as far as it had risen.
 
 An entity belongs to the fleet from its first event on, so that entities that have not been heard of
 are not expected to do anything.

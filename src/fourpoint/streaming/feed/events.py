@@ -17,10 +17,8 @@ if TYPE_CHECKING:
 
 ALARMS = 1e-3  # false alarms per 1,000 events, of all kinds
 TOP = 3  # past events that are named per head
-BUDGET, FEWEST = (
-    2**29,
-    1024,
-)  # bytes of memory for entities by default, and the fewest of them that stay there
+BUDGET = 2**29  # bytes of memory for entities by default
+FEWEST = 1024  # entities that stay in memory at least
 THREADS = 1  # handing a batch to several takes a quarter more of the processors' time
 
 
@@ -112,6 +110,8 @@ class Single:
         self.names = names_as_json(self._space)
         self._attended = attended
         top = TOP if attended else 0
+        if keep is not None:
+            _keeping(model, keep)
         if state is None:
             self._stream = Stream(model, start=start, keep=keep, top=top, alarms=alarms)
         else:
@@ -121,10 +121,8 @@ class Single:
     def observe(self, events: Columns) -> Scores:
         if self._attended:
             return self._attending(events)
-        times, marks = (
-            np.array(events.times, dtype=np.float64),
-            np.array(events.marks, dtype=np.int64),
-        )
+        times = np.array(events.times, dtype=np.float64)
+        marks = np.array(events.marks, dtype=np.int64)
         found = self._stream.observe_many(times, marks)
         columns = (found.log_density.tolist(), found.gap.tolist(), found.rate.tolist())
         return Scores(*columns, _as_dicts(found.alarms), found.refused)
@@ -173,19 +171,21 @@ class Entities:
     ) -> None:
         from fourpoint.streaming.bank import StreamBank
 
-        followed = model if keep is None else model.keeping(keep)
+        followed = model if keep is None else _keeping(model, keep)
         self.names = names_as_json(model.marks)
         self.marks = {name: i for i, name in enumerate(model.marks.names)}
-        if store is None:
-            self.bank = StreamBank(
-                followed, start=start, alarms=alarms, fleet=fleet, spill="", threads=THREADS
-            )
-        elif state is None:
-            self.bank = StreamBank(
-                followed, start=start, alarms=alarms, fleet=fleet, store=store, threads=THREADS
-            )
-        else:
+        if store is not None and state is not None:
             self.bank = StreamBank.resume(followed, state, store, threads=THREADS)
+        else:
+            self.bank = StreamBank(
+                followed,
+                start=start,
+                alarms=alarms,
+                fleet=fleet,
+                spill="" if store is None else None,
+                store=store,
+                threads=THREADS,
+            )
         self.state = self.bank.head
         self.memory = self._bounded(limit)
         self.bank.catch_up()
@@ -242,14 +242,25 @@ class Entities:
         return Scores(*columns, _as_dicts(found.alarms), {})
 
 
+def _keeping(model: PointProcess, keep: int) -> PointProcess:
+    """The model with ``keep`` past events; an error names the option of the command."""
+    try:
+        return model.keeping(keep)
+    except UserError as error:
+        remedy = error.remedy.replace("Leave keep out", "Leave --keep out")
+        raise UserError(error.expected, error.received, remedy) from None
+
+
 def _joined(first: Scores, second: Scores) -> Scores:
     """Two batches as one."""
-    refused = {
-        **first.refused,
-        **{len(first.gap) + i: error for i, error in second.refused.items()},
-    }
-    density, gap, rate = (a + b for a, b in zip(first[:3], second[:3], strict=True))
-    return Scores(density, gap, rate, first.alarms + second.alarms, refused)
+    later = {len(first.gap) + place: error for place, error in second.refused.items()}
+    return Scores(
+        first.log_density + second.log_density,
+        first.gap + second.gap,
+        first.rate + second.rate,
+        first.alarms + second.alarms,
+        first.refused | later,
+    )
 
 
 def _number(value: float | None) -> float:

@@ -5,9 +5,8 @@
 
 Each event is scored by a :class:`~fourpoint.streaming.stream.Stream` before it is absorbed; with
 ``by`` there is one stream per entity, and what is there to be read is stepped as one batch. With a
-state the run may be killed at any moment and started
-again: the output ends as if it had never been interrupted. A line that is no event is told, skipped
-and counted.
+state the run may be killed at any moment and started again: the output ends as if it had never been
+interrupted. A line that is no event is told, skipped and counted.
 """
 
 from __future__ import annotations
@@ -69,11 +68,10 @@ def score_feed(
     where None.
 
     Arguments: ``state``, the file that makes restarts exact, which needs a file as output;
-    ``keep``, the number of past
-    events that each head remembers (all by default); ``by``, the field that names an event's
-    entity, each with a stream of its own ("none": one stream; by default as in training, where each
-    sequence was an entity or a window of the calendar); ``start``, when the observation began, in
-    the model's unit of time or as a timestamp ("first": with the first event;
+    ``keep``, the number of past events that each head remembers (all by default); ``by``, the field
+    that names an event's entity, each with a stream of its own ("none": one stream; by default as
+    in training, where each sequence was an entity or a window of the calendar); ``start``, when the
+    observation began, in the model's unit of time or as a timestamp ("first": with the first event;
     None: by the rule of `streaming.feed.training_window`); ``alarms``, the largest mean number of
     false alarms per 1,000 events, of entities, types and the fleet together (None or "none": no
     alarms); ``every``, the lines between two states (1,000 by default, and more where writing them
@@ -267,9 +265,7 @@ def _check_clock(trained: Trained, time_unit: str | None, timezone: str | None) 
 def _entities(
     log: LogFormat | None, by: str | None, times: TimeReader, tell: Callable[[str], None]
 ) -> str | None:
-    """The column whose values are the entities, or the unit of the calendar; None for one
-    stream.
-    """
+    """The column of the entities, or the unit of the calendar; None for one stream."""
     if times.calendar is not None:
         if by not in (None, times.calendar):
             expected = f"--by {times.calendar}, since the model was fitted to each {times.calendar}"

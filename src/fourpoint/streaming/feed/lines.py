@@ -1,10 +1,9 @@
 """The lines of a feed, each with its number, from a file, a file that grows, or a pipe.
 
 Memory is bounded whatever comes: a line of more than ``LONGEST`` bytes is read to its end and
-dropped, and told as such.
-A point of the input is known again by the bytes before it, so that a restart goes on in the file
-that it left and in no other. A followed file that is cut, rewritten or moved away while it is read
-is an error, never a guess.
+dropped, and told as such. A point of the input is known again by the bytes before it, so that a
+restart goes on in the file that it left and in no other. A followed file that is cut, rewritten or
+moved away while it is read is an error, never a guess.
 """
 
 from __future__ import annotations

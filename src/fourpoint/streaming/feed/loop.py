@@ -26,10 +26,8 @@ from fourpoint.streaming.feed.saving import EntitySaver
 from fourpoint.streaming.feed.state import FeedState, Output, Tally, digest, write_state
 
 Found = Event | UserError | None  # what a line is; None: blank, or the header
-EVERY = (
-    1000  # lines between two states, unless writing them would take more than a share of the time
-)
-SHARE = 0.05
+EVERY = 1000  # lines between two states
+SHARE = 0.05  # of the time that writing states may take; else they are written less often
 FIRST = 64  # lines of the first batch, before it is known how long they take
 PATIENCE = 0.05  # seconds that a batch may take
 POLL = 0.1  # seconds between two looks at a feed on which nothing comes
@@ -80,9 +78,7 @@ class Loop:
     tell: Callable[[str], None]
     tally: Tally
     plausible: TimeCheck | None = None
-    saver: EntitySaver | None = (
-        None  # writes the state in the background, where there are many entities
-    )
+    saver: EntitySaver | None = None  # writes the state of many entities in the background
     max_skipped: float = 1.0  # share of the lines that may be skipped without a failure
     done: int = 0  # bytes of the input whose lines are scored and written
     unsaved: int = 0  # lines since the last state
@@ -93,28 +89,26 @@ class Loop:
         """Score all there is, until the input ends or a signal comes; the summary is told however
         it ends.
         """
-        began, first, code = time.monotonic(), self.tally.events, 1
+        began = time.monotonic()
+        first = self.tally.events
+        code = 1
         self.done = self.lines.offset
         try:
-            self._save(
-                must=True
-                # before any output, so that a file of scores never lacks the state that belongs to
-                # it
-            )
+            # Before any output, so that a file of scores never lacks the state that belongs to it.
+            self._save(must=True)
             try:
                 self._loop(told, show)
             finally:
-                if (
-                    self.done == self.lines.offset
-                ):  # else a line was taken but not scored, and the last good state stays
+                # Where a line was taken but not scored, the last good state stays.
+                if self.done == self.lines.offset:
                     self._save(must=True)
             code = self._code(told)
         except OSError as error:
             self.tell(_cannot_write(error, self.state))
         finally:
-            ended = Ended(
-                replace(self.tally), self.tally.events - first, time.monotonic() - began, code
-            )
+            events = self.tally.events - first
+            seconds = time.monotonic() - began
+            ended = Ended(replace(self.tally), events, seconds, code)
             self.tell(str(ended))
         return ended
 
@@ -214,14 +208,12 @@ class Loop:
         rows = rows_of(
             numbers, events.times, events.marks, events.entities, scores, self.scorer.names
         )
-        return (
-            [row for i, row in enumerate(rows) if i not in scores.refused]
-            if scores.refused
-            else rows
-        )
+        if not scores.refused:
+            return rows
+        return [row for place, row in enumerate(rows) if place not in scores.refused]
 
     def _plausible_of(self, found: list[Found]) -> list[Found]:
-        """The same, with an error in the place of each event whose time cannot be right."""
+        """The same, with an error instead of each event whose time cannot be right."""
         if self.plausible is None:
             return found
         events = [one for one in found if isinstance(one, Event)]
@@ -243,10 +235,9 @@ class Loop:
         self.tally.events += len(densities)
         self.tally.alarms += sum(map(len, alarms))
         total = self.tally.log_likelihood
-        for (
-            density
-        ) in densities:  # one after the other, so that the sum does not depend on the batches
-            total += density if density == density else -math.inf
+        # One after the other, so that the sum does not depend on the batches.
+        for density in densities:
+            total += -math.inf if math.isnan(density) else density
         self.tally.log_likelihood = total if total < math.inf else -math.inf
 
     def _score_unfinished(self) -> None:
@@ -265,9 +256,9 @@ class Loop:
         self._score(Block.of_line(line))
 
     def _save_if_due(self, now: float) -> None:
-        due = self.unsaved >= (self.every or EVERY) and (
-            self.every or now - self.saved >= self.cost / SHARE
-        )
+        enough_lines = self.unsaved >= (self.every or EVERY)
+        enough_time = self.every is not None or now - self.saved >= self.cost / SHARE
+        due = enough_lines and enough_time
         if self.saver is None or self.every:
             if due or (self.saver is not None and self.saver.pressing):
                 self._save()
@@ -283,25 +274,23 @@ class Loop:
         """
         if self.state is None:
             return
-        if (
-            self.saver is not None
-            and self.saver.busy
-            and not (must or self.every or self.saver.pressing)
-        ):
-            return  # the next turn will do
+        may_wait = not must and not self.every
+        if may_wait and self.saver is not None and self.saver.busy and not self.saver.pressing:
+            return  # it is saved at the next turn
         began = time.monotonic()
         if self.saver is None:
             self.output.sync()
-        where = (
-            self.lines.number,
-            self.lines.offset,
-            digest(self.lines.tail()),
-            self.output.written,
-            digest(self.output.tail()),
-        )
-        reached = Reached() if self.plausible is None else self.plausible.reached
         found = FeedState(
-            *where, self.settings, self.tally, reached, self.reader.header, self.scorer.state()
+            line=self.lines.number,
+            offset=self.lines.offset,
+            input_tail=digest(self.lines.tail()),
+            written=self.output.written,
+            output_tail=digest(self.output.tail()),
+            settings=self.settings,
+            tally=self.tally,
+            reached=Reached() if self.plausible is None else self.plausible.reached,
+            header=self.reader.header,
+            stream=self.scorer.state(),
         )
         try:
             if self.saver is None:
@@ -343,20 +332,10 @@ def _number(count: int, what: str) -> str:
 def _cannot_write(error: OSError, state: Path | None, more: str = "") -> str:
     """Three clauses for a file that fails while the feed runs."""
     if isinstance(error, BrokenPipeError):
-        return str(
-            UserError(
-                "somebody who reads the output",
-                "a pipe that was closed",
-                "Start again to score the rest.",
-            )
-        )
-    again = (
-        "" if state is None or more else f" Run the same command again: it goes on from {state}."
-    )
-    return str(
-        UserError(
-            "room and permission to write",
-            str(error),
-            f"Free space, or check the disk.{again}{more}",
-        )
-    )
+        remedy = "Start again to score the rest."
+        fault = UserError("a process that reads the output", "a pipe that was closed", remedy)
+        return str(fault)
+    remedy = f"Free space, or check the disk.{more}"
+    if state is not None and not more:
+        remedy += f" Run the same command again: it goes on from {state}."
+    return str(UserError("room and permission to write", str(error), remedy))

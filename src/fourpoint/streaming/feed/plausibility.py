@@ -7,12 +7,10 @@ T_0 and the rate r of the training data, an event at time t is refused where
     t - T  >  max(T - T_0, 1000 / r),
 
 a gap longer than all of the feed so far in which at least 1,000 events were expected. A feed that
-goes on after a real
-outage must not be refused for ever: ten such events in a row, in order and close to one another,
-are believed, and the last of them is the first that is accepted. Where times have a calendar
-(`streaming.feed.training_window`), the wall clock decides
-before that: an event of the last day is believed at once, and one more than a day ahead of the
-clock never.
+goes on after a real outage must not be refused for ever: ten such events in a row, in order and
+close to one another, are believed, and the last of them is the first that is accepted. Where times
+have a calendar (`streaming.feed.training_window`), the wall clock decides before that: an event of
+the last day is believed at once, and one more than a day ahead of the clock never.
 
 The decision depends on the order of the events alone, not on how they are batched, so that a
 restart repeats it.

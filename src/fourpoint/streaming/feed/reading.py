@@ -161,9 +161,8 @@ class EventReader:
         None for all other lines.
 
         A fast parser may read very large whole numbers as floats: such lines are among the others.
-        This loop runs once per
-        event, and is written for speed: names are local, and a tuple is made without the call of a
-        constructor in Python.
+        This loop runs once per event, and is written for speed: names are local, and a tuple is
+        made without the call of a constructor in Python.
         """
         loads, new, by, marks = loader(), tuple.__new__, self.by, self.marks
         time_name, mark_name = self._time[0], self._mark[0]

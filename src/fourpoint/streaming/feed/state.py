@@ -10,8 +10,8 @@ The rename is the moment at which the new state exists. A process killed before 
 state, killed after it the new one; in both cases the output holds at least what the state speaks
 of, and a restart cuts off the rest. So every line is scored exactly once. The state of one stream
 is such a file; that of a bank is a store (`streaming.store`), in which only the entities that have
-changed are written, and whose commit takes the place of the rename. Only one process may do
-so: it holds a lock beside the state, and one on the output.
+changed are written, and whose commit takes the place of the rename. Only one process may do so: it
+holds a lock beside the state, and one on the output.
 """
 
 from __future__ import annotations
@@ -234,7 +234,7 @@ def _of_store(path: Path) -> bytes:
 
 
 def write_state(path: Path, state: FeedState) -> None:
-    """Put ``state`` in the place of what ``path`` holds, all of it or none.
+    """Replace what ``path`` holds by ``state``, all of it or none.
 
     Raises OSError where the disk is full, say; then the old state stays, and nothing else.
     """

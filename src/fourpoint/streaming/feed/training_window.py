@@ -66,9 +66,7 @@ class Trained:
         )
 
     def rate(self, *, pooled: bool) -> float | None:
-        """Events per unit of time in one sequence, or of all of them together; None where
-        unknown.
-        """
+        """Events per unit of time in one sequence, or of all together; None if unknown."""
         if self.start is None or self.stop is None or not self.events or not self.sequences:
             return None
         total = self.events / (self.stop - self.start) if self.stop > self.start else 0.0
