@@ -20,7 +20,7 @@ from fourpoint.models.deep_dapp import DeepDAPP
 from fourpoint.models.narrow import NarrowPeaks
 from fourpoint.models.positions import Positions
 from fourpoint.ops.compensator import next_event_law
-from fourpoint.streaming import verbs
+from fourpoint.streaming import model_queries
 from fourpoint.training.run import look_for_narrow_peaks
 
 LOW, WIDTH, TICKS = 0.05, 0.01, (1.0, 2.0, 4.0)
@@ -216,7 +216,7 @@ def test_a_stream_integrates_over_peaks(width: float, tick: float) -> None:
         torch.tensor([3.0]).double(),
         torch.zeros(1).long(),
     )
-    found = verbs.integrals(model, history, np.array([3.0]), np.array([7.3]))
+    found = model_queries.integrals(model, history, np.array([3.0]), np.array([7.3]))
     assert found[0] == pytest.approx(model.within(torch.tensor(4.3)).item(), abs=1e-4)
 
 

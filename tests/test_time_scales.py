@@ -27,7 +27,7 @@ from fourpoint.models.base import PointProcess
 from fourpoint.models.positions import Positions
 from fourpoint.models.spatial.dapp import SpatialDAPP
 from fourpoint.models.spatial.hawkes import SpatialHawkes
-from fourpoint.streaming import verbs
+from fourpoint.streaming import model_queries
 
 HORIZONS = (1.0, 60.0, 600.0, 1e5)
 LOW = 0.1
@@ -184,5 +184,5 @@ def test_integrals_state_no_less_than_the_error_of_a_hump(scale: float) -> None:
     exact = sum(model.within(gap) for gap in (1.0, 1.0, 48.0, 50.0))
     assert abs(float(found.integral) - exact) <= float(found.error) <= 1e-3
     history = remember(model, fp.Sequence([3.0], start=0.0, stop=4.0).batch())
-    stream = verbs.integrals(model, history, np.array([3.0]), np.array([90.0]))
+    stream = model_queries.integrals(model, history, np.array([3.0]), np.array([90.0]))
     assert stream[0] == pytest.approx(model.within(87.0), abs=1e-3)

@@ -50,9 +50,7 @@ TIMES = 2**18  # at which rates are asked for at once, so that memory does not g
 ROUNDING = 4.0  # c: relative errors of a rate and of its logarithm, in units of eps
 NOISE = 4.0  # discretisation errors below this multiple of rounding are noise
 STALLED = 512.0  # up to this multiple of rounding, errors that a cut does not halve are noise
-# where an interval is cut into four: evenly, or with short outer parts if it may have a rise near
-# its left end that is over within a small part of it
-EVEN_CUTS, OUTER_CUTS = (0.0, 1 / 4, 1 / 2, 3 / 4, 1.0), (0.0, 1 / 16, 1 / 2, 15 / 16, 1.0)
+CUTS = (1 / 16, 1 / 2, 15 / 16)  # of an interval into four, the outer ones short
 SETTLED = 0.3  # of the tolerance, which the intervals that are not refined further may use
 SPARE, LARGEST = 6, 96  # nodes of a rule in log-time beside its density, and in all
 LONG = 128.0  # intervals longer than this many shortest times are probed
@@ -205,8 +203,8 @@ def integrate_in_log_time(
     scale: float,
     density: float,
 ) -> tuple[Float[Tensor, " R"], Float[Tensor, " R"]]:
-    r"""The integral over every [left, right] by one rule in u = log(1 + (t - since) / scale), and an
-    upper estimate of its error; infinite where the rule would need more than LARGEST nodes.
+    """The integral over every [left, right] by one rule in u = log(1 + (t - since) / scale), and
+    an upper estimate of its error; infinite where the rule would need more than LARGEST nodes.
 
     A rate that changes by shares of the time since the last event is about equally rough everywhere
     in u. The rule has ``density`` nodes per unit of u, by Gauss-Legendre in a variable that spaces
@@ -340,14 +338,9 @@ def _refined(
     if not splits or not work.allows(4 * which.numel() * 4 * first):
         raise _unsettled(improvable, a, b, tolerance, nodes)
     low, high = a.gather(1, which), b.gather(1, which)
-    own_shortest = shortest.gather(1, which)
-    even, outer = (low.new_tensor(cuts) for cuts in (EVEN_CUTS, OUTER_CUTS))
-    is_long = high - low > LONG * own_shortest
-    shares = torch.where(is_long[..., None], outer, even)
-    bounds = low[..., None] + (high - low)[..., None] * shares
-    bounds[..., -1] = high
+    bounds = torch.stack([low, *(low + (high - low) * cut for cut in CUTS), high], -1)
     scale = torch.full_like(bounds[..., 1:], torch.inf)  # the rate is raised at the left end only
-    scale[..., 0] = own_shortest
+    scale[..., 0] = shortest.gather(1, which)
     rest = float(improvable.sum()) - float(improvable.gather(1, which).sum())
     parts, errors = _refined(
         lambda t, own: rates(t, which.gather(1, own // 4)),
