@@ -152,6 +152,38 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
+def test_the_map_of_the_code_is_true() -> None:
+    """Files, packages and functions that CONTRIBUTING.md names exist."""
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    source = ROOT / "src" / "fourpoint"
+    named = re.findall(r"`((?:\w+/)+\w+\.(?:py|json|md))`", text)
+    assert len(named) > 20
+    gone = [
+        f for f in named if "NAME" not in f and not any((r / f).exists() for r in (source, ROOT))
+    ]
+    assert not gone, f"CONTRIBUTING.md names files that do not exist: {gone}"
+    table = text.partition("| package | contents |")[2].partition("\n\n")[0]
+    described = {name for row in re.findall(r"^\| (`.*?) \|", table, re.M) for name in words(row)}
+    packages = {folder.parent.name for folder in source.glob("*/__init__.py")}
+    assert packages <= described, packages - described
+    path = text.partition("## The path of one event")[2].partition("\n## ")[0]
+    calls = re.findall(r"`((?:\w+\.)+\w+)`", path.replace("`calls.csv`", ""))
+    assert len(calls) > 15
+    everything = "\n".join(file.read_text(encoding="utf-8") for file in source.rglob("*.py"))
+    unknown = [call for call in calls if not defined(call.rpartition(".")[2], everything)]
+    assert not unknown, f"CONTRIBUTING.md names functions that do not exist: {unknown}"
+
+
+def words(row: str) -> list[str]:
+    return re.findall(r"`(\w+)`", row)
+
+
+def defined(name: str, source: str) -> bool:
+    if re.search(rf"^ *(?:def|class) {name}\b", source, re.MULTILINE):
+        return True
+    return (ROOT / "src" / "fourpoint" / "ops" / f"{name}.py").exists()
+
+
 def test_a_block_may_opt_out(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text(
