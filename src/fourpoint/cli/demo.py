@@ -107,7 +107,8 @@ def run_demo(
     is used instead of ``nyc_delays`` where given, and needs the splits train, dev and test. Returns
     the path of the page.
     """
-    folder, console = Path(folder), plain_console(stderr=True, quiet=not progress)
+    folder = Path(folder)
+    console = plain_console(stderr=True, quiet=not progress)
     data = load("nyc_delays") if data is None else data
     train, dev, test = (data.part(name) for name in ("train", "dev", "test"))
     console.print(console_text(f"{data.name or 'data'}: {data}"))
@@ -284,8 +285,10 @@ def _busy_day(
     page: Page, model: PointProcess, clock: PointProcess, day: Sequence, data: Dataset
 ) -> None:
     times = np.linspace(day.start, day.stop, 961)[1:]
-    rate, usual = _rates(model, day, times), _rates(clock, day, times).sum(1)
-    unit, names = _unit(data), data.marks.names
+    rate = _rates(model, day, times)
+    usual = _rates(clock, day, times).sum(1)
+    unit = _unit(data)
+    names = data.marks.names
     page.text(
         f"""## One bad day, {markup_text(day.id)}
 
@@ -329,10 +332,13 @@ def _busy_day(
 
 def _ahead(page: Page, model: PointProcess, day: Sequence, data: Dataset, seed: int) -> None:
     """A forecast from the middle of the day, beside what happened."""
-    now, horizon = day.start + NOW * day.duration, HORIZON * day.duration
+    now = day.start + NOW * day.duration
+    horizon = HORIZON * day.duration
     found = forecast(model, day, horizon, PATHS, seed, at=now, windows=1)
     counts = found.counts
-    expected, low, high = counts.total_mean[0], counts.total_low[0], counts.total_high[0]
+    expected = counts.total_mean[0]
+    low = counts.total_low[0]
+    high = counts.total_high[0]
     happened = int(((day.times > now) & (day.times <= now + horizon)).sum())
     unit = _unit(data)
     page.text(
@@ -357,11 +363,10 @@ def _fit_check(page: Page, model: PointProcess, test: Dataset) -> None:
     checked = test.some(CHECKED, 0)
     verdict = goodness_of_fit(model, checked).total
     wrong = verdict.ks_p < 0.05
-    words = (
-        "speaks against the model: it is useful, but not the whole truth"
-        if wrong
-        else "does not speak against the model"
-    )
+    if wrong:
+        words = "speaks against the model: it is useful, but not the whole truth"
+    else:
+        words = "does not speak against the model"
     page.text(
         f"""## Does the model fit?
 
@@ -381,7 +386,8 @@ def _fit_check(page: Page, model: PointProcess, test: Dataset) -> None:
 
 
 def _inside(page: Page, contestants: list[Contestant], data: Dataset) -> None:
-    dapp, unit = contestants[-1], _unit(data)
+    dapp = contestants[-1]
+    unit = _unit(data)
     lags = np.geomspace(0.0005, 0.5, 241) * float(data.durations.max())
     page.text(
         """## What was learned
@@ -492,8 +498,10 @@ def _influence(
     """The rate after one event of the first type less the rate without it, for each group of types
     (first word of the name).
     """
-    start, length = float(data.starts.min()), float(data.durations.max())
-    first, stop = start + 0.55 * length, start + 2 * length
+    start = float(data.starts.min())
+    length = float(data.durations.max())
+    first = start + 0.55 * length
+    stop = start + 2 * length
     marked = bool(data.marks.names)
     alone = Sequence([first], [0] if marked else None, start=start, stop=stop, space=data.marks)
     without = Sequence([], [] if marked else None, start=start, stop=stop, space=data.marks)

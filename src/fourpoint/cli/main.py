@@ -647,7 +647,8 @@ def _draw_from_model(
     from fourpoint.inference.sampling import sample_paths
     from fourpoint.storage.checkpoints import about, restore
 
-    model, known = restore(folder), about(folder)
+    model = restore(folder)
+    known = about(folder)
     begin = known.get("start") if start is None else start
     end = known.get("stop") if stop is None else stop
     if begin is None or end is None:

@@ -137,7 +137,8 @@ def takes_reading_options(
             ``--sequence`` means something else.
         describe: fields whose help has other words here.
     """
-    renamed, described = rename or {}, describe or {}
+    renamed = rename or {}
+    described = describe or {}
     kept = [field for field in dataclasses.fields(ReadingOptions) if field.name not in without]
     types = get_type_hints(ReadingOptions, include_extras=True)
     names = {renamed.get(field.name, field.name): field.name for field in kept}
@@ -180,7 +181,8 @@ def takes_reading_options(
 
 def _rename(option: OptionInfo, flag: str) -> None:
     """Give an option one name in place of those it has."""
-    option.default, option.param_decls = flag, ()
+    option.default = flag
+    option.param_decls = ()
 
 
 Source = Annotated[

@@ -65,7 +65,8 @@ def open_events(source: str, options: ReadingOptions, fitted: FittedTo | None = 
         notes: Iterable[str] = describe_choices(found, policy)
     else:
         reading = read_with_notes(source, _with_defaults(source, asked(options), fitted))
-        found, notes = reading.data, reading.notes
+        found = reading.data
+        notes = reading.notes
     for notice in notes:
         print_notice(notice)
     return found

@@ -73,12 +73,15 @@ def calendar_windows(
     (('2024-03-10', '2024-03-11'), [23.0, 24.0])
     """
     if period is None:
-        first, last = (int(clock.ticks.min()), int(clock.ticks.max()))
+        first = int(clock.ticks.min())
+        last = int(clock.ticks.max())
     else:
-        first, last = (period[0], period[1] - 1)
+        first = period[0]
+        last = period[1] - 1
     labels = _labels(_wall(first, clock), _wall(last, clock), by, clock)
     edges, names = _edges(labels, by, clock)
-    starts, stops = edges[:-1], edges[1:]
+    starts = edges[:-1]
+    stops = edges[1:]
     if period is not None:
         starts = np.maximum(starts, period[0])
         stops = np.minimum(stops, period[1])
@@ -137,7 +140,8 @@ def _edges(labels: NDArray[np.int64], by: By, clock: Clock) -> tuple[NDArray[np.
         early = np.concatenate([early, late[twice]])
         names = np.concatenate([names, again])
     order = np.argsort(early, kind="stable")
-    early, names = early[order], names[order]
+    early = early[order]
+    names = names[order]
     # A unit that the calendar skips (Samoa had no 30 December 2011) begins where the next does.
     real = np.append(np.diff(early) > 0, True)
     return early[real] * clock.rate, names[real][:-1].tolist()

@@ -168,7 +168,8 @@ def _check_range(ticks: NDArray[np.int64], rate: int, fault: Fault) -> None:
     """
     if not len(ticks):
         return
-    first, last = int(ticks.min()), int(ticks.max())
+    first = int(ticks.min())
+    last = int(ticks.max())
     for row, tick in ((int(ticks.argmin()), first), (int(ticks.argmax()), last)):
         if not YEAR_1 <= tick // rate < YEAR_10000:
             expected = "times from the year 1 to the year 9999"

@@ -285,7 +285,8 @@ def read_marks(
     values = columns.integers(name)
     low, high = 0, 0
     if len(values):
-        low, high = int(values.min()), int(values.max())
+        low = int(values.min())
+        high = int(values.max())
     if not own and (names is not None or not _are_types(values, low, high)):
         numbered = number(values)
         columns.check_count(name, len(numbered.distinct), MOST_TYPES)

@@ -92,7 +92,8 @@ def number(pieces: NDArray[Any] | list[NDArray[Any]]) -> Numbered:
     if runs is not None:
         return runs
     values = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
-    low, high = int(values.min()), int(values.max())
+    low = int(values.min())
+    high = int(values.max())
     if high - low <= 4 * len(values) + DIGIT:
         return _by_table(values, low, high)
     encoded = pa.array(values).dictionary_encode()
@@ -148,7 +149,9 @@ def stable_order(code: NDArray[Any], count: int) -> NDArray[np.int64]:
 
 def _runs(pieces: list[NDArray[Any]]) -> Numbered | None:
     """The runs of equal values, if no value has two."""
-    heads, distinct, first = [], [], 0
+    heads = []
+    distinct = []
+    first = 0
     most = max(sum(map(len, pieces)) // 4, 1000)
     for k, piece in enumerate(pieces):
         change = np.empty(len(piece), dtype=bool)

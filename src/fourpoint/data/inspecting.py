@@ -84,9 +84,11 @@ class Inspection:
 
     def to_dict(self) -> dict[str, Any]:
         """The numbers, for ``--json``."""
-        data, roles = self.reading.data, self.reading.roles
+        data = self.reading.data
+        roles = self.reading.roles
         counts = np.bincount(data.mark_ids, minlength=data.marks.count)
-        box, bounds = data.marks.box, None
+        box = data.marks.box
+        bounds = None
         if box is not None:
             edges = zip(box.names, box.low, box.high, strict=True)
             bounds = {name: [low, high] for name, low, high in edges}
@@ -230,15 +232,19 @@ def _over_time(reading: Reading) -> Histogram:
     """Events on the calendar where there is one, else within the windows of all sequences
     together.
     """
-    data, clock = reading.data, reading.clock
+    data = reading.data
+    clock = reading.clock
     if clock is not None:
-        low, high = int(clock.ticks.min()), int(clock.ticks.max())
-        first, last = clock.text(low), clock.text(high)
+        low = int(clock.ticks.min())
+        high = int(clock.ticks.max())
+        first = clock.text(low)
+        last = clock.text(high)
         counts, edges = np.histogram(
             (clock.ticks - low) / clock.rate, BINS, range=(0, max(high - low, 1) / clock.rate)
         )
         return Histogram(counts, edges, first, last)
-    low_time, high_time = float(data.starts.min()), float(data.stops.max())
+    low_time = float(data.starts.min())
+    high_time = float(data.stops.max())
     counts, edges = np.histogram(data.times, BINS, range=(low_time, high_time))
     unit = f" {data.unit}" if data.unit else ""
     return Histogram(counts, edges, f"{low_time:.6g}", f"{high_time:.6g}{unit}")
@@ -248,9 +254,11 @@ def _gap_histogram(gaps: NDArray[np.float64], unit: str) -> Histogram | None:
     """The positive gaps by their logarithm, or None where there are none."""
     if not len(gaps):
         return None
-    low, high = float(gaps.min()), float(gaps.max())
+    low = float(gaps.min())
+    high = float(gaps.max())
     if not high > low * 1.001:
-        low, high = low / 2, high * 2
+        low = low / 2
+        high = high * 2
     edges = np.geomspace(low, high, BINS + 1)
     edges[-1] = high * (1 + 1e-9)
     return Histogram(

@@ -165,16 +165,16 @@ def lay_stamps(
     elif window == "each":
         origins = ticks[rows.offsets[:-1]]
         stops = ticks[rows.offsets[1:] - 1]
-        starts, inferred, observed = (
-            origins,
-            True,
-            "each observed from its first event to its last (--window A B)",
-        )
+        starts = origins
+        inferred = True
+        observed = "each observed from its first event to its last (--window A B)"
     elif roles.window is not None and window is None:
         starts, stops = (_edge(columns, rows, ids, clock, name) for name in roles.window)
-        origins, observed = int(starts.min()), "observed in the windows of the file"
+        origins = int(starts.min())
+        observed = "observed in the windows of the file"
     else:
-        inferred, observed = True, "observed from the first event of all to the last (--window A B)"
+        inferred = True
+        observed = "observed from the first event of all to the last (--window A B)"
     longest = float(np.max(stops - starts)) / clock.rate
     unit = unit or unit_for(longest)
     per = SECONDS[unit] * clock.rate

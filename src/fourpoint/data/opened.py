@@ -88,7 +88,8 @@ def flat(column: pa.ChunkedArray, kind: DTypeLike | None = None) -> NDArray[Any]
         return parts[0]
     found = parts[0].dtype if parts else np.dtype(np.int64)
     dtype = found if kind is None else np.dtype(kind)
-    whole, first = np.empty(len(column), dtype=dtype), 0
+    whole = np.empty(len(column), dtype=dtype)
+    first = 0
     for part in parts:
         whole[first : first + len(part)] = part
         first += len(part)

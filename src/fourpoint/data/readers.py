@@ -381,7 +381,8 @@ def _layout(
     unit: str | None,
     known: Known | None,
 ) -> Layout:
-    window, sort = asked.window, asked.sort
+    window = asked.window
+    sort = asked.sort
     if isinstance(window, str) and window not in ("each", "all"):
         raise UserError(
             "a window of two numbers or times, 'each' or 'all'",
@@ -420,7 +421,8 @@ def _placed(
     """An error about an event, with the row or line it came from; our own files name sequence and
     event alone.
     """
-    received, remedy = error.received, error.remedy
+    received = error.received
+    remedy = error.remedy
     found = re.search(r"event (\d+) of sequence (.*)$", received, re.DOTALL)
     if found and not roles.own and found[2] in layout.ids:
         position = int(layout.group.offsets[layout.ids.index(found[2])]) + int(found[1])

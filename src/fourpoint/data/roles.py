@@ -152,7 +152,8 @@ def choose_roles(
     )
     others = guess.rivals(chosen_time) if time is None else ()
     in_use = {chosen_time, chosen_mark, chosen_sequence, *places}
-    split, window = guess.split(), guess.window() if chosen_sequence else None
+    split = guess.split()
+    window = guess.window() if chosen_sequence else None
     split = None if split in in_use else split
     window = None if window is not None and in_use & set(window) else window
     if places or place is not None:

@@ -178,7 +178,8 @@ def first_bad(column: pa.Array | pa.ChunkedArray, parse: Callable[[Any], object]
     >>> first_bad(pa.array(["1", "2", "x", "4"]), lambda part: part.cast(pa.int64()))
     2
     """
-    low, high = 0, len(column)
+    low = 0
+    high = len(column)
     while high - low > 1:
         middle = (low + high) // 2
         try:

@@ -67,7 +67,8 @@ def process(name: str, amplitude: Amplitude = "fixed") -> Process:
     known = {_plain(key): key for key in PROCESSES}
     plain = _plain(name)
     if plain.endswith("random"):
-        plain, amplitude = plain.removesuffix("random"), "random"
+        plain = plain.removesuffix("random")
+        amplitude = "random"
     if plain not in known:
         near = get_close_matches(plain, known, n=1, cutoff=0.4)
         remedy = f"Did you mean {known[near[0]]!r}?" if near else "Choose one of them."
@@ -134,7 +135,9 @@ def _hawkes(
     """Dassios and Zhao (2013): the next event is the earlier of one from the base and one from the
     excited part.
     """
-    rows, t, excited = np.arange(sequences), np.zeros(sequences), np.zeros(sequences)
+    rows = np.arange(sequences)
+    t = np.zeros(sequences)
+    excited = np.zeros(sequences)
     parts = []
     while len(rows):
         with np.errstate(divide="ignore"):
@@ -144,7 +147,9 @@ def _hawkes(
         t = t + gap
         excited = excited * np.exp(-beta * gap) + alpha * beta
         inside = t < stop
-        rows, t, excited = rows[inside], t[inside], excited[inside]
+        rows = rows[inside]
+        t = t[inside]
+        excited = excited[inside]
         parts.append(Events(t, rows))
     return _joined(parts)
 
@@ -159,13 +164,16 @@ def _self_correcting(
     """The integral of the rate from the last event reaches an Exp(1) draw at t + log(1 + drift e /
     rate) / drift.
     """
-    rows, t, n = np.arange(sequences), np.zeros(sequences), 0
+    rows = np.arange(sequences)
+    t = np.zeros(sequences)
+    n = 0
     parts = []
     while len(rows):
         e = rng.exponential(size=len(rows))
         t = t + np.logaddexp(0, np.log(drift * e) - drift * t + correction * n) / drift
         n += 1
-        rows, t = rows[t < stop], t[t < stop]
+        rows = rows[t < stop]
+        t = t[t < stop]
         parts.append(Events(t, rows))
     return _joined(parts)
 
@@ -192,7 +200,9 @@ def _space_time_hawkes(
         times = times[parent] + rng.exponential(1 / beta, len(parent))
         places = places[parent] + spread * rng.standard_normal((len(parent), 2))
         kept = (times < stop) & ((places >= 0) & (places <= 1)).all(1)
-        times, rows, places = times[kept], rows[parent][kept], places[kept]
+        times = times[kept]
+        rows = rows[parent][kept]
+        places = places[kept]
         parts.append(Events(times, rows, places))
     return _joined(parts)
 

@@ -252,7 +252,8 @@ def _open_arrow(path: Path) -> Table:
         chosen = pa.ipc.IpcReadOptions(
             included_fields=[schema.get_field_index(name) for name in columns]
         )
-        batches, rows = [], 0
+        batches = []
+        rows = 0
         with pa.OSFile(str(path)) as source:
             reader = door(source, options=chosen)
             for batch in _batches(reader):

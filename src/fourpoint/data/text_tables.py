@@ -63,7 +63,8 @@ def open_delimited(path: Path, codec: str | None, tabs: bool) -> Table:
     whole = len(first) < PEEK
     few = first.find(b"\n", SAMPLE) if encoding == "utf8" else -1
     if few >= 0:
-        first, whole = first[: few + 1], True
+        first = first[: few + 1]
+        whole = True
     text = first.decode("utf-8-sig" if encoding == "utf8" else encoding, errors="replace")
     header = next((line for line in text.splitlines() if line.strip()), "")
     if not header or (len(first) == PEEK and not re.search(rb"[\r\n]", first)):
@@ -226,7 +227,8 @@ def _explained(
         what = found[2]
         where = f" at {place(int(found[1]) - 2)}"
     else:
-        what, where = str(error), ""
+        what = str(error)
+        where = ""
     if "straddl" in what:
         what = f"a row longer than {BLOCK >> 20} MB, or a quote that is never closed"
     if "UTF8" in what or isinstance(error, UnicodeDecodeError):
@@ -359,7 +361,8 @@ def _column(values: list[Any], kind: pa.DataType) -> pa.Array:
 
 
 def _read_json(path: Path, codec: str | None, types: pa.Schema) -> pa.Table:
-    tables, expansion = [], Expansion(path, JSON_LINES)
+    tables = []
+    expansion = Expansion(path, JSON_LINES)
     with (
         progress(path.name, path.stat().st_size) as advance,
         open_stream(path, codec, advance) as stream,

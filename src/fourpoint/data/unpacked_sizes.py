@@ -61,7 +61,8 @@ def expanded_size(path: Path, columns: Collection[str]) -> int:
     >>> expanded_size(file, ["t"]) > expanded_size(file, ["id"]) > 16
     True
     """
-    total, chunks = 0, []
+    total = 0
+    chunks = []
     try:
         for group in _struct(_footer(path), 0, 0)[0].get(4, []):
             for column in group.get(1, []):
@@ -89,7 +90,8 @@ def page_sizes(path: Path, chunk: Chunk) -> Iterator[int]:
     >>> list(page_sizes(file, Chunk(chunk.data_page_offset, chunk.total_compressed_size, 2)))
     [22]
     """
-    at, seen = chunk.start, 0
+    at = chunk.start
+    seen = 0
     with path.open("rb") as file:
         while seen < chunk.values and at < chunk.start + chunk.size:
             header, length = _page_header(file, at)
@@ -170,7 +172,8 @@ def _value(data: bytes, at: int, kind: int, depth: int) -> tuple[Any, int]:
 
 
 def _list(data: bytes, at: int, depth: int) -> tuple[list[Any], int]:
-    size, kind = data[at] >> 4, data[at] & 15
+    size = data[at] >> 4
+    kind = data[at] & 15
     at += 1
     if size == 15:
         size, at = _varint(data, at)
@@ -184,7 +187,8 @@ def _list(data: bytes, at: int, depth: int) -> tuple[list[Any], int]:
 def _map(data: bytes, at: int, depth: int) -> tuple[None, int]:
     size, at = _varint(data, at)
     if size:
-        kinds, at = data[at], at + 1
+        kinds = data[at]
+        at = at + 1
         for _ in range(size):
             _, at = _value(data, at, kinds >> 4, depth + 1)
             _, at = _value(data, at, kinds & 15, depth + 1)

@@ -164,7 +164,8 @@ def group_by_length(
         order = rng.permutation(len(lengths))
     else:
         order = np.argsort(key, kind="stable")
-    batches, first = [], 0
+    batches = []
+    first = 0
     while first < len(order):
         stop = min(first + size, len(order))
         while stop - first > 1 and (stop - first) * (1 + lengths[order[first:stop]].max()) > padded:

@@ -54,7 +54,8 @@ def dequantised_gaps(
     """
     import torch
 
-    left, right = batch.edges[:, :-1], batch.edges[:, 1:]
+    left = batch.edges[:, :-1]
+    right = batch.edges[:, 1:]
     shift = resolution * (_uniform(right, random) - 0.5)
     is_event = torch.arange(right.shape[1], device=right.device) < batch.lengths[:, None]
     return right.where(~is_event, left + (right - left + shift).abs())

@@ -184,7 +184,8 @@ def check_marks(model_marks: MarkSpace, data_marks: MarkSpace) -> None:
     received 2 types: 'storm' is unknown to the model, 'flood' is missing. Read the data with ...
     """
     _check_box(model_marks.box, data_marks.box)
-    expected, received = _chosen_names(model_marks), _chosen_names(data_marks)
+    expected = _chosen_names(model_marks)
+    received = _chosen_names(data_marks)
     if expected and received and expected != received:
         raise UserError(
             f"data with the types {_listed(expected)}, as the model has",

@@ -294,7 +294,8 @@ class Dataset:
         if isinstance(index, slice):
             return self.select(range(*index.indices(len(self))))
         i = range(len(self))[index]
-        a, b = self.offsets[i], self.offsets[i + 1]
+        a = self.offsets[i]
+        b = self.offsets[i + 1]
         return _trusted_sequence(
             self.times[a:b],
             self.mark_ids[a:b],
@@ -407,7 +408,8 @@ class Dataset:
         edges[-1] = 1.0
         parts = []
         for k in range(len(fractions)):
-            low, high = edges[k], edges[k + 1]
+            low = edges[k]
+            high = edges[k + 1]
             last = k == len(fractions) - 1
             pieces = []
             for s in self:

@@ -90,7 +90,8 @@ def _check_order(d: Dataset) -> None:
 def _check_inside(d: Dataset) -> None:
     """Refuse events outside their window; one at the end of an inferred window is inside."""
     row = np.repeat(np.arange(len(d)), d.lengths)
-    starts, stops = d.starts[row], d.stops[row]
+    starts = d.starts[row]
+    stops = d.stops[row]
     late = d.times > stops if d.inferred else d.times >= stops
     out = np.flatnonzero((d.times < starts) | late)
     if len(out):
@@ -198,7 +199,9 @@ def _check_places(d: Dataset) -> None:
             wanted = f"{len(d.times)} places of {box.dimension} numbers ({', '.join(box.names)})"
         raise EventDataError(wanted, shape, "Give every event a place, and the mark space its box.")
     for axis, name in enumerate(box.names):
-        x, low, high = d.places[:, axis], box.low[axis], box.high[axis]
+        x = d.places[:, axis]
+        low = box.low[axis]
+        high = box.high[axis]
         inside = (x >= low) & (x <= high)  # a NaN is in no box
         out = np.flatnonzero(~inside)
         if len(out):

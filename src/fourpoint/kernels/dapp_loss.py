@@ -72,7 +72,8 @@ def log_likelihoods(
         to_readout = np.zeros_like(parts.readout)
     else:
         angle = np.ascontiguousarray(parts.shift.transpose(2, 0, 1))  # mark, head, mode
-        cosine, sine = np.cos(angle), np.sin(angle)
+        cosine = np.cos(angle)
+        sine = np.sin(angle)
         read = np.stack([strength * cosine, strength * sine], 1).reshape(M, 2, K * D)
         drive = np.stack([value * cosine, -value * sine], 1).reshape(M, 2, K * D)
         weights = Weights(cycles, halvings, read, drive, *rate)

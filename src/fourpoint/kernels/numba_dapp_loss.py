@@ -56,22 +56,21 @@ from fourpoint.kernels.numba_series import log_one_plus
 
 LINKS = ("identity", "exp", "softplus")
 FAINT = f32(-FADED / math.log(2))  # halvings that count as all of them
-S0, S1, S2, S3, S4 = (
-    f32(3.141592502593994),
-    f32(-5.1677069664001465),
-    f32(2.5500316619873047),
-    f32(-0.5980464220046997),
-    f32(0.07722225040197372),
-)
-C0, C1, C2, C3, C4 = (
-    f32(0.9999999403953552),
-    f32(-4.934792995452881),
-    f32(4.058412075042725),
-    f32(-1.3318802118301392),
-    f32(0.2196968048810959),
-)
-P1, P2, P3 = f32(-0.6931472420692444), f32(0.24022234976291656), f32(-0.055503085255622864)
-P4, P5 = f32(0.009671873413026333), f32(-0.0013407256919890642)
+S0 = f32(3.141592502593994)
+S1 = f32(-5.1677069664001465)
+S2 = f32(2.5500316619873047)
+S3 = f32(-0.5980464220046997)
+S4 = f32(0.07722225040197372)
+C0 = f32(0.9999999403953552)
+C1 = f32(-4.934792995452881)
+C2 = f32(4.058412075042725)
+C3 = f32(-1.3318802118301392)
+C4 = f32(0.2196968048810959)
+P1 = f32(-0.6931472420692444)
+P2 = f32(0.24022234976291656)
+P3 = f32(-0.055503085255622864)
+P4 = f32(0.009671873413026333)
+P5 = f32(-0.0013407256919890642)
 TWO = f32(2.0)
 
 
@@ -175,11 +174,15 @@ def sweep(first, step, size, data, weights, shape, workspace, values, gradients)
     """(B,) values of the sequences in groups first, first + step, ... of ``size`` each, and the
     gradients of share times their sum.
     """
-    B, groups, Q = len(values), len(gradients.bias), data.draws.shape[2]
+    B = len(values)
+    groups = len(gradients.bias)
+    Q = data.draws.shape[2]
     splined = weights.base.shape[1] > 1 or weights.drift.shape[1] > 0
     for x in range(first, groups, step):
         for b in range(x * size, min(B, (x + 1) * size)):
-            events, begin, stop = data.lengths[b], data.inner, data.lengths[b] + 1 - data.inner
+            events = data.lengths[b]
+            begin = data.inner
+            stop = data.lengths[b] + 1 - data.inner
             place(data.edges[b], data.draws[b], begin, stop, shape, splined, workspace)
             attend(data.marks[b], events, stop, Q, weights, workspace)
             value = 0.0
@@ -207,9 +210,12 @@ def place(edges, draws, begin, stop, shape, splined, workspace):
     """Lags, costs and places on the splines of the rows of gaps ``begin`` to ``stop``. The end of a
     gap costs nothing.
     """
-    Q, cells, parts = draws.shape[1], workspace.cells, workspace.parts
+    Q = draws.shape[1]
+    cells = workspace.cells
+    parts = workspace.parts
     for g in range(begin, stop):
-        width, since = edges[g + 1] - edges[g], edges[g] - edges[0]
+        width = edges[g + 1] - edges[g]
+        since = edges[g] - edges[0]
         for q in range(Q + 1):
             r = g * (Q + 1) + q
             passed = width * (q + draws[g, q]) / Q if q < Q else width
@@ -231,14 +237,12 @@ def attend(marks, events, stop, Q, weights, workspace):
     """States at every gap's beginning, sinusoids at every row, and z. Before the first event all is
     0.
     """
-    states, sinusoids, z, read, drive, turned = (
-        workspace.states,
-        workspace.sinusoids,
-        workspace.z,
-        weights.read,
-        weights.drive,
-        workspace.sums,
-    )
+    states = workspace.states
+    sinusoids = workspace.sinusoids
+    z = workspace.z
+    read = weights.read
+    drive = weights.drive
+    turned = workspace.sums
     J = len(weights.cycles)
     for m in range(len(read)):
         for r in range(min(stop, 1) * (Q + 1)):
@@ -260,7 +264,8 @@ def attend(marks, events, stop, Q, weights, workspace):
         move(g, g * (Q + 1) + Q, marks[g], states, sinusoids, drive)
     for m in range(len(read)):
         for g in range(1, stop):
-            first, last = g * (Q + 1), g * (Q + 1) + (Q + 1 if g < events else Q)
+            first = g * (Q + 1)
+            last = g * (Q + 1) + (Q + 1 if g < events else Q)
             if read.shape[2] > 0:
                 product(m, g, read, states, turned)
                 read_out(J, m, first, last, sinusoids, turned, 0, z)
@@ -278,20 +283,16 @@ def back(x, marks, events, stop, Q, weights, workspace, gradients):
     conj(R W), and with H = gap conj(E) G + conj(R V) those in theta and gamma are the imaginary
     part of conj(S) H and less its real part.
     """
-    states, sinusoids, z, lags, sums, read = (
-        workspace.states,
-        workspace.sinusoids,
-        workspace.z,
-        workspace.lags,
-        workspace.sums,
-        weights.read,
-    )
-    to_theta, to_gamma, to_read, to_drive = (
-        gradients.cycles,
-        gradients.halvings,
-        gradients.read,
-        gradients.drive,
-    )
+    states = workspace.states
+    sinusoids = workspace.sinusoids
+    z = workspace.z
+    lags = workspace.lags
+    sums = workspace.sums
+    read = weights.read
+    to_theta = gradients.cycles
+    to_gamma = gradients.halvings
+    to_read = gradients.read
+    to_drive = gradients.drive
     J = len(weights.cycles)
     for j in range(J):
         sums[0, 0, j] = ZERO
@@ -389,7 +390,8 @@ def read_out(J, m, first, last, sinusoids, turned, at, z):
     while r + 4 <= last:
         t0, t1, t2, t3 = ZERO, ZERO, ZERO, ZERO
         for j in range(J):
-            a, b = turned[at, 0, j], turned[at, 1, j]
+            a = turned[at, 0, j]
+            b = turned[at, 1, j]
             t0 += sinusoids[r, 0, j] * a - sinusoids[r, 1, j] * b
             t1 += sinusoids[r + 1, 0, j] * a - sinusoids[r + 1, 1, j] * b
             t2 += sinusoids[r + 2, 0, j] * a - sinusoids[r + 2, 1, j] * b
@@ -411,7 +413,8 @@ def move_back(J, gap, end, sinusoids, sums):
     """
     if gap > ZERO:
         for j in range(J):
-            x, y = sums[0, 0, j], sums[0, 1, j]
+            x = sums[0, 0, j]
+            y = sums[0, 1, j]
             sums[0, 0, j] = sinusoids[end, 0, j] * x + sinusoids[end, 1, j] * y
             sums[0, 1, j] = sinusoids[end, 0, j] * y - sinusoids[end, 1, j] * x
     for k in range(2):
@@ -434,22 +437,28 @@ def weigh(J, m, first, last, z, lags, sinusoids, sums, at, sign):
     + 1 of ``sums``; z holds the gradient in z of every row. Four rows at a time, then one by one.
     """
     for k in range(2):
-        turn, r = sign if k == 1 else ONE, first
+        turn = sign if k == 1 else ONE
+        r = first
         while r + 4 <= last:
-            a, b, c, d = turn * z[m, r], turn * z[m, r + 1], turn * z[m, r + 2], turn * z[m, r + 3]
-            p, q, s, t = a * lags[r], b * lags[r + 1], c * lags[r + 2], d * lags[r + 3]
+            a = turn * z[m, r]
+            b = turn * z[m, r + 1]
+            c = turn * z[m, r + 2]
+            d = turn * z[m, r + 3]
+            p = a * lags[r]
+            q = b * lags[r + 1]
+            s = c * lags[r + 2]
+            t = d * lags[r + 3]
             for j in range(J):
-                e, f, g, h = (
-                    sinusoids[r, k, j],
-                    sinusoids[r + 1, k, j],
-                    sinusoids[r + 2, k, j],
-                    sinusoids[r + 3, k, j],
-                )
+                e = sinusoids[r, k, j]
+                f = sinusoids[r + 1, k, j]
+                g = sinusoids[r + 2, k, j]
+                h = sinusoids[r + 3, k, j]
                 sums[at, k, j] += a * e + b * f + c * g + d * h
                 sums[at + 1, k, j] += p * e + q * f + s * g + t * h
             r += 4
         while r < last:
-            a, d = turn * z[m, r], turn * z[m, r] * lags[r]
+            a = turn * z[m, r]
+            d = turn * z[m, r] * lags[r]
             for j in range(J):
                 sums[at, k, j] += a * sinusoids[r, k, j]
                 sums[at + 1, k, j] += d * sinusoids[r, k, j]

@@ -19,7 +19,9 @@ import numpy as np
 from fourpoint.kernels.numba_series import log_one_plus
 
 f32 = np.float32
-HALF, ONE, ZERO = f32(0.5), f32(1.0), f32(0.0)
+HALF = f32(0.5)
+ONE = f32(1.0)
+ZERO = f32(0.0)
 LEAST, MOST = f32(1e-30), f32(1e30)  # rates between which nothing is lost
 LOG2, HIGHEST, LOWEST = (
     f32(1.44269504),
@@ -33,16 +35,18 @@ def scored(m, x, marks, events, begin, stop, Q, share, weights, shape, workspace
     """What mark m adds to the value, and to the gradients of what is not attention; its z becomes
     the gradient in z.
     """
-    first, last = begin * (Q + 1), stop * (Q + 1)
-    z, inside, g, mu, log_mu, gradient = (
-        workspace.z[m],
-        workspace.rows[0],
-        workspace.rows[1],
-        workspace.rows[2],
-        workspace.rows[3],
-        workspace.rows[4],
-    )
-    base, drift, cells, parts = weights.base, weights.drift, workspace.cells, workspace.parts
+    first = begin * (Q + 1)
+    last = stop * (Q + 1)
+    z = workspace.z[m]
+    inside = workspace.rows[0]
+    g = workspace.rows[1]
+    mu = workspace.rows[2]
+    log_mu = workspace.rows[3]
+    gradient = workspace.rows[4]
+    base = weights.base
+    drift = weights.drift
+    cells = workspace.cells
+    parts = workspace.parts
     log_scale = weights.log_scale[m] if shape.link == 2 else ZERO
     shift = weights.bias[m] - log_scale if shape.link > 0 else ZERO
     for r in range(first, last):
@@ -108,7 +112,8 @@ def bent(inside, small, gradient, size):
     gradient.
     """
     for r in range(len(inside)):
-        t, y = small[r], inside[r]
+        t = small[r]
+        y = inside[r]
         high = y > ZERO
         small[r] = size * ((y if high else ZERO) + log_one_plus(t))
         gradient[r] = size * (ONE if high else t) / (ONE + t)
@@ -137,14 +142,12 @@ def at_events(m, marks, events, begin, Q, share, log_scale, link, workspace):
     in :func:`integral`, but for their places: in z in that of what is inside the link, in log mu in
     its own, and in log s in the last row.
     """
-    inside, g, mu, log_mu, gradient, to_scale = (
-        workspace.rows[0],
-        workspace.rows[1],
-        workspace.rows[2],
-        workspace.rows[3],
-        workspace.rows[4],
-        workspace.rows[5],
-    )
+    inside = workspace.rows[0]
+    g = workspace.rows[1]
+    mu = workspace.rows[2]
+    log_mu = workspace.rows[3]
+    gradient = workspace.rows[4]
+    to_scale = workspace.rows[5]
     value = 0.0
     for i in range(begin, events):
         if marks[i] != m:
@@ -169,7 +172,8 @@ def extreme(r, share, log_scale, link, inside, log_mu, to_scale):
     """The same for one event, by logarithms in float64, where rates are hardly to be told from 0 or
     infinite.
     """
-    y, low = float(inside[r]), float(log_mu[r])
+    y = float(inside[r])
+    low = float(log_mu[r])
     if link == 0:
         rate = math.exp(low) + y
         inside[r], log_mu[r] = share / rate, share * math.exp(low) / rate
@@ -179,7 +183,8 @@ def extreme(r, share, log_scale, link, inside, log_mu, to_scale):
         t = math.exp(-abs(y))
         plus = max(y, 0.0) + math.log1p(t)
         if y > -36.0:  # below, the logarithm of softplus is its argument
-            steep, log_g = (1.0 if y > 0 else t) / (1.0 + t) / plus, math.log(plus)
+            steep = (1.0 if y > 0 else t) / (1.0 + t) / plus
+            log_g = math.log(plus)
         log_g += log_scale
     top = max(low, log_g)
     log_rate = top + math.log1p(math.exp(min(low, log_g) - top))

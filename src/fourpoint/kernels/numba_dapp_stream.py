@@ -161,10 +161,15 @@ def reach(
     ``fault``.
     """
     space, z, total, stack, work = workspace(state, read, series, care)
-    ready, kept = np.zeros(1, dtype=np.int64), np.empty((1, len(read), 0, 0), dtype=read.dtype)
-    x, y = space[0], space[1]
+    ready = np.zeros(1, dtype=np.int64)
+    kept = np.empty((1, len(read), 0, 0), dtype=read.dtype)
+    x = space[0]
+    y = space[1]
     for r in range(len(rows)):
-        own, value, left, width = state[rows[r]], integral[r : r + 1], since[r], gap[r]
+        own = state[rows[r]]
+        value = integral[r : r + 1]
+        left = since[r]
+        width = gap[r]
         ready[0] = 0
         if not integral_over(
             own,
@@ -218,10 +223,16 @@ def follow(
     copied[place[i]] is true.
     """
     space, z, total, stack, work = workspace(state, read, series, care)
-    x, y, value = space[0], space[1], np.empty(1)
+    x = space[0]
+    y = space[1]
+    value = np.empty(1)
     for i in range(len(rows)):
-        row, now, mark = rows[i], times[i], marks[i]
-        own, width, since = state[row], now - at[row], at[row] - start
+        row = rows[i]
+        now = times[i]
+        mark = marks[i]
+        own = state[row]
+        width = now - at[row]
+        since = at[row] - start
         if not integral_over(
             own,
             since,
@@ -249,7 +260,8 @@ def follow(
             gap[i] = value[0]
             continue
         moved_on(own, since, width, scale, sinusoids, read, shape, space, logs)
-        rates, sound = 0.0, np.isfinite(value[0])
+        rates = 0.0
+        sound = np.isfinite(value[0])
         for m in range(len(logs)):
             rates += np.exp(logs[m])
             sound = sound and logs[m] < largest
@@ -266,7 +278,8 @@ def follow(
                 old[place[i], j] = own[j]
         d = x.dtype.type((now - start) / scale)
         for j in range(len(own)):
-            first, more = constant[mark, j], slope[mark, j]
+            first = constant[mark, j]
+            more = slope[mark, j]
             own[j] = complex(x[j] + first.real + d * more.real, y[j] + first.imag + d * more.imag)
         ready[row] = 0
         at[row], pending[row] = now, 0.0
@@ -304,7 +317,10 @@ def moved_on(own, since, gap, scale, sinusoids, read, shape, space, logs):
     out.
     """
     M = len(read)
-    x, y, a, b = space[0], space[1], space[2], space[3]
+    x = space[0]
+    y = space[1]
+    a = space[2]
+    b = space[3]
     moved(own, gap / scale, sinusoids, x, y, a, b)
     for m in range(M):
         logs[m] = log_rate(read_out(x, y, read[m, 0], read[m, 1]), m, M, since + gap, shape)
@@ -324,12 +340,10 @@ def integral_over(
     pieces = coefficients(own, gap / scale, series, work[2], work[3], terms, ready, kept, row)
     stack[0, 0], stack[0, 1], stack[0, 2], stack[0, 3] = 0.0, gap, care.allowed, 0.0
     while waiting > 0:
-        left, width, allowed, depth = (
-            stack[waiting - 1, 0],
-            stack[waiting - 1, 1],
-            stack[waiting - 1, 2],
-            stack[waiting - 1, 3],
-        )
+        left = stack[waiting - 1, 0]
+        width = stack[waiting - 1, 1]
+        allowed = stack[waiting - 1, 2]
+        depth = stack[waiting - 1, 3]
         panels = int(np.ceil(min(max(width * care.speed * 2.0**depth, 1.0), care.panels)))
         if pieces > 0:
             series_values(
@@ -358,7 +372,9 @@ def absorb(state, rows, ahead, since, marks, constant, slope):
     becomes ``rows`` of ``state``.
     """
     for r in range(len(rows)):
-        own, first, more = state[rows[r]], constant[marks[r]], slope[marks[r]]
+        own = state[rows[r]]
+        first = constant[marks[r]]
+        more = slope[marks[r]]
         d = first.real.dtype.type(since[r])
         for j in range(len(own)):
             own[j] = ahead[r, j] + first[j] + d * more[j]
@@ -373,7 +389,8 @@ def scores(lags, marks, mark, sinusoids, weight, phase, found):
     """
     features = weight.shape[1]
     space = np.empty((2, features), dtype=weight.dtype)
-    x, y = space[0], space[1]
+    x = space[0]
+    y = space[1]
     for k in range(len(lags)):
         now = phase[k, mark]
         for e in range(lags.shape[1]):
@@ -398,10 +415,13 @@ def forget(state, lags, marks, values, sinusoids, phase):
     """
     features = phase.shape[3]
     space = np.empty((2, features), dtype=phase.dtype)
-    x, y = space[0], space[1]
+    x = space[0]
+    y = space[1]
     for k in range(len(lags)):
         turns(lags[k], sinusoids, k * features, x, y)
-        c, s, first = phase[k, marks[k], 0], phase[k, marks[k], 1], k * features
+        c = phase[k, marks[k], 0]
+        s = phase[k, marks[k], 1]
+        first = k * features
         for j in range(features):
             state[first + j] -= values[k] * complex(
                 x[j] * c[j] + y[j] * s[j], y[j] * c[j] - x[j] * s[j]
@@ -423,23 +443,35 @@ def single_turns(d, sinusoids, first, re, im):
     bits, so that more fit a vector.
     """
     kind = sinusoids.cycles.dtype.type
-    s0, s1, s2, s3 = kind(SINE[0]), kind(SINE[1]), kind(SINE[2]), kind(SINE[3])
-    s4, s5, s6, s7 = kind(SINE[4]), kind(SINE[5]), kind(SINE[6]), kind(SINE[7])
-    p0, p1, p2, p3, p4 = (
-        kind(POWER[0]),
-        kind(POWER[1]),
-        kind(POWER[2]),
-        kind(POWER[3]),
-        kind(POWER[4]),
-    )
-    p5, p6, p7, p8 = kind(POWER[5]), kind(POWER[6]), kind(POWER[7]), kind(POWER[8])
-    lag, half, quarter, most, zero = kind(d), kind(0.5), kind(0.25), kind(sinusoids.most), kind(0.0)
+    s0 = kind(SINE[0])
+    s1 = kind(SINE[1])
+    s2 = kind(SINE[2])
+    s3 = kind(SINE[3])
+    s4 = kind(SINE[4])
+    s5 = kind(SINE[5])
+    s6 = kind(SINE[6])
+    s7 = kind(SINE[7])
+    p0 = kind(POWER[0])
+    p1 = kind(POWER[1])
+    p2 = kind(POWER[2])
+    p3 = kind(POWER[3])
+    p4 = kind(POWER[4])
+    p5 = kind(POWER[5])
+    p6 = kind(POWER[6])
+    p7 = kind(POWER[7])
+    p8 = kind(POWER[8])
+    lag = kind(d)
+    half = kind(0.5)
+    quarter = kind(0.25)
+    most = kind(sinusoids.most)
+    zero = kind(0.0)
     for j in range(len(re)):
         u = lag * sinusoids.cycles[first + j]
         u -= np.floor(u + half)
         c = quarter - abs(u)
         s = quarter - abs(c) if u > 0 else abs(c) - quarter
-        v, w = c * c, s * s
+        v = c * c
+        w = s * s
         c *= s0 + v * (s1 + v * (s2 + v * (s3 + v * (s4 + v * (s5 + v * (s6 + v * s7))))))
         s *= s0 + w * (s1 + w * (s2 + w * (s3 + w * (s4 + w * (s5 + w * (s6 + w * s7))))))
         h = lag * sinusoids.halvings[first + j]
@@ -458,37 +490,43 @@ def single_turns(d, sinusoids, first, re, im):
 def double_turns(d, sinusoids, first, re, im):
     """:func:`turns` to the last digit of a float64."""
     kind = sinusoids.cycles.dtype.type
-    s0, s1, s2, s3, s4, s5 = (
-        kind(SINE[0]),
-        kind(SINE[1]),
-        kind(SINE[2]),
-        kind(SINE[3]),
-        kind(SINE[4]),
-        kind(SINE[5]),
-    )
-    s6, s7, s8, s9, s10 = kind(SINE[6]), kind(SINE[7]), kind(SINE[8]), kind(SINE[9]), kind(SINE[10])
-    p0, p1, p2, p3, p4 = (
-        kind(POWER[0]),
-        kind(POWER[1]),
-        kind(POWER[2]),
-        kind(POWER[3]),
-        kind(POWER[4]),
-    )
-    p5, p6, p7, p8, p9 = (
-        kind(POWER[5]),
-        kind(POWER[6]),
-        kind(POWER[7]),
-        kind(POWER[8]),
-        kind(POWER[9]),
-    )
-    p10, p11, p12, p13 = kind(POWER[10]), kind(POWER[11]), kind(POWER[12]), kind(POWER[13])
-    lag, half, quarter, most, zero = kind(d), kind(0.5), kind(0.25), kind(sinusoids.most), kind(0.0)
+    s0 = kind(SINE[0])
+    s1 = kind(SINE[1])
+    s2 = kind(SINE[2])
+    s3 = kind(SINE[3])
+    s4 = kind(SINE[4])
+    s5 = kind(SINE[5])
+    s6 = kind(SINE[6])
+    s7 = kind(SINE[7])
+    s8 = kind(SINE[8])
+    s9 = kind(SINE[9])
+    s10 = kind(SINE[10])
+    p0 = kind(POWER[0])
+    p1 = kind(POWER[1])
+    p2 = kind(POWER[2])
+    p3 = kind(POWER[3])
+    p4 = kind(POWER[4])
+    p5 = kind(POWER[5])
+    p6 = kind(POWER[6])
+    p7 = kind(POWER[7])
+    p8 = kind(POWER[8])
+    p9 = kind(POWER[9])
+    p10 = kind(POWER[10])
+    p11 = kind(POWER[11])
+    p12 = kind(POWER[12])
+    p13 = kind(POWER[13])
+    lag = kind(d)
+    half = kind(0.5)
+    quarter = kind(0.25)
+    most = kind(sinusoids.most)
+    zero = kind(0.0)
     for j in range(len(re)):
         u = lag * sinusoids.cycles[first + j]
         u -= np.floor(u + half)
         c = quarter - abs(u)
         s = quarter - abs(c) if u > 0 else abs(c) - quarter
-        v, w = c * c, s * s
+        v = c * c
+        w = s * s
         c *= s0 + v * (
             s1
             + v
@@ -529,8 +567,10 @@ def moved(state, d, sinusoids, x, y, a, b):
         x.dtype.type(0.0),
     )  # left to fade, a mode would stay at numbers that are slow
     for j in range(len(x)):
-        re, im = state[j].real, state[j].imag
-        u, v = re * a[j] - im * b[j], re * b[j] + im * a[j]
+        re = state[j].real
+        im = state[j].imag
+        u = re * a[j] - im * b[j]
+        v = re * b[j] + im * a[j]
         x[j], y[j] = u if abs(u) > tiny else zero, v if abs(v) > tiny else zero
 
 
@@ -552,7 +592,12 @@ def eight(x, y, a, b, re, im, later_x, later_y, z):
     """
     t1 = t2 = t3 = t4 = t5 = t6 = t7 = t8 = x.dtype.type(0.0)
     for j in range(len(x)):
-        u, v, c, s, p, q = x[j], y[j], a[j], b[j], re[j], im[j]
+        u = x[j]
+        v = y[j]
+        c = a[j]
+        s = b[j]
+        p = re[j]
+        q = im[j]
         u, v = u * c - v * s, u * s + v * c
         t1 += u * p + v * q
         u, v = u * c - v * s, u * s + v * c
@@ -579,7 +624,12 @@ def stepped_values(own, left, width, panels, sinusoids, read, space, z):
     node, into (M, Q) ``z``.
     """
     M = len(read)
-    x, y, a, b, later_x, later_y = space[0], space[1], space[2], space[3], space[4], space[5]
+    x = space[0]
+    y = space[1]
+    a = space[2]
+    b = space[3]
+    later_x = space[4]
+    later_y = space[5]
     if left > 0.0:
         moved(own, left, sinusoids, x, y, a, b)
     else:
@@ -609,7 +659,8 @@ def four(block, x, y, row, table, c, m, p, n):
     """Four rows of ``table`` times a block of x and y, added to coefficients n to n + 3."""
     t1 = t2 = t3 = t4 = x.dtype.type(0.0)
     for j in range(x.shape[1]):
-        u, v = x[block, j], y[block, j]
+        u = x[block, j]
+        v = y[block, j]
         t1 += u * table[row, 0, j] + v * table[row, 1, j]
         t2 += u * table[row + 1, 0, j] + v * table[row + 1, 1, j]
         t3 += u * table[row + 2, 0, j] + v * table[row + 2, 1, j]
@@ -671,17 +722,21 @@ def series_values(left, width, steps, series, pieces, c, work, z):
     The last terms are left out where all of them together are below the error of the series. Four
     terms are added in one pass over the nodes.
     """
-    step, done = width / steps, 0
+    step = width / steps
+    done = 0
     for p in range(pieces):
-        begin, end = series.ends[p], series.ends[p + 1]
-        first, half = done, (end - begin) / 2
+        begin = series.ends[p]
+        end = series.ends[p + 1]
+        first = done
+        half = (end - begin) / 2
         while done <= steps and (p == pieces - 1 or left + done * step <= end):
             done += 1
         count = done - first
         for i in range(count):
             work[0, i] = 2.0 * ((left + (first + i) * step - begin) / half - 1.0)
         for m in range(c.shape[0]):
-            most, rest = c.shape[2], 0.0
+            most = c.shape[2]
+            rest = 0.0
             while most > GROUP and rest + abs(c[m, p, most - 1]) <= series.error:
                 most -= 1
                 rest += abs(c[m, p, most])
@@ -689,7 +744,10 @@ def series_values(left, width, steps, series, pieces, c, work, z):
             for i in range(count):
                 work[1, i], work[2, i] = 0.0, 0.0
             for n in range(most - GROUP, -1, -GROUP):
-                c0, c1, c2, c3 = c[m, p, n], c[m, p, n + 1], c[m, p, n + 2], c[m, p, n + 3]
+                c0 = c[m, p, n]
+                c1 = c[m, p, n + 1]
+                c2 = c[m, p, n + 2]
+                c3 = c[m, p, n + 3]
                 for i in range(count):
                     t = work[0, i]
                     b3 = c3 + t * work[1, i] - work[2, i]
@@ -749,16 +807,20 @@ def curves(curve, steps, first, step, shape, work, into):
     last = len(shape.cubics) - 1.0
     cell = int(min(first, last))
     if cell == int(min(first + steps * step, last)):
-        a0, a1 = shape.cubics[cell, curve, 0], shape.cubics[cell, curve, 1]
-        a2, a3 = shape.cubics[cell, curve, 2], shape.cubics[cell, curve, 3]
+        a0 = shape.cubics[cell, curve, 0]
+        a1 = shape.cubics[cell, curve, 1]
+        a2 = shape.cubics[cell, curve, 2]
+        a3 = shape.cubics[cell, curve, 3]
         for q in range(steps + 1):
             u = first - cell + q * step
             work[into, q] = a0 + u * (a1 + u * (a2 + u * a3))
         return
     for q in range(steps + 1):
         cell = int(min(first + q * step, last))
-        a0, a1 = shape.cubics[cell, curve, 0], shape.cubics[cell, curve, 1]
-        a2, a3 = shape.cubics[cell, curve, 2], shape.cubics[cell, curve, 3]
+        a0 = shape.cubics[cell, curve, 0]
+        a1 = shape.cubics[cell, curve, 1]
+        a2 = shape.cubics[cell, curve, 2]
+        a3 = shape.cubics[cell, curve, 3]
         u = first + q * step - cell
         work[into, q] = a0 + u * (a1 + u * (a2 + u * a3))
 
@@ -768,11 +830,15 @@ def rates(z, steps, left, width, shape, total, work):
     """The rate of all marks at nodes 0..steps of [left, left + width], per unit of the model's
     time, into (Q,) ``total``; (M, Q) z.
     """
-    M, first, step = len(z), left / shape.cell, width / shape.cell / steps
+    M = len(z)
+    first = left / shape.cell
+    step = width / shape.cell / steps
     for q in range(steps + 1):
         total[q] = 0.0
     for m in range(M):
-        bias, size, level = shape.bias[m], shape.size[m], shape.level[m]
+        bias = shape.bias[m]
+        size = shape.size[m]
+        level = shape.level[m]
         curves(M + m, steps, first, step, shape, work, 0)
         if shape.link == 0:
             for q in range(steps + 1):
@@ -800,7 +866,9 @@ def log_rate(z, m, M, time, shape):
     """
     at = time / shape.cell
     cell = int(min(at, len(shape.cubics) - 1.0))
-    u, low, high = at - cell, shape.cubics[cell, m], shape.cubics[cell, M + m]
+    u = at - cell
+    low = shape.cubics[cell, m]
+    high = shape.cubics[cell, M + m]
     base = low[0] + u * (low[1] + u * (low[2] + u * low[3]))
     x = z + shape.bias[m] + high[0] + u * (high[1] + u * (high[2] + u * high[3]))
     if shape.link == 0:
@@ -827,7 +895,8 @@ def integrated(total, panels, width, care):
             c6 += care.rule[2, i] * rate
             c7 += care.rule[3, i] * rate
             c8 += care.rule[4, i] * rate
-        before, end = max(abs(c5), abs(c6)), max(abs(c7), abs(c8))
+        before = max(abs(c5), abs(c6))
+        end = max(abs(c7), abs(c8))
         falling = care.edge if p == 0 else (end / before if end < before else 1.0)
         value += mean
         doubt += end * falling
@@ -839,7 +908,10 @@ def cut(stack, top, since, shape):
     """The stretch at ``top`` in two, at the first knot of a spline inside, else in the middle; the
     first of them comes on top.
     """
-    left, width, allowed, depth = stack[top, 0], stack[top, 1], stack[top, 2], stack[top, 3]
+    left = stack[top, 0]
+    width = stack[top, 1]
+    allowed = stack[top, 2]
+    depth = stack[top, 3]
     first = width / 2
     at = since + left
     if shape.length > 0.0:

@@ -48,11 +48,14 @@ def one_type(fade, ages, ends, tails, mu, alpha, beta, state, rates, slope, curv
     curvature in mu, alpha, u. (n,)
     rates come out.
     """
-    a, b, c = state[0], state[1], state[2]
+    a = state[0]
+    b = state[1]
+    c = state[2]
     s0 = s1 = s2 = h00 = h01 = h02 = h11 = h12 = h22 = 0.0
     p = 0
     for i in range(len(fade)):
-        e, d = fade[i], ages[i]
+        e = fade[i]
+        d = ages[i]
         a += 1.0
         c = e * (c + d * (2.0 * b + d * a))
         b = e * (b + d * a)
@@ -105,14 +108,20 @@ def many_types(
     J, M = state.shape[1:]
     W = theta.shape[1]
     V = W + J
-    z, curve = np.empty(V), np.empty(J)
+    z = np.empty(V)
+    curve = np.empty(J)
     p = 0
     for i in range(len(marks)):
-        m, s = marks[i], source[i]
+        m = marks[i]
+        s = source[i]
         rate = theta[m, 0]
         for j in range(J):
-            e, d, first = fade[j, i], ages[j, i], 1 + j * M
-            a, b, c = state[0, j], state[1, j], state[2, j]
+            e = fade[j, i]
+            d = ages[j, i]
+            first = 1 + j * M
+            a = state[0, j]
+            b = state[1, j]
+            c = state[2, j]
             a[s] += 1.0
             for k in range(M):
                 c[k] = e * (c[k] + d * (2.0 * b[k] + d * a[k]))
@@ -132,7 +141,9 @@ def many_types(
                 d = beta[j] * tails[p]
                 e = np.exp(-d)
                 for k in range(M):
-                    a, b, c = state[0, j, k], state[1, j, k], state[2, j, k]
+                    a = state[0, j, k]
+                    b = state[1, j, k]
+                    c = state[2, j, k]
                     if k == m:
                         a += 1.0
                     left[0, j, k] += e * a

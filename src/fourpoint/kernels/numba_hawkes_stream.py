@@ -63,11 +63,16 @@ def follow(
     for m in range(len(mu)):
         base += mu[m]
     for i in range(len(rows)):
-        row, mark = rows[i], marks[i]
-        own, width = excitation[row], times[i] - at[row]
-        lost, rates, mine = width * base, base, mu[mark]
+        row = rows[i]
+        mark = marks[i]
+        own = excitation[row]
+        width = times[i] - at[row]
+        lost = width * base
+        rates = base
+        mine = mu[mark]
         for j in range(len(beta)):
-            fade, gone = np.exp(-beta[j] * width), -np.expm1(-beta[j] * width)
+            fade = np.exp(-beta[j] * width)
+            gone = -np.expm1(-beta[j] * width)
             for n in range(len(mu)):
                 lost += gone * own[j, n] * total[j, n]
                 rates += beta[j] * fade * own[j, n] * total[j, n]

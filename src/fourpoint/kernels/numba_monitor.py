@@ -60,8 +60,11 @@ def watch(
     """
     fewest, stride = rule
     for i in range(first, len(rows)):
-        row, gap = rows[i], gaps[i]
-        burst, silence, window = sums[row, 0], sums[row, 1], windows[row]
+        row = rows[i]
+        gap = gaps[i]
+        burst = sums[row, 0]
+        silence = sums[row, 1]
+        window = windows[row]
         if told[row] or silence[0] + gap / 2 >= silence_limit or gap >= gap_limit:
             return i
         risen = burst[0] + (log2 - gap)
@@ -98,7 +101,8 @@ def drifted(window, bins, drift_limit):
     """Whether the distance of the gaps in ``window`` from unit exponentials may reach
     sqrt(drift_limit / 2 n).
     """
-    n, B = len(window), len(bins)
+    n = len(window)
+    B = len(bins)
     bins[:] = 0
     for x in window:
         bins[min(int(-np.expm1(-x) * B), B - 1)] += 1

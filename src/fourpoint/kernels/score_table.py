@@ -84,7 +84,8 @@ class ScoreTable:
         beyond = (slot < 0) | (octave >= len(self.grid.left))
         if not beyond.any():
             return self._read(d, slot, octave)
-        found, inside = np.empty((len(self.weight), len(d))), ~beyond
+        found = np.empty((len(self.weight), len(d)))
+        inside = ~beyond
         found[:, beyond] = self._summed(d[beyond], marks[beyond], mark)
         found[:, inside] = self._read(d[inside], slot[inside], octave[inside])
         return found
@@ -94,7 +95,8 @@ class ScoreTable:
         there are, the largest first.
         """
         shape = (len(self.weight), min(top, len(lags)))
-        places, found = np.empty(shape, dtype=np.int64), np.empty(shape)
+        places = np.empty(shape, dtype=np.int64)
+        found = np.empty(shape)
         loop = kernels.SCORE_TABLE.choose()
         for _ in range(0 if loop is None else 2):  # the second time with tables that were missing
             tables = (self.grid, self.slots, self.tables)
@@ -137,7 +139,9 @@ class ScoreTable:
             np.int64
         )
         count = int(np.searchsorted(np.cumsum(cells), CELLS, side="right"))
-        cells, left, right = cells[:count], left[:count], right[:count]
+        cells = cells[:count]
+        left = left[:count]
+        right = right[:count]
         return Grid(speed, left, cells / (right - left), np.concatenate([[0], np.cumsum(cells)]))
 
     def _make(self, mark: int, other: int) -> None:
@@ -153,7 +157,9 @@ class ScoreTable:
         points = np.concatenate([*lags, self.grid.left[-1:] + cells[-1] / self.grid.per_unit[-1:]])
         value, derivative = self._sinusoids(points, mark, other)
         h = 1 / np.repeat(self.grid.per_unit, cells)
-        rise, low, high = np.diff(value), h * derivative[:, :-1], h * derivative[:, 1:]
+        rise = np.diff(value)
+        low = h * derivative[:, :-1]
+        high = h * derivative[:, 1:]
         cubic = np.stack(
             [value[:, :-1], low, 3 * rise - 2 * low - high, low + high - 2 * rise], -1
         )  # (K, cells, 4)
@@ -172,7 +178,8 @@ class ScoreTable:
         for i in range(0, len(d), rows):
             lag = d[i : i + rows, None]
             for k, rate in enumerate(self.rate):
-                fade, angle = np.exp(lag * rate.real), lag * rate.imag
+                fade = np.exp(lag * rate.real)
+                angle = lag * rate.imag
                 found = (fade * np.cos(angle)) @ both[k].real - (fade * np.sin(angle)) @ both[
                     k
                 ].imag
@@ -193,7 +200,8 @@ def largest(scores: Floats, top: int) -> tuple[Places, Floats]:
     >>> largest(np.array([[0.5, -2.0, 1.0]]), 2)
     (array([[1, 2]]), array([[-2.,  1.]]))
     """
-    size, head = np.abs(scores), np.arange(len(scores))[:, None]
+    size = np.abs(scores)
+    head = np.arange(len(scores))[:, None]
     if size.shape[1] > top:
         some = np.argpartition(size, -top, axis=1)[:, -top:]
         places = some[head, np.argsort(-size[head, some], axis=1)]
@@ -215,7 +223,8 @@ def largest_read(lags, marks, mark, scale, grid, slots, tables, places, found):
     """
     top = places.shape[1]
     for n in range(len(lags)):
-        d, slot = lags[n] / scale, slots[mark, marks[n]]
+        d = lags[n] / scale
+        slot = slots[mark, marks[n]]
         octave = max(math.frexp(d * grid.speed)[1], 0)
         if slot < 0 or octave >= len(grid.left):
             return False

@@ -49,7 +49,8 @@ def attended(
     """A_k of every mark at ``lags`` after each of the G = N + 1 positions; with gradient in all but
     times and marks.
     """
-    cosine, sine = shift.cos(), shift.sin()
+    cosine = shift.cos()
+    sine = shift.sin()
     read = torch.stack([weight[..., None] * cosine, weight[..., None] * sine])
     return _Attended.apply(
         frequency, decay, read, torch.stack([cosine, -sine]), lags, gaps, values, marks
@@ -73,7 +74,8 @@ class _Attended(torch.autograd.Function):
         given = tuple(
             x.contiguous() for x in (frequency, decay, read, drive, lags, gaps, values, marks)
         )
-        out, state = lags.new_empty(B, G, Q, K, M), lags.new_empty(B, K, G, 2, D)
+        out = lags.new_empty(B, G, Q, K, M)
+        state = lags.new_empty(B, K, G, 2, D)
         if B:
             _walk[(B, K)](*given, out, state, G, Q, K, D, M, FADED, **_sizes(Q, D, M), num_warps=1)
         ctx.save_for_backward(*given, state)
@@ -84,7 +86,8 @@ class _Attended(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         frequency, decay, read, drive, lags, gaps, values, marks, state = ctx.saved_tensors
         (B, G, Q), (_, K, D, M) = lags.shape, read.shape
-        gradients, d_values = lags.new_zeros(B, K, 2 + 4 * M, D), torch.empty_like(values)
+        gradients = lags.new_zeros(B, K, 2 + 4 * M, D)
+        d_values = torch.empty_like(values)
         if B:
             given = (frequency, decay, read, drive, lags, gaps, values, marks)
             _walk_back[(B, K)](
@@ -138,12 +141,16 @@ def _walk(
     DB: tl.constexpr,
     MB: tl.constexpr,
 ):
-    b, k = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    q, d = tl.arange(0, QB), tl.arange(0, DB)
-    some, mode = q < Q, d < D
+    b = tl.program_id(0).to(tl.int64)
+    k = tl.program_id(1)
+    q = tl.arange(0, QB)
+    d = tl.arange(0, DB)
+    some = q < Q
+    mode = d < D
     theta = tl.load(frequency + k * D + d, mode, 0.0)
     gamma = tl.load(decay + k * D + d, mode, 0.0)
-    re, im = tl.zeros([DB], tl.float32), tl.zeros([DB], tl.float32)
+    re = tl.zeros([DB], tl.float32)
+    im = tl.zeros([DB], tl.float32)
     for g in range(G):
         at = state + ((b * K + k) * G + g) * 2 * D + d
         tl.store(at, re, mode)
@@ -151,8 +158,10 @@ def _walk(
         lag = tl.load(lags + (b * G + g) * Q + q, some, 0.0)
         size = tl.exp(tl.maximum(-lag[:, None] * gamma[None, :], FADED))
         angle = lag[:, None] * theta[None, :]
-        c, s = size * tl.cos(angle), size * tl.sin(angle)
-        x, y = c * re[None, :] - s * im[None, :], s * re[None, :] + c * im[None, :]
+        c = size * tl.cos(angle)
+        s = size * tl.sin(angle)
+        x = c * re[None, :] - s * im[None, :]
+        y = s * re[None, :] + c * im[None, :]
         for m in range(M):
             r_re = tl.load(read + (k * D + d) * M + m, mode, 0.0)
             r_im = tl.load(read + K * D * M + (k * D + d) * M + m, mode, 0.0)
@@ -163,9 +172,12 @@ def _walk(
             )
         if g < G - 1:
             n = b * (G - 1) + g
-            gap, value, mark = tl.load(gaps + n), tl.load(values + n * K + k), tl.load(marks + n)
+            gap = tl.load(gaps + n)
+            value = tl.load(values + n * K + k)
+            mark = tl.load(marks + n)
             size1 = tl.exp(tl.maximum(-gap * gamma, FADED))
-            c1, s1 = size1 * tl.cos(gap * theta), size1 * tl.sin(gap * theta)
+            c1 = size1 * tl.cos(gap * theta)
+            s1 = size1 * tl.sin(gap * theta)
             u_re = tl.load(drive + (k * D + d) * M + mark, mode, 0.0)
             u_im = tl.load(drive + K * D * M + (k * D + d) * M + mark, mode, 0.0)
             new = c1 * re - s1 * im + value * u_re
@@ -198,17 +210,23 @@ def _walk_back(
     DB: tl.constexpr,
     MB: tl.constexpr,
 ):
-    b, k = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    q, d, kinds = tl.arange(0, QB), tl.arange(0, DB), tl.arange(0, MB)
-    some, mode = q < Q, d < D
+    b = tl.program_id(0).to(tl.int64)
+    k = tl.program_id(1)
+    q = tl.arange(0, QB)
+    d = tl.arange(0, DB)
+    kinds = tl.arange(0, MB)
+    some = q < Q
+    mode = d < D
     theta = tl.load(frequency + k * D + d, mode, 0.0)
     gamma = tl.load(decay + k * D + d, mode, 0.0)
-    d_theta, d_gamma = tl.zeros([DB], tl.float32), tl.zeros([DB], tl.float32)
+    d_theta = tl.zeros([DB], tl.float32)
+    d_gamma = tl.zeros([DB], tl.float32)
     r_re, r_im = (
         tl.zeros([MB, DB], tl.float32),
         tl.zeros([MB, DB], tl.float32),
     )  # gradients of the two turns, per mark
-    u_re, u_im = tl.zeros([MB, DB], tl.float32), tl.zeros([MB, DB], tl.float32)
+    u_re = tl.zeros([MB, DB], tl.float32)
+    u_im = tl.zeros([MB, DB], tl.float32)
     g_re, g_im = (
         tl.zeros([DB], tl.float32),
         tl.zeros([DB], tl.float32),
@@ -216,11 +234,15 @@ def _walk_back(
     for back in range(G):
         g = G - 1 - back
         at = state + ((b * K + k) * G + g) * 2 * D + d
-        re, im = tl.load(at, mode, 0.0), tl.load(at + D, mode, 0.0)
-        n_re, n_im = tl.zeros([DB], tl.float32), tl.zeros([DB], tl.float32)
+        re = tl.load(at, mode, 0.0)
+        im = tl.load(at + D, mode, 0.0)
+        n_re = tl.zeros([DB], tl.float32)
+        n_im = tl.zeros([DB], tl.float32)
         if g < G - 1:
             n = b * (G - 1) + g
-            gap, value, mark = tl.load(gaps + n), tl.load(values + n * K + k), tl.load(marks + n)
+            gap = tl.load(gaps + n)
+            value = tl.load(values + n * K + k)
+            mark = tl.load(marks + n)
             e_re = tl.load(drive + (k * D + d) * M + mark, mode, 0.0)
             e_im = tl.load(drive + K * D * M + (k * D + d) * M + mark, mode, 0.0)
             tl.store(d_values + n * K + k, tl.sum(e_re * g_re + e_im * g_im, 0))
@@ -228,17 +250,23 @@ def _walk_back(
             u_re += tl.where(own, (value * g_re)[None, :], 0.0)
             u_im += tl.where(own, (value * g_im)[None, :], 0.0)
             size1 = tl.exp(tl.maximum(-gap * gamma, FADED))
-            c1, s1 = size1 * tl.cos(gap * theta), size1 * tl.sin(gap * theta)
-            x1, y1 = c1 * re - s1 * im, s1 * re + c1 * im
+            c1 = size1 * tl.cos(gap * theta)
+            s1 = size1 * tl.sin(gap * theta)
+            x1 = c1 * re - s1 * im
+            y1 = s1 * re + c1 * im
             d_theta += gap * (x1 * g_im - y1 * g_re)
             d_gamma -= tl.where(-gap * gamma > FADED, gap * (x1 * g_re + y1 * g_im), 0.0)
-            n_re, n_im = c1 * g_re + s1 * g_im, c1 * g_im - s1 * g_re
+            n_re = c1 * g_re + s1 * g_im
+            n_im = c1 * g_im - s1 * g_re
         lag = tl.load(lags + (b * G + g) * Q + q, some, 0.0)
         size = tl.exp(tl.maximum(-lag[:, None] * gamma[None, :], FADED))
         angle = lag[:, None] * theta[None, :]
-        c, s = size * tl.cos(angle), size * tl.sin(angle)
-        x, y = c * re[None, :] - s * im[None, :], s * re[None, :] + c * im[None, :]
-        dx, dy = tl.zeros([QB, DB], tl.float32), tl.zeros([QB, DB], tl.float32)
+        c = size * tl.cos(angle)
+        s = size * tl.sin(angle)
+        x = c * re[None, :] - s * im[None, :]
+        y = s * re[None, :] + c * im[None, :]
+        dx = tl.zeros([QB, DB], tl.float32)
+        dy = tl.zeros([QB, DB], tl.float32)
         for m in range(M):
             a = tl.load(grad + (((b * G + g) * Q + q) * K + k) * M + m, some, 0.0)[:, None]
             t_re = tl.load(read + (k * D + d) * M + m, mode, 0.0)

@@ -123,7 +123,9 @@ class Steps:
         self.kind, self.marks = np.dtype(kind), model.marks.count
         self.heads = model.spectrum(fixed=True).weight.shape[0]
         self.whirl = np.dtype(np.complex64 if self.kind == np.float32 else np.complex128)
-        spectrum, rate, s = model.spectrum(fixed=True), model.rate, model.settings()
+        spectrum = model.spectrum(fixed=True)
+        rate = model.rate
+        s = model.settings()
         self.scale = float(model.time_scale)
         self.frequency = copied(spectrum.frequency).ravel().astype(kind)
         self.decay = (
@@ -144,11 +146,10 @@ class Steps:
         self.value, self.value_slope = constant, slope
         self.sloping = s["values"] != "mark"
         self.link = rate.link
-        self.log_base = (
-            None
-            if rate.baseline.splined_base
-            else copied(rate.baseline.log_base)[:, 0].astype(kind)
-        )
+        if rate.baseline.splined_base:
+            self.log_base = None
+        else:
+            self.log_base = copied(rate.baseline.log_base)[:, 0].astype(kind)
         log_scale = copied(rate.log_scale) if self.link == "softplus" else np.zeros(self.marks)
         self.log_scale, self.size, self.log_unit = (
             log_scale,
@@ -237,7 +238,8 @@ class Steps:
         ``kept`` must be forgotten for rows whose state changes otherwise. ``before`` takes copies
         of states.
         """
-        logs, fault = np.empty(self.marks), np.empty(4)
+        logs = np.empty(self.marks)
+        fault = np.empty(4)
         kept = kept or self.kept(len(state))
         before = before or Before(np.full(len(rows), -1), np.zeros(0, dtype=bool), self.blank(0))
         given = (start, *events, *self._loop_numbers, self.constant, self.slope, LARGEST)
@@ -361,11 +363,9 @@ class Steps:
             table[:, :M, 0] = self.log_base
         if self.splined_drift:
             table[:, M:] = curves[:, -M:].transpose(2, 1, 0)
-        level, size, bias = (
-            np.exp(table[0, :M, 0]),
-            self.size.astype(np.float64),
-            self.bias.astype(np.float64),
-        )
+        level = np.exp(table[0, :M, 0])
+        size = self.size.astype(np.float64)
+        bias = self.bias.astype(np.float64)
         shape = Shape(
             table,
             self.cell,

@@ -128,7 +128,8 @@ def intensity_plot(
     >>> ax.get_xlabel(), ax.get_ylabel()
     ('time (h)', 'rate (events per h)')
     """
-    t, e = _vector(times), _vector(events)
+    t = _vector(times)
+    e = _vector(events)
     y = np.asarray(rate, float)
     if y.ndim == 1:
         y = y[:, None]
@@ -182,7 +183,8 @@ def kernel_plot(
     >>> [text.get_text() for text in ax.texts]
     ['head 1', 'head 2']
     """
-    x, y = _vector(lags), np.atleast_2d(np.asarray(values, float))
+    x = _vector(lags)
+    y = np.atleast_2d(np.asarray(values, float))
     _same(len(x), y.shape[1], "one value per lag and head")
     with look():
         ax = axes_or_new(ax, 4.6, 3.0)
@@ -312,7 +314,8 @@ def attention_plot(
     >>> ax.get_ylabel()
     'contribution'
     """
-    t, w = _vector(times), np.asarray(weights, float)
+    t = _vector(times)
+    w = np.asarray(weights, float)
     _same(len(t), w.shape[-1], "one weight per past event")
     if w.ndim == 2:
         return _heat_map(w, label, ax)
@@ -367,9 +370,13 @@ def comparison_plot(
         span = max(float(np.ptp(np.append(y, start))), 1e-9)
         for row, i in enumerate(order):
             gain = y[i] - start
-            shade, alpha, weight = COLOURS[7], 0.75, "normal"
+            shade = COLOURS[7]
+            alpha = 0.75
+            weight = "normal"
             if names[i] == best:
-                shade, alpha, weight = COLOURS[0], 1.0, "bold"
+                shade = COLOURS[0]
+                alpha = 1.0
+                weight = "bold"
             ax.barh(row, gain, left=start, height=0.58, color=shade, alpha=alpha)
             text = f"{y[i]:.3f}"
             if gain != 0:
@@ -447,7 +454,8 @@ def _event_rows(
         return
     step = depth / (rows + 0.4)
     for m in range(rows):
-        y, half = -(m + 0.75) * step, 0.38 * step
+        y = -(m + 0.75) * step
+        half = 0.38 * step
         mine = events[marks == m]
         ax.vlines(mine, y - half, y + half, color=shades[m], lw=1.1, alpha=0.9)
         if names:
@@ -556,7 +564,8 @@ def _mark_best(ax: Axes, steps: NDArray[np.float64], dev: NDArray[np.float64], b
 def _robust_range(values: NDArray[np.float64]) -> tuple[float, float]:
     """A range that leaves out the lowest 3%, so that the first steep steps do not hide the rest."""
     there = values[np.isfinite(values)]
-    low, high = float(np.quantile(there, 0.03)), float(there.max())
+    low = float(np.quantile(there, 0.03))
+    high = float(there.max())
     margin = 0.08 * max(high - low, 1e-6)
     return low - margin, high + 1.5 * margin
 

@@ -53,7 +53,9 @@ def map_plot(
     """
     from matplotlib.colors import LinearSegmentedColormap, LogNorm, Normalize
 
-    a, b, z = np.asarray(x, float), np.asarray(y, float), np.asarray(rate, float)
+    a = np.asarray(x, float)
+    b = np.asarray(y, float)
+    z = np.asarray(rate, float)
     if z.shape != (len(a), len(b)):
         raise UserError(
             f"a rate of shape ({len(a)}, {len(b)})",
@@ -65,7 +67,8 @@ def map_plot(
     alike = 0.4 < wide < 2.6  # axes of like length are taken to have one unit
     with look():
         ax = axes_or_new(ax, *_size(wide, alike))
-        top, bottom = float(z.max()), float(z.min())
+        top = float(z.max())
+        bottom = float(z.min())
         logarithmic = top > ORDERS * max(bottom, 0.0) and top > 0
         norm = Normalize(0.0, top or 1.0)
         if logarithmic:
@@ -115,7 +118,8 @@ def profile_plot(
     >>> profile_plot([0.25, 0.75], [1.0, 2.0], places=[0.3], name="depth").get_xlabel()
     'depth'
     """
-    a, z = np.asarray(x, float), np.asarray(rate, float)
+    a = np.asarray(x, float)
+    z = np.asarray(rate, float)
     with look():
         ax = axes_or_new(ax, 8, 3.2)
         ax.fill_between(a, z, color=COLOURS[0], alpha=0.15, lw=0)

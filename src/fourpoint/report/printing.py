@@ -158,7 +158,8 @@ def bar(what: str, total: float, *, show: bool) -> Iterator[Step]:
     >>> with bar("sampling", 10, show=False) as step:
     ...     step(5)
     """
-    began, said = time.monotonic(), what
+    began = time.monotonic()
+    said = what
     drawn: Progress | None = None
 
     def step(done: float, text: str | None = None) -> None:

@@ -63,7 +63,8 @@ def read_records(folder: Path, setting: str) -> dict[str, Record]:
     for file in sorted((folder / "cells").glob("*.json")):
         try:
             record = json.loads(file.read_text())
-            name, kind = record["id"], record["setting"]
+            name = record["id"]
+            kind = record["setting"]
         except (ValueError, KeyError, TypeError) as error:
             raise UserError(
                 "a record of a cell",

@@ -64,7 +64,8 @@ REPEATS = 100  # of the largest error, at most
 def proposition1(setting: Setting) -> Record:
     """Mean over draws less the exact kernel, in standard errors, per spectrum and phase."""
     lags = torch.linspace(0, WINDOW, 21, dtype=torch.float64)
-    now, past = torch.ones(1, 1, dtype=torch.float64), (WINDOW - lags)[None]
+    now = torch.ones(1, 1, dtype=torch.float64)
+    past = (WINDOW - lags)[None]
     arrays: dict[str, Any] = {"lag": lags.tolist()}
     metrics: dict[str, Any] = {"draws": setting.draws * 10, "features": D_TRAINED}
     for spectrum, exact in (
@@ -77,7 +78,8 @@ def proposition1(setting: Setting) -> Record:
             found = fourier_scores(modes, now, past, torch.zeros_like(past, dtype=torch.int64))[
                 0, :, 0, 0
             ]
-            mean, error = found.mean(0), found.std(0) / math.sqrt(len(found))
+            mean = found.mean(0)
+            error = found.std(0) / math.sqrt(len(found))
             # At lag 0 the paired estimate is 1 in every draw, so that there is no error to
             # divide by.
             z = torch.where(error > 1e-9, (mean - exact) / error.clamp(min=1e-12), 0.0)
@@ -263,7 +265,9 @@ def memory(cell: Cell, setting: Setting, device: str) -> Record:
     n = int(cell.data.removeprefix("memory-"))
     size = min(setting.sequences, 2000)
     data = first_matters(size + size // 10 + setting.test, n, seed=0)
-    train, dev, test = data[:size], data[size : size + size // 10], data[size + size // 10 :]
+    train = data[:size]
+    dev = data[size : size + size // 10]
+    test = data[size + size // 10 :]
     model = build(cell, setting, KINDS)
     found = fit(
         model,
@@ -300,7 +304,8 @@ def first_matters(sequences: int, n: int, seed: int) -> Dataset:
     """Sequences on [0, 1): an A or a B, about ``n`` C's before the switch, and after it D's at a
     rate that only the first event tells.
     """
-    rng, rows = np.random.default_rng(seed), []
+    rng = np.random.default_rng(seed)
+    rows = []
     for i in range(sequences):
         kind = int(rng.integers(2))
         noise = rng.uniform(FIRST, 1.0, rng.poisson(_noise(n) * (1 - FIRST)))
@@ -318,7 +323,8 @@ def true_log_likelihood(one: Sequence, n: int) -> float:
     """Of a sequence of :func:`first_matters`: a first event uniform on [0, .05) of either type,
     then two Poisson processes.
     """
-    late, noise = (HIGH, LOW)[int(one.marks[0])], _noise(n)
+    late = (HIGH, LOW)[int(one.marks[0])]
+    noise = _noise(n)
     counts = np.bincount(one.marks, minlength=KINDS.count)
     first = -math.log(2 * FIRST)
     return float(

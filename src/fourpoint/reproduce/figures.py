@@ -74,9 +74,11 @@ def draw_transformation(
     """Six panels: for each head its spectrum and its score; the rate, and what it would be with one
     head alone.
     """
-    data, model = TRANSFORMED, kept_dapp(output, "dapp-paper", TRANSFORMED)
+    data = TRANSFORMED
+    model = kept_dapp(output, "dapp-paper", TRANSFORMED)
     if model is None:
-        data, model = "nyc_times", kept_dapp(output, "dapp-paper", "nyc_times")
+        data = "nyc_times"
+        model = kept_dapp(output, "dapp-paper", "nyc_times")
     if model is None:
         raise NoData(
             f"the paper's form fitted to {TRANSFORMED} or nyc_times",
@@ -98,7 +100,8 @@ def draw_transformation(
         head = f"head {k + 1}"
         cloud_plot(panels[k, 0], f"{head}: spectrum", cloud[:, 0], cloud[:, 1], COLOURS[k])
         lines_plot(panels[k, 1], f"{head}: score", lags, {head: kernel[k]}, labels)
-    labels, events = (time_label(unit), "rate"), sequence.times
+    labels = (time_label(unit), "rate")
+    events = sequence.times
     by_head = {f"head {k + 1}": rate for k, rate in enumerate(alone)}
     lines_plot(panels[0, 2], "rate of one sequence", times, {"both heads": total}, labels, events)
     lines_plot(panels[1, 2], "one head alone", times, by_head, labels, events)
@@ -177,9 +180,11 @@ def draw_scores(output: Path, setting: Setting, records: list[Record], real: Pat
     for model, name in (("dapp-paper", "Fourier kernel"), ("dapp-paper-dot", "dot product")):
         fitted = kept_dapp(output, model, "hawkes")
         if fitted is None:
-            found, note = np.zeros((2, *nothing.shape)), NOT_FITTED
+            found = np.zeros((2, *nothing.shape))
+            note = NOT_FITTED
         else:
-            found, note = pair_scores(fitted, sequence), ""
+            found = pair_scores(fitted, sequence)
+            note = ""
         shown += [(f"{name}, head {k + 1}{note}", found[k]) for k in range(2)]
     ours = kept_dapp(output, "dapp", "hawkes")
     title = "our DAPP: effect inside the link"
@@ -286,7 +291,8 @@ def draw_curves(output: Path, setting: Setting, records: list[Record], real: Pat
         for model in CURVES:
             if (model, data) in found:
                 arrays = found[model, data]["arrays"]
-                epochs, values = arrays["epoch"], arrays["log_likelihood_per_event"]
+                epochs = arrays["epoch"]
+                values = arrays["log_likelihood_per_event"]
                 curves[LABELS[model]] = (epochs, values)
                 rows += [[data, model, *point] for point in zip(epochs, values, strict=True)]
         hawkes = tally(first_seed, "hawkes", data, "log_likelihood_per_event")
@@ -312,14 +318,16 @@ def draw_propositions(output: Path, records: list[Record]) -> Drawn | None:
     done = {r["data"]: r for r in records if r["kind"] == "theory" and r["status"] == DONE}
     if not {"proposition1", "proposition2"} <= set(done):
         return None
-    one, two = done["proposition1"]["arrays"], done["proposition2"]["metrics"]["rows"]
+    one = done["proposition1"]["arrays"]
+    two = done["proposition2"]["metrics"]["rows"]
     figure, panels = canvas(1, 3, 13, 4)
     for ax, spectrum in zip(panels[0, :2], ("gaussian", "cauchy"), strict=True):
         means = {}
         for phase in ("paired", "random"):
             name = f"{spectrum}_{phase}"
             means[f"{phase} phases"] = (one[f"{name}_mean"], one[f"{name}_standard_error"])
-        title, exact = f"Proposition 1: {spectrum} spectrum", one[f"{spectrum}_exact"]
+        title = f"Proposition 1: {spectrum} spectrum"
+        exact = one[f"{spectrum}_exact"]
         means_plot(ax, title, one["lag"], exact, means)
     measured = {
         f"{phase} phases": [row[f"{phase}_95"] for row in two] for phase in ("paired", "random")
@@ -450,7 +458,8 @@ def recovered_plot(
     >>> ax.get_title(loc="left"), len(ax.lines)
     ('hawkes', 3)
     """
-    t, true = np.asarray(times, float), np.asarray(truth, float)
+    t = np.asarray(times, float)
+    true = np.asarray(truth, float)
     with look():
         ax.plot(t, true, color=FAINT, lw=6, zorder=1)
         for name, values in lines.items():
@@ -524,7 +533,8 @@ def curves_plot(
             )
             values += y[len(y) // 4 :].tolist()
         if values:
-            low, high = float(np.quantile(values, 0.02)), max(values)
+            low = float(np.quantile(values, 0.02))
+            high = max(values)
             room = 0.06 * max(high - low, 1e-3)
             ax.set_ylim(low - 2 * room, high + room)
         ax.set_title(plot_text(title), loc="left")

@@ -108,7 +108,8 @@ def _numbers(records: list[Record], judged: list[Verdict]) -> list[tuple[str, st
     regrets = {data: tally(records, "dapp", data, "regret_per_event") for data in SYNTHETIC}
     known = {data: found.mean for data, found in regrets.items() if found.values}
     if known:
-        best, worst = min(known, key=known.__getitem__), max(known, key=known.__getitem__)
+        best = min(known, key=known.__getitem__)
+        worst = max(known, key=known.__getitem__)
         note = f"nats per event on {best}; {known[worst]:.3f} on {worst}"
         value = f"{known[best]:.4f}".replace("-", "\u2212")
         items.append(("our DAPP from the oracle", value, note))

@@ -84,7 +84,8 @@ def cores() -> int:
 
 def attempt(work: Work, cell: Cell) -> Record:
     """What ``work`` found, or why it did not."""
-    began, used = time.monotonic(), time.process_time()
+    began = time.monotonic()
+    used = time.process_time()
     try:
         outcome: Record = {"status": DONE, "reason": "", **work(cell)}
     except NoData as error:
@@ -124,7 +125,8 @@ def _in_processes(
                     outcome = pipe.recv()
                 except (EOFError, OSError):
                     process.join()
-                    reason, seconds = _death(process.exitcode), round(time.monotonic() - began, 2)
+                    reason = _death(process.exitcode)
+                    seconds = round(time.monotonic() - began, 2)
                     outcome = {"status": FAILED, "reason": reason, "seconds": seconds}
                 keep(cell, outcome)
                 if outcome["status"] != FAILED:

@@ -119,7 +119,8 @@ def prepared(data: Dataset, how: Preparation) -> Dataset:
 def _read(name: str, folder: Path | None) -> Dataset:
     if name in EMBEDDED:
         return load(EMBEDDED[name])
-    expected, remedy = f"the file {name}.parquet", "Name its folder with --real DIR."
+    expected = f"the file {name}.parquet"
+    remedy = "Name its folder with --real DIR."
     if folder is None:
         raise NoData(expected, "no --real", remedy)
     file = folder / f"{name}.parquet"
@@ -132,7 +133,8 @@ def _from_first(data: Dataset) -> Dataset:
     """Each sequence counted from its first event, which is the start of the window and no longer
     one of the events.
     """
-    first, last = data.times[data.offsets[:-1]], data.times[data.offsets[1:] - 1]
+    first = data.times[data.offsets[:-1]]
+    last = data.times[data.offsets[1:] - 1]
     row, position = _positions(data)
     kept = position > 0
     return replace(
@@ -155,7 +157,8 @@ def _some(data: Dataset, size: int, longest: int) -> Dataset:
     if not data.inferred or int(data.lengths.max(initial=0)) <= longest:
         return data
     kept = _positions(data)[1] < longest
-    times, lengths = data.times[kept], np.minimum(data.lengths, longest)
+    times = data.times[kept]
+    lengths = np.minimum(data.lengths, longest)
     offsets = np.concatenate([[0], np.cumsum(lengths)])
     stops = np.where(data.lengths > longest, times[offsets[1:] - 1], data.stops)
     return replace(data, times=times, mark_ids=data.mark_ids[kept], offsets=offsets, stops=stops)

@@ -66,7 +66,8 @@ class Tabled(PointProcess[DAPPHistory]):
     @torch.no_grad()
     def __init__(self, model: DAPP, reach: float, cells: int) -> None:
         super().__init__()
-        self.model, self.marks = model, model.marks
+        self.model = model
+        self.marks = model.marks
         s = model.spectrum(fixed=True)
         self.parts = Parts(s, model.rate.baseline.curves())
         self.width = reach / cells
@@ -76,7 +77,8 @@ class Tabled(PointProcess[DAPPHistory]):
             psi[..., :, None] - psi[..., None, :],
             psi[..., :, None] + psi[..., None, :] + 2 * phase,
         )
-        theta, weight = s.frequency.double(), s.weight.double()
+        theta = s.frequency.double()
+        weight = s.weight.double()
         tables = [
             _table(theta, weight, turn.flatten(2), self.width, n * cells)
             for n, turn in enumerate(turns, 1)
@@ -106,7 +108,8 @@ class Tabled(PointProcess[DAPPHistory]):
         history = DAPPHistory(times, batch.start, batch.lengths, self.parts, None, past)
         if model.settings()["keep"] is None:
             return history
-        heads, events = len(model.readout), batch.times.shape[1]
+        heads = len(model.readout)
+        events = batch.times.shape[1]
         own = batch.marks[:, None, :, None, None].expand(-1, heads, -1, 1, events)
         nu = self._scores(elapsed, elapsed, batch.marks).gather(3, own)[:, :, :, 0]
         none = selection.empty(len(nu), min(model.kept_events(), nu.shape[2]), nu.shape[1], nu)
@@ -154,14 +157,17 @@ class Tabled(PointProcess[DAPPHistory]):
         """nu_k for every query (B, Q), mark and event (B, N) or (B, N, K), as (B, K, Q, M, N)."""
         K, M = self.model.readout.shape
         if events.ndim == 2:
-            events, marks = events[..., None], marks[..., None]
-        now, then = query[:, None, :, None, None], events.permute(0, 2, 1)[:, :, None, None]
+            events = events[..., None]
+            marks = marks[..., None]
+        now = query[:, None, :, None, None]
+        then = events.permute(0, 2, 1)[:, :, None, None]
         pair = (
             torch.arange(M, device=marks.device)[:, None] * M
             + marks.permute(0, 2, 1)[:, :, None, None]
         )
         head = torch.arange(K, device=marks.device)[:, None, None, None]
-        lag, total = (now - then).clamp(min=0), now + then
+        lag = (now - then).clamp(min=0)
+        total = now + then
         return _read(self.lags, self.width, head, pair, lag) + _read(
             self.sums, self.width, head, pair, total
         )
@@ -191,8 +197,11 @@ def _table(theta: Tensor, weight: Tensor, turn: Tensor, width: float, cells: int
         both = torch.stack([value, width * derivative])
         curves.append(both.reshape(2, turn.shape[2], -1)[..., : cells + 1])
     value, derivative = torch.stack(curves, 1)
-    rise, low, high = value.diff(dim=-1), derivative[..., :-1], derivative[..., 1:]
-    quadratic, cubic = 3 * rise - 2 * low - high, low + high - 2 * rise
+    rise = value.diff(dim=-1)
+    low = derivative[..., :-1]
+    high = derivative[..., 1:]
+    quadratic = 3 * rise - 2 * low - high
+    cubic = low + high - 2 * rise
     return torch.stack([value[..., :-1], low, quadratic, cubic], -1)
 
 

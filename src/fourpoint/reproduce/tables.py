@@ -208,7 +208,8 @@ def table1(records: list[Record]) -> tuple[list[str], list[list[str]]]:
     for model, label in LABELS.items():
         row = [label]
         for data in SYNTHETIC:
-            found, printed = tallies[model, data], PUBLISHED1[data].get(model)
+            found = tallies[model, data]
+            printed = PUBLISHED1[data].get(model)
             text = found.text()
             if found.values and found.mean == best[data]:
                 text = f"**{text}**"
@@ -278,7 +279,8 @@ def table2(records: list[Record], which: str) -> tuple[list[str], list[list[str]
     for model in SHOWN:
         row = [LABELS[model]]
         for data in sets:
-            found, printed = tallies[model, data], PUBLISHED2[STANDS_FOR.get(data, data)].get(model)
+            found = tallies[model, data]
+            printed = PUBLISHED2[STANDS_FOR.get(data, data)].get(model)
             text = found.text(4)
             if found.values and found.mean == best[data]:
                 text = f"**{text}**"
@@ -436,7 +438,9 @@ def _all_sets(
 ) -> Verdict:
     """Whether the better of ``ours`` is ahead of all ``others`` on every set of data."""
     sign = -1 if metric == ERROR else 1
-    words, ahead, judged = [], [], 0
+    words = []
+    ahead = []
+    judged = 0
     for data in sets:
         mine = {m: tally(records, m, data, metric) for m in ours}
         mine = {m: t for m, t in mine.items() if t.values}
@@ -507,7 +511,9 @@ def _holds(ahead: int, judged: int, sets: int) -> str:
 
 
 def _online(records: list[Record]) -> Verdict:
-    words, fine, judged = [], 0, 0
+    words = []
+    fine = 0
+    judged = 0
     for data in SYNTHETIC:
         all_events, half_of_them = (
             tally(records, m, data, EVENT) for m in ("dapp-paper", "odapp-paper")
@@ -586,7 +592,8 @@ def _bounded(found: dict[str, Any]) -> Verdict:
 
 
 def _few_features(found: dict[str, Any]) -> Verdict:
-    few, many = found["rows"][0], found["rows"][-1]
+    few = found["rows"][0]
+    many = found["rows"][-1]
     spreads = [number(row["log_likelihood_spread"], 2) for row in (few, many)]
     text = (
         f"from draw to draw the likelihood moves by {spreads[0]} nats per event with D = 20 and "

@@ -195,7 +195,8 @@ def _check_range(name: str, value: object) -> None:
     if len(sizes) > LONGEST:
         expected = f"at most {LONGEST} numbers in the setting {name}"
         raise SchemaError(expected, f"{len(sizes):,}", REMEDY)
-    low, high = SMALLEST.get(name, 1), LIMITS.get(name, LARGEST)
+    low = SMALLEST.get(name, 1)
+    high = LIMITS.get(name, LARGEST)
     for size in sizes:
         if type(size) is int and not low <= size <= high:
             raise SchemaError(f"the setting {name} from {low} to {high:,}", _shown(value), REMEDY)
@@ -214,7 +215,8 @@ def _check_tables(marks: MarkSpace, settings: dict[str, Any], tensors: dict[str,
         if branching.numel() != size:
             expected = f"branching ratios of {marks} ({size:,})"
             raise SchemaError(expected, f"{branching.numel():,}", REMEDY)
-    numbers, highest = tensors.get("numbers"), settings.get("frequencies")
+    numbers = tensors.get("numbers")
+    highest = settings.get("frequencies")
     if numbers is not None and highest is not None and marks.box is not None:
         tried = (2 * highest + 1) ** marks.box.dimension
         if tried > 16 * len(numbers) + 64:

@@ -96,7 +96,8 @@ def overlap(model: PointProcess, data: Dataset) -> Overlap | None:
     seen = _seen(known, data)
     if not seen.any():
         return None
-    sequences, events = int((seen > 0).sum()), int(seen.sum())
+    sequences = int((seen > 0).sum())
+    events = int(seen.sum())
     return Overlap(sequences, events, len(data), data.events)
 
 

@@ -103,7 +103,10 @@ class StreamBank:
             raise UserError(
                 "a limit of at least 1 and a folder to spill to", received, "Pass both, or neither."
             )
-        self.model, self.limit, self.alarms, self.threads = model, limit, alarms, threads
+        self.model = model
+        self.limit = limit
+        self.alarms = alarms
+        self.threads = threads
         self.fleet = fleet and alarms is not None
         self._share = 1 / families(model.marks.count, fleet=self.fleet)
         self._owner = fingerprint(model)
@@ -638,7 +641,8 @@ class StreamBank:
         Raises where a time is before the entity's last one.
         """
         order = np.argsort(rows, kind="stable")
-        mine, times = rows[order], when[order]
+        mine = rows[order]
+        times = when[order]
         first = np.ones(len(rows), dtype=bool)
         first[1:] = mine[1:] != mine[:-1]
         before = np.where(first, self.table.numbers["at"][mine], np.roll(times, 1))
@@ -654,7 +658,8 @@ class StreamBank:
 
         ``first`` are the places of the first events of entities.
         """
-        numbers, found = self.table.numbers, Scored.empty(len(rows), self._watched_types)
+        numbers = self.table.numbers
+        found = Scored.empty(len(rows), self._watched_types)
         touched = rows[first]
         kept = {key: values[touched] for key, values in numbers.items()}
         own = Numbers(numbers["at"], numbers["open"], numbers["likelihood"], numbers["count"])
@@ -685,7 +690,9 @@ class StreamBank:
         kept = self.table.take(several)
         try:
             for some in rounds:
-                mine, times, marks = rows[some], when[some], kinds[some]
+                mine = rows[some]
+                times = when[some]
+                marks = kinds[some]
                 logs, integral = self._scored(mine, times)
                 own = logs[np.arange(len(mine)), marks]
                 gap = numbers["open"][mine] + integral
@@ -805,7 +812,8 @@ def _entity_names(header: dict[str, Any]) -> list[str]:
 
 def _monitors(header: dict[str, Any], gaps: NDArray[Any], count: int) -> list[Monitor | None]:
     """The monitors of a bank's entities, whose gaps lie end to end."""
-    numbers, sizes = header.get("monitors"), header.get("sizes")
+    numbers = header.get("monitors")
+    sizes = header.get("sizes")
     if not (
         isinstance(numbers, list)
         and isinstance(sizes, list)

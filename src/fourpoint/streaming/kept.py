@@ -110,7 +110,8 @@ class ByActiveSets:
         self._at = time
 
     def absorb(self, time: float, mark: int) -> None:
-        s, valid = self._slots, self._slots["index"] >= 0
+        s = self._slots
+        valid = self._slots["index"] >= 0
         s["total"] += np.where(valid, np.abs(self._scores(time, mark)), 0.0)
         s["count"] += valid
         self.move(time)
@@ -133,7 +134,9 @@ class ByActiveSets:
     def weights(
         self, time: float, mark: int, times: Floats, marks: NDArray[np.int64], top: int
     ) -> tuple[Floats, NDArray[np.int64], Floats]:
-        s, valid, heads = self._slots, self._slots["index"] >= 0, self.heads[:, None]
+        s = self._slots
+        valid = self._slots["index"] >= 0
+        heads = self.heads[:, None]
         places, found = largest(np.where(valid, self._scores(time, mark), 0.0), top)
         return (
             np.where(valid[heads, places], s["times"][heads, places], np.nan),
@@ -184,7 +187,8 @@ class ByActiveSets:
     def _scores(self, time: float, mark: int) -> Floats:
         """nu_k of an event on every slot, (K, E): used twice per event, and formed once."""
         if self._compared is None or self._compared[:3] != (time, mark, self._seen):
-            lags, marks = (time - self._slots["times"]) / self.steps.scale, self._slots["marks"]
+            lags = (time - self._slots["times"]) / self.steps.scale
+            marks = self._slots["marks"]
             found = np.empty_like(lags)
             modes = (self._sinusoids, self.weight, self.phase)
             self._loops.scores(lags, marks, mark, *modes, found)
@@ -204,11 +208,10 @@ class ByActiveSets:
         """``state`` without what the events in a slot of each head add to it at ``time``; empty
         slots add nothing.
         """
-        s, left = self._slots, state.copy()
-        lags, marks = (
-            (time - s["times"][self.heads, slot]) / self.steps.scale,
-            s["marks"][self.heads, slot],
-        )
+        s = self._slots
+        left = state.copy()
+        lags = (time - s["times"][self.heads, slot]) / self.steps.scale
+        marks = s["marks"][self.heads, slot]
         values = np.where(s["index"][self.heads, slot] >= 0, s["values"][self.heads, slot], 0.0)
         self._loops.forget(left[0], lags, marks, values, self._sinusoids, self.phase)
         return left

@@ -56,7 +56,8 @@ def integrals(model: PointProcess, history: History, at: Floats, times: Floats) 
 
     Raises `ops.quadrature.Unconverged` where that does not settle.
     """
-    a, b = torch.from_numpy(at)[:, None], torch.from_numpy(times)[:, None]
+    a = torch.from_numpy(at)[:, None]
+    b = torch.from_numpy(times)[:, None]
     last = history.lengths[:, None]
     if model.has_closed_integral:
         return np.asarray(model.closed_integral(history, a, b, last).sum((1, 2)).detach().numpy())
@@ -64,7 +65,8 @@ def integrals(model: PointProcess, history: History, at: Floats, times: Floats) 
     wide = (right > left).any(0)
     if not bool(wide.any()):
         return np.zeros(len(at))
-    left, right = left[:, wide], right[:, wide]
+    left = left[:, wide]
+    right = right[:, wide]
 
     def rate(t: Tensor, which: Tensor) -> Tensor:
         return model.log_intensity(history, t, last.expand_as(which)).exp().sum(-1)

@@ -65,8 +65,10 @@ class MonitorTable:
     def copied(self, rows: Rows) -> MonitorTable:
         """The monitors of ``rows``, in this order, in a table of their own."""
         found = MonitorTable(self.alarms, self.share)
-        found.present, found.told = self.present[rows], self.told[rows]
-        found.seen, found.sums = self.seen[rows], self.sums[rows]
+        found.present = self.present[rows]
+        found.told = self.told[rows]
+        found.seen = self.seen[rows]
+        found.sums = self.sums[rows]
         if self.alarms is not None:
             found.windows = self.windows[rows]
         return found

@@ -132,7 +132,8 @@ class Monitor:
     def gap(self, gap: float, time: float) -> tuple[Alarm, ...]:
         """One gap more has ended, at ``time``: the alarms that it raises."""
         raised: tuple[Alarm, ...] = ()
-        silence, limits = self._silence, self.thresholds
+        silence = self._silence
+        limits = self.thresholds
         if self._told or silence.value + gap / 2 >= limits.silence or gap >= limits.gap:
             raised = self.silence(gap, time)
             self._told = False
@@ -153,7 +154,8 @@ class Monitor:
         """No event up to ``time``, where the gap that is open has grown to ``gap``: an alarm if
         that is too long, once.
         """
-        level, limits = self._silence.value + gap / 2, self.thresholds
+        level = self._silence.value + gap / 2
+        limits = self.thresholds
         if self._told or (level < limits.silence and gap < limits.gap):
             return ()
         self._told = True
@@ -282,10 +284,13 @@ def crossing(chain: Callable[[int], Step], height: int, per: int) -> float:
     Under the chain that is killed at the crossing, survival shrinks by the largest eigenvalue at
     each step.
     """
-    step, alive, lost = chain(height), np.ones(height), 0.0
+    step = chain(height)
+    alive = np.ones(height)
+    lost = 0.0
     for i in range(20_000):
         alive = step(alive)
-        before, lost = lost, 1.0 - float(alive[0])
+        before = lost
+        lost = 1.0 - float(alive[0])
         alive /= alive[0]
         if i > 100 and abs(lost - before) <= 1e-6 * lost:
             break
@@ -314,7 +319,8 @@ def silence_chain(height: int) -> Step:
     """
     peak = np.arange(1, height + 1)
     q = np.exp(-2 * LOG2 / CELLS * peak)
-    weight, place = np.where(peak < height, (1 - q[0]) * q, 0.0), np.maximum(peak - CELLS, 0)
+    weight = np.where(peak < height, (1 - q[0]) * q, 0.0)
+    place = np.maximum(peak - CELLS, 0)
 
     def step(alive: Floats) -> Floats:
         return np.asarray(np.cumsum((weight * alive[place])[::-1])[::-1] / q)

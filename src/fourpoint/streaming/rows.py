@@ -117,7 +117,8 @@ class StateRows:
     def grow(self, rows: int) -> None:
         # The rows that are new are zeros that no one has written: they take no time and no memory
         # before they are used.
-        state, kept = self.steps.blank(rows), self.steps.kept(rows)
+        state = self.steps.blank(rows)
+        kept = self.steps.kept(rows)
         count = len(self.state)
         state[:count] = self.state
         for new, old in zip(kept, self._kept, strict=True):
@@ -319,11 +320,9 @@ class HistoryRows:
 
     @torch.no_grad()
     def absorb(self, rows: Rows, at: Floats, times: Floats, marks: NDArray[np.int64]) -> None:
-        index, when, kind = (
-            torch.from_numpy(rows) + 1,
-            torch.from_numpy(times),
-            torch.from_numpy(marks),
-        )
+        index = torch.from_numpy(rows) + 1
+        when = torch.from_numpy(times)
+        kind = torch.from_numpy(marks)
         arrays = arrays_of(self.model.extend(select_rows(self.history, index), when, kind))
         if all(
             a.shape[1:] == arrays[name].shape[1:] for name, a in arrays_of(self.history).items()
@@ -333,10 +332,8 @@ class HistoryRows:
         # Rows have outgrown their room: all of them go through `extend`, which widens them alike.
         happened = torch.zeros(len(self.history.start), dtype=torch.bool)
         happened[index] = True
-        all_times, all_marks = (
-            torch.zeros(len(happened), dtype=torch.float64),
-            torch.zeros(len(happened), dtype=torch.int64),
-        )
+        all_times = torch.zeros(len(happened), dtype=torch.float64)
+        all_marks = torch.zeros(len(happened), dtype=torch.int64)
         all_times[index], all_marks[index] = when, kind
         self.history = self.model.extend(self.history, all_times, all_marks, happened)
 

@@ -90,7 +90,8 @@ def unpack(kind: str, owner: str, state: bytes) -> tuple[dict[str, Any], Arrays]
             "Use the last good one.",
         )
     header, arrays = from_tensors(body)
-    found, model = text(header, "kind"), text(header, "model")
+    found = text(header, "kind")
+    model = text(header, "model")
     if found != kind:
         raise UserError(
             f"the state of a {kind}", f"that of a {found[:40]}", f"Restore it as a {found[:40]}."
@@ -243,7 +244,8 @@ def arrays_of(history: DataclassInstance, prefix: str = "history") -> Arrays:
     """
     found: Arrays = {}
     for field in dataclasses.fields(history):
-        value, name = getattr(history, field.name), f"{prefix}.{field.name}"
+        value = getattr(history, field.name)
+        name = f"{prefix}.{field.name}"
         if isinstance(value, Tensor):
             found[name] = value.detach().cpu().numpy()
         elif dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -257,7 +259,8 @@ def history_from(template: D, arrays: Arrays, prefix: str = "history") -> D:
     """
     changed: dict[str, Any] = {}
     for field in dataclasses.fields(template):
-        value, name = getattr(template, field.name), f"{prefix}.{field.name}"
+        value = getattr(template, field.name)
+        name = f"{prefix}.{field.name}"
         if name in arrays:
             changed[field.name] = torch.from_numpy(arrays[name].copy())
         elif dataclasses.is_dataclass(value) and not isinstance(value, type):

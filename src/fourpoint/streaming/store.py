@@ -124,7 +124,8 @@ class Store:
 
     def close(self) -> None:
         """Put all that was written into the file itself, and let go of it."""
-        reading, writing = self._reading, self._writing
+        reading = self._reading
+        writing = self._writing
         self._reading = self._writing = None
         for connection in (reading, writing):  # a temporary file has one, which may close twice
             if connection is not None:
@@ -227,7 +228,8 @@ def _disk_errors() -> Any:
 
 
 def _packed(name: str, header: dict[str, Any], arrays: Arrays) -> tuple[bytes, bytes, bytes]:
-    key, body = _key(name), to_tensors(header, arrays)
+    key = _key(name)
+    body = to_tensors(header, arrays)
     return key, _digest(key, body), body
 
 

@@ -196,14 +196,17 @@ class Stream:
         each sees those before it by order. Raises :class:`UserError` for a time before the last and
         for an unknown mark, and where the rate explodes.
         """
-        when, kind = self._later(time), known_mark(self.model.marks, self._names, mark)
+        when = self._later(time)
+        kind = known_mark(self.model.marks, self._names, mark)
         attended = self._attended(when, kind)
         events = Events(np.array([when]), np.array([kind]))
         found = Scored.empty(1, self._watched_types)
         stopped = self._follow(events, found)
         if stopped is not None:
             raise _refusal(stopped.error)
-        density, gap, rate = float(found.density[0]), float(found.gap[0]), float(found.rate[0])
+        density = float(found.density[0])
+        gap = float(found.gap[0])
+        rate = float(found.rate[0])
         self._recent.append(when, kind, rate)
         alarms = self._watched(events, found, {})[0]
         return Observation(when, kind, density, gap, rate, attended, alarms)
@@ -247,7 +250,8 @@ class Stream:
         """Events from ``first`` on, up to the next one that cannot be scored; the place after it,
         or after the last.
         """
-        times, marks = when[first:], kinds[first:]
+        times = when[first:]
+        marks = kinds[first:]
         is_finite_time = np.isfinite(times)
         known = np.where(is_finite_time, times, -np.inf)
         latest = np.maximum.accumulate(np.concatenate([[self.time], known]))[:-1]
@@ -257,7 +261,8 @@ class Stream:
             place = int(sound.argmin())
             last = first + place
         else:
-            place, last = -1, len(when)
+            place = -1
+            last = len(when)
         some = slice(first, last)
         stopped = self._follow(
             Events(when[some], kinds[some]), Scored(*(values[some] for values in found))
@@ -276,7 +281,8 @@ class Stream:
 
     def _follow(self, events: Events, into: Scored) -> Stop | None:
         """Score and absorb events; the stream's own numbers follow."""
-        at, pending = np.array([self.time]), np.array([self._open])
+        at = np.array([self.time])
+        pending = np.array([self._open])
         numbers = Numbers(at, pending, np.array([self.log_likelihood]), np.array([self.count]))
         stopped = self._stepper.follow(numbers, events, into)
         self.time, self._open = float(at[0]), float(pending[0])
@@ -294,7 +300,8 @@ class Stream:
         if self.monitor is None:
             return [()] * len(events.times)
         watch = self.monitor.gap
-        times, gaps = events.times.tolist(), found.gap.tolist()
+        times = events.times.tolist()
+        gaps = found.gap.tolist()
         if not refused:
             alarms = [watch(gap, time) for gap, time in zip(gaps, times, strict=True)]
         else:

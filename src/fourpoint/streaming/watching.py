@@ -333,7 +333,9 @@ class FleetLook:
     @staticmethod
     def restore(state: dict[str, Any], pending: Floats) -> FleetLook:
         """The look whose :meth:`state` this is. Raises ValueError for what no look can be."""
-        noted, newcomers, slices = state["noted"], state["newcomers"], state["slices"]
+        noted = state["noted"]
+        newcomers = state["newcomers"]
+        slices = state["slices"]
         names = [*noted, *newcomers]
         sound = (
             all(isinstance(name, str) and name for name in names)

@@ -166,7 +166,8 @@ def convert(
         )
     elif read == "fourpoint":
         found = readers.read_with_notes(source)
-        data, said = found.data, list(found.notes)
+        data = found.data
+        said = list(found.notes)
     else:
         data = FORMATS[read].read(source)
         said = readers.describe_choices(data)

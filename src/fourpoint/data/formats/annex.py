@@ -260,7 +260,8 @@ def _windows(part: Part, annex: Known | None) -> tuple[NDArray[np.float64], NDAr
     if annex is not None:
         return annex.starts, annex.stops
     full = np.diff(part.offsets) > 0
-    starts, stops = np.zeros(len(part)), np.ones(len(part))
+    starts = np.zeros(len(part))
+    stops = np.ones(len(part))
     starts[full] = np.minimum(0.0, part.times[part.offsets[:-1][full]])
     stops[full] = part.times[part.offsets[1:][full] - 1]
     return starts, np.where(stops > starts, stops, starts + 1.0)

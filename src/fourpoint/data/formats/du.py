@@ -114,7 +114,8 @@ def _read_pair(times_file: Path) -> Part:
     events_file = _beside(times_file, "event")
     times, offsets = numbers_by_line(times_file, "a file of times")
     marks, of_marks = numbers_by_line(events_file, "a file of event types")
-    counts, others = np.diff(offsets), np.diff(of_marks)
+    counts = np.diff(offsets)
+    others = np.diff(of_marks)
     if len(counts) != len(others):
         received = f"{len(counts):,} lines in {times_file} and {len(others):,} in {events_file}"
         raise EventDataError(

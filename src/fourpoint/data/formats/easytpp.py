@@ -119,7 +119,8 @@ def to_rows(data: Dataset) -> list[dict[str, Any]]:
     before = np.concatenate([[0.0], data.times])[:-1]
     full = data.lengths > 0
     before[data.offsets[:-1][full]] = data.starts[full]
-    gaps, annex = data.times - before, pack(data)
+    gaps = data.times - before
+    annex = pack(data)
     return [
         {
             DIM: data.marks.count,

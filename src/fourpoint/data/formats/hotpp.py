@@ -101,7 +101,8 @@ def _read_part(path: Path, split: str | None) -> Part:
         )
     times, offsets = flat(table, "timestamps", path)
     marks, of_marks = flat(table, "labels", path)
-    counts, others = np.diff(offsets), np.diff(of_marks)
+    counts = np.diff(offsets)
+    others = np.diff(of_marks)
     bad = np.flatnonzero(counts != others)
     if len(bad):
         i = int(bad[0])

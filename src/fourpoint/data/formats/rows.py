@@ -20,14 +20,12 @@ from fourpoint.data.formats.lists import flat
 from fourpoint.events import EventDataError
 from fourpoint.events.batching import offsets_of
 
-TIMES, GAPS, TYPES, DIM, INDEX, LENGTH = (
-    "time_since_start",
-    "time_since_last_event",
-    "type_event",
-    "dim_process",
-    "seq_idx",
-    "seq_len",
-)
+TIMES = "time_since_start"
+GAPS = "time_since_last_event"
+TYPES = "type_event"
+DIM = "dim_process"
+INDEX = "seq_idx"
+LENGTH = "seq_len"
 COLUMNS = (TIMES, GAPS, TYPES, DIM, INDEX, LENGTH, FIELD)
 # share of a sequence's span by which gaps and differences of times may differ: float32 is far below
 # it
@@ -142,7 +140,8 @@ def _are_numbers(values: Iterable[object]) -> bool:
 
 
 def _same_lengths(part: Part, offsets: NDArray[np.int64], name: str) -> None:
-    counts, own = np.diff(offsets), np.diff(part.offsets)
+    counts = np.diff(offsets)
+    own = np.diff(part.offsets)
     bad = np.flatnonzero(counts != own)
     if len(bad):
         i = int(bad[0])

@@ -93,7 +93,9 @@ class Array:
             raise Refused("holds an array whose state is not one")
         if not is_sound(shape):
             raise Refused("holds an array of impossible shape")
-        self.code, self.shape, self.fortran = dtype.code, shape, fortran
+        self.code = dtype.code
+        self.shape = shape
+        self.fortran = fortran
         if "O" in dtype.code:
             if not isinstance(raw, list) or len(raw) != prod(shape) or len(shape) > 2:
                 raise Refused("holds an array of objects of impossible shape")
@@ -120,7 +122,8 @@ class Scalar:
         made = Array().fill(arguments[1], arguments[0], (1,), False)
         if not isinstance(made.content, bytes):
             raise Refused("holds a scalar that is no number")
-        self.code, self.content = made.code, made.content
+        self.code = made.code
+        self.content = made.content
 
 
 class Name:
@@ -336,7 +339,8 @@ def answer(data: bytes) -> bytes:
     try:
         header = {"value": found.encode(unpickle(data))}
     except Refused as error:
-        header, found = {"refused": str(error)}, Answer()
+        header = {"refused": str(error)}
+        found = Answer()
     text = json.dumps(header).encode()
     return b"".join([len(text).to_bytes(8, "little"), text, *found.parts])
 

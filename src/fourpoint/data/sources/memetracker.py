@@ -99,7 +99,8 @@ def read(
         )
     kept, notes = _chosen(found, least, sample, seed, path)
     rows = np.flatnonzero(np.isin(found.codes, kept))
-    code, seconds = np.searchsorted(kept, found.codes[rows]), found.seconds[rows]
+    code = np.searchsorted(kept, found.codes[rows])
+    seconds = found.seconds[rows]
     first = np.full(len(kept), np.iinfo(np.int64).max)
     np.minimum.at(first, code, seconds)
     times = (seconds - first[code]) / 3600
@@ -326,13 +327,11 @@ class _Lines:
     def __init__(self, block: bytes, first: int, path: Path, skip: bool) -> None:
         self.data = np.frombuffer(block, dtype=np.uint8)
         edges = np.concatenate([[0], np.flatnonzero(self.data == 10) + 1]).astype(np.int64)
-        self.starts, self.first, self.path, self.skip, self.skipped = (
-            edges[:-1],
-            first,
-            path,
-            skip,
-            0,
-        )
+        self.starts = edges[:-1]
+        self.first = first
+        self.path = path
+        self.skip = skip
+        self.skipped = 0
         # Text in any encoding: Arrow's ascii_ functions look at bytes, and nothing here asks for
         # more.
         self.texts = pa.LargeStringArray.from_buffers(
@@ -399,7 +398,8 @@ class _Lines:
 
 
 def _posts(lines: _Lines) -> Mentions:
-    letter, tabbed = lines.byte(0), lines.byte(1) == 9
+    letter = lines.byte(0)
+    tabbed = lines.byte(1) == 9
     is_post, is_time, is_quote, is_link = ((letter == ord(c)) & tabbed for c in "PTQL")
     lines.refuse(
         np.flatnonzero(lines.filled & ~is_post & ~is_time & ~is_quote & ~is_link),

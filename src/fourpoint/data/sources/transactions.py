@@ -93,7 +93,8 @@ def read_lobster(
         names: tuple[str, ...] = ("buy", "sell")
     else:
         names = tuple(f"{kind} {side}" for kind in KINDS.values() for side in ("buy", "sell"))
-    days, notes = Days(MarkSpace.categorical(names)), []
+    days = Days(MarkSpace.categorical(names))
+    notes = []
     for file in files:
         notes += _add_messages(days, file, mark)
     return cut(days, seconds, source, "lobster", notes)
@@ -171,7 +172,8 @@ def _add_messages(days: Days, file: Path, mark: Mark) -> list[str]:
     notes = []
     if told:
         day = f"{told['ticker']} {told['day']}"
-        start, stop = int(told["start"]) / 1000, int(told["end"]) / 1000
+        start = int(told["start"]) / 1000
+        stop = int(told["end"]) / 1000
     else:
         day = file.stem
         start, stop = NEW_YORK
@@ -284,7 +286,8 @@ def cut(
             "Check the file and the session.",
         )
     edges = [_edges(start, stop, seconds) for start, stop in days.windows]
-    offsets, base = [np.zeros(1, dtype=np.int64)], 0
+    offsets = [np.zeros(1, dtype=np.int64)]
+    base = 0
     for times, edge in zip(days.times, edges, strict=True):
         offsets.append(base + np.searchsorted(times, edge[1:], side="left"))
         base += len(times)

@@ -89,7 +89,8 @@ def turn_back(
     given: Given, rows: Rows, Q: int, of_before: Tensor, of: Gradients
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of states, paces and context; those of the parameters go into their columns."""
-    H, J = given.context.shape[1], len(given.turns)
+    H = given.context.shape[1]
+    J = len(given.turns)
     found = (
         torch.empty_like(given.state),
         torch.empty_like(given.pace),

@@ -111,7 +111,8 @@ class Pass:
         """The gradient of x; ``of_moments`` is added to, and the parameters' go into their columns
         of ``sums``.
         """
-        quiet, of_joined = self.quiet, torch.empty_like(self.joined)
+        quiet = self.quiet
+        of_joined = torch.empty_like(self.joined)
         read, before = (
             [sums[self.name + part] for part in parts]
             for parts in (

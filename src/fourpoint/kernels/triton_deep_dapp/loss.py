@@ -90,13 +90,11 @@ def draw(model: Model, batch: Events, nodes: int, random: torch.Generator) -> Dr
         return Drawn(nodes, where)
 
     def kept(share: float, *shape: int) -> Tensor | None:
-        return (
-            torch.empty(shape, dtype=torch.uint8, device=device).bernoulli_(
+        if share:
+            return torch.empty(shape, dtype=torch.uint8, device=device).bernoulli_(
                 1 - share, generator=random
             )
-            if share
-            else None
-        )
+        return None
 
     hidden = kept(1 - model.mark_dropout, B, N) if model.mark_dropout else None
     heard = kept(model.event_dropout, L, R)
@@ -141,11 +139,9 @@ class Likelihood(torch.autograd.Function):
         gradients: bool,
         *parameters: Tensor,
     ) -> Tensor:
-        rows, M, few = (
-            rows_of(batch.lengths, batch.times.shape[1] + 1),
-            model.marks,
-            model.marks <= FEW,
-        )
+        rows = rows_of(batch.lengths, batch.times.shape[1] + 1)
+        M = model.marks
+        few = model.marks <= FEW
         parts = deep_score_cuda.Tokens(model["tokens"], model["gap.weight"], model["gap.bias"])
         x, seen = deep_score_cuda.tokens(
             batch, rows, drawn.hidden, model["time_scale"], model["scales"], M, parts, few=few
@@ -173,10 +169,8 @@ class Likelihood(torch.autograd.Function):
             width,
             drawn.where,
         )
-        before, silence = (
-            deep_head_cuda.turn(given, rows, drawn.nodes),
-            Silence(drawn.queries, None, _louder(model)),
-        )
+        before = deep_head_cuda.turn(given, rows, drawn.nodes)
+        silence = Silence(drawn.queries, None, _louder(model))
         q = (
             torch.empty_like(x) if few else torch.zeros_like(x)
         )  # shares of many marks are made of all rows
@@ -229,7 +223,8 @@ class Likelihood(torch.autograd.Function):
             model,
             (rows, seen, passes, x, given, before, silence, q, z, shares, by_scale, integral, left),
         ) = ctx.model, ctx.kept
-        M, sums = model.marks, Sums(ctx.sizes, z)
+        M = model.marks
+        sums = Sums(ctx.sizes, z)
         alike = (
             len(grad) == 1 or grad.stride(0) == 0
         )  # one number for all sequences, by which all is multiplied at the end
@@ -345,8 +340,11 @@ def _passes(
     """The ways through all layers; states and paces of all of them, (R, 2 L J) and (R, L J); log
     decays, turns and first decays (L J).
     """
-    names, R = [f"layers.{i}." for i in range(model.layers)], len(rows.place)
-    L, J, H = model.layers, len(model["layers.0.turns"]), model.width
+    names = [f"layers.{i}." for i in range(model.layers)]
+    R = len(rows.place)
+    L = model.layers
+    J = len(model["layers.0.turns"])
+    H = model.width
     wanted = [
         model[name + mode] for mode in ("log_decay", "turns", "first_decay") for name in names
     ]
@@ -361,10 +359,13 @@ def _passes(
         *(table.chunk(L, 1) for table in moments),
         *(part.chunk(L) for part in (log_decays, turns, rest)),
     ]
-    passes, C = list[Pass](), 4 * J + 2 * H
+    passes = list[Pass]()
+    C = 4 * J + 2 * H
     for i, (state, pace, log_decay, turn, joined) in enumerate(zip(*tables, strict=True)):
-        weight, bias = joined[: C * H].view(C, H), joined[C * H :]
-        modes, quiet = Modes(log_decay, turn), _quiet(model, drawn, i, R)
+        weight = joined[: C * H].view(C, H)
+        bias = joined[C * H :]
+        modes = Modes(log_decay, turn)
+        quiet = _quiet(model, drawn, i, R)
         passes.append(
             Pass(
                 model,
@@ -443,7 +444,8 @@ def _shares_back(
     """The gradient of q, and where marks are many those of the matrix and its bias; those of few go
     into ``sums``.
     """
-    matrix, bias = model["share.weight"], model["share.bias"]
+    matrix = model["share.weight"]
+    bias = model["share.bias"]
     if shares.logs is None:
         return torch.zeros_like(q), {}
     if shares.q is not None:

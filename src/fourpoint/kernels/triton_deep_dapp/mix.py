@@ -198,7 +198,8 @@ def _backward(
     of_rate: tuple[Tensor | None, Tensor | None],
     nodes: NodeSums | None,
 ) -> None:
-    H, lines = x.shape[1], len(of_network.up)
+    H = x.shape[1]
+    lines = len(of_network.up)
     _mix_back[(lines,)](
         x,
         rows.place,

@@ -59,7 +59,8 @@ def nodes(
     """Writes z (R, T) at all times but the last, from sums before the head's first gelu (R T, H);
     ``rate`` are w (1, H) and b (1).
     """
-    H, T = x.shape[1], z.shape[1]
+    H = x.shape[1]
+    T = z.shape[1]
     _nodes[(rows.tiles(ROWS, T - 1),)](
         x,
         rows.place,

@@ -239,10 +239,8 @@ def _walk_back(
         f_re, f_im, d_re, d_im = tl.associative_scan(
             (f_re, f_im, f_re * n_re - f_im * n_im, f_re * n_im + f_im * n_re), 0, in_turn
         )
-        d_re, d_im = (
-            d_re + f_re * c_re[None, :] - f_im * c_im[None, :],
-            d_im + f_re * c_im[None, :] + f_im * c_re[None, :],
-        )
+        d_re = d_re + f_re * c_re[None, :] - f_im * c_im[None, :]
+        d_im = d_im + f_re * c_im[None, :] + f_im * c_re[None, :]
         g_re = tl.load(of_state + of, ok, 0.0) + d_re
         g_im = tl.load(of_state + of + 1, ok, 0.0) + d_im
         if HEARD:

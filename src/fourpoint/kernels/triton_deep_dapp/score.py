@@ -73,13 +73,16 @@ def tokens(
     Where marks are not ``few``, all rows have marks, since they are looked up by others: those that
     do not count have M + 2 and 0.
     """
-    R, N, H = len(rows.place), batch.times.shape[1], len(parts.bias)
+    R = len(rows.place)
+    N = batch.times.shape[1]
+    H = len(parts.bias)
     own, after = (
         batch.marks.new_empty(2, R)
         if few
         else (batch.marks.new_full((R,), marks + 2), batch.marks.new_zeros(R))
     )
-    x, seen = scales.new_empty(R, H), Seen(own, after, scales.new_empty(len(rows.lengths), rows.P))
+    x = scales.new_empty(R, H)
+    seen = Seen(own, after, scales.new_empty(len(rows.lengths), rows.P))
     _tokens[(rows.tiles(ROWS),)](
         batch.times.contiguous(),
         batch.marks.contiguous(),
@@ -111,7 +114,8 @@ def tokens_back(
     seen: Seen, rows: Rows, scales: Tensor, marks: int, of_x: Tensor, of: Tokens
 ) -> None:
     """Gradients, into their columns; that of the marks only where there are such."""
-    first, K = 0 if of.marks is None else marks + 2, of.gap.shape[1] // of_x.shape[1]
+    first = 0 if of.marks is None else marks + 2
+    K = of.gap.shape[1] // of_x.shape[1]
     _tokens_back[(len(of.gap),)](
         seen.own,
         seen.width,
@@ -208,7 +212,8 @@ def score(
     their derivatives by that.
     """
     (B, P), T = width.shape, z.shape[1]
-    value, by_scale = z.new_empty(B), z.new_empty(B)
+    value = z.new_empty(B)
+    by_scale = z.new_empty(B)
     _score[(B,)](
         z,
         share,

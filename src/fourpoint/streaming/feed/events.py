@@ -214,7 +214,8 @@ class Entities:
         """The scores of events. The bank looks at all entities after a number of events that does
         not depend on batches.
         """
-        found, done = Scores([], [], [], [], {}), 0
+        found = Scores([], [], [], [], {})
+        done = 0
         count = len(events.times)
         while done < count:
             end = min(count, done + (self.bank.until_look or count))

@@ -246,19 +246,17 @@ def _check_clock(trained: Trained, time_unit: str | None, timezone: str | None) 
     """Refuse a unit or a zone other than those of the training data."""
     remedy = "Leave the option out, or fit a model with it."
     if time_unit is not None and unit_named(time_unit) != trained.unit:
-        expected = (
-            f"--time-unit {trained.unit}, as in training"
-            if trained.unit
-            else "no --time-unit, since the model's unit has no name"
-        )
+        if trained.unit:
+            expected = f"--time-unit {trained.unit}, as in training"
+        else:
+            expected = "no --time-unit, since the model's unit has no name"
         raise UserError(expected, f"--time-unit {time_unit}", remedy)
     zone = None if trained.log is None else trained.log.zone
     if timezone is not None and timezone != zone:
-        expected = (
-            "no --timezone, as in training"
-            if zone is None
-            else f"--timezone {zone}, as in training"
-        )
+        if zone is None:
+            expected = "no --timezone, as in training"
+        else:
+            expected = f"--timezone {zone}, as in training"
         raise UserError(expected, f"--timezone {timezone}", remedy)
 
 
@@ -429,7 +427,8 @@ def _progress(lines: Lines) -> Iterator[Callable[[int], None]]:
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=plain_console(stderr=True), transient=True) as bar:
-        task, shown = bar.add_task("scoring", total=total, completed=lines.offset), 0.0
+        task = bar.add_task("scoring", total=total, completed=lines.offset)
+        shown = 0.0
 
         def update(offset: int) -> None:
             nonlocal shown

@@ -56,7 +56,8 @@ class Block(NamedTuple):
 
     def lines(self) -> list[Line]:
         """Each of them."""
-        found, number = [], self.first
+        found = []
+        number = self.first
         for place, content in enumerate(self.contents):
             line = self.odd.get(place) or Line(number, content, len(content))
             found.append(line)
@@ -100,11 +101,10 @@ class Lines:
         self._open = False  # the last line was taken without its end
         if stat.S_ISDIR(kind) or (follow and not self._regular):
             self.close()
-            remedy = (
-                "Name a file."
-                if stat.S_ISDIR(kind)
-                else "Leave --follow out: a pipe is read until its writer closes it."
-            )
+            if stat.S_ISDIR(kind):
+                remedy = "Name a file."
+            else:
+                remedy = "Leave --follow out: a pipe is read until its writer closes it."
             raise UserError(
                 f"a file{' that can grow' if follow else ''} for --input", self.name, remedy
             )
@@ -194,7 +194,9 @@ class Lines:
 
     def accept(self, line: Line) -> None:
         """Take the unfinished line as a whole one."""
-        self.number, self.offset, self._open = line.number, self.offset + line.size, True
+        self.number = line.number
+        self.offset = self.offset + line.size
+        self._open = True
 
     def tail(self) -> bytes:
         """The last bytes of what was taken."""
@@ -233,9 +235,11 @@ class Lines:
         if end < 0:
             self._scanned = len(self._data)
             return None
-        begin, size = self.offset - self._base, self._base + end - self.offset
+        begin = self.offset - self._base
+        size = self._base + end - self.offset
         content = self._data[begin:end] if begin >= 0 and size <= LONGEST else None
-        self.offset, self._scanned = self._base + end + 1, end + 1
+        self.offset = self._base + end + 1
+        self._scanned = end + 1
         if self._open:
             self._open = False
             return Line(self.number, content, size, rest=True)
@@ -248,12 +252,12 @@ class Lines:
         if begin >= 0 and len(self._data) - begin > LONGEST:
             self._kept = self.tail()
         drop = max(0, len(self._data) - TAIL if len(self._data) - begin > LONGEST else begin - TAIL)
-        self._data, self._base = self._data[drop:], self._base + drop
-        chunk = (
-            self._read_file(min(most, CHUNK))
-            if self._regular
-            else self._read_pipe(min(most, CHUNK))
-        )
+        self._data = self._data[drop:]
+        self._base = self._base + drop
+        if self._regular:
+            chunk = self._read_file(min(most, CHUNK))
+        else:
+            chunk = self._read_pipe(min(most, CHUNK))
         self._scanned = len(self._data)
         self._data += chunk
         return bool(chunk)

@@ -227,10 +227,12 @@ class Loop:
         """What is written counts; an event that could not happen, whose log-density JSON cannot
         hold, counts as minus infinity.
         """
-        densities, alarms = scores.log_density, scores.alarms
+        densities = scores.log_density
+        alarms = scores.alarms
         if scores.refused:
             kept = [i for i in range(len(densities)) if i not in scores.refused]
-            densities, alarms = [densities[i] for i in kept], [alarms[i] for i in kept]
+            densities = [densities[i] for i in kept]
+            alarms = [alarms[i] for i in kept]
         self.tally.skipped += skipped
         self.tally.events += len(densities)
         self.tally.alarms += sum(map(len, alarms))

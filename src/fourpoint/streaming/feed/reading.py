@@ -136,7 +136,8 @@ class EventReader:
         many.
         """
         if self.marks:
-            name, marks = self._mark[0], self.marks
+            name = self._mark[0]
+            marks = self.marks
             values = [fields[name] for fields in objects]
             return [marks[str(value) if type(value) is int else value] for value in values]
         if not self._unmarked:
@@ -164,8 +165,12 @@ class EventReader:
         This loop runs once per event, and is written for speed: names are local, and a tuple is
         made without the call of a constructor in Python.
         """
-        loads, new, by, marks = loader(), tuple.__new__, self.by, self.marks
-        time_name, mark_name = self._time[0], self._mark[0]
+        loads = loader()
+        new = tuple.__new__
+        by = self.by
+        marks = self.marks
+        time_name = self._time[0]
+        mark_name = self._mark[0]
         unmarked = 0 if self._unmarked or self.marks else None
         for _, content, _, rest in lines:
             try:
@@ -292,11 +297,10 @@ class EventReader:
                     "Repair the line.",
                 )
             moment = self._cell_moment(cells[header.time].strip())
-            mark = (
-                0
-                if header.mark is None
-                else _mark(_cell_mark(cells[header.mark], self.marks), self.marks)
-            )
+            if header.mark is None:
+                mark = 0
+            else:
+                mark = _mark(_cell_mark(cells[header.mark], self.marks), self.marks)
             entity = (
                 moment.window if header.by is None else _entity(cells[header.by], self.by or "")
             )
@@ -331,11 +335,10 @@ class EventReader:
             raise self._missing(self._time[0], "time", names)
         mark = None
         if self.marks:
-            mark = (
-                _place(names, self._mark)
-                if self._asked.mark or self.times.known
-                else _place(names, (*self._mark, *MARKS))
-            )
+            if self._asked.mark or self.times.known:
+                mark = _place(names, self._mark)
+            else:
+                mark = _place(names, (*self._mark, *MARKS))
             if mark is None:
                 raise self._missing(self._mark[0], "mark", names)
         by = None if self.by is None else _place(names, (self.by,))

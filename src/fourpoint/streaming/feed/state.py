@@ -185,7 +185,8 @@ def _is_header(value: object) -> bool:
         return True
     if not isinstance(value, dict) or set(value) != {field.name for field in fields(Header)}:
         return False
-    width, places = value["width"], (value["time"], value["mark"], value["by"])
+    width = value["width"]
+    places = (value["time"], value["mark"], value["by"])
     if (
         not isinstance(value["separator"], str)
         or not isinstance(value["line"], str)

@@ -30,7 +30,8 @@ from fourpoint.streaming.feed.plausibility import Calendar
 
 NANO = 10**9
 DATE_NUMBERS = (19000101, 22001231)
-START, UTC_START = datetime(1970, 1, 1), datetime(1970, 1, 1, tzinfo=UTC)
+START = datetime(1970, 1, 1)
+UTC_START = datetime(1970, 1, 1, tzinfo=UTC)
 FINE = re.compile(r"[.,]\d{6}(\d{1,3})")  # digits below the microsecond
 
 
@@ -159,11 +160,10 @@ class TimeReader:
             raise UserError("a timestamp", _shown(text), _WRITE)
         moment = self._parsed(text)
         if (moment.tzinfo is not None) != self.log.zoned:
-            expected = (
-                "a timestamp with a zone, as in training"
-                if self.log.zoned
-                else "a timestamp without a zone, as in training"
-            )
+            if self.log.zoned:
+                expected = "a timestamp with a zone, as in training"
+            else:
+                expected = "a timestamp without a zone, as in training"
             raise Contradiction(expected, _shown(text), "Write all times in one way.")
         return _nanoseconds(self._localised(moment, text), text)
 
@@ -255,7 +255,10 @@ def _nanoseconds(moment: datetime, text: str) -> int:
 
 def _split_date(text: str, found: re.Match[str], day_first: bool) -> datetime:
     """A date such as 5/1/2024 9:30 PM."""
-    between, year, clock, half = found[1], found[2], found[3] or "0:00", found[5]
+    between = found[1]
+    year = found[2]
+    clock = found[3] or "0:00"
+    half = found[5]
     numbers = [int(part) for part in text.strip().split(between, 2)[:2]]
     day, month = numbers if day_first else numbers[::-1]
     hour, minute, second = (int(part) for part in f"{clock}:0".split(":")[:3])

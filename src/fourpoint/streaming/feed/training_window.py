@@ -88,9 +88,11 @@ def inferred_start(
     if at_first and first is not None:
         tell(f"the observation begins at {first:g}, with the first event")
         return first
-    begin, why = trained.start or 0.0, "as in training"
+    begin = trained.start or 0.0
+    why = "as in training"
     if first is not None and trained.stop is not None and first > trained.stop:
-        begin, why = trained.stop, "where the training window ended"
+        begin = trained.stop
+        why = "where the training window ended"
     silent = 0.0 if first is None else (first - begin) * rate
     if silent > SILENT:
         raise UserError(
