@@ -37,6 +37,8 @@ TRAINED = ("dapp", "deep-dapp", "rmtpp", "nhp", "sahp", "thp")
 PEERS = ("RMTPP", "NHP", "SAHP", "THP", "S2P2", "AttNHP")
 LONGEST_START = 0.5
 STEPS = 100  # of training before a model is scored
+# of the part mixed: sequences to train on and to score, steps of training, events per sequence
+MIXED, MIXED_QUICK = (200, 50, 150, 80), (4, 2, 2, 8)
 
 
 def main() -> None:
@@ -64,18 +66,19 @@ def main() -> None:
     if "evaluation" in given.only:
         evaluation(record, given.repeats, 100 if given.quick else 500)
     if "mixed" in given.only:
-        mixed(record, given.device, *((4, 4, 2) if given.quick else (200, 50, 150)))
+        mixed(record, given.device, *(MIXED_QUICK if given.quick else MIXED))
     print(f"wrote {record.write(given.results)}")
 
 
-def mixed(record: Record, device: str, training: int, scored: int, steps: int) -> None:
+def mixed(record: Record, device: str, training: int, scored: int, steps: int, events: int) -> None:
     """Deep DAPP on many types and timestamps of mixed resolution: events per second, and memory."""
     import torch
 
     import fourpoint as fp
     from fourpoint.inference.evaluation import score
 
-    train, test = mixed_resolution_data(training, 1), mixed_resolution_data(scored, 3)
+    train = mixed_resolution_data(training, 1, events=events)
+    test = mixed_resolution_data(scored, 3, events=events)
     model = fp.DeepDAPP(train.marks)
     fp.fit(
         model,

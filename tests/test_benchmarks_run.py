@@ -222,6 +222,7 @@ def _make_small(name: str, module: ModuleType, monkeypatch: pytest.MonkeyPatch) 
     if name == "costs":
         monkeypatch.setattr(module, "hawkes_data", lambda sequences, seed: few)
         monkeypatch.setattr(module, "STEPS", 2)
+        monkeypatch.setattr(module, "MIXED", module.MIXED_QUICK)
         monkeypatch.setattr(module, "TRAINED", ("dapp",))
         monkeypatch.setattr(module, "PEERS", ("THP",))
     if name == "exactness":

@@ -54,7 +54,8 @@ ORDERS = tuple(
 # on
 BLOCK = 2048
 NUMBER = 4  # bytes of a rate
-PIECES = 2**15  # of gaps whose integrals are refined together, so that memory is bounded
+# of gaps whose integrals are refined together: memory and the work on a hopeless one are bounded
+PIECES = 2**12
 # numbers of one kind held at once: in a processor's cache, and on a CUDA device
 CACHED, LARGE = 2**19, 2**26
 COPIES = 32  # intermediate results of a rate, at most
