@@ -97,13 +97,13 @@ def test_slope_and_curvature_are_those_of_autograd(types: int, decays: int, way:
         return brute_force(parts, flat[: theta.size].reshape(theta.shape), flat[theta.size :])
 
     flat = torch.from_numpy(np.append(theta, u))
-    slope = torch.autograd.functional.jacobian(loss, flat).numpy()
+    gradient = torch.autograd.functional.jacobian(loss, flat).numpy()
     curvature = torch.autograd.functional.hessian(loss, flat).numpy()
     for order in (1, 2):
         found = derivatives(line, theta, u, order=order, compiled=way)
         assert found.value == pytest.approx(loss(flat).item(), abs=1e-9, rel=0)
-        assert np.append(found.slope[:, :W], found.slope[:, W:].sum(0)) == pytest.approx(
-            slope, rel=1e-9, abs=1e-9
+        assert np.append(found.gradient[:, :W], found.gradient[:, W:].sum(0)) == pytest.approx(
+            gradient, rel=1e-9, abs=1e-9
         )
     joined = np.zeros_like(curvature)
     for m in range(types):
@@ -120,7 +120,7 @@ def test_a_design_is_the_likelihood_at_fixed_decays(types: int, decays: int) -> 
     W = theta.shape[1]
     fixed, free = Design(line, u).derivatives(theta), derivatives(line, theta, u, compiled=False)
     assert fixed.value == pytest.approx(free.value, abs=1e-9)
-    assert fixed.slope == pytest.approx(free.slope[:, :W], abs=1e-9)
+    assert fixed.gradient == pytest.approx(free.gradient[:, :W], abs=1e-9)
     assert fixed.curvature == pytest.approx(free.curvature[:, :W, :W], abs=1e-9)
 
 
@@ -138,7 +138,7 @@ def test_blocks_of_a_long_sequence_follow_each_other(
     monkeypatch.undo()
     other = derivatives(laid(parts, types), theta, u, compiled=False)
     for one, two in zip(
-        (found.slope, found.curvature), (other.slope, other.curvature), strict=True
+        (found.gradient, found.curvature), (other.gradient, other.curvature), strict=True
     ):
         assert one == pytest.approx(two, rel=1e-10, abs=1e-9)
 
@@ -150,7 +150,7 @@ def test_the_slowest_and_the_fastest_decays_stay_finite(decay: float, way: bool)
     expected = brute_force(parts, torch.from_numpy(theta), torch.from_numpy(u)).item()
     found = derivatives(laid(parts, 1), theta, u, compiled=way)
     assert found.value == pytest.approx(expected, abs=1e-9, rel=0)
-    assert np.isfinite(found.slope).all() and np.isfinite(found.curvature).all()
+    assert np.isfinite(found.gradient).all() and np.isfinite(found.curvature).all()
 
 
 def test_an_event_without_a_rate_has_no_likelihood(way: bool) -> None:
@@ -172,7 +172,7 @@ def test_nothing_happened(way: bool) -> None:
     )
     assert (
         found.value == -2.5
-        and found.slope.tolist() == [[-5.0, 0.0, 0.0]]
+        and found.gradient.tolist() == [[-5.0, 0.0, 0.0]]
         and not found.curvature.any()
     )
 
@@ -210,10 +210,10 @@ def quadratic(
     def likelihood(theta: np.ndarray, u: np.ndarray) -> Derivatives:
         off, turn = theta[0] - top, u[0] - 1
         value = -(off @ off) / 2 + (theta[0] @ border) * turn - 2 * turn**2
-        slope = np.append(-off + border * turn, theta[0] @ border - 4 * turn)
+        gradient = np.append(-off + border * turn, theta[0] @ border - 4 * turn)
         curvature = -np.diag([1.0] * len(top) + [4.0])
         curvature[:-1, -1] = curvature[-1, :-1] = border
-        return Derivatives(np.array([value]), slope[None], curvature[None])
+        return Derivatives(np.array([value]), gradient[None], curvature[None])
 
     return likelihood
 
@@ -228,7 +228,7 @@ def test_a_quadratic_is_climbed_in_one_step() -> None:
         -5.0,
         5.0,
     )
-    assert np.abs(at.here.slope).max() < 1e-9 and len(calls) == 2
+    assert np.abs(at.here.gradient).max() < 1e-9 and len(calls) == 2
     errors, u_errors = standard_errors(at, -5.0, 5.0)
     expected = np.sqrt(np.linalg.inv(-at.here.curvature[0]).diagonal())
     assert np.append(errors, u_errors) == pytest.approx(expected)

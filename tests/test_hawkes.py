@@ -362,7 +362,7 @@ def test_no_other_start_ends_higher() -> None:
 
     def loss(x: np.ndarray) -> tuple[float, np.ndarray]:
         here = derivatives(line, np.exp(x[None, :2]), x[2:], order=1)
-        return -here.value, -here.slope[0] * np.append(np.exp(x[:2]), 1)
+        return -here.value, -here.gradient[0] * np.append(np.exp(x[:2]), 1)
 
     best = height(data, fit(data)[0])
     for alpha, beta in ((0.1, 0.01), (0.5, 1.0), (0.9, 30.0), (0.3, 300.0)):
@@ -464,9 +464,9 @@ def test_types_with_fewer_events_than_parameters(types: int) -> None:
     line = timeline(data.times, data.mark_ids, data.offsets, data.starts, data.stops, types)
     theta = rows_of(np.where(line.counts > 0, found.baseline, 0.0), found.branching)
     here = derivatives(line, theta, np.log(found.decay))
-    slope = here.slope[:, :-1]
-    assert slope.max() < 1e-3 and np.abs(np.where(theta > 0, slope, 0.0)).max() < 1e-3
-    assert abs(here.slope[:, -1].sum()) < 1e-3
+    gradient = here.gradient[:, :-1]
+    assert gradient.max() < 1e-3 and np.abs(np.where(theta > 0, gradient, 0.0)).max() < 1e-3
+    assert abs(here.gradient[:, -1].sum()) < 1e-3
     assert (theta[:, 1:] == 0).mean() > 0.3
 
 

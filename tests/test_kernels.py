@@ -107,8 +107,8 @@ def sums_over_events(monkeypatch: pytest.MonkeyPatch) -> Compared:
     kernel = excitation.derivatives(line, theta, u)
     plain = excitation.derivatives(line, theta, u, compiled=False)
     return Compared(
-        Found([kernel.values], [kernel.slope, kernel.curvature]),
-        Found([plain.values], [plain.slope, plain.curvature]),
+        Found([kernel.values], [kernel.gradient, kernel.curvature]),
+        Found([plain.values], [plain.gradient, plain.curvature]),
     )
 
 

@@ -453,7 +453,7 @@ def test_hawkes_with_places_finds_its_parameters() -> None:
     data = process("space_time_hawkes").simulate(24, 8, 8.0)
     model = SpatialHawkes(data.marks)
     notes = model.maximum_likelihood(data)
-    assert notes[0].startswith("baseline") and "largest slope left" in notes[1]
+    assert notes[0].startswith("baseline") and "largest gradient left" in notes[1]
     assert model.log_branching.exp().item() == pytest.approx(0.5, rel=0.3)
     assert model.log_decay.exp().item() == pytest.approx(1.0, rel=0.4)
     assert model.log_spread.exp().tolist() == pytest.approx([0.1, 0.1], rel=0.25)

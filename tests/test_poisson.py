@@ -182,8 +182,10 @@ def test_spline_poisson_knots_are_absolute_and_the_rate_is_constant_past_them() 
 
 def test_minimise_reports_what_is_left() -> None:
     found = minimise(lambda x: (x - 3).pow(4).sum() + x.square().sum(), torch.ones(2, 2))
-    assert found.point.shape == (2, 2) and found.slope < 1e-6 and "steps of L-BFGS" in str(found)
+    assert found.point.shape == (2, 2) and found.gradient < 1e-6 and "steps of L-BFGS" in str(found)
     assert (
-        minimise(lambda x: (x - 3).pow(4).sum() + x.square().sum(), torch.ones(2, 2), steps=1).slope
+        minimise(
+            lambda x: (x - 3).pow(4).sum() + x.square().sum(), torch.ones(2, 2), steps=1
+        ).gradient
         > 1e-3
     )

@@ -30,10 +30,10 @@ def test_integral_equals_quadrature_with_gradient(drift: float) -> None:
     closed = model.closed_integral(history, a, b)[..., 0]
     assert torch.allclose(closed, numeric, rtol=1e-12, atol=1e-14)
     for parameter in model.parameters():
-        slopes = [
+        gradients = [
             torch.autograd.grad(v.sum(), parameter, retain_graph=True)[0] for v in (closed, numeric)
         ]
-        assert torch.allclose(*slopes, rtol=1e-10)
+        assert torch.allclose(*gradients, rtol=1e-10)
 
 
 def test_encode_equals_repeated_extend() -> None:
@@ -84,10 +84,10 @@ def test_maximum_likelihood_is_a_maximum_in_any_unit(unit: float) -> None:
     scaled = replace(data, times=data.times * unit, stops=data.stops * unit)
     model = SelfCorrecting()
     model.maximum_likelihood(scaled)
-    slopes = torch.autograd.grad(log_likelihood(model, scaled), [model.drift, model.correction])
+    gradients = torch.autograd.grad(log_likelihood(model, scaled), [model.drift, model.correction])
     assert (
-        abs(slopes[0].item()) / unit < 1e-4 * data.events
-        and abs(slopes[1].item()) < 1e-4 * data.events
+        abs(gradients[0].item()) / unit < 1e-4 * data.events
+        and abs(gradients[1].item()) < 1e-4 * data.events
     )
 
 

@@ -155,8 +155,8 @@ def _masses(
     """The integral of the total rate from ``before`` to half a resolution less than the ``gap``
     after it, and over the resolution from there.
 
-    Pieces end where the event was, since a rate that aims at ticks has its peak there, and a rule
-    looks at the ends of pieces.
+    Pieces end where the event was, since a rate that overfits the resolution has its peak there,
+    and a rule looks at the ends of pieces.
     """
     low = (gap - resolution / 2).clamp(min=0)
     high = gap + resolution / 2

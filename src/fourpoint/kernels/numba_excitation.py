@@ -2,8 +2,9 @@
 
 They are plain Python functions, slow but correct as they stand. What is quicker over whole arrays
 stays outside: the exponentials of the gaps come in as ``fade`` and the rates go out, to have their
-logarithms taken. Sums are added to what ``slope``, ``curvature`` and ``left`` hold, and ``state``
-is left as it is after the last event, so that blocks of events follow each other. An event without
+logarithms taken. Sums are added to what ``gradient``, ``curvature`` and ``left`` hold, and
+``state`` is left as it is after the last event, so that blocks of events follow each other. An
+event without
 a rate adds nothing: its logarithm will say so. Letters and columns are those of `ops.excitation`.
 """
 
@@ -39,12 +40,12 @@ def load() -> Loops:
 
 
 @no_type_check  # numba has its own types
-def one_type(fade, ages, ends, tails, mu, alpha, beta, state, rates, slope, curvature, left):
+def one_type(fade, ages, ends, tails, mu, alpha, beta, state, rates, gradient, curvature, left):
     """All sums for one type and one decay, in registers.
 
     (n,) fade exp(-beta gap), 0 for the first of a window, and ages beta gap. (S,) ends: places of
     the last events of windows,
-    tails: stop - t for each. (3,) state and left: moments R, R', R''. (3,) slope and (3, 3)
+    tails: stop - t for each. (3,) state and left: moments R, R', R''. (3,) gradient and (3, 3)
     curvature in mu, alpha, u. (n,)
     rates come out.
     """
@@ -83,9 +84,9 @@ def one_type(fade, ages, ends, tails, mu, alpha, beta, state, rates, slope, curv
             left[1] += e * (b + d * (a + 1.0))
             left[2] += e * (c + d * (2.0 * b + d * (a + 1.0)))
     state[0], state[1], state[2] = a, b, c
-    slope[0] += s0
-    slope[1] += s1
-    slope[2] += s2
+    gradient[0] += s0
+    gradient[1] += s1
+    gradient[2] += s2
     curvature[0, 0] -= h00
     curvature[0, 1] -= h01
     curvature[0, 2] -= h02
@@ -99,11 +100,24 @@ def one_type(fade, ages, ends, tails, mu, alpha, beta, state, rates, slope, curv
 
 @no_type_check
 def many_types(
-    fade, ages, ends, tails, source, marks, theta, beta, order, state, rates, slope, curvature, left
+    fade,
+    ages,
+    ends,
+    tails,
+    source,
+    marks,
+    theta,
+    beta,
+    order,
+    state,
+    rates,
+    gradient,
+    curvature,
+    left,
 ):
     """The same for J decays and M types: (J, n) fade and ages; (n,) source and marks; (M, W) theta;
-    (3, J, M) state and left; (M, V) slope and (M, V, V) curvature, which are left alone below their
-    ``order``.
+    (3, J, M) state and left; (M, V) gradient and (M, V, V) curvature, which are left alone below
+    their ``order``.
     """
     J, M = state.shape[1:]
     W = theta.shape[1]
@@ -159,7 +173,7 @@ def many_types(
                 z[1 + j * M + k] = w * beta[j] * state[0, j, k]
             z[W + j] *= w
         for f in range(V):
-            slope[m, f] += z[f]
+            gradient[m, f] += z[f]
         if order == 1:
             continue
         for f in range(V):

@@ -230,8 +230,8 @@ def _wide(
 
     def loss(x: Float[ndarray, " P"]) -> tuple[float, Float[ndarray, " P"]]:
         here = derivatives(line, x[:-J].reshape(scale.shape) * scale, x[-J:], order=1)
-        slope = np.append(here.slope[:, :W] * scale, here.slope[:, W:].sum(0))
-        return -here.value / len(line.gaps), -slope / len(line.gaps)
+        gradient = np.append(here.gradient[:, :W] * scale, here.gradient[:, W:].sum(0))
+        return -here.value / len(line.gaps), -gradient / len(line.gaps)
 
     floors = np.zeros(scale.shape)
     floors[:, 0] = 1e-9

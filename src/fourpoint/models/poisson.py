@@ -231,8 +231,8 @@ class SplinePoisson(PointProcess[Positions]):
         def loss(c: Tensor) -> Tensor:
             integral = (weights[:, None] * spline(c, nodes, length).exp()).sum()
             bend = c.diff(n=2).square().sum()
-            slope = c.diff().square().sum()
-            return (integral - (happened * c).sum() + ridge / 2 * (bend + slope / 100)) / max(
+            gradient = c.diff().square().sum()
+            return (integral - (happened * c).sum() + ridge / 2 * (bend + gradient / 100)) / max(
                 data.events, 1
             )
 

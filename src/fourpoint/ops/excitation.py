@@ -35,16 +35,16 @@ from fourpoint.ops.ages import LOOPED, Timeline, fades, inside, moment_blocks
 
 @dataclass(frozen=True)
 class Derivatives:
-    """log L with its slope and curvature: one row per type m; columns mu_m, alpha_{j m n} with j
+    """log L with its gradient and curvature: one row per type m; columns mu_m, alpha_{j m n} with j
     slowest, then u_j.
 
-    log L is the sum over rows, and so are slope and curvature in the columns of u, which hold what
-    row m contributes. Where an event has no rate its row's value is -inf and the rest of the row
-    means nothing. What was not asked for has no columns.
+    log L is the sum over rows, and so are gradient and curvature in the columns of u, which hold
+    what row m contributes. Where an event has no rate its row's value is -inf and the rest of the
+    row means nothing. What was not asked for has no columns.
     """
 
     values: Float[ndarray, " M"]
-    slope: Float[ndarray, "M V"]
+    gradient: Float[ndarray, "M V"]
     curvature: Float[ndarray, "M C C"]
 
     @property
@@ -102,7 +102,7 @@ def derivatives(
     ...     np.array([4.0]),
     ...     1,
     ... )
-    >>> derivatives(line, np.array([[2.0, 0.0]]), np.zeros(1), order=1).slope[
+    >>> derivatives(line, np.array([[2.0, 0.0]]), np.zeros(1), order=1).gradient[
     ...     0, 0
     ... ]  # two events at a rate of 2, less 4
     np.float64(-3.0)
@@ -137,7 +137,7 @@ class Design:
         self.rises = [np.concatenate(parts, -1) for parts in found]
 
     def derivatives(self, theta: Float[ndarray, "M W"]) -> Derivatives:
-        """Value, slope and curvature in theta alone."""
+        """Value, gradient and curvature in theta alone."""
         sums = _nothing(theta, self.left.shape[1], 0, 2)
         sums.left = self.left
         for m, rise in enumerate(self.rises):
@@ -150,12 +150,12 @@ class Design:
 
 @dataclass
 class _Sums:
-    """What the events add to values, slope and curvature, and the moments at the ends of
+    """What the events add to values, gradient and curvature, and the moments at the ends of
     windows.
     """
 
     values: Float[ndarray, " M"]
-    slope: Float[ndarray, "M V"]
+    gradient: Float[ndarray, "M V"]
     curvature: Float[ndarray, "M C C"]
     left: Float[ndarray, "K J M"]
 
@@ -176,12 +176,12 @@ def _less_integral(
     left = sums.left
     alpha = theta[:, 1:].reshape(len(theta), *left.shape[1:])
     cost = np.concatenate([[line.duration], (line.counts - left[0]).ravel()])
-    sums.slope[:, :W] -= cost
-    if sums.slope.shape[1] > W and order > 0:
-        sums.slope[:, W:] -= (alpha * left[1]).sum(2)
-    for m in range(len(theta) if sums.slope.shape[1] > W and order > 1 else 0):
+    sums.gradient[:, :W] -= cost
+    if sums.gradient.shape[1] > W and order > 0:
+        sums.gradient[:, W:] -= (alpha * left[1]).sum(2)
+    for m in range(len(theta) if sums.gradient.shape[1] > W and order > 1 else 0):
         _add_decay_terms(sums.curvature[m], W, -left[1], -alpha[m] * (left[1] - left[2]))
-    return Derivatives(sums.values - theta @ cost, sums.slope, sums.curvature)
+    return Derivatives(sums.values - theta @ cost, sums.gradient, sums.curvature)
 
 
 def _add_decay_terms(
@@ -216,10 +216,10 @@ def _loop_events(
         ends = line.last[within] - block.start
         tails = line.tails[within]
         if theta.shape == (1, 2) and order == 2:
-            into = state[:, 0, 0], rates, sums.slope[0], sums.curvature[0], sums.left[:, 0, 0]
+            into = state[:, 0, 0], rates, sums.gradient[0], sums.curvature[0], sums.left[:, 0, 0]
             one_type(fade[0], ages[0], ends, tails, theta[0, 0], theta[0, 1], beta[0], *into)
         else:
-            into = state, rates, sums.slope, sums.curvature, sums.left
+            into = state, rates, sums.gradient, sums.curvature, sums.left
             many_types(
                 fade,
                 ages,
@@ -267,12 +267,12 @@ def _add_events(
     if order == 0 or sums.values[m] == -np.inf:
         return
     weight = 1 / rate
-    scaled = np.empty((sums.slope.shape[1], n))
+    scaled = np.empty((sums.gradient.shape[1], n))
     scaled[0] = weight
     np.multiply(rise, weight, out=scaled[1:W])
     if len(rises) > 1:
         np.multiply((alpha @ rises[1])[:, 0], weight, out=scaled[W:])
-    sums.slope[m] += scaled.sum(1)
+    sums.gradient[m] += scaled.sum(1)
     if order == 2:
         sums.curvature[m] -= scaled @ scaled.T
     if order == 2 and len(rises) > 1:

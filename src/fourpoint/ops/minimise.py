@@ -24,10 +24,10 @@ class Minimum:
     point: Tensor
     value: float
     steps: int
-    slope: float
+    gradient: float
 
     def __str__(self) -> str:
-        return f"{self.steps} steps of L-BFGS, largest slope left {self.slope:.1e}"
+        return f"{self.steps} steps of L-BFGS, largest gradient left {self.gradient:.1e}"
 
 
 def minimise(
@@ -36,7 +36,7 @@ def minimise(
     """Minimise ``objective``, a scalar of order 1 of a tensor shaped like ``first``, from
     ``first``.
 
-    It does not fail: look at ``slope``, which is below 1e-5 where the search converged.
+    It does not fail: look at ``gradient``, which is below 1e-5 where the search converged.
 
     >>> found = minimise(lambda x: (x - torch.tensor([1.0, 2.0])).square().sum(), torch.zeros(2))
     >>> found.point.round(decimals=6).tolist()
@@ -48,8 +48,8 @@ def minimise(
         x = torch.as_tensor(flat, dtype=torch.float64).reshape(first.shape).requires_grad_()
         with torch.enable_grad():
             value = objective(x)
-            (slope,) = torch.autograd.grad(value, x)
-        return value.item(), slope.flatten().numpy()
+            (gradient,) = torch.autograd.grad(value, x)
+        return value.item(), gradient.flatten().numpy()
 
     start = first.detach().cpu().double().flatten().numpy()
     options = {"maxiter": steps, "maxcor": 30, "ftol": 1e-15, "gtol": 1e-9}

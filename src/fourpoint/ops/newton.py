@@ -5,7 +5,7 @@ theta, one row per type, must not be negative; u, the same for all rows, stays i
 curvature is block diagonal in the rows of theta, H_m, with a border B_m towards u and C of u alone,
 so that a step costs one small solve per row:
 
-    theta_m + H_m^-1 (slope_m + B_m du),  S du = slope_u + sum_m B_m' H_m^-1 slope_m,
+    theta_m + H_m^-1 (slope_m + B_m du),  S du = gradient_u + sum_m B_m' H_m^-1 slope_m,
         S = C - sum_m B_m' H_m^-1 B_m,
 
 with signs such that H_m, C and S are the negative curvature (S is made positive where it is not,
@@ -40,7 +40,7 @@ EPS, NOISE = (
 
 @dataclass(frozen=True)
 class Point:
-    """A place, and the likelihood there with its slope and curvature."""
+    """A place, and the likelihood there with its gradient and curvature."""
 
     theta: Float[ndarray, "M W"]
     u: Float[ndarray, " J"]
@@ -62,7 +62,7 @@ def climb(
 
     The likelihood must be finite at the start. It ends where no step of any length climbs, or after
     ``steps``, and does not
-    fail: ``here.slope`` tells how flat the end is.
+    fail: ``here.gradient`` tells how flat the end is.
     """
     at = Point(theta, u, likelihood(theta, u))
     for _ in range(steps):
@@ -71,8 +71,8 @@ def climb(
         size = 1 + np.abs(at.here.values).sum()
         if gain <= max(enough, 4 * EPS * size):
             break
-        # A last step whose gain drowns in rounding is taken on trust: it still brings the slope to
-        # 0.
+        # A last step whose gain drowns in rounding is taken on trust: it still brings the gradient
+        # to 0.
         last = gain < NOISE * size
         ahead = _ahead(likelihood, at, move, turn, gains, low, high, NOISE * size if last else 0.0)
         if ahead is None and turn.any():
@@ -118,21 +118,21 @@ def _step(
     """How far to go in theta and in u (or not, where ``still``), and what the quadratic model
     promises each row for it.
     """
-    negative, border, own, slope, slope_u = _parts(at)
-    move, held = _top(at.theta, negative, slope, (at.theta <= 0) & (slope <= 0))
+    negative, border, own, gradient, gradient_u = _parts(at)
+    move, held = _top(at.theta, negative, gradient, (at.theta <= 0) & (gradient <= 0))
     gains = _promised(at, move, np.zeros_like(at.u))
     turn = np.zeros_like(at.u)
-    stuck = ((at.u <= low) & (slope_u < 0)) | ((at.u >= high) & (slope_u > 0)) | ~_matters(at)
+    stuck = ((at.u <= low) & (gradient_u < 0)) | ((at.u >= high) & (gradient_u > 0)) | ~_matters(at)
     if still or stuck.all():
         return move, turn, gains
     reach = _solved(negative, border, ~held)
     schur = (own - np.einsum("mwj,mwk->jk", border, reach))[np.ix_(~stuck, ~stuck)]
-    pull = (slope_u + np.einsum("mwj,mw->j", border, move))[~stuck]
+    pull = (gradient_u + np.einsum("mwj,mw->j", border, move))[~stuck]
     values, vectors = np.linalg.eigh(schur)
     values = np.maximum(np.abs(values), RIDGE * np.abs(values).max() + np.finfo(np.float64).tiny)
     turn[~stuck] = vectors @ (vectors.T @ pull / values)
     turn *= LONGEST / max(LONGEST, np.abs(turn).max())
-    both, _ = _top(at.theta, negative, slope + border @ turn, held)
+    both, _ = _top(at.theta, negative, gradient + border @ turn, held)
     together = _promised(at, both, turn)
     if together.sum() > gains.sum():
         return (both, turn, together)
@@ -187,9 +187,9 @@ def _least_squares(
     part = negative[np.ix_(some, some)]
     scale = 1 / np.sqrt(part.diagonal())
     root = np.linalg.cholesky(scale[:, None] * part * scale + RIDGE * np.eye(len(some)))
-    aim = np.linalg.solve(root, scale * (part @ theta[some] + pull[some]))
+    target = np.linalg.solve(root, scale * (part @ theta[some] + pull[some]))
     try:
-        found = scale * nnls(root.T, aim, maxiter=30 * len(some))[0]
+        found = scale * nnls(root.T, target, maxiter=30 * len(some))[0]
     except RuntimeError:
         return np.zeros_like(theta)
     move = -theta
@@ -212,7 +212,7 @@ def _promised(
 ) -> Float[ndarray, " M"]:
     """What the quadratic model of each row gains."""
     step = np.concatenate([move, np.broadcast_to(turn, (len(move), len(turn)))], 1)
-    return (at.here.slope * step).sum(1) + (step[:, None] @ at.here.curvature @ step[..., None])[
+    return (at.here.gradient * step).sum(1) + (step[:, None] @ at.here.curvature @ step[..., None])[
         :, 0, 0
     ] / 2
 
@@ -250,17 +250,17 @@ def _ahead(
 
 def _parts(at: Point) -> tuple[ndarray, ndarray, ndarray, ndarray, ndarray]:
     """Negative curvature of theta (M, W, W), its border (M, W, J), the negative one of u (J, J),
-    and both slopes.
+    and both gradients.
     """
     W = at.theta.shape[1]
     curvature = at.here.curvature
-    slope = at.here.slope
+    gradient = at.here.gradient
     return (
         -curvature[:, :W, :W],
         curvature[:, :W, W:],
         -curvature[:, W:, W:].sum(0),
-        slope[:, :W],
-        slope[:, W:].sum(0),
+        gradient[:, :W],
+        gradient[:, W:].sum(0),
     )
 
 

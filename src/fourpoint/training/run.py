@@ -14,12 +14,11 @@ an explosive one reach any cap.
 
 Whether a fitted rate has peaks so narrow that a rule for integrals might miss them.
 
-Where times are whole seconds, say, a flexible model learns to aim at them. No rule finds a peak
+Where times are whole seconds, say, a flexible model overfits the resolution. No rule finds a peak
 between its nodes, and its error estimate knows nothing of it either. A model that can have such
 peaks (`models.narrow`) is looked at once, when it is fitted: a few gaps are integrated by one rule
 as it stands, and then with cuts at ticks and as many nodes as it takes. Where the two differ, the
-model asks for those cuts from then on, in likelihoods, checks, samples and forecasts. Used by
-`training_run`.
+model asks for those cuts from then on, in likelihoods, checks, samples and forecasts.
 """
 
 from __future__ import annotations

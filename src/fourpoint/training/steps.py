@@ -2,8 +2,7 @@
 
 A step takes the sequences that the run names for it, redraws what the model draws, and moves the
 weights by the gradient of the sampled log-likelihood, clipped in norm. All randomness of step s
-comes from (seed, s) alone. `training_cuda` does the same without a word from the host. Used by
-`training`.
+comes from (seed, s) alone. `training.cuda` does the same without host synchronisation.
 """
 
 from __future__ import annotations
@@ -60,7 +59,7 @@ class Steps:
         found = self._in_loops(batch, self.seeded(torch.Generator(), step), events)
         self.looping = found is not None
         value, size = found or (
-            x.item() for x in self._slopes([batch], self.seeded(torch.Generator(), step), events)
+            x.item() for x in self._gradients([batch], self.seeded(torch.Generator(), step), events)
         )
         if not (math.isfinite(value) and math.isfinite(size)):
             raise self.not_finite(step, value)
@@ -72,15 +71,19 @@ class Steps:
     def _in_loops(
         self, batch: Batch, random: torch.Generator, events: float
     ) -> tuple[float, float] | None:
-        """What :meth:`_slopes` gives, by compiled loops where the model has them for this batch."""
+        """What :meth:`_gradients` gives, by compiled loops where the model has them for this
+        batch.
+        """
         self._ready(random)
         found = self.model.gradients(batch, self.recipe.nodes, random, self.convention, -1 / events)
         if found is None:
             return None
-        total, slopes = found
-        for p, slope in slopes:
-            p.grad = torch.from_numpy(slope)
-        return -total / events, math.sqrt(sum(float(np.vdot(slope, slope)) for _, slope in slopes))
+        total, gradients = found
+        for p, gradient in gradients:
+            p.grad = torch.from_numpy(gradient)
+        return -total / events, math.sqrt(
+            sum(float(np.vdot(gradient, gradient)) for _, gradient in gradients)
+        )
 
     def drain(self) -> list[float]:
         """The losses since the last call, in nats per event."""
@@ -96,7 +99,7 @@ class Steps:
         """The source of all randomness of a step."""
         return random.manual_seed(self.run.seed * 1_000_003 + step)
 
-    def _slopes(
+    def _gradients(
         self, parts: Iterable[Batch], random: torch.Generator, events: float | Tensor
     ) -> tuple[Tensor, Tensor]:
         """The loss of a batch over the expected number of ``events``, its gradient in the weights,
