@@ -9,9 +9,7 @@ from importlib.util import find_spec
 import pytest
 
 # Kernels need triton, which torch brings to machines with a CUDA device.
-collect_ignore_glob = (
-    [] if find_spec("triton") else ["src/fourpoint/ops/*_cuda.py", "src/fourpoint/models/*_cuda.py"]
-)
+collect_ignore_glob = [] if find_spec("triton") else ["src/fourpoint/kernels/triton_*"]
 
 
 @pytest.fixture(autouse=True)

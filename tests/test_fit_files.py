@@ -60,7 +60,7 @@ def names(folder: Path) -> list[str]:
 
 def in_process(code: str, *words: str | Path) -> subprocess.CompletedProcess[str]:
     """Run ``code`` in a Python of its own."""
-    source = Path(checkpoints.__file__).parents[1]
+    source = Path(checkpoints.__file__).parents[2]
     path = os.pathsep.join([str(source), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-c", code, *map(str, words)]
@@ -257,7 +257,7 @@ def test_models_saved_at_once_are_each_whole(tmp_path: Path) -> None:
     """Processes that save into one folder at the same time never leave a name without weights."""
     code = """
 import sys, torch
-from fourpoint.checkpoints import save
+from fourpoint.storage.checkpoints import save
 from fourpoint.models import Poisson
 model = Poisson()
 for step in range(20):
@@ -265,7 +265,7 @@ for step in range(20):
         model.log_rate.fill_(step + 100 * int(sys.argv[2]))
     save(model, sys.argv[1])
 """
-    source = Path(checkpoints.__file__).parents[1]
+    source = Path(checkpoints.__file__).parents[2]
     environment = {**os.environ, "PYTHONPATH": str(source), "OMP_NUM_THREADS": "1"}
     command, read = [sys.executable, "-c", code, str(tmp_path)], 0
     with (

@@ -157,9 +157,8 @@ def test_keeping_everything_changes_nothing(score: str, normalise: str) -> None:
         kept.log_intensity(kept.encode(batch), times),
         plain.log_intensity(plain.encode(batch), times),
     )
-    assert float(log_likelihood(kept, batch).value.sum()) == pytest.approx(
-        float(log_likelihood(plain, batch).value.sum()), abs=1e-12
-    )
+    both = [log_likelihood(model, batch, tolerance=1e-11).value.sum() for model in (kept, plain)]
+    assert float(both[0]) == pytest.approx(float(both[1]), abs=1e-9)
 
 
 def _pair(score: Any, normalise: Any) -> DAPP:

@@ -530,7 +530,7 @@ def test_steps_show_events_inside_their_ticks(
         model.initialise(train)
         recipe = _in_full(Recipe(**{**RECIPE, "batch_size": 2, "steps": 2}), train, 0)
         run = Run(model, train, train, None, 3, recipe, dict(convention="window"))
-        run.tick = tick
+        run.resolution = tick
         steps = kind(run, torch.optim.AdamW(_groups(model, recipe), fused=True), recipe, "window")
         for step in range(2):
             steps.take(step, 0.01)

@@ -147,11 +147,16 @@ def _open_parquet(path: Path) -> Table:
 
     def head(columns: list[str]) -> pa.Table:
         expansion = Expansion(path, EXPECTED["parquet"])
-        with pq.ParquetFile(path, read_dictionary=words) as file:
-            expansion.check(_parquet_size(file.metadata, columns, HEAD))
-            for chunk in _chunks(file.metadata, columns, HEAD):
-                expansion.check(max(page_sizes(path, chunk), default=0))
-            batch = next(file.iter_batches(HEAD, columns=columns), None)
+        try:
+            with pq.ParquetFile(path, read_dictionary=words) as file:
+                expansion.check(_parquet_size(file.metadata, columns, HEAD))
+                for chunk in _chunks(file.metadata, columns, HEAD):
+                    expansion.check(max(page_sizes(path, chunk), default=0))
+                batch = next(file.iter_batches(HEAD, columns=columns), None)
+        except EventDataError:
+            raise
+        except FAULTS as error:
+            raise _unreadable(path, "parquet", error) from error
         if batch is not None:
             return pa.Table.from_batches([batch])
         return schema.empty_table().select(columns)

@@ -95,12 +95,17 @@ def page_sizes(path: Path, chunk: Chunk) -> Iterator[int]:
     with path.open("rb") as file:
         while seen < chunk.values and at < chunk.start + chunk.size:
             header, length = _page_header(file, at)
-            packed = int(header.get(3, -1))
+            content = header.get(5) or header.get(8) or {}
+            try:
+                packed = int(header.get(3, -1))
+                unpacked = int(header.get(2, 0))
+                values = int(content.get(1, 0))
+            except (TypeError, AttributeError, ValueError) as error:
+                raise ValueError(f"a damaged header of a page at byte {at}") from error
             if packed < 0:
                 raise ValueError(f"a page without a size at byte {at}")
-            yield max(0, int(header.get(2, 0)))
-            content = header.get(5) or header.get(8) or {}
-            seen += max(0, int(content.get(1, 0)))
+            yield max(0, unpacked)
+            seen += max(0, values)
             at += length + packed
 
 

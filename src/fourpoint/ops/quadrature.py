@@ -52,6 +52,9 @@ NOISE = 4.0  # discretisation errors below this multiple of rounding are noise
 STALLED = 512.0  # up to this multiple of rounding, errors that a cut does not halve are noise
 CUTS = (1 / 16, 1 / 2, 15 / 16)  # of an interval into four, the outer ones short
 SETTLED = 0.3  # of the tolerance, which the intervals that are not refined further may use
+# Nodes of a rule whose error estimate may use a large share of the tolerance. With fewer nodes an
+# estimate can be a little below the error, so that each interval has an even share.
+TRUSTED = 16
 SPARE, LARGEST = 6, 96  # nodes of a rule in log-time beside its density, and in all
 LONG = 128.0  # intervals longer than this many shortest times are probed
 DEPTH, DEEPEST = (
@@ -216,7 +219,9 @@ def integrate_in_log_time(
     low, high = (torch.log1p((x - since) / scale) for x in (left, right))
     count = 4 * torch.ceil((density * (high - low) + SPARE) / 4).long().clamp(max=LARGEST + 4)
     value, error = torch.zeros_like(left), torch.full_like(left, torch.inf)
-    for nodes in (n for n in count.unique().tolist() if n <= LARGEST):
+    for nodes in sorted({int(n) for n in count.unique()}):
+        if nodes > LARGEST:
+            continue
         which = torch.nonzero(count == nodes)[:, 0]
         places, weights, coefficients = (x.to(low) for x in even_rule(nodes))
         span = (high - low)[which, None]
@@ -327,7 +332,10 @@ def _refined(
         improvable = torch.where(error > NOISE * rounding, error, 0.0)
         if nodes >= most and before is not None:
             improvable = torch.where(_stalled(error, rounding, before), 0.0, improvable)
-        open_ = improvable > negligible(improvable, SETTLED * tolerance)
+        small = negligible(improvable, SETTLED * tolerance)
+        if nodes < TRUSTED:
+            small = min(small, tolerance / (2 * error.numel()))
+        open_ = improvable > small
         if float(improvable.sum()) <= tolerance or not bool(open_.any()):
             return value, error + rounding
         which = improvable.argsort(1, descending=True)[:, : int(open_.sum(1).max())]
