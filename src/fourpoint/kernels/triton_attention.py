@@ -20,7 +20,7 @@ about 40 other operations.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, no_type_check
+from typing import no_type_check
 
 import torch
 import triton
@@ -28,6 +28,7 @@ import triton.language as tl
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from fourpoint.kernels.autograd import Context
 from fourpoint.kernels.constants import FADED
 
 
@@ -60,7 +61,7 @@ def attended(
 class _Attended(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any,
+        ctx: Context,
         frequency: Tensor,
         decay: Tensor,
         read: Tensor,
@@ -83,7 +84,7 @@ class _Attended(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Context, grad: Tensor) -> tuple[Tensor | None, ...]:
         frequency, decay, read, drive, lags, gaps, values, marks, state = ctx.saved_tensors
         (B, G, Q), (_, K, D, M) = lags.shape, read.shape
         gradients = lags.new_zeros(B, K, 2 + 4 * M, D)

@@ -24,13 +24,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Complex, Float, Int
 from torch import Tensor, nn
 from torch.nn.functional import gelu, softplus
 
+from fourpoint.kernels.autograd import Context
 from fourpoint.kernels.constants import FADED, REACH
 from fourpoint.models.base import History
 from fourpoint.ops.recurrence import pairwise, recur
@@ -130,13 +131,13 @@ class _Norm(torch.autograd.Function):
     """torch's layer normalisation, with gradients of weight and bias by :func:`torch.sum`."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+    def forward(ctx: Context, x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
         normed, mean, scale = torch.native_layer_norm(x, weight.shape, weight, bias, eps)
         ctx.save_for_backward(x, weight, mean, scale)
         return normed
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+    def backward(ctx: Context, *gradients: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
         (grad,) = gradients
         x, weight, mean, scale = ctx.saved_tensors
         of_input, _, _ = torch.ops.aten.native_layer_norm_backward(

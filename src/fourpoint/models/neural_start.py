@@ -12,8 +12,6 @@ Source: Mei and Eisner, "The Neural Hawkes Process" (2017), section 3.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -21,6 +19,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn.functional import softplus
 
 from fourpoint.events import Dataset
+from fourpoint.kernels.autograd import Context
 from fourpoint.models.rate import log_softplus
 
 # where log(log(1 + e^y)) is y to the last place, in either precision, and e^y does not vanish yet
@@ -102,7 +101,7 @@ class _Gaps(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
+        ctx: Context,
         z: Float[Tensor, "B G Q1 M"],
         log_scale: Float[Tensor, " M"],
         log_unit: Float[Tensor, " M"],
@@ -124,7 +123,7 @@ class _Gaps(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *outside: Tensor) -> tuple[Tensor, Tensor, None, None]:
+    def backward(ctx: Context, *outside: Tensor) -> tuple[Tensor, Tensor, None, None]:
         z, y, at_end, level, log_scale, unit, weights = ctx.saved_tensors
         to_mean, to_logs = outside
         nodes = z.shape[2] - 1

@@ -35,6 +35,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from fourpoint.events import Batch, Dataset, MarkSpace, UserError
+from fourpoint.kernels.autograd import Context
 from fourpoint.models.base import History, PointProcess, space_without_places
 from fourpoint.models.neural_start import ScaledSoftplus, time_scale_of
 from fourpoint.models.poisson import mean_rates
@@ -286,7 +287,7 @@ class _Cells(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
+        ctx: Context,
         table: Float[Tensor, "M H7"],
         marks: Int[Tensor, "N B"],
         gaps: Float[Tensor, "N B"],
@@ -338,7 +339,7 @@ class _Cells(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(
-        ctx: Any, *outside: Tensor
+        ctx: Context, *outside: Tensor
     ) -> tuple[Tensor, None, Tensor | None, Tensor, Tensor, None]:
         table, marks, gaps, gates, states, fade, cell, bent, output, weight, heard = (
             ctx.saved_tensors
@@ -419,7 +420,7 @@ class _Output(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, state: Float[Tensor, "B G H4"], lag: Float[Tensor, "B G Q"]
+        ctx: Context, state: Float[Tensor, "B G H4"], lag: Float[Tensor, "B G Q"]
     ) -> Float[Tensor, "B G Q H"]:
         c, k, o, d = state[:, :, None].chunk(4, -1)
         fade = (d * -lag[..., None]).exp_()
@@ -430,7 +431,7 @@ class _Output(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *outside: Tensor) -> tuple[Tensor, Tensor | None]:
+    def backward(ctx: Context, *outside: Tensor) -> tuple[Tensor, Tensor | None]:
         state, lag, fade, bent, h = ctx.saved_tensors
         c, k, o, d = state.chunk(4, -1)
         to_cell = torch.addcmul(o[:, :, None], h, bent, value=-1).mul_(outside[0])

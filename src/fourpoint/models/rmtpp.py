@@ -32,6 +32,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from fourpoint.events import Batch, Dataset, MarkSpace, UserError
+from fourpoint.kernels.autograd import Context
 from fourpoint.models.base import History, PointProcess, space_without_places
 from fourpoint.models.neural_start import time_scale_of
 from fourpoint.models.poisson import mean_rates
@@ -315,7 +316,7 @@ class _Recurrence(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
+        ctx: Context,
         table: Float[Tensor, "M H"],
         marks: Int[Tensor, "N B"],
         features: Float[Tensor, "N B F"],
@@ -337,7 +338,7 @@ class _Recurrence(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(
-        ctx: Any, *outside: Tensor
+        ctx: Context, *outside: Tensor
     ) -> tuple[Tensor, None, Tensor | None, Tensor, Tensor, Tensor]:
         table, marks, features, across, states, weight = ctx.saved_tensors
         total = outside[0].clone(memory_format=torch.contiguous_format)
@@ -375,7 +376,7 @@ class _Score(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
+        ctx: Context,
         own: Float[Tensor, "N B"],
         total: Float[Tensor, "P B"],
         slope: Float[Tensor, ""],
@@ -391,7 +392,7 @@ class _Score(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *outside: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None, None]:
+    def backward(ctx: Context, *outside: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None, None]:
         mass, tilt, gaps, valid = ctx.saved_tensors
         to_own = torch.where(valid, outside[0], 0.0)
         to_total = mass * -outside[0]
@@ -403,13 +404,13 @@ class _LogMeanExp(torch.autograd.Function):
     """:func:`_log_mean_exp` with a gradient that is exact near 0."""
 
     @staticmethod
-    def forward(ctx: Any, x: Float[Tensor, "*S"]) -> Float[Tensor, "*S"]:
+    def forward(ctx: Context, x: Float[Tensor, "*S"]) -> Float[Tensor, "*S"]:
         ctx.save_for_backward(x)
         return _log_mean_exp(x)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *outside: Tensor) -> Tensor:
+    def backward(ctx: Context, *outside: Tensor) -> Tensor:
         return outside[0] * _log_mean_exp_slope(*ctx.saved_tensors)
 
 

@@ -36,6 +36,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn.functional import embedding, gelu, softplus
 
 from fourpoint.events import Batch, Dataset, MarkSpace
+from fourpoint.kernels.autograd import Context
 from fourpoint.models.base import PointProcess, space_without_places
 from fourpoint.models.neural_start import ScaledSoftplus, time_scale_of
 from fourpoint.models.poisson import mean_rates
@@ -269,7 +270,7 @@ class _Slide(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
+        ctx: Context,
         eta: Float[Tensor, "B G M"],
         mu: Float[Tensor, "B G M"],
         gamma: Float[Tensor, "B G M"],
@@ -282,7 +283,7 @@ class _Slide(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *outside: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    def backward(ctx: Context, *outside: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         fade, drop, gamma, lag = ctx.saved_tensors
         faded = outside[0] * fade
         to_eta = faded.sum(2)

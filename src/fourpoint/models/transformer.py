@@ -24,7 +24,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -33,6 +32,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn.functional import layer_norm, linear, scaled_dot_product_attention
 
 from fourpoint.events import Batch, UserError
+from fourpoint.kernels.autograd import Context
 from fourpoint.models.base import History
 
 # positions up to which plain products beat the fused kernel, measured on one thread at d = 16
@@ -197,7 +197,9 @@ class _Waves(torch.autograd.Function):
     """:func:`waves`, each of whose halves is the slope of the other."""
 
     @staticmethod
-    def forward(ctx: Any, turns: Float[Tensor, "*S F"], kind: torch.dtype) -> Float[Tensor, "*S D"]:
+    def forward(
+        ctx: Context, turns: Float[Tensor, "*S F"], kind: torch.dtype
+    ) -> Float[Tensor, "*S D"]:
         left = turns.frac().to(kind).mul_(2 * math.pi)
         out = torch.cat([left.sin(), left.cos()], -1)
         ctx.save_for_backward(out)
@@ -206,7 +208,7 @@ class _Waves(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *outside: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Context, *outside: Tensor) -> tuple[Tensor, None]:
         (out,) = ctx.saved_tensors
         (to_sin, to_cos), (sin, cos) = outside[0].chunk(2, -1), out.chunk(2, -1)
         return (to_sin * cos).addcmul_(to_cos, sin, value=-1).mul_(2 * math.pi).to(ctx.kind), None

@@ -21,12 +21,11 @@ v = 1. Softmax has no such form.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from jaxtyping import Bool, Complex, Float, Int
 from torch import Tensor
 
+from fourpoint.kernels.autograd import Context
 from fourpoint.kernels.constants import FADED
 from fourpoint.ops.fourier import Spectrum
 from fourpoint.ops.recurrence import recur
@@ -228,7 +227,7 @@ class _Read(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, frequency: Tensor, decay: Tensor, stacked: Tensor, lag: Tensor
+        ctx: Context, frequency: Tensor, decay: Tensor, stacked: Tensor, lag: Tensor
     ) -> Float[Tensor, "B G K Q R"]:
         d = lag[:, :, None, :, None]
         angle = d * frequency[:, None]
@@ -241,7 +240,7 @@ class _Read(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    def backward(ctx: Context, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         frequency, decay, stacked, lag, cosine, sine = ctx.saved_tensors
         both = torch.cat([grad, lag[:, :, None, :, None] * grad], -1)
         up, down = stacked.chunk(2, -2)

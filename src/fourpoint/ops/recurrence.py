@@ -11,13 +11,12 @@ against. On a CUDA device :func:`recur` is one kernel for the whole recursion
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from jaxtyping import Complex, Float
 from torch import Tensor
 
 from fourpoint import kernels
+from fourpoint.kernels.autograd import Context
 
 CHUNK = 32  # positions scanned side by side before their ends are scanned in turn
 
@@ -55,13 +54,13 @@ class _Recursion(torch.autograd.Function):
     """The recursion. Its gradient is the same recursion, run backwards."""
 
     @staticmethod
-    def forward(ctx: Any, factor: Tensor, driven: Tensor) -> Tensor:
+    def forward(ctx: Context, factor: Tensor, driven: Tensor) -> Tensor:
         state = _forward(factor, driven)
         ctx.save_for_backward(factor, state)
         return state
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+    def backward(ctx: Context, grad: Tensor) -> tuple[Tensor, Tensor]:
         factor, state = ctx.saved_tensors
         one_on = torch.cat([factor[:, 1:], torch.zeros_like(factor[:, :1])], 1).conj().flip(1)
         total = _Recursion.apply(one_on, grad.flip(1)).flip(1)

@@ -18,12 +18,13 @@ triton, which torch brings there.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Integer
 from torch import Tensor
 
+from fourpoint.kernels.autograd import Context
 from fourpoint.kernels.triton_deep_dapp import head as deep_head_cuda, score as deep_score_cuda
 from fourpoint.kernels.triton_deep_dapp.given import Events, Model
 from fourpoint.kernels.triton_deep_dapp.layers import (
@@ -131,7 +132,7 @@ class Likelihood(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
+        ctx: Context,
         model: Model,
         batch: Events,
         drawn: Drawn,
@@ -218,7 +219,7 @@ class Likelihood(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Context, grad: Tensor) -> tuple[Tensor | None, ...]:
         (
             model,
             (rows, seen, passes, x, given, before, silence, q, z, shares, by_scale, integral, left),
