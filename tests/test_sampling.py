@@ -281,5 +281,5 @@ def test_inversion_reads_the_marks_at_events_alone(monkeypatch: pytest.MonkeyPat
     )
     drawn = sample(model, 0.0, 60.0, 50, seed=2)
     assert drawn.events > 1000
-    assert reads["_queries"] < 9 * 17 * drawn.events
+    assert reads["_queries"] < 6 * 17 * drawn.events
     assert reads["share"] < 3 * drawn.events

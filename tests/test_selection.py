@@ -158,7 +158,7 @@ def test_keeping_everything_changes_nothing(score: str, normalise: str) -> None:
         plain.log_intensity(plain.encode(batch), times),
     )
     both = [log_likelihood(model, batch, tolerance=1e-11).value.sum() for model in (kept, plain)]
-    assert float(both[0]) == pytest.approx(float(both[1]), abs=1e-9)
+    assert float(both[0]) == pytest.approx(float(both[1]), abs=1e-12)
 
 
 def _pair(score: Any, normalise: Any) -> DAPP:

@@ -64,6 +64,7 @@ MOST_CUTS = 1024  # of a window
 PIECE = 2**24  # numbers held at once, per mark and event
 FARTHEST = 1e18  # mean gaps: angles of longer ones are no numbers
 SHORTEST = 0.02  # quantile of the positive gaps that counts as the shortest
+PANEL = 3.0  # of the elapsed time, which a panel of 16 nodes may cover
 
 
 class DeepDAPP(NarrowPeaks[DeepHistory]):
@@ -416,13 +417,13 @@ class DeepDAPP(NarrowPeaks[DeepHistory]):
         return LogTimeRule(self.extent()[0], density, float(TURNS * self.fastest))
 
     def longest_panel(self, elapsed: Float[Tensor, " B"]) -> Float[Tensor, " B"]:
-        """How much of the time after ``elapsed`` 16 nodes may see at once: waves turn several times
-        while it grows by as much again.
+        """How much of the time after ``elapsed`` 16 nodes may cover: the Fourier features of
+        log-time turn several times while the elapsed time grows fourfold.
         """
         longest = super().longest_panel(elapsed)
         if not self._settings["waves"]:
             return longest
-        return torch.minimum(longest, elapsed + self.extent()[0])
+        return torch.minimum(longest, PANEL * (elapsed + self.extent()[0]))
 
     def cuts(self, history: DeepHistory) -> Float[Tensor, "B E"] | None:
         """Where integrals are cut: at parts of the elapsed time, where there are waves of it or
