@@ -15,10 +15,12 @@ import fourpoint as fp
 from fourpoint.events import (
     Batch,
     Box,
+    Context,
     Dataset,
     EventDataError,
     MarkSpace,
     Sequence,
+    Steps,
     UserError,
     check_marks,
     inferred_window,
@@ -525,12 +527,20 @@ def test_padding_is_overwritten() -> None:
 
 def test_a_batch_moves_whole_to_another_device() -> None:
     places = [[0.0, 1.0], [2.0, 3.0]]
-    batch = Sequence([1.0, 2.0], start=0.0, stop=3.0, places=places).batch()
-    moved = batch.to("meta")
-    assert {name: value.device.type for name, value in vars(moved).items()} == dict.fromkeys(
-        vars(batch), "meta"
-    )
-    assert batch.columns(1, 2).places is not None
+    steps = Steps.constant(("age",), [[40.0]])
+    context = Context(np.zeros(1), np.zeros(1), covariates=steps, exposure=steps)
+    batch = Sequence(
+        [1.0, 2.0], start=0.0, stop=3.0, places=places, features=places, context=context
+    ).batch()
+
+    def devices(value: object) -> set[str]:
+        if isinstance(value, torch.Tensor):
+            return {value.device.type}
+        return set().union(*(devices(part) for part in vars(value).values()))
+
+    assert devices(batch) == {"cpu"} and devices(batch.to("meta")) == {"meta"}
+    later = batch.columns(1, 2)
+    assert later.places is not None and later.features is not None and later.context is not None
 
 
 def test_batches_of_nothing() -> None:

@@ -2,6 +2,7 @@
 
 from fourpoint.errors import EventDataError, UserError
 from fourpoint.events.batching import Batch, known_at
+from fourpoint.events.context import BatchContext, BatchSteps, Context, Steps
 from fourpoint.events.marks import Box, MarkSpace, check_marks
 from fourpoint.events.sequences import (
     Dataset,
@@ -16,11 +17,15 @@ from fourpoint.events.validation import SPLITS
 __all__ = [
     "SPLITS",
     "Batch",
+    "BatchContext",
+    "BatchSteps",
     "Box",
+    "Context",
     "Dataset",
     "EventDataError",
     "MarkSpace",
     "Sequence",
+    "Steps",
     "Ties",
     "UserError",
     "all_sequences",

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import torch
 
     from fourpoint.events import Dataset
+    from fourpoint.events.context import BatchContext
 
 
 def offsets_of(lengths: ArrayLike) -> NDArray[np.int64]:
@@ -60,12 +61,15 @@ class Batch:
     start: torch.Tensor  # (B,) float64
     stop: torch.Tensor  # (B,) float64
     places: torch.Tensor | None = None  # (B, N, k) float64, where the mark space has a box
+    features: torch.Tensor | None = None  # (B, N, F) float64, numbers known of every event
+    context: BatchContext | None = None  # what else is known of the sequences
 
     def __post_init__(self) -> None:
         import torch
 
-        if self.places is not None:
-            object.__setattr__(self, "places", torch.where(self.valid[..., None], self.places, 0.0))
+        for name, extra in (("places", self.places), ("features", self.features)):
+            if extra is not None:
+                object.__setattr__(self, name, torch.where(self.valid[..., None], extra, 0.0))
         times = torch.where(self.valid, self.times, self.stop[:, None])
         object.__setattr__(self, "times", times)
         object.__setattr__(self, "marks", torch.where(self.valid, self.marks, 0))
@@ -74,6 +78,14 @@ class Batch:
     def lengths(self) -> torch.Tensor:
         """Events per sequence, (B,)."""
         return self.valid.sum(1)
+
+    @property
+    def scored(self) -> torch.Tensor:
+        """Which events are scored, (B, N): the real ones that are not before ``scored_from``."""
+        context = self.context
+        if context is None or context.scored_from is None:
+            return self.valid
+        return self.valid & (self.times >= context.scored_from[:, None])
 
     @property
     def edges(self) -> torch.Tensor:
@@ -95,6 +107,7 @@ class Batch:
         start = self.times[:, first - 1] if first else self.start
         end = self.times[:, last - 1] if stop < self.times.shape[1] else self.stop
         places = None if self.places is None else self.places[:, first:last]
+        features = None if self.features is None else self.features[:, first:last]
         return replace(
             self,
             times=self.times[:, first:last],
@@ -103,6 +116,7 @@ class Batch:
             start=start,
             stop=end,
             places=places,
+            features=features,
         )
 
     def until(self, at: torch.Tensor) -> Batch:
@@ -127,11 +141,14 @@ def pad(data: Dataset, rows: NDArray[np.int64]) -> Batch:
     flat = np.where(valid, data.offsets[rows][:, None] + column, 0)
     times = data.times[flat] if data.events else np.zeros(flat.shape)
     marks = data.mark_ids[flat] if data.events else np.zeros(flat.shape, dtype=np.int64)
-    where = None
-    if data.places is not None:
-        where = torch.from_numpy(
-            data.places[flat] if data.events else np.zeros((*flat.shape, data.places.shape[1]))
-        )
+
+    def per_event(values: NDArray[np.float64] | None) -> torch.Tensor | None:
+        if values is None:
+            return None
+        if not data.events:
+            return torch.zeros(*flat.shape, values.shape[1], dtype=torch.float64)
+        return torch.from_numpy(values[flat])
+
     start, stop = (torch.from_numpy(a[rows]) for a in (data.starts, data.stops))
     return Batch(
         torch.from_numpy(times),
@@ -139,7 +156,9 @@ def pad(data: Dataset, rows: NDArray[np.int64]) -> Batch:
         torch.from_numpy(valid),
         start,
         stop,
-        where,
+        per_event(data.places),
+        per_event(data.features),
+        None if data.context is None else data.context.batch(rows),
     )
 
 

@@ -23,6 +23,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from fourpoint.errors import EventDataError, UserError
 from fourpoint.events.batching import Batch, group_by_length, known_at, offsets_of, pad
+from fourpoint.events.context import Context
 from fourpoint.events.marks import Box, MarkSpace
 from fourpoint.events.ties import Ties, apply_ties
 from fourpoint.events.validation import SPLITS, as_marks, as_places, as_times, check_events, inner
@@ -53,7 +54,9 @@ class Sequence:
     ``times`` are non-decreasing float64, ``marks`` integers below ``space.count``. ``inferred``
     says that the window was read off the events themselves, and then an event may sit at ``stop``.
     ``places`` (N, k) are where events were, in the box of ``space``; without one the box around
-    them is taken. None: events have no places.
+    them is taken. None: events have no places. ``features`` (N, F) are numbers known of every event
+    (a magnitude, an amount). ``context`` is what else is known of the sequence
+    (:mod:`fourpoint.events.context`), with one row.
 
     >>> s = Sequence([0.5, 2.0], start=0.0, stop=4.0)
     >>> len(s), s.duration
@@ -72,6 +75,8 @@ class Sequence:
     id: str
     inferred: bool
     places: NDArray[np.float64] | None
+    features: NDArray[np.float64] | None
+    context: Context | None
 
     def __init__(
         self,
@@ -83,6 +88,8 @@ class Sequence:
         space: MarkSpace | int | None = None,
         id: str = "0",
         places: ArrayLike | None = None,
+        features: ArrayLike | None = None,
+        context: Context | None = None,
     ) -> None:
         t = as_times(times)
         if marks is None:
@@ -109,8 +116,10 @@ class Sequence:
             ids=(id,),
             inferred=stop is None,
             places=where,
+            features=None if features is None else as_places(features, len(t)),
+            context=context,
         )[0]
-        for name in ("times", "marks", "start", "stop", "space", "id", "inferred", "places"):
+        for name in Sequence.__dataclass_fields__:
             object.__setattr__(self, name, getattr(known, name))
 
     def __len__(self) -> int:
@@ -160,14 +169,16 @@ class Sequence:
     ) -> Sequence:
         """The events ``kept``, observed on ``[start, stop)``."""
         return _trusted_sequence(
-            self.times[kept],
-            self.marks[kept],
-            start,
-            stop,
-            self.space,
-            self.id,
-            inferred,
-            None if self.places is None else self.places[kept],
+            times=self.times[kept],
+            marks=self.marks[kept],
+            start=start,
+            stop=stop,
+            space=self.space,
+            id=self.id,
+            inferred=inferred,
+            places=None if self.places is None else self.places[kept],
+            features=None if self.features is None else self.features[kept],
+            context=self.context,
         )
 
     def batch(self) -> Batch:
@@ -182,7 +193,11 @@ class Sequence:
         places = None
         if self.places is not None:
             places = torch.from_numpy(np.array(self.places))[None]
-        return Batch(times, marks, valid, start, stop, places)
+        features = None
+        if self.features is not None:
+            features = torch.from_numpy(np.array(self.features))[None]
+        context = None if self.context is None else self.context.batch(np.arange(1))
+        return Batch(times, marks, valid, start, stop, places, features, context)
 
 
 @dataclass(frozen=True, eq=False)
@@ -214,6 +229,9 @@ class Dataset:
     name: str = ""
     places: NDArray[np.float64] | None = None  # (events, k), where ``marks`` has a box of k axes
     log: LogFormat | None = None  # how the events were read
+    features: NDArray[np.float64] | None = None  # (events, F), numbers known of every event
+    feature_names: tuple[str, ...] = ()  # F of them
+    context: Context | None = None  # what else is known of the sequences
 
     def __post_init__(self) -> None:
         if not self.ids:
@@ -223,8 +241,9 @@ class Dataset:
         check_events(self)
         for array in (self.times, self.mark_ids, self.offsets, self.starts, self.stops):
             array.setflags(write=False)
-        if self.places is not None:
-            self.places.setflags(write=False)
+        for extra in (self.places, self.features):
+            if extra is not None:
+                extra.setflags(write=False)
 
     @staticmethod
     def from_sequences(sequences: Ordered[Sequence], *, unit: str = "", name: str = "") -> Dataset:
@@ -240,6 +259,9 @@ class Dataset:
         places = None
         if any(s.space.box for s in sequences):
             places = np.concatenate([s.places for s in sequences if s.places is not None])
+        features = None
+        if any(s.features is not None for s in sequences):
+            features = np.concatenate([s.features for s in sequences if s.features is not None])
         return Dataset(
             times=np.concatenate([np.zeros(0), *(s.times for s in sequences)]),
             mark_ids=np.concatenate([np.zeros(0, dtype=np.int64), *(s.marks for s in sequences)]),
@@ -252,6 +274,8 @@ class Dataset:
             unit=unit,
             name=name,
             places=places,
+            features=features,
+            context=Context.join([s.context for s in sequences]),
         )
 
     def __len__(self) -> int:
@@ -261,6 +285,18 @@ class Dataset:
     def events(self) -> int:
         """Number of events over all sequences."""
         return len(self.times)
+
+    @property
+    def scored(self) -> NDArray[np.bool_]:
+        """Which events are scored: all but those of history periods."""
+        if self.context is None or self.context.scored_from is None:
+            return np.ones(self.events, dtype=bool)
+        return self.times >= np.repeat(self.context.scored_from, self.lengths)
+
+    @property
+    def scored_events(self) -> int:
+        """Number of events that are scored, over all sequences."""
+        return int(np.count_nonzero(self.scored))
 
     @property
     def lengths(self) -> NDArray[np.int64]:
@@ -297,14 +333,16 @@ class Dataset:
         a = self.offsets[i]
         b = self.offsets[i + 1]
         return _trusted_sequence(
-            self.times[a:b],
-            self.mark_ids[a:b],
-            float(self.starts[i]),
-            float(self.stops[i]),
-            self.marks,
-            self.ids[i],
-            self.inferred,
-            None if self.places is None else self.places[a:b],
+            times=self.times[a:b],
+            marks=self.mark_ids[a:b],
+            start=float(self.starts[i]),
+            stop=float(self.stops[i]),
+            space=self.marks,
+            id=self.ids[i],
+            inferred=self.inferred,
+            places=None if self.places is None else self.places[a:b],
+            features=None if self.features is None else self.features[a:b],
+            context=None if self.context is None else self.context.select(np.array([i])),
         )
 
     def __iter__(self) -> Iterator[Sequence]:
@@ -340,6 +378,8 @@ class Dataset:
             ids=tuple(self.ids[i] for i in rows),
             splits=None if self.splits is None else self.splits[rows],
             places=None if self.places is None else self.places[flat],
+            features=None if self.features is None else self.features[flat],
+            context=None if self.context is None else self.context.select(rows),
         )
 
     def without_places(self) -> Dataset:
@@ -418,7 +458,7 @@ class Dataset:
                 keep = (s.times >= a) & ((s.times < b) | last)
                 pieces.append(s.piece(keep, a, b, inferred=s.inferred and last))
             piece = Dataset.from_sequences(pieces, unit=self.unit, name=self.name)
-            parts.append(replace(piece, log=self.log))
+            parts.append(replace(piece, log=self.log, feature_names=self.feature_names))
         return tuple(parts)
 
     def with_ties(self, policy: Ties, seed: int = 0) -> Dataset:
@@ -526,27 +566,9 @@ def inferred_window(times: NDArray[np.float64]) -> tuple[float, float]:
     return low, high if high > low else low + 1.0
 
 
-def _trusted_sequence(
-    times: NDArray[np.float64],
-    marks: NDArray[np.int64],
-    start: float,
-    stop: float,
-    space: MarkSpace,
-    id: str,
-    inferred: bool,
-    places: NDArray[np.float64] | None = None,
-) -> Sequence:
+def _trusted_sequence(**values: object) -> Sequence:
+    """A sequence of parts that have been checked already."""
     sequence = object.__new__(Sequence)
-    values = {
-        "times": times,
-        "marks": marks,
-        "start": start,
-        "stop": stop,
-        "space": space,
-        "id": id,
-        "inferred": inferred,
-        "places": places,
-    }
     for name, value in values.items():
         object.__setattr__(sequence, name, value)
     return sequence

@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 from fourpoint.errors import EventDataError
 
 if TYPE_CHECKING:
-    from fourpoint.events import Dataset
+    from fourpoint.events import Dataset, Steps
 
 SPLITS = ("train", "dev", "test")
 # Units of time: models compute in float32, with room for squares of rates.
@@ -44,6 +44,8 @@ def check_events(d: Dataset) -> None:
         remedy = "Mend the mark, or declare more types."
         raise EventDataError(f"marks from 0 to {d.marks.count - 1}", received, remedy)
     _check_places(d)
+    _check_features(d)
+    _check_context(d)
     if d.splits is not None and not np.isin(d.splits, SPLITS).all():
         odd = next(s for s in d.splits.tolist() if s not in SPLITS)
         remedy = "Rename the values of the split column."
@@ -212,3 +214,63 @@ def _check_places(d: Dataset) -> None:
                 f"{x[i]:g} at {place_of(d, i)}",
                 "Widen the box (bounds=), or drop the event.",
             )
+
+
+def _check_features(d: Dataset) -> None:
+    """Refuse features that are not one finite number per event and name."""
+    if d.features is None:
+        return
+    if len(d.features) != len(d.times) or d.features.ndim != 2:
+        expected = f"{len(d.times)} rows of event features"
+        remedy = "Give every event its features."
+        raise EventDataError(expected, f"an array of shape {d.features.shape}", remedy)
+    if d.feature_names and len(d.feature_names) != d.features.shape[1]:
+        expected = f"{d.features.shape[1]} names of event features"
+        raise EventDataError(expected, f"{list(d.feature_names)}", "Name every column.")
+    bad = np.flatnonzero(~np.isfinite(d.features).all(1))
+    if len(bad):
+        i = int(bad[0])
+        received = f"{d.features[i].tolist()} at {place_of(d, i)}"
+        raise EventDataError("finite event features", received, "Mend the value, or drop the row.")
+
+
+def _check_context(d: Dataset) -> None:
+    """Refuse a context of other sequences, values that are not finite, and events that happened
+    while nothing was recorded.
+    """
+    if d.context is None:
+        return
+    c = d.context
+    counts = {
+        "origin": None if c.origin is None else len(c.origin),
+        "scored_from": None if c.scored_from is None else len(c.scored_from),
+        "covariates": None if c.covariates is None else len(c.covariates.offsets) - 1,
+        "exposure": None if c.exposure is None else len(c.exposure.offsets) - 1,
+    }
+    for name, count in counts.items():
+        if count is not None and count != len(d):
+            expected = f"the {name} of {len(d)} sequences"
+            raise EventDataError(expected, f"{count}", "Give one for every sequence.")
+    for steps in (c.covariates, c.exposure):
+        if steps is not None and not np.isfinite(steps.values).all():
+            j, k = (int(i) for i in np.argwhere(~np.isfinite(steps.values))[0])
+            received = f"{steps.values[j, k]} in column {steps.names[k]} from {steps.times[j]:g} on"
+            remedy = "Fill in the value, or name an imputation."
+            raise EventDataError("finite values", received, remedy)
+    if c.exposure is not None:
+        _check_exposure(d, c.exposure)
+
+
+def _check_exposure(d: Dataset, exposure: Steps) -> None:
+    if (exposure.values < 0).any():
+        j = int(np.argmax((exposure.values < 0).any(1)))
+        received = f"{exposure.values[j, 0]:g} from {exposure.times[j]:g} on"
+        raise EventDataError("an exposure of at least 0", received, "Mend the value.")
+    for i in range(len(d)):
+        a = int(d.offsets[i])
+        own = d.times[a : int(d.offsets[i + 1])]
+        lost = np.flatnonzero(exposure.at(i, own)[:, 0] == 0)
+        if len(lost):
+            received = f"{own[lost[0]]:g} at {place_of(d, a + int(lost[0]))}"
+            remedy = "Mend the intervals, or drop the event."
+            raise EventDataError("events at times that were observed", received, remedy)

@@ -6,6 +6,8 @@ loses is the history before its start, which matters for as long as past events 
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from fourpoint.events import Dataset
@@ -70,16 +72,17 @@ def cut_long(data: Dataset, events: int, *, first_only: bool = False) -> Dataset
         data.ids[r] if pieces[r] == 1 else f"{data.ids[r]}/{n}"
         for r, n in zip(row, nth, strict=True)
     )
-    return Dataset(
+    return replace(
+        data,
         times=data.times[flat],
         mark_ids=data.mark_ids[flat],
         offsets=offsets,
         starts=starts,
         stops=stops,
-        marks=data.marks,
         ids=ids,
-        unit=data.unit,
-        name=data.name,
+        splits=None,
         inferred=True,
         places=None if data.places is None else data.places[flat],
+        features=None if data.features is None else data.features[flat],
+        context=None if data.context is None else data.context.select(row),
     )

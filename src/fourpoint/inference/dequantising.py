@@ -276,9 +276,12 @@ def _before(model: PointProcess, data: Dataset, piece: _Segment) -> Any:
     places = None if data.places is None else torch.from_numpy(data.places[rows].copy())[None]
     start = torch.tensor([data.starts[piece.sequence]], dtype=torch.float64)
     stop = torch.tensor([piece.start], dtype=torch.float64)
-    return remember(
-        model, Batch(times, marks, torch.ones_like(marks, dtype=torch.bool), start, stop, places)
-    )
+    features = None if data.features is None else torch.from_numpy(data.features[rows].copy())[None]
+    context = None
+    if data.context is not None:
+        context = data.context.batch(np.array([piece.sequence]))
+    valid = torch.ones_like(marks, dtype=torch.bool)
+    return remember(model, Batch(times, marks, valid, start, stop, places, features, context))
 
 
 def _stack(histories: list[Any]) -> Any:

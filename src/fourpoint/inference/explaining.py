@@ -234,7 +234,10 @@ def _rates_without(
     times, marks = (torch.from_numpy(np.array(x))[kept] for x in (past.times, past.marks))
     start, now = (torch.full((rows,), x, dtype=torch.float64) for x in (past.start, at))
     places = None if past.places is None else torch.from_numpy(np.array(past.places))[kept]
-    history = remember(
-        model, Batch(times, marks, torch.ones_like(marks, dtype=torch.bool), start, now, places)
-    )
+    features = None if past.features is None else torch.from_numpy(np.array(past.features))[kept]
+    context = None
+    if past.context is not None:
+        context = past.context.batch(np.zeros(rows, dtype=np.int64))
+    valid = torch.ones_like(marks, dtype=torch.bool)
+    history = remember(model, Batch(times, marks, valid, start, now, places, features, context))
     return last_rates(model, history, now[:, None])[:, 0]

@@ -489,6 +489,7 @@ def _joined(past: Sequence, batch: Batch) -> Batch:
         start,
         batch.stop,
         places,
+        context=batch.context,
     )
 
 

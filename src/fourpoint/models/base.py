@@ -26,7 +26,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, TypeVar
 
 import numpy as np
@@ -35,7 +35,7 @@ from jaxtyping import Bool, Float, Int
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fourpoint.events import Batch, Box, Dataset, MarkSpace, UserError
+from fourpoint.events import Batch, BatchContext, Box, Dataset, MarkSpace, UserError
 from fourpoint.ops.quadrature import MOST
 from fourpoint.report.printing import as_html
 
@@ -116,6 +116,7 @@ class History:
     times: Float[Tensor, "B P"]  # when each position begins: the window's start, then each event
     start: Float[Tensor, " B"]  # when each window begins
     lengths: Int[Tensor, " B"]  # the last position that is real; later ones are padding
+    context: BatchContext | None = field(default=None, kw_only=True)  # what the rate depends on
 
     def latest(self: H) -> H:
         """All that the next block of a long sequence needs: the last position, where the rest can

@@ -279,7 +279,7 @@ class DeepDAPP(NarrowPeaks[DeepHistory]):
             gaps = times.diff(dim=1)
         new = self._run(marks, self._in_mean_gaps(gaps), before, noise)
         if before is not None:
-            old = (before.context, before.state, before.pace)
+            old = (before.summary, before.state, before.pace)
             new = tuple(torch.cat(pair, 1) for pair in zip(old, new, strict=True))
         return DeepHistory(times, start, batch.lengths, *new)
 
@@ -298,7 +298,7 @@ class DeepDAPP(NarrowPeaks[DeepHistory]):
         new = self._run(
             mark[:, None], self._in_mean_gaps(gap)[:, None], old, self._noise(time.device)
         )
-        was = (old.context, old.state, old.pace)
+        was = (old.summary, old.state, old.pace)
         kept = (
             torch.where(active.view(-1, *[1] * (x.ndim - 1)), x, y)
             for x, y in zip(new, was, strict=True)
@@ -454,7 +454,7 @@ class DeepDAPP(NarrowPeaks[DeepHistory]):
             [side_by_side(layer.moved(at.layer(i), lag)) for i, layer in enumerate(self._stack())],
             -1,
         )[0, 0, 0]
-        whole = self.read(parts) + at.context[0, 0] + self.since(self._features(lag))[0, 0, 0]
+        whole = self.read(parts) + at.summary[0, 0] + self.since(self._features(lag))[0, 0, 0]
         added = (
             (self.read.weight * parts).unflatten(1, (-1, 2)).sum(2).T
         )  # of each mode, its real and imaginary part together
@@ -509,7 +509,7 @@ class DeepDAPP(NarrowPeaks[DeepHistory]):
         ]
         before = (
             self.read(torch.cat(parts, -1))
-            + at.context[:, :, None]
+            + at.summary[:, :, None]
             + self.since(self._features(lag))
         )
         return self._answered(before, self._noise(times.device, 1))

@@ -56,7 +56,7 @@ class Moment(NamedTuple):
 class DeepHistory(History):
     """What every layer knows just after each position, and U norm(x_p)."""
 
-    context: Float[Tensor, "B P H"]
+    summary: Float[Tensor, "B P H"]
     state: Complex[Tensor, "B P L J"]
     pace: Float[Tensor, "B P L J"]
 
@@ -72,18 +72,19 @@ class DeepHistory(History):
             return self
         row = torch.arange(len(seen), device=seen.device)[:, None]
         end = torch.full_like(self.lengths, seen.shape[1] - 1)
-        times, context, state, pace = (
-            x[row, seen] for x in (self.times, self.context, self.state, self.pace)
+        times, summary, state, pace = (
+            x[row, seen] for x in (self.times, self.summary, self.state, self.pace)
         )
-        return DeepHistory(times, self.start, end, context, state, pace)
+        return DeepHistory(times, self.start, end, summary, state, pace, context=self.context)
 
     def at_positions(self, rows: Int[Tensor, " R"], positions: Int[Tensor, " R"]) -> DeepHistory:
         """R positions of any rows, each a row of its own."""
-        times, context, state, pace = (
-            x[rows, positions][:, None] for x in (self.times, self.context, self.state, self.pace)
+        times, summary, state, pace = (
+            x[rows, positions][:, None] for x in (self.times, self.summary, self.state, self.pace)
         )
         last = torch.zeros_like(positions)
-        return DeepHistory(times, self.start[rows], last, context, state, pace)
+        context = None if self.context is None else self.context.select(rows)
+        return DeepHistory(times, self.start[rows], last, summary, state, pace, context=context)
 
     def layer(self, i: int) -> Moment:
         """What layer ``i`` knows."""

@@ -238,6 +238,9 @@ def fingerprint(model: PointProcess) -> str:
     return found.hexdigest()
 
 
+FORMER_FIELDS = {"summary": "context"}  # names of fields in states that earlier versions wrote
+
+
 def arrays_of(history: DataclassInstance, prefix: str = "history") -> Arrays:
     """The tensors of a history by their fields' names; what all sequences share (a spectrum) is not
     part of it.
@@ -261,6 +264,9 @@ def history_from(template: D, arrays: Arrays, prefix: str = "history") -> D:
     for field in dataclasses.fields(template):
         value = getattr(template, field.name)
         name = f"{prefix}.{field.name}"
+        former = f"{prefix}.{FORMER_FIELDS.get(field.name, field.name)}"
+        if name not in arrays and former in arrays:
+            name = former
         if name in arrays:
             changed[field.name] = torch.from_numpy(arrays[name].copy())
         elif dataclasses.is_dataclass(value) and not isinstance(value, type):

@@ -39,10 +39,10 @@ class Resident:
     """A data set on a device, and one empty sequence behind its last."""
 
     def __init__(self, data: Dataset, device: torch.device) -> None:
-        if data.places is not None:
+        if data.places is not None or data.context is not None or data.features is not None:
             raise ValueError(
-                "expected events without places, received some with: their steps are taken "
-                "in the plain way"
+                "expected events without places, features and context, received some with: "
+                "their steps are taken in the plain way"
             )
         begin = data.starts[:1]
         end = np.zeros(1, dtype=np.int64)
@@ -85,6 +85,8 @@ class CapturedSteps(Steps):
         return (
             device.type == "cuda"
             and run.train.places is None
+            and run.train.context is None
+            and run.train.features is None
             and int(run.train.lengths.max(initial=0)) <= BLOCK
         )
 

@@ -573,7 +573,16 @@ def fingerprint(data: Dataset) -> str:
     (True, False)
     """
     digest = hashlib.sha256(repr((data.marks.names, data.marks.box)).encode())
-    for array in (data.times, data.mark_ids, data.lengths, data.starts, data.stops, data.places):
+    arrays = [data.times, data.mark_ids, data.lengths, data.starts, data.stops, data.places]
+    arrays.append(data.features)
+    if data.context is not None:
+        context = data.context
+        arrays += [context.origin, context.scored_from]
+        for steps in (context.covariates, context.exposure):
+            if steps is not None:
+                digest.update(repr(steps.names).encode())
+                arrays += [steps.times, steps.values, steps.offsets]
+    for array in arrays:
         if array is not None:
             digest.update(repr((array.shape, array.dtype.str)).encode())
             digest.update(np.ascontiguousarray(array).data)

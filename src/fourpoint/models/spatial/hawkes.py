@@ -294,7 +294,9 @@ class SpatialHawkes(PointProcess[SpatialHawkesHistory]):
                 h,
                 times=torch.cat([h.times, h.times[:, -1:]], 1),
                 excitation=torch.cat([h.excitation, h.excitation[:, -1:]], 1),
-                **{name: _wider(getattr(h, name)) for name in ("when", "marks", "places")},
+                when=_wider(h.when),
+                marks=_wider(h.marks),
+                places=_wider(h.places),
             )
         slot = torch.where(happened, h.lengths, 0)
         at = torch.where(happened, time, h.times[row, h.lengths])

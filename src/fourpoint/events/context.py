@@ -1,0 +1,235 @@
+"""What is known of sequences besides their events: when time 0 was, covariates, exposure, and from
+when on a sequence is scored.
+
+A :class:`Context` holds it for the S sequences of a data set, a :class:`BatchContext` as tensors
+for the B sequences of a batch. Covariates and exposure are step functions: a value holds from its
+time on until the next one. The first value also holds before its time and the last one after it.
+
+    origin        seconds from 1970-01-01 00:00 UTC to time 0 of each sequence
+    scored_from   events and time before it condition the rates but are not scored
+    covariates    K named columns
+    exposure      a known factor e(t) of the rate; 0 where nothing was recorded
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Ordered
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from fourpoint.errors import EventDataError
+
+if TYPE_CHECKING:
+    import torch
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class Steps:
+    """Step functions of time with K columns, one for each of S sequences, stored flat: sequence i
+    owns the steps ``offsets[i]:offsets[i + 1]``, at least one.
+
+    >>> steps = Steps.constant(("age",), [[40.0], [25.0]])
+    >>> steps.at(1, np.array([0.0, 9.0])).tolist()
+    [[25.0], [25.0]]
+    """
+
+    names: tuple[str, ...]
+    times: Floats  # (J,) when each value begins to hold
+    values: Floats  # (J, K)
+    offsets: NDArray[np.int64]  # (S + 1,)
+
+    def __post_init__(self) -> None:
+        if self.values.shape != (len(self.times), len(self.names)):
+            raise EventDataError(
+                f"{len(self.times)} rows of {len(self.names)} values",
+                f"values of shape {self.values.shape}",
+                "Give every time a value.",
+            )
+        if (np.diff(self.offsets) < 1).any():
+            raise EventDataError(
+                "at least one value for every sequence",
+                f"none for sequence number {int(np.argmax(np.diff(self.offsets) < 1))}",
+                "Add a row for it.",
+            )
+        back = np.flatnonzero(np.diff(self.times) <= 0)
+        inside = back[~np.isin(back + 1, self.offsets)]
+        if len(inside):
+            i = int(inside[0])
+            raise EventDataError(
+                "rising times of values",
+                f"{self.times[i + 1]:g} after {self.times[i]:g}",
+                "Sort the rows, and keep one value for each time.",
+            )
+
+    @staticmethod
+    def constant(names: Ordered[str], values: ArrayLike) -> Steps:
+        """Columns that do not change: ``values`` (S, K)."""
+        table = np.asarray(values, dtype=np.float64)
+        count = len(table)
+        return Steps(tuple(names), np.zeros(count), table, np.arange(count + 1))
+
+    def row(self, index: int) -> slice:
+        """The steps of one sequence."""
+        return slice(int(self.offsets[index]), int(self.offsets[index + 1]))
+
+    def at(self, index: int, times: Floats) -> Floats:
+        """The values of sequence ``index`` at ``times`` (T,): (T, K)."""
+        own = self.row(index)
+        found = np.searchsorted(self.times[own], times, side="right") - 1
+        return self.values[own][np.maximum(found, 0)]
+
+    def select(self, rows: NDArray[np.int64]) -> Steps:
+        """The step functions of the sequences at ``rows``."""
+        lengths = np.diff(self.offsets)[rows]
+        offsets = np.concatenate([[0], np.cumsum(lengths)])
+        flat = np.arange(offsets[-1]) + np.repeat(self.offsets[rows] - offsets[:-1], lengths)
+        return Steps(self.names, self.times[flat], self.values[flat], offsets)
+
+    @staticmethod
+    def join(parts: Ordered[Steps]) -> Steps:
+        """The step functions of several data sets, one after the other. They must have the same
+        columns.
+        """
+        if len({part.names for part in parts}) > 1:
+            received = " and ".join(str(list(part.names)) for part in parts[:2])
+            raise EventDataError("the same columns everywhere", received, "Give all the same.")
+        lengths = np.concatenate([np.diff(part.offsets) for part in parts])
+        return Steps(
+            parts[0].names,
+            np.concatenate([part.times for part in parts]),
+            np.concatenate([part.values for part in parts]),
+            np.concatenate([[0], np.cumsum(lengths)]),
+        )
+
+    def batch(self, rows: NDArray[np.int64]) -> BatchSteps:
+        """The step functions of the sequences at ``rows``, padded to one length."""
+        import torch
+
+        lengths = np.diff(self.offsets)[rows]
+        column = np.arange(int(lengths.max(initial=1)))
+        last = self.offsets[rows] + lengths - 1
+        flat = np.minimum(self.offsets[rows][:, None] + column, last[:, None])
+        times = np.where(column < lengths[:, None], self.times[flat], np.inf)
+        return BatchSteps(torch.from_numpy(times), torch.from_numpy(self.values[flat]))
+
+
+@dataclass(frozen=True, eq=False)
+class BatchSteps:
+    """Step functions of B sequences as tensors; times of padding are infinite."""
+
+    times: torch.Tensor  # (B, J) float64
+    values: torch.Tensor  # (B, J, K) float64
+
+    def at(self, times: torch.Tensor) -> torch.Tensor:
+        """The values at ``times`` (B, ...): (B, ..., K).
+
+        >>> import torch
+        >>> steps = Steps(("x",), np.array([0.0, 2.0]), np.array([[1.0], [5.0]]), np.array([0, 2]))
+        >>> steps.batch(np.array([0])).at(torch.tensor([[1.0, 2.0]]).double()).flatten().tolist()
+        [1.0, 5.0]
+        """
+        import torch
+
+        flat = times.reshape(len(times), -1).contiguous()
+        found = torch.searchsorted(self.times.contiguous(), flat, right=True) - 1
+        index = found.clamp(min=0)[..., None].expand(-1, -1, self.values.shape[2])
+        return self.values.gather(1, index).reshape(*times.shape, -1)
+
+    def select(self, rows: torch.Tensor) -> BatchSteps:
+        """The step functions at ``rows``."""
+        return BatchSteps(self.times[rows], self.values[rows])
+
+    def to(self, device: str | torch.device) -> BatchSteps:
+        """The same on another device."""
+        return BatchSteps(self.times.to(device), self.values.to(device))
+
+
+@dataclass(frozen=True, eq=False)
+class Context:
+    """What is known of S sequences besides their events; None for what is not known."""
+
+    origin: Floats | None = None  # (S,) seconds since 1970, UTC
+    scored_from: Floats | None = None  # (S,) in the user's unit
+    covariates: Steps | None = None
+    exposure: Steps | None = None
+
+    def select(self, rows: NDArray[np.int64]) -> Context:
+        """The context of the sequences at ``rows``."""
+        origin = None if self.origin is None else self.origin[rows]
+        scored_from = None if self.scored_from is None else self.scored_from[rows]
+        covariates = None if self.covariates is None else self.covariates.select(rows)
+        exposure = None if self.exposure is None else self.exposure.select(rows)
+        return Context(origin, scored_from, covariates, exposure)
+
+    @staticmethod
+    def join(parts: Ordered[Context | None]) -> Context | None:
+        """The contexts of several sequences or data sets, one after the other; what one of them
+        lacks, all must lack.
+        """
+        if all(part is None for part in parts):
+            return None
+        known = [Context() if part is None else part for part in parts]
+        found: dict[str, Floats | Steps] = {}
+        for field in fields(Context):
+            values = [getattr(part, field.name) for part in known]
+            if all(value is None for value in values):
+                continue
+            if any(value is None for value in values):
+                raise EventDataError(
+                    f"the {field.name} of every sequence, or of none",
+                    "some with and some without",
+                    "Give it for all of them.",
+                )
+            steps = isinstance(values[0], Steps)
+            found[field.name] = Steps.join(values) if steps else np.concatenate(values)
+        return Context(**found)  # type: ignore[arg-type]
+
+    def batch(self, rows: NDArray[np.int64]) -> BatchContext:
+        """The context of the sequences at ``rows`` as tensors."""
+        import torch
+
+        own = self.select(rows)
+        every = np.arange(len(rows))
+        return BatchContext(
+            None if own.origin is None else torch.from_numpy(own.origin),
+            None if own.scored_from is None else torch.from_numpy(own.scored_from),
+            None if own.covariates is None else own.covariates.batch(every),
+            None if own.exposure is None else own.exposure.batch(every),
+        )
+
+    def without(self, *names: str) -> Context:
+        """The same without the parts ``names``."""
+        return replace(self, **dict.fromkeys(names))
+
+
+@dataclass(frozen=True, eq=False)
+class BatchContext:
+    """The context of B sequences as tensors."""
+
+    origin: torch.Tensor | None = None  # (B,) float64
+    scored_from: torch.Tensor | None = None  # (B,) float64
+    covariates: BatchSteps | None = None
+    exposure: BatchSteps | None = None
+
+    def select(self, rows: torch.Tensor) -> BatchContext:
+        """The context of the sequences at ``rows``, which may repeat."""
+        return BatchContext(
+            None if self.origin is None else self.origin[rows],
+            None if self.scored_from is None else self.scored_from[rows],
+            None if self.covariates is None else self.covariates.select(rows),
+            None if self.exposure is None else self.exposure.select(rows),
+        )
+
+    def to(self, device: str | torch.device) -> BatchContext:
+        """The same on another device."""
+        return BatchContext(
+            None if self.origin is None else self.origin.to(device),
+            None if self.scored_from is None else self.scored_from.to(device),
+            None if self.covariates is None else self.covariates.to(device),
+            None if self.exposure is None else self.exposure.to(device),
+        )
