@@ -14,9 +14,10 @@ import pytest
 from counted import counted
 from hypothesis import given, settings, strategies as st
 
-from fourpoint.data.clocks import Clock, read_clock, resolution_of, unit_for, unit_named
+from fourpoint.data.clocks import Clock, read_clock, resolution_of
 from fourpoint.data.readers import read, read_with_notes
 from fourpoint.events import EventDataError, UserError
+from fourpoint.events.dates import unit_for, unit_named
 
 ZONES = [
     "UTC",

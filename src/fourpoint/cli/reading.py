@@ -265,7 +265,7 @@ def _is_ours(source: str) -> bool:
 
 def _fitted_to(folder: Path, model: PointProcess) -> FittedTo:
     """What a saved model was fitted to."""
-    from fourpoint.data.clocks import SECONDS
+    from fourpoint.events.dates import SECONDS
     from fourpoint.storage.checkpoints import about
 
     unit = str(about(folder).get("unit") or "")

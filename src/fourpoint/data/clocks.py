@@ -35,35 +35,8 @@ from numpy.typing import NDArray
 from fourpoint.data.opened import flat, pieces
 from fourpoint.data.stamps import Fault, parse_stamps
 from fourpoint.events import UserError
+from fourpoint.events.dates import unit_named
 
-SECONDS = {
-    "nanoseconds": 1e-9,
-    "microseconds": 1e-6,
-    "milliseconds": 1e-3,
-    "seconds": 1.0,
-    "minutes": 60.0,
-    "hours": 3600.0,
-    "days": 86400.0,
-    "weeks": 604800.0,
-}
-SHORT = {
-    "ns": "nanoseconds",
-    "us": "microseconds",
-    "ms": "milliseconds",
-    "s": "seconds",
-    "sec": "seconds",
-    "secs": "seconds",
-}
-SHORT |= {
-    "m": "minutes",
-    "min": "minutes",
-    "mins": "minutes",
-    "h": "hours",
-    "hr": "hours",
-    "hrs": "hours",
-    "d": "days",
-    "w": "weeks",
-}
 RATES = {"s": 1, "ms": 1000, "us": 1_000_000, "ns": 1_000_000_000}
 YEAR_1, YEAR_10000 = -62_135_596_800, 253_402_300_800  # seconds since 1970
 FIRST_EPOCH = (
@@ -235,40 +208,6 @@ def check_zone(name: str) -> None:
         else:
             remedy = "Use an IANA name such as 'Europe/Berlin', or 'UTC'."
         raise UserError("the name of a time zone", f"{name!r}", remedy) from error
-
-
-def unit_named(text: str) -> str:
-    """A unit of time by any of its names.
-
-    >>> unit_named("h"), unit_named("Day")
-    ('hours', 'days')
-    """
-    word = text.strip().lower()
-    unit = SHORT.get(word, word if word.endswith("s") else f"{word}s")
-    if unit not in SECONDS:
-        near = get_close_matches(unit, SECONDS, n=1)
-        raise UserError(
-            f"a unit of time: {', '.join(SECONDS)}",
-            f"{text!r}",
-            f"Did you mean {near[0]!r}?" if near else "Use one of them.",
-        )
-    return unit
-
-
-def unit_for(seconds: float) -> str:
-    """The unit in which a span of time has a handy length.
-
-    >>> unit_for(300), unit_for(86400), unit_for(3e7)
-    ('seconds', 'hours', 'days')
-    """
-    return next(
-        (
-            unit
-            for unit, most in (("seconds", 600), ("minutes", 36_000), ("hours", 864_000))
-            if seconds <= most
-        ),
-        "days",
-    )
 
 
 def _ticks(column: pa.ChunkedArray) -> tuple[NDArray[np.int64], int, str | None]:

@@ -16,12 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fourpoint.data.calendar_windows import UNIT, calendar_windows
-from fourpoint.data.clocks import SECONDS, Clock, read_clock, resolution_of, unit_for
+from fourpoint.data.clocks import Clock, read_clock, resolution_of
 from fourpoint.data.columns import Columns
 from fourpoint.data.grouping import Group, Numbered, group
 from fourpoint.data.roles import Roles
 from fourpoint.data.stored import Known
 from fourpoint.events import UserError
+from fourpoint.events.dates import SECONDS, unit_for
 
 Stamp = float | str | datetime.date
 Window = tuple[Stamp, Stamp] | Literal["each", "all"]
@@ -44,6 +45,7 @@ class Layout:
     origin_tick: int | None = None  # of the clock, where all sequences share it
     moved: bool = False
     notes: tuple[str, ...] = ()
+    origins: NDArray[np.float64] | None = None  # seconds since 1970 at time 0 of each sequence
 
 
 def lay_numbers(
@@ -134,7 +136,20 @@ def lay_calendar(
         f"times: {unit} since the start of each {by} {zone} (--timezone, --time-unit)",
         windows,
     )
-    return Layout(cut.ids, rows, times, starts, stops, False, unit, cut.ids[0], None, moved, notes)
+    return Layout(
+        cut.ids,
+        rows,
+        times,
+        starts,
+        stops,
+        False,
+        unit,
+        cut.ids[0],
+        None,
+        moved,
+        notes,
+        cut.origins / clock.rate,
+    )
 
 
 def lay_stamps(
@@ -195,7 +210,10 @@ def lay_stamps(
     whose = "sequences are" if len(ids) > 1 else "the sequence is"
     notes = (f"times: {unit} since {since} (--time-unit); {whose} {observed}",)
     shared = None if np.ndim(origins) else int(origins)
-    return Layout(ids, rows, times, begin, end, inferred, unit, origin, shared, moved, notes)
+    since_1970 = np.broadcast_to(np.asarray(origins) / clock.rate, len(ids)).astype(np.float64)
+    return Layout(
+        ids, rows, times, begin, end, inferred, unit, origin, shared, moved, notes, since_1970
+    )
 
 
 def per_sequence(

@@ -21,7 +21,7 @@ from functools import partial
 import numpy as np
 import pyarrow as pa
 
-from fourpoint.data.clocks import Clock, check_zone, read_clock, unit_named
+from fourpoint.data.clocks import Clock, check_zone, read_clock
 from fourpoint.data.columns import (
     Columns,
     give_back,
@@ -47,7 +47,8 @@ from fourpoint.data.roles import Roles, choose_roles
 from fourpoint.data.stamps import LONGEST, SPLIT_DATE, has_zone
 from fourpoint.data.stored import place_in, stored_names, stored_windows, write
 from fourpoint.data.tables import open_table
-from fourpoint.events import Dataset, EventDataError, Ties, UserError
+from fourpoint.events import Context, Dataset, EventDataError, Ties, UserError
+from fourpoint.events.dates import unit_named
 from fourpoint.log_format import DATES, EPOCH, STAMPS, LogFormat
 from fourpoint.sanitising import console_text
 
@@ -284,6 +285,7 @@ def _read(table: Table, roles: Roles, asked: Asked) -> Reading:
             name=(known.name if known else "") or table.name,
             places=None if places is None else layout.group.arrange(places),
             log=log_format(roles, raw, clock, layout.origin_tick, marked=bool(space.names)),
+            context=None if layout.origins is None else Context(origin=layout.origins),
         )
         data = data if asked.ties == "keep" else data.with_ties(asked.ties)
     except EventDataError as error:

@@ -24,6 +24,7 @@ from numpy.typing import ArrayLike, NDArray
 from fourpoint.errors import EventDataError, UserError
 from fourpoint.events.batching import Batch, group_by_length, known_at, offsets_of, pad
 from fourpoint.events.context import Context
+from fourpoint.events.dates import SECONDS, Dates, Moment, shown, time_at
 from fourpoint.events.marks import Box, MarkSpace
 from fourpoint.events.ties import Ties, apply_ties
 from fourpoint.events.validation import SPLITS, as_marks, as_places, as_times, check_events, inner
@@ -56,7 +57,8 @@ class Sequence:
     ``places`` (N, k) are where events were, in the box of ``space``; without one the box around
     them is taken. None: events have no places. ``features`` (N, F) are numbers known of every event
     (a magnitude, an amount). ``context`` is what else is known of the sequence
-    (:mod:`fourpoint.events.context`), with one row.
+    (:mod:`fourpoint.events.context`), with one row. ``dates`` converts its times to dates, where it
+    belongs to a data set that was read from timestamps.
 
     >>> s = Sequence([0.5, 2.0], start=0.0, stop=4.0)
     >>> len(s), s.duration
@@ -77,6 +79,7 @@ class Sequence:
     places: NDArray[np.float64] | None
     features: NDArray[np.float64] | None
     context: Context | None
+    dates: Dates | None
 
     def __init__(
         self,
@@ -142,24 +145,25 @@ class Sequence:
         n = int(np.searchsorted(self.times, time, side="left"))
         return self.piece(slice(n, None), float(time), self.stop, inferred=self.inferred)
 
-    def until(self, at: float | None = None) -> Sequence:
+    def until(self, at: Moment | None = None) -> Sequence:
         """The events that are known at time ``at``: those up to and including it, observed on
         ``[start, at]``.
 
-        ``at`` is the end of the window by default. This is the past that forecasts, explanations
-        and maps look at. Raises :class:`UserError` where ``at`` lies outside the window.
+        ``at`` is the end of the window by default, and may be a date where the sequence has dates.
+        This is the past that forecasts, explanations and maps look at. Raises :class:`UserError`
+        where ``at`` lies outside the window.
 
         >>> s = Sequence([0.5, 2.0, 2.0, 3.0], start=0.0, stop=4.0)
         >>> len(s.until(2.0)), len(s.before(2.0)), len(s.until())
         (3, 1, 4)
         """
-        now = self.stop if at is None else float(at)
+        now = self.stop if at is None else time_at(self.dates, at)
         if not self.start <= now <= self.stop:
-            expected = (
-                f"a time inside the window [{self.start:g}, {self.stop:g}] of sequence {self.id}"
-            )
+            edges = f"{shown(self.dates, self.start)}, {shown(self.dates, self.stop)}"
             raise UserError(
-                expected, f"at={now:g}", "Choose a time at which the sequence was observed."
+                f"a time inside the window [{edges}] of sequence {self.id}",
+                f"at={shown(self.dates, now)}",
+                "Choose a time at which the sequence was observed.",
             )
         n = int(np.count_nonzero(known_at(self.times, now)))
         return self.piece(slice(n), self.start, now, inferred=True)
@@ -179,6 +183,7 @@ class Sequence:
             places=None if self.places is None else self.places[kept],
             features=None if self.features is None else self.features[kept],
             context=self.context,
+            dates=self.dates,
         )
 
     def batch(self) -> Batch:
@@ -343,7 +348,18 @@ class Dataset:
             places=None if self.places is None else self.places[a:b],
             features=None if self.features is None else self.features[a:b],
             context=None if self.context is None else self.context.select(np.array([i])),
+            dates=self.dates(i),
         )
+
+    def dates(self, row: int) -> Dates | None:
+        """The dates of sequence number ``row``; None where its origin or the unit of time is not
+        known. Without a log they are those of UTC.
+        """
+        origin = None if self.context is None else self.context.origin
+        if origin is None or self.unit not in SECONDS:
+            return None
+        zone = "UTC" if self.log is None else self.log.zone
+        return Dates(float(origin[row]), self.unit, zone)
 
     def __iter__(self) -> Iterator[Sequence]:
         return (self[i] for i in range(len(self)))

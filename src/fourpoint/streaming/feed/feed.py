@@ -21,8 +21,8 @@ from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from fourpoint.data.clocks import unit_named
 from fourpoint.events import UserError
+from fourpoint.events.dates import unit_named
 from fourpoint.log_format import LogFormat
 from fourpoint.models.base import PointProcess
 from fourpoint.report.printing import plain_console, text_column

@@ -22,9 +22,10 @@ import numpy as np
 import pyarrow as pa
 
 from fourpoint.data.calendar_windows import CALENDAR, By, calendar_windows
-from fourpoint.data.clocks import FIRST_EPOCH, SECONDS, Clock
+from fourpoint.data.clocks import FIRST_EPOCH, Clock
 from fourpoint.data.stamps import LONGEST, SPLIT_DATE, tidied
 from fourpoint.events import UserError
+from fourpoint.events.dates import SECONDS
 from fourpoint.log_format import DATES, EPOCH, NUMBERS, LogFormat
 from fourpoint.streaming.feed.plausibility import Calendar
 
