@@ -20,7 +20,7 @@ import torch
 from fourpoint import kernels
 from fourpoint.data.synthetic import simulate
 from fourpoint.events import Batch, Dataset, Sequence
-from fourpoint.inference.likelihood import sampled_log_likelihood
+from fourpoint.inference.likelihood import log_likelihoods, sampled_log_likelihood
 from fourpoint.kernels import conditions
 from fourpoint.models.dapp import DAPP
 from fourpoint.models.following import Events, Numbers, Scored
@@ -93,6 +93,24 @@ def dapp_loss(monkeypatch: pytest.MonkeyPatch) -> Compared:
         Found([given[0]], [by_parameter[id(p)] for p in learned]),
         Found([total.detach()], list(wanted)),
     )
+
+
+def dapp_score(monkeypatch: pytest.MonkeyPatch) -> Compared:
+    data = sequences(2)
+    values: list[list[Any]] = [[], []]
+    for settings in (
+        dict(link="softplus", base="spline", drift="spline", values="affine"),
+        dict(link="exp", base="constant", drift="spline", decay=False),
+        dict(link="identity", base="spline"),
+    ):
+        model = DAPP(2, heads=2, features=5, eval_features=9, generator=(6,), **settings)
+        model.initialise(data)
+        for work, found in zip((0, 2**40), values, strict=True):
+            monkeypatch.setattr(conditions, "SCORE_WORK", work)
+            exact = deepcopy(model).double().eval()
+            likelihoods = log_likelihoods(exact, data.batch(), tolerance=1e-11)
+            found += [x for one in likelihoods.values() for x in (one.value, one.integral)]
+    return Compared(*(Found(found, []) for found in values))
 
 
 def sums_over_events(monkeypatch: pytest.MonkeyPatch) -> Compared:
@@ -280,6 +298,7 @@ def deep_dapp_loss(monkeypatch: pytest.MonkeyPatch) -> Compared:
 
 CASES: dict[str, Callable[[pytest.MonkeyPatch], Compared]] = {
     "dapp_loss": dapp_loss,
+    "dapp_score": dapp_score,
     "dapp_stream": dapp_stream,
     "score_table": scores_by_lag,
     "excitation": sums_over_events,
@@ -414,6 +433,12 @@ def test_a_reason_is_given_if_a_kernel_does_not_apply() -> None:
     ]
     reasons.append(kernels.DAPP_LOSS.supports(weight.double(), times, **settings))
     reasons.append(kernels.RECURRENCE.supports(weight, weight))
+    scoring: dict[str, Any] = dict(scanned=True, normalise="none", modes=2**20)
+    assert kernels.DAPP_SCORE.supports(weight, times, **scoring) is None
+    for change in (dict(scanned=False), dict(normalise="ratio"), dict(modes=8)):
+        assert kernels.DAPP_SCORE.supports(weight, times, **scoring | change)
+    there = torch.zeros(2, 5, dtype=torch.float64, device="meta")
+    assert kernels.DAPP_SCORE.supports(weight, there, **scoring) == "tensors on meta, not cpu"
     assert all(reasons) and len(set(reasons)) == len(reasons)
     assert kernels.DAPP_LOSS.supports(weight, times, **settings | dict(modes=2**20)) is None
     assert kernels.EXCITATION.supports(1) is not None

@@ -112,28 +112,65 @@ def log_likelihoods(
     """
     check_places(model, batch)
     lengths = batch.lengths
-    first = torch.where(lengths > 0, batch.edges[:, 1], batch.stop)
-    last = batch.edges.gather(1, lengths[:, None])[:, 0]
     budget = tolerance * int((lengths - 1).clamp(min=1).sum())
     sums = {name: [torch.zeros_like(batch.start) for _ in range(3)] for name in CONVENTIONS}
+    compiled = model.scored_gaps(batch, budget)
+    if compiled is not None:
+        logs, rounding = _of_events(model, batch, compiled.logs)
+        gaps = Integrals(batch.edges[:, :-1], batch.edges[:, 1:], *compiled[1:])
+        _add(sums, batch, 0, logs, rounding, gaps)
+        return _found(sums, lengths)
     carried = None
     for block, offset in blocks_of(model, batch):
         check_memory(model, block.edges.numel(), 0)
         history = model.encode(block, carried)
-        logs, rounding = _event_terms(model, history, block)
+        logs, rounding = _of_events(model, block, model.log_rates_at_events(history, block))
         share = max(1, block.times.shape[1]) / max(1, batch.times.shape[1])
-        left, right, integral, error = _refined(model, history, block, budget * share)
-        inner = (left >= first[:, None]) & (right <= last[:, None])
-        for name in CONVENTIONS:
-            begin = 1 if name == "gaps" and offset == 0 else 0
-            kept = torch.ones_like(inner) if name == "window" else inner
-            parts = (
-                logs[:, begin:].sum(1),
-                torch.where(kept, integral, 0.0).sum(1),
-                torch.where(kept, error, 0.0).sum(1) + rounding[:, begin:].sum(1),
-            )
-            sums[name] = [total + part for total, part in zip(sums[name], parts, strict=True)]
+        pieces_ = _refined(model, history, block, budget * share)
+        _add(sums, batch, offset, logs, rounding, Integrals(*pieces_))
         carried = history.latest()
+    return _found(sums, lengths)
+
+
+class Integrals(NamedTuple):
+    """Integrals over H pieces of the window of each sequence, and upper estimates of their
+    errors.
+    """
+
+    left: Float[Tensor, "B H"]
+    right: Float[Tensor, "B H"]
+    value: Float[Tensor, "B H"]
+    error: Float[Tensor, "B H"]
+
+
+def _add(
+    sums: dict[Convention, list[Tensor]],
+    batch: Batch,
+    offset: int,
+    logs: Float[Tensor, "B N"],
+    rounding: Float[Tensor, "B N"],
+    integrals: Integrals,
+) -> None:
+    """Add what a block of ``batch`` has, ``offset`` events after the first, to the sums of log
+    rates, integrals and errors.
+    """
+    first = torch.where(batch.lengths > 0, batch.edges[:, 1], batch.stop)
+    last = batch.edges.gather(1, batch.lengths[:, None])
+    inner = (integrals.left >= first[:, None]) & (integrals.right <= last)
+    for name in CONVENTIONS:
+        begin = 1 if name == "gaps" and offset == 0 else 0
+        kept = torch.ones_like(inner) if name == "window" else inner
+        parts = (
+            logs[:, begin:].sum(1),
+            torch.where(kept, integrals.value, 0.0).sum(1),
+            torch.where(kept, integrals.error, 0.0).sum(1) + rounding[:, begin:].sum(1),
+        )
+        sums[name] = [total + part for total, part in zip(sums[name], parts, strict=True)]
+
+
+def _found(
+    sums: dict[Convention, list[Tensor]], lengths: Int[Tensor, " B"]
+) -> dict[Convention, LogLikelihood]:
     events = {"window": lengths, "gaps": (lengths - 1).clamp(min=0)}
     return {name: LogLikelihood(s[0] - s[1], events[name], s[1], s[2]) for name, s in sums.items()}
 
@@ -315,11 +352,10 @@ def blocks_of(model: PointProcess, batch: Batch) -> list[tuple[Batch, int]]:
     ]
 
 
-def _event_terms(
-    model: PointProcess, history: History, block: Batch
+def _of_events(
+    model: PointProcess, block: Batch, logs: Float[Tensor, "B N"]
 ) -> tuple[Float[Tensor, "B N"], Float[Tensor, "B N"]]:
     """log lambda at every event, 0 in the padding, and its rounding error."""
-    logs = model.log_rates_at_events(history, block)
     eps = max(torch.finfo(logs.dtype).eps, precision(model))
     logs = torch.where(block.valid, logs, 0.0).to(torch.float64)
     return logs, torch.where(block.valid, ROUNDING * eps * (1 + logs.abs()), 0.0)

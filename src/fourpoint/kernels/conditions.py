@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 # Numbers in the states of a batch from which DAPP's loss is compiled: that takes seconds, once.
 DAPP_WORK = 2**15
+SCORE_WORK = 2**15  # the same for its evaluation
 DAPP_MEMORY = 2**26  # numbers held for one sequence at most
 MOST_MARKS = 16  # of kernels that keep all marks of a sequence in memory or in registers
 MOST_FEATURES = 128  # per head in registers
@@ -64,6 +65,21 @@ def dapp_loss(
         return "too little work to repay compiling"
     if 2 * (N + 1) * (nodes + 1) * modes > DAPP_MEMORY:
         return "one sequence needs too much memory"
+    return None
+
+
+def dapp_score(
+    parameter: Tensor, times: Tensor, *, scanned: bool, normalise: str, modes: int
+) -> str | None:
+    """(B, N) ``times``; ``modes`` of all heads together."""
+    if not scanned:
+        return "attention is not a scan over generated Fourier features"
+    if normalise != "none":
+        return f"weights are normalised: {normalise}"
+    if (reason := _elsewhere(parameter, "cpu")) or (reason := _elsewhere(times, "cpu")):
+        return reason
+    if times.shape[0] * (times.shape[1] + 1) * modes < SCORE_WORK:
+        return "too little work to repay compiling"
     return None
 
 

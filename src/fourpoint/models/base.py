@@ -141,6 +141,16 @@ class LogTimeRule(NamedTuple):
     longest: float
 
 
+class ScoredGaps(NamedTuple):
+    """What `PointProcess.scored_gaps` finds: log lambda at every event, and the integral over every
+    gap with an upper estimate of its error, rounding included.
+    """
+
+    logs: Float[Tensor, "B N"]
+    integral: Float[Tensor, "B G"]
+    error: Float[Tensor, "B G"]
+
+
 Gradients = list[tuple[nn.Parameter, NDArray[np.float32]]]
 
 
@@ -273,6 +283,12 @@ class PointProcess(Described, nn.Module, Generic[H]):
         """The mean total rate at each gap's ``nodes``, and log lambda per mark at its end."""
         logs = self.log_intensity(history, torch.cat([nodes, ends[..., None]], 2))
         return weighted_mean(logs[:, :, :-1].exp().sum(-1), weights), logs[:, :, -1]
+
+    def scored_gaps(self, batch: Batch, tolerance: float) -> ScoredGaps | None:
+        """Both terms of the log-likelihood from one compiled kernel, the discretisation errors of
+        all integrals summing to at most ``tolerance``; None if unsupported.
+        """
+        return None
 
     # ------------------------------------------------------------------ integrals
 

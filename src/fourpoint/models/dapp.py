@@ -43,9 +43,15 @@ from torch import Tensor, nn
 
 from fourpoint import kernels
 from fourpoint.events import Batch, Dataset, MarkSpace, UserError
-from fourpoint.models.base import PointProcess, position_before, space_without_places
+from fourpoint.models.base import (
+    PointProcess,
+    ScoredGaps,
+    position_before,
+    space_without_places,
+)
 from fourpoint.models.dapp_gradients import Values, sampled_gradients
 from fourpoint.models.dapp_history import DAPPHistory, Parts, last_state, require, spectrum_of
+from fourpoint.models.dapp_scoring import scored_gaps
 from fourpoint.models.dapp_start import embedded, initialise
 from fourpoint.models.modes import Modes, PairScore
 from fourpoint.models.past import Memory, Past, appended, blank, joined, memory_of, past_of
@@ -579,6 +585,37 @@ class DAPP(PointProcess[DAPPHistory]):
             share,
         )
         return float(totals.sum()), found
+
+    @torch.no_grad()
+    def scored_gaps(self, batch: Batch, tolerance: float) -> ScoredGaps | None:
+        """Log rates at events, and integrals over gaps with their errors, by a kernel; None if
+        unsupported.
+        """
+        if not isinstance(self.modes, Modes):
+            return None
+        score = kernels.DAPP_SCORE.choose(
+            self.readout,
+            batch.times,
+            scanned=self.scanned,
+            normalise=self.options["normalise"],
+            modes=self.modes.noise[..., 0].numel(),
+        )
+        if score is None:
+            return None
+        marks = torch.arange(self.marks.count)[None]
+        ages = torch.stack([torch.zeros_like(marks), torch.ones_like(marks)]).double()
+        constant, later = (self.event_values(age, marks)[0] for age in ages)
+        return scored_gaps(
+            score,
+            self.spectrum(),
+            constant,
+            later - constant,
+            self.readout_weights(),
+            self.rate,
+            batch,
+            float(self.time_scale),
+            tolerance,
+        )
 
     def _at_once(self, batch: Batch) -> bool:
         """Whether scan and read-out are one kernel, for training steps on a CUDA device."""
