@@ -36,6 +36,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fourpoint.events import Batch, BatchContext, Box, Dataset, MarkSpace, UserError
+from fourpoint.models.effects import Effects, EffectsSpec, RateRatio
 from fourpoint.ops.quadrature import MOST
 from fourpoint.report.printing import as_html
 
@@ -165,7 +166,6 @@ class PointProcess(Described, nn.Module, Generic[H]):
     trained_on: TrainedOn | None = None
     recipe: ClassVar[Mapping[str, Any] | None] = None  # settings of `fit` that suit this model
     first_guess: dict[str, Tensor] | None = None  # weights that training has to beat
-    has_closed_integral: ClassVar[bool] = False  # `closed_integral` is implemented
     has_inverse: ClassVar[bool] = False  # `inverse` is implemented
     has_attention: ClassVar[bool] = False  # `attended` is implemented
     fits_in_closed_form: ClassVar[bool] = False  # `maximum_likelihood` is implemented
@@ -179,6 +179,11 @@ class PointProcess(Described, nn.Module, Generic[H]):
     numbers_per_time: int | None = None  # held for each time of a query; None: one for each mark
     order: int | None = None  # nodes per axis of the rule for integrals over the box
     finest: int = 0  # the largest such order
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.effects: Effects | None = None  # of calendar and covariates
+        self.rate_ratios: list[RateRatio] = []  # of holidays and covariates in the last fit
 
     # ------------------------------------------------------------------ abstract
 
@@ -290,7 +295,41 @@ class PointProcess(Described, nn.Module, Generic[H]):
         """
         return None
 
+    # ------------------------------------------------------------------ calendar and covariates
+
+    @property
+    def effect_curves(self) -> int:
+        """How many curves of time calendar and covariates act on; 0 if unsupported."""
+        return 0
+
+    def add_effects(self, spec: EffectsSpec) -> None:
+        """Let the rate depend on the calendar and on covariates (`models.effects`), with weights of
+        0 at first.
+        """
+        if not self.effect_curves:
+            raise UserError(
+                "a model that takes calendar and covariates: poisson, hawkes, dapp, odapp, "
+                "deep-dapp, spatial-dapp or spatial-hawkes",
+                type(self).__name__,
+                "Choose one of these, or leave out the calendar and the covariates.",
+            )
+        kind = next(x.dtype for x in self.parameters() if x.is_floating_point())
+        self.effects = None
+        if not spec.empty:
+            self.effects = Effects(spec, self.effect_curves, kind)
+
+    def known_context(self, batch: Batch, before: H | None = None) -> BatchContext | None:
+        """What a history has to remember of the sequences' context: nothing without effects."""
+        if self.effects is None:
+            return None
+        return batch.context if before is None else before.context
+
     # ------------------------------------------------------------------ integrals
+
+    @property
+    def has_closed_integral(self) -> bool:
+        """Whether :meth:`closed_integral` is implemented."""
+        return False
 
     def closed_integral(
         self,
@@ -562,6 +601,9 @@ def pieces(
     """
     own = edges
     cuts = model.cuts(history)
+    if model.effects is not None:
+        jumps = model.effects.cuts(edges[:, 0], edges[:, -1], history.context)
+        cuts = jumps if cuts is None else torch.cat([cuts, jumps], 1)
     if cuts is not None:
         edges = (
             torch.cat([edges, torch.minimum(torch.maximum(cuts, edges[:, :1]), edges[:, -1:])], 1)

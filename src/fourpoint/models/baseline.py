@@ -55,6 +55,26 @@ class BaselineValues(NamedTuple):
     inside: Float[Tensor, "*T M"] | None
 
 
+def added(values: BaselineValues, effects: BaselineValues | None) -> BaselineValues:
+    """The baseline with effects of calendar and covariates added to its parts."""
+    if effects is None:
+        return values
+    inside = values.inside
+    if inside is not None and effects.inside is not None:
+        inside = inside + effects.inside
+    return BaselineValues(values.log_base + effects.log_base, inside)
+
+
+def parted(values: Float[Tensor, "... R"], marks: int) -> BaselineValues:
+    """Curves of effects as the parts of a baseline: those of log mu, then those inside the link if
+    there are as many more.
+    """
+    if values.shape[-1] == marks:
+        return BaselineValues(values, None)
+    outside, inside = values.split(marks, -1)
+    return BaselineValues(outside, inside)
+
+
 class Baseline(nn.Module):
     """Base rate and drift of ``marks`` marks.
 

@@ -49,6 +49,7 @@ from fourpoint.models.base import (
     position_before,
     space_without_places,
 )
+from fourpoint.models.baseline import BaselineValues, parted
 from fourpoint.models.dapp_gradients import Values, sampled_gradients
 from fourpoint.models.dapp_history import DAPPHistory, Parts, last_state, require, spectrum_of
 from fourpoint.models.dapp_scoring import scored_gaps
@@ -391,9 +392,9 @@ class DAPP(PointProcess[DAPPHistory]):
         anchor = batch.start[:, None] if before is None else before.times[:, -1:]
         times = torch.cat([anchor, batch.times], 1)
         values = self.event_values(self.elapsed(batch.times, start), batch.marks)
-        history = DAPPHistory(
-            times, start, batch.lengths, parts, None, past_of(batch.times, batch.marks, values)
-        )
+        past = past_of(batch.times, batch.marks, values)
+        context = self.known_context(batch, before)
+        history = DAPPHistory(times, start, batch.lengths, parts, None, past, context=context)
         if self.options["keep"] is not None:
             return select(self, history, batch, None if before is None else require(before.memory))
         if not self.scanned or (before is None and self._at_once(batch)):
@@ -450,6 +451,7 @@ class DAPP(PointProcess[DAPPHistory]):
             history.parts,
             None,
             None,
+            context=history.context,
         )
         if self.options["keep"] is not None:
             memory = admit(self, history, time, mark, value[:, 0], happened)
@@ -501,7 +503,22 @@ class DAPP(PointProcess[DAPPHistory]):
             history.parts,
             state,
             None,
+            context=history.context,
         )
+
+    @property
+    def effect_curves(self) -> int:
+        """log mu of every mark, and what is added inside the link for every mark."""
+        return 2 * self.marks.count
+
+    def effects_at(
+        self, history: DAPPHistory, times: Float[Tensor, "B ..."]
+    ) -> BaselineValues | None:
+        """The effects of calendar and covariates on both parts of the baseline; None without."""
+        if self.effects is None:
+            return None
+        values = self.effects.values(times, history.context, self.readout.dtype)
+        return parted(values, self.marks.count)
 
     def log_intensity(
         self,
@@ -513,9 +530,10 @@ class DAPP(PointProcess[DAPPHistory]):
         z = torch.einsum(
             "bgqkm,km->bgqm", self.attend(history, times, seen), self.readout_weights()
         )
-        return self.rate.log_rate(
-            z, times - history.start[:, None, None], history.parts.curves
-        ) - self.time_scale.log().to(z)
+        since = times - history.start[:, None, None]
+        effects = self.effects_at(history, times)
+        logs = self.rate.log_rate(z, since, history.parts.curves, effects=effects)
+        return logs - self.time_scale.log().to(z)
 
     def attend(
         self,
@@ -558,6 +576,8 @@ class DAPP(PointProcess[DAPPHistory]):
         """The sum of `likelihood.sampled_log_likelihood`, and the gradients of ``share`` times it
         in what is learned, by a kernel; None if unsupported.
         """
+        if self.effects is not None:
+            return None
         settings = self.options
         sweep = kernels.DAPP_LOSS.choose(
             self.readout,
@@ -591,7 +611,7 @@ class DAPP(PointProcess[DAPPHistory]):
         """Log rates at events, and integrals over gaps with their errors, by a kernel; None if
         unsupported.
         """
-        if not isinstance(self.modes, Modes):
+        if not isinstance(self.modes, Modes) or self.effects is not None:
             return None
         score = kernels.DAPP_SCORE.choose(
             self.readout,
@@ -701,9 +721,9 @@ class DAPP(PointProcess[DAPPHistory]):
             - each
         )
         since = (times - history.start[:, None])[..., None].expand(each.shape[:3])
-        return (
-            self.rate.log_rate(z, since, history.parts.curves) - self.time_scale.log().to(z)
-        ).exp()
+        effects = self.effects_at(history, times[..., None])
+        logs = self.rate.log_rate(z, since, history.parts.curves, effects=effects)
+        return (logs - self.time_scale.log().to(z)).exp()
 
     def attended(
         self, history: DAPPHistory, time: Float[Tensor, " B"], mark: Int[Tensor, " B"]
@@ -749,8 +769,12 @@ class DAPP(PointProcess[DAPPHistory]):
         eps = torch.finfo(self.readout.dtype).eps
         z, rounding = attention_bound(self, history, a, b)
         low, high = ((x - history.start).to(z) for x in (a, b))
+        effects = None
+        if self.effects is not None:
+            bound = self.effects.upper_bound(a, b, history.context, z.dtype)
+            effects = parted(bound.to(z), self.marks.count)
         logs = (
-            self.rate.log_bound(z + rounding, low, high, history.parts.curves)
+            self.rate.log_bound(z + rounding, low, high, history.parts.curves, effects=effects)
             - self.time_scale.log().to(z)
         ).to(torch.float64)
         return (logs + 16 * eps * (1 + logs.abs())).exp().sum(-1)

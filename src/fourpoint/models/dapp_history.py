@@ -47,6 +47,7 @@ class DAPPHistory(History):
             state,
             past,
             self.memory,
+            context=self.context,
         )
 
     def at_positions(
@@ -58,8 +59,15 @@ class DAPPHistory(History):
         times = self.times[rows, positions]
         states = self.state[rows, positions]
         last = torch.zeros_like(positions)
+        context = None if self.context is None else self.context.select(rows)
         return DAPPHistory(
-            times[:, None], self.start[rows], last, self.parts, states[:, None], None
+            times[:, None],
+            self.start[rows],
+            last,
+            self.parts,
+            states[:, None],
+            None,
+            context=context,
         )
 
 

@@ -281,7 +281,8 @@ class DeepDAPP(NarrowPeaks[DeepHistory]):
         if before is not None:
             old = (before.summary, before.state, before.pace)
             new = tuple(torch.cat(pair, 1) for pair in zip(old, new, strict=True))
-        return DeepHistory(times, start, batch.lengths, *new)
+        context = self.known_context(batch, before)
+        return DeepHistory(times, start, batch.lengths, *new, context=context)
 
     def extend(
         self,
@@ -304,7 +305,26 @@ class DeepDAPP(NarrowPeaks[DeepHistory]):
             for x, y in zip(new, was, strict=True)
         )
         times = torch.where(active[:, None], time[:, None], old.times)
-        return DeepHistory(times, old.start, torch.zeros_like(old.lengths), *kept)
+        last = torch.zeros_like(old.lengths)
+        return DeepHistory(times, old.start, last, *kept, context=old.context)
+
+    @property
+    def effect_curves(self) -> int:
+        """A factor of the total rate, and with several marks the logits of their shares."""
+        marks = self.marks.count
+        return 1 if marks == 1 else 1 + marks
+
+    def _log_factor(self, history: DeepHistory, times: Tensor) -> Tensor | float:
+        """What calendar and covariates add to the log of the total rate."""
+        if self.effects is None:
+            return 0.0
+        return self.effects.values(times, history.context)[..., 0]
+
+    def _logits(self, history: DeepHistory, times: Tensor) -> Tensor | None:
+        """What calendar and covariates add to the logits of the marks; None without any."""
+        if self.effects is None or self.marks.count == 1:
+            return None
+        return self.effects.values(times, history.context)[..., 1:]
 
     def log_intensity(
         self,
@@ -314,7 +334,10 @@ class DeepDAPP(NarrowPeaks[DeepHistory]):
     ) -> Float[Tensor, "B G Q M"]:
         """log lambda per mark."""
         q = self._queries(history, times, seen)
-        return self._log_rate(q)[..., None] + self.share(q).log_softmax(-1)
+        total = self._log_rate(q) + self._log_factor(history, times)
+        logits = self._logits(history, times)
+        shares = self.share(q) if logits is None else self.share(q) + logits
+        return total[..., None] + shares.log_softmax(-1)
 
     def log_total(
         self,
@@ -323,7 +346,8 @@ class DeepDAPP(NarrowPeaks[DeepHistory]):
         seen: Int[Tensor, "B G"] | None = None,
     ) -> Float[Tensor, "B G Q"]:
         """log of the total rate, without a look at the marks."""
-        return self._log_rate(self._queries(history, times, seen))
+        total = self._log_rate(self._queries(history, times, seen))
+        return total + self._log_factor(history, times)
 
     def total_intensity(
         self,
@@ -339,7 +363,8 @@ class DeepDAPP(NarrowPeaks[DeepHistory]):
         times = batch.times
         seen = torch.arange(times.shape[1], device=times.device).expand_as(times)
         q = self._queries(history, times[..., None], seen)[:, :, 0]
-        return self._log_rate(q) + self._log_shares(q, batch.marks)
+        shares = self._log_shares(q, batch.marks, self._logits(history, times))
+        return self._log_rate(q) + self._log_factor(history, times) + shares
 
     def gap_terms(
         self,
@@ -350,9 +375,11 @@ class DeepDAPP(NarrowPeaks[DeepHistory]):
         weights: Float[Tensor, "*B Q"] | None,
     ) -> tuple[Float[Tensor, "B N"], Float[Tensor, "B G"]]:
         """Both in one pass over the states of all gaps."""
-        q = self._queries(history, torch.cat([nodes, ends[..., None]], 2), None)
-        logs = self._log_rate(q)
-        own = logs[:, :-1, -1] + self._log_shares(q[:, :-1, -1], batch.marks)
+        times = torch.cat([nodes, ends[..., None]], 2)
+        q = self._queries(history, times, None)
+        logs = self._log_rate(q) + self._log_factor(history, times)
+        logits = self._logits(history, ends[:, :-1])
+        own = logs[:, :-1, -1] + self._log_shares(q[:, :-1, -1], batch.marks, logits)
         mean = weighted_mean(logs[:, :, :-1].exp(), weights)
         return own, mean * (ends - batch.edges[:, :-1]).to(mean)
 
@@ -373,7 +400,7 @@ class DeepDAPP(NarrowPeaks[DeepHistory]):
             form=self._settings["form"],
             spatial=batch.places is not None,
         )
-        if loss is None:
+        if loss is None or self.effects is not None:
             return None
         if random.device.type != "cuda":
             seed = int(torch.randint(2**62, (), generator=random))
@@ -411,7 +438,7 @@ class DeepDAPP(NarrowPeaks[DeepHistory]):
     def log_time_rule(self) -> LogTimeRule | None:
         """Nodes for the fastest wave of log-time; None without waves or with narrow peaks."""
         waves = self._settings["waves"]
-        if not waves or self.narrow:
+        if not waves or self.narrow or self.effects is not None:
             return None
         density = NODES_PER_HALF_TURN * 2 ** (waves - 1)
         return LogTimeRule(self.extent()[0], density, float(TURNS * self.fastest))
@@ -538,11 +565,17 @@ class DeepDAPP(NarrowPeaks[DeepHistory]):
         )
 
     def _log_shares(
-        self, q: Float[Tensor, "*S H"], marks: Int[Tensor, "*S"]
+        self,
+        q: Float[Tensor, "*S H"],
+        marks: Int[Tensor, "*S"],
+        logits: Float[Tensor, "*S M"] | None = None,
     ) -> Float[Tensor, "*S"]:
         """log of each mark's share of the rate. Marks are summed over in pieces of events, so that
-        memory does not grow with events times marks.
+        memory does not grow with events times marks; with ``logits`` of the calendar it does.
         """
+        if logits is not None:
+            shares = (self.share(q) + logits).flatten(0, -2)
+            return -cross_entropy(shares, marks.flatten(), reduction="none").view(marks.shape)
         rows = max(1, PIECE // self.marks.count)
         flat = q.flatten(0, -2)
         pieces = zip(flat.split(rows), marks.flatten().split(rows), strict=True)

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from fourpoint.events import Batch, Dataset, MarkSpace, UserError, check_marks
 from fourpoint.models.base import PointProcess, placed
 from fourpoint.models.baseline import Baseline
+from fourpoint.models.effects_fit import fit_effects
 from fourpoint.models.positions import Positions, extended, positions_of
 from fourpoint.models.spatial.cells import Cells
 from fourpoint.models.spatial.grid import SpatialGrid
@@ -46,7 +47,6 @@ class Poisson(PointProcess[Positions]):
     """
 
     linear = True
-    has_closed_integral = True
     has_upper_bound = True
     fits_in_closed_form = True
     draws_places = True
@@ -81,11 +81,33 @@ class Poisson(PointProcess[Positions]):
         return [f"rate {float(rates.sum()):.4g} per unit of time, from the data"]
 
     def maximum_likelihood(self, data: Dataset) -> list[str]:
-        """The best rates, events over time; a mark that never happens counts as half an event."""
-        return self.initialise(data)
+        """The best rates, events over time; a mark that never happens counts as half an event.
+
+        With effects of calendar and covariates, their penalised maximum likelihood
+        (`models.effects_fit`).
+        """
+        notes = self.initialise(data)
+        if self.effects is None:
+            return notes
+        found = fit_effects(data, self.effects.spec)
+        with torch.no_grad():
+            self.log_rate.copy_(torch.from_numpy(found.level))
+            self.effects.weight.copy_(torch.from_numpy(found.weight))
+        self.rate_ratios = found.rate_ratios
+        return [*notes, *found.notes]
 
     def encode(self, batch: Batch, before: Positions | None = None) -> Positions:
-        return positions_of(batch, before)
+        return positions_of(batch, before, self.known_context(batch, before))
+
+    @property
+    def effect_curves(self) -> int:
+        """log of the rate of every mark."""
+        return self.marks.count
+
+    @property
+    def has_closed_integral(self) -> bool:
+        """Without effects of calendar and covariates."""
+        return self.effects is None
 
     def extend(
         self,
@@ -103,7 +125,10 @@ class Poisson(PointProcess[Positions]):
         times: Float[Tensor, "B G Q"],
         seen: Int[Tensor, "B G"] | None = None,
     ) -> Float[Tensor, "B G Q M"]:
-        return self.log_rate.expand(*times.shape, -1)
+        flat = self.log_rate.expand(*times.shape, -1)
+        if self.effects is None:
+            return flat
+        return flat + self.effects.values(times, history.context)
 
     def log_intensity_at(
         self,
@@ -147,8 +172,11 @@ class Poisson(PointProcess[Positions]):
     def upper_bound(
         self, history: Positions, a: Float[Tensor, " B"], b: Float[Tensor, " B"]
     ) -> Float[Tensor, " B"]:
-        """The largest total rate on [a, b]: the rate itself."""
-        return self.log_rate.exp().sum().expand_as(a)
+        """The largest total rate on [a, b]: the rate itself, but for effects of the calendar."""
+        if self.effects is None:
+            return self.log_rate.exp().sum().expand_as(a)
+        bound = self.effects.upper_bound(a, b, history.context, self.log_rate.dtype)
+        return (self.log_rate + bound).exp().sum(-1)
 
 
 class SplinePoisson(PointProcess[Positions]):

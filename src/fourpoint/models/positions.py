@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from fourpoint.events import Batch
+from fourpoint.events import Batch, BatchContext
 from fourpoint.models.base import History
 
 
@@ -24,8 +24,11 @@ class Positions(History):
     earlier: Int[Tensor, " B"]  # events before position 0, no longer remembered
 
 
-def positions_of(batch: Batch, before: Positions | None = None) -> Positions:
+def positions_of(
+    batch: Batch, before: Positions | None = None, context: BatchContext | None = None
+) -> Positions:
     """All positions of a batch; after the last real position of ``before``, where it is given.
+    ``context`` is what the rate depends on besides.
 
     >>> from fourpoint.events import Sequence
     >>> h = positions_of(Sequence([1.0, 2.0], start=0.0, stop=3.0).batch())
@@ -40,7 +43,8 @@ def positions_of(batch: Batch, before: Positions | None = None) -> Positions:
         first = last_time(before)
         start = before.start
         earlier = before.earlier + before.lengths
-    return Positions(torch.cat([first[:, None], batch.times], 1), start, batch.lengths, earlier)
+    times = torch.cat([first[:, None], batch.times], 1)
+    return Positions(times, start, batch.lengths, earlier, context=context)
 
 
 def extended(
@@ -56,6 +60,7 @@ def extended(
         history.start,
         torch.zeros_like(history.lengths),
         history.earlier + history.lengths + happened,
+        context=history.context,
     )
 
 

@@ -19,7 +19,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from fourpoint.models.baseline import Baseline, BaselineValues, Curves
+from fourpoint.models.baseline import Baseline, BaselineValues, Curves, added
 
 LINEAR, SMALL_BASE = 4.0, 0.1  # where softplus is linear to 2%, and mu's share of the rate there
 FIRST_SCALE = 0.3  # of the mean rate: where the link begins between adding and multiplying
@@ -83,13 +83,15 @@ class Rate(nn.Module):
         since: Float[Tensor, "*T"],
         curves: Curves | None,
         tilt: Tensor | None = None,
+        effects: BaselineValues | None = None,
     ) -> Float[Tensor, "*S M"]:
         """log lambda for attention ``z`` at times ``since`` the window's start (user's unit),
         computed without overflow.
 
-        ``since`` may have axes of size 1 where z has more; ``tilt`` is added to log mu.
+        ``since`` may have axes of size 1 where z has more; ``tilt`` is added to log mu, and
+        ``effects`` to both parts of the baseline.
         """
-        return self.combined(z, self.baseline.values(since, curves, z.dtype), tilt)
+        return self.combined(z, added(self.baseline.values(since, curves, z.dtype), effects), tilt)
 
     @torch.no_grad()
     def log_bound(
@@ -99,11 +101,14 @@ class Rate(nn.Module):
         high: Float[Tensor, " B"],
         curves: Curves | None,
         tilt: Tensor | None = None,
+        effects: BaselineValues | None = None,
     ) -> Float[Tensor, "B M"]:
         """An upper bound of log lambda on [low, high] since the window's start, ``z`` being one of
-        the attention; the rate is monotone in all of its parts.
+        the attention and ``effects`` bounds of the effects; the rate is monotone in all of its
+        parts.
         """
-        return self.combined(z, self.baseline.upper_bound(low, high, curves, z.dtype), tilt)
+        bound = self.baseline.upper_bound(low, high, curves, z.dtype)
+        return self.combined(z, added(bound, effects), tilt)
 
     def combined(
         self, z: Float[Tensor, "*S M"], baseline: BaselineValues, tilt: Tensor | None = None

@@ -18,6 +18,7 @@ import json
 import math
 import re
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from fourpoint.atomic import TEMPORARY, locked_in_turn, make_folder, write_atomi
 from fourpoint.events import UserError
 from fourpoint.models import FORMER_NAMES, MODELS, Hawkes
 from fourpoint.models.base import PointProcess
+from fourpoint.models.effects import EffectsSpec, RateRatio
 from fourpoint.storage import model_schema
 from fourpoint.storage.trained_on import TrainedOn
 from fourpoint.strict_json import plain
@@ -97,6 +99,11 @@ def save(model: PointProcess, folder: str | Path, *, about: dict[str, Any] | Non
         }
     if isinstance(model, Hawkes) and model.errors:
         info["errors"] = {name: plain(error) for name, error in model.errors.items()}
+    if model.effects is not None:
+        info["effects"] = {
+            "spec": model.effects.spec.to_dict(),
+            "rate_ratios": [list(asdict(one).values()) for one in model.rate_ratios],
+        }
     weights = {name: tensor.detach() for name, tensor in model.state_dict().items()}
     write_tensors(folder, "model", weights, info)
     return Path(folder)
@@ -145,7 +152,12 @@ def _built(
         raise model_schema.SchemaError("known entries", f"{unknown[:3]}", model_schema.REMEDY)
     marks = model_schema.read_marks(info)
     settings = model_schema.check_settings(build, info.get("settings"))
-    model = model_schema.build_bounded(build, marks, settings, tensors)
+    effects: EffectsSpec | None = None
+    ratios: list[RateRatio] = []
+    if "effects" in info:
+        effects, ratios = model_schema.read_effects(info["effects"])
+    model = model_schema.build_bounded(build, marks, settings, tensors, effects)
+    model.rate_ratios = ratios
     model_schema.check_tensors(model, tensors)
     model.load_state_dict(tensors, assign=True)
     if "errors" in info:

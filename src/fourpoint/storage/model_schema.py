@@ -20,10 +20,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fourpoint.events import Box, MarkSpace, UserError
 from fourpoint.models.base import PointProcess
+from fourpoint.models.effects import EffectsSpec, RateRatio
 
 ENTRIES = {
     *("format", "fourpoint", "torch", "weights", "sha256"),
-    *("model", "settings", "marks", "box", "about", "errors"),
+    *("model", "settings", "marks", "box", "about", "errors", "effects"),
 }
 LARGEST = 2**20  # of any whole number in the settings that is not listed here
 LONGEST = 256  # of lists of whole numbers, such as the widths of a network's layers
@@ -89,13 +90,53 @@ def build_bounded(
     marks: MarkSpace,
     settings: dict[str, Any],
     tensors: dict[str, Tensor],
+    effects: EffectsSpec | None = None,
 ) -> PointProcess:
     """The new model, built without asking for many more elements than its ``tensors`` have."""
     total = sum(tensor.numel() for tensor in tensors.values())
     _check_tables(marks, settings, tensors)
     with _Bounded(4 * total + LEAST):
         model: PointProcess = build(marks, **settings)
+        if effects is not None:
+            model.add_effects(effects)
     return model
+
+
+def read_effects(found: object) -> tuple[EffectsSpec, list[RateRatio]]:
+    """Effects of calendar and covariates, and rate ratios, as `model.json` holds them."""
+    if not isinstance(found, dict) or set(found) != {"spec", "rate_ratios"}:
+        raise SchemaError("effects with 'spec' and 'rate_ratios'", _shown(found), REMEDY)
+    spec = found["spec"]
+    kinds = {"calendar": str, "covariates": str, "mean": float, "scale": float, "holidays": int}
+    if not isinstance(spec, dict) or set(spec) != {*kinds, "zone", "seconds"}:
+        raise SchemaError("known entries of the effects", _shown(spec), REMEDY)
+    for name, kind in kinds.items():
+        values = spec[name]
+        if not isinstance(values, list) or len(values) > LARGEST:
+            raise SchemaError(f"{name} of the effects as a list", _shown(values), REMEDY)
+        _check_numbers(name, values, kind)
+    if not (spec["zone"] is None or isinstance(spec["zone"], str)):
+        raise SchemaError("a time zone of the effects", _shown(spec["zone"]), REMEDY)
+    _check_numbers("seconds", [spec["seconds"]], float)
+    if any(not scale > 0 for scale in spec["scale"]):
+        raise SchemaError("scales of covariates above 0", _shown(spec["scale"]), REMEDY)
+    ratios = found["rate_ratios"]
+    names = ("name", "mark", "ratio", "low", "high")
+    if not isinstance(ratios, list) or any(
+        not isinstance(one, list) or len(one) != len(names) for one in ratios
+    ):
+        raise SchemaError("rate ratios as a list of lists", _shown(ratios), REMEDY)
+    for one in ratios:
+        _check_numbers("rate_ratios", one[:2], str)
+        _check_numbers("rate_ratios", one[2:], float)
+    return EffectsSpec.from_dict(spec), [RateRatio(*one) for one in ratios]
+
+
+def _check_numbers(name: str, values: list[Any], kind: type) -> None:
+    for value in values:
+        right = type(value) is kind or (kind is float and type(value) is int)
+        if not right or (kind is not str and not math.isfinite(value)):
+            raise SchemaError(f"{name} of type {kind.__name__}", _shown(value), REMEDY)
 
 
 def check_tensors(model: PointProcess, tensors: dict[str, Tensor]) -> None:

@@ -1,0 +1,609 @@
+r"""Effects of the calendar and of covariates on a rate: log-linear terms that depend on time alone.
+
+    f_r(t) = sum over calendar terms of s_r(phase of t) + sum_c weight_cr (x_c(t) - mean_c) / sd_c
+
+for R curves. Phases come from absolute local time, so that a term continues past the training
+window, and across changes of daylight saving. The terms of the calendar are
+
+    hour        a periodic cubic spline of the time of day, 24 intervals
+    weekday     one number for each day of the week
+    week        a periodic cubic spline of the time of the week, 56 intervals: rhythms of the day
+                that differ between days
+    month       a periodic cubic spline of the time of the year, 12 intervals
+    holidays:XX one number for public holidays of a country (package ``holidays``)
+
+Covariates are the step functions of `events.context`. At every time f is a sparse sum of K basis
+functions, which are piecewise cubic, so that bounds and breakpoints are exact.
+
+Axes: B sequences, T any shape of times, K basis functions, R curves, L basis functions that are not
+0 at one time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, date, datetime, timedelta
+from functools import cached_property, lru_cache
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from fourpoint.events import BatchContext, Dataset, UserError
+
+DAY = 86400.0
+WEEK = 7 * DAY
+YEAR = 365.2425 * DAY
+MONDAY = 4 * DAY  # 1970-01-05, the first Monday after 1970-01-01
+CUT = DAY / 4  # integrals are cut so often where a spline has a period of a day or a week
+FIRST_YEAR, LAST_YEAR = 1970, 2100  # of the table of time zone offsets
+FURTHER_YEARS = 20  # for which holidays are kept beyond the data
+
+
+@dataclass(frozen=True)
+class Periodic:
+    """A term of the calendar: its period in seconds, its intervals, and whether it is a spline or a
+    step function; phases count from ``origin``, in local seconds since 1970.
+    """
+
+    period: float
+    intervals: int
+    smooth: bool
+    origin: float = 0.0
+
+    @property
+    def basis(self) -> int:
+        """Basis functions that are not 0 at one time."""
+        return 4 if self.smooth else 1
+
+
+PERIODIC = {
+    "hour": Periodic(DAY, 24, True),
+    "weekday": Periodic(WEEK, 7, False, MONDAY),
+    "week": Periodic(WEEK, 56, True, MONDAY),
+    "month": Periodic(YEAR, 12, True),
+}
+HOLIDAYS = "holidays:"
+
+
+@dataclass(frozen=True)
+class EffectsSpec:
+    """Which effects a model has, as JSON can hold it.
+
+    Arguments
+        calendar: names of terms: hour, weekday, week, month, holidays:COUNTRY.
+        zone: the time zone of local time; None: time as it is written.
+        seconds: seconds in the data's unit of time.
+        covariates: names of the columns of `Context.covariates`.
+        mean, scale: what is subtracted from each covariate, and what it is then divided by.
+        holidays: public holidays as days since 1970-01-01.
+
+    >>> EffectsSpec.from_dict(EffectsSpec(("hour",), seconds=60.0).to_dict()).calendar
+    ('hour',)
+    """
+
+    calendar: tuple[str, ...] = ()
+    zone: str | None = None
+    seconds: float = 1.0
+    covariates: tuple[str, ...] = ()
+    mean: tuple[float, ...] = ()
+    scale: tuple[float, ...] = ()
+    holidays: tuple[int, ...] = field(default=(), repr=False)
+
+    def __post_init__(self) -> None:
+        for name in self.calendar:
+            check_term(name)
+        if not len(self.covariates) == len(self.mean) == len(self.scale):
+            raise UserError(
+                "a mean and a scale of every covariate",
+                f"{len(self.covariates)}, {len(self.mean)} and {len(self.scale)}",
+                "Build the effects with effects_of.",
+            )
+        if not self.seconds > 0:
+            raise UserError("a unit of time in seconds", f"{self.seconds}", "Give a unit.")
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON can hold it."""
+        return {name: list(v) if isinstance(v, tuple) else v for name, v in asdict(self).items()}
+
+    @staticmethod
+    def from_dict(values: dict[str, Any]) -> EffectsSpec:
+        """What :meth:`to_dict` gave."""
+        lists: dict[str, Any] = {
+            name: tuple(v) if isinstance(v, list) else v for name, v in values.items()
+        }
+        try:
+            return EffectsSpec(**lists)
+        except TypeError as error:
+            raise UserError(
+                "the effects of a saved model", str(error), "Fit the model again."
+            ) from error
+
+    @property
+    def empty(self) -> bool:
+        """Whether there are no terms."""
+        return not self.calendar and not self.covariates
+
+    @property
+    def columns(self) -> dict[str, slice]:
+        """The basis functions of every term."""
+        found: dict[str, slice] = {}
+        first = 0
+        for name in self.calendar:
+            size = 1 if name.startswith(HOLIDAYS) else PERIODIC[name].intervals
+            found[name] = slice(first, first + size)
+            first += size
+        for name in self.covariates:
+            found[name] = slice(first, first + 1)
+            first += 1
+        return found
+
+
+@dataclass(frozen=True)
+class RateRatio:
+    """By what factor the rate changes with a covariate (per unit) or on holidays, with a 95%
+    interval; ``mark`` is empty if it is shared by all marks.
+
+    >>> print(RateRatio("rain", "", 0.74, 0.71, 0.77))
+    rain: 0.74 (95% interval 0.71 to 0.77)
+    """
+
+    name: str
+    mark: str
+    ratio: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        of = f" of {self.mark}" if self.mark else ""
+        return f"{self.name}{of}: {self.ratio:.4g} (95% interval {self.low:.4g} to {self.high:.4g})"
+
+
+def check_term(name: str) -> None:
+    """Refuse a term of the calendar that does not exist."""
+    if name in PERIODIC or (name.startswith(HOLIDAYS) and len(name) > len(HOLIDAYS)):
+        return
+    expected = f"calendar terms among {', '.join(PERIODIC)} and holidays:COUNTRY"
+    raise UserError(expected, repr(name), "Choose among these, or auto.")
+
+
+class Effects(nn.Module):
+    """The effects of ``spec`` on ``curves`` curves; all weights are 0 at first.
+
+    >>> import numpy as np
+    >>> from fourpoint.events import Context
+    >>> effects = Effects(EffectsSpec(("weekday",), seconds=3600.0), 1)
+    >>> with torch.no_grad():
+    ...     effects.weight[:, 0] = torch.arange(7.0)
+    >>> context = Context(origin=np.zeros(1)).batch(np.arange(1))  # 1970-01-01 is a Thursday
+    >>> effects.values(torch.tensor([[1.0, 25.0]], dtype=torch.float64), context).tolist()
+    [[[3.0], [4.0]]]
+    """
+
+    def __init__(self, spec: EffectsSpec, curves: int, dtype: torch.dtype | None = None) -> None:
+        super().__init__()
+        self.spec = spec
+        self.curves = curves
+        self.size = sum(part.stop - part.start for part in spec.columns.values())
+        kind = dtype or torch.get_default_dtype()
+        self.weight = nn.Parameter(torch.zeros(self.size, curves, dtype=kind))
+
+    @property
+    def fixed(self) -> int:
+        """How many basis functions belong to the calendar."""
+        return self.size - len(self.spec.covariates)
+
+    # ------------------------------------------------------------------ values
+
+    def values(
+        self,
+        times: Float[Tensor, "B ..."],
+        context: BatchContext | None,
+        dtype: torch.dtype | None = None,
+    ) -> Float[Tensor, "B ... R"]:
+        """f at ``times``, in the dtype of the weights or in ``dtype``."""
+        kind = dtype or self.weight.dtype
+        weight = self.weight.to(kind)
+        found = torch.zeros(*times.shape, self.curves, dtype=kind, device=times.device)
+        if self.spec.calendar:
+            index, share = self.active(self.local_seconds(times, context))
+            flat = nn.functional.embedding_bag(
+                index.reshape(-1, index.shape[-1]),
+                weight[: self.fixed],
+                mode="sum",
+                per_sample_weights=share.reshape(-1, share.shape[-1]).to(kind),
+            )
+            found = flat.reshape(*times.shape, self.curves)
+        if self.spec.covariates:
+            found = found + self.covariates(times, context).to(kind) @ weight[self.fixed :]
+        return found
+
+    def basis(
+        self, times: Float[Tensor, "B ..."], context: BatchContext | None
+    ) -> Float[Tensor, "B ... K"]:
+        """All basis functions at ``times``, float64."""
+        found = torch.zeros(*times.shape, self.size, dtype=torch.float64, device=times.device)
+        if self.spec.calendar:
+            index, share = self.active(self.local_seconds(times, context))
+            found.scatter_add_(-1, index, share)
+        if self.spec.covariates:
+            found[..., self.fixed :] = self.covariates(times, context)
+        return found
+
+    def local_seconds(
+        self, times: Float[Tensor, "B ..."], context: BatchContext | None
+    ) -> Float[Tensor, "B ..."]:
+        """Local time in seconds since 1970-01-01 00:00."""
+        if context is None or context.origin is None:
+            raise UserError(
+                "data with dates for a model with a calendar",
+                "times without an origin",
+                "Read the log with its timestamps, or fit without --calendar.",
+            )
+        origin = context.origin.reshape(-1, *[1] * (times.ndim - 1))
+        seconds = origin + times * self.spec.seconds
+        if self.spec.zone is None:
+            return seconds
+        starts, offsets = (x.to(times.device) for x in self._zone)
+        place = torch.searchsorted(starts, seconds.contiguous(), right=True) - 1
+        return seconds + offsets[place.clamp(min=0)]
+
+    def active(
+        self, local: Float[Tensor, "*T"]
+    ) -> tuple[Int[Tensor, "*T L"], Float[Tensor, "*T L"]]:
+        """The basis functions of the calendar that are not 0 at these local times, and their
+        values.
+        """
+        indices: list[Tensor] = []
+        shares: list[Tensor] = []
+        for name, columns in self.spec.columns.items():
+            if name in self.spec.covariates:
+                continue
+            if name.startswith(HOLIDAYS):
+                days = torch.floor(local / DAY).to(torch.int64)
+                indices.append(torch.full_like(days, columns.start)[..., None])
+                shares.append(self._is_holiday(days).to(torch.float64)[..., None])
+                continue
+            term = PERIODIC[name]
+            cell, place = located(term, local)
+            if not term.smooth:
+                indices.append((cell + columns.start)[..., None])
+                shares.append(torch.ones_like(place)[..., None])
+                continue
+            four = (cell[..., None] + torch.arange(4, device=cell.device)) % term.intervals
+            indices.append(four + columns.start)
+            shares.append(cubic_weights(place))
+        return torch.cat(indices, -1), torch.cat(shares, -1)
+
+    def covariates(
+        self, times: Float[Tensor, "B ..."], context: BatchContext | None
+    ) -> Float[Tensor, "B ... C"]:
+        """The standardised covariates at ``times``."""
+        if context is None or context.covariates is None:
+            names = ", ".join(self.spec.covariates)
+            raise UserError(
+                f"data with the covariates {names}, as the model was fitted to",
+                "data without covariates",
+                "Pass the same tables as for the fit.",
+            )
+        found = context.covariates.at(times)
+        mean, scale = (found.new_tensor(x) for x in (self.spec.mean, self.spec.scale))
+        return (found - mean) / scale
+
+    # ------------------------------------------------------------------ bounds and breakpoints
+
+    @torch.no_grad()
+    def upper_bound(
+        self,
+        a: Float[Tensor, " B"],
+        b: Float[Tensor, " B"],
+        context: BatchContext | None,
+        dtype: torch.dtype,
+    ) -> Float[Tensor, "B R"]:
+        """An upper bound of f on [a, b], with an allowance for rounding."""
+        weight = self.weight.to(torch.float64)
+        bound = torch.zeros(len(a), self.curves, dtype=torch.float64, device=a.device)
+        if self.spec.calendar:
+            low, high = (self.local_seconds(x, context) for x in (a, b))
+            # Where clocks change in between, local time covers up to the change more on both sides.
+            slack = ((high - low) - (b - a) * self.spec.seconds).abs()
+            slack = slack + 1e-6 * (1 + slack)
+            low, high = low - slack, high + slack
+            for name, columns in self.spec.columns.items():
+                if name in self.spec.covariates:
+                    continue
+                own = weight[columns]
+                if name.startswith(HOLIDAYS):
+                    bound = bound + own.clamp(min=0)
+                else:
+                    bound = bound + largest_periodic(PERIODIC[name], own, low, high)
+        if self.spec.covariates and context is not None and context.covariates is not None:
+            steps = context.covariates
+            until = torch.cat(
+                [steps.times[:, 1:], torch.full_like(steps.times[:, :1], torch.inf)], 1
+            )
+            begins = torch.cat([torch.full_like(a[:, None], -torch.inf), steps.times[:, 1:]], 1)
+            touched = (begins <= b[:, None]) & (until >= a[:, None])
+            mean, scale = (a.new_tensor(x) for x in (self.spec.mean, self.spec.scale))
+            each = ((steps.values - mean) / scale) @ weight[self.fixed :]
+            bound = bound + torch.where(touched[..., None], each, -torch.inf).amax(1)
+        allowance = 64 * torch.finfo(dtype).eps * (1 + weight.abs().amax())
+        return bound + allowance
+
+    def cuts(
+        self,
+        low: Float[Tensor, " B"],
+        high: Float[Tensor, " B"],
+        context: BatchContext | None,
+        finest: float = CUT,
+    ) -> Float[Tensor, "B J"]:
+        """Times between ``low`` and ``high`` at which integrals are cut: jumps, and splines of the
+        day every ``finest`` seconds. Rows with fewer have infinite ones.
+        """
+        rows = [np.zeros(0)] * len(low)
+        if self.spec.calendar:
+            assert context is not None and context.origin is not None  # `local_seconds` asks
+            origins = context.origin.tolist()
+            rows = [
+                self._calendar_cuts(*edges, finest)
+                for edges in zip(low.tolist(), high.tolist(), origins, strict=True)
+            ]
+        longest = max((len(row) for row in rows), default=0)
+        found = np.full((len(rows), longest), np.inf)
+        for i, row in enumerate(rows):
+            found[i, : len(row)] = row
+        cuts = torch.from_numpy(found).to(low)
+        if self.spec.covariates and context is not None and context.covariates is not None:
+            cuts = torch.cat([cuts, context.covariates.times], 1)
+        return cuts
+
+    def _calendar_cuts(
+        self, low: float, high: float, origin: float, finest: float
+    ) -> NDArray[np.float64]:
+        """The cuts of one sequence: every day or part of one in local time, and where clocks
+        change.
+        """
+        names = self.spec.calendar
+        smooth = any(name in ("hour", "week") for name in names)
+        steps = smooth or any(name == "weekday" or name.startswith(HOLIDAYS) for name in names)
+        step = finest if smooth else DAY if steps else YEAR / 12
+        first, last = origin + low * self.spec.seconds, origin + high * self.spec.seconds
+        starts, offsets = (x.numpy() for x in self._zone)
+        inside = starts[(starts > first) & (starts < last)]
+        edges = np.concatenate([[first], inside, [last]])
+        found = [inside]
+        for a, b in zip(edges[:-1], edges[1:], strict=True):
+            shift = float(offsets[max(0, int(np.searchsorted(starts, a, side="right")) - 1)])
+            grid = np.arange(math.ceil((a + shift) / step), math.floor((b + shift) / step) + 1)
+            found.append(grid * step - shift)
+        seconds = np.unique(np.concatenate(found))
+        return (seconds - origin) / self.spec.seconds
+
+    @cached_property
+    def _zone(self) -> tuple[Tensor, Tensor]:
+        starts, offsets = zone_offsets(self.spec.zone)
+        return torch.from_numpy(starts), torch.from_numpy(offsets)
+
+    def _is_holiday(self, days: Int[Tensor, "*T"]) -> Tensor:
+        table = torch.tensor(self.spec.holidays or [-1], dtype=torch.int64, device=days.device)
+        return torch.isin(days, table)
+
+
+# ---------------------------------------------------------------------- periodic splines
+
+
+def located(
+    term: Periodic, local: Float[Tensor, "*T"]
+) -> tuple[Int[Tensor, "*T"], Float[Tensor, "*T"]]:
+    """The interval of each local time, and the place inside it, from 0 to 1."""
+    phase = torch.remainder(local - term.origin, term.period) / term.period * term.intervals
+    cell = phase.floor().clamp(max=term.intervals - 1)
+    return cell.to(torch.int64), phase - cell
+
+
+def cubic_weights(u: Float[Tensor, "*T"]) -> Float[Tensor, "*T 4"]:
+    """The four cubic B-splines that are not 0 at the place ``u`` of an interval.
+
+    >>> cubic_weights(torch.tensor([0.0, 1.0])).shape
+    torch.Size([2, 4])
+    """
+    first = (1 - u) ** 3 / 6
+    second = 2 / 3 - u**2 * (1 - u / 2)
+    last = u**3 / 6
+    return torch.stack([first, second, 1 - first - second - last, last], -1)
+
+
+def largest_periodic(
+    term: Periodic,
+    weight: Float[Tensor, "K R"],
+    low: Float[Tensor, " B"],
+    high: Float[Tensor, " B"],
+) -> Float[Tensor, "B R"]:
+    """An upper bound of the curves of a term on local times [low, high]: splines lie below their
+    Bezier points.
+    """
+    if term.smooth:
+        c0, c1, c2, c3 = (weight.roll(-k, 0) for k in range(4))
+        left = (c0 + 4 * c1 + c2) / 6
+        right = (c1 + 4 * c2 + c3) / 6
+        corners = torch.stack([left, (2 * c1 + c2) / 3, (c1 + 2 * c2) / 3, right])
+        peaks = corners.amax(0)
+    else:
+        peaks = weight
+    wide = term.period / term.intervals
+    first = torch.floor((low - term.origin) / wide)
+    count = torch.floor((high - term.origin) / wide) - first
+    offset = torch.arange(term.intervals, device=low.device)
+    index = torch.remainder(first[:, None] + offset, term.intervals).to(torch.int64)
+    touched = offset <= count[:, None]
+    return torch.where(touched[..., None], peaks[index], -torch.inf).amax(1)
+
+
+# ---------------------------------------------------------------------- time zones and holidays
+
+
+@lru_cache(maxsize=16)
+def zone_offsets(zone: str | None) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """When the offset of local time from UTC changes, in seconds since 1970, and the offset from
+    then on, in seconds. The first holds from the beginning.
+
+    >>> starts, offsets = zone_offsets("Europe/Berlin")
+    >>> sorted(set(offsets[-4:].tolist()))
+    [3600.0, 7200.0]
+    """
+    if zone is None or zone == "UTC":
+        return np.full(1, -np.inf), np.zeros(1)
+    try:
+        known = ZoneInfo(zone)
+    except (KeyError, ValueError, OSError) as error:
+        raise UserError(
+            "a known time zone", repr(zone), "Use a name such as Europe/Berlin."
+        ) from error
+
+    def offset(second: int) -> int:
+        moment = datetime.fromtimestamp(second, UTC).astimezone(known).utcoffset()
+        return 0 if moment is None else int(moment.total_seconds())
+
+    first = int(datetime(FIRST_YEAR, 1, 1, tzinfo=UTC).timestamp())
+    last = int(datetime(LAST_YEAR, 1, 1, tzinfo=UTC).timestamp())
+    starts, offsets = [-np.inf], [float(offset(first))]
+    step = int(DAY) * 4
+    low, here = first, offset(first)
+    for high in range(first + step, last, step):
+        there = offset(high)
+        if there != here:
+            a, b = low, high
+            while b - a > 1:
+                middle = (a + b) // 2
+                if offset(middle) == here:
+                    a = middle
+                else:
+                    b = middle
+            starts.append(float(b))
+            offsets.append(float(there))
+        low, here = high, there
+    return np.array(starts), np.array(offsets)
+
+
+def holiday_days(country: str, first_year: int, last_year: int) -> tuple[int, ...]:
+    """The public holidays of a country, or of a part of one (US-CA), as days since 1970-01-01."""
+    try:
+        import holidays
+    except ImportError as error:
+        raise UserError(
+            "the package holidays for a calendar of holidays",
+            "an environment without it",
+            'Install it: pip install "fourpoint[calendar]".',
+        ) from error
+    name, _, part = country.partition("-")
+    years = range(first_year, last_year + 1)
+    try:
+        found = holidays.country_holidays(name, subdiv=part or None, years=years)
+    except NotImplementedError as error:
+        raise UserError(
+            "a country that the package holidays knows",
+            f"{HOLIDAYS}{country}",
+            "Use a code such as US, DE, GB or US-CA.",
+        ) from error
+    start = date(1970, 1, 1)
+    return tuple(sorted((day - start) // timedelta(days=1) for day in found))
+
+
+# ---------------------------------------------------------------------- from data
+
+
+def effects_of(
+    data: Dataset,
+    calendar: Sequence[str] = (),
+    *,
+    covariates: bool = True,
+    seconds: float | None = None,
+    zone: str | None = None,
+) -> EffectsSpec:
+    """The effects that ``data`` allow: these terms of the calendar, and all covariates it has,
+    standardised by their mean and standard deviation over the observed time.
+
+    Raises :class:`UserError` if the calendar is asked for and the data have no dates, or if a
+    covariate is constant.
+    """
+    for name in calendar:
+        check_term(name)
+    context = data.context
+    if calendar and (context is None or context.origin is None):
+        raise UserError(
+            "data with dates for a calendar",
+            f"times as numbers{f' of {data.unit}' if data.unit else ''}",
+            "Read a log with timestamps, or leave out --calendar.",
+        )
+    unit = seconds_per_unit(data) if seconds is None else seconds
+    local = zone if zone is not None or data.log is None else data.log.zone
+    days: tuple[int, ...] = ()
+    for name in calendar:
+        if name.startswith(HOLIDAYS):
+            assert context is not None and context.origin is not None
+            first = datetime.fromtimestamp(float(np.min(context.origin + data.starts * unit)), UTC)
+            last = datetime.fromtimestamp(float(np.max(context.origin + data.stops * unit)), UTC)
+            years = (first.year - 1, last.year + FURTHER_YEARS)
+            days += holiday_days(name.removeprefix(HOLIDAYS), *years)
+    names: tuple[str, ...] = ()
+    mean: tuple[float, ...] = ()
+    scale: tuple[float, ...] = ()
+    if covariates and context is not None and context.covariates is not None:
+        names = context.covariates.names
+        mean, scale = _moments(data)
+    return EffectsSpec(tuple(calendar), local, unit, names, mean, scale, tuple(sorted(set(days))))
+
+
+def seconds_per_unit(data: Dataset) -> float:
+    """Seconds in the data's unit of time, which must be one of seconds, minutes, hours, ..."""
+    known = {
+        "nanoseconds": 1e-9,
+        "microseconds": 1e-6,
+        "milliseconds": 1e-3,
+        "seconds": 1.0,
+        "minutes": 60.0,
+        "hours": 3600.0,
+        "days": DAY,
+        "weeks": WEEK,
+    }
+    if data.unit not in known:
+        if data.context is None or data.context.origin is None:
+            return 1.0
+        raise UserError(
+            f"a unit of time among {', '.join(known)}",
+            repr(data.unit),
+            "Read the log with --time-unit.",
+        )
+    return known[data.unit]
+
+
+def _moments(data: Dataset) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and standard deviation of every covariate over the observed time."""
+    assert data.context is not None and data.context.covariates is not None
+    steps = data.context.covariates
+    row = np.repeat(np.arange(len(data)), np.diff(steps.offsets))
+    ends = np.append(steps.times[1:], np.inf)
+    ends[steps.offsets[1:] - 1] = np.inf
+    begins = steps.times.copy()
+    begins[steps.offsets[:-1]] = -np.inf
+    low = np.maximum(begins, data.starts[row])
+    high = np.minimum(ends, data.stops[row])
+    weight = np.maximum(high - low, 0.0)
+    weight = weight / weight.sum()
+    mean = weight @ steps.values
+    spread = np.sqrt(np.maximum(weight @ (steps.values - mean) ** 2, 0.0))
+    flat = np.flatnonzero(spread <= 1e-12 * (1 + np.abs(mean)))
+    if len(flat):
+        name = steps.names[int(flat[0])]
+        raise UserError(
+            "covariates that vary in the training data",
+            f"{name} = {mean[flat[0]]:g} throughout",
+            f"Leave out {name}, or train on data in which it varies.",
+        )
+    return tuple(mean.tolist()), tuple(spread.tolist())

@@ -1,0 +1,349 @@
+r"""Penalised maximum likelihood of calendar and covariate effects: Poisson regression in continuous
+time.
+
+    maximise  sum_i log lambda_{m_i}(t_i) - sum_m int e(t) lambda_m(t) dt - penalty / 2,
+    lambda_m(t) = exp(level_m + sum_k basis_k(t) weight_km)
+
+The integral is a Gauss rule between the breakpoints of the terms. A spline is penalised by its
+squared second differences and a step function by its squares; the strength of each penalty is
+chosen by its marginal likelihood (the update of Wood and Fasiolo, 2017). Covariates and holidays
+are not penalised. With several marks, a pooled fit comes first, and the weights of each mark are
+shrunk towards it, by a strength that is chosen in the same way.
+
+Standard errors are from the inverse of the penalised information.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from numpy import ndarray
+
+from fourpoint.events import Context, Dataset
+from fourpoint.models.effects import HOLIDAYS, PERIODIC, Effects, EffectsSpec, RateRatio
+from fourpoint.ops.quadrature import gauss_legendre
+
+NODES = 3  # of the Gauss rule on each piece
+PIECE = 3600.0  # seconds between cuts of splines of the day and of the week
+MOST_NODES = 400_000  # beyond them pieces are drawn at random, with weights
+MOST_MARKS = 40  # that have weights of their own
+TINY = 1e-4  # of the ridge that makes level and terms identifiable
+STEPS, ROUNDS = 30, 12  # of Newton's method, and of the choice of penalties
+NORMAL = 1.959963984540054  # the 97.5% quantile of the normal distribution
+
+
+@dataclass(frozen=True)
+class EffectsFit:
+    """The fit: log rates at weights of 0, (M,), weights (K, M), the penalised covariance of (level,
+    weights) of every mark, or of the pooled fit, (M or 1, K + 1, K + 1), and what to say.
+    """
+
+    level: Float[ndarray, " M"]
+    weight: Float[ndarray, "K M"]
+    covariance: Float[ndarray, "C P P"]
+    penalties: dict[str, float]
+    rate_ratios: list[RateRatio]
+    notes: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Design:
+    """Basis functions at events and at nodes of the integral, with their weights; the first column
+    is 1.
+    """
+
+    events: Float[ndarray, "N P"]
+    marks: ndarray
+    nodes: Float[ndarray, "Q P"]
+    weights: Float[ndarray, " Q"]
+
+
+def fit_effects(data: Dataset, spec: EffectsSpec) -> EffectsFit:
+    """Fit levels and weights of ``spec`` to ``data``."""
+    design = design_of(data, spec)
+    M = data.marks.count
+    blocks = _blocks(spec)
+    pooled = _fit(design.events.sum(0), design, blocks, None)
+    counts = np.bincount(design.marks, minlength=M).astype(np.float64)
+    share = np.maximum(counts, 0.5) / max(1.0, counts.sum())
+    level = pooled.point[0] + np.log(share)
+    weight = np.repeat(pooled.point[1:, None], M, 1)
+    covariance = pooled.covariance[None]
+    own = 1 < M <= MOST_MARKS
+    if own:
+        each = []
+        for m in range(M):
+            sums = design.events[design.marks == m].sum(0)
+            if counts[m] == 0:
+                each.append(pooled.covariance)
+                continue
+            found = _fit(sums, design, blocks, np.append(level[m], pooled.point[1:]))
+            level[m] = found.point[0]
+            weight[:, m] = found.point[1:]
+            each.append(found.covariance)
+        covariance = np.stack(each)
+    names = data.marks.names if own else ("",)
+    ratios = _ratios(spec, weight if own else weight[:, :1], covariance, tuple(names))
+    notes = [f"rate ratio of {ratio}" for ratio in ratios[:20]]
+    return EffectsFit(level, weight, covariance, pooled.penalties, ratios, notes)
+
+
+# ---------------------------------------------------------------------- the design
+
+
+def design_of(data: Dataset, spec: EffectsSpec) -> Design:
+    """The basis at scored events, and at nodes of the integral over scored and exposed time."""
+    effects = Effects(spec, 1, torch.float64)
+    context = Context() if data.context is None else data.context
+    row = np.repeat(np.arange(len(data)), data.lengths)
+    kept = np.flatnonzero(data.scored)
+    times, weights, owner = integral_nodes(data, effects)
+    return Design(
+        _rows(effects, context, data.times[kept], row[kept]),
+        data.mark_ids[kept],
+        _rows(effects, context, times, owner),
+        weights,
+    )
+
+
+def _rows(
+    effects: Effects, context: Context, times: Float[ndarray, " T"], rows: ndarray
+) -> Float[ndarray, "T P"]:
+    """1 and the basis at ``times`` of the sequences ``rows``."""
+    parts = [np.zeros((0, effects.size + 1))]
+    for first in range(0, len(times), 100_000):
+        piece = slice(first, first + 100_000)
+        own = context.batch(rows[piece])
+        found = effects.basis(torch.from_numpy(times[piece]), own).numpy()
+        parts.append(np.concatenate([np.ones((len(found), 1)), found], 1))
+    return np.concatenate(parts)
+
+
+def integral_nodes(
+    data: Dataset, effects: Effects
+) -> tuple[Float[ndarray, " Q"], Float[ndarray, " Q"], ndarray]:
+    """Times, weights and sequences of the nodes of the integral over scored, exposed time.
+
+    Sequences with the same origin and without covariates share their nodes.
+    """
+    context = data.context
+    left, right, factor, owner = exposed_segments(data)
+    group = np.arange(len(data))
+    if context is None or (context.covariates is None and _one(context.origin)):
+        group = np.zeros(len(data), dtype=np.int64)
+    times, weights, rows = [], [], []
+    x, w = (part.numpy() for part in gauss_legendre(NODES))
+    # Segments of the sequences of a group are added up before nodes are placed.
+    order = np.argsort(group[owner], kind="stable")
+    bounds = np.searchsorted(group[owner][order], np.arange(group.max(initial=0) + 2))
+    for g in range(len(bounds) - 1):
+        own = order[bounds[g] : bounds[g + 1]]
+        if not len(own):
+            continue
+        row = int(owner[own[0]])
+        low, high = float(left[own].min()), float(right[own].max())
+        cuts = _fit_cuts(effects, context, row, low, high)
+        edges = np.unique(np.concatenate([left[own], right[own], cuts]))
+        change = np.zeros(len(edges))
+        np.add.at(change, np.searchsorted(edges, left[own]), factor[own])
+        np.add.at(change, np.searchsorted(edges, right[own]), -factor[own])
+        level = np.cumsum(change)[:-1]
+        width = np.diff(edges)
+        full = level > 1e-9 * max(1e-300, float(factor[own].max()))
+        a, width, level = edges[:-1][full], width[full], level[full]
+        times.append((a[:, None] + width[:, None] * x).ravel())
+        weights.append(((level * width)[:, None] * w).ravel())
+        rows.append(np.full(times[-1].shape, row))
+    found = np.concatenate(times), np.concatenate(weights), np.concatenate(rows)
+    return _thinned(*found)
+
+
+def exposed_segments(
+    data: Dataset,
+) -> tuple[Float[ndarray, " S"], Float[ndarray, " S"], Float[ndarray, " S"], ndarray]:
+    """Left and right ends of segments of scored time with constant, positive exposure, the
+    exposure, and the sequence of each.
+    """
+    context = data.context
+    low = data.starts
+    if context is not None and context.scored_from is not None:
+        low = np.maximum(low, context.scored_from)
+    if context is None or context.exposure is None:
+        rows = np.arange(len(data))
+        return low, data.stops, np.ones(len(data)), rows
+    steps = context.exposure
+    row = np.repeat(np.arange(len(data)), np.diff(steps.offsets))
+    begin = steps.times.copy()
+    begin[steps.offsets[:-1]] = -np.inf
+    end = np.append(steps.times[1:], np.inf)
+    end[steps.offsets[1:] - 1] = np.inf
+    left = np.maximum(begin, low[row])
+    right = np.minimum(end, data.stops[row])
+    full = (right > left) & (steps.values[:, 0] > 0)
+    return left[full], right[full], steps.values[full, 0], row[full]
+
+
+def _one(origin: ndarray | None) -> bool:
+    return origin is None or len(origin) == 0 or bool(np.all(origin == origin[0]))
+
+
+def _fit_cuts(
+    effects: Effects, context: Context | None, row: int, low: float, high: float
+) -> Float[ndarray, " J"]:
+    if context is None:
+        return np.zeros(0)
+    own = context.batch(np.array([row]))
+    first, last = (torch.tensor([x], dtype=torch.float64) for x in (low, high))
+    cuts = effects.cuts(first, last, own, PIECE)[0].numpy()
+    return cuts[(cuts > low) & (cuts < high)]
+
+
+def _thinned(
+    times: Float[ndarray, " Q"], weights: Float[ndarray, " Q"], rows: ndarray
+) -> tuple[Float[ndarray, " Q"], Float[ndarray, " Q"], ndarray]:
+    """All nodes, or about MOST_NODES of them drawn at random with larger weights."""
+    if len(times) <= MOST_NODES:
+        return times, weights, rows
+    share = MOST_NODES / len(times)
+    kept = np.random.default_rng(0).random(len(times)) < share
+    return times[kept], weights[kept] / share, rows[kept]
+
+
+# ---------------------------------------------------------------------- penalties
+
+
+@dataclass(frozen=True)
+class _Block:
+    """The penalty of one term: its columns and the matrix of its quadratic form, with its rank."""
+
+    name: str
+    columns: slice
+    matrix: Float[ndarray, "K K"]
+    rank: int
+
+
+def _blocks(spec: EffectsSpec) -> list[_Block]:
+    found = []
+    for name, columns in spec.columns.items():
+        if name in spec.covariates or name.startswith(HOLIDAYS):
+            continue
+        size = columns.stop - columns.start
+        here = slice(1 + columns.start, 1 + columns.stop)
+        if PERIODIC[name].smooth:
+            second = np.roll(np.eye(size), 1, 1) - 2 * np.eye(size) + np.roll(np.eye(size), -1, 1)
+            found.append(_Block(name, here, second.T @ second, size - 1))
+        else:
+            centred = np.eye(size) - 1 / size
+            found.append(_Block(name, here, centred, size - 1))
+    return found
+
+
+@dataclass(frozen=True)
+class _Found:
+    point: Float[ndarray, " P"]
+    covariance: Float[ndarray, "P P"]
+    penalties: dict[str, float]
+
+
+def _fit(
+    sums: Float[ndarray, " P"],
+    design: Design,
+    blocks: list[_Block],
+    around: Float[ndarray, " P"] | None,
+) -> _Found:
+    """Newton's method and the update of penalties in turn. ``sums`` are those of the basis over
+    events; with ``around`` deviations from it are penalised, all weights alike.
+    """
+    size = len(sums)
+    ridge = np.full(size, TINY)
+    ridge[0] = 0.0
+    if around is not None:
+        whole = np.eye(size - 1)
+        blocks = [_Block("deviation", slice(1, size), whole, size - 1)]
+    centre = np.zeros(size) if around is None else around
+    point = centre.copy()
+    if around is None:
+        point[0] = np.log(max(sums[0], 0.5) / max(design.weights.sum(), 1e-300))
+    strength = {block.name: 10.0 for block in blocks}
+    for _ in range(ROUNDS):
+        penalty = np.diag(ridge)
+        for block in blocks:
+            penalty[block.columns, block.columns] += strength[block.name] * block.matrix
+        point, information = _newton(sums, design, penalty, centre, point)
+        covariance = np.linalg.inv(information + penalty)
+        before = dict(strength)
+        for block in blocks:
+            off = (point - centre)[block.columns]
+            size_of = float(off @ block.matrix @ off)
+            used = float(
+                np.sum(covariance[block.columns, block.columns] * block.matrix)
+                * strength[block.name]
+            )
+            strength[block.name] = float(
+                np.clip(max(block.rank - used, 1e-3) / max(size_of, 1e-8), 1e-3, 1e8)
+            )
+        moved = [abs(np.log(strength[name] / before[name])) for name in strength]
+        if max(moved, default=0.0) < 0.1:
+            break
+    return _Found(point, covariance, strength)
+
+
+def _newton(
+    sums: Float[ndarray, " P"],
+    design: Design,
+    penalty: Float[ndarray, "P P"],
+    centre: Float[ndarray, " P"],
+    point: Float[ndarray, " P"],
+) -> tuple[Float[ndarray, " P"], Float[ndarray, "P P"]]:
+    """The maximum of the penalised likelihood, and the information there."""
+
+    def value(at: Float[ndarray, " P"]) -> tuple[float, Float[ndarray, " Q"]]:
+        rates = design.weights * np.exp(np.minimum(design.nodes @ at, 700.0))
+        off = at - centre
+        return float(sums @ at - rates.sum() - off @ penalty @ off / 2), rates
+
+    here, rates = value(point)
+    for _ in range(STEPS):
+        gradient = sums - rates @ design.nodes - penalty @ (point - centre)
+        information = (design.nodes * rates[:, None]).T @ design.nodes
+        step = np.linalg.solve(information + penalty, gradient)
+        gain = float(gradient @ step)
+        length = 1.0
+        while True:
+            there, new_rates = value(point + length * step)
+            if there >= here + 1e-4 * length * gain or length < 1e-6:
+                break
+            length /= 2
+        if length < 1e-6:
+            break
+        point, here, rates = point + length * step, there, new_rates
+        if gain < 1e-8 * (1 + abs(here)):
+            break
+    information = (design.nodes * rates[:, None]).T @ design.nodes
+    return point, information
+
+
+# ---------------------------------------------------------------------- what is reported
+
+
+def _ratios(
+    spec: EffectsSpec,
+    weight: Float[ndarray, "K C"],
+    covariance: Float[ndarray, "C P P"],
+    names: tuple[str, ...],
+) -> list[RateRatio]:
+    found = []
+    columns = spec.columns
+    scales = dict(zip(spec.covariates, spec.scale, strict=True))
+    for name in (*(n for n in spec.calendar if n.startswith(HOLIDAYS)), *spec.covariates):
+        k = columns[name].start
+        scale = scales.get(name, 1.0)
+        for c, mark in enumerate(names):
+            middle = weight[k, c] / scale
+            error = NORMAL * np.sqrt(covariance[c, 1 + k, 1 + k]) / scale
+            ratios = np.exp([middle, middle - error, middle + error])
+            found.append(RateRatio(name, str(mark), *(float(r) for r in ratios)))
+    return found

@@ -1,0 +1,220 @@
+"""Effects of calendar and covariates: evaluation, bounds, breakpoints, and their fit."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from zoneinfo import ZoneInfo
+
+import numpy as np
+import pytest
+import torch
+
+from fourpoint.events import BatchContext, Context, Dataset, Sequence, Steps, UserError
+from fourpoint.inference.likelihood import log_likelihood
+from fourpoint.models.effects import Effects, EffectsSpec, effects_of, zone_offsets
+from fourpoint.models.poisson import Poisson
+
+ORIGIN = datetime(2025, 1, 1, tzinfo=UTC).timestamp()
+HOURS = 3600.0
+
+
+def random_effects(
+    calendar: tuple[str, ...], zone: str | None = None, covariates: int = 0, curves: int = 2
+) -> Effects:
+    names = tuple(f"x{i}" for i in range(covariates))
+    spec = EffectsSpec(calendar, zone, HOURS, names, (0.5,) * covariates, (2.0,) * covariates)
+    effects = Effects(spec, curves, torch.float64)
+    with torch.no_grad():
+        effects.weight.normal_(generator=torch.Generator().manual_seed(0))
+    return effects
+
+
+def context(covariates: int = 0, rows: int = 1) -> Context:
+    steps = None
+    if covariates:
+        random = np.random.default_rng(1)
+        each = Steps(
+            tuple(f"x{i}" for i in range(covariates)),
+            np.arange(0.0, 100.0, 5.0),
+            random.normal(size=(20, covariates)),
+            np.array([0, 20]),
+        )
+        steps = Steps.join([each] * rows)
+    return Context(origin=np.full(rows, ORIGIN), covariates=steps)
+
+
+def test_the_calendar_repeats_and_continues() -> None:
+    effects = random_effects(("hour", "weekday", "week"))
+    known = context().batch(np.arange(1))
+    times = torch.linspace(0, 24 * 7, 300, dtype=torch.float64)[None]
+    first = effects.values(times, known)
+    assert torch.allclose(first, effects.values(times + 24 * 7 * 400, known), atol=1e-9)
+    daily = random_effects(("hour",))
+    assert torch.allclose(daily.values(times, known), daily.values(times + 24, known), atol=1e-9)
+
+
+def test_local_time_follows_daylight_saving() -> None:
+    """The clock is put back at 03:00 on 2025-10-26 in Berlin: the hour from 02:00 occurs twice, and
+    both occurrences have the same effect. In spring the hour from 02:00 never occurs.
+    """
+    effects = random_effects(("hour",), "Europe/Berlin", curves=1)
+    known = context().batch(np.arange(1))
+    zone = ZoneInfo("Europe/Berlin")
+
+    def hours(*moment: int, fold: int = 0) -> float:
+        return (datetime(*moment, tzinfo=zone, fold=fold).timestamp() - ORIGIN) / HOURS
+
+    pairs = [
+        (hours(2025, 10, 26, 2, 30), hours(2025, 10, 26, 2, 30, fold=1)),
+        (hours(2025, 10, 25, 9, 0), hours(2025, 10, 27, 9, 0)),
+        (hours(2025, 3, 29, 9, 0), hours(2025, 3, 31, 9, 0)),
+    ]
+    assert pairs[0][1] - pairs[0][0] == 1 and pairs[1][1] - pairs[1][0] == 49
+    assert pairs[2][1] - pairs[2][0] == 47
+    for a, b in pairs:
+        values = effects.values(torch.tensor([[a, b]], dtype=torch.float64), known)
+        assert torch.allclose(values[0, 0], values[0, 1], atol=1e-9)
+    before = hours(2025, 3, 30, 1, 59, 59) + 1 / HOURS
+    local = effects.local_seconds(torch.tensor([[before]], dtype=torch.float64), known)
+    assert float(local) / HOURS % 24 == pytest.approx(3.0)
+
+
+def test_offsets_of_a_zone_agree_with_the_library() -> None:
+    starts, offsets = zone_offsets("America/New_York")
+    zone = ZoneInfo("America/New_York")
+    for second in np.random.default_rng(0).integers(0, 4_000_000_000, 300).tolist():
+        known = datetime.fromtimestamp(second, UTC).astimezone(zone).utcoffset()
+        assert known is not None
+        found = offsets[np.searchsorted(starts, second, side="right") - 1]
+        assert found == known.total_seconds()
+
+
+@pytest.mark.parametrize("calendar", [("hour",), ("weekday",), ("week", "month"), ()])
+def test_bounds_are_never_below_the_effects(calendar: tuple[str, ...]) -> None:
+    effects = random_effects(calendar, "Europe/Berlin", covariates=2)
+    random = torch.Generator().manual_seed(3)
+    rows = 60
+    known = context(2, rows).batch(np.arange(rows))
+    a = 7100 * torch.rand(rows, generator=random, dtype=torch.float64)
+    width = torch.logspace(-2, 2.3, rows, dtype=torch.float64)
+    share = torch.linspace(0, 1, 400, dtype=torch.float64)
+    times = a[:, None] + width[:, None] * share
+    highest = effects.values(times, known).amax(1)
+    bound = effects.upper_bound(a, a + width, known, torch.float64)
+    assert (bound >= highest).all()
+    # Over a long time the bound is the sum of the largest values of each term, and no more.
+    assert (bound <= random_largest(effects, known) + 1e-6).all()
+
+
+def random_largest(effects: Effects, known: BatchContext) -> torch.Tensor:
+    """The sum over terms of the largest weight, and over covariates of the largest value."""
+    total = torch.zeros(effects.curves, dtype=torch.float64)
+    for name, columns in effects.spec.columns.items():
+        if name in effects.spec.calendar:
+            total += effects.weight[columns].amax(0).detach()
+    assert known.covariates is not None
+    steps = (known.covariates.values[0] - 0.5) / 2.0 @ effects.weight[effects.fixed :]
+    return total + steps.amax(0).detach()
+
+
+def test_values_are_the_basis_times_the_weights() -> None:
+    effects = random_effects(("hour", "weekday", "week", "month"), "Asia/Tokyo", covariates=3)
+    known = context(3).batch(np.arange(1))
+    times = torch.linspace(0, 9000, 1000, dtype=torch.float64).reshape(1, 10, 100)
+    basis = effects.basis(times, known)
+    assert torch.allclose(basis @ effects.weight, effects.values(times, known), atol=1e-12)
+
+
+def simulated(seed: int, days: int = 60) -> Dataset:
+    """A log with a daily rhythm, quiet weekends, and two covariates with known effects."""
+    random = np.random.default_rng(seed)
+    stop = 24.0 * days
+    when = np.arange(0.0, stop, 6.0)
+    temperature = random.normal(10.0, 5.0, len(when))
+    rain = (random.random(len(when)) < 0.3).astype(float)
+    proposed = np.sort(random.random(random.poisson(60.0 * stop)) * stop)
+    hour = proposed % 24
+    weekday = (proposed // 24 + 2) % 7
+    step = np.searchsorted(when, proposed, side="right") - 1
+    log_rate = 0.8 * np.sin(2 * np.pi * (hour - 9) / 24) + np.where(weekday >= 5, -0.7, 0.1)
+    log_rate += 0.05 * (temperature[step] - 10) - 0.3 * rain[step]
+    kept = random.random(len(proposed)) * 60 < 5 * np.exp(log_rate)
+    values = np.stack([temperature, rain], 1)
+    steps = Steps(("temperature", "rain"), when, values, np.array([0, len(when)]))
+    known = Context(origin=np.array([ORIGIN]), covariates=steps)
+    sequence = Sequence(proposed[kept], start=0.0, stop=stop, context=known)
+    return Dataset.from_sequences([sequence], unit="hours")
+
+
+def test_rate_ratios_and_rhythm_are_recovered() -> None:
+    """95% intervals of both covariates over ten seeds cover at least 90%, and the fitted rhythm is
+    close to the truth.
+    """
+    truth = {"temperature": np.exp(0.05), "rain": np.exp(-0.3)}
+    covered = []
+    for seed in range(10):
+        data = simulated(seed)
+        model = Poisson()
+        model.add_effects(effects_of(data, ("hour", "weekday")))
+        model.maximum_likelihood(data)
+        covered += [one.low <= truth[one.name] <= one.high for one in model.rate_ratios]
+    assert len(covered) == 20 and np.mean(covered) >= 0.9
+    assert model.effects is not None
+    hours = torch.arange(24, dtype=torch.float64)[None] + 24 * 5
+    basis = model.effects.basis(hours, data.batch().context)[0, :, : model.effects.fixed]
+    fitted = (basis @ model.effects.weight[: model.effects.fixed])[:, 0].detach().numpy()
+    expected = 0.8 * np.sin(2 * np.pi * (np.arange(24) - 9) / 24)
+    off = (fitted - fitted.mean()) - (expected - expected.mean())
+    assert np.abs(off).max() < 0.25
+
+
+def test_the_likelihood_of_a_fit_is_that_of_its_rate() -> None:
+    data = simulated(0, days=20)
+    model = Poisson()
+    model.add_effects(effects_of(data, ("hour", "weekday")))
+    model.maximum_likelihood(data)
+    found = log_likelihood(model, data.batch())
+    # At the maximum the expected number of events is the observed one, but for the penalty.
+    assert float(found.integral) == pytest.approx(data.events, rel=1e-3)
+    assert float(found.error) / data.events < 1e-4
+    flat = Poisson()
+    flat.maximum_likelihood(data)
+    assert found.per_event > log_likelihood(flat, data.batch()).per_event + 0.1
+
+
+def test_errors_have_three_clauses() -> None:
+    numbers = Dataset.from_sequences([Sequence([1.0, 2.0], start=0, stop=3)])
+    with pytest.raises(UserError, match="expected data with dates for a calendar; received"):
+        effects_of(numbers, ("hour",))
+    with pytest.raises(UserError, match="calendar terms among hour, .*; received 'hours'"):
+        effects_of(numbers, ("hours",))
+    steps = Steps.constant(("age",), [[40.0]])
+    constant = Sequence([1.0], start=0, stop=3, context=Context(covariates=steps))
+    with pytest.raises(UserError, match="covariates that vary in the training data; .* age = 40"):
+        effects_of(Dataset.from_sequences([constant]))
+    dated = Sequence([1.0], start=0, stop=3, context=context())
+    with pytest.raises(UserError, match="a country .*; received holidays:XX"):
+        effects_of(Dataset.from_sequences([dated], unit="hours"), ("holidays:XX",))
+    with pytest.raises(UserError, match="a known time zone; received 'Mars/Olympus'"):
+        zone_offsets("Mars/Olympus")
+    from fourpoint.models import MODELS
+
+    with pytest.raises(UserError, match="a model that takes calendar and covariates.*; received"):
+        MODELS["nhp"]().add_effects(EffectsSpec(("hour",)))
+
+
+def test_holidays_are_days_of_local_time() -> None:
+    dated = Sequence([1.0], start=0, stop=24 * 300, context=context())
+    data = Dataset.from_sequences([dated], unit="hours")
+    spec = effects_of(data, ("holidays:US",), zone="America/New_York")
+    effects = Effects(spec, 1, torch.float64)
+    with torch.no_grad():
+        effects.weight.fill_(1.0)
+    zone = ZoneInfo("America/New_York")
+
+    def hours(*moment: int) -> float:
+        return (datetime(*moment, tzinfo=zone).timestamp() - ORIGIN) / HOURS
+
+    days = [(2025, 7, 4, 0, 1), (2025, 7, 4, 23, 59), (2025, 7, 5, 0, 1), (2030, 12, 25, 12, 0)]
+    times = torch.tensor([[hours(*day) for day in days]], dtype=torch.float64)
+    assert effects.values(times, context().batch(np.arange(1))).flatten().tolist() == [1, 1, 0, 1]
