@@ -309,6 +309,94 @@ def test_a_rate_that_explodes_in_a_later_round_undoes_the_earlier_ones() -> None
     assert bank.state() == before
 
 
+def one_by_one(
+    bank: StreamBank, names: list[str], times: np.ndarray, marks: np.ndarray
+) -> tuple[dict[int, str], list[BankObservation | None]]:
+    """Each event in a call of its own: the errors of those refused, and what was found of all."""
+    refused: dict[int, str] = {}
+    found: list[BankObservation | None] = []
+    for i, name in enumerate(names):
+        try:
+            found.append(bank.observe([name], times[i : i + 1], marks[i : i + 1]))
+        except UserError as error:
+            refused[i] = str(error)
+            found.append(None)
+    return refused, found
+
+
+@every_kind
+def test_events_refused_in_a_block_change_nothing_and_the_others_are_scored(kind: str) -> None:
+    model = MODELS[kind]()
+    names, times, marks = events(count=80)
+    times[[20, 41, 42]] = times[[8, 20, 30]] - 0.5  # before the last events of most entities
+    times[50], marks[60] = np.nan, 9
+    names[70], times[70] = "never", 0.5  # before the start
+    options: dict[str, Any] = {"start": 1.0, "alarms": 0.2, "fleet": True}
+    single, block = StreamBank(model, **options), StreamBank(model, **options)
+    expected, each = one_by_one(single, names, times, marks)
+    assert {50, 60, 70} < set(expected)
+    close = 0.0 if block._memories.follows else 4e-6  # rows of histories share their nodes
+    done = 0
+    while done < 80:
+        some = slice(done, min(80, done + min(33, block.until_look or 33)))
+        found = block.observe_many(names[some], times[some], marks[some])
+        for i in range(some.start, some.stop):
+            one = each[i]
+            place = i - some.start
+            if one is None:
+                first_words = expected[i].split(" at event")[0]  # whose number is that of its call
+                assert str(found.refused[place]).startswith(first_words)
+                assert np.isnan(found.gap[place]) and found.alarms[place] == ()
+                continue
+            assert place not in found.refused and found.alarms[place] == one.alarms[0]
+            for key in ("log_density", "gap", "rate"):
+                own = float(getattr(one, key)[0])
+                assert getattr(found, key)[place] == pytest.approx(own, rel=close, abs=close)
+        done = some.stop
+    assert "never" not in block and sorted(block.entities) == sorted(single.entities)
+    last = {name: single.log_likelihood(name) for name in single.entities}
+    total = {name: block.log_likelihood(name) for name in last}
+    assert total == pytest.approx(last, rel=close, abs=20 * close)
+
+
+def test_a_rate_that_explodes_in_a_block_refuses_that_event_alone() -> None:
+    model = DAPP(eval_features=8, heads=1, link="exp", base="constant", drift="none")
+    model.initialise(simulate("hawkes", 20))
+    with torch.no_grad():
+        model.value_weight.fill_(30.0)
+    rng = np.random.default_rng(0)
+    names = [f"e{i}" for i in rng.integers(0, 3, 2400)]
+    times = np.sort(rng.uniform(0.0, 0.8, 2400))
+    times[rng.integers(0, 2400, 40)] -= 0.05
+    times = np.maximum(times, 0.0)
+    marks = np.zeros(2400, dtype=np.int64)
+    single, block = (StreamBank(model.double(), alarms=0.1) for _ in range(2))
+    expected, each = one_by_one(single, names, times, marks)
+    found = block.observe_many(names, times, marks)
+    exploded = [i for i, words in expected.items() if "last one" not in words]
+    assert 0 < len(exploded) < len(expected) < 2400
+    assert {i: str(error) for i, error in found.refused.items()} == expected
+    scored = [(one.gap[0], gap) for one, gap in zip(each, found.gap, strict=True) if one]
+    assert all(one == gap for one, gap in scored)
+    assert block.state() == single.state()
+
+
+def test_blocks_of_a_feed_copy_no_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Copies by which a call can be undone take as long as a quarter of its scores."""
+    bank = StreamBank(lively(3), start=1.0)
+    follow, copies = bank._memories.follow, []
+
+    def noting(*arguments: Any) -> Any:
+        copies.append(arguments[-1] is not None)
+        return follow(*arguments)
+
+    monkeypatch.setattr(bank._memories, "follow", noting)
+    names, times, marks = events()
+    bank.observe_many(names[:30], times[:30], marks[:30])
+    bank.observe(names[30:], times[30:], marks[30:])
+    assert copies == [False, True]
+
+
 @every_kind
 def test_a_call_that_fails_midway_is_undone(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = MODELS[kind]()

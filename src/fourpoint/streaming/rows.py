@@ -61,13 +61,13 @@ class Memories(Protocol):
         """Events in the rows that were scored last."""
 
     def follow(
-        self, rows: Rows, numbers: Numbers, events: Events, into: Scored, first: Rows
+        self, rows: Rows, numbers: Numbers, events: Events, into: Scored, first: Rows | None
     ) -> Stop | None:
         """Score events of ``rows`` one after the other and absorb each; None, or where that
         stopped, with rows left as they are then.
 
         ``numbers`` are those of all rows, and ``first`` says which events are the first of their
-        rows.
+        rows. Where it is None nothing can be undone, and events before the stop have been absorbed.
         """
 
     def undo(self) -> None:
@@ -150,9 +150,15 @@ class StateRows:
         )
 
     def follow(
-        self, rows: Rows, numbers: Numbers, events: Events, into: Scored, first: Rows
+        self, rows: Rows, numbers: Numbers, events: Events, into: Scored, first: Rows | None
     ) -> Stop | None:
-        """Each thread has rows of its own, so that the events of a row stay in order."""
+        """Each thread has rows of its own, so that the events of a row stay in order; without
+        ``first`` there is one thread.
+        """
+        if first is None:
+            return self.steps.follow(
+                self.state, rows, numbers, self.start, events, into, self._kept
+            )
         self._before.copied[:] = False
         if len(self._room) < len(first):
             self._room = self.steps.blank(2 * len(first))
@@ -263,9 +269,10 @@ class ExcitationRows:
         self.state[rows, :, marks] += 1.0
 
     def follow(
-        self, rows: Rows, numbers: Numbers, events: Events, into: Scored, first: Rows
+        self, rows: Rows, numbers: Numbers, events: Events, into: Scored, first: Rows | None
     ) -> Stop | None:
-        self._before = rows[first], self.state[rows[first]]
+        if first is not None:
+            self._before = rows[first], self.state[rows[first]]
         return self.steps.follow(self.state, rows, numbers, events, into)
 
     def undo(self) -> None:
@@ -338,7 +345,7 @@ class HistoryRows:
         self.history = self.model.extend(self.history, all_times, all_marks, happened)
 
     def follow(
-        self, rows: Rows, numbers: Numbers, events: Events, into: Scored, first: Rows
+        self, rows: Rows, numbers: Numbers, events: Events, into: Scored, first: Rows | None
     ) -> Stop | None:
         raise RuntimeError("histories are extended a round at a time")
 

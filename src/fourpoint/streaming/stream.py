@@ -110,6 +110,24 @@ class Observations:
     alarms: list[tuple[Alarm, ...]]
     refused: dict[int, UserError]
 
+    @staticmethod
+    def joined(parts: list[Observations]) -> Observations:
+        """Blocks one after the other as one block; there is at least one."""
+        if len(parts) == 1:
+            return parts[0]
+        alarms: list[tuple[Alarm, ...]] = []
+        refused: dict[int, UserError] = {}
+        for part in parts:
+            refused |= {len(alarms) + place: error for place, error in part.refused.items()}
+            alarms += part.alarms
+        return Observations(
+            np.concatenate([part.log_density for part in parts]),
+            np.concatenate([part.gap for part in parts]),
+            np.concatenate([part.rate for part in parts]),
+            alarms,
+            refused,
+        )
+
 
 class Stream:
     """One stream of events, followed by a fitted model, which must not change meanwhile.

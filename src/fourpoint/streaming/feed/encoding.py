@@ -22,8 +22,6 @@ from typing import Any, NamedTuple
 from fourpoint.events import UserError
 from fourpoint.strict_json import plain
 
-MOST_QUOTED = 2**16  # names of entities that are kept as JSON
-
 
 class Scores(NamedTuple):
     """What a scorer says of a batch of events, by columns; numbers of ``refused`` events mean
@@ -108,7 +106,7 @@ def rows_of(
                 lines, kinds, ends, *columns, strict=True
             )
         ]
-    whose = [_QUOTED[entity or ""] for entity in entities]
+    whose = quoted([entity or "" for entity in entities])
     return [
         f'{{"line": {line}, "time": {time}, "mark": {kind}, "entity": {entity}, '
         f'"log_density": {density}, "gap": {gap}, '
@@ -119,17 +117,17 @@ def rows_of(
     ]
 
 
-class _Quoted(dict[str, str]):
-    """Names as JSON in ASCII, each formed once as long as there are not too many of them."""
+def quoted(names: list[str]) -> list[str]:
+    r"""Names as JSON in ASCII.
 
-    def __missing__(self, name: str) -> str:
-        if len(self) >= MOST_QUOTED:
-            self.clear()
-        self[name] = text = encode_basestring_ascii(name)
-        return text
-
-
-_QUOTED = _Quoted()
+    >>> quoted(["north", 'the "old" mill'])
+    ['"north"', '"the \\"old\\" mill"']
+    """
+    letters = "".join(names)
+    needs_escapes = '"' in letters or "\\" in letters
+    if needs_escapes or not letters.isascii() or not letters.isprintable():
+        return [encode_basestring_ascii(name) for name in names]
+    return ('"' + '"\n"'.join(names) + '"').split("\n")  # no name holds a line end
 
 
 def as_json(value: object) -> str:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from fourpoint.events import MarkSpace, UserError
 from fourpoint.models.base import PointProcess
+from fourpoint.streaming.bank import StreamBank
 from fourpoint.streaming.feed.encoding import Scores, as_json
-
-if TYPE_CHECKING:
-    from fourpoint.streaming.monitoring import Alarm
-    from fourpoint.streaming.store import Store
+from fourpoint.streaming.monitoring import Alarm
+from fourpoint.streaming.store import Store
+from fourpoint.streaming.stream import Observations, Stream
 
 ALARMS = 1e-3  # false alarms per 1,000 events, of all kinds
 TOP = 3  # past events that are named per head
@@ -59,11 +59,6 @@ class Columns(NamedTuple):
             for time, mark, entity in zip(self.times, self.marks, whose, strict=True)
         ]
 
-    def part(self, first: int, end: int) -> Columns:
-        """Those from ``first`` on, before ``end``."""
-        entities = None if self.entities is None else self.entities[first:end]
-        return Columns(self.times[first:end], self.marks[first:end], entities)
-
 
 class Scorer(Protocol):
     """A stream, or many: what the loop of a feed asks of them."""
@@ -103,8 +98,6 @@ class Single:
         attended: bool = False,
         alarms: float | None = ALARMS,
     ) -> None:
-        from fourpoint.streaming.stream import Stream
-
         self._space: MarkSpace = model.marks
         self.marks = {name: i for i, name in enumerate(self._space.names)}
         self.names = names_as_json(self._space)
@@ -124,8 +117,7 @@ class Single:
         times = np.array(events.times, dtype=np.float64)
         marks = np.array(events.marks, dtype=np.int64)
         found = self._stream.observe_many(times, marks)
-        columns = (found.log_density.tolist(), found.gap.tolist(), found.rate.tolist())
-        return Scores(*columns, _as_dicts(found.alarms), found.refused)
+        return _as_scores(found)
 
     def _attending(self, events: Columns) -> Scores:
         """The same event by event."""
@@ -169,8 +161,6 @@ class Entities:
         alarms: float | None = ALARMS,
         fleet: bool = True,
     ) -> None:
-        from fourpoint.streaming.bank import StreamBank
-
         followed = model if keep is None else _keeping(model, keep)
         self.names = names_as_json(model.marks)
         self.marks = {name: i for i, name in enumerate(model.marks.names)}
@@ -214,33 +204,19 @@ class Entities:
         """The scores of events. The bank looks at all entities after a number of events that does
         not depend on batches.
         """
-        found = Scores([], [], [], [], {})
+        parts = []
         done = 0
         count = len(events.times)
+        entities = events.entities or [""] * count
+        times = np.array(events.times, dtype=np.float64)
+        marks = np.array(events.marks, dtype=np.int64)
         while done < count:
-            end = min(count, done + (self.bank.until_look or count))
-            found = _joined(found, self._observed(events.part(done, end)))
-            done = end
-        return found
-
-    def _observed(self, events: Columns) -> Scores:
-        """The bank takes all events or none: where it refuses them, the halves are tried until the
-        culprits stand alone.
-        """
-        count = len(events.times)
-        try:
-            found = self.bank.observe(
-                events.entities or [""] * count, np.array(events.times), np.array(events.marks)
-            )
-        except UserError as error:
-            half = count // 2
-            if not half:
-                return Scores([math.nan], [math.nan], [math.nan], [[]], {0: error})
-            return _joined(
-                self._observed(events.part(0, half)), self._observed(events.part(half, count))
-            )
-        columns = (found.log_density.tolist(), found.gap.tolist(), found.rate.tolist())
-        return Scores(*columns, _as_dicts(found.alarms), {})
+            some = slice(done, min(count, done + (self.bank.until_look or count)))
+            parts.append(self.bank.observe_many(entities[some], times[some], marks[some]))
+            done = some.stop
+        if not parts:
+            return Scores([], [], [], [], {})
+        return _as_scores(Observations.joined(parts))
 
 
 def _keeping(model: PointProcess, keep: int) -> PointProcess:
@@ -252,16 +228,10 @@ def _keeping(model: PointProcess, keep: int) -> PointProcess:
         raise UserError(error.expected, error.received, remedy) from None
 
 
-def _joined(first: Scores, second: Scores) -> Scores:
-    """Two batches as one."""
-    later = {len(first.gap) + place: error for place, error in second.refused.items()}
-    return Scores(
-        first.log_density + second.log_density,
-        first.gap + second.gap,
-        first.rate + second.rate,
-        first.alarms + second.alarms,
-        first.refused | later,
-    )
+def _as_scores(found: Observations) -> Scores:
+    """What a stream or a bank has found, by columns."""
+    columns = (found.log_density.tolist(), found.gap.tolist(), found.rate.tolist())
+    return Scores(*columns, _as_dicts(found.alarms), found.refused)
 
 
 def _number(value: float | None) -> float:
