@@ -468,10 +468,12 @@ def test_a_lone_sequence_is_cut_at_times(data: Dataset, inferred: bool) -> None:
         data[0].times, data[0].marks, space=3, **({} if inferred else dict(start=-0.1, stop=100.3))
     )
     parts = Dataset.from_sequences([lone]).split()
-    assert np.concatenate([p.times for p in parts]).tolist() == lone.times.tolist()
+    assert np.concatenate([p.times[p.scored] for p in parts]).tolist() == lone.times.tolist()
+    assert all(p.times.tolist() == lone.times[: p.events].tolist() for p in parts)
     edges = [parts[0].starts[0], *(p.stops[0] for p in parts)]
     assert edges[0] == lone.start and edges[-1] == lone.stop
-    assert [p.starts[0] for p in parts[1:]] == pytest.approx(edges[1:-1])
+    assert all(p.starts[0] == lone.start for p in parts)
+    assert [p.context.scored_from[0] for p in parts[1:]] == pytest.approx(edges[1:-1])
 
 
 def test_split_errors() -> None:

@@ -124,7 +124,10 @@ def test_places_follow_their_events_everywhere() -> None:
     assert (data.select([2, 0]).places == np.concatenate([data[2].places, data[0].places])).all()
     assert (data[0].before(5.0).places == data[0].places[data[0].times < 5.0]).all()
     first, second = Dataset.from_sequences([data[0]]).split((0.5, 0.5))
-    assert (np.concatenate([first.places, second.places]) == data[0].places).all()
+    assert first.places is not None and second.places is not None
+    later = second.places[second.scored]
+    assert (np.concatenate([first.places, later]) == data[0].places).all()
+    assert (second.places == data[0].places).all()
     tied = Sequence(
         [1.0, 1.0, 2.0], start=0, stop=3, space=SQUARE, places=[[0.1, 0.1], [0.2, 0.2], [0.3, 0.3]]
     )

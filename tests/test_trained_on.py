@@ -125,10 +125,7 @@ def test_one_long_log_is_scored_after_what_was_trained_on(tmp_path: Path) -> Non
         and f"scored: {late} of {log.events} events in 1 of 1 sequences (the end of a sequence"
         in said
     )
-    expected = fp.evaluate(
-        fp.restore(folder),
-        Dataset.from_sequences([Sequence(log.times[log.times >= 360.0], start=360.0, stop=400.0)]),
-    )
+    expected = fp.evaluate(fp.restore(folder), log.split_at([360.0])[1])
     assert numbers["log_likelihood_per_event"] == pytest.approx(
         expected.to_dict()["log_likelihood_per_event"], rel=1e-12
     )

@@ -334,7 +334,11 @@ def evaluate(
     if fit_check and part.events:
         some = some_of(part, seed)
         verdict = goodness_of_fit(model, some, tolerance=tolerance, seed=seed, progress=True)
-        numbers["goodness"] = {"events": some.events, "sequences": len(some), **verdict.to_dict()}
+        numbers["goodness"] = {
+            "events": some.scored_events,
+            "sequences": len(some),
+            **verdict.to_dict(),
+        }
         blocks.append(verdict)
         save_plot(verdict.plot() if plot else None, plot)
     if predictions:

@@ -146,12 +146,11 @@ def scored_part(model: PointProcess, events: Dataset, split: str | None) -> Data
     if kept is not None:
         stopped = ", and were used for early stopping" if chose_weights(model, kept) else ""
         what = (
-            f"{kept.events:,} of {events.events:,} events in {len(kept):,} of {len(events):,} "
-            "sequences"
+            f"{kept.scored_events:,} of {events.scored_events:,} events in {len(kept):,} of "
+            f"{len(events):,} sequences"
         )
-        began = dict(zip(events.ids, events.starts.tolist(), strict=True))
-        if any(start > began[id] for id, start in zip(kept.ids, kept.starts.tolist(), strict=True)):
-            what += " (the end of a sequence, without the events before)"
+        if kept.scored_events < kept.events:
+            what += " (the end of a sequence, given the events before)"
         print_notice(
             f"scored: {what}, which were kept from training{stopped}; --split all scores everything"
         )
@@ -167,21 +166,20 @@ def some_of(events: Dataset, seed: int) -> Dataset:
     """
     import numpy as np
 
-    from fourpoint.events import Dataset
+    from fourpoint.events.windows import beginning
 
-    if events.events <= CHECKED:
+    total = events.scored_events
+    if total <= CHECKED:
         return events
     order = np.random.default_rng(seed).permutation(len(events))
-    rows = order[: max(1, int((np.cumsum(events.lengths[order]) <= CHECKED).sum()))]
+    rows = order[: max(1, int((np.cumsum(events.scored_lengths[order]) <= CHECKED).sum()))]
     some = events.select(np.sort(rows))
     what = f"{len(some):,} of {len(events):,} sequences, drawn with seed {seed}"
-    if some.events > 2 * CHECKED:
-        one = some[0]
-        some = Dataset.from_sequences(
-            [one.before(one.start + one.duration * CHECKED / len(one))], unit=events.unit
-        )
-        what = f"the first {100 * CHECKED / len(one):.2g}% of the window of sequence {one.id}"
-    print_notice(f"goodness of fit: {some.events:,} of {events.events:,} events, {what}")
+    if some.scored_events > 2 * CHECKED:
+        share = CHECKED / some.scored_events
+        some = beginning(some[:1], CHECKED)
+        what = f"the first {100 * share:.2g}% of the window of sequence {some.ids[0]}"
+    print_notice(f"goodness of fit: {some.scored_events:,} of {total:,} events, {what}")
     return some
 
 

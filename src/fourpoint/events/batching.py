@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import torch
 
     from fourpoint.events import Dataset
-    from fourpoint.events.context import BatchContext
+    from fourpoint.events.context import BatchContext, BatchSteps
 
 
 def offsets_of(lengths: ArrayLike) -> NDArray[np.int64]:
@@ -86,6 +86,13 @@ class Batch:
         if context is None or context.scored_from is None:
             return self.valid
         return self.valid & (self.times >= context.scored_from[:, None])
+
+    @property
+    def scored_exposure(self) -> BatchSteps | None:
+        """The weight of time in the likelihood: the exposure, and 0 before ``scored_from``; None
+        where all time counts once.
+        """
+        return None if self.context is None else self.context.scored_exposure()
 
     @property
     def edges(self) -> torch.Tensor:

@@ -106,6 +106,45 @@ class Steps:
             np.concatenate([[0], np.cumsum(lengths)]),
         )
 
+    def integrals(self, starts: Floats, stops: Floats) -> Floats:
+        """The integral of the first column of each sequence from its start to its stop, (S,).
+
+        >>> Steps.constant(("e",), [[2.0]]).integrals(np.array([1.0]), np.array([4.0])).tolist()
+        [6.0]
+        """
+        owner = np.repeat(np.arange(len(starts)), np.diff(self.offsets))
+        left, right = self._spans()
+        low = np.clip(left, starts[owner], stops[owner])
+        high = np.clip(right, starts[owner], stops[owner])
+        total = np.zeros(len(starts))
+        np.add.at(total, owner, self.values[:, 0] * (high - low))
+        return total
+
+    def _spans(self) -> tuple[Floats, Floats]:
+        """From when until when each value holds."""
+        left = self.times.copy()
+        left[self.offsets[:-1]] = -np.inf
+        right = np.append(self.times[1:], np.inf)
+        right[self.offsets[1:] - 1] = np.inf
+        return left, right
+
+    def zero_before(self, times: Floats) -> Steps:
+        """The same, but 0 before the time ``times`` (S,) of each sequence."""
+        count = len(times)
+        owner = np.repeat(np.arange(count), np.diff(self.offsets))
+        left, right = self._spans()
+        kept = right > times[owner]
+        first = np.concatenate([[True], np.diff(owner[kept]) > 0])
+        begins = np.where(first, times[owner[kept]], left[kept])
+        lengths = np.bincount(owner[kept], minlength=count)
+        places = np.cumsum(lengths) - lengths
+        return Steps(
+            self.names,
+            np.insert(begins, places, np.nextafter(times, -np.inf)),
+            np.insert(self.values[kept], places, 0.0, axis=0),
+            np.concatenate([[0], np.cumsum(lengths + 1)]),
+        )
+
     def batch(self, rows: NDArray[np.int64]) -> BatchSteps:
         """The step functions of the sequences at ``rows``, padded to one length."""
         import torch
@@ -139,6 +178,27 @@ class BatchSteps:
         found = torch.searchsorted(self.times.contiguous(), flat, right=True) - 1
         index = found.clamp(min=0)[..., None].expand(-1, -1, self.values.shape[2])
         return self.values.gather(1, index).reshape(*times.shape, -1)
+
+    def around(self, times: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The first and the last time at which the values are those at ``times`` (B, N)."""
+        import torch
+
+        endless = torch.full_like(self.times[:, :1], torch.inf)
+        edges = torch.cat([-endless, self.times[:, 1:], endless], 1)
+        step = torch.searchsorted(edges.contiguous(), times.contiguous(), right=True)
+        step = step.clamp(max=edges.shape[1] - 1)
+        last = torch.nextafter(edges.gather(1, step), -endless)
+        return edges.gather(1, step - 1), last
+
+    def exposed_time(self, start: torch.Tensor, stop: torch.Tensor) -> ExposedTime:
+        """The integral of the first column from ``start`` (B,) on, for times up to ``stop``."""
+        import torch
+
+        inside = self.times.clamp(start[:, None], stop[:, None])
+        times = torch.cat([start[:, None], inside, stop[:, None]], 1)
+        values = self.at(times[:, :-1])[..., 0]
+        total = (values * times.diff(dim=1)).cumsum(1)
+        return ExposedTime(times, values, torch.nn.functional.pad(total, (1, 0)))
 
     def select(self, rows: torch.Tensor) -> BatchSteps:
         """The step functions at ``rows``."""
@@ -202,6 +262,17 @@ class Context:
             None if own.exposure is None else own.exposure.batch(every),
         )
 
+    def scored_exposure(self, count: int) -> Steps | None:
+        """The exposure of ``count`` sequences where they are scored, 0 in their history periods:
+        the weight of time in their likelihood. None where all time counts once.
+        """
+        if self.scored_from is None:
+            return self.exposure
+        known = self.exposure
+        if known is None:
+            known = Steps.constant(("exposure",), np.ones((count, 1)))
+        return known.zero_before(self.scored_from)
+
     def without(self, *names: str) -> Context:
         """The same without the parts ``names``."""
         return replace(self, **dict.fromkeys(names))
@@ -233,3 +304,68 @@ class BatchContext:
             None if self.covariates is None else self.covariates.to(device),
             None if self.exposure is None else self.exposure.to(device),
         )
+
+    def scored_exposure(self) -> BatchSteps | None:
+        """The exposure where sequences are scored, and 0 in their history periods: the weight of
+        time in the likelihood. None where all time counts once.
+        """
+        import torch
+
+        if self.scored_from is None:
+            return self.exposure
+        begin = self.scored_from[:, None]
+        never = torch.full_like(begin, -torch.inf)
+        if self.exposure is None:
+            ones = torch.ones_like(begin)
+            values = torch.stack([torch.zeros_like(begin), ones], 1)
+            return BatchSteps(torch.cat([never, begin], 1), values)
+        # The first value also holds before its time. Of several steps that are moved to the begin
+        # of scoring the last one holds there.
+        later = torch.maximum(self.exposure.times[:, 1:], begin)
+        nothing = torch.zeros_like(self.exposure.values[:, :1])
+        return BatchSteps(
+            torch.cat([never, begin, later], 1), torch.cat([nothing, self.exposure.values], 1)
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class ExposedTime:
+    """W(t) = int_start^t w, the exposed time of B sequences, and its inverse.
+
+    Between ``times`` w is constant, with these ``values``; ``passed`` is W at ``times``.
+    """
+
+    times: torch.Tensor  # (B, J + 1)
+    values: torch.Tensor  # (B, J)
+    passed: torch.Tensor  # (B, J + 1)
+
+    def until(self, times: torch.Tensor) -> torch.Tensor:
+        """W at ``times`` (B, ...)."""
+        import torch
+
+        flat = times.reshape(len(times), -1).contiguous()
+        step = torch.searchsorted(self.times.contiguous(), flat, right=True) - 1
+        step = step.clamp(0, self.values.shape[1] - 1)
+        since = flat - self.times.gather(1, step)
+        found = self.passed.gather(1, step) + since * self.values.gather(1, step)
+        return found.reshape(times.shape)
+
+    def inverse(self, passed: torch.Tensor) -> torch.Tensor:
+        """The times at which W reaches ``passed`` (B, ...), the latest ones where w is 0.
+
+        >>> import torch
+        >>> steps = Steps(("e",), np.array([0.0, 2.0]), np.array([[1.0], [4.0]]), np.array([0, 2]))
+        >>> zero = torch.zeros(1).double()
+        >>> time = steps.batch(np.array([0])).exposed_time(zero, zero + 5)
+        >>> time.until(zero[:, None] + 3).item(), time.inverse(zero[:, None] + 6).item()
+        (6.0, 3.0)
+        """
+        import torch
+
+        flat = passed.reshape(len(passed), -1).contiguous()
+        step = torch.searchsorted(self.passed.contiguous(), flat, right=True) - 1
+        step = step.clamp(0, self.values.shape[1] - 1)
+        value = self.values.gather(1, step)
+        more = flat - self.passed.gather(1, step)
+        later = torch.where(value > 0, more / torch.where(value > 0, value, 1.0), 0.0)
+        return (self.times.gather(1, step) + later).reshape(passed.shape)

@@ -4,7 +4,8 @@ A density is unbounded on times that are multiples of a resolution: a rate can o
 resolution by concentrating there. So events are dequantised: an event at t with resolution r is
 placed anywhere in [t - r/2, t + r/2), within its window. There are two laws for that place. The
 uniform one is here, for training, which draws anew in every step; the conditional law of a model is
-`inference.dequantising`, for goodness of fit. Order is kept in both.
+`inference.dequantising`, for goodness of fit. Order is kept in both. No event is moved across a
+step of the exposure or out of a history period.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import numpy as np
 if TYPE_CHECKING:
     import torch
     from jaxtyping import Float
+    from numpy.typing import NDArray
     from torch import Tensor
 
     from fourpoint.events.batching import Batch
@@ -32,16 +34,38 @@ def dequantised(data: Dataset, resolution: float, seed: int) -> Dataset:
     True
     """
     row = np.repeat(np.arange(len(data)), data.lengths)
-    low = np.maximum(data.times - resolution / 2, data.starts[row])
-    high = np.minimum(data.times + resolution / 2, data.stops[row])
+    low, high = ticks(data, resolution)
     moved = low + (high - low) * np.random.default_rng(seed).random(data.events)
     return replace(data, times=moved[np.lexsort((moved, row))])
+
+
+def ticks(data: Dataset, resolution: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """From where to where each event may be moved: within the resolution, its window, and the time
+    in which the exposure is what it is at the event.
+    """
+    row = np.repeat(np.arange(len(data)), data.lengths)
+    low = np.maximum(data.times - resolution / 2, data.starts[row])
+    high = np.minimum(data.times + resolution / 2, data.stops[row])
+    weight = data.scored_exposure
+    if weight is None:
+        return low, high
+    for i in range(len(data)):
+        own = slice(int(data.offsets[i]), int(data.offsets[i + 1]))
+        edges = np.concatenate([[-np.inf], weight.times[weight.row(i)][1:], [np.inf]])
+        step = np.searchsorted(edges, data.times[own], side="right")
+        low[own] = np.maximum(low[own], edges[step - 1])
+        high[own] = np.minimum(high[own], np.nextafter(edges[step], -np.inf))
+    return low, high
 
 
 def dequantised_batch(batch: Batch, resolution: float, random: torch.Generator) -> Batch:
     """The same for a batch; padding stays as it is."""
     low = (batch.times - resolution / 2).clamp(min=batch.start[:, None])
     high = (batch.times + resolution / 2).clamp(max=batch.stop[:, None])
+    weight = batch.scored_exposure
+    if weight is not None:
+        earliest, latest = weight.around(batch.times)
+        low, high = low.maximum(earliest), high.minimum(latest)
     moved = batch.times.where(~batch.valid, low + (high - low) * _uniform(batch.times, random))
     return replace(batch, times=moved.sort(1).values)
 

@@ -23,7 +23,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from fourpoint.errors import EventDataError, UserError
 from fourpoint.events.batching import Batch, group_by_length, known_at, offsets_of, pad
-from fourpoint.events.context import Context
+from fourpoint.events.context import Context, Steps
 from fourpoint.events.dates import SECONDS, Dates, Moment, shown, time_at
 from fourpoint.events.marks import Box, MarkSpace
 from fourpoint.events.ties import Ties, apply_ties
@@ -144,6 +144,18 @@ class Sequence:
         """
         n = int(np.searchsorted(self.times, time, side="left"))
         return self.piece(slice(n, None), float(time), self.stop, inferred=self.inferred)
+
+    def scored_after(self, time: float) -> Sequence:
+        """The same sequence, scored from ``time`` on: what came before is history, which conditions
+        the rates but is not scored.
+        """
+        known = Context() if self.context is None else self.context
+        begin = max(float(time), self.start)
+        if known.scored_from is not None:
+            begin = max(begin, float(known.scored_from[0]))
+        later = replace(known, scored_from=np.array([begin]))
+        values = {name: getattr(self, name) for name in Sequence.__dataclass_fields__}
+        return _trusted_sequence(**{**values, "context": later})
 
     def until(self, at: Moment | None = None) -> Sequence:
         """The events that are known at time ``at``: those up to and including it, observed on
@@ -299,9 +311,29 @@ class Dataset:
         return self.times >= np.repeat(self.context.scored_from, self.lengths)
 
     @property
+    def scored_lengths(self) -> NDArray[np.int64]:
+        """Events of each sequence that are scored."""
+        return np.diff(np.concatenate([[0], np.cumsum(self.scored)])[self.offsets])
+
+    @property
     def scored_events(self) -> int:
         """Number of events that are scored, over all sequences."""
         return int(np.count_nonzero(self.scored))
+
+    @property
+    def scored_exposure(self) -> Steps | None:
+        """The weight of time in the likelihood: the exposure, and 0 in history periods; None where
+        all time counts once.
+        """
+        return None if self.context is None else self.context.scored_exposure(len(self))
+
+    @property
+    def exposed_times(self) -> NDArray[np.float64]:
+        """The integral of the exposure over the scored part of each window: its length, where
+        nothing else is known.
+        """
+        weight = self.scored_exposure
+        return self.durations if weight is None else weight.integrals(self.starts, self.stops)
 
     @property
     def lengths(self) -> NDArray[np.int64]:
@@ -434,8 +466,9 @@ class Dataset:
         """Parts of the data: train, dev and test, or as many as there are ``fractions``.
 
         ``by="given"`` uses the data's own split column and falls back to "sequence"; "sequence"
-        shuffles whole sequences with ``seed``; "time" puts earlier windows into earlier parts, and
-        cuts a lone sequence at times.
+        shuffles whole sequences with ``seed``; "time" puts earlier windows into earlier parts.
+        Where there are fewer sequences than parts, every window is cut at the same shares of its
+        length, and later parts keep the earlier events as history, as in :meth:`split_at`.
         """
         if by == "given" and self.splits is not None:
             return tuple(self.part(name) for name in SPLITS if (self.splits == name).any())
@@ -446,7 +479,8 @@ class Dataset:
                 "Pass (0.8, 0.1, 0.1), say.",
             )
         if len(self) < len(fractions):
-            return self._cut(fractions)
+            shares = np.cumsum(fractions)[:-1]
+            return self._cut(self.starts[:, None] + shares * self.durations[:, None])
         if by == "time":
             order = np.argsort(self.starts, kind="stable")
         else:
@@ -456,25 +490,54 @@ class Dataset:
         edges = len(self) - after
         return tuple(self.select(np.sort(rows)) for rows in np.split(order, edges))
 
-    def _cut(self, fractions: Ordered[float]) -> tuple[Dataset, ...]:
-        """Cut every window at the same shares of its length; each piece keeps the events that fall
-        into it.
+    def split_at(self, times: Ordered[float]) -> tuple[Dataset, ...]:
+        """Parts of the data before, between and after ``times``, which rise: one more than there
+        are times.
+
+        Every sequence is cut. A later part keeps the earlier events of its sequences as history:
+        they condition the rates but are not scored (``Context.scored_from``). Sequences that were
+        not observed in a part are left out of it. An event at one of the times belongs to the part
+        that begins there. Raises :class:`EventDataError` where times do not rise or no sequence was
+        observed in a part.
+
+        >>> data = Dataset.from_sequences([Sequence([1.0, 2.0, 5.0], start=0.0, stop=8.0)])
+        >>> train, test = data.split_at([4.0])
+        >>> [
+        ...     (part[0].start, part[0].stop, len(part[0]), part.scored_events)
+        ...     for part in (train, test)
+        ... ]
+        [(0.0, 4.0, 2, 2), (0.0, 8.0, 3, 1)]
         """
-        edges = np.concatenate([[0.0], np.cumsum(fractions)])
-        edges[-1] = 1.0
+        cuts = np.asarray(times, dtype=np.float64).reshape(-1)
+        if not len(cuts) or not np.isfinite(cuts).all() or (np.diff(cuts) <= 0).any():
+            raise EventDataError(
+                "one or more rising times to cut at", f"{cuts.tolist()}", "Sort them."
+            )
+        return self._cut(np.broadcast_to(cuts, (len(self), len(cuts))))
+
+    def _cut(self, cuts: NDArray[np.float64]) -> tuple[Dataset, ...]:
+        """The parts of :meth:`split_at` with cuts (S, K) of each sequence."""
         parts = []
-        for k in range(len(fractions)):
-            low = edges[k]
-            high = edges[k + 1]
-            last = k == len(fractions) - 1
+        for k in range(cuts.shape[1] + 1):
             pieces = []
-            for s in self:
-                a = s.start + low * s.duration
-                b = s.stop if last else s.start + high * s.duration
-                keep = (s.times >= a) & ((s.times < b) | last)
-                pieces.append(s.piece(keep, a, b, inferred=s.inferred and last))
-            piece = Dataset.from_sequences(pieces, unit=self.unit, name=self.name)
-            parts.append(replace(piece, log=self.log, feature_names=self.feature_names))
+            for s, own in zip(self, cuts, strict=True):
+                begin = s.start if k == 0 else max(s.start, float(own[k - 1]))
+                last = k == len(own) or own[k] > s.stop
+                end = s.stop if last else float(own[k])
+                if end <= begin:
+                    continue
+                kept = slice(None) if last else slice(int(np.searchsorted(s.times, end)))
+                piece = s.piece(kept, s.start, end, inferred=s.inferred and last)
+                pieces.append(piece if k == 0 else piece.scored_after(begin))
+            if not pieces:
+                low, high = float(self.starts.min()), float(self.stops.max())
+                raise EventDataError(
+                    f"times to cut at inside the windows, from {low:g} to {high:g}",
+                    f"{cuts[0].tolist()}, with no sequence in part {k + 1}",
+                    "Choose other times.",
+                )
+            part = Dataset.from_sequences(pieces, unit=self.unit, name=self.name)
+            parts.append(replace(part, log=self.log, feature_names=self.feature_names))
         return tuple(parts)
 
     def with_ties(self, policy: Ties, seed: int = 0) -> Dataset:
@@ -488,17 +551,17 @@ class Dataset:
         return apply_ties(self, policy, seed)
 
     def some(self, events: int, seed: int) -> Dataset:
-        """Sequences drawn at random, in their order, with about ``events`` events; all of them
-        where there are no more.
+        """Sequences drawn at random, in their order, with about ``events`` scored events; all of
+        them where there are no more.
 
         >>> data = Dataset.from_sequences([Sequence([1.0, 2.0], start=0, stop=3)] * 10)
         >>> len(data.some(5, seed=0)), len(data.some(20, seed=0))
         (3, 10)
         """
-        if self.events <= events or len(self) < 2:
+        if self.scored_events <= events or len(self) < 2:
             return self
         order = np.random.default_rng(seed).permutation(len(self))
-        enough = int(np.searchsorted(np.cumsum(self.lengths[order]), events)) + 1
+        enough = int(np.searchsorted(np.cumsum(self.scored_lengths[order]), events)) + 1
         return self.select(np.sort(order[:enough]))
 
     def batch(self, rows: Ordered[int] | NDArray[np.int64] | None = None) -> Batch:

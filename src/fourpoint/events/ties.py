@@ -44,6 +44,7 @@ def apply_ties(data: Dataset, policy: Ties, seed: int) -> Dataset:
             mark_ids=data.mark_ids[~tie],
             offsets=kept[data.offsets],
             places=places,
+            features=None if data.features is None else data.features[~tie],
         )
     return replace(data, times=_spread(data, tie, seed))
 

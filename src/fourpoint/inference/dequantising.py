@@ -46,7 +46,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fourpoint.events import Batch, Dataset
-from fourpoint.events.dequantise import dequantised
+from fourpoint.events.dequantise import dequantised, ticks as ticks_of
 from fourpoint.inference.evaluation import device_of
 from fourpoint.inference.likelihood import blocks_of
 from fourpoint.inference.sampling import eval_mode, remember, select_rows
@@ -219,8 +219,7 @@ class _Ticks:
     @staticmethod
     def of(data: Dataset, resolution: float) -> _Ticks:
         row = np.repeat(np.arange(len(data)), data.lengths)
-        low = np.maximum(data.times - resolution / 2, data.starts[row])
-        high = np.minimum(data.times + resolution / 2, data.stops[row])
+        low, high = ticks_of(data, resolution)
         apart = (np.diff(data.times) > resolution / 2) | (np.diff(row) > 0)
         first = np.concatenate([np.ones(min(1, data.events), dtype=bool), apart])
         heads = np.flatnonzero(first)

@@ -13,6 +13,14 @@ Gauss-Legendre rules that are refined until they settle, and reports how far the
 Closed forms are used where a model has one. Event i is scored from the events before it by
 position, never from itself.
 
+Where sequences have a context (`events.context`) the observed rate is e(t) lambda(t): with w(t) the
+exposure e(t), and 0 in history periods, which condition the rates but are not scored,
+
+    log L = sum over scored events of log e(t_i) + log lambda_{m_i}(t_i)  -  int w(t) lambda(t) dt.
+
+Evaluation cuts the integral at the steps of w; training places its nodes at random in the exposed
+time, W(t) = int w, so that none lies where w is 0.
+
 Two conventions, always named beside a number: "window" is (1); "gaps" scores events 2..N on [t_1,
 t_N] given the first, as most published tables do, and divides by the events scored. Everything is
 in the user's time unit.
@@ -28,10 +36,10 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from fourpoint.events import Batch, UserError
+from fourpoint.events import Batch, BatchSteps, UserError
 from fourpoint.events.dequantise import dequantised_gaps
 from fourpoint.memory import require_memory
-from fourpoint.models.base import History, PointProcess, pieces
+from fourpoint.models.base import History, PointProcess, filled, pieces
 from fourpoint.ops.quadrature import (
     ROUNDING,
     FlatRate,
@@ -111,25 +119,28 @@ def log_likelihoods(
     after the last.
     """
     check_places(model, batch)
-    lengths = batch.lengths
-    budget = tolerance * int((lengths - 1).clamp(min=1).sum())
+    scored = scored_events(batch)
+    budget = tolerance * int(scored["gaps"].clamp(min=1).sum())
     sums = {name: [torch.zeros_like(batch.start) for _ in range(3)] for name in CONVENTIONS}
-    compiled = model.scored_gaps(batch, budget)
+    compiled = model.scored_gaps(batch, budget) if batch.scored_exposure is None else None
     if compiled is not None:
         logs, rounding = _of_events(model, batch, compiled.logs)
         gaps = Integrals(batch.edges[:, :-1], batch.edges[:, 1:], *compiled[1:])
         _add(sums, batch, 0, logs, rounding, gaps)
-        return _found(sums, lengths)
+        return _found(sums, scored)
     carried = None
     for block, offset in blocks_of(model, batch):
         check_memory(model, block.edges.numel(), 0)
         history = model.encode(block, carried)
+        if only_history(block):
+            carried = history.latest()
+            continue
         logs, rounding = _of_events(model, block, model.log_rates_at_events(history, block))
         share = max(1, block.times.shape[1]) / max(1, batch.times.shape[1])
-        pieces_ = _refined(model, history, block, budget * share)
+        pieces_ = _weighted(model, history, block, budget * share)
         _add(sums, batch, offset, logs, rounding, Integrals(*pieces_))
         carried = history.latest()
-    return _found(sums, lengths)
+    return _found(sums, scored)
 
 
 class Integrals(NamedTuple):
@@ -169,10 +180,25 @@ def _add(
 
 
 def _found(
-    sums: dict[Convention, list[Tensor]], lengths: Int[Tensor, " B"]
+    sums: dict[Convention, list[Tensor]], scored: dict[Convention, Int[Tensor, " B"]]
 ) -> dict[Convention, LogLikelihood]:
-    events = {"window": lengths, "gaps": (lengths - 1).clamp(min=0)}
-    return {name: LogLikelihood(s[0] - s[1], events[name], s[1], s[2]) for name, s in sums.items()}
+    return {name: LogLikelihood(s[0] - s[1], scored[name], s[1], s[2]) for name, s in sums.items()}
+
+
+def scored_events(batch: Batch) -> dict[Convention, Int[Tensor, " B"]]:
+    """How many events of each sequence are scored: those that are not history, and in "gaps" not
+    the first event of the sequence.
+    """
+    scored = batch.scored
+    return {"window": scored.sum(1), "gaps": scored[:, 1:].sum(1)}
+
+
+def only_history(block: Batch) -> bool:
+    """Whether nothing of a block is scored."""
+    context = block.context
+    if context is None or context.scored_from is None:
+        return False
+    return bool((block.stop <= context.scored_from).all()) and not bool(block.scored.any())
 
 
 def sampled_log_likelihood(
@@ -190,9 +216,11 @@ def sampled_log_likelihood(
     """
     check_places(model, batch)
     check_memory(model, batch.edges.numel(), nodes)
-    found = model.training_log_likelihood(batch, nodes, random, convention)
-    if found is not None:
-        return found
+    exposure = batch.scored_exposure
+    if exposure is None:
+        found = model.training_log_likelihood(batch, nodes, random, convention)
+        if found is not None:
+            return found
     total = torch.zeros_like(batch.start)
     carried, span = None, _span(batch, convention)
     blocks = list(blocks_of(model, batch))
@@ -201,10 +229,16 @@ def sampled_log_likelihood(
         resolution = model.gap_resolution()
         if resolution:
             right = dequantised_gaps(block, resolution, random)
+        low, high, exposed = left, right, None
+        if exposure is not None:
+            exposed = exposure.exposed_time(block.start, block.stop)
+            low, high = exposed.until(left), exposed.until(right)
         if model.early_nodes:
-            times, weights = early(left, right, uniform(right, nodes, random))
+            times, weights = early(low, high, uniform(right, nodes, random))
         else:
-            times, weights = stratified(left, right, nodes, random), None
+            times, weights = stratified(low, high, nodes, random), None
+        if exposed is not None:
+            times = exposed.inverse(times).clamp(left[..., None], right[..., None])
         if len(blocks) == 1:
             return _sampled(model, block, right, times, None, span, offset, weights)[0]
         part, carried = checkpoint(
@@ -245,10 +279,21 @@ def quick_gap_terms(
     """
     carried, span, parts = None, _span(batch, convention), []
     x, weights = (part.to(batch.times) for part in gauss_legendre(nodes))
+    exposure = batch.scored_exposure
     blocks = list(blocks_of(model, batch))
     for block, offset in blocks:
-        left, width = block.edges[:, :-1, None], block.edges.diff(dim=1)[..., None]
-        times = left + width * x**2
+        if len(blocks) > 1 and only_history(block):
+            carried = model.encode(block, carried).latest()
+            parts.append(torch.zeros_like(block.edges[:, 1:]))
+            continue
+        edges = block.edges
+        if exposure is None:
+            times = edges[:, :-1, None] + edges.diff(dim=1)[..., None] * x**2
+        else:
+            exposed = exposure.exposed_time(block.start, block.stop)
+            passed = exposed.until(edges)
+            times = exposed.inverse(passed[:, :-1, None] + passed.diff(dim=1)[..., None] * x**2)
+            times = times.clamp(edges[:, :-1, None], edges[:, 1:, None])
         part, carried = _gap_terms(
             model, block, block.edges[:, 1:], times, carried, span, offset, 2 * x * weights
         )
@@ -303,8 +348,12 @@ def _gap_terms(
     """
     check_memory(model, block.edges.numel(), nodes.shape[2])
     history = model.encode(block, before)
-    edges, scored = block.edges, block.valid
+    edges, scored = block.edges, block.scored
     own, integral = model.gap_terms(history, block, ends, nodes, weights)
+    exposure = block.scored_exposure
+    if exposure is not None:
+        own = own + log_exposure(block).to(own)
+        integral = _exposed(model, history, block, ends, exposure, integral)
     if span is not None:
         later = (
             torch.arange(offset, offset + integral.shape[1], device=scored.device) > 0
@@ -315,6 +364,61 @@ def _gap_terms(
         scored = scored & later[:-1]
     events = nn.functional.pad(torch.where(scored, own, 0.0), (0, 1))
     return events - integral, history.latest()
+
+
+def _exposed(
+    model: PointProcess,
+    history: History,
+    block: Batch,
+    ends: Float[Tensor, "B G"],
+    exposure: BatchSteps,
+    integral: Float[Tensor, "B G"],
+) -> Float[Tensor, "B G"]:
+    """The integral over every gap weighted by the ``exposure``: closed, or from an ``integral`` by
+    nodes that were placed in exposed time, whose mean rate holds for the exposed time of the gap.
+    """
+    if model.has_closed_integral:
+        left, right, seen = exposed_pieces(block, exposure)
+        found = model.closed_integral(history, left, right, seen).sum(2)
+        weighted = found * exposure.at(left)[..., 0].to(found)
+        return torch.zeros_like(integral).scatter_add(1, seen, weighted.to(integral))
+    left = block.edges[:, :-1]
+    exposed = exposure.exposed_time(block.start, block.stop)
+    width = ends - left
+    share = (exposed.until(ends) - exposed.until(left)) / torch.where(width > 0, width, 1.0)
+    return torch.where(share > 0, integral * share.to(integral), 0.0)
+
+
+def exposed_pieces(
+    block: Batch, exposure: BatchSteps
+) -> tuple[Float[Tensor, "B H"], Float[Tensor, "B H"], Int[Tensor, "B H"]]:
+    """Left and right ends of the pieces of the window between events and steps of the exposure, and
+    the positions they are seen from; pieces without exposure are left out.
+    """
+    edges = block.edges
+    cuts = exposure.times.clamp(edges[:, :1], edges[:, -1:])
+    all_edges = torch.cat([edges, cuts], 1).sort(1).values
+    left, right = all_edges[:, :-1].contiguous(), all_edges[:, 1:].contiguous()
+    right = torch.where(exposure.at(left)[..., 0] > 0, right, left)
+    order = filled(left, right)
+    left, right = left.gather(1, order), right.gather(1, order)
+    return left, right, seen_from(block, left)
+
+
+def seen_from(block: Batch, left: Float[Tensor, "B H"]) -> Int[Tensor, "B H"]:
+    """The positions from which pieces that begin at ``left`` are seen."""
+    return torch.minimum(
+        torch.searchsorted(block.times.contiguous(), left, right=True), block.lengths[:, None]
+    )
+
+
+def log_exposure(block: Batch) -> Float[Tensor, "B N"]:
+    """log e at every scored event, and 0 elsewhere."""
+    exposure = None if block.context is None else block.context.exposure
+    if exposure is None:
+        return torch.zeros_like(block.times)
+    there = torch.where(block.scored, exposure.at(block.times)[..., 0], 1.0)
+    return there.log()
 
 
 def check_memory(model: PointProcess, slots: int, nodes: int) -> None:
@@ -355,10 +459,12 @@ def blocks_of(model: PointProcess, batch: Batch) -> list[tuple[Batch, int]]:
 def _of_events(
     model: PointProcess, block: Batch, logs: Float[Tensor, "B N"]
 ) -> tuple[Float[Tensor, "B N"], Float[Tensor, "B N"]]:
-    """log lambda at every event, 0 in the padding, and its rounding error."""
+    """log e lambda at every scored event, 0 at the others, and its rounding error."""
     eps = max(torch.finfo(logs.dtype).eps, precision(model))
-    logs = torch.where(block.valid, logs, 0.0).to(torch.float64)
-    return logs, torch.where(block.valid, ROUNDING * eps * (1 + logs.abs()), 0.0)
+    scored = block.scored
+    logs = torch.where(scored, logs, 0.0).to(torch.float64)
+    rounding = torch.where(scored, ROUNDING * eps * (1 + logs.abs()), 0.0)
+    return logs + log_exposure(block), rounding
 
 
 def check_places(model: PointProcess, batch: Batch) -> None:
@@ -376,6 +482,19 @@ def check_places(model: PointProcess, batch: Batch) -> None:
             have,
             "Read the data with or without place=, or fit another model.",
         )
+
+
+def _weighted(
+    model: PointProcess, history: History, block: Batch, budget: float
+) -> tuple[Float[Tensor, "B H"], Float[Tensor, "B H"], Float[Tensor, "B H"], Float[Tensor, "B H"]]:
+    """The same as :func:`_refined`, of the rate times the exposure."""
+    exposure = block.scored_exposure
+    if exposure is None:
+        return _refined(model, history, block, budget)
+    largest = max(float(exposure.values.max()), torch.finfo(torch.float64).tiny)
+    left, right, integral, error = _refined(model, history, block, budget / largest)
+    weight = exposure.at(left)[..., 0]
+    return left, right, weight * integral, weight * error
 
 
 def _refined(
@@ -434,19 +553,15 @@ def _integrals(
     """Left and right ends of H pieces that cover the block's window, the integral over each, and
     its error.
     """
-    edges = block.edges
+    edges, exposure = block.edges, block.scored_exposure
     if model.has_closed_integral:
-        exact = model.closed_integral(history, edges[:, :-1], edges[:, 1:]).sum(2).to(torch.float64)
-        return (
-            edges[:, :-1],
-            edges[:, 1:],
-            exact,
-            closed_form_error(model, exact, edges.diff(dim=1)),
-        )
-    left, right, rule = pieces(model, history, edges)
-    seen = torch.minimum(
-        torch.searchsorted(block.times.contiguous(), left, right=True), block.lengths[:, None]
-    )
+        left, right, seen = edges[:, :-1], edges[:, 1:], None
+        if exposure is not None:
+            left, right, seen = exposed_pieces(block, exposure)
+        exact = model.closed_integral(history, left, right, seen).sum(2).to(torch.float64)
+        return left, right, exact, closed_form_error(model, exact, right - left)
+    left, right, rule = pieces(model, history, edges, exposure)
+    seen = seen_from(block, left)
     rows, columns = torch.nonzero(right > left, as_tuple=True)
     if history.at_positions(rows[:1], seen[rows, columns][:1]) is None:
 
@@ -454,7 +569,7 @@ def _integrals(
             return model.total_intensity(history, times, seen.gather(1, which))
 
         return left, right, *integrate(rate, left, right, tolerance=budget, **rule)
-    whole, whole_error = _in_log_time(model, history, edges, budget / 2)
+    whole, whole_error = _in_log_time(model, history, edges, exposure, budget / 2)
     needed = whole_error.gather(1, seen) == torch.inf
     rows, columns = torch.nonzero((right > left) & needed, as_tuple=True)
     shortest = rule.pop("shortest")
@@ -478,10 +593,15 @@ def _integrals(
 
 
 def _in_log_time(
-    model: PointProcess, history: History, edges: Float[Tensor, "B E"], budget: float
+    model: PointProcess,
+    history: History,
+    edges: Float[Tensor, "B E"],
+    exposure: BatchSteps | None,
+    budget: float,
 ) -> tuple[Float[Tensor, "B G"], Float[Tensor, "B G"]]:
     """The integrals over those gaps that one rule in log-time settles, so that their errors sum to
-    at most ``budget``, and the errors, infinite for all other gaps.
+    at most ``budget``, and the errors, infinite for all other gaps and those with a step of the
+    exposure inside.
     """
     left, right = edges[:, :-1], edges[:, 1:]
     value, error = torch.zeros_like(left), torch.full_like(left, torch.inf)
@@ -489,6 +609,11 @@ def _in_log_time(
     if rule is None:
         return value, error
     tried = (right > left) & (right - left <= rule.longest)
+    if exposure is not None:
+        steps = exposure.times.contiguous()
+        before = torch.searchsorted(steps, left.contiguous(), right=True)
+        tried = tried & (before == torch.searchsorted(steps, right.contiguous()))
+        tried = tried & (exposure.at(left)[..., 0] > 0)
     rows, gaps = torch.nonzero(tried, as_tuple=True)
     flat = Pieces(rows, gaps, left[rows, gaps], right[rows, gaps], None)
     rate = _flat_rate(model, history, flat)

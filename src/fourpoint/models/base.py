@@ -35,7 +35,7 @@ from jaxtyping import Bool, Float, Int
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fourpoint.events import Batch, BatchContext, Box, Dataset, MarkSpace, UserError
+from fourpoint.events import Batch, BatchContext, BatchSteps, Box, Dataset, MarkSpace, UserError
 from fourpoint.models.effects import Effects, EffectsSpec, RateRatio
 from fourpoint.ops.quadrature import MOST
 from fourpoint.report.printing import as_html
@@ -592,26 +592,31 @@ def longest_panel(
 
 
 def pieces(
-    model: PointProcess, history: History, edges: Float[Tensor, "B E"]
+    model: PointProcess,
+    history: History,
+    edges: Float[Tensor, "B E"],
+    weight: BatchSteps | None = None,
 ) -> tuple[Float[Tensor, "B H"], Float[Tensor, "B H"], dict[str, Any]]:
     """Left and right ends of the pieces in which integrals between ``edges`` are found, and
     :func:`rule`.
 
-    Edges are cut at the model's ``cuts``: where its rate is not smooth, or may have peaks between.
+    Edges are cut at the model's ``cuts``: where its rate is not smooth, or may have peaks between;
+    and at the steps of the ``weight`` that the rate has. Pieces of weight 0 are left out.
     """
     own = edges
     cuts = model.cuts(history)
     if model.effects is not None:
         jumps = model.effects.cuts(edges[:, 0], edges[:, -1], history.context)
         cuts = jumps if cuts is None else torch.cat([cuts, jumps], 1)
+    if weight is not None:
+        steps = weight.times.to(edges)
+        cuts = steps if cuts is None else torch.cat([cuts, steps], 1)
     if cuts is not None:
-        edges = (
-            torch.cat([edges, torch.minimum(torch.maximum(cuts, edges[:, :1]), edges[:, -1:])], 1)
-            .sort(1)
-            .values
-        )
+        edges = torch.cat([edges, cuts.clamp(edges[:, :1], edges[:, -1:])], 1).sort(1).values
     left = edges[:, :-1].contiguous()
     right = edges[:, 1:].contiguous()
+    if weight is not None:
+        right = torch.where(weight.at(left)[..., 0] > 0, right, left)
     if cuts is not None:  # most pieces of many cuts are empty
         order = filled(left, right)
         left = left.gather(1, order)

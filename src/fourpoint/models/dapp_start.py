@@ -109,7 +109,7 @@ def start_rate(model: DAPP | SpatialDAPP, data: Dataset) -> list[str]:
             s[name] = "spline" if even else other
             notes.append(f"{name}: {s[name]} ({why})")
     gap = data.gaps.mean() if len(data.gaps) else 0.0
-    scale = gap if gap > 0 else float(durations.sum()) / max(data.events, 1)
+    scale = gap if gap > 0 else float(data.exposed_times.sum()) / max(data.scored_events, 1)
     model.time_scale.fill_(scale)
     model.rate.baseline.length.fill_(float(durations.max()))
     model.rate.baseline.build(s["base"], s["drift"])
@@ -292,12 +292,18 @@ def _fitted(data: Dataset) -> Excitation | None:
 
 
 def _evened(data: Dataset) -> Dataset:
-    """The same events in a time in which they come at one rate on average over all sequences."""
+    """The same events in a time in which they come at one rate on average over all sequences, which
+    makes up for any exposure that all share.
+    """
     since = data.times - np.repeat(data.starts, data.lengths)
     length = float(data.durations.max())
     edges = np.linspace(0, length, BINS + 1)
     passed = np.append(0.0, np.cumsum(np.histogram(since, edges)[0] + 1e-3)) / len(data)
     zero = np.zeros(len(data))
     return replace(
-        data, times=np.interp(since, edges, passed), starts=zero, stops=zero + passed[-1]
+        data,
+        times=np.interp(since, edges, passed),
+        starts=zero,
+        stops=zero + passed[-1],
+        context=None,
     )

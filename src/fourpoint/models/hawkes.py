@@ -177,7 +177,7 @@ class Hawkes(PointProcess[HawkesHistory]):
         if len(gaps) and gaps.mean() > 0:
             gap = float(gaps.mean())
         else:
-            gap = float(data.durations.sum()) / max(data.events, 1)
+            gap = float(data.exposed_times.sum()) / max(data.scored_events, 1)
         with torch.no_grad():
             self.log_baseline.copy_((mean_rates(data, self.marks) / 2).log())
             self.log_branching.fill_(

@@ -37,7 +37,7 @@ def time_scale_of(data: Dataset) -> float:
     12.0
     """
     gap = float(data.gaps.mean()) if len(data.gaps) else 0.0
-    return gap if gap > 0 else float(data.durations.sum()) / max(data.events, 1)
+    return gap if gap > 0 else float(data.exposed_times.sum()) / max(data.scored_events, 1)
 
 
 class ScaledSoftplus(nn.Module):

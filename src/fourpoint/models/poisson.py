@@ -261,7 +261,7 @@ class SplinePoisson(PointProcess[Positions]):
             bend = c.diff(n=2).square().sum()
             gradient = c.diff().square().sum()
             return (integral - (happened * c).sum() + ridge / 2 * (bend + gradient / 100)) / max(
-                data.events, 1
+                data.scored_events, 1
             )
 
         found = minimise(loss, flat)
@@ -379,8 +379,8 @@ def _count(grid: SpatialGrid | None, data: Dataset) -> None:
 
 
 def mean_rates(data: Dataset, marks: MarkSpace) -> Float[Tensor, " M"]:
-    """Events of every mark per unit of observed time, in float64; a mark that never happens counts
-    as half an event.
+    """Scored events of every mark per unit of exposed time, in float64; a mark that never happens
+    counts as half an event.
 
     >>> from fourpoint.events import Sequence
     >>> mean_rates(
@@ -390,8 +390,8 @@ def mean_rates(data: Dataset, marks: MarkSpace) -> Float[Tensor, " M"]:
     [0.5, 0.125]
     """
     check_marks(marks.types, data.marks.types)
-    happened = np.bincount(data.mark_ids, minlength=marks.count)
-    return torch.from_numpy(np.maximum(happened, 0.5) / data.durations.sum())
+    happened = np.bincount(data.mark_ids[data.scored], minlength=marks.count)
+    return torch.from_numpy(np.maximum(happened, 0.5) / data.exposed_times.sum())
 
 
 def _basis_sums(data: Dataset, flat: Float[Tensor, "M C"], length: float) -> Float[Tensor, "M C"]:
@@ -403,7 +403,7 @@ def _basis_sums(data: Dataset, flat: Float[Tensor, "M C"], length: float) -> Flo
     sums = torch.zeros_like(flat)
     for m in range(len(flat)):
         c = flat[m : m + 1].clone().requires_grad_()
-        x = since[torch.from_numpy(data.mark_ids == m)]
+        x = since[torch.from_numpy((data.mark_ids == m) & data.scored)]
         with torch.enable_grad():
             total = spline(c, x, length).sum() if len(x) else spline(c, even, length).mean() / 2
             sums[m] = torch.autograd.grad(total, c)[0][0]
@@ -413,15 +413,37 @@ def _basis_sums(data: Dataset, flat: Float[Tensor, "M C"], length: float) -> Flo
 def _nodes(
     data: Dataset, length: float, intervals: int
 ) -> tuple[Float[Tensor, " nodes"], Float[Tensor, " nodes"]]:
-    """Gauss-Legendre nodes between knots and window ends, weighted by how many windows are still
-    open there.
+    """Gauss-Legendre nodes between knots, window ends and steps of the exposure, weighted by the
+    exposure of all windows together there.
     """
-    ends: NDArray[np.float64] = np.sort(data.durations)
-    edges = np.unique(np.concatenate([spline_knots(length, intervals).numpy(), ends]))
+    when, change = _exposure_changes(data)
+    order = np.argsort(when, kind="stable")
+    when, level = when[order], np.cumsum(change[order])
+    edges = np.unique(np.concatenate([spline_knots(length, intervals).numpy(), when]))
     x, w = np.polynomial.legendre.leggauss(6)
     half = np.diff(edges)[:, None] / 2
     middle = (edges[1:] + edges[:-1])[:, None] / 2
-    still_open = len(ends) - np.searchsorted(ends, middle)
+    last = np.searchsorted(when, middle, side="right") - 1
+    weight = np.where(last >= 0, level[last], 0.0).clip(min=0)
     return torch.from_numpy((middle + half * x).ravel()), torch.from_numpy(
-        (half * w * still_open).ravel()
+        (half * w * weight).ravel()
     )
+
+
+def _exposure_changes(data: Dataset) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Times since the start of each window at which its exposure changes, from 0 before it to 0
+    after it, and by how much.
+    """
+    weight = data.scored_exposure
+    if weight is None:
+        zero, one = np.zeros(len(data)), np.ones(len(data))
+        return np.concatenate([zero, data.durations]), np.concatenate([one, -one])
+    owner = np.repeat(np.arange(len(data)), np.diff(weight.offsets))
+    begins = weight.times.copy()
+    begins[weight.offsets[:-1]] = data.starts  # the first value also holds before its time
+    begins = np.clip(begins, data.starts[owner], data.stops[owner]) - data.starts[owner]
+    values = weight.values[:, 0]
+    rises = np.diff(values, prepend=0.0)
+    rises[weight.offsets[:-1]] = values[weight.offsets[:-1]]
+    last = values[weight.offsets[1:] - 1]
+    return np.concatenate([begins, data.durations]), np.concatenate([rises, -last])

@@ -93,19 +93,21 @@ def overlap(model: PointProcess, data: Dataset) -> Overlap | None:
     known = model.trained_on
     if known is None:
         return None
-    seen = _seen(known, data)
+    # A history period is no part of the score, and may well have been in training.
+    history = data.lengths - data.scored_lengths
+    seen = np.maximum(0, _seen(known, data) - history)
     if not seen.any():
         return None
     sequences = int((seen > 0).sum())
     events = int(seen.sum())
-    return Overlap(sequences, events, len(data), data.events)
+    return Overlap(sequences, events, len(data), data.scored_events)
 
 
 def held_out(model: PointProcess, data: Dataset) -> Dataset | None:
     """The part of ``data`` that was not in training; None unless the rest was.
 
-    Of a sequence whose beginning was in training it is the remainder, in a window that begins where
-    the training window ended.
+    Of a sequence whose beginning was in training it is the remainder: what was in training is its
+    history period.
     """
     known = model.trained_on
     if known is None:
@@ -114,15 +116,13 @@ def held_out(model: PointProcess, data: Dataset) -> Dataset | None:
     whole = (seen == data.lengths) & (data.lengths > 0)
     if not seen.any() or (whole | (data.lengths == 0)).all():
         return None
-    if not (seen[~whole] > 0).any():
-        return data.select(np.flatnonzero(~whole))
+    if not (seen[~whole] > data.lengths[~whole] - data.scored_lengths[~whole]).any():
+        return data.select(np.flatnonzero(~whole)) if whole.any() else None
     stops = dict(known.beginnings)
     kept = []
     for i in np.flatnonzero(~whole):
         sequence = data[int(i)]
-        if seen[i]:
-            sequence = sequence.after(stops[int(seen[i])])
-        kept.append(sequence)
+        kept.append(sequence.scored_after(stops[int(seen[i])] if seen[i] else sequence.start))
     return Dataset.from_sequences(kept, unit=data.unit, name=data.name)
 
 

@@ -196,7 +196,7 @@ def fit(
     pieces = _pieces(train)
     if chosen["batch_size"] is None:
         chosen["batch_size"] = _batch_for(pieces, step_events, place)
-    if baselines and train.events < SMALL and validate_every is None:
+    if baselines and train.scored_events < SMALL and validate_every is None:
         chosen["validate_every"] = min(chosen["validate_every"] or SMALL_VALIDATE, SMALL_VALIDATE)
     recipe = Recipe(**chosen)
     _check_fit(model, train, dev, recipe, time_budget)
@@ -337,8 +337,8 @@ def _train(
             f"the time budget ended training after {step:,} of {recipe.steps:,} steps: a "
             "longer one may do better"
         )
-    if run.closed_forms and train.events < SMALL:
-        few = f"{train.events:,} training events are few for a neural model"
+    if run.closed_forms and train.scored_events < SMALL:
+        few = f"{train.scored_events:,} training events are few for a neural model"
         run.fit.notes.append(
             f"{few}: it keeps its first weights unless others are clearly better on dev"
         )
@@ -356,7 +356,7 @@ def _guesses(run: Run) -> list[dict[str, torch.Tensor]]:
         found.append(run.model.first_guess)
     inside = [run.model.embedded(one.model) for one in run.closed_forms]
     found += [weights for weights in inside if weights is not None]
-    if run.closed_forms and run.train.events < SMALL:
+    if run.closed_forms and run.train.scored_events < SMALL:
         found.append({name: p.detach().clone() for name, p in run.model.named_parameters()})
     return found
 
@@ -375,7 +375,7 @@ def _pieces(train: Dataset) -> Dataset:
 def _batch_for(train: Dataset, step_events: int, place: torch.device) -> int:
     """Sequences of a step. On a processor many small steps learn more from as many events than few
     large ones; on an accelerator a step costs about the same whatever its size."""
-    mean = max(1, train.events) / max(1, len(train))
+    mean = max(1, train.scored_events) / max(1, len(train))
     if place.type == "cpu":
         return int(min(LARGEST_BATCH, max(1, round(step_events / mean))))
     quarter = math.ceil(len(train) / FEWEST_STEPS)
@@ -469,7 +469,7 @@ def _check_fit(
     recipe: Recipe,
     time_budget: float | None,
 ) -> None:
-    if train.events == 0:
+    if train.scored_events == 0:
         raise TrainingError(
             "training data with events",
             f"{len(train)} sequences without one",

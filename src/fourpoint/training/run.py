@@ -156,7 +156,7 @@ class Run:
         self.optimiser: torch.optim.Optimizer | None = None
         self.average, self.mean = recipe.average, list[torch.Tensor]()
         self.per_epoch = len(self.train.batches(self.batch_size, seed=0, mixed=self.mixed))
-        self.mean_events = max(1.0, self.train.events / max(1, len(self.train)))
+        self.mean_events = max(1.0, self.train.scored_events / max(1, len(self.train)))
         self.resolution = 0.0  # of the timestamps that are dequantised; 0 for none
         self.time_left: Callable[[], bool] = lambda: (
             True
@@ -199,12 +199,12 @@ class Run:
 
     def _validate(self, row: dict[str, float], train_score: float) -> None:
         scores = self.score(self.model)
-        score = float(scores.sum()) / max(1, self.dev.events)
+        score = float(scores.sum()) / max(1, self.dev.scored_events)
         row["train_log_likelihood"], row["dev_log_likelihood"] = train_score, score
         self.fit.history.append({name: row[name] for name in COLUMNS})
         draw = len(self.scores) > 0 and score >= self.fit.best - 0.5 * standard_error(
             scores - self.scores
-        ) / max(1, self.dev.events)
+        ) / max(1, self.dev.scored_events)
         if score > self.fit.best:
             self.fit.best, self.peak, self.scores = score, int(row["step"]), scores
         if score >= self.fit.best or draw:
@@ -218,7 +218,7 @@ class Run:
 
     def compare_with(self, found: list[ClosedForm]) -> None:
         """Closed-form models that the trained model is compared with at the end."""
-        events = max(1, self.dev.events)
+        events = max(1, self.dev.scored_events)
         self.closed_forms = found
         self.fit.closed_forms = {one.name: float(one.scores.sum()) / events for one in found}
 
@@ -237,7 +237,7 @@ class Run:
         some = beginning(self.whole.some(VALIDATION_EVENTS, self.seed), VALIDATION_EVENTS)
         train_score = _score(self.model, some, self.convention)
         self.best, self.scores = dict(self.guess), self.guess_scores
-        self.fit.best = float(self.scores.sum()) / max(1, self.dev.events)
+        self.fit.best = float(self.scores.sum()) / max(1, self.dev.scored_events)
         row = (0, 0.0, 0.0, train_score, self.fit.best, 0.0, 0.0)
         self.fit.history.append(dict(zip(COLUMNS, row, strict=True)))
         self.write(model=True)
@@ -321,7 +321,7 @@ class Run:
         the closed forms.
         """
         total = float(self.score(self.model).sum())
-        events = max(1, self.dev.events)
+        events = max(1, self.dev.scored_events)
         shown = ", ".join(f"{name} {value:.4f}" for name, value in self.fit.closed_forms.items())
         self.fit.notes.append(f"nats per event on dev: {total / events:.4f}; closed forms: {shown}")
         return total
@@ -369,7 +369,7 @@ class Run:
         """The closed-form model ``one`` in place of the trained one."""
         one.model.trained_on = self.model.trained_on
         self.fit.model, self.fit.name = one.model, one.name
-        self.fit.best = float(one.scores.sum()) / max(1, self.dev.events)
+        self.fit.best = float(one.scores.sum()) / max(1, self.dev.scored_events)
         self.fit.notes += [
             *one.notes,
             f"the closed-form model {one.name} is {why}, and is returned in its place",
@@ -597,8 +597,8 @@ def _copy(model: PointProcess, values: list[torch.Tensor]) -> None:
 
 
 def _score(model: PointProcess, data: Dataset, convention: Convention = "window") -> float:
-    """Log-likelihood in nats per event."""
-    return float(unit_scores(model, data, convention).sum()) / max(1, data.events)
+    """Log-likelihood in nats per scored event."""
+    return float(unit_scores(model, data, convention).sum()) / max(1, data.scored_events)
 
 
 PATHS = 12

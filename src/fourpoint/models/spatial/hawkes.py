@@ -189,7 +189,7 @@ class SpatialHawkes(PointProcess[SpatialHawkesHistory]):
         if len(gaps) and gaps.mean() > 0:
             gap = float(gaps.mean())
         else:
-            gap = float(data.durations.sum()) / max(data.events, 1)
+            gap = float(data.exposed_times.sum()) / max(data.scored_events, 1)
         self.log_baseline.copy_((mean_rates(data, self.marks) / 2).log())
         self.log_branching.fill_(math.log(0.3 / self.marks.count))
         self.log_decay.fill_(-math.log(4 * gap))
@@ -226,7 +226,7 @@ class SpatialHawkes(PointProcess[SpatialHawkesHistory]):
                 ),
                 torch.zeros(()),
             )
-            return (-total - torch.log_softmax(share, 1).mean(1).sum()) / max(1, data.events)
+            return (-total - torch.log_softmax(share, 1).mean(1).sum()) / max(1, data.scored_events)
 
         found = minimise(loss, torch.cat([p.detach().flatten() for p in free]), steps=200)
         with torch.no_grad():

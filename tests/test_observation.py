@@ -1,0 +1,241 @@
+"""Laws of what was observed: history periods, exposure and recording gaps, for models of every
+kind.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import test_laws as laws
+import torch
+
+from fourpoint.events import Context, Dataset, EventDataError, Sequence, Steps
+from fourpoint.events.dequantise import dequantised, dequantised_batch
+from fourpoint.events.windows import beginning, cut_long
+from fourpoint.inference.likelihood import (
+    CONVENTIONS,
+    log_likelihoods,
+    quick_log_likelihood,
+    sampled_log_likelihood,
+)
+from fourpoint.models.poisson import SplinePoisson, mean_rates
+
+MODELS = [
+    ("poisson", 1),
+    ("hawkes", 3),
+    ("sum", 1),
+    ("sum", 3),
+    ("spline-base", 1),
+    ("keep-softmax", 1),
+    ("deep", 1),
+    ("deep", 3),
+    ("spline-poisson", 1),
+    ("self-correcting", 1),
+    ("rmtpp", 3),
+    ("nhp", 1),
+    ("thp", 1),
+    ("hawkes-box", 1),
+    ("dapp-box", 1),
+]
+models = pytest.mark.parametrize(("name", "marks"), MODELS, ids=[f"{n}-{m}" for n, m in MODELS])
+TOLERANCE = 1e-7
+
+
+def steps(*levels: tuple[float, float]) -> Steps:
+    """An exposure that has each value from its time on."""
+    times, values = np.array(levels, dtype=np.float64).T
+    return Steps(("exposure",), times, values[:, None], np.array([0, len(levels)]))
+
+
+def exposed(data: Dataset, exposure: Steps) -> Dataset:
+    """The data, all sequences with one exposure."""
+    own = exposure.select(np.zeros(len(data), dtype=np.int64))
+    return replace(data, context=replace(data.context or Context(), exposure=own))
+
+
+def scores(model: object, data: Dataset) -> dict[str, tuple[float, float, float]]:
+    """Log-likelihood, integral and error of all sequences by convention."""
+    found = log_likelihoods(model, data.batch(), tolerance=TOLERANCE)  # type: ignore[arg-type]
+    return {
+        name: (float(f.value.sum()), float(f.integral.sum()), float(f.error.sum()))
+        for name, f in found.items()
+    }
+
+
+@models
+def test_parts_with_their_history_have_the_likelihood_of_the_whole(name: str, marks: int) -> None:
+    model = laws.build(name, marks)
+    data = laws.data(marks, name=name)
+    parts = data.split_at([4.7, 8.0])
+    whole, *each = (scores(model, one)["window"] for one in (data, *parts))
+    assert sum(part.scored_events for part in parts) == data.events
+    allowed = whole[2] + sum(one[2] for one in each) + 1e-9
+    assert abs(whole[0] - sum(one[0] for one in each)) <= allowed
+
+
+def integral_between(model: Any, data: Dataset, low: float, high: float) -> float:
+    """The integral of the total rate over [low, high] of all windows, by a fine rule."""
+    x, w = np.polynomial.legendre.leggauss(8)
+    edges = np.linspace(low, high, 101)
+    half = np.diff(edges)[:, None] / 2
+    times = ((edges[:-1, None] + half) + half * x).ravel()
+    weights = torch.from_numpy((half * w).ravel())
+    total = 0.0
+    for s in data:
+        if s.start < low and s.stop > high:
+            history = model.encode(s.batch())
+            rates = model.intensity(history, torch.from_numpy(times)[None])[0].sum(-1)
+            total += float(rates.double() @ weights)
+    return total
+
+
+@models
+@torch.no_grad()
+def test_a_recording_gap_takes_its_integral_out_of_the_likelihood(name: str, marks: int) -> None:
+    model = laws.build(name, marks)
+    data = laws.data(marks, name=name)
+    low, high = 8.9, 9.4
+    assert not ((data.times >= low) & (data.times < high)).any()
+    holed = exposed(data, steps((0.0, 1.0), (low, 0.0), (high, 1.0)))
+    whole, part = scores(model, data)["window"], scores(model, holed)["window"]
+    gap = integral_between(model, data, low, high)
+    allowed = whole[2] + part[2] + 1e-6
+    assert gap > 0.01
+    assert part[0] - whole[0] == pytest.approx(gap, abs=allowed)
+    assert whole[1] - part[1] == pytest.approx(gap, abs=allowed)
+
+
+@models
+def test_an_exposure_multiplies_the_rate(name: str, marks: int) -> None:
+    model = laws.build(name, marks)
+    data = laws.data(marks, name=name)
+    plain = scores(model, data)
+    doubled = scores(model, exposed(data, steps((0.0, 2.0))))
+    for convention, events in (("window", data.events), ("gaps", data.events - 3)):
+        value, integral, error = plain[convention]
+        expected = value - integral + events * np.log(2.0)
+        assert doubled[convention][0] == pytest.approx(expected, abs=1e-9 + 3 * error)
+
+
+@models
+@torch.no_grad()
+def test_training_estimates_the_same_likelihood(name: str, marks: int) -> None:
+    """With many nodes in every gap the sampled likelihood and the quick one are next to exact."""
+    model = laws.build(name, marks)
+    data = exposed(laws.data(marks, name=name), steps((0.0, 1.0), (6.1, 0.5), (8.9, 0), (9.4, 2)))
+    later = data.split_at([5.5])[1].batch()
+    for convention in CONVENTIONS:
+        exact = log_likelihoods(model, later, tolerance=1e-5)[convention].value
+        random = torch.Generator().manual_seed(1)
+        sampled = sampled_log_likelihood(model, later, 400, random, convention=convention)
+        assert torch.allclose(sampled.double(), exact, atol=5e-3, rtol=1e-3)
+        quick = quick_log_likelihood(model, later, convention=convention)
+        assert torch.allclose(quick.double(), exact, atol=2e-2, rtol=1e-2)
+
+
+def test_blocks_of_history_are_only_encoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A long sequence goes block by block, and gives the same numbers as in one block."""
+    rng = np.random.default_rng(3)
+    times = np.sort(rng.uniform(0, 300, 250))
+    data = Dataset.from_sequences([Sequence(times, start=0.0, stop=300.0)])
+    later = exposed(data, steps((0.0, 1.0), (150.0, 3.0))).split_at([200.0])[1]
+    model = laws.dapp()(1)
+    model.initialise(data)
+    model.double().eval()
+    found = scores(model, later), float(quick_log_likelihood(model, later.batch()).sum())
+    monkeypatch.setattr("fourpoint.inference.likelihood.BLOCK", 64)
+    again = scores(model, later), float(quick_log_likelihood(model, later.batch()).sum())
+    for convention in CONVENTIONS:
+        assert again[0][convention][0] == pytest.approx(found[0][convention][0], abs=1e-5)
+    assert again[1] == pytest.approx(found[1], abs=1e-5)
+
+
+def test_pieces_of_a_long_sequence_have_the_likelihood_of_the_whole() -> None:
+    rng = np.random.default_rng(5)
+    times = np.round(np.sort(rng.uniform(0, 100, 90)), 0)
+    data = Dataset.from_sequences([Sequence(times, start=-1.0, stop=101.0)])
+    pieces = cut_long(data, 20, history=90)
+    model = laws.build("hawkes", 1)
+    assert 4 <= len(pieces) <= 5 and pieces.scored_events == data.events
+    assert scores(model, pieces)["window"][0] == pytest.approx(scores(model, data)["window"][0])
+    few = cut_long(data, 20, history=5)
+    assert few.lengths.max() <= 25 + 9 and few.scored_events == data.events
+    later = cut_long(data.split_at([50.0])[1], 20, history=90)
+    expected = scores(model, data.split_at([50.0])[1])["window"][0]
+    assert scores(model, later)["window"][0] == pytest.approx(expected)
+    assert beginning(data.split_at([50.0])[1], 10).scored_events == 10
+
+
+def test_splits_of_a_lone_sequence_keep_its_past() -> None:
+    data = Dataset.from_sequences([Sequence([1.0, 2.0, 4.0, 7.0], start=0.0, stop=8.0)])
+    train, dev, test = data.split((0.5, 0.25, 0.25), by="time")
+    assert [len(part[0]) for part in (train, dev, test)] == [2, 3, 4]
+    assert [part.scored_events for part in (train, dev, test)] == [2, 1, 1]
+    assert test.context is not None and test.context.scored_from is not None
+    assert test.context.scored_from.tolist() == [6.0]
+    assert test.exposed_times.tolist() == [2.0] and dev.durations.tolist() == [6.0]
+    with pytest.raises(EventDataError, match="expected times to cut at inside the windows"):
+        data.split_at([9.0])
+    with pytest.raises(EventDataError, match="expected one or more rising times"):
+        data.split_at([5.0, 4.0])
+
+
+def test_exposed_time_of_history_gaps_and_steps() -> None:
+    exposure = steps((2.0, 1.0), (4.0, 0.0), (5.0, 3.0))
+    sequence = Sequence([1.0, 5.5], start=0.0, stop=7.0, context=Context(exposure=exposure))
+    data = Dataset.from_sequences([sequence.scored_after(3.0)])
+    assert data.exposed_times.tolist() == [1.0 + 3.0 * 2]
+    weight = data.batch().scored_exposure
+    assert weight is not None
+    asked = torch.tensor([[0.0, 2.9, 3.0, 4.0, 4.9, 5.0, 9.0]]).double()
+    assert weight.at(asked)[0, :, 0].tolist() == [0, 0, 1, 0, 0, 3, 3]
+    time = weight.exposed_time(data.batch().start, data.batch().stop)
+    assert time.until(asked[:, :-1])[0].tolist() == [0, 0, 0, 1, 1, 1]
+    assert time.inverse(torch.tensor([[0.5, 4.0]]).double())[0].tolist() == [3.5, 6.0]
+
+
+def test_closed_form_rates_are_per_exposed_time() -> None:
+    """By hand: the history period and the recording gap are no part of the time."""
+    exposure = steps((0.0, 1.0), (4.0, 0.0), (5.0, 3.0))
+    one = Sequence([0.5, 1.0, 3.5, 6.0], start=0.0, stop=7.0, context=Context(exposure=exposure))
+    data = Dataset.from_sequences([one.scored_after(1.0)])
+    assert data.exposed_times.tolist() == [3.0 + 6.0] and data.scored_events == 3
+    assert mean_rates(data, data.marks).tolist() == [3 / 9]
+
+
+@torch.no_grad()
+def test_a_spline_of_an_exposed_rate_is_flat() -> None:
+    """Events come in proportion to the exposure, so that the rate per exposure is constant."""
+    rng = np.random.default_rng(0)
+    levels = ((0.0, 1.0), (4.0, 4.0), (8.0, 0.0), (9.0, 0.5))
+    sequences = []
+    for _ in range(60):
+        draws = rng.uniform(0, 12, rng.poisson(12 * 20))
+        keep = rng.random(len(draws)) * 4 < steps(*levels).at(0, draws)[:, 0]
+        context = Context(exposure=steps(*levels))
+        sequences.append(Sequence(np.sort(draws[keep]), start=0.0, stop=12.0, context=context))
+    model = SplinePoisson(knots=8)
+    data = Dataset.from_sequences(sequences)
+    model.maximum_likelihood(data)
+    history = model.encode(data.batch([0]))
+    rates = model.intensity(history, torch.linspace(0.1, 11.9, 40).double()[None]).flatten()
+    assert torch.allclose(rates, torch.full_like(rates, 5.0), rtol=0.15)
+    blind = SplinePoisson(knots=8)
+    blind.maximum_likelihood(replace(data, context=None))
+    found = blind.intensity(blind.encode(data.batch([0])), torch.tensor([[2.0, 6.0]]).double())
+    assert float(found[0, 1, 0] / found[0, 0, 0]) > 3
+
+
+def test_dequantised_events_stay_in_their_exposure() -> None:
+    exposure = steps((0.0, 1.0), (4.0, 0.0), (6.0, 1.0))
+    one = Sequence([1.0, 4.0 - 1e-9, 6.0, 8.0], start=0.0, stop=9.0)
+    data = exposed(Dataset.from_sequences([one.scored_after(1.0)]), exposure)
+    for seed in range(20):
+        moved = dequantised(data, 1.0, seed)
+        assert moved.scored_events == 4 and abs(moved.times - data.times).max() <= 0.5
+        random = torch.Generator().manual_seed(seed)
+        batch = dequantised_batch(data.batch(), 1.0, random)
+        assert batch.times[0, 1] < 4.0 and batch.times[0, 2] >= 6.0 and batch.times[0, 0] >= 1.0
