@@ -178,6 +178,13 @@ OPTIONS = ReadingOptions(
     time_unit="hours",
     timezone="Europe/Berlin",
     sort=True,
+    gaps="outages.csv",
+    observed="shifts.csv",
+    exposure="staff.csv",
+    covariates="weather.csv",
+    sequence_covariates="age,plan",
+    event_features="amount",
+    impute="mean",
 )
 
 

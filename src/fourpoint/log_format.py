@@ -12,7 +12,7 @@ further rows of the same log. `fourpoint.streaming.feed` converts them so.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 from fourpoint.errors import UserError
@@ -35,6 +35,9 @@ class LogFormat:
         zoned: whether the stamps name their zone or offset.
         day_first: whether dates such as 5/1/2024 begin with the day; None where they are written
             otherwise.
+        levels: the values of each covariate that was read from words, the reference first.
+        split_at: where `fit` cut the log into training, development and test data: timestamps as
+            ISO 8601 in UTC (or without a zone, as the log), or numbers in the data's unit.
         origin: the timestamp of time 0, as ISO 8601, in UTC where the log has a zone; None where
             time has no common origin.
 
@@ -54,6 +57,8 @@ class LogFormat:
     zoned: bool = False
     day_first: bool | None = None
     origin: str | None = None
+    levels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    split_at: tuple[str | float, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON can hold it."""
@@ -78,6 +83,12 @@ class LogFormat:
                     f"{name!r} of the training log of its own type", f"{value!r}", remedy
                 )
         found = LogFormat(**{"time": "", **values})
+        if not all(map(_are_words, found.levels.values())) or not all(
+            isinstance(cut, str | float | int) for cut in found.split_at
+        ):
+            raise UserError("words and times of the training log", f"{dict(values)!r:.200}", remedy)
+        levels = {str(name): tuple(words) for name, words in found.levels.items()}
+        found = replace(found, levels=levels, split_at=tuple(found.split_at))
         if not found.time or found.clock not in CLOCKS or found.per_second < 1:
             raise UserError(
                 "a time column and a known clock of the training log",
@@ -85,6 +96,10 @@ class LogFormat:
                 remedy,
             )
         return found
+
+
+def _are_words(values: object) -> bool:
+    return isinstance(values, list | tuple) and all(isinstance(word, str) for word in values)
 
 
 _TEXT = (str, type(None))
@@ -99,4 +114,6 @@ _KINDS: dict[str, tuple[type, ...]] = {
     "zoned": (bool,),
     "day_first": (bool, type(None)),
     "origin": _TEXT,
+    "levels": (Mapping,),
+    "split_at": (list, tuple),
 }

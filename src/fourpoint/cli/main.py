@@ -424,7 +424,7 @@ def explain(
 
 @app.command()
 @typed.takes_reading_options(
-    without=("ties", "window", "sequence", "place", "bounds", "sort"),
+    without=("ties", "window", "sequence", "place", "bounds", "sort", *typed.BESIDE),
     describe={
         "time": "The column of times; as in training by default.",
         "mark": "The column of types; as in training by default.",

@@ -26,6 +26,18 @@ GROUPED_BY = (
 )
 
 
+# Fields of the reading options that say what is known besides times, types and places.
+BESIDE = (
+    "gaps",
+    "observed",
+    "exposure",
+    "covariates",
+    "sequence_covariates",
+    "event_features",
+    "impute",
+)
+
+
 @dataclass(frozen=True)
 class ReadingOptions:
     """How a file of events is read, as typed: ties and window, which column is what, and what its
@@ -89,6 +101,62 @@ class ReadingOptions:
         ),
     ] = None
     sort: Annotated[bool, typer.Option("--sort", help="Put rows in order of time.")] = False
+    gaps: Annotated[
+        str | None,
+        typer.Option(
+            "--gaps",
+            metavar="FILE",
+            help="Table of gaps in the recording: start, stop and perhaps sequence.",
+        ),
+    ] = None
+    observed: Annotated[
+        str | None,
+        typer.Option(
+            "--observed",
+            metavar="FILE",
+            help="In place of gaps: table of intervals that were observed.",
+        ),
+    ] = None
+    exposure: Annotated[
+        str | None,
+        typer.Option(
+            "--exposure",
+            metavar="FILE",
+            help="Table of a known factor of the rate: time, exposure and perhaps sequence.",
+        ),
+    ] = None
+    covariates: Annotated[
+        str | None,
+        typer.Option(
+            "--covariates",
+            metavar="FILE",
+            help="Table of covariates of time: time, columns, and perhaps sequence.",
+        ),
+    ] = None
+    sequence_covariates: Annotated[
+        str | None,
+        typer.Option(
+            "--sequence-covariates",
+            metavar="A,B",
+            help="Columns of the event file that are constant in each sequence.",
+        ),
+    ] = None
+    event_features: Annotated[
+        str | None,
+        typer.Option(
+            "--event-features",
+            metavar="A,B",
+            help="Columns of numbers known of each event, such as a magnitude.",
+        ),
+    ] = None
+    impute: Annotated[
+        str | None,
+        typer.Option(
+            "--impute",
+            metavar="previous|mean",
+            help="What stands for missing values of covariates; refused by default.",
+        ),
+    ] = None
 
     def typed(self, without: Collection[str] = ()) -> list[str]:
         """The options that differ from the defaults, as they are typed, except fields ``without``.

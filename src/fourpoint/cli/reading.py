@@ -45,6 +45,8 @@ def asked(options: ReadingOptions) -> Asked:
         "bounds": _bounds(options.bounds),
         "window": _window(options.window),
         "ties": _policy(options.ties),
+        "sequence_covariates": options.sequence_covariates or (),
+        "event_features": options.event_features or (),
     }
     return Asked(**same_names | parsed)
 

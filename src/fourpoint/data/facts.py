@@ -1,5 +1,5 @@
-"""A data set in a few lines: how many sequences and events, their windows, rate, gaps, ties, marks,
-places and splits.
+"""A data set in a few lines: how many sequences and events, their windows, dates, rate, gaps, ties,
+marks, places, event features, covariates, exposure and splits.
 """
 
 from __future__ import annotations
@@ -7,8 +7,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
-from fourpoint.events import SPLITS, Dataset
+from fourpoint.events import SPLITS, Dataset, Steps
+from fourpoint.events.dates import SECONDS
 from fourpoint.report.printing import text_table
 from fourpoint.sanitising import console_text
 
@@ -68,11 +70,91 @@ def facts(data: Dataset, by: str = "", column: str = "") -> list[tuple[str, str]
     found.append(("marks", _marks(data, column)))
     if data.marks.box is not None:
         found.append(("places", str(data.marks.box)))
+    if data.features is not None:
+        found.append(("features", _features(data)))
+    found += _context(data)
     if data.splits is not None:
         counts = {name: int((data.splits == name).sum()) for name in SPLITS}
         parts = [f"{name} ({count:,})" for name, count in counts.items() if count]
         found.append(("splits", ", ".join(parts)))
     return found
+
+
+def _features(data: Dataset) -> str:
+    values = data.features
+    if values is None or not len(values):
+        return ", ".join(data.feature_names)
+    names = data.feature_names or tuple(f"x{i + 1}" for i in range(values.shape[1]))
+    ranges = zip(names, values.min(0).tolist(), values.max(0).tolist(), strict=True)
+    return ", ".join(f"{name} ({low:g} to {high:g})" for name, low, high in ranges)
+
+
+def _context(data: Dataset) -> list[tuple[str, str]]:
+    """What is known of the sequences besides their events."""
+    lines: list[tuple[str, str]] = []
+    context = data.context
+    if context is None or not len(data):
+        return lines
+    ends = [(data.dates(i), i) for i in (_first(data), _last(data))]
+    (begin, i), (end, j) = ends
+    if begin is not None and end is not None:
+        zone = begin.zone or "no zone"
+        text = f"{begin.text(float(data.starts[i]))} to {end.text(float(data.stops[j]))} ({zone})"
+        lines.append(("dates", text))
+    if context.scored_from is not None:
+        earlier = data.events - data.scored_events
+        lines.append(("history", f"{earlier:,} events that condition and are not scored"))
+    if context.covariates is not None:
+        lines.append(("covariates", _columns(context.covariates)))
+    if context.exposure is not None:
+        lines.append(("exposure", _exposure(data, context.exposure)))
+    return lines
+
+
+def _first(data: Dataset) -> int:
+    return int(np.argmin(_zeros(data) + data.starts * SECONDS.get(data.unit, 0.0)))
+
+
+def _last(data: Dataset) -> int:
+    return int(np.argmax(_zeros(data) + data.stops * SECONDS.get(data.unit, 0.0)))
+
+
+def _zeros(data: Dataset) -> NDArray[np.float64]:
+    origin = None if data.context is None else data.context.origin
+    return np.zeros(len(data)) if origin is None else origin
+
+
+def _columns(steps: Steps) -> str:
+    low, high = steps.values.min(0).tolist(), steps.values.max(0).tolist()
+    listed = [f"{n} ({a:g} to {b:g})" for n, a, b in zip(steps.names, low, high, strict=True)]
+    changes = len(steps.times) / (len(steps.offsets) - 1)
+    often = "constant in each sequence" if changes == 1 else f"{changes:,.0f} values a sequence"
+    return f"{', '.join(listed[:LISTED])}; {often}"
+
+
+def _exposure(data: Dataset, exposure: Steps) -> str:
+    """How long and how often nothing was recorded, and the exposure otherwise."""
+    lost, gaps, values = 0.0, 0, []
+    for i in range(len(data)):
+        own = exposure.row(i)
+        begins = np.maximum(exposure.times[own], data.starts[i])
+        begins[0] = data.starts[i]
+        ends = np.minimum(np.append(exposure.times[own][1:], np.inf), data.stops[i])
+        level = exposure.values[own, 0]
+        inside = ends > begins
+        silent = inside & (level == 0)
+        lost += float((ends - begins)[silent].sum())
+        gaps += int((silent & ~np.append(False, silent[:-1])).sum())
+        values.append(level[inside & (level > 0)])
+    known = np.concatenate(values)
+    low, high = (known.min(), known.max()) if len(known) else (0.0, 0.0)
+    factor = f"{low:g}" if low == high else f"{low:g} to {high:g}"
+    if not gaps:
+        return factor
+    share = 100 * lost / float(data.durations.sum())
+    unit = f" {data.unit}" if data.unit else ""
+    count = "1 gap" if gaps == 1 else f"{gaps:,} gaps"
+    return f"{factor}, and 0 in {count} ({lost:.4g}{unit}, {share:.2g}% of the time)"
 
 
 def table_of(title: str, lines: list[tuple[str, str]]) -> Table:

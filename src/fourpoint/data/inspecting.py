@@ -35,7 +35,7 @@ from numpy.typing import NDArray
 from fourpoint.data.calendar_windows import MONDAY, SPAN, By
 from fourpoint.data.clocks import Clock
 from fourpoint.data.facts import facts, table_of
-from fourpoint.data.readers import GUESS, Asked, Reading, read_with_notes
+from fourpoint.data.readers import GUESS, Asked, Reading, listed, read_with_notes
 from fourpoint.data.roles import NONE
 from fourpoint.events import Dataset
 from fourpoint.ops.periodogram import COARSE, coarse_resolution, timestamp_resolution
@@ -206,12 +206,16 @@ def inspect(source: object, asked: Asked = GUESS) -> Inspection:
         reading = read_with_notes(source, replace(asked, place=reading.roles.maybe_places))
     label = str(source) if isinstance(source, str | os.PathLike) else reading.data.name or "table"
     ties = None if asked.ties == "keep" else asked.ties
-    options = {
+    options: dict[str, Any] = {
         "timezone": asked.timezone,
         "time_unit": asked.time_unit,
         "window": asked.window,
         "ties": ties,
     }
+    for name in ("gaps", "observed", "exposure", "covariates", "impute"):
+        options[name] = getattr(asked, name)
+    for name in ("sequence_covariates", "event_features"):
+        options[name] = ",".join(listed(getattr(asked, name))) or None
     roles = reading.roles
     cut = None
     if reading.clock is not None and not (roles.sequence or asked.sequence):

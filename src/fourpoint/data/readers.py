@@ -31,6 +31,16 @@ from fourpoint.data.columns import (
     read_splits,
     value_type,
 )
+from fourpoint.data.context_tables import (
+    Impute,
+    Levels,
+    Tables,
+    UnrecordedEvent,
+    check_impute,
+    encode,
+    merged,
+    with_tables,
+)
 from fourpoint.data.grouping import Numbered
 from fourpoint.data.known import Known
 from fourpoint.data.layouts import (
@@ -43,11 +53,12 @@ from fourpoint.data.layouts import (
 )
 from fourpoint.data.opened import Table, reason
 from fourpoint.data.places import Bounds, Place, read_places
-from fourpoint.data.roles import Roles, choose_roles
+from fourpoint.data.roles import Roles, choose_roles, named_columns
 from fourpoint.data.stamps import LONGEST, SPLIT_DATE, has_zone
-from fourpoint.data.stored import place_in, stored_names, stored_windows, write
+from fourpoint.data.stored import FEATURE, place_in, stored_names, stored_windows, write
+from fourpoint.data.stored_context import stored_context
 from fourpoint.data.tables import open_table
-from fourpoint.events import Context, Dataset, EventDataError, Ties, UserError
+from fourpoint.events import Context, Dataset, EventDataError, Steps, Ties, UserError
 from fourpoint.events.dates import unit_named
 from fourpoint.log_format import DATES, EPOCH, STAMPS, LogFormat
 from fourpoint.sanitising import console_text
@@ -72,6 +83,14 @@ def read(
     sort: bool = False,
     marks: Ordered[str] | None = None,
     unit: str = "",
+    gaps: object = None,
+    observed: object = None,
+    exposure: object = None,
+    covariates: object = None,
+    sequence_covariates: str | Ordered[str] = (),
+    event_features: str | Ordered[str] = (),
+    impute: Impute | None = None,
+    levels: Levels | None = None,
 ) -> Dataset:
     """Read events, one per row, from a file or a table in memory.
 
@@ -106,6 +125,19 @@ def read(
             default those found. Our own files know theirs: what they store, or the numbers they
             hold, goes first.
         unit: a label for the time axis, where numbers have a unit of their own.
+        gaps: a table (a path, or anything that ``source`` may be) of intervals in which nothing was
+            recorded: columns ``start``, ``stop`` and optionally ``sequence``.
+        observed: in place of gaps, a table of the intervals that were observed.
+        exposure: a table of a known factor of the rate: columns ``time``, ``exposure`` and
+            optionally ``sequence``; a value holds from its time on.
+        covariates: a table of covariates of time: ``time``, columns of numbers or words, and
+            optionally ``sequence``; values hold from their time on.
+        sequence_covariates: columns of ``source`` that are constant in each sequence (age, plan).
+        event_features: columns of numbers known of each event (a magnitude, an amount).
+        impute: what stands for missing values of covariates: "previous" or "mean"; by default they
+            are refused.
+        levels: the values of each covariate of words in order, as a fitted model knows them
+            (``data.log.levels``); by default those found.
 
     Returns: The sequences in order of first appearance. What was guessed or decided is printed to
         stderr, except for our own files. Fails with :class:`EventDataError` on anything that is not
@@ -135,6 +167,14 @@ def read(
             sort,
             marks,
             unit,
+            gaps,
+            observed,
+            exposure,
+            covariates,
+            sequence_covariates,
+            event_features,
+            impute,
+            levels,
         ),
     )
     if not found.roles.own:
@@ -161,6 +201,26 @@ class Asked:
     sort: bool = False
     marks: Ordered[str] | None = None
     unit: str = ""
+    gaps: object = None
+    observed: object = None
+    exposure: object = None
+    covariates: object = None
+    sequence_covariates: str | Ordered[str] = ()
+    event_features: str | Ordered[str] = ()
+    impute: Impute | None = None
+    levels: Levels | None = None
+
+    def tables(self) -> Tables:
+        """What is given beside the events."""
+        return Tables(
+            self.gaps,
+            self.observed,
+            self.exposure,
+            self.covariates,
+            self.impute,
+            self.levels,
+            self.timezone,
+        )
 
 
 GUESS = Asked()
@@ -250,7 +310,11 @@ def _tied(data: Dataset) -> float:
 
 def _read(table: Table, roles: Roles, asked: Asked) -> Reading:
     wanted = None if asked.time_unit in (None, AS_GIVEN) else unit_named(str(asked.time_unit))
-    columns = open_columns(table, roles.columns())
+    constant = named_columns(table, listed(asked.sequence_covariates), "sequence covariates")
+    features = named_columns(table, _feature_columns(table, roles, asked), "event features")
+    columns = open_columns(table, list(dict.fromkeys([*roles.columns(), *constant, *features])))
+    # A column may have a role of its own as well, such as a magnitude that is also a place.
+    extras = Columns(table, {n: columns.held[n] for n in (*constant, *features)}, len(columns))
     known = stored_windows(columns) if roles.own else None
     if not len(columns) and known is None:
         raise columns.error(
@@ -270,6 +334,7 @@ def _read(table: Table, roles: Roles, asked: Asked) -> Reading:
     mark_ids = layout.group.arrange(mark_ids)
     places, box, of_places = read_places(columns, roles.places, asked.bounds, roles.own)
     give_back()
+    context, log = _context(columns, roles, layout, raw, clock, known, bool(space.names))
     try:
         data = Dataset(
             layout.times,
@@ -284,14 +349,24 @@ def _read(table: Table, roles: Roles, asked: Asked) -> Reading:
             unit=asked.unit or layout.unit or (known.unit if known else wanted or ""),
             name=(known.name if known else "") or table.name,
             places=None if places is None else layout.group.arrange(places),
-            log=log_format(roles, raw, clock, layout.origin_tick, marked=bool(space.names)),
-            context=None if layout.origins is None else Context(origin=layout.origins),
+            log=log,
+            context=context,
+            features=_features(extras, features, layout),
+            feature_names=tuple(name.removeprefix(FEATURE) for name in features),
         )
+    except EventDataError as error:
+        raise _placed(columns, roles, layout, error) from None
+    data = _with_constant(data, extras, constant, layout, roles, asked)
+    try:
+        data, of_tables = with_tables(data, asked.tables())
+    except UnrecordedEvent as error:
+        raise _placed(columns, roles, layout, error) from None
+    try:
         data = data if asked.ties == "keep" else data.with_ties(asked.ties)
     except EventDataError as error:
         raise _placed(columns, roles, layout, error) from None
-    notes = [] if roles.own or not roles.guessed else [roles.line()]
-    notes += [*(clock.notes if clock else ()), *layout.notes, *of_places]
+    notes: list[str] = [] if roles.own or not roles.guessed else [roles.line()]
+    notes += [*(clock.notes if clock else ()), *layout.notes, *of_places, *of_tables]
     if roles.maybe_places:
         options = " ".join(
             f"--place {name!r}" if " " in name else f"--place {name}" for name in roles.maybe_places
@@ -302,6 +377,98 @@ def _read(table: Table, roles: Roles, asked: Asked) -> Reading:
         )
     notes += describe_choices(data, asked.ties) if clock is None else _tie_notices(data, asked.ties)
     return Reading(data, tuple(notes), roles, clock, layout.origin, layout.moved)
+
+
+def _context(
+    columns: Columns,
+    roles: Roles,
+    layout: Layout,
+    raw: pa.ChunkedArray,
+    clock: Clock | None,
+    known: Known | None,
+    marked: bool,
+) -> tuple[Context | None, LogFormat]:
+    """When the sequences began, or what else our own file says of them, and how they were read."""
+    log = log_format(roles, raw, clock, layout.origin_tick, marked=marked)
+    if clock is not None and layout.origins is not None:
+        return Context(origin=layout.origins), log
+    if known is None:
+        return None, log
+    context, stored = stored_context(columns, len(known.ids))
+    if stored is None:
+        return context, log
+    return context, replace(log, zone=stored.zone, levels=stored.levels)
+
+
+def listed(names: str | Ordered[str]) -> list[str]:
+    """Names of columns, also where they are given as one text with commas.
+
+    >>> listed("age, plan"), listed(["age"])
+    (['age', 'plan'], ['age'])
+    """
+    if isinstance(names, str):
+        return [name.strip() for name in names.split(",") if name.strip()]
+    return list(names)
+
+
+def _feature_columns(table: Table, roles: Roles, asked: Asked) -> list[str]:
+    """The columns of event features: those named, and in our own files those stored."""
+    names = table.schema.names
+    wanted = listed(asked.event_features)
+    if not roles.own:
+        return wanted
+    if wanted:
+        return [name if name in names else FEATURE + name for name in wanted]
+    return [name for name in names if name.startswith(FEATURE)]
+
+
+def _features(extras: Columns, names: tuple[str, ...], layout: Layout) -> np.ndarray | None:
+    if not names:
+        return None
+    if not len(extras):
+        return np.zeros((0, len(names)))
+    return layout.group.arrange(np.column_stack([extras.floats(name) for name in names]))
+
+
+def _with_constant(
+    data: Dataset,
+    extras: Columns,
+    names: tuple[str, ...],
+    layout: Layout,
+    roles: Roles,
+    asked: Asked,
+) -> Dataset:
+    """The data with covariates that are constant in each sequence."""
+    if not names:
+        return data
+    check_impute(asked.impute)
+    if roles.sequence is None or (data.lengths == 0).any():
+        what = "calendar windows" if roles.calendar else "one sequence"
+        raise extras.error(
+            "a column of sequences, for covariates of sequences",
+            what if roles.sequence is None else "sequences without events",
+            "Name the column with sequence= (--sequence), or give a table of covariates.",
+        )
+    labels: list[str] = []
+    found = []
+    levels = {} if data.log is None else dict(data.log.levels)
+    for name in names:
+        known = (asked.levels or {}).get(name)
+        own, values, words = encode(extras, name, known, asked.impute, None)
+        if words:
+            levels[name] = words
+            shown = np.array(words)[(values @ np.arange(1, len(words))).astype(np.int64)]
+        else:
+            shown = values[:, 0]
+        per_sequence(extras, layout.group, layout.ids, shown, name)
+        found.append(layout.group.arrange(values)[layout.group.offsets[:-1]])
+        labels += own
+    steps = Steps.constant(labels, np.column_stack(found))
+    context = data.context or Context()
+    if context.covariates is not None:
+        steps = merged(context.covariates, steps)
+    log = replace(data.log or LogFormat("t"), levels=levels)
+    return replace(data, context=replace(context, covariates=steps), log=log)
 
 
 def _names(columns: Columns, roles: Roles, marks: Ordered[str] | None) -> Ordered[str] | None:

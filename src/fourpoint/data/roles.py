@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Sequence as Ordered
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
@@ -176,6 +177,18 @@ def choose_roles(
     _check_once(table, roles.columns())
     _check_different(table, roles)
     return roles
+
+
+def guess_time(table: Table) -> str:
+    """The column of ``table`` that looks like its times."""
+    return _Guess(table).time()
+
+
+def named_columns(table: Table, names: Ordered[str], role: str) -> tuple[str, ...]:
+    """The columns that a user names for a role, in any spelling, each once."""
+    found = tuple(dict.fromkeys(_named(table, name, role) for name in names))
+    _check_once(table, list(found))
+    return found
 
 
 def _own(table: Table, names: list[str], place: Place | None) -> Roles:

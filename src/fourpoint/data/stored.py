@@ -1,9 +1,10 @@
-"""Our own Parquet: columns ``seq_id, t`` and optionally ``split, mark, start, stop, place.NAME``,
-one row per event.
+"""Our own Parquet: columns ``seq_id, t`` and optionally ``split, mark, start, stop, place.NAME,
+feature.NAME``, one row per event.
 
 A file that :func:`write` made also carries, in its metadata, the table ``fourpoint.windows`` (every
 sequence with its window, so that sequences without events survive), the list ``fourpoint.marks``
-(the names of the types) and the box ``fourpoint.box`` (names and bounds of the place's axes).
+(the names of the types), the box ``fourpoint.box`` (names and bounds of the place's axes) and what
+else is known of the sequences (:mod:`fourpoint.data.stored_context`).
 :func:`fourpoint.data.readers.read` gives back exactly what was written.
 """
 
@@ -22,8 +23,10 @@ from fourpoint.data.expansion import Expansion
 from fourpoint.data.files import write_whole
 from fourpoint.data.known import DAMAGE, Known, describe, recall
 from fourpoint.data.places import BOX, OWN, box_metadata
+from fourpoint.data.stored_context import CONTEXT, context_metadata
 from fourpoint.events import SPLITS, Dataset, EventDataError, UserError
 
+FEATURE = "feature."  # what columns of event features begin with
 WINDOWS, MARKS = b"fourpoint.windows", b"fourpoint.marks"
 AGAIN = "Write the file again with fourpoint.write, or remove the metadata 'fourpoint.windows'."
 
@@ -141,6 +144,11 @@ def _table(data: Dataset) -> pa.Table:
             f"{OWN}{name}": pa.array(data.places[:, i])
             for i, name in enumerate(data.marks.box.names)
         }
+    if data.features is not None:
+        names = data.feature_names or tuple(f"x{i + 1}" for i in range(data.features.shape[1]))
+        columns |= {
+            f"{FEATURE}{name}": pa.array(data.features[:, i]) for i, name in enumerate(names)
+        }
     return pa.table(columns)
 
 
@@ -150,6 +158,9 @@ def _metadata(data: Dataset) -> dict[bytes, str]:
         stored[BOX] = box_metadata(data.marks.box)
     if data.marks.names:
         stored[MARKS] = json.dumps(data.marks.names)
+    context = context_metadata(data)
+    if context is not None:
+        stored[CONTEXT] = context
     return stored
 
 
@@ -158,7 +169,7 @@ def _write_table(table: pa.Table, metadata: dict[bytes, str], path: Path) -> Non
     # Neighbouring times share their leading bytes, which compress well once the bytes are kept
     # apart. The Arrow schema is left out because it would repeat the metadata.
     coded = [name for name in ("seq_id", "mark", "split") if name in table.column_names]
-    split = ["t", *(name for name in table.column_names if name.startswith(OWN))]
+    split = ["t", *(name for name in table.column_names if name.startswith((OWN, FEATURE)))]
     with pq.ParquetWriter(
         path,
         table.schema,

@@ -1,0 +1,676 @@
+"""Tables beside the events: gaps in the recording, exposure, and covariates of time.
+
+    gaps         start, stop [, sequence]       nothing was recorded in [start, stop)
+    observed     start, stop [, sequence]       nothing was recorded outside these intervals
+    exposure     time, value [, sequence]       a known factor of the rate, from each time on
+    covariates   time, columns... [, sequence]  values that hold from each time on
+
+Without a column of sequences a table holds for all of them. Times are written as those of the
+events: timestamps where the events have timestamps, in the same zone, and numbers otherwise. Words
+become indicator columns: of a column "plan" with the values basic and pro, "plan=pro" is 1 where it
+is pro, and the first value in alphabetical order is the reference. :func:`with_tables` adds what
+the tables say to the context of a data set (:mod:`fourpoint.events.context`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence as Ordered
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Literal, get_args
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from fourpoint.data.clocks import Clock, read_clock
+from fourpoint.data.columns import Columns, is_words, open_columns, value_type
+from fourpoint.data.opened import flat
+from fourpoint.data.roles import guess_time, plain_name
+from fourpoint.data.tables import open_table
+from fourpoint.events import Context, Dataset, EventDataError, Steps, UserError
+from fourpoint.events.dates import SECONDS, shown
+from fourpoint.log_format import LogFormat
+
+Impute = Literal["previous", "mean"]
+Levels = Mapping[str, Ordered[str]]
+Floats = NDArray[np.float64]
+Integers = NDArray[np.int64]
+INTERVALS = (("start", "stop"), ("start", "end"), ("begin", "end"), ("from", "to"))
+SEQUENCES = ("seq_id", "sequence", "sequence_id", "seq")
+MICROSECONDS = Clock(np.zeros(0, np.int64), 1_000_000, None)
+MOST_LEVELS = 1000
+EXPOSURE = "exposure"
+
+
+class UnrecordedEvent(EventDataError):
+    """An event at a time when nothing was recorded."""
+
+
+@dataclass(frozen=True)
+class Tables:
+    """What a user gives beside the events: paths or tables in memory, or None.
+
+    Arguments
+        gaps, observed: intervals; at most one of the two.
+        exposure: a factor of the rate.
+        covariates: columns of time.
+        impute: what stands for missing values of covariates: the "previous" one or the "mean".
+        levels: the values of each column of words in order, as a fitted model knows them.
+        timezone: the zone of times without one, if the user has named it.
+    """
+
+    gaps: object = None
+    observed: object = None
+    exposure: object = None
+    covariates: object = None
+    impute: Impute | None = None
+    levels: Levels | None = None
+    timezone: str | None = None
+
+
+def with_tables(data: Dataset, tables: Tables) -> tuple[Dataset, list[str]]:
+    """``data`` with what the tables say in its context, and notes about it.
+
+    >>> from fourpoint.events import Sequence
+    >>> log = Dataset.from_sequences([Sequence([1.0, 7.0], start=0, stop=10)])
+    >>> found, _ = with_tables(log, Tables(gaps={"start": [2.0], "stop": [5.0]}))
+    >>> found.context.exposure.at(0, np.array([1.0, 2.0, 4.9, 5.0]))[:, 0].tolist()
+    [1.0, 0.0, 0.0, 1.0]
+    """
+    check_impute(tables.impute)
+    if tables.gaps is not None and tables.observed is not None:
+        raise UserError(
+            "either gaps or the intervals that were observed",
+            "both",
+            "Leave out gaps= or observed= (--gaps, --observed).",
+        )
+    notes: list[str] = []
+    read = partial(_Beside, data=data, timezone=tables.timezone)
+    if tables.covariates is not None:
+        data = _with_covariates(data, read(tables.covariates, what="covariates"), tables, notes)
+    if tables.observed is not None:
+        observed = read(tables.observed, what="observed").intervals()
+        data, between = _around(data, observed)
+        data = _times_exposure(data, _recorded(data, between))
+    if tables.gaps is not None:
+        gaps = read(tables.gaps, what="gaps").intervals()
+        data = _times_exposure(data, _recorded(data, [gaps.of(i) for i in range(len(data))]))
+    if tables.exposure is not None:
+        data = _times_exposure(data, _exposure(data, read(tables.exposure, what=EXPOSURE), notes))
+    return data, notes
+
+
+def check_impute(impute: str | None) -> None:
+    """Refuse an imputation that there is not."""
+    if impute is not None and impute not in get_args(Impute):
+        raise UserError(
+            f"an imputation: {' or '.join(get_args(Impute))}",
+            f"{impute!r}",
+            "Name one of them, or leave it out to refuse missing values.",
+        )
+
+
+def encode(
+    columns: Columns,
+    name: str,
+    levels: Ordered[str] | None,
+    impute: Impute | None,
+    groups: Integers | None = None,
+) -> tuple[list[str], Floats, tuple[str, ...]]:
+    """A column as numbers (rows, K), with the names of the K columns and the levels of words.
+
+    ``groups`` numbers the rows by sequence: a previous value is taken from the same one.
+    """
+    kind = columns.type(name)
+    column = columns.held.pop(name)
+    missing = _missing(column)
+    if missing.any() and impute is None:
+        row = int(np.argmax(missing))
+        raise columns.error(
+            f"a value in every row of column {name!r}",
+            f"{int(missing.sum()):,} missing, the first at {columns.table.place(row)}",
+            "Fill them in, or name an imputation: impute='previous' or 'mean' (--impute).",
+        )
+    if pa.types.is_boolean(kind):
+        column, kind = column.cast(pa.int8()), pa.int8()
+    if is_words(kind):
+        return _indicators(columns, name, column, levels, missing, impute, groups)
+    if not (pa.types.is_floating(kind) or pa.types.is_integer(kind) or pa.types.is_decimal(kind)):
+        raise columns.error(
+            f"numbers or words in column {name!r}",
+            f"values of type {kind}",
+            "Convert the column, or leave it out of the table.",
+        )
+    values = flat(_decoded(column).cast(pa.float64()).fill_null(0.0), np.float64).copy()
+    bad = np.flatnonzero(~np.isfinite(values) & ~missing)
+    if len(bad):
+        row = int(bad[0])
+        raise columns.fault(name, "finite numbers", row, values[row], "Mend or remove the row.")
+    if impute == "mean" and missing.any():
+        if missing.all():
+            raise columns.error(
+                f"a value in column {name!r}", "none", "Leave the column out of the table."
+            )
+        values[missing] = values[~missing].mean()
+    elif missing.any():
+        values = values[_previous(columns, name, missing, groups)]
+    return [name], values[:, None], ()
+
+
+def _indicators(
+    columns: Columns,
+    name: str,
+    column: pa.ChunkedArray,
+    levels: Ordered[str] | None,
+    missing: NDArray[np.bool_],
+    impute: Impute | None,
+    groups: Integers | None,
+) -> tuple[list[str], Floats, tuple[str, ...]]:
+    """Words as indicator columns, one for every level but the first."""
+    if impute == "mean" and missing.any():
+        raise columns.error(
+            f"a value in every row of column {name!r}, since words have no mean",
+            f"{int(missing.sum()):,} missing",
+            "Fill them in, or use impute='previous' (--impute previous).",
+        )
+    words = np.asarray(_decoded(column).fill_null("").to_pylist(), dtype=object)
+    if missing.any():
+        words = words[_previous(columns, name, missing, groups)]
+    found = sorted(set(words.tolist()))
+    known = tuple(found if levels is None else levels)
+    if len(known) > MOST_LEVELS:
+        raise columns.error(
+            f"at most {MOST_LEVELS:,} different words in column {name!r}",
+            f"{len(known):,}",
+            "Leave the column out of the table, or group its values.",
+        )
+    odd = [word for word in found if word not in known]
+    if odd:
+        row = int(np.flatnonzero(words == odd[0])[0])
+        raise columns.fault(
+            name,
+            f"one of {', '.join(map(repr, known[:8]))}, as in training,",
+            row,
+            odd[0],
+            "Mend the value, or fit the model again with data that have it.",
+        )
+    if len(known) < 2:
+        raise columns.error(
+            f"at least two different values in column {name!r}",
+            f"{known[0]!r} in every row" if known else "none",
+            "Leave the column out: what does not vary explains nothing.",
+        )
+    names = [f"{name}={level}" for level in known[1:]]
+    values = np.column_stack([words == level for level in known[1:]]).astype(np.float64)
+    return names, values, known
+
+
+def _missing(column: pa.ChunkedArray) -> NDArray[np.bool_]:
+    """Which values are null, NaN or empty text."""
+    plain = _decoded(column)
+    missing = np.asarray(plain.is_null(nan_is_null=True).to_numpy(zero_copy_only=False), dtype=bool)
+    if is_words(plain.type):
+        import pyarrow.compute as pc
+
+        blank = pc.equal(pc.utf8_trim_whitespace(plain), "").fill_null(True)
+        missing = missing | np.asarray(blank.to_numpy(zero_copy_only=False), dtype=bool)
+    return missing
+
+
+def _decoded(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    return column.cast(value_type(column)) if pa.types.is_dictionary(column.type) else column
+
+
+def _previous(
+    columns: Columns, name: str, missing: NDArray[np.bool_], groups: Integers | None
+) -> Integers:
+    """For every row, the last row with a value, of the same sequence."""
+    rows = np.arange(len(missing))
+    source = np.maximum.accumulate(np.where(missing, -1, rows))
+    if groups is not None:
+        order = np.argsort(groups, kind="stable")
+        inside = np.maximum.accumulate(np.where(missing[order], -1, rows))
+        own = np.where(inside >= 0, order[np.maximum(inside, 0)], -1)
+        source = np.empty_like(own)
+        source[order] = own
+        source[(source >= 0) & (groups[np.maximum(source, 0)] != groups)] = -1
+    lost = np.flatnonzero(source < 0)
+    if len(lost):
+        raise columns.error(
+            f"a previous value for every missing one in column {name!r}",
+            f"none before {columns.table.place(int(lost[0]))}",
+            "Fill in the first value, or use impute='mean' (--impute mean).",
+        )
+    return source
+
+
+Moments = Integers | Floats  # microseconds since 1970, or numbers in the unit of the data
+
+
+@dataclass(frozen=True)
+class _Origins:
+    """When time 0 of each sequence was, in whole microseconds since 1970, and how many make a unit
+    of time. Without dates both are None, and times are those of the table.
+    """
+
+    zeros: Integers | None
+    per: float | None
+
+    @staticmethod
+    def of(data: Dataset) -> _Origins:
+        dated = data.dates(0) if len(data) else None
+        if dated is None or data.context is None or data.context.origin is None:
+            return _Origins(None, None)
+        zeros = np.rint(data.context.origin * 1e6).astype(np.int64)
+        return _Origins(zeros, SECONDS[data.unit] * 1e6)
+
+    @property
+    def differ(self) -> bool:
+        """Whether sequences have origins of their own."""
+        return self.zeros is not None and bool((self.zeros != self.zeros[0]).any())
+
+    def times(self, i: int, moments: Moments) -> Floats:
+        """Moments in the time of sequence ``i``; whole microseconds are subtracted before they are
+        divided, as readers do with events, so that equal moments are equal times.
+        """
+        if self.zeros is None or self.per is None:
+            return np.asarray(moments, dtype=np.float64)
+        return (moments - self.zeros[i]) / self.per
+
+
+@dataclass(frozen=True)
+class _Intervals:
+    """Intervals in the time of each sequence: ``of(i)`` gives starts and stops in order."""
+
+    starts: Moments
+    stops: Moments
+    rows: list[Integers] | None  # by sequence; None where all sequences have them all
+    origins: _Origins
+
+    def of(self, i: int) -> tuple[Floats, Floats]:
+        own = slice(None) if self.rows is None else self.rows[i]
+        starts, stops = (self.origins.times(i, edge[own]) for edge in (self.starts, self.stops))
+        return starts, stops
+
+
+class _Beside:
+    """A table beside the events, opened: its columns by role, and its times in the time of the
+    sequences.
+    """
+
+    def __init__(self, source: object, *, what: str, data: Dataset, timezone: str | None) -> None:
+        self.what = what
+        self.data = data
+        self.timezone = timezone
+        self.log = data.log or LogFormat("time")
+        self.origins = _Origins.of(data)
+        self.table = open_table(source)
+        self.names = list(self.table.schema.names)
+        twice = next((name for name in self.names if self.names.count(name) > 1), None)
+        if twice is not None:
+            raise self.table.error(f"one column {twice!r}", "several", "Rename or drop the others.")
+        self.plain = {plain_name(name): name for name in self.names}
+        wanted = [self.log.sequence or "", *SEQUENCES]
+        self.sequence = next(
+            (self.plain[plain_name(word)] for word in wanted if plain_name(word) in self.plain),
+            None,
+        )
+
+    def intervals(self) -> _Intervals:
+        """The columns of starts and stops, checked."""
+        pairs = [(a, b) for a, b in INTERVALS if a in self.plain and b in self.plain]
+        if not pairs:
+            raise self.table.error(
+                f"columns 'start' and 'stop' of {self.what}",
+                f"{', '.join(map(repr, self.names)) or 'no columns'}",
+                "Rename the columns.",
+            )
+        first, last = (self.plain[word] for word in pairs[0])
+        columns = self._open([first, last])
+        starts, stops = (self._moments(columns, name) for name in (first, last))
+        wrong = np.flatnonzero(stops <= starts)
+        if len(wrong):
+            row = int(wrong[0])
+            raise self.table.error(
+                f"intervals of {self.what} whose start is before their stop",
+                f"{self._shown(starts[row])} to {self._shown(stops[row])} at "
+                f"{self.table.place(row)}",
+                "Mend the row.",
+            )
+        rows = self._rows(columns)
+        parts = [np.arange(len(starts))] if rows is None else rows
+        ordered = [part[np.argsort(starts[part], kind="stable")] for part in parts]
+        for part in ordered:
+            late = np.flatnonzero(starts[part][1:] < stops[part][:-1])
+            if len(late):
+                one, two = (int(row) for row in part[late[0] : late[0] + 2])
+                raise self.table.error(
+                    f"intervals of {self.what} that do not overlap",
+                    f"{self._shown(starts[one])} to {self._shown(stops[one])} at "
+                    f"{self.table.place(one)} and {self._shown(starts[two])} to "
+                    f"{self._shown(stops[two])} at {self.table.place(two)}",
+                    "Join them into one row, or mend one of them.",
+                )
+        own = None if rows is None else ordered
+        if own is None:
+            starts, stops = starts[ordered[0]], stops[ordered[0]]
+        return _Intervals(starts, stops, own, self.origins)
+
+    def steps(
+        self, impute: Impute | None, levels: Levels, value: bool = False
+    ) -> tuple[Steps, dict[str, tuple[str, ...]], list[str]]:
+        """The columns of values as step functions of every sequence, the levels of words, and
+        notes. With ``value`` there is one column, that of an exposure.
+        """
+        time = self._time()
+        names = [name for name in self.names if name not in (time, self.sequence)]
+        if value:
+            names = self._value(names)
+        if not names:
+            raise self.table.error(
+                f"a column of {self.what} beside the times", f"only {time!r}", "Add one."
+            )
+        columns = self._open([time, *names])
+        if not len(columns):
+            raise self.table.error(
+                f"at least one row of {self.what}", "a table without rows", "Check the file."
+            )
+        moments = self._moments(columns, time)
+        rows = self._rows(columns)
+        groups = None
+        if rows is not None:
+            groups = np.full(len(moments), -1, dtype=np.int64)
+            for i, part in enumerate(rows):
+                groups[part] = i
+        self._check_rising(moments, rows)
+        found: list[Floats] = []
+        labels: list[str] = []
+        known: dict[str, tuple[str, ...]] = {}
+        for name in names:
+            own, values, words = encode(columns, name, levels.get(name), impute, groups)
+            labels += own
+            found.append(values)
+            if words:
+                known[name] = words
+        steps, notes = self._laid(moments, np.column_stack(found), labels, rows)
+        return steps, known, notes
+
+    def _laid(
+        self, moments: Moments, values: Floats, labels: list[str], rows: list[Integers] | None
+    ) -> tuple[Steps, list[str]]:
+        """Step functions of every sequence: rows from the last one before its window on. Where
+        sequences have origins of their own, rows far after the window are left out.
+        """
+        data = self.data
+        parts: list[tuple[Floats, Floats]] = []
+        early = 0
+        for i in range(len(data)):
+            own = slice(None) if rows is None else rows[i]
+            when = self.origins.times(i, moments[own])
+            start, stop = float(data.starts[i]), float(data.stops[i])
+            first = int(np.searchsorted(when, start, side="right")) - 1
+            if first < 0:
+                dates = data.dates(i)
+                begins = shown(dates, float(when[0])) if len(when) else "nowhere"
+                raise self.table.error(
+                    f"{self.what} from the start of the window, {shown(dates, start)}, on",
+                    f"a table that begins at {begins} for sequence {data.ids[i]}",
+                    "Add a row with the value at the start, or begin the window later (window=).",
+                )
+            early += bool(when[-1] < start)
+            last = len(when)
+            if self.origins.differ:
+                last = max(first + 1, int(np.searchsorted(when, 2 * stop - start)))
+            parts.append((when[first:last], values[own][first:last]))
+        lengths = [len(when) for when, _ in parts]
+        steps = Steps(
+            tuple(labels),
+            np.concatenate([np.zeros(0), *(when for when, _ in parts)]),
+            np.concatenate([np.zeros((0, len(labels))), *(part for _, part in parts)]),
+            np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
+        )
+        notes = []
+        if early:
+            notes.append(
+                f"{self.what}: {early:,} of {len(data):,} sequences begin after the last row; its "
+                "values are carried forward"
+            )
+        return steps, notes
+
+    def _time(self) -> str:
+        return self.log.time if self.log.time in self.names else guess_time(self.table)
+
+    def _value(self, names: list[str]) -> list[str]:
+        usual = [name for name in names if plain_name(name) in (EXPOSURE, "value")]
+        if len(names) != 1 and len(usual) != 1:
+            raise self.table.error(
+                "one column of exposure, called 'exposure' or 'value'",
+                f"{', '.join(map(repr, names)) or 'none'}",
+                "Rename or drop columns.",
+            )
+        return names if len(names) == 1 else usual
+
+    def _open(self, names: list[str]) -> Columns:
+        wanted = [*names, *([self.sequence] if self.sequence else [])]
+        return open_columns(self.table, list(dict.fromkeys(wanted)))
+
+    def _rows(self, columns: Columns) -> list[Integers] | None:
+        """The rows of each sequence, in file order; None where the table is for all of them."""
+        if self.sequence is None:
+            return None
+        numbered, ids = columns.labels(self.sequence)
+        place = {id: i for i, id in enumerate(ids)}
+        code = numbered.code()
+        known = [place.get(id, -1) for id in self.data.ids]
+        if all(number < 0 for number in known):
+            raise self.table.error(
+                f"ids of sequences in column {self.sequence!r}, such as {self.data.ids[0]!r}",
+                f"{', '.join(map(repr, ids[:3])) or 'no rows'}",
+                "Mend the ids, or leave the column out if the table holds for all sequences.",
+            )
+        order = np.argsort(code, kind="stable")
+        edges = np.searchsorted(code[order], np.arange(len(ids) + 1))
+        empty = np.zeros(0, dtype=np.int64)
+        return [order[edges[k] : edges[k + 1]] if k >= 0 else empty for k in known]
+
+    def _moments(self, columns: Columns, name: str) -> Moments:
+        """A column of times: microseconds since 1970 where the events have dates, else numbers."""
+        dated = self.data.dates(0) if len(self.data) else None
+        kind = columns.type(name)
+        number = pa.types.is_integer(kind) or pa.types.is_floating(kind)
+        if dated is None:
+            if not (number or pa.types.is_decimal(kind)):
+                raise self.table.error(
+                    f"numbers in column {name!r}, as the times of the events are",
+                    f"values of type {kind}",
+                    "Write the times in the unit of the events, or read those from timestamps.",
+                )
+            return columns.floats(name)
+        column = columns.take(name)
+        fault = partial(columns.fault, name)
+        clock = read_clock(column, dated.zone, None, fault)
+        if clock is None:
+            raise self.table.error(
+                f"timestamps in column {name!r}, as the events have",
+                f"values of type {kind}",
+                "Write the times as the events' are, such as 2025-06-03 14:00.",
+            )
+        if clock.zone is not None and dated.zone is None:
+            raise self.table.error(
+                f"times without a zone in column {name!r}, as the events have",
+                f"times with one, such as {str(column[0])!r}",
+                "Write all times in one way, or name the zone of the events with timezone= "
+                "(--timezone).",
+            )
+        if self.log.zoned and self.timezone is None and not self._zoned(column, number):
+            raise self.table.error(
+                f"times with a zone in column {name!r}, as the events have",
+                f"times without one, such as {str(column[0])!r}",
+                "Write all times in one way, or name the zone with timezone= (--timezone).",
+            )
+        return clock.in_ticks_of(MICROSECONDS)
+
+    def _zoned(self, column: pa.ChunkedArray, number: bool) -> bool:
+        """Whether a column of timestamps names its zone."""
+        from fourpoint.data.stamps import has_zone
+
+        kind = value_type(column)
+        if pa.types.is_timestamp(kind):
+            return kind.tz is not None
+        if is_words(kind):
+            return not len(column) or has_zone(str(column[0].as_py()))
+        return number
+
+    def _check_rising(self, moments: Moments, rows: list[Integers] | None) -> None:
+        for part in [np.arange(len(moments))] if rows is None else rows:
+            back = np.flatnonzero(np.diff(moments[part]) <= 0)
+            if len(back):
+                one, two = (int(row) for row in part[back[0] : back[0] + 2])
+                raise self.table.error(
+                    f"rising times of {self.what}",
+                    f"{self._shown(moments[two])} at {self.table.place(two)} after "
+                    f"{self._shown(moments[one])}",
+                    "Sort the rows, and keep one for each time.",
+                )
+
+    def _shown(self, moment: float) -> str:
+        """A moment of this table as a date where the events have dates."""
+        dates = self.data.dates(0)
+        return shown(dates, float(self.origins.times(0, np.asarray([moment]))[0]))
+
+
+def _with_covariates(data: Dataset, table: _Beside, tables: Tables, notes: list[str]) -> Dataset:
+    steps, levels, said = table.steps(tables.impute, tables.levels or {})
+    notes += said
+    context = data.context or Context()
+    both = steps
+    if context.covariates is not None:
+        both = merged(context.covariates, steps)
+    log = data.log or LogFormat("time")
+    log = replace(log, levels={**log.levels, **levels})
+    return replace(data, context=replace(context, covariates=both), log=log)
+
+
+def merged(first: Steps, second: Steps) -> Steps:
+    """The columns of two step functions of the same sequences in one.
+
+    >>> both = merged(
+    ...     Steps.constant(["age"], [[40.0]]),
+    ...     Steps(("x",), np.array([0.0, 2.0]), np.array([[1.0], [5.0]]), np.array([0, 2])),
+    ... )
+    >>> both.names, both.values.tolist()
+    (('age', 'x'), [[40.0, 1.0], [40.0, 5.0]])
+    """
+    shared = [name for name in first.names if name in second.names]
+    if shared:
+        raise EventDataError(
+            "covariates with different names",
+            f"{shared[0]!r} twice",
+            "Rename one of the columns, or leave one out.",
+        )
+    times, values, lengths = [], [], []
+    for i in range(len(first.offsets) - 1):
+        when = np.union1d(first.times[first.row(i)], second.times[second.row(i)])
+        # The first value of either also holds before its time: one row at the earliest suffices.
+        times.append(when)
+        values.append(np.hstack([first.at(i, when), second.at(i, when)]))
+        lengths.append(len(when))
+    return Steps(
+        (*first.names, *second.names),
+        np.concatenate(times),
+        np.concatenate(values),
+        np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
+    )
+
+
+def _exposure(data: Dataset, table: _Beside, notes: list[str]) -> Steps:
+    """The exposure of a table."""
+    steps, _, said = table.steps(None, {}, value=True)
+    notes += said
+    if (steps.values < 0).any():
+        j = int(np.argmax(steps.values[:, 0] < 0))
+        i = int(np.searchsorted(steps.offsets, j, side="right")) - 1
+        raise table.table.error(
+            "an exposure of at least 0",
+            f"{steps.values[j, 0]:g} from {shown(data.dates(i), float(steps.times[j]))} on",
+            "Mend the value.",
+        )
+    return replace(steps, names=(EXPOSURE,))
+
+
+def _times_exposure(data: Dataset, steps: Steps) -> Dataset:
+    """The data with its exposure, if it has one, times another; events where it is 0 are
+    refused.
+    """
+    context = data.context or Context()
+    if context.exposure is not None:
+        both = merged(replace(context.exposure, names=("known",)), steps)
+        product = both.values[:, :1] * both.values[:, 1:]
+        steps = Steps((EXPOSURE,), both.times, product, both.offsets)
+    _check_unrecorded(data, steps)
+    return replace(data, context=replace(context, exposure=steps))
+
+
+def _recorded(data: Dataset, gaps: list[tuple[Floats, Floats]]) -> Steps:
+    """An exposure of 0 in the gaps of each sequence and of 1 elsewhere."""
+    times, values, lengths = [], [], []
+    for i, (starts, stops) in enumerate(gaps):
+        edges = np.unique(np.concatenate([[float(data.starts[i])], starts, stops]))
+        before = np.searchsorted(starts, edges, side="right") - 1
+        inside = before >= 0
+        inside[inside] = edges[inside] < stops[before[inside]]
+        recorded = 1.0 - inside
+        kept = np.append(True, np.diff(recorded) != 0)
+        times.append(edges[kept])
+        values.append(recorded[kept])
+        lengths.append(int(kept.sum()))
+    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+    return Steps((EXPOSURE,), np.concatenate(times), np.concatenate(values)[:, None], offsets)
+
+
+def _around(data: Dataset, observed: _Intervals) -> tuple[Dataset, list[tuple[Floats, Floats]]]:
+    """The data, and the gaps of each sequence around the intervals that were observed. A window
+    that was read off the events becomes that from the first interval to the last.
+    """
+    gaps = []
+    starts, stops = data.starts.copy(), data.stops.copy()
+    for i in range(len(data)):
+        begins, ends = observed.of(i)
+        if not len(begins):
+            raise EventDataError(
+                "intervals that were observed for every sequence",
+                f"none for sequence {data.ids[i]}",
+                "Add a row for it, or leave the sequence out.",
+            )
+        if data.inferred:
+            starts[i], stops[i] = min(begins[0], starts[i]), max(ends[-1], stops[i])
+        left = np.append(starts[i], ends)
+        right = np.append(begins, stops[i])
+        some = right > left
+        gaps.append((left[some], right[some]))
+    # An event at the end of a window that was read off the events may be outside of the intervals.
+    late = data.inferred and bool((stops > data.stops).all())
+    inferred = data.inferred and not late
+    return replace(data, starts=starts, stops=stops, inferred=inferred), gaps
+
+
+def _check_unrecorded(data: Dataset, exposure: Steps) -> None:
+    """Refuse events at times of exposure 0, with the date and the interval."""
+    for i in range(len(data)):
+        a = int(data.offsets[i])
+        own = data.times[a : int(data.offsets[i + 1])]
+        lost = np.flatnonzero(exposure.at(i, own)[:, 0] == 0)
+        if not len(lost):
+            continue
+        steps = exposure.times[exposure.row(i)]
+        j = int(np.searchsorted(steps, own[lost[0]], side="right")) - 1
+        dates = data.dates(i)
+        begin = shown(dates, float(steps[max(j, 0)]))
+        end = shown(dates, float(steps[j + 1])) if j + 1 < len(steps) else "the end"
+        raise UnrecordedEvent(
+            f"no event from {begin} to {end}, when nothing was recorded (exposure 0)",
+            f"{shown(dates, float(own[lost[0]]))} at event {int(lost[0])} of sequence "
+            f"{data.ids[i]}",
+            "Mend the interval or the exposure, or drop the event.",
+        )
