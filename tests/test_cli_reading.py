@@ -16,7 +16,7 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from fourpoint.cli.main import app
-from fourpoint.cli.options import ReadingOptions
+from fourpoint.cli.options import BESIDE, ReadingOptions
 from fourpoint.cli.reading import asked
 
 RUN = CliRunner()
@@ -205,7 +205,7 @@ def parameters_of(*names: str) -> dict[str, Any]:
         (("explain",), set(), "by"),
         (("data", "summary"), set(), "sequence"),
         (("data", "inspect"), {"sort"}, "sequence"),
-        (("stream",), {"ties", "window", "sequence", "place", "bounds", "sort"}, ""),
+        (("stream",), {"ties", "window", "sequence", "place", "bounds", "sort", *BESIDE}, ""),
     ],
 )
 def test_every_command_takes_the_same_reading_options(
