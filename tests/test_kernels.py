@@ -21,7 +21,7 @@ from fourpoint import kernels
 from fourpoint.data.synthetic import simulate
 from fourpoint.events import Batch, Dataset, Sequence
 from fourpoint.inference.likelihood import log_likelihoods, sampled_log_likelihood
-from fourpoint.kernels import conditions
+from fourpoint.kernels import conditions, numba_hawkes_effects
 from fourpoint.models.dapp import DAPP
 from fourpoint.models.following import Events, Numbers, Scored
 from fourpoint.models.hawkes import Hawkes
@@ -128,6 +128,31 @@ def sums_over_events(monkeypatch: pytest.MonkeyPatch) -> Compared:
         Found([kernel.values], [kernel.gradient, kernel.curvature]),
         Found([plain.values], [plain.gradient, plain.curvature]),
     )
+
+
+def hawkes_effects(monkeypatch: pytest.MonkeyPatch) -> Compared:
+    rng = np.random.default_rng(1)
+    n = 60
+    marks = rng.integers(-1, 2, n)
+    points = numba_hawkes_effects.Points(
+        np.array([0, 25, n]),
+        np.concatenate([np.sort(rng.uniform(0, 9, 25)), np.sort(rng.uniform(0, 9, n - 25))]),
+        marks,
+        rng.choice([0.0, 1.0, 2.5], n),
+        (marks >= 0) & (rng.random(n) < 0.8),
+        rng.integers(0, 5, (n, 3)),
+        rng.random((n, 3)),
+        rng.normal(size=(n, 2)),
+    )
+    theta, alpha = rng.normal(size=(5, 2)), rng.uniform(0.1, 0.4, (2, 2, 2))
+    size = theta.size + alpha.size + 4
+    found = []
+    for sweep in (numba_hawkes_effects.load(), numba_hawkes_effects.sweep):
+        gradient, information = np.zeros(size), np.zeros((size, size))
+        gamma = np.array([0.3, -0.2])
+        value = sweep(points, theta, alpha, np.array([0.5, 3.0]), gamma, gradient, information)
+        found.append(Found([value], [gradient, information]))
+    return Compared(*found)
 
 
 def dapp_stream(monkeypatch: pytest.MonkeyPatch) -> Compared:
@@ -303,6 +328,7 @@ CASES: dict[str, Callable[[pytest.MonkeyPatch], Compared]] = {
     "score_table": scores_by_lag,
     "excitation": sums_over_events,
     "hawkes_stream": hawkes_stream,
+    "hawkes_effects": hawkes_effects,
     "monitor": monitor,
     "attention": attended,
     "recurrence": recursion,

@@ -26,10 +26,14 @@ from torch import Tensor
 from fourpoint.events import Dataset, MarkSpace
 from fourpoint.events.windows import beginning, repeated_windows
 from fourpoint.models.base import PointProcess
+from fourpoint.models.effects import EffectsSpec
+from fourpoint.models.effects_fit import fit_effects
 from fourpoint.models.hawkes import Hawkes
+from fourpoint.models.hawkes_effects import estimate_with_effects
 from fourpoint.models.hawkes_fit import estimate
 from fourpoint.models.modes import Modes
 from fourpoint.models.poisson import Poisson, SplinePoisson, mean_rates
+from fourpoint.models.rate import SMALL_BASE
 from fourpoint.ops.spline import spline
 
 if TYPE_CHECKING:
@@ -80,16 +84,34 @@ def embedded(model: DAPP, other: PointProcess) -> dict[str, Tensor] | None:
     if isinstance(other, Hawkes) and other.log_decay.numel() == 1:
         found = other.estimates
         branching = found["branching"].reshape(model.marks.count, model.marks.count)
-        return embedded_hawkes(
-            model, Excitation(found["baseline"], branching, float(found["decay"]))
-        )
+        excitation = Excitation(found["baseline"], branching, float(found["decay"]))
+        return embedded_hawkes(model, excitation, _effects_of(other))
     if isinstance(other, Poisson):
-        return embedded_poisson(model, lambda since: other.log_rate.detach().expand(len(since), -1))
+        level = other.log_rate.detach()
+        weights = embedded_poisson(model, lambda since: level.expand(len(since), -1))
+        return with_effects(model, weights, _effects_of(other))
     if isinstance(other, SplinePoisson) and model.rate.baseline.splined_base:
         return embedded_poisson(
             model, lambda since: spline(other.coefficients.detach(), since, other.length)
         )
     return None
+
+
+def _effects_of(other: PointProcess) -> Tensor | None:
+    """The weights of effects on log mu of a closed-form model; None without any."""
+    return None if other.effects is None else other.effects.weight.detach()
+
+
+def with_effects(
+    model: DAPP | SpatialDAPP, weights: dict[str, Tensor], outside: Tensor | None
+) -> dict[str, Tensor]:
+    """``weights`` with effects on log mu of ``outside``, and none inside the link."""
+    if model.effects is None:
+        return weights
+    found = torch.zeros_like(model.effects.weight)
+    if outside is not None and len(outside) == len(found):
+        found[:, : outside.shape[1]] = outside.to(found)
+    return {**weights, "effects.weight": found}
 
 
 @torch.no_grad()
@@ -113,7 +135,13 @@ def start_rate(model: DAPP | SpatialDAPP, data: Dataset) -> list[str]:
     model.time_scale.fill_(scale)
     model.rate.baseline.length.fill_(float(durations.max()))
     model.rate.baseline.build(s["base"], s["drift"])
-    model.rate.start_at((mean_rates(data, model.marks) * scale).to(model.readout))
+    rates = mean_rates(data, model.marks)
+    if model.effects is not None:
+        fitted = fit_effects(data, model.effects.spec)
+        rates = torch.from_numpy(fitted.level).exp()
+        model.effects.weight.copy_(torch.from_numpy(fitted.weight).repeat(1, 2))
+        model.rate_ratios = fitted.rate_ratios
+    model.rate.start_at((rates * scale).to(model.readout))
     return [*notes, f"time scale: {scale:.4g} {data.unit or 'time units'} (the mean gap)"]
 
 
@@ -176,7 +204,11 @@ def hawkes_guess(model: DAPP, data: Dataset) -> tuple[dict[str, Tensor] | None, 
     Training does not begin there, since from a linear link it ends in worse places where events
     multiply the rate.
     """
-    found = excitation_of(data, model.settings()["seed"])
+    outside = None
+    if model.effects is None:
+        found = excitation_of(data, model.settings()["seed"])
+    else:
+        found, outside = _excitation_beyond_effects(data, model.effects.spec)
     if found is None or not isinstance(model.modes, Modes):
         return None, []
     rates = mean_rates(data, model.marks).numpy()
@@ -186,13 +218,35 @@ def hawkes_guess(model: DAPP, data: Dataset) -> tuple[dict[str, Tensor] | None, 
         f"first guess: a Hawkes process with branching ratio {offspring:.2g}, decay time "
         f"{1 / found.decay:.3g} {unit}"
     )
-    return embedded_hawkes(model, found), [said]
+    return embedded_hawkes(model, found, outside), [said]
+
+
+def _excitation_beyond_effects(
+    data: Dataset, spec: EffectsSpec
+) -> tuple[Excitation | None, Tensor | None]:
+    """The excitation that calendar and covariates do not explain, and the weights of their effects
+    beside it; None where there is none to speak of, or where there are few events or many types.
+    """
+    some = beginning(data.some(MOST, 0), MOST)
+    if some.events < ENOUGH or some.marks.count > TYPES:
+        return None, None
+    found = estimate_with_effects(replace(some, features=None), spec)
+    offspring = found.branching.sum(0)
+    error = np.nansum(found.errors["branching"] ** 2) ** 0.5
+    rates = mean_rates(some, some.marks.types).numpy()
+    mean = float(np.average(offspring.sum(0), weights=rates))
+    if not (LEAST <= mean <= MOST_BRANCHING and mean >= CERTAIN * error / len(offspring)):
+        return None, None
+    excitation = Excitation(np.exp(found.level), offspring, float(found.decay[0]))
+    return excitation, torch.from_numpy(found.weight)
 
 
 @torch.no_grad()
-def embedded_hawkes(model: DAPP, found: Excitation) -> dict[str, Tensor] | None:
+def embedded_hawkes(
+    model: DAPP, found: Excitation, outside: Tensor | None = None
+) -> dict[str, Tensor] | None:
     """Weights with which ``model``, whose link is a scaled softplus, is nearly the Hawkes process
-    ``found``.
+    ``found``, with the effects ``outside`` on its baseline.
 
     With a linear link of scale s_m, an event of mark n raises the rate of mark m by
     s_m sum_k r_km v_kn exp(-beta d). The matrix alpha_mn beta / s_m is factorised by its singular
@@ -204,7 +258,8 @@ def embedded_hawkes(model: DAPP, found: Excitation) -> dict[str, Tensor] | None:
         return None
     before = _weights(model)
     baseline = np.maximum(found.baseline, SMALLEST_BASELINE * found.baseline.mean())
-    jump = model.rate.start_linear(torch.from_numpy(baseline * scale).to(model.readout))
+    in_base = SMALL_BASE if model.effects is None else 1 - SMALL_BASE
+    jump = model.rate.start_linear(torch.from_numpy(baseline * scale).to(model.readout), in_base)
     matrix = torch.from_numpy(found.branching * found.decay * scale).to(jump) / jump[:, None]
     left, size, right = torch.linalg.svd(matrix)
     rank = min(len(model.gain), int((size > NEGLIGIBLE * size[0]).sum()))
@@ -219,7 +274,7 @@ def embedded_hawkes(model: DAPP, found: Excitation) -> dict[str, Tensor] | None:
             values = matrix[0]
         model.readout[head] = readout
         model.value_weight[head] = values / (model.gain[head] * model.value_weight.shape[1])
-    guess = _weights(model)
+    guess = with_effects(model, _weights(model), outside)
     model.load_state_dict(before, strict=False)
     return guess
 

@@ -15,7 +15,7 @@ Standard errors are from the inverse of the penalised information.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -85,8 +85,9 @@ def fit_effects(data: Dataset, spec: EffectsSpec) -> EffectsFit:
             weight[:, m] = found.point[1:]
             each.append(found.covariance)
         covariance = np.stack(each)
+    level, weight = centred(spec, design, level, weight)
     names = data.marks.names if own else ("",)
-    ratios = _ratios(spec, weight if own else weight[:, :1], covariance, tuple(names))
+    ratios = rate_ratios(spec, weight if own else weight[:, :1], covariance, tuple(names))
     notes = [f"rate ratio of {ratio}" for ratio in ratios[:20]]
     return EffectsFit(level, weight, covariance, pooled.penalties, ratios, notes)
 
@@ -100,13 +101,46 @@ def design_of(data: Dataset, spec: EffectsSpec) -> Design:
     context = Context() if data.context is None else data.context
     row = np.repeat(np.arange(len(data)), data.lengths)
     kept = np.flatnonzero(data.scored)
+    events = _rows(effects, context, data.times[kept], row[kept])
+    return replace(integral_design(data, spec), events=events, marks=data.mark_ids[kept])
+
+
+def integral_design(data: Dataset, spec: EffectsSpec) -> Design:
+    """The basis at nodes of the integral over scored and exposed time, without events."""
+    effects = Effects(spec, 1, torch.float64)
+    context = Context() if data.context is None else data.context
     times, weights, owner = integral_nodes(data, effects)
+    nothing = np.zeros((0, effects.size + 1))
     return Design(
-        _rows(effects, context, data.times[kept], row[kept]),
-        data.mark_ids[kept],
-        _rows(effects, context, times, owner),
-        weights,
+        nothing, np.zeros(0, dtype=np.int64), _rows(effects, context, times, owner), weights
     )
+
+
+def centred(
+    spec: EffectsSpec, design: Design, level: Float[ndarray, " M"], weight: Float[ndarray, "K M"]
+) -> tuple[Float[ndarray, " M"], Float[ndarray, "K M"]]:
+    """The same rates, with levels that are the logarithms of the mean rates over the exposed time.
+
+    The basis functions of a term of the calendar sum to 1, so that a constant can be moved from
+    them to the level. Without such a term nothing changes.
+    """
+    term = next((name for name in spec.calendar if not name.startswith(HOLIDAYS)), None)
+    if term is None or not len(design.weights):
+        return level, weight
+    factor = np.exp(np.minimum(design.nodes[:, 1:] @ weight, 700.0))
+    shift = np.log(design.weights @ factor / design.weights.sum())
+    moved = weight.copy()
+    moved[spec.columns[term]] -= shift
+    return level + shift, moved
+
+
+def penalty_of(spec: EffectsSpec, penalties: dict[str, float]) -> Float[ndarray, "P P"]:
+    """The matrix of the quadratic penalty of (level, weights) with these strengths."""
+    size = 1 + sum(part.stop - part.start for part in spec.columns.values())
+    penalty = np.diag(np.append(0.0, np.full(size - 1, TINY)))
+    for block in _blocks(spec):
+        penalty[block.columns, block.columns] += penalties[block.name] * block.matrix
+    return penalty
 
 
 def _rows(
@@ -117,7 +151,7 @@ def _rows(
     for first in range(0, len(times), 100_000):
         piece = slice(first, first + 100_000)
         own = context.batch(rows[piece])
-        found = effects.basis(torch.from_numpy(times[piece]), own).numpy()
+        found = effects.basis(torch.from_numpy(times[piece].copy()), own).numpy()
         parts.append(np.concatenate([np.ones((len(found), 1)), found], 1))
     return np.concatenate(parts)
 
@@ -329,12 +363,13 @@ def _newton(
 # ---------------------------------------------------------------------- what is reported
 
 
-def _ratios(
+def rate_ratios(
     spec: EffectsSpec,
     weight: Float[ndarray, "K C"],
     covariance: Float[ndarray, "C P P"],
     names: tuple[str, ...],
 ) -> list[RateRatio]:
+    """Rate ratios of holidays and covariates, with 95% intervals."""
     found = []
     columns = spec.columns
     scales = dict(zip(spec.covariates, spec.scale, strict=True))

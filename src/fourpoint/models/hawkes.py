@@ -19,7 +19,7 @@ Source: Hawkes, "Spectra of some self-exciting and mutually exciting point proce
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -32,6 +32,8 @@ from fourpoint.events import Batch, Dataset, MarkSpace, UserError
 from fourpoint.memory import require_memory
 from fourpoint.models.base import History, PointProcess, space_without_places
 from fourpoint.models.baseline import Baseline
+from fourpoint.models.effects import EffectsSpec
+from fourpoint.models.hawkes_effects import estimate_with_effects
 from fourpoint.models.hawkes_fit import Estimate, estimate
 from fourpoint.models.poisson import mean_rates
 from fourpoint.ops.attention import scan
@@ -39,6 +41,7 @@ from fourpoint.ops.attention import scan
 SPREAD = 10.0  # ratio of neighbouring decays before any data are seen
 # what an estimate of 0 is stored as, since logarithms are: of the mean rate, or of one offspring
 FLOOR = 1e-12
+EXPLODES = "the branching ratio {:.3f} is 1 or more: forecasts beyond the training window explode"
 
 
 @dataclass(frozen=True)
@@ -51,9 +54,17 @@ class HawkesHistory(History):
 
     def latest(self) -> HawkesHistory:
         """The last position alone: all that is needed to go on."""
-        return HawkesHistory(
-            self.times[:, -1:], self.start, torch.zeros_like(self.lengths), self.excitation[:, -1:]
-        )
+        last = torch.zeros_like(self.lengths)
+        excitation = self.excitation[:, -1:]
+        return HawkesHistory(self.times[:, -1:], self.start, last, excitation, context=self.context)
+
+    def at_positions(self, rows: Int[Tensor, " R"], positions: Int[Tensor, " R"]) -> HawkesHistory:
+        """R positions of any rows, each a row of its own."""
+        times = self.times[rows, positions][:, None]
+        excitation = self.excitation[rows, positions][:, None]
+        last = torch.zeros_like(positions)
+        context = None if self.context is None else self.context.select(rows)
+        return HawkesHistory(times, self.start[rows], last, excitation, context=context)
 
 
 class Hawkes(PointProcess[HawkesHistory]):
@@ -84,7 +95,6 @@ class Hawkes(PointProcess[HawkesHistory]):
     """
 
     linear = True
-    has_closed_integral = True
     has_upper_bound = True
     fits_in_closed_form = True
 
@@ -204,6 +214,8 @@ class Hawkes(PointProcess[HawkesHistory]):
                 "at least one sequence", "a data set without any", "Read or select some."
             )
         rates = mean_rates(data, self.marks)
+        if self.effects is not None or _varies(data):
+            return self._fit_with_effects(data)
         found = estimate(data, self.log_decay.numel())
         with torch.no_grad():
             self.log_baseline.copy_(torch.from_numpy(found.baseline).maximum(FLOOR * rates).log())
@@ -219,17 +231,54 @@ class Hawkes(PointProcess[HawkesHistory]):
         radius = _radius(found.branching.sum(0))
         notes = [_in_a_line(found, radius), *found.notes]
         if radius >= 1:
-            notes.append(
-                f"the branching ratio {radius:.3f} is 1 or more: forecasts beyond the "
-                "training window explode"
-            )
+            notes.append(EXPLODES.format(radius))
         return notes
+
+    def _fit_with_effects(self, data: Dataset) -> list[str]:
+        """The fit with calendar, covariates, exposure or a history period (`hawkes_effects`)."""
+        spec = EffectsSpec() if self.effects is None else self.effects.spec
+        found = estimate_with_effects(replace(data, features=None), spec, self.log_decay.numel())
+        with torch.no_grad():
+            self.log_baseline.copy_(torch.from_numpy(found.level))
+            branching = torch.from_numpy(np.maximum(found.branching, FLOOR))
+            self.log_branching.copy_(branching.log().reshape(self.log_branching.shape))
+            self.log_decay.copy_(torch.from_numpy(found.decay).log().reshape(self.log_decay.shape))
+            if self.effects is not None:
+                self.effects.weight.copy_(torch.from_numpy(found.weight))
+        estimates = self.estimates
+        errors = {**found.errors, "baseline": estimates["baseline"] * found.errors["level"]}
+        self.errors = {name: errors[name].reshape(x.shape) for name, x in estimates.items()}
+        self.rate_ratios = found.ratios
+        radius = _radius(found.branching.sum(0))
+        shown = Estimate(estimates["baseline"], found.branching, found.decay, errors)
+        notes = [_in_a_line(shown, radius), *found.notes]
+        notes += [f"rate ratio of {ratio}" for ratio in found.ratios[:20]]
+        if radius >= 1:
+            notes.append(EXPLODES.format(radius))
+        return notes
+
+    @property
+    def effect_curves(self) -> int:
+        """log mu of every mark."""
+        return self.marks.count
+
+    @property
+    def has_closed_integral(self) -> bool:
+        """Without effects of calendar and covariates."""
+        return self.effects is None
 
     def training_log_likelihood(
         self, batch: Batch, nodes: int, random: torch.Generator, convention: str
-    ) -> Float[Tensor, " B"]:
-        """The exact log-likelihood."""
-        return self.exact_log_likelihood(batch, convention)
+    ) -> Float[Tensor, " B"] | None:
+        """The exact log-likelihood; None with effects of calendar and covariates."""
+        return None if self.effects is not None else self.exact_log_likelihood(batch, convention)
+
+    def _log_mu(
+        self, history: HawkesHistory, times: Float[Tensor, "B G Q"]
+    ) -> Float[Tensor, "B G Q M"]:
+        if self.effects is None:
+            return self.log_baseline.expand(*times.shape, -1)
+        return self.log_baseline + self.effects.values(times, history.context)
 
     def exact_log_likelihood(self, batch: Batch, convention: str = "window") -> Float[Tensor, " B"]:
         """The closed form above, with gradient; "gaps" leaves out the first event and both ends of
@@ -267,7 +316,9 @@ class Hawkes(PointProcess[HawkesHistory]):
             rate, times.diff(dim=1), driven.to(rate.dtype), first[:, None].to(rate.dtype)
         ).real[:, :, 0]
         start = batch.start if before is None else before.start
-        return HawkesHistory(times, start, batch.lengths, torch.cat([first[:, None], rest], 1))
+        excitation = torch.cat([first[:, None], rest], 1)
+        context = self.known_context(batch, before)
+        return HawkesHistory(times, start, batch.lengths, excitation, context=context)
 
     def extend(
         self,
@@ -290,6 +341,7 @@ class Hawkes(PointProcess[HawkesHistory]):
             history.start,
             torch.zeros_like(history.lengths),
             new[:, None],
+            context=history.context,
         )
 
     def log_intensity(
@@ -305,9 +357,8 @@ class Hawkes(PointProcess[HawkesHistory]):
         rise = (
             torch.exp(-decay * (times - anchor[..., None])[..., None])[..., None] * jump[:, :, None]
         )
-        return torch.log(
-            self.log_baseline.exp() + (rise[:, :, :, 0] if len(decay) == 1 else rise.sum(3))
-        )
+        excited = rise[:, :, :, 0] if len(decay) == 1 else rise.sum(3)
+        return torch.log(self._log_mu(history, times).exp() + excited)
 
     def closed_integral(
         self,
@@ -328,14 +379,17 @@ class Hawkes(PointProcess[HawkesHistory]):
     def upper_bound(
         self, history: HawkesHistory, a: Float[Tensor, " B"], b: Float[Tensor, " B"]
     ) -> Float[Tensor, " B"]:
-        """The largest total rate on [a, b] seen from the last position: it fades, so that it is the
-        rate at a.
+        """The largest total rate on [a, b] seen from the last position: excitation fades, so that
+        it is the rate at a, but for effects of the calendar on the baseline.
         """
-        return (
-            self.log_intensity(history, a[:, None, None], history.lengths[:, None])
-            .exp()
-            .sum((1, 2, 3))
-        )
+        rates = self.log_intensity(history, a[:, None, None], history.lengths[:, None])
+        total = rates.exp().sum((1, 2, 3))
+        if self.effects is None:
+            return total
+        bound = self.effects.upper_bound(a, b, history.context, self.log_baseline.dtype)
+        at_start = self._log_mu(history, a[:, None, None]).exp().sum((1, 2, 3))
+        highest = (self.log_baseline + bound).exp().sum(-1)
+        return (total - at_start).clamp(min=0) * (1 + 1e-12) + highest
 
     def shortest_time(self, history: HawkesHistory) -> Float[Tensor, " B"]:
         """One over the fastest decay."""
@@ -355,6 +409,12 @@ def _at(
         return history.times, history.excitation
     row = torch.arange(len(seen))[:, None]
     return history.times[row, seen], history.excitation[row, seen]
+
+
+def _varies(data: Dataset) -> bool:
+    """Whether some of the time is not scored, or counts for more or less than other time."""
+    context = data.context
+    return context is not None and (context.exposure is not None or context.scored_from is not None)
 
 
 def _in_a_line(found: Estimate, radius: float) -> str:

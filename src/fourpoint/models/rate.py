@@ -64,15 +64,17 @@ class Rate(nn.Module):
             self.bias.copy_(self.log_scale + torch.expm1(rate / 2 / self.log_scale.exp()).log())
 
     @torch.no_grad()
-    def start_linear(self, rate: Float[Tensor, " M"]) -> Float[Tensor, " M"]:
-        """Begin at ``rate`` with a softplus so far up that it is linear: SMALL_BASE of it in mu,
-        the rest in g(b).
+    def start_linear(
+        self, rate: Float[Tensor, " M"], in_base: float = SMALL_BASE
+    ) -> Float[Tensor, " M"]:
+        """Begin at ``rate`` with a softplus so far up that it is linear: the share ``in_base`` of
+        it in mu, the rest in g(b).
 
         Returns s: what one unit of attention adds to the rate of each mark.
         """
         log_base = self.baseline.log_base
-        log_base.copy_((SMALL_BASE * rate).log()[:, None].expand_as(log_base))
-        scale = (1 - SMALL_BASE) * rate / nn.functional.softplus(torch.tensor(LINEAR))
+        log_base.copy_((in_base * rate).log()[:, None].expand_as(log_base))
+        scale = (1 - in_base) * rate / nn.functional.softplus(torch.tensor(LINEAR))
         self.log_scale.copy_(scale.log())
         self.bias.copy_(self.log_scale + LINEAR)
         return scale

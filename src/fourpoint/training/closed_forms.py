@@ -24,6 +24,7 @@ from fourpoint.events import Dataset, MarkSpace
 from fourpoint.events.windows import beginning, repeated_windows
 from fourpoint.inference.likelihood import Convention, quick_gap_terms
 from fourpoint.models.base import PointProcess
+from fourpoint.models.effects import EffectsSpec
 from fourpoint.models.hawkes import Hawkes
 from fourpoint.models.poisson import Poisson, SplinePoisson
 
@@ -32,6 +33,7 @@ UNITS = 60  # blocks of gaps in all, where sequences are few
 # quantile of Student's t that a gain has to exceed; weights are the best of many validations
 LEVEL = 0.995
 MOST_EVENTS = 1_000_000  # training events that a Hawkes process is fitted to
+CALENDAR = "poisson with calendar and covariates"  # name of a closed-form model
 MOST_PAIRS = 2e8  # events times types squared, beyond which no Hawkes process is fitted
 
 
@@ -50,6 +52,7 @@ def fit_closed_forms(
     score: Callable[[Any], Tensor],
     *,
     time_left: Callable[[], bool],
+    effects: EffectsSpec | None = None,
 ) -> list[ClosedForm]:
     """Fit the closed-form models that suit ``shown``, as long as there is ``time_left``.
 
@@ -58,6 +61,8 @@ def fit_closed_forms(
         shown: training data.
         score: the scores of a model on the development data, see :func:`unit_scores`.
         time_left: whether the next model may still be fitted; the constant rate always is.
+        effects: of calendar and covariates, which the Hawkes process and a second Poisson process
+            have too.
 
     >>> from fourpoint.data.synthetic import simulate
     >>> data = simulate("nonhomogeneous2", 100, seed=1)
@@ -71,10 +76,12 @@ def fit_closed_forms(
     'spline-poisson'
     """
     builders: dict[str, Callable[[], Any]] = {"poisson": lambda: Poisson(marks)}
+    if effects is not None:
+        builders[CALENDAR] = lambda: _with(effects, Poisson(marks))
     if repeated_windows(shown):
         builders["spline-poisson"] = lambda: SplinePoisson(marks)
     if marks.box is None and shown.events * marks.count**2 <= MOST_PAIRS:
-        builders["hawkes"] = lambda: Hawkes(marks)
+        builders["hawkes"] = lambda: _with(effects, Hawkes(marks))
     found: list[ClosedForm] = []
     for name, build in builders.items():
         if found and not time_left():
@@ -86,12 +93,18 @@ def fit_closed_forms(
     return found
 
 
+def _with(effects: EffectsSpec | None, model: PointProcess) -> PointProcess:
+    if effects is not None:
+        model.add_effects(effects)
+    return model
+
+
 def unit_scores(model: PointProcess, data: Dataset, convention: Convention) -> Tensor:
     """Log-likelihoods of the units of ``data`` in a fixed order, in float64; their sum is that of
     all data.
 
     Units are the sequences where there are FEW_SEQUENCES or more of them, else blocks of
-    consecutive gaps, about UNITS of them in all.
+    consecutive gaps, about UNITS of them in all. Gaps of history periods belong to no block.
     """
     model.eval()
     place = next(model.parameters()).device
@@ -101,12 +114,14 @@ def unit_scores(model: PointProcess, data: Dataset, convention: Convention) -> T
         batch = data.batch(rows).to(place)
         terms = quick_gap_terms(model, batch, convention=convention).to("cpu", torch.float64)
         gaps = data.lengths[rows] + 1
-        for one, count in zip(terms, gaps.tolist(), strict=True):
+        history = (batch.valid & ~batch.scored).sum(1)
+        for one, count, first in zip(terms, gaps.tolist(), history.tolist(), strict=True):
             if per_sequence == 1:
                 sums.append(one.sum()[None])
                 continue
-            blocks = min(per_sequence, count)
-            block = torch.clamp(torch.arange(len(one)) * blocks // count, max=blocks - 1)
+            blocks = min(per_sequence, count - first)
+            place_of = (torch.arange(len(one)) - first) * blocks // (count - first)
+            block = torch.clamp(place_of, 0, blocks - 1)
             sums.append(torch.zeros(blocks, dtype=torch.float64).index_add(0, block, one))
     return torch.cat(sums) if sums else torch.zeros(0, dtype=torch.float64)
 

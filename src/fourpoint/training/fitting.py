@@ -32,7 +32,7 @@ import ctypes
 import math
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -47,9 +47,11 @@ from fourpoint.events.windows import cut_long, repeated_windows
 from fourpoint.inference.likelihood import BLOCK, CONVENTIONS, Convention, check_memory
 from fourpoint.kernels.compiling import threads_for_loops
 from fourpoint.models.base import PointProcess
+from fourpoint.models.effects import effects_of
 from fourpoint.ops.periodogram import COARSE, coarse_resolution
 from fourpoint.report.printing import progress_bar
 from fourpoint.storage.trained_on import TrainedOn
+from fourpoint.training.calendar import AUTO, choose_effects
 from fourpoint.training.closed_forms import fit_closed_forms
 from fourpoint.training.cuda import CapturedSteps
 from fourpoint.training.run import Fit, Recipe, Run, TrainingError, fingerprint, one_fit_at_a_time
@@ -105,6 +107,7 @@ def fit(
     dequantise: bool | None = None,
     spread: bool | None = None,
     baselines: bool = True,
+    calendar: str | Sequence[str] = AUTO,
     device: str = "cpu",
     convention: Convention = "window",
     seed: int = 0,
@@ -142,6 +145,9 @@ def fit(
             the best of them is returned as ``Fit.model`` where it is better on dev, or stable where
             the trained model is explosive. ``model`` itself is trained anyway; on fewer than 500
             events it keeps its first weights unless the trained ones are clearly better on dev.
+        calendar: terms of the calendar in the baseline (`models.effects`): names among hour,
+            weekday, week, month and holidays:COUNTRY, "auto" (those that gain on dev, for data with
+            dates), or "none". Covariates of the data are always used.
         convention: of the likelihood that is maximised; "gaps" for comparisons with tables that
             leave out both ends of the window.
         folder: where the best model, `history.csv` and the state of the run are written at every
@@ -213,6 +219,7 @@ def fit(
     if dev is None:
         train, dev = train.split((0.9, 0.1), by="sequence", seed=seed)
         pieces = _pieces(train)
+    said_of_effects = _add_effects(model, train, dev, calendar)
     recipe = _in_full(recipe, pieces, seed)
     terms = dict(
         **recipe._asdict(),
@@ -221,6 +228,7 @@ def fit(
         events=train.events,
         sequences=len(train),
         model=model.settings(),
+        effects=None if model.effects is None else model.effects.spec.to_dict(),
     )
     terms |= dict(train=fingerprint(train), dev=fingerprint(dev))
     model.trained_on = TrainedOn.of(train, dev)
@@ -235,7 +243,7 @@ def fit(
         bar.say("preparing")
         said = _timestamp_resolution(run, recipe)
         shown = dequantised(train, run.resolution, seed) if run.resolution else train
-        run.fit.notes += model.initialise(shown) + said
+        run.fit.notes += said_of_effects + model.initialise(shown) + said
         if model.fits_in_closed_form:
             return run.maximise(shown)
         if baselines:
@@ -247,9 +255,27 @@ def fit(
                     shown,
                     run.score,
                     time_left=lambda: time.monotonic() - began < limit,
+                    effects=None if model.effects is None else model.effects.spec,
                 )
             )
         return _train(run, recipe, convention, place, began, time_budget, resume, bar)
+
+
+def _add_effects(
+    model: PointProcess, train: Dataset, dev: Dataset, calendar: str | Sequence[str]
+) -> list[str]:
+    """Give the model effects of calendar and covariates, unless it has some; what was chosen."""
+    if model.effects is not None:
+        return []
+    if not model.effect_curves and calendar == AUTO:
+        unused = train.context is not None and train.context.covariates is not None
+        if unused:
+            model.add_effects(effects_of(train))  # raises: the covariates would be ignored
+        return []
+    chosen = choose_effects(train, dev, calendar)
+    if not chosen.spec.empty:
+        model.add_effects(chosen.spec)
+    return chosen.notes
 
 
 def _train(
