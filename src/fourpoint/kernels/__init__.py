@@ -117,6 +117,30 @@ DAPP_STREAM = Kernel(
     factor=190,
     measured="processor time of 400 events followed by the kernel and by the model itself",
 )
+DAPP_PATHS = Kernel(
+    name="dapp_paths",
+    compiler="numba",
+    module="numba_dapp_paths",
+    plain="fourpoint.inference.sampling.advance",
+    supports=conditions.dapp_paths,
+    values=1e-5,
+    gradients=None,
+    benchmark="benchmarks/forecast_all.py, 200 paths of every sequence: DAPP",
+    factor=2,
+    measured="sequences per minute of that row with and without the kernel",
+)
+HAWKES_PATHS = Kernel(
+    name="hawkes_paths",
+    compiler="numba",
+    module="numba_hawkes_paths",
+    plain="fourpoint.inference.sampling.advance",
+    supports=conditions.always,
+    values=1e-12,
+    gradients=None,
+    benchmark="benchmarks/forecast_all.py, 200 paths of every sequence: Hawkes",
+    factor=2,
+    measured="sequences per minute of that row with and without the kernel",
+)
 SCORE_TABLE = Kernel(
     name="score_table",
     compiler="numba",
@@ -220,6 +244,8 @@ TABLE: dict[str, Kernel[Any]] = {
         DAPP_LOSS,
         DAPP_SCORE,
         DAPP_STREAM,
+        DAPP_PATHS,
+        HAWKES_PATHS,
         SCORE_TABLE,
         EXCITATION,
         HAWKES_STREAM,

@@ -24,6 +24,7 @@ EXCITATION_WORK = 2**19
 SMALLEST_TILE = 16  # rows and columns of a matrix product in Triton
 DEEP_FEATURES = 16  # of an elapsed time, one of them a 1 for the bias
 LARGEST_INDEX = 2**31
+PATH_NUMBERS = 2**26  # in the tables of the sampler of DAPP's paths
 
 
 def always() -> str | None:
@@ -89,6 +90,13 @@ def dapp_stream(*, linear: bool, normalise: str) -> str | None:
         return "attention is not a sum over the states of Fourier modes"
     if normalise != "none":
         return f"weights are normalised: {normalise}"
+    return None
+
+
+def dapp_paths(*, numbers: int) -> str | None:
+    """``numbers`` in the tables of attention up to the horizon."""
+    if numbers > PATH_NUMBERS:
+        return f"tables of {numbers:,} numbers, at most {PATH_NUMBERS:,}"
     return None
 
 

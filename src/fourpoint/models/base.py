@@ -36,6 +36,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fourpoint.events import Batch, BatchContext, BatchSteps, Box, Dataset, MarkSpace, UserError
+from fourpoint.kernels.path_terms import Wanted
 from fourpoint.models.effects import Effects, EffectsSpec, RateRatio
 from fourpoint.ops.quadrature import MOST
 from fourpoint.report.printing import as_html
@@ -400,6 +401,15 @@ class PointProcess(Described, nn.Module, Generic[H]):
     ) -> Float[Tensor, " B"]:
         """When the integral of the total rate from ``a`` reaches ``mass``."""
         raise NotImplementedError(f"{type(self).__name__} has no inverse compensator")
+
+    def draw_counts(self, batch: Batch, wanted: Wanted) -> NDArray[np.int32] | None:
+        """Events of every mark between the edges of ``wanted``, on each of its paths after the
+        events of ``batch``, (B, W, M, paths), drawn exactly and without storing the paths; None if
+        unsupported: `inference.sampling` draws paths then.
+
+        The exposure of the batch is a factor of the rate.
+        """
+        return None
 
     def move(self, history: H, time: Float[Tensor, " B"]) -> H:
         """The history at ``time`` with no event until then; the same one if nothing is saved."""

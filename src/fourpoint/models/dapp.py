@@ -43,6 +43,7 @@ from torch import Tensor, nn
 
 from fourpoint import kernels
 from fourpoint.events import Batch, Dataset, MarkSpace, UserError
+from fourpoint.kernels.path_terms import Wanted
 from fourpoint.models.base import (
     PointProcess,
     ScoredGaps,
@@ -56,6 +57,7 @@ from fourpoint.models.dapp_scoring import scored_gaps
 from fourpoint.models.dapp_start import embedded, initialise
 from fourpoint.models.modes import Modes, PairScore
 from fourpoint.models.past import Memory, Past, appended, blank, joined, memory_of, past_of
+from fourpoint.models.path_counts import Modes as PathModes, dapp_counts
 from fourpoint.models.rate import Rate
 from fourpoint.ops import attention, bounds, fourier, selection
 from fourpoint.ops.fourier import ACTIVATIONS
@@ -778,6 +780,20 @@ class DAPP(PointProcess[DAPPHistory]):
             - self.time_scale.log().to(z)
         ).to(torch.float64)
         return (logs + 16 * eps * (1 + logs.abs())).exp().sum(-1)
+
+    def draw_counts(self, batch: Batch, wanted: Wanted) -> NDArray[np.int32] | None:
+        """By a kernel, for linear forms whose weights are not normalised and whose values are
+        constant.
+        """
+        s = self.options
+        if not self.scanned or s["normalise"] != "none" or s["values"] != "mark":
+            return None
+        every_mark = torch.arange(self.marks.count)[None]
+        values = self.event_values(torch.zeros_like(every_mark, dtype=torch.float64), every_mark)
+        modes = PathModes(
+            self.spectrum(fixed=True), values[0], self.readout_weights(), float(self.time_scale)
+        )
+        return dapp_counts(modes, self.rate, batch, wanted)
 
     def knots(self, history: DAPPHistory) -> Float[Tensor, "B J"] | None:
         """Times at which a spline's third derivative jumps: integrals are cut there."""

@@ -29,13 +29,16 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fourpoint.events import Batch, Dataset, MarkSpace, UserError
+from fourpoint.kernels.path_terms import Wanted
 from fourpoint.memory import require_memory
 from fourpoint.models.base import History, PointProcess, space_without_places
 from fourpoint.models.baseline import Baseline
 from fourpoint.models.effects import EffectsSpec
 from fourpoint.models.hawkes_effects import estimate_with_effects
 from fourpoint.models.hawkes_fit import Estimate, estimate
+from fourpoint.models.path_counts import hawkes_counts
 from fourpoint.models.poisson import mean_rates
+from fourpoint.models.time_pieces import baseline_cubics
 from fourpoint.ops.attention import scan
 
 SPREAD = 10.0  # ratio of neighbouring decays before any data are seen
@@ -390,6 +393,11 @@ class Hawkes(PointProcess[HawkesHistory]):
         at_start = self._log_mu(history, a[:, None, None]).exp().sum((1, 2, 3))
         highest = (self.log_baseline + bound).exp().sum(-1)
         return (total - at_start).clamp(min=0) * (1 + 1e-12) + highest
+
+    def draw_counts(self, batch: Batch, wanted: Wanted) -> NDArray[np.int32] | None:
+        """By a kernel."""
+        cubics = baseline_cubics(self.baseline)
+        return hawkes_counts(cubics, self._branching(), self._decay(), batch, wanted)
 
     def shortest_time(self, history: HawkesHistory) -> Float[Tensor, " B"]:
         """One over the fastest decay."""

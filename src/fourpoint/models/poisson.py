@@ -19,12 +19,15 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fourpoint.events import Batch, Dataset, MarkSpace, UserError, check_marks
+from fourpoint.kernels.path_terms import Wanted
 from fourpoint.models.base import PointProcess, placed
 from fourpoint.models.baseline import Baseline
 from fourpoint.models.effects_fit import fit_effects
+from fourpoint.models.path_counts import poisson_counts
 from fourpoint.models.positions import Positions, extended, positions_of
 from fourpoint.models.spatial.cells import Cells
 from fourpoint.models.spatial.grid import SpatialGrid
+from fourpoint.models.time_pieces import baseline_cubics
 from fourpoint.ops.minimise import minimise
 from fourpoint.ops.quadrature import gauss_legendre
 from fourpoint.ops.spline import spline, spline_knots, spline_max
@@ -167,6 +170,10 @@ class Poisson(PointProcess[Positions]):
     ) -> Float[Tensor, "B G M"]:
         """Expected events of every mark in [a, b]: ``(b - a) exp(log_rate)``."""
         return (b - a)[..., None] * self.log_rate.exp()
+
+    def draw_counts(self, batch: Batch, wanted: Wanted) -> NDArray[np.int32] | None:
+        """Poisson numbers with the integrals of the rate as means."""
+        return poisson_counts(baseline_cubics(self.baseline), batch, wanted)
 
     @torch.no_grad()
     def upper_bound(
@@ -321,6 +328,10 @@ class SplinePoisson(PointProcess[Positions]):
         nothing.
         """
         return _mean_rates_over(self, history, a, b) * placed(self.grid).in_cells(cells)
+
+    def draw_counts(self, batch: Batch, wanted: Wanted) -> NDArray[np.int32] | None:
+        """Poisson numbers with the integrals of the rate as means."""
+        return poisson_counts(baseline_cubics(self.baseline), batch, wanted)
 
     @torch.no_grad()
     def upper_bound(

@@ -1,0 +1,454 @@
+r"""Counts of events on paths of a linear DAPP after a history, drawn by thinning and compiled with
+numba.
+
+The sum inside the link has one part from the history and one from every event of the path,
+
+    z_m(t) = z0_m(t - start) + sum_i phi_{m, m_i}(t - t_i),
+        phi_mn(d) = sum_j Re[r_jm exp(a_j d) v_jn],
+
+and both are sums of exponentials exp(a_j d) with constant weights: those of z0 are the states of
+the modes at the start. Up to the horizon they are represented by polynomials of degree DEGREE on
+the cells of one grid of lags (:class:`Grid`), so that a rate costs one polynomial for each event of
+the path, and no state is carried. Cells are so small that interpolation in the Chebyshev nodes
+changes a mode of size 1 by at most ERROR in the mean over a head.
+
+Bounds are of the polynomials themselves. A polynomial lies below the largest of its Bernstein
+coefficients, which are taken on FINE parts of each cell; the largest over any range of parts comes
+from a table of maxima over 1, 2, 4, ... neighbours. The rate is monotone in z, in the terms of time
+and in the exposure, so that the bound of a window follows from the bounds of all of them, and the
+candidates of a Poisson process of that rate are thinned (`ops.thinning`). Paths are exact draws
+from the rate above.
+
+Axes: R rows (sequences), C cells, F = FINE C parts, M marks, J modes, L levels of the maxima.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable
+from functools import cache
+from typing import NamedTuple, no_type_check
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fourpoint.kernels import numba_dapp_stream, path_terms
+from fourpoint.kernels.compiling import machine_code
+from fourpoint.kernels.numba_dapp_stream import double_turns
+from fourpoint.kernels.path_terms import (
+    ABOVE_BOUND,
+    ALLOWANCE,
+    CROWDED,
+    EXPLOSIVE,
+    GOLDEN,
+    MANY,
+    cubic,
+    drawn_mark,
+    largest_exposure,
+    mixed,
+    next_width,
+    piece_at,
+    uniform,
+    unit_exponential,
+)
+
+Floats = NDArray[np.float64]
+Places = NDArray[np.int64]
+DEGREE = 7
+TERMS = DEGREE + 1
+FINE = 8  # parts of a cell with a bound of their own
+ERROR = 1e-9
+FASTMATH = {"reassoc", "contract", "nsz"}
+LINKS = ("identity", "exp", "softplus")
+
+
+class Grid(NamedTuple):
+    """Lags from 0 to the horizon: octave 0 from 0 to 1 / speed, each further one as long as all
+    before, of equal cells.
+    """
+
+    speed: float
+    left: Floats  # (O,)
+    per_unit: Floats  # (O,): cells per unit of time
+    first: Places  # (O + 1,): cells before each octave, and all of them
+
+
+class Kernel(NamedTuple):
+    """phi of every exciting mark N, as polynomials on the cells, and bounds of them."""
+
+    coefficients: Floats  # (N, C, M, TERMS): powers of u from -1 to 1 in the cell
+    most: Floats  # (N, L, F, M): bounds of 2^level neighbouring parts
+
+
+class Link(NamedTuple):
+    """lambda_m = exp(outside_m) + factor_m g(inside_m + z_m)."""
+
+    kind: int  # of LINKS
+    factor: Floats  # (M,)
+
+
+class Loops(NamedTuple):
+    """Functions of this file as machine code."""
+
+    history: Callable[..., None]
+    draw: Callable[..., int]
+    rates: Callable[..., None]
+
+
+@cache
+def load() -> Loops:
+    """The three as machine code, cached on disk between runs if possible."""
+    own = sys.modules[__name__]
+    fast = machine_code((numba_dapp_stream, own), (history,), (double_turns,), fastmath=FASTMATH)
+    shared = (mixed, uniform, unit_exponential, piece_at, cubic, largest_exposure)
+    helpers = (*shared, next_width, drawn_mark, cell_at, part_at, add_polynomials, add_largest)
+    helpers = (*helpers, linked, rates_at, bound_over, bound_parts)
+    exact = machine_code((path_terms, own), (draw, rates), helpers, fastmath=False)
+    return Loops(fast["history"], exact["draw"], exact["rates"])
+
+
+def grid_of(power: NDArray[np.complex128], weight: Floats, horizon: float) -> Grid:
+    """The coarsest grid on which interpolation is good enough for modes exp(power d), (K, D), of
+    weights (K, D).
+
+    On a cell of width h from d on the error of a mode is at most (h / 2)^TERMS |a|^TERMS
+    exp(-gamma d) / (2^DEGREE TERMS!).
+    """
+    size = np.abs(power)
+    speed = max(float(size.max(initial=0.0)), 1 / horizon)
+    octaves = 1 + max(0, math.ceil(math.log2(horizon * speed) - 1e-12))
+    right = np.minimum(2.0 ** np.arange(octaves) / speed, horizon)
+    left = np.concatenate([[0.0], right[:-1]])
+    share = weight / np.maximum(weight.sum(1, keepdims=True), np.finfo(float).tiny)
+    faded = np.exp(np.minimum(power.real * left[:, None, None], 0.0))
+    derivative = (share * size**TERMS * faded).sum(2).max(1)
+    allowed = ERROR * 2.0**DEGREE * math.factorial(TERMS)
+    width = 2 * (allowed / np.maximum(derivative, np.finfo(float).tiny)) ** (1 / TERMS)
+    cells = np.maximum(1, np.ceil((right - left) / width)).astype(np.int64)
+    span = np.maximum(right - left, np.finfo(float).tiny)
+    return Grid(speed, left, cells / span, np.concatenate([[0], np.cumsum(cells)]))
+
+
+def cell_powers(grid: Grid, power: NDArray[np.complex128]) -> NDArray[np.complex128]:
+    """Coefficients of exp(power d) on every cell, (C, TERMS, J), for (J,) ``power``."""
+    cells = np.diff(grid.first)
+    half = np.repeat(0.5 / grid.per_unit, cells)
+    index = np.arange(grid.first[-1]) - np.repeat(grid.first[:-1], cells)
+    middle = np.repeat(grid.left, cells) + (2 * index + 1) * half
+    nodes = np.cos((np.arange(TERMS) + 0.5) * math.pi / TERMS)
+    to_powers = np.linalg.inv(nodes[:, None] ** np.arange(TERMS))
+    inside = np.exp(power * (half[:, None, None] * nodes[:, None]))  # (C, TERMS, J)
+    found = np.exp(power * middle[:, None])[:, None] * np.einsum("nq,cqj->cnj", to_powers, inside)
+    return np.asarray(found)
+
+
+@cache
+def parts_matrix() -> Floats:
+    """From the coefficients of a cell to the Bernstein coefficients of each of its parts, (FINE,
+    TERMS, TERMS).
+    """
+    found = np.zeros((FINE, TERMS, TERMS))
+    powers = np.arange(TERMS)
+    binomial = np.array([[math.comb(i, k) for k in powers] for i in powers], dtype=float)
+    to_bernstein = np.where(powers <= powers[:, None], binomial / binomial[-1], 0.0)
+    for part in range(FINE):
+        low = 2 * part / FINE - 1
+        width = 2 / FINE
+        moved = np.zeros((TERMS, TERMS))  # powers of v in u = low + width v
+        for n in range(TERMS):
+            for k in range(n + 1):
+                moved[k, n] = math.comb(n, k) * low ** (n - k) * width**k
+        found[part] = to_bernstein @ moved
+    found.setflags(write=False)
+    return found
+
+
+def levels_of(parts: int) -> int:
+    """Levels of a table of maxima over ``parts``."""
+    return max(1, int(parts).bit_length())
+
+
+def kernel_of(coefficients: Floats) -> Kernel:
+    """The tables of phi from its polynomials, (N, C, M, TERMS)."""
+    N, C, M, _ = coefficients.shape
+    most = np.empty((N, levels_of(FINE * C), FINE * C, M))
+    bernstein = np.einsum("fin,acmn->acfmi", parts_matrix(), coefficients).max(-1)
+    most[:, 0] = bernstein.reshape(N, FINE * C, M)
+    for level in range(1, most.shape[1]):
+        step = 1 << (level - 1)
+        most[:, level] = most[:, level - 1]
+        most[:, level, :-step] = np.maximum(most[:, level - 1, :-step], most[:, level - 1, step:])
+    return Kernel(np.ascontiguousarray(coefficients), most)
+
+
+@no_type_check  # here and below: numba has its own types
+def history(first, step, times, marks, offsets, start, scale, sinusoids, drive, read, into):
+    """z0 of rows ``first``, ``first + step``, ... as polynomials, into (R, C, M, TERMS) ``into``.
+
+    Row r has the events ``offsets[r]:offsets[r + 1]``, all up to ``start[r]``. ``sinusoids`` are
+    the modes per unit of ``scale``, (M, 2, J) ``drive`` what an event adds to their states, and
+    (C, M, TERMS, 2, J) ``read`` the coefficients of each mode.
+    """
+    J = drive.shape[2]
+    x = np.empty(J)
+    y = np.empty(J)
+    re = np.empty(J)
+    im = np.empty(J)
+    for r in range(first, len(start), step):
+        for j in range(J):
+            x[j] = 0.0
+            y[j] = 0.0
+        for i in range(offsets[r], offsets[r + 1]):
+            later = times[i + 1] if i + 1 < offsets[r + 1] else start[r]
+            double_turns((later - times[i]) / scale, sinusoids, 0, re, im)
+            added = drive[marks[i]]
+            for j in range(J):
+                a = x[j] + added[0, j]
+                b = y[j] + added[1, j]
+                x[j] = a * re[j] - b * im[j]
+                y[j] = a * im[j] + b * re[j]
+        for c in range(read.shape[0]):
+            for m in range(read.shape[1]):
+                for n in range(TERMS):
+                    total = 0.0
+                    for j in range(J):
+                        total += read[c, m, n, 0, j] * x[j] + read[c, m, n, 1, j] * y[j]
+                    into[r, c, m, n] = total
+
+
+@no_type_check
+def draw(
+    first, step, wanted, past, grid, kernel, link, pieces, exposure, to_parts, counts, fault
+):  # fmt: skip
+    """Count the events of the paths of rows ``first``, ``first + step``, ... into (R, W, M, paths)
+    ``counts``.
+
+    (R, C, M, TERMS) ``past`` is z0. What comes back is 0, or 1 with the reason in ``fault``.
+    """
+    R, C, M, _ = past.shape
+    windows = wanted.edges.shape[1] - 1
+    most = np.empty((kernel.most.shape[1], FINE * C, M))
+    z = np.empty(M)
+    rate = np.empty(M)
+    events = np.empty(wanted.limit)
+    kinds = np.empty(wanted.limit, dtype=np.int64)
+    random = np.empty(1, dtype=np.uint64)
+    for r in range(first, R, step):
+        bound_parts(past[r], to_parts, most)
+        begin = wanted.edges[r, 0]
+        horizon = wanted.edges[r, windows] - begin
+        offset = begin - pieces.anchor[r]
+        last_piece = pieces.first[pieces.which[r] + 1]
+        last_step = exposure.first[r + 1]
+        first_piece = piece_at(offset, pieces.first[pieces.which[r]], last_piece, pieces.left)
+        first_step = piece_at(begin, exposure.first[r], last_step, exposure.left)
+        for p in range(wanted.paths):
+            random[0] = mixed(wanted.keys[r] + GOLDEN * np.uint64(p + 1))
+            now = 0.0
+            width = horizon
+            count = 0
+            window = 0
+            piece = first_piece
+            exposed = first_step
+            while now < horizon:
+                piece = piece_at(offset + now, piece, last_piece, pieces.left)
+                exposed = piece_at(begin + now, exposed, last_step, exposure.left)
+                end = min(now + width, horizon)
+                top = 0.0
+                while True:
+                    top = bound_over(
+                        now, end, count, events, kinds, most, grid, kernel, link, pieces, piece,
+                        last_piece, offset, z,
+                    )  # fmt: skip
+                    top *= largest_exposure(exposure, exposed, last_step, begin + end)
+                    expected = top * (end - now)
+                    if expected <= 2 * MANY:
+                        break
+                    share = 0.01
+                    if expected < np.inf:
+                        share = min(max(MANY / expected, 0.01), 0.5)
+                    shorter = now + (end - now) * share
+                    if not (now < shorter < end):
+                        fault[0], fault[1], fault[2], fault[3] = EXPLOSIVE, r, now, top
+                        return 1
+                    end = shorter
+                at = now
+                seen = 0
+                filled = 0.0
+                total = 0.0
+                hit = False
+                while top > 0.0:
+                    at += unit_exponential(random) / top
+                    if not at < end:
+                        break
+                    total = rates_at(
+                        at, count, events, kinds, past[r], grid, kernel, link, pieces, piece,
+                        last_piece, offset, z, rate,
+                    )  # fmt: skip
+                    factor = exposure.value[piece_at(begin + at, exposed, last_step, exposure.left)]
+                    if not factor * total <= top * (1.0 + ALLOWANCE):
+                        fault[0], fault[1], fault[2], fault[3] = ABOVE_BOUND, r, at, total
+                        return 1
+                    seen += 1
+                    filled += factor * total / top
+                    if uniform(random) * top < factor * total:
+                        hit = True
+                        break
+                if seen > 0:
+                    filled /= seen
+                width = next_width(width, end - now, top, seen, filled)
+                if not hit:
+                    now = end
+                    continue
+                now = at
+                mark = drawn_mark(rate, total, random)
+                while window + 1 < windows and wanted.edges[r, window + 1] <= begin + at:
+                    window += 1
+                counts[r, window, mark, p] += 1
+                if count + 1 >= wanted.limit:
+                    fault[0], fault[1], fault[2], fault[3] = CROWDED, r, at, total
+                    return 1
+                events[count] = at
+                kinds[count] = mark
+                count += 1
+    return 0
+
+
+@no_type_check
+def rates(row, times, marks, at, start, past, grid, kernel, link, pieces, into):
+    """The rates of one row at times ``at`` since its start, given events of a path at ``times``
+    before all of them, into (Q, M) ``into``.
+    """
+    M = into.shape[1]
+    z = np.empty(M)
+    rate = np.empty(M)
+    offset = start - pieces.anchor[row]
+    end = pieces.first[pieces.which[row] + 1]
+    piece = pieces.first[pieces.which[row]]
+    for q in range(len(at)):
+        rates_at(
+            at[q], len(times), times, marks, past[row], grid, kernel, link, pieces, piece, end,
+            offset, z, rate,
+        )  # fmt: skip
+        for m in range(M):
+            into[q, m] = rate[m]
+
+
+@no_type_check
+def cell_at(d, grid):
+    """The cell of a lag, and the place in it from 0 to 1."""
+    octave = min(max(math.frexp(d * grid.speed)[1], 0), len(grid.left) - 1)
+    v = (d - grid.left[octave]) * grid.per_unit[octave]
+    cell = min(int(v), grid.first[octave + 1] - grid.first[octave] - 1)
+    return grid.first[octave] + cell, v - cell
+
+
+@no_type_check
+def part_at(d, grid):
+    """The part of a cell that holds a lag."""
+    cell, v = cell_at(d, grid)
+    return FINE * cell + min(int(FINE * v), FINE - 1)
+
+
+@no_type_check
+def add_polynomials(coefficients, v, z):
+    """The polynomials of one cell, (M, TERMS), are added to ``z``."""
+    u = 2.0 * v - 1.0
+    for m in range(len(z)):
+        own = coefficients[m]
+        value = own[DEGREE]
+        for n in range(DEGREE - 1, -1, -1):
+            value = own[n] + u * value
+        z[m] += value
+
+
+@no_type_check
+def add_largest(most, first, last, z):
+    """The largest bounds over the parts ``first`` to ``last``, from (L, F, M) ``most``, are added
+    to ``z``.
+    """
+    level = 0
+    while (2 << level) <= last - first + 1:
+        level += 1
+    other = last + 1 - (1 << level)
+    for m in range(len(z)):
+        z[m] += max(most[level, first, m], most[level, other, m])
+
+
+@no_type_check
+def linked(x, kind, factor):
+    """factor g(x)."""
+    if kind == 0:
+        return factor * max(x, 0.0)
+    if kind == 1:
+        return factor * math.exp(x)
+    return factor * (max(x, 0.0) + math.log1p(math.exp(-abs(x))))
+
+
+@no_type_check
+def rates_at(
+    at, count, events, kinds, past, grid, kernel, link, pieces, piece, end, offset, z, rate
+):  # fmt: skip
+    """The sum of the rates at a time since the start, and each of them into ``rate``."""
+    cell, v = cell_at(at, grid)
+    for m in range(len(z)):
+        z[m] = 0.0
+    add_polynomials(past[cell], v, z)
+    for i in range(count):
+        cell, v = cell_at(at - events[i], grid)
+        add_polynomials(kernel.coefficients[kinds[i], cell], v, z)
+    here = piece_at(offset + at, piece, end, pieces.left)
+    u = offset + at - pieces.left[here]
+    total = 0.0
+    for m in range(len(z)):
+        x = z[m] + cubic(pieces.inside[here, m], u)
+        rate[m] = math.exp(cubic(pieces.outside[here, m], u)) + linked(x, link.kind, link.factor[m])
+        total += rate[m]
+    return total
+
+
+@no_type_check
+def bound_over(
+    now, until, count, events, kinds, most, grid, kernel, link, pieces, piece, end, offset, z
+):  # fmt: skip
+    """A bound of the sum of the rates from ``now`` to ``until`` while nothing happens."""
+    for m in range(len(z)):
+        z[m] = 0.0
+    add_largest(most, part_at(now, grid), part_at(until, grid), z)
+    for i in range(count):
+        begin = part_at(now - events[i], grid)
+        add_largest(kernel.most[kinds[i]], begin, part_at(until - events[i], grid), z)
+    last = piece_at(offset + until, piece, end, pieces.left)
+    total = 0.0
+    for m in range(len(z)):
+        outside = pieces.most_outside[piece, m]
+        inside = pieces.most_inside[piece, m]
+        for other in range(piece + 1, last + 1):
+            outside = max(outside, pieces.most_outside[other, m])
+            inside = max(inside, pieces.most_inside[other, m])
+        total += math.exp(outside) + linked(z[m] + inside, link.kind, link.factor[m])
+    return total * (1.0 + ALLOWANCE)
+
+
+@no_type_check
+def bound_parts(past, to_parts, most):
+    """Bounds of the polynomials of one row, (C, M, TERMS), into (L, F, M) ``most``."""
+    C, M, _ = past.shape
+    for c in range(C):
+        for m in range(M):
+            for part in range(FINE):
+                largest = -np.inf
+                for i in range(TERMS):
+                    value = 0.0
+                    for n in range(TERMS):
+                        value += to_parts[part, i, n] * past[c, m, n]
+                    largest = max(largest, value)
+                most[0, FINE * c + part, m] = largest
+    parts = FINE * C
+    for level in range(1, len(most)):
+        step = 1 << (level - 1)
+        for f in range(parts):
+            other = min(f + step, parts - 1)
+            for m in range(M):
+                most[level, f, m] = max(most[level - 1, f, m], most[level - 1, other, m])
