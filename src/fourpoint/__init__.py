@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from fourpoint.inference.evaluation import evaluate, intensity
     from fourpoint.inference.explaining import explain
     from fourpoint.inference.forecasting import forecast
+    from fourpoint.inference.forecasts import forecasts
     from fourpoint.inference.goodness import goodness_of_fit
     from fourpoint.inference.likelihood import log_likelihood
     from fourpoint.inference.maps import expected_map, intensity_map, plot_map
@@ -92,6 +93,7 @@ __all__ = [
     "features_needed",
     "fit",
     "forecast",
+    "forecasts",
     "goodness_of_fit",
     "intensity",
     "intensity_map",
@@ -143,6 +145,7 @@ _HOME = {
     "fit": "training.fitting",
     **dict.fromkeys(("sample", "sample_paths"), "inference.sampling"),
     "forecast": "inference.forecasting",
+    "forecasts": "inference.forecasts",
     "explain": "inference.explaining",
     "goodness_of_fit": "inference.goodness",
     "prediction_scores": "inference.predictions",

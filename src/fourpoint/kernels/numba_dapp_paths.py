@@ -402,8 +402,8 @@ def rates_at(
     u = offset + at - pieces.left[here]
     total = 0.0
     for m in range(len(z)):
-        x = z[m] + cubic(pieces.inside[here, m], u)
-        rate[m] = math.exp(cubic(pieces.outside[here, m], u)) + linked(x, link.kind, link.factor[m])
+        x = z[m] + cubic(pieces.inside, here, m, u)
+        rate[m] = math.exp(cubic(pieces.outside, here, m, u)) + linked(x, link.kind, link.factor[m])
         total += rate[m]
     return total
 

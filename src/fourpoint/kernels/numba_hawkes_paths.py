@@ -209,7 +209,7 @@ def rates_at(lag, excitation, decay, pieces, piece, end, time, rate):
     here = piece_at(time, piece, end, pieces.left)
     u = time - pieces.left[here]
     for m in range(len(rate)):
-        rate[m] = math.exp(cubic(pieces.outside[here, m], u))
+        rate[m] = math.exp(cubic(pieces.outside, here, m, u))
     for j in range(len(decay)):
         fade = math.exp(-decay[j] * lag)
         for m in range(len(rate)):

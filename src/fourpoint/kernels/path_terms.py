@@ -142,9 +142,10 @@ def piece_at(time, piece, end, left):
 
 
 @no_type_check
-def cubic(coefficients, u):
-    """A cubic of ``u``."""
-    return coefficients[0] + u * (coefficients[1] + u * (coefficients[2] + u * coefficients[3]))
+def cubic(table, piece, mark, u):
+    """A cubic of ``u``: that of a piece and a mark in (P, M, 4) ``table``."""
+    high = table[piece, mark, 2] + u * table[piece, mark, 3]
+    return table[piece, mark, 0] + u * (table[piece, mark, 1] + u * high)
 
 
 @no_type_check

@@ -788,12 +788,14 @@ class DAPP(PointProcess[DAPPHistory]):
         s = self.options
         if not self.scanned or s["normalise"] != "none" or s["values"] != "mark":
             return None
+        return dapp_counts(self.path_modes(), self.rate, self.effects, batch, wanted)
+
+    def path_modes(self) -> PathModes:
+        """The evaluation's modes as the sampler of paths needs them, where values are constant."""
         every_mark = torch.arange(self.marks.count)[None]
         values = self.event_values(torch.zeros_like(every_mark, dtype=torch.float64), every_mark)
-        modes = PathModes(
-            self.spectrum(fixed=True), values[0], self.readout_weights(), float(self.time_scale)
-        )
-        return dapp_counts(modes, self.rate, batch, wanted)
+        scale = float(self.time_scale)
+        return PathModes(self.spectrum(fixed=True), values[0], self.readout_weights(), scale)
 
     def knots(self, history: DAPPHistory) -> Float[Tensor, "B J"] | None:
         """Times at which a spline's third derivative jumps: integrals are cut there."""

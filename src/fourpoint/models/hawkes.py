@@ -397,7 +397,7 @@ class Hawkes(PointProcess[HawkesHistory]):
     def draw_counts(self, batch: Batch, wanted: Wanted) -> NDArray[np.int32] | None:
         """By a kernel."""
         cubics = baseline_cubics(self.baseline)
-        return hawkes_counts(cubics, self._branching(), self._decay(), batch, wanted)
+        return hawkes_counts(cubics, self.effects, self._branching(), self._decay(), batch, wanted)
 
     def shortest_time(self, history: HawkesHistory) -> Float[Tensor, " B"]:
         """One over the fastest decay."""

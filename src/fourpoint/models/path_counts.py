@@ -7,6 +7,7 @@ What a kernel does not support is sampled by `inference.sampling`.
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -33,12 +34,14 @@ from fourpoint.kernels.numba_dapp_stream import sinusoids
 from fourpoint.kernels.path_terms import (
     ABOVE_BOUND,
     EXPLOSIVE,
+    Exposure,
     Pieces,
     Wanted,
     every_row,
 )
+from fourpoint.models.effects import Effects
 from fourpoint.models.rate import Rate
-from fourpoint.models.time_pieces import Cubics, baseline_cubics, exposure_of, pieces_of
+from fourpoint.models.time_pieces import Cubics, baseline_cubics, exposure_of, pieces_until
 from fourpoint.ops.fourier import Spectrum
 
 Floats = NDArray[np.float64]
@@ -79,28 +82,44 @@ class Modes:
         return int(cells * marks * TERMS * (by_mode + by_mark))
 
 
+class DAPPTables(NamedTuple):
+    """The rate of every row after its history, as the kernel reads it."""
+
+    past: Floats  # (B, C, M, TERMS): z0
+    grid: Grid
+    kernel: Kernel
+    link: Link
+    pieces: Pieces
+
+
 @torch.no_grad()
-def dapp_counts(modes: Modes, rate: Rate, batch: Batch, wanted: Wanted) -> Counts | None:
+def dapp_counts(
+    modes: Modes, rate: Rate, effects: Effects | None, batch: Batch, wanted: Wanted
+) -> Counts | None:
     """Counts of paths of a DAPP after the events of ``batch``; None if its tables are too large."""
-    horizon = float((wanted.edges[:, -1] - wanted.edges[:, 0]).max())
-    grid = grid_of(modes.power, modes.weight, horizon)
+    grid = _grid(modes, wanted)
     loops = kernels.DAPP_PATHS.choose(numbers=modes.numbers(grid))
     if loops is None:
         return None
-    given, past = _dapp_past(loops, modes, grid, batch, wanted)
-    link = _link(rate, modes.scale)
-    pieces = _dapp_pieces(rate, modes.scale, batch)
-    counts = np.zeros((len(past), wanted.edges.shape[1] - 1, len(link.factor), wanted.paths), "i4")
-    rest = (wanted, past, grid, given, link, pieces, exposure_of(batch), parts_matrix(), counts)
-    fault = every_row(len(past), lambda first, step, fault: loops.draw(first, step, *rest, fault))
+    tables = dapp_tables(loops, modes, rate, effects, batch, wanted)
+    counts = _no_counts(batch, wanted, rate.marks)
+    rest = (wanted, *tables, exposure_of(batch), parts_matrix(), counts)
+    fault = every_row(len(counts), lambda first, step, fault: loops.draw(first, step, *rest, fault))
     _check(fault)
     return counts
 
 
-def _dapp_past(
-    loops: Loops, modes: Modes, grid: Grid, batch: Batch, wanted: Wanted
-) -> tuple[Kernel, Floats]:
-    """phi and z0 as polynomials."""
+@torch.no_grad()
+def dapp_tables(
+    loops: Loops,
+    modes: Modes,
+    rate: Rate,
+    effects: Effects | None,
+    batch: Batch,
+    wanted: Wanted,
+) -> DAPPTables:
+    """z0, phi and the terms of time up to the horizon."""
+    grid = _grid(modes, wanted)
     J = modes.power.size
     M = len(modes.read)
     powers = cell_powers(grid, modes.power.ravel())  # (C, TERMS, J)
@@ -113,12 +132,23 @@ def _dapp_past(
     past = np.empty((len(batch.start), len(parts), M, TERMS))
     start = np.ascontiguousarray(wanted.edges[:, 0])
     rest = (times, marks, offsets, start, modes.scale, modes.sinusoids, driven, parts, past)
+    every_row(len(past), lambda first, step, fault: loops.history(first, step, *rest))
+    pieces = _pieces(_dapp_cubics(rate, modes.scale), effects, batch, wanted)
+    if rate.link == "identity":  # nothing but attention is inside the link
+        zeros = np.zeros_like(pieces.inside)
+        pieces = pieces._replace(inside=zeros, most_inside=zeros[..., 0].copy())
+    return DAPPTables(past, grid, kernel, _link(rate, modes.scale), pieces)
 
-    def run(first: int, step: int, fault: Floats) -> None:
-        loops.history(first, step, *rest)
 
-    every_row(len(past), run)
-    return kernel, past
+def _grid(modes: Modes, wanted: Wanted) -> Grid:
+    """Lags up to the longest horizon."""
+    longest = float((wanted.edges[:, -1] - wanted.edges[:, 0]).max())
+    return grid_of(modes.power, modes.weight, longest)
+
+
+def _no_counts(batch: Batch, wanted: Wanted, marks: int) -> Counts:
+    shape = (len(batch.start), wanted.edges.shape[1] - 1, marks, wanted.paths)
+    return np.zeros(shape, dtype=np.int32)
 
 
 def _link(rate: Rate, scale: float) -> Link:
@@ -128,22 +158,25 @@ def _link(rate: Rate, scale: float) -> Link:
     return Link(LINKS.index(rate.link), size / scale)
 
 
-def _dapp_pieces(rate: Rate, scale: float, batch: Batch) -> Pieces:
+def _dapp_cubics(rate: Rate, scale: float) -> Cubics:
     """The baseline; a softplus has its scale subtracted from its argument."""
     cubics = baseline_cubics(rate.baseline)
     outside = cubics.outside.copy()
     inside = cubics.inside.copy()
     outside[..., 0] -= math.log(scale)
-    if rate.link == "identity":
-        inside[:] = 0.0
-    elif rate.link == "softplus":
+    if rate.link == "softplus":
         inside[..., 0] -= _numbers(rate.log_scale)
-    return _pieces(Cubics(cubics.left, outside, inside), batch)
+    return Cubics(cubics.left, outside, inside)
 
 
 @torch.no_grad()
 def hawkes_counts(
-    cubics: Cubics, branching: Tensor, decay: Tensor, batch: Batch, wanted: Wanted
+    cubics: Cubics,
+    effects: Effects | None,
+    branching: Tensor,
+    decay: Tensor,
+    batch: Batch,
+    wanted: Wanted,
 ) -> Counts | None:
     """Counts of paths of a Hawkes process after the events of ``batch``: (J, M, M) ``branching``
     with the exciting type last, (J,) ``decay``.
@@ -157,27 +190,25 @@ def hawkes_counts(
     start = np.ascontiguousarray(wanted.edges[:, 0])
     past = np.empty((len(start), *jump.shape[1:]))
     loops.history(0, 1, times, marks, offsets, start, jump, fade, past)
-    pieces = _pieces(cubics, batch)
-    counts = np.zeros((len(past), wanted.edges.shape[1] - 1, jump.shape[2], wanted.paths), "i4")
+    pieces = _pieces(cubics, effects, batch, wanted)
+    counts = _no_counts(batch, wanted, jump.shape[2])
     rest = (wanted, past, jump, fade, pieces, exposure_of(batch), counts)
     fault = every_row(len(past), lambda first, step, fault: loops.draw(first, step, *rest, fault))
     _check(fault)
     return counts
 
 
-def poisson_counts(cubics: Cubics, batch: Batch, wanted: Wanted) -> Counts:
+def poisson_counts(cubics: Cubics, effects: Effects | None, batch: Batch, wanted: Wanted) -> Counts:
     """Counts of a Poisson process with rate exp(outside): independent Poisson numbers, whose means
     are integrals.
     """
     exposure = exposure_of(batch)
-    starts = batch.start.cpu().numpy()
+    pieces = _pieces(cubics, effects, batch, wanted)
     rows, columns = wanted.edges.shape
     marks = cubics.outside.shape[1]
     counts = np.empty((rows, columns - 1, marks, wanted.paths), dtype=np.int32)
     for r in range(rows):
-        own = slice(exposure.first[r], exposure.first[r + 1])
-        steps = (exposure.left[own], exposure.value[own])
-        mean = _integrals(cubics, float(starts[r]), wanted.edges[r], *steps)
+        mean = integrals(r, wanted.edges[r], pieces, exposure)
         if not (mean < wanted.limit).all():
             raise explosion(f"{float(mean.max()):.3g} expected events in one interval")
         random = np.random.Generator(np.random.Philox(key=int(wanted.keys[r])))
@@ -185,33 +216,35 @@ def poisson_counts(cubics: Cubics, batch: Batch, wanted: Wanted) -> Counts:
     return counts
 
 
-def _integrals(
-    cubics: Cubics, anchor: float, edges: Floats, changes: Floats, exposure: Floats
-) -> Floats:
-    """The integral of exposure times exp(outside) between neighbouring edges, (W, M), by Gauss and
-    Legendre's rule between all times at which something changes.
+def integrals(row: int, edges: Floats, pieces: Pieces, exposure: Exposure) -> Floats:
+    """The integral of exposure times exp(outside) of one row between neighbouring edges, (W, M), by
+    Gauss and Legendre's rule between all times at which something changes.
     """
-    known = np.concatenate([edges, anchor + cubics.left, changes])
+    steps = slice(exposure.first[row], exposure.first[row + 1])
+    changes = exposure.left[steps]
+    own = slice(pieces.first[pieces.which[row]], pieces.first[pieces.which[row] + 1])
+    begins = pieces.left[own] + pieces.anchor[row]
+    known = np.concatenate([edges, begins, changes])
     cuts = np.unique(known[(known >= edges[0]) & (known <= edges[-1])])
-    left = cuts[:-1]
     width = np.diff(cuts)
+    middle = cuts[:-1] + width / 2
     nodes, weights = np.polynomial.legendre.leggauss(NODES)
-    times = left[:, None] + width[:, None] * (nodes + 1) / 2 - anchor  # (I, NODES)
-    piece = np.maximum(np.searchsorted(cubics.left, times.mean(1), side="right") - 1, 0)
-    u = (times - cubics.left[piece][:, None])[..., None]
-    c0, c1, c2, c3 = (cubics.outside[piece][:, None, :, k] for k in range(4))
+    piece = np.maximum(np.searchsorted(begins, middle, side="right") - 1, 0)
+    u = (middle - begins[piece])[:, None] + width[:, None] * nodes / 2  # (I, NODES)
+    c0, c1, c2, c3 = (pieces.outside[own][piece][:, None, :, k] for k in range(4))
+    u = u[..., None]
     rates = np.exp(c0 + u * (c1 + u * (c2 + u * c3)))  # (I, NODES, M)
-    step = np.maximum(np.searchsorted(changes, left, side="right") - 1, 0)
-    parts = np.einsum("i,q,iqm->im", exposure[step] * width / 2, weights, rates)
+    step = np.maximum(np.searchsorted(changes, middle, side="right") - 1, 0)
+    factor = exposure.value[steps][step] * width / 2
+    parts = np.einsum("i,q,iqm->im", factor, weights, rates)
     found = np.zeros((len(edges) - 1, parts.shape[1]))
-    np.add.at(found, np.searchsorted(edges, left, side="right") - 1, parts)
+    np.add.at(found, np.searchsorted(edges, middle, side="right") - 1, parts)
     return found
 
 
-def _pieces(cubics: Cubics, batch: Batch) -> Pieces:
-    """One set of curves for all rows, by the time since each window's start."""
-    rows = len(batch.start)
-    return pieces_of([cubics], np.zeros(rows, dtype=np.int64), batch.start.cpu().numpy())
+def _pieces(cubics: Cubics, effects: Effects | None, batch: Batch, wanted: Wanted) -> Pieces:
+    """The terms of time of every row up to its last edge."""
+    return pieces_until(cubics, effects, batch, wanted.edges[:, 0], wanted.edges[:, -1])
 
 
 def _events(batch: Batch) -> tuple[Floats, NDArray[np.int64], NDArray[np.int64]]:

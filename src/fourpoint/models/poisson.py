@@ -173,7 +173,7 @@ class Poisson(PointProcess[Positions]):
 
     def draw_counts(self, batch: Batch, wanted: Wanted) -> NDArray[np.int32] | None:
         """Poisson numbers with the integrals of the rate as means."""
-        return poisson_counts(baseline_cubics(self.baseline), batch, wanted)
+        return poisson_counts(baseline_cubics(self.baseline), self.effects, batch, wanted)
 
     @torch.no_grad()
     def upper_bound(
@@ -331,7 +331,7 @@ class SplinePoisson(PointProcess[Positions]):
 
     def draw_counts(self, batch: Batch, wanted: Wanted) -> NDArray[np.int32] | None:
         """Poisson numbers with the integrals of the rate as means."""
-        return poisson_counts(baseline_cubics(self.baseline), batch, wanted)
+        return poisson_counts(baseline_cubics(self.baseline), self.effects, batch, wanted)
 
     @torch.no_grad()
     def upper_bound(

@@ -1,31 +1,41 @@
 """Terms of the rate that depend on time alone, as arrays of cubics for samplers of paths
 (`kernels.path_terms.Pieces`), and the exposure likewise.
+
+The baseline is a cubic between the knots of its splines. Effects of the calendar and of covariates
+are cubics between the ends of the intervals of their terms, changes of daylight saving and steps of
+covariates: there four values determine them. Both are added on the pieces that the union of these
+times makes.
 """
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fourpoint.events import Batch
+from fourpoint.events import Batch, BatchContext, UserError
 from fourpoint.kernels.path_terms import Exposure, Pieces
 from fourpoint.models.baseline import Baseline
+from fourpoint.models.effects import DAY, HOLIDAYS, PERIODIC, Effects, EffectsSpec, zone_offsets
 
 Floats = NDArray[np.float64]
+PLACES = np.array([0.125, 0.375, 0.625, 0.875])  # in a piece, where a cubic is read
+SHORTEST = 1e-10  # of the horizon: shorter pieces are rounding
 
 
 class Cubics(NamedTuple):
     """One curve for each mark outside the link and one inside it: piece p from ``left[p]`` up to
-    the next one, the last one without end. Coefficients multiply powers of the time since
+    the next one, the last one up to ``stop``. Coefficients multiply powers of the time since
     ``left[p]``.
     """
 
     left: Floats  # (P,)
     outside: Floats  # (P, M, 4): log mu
     inside: Floats  # (P, M, 4)
+    stop: float = math.inf
 
 
 @torch.no_grad()
@@ -60,6 +70,125 @@ def baseline_cubics(baseline: Baseline) -> Cubics:
     return Cubics(left, outside, inside)
 
 
+def pieces_until(
+    cubics: Cubics, effects: Effects | None, batch: Batch, low: Floats, high: Floats
+) -> Pieces:
+    """The curves ``cubics`` of the time since each window's start, with effects of calendar and
+    covariates added, from ``low`` to ``high`` in every row.
+
+    Rows of the same times and dates share one set of pieces if there are no covariates.
+    """
+    start = batch.start.cpu().numpy()
+    if effects is None:
+        return pieces_of([cubics], np.zeros(len(start), dtype=np.int64), start)
+    context = batch.context
+    origin = np.zeros(len(start))
+    if context is not None and context.origin is not None:
+        origin = context.origin.cpu().numpy()
+    elif effects.spec.calendar:
+        raise UserError(
+            "data with dates for a model with a calendar",
+            "times without an origin",
+            "Read the log with its timestamps, or fit without --calendar.",
+        )
+    own = np.arange(len(start)) if effects.spec.covariates else np.zeros(len(start))
+    _, shown, which = np.unique(
+        np.stack([own, start, low, high, origin]), axis=1, return_index=True, return_inverse=True
+    )
+    chosen = None if context is None else context.select(torch.from_numpy(shown))
+    lefts = []
+    for place, row in enumerate(shown.tolist()):
+        cuts = [effect_cuts(effects.spec, low[row], high[row], origin[row])]
+        cuts.append(start[row] + cubics.left)
+        if effects.spec.covariates and chosen is not None and chosen.covariates is not None:
+            cuts.append(chosen.covariates.times[place].cpu().numpy())
+        lefts.append(_between(np.concatenate(cuts), low[row], high[row]))
+    added = _effects(effects, lefts, high[shown], chosen)
+    sets = []
+    for place, row in enumerate(shown.tolist()):
+        left = lefts[place]
+        base = _moved(cubics, left - start[row])
+        marks = base.outside.shape[1]
+        outside = base.outside + added[place][:, :marks]
+        inside = base.inside
+        if added[place].shape[1] > marks:
+            inside = inside + added[place][:, marks:]
+        sets.append(Cubics(left, outside, inside, float(high[row])))
+    return pieces_of(sets, which.reshape(-1), np.zeros(len(start)))
+
+
+def effect_cuts(spec: EffectsSpec, low: float, high: float, origin: float) -> Floats:
+    """Times between ``low`` and ``high`` between which the effects of the calendar are cubics."""
+    steps = []
+    for name in spec.calendar:
+        if name.startswith(HOLIDAYS):
+            steps.append((DAY, 0.0))
+        else:
+            term = PERIODIC[name]
+            steps.append((term.period / term.intervals, term.origin))
+    first = origin + low * spec.seconds
+    last = origin + high * spec.seconds
+    starts, offsets = zone_offsets(spec.zone)
+    changes = starts[(starts > first) & (starts < last)]
+    edges = np.concatenate([[first], changes, [last]])
+    found = [changes]
+    for a, b in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
+        shift = float(offsets[max(0, int(np.searchsorted(starts, a, side="right")) - 1)])
+        for step, phase in steps:
+            lowest = math.ceil((a + shift - phase) / step)
+            highest = math.floor((b + shift - phase) / step)
+            found.append(np.arange(lowest, highest + 1) * step + phase - shift)
+    return np.asarray((np.concatenate(found) - origin) / spec.seconds)
+
+
+def _between(cuts: Floats, low: float, high: float) -> Floats:
+    """Left ends of pieces from ``low`` on, without those that rounding has doubled."""
+    inside = np.unique(cuts[(cuts > low) & (cuts < high)])
+    left = np.concatenate([[low], inside])
+    long_enough = np.diff(left, prepend=-np.inf) > SHORTEST * (high - low)
+    return np.asarray(left[long_enough])
+
+
+@torch.no_grad()
+def _effects(
+    effects: Effects, lefts: list[Floats], high: Floats, context: BatchContext | None
+) -> list[Floats]:
+    """The effects on the pieces of each set, (P, R, 4), from four values on every piece."""
+    longest = max(len(left) for left in lefts)
+    padded = np.stack([np.pad(x, (0, longest - len(x)), mode="edge") for x in lefts])
+    widths = np.stack(
+        [
+            np.pad(np.diff(x, append=end), (0, longest - len(x)), constant_values=1.0)
+            for x, end in zip(lefts, high.tolist(), strict=True)
+        ]
+    )
+    times = padded[..., None] + widths[..., None] * PLACES
+    values = effects.values(torch.from_numpy(times), context, torch.float64).cpu().numpy()
+    to_powers = np.linalg.inv(PLACES[:, None] ** np.arange(4))
+    found = np.einsum("nq,spqr->sprn", to_powers, values)
+    found /= widths[:, :, None, None] ** np.arange(4)
+    return [own[: len(left)] for own, left in zip(found, lefts, strict=True)]
+
+
+def _moved(cubics: Cubics, since: Floats) -> Cubics:
+    """The curves on pieces that begin at ``since``, none of which has one of the old ends
+    inside.
+    """
+    # A piece may begin a rounding error before the old one that it belongs to.
+    ends = np.append(since[1:], since[-1] + 1.0)
+    middle = (since + ends) / 2
+    middle[-1] = since[-1]
+    piece = np.maximum(np.searchsorted(cubics.left, middle, side="right") - 1, 0)
+    d = (since - cubics.left[piece])[:, None]
+    parts = []
+    for table in (cubics.outside, cubics.inside):
+        c0, c1, c2, c3 = (table[piece][..., k] for k in range(4))
+        value = c0 + d * (c1 + d * (c2 + d * c3))
+        first = c1 + d * (2 * c2 + 3 * d * c3)
+        parts.append(np.stack([value, first, c2 + 3 * d * c3, c3], -1))
+    return Cubics(since, parts[0], parts[1])
+
+
 def pieces_of(sets: list[Cubics], which: NDArray[np.int64], anchor: Floats) -> Pieces:
     """Row r has the curves ``sets[which[r]]``, with times counted from ``anchor[r]``."""
     left = np.concatenate([one.left for one in sets])
@@ -67,7 +196,7 @@ def pieces_of(sets: list[Cubics], which: NDArray[np.int64], anchor: Floats) -> P
     inside = np.concatenate([one.inside for one in sets])
     sizes = [len(one.left) for one in sets]
     first = np.concatenate([[0], np.cumsum(sizes)])
-    widths = np.concatenate([np.diff(one.left, append=np.inf) for one in sets])
+    widths = np.concatenate([np.diff(one.left, append=one.stop) for one in sets])
     return Pieces(
         which.astype(np.int64),
         np.ascontiguousarray(anchor, dtype=np.float64),
@@ -103,6 +232,4 @@ def exposure_of(batch: Batch) -> Exposure:
     times = context.exposure.times.cpu().numpy()
     values = context.exposure.values[..., 0].cpu().numpy()
     first = np.arange(rows + 1) * times.shape[1]
-    return Exposure(
-        first, np.ascontiguousarray(times.ravel()), np.ascontiguousarray(values.ravel())
-    )
+    return Exposure(first, times.ravel(), np.ascontiguousarray(values).ravel())

@@ -1,0 +1,465 @@
+r"""Forecasts of many sequences at once: events per sequence, interval and type, as one table.
+
+For each sequence ``paths`` futures are drawn from the model, given its events up to and including
+the time of the forecast. The paths are exact draws (`models.path_counts`, `inference.sampling`),
+and a row of the table summarises the counts n_1, ..., n_P of an interval over them,
+
+    mean = sum_p n_p / P,  q = the smallest n with at least the share q of the n_p at or below it,
+    p_any = the share of paths with n_p >= 1,
+
+so that each column has the Monte Carlo error of P draws: that of the mean is its standard deviation
+over sqrt(P). The random numbers of a sequence follow from the seed and its id, and for models with
+a kernel of their own a forecast is the same whichever sequences are forecast beside it.
+
+Sequences are taken in batches, in their order, so that memory does not grow with their number.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterator, Sequence as Ordered
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import torch
+from numpy.typing import NDArray
+
+from fourpoint.atomic import write_atomic
+from fourpoint.data.readers import read
+from fourpoint.events import Batch, Dataset, Sequence, UserError, check_marks, known_at
+from fourpoint.events.dates import Dates, Moment, edges_of, length_after, shown, time_at
+from fourpoint.inference.sampling import advance, eval_mode, remember, select_rows
+from fourpoint.kernels.compiling import threads_for_loops
+from fourpoint.kernels.path_terms import Wanted
+from fourpoint.log_format import STAMPS, LogFormat
+from fourpoint.memory import require_memory
+from fourpoint.models.base import PointProcess
+from fourpoint.models.path_counts import explosion
+from fourpoint.report.printing import bar
+
+Floats = NDArray[np.float64]
+LEVELS = (0.05, 0.5, 0.95)
+PATHS = 200
+MOST = 10_000  # events of one path, at which a process counts as explosive
+ROWS = 1024  # sequences of a batch, at most
+NUMBERS = 2**24  # counts of a batch, and events with padding, unless one sequence has more
+PLAIN_PATHS = 4096  # that are sampled together without a kernel
+ENDINGS = (".parquet", ".csv")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is to be forecast: of which sequences, from when, in which intervals, how often."""
+
+    data: Dataset
+    at: Floats  # (S,)
+    horizon: float | str
+    by: float | str | None
+    levels: tuple[float, ...]
+    paths: int
+    seed: int
+
+
+class Interval(NamedTuple):
+    """One group of sequences with as many intervals each."""
+
+    rows: NDArray[np.int64]  # (R,)
+    edges: Floats  # (R, W + 1)
+
+
+def forecasts(
+    model: PointProcess,
+    data: Dataset | Sequence | object,
+    horizon: float | str,
+    by: float | str | None = None,
+    at: Moment | None = None,
+    paths: int = PATHS,
+    seed: int = 0,
+    *,
+    quantiles: Ordered[float] = LEVELS,
+    progress: bool = False,
+    **reading: Any,
+) -> pa.Table:
+    """Expected events of every sequence up to a horizon, per interval and type.
+
+    Arguments
+        data: a data set, a sequence, or a table of events in memory or in a file (pandas, polars,
+            Arrow, ``__arrow_c_stream__``, a path), which is read with :func:`fourpoint.read` and
+            the options ``reading``; pass time_unit= as for training if the unit of time was chosen.
+        horizon: how far to look: a number in the data's unit of time, or a duration such as "30d".
+        by: length of the intervals in which events are counted; the last one is cut at the
+            horizon. None: one interval.
+        at: from when, a number or a date; by default the end of each sequence. Events up to and
+            including it are known.
+        paths: futures drawn for each sequence; ``seed`` of those.
+        quantiles: levels between 0 and 1; 0.05 is the column q05.
+        progress: whether to show a bar with the time left on stderr.
+
+    Returns an Arrow table with the columns sequence, mark, start, stop, mean, q05, q50, q95 and
+    p_any. The rows with mark "" are about all types together. Start and stop are timestamps where
+    the data has dates. It has the Arrow interchange protocol: ``polars.DataFrame(table)``,
+    ``table.to_pandas()``.
+
+    Raises :class:`UserError` where a number is out of range, ``at`` lies outside the window of a
+    sequence, the marks are not the model's, or the model explodes before the horizon.
+
+    >>> from fourpoint.models.poisson import Poisson
+    >>> table = forecasts(Poisson(), Sequence([0.5], start=0.0, stop=2.0), horizon=3.0, by=2.0)
+    >>> table.column_names
+    ['sequence', 'mark', 'start', 'stop', 'mean', 'q05', 'q50', 'q95', 'p_any']
+    >>> table.column("start").to_pylist(), table.column("stop").to_pylist()
+    ([2.0, 4.0], [4.0, 5.0])
+    """
+    plan = planned(model, _dataset(model, data, reading), horizon, by, at, paths, seed, quantiles)
+    parts = list(forecast_parts(model, plan, progress=progress))
+    return pa.concat_tables([schema_of(plan).empty_table(), *parts])
+
+
+def write_forecasts(model: PointProcess, plan: Plan, path: Path, *, progress: bool = False) -> int:
+    """Write the table to ``path``, Parquet or CSV by its ending, part by part; the file appears
+    whole or not at all. Returns the number of rows.
+    """
+    check_table_file(path)
+    rows = 0
+
+    def write(draft: Path) -> None:
+        nonlocal rows
+        with _writer(draft, path.suffix.lower(), schema_of(plan)) as file:
+            for part in forecast_parts(model, plan, progress=progress):
+                file.write_table(part)
+                rows += part.num_rows
+
+    write_atomic(path, write)
+    return rows
+
+
+def check_table_file(path: Path) -> None:
+    """Refuse a file that cannot be written before anything is computed."""
+    if path.suffix.lower() not in ENDINGS:
+        raise UserError(
+            f"a file with the ending {' or '.join(ENDINGS)}",
+            f"{path}",
+            f"Choose another name, such as {path.stem or 'forecast'}.parquet.",
+        )
+    if not path.absolute().parent.is_dir() or path.is_dir():
+        raise UserError(
+            "a file in an existing folder",
+            f"{path}",
+            "Make the folder first, or choose another name.",
+        )
+
+
+def planned(
+    model: PointProcess,
+    data: Dataset,
+    horizon: float | str,
+    by: float | str | None = None,
+    at: Moment | None = None,
+    paths: int = PATHS,
+    seed: int = 0,
+    quantiles: Ordered[float] = LEVELS,
+) -> Plan:
+    """The plan of a forecast, with everything that was asked for checked."""
+    check_marks(model.marks, data.marks)
+    if paths < 1:
+        raise UserError("at least one path", f"paths={paths}", "Raise it.")
+    levels = tuple(float(level) for level in quantiles)
+    for level in levels:
+        if not 0 < level < 1:
+            raise UserError(
+                "quantiles between 0 and 1", f"{level:g}", "Choose some such as 0.05, 0.5 and 0.95."
+            )
+    names = [level_name(level) for level in levels]
+    if len(set(names)) < len(names):
+        raise UserError("different quantiles", f"{list(levels)}", "Leave out the doubles.")
+    if not len(data):
+        raise UserError("at least one sequence", "a data set without any", "Read or select some.")
+    plan = Plan(data, _times(data, at), horizon, by, levels, paths, seed)
+    first = _edges(plan, 0)
+    most = (len(first) - 1) * data.marks.count * paths
+    require_memory(
+        16 * most,
+        f"a sequence of {len(first) - 1:,} intervals and {paths:,} paths",
+        "Use longer intervals or fewer paths.",
+    )
+    return plan
+
+
+def level_name(level: float) -> str:
+    """The column of a quantile.
+
+    >>> level_name(0.05), level_name(0.5), level_name(0.975)
+    ('q05', 'q50', 'q975')
+    """
+    digits = f"{level:.10f}".rstrip("0").partition(".")[2]
+    return f"q{digits.ljust(2, '0')}"
+
+
+def schema_of(plan: Plan) -> pa.Schema:
+    """The columns of the table."""
+    dates = plan.data.dates(0)
+    time = pa.float64() if dates is None else pa.timestamp("us", dates.zone)
+    columns = [("sequence", pa.string()), ("mark", pa.string()), ("start", time), ("stop", time)]
+    columns.append(("mean", pa.float64()))
+    columns += [(level_name(level), pa.int64()) for level in plan.levels]
+    return pa.schema([*columns, ("p_any", pa.float64())])
+
+
+def notes_of(model: PointProcess, plan: Plan) -> list[str]:
+    """What a reader of the forecast should know: that curves of time end before the horizon."""
+    row = int(np.argmax(plan.at - plan.data.starts))
+    with eval_mode(model):
+        knots = model.knots(remember(model, _until(plan.data, plan.at, np.array([row]))))
+    end = _edges(plan, row)[-1]
+    if knots is None or end <= float(knots[0, -1]) + 1e-9:
+        return []
+    when = shown(plan.data.dates(row), float(knots[0, -1]))
+    return [f"the model's curves of time end at {when}; past it they stay at their last value"]
+
+
+def forecast_parts(
+    model: PointProcess, plan: Plan, *, progress: bool = False
+) -> Iterator[pa.Table]:
+    """The table in parts, a batch of sequences each."""
+    done = 0
+    with (
+        eval_mode(model),
+        threads_for_loops(True),
+        bar("forecasting", len(plan.data), show=progress) as step,
+    ):
+        for group in _batches(plan):
+            counts = _counts(model, plan, group)
+            yield _summary(plan, group, counts)
+            done += len(group.rows)
+            step(done)
+
+
+# ---------------------------------------------------------------------- what is asked for
+
+
+def _dataset(model: PointProcess, data: object, reading: dict[str, Any]) -> Dataset:
+    if isinstance(data, Dataset | Sequence):
+        if reading:
+            raise UserError(
+                "options for reading together with a table of events",
+                f"{', '.join(reading)} with a {type(data).__name__}",
+                "Leave them out: the events are read already.",
+            )
+        if isinstance(data, Dataset):
+            return data
+        return _alone(data)
+    names = tuple(model.marks.names)
+    return read(data, **({"marks": names} if names else {}) | reading)
+
+
+def _alone(sequence: Sequence) -> Dataset:
+    """A data set of one sequence, which keeps its dates."""
+    data = Dataset.from_sequences([sequence])
+    dates = sequence.dates
+    if dates is None:
+        return data
+    log = LogFormat("time", clock=STAMPS, zone=dates.zone, zoned=dates.zone is not None)
+    return replace(data, unit=dates.unit, log=log)
+
+
+def _times(data: Dataset, at: Moment | None) -> Floats:
+    """When each forecast begins."""
+    if at is None:
+        return np.array(data.stops)
+    number = data.dates(0) is None or isinstance(at, int | float)
+    found = np.array([time_at(data.dates(0 if number else i), at) for i in range(len(data))])
+    outside = np.flatnonzero(~((data.starts <= found) & (found <= data.stops)))
+    if len(outside):
+        row = int(outside[0])
+        dates = data.dates(row)
+        window = f"{shown(dates, data.starts[row])}, {shown(dates, data.stops[row])}"
+        raise UserError(
+            f"a time inside the window [{window}] of sequence {data.ids[row]}",
+            f"at={shown(dates, float(found[row]))}, outside of the windows of {len(outside):,} of "
+            f"{len(data):,} sequences",
+            "Choose a time at which all are observed, state their window, or leave it out.",
+        )
+    return found
+
+
+def _edges(plan: Plan, row: int) -> Floats:
+    """The ends of the intervals of one sequence."""
+    dates = plan.data.dates(row)
+    unit = plan.data.unit
+    now = float(plan.at[row])
+    length = length_after(dates, now, plan.horizon, unit)
+    if not (math.isfinite(length) and length > 0):
+        raise UserError(
+            "a positive horizon",
+            f"{plan.horizon}",
+            "Pass a number in the data's unit of time, or a duration such as 30d.",
+        )
+    stop = now + length
+    if not stop > now:
+        raise UserError(
+            "a horizon that the times of the data can resolve",
+            f"{plan.horizon} after {now:g}",
+            "Pass a longer one.",
+        )
+    if plan.by is None:
+        return np.array([now, stop])
+    edges = edges_of(dates, now, stop, plan.by, unit)
+    # What is left of the horizon after the last whole interval is one more, unless it is rounding.
+    if len(edges) > 2 and edges[-1] - edges[-2] <= 1e-9 * length:
+        edges = np.delete(edges, -2)
+    return edges
+
+
+def _batches(plan: Plan) -> Iterator[Interval]:
+    """Sequences in their order, as many together as have equal numbers of intervals and fit."""
+    data = plan.data
+    known: dict[tuple[float, Dates | None], Floats] = {}
+    rows: list[int] = []
+    edges: list[Floats] = []
+    longest = 0
+    for row in range(len(data)):
+        key = (float(plan.at[row]), data.dates(row))
+        if key not in known:
+            if len(known) >= ROWS:
+                known.clear()
+            known[key] = _edges(plan, row)
+        own = known[key]
+        longest = max(longest, int(data.lengths[row]))
+        each = max((len(own) - 1) * (data.marks.count + 1) * plan.paths, longest)
+        full = len(rows) >= ROWS or (len(rows) + 1) * each > NUMBERS
+        if rows and (full or len(own) != len(edges[0])):
+            yield Interval(np.array(rows), np.stack(edges))
+            rows, edges, longest = [], [], int(data.lengths[row])
+        rows.append(row)
+        edges.append(own)
+    yield Interval(np.array(rows), np.stack(edges))
+
+
+def _until(data: Dataset, at: Floats, rows: NDArray[np.int64]) -> Batch:
+    """The events of ``rows`` that are known at their times ``at``."""
+    whole = data.batch(rows)
+    now = torch.from_numpy(at[rows])
+    known = whole.valid & known_at(whole.times, now[:, None])
+    most = max(1, int(known.sum(1).max()))
+    kept = replace(whole, valid=known, stop=now)
+    return replace(
+        kept,
+        times=kept.times[:, :most],
+        marks=kept.marks[:, :most],
+        valid=known[:, :most],
+        places=None if kept.places is None else kept.places[:, :most],
+        features=None if kept.features is None else kept.features[:, :most],
+    )
+
+
+# ---------------------------------------------------------------------- counts
+
+
+def _counts(model: PointProcess, plan: Plan, group: Interval) -> NDArray[np.int32]:
+    """Events of every sequence per interval, mark and path, (R, W, M, paths)."""
+    batch = _until(plan.data, plan.at, group.rows)
+    keys = np.array([key_of(plan.seed, plan.data.ids[row]) for row in group.rows], dtype=np.uint64)
+    wanted = Wanted(group.edges, keys, plan.paths, MOST)
+    try:
+        counts = model.draw_counts(batch, wanted)
+        return plain_counts(model, batch, wanted) if counts is None else counts
+    except UserError as error:
+        ids = [plan.data.ids[row] for row in group.rows[[0, -1]]]
+        which = f"sequence {ids[0]}" if len(group.rows) == 1 else f"sequences {ids[0]} to {ids[1]}"
+        received = f"{error.received} ({which})"
+        raise UserError(error.expected, received, error.remedy) from error
+
+
+def key_of(seed: int, id: str) -> int:
+    """64 bits that depend on the seed and on a sequence's id alone.
+
+    >>> key_of(0, "a") == key_of(0, "a"), key_of(0, "a") == key_of(1, "a")
+    (True, False)
+    """
+    text = f"{seed}:{id}".encode(errors="surrogatepass")
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
+
+
+def plain_counts(model: PointProcess, batch: Batch, wanted: Wanted) -> NDArray[np.int32]:
+    """The counts of paths that are sampled by `sampling.advance`: what every model can do."""
+    rows, columns = wanted.edges.shape
+    marks = model.marks.count
+    counts = np.zeros((rows, columns - 1, marks, wanted.paths), dtype=np.int32)
+    past = remember(model, batch)
+    every = torch.arange(rows)
+    size = max(1, PLAIN_PATHS // wanted.paths)
+    for some in every.split(size):
+        many = select_rows(past, some.repeat_interleave(wanted.paths))
+        edges = wanted.edges[some.numpy()].repeat(wanted.paths, axis=0)
+        start, stop = (torch.from_numpy(edges[:, side].copy()) for side in (0, -1))
+        random = torch.Generator().manual_seed(int(wanted.keys[int(some[0])]) % 2**63)
+        try:
+            drawn = advance(model, many, start, stop, random, limit=wanted.limit).data
+        except UserError as error:
+            raise explosion(error.received) from error
+        path = np.repeat(np.arange(len(drawn)), drawn.lengths)
+        window = (edges[path, 1:-1] <= drawn.times[:, None]).sum(1)
+        row = int(some[0]) + path // wanted.paths
+        np.add.at(counts, (row, window, drawn.mark_ids, path % wanted.paths), 1)
+    return counts
+
+
+def _summary(plan: Plan, group: Interval, counts: NDArray[np.int32]) -> pa.Table:
+    """The rows of the table for a group of sequences: per sequence and interval all types together
+    first, then each of them.
+    """
+    names = tuple(plan.data.marks.names)
+    total = counts.sum(2, keepdims=True, dtype=np.int32)
+    shown_counts = np.concatenate([total, counts], 2) if names else total
+    R, W, K, P = shown_counts.shape
+    ordered = np.sort(shown_counts, axis=-1).reshape(-1, P)
+    values: dict[str, Any] = {"mean": ordered.mean(1)}
+    for level in plan.levels:
+        place = min(P - 1, max(0, math.ceil(level * P - 1e-9) - 1))
+        values[level_name(level)] = ordered[:, place].astype(np.int64)
+    values["p_any"] = (ordered > 0).mean(1)
+    schema = schema_of(plan)
+    ids = [plan.data.ids[row] for row in group.rows.tolist()]
+    which = np.repeat(np.arange(R, dtype=np.int32), W * K)
+    kind = np.tile(np.arange(K, dtype=np.int32), R * W)
+    columns: dict[str, Any] = {
+        "sequence": _repeated(which, ids),
+        "mark": _repeated(kind, ["", *names]),
+    }
+    for name, edges in (("start", group.edges[:, :-1]), ("stop", group.edges[:, 1:])):
+        times = _as_times(plan, group.rows, edges)
+        columns[name] = pa.array(np.repeat(times.ravel(), K)).cast(schema.field(name).type)
+    return pa.table(columns | values, schema=schema)
+
+
+def _repeated(which: NDArray[np.int32], words: Ordered[str]) -> pa.Array:
+    return pa.DictionaryArray.from_arrays(which, pa.array(list(words), pa.string())).cast(
+        pa.string()
+    )
+
+
+def _as_times(plan: Plan, rows: NDArray[np.int64], edges: Floats) -> NDArray[Any]:
+    """Times as microseconds since 1970 where the data has dates, else as they are."""
+    if plan.data.dates(0) is None:
+        return edges
+    found = np.empty(edges.shape, dtype=np.int64)
+    for place, row in enumerate(rows.tolist()):
+        dates = plan.data.dates(row)
+        assert dates is not None  # all sequences have dates, or none
+        found[place] = dates.microseconds(edges[place])
+    return found
+
+
+def _writer(draft: Path, ending: str, schema: pa.Schema) -> Any:
+    """A writer of tables, part by part."""
+    if ending == ".csv":
+        from pyarrow import csv
+
+        return csv.CSVWriter(draft, schema)
+    from pyarrow import parquet
+
+    return parquet.ParquetWriter(draft, schema)
