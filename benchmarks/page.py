@@ -85,6 +85,11 @@ SECTIONS: dict[str, tuple[str, str]] = {
         "Honest log-likelihoods, fresh processes, and the peaks of one epoch of training.",
     ),
     "sampling": ("Sampling", "Events per second of drawn paths on one thread."),
+    "forecast_all": (
+        "Forecasts of many sequences",
+        "Sequences per minute with 200 paths of 30 days each, in intervals of a day, on all cores; "
+        "`fp.forecasts` with the kernels beside the plain sampler.",
+    ),
     "streaming": (
         "Live streams",
         (

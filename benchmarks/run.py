@@ -46,6 +46,7 @@ PLANS: dict[str, Plan] = {
     "costs": Plan("", 150, "", 30),
     "peers": Plan("--epochs 10", 30, "--epochs 1 --models thp", 15),
     "sampling": Plan("", 80, "--paths 100 --seconds 3 --theirs 4", 20),
+    "forecast_all": Plan("", 100, "--sequences 500 --plain 10 --seconds 3 --repeats 1", 20),
     "streaming": Plan(
         "--events 20000 --keep-events 10000",
         240,

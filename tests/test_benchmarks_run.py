@@ -45,6 +45,7 @@ ARGUMENTS = {
     "costs": "--repeats 1",
     "deep": "--data {data} --sets taxi --rounds 1 --batch 2",
     "exactness": "--gaps 40 --forecasts 2",
+    "forecast_all": "--sequences 6 --plain 2 --paths 4 --seconds .05 --repeats 1",
     "gpu": "--quick --device cpu --data {data}",
     "hawkes": "--events 400 --repeats 1 --coverage 2",
     "leaderboard": (

@@ -22,10 +22,13 @@ from fourpoint.data.synthetic import simulate
 from fourpoint.events import Batch, Dataset, Sequence
 from fourpoint.inference.likelihood import log_likelihoods, sampled_log_likelihood
 from fourpoint.kernels import conditions, numba_hawkes_effects
+from fourpoint.kernels.path_terms import Wanted
 from fourpoint.models.dapp import DAPP
 from fourpoint.models.following import Events, Numbers, Scored
 from fourpoint.models.hawkes import Hawkes
 from fourpoint.models.hawkes_step import HawkesSteps
+from fourpoint.models.path_counts import dapp_tables, excitation_tables
+from fourpoint.models.time_pieces import baseline_cubics, pieces_of
 from fourpoint.ops import attention, excitation, recurrence
 from fourpoint.ops.ages import timeline
 from fourpoint.ops.fourier import Spectrum
@@ -205,6 +208,70 @@ def hawkes_stream(monkeypatch: pytest.MonkeyPatch) -> Compared:
     return Compared(*found)
 
 
+def dapp_paths(monkeypatch: pytest.MonkeyPatch) -> Compared:
+    """Rates after a history and events of a path; `test_forecasts` compares the law of counts."""
+    data = sequences(2)
+    model = DAPP(2, heads=2, eval_features=12, base="spline", drift="spline")
+    model.initialise(data)
+    random = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.2 * torch.randn(parameter.shape, generator=random)
+    model = model.double().eval()
+    batch = data.batch()
+    start = batch.stop.numpy()
+    wanted = Wanted(np.stack([start, start + 4.0], 1), np.zeros(len(start), np.uint64), 1, 10)
+    loops = kernels.DAPP_PATHS.load()
+    tables = dapp_tables(loops, model.path_modes(), model.rate, None, batch, wanted)
+    times, marks, at = np.array([0.3, 0.9]), np.array([1, 0]), np.linspace(0.9, 4.0, 50)
+    found, plain = [], []
+    for row, sequence in enumerate(data):
+        rates = np.empty((len(at), 2))
+        loops.rates(row, times, marks, at, start[row], *tables, rates)
+        found.append(rates)
+        past = Sequence(
+            [*sequence.times, *(start[row] + times)],
+            [*sequence.marks, *marks],
+            start=sequence.start,
+            stop=start[row] + 5.0,
+            space=2,
+        )
+        with torch.no_grad():
+            history = model.encode(past.batch())
+            rates = model.intensity(history, torch.from_numpy(start[row] + at + 1e-12)[None])[0]
+        plain.append(rates.numpy())
+    return Compared(Found(found, []), Found(plain, []))
+
+
+def hawkes_paths(monkeypatch: pytest.MonkeyPatch) -> Compared:
+    """Rates after a history; `test_forecasts` compares the law of counts."""
+    data = sequences(2)
+    model = Hawkes(2, baseline=[0.3, 0.5], branching=0.6, decay=2.0, exponentials=2)
+    batch = data.batch()
+    start, at = batch.stop.numpy(), np.linspace(0.0, 4.0, 50)
+    loops = kernels.HAWKES_PATHS.load()
+    jump, decay = excitation_tables(
+        model.log_branching.exp().reshape(2, 2, 2), model.log_decay.exp()
+    )
+    past = np.empty((len(data), *jump.shape[1:]))
+    offsets = np.asarray(data.offsets)
+    loops.history(0, 1, data.times, data.mark_ids, offsets, start, jump, decay, past)
+    pieces = pieces_of(
+        [baseline_cubics(model.baseline)], np.zeros(len(data), np.int64), batch.start.numpy()
+    )
+    found, plain = [], []
+    with torch.no_grad():
+        history = model.encode(batch)
+        times = torch.from_numpy(start[:, None] + at)[:, None]
+        exact = model.log_intensity(history, times, batch.lengths[:, None])[:, 0].exp().numpy()
+    for row in range(len(data)):
+        rates = np.empty((len(at), 2))
+        loops.rates(row, at, start[row], past, decay, pieces, rates)
+        found.append(rates)
+        plain.append(exact[row])
+    return Compared(Found(found, []), Found(plain, []))
+
+
 def monitor(monkeypatch: pytest.MonkeyPatch) -> Compared:
     rng = np.random.default_rng(7)
     rows = rng.permutation(np.repeat(np.arange(4), 300))
@@ -325,6 +392,8 @@ CASES: dict[str, Callable[[pytest.MonkeyPatch], Compared]] = {
     "dapp_loss": dapp_loss,
     "dapp_score": dapp_score,
     "dapp_stream": dapp_stream,
+    "dapp_paths": dapp_paths,
+    "hawkes_paths": hawkes_paths,
     "score_table": scores_by_lag,
     "excitation": sums_over_events,
     "hawkes_stream": hawkes_stream,

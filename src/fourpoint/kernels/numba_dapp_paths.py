@@ -102,9 +102,10 @@ def load() -> Loops:
     own = sys.modules[__name__]
     fast = machine_code((numba_dapp_stream, own), (history,), (double_turns,), fastmath=FASTMATH)
     shared = (mixed, uniform, unit_exponential, piece_at, cubic, largest_exposure)
-    helpers = (*shared, next_width, drawn_mark, cell_at, part_at, add_polynomials, add_largest)
-    helpers = (*helpers, linked, rates_at, bound_over, bound_parts)
-    exact = machine_code((path_terms, own), (draw, rates), helpers, fastmath=False)
+    polynomials = (cell_at, part_at, add_polynomials, add_largest)
+    helpers = (*shared, next_width, drawn_mark, *polynomials, linked, rates_at, bound_over)
+    modules = (path_terms, own)
+    exact = machine_code(modules, (draw, rates), (*helpers, bound_parts), fastmath=False)
     return Loops(fast["history"], exact["draw"], exact["rates"])
 
 

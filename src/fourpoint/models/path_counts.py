@@ -65,12 +65,13 @@ class Modes:
         weight = _numbers(spectrum.weight)  # (K, D)
         decay = np.zeros_like(weight) if spectrum.decay is None else _numbers(spectrum.decay)
         frequency = _numbers(spectrum.frequency)
-        turn = np.exp(1j * _numbers(spectrum.shift)).transpose(2, 0, 1)  # (M, K, D)
+        angle = _numbers(spectrum.shift).transpose(2, 0, 1)  # (M, K, D)
+        turn: NDArray[np.complex128] = np.exp(1j * angle)
         self.scale = scale
         self.weight = weight
-        self.power: NDArray[np.complex128] = (-decay + 1j * frequency) / scale
+        self.power = ((-decay + 1j * frequency) / scale).astype(np.complex128)
         self.sinusoids = sinusoids(frequency.ravel(), decay.ravel(), np.float64)
-        self.read = turn * weight * _numbers(readout).T[:, :, None]
+        self.read: NDArray[np.complex128] = turn * weight * _numbers(readout).T[:, :, None]
         self.drive = turn.conj() * _numbers(values)[:, :, None]
 
     def numbers(self, grid: Grid) -> int:
@@ -184,8 +185,7 @@ def hawkes_counts(
     loops = kernels.HAWKES_PATHS.choose()
     if loops is None:
         return None
-    fade = _numbers(decay)
-    jump = np.ascontiguousarray((_numbers(branching) * fade[:, None, None]).transpose(2, 0, 1))
+    jump, fade = excitation_tables(branching, decay)
     times, marks, offsets = _events(batch)
     start = np.ascontiguousarray(wanted.edges[:, 0])
     past = np.empty((len(start), *jump.shape[1:]))
@@ -196,6 +196,13 @@ def hawkes_counts(
     fault = every_row(len(past), lambda first, step, fault: loops.draw(first, step, *rest, fault))
     _check(fault)
     return counts
+
+
+def excitation_tables(branching: Tensor, decay: Tensor) -> tuple[Floats, Floats]:
+    """What an event of each type adds to the rates, (N, J, M), and the decays, (J,)."""
+    fade = _numbers(decay)
+    jump = (_numbers(branching) * fade[:, None, None]).transpose(2, 0, 1)
+    return np.ascontiguousarray(jump), fade
 
 
 def poisson_counts(cubics: Cubics, effects: Effects | None, batch: Batch, wanted: Wanted) -> Counts:

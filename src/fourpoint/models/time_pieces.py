@@ -48,13 +48,13 @@ def baseline_cubics(baseline: Baseline) -> Cubics:
     M = baseline.marks
     curves = baseline.curves()
     if curves is None:
-        left = np.zeros(1)
+        left: Floats = np.zeros(1)
         tables = None
     else:
         by_interval = curves.cubics.double().cpu().numpy()  # (J, curves, 4)
         intervals = len(by_interval)
         cell = float(baseline.length) / intervals
-        left = cell * np.arange(intervals + 1)
+        left = cell * np.arange(intervals + 1, dtype=np.float64)
         end = np.zeros_like(by_interval[:1])
         end[:, :, 0] = by_interval[-1:].sum(-1)  # past the last knot a curve is constant
         tables = np.concatenate([by_interval / cell ** np.arange(4), end])

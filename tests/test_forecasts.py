@@ -1,0 +1,401 @@
+"""Forecasts of many sequences: counts by kernels against paths of the plain sampler, closed forms
+and integrals, and the table that comes out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from pyarrow import csv, parquet
+
+import fourpoint as fp
+from fourpoint import kernels
+from fourpoint.events import Context, Dataset, MarkSpace, Sequence, UserError
+from fourpoint.events.context import Steps
+from fourpoint.inference import forecasts as module
+from fourpoint.inference.forecasts import (
+    forecasts,
+    key_of,
+    level_name,
+    plain_counts,
+    planned,
+    write_forecasts,
+)
+from fourpoint.inference.sampling import eval_mode, last_rates, remember
+from fourpoint.kernels.path_terms import Wanted
+from fourpoint.models import DAPP, NHP, Hawkes, Poisson, SplinePoisson
+from fourpoint.models.base import PointProcess
+from fourpoint.models.effects import EffectsSpec
+
+MARKS = MarkSpace.categorical(["red", "blue"])
+SUNDAY = 1743206400.0  # 2025-03-29 00:00 UTC; clocks of Berlin change on the 30th at 01:00 UTC
+
+
+def histories(marks: int, stop: float = 10.0) -> Dataset:
+    rng = np.random.default_rng(1)
+    found = []
+    for i, count in enumerate((0, 3, 14, 30)):
+        times = np.sort(rng.uniform(0, stop, count))
+        kinds = rng.integers(0, marks, count)
+        space = marks if marks > 1 else MarkSpace()
+        found.append(Sequence(times, kinds, start=0.0, stop=stop, space=space, id=f"s{i}"))
+    return Dataset.from_sequences(found)
+
+
+def dapp(marks: int, link: str, data: Dataset) -> DAPP:
+    """A DAPP whose events excite and inhibit, with splines."""
+    options: dict[str, Any] = {"base": "spline", "drift": "spline"}
+    if link == "identity":
+        options = {}
+    model = DAPP(marks, heads=2, eval_features=16, link=link, **options)
+    model.initialise(data)
+    random = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.3 * torch.randn(parameter.shape, generator=random)
+        if link != "identity":
+            model.readout *= 1.5 * torch.randn(model.readout.shape, generator=random)
+    return model.eval()
+
+
+def asked(data: Dataset, length: float, windows: int, paths: int) -> Wanted:
+    edges = np.linspace(data.stops, data.stops + length, windows + 1, axis=1)
+    keys = np.array([key_of(0, id) for id in data.ids], dtype=np.uint64)
+    return Wanted(edges, keys, paths, 10_000)
+
+
+def by_kernel(model: PointProcess, data: Dataset, wanted: Wanted) -> Any:
+    with torch.no_grad():
+        counts = model.draw_counts(data.batch(), wanted)
+    assert counts is not None
+    return counts
+
+
+CASES: dict[str, Callable[[], tuple[PointProcess, Dataset]]] = {
+    "dapp-softplus": lambda: (dapp(2, "softplus", histories(2)), histories(2)),
+    "dapp-exp": lambda: (dapp(1, "exp", histories(1)), histories(1)),
+    "dapp-identity": lambda: (dapp(2, "identity", histories(2)), histories(2)),
+    "hawkes": lambda: (
+        Hawkes(2, baseline=0.4, branching=0.5, decay=2.0, exponentials=2),
+        histories(2),
+    ),
+    "poisson": lambda: (Poisson(2), histories(2)),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_counts_of_a_kernel_have_the_law_of_sampled_paths(name: str) -> None:
+    """Means, variances and shares of small counts within 4.5 standard errors; there are fewer than
+    200 comparisons, so that a right kernel fails with probability below .002.
+    """
+    model, data = CASES[name]()
+    wanted = asked(data, 3.0, 3, 2000)
+    found = by_kernel(model, data, wanted).astype(float)
+    with eval_mode(model):
+        plain = plain_counts(model, data.batch(), wanted).astype(float)
+    paths = wanted.paths
+    for one, other in ((found, plain), (found.sum((1, 2)), plain.sum((1, 2)))):
+        error = np.sqrt((one.var(-1) + other.var(-1)) / paths) + 1e-9
+        assert (np.abs(one.mean(-1) - other.mean(-1)) < 4.5 * error).all()
+    total, other = found.sum((1, 2)), plain.sum((1, 2))
+    for most in (0, 1, 2, 4, 8):
+        a, b = (total <= most).mean(-1), (other <= most).mean(-1)
+        error = np.sqrt((a * (1 - a) + b * (1 - b)) / paths) + 1e-9
+        assert (np.abs(a - b) < 4.5 * error).all(), most
+    spread = np.sqrt(2.0 / paths) * 4.5 * np.maximum(total.var(-1), other.var(-1)) * 1.5
+    assert (np.abs(total.var(-1) - other.var(-1)) < spread).all()
+
+
+def test_mean_counts_of_a_hawkes_process_are_those_of_the_closed_form() -> None:
+    """d/dt E[lambda] = beta (mu - (1 - alpha) E[lambda]) from the rate after the history on."""
+    mu, alpha, beta, length = 0.8, 0.6, 1.5, 5.0
+    model = Hawkes(baseline=mu, branching=alpha, decay=beta)
+    data = histories(1)
+    wanted = asked(data, length, 5, 20_000)
+    counts = by_kernel(model, data, wanted).sum(2)
+    with eval_mode(model):
+        first = last_rates(model, remember(model, data.batch()), data.batch().stop[:, None])
+    level, speed = mu / (1 - alpha), beta * (1 - alpha)
+    edges = wanted.edges - wanted.edges[:, :1]
+    extra = (first[:, 0].numpy() - level) / speed
+    expected = level * np.diff(edges) - extra * np.diff(np.exp(-speed * edges))
+    error = counts.std(-1) / np.sqrt(wanted.paths)
+    assert (np.abs(counts.mean(-1) - expected) < 4.5 * error).all()
+    assert np.abs(expected - level * np.diff(edges)).max() > 20 * error.max()
+
+
+def dated(data: Dataset, *, covariates: bool) -> Dataset:
+    """The same from a Saturday on, hours as unit, with exposure, and a covariate if wanted."""
+    count = len(data)
+    steps = np.tile([0.0, 12.0, 17.5], count)
+    offsets = 3 * np.arange(count + 1)
+    exposure = Steps(("exposure",), steps, np.tile([1.0, 0.0, 2.0], count)[:, None], offsets)
+    weather = Steps(("rain",), steps, np.tile([0.0, 1.0, 3.0], count)[:, None], offsets)
+    origin = SUNDAY + 3600.0 * np.arange(count)
+    context = Context(origin=origin, exposure=exposure, covariates=weather if covariates else None)
+    return replace(data, context=context, unit="hours")
+
+
+def with_effects(model: PointProcess, *, covariates: bool) -> PointProcess:
+    names = ("rain",) if covariates else ()
+    spec = EffectsSpec(
+        ("hour", "weekday", "month"),
+        zone="Europe/Berlin",
+        seconds=3600.0,
+        covariates=names,
+        mean=(1.0,) * len(names),
+        scale=(2.0,) * len(names),
+    )
+    model.add_effects(spec)
+    assert model.effects is not None
+    random = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        model.effects.weight += 0.4 * torch.randn(model.effects.weight.shape, generator=random)
+    return model
+
+
+def without_excitation() -> DAPP:
+    model = dapp(2, "softplus", histories(2))
+    with torch.no_grad():
+        model.readout.zero_()
+    return model
+
+
+@pytest.mark.parametrize("covariates", [False, True])
+@pytest.mark.parametrize("build", [lambda: Poisson(2), without_excitation])
+def test_counts_without_excitation_have_the_integral_as_mean(
+    build: Callable[[], PointProcess], covariates: bool
+) -> None:
+    """With a calendar across a change of clocks, an exposure that is 0 for hours, and steps of a
+    covariate: the mean is the integral of exposure times rate, and the variance is the mean.
+    """
+    data = dated(histories(2), covariates=covariates)
+    model = with_effects(build(), covariates=covariates).eval()
+    wanted = asked(data, 20.0, 8, 3000)
+    counts = by_kernel(model, data, wanted)
+    with eval_mode(model):
+        history = remember(model, data.batch())
+        fine = np.linspace(wanted.edges[:, 0], wanted.edges[:, -1], 8 * 2000 + 1, axis=1)
+        middle = torch.from_numpy((fine[:, :-1] + fine[:, 1:]) / 2)
+        rates = last_rates(model, history, middle).double().numpy()
+    exposure = data.batch().context.exposure.at(middle).numpy()
+    width = (20.0 / 8 / 2000) * exposure * rates
+    expected = width.reshape(len(data), 8, 2000, 2).sum(2)
+    assert expected.max() > 5 * expected[expected > 0].min()
+    error = np.sqrt(expected / wanted.paths) + 1e-3 * expected + 1e-9
+    assert (np.abs(counts.mean(-1) - expected) < 4.5 * error).all()
+    total = counts.sum((1, 2))
+    assert np.abs(total.var(-1) / total.mean(-1) - 1).max() < 5 * np.sqrt(2 / wanted.paths)
+
+
+def test_calendar_and_exposure_act_on_a_hawkes_baseline_and_on_excited_rates() -> None:
+    """DAPP with excitation, calendar, covariates and exposure 1: the law of the plain sampler."""
+    data = dated(histories(2), covariates=True)
+    assert data.context is not None
+    data = replace(data, context=data.context.without("exposure"))
+    model = with_effects(dapp(2, "softplus", histories(2)), covariates=True).eval()
+    wanted = asked(data, 6.0, 3, 1500)
+    found = by_kernel(model, data, wanted).astype(float)
+    with eval_mode(model):
+        plain = plain_counts(model, data.batch(), wanted).astype(float)
+    error = np.sqrt((found.var(-1) + plain.var(-1)) / wanted.paths) + 1e-9
+    assert (np.abs(found.mean(-1) - plain.mean(-1)) < 4.5 * error).all()
+
+
+# ---------------------------------------------------------------------- the table
+
+
+def test_a_forecast_depends_on_seed_and_sequence_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = histories(2)
+    model = dapp(2, "softplus", data)
+    table = forecasts(model, data, 3.0, by=1.0, paths=60)
+    was = torch.get_num_threads()
+    try:
+        for threads in (1, 3):
+            torch.set_num_threads(threads)
+            assert forecasts(model, data, 3.0, by=1.0, paths=60) == table
+    finally:
+        torch.set_num_threads(was)
+    monkeypatch.setattr(module, "ROWS", 1)
+    assert forecasts(model, data, 3.0, by=1.0, paths=60).combine_chunks() == table.combine_chunks()
+    backwards = data.select([3, 2, 1, 0])
+    per_sequence = 3 * 3
+    turned = forecasts(model, backwards, 3.0, by=1.0, paths=60)
+    assert turned.slice(0, per_sequence).to_pydict() == table.slice(27).to_pydict()
+    alone = forecasts(model, data["s2"], 3.0, by=1.0, paths=60)
+    assert alone.to_pydict() == table.slice(18, per_sequence).to_pydict()
+    assert forecasts(model, data, 3.0, by=1.0, paths=60, seed=1) != table
+
+
+def test_rows_are_sequences_intervals_and_types_with_the_total_first() -> None:
+    data = replace(histories(2), marks=MARKS)
+    model = Hawkes(MARKS, baseline=0.5, branching=0.3, decay=1.0)
+    table = forecasts(model, data, 2.5, by=1.0, paths=200)
+    assert table.column_names == "sequence mark start stop mean q05 q50 q95 p_any".split()
+    rows = table.to_pylist()
+    assert [row["mark"] for row in rows[:4]] == ["", "red", "blue", ""]
+    assert [row["sequence"] for row in rows[::9]] == ["s0", "s1", "s2", "s3"]
+    assert [(row["start"], row["stop"]) for row in rows[:9:3]] == [
+        (10.0, 11.0),
+        (11.0, 12.0),
+        (12.0, 12.5),
+    ]
+    for i in range(0, len(rows), 3):
+        total, red, blue = rows[i : i + 3]
+        assert total["mean"] == pytest.approx(red["mean"] + blue["mean"])
+        assert max(red["p_any"], blue["p_any"]) <= total["p_any"] <= red["p_any"] + blue["p_any"]
+        for row in (total, red, blue):
+            assert 0 <= row["q05"] <= row["q50"] <= row["q95"]
+            assert (row["q50"] > 0) == (row["p_any"] > 0.5)
+
+
+def test_quantiles_are_those_of_the_counts() -> None:
+    data = histories(1)
+    model = Hawkes(baseline=2.0, branching=0.5, decay=1.0)
+    table = forecasts(model, data, 2.0, paths=333, quantiles=(0.1, 0.25, 0.975))
+    counts = by_kernel(model, data, asked(data, 2.0, 1, 333))[:, 0, 0]
+    for level in (0.1, 0.25, 0.975):
+        exact = np.quantile(counts, level, axis=1, method="inverted_cdf")
+        assert table.column(level_name(level)).to_pylist() == exact.tolist()
+    assert table.column("p_any").to_pylist() == (counts > 0).mean(1).tolist()
+    assert "q10" in table.column_names and "q25" in table.column_names
+    assert "q975" in table.column_names
+
+
+@pytest.mark.parametrize(
+    ("by", "edges"),
+    [(None, [0, 5]), (7.0, [0, 5]), (2.0, [0, 2, 4, 5]), (5.0, [0, 5]), (2.5, [0, 2.5, 5])],
+)
+def test_intervals_cover_the_horizon_whatever_their_length(by: Any, edges: list[float]) -> None:
+    table = forecasts(Poisson(), histories(1), 5.0, by=by, paths=5)
+    count = len(edges) - 1
+    assert table.num_rows == 4 * count
+    starts = table.column("start").to_pylist()[:count]
+    stops = table.column("stop").to_pylist()[:count]
+    assert np.allclose([*starts, stops[-1]], 10.0 + np.array(edges))
+    assert starts[1:] == stops[:-1]
+
+
+def test_events_after_the_time_of_the_forecast_are_not_known() -> None:
+    data = histories(2)
+    model = dapp(2, "softplus", data)
+    early = Dataset.from_sequences([sequence.until(6.0) for sequence in data])
+    assert forecasts(model, data, 3.0, at=6.0, paths=50) == forecasts(model, early, 3.0, paths=50)
+
+
+def test_dates_in_dates_out_across_a_change_of_clocks() -> None:
+    stamps = pa.array(
+        ["2025-03-28T09:00:00+01:00", "2025-03-28T21:00:00+01:00", "2025-03-29T12:00:00+01:00"]
+    )
+    log = pa.table({"when": stamps})
+    data = fp.read(log, timezone="Europe/Berlin", time_unit="hours")
+    table = forecasts(Poisson(), data, "3d", by="1d", at="2025-03-29 00:00", paths=10)
+    start = table.schema.field("start").type
+    assert pa.types.is_timestamp(start) and start.tz == "Europe/Berlin"
+    shown = [value.isoformat() for value in table.column("stop").to_pylist()]
+    assert shown == [
+        "2025-03-30T00:00:00+01:00",
+        "2025-03-31T00:00:00+02:00",
+        "2025-04-01T00:00:00+02:00",
+    ]
+    one = forecasts(Poisson(), data[0], "3d", by="1d", at="2025-03-29 00:00", paths=10)
+    assert one.column("stop") == table.column("stop")
+
+
+def test_tables_of_pandas_polars_and_arrow_go_in_and_come_out() -> None:
+    columns = {"who": ["a", "a", "b"], "t": [1.0, 4.0, 2.5], "what": ["red", "blue", "red"]}
+    model = Hawkes(MARKS, baseline=0.5, branching=0.3, decay=1.0)
+    options: dict[str, Any] = dict(time="t", mark="what", sequence="who", window=(0.0, 5.0))
+    expected = forecasts(model, pa.table(columns), 2.0, paths=20, **options)
+    assert expected.column("sequence").to_pylist() == ["a"] * 3 + ["b"] * 3
+    assert pa.RecordBatchReader.from_stream(expected).read_all() == expected
+    pandas = pytest.importorskip("pandas")
+    assert forecasts(model, pandas.DataFrame(columns), 2.0, paths=20, **options) == expected
+    assert expected.to_pandas()["mean"].tolist() == expected.column("mean").to_pylist()
+    polars = pytest.importorskip("polars")
+    assert forecasts(model, polars.DataFrame(columns), 2.0, paths=20, **options) == expected
+    assert polars.DataFrame(expected)["mean"].to_list() == expected.column("mean").to_pylist()
+
+
+def test_every_model_forecasts_by_its_own_sampler() -> None:
+    data = histories(1)
+    model = NHP()
+    table = forecasts(model, data, 1.0, by=0.5, paths=20)
+    assert table.num_rows == 8 and all(value >= 0 for value in table.column("mean").to_pylist())
+    assert forecasts(model, data, 1.0, by=0.5, paths=20) == table
+
+
+def test_files_are_written_whole_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "ROWS", 3)
+    data = histories(1)
+    model = Hawkes(baseline=0.5, branching=0.3, decay=1.0)
+    plan = planned(model, data, 2.0, by=1.0, paths=20)
+    table = forecasts(model, data, 2.0, by=1.0, paths=20).combine_chunks()
+    assert write_forecasts(model, plan, tmp_path / "a.parquet") == 8
+    assert parquet.read_table(tmp_path / "a.parquet").combine_chunks() == table
+    assert parquet.ParquetFile(tmp_path / "a.parquet").num_row_groups == 2
+    write_forecasts(model, plan, tmp_path / "a.csv")
+    read = csv.read_csv(tmp_path / "a.csv")
+    assert read.column_names == table.column_names
+    assert read.column("mean").to_pylist() == table.column("mean").to_pylist()
+    explosive = Hawkes(baseline=5.0, branching=30.0, decay=9.0)
+    with pytest.raises(UserError, match="does not explode"):
+        write_forecasts(explosive, planned(explosive, data, 9.0), tmp_path / "a.csv")
+    assert csv.read_csv(tmp_path / "a.csv") == read
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["a.csv", "a.parquet"]
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"horizon": 0.0}, "a positive horizon"),
+        ({"horizon": float("nan")}, "a positive horizon"),
+        ({"horizon": "3x"}, "a unit of time"),
+        ({"horizon": 1.0, "by": 0.0}, "intervals of positive length"),
+        ({"horizon": 1.0, "by": 1e-9}, "intervals"),
+        ({"horizon": 1.0, "at": 11.0}, r"inside the window \[0, 10\] of sequence s0"),
+        ({"horizon": 1.0, "at": "2025-01-01"}, "as a number"),
+        ({"horizon": 1.0, "paths": 0}, "at least one path"),
+        ({"horizon": 1.0, "quantiles": (0.5, 1.0)}, "between 0 and 1"),
+        ({"horizon": 1.0, "quantiles": (0.5, 0.5)}, "different quantiles"),
+        ({"horizon": 1.0, "time": "t"}, "options for reading"),
+    ],
+)
+def test_what_cannot_be_forecast_is_refused(options: dict[str, Any], text: str) -> None:
+    with pytest.raises(UserError, match=text):
+        forecasts(Poisson(), histories(1), **options)
+
+
+def test_a_model_that_explodes_is_refused_with_its_sequence() -> None:
+    for model in (
+        Hawkes(baseline=5.0, branching=30.0, decay=9.0),
+        SplinePoisson(),
+        dapp(1, "exp", histories(1)),
+    ):
+        if isinstance(model, SplinePoisson):
+            with torch.no_grad():
+                model.coefficients.fill_(30.0)
+        if isinstance(model, DAPP):
+            with torch.no_grad():
+                model.value_weight.fill_(40.0)
+                model.readout.fill_(40.0)
+        with pytest.raises(UserError, match="does not explode before the horizon.*sequence"):
+            forecasts(model, histories(1), 9.0, paths=20)
+
+
+def test_without_a_compiler_the_plain_sampler_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "installed", lambda compiler: False)
+    kernels.report_missing.cache_clear()
+    try:
+        with pytest.warns(kernels.MissingCompiler):
+            table = forecasts(Hawkes(), histories(1), 1.0, paths=10)
+    finally:
+        kernels.report_missing.cache_clear()
+    assert table.num_rows == 4
