@@ -195,12 +195,20 @@ def test_counts_without_excitation_have_the_integral_as_mean(
     assert np.abs(total.var(-1) / total.mean(-1) - 1).max() < 5 * np.sqrt(2 / wanted.paths)
 
 
-def test_calendar_and_exposure_act_on_a_hawkes_baseline_and_on_excited_rates() -> None:
-    """DAPP with excitation, calendar, covariates and exposure 1: the law of the plain sampler."""
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda: dapp(2, "softplus", histories(2)),
+        lambda: Hawkes(2, baseline=0.5, branching=0.5, decay=2.0),
+    ],
+)
+def test_excited_rates_with_calendar_and_covariates_have_the_law_of_sampled_paths(
+    build: Callable[[], PointProcess],
+) -> None:
     data = dated(histories(2), covariates=True)
     assert data.context is not None
     data = replace(data, context=data.context.without("exposure"))
-    model = with_effects(dapp(2, "softplus", histories(2)), covariates=True).eval()
+    model = with_effects(build(), covariates=True).eval()
     wanted = asked(data, 6.0, 3, 1500)
     found = by_kernel(model, data, wanted).astype(float)
     with eval_mode(model):
