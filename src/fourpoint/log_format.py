@@ -35,6 +35,9 @@ class LogFormat:
         zoned: whether the stamps name their zone or offset.
         day_first: whether dates such as 5/1/2024 begin with the day; None where they are written
             otherwise.
+        covariates: the columns of covariates, words as indicators such as "plan=pro".
+        features: the columns of event features.
+        exposure: whether there was an exposure other than 0 and 1.
         levels: the values of each covariate that was read from words, the reference first.
         split_at: where `fit` cut the log into training, development and test data: timestamps as
             ISO 8601 in UTC (or without a zone, as the log), or numbers in the data's unit.
@@ -57,6 +60,9 @@ class LogFormat:
     zoned: bool = False
     day_first: bool | None = None
     origin: str | None = None
+    covariates: tuple[str, ...] = ()
+    features: tuple[str, ...] = ()
+    exposure: bool = False
     levels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     split_at: tuple[str | float, ...] = ()
 
@@ -83,12 +89,17 @@ class LogFormat:
                     f"{name!r} of the training log of its own type", f"{value!r}", remedy
                 )
         found = LogFormat(**{"time": "", **values})
-        if not all(map(_are_words, found.levels.values())) or not all(
-            isinstance(cut, str | float | int) for cut in found.split_at
-        ):
+        words = [*found.levels.values(), found.covariates, found.features]
+        cuts = found.split_at
+        if not all(map(_are_words, words)) or not all(isinstance(cut, str | float) for cut in cuts):
             raise UserError("words and times of the training log", f"{dict(values)!r:.200}", remedy)
-        levels = {str(name): tuple(words) for name, words in found.levels.items()}
-        found = replace(found, levels=levels, split_at=tuple(found.split_at))
+        found = replace(
+            found,
+            levels={str(name): tuple(known) for name, known in found.levels.items()},
+            covariates=tuple(found.covariates),
+            features=tuple(found.features),
+            split_at=tuple(cuts),
+        )
         if not found.time or found.clock not in CLOCKS or found.per_second < 1:
             raise UserError(
                 "a time column and a known clock of the training log",
@@ -114,6 +125,9 @@ _KINDS: dict[str, tuple[type, ...]] = {
     "zoned": (bool,),
     "day_first": (bool, type(None)),
     "origin": _TEXT,
+    "covariates": (list, tuple),
+    "features": (list, tuple),
+    "exposure": (bool,),
     "levels": (Mapping,),
     "split_at": (list, tuple),
 }

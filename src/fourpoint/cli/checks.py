@@ -5,6 +5,7 @@ clauses.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeVar
@@ -13,6 +14,8 @@ from fourpoint.cli.console import print_notice
 from fourpoint.errors import UserError
 
 Choice = TypeVar("Choice", bound=str)
+MOST_VALUES = 3  # of an option with several values
+VALUE = re.compile(r"\d{4}[-/]\d{1,2}[-/]\d{1,2}([T ].*)?|[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?")
 PICTURES = (".png", ".svg", ".pdf")
 
 
@@ -30,6 +33,27 @@ def one_of(option: str, text: str, allowed: Sequence[Choice]) -> Choice:
     near = get_close_matches(text, allowed, n=1, cutoff=0.4)
     remedy = f"Did you mean {near[0]!r}?" if near else "Choose one of them."
     raise UserError(f"{option} to be one of {', '.join(allowed)}", f"{text!r}", remedy)
+
+
+def joined_values(words: Sequence[str], option: str) -> list[str]:
+    """What was typed, with the numbers, shares and dates after ``option`` joined into one word.
+
+    >>> joined_values(["fit", "--split-at", "2025-05-01", "2025-06-01", "x.csv"], "--split-at")
+    ['fit', '--split-at', '2025-05-01,2025-06-01', 'x.csv']
+    """
+    found: list[str] = []
+    place = 0
+    while place < len(words):
+        found.append(words[place])
+        place += 1
+        if found[-1] != option:
+            continue
+        first = place
+        while place < len(words) and place < first + MOST_VALUES and VALUE.fullmatch(words[place]):
+            place += 1
+        if place > first:
+            found.append(",".join(words[first:place]))
+    return found
 
 
 def check_applies(what: str, option: str, fine: bool) -> None:

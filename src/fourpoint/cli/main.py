@@ -21,7 +21,7 @@ import typer
 from typer.core import TyperGroup
 
 from fourpoint.cli import options as typed
-from fourpoint.cli.checks import check_applies, check_folder, check_picture, one_of
+from fourpoint.cli.checks import check_applies, check_folder, check_picture, joined_values, one_of
 from fourpoint.cli.console import (
     abandon_stdout,
     open_standard_streams,
@@ -34,6 +34,9 @@ from fourpoint.cli.console import (
 )
 from fourpoint.cli.data import data_app
 from fourpoint.cli.reading import (
+    chosen_sequence,
+    cut_by_time,
+    horizon_after,
     open_events,
     open_with_model,
     scored_part,
@@ -49,6 +52,10 @@ if TYPE_CHECKING:
 
 class Commands(TyperGroup):
     """Runs a command, and turns errors and interruptions into messages and exit codes."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """As click's; the several values of ``--split-at`` are joined into one."""
+        return list(super().parse_args(ctx, joined_values(args, "--split-at")))
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command."""
@@ -94,7 +101,8 @@ app.add_typer(
 
 AMPLITUDES: tuple[Literal["fixed", "random"], ...] = ("fixed", "random")
 CONVENTIONS: tuple[Literal["window", "gaps"], ...] = ("window", "gaps")
-OF_MODEL = ("time_unit", "bounds")  # reading options that are saved with a model
+# Reading options that are saved with a model.
+OF_MODEL = ("time_unit", "timezone", "bounds")
 # Seconds of a time budget that are left to a fit when reading has used up all of it.
 LEAST_BUDGET = 1e-3
 Version = Annotated[
@@ -211,6 +219,7 @@ def fit(
         bool, typer.Option("--resume", help="Continue an interrupted run in the same folder.")
     ] = False,
     split: typed.Split = None,
+    split_at: typed.SplitAt = None,
     seed: typed.Seed = 0,
     time_budget: typed.Budget = None,
     device: Annotated[
@@ -242,7 +251,11 @@ def fit(
     if "seed" in parameters(build):
         of_model["seed"] = seed
     made = build(marks=events.marks, **of_model)
-    train, dev = train_and_dev(events, split, seed, closed_form=made.fits_in_closed_form)
+    if split_at is None:
+        train, dev = train_and_dev(events, split, seed, closed_form=made.fits_in_closed_form)
+    else:
+        check_applies("a fit with --split-at", "--split", split is None)
+        train, dev = cut_by_time(events, split_at)
     check_folder(output, resume)
     if time_budget is not None and time_budget > 0:
         # Reading is part of the budget; what is left allows for at least one step.
@@ -353,8 +366,8 @@ def evaluate(
 def forecast(
     folder: typed.Saved,
     source: typed.Source,
-    sequence: typed.Which,
-    horizon: Annotated[float, typer.Option(help="How far to look, in the data's unit of time.")],
+    horizon: typed.Horizon,
+    sequence: typed.Which = None,
     at: typed.At = None,
     paths: Annotated[int, typer.Option(help="Number of futures to sample.")] = 1000,
     windows: Annotated[
@@ -380,9 +393,9 @@ def forecast(
     check_picture(plot)
     check_picture(map)
     model, events = open_with_model(folder, source, reading)
-    found = look_ahead(
-        model, events.find(sequence), horizon, paths, seed, at=at, windows=windows, progress=True
-    )
+    one = chosen_sequence(events, sequence)
+    length = horizon_after(events, one, at, horizon)
+    found = look_ahead(model, one, length, paths, seed, at=at, windows=windows, progress=True)
     save_plot(found.plot(unit=short_unit(events.unit)) if plot else None, plot)
     if map is not None:
         from fourpoint.inference.maps import expected_map
@@ -396,7 +409,7 @@ def forecast(
 def explain(
     folder: typed.Saved,
     source: typed.Source,
-    sequence: typed.Which,
+    sequence: typed.Which = None,
     at: typed.At = None,
     json: typed.Json = False,
     plot: typed.Plot = None,
@@ -411,7 +424,7 @@ def explain(
 
     check_picture(plot)
     model, events = open_with_model(folder, source, reading)
-    found = account_for(model, events.find(sequence), at, progress=True)
+    found = account_for(model, chosen_sequence(events, sequence), at, progress=True)
     save_plot(found.plot(unit=short_unit(events.unit)) if plot else None, plot)
     numbers = found.to_dict()
     blocks: list[Any] = [found]

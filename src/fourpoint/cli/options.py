@@ -306,10 +306,33 @@ Saved = Annotated[
     Path, typer.Argument(metavar="DIR", help="Folder of a model that `fourpoint fit` saved.")
 ]
 Which = Annotated[
-    str, typer.Option(metavar="ID", help="The sequence whose events are the history.")
+    str | None,
+    typer.Option(
+        metavar="ID", help="The sequence whose events are the history; not needed for a single one."
+    ),
 ]
-NOW = "Time of the forecast or explanation, up to which events are known; by default the end."
-At = Annotated[float | None, typer.Option(metavar="TIME", help=NOW)]
+NOW = (
+    "Time of the forecast or explanation, up to which events are known: a number, or a date such "
+    "as '2025-06-03 14:00'; by default the end."
+)
+At = Annotated[str | None, typer.Option(metavar="TIME|DATE", help=NOW)]
+Horizon = Annotated[
+    str,
+    typer.Option(
+        metavar="LENGTH",
+        help="How far to look: a number in the data's unit of time, or 4h, 30d, 15min, 1w.",
+    ),
+]
+SplitAt = Annotated[
+    str | None,
+    typer.Option(
+        metavar="A B",
+        help=(
+            "Cut every sequence by time: train before A, dev from A to B, test from B on, each "
+            "with the events before as history. Dates, numbers, or three shares such as .8 .1 .1."
+        ),
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
 Plot = Annotated[
     Path | None, typer.Option(metavar="FILE", help="Draw a picture: .png, .svg or .pdf.")

@@ -18,22 +18,27 @@ from fourpoint.errors import UserError
 
 if TYPE_CHECKING:
     from fourpoint.data.readers import Asked
-    from fourpoint.events import Box, Dataset, Ties
+    from fourpoint.events import Box, Dataset, Sequence, Ties
+    from fourpoint.log_format import LogFormat
     from fourpoint.models.base import PointProcess
 
 CHECKED = 20_000  # events that the goodness of fit looks at
+SHARES = 3  # of train, dev and test
+DEV_BEGINS = 0.9  # of the time before the test, where only the test is given
 HELD_OUT = "held-out"  # a split: what a model was not trained on
 
 
 @dataclass(frozen=True)
 class FittedTo:
     """What a model was fitted to: the unit of time, the names of the types and the box, where
-    there are any.
+    there are any; how the log was read, and the number of sequences.
     """
 
     unit: str | None = None
     marks: tuple[str, ...] | None = None
     box: Box | None = None
+    log: LogFormat | None = None
+    sequences: int | None = None
 
 
 def asked(options: ReadingOptions) -> Asked:
@@ -79,8 +84,18 @@ def _with_defaults(source: str, wanted: Asked, fitted: FittedTo | None) -> Asked
     if fitted is None:
         return wanted
     place = wanted.place
-    if place is None and fitted.box is not None and not _is_ours(source):
+    ours = _is_ours(source)
+    if place is None and fitted.box is not None and not ours:
         place = fitted.box.names
+    if fitted.log is not None:
+        wanted = replace(
+            wanted,
+            known_zone=fitted.log.zone,
+            known_origin=fitted.log.origin,
+            levels=fitted.log.levels,
+        )
+        if not ours:
+            wanted = _same_columns(source, wanted, fitted, fitted.log)
     return replace(
         wanted,
         place=place,
@@ -88,6 +103,116 @@ def _with_defaults(source: str, wanted: Asked, fitted: FittedTo | None) -> Asked
         time_unit=wanted.time_unit or fitted.unit,
         marks=fitted.marks,
     )
+
+
+def _same_columns(source: str, wanted: Asked, fitted: FittedTo, log: LogFormat) -> Asked:
+    """What is asked for, with the columns of the training log where the file has them too."""
+    from fourpoint.data.tables import open_table
+
+    names = set(open_table(source).schema.names)
+    if log.time not in names or wanted.time not in (None, log.time):
+        return wanted
+    mark = wanted.mark
+    if mark is None and (log.mark is None or log.mark in names):
+        mark = log.mark or "none"
+    sequence = wanted.sequence
+    if sequence is None and (log.calendar or log.sequence in names):
+        sequence = log.calendar or log.sequence
+    elif sequence is None and log.sequence is None and fitted.sequences == 1:
+        sequence = "none"
+    return replace(wanted, time=log.time, mark=mark, sequence=sequence)
+
+
+def _check_like_training(found: Dataset, options: ReadingOptions, log: LogFormat) -> Dataset:
+    """The data with the covariates and event features that a model knows, in its order.
+
+    Refuses data that lack some of them, and times with a zone where those of training had none, or
+    the other way round.
+    """
+    from fourpoint.log_format import NUMBERS
+
+    own = found.log
+    both = own is not None and NUMBERS not in (own.clock, log.clock)
+    if own is not None and both and own.zoned != log.zoned and (log.zone is None or log.zoned):
+        if log.zone is None:
+            raise UserError(
+                "times without a zone, as in training",
+                "times with a zone",
+                "Write them as the training log does, or fit again with --timezone.",
+            )
+        if options.timezone is None:
+            raise UserError(
+                "times with a zone, as in training",
+                "times without one",
+                "Write them as the training log does, or name their zone with --timezone.",
+            )
+    if log.exposure and not (own is not None and own.exposure):
+        print_notice(
+            "warning: the model was fitted with an exposure, and these data have none: it is "
+            "taken as 1 (--exposure FILE)",
+            style="yellow",
+        )
+    found = _with_known_covariates(found, log.covariates)
+    return _with_known_features(found, log.features)
+
+
+def _with_known_covariates(found: Dataset, names: tuple[str, ...]) -> Dataset:
+    context = found.context
+    if not names:
+        return found
+    steps = None if context is None else context.covariates
+    have = () if steps is None else steps.names
+    _check_columns("covariates", names, have, "--covariates FILE or --sequence-covariates A,B")
+    if context is None or steps is None or have == names:
+        return found
+    order = [have.index(name) for name in names]
+    same = replace(steps, names=names, values=steps.values[:, order])
+    return replace(found, context=replace(context, covariates=same))
+
+
+def _with_known_features(found: Dataset, names: tuple[str, ...]) -> Dataset:
+    if not names:
+        return found
+    have = found.feature_names
+    _check_columns("event features", names, have, "--event-features A,B")
+    if found.features is None or have == names:
+        return found
+    order = [have.index(name) for name in names]
+    return replace(found, features=found.features[:, order].copy(), feature_names=names)
+
+
+def _check_columns(what: str, names: tuple[str, ...], have: tuple[str, ...], options: str) -> None:
+    lost = [name for name in names if name not in have]
+    if lost:
+        raise UserError(
+            f"the {what} {', '.join(names)}, as the model was fitted to",
+            f"data without {', '.join(lost)}",
+            f"Pass the same columns as for the fit ({options}).",
+        )
+
+
+def chosen_sequence(events: Dataset, id: str | None) -> Sequence:
+    """The sequence with this id, or the only one."""
+    from fourpoint.events import only_sequence
+
+    if id is not None:
+        return events.find(id)
+    if len(events) != 1:
+        near = ", ".join(map(repr, events.ids[:3]))
+        raise UserError(
+            "the id of a sequence, with --sequence",
+            f"data with {len(events):,} sequences, with ids like {near}",
+            f"Choose one: --sequence {events.ids[-1] if len(events) else 'ID'}.",
+        )
+    return only_sequence(events)
+
+
+def horizon_after(events: Dataset, one: Sequence, at: str | None, horizon: str) -> float:
+    """How far to look from ``at``, or from the end of a sequence, in the unit of the data."""
+    from fourpoint.events.dates import length_after, time_at
+
+    now = one.stop if at is None else time_at(one.dates, at)
+    return length_after(one.dates, now, horizon, events.unit)
 
 
 def open_with_model(
@@ -99,7 +224,70 @@ def open_with_model(
     from fourpoint.storage.checkpoints import restore
 
     model = restore(folder)
-    return model, open_events(source, options, _fitted_to(folder, model))
+    fitted = _fitted_to(folder, model)
+    found = open_events(source, options, fitted)
+    if fitted.log is None:
+        return model, found
+    checked = _check_like_training(found, options, fitted.log)
+    log = None if checked.log is None else replace(checked.log, split_at=fitted.log.split_at)
+    return model, replace(checked, log=log)
+
+
+def cut_by_time(events: Dataset, typed: str) -> tuple[Dataset, Dataset]:
+    """Train and dev of a data set that is cut at the times ``typed``, which are remembered in its
+    log: two times, one (the test begins there; dev is the last tenth before it), or three shares.
+    """
+    whole = replace(events, splits=None)
+    cuts = _cuts(whole, [word.strip() for word in typed.split(",")])
+    train, dev, test = whole.split_at(cuts)
+    first, second = (_plain(events, cut) for cut in cuts)
+    said = [f"train until {first} ({train.scored_events:,} events)"]
+    said.append(f"dev until {second} ({dev.scored_events:,})")
+    said.append(f"test after ({test.scored_events:,}); earlier events are history")
+    print_notice(f"split: {', '.join(said)}")
+    kept = [
+        replace(part, log=None if part.log is None else replace(part.log, split_at=cuts))
+        for part in (train, dev)
+    ]
+    return kept[0], kept[1]
+
+
+def _plain(events: Dataset, cut: str | float) -> str:
+    """A time to cut at, as a reader wants it."""
+    from fourpoint.events.dates import shown, time_at
+
+    dates = events.dates(0)
+    return shown(dates, time_at(dates, cut))
+
+
+def _cuts(events: Dataset, words: list[str]) -> tuple[str | float, str | float]:
+    """Two times to cut at: dates as ISO 8601 with their offset from UTC, or numbers."""
+    from fourpoint.events.dates import as_number, time_at
+
+    numbers = [as_number(word) for word in words]
+    shares = [number for number in numbers if number is not None]
+    first, last = events.extent()
+    dates = events.dates(0)
+    if len(words) == SHARES and len(shares) == SHARES:
+        if min(shares) <= 0 or abs(sum(shares) - 1) > 1e-6:
+            raise UserError(
+                "three positive shares with the sum 1",
+                f"--split-at {' '.join(words)}",
+                "Type shares such as --split-at .8 .1 .1.",
+            )
+        edges = [first + share * (last - first) for share in (shares[0], shares[0] + shares[1])]
+    elif len(words) in (1, 2):
+        edges = [time_at(dates, word) for word in words]
+        if len(edges) == 1:
+            edges = [first + DEV_BEGINS * (edges[0] - first), *edges]
+    else:
+        raise UserError(
+            "one or two times, or three shares",
+            f"--split-at {' '.join(words)}",
+            "Type dates such as --split-at 2025-05-01 2025-06-01, or shares such as .8 .1 .1.",
+        )
+    low, high = (edge if dates is None else dates.iso(edge) for edge in edges)
+    return low, high
 
 
 def train_and_dev(
@@ -134,6 +322,9 @@ def scored_part(model: PointProcess, events: Dataset, split: str | None) -> Data
     """
     from fourpoint.storage.trained_on import chose_weights, held_out, overlap
 
+    cut = _part_by_time(events, split)
+    if cut is not None:
+        return cut
     name = split or default_split(events, "test")
     kept = None
     if name == HELD_OUT or (split is None and name == "all"):
@@ -159,6 +350,30 @@ def scored_part(model: PointProcess, events: Dataset, split: str | None) -> Data
     seen = overlap(model, part)
     if seen is not None:
         print_notice(f"warning: {seen}. Score other data, or --split {HELD_OUT}", style="yellow")
+    return part
+
+
+def _part_by_time(events: Dataset, split: str | None) -> Dataset | None:
+    """A part of a log that `fit` has cut by time, with the events before as history; None where it
+    was not cut, or other data are asked for.
+    """
+    from fourpoint.events import SPLITS
+
+    cuts = () if events.log is None else events.log.split_at
+    name = split or "test"
+    if not cuts or name not in SPLITS or events.splits is not None:
+        return None
+    k = SPLITS.index(name)
+    edges = [None, *cuts, None]
+    begin, end = edges[k], edges[k + 1]
+    part = events.between(begin, end)
+    span = "from the beginning" if begin is None else f"from {_plain(events, begin)}"
+    span += "" if end is None else f" to {_plain(events, end)}"
+    earlier = part.events - part.scored_events
+    print_notice(
+        f"scored: {part.scored_events:,} events of the {name} part, {span}, given {earlier:,} "
+        "events before; --split all scores everything"
+    )
     return part
 
 
@@ -204,7 +419,16 @@ def _load(name: str, options: ReadingOptions) -> Dataset:
     from fourpoint.data.datasets import load
 
     found = load(name).with_ties(_policy(options.ties))
-    others = replace(options, ties="keep", window=None)
+    others = replace(
+        options,
+        ties="keep",
+        window=None,
+        gaps=None,
+        observed=None,
+        exposure=None,
+        covariates=None,
+        impute=None,
+    )
     fine = others in (ReadingOptions(), ReadingOptions(place=["none"]))
     check_applies(
         f"the embedded data set {name}",
@@ -214,19 +438,30 @@ def _load(name: str, options: ReadingOptions) -> Dataset:
     found = found.without_places() if options.place else found
     window = _window(options.window)
     if window is None:
-        return found
+        return _with_tables(found, options)
     if not isinstance(window[0], float):
         raise UserError(
             "a window in numbers",
             f"{window[0]} {window[1]}",
             "Pass two numbers, such as --window 0 24.",
         )
-    return replace(
+    found = replace(
         found,
         starts=np.full(len(found), window[0]),
         stops=np.full(len(found), window[1]),
         inferred=False,
     )
+    return _with_tables(found, options)
+
+
+def _with_tables(found: Dataset, options: ReadingOptions) -> Dataset:
+    """An embedded data set with what the tables beside it say."""
+    from fourpoint.data.context_tables import with_tables
+
+    data, notes = with_tables(found, asked(options).tables())
+    for note in notes:
+        print_notice(note)
+    return data
 
 
 def _window(window: tuple[str, str] | None) -> tuple[float, float] | tuple[str, str] | None:
@@ -266,8 +501,17 @@ def _is_ours(source: str) -> bool:
 def _fitted_to(folder: Path, model: PointProcess) -> FittedTo:
     """What a saved model was fitted to."""
     from fourpoint.events.dates import SECONDS
+    from fourpoint.log_format import LogFormat
     from fourpoint.storage.checkpoints import about
 
-    unit = str(about(folder).get("unit") or "")
-    known = unit if unit in SECONDS else None
-    return FittedTo(known, tuple(model.marks.names) or None, model.marks.box)
+    known = about(folder)
+    unit = str(known.get("unit") or "")
+    log = known.get("log")
+    sequences = known.get("sequences")
+    return FittedTo(
+        unit if unit in SECONDS else None,
+        tuple(model.marks.names) or None,
+        model.marks.box,
+        None if log is None else LogFormat.from_dict(log),
+        sequences if isinstance(sequences, int) else None,
+    )

@@ -161,9 +161,10 @@ def lay_stamps(
     window: Window | None,
     sort: bool,
     unit: str | None,
+    known_origin: str | None = None,
 ) -> Layout:
     """Sequences that share a calendar: times since the first event of all, or since the start of
-    the window given.
+    the window given, or since the origin of a model that the events are for.
     """
     rows, moved = group(numbered, len(ids), clock.ticks if sort else None)
     ticks = rows.arrange(clock.ticks)
@@ -190,6 +191,8 @@ def lay_stamps(
     else:
         inferred = True
         observed = "observed from the first event of all to the last (--window A B)"
+    if known_origin is not None and not np.ndim(origins):
+        origins = _known_tick(known_origin, clock)
     longest = float(np.max(stops - starts)) / clock.rate
     unit = unit or unit_for(longest)
     per = SECONDS[unit] * clock.rate
@@ -214,6 +217,12 @@ def lay_stamps(
     return Layout(
         ids, rows, times, begin, end, inferred, unit, origin, shared, moved, notes, since_1970
     )
+
+
+def _known_tick(origin: str, clock: Clock) -> int:
+    """A timestamp in UTC, or without a zone, as a tick of ``clock``."""
+    since = int(np.datetime64(origin, "ns").astype(np.int64))
+    return since // (1_000_000_000 // clock.rate)
 
 
 def per_sequence(

@@ -209,6 +209,8 @@ class Asked:
     event_features: str | Ordered[str] = ()
     impute: Impute | None = None
     levels: Levels | None = None
+    known_zone: str | None = None  # of times without one, where no timezone is asked for
+    known_origin: str | None = None  # timestamp of time 0, as ISO 8601, where sequences share it
 
     def tables(self) -> Tables:
         """What is given beside the events."""
@@ -219,7 +221,7 @@ class Asked:
             self.covariates,
             self.impute,
             self.levels,
-            self.timezone,
+            self.timezone or self.known_zone,
         )
 
 
@@ -361,6 +363,7 @@ def _read(table: Table, roles: Roles, asked: Asked) -> Reading:
         data, of_tables = with_tables(data, asked.tables())
     except UnrecordedEvent as error:
         raise _placed(columns, roles, layout, error) from None
+    data = replace(data, log=_with_names(data))
     try:
         data = data if asked.ties == "keep" else data.with_ties(asked.ties)
     except EventDataError as error:
@@ -398,6 +401,19 @@ def _context(
     if stored is None:
         return context, log
     return context, replace(log, zone=stored.zone, levels=stored.levels)
+
+
+def _with_names(data: Dataset) -> LogFormat:
+    """How the data were read, with the names of covariates and event features."""
+    log = data.log or LogFormat("t")
+    context = data.context or Context()
+    covariates = () if context.covariates is None else context.covariates.names
+    exposure = False
+    if context.exposure is not None:
+        exposure = bool((~np.isin(context.exposure.values, (0.0, 1.0))).any())
+    return replace(
+        log, covariates=covariates, features=tuple(data.feature_names), exposure=exposure
+    )
 
 
 def listed(names: str | Ordered[str]) -> list[str]:
@@ -515,7 +531,7 @@ def _clock(columns: Columns, roles: Roles, numbered: Numbered, asked: Asked) -> 
         try:
             clock = read_clock(
                 column,
-                timezone,
+                timezone or asked.known_zone,
                 numbered.code if roles.sequence else None,
                 partial(columns.fault, name),
             )
@@ -570,7 +586,8 @@ def _layout(
         return lay_numbers(columns, roles, numbered, ids, window, sort, known)
     if roles.calendar is not None:
         return lay_calendar(clock, roles, window, sort, unit, columns)
-    return lay_stamps(columns, roles, clock, numbered, ids, window, sort, unit)
+    origin = asked.known_origin
+    return lay_stamps(columns, roles, clock, numbered, ids, window, sort, unit, origin)
 
 
 def _splits(

@@ -209,6 +209,17 @@ class Dates:
             )
         ]
 
+    def iso(self, time: float) -> str:
+        """A time as ISO 8601 to the microsecond, with the offset from UTC where there is a zone.
+
+        >>> Dates(1748908800.0, "hours", "Europe/Berlin").iso(0.25)
+        '2025-06-03T02:15:00+02:00'
+        """
+        moment = int(self.microseconds(time))
+        if self.zone is None:
+            return (EPOCH + dt.timedelta(microseconds=moment)).isoformat()
+        return _local(moment, self.zone).isoformat()
+
     def microseconds(self, times: ArrayLike) -> NDArray[np.int64]:
         """Finite times as whole microseconds since 1970: UTC, or local where there is no zone."""
         seconds = np.asarray(times, dtype=np.float64) * SECONDS[self.unit]
@@ -235,6 +246,11 @@ class Dates:
         if number is not None:
             return number
         return self._time_of(self._instant(_parsed(moment), moment))
+
+    def first(self, wall: dt.datetime) -> float | None:
+        """The first time at which local clocks show ``wall``; None where they never do."""
+        found = [_since_1970(wall)] if self.zone is None else _instants(wall, self.zone)
+        return self._time_of(found[0]) if found else None
 
     def later(self, time: float, duration: float | str) -> float:
         """The time a duration after ``time``: hours and less are elapsed time, whole days and weeks

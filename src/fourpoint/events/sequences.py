@@ -490,9 +490,9 @@ class Dataset:
         edges = len(self) - after
         return tuple(self.select(np.sort(rows)) for rows in np.split(order, edges))
 
-    def split_at(self, times: Ordered[float]) -> tuple[Dataset, ...]:
+    def split_at(self, times: Ordered[Moment]) -> tuple[Dataset, ...]:
         """Parts of the data before, between and after ``times``, which rise: one more than there
-        are times.
+        are times. They are numbers, or dates where the data has dates.
 
         Every sequence is cut. A later part keeps the earlier events of its sequences as history:
         they condition the rates but are not scored (``Context.scored_from``). Sequences that were
@@ -508,37 +508,85 @@ class Dataset:
         ... ]
         [(0.0, 4.0, 2, 2), (0.0, 8.0, 3, 1)]
         """
-        cuts = np.asarray(times, dtype=np.float64).reshape(-1)
-        if not len(cuts) or not np.isfinite(cuts).all() or (np.diff(cuts) <= 0).any():
+        cuts = np.stack([self.times_at(time) for time in times], 1) if len(times) else None
+        if cuts is None or not np.isfinite(cuts).all() or (np.diff(cuts) <= 0).any():
             raise EventDataError(
-                "one or more rising times to cut at", f"{cuts.tolist()}", "Sort them."
+                "one or more rising times to cut at", f"{list(times)}", "Sort them."
             )
-        return self._cut(np.broadcast_to(cuts, (len(self), len(cuts))))
+        return self._cut(cuts)
+
+    def between(self, begin: Moment | None = None, end: Moment | None = None) -> Dataset:
+        """The data of which the time from ``begin`` to ``end`` is scored: earlier events of the
+        same sequences are history, later ones are left out, and so are sequences that were not
+        observed in between. None is the beginning, or the end, of every sequence.
+
+        >>> data = Dataset.from_sequences([Sequence([1.0, 2.0, 5.0], start=0.0, stop=8.0)])
+        >>> data.between(1.5, 4.0).events, data.between(1.5, 4.0).scored_events
+        (2, 1)
+        """
+        lows = np.full(len(self), -np.inf) if begin is None else self.times_at(begin)
+        highs = np.full(len(self), np.inf) if end is None else self.times_at(end)
+        found = self._between(lows, highs)
+        if found is None:
+            raise EventDataError(
+                f"a part of the time that was observed, {self._span()}",
+                f"from {begin or 'the beginning'} to {end or 'the end'}",
+                "Choose other times.",
+            )
+        return found
+
+    def times_at(self, moment: Moment) -> NDArray[np.float64]:
+        """A time, or a date where the data has dates, in the time of every sequence, (S,)."""
+        return np.array([time_at(self.dates(i), moment) for i in range(len(self))])
+
+    def extent(self) -> tuple[float, float]:
+        """From when to when anything was observed, in the time of the first sequence."""
+        origin = None if self.context is None else self.context.origin
+        shift = np.zeros(len(self))
+        if origin is not None and self.unit in SECONDS:
+            shift = (origin - origin[0]) / SECONDS[self.unit]
+        return float((shift + self.starts).min()), float((shift + self.stops).max())
+
+    def _span(self) -> str:
+        """From when to when anything was observed, in words."""
+        if not len(self):
+            return "of no sequence"
+        first, last = (shown(self.dates(0), edge) for edge in self.extent())
+        return f"from {first} to {last}"
 
     def _cut(self, cuts: NDArray[np.float64]) -> tuple[Dataset, ...]:
         """The parts of :meth:`split_at` with cuts (S, K) of each sequence."""
+        endless = np.full((len(self), 1), np.inf)
+        edges = np.hstack([-endless, cuts, endless])
         parts = []
-        for k in range(cuts.shape[1] + 1):
-            pieces = []
-            for s, own in zip(self, cuts, strict=True):
-                begin = s.start if k == 0 else max(s.start, float(own[k - 1]))
-                last = k == len(own) or own[k] > s.stop
-                end = s.stop if last else float(own[k])
-                if end <= begin:
-                    continue
-                kept = slice(None) if last else slice(int(np.searchsorted(s.times, end)))
-                piece = s.piece(kept, s.start, end, inferred=s.inferred and last)
-                pieces.append(piece if k == 0 else piece.scored_after(begin))
-            if not pieces:
-                low, high = float(self.starts.min()), float(self.stops.max())
+        for k in range(edges.shape[1] - 1):
+            part = self._between(edges[:, k], edges[:, k + 1])
+            if part is None:
+                said = [shown(self.dates(0), cut) for cut in cuts[0].tolist()] if len(self) else []
                 raise EventDataError(
-                    f"times to cut at inside the windows, from {low:g} to {high:g}",
-                    f"{cuts[0].tolist()}, with no sequence in part {k + 1}",
+                    f"times to cut at inside the windows, {self._span()}",
+                    f"{', '.join(said)}, with no sequence in part {k + 1}",
                     "Choose other times.",
                 )
-            part = Dataset.from_sequences(pieces, unit=self.unit, name=self.name)
-            parts.append(replace(part, log=self.log, feature_names=self.feature_names))
+            parts.append(part)
         return tuple(parts)
+
+    def _between(self, lows: NDArray[np.float64], highs: NDArray[np.float64]) -> Dataset | None:
+        """As :meth:`between`, with times of every sequence; None where none was observed then."""
+        pieces = []
+        for s, low, high in zip(self, lows.tolist(), highs.tolist(), strict=True):
+            begin = max(s.start, low)
+            last = high > s.stop
+            end = s.stop if last else high
+            if end <= begin:
+                continue
+            kept = slice(None) if last else slice(int(np.searchsorted(s.times, end)))
+            piece = s.piece(kept, s.start, end, inferred=s.inferred and last)
+            pieces.append(piece if low == -np.inf else piece.scored_after(begin))
+        if not pieces:
+            return None
+        part = Dataset.from_sequences(pieces, unit=self.unit, name=self.name)
+        return replace(part, log=self.log, feature_names=self.feature_names)
 
     def with_ties(self, policy: Ties, seed: int = 0) -> Dataset:
         """Apply a policy to events that share a time with the one before.

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fourpoint.events import Batch, Dataset, Sequence, check_marks, only_sequence
+from fourpoint.events.dates import Dates, Moment, shown
 from fourpoint.inference.sampling import eval_mode, last_rates, remember
 from fourpoint.models.base import PointProcess
 from fourpoint.report.printing import Printed, bar, text_table
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 Floats = NDArray[np.float64]
 PIECE = 16_384  # events that are encoded at once
 ROUNDING = 16  # roundings of a rate that a difference of two rates may hold
+VISIBLE = 1e-3  # share of the largest effect that a plot can show
 SHOWN = 15  # events in the printed table
 SHOWN_MODES = 5  # modes below it
 
@@ -43,7 +45,7 @@ class Explanation(Printed):
     and ``effects`` (N, M) on the rate of each mark in events per unit of time. ``rate`` (M,) is the
     rate at ``at``; ``names`` (M,) are those of the marks. ``modes`` are those of
     Deep DAPP, the strongest first: layer, half-life and period in the user's unit, and what the
-    rate would lose without them.
+    rate would lose without them. ``dates`` converts times to dates, where the events have them.
     """
 
     at: float
@@ -53,6 +55,7 @@ class Explanation(Printed):
     effects: Floats
     rate: Floats
     modes: tuple[dict[str, Any], ...] = ()
+    dates: Dates | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Everything, as JSON can hold it: the rate by mark, and every past event in the order of
@@ -73,22 +76,32 @@ class Explanation(Printed):
             "marks": dict(zip(self.names, self.rate.tolist(), strict=True)),
         }
         found: dict[str, Any] = {"at": self.at, "rate": rate, "events": events}
+        if self.dates is not None:
+            found["date"] = self.dates.text(self.at)
+            for event, date in zip(events, self.dates.texts(self.times), strict=True):
+                event["date"] = date
         return found | {"modes": list(self.modes)} if self.modes else found
 
     def plot(self, ax: Axes | None = None, unit: str = "") -> Axes:
-        """Each past event's effect on the total rate, as stems."""
+        """Each past event's effect on the total rate, as stems, from the first event on whose
+        effect can be seen.
+        """
         from fourpoint.plots.charts import attention_plot
 
+        total = self.effects.sum(1)
+        seen = np.flatnonzero(np.abs(total) >= VISIBLE * np.abs(total).max(initial=0.0))
+        shown_from = slice(int(seen[0]) if len(seen) else 0, None)
         names = self.names if len(self.names) > 1 else ()
         label = "effect on the rate" + (f" (events per {unit})" if unit else "")
         return attention_plot(
-            self.times,
-            self.effects.sum(1),
+            self.times[shown_from],
+            total[shown_from],
             at=self.at,
-            event_marks=self.marks,
+            event_marks=self.marks[shown_from],
             names=names,
             label=label,
             unit=unit,
+            dates=self.dates,
             ax=ax,
         )
 
@@ -97,21 +110,24 @@ class Explanation(Printed):
         many = len(self.names) > 1
         strongest = np.argsort(-np.abs(self.effects).sum(1), kind="stable")[:SHOWN]
         title = (
-            f"The rate at {self.at:g} is {self.rate.sum():.4g}; what it would lose without each "
-            f"of {len(total):,} past events"
+            f"The rate at {shown(self.dates, self.at)} is {self.rate.sum():.4g}; what it would "
+            f"lose without each of {len(total):,} past events"
         )
         table = text_table(title, title_justify="left", box=None, pad_edge=False)
         table.add_column("event at", justify="right", style="bold", no_wrap=True)
         for name in ("mark", "effect", "most of it on")[0 if many else 1 : 3 if many else 2]:
             table.add_column(name, justify="right" if name == "effect" else "left", no_wrap=True)
-        for n in strongest:
+        when = [f"{time:.6g}" for time in self.times[strongest].tolist()]
+        if self.dates is not None:
+            when = self.dates.texts(self.times[strongest])
+        for date, n in zip(when, strongest, strict=True):
             most = int(np.abs(self.effects[n]).argmax())
             cells = (
                 self.names[self.marks[n]],
                 f"{total[n]:+.4g}",
                 f"{self.names[most]} ({self.effects[n, most]:+.3g})",
             )
-            table.add_row(f"{self.times[n]:.6g}", *(cells if many else cells[1:2]))
+            table.add_row(date, *(cells if many else cells[1:2]))
         said = (
             [f"and {len(total) - len(strongest):,} weaker"] if len(total) > len(strongest) else []
         )
@@ -123,17 +139,18 @@ class Explanation(Printed):
 def explain(
     model: PointProcess,
     sequence: Sequence | Dataset,
-    at: float | None = None,
+    at: Moment | None = None,
     *,
     progress: bool = False,
 ) -> Explanation:
     """What each event of ``sequence`` up to and including ``at`` adds to the rate of ``model`` just
     after that time.
 
-    ``at`` is in the user's unit of time, the end of the sequence's window by default. A model that
-    sums over the past (unnormalised DAPP) answers in O(N); for others the rate is computed N + 1
-    times, which grows with the square of N, and ``progress`` shows a bar on stderr. An effect below
-    the rounding of the rate is 0. A data set stands for its sequence where it has exactly one.
+    ``at`` is in the user's unit of time, or a date where the sequence has dates; the end of the
+    sequence's window by default. A model that sums over the past (unnormalised DAPP) answers in
+    O(N); for others the rate is computed N + 1 times, which grows with the square of N, and
+    ``progress`` shows a bar on stderr. An effect below the rounding of the rate is 0. A data set
+    stands for its sequence where it has exactly one.
 
     Raises :class:`UserError` where ``at`` lies outside the sequence's window or the marks are not
     the model's.
@@ -164,7 +181,9 @@ def explain(
     modes.sort(key=lambda mode: -abs(mode["effect"]))
     names = model.marks.names or sequence.space.names or ("event",)
     effects = removal_effects(model, sequence, now, progress=progress)
-    return Explanation(now, past.times, past.marks, tuple(names), effects, rate, tuple(modes))
+    return Explanation(
+        now, past.times, past.marks, tuple(names), effects, rate, tuple(modes), past.dates
+    )
 
 
 def _in_words(mode: dict[str, Any]) -> str:

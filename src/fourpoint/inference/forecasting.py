@@ -31,6 +31,7 @@ from fourpoint.events import (
     check_marks,
     only_sequence,
 )
+from fourpoint.events.dates import Dates, Moment, length_after, shown
 from fourpoint.inference.sampling import (
     Paths,
     advance,
@@ -56,6 +57,7 @@ FAR = 0.995  # the probability up to which a density is shown
 STEPS = 100  # points of a rate path
 MOST = 10_000  # events of one sampled path
 RECENT = 2048  # past events whose rate is drawn
+DATE = len("2025-06-03 ")
 SHOWN = 8  # types in a row of the printed table
 BAND = 256  # paths whose rates make the band
 CHUNK = 64  # of those computed at once
@@ -127,8 +129,15 @@ class Forecast(Printed):
     past_times: Floats
     past_rate: Floats
 
+    @property
+    def dates(self) -> Dates | None:
+        """Converts times to dates, where the events were read from timestamps."""
+        return self.past.dates
+
     def to_dict(self) -> dict[str, Any]:
-        """Everything but the paths, as JSON can hold it."""
+        """Everything but the paths, as JSON can hold it. Where the events have dates, times are
+        numbers in the user's unit and stand again, as dates, under "dates".
+        """
         names = self.marks.names or ("event",)
         n = self.next_event
         c = self.counts
@@ -167,7 +176,25 @@ class Forecast(Printed):
             "acceptance": self.acceptance,
             "notes": self.notes,
         }
-        return plain(head | {"next_event": following, "counts": counts, "rate": rate})
+        found = head | {"next_event": following, "counts": counts, "rate": rate}
+        return plain(found if self.dates is None else self._with_dates(found, self.dates))
+
+    def _with_dates(self, found: dict[str, Any], dates: Dates) -> dict[str, Any]:
+        """The same with dates beside the times."""
+        n = self.next_event
+        edges = dates.texts(self.counts.edges)
+        for w, counts in enumerate(found["counts"]):
+            counts["dates"] = {"start": edges[w], "stop": edges[w + 1]}
+        quantiles = zip(n.quantiles, dates.texts(list(n.quantiles.values())), strict=True)
+        found["next_event"]["dates"] = {
+            "mean": dates.text(n.mean),
+            "median": dates.text(n.median),
+            "quantiles": {f"{p:g}": text for p, text in quantiles},
+        }
+        found["rate"]["dates"] = dates.texts(self.rate.times)
+        now, until = dates.texts([self.at, self.at + self.horizon])
+        zone = {"zone": dates.zone, "unit": dates.unit}
+        return found | {"dates": {"at": now, "until": until, **zone}}
 
     def _by_mark(self, window: int) -> str:
         """Expected events of each type in a window, the most first, and the rest in one number."""
@@ -199,28 +226,40 @@ class Forecast(Printed):
             ),
             median=self.next_event.median,
             unit=unit,
+            dates=self.dates,
             ax=ax,
         )
 
     def __rich__(self) -> Table:
         n = self.next_event
         c = self.counts
-        title = f"Forecast from {self.at:g} to {self.at + self.horizon:g}"
+        dates = self.dates
+        if dates is None:
+            title = f"Forecast from {self.at:g} to {self.at + self.horizon:g}"
+        else:
+            begin, end = dates.texts([self.at, self.at + self.horizon])
+            title = f"Forecast from {begin} to {end}" + (f" ({dates.zone})" if dates.zone else "")
         table = text_table(title, title_justify="left", box=None, pad_edge=False, show_header=False)
         table.add_column(style="bold", no_wrap=True)
         table.add_column()
-        low, high = n.interval
+        low, high = (shown(dates, edge) for edge in n.interval)
+        middle, mean = (shown(dates, time) for time in (n.median, n.mean))
         table.add_row(
-            "next event",
-            f"median {n.median:.6g}, mean {n.mean:.6g}, nine in ten from {low:.6g} to {high:.6g}",
+            "next event", f"median {middle}, mean {mean}, nine in ten from {low} to {high}"
         )
         if self.marks.names:
             best = np.argsort(-n.marks)[:5]
             table.add_row(
                 "its mark", ", ".join(f"{self.marks.names[m]} {n.marks[m]:.1%}" for m in best)
             )
+        edges = [f"{edge:.6g}" for edge in c.edges.tolist()]
+        if dates is not None:
+            edges = dates.texts(c.edges)
         for w in range(len(c.total_mean)):
-            span = f"[{c.edges[w]:.6g}, {c.edges[w + 1]:.6g})"
+            end = edges[w + 1]
+            if dates is not None and end[:DATE] == edges[w][:DATE]:
+                end = end[DATE:]
+            span = f"[{edges[w]}, {end})"
             range_ = f"{c.total_low[w]:.0f} to {c.total_high[w]:.0f}"
             table.add_row(
                 f"events in {span}", f"{c.total_mean[w]:.2f} expected, nine in ten from {range_}"
@@ -235,11 +274,11 @@ class Forecast(Printed):
 def forecast(
     model: PointProcess,
     sequence: Sequence | Dataset,
-    horizon: float,
+    horizon: float | str,
     paths: int = 1000,
     seed: int = 0,
     *,
-    at: float | None = None,
+    at: Moment | None = None,
     windows: int = 4,
     progress: bool = False,
 ) -> Forecast:
@@ -247,10 +286,11 @@ def forecast(
     ``at + horizon``.
 
     Arguments
-        horizon: how far to look, in the user's unit of time.
+        horizon: how far to look, in the user's unit of time, or a duration such as "4h" where the
+            sequence has dates.
         paths: how many futures to sample; ``seed`` of those.
-        at: now; the end of the sequence's window by default. An event at that very time is known;
-            later ones are not looked at.
+        at: now, as a number, or as a date where the sequence has dates; the end of the sequence's
+            window by default. An event at that very time is known; later ones are not looked at.
         windows: equal parts of the horizon in which events are counted.
         progress: whether to show bars on stderr.
 
@@ -266,15 +306,16 @@ def forecast(
     >>> round(f.next_event.mean, 6), round(f.next_event.median, 4), f.counts.edges.tolist()
     (3.0, 2.6931, [2.0, 4.0, 6.0, 8.0, 10.0])
     """
-    _check(horizon, paths, windows)
     sequence = only_sequence(sequence)
     check_marks(model.marks, sequence.space)
     past = sequence.until(at)
     now = past.stop
+    length = length_after(past.dates, now, horizon)
+    _check(length, paths, windows)
     with eval_mode(model):
         here = remember(model, past.batch())
-        earlier = _past_rate(model, past, now, horizon)
-    return forecast_from(model, here, past, earlier, now, horizon, paths, seed, windows, progress)
+        earlier = _past_rate(model, past, now, length)
+    return forecast_from(model, here, past, earlier, now, length, paths, seed, windows, progress)
 
 
 def forecast_from(

@@ -28,6 +28,8 @@ from fourpoint.sanitising import plot_name, plot_text
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+    from fourpoint.events.dates import Dates
+
 INK, SOFT, FAINT, GROUND = "#1d2733", "#5c6875", "#dfe4ea", "#ffffff"
 COLOURS = ("#0068b8", "#d65a00", "#00926c", "#b8578e", "#c78a00", "#3fa3dd", "#6a55b5", "#7d8894")
 _BRIGHT = ("#58a9f0", "#ff9046", "#3dc79d", "#e68cbc", "#efb93c", "#8ad0f7", "#a797ef", "#a3aeba")
@@ -301,6 +303,7 @@ def attention_plot(
     names: Sequence[str] = (),
     label: str = "contribution",
     unit: str = "",
+    dates: Dates | None = None,
     ax: Axes | None = None,
 ) -> Axes:
     """What each past event contributes at one time, as stems; or, for a square of weights, a
@@ -308,7 +311,7 @@ def attention_plot(
 
     ``times`` (N,) of past events in ``unit``; ``weights`` (N,) or (N, N) with row i looking at
     columns j < i; ``at`` is the query time, drawn as a line; ``event_marks`` (N,) colour the stems;
-    ``label`` names the weight.
+    ``label`` names the weight. With ``dates`` the axis shows them.
 
     >>> ax = attention_plot([1.0, 2.0, 2.5], [0.1, 0.3, 0.6], at=3.0, unit="h")
     >>> ax.get_ylabel()
@@ -335,7 +338,7 @@ def attention_plot(
         if names:
             present = sorted(set(marks.tolist()))
             _legend_line(ax, [names[m] for m in present], [shades[m] for m in present])
-        ax.set_xlabel(time_label(unit))
+        label_time(ax, unit, dates)
         ax.set_ylabel(plot_text(label))
     return ax
 
@@ -416,6 +419,16 @@ def time_label(unit: str, what: str = "time") -> str:
     ('time (h)', 'time')
     """
     return f"{what} ({plot_name(unit)})" if unit else what
+
+
+def label_time(ax: Axes, unit: str, dates: Dates | None) -> None:
+    """Label the horizontal axis: with dates where there are some, else with the unit of time."""
+    if dates is None:
+        ax.set_xlabel(time_label(unit))
+        return
+    from fourpoint.plots.dates import show_dates
+
+    show_dates(ax, dates)
 
 
 def rate_label(unit: str) -> str:

@@ -21,6 +21,7 @@ from fourpoint.plots.charts import (
     SOFT,
     axes_or_new,
     colours,
+    label_time,
     look,
     mark_ids,
     rate_label,
@@ -30,6 +31,8 @@ from fourpoint.sanitising import plot_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
+    from fourpoint.events.dates import Dates
 
 
 def forecast_plot(
@@ -46,6 +49,7 @@ def forecast_plot(
     interval: tuple[float, float] | None = None,
     median: float | None = None,
     unit: str = "",
+    dates: Dates | None = None,
     ax: Axes | None = None,
 ) -> Axes:
     """The total rate in the past and its expected path in the future.
@@ -53,7 +57,7 @@ def forecast_plot(
     ``times`` (Q,) from now on in ``unit``, with the ``mean`` rate over sampled paths and the band
     ``low`` to ``high``; ``past_times`` and ``past_rate`` lead up to now; ``events`` (N,) are ticks,
     coloured by ``event_marks``. ``interval`` and ``median`` of the next event's time are drawn as a
-    bar under the axis.
+    bar under the axis. With ``dates`` the axis shows them.
 
     >>> t = np.linspace(5, 8, 20)
     >>> ax = forecast_plot(
@@ -101,7 +105,7 @@ def forecast_plot(
         ax.set_ylim(-0.08 * top, top)
         ax.set_yticks([v for v in ax.get_yticks() if 0 <= v <= top])
         ax.set_xlim(p[0] if len(p) else t[0], t[-1])
-        ax.set_xlabel(time_label(unit))
+        label_time(ax, unit, dates)
         ax.set_ylabel(rate_label(unit))
     return ax
 

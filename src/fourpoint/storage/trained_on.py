@@ -12,7 +12,7 @@ from __future__ import annotations
 import base64
 import binascii
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -123,7 +123,8 @@ def held_out(model: PointProcess, data: Dataset) -> Dataset | None:
     for i in np.flatnonzero(~whole):
         sequence = data[int(i)]
         kept.append(sequence.scored_after(stops[int(seen[i])] if seen[i] else sequence.start))
-    return Dataset.from_sequences(kept, unit=data.unit, name=data.name)
+    rest = Dataset.from_sequences(kept, unit=data.unit, name=data.name)
+    return replace(rest, log=data.log, feature_names=data.feature_names)
 
 
 def chose_weights(model: PointProcess, data: Dataset) -> bool:
