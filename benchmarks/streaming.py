@@ -2,7 +2,7 @@
 what are the alarms worth?
 
     python benchmarks/streaming.py [--events 100000] [--keep 64] [--keep-events 20000] [--seconds
-                                   10] [--plain] [--only flat observe bank alarms command]
+                                   10] [--plain] [--only flat observe bank alarms command latency]
 
 **flat**: one stream of DAPP, with nothing forgotten and with ``keep``; at event 10^3, 10^4, ... the
 bytes of its state, the resident
@@ -15,7 +15,9 @@ second of 10,000 entities (2 heads, 64 features), by the clock on one thread and
 second of processor time, which other processes on the machine disturb less. **alarms**: how many of
 1,000 streams from the true model raise a false alarm within 1,000 events, and how soon a doubled
 rate is seen. **command**: what `fourpoint stream` does once it has started, from a file of JSON
-Lines to another; events per second of processor time and by the clock. DAPP is fitted for
+Lines to another; events per second of processor time and by the clock. **latency**: how long single
+events take from a pipe to the file of scores, after a burst of new entities, while the state of
+those is written, with alarms and without. DAPP is fitted for
 ``--seconds`` to the paper's Hawkes process. ``--plain`` does without numba. Set OMP_NUM_THREADS=1:
 a stream needs one thread.
 """
@@ -26,21 +28,26 @@ import argparse
 import json
 import math
 import statistics
+import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from records import Record, figure, options
 
 from fourpoint.data.synthetic import process, simulate
 from fourpoint.events import Dataset
 from fourpoint.inference.sampling import sample
 from fourpoint.models import DAPP, Hawkes
+from fourpoint.storage.checkpoints import save
 from fourpoint.streaming.bank import StreamBank
 from fourpoint.streaming.feed.feed import score_feed
 from fourpoint.streaming.monitoring import Alarm
@@ -54,8 +61,10 @@ OBSERVED, WARM_UP = (
     500,
 )  # events of one stream in `observe`, and those of them that are not timed
 WATCHED = 800.0  # length of the windows in which false alarms are counted
+MOST_LATENCY = 50.0  # milliseconds that an event may take from a pipe to the file of scores
+POLL = 2e-4  # seconds between two looks at that file
 DOUBLED, SEEN = 150.0, 220.0  # when the rate doubles, and until when that is to be seen
-PARTS = ("flat", "observe", "bank", "alarms", "command")
+PARTS = ("flat", "observe", "bank", "alarms", "command", "latency")
 
 
 def main() -> None:
@@ -79,6 +88,8 @@ def main() -> None:
     )
     parser.add_argument("--command-entities", type=int, default=1000, help="entities in them")
     parser.add_argument("--repeats", type=int, default=3, help="of `command`")
+    parser.add_argument("--burst", type=int, default=50_000, help="new entities of `latency`")
+    parser.add_argument("--singles", type=int, default=1500, help="events after the burst")
     options(parser)
     given = parser.parse_args()
     if given.plain:
@@ -88,7 +99,7 @@ def main() -> None:
         "streaming", "Live streams: time, state and memory per event, banks, alarms.", given.quick
     )
     model = DAPP()
-    if {"flat", "observe", "command"} & set(given.only):
+    if {"flat", "observe", "command", "latency"} & set(given.only):
         fit(
             model,
             process("hawkes").simulate(300, stop=3.58),
@@ -110,6 +121,8 @@ def main() -> None:
         alarms(record, given.streams)
     if "command" in given.only:
         command(record, model, given.command_events, given.command_entities, given.repeats)
+    if "latency" in given.only:
+        latency(record, model, given.burst, given.singles)
     print(f"wrote {record.write(given.results)}")
 
 
@@ -189,6 +202,102 @@ def timed_feed(folder: Path, model: DAPP | Hawkes, feed: str) -> tuple[float, fl
         tell=lambda text: None,
     )
     return time.process_time() - own, time.perf_counter() - clock
+
+
+def latency(record: Record, model: DAPP, burst: int, singles: int) -> None:
+    """Milliseconds from an event's line in a pipe to its line of scores, after a burst."""
+    print(f"\n{singles:,} events through a pipe, after a burst of {burst:,} new entities")
+    longest: dict[str, float] = {}
+    for alarms in ("0.001", "none"):
+        with tempfile.TemporaryDirectory() as place:
+            found = 1e3 * single_events(Path(place), model, alarms, burst, singles)
+        above = int(np.count_nonzero(found > MOST_LATENCY))
+        longest[alarms] = float(found.max())
+        row = "with alarms" if alarms != "none" else "without alarms"
+        record.row(
+            f"latency after {burst:,} new entities",
+            row,
+            **{"ms, median": float(np.median(found)), "ms, at most": longest[alarms]},
+        )
+        print(
+            f"{row:<16} median {np.median(found):.2f} ms, at most {longest[alarms]:.1f} ms, "
+            f"{above:,} above {MOST_LATENCY:g} ms"
+        )
+    record.bar(
+        f"no event waits for more than {MOST_LATENCY:g} ms after a burst of new entities",
+        max(longest.values()),
+        most=MOST_LATENCY,
+    )
+
+
+def single_events(
+    folder: Path, model: DAPP, alarms: str, burst: int, singles: int
+) -> NDArray[np.float64]:
+    """Seconds of each of ``singles`` events, sent one after the other, each when the last has been
+    scored.
+    """
+    save(model, folder / "model")
+    scale = float(model.time_scale)
+    random = np.random.default_rng(5)
+    files = ["--state", str(folder / "state"), "--output", str(folder / "scores")]
+    options = ["--by", "who", "--start", "0", "--max-gap", "none", "--alarms", alarms]
+    command = [sys.executable, "-m", "fourpoint", "stream", str(folder / "model"), *files, *options]
+    scores = folder / "scores"
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+        if process.stdin is None:
+            raise RuntimeError("expected a pipe to the command; received none. Check the system.")
+        feed = process.stdin
+        scored = ScoredLines(scores, process)
+        times = scale * np.arange(1, burst + 1) / burst
+        lines = [json.dumps({"time": t, "who": f"new {i}"}) for i, t in enumerate(times.tolist())]
+        content = "".join(f"{line}\n" for line in lines).encode()
+        sender = threading.Thread(target=send, args=(feed, content))
+        sender.start()
+        scored.wait_for(burst)
+        sender.join()
+        found = np.empty(singles)
+        for i in range(singles):
+            who = f"new {random.integers(burst)}"
+            line = json.dumps({"time": scale * (1 + (i + 1) / burst), "who": who}) + "\n"
+            began = time.perf_counter()
+            send(feed, line.encode())
+            scored.wait_for(burst + i + 1)
+            found[i] = time.perf_counter() - began
+        feed.close()
+    return found
+
+
+def send(feed: IO[bytes], content: bytes) -> None:
+    """Write to a pipe at once."""
+    feed.write(content)
+    feed.flush()
+
+
+class ScoredLines:
+    """The lines of a file that a process writes."""
+
+    def __init__(self, path: Path, process: subprocess.Popen[bytes]) -> None:
+        self.path, self.process = path, process
+        self.read = 0  # bytes
+        self.lines = 0
+
+    def wait_for(self, lines: int) -> None:
+        """Wait until there are so many."""
+        while self.lines < lines:
+            content = b""
+            if self.path.exists():
+                with self.path.open("rb") as file:
+                    file.seek(self.read)
+                    content = file.read()
+            self.read += len(content)
+            self.lines += content.count(b"\n")
+            if not content:
+                if self.process.poll() is not None:
+                    raise RuntimeError(
+                        f"expected {lines:,} lines of scores; received {self.lines:,} before the "
+                        "command ended. Run it alone to see its error."
+                    )
+                time.sleep(POLL)
 
 
 def flat(record: Record, name: str, model: DAPP, keep: int | None, events: int) -> None:

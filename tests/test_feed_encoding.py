@@ -16,7 +16,7 @@ import pytest
 
 from fourpoint.events import UserError
 from fourpoint.streaming.feed import encoding
-from fourpoint.streaming.feed.encoding import Scores, fast_json, number_texts, rows_of
+from fourpoint.streaming.feed.encoding import Scores, fast_json, number_texts, quoted, rows_of
 from fourpoint.streaming.feed.lines import LONGEST, Line, Lines
 from fourpoint.streaming.feed.reading import Asked, EventReader
 from fourpoint.streaming.feed.times import TimeReader
@@ -226,3 +226,19 @@ def test_a_pipe_hands_over_what_is_there(monkeypatch: pytest.MonkeyPatch) -> Non
     finally:
         os.close(writing)
         os.close(reading)
+
+
+def test_names_of_entities_are_quoted_as_the_standard_library_does() -> None:
+    odd = [
+        'a "quote"',
+        "back\\slash",
+        "tab\t",
+        "line\nend",
+        "\x7f",
+        "\u00e4",
+        "\U0001f600",
+        "",
+        "a,b",
+    ]
+    for names in ([], [""], ["plain"], ["a b", "c,d", "e:f"], odd, *([name] for name in odd)):
+        assert quoted(names) == [json.dumps(name) for name in names]

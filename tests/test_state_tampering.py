@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import safetensors.numpy
 from test_laws import build
 
 from fourpoint.events import UserError
@@ -445,3 +446,29 @@ def test_a_damaged_file_of_entities_is_refused(damage: slice, tmp_path: Path) ->
     content = (tmp_path / "state").read_bytes()
     (tmp_path / "state").write_bytes(content[damage])
     refused(lambda: feed(tmp_path, by="who"))
+
+
+def test_arrays_are_written_as_the_library_reads_them() -> None:
+    rng = np.random.default_rng(0)
+    arrays = {
+        "state": (rng.normal(size=(1, 5)) + 1j * rng.normal(size=(1, 5))).astype(np.complex64),
+        "wide": rng.normal(size=(3, 4)).T + 1j,
+        "count": np.array([3]),
+        "told": np.array([True, False, True]),
+        "none": np.zeros((0, 3), dtype=np.int16),
+        'a "name" of \u00fc': rng.normal(size=4).astype(np.float32),
+        "number": np.array(2.5),
+    }
+    header = {"monitor": {"sums": [[1.5, 2, 3.0]], "told": False}, "text": 'a "\u00fc"'}
+    body = to_tensors(header, arrays)
+    read = safetensors.numpy.load(body)
+    assert {name: array.shape for name, array in read.items()} == {
+        name: (*array.shape, 2) if array.dtype.kind == "c" else array.shape
+        for name, array in arrays.items()
+    }
+    found, again = from_tensors(body)
+    assert found == header and set(again) == set(arrays)
+    for name, array in arrays.items():
+        assert again[name].dtype == array.dtype and np.array_equal(again[name], array), name
+    size = int.from_bytes(body[:8], "little")
+    assert size % 8 == 0  # contents are aligned

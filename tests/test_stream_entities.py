@@ -4,12 +4,14 @@ waiting for the disk.
 
 from __future__ import annotations
 
+import gc
 import json
 import random
 import threading
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from test_laws import build
 from typer.testing import CliRunner
@@ -24,7 +26,7 @@ from fourpoint.streaming.feed.feed import score_feed
 from fourpoint.streaming.feed.loop import Ended
 from fourpoint.streaming.feed.saving import MOST_WAITING
 from fourpoint.streaming.feed.state import read_state
-from fourpoint.streaming.monitoring import Monitor
+from fourpoint.streaming.monitor_table import MonitorCopies, MonitorTable
 from fourpoint.streaming.store import Store
 
 LIMIT = (
@@ -369,12 +371,49 @@ def test_copies_for_a_state_take_no_call_per_entity_in_the_loop(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Monitors are packed by the thread that writes, not by the one that scores."""
-    packed, state = set[int](), Monitor.state
+    packed, states = set[int](), MonitorCopies.states
 
-    def noted(monitor: Monitor) -> Any:
+    def noted(copies: MonitorCopies) -> Any:
         packed.add(threading.get_ident())
-        return state(monitor)
+        yield from states(copies)
 
-    monkeypatch.setattr(Monitor, "state", noted)
+    monkeypatch.setattr(MonitorCopies, "states", noted)
     assert place.run(alarms=1e-3).code == 0
     assert packed and threading.get_ident() not in packed
+
+
+def test_copies_of_monitors_have_their_states_and_no_more_of_their_windows() -> None:
+    table = MonitorTable(1e-3)
+    table.grow(300)
+    rng = np.random.default_rng(0)
+    rows = np.concatenate([rng.integers(0, 50, 400), np.full(600, 7)])
+    table.observe(rows, rng.exponential(size=1000), np.arange(1000.0))
+    few = np.array([3, 60, 4])
+    copies = table.copied(few)
+    assert copies.windows.shape[1] == table.seen[few].max() < 30
+    for some in (few, np.array([7, 60, 8])):
+        for row, state in zip(some.tolist(), table.copied(some).states(), strict=True):
+            monitor = table[row]
+            if monitor is None:
+                assert state is None
+                continue
+            numbers, gaps = monitor.state()
+            assert state is not None and state[0] == numbers
+            assert json.dumps(state[0]) == json.dumps(numbers)
+            assert state[1].tolist() == gaps.tolist()
+
+
+def test_no_collection_visits_all_objects_while_a_feed_is_scored(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A garbage collection of all objects would stop every thread for a good part of a second."""
+    observe, frozen = feed_events.Entities.observe, []
+
+    def noted(scorer: Any, events: Any) -> Any:
+        if not frozen:  # all of them are counted, which takes its time
+            frozen.append(gc.get_freeze_count())
+        return observe(scorer, events)
+
+    monkeypatch.setattr(feed_events.Entities, "observe", noted)
+    assert place.run().code == 0
+    assert frozen[0] > 10_000 and gc.get_freeze_count() == 0

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fourpoint.events import UserError
-from fourpoint.streaming.monitor_table import MonitorTable
+from fourpoint.streaming.monitor_table import MonitorCopies, MonitorTable
 from fourpoint.streaming.monitoring import Monitor
 from fourpoint.streaming.rows import Memories
 from fourpoint.streaming.state import Arrays, check_arrays, damaged
@@ -42,16 +42,15 @@ class Changes:
     places: Rows  # their rows in the table
     names: list[str]
     arrays: Arrays
-    monitors: MonitorTable
+    monitors: MonitorCopies
 
     def rows(self) -> Iterator[tuple[str, dict[str, Any], Arrays]]:
         """Name, header and arrays of each."""
-        for i, name in enumerate(self.names):
+        for i, (name, monitor) in enumerate(zip(self.names, self.monitors.states(), strict=True)):
             header: dict[str, Any] = {"monitor": None}
             arrays = {key: array[i : i + 1] for key, array in self.arrays.items()}
-            monitor = self.monitors[i]
             if monitor is not None:
-                header["monitor"], arrays["monitor"] = monitor.state()
+                header["monitor"], arrays["monitor"] = monitor
             yield name, header, arrays
 
 

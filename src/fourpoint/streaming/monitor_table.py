@@ -4,6 +4,8 @@ compiled loop.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,7 +13,15 @@ from numpy.typing import NDArray
 
 from fourpoint import kernels
 from fourpoint.kernels.numba_monitor import BINS
-from fourpoint.streaming.monitoring import FEWEST, LOG2, STRIDE, WINDOW, Alarm, Monitor
+from fourpoint.streaming.monitoring import (
+    FEWEST,
+    LOG2,
+    STRIDE,
+    WINDOW,
+    Alarm,
+    Monitor,
+    as_header,
+)
 
 Floats = NDArray[np.float64]
 Rows = NDArray[np.int64]
@@ -62,16 +72,21 @@ class MonitorTable:
         self.seen[rows] = 0
         self.sums[rows] = 0.0
 
-    def copied(self, rows: Rows) -> MonitorTable:
-        """The monitors of ``rows``, in this order, in a table of their own."""
-        found = MonitorTable(self.alarms, self.share)
-        found.present = self.present[rows]
-        found.told = self.told[rows]
-        found.seen = self.seen[rows]
-        found.sums = self.sums[rows]
-        if self.alarms is not None:
-            found.windows = self.windows[rows]
-        return found
+    def copied(self, rows: Rows) -> MonitorCopies:
+        """The monitors of ``rows``, in this order. Of their windows no more is copied than the
+        longest of them has.
+        """
+        seen = self.seen[rows]
+        longest = min(int(seen.max(initial=0)), WINDOW)
+        return MonitorCopies(
+            self.alarms or 0.0,
+            self.share,
+            self.present[rows],
+            self.sums[rows],
+            self.told[rows],
+            seen,
+            self.windows[:, :longest][rows] if self.alarms is not None else self.windows,
+        )
 
     def __getitem__(self, row: int) -> Monitor | None:
         """The monitor of a row. What becomes of it counts once it is put back."""
@@ -157,6 +172,33 @@ class MonitorTable:
             raised[place] = monitor.silence(float(gaps[place]), time)
             self[row] = monitor
         return raised
+
+
+@dataclass(frozen=True)
+class MonitorCopies:
+    """Rows of a table of monitors, copied, which another thread may read."""
+
+    alarms: float
+    share: float
+    present: NDArray[np.bool_]
+    sums: Floats
+    told: NDArray[np.bool_]
+    seen: Rows
+    windows: Floats
+
+    def states(self) -> Iterator[tuple[dict[str, Any], Floats] | None]:
+        """What :meth:`~fourpoint.streaming.monitoring.Monitor.state` gives, row by row; None where
+        there is no monitor.
+        """
+        columns = (self.present, self.sums, self.told, self.seen)
+        for i, (present, *numbers) in enumerate(
+            zip(*(column.tolist() for column in columns), strict=True)
+        ):
+            if not present:
+                yield None
+                continue
+            window = self.windows[i, : min(int(self.seen[i]), WINDOW)]
+            yield as_header(self.alarms, self.share, *numbers), window
 
 
 def _longer(array: NDArray[Any], rows: int) -> NDArray[Any]:

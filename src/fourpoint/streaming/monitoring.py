@@ -177,14 +177,7 @@ class Monitor:
 
     def state(self) -> tuple[dict[str, Any], Floats]:
         """Numbers and the window of gaps: all there is to know."""
-        sums = [[s.value, s.count, s.total] for s in (self._burst, self._silence)]
-        numbers = {
-            "alarms": self.alarms,
-            "share": self.share,
-            "sums": sums,
-            "told": self._told,
-            "seen": self._seen,
-        }
+        numbers = as_header(self.alarms, self.share, *self.numbers())
         return numbers, self._gaps[: min(self._seen, WINDOW)].copy()
 
     def numbers(self) -> tuple[list[list[float]], bool, int]:
@@ -222,6 +215,14 @@ class Monitor:
             _Sum(float(value), int(count), float(total)) for value, count, total in sums
         )
         self._told, self._seen = told, seen
+
+
+def as_header(
+    alarms: float, share: float, sums: list[list[float]], told: bool, seen: int
+) -> dict[str, Any]:
+    """The settings of a monitor and its :meth:`Monitor.numbers`, as a header holds them."""
+    whole = [[value, int(count), total] for value, count, total in sums]
+    return {"alarms": alarms, "share": share, "sums": whole, "told": told, "seen": seen}
 
 
 @dataclass(slots=True)

@@ -123,6 +123,8 @@ def quoted(names: list[str]) -> list[str]:
     >>> quoted(["north", 'the "old" mill'])
     ['"north"', '"the \\"old\\" mill"']
     """
+    if not names:
+        return []
     letters = "".join(names)
     needs_escapes = '"' in letters or "\\" in letters
     if needs_escapes or not letters.isascii() or not letters.isprintable():

@@ -23,9 +23,9 @@ from fourpoint.streaming.entity_table import Changes
 from fourpoint.streaming.feed.state import FEED, FeedState
 from fourpoint.streaming.store import Store
 
-MOST_CHANGED = 4096  # entities after which a state is due, whatever the time
+MOST_CHANGED = 1024  # entities after which a state is due, whatever the time
 MOST_UNSAVED = 2 * MOST_CHANGED  # entities that may have changed before scoring waits for the disk
-MOST_WAITING = 4  # states that may wait for the disk
+MOST_WAITING = 12  # states that may wait for the disk
 PAUSE = 0.01  # seconds that a batch may wait for the disk, as long as there are fewer
 FEW = 32  # lines of a batch while the disk is behind
 TURN = 2e-4  # seconds that the interpreter stays with one thread while another waits
