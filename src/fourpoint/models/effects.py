@@ -36,6 +36,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fourpoint.events import BatchContext, Dataset, UserError
+from fourpoint.events.dates import SECONDS
 
 DAY = 86400.0
 WEEK = 7 * DAY
@@ -562,25 +563,15 @@ def effects_of(
 
 def seconds_per_unit(data: Dataset) -> float:
     """Seconds in the data's unit of time, which must be one of seconds, minutes, hours, ..."""
-    known = {
-        "nanoseconds": 1e-9,
-        "microseconds": 1e-6,
-        "milliseconds": 1e-3,
-        "seconds": 1.0,
-        "minutes": 60.0,
-        "hours": 3600.0,
-        "days": DAY,
-        "weeks": WEEK,
-    }
-    if data.unit not in known:
+    if data.unit not in SECONDS:
         if data.context is None or data.context.origin is None:
             return 1.0
         raise UserError(
-            f"a unit of time among {', '.join(known)}",
+            f"a unit of time among {', '.join(SECONDS)}",
             repr(data.unit),
             "Read the log with --time-unit.",
         )
-    return known[data.unit]
+    return SECONDS[data.unit]
 
 
 def _moments(data: Dataset) -> tuple[tuple[float, ...], tuple[float, ...]]:

@@ -246,6 +246,88 @@ def _thinned(
     return times[kept], weights[kept] / share, rows[kept]
 
 
+# ---------------------------------------------------------------------- held-out scores
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """A design cut into blocks of time: the block of every event and of every node."""
+
+    design: Design
+    of_events: ndarray
+    of_nodes: ndarray
+    count: int
+
+    def part(self, chosen: ndarray, columns: ndarray) -> Design:
+        """The design of the blocks for which ``chosen`` (count,) is true, with these columns."""
+        d = self.design
+        e, q = chosen[self.of_events], chosen[self.of_nodes]
+        return Design(d.events[e][:, columns], d.marks[e], d.nodes[q][:, columns], d.weights[q])
+
+    def scores(self, point: Float[ndarray, " P"], columns: ndarray) -> Float[ndarray, " count"]:
+        """The log-likelihood of every block, all marks pooled."""
+        d = self.design
+        logs = d.events[:, columns] @ point
+        expected = d.weights * np.exp(np.minimum(d.nodes[:, columns] @ point, 700.0))
+        gained = np.bincount(self.of_events, logs, self.count)
+        return gained - np.bincount(self.of_nodes, expected, self.count)
+
+
+def blocks_of(data: Dataset, spec: EffectsSpec, count: int) -> Blocks:
+    """The design of ``data`` in ``count`` blocks of absolute time of equal length."""
+    effects = Effects(spec, 1, torch.float64)
+    context = Context() if data.context is None else data.context
+    origin = np.zeros(len(data)) if context.origin is None else context.origin
+    times, weights, owner = integral_nodes(data, effects)
+    row = np.repeat(np.arange(len(data)), data.lengths)
+    kept = np.flatnonzero(data.scored)
+    events = _rows(effects, context, data.times[kept], row[kept])
+    design = Design(events, data.mark_ids[kept], _rows(effects, context, times, owner), weights)
+    low = (
+        data.starts if context.scored_from is None else np.maximum(data.starts, context.scored_from)
+    )
+    first = float(np.min(origin + low * spec.seconds))
+    length = float(np.max(origin + data.stops * spec.seconds)) - first
+
+    def block(at: Float[ndarray, " T"], rows: ndarray) -> ndarray:
+        share = (origin[rows] + at * spec.seconds - first) / length
+        return np.clip((share * count).astype(np.int64), 0, count - 1)
+
+    return Blocks(design, block(data.times[kept], row[kept]), block(times, owner), count)
+
+
+def held_out_scores(
+    blocks: Blocks, whole: EffectsSpec, spec: EffectsSpec, folds: int, other: Blocks | None = None
+) -> Float[ndarray, " count"]:
+    """Scores of every block under a fit to the blocks of other folds, and those of ``other`` blocks
+    under a fit to all. The design is that of ``whole``, of which ``spec`` has a part.
+    """
+    columns = np.concatenate(
+        [[0], *(1 + np.arange(c.start, c.stop) for c in _part_of(whole, spec).values())]
+    ).astype(np.int64)
+    penalties = _blocks(spec)
+    number = np.arange(blocks.count)
+    scores = np.zeros(blocks.count)
+    for fold in range(folds):
+        held = number % folds == fold
+        rest = blocks.part(~held, columns)
+        if not len(rest.events):
+            continue
+        found = _fit(rest.events.sum(0), rest, penalties, None)
+        scores[held] = blocks.scores(found.point, columns)[held]
+    if other is None:
+        return scores
+    everything = blocks.part(number >= 0, columns)
+    found = _fit(everything.events.sum(0), everything, penalties, None)
+    return np.concatenate([scores, other.scores(found.point, columns)])
+
+
+def _part_of(whole: EffectsSpec, spec: EffectsSpec) -> dict[str, slice]:
+    """The columns of the terms of ``spec`` in the design of ``whole``."""
+    columns = whole.columns
+    return {name: columns[name] for name in spec.columns}
+
+
 # ---------------------------------------------------------------------- penalties
 
 

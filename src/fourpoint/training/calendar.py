@@ -1,10 +1,10 @@
 """Which terms of the calendar a model gets: those that a user names, or those that explain held-out
 data better.
 
-With "auto" terms are added one at a time, in an order from coarse to fine, to a Poisson process
-that is fitted to the training data and scored on the development data. A term is kept if its gain
-there is larger than chance explains (`training.closed_forms.clearly_positive`). Terms are tried
-only if the training data cover at least two of their periods.
+With "auto" terms are added one at a time, from coarse to fine, to a Poisson process. A term is kept
+if its gain on held-out time is larger than chance explains
+(`training.closed_forms.clearly_positive`). Held out are blocks of the training time in turn, and
+the development data. Terms are tried only if the training data cover at least two of their periods.
 """
 
 from __future__ import annotations
@@ -13,19 +13,26 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+import torch
 
 from fourpoint.events import Dataset
 from fourpoint.models.effects import EffectsSpec, effects_of, seconds_per_unit
-from fourpoint.models.poisson import Poisson
-from fourpoint.training.closed_forms import clearly_positive, unit_scores
+from fourpoint.models.effects_fit import blocks_of, held_out_scores
+from fourpoint.training.closed_forms import clearly_positive
 
 AUTO = "auto"
 NONE = "none"
-# Terms that auto tries, in this order, with the seconds of data that each needs at least.
-TRIED = (("hour", 2 * 86400.0), ("weekday", 14 * 86400.0), ("week", 21 * 86400.0))
-YEARLY = ("month", 1.5 * 365.25 * 86400.0)
+# Terms that are tried, in this order, and the seconds of data that each needs at least.
+TRIED = {
+    "hour": 2 * 86400.0,
+    "weekday": 14 * 86400.0,
+    "week": 21 * 86400.0,
+    "month": 1.5 * 365.25 * 86400.0,
+}
 FEWEST = 30  # events below which nothing is tried
-MOST_EVENTS = 200_000  # training events that are looked at
+MOST_EVENTS = 100_000  # training events that are looked at
+UNITS, FOLDS = 60, 5  # blocks of time, and parts of them that are held out together
+DEV_UNITS = 20
 
 
 @dataclass
@@ -37,7 +44,7 @@ class Chosen:
 
 
 def choose_effects(train: Dataset, dev: Dataset, calendar: str | Sequence[str]) -> Chosen:
-    """The effects for ``calendar``: "auto", "none", or names of terms, together or separated by
+    """The effects for ``calendar``: "auto", "none", or names of terms, as a list or separated by
     commas; covariates of the data are always used.
     """
     names = calendar.split(",") if isinstance(calendar, str) else list(calendar)
@@ -53,52 +60,30 @@ def choose_effects(train: Dataset, dev: Dataset, calendar: str | Sequence[str]) 
 
 
 def _automatic(train: Dataset, dev: Dataset) -> Chosen:
-    """Terms that gain on the development data, tried one after the other."""
+    """Terms that gain on held-out time, tried one after the other."""
     assert train.context is not None and train.context.origin is not None
     unit = seconds_per_unit(train)
     begin = train.context.origin + train.starts * unit
     end = train.context.origin + train.stops * unit
     covered = float(end.max() - begin.min())
-    scored = dev
-    if not dev.scored_events:  # a closed form has no development data: its last fifth is used
-        train, scored = train.split((0.8, 0.2), by="time")
-    some = train.some(MOST_EVENTS, seed=0)
-    events = max(1, scored.scored_events)
-    best = _fitted(some, effects_of(train))
-    before = unit_scores(best, scored, "window")
+    tried = [name for name, needed in TRIED.items() if covered >= needed]
+    if not tried:
+        return Chosen(effects_of(train))
+    whole = effects_of(train, tried)
+    blocks = blocks_of(train.some(MOST_EVENTS, seed=0), whole, UNITS)
+    other = blocks_of(dev, whole, DEV_UNITS) if dev.scored_events else None
+    events = len(blocks.of_events) + (0 if other is None else len(other.of_events))
+    before = held_out_scores(blocks, whole, effects_of(train), FOLDS, other)
     names: list[str] = []
     said = []
-    for name, needed in (*TRIED, YEARLY):
-        if covered < needed:
-            continue
+    for name in tried:
         spec = effects_of(train, [*names, name])
-        scores = unit_scores(_fitted(some, spec), scored, "window")
+        scores = held_out_scores(blocks, whole, spec, FOLDS, other)
         gain = scores - before
-        if clearly_positive(gain):
+        if clearly_positive(torch.from_numpy(gain)):
             names.append(name)
             before = scores
-            said.append(f"{name} (+{float(gain.sum()) / events:.4f} nats per event on dev)")
+            said.append(f"{name} (+{float(np.sum(gain)) / events:.4f} nats per held-out event)")
     if not names:
-        return Chosen(effects_of(train), ["calendar: no term is better than chance on dev"])
+        return Chosen(effects_of(train), ["calendar: no term is better than chance"])
     return Chosen(effects_of(train, names), [f"calendar: {', '.join(said)}"])
-
-
-def _fitted(data: Dataset, spec: EffectsSpec) -> Poisson:
-    model = Poisson(data.marks.types)
-    model.add_effects(spec)
-    model.maximum_likelihood(data if data.marks.box is None else data.without_places())
-    return model
-
-
-def has_dates(data: Dataset) -> bool:
-    """Whether it is known when the events of ``data`` happened."""
-    return data.context is not None and data.context.origin is not None
-
-
-def covers_days(data: Dataset) -> bool:
-    """Whether sequences with dates are longer than a day, so that the time since their start is not
-    the time of day.
-    """
-    if not has_dates(data) or not len(data):
-        return False
-    return bool(np.max(data.durations) * seconds_per_unit(data) > 1.5 * 86400.0)

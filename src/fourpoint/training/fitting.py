@@ -36,7 +36,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -54,6 +54,7 @@ from fourpoint.storage.trained_on import TrainedOn
 from fourpoint.training.calendar import AUTO, choose_effects
 from fourpoint.training.closed_forms import fit_closed_forms
 from fourpoint.training.cuda import CapturedSteps
+from fourpoint.training.outages import find_outages, say, without
 from fourpoint.training.run import Fit, Recipe, Run, TrainingError, fingerprint, one_fit_at_a_time
 from fourpoint.training.steps import Steps
 
@@ -108,6 +109,7 @@ def fit(
     spread: bool | None = None,
     baselines: bool = True,
     calendar: str | Sequence[str] = AUTO,
+    outages: Literal["auto", "none"] = "auto",
     device: str = "cpu",
     convention: Convention = "window",
     seed: int = 0,
@@ -148,6 +150,8 @@ def fit(
         calendar: terms of the calendar in the baseline (`models.effects`): names among hour,
             weekday, week, month and holidays:COUNTRY, "auto" (those that gain on dev, for data with
             dates), or "none". Covariates of the data are always used.
+        outages: "auto" takes silences that the rate of a log with dates cannot explain as time in
+            which nothing was recorded (`training.outages`); "none" counts them as observed.
         convention: of the likelihood that is maximised; "gaps" for comparisons with tables that
             leave out both ends of the window.
         folder: where the best model, `history.csv` and the state of the run are written at every
@@ -220,6 +224,12 @@ def fit(
         train, dev = train.split((0.9, 0.1), by="sequence", seed=seed)
         pieces = _pieces(train)
     said_of_effects = _add_effects(model, train, dev, calendar)
+    if outages == "auto" and model.effects is not None and model.effects.spec.calendar:
+        found = find_outages(train, model.effects.spec)
+        said_of_effects += say(train, found)
+        train = without(train, found)
+        dev = without(dev, find_outages(dev, model.effects.spec))
+        pieces = _pieces(train)
     recipe = _in_full(recipe, pieces, seed)
     terms = dict(
         **recipe._asdict(),

@@ -1,0 +1,90 @@
+"""The automatic choice of calendar terms, and outages of the recorder."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import numpy as np
+import pytest
+
+import fourpoint as fp
+from fourpoint.events import Context, Dataset, Sequence
+from fourpoint.models.effects import EffectsSpec, effects_of
+from fourpoint.training.calendar import choose_effects
+from fourpoint.training.outages import find_outages, without
+
+ORIGIN = datetime(2025, 1, 6, tzinfo=UTC).timestamp()  # a Monday
+
+
+def call_log(
+    seed: int, *, hour: float = 0.9, weekend: float = -0.5, days: int = 60, outage: bool = False
+) -> Dataset:
+    """Independent calls in whole minutes with a rhythm of the day and of the week."""
+    random = np.random.default_rng(seed)
+    stop = 24.0 * days
+    proposed = np.sort(random.random(random.poisson(20.0 * stop)) * stop)
+    quiet = proposed // 24 % 7 >= 5
+    log_rate = hour * np.sin(2 * np.pi * (proposed - 9) / 24) + np.where(quiet, weekend, 0.0)
+    times = proposed[random.random(len(proposed)) * 20 < 6 * np.exp(log_rate)]
+    if outage:
+        times = times[(times < 490) | (times > 519)]
+    minutes = np.floor(times * 60) / 60
+    known = Context(origin=np.array([ORIGIN]))
+    sequence = Sequence(minutes, start=0.0, stop=stop, context=known)
+    return Dataset.from_sequences([sequence], unit="hours")
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_terms_that_are_there_are_chosen_and_no_others(seed: int) -> None:
+    def chosen(data: Dataset) -> tuple[str, ...]:
+        train, dev = data.split((0.85, 0.15), by="time")
+        return choose_effects(train, dev, "auto").spec.calendar
+
+    assert chosen(call_log(seed)) == ("hour", "weekday")
+    assert chosen(call_log(seed, weekend=0.0)) == ("hour",)
+    assert chosen(call_log(seed, hour=0.0, weekend=0.0)) == ()
+
+
+def test_an_outage_is_found_and_nothing_else() -> None:
+    for seed in range(5):
+        data = call_log(seed, outage=True)
+        found = find_outages(data, effects_of(data, ("hour", "weekday")))
+        assert len(found) == 1
+        _, start, stop, expected = found[0]
+        assert 488 < start < 493 and 516 < stop < 521 and expected > 50
+        whole = call_log(seed)
+        assert find_outages(whole, effects_of(whole, ("hour", "weekday"))) == []
+
+
+def test_clustered_events_are_no_outages() -> None:
+    random = np.random.default_rng(4)
+    parents = np.sort(random.random(1500) * 5000)
+    times = [parents]
+    while len(parents):
+        offspring = random.poisson(0.7, len(parents))
+        parents = np.repeat(parents, offspring) + random.exponential(0.5, offspring.sum())
+        times.append(parents)
+    every = np.sort(np.concatenate(times))
+    log = Sequence(every[every < 5000], start=0.0, stop=5000.0)
+    data = Dataset.from_sequences([log])
+    assert data.events > 3000 and find_outages(data, EffectsSpec()) == []
+
+
+def test_an_outage_is_not_taken_for_clustering() -> None:
+    """Without the exposure of 0 a fitted Hawkes process explains an outage by excitation."""
+    data = call_log(1, outage=True)
+    model = fp.MODELS["hawkes"]()
+    notes = fp.fit(model, data, progress=False).notes
+    assert any("where about" in note and "taken as not recorded" in note for note in notes)
+    assert model.estimates["branching"].item() < 0.06
+    blind = fp.MODELS["hawkes"]()
+    fp.fit(blind, data, outages="none", progress=False)
+    assert blind.estimates["branching"].item() > 0.12
+
+
+def test_masked_time_is_not_exposed() -> None:
+    data = call_log(0, outage=True)
+    masked = without(data, [(0, 492.0, 517.0, 99.0)])
+    assert masked.context is not None and masked.context.exposure is not None
+    steps = masked.context.exposure
+    assert steps.at(0, np.array([491.0, 500.0, 517.0]))[:, 0].tolist() == [1.0, 0.0, 1.0]
