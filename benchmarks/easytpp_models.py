@@ -23,7 +23,7 @@ the best of about 30 validations; no early end. A batch whose gradient is not fi
 
 ``name@rate=0.003`` changes the learning rate. For all: batches of 64, weight decay .01 of matrices,
 8 nodes per gap. Where times are a few ticks of a clock apart, events are moved about inside their
-ticks while training, as Deep DAPP's are; ``name@spread=false`` leaves them where they are.
+ticks while training, as Deep DAPP's are; ``name@dequantise=false`` leaves them where they are.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def build(name: str, data: Dataset, seed: int) -> tuple[Peer, float]:
     plain, _, changes = name.partition("@")
     setting, of = PEERS[plain], dict(change.split("=") for change in changes.split(",") if change)
     torch.manual_seed(seed)
-    return Peer(setting, data, spread=of.get("spread") != "false"), float(
+    return Peer(setting, data, dequantise=of.get("dequantise") != "false"), float(
         of.get("rate", setting.rate)
     )
 
@@ -111,7 +111,7 @@ class Peer(NarrowPeaks[PeerHistory]):
     time_scale: Tensor
     log_first: Tensor
 
-    def __init__(self, setting: Setting, data: Dataset, *, spread: bool = True) -> None:
+    def __init__(self, setting: Setting, data: Dataset, *, dequantise: bool = True) -> None:
         super().__init__()
         self.marks = data.marks
         self.net = _net(setting, data.marks.count)
@@ -122,7 +122,7 @@ class Peer(NarrowPeaks[PeerHistory]):
         gaps = data.gaps[data.gaps > 0]
         self.register_buffer("narrow", torch.zeros((), dtype=torch.bool))
         self.register_buffer("tick", torch.tensor(coarse_resolution(gaps), dtype=torch.float64))
-        self._spread = float(self.tick) if spread else 0.0
+        self._resolution = float(self.tick) if dequantise else 0.0
         self._extent = (
             float(np.quantile(gaps, 0.02)),
             16 * float(np.mean(data.durations)),
@@ -132,7 +132,7 @@ class Peer(NarrowPeaks[PeerHistory]):
 
     def gap_resolution(self) -> float:
         """The tick inside which events are moved about while training, as Deep DAPP's are."""
-        return self._spread if self.training else 0.0
+        return self._resolution if self.training else 0.0
 
     def encode(self, batch: Batch, before: None = None) -> PeerHistory:
         """The states after all events; an event more stands behind short batches, since EasyTPP

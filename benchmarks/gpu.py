@@ -227,7 +227,7 @@ def deep_agrees(device: str, sequences: int) -> tuple[float, float]:
     from fourpoint.models import DeepDAPP
 
     data = hawkes(sequences)
-    plain, batch = DeepDAPP(dropout=0.0, unheard=0.0, unmarked=0.0), data.batch()
+    plain, batch = DeepDAPP(dropout=0.0, event_dropout=0.0, mark_dropout=0.0), data.batch()
     plain.initialise(data)
     ours, there = copy.deepcopy(plain).to(device).train(), batch.to(torch.device(device))
     random = torch.Generator(device).manual_seed(0)
@@ -309,7 +309,7 @@ def dapp(record: Record, rates: dict[str, float], repeats: int, device: str, siz
     moved = (
         3 * 4 * Q + 3 * 4 * Q * K + 2 * 8 * K * D
     )  # lags, outputs and their slopes, and states, each written and read
-    waves = (
+    sinusoids = (
         2 * 3 * (Q + 1) * K * D
     )  # an exponential, a cosine and a sine per mode and time, forward and backward
     record.row(
@@ -318,7 +318,7 @@ def dapp(record: Record, rates: dict[str, float], repeats: int, device: str, siz
         **{
             "events/s": speed,
             "bytes per event": moved,
-            "exponentials, cosines and sines per event": waves,
+            "exponentials, cosines and sines per event": sinusoids,
         },
     )
     share = figure([v * moved / rates["copy, bytes read and written/s"] for v in speed["repeats"]])

@@ -12,7 +12,7 @@ for ``--budget`` seconds (fewer where a model's own recipe ends earlier), its we
 about ``--most`` events, the same for all. What a process sets up once (kernels, caches) is not
 counted. Fourpoint's models go by their own recipe with `fit`; EasyTPP's by `easytpp_models.py`,
 which also lists their settings. ``NAME@key=value,...`` is one of ours with other settings (an
-ablation: add ``--split dev``); peers know ``rate`` and ``spread``.
+ablation: add ``--split dev``); peers know ``rate`` and ``dequantise``.
 
 Scores, all given events before and in the data's unit of time:
 
@@ -71,7 +71,7 @@ TOLERANCES, TICK_TOLERANCES = (
 )  # nats per event, one after the other
 NODES = dict(cpu=256, cuda=1024)  # per gap, where integrals do not settle
 PADDED = 2048  # slots of a batch that is scored: up to 1,024 nodes in each of them are held at once
-CHANGES = r"(rate=[\d.e-]+|spread=false)(,(rate=[\d.e-]+|spread=false))*"  # of peers
+CHANGES = r"(rate=[\d.e-]+|dequantise=false)(,(rate=[\d.e-]+|dequantise=false))*"  # of peers
 Row = dict[str, Any]
 Found = tuple[Any, Any, Any]
 
@@ -229,11 +229,12 @@ def _trained(cell: Row, train: Any, dev: Any) -> tuple[Any, Row]:
         look_for_narrow_peaks(model, train)
         return model, facts
     from fourpoint import fit
-    from fourpoint.models import MODELS
-    from fourpoint.settings import parse_settings
+    from fourpoint.models import FORMER_SETTINGS, MODELS
+    from fourpoint.settings import current_pairs, parse_settings
 
     name, _, changes = cell["model"].partition("@")
-    of_model, of_training = parse_settings(changes.split(",") if changes else [], MODELS[name], fit)
+    pairs, _ = current_pairs(changes.split(",") if changes else [], FORMER_SETTINGS.get(name, {}))
+    of_model, of_training = parse_settings(pairs, MODELS[name], fit)
     common = dict(
         device=cell["device"], convention="gaps", seed=cell["seed"], baselines=False, progress=False
     )
@@ -462,7 +463,7 @@ def _wrong(options: argparse.Namespace) -> str:
         f"{name}@{changes}" for name, _, changes in theirs if not re.fullmatch(CHANGES, changes)
     ]:
         return (
-            "expected peers as NAME@rate=NUMBER or NAME@spread=false; received "
+            "expected peers as NAME@rate=NUMBER or NAME@dequantise=false; received "
             f"{', '.join(odd)}. Write them so."
         )
     if absent := [s for s in options.sets if not (options.data / f"{s}.parquet").is_file()]:
@@ -542,8 +543,8 @@ def _with_interval(found: list[float | None], digits: int) -> str:
         return f"{mean:.{digits}f}"
     from scipy.special import stdtrit
 
-    spread = math.sqrt(sum((v - mean) ** 2 for v in values) / (len(values) - 1) / len(values))
-    return f"{mean:.{digits}f} ± {stdtrit(len(values) - 1, 0.975) * spread:.{digits}f}"
+    error = math.sqrt(sum((v - mean) ** 2 for v in values) / (len(values) - 1) / len(values))
+    return f"{mean:.{digits}f} ± {stdtrit(len(values) - 1, 0.975) * error:.{digits}f}"
 
 
 def _mean(values: Iterable[float]) -> float:

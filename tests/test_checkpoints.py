@@ -276,3 +276,12 @@ def test_tensors_of_any_kind_can_be_kept_beside_a_model(tmp_path: Path) -> None:
     remove_tensors(tmp_path, "training")
     assert len(list(tmp_path.iterdir())) == 2
     restore(tmp_path)
+
+
+def test_settings_of_earlier_versions_have_the_names_of_this_one(root: Path) -> None:
+    folder = root / "tests" / "reference" / "models" / "deep-dapp"
+    former = json.loads((folder / "model.json").read_text())["settings"]
+    model = restore(folder)
+    assert former["waves"] == model.settings()["sinusoids"]
+    assert former["unheard"] == model.settings()["event_dropout"]
+    assert former["unmarked"] == model.settings()["mark_dropout"]

@@ -160,6 +160,17 @@ def test_fit_takes_settings_of_model_and_training(calls: Path, tmp_path: Path) -
     assert "nothing to resume" in again.stderr
 
 
+def test_former_names_of_settings_are_taken_with_a_notice(calls: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "deep"
+    sizes = ["width=4", "modes=2", "layers=1", "steps=1", "unheard=0.25", "waves = 1"]
+    words = [word for pair in sizes for word in ("--set", pair)]
+    told = call("fit", calls, "--model", "deep-dapp", *words, "-o", folder).stderr
+    assert "--set waves is now called sinusoids" in told
+    assert "--set unheard is now called event_dropout" in told and "width is now" not in told
+    saved = json.loads((folder / "model.json").read_text())["settings"]
+    assert saved["sinusoids"] == 1 and saved["event_dropout"] == 0.25 and "waves" not in saved
+
+
 def test_windows_and_ties_are_said_once_and_can_be_set(tmp_path: Path) -> None:
     file = table(tmp_path / "ties.parquet", seq_id=["a", "a", "a", "b"], t=[1.0, 1.0, 2.0, 3.0])
     noisy = call("data", file).stderr

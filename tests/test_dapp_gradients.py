@@ -295,7 +295,7 @@ def test_networks_in_numpy_are_those_of_torch(activation: str, decay: bool) -> N
         assert np.allclose(own, other, rtol=1e-4, atol=1e-5 * np.abs(other).max())
 
 
-def test_waves_and_exponentials_to_the_last_digits() -> None:
+def test_sinusoids_and_exponentials_to_the_last_digits() -> None:
     lags = np.array([0.0, 0.003, 0.7, 3.1, 40.0], dtype=np.float32)
     cycles, halvings = (
         np.linspace(-2, 2, 41).astype(np.float32),

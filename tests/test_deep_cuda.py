@@ -135,10 +135,10 @@ def test_memory_that_no_kernel_has_written_is_not_read(monkeypatch: pytest.Monke
 
 
 def test_three_layers_and_marks_that_are_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """48 modes side by side, which is no power of two, and three waves; and shares in pieces."""
+    """48 modes side by side, no power of two, and three sinusoids; and shares in pieces."""
     monkeypatch.setattr(deep_cuda, "FEW", 4)
     monkeypatch.setattr("fourpoint.models.deep_dapp.PIECE", 40)
-    model, batch = _model(7, layers=3, waves=3), _batch([4, 2], 7)
+    model, batch = _model(7, layers=3, sinusoids=3), _batch([4, 2], 7)
     _agree(model, batch, draw(model, batch, 2, torch.Generator(DEVICE).manual_seed(3)), gaps=False)
 
 
@@ -209,7 +209,7 @@ def test_values_without_gradients_are_the_same() -> None:
 
 
 def test_modes_that_have_faded_away_have_no_gradient_but_finite_ones() -> None:
-    model, batch = _model(2, waves=0), _batch([4, 3], 2)
+    model, batch = _model(2, sinusoids=0), _batch([4, 3], 2)
     with torch.no_grad():
         next(model._stack()).log_decay[:4] = 6.0
     _agree(
@@ -257,7 +257,7 @@ def test_nothing_in_the_padding_matters() -> None:
 
 
 def test_silence_has_the_models_shares() -> None:
-    model, batch = _model(3, dropout=0.3, unheard=0.2, unmarked=0.4), _batch([60, 60], 3)
+    model, batch = _model(3, dropout=0.3, event_dropout=0.2, mark_dropout=0.4), _batch([60, 60], 3)
     drawn = draw(model.train(), batch, 2, torch.Generator(DEVICE).manual_seed(6))
     assert (
         drawn.hidden is not None
@@ -371,12 +371,14 @@ def _model(
     marks: int,
     layers: int = 2,
     dropout: float = 0.3,
-    unheard: float = 0.2,
-    unmarked: float = 0.2,
-    waves: int = 4,
+    event_dropout: float = 0.2,
+    mark_dropout: float = 0.2,
+    sinusoids: int = 4,
 ) -> DeepDAPP:
-    silence = dict(dropout=dropout, unheard=unheard, unmarked=unmarked)
-    model = DeepDAPP(marks, layers=layers, width=16, modes=16, waves=waves, seed=3, **silence)
+    silence = dict(dropout=dropout, event_dropout=event_dropout, mark_dropout=mark_dropout)
+    model = DeepDAPP(
+        marks, layers=layers, width=16, modes=16, sinusoids=sinusoids, seed=3, **silence
+    )
     random = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for p in model.parameters():  # away from the zeros and the equal gates of the start
@@ -438,7 +440,10 @@ def _with_gradients(
 def _plain(model: DeepDAPP, batch: Batch, drawn: Drawn, gaps: bool) -> Tensor:
     """The formulas, one position and one layer after another, with the model's own matrices."""
     (B, N), H, M = batch.times.shape, model.settings()["width"], model.marks.count
-    loud, louder = 1 / (1 - model.settings()["unheard"]), 1 / (1 - model.settings()["dropout"])
+    loud, louder = (
+        1 / (1 - model.settings()["event_dropout"]),
+        1 / (1 - model.settings()["dropout"]),
+    )
     lengths, P = batch.lengths, N + 1
     edges = batch.edges / model.time_scale
     width = edges.diff(dim=1)

@@ -50,10 +50,10 @@ def rungs(sequences: int, seed: int) -> Dataset:
     return Dataset.from_sequences(found)
 
 
-@pytest.mark.parametrize(("marks", "waves"), [(1, 0), (3, 3)])
-def test_scan_and_dense_are_one_model(marks: int, waves: int) -> None:
+@pytest.mark.parametrize(("marks", "sinusoids"), [(1, 0), (3, 3)])
+def test_scan_and_dense_are_one_model(marks: int, sinusoids: int) -> None:
     scan, dense = (
-        DeepDAPP(marks, layers=3, width=8, modes=5, waves=waves, form=form).double().eval()
+        DeepDAPP(marks, layers=3, width=8, modes=5, sinusoids=sinusoids, form=form).double().eval()
         for form in ("scan", "dense")
     )
     data = days(4, marks)
@@ -133,7 +133,7 @@ def test_explain_names_modes_by_what_the_rate_loses_without_them() -> None:
     assert first["layer"] == 2 and "half-life" in str(found)
 
 
-def test_elapsed_times_are_told_by_logarithms_and_waves_of_them() -> None:
+def test_elapsed_times_are_told_by_logarithms_and_sinusoids_of_them() -> None:
     gaps, scales = (
         torch.tensor([0.0, 0.3, 2.5], dtype=torch.float64),
         torch.tensor([0.5, 7.0], dtype=torch.float64),
@@ -153,8 +153,8 @@ def test_elapsed_times_are_told_by_logarithms_and_waves_of_them() -> None:
     assert torch.equal(features(gaps, scales, 0), found[:, :2])
 
 
-def test_waves_begin_silent_and_leave_the_rest_as_it_is_without() -> None:
-    model, plain = DeepDAPP(width=8, modes=4, waves=4), DeepDAPP(width=8, modes=4, waves=0)
+def test_sinusoids_begin_silent_and_leave_the_rest_as_it_is_without() -> None:
+    model, plain = DeepDAPP(width=8, modes=4, sinusoids=4), DeepDAPP(width=8, modes=4, sinusoids=0)
     for part, without in ((model.gap, plain.gap), (model.since, plain.since)):
         times = without.weight.shape[1]
         assert part.weight.shape == (8, times + 8) and not part.weight[:, times:].any()
@@ -165,7 +165,7 @@ def test_waves_begin_silent_and_leave_the_rest_as_it_is_without() -> None:
 
 def test_waves_find_what_happens_within_a_small_share_of_the_elapsed_time() -> None:
     train, dev = rungs(100, 0), rungs(40, 1)
-    model = DeepDAPP(width=16, modes=8, layers=1, waves=4, dropout=0.0, unheard=0.0)
+    model = DeepDAPP(width=16, modes=8, layers=1, sinusoids=4, dropout=0.0, event_dropout=0.0)
     fit(
         model,
         train,
@@ -183,13 +183,13 @@ def test_waves_find_what_happens_within_a_small_share_of_the_elapsed_time() -> N
     truth = (
         -math.log(3) - math.log(RUNG) - math.log(2) - 0.5 * math.log(2 * math.pi * math.e)
     )  # log 2: the mean of log 1, log 2 and log 4
-    assert truth - 0.15 < score < truth + 0.1  # 0.30 below it without waves
+    assert truth - 0.15 < score < truth + 0.1  # 0.30 below it without sinusoids
 
 
-@pytest.mark.parametrize("waves", [0, 4])
-def test_it_begins_at_the_mean_rates(waves: int) -> None:
+@pytest.mark.parametrize("sinusoids", [0, 4])
+def test_it_begins_at_the_mean_rates(sinusoids: int) -> None:
     data = days(20, marks=3)
-    model = DeepDAPP(3, width=8, modes=4, waves=waves, seed=1).eval()
+    model = DeepDAPP(3, width=8, modes=4, sinusoids=sinusoids, seed=1).eval()
     model.initialise(data)
     found = float(quick_log_likelihood(model, data.batch()).sum()) / data.events
     rates = np.bincount(data.mark_ids, minlength=3) / data.durations.sum()
@@ -219,7 +219,7 @@ def test_noise_is_drawn_from_the_generator_alone() -> None:
 
 def test_a_daily_rhythm_is_found_and_used() -> None:
     train, dev = days(150), days(150).select(np.arange(100, 150))
-    model = DeepDAPP(width=16, modes=8, layers=1, dropout=0.0, unheard=0.0)
+    model = DeepDAPP(width=16, modes=8, layers=1, dropout=0.0, event_dropout=0.0)
     said = model.initialise(train)
     assert 2 * np.pi / peaks(train.times, train.offsets)[0] == pytest.approx(1, abs=1e-3)
     assert any(line.startswith("rhythms") for line in said)
@@ -258,16 +258,16 @@ def test_no_rhythm_in_poisson_data_and_none_without_events() -> None:
 
 @pytest.mark.parametrize(
     "settings",
-    [dict(width=0), dict(dropout=1.0), dict(rhythms=-1), dict(waves=-1), dict(form="quick")],
+    [dict(width=0), dict(dropout=1.0), dict(rhythms=-1), dict(sinusoids=-1), dict(form="quick")],
 )
 def test_bad_settings_are_refused(settings: dict[str, object]) -> None:
     with pytest.raises(UserError, match="expected"):
         DeepDAPP(**settings)
 
 
-def test_panels_follow_the_waves_of_elapsed_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Panels as long as a window are tried in vain where the rate has waves: fewer times are asked
-    for, and the paths are the same.
+def test_panels_follow_the_sinusoids_of_elapsed_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Panels as long as a window are tried in vain where the rate has sinusoids: fewer times are
+    asked for, and the paths are the same.
     """
     data = simulate("hawkes", 40, seed=1)
     model = DeepDAPP(width=16, modes=8, layers=1, seed=1)
@@ -290,3 +290,15 @@ def test_panels_follow_the_waves_of_elapsed_time(monkeypatch: pytest.MonkeyPatch
     assert np.array_equal(paths.lengths, without.lengths)
     assert np.allclose(paths.times, without.times, atol=1e-5)
     assert asked[1] < 0.7 * asked[2]
+
+
+def test_former_names_of_settings_are_taken_with_a_warning() -> None:
+    words = "is now called (sinusoids|event_dropout|mark_dropout); the old name will be removed"
+    with pytest.warns(DeprecationWarning, match=words) as caught:
+        model = DeepDAPP(width=8, modes=4, waves=2, unheard=0.2, unmarked=0.3)
+    assert len(caught) == 3
+    now = DeepDAPP(width=8, modes=4, sinusoids=2, event_dropout=0.2, mark_dropout=0.3)
+    assert model.settings() == now.settings()
+    assert not {"waves", "unheard", "unmarked"} & set(model.settings())
+    with pytest.raises(TypeError, match="ripples"):
+        DeepDAPP(ripples=3)

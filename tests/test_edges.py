@@ -25,7 +25,7 @@ TINY: dict[str, dict[str, Any]] = {
     **{name: PAPER for name in MODELS if name.startswith("dapp-paper")},
     **{name: {**PAPER, "keep": 2} for name in MODELS if name.startswith("odapp-paper")},
     "spatial-dapp": dict(heads=2, frequencies=2, generator=(4,), knots=2, order=8, cells=2),
-    "deep-dapp": dict(layers=1, width=4, modes=2, rhythms=1, waves=1),
+    "deep-dapp": dict(layers=1, width=4, modes=2, rhythms=1, sinusoids=1),
     "nhp": dict(hidden=4, embedding=2),
     "rmtpp": dict(hidden=4),
     "sahp": dict(hidden=4, layers=1, heads=1),

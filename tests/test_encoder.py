@@ -14,7 +14,7 @@ from torch.nn.functional import layer_norm
 
 from fourpoint.events import Batch, UserError
 from fourpoint.models import transformer as module
-from fourpoint.models.transformer import Encoded, Encoder, frequencies, waves
+from fourpoint.models.transformer import Encoded, Encoder, frequencies, sinusoids
 
 
 def make(hidden: int = 8, **settings: Any) -> Encoder:
@@ -190,16 +190,16 @@ def test_dropout_keeps_the_mean() -> None:
     assert float(kept.mean()) == pytest.approx(1.0, abs=0.01)
 
 
-def test_waves_keep_their_digits_far_from_the_start() -> None:
+def test_sinusoids_keep_their_digits_far_from_the_start() -> None:
     turns = torch.tensor([0.1, 0.37], dtype=torch.float64)
-    near, far = waves(turns, torch.float32), waves(turns + 2.0**20, torch.float32)
+    near, far = sinusoids(turns, torch.float32), sinusoids(turns + 2.0**20, torch.float32)
     assert torch.allclose(near, far, rtol=0, atol=1e-6)
     exact = [math.sin(2 * math.pi * x) for x in (0.1, 0.37)] + [
         math.cos(2 * math.pi * x) for x in (0.1, 0.37)
     ]
     assert near.tolist() == pytest.approx(exact, abs=1e-6)
     leaf = turns.clone().requires_grad_()
-    assert torch.autograd.gradcheck(lambda x: waves(x, torch.float64), leaf)
+    assert torch.autograd.gradcheck(lambda x: sinusoids(x, torch.float64), leaf)
 
 
 def test_frequencies_fall_in_equal_ratios() -> None:

@@ -57,8 +57,8 @@ def test_peers_learn_from_events_inside_their_ticks_too(peers: ModuleType) -> No
     ticking = Dataset.from_sequences([Sequence([1.0, 2.0, 4.0, 5.0, 9.0], start=0.0, stop=10.0)])
     for changes, tick, rate in (
         ("", 1.0, 3e-3),
-        ("@spread=false", 0.0, 3e-3),
-        ("@rate=0.01,spread=false", 0.0, 0.01),
+        ("@dequantise=false", 0.0, 3e-3),
+        ("@rate=0.01,dequantise=false", 0.0, 0.01),
     ):
         peer, found = peers.build(f"easytpp-nhp{changes}", ticking, 0)
         assert (
@@ -295,7 +295,7 @@ def test_command_resumes_and_shows_what_is_missing(
         (["--models", "s2p2"], "expected models of deep-dapp"),
         (
             ["--models", "easytpp-nhp@0.003"],
-            "expected peers as NAME@rate=NUMBER or NAME@spread=false; received easytpp-nhp@0.003",
+            "NAME@rate=NUMBER or NAME@dequantise=false; received easytpp-nhp@0.003",
         ),
         (["--sets", "nowhere"], "received none for nowhere"),
         (["--seeds", "0"], "expected positive --seeds"),

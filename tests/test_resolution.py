@@ -211,7 +211,7 @@ def test_deep_dapp_learns_how_likely_ticks_are_and_not_to_aim() -> None:
     law = float(np.mean(gaps * np.log(0.8) - 0.8 - np.array([math.lgamma(g + 1) for g in gaps])))
     ticks, densities = [], []
     for spread in (True, False):
-        model = DeepDAPP(width=16, modes=8, layers=1, dropout=0.0, unheard=0.0, rhythms=0)
+        model = DeepDAPP(width=16, modes=8, layers=1, dropout=0.0, event_dropout=0.0, rhythms=0)
         found = fp.fit(
             model,
             events,

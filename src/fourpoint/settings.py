@@ -7,8 +7,10 @@ take by keyword can be set, and an error names the nearest key that exists.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
+from functools import wraps
 from inspect import Parameter, signature
 from math import isfinite
 from types import NoneType
@@ -51,6 +53,44 @@ def parse_settings(
             if key in names:
                 settings[key] = _parsed(key, text.strip(), names[key])
     return chosen
+
+
+def current_pairs(pairs: Sequence[str], former: Mapping[str, str]) -> tuple[list[str], list[str]]:
+    """Settings given as ``key=value`` under the names that they have now, and a notice for each
+    that was called by a former name.
+
+    >>> current_pairs(["waves=2", "width=8"], {"waves": "sinusoids"})
+    (['sinusoids=2', 'width=8'], ['--set waves is now called sinusoids'])
+    """
+    found, notices = [], []
+    for pair in pairs:
+        key, equals, text = pair.partition("=")
+        now = former.get(key.strip())
+        if now is not None:
+            notices.append(f"--set {key.strip()} is now called {now}")
+        found.append(pair if now is None else f"{now}{equals}{text}")
+    return found, notices
+
+
+def with_former_names(
+    former: Mapping[str, str],
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """A decorator of a constructor whose keyword arguments had other names: those are accepted,
+    with a warning.
+    """
+
+    def decorate(construct: Callable[..., None]) -> Callable[..., None]:
+        @wraps(construct)
+        def constructed(self: object, *given: Any, **named: Any) -> None:
+            for name in sorted(set(named) & set(former)):
+                text = f"{name} is now called {former[name]}; the old name will be removed"
+                warnings.warn(text, DeprecationWarning, stacklevel=2)
+                named[former[name]] = named.pop(name)
+            construct(self, *given, **named)
+
+        return constructed
+
+    return decorate
 
 
 def parameters(function: Callable[..., Any]) -> dict[str, Any]:

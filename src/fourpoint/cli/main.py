@@ -232,8 +232,8 @@ def fit(
     """Train a model on a data set and save it in a folder."""
     began = monotonic()
     from fourpoint.inference.branching import branching_ratios
-    from fourpoint.models import FORMER_NAMES, MODELS
-    from fourpoint.settings import parameters, parse_settings
+    from fourpoint.models import FORMER_NAMES, FORMER_SETTINGS, MODELS
+    from fourpoint.settings import current_pairs, parameters, parse_settings
     from fourpoint.training.fitting import fit as train_model
 
     if model in FORMER_NAMES:
@@ -247,7 +247,10 @@ def fit(
             "them out"
         )
     build = MODELS[name]
-    of_model, of_training = parse_settings(set_ or [], build, train_model)
+    pairs, renamed = current_pairs(set_ or [], FORMER_SETTINGS.get(name, {}))
+    for notice in renamed:
+        print_notice(notice)
+    of_model, of_training = parse_settings(pairs, build, train_model)
     if "seed" in parameters(build):
         of_model["seed"] = seed
     made = build(marks=events.marks, **of_model)

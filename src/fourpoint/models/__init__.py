@@ -9,7 +9,7 @@ from functools import partial
 
 from fourpoint.models.base import PointProcess
 from fourpoint.models.dapp import DAPP
-from fourpoint.models.deep_dapp import DeepDAPP
+from fourpoint.models.deep_dapp import FORMER_SETTINGS as FORMER_DEEP_SETTINGS, DeepDAPP
 from fourpoint.models.hawkes import Hawkes
 from fourpoint.models.nhp import NHP
 from fourpoint.models.poisson import Poisson, SplinePoisson
@@ -42,4 +42,6 @@ MODELS: dict[str, Callable[..., PointProcess]] = {
     "thp": THP,
 }
 
+# Names of settings by model, as earlier versions have them.
+FORMER_SETTINGS: dict[str, dict[str, str]] = {"deep-dapp": FORMER_DEEP_SETTINGS}
 FORMER_NAMES = {"dapp-places": "spatial-dapp", "hawkes-places": "spatial-hawkes"}  # until 0.1

@@ -10,9 +10,9 @@ t,
         q <- q + V_2 gelu(V_1 norm(q)),
     lambda(t) = s log(1 + exp(w'q + b)),           lambda_m(t) = lambda(t) softmax_m(R q + c),
 
-features(d) = log(1 + d / s_k) for times s_k from the shortest to the longest in the data, and waves
-of log(1 + d / s_1), so that a rate can change within a small share of the time since the last event
-(`deep_layer.features`). The total rate has a head of its own, so
+features(d) = log(1 + d / s_k) for times s_k from the shortest to the longest in the data, and
+sinusoids of log(1 + d / s_1), so that a rate can change within a small share of the time since the
+last event (`deep_layer.features`). The total rate has a head of its own, so
 that integrals never touch the M marks: thousands of them cost no more than one at the nodes of an
 integral. Everything is linear in
 the number of events, and a stream needs the last position alone.
@@ -56,10 +56,16 @@ from fourpoint.models.neural_start import time_scale_of
 from fourpoint.models.poisson import mean_rates
 from fourpoint.models.rate import log_softplus
 from fourpoint.ops.periodogram import coarse_resolution, peaks
+from fourpoint.settings import with_former_names
 
+FORMER_SETTINGS = {
+    "waves": "sinusoids",
+    "unheard": "event_dropout",
+    "unmarked": "mark_dropout",
+}  # until 0.1
 TIMES = 6  # times s_k that gaps are compared with
 TURNS = 4  # of the fastest rhythm in one piece of an integral
-NODES_PER_HALF_TURN = 1.65  # of the fastest wave of log-time, in a rule for a whole gap
+NODES_PER_HALF_TURN = 1.65  # of the fastest sinusoid of log-time, in a rule for a whole gap
 MOST_CUTS = 1024  # of a window
 PIECE = 2**24  # numbers held at once, per mark and event
 FARTHEST = 1e18  # mean gaps: angles of longer ones are no numbers
@@ -76,10 +82,10 @@ class DeepDAPP(NarrowPeaks[DeepHistory]):
         modes: J modes per layer.
         gated: whether events decide what is kept of the past and how fast time runs after them.
         rhythms: at most so many frequencies are taken from the data.
-        waves: octaves of waves in the logarithm of elapsed time; 0 for none.
+        sinusoids: octaves of sinusoids in the logarithm of elapsed time; 0 for none.
         dropout: the share of activations that is silent while training.
-        unheard, unmarked: the share of events that leave no trace in the states, and of those whose
-            mark is hidden, while training.
+        event_dropout, mark_dropout: the share of events that leave no trace in the states, and of
+            those whose mark is hidden, while training.
         form: "scan" in O(n), or "dense" from all pairs, for short sequences and for tests.
         seed: of the initial weights.
 
@@ -124,6 +130,7 @@ class DeepDAPP(NarrowPeaks[DeepHistory]):
     scales: Tensor
     fastest: Tensor  # period of the fastest rhythm, in the user's unit
 
+    @with_former_names(FORMER_SETTINGS)
     def __init__(
         self,
         marks: MarkSpace | int | None = None,
@@ -133,15 +140,15 @@ class DeepDAPP(NarrowPeaks[DeepHistory]):
         modes: int = 32,
         gated: bool = True,
         rhythms: int = 8,
-        waves: int = 4,
+        sinusoids: int = 4,
         dropout: float = 0.3,
-        unheard: float = 0.1,
-        unmarked: float = 0.1,
+        event_dropout: float = 0.1,
+        mark_dropout: float = 0.1,
         form: str = "scan",
         seed: int = 0,
     ) -> None:
         super().__init__()
-        _check(layers, width, modes, rhythms, waves, dropout, unheard, unmarked, form)
+        _check(layers, width, modes, rhythms, sinusoids, dropout, event_dropout, mark_dropout, form)
         self.marks = space_without_places(marks, "deep-dapp")
         self._settings: dict[str, Any] = dict(
             layers=layers,
@@ -149,10 +156,10 @@ class DeepDAPP(NarrowPeaks[DeepHistory]):
             modes=modes,
             gated=gated,
             rhythms=rhythms,
-            waves=waves,
+            sinusoids=sinusoids,
             dropout=dropout,
-            unheard=unheard,
-            unmarked=unmarked,
+            event_dropout=event_dropout,
+            mark_dropout=mark_dropout,
             form=form,
             seed=seed,
         )
@@ -165,7 +172,7 @@ class DeepDAPP(NarrowPeaks[DeepHistory]):
             0.0,
         )  # the buffer `tick` as it was read last
         M = self.marks.count
-        K = TIMES + 2 * waves
+        K = TIMES + 2 * sinusoids
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             self.layers = nn.ModuleList(DeepLayer(width, modes, gated=gated) for _ in range(layers))
@@ -189,7 +196,8 @@ class DeepDAPP(NarrowPeaks[DeepHistory]):
             for head in (self.rate, self.share):
                 head.weight.mul_(0.1)
                 head.bias.zero_()
-            for part in (self.gap, self.since):  # as if there were no waves, which begin silent
+            # As if there were no sinusoids, whose weights begin at 0.
+            for part in (self.gap, self.since):
                 part.weight.mul_(math.sqrt(K / TIMES))[:, TIMES:] = 0
         self.share.requires_grad_(M > 1)
         self.register_buffer("time_scale", torch.ones((), dtype=torch.float64))
@@ -422,8 +430,8 @@ class DeepDAPP(NarrowPeaks[DeepHistory]):
             marks=self.marks.count,
             training=self.training,
             dropout=settings["dropout"],
-            event_dropout=settings["unheard"],
-            mark_dropout=settings["unmarked"],
+            event_dropout=settings["event_dropout"],
+            mark_dropout=settings["mark_dropout"],
             resolution=self.gap_resolution(),
             log_shares=self._log_shares,
         )
@@ -436,11 +444,11 @@ class DeepDAPP(NarrowPeaks[DeepHistory]):
         return unit * float(self.scales[0]), unit * REACH * float(self.scales[-1])
 
     def log_time_rule(self) -> LogTimeRule | None:
-        """Nodes for the fastest wave of log-time; None without waves or with narrow peaks."""
-        waves = self._settings["waves"]
-        if not waves or self.narrow or self.effects is not None:
+        """Nodes for the fastest sinusoid of log-time; None without any or with narrow peaks."""
+        sinusoids = self._settings["sinusoids"]
+        if not sinusoids or self.narrow or self.effects is not None:
             return None
-        density = NODES_PER_HALF_TURN * 2 ** (waves - 1)
+        density = NODES_PER_HALF_TURN * 2 ** (sinusoids - 1)
         return LogTimeRule(self.extent()[0], density, float(TURNS * self.fastest))
 
     def longest_panel(self, elapsed: Float[Tensor, " B"]) -> Float[Tensor, " B"]:
@@ -448,16 +456,16 @@ class DeepDAPP(NarrowPeaks[DeepHistory]):
         log-time turn several times while the elapsed time grows fourfold.
         """
         longest = super().longest_panel(elapsed)
-        if not self._settings["waves"]:
+        if not self._settings["sinusoids"]:
             return longest
         return torch.minimum(longest, PANEL * (elapsed + self.extent()[0]))
 
     def cuts(self, history: DeepHistory) -> Float[Tensor, "B E"] | None:
-        """Where integrals are cut: at parts of the elapsed time, where there are waves of it or
+        """Where integrals are cut: at parts of the elapsed time, where there are sinusoids of it or
         narrow peaks, and so that no piece holds many turns of the data's fastest rhythm; None
         without any.
         """
-        peaks = super().cuts(history) if self._settings["waves"] or self.narrow else None
+        peaks = super().cuts(history) if self._settings["sinusoids"] or self.narrow else None
         if not bool(self.fastest.isfinite()):
             return peaks
         first = history.times[:, :1]
@@ -593,7 +601,7 @@ class DeepDAPP(NarrowPeaks[DeepHistory]):
         return -cross_entropy(self.share(q), marks, reduction="none")
 
     def _features(self, gaps: Float[Tensor, "*S"]) -> Float[Tensor, "*S K"]:
-        return features(gaps, self.scales, self._settings["waves"])
+        return features(gaps, self.scales, self._settings["sinusoids"])
 
     def _in_mean_gaps(self, gaps: Float[Tensor, "*S"]) -> Float[Tensor, "*S"]:
         return (gaps / self.time_scale).clamp(max=FARTHEST).to(self.tokens)
@@ -603,16 +611,18 @@ class DeepDAPP(NarrowPeaks[DeepHistory]):
         queries (``more`` = 1).
         """
         dropout = self._settings["dropout"]
-        unheard = self._settings["unheard"]
-        if not self.training or not (dropout or unheard or self._settings["unmarked"]):
+        event_dropout = self._settings["event_dropout"]
+        if not self.training or not (dropout or event_dropout or self._settings["mark_dropout"]):
             return None
         return Noise(
-            dropout, unheard, self._random or torch.Generator(device).manual_seed(self._draw + more)
+            dropout,
+            event_dropout,
+            self._random or torch.Generator(device).manual_seed(self._draw + more),
         )
 
     def _hidden(self, marks: Int[Tensor, "B N"], noise: Noise | None) -> Int[Tensor, "B N"]:
         """Marks, some of them replaced by one that says nothing."""
-        share = self._settings["unmarked"]
+        share = self._settings["mark_dropout"]
         if noise is None or share == 0:
             return marks
         hide = torch.rand(marks.shape, device=marks.device, generator=noise.random) < share
@@ -624,22 +634,25 @@ def _check(
     width: int,
     modes: int,
     rhythms: int,
-    waves: int,
+    sinusoids: int,
     dropout: float,
-    unheard: float,
-    unmarked: float,
+    event_dropout: float,
+    mark_dropout: float,
     form: str,
 ) -> None:
-    if min(layers, width, modes) < 1 or min(rhythms, waves) < 0:
+    if min(layers, width, modes) < 1 or min(rhythms, sinusoids) < 0:
         received = (
-            f"layers={layers}, width={width}, modes={modes}, rhythms={rhythms}, waves={waves}"
+            f"layers={layers}, width={width}, modes={modes}, rhythms={rhythms}, "
+            f"sinusoids={sinusoids}"
         )
-        wanted = "layers, width and modes of at least 1, rhythms and waves of at least 0"
+        wanted = "layers, width and modes of at least 1, rhythms and sinusoids of at least 0"
         raise UserError(wanted, received, "Use layers=2, width=64, modes=32, say.")
-    if not all(0 <= share < 1 for share in (dropout, unheard, unmarked)):
-        received = f"dropout={dropout}, unheard={unheard}, unmarked={unmarked}"
+    if not all(0 <= share < 1 for share in (dropout, event_dropout, mark_dropout)):
+        received = f"dropout={dropout}, event_dropout={event_dropout}, mark_dropout={mark_dropout}"
         raise UserError(
-            "dropout, unheard and unmarked from 0 to below 1", received, "Pass shares such as 0.1."
+            "dropout, event_dropout and mark_dropout from 0 to below 1",
+            received,
+            "Pass shares such as 0.1.",
         )
     if form not in ("scan", "dense"):
         raise UserError("form 'scan' or 'dense'", f"{form!r}", "Choose one of the two.")

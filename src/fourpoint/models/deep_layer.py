@@ -268,16 +268,16 @@ class DeepLayer(nn.Module):
 
 
 def features(
-    gaps: Float[Tensor, "*S"], scales: Float[Tensor, " K"], waves: int
+    gaps: Float[Tensor, "*S"], scales: Float[Tensor, " K"], sinusoids: int
 ) -> Float[Tensor, "*S F"]:
     """What is told of elapsed times: log(1 + d / s_k) - 1 for the K ``scales``, and cos and sin of
-    2^j pi log(1 + d / s_1), j < ``waves``.
+    2^j pi log(1 + d / s_1), j < ``sinusoids``.
 
     Past REACH times the longest scale nothing changes, so that a rate does not fall for ever and
     the next event always comes.
 
     The logarithms alone are so smooth that a network needs long to make anything narrow of them.
-    Waves resolve a share of the time that
+    Sinusoids resolve a share of the time that
     has passed, whatever the unit: fine just after an event, ever coarser later, so that they follow
     no clock beyond its first ticks.
 
@@ -286,7 +286,9 @@ def features(
     """
     logs = torch.log1p(torch.minimum(gaps, REACH * scales[-1])[..., None] / scales)
     angles = (
-        logs[..., :1] * math.pi * torch.arange(waves, dtype=logs.dtype, device=logs.device).exp2()
+        logs[..., :1]
+        * math.pi
+        * torch.arange(sinusoids, dtype=logs.dtype, device=logs.device).exp2()
     )
     return torch.cat([logs - 1, angles.cos(), angles.sin()], -1)
 

@@ -40,7 +40,7 @@ from fourpoint.kernels.autograd import Context
 from fourpoint.models.base import PointProcess, space_without_places
 from fourpoint.models.neural_start import ScaledSoftplus, time_scale_of
 from fourpoint.models.poisson import mean_rates
-from fourpoint.models.transformer import Encoded, Encoder, frequencies, refuse_to_go_on, waves
+from fourpoint.models.transformer import Encoded, Encoder, frequencies, refuse_to_go_on, sinusoids
 
 # gelu of it is log(e - 1), where a softplus of scale 1 is 1: rates begin at their means
 FIRST_END = 0.710927
@@ -225,9 +225,9 @@ class SAHP(PointProcess[Encoded]):
     ) -> Float[Tensor, "*S D"]:
         """What an event says to the encoder: its mark, and its time."""
         own = self.tokens if self.marks.count == 1 else embedding(marks, self.tokens)
-        return own + self._waves(since, gaps, index)
+        return own + self._sinusoids(since, gaps, index)
 
-    def _waves(
+    def _sinusoids(
         self, since: Float[Tensor, "*S"], gaps: Float[Tensor, "*S"], index: Int[Tensor, "*S"]
     ) -> Float[Tensor, "*S D"]:
         """What an event's time says: when it was, how long after the one before, and the how
@@ -237,7 +237,7 @@ class SAHP(PointProcess[Encoded]):
         pace = torch.cat(
             [self.frequency.to(since.dtype) / self.time_scale, self.step.to(since.dtype)[None]]
         ) / (2 * math.pi)
-        return waves(each @ pace, self.tokens.dtype)
+        return sinusoids(each @ pace, self.tokens.dtype)
 
     def _inside(
         self, history: Encoded, times: Float[Tensor, "B G Q"], seen: Int[Tensor, "B G"] | None
@@ -304,8 +304,8 @@ def _clocks(batch: Batch) -> tuple[Float[Tensor, "B N"], Float[Tensor, "B N"], I
 
 
 def _first_frequencies(count: int, length: float) -> Float[Tensor, "2 F"]:
-    """omega, then xi: half of the waves begin with the time alone, from 1 to 1 / length, the others
-    with the gap alone.
+    """omega, then xi: half of the sinusoids begin with the time alone, from 1 to 1 / length, the
+    others with the gap alone.
     """
     half = count // 2
     omega = frequencies(half, 1 / max(length, 2.0))

@@ -35,7 +35,7 @@ from fourpoint.events import Batch, Dataset, MarkSpace
 from fourpoint.models.base import PointProcess, space_without_places
 from fourpoint.models.neural_start import ScaledSoftplus, time_scale_of
 from fourpoint.models.poisson import mean_rates
-from fourpoint.models.transformer import Encoded, Encoder, frequencies, refuse_to_go_on, waves
+from fourpoint.models.transformer import Encoded, Encoder, frequencies, refuse_to_go_on, sinusoids
 
 
 class THP(PointProcess[Encoded]):
@@ -215,11 +215,11 @@ class THP(PointProcess[Encoded]):
     ) -> Float[Tensor, "*S D"]:
         """What an event says to the encoder: its mark, and when it was."""
         own = self.tokens if self.marks.count == 1 else embedding(marks, self.tokens)
-        return own + self._waves(since)
+        return own + self._sinusoids(since)
 
-    def _waves(self, since: Float[Tensor, "*S"]) -> Float[Tensor, "*S D"]:
+    def _sinusoids(self, since: Float[Tensor, "*S"]) -> Float[Tensor, "*S D"]:
         """What its time says."""
-        return waves(
+        return sinusoids(
             since[..., None] * (self.frequency.to(since.dtype) / (2 * math.pi * self.time_scale)),
             self.tokens.dtype,
         )

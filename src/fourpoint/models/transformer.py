@@ -181,20 +181,20 @@ class Encoder(nn.Module):
         return x * kept.div_(1 - self.dropout).to(x.device)
 
 
-def waves(turns: Float[Tensor, "*S F"], kind: torch.dtype) -> Float[Tensor, "*S D"]:
+def sinusoids(turns: Float[Tensor, "*S F"], kind: torch.dtype) -> Float[Tensor, "*S D"]:
     """Sines and then cosines of angles given in turns. Whole turns are taken off before rounding to
     ``kind``: far from the start an angle keeps its digits.
 
-    >>> waves(torch.tensor([1e9 + 0.25], dtype=torch.float64), torch.float32).round(
+    >>> sinusoids(torch.tensor([1e9 + 0.25], dtype=torch.float64), torch.float32).round(
     ...     decimals=3
     ... ).tolist()
     [1.0, -0.0]
     """
-    return _Waves.apply(turns, kind)
+    return _Sinusoids.apply(turns, kind)
 
 
-class _Waves(torch.autograd.Function):
-    """:func:`waves`, each of whose halves is the slope of the other."""
+class _Sinusoids(torch.autograd.Function):
+    """:func:`sinusoids`, each of whose halves is the slope of the other."""
 
     @staticmethod
     def forward(

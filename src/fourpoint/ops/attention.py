@@ -245,7 +245,7 @@ class _Read(torch.autograd.Function):
         both = torch.cat([grad, lag[:, :, None, :, None] * grad], -1)
         up, down = stacked.chunk(2, -2)
         (d_up, c), (d_down, s) = (
-            (wave.transpose(-1, -2) @ both).chunk(2, -1) for wave in (cosine, sine)
+            (sinusoid.transpose(-1, -2) @ both).chunk(2, -1) for sinusoid in (cosine, sine)
         )
         d_frequency = (down * c - up * s).sum((0, 1, -1))
         d_decay = -(up * c + down * s).sum((0, 1, -1))

@@ -122,6 +122,6 @@ def _gathered(
     fade = torch.ones_like(past) if s.decay is None else torch.exp(-s.decay * lag)
     if s.phase is None:
         return (torch.polar(fade, s.frequency * lag - past) * values[..., None]).sum(1)
-    waves = fade * torch.cos(events.to(kind)[..., None] * s.frequency + past + s.phase)
+    sinusoids = fade * torch.cos(events.to(kind)[..., None] * s.frequency + past + s.phase)
     angle = now.to(kind)[:, None, None] * s.frequency + s.phase
-    return torch.polar(2 * torch.ones_like(angle), angle) * (waves * values[..., None]).sum(1)
+    return torch.polar(2 * torch.ones_like(angle), angle) * (sinusoids * values[..., None]).sum(1)

@@ -1,5 +1,5 @@
-r"""Functions on a box as sums of waves: a lattice of frequencies, shared by a kernel in space and
-by smooth fields.
+r"""Functions on a box as sums of sinusoids: a lattice of frequencies, shared by a kernel in space
+and by smooth fields.
 
 In coordinates u that run from 0 to 1 on every axis of the box, the frequencies are those of a
 Fourier series whose period is longer than the box, so that what leaves on one side does not come
@@ -68,7 +68,7 @@ def features(numbers: Float[Tensor, "D k"], places: Float[Tensor, "*S k"]) -> Fl
 
 
 def amplitudes(coefficients: Float[Tensor, "*S F"]) -> Float[Tensor, "*S D"]:
-    """sqrt(a_j^2 + b_j^2): how far each wave goes up and down."""
+    """sqrt(a_j^2 + b_j^2): the amplitude of each sinusoid."""
     a, b = coefficients.chunk(2, -1)
     return torch.hypot(a, b)
 

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from fourpoint.atomic import TEMPORARY, locked_in_turn, make_folder, write_atomic
 from fourpoint.events import UserError
-from fourpoint.models import FORMER_NAMES, MODELS, Hawkes
+from fourpoint.models import FORMER_NAMES, FORMER_SETTINGS, MODELS, Hawkes
 from fourpoint.models.base import PointProcess
 from fourpoint.models.effects import EffectsSpec, RateRatio
 from fourpoint.storage import model_schema
@@ -125,6 +125,7 @@ def restore(folder: str | Path) -> PointProcess:
             "Use the version of Fourpoint that wrote it.",
         )
     try:
+        info["settings"] = current_settings(name, info.get("settings"))
         model = _built(MODELS[name], info, current_names(name, tensors))
     except FAULTS as error:
         if isinstance(error, UserError):
@@ -351,6 +352,18 @@ def _read_json(path: Path) -> dict[str, Any]:
 BASELINE = ("log_base", "bias", "drift", "mark_drift", "length")  # of a rate with a link
 CONSTANT = {"poisson": "log_rate", "hawkes": "log_baseline", "spatial-hawkes": "log_baseline"}
 SPLINE = {"coefficients": "baseline.log_base", "length": "baseline.length"}
+
+
+def current_settings(model: str, settings: Any) -> Any:
+    """The settings of a saved model called ``model``, renamed if an earlier version saved them.
+
+    >>> current_settings("deep-dapp", {"waves": 4, "width": 8})
+    {'sinusoids': 4, 'width': 8}
+    """
+    if not isinstance(settings, dict):
+        return settings  # which the schema refuses
+    former = FORMER_SETTINGS.get(model, {})
+    return {former.get(name, name): value for name, value in settings.items()}
 
 
 def current_names(model: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:

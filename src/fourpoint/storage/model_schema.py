@@ -40,8 +40,8 @@ LIMITS = {
     "keep": 2**40,
     "seed": 2**63 - 1,
 }
-SMALLEST = {"inner": 0, "waves": 0, "rhythms": 0, "seed": -(2**63)}  # of others 1
-SHARES = ("dropout", "unheard", "unmarked", "event_dropout", "mark_dropout")  # from 0 to below 1
+SMALLEST = {"inner": 0, "sinusoids": 0, "rhythms": 0, "seed": -(2**63)}  # of others 1
+SHARES = ("dropout", "event_dropout", "mark_dropout")  # from 0 to below 1
 POSITIVE = ("time_scale", "length", "window", "scales", "fastest")  # tensors that are above 0
 LEAST = 2**24  # elements that any model may ask for while it is built
 REMEDY = "The folder is damaged or not written by Fourpoint: copy it again, or fit again."

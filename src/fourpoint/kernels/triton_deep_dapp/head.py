@@ -124,7 +124,7 @@ def turn_back(
 @triton.jit
 @no_type_check  # triton has its own types
 def _features(lag, far, per, k, TIMES: tl.constexpr, K: tl.constexpr):
-    """log(1 + lag / s_k) - 1, waves, and a 1 for the bias."""
+    """log(1 + lag / s_k) - 1, sinusoids, and a 1 for the bias."""
     return feature(tl.log(1.0 + tl.minimum(lag, far)[:, None] * per[None, :]), k[None, :], TIMES, K)
 
 

@@ -135,7 +135,7 @@ def cos_sin(x):
 @triton.jit
 @no_type_check
 def feature(log, k, TIMES: tl.constexpr, K: tl.constexpr):
-    """Feature ``k`` of an elapsed time from log(1 + d / s_k), s_1 for waves
+    """Feature ``k`` of an elapsed time from log(1 + d / s_k), s_1 for sinusoids
     (`deep_layer.features`); a 1 for the bias follows the last.
     """
     bias = tl.where(k == K, 1.0, 0.0)

@@ -17,12 +17,12 @@ attention to places is linear too: with phi_j(u) = exp(i omega_j'u),
     S_kj  <-  exp(-gamma_k (t_i - t_{i-1})) S_kj + conj(phi_j(u_i)) v_k(m_i),
     A_k(x) = sum_j w_kj exp(-gamma_k (t - t_last)) Re[phi_j(u) S_kj].
 
-Base and drift in time are those of `models.rate`; the background f is a field of the same waves.
-With a small scale of the softplus it is the space-time Hawkes process of `models.spatial.hawkes` in
-the limit. Integrals over the box are tensor Gauss rules whose error is known from coarser ones
-(`likelihood`). In training attention is read at one random place in every cell of a grid, drawn
-anew for every step, since a fixed rule would be gamed; the background, the same for all times, is
-always integrated by a rule FINER times as fine.
+Base and drift in time are those of `models.rate`; the background f is a field of the same
+sinusoids. With a small scale of the softplus it is the space-time Hawkes process of
+`models.spatial.hawkes` in the limit. Integrals over the box are tensor Gauss rules whose error is
+known from coarser ones (`likelihood`). In training attention is read at one random place in every
+cell of a grid, drawn anew for every step, since a model would overfit a fixed rule; the background,
+the same for all times, is always integrated by a rule FINER times as fine.
 
 What a DAPP with places remembers and shares between sequences, and which choices it has.
 """
@@ -49,7 +49,7 @@ from fourpoint.models.dapp_start import start_rate
 from fourpoint.models.modes import FASTEST, SLOWEST
 from fourpoint.models.rate import Rate
 from fourpoint.models.spatial.cells import Cells
-from fourpoint.ops import sinusoids as waves
+from fourpoint.ops import sinusoids
 from fourpoint.ops.fourier import Generator
 
 ENVELOPE = {1: 64, 2: 32, 3: 10}  # cells per axis with bounds of their own, by dimension
@@ -80,9 +80,11 @@ class Shared(Fields):
         room = (
             64
             * torch.finfo(field.dtype).eps
-            * waves.amplitudes(field.double()).sum(1, keepdim=True)
+            * sinusoids.amplitudes(field.double()).sum(1, keepdim=True)
         )
-        return waves.largest(self.numbers, field, ENVELOPE[self.numbers.shape[1]]) + room.detach()
+        return (
+            sinusoids.largest(self.numbers, field, ENVELOPE[self.numbers.shape[1]]) + room.detach()
+        )
 
     @cached_property
     def top_rates(self) -> Float[Tensor, "M C"]:
@@ -98,15 +100,15 @@ class Shared(Fields):
         if self.background is None:
             return self.weight.new_ones(1)
         if order not in self._tilts:
-            places, weights = waves.box_rule(self.numbers.shape[1], FINER * order)
-            phi = waves.features(self.numbers.double(), places).to(self.weight)
+            places, weights = sinusoids.box_rule(self.numbers.shape[1], FINER * order)
+            phi = sinusoids.features(self.numbers.double(), places).to(self.weight)
             self._tilts[order] = torch.exp(phi @ self.background.T).T @ weights.to(self.weight)
         return self._tilts[order]
 
 
 @dataclass(frozen=True)
 class SpatialDAPPHistory(History):
-    """States of all waves at each position, real: cosines and sines."""
+    """States of all sinusoids at each position, real: cosines and sines."""
 
     shared: Shared
     state: Float[Tensor, "B K P F"]
@@ -148,7 +150,7 @@ HIGHEST = {
     1: 16,
     2: 8,
     3: 4,
-}  # the highest number of waves over PERIOD boxes along an axis, by dimension
+}  # the highest number of sinusoids over PERIOD boxes along an axis, by dimension
 ORDER = {1: 32, 2: 16, 3: 8}  # Gauss nodes per axis of evaluations, to begin with
 FINEST = {1: 256, 2: 96, 3: 24}
 CELLS = {1: 16, 2: 8, 3: 4}  # per axis, each with one random place in training
@@ -166,7 +168,7 @@ class SpatialDAPP(PointProcess[SpatialDAPPHistory]):
     Arguments
         marks: the mark space of the data (`data.marks`), with a box of one to three axes.
         heads: K, each with its own decay in time and its own spectrum in space.
-        frequencies: the highest number of waves along an axis; None: 16, 8 or 4 in one, two or
+        frequencies: the highest number of sinusoids along an axis; None: 16, 8 or 4 in one, two or
             three dimensions. The kernel resolves distances down to about 1 / frequencies of the
             box.
         link: "softplus" (with a learned scale) or "exp".
@@ -243,7 +245,7 @@ class SpatialDAPP(PointProcess[SpatialDAPPHistory]):
         self.order = order
         self.finest = max(order, FINEST[k])
         self._drawn: Float[Tensor, "S k"] | None = None
-        self.register_buffer("numbers", waves.lattice(k, frequencies))
+        self.register_buffer("numbers", sinusoids.lattice(k, frequencies))
         F = 2 * len(self.numbers)
         self.rate = Rate(M, link=link, learn_scale=True, base=base, drift=drift, knots=knots)
         self.log_decay = nn.Parameter(torch.zeros(heads))
@@ -300,7 +302,7 @@ class SpatialDAPP(PointProcess[SpatialDAPPHistory]):
             1:-1
         ].to(self.readout)
         narrowest = min(
-            WIDEST / 2, NARROWEST * waves.PERIOD / (2 * math.pi * self.options["frequencies"])
+            WIDEST / 2, NARROWEST * sinusoids.PERIOD / (2 * math.pi * self.options["frequencies"])
         )
         widths = torch.where(torch.arange(K) % 2 == 0, WIDEST / 2, narrowest).to(self.readout)
         self.log_decay.copy_(rates.log())
@@ -313,7 +315,7 @@ class SpatialDAPP(PointProcess[SpatialDAPPHistory]):
 
     def redraw(self, random: torch.Generator) -> None:
         """Draw the places of the next step's integrals: one in every cell of a grid."""
-        self._drawn = waves.scattered(self.box.dimension, self.options["cells"], random)
+        self._drawn = sinusoids.scattered(self.box.dimension, self.options["cells"], random)
 
     # ------------------------------------------------------------------ the verbs
 
@@ -328,7 +330,7 @@ class SpatialDAPP(PointProcess[SpatialDAPPHistory]):
             held = phi.new_zeros(len(phi), values.shape[2], phi.shape[2])
         else:
             held = before.state[:, :, -1]
-        states = waves.fading_states(
+        states = sinusoids.fading_states(
             self.log_decay.exp(), self._lag(times.diff(dim=1)), values, phi, held
         )
         return SpatialDAPPHistory(times, start, batch.lengths, shared, states)
@@ -375,8 +377,8 @@ class SpatialDAPP(PointProcess[SpatialDAPPHistory]):
             places = self._drawn
             weights = torch.full((len(self._drawn),), 1 / len(self._drawn))
         else:
-            places, weights = waves.box_rule(self.box.dimension, self.order)
-        phi = waves.features(self.numbers.double(), places).to(self.readout)
+            places, weights = sinusoids.box_rule(self.box.dimension, self.order)
+        phi = sinusoids.features(self.numbers.double(), places).to(self.readout)
         basis = history.shared.weight[..., None] * phi.T
         weights = weights.to(self.readout)
         index = torch.arange(times.shape[1]).expand(times.shape[:2]) if seen is None else seen
@@ -394,7 +396,7 @@ class SpatialDAPP(PointProcess[SpatialDAPPHistory]):
         seen: Int[Tensor, "B G"] | None = None,
     ) -> Float[Tensor, "B G Q M"]:
         """log lambda_m(t, x), per unit of time and volume."""
-        phi = waves.features(self.numbers.double(), self._inside(places)).to(self.readout)
+        phi = sinusoids.features(self.numbers.double(), self._inside(places)).to(self.readout)
         state, lag = self._seen(history, times, seen)
         if phi.shape[2] == 1:
             sums = torch.matmul(
@@ -428,7 +430,7 @@ class SpatialDAPP(PointProcess[SpatialDAPPHistory]):
         of all cells reads them everywhere.
         """
         places, weights = cells.places
-        phi = waves.features(self.numbers.double(), self._inside(places.flatten(0, 1))).to(
+        phi = sinusoids.features(self.numbers.double(), self._inside(places.flatten(0, 1))).to(
             self.readout
         )
         state, lag = self._seen(history, times[..., None], seen)
@@ -476,15 +478,16 @@ class SpatialDAPP(PointProcess[SpatialDAPPHistory]):
         """The volume times an upper bound of the rate in each of C equal cells of the box on [a,
         b], all types together.
 
-        The background has its own bound in every cell. A sum of waves is at most the sum of their
-        amplitudes: at a, the heads' waves of one frequency are summed first; until b, head k can
-        add at most the part 1 - exp(-gamma_k (b - a)) of its own amplitudes that fades away.
+        The background has its own bound in every cell. A sum of sinusoids is at most the sum of
+        their amplitudes: at a, the heads' sinusoids of one frequency are summed first; until b,
+        head k can add at most the part 1 - exp(-gamma_k (b - a)) of its own amplitudes that fades
+        away.
         """
         shared = history.shared
         eps = torch.finfo(self.readout.dtype).eps
         held = self.move(history, a).state[:, :, 0] * shared.weight
-        sizes = waves.amplitudes(held).sum(-1)
-        together = waves.amplitudes(torch.einsum("bkf,km->bmf", held, self.readout)).sum(-1)
+        sizes = sinusoids.amplitudes(held).sum(-1)
+        together = sinusoids.amplitudes(torch.einsum("bkf,km->bmf", held, self.readout)).sum(-1)
         lost = -torch.expm1(-self.log_decay.exp() * self._lag(b - a)[:, None]) * sizes
         z = torch.minimum(together + lost @ self.readout.abs(), sizes @ self.readout.abs())
         z = z + 64 * eps * (sizes @ self.readout.abs())
@@ -511,7 +514,9 @@ class SpatialDAPP(PointProcess[SpatialDAPPHistory]):
         """kappa_k at time lags and distances along one axis, in the user's units."""
         off = torch.zeros(len(distances), self.box.dimension, dtype=torch.float64)
         off[:, axis] = distances / (self.box.high[axis] - self.box.low[axis])
-        cosine = waves.features(self.numbers.double(), off)[:, : len(self.numbers)].to(self.readout)
+        cosine = sinusoids.features(self.numbers.double(), off)[:, : len(self.numbers)].to(
+            self.readout
+        )
         space = self._weight()[:, : len(self.numbers)] @ cosine.T
         return self._fade(self._lag(lags.double())).T[..., None] * space[:, None]
 
@@ -538,7 +543,7 @@ class SpatialDAPP(PointProcess[SpatialDAPPHistory]):
         counts twice.
         """
         numbers = self.numbers.to(self.readout)
-        omega = numbers * (2 * math.pi / waves.PERIOD)
+        omega = numbers * (2 * math.pi / sinusoids.PERIOD)
         gaussian = -(self.log_width.exp()[:, None] * omega).square().sum(-1) / 2
         shape = self.generator(
             (numbers / self.options["frequencies"]).expand(len(self.log_decay), -1, -1)
@@ -552,7 +557,7 @@ class SpatialDAPP(PointProcess[SpatialDAPPHistory]):
         """Features and values of events, whose product each adds to the states; values are 0 where
         it is padding.
         """
-        phi = waves.features(
+        phi = sinusoids.features(
             self.numbers.double(), self._inside(torch.where(valid[..., None], places, 0.0))
         ).to(self.readout)
         values = (self.gain[:, None] * self.value_weight).T[marks]
