@@ -225,6 +225,18 @@ RECURRENCE = Kernel(
     factor=15,
     measured="that row with and without the kernel, H200",
 )
+DEEP_DAPP_RATE = Kernel(
+    name="deep_dapp_rate",
+    compiler="numba",
+    module="numba_deep_dapp_rate",
+    plain="fourpoint.models.deep_dapp.DeepDAPP.log_total",
+    supports=conditions.deep_dapp_rate,
+    values=1e-5,
+    gradients=None,
+    benchmark="benchmarks/costs.py, evaluation: Fourpoint deep-dapp",
+    factor=2.0,
+    measured="processor time of that row with and without the kernel, medians of 5 rounds",
+)
 DEEP_DAPP_LOSS = Kernel(
     name="deep_dapp_loss",
     compiler="triton",
@@ -253,6 +265,7 @@ TABLE: dict[str, Kernel[Any]] = {
         MONITOR,
         ATTENTION,
         RECURRENCE,
+        DEEP_DAPP_RATE,
         DEEP_DAPP_LOSS,
     )
 }

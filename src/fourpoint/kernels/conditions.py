@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 # Numbers in the states of a batch from which DAPP's loss is compiled: that takes seconds, once.
 DAPP_WORK = 2**15
 SCORE_WORK = 2**15  # the same for its evaluation
+RATE_WORK = 2**12  # times at which the rate of Deep DAPP is asked for from which it is compiled
 DAPP_MEMORY = 2**26  # numbers held for one sequence at most
 MOST_MARKS = 16  # of kernels that keep all marks of a sequence in memory or in registers
 MOST_FEATURES = 128  # per head in registers
@@ -140,6 +141,21 @@ def recurrence(factor: Tensor, driven: Tensor) -> str | None:
         return reason
     if not (_is(factor, "complex64") and _is(driven, "complex64")):
         return f"numbers of type {factor.dtype} and {driven.dtype}, not complex64"
+    return None
+
+
+def deep_dapp_rate(
+    parameter: Tensor, times: Tensor, *, differentiated: bool, training: bool
+) -> str | None:
+    """(B, G, Q) ``times``; ``differentiated`` if gradients are kept."""
+    if training or differentiated:
+        return "the model is training or a gradient is needed"
+    if (reason := _elsewhere(parameter, "cpu")) or (reason := _elsewhere(times, "cpu")):
+        return reason
+    if not _is(parameter, "float32"):
+        return f"parameters of type {parameter.dtype}, not float32"
+    if times.numel() < RATE_WORK:
+        return "too little work to repay compiling"
     return None
 
 

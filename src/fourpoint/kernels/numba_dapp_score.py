@@ -14,7 +14,7 @@ two rules on the same nine nodes,
 
     value  the rule of Newton and Cotes that is exact for polynomials of degree 9,
     rough  twice that of Boole, exact for degree 5,
-    error  = |value - rough| + (b - a) c_8 f,  c_8 the larger of the last two Legendre coefficients,
+    error  = |value - rough| + (b - a) c f,  c the larger of the last two Legendre coefficients,
 
 f being how much these fell over the two before, and EDGE in the first panel after an event, whose
 first node alone may be raised. A panel is halved until its error is at most its share of the

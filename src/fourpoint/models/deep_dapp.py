@@ -34,6 +34,7 @@ from typing import Any, ClassVar, cast
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, embedding, gelu, linear
 from torch.utils.checkpoint import checkpoint
@@ -41,6 +42,7 @@ from torch.utils.checkpoint import checkpoint
 from fourpoint import kernels
 from fourpoint.events import Batch, Dataset, MarkSpace, UserError
 from fourpoint.kernels.constants import REACH
+from fourpoint.kernels.numba_deep_dapp_rate import Model as RateModel, Positions
 from fourpoint.kernels.triton_deep_dapp.given import Events, Model
 from fourpoint.models.base import LogTimeRule, space_without_places, weighted_mean
 from fourpoint.models.deep_layer import (
@@ -354,7 +356,19 @@ class DeepDAPP(NarrowPeaks[DeepHistory]):
         seen: Int[Tensor, "B G"] | None = None,
     ) -> Float[Tensor, "B G Q"]:
         """log of the total rate, without a look at the marks."""
-        total = self._log_rate(self._queries(history, times, seen))
+        arguments = kernels.DEEP_DAPP_RATE.choose(
+            self.tokens,
+            times,
+            differentiated=torch.is_grad_enabled(),
+            training=self.training,
+        )
+        if arguments is None:
+            total = self._log_rate(self._queries(history, times, seen))
+        else:
+            at = history.at(seen)
+            lags = self._in_mean_gaps(times - at.times[..., None]).flatten(0, 1).contiguous()
+            found = arguments(self._rate_model(), _positions(at, self.read.bias), lags.numpy())
+            total = self._log_softplus(torch.from_numpy(found).view(times.shape))
         return total + self._log_factor(history, times)
 
     def total_intensity(
@@ -566,10 +580,32 @@ class DeepDAPP(NarrowPeaks[DeepHistory]):
 
     def _log_rate(self, q: Float[Tensor, "*S H"]) -> Float[Tensor, "*S"]:
         """log s + log log(1 + e^z), per unit of the user's time."""
-        return (
-            log_softplus(linear(q, self.rate.weight, self.rate.bias)[..., 0])
-            + self.log_scale
-            - self.time_scale.log().to(q)
+        return self._log_softplus(linear(q, self.rate.weight, self.rate.bias)[..., 0])
+
+    def _log_softplus(self, z: Float[Tensor, "*S"]) -> Float[Tensor, "*S"]:
+        return log_softplus(z) + self.log_scale - self.time_scale.log().to(z)
+
+    def _rate_model(self) -> RateModel:
+        """What the kernel of the total rate is given of the model."""
+        layers = list(self._stack())
+        read = self.read.weight.T  # real and imaginary parts in turn
+        rate = self.rate.weight[0]
+        up = self.down.weight.T @ rate
+        shared = rate @ self.down.bias
+        return RateModel(
+            decay=_array(torch.cat([layer.decay for layer in layers])),
+            frequency=_array(torch.cat([layer.frequency for layer in layers])),
+            read=_array(torch.cat([read[::2], read[1::2]])),
+            features=_array(self.since.weight.T),
+            scales=_array(self.scales),
+            reach=np.float32(REACH * float(self.scales[-1])),
+            norm=_array(torch.stack([self.query_norm.weight, self.query_norm.bias])),
+            norm_eps=np.float32(self.query_norm.eps),
+            up=_array(self.up.weight.T),
+            up_bias=_array(self.up.bias),
+            rate=_array(rate),
+            rate_up=_array(up),
+            rate_bias=np.float32(float(self.rate.bias[0] + shared)),
         )
 
     def _log_shares(
@@ -627,6 +663,23 @@ class DeepDAPP(NarrowPeaks[DeepHistory]):
             return marks
         hide = torch.rand(marks.shape, device=marks.device, generator=noise.random) < share
         return torch.where(hide, self.marks.count + 1, marks)
+
+
+def _array(x: Tensor) -> NDArray[np.float32]:
+    return x.detach().contiguous().numpy()
+
+
+def _positions(history: DeepHistory, bias: Float[Tensor, " H"]) -> Positions:
+    """All positions of a history, for the kernel of the total rate; ``bias`` is that of the
+    read-out.
+    """
+    states = history.state.flatten(2).flatten(0, 1)
+    return Positions(
+        real=_array(states.real),
+        imaginary=_array(states.imag),
+        pace=_array(history.pace.flatten(2).flatten(0, 1)),
+        summary=_array(history.summary.flatten(0, 1) + bias),
+    )
 
 
 def _check(

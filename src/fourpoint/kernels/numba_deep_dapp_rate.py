@@ -1,0 +1,297 @@
+r"""The total rate of Deep DAPP at many times after each of many positions, compiled with numba.
+
+With S the states of all layers' modes at a position, c what its token adds, d the time since then
+and F the features of d (`models.deep_layer.features`),
+
+    h = c + T F(d) + W [exp(a_j r_j d) S_j],   q = gelu(h),   z = w'q + (w'V_2) gelu(V_1 norm(q) + b),
+
+z being the argument of the softplus. V_2 and w are one row of numbers here: the rates of single
+marks would need V_2 alone, the total rate does not. One time after the other stays in the
+processor's cache from its states to z, so that nothing but z goes through memory. Exponentials,
+sinusoids, logarithms and the error function are polynomials or quotients of such (float32), since a
+call keeps a processor from taking several numbers at a time:
+
+    gelu(x) = x (1 + erf(x / sqrt 2)) / 2,   erf(x) = x P(x^2) / Q(x^2),   |x| <= 4.
+
+The functions are plain Python, slow but correct as they stand. They say the same as
+`DeepDAPP.log_total`. Axes: R positions, T times after each, J modes of all layers, H width of
+tokens, U = 2 H, K scales of time and V octaves of sinusoids in its logarithm.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from typing import NamedTuple, no_type_check
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fourpoint.kernels import numba_dapp_loss as loss_loops, numba_series as series_loops
+from fourpoint.kernels.compiling import machine_code, threads
+from fourpoint.kernels.numba_dapp_loss import C0, C1, C2, C3, C4, S0, S1, S2, S3, S4, sinusoid
+from fourpoint.kernels.numba_series import log_one_plus
+
+f32 = np.float32
+Floats = NDArray[np.float32]
+HALF, ONE, ZERO = f32(0.5), f32(1.0), f32(0.0)
+ROOT = f32(math.sqrt(0.5))
+LOG2 = f32(math.log(2))
+TURN = f32(0.5)  # cycles of sin and cos of pi x for x = 1
+FARTHEST = f32(4.0)  # erf is 1 to rounding from there on
+A0 = f32(-1.60960333262415e-02)
+A1 = f32(-2.95459980854025e-03)
+A2 = f32(-7.34990630326855e-04)
+A3 = f32(-5.69250639462346e-05)
+A4 = f32(-2.10102402082508e-06)
+A5 = f32(2.77068142495902e-08)
+A6 = f32(-2.72614225801306e-10)
+B0 = f32(-1.42647390514189e-02)
+B1 = f32(-7.37332916720468e-03)
+B2 = f32(-1.68282697438203e-03)
+B3 = f32(-2.13374055278905e-04)
+B4 = f32(-1.45660718464996e-05)
+
+
+class Model(NamedTuple):
+    """What the rate depends on. Matrices have a row for each of their inputs."""
+
+    decay: Floats  # (J,)
+    frequency: Floats  # (J,)
+    read: Floats  # (2 J, H): of the real parts of the states, then of the imaginary parts
+    features: Floats  # (K + 2 V, H)
+    scales: Floats  # (K,)
+    reach: np.float32  # the time past which features do not change
+    norm: Floats  # (2, H): weight and bias
+    norm_eps: np.float32
+    up: Floats  # (H, U)
+    up_bias: Floats  # (U,)
+    rate: Floats  # (H,): w
+    rate_up: Floats  # (U,): w'V_2
+    rate_bias: np.float32
+
+
+class Positions(NamedTuple):
+    """What is known at each position."""
+
+    real: Floats  # (R, J): states
+    imaginary: Floats  # (R, J)
+    pace: Floats  # (R, J)
+    summary: Floats  # (R, H): c
+
+
+@cache
+def load() -> Callable[[Model, Positions, Floats], Floats]:
+    """:func:`arguments` with its loops as machine code, cached on disk between runs if possible."""
+    helpers = (sinusoid, logarithms, sines, prepare, add_rows, gelu, weighted_gelu, normalise, one)
+    modules = (series_loops, loss_loops, sys.modules[__name__])
+    compiled = machine_code(modules, (sweep,), helpers, (log_one_plus,))["sweep"]
+
+    def run(model: Model, positions: Positions, lags: Floats) -> Floats:
+        return arguments(compiled, model, positions, lags)
+
+    return run
+
+
+def arguments(
+    loops: Callable[..., None], model: Model, positions: Positions, lags: Floats
+) -> Floats:
+    """z at (R, T) ``lags`` after each position. Threads share the positions."""
+    found = np.empty(lags.shape, dtype=f32)
+    count = max(1, min(threads(), len(lags)))
+    bounds = np.linspace(0, len(lags), count + 1).astype(np.int64).tolist()
+    parts = list(zip(bounds[:-1], bounds[1:], strict=True))
+    given = (model, positions, lags, found)
+    waiting = [_pool(count, os.getpid()).submit(loops, *part, *given) for part in parts[1:]]
+    loops(*parts[0], *given)
+    for part in waiting:
+        part.result()
+    return found
+
+
+@cache
+def _pool(count: int, process: int) -> ThreadPoolExecutor:
+    """Threads of this process: one that was forked does not inherit them."""
+    return ThreadPoolExecutor(count - 1)
+
+
+# numba has its own types, and so none are given from here on.
+
+
+@no_type_check
+def sweep(first, last, model, positions, lags, found):
+    """z of the positions ``first`` to ``last``."""
+    J = len(model.decay)
+    H = len(model.rate)
+    T = lags.shape[1]
+    modes = np.empty((2, J), dtype=np.float32)
+    turned = np.empty((T, 2, J), dtype=np.float32)
+    inputs = np.empty((len(model.features), T), dtype=np.float32)
+    states = np.empty(2 * J, dtype=np.float32)
+    hidden = np.empty(H, dtype=np.float32)
+    query = np.empty(H, dtype=np.float32)
+    inner = np.empty(len(model.rate_up), dtype=np.float32)
+    own = np.empty(T, dtype=np.float32)
+    for r in range(first, last):
+        for t in range(T):
+            own[t] = lags[r, t]
+        prepare(r, model, positions, own, modes, inputs)
+        sinusoid(0, T, own, modes[0], modes[1], turned)
+        for t in range(T):
+            found[r, t] = one(r, t, model, positions, turned, inputs, states, hidden, query, inner)
+
+
+@no_type_check
+def prepare(r, model, positions, lags, modes, inputs):
+    """Cycles and halvings of the modes per unit of time, and the features of all times."""
+    K = len(model.scales)
+    for j in range(len(model.decay)):
+        modes[0, j] = model.frequency[j] * positions.pace[r, j] * f32(1 / (2 * math.pi))
+    for j in range(len(model.decay)):
+        modes[1, j] = model.decay[j] * positions.pace[r, j] * f32(1 / math.log(2))
+    for k in range(K):
+        logarithms(k, lags, ONE / model.scales[k], model.reach, inputs)
+    octaves = (len(inputs) - K) // 2
+    cycles = TURN
+    for v in range(octaves):
+        sines(K + v, K + octaves + v, cycles, inputs)
+        cycles *= f32(2.0)
+    for k in range(K):
+        for t in range(len(lags)):
+            inputs[k, t] -= ONE
+
+
+@no_type_check
+def logarithms(k, lags, factor, reach, inputs):
+    """log(1 + d / s_k) into row k: the exponent of the number, and a series for the rest."""
+    for t in range(len(lags)):
+        x = ONE + min(lags[t], reach) * factor
+        bits = np.float32(x).view(np.int32)
+        power = (bits >> np.int32(23)) - np.int32(127)
+        rest = np.int32((bits & np.int32(0x7FFFFF)) | np.int32(0x3F800000)).view(np.float32)
+        inputs[k, t] = f32(power) * LOG2 + log_one_plus(rest - ONE)
+
+
+@no_type_check
+def sines(cosine, sine, cycles, inputs):
+    """cos and sin of 2 pi ``cycles`` times the first row, into two rows."""
+    for t in range(inputs.shape[1]):
+        u = cycles * inputs[0, t]
+        u = u - np.rint(u)
+        v = u * u
+        s = u * (S0 + v * (S1 + v * (S2 + v * (S3 + v * S4))))
+        c = C0 + v * (C1 + v * (C2 + v * (C3 + v * C4)))
+        inputs[cosine, t] = ONE - f32(2.0) * s * s
+        inputs[sine, t] = f32(2.0) * s * c
+
+
+@no_type_check
+def one(r, t, model, positions, turned, inputs, states, hidden, query, inner):
+    """z at one time."""
+    J = len(model.decay)
+    H = len(hidden)
+    for j in range(J):
+        states[j] = (
+            turned[t, 0, j] * positions.real[r, j] - turned[t, 1, j] * positions.imaginary[r, j]
+        )
+    for j in range(J):
+        states[J + j] = (
+            turned[t, 0, j] * positions.imaginary[r, j] + turned[t, 1, j] * positions.real[r, j]
+        )
+    for i in range(H):
+        hidden[i] = positions.summary[r, i]
+    for k in range(len(inputs)):
+        a = inputs[k, t]
+        for i in range(H):
+            hidden[i] += a * model.features[k, i]
+    add_rows(states, model.read, hidden)
+    gelu(hidden, query)
+    z = model.rate_bias
+    for i in range(H):
+        z += model.rate[i] * query[i]
+    normalise(query, model.norm, model.norm_eps, hidden)
+    for i in range(len(inner)):
+        inner[i] = model.up_bias[i]
+    add_rows(hidden, model.up, inner)
+    return z + weighted_gelu(inner, model.rate_up)
+
+
+@no_type_check
+def add_rows(factors, matrix, into):
+    """``factors`` times ``matrix``, added to ``into``; eight rows in one pass, so that sums are
+    read and written once for eight products.
+    """
+    n = len(factors)
+    k = 0
+    while k + 8 <= n:
+        a = factors[k]
+        b = factors[k + 1]
+        c = factors[k + 2]
+        d = factors[k + 3]
+        e = factors[k + 4]
+        f = factors[k + 5]
+        g = factors[k + 6]
+        h = factors[k + 7]
+        for i in range(len(into)):
+            into[i] += (
+                a * matrix[k, i]
+                + b * matrix[k + 1, i]
+                + c * matrix[k + 2, i]
+                + d * matrix[k + 3, i]
+                + e * matrix[k + 4, i]
+                + f * matrix[k + 5, i]
+                + g * matrix[k + 6, i]
+                + h * matrix[k + 7, i]
+            )
+        k += 8
+    while k < n:
+        a = factors[k]
+        for i in range(len(into)):
+            into[i] += a * matrix[k, i]
+        k += 1
+
+
+@no_type_check
+def gelu(x, into):
+    """x times the standard normal distribution function."""
+    for i in range(len(x)):
+        u = x[i] * ROOT
+        u = min(max(u, -FARTHEST), FARTHEST)
+        v = u * u
+        top = A0 + v * (A1 + v * (A2 + v * (A3 + v * (A4 + v * (A5 + v * A6)))))
+        bottom = B0 + v * (B1 + v * (B2 + v * (B3 + v * B4)))
+        into[i] = HALF * x[i] * (ONE + u * top / bottom)
+
+
+@no_type_check
+def weighted_gelu(x, weights):
+    """The sum of ``weights`` times gelu(x)."""
+    total = ZERO
+    for i in range(len(x)):
+        u = x[i] * ROOT
+        u = min(max(u, -FARTHEST), FARTHEST)
+        v = u * u
+        top = A0 + v * (A1 + v * (A2 + v * (A3 + v * (A4 + v * (A5 + v * A6)))))
+        bottom = B0 + v * (B1 + v * (B2 + v * (B3 + v * B4)))
+        total += weights[i] * HALF * x[i] * (ONE + u * top / bottom)
+    return total
+
+
+@no_type_check
+def normalise(x, norm, eps, into):
+    """Mean 0 and variance 1, times the weight, plus the bias."""
+    n = f32(len(x))
+    mean = ZERO
+    for i in range(len(x)):
+        mean += x[i]
+    mean /= n
+    variance = ZERO
+    for i in range(len(x)):
+        variance += (x[i] - mean) * (x[i] - mean)
+    scale = ONE / np.sqrt(variance / n + eps)
+    for i in range(len(x)):
+        into[i] = (x[i] - mean) * scale * norm[0, i] + norm[1, i]
