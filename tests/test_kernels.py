@@ -24,6 +24,7 @@ from fourpoint.inference.likelihood import log_likelihoods, sampled_log_likeliho
 from fourpoint.kernels import conditions, numba_hawkes_effects
 from fourpoint.kernels.path_terms import Wanted
 from fourpoint.models.dapp import DAPP
+from fourpoint.models.deep_dapp import DeepDAPP
 from fourpoint.models.following import Events, Numbers, Scored
 from fourpoint.models.hawkes import Hawkes
 from fourpoint.models.hawkes_step import HawkesSteps
@@ -372,6 +373,30 @@ def recursion(monkeypatch: pytest.MonkeyPatch) -> Compared:
     return compared
 
 
+def deep_dapp_rate(monkeypatch: pytest.MonkeyPatch) -> Compared:
+    monkeypatch.setattr(conditions, "RATE_WORK", 0)
+    data = sequences(3)
+    values: list[list[Any]] = [[], []]
+    for settings in (dict(width=10, modes=5), dict(width=16, modes=8, layers=1, waves=0)):
+        model = DeepDAPP(3, **settings)
+        model.initialise(data)
+        random = torch.Generator().manual_seed(1)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter += 0.2 * torch.randn(parameter.shape, generator=random)
+        for one, found in zip((model, deepcopy(model).double()), values, strict=True):
+            batch = data.batch()
+            left, width = batch.edges[:, :-1, None], batch.edges.diff(dim=1)[..., None]
+            shares = torch.tensor([0.0, 1e-6, 0.2, 0.5, 1.0, 1e6], dtype=torch.float64)
+            with torch.no_grad():
+                history = one.eval().encode(batch)
+                found.append(one.log_total(history, left + (0.1 + width) * shares))
+                seen = batch.lengths[:, None]
+                last = batch.edges.gather(1, seen)[..., None]
+                found.append(one.log_total(history, last + shares, seen))
+    return Compared(Found(values[0], []), Found(values[1], []))
+
+
 def deep_dapp_loss(monkeypatch: pytest.MonkeyPatch) -> Compared:
     deep = import_module("test_deep_cuda")
     monkeypatch.setattr(deep.deep_rows_cuda, "PRECISION", "ieee")
@@ -401,6 +426,7 @@ CASES: dict[str, Callable[[pytest.MonkeyPatch], Compared]] = {
     "monitor": monitor,
     "attention": attended,
     "recurrence": recursion,
+    "deep_dapp_rate": deep_dapp_rate,
     "deep_dapp_loss": deep_dapp_loss,
 }
 
@@ -532,6 +558,12 @@ def test_a_reason_is_given_if_a_kernel_does_not_apply() -> None:
     assert kernels.DAPP_SCORE.supports(weight, times, **scoring) is None
     for change in (dict(scanned=False), dict(normalise="ratio"), dict(modes=8)):
         assert kernels.DAPP_SCORE.supports(weight, times, **scoring | change)
+    asked, rating = torch.zeros(2, 50, 50), dict(differentiated=False, training=False)
+    assert kernels.DEEP_DAPP_RATE.supports(weight, asked, **rating) is None
+    for change in (dict(differentiated=True), dict(training=True)):
+        assert kernels.DEEP_DAPP_RATE.supports(weight, asked, **rating | change)
+    assert kernels.DEEP_DAPP_RATE.supports(weight.double(), asked, **rating)
+    assert kernels.DEEP_DAPP_RATE.supports(weight, asked[:1, :2, :2], **rating)
     there = torch.zeros(2, 5, dtype=torch.float64, device="meta")
     assert kernels.DAPP_SCORE.supports(weight, there, **scoring) == "tensors on meta, not cpu"
     assert all(reasons) and len(set(reasons)) == len(reasons)

@@ -472,3 +472,24 @@ def test_few_times_per_gap_settle_deep_dapp(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr("fourpoint.inference.likelihood.CACHED", 200 * model.numbers_per_time)
     log_likelihoods(model, batch)
     assert max(asked) <= 200 < all_at_once
+
+
+def test_deep_dapp_is_scored_without_forming_queries_at_the_nodes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The kernel of the total rate states an error that holds for the model in float64."""
+    monkeypatch.setattr("fourpoint.kernels.conditions.RATE_WORK", 0)
+    model, batch = _deep_on_uneven_rows()
+    exact = log_likelihoods(copy.deepcopy(model).double(), batch, tolerance=1e-7)["window"]
+    formed: list[int] = []
+    plain = DeepDAPP._queries
+
+    def counted(self: DeepDAPP, history: DeepHistory, times: Tensor, seen: object) -> Tensor:
+        formed.append(times.numel())
+        return plain(self, history, times, seen)
+
+    monkeypatch.setattr(DeepDAPP, "_queries", counted)
+    found = log_likelihoods(model, batch)["window"]
+    assert sum(formed) == batch.times.numel()  # the events alone
+    assert ((found.value - exact.value).abs() <= found.error + exact.error).all()
+    assert float(found.error.sum()) <= 1.1e-4 * int(batch.lengths.sum())

@@ -32,6 +32,7 @@ from fourpoint.events import (
 )
 from fourpoint.inference.likelihood import CONVENTIONS, Convention, LogLikelihood, log_likelihoods
 from fourpoint.inference.sampling import eval_mode
+from fourpoint.kernels.compiling import threads_for_loops
 from fourpoint.models.base import PointProcess
 from fourpoint.report.printing import Printed, bar, text_table
 from fourpoint.storage.trained_on import Overlap, overlap
@@ -191,7 +192,8 @@ def score(
     device.
     """
     place, found = device_of(model), []
-    with bar("scoring", len(data), show=progress) as step:
+    by_loops = place.type == "cpu" and model.scored_by_kernels
+    with threads_for_loops(by_loops), bar("scoring", len(data), show=progress) as step:
         for rows in data.batches(sequences_at_once(place)):
             found.append(log_likelihoods(model, data.batch(rows).to(place), tolerance=tolerance))
             step(sum(len(one["window"].value) for one in found))

@@ -700,9 +700,8 @@ def times_at_once(model: PointProcess, device: torch.device) -> int:
     """At how many times rates are asked for at once, so that the numbers fit into a processor's
     cache, or into a part of the free memory of a CUDA device.
     """
-    numbers = model.numbers_per_time or model.marks.count
     held = CACHED
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         held = min(LARGE, free // (NUMBER * COPIES))
-    return max(1, held // numbers)
+    return max(1, held // model.numbers_per_time)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 # Numbers in the states of a batch from which DAPP's loss is compiled: that takes seconds, once.
 DAPP_WORK = 2**15
 SCORE_WORK = 2**15  # the same for its evaluation
-RATE_WORK = 2**12  # times at which the rate of Deep DAPP is asked for from which it is compiled
+RATE_WORK = 2**8  # times at which the rate of Deep DAPP is asked for from which it is compiled
 DAPP_MEMORY = 2**26  # numbers held for one sequence at most
 MOST_MARKS = 16  # of kernels that keep all marks of a sequence in memory or in registers
 MOST_FEATURES = 128  # per head in registers

@@ -3,7 +3,8 @@ r"""The total rate of Deep DAPP at many times after each of many positions, comp
 With S the states of all layers' modes at a position, c what its token adds, d the time since then
 and F the features of d (`models.deep_layer.features`),
 
-    h = c + T F(d) + W [exp(a_j r_j d) S_j],   q = gelu(h),   z = w'q + (w'V_2) gelu(V_1 norm(q) + b),
+    h = c + T F(d) + W [exp(a_j r_j d) S_j],   q = gelu(h),
+    z = w'q + (w'V_2) gelu(V_1 norm(q) + b),
 
 z being the argument of the softplus. V_2 and w are one row of numbers here: the rates of single
 marks would need V_2 alone, the total rate does not. One time after the other stays in the
@@ -37,6 +38,7 @@ from fourpoint.kernels.numba_dapp_loss import C0, C1, C2, C3, C4, S0, S1, S2, S3
 from fourpoint.kernels.numba_series import log_one_plus
 
 f32 = np.float32
+TIMES = 4  # taken together
 Floats = NDArray[np.float32]
 HALF, ONE, ZERO = f32(0.5), f32(1.0), f32(0.0)
 ROOT = f32(math.sqrt(0.5))
@@ -87,7 +89,8 @@ class Positions(NamedTuple):
 @cache
 def load() -> Callable[[Model, Positions, Floats], Floats]:
     """:func:`arguments` with its loops as machine code, cached on disk between runs if possible."""
-    helpers = (sinusoid, logarithms, sines, prepare, add_rows, gelu, weighted_gelu, normalise, one)
+    rating = (add_products, weighted_gelu, normalise, some)
+    helpers = (sinusoid, logarithms, sines, prepare, *rating)
     modules = (series_loops, loss_loops, sys.modules[__name__])
     compiled = machine_code(modules, (sweep,), helpers, (log_one_plus,))["sweep"]
 
@@ -126,23 +129,25 @@ def _pool(count: int, process: int) -> ThreadPoolExecutor:
 def sweep(first, last, model, positions, lags, found):
     """z of the positions ``first`` to ``last``."""
     J = len(model.decay)
-    H = len(model.rate)
     T = lags.shape[1]
+    wide = -(-T // TIMES) * TIMES
     modes = np.empty((2, J), dtype=np.float32)
-    turned = np.empty((T, 2, J), dtype=np.float32)
-    inputs = np.empty((len(model.features), T), dtype=np.float32)
-    states = np.empty(2 * J, dtype=np.float32)
-    hidden = np.empty(H, dtype=np.float32)
-    query = np.empty(H, dtype=np.float32)
-    inner = np.empty(len(model.rate_up), dtype=np.float32)
-    own = np.empty(T, dtype=np.float32)
+    turned = np.empty((wide, 2, J), dtype=np.float32)
+    inputs = np.empty((len(model.features), wide), dtype=np.float32)
+    states = np.empty((TIMES, 2 * J), dtype=np.float32)
+    hidden = np.empty((TIMES, len(model.rate)), dtype=np.float32)
+    inner = np.empty((TIMES, len(model.rate_up)), dtype=np.float32)
+    own = np.empty(wide, dtype=np.float32)
+    z = np.empty(TIMES, dtype=np.float32)
     for r in range(first, last):
-        for t in range(T):
-            own[t] = lags[r, t]
+        for t in range(wide):
+            own[t] = lags[r, min(t, T - 1)]
         prepare(r, model, positions, own, modes, inputs)
-        sinusoid(0, T, own, modes[0], modes[1], turned)
-        for t in range(T):
-            found[r, t] = one(r, t, model, positions, turned, inputs, states, hidden, query, inner)
+        sinusoid(0, wide, own, modes[0], modes[1], turned)
+        for t in range(0, wide, TIMES):
+            some(r, t, model, positions, turned, inputs, states, hidden, inner, z)
+            for i in range(min(TIMES, T - t)):
+                found[r, t + i] = z[i]
 
 
 @no_type_check
@@ -190,108 +195,88 @@ def sines(cosine, sine, cycles, inputs):
 
 
 @no_type_check
-def one(r, t, model, positions, turned, inputs, states, hidden, query, inner):
-    """z at one time."""
+def some(r, first, model, positions, turned, inputs, states, hidden, inner, z):
+    """z at TIMES times from number ``first`` on."""
     J = len(model.decay)
-    H = len(hidden)
-    for j in range(J):
-        states[j] = (
-            turned[t, 0, j] * positions.real[r, j] - turned[t, 1, j] * positions.imaginary[r, j]
-        )
-    for j in range(J):
-        states[J + j] = (
-            turned[t, 0, j] * positions.imaginary[r, j] + turned[t, 1, j] * positions.real[r, j]
-        )
-    for i in range(H):
-        hidden[i] = positions.summary[r, i]
-    for k in range(len(inputs)):
-        a = inputs[k, t]
-        for i in range(H):
-            hidden[i] += a * model.features[k, i]
-    add_rows(states, model.read, hidden)
-    gelu(hidden, query)
-    z = model.rate_bias
-    for i in range(H):
-        z += model.rate[i] * query[i]
-    normalise(query, model.norm, model.norm_eps, hidden)
-    for i in range(len(inner)):
-        inner[i] = model.up_bias[i]
-    add_rows(hidden, model.up, inner)
-    return z + weighted_gelu(inner, model.rate_up)
+    for t in range(TIMES):
+        for j in range(J):
+            c = turned[first + t, 0, j]
+            s = turned[first + t, 1, j]
+            states[t, j] = c * positions.real[r, j] - s * positions.imaginary[r, j]
+        for j in range(J):
+            c = turned[first + t, 0, j]
+            s = turned[first + t, 1, j]
+            states[t, J + j] = c * positions.imaginary[r, j] + s * positions.real[r, j]
+        for i in range(hidden.shape[1]):
+            hidden[t, i] = positions.summary[r, i]
+        for k in range(len(inputs)):
+            for i in range(hidden.shape[1]):
+                hidden[t, i] += inputs[k, first + t] * model.features[k, i]
+        for i in range(inner.shape[1]):
+            inner[t, i] = model.up_bias[i]
+    add_products(states, model.read, hidden)
+    for t in range(TIMES):
+        z[t] = model.rate_bias + weighted_gelu(t, hidden, model.rate)
+        normalise(t, hidden, model.norm, model.norm_eps)
+    add_products(hidden, model.up, inner)
+    for t in range(TIMES):
+        z[t] += weighted_gelu(t, inner, model.rate_up)
 
 
 @no_type_check
-def add_rows(factors, matrix, into):
-    """``factors`` times ``matrix``, added to ``into``; eight rows in one pass, so that sums are
-    read and written once for eight products.
+def add_products(factors, matrix, into):
+    """(TIMES, N) ``factors`` times (N, C) ``matrix``, added to ``into``; four rows of the matrix in
+    one pass, so that sums are read and written once for four products, and rows are read once for
+    all times.
     """
-    n = len(factors)
-    k = 0
-    while k + 8 <= n:
-        a = factors[k]
-        b = factors[k + 1]
-        c = factors[k + 2]
-        d = factors[k + 3]
-        e = factors[k + 4]
-        f = factors[k + 5]
-        g = factors[k + 6]
-        h = factors[k + 7]
-        for i in range(len(into)):
-            into[i] += (
-                a * matrix[k, i]
-                + b * matrix[k + 1, i]
-                + c * matrix[k + 2, i]
-                + d * matrix[k + 3, i]
-                + e * matrix[k + 4, i]
-                + f * matrix[k + 5, i]
-                + g * matrix[k + 6, i]
-                + h * matrix[k + 7, i]
-            )
-        k += 8
-    while k < n:
-        a = factors[k]
-        for i in range(len(into)):
-            into[i] += a * matrix[k, i]
-        k += 1
+    n = factors.shape[1]
+    for k in range(0, n - 3, 4):
+        a0, a1, a2, a3 = factors[0, k], factors[0, k + 1], factors[0, k + 2], factors[0, k + 3]
+        b0, b1, b2, b3 = factors[1, k], factors[1, k + 1], factors[1, k + 2], factors[1, k + 3]
+        c0, c1, c2, c3 = factors[2, k], factors[2, k + 1], factors[2, k + 2], factors[2, k + 3]
+        d0, d1, d2, d3 = factors[3, k], factors[3, k + 1], factors[3, k + 2], factors[3, k + 3]
+        for i in range(into.shape[1]):
+            w0 = matrix[k, i]
+            w1 = matrix[k + 1, i]
+            w2 = matrix[k + 2, i]
+            w3 = matrix[k + 3, i]
+            into[0, i] += a0 * w0 + a1 * w1 + a2 * w2 + a3 * w3
+            into[1, i] += b0 * w0 + b1 * w1 + b2 * w2 + b3 * w3
+            into[2, i] += c0 * w0 + c1 * w1 + c2 * w2 + c3 * w3
+            into[3, i] += d0 * w0 + d1 * w1 + d2 * w2 + d3 * w3
+    for k in range(n - n % 4, n):
+        for t in range(TIMES):
+            for i in range(into.shape[1]):
+                into[t, i] += factors[t, k] * matrix[k, i]
 
 
 @no_type_check
-def gelu(x, into):
-    """x times the standard normal distribution function."""
-    for i in range(len(x)):
-        u = x[i] * ROOT
-        u = min(max(u, -FARTHEST), FARTHEST)
-        v = u * u
-        top = A0 + v * (A1 + v * (A2 + v * (A3 + v * (A4 + v * (A5 + v * A6)))))
-        bottom = B0 + v * (B1 + v * (B2 + v * (B3 + v * B4)))
-        into[i] = HALF * x[i] * (ONE + u * top / bottom)
-
-
-@no_type_check
-def weighted_gelu(x, weights):
-    """The sum of ``weights`` times gelu(x)."""
+def weighted_gelu(t, x, weights):
+    """The sum of ``weights`` times gelu(x) of one time; gelu(x) in the place of x."""
     total = ZERO
-    for i in range(len(x)):
-        u = x[i] * ROOT
+    for i in range(x.shape[1]):
+        u = x[t, i] * ROOT
         u = min(max(u, -FARTHEST), FARTHEST)
         v = u * u
         top = A0 + v * (A1 + v * (A2 + v * (A3 + v * (A4 + v * (A5 + v * A6)))))
         bottom = B0 + v * (B1 + v * (B2 + v * (B3 + v * B4)))
-        total += weights[i] * HALF * x[i] * (ONE + u * top / bottom)
+        y = HALF * x[t, i] * (ONE + u * top / bottom)
+        x[t, i] = y
+        total += weights[i] * y
     return total
 
 
 @no_type_check
-def normalise(x, norm, eps, into):
-    """Mean 0 and variance 1, times the weight, plus the bias."""
-    n = f32(len(x))
+def normalise(t, x, norm, eps):
+    """Mean 0 and variance 1, times the weight, plus the bias, in the place of x."""
+    n = f32(x.shape[1])
     mean = ZERO
-    for i in range(len(x)):
-        mean += x[i]
+    for i in range(x.shape[1]):
+        mean += x[t, i]
     mean /= n
     variance = ZERO
-    for i in range(len(x)):
-        variance += (x[i] - mean) * (x[i] - mean)
+    for i in range(x.shape[1]):
+        variance += (x[t, i] - mean) * (x[t, i] - mean)
     scale = ONE / np.sqrt(variance / n + eps)
-    for i in range(len(x)):
-        into[i] = (x[i] - mean) * scale * norm[0, i] + norm[1, i]
+    for i in range(x.shape[1]):
+        x[t, i] = (x[t, i] - mean) * scale * norm[0, i] + norm[1, i]

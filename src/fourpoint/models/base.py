@@ -174,10 +174,10 @@ class PointProcess(Described, nn.Module, Generic[H]):
     draws_clusters: ClassVar[bool] = False  # `draw_clusters` is implemented
     sums_over_marks: ClassVar[bool] = False  # total rates without forming the rate of every mark
     early_nodes: ClassVar[bool] = False  # nodes of the training loss lie closer soon after events
+    scored_by_kernels: ClassVar[bool] = False  # compiled loops do most of an evaluation on a CPU
     one_thread: ClassVar[bool] = False  # gradients would depend on the number of threads
     dequantises_gaps: ClassVar[bool] = False  # it dequantises the ends of gaps by itself
     dequantise: bool = True  # whether it does so in training
-    numbers_per_time: int | None = None  # held for each time of a query; None: one for each mark
     order: int | None = None  # nodes per axis of the rule for integrals over the box
     finest: int = 0  # the largest such order
 
@@ -359,6 +359,11 @@ class PointProcess(Described, nn.Module, Generic[H]):
         None if there is none.
         """
         return None
+
+    @property
+    def numbers_per_time(self) -> int:
+        """How many numbers are held for each time at which the total rate is asked for."""
+        return self.marks.count
 
     @property
     def first_nodes(self) -> int:

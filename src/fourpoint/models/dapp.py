@@ -113,6 +113,7 @@ class DAPP(PointProcess[DAPPHistory]):
     """
 
     has_attention = True
+    scored_by_kernels = True
 
     time_scale: Tensor
     gain: Tensor

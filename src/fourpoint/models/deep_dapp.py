@@ -109,6 +109,7 @@ class DeepDAPP(NarrowPeaks[DeepHistory]):
 
     linear = True
     sums_over_marks = True
+    scored_by_kernels = True
     dequantises_gaps = True
     early_nodes = True  # nodes lie closer together soon after events
     rounded_products = True  # while training on a CUDA device
@@ -127,7 +128,6 @@ class DeepDAPP(NarrowPeaks[DeepHistory]):
         mixed=True,
         average=0.995,
     )
-    numbers_per_time: int
     time_scale: Tensor
     scales: Tensor
     fastest: Tensor  # period of the fastest rhythm, in the user's unit
@@ -165,7 +165,6 @@ class DeepDAPP(NarrowPeaks[DeepHistory]):
             form=form,
             seed=seed,
         )
-        self.numbers_per_time = 2 * max(width, modes * layers)
         self._draw = seed
         self._random: torch.Generator | None = None
         self._known: tuple[Tensor | None, int, float] = (
@@ -449,6 +448,13 @@ class DeepDAPP(NarrowPeaks[DeepHistory]):
             resolution=self.gap_resolution(),
             log_shares=self._log_shares,
         )
+
+    @property
+    def numbers_per_time(self) -> int:
+        """Few where the kernel applies, else two of each mode and of each number of a token."""
+        if self.tokens.device.type == "cpu" and self.tokens.dtype == torch.float32:
+            return 2 * self.since.weight.shape[1]
+        return 2 * max(self._settings["width"], self._settings["modes"] * self._settings["layers"])
 
     def extent(self) -> tuple[float, float]:
         """The shortest and the longest time that the read-out can tell apart, in the user's
