@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from fourpoint import kernels
+from fourpoint.events import Steps
 from fourpoint.kernels import conditions
 from fourpoint.ops import ages, excitation
 from fourpoint.ops.ages import Timeline, timeline
@@ -33,12 +34,27 @@ def sequences(types: int, counts: tuple[int, ...] = (7, 0, 25, 1, 0, 40)) -> Seq
     return found
 
 
-def laid(parts: Sequences, types: int, unit: float = 1.0) -> Timeline:
+def weight_of(parts: Sequences) -> Steps:
+    """A weight of time in every window: 0 in a history period, then steps between events and beyond
+    both ends, one of them 0 where nothing happened, and one at the time of an event.
+    """
+    found = []
+    for times, _, start, stop in parts:
+        levels = [(start - 3.0, 0.0), (start + 5.0, 2.0), (start + 11.3, 0.5), (stop + 1.0, 0.0)]
+        later = times[times > start + 12]
+        if len(later) > 3:
+            middle = (later[1] + later[2]) / 2
+            levels[3:3] = [(float(later[0]), 3.0), (middle, 0.0), (float(later[2]), 1.0)]
+        when, values = np.array(levels).T
+        found.append(Steps(("e",), when, values[:, None], np.array([0, len(levels)])))
+    return Steps.join(found)
+
+
+def laid(parts: Sequences, types: int, unit: float = 1.0, weight: Steps | None = None) -> Timeline:
     times, marks = (np.concatenate([p[k] for p in parts]) for k in (0, 1))
     offsets = np.concatenate([[0], np.cumsum([len(p[0]) for p in parts])])
-    return timeline(
-        times, marks, offsets, *(np.array([p[k] for p in parts]) for k in (2, 3)), types, unit
-    )
+    starts, stops = (np.array([p[k] for p in parts]) for k in (2, 3))
+    return timeline(times, marks, offsets, starts, stops, types, unit, weight)
 
 
 def numbers(types: int, decays: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -50,12 +66,12 @@ def numbers(types: int, decays: int) -> tuple[np.ndarray, np.ndarray, np.ndarray
     )
 
 
-def brute_force(parts: Sequences, theta: Tensor, u: Tensor) -> Tensor:
-    """Equation by equation over all pairs of events."""
+def brute_force(parts: Sequences, theta: Tensor, u: Tensor, weight: Steps | None = None) -> Tensor:
+    """Equation by equation over all pairs of events, and over all pieces of time of one weight."""
     M, beta = len(theta), u.exp()
     mu, alpha = theta[:, 0], theta[:, 1:].reshape(M, len(u), M)
     total = torch.zeros((), dtype=torch.float64)
-    for times, marks, start, stop in parts:
+    for i, (times, marks, start, stop) in enumerate(parts):
         t, m = torch.from_numpy(times), torch.from_numpy(marks)
         ages = t[:, None] - t
         before = torch.arange(len(t)) < torch.arange(len(t))[:, None]
@@ -65,8 +81,19 @@ def brute_force(parts: Sequences, theta: Tensor, u: Tensor) -> Tensor:
             0.0,
         )
         rate = mu[m] + (alpha[m][:, :, m].permute(0, 2, 1) * kernel).sum((1, 2))
-        kept = alpha[:, :, m].sum(0).T * -torch.expm1(-beta * (stop - t)[:, None])
-        total = total + rate.log().sum() - mu.sum() * (stop - start) - kept.sum()
+        if weight is None:
+            kept = alpha[:, :, m].sum(0).T * -torch.expm1(-beta * (stop - t)[:, None])
+            total = total + rate.log().sum() - mu.sum() * (stop - start) - kept.sum()
+            continue
+        total = total + rate.log()[torch.from_numpy(weight.at(i, times)[:, 0] > 0)].sum()
+        steps = weight.times[weight.row(i)].clip(start, stop)
+        edges = np.unique(np.concatenate([[start, stop], times, steps]))
+        for a, b, e in zip(edges[:-1], edges[1:], weight.at(i, edges[:-1])[:, 0], strict=True):
+            early = t <= a
+            ages = a - t[early][:, None]
+            fallen = torch.exp(-beta * ages) - torch.exp(-beta * (ages + b - a))
+            kept = alpha[:, :, m[early]].sum(0).T * fallen
+            total = total - e * (mu.sum() * (b - a) + kept.sum())
     return total
 
 
@@ -87,14 +114,19 @@ def test_the_value_is_the_sum_over_all_pairs(types: int, decays: int, way: bool)
     )
 
 
+@pytest.mark.parametrize("weighted", [False, True], ids=["all time", "weighted time"])
 @pytest.mark.parametrize(("types", "decays"), SIZES)
-def test_slope_and_curvature_are_those_of_autograd(types: int, decays: int, way: bool) -> None:
+def test_slope_and_curvature_are_those_of_autograd(
+    types: int, decays: int, weighted: bool, way: bool
+) -> None:
     parts, (mu, alpha, beta) = sequences(types), numbers(types, decays)
-    theta, u, line = rows_of(mu, alpha), np.log(beta), laid(parts, types)
+    weight = weight_of(parts) if weighted else None
+    theta, u, line = rows_of(mu, alpha), np.log(beta), laid(parts, types, weight=weight)
     W, V = theta.shape[1], theta.shape[1] + decays
 
     def loss(flat: Tensor) -> Tensor:
-        return brute_force(parts, flat[: theta.size].reshape(theta.shape), flat[theta.size :])
+        own = flat[: theta.size].reshape(theta.shape)
+        return brute_force(parts, own, flat[theta.size :], weight)
 
     flat = torch.from_numpy(np.append(theta, u))
     gradient = torch.autograd.functional.jacobian(loss, flat).numpy()
@@ -113,9 +145,13 @@ def test_slope_and_curvature_are_those_of_autograd(types: int, decays: int, way:
     assert joined == pytest.approx(curvature, rel=1e-8, abs=1e-8)
 
 
+@pytest.mark.parametrize("weighted", [False, True], ids=["all time", "weighted time"])
 @pytest.mark.parametrize(("types", "decays"), SIZES)
-def test_a_design_is_the_likelihood_at_fixed_decays(types: int, decays: int) -> None:
-    line, (mu, alpha, beta) = laid(sequences(types), types), numbers(types, decays)
+def test_a_design_is_the_likelihood_at_fixed_decays(
+    types: int, decays: int, weighted: bool
+) -> None:
+    parts, (mu, alpha, beta) = sequences(types), numbers(types, decays)
+    line = laid(parts, types, weight=weight_of(parts) if weighted else None)
     theta, u = rows_of(mu, alpha), np.log(beta)
     W = theta.shape[1]
     fixed, free = Design(line, u).derivatives(theta), derivatives(line, theta, u, compiled=False)

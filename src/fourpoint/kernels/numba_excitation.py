@@ -4,8 +4,8 @@ They are plain Python functions, slow but correct as they stand. What is quicker
 stays outside: the exponentials of the gaps come in as ``fade`` and the rates go out, to have their
 logarithms taken. Sums are added to what ``gradient``, ``curvature`` and ``left`` hold, and
 ``state`` is left as it is after the last event, so that blocks of events follow each other. An
-event without
-a rate adds nothing: its logarithm will say so. Letters and columns are those of `ops.excitation`.
+event without a rate adds nothing: its logarithm will say so. An event that is not scored adds
+nothing, and its rate is given as 1. Letters and columns are those of `ops.excitation`.
 """
 
 from __future__ import annotations
@@ -40,13 +40,27 @@ def load() -> Loops:
 
 
 @no_type_check  # numba has its own types
-def one_type(fade, ages, ends, tails, mu, alpha, beta, state, rates, gradient, curvature, left):
+def one_type(
+    fade,
+    ages,
+    ends,
+    tails,
+    changes,
+    scored,
+    mu,
+    alpha,
+    beta,
+    state,
+    rates,
+    gradient,
+    curvature,
+    left,
+):
     """All sums for one type and one decay, in registers.
 
-    (n,) fade exp(-beta gap), 0 for the first of a window, and ages beta gap. (S,) ends: places of
-    the last events of windows,
-    tails: stop - t for each. (3,) state and left: moments R, R', R''. (3,) gradient and (3, 3)
-    curvature in mu, alpha, u. (n,)
+    (n,) fade exp(-beta gap), 0 for the first of a window, and ages beta gap. (P,) ends: places of
+    the last events before probes, tails: the time since then, changes: kappa. (n,) scored. (3,)
+    state and left: moments R, R', R''. (3,) gradient and (3, 3) curvature in mu, alpha, u. (n,)
     rates come out.
     """
     a = state[0]
@@ -62,8 +76,11 @@ def one_type(fade, ages, ends, tails, mu, alpha, beta, state, rates, gradient, c
         b = e * (b + d * a)
         a = e * a
         rate = mu + alpha * beta * a
-        rates[i] = rate
         w = 1.0 / rate if rate > 0.0 else 0.0
+        if not scored[i]:
+            rate = 1.0
+            w = 0.0
+        rates[i] = rate
         x = w * beta * a
         y = w * beta * (a - b)
         v = alpha * y
@@ -76,9 +93,9 @@ def one_type(fade, ages, ends, tails, mu, alpha, beta, state, rates, gradient, c
         h11 += x * x
         h12 += x * v - y
         h22 += v * v - alpha * w * beta * (a - 3.0 * b + c)
-        if p < len(ends) and i == ends[p]:
+        while p < len(ends) and i == ends[p]:
             d = beta * tails[p]
-            e = np.exp(-d)
+            e = changes[p] * np.exp(-d)
             p += 1
             left[0] += e * (a + 1.0)
             left[1] += e * (b + d * (a + 1.0))
@@ -104,6 +121,8 @@ def many_types(
     ages,
     ends,
     tails,
+    changes,
+    scored,
     source,
     marks,
     theta,
@@ -149,11 +168,11 @@ def many_types(
             rate += beta[j] * rise
             z[W + j] = beta[j] * (rise - steep)
             curve[j] = beta[j] * (rise - 3.0 * steep + bend)
-        rates[i] = rate
-        if p < len(ends) and i == ends[p]:
+        rates[i] = rate if scored[i] else 1.0
+        while p < len(ends) and i == ends[p]:
             for j in range(J):
                 d = beta[j] * tails[p]
-                e = np.exp(-d)
+                e = changes[p] * np.exp(-d)
                 for k in range(M):
                     a = state[0, j, k]
                     b = state[1, j, k]
@@ -164,7 +183,7 @@ def many_types(
                     left[1, j, k] += e * (b + d * a)
                     left[2, j, k] += e * (c + d * (2.0 * b + d * a))
             p += 1
-        if order == 0 or rate <= 0.0:
+        if order == 0 or rate <= 0.0 or not scored[i]:
             continue
         w = 1.0 / rate
         z[0] = w

@@ -75,9 +75,9 @@ def estimate(data: Dataset, exponentials: int = 1) -> Estimate:
     >>> found.branching.shape, bool(0.3 < found.branching[0, 0, 0] < 0.7)
     ((1, 1, 1), True)
     """
-    unit = float(data.durations.sum()) / max(1, data.events)
+    unit = float(data.exposed_times.sum()) / max(1, data.scored_events)
     line = _line(data, unit)
-    span = _span(line, data)
+    span = _span(line, data, unit)
     best = _search(data, line, unit, exponentials, span)
     errors, decay_errors = standard_errors(best, span.low, span.high)
     used = np.any(_branching(best.theta) > 0, axis=(1, 2))
@@ -262,11 +262,11 @@ def _shared(theta: Float[ndarray, "1 V"], line: Timeline) -> Float[ndarray, "M W
 # ---------------------------------------------------------------------- what is looked at
 
 
-def _span(line: Timeline, data: Dataset) -> _Span:
+def _span(line: Timeline, data: Dataset, unit: float) -> _Span:
     """From a quarter of a fade per longest window to ten fades in the shortest hundredth of the
     gaps.
     """
-    longest = float(data.durations.max()) * line.duration / float(data.durations.sum())
+    longest = float(data.durations.max()) / unit
     gaps = line.gaps[:: 1 + len(line.gaps) // SAMPLE]
     # Shorter gaps than the rounding of the times say nothing, and no decay is as fast.
     gaps = gaps[gaps > np.finfo(np.float64).eps * longest]
@@ -288,6 +288,7 @@ def _line(data: Dataset, unit: float, every: int = 1) -> Timeline:
         data.stops,
         data.marks.count,
         unit,
+        data.scored_exposure,
     )
 
 
@@ -298,6 +299,13 @@ def _stretches(data: Dataset, unit: float) -> Timeline:
     pieces = np.maximum(1, -(-data.lengths // STRETCH))
     row = np.repeat(np.arange(len(data)), pieces)
     nth = np.arange(len(row)) - np.repeat(np.cumsum(pieces) - pieces, pieces)
+    weight = data.scored_exposure
+    if weight is not None:
+        a = data.offsets[row] + nth * STRETCH
+        b = np.minimum(a + STRETCH, data.offsets[row + 1])
+        scored = np.concatenate([[0], np.cumsum(data.scored)])
+        some = scored[b] > scored[a]
+        row, nth = row[some], nth[some]
     wanted = max(1, round(len(row) * SAMPLE / data.events))
     chosen = np.unique(np.linspace(0, len(row) - 1, min(wanted, len(row))).round().astype(np.int64))
     row = row[chosen]
@@ -312,7 +320,14 @@ def _stretches(data: Dataset, unit: float) -> Timeline:
     offsets = np.concatenate([[0], np.cumsum(b - a)])
     flat = np.repeat(a - offsets[:-1], b - a) + np.arange(offsets[-1])
     return timeline(
-        data.times[flat], data.mark_ids[flat], offsets, starts, stops, data.marks.count, unit
+        data.times[flat],
+        data.mark_ids[flat],
+        offsets,
+        starts,
+        stops,
+        data.marks.count,
+        unit,
+        None if weight is None else weight.select(row),
     )
 
 
@@ -323,7 +338,13 @@ def _as_it_is(line: Timeline) -> Timeline:
 def _pooled(line: Timeline) -> Timeline:
     """The same events, all of one type."""
     nothing = np.zeros_like(line.marks)
-    return replace(line, marks=nothing, source=nothing, counts=line.counts.sum(keepdims=True))
+    return replace(
+        line,
+        marks=nothing,
+        source=nothing,
+        counts=line.counts.sum(keepdims=True),
+        exposed=line.exposed.sum(keepdims=True),
+    )
 
 
 # ---------------------------------------------------------------------- what is said

@@ -14,6 +14,13 @@ where the 1 belongs to the type of the event just passed. Each is a linear recur
 S_{i-1} + u_i, driven by those before it, and a scan computes it for all events at once: a few
 positions one by one in many chunks side by side, then the chunks' ends the same way. Windows lie
 end to end, and a fade of 0 parts them. Exponents are never positive.
+
+An integral of R over a window is a sum over its ends. Where time has a weight w, a step function,
+
+    int w beta R = sum over events of w(t_i) - sum over probes of kappa R:
+
+the probes are the steps of w, with kappa = w before less w after, and the ends of windows, with
+kappa = w there.
 """
 
 from __future__ import annotations
@@ -22,8 +29,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from numpy import ndarray
+
+from fourpoint.events.context import Steps
 
 SCANNED, LOOPED = (
     2**16,
@@ -42,10 +51,13 @@ class Timeline:
     marks: Int[ndarray, " N"]
     source: Int[ndarray, " N"]  # the mark of the event before, which the first of a window ignores
     first: Int[ndarray, " S"]  # index of each window's first event
-    last: Int[ndarray, " S"]
-    tails: Float[ndarray, " S"]  # from each window's last event to its end
-    duration: float
-    counts: Int[ndarray, " M"]  # events of each type
+    last: Int[ndarray, " P"]  # index of the last event before each probe: the end of each window
+    tails: Float[ndarray, " P"]  # from that event to the probe
+    duration: float  # weighted
+    counts: Int[ndarray, " M"]  # scored events of each type
+    changes: Float[ndarray, " P"]  # kappa: what the weight of time falls by at each probe
+    exposed: Float[ndarray, " M"]  # weights of time at the events of each type, summed
+    scored: Bool[ndarray, " N"]  # events whose rates count
 
     @property
     def types(self) -> int:
@@ -61,9 +73,11 @@ def timeline(
     stops: Float[ndarray, " B"],
     types: int,
     unit: float = 1.0,
+    weight: Steps | None = None,
 ) -> Timeline:
     """Lay sequences end to end: sequence i owns events ``offsets[i]:offsets[i + 1]``. Times are
-    divided by ``unit``.
+    divided by ``unit``. Time has the ``weight`` of its sequence in the likelihood (1 if None), and
+    events at a weight of 0 are not scored.
 
     >>> line = timeline(
     ...     np.array([1.0, 3.0]),
@@ -83,29 +97,60 @@ def timeline(
     np.subtract(times[1:], times[:-1], out=gaps[1:])
     gaps[first] = 0.0
     gaps /= unit
-    tails = (stops[some] - times[last]) / unit
-    duration = float((stops - starts).sum()) / unit
+    if weight is None:
+        tails = (stops[some] - times[last]) / unit
+        duration = float((stops - starts).sum()) / unit
+        changes = np.ones(len(last))
+        at_events = np.ones(len(times))
+    else:
+        at_events, last, when, changes = _probes(times, offsets, starts, stops, weight)
+        tails = (when - times[last]) / unit
+        duration = float(weight.integrals(starts, stops).sum()) / unit
+    scored = at_events > 0
     if types == 1:  # zeros that nothing reads take no time
-        return Timeline(
-            gaps,
-            np.zeros_like(marks),
-            np.zeros_like(marks),
-            first,
-            last,
-            tails,
-            duration,
-            np.array([len(times)]),
-        )
+        own, source = np.zeros_like(marks), np.zeros_like(marks)
+    else:
+        own, source = marks.copy(), np.roll(marks, 1)
+    counts = np.bincount(own[scored], minlength=types)
+    exposed = np.bincount(own, at_events, minlength=types).astype(np.float64)
     return Timeline(
-        gaps,
-        marks.copy(),
-        np.roll(marks, 1),
-        first,
-        last,
-        tails,
-        duration,
-        np.bincount(marks, minlength=types),
+        gaps, own, source, first, last, tails, duration, counts, changes, exposed, scored
     )
+
+
+def _probes(
+    times: Float[ndarray, " N"],
+    offsets: Int[ndarray, " B1"],
+    starts: Float[ndarray, " B"],
+    stops: Float[ndarray, " B"],
+    weight: Steps,
+) -> tuple[Float[ndarray, " N"], Int[ndarray, " P"], Float[ndarray, " P"], Float[ndarray, " P"]]:
+    """The weight of time at every event, and of the probes with an event before them the index of
+    that event, the time, and kappa. An event at a step lies behind it.
+    """
+    rows = np.arange(len(starts))
+    step_rows = np.repeat(rows, np.diff(weight.offsets))
+    begins = weight.times.copy()
+    begins[weight.offsets[:-1]] = starts  # the first value also holds before its time
+    begins = np.maximum(begins, starts[step_rows])
+    values = weight.values[:, 0]
+    rises = np.diff(values, prepend=0.0)
+    rises[weight.offsets[:-1]] = values[weight.offsets[:-1]]
+    inside_window = begins <= stops[step_rows]
+    rises[~inside_window] = 0.0
+    count = np.bincount(step_rows[inside_window], minlength=len(starts))
+    final = values[weight.offsets[:-1] + count - 1]
+    row = np.concatenate([step_rows, np.repeat(rows, np.diff(offsets)), rows])
+    when = np.concatenate([begins, times, stops])
+    kind = np.repeat([0, 1, 2], [len(begins), len(times), len(stops)])
+    order = np.lexsort((kind, when, row))
+    is_event = kind[order] == 1
+    step = np.where(kind[order] == 0, order, -1)
+    at_events = values[np.maximum.accumulate(step)[is_event]]
+    before = np.cumsum(is_event) - 1
+    falls = np.concatenate([-rises, np.zeros(len(times)), final])[order]
+    probe = ~is_event & (before >= offsets[row[order]]) & (falls != 0)
+    return at_events, before[probe], when[order][probe], falls[probe]
 
 
 def fades(
@@ -126,8 +171,8 @@ def fades(
 def moment_blocks(
     line: Timeline, beta: Float[ndarray, " J"], count: int
 ) -> Iterator[tuple[slice, Float[ndarray, "K J M n"], Float[ndarray, "K J M"]]]:
-    """Blocks of events with ``count`` moments just before each, and the sum of those at the ends of
-    windows that end there.
+    """Blocks of events with ``count`` moments just before each, and the sum of kappa times those at
+    the probes behind its events.
     """
     state = np.zeros((count, len(beta), line.types))
     types = np.arange(line.types)[:, None]
@@ -139,7 +184,8 @@ def moment_blocks(
         within = inside(line.last, block)
         after = moments[..., line.last[within] - block.start]
         after[0] += line.marks[line.last[within]] == types
-        yield block, moments, _faded(after, beta[:, None, None] * line.tails[within]).sum(-1)
+        faded = _faded(after, beta[:, None, None] * line.tails[within])
+        yield block, moments, faded @ line.changes[within]
 
 
 def inside(places: Int[ndarray, " S"], block: slice) -> slice:

@@ -8,7 +8,9 @@ linear in theta_m,
     R_jn(t)     = sum_{t_i < t, m_i = n} exp(-beta_j (t - t_i)),
     log L = sum_i log lambda_{m_i}(t_i) - sum_m mu_m T - sum_{j m n} alpha_{j m n} (N_n - R_jn),
 
-with N_n the events of type n and R_jn summed over the ends of all windows.
+with N_n the events of type n and R_jn summed over the ends of all windows. Where time has a weight
+w (`ops.ages`), T is the weighted time, N_n the sum of w at the events of type n, R_jn is summed
+over the steps of w too, each times what w falls by there, and the first sum is over scored events.
 
 Derivatives in u_j = log beta_j need two more moments of the ages, R' = sum (beta a) exp(-beta a)
 and R'' = sum (beta a)^2 exp(-beta a): of beta R they are beta (R - R') and beta (R - 3 R' + R'').
@@ -132,7 +134,7 @@ class Design:
         for block, moments, at_stop in moment_blocks(line, np.exp(u), 1):
             self.left += at_stop
             (rise,) = _rises(np.exp(u), moments)
-            for m, own in _by_type(line.marks[block], line.types):
+            for m, own in _scored_by_type(line, block):
                 found[m].append(rise[..., own])
         self.rises = [np.concatenate(parts, -1) for parts in found]
 
@@ -175,7 +177,7 @@ def _less_integral(
     W = theta.shape[1]
     left = sums.left
     alpha = theta[:, 1:].reshape(len(theta), *left.shape[1:])
-    cost = np.concatenate([[line.duration], (line.counts - left[0]).ravel()])
+    cost = np.concatenate([[line.duration], (line.exposed - left[0]).ravel()])
     sums.gradient[:, :W] -= cost
     if sums.gradient.shape[1] > W and order > 0:
         sums.gradient[:, W:] -= (alpha * left[1]).sum(2)
@@ -214,17 +216,18 @@ def _loop_events(
         rates = np.empty(fade.shape[1])
         within = inside(line.last, block)
         ends = line.last[within] - block.start
-        tails = line.tails[within]
+        probes = (ends, line.tails[within], line.changes[within])
+        scored = line.scored[block]
         if theta.shape == (1, 2) and order == 2:
             into = state[:, 0, 0], rates, sums.gradient[0], sums.curvature[0], sums.left[:, 0, 0]
-            one_type(fade[0], ages[0], ends, tails, theta[0, 0], theta[0, 1], beta[0], *into)
+            one_type(fade[0], ages[0], *probes, scored, theta[0, 0], theta[0, 1], beta[0], *into)
         else:
             into = state, rates, sums.gradient, sums.curvature, sums.left
             many_types(
                 fade,
                 ages,
-                ends,
-                tails,
+                *probes,
+                scored,
                 line.source[block],
                 line.marks[block],
                 theta,
@@ -250,7 +253,7 @@ def scan_events(
     for block, moments, at_stop in moment_blocks(line, beta, order + 1):
         sums.left[: order + 1] += at_stop
         rises = _rises(beta, moments)
-        for m, own in _by_type(line.marks[block], line.types):
+        for m, own in _scored_by_type(line, block):
             _add_events(sums, m, theta[m], [x[..., own] for x in rises], order)
 
 
@@ -293,6 +296,17 @@ def _rises(
 
 def _log_sum(rates: Float[ndarray, " n"]) -> float:
     return float(np.log(rates).sum()) if not len(rates) or rates.min() > 0 else -np.inf
+
+
+def _scored_by_type(line: Timeline, block: slice) -> Iterator[tuple[int, Any]]:
+    """Each type with the places in the block of its scored events."""
+    scored = line.scored[block]
+    if scored.all():
+        yield from _by_type(line.marks[block], line.types)
+        return
+    places = np.flatnonzero(scored)
+    for m, own in _by_type(line.marks[block][places], line.types):
+        yield m, places[own]
 
 
 def _by_type(marks: Int[ndarray, " n"], types: int) -> Iterator[tuple[int, Any]]:
