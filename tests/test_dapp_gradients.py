@@ -6,6 +6,7 @@ That it agrees with the plain model in general is tested with all kernels (`test
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from torch import Tensor
 
 import fourpoint as fp
 from fourpoint.data.synthetic import simulate
-from fourpoint.events import Batch, Dataset, Sequence
+from fourpoint.events import Batch, Context, Dataset, Sequence, Steps
 from fourpoint.inference.likelihood import sampled_log_likelihood
 from fourpoint.kernels import DAPP_LOSS, conditions
 from fourpoint.kernels.constants import FADED
@@ -123,6 +124,27 @@ def test_so_it_is_with_every_link_and_base(
     for marks in (1, 2):
         model = lively(marks, **settings)
         assert agree(model, events(marks).batch(), -1.0, "window", monkeypatch)
+
+
+@conventions
+@pytest.mark.parametrize("marks", [1, 3])
+@pytest.mark.parametrize("part", ["history", "exposure", "both"])
+def test_so_it_is_with_history_periods_and_exposure(
+    part: str, marks: int, convention: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = events(marks)
+    context = Context()
+    if part != "exposure":
+        context = replace(context, scored_from=data.starts + np.linspace(0, 11, len(data)))
+    if part != "history":
+        late = max(2.0, float(data.times.max()) - 3.0)
+        levels, when = [[2.0], [0.5], [3.0]], [0.0, 6.0, late]
+        one = Steps(("e",), np.array(when), np.array(levels), np.array([0, 3]))
+        context = replace(context, exposure=one.select(np.zeros(len(data), dtype=np.int64)))
+    batch = replace(data, context=context).batch()
+    assert bool(batch.scored.any()) and batch.scored_exposure is not None
+    for settings in (dict(base="spline", drift="spline"), dict(base="constant", drift="none")):
+        assert agree(lively(marks, **settings), batch, -0.01, convention, monkeypatch)
 
 
 def test_so_are_faded_modes_and_rates_far_below_their_scale(

@@ -256,7 +256,7 @@ def test_one_long_sequence_is_trained_on_in_pieces(monkeypatch: pytest.MonkeyPat
     original = training.Steps._take
 
     def taken(self: Any, step: int) -> None:
-        seen.append(int(self.run.train.lengths[self.run.rows(step)].sum()))
+        seen.append(int(self.run.train.scored_lengths[self.run.rows(step)].sum()))
         original(self, step)
 
     monkeypatch.setattr(training.Steps, "_take", taken)

@@ -39,7 +39,14 @@ from torch.utils.checkpoint import checkpoint
 from fourpoint.events import Batch, BatchSteps, UserError
 from fourpoint.events.dequantise import dequantised_gaps
 from fourpoint.memory import require_memory
-from fourpoint.models.base import History, PointProcess, filled, pieces
+from fourpoint.models.base import (
+    History,
+    PointProcess,
+    exposed_pieces,
+    log_exposure,
+    pieces,
+    seen_from,
+)
 from fourpoint.ops.quadrature import (
     ROUNDING,
     FlatRate,
@@ -387,38 +394,6 @@ def _exposed(
     width = ends - left
     share = (exposed.until(ends) - exposed.until(left)) / torch.where(width > 0, width, 1.0)
     return torch.where(share > 0, integral * share.to(integral), 0.0)
-
-
-def exposed_pieces(
-    block: Batch, exposure: BatchSteps
-) -> tuple[Float[Tensor, "B H"], Float[Tensor, "B H"], Int[Tensor, "B H"]]:
-    """Left and right ends of the pieces of the window between events and steps of the exposure, and
-    the positions they are seen from; pieces without exposure are left out.
-    """
-    edges = block.edges
-    cuts = exposure.times.clamp(edges[:, :1], edges[:, -1:])
-    all_edges = torch.cat([edges, cuts], 1).sort(1).values
-    left, right = all_edges[:, :-1].contiguous(), all_edges[:, 1:].contiguous()
-    right = torch.where(exposure.at(left)[..., 0] > 0, right, left)
-    order = filled(left, right)
-    left, right = left.gather(1, order), right.gather(1, order)
-    return left, right, seen_from(block, left)
-
-
-def seen_from(block: Batch, left: Float[Tensor, "B H"]) -> Int[Tensor, "B H"]:
-    """The positions from which pieces that begin at ``left`` are seen."""
-    return torch.minimum(
-        torch.searchsorted(block.times.contiguous(), left, right=True), block.lengths[:, None]
-    )
-
-
-def log_exposure(block: Batch) -> Float[Tensor, "B N"]:
-    """log e at every scored event, and 0 elsewhere."""
-    exposure = None if block.context is None else block.context.exposure
-    if exposure is None:
-        return torch.zeros_like(block.times)
-    there = torch.where(block.scored, exposure.at(block.times)[..., 0], 1.0)
-    return there.log()
 
 
 def check_memory(model: PointProcess, slots: int, nodes: int) -> None:

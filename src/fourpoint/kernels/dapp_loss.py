@@ -1,7 +1,7 @@
 r"""DAPP's sampled log-likelihood and its gradients from arrays: numpy around the compiled sweep of
 `kernels.numba_dapp_loss`.
 
-    log L = sum_i log lambda_{m_i}(t_i) - sum over gaps of width / Q sum_q lambda(node_q)
+    log L = sum_i log lambda_{m_i}(t_i) - sum over gaps of exposure width / Q sum_q lambda(node_q)
 
 Sequences are summed in groups of GROUP, each in one thread, so that results do not depend on the
 number of threads. The threads are Python's: numba's own (``prange``) end the process if it was
@@ -123,7 +123,7 @@ def _run(
     some_groups(0)
     for one in waiting:
         one.result()
-    scored = np.maximum(data.lengths - 1, 0) if data.inner else data.lengths
+    scored = np.maximum(data.lengths - np.maximum(data.history, data.inner), 0)
     summed = Weights(*(x.sum(0) for x in gradients))
     return totals - scored * math.log(shape.scale), summed
 

@@ -78,7 +78,9 @@ class Data(NamedTuple):
     """Sequences: (B, N + 2) edges of gaps, (B, N + 1, Q) draws from U[0, 1], (B, N) marks, (B,)
     lengths; what each value counts for.
 
-    With ``inner`` = 1 the first event and what lies before it or after the last do not count.
+    With ``inner`` = 1 the first event and what lies before it or after the last do not count. (B,)
+    ``history`` events condition the rates but are not scored, nor are the gaps that end with them;
+    (B, N + 1) ``exposure`` is the mean weight of time in a gap.
     """
 
     edges: np.ndarray
@@ -87,6 +89,8 @@ class Data(NamedTuple):
     lengths: np.ndarray
     share: np.float32
     inner: int
+    history: np.ndarray
+    exposure: np.ndarray
 
 
 class Weights(NamedTuple):
@@ -181,10 +185,19 @@ def sweep(first, step, size, data, weights, shape, workspace, values, gradients)
     for x in range(first, groups, step):
         for b in range(x * size, min(B, (x + 1) * size)):
             events = data.lengths[b]
-            begin = data.inner
+            begin = max(data.inner, data.history[b])
             stop = data.lengths[b] + 1 - data.inner
-            place(data.edges[b], data.draws[b], begin, stop, shape, splined, workspace)
-            attend(data.marks[b], events, stop, Q, weights, workspace)
+            place(
+                data.edges[b],
+                data.draws[b],
+                data.exposure[b],
+                begin,
+                stop,
+                shape,
+                splined,
+                workspace,
+            )
+            attend(data.marks[b], events, begin, stop, Q, weights, workspace)
             value = 0.0
             for m in range(len(weights.bias)):
                 value += scored(
@@ -202,17 +215,19 @@ def sweep(first, step, size, data, weights, shape, workspace, values, gradients)
                     gradients,
                 )
             values[b] = value
-            back(x, data.marks[b], events, stop, Q, weights, workspace, gradients)
+            back(x, data.marks[b], events, begin, stop, Q, weights, workspace, gradients)
 
 
 @no_type_check
-def place(edges, draws, begin, stop, shape, splined, workspace):
-    """Lags, costs and places on the splines of the rows of gaps ``begin`` to ``stop``. The end of a
-    gap costs nothing.
+def place(edges, draws, exposure, begin, stop, shape, splined, workspace):
+    """Lags, costs and places on the splines of the rows of gaps ``begin`` to ``stop``, and lags of
+    the ends of the gaps before. The end of a gap costs nothing.
     """
     Q = draws.shape[1]
     cells = workspace.cells
     parts = workspace.parts
+    for g in range(1, min(begin, stop)):
+        workspace.lags[g * (Q + 1) + Q] = (edges[g + 1] - edges[g]) / shape.scale
     for g in range(begin, stop):
         width = edges[g + 1] - edges[g]
         since = edges[g] - edges[0]
@@ -220,7 +235,7 @@ def place(edges, draws, begin, stop, shape, splined, workspace):
             r = g * (Q + 1) + q
             passed = width * (q + draws[g, q]) / Q if q < Q else width
             workspace.lags[r] = passed / shape.scale
-            workspace.cost[r] = width / shape.scale / Q if q < Q else 0.0
+            workspace.cost[r] = exposure[g] * width / shape.scale / Q if q < Q else 0.0
             if splined:
                 at = min(max((since + passed) / shape.length, 0.0), 1.0) * shape.intervals
                 cell = min(int(at), shape.intervals - 1)
@@ -233,9 +248,9 @@ def place(edges, draws, begin, stop, shape, splined, workspace):
 
 
 @no_type_check
-def attend(marks, events, stop, Q, weights, workspace):
-    """States at every gap's beginning, sinusoids at every row, and z. Before the first event all is
-    0.
+def attend(marks, events, begin, stop, Q, weights, workspace):
+    """States at every gap's beginning, sinusoids at every row of gaps from ``begin`` on and at the
+    ends of those before, and z. Before the first event all is 0.
     """
     states = workspace.states
     sinusoids = workspace.sinusoids
@@ -249,8 +264,12 @@ def attend(marks, events, stop, Q, weights, workspace):
             z[m, r] = ZERO
     if stop < 2:
         return
+    opened = max(1, begin)
+    for g in range(1, min(opened, stop)):
+        end = g * (Q + 1) + Q
+        sinusoid(end, end + 1, workspace.lags, weights.cycles, weights.halvings, sinusoids)
     sinusoid(
-        Q + 1,
+        opened * (Q + 1),
         stop * (Q + 1) - (1 if stop > events else 0),
         workspace.lags,
         weights.cycles,
@@ -263,7 +282,7 @@ def attend(marks, events, stop, Q, weights, workspace):
     for g in range(1, stop - 1):
         move(g, g * (Q + 1) + Q, marks[g], states, sinusoids, drive)
     for m in range(len(read)):
-        for g in range(1, stop):
+        for g in range(opened, stop):
             first = g * (Q + 1)
             last = g * (Q + 1) + (Q + 1 if g < events else Q)
             if read.shape[2] > 0:
@@ -276,7 +295,7 @@ def attend(marks, events, stop, Q, weights, workspace):
 
 
 @no_type_check
-def back(x, marks, events, stop, Q, weights, workspace, gradients):
+def back(x, marks, events, begin, stop, Q, weights, workspace, gradients):
     """From the gradients in z to those in theta, gamma, R and U of group x.
 
     With G the gradient in the state after a gap, that in the state S before it is conj(E) G +
@@ -300,7 +319,9 @@ def back(x, marks, events, stop, Q, weights, workspace, gradients):
     for g in range(stop - 1, 0, -1):
         first = g * (Q + 1)
         move_back(J, lags[first + Q] if g + 1 < stop else ZERO, first + Q, sinusoids, sums)
-        if read.shape[2] > 0:
+        if g < begin:  # a history period: no rates were asked for
+            pass
+        elif read.shape[2] > 0:
             for m in range(len(read)):
                 clear(J, sums)
                 weigh(

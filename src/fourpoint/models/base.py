@@ -667,6 +667,38 @@ def filled(left: Float[Tensor, "B H"], right: Float[Tensor, "B H"]) -> Int[Tenso
     ]
 
 
+def exposed_pieces(
+    block: Batch, exposure: BatchSteps
+) -> tuple[Float[Tensor, "B H"], Float[Tensor, "B H"], Int[Tensor, "B H"]]:
+    """Left and right ends of the pieces of the window between events and steps of the exposure, and
+    the positions they are seen from; pieces without exposure are left out.
+    """
+    edges = block.edges
+    cuts = exposure.times.clamp(edges[:, :1], edges[:, -1:])
+    all_edges = torch.cat([edges, cuts], 1).sort(1).values
+    left, right = all_edges[:, :-1].contiguous(), all_edges[:, 1:].contiguous()
+    right = torch.where(exposure.at(left)[..., 0] > 0, right, left)
+    order = filled(left, right)
+    left, right = left.gather(1, order), right.gather(1, order)
+    return left, right, seen_from(block, left)
+
+
+def seen_from(block: Batch, left: Float[Tensor, "B H"]) -> Int[Tensor, "B H"]:
+    """The positions from which pieces that begin at ``left`` are seen."""
+    return torch.minimum(
+        torch.searchsorted(block.times.contiguous(), left, right=True), block.lengths[:, None]
+    )
+
+
+def log_exposure(block: Batch) -> Float[Tensor, "B N"]:
+    """log e at every scored event, and 0 elsewhere."""
+    exposure = None if block.context is None else block.context.exposure
+    if exposure is None:
+        return torch.zeros_like(block.times)
+    there = torch.where(block.scored, exposure.at(block.times)[..., 0], 1.0)
+    return there.log()
+
+
 def space_without_places(marks: MarkSpace | int | Sequence[str] | None, model: str) -> MarkSpace:
     """The mark space of a model that has no use for places; a box is refused."""
     space = MarkSpace.of(marks)

@@ -11,14 +11,16 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
+import torch
 from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fourpoint.events import Batch
+from fourpoint.events import Batch, BatchSteps
 from fourpoint.kernels.dapp_loss import Parts, log_likelihoods
 from fourpoint.kernels.dapp_spectrum import Drawn, Floats, Networks, back, drawn
 from fourpoint.kernels.numba_dapp_loss import LINKS, Data, Shape
+from fourpoint.models.base import log_exposure
 from fourpoint.models.baseline import Baseline
 from fourpoint.models.modes import Modes
 from fourpoint.models.rate import Rate
@@ -54,7 +56,8 @@ def sampled_gradients(
 
     ``sweep`` is the kernel, ``readout`` (K, M) how much each mark attends to each head, ``scale``
     the mean gap. ``draws`` from U[0, 1] place a node in each of Q equal parts of every gap. With
-    ``inner_gaps`` the first event and what lies before it or after the last do not count. If the
+    ``inner_gaps`` the first event and what lies before it or after the last do not count. Where
+    time has an exposure, the parts are equal in exposed time. If the
     link is the identity, values, read-out and modes are made non-negative, as in `DAPP` and
     `fourier.non_negative`.
     """
@@ -86,6 +89,7 @@ def sampled_gradients(
     shape = Shape(float(scale), float(baseline.length), baseline.intervals, LINKS.index(rate.link))
     data = _data(batch, draws, share, inner_gaps)
     totals, found_parts = log_likelihoods(sweep, data, shape, parts, by_readout=by_readout)
+    totals += log_exposure(batch)[:, int(inner_gaps) :].sum(1).numpy()
     D = found.frequency.shape[1]
     to_decay = found_parts.decay
     to_values = gain[:, None] * found_parts.values.T
@@ -143,4 +147,58 @@ def _data(batch: Batch, draws: Tensor, share: float, inner_gaps: bool) -> Data:
     edges, marks, lengths = (
         x.contiguous().numpy() for x in (batch.edges, batch.marks, batch.lengths)
     )
-    return Data(edges, draws.numpy(), marks, lengths, np.float32(share), int(inner_gaps))
+    history = np.zeros_like(lengths)
+    exposure = np.ones(draws.shape[:2], dtype=np.float32)
+    context = batch.context
+    weight = batch.scored_exposure
+    if context is not None and context.scored_from is not None:
+        history = lengths - batch.scored.sum(1).numpy()
+        if context.exposure is None:
+            draws, weight = draws.clone(), None
+            _score_later(edges, history, context.scored_from.numpy(), draws.numpy(), exposure)
+    if weight is not None:
+        draws, mean = _in_exposed_time(batch, weight, draws)
+        exposure = mean.to(torch.float32).numpy()
+    part = np.float32(share)
+    return Data(edges, draws.numpy(), marks, lengths, part, int(inner_gaps), history, exposure)
+
+
+def _score_later(
+    edges: NDArray[np.float64],
+    history: NDArray[np.int64],
+    scored_from: NDArray[np.float64],
+    draws: NDArray[np.float64],
+    exposure: Floats,
+) -> None:
+    """Change draws and the mean weight of time in place for history periods, which end within the
+    gap after their last event.
+    """
+    nodes = draws.shape[2]
+    part = np.arange(nodes)
+    for row, gap in enumerate(history.tolist()):
+        exposure[row, :gap] = 0.0
+        left, right = edges[row, gap : gap + 2]
+        missed = min(max(scored_from[row], left), right) - left
+        width = right - left
+        if missed > 0:
+            share = 1 - missed / width
+            exposure[row, gap] = share
+            lags = missed / width + share * (part + draws[row, gap]) / nodes
+            draws[row, gap] = lags * nodes - part
+
+
+def _in_exposed_time(
+    batch: Batch, weight: BatchSteps, draws: Float[Tensor, "B G Q"]
+) -> tuple[Float[Tensor, "B G Q"], Float[Tensor, "B G"]]:
+    """What draws in exposed time would be in time, and the mean weight of time in every gap."""
+    edges = batch.edges
+    left, width = edges[:, :-1, None], edges.diff(dim=1)[..., None]
+    exposed = weight.exposed_time(batch.start, batch.stop)
+    passed = exposed.until(edges)
+    more = passed.diff(dim=1)[..., None]
+    nodes = draws.shape[2]
+    part = torch.arange(nodes)
+    times = exposed.inverse(passed[:, :-1, None] + more * (part + draws) / nodes)
+    some = torch.where(width > 0, width, 1.0)
+    lags = (times - left).clamp(min=torch.zeros_like(width), max=width)
+    return (lags / some * nodes - part).contiguous(), (more / some)[..., 0].contiguous()

@@ -31,7 +31,13 @@ from torch import Tensor, nn
 from fourpoint.events import Batch, Dataset, MarkSpace, UserError
 from fourpoint.kernels.path_terms import Wanted
 from fourpoint.memory import require_memory
-from fourpoint.models.base import History, PointProcess, space_without_places
+from fourpoint.models.base import (
+    History,
+    PointProcess,
+    exposed_pieces,
+    log_exposure,
+    space_without_places,
+)
 from fourpoint.models.baseline import Baseline
 from fourpoint.models.effects import EffectsSpec
 from fourpoint.models.hawkes_effects import estimate_with_effects
@@ -217,7 +223,7 @@ class Hawkes(PointProcess[HawkesHistory]):
                 "at least one sequence", "a data set without any", "Read or select some."
             )
         rates = mean_rates(data, self.marks)
-        if self.effects is not None or _varies(data):
+        if self.effects is not None:
             return self._fit_with_effects(data)
         found = estimate(data, self.log_decay.numel())
         with torch.no_grad():
@@ -238,7 +244,7 @@ class Hawkes(PointProcess[HawkesHistory]):
         return notes
 
     def _fit_with_effects(self, data: Dataset) -> list[str]:
-        """The fit with calendar, covariates, exposure or a history period (`hawkes_effects`)."""
+        """The fit with calendar and covariates (`hawkes_effects`)."""
         spec = EffectsSpec() if self.effects is None else self.effects.spec
         found = estimate_with_effects(replace(data, features=None), spec, self.log_decay.numel())
         with torch.no_grad():
@@ -293,13 +299,20 @@ class Hawkes(PointProcess[HawkesHistory]):
         logs = self.log_intensity(history, batch.times[..., None], place[:, :-1])[:, :, 0].gather(
             2, batch.marks[..., None]
         )[..., 0]
-        integral = self.closed_integral(history, batch.edges[:, :-1], batch.edges[:, 1:]).sum(2)
-        scored = batch.valid
-        kept = torch.ones_like(place, dtype=torch.bool)
+        left, right, seen = batch.edges[:, :-1], batch.edges[:, 1:], place
+        exposure = batch.scored_exposure
+        if exposure is not None:
+            left, right, seen = exposed_pieces(batch, exposure)
+        integral = self.closed_integral(history, left, right, seen).sum(2)
+        if exposure is not None:
+            integral = integral * exposure.at(left)[..., 0]
+        scored = batch.scored
+        kept = torch.ones_like(seen, dtype=torch.bool)
         if convention == "gaps":
             scored = scored & (place[:, :-1] > 0)
-            kept = (place > 0) & (place < batch.lengths[:, None])
-        return torch.where(scored, logs, 0.0).sum(1) - torch.where(kept, integral, 0.0).sum(1)
+            kept = (seen > 0) & (seen < batch.lengths[:, None])
+        events = torch.where(scored, logs + log_exposure(batch), 0.0)
+        return events.sum(1) - torch.where(kept, integral, 0.0).sum(1)
 
     # ------------------------------------------------------------------ the verbs
 
@@ -417,12 +430,6 @@ def _at(
         return history.times, history.excitation
     row = torch.arange(len(seen))[:, None]
     return history.times[row, seen], history.excitation[row, seen]
-
-
-def _varies(data: Dataset) -> bool:
-    """Whether some of the time is not scored, or counts for more or less than other time."""
-    context = data.context
-    return context is not None and (context.exposure is not None or context.scored_from is not None)
 
 
 def _in_a_line(found: Estimate, radius: float) -> str:

@@ -20,7 +20,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from fourpoint.events import Batch, Dataset, MarkSpace, UserError
-from fourpoint.models.base import PointProcess, space_without_places
+from fourpoint.models.base import PointProcess, exposed_pieces, space_without_places
 from fourpoint.models.positions import Positions, counts, extended, positions_of
 from fourpoint.ops.minimise import minimise
 
@@ -61,7 +61,7 @@ class SelfCorrecting(PointProcess[Positions]):
 
     def initialise(self, data: Dataset) -> list[str]:
         """Set the drift so that it balances the correction at the data's mean rate."""
-        rate = data.events / float(data.durations.sum())
+        rate = data.scored_events / float(data.exposed_times.sum())
         with torch.no_grad():
             self.drift.copy_(self.correction * rate)
         return [f"drift {self.drift.item():.4g} per unit of time, to balance {rate:.4g} events"]
@@ -69,17 +69,18 @@ class SelfCorrecting(PointProcess[Positions]):
     def maximum_likelihood(self, data: Dataset) -> list[str]:
         """Fit drift and correction by L-BFGS on the exact likelihood, from a constant rate of 1."""
         unit = float(data.durations.mean()) or 1.0
-        left, length, before = (torch.from_numpy(x) for x in _gaps(data))
-        since = torch.from_numpy(data.times - np.repeat(data.starts, data.lengths)).sum()
-        pairs = float((data.lengths * (data.lengths - 1) / 2).sum())
+        left, length, before, weight = _pieces(data)
+        scored = data.scored
+        since = torch.from_numpy(data.times - np.repeat(data.starts, data.lengths))[scored].sum()
+        earlier = np.arange(data.events) - np.repeat(data.offsets[:-1], data.lengths)
+        pairs = float(earlier[scored].sum())
 
         def loss(c: Tensor) -> Tensor:
             drift = c[0] / unit
             correction = c[1]
-            integral = (
-                length * (drift * left - correction * before).exp() * _growth(drift * length)
-            ).sum()
-            return (integral - drift * since + correction * pairs) / max(data.events, 1)
+            first = weight * (drift * left - correction * before).exp()
+            integral = (first * length * _growth(drift * length)).sum()
+            return (integral - drift * since + correction * pairs) / max(data.scored_events, 1)
 
         found = minimise(loss, torch.zeros(2))
         with torch.no_grad():
@@ -150,16 +151,24 @@ def _growth(x: Float[Tensor, "*S"]) -> Float[Tensor, "*S"]:
     return torch.where(small, series, torch.expm1(safe) / safe)
 
 
-def _gaps(data: Dataset) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Every gap of the data, from start to stop: its left end since the start, its length, and the
-    events before it.
+def _pieces(
+    data: Dataset,
+) -> tuple[Float[Tensor, " R"], Float[Tensor, " R"], Float[Tensor, " R"], Float[Tensor, " R"]]:
+    """Every gap of the data, from start to stop, cut at the steps of the exposure: its left end
+    since the start, its length, the events before it, and its exposure.
     """
-    left = np.insert(data.times, data.offsets[:-1], data.starts)
-    right = np.insert(data.times, data.offsets[1:], data.stops)
-    sizes = data.lengths + 1
-    first = np.repeat(np.cumsum(sizes) - sizes, sizes)
-    return (
-        left - np.repeat(data.starts, sizes),
-        right - left,
-        (np.arange(len(left)) - first).astype(np.float64),
-    )
+    found = []
+    for rows in data.batches(256):
+        batch = data.batch(rows)
+        exposure = batch.scored_exposure
+        left, right = batch.edges[:, :-1], batch.edges[:, 1:]
+        seen = torch.arange(left.shape[1]).expand_as(left)
+        weight = torch.ones_like(left)
+        if exposure is not None:
+            left, right, seen = exposed_pieces(batch, exposure)
+            weight = exposure.at(left)[..., 0]
+        parts = (left - batch.start[:, None], right - left, seen.double(), weight)
+        kept = right > left
+        found.append([part[kept] for part in parts])
+    since, length, before, weights = (torch.cat(parts) for parts in zip(*found, strict=True))
+    return since, length, before, weights

@@ -66,6 +66,7 @@ LARGEST_BATCH = 64  # sequences of a step
 STEP_EVENTS = 600  # events of a step on a processor, where the recipe leaves the batch size open
 DEVICE_EVENTS, FEWEST_STEPS = 4096, 4  # the same on an accelerator, and steps of an epoch at least
 LONG, PIECE = 4096, 1024  # events of a sequence that is cut into pieces, and of a piece
+HISTORY = 256  # events before a piece that condition it
 SMALL = 500  # training events below which a model is kept at its start unless it is clearly better
 SMALL_VALIDATE = 10  # steps between validations then
 BASELINE_SHARE = 0.25  # of a time budget: no further closed-form model is begun after it
@@ -203,7 +204,7 @@ def fit(
     if steps is not None and epochs is None:
         chosen["epochs"] = 0.0
     step_events = chosen.pop("step_events", STEP_EVENTS)
-    pieces = _pieces(train)
+    pieces = _pieces(train, place)
     if chosen["batch_size"] is None:
         chosen["batch_size"] = _batch_for(pieces, step_events, place)
     if baselines and train.scored_events < SMALL and validate_every is None:
@@ -222,14 +223,14 @@ def fit(
         dev = train.select([])  # a closed form has no early stopping to keep data for
     if dev is None:
         train, dev = train.split((0.9, 0.1), by="sequence", seed=seed)
-        pieces = _pieces(train)
+        pieces = _pieces(train, place)
     said_of_effects = _add_effects(model, train, dev, calendar)
     if outages == "auto" and model.effects is not None and model.effects.spec.calendar:
         found = find_outages(train, model.effects.spec)
         said_of_effects += say(train, found)
         train = without(train, found)
         dev = without(dev, find_outages(dev, model.effects.spec))
-        pieces = _pieces(train)
+        pieces = _pieces(train, place)
     recipe = _in_full(recipe, pieces, seed)
     terms = dict(
         **recipe._asdict(),
@@ -397,15 +398,16 @@ def _guesses(run: Run) -> list[dict[str, torch.Tensor]]:
     return found
 
 
-def _pieces(train: Dataset) -> Dataset:
-    """What steps are taken on: the data, with very long sequences cut into pieces.
+def _pieces(train: Dataset, place: torch.device) -> Dataset:
+    """What steps are taken on: the data, with very long sequences cut into pieces that have the
+    events before them as history.
 
     Windows that repeat each other stay whole, since a model may have curves of the time since their
-    start.
+    start. On a CUDA device pieces have no history, since the kernels there score all of a piece.
     """
     if repeated_windows(train) or int(train.lengths.max(initial=0)) <= LONG:
         return train
-    return cut_long(train, PIECE)
+    return cut_long(train, PIECE, history=0 if place.type == "cuda" else HISTORY)
 
 
 def _batch_for(train: Dataset, step_events: int, place: torch.device) -> int:

@@ -103,15 +103,18 @@ class SpatialGrid(nn.Module):
 
     @torch.no_grad()
     def count(self, data: Dataset) -> None:
-        """The shares of ``data``, with one event more, spread evenly over all cells, for every
-        type.
+        """The shares of the scored events of ``data``, with one event more, spread evenly over all
+        cells, for every type.
         """
         if data.places is None:
             raise UserError("events with places", f"{data.marks}", "Read them with place=.")
-        cell = self.cell(torch.from_numpy(np.array(data.places))).numpy()
+        scored = data.scored
+        cell = self.cell(torch.from_numpy(data.places[scored])).numpy()
         types, count = self.log_share.shape
         table = (
-            np.bincount(data.mark_ids * count + cell, minlength=types * count).reshape(types, count)
+            np.bincount(data.mark_ids[scored] * count + cell, minlength=types * count).reshape(
+                types, count
+            )
             + 1 / count
         )
         self.log_share.copy_(torch.from_numpy(table / table.sum(1, keepdims=True)).log())

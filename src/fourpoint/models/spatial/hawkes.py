@@ -32,7 +32,15 @@ from torch.utils.checkpoint import checkpoint
 
 from fourpoint.events import Batch, Box, Dataset, MarkSpace, UserError
 from fourpoint.memory import require_memory
-from fourpoint.models.base import History, PointProcess, box_of, place_or_nothing, places_of
+from fourpoint.models.base import (
+    History,
+    PointProcess,
+    box_of,
+    exposed_pieces,
+    log_exposure,
+    place_or_nothing,
+    places_of,
+)
 from fourpoint.models.baseline import Baseline
 from fourpoint.models.poisson import mean_rates
 from fourpoint.models.spatial.cells import Cells
@@ -542,13 +550,20 @@ class SpatialHawkes(PointProcess[SpatialHawkesHistory]):
             history, batch.times[..., None], history.places[:, :, None], position[:, :-1], s
         )[:, :, 0]
         own = logs.gather(2, batch.marks[..., None])[..., 0]
-        integral = self._integral(history, batch.edges[:, :-1], batch.edges[:, 1:], None, s).sum(2)
-        scored = batch.valid
-        kept = torch.ones_like(position, dtype=torch.bool)
+        left, right, seen = batch.edges[:, :-1], batch.edges[:, 1:], position
+        exposure = batch.scored_exposure
+        if exposure is not None:
+            left, right, seen = exposed_pieces(batch, exposure)
+        integral = self._integral(history, left, right, seen, s).sum(2)
+        if exposure is not None:
+            integral = integral * exposure.at(left)[..., 0]
+        scored = batch.scored
+        kept = torch.ones_like(seen, dtype=torch.bool)
         if convention == "gaps":
             scored = scored & (position[:, :-1] > 0)
-            kept = (position > 0) & (position < batch.lengths[:, None])
-        return torch.where(scored, own, 0.0).sum(1) - torch.where(kept, integral, 0.0).sum(1)
+            kept = (seen > 0) & (seen < batch.lengths[:, None])
+        events = torch.where(scored, own + log_exposure(batch), 0.0)
+        return events.sum(1) - torch.where(kept, integral, 0.0).sum(1)
 
     def _encode(self, batch: Batch, s: Strengths) -> SpatialHawkesHistory:
         places = places_of(batch)
