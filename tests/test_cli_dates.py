@@ -256,3 +256,54 @@ def test_forecasts_of_the_library_take_dates() -> None:
     found = forecast(Poisson(), data, horizon="1d", at="2025-10-25 12:00", paths=10, windows=1)
     assert found.horizon == 25.0
     assert "from 2025-10-25 12:00 to 2025-10-26 12:00 (Europe/Berlin)" in str(found)
+
+
+def test_simulated_sequences_have_dates_and_what_the_model_needs(tmp_path: Path) -> None:
+    write_log(tmp_path / "log.csv")
+    table = covariate_files(tmp_path)
+    base = ["--timezone", "Europe/Berlin", "--sequence", "none", "--window", "2025-03-01"]
+    base += ["2025-04-30", "--time-unit", "hours", "--covariates", table]
+    model = ["--model", "poisson", "-o", tmp_path / "model"]
+    assert run("fit", tmp_path / "log.csv", *base, *model).exit_code == 0
+    words = ["simulate", tmp_path / "model", "--start", "2025-03-29", "--sequences", 2]
+    words += ["-o", tmp_path / "drawn.parquet"]
+    found = run(*words, "--stop", "2025-03-31", "--covariates", table)
+    assert found.exit_code == 0, found.output
+    drawn = fp.read(tmp_path / "drawn.parquet")
+    assert drawn.durations.tolist() == [47.0, 47.0]  # clocks change in between
+    dates = drawn[1].dates
+    assert dates is not None and dates.text(drawn[1].start) == "2025-03-29 00:00"
+    assert drawn.context is not None and drawn.context.covariates is not None
+    found = run(*words)
+    assert found.exit_code == 2
+    assert "covariates temperature, sky=rain, as the model was fitted to" in found.stderr
+    found = run(*words[:3], "soon", *words[4:])
+    assert found.exit_code == 2 and "a date or a time" in found.stderr
+
+
+def test_simulated_days_begin_at_a_date(tmp_path: Path) -> None:
+    write_log(tmp_path / "log.csv")
+    options = ["--timezone", "Europe/Berlin", "--sequence", "day", "--model", "poisson"]
+    found = run("fit", tmp_path / "log.csv", *options, "-o", tmp_path / "model")
+    assert found.exit_code == 0, found.output
+    words = ["simulate", tmp_path / "model", "--sequences", 2, "-o", tmp_path / "drawn.parquet"]
+    found = run(*words, "--start", "2025-05-06")
+    assert found.exit_code == 0, found.output
+    drawn = fp.read(tmp_path / "drawn.parquet")
+    dates = drawn[0].dates
+    assert dates is not None and dates.text(0.0) == "2025-05-06 00:00"
+    assert drawn[0].start == 0.0 and drawn.unit == "hours"
+
+
+def test_covariates_that_end_before_the_horizon_are_carried_forward(tmp_path: Path) -> None:
+    write_log(tmp_path / "log.csv")
+    table = covariate_files(tmp_path)  # until 2025-04-29
+    base = ["--sequence", "none", "--window", "2025-03-01", "2025-04-30", "--covariates", table]
+    model = ["--model", "poisson", "-o", tmp_path / "model"]
+    assert run("fit", tmp_path / "log.csv", *base, *model).exit_code == 0
+    words = ["forecast", tmp_path / "model", tmp_path / "log.csv", *base, "--paths", 5, "--json"]
+    near = json.loads(run(*words, "--at", "2025-04-20", "--horizon", "1d").stdout)["notes"]
+    far = json.loads(run(*words, "--at", "2025-04-29", "--horizon", "1w").stdout)["notes"]
+    assert not any("carried forward" in note for note in near)
+    said = "covariates are given until 2025-04-29 00:00; their last values are carried forward to"
+    assert any(note.startswith(f"{said} 2025-05-06 00:00") for note in far)

@@ -15,7 +15,7 @@ import shlex
 import sys
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 from typer.core import TyperGroup
@@ -45,9 +45,6 @@ from fourpoint.cli.reading import (
 )
 from fourpoint.errors import UserError
 from fourpoint.memory import set_memory_limit
-
-if TYPE_CHECKING:
-    from fourpoint.events import Dataset
 
 
 class Commands(TyperGroup):
@@ -154,6 +151,7 @@ def demo(
 
 
 @app.command()
+@typed.takes_reading_options(without=typed.OF_EVENTS)
 def simulate(
     source: Annotated[
         str,
@@ -165,13 +163,17 @@ def simulate(
     output: typed.File,
     sequences: Annotated[int, typer.Option(help="Number of sequences.")] = 1000,
     start: Annotated[
-        float | None,
-        typer.Option(help="Start of the window; that of the training data by default."),
+        str | None,
+        typer.Option(
+            metavar="TIME|DATE",
+            help="Start of the window; that of the training data by default.",
+        ),
     ] = None,
     stop: Annotated[
-        float | None,
+        str | None,
         typer.Option(
-            help="End of the window; that of the training data, or of the process, by default."
+            metavar="TIME|DATE",
+            help="End of the window; that of the training data, or of the process, by default.",
         ),
     ] = None,
     seed: typed.Seed = 0,
@@ -182,6 +184,8 @@ def simulate(
         ),
     ] = None,
     amplitude: typed.Amplitude = "fixed",
+    *,
+    reading: typed.ReadingOptions,
 ) -> None:
     """Draw sequences from a fitted model, or from a process whose truth is known."""
     from fourpoint.data.readers import write
@@ -189,14 +193,18 @@ def simulate(
     kind = one_of("--amplitude", amplitude, AMPLITUDES)
     if (Path(source) / "model.json").is_file() or "/" in source:
         check_applies(f"the model in {source}", "--amplitude", amplitude == "fixed")
-        drawn, told = _draw_from_model(Path(source), sequences, start, stop, seed, most)
+        from fourpoint.cli.drawing import draw_from_model
+
+        drawn, told = draw_from_model(Path(source), sequences, start, stop, seed, most, reading)
     else:
         from fourpoint.data.synthetic import process
+        from fourpoint.events.dates import time_at
 
         known = process(source, kind)
-        check_applies(f"the process {known.name}", "--start", not start)
+        check_applies(f"the process {known.name}", "--start", not time_at(None, start or 0.0))
         check_applies(f"the process {known.name}", "--most", most is None)
-        drawn = known.simulate(sequences, seed, stop)
+        check_applies(f"the process {known.name}", "tables", not reading.typed())
+        drawn = known.simulate(sequences, seed, None if stop is None else time_at(None, stop))
         told = str(drawn)
     write(drawn, output)
     print_result(f"{output}: {told}")
@@ -651,34 +659,6 @@ def reproduce(
         time_limit=time_limit,
     )
     run_all(what, figure, options, portable_command(sys.argv[1:]))
-
-
-def _draw_from_model(
-    folder: Path,
-    sequences: int,
-    start: float | None,
-    stop: float | None,
-    seed: int,
-    most: int | None,
-) -> tuple[Dataset, str]:
-    """Sequences of a saved model, in its training window by default, and a line about them."""
-    from dataclasses import replace
-
-    from fourpoint.inference.sampling import sample_paths
-    from fourpoint.storage.checkpoints import about, restore
-
-    model = restore(folder)
-    known = about(folder)
-    begin = known.get("start") if start is None else start
-    end = known.get("stop") if stop is None else stop
-    if begin is None or end is None:
-        raise UserError(
-            "a window to simulate",
-            f"none was saved in {folder}",
-            "Give it with --start and --stop.",
-        )
-    found = sample_paths(model, float(begin), float(end), sequences, seed, most=most, progress=True)
-    return replace(found.data, unit=str(known.get("unit") or "")), str(found)
 
 
 def _print_version(asked: bool) -> None:

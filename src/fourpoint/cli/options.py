@@ -36,6 +36,21 @@ BESIDE = (
     "event_features",
     "impute",
 )
+# Those that are about a file of events, and not about tables beside it.
+OF_EVENTS = (
+    "ties",
+    "window",
+    "time",
+    "mark",
+    "sequence",
+    "place",
+    "bounds",
+    "time_unit",
+    "timezone",
+    "sort",
+    "sequence_covariates",
+    "event_features",
+)
 
 
 @dataclass(frozen=True)

@@ -152,11 +152,12 @@ def _check_like_training(found: Dataset, options: ReadingOptions, log: LogFormat
             "taken as 1 (--exposure FILE)",
             style="yellow",
         )
-    found = _with_known_covariates(found, log.covariates)
+    found = with_known_covariates(found, log.covariates)
     return _with_known_features(found, log.features)
 
 
-def _with_known_covariates(found: Dataset, names: tuple[str, ...]) -> Dataset:
+def with_known_covariates(found: Dataset, names: tuple[str, ...]) -> Dataset:
+    """The data with the covariates that a model was fitted to, in its order."""
     context = found.context
     if not names:
         return found

@@ -418,7 +418,8 @@ class _Beside:
                     f"a table that begins at {begins} for sequence {data.ids[i]}",
                     "Add a row with the value at the start, or begin the window later (window=).",
                 )
-            early += bool(when[-1] < start)
+            if len(when) > 1:
+                early += bool(when[-1] + np.median(np.diff(when)) < stop)
             last = len(when)
             if self.origins.differ:
                 last = max(first + 1, int(np.searchsorted(when, 2 * stop - start)))
@@ -433,8 +434,8 @@ class _Beside:
         notes = []
         if early:
             notes.append(
-                f"{self.what}: {early:,} of {len(data):,} sequences begin after the last row; its "
-                "values are carried forward"
+                f"{self.what}: the table ends before the window of {early:,} of {len(data):,} "
+                "sequences does; its last values are carried forward"
             )
         return steps, notes
 

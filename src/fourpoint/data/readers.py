@@ -337,6 +337,7 @@ def _read(table: Table, roles: Roles, asked: Asked) -> Reading:
     places, box, of_places = read_places(columns, roles.places, asked.bounds, roles.own)
     give_back()
     context, log = _context(columns, roles, layout, raw, clock, known, bool(space.names))
+    feature_names = tuple(name.removeprefix(FEATURE) for name in features)
     try:
         data = Dataset(
             layout.times,
@@ -351,10 +352,10 @@ def _read(table: Table, roles: Roles, asked: Asked) -> Reading:
             unit=asked.unit or layout.unit or (known.unit if known else wanted or ""),
             name=(known.name if known else "") or table.name,
             places=None if places is None else layout.group.arrange(places),
-            log=log,
+            log=_with_names(log, context, feature_names),
             context=context,
             features=_features(extras, features, layout),
-            feature_names=tuple(name.removeprefix(FEATURE) for name in features),
+            feature_names=feature_names,
         )
     except EventDataError as error:
         raise _placed(columns, roles, layout, error) from None
@@ -363,7 +364,8 @@ def _read(table: Table, roles: Roles, asked: Asked) -> Reading:
         data, of_tables = with_tables(data, asked.tables())
     except UnrecordedEvent as error:
         raise _placed(columns, roles, layout, error) from None
-    data = replace(data, log=_with_names(data))
+    if data.context is not context:
+        data = replace(data, log=_with_names(data.log, data.context, data.feature_names))
     try:
         data = data if asked.ties == "keep" else data.with_ties(asked.ties)
     except EventDataError as error:
@@ -403,17 +405,17 @@ def _context(
     return context, replace(log, zone=stored.zone, levels=stored.levels)
 
 
-def _with_names(data: Dataset) -> LogFormat:
+def _with_names(
+    log: LogFormat | None, context: Context | None, features: tuple[str, ...]
+) -> LogFormat:
     """How the data were read, with the names of covariates and event features."""
-    log = data.log or LogFormat("t")
-    context = data.context or Context()
+    log = log or LogFormat("t")
+    context = context or Context()
     covariates = () if context.covariates is None else context.covariates.names
     exposure = False
     if context.exposure is not None:
         exposure = bool((~np.isin(context.exposure.values, (0.0, 1.0))).any())
-    return replace(
-        log, covariates=covariates, features=tuple(data.feature_names), exposure=exposure
-    )
+    return replace(log, covariates=covariates, features=features, exposure=exposure)
 
 
 def listed(names: str | Ordered[str]) -> list[str]:

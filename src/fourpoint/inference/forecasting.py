@@ -339,7 +339,7 @@ def forecast_from(
     _check(horizon, paths, windows)
     end = now + horizon
     with eval_mode(model):
-        notes = _notes(model, here, end)
+        notes = _notes(model, here, end, past.dates) + carried_forward(past, end)
         try:
             law, following = _next_event(model, here, now, horizon)
         except Unconverged as error:
@@ -397,16 +397,43 @@ def _places(past: Sequence, rows: int) -> Float[Tensor, "B N k"] | None:
     return torch.from_numpy(np.array(past.places)).expand(rows, -1, -1)
 
 
-def _notes(model: PointProcess, here: History, end: float) -> list[str]:
+def _notes(model: PointProcess, here: History, end: float, dates: Dates | None) -> list[str]:
     knots = model.knots(here)
     if knots is None or end <= float(knots[0, -1]) + 1e-9:
         return []
-    return [
-        (
-            f"the model's curves of time end at {float(knots[0, -1]):g}; past it they stay at "
-            "their last value"
-        )
-    ]
+    last = float(knots[0, -1])
+    when = f"{last:g}" if dates is None else dates.text(last)
+    return [f"the model's curves of time end at {when}; past it they stay at their last value"]
+
+
+def carried_forward(past: Sequence, end: float) -> list[str]:
+    """What to say where covariates or the exposure of a sequence are not known until ``end``.
+
+    A value is taken to be known for as long as the values before it held, by their median.
+
+    >>> from fourpoint.events import Context, Steps
+    >>> hourly = Steps(("x",), np.arange(3.0), np.ones((3, 1)), np.array([0, 3]))
+    >>> past = Sequence([0.5], start=0, stop=2, context=Context(covariates=hourly))
+    >>> carried_forward(past, 3.0), carried_forward(past, 8.0)
+    ([], ['covariates are given until 2; their last values are carried forward to 8'])
+    """
+    context = past.context
+    if context is None:
+        return []
+    found = []
+    for name, steps in (("covariates", context.covariates), ("exposure", context.exposure)):
+        if steps is None or len(steps.times) < 2:
+            continue
+        if name == "exposure" and np.isin(steps.values, (0.0, 1.0)).all():
+            continue  # gaps in the recording, which say nothing of what follows
+        last = float(steps.times[-1])
+        if end > last + float(np.median(np.diff(steps.times))) * (1 + 1e-9):
+            verb, value = ("are", "their last values are")
+            if name == "exposure":
+                verb, value = ("is", "its last value is")
+            until, horizon = shown(past.dates, last), shown(past.dates, end)
+            found.append(f"{name} {verb} given until {until}; {value} carried forward to {horizon}")
+    return found
 
 
 def _next_event(

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fourpoint.events import Box, Dataset, Sequence, UserError, check_marks, only_sequence
+from fourpoint.events.dates import Moment, shown
 from fourpoint.inference.forecasting import Forecast, follow
 from fourpoint.inference.sampling import eval_mode, remember
 from fourpoint.models.base import History, PointProcess, position_before
@@ -98,7 +99,7 @@ class RateMap:
 def intensity_map(
     model: PointProcess,
     sequence: Sequence | Dataset,
-    at: float | None = None,
+    at: Moment | None = None,
     *,
     cells: int = 96,
     axes: tuple[int, ...] | None = None,
@@ -138,7 +139,8 @@ def intensity_map(
     now = past.stop
     with eval_mode(model):
         rates = _at_now(model, remember(model, past.batch()), now, grid)
-    return _map(now, grid, _of_mark(rates, mark), past, f"Intensity at {now:g}")
+    when = shown(past.dates, now)
+    return _map(now, grid, _of_mark(rates, mark), past, f"Intensity at {when}")
 
 
 def expected_map(
@@ -163,14 +165,15 @@ def expected_map(
     with eval_mode(model):
         rates = _over_paths(model, forecast, grid, progress)
     end = forecast.at + forecast.horizon
-    title = f"Expected rate from {forecast.at:g} to {end:g}"
+    first, last = (shown(forecast.dates, edge) for edge in (forecast.at, end))
+    title = f"Expected rate from {first} to {last}"
     return _map(forecast.at, grid, _of_mark(rates, mark), forecast.past, title)
 
 
 def plot_map(
     model: PointProcess,
     sequence: Sequence | Dataset,
-    at: float | None = None,
+    at: Moment | None = None,
     *,
     unit: str = "",
     ax: Axes | None = None,
