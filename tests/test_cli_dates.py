@@ -262,7 +262,7 @@ def test_simulated_sequences_have_dates_and_what_the_model_needs(tmp_path: Path)
     write_log(tmp_path / "log.csv")
     table = covariate_files(tmp_path)
     base = ["--timezone", "Europe/Berlin", "--sequence", "none", "--window", "2025-03-01"]
-    base += ["2025-04-30", "--time-unit", "hours", "--covariates", table]
+    base += ["2025-04-30", "--time-unit", "hours", "--covariates", str(table)]
     model = ["--model", "poisson", "-o", tmp_path / "model"]
     assert run("fit", tmp_path / "log.csv", *base, *model).exit_code == 0
     words = ["simulate", tmp_path / "model", "--start", "2025-03-29", "--sequences", 2]
@@ -298,8 +298,8 @@ def test_simulated_days_begin_at_a_date(tmp_path: Path) -> None:
 def test_covariates_that_end_before_the_horizon_are_carried_forward(tmp_path: Path) -> None:
     write_log(tmp_path / "log.csv")
     table = covariate_files(tmp_path)  # until 2025-04-29
-    base = ["--sequence", "none", "--window", "2025-03-01", "2025-04-30", "--covariates", table]
-    model = ["--model", "poisson", "-o", tmp_path / "model"]
+    base = ["--window", "2025-03-01", "2025-04-30", "--covariates", table]
+    model = ["--sequence", "none", "--model", "poisson", "-o", str(tmp_path / "model")]
     assert run("fit", tmp_path / "log.csv", *base, *model).exit_code == 0
     words = ["forecast", tmp_path / "model", tmp_path / "log.csv", *base, "--paths", 5, "--json"]
     near = json.loads(run(*words, "--at", "2025-04-20", "--horizon", "1d").stdout)["notes"]
