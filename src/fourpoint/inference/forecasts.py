@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 from fourpoint.atomic import write_atomic
 from fourpoint.data.readers import read
 from fourpoint.events import Batch, Dataset, Sequence, UserError, check_marks, known_at
-from fourpoint.events.dates import Dates, Moment, edges_of, length_after, shown, time_at
+from fourpoint.events.dates import Dates, Moment, as_number, edges_of, length_after, shown, time_at
 from fourpoint.inference.sampling import advance, eval_mode, remember, select_rows
 from fourpoint.kernels.compiling import threads_for_loops
 from fourpoint.kernels.path_terms import Wanted
@@ -270,7 +270,7 @@ def _times(data: Dataset, at: Moment | None) -> Floats:
     """When each forecast begins."""
     if at is None:
         return np.array(data.stops)
-    number = data.dates(0) is None or isinstance(at, int | float)
+    number = data.dates(0) is None or as_number(at) is not None
     found = np.array([time_at(data.dates(0 if number else i), at) for i in range(len(data))])
     outside = np.flatnonzero(~((data.starts <= found) & (found <= data.stops)))
     if len(outside):

@@ -1,0 +1,134 @@
+"""`fourpoint forecast -o FILE`: forecasts of one sequence or of all as a table in a file."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from time import monotonic
+from typing import TYPE_CHECKING
+
+from fourpoint.cli.checks import check_applies
+from fourpoint.cli.console import print_all, print_notice
+from fourpoint.cli.options import ReadingOptions
+from fourpoint.errors import UserError
+
+if TYPE_CHECKING:
+    from fourpoint.events import Dataset
+    from fourpoint.models.base import PointProcess
+
+QUANTILES = "0.05,0.5,0.95"
+A_TABLE = "a table of forecasts (-o)"
+
+
+@dataclass(frozen=True)
+class TableOptions:
+    """What was typed for a table: the file, from when and how far, and how events are counted."""
+
+    output: Path | None
+    everything: bool
+    horizon: str
+    by: str | None
+    at: str | None
+    paths: int | None
+    quantiles: str | None
+    seed: int
+
+    @property
+    def wanted(self) -> bool:
+        """Whether a table is asked for."""
+        return self.everything or self.output is not None
+
+    def check(self, sequence: str | None, others: dict[str, bool]) -> None:
+        """Refuse what does not go together; ``others`` are options that only a forecast without a
+        table has, and whether they were left out.
+        """
+        if not self.wanted:
+            check_applies("a forecast without -o FILE", "--by", self.by is None)
+            check_applies("a forecast without -o FILE", "--quantiles", self.quantiles is None)
+            return
+        if self.output is None:
+            raise UserError(
+                "a file for the forecasts of all sequences",
+                "--all without -o",
+                "Add -o forecasts.parquet, or .csv.",
+            )
+        check_applies(
+            "a forecast of all sequences", "--sequence", not self.everything or not sequence
+        )
+        for option, left_out in others.items():
+            check_applies(A_TABLE, option, left_out)
+        from fourpoint.inference.forecasts import check_table_file
+
+        check_table_file(self.output)
+        self.levels()
+
+    def levels(self) -> tuple[float, ...]:
+        """The quantiles as numbers."""
+        words = (self.quantiles or QUANTILES).split(",")
+        try:
+            return tuple(float(word) for word in words)
+        except ValueError:
+            raise UserError(
+                "quantiles as numbers with commas between them",
+                f"--quantiles {self.quantiles!r}",
+                f"Type --quantiles {QUANTILES}, say.",
+            ) from None
+
+
+def interval_or_column(
+    by: str | None, reading: ReadingOptions
+) -> tuple[str | None, ReadingOptions]:
+    """``--by`` is the length of an interval (1d, 6h, 2.5). A word that is no length names the column
+    that tells sequences apart, as ``--group-by`` does.
+
+    >>> interval_or_column("1d", ReadingOptions())[0]
+    '1d'
+    >>> interval_or_column("customer", ReadingOptions())[1].sequence
+    'customer'
+    """
+    if by is None or by.strip()[:1].isdigit() or by.strip()[:1] in ("", ".", "+", "-"):
+        return by, reading
+    if reading.sequence is not None:
+        raise UserError(
+            "the length of an interval with --by",
+            f"--by {by!r} beside --group-by {reading.sequence!r}",
+            "Type a length such as --by 1d.",
+        )
+    return None, replace(reading, sequence=by)
+
+
+def write_table(
+    model: PointProcess, events: Dataset, sequence: str | None, options: TableOptions, json: bool
+) -> None:
+    """Forecast one sequence or all of ``events`` and write the table."""
+    from fourpoint.cli.reading import chosen_sequence
+    from fourpoint.inference.forecasts import PATHS, notes_of, planned, write_forecasts
+
+    assert options.output is not None  # `TableOptions.check` asks
+    if not options.everything:
+        row = events.ids.index(chosen_sequence(events, sequence).id)
+        events = events.select([row])
+    paths = PATHS if options.paths is None else options.paths
+    plan = planned(
+        model,
+        events,
+        options.horizon,
+        options.by,
+        options.at,
+        paths,
+        options.seed,
+        options.levels(),
+    )
+    for note in notes_of(model, plan):
+        print_notice(note)
+    began = monotonic()
+    rows = write_forecasts(model, plan, options.output, progress=True)
+    numbers = {
+        "file": str(options.output),
+        "sequences": len(events),
+        "rows": rows,
+        "paths": paths,
+        "seconds": round(monotonic() - began, 3),
+    }
+    said = f"{options.output}: {rows:,} rows, {len(events):,} sequences, {paths:,} paths each"
+    print_all(numbers, [said], json)
