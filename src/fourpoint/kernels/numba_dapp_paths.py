@@ -139,9 +139,8 @@ def cell_powers(grid: Grid, power: NDArray[np.complex128]) -> NDArray[np.complex
     middle = np.repeat(grid.left, cells) + (2 * index + 1) * half
     nodes = np.cos((np.arange(TERMS) + 0.5) * math.pi / TERMS)
     to_powers = np.linalg.inv(nodes[:, None] ** np.arange(TERMS))
-    inside = np.exp(power * (half[:, None, None] * nodes[:, None]))  # (C, TERMS, J)
-    found = np.exp(power * middle[:, None])[:, None] * np.einsum("nq,cqj->cnj", to_powers, inside)
-    return np.asarray(found)
+    lags = middle[:, None] + half[:, None] * nodes  # (C, TERMS)
+    return np.asarray(np.einsum("nq,cqj->cnj", to_powers, np.exp(power * lags[..., None])))
 
 
 @cache
@@ -339,7 +338,8 @@ def rates(row, times, marks, at, start, past, grid, kernel, link, pieces, into):
 @no_type_check
 def cell_at(d, grid):
     """The cell of a lag, and the place in it from 0 to 1."""
-    octave = min(max(math.frexp(d * grid.speed)[1], 0), len(grid.left) - 1)
+    exponent = (np.float64(d * grid.speed).view(np.int64) >> 52) - 1022  # as math.frexp gives it
+    octave = min(max(exponent, 0), len(grid.left) - 1)
     v = (d - grid.left[octave]) * grid.per_unit[octave]
     cell = min(int(v), grid.first[octave + 1] - grid.first[octave] - 1)
     return grid.first[octave] + cell, v - cell
