@@ -77,13 +77,13 @@ def test_a_log_with_dates_gives_dates(tmp_path: Path) -> None:
     stamps = np.datetime64("2025-03-01T00:00:00") + seconds.astype("timedelta64[s]")
     stamps = stamps[(stamps < np.datetime64("2025-03-29")) | (stamps > np.datetime64("2025-04-01"))]
     who = rng.choice(["ann", "bob", "cid"], len(stamps))
-    lines = [f"{name},{str(stamp).replace('T', ' ')}" for name, stamp in zip(who, stamps)]
+    lines = [
+        f"{name},{str(stamp).replace('T', ' ')}" for name, stamp in zip(who, stamps, strict=True)
+    ]
     log = tmp_path / "buys.csv"
     log.write_text("\n".join(["customer,when", *lines]) + "\n")
     columns = ("--time", "when", "--timezone", "Europe/Berlin", "--time-unit", "days")
-    call(
-        "fit", log, *columns, "--sequence", "customer", "--model", "hawkes", "-o", tmp_path / "m"
-    )
+    call("fit", log, *columns, "--sequence", "customer", "--model", "hawkes", "-o", tmp_path / "m")
     words = ("forecast", tmp_path / "m", log, *columns, "--group-by", "customer")
     more = ("--all", "--at", "2025-03-28", "--horizon", "4d", "--by", "1d", "--paths", 20)
     call(*words, *more, "-o", tmp_path / "out.parquet")
@@ -113,14 +113,23 @@ def test_what_does_not_go_together_is_refused(place: Path) -> None:
         (("--all", "-o", place / "none" / "x.csv"), "existing folder"),
         (("--all", "--quantiles", "a,b", *out), "--quantiles"),
         (("--all", "--by", "0h", *out), "0h"),
-        (("--all", "--by", "1x", *out), "1x"),
+        (("--all", "--by", "1x", *out), "a unit of time"),
         (("--all", "--at", 11, *out), "at=11"),
         (("--all", "--at", "2025-01-01", *out), "no dates"),
         (("--all", "--paths", 0, *out), "paths=0"),
-        (("--sequence", "day-1", "--by", "1h"), "--by"),
+        (("--all", "--by", "1h", "--group-by", "x", "--time", "no", *out), "no"),
+        (("--sequence", "day-1", "--by", "45min"), "--by 45min"),
+        (("--sequence", "day-1", "--by", "1h", "--windows", 2), "--windows"),
+        (("--sequence", "day-1", "--quantiles", ".5"), "--quantiles"),
         (("--sequence", "nobody", *out), "nobody"),
         (out, "5 sequences"),
     ]
     for more, text in cases:
         assert text in refused(place, *words, *more).replace("\n", " "), more
     assert "horizon" in refused(place, *words[:3], "--horizon", 0, "--all", *out)
+
+
+def test_intervals_of_a_printed_forecast(place: Path) -> None:
+    words = ("forecast", place / "model", place / "calls.parquet", "--sequence", "day-1")
+    found = json.loads(call(*words, "--horizon", "2h", "--by", "30min", "--json").stdout)
+    assert [part["stop"] for part in found["counts"]] == [10.5, 11.0, 11.5, 12.0]

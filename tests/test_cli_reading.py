@@ -201,7 +201,7 @@ def parameters_of(*names: str) -> dict[str, Any]:
     [
         (("fit",), set(), "sequence"),
         (("evaluate",), set(), "sequence"),
-        (("forecast",), set(), "by"),
+        (("forecast",), set(), "group_by"),
         (("explain",), set(), "by"),
         (("data", "summary"), set(), "sequence"),
         (("data", "inspect"), {"sort"}, "sequence"),
@@ -217,7 +217,8 @@ def test_every_command_takes_the_same_reading_options(
             continue
         name = grouped if field.name == "sequence" else field.name
         ours, theirs = here[name], of_fit[field.name]
-        assert ours.opts[-1] == theirs.opts[-1], field.name
+        flag = "--group-by" if name == "group_by" else theirs.opts[-1]
+        assert ours.opts[-1] == flag, field.name
         assert ours.default == theirs.default == field.default, field.name
         assert (ours.metavar, ours.multiple) == (theirs.metavar, theirs.multiple), field.name
         assert ours.nargs == theirs.nargs, field.name

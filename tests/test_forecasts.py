@@ -407,3 +407,12 @@ def test_without_a_compiler_the_plain_sampler_runs(monkeypatch: pytest.MonkeyPat
     finally:
         kernels.report_missing.cache_clear()
     assert table.num_rows == 4
+
+
+def test_modes_that_fade_at_once_do_not_overflow_in_long_horizons() -> None:
+    data = histories(1)
+    model = dapp(1, "softplus", data)
+    horizon = 4000.0
+    rate = float(forecasts(model, data, 1.0, paths=300).column("mean")[0].as_py())
+    table = forecasts(model, data[:1], horizon, by=horizon / 4, paths=3)
+    assert all(0 < value < 20 * rate * horizon for value in table.column("mean").to_pylist())

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from fourpoint.models.base import PointProcess
 
 QUANTILES = "0.05,0.5,0.95"
+WINDOWS = 4  # of a horizon, without a table
 A_TABLE = "a table of forecasts (-o)"
 
 
@@ -43,7 +44,6 @@ class TableOptions:
         table has, and whether they were left out.
         """
         if not self.wanted:
-            check_applies("a forecast without -o FILE", "--by", self.by is None)
             check_applies("a forecast without -o FILE", "--quantiles", self.quantiles is None)
             return
         if self.output is None:
@@ -62,6 +62,23 @@ class TableOptions:
         check_table_file(self.output)
         self.levels()
 
+    def parts(self, events: Dataset, length: float, windows: int | None) -> int:
+        """Into how many equal parts a horizon of this ``length`` is cut without a table."""
+        from fourpoint.events.dates import in_units
+
+        if self.by is None:
+            return WINDOWS if windows is None else windows
+        check_applies("a forecast with --by", "--windows", windows is None)
+        interval = in_units(self.by, events.unit)
+        count = round(length / interval) if interval > 0 else 0
+        if count < 1 or abs(count * interval - length) > 1e-9 * length:
+            raise UserError(
+                "intervals that divide the horizon",
+                f"--by {self.by} with --horizon {self.horizon}",
+                "Choose another length, or write a table with -o FILE.",
+            )
+        return count
+
     def levels(self) -> tuple[float, ...]:
         """The quantiles as numbers."""
         words = (self.quantiles or QUANTILES).split(",")
@@ -78,8 +95,8 @@ class TableOptions:
 def interval_or_column(
     by: str | None, reading: ReadingOptions
 ) -> tuple[str | None, ReadingOptions]:
-    """``--by`` is the length of an interval (1d, 6h, 2.5). A word that is no length names the column
-    that tells sequences apart, as ``--group-by`` does.
+    """``--by`` is the length of an interval (1d, 6h, 2.5). A word that is no length names the
+    column that tells sequences apart, as ``--group-by`` does.
 
     >>> interval_or_column("1d", ReadingOptions())[0]
     '1d'

@@ -373,17 +373,43 @@ def evaluate(
 
 
 @app.command()
-@typed.takes_reading_options(rename={"sequence": "by"})
+@typed.takes_reading_options(rename={"sequence": "group_by"})
 def forecast(
     folder: typed.Saved,
     source: typed.Source,
     horizon: typed.Horizon,
     sequence: typed.Which = None,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Forecast every sequence, into the file -o.")
+    ] = False,
     at: typed.At = None,
-    paths: Annotated[int, typer.Option(help="Number of futures to sample.")] = 1000,
+    by: Annotated[
+        str | None,
+        typer.Option(
+            metavar="LENGTH", help="Length of the intervals in which events are counted: 1d, 6h."
+        ),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "-o",
+            "--output",
+            metavar="FILE",
+            help="Write a table, .parquet or .csv: one row per sequence, interval and type.",
+        ),
+    ] = None,
+    paths: Annotated[
+        int | None,
+        typer.Option(help="Number of futures to sample; 1000, and 200 for a table."),
+    ] = None,
     windows: Annotated[
-        int, typer.Option(help="Parts of the horizon in which events are counted.")
-    ] = 4,
+        int | None,
+        typer.Option(help="Parts of the horizon in which events are counted; 4 by default."),
+    ] = None,
+    quantiles: Annotated[
+        str | None,
+        typer.Option(metavar="A,B,...", help="Quantiles of a table; .05,.5,.95 by default."),
+    ] = None,
     seed: typed.Seed = 0,
     json: typed.Json = False,
     plot: typed.Plot = None,
@@ -397,16 +423,27 @@ def forecast(
     reading: typed.ReadingOptions,
 ) -> None:
     """Forecast what follows a sequence's events up to a time: the next event, its mark, and counts
-    up to a horizon.
+    up to a horizon. With -o: counts per sequence, interval and type as a table, with --all of every
+    sequence.
     """
+    from fourpoint.cli.forecast_table import TableOptions, interval_or_column, write_table
     from fourpoint.inference.forecasting import forecast as look_ahead
 
     check_picture(plot)
     check_picture(map)
+    interval, reading = interval_or_column(by, reading)
+    table = TableOptions(output, everything, horizon, interval, at, paths, quantiles, seed)
+    others = {"--plot": plot is None, "--map": map is None, "--windows": windows is None}
+    table.check(sequence, others)
     model, events = open_with_model(folder, source, reading)
+    if table.wanted:
+        write_table(model, events, sequence, table, json)
+        return
     one = chosen_sequence(events, sequence)
     length = horizon_after(events, one, at, horizon)
-    found = look_ahead(model, one, length, paths, seed, at=at, windows=windows, progress=True)
+    parts = table.parts(events, length, windows)
+    futures = 1000 if paths is None else paths
+    found = look_ahead(model, one, length, futures, seed, at=at, windows=parts, progress=True)
     save_plot(found.plot(unit=short_unit(events.unit)) if plot else None, plot)
     if map is not None:
         from fourpoint.inference.maps import expected_map
