@@ -10,6 +10,7 @@ from functools import partial
 from fourpoint.models.base import PointProcess
 from fourpoint.models.dapp import DAPP
 from fourpoint.models.deep_dapp import FORMER_SETTINGS as FORMER_DEEP_SETTINGS, DeepDAPP
+from fourpoint.models.frailty import Frailty
 from fourpoint.models.hawkes import Hawkes
 from fourpoint.models.nhp import NHP
 from fourpoint.models.poisson import Poisson, SplinePoisson
@@ -31,6 +32,7 @@ MODELS: dict[str, Callable[..., PointProcess]] = {
     "odapp-paper-nn": partial(DAPP.paper, score="neural", keep=0.5),
     "spatial-dapp": SpatialDAPP,
     "deep-dapp": DeepDAPP,
+    "frailty": Frailty,
     "hawkes": Hawkes,
     "spatial-hawkes": SpatialHawkes,
     "nhp": NHP,

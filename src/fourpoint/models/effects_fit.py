@@ -61,9 +61,13 @@ class Design:
     weights: Float[ndarray, " Q"]
 
 
-def fit_effects(data: Dataset, spec: EffectsSpec) -> EffectsFit:
-    """Fit levels and weights of ``spec`` to ``data``."""
-    design = design_of(data, spec)
+def fit_effects(
+    data: Dataset, spec: EffectsSpec, factor: Float[ndarray, " S"] | None = None
+) -> EffectsFit:
+    """Fit levels and weights of ``spec`` to ``data``; ``factor`` multiplies the rate of every
+    sequence.
+    """
+    design = design_of(data, spec, factor)
     M = data.marks.count
     blocks = _blocks(spec)
     pooled = _fit(design.events.sum(0), design, blocks, None)
@@ -95,25 +99,52 @@ def fit_effects(data: Dataset, spec: EffectsSpec) -> EffectsFit:
 # ---------------------------------------------------------------------- the design
 
 
-def design_of(data: Dataset, spec: EffectsSpec) -> Design:
+def design_of(
+    data: Dataset, spec: EffectsSpec, factor: Float[ndarray, " S"] | None = None
+) -> Design:
     """The basis at scored events, and at nodes of the integral over scored and exposed time."""
     effects = Effects(spec, 1, torch.float64)
     context = Context() if data.context is None else data.context
     row = np.repeat(np.arange(len(data)), data.lengths)
     kept = np.flatnonzero(data.scored)
     events = _rows(effects, context, data.times[kept], row[kept])
-    return replace(integral_design(data, spec), events=events, marks=data.mark_ids[kept])
+    nodes = integral_design(data, spec, factor)
+    return replace(nodes, events=events, marks=data.mark_ids[kept])
 
 
-def integral_design(data: Dataset, spec: EffectsSpec) -> Design:
+def integral_design(
+    data: Dataset, spec: EffectsSpec, factor: Float[ndarray, " S"] | None = None
+) -> Design:
     """The basis at nodes of the integral over scored and exposed time, without events."""
     effects = Effects(spec, 1, torch.float64)
     context = Context() if data.context is None else data.context
-    times, weights, owner = integral_nodes(data, effects)
+    times, weights, owner = integral_nodes(data, effects, factor)
     nothing = np.zeros((0, effects.size + 1))
     return Design(
         nothing, np.zeros(0, dtype=np.int64), _rows(effects, context, times, owner), weights
     )
+
+
+def sequence_scores(
+    data: Dataset,
+    effects: Effects,
+    theta: Float[ndarray, " P"],
+    factor: Float[ndarray, " S"],
+) -> Float[ndarray, "S P"]:
+    """The gradient of every sequence's log-likelihood in (level, weights), all marks pooled, with
+    these factors of its rate; nodes that sequences share are not told apart, so that there must be
+    covariates.
+    """
+    context = Context() if data.context is None else data.context
+    row = np.repeat(np.arange(len(data)), data.lengths)
+    kept = np.flatnonzero(data.scored)
+    scores = np.zeros((len(data), len(theta)))
+    np.add.at(scores, row[kept], _rows(effects, context, data.times[kept], row[kept]))
+    times, weights, owner = integral_nodes(data, effects, factor)
+    nodes = _rows(effects, context, times, owner)
+    mass = weights * np.exp(np.minimum(nodes @ theta, 700.0))
+    np.add.at(scores, owner, -mass[:, None] * nodes)
+    return scores
 
 
 def centred(
@@ -157,7 +188,7 @@ def _rows(
 
 
 def integral_nodes(
-    data: Dataset, effects: Effects
+    data: Dataset, effects: Effects, multiple: Float[ndarray, " S"] | None = None
 ) -> tuple[Float[ndarray, " Q"], Float[ndarray, " Q"], ndarray]:
     """Times, weights and sequences of the nodes of the integral over scored, exposed time.
 
@@ -165,6 +196,8 @@ def integral_nodes(
     """
     context = data.context
     left, right, factor, owner = exposed_segments(data)
+    if multiple is not None:
+        factor = factor * multiple[owner]
     group = np.arange(len(data))
     if context is None or (context.covariates is None and _one(context.origin)):
         group = np.zeros(len(data), dtype=np.int64)

@@ -1,0 +1,372 @@
+r"""A Poisson process with a gamma frailty: sequences differ in their rate, and a sequence's own
+events tell by how much.
+
+    rate of sequence s:  u_s lambda_m(t),   u_s ~ gamma with mean 1 and variance v = 1 / a,
+
+lambda being the rate of a Poisson process with effects of calendar and covariates. Given its N(t-)
+events before t, the expected u_s is (a + N(t-)) / (a + Lambda(t-)), where Lambda is the integral of
+e(t) lambda over the observed past, so that the process has the rate
+
+    lambda_m(t | past) = lambda_m(t) (a + N(t-)) / (a + Lambda(t-)),
+
+which is all that is computed here. A sequence with few events is drawn towards the population
+(partial pooling), and a new one has the population's rate. All parameters are found by maximum
+marginal likelihood: rates and effects by EM, and a by a search in one dimension,
+
+    log L_s = sum_i log lambda(t_i) + log Gamma(a + N) - log Gamma(a) + a log a
+              - (a + N) log(a + Lambda).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int
+from numpy import ndarray
+from torch import Tensor, nn
+
+from fourpoint.events import Batch, BatchContext, Dataset, MarkSpace, UserError
+from fourpoint.models.base import PointProcess, space_without_places
+from fourpoint.models.effects import Effects, EffectsSpec, RateRatio
+from fourpoint.models.effects_fit import (
+    NORMAL,
+    PIECE,
+    EffectsFit,
+    fit_effects,
+    penalty_of,
+    rate_ratios,
+    sequence_scores,
+)
+from fourpoint.models.positions import Positions, counts, last_time
+from fourpoint.ops.quadrature import gauss_legendre
+
+NODES = 5  # of the integral of the rate between neighbouring cuts
+ROUNDS, ENOUGH = 25, 1e-4  # of EM, and the change of log a and of log rates that ends it
+LOWEST, HIGHEST = -7.0, 9.0  # of log a
+
+
+@dataclass(frozen=True, eq=False)
+class FrailtyHistory(Positions):
+    """Positions, and Lambda at each."""
+
+    passed: Float[Tensor, "B P"]
+
+    def latest(self) -> FrailtyHistory:
+        """The last position alone."""
+        last = self.lengths[:, None]
+        return replace(
+            self,
+            times=self.times.gather(1, last),
+            passed=self.passed.gather(1, last),
+            earlier=self.earlier + self.lengths,
+            lengths=torch.zeros_like(self.lengths),
+        )
+
+
+class Frailty(PointProcess[FrailtyHistory]):
+    """A Poisson process whose rate has a gamma factor per sequence, with ``variance``.
+
+    >>> from fourpoint.events import Sequence
+    >>> model = Frailty(variance=1.0)
+    >>> history = model.encode(Sequence([0.5, 0.6], start=0.0, stop=4.0).batch())
+    >>> times = torch.tensor([[0.0, 1.0]], dtype=torch.float64)
+    >>> model.intensity(history, times).flatten().tolist()  # (1 + 0) / (1 + 0), (1 + 2) / (1 + 1)
+    [1.0, 1.5]
+    """
+
+    linear = True
+    has_closed_integral = True
+    has_upper_bound = True
+    fits_in_closed_form = True
+
+    def __init__(self, marks: MarkSpace | int | None = None, *, variance: float = 1.0) -> None:
+        super().__init__()
+        if not variance > 0:
+            raise UserError("a variance above 0", f"{variance}", "Pass variance=1.0, say.")
+        self.marks = space_without_places(marks, "frailty")
+        self.log_rate = nn.Parameter(torch.zeros(self.marks.count, dtype=torch.float64))
+        self.log_shape = nn.Parameter(torch.tensor(-np.log(variance), dtype=torch.float64))
+        self.variance_interval: tuple[float, float] | None = None  # 95%, of the last fit
+
+    @property
+    def variance(self) -> float:
+        """The variance of the factor between sequences."""
+        return float(torch.exp(-self.log_shape.detach()))
+
+    def settings(self) -> dict[str, Any]:
+        """The variance as it is now."""
+        return {"variance": self.variance}
+
+    def shown(self) -> dict[str, Any]:
+        """Rates and variance."""
+        return {"rate": self.log_rate.detach().exp().numpy(), **self.settings()}
+
+    @property
+    def effect_curves(self) -> int:
+        """log of the rate of every mark."""
+        return self.marks.count
+
+    def known_context(
+        self, batch: Batch, before: FrailtyHistory | None = None
+    ) -> BatchContext | None:
+        """All of it: Lambda counts observed time only."""
+        return batch.context if before is None else before.context
+
+    # ------------------------------------------------------------------ fitting
+
+    def initialise(self, data: Dataset) -> list[str]:
+        """Start at the mean rates."""
+        spec = EffectsSpec() if self.effects is None else self.effects.spec
+        self._take(fit_effects(data, spec))
+        return []
+
+    def maximum_likelihood(self, data: Dataset) -> list[str]:
+        """Rates, effects and variance by maximum marginal likelihood.
+
+        History periods are scored too: what they say of a sequence's factor is needed anyway.
+        Raises :class:`UserError` for fewer than two sequences.
+        """
+        if len(data) < 2:
+            raise UserError(
+                "at least two sequences for a frailty",
+                f"{len(data)}",
+                "Use poisson, or read the log with a column that tells sequences apart.",
+            )
+        if data.context is not None:
+            data = replace(data, context=data.context.without("scored_from"))
+        spec = EffectsSpec() if self.effects is None else self.effects.spec
+        factor: Float[ndarray, " S"] = np.ones(len(data))
+        events = data.lengths.astype(np.float64)
+        before = np.full(self.marks.count + 1, np.inf)
+        for _ in range(ROUNDS):
+            found = fit_effects(data, spec, factor)
+            self._take(found)
+            expected = self._expected(data)
+            shape = _best_shape(events, expected)
+            factor = (shape + events) / (shape + expected)
+            here = np.append(found.level, np.log(shape))
+            if np.abs(here - before).max() < ENOUGH:
+                break
+            before = here
+        with torch.no_grad():
+            self.log_shape.fill_(float(np.log(shape)))
+        self.rate_ratios = self._ratios(data, spec, factor, found)
+        notes = [f"rate ratio of {ratio}" for ratio in self.rate_ratios[:20]]
+        error = _shape_error(events, expected, shape)
+        low, high = (np.exp(-np.log(shape) + sign * NORMAL * error) for sign in (-1, 1))
+        self.variance_interval = (float(low), float(high))
+        return [
+            f"sequences differ in their rate by a factor of variance {self.variance:.4g} (95% "
+            f"interval {low:.4g} to {high:.4g})",
+            *notes,
+        ]
+
+    def _ratios(
+        self, data: Dataset, spec: EffectsSpec, factor: Float[ndarray, " S"], found: EffectsFit
+    ) -> list[RateRatio]:
+        """Rate ratios with intervals from the information of sequences: the sum of the outer
+        products of their marginal scores, so that differences between sequences count.
+        """
+        if not spec.covariates:
+            return found.rate_ratios
+        effects = Effects(spec, 1, torch.float64)
+        pooled = np.append(np.log(np.exp(found.level).sum()), found.weight.mean(1))
+        scores = sequence_scores(data, effects, pooled, factor)
+        information = scores.T @ scores + penalty_of(spec, found.penalties)
+        covariance = np.linalg.inv(information)[None]
+        shared = found.weight.mean(1, keepdims=True)
+        return rate_ratios(spec, shared, covariance, ("",))
+
+    def _take(self, found: EffectsFit) -> None:
+        with torch.no_grad():
+            self.log_rate.copy_(torch.from_numpy(found.level))
+            if self.effects is not None:
+                self.effects.weight.copy_(torch.from_numpy(found.weight))
+
+    @torch.no_grad()
+    def _expected(self, data: Dataset) -> Float[ndarray, " S"]:
+        """Lambda of every sequence over its whole window."""
+        parts = []
+        for rows in np.array_split(np.arange(len(data)), max(1, len(data) // 256)):
+            context = None if data.context is None else data.context.batch(rows)
+            start, stop = (
+                torch.from_numpy(x[rows].copy())[:, None] for x in (data.starts, data.stops)
+            )
+            parts.append(self._mass(start, stop, context)[0][:, 0].numpy())
+        return np.concatenate(parts)
+
+    # ------------------------------------------------------------------ the verbs
+
+    def encode(self, batch: Batch, before: FrailtyHistory | None = None) -> FrailtyHistory:
+        context = self.known_context(batch, before)
+        if before is None:
+            first, start = batch.start, batch.start
+            earlier = torch.zeros_like(batch.lengths)
+            passed = torch.zeros_like(first)[:, None]
+        else:
+            first, start = last_time(before), before.start
+            earlier = before.earlier + before.lengths
+            passed = before.passed.gather(1, before.lengths[:, None])
+        times = torch.cat([first[:, None], batch.times], 1)
+        more, _ = self._mass(times[:, :-1], times[:, 1:], context)
+        passed = torch.cat([passed, passed + more.cumsum(1)], 1)
+        return FrailtyHistory(times, start, batch.lengths, earlier, passed, context=context)
+
+    def extend(
+        self,
+        history: FrailtyHistory,
+        time: Float[Tensor, " B"],
+        mark: Int[Tensor, " B"],
+        active: Bool[Tensor, " B"] | None = None,
+        place: Float[Tensor, "B k"] | None = None,
+    ) -> FrailtyHistory:
+        happened = torch.ones_like(mark, dtype=torch.bool) if active is None else active
+        last = last_time(history)
+        at = torch.where(happened, time, last)[:, None]
+        more, _ = self._mass(last[:, None], at, history.context)
+        passed = history.passed.gather(1, history.lengths[:, None]) + more
+        return FrailtyHistory(
+            at,
+            history.start,
+            torch.zeros_like(history.lengths),
+            history.earlier + history.lengths + happened,
+            passed,
+            context=history.context,
+        )
+
+    def log_intensity(
+        self,
+        history: FrailtyHistory,
+        times: Float[Tensor, "B G Q"],
+        seen: Int[Tensor, "B G"] | None = None,
+    ) -> Float[Tensor, "B G Q M"]:
+        events, anchor, passed = _at(history, seen)
+        since = anchor[..., None].expand_as(times)
+        more, _ = self._mass(since.flatten(1), times.flatten(1), history.context)
+        shape = self.log_shape.exp()
+        factor = (shape + events)[..., None] / (shape + passed[..., None] + more.view(times.shape))
+        return self._log_population(times, history.context) + factor.log()[..., None]
+
+    def closed_integral(
+        self,
+        history: FrailtyHistory,
+        a: Float[Tensor, "B G"],
+        b: Float[Tensor, "B G"],
+        seen: Int[Tensor, "B G"] | None = None,
+    ) -> Float[Tensor, "B G M"]:
+        """int_a^b lambda per mark, for an exposure that is constant between a and b: with x the
+        growth of Lambda over a + Lambda(a), the factor's mean is its value at a times log(1 + x) /
+        x. The sum over marks is exact; its parts are shared out like the population's.
+        """
+        events, anchor, passed = _at(history, seen)
+        before, _ = self._mass(anchor, a, history.context)
+        more, each = self._mass(a, b, history.context)
+        shape = self.log_shape.exp()
+        level = shape + passed + before
+        x = more / level
+        mean = torch.where(x > 1e-8, torch.log1p(x) / torch.where(x > 1e-8, x, 1.0), 1 - x / 2)
+        return each * ((shape + events) / level * mean)[..., None]
+
+    @torch.no_grad()
+    def upper_bound(
+        self, history: FrailtyHistory, a: Float[Tensor, " B"], b: Float[Tensor, " B"]
+    ) -> Float[Tensor, " B"]:
+        """The population's bound times the factor at a, which falls while nothing happens."""
+        events, anchor, passed = _at(history, history.lengths[:, None])
+        more, _ = self._mass(anchor, a[:, None], history.context)
+        shape = self.log_shape.exp()
+        factor = (shape + events) / (shape + passed + more)
+        bound = self.log_rate.expand(len(a), -1)
+        if self.effects is not None:
+            bound = bound + self.effects.upper_bound(a, b, history.context, self.log_rate.dtype)
+        return bound.exp().sum(-1) * factor[:, 0] * (1 + 1e-12)
+
+    # ------------------------------------------------------------------ the population
+
+    def _log_population(
+        self, times: Float[Tensor, "B ..."], context: BatchContext | None
+    ) -> Float[Tensor, "B ... M"]:
+        flat = self.log_rate.expand(*times.shape, -1)
+        return flat if self.effects is None else flat + self.effects.values(times, context)
+
+    def _mass(
+        self, a: Float[Tensor, "B Q"], b: Float[Tensor, "B Q"], context: BatchContext | None
+    ) -> tuple[Float[Tensor, "B Q"], Float[Tensor, "B Q M"]]:
+        """int_a^b e lambda, all marks together, and int_a^b lambda of every mark."""
+        exposure = None if context is None else context.exposure
+        if self.effects is None and exposure is None:
+            each = (b - a)[..., None] * self.log_rate.exp()
+            return each.sum(-1), each
+        edges = torch.cat([a, b], 1)
+        low, high = edges.amin(1), edges.amax(1)
+        parts = [edges]
+        if self.effects is not None:
+            parts.append(self.effects.cuts(low, high, context, PIECE))
+        if exposure is not None:
+            parts.append(exposure.times)
+        grid = torch.cat(parts, 1).clamp(low[:, None], high[:, None]).sort(1).values
+        width = grid.diff(dim=1)
+        x, weights = (part.to(grid) for part in gauss_legendre(NODES))
+        nodes = grid[:, :-1, None] + width[..., None] * x
+        rates = self._log_population(nodes, context).exp()
+        each = torch.einsum("bhqm,q,bh->bhm", rates, weights, width)
+        total = each.sum(-1)
+        if exposure is not None:
+            total = total * exposure.at(grid[:, :-1] + width / 2)[..., 0]
+        passed = nn.functional.pad(total.cumsum(1), (1, 0))
+        passed_each = nn.functional.pad(each.cumsum(1), (0, 0, 1, 0))
+        places = [torch.searchsorted(grid, x.contiguous()) for x in (a, b)]
+        wide = [p[..., None].expand(-1, -1, self.marks.count) for p in places]
+        return (
+            passed.gather(1, places[1]) - passed.gather(1, places[0]),
+            passed_each.gather(1, wide[1]) - passed_each.gather(1, wide[0]),
+        )
+
+
+def _at(
+    history: FrailtyHistory, seen: Int[Tensor, "B G"] | None
+) -> tuple[Int[Tensor, "B G"], Float[Tensor, "B G"], Float[Tensor, "B G"]]:
+    """Events so far, the time and Lambda at positions ``seen``, or at all of them."""
+    if seen is None:
+        return counts(history).expand_as(history.times), history.times, history.passed
+    return counts(history, seen), history.times.gather(1, seen), history.passed.gather(1, seen)
+
+
+# ---------------------------------------------------------------------- the shape
+
+
+def _profile(
+    log_shape: float, events: Float[ndarray, " S"], expected: Float[ndarray, " S"]
+) -> float:
+    """The part of the marginal log-likelihood that depends on the shape a."""
+    from scipy.special import gammaln
+
+    a = np.exp(log_shape)
+    return float(
+        np.sum(
+            gammaln(a + events) - gammaln(a) + a * log_shape - (a + events) * np.log(a + expected)
+        )
+    )
+
+
+def _best_shape(events: Float[ndarray, " S"], expected: Float[ndarray, " S"]) -> float:
+    from scipy.optimize import minimize_scalar
+
+    found = minimize_scalar(
+        lambda x: -_profile(x, events, expected), bounds=(LOWEST, HIGHEST), method="bounded"
+    )
+    return float(np.exp(found.x))
+
+
+def _shape_error(
+    events: Float[ndarray, " S"], expected: Float[ndarray, " S"], shape: float
+) -> float:
+    """The standard error of log a, from the curvature of the profile."""
+    step = 1e-2
+    x = np.log(shape)
+    around = [_profile(x + k * step, events, expected) for k in (-1, 0, 1)]
+    curvature = -(around[0] - 2 * around[1] + around[2]) / step**2
+    return float(1 / np.sqrt(curvature)) if curvature > 0 else float("inf")
