@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     from fourpoint.ops.feature_error import features_needed
     from fourpoint.storage.checkpoints import restore, save
     from fourpoint.streaming import Stream, StreamBank
+    from fourpoint.training.comparing import compare
     from fourpoint.training.fitting import fit
 
 __all__ = [
@@ -87,6 +88,7 @@ __all__ = [
     "UserError",
     "__version__",
     "available",
+    "compare",
     "evaluate",
     "expected_map",
     "explain",
@@ -142,6 +144,7 @@ _HOME = {
     "log_likelihood": "inference.likelihood",
     "features_needed": "ops.feature_error",
     **dict.fromkeys(("expected_map", "intensity_map", "plot_map"), "inference.maps"),
+    "compare": "training.comparing",
     "fit": "training.fitting",
     **dict.fromkeys(("sample", "sample_paths"), "inference.sampling"),
     "forecast": "inference.forecasting",

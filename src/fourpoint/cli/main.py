@@ -1,6 +1,7 @@
 """The command line: one function per command.
 
-    fourpoint demo | data | simulate | fit | evaluate | forecast | explain | stream | reproduce
+    fourpoint demo | data | simulate | compare | fit | evaluate | forecast | explain | stream |
+    reproduce
 
 Results go to stdout, notices and errors to stderr. An error that the user can correct ends with
 exit code 2 and three clauses (expected, received, what to do), without a traceback, and before
@@ -209,6 +210,52 @@ def simulate(
     write(drawn, output)
     print_result(f"{output}: {told}")
     print_notice(f"next: fourpoint fit {output} --model dapp -o model")
+
+
+@app.command()
+@typed.takes_reading_options()
+def compare(
+    source: typed.Source,
+    models: Annotated[
+        str,
+        typer.Option(
+            metavar="A,B",
+            help="Models to compare, among poisson, calendar, hawkes, dapp and deep-dapp.",
+        ),
+    ] = "poisson,calendar,hawkes,dapp,deep-dapp",
+    calendar: Annotated[
+        str,
+        typer.Option(
+            metavar="A,B",
+            help="Terms of the calendar: hour, weekday, week, month, holidays:XX, auto or none.",
+        ),
+    ] = "auto",
+    outages: Annotated[
+        str,
+        typer.Option(
+            metavar="auto|none", help="Whether silences that are too long count as not recorded."
+        ),
+    ] = "auto",
+    time_budget: Annotated[
+        float,
+        typer.Option(metavar="SECONDS", help="The time that this takes at most, with reading."),
+    ] = 60.0,
+    seed: typed.Seed = 0,
+    json: typed.Json = False,
+    output: Annotated[
+        Path | None,
+        typer.Option("-o", "--output", metavar="FILE", help="Write one page of HTML."),
+    ] = None,
+    *,
+    reading: typed.ReadingOptions,
+) -> None:
+    """Find out what explains a log: calendar, covariates, past events or more; scored on held-out
+    data, answered in sentences.
+    """
+    from fourpoint.cli.compare import Asked, run_comparison
+
+    asked = Asked(models, calendar, outages, time_budget, seed, json, output)
+    run_comparison(source, reading, asked, monotonic())
 
 
 @app.command()

@@ -150,6 +150,37 @@ def log_likelihoods(
     return _found(sums, scored)
 
 
+@torch.no_grad()
+def gap_log_likelihoods(
+    model: PointProcess, batch: Batch, *, tolerance: float = 1e-4
+) -> Float[Tensor, "B G"]:
+    """What each gap contributes to :func:`log_likelihood` (window convention): the log rate of the
+    event at its end, if that is scored, less the integral over the gap, refined to ``tolerance``
+    nats per event. Gap g of a sequence ends at its event g, the last one at the window's end.
+    """
+    check_places(model, batch)
+    budget = tolerance * int(scored_events(batch)["window"].clamp(min=1).sum())
+    compiled = model.scored_gaps(batch, budget) if batch.scored_exposure is None else None
+    if compiled is not None:
+        logs, _ = _of_events(model, batch, compiled.logs)
+        return nn.functional.pad(logs, (0, 1)) - compiled[1].to(torch.float64)
+    total = torch.zeros_like(batch.edges[:, 1:])
+    carried = None
+    for block, offset in blocks_of(model, batch):
+        check_memory(model, block.edges.numel(), 0)
+        history = model.encode(block, carried)
+        carried = history.latest()
+        if only_history(block):
+            continue
+        logs, _ = _of_events(model, block, model.log_rates_at_events(history, block))
+        total[:, offset : offset + logs.shape[1]] += logs
+        share = max(1, block.times.shape[1]) / max(1, batch.times.shape[1])
+        left, right, value, _ = _weighted(model, history, block, budget * share)
+        value = torch.where(right > left, value, 0.0).to(torch.float64)
+        total.scatter_add_(1, offset + seen_from(block, left), -value)
+    return total
+
+
 class Integrals(NamedTuple):
     """Integrals over H pieces of the window of each sequence, and upper estimates of their
     errors.

@@ -685,9 +685,8 @@ def exposed_pieces(
 
 def seen_from(block: Batch, left: Float[Tensor, "B H"]) -> Int[Tensor, "B H"]:
     """The positions from which pieces that begin at ``left`` are seen."""
-    return torch.minimum(
-        torch.searchsorted(block.times.contiguous(), left, right=True), block.lengths[:, None]
-    )
+    found = torch.searchsorted(block.times.contiguous(), left.contiguous(), right=True)
+    return torch.minimum(found, block.lengths[:, None])
 
 
 def log_exposure(block: Batch) -> Float[Tensor, "B N"]:

@@ -248,7 +248,8 @@ class Hawkes(PointProcess[HawkesHistory]):
         spec = EffectsSpec() if self.effects is None else self.effects.spec
         found = estimate_with_effects(replace(data, features=None), spec, self.log_decay.numel())
         with torch.no_grad():
-            self.log_baseline.copy_(torch.from_numpy(found.level))
+            lowest = (FLOOR * mean_rates(data, self.marks)).log()
+            self.log_baseline.copy_(torch.from_numpy(found.level).maximum(lowest))
             branching = torch.from_numpy(np.maximum(found.branching, FLOOR))
             self.log_branching.copy_(branching.log().reshape(self.log_branching.shape))
             self.log_decay.copy_(torch.from_numpy(found.decay).log().reshape(self.log_decay.shape))

@@ -340,7 +340,9 @@ def _level_errors(
 ) -> Float[ndarray, " M"]:
     """Standard errors of the logarithms of the mean baselines over the exposed time."""
     rates = design.weights[:, None] * np.exp(np.minimum(design.nodes @ theta, 700.0))
-    gradient = (rates / rates.sum(0)).T @ design.nodes
+    total = rates.sum(0)
+    share = np.divide(rates, total, out=np.zeros_like(rates), where=total > 0)
+    gradient = share.T @ design.nodes
     variance = np.einsum("mk,mkl,ml->m", gradient, covariance, gradient)
     return np.sqrt(np.maximum(variance, 0.0))
 

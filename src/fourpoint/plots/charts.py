@@ -11,6 +11,7 @@ readers can tell apart (after Okabe and Ito), and names beside the lines rather 
     learning_curve_plot   log-likelihood per event against steps
     attention_plot        what each past event adds at one time, or a lower triangle of weights
     comparison_plot       log-likelihood per event, model by model
+    gains_plot            what each explanation adds to those before, with intervals
 """
 
 from __future__ import annotations
@@ -391,6 +392,47 @@ def comparison_plot(
         ax.set_xlim(min(y.min(), start) - 0.04 * span, max(y.max(), start) + 0.28 * span)
         ax.axvline(start, color=SOFT, lw=0.9)
         ax.set_xlabel("log-likelihood on unseen data (nats per event; further right is better)")
+    return ax
+
+
+def gains_plot(
+    names: Sequence[str],
+    gains: ArrayLike,
+    low: ArrayLike,
+    high: ArrayLike,
+    *,
+    ax: Axes | None = None,
+) -> Axes:
+    """Gains in nats per event as dots with their intervals, the first on top. The accent colour
+    marks intervals that lie above 0.
+
+    The axis is linear around 0 and logarithmic further out, so that gains of different sizes can
+    be seen together.
+
+    >>> ax = gains_plot(["calendar", "excitation"], [0.2, 0.0], [0.19, -0.001], [0.21, 0.001])
+    >>> [text.get_text() for text in ax.get_yticklabels()]
+    ['calendar', 'excitation']
+    """
+    y, lower, upper = _vector(gains), _vector(low), _vector(high)
+    _same(len(names), len(y), "one gain per step")
+    finite = np.isfinite(lower) & np.isfinite(upper)
+    largest = float(np.max(np.abs(np.concatenate([y, lower[finite], upper[finite]])), initial=0.0))
+    with look():
+        ax = axes_or_new(ax, 10, 1.0 + 0.5 * len(y))
+        ax.grid(False, axis="y")
+        ax.grid(True, axis="x")
+        for row in range(len(y)):
+            shade = COLOURS[0] if lower[row] > 0 else COLOURS[7]
+            if finite[row]:
+                ax.plot([lower[row], upper[row]], [row, row], color=shade, lw=3.0)
+            ax.plot([y[row]], [row], "o", color=shade, ms=7)
+            text = f"{y[row]:+.4f}".replace("-", "\u2212")
+            _note(ax, text, (y[row], row), (0, 9), ha="center")
+        ax.axvline(0.0, color=SOFT, lw=0.9)
+        ax.set_xscale("symlog", linthresh=max(0.002, largest / 100))
+        ax.set_yticks(range(len(y)), [plot_name(name) for name in names], color=INK)
+        ax.set_ylim(len(y) - 0.5, -0.7)
+        ax.set_xlabel("gain on unseen data over the explanation before (nats per event)")
     return ax
 
 

@@ -1,0 +1,566 @@
+r"""Which explanation of a log the data support: a ladder of models, each with one explanation more.
+
+    constant          a constant rate (of every type)
+    calendar          the rhythm of day, week and year; "time" for windows without dates that
+                      repeat each other: the time since their start
+    covariates        what is known beside the events
+    excitation        past events raise the rate: a Hawkes process with all of this in its baseline
+    cross-excitation  how much depends on which type excites which; for data with several types
+    dapp, deep-dapp   neural models, whose baselines have calendar and covariates too
+
+Every step is scored on data that it was not fitted to (`training.held_out`), and its gain over the
+step before is given in nats per event with a paired bootstrap interval. Closed forms are fitted
+once for every fold. A neural model is fitted once, on the fold that holds out the end of the log,
+and its gain is measured there.
+
+Rounded timestamps are dequantised once, in the same way for all models: events that share a minute
+are not clustered by that alone.
+
+There is clustering beyond the rhythm if excitation has a gain whose interval lies above 0, and
+either the gain or the share of events that it explains is large enough to matter.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fourpoint.events import Context, Dataset, UserError
+from fourpoint.events.dequantise import dequantised
+from fourpoint.events.windows import repeated_windows
+from fourpoint.inference.resolution import resolution_of
+from fourpoint.models import MODELS
+from fourpoint.models.effects import EffectsSpec, effects_of, seconds_per_unit
+from fourpoint.models.hawkes import Hawkes
+from fourpoint.models.hawkes_effects import LARGEST_INFORMATION
+from fourpoint.models.poisson import Poisson
+from fourpoint.report.printing import Printed, bar, text_table
+from fourpoint.settings import parameters
+from fourpoint.training.calendar import AUTO, NONE, TRIED
+from fourpoint.training.fitting import fit
+from fourpoint.training.held_out import Fold, Gain, between, folds_of, one_type, paired_gain
+from fourpoint.training.outages import find_outages, say, without
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from rich.table import Table
+
+Floats = NDArray[np.float64]
+ClosedForm = TypeVar("ClosedForm", Poisson, Hawkes)
+Outages = Literal["auto", "none"]
+
+CONSTANT, CALENDAR, TIME, COVARIATES = "constant", "calendar", "time", "covariates"
+EXCITATION, CROSS = "excitation", "cross-excitation"
+# Names that `models` takes, in the order of the ladder.
+LADDER = ("poisson", "calendar", "hawkes", "dapp", "deep-dapp")
+NEURAL_SHARES = {"dapp": 0.4, "deep-dapp": 0.6}  # of the time that is left for neural models
+TIME_BUDGET = 60.0
+FEWEST = 20  # events below which nothing can be compared
+MATTERS = 0.002  # nats per event, above which a gain matters
+TRIGGERED = 0.05  # share of the events, above which excitation matters
+RECOMMENDED = 0.0005  # nats per event that a more complex model must gain to be recommended
+MOST_TYPES = 12  # with a table of who excites whom
+LEAST_SECONDS = 4.0  # for a neural model; with less it is left out
+SCORING = 0.25  # of the time of a neural model: for its score
+DAY = 86400.0
+EVENTS_PER_SECOND = 2500  # of the time budget: more events than that are not looked at
+FEWEST_OF_LARGE = 20_000
+
+
+@dataclass(frozen=True)
+class Step:
+    """One explanation: its name, the model that has it, its score, and its gain over the step
+    before with the ends of a 95% interval, all in nats per held-out event.
+    """
+
+    name: str
+    model: str
+    nats_per_event: float
+    gain: float
+    gain_low: float
+    gain_high: float
+
+
+@dataclass(frozen=True)
+class Comparison(Printed):
+    """The steps of the ladder, the one to use, and whether there is clustering beyond the rhythm.
+
+    ``branching`` is the share of events that the Hawkes process ascribes to earlier events, and
+    ``lag`` how long after them they come on average, in the data's unit of time. ``units`` are the
+    sequences or blocks of time that intervals are based on, ``held_out`` the events that were
+    scored.
+    """
+
+    steps: tuple[Step, ...]
+    recommended: str
+    clustering_beyond_calendar: bool
+    branching: float
+    lag: float
+    calendar: tuple[str, ...]
+    unit: str
+    held_out: int
+    units: int
+    unit_name: str
+    time_budget: float
+    seconds: float
+    notes: tuple[str, ...] = field(default=())
+
+    def step(self, name: str) -> Step:
+        """The step with this name."""
+        for one in self.steps:
+            if one.name == name:
+                return one
+        known = ", ".join(one.name for one in self.steps)
+        raise UserError("the name of a step", repr(name), f"Choose among {known}.")
+
+    @property
+    def sentences(self) -> list[str]:
+        """The answer in words."""
+        from fourpoint.training.comparison_words import sentences
+
+        return sentences(self)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON can hold it."""
+        return {
+            "steps": [
+                {
+                    "name": one.name,
+                    "model": one.model,
+                    "nats_per_event": one.nats_per_event,
+                    "gain": one.gain,
+                    "gain_low": one.gain_low,
+                    "gain_high": one.gain_high,
+                }
+                for one in self.steps
+            ],
+            "recommended": self.recommended,
+            "clustering_beyond_calendar": self.clustering_beyond_calendar,
+            "sentences": self.sentences,
+            "calendar": list(self.calendar),
+            "branching": self.branching,
+            "lag": self.lag,
+            "unit": self.unit,
+            "held_out_events": self.held_out,
+            "units": self.units,
+            "unit_name": self.unit_name,
+            "time_budget": self.time_budget,
+            "seconds": self.seconds,
+            "notes": list(self.notes),
+        }
+
+    def __rich__(self) -> Table:
+        table = text_table(
+            f"{self.held_out:,} held-out events in {self.units:,} {self.unit_name}",
+            title_justify="left",
+        )
+        table.add_column("explanation")
+        table.add_column("model")
+        table.add_column("nats per event", justify="right")
+        table.add_column("gain", justify="right")
+        table.add_column("95% interval", justify="right")
+        for n, one in enumerate(self.steps):
+            gain = f"{one.gain:+.4f}" if n else ""
+            interval = f"{one.gain_low:+.4f} to {one.gain_high:+.4f}" if n else ""
+            name = f"{one.name} *" if one.name == self.recommended else one.name
+            table.add_row(name, one.model, f"{one.nats_per_event:.4f}", gain, interval)
+        table.caption = "* the model to use"
+        return table
+
+    def plot(self, ax: Axes | None = None) -> Axes:
+        """The gain of each step over the step before, with its interval."""
+        from fourpoint.plots.charts import gains_plot
+
+        later = self.steps[1:]
+        return gains_plot(
+            [one.name for one in later],
+            [one.gain for one in later],
+            [one.gain_low for one in later],
+            [one.gain_high for one in later],
+            ax=ax,
+        )
+
+
+def compare(
+    data: Dataset,
+    models: str | Sequence[str] = LADDER,
+    *,
+    calendar: str | Sequence[str] = AUTO,
+    outages: Outages = "auto",
+    time_budget: float = TIME_BUDGET,
+    seed: int = 0,
+    progress: bool = True,
+) -> Comparison:
+    """Fit a ladder of nested explanations to ``data`` and score each on held-out data.
+
+    Arguments
+        models: names among poisson, calendar, hawkes, dapp and deep-dapp, together or separated by
+            commas. The constant rate is always there, and with dates so are calendar and
+            excitation. Without dates calendar is the time since the start of repeated windows.
+        calendar: terms of the calendar, as in :func:`fourpoint.fit`. With "auto" all terms of which
+            the data cover enough periods: they are penalised, so that terms without an effect cost
+            little, while a rhythm that is left out would look like clustering.
+        outages: "auto" takes silences that the rate of a log with dates cannot explain as time in
+            which nothing was recorded (`training.outages`): for a model they would look like
+            clustering. "none" counts them as observed.
+        time_budget: seconds that this takes at most. Closed forms come first; neural models share
+            what is left, and are left out if that is too little.
+
+    Raises :class:`UserError` for fewer than 20 events, unknown models, or a calendar for data
+    without dates.
+
+    >>> from fourpoint.data.synthetic import simulate
+    >>> found = compare(simulate("hawkes", 200), "poisson,hawkes", progress=False)
+    >>> [step.name for step in found.steps], found.clustering_beyond_calendar
+    (['constant', 'excitation'], True)
+    """
+    began = time.monotonic()
+    names = _checked_models(models)
+    if not time_budget > 0:
+        raise UserError("a positive time budget", f"{time_budget}", "Give it in seconds.")
+    if data.scored_events < FEWEST:
+        raise UserError(
+            f"at least {FEWEST} events to compare models on",
+            f"{data.scored_events}",
+            "Collect more events, or join files.",
+        )
+    clock = _Clock(began, time_budget)
+    with _ticking(clock, progress):
+        return _Ladder(data, names, calendar, outages, seed, clock).climb()
+
+
+def _checked_models(models: str | Sequence[str]) -> tuple[str, ...]:
+    names = models.split(",") if isinstance(models, str) else list(models)
+    names = [name.strip() for name in names if name.strip()]
+    for name in names:
+        if name not in LADDER:
+            raise UserError(f"models among {', '.join(LADDER)}", repr(name), "Choose among these.")
+    return tuple(name for name in LADDER if name in names)
+
+
+class _Clock:
+    """Seconds since the call, and what is being done."""
+
+    def __init__(self, began: float, budget: float) -> None:
+        self.began = began
+        self.budget = budget
+        self.doing = "preparing"
+
+    @property
+    def elapsed(self) -> float:
+        return time.monotonic() - self.began
+
+    @property
+    def left(self) -> float:
+        return self.budget - self.elapsed
+
+
+@contextmanager
+def _ticking(clock: _Clock, show: bool) -> Iterator[None]:
+    """A progress bar of the time budget, moved on twice a second."""
+    over = threading.Event()
+    with bar("comparing", clock.budget, show=show) as step:
+
+        def tick() -> None:
+            while not over.wait(0.5):
+                step(clock.elapsed, clock.doing)
+
+        ticker = threading.Thread(target=tick, daemon=True)
+        ticker.start()
+        try:
+            yield
+        finally:
+            over.set()
+            ticker.join()
+
+
+@dataclass
+class _Rung:
+    """A step while it is being scored: the log-likelihoods of the units of each fold."""
+
+    name: str
+    model: str
+    scores: dict[int, Floats] = field(default_factory=dict)
+
+
+class _Ladder:
+    """The state of a comparison."""
+
+    def __init__(
+        self,
+        data: Dataset,
+        names: tuple[str, ...],
+        calendar: str | Sequence[str],
+        outages: Outages,
+        seed: int,
+        clock: _Clock,
+    ) -> None:
+        self.names = names
+        self.seed = seed
+        self.clock = clock
+        self.notes: list[str] = []
+        self.unit = data.unit
+        self.seconds: float | None = None  # in the data's unit of time, where it has a known one
+        self.raw = self._prepared(data)
+        self.terms = self._terms(calendar)
+        self.rhythm = self._effects(covariates=False) if self.terms else None
+        if outages == AUTO and self.dated and self.rhythm is not None:
+            silences = find_outages(self.raw, self.rhythm)
+            self.notes += say(self.raw, silences)
+            self.raw = without(self.raw, silences)
+        whole = self._effects(covariates=True)
+        self.whole = None if whole.empty else whole
+        resolution = resolution_of(self.raw)
+        self.shown = dequantised(self.raw, resolution, seed) if resolution else self.raw
+        self.folds = folds_of(self.shown, seed)
+        self.rungs: dict[str, _Rung] = {}
+        self.found: list[tuple[float, float]] = []  # branching ratio and decay of each fold
+
+    # ------------------------------------------------------------------ the data
+
+    def _prepared(self, data: Dataset) -> Dataset:
+        """The data as all models see them: without places, with dates for windows that repeat each
+        other, and no more events than the time allows.
+        """
+        if data.marks.box is not None:
+            data = data.without_places()
+            self.notes.append("the places of events are left out: times and types are compared")
+        data = replace(data, features=None, feature_names=())
+        self.dated = data.context is not None and data.context.origin is not None
+        most = max(FEWEST_OF_LARGE, int(EVENTS_PER_SECOND * self.clock.budget))
+        if data.scored_events > most:
+            data = self._latest(data, most)
+        if not self.dated and CALENDAR in self.names and repeated_windows(data):
+            # A window is taken as a day of the calendar: the periodic spline of the day then has
+            # the length of the window as its period.
+            self.seconds = DAY / float(data.durations[0])
+            known = Context() if data.context is None else data.context
+            origin = -data.starts * self.seconds
+            data = replace(data, unit="seconds", context=replace(known, origin=origin))
+        return data
+
+    def _effects(self, *, covariates: bool) -> EffectsSpec:
+        return effects_of(self.raw, self.terms, covariates=covariates, seconds=self.seconds)
+
+    def _latest(self, data: Dataset, most: int) -> Dataset:
+        """Sequences with about ``most`` events, or the end of a log with so many."""
+        total = data.scored_events
+        some = data.some(most, seed=self.seed)
+        if some.scored_events > 2 * most:
+            share = most / some.scored_events
+            low = some.stops - share * some.durations
+            some = between(some, low, some.stops)
+        self.notes.append(
+            f"{some.scored_events:,} of {total:,} events are compared, as the time budget allows"
+        )
+        return some
+
+    def _terms(self, calendar: str | Sequence[str]) -> list[str]:
+        """The terms of the calendar."""
+        names = calendar.split(",") if isinstance(calendar, str) else list(calendar)
+        names = [name.strip() for name in names if name.strip()]
+        if names == [NONE]:
+            return []
+        if names != [AUTO]:
+            effects_of(self.raw, names)  # raises for unknown terms, or without dates
+            return names
+        context = self.raw.context
+        if context is None or context.origin is None:
+            return []
+        if not self.dated:
+            return ["hour"]
+        unit = seconds_per_unit(self.raw)
+        begin = context.origin + self.raw.starts * unit
+        end = context.origin + self.raw.stops * unit
+        covered = float(end.max() - begin.min())
+        return [name for name, needed in TRIED.items() if covered >= needed]
+
+    # ------------------------------------------------------------------ the steps
+
+    def climb(self) -> Comparison:
+        """Fit and score everything, and draw conclusions."""
+        slowest = 0.0
+        done = 0
+        for k, fold in enumerate(self.folds):
+            if k and self.clock.left < 1.3 * slowest:
+                break
+            self.clock.doing = f"closed forms, fold {k + 1} of {len(self.folds)}"
+            before = self.clock.elapsed
+            self._closed_forms(k, fold)
+            slowest = max(slowest, self.clock.elapsed - before)
+            done = k + 1
+        if done < len(self.folds):
+            self.notes.append(
+                f"the time budget allowed for {done} of {len(self.folds)} folds: a longer one "
+                "gives narrower intervals"
+            )
+        self.done = done
+        self._neural()
+        return self._concluded()
+
+    def _closed_forms(self, k: int, fold: Fold) -> None:
+        constant = self._fitted(Poisson(fold.train.marks), None, fold.train)
+        best = fold.scores(constant)
+        self._add(CONSTANT, "poisson", k, best)
+        if self.rhythm is not None:
+            name = CALENDAR if self.dated else TIME
+            rhythm = self._fitted(Poisson(fold.train.marks), self.rhythm, fold.train)
+            best = fold.scores(rhythm)
+            self._add(name, "poisson", k, best)
+        elif self.dated:  # too short a log for any rhythm: the step exists, and gains nothing
+            self._add(CALENDAR, "poisson", k, best)
+        covariates = self.whole is not None and bool(self.whole.covariates)
+        if covariates:
+            model = self._fitted(Poisson(fold.train.marks), self.whole, fold.train)
+            best = fold.scores(model)
+            self._add(COVARIATES, "poisson", k, best)
+        if "hawkes" in self.names or self.dated:
+            self._excitation(k, fold, best)
+
+    def _excitation(self, k: int, fold: Fold, best: Floats) -> None:
+        """A Hawkes process; of several types it has those of its baseline, independently of what
+        the past events were, and the table of who excites whom is a step of its own.
+        """
+        types = fold.train.marks.count
+        if types == 1:
+            model = self._fitted(Hawkes(fold.train.marks), self.whole, fold.train)
+            self._add(EXCITATION, "hawkes", k, fold.scores(model))
+        else:
+            pooled = replace(fold, train=one_type(fold.train), test=one_type(fold.test))
+            without = self._fitted(Poisson(), self.whole, pooled.train)
+            model = self._fitted(Hawkes(), self.whole, pooled.train)
+            more = pooled.scores(model) - pooled.scores(without)
+            self._add(EXCITATION, "hawkes", k, best + more)
+        estimates = model.estimates
+        self.found.append((float(estimates["branching"].sum()), float(estimates["decay"])))
+        size = 1 if self.whole is None else 1 + _size(self.whole)
+        small = size * types + types**2 + 1 <= LARGEST_INFORMATION
+        if types == 1 or "hawkes" not in self.names:
+            return
+        if types > MOST_TYPES or not small:
+            self._note(f"{types} types are too many for a table of which type excites which")
+            return
+        model = self._fitted(Hawkes(fold.train.marks), self.whole, fold.train)
+        self._add(CROSS, "hawkes", k, fold.scores(model))
+
+    def _neural(self) -> None:
+        """Neural models, on the first fold, with what is left of the time."""
+        asked = [name for name in NEURAL_SHARES if name in self.names]
+        for n, name in enumerate(asked):
+            rest = sum(NEURAL_SHARES[other] for other in asked[n:])
+            seconds = 0.97 * self.clock.left * NEURAL_SHARES[name] / rest
+            if seconds < LEAST_SECONDS:
+                self._note(
+                    f"{name} is left out: {max(seconds, 0.0):.0f} s of the time budget were left "
+                    f"for it, and it needs {LEAST_SECONDS:.0f} s or more"
+                )
+                continue
+            self.clock.doing = name
+            self._train(name, seconds)
+
+    def _train(self, name: str, seconds: float) -> None:
+        raw = folds_of(self.raw, self.seed)[0] if self.raw is not self.shown else self.folds[0]
+        build = MODELS[name]
+        settings = {"seed": self.seed} if "seed" in parameters(build) else {}
+        model = build(marks=self.raw.marks, **settings)
+        if self.whole is not None and model.effect_curves:
+            model.add_effects(self.whole)
+        fit(
+            model,
+            raw.train,
+            seed=self.seed,
+            time_budget=(1 - SCORING) * seconds,
+            progress=False,
+            calendar=NONE,
+        )
+        self.clock.doing = f"scoring {name}"
+        self._add(name, name, 0, self.folds[0].scores(model))
+
+    def _fitted(self, model: ClosedForm, spec: EffectsSpec | None, data: Dataset) -> ClosedForm:
+        if spec is not None:
+            model.add_effects(spec)
+        model.maximum_likelihood(data)
+        return model
+
+    def _add(self, name: str, model: str, k: int, scores: Floats) -> None:
+        self.rungs.setdefault(name, _Rung(name, model)).scores[k] = scores
+
+    def _note(self, text: str) -> None:
+        if text not in self.notes:
+            self.notes.append(text)
+
+    # ------------------------------------------------------------------ conclusions
+
+    def _gain(self, later: _Rung, earlier: _Rung) -> Gain:
+        """The gain on the folds that both were scored on."""
+        common = sorted(set(later.scores) & set(earlier.scores))
+        differences = [later.scores[k] - earlier.scores[k] for k in common]
+        events = [self.folds[k].events for k in common]
+        return paired_gain(np.concatenate(differences), np.concatenate(events), self.seed)
+
+    def _concluded(self) -> Comparison:
+        rungs = list(self.rungs.values())
+        events = np.concatenate([fold.events for fold in self.folds[: self.done]])
+        held_out = float(events.sum())
+        first = rungs[0]
+        nats = sum(float(scores.sum()) for scores in first.scores.values()) / max(held_out, 1.0)
+        steps = [Step(first.name, first.model, nats, 0.0, 0.0, 0.0)]
+        for earlier, later in zip(rungs[:-1], rungs[1:], strict=True):
+            gain = self._gain(later, earlier)
+            nats += gain.mean
+            steps.append(Step(later.name, later.model, nats, gain.mean, gain.low, gain.high))
+        branching, lag = 0.0, math.nan
+        if self.found:
+            branching = float(np.median([ratio for ratio, _ in self.found]))
+            lag = 1 / float(np.median([decay for _, decay in self.found]))
+        few = self.folds[0].edges is None
+        return Comparison(
+            tuple(steps),
+            self._recommended(rungs),
+            self._clustered(branching),
+            branching,
+            lag,
+            tuple(self.terms) if self.dated else (),
+            self.unit,
+            int(held_out),
+            len(events),
+            "sequences" if few else "blocks of time",
+            self.clock.budget,
+            self.clock.elapsed,
+            tuple(self.notes),
+        )
+
+    def _recommended(self, rungs: list[_Rung]) -> str:
+        """The simplest step that no later one clearly beats by enough to matter."""
+        best = rungs[0]
+        for rung in rungs[1:]:
+            gain = self._gain(rung, best)
+            if gain.clear and gain.mean > RECOMMENDED:
+                best = rung
+        return best.name
+
+    def _clustered(self, branching: float) -> bool:
+        """Whether past events explain what the steps before excitation do not."""
+        names = list(self.rungs)
+        if EXCITATION not in names:
+            return False
+        before = self.rungs[names[names.index(EXCITATION) - 1]]
+        for name in (EXCITATION, CROSS):
+            if name not in names:
+                continue
+            gain = self._gain(self.rungs[name], before)
+            if gain.clear and (gain.mean > MATTERS or branching > TRIGGERED):
+                return True
+        return False
+
+
+def _size(spec: EffectsSpec) -> int:
+    return sum(part.stop - part.start for part in spec.columns.values())

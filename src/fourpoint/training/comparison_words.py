@@ -1,0 +1,142 @@
+"""The answer of a comparison in sentences that need no statistics to be understood."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from fourpoint.training.comparing import Comparison, Step
+
+WHAT = {
+    "time": "The time since the start of the window",
+    "covariates": "Covariates",
+    "cross-excitation": "Which type excites which",
+    "dapp": "A neural model (DAPP)",
+    "deep-dapp": "A deep neural model (Deep DAPP)",
+}
+
+
+def sentences(found: Comparison) -> list[str]:
+    """One sentence for each step after the first, then the verdict, the model to use, and what the
+    numbers mean.
+    """
+    said = [_of_step(found, step) for step in found.steps[1:]]
+    said.append(_verdict(found))
+    said.append(f"Use: {found.recommended}{_how(found)}.")
+    said.append(_meaning(found))
+    return [one for one in said if one]
+
+
+def _of_step(found: Comparison, step: Step) -> str:
+    interval = f"95% interval {number(step.gain_low)} to {number(step.gain_high)}"
+    amount = f"{signed(step.gain)} nats per event ({interval})"
+    if step.name == "calendar":
+        terms = ", ".join(found.calendar)
+        if not terms:
+            return "The log is too short for a calendar: less than two days."
+        if step.gain_low > 0:
+            return f"The calendar ({terms}) explains {amount}."
+        return (
+            f"The calendar ({terms}) explains nothing that is clearly more than chance: {amount}."
+        )
+    if step.name == "excitation":
+        if step.gain_low > 0:
+            return f"Past events explain {amount}{_beyond(found)}."
+        return f"Past events add nothing{_beyond(found)} that chance does not explain: {amount}."
+    what = WHAT[step.name]
+    if step.gain_low > 0:
+        return f"{what} adds {amount}."
+    if step.gain_high < 0:
+        return f"{what} does worse than the step before: {amount}."
+    return f"{what} adds nothing that is clearly more than chance: {amount}."
+
+
+def _beyond(found: Comparison) -> str:
+    names = [step.name for step in found.steps]
+    before = names[1 : names.index("excitation")]
+    words = {
+        "calendar": "the calendar",
+        "time": "the time of the window",
+        "covariates": "covariates",
+    }
+    known = [words[name] for name in before]
+    return f" beyond {' and '.join(known)}" if known else ""
+
+
+def _verdict(found: Comparison) -> str:
+    names = [step.name for step in found.steps]
+    if "excitation" not in names:
+        return ""
+    rhythm = "the rhythm" if len(found.steps) and names[1] in ("calendar", "time") else "chance"
+    if not found.clustering_beyond_calendar:
+        return f"There is no clustering beyond {rhythm}."
+    share = f"about {100 * min(found.branching, 1.0):.0f}% of events follow from earlier ones"
+    return f"There is clustering beyond {rhythm}: {share}, on average {lag_words(found)} later."
+
+
+def lag_words(found: Comparison) -> str:
+    """The mean lag in a unit that suits it."""
+    lag = found.lag
+    seconds = {
+        "nanoseconds": 1e-9,
+        "microseconds": 1e-6,
+        "milliseconds": 1e-3,
+        "seconds": 1.0,
+        "minutes": 60.0,
+        "hours": 3600.0,
+        "days": 86400.0,
+        "weeks": 7 * 86400.0,
+    }
+    if found.unit not in seconds:
+        return f"{lag:.3g} {found.unit or 'units of time'}"
+    total = lag * seconds[found.unit]
+    for name in ("days", "hours", "minutes", "seconds"):
+        if total >= 2 * seconds[name]:
+            return f"{total / seconds[name]:.3g} {name}"
+    return f"{total:.2g} seconds"
+
+
+def _how(found: Comparison) -> str:
+    step = found.step(found.recommended)
+    if step.name == "constant":
+        return ": a constant rate, which nothing clearly beats"
+    if step.name in ("calendar", "time", "covariates"):
+        return " (a Poisson process with these effects)"
+    if step.name in ("excitation", "cross-excitation"):
+        return " (a Hawkes process)"
+    return ""
+
+
+def _meaning(found: Comparison) -> str:
+    best = found.step(found.recommended)
+    gain = best.nats_per_event - found.steps[0].nats_per_event
+    if gain <= 0:
+        return (
+            "A gain of 0.1 nats per event means that held-out events are on average exp(0.1) = "
+            "1.11 times as probable."
+        )
+    return (
+        f"Compared with a constant rate that is {signed(gain)} nats per event: held-out events are "
+        f"on average exp({number(gain)}) = {math.exp(gain):.3g} times as probable."
+    )
+
+
+def number(value: float) -> str:
+    """A number with the digits that matter.
+
+    >>> number(0.19234), number(-0.00042)
+    ('0.192', '-0.0004')
+    """
+    if not math.isfinite(value):
+        return "unknown"
+    return f"{value:.3f}" if abs(value) >= 0.01 else f"{value:.4f}"
+
+
+def signed(value: float) -> str:
+    """The same with its sign.
+
+    >>> signed(0.19234)
+    '+0.192'
+    """
+    return f"+{number(value)}" if value >= 0 else number(value)

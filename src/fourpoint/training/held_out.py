@@ -1,0 +1,198 @@
+"""Held-out data with enough power to tell explanations apart: folds, units, and paired intervals.
+
+Many sequences are dealt into FOLDS parts at random; a few long logs are cut into FOLDS parts of
+equal length in time. Each part is scored by models that were fitted to the others, so that all of
+the data are held out once. A part of a log keeps the events before it as its history period, and so
+does what comes after it in the training data. Data with a split column of their own have one fold.
+
+Scores are added up over units that can be taken as independent: sequences, or blocks of time of a
+log. The interval of a paired difference is from a bootstrap over units.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fourpoint.events import Dataset, MarkSpace, Sequence
+from fourpoint.inference.likelihood import gap_log_likelihoods
+from fourpoint.models.base import PointProcess
+
+Floats = NDArray[np.float64]
+
+FOLDS = 5
+FEW_SEQUENCES = 30  # below this number sequences are cut by time
+UNITS = 100  # blocks of time of all folds together
+REMEMBERED = 4096  # events of a history period
+RESAMPLES = 4000
+LEVEL = 0.95
+TOLERANCE = 1e-5  # nats per event, of integrals
+AT_ONCE = 128  # sequences that are scored together
+
+
+@dataclass(frozen=True)
+class Fold:
+    """A part to score and the data to fit to. ``edges`` are the blocks of time of each sequence of
+    the part, or None where its sequences are the units; ``events`` are those scored in each unit.
+    """
+
+    train: Dataset
+    test: Dataset
+    edges: Floats | None  # (S, U + 1)
+    events: Floats
+
+    def scores(self, model: PointProcess) -> Floats:
+        """The log-likelihood of each unit, in float64; their sum is that of the part."""
+        model.eval()
+        sums = np.zeros((len(self.test), self._units_per_sequence))
+        for rows in self.test.batches(AT_ONCE):
+            batch = self.test.batch(rows)
+            terms = gap_log_likelihoods(model, batch, tolerance=TOLERANCE).numpy()
+            ends = batch.edges[:, 1:].numpy()
+            for row, own, end in zip(rows.tolist(), terms, ends, strict=True):
+                np.add.at(sums[row], self._unit_of(row, end), own)
+        return sums.ravel()
+
+    @property
+    def _units_per_sequence(self) -> int:
+        return 1 if self.edges is None else self.edges.shape[1] - 1
+
+    def _unit_of(self, row: int, times: Floats) -> NDArray[np.int64]:
+        if self.edges is None:
+            return np.zeros(len(times), dtype=np.int64)
+        return block_of(self.edges[row], times)
+
+
+def block_of(edges: Floats, times: Floats) -> NDArray[np.int64]:
+    """The block that each time lies in; times outside belong to the nearest."""
+    found = np.searchsorted(edges, times, side="right") - 1
+    return np.clip(found, 0, len(edges) - 2)
+
+
+def folds_of(data: Dataset, seed: int) -> list[Fold]:
+    """The folds of ``data``, the last one first: of a log it is its end."""
+    if data.splits is not None and (data.splits == "test").any():
+        kept = data.select(np.flatnonzero(data.splits != "test"))
+        if len(kept):
+            return [_by_sequence(kept, data.part("test"))]
+    if len(data) >= FEW_SEQUENCES:
+        return list(_dealt(data, seed))
+    return list(_cut(data))
+
+
+def _dealt(data: Dataset, seed: int) -> Iterator[Fold]:
+    """Folds of whole sequences."""
+    order = np.random.default_rng(seed).permutation(len(data))
+    parts = [np.sort(part) for part in np.array_split(order, FOLDS)]
+    for k in reversed(range(FOLDS)):
+        others = np.sort(np.concatenate(parts[:k] + parts[k + 1 :]))
+        yield _by_sequence(data.select(others), data.select(parts[k]))
+
+
+def _by_sequence(train: Dataset, test: Dataset) -> Fold:
+    return Fold(train, test, None, test.scored_lengths.astype(np.float64))
+
+
+def _cut(data: Dataset) -> Iterator[Fold]:
+    """Folds of parts of time."""
+    blocks = max(2, round(UNITS / FOLDS / len(data)))
+    begin = data.starts
+    if data.context is not None and data.context.scored_from is not None:
+        begin = np.maximum(begin, data.context.scored_from)
+    width = (data.stops - begin) / FOLDS
+    for k in reversed(range(FOLDS)):
+        low = begin + k * width
+        high = data.stops if k == FOLDS - 1 else begin + (k + 1) * width
+        test = between(data, low, high)
+        parts = [between(data, begin, low)] if k > 0 else []
+        if k < FOLDS - 1:
+            parts.append(between(data, high, data.stops))
+        edges = low[:, None] + (high - low)[:, None] * np.linspace(0.0, 1.0, blocks + 1)
+        events = np.zeros((len(data), blocks))
+        for row, sequence in enumerate(test):
+            times = sequence.times[sequence.times >= low[row]]
+            np.add.at(events[row], block_of(edges[row], times), 1.0)
+        yield Fold(_joined(parts, data), test, edges, events.ravel())
+
+
+def between(data: Dataset, low: Floats, high: Floats) -> Dataset:
+    """Every sequence from ``low`` to ``high``, with the events before ``low`` as history."""
+    found = []
+    for sequence, begin, end in zip(data, low.tolist(), high.tolist(), strict=True):
+        found.append(_piece(sequence, begin, end))
+    return _joined_sequences(found, data)
+
+
+def _piece(sequence: Sequence, begin: float, end: float) -> Sequence:
+    times = sequence.times
+    whole = end >= sequence.stop
+    last = len(times) if whole else int(np.searchsorted(times, end))
+    first = max(0, int(np.searchsorted(times, begin)) - REMEMBERED)
+    start = sequence.start if first == 0 else float(times[first - 1])
+    inferred = sequence.inferred and whole
+    stop = sequence.stop if whole else end
+    return sequence.piece(slice(first, last), start, stop, inferred=inferred).scored_after(begin)
+
+
+def _joined(parts: list[Dataset], like: Dataset) -> Dataset:
+    return _joined_sequences([one for part in parts for one in part], like)
+
+
+def _joined_sequences(sequences: list[Sequence], like: Dataset) -> Dataset:
+    found = Dataset.from_sequences(sequences, unit=like.unit, name=like.name)
+    return replace(found, log=like.log, feature_names=like.feature_names)
+
+
+# ---------------------------------------------------------------------- paired differences
+
+
+@dataclass(frozen=True)
+class Gain:
+    """A difference of log-likelihoods in nats per event, with its interval."""
+
+    mean: float
+    low: float
+    high: float
+
+    @property
+    def clear(self) -> bool:
+        """Whether the interval lies above 0."""
+        return self.low > 0
+
+
+def paired_gain(differences: Floats, events: Floats, seed: int) -> Gain:
+    """The sum of ``differences`` over units per event, and a bootstrap interval over units at
+    LEVEL.
+
+    The interval of the percentiles is widened by the ratio of Student's quantile to the normal one
+    and by sqrt(n / (n - 1)), since percentiles of few units are too close together.
+
+    >>> found = paired_gain(np.array([1.0, 3.0, 2.0, 2.0]), np.full(4, 10.0), seed=0)
+    >>> found.mean, found.clear
+    (0.2, True)
+    """
+    from scipy.special import ndtri, stdtrit
+
+    count = len(differences)
+    total = max(float(events.sum()), 1.0)
+    mean = float(differences.sum()) / total
+    if count < 2:
+        return Gain(mean, -np.inf, np.inf)
+    drawn = np.random.default_rng(seed).integers(count, size=(RESAMPLES, count))
+    sums = differences[drawn].sum(1)
+    counts = np.maximum(events[drawn].sum(1), 1.0)
+    tail = (1 - LEVEL) / 2
+    low, high = np.quantile(sums / counts, [tail, 1 - tail])
+    wider = float(stdtrit(count - 1, 1 - tail) / ndtri(1 - tail)) * np.sqrt(count / (count - 1))
+    below = float(wider * (mean - low))
+    above = float(wider * (high - mean))
+    return Gain(mean, mean - below, mean + above)
+
+
+def one_type(data: Dataset) -> Dataset:
+    """The same events, all of one type."""
+    nothing = np.zeros(data.events, dtype=np.int64)
+    return replace(data, mark_ids=nothing, marks=MarkSpace())

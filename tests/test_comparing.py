@@ -1,0 +1,311 @@
+"""Comparisons find what a log was made from, and say so in words, JSON and a page."""
+
+from __future__ import annotations
+
+import datetime
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import fourpoint as fp
+from fourpoint.cli.main import app
+from fourpoint.events import Context, Dataset, Sequence, UserError
+from fourpoint.events.context import Steps
+from fourpoint.inference.likelihood import gap_log_likelihoods, log_likelihood
+from fourpoint.models import DAPP, Hawkes, Poisson
+from fourpoint.models.effects import effects_of
+from fourpoint.training.comparing import LADDER, Comparison, compare
+from fourpoint.training.comparison_words import number
+from fourpoint.training.held_out import between, folds_of, paired_gain
+
+CLOSED = "poisson,calendar,hawkes"
+MONDAY = datetime.datetime(2025, 1, 6)
+
+
+def log_times(
+    seed: int, days: int, *, excite: float = 0.0, per_hour: float = 4.0, lag: float = 10.0
+) -> np.ndarray:
+    """Minutes of events of a log with a daily rhythm; each event has ``excite`` offspring, on
+    average ``lag`` minutes later.
+    """
+    random = np.random.default_rng(seed)
+    end = days * 1440.0
+    top = per_hour / 60 * np.e
+    times = random.random(random.poisson(top * end)) * end
+    rhythm = np.sin(2 * np.pi * (times / 1440.0 - 0.4))
+    kept = random.random(len(times)) * top < per_hour / 60 * np.exp(rhythm) * (1 - excite)
+    parents = times[kept]
+    every = [parents]
+    while excite and len(parents):
+        offspring = random.poisson(excite, len(parents))
+        parents = np.repeat(parents, offspring) + random.exponential(lag, offspring.sum())
+        parents = parents[parents < end]
+        every.append(parents)
+    return np.sort(np.concatenate(every))
+
+
+def log_of(times: np.ndarray, days: int, marks: np.ndarray | None = None) -> Dataset:
+    """A log with dates, in hours, whose times are whole minutes."""
+    origin = (MONDAY - datetime.datetime(1970, 1, 1)).total_seconds()
+    sequence = Sequence(
+        np.floor(times) / 60,
+        marks,
+        start=0.0,
+        stop=days * 24.0,
+        context=Context(origin=np.array([origin])),
+    )
+    return Dataset.from_sequences([sequence], unit="hours")
+
+
+@pytest.fixture(scope="module")
+def rhythm_only() -> Comparison:
+    return compare(log_of(log_times(3, 15), 15), CLOSED, progress=False)
+
+
+@pytest.fixture(scope="module")
+def clustered() -> Comparison:
+    return compare(log_of(log_times(4, 15, excite=0.4), 15), CLOSED, progress=False)
+
+
+def test_a_rhythm_is_no_clustering(rhythm_only: Comparison) -> None:
+    assert [step.name for step in rhythm_only.steps] == ["constant", "calendar", "excitation"]
+    assert rhythm_only.step("calendar").gain_low > 0.1
+    assert rhythm_only.step("excitation").gain < 0.002
+    assert not rhythm_only.clustering_beyond_calendar
+    assert rhythm_only.recommended == "calendar"
+
+
+def test_clustering_beyond_the_rhythm_is_found(clustered: Comparison) -> None:
+    assert clustered.clustering_beyond_calendar
+    assert clustered.recommended == "excitation"
+    assert clustered.step("excitation").gain_low > 0.005
+    assert 0.25 < clustered.branching < 0.55
+    assert 0.08 < clustered.lag < 0.3  # hours; the truth is 10 minutes
+
+
+def test_gains_are_differences_of_scores(clustered: Comparison) -> None:
+    for before, after in zip(clustered.steps[:-1], clustered.steps[1:], strict=True):
+        assert after.gain == pytest.approx(after.nats_per_event - before.nats_per_event)
+        assert after.gain_low <= after.gain <= after.gain_high
+    first = clustered.steps[0]
+    assert (first.gain, first.gain_low, first.gain_high) == (0.0, 0.0, 0.0)
+
+
+def test_sentences_say_what_was_found(rhythm_only: Comparison, clustered: Comparison) -> None:
+    said = " ".join(rhythm_only.sentences)
+    assert "The calendar (hour, weekday) explains +0." in said
+    assert "Past events add nothing beyond the calendar that chance does not explain" in said
+    assert "no clustering beyond the rhythm" in said
+    assert "Use: calendar" in said
+    assert "times as probable" in said
+    said = " ".join(clustered.sentences)
+    assert "There is clustering beyond the rhythm: about" in said
+    assert "minutes later" in said
+    assert "Use: excitation" in said
+
+
+def test_the_same_seed_gives_the_same_numbers(rhythm_only: Comparison) -> None:
+    again = compare(log_of(log_times(3, 15), 15), CLOSED, progress=False)
+    assert again.steps == rhythm_only.steps
+
+
+def test_types_that_excite_each_other() -> None:
+    random = np.random.default_rng(0)
+    days = 10
+    first = random.random(1000) * days * 1440
+    second = first + random.exponential(5.0, len(first))  # every event of type 0 has one of type 1
+    times = np.concatenate([first, second])
+    marks = np.repeat([0, 1], len(first))
+    inside = times < days * 1440
+    order = np.argsort(times[inside])
+    found = compare(
+        log_of(times[inside][order], days, marks[inside][order]), CLOSED, progress=False
+    )
+    assert [step.name for step in found.steps][-1] == "cross-excitation"
+    assert found.recommended == "cross-excitation"
+    assert found.clustering_beyond_calendar
+    assert "Which type excites which adds" in " ".join(found.sentences)
+
+
+def test_covariates_are_a_step_of_their_own() -> None:
+    random = np.random.default_rng(1)
+    hours = np.arange(240.0)
+    rain = np.repeat(random.random(40) < 0.5, 6).astype(np.float64)
+    counts = random.poisson(3.0 * np.exp(1.0 * rain))
+    times = np.sort(np.repeat(hours, counts) + random.random(counts.sum()))
+    steps = Steps(("rain",), hours, rain[:, None], np.array([0, len(hours)]))
+    context = Context(origin=np.array([0.0]), covariates=steps)
+    sequence = Sequence(times, start=0.0, stop=240.0, context=context)
+    data = Dataset.from_sequences([sequence], unit="hours")
+    found = compare(data, CLOSED, progress=False)
+    names = [step.name for step in found.steps]
+    assert names == ["constant", "calendar", "covariates", "excitation"]
+    assert found.step("covariates").gain_low > 0.02
+    assert found.recommended == "covariates"
+    assert not found.clustering_beyond_calendar
+
+
+def test_many_windows_without_dates_have_the_time_of_the_window() -> None:
+    found = compare(fp.simulate("nonhomogeneous2", 200, seed=1), CLOSED, progress=False)
+    assert [step.name for step in found.steps] == ["constant", "time", "excitation"]
+    assert found.recommended == "time"
+    assert found.unit_name == "sequences"
+    assert not found.clustering_beyond_calendar
+
+
+def test_a_split_column_is_used() -> None:
+    data = fp.simulate("hawkes", 60, seed=1)
+    splits = np.array(["train"] * 40 + ["test"] * 20)
+    found = compare(replace(data, splits=splits), "poisson,hawkes", progress=False)
+    assert found.units == 20
+
+
+def test_the_library_has_it() -> None:
+    assert fp.compare is compare
+
+
+def test_a_short_log_with_dates_has_both_steps() -> None:
+    times = np.sort(np.random.default_rng(0).random(60)) * 600
+    found = compare(log_of(times, 1), CLOSED, progress=False)
+    names = [step.name for step in found.steps]
+    assert names == ["constant", "calendar", "excitation"]
+    assert found.step("calendar").gain == 0.0
+
+
+def test_a_neural_model_is_a_step_or_a_note() -> None:
+    data = log_of(log_times(3, 3), 3)
+    found = compare(data, "dapp", time_budget=8.0, progress=False)
+    names = [step.name for step in found.steps]
+    assert names[:3] == ["constant", "calendar", "excitation"]
+    if "dapp" in names:
+        assert np.isfinite(found.step("dapp").gain)
+    else:  # a slow machine has no time left for it, and the answer says so
+        assert any("dapp is left out" in note for note in found.notes)
+
+
+def test_too_little_time_leaves_neural_models_out() -> None:
+    data = log_of(log_times(3, 4), 4)
+    found = compare(data, LADDER, time_budget=1.0, progress=False)
+    assert {"calendar", "excitation"} <= {step.name for step in found.steps}
+    assert any("dapp is left out" in note for note in found.notes)
+
+
+# ---------------------------------------------------------------------- held-out data
+
+
+def test_gap_terms_add_up_to_the_likelihood() -> None:
+    data = log_of(log_times(5, 2, per_hour=1.0), 2)
+    later = between(data, np.array([20.0]), np.array([40.0]))
+    spec = effects_of(data, ["hour"])
+    hawkes = Hawkes(data.marks, baseline=4.0, branching=0.3, decay=2.0)
+    hawkes.add_effects(spec)
+    for model in (Poisson(data.marks), hawkes, DAPP(data.marks)):
+        for part in (data, later):
+            batch = part.batch()
+            whole = log_likelihood(model.eval(), batch, tolerance=1e-5).value
+            terms = gap_log_likelihoods(model, batch, tolerance=1e-5)
+            assert terms.shape == (1, part.events + 1)
+            assert float(terms.sum()) == pytest.approx(float(whole.sum()), abs=1e-3)
+
+
+def test_folds_hold_every_event_out_once() -> None:
+    data = log_of(log_times(5, 6), 6)
+    folds = folds_of(data, seed=0)
+    assert sum(fold.test.scored_events for fold in folds) == data.events
+    for fold in folds:
+        assert fold.train.scored_events + fold.test.scored_events == data.events
+        assert fold.events.sum() == fold.test.scored_events
+        scores = fold.scores(Poisson(data.marks))
+        whole = log_likelihood(Poisson(data.marks), fold.test.batch()).value
+        assert scores.sum() == pytest.approx(float(whole.sum()))
+        assert len(scores) == len(fold.events)
+
+
+def test_intervals_of_paired_gains_cover() -> None:
+    random = np.random.default_rng(0)
+    hits = 0
+    for seed in range(200):
+        differences = random.normal(0.5, 2.0, 25)
+        gain = paired_gain(differences, np.full(25, 10.0), seed)
+        hits += gain.low <= 0.05 <= gain.high
+    assert 180 <= hits <= 199
+    assert paired_gain(np.array([1.0]), np.array([3.0]), 0).low == -np.inf
+
+
+def test_numbers_in_sentences() -> None:
+    assert number(float("nan")) == "unknown"
+
+
+# ---------------------------------------------------------------------- refusals and the command
+
+
+def test_refusals() -> None:
+    data = log_of(log_times(3, 4), 4)
+    with pytest.raises(UserError, match="models among poisson, calendar"):
+        compare(data, "poisson,arima", progress=False)
+    with pytest.raises(UserError, match="at least 20 events"):
+        compare(between(data, np.array([0.0]), np.array([0.5])), progress=False)
+    with pytest.raises(UserError, match="a positive time budget"):
+        compare(data, time_budget=0, progress=False)
+    with pytest.raises(UserError, match="calendar terms among"):
+        compare(data, CLOSED, calendar="minute", progress=False)
+    undated = Dataset.from_sequences([Sequence(np.arange(40.0), start=0.0, stop=40.0)])
+    with pytest.raises(UserError, match="data with dates"):
+        compare(undated, CLOSED, calendar="hour", progress=False)
+
+
+@pytest.fixture(scope="module")
+def csv_log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("compare") / "calls.csv"
+    minutes = log_times(6, 12)
+    stamps = [MONDAY + datetime.timedelta(minutes=int(m)) for m in minutes]
+    file.write_text("time\n" + "\n".join(f"{s:%Y-%m-%d %H:%M}" for s in stamps) + "\n")
+    return file
+
+
+def test_the_command_prints_json(csv_log: Path, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    words = ["compare", str(csv_log), "--models", CLOSED, "--json", "-o", str(page)]
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 0, result.output
+    numbers = json.loads(result.stdout)
+    keys = ["steps", "recommended", "clustering_beyond_calendar"]
+    assert list(numbers)[:3] == keys
+    wanted = ["name", "model", "nats_per_event", "gain", "gain_low", "gain_high"]
+    assert all(list(step) == wanted for step in numbers["steps"])
+    assert [step["name"] for step in numbers["steps"]] == ["constant", "calendar", "excitation"]
+    assert numbers["clustering_beyond_calendar"] is False
+    assert numbers["recommended"] == "calendar"
+    assert "at most 60 seconds" in result.stderr
+    text = page.read_text()
+    assert "What explains calls.csv?" in text
+    assert "no clustering beyond the rhythm" in text
+    assert "<svg" in text
+
+
+def test_the_command_prints_sentences(csv_log: Path) -> None:
+    result = CliRunner().invoke(app, ["compare", str(csv_log), "--models", CLOSED])
+    assert result.exit_code == 0, result.output
+    assert "Use: calendar" in result.stdout
+    assert "95% interval" in result.stdout
+    assert "next: fourpoint fit" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--models", "prophet"], "models among poisson"),
+        (["-o", "page.pdf"], "a page with the ending .html"),
+        (["--time-budget", "-1"], "a positive --time-budget"),
+        (["--calendar", "fortnight"], "calendar terms among"),
+    ],
+)
+def test_the_command_refuses(csv_log: Path, words: list[str], said: str) -> None:
+    result = CliRunner().invoke(app, ["compare", str(csv_log), *words])
+    assert result.exit_code == 2
+    assert said in result.stderr
+    assert "what to do:" in result.stderr
