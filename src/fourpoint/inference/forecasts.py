@@ -32,6 +32,7 @@ from fourpoint.atomic import write_atomic
 from fourpoint.data.readers import read
 from fourpoint.events import Batch, Dataset, Sequence, UserError, check_marks, known_at
 from fourpoint.events.dates import Dates, Moment, as_number, edges_of, length_after, shown, time_at
+from fourpoint.inference.forecasting import carried_forward
 from fourpoint.inference.sampling import advance, eval_mode, remember, select_rows
 from fourpoint.kernels.compiling import threads_for_loops
 from fourpoint.kernels.path_terms import Wanted
@@ -210,15 +211,19 @@ def schema_of(plan: Plan) -> pa.Schema:
 
 
 def notes_of(model: PointProcess, plan: Plan) -> list[str]:
-    """What a reader of the forecast should know: that curves of time end before the horizon."""
+    """What a reader of the forecast should know: that curves of time, covariates or exposure end
+    before the horizon, for the sequence that is forecast the longest after its start.
+    """
     row = int(np.argmax(plan.at - plan.data.starts))
     with eval_mode(model):
         knots = model.knots(remember(model, _until(plan.data, plan.at, np.array([row]))))
-    end = _edges(plan, row)[-1]
+    end = float(_edges(plan, row)[-1])
+    notes = carried_forward(plan.data[row], end)
     if knots is None or end <= float(knots[0, -1]) + 1e-9:
-        return []
+        return notes
     when = shown(plan.data.dates(row), float(knots[0, -1]))
-    return [f"the model's curves of time end at {when}; past it they stay at their last value"]
+    curves = f"the model's curves of time end at {when}; past it they stay at their last value"
+    return [curves, *notes]
 
 
 def forecast_parts(
