@@ -30,7 +30,7 @@ from fourpoint.inference.forecasts import (
 )
 from fourpoint.inference.sampling import eval_mode, last_rates, remember
 from fourpoint.kernels.path_terms import Wanted
-from fourpoint.models import DAPP, NHP, Hawkes, Poisson, SplinePoisson
+from fourpoint.models import DAPP, NHP, Frailty, Hawkes, Poisson, SplinePoisson
 from fourpoint.models.base import PointProcess
 from fourpoint.models.effects import EffectsSpec
 
@@ -87,6 +87,7 @@ CASES: dict[str, Callable[[], tuple[PointProcess, Dataset]]] = {
         histories(2),
     ),
     "poisson": lambda: (Poisson(2), histories(2)),
+    "frailty": lambda: (Frailty(2, variance=0.5), histories(2)),
 }
 
 
@@ -129,6 +130,19 @@ def test_mean_counts_of_a_hawkes_process_are_those_of_the_closed_form() -> None:
     error = counts.std(-1) / np.sqrt(wanted.paths)
     assert (np.abs(counts.mean(-1) - expected) < 4.5 * error).all()
     assert np.abs(expected - level * np.diff(edges)).max() > 20 * error.max()
+
+
+def test_counts_with_a_frailty_are_negative_binomial_given_the_past() -> None:
+    """Given N events where Lambda were expected, the factor is gamma (a + N, a + Lambda)."""
+    data = histories(1)
+    model = Frailty(variance=0.5)
+    wanted = asked(data, 3.0, 1, 20_000)
+    counts = by_kernel(model, data, wanted)[:, 0, 0]
+    shape, expected = 2.0 + data.lengths, 2.0 + 10.0
+    mean = 3.0 * shape / expected
+    variance = mean + mean**2 / shape
+    assert (np.abs(counts.mean(1) - mean) < 4.5 * np.sqrt(variance / wanted.paths)).all()
+    assert (np.abs(counts.var(1) / variance - 1) < 0.08).all()
 
 
 def dated(data: Dataset, *, covariates: bool) -> Dataset:

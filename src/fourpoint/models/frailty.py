@@ -26,9 +26,11 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from numpy import ndarray
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fourpoint.events import Batch, BatchContext, Dataset, MarkSpace, UserError
+from fourpoint.kernels.path_terms import Wanted
 from fourpoint.models.base import PointProcess, space_without_places
 from fourpoint.models.effects import Effects, EffectsSpec, RateRatio
 from fourpoint.models.effects_fit import (
@@ -40,7 +42,9 @@ from fourpoint.models.effects_fit import (
     rate_ratios,
     sequence_scores,
 )
+from fourpoint.models.path_counts import poisson_counts
 from fourpoint.models.positions import Positions, counts, last_time
+from fourpoint.models.time_pieces import constant_cubics
 from fourpoint.ops.quadrature import gauss_legendre
 
 NODES = 5  # of the integral of the rate between neighbouring cuts
@@ -283,6 +287,18 @@ class Frailty(PointProcess[FrailtyHistory]):
         if self.effects is not None:
             bound = bound + self.effects.upper_bound(a, b, history.context, self.log_rate.dtype)
         return bound.exp().sum(-1) * factor[:, 0] * (1 + 1e-12)
+
+    @torch.no_grad()
+    def draw_counts(self, batch: Batch, wanted: Wanted) -> NDArray[np.int32] | None:
+        """Poisson numbers given the factor of each path, which is gamma distributed given the
+        past.
+        """
+        now = torch.from_numpy(wanted.edges[:, :1].copy())
+        passed, _ = self._mass(batch.start[:, None], now, batch.context)
+        shape = self.log_shape.exp()
+        known = torch.stack([shape + batch.lengths, shape + passed[:, 0]]).numpy()
+        cubics = constant_cubics(self.log_rate)
+        return poisson_counts(cubics, self.effects, batch, wanted, known)
 
     # ------------------------------------------------------------------ the population
 

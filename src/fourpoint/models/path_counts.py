@@ -205,9 +205,18 @@ def excitation_tables(branching: Tensor, decay: Tensor) -> tuple[Floats, Floats]
     return np.ascontiguousarray(jump), fade
 
 
-def poisson_counts(cubics: Cubics, effects: Effects | None, batch: Batch, wanted: Wanted) -> Counts:
+def poisson_counts(
+    cubics: Cubics,
+    effects: Effects | None,
+    batch: Batch,
+    wanted: Wanted,
+    frailty: Floats | None = None,
+) -> Counts:
     """Counts of a Poisson process with rate exp(outside): independent Poisson numbers, whose means
     are integrals.
+
+    With a ``frailty`` the rate of each path has a factor of its own: gamma variables of this shape
+    and rate for every row, (2, B).
     """
     exposure = exposure_of(batch)
     pieces = _pieces(cubics, effects, batch, wanted)
@@ -219,7 +228,10 @@ def poisson_counts(cubics: Cubics, effects: Effects | None, batch: Batch, wanted
         if not (mean < wanted.limit).all():
             raise explosion(f"{float(mean.max()):.3g} expected events in one interval")
         random = np.random.Generator(np.random.Philox(key=int(wanted.keys[r])))
-        counts[r] = random.poisson(mean[..., None], counts.shape[1:])
+        factor = np.ones(1)
+        if frailty is not None:
+            factor = random.gamma(frailty[0, r], 1 / frailty[1, r], wanted.paths)
+        counts[r] = random.poisson(mean[..., None] * factor, counts.shape[1:])
     return counts
 
 

@@ -70,6 +70,13 @@ def baseline_cubics(baseline: Baseline) -> Cubics:
     return Cubics(left, outside, inside)
 
 
+def constant_cubics(log_rate: torch.Tensor) -> Cubics:
+    """A constant rate per mark, (M,)."""
+    outside = np.zeros((1, len(log_rate), 4))
+    outside[0, :, 0] = log_rate.detach().double().cpu().numpy()
+    return Cubics(np.zeros(1), outside, np.zeros_like(outside))
+
+
 def pieces_until(
     cubics: Cubics, effects: Effects | None, batch: Batch, low: Floats, high: Floats
 ) -> Pieces:
