@@ -62,11 +62,13 @@ def test_values_and_gradients_are_those_of_scan_and_read(
             out = read(spectrum, state, at)[..., 0]
         else:
             out = attended(theta, gamma, shift, weight, at, between, values, kinds.to(device))
-        slopes = torch.autograd.grad((out * grad.to(device, kind)).sum(), inputs, allow_unused=True)
+        gradients = torch.autograd.grad(
+            (out * grad.to(device, kind)).sum(), inputs, allow_unused=True
+        )
         found.append(
             [
                 x.detach().cpu().double() if x is not None else torch.zeros(()).double()
-                for x in (out, *slopes)
+                for x in (out, *gradients)
             ]
         )
     for plain, ours in zip(*found, strict=True):

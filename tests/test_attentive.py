@@ -101,7 +101,7 @@ def test_changing_an_event_changes_what_comes_after_it_and_nothing_else(
 
 
 @both
-def test_no_slope_reaches_an_event_from_its_own_score_or_an_earlier_one(
+def test_no_gradient_reaches_an_event_from_its_own_score_or_an_earlier_one(
     attentive: Attentive,
 ) -> None:
     model, batch = lively(attentive), data(3).batch()
@@ -109,9 +109,9 @@ def test_no_slope_reaches_an_event_from_its_own_score_or_an_earlier_one(
     history = model.encode(Batch(leaf, batch.marks, batch.valid, batch.start, batch.stop))
     for i in range(8):  # event i is scored from position i, at its own time held fixed
         logs = model.log_intensity(history, batch.times[:, i, None, None], torch.full((4, 1), i))
-        (slope,) = torch.autograd.grad(logs[batch.valid[:, i]].sum(), leaf, retain_graph=True)
-        assert (slope[:, i:] == 0).all()
-        assert i == 0 or (slope[2, :i] != 0).any()
+        (gradient,) = torch.autograd.grad(logs[batch.valid[:, i]].sum(), leaf, retain_graph=True)
+        assert (gradient[:, i:] == 0).all()
+        assert i == 0 or (gradient[2, :i] != 0).any()
 
 
 @both

@@ -57,8 +57,8 @@ def lively(marks: int, size: float = 0.2, **settings: Any) -> DAPP:
 def found(
     model: DAPP, batch: Batch, share: float, convention: Any, kind: torch.dtype, swept: bool = False
 ) -> list[Tensor]:
-    """The sum of values and the slopes of ``share`` times it in all that is learned, with modes and
-    nodes from one seed.
+    """The sum of values and the gradients of ``share`` times it in all that is learned, with modes
+    and nodes from one seed.
     """
     twin = DAPP(model.marks, **model.settings()).to(kind).train()
     twin.load_state_dict(model.state_dict())
@@ -70,18 +70,18 @@ def found(
     if swept:
         both = twin.gradients(batch, 4, random, convention, share)
         assert both is not None and {id(p) for p, _ in both[1]} == {id(p) for p in learned}
-        each = {id(p): torch.from_numpy(slope) for p, slope in both[1]}
+        each = {id(p): torch.from_numpy(gradient) for p, gradient in both[1]}
         return [torch.tensor(both[0]), *(each[id(p)].double() for p in learned)]
     values = sampled_log_likelihood(twin, batch, 4, random, convention=convention)
-    slopes = torch.autograd.grad(share * values.sum(), learned)
-    return [x.detach().double() for x in (values.sum(), *slopes)]
+    gradients = torch.autograd.grad(share * values.sum(), learned)
+    return [x.detach().double() for x in (values.sum(), *gradients)]
 
 
 def agree(
     model: DAPP, batch: Batch, share: float, convention: str, monkeypatch: pytest.MonkeyPatch
 ) -> bool:
-    """Whether value and slopes of the sweep are those of the plain way in float64, but for 1e-4 of
-    the largest or, where sums cancel, for twice what the plain way loses to float32.
+    """Whether value and gradients of the sweep are those of the plain way in float64, but for 1e-4
+    of the largest or, where sums cancel, for twice what the plain way loses to float32.
     """
     monkeypatch.setattr(conditions, "DAPP_WORK", 0)
     truth, plain = (
@@ -311,8 +311,10 @@ def test_networks_in_numpy_are_those_of_torch(activation: str, decay: bool) -> N
     arrays = [x.detach().numpy() for x in learned]
     given = Networks(*arrays[:4], arrays[4:])
     found = drawn(noise, decay, activation, given)
-    slopes = back(found, decay, activation, given, *(x.numpy() for x in outside))
-    for own, plain in zip([*found[:3], *slopes[:4], *slopes.layers], [*parts, *truth], strict=True):
+    gradients = back(found, decay, activation, given, *(x.numpy() for x in outside))
+    for own, plain in zip(
+        [*found[:3], *gradients[:4], *gradients.layers], [*parts, *truth], strict=True
+    ):
         other = 0.0 if plain is None else plain.detach().numpy()
         assert np.allclose(own, other, rtol=1e-4, atol=1e-5 * np.abs(other).max())
 

@@ -162,7 +162,7 @@ def test_one_gradient_for_all_sequences(
 
 
 def test_a_lone_sequence_and_parts_of_the_sums(monkeypatch: pytest.MonkeyPatch) -> None:
-    """z at the nodes is made before their slopes."""
+    """z at the nodes is made before their gradients."""
     monkeypatch.setattr(deep_mix_cuda, "SUMS", 256)
     assert deep_mix_cuda.part_of(16) == 16 < 32
     model, batch = _model(3), _batch([5], 3)
@@ -172,7 +172,7 @@ def test_a_lone_sequence_and_parts_of_the_sums(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_each_sequence_has_its_own_gradient_and_may_have_it_again() -> None:
-    """Also after one for all of them, which has left slopes at the nodes that are not these."""
+    """Also after one for all of them, which has left gradients at the nodes that are not these."""
     model, batch = _model(3), _batch([4, 2], 3)
     drawn = draw(model, batch, 2, torch.Generator(DEVICE).manual_seed(13))
     value, learned = (
@@ -282,7 +282,7 @@ def test_a_norm_and_the_matrix_after_it() -> None:
         torch.randn(*shape, generator=random).to(DEVICE)
         for shape in ((77, 16), (16,), (16,), (12, 16), (12,))
     ]
-    slope = torch.randn(77, 12, generator=random).to(DEVICE)
+    gradient = torch.randn(77, 12, generator=random).to(DEVICE)
     exact = [part.detach().double().requires_grad_() for part in given]
     rows = deep_rows_cuda.rows_of(torch.tensor([76], device=DEVICE), 77)
     out = deep_norm_cuda.norm_linear(*given, rows)
@@ -290,11 +290,11 @@ def test_a_norm_and_the_matrix_after_it() -> None:
     torch.testing.assert_close(out.double(), wanted, rtol=1e-5, atol=2e-5)
     sums = deep_rows_cuda.Sums({str(i): part.numel() for i, part in enumerate(given) if i > 0}, out)
     of_x = deep_norm_cuda.norm_linear_back(
-        *given[:-1], slope, None, rows, *(sums[str(i)] for i in range(1, 5))
+        *given[:-1], gradient, None, rows, *(sums[str(i)] for i in range(1, 5))
     )
     found, truth = (
         sums.total(out.new_zeros(1, 16)),
-        torch.autograd.grad(wanted, exact, slope.double()),
+        torch.autograd.grad(wanted, exact, gradient.double()),
     )
     for i, true in enumerate(truth):
         part = found[str(i)].view_as(true) if i else of_x

@@ -99,11 +99,11 @@ def test_no_state_sees_a_later_token() -> None:
     tokens.requires_grad_()
     states = encoder.encode(batch, tokens).states
     for p in range(7):
-        (slope,) = torch.autograd.grad(
+        (gradient,) = torch.autograd.grad(
             states[:, p].pow(2).sum(), tokens, retain_graph=True, allow_unused=True
         )
-        assert slope is not None and (slope[:, p:] == 0).all()
-        assert p == 0 or (slope[:, :p] != 0).any(-1).all()
+        assert gradient is not None and (gradient[:, p:] == 0).all()
+        assert p == 0 or (gradient[:, :p] != 0).any(-1).all()
 
 
 def grow(

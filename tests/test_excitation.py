@@ -116,7 +116,7 @@ def test_the_value_is_the_sum_over_all_pairs(types: int, decays: int, way: bool)
 
 @pytest.mark.parametrize("weighted", [False, True], ids=["all time", "weighted time"])
 @pytest.mark.parametrize(("types", "decays"), SIZES)
-def test_slope_and_curvature_are_those_of_autograd(
+def test_gradient_and_curvature_are_those_of_autograd(
     types: int, decays: int, weighted: bool, way: bool
 ) -> None:
     parts, (mu, alpha, beta) = sequences(types), numbers(types, decays)

@@ -237,8 +237,8 @@ def test_the_future_does_not_change_the_past(name: str, marks: int) -> None:
     )
     logs = model.log_intensity(history, times)[:, : cut + 1]
     if logs.requires_grad:
-        (slope,) = torch.autograd.grad(logs.sum(), leaf, allow_unused=True)
-        assert slope is None or (slope[:, cut:] == 0).all()
+        (gradient,) = torch.autograd.grad(logs.sum(), leaf, allow_unused=True)
+        assert gradient is None or (gradient[:, cut:] == 0).all()
 
 
 @every_model

@@ -118,10 +118,10 @@ def test_gradients_by_differences() -> None:
     lag = torch.rand(2, 3, 4, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(_Output.apply, (state, lag))
     with pytest.raises(RuntimeError, match="once_differentiable"):
-        (slope,) = torch.autograd.grad(
+        (gradient,) = torch.autograd.grad(
             _Output.apply(state, lag).square().sum(), state, create_graph=True
         )
-        slope.sum().backward()
+        gradient.sum().backward()
 
 
 def test_the_intensity_equals_the_equations() -> None:
@@ -232,10 +232,10 @@ def test_an_event_never_changes_what_comes_at_or_before_it() -> None:
     )
     leaf = first.times.clone().requires_grad_()
     history = model.encode(Batch(leaf, first.marks, first.valid, first.start, first.stop))
-    (slope,) = torch.autograd.grad(
+    (gradient,) = torch.autograd.grad(
         model.log_intensity(history, query[:, None], torch.tensor([[2]])).sum(), leaf
     )
-    assert (slope[:, 2:] == 0).all() and (slope[:, :2] != 0).all()
+    assert (gradient[:, 2:] == 0).all() and (gradient[:, :2] != 0).all()
 
 
 @pytest.mark.parametrize("kind", [torch.float64, torch.float32])

@@ -5,6 +5,7 @@ reductions, the sampler by inversion.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -49,7 +50,7 @@ def lively(
     marks: int = 3,
     hidden: int = 6,
     *,
-    slope: float | None = None,
+    time_weight: float | None = None,
     kind: torch.dtype = torch.float64,
 ) -> RMTPP:
     """A model with every parameter well off its first value, and w as wished."""
@@ -59,8 +60,8 @@ def lively(
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn(parameter.shape, generator=random), alpha=0.5)
-        if slope is not None:
-            model.slope.fill_(slope)
+        if time_weight is not None:
+            model.time_weight.fill_(time_weight)
     exact = model.time_scale.clone()
     model.to(kind)
     model.time_scale = exact
@@ -81,12 +82,12 @@ def test_the_intensity_equals_the_equations() -> None:
     h, edges = model.first.expand(4, -1), batch.edges
     for i in range(9):
         lag = (times[:, i] - edges[:, i, None]) / model.time_scale
-        total = torch.exp((h @ model.readout[:, :1] + model.bias[0]) + model.slope * lag)
+        total = torch.exp((h @ model.readout[:, :1] + model.bias[0]) + model.time_weight * lag)
         expected = (
             total[..., None] * torch.softmax(h @ model.readout[:, 1:] + model.bias[1:], -1)[:, None]
         )
         if i == 0:
-            expected = torch.exp(model.first_level + model.slope * lag[..., None])
+            expected = torch.exp(model.first_level + model.time_weight * lag[..., None])
         assert torch.allclose(found[:, i].exp(), expected / model.time_scale, rtol=1e-12)
         if i < 8:
             d = ((edges[:, i + 1] - edges[:, i]) / model.time_scale)[:, None]
@@ -135,21 +136,21 @@ def test_the_score_has_its_gradient() -> None:
     own, total, gaps = (torch.randn(n, 3, generator=random, dtype=torch.float64) for n in (4, 5, 5))
     gaps, valid = gaps.abs(), torch.rand(4, 3, generator=random) > 0.3
     gaps[2, 0] = 0.0
-    for slope, kept in (
+    for time_weight, kept in (
         (-0.8, None),
         (0.0, None),
         (1e-4, None),
         (0.5, None),
         (0.5, torch.rand(5, 3, generator=random) > 0.4),
     ):
-        w = torch.tensor(slope, dtype=torch.float64, requires_grad=True)
+        w = torch.tensor(time_weight, dtype=torch.float64, requires_grad=True)
         assert torch.autograd.gradcheck(
             _Score.apply, (own.requires_grad_(), total.requires_grad_(), w, gaps, valid, kept)
         )
 
 
 def test_a_constant_rate_between_events_where_w_is_0() -> None:
-    model, batch = lively(slope=0.0), data().batch()
+    model, batch = lively(time_weight=0.0), data().batch()
     times = (
         batch.edges[:, :-1, None]
         + (batch.edges[:, 1:, None] - batch.edges[:, :-1, None]) * torch.linspace(0, 1, 7).double()
@@ -163,7 +164,7 @@ def test_a_poisson_process_without_memory() -> None:
     """With no weights on past, marks and gaps, h is one constant vector after any event; with w = 0
     the rate is too.
     """
-    model, batch = lively(slope=0.0), data().batch()
+    model, batch = lively(time_weight=0.0), data().batch()
     with torch.no_grad():
         for weight in (model.recurrent, model.embedding, model.gap_weight):
             weight.zero_()
@@ -205,18 +206,18 @@ def test_an_event_never_changes_what_comes_at_or_before_it() -> None:
     )
     leaf = first.times.clone().requires_grad_()
     history = model.encode(Batch(leaf, first.marks, first.valid, first.start, first.stop))
-    (slope,) = torch.autograd.grad(
+    (gradient,) = torch.autograd.grad(
         model.log_intensity(history, query[:, None], torch.tensor([[2]])).sum(), leaf
     )
-    assert (slope[:, 2:] == 0).all() and (slope[:, :2] != 0).all()
+    assert (gradient[:, 2:] == 0).all() and (gradient[:, :2] != 0).all()
 
 
 # ---------------------------------------------------------------------- closed forms
 
 
-@pytest.mark.parametrize("slope", [-2.0, -1e-5, 0.0, 1e-9, 0.4])
-def test_the_closed_likelihood_equals_quadrature(slope: float) -> None:
-    model, batch = lively(slope=slope), data().batch()
+@pytest.mark.parametrize("time_weight", [-2.0, -1e-5, 0.0, 1e-9, 0.4])
+def test_the_closed_likelihood_equals_quadrature(time_weight: float) -> None:
+    model, batch = lively(time_weight=time_weight), data().batch()
     exact = model.exact_log_likelihood(batch)
     history, edges = model.encode(batch), batch.edges
     nodes, weights = np.polynomial.legendre.leggauss(40)
@@ -242,7 +243,7 @@ def test_the_closed_likelihood_equals_quadrature(slope: float) -> None:
 
 
 def test_integrals_of_part_of_a_gap_add_up() -> None:
-    model, batch = lively(slope=-0.3), data().batch()
+    model, batch = lively(time_weight=-0.3), data().batch()
     history = model.encode(batch)
     a, b = batch.stop[:, None] + 1, batch.stop[:, None] + 4
     seen = batch.lengths[:, None]
@@ -269,9 +270,9 @@ def test_helpers_near_0_and_far_away() -> None:
     assert torch.allclose(_log1p_over(y), torch.tensor(expected, dtype=torch.float64), rtol=1e-12)
 
 
-@pytest.mark.parametrize("slope", [-0.7, -1e-8, 0.0, 1e-8, 0.3])
-def test_the_inverse_undoes_the_integral(slope: float) -> None:
-    model = lively(slope=slope)
+@pytest.mark.parametrize("time_weight", [-0.7, -1e-8, 0.0, 1e-8, 0.3])
+def test_the_inverse_undoes_the_integral(time_weight: float) -> None:
+    model = lively(time_weight=time_weight)
     past = remember(model, data().batch())
     a = past.times[:, 0] + torch.tensor([0.0, 0.5, 1.0, 3.0]).double()
     for b in (a, a + 1e-6, a + 0.3, a + 5.0):
@@ -282,7 +283,7 @@ def test_the_inverse_undoes_the_integral(slope: float) -> None:
 
 
 def test_a_falling_rate_may_never_reach_the_mass() -> None:
-    model = lively(slope=-0.5)
+    model = lively(time_weight=-0.5)
     past = remember(model, data().batch())
     a = past.times[:, 0]
     whole = model.closed_integral(past, a[:, None], a[:, None] + 1e6, past.lengths[:, None]).sum(
@@ -293,7 +294,7 @@ def test_a_falling_rate_may_never_reach_the_mass() -> None:
 
 
 def test_a_rate_without_end_is_told() -> None:
-    model = lively(1, slope=1.0)
+    model = lively(1, time_weight=1.0)
     history = model.encode(Sequence([1.0], start=0.0, stop=1e6).batch())
     words = r"expected a finite integral of the intensity; received inf over \[1, 1e\+06\] of row 0"
     with pytest.raises(Unconverged, match=words), torch.no_grad():
@@ -325,9 +326,12 @@ def test_an_event_at_every_start_has_no_pull_on_the_rest() -> None:
 
 
 @pytest.mark.parametrize("kind", [torch.float64, torch.float32])
-@pytest.mark.parametrize(("marks", "slope"), [(1, -0.5), (3, 0.2)])
-def test_the_bound_dominates(marks: int, slope: float, kind: torch.dtype) -> None:
-    model, random = lively(marks, slope=slope, kind=kind), torch.Generator().manual_seed(0)
+@pytest.mark.parametrize(("marks", "time_weight"), [(1, -0.5), (3, 0.2)])
+def test_the_bound_dominates(marks: int, time_weight: float, kind: torch.dtype) -> None:
+    model, random = (
+        lively(marks, time_weight=time_weight, kind=kind),
+        torch.Generator().manual_seed(0),
+    )
     with torch.no_grad():
         past = remember(model, data(marks).batch())
         for _ in range(40):
@@ -352,7 +356,8 @@ def by_inverse(model: RMTPP, stop: float, paths: int, seed: int) -> Dataset:
     """
     random = torch.Generator().manual_seed(seed)
     past = remember(model, Sequence([], start=0.0, stop=stop, space=model.marks.count).batch())
-    past = type(past)(*(v.expand(paths, *v.shape[1:]) for v in vars(past).values()))
+    known = {name: value for name, value in vars(past).items() if value is not None}
+    past = replace(past, **{name: v.expand(paths, *v.shape[1:]) for name, v in known.items()})
     at = torch.zeros(paths, dtype=torch.float64)
     events: list[tuple[list[float], list[int]]] = [([], []) for _ in range(paths)]
     while bool((at < stop).any()):
@@ -386,9 +391,9 @@ def same_law(one: Dataset, other: Dataset) -> bool:
     )
 
 
-@pytest.mark.parametrize("slope", [-0.4, 0.15])
-def test_thinning_and_both_inversions_draw_from_one_law_and_fit(slope: float) -> None:
-    model = lively(2, slope=slope)
+@pytest.mark.parametrize("time_weight", [-0.4, 0.15])
+def test_thinning_and_both_inversions_draw_from_one_law_and_fit(time_weight: float) -> None:
+    model = lively(2, time_weight=time_weight)
     with torch.no_grad():
         drawn = [
             by_inverse(model, 12.0, 500, 1),
@@ -441,5 +446,5 @@ def test_it_learns_from_a_hawkes_process() -> None:
         progress=False,
     )
     oracle = log_likelihood(truth, test.batch()).per_event
-    assert model.slope.item() < 0
+    assert model.time_weight.item() < 0
     assert oracle - log_likelihood(model, test.batch()).per_event < 0.5 * (oracle - flat)

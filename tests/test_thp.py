@@ -27,7 +27,7 @@ def test_the_rate_is_the_formula() -> None:
     for b in range(4):
         h = history.states[b, history.lengths[b]]
         z = (
-            model.slope * (20.0 - history.last()[b]) / model.time_scale
+            model.time_weight * (20.0 - history.last()[b]) / model.time_scale
             + model.readout @ h
             + model.base
         )
@@ -45,7 +45,7 @@ def test_a_straight_line_has_the_integral_of_its_closed_form() -> None:
     with torch.no_grad():
         model.link.log_scale.fill_(math.log(1e-3))
         model.base.fill_(1.5)
-        model.slope.fill_(0.25)
+        model.time_weight.fill_(0.25)
     batch = events.batch()
     r, gaps = float(model.log_rate.exp()), batch.edges.diff(dim=1) / model.time_scale
     exact = (r * model.time_scale * (1.5 * gaps + 0.25 * gaps**2 / 2)).sum(1)
@@ -91,7 +91,7 @@ def test_the_bound_holds_where_the_link_changes_form() -> None:
     model = THP(1, hidden=8, heads=2).double().eval()
     with torch.no_grad():
         model.base.fill_(-15.001)
-        model.slope.fill_(1.0)
+        model.time_weight.fill_(1.0)
         past = remember(model, Sequence([], start=0.0, stop=1.0).batch())
         a = torch.zeros(1, dtype=torch.float64)
         for end in (1e-3 + 1e-12, 1e-3 + 1e-9, 1e-3 + 1e-8, 2e-3):

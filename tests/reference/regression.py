@@ -35,7 +35,7 @@ BUILD: dict[str, tuple[str, dict[str, Any]]] = {
     "dapp-paper-nn": ("dapp-paper-nn", PAPER),
     "odapp": ("odapp", {**DAPP, "keep": 3}),
     "odapp-paper": ("odapp-paper", {**PAPER, "keep": 3}),
-    "deep-dapp": ("deep-dapp", dict(layers=2, width=8, modes=4, rhythms=2, waves=2)),
+    "deep-dapp": ("deep-dapp", dict(layers=2, width=8, modes=4, rhythms=2, sinusoids=2)),
     "hawkes": ("hawkes", dict(exponentials=2)),
     "nhp": ("nhp", dict(hidden=5, embedding=3)),
     "poisson": ("poisson", {}),

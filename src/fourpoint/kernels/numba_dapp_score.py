@@ -82,7 +82,7 @@ class Modes(NamedTuple):
     sinusoids: Sinusoids  # (J,)
     read: Floats  # (M, 2, J): Re R, and -Im R
     constant: Floats  # (M, 2, J): what an event of a mark adds, real and imaginary parts
-    slope: Floats  # (M, 2, J): the same, per unit of time since the window's start
+    trend: Floats  # (M, 2, J): the same, per unit of time since the window's start
     since: Floats  # (L,): times since the last event, from 0 on,
     longest: Floats  # (L,): from which on a step may be so long
 
@@ -174,15 +174,15 @@ def _pool(count: int, process: int) -> ThreadPoolExecutor:
 
 
 def modes_of(
-    frequency: Floats, decay: Floats, read: Complexes, constant: Complexes, slope: Complexes
+    frequency: Floats, decay: Floats, read: Complexes, constant: Complexes, trend: Complexes
 ) -> Modes:
-    """From (J,) theta and gamma, (M, J) R and what events add, a constant and a slope in time."""
+    """From (J,) theta and gamma, (M, J) R and what events add, a constant and a trend."""
     since, longest = _longest_steps(np.hypot(frequency, decay), decay)
     return Modes(
         sinusoids(frequency, decay, np.float64),
         np.ascontiguousarray(np.stack([read.real, -read.imag], 1)),
         np.ascontiguousarray(np.stack([constant.real, constant.imag], 1)),
-        np.ascontiguousarray(np.stack([slope.real, slope.imag], 1)),
+        np.ascontiguousarray(np.stack([trend.real, trend.imag], 1)),
         since,
         longest,
     )
@@ -395,7 +395,7 @@ def absorb(current, mark, at, modes, states):
         for j in range(states.shape[2]):
             x = states[current, k, j]
             x = x if abs(x) > FAINT else 0.0
-            states[current, k, j] = x + modes.constant[mark, k, j] + at * modes.slope[mark, k, j]
+            states[current, k, j] = x + modes.constant[mark, k, j] + at * modes.trend[mark, k, j]
 
 
 @no_type_check

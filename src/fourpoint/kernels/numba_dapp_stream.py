@@ -202,7 +202,7 @@ def reach(
 @no_type_check
 def follow(
     state, rows, at, pending, likelihood, count, start, times, marks, scale, sinusoids, read,
-    series, shape, care, constant, slope, largest, ready, kept, place, copied, old, density, gap,
+    series, shape, care, constant, trend, largest, ready, kept, place, copied, old, density, gap,
     rate, shares, logs, fault,
 ):  # fmt: skip
     """Score events one after the other and absorb each: (n,) density, gap and rate come out, and
@@ -279,7 +279,7 @@ def follow(
         d = x.dtype.type((now - start) / scale)
         for j in range(len(own)):
             first = constant[mark, j]
-            more = slope[mark, j]
+            more = trend[mark, j]
             own[j] = complex(x[j] + first.real + d * more.real, y[j] + first.imag + d * more.imag)
         ready[row] = 0
         at[row], pending[row] = now, 0.0
@@ -367,14 +367,14 @@ def integral_over(
 
 
 @no_type_check
-def absorb(state, rows, ahead, since, marks, constant, slope):
+def absorb(state, rows, ahead, since, marks, constant, trend):
     """(R, J) ``ahead``, with what events at ``since`` (in the model's unit) of types ``marks`` add,
     becomes ``rows`` of ``state``.
     """
     for r in range(len(rows)):
         own = state[rows[r]]
         first = constant[marks[r]]
-        more = slope[marks[r]]
+        more = trend[marks[r]]
         d = first.real.dtype.type(since[r])
         for j in range(len(own)):
             own[j] = ahead[r, j] + first[j] + d * more[j]

@@ -839,7 +839,7 @@ class DAPP(PointProcess[DAPPHistory]):
         return value + looked_up(weight[:, 1:].T, marks)
 
     def _value_weights(self) -> Float[Tensor, "K I"]:
-        """What values are linear in, times ``gain``: a constant per mark, or a slope in time before
+        """What values are linear in, times ``gain``: a constant per mark, or a trend before
         them.
         """
         weight = torch.einsum("kp,kpi->ki", self.value_readout, self.value_weight)

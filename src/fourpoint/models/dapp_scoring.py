@@ -30,7 +30,7 @@ def scored_gaps(
     score: Callable[..., kernel.Scored],
     spectrum: Spectrum,
     constant: Float[Tensor, "M K"],
-    slope: Float[Tensor, "M K"],
+    trend: Float[Tensor, "M K"],
     readout: Float[Tensor, "K M"],
     rate: Rate,
     batch: Batch,
@@ -41,13 +41,13 @@ def scored_gaps(
     settle.
 
     ``score`` is the kernel. An event of mark m, t mean gaps after the window's start, is worth
-    ``constant[m] + t slope[m]`` to each head, ``readout`` is how much each mark attends to each
+    ``constant[m] + t trend[m]`` to each head, ``readout`` is how much each mark attends to each
     head, and ``scale`` is the mean gap. The errors sum to at most ``tolerance``, but for rounding.
     """
     gaps = int(batch.lengths.sum()) + len(batch.lengths)
     eps = torch.finfo(readout.dtype).eps
     care = kernel.Care(tolerance / max(1, gaps), eps, math.log(scale))
-    modes = _modes(spectrum, constant, slope, readout)
+    modes = _modes(spectrum, constant, trend, readout)
     link, baseline = _rate(rate, scale)
     found = score(_data(batch, scale), modes, baseline, link, care)
     if not found.settled.all():
@@ -71,7 +71,7 @@ def _data(batch: Batch, scale: float) -> kernel.Data:
 def _modes(
     spectrum: Spectrum,
     constant: Float[Tensor, "M K"],
-    slope: Float[Tensor, "M K"],
+    trend: Float[Tensor, "M K"],
     readout: Float[Tensor, "K M"],
 ) -> kernel.Modes:
     """All heads' modes in one row."""
@@ -84,7 +84,7 @@ def _modes(
         for x in (
             strength * turn,
             _array(constant)[..., None] * turn.conj(),
-            _array(slope)[..., None] * turn.conj(),
+            _array(trend)[..., None] * turn.conj(),
         )
     )
     return kernel.modes_of(frequency.ravel(), decay.ravel(), read, first, later)

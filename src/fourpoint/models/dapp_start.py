@@ -159,9 +159,7 @@ def _start_values(model: DAPP, length: float, events: float) -> None:
     )
     if model.options["values"] != "mark":
         value = model.value_weight * 0.3
-        value[..., 0] /= max(
-            1.0, length
-        )  # the slope in time: over the window a value stays of one size
+        value[..., 0] /= max(1.0, length)  # the trend: over the window a value stays of one size
     if model.options["link"] == "identity":
         value = torch.log(
             torch.expm1(value.abs() / model.readout.numel())

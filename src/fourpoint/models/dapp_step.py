@@ -138,13 +138,13 @@ class Steps:
         constant = copied(model.event_values(torch.zeros_like(marks, dtype=torch.float64), marks))[
             0
         ]  # (M, K)
-        slope = (
+        trend = (
             copied(model.event_values(torch.ones_like(marks, dtype=torch.float64), marks))[0]
             - constant
         )
-        self.constant, self.slope = (self._driven(turn, v) for v in (constant, slope))
-        self.value, self.value_slope = constant, slope
-        self.sloping = s["values"] != "mark"
+        self.constant, self.trend = (self._driven(turn, v) for v in (constant, trend))
+        self.value, self.value_trend = constant, trend
+        self.has_trend = s["values"] != "mark"
         self.link = rate.link
         if rate.baseline.splined_base:
             self.log_base = None
@@ -196,9 +196,9 @@ class Steps:
     def added(self, since: Floats, mark: NDArray[np.int64]) -> Complexes:
         """What events at ``since`` of types ``mark`` add to the states, (R, J)."""
         own = self.constant[mark]
-        if not self.sloping:
+        if not self.has_trend:
             return own
-        return own + (since / self.scale).astype(self.kind)[:, None] * self.slope[mark]
+        return own + (since / self.scale).astype(self.kind)[:, None] * self.trend[mark]
 
     def absorb(
         self,
@@ -209,7 +209,7 @@ class Steps:
         mark: NDArray[np.int64],
     ) -> None:
         """``rows`` of ``state`` become ``ahead``, with events at ``since`` of type ``mark``."""
-        self._loops.absorb(state, rows, ahead, since / self.scale, mark, self.constant, self.slope)
+        self._loops.absorb(state, rows, ahead, since / self.scale, mark, self.constant, self.trend)
 
     def kept(self, rows: int) -> Kept:
         """Room for coefficients of rows, none of which is known yet."""
@@ -242,7 +242,7 @@ class Steps:
         fault = np.empty(4)
         kept = kept or self.kept(len(state))
         before = before or Before(np.full(len(rows), -1), np.zeros(0, dtype=bool), self.blank(0))
-        given = (start, *events, *self._loop_numbers, self.constant, self.slope, LARGEST)
+        given = (start, *events, *self._loop_numbers, self.constant, self.trend, LARGEST)
         done = self._loops.follow(state, rows, *numbers, *given, *kept, *before, *into, logs, fault)
         if done < 0:
             return None
@@ -252,7 +252,7 @@ class Steps:
 
     def values(self, since: Floats, mark: NDArray[np.int64]) -> Floats:
         """v_k of events at ``since`` of type ``mark``, (R, K)."""
-        return np.asarray(self.value[mark] + (since / self.scale)[:, None] * self.value_slope[mark])
+        return np.asarray(self.value[mark] + (since / self.scale)[:, None] * self.value_trend[mark])
 
     @property
     def fading(self) -> Floats:

@@ -95,7 +95,7 @@ class ScaledSoftplus(nn.Module):
 
 
 class _Gaps(torch.autograd.Function):
-    """:meth:`ScaledSoftplus.in_gaps`. Rates at nodes never become logarithms, and the slope of z
+    """:meth:`ScaledSoftplus.in_gaps`. Rates at nodes never become logarithms, and the gradient of z
     serves that of the scale s too, since rates depend on s as s f(z / s).
     """
 

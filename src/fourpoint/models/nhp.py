@@ -350,8 +350,8 @@ class _Cells(torch.autograd.Function):
         take = gates[..., : 2 * H].unflatten(-1, (2, H))
         keep = gates[..., 2 * H : 4 * H]
         z = gates[..., 6 * H :]
-        # Each gate's slope times what the gate multiplies; the loop makes it the gradient of the
-        # gate's argument.
+        # Each gate's derivative times what the gate multiplies; the loop makes it the gradient of
+        # the gate's argument.
         inward = torch.empty_like(gates)
         logistic = gates[..., : 5 * H]
         torch.addcmul(logistic, logistic, logistic, value=-1, out=inward[..., : 5 * H])
@@ -384,7 +384,7 @@ class _Cells(torch.autograd.Function):
             inward[..., 4 * H : 6 * H].unflatten(-1, (2, H)),
             to_z,
         )
-        slope = _steps(steep, bend, share, rush * gaps[..., None], bent, *keep.chunk(2, -1))
+        derivatives = _steps(steep, bend, share, rush * gaps[..., None], bent, *keep.chunk(2, -1))
         cells = _steps(reach, reach[:, :, None])
         for (both, twice, od, gc, gk), (both0, gk0, go0, gd0), (g, g4, g2, gz), (
             zs,
@@ -394,7 +394,7 @@ class _Cells(torch.autograd.Function):
             u,
             f,
             f_,
-        ), (ga, wide) in reversed(list(zip(new, old, gate, slope, cells, strict=True))):
+        ), (ga, wide) in reversed(list(zip(new, old, gate, derivatives, cells, strict=True))):
             g4.mul_(twice)
             g2.mul_(od)
             torch.sum(torch.mul(both, zs, out=pair), 1, out=gz)

@@ -105,7 +105,7 @@ class RMTPP(PointProcess[RMTPPHistory]):
         # Row 0 is v' h + b; the others are the marks' V h + c, of which one mark alone needs none.
         self.readout = nn.Parameter(torch.zeros(hidden, M + 1 if M > 1 else 1))
         self.bias = nn.Parameter(torch.zeros(M + 1 if M > 1 else 1))
-        self.slope = nn.Parameter(torch.zeros(()))
+        self.time_weight = nn.Parameter(torch.zeros(()))
         self.register_buffer("time_scale", torch.ones((), dtype=torch.float64))
 
     def settings(self) -> dict[str, Any]:
@@ -150,7 +150,9 @@ class RMTPP(PointProcess[RMTPPHistory]):
             place = torch.arange(len(gaps), device=gaps.device)[:, None]
             scored = scored & (place[:-1] > 0)
             kept = (place > 0) & (place < batch.lengths)
-        return _Score.apply(own - self.time_scale.log(), total, self.slope, gaps, scored, kept)
+        return _Score.apply(
+            own - self.time_scale.log(), total, self.time_weight, gaps, scored, kept
+        )
 
     # ------------------------------------------------------------------ the verbs
 
@@ -203,7 +205,9 @@ class RMTPP(PointProcess[RMTPPHistory]):
         """log lambda per mark: a straight line in the time since the last event."""
         anchor, level = _at(history, seen)
         lag = ((times - anchor[..., None]) / self.time_scale).to(level)
-        return (level - self.time_scale.log().to(level))[:, :, None] + (self.slope * lag)[..., None]
+        at_event = level - self.time_scale.log().to(level)
+        trend = self.time_weight * lag
+        return at_event[:, :, None] + trend[..., None]
 
     def closed_integral(
         self,
@@ -220,9 +224,8 @@ class RMTPP(PointProcess[RMTPPHistory]):
         anchor, level = _at(history, seen)
         lag = (a - anchor) / self.time_scale
         width = (b - a) / self.time_scale
-        logs = (
-            level.double() + (self.slope * lag + _LogMeanExp.apply(self.slope * width))[..., None]
-        )
+        trend = self.time_weight * lag + _LogMeanExp.apply(self.time_weight * width)
+        logs = level.double() + trend[..., None]
         mass = width[..., None] * torch.where(width[..., None] > 0, logs, 0.0).exp()
         if not (mass.requires_grad or bool(mass.isfinite().all())):
             row, group = (int(i) for i in torch.nonzero(~mass.isfinite())[0, :2])
@@ -231,7 +234,7 @@ class RMTPP(PointProcess[RMTPPHistory]):
                 f"{float(mass[row, group].sum())} over "
                 f"[{float(a[row, group]):g}, {float(b[row, group]):g}] of row {row}: the "
                 "rate grows by a factor of "
-                f"exp({float(self.slope):.3g}) per mean gap. Train longer or with a lower "
+                f"exp({float(self.time_weight):.3g}) per mean gap. Train longer or with a lower "
                 "learning rate, or cut long windows."
             )
         return mass
@@ -256,10 +259,10 @@ class RMTPP(PointProcess[RMTPPHistory]):
         [2.5]
         """
         last, _, level = _last(history)
-        slope = self.slope.double()
-        log_rate = level.double().logsumexp(-1) + slope * (a - last) / self.time_scale
+        time_weight = self.time_weight.double()
+        log_rate = level.double().logsumexp(-1) + time_weight * (a - last) / self.time_scale
         flat = mass * (-log_rate).exp()  # how long it would take at the rate at a
-        change = slope * flat
+        change = time_weight * flat
         never = change <= -1
         wait = torch.where(never, torch.inf, flat * _log1p_over(torch.where(never, 0.0, change)))
         return a + self.time_scale * wait
@@ -274,14 +277,14 @@ class RMTPP(PointProcess[RMTPPHistory]):
         ends = self.log_intensity(
             history, torch.stack([a, b], 1)[:, None], history.lengths[:, None]
         )[:, 0].double()
-        eps = torch.finfo(self.slope.dtype).eps
+        eps = torch.finfo(self.time_weight.dtype).eps
         size = _last(history)[2].double().abs().amax(1) + self.time_scale.log().abs()
         return (ends + 16 * eps * (1 + ends.abs() + size[:, None, None])).exp().sum(-1).amax(1)
 
     # ------------------------------------------------------------------ parts
 
     def _in_mean_gaps(self, gaps: Float[Tensor, "*S"]) -> Float[Tensor, "*S"]:
-        return (gaps / self.time_scale).to(self.slope)
+        return (gaps / self.time_scale).to(self.time_weight)
 
     def _states(
         self, gaps: Float[Tensor, "N B"], marks: Int[Tensor, "N B"], first: Float[Tensor, "B H"]
@@ -379,12 +382,12 @@ class _Score(torch.autograd.Function):
         ctx: Context,
         own: Float[Tensor, "N B"],
         total: Float[Tensor, "P B"],
-        slope: Float[Tensor, ""],
+        time_weight: Float[Tensor, ""],
         gaps: Float[Tensor, "P B"],
         valid: Bool[Tensor, "N B"],
         kept: Bool[Tensor, "P B"] | None,
     ) -> Float[Tensor, " B"]:
-        tilt = slope * gaps
+        tilt = time_weight * gaps
         mass = gaps * torch.where(gaps > 0, total + _log_mean_exp(tilt), 0.0).exp()
         mass = mass if kept is None else torch.where(kept, mass, 0.0)
         ctx.save_for_backward(mass, tilt, gaps, valid)
@@ -396,8 +399,10 @@ class _Score(torch.autograd.Function):
         mass, tilt, gaps, valid = ctx.saved_tensors
         to_own = torch.where(valid, outside[0], 0.0)
         to_total = mass * -outside[0]
-        to_slope = (to_own * gaps[:-1]).sum() + (to_total * gaps * _log_mean_exp_slope(tilt)).sum()
-        return to_own, to_total, to_slope, None, None, None
+        to_time_weight = (to_own * gaps[:-1]).sum() + (
+            to_total * gaps * _log_mean_exp_derivative(tilt)
+        ).sum()
+        return to_own, to_total, to_time_weight, None, None, None
 
 
 class _LogMeanExp(torch.autograd.Function):
@@ -411,7 +416,7 @@ class _LogMeanExp(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Context, *outside: Tensor) -> Tensor:
-        return outside[0] * _log_mean_exp_slope(*ctx.saved_tensors)
+        return outside[0] * _log_mean_exp_derivative(*ctx.saved_tensors)
 
 
 def _log_mean_exp(x: Float[Tensor, "*S"]) -> Float[Tensor, "*S"]:
@@ -424,7 +429,7 @@ def _log_mean_exp(x: Float[Tensor, "*S"]) -> Float[Tensor, "*S"]:
     return x.relu() + (torch.expm1(less) / less).log()
 
 
-def _log_mean_exp_slope(x: Float[Tensor, "*S"]) -> Float[Tensor, "*S"]:
+def _log_mean_exp_derivative(x: Float[Tensor, "*S"]) -> Float[Tensor, "*S"]:
     """1 / (1 - e^-x) - 1 / x, which is 1/2 + x / 12 - x^3 / 720 near 0."""
     small = x.abs() < 1e-2
     y = torch.where(small, 1.0, x)

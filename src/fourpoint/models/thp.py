@@ -94,7 +94,7 @@ class THP(PointProcess[Encoded]):
         self.tokens = nn.Parameter(0.1 * torch.randn(M, hidden, generator=random))
         self.readout = nn.Parameter(torch.zeros(M, hidden))
         self.base = nn.Parameter(torch.full((M,), math.log(math.e - 1)))
-        self.slope = nn.Parameter(torch.zeros(M))
+        self.time_weight = nn.Parameter(torch.zeros(M))
         self.link = ScaledSoftplus(M)
         self.register_buffer("frequency", frequencies(hidden // 2, 0.01))
         self.register_buffer("time_scale", torch.ones((), dtype=torch.float64))
@@ -149,7 +149,7 @@ class THP(PointProcess[Encoded]):
         seen: Int[Tensor, "B G"] | None = None,
     ) -> Float[Tensor, "B G Q M"]:
         """log lambda per mark, formed without overflow."""
-        return self.link(self._inside(history, times, seen)) + self.log_rate.to(self.slope)
+        return self.link(self._inside(history, times, seen)) + self.log_rate.to(self.time_weight)
 
     def rates_in_gaps(
         self,
@@ -162,7 +162,7 @@ class THP(PointProcess[Encoded]):
         lambda per mark at its end.
         """
         z = self._inside(history, torch.cat([nodes, ends[..., None]], 2), None)
-        return self.link.in_gaps(z, self.log_rate.to(self.slope), weights)
+        return self.link.in_gaps(z, self.log_rate.to(self.time_weight), weights)
 
     @torch.no_grad()
     def upper_bound(
@@ -185,7 +185,7 @@ class THP(PointProcess[Encoded]):
         )
         eps = torch.finfo(states.dtype).eps
         reach = ((b[:, None] - anchor) / self.time_scale).to(states)
-        size = linear(states, self.readout, self.base)[:, 0].abs() + reach * self.slope.abs()
+        size = linear(states, self.readout, self.base)[:, 0].abs() + reach * self.time_weight.abs()
         rounding = (
             16 * eps * (1 + logs.abs() + self.log_rate.abs() + size * (-self.link.log_scale).exp())
         )
@@ -193,7 +193,7 @@ class THP(PointProcess[Encoded]):
 
     def shortest_time(self, history: Encoded) -> Float[Tensor, " B"]:
         """How long the steepest line takes to cross the bend of its link."""
-        fastest = (self.slope.abs() * (-self.link.log_scale).exp()).max().to(torch.float64)
+        fastest = (self.time_weight.abs() * (-self.link.log_scale).exp()).max().to(torch.float64)
         return (self.time_scale / fastest.clamp(min=torch.finfo(fastest.dtype).tiny)).expand_as(
             history.start
         )
@@ -207,7 +207,7 @@ class THP(PointProcess[Encoded]):
         anchor, states = history.at(seen)
         lag = ((times - anchor[..., None]) / self.time_scale).to(states)
         return torch.addcmul(
-            linear(states, self.readout, self.base)[:, :, None], lag[..., None], self.slope
+            linear(states, self.readout, self.base)[:, :, None], lag[..., None], self.time_weight
         )
 
     def _tokens(

@@ -194,7 +194,7 @@ def sinusoids(turns: Float[Tensor, "*S F"], kind: torch.dtype) -> Float[Tensor, 
 
 
 class _Sinusoids(torch.autograd.Function):
-    """:func:`sinusoids`, each of whose halves is the slope of the other."""
+    """:func:`sinusoids`, each of whose halves is the derivative of the other, up to sign."""
 
     @staticmethod
     def forward(

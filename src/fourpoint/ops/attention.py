@@ -253,8 +253,10 @@ class _Read(torch.autograd.Function):
         if ctx.needs_input_grad[3]:
             theta = frequency[:, None]
             gamma = decay[:, None]
-            slope = (-gamma * cosine - theta * sine) @ up + (theta * cosine - gamma * sine) @ down
-            d_lag = (slope * grad).sum((2, 4))
+            derivative = (-gamma * cosine - theta * sine) @ up + (
+                theta * cosine - gamma * sine
+            ) @ down
+            d_lag = (derivative * grad).sum((2, 4))
         return d_frequency, d_decay, torch.cat([d_up, d_down], -2), d_lag
 
 

@@ -12,8 +12,8 @@ window's length,
 
 R_n^2 = (sum_j w_kj |a_kj|^n) (sum_j w_kj |a_kj|^n |S_kj|^2) by Cauchy and Schwarz, which costs one
 product. The first is good on long windows, the others on short ones; each head takes its smallest,
-and the last is also taken for the sum over heads at once, where slopes of opposite sign cancel.
-Normalised weights are a convex combination, and the largest value bounds it.
+and the last is also taken for the sum over heads at once, where derivatives of opposite sign
+cancel. Normalised weights are a convex combination, and the largest value bounds it.
 """
 
 from __future__ import annotations
@@ -50,14 +50,16 @@ def sum_bound(
         (sums * powers.sum(1) * (1 + 64 * torch.finfo(sums.dtype).eps)).sqrt()[..., None].unbind(2)
     )
     both = readings(state, spectrum.readers)
-    now, slope = (x * readout for x in both.chunk(2, -1))
+    now, derivative = (x * readout for x in both.chunk(2, -1))
     h = width[:, None, None]
     gain = readout.abs()
     line = now + h * gain * r1
-    curve = now + (h * slope).clamp(min=0) + 0.5 * h.square() * gain * r2
+    curve = now + (h * derivative).clamp(min=0) + 0.5 * h.square() * gain * r2
     each = torch.minimum(gain * r0, torch.minimum(line, curve)).sum(1)
     h = h[:, 0]
-    joint = now.sum(1) + (h * slope.sum(1)).clamp(min=0) + 0.5 * h.square() * (gain * r2).sum(1)
+    joint = (
+        now.sum(1) + (h * derivative.sum(1)).clamp(min=0) + 0.5 * h.square() * (gain * r2).sum(1)
+    )
     return torch.minimum(each, joint), (gain * r0).sum(1), (gain * r1).sum(1)
 
 

@@ -348,10 +348,10 @@ def _inside(panel: Panel, rest: Float[Tensor, " B"]) -> Float[Tensor, " B"]:
         off = panel.width * (panel.coefficients * _antiderivatives(x, p)).sum(-1) - rest
         low = torch.where(off < 0, x, low)
         high = torch.where(off >= 0, x, high)
-        slope = panel.width * (panel.coefficients * p[:-1].T).sum(-1)
-        step = x - off / torch.where(slope > 0, slope, 1.0)
+        derivative = panel.width * (panel.coefficients * p[:-1].T).sum(-1)
+        step = x - off / torch.where(derivative > 0, derivative, 1.0)
         following = torch.where(
-            (slope > 0) & (step >= low) & (step <= high), step, (low + high) / 2
+            (derivative > 0) & (step >= low) & (step <= high), step, (low + high) / 2
         )
         moved = (following - x).abs()
         x = following

@@ -58,8 +58,8 @@ class Spectrum(Modes):
 
     @cached_property
     def readers(self) -> Float[Tensor, "K D2 M2"]:
-        """Re[w exp(i psi) S] and its slope Re[a w exp(i psi) S] for each mark, as products with S =
-        (real, imaginary, ...).
+        """Re[w exp(i psi) S] and its derivative Re[a w exp(i psi) S] for each mark, as products
+        with S = (real, imaginary, ...).
         """
         both = torch.cat([self.turn, self.rate[..., None] * self.turn], -1)
         return torch.stack([both.real, -both.imag], 2).flatten(1, 2)

@@ -44,7 +44,7 @@ def minimise(
     """
     from scipy.optimize import minimize
 
-    def value_and_slope(flat: object) -> tuple[float, object]:
+    def value_and_gradient(flat: object) -> tuple[float, object]:
         x = torch.as_tensor(flat, dtype=torch.float64).reshape(first.shape).requires_grad_()
         with torch.enable_grad():
             value = objective(x)
@@ -53,6 +53,6 @@ def minimise(
 
     start = first.detach().cpu().double().flatten().numpy()
     options = {"maxiter": steps, "maxcor": 30, "ftol": 1e-15, "gtol": 1e-9}
-    found = minimize(value_and_slope, start, jac=True, method="L-BFGS-B", options=options)
+    found = minimize(value_and_gradient, start, jac=True, method="L-BFGS-B", options=options)
     point = torch.as_tensor(found.x, dtype=torch.float64).reshape(first.shape)
     return Minimum(point, float(found.fun), int(found.nit), float(abs(found.jac).max(initial=0.0)))

@@ -5,7 +5,7 @@ theta, one row per type, must not be negative; u, the same for all rows, stays i
 curvature is block diagonal in the rows of theta, H_m, with a border B_m towards u and C of u alone,
 so that a step costs one small solve per row:
 
-    theta_m + H_m^-1 (slope_m + B_m du),  S du = gradient_u + sum_m B_m' H_m^-1 slope_m,
+    theta_m + H_m^-1 (gradient_m + B_m du),  S du = gradient_u + sum_m B_m' H_m^-1 gradient_m,
         S = C - sum_m B_m' H_m^-1 B_m,
 
 with signs such that H_m, C and S are the negative curvature (S is made positive where it is not,

@@ -20,7 +20,7 @@ down to the former. Events are counted in bins, less the mean count and under a 
 the ends of a piece and the slow course of a rate would leak into all frequencies (n events in one
 piece make a leak of order n). A piece shows periods of which it holds at least CYCLES, and a peak
 has to stand out above the neighbours on both of its sides: where events cluster, power falls with
-frequency, and the slope is no rhythm.
+frequency, and that decline is no rhythm.
 
 Times of resolution r repeat themselves at w = 2 pi / r, which is the clock's rhythm and not the
 events'; frequencies above pi / r cannot be told from lower ones and are left out.

@@ -151,9 +151,9 @@ def largest(
     the last axis fastest.
 
     On a grid of spacing h that holds a cell's faces and corners, the highest point of a field in
-    the cell has a grid point within h/2 along each axis in the same face, along which the slope is
-    0 there. So it is at most h^2/8 sum_j |c_j| (sum_a |omega_ja|)^2 above the largest value on the
-    cell's grid.
+    the cell has a grid point within h/2 along each axis in the same face, along which the
+    derivative is 0 there. So it is at most h^2/8 sum_j |c_j| (sum_a |omega_ja|)^2 above the largest
+    value on the cell's grid.
 
     >>> c = torch.tensor([[0.0, 1.0, 0.0, 0.0]]).double()
     >>> bool(1.0 <= largest(lattice(1, 1), c)[0, 0] < 1.001)

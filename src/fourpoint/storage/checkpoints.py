@@ -351,6 +351,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 BASELINE = ("log_base", "bias", "drift", "mark_drift", "length")  # of a rate with a link
 CONSTANT = {"poisson": "log_rate", "hawkes": "log_baseline", "spatial-hawkes": "log_baseline"}
+TIME_WEIGHT = {"slope": "time_weight"}
 SPLINE = {"coefficients": "baseline.log_base", "length": "baseline.length"}
 
 
@@ -378,6 +379,8 @@ def current_names(model: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         others = {name: tensor for name, tensor in tensors.items() if name != old}
         length = torch.ones((), dtype=torch.float64)
         return others | {"baseline.log_base": tensors[old][..., None], "baseline.length": length}
+    if model in ("rmtpp", "thp"):
+        return {TIME_WEIGHT.get(name, name): tensor for name, tensor in tensors.items()}
     if model == "spline-poisson":
         return {SPLINE.get(name, name): tensor for name, tensor in tensors.items()}
     renamed = {f"rate.{name}": f"rate.baseline.{name}" for name in BASELINE}
