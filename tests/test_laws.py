@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from variants import without_closed_form
 
-from fourpoint.events import Batch, Box, Dataset, MarkSpace, Sequence
+from fourpoint.events import Batch, Box, Context, Dataset, MarkSpace, Sequence, Steps
 from fourpoint.inference.likelihood import log_likelihood, sampled_log_likelihood
 from fourpoint.models import (
     DAPP,
@@ -24,11 +24,13 @@ from fourpoint.models import (
     SAHP,
     THP,
     DeepDAPP,
+    Frailty,
     Hawkes,
     Poisson,
     SelfCorrecting,
     SplinePoisson,
 )
+from fourpoint.models.effects import effects_of
 from fourpoint.models.spatial.dapp import SpatialDAPP
 from fourpoint.models.spatial.hawkes import SpatialHawkes
 from fourpoint.storage.checkpoints import restore, save
@@ -97,6 +99,15 @@ BUILD: dict[str, Callable[[int], Any]] = {
     "poisson": Poisson,
     "spline-poisson": lambda marks: SplinePoisson(marks, knots=4),
     "self-correcting": SelfCorrecting,
+    "frailty": Frailty,
+    "poisson-calendar": Poisson,
+    "hawkes-calendar": lambda marks: Hawkes(marks, exponentials=2),
+    "frailty-calendar": Frailty,
+    "sum-calendar": dapp(link="softplus"),
+    "spline-exp-calendar": dapp(base="spline", drift="spline", link="exp"),
+    "sum-dense-calendar": dapp(form="dense"),
+    "keep-calendar": dapp(keep=3),
+    "deep-calendar": lambda marks: DeepDAPP(marks, layers=1, width=6, modes=3),
     "poisson-box": lambda marks: Poisson(boxed(marks), cells=3),
     "spline-poisson-box": lambda marks: SplinePoisson(boxed(marks), knots=4),
     "hawkes-box": lambda marks: SpatialHawkes(boxed(marks), cells=2),
@@ -159,10 +170,27 @@ def data(marks: int, scale: float = 1.0, name: str = "") -> Dataset:
         )
         places = rng.uniform(BOX.low, BOX.high, (n, 2)) if "-box" in name else None
         space = marks if places is None else boxed(marks)
+        context = known(i, scale) if "-calendar" in name else None
         sequences.append(
-            Sequence(scale * t, kinds, start=start, stop=stop, space=space, places=places)
+            Sequence(
+                scale * t,
+                kinds,
+                start=start,
+                stop=stop,
+                space=space,
+                places=places,
+                context=context,
+            )
         )
     return Dataset.from_sequences(sequences)
+
+
+def known(i: int, scale: float) -> Context:
+    """The hour before midnight on a Sunday at time 0, and a covariate that changes twice."""
+    times = scale * np.array([0.0, 3.5 + i, 6.0 + i])
+    values = np.array([[0.3], [1.0 + i], [-0.5]])
+    steps = Steps(("temperature",), times, values, np.array([0, 3]))
+    return Context(origin=np.array([1736125200.0 + 60.0 * i]), covariates=steps)
 
 
 def build(name: str, marks: int, scale: float = 1.0) -> Any:
@@ -170,6 +198,9 @@ def build(name: str, marks: int, scale: float = 1.0) -> Any:
     value.
     """
     model = BUILD[name](marks)
+    if "-calendar" in name:
+        terms = ("hour", "weekday", "month")
+        model.add_effects(effects_of(data(marks, scale, name), terms, seconds=3600 / scale))
     model.initialise(data(marks, scale, name))
     model.double()
     random = torch.Generator().manual_seed(11)
@@ -227,13 +258,22 @@ def test_the_future_does_not_change_the_past(name: str, marks: int) -> None:
         batch.start,
         batch.stop,
         elsewhere,
+        context=batch.context,
     )
     again = model.log_intensity(model.encode(other), times)[:, : cut + 1]
     assert torch.allclose(again, past, rtol=0, atol=1e-13)
 
     leaf = batch.times.clone().requires_grad_()
     history = model.encode(
-        Batch(leaf, batch.marks, batch.valid, batch.start, batch.stop, batch.places)
+        Batch(
+            leaf,
+            batch.marks,
+            batch.valid,
+            batch.start,
+            batch.stop,
+            batch.places,
+            context=batch.context,
+        )
     )
     logs = model.log_intensity(history, times)[:, : cut + 1]
     if logs.requires_grad:
@@ -318,6 +358,7 @@ def test_batched_equals_alone_with_nan_in_the_padding(name: str, marks: int) -> 
         good.start,
         good.stop,
         places,
+        context=good.context,
     )
     times = in_gaps(poisoned)
     together = model.log_intensity(model.encode(poisoned), times)
@@ -401,6 +442,7 @@ def test_event_i_is_scored_from_the_events_before_it_also_when_tied(name: str, m
     model = build(name, marks)
     places = np.random.default_rng(3).uniform(BOX.low, BOX.high, (6, 2)) if "-box" in name else None
     space = marks if places is None else boxed(marks)
+    context = known(0, 1.0) if "-calendar" in name else None
     sequence = Sequence(
         [1.0, 2.0, 2.0, 2.0, 5.0, 5.0],
         np.arange(6) % marks,
@@ -408,12 +450,19 @@ def test_event_i_is_scored_from_the_events_before_it_also_when_tied(name: str, m
         stop=6.0,
         space=space,
         places=places,
+        context=context,
     )
     total = 0.0
     for i, (t, m) in enumerate(zip(sequence.times, sequence.marks, strict=True)):
         where = None if places is None else places[:i]
         before = Sequence(
-            sequence.times[:i], sequence.marks[:i], start=0.0, stop=6.0, space=space, places=where
+            sequence.times[:i],
+            sequence.marks[:i],
+            start=0.0,
+            stop=6.0,
+            space=space,
+            places=where,
+            context=context,
         ).batch()
         at, seen = torch.tensor([[[t]]], dtype=torch.float64), torch.tensor([[i]])
         history = model.encode(before)

@@ -177,7 +177,7 @@ class BatchSteps:
         flat = times.reshape(len(times), -1).contiguous()
         found = torch.searchsorted(self.times.contiguous(), flat, right=True) - 1
         index = found.clamp(min=0)[..., None].expand(-1, -1, self.values.shape[2])
-        return self.values.gather(1, index).reshape(*times.shape, -1)
+        return self.values.gather(1, index).reshape(*times.shape, self.values.shape[2])
 
     def around(self, times: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The first and the last time at which the values are those at ``times`` (B, N)."""

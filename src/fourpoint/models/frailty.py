@@ -47,7 +47,7 @@ from fourpoint.models.positions import Positions, counts, last_time
 from fourpoint.models.time_pieces import constant_cubics
 from fourpoint.ops.quadrature import gauss_legendre
 
-NODES = 5  # of the integral of the rate between neighbouring cuts
+NODES = 12  # of the integral of the rate between neighbouring cuts
 ROUNDS, ENOUGH = 25, 1e-4  # of EM, and the change of log a and of log rates that ends it
 LOWEST, HIGHEST = -7.0, 9.0  # of log a
 
@@ -313,10 +313,10 @@ class Frailty(PointProcess[FrailtyHistory]):
     ) -> tuple[Float[Tensor, "B Q"], Float[Tensor, "B Q M"]]:
         """int_a^b e lambda, all marks together, and int_a^b lambda of every mark."""
         exposure = None if context is None else context.exposure
-        if self.effects is None and exposure is None:
+        if (self.effects is None and exposure is None) or not a.shape[1]:
             each = (b - a)[..., None] * self.log_rate.exp()
             return each.sum(-1), each
-        edges = torch.cat([a, b], 1)
+        edges = torch.cat([a, b], 1).detach()  # no gradient in times is asked for
         low, high = edges.amin(1), edges.amax(1)
         parts = [edges]
         if self.effects is not None:
