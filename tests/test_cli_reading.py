@@ -202,7 +202,7 @@ def parameters_of(*names: str) -> dict[str, Any]:
         (("fit",), set(), "sequence"),
         (("evaluate",), set(), "sequence"),
         (("forecast",), set(), "group_by"),
-        (("explain",), set(), "by"),
+        (("explain",), set(), "group_by"),
         (("data", "summary"), set(), "sequence"),
         (("data", "inspect"), {"sort"}, "sequence"),
         (("stream",), {"ties", "window", "sequence", "place", "bounds", "sort", *BESIDE}, ""),

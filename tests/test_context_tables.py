@@ -301,3 +301,35 @@ def test_damaged_context_is_refused(tmp_path: Path) -> None:
         pq.write_table(changed, path)
         with pytest.raises(EventDataError, match="a context of the sequences.*damaged"):
             fp.read(path)
+
+
+def test_an_hourly_table_over_the_change_of_clocks() -> None:
+    hours = ["2025-10-26 01:00", "2025-10-26 02:00", "2025-10-26 02:00", "2025-10-26 03:00"]
+    table = {"time": hours, "x": [1.0, 2.0, 3.0, 4.0]}
+    events = {"time": ["2025-10-26 01:30", "2025-10-26 05:00"]}
+    window = ("2025-10-26 01:00", "2025-10-26 06:00")
+    data = fp.read(
+        events, window=window, covariates=table, timezone="Europe/Berlin", time_unit="hours"
+    )
+    assert covariates(data, 0, [0.0, 1.0, 2.0, 3.0]) == [[1.0], [2.0], [3.0], [4.0]]
+    skipped = {"time": ["2025-03-30 00:00", "2025-03-30 02:00"], "x": [1.0, 2.0]}
+    with pytest.raises(EventDataError, match="times that exist in Europe/Berlin.*at row 1"):
+        fp.read(
+            {"time": ["2025-03-30 08:00", "2025-03-30 09:00"]},
+            covariates=skipped,
+            timezone="Europe/Berlin",
+        )
+
+
+def test_formats_of_the_field_leave_out_the_context(tmp_path: Path) -> None:
+    from fourpoint.data.formats import convert
+
+    fp.write(shops(sequence_covariates="plan", event_features="amount"), tmp_path / "a.parquet")
+    done = convert(tmp_path / "a.parquet", tmp_path / "b.json", None, "easytpp", {})
+    assert any("event features, covariates" in note for note in done.notes)
+
+
+def test_stored_dates_are_the_clock_of_later_data(tmp_path: Path) -> None:
+    fp.write(log(), tmp_path / "log.parquet")
+    found = fp.read(tmp_path / "log.parquet")
+    assert found.log is not None and found.log.origin == "2025-06-01T00:00:00"

@@ -74,9 +74,8 @@ def _dates(log: LogFormat, unit: str, start: str | None) -> Dates | None:
     import numpy as np
 
     from fourpoint.events.dates import SECONDS, Dates, as_number
-    from fourpoint.log_format import NUMBERS
 
-    if log.clock == NUMBERS or unit not in SECONDS:
+    if unit not in SECONDS:
         return None
     if log.origin is not None:
         since = np.datetime64(log.origin, "us").astype(np.int64)

@@ -500,7 +500,7 @@ def forecast(
 
 
 @app.command()
-@typed.takes_reading_options(rename={"sequence": "by"})
+@typed.takes_reading_options(rename={"sequence": "group_by"}, also={"sequence": "--by"})
 def explain(
     folder: typed.Saved,
     source: typed.Source,

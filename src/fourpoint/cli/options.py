@@ -209,6 +209,7 @@ def takes_reading_options(
     *,
     without: Collection[str] = (),
     rename: Mapping[str, str] | None = None,
+    also: Mapping[str, str] | None = None,
     describe: Mapping[str, str] | None = None,
 ) -> Callable[[Command], Command]:
     """A decorator that gives a command the options of its parameter of type
@@ -218,6 +219,7 @@ def takes_reading_options(
         without: fields that the command does not take; they keep their defaults.
         rename: fields whose option has another name here, such as ``{"sequence": "by"}`` where
             ``--sequence`` means something else.
+        also: a second name of such an option, as it is typed.
         describe: fields whose help has other words here.
     """
     renamed = rename or {}
@@ -230,7 +232,7 @@ def takes_reading_options(
         kind, option = get_args(types[field.name])
         option = copy(option)
         if name != field.name:
-            _rename(option, option_flag(name))
+            _rename(option, option_flag(name), (also or {}).get(field.name))
         option.help = described.get(field.name, option.help)
         return inspect.Parameter(
             name,
@@ -262,10 +264,10 @@ def takes_reading_options(
     return decorate
 
 
-def _rename(option: OptionInfo, flag: str) -> None:
-    """Give an option one name in place of those it has."""
+def _rename(option: OptionInfo, flag: str, second: str | None) -> None:
+    """Give an option one name, or two, in place of those it has."""
     option.default = flag
-    option.param_decls = ()
+    option.param_decls = () if second is None else (second,)
 
 
 Source = Annotated[

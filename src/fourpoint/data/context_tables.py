@@ -21,6 +21,7 @@ from typing import Literal, get_args
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from fourpoint.data.clocks import Clock, read_clock
@@ -211,8 +212,6 @@ def _missing(column: pa.ChunkedArray) -> NDArray[np.bool_]:
     plain = _decoded(column)
     missing = np.asarray(plain.is_null(nan_is_null=True).to_numpy(zero_copy_only=False), dtype=bool)
     if is_words(plain.type):
-        import pyarrow.compute as pc
-
         blank = pc.equal(pc.utf8_trim_whitespace(plain), "").fill_null(True)
         missing = missing | np.asarray(blank.to_numpy(zero_copy_only=False), dtype=bool)
     return missing
@@ -383,6 +382,7 @@ class _Beside:
             groups = np.full(len(moments), -1, dtype=np.int64)
             for i, part in enumerate(rows):
                 groups[part] = i
+        moments = self._told_apart(moments, rows)
         self._check_rising(moments, rows)
         found: list[Floats] = []
         labels: list[str] = []
@@ -522,6 +522,23 @@ class _Beside:
         if is_words(kind):
             return not len(column) or has_zone(str(column[0].as_py()))
         return number
+
+    def _told_apart(self, moments: Moments, rows: list[Integers] | None) -> Moments:
+        """Moments in which the second of two equal local times is that of the hour that clocks
+        repeat: rows of such a table rise.
+        """
+        zone = None if self.origins.zeros is None else self.data.log and self.data.log.zone
+        if not zone:
+            return moments
+        stamps = pa.array(moments.astype(np.int64)).view(pa.timestamp("us", zone))
+        wall = pc.local_timestamp(stamps)
+        late = pc.assume_timezone(wall, zone, ambiguous="latest", nonexistent="latest")
+        later = flat(pa.chunked_array([late]))
+        found = moments.copy()
+        for part in [np.arange(len(moments))] if rows is None else rows:
+            again = part[1:][np.diff(moments[part]) == 0]
+            found[again] = later[again]
+        return found
 
     def _check_rising(self, moments: Moments, rows: list[Integers] | None) -> None:
         for part in [np.arange(len(moments))] if rows is None else rows:

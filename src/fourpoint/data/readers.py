@@ -402,7 +402,11 @@ def _context(
     context, stored = stored_context(columns, len(known.ids))
     if stored is None:
         return context, log
-    return context, replace(log, zone=stored.zone, levels=stored.levels)
+    origins = None if context is None else context.origin
+    origin = None
+    if origins is not None and len(origins) and bool((origins == origins[0]).all()):
+        origin = iso(round(float(origins[0]) * 1e6), 1_000_000)
+    return context, replace(log, zone=stored.zone, levels=stored.levels, origin=origin)
 
 
 def _with_names(

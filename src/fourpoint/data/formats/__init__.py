@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 from fourpoint.data import readers
 from fourpoint.data.formats import du, easytpp, hotpp, pickles, tick
 from fourpoint.data.sample import Matches, Sample, sample_of
-from fourpoint.events import Dataset, EventDataError, UserError
+from fourpoint.events import Context, Dataset, EventDataError, UserError
 
 Read = Callable[[str | Path], Dataset]
 Write = Callable[[Dataset, str | Path], list[str]]
@@ -176,8 +176,26 @@ def convert(
         raise UserError(
             f"events without places, which {written} cannot hold", f"{data.marks}", remedy
         )
+    if written != "fourpoint":
+        said = said + _lost(data, written)
     notes += said + FORMATS[written].write(data, target)
     return Conversion(data, read, written, notes)
+
+
+def _lost(data: Dataset, written: str) -> list[str]:
+    """What a format of the field has no room for."""
+    context = data.context or Context()
+    parts = {
+        "event features": data.features,
+        "covariates": context.covariates,
+        "exposure": context.exposure,
+        "dates": context.origin,
+        "history periods": context.scored_from,
+    }
+    lost = [name for name, part in parts.items() if part is not None]
+    if not lost:
+        return []
+    return [f"left out, since {written} cannot hold them: {', '.join(lost)}"]
 
 
 def _known(name: str | None, names: tuple[str, ...], what: str) -> str | None:
