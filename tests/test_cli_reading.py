@@ -218,7 +218,7 @@ def test_every_command_takes_the_same_reading_options(
         name = grouped if field.name == "sequence" else field.name
         ours, theirs = here[name], of_fit[field.name]
         flag = "--group-by" if name == "group_by" else theirs.opts[-1]
-        assert ours.opts[-1] == flag, field.name
+        assert flag in ours.opts, field.name
         assert ours.default == theirs.default == field.default, field.name
         assert (ours.metavar, ours.multiple) == (theirs.metavar, theirs.multiple), field.name
         assert ours.nargs == theirs.nargs, field.name
