@@ -256,6 +256,23 @@ def test_a_forecast_depends_on_seed_and_sequence_alone(monkeypatch: pytest.Monke
     assert forecasts(model, data, 3.0, by=1.0, paths=60, seed=1) != table
 
 
+def test_batches_are_bounded_in_counts_and_in_events(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = histories(1)
+    plan = planned(Poisson(), data, 2.0, paths=10)
+
+    def sizes() -> list[int]:
+        return [len(group.rows) for group in module._batches(plan)]
+
+    assert sizes() == [4]
+    monkeypatch.setattr(module, "NUMBERS", 60)
+    assert sizes() == [3, 1]
+    monkeypatch.setattr(module, "NUMBERS", 1)
+    assert sizes() == [1, 1, 1, 1]
+    monkeypatch.setattr(module, "NUMBERS", 2**20)
+    monkeypatch.setattr(module, "PADDED", 45)
+    assert sizes() == [3, 1]
+
+
 def test_rows_are_sequences_intervals_and_types_with_the_total_first() -> None:
     data = replace(histories(2), marks=MARKS)
     model = Hawkes(MARKS, baseline=0.5, branching=0.3, decay=1.0)

@@ -47,7 +47,8 @@ LEVELS = (0.05, 0.5, 0.95)
 PATHS = 200
 MOST = 10_000  # events of one path, at which a process counts as explosive
 ROWS = 1024  # sequences of a batch, at most
-NUMBERS = 2**24  # counts of a batch, and events with padding, unless one sequence has more
+NUMBERS = 2**24  # counts of a batch, unless one sequence has more
+PADDED = 2**17  # events of a batch with padding, unless one sequence has more
 PLAIN_PATHS = 4096  # that are sampled together without a kernel
 ENDINGS = (".parquet", ".csv")
 
@@ -231,11 +232,7 @@ def forecast_parts(
 ) -> Iterator[pa.Table]:
     """The table in parts, a batch of sequences each."""
     done = 0
-    with (
-        eval_mode(model),
-        threads_for_loops(True),
-        bar("forecasting", len(plan.data), show=progress) as step,
-    ):
+    with eval_mode(model), bar("forecasting", len(plan.data), show=progress) as step:
         for group in _batches(plan):
             counts = _counts(model, plan, group)
             yield _summary(plan, group, counts)
@@ -334,8 +331,9 @@ def _batches(plan: Plan) -> Iterator[Interval]:
             known[key] = _edges(plan, row)
         own = known[key]
         longest = max(longest, int(data.lengths[row]))
-        each = max((len(own) - 1) * (data.marks.count + 1) * plan.paths, longest)
-        full = len(rows) >= ROWS or (len(rows) + 1) * each > NUMBERS
+        counts = (len(own) - 1) * (data.marks.count + 1) * plan.paths
+        together = len(rows) + 1
+        full = together > ROWS or together * counts > NUMBERS or together * longest > PADDED
         if rows and (full or len(own) != len(edges[0])):
             yield Interval(np.array(rows), np.stack(edges))
             rows, edges, longest = [], [], int(data.lengths[row])
@@ -370,7 +368,8 @@ def _counts(model: PointProcess, plan: Plan, group: Interval) -> NDArray[np.int3
     keys = np.array([key_of(plan.seed, plan.data.ids[row]) for row in group.rows], dtype=np.uint64)
     wanted = Wanted(group.edges, keys, plan.paths, MOST)
     try:
-        counts = model.draw_counts(batch, wanted)
+        with threads_for_loops(True):
+            counts = model.draw_counts(batch, wanted)
         return plain_counts(model, batch, wanted) if counts is None else counts
     except UserError as error:
         ids = [plan.data.ids[row] for row in group.rows[[0, -1]]]
