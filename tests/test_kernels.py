@@ -10,6 +10,7 @@ import os
 import warnings
 from collections.abc import Callable
 from copy import deepcopy
+from dataclasses import replace
 from importlib import import_module
 from typing import Any, NamedTuple
 
@@ -19,12 +20,13 @@ import torch
 
 from fourpoint import kernels
 from fourpoint.data.synthetic import simulate
-from fourpoint.events import Batch, Dataset, Sequence
+from fourpoint.events import Batch, Context, Dataset, Sequence, Steps
 from fourpoint.inference.likelihood import log_likelihoods, sampled_log_likelihood
 from fourpoint.kernels import conditions, numba_hawkes_effects
 from fourpoint.kernels.path_terms import Wanted
 from fourpoint.models.dapp import DAPP
 from fourpoint.models.deep_dapp import DeepDAPP
+from fourpoint.models.effects import effects_of
 from fourpoint.models.following import Events, Numbers, Scored
 from fourpoint.models.hawkes import Hawkes
 from fourpoint.models.hawkes_step import HawkesSteps
@@ -74,9 +76,24 @@ def sequences(marks: int) -> Dataset:
 
 
 def dapp_loss(monkeypatch: pytest.MonkeyPatch) -> Compared:
+    """With effects of calendar and covariates, recording gaps and history periods."""
     monkeypatch.setattr(conditions, "DAPP_WORK", 0)
-    data = sequences(2)
+    plain = sequences(2)
+    steps = Steps.join(
+        [Steps(("x",), np.array([0.0, 5.0]), np.eye(2)[:, :1], np.array([0, 2]))] * 10
+    )
+    late = Steps(
+        ("e",), np.array([0.0, 30.0, 40.0]), np.array([[2.0], [0.0], [1]]), np.array([0, 3])
+    )
+    known = Context(
+        origin=np.full(10, 1736125200.0),
+        scored_from=plain.starts + 1.5,
+        covariates=steps,
+        exposure=Steps.join([late] * 10),
+    )
+    data = replace(plain, context=known, unit="hours")
     model = DAPP(2, heads=2, features=5, generator=(6,))
+    model.add_effects(effects_of(data, ("hour", "weekday")))
     model.initialise(data)
     random = torch.Generator().manual_seed(1)
     with torch.no_grad():

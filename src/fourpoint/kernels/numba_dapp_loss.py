@@ -80,7 +80,9 @@ class Data(NamedTuple):
 
     With ``inner`` = 1 the first event and what lies before it or after the last do not count. (B,)
     ``history`` events condition the rates but are not scored, nor are the gaps that end with them;
-    (B, N + 1) ``exposure`` is the mean weight of time in a gap.
+    (B, N + 1) ``exposure`` is the mean weight of time in a gap. (B, 2, M, (N + 1) (Q + 1))
+    ``effects`` are added to log mu and inside the link at the nodes and the end of every gap;
+    ``to_effects`` takes the gradients in them. Without effects their last axis is empty.
     """
 
     edges: np.ndarray
@@ -91,6 +93,8 @@ class Data(NamedTuple):
     inner: int
     history: np.ndarray
     exposure: np.ndarray
+    effects: np.ndarray
+    to_effects: np.ndarray
 
 
 class Weights(NamedTuple):
@@ -213,6 +217,8 @@ def sweep(first, step, size, data, weights, shape, workspace, values, gradients)
                     shape,
                     workspace,
                     gradients,
+                    data.effects[b],
+                    data.to_effects[b],
                 )
             values[b] = value
             back(x, data.marks[b], events, begin, stop, Q, weights, workspace, gradients)

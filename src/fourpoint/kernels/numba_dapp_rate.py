@@ -31,7 +31,22 @@ LOG2, HIGHEST, LOWEST = (
 
 
 @no_type_check
-def scored(m, x, marks, events, begin, stop, Q, share, weights, shape, workspace, gradients):
+def scored(
+    m,
+    x,
+    marks,
+    events,
+    begin,
+    stop,
+    Q,
+    share,
+    weights,
+    shape,
+    workspace,
+    gradients,
+    effects,
+    to_effects,
+):
     """What mark m adds to the value, and to the gradients of what is not attention; its z becomes
     the gradient in z.
     """
@@ -54,6 +69,11 @@ def scored(m, x, marks, events, begin, stop, Q, share, weights, shape, workspace
         inside[r] = (
             z[r] + shift + (curve(drift, m, r, cells, parts) if drift.shape[1] > 0 else ZERO)
         )
+    if effects.shape[2] > 0:
+        for r in range(first, last):
+            log_mu[r] += effects[0, m, r]
+            if shape.link > 0:
+                inside[r] += effects[1, m, r]
     for r in range(first, last):
         mu[r] = log_mu[r]
         g[r] = -abs(inside[r]) if shape.link == 2 else inside[r]
@@ -78,6 +98,11 @@ def scored(m, x, marks, events, begin, stop, Q, share, weights, shape, workspace
         if marks[i] == m:
             r = i * (Q + 1) + Q
             z[r], mu[r], gradient[r] = inside[r], log_mu[r], workspace.rows[5, r]
+    if effects.shape[2] > 0:
+        for r in range(first, last):
+            to_effects[0, m, r] = mu[r]
+            if shape.link > 0:
+                to_effects[1, m, r] = z[r]
     to_bias, to_scale, to_base = ZERO, ZERO, ZERO
     for r in range(first, last):
         to_bias += z[r]

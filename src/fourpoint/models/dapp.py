@@ -579,8 +579,6 @@ class DAPP(PointProcess[DAPPHistory]):
         """The sum of `likelihood.sampled_log_likelihood`, and the gradients of ``share`` times it
         in what is learned, by a kernel; None if unsupported.
         """
-        if self.effects is not None:
-            return None
         settings = self.options
         sweep = kernels.DAPP_LOSS.choose(
             self.readout,
@@ -606,6 +604,7 @@ class DAPP(PointProcess[DAPPHistory]):
             self.time_scale,
             convention == "gaps",
             share,
+            self.effects,
         )
         return float(totals.sum()), found
 

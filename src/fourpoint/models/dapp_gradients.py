@@ -22,6 +22,7 @@ from fourpoint.kernels.dapp_spectrum import Drawn, Floats, Networks, back, drawn
 from fourpoint.kernels.numba_dapp_loss import LINKS, Data, Shape
 from fourpoint.models.base import log_exposure
 from fourpoint.models.baseline import Baseline
+from fourpoint.models.effects import Effects
 from fourpoint.models.modes import Modes
 from fourpoint.models.rate import Rate
 from fourpoint.ops import fourier
@@ -50,6 +51,7 @@ def sampled_gradients(
     scale: Tensor,
     inner_gaps: bool,
     share: float,
+    effects: Effects | None = None,
 ) -> tuple[NDArray[np.float64], list[tuple[nn.Parameter, Floats]]]:
     """An estimate of each sequence's log-likelihood, (B,), and the gradients of ``share`` times
     their sum in all that is learned.
@@ -88,6 +90,11 @@ def sampled_gradients(
     by_readout = rate.marks > 1 or readout.requires_grad or modes.mark_key.requires_grad
     shape = Shape(float(scale), float(baseline.length), baseline.intervals, LINKS.index(rate.link))
     data = _data(batch, draws, share, inner_gaps)
+    added = None
+    if effects is not None:
+        with torch.enable_grad():
+            added = effects.values(_asked_times(data), batch.context, torch.float32)
+        data = _with_effects(data, added.detach(), rate.marks)
     totals, found_parts = log_likelihoods(sweep, data, shape, parts, by_readout=by_readout)
     totals += log_exposure(batch)[:, int(inner_gaps) :].sum(1).numpy()
     D = found.frequency.shape[1]
@@ -119,6 +126,10 @@ def sampled_gradients(
     if baseline.splined_drift:
         each.append((baseline.drift, found_parts.drift.sum(0, keepdims=True)))
         each.append((baseline.mark_drift, found_parts.drift))
+    if effects is not None and added is not None:
+        to_added = torch.from_numpy(data.to_effects).permute(0, 3, 1, 2).reshape(added.shape)
+        (to_weight,) = torch.autograd.grad(added, effects.weight, to_added)
+        each.append((effects.weight, to_weight.numpy()))
     return totals, [(p, np.ascontiguousarray(g)) for p, g in each if p.requires_grad]
 
 
@@ -160,7 +171,30 @@ def _data(batch: Batch, draws: Tensor, share: float, inner_gaps: bool) -> Data:
         draws, mean = _in_exposed_time(batch, weight, draws)
         exposure = mean.to(torch.float32).numpy()
     part = np.float32(share)
-    return Data(edges, draws.numpy(), marks, lengths, part, int(inner_gaps), history, exposure)
+    none = np.zeros((len(edges), 2, 0, 0), dtype=np.float32)
+    return Data(
+        edges, draws.numpy(), marks, lengths, part, int(inner_gaps), history, exposure, none, none
+    )
+
+
+def _asked_times(data: Data) -> Float[Tensor, "B G R"]:
+    """The nodes and the end of every gap."""
+    edges = torch.from_numpy(data.edges)
+    draws = torch.from_numpy(data.draws)
+    nodes = draws.shape[2]
+    left, width = edges[:, :-1, None], edges.diff(dim=1)[..., None]
+    inner = left + width * (torch.arange(nodes) + draws) / nodes
+    return torch.cat([inner, left + width], 2)
+
+
+def _with_effects(data: Data, added: Float[Tensor, "B G R C"], marks: int) -> Data:
+    """The data with effects on both parts of the baseline of every mark, and room for their
+    gradients.
+    """
+    rows, _, _, curves = added.shape
+    flat = added.reshape(rows, -1, curves // marks, marks).permute(0, 2, 3, 1)
+    effects = flat.contiguous().numpy()
+    return data._replace(effects=effects, to_effects=np.zeros_like(effects))
 
 
 def _score_later(
