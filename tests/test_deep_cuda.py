@@ -261,13 +261,13 @@ def test_silence_has_the_models_shares() -> None:
     drawn = draw(model.train(), batch, 2, torch.Generator(DEVICE).manual_seed(6))
     assert (
         drawn.hidden is not None
-        and drawn.heard is not None
+        and drawn.kept_events is not None
         and drawn.layers is not None
         and drawn.queries is not None
     )
     for what, share in (
         (drawn.hidden, 0.4),
-        (drawn.heard, 0.8),
+        (drawn.kept_events, 0.8),
         (drawn.layers, 0.7),
         (drawn.queries, 0.7),
     ):
@@ -473,8 +473,8 @@ def _plain(model: DeepDAPP, batch: Batch, drawn: Drawn, gaps: bool) -> Tensor:
         keep, pace = layer.gates(u).chunk(2, -1)
         pace = torch.where(layer.steady, 1.0, softplus(pace))
         driven = torch.complex(*layer.drive(u).chunk(2, -1))
-        if drawn.heard is not None:
-            driven = driven * drawn.heard[i].view(B, P, 1) * loud
+        if drawn.kept_events is not None:
+            driven = driven * drawn.kept_events[i].view(B, P, 1) * loud
         states = [driven[:, 0]]
         for p in range(1, P):
             own = pace[:, p - 1] * gap[:, p, None]

@@ -85,7 +85,7 @@ class DeepDAPP(NarrowPeaks[DeepHistory]):
         gated: whether events decide what is kept of the past and how fast time runs after them.
         rhythms: at most so many frequencies are taken from the data.
         sinusoids: octaves of sinusoids in the logarithm of elapsed time; 0 for none.
-        dropout: the share of activations that is silent while training.
+        dropout: the share of activations that is dropped while training.
         event_dropout, mark_dropout: the share of events that leave no trace in the states, and of
             those whose mark is hidden, while training.
         form: "scan" in O(n), or "dense" from all pairs, for short sequences and for tests.
@@ -249,7 +249,7 @@ class DeepDAPP(NarrowPeaks[DeepHistory]):
         return said
 
     def redraw(self, random: torch.Generator) -> None:
-        """Choose anew what is silent in the next batch; a source on a CUDA device is drawn from in
+        """Choose anew what is dropped in the next batch; a source on a CUDA device is drawn from in
         every pass instead.
         """
         self._random = random if random.device.type == "cuda" else None
@@ -649,7 +649,7 @@ class DeepDAPP(NarrowPeaks[DeepHistory]):
         return (gaps / self.time_scale).clamp(max=FARTHEST).to(self.tokens)
 
     def _noise(self, device: torch.device, more: int = 0) -> Noise | None:
-        """What is silent in this pass; the same draw for the same batch, and another one for its
+        """What is dropped in this pass; the same draw for the same batch, and another one for its
         queries (``more`` = 1).
         """
         dropout = self._settings["dropout"]

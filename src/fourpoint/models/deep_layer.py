@@ -92,12 +92,12 @@ class DeepHistory(History):
 
 
 class Noise(NamedTuple):
-    """What is silenced while training: the share of activations, of events' effects on later ones,
+    """What is dropped while training: the share of activations, of events' effects on later ones,
     and where from.
     """
 
     dropout: float
-    unheard: float
+    event_dropout: float
     random: torch.Generator
 
     def drop(self, x: Tensor, share: float, shape: tuple[int, ...]) -> Tensor:
@@ -229,7 +229,7 @@ class DeepLayer(nn.Module):
             first = turned(before.state[:, 0], fade[:, 0], angle[:, 0])
             driven = torch.cat([driven[:, :1] + first[:, None], driven[:, 1:]], 1)
         state = pairwise(fade, angle, driven) if dense else recur(_factor(fade, angle), driven)
-        return self._heard(x, u, state, noise), Moment(state, pace)
+        return self._read_out(x, u, state, noise), Moment(state, pace)
 
     def _gated(
         self, u: Float[Tensor, "B P H"]
@@ -241,13 +241,13 @@ class DeepLayer(nn.Module):
         return softplus(-kept), torch.where(self.steady, 1.0, softplus(pace))
 
     def _driven(self, u: Float[Tensor, "B P H"], noise: Noise | None) -> Complex[Tensor, "B P J"]:
-        """B u, and nothing from events that are not heard."""
+        """B u, and nothing from events that are dropped."""
         driven = self.drive(u)
         if noise is not None:
-            driven = noise.drop(driven, noise.unheard, (*u.shape[:2], 1))
+            driven = noise.drop(driven, noise.event_dropout, (*u.shape[:2], 1))
         return torch.complex(*driven.chunk(2, -1))
 
-    def _heard(
+    def _read_out(
         self,
         x: Float[Tensor, "B P H"],
         u: Float[Tensor, "B P H"],

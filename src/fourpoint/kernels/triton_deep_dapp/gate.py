@@ -1,6 +1,6 @@
 r"""What a layer of Deep DAPP adds to its tokens, on a CUDA device.
 
-    u = norm(x),     y = gelu(C S + D u) * sigmoid(G u),     x <- x + d * O y,    d what is silenced
+    u = norm(x),     y = gelu(C S + D u) * sigmoid(G u),     x <- x + d * O y,    d dropout
 
 where S are the states of `scan`, and B u, the gates, D u and G u lie side by side in one
 table, ``joined`` (R, 4J + 2H), from `norm`. The backward pass writes the last 2H columns
@@ -24,7 +24,7 @@ ROWS, WARPS = 32, 4  # of a program, forwards
 BACK_ROWS, BACK_WARPS = 32, 8  # backwards
 
 
-def heard(
+def gated(
     x: Tensor,
     joined: Tensor,
     state: Tensor,
@@ -33,16 +33,16 @@ def heard(
     out: Tensor,
     out_bias: Tensor,
     kept: Tensor | None,
-    louder: float,
+    rescale: float,
     rows: Rows,
 ) -> Tensor:
     """New tokens (R, H), from tokens and states (R, 2J), whose rows may lie apart; C (H, 2J) is
     ``read``, and O (H, H) ``out``.
 
-    ``kept`` (R, H) says what is not silenced, and counts ``louder`` times.
+    ``kept`` (R, H) says which activations are kept, which count ``rescale`` times.
     """
     new, (H, wide) = torch.empty_like(x), read.shape
-    _heard[(rows.tiles(ROWS),)](
+    _gated[(rows.tiles(ROWS),)](
         x,
         joined,
         state,
@@ -56,7 +56,7 @@ def heard(
         rows.real,
         joined.stride(0),
         state.stride(0),
-        louder,
+        rescale,
         KEPT=kept is not None,
         H=H,
         STATE=wide,
@@ -67,14 +67,14 @@ def heard(
     return new
 
 
-def heard_back(
+def gated_back(
     joined: Tensor,
     state: Tensor,
     read: Tensor,
     read_bias: Tensor,
     out: Tensor,
     kept: Tensor | None,
-    louder: float,
+    rescale: float,
     rows: Rows,
     of_new: Tensor,
     of_state: Tensor,
@@ -89,7 +89,7 @@ def heard_back(
     ``of_new`` itself, but for what ``joined`` brings.
     """
     H, wide = read.shape
-    _heard_back[(len(of_read),)](
+    _gated_back[(len(of_read),)](
         joined,
         state,
         read,
@@ -109,7 +109,7 @@ def heard_back(
         state.stride(0),
         of_state.stride(0),
         of_read.stride(0),
-        louder,
+        rescale,
         KEPT=kept is not None,
         H=H,
         STATE=wide,
@@ -122,7 +122,7 @@ def heard_back(
 
 @triton.jit
 @no_type_check  # triton has its own types
-def _heard(
+def _gated(
     x,
     joined,
     state,
@@ -136,7 +136,7 @@ def _heard(
     count,
     wide,
     state_wide,
-    louder,
+    rescale,
     KEPT: tl.constexpr,
     H: tl.constexpr,
     STATE: tl.constexpr,
@@ -161,13 +161,13 @@ def _heard(
             + tl.load(out_bias + h)[None, :]
         )
         if KEPT:
-            o = o * (tl.load(kept + at, ok[:, None], 0).to(tl.float32) * louder)
+            o = o * (tl.load(kept + at, ok[:, None], 0).to(tl.float32) * rescale)
         tl.store(new + at, tl.load(x + at, ok[:, None], 0.0) + o, ok[:, None])
 
 
 @triton.jit
 @no_type_check
-def _heard_back(
+def _gated_back(
     joined,
     state,
     read,
@@ -187,7 +187,7 @@ def _heard_back(
     state_wide,
     of_wide,
     line_wide,
-    louder,
+    rescale,
     KEPT: tl.constexpr,
     H: tl.constexpr,
     STATE: tl.constexpr,
@@ -207,7 +207,7 @@ def _heard_back(
         at = row[:, None] * H + h[None, :]
         of_o = tl.load(of_new + at, ok[:, None], 0.0)
         if KEPT:
-            of_o = of_o * (tl.load(kept + at, ok[:, None], 0).to(tl.float32) * louder)
+            of_o = of_o * (tl.load(kept + at, ok[:, None], 0).to(tl.float32) * rescale)
         states = tl.load(state + row[:, None] * state_wide + s[None, :], ok[:, None], 0.0)
         beside = row[:, None] * wide + 2 * STATE + h[None, :]
         matrix = tl.load(read + h[:, None] * STATE + s[None, :])

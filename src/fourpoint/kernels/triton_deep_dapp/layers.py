@@ -16,9 +16,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fourpoint.kernels.triton_deep_dapp.gate import heard, heard_back
+from fourpoint.kernels.triton_deep_dapp.gate import gated, gated_back
 from fourpoint.kernels.triton_deep_dapp.given import Model
-from fourpoint.kernels.triton_deep_dapp.mix import Network, Silence, mix, mix_back
+from fourpoint.kernels.triton_deep_dapp.mix import KeptActivations, Network, mix, mix_back
 from fourpoint.kernels.triton_deep_dapp.norm import norm_linear, norm_linear_back
 from fourpoint.kernels.triton_deep_dapp.rows import Rows, Sums
 from fourpoint.kernels.triton_deep_dapp.scan import walk, walk_back
@@ -26,13 +26,13 @@ from fourpoint.kernels.triton_deep_dapp.scan import walk, walk_back
 SIDE_BY_SIDE = ("drive", "gates", "skip")  # matrices that are one
 
 
-class Quiet(NamedTuple):
-    """What is not silenced in a layer; None where all is heard."""
+class KeptParts(NamedTuple):
+    """What dropout keeps in a layer; None where it keeps all."""
 
-    heard: Tensor | None  # (R,): events that leave a trace
+    events: Tensor | None  # (R,): events that leave a trace
     more: float  # by how much those count more
-    gate: Tensor | None  # (R, H): activations at the gate, as loud as those of the network
-    network: Silence
+    gate: Tensor | None  # (R, H): activations at the gate, with the factor of those of the network
+    network: KeptActivations
 
 
 class Moments(NamedTuple):
@@ -68,15 +68,15 @@ class Pass:
         bias: Tensor,
         modes: Modes,
         moments: Moments,
-        quiet: Quiet,
+        kept: KeptParts,
         width: Tensor,
         rows: Rows,
     ) -> None:
         self.model, self.name = model, name
         self.matrix, self.bias = matrix, bias
-        self.moments, self.quiet, self.rows = moments, quiet, rows
+        self.moments, self.kept, self.rows = moments, kept, rows
         recursion = (*modes, self._own("first_decay"), self._own("steady"))
-        self.times = (width, quiet.heard, quiet.more, rows.lengths, recursion)
+        self.times = (width, kept.events, kept.more, rows.lengths, recursion)
         self.network = Network(
             *self._affine("inner_norm"), *self._affine("up"), *self._affine("down")
         )
@@ -91,27 +91,27 @@ class Pass:
 
     def forward(self, x: Tensor) -> Tensor:
         """New tokens (R, H)."""
-        quiet = self.quiet
+        kept = self.kept
         self.x = x
         self.joined = norm_linear(x, *self._affine("norm"), self.matrix, self.bias, self.rows)
         walk(self.joined, *self.times, *self.moments)
-        self.middle = heard(
+        self.middle = gated(
             x,
             self.joined,
             self.moments.state,
             *self._affine("read"),
             *self._affine("out"),
-            quiet.gate,
-            quiet.network.louder,
+            kept.gate,
+            kept.network.rescale,
             self.rows,
         )
-        return mix(self.middle, self.rows, quiet.network, self.network)
+        return mix(self.middle, self.rows, kept.network, self.network)
 
     def backward(self, of_out: Tensor, of_moments: Moments, of_modes: Modes, sums: Sums) -> Tensor:
         """The gradient of x; ``of_moments`` is added to, and the parameters' go into their columns
         of ``sums``.
         """
-        quiet = self.quiet
+        kept = self.kept
         of_joined = torch.empty_like(self.joined)
         read, before = (
             [sums[self.name + part] for part in parts]
@@ -128,18 +128,18 @@ class Pass:
         of_middle = mix_back(
             self.middle,
             self.rows,
-            quiet.network,
+            kept.network,
             self.network,
             of_out,
             network_of(sums, f"{self.name}inner_norm", self.name),
         )
-        heard_back(
+        gated_back(
             self.joined,
             self.moments.state,
             *self._affine("read"),
             self._own("out.weight"),
-            quiet.gate,
-            quiet.network.louder,
+            kept.gate,
+            kept.network.rescale,
             self.rows,
             of_middle,
             of_moments.state,

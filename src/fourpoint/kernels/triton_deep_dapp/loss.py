@@ -29,13 +29,13 @@ from fourpoint.kernels.triton_deep_dapp import head as deep_head_cuda, score as 
 from fourpoint.kernels.triton_deep_dapp.given import Events, Model
 from fourpoint.kernels.triton_deep_dapp.layers import (
     SIDE_BY_SIDE,
+    KeptParts,
     Modes,
     Moments,
     Pass,
-    Quiet,
     network_of,
 )
-from fourpoint.kernels.triton_deep_dapp.mix import Network, Silence, head, head_back
+from fourpoint.kernels.triton_deep_dapp.mix import KeptActivations, Network, head, head_back
 from fourpoint.kernels.triton_deep_dapp.nodes import Integral, nodes, nodes_and_gradients
 from fourpoint.kernels.triton_deep_dapp.norm import norm_linear, norm_linear_back
 from fourpoint.kernels.triton_deep_dapp.rows import Rows, Sums, rows_of
@@ -46,7 +46,7 @@ FEW = 64
 
 
 class Drawn(NamedTuple):
-    """All that is random in a step; None where nothing is silenced. R = B P positions, bytes that
+    """All that is random in a step; None where nothing is dropped. R = B P positions, bytes that
     are 0 or 1.
     """
 
@@ -57,7 +57,7 @@ class Drawn(NamedTuple):
         # (`maths.node_of`)
     ]
     hidden: Integer[Tensor, "B N"] | None = None  # events whose mark is not seen
-    heard: Integer[Tensor, "L R"] | None = None  # events that leave a trace
+    kept_events: Integer[Tensor, "L R"] | None = None  # events that leave a trace
     layers: Integer[Tensor, "L R H4"] | None = (
         # activations kept: H at the gate, 2H inside the network, H at its end, one after another
         None
@@ -82,7 +82,7 @@ def load() -> Loss:
 
 
 def draw(model: Model, batch: Events, nodes: int, random: torch.Generator) -> Drawn:
-    """What a step needs, from a generator on the batch's device; silence only while training."""
+    """What a step needs, from a generator on the batch's device; dropout only while training."""
     device = batch.times.device
     (B, N), L, H = batch.times.shape, model.layers, model.width
     R = B * (N + 1)
@@ -98,7 +98,7 @@ def draw(model: Model, batch: Events, nodes: int, random: torch.Generator) -> Dr
         return None
 
     hidden = kept(1 - model.mark_dropout, B, N) if model.mark_dropout else None
-    heard = kept(model.event_dropout, L, R)
+    kept_events = kept(model.event_dropout, L, R)
     active = kept(model.dropout, (4 * L + 2) * R * H)
     layers, queries = (None, None) if active is None else active.split([4 * L * R * H, 2 * R * H])
     shifts = None
@@ -109,7 +109,7 @@ def draw(model: Model, batch: Events, nodes: int, random: torch.Generator) -> Dr
         nodes,
         where,
         hidden,
-        heard,
+        kept_events,
         None if layers is None else layers.view(L, R, 4 * H),
         None if queries is None else queries.view(R, 2 * H),
         shifts,
@@ -171,19 +171,19 @@ class Likelihood(torch.autograd.Function):
             drawn.where,
         )
         before = deep_head_cuda.turn(given, rows, drawn.nodes)
-        silence = Silence(drawn.queries, None, _louder(model))
+        kept = KeptActivations(drawn.queries, None, _rescale(model))
         q = (
             torch.empty_like(x) if few else torch.zeros_like(x)
         )  # shares of many marks are made of all rows
-        z = head(before, rows, drawn.nodes + 1, silence, *_head(model), q)
+        z = head(before, rows, drawn.nodes + 1, kept, *_head(model), q)
         integral = Integral(width, drawn.where, model["log_scale"], gaps)
         left = (
-            nodes_and_gradients(before, rows, silence, *_head(model), integral, z)
+            nodes_and_gradients(before, rows, kept, *_head(model), integral, z)
             if gradients
             else None
         )  # as if all gradients were 1
         if left is None:
-            nodes(before, rows, silence, *_head(model), z)
+            nodes(before, rows, kept, *_head(model), z)
         shares = _shares(model, q, seen.after, rows)
         value, by_scale = deep_score_cuda.score(
             z,
@@ -207,7 +207,7 @@ class Likelihood(torch.autograd.Function):
             x,
             given,
             before,
-            silence,
+            kept,
             q,
             z,
             shares,
@@ -222,7 +222,7 @@ class Likelihood(torch.autograd.Function):
     def backward(ctx: Context, grad: Tensor) -> tuple[Tensor | None, ...]:
         (
             model,
-            (rows, seen, passes, x, given, before, silence, q, z, shares, by_scale, integral, left),
+            (rows, seen, passes, x, given, before, kept, q, z, shares, by_scale, integral, left),
         ) = ctx.model, ctx.kept
         M = model.marks
         sums = Sums(ctx.sizes, z)
@@ -232,7 +232,7 @@ class Likelihood(torch.autograd.Function):
         each = None if alike else grad.contiguous()
         if each is not None:
             left = nodes_and_gradients(
-                before, rows, silence, *_head(model), integral._replace(grad=each), z
+                before, rows, kept, *_head(model), integral._replace(grad=each), z
             )
         of_before, of_nodes = left
         of_share = z.new_empty(len(z)) if M <= FEW else z.new_zeros(len(z))
@@ -246,7 +246,7 @@ class Likelihood(torch.autograd.Function):
             before,
             rows,
             z.shape[1],
-            silence,
+            kept,
             *_head(model),
             of_q,
             of_z,
@@ -366,7 +366,7 @@ def _passes(
         weight = joined[: C * H].view(C, H)
         bias = joined[C * H :]
         modes = Modes(log_decay, turn)
-        quiet = _quiet(model, drawn, i, R)
+        kept = _kept_parts(model, drawn, i, R)
         passes.append(
             Pass(
                 model,
@@ -375,7 +375,7 @@ def _passes(
                 bias,
                 modes,
                 Moments(state, pace),
-                quiet,
+                kept,
                 width,
                 rows,
             )
@@ -383,23 +383,23 @@ def _passes(
     return passes, moments, (log_decays, turns, first)
 
 
-def _quiet(model: Model, drawn: Drawn, i: int, R: int) -> Quiet:
-    """What is not silenced in layer ``i``."""
+def _kept_parts(model: Model, drawn: Drawn, i: int, R: int) -> KeptParts:
+    """What dropout keeps in layer ``i``."""
     gate = inner = end = None
     if drawn.layers is not None:
         H = drawn.layers.shape[2] // 4
         gate, inner, end = (
             part.view(R, -1) for part in drawn.layers[i].flatten().tensor_split((R * H, 3 * R * H))
         )
-    return Quiet(
-        None if drawn.heard is None else drawn.heard[i],
+    return KeptParts(
+        None if drawn.kept_events is None else drawn.kept_events[i],
         1 / (1 - model.event_dropout),
         gate,
-        Silence(inner, end, _louder(model)),
+        KeptActivations(inner, end, _rescale(model)),
     )
 
 
-def _louder(model: Model) -> float:
+def _rescale(model: Model) -> float:
     return 1 / (1 - model.dropout)
 
 

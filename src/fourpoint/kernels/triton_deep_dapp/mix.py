@@ -1,5 +1,5 @@
 r"""The networks inside Deep DAPP on a CUDA device: one kernel for norm, two matrices and what is
-silenced between them.
+dropped between them.
 
     layer:   out = x + e * (V_2 (d * gelu(V_1 norm(x))))
     head:    q = gelu(x),   out = q + V_2 (d * gelu(V_1 norm(q))),   z = w'out + b
@@ -51,14 +51,14 @@ class Network(NamedTuple):
     down_bias: Tensor
 
 
-class Silence(NamedTuple):
-    """Which activations are kept, inside (R, 2H) and at the end (R, H), and by how much those are
-    louder.
+class KeptActivations(NamedTuple):
+    """Which activations dropout keeps, inside (R, 2H) and at the end (R, H), and the factor of
+    those.
     """
 
     inner: Tensor | None
     outer: Tensor | None
-    louder: float
+    rescale: float
 
 
 class NodeSums(NamedTuple):
@@ -72,15 +72,20 @@ class NodeSums(NamedTuple):
     z: Tensor  # (X, 1): the gradients of z
 
 
-def mix(x: Tensor, rows: Rows, silence: Silence, network: Network) -> Tensor:
+def mix(x: Tensor, rows: Rows, kept: KeptActivations, network: Network) -> Tensor:
     """A layer's network on tokens (R, H)."""
     out = torch.empty_like(x)
-    _forward(x, rows, 1, silence, network, (None, None), out, None)
+    _forward(x, rows, 1, kept, network, (None, None), out, None)
     return out
 
 
 def mix_back(
-    x: Tensor, rows: Rows, silence: Silence, network: Network, of_out: Tensor, of_network: Network
+    x: Tensor,
+    rows: Rows,
+    kept: KeptActivations,
+    network: Network,
+    of_out: Tensor,
+    of_network: Network,
 ) -> Tensor:
     """The gradient of x; the network's go into ``of_network``."""
     of_x = torch.empty_like(x)
@@ -88,7 +93,7 @@ def mix_back(
         x,
         rows,
         1,
-        silence,
+        kept,
         network,
         (None, None),
         of_out,
@@ -105,7 +110,7 @@ def head(
     x: Tensor,
     rows: Rows,
     T: int,
-    silence: Silence,
+    kept: KeptActivations,
     network: Network,
     rate: tuple[Tensor, Tensor],
     out: Tensor,
@@ -116,7 +121,7 @@ def head(
     ``rate`` are w (1, H) and b (1). z at the other times is left to `nodes`.
     """
     z = x.new_empty(len(out), T)
-    _forward(x, rows, T, silence, network, rate, out, z)
+    _forward(x, rows, T, kept, network, rate, out, z)
     return z
 
 
@@ -124,7 +129,7 @@ def head_back(
     x: Tensor,
     rows: Rows,
     T: int,
-    silence: Silence,
+    kept: KeptActivations,
     network: Network,
     rate: tuple[Tensor, Tensor],
     of_out: Tensor,
@@ -138,7 +143,7 @@ def head_back(
     into its rows of ``of_x`` (R T, H), and those of the parameters into their columns, with what
     the nodes have left.
     """
-    _backward(x, rows, T, silence, network, rate, of_out, of_z, of_x, of_network, of_rate, nodes)
+    _backward(x, rows, T, kept, network, rate, of_out, of_z, of_x, of_network, of_rate, nodes)
 
 
 def part_of(H: int) -> int:
@@ -150,7 +155,7 @@ def _forward(
     x: Tensor,
     rows: Rows,
     T: int,
-    silence: Silence,
+    kept: KeptActivations,
     network: Network,
     rate: tuple[Tensor | None, Tensor | None],
     out: Tensor,
@@ -162,15 +167,15 @@ def _forward(
         rows.place,
         rows.real,
         *network,
-        silence.inner,
-        silence.outer,
+        kept.inner,
+        kept.outer,
         *rate,
         out,
         z,
-        silence.louder,
+        kept.rescale,
         HEAD=z is not None,
-        INNER=silence.inner is not None,
-        OUTER=silence.outer is not None,
+        INNER=kept.inner is not None,
+        OUTER=kept.outer is not None,
         T=T,
         H=H,
         WIDE=2 * H,
@@ -188,7 +193,7 @@ def _backward(
     x: Tensor,
     rows: Rows,
     T: int,
-    silence: Silence,
+    kept: KeptActivations,
     network: Network,
     rate: tuple[Tensor | None, Tensor | None],
     of_out: Tensor,
@@ -205,8 +210,8 @@ def _backward(
         rows.place,
         rows.real,
         *network,
-        silence.inner,
-        silence.outer,
+        kept.inner,
+        kept.outer,
         rate[0],
         of_out,
         of_z,
@@ -215,11 +220,11 @@ def _backward(
         *of_rate,
         *(nodes or (None,) * 4),
         of_network.up.stride(0),
-        silence.louder,
+        kept.rescale,
         HEAD=nodes is not None,
         EACH=0 if nodes is None else len(nodes.z) // lines,
-        INNER=silence.inner is not None,
-        OUTER=silence.outer is not None,
+        INNER=kept.inner is not None,
+        OUTER=kept.outer is not None,
         T=T,
         H=H,
         WIDE=2 * H,
@@ -243,7 +248,7 @@ def inside(
     position,
     ok,
     c,
-    louder,
+    rescale,
     INNER: tl.constexpr,
     WIDE: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -258,7 +263,7 @@ def inside(
     if INNER:
         kept = (
             tl.load(inner + position[:, None] * WIDE + c[None, :], ok[:, None], 0).to(tl.float32)
-            * louder
+            * rescale
         )
         h = h * kept
         gradient = gradient * kept
@@ -299,7 +304,7 @@ def _mix(
     rate_bias,
     out,
     z,
-    louder,
+    rescale,
     HEAD: tl.constexpr,
     INNER: tl.constexpr,
     OUTER: tl.constexpr,
@@ -324,13 +329,13 @@ def _mix(
             c = begin + tl.arange(0, PART)
             matrix = tl.load(up + c[:, None] * H + col[None, :])
             h, gradient = inside(
-                n, matrix, up_bias, inner, position, ok, c, louder, INNER, WIDE, PRECISION
+                n, matrix, up_bias, inner, position, ok, c, rescale, INNER, WIDE, PRECISION
             )
             y = product(h, tl.trans(tl.load(down + col[:, None] * WIDE + c[None, :])), y, PRECISION)
         if OUTER:
             y = y * (
                 tl.load(outer + position[:, None] * H + col[None, :], ok[:, None], 0).to(tl.float32)
-                * louder
+                * rescale
             )
         y += v
         if HEAD:
@@ -369,7 +374,7 @@ def _mix_back(
     nodes_v,
     nodes_z,
     line_wide,
-    louder,
+    rescale,
     HEAD: tl.constexpr,
     EACH: tl.constexpr,
     INNER: tl.constexpr,
@@ -430,9 +435,9 @@ def _mix_back(
                 g += g_z[:, None] * tl.load(rate + col)[None, :]
             of_y = g
             if OUTER:
-                of_y = g * (tl.load(outer + beside, ok[:, None], 0).to(tl.float32) * louder)
+                of_y = g * (tl.load(outer + beside, ok[:, None], 0).to(tl.float32) * rescale)
             h, gradient = inside(
-                u, matrix, up_bias, inner, position, ok, c, louder, INNER, WIDE, PRECISION
+                u, matrix, up_bias, inner, position, ok, c, rescale, INNER, WIDE, PRECISION
             )
             by_down = product(tl.trans(of_y), h, by_down, PRECISION)
             of_a = gradient * product(of_y, back, None, PRECISION)

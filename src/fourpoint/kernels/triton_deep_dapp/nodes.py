@@ -28,7 +28,13 @@ from torch import Tensor
 
 from fourpoint.kernels.triton_deep_dapp import mix as deep_mix_cuda, rows as deep_rows_cuda
 from fourpoint.kernels.triton_deep_dapp.maths import exp, node_of, product, sigmoid
-from fourpoint.kernels.triton_deep_dapp.mix import Network, NodeSums, Silence, inside, unit_of
+from fourpoint.kernels.triton_deep_dapp.mix import (
+    KeptActivations,
+    Network,
+    NodeSums,
+    inside,
+    unit_of,
+)
 from fourpoint.kernels.triton_deep_dapp.norm import EPSILON, unit_back
 from fourpoint.kernels.triton_deep_dapp.rows import Rows, rows_in, tiles_of
 
@@ -51,7 +57,7 @@ class Integral(NamedTuple):
 def nodes(
     x: Tensor,
     rows: Rows,
-    silence: Silence,
+    kept: KeptActivations,
     network: Network,
     rate: tuple[Tensor, Tensor],
     z: Tensor,
@@ -66,11 +72,11 @@ def nodes(
         rows.place,
         rows.real,
         *network,
-        silence.inner,
+        kept.inner,
         *rate,
         z,
-        silence.louder,
-        INNER=silence.inner is not None,
+        kept.rescale,
+        INNER=kept.inner is not None,
         T=T,
         H=H,
         WIDE=2 * H,
@@ -87,7 +93,7 @@ def nodes(
 def nodes_and_gradients(
     x: Tensor,
     rows: Rows,
-    silence: Silence,
+    kept: KeptActivations,
     network: Network,
     rate: tuple[Tensor, Tensor],
     integral: Integral,
@@ -102,7 +108,7 @@ def nodes_and_gradients(
         deep_mix_cuda.part_of(x.shape[1]),
     )
     if part < 2 * H:
-        nodes(x, rows, silence, network, rate, z)
+        nodes(x, rows, kept, network, rate, z)
     lines = TOGETHER * deep_rows_cuda.PROGRAMS
     sums = NodeSums(*(x.new_empty(lines, size) for size in (2 * H * H, 2 * H, H, 1)))
     _nodes_back[(lines,)](
@@ -110,7 +116,7 @@ def nodes_and_gradients(
         rows.place,
         rows.real,
         *network,
-        silence.inner,
+        kept.inner,
         *rate,
         integral.width,
         integral.where,
@@ -121,11 +127,11 @@ def nodes_and_gradients(
         of_x,
         *sums,
         rows.P,
-        silence.louder,
+        kept.rescale,
         MADE=part < 2 * H,
         GAPS=integral.gaps,
         EACH=integral.grad is not None,
-        INNER=silence.inner is not None,
+        INNER=kept.inner is not None,
         T=T,
         H=H,
         WIDE=2 * H,
@@ -156,7 +162,7 @@ def _nodes(
     rate,
     rate_bias,
     z,
-    louder,
+    rescale,
     INNER: tl.constexpr,
     T: tl.constexpr,
     H: tl.constexpr,
@@ -179,7 +185,7 @@ def _nodes(
             c = begin + tl.arange(0, PART)
             matrix = tl.load(up + c[:, None] * H + col[None, :])
             h, gradient = inside(
-                n, matrix, up_bias, inner, position, ok, c, louder, INNER, WIDE, PRECISION
+                n, matrix, up_bias, inner, position, ok, c, rescale, INNER, WIDE, PRECISION
             )
             by_h = tl.sum(tl.load(down + col[:, None] * WIDE + c[None, :]) * w[:, None], 0)
             found += tl.sum(h * by_h[None, :], 1)
@@ -213,7 +219,7 @@ def _nodes_back(
     all_v,
     all_z,
     P,
-    louder,
+    rescale,
     MADE: tl.constexpr,
     GAPS: tl.constexpr,
     EACH: tl.constexpr,
@@ -258,7 +264,7 @@ def _nodes_back(
             v, n, steep, by_raw = unit_of(x, at, ok, True, H, EPSILON)
             u = n * stretch[None, :] + shift[None, :]
             h, gradient = inside(
-                u, matrix, up_bias, inner, position, ok, c, louder, INNER, WIDE, PRECISION
+                u, matrix, up_bias, inner, position, ok, c, rescale, INNER, WIDE, PRECISION
             )
             of_a = (
                 gradient * of_h[None, :]

@@ -4,11 +4,11 @@ its states.
     S_p = f_p exp((-gamma + i theta) r_{p-1} d_p) S_{p-1} + h_p (B u)_p,  f = sigmoid(kept),
         r = softplus(pace) or 1,
 
-where d_p is the gap before position p and h_p whether p is heard. A program has one sequence and a
-block of modes; it takes CHUNK positions at a time, forms all their factors side by side and scans
-them. With C_p = conj(F_{p+1}) (g_{p+1} + C_{p+1}), g the gradient of the states, the gradient of (B
-u)_p is h_p (g_p + C_p), and that of log F_{p+1} is conj(S_p) C_p: one scan from the last position
-to the first. `deep_layer` is the plain version that it is tested against.
+where d_p is the gap before position p and h_p whether the dropout of events keeps p. A program has
+one sequence and a block of modes; it takes CHUNK positions at a time, forms all their factors side
+by side and scans them. With C_p = conj(F_{p+1}) (g_{p+1} + C_{p+1}), g the gradient of the states,
+the gradient of (B u)_p is h_p (g_p + C_p), and that of log F_{p+1} is conj(S_p) C_p: one scan from
+the last position to the first. `deep_layer` is the plain version that it is tested against.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ WARPS = 4
 def walk(
     joined: Tensor,
     width: Tensor,
-    heard: Tensor | None,
-    louder: float,
+    kept_events: Tensor | None,
+    rescale: float,
     lengths: Tensor,
     modes: tuple[Tensor, ...],
     state: Tensor,
@@ -41,14 +41,14 @@ def walk(
 
     ``joined`` (R, 4J or more) has the real and the imaginary drive, kept and pace; ``width`` (B, P)
     the gap after each position; ``modes`` are log decays, turns, first decays and which modes are
-    steady; a position that is ``heard`` counts ``louder`` times.
+    steady; a position of ``kept_events`` counts ``rescale`` times.
     """
     (B, P), J = width.shape, len(modes[0])
     block = min(BLOCK, J)
     _walk[(B, triton.cdiv(J, block))](
         joined,
         width,
-        heard,
+        kept_events,
         lengths,
         *modes,
         state,
@@ -58,8 +58,8 @@ def walk(
         joined.stride(0),
         state.stride(0),
         pace.stride(0),
-        louder,
-        HEARD=heard is not None,
+        rescale,
+        KEPT_EVENTS=kept_events is not None,
         CHUNK=CHUNK,
         BLOCK=block,
         num_warps=WARPS,
@@ -69,8 +69,8 @@ def walk(
 def walk_back(
     joined: Tensor,
     width: Tensor,
-    heard: Tensor | None,
-    louder: float,
+    kept_events: Tensor | None,
+    rescale: float,
     lengths: Tensor,
     modes: tuple[Tensor, ...],
     state: Tensor,
@@ -88,7 +88,7 @@ def walk_back(
     _walk_back[(B, triton.cdiv(J, block))](
         joined,
         width,
-        heard,
+        kept_events,
         lengths,
         *modes,
         state,
@@ -104,8 +104,8 @@ def walk_back(
         of_state.stride(0),
         of_pace.stride(0),
         of_turns.stride(0),
-        louder,
-        HEARD=heard is not None,
+        rescale,
+        KEPT_EVENTS=kept_events is not None,
         CHUNK=CHUNK,
         BLOCK=block,
         num_warps=WARPS,
@@ -117,7 +117,7 @@ def walk_back(
 def _walk(
     joined,
     width,
-    heard,
+    kept_events,
     lengths,
     log_decay,
     turns,
@@ -130,8 +130,8 @@ def _walk(
     wide,
     state_wide,
     pace_wide,
-    louder,
-    HEARD: tl.constexpr,
+    rescale,
+    KEPT_EVENTS: tl.constexpr,
     CHUNK: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
@@ -157,10 +157,10 @@ def _walk(
         cosine, sine = cos_sin(frequency[None, :] * lag)
         u_re = tl.load(at, ok, 0.0)
         u_im = tl.load(at + J, ok, 0.0)
-        if HEARD:
-            loud = tl.load(heard + row, p <= n, 0).to(tl.float32) * louder
-            u_re = u_re * loud[:, None]
-            u_im = u_im * loud[:, None]
+        if KEPT_EVENTS:
+            weight = tl.load(kept_events + row, p <= n, 0).to(tl.float32) * rescale
+            u_re = u_re * weight[:, None]
+            u_im = u_im * weight[:, None]
         f_re, f_im, u_re, u_im = tl.associative_scan(
             (size * cosine, size * sine, u_re, u_im), 0, in_turn
         )
@@ -181,7 +181,7 @@ def _walk(
 def _walk_back(
     joined,
     width,
-    heard,
+    kept_events,
     lengths,
     log_decay,
     turns,
@@ -200,8 +200,8 @@ def _walk_back(
     state_wide,
     pace_wide,
     modes_wide,
-    louder,
-    HEARD: tl.constexpr,
+    rescale,
+    KEPT_EVENTS: tl.constexpr,
     CHUNK: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
@@ -243,10 +243,10 @@ def _walk_back(
         d_im = d_im + f_re * c_im[None, :] + f_im * c_re[None, :]
         g_re = tl.load(of_state + of, ok, 0.0) + d_re
         g_im = tl.load(of_state + of + 1, ok, 0.0) + d_im
-        if HEARD:
-            loud = tl.load(heard + row, p >= 0, 0).to(tl.float32) * louder
-            g_re = g_re * loud[:, None]
-            g_im = g_im * loud[:, None]
+        if KEPT_EVENTS:
+            weight = tl.load(kept_events + row, p >= 0, 0).to(tl.float32) * rescale
+            g_re = g_re * weight[:, None]
+            g_im = g_im * weight[:, None]
         tl.store(of_joined + at, g_re, ok)
         tl.store(of_joined + at + J, g_im, ok)
         own = row[:, None] * own_wide + 2 * j[None, :]
