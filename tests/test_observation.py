@@ -12,6 +12,7 @@ import pytest
 import test_laws as laws
 import torch
 
+import fourpoint as fp
 from fourpoint.events import Context, Dataset, EventDataError, Sequence, Steps
 from fourpoint.events.dequantise import dequantised, dequantised_batch
 from fourpoint.events.windows import beginning, cut_long
@@ -21,7 +22,7 @@ from fourpoint.inference.likelihood import (
     quick_log_likelihood,
     sampled_log_likelihood,
 )
-from fourpoint.models.poisson import SplinePoisson, mean_rates
+from fourpoint.models.poisson import Poisson, SplinePoisson, mean_rates
 
 MODELS = [
     ("poisson", 1),
@@ -239,3 +240,90 @@ def test_dequantised_events_stay_in_their_exposure() -> None:
         random = torch.Generator().manual_seed(seed)
         batch = dequantised_batch(data.batch(), 1.0, random)
         assert batch.times[0, 1] < 4.0 and batch.times[0, 2] >= 6.0 and batch.times[0, 0] >= 1.0
+
+
+# Sampling, goodness of fit and scores of predictions
+
+SAMPLED = [("poisson", 1), ("hawkes", 3), ("sum", 1), ("deep", 1), ("rmtpp", 1), ("nhp", 1)]
+LEVELS = ((0.0, 1.0), (3.0, 0.0), (4.0, 2.0), (7.0, 0.5))
+
+
+def past(marks: int) -> Sequence:
+    """Two events before time 2, with an exposure that goes on after it."""
+    kinds = [0, marks - 1]
+    context = Context(exposure=steps(*LEVELS))
+    return Sequence([0.5, 1.5], kinds, start=0.0, stop=2.0, space=marks, context=context)
+
+
+@pytest.mark.parametrize(("name", "marks"), SAMPLED, ids=[n for n, _ in SAMPLED])
+def test_sampled_events_are_as_many_as_the_exposed_integral(name: str, marks: int) -> None:
+    """Mean count and mean integral agree within four standard errors; rescaled events are those of
+    a Poisson process of rate 1; nothing happens in the gap.
+    """
+    model = laws.build(name, marks)
+    history = past(marks)
+    paths = 100 if name == "deep" else 300
+    drawn = fp.sample(model, 2.0, 9.0, paths, seed=4, history=history)
+    assert drawn.context is not None and not ((drawn.times >= 3.0) & (drawn.times < 4.0)).any()
+    whole = []
+    for path in drawn:
+        times = np.concatenate([history.times, path.times])
+        kinds = np.concatenate([history.marks, path.marks])
+        one = Sequence(times, kinds, start=0.0, stop=9.0, space=marks, context=path.context)
+        whole.append(one.scored_after(2.0))
+    data = Dataset.from_sequences(whole)
+    assert data.scored_events == drawn.events > paths
+    found = log_likelihoods(model, data.batch(), tolerance=1e-3)["window"]
+    difference = found.events.double() - found.integral
+    error = float(difference.std()) / np.sqrt(len(data))
+    assert abs(float(difference.mean())) < 4 * error
+    verdict = fp.goodness_of_fit(model, data, tolerance=1e-3).total
+    assert verdict.count == drawn.events and verdict.ks_p > 1e-3 and verdict.uniform_p > 1e-3
+    assert verdict.expected == pytest.approx(float(found.integral.sum()), rel=1e-3)
+
+
+def test_the_future_does_not_change_the_past_with_exposure_and_history() -> None:
+    data = exposed(laws.data(1), steps((0.0, 1.0), (6.1, 0.5), (8.9, 0), (9.4, 2)))
+    early = data.split_at([8.0])[0]
+    changed = exposed(data, steps((0.0, 1.0), (6.1, 0.5), (8.9, 5.0))).split_at([8.0])[0]
+    for name in ("poisson", "hawkes", "sum", "deep"):
+        model = laws.build(name, 1)
+        assert scores(model, early)["window"] == scores(model, changed)["window"]
+
+
+def test_clusters_in_a_box_are_thinned_by_the_exposure() -> None:
+    model = laws.build("hawkes-box", 1)
+    empty = Sequence(
+        [], start=0.0, stop=1.0, space=model.marks, context=Context(exposure=steps(*LEVELS))
+    )
+    drawn = fp.sample(model, 1.0, 9.0, 40, seed=1, history=empty)
+    assert drawn.events and not ((drawn.times >= 3.0) & (drawn.times < 4.0)).any()
+    found = log_likelihoods(model, drawn.batch(), tolerance=1e-3)["window"]
+    difference = found.events.double() - found.integral
+    assert abs(float(difference.mean())) < 4 * float(difference.std()) / np.sqrt(len(drawn))
+
+
+def test_forecasts_have_the_exposure_that_is_to_come() -> None:
+    model = Poisson()
+    found = fp.forecast(model, past(1), horizon=7.0, paths=400, windows=7)
+    exposure = [1.0, 0.0, 2.0, 2.0, 2.0, 0.5, 0.5]
+    means = found.counts.mean[:, 0]
+    assert np.allclose(means, exposure, atol=0.3) and means[1] == 0.0
+    assert found.next_event.median == pytest.approx(2.0 - np.log(0.5), abs=1e-3)
+    late = found.next_event.quantiles[0.75]  # 1 of the mass lies before the gap
+    assert late == pytest.approx(4.0 + (np.log(4.0) - 1) / 2, abs=1e-3)
+    scored = fp.resolution_score(model, past(1), resolution=0.5)
+    mass = np.exp(-0.75) - np.exp(-1.25)
+    assert scored == pytest.approx(np.log(mass), abs=1e-6)
+
+
+def test_scores_of_one_part_look_at_its_events_only() -> None:
+    rng = np.random.default_rng(2)
+    times = np.sort(rng.uniform(0, 200, 200))
+    later = Dataset.from_sequences([Sequence(times, start=0.0, stop=200.0)]).split_at([150.0])[1]
+    found = fp.prediction_scores(Poisson(), later, events=1000, origins=5, paths=5)
+    assert found.next_event.events == later.scored_events < 80
+    verdict = fp.goodness_of_fit(Poisson(), later)
+    assert verdict.total.count == later.scored_events
+    assert verdict.total.expected == pytest.approx(50.0)
+    assert len(verdict.residuals["0"]) == later.scored_events

@@ -179,6 +179,15 @@ class BatchSteps:
         index = found.clamp(min=0)[..., None].expand(-1, -1, self.values.shape[2])
         return self.values.gather(1, index).reshape(*times.shape, self.values.shape[2])
 
+    def next_step(self, times: torch.Tensor) -> torch.Tensor:
+        """The time of the first step after ``times`` (B,); infinite where there is none."""
+        import torch
+
+        endless = torch.full_like(self.times[:, :1], torch.inf)
+        edges = torch.cat([self.times[:, 1:], endless], 1).contiguous()
+        step = torch.searchsorted(edges, times[:, None].contiguous(), right=True)
+        return edges.gather(1, step.clamp(max=edges.shape[1] - 1))[:, 0]
+
     def around(self, times: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The first and the last time at which the values are those at ``times`` (B, N)."""
         import torch

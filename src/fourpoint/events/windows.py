@@ -25,9 +25,12 @@ def repeated_windows(data: Dataset) -> bool:
     return len(data) > 1 and bool(np.ptp(durations) <= 1e-9 * durations.max())
 
 
-def beginning(data: Dataset, events: int) -> Dataset:
+REMEMBERED = 4096  # events of a history period that validations keep
+
+
+def beginning(data: Dataset, events: int, *, history: int = REMEMBERED) -> Dataset:
     """The data, with every sequence cut after its first ``events`` scored events; of a longer
-    history period before them the last REMEMBERED events are kept.
+    history period before them the last ``history`` events are kept.
 
     >>> from fourpoint.events import Sequence
     >>> data = Dataset.from_sequences([Sequence([1.0, 2.0, 3.0], start=0.0, stop=9.0)])
@@ -36,12 +39,12 @@ def beginning(data: Dataset, events: int) -> Dataset:
     """
     earlier = data.lengths - data.scored_lengths
     long = data.scored_lengths > events
-    if not long.any() and int(earlier.max(initial=0)) <= REMEMBERED:
+    if not long.any() and int(earlier.max(initial=0)) <= history:
         return data
-    first = data.offsets[:-1] + np.maximum(0, earlier - REMEMBERED)
+    first = data.offsets[:-1] + np.maximum(0, earlier - history)
     last = np.where(long, data.offsets[:-1] + earlier + events, data.offsets[1:])
     times = np.append(data.times, 0.0)
-    starts = np.where(earlier > REMEMBERED, times[first - 1], data.starts)
+    starts = np.where(earlier > history, times[first - 1], data.starts)
     stops = np.where(long, times[last - 1], data.stops)
     if bool((stops <= starts).any()):
         return data
@@ -97,9 +100,6 @@ def cut_long(data: Dataset, events: int, *, history: int = 0) -> Dataset:
     starts = np.where(begin > data.offsets[row], times[begin - 1], data.starts[row])
     found = _pieces(data, row, begin, last, starts, stops, scored_from, ids)
     return found.select(np.flatnonzero(scored_from < stops))
-
-
-REMEMBERED = 4096  # events of a history period that validations keep
 
 
 def _past_ties(

@@ -36,6 +36,7 @@ from fourpoint.inference.sampling import (
     Paths,
     advance,
     eval_mode,
+    exposed_rates,
     last_rates,
     remember,
     select_rows,
@@ -442,7 +443,7 @@ def _next_event(
     start = torch.tensor([now], dtype=torch.float64)
 
     def rates(times: Float[Tensor, "B Q"]) -> Float[Tensor, "B Q M"]:
-        return last_rates(model, here, times)
+        return exposed_rates(here, times, last_rates(model, here, times))
 
     typical = 0.25 / rates(start[:, None]).sum((1, 2)).to(start.dtype).clamp(
         min=torch.finfo(start.dtype).tiny
@@ -522,7 +523,8 @@ def _band(
     with bar("rates of futures", len(groups), show=progress) as step:
         for done, rows in enumerate(groups):
             history = follow(model, here, past, paths, rows)
-            parts.append(model.intensity(history, grid.expand(len(rows), -1)).double())
+            found = model.intensity(history, grid.expand(len(rows), -1)).double()
+            parts.append(exposed_rates(here, grid[None], found))
             step(done + 1)
     rate = torch.cat(parts)
     low, high = np.quantile(rate.sum(2).numpy(), (0.05, 0.95), axis=0)
@@ -575,4 +577,8 @@ def _past_rate(
     if begin >= now:
         return np.zeros(0), np.zeros(0)
     grid = torch.linspace(begin, now, 2 * STEPS, dtype=torch.float64)[None]
-    return grid[0].numpy(), model.intensity(history, grid)[0].sum(-1).double().numpy()
+    rates = model.intensity(history, grid).double()
+    exposure = None if whole.context is None else whole.context.exposure
+    if exposure is not None:
+        rates = rates * exposure.at(grid)
+    return grid[0].numpy(), rates[0].sum(-1).numpy()

@@ -3,8 +3,9 @@ in total.
 
 :func:`compensators` integrates each mark's intensity over every gap, in closed form where the model
 has one; :func:`goodness_of_fit` lays the windows end to end and asks `ops.rescaling` whether what
-remains is a Poisson process of rate 1. A small p-value says that the model is wrong somewhere; with
-many events every model of real data is, and the QQ plot and the ratio of observed to expected
+remains is a Poisson process of rate 1. Intensities are multiplied by the exposure where there is
+one, and history periods count for nothing. A small p-value says that the model is wrong somewhere;
+with many events every model of real data is, and the QQ plot and the ratio of observed to expected
 events say by how much. Where the gaps are a few multiples of the timestamp resolution, whole
 minutes say, several events at one time would speak against every model. Times are then dequantised
 first: by the model's own law given the ticks (`dequantising`), or uniformly where the rate does not
@@ -23,8 +24,9 @@ from jaxtyping import Float, Int
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fourpoint.events import Batch, Dataset, Sequence, all_sequences, check_marks
+from fourpoint.events import Batch, BatchSteps, Dataset, Sequence, all_sequences, check_marks
 from fourpoint.events.dequantise import dequantised
+from fourpoint.events.windows import beginning
 from fourpoint.inference.dequantising import (
     change_within_ticks,
     dequantise,
@@ -35,7 +37,7 @@ from fourpoint.inference.dequantising import (
 from fourpoint.inference.evaluation import device_of
 from fourpoint.inference.likelihood import blocks_of, closed_form_error
 from fourpoint.inference.sampling import eval_mode
-from fourpoint.models.base import History, PointProcess, pieces
+from fourpoint.models.base import History, PointProcess, exposed_pieces, pieces, seen_from
 from fourpoint.ops import rescaling
 from fourpoint.ops.periodogram import coarse_resolution
 from fourpoint.ops.quadrature import integrate_each
@@ -47,6 +49,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 BATCH = 64
+MOST_HISTORY = 256  # events of a history period that are dequantised too
 SHOWN = 12  # marks in the printed table
 # events by which the compensator may change within a tick for a uniform place to be the model's law
 UNCHANGED = 2e-3
@@ -157,12 +160,16 @@ def goodness_of_fit(
                 )
             done += len(rows)
             step(done)
-    owner = np.repeat(np.arange(len(data)), data.lengths)
+    scored = data.scored
+    places = places[scored]
+    marks = data.mark_ids[scored]
+    owner = np.repeat(np.arange(len(data)), data.lengths)[scored]
     together = places.sum(1)
-    gaps = np.split(rescaling.per_sequence(together, owner), data.offsets[1:-1])
+    ends = np.cumsum(data.scored_lengths)
+    gaps = np.split(rescaling.per_sequence(together, owner), ends[:-1])
     by_mark = {}
     for m, name in enumerate(data.marks.names):
-        mine = data.mark_ids == m
+        mine = marks == m
         by_mark[name] = rescaling.judge(places[mine, m], owner[mine], totals[:, m])
     total = rescaling.judge(together, owner, totals.sum(1))
     if inapplicable:
@@ -182,9 +189,13 @@ def _dequantised(model: PointProcess, data: Dataset, seed: int) -> tuple[Dataset
     if change_within_ticks(model, uniform, tick) < UNCHANGED:
         return uniform, tick, "uniform", ""
     against = reason_against(model)
+    if data.context is not None and data.context.exposure is not None:
+        against = "times inside ticks are not drawn by the model's law where there is an exposure"
     if against is not None:
         return uniform, tick, "uniform", f"the rate changes within a tick, and {against}"
-    return dequantise(model, first_events(data, most_events(model)), tick, seed), tick, "model", ""
+    most = most_events(model)
+    some = first_events(beginning(data, most, history=MOST_HISTORY), most + MOST_HISTORY)
+    return dequantise(model, some, tick, seed), tick, "model", ""
 
 
 @torch.no_grad()
@@ -233,16 +244,24 @@ def _of_block(
     model: PointProcess, block: Batch, history: History, tolerance: float, each: bool
 ) -> tuple[Float[Tensor, "B G M"], Float[Tensor, "B G"]]:
     edges = block.edges
-    if model.has_closed_integral:
-        seen = torch.arange(edges.shape[1] - 1, device=edges.device).expand(len(edges), -1)
-        exact = model.closed_integral(history, edges[:, :-1], edges[:, 1:], seen).to(torch.float64)
-        error = closed_form_error(model, exact.abs().sum(-1), edges.diff(dim=1))
-        return exact if each else exact.sum(-1, keepdim=True), error
     gaps = edges.shape[1] - 1
-    left, right, nodes = pieces(model, history, edges)
-    seen = torch.minimum(
-        torch.searchsorted(block.times.contiguous(), left, right=True), block.lengths[:, None]
-    )
+    exposure = block.scored_exposure
+    if model.has_closed_integral:
+        seen = torch.arange(gaps, device=edges.device).expand(len(edges), -1)
+        left, right = edges[:, :-1], edges[:, 1:]
+        if exposure is not None:
+            left, right, seen = exposed_pieces(block, exposure)
+        exact = model.closed_integral(history, left, right, seen).to(torch.float64)
+        error = closed_form_error(model, exact.abs().sum(-1), right - left)
+        value = exact if each else exact.sum(-1, keepdim=True)
+        return (
+            (value, error)
+            if exposure is None
+            else _in_gaps(gaps, seen, left, value, error, exposure)
+        )
+    left, right, nodes = pieces(model, history, edges, exposure)
+    seen = seen_from(block, left)
+    largest = 1.0 if exposure is None else max(1e-300, float(exposure.values.max()))
 
     def rates(times: Float[Tensor, "B H Q"], which: Int[Tensor, "B H"]) -> Float[Tensor, "B H Q M"]:
         at = seen.gather(1, which)
@@ -251,10 +270,29 @@ def _of_block(
         return model.total_intensity(history, times, at)[..., None]
 
     value, error = integrate_each(
-        rates, left, right, tolerance=tolerance * max(1, int(block.lengths.sum())), **nodes
+        rates,
+        left,
+        right,
+        tolerance=tolerance / largest * max(1, int(block.lengths.sum())),
+        **nodes,
     )
-    total = value.new_zeros(len(edges), gaps, value.shape[-1])
-    doubt = value.new_zeros(len(edges), gaps)
+    return _in_gaps(gaps, seen, left, value, error, exposure)
+
+
+def _in_gaps(
+    gaps: int,
+    seen: Int[Tensor, "B H"],
+    left: Float[Tensor, "B H"],
+    value: Float[Tensor, "B H M"],
+    error: Float[Tensor, "B H"],
+    exposure: BatchSteps | None,
+) -> tuple[Float[Tensor, "B G M"], Float[Tensor, "B G"]]:
+    """Integrals over pieces, times their exposure, summed by gap."""
+    if exposure is not None:
+        weight = exposure.at(left)
+        value, error = weight * value, weight[..., 0] * error
+    total = value.new_zeros(len(value), gaps, value.shape[-1])
+    doubt = value.new_zeros(len(value), gaps)
     return total.scatter_add(1, seen[..., None].expand_as(value), value), doubt.scatter_add(
         1, seen, error
     )

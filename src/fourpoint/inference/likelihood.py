@@ -497,7 +497,9 @@ def _weighted(
     exposure = block.scored_exposure
     if exposure is None:
         return _refined(model, history, block, budget)
-    largest = max(float(exposure.values.max()), torch.finfo(torch.float64).tiny)
+    known = exposure.times < block.stop[:, None]
+    inside = torch.where(known[..., None], exposure.values, 0.0)
+    largest = max(float(inside.max()), torch.finfo(torch.float64).tiny)
     left, right, integral, error = _refined(model, history, block, budget / largest)
     weight = exposure.at(left)[..., 0]
     return left, right, weight * integral, weight * error

@@ -170,7 +170,8 @@ def prediction_scores(
     """
     data = all_sequences(data)
     check_marks(model.marks, data.marks)
-    if not data.events:
+    scored = np.flatnonzero(data.scored)
+    if not len(scored):
         raise UserError(
             "data with at least one event", f"{data}", "Score another part of the data."
         )
@@ -180,10 +181,9 @@ def prediction_scores(
         )
     rng = np.random.default_rng(seed)
     with eval_mode(model):
-        with bar("next events", min(events, data.events), show=progress) as step:
-            following = _next_scores(
-                model, data, np.sort(rng.permutation(data.events)[:events]), step
-            )
+        with bar("next events", min(events, len(scored)), show=progress) as step:
+            chosen = np.sort(scored[rng.permutation(len(scored))[:events]])
+            following = _next_scores(model, data, chosen, step)
         reach = horizon or _default_horizon(data)
         price = reach / 2 if cost is None else cost
         with bar("predictions up to a horizon", origins, show=progress) as step:
@@ -279,10 +279,14 @@ def _score_batch(
     start = batch.edges.gather(1, index).flatten()
     truth = batch.times.gather(1, index).flatten()
 
+    exposure = None if batch.context is None else batch.context.exposure
+
     def rates(times: Float[Tensor, "F Q"]) -> Float[Tensor, "F Q M"]:
-        return (
-            model.log_intensity(history, times.unflatten(0, index.shape), index).exp().flatten(0, 1)
-        )
+        own = times.unflatten(0, index.shape)
+        found = model.log_intensity(history, own, index).exp()
+        if exposure is not None:
+            found = found * exposure.at(own).to(found)
+        return found.flatten(0, 1)
 
     now = rates(start[:, None]).sum((1, 2)).double()
     panel = 0.25 / now.clamp(min=torch.finfo(now.dtype).tiny)
@@ -317,8 +321,16 @@ def _place_of(model: PointProcess) -> torch.device:
 
 
 def _default_horizon(data: Dataset) -> float:
-    gap = float(data.durations.sum()) / data.events
-    return min(10 * gap, float(data.durations.max()) / 2)
+    gap = float(data.exposed_times.sum()) / data.scored_events
+    return min(10 * gap, float((data.stops - _scored_starts(data)).max()) / 2)
+
+
+def _scored_starts(data: Dataset) -> Floats:
+    """When each sequence begins to be scored."""
+    context = data.context
+    if context is None or context.scored_from is None:
+        return data.starts
+    return np.maximum(data.starts, context.scored_from)
 
 
 def _horizon_scores(
@@ -332,11 +344,13 @@ def _horizon_scores(
     rng: np.random.Generator,
     step: Step,
 ) -> HorizonScores | None:
-    long = np.flatnonzero(data.durations >= horizon)
+    starts = _scored_starts(data)
+    durations = data.stops - starts
+    long = np.flatnonzero(durations >= horizon)
     if not len(long) or origins < 1:
         return None
     rows = np.sort(rng.choice(long, origins))
-    at = data.starts[rows] + rng.random(origins) * (data.durations[rows] - horizon)
+    at = starts[rows] + rng.random(origins) * (durations[rows] - horizon)
     shares = np.linspace(0, 1, windows + 1)
     scores = []
     distances = []

@@ -8,7 +8,8 @@ probability is the timestamp. With S the probability of no event since the last 
 
 m being the event's mark. It is at most 0, has no unit of time, and is a proper score of rounded
 times: no model has a higher expected score than the law of the timestamps. Events 2..N of each
-sequence are scored, each given those before it.
+sequence are scored, each given those before it, but for events of a history period. The rate is
+multiplied by the exposure where there is one.
 """
 
 from __future__ import annotations
@@ -20,11 +21,19 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from fourpoint.events import Batch, Dataset, Sequence, UserError, all_sequences, check_marks
+from fourpoint.events import (
+    Batch,
+    BatchSteps,
+    Dataset,
+    Sequence,
+    UserError,
+    all_sequences,
+    check_marks,
+)
 from fourpoint.inference.evaluation import device_of, sequences_at_once
-from fourpoint.inference.likelihood import blocks_of
+from fourpoint.inference.likelihood import blocks_of, only_history, scored_events
 from fourpoint.inference.sampling import eval_mode
-from fourpoint.models.base import History, PointProcess, filled, rule
+from fourpoint.models.base import History, PointProcess, filled, log_exposure, rule
 from fourpoint.ops.periodogram import timestamp_resolution
 from fourpoint.ops.quadrature import integrate
 
@@ -91,7 +100,7 @@ def resolution_score(
         for rows in data.batches(sequences_at_once(place)):
             found = _log_probabilities(model, data.batch(rows).to(place), own, tolerance)
             total = total + float(found.sum())
-            events = events + int((data.lengths[rows] - 1).clip(min=0).sum())
+            events = events + int(scored_events(data.batch(rows))["gaps"].sum())
     return total / max(1, events)
 
 
@@ -124,14 +133,20 @@ def _log_probabilities(
         seen = torch.arange(block.times.shape[1], device=block.times.device).expand_as(block.times)
         before = history.times[:, : seen.shape[1]]
         gap = torch.where(block.valid, block.times - before, 0.0)
-        until, within = _masses(model, history, before, gap, resolution, seen, tolerance)
+        if only_history(block):
+            carried = history.latest()
+            continue
+        exposure = None if block.context is None else block.context.exposure
+        until, within = _masses(model, history, before, gap, resolution, seen, tolerance, exposure)
         total_there = _log_total(model, history, block.times, seen)
         rare = (
-            total_there + (gap + resolution / 2 - (gap - resolution / 2).clamp(min=0)).log()
+            total_there
+            + log_exposure(block)
+            + (gap + resolution / 2 - (gap - resolution / 2).clamp(min=0)).log()
         )  # a rate too low to be told from 0 once exp is taken
         logs = torch.where(within > RARE, torch.log(-torch.expm1(-within)), rare)
         logs = logs - until + model.log_rates_at_events(history, block).double() - total_there
-        counted = block.valid & (seen + offset > 0)
+        counted = block.scored & (seen + offset > 0)
         total = total + torch.where(counted, logs, 0.0).sum(1)
         carried = history.latest()
     return total
@@ -151,6 +166,7 @@ def _masses(
     resolution: float,
     seen: Int[Tensor, "B N"],
     tolerance: float,
+    exposure: BatchSteps | None = None,
 ) -> tuple[Float[Tensor, "B N"], Float[Tensor, "B N"]]:
     """The integral of the total rate from ``before`` to half a resolution less than the ``gap``
     after it, and over the resolution from there.
@@ -160,15 +176,18 @@ def _masses(
     """
     low = (gap - resolution / 2).clamp(min=0)
     high = gap + resolution / 2
-    if model.has_closed_integral:
+    if model.has_closed_integral and exposure is None:
         ends = (before, before + low, before + high)
         first, second = (
             model.closed_integral(history, a, b, seen).sum(-1).double()
             for a, b in zip(ends, ends[1:], strict=False)
         )
         return first, second
-    cuts = model.cut_lags(before.device)
-    inner = torch.minimum(cuts.expand(*low.shape, -1), high[..., None])
+    cuts = model.cut_lags(before.device).expand(*low.shape, -1)
+    if exposure is not None:
+        steps = exposure.times[:, None] - before[..., None]
+        cuts = torch.cat([cuts, steps.clamp(min=0)], -1)
+    inner = torch.minimum(cuts, high[..., None])
     lags = (
         torch.cat([torch.stack([torch.zeros_like(low), low, gap, high], -1), inner], -1)
         .sort(-1)
@@ -188,6 +207,8 @@ def _masses(
     value, _ = integrate(
         rate, left, right, tolerance=tolerance * max(1, low.numel()), **rule(model, history)
     )
+    if exposure is not None:
+        value = value * exposure.at(left)[..., 0]
     early = (lags[..., 1:] <= low[..., None]).flatten(1).gather(1, order)
     until, within = (
         torch.zeros_like(low).scatter_add(1, owner, torch.where(part, value, 0.0))

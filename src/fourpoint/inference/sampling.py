@@ -5,8 +5,10 @@ found there or time moves on (`ops.thinning`); the event's mark is drawn in prop
 intensities at its time. Places come from the model's ``draw_places`` where it has one; else every
 candidate has a place too, and is accepted by the rate there over a bound. Models with a closed
 ``inverse`` are inverted by it, those with a ``bound`` thinned, the others inverted numerically, and
-what is sampled is what `evaluate` scores: the same features, the same rate. Paths that have reached
-the end leave the batch. A cap on events per path is never silent.
+what is sampled is what `evaluate` scores: the same features, the same rate. Where the history has
+an exposure e(t), events come at the rate e(t) lambda(t): no window reaches beyond a step of e, and
+none is opened where e is 0. Paths that have reached the end leave the batch. A cap on events per
+path is never silent.
 
     sample          -> Dataset      events in [start, stop)
     sample_paths    -> Paths        the same, with acceptance rate and capped paths
@@ -28,7 +30,16 @@ from jaxtyping import Bool, Float, Int
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fourpoint.events import Batch, Dataset, MarkSpace, Sequence, UserError, check_marks, known_at
+from fourpoint.events import (
+    Batch,
+    BatchSteps,
+    Dataset,
+    MarkSpace,
+    Sequence,
+    UserError,
+    check_marks,
+    known_at,
+)
 from fourpoint.models.base import History, PointProcess, box_of, longest_panel
 from fourpoint.ops.quadrature import Unconverged
 from fourpoint.ops.thinning import (
@@ -94,7 +105,8 @@ def sample(
     Arguments
         history: what happened up to and including ``start``: one :class:`Sequence` for all paths,
             or a :class:`Dataset` with one sequence per path. The model's clock begins at its
-            window's start. None: the window opens at ``start``.
+            window's start. None: the window opens at ``start``. Its context (covariates, exposure)
+            holds for the paths too, which have it in the result.
         most: a cap on the events of one path; a path that reaches it ends there, with a warning.
             Without it a path of 100,000 events is taken for an explosion and is an error.
         method: "thinning" (needs a model with a ``bound``), "inversion", or "auto": inversion where
@@ -170,7 +182,7 @@ def sample_paths(
     random = torch.Generator().manual_seed(seed)
     with eval_mode(model), bar("sampling", 1.0, show=progress) as step:
         past = _opening(model, float(start), sequences, history)
-        return advance(
+        paths = advance(
             model,
             past,
             begin,
@@ -181,6 +193,17 @@ def sample_paths(
             step=step,
             time_left=time_left,
         )
+    if history is None or history.context is None:
+        return paths
+    known = history.context.without("scored_from")
+    if history_count(history) < sequences:
+        known = known.select(np.zeros(sequences, dtype=np.int64))
+    return dataclasses.replace(paths, data=dataclasses.replace(paths.data, context=known))
+
+
+def history_count(history: Sequence | Dataset) -> int:
+    """How many sequences a history has."""
+    return len(history) if isinstance(history, Dataset) else 1
 
 
 def advance(
@@ -199,6 +222,7 @@ def advance(
     """One path on [start, stop) for each row of the model's history ``past``; the model must be in
     evaluation mode.
 
+    The exposure of the history's context is a factor of the rate.
     ``limit`` events of one path are an explosion where there is no cap ``most``. ``step`` is told
     the share of the work that is done. ``time_left`` as in :func:`sample_paths`.
     """
@@ -209,8 +233,9 @@ def advance(
         (count[:0], start[:0], count[:0], None)
     ]
     unfinished = torch.zeros(len(start), dtype=torch.bool)
+    exposure = None if past.context is None else past.context.exposure
     try:
-        if method == "auto" and model.draws_clusters:
+        if method == "auto" and model.draws_clusters and exposure is None:
             clusters = _clusters(model, past, start, stop, random, most, limit)
             if clusters is not None:
                 return clusters
@@ -230,6 +255,7 @@ def advance(
                 tally,
                 limit,
                 going,
+                None if exposure is None else exposure.select(rows),
             ):
                 found.append(event)
     except (ExplosiveRate, Unconverged) as error:
@@ -328,7 +354,19 @@ def remember(model: PointProcess, batch: Batch) -> Any:
     for first in range(step, batch.times.shape[1], step):
         past = model.encode(batch.columns(first, first + step), past)
         past = model.extend(past, batch.start, nothing, nothing.bool())
+    if batch.context is not None and past.context is None:
+        past = dataclasses.replace(past, context=batch.context)
     return past
+
+
+def exposed_rates(
+    history: History, times: Float[Tensor, "B Q"], rates: Float[Tensor, "B Q M"]
+) -> Float[Tensor, "B Q M"]:
+    """``rates`` at ``times``, times the exposure where the history has one."""
+    exposure = None if history.context is None else history.context.exposure
+    if exposure is None:
+        return rates
+    return rates * exposure.at(times).to(rates)
 
 
 def select_rows(history: H, rows: Int[Tensor, " R"]) -> H:
@@ -384,6 +422,7 @@ def _events(
     tally: Tally,
     limit: int,
     going: _Going,
+    exposure: BatchSteps | None,
 ) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor | None]]:
     """Rounds of the paths ``rows`` until all have ended: each yields rows, times, marks and places
     of its events, and counts them.
@@ -396,14 +435,19 @@ def _events(
     while len(rows) and not going.ended_early(rows, at, end):
         going.tell(group, at, begin, span)
         later = model.draws_places
+        until, factor = end, None
+        if exposure is not None:
+            factor = exposure.at(at[:, None])[:, 0, 0]
+            until = torch.minimum(end, exposure.next_step(at))
+            at = torch.where(factor > 0, at, until)
         if model.marks.box is None or later:
             (hit, at, intensities, width), past = _round(
-                model, past, at, end, width, random, method, tally
+                model, past, at, until, width, random, method, tally, factor
             )
             place = None
         else:
             (hit, at, intensities, width), past, place = _round_with_places(
-                model, past, at, end, width, random, method, tally
+                model, past, at, until, width, random, method, tally, factor
             )
         marks = draw_marks(intensities, random)
         if model.marks.box is not None and later:
@@ -426,6 +470,7 @@ def _events(
             end = end[keep]
             width = width[keep]
             past = select_rows(past, keep)
+            exposure = None if exposure is None else exposure.select(keep)
             begin = begin[keep]
             span = span[keep]
         else:
@@ -441,9 +486,10 @@ def _round(
     random: torch.Generator,
     method: str,
     tally: Tally,
+    factor: Float[Tensor, " B"] | None = None,
 ) -> tuple[Round, Any]:
     """One window of every path, and the history after it: a linear model's states move along to the
-    one candidate.
+    one candidate. The rate has a ``factor``, 1 if None.
     """
     moves = model.linear
 
@@ -451,13 +497,18 @@ def _round(
         nonlocal past
         if method == "thinning" and moves and times.shape[1] == 1:
             past = model.move(past, times[:, 0])
-        return last_rates(model, past, times)
+        rates = last_rates(model, past, times)
+        return rates if factor is None else rates * factor[:, None, None].to(rates)
+
+    def bound(a: Float[Tensor, " B"], b: Float[Tensor, " B"]) -> Float[Tensor, " B"]:
+        top = model.upper_bound(past, a, b)
+        return top if factor is None else top.to(at) * factor
 
     if method == "thinning":
         wanted = 1 if not tally.proposals else round(1 / max(tally.acceptance, 1 / 8))
         return thin(
             rates,
-            lambda a, b: model.upper_bound(past, a, b),
+            bound,
             at,
             end,
             width,
@@ -466,11 +517,14 @@ def _round(
             tally=tally,
         ), past
     if model.has_inverse:
-        time = model.inverse(past, at, unit_exponentials(at.shape, random))
+        mass = unit_exponentials(at.shape, random)
+        if factor is not None:
+            mass = mass / torch.where(factor > 0, factor, 1.0)
+        time = model.inverse(past, at, mass)
         hit = (at < end) & (time < end)
         time = torch.where(hit, time, torch.maximum(at, end))
         return Round(hit, time, rates(time[:, None])[:, 0].to(at.dtype), width), past
-    return _inverted(model, past, at, end, width, random), past
+    return _inverted(model, past, at, end, width, random, factor), past
 
 
 def _inverted(
@@ -480,6 +534,7 @@ def _inverted(
     end: Float[Tensor, " B"],
     width: Float[Tensor, " B"],
     random: torch.Generator,
+    factor: Float[Tensor, " B"] | None = None,
 ) -> Round:
     """The next event of every path inside a window of its own, by inversion of the compensator.
 
@@ -493,6 +548,10 @@ def _inverted(
     tiny = torch.finfo(at.dtype).tiny
 
     def totals(times: Float[Tensor, "B Q"]) -> Float[Tensor, "B Q 1"]:
+        found = plain_totals(times)
+        return found if factor is None else found * factor[:, None, None].to(found)
+
+    def plain_totals(times: Float[Tensor, "B Q"]) -> Float[Tensor, "B Q 1"]:
         going = torch.nonzero(times[:, -1] > times[:, 0])[
             :, 0
         ]  # a path that has its event is asked at one time over and over
@@ -537,6 +596,7 @@ def _round_with_places(
     random: torch.Generator,
     method: str,
     tally: Tally,
+    factor: Float[Tensor, " B"] | None = None,
 ) -> tuple[Round, Any, Float[Tensor, "B k"]]:
     """One window of every path, the history after it, and the event's place where there is one.
 
@@ -545,7 +605,7 @@ def _round_with_places(
     never above the mean of the envelope.
     """
     if method != "thinning":
-        found, past = _round(model, past, at, end, width, random, method, tally)
+        found, past = _round(model, past, at, end, width, random, method, tally, factor)
         place, intensities = _draw_places(model, past, found, random)
         return found._replace(intensities=intensities), past, place
     moves = model.linear
@@ -554,7 +614,8 @@ def _round_with_places(
 
     def bound(a: Float[Tensor, " B"], b: Float[Tensor, " B"]) -> Float[Tensor, " B"]:
         bounds[0] = model.envelope(past, a, b)
-        return bounds[0].mean(1)
+        top = bounds[0].mean(1)
+        return top if factor is None else top * factor
 
     def rates(times: Float[Tensor, "B Q"]) -> Float[Tensor, "B Q M"]:
         nonlocal past
@@ -562,7 +623,8 @@ def _round_with_places(
             past = model.move(past, times[:, 0])
         places, over = _somewhere(model, bounds[0], times.shape[1], random)
         looked[0] = (times, places)
-        return _rates_at(model, past, times, places) * over[..., None]
+        rates = _rates_at(model, past, times, places) * over[..., None]
+        return rates if factor is None else rates * factor[:, None, None]
 
     wanted = 1 if not tally.proposals else round(1 / max(tally.acceptance, 1 / 64))
     found = thin(rates, bound, at, end, width, random, candidates=wanted, tally=tally)
