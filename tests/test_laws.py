@@ -124,6 +124,10 @@ BUILD: dict[str, Callable[[int], Any]] = {
         base="spline",
         drift="spline",
     ),
+    "dapp-box-calendar": lambda marks: SpatialDAPP(
+        boxed(marks), heads=2, frequencies=2, generator=(8,), order=8, base="constant", drift="none"
+    ),
+    "poisson-box-calendar": lambda marks: Poisson(boxed(marks), cells=3),
     "dapp-box-exp": lambda marks: SpatialDAPP(
         boxed(marks),
         heads=1,

@@ -24,6 +24,7 @@ OWN_OPTIONS = {
     "folder": "-o",
     "resume": "--resume",
     "device": "--device",
+    "calendar": "--calendar",
 }
 NOT_SETTINGS = ("marks", "model", "train", "dev", "progress")
 

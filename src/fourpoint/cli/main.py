@@ -275,6 +275,14 @@ def fit(
     ] = False,
     split: typed.Split = None,
     split_at: typed.SplitAt = None,
+    calendar: Annotated[
+        str,
+        typer.Option(
+            metavar="TERMS",
+            help="Calendar terms of the baseline: hour, weekday, week, month, holidays:US, with "
+            "commas; auto (those that explain held-out time better), or none.",
+        ),
+    ] = "auto",
     seed: typed.Seed = 0,
     time_budget: typed.Budget = None,
     device: Annotated[
@@ -327,6 +335,7 @@ def fit(
         device=device,
         folder=output,
         resume=resume,
+        calendar=calendar,
         **of_training,
     )
     for note in dict.fromkeys(result.notes):

@@ -309,8 +309,8 @@ class PointProcess(Described, nn.Module, Generic[H]):
         """
         if not self.effect_curves:
             raise UserError(
-                "a model that takes calendar and covariates: poisson, hawkes, dapp, odapp, "
-                "deep-dapp, spatial-dapp or spatial-hawkes",
+                "a model that takes calendar and covariates: poisson, frailty, hawkes, dapp, "
+                "odapp, deep-dapp or spatial-dapp",
                 type(self).__name__,
                 "Choose one of these, or leave out the calendar and the covariates.",
             )

@@ -43,7 +43,7 @@ from torch import Tensor, nn
 from fourpoint.events import Batch, Dataset, MarkSpace, UserError
 from fourpoint.kernels.constants import FADED
 from fourpoint.models.base import History, PointProcess, box_of, place_or_nothing, places_of
-from fourpoint.models.baseline import Curves
+from fourpoint.models.baseline import BaselineValues, Curves, added, parted
 from fourpoint.models.dapp_history import require
 from fourpoint.models.dapp_start import start_rate
 from fourpoint.models.modes import FASTEST, SLOWEST
@@ -333,7 +333,8 @@ class SpatialDAPP(PointProcess[SpatialDAPPHistory]):
         states = sinusoids.fading_states(
             self.log_decay.exp(), self._lag(times.diff(dim=1)), values, phi, held
         )
-        return SpatialDAPPHistory(times, start, batch.lengths, shared, states)
+        context = self.known_context(batch, before)
+        return SpatialDAPPHistory(times, start, batch.lengths, shared, states, context=context)
 
     def extend(
         self,
@@ -410,9 +411,9 @@ class SpatialDAPP(PointProcess[SpatialDAPPHistory]):
             )
         sums = sums * self._fade(lag)
         tilt = None if history.shared.background is None else phi @ history.shared.background.T
-        logs = self.rate.log_rate(
-            sums @ self.readout, times - history.start[:, None, None], history.shared.curves, tilt
-        )
+        since = times - history.start[:, None, None]
+        effects = self._effects_at(history, times)
+        logs = self.rate.log_rate(sums @ self.readout, since, history.shared.curves, tilt, effects)
         return logs - self.time_scale.log().to(logs) - math.log(self.box.volume)
 
     @torch.no_grad()
@@ -438,20 +439,18 @@ class SpatialDAPP(PointProcess[SpatialDAPPHistory]):
         read = torch.einsum(
             "btk,bktf,kf,km->btmf", self._fade(lag[..., 0]), state, shared.weight, self.readout
         ).flatten(0, 1)
-        log_base, inner = (
-            part.flatten(0, 1) for part in self._baseline(times - history.start[:, None], shared)
-        )
+        log_base, inner = (part.flatten(0, 1) for part in self._baseline(history, times))
         if shared.background is None:
             tilt = torch.zeros(1, dtype=phi.dtype)
         else:
             tilt = phi @ shared.background.T
         raised = phi.new_zeros(len(phi), self.marks.count, dtype=torch.float64)
-        for some, added in zip(
+        for some, within in zip(
             read.split(max(1, PIECE // raised.numel())),
             inner.split(max(1, PIECE // raised.numel())),
             strict=True,
         ):
-            z = (some @ phi.T + added[..., None]).transpose(1, 2)
+            z = (some @ phi.T + within[..., None]).transpose(1, 2)
             if self.rate.link == "exp":
                 raised += z.exp_().sum(0)
             else:
@@ -493,8 +492,13 @@ class SpatialDAPP(PointProcess[SpatialDAPPHistory]):
         z = z + 64 * eps * (sizes @ self.readout.abs())
         low, high = ((x - history.start).to(z) for x in (a, b))
         nothing = torch.full_like(z[0], -torch.inf)
-        raised = self.rate.log_bound(z, low, high, shared.curves, nothing).double()
-        base = self.rate.baseline.upper_bound(low, high, shared.curves, low.dtype).log_base.double()
+        effects = None
+        if self.effects is not None:
+            bound = self.effects.upper_bound(a, b, history.context, z.dtype)
+            effects = parted(bound.to(z), self.marks.count)
+        raised = self.rate.log_bound(z, low, high, shared.curves, nothing, effects).double()
+        highest = self.rate.baseline.upper_bound(low, high, shared.curves, low.dtype)
+        base = added(highest, effects).log_base.double()
         raised, base = (x + 16 * eps * (1 + x.abs()) for x in (raised, base))
         allowed = (1 + 16 * eps) / self.time_scale
         tops = shared.top_rates.expand(self.marks.count, -1)
@@ -523,11 +527,27 @@ class SpatialDAPP(PointProcess[SpatialDAPPHistory]):
     # ------------------------------------------------------------------ parts
 
     def _baseline(
-        self, since: Float[Tensor, "*T"], shared: Shared
-    ) -> tuple[Float[Tensor, "*T M"], Float[Tensor, "*T M"]]:
-        """log mu, and what is added inside the link, at times ``since`` the window's start."""
-        values = self.rate.baseline.values(since, shared.curves)
+        self, history: SpatialDAPPHistory, times: Float[Tensor, "B ..."]
+    ) -> tuple[Float[Tensor, "B ... M"], Float[Tensor, "B ... M"]]:
+        """log mu, and what is added inside the link."""
+        since = times - history.start.reshape(-1, *[1] * (times.ndim - 1))
+        values = self.rate.baseline.values(since, history.shared.curves)
+        values = added(values, self._effects_at(history, times))
         return values.log_base, require(values.inside)
+
+    @property
+    def effect_curves(self) -> int:
+        """log mu of every mark, and what is added inside the link for every mark."""
+        return 2 * self.marks.count
+
+    def _effects_at(
+        self, history: SpatialDAPPHistory, times: Float[Tensor, "B ..."]
+    ) -> BaselineValues | None:
+        """The effects of calendar and covariates on both parts of the baseline; None without."""
+        if self.effects is None:
+            return None
+        values = self.effects.values(times, history.context, self.readout.dtype)
+        return parted(values, self.marks.count)
 
     def _shared(self) -> Shared:
         field = None
@@ -616,7 +636,7 @@ class SpatialDAPP(PointProcess[SpatialDAPPHistory]):
             (self._fade(lag)[..., None] * self.readout).transpose(3, 4).flatten(2, 3)
         )  # (B, G, Q M, K)
         z = torch.matmul(read, spread).unflatten(2, (lag.shape[2], -1))  # (B, G, Q, M, S)
-        log_base, inner = self._baseline(times - history.start[:, None, None], history.shared)
+        log_base, inner = self._baseline(history, times)
         tilt = history.shared.tilt(self.order)
         if self.rate.link == "exp":
             logs = torch.logaddexp(
