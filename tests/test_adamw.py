@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from fourpoint.training.adamw import take_step
+from fourpoint.training.steps import take_step
 
 
 def weights(kind: torch.dtype) -> list[nn.Parameter]:

@@ -146,8 +146,8 @@ def bent(inside, small, gradient, size):
 
 @no_type_check
 def integral(cost, rate, gradient, mu, to_z, share):
-    """Less the sum of cost (mu + rate). Gradients: in z, in log mu in the place of ``mu``, and in
-    log s in that of ``gradient``.
+    """Less the sum of cost (mu + rate). Gradients: in z; ``mu`` becomes that in log mu, and
+    ``gradient`` that in log s.
     """
     value = ZERO
     for r in range(len(cost)):

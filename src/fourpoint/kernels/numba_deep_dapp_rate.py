@@ -252,7 +252,7 @@ def add_products(factors, matrix, into):
 
 @no_type_check
 def weighted_gelu(t, x, weights):
-    """The sum of ``weights`` times gelu(x) of one time; gelu(x) in the place of x."""
+    """The sum of ``weights`` times gelu(x) of one time; x becomes gelu(x)."""
     total = ZERO
     for i in range(x.shape[1]):
         u = x[t, i] * ROOT
@@ -268,7 +268,7 @@ def weighted_gelu(t, x, weights):
 
 @no_type_check
 def normalise(t, x, norm, eps):
-    """Mean 0 and variance 1, times the weight, plus the bias, in the place of x."""
+    """Mean 0 and variance 1, times the weight, plus the bias; x becomes it."""
     n = f32(x.shape[1])
     mean = ZERO
     for i in range(x.shape[1]):

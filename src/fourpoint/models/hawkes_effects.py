@@ -5,7 +5,7 @@ and with event features.
     w_i = exp(sum_f gamma_f (x_if - mean_f) / sd_f)
 
 The search for decays is on a grid, on a part of the log; from the best of them scoring steps (with
-the information of the events in the place of the curvature) go on with all events in all parameters
+the information of the events instead of the curvature) go on with all events in all parameters
 together, branching ratios held at 0 or more. Effects are penalised as by `models.effects_fit`, with
 the strengths that a Poisson process with the same effects chooses.
 """

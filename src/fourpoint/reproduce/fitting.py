@@ -9,6 +9,7 @@ of seed 0 is kept for the figures; a killed fit continues from its last validati
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -154,7 +155,7 @@ def _recipe(model: PointProcess, options: dict[str, Any]) -> dict[str, Any]:
         return {"by": "maximum likelihood"}
     chosen = {**RECIPE, **(model.recipe or {}), **options}
     chosen.pop("step_events", None)  # it decides the batch size where that is left open
-    return Recipe(**chosen)._asdict()
+    return asdict(Recipe(**chosen))
 
 
 def _oracle(numbers: dict[str, Any]) -> float | None:

@@ -188,7 +188,8 @@ class StateRows:
         """Events at the places ``share``."""
         found = Scored.empty(len(share), into.shares.shape[1])
         own = Events(events.times[share], events.marks[share])
-        before = self._before._replace(place=self._before.place[share])
+        kept = self._before
+        before = Before(kept.place[share], kept.copied, kept.state)
         stop = self.steps.follow(
             self.state, rows[share], numbers, self.start, own, found, self._kept, before
         )

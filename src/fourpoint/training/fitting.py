@@ -34,6 +34,7 @@ import time
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
@@ -233,7 +234,7 @@ def fit(
         pieces = _pieces(train, place)
     recipe = _in_full(recipe, pieces, seed)
     terms = dict(
-        **recipe._asdict(),
+        **asdict(recipe),
         convention=convention,
         seed=seed,
         events=train.events,
@@ -424,9 +425,8 @@ def _in_full(recipe: Recipe, train: Dataset, seed: int) -> Recipe:
     """The recipe with steps and validations counted out for this data."""
     per_epoch = len(train.batches(recipe.batch_size, seed=seed, mixed=recipe.mixed))
     steps = max(recipe.steps, math.ceil(recipe.epochs * per_epoch))
-    return recipe._replace(
-        steps=steps, validate_every=recipe.validate_every or max(20, steps // VALIDATIONS)
-    )
+    validate_every = recipe.validate_every or max(20, steps // VALIDATIONS)
+    return replace(recipe, steps=steps, validate_every=validate_every)
 
 
 def _timestamp_resolution(run: Run, recipe: Recipe) -> list[str]:

@@ -33,7 +33,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import wraps
 from pathlib import Path
-from typing import Any, NamedTuple, ParamSpec, cast
+from typing import Any, ParamSpec, cast
 
 import numpy as np
 import torch
@@ -104,7 +104,8 @@ class Fit:
         return out.getvalue()
 
 
-class Recipe(NamedTuple):
+@dataclass(frozen=True)
+class Recipe:
     """How a model is trained; see :func:`fit`."""
 
     steps: int

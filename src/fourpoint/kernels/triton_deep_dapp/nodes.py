@@ -13,7 +13,7 @@ shift alike, since a row of n has the sum 0.
 
 A program keeps SUMS numbers of that product. Where those are not all of it, a program goes through
 its rows once for each part; z is then made before, and what a part adds to the gradient of norm(x)
-waits in the place of x's own gradient. `deep_dapp` is the plain version that it is tested against;
+waits where x's own gradient will be. `deep_dapp` is the plain version that it is tested against;
 `rows` lists the rows.
 """
 
