@@ -13,6 +13,7 @@ import torch
 
 from fourpoint.data.synthetic import _hawkes, simulate
 from fourpoint.events import Dataset, MarkSpace, Sequence, UserError
+from fourpoint.inference.explaining import explain
 from fourpoint.inference.goodness import goodness_of_fit
 from fourpoint.inference.likelihood import log_likelihood
 from fourpoint.inference.sampling import sample
@@ -619,4 +620,30 @@ def test_an_explosive_process_is_fitted_and_announced() -> None:
     assert notes[-1] == (
         f"the branching ratio {model.spectral_radius:.3f} is 1 or more: forecasts beyond the "
         "training window explode"
+    )
+
+
+def test_effects_of_past_events_equal_encoding_without_each() -> None:
+    model = Hawkes(
+        MarkSpace.categorical(2),
+        baseline=[0.5, 0.3],
+        branching=[[[0.3, 0.2], [0.1, 0.4]], [[0.05, 0.1], [0.2, 0.02]]],
+        decay=[2.0, 0.3],
+        exponentials=2,
+    )
+    past = Sequence([0.5, 1.0, 1.0, 2.5, 4.0], [0, 1, 0, 1, 1], start=0.0, stop=6.0)
+    whole = model.intensity(model.encode(past.batch()), torch.tensor([[5.0]]).double())[0, 0]
+    found = explain(model, past, at=5.0)
+    for i in range(len(past)):
+        kept = np.arange(len(past)) != i
+        fewer = past.piece(kept, 0.0, 6.0, inferred=False)
+        rate = model.intensity(model.encode(fewer.batch()), torch.tensor([[5.0]]).double())[0, 0]
+        np.testing.assert_allclose(found.effects[i], (whole - rate).detach().numpy(), rtol=1e-10)
+    history = model.encode(past.batch())
+    assert model.without(history, torch.tensor([[1.0, 5.0]]).double()) is not None
+    # An event that is not seen is not left out.
+    rates = model.without(history, torch.tensor([[0.7]]).double())
+    assert rates is not None
+    assert torch.equal(rates[0, 0, 1], rates[0, 0, 4]) and not torch.equal(
+        rates[0, 0, 0], rates[0, 0, 1]
     )
