@@ -147,5 +147,15 @@ def write_table(
         "paths": paths,
         "seconds": round(monotonic() - began, 3),
     }
-    said = f"{options.output}: {rows:,} rows, {len(events):,} sequences, {paths:,} paths each"
+    counted = f"{_counted(rows, 'row')}, {_counted(len(events), 'sequence')}"
+    said = f"{options.output}: {counted}, {_counted(paths, 'path')} each"
     print_all(numbers, [said], json)
+
+
+def _counted(count: int, what: str) -> str:
+    """A number of things.
+
+    >>> _counted(1, "row"), _counted(1200, "row")
+    ('1 row', '1,200 rows')
+    """
+    return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"
