@@ -214,16 +214,15 @@ def test_counts_without_excitation_have_the_integral_as_mean(
     [
         lambda: dapp(2, "softplus", histories(2)),
         lambda: Hawkes(2, baseline=0.5, branching=0.5, decay=2.0),
+        lambda: Frailty(2, variance=0.5),
     ],
 )
-def test_excited_rates_with_calendar_and_covariates_have_the_law_of_sampled_paths(
+def test_calendar_covariates_and_exposure_act_as_in_the_plain_sampler(
     build: Callable[[], PointProcess],
 ) -> None:
     data = dated(histories(2), covariates=True)
-    assert data.context is not None
-    data = replace(data, context=data.context.without("exposure"))
     model = with_effects(build(), covariates=True).eval()
-    wanted = asked(data, 6.0, 3, 1500)
+    wanted = asked(data, 10.0, 4, 1500)
     found = by_kernel(model, data, wanted).astype(float)
     with eval_mode(model):
         plain = plain_counts(model, data.batch(), wanted).astype(float)
