@@ -153,18 +153,20 @@ def log_likelihoods(
 @torch.no_grad()
 def gap_log_likelihoods(
     model: PointProcess, batch: Batch, *, tolerance: float = 1e-4
-) -> Float[Tensor, "B G"]:
+) -> tuple[Float[Tensor, "B G"], Float[Tensor, "B G"]]:
     """What each gap contributes to :func:`log_likelihood` (window convention): the log rate of the
-    event at its end, if that is scored, less the integral over the gap, refined to ``tolerance``
-    nats per event. Gap g of a sequence ends at its event g, the last one at the window's end.
+    event at its end, 0 if there is none or it is not scored, and the integral over the gap, refined
+    to ``tolerance`` nats per event. Gap g of a sequence ends at its event g, the last one at the
+    window's end.
     """
     check_places(model, batch)
     budget = tolerance * int(scored_events(batch)["window"].clamp(min=1).sum())
     compiled = model.scored_gaps(batch, budget) if batch.scored_exposure is None else None
     if compiled is not None:
         logs, _ = _of_events(model, batch, compiled.logs)
-        return nn.functional.pad(logs, (0, 1)) - compiled[1].to(torch.float64)
-    total = torch.zeros_like(batch.edges[:, 1:])
+        return nn.functional.pad(logs, (0, 1)), compiled[1].to(torch.float64)
+    found = torch.zeros_like(batch.edges[:, 1:])
+    integrals = torch.zeros_like(found)
     carried = None
     for block, offset in blocks_of(model, batch):
         check_memory(model, block.edges.numel(), 0)
@@ -173,12 +175,12 @@ def gap_log_likelihoods(
         if only_history(block):
             continue
         logs, _ = _of_events(model, block, model.log_rates_at_events(history, block))
-        total[:, offset : offset + logs.shape[1]] += logs
+        found[:, offset : offset + logs.shape[1]] += logs
         share = max(1, block.times.shape[1]) / max(1, batch.times.shape[1])
         left, right, value, _ = _weighted(model, history, block, budget * share)
         value = torch.where(right > left, value, 0.0).to(torch.float64)
-        total.scatter_add_(1, offset + seen_from(block, left), -value)
-    return total
+        integrals.scatter_add_(1, offset + seen_from(block, left), value)
+    return found, integrals
 
 
 class Integrals(NamedTuple):

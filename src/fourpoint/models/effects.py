@@ -10,6 +10,8 @@ window, and across changes of daylight saving. The terms of the calendar are
     week        a periodic cubic spline of the time of the week, 56 intervals: rhythms of the day
                 that differ between days
     month       a periodic cubic spline of the time of the year, 12 intervals
+    quarterhour one number for each quarter of an hour of the day: opening hours and other jumps
+    weekhour    one number for each hour of the week: the same, where days differ
     holidays:XX one number for public holidays of a country (package ``holidays``)
 
 Covariates are the step functions of `events.context`. At every time f is a sparse sum of K basis
@@ -69,6 +71,8 @@ PERIODIC = {
     "weekday": Periodic(WEEK, 7, False, MONDAY),
     "week": Periodic(WEEK, 56, True, MONDAY),
     "month": Periodic(YEAR, 12, True),
+    "quarterhour": Periodic(DAY, 96, False),
+    "weekhour": Periodic(WEEK, 168, False, MONDAY),
 }
 HOLIDAYS = "holidays:"
 
@@ -78,7 +82,8 @@ class EffectsSpec:
     """Which effects a model has, as JSON can hold it.
 
     Arguments
-        calendar: names of terms: hour, weekday, week, month, holidays:COUNTRY.
+        calendar: names of terms: hour, weekday, week, month, quarterhour, weekhour,
+            holidays:COUNTRY.
         zone: the time zone of local time; None: time as it is written.
         seconds: seconds in the data's unit of time.
         covariates: names of the columns of `Context.covariates`.
@@ -370,10 +375,15 @@ class Effects(nn.Module):
         """The cuts of one sequence: every day or part of one in local time, and where clocks
         change.
         """
-        names = self.spec.calendar
-        smooth = any(name in ("hour", "week") for name in names)
-        steps = smooth or any(name == "weekday" or name.startswith(HOLIDAYS) for name in names)
-        step = finest if smooth else DAY if steps else YEAR / 12
+        step = YEAR / 12
+        for name in self.spec.calendar:
+            term = PERIODIC.get(name)
+            if term is None:  # holidays
+                step = min(step, DAY)
+            elif not term.smooth:
+                step = min(step, term.period / term.intervals)
+            elif term.period < YEAR:
+                step = min(step, finest)
         first, last = origin + low * self.spec.seconds, origin + high * self.spec.seconds
         starts, offsets = (x.numpy() for x in self._zone)
         inside = starts[(starts > first) & (starts < last)]

@@ -16,6 +16,7 @@ Standard errors are from the inverse of the penalised information.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -23,8 +24,11 @@ from jaxtyping import Float
 from numpy import ndarray
 
 from fourpoint.events import Context, Dataset
-from fourpoint.models.effects import HOLIDAYS, PERIODIC, Effects, EffectsSpec, RateRatio
+from fourpoint.models.effects import HOLIDAYS, PERIODIC, WEEK, Effects, EffectsSpec, RateRatio
 from fourpoint.ops.quadrature import gauss_legendre
+
+if TYPE_CHECKING:
+    from scipy.sparse import csr_array
 
 NODES = 3  # of the Gauss rule on each piece
 PIECE = 3600.0  # seconds between cuts of splines of the day and of the week
@@ -32,6 +36,7 @@ MOST_NODES = 400_000  # beyond them pieces are drawn at random, with weights
 MOST_MARKS = 40  # that have weights of their own
 TINY = 1e-4  # of the ridge that makes level and terms identifiable
 STEPS, ROUNDS = 30, 12  # of Newton's method, and of the choice of penalties
+DENSE = 64  # columns of a design up to which it is not stored as a sparse matrix
 NORMAL = 1.959963984540054  # the 97.5% quantile of the normal distribution
 
 
@@ -108,21 +113,55 @@ def design_of(
     row = np.repeat(np.arange(len(data)), data.lengths)
     kept = np.flatnonzero(data.scored)
     events = _rows(effects, context, data.times[kept], row[kept])
-    nodes = integral_design(data, spec, factor)
+    nodes = integral_design(data, spec, factor, merged=True)
     return replace(nodes, events=events, marks=data.mark_ids[kept])
 
 
 def integral_design(
-    data: Dataset, spec: EffectsSpec, factor: Float[ndarray, " S"] | None = None
+    data: Dataset,
+    spec: EffectsSpec,
+    factor: Float[ndarray, " S"] | None = None,
+    *,
+    merged: bool = False,
 ) -> Design:
-    """The basis at nodes of the integral over scored and exposed time, without events."""
+    """The basis at nodes of the integral over scored and exposed time, without events. Where
+    ``merged``, nodes of one time of the week are one, with the sum of their weights, if nothing but
+    rhythms of day and week matters.
+    """
     effects = Effects(spec, 1, torch.float64)
     context = Context() if data.context is None else data.context
     times, weights, owner = integral_nodes(data, effects, factor)
+    if merged and _weekly(spec):
+        times, weights, owner = _merged(effects, context, times, weights, owner)
     nothing = np.zeros((0, effects.size + 1))
     return Design(
         nothing, np.zeros(0, dtype=np.int64), _rows(effects, context, times, owner), weights
     )
+
+
+def _weekly(spec: EffectsSpec) -> bool:
+    """Whether the effects repeat themselves every week."""
+    if spec.covariates or not spec.calendar:
+        return False
+    return all(name in PERIODIC and PERIODIC[name].period <= WEEK for name in spec.calendar)
+
+
+def _merged(
+    effects: Effects,
+    context: Context,
+    times: Float[ndarray, " Q"],
+    weights: Float[ndarray, " Q"],
+    owner: ndarray,
+) -> tuple[Float[ndarray, " U"], Float[ndarray, " U"], ndarray]:
+    """One node for each local time of the week, to a thousandth of a second."""
+    local = np.zeros(len(times))
+    for first in range(0, len(times), 100_000):
+        piece = slice(first, first + 100_000)
+        at = torch.from_numpy(times[piece].copy())
+        local[piece] = effects.local_seconds(at, context.batch(owner[piece])).numpy()
+    phase = np.round(np.remainder(local, WEEK) * 1e3).astype(np.int64)
+    _, shown, which = np.unique(phase, return_index=True, return_inverse=True)
+    return times[shown], np.bincount(which, weights), owner[shown]
 
 
 def sequence_scores(
@@ -448,16 +487,20 @@ def _newton(
     point: Float[ndarray, " P"],
 ) -> tuple[Float[ndarray, " P"], Float[ndarray, "P P"]]:
     """The maximum of the penalised likelihood, and the information there."""
+    from scipy.sparse import csr_array
+
+    # At one time few of the basis functions of many terms are not 0.
+    nodes = csr_array(design.nodes) if len(sums) > DENSE else design.nodes
 
     def value(at: Float[ndarray, " P"]) -> tuple[float, Float[ndarray, " Q"]]:
-        rates = design.weights * np.exp(np.minimum(design.nodes @ at, 700.0))
+        rates = design.weights * np.exp(np.minimum(nodes @ at, 700.0))
         off = at - centre
         return float(sums @ at - rates.sum() - off @ penalty @ off / 2), rates
 
     here, rates = value(point)
     for _ in range(STEPS):
-        gradient = sums - rates @ design.nodes - penalty @ (point - centre)
-        information = (design.nodes * rates[:, None]).T @ design.nodes
+        gradient = sums - nodes.T @ rates - penalty @ (point - centre)
+        information = _information(nodes, rates)
         step = np.linalg.solve(information + penalty, gradient)
         gain = float(gradient @ step)
         length = 1.0
@@ -471,8 +514,17 @@ def _newton(
         point, here, rates = point + length * step, there, new_rates
         if gain < 1e-8 * (1 + abs(here)):
             break
-    information = (design.nodes * rates[:, None]).T @ design.nodes
+    information = _information(nodes, rates)
     return point, information
+
+
+def _information(
+    nodes: Float[ndarray, "Q P"] | csr_array, rates: Float[ndarray, " Q"]
+) -> Float[ndarray, "P P"]:
+    """The sum over nodes of rate times the outer product of the basis with itself."""
+    if isinstance(nodes, np.ndarray):
+        return (nodes * rates[:, None]).T @ nodes
+    return (nodes.T @ nodes.multiply(rates[:, None])).toarray()
 
 
 # ---------------------------------------------------------------------- what is reported

@@ -230,7 +230,7 @@ def _climb(
 
 
 def _problem(data: Dataset, spec: EffectsSpec, penalties: dict[str, float]) -> _Problem:
-    design = integral_design(data, spec)
+    design = integral_design(data, spec, merged=True)
     penalty = penalty_of(spec, penalties)
     points = points_of(data, spec)
     return _Problem(points, design, penalty, data.marks.count, data.scored_events)

@@ -16,8 +16,10 @@ and its gain is measured there.
 Rounded timestamps are dequantised once, in the same way for all models: events that share a minute
 are not clustered by that alone.
 
-There is clustering beyond the rhythm if excitation has a gain whose interval lies above 0, and
-either the gain or the share of events that it explains is large enough to matter.
+There is clustering beyond the rhythm if excitation has a gain whose interval lies above 0 and
+which matters, or if the derivative of the likelihood towards excitation, which sees weaker effects,
+is more than EVIDENCE standard errors above 0 and the share of events that follow from others
+matters.
 """
 
 from __future__ import annotations
@@ -46,7 +48,16 @@ from fourpoint.report.printing import Printed, bar, text_table
 from fourpoint.settings import parameters
 from fourpoint.training.calendar import AUTO, NONE, TRIED
 from fourpoint.training.fitting import fit
-from fourpoint.training.held_out import Fold, Gain, between, folds_of, one_type, paired_gain
+from fourpoint.training.held_out import (
+    Fold,
+    Gain,
+    Scores,
+    between,
+    folds_of,
+    one_type,
+    paired_gain,
+    z_score,
+)
 from fourpoint.training.outages import find_outages, say, without
 
 if TYPE_CHECKING:
@@ -65,8 +76,11 @@ NEURAL_SHARES = {"dapp": 0.4, "deep-dapp": 0.6}  # of the time that is left for 
 TIME_BUDGET = 60.0
 FEWEST = 20  # events below which nothing can be compared
 MATTERS = 0.002  # nats per event, above which a gain matters
+EVIDENCE = 3.0  # standard errors (`Scores.first_order`) from which excitation is not chance
 TRIGGERED = 0.05  # share of the events, above which excitation matters
 RECOMMENDED = 0.0005  # nats per event that a more complex model must gain to be recommended
+PER_SLOT = 10  # events per quarter of an hour, or hour of the week, from which each has a number
+FINE = ("quarterhour", "weekhour")
 MOST_TYPES = 12  # with a table of who excites whom
 LEAST_SECONDS = 4.0  # for a neural model; with less it is left out
 SCORING = 0.25  # of the time of a neural model: for its score
@@ -94,9 +108,10 @@ class Comparison(Printed):
     """The steps of the ladder, the one to use, and whether there is clustering beyond the rhythm.
 
     ``branching`` is the share of events that the Hawkes process ascribes to earlier events, and
-    ``lag`` how long after them they come on average, in the data's unit of time. ``units`` are the
-    sequences or blocks of time that intervals are based on, ``held_out`` the events that were
-    scored.
+    ``lag`` how long after them they come on average, in the data's unit of time. ``evidence`` is
+    how many standard errors the derivative of the likelihood towards excitation lies above 0.
+    ``units`` are the sequences or blocks of time that intervals are based on, ``held_out`` the
+    events that were scored.
     """
 
     steps: tuple[Step, ...]
@@ -104,6 +119,7 @@ class Comparison(Printed):
     clustering_beyond_calendar: bool
     branching: float
     lag: float
+    evidence: float
     calendar: tuple[str, ...]
     unit: str
     held_out: int
@@ -148,6 +164,7 @@ class Comparison(Printed):
             "calendar": list(self.calendar),
             "branching": self.branching,
             "lag": self.lag,
+            "evidence": self.evidence,
             "unit": self.unit,
             "held_out_events": self.held_out,
             "units": self.units,
@@ -313,7 +330,8 @@ class _Ladder:
         self.terms = self._terms(calendar)
         self.rhythm = self._effects(covariates=False) if self.terms else None
         if outages == AUTO and self.dated and self.rhythm is not None:
-            silences = find_outages(self.raw, self.rhythm)
+            coarse = [name for name in self.terms if name not in FINE]
+            silences = find_outages(self.raw, effects_of(self.raw, coarse, covariates=False))
             self.notes += say(self.raw, silences)
             self.raw = without(self.raw, silences)
         whole = self._effects(covariates=True)
@@ -323,6 +341,7 @@ class _Ladder:
         self.folds = folds_of(self.shown, seed)
         self.rungs: dict[str, _Rung] = {}
         self.found: list[tuple[float, float]] = []  # branching ratio and decay of each fold
+        self.evidence: list[Floats] = []  # of excitation, by unit (Scores.first_order)
 
     # ------------------------------------------------------------------ the data
 
@@ -381,7 +400,19 @@ class _Ladder:
         begin = context.origin + self.raw.starts * unit
         end = context.origin + self.raw.stops * unit
         covered = float(end.max() - begin.min())
-        return [name for name, needed in TRIED.items() if covered >= needed]
+        allowed = [name for name, needed in TRIED.items() if covered >= needed]
+        return self._finer(allowed)
+
+    def _finer(self, names: list[str]) -> list[str]:
+        """With jumps of the rate where the log has events enough to see them: splines would leave
+        them to excitation.
+        """
+        events = self.raw.scored_events
+        if "hour" in names and events >= PER_SLOT * 96:
+            names = [*names, "quarterhour"]
+        if "week" in names and events >= PER_SLOT * 168:
+            names = [name if name != "week" else "weekhour" for name in names]
+        return names
 
     # ------------------------------------------------------------------ the steps
 
@@ -409,36 +440,37 @@ class _Ladder:
     def _closed_forms(self, k: int, fold: Fold) -> None:
         constant = self._fitted(Poisson(fold.train.marks), None, fold.train)
         best = fold.scores(constant)
-        self._add(CONSTANT, "poisson", k, best)
+        self._add(CONSTANT, "poisson", k, best.total)
         if self.rhythm is not None:
             name = CALENDAR if self.dated else TIME
             rhythm = self._fitted(Poisson(fold.train.marks), self.rhythm, fold.train)
             best = fold.scores(rhythm)
-            self._add(name, "poisson", k, best)
+            self._add(name, "poisson", k, best.total)
         elif self.dated:  # too short a log for any rhythm: the step exists, and gains nothing
-            self._add(CALENDAR, "poisson", k, best)
+            self._add(CALENDAR, "poisson", k, best.total)
         covariates = self.whole is not None and bool(self.whole.covariates)
         if covariates:
             model = self._fitted(Poisson(fold.train.marks), self.whole, fold.train)
             best = fold.scores(model)
-            self._add(COVARIATES, "poisson", k, best)
+            self._add(COVARIATES, "poisson", k, best.total)
         if "hawkes" in self.names or self.dated:
             self._excitation(k, fold, best)
 
-    def _excitation(self, k: int, fold: Fold, best: Floats) -> None:
+    def _excitation(self, k: int, fold: Fold, best: Scores) -> None:
         """A Hawkes process; of several types it has those of its baseline, independently of what
         the past events were, and the table of who excites whom is a step of its own.
         """
         types = fold.train.marks.count
         if types == 1:
             model = self._fitted(Hawkes(fold.train.marks), self.whole, fold.train)
-            self._add(EXCITATION, "hawkes", k, fold.scores(model))
+            excited, simple = fold.scores(model), best
         else:
             pooled = replace(fold, train=one_type(fold.train), test=one_type(fold.test))
-            without = self._fitted(Poisson(), self.whole, pooled.train)
+            poisson = self._fitted(Poisson(), self.whole, pooled.train)
             model = self._fitted(Hawkes(), self.whole, pooled.train)
-            more = pooled.scores(model) - pooled.scores(without)
-            self._add(EXCITATION, "hawkes", k, best + more)
+            excited, simple = pooled.scores(model), pooled.scores(poisson)
+        self._add(EXCITATION, "hawkes", k, best.total + excited.total - simple.total)
+        self.evidence.append(excited.first_order(simple))
         estimates = model.estimates
         self.found.append((float(estimates["branching"].sum()), float(estimates["decay"])))
         size = 1 if self.whole is None else 1 + _size(self.whole)
@@ -449,7 +481,7 @@ class _Ladder:
             self._note(f"{types} types are too many for a table of which type excites which")
             return
         model = self._fitted(Hawkes(fold.train.marks), self.whole, fold.train)
-        self._add(CROSS, "hawkes", k, fold.scores(model))
+        self._add(CROSS, "hawkes", k, fold.scores(model).total)
 
     def _neural(self) -> None:
         """Neural models, on the first fold, with what is left of the time."""
@@ -482,7 +514,7 @@ class _Ladder:
             calendar=NONE,
         )
         self.clock.doing = f"scoring {name}"
-        self._add(name, name, 0, self.folds[0].scores(model))
+        self._add(name, name, 0, self.folds[0].scores(model).total)
 
     def _fitted(self, model: ClosedForm, spec: EffectsSpec | None, data: Dataset) -> ClosedForm:
         if spec is not None:
@@ -521,13 +553,15 @@ class _Ladder:
         if self.found:
             branching = float(np.median([ratio for ratio, _ in self.found]))
             lag = 1 / float(np.median([decay for _, decay in self.found]))
+        evidence = z_score(np.concatenate(self.evidence)) if self.evidence else 0.0
         few = self.folds[0].edges is None
         return Comparison(
             tuple(steps),
             self._recommended(rungs),
-            self._clustered(branching),
+            self._clustered(branching, evidence),
             branching,
             lag,
+            evidence,
             tuple(self.terms) if self.dated else (),
             self.unit,
             int(held_out),
@@ -547,17 +581,19 @@ class _Ladder:
                 best = rung
         return best.name
 
-    def _clustered(self, branching: float) -> bool:
+    def _clustered(self, branching: float, evidence: float) -> bool:
         """Whether past events explain what the steps before excitation do not."""
         names = list(self.rungs)
         if EXCITATION not in names:
             return False
+        if evidence > EVIDENCE and branching > TRIGGERED:
+            return True
         before = self.rungs[names[names.index(EXCITATION) - 1]]
         for name in (EXCITATION, CROSS):
             if name not in names:
                 continue
             gain = self._gain(self.rungs[name], before)
-            if gain.clear and (gain.mean > MATTERS or branching > TRIGGERED):
+            if gain.clear and gain.mean > MATTERS:
                 return True
         return False
 

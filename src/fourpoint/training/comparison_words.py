@@ -43,6 +43,11 @@ def _of_step(found: Comparison, step: Step) -> str:
     if step.name == "excitation":
         if step.gain_low > 0:
             return f"Past events explain {amount}{_beyond(found)}."
+        if found.clustering_beyond_calendar:
+            return (
+                f"Past events help predictions little{_beyond(found)}, {amount}, but the rate "
+                f"follows them more than chance explains ({found.evidence:.1f} standard errors)."
+            )
         return f"Past events add nothing{_beyond(found)} that chance does not explain: {amount}."
     what = WHAT[step.name]
     if step.gain_low > 0:
