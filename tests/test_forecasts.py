@@ -17,7 +17,7 @@ from pyarrow import csv, parquet
 
 import fourpoint as fp
 from fourpoint import kernels
-from fourpoint.events import Context, Dataset, MarkSpace, Sequence, UserError
+from fourpoint.events import Box, Context, Dataset, MarkSpace, Sequence, UserError
 from fourpoint.events.context import Steps
 from fourpoint.inference import forecasts as module
 from fourpoint.inference.forecasts import (
@@ -30,7 +30,7 @@ from fourpoint.inference.forecasts import (
 )
 from fourpoint.inference.sampling import eval_mode, last_rates, remember
 from fourpoint.kernels.path_terms import Wanted
-from fourpoint.models import DAPP, NHP, Frailty, Hawkes, Poisson, SplinePoisson
+from fourpoint.models import DAPP, MODELS, Frailty, Hawkes, Poisson, SplinePoisson
 from fourpoint.models.base import PointProcess
 from fourpoint.models.effects import EffectsSpec
 
@@ -362,9 +362,16 @@ def test_tables_of_pandas_polars_and_arrow_go_in_and_come_out() -> None:
     assert polars.DataFrame(expected)["mean"].to_list() == expected.column("mean").to_pylist()
 
 
-def test_every_model_forecasts_by_its_own_sampler() -> None:
+@pytest.mark.parametrize("name", ["odapp", "nhp", "rmtpp", "thp", "spatial-hawkes"])
+def test_models_without_a_kernel_forecast_by_the_plain_sampler(name: str) -> None:
     data = histories(1)
-    model = NHP()
+    if name.startswith("spatial"):
+        box = Box(names=("x", "y"), low=(0.0, 0.0), high=(1.0, 1.0))
+        places = np.random.default_rng(0).uniform(size=(data.events, 2))
+        data = replace(data, marks=MarkSpace(box=box), places=places)
+    model = MODELS[name](marks=data.marks)
+    model.initialise(data)
+    assert model.draw_counts(data.batch(), asked(data, 1.0, 1, 5)) is None
     table = forecasts(model, data, 1.0, by=0.5, paths=20)
     assert table.num_rows == 8 and all(value >= 0 for value in table.column("mean").to_pylist())
     assert forecasts(model, data, 1.0, by=0.5, paths=20) == table
