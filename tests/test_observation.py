@@ -13,7 +13,7 @@ import test_laws as laws
 import torch
 
 import fourpoint as fp
-from fourpoint.events import Context, Dataset, EventDataError, Sequence, Steps
+from fourpoint.events import Context, Dataset, EventDataError, Sequence, Steps, UserError
 from fourpoint.events.dequantise import dequantised, dequantised_batch
 from fourpoint.events.windows import beginning, cut_long
 from fourpoint.inference.likelihood import (
@@ -22,6 +22,7 @@ from fourpoint.inference.likelihood import (
     quick_log_likelihood,
     sampled_log_likelihood,
 )
+from fourpoint.models.hawkes import Hawkes
 from fourpoint.models.poisson import Poisson, SplinePoisson, mean_rates
 
 MODELS = [
@@ -327,3 +328,109 @@ def test_scores_of_one_part_look_at_its_events_only() -> None:
     assert verdict.total.count == later.scored_events
     assert verdict.total.expected == pytest.approx(50.0)
     assert len(verdict.residuals["0"]) == later.scored_events
+
+
+# Imputation
+
+
+def with_gaps(log: Dataset, gaps: list[tuple[float, float]]) -> Dataset:
+    """The log without what happened in the gaps, which were not recorded."""
+    levels = [(float(log.starts[0]) - 1, 1.0)]
+    kept = np.ones(log.events, dtype=bool)
+    for start, stop in gaps:
+        levels += [(start, 0.0), (stop, 1.0)]
+        kept &= (log.times < start) | (log.times >= stop)
+    context = Context(exposure=steps(*levels))
+    one = log[0]
+    seen = Sequence(
+        one.times[kept], one.marks[kept], start=one.start, stop=one.stop, context=context
+    )
+    return Dataset.from_sequences([seen])
+
+
+def test_imputed_events_lie_in_the_gaps_and_nothing_else_changes() -> None:
+    truth = Hawkes(baseline=0.5, branching=0.6, decay=1.0)
+    log = fp.sample(truth, 0.0, 60.0, 1, seed=3)
+    holed = with_gaps(log, [(0.0, 2.0), (20.0, 25.0), (55.0, 60.0)])
+    filled = fp.impute(truth, holed, seed=1)
+    again = fp.impute(truth, holed, seed=1)
+    assert filled.times.tolist() == again.times.tolist() and filled.events > holed.events
+    new = np.setdiff1d(filled.times, holed.times)
+    inside = (new < 2) | ((new >= 20) & (new < 25)) | (new >= 55)
+    assert len(new) == filled.events - holed.events and inside.all()
+    assert np.isin(holed.times, filled.times).all()
+    assert filled.exposed_times.tolist() == [60.0]
+    assert fp.impute(truth, log) is log
+    later = holed.split_at([40.0])[1]
+    assert fp.impute(truth, later, seed=1).scored_events >= later.scored_events
+    features = replace(holed, features=np.ones((holed.events, 1)))
+    with pytest.raises(UserError, match="expected events without features to impute; received"):
+        fp.impute(truth, features)
+
+
+def test_imputed_events_of_a_poisson_process_are_as_many_as_expected() -> None:
+    """Nothing around a gap says anything of what is in it: the mean count is rate times length."""
+    rng = np.random.default_rng(0)
+    log = Dataset.from_sequences([Sequence(np.sort(rng.uniform(0, 50, 50)), start=0.0, stop=50.0)])
+    holed = with_gaps(log, [(10.0, 14.0), (30.0, 34.0)])
+    filled = [fp.impute(Poisson(), holed, seed=k, futures=4) for k in range(15)]
+    counts = [one.events - holed.events for one in filled]
+    assert abs(np.mean(counts) - 8) < 4 * np.sqrt(8 / 15)
+
+
+def test_what_follows_a_gap_chooses_what_is_in_it() -> None:
+    """A burst right after the gap is likelier after events at its end."""
+    model = Hawkes(baseline=0.2, branching=0.8, decay=0.5)
+    log = Sequence([1.0, *np.linspace(20.05, 21.0, 6)], start=0.0, stop=30.0)
+    holed = with_gaps(Dataset.from_sequences([log]), [(10.0, 20.0)])
+    late = []
+    for futures in (1, 16):
+        drawn = [fp.impute(model, holed, seed=k, futures=futures) for k in range(12)]
+        late.append(np.mean([((d.times >= 17) & (d.times < 20)).sum() for d in drawn]))
+    assert late[1] > 1.5 * late[0]
+
+
+def test_a_fit_fills_the_gaps_where_it_is_asked_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What that does to the bias is measured in the documentation."""
+    monkeypatch.setattr("fourpoint.training.filling.ROUNDS", 2)
+    truth = Hawkes(baseline=0.4, branching=0.6, decay=0.5)
+    log = fp.sample(truth, 0.0, 300.0, 1, seed=102)
+    holed = with_gaps(log, [(50.0, 60.0), (150.0, 160.0), (250.0, 260.0)])
+    model = Hawkes()
+    found = fp.fit(model, holed, progress=False, fill="sample")
+    assert any("events were imputed into 3 recording gaps of 30" in note for note in found.notes)
+    assert abs(float(model.estimates["branching"].sum()) - 0.6) < 0.25
+    assert model.trained_on is not None
+    assert fp.evaluate(model, holed).trained_on is not None  # the data as they were observed
+    with pytest.raises(UserError, match="expected fill 'none' or 'sample'; received 'mean'"):
+        fp.fit(Hawkes(), holed, progress=False, fill="mean")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", ["poisson", "hawkes"])
+def test_fits_recover_their_parameters_under_an_exposure(kind: str) -> None:
+    """With e in {1, 2, 0.5} the estimates lie within three standard errors of the truth; a fit that
+    does not know the exposure is off by more.
+    """
+    cycle = (1.0, 2.0, 0.5, 0.0)
+    levels = [(20.0 * k, cycle[k % 4]) for k in range(20)]
+    empty = Sequence([], start=0.0, stop=1e-6, context=Context(exposure=steps(*levels)))
+    if kind == "poisson":
+        log = fp.sample(Poisson(), 1e-6, 400.0, 1, seed=2, history=empty)
+        model: Poisson | Hawkes = Poisson()
+        model.maximum_likelihood(log)
+        expected = float(log.exposed_times.sum())
+        assert expected == pytest.approx(350.0, abs=1e-3)
+        log_rate = float(model.log_rate.detach())
+        assert np.exp(log_rate) == pytest.approx(log.events / expected)
+        assert abs(log_rate) < 3 / np.sqrt(log.events)
+        return
+    truth = Hawkes(baseline=1.0, branching=0.3, decay=2.0)
+    log = fp.sample(truth, 1e-6, 400.0, 1, seed=2, history=empty)
+    model = Hawkes()
+    model.maximum_likelihood(log)
+    for name, value in truth.estimates.items():
+        off = np.abs(model.estimates[name] - value)
+        assert (off < 3 * model.errors[name]).all(), name
+    blind = Hawkes()
+    blind.maximum_likelihood(replace(log, context=None))
+    assert float(blind.estimates["branching"].sum()) > 0.5

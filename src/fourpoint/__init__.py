@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from fourpoint.inference.forecasting import forecast
     from fourpoint.inference.forecasts import forecasts
     from fourpoint.inference.goodness import goodness_of_fit
+    from fourpoint.inference.imputation import impute
     from fourpoint.inference.likelihood import log_likelihood
     from fourpoint.inference.maps import expected_map, intensity_map, plot_map
     from fourpoint.inference.predictions import prediction_scores
@@ -97,6 +98,7 @@ __all__ = [
     "forecast",
     "forecasts",
     "goodness_of_fit",
+    "impute",
     "intensity",
     "intensity_map",
     "load",
@@ -151,6 +153,7 @@ _HOME = {
     "forecasts": "inference.forecasts",
     "explain": "inference.explaining",
     "goodness_of_fit": "inference.goodness",
+    "impute": "inference.imputation",
     "prediction_scores": "inference.predictions",
     **dict.fromkeys(("resolution_score", "tick_score"), "inference.resolution"),
     **dict.fromkeys(("evaluate", "intensity"), "inference.evaluation"),

@@ -153,9 +153,12 @@ class Sequence:
         begin = max(float(time), self.start)
         if known.scored_from is not None:
             begin = max(begin, float(known.scored_from[0]))
-        later = replace(known, scored_from=np.array([begin]))
+        return self.with_values(context=replace(known, scored_from=np.array([begin])))
+
+    def with_values(self, **changed: object) -> Sequence:
+        """The same sequence with other values of some of its fields, which are not checked."""
         values = {name: getattr(self, name) for name in Sequence.__dataclass_fields__}
-        return _trusted_sequence(**{**values, "context": later})
+        return _trusted_sequence(**{**values, **changed})
 
     def until(self, at: Moment | None = None) -> Sequence:
         """The events that are known at time ``at``: those up to and including it, observed on

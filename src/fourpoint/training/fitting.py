@@ -55,6 +55,7 @@ from fourpoint.storage.trained_on import TrainedOn
 from fourpoint.training.calendar import AUTO, choose_effects
 from fourpoint.training.closed_forms import fit_closed_forms
 from fourpoint.training.cuda import CapturedSteps
+from fourpoint.training.filling import fill_gaps
 from fourpoint.training.outages import find_outages, say, without
 from fourpoint.training.run import Fit, Recipe, Run, TrainingError, fingerprint, one_fit_at_a_time
 from fourpoint.training.steps import Steps
@@ -112,6 +113,7 @@ def fit(
     baselines: bool = True,
     calendar: str | Sequence[str] = AUTO,
     outages: Literal["auto", "none"] = "auto",
+    fill: Literal["none", "sample"] = "none",
     device: str = "cpu",
     convention: Convention = "window",
     seed: int = 0,
@@ -142,6 +144,9 @@ def fit(
         dequantise: whether events are dequantised in every step: placed anywhere within the
             resolution of their timestamps, where gaps are few multiples of it (whole minutes, say).
             If they are not, a rate overfits the resolution. ``spread`` is the former name.
+        fill: "sample" draws the events of recording gaps (exposure 0) from a Hawkes process that is
+            fitted to the training data in turn, five rounds, and fits the model to the filled data;
+            "none" takes the observed events for all of the past.
         device: "cpu", "cuda", "mps", or "auto", the first of cuda, mps and cpu that is there. The
             fitted model is back on the CPU.
         mixed: sequences of all lengths in a batch, rather than of like length, which saves padding.
@@ -218,6 +223,8 @@ def fit(
         raise TrainingError(
             "convention 'window' or 'gaps'", f"{convention!r}", "Choose one of the two."
         )
+    if fill not in ("none", "sample"):
+        raise TrainingError("fill 'none' or 'sample'", f"{fill!r}", "Choose one of the two.")
     keep_freed_memory()
     torch.manual_seed(seed)
     if dev is None and model.fits_in_closed_form:
@@ -232,6 +239,11 @@ def fit(
         train = without(train, found)
         dev = without(dev, find_outages(dev, model.effects.spec))
         pieces = _pieces(train, place)
+    observed = train
+    if fill == "sample":
+        train, said_of_gaps = fill_gaps(model, train, seed)
+        said_of_effects += said_of_gaps
+        pieces = _pieces(train, place)
     recipe = _in_full(recipe, pieces, seed)
     terms = dict(
         **asdict(recipe),
@@ -243,7 +255,7 @@ def fit(
         effects=None if model.effects is None else model.effects.spec.to_dict(),
     )
     terms |= dict(train=fingerprint(train), dev=fingerprint(dev))
-    model.trained_on = TrainedOn.of(train, dev)
+    model.trained_on = TrainedOn.of(observed, dev)
     run = Run(model, train, dev, Path(folder) if folder else None, seed, recipe, terms, pieces)
     if resume and run.finished():
         return run.fit
