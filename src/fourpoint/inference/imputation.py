@@ -24,6 +24,7 @@ Alternating it with fits is stochastic EM: fit, impute, fit to the filled data, 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -218,7 +219,7 @@ def _joined(
     if stop is not None:
         end = int(np.searchsorted(sequence.times, stop))
 
-    def joined(own: NDArray[np.float64], new: NDArray[np.float64]) -> NDArray[np.float64]:
+    def joined(own: NDArray[Any], new: NDArray[Any]) -> NDArray[Any]:
         return np.concatenate([own[begin:first], new, own[after:end]])
 
     places = None
@@ -226,7 +227,7 @@ def _joined(
         places = joined(sequence.places, path.places)
     return sequence.with_values(
         times=joined(sequence.times, path.times),
-        marks=joined(sequence.marks, path.marks).astype(np.int64),
+        marks=joined(sequence.marks, path.marks),
         start=start,
         stop=sequence.stop if stop is None else stop,
         inferred=sequence.inferred and stop is None,
