@@ -36,7 +36,7 @@ def test_compensators_sum_to_the_likelihoods_integral(name: str, marks: int) -> 
 
 @pytest.mark.parametrize(("name", "marks"), [("nhp", 2), ("deep", 3), ("hawkes", 2)])
 def test_gaps_have_the_sum_of_their_marks_integrals(name: str, marks: int) -> None:
-    model, batch = build(name, marks), data(marks).batch()
+    model, batch = build(name, marks), data(marks, name=name).batch()
     value, error = gap_integrals(model, batch, tolerance=1e-6)
     exact = compensators(model, batch, tolerance=1e-9).sum(-1)
     assert ((value - exact).abs() <= error + 1e-9).all() and float(error.sum()) <= 1e-6 * int(

@@ -35,6 +35,7 @@ from fourpoint.models.spatial.dapp import SpatialDAPP
 from fourpoint.models.spatial.hawkes import SpatialHawkes
 from fourpoint.storage.checkpoints import restore, save
 
+ORIGIN = 1736125200.0  # an hour before midnight on a Sunday
 BOX = Box(("east", "north"), (-2.0, 10.0), (3.0, 14.0))
 SMALL: dict[str, Any] = dict(
     heads=2, features=6, eval_features=16, generator=(8,), knots=4, base="constant", drift="none"
@@ -108,6 +109,12 @@ BUILD: dict[str, Callable[[int], Any]] = {
     "sum-dense-calendar": dapp(form="dense"),
     "keep-calendar": dapp(keep=3),
     "deep-calendar": lambda marks: DeepDAPP(marks, layers=1, width=6, modes=3),
+    "poisson-clock": Poisson,
+    "hawkes-clock": Hawkes,
+    "frailty-clock": Frailty,
+    "sum-clock": dapp(link="softplus"),
+    "keep-clock": dapp(keep=3),
+    "deep-clock": lambda marks: DeepDAPP(marks, layers=1, width=6, modes=3),
     "poisson-box": lambda marks: Poisson(boxed(marks), cells=3),
     "spline-poisson-box": lambda marks: SplinePoisson(boxed(marks), knots=4),
     "hawkes-box": lambda marks: SpatialHawkes(boxed(marks), cells=2),
@@ -161,7 +168,7 @@ def boxed(marks: int) -> MarkSpace:
 
 def data(marks: int, scale: float = 1.0, name: str = "") -> Dataset:
     """Ragged sequences with ties, an empty one, and windows that start anywhere; with places for
-    models called "-box".
+    models called "-box", dates and a covariate for "-calendar", and one time 0 for "-clock".
     """
     rng = np.random.default_rng(7)
     sequences = []
@@ -174,7 +181,11 @@ def data(marks: int, scale: float = 1.0, name: str = "") -> Dataset:
         )
         places = rng.uniform(BOX.low, BOX.high, (n, 2)) if "-box" in name else None
         space = marks if places is None else boxed(marks)
-        context = known(i, scale) if "-calendar" in name else None
+        context = None
+        if "-calendar" in name:
+            context = known(i, scale)
+        if "-clock" in name:
+            context = Context(origin=np.array([ORIGIN]))
         sequences.append(
             Sequence(
                 scale * t,
@@ -194,7 +205,7 @@ def known(i: int, scale: float) -> Context:
     times = scale * np.array([0.0, 3.5 + i, 6.0 + i])
     values = np.array([[0.3], [1.0 + i], [-0.5]])
     steps = Steps(("temperature",), times, values, np.array([0, 3]))
-    return Context(origin=np.array([1736125200.0 + 60.0 * i]), covariates=steps)
+    return Context(origin=np.array([ORIGIN + 60.0 * i]), covariates=steps)
 
 
 def build(name: str, marks: int, scale: float = 1.0) -> Any:
@@ -202,7 +213,7 @@ def build(name: str, marks: int, scale: float = 1.0) -> Any:
     value.
     """
     model = BUILD[name](marks)
-    if "-calendar" in name:
+    if "-calendar" in name or "-clock" in name:
         terms = ("hour", "weekday", "month")
         model.add_effects(effects_of(data(marks, scale, name), terms, seconds=3600 / scale))
     model.initialise(data(marks, scale, name))
@@ -446,7 +457,7 @@ def test_event_i_is_scored_from_the_events_before_it_also_when_tied(name: str, m
     model = build(name, marks)
     places = np.random.default_rng(3).uniform(BOX.low, BOX.high, (6, 2)) if "-box" in name else None
     space = marks if places is None else boxed(marks)
-    context = known(0, 1.0) if "-calendar" in name else None
+    context = data(marks, name=name)[0].context
     sequence = Sequence(
         [1.0, 2.0, 2.0, 2.0, 5.0, 5.0],
         np.arange(6) % marks,

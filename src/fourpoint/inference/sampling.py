@@ -193,6 +193,9 @@ def sample_paths(
             step=step,
             time_left=time_left,
         )
+    if history is None and model.effects is not None:
+        known = model.effects.spec.training_clock(sequences)
+        return dataclasses.replace(paths, data=dataclasses.replace(paths.data, context=known))
     if history is None or history.context is None:
         return paths
     known = history.context.without("scored_from")
@@ -737,6 +740,7 @@ def _opening(
             start=start,
             stop=start + 1,
             space=model.marks if model.marks.box is not None else None,
+            context=None if model.effects is None else model.effects.spec.training_clock(1),
         ).batch()
     else:
         batch = history.batch()

@@ -37,7 +37,7 @@ from jaxtyping import Float, Int
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fourpoint.events import BatchContext, Dataset, UserError
+from fourpoint.events import BatchContext, Context, Dataset, UserError
 from fourpoint.events.dates import SECONDS
 
 DAY = 86400.0
@@ -89,6 +89,8 @@ class EffectsSpec:
         covariates: names of the columns of `Context.covariates`.
         mean, scale: what is subtracted from each covariate, and what it is then divided by.
         holidays: public holidays as days since 1970-01-01.
+        origin: seconds from 1970 (UTC) to time 0 of all training sequences, by which a stream knows
+            its dates; None if they have different ones.
 
     >>> EffectsSpec.from_dict(EffectsSpec(("hour",), seconds=60.0).to_dict()).calendar
     ('hour',)
@@ -101,6 +103,7 @@ class EffectsSpec:
     mean: tuple[float, ...] = ()
     scale: tuple[float, ...] = ()
     holidays: tuple[int, ...] = field(default=(), repr=False)
+    origin: float | None = None
 
     def __post_init__(self) -> None:
         for name in self.calendar:
@@ -130,6 +133,24 @@ class EffectsSpec:
             raise UserError(
                 "the effects of a saved model", str(error), "Fit the model again."
             ) from error
+
+    def training_clock(self, rows: int) -> Context:
+        """The context of ``rows`` sequences whose time 0 is that of the training data, and of which
+        nothing else is known: streams, and samples from an empty past.
+        """
+        if self.covariates:
+            raise UserError(
+                "a model without covariates, since no values of them are known here",
+                f"one with {', '.join(self.covariates)}",
+                "Pass a history that has them, or fit a model without covariates.",
+            )
+        if self.calendar and self.origin is None:
+            raise UserError(
+                "a model with a calendar whose training sequences share one time 0",
+                "one whose sequences begin at different times",
+                "Pass a history with dates, fit to one long log, or use --calendar none.",
+            )
+        return Context(origin=None if self.origin is None else np.full(rows, self.origin))
 
     @property
     def empty(self) -> bool:
@@ -568,7 +589,12 @@ def effects_of(
     if covariates and context is not None and context.covariates is not None:
         names = context.covariates.names
         mean, scale = _moments(data)
-    return EffectsSpec(tuple(calendar), local, unit, names, mean, scale, tuple(sorted(set(days))))
+    origin = None
+    if calendar and context is not None and context.origin is not None and len(context.origin):
+        same = bool(np.all(context.origin == context.origin[0]))
+        origin = float(context.origin[0]) if same else None
+    free_days = tuple(sorted(set(days)))
+    return EffectsSpec(tuple(calendar), local, unit, names, mean, scale, free_days, origin)
 
 
 def seconds_per_unit(data: Dataset) -> float:

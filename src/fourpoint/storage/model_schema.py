@@ -108,7 +108,7 @@ def read_effects(found: object) -> tuple[EffectsSpec, list[RateRatio]]:
         raise SchemaError("effects with 'spec' and 'rate_ratios'", _shown(found), REMEDY)
     spec = found["spec"]
     kinds = {"calendar": str, "covariates": str, "mean": float, "scale": float, "holidays": int}
-    if not isinstance(spec, dict) or set(spec) != {*kinds, "zone", "seconds"}:
+    if not isinstance(spec, dict) or set(spec) != {*kinds, "zone", "seconds", "origin"}:
         raise SchemaError("known entries of the effects", _shown(spec), REMEDY)
     for name, kind in kinds.items():
         values = spec[name]
@@ -118,6 +118,8 @@ def read_effects(found: object) -> tuple[EffectsSpec, list[RateRatio]]:
     if not (spec["zone"] is None or isinstance(spec["zone"], str)):
         raise SchemaError("a time zone of the effects", _shown(spec["zone"]), REMEDY)
     _check_numbers("seconds", [spec["seconds"]], float)
+    if spec["origin"] is not None:
+        _check_numbers("origin", [spec["origin"]], float)
     if any(not scale > 0 for scale in spec["scale"]):
         raise SchemaError("scales of covariates above 0", _shown(spec["scale"]), REMEDY)
     ratios = found["rate_ratios"]

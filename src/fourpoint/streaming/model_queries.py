@@ -37,7 +37,10 @@ def empty_history(model: PointProcess, start: float, rows: int = 1) -> Any:
     """
     none = torch.zeros(rows, 0, dtype=torch.int64)
     edge = torch.full((rows,), start, dtype=torch.float64)
-    return remember(model, Batch(none.double(), none, none.bool(), edge, edge))
+    context = None
+    if model.effects is not None:
+        context = model.effects.spec.training_clock(rows).batch(np.arange(rows))
+    return remember(model, Batch(none.double(), none, none.bool(), edge, edge, context=context))
 
 
 @torch.no_grad()

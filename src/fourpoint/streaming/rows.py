@@ -88,6 +88,8 @@ class Memories(Protocol):
 
 def memories(model: PointProcess, start: float, threads: int) -> Memories:
     """The faster of the ways that ``model`` allows, for windows that open at ``start``."""
+    if model.effects is not None:  # compiled rows know no calendar
+        return HistoryRows(model, start)
     if isinstance(model, DAPP) and supports(model):
         return StateRows(model, start, threads)
     return ExcitationRows(model) if isinstance(model, Hawkes) else HistoryRows(model, start)

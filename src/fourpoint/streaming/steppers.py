@@ -85,6 +85,8 @@ class Stepper(Protocol):
 
 def stepper(model: PointProcess) -> Stepper:
     """The faster of the ways that ``model`` allows."""
+    if model.effects is not None:  # compiled steps know no calendar
+        return ByHistory(model)
     if isinstance(model, DAPP) and supports(model):
         return ByStates(model)
     if isinstance(model, Hawkes):
