@@ -5,6 +5,7 @@ error of its integral.
 from __future__ import annotations
 
 import copy
+import inspect
 import math
 from typing import Any
 
@@ -17,6 +18,7 @@ from variants import without_closed_form
 from fourpoint.data.synthetic import PROCESSES, process, simulate
 from fourpoint.events import Batch, Dataset, Sequence, UserError
 from fourpoint.inference import likelihood
+from fourpoint.inference.evaluation import evaluate
 from fourpoint.inference.likelihood import log_likelihood, log_likelihoods, sampled_log_likelihood
 from fourpoint.models import (
     DAPP,
@@ -30,6 +32,7 @@ from fourpoint.models import (
     SelfCorrecting,
     SplinePoisson,
 )
+from fourpoint.models.base import PointProcess
 from fourpoint.models.bumps import Bumps
 from fourpoint.models.deep_layer import DeepHistory
 
@@ -493,3 +496,25 @@ def test_deep_dapp_is_scored_without_forming_queries_at_the_nodes(
     assert sum(formed) == batch.times.numel()  # the events alone
     assert ((found.value - exact.value).abs() <= found.error + exact.error).all()
     assert float(found.error.sum()) <= 1.1e-4 * int(batch.lengths.sum())
+
+
+@pytest.mark.parametrize("model", [NHP(hidden=4), DAPP(normalise="ratio"), DeepDAPP(width=8)])
+def test_five_calls_lead_from_evaluate_to_the_rate(
+    model: PointProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = simulate("hawkes", 2, seed=1)
+    model.initialise(data)
+    longest: list[list[str]] = []
+    plain = type(model).total_intensity
+
+    def traced(self: PointProcess, *given: Tensor) -> Tensor:
+        frames = [frame for frame in inspect.stack() if "/fourpoint/" in frame.filename]
+        names = [frame.function for frame in reversed(frames)]
+        longest.append(names[names.index("evaluate") + 1 :])
+        return plain(self, *given)
+
+    monkeypatch.setattr(type(model), "total_intensity", traced)
+    evaluate(model, data, tolerance=1e-2)
+    assert longest
+    for calls in longest:
+        assert len(calls) <= 3, calls  # then total_intensity, and log_intensity at most

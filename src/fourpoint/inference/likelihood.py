@@ -28,6 +28,7 @@ in the user's time unit.
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -47,14 +48,14 @@ from fourpoint.models.base import (
     pieces,
     seen_from,
 )
+from fourpoint.ops import quadrature
 from fourpoint.ops.quadrature import (
     ROUNDING,
-    FlatRate,
     Unconverged,
     early,
     gauss_legendre,
-    integrate,
-    integrate_in_log_time,
+    integrating,
+    integrating_in_log_time,
     negligible,
     stratified,
     uniform,
@@ -144,8 +145,8 @@ def log_likelihoods(
             continue
         logs, rounding = _of_events(model, block, model.log_rates_at_events(history, block))
         share = max(1, block.times.shape[1]) / max(1, batch.times.shape[1])
-        pieces_ = _weighted(model, history, block, budget * share)
-        _add(sums, batch, offset, logs, rounding, Integrals(*pieces_))
+        found = integrals(model, history, block, budget * share)
+        _add(sums, batch, offset, logs, rounding, found)
         carried = history.latest()
     return _found(sums, scored)
 
@@ -177,7 +178,7 @@ def gap_log_likelihoods(
         logs, _ = _of_events(model, block, model.log_rates_at_events(history, block))
         found[:, offset : offset + logs.shape[1]] += logs
         share = max(1, block.times.shape[1]) / max(1, batch.times.shape[1])
-        left, right, value, _ = _weighted(model, history, block, budget * share)
+        left, right, value, _ = integrals(model, history, block, budget * share)
         value = torch.where(right > left, value, 0.0).to(torch.float64)
         integrals.scatter_add_(1, offset + seen_from(block, left), value)
     return found, integrals
@@ -492,48 +493,45 @@ def check_places(model: PointProcess, batch: Batch) -> None:
         )
 
 
-def _weighted(
-    model: PointProcess, history: History, block: Batch, budget: float
-) -> tuple[Float[Tensor, "B H"], Float[Tensor, "B H"], Float[Tensor, "B H"], Float[Tensor, "B H"]]:
-    """The same as :func:`_refined`, of the rate times the exposure."""
-    exposure = block.scored_exposure
-    if exposure is None:
-        return _refined(model, history, block, budget)
-    known = exposure.times < block.stop[:, None]
-    inside = torch.where(known[..., None], exposure.values, 0.0)
-    largest = max(float(inside.max()), torch.finfo(torch.float64).tiny)
-    left, right, integral, error = _refined(model, history, block, budget / largest)
-    weight = exposure.at(left)[..., 0]
-    return left, right, weight * integral, weight * error
-
-
-def _refined(
-    model: PointProcess, history: History, block: Batch, budget: float
-) -> tuple[Float[Tensor, "B H"], Float[Tensor, "B H"], Float[Tensor, "B H"], Float[Tensor, "B H"]]:
-    """The same as :func:`_integrals`; where a model integrates over a box by a rule, its order is
-    raised until that changes little.
-
-    What the last step changed bounds the error of the finer rule, and is added to the error over
-    time.
+def integrals(model: PointProcess, history: History, block: Batch, budget: float) -> Integrals:
+    """Integrals of the rate, times the exposure where there is one, over pieces that cover the
+    block's window: closed, or by rules that are refined until the errors sum to ``budget``.
     """
-    order = model.order
-    if order is None or model.marks.box is None:
-        return _integrals(model, history, block, budget)
-    left, right, rough, _ = _integrals(
-        model.with_order(max(n for n in ORDERS if n < max(order, 3))), history, block, budget / 2
-    )
-    while True:
-        left, right, fine, error = _integrals(model.with_order(order), history, block, budget / 2)
-        change = (fine - rough).abs()
-        if float(change.sum()) <= budget / 2:
-            return left, right, fine, error + change
-        if order >= model.finest:
-            raise Unconverged(
-                f"expected integrals over the box settled to {budget / 2:.3g}; received a "
-                f"summed change of {float(change.sum()):.3g} at "
-                f"{order} nodes per axis. Raise the tolerance."
-            )
-        rough, order = fine, min(n for n in ORDERS if n > order)
+    exposure = block.scored_exposure
+    largest = 1.0
+    if exposure is not None:
+        known = exposure.times < block.stop[:, None]
+        inside = torch.where(known[..., None], exposure.values, 0.0)
+        largest = max(float(inside.max()), torch.finfo(torch.float64).tiny)
+    if model.has_closed_integral:
+        found = _closed(model, history, block)
+    else:
+        over_box = model.order is not None and model.marks.box is not None
+        ask = _asking_over_box if over_box else _asking
+        asking = ask(model, history, block, budget / largest)
+        asked = next(asking)
+        while True:
+            process, own, times, seen = asked
+            rates = process.total_intensity(own, times, seen)
+            try:
+                asked = asking.send(rates)
+            except StopIteration as done:
+                found = done.value
+                break
+    if exposure is None:
+        return found
+    weight = exposure.at(found.left)[..., 0]
+    return found._replace(value=weight * found.value, error=weight * found.error)
+
+
+def _closed(model: PointProcess, history: History, block: Batch) -> Integrals:
+    """Integrals in closed form over gaps, or over pieces between the steps of the exposure."""
+    left, right, seen = block.edges[:, :-1], block.edges[:, 1:], None
+    exposure = block.scored_exposure
+    if exposure is not None:
+        left, right, seen = exposed_pieces(block, exposure)
+    exact = model.closed_integral(history, left, right, seen).sum(2).to(torch.float64)
+    return Integrals(left, right, exact, closed_form_error(model, exact, right - left))
 
 
 def closed_form_error(
@@ -557,44 +555,69 @@ def precision(model: PointProcess) -> float:
     return max((torch.finfo(kind).eps for kind in kinds), default=torch.finfo(torch.float64).eps)
 
 
-def _integrals(
-    model: PointProcess, history: History, block: Batch, budget: float
-) -> tuple[Float[Tensor, "B H"], Float[Tensor, "B H"], Float[Tensor, "B H"], Float[Tensor, "B H"]]:
-    """Left and right ends of H pieces that cover the block's window, the integral over each, and
-    its error.
+# A computation that asks for total rates, of a model with a history at times seen from positions,
+# is sent them, and returns integrals.
+Question = tuple[PointProcess, History, Float[Tensor, "B G Q"], Int[Tensor, "B G"] | None]
+Asking = Generator[Question, Tensor, Integrals]
+
+
+def _asking_over_box(model: PointProcess, history: History, block: Batch, budget: float) -> Asking:
+    """Integrals of a model that integrates over a box by a rule, whose order is raised until that
+    changes little.
+
+    What the last step changed bounds the error of the finer rule, and is added to the error over
+    time.
+    """
+    order = model.order
+    assert order is not None  # otherwise the caller integrates over time alone
+    coarse = model.with_order(max(n for n in ORDERS if n < max(order, 3)))
+    rough = yield from _asking(coarse, history, block, budget / 2)
+    while True:
+        fine = yield from _asking(model.with_order(order), history, block, budget / 2)
+        change = (fine.value - rough.value).abs()
+        if float(change.sum()) <= budget / 2:
+            return fine._replace(error=fine.error + change)
+        if order >= model.finest:
+            raise Unconverged(
+                f"expected integrals over the box settled to {budget / 2:.3g}; received a "
+                f"summed change of {float(change.sum()):.3g} at "
+                f"{order} nodes per axis. Raise the tolerance."
+            )
+        rough, order = fine, min(n for n in ORDERS if n > order)
+
+
+def _asking(model: PointProcess, history: History, block: Batch, budget: float) -> Asking:
+    """Integrals by refined rules: over whole gaps where one rule in log-time settles them, and over
+    pieces between events and the model's cuts elsewhere.
     """
     edges, exposure = block.edges, block.scored_exposure
-    if model.has_closed_integral:
-        left, right, seen = edges[:, :-1], edges[:, 1:], None
-        if exposure is not None:
-            left, right, seen = exposed_pieces(block, exposure)
-        exact = model.closed_integral(history, left, right, seen).sum(2).to(torch.float64)
-        return left, right, exact, closed_form_error(model, exact, right - left)
     left, right, rule = pieces(model, history, edges, exposure)
     seen = seen_from(block, left)
     rows, columns = torch.nonzero(right > left, as_tuple=True)
     if history.at_positions(rows[:1], seen[rows, columns][:1]) is None:
-
-        def rate(times: Tensor, which: Tensor) -> Float[Tensor, "B H Q"]:
-            return model.total_intensity(history, times, seen.gather(1, which))
-
-        return left, right, *integrate(rate, left, right, tolerance=budget, **rule)
-    whole, whole_error = _in_log_time(model, history, edges, exposure, budget / 2)
-    needed = whole_error.gather(1, seen) == torch.inf
-    rows, columns = torch.nonzero((right > left) & needed, as_tuple=True)
+        value, error = yield from _by_rows(
+            model, history, seen, integrating(left, right, tolerance=budget, **rule)
+        )
+        return Integrals(left, right, value[..., 0], error)
+    whole, whole_error = yield from _in_log_time(model, history, edges, exposure, budget / 2)
+    settled = whole_error < torch.inf
+    rest = max(budget - float(torch.where(settled, whole_error, 0.0).sum()), budget / 2)
+    needed = (right > left) & ~settled.gather(1, seen)
+    rows, columns = torch.nonzero(needed, as_tuple=True)
     shortest = rule.pop("shortest")
-    if shortest is not None:
-        shortest = shortest.expand_as(left)[rows, columns]
-    flat = Pieces(rows, seen[rows, columns], left[rows, columns], right[rows, columns], shortest)
-    rest = budget - float(torch.where(whole_error < torch.inf, whole_error, 0.0).sum())
     integral, error = torch.zeros_like(left), torch.zeros_like(left)
     for first in range(0, len(rows), PIECES):
-        part = flat.part(first, first + PIECES)
-        share = max(rest, budget / 2) * len(part.rows) / len(rows)
         place = rows[first : first + PIECES], columns[first : first + PIECES]
-        integral[place], error[place] = _flat_integrals(model, history, part, share, rule)
-    settled = whole_error < torch.inf
-    return (
+        refined = integrating(
+            left[place][None],
+            right[place][None],
+            tolerance=rest * len(place[0]) / len(rows),
+            shortest=None if shortest is None else shortest.expand_as(left)[place][None],
+            **rule,
+        )
+        value, own_error = yield from _by_pieces(model, history, place[0], seen[place], refined)
+        integral[place], error[place] = value[0, :, 0], own_error[0]
+    return Integrals(
         torch.cat([edges[:, :-1], left], 1),
         torch.cat([edges[:, 1:], right], 1),
         torch.cat([torch.where(settled, whole, 0.0), integral], 1),
@@ -608,7 +631,7 @@ def _in_log_time(
     edges: Float[Tensor, "B E"],
     exposure: BatchSteps | None,
     budget: float,
-) -> tuple[Float[Tensor, "B G"], Float[Tensor, "B G"]]:
+) -> Generator[Question, Tensor, tuple[Float[Tensor, "B G"], Float[Tensor, "B G"]]]:
     """The integrals over those gaps that one rule in log-time settles, so that their errors sum to
     at most ``budget``, and the errors, infinite for all other gaps and those with a step of the
     exposure inside.
@@ -624,86 +647,59 @@ def _in_log_time(
         before = torch.searchsorted(steps, left.contiguous(), right=True)
         tried = tried & (before == torch.searchsorted(steps, right.contiguous()))
         tried = tried & (exposure.at(left)[..., 0] > 0)
-    rows, gaps = torch.nonzero(tried, as_tuple=True)
-    flat = Pieces(rows, gaps, left[rows, gaps], right[rows, gaps], None)
-    rate = _flat_rate(model, history, flat)
-    since = history.times[rows, gaps]
-    found, doubt = integrate_in_log_time(
-        rate, flat.left, flat.right, since, scale=rule.scale, density=rule.density
+    place = rows, gaps = torch.nonzero(tried, as_tuple=True)
+    since = history.times[place]
+    by_rule = integrating_in_log_time(
+        left[place], right[place], since, scale=rule.scale, density=rule.density
     )
+    found, doubt = yield from _by_pieces(model, history, rows, gaps, by_rule)
     settled = doubt <= negligible(doubt, budget)
-    value[rows, gaps] = found
-    error[rows, gaps] = torch.where(settled, doubt, torch.inf)
+    value[place] = found
+    error[place] = torch.where(settled, doubt, torch.inf)
     return value, error
 
 
-class Pieces(NamedTuple):
-    """Pieces of gaps of any rows: their rows, the positions they are seen from, their ends, and the
-    shortest time in which the rate changes by much there.
-    """
-
-    rows: Int[Tensor, " R"]
-    seen: Int[Tensor, " R"]
-    left: Float[Tensor, " R"]
-    right: Float[Tensor, " R"]
-    shortest: Float[Tensor, " R"] | None
-
-    def part(self, first: int, last: int) -> Pieces:
-        """The pieces ``first`` to ``last``."""
-        shortest = None if self.shortest is None else self.shortest[first:last]
-        return Pieces(
-            self.rows[first:last],
-            self.seen[first:last],
-            self.left[first:last],
-            self.right[first:last],
-            shortest,
-        )
+def _by_rows(
+    model: PointProcess, history: History, seen: Int[Tensor, "B H"], asking: quadrature.Asking
+) -> Generator[Question, Tensor, tuple[Tensor, Tensor]]:
+    """Integrals over pieces of all rows, at equally many times in each."""
+    times, which = next(asking)
+    while True:
+        rates = yield model, history, times, seen.gather(1, which)
+        try:
+            times, which = asking.send(rates[..., None])
+        except StopIteration as done:
+            value, error = done.value
+            return value, error
 
 
-def _flat_integrals(
-    model: PointProcess, history: History, pieces: Pieces, budget: float, rule: dict[str, Any]
-) -> tuple[Float[Tensor, " R"], Float[Tensor, " R"]]:
-    """The integral over each piece and its error, refined in those pieces that need it."""
-    flat_rate = _flat_rate(model, history, pieces)
-
-    def rate(times: Float[Tensor, "1 H Q"], which: Int[Tensor, "1 H"]) -> Float[Tensor, "1 H Q"]:
-        return flat_rate(times[0], which[0])[None]
-
-    shortest = None if pieces.shortest is None else pieces.shortest[None]
-    value, error = integrate(
-        rate,
-        pieces.left[None],
-        pieces.right[None],
-        tolerance=budget,
-        shortest=shortest,
-        **rule,
-    )
-    return value[0], error[0]
-
-
-def _flat_rate(model: PointProcess, history: History, pieces: Pieces) -> FlatRate:
-    """The total rate at times of given pieces, a part of the pieces at a time."""
-    most = times_at_once(model, history.times.device)
-
-    def rate(times: Float[Tensor, "H Q"], which: Int[Tensor, " H"]) -> Float[Tensor, "H Q"]:
-        some = max(1, most // times.shape[1])
-        parts = zip(times.split(some), which.split(some), strict=True)
-        return torch.cat([_total_rates(model, history, pieces, *part) for part in parts])
-
-    return rate
-
-
-def _total_rates(
+def _by_pieces(
     model: PointProcess,
     history: History,
-    pieces: Pieces,
-    times: Float[Tensor, "H Q"],
-    which: Int[Tensor, " H"],
-) -> Float[Tensor, "H Q"]:
-    """The total rate at times of the pieces ``which``."""
-    own = history.at_positions(pieces.rows[which], pieces.seen[which])
-    assert own is not None  # otherwise the caller integrates row by row
-    return model.total_intensity(own, times[:, None])[:, 0]
+    rows: Int[Tensor, " R"],
+    seen: Int[Tensor, " R"],
+    asking: quadrature.Asking,
+) -> Generator[Question, Tensor, tuple[Tensor, Tensor]]:
+    """Integrals over pieces of any rows, seen from these positions, a part of them at a time."""
+    most = times_at_once(model, history.times.device)
+    answer: Tensor | None = None
+    while True:
+        try:
+            times, which = next(asking) if answer is None else asking.send(answer)
+        except StopIteration as done:
+            value, error = done.value
+            return value, error
+        flat_times, flat = times.reshape(-1, times.shape[-1]), which.flatten()
+        some = max(1, most // times.shape[-1])
+        found = []
+        for own_times, own in zip(flat_times.split(some), flat.split(some), strict=True):
+            part = history.at_positions(rows[own], seen[own])
+            assert part is not None  # otherwise the caller asks row by row
+            rates = yield model, part, own_times[:, None], None
+            found.append(rates[:, 0])
+        answer = torch.cat(found).view(times.shape)
+        if times.ndim == 3:
+            answer = answer[..., None]
 
 
 def times_at_once(model: PointProcess, device: torch.device) -> int:

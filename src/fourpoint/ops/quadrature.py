@@ -35,7 +35,7 @@ reduced an error of the order of rounding: what is left is noise, and is stated 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -65,6 +65,9 @@ Rate = Callable[[Float[Tensor, "B H Q"], Int[Tensor, "B H"]], Float[Tensor, "B H
 Rates = Callable[[Float[Tensor, "B H Q"], Int[Tensor, "B H"]], Float[Tensor, "B H Q M"]]
 
 FlatRate = Callable[[Float[Tensor, "H Q"], Int[Tensor, " H"]], Float[Tensor, "H Q"]]
+# A computation that asks for rates, at times of the intervals ``which``, is sent them, and returns
+# integrals and errors. Whoever runs it computes the rates: no function that does is passed down.
+Asking = Generator[tuple[Tensor, Tensor], Tensor, tuple[Tensor, Tensor]]
 
 
 class Unconverged(ArithmeticError):
@@ -189,12 +192,41 @@ def integrate_each(
     shortest: Float[Tensor, "#B #G"] | None = None,
 ) -> tuple[Float[Tensor, "B G M"], Float[Tensor, "B G"]]:
     """:func:`integrate` for M rates at once; the errors are those of all of them together."""
+    asking = integrating(
+        a, b, tolerance=tolerance, first=first, most=most, splits=splits, shortest=shortest
+    )
+    asked = next(asking)
+    while True:
+        times, which = asked
+        some = max(1, TIMES // max(1, times.shape[0] * times.shape[2]))
+        parts = zip(times.split(some, 1), which.split(some, 1), strict=True)
+        found = torch.cat([rates(*part) for part in parts], 1)
+        try:
+            asked = asking.send(found)
+        except StopIteration as done:
+            value, error = done.value
+            return value, error
+
+
+def integrating(
+    a: Float[Tensor, "B G"],
+    b: Float[Tensor, "B G"],
+    *,
+    tolerance: float,
+    first: int = 2,
+    most: int = MOST,
+    splits: int = SPLITS,
+    shortest: Float[Tensor, "#B #G"] | None = None,
+) -> Asking:
+    """:func:`integrate_each` as a computation that asks for (B, H, Q, M) rates at (B, H, Q) times
+    of the intervals (B, H).
+    """
     a, b = a.double(), b.double()
     unknown = torch.zeros((), dtype=a.dtype, device=a.device)
     scale = (unknown if shortest is None else shortest.to(a)).expand_as(a)
     each = max(FREE_WORK_EACH * a.numel(), min(WORK * a.numel(), MOST_WORK))
     work = _Work(each + FREE_WORK)
-    return _refined(rates, a, b, scale, tolerance, first, most, splits, work, None)
+    return _refining(a, b, scale, tolerance, first, most, splits, work, None)
 
 
 def integrate_in_log_time(
@@ -206,8 +238,29 @@ def integrate_in_log_time(
     scale: float,
     density: float,
 ) -> tuple[Float[Tensor, " R"], Float[Tensor, " R"]]:
+    """:func:`integrating_in_log_time` with rates by a function."""
+    asking = integrating_in_log_time(left, right, since, scale=scale, density=density)
+    found: Tensor | None = None
+    while True:
+        try:
+            times, which = next(asking) if found is None else asking.send(found)
+        except StopIteration as done:
+            value, error = done.value
+            return value, error
+        found = rate(times, which)
+
+
+def integrating_in_log_time(
+    left: Float[Tensor, " R"],
+    right: Float[Tensor, " R"],
+    since: Float[Tensor, " R"],
+    *,
+    scale: float,
+    density: float,
+) -> Asking:
     """The integral over every [left, right] by one rule in u = log(1 + (t - since) / scale), and
-    an upper estimate of its error; infinite where the rule would need more than LARGEST nodes.
+    an upper estimate of its error; infinite where the rule would need more than LARGEST nodes. A
+    computation that asks for (H, Q) rates at (H, Q) times of the intervals (H,).
 
     A rate that changes by shares of the time since the last event is about equally rough everywhere
     in u. The rule has ``density`` nodes per unit of u, by Gauss-Legendre in a variable that spaces
@@ -226,7 +279,7 @@ def integrate_in_log_time(
         places, weights, coefficients = (x.to(low) for x in even_rule(nodes))
         span = (high - low)[which, None]
         lags = scale * torch.expm1(low[which, None] + span * places)
-        found = rate(since[which, None] + lags, which)
+        found = yield since[which, None] + lags, which
         eps = torch.finfo(found.dtype).eps
         rates = found.double()
         terms = rates * (lags + scale) * span * weights
@@ -285,8 +338,7 @@ class _Work:
         self.left -= times
 
 
-def _refined(
-    rates: Rates,
+def _refining(
     a: Float[Tensor, "B G"],
     b: Float[Tensor, "B G"],
     shortest: Float[Tensor, "B G"],
@@ -296,26 +348,25 @@ def _refined(
     splits: int,
     work: _Work,
     before: Float[Tensor, "B G4"] | None,
-) -> tuple[Float[Tensor, "B G M"], Float[Tensor, "B G"]]:
+) -> Asking:
     """The integrals; ``before`` are the discretisation errors that every four intervals had as
     one.
     """
     which = torch.arange(a.shape[1], device=a.device).expand_as(a)
     last = torch.maximum(torch.nextafter(b, a), a)  # a rate may jump at b
-    begun = _asked(
-        rates, torch.cat([a[..., None], _places(a, b, first), last[..., None]], -1), which
-    )
+    begun = yield torch.cat([a[..., None], _places(a, b, first), last[..., None]], -1), which
     eps = torch.finfo(begun.dtype).eps
     begun = begun.double()
     ends = torch.stack([begun[:, :, 0], begun[:, :, -1]], 2).sum(-1)
     value = _sum(begun[:, :, 1:-1], a, b)
-    probes = _probed(rates, a, b, shortest)
+    probes = yield from _probing(a, b, shortest)
     nodes, error = 2 * first, torch.full_like(ends[..., 0], torch.inf)
     rounding = torch.zeros_like(error)
     work.spend(a.numel() * (first + 2) + probes.numel())
     while True:
         low, high = a.gather(1, which), b.gather(1, which)
-        found = _asked(rates, _places(low, high, nodes), which).double()
+        found = yield _places(low, high, nodes), which
+        found = found.double()
         work.spend(found[..., 0].numel())
         fine, all_ = _sum(found, low, high), which[..., None].expand(-1, -1, value.shape[-1])
         own_ends = ends.gather(1, which[..., None].expand(-1, -1, 2))
@@ -350,8 +401,7 @@ def _refined(
     scale = torch.full_like(bounds[..., 1:], torch.inf)  # the rate is raised at the left end only
     scale[..., 0] = shortest.gather(1, which)
     rest = float(improvable.sum()) - float(improvable.gather(1, which).sum())
-    parts, errors = _refined(
-        lambda t, own: rates(t, which.gather(1, own // 4)),
+    inner = _refining(
         bounds[..., :-1].flatten(1),
         bounds[..., 1:].flatten(1),
         scale.flatten(1),
@@ -362,6 +412,14 @@ def _refined(
         work,
         error.gather(1, which),
     )
+    answer: Tensor | None = None
+    while True:
+        try:
+            times, own = next(inner) if answer is None else inner.send(answer)
+        except StopIteration as done:
+            parts, errors = done.value
+            break
+        answer = yield times, which.gather(1, own // 4)
     all_ = which[..., None].expand(-1, -1, value.shape[-1])
     whole = (error + rounding).scatter(1, which, errors.unflatten(1, (-1, 4)).sum(2))
     return value.scatter(1, all_, parts.unflatten(1, (-1, 4)).sum(2)), whole
@@ -405,9 +463,9 @@ def _rounding(
     return of_rates + torch.where(b > a, of_times, 0.0)
 
 
-def _probed(
-    rates: Rates, a: Float[Tensor, "B G"], b: Float[Tensor, "B G"], shortest: Float[Tensor, "B G"]
-) -> Float[Tensor, "B G K"]:
+def _probing(
+    a: Float[Tensor, "B G"], b: Float[Tensor, "B G"], shortest: Float[Tensor, "B G"]
+) -> Generator[tuple[Tensor, Tensor], Tensor, Float[Tensor, "B G K"]]:
     """The total rate at the probes of every interval that is long; NaN in the others."""
     times_longer = torch.where(b > a, (b - a) / shortest.clamp(min=torch.finfo(a.dtype).tiny), 0.0)
     long = times_longer > LONG
@@ -420,7 +478,8 @@ def _probed(
     which = long.to(torch.int8).argsort(dim=1, descending=True, stable=True)
     which = which[:, : int(long.sum(1).max())]
     low, high = a.gather(1, which), b.gather(1, which)
-    found = _asked(rates, low[..., None] + (high - low)[..., None] * lags, which).double().sum(-1)
+    found = yield low[..., None] + (high - low)[..., None] * lags, which
+    found = found.double().sum(-1)
     found = torch.where(long.gather(1, which)[..., None], found, torch.nan)
     empty = a.new_full((*a.shape, len(lags)), torch.nan)
     return empty.scatter(1, which[..., None].expand_as(found), found)
@@ -430,18 +489,6 @@ def _probed(
 def _probe_lags(count: int) -> Float[Tensor, " K"]:
     """1/64, 1/2048, ... of an interval."""
     return 2.0 ** -(6 + 5 * torch.arange(count, dtype=torch.float64))
-
-
-def _asked(
-    rates: Rates, times: Float[Tensor, "B H Q"], which: Int[Tensor, "B H"]
-) -> Float[Tensor, "B H Q M"]:
-    """``rates(times, which)``, a part of the intervals at a time."""
-    some = max(1, TIMES // max(1, times.shape[0] * times.shape[2]))
-    if times.shape[1] <= some:
-        return rates(times, which)
-    return torch.cat(
-        [rates(*part) for part in zip(times.split(some, 1), which.split(some, 1), strict=True)], 1
-    )
 
 
 def _places(a: Float[Tensor, "B H"], b: Float[Tensor, "B H"], nodes: int) -> Float[Tensor, "B H Q"]:
