@@ -403,3 +403,17 @@ def test_times_of_random_moments_equal_those_of_the_reader() -> None:
         read = read_with_notes({"when": texts}, Asked(time_unit=unit)).data
         times = TimeReader(read.log, read.unit)
         assert [times.text(text).time for text in texts] == read.times.tolist(), unit
+
+
+def test_alarms_have_dates_where_the_log_has_them(tmp_path: Path) -> None:
+    hours = [f"2025-06-{1 + k // 8:02d} {9 + k % 8:02d}:00" for k in range(80)]
+    log = tmp_path / "log.csv"
+    log.write_text("\n".join(["time", *hours, ""]))
+    options = ["--sequence", "none", "--timezone", "Europe/Berlin", "--model", "poisson"]
+    options += ["--calendar", "none"]
+    call("fit", log, *options, "-o", tmp_path / "model")
+    burst = [f"2025-06-11 09:{k:02d}" for k in range(40)]
+    log.write_text("\n".join(["time", *hours, *burst, ""]))
+    call("stream", tmp_path / "model", log, "-o", tmp_path / "scores", "--alarms", "0.5")
+    alarms = [alarm for row in rows_of(tmp_path / "scores") for alarm in row["alarms"]]
+    assert any(alarm["date"].startswith("2025-06-11 09:") for alarm in alarms)

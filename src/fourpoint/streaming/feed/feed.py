@@ -168,6 +168,7 @@ def score_feed(
         tally = before.tally if before else Tally()
         loop = Loop(lines, scores, scorer, reader, state, settings, every, follow, tell, tally)
         loop.max_skipped = max_skipped
+        loop.dates = times.dates()
         if store is not None and isinstance(scorer, Entities):
             loop.saver = files.enter_context(closing(EntitySaver(scorer.bank, store)))
         if max_gap != "none":

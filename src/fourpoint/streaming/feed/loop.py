@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from fourpoint.events import UserError
+from fourpoint.events.dates import Dates
 from fourpoint.streaming.feed.encoding import Scores, rows_of
 from fourpoint.streaming.feed.events import Columns, Event, Scorer
 from fourpoint.streaming.feed.lines import Block, Line, Lines
@@ -79,6 +80,7 @@ class Loop:
     tally: Tally
     plausible: TimeCheck | None = None
     saver: EntitySaver | None = None  # writes the state of many entities in the background
+    dates: Dates | None = None  # of alarms, where all times have one origin
     max_skipped: float = 1.0  # share of the lines that may be skipped without a failure
     done: int = 0  # bytes of the input whose lines are scored and written
     unsaved: int = 0  # lines since the last state
@@ -205,6 +207,9 @@ class Loop:
 
     def _rows(self, numbers: Sequence[int], events: Columns, scores: Scores) -> list[str]:
         """The lines of output of events that were not refused."""
+        if self.dates is not None:
+            for alarm in (alarm for raised in scores.alarms for alarm in raised):
+                alarm["date"] = self.dates.text(float(alarm["time"]))
         rows = rows_of(
             numbers, events.times, events.marks, events.entities, scores, self.scorer.names
         )

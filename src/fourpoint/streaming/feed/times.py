@@ -25,7 +25,7 @@ from fourpoint.data.calendar_windows import CALENDAR, By, calendar_windows
 from fourpoint.data.clocks import FIRST_EPOCH, Clock
 from fourpoint.data.stamps import LONGEST, SPLIT_DATE, tidied
 from fourpoint.events import UserError
-from fourpoint.events.dates import SECONDS
+from fourpoint.events.dates import SECONDS, Dates
 from fourpoint.log_format import DATES, EPOCH, NUMBERS, LogFormat
 from fourpoint.streaming.feed.plausibility import Calendar
 
@@ -101,6 +101,14 @@ class TimeReader:
     def stamped(self) -> bool:
         """Whether the training log had timestamps."""
         return self.log.clock != NUMBERS
+
+    def dates(self) -> Dates | None:
+        """Converts times to dates; None where they are plain numbers, or count from the start of
+        windows of the calendar, which their names date.
+        """
+        if not self.stamped or self.calendar is not None:
+            return None
+        return Dates(self.origin / NANO, self.unit, self.log.zone)
 
     def wall_clock(self) -> Calendar | None:
         """Where the feed's clock stands on the wall clock; None where times are plain numbers."""
