@@ -434,3 +434,21 @@ def test_fits_recover_their_parameters_under_an_exposure(kind: str) -> None:
     blind = Hawkes()
     blind.maximum_likelihood(replace(log, context=None))
     assert float(blind.estimates["branching"].sum()) > 0.5
+
+
+def test_the_kernel_scores_what_comes_after_a_history_period(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """DAPP's kernel and the plain way agree, also where an event lies at the end of the period."""
+    model = laws.build("sum", 3)
+    data = laws.data(3)
+    parts = [data.split_at([4.7])[1], data.split_at([float(data[2].times[3])])[1]]
+    values = []
+    for work in (0, 2**40):
+        monkeypatch.setattr("fourpoint.kernels.conditions.SCORE_WORK", work)
+        used = model.scored_gaps(parts[0].batch(), 1e-6) is not None
+        assert used == (work == 0)
+        values.append([scores(model, part)[c] for part in parts for c in CONVENTIONS])
+    for fast, plain in zip(*values, strict=True):
+        assert abs(fast[0] - plain[0]) <= fast[2] + plain[2] + 1e-9
+        assert abs(fast[1] - plain[1]) <= fast[2] + plain[2] + 1e-9

@@ -43,6 +43,7 @@ from fourpoint.memory import require_memory
 from fourpoint.models.base import (
     History,
     PointProcess,
+    ScoredGaps,
     exposed_pieces,
     log_exposure,
     pieces,
@@ -130,7 +131,7 @@ def log_likelihoods(
     scored = scored_events(batch)
     budget = tolerance * int(scored["gaps"].clamp(min=1).sum())
     sums = {name: [torch.zeros_like(batch.start) for _ in range(3)] for name in CONVENTIONS}
-    compiled = model.scored_gaps(batch, budget) if batch.scored_exposure is None else None
+    compiled = _compiled(model, batch, budget)
     if compiled is not None:
         logs, rounding = _of_events(model, batch, compiled.logs)
         gaps = Integrals(batch.edges[:, :-1], batch.edges[:, 1:], *compiled[1:])
@@ -182,6 +183,32 @@ def gap_log_likelihoods(
         value = torch.where(right > left, value, 0.0).to(torch.float64)
         integrals.scatter_add_(1, offset + seen_from(block, left), value)
     return found, integrals
+
+
+def _compiled(model: PointProcess, batch: Batch, budget: float) -> ScoredGaps | None:
+    """What the model's kernel finds, if it has one. Integrals of a history period are 0; that of
+    the gap in which it ends is less by the integral up to there, from a second run. None where
+    there is an exposure.
+    """
+    context = batch.context
+    if context is not None and context.exposure is not None:
+        return None
+    found = model.scored_gaps(batch, budget)
+    if found is None or context is None or context.scored_from is None:
+        return found
+    end = context.scored_from.clamp(batch.start, batch.stop)
+    early = batch.until(end)
+    earlier = model.scored_gaps(early, budget)
+    if earlier is None:
+        return None
+    gap = torch.arange(found.integral.shape[1], device=end.device)
+    last = early.lengths[:, None]
+    value = torch.where(gap == last, (found.integral - earlier.integral).clamp(min=0), 0.0)
+    error = torch.where(gap == last, found.error + earlier.error, 0.0)
+    return found._replace(
+        integral=torch.where(gap > last, found.integral, value),
+        error=torch.where(gap > last, found.error, error),
+    )
 
 
 class Integrals(NamedTuple):
