@@ -168,7 +168,7 @@ def gap_log_likelihoods(
         logs, _ = _of_events(model, batch, compiled.logs)
         return nn.functional.pad(logs, (0, 1)), compiled[1].to(torch.float64)
     found = torch.zeros_like(batch.edges[:, 1:])
-    integrals = torch.zeros_like(found)
+    over_gaps = torch.zeros_like(found)
     carried = None
     for block, offset in blocks_of(model, batch):
         check_memory(model, block.edges.numel(), 0)
@@ -181,8 +181,8 @@ def gap_log_likelihoods(
         share = max(1, block.times.shape[1]) / max(1, batch.times.shape[1])
         left, right, value, _ = integrals(model, history, block, budget * share)
         value = torch.where(right > left, value, 0.0).to(torch.float64)
-        integrals.scatter_add_(1, offset + seen_from(block, left), value)
-    return found, integrals
+        over_gaps.scatter_add_(1, offset + seen_from(block, left), value)
+    return found, over_gaps
 
 
 def _compiled(model: PointProcess, batch: Batch, budget: float) -> ScoredGaps | None:

@@ -15,7 +15,7 @@ Standard errors are from the inverse of the penalised information.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -72,11 +72,12 @@ def fit_effects(
     """Fit levels and weights of ``spec`` to ``data``; ``factor`` multiplies the rate of every
     sequence.
     """
-    design = design_of(data, spec, factor)
+    design = integral_design(data, spec, factor, merged=True)
     M = data.marks.count
     blocks = _blocks(spec)
-    pooled = _fit(design.events.sum(0), design, blocks, None)
-    counts = np.bincount(design.marks, minlength=M).astype(np.float64)
+    sums = event_sums(data, spec)
+    pooled = _fit(sums.sum(0), design, blocks, None)
+    counts = sums[:, 0]
     share = np.maximum(counts, 0.5) / max(1.0, counts.sum())
     level = pooled.point[0] + np.log(share)
     weight = np.repeat(pooled.point[1:, None], M, 1)
@@ -85,11 +86,10 @@ def fit_effects(
     if own:
         each = []
         for m in range(M):
-            sums = design.events[design.marks == m].sum(0)
             if counts[m] == 0:
                 each.append(pooled.covariance)
                 continue
-            found = _fit(sums, design, blocks, np.append(level[m], pooled.point[1:]))
+            found = _fit(sums[m], design, blocks, np.append(level[m], pooled.point[1:]))
             level[m] = found.point[0]
             weight[:, m] = found.point[1:]
             each.append(found.covariance)
@@ -104,17 +104,30 @@ def fit_effects(
 # ---------------------------------------------------------------------- the design
 
 
-def design_of(
-    data: Dataset, spec: EffectsSpec, factor: Float[ndarray, " S"] | None = None
-) -> Design:
-    """The basis at scored events, and at nodes of the integral over scored and exposed time."""
+def event_sums(data: Dataset, spec: EffectsSpec) -> Float[ndarray, "M P"]:
+    """The sums of 1 and of every basis function over the scored events of each mark."""
     effects = Effects(spec, 1, torch.float64)
     context = Context() if data.context is None else data.context
     row = np.repeat(np.arange(len(data)), data.lengths)
     kept = np.flatnonzero(data.scored)
-    events = _rows(effects, context, data.times[kept], row[kept])
-    nodes = integral_design(data, spec, factor, merged=True)
-    return replace(nodes, events=events, marks=data.mark_ids[kept])
+    width = effects.size + 1
+    sums = np.zeros(data.marks.count * width)
+    for first in range(0, len(kept), 100_000):
+        some = kept[first : first + 100_000]
+        own = context.batch(row[some])
+        at = torch.from_numpy(data.times[some].copy())
+        place = data.mark_ids[some] * width
+        sums += np.bincount(place, minlength=len(sums))
+        if spec.calendar:
+            index, share = effects.active(effects.local_seconds(at, own))
+            flat = (place[:, None] + 1 + index.numpy()).ravel()
+            sums += np.bincount(flat, share.numpy().ravel(), len(sums))
+        if spec.covariates:
+            values = effects.covariates(at, own).numpy()
+            columns = 1 + effects.fixed + np.arange(values.shape[1])
+            flat = (place[:, None] + columns).ravel()
+            sums += np.bincount(flat, values.ravel(), len(sums))
+    return sums.reshape(-1, width)
 
 
 def integral_design(

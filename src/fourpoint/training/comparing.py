@@ -85,8 +85,13 @@ MOST_TYPES = 12  # with a table of who excites whom
 LEAST_SECONDS = 4.0  # for a neural model; with less it is left out
 SCORING = 0.25  # of the time of a neural model: for its score
 DAY = 86400.0
-EVENTS_PER_SECOND = 2500  # of the time budget: more events than that are not looked at
-FEWEST_OF_LARGE = 20_000
+LOOK = 0.2  # seconds
+CLOSED_SHARE = 0.75  # of the time budget for closed forms, where neural models are asked for
+FIRST_SHARE = 0.25  # of the time budget for the first fold, at most
+SECONDS_PER_EVENT = 4e-5  # of a fold, and SECONDS_PER_FOLD besides, on a processor of one's own
+SECONDS_PER_FOLD = 1.0
+FEWEST_OF_LARGE = 20_000  # events that are looked at in any case
+MOST_SCORED = 4000  # events that a neural model is scored on
 
 
 @dataclass(frozen=True)
@@ -301,7 +306,9 @@ def _ticking(clock: _Clock, show: bool) -> Iterator[None]:
 
 @dataclass
 class _Rung:
-    """A step while it is being scored: the log-likelihoods of the units of each fold."""
+    """A step while it is being scored: the log-likelihoods of the units of each fold, NaN for
+    those that were left out.
+    """
 
     name: str
     model: str
@@ -354,9 +361,11 @@ class _Ladder:
             self.notes.append("the places of events are left out: times and types are compared")
         data = replace(data, features=None, feature_names=())
         self.dated = data.context is not None and data.context.origin is not None
-        most = max(FEWEST_OF_LARGE, int(EVENTS_PER_SECOND * self.clock.budget))
-        if data.scored_events > most:
-            data = self._latest(data, most)
+        if data.scored_events > FEWEST_OF_LARGE:
+            seconds = FIRST_SHARE * self.clock.left / contention() - SECONDS_PER_FOLD
+            most = max(FEWEST_OF_LARGE, int(seconds / SECONDS_PER_EVENT))
+            if data.scored_events > most:
+                data = self._latest(data, most)
         if not self.dated and CALENDAR in self.names and repeated_windows(data):
             # A window is taken as a day of the calendar: the periodic spline of the day then has
             # the length of the window as its period.
@@ -418,10 +427,12 @@ class _Ladder:
 
     def climb(self) -> Comparison:
         """Fit and score everything, and draw conclusions."""
+        neural = any(name in self.names for name in NEURAL_SHARES)
+        limit = (CLOSED_SHARE if neural else 1.0) * self.clock.budget
         slowest = 0.0
         done = 0
         for k, fold in enumerate(self.folds):
-            if k and self.clock.left < 1.3 * slowest:
+            if k and self.clock.elapsed + 1.3 * slowest > limit:
                 break
             self.clock.doing = f"closed forms, fold {k + 1} of {len(self.folds)}"
             before = self.clock.elapsed
@@ -514,7 +525,10 @@ class _Ladder:
             calendar=NONE,
         )
         self.clock.doing = f"scoring {name}"
-        self._add(name, name, 0, self.folds[0].scores(model).total)
+        part, kept = self.folds[0].beginning(MOST_SCORED)
+        scores = np.full(len(kept), np.nan)
+        scores[kept] = part.scores(model).total
+        self._add(name, name, 0, scores)
 
     def _fitted(self, model: ClosedForm, spec: EffectsSpec | None, data: Dataset) -> ClosedForm:
         if spec is not None:
@@ -532,11 +546,12 @@ class _Ladder:
     # ------------------------------------------------------------------ conclusions
 
     def _gain(self, later: _Rung, earlier: _Rung) -> Gain:
-        """The gain on the folds that both were scored on."""
+        """The gain on the units that both were scored on."""
         common = sorted(set(later.scores) & set(earlier.scores))
-        differences = [later.scores[k] - earlier.scores[k] for k in common]
-        events = [self.folds[k].events for k in common]
-        return paired_gain(np.concatenate(differences), np.concatenate(events), self.seed)
+        differences = np.concatenate([later.scores[k] - earlier.scores[k] for k in common])
+        events = np.concatenate([self.folds[k].events for k in common])
+        both = np.isfinite(differences)
+        return paired_gain(differences[both], events[both], self.seed)
 
     def _concluded(self) -> Comparison:
         rungs = list(self.rungs.values())
@@ -596,6 +611,16 @@ class _Ladder:
             if gain.clear and gain.mean > MATTERS:
                 return True
         return False
+
+
+def contention() -> float:
+    """How many times longer than alone a computation takes, since others use the processor too."""
+    table = np.ones((400, 400))
+    wall = time.perf_counter()
+    worked = time.thread_time()
+    while time.perf_counter() - wall < LOOK:
+        table = np.minimum(table @ table, 1.0)
+    return max(1.0, (time.perf_counter() - wall) / max(time.thread_time() - worked, 1e-3))
 
 
 def _size(spec: EffectsSpec) -> int:

@@ -94,6 +94,31 @@ class Fold:
                 units[row] = row * count + unit[scored[i]]
         return Scores(total.ravel(), integral.ravel(), np.concatenate(logs), np.concatenate(units))
 
+    def beginning(self, most: int) -> tuple[Fold, NDArray[np.bool_]]:
+        """The fold with the first units of its part, about ``most`` events in all, and which units
+        they are.
+        """
+        total = float(self.events.sum())
+        if total <= most:
+            return self, np.ones(len(self.events), dtype=bool)
+        if self.edges is None:
+            kept = np.cumsum(self.events) <= most
+            kept[0] = True
+            chosen = np.flatnonzero(kept)
+            return replace(self, test=self.test.select(chosen), events=self.events[kept]), kept
+        count = self._units_per_sequence
+        table = self.events.reshape(-1, count)
+        last = max(1, int(np.count_nonzero(np.cumsum(table.sum(0)) <= most)))
+        low, high = self.edges[:, 0], self.edges[:, last]
+        part = replace(
+            self,
+            test=between(self.test, low, high),
+            edges=self.edges[:, : last + 1],
+            events=table[:, :last].ravel(),
+        )
+        kept = np.broadcast_to(np.arange(count) < last, table.shape).ravel()
+        return part, kept
+
     @property
     def _units_per_sequence(self) -> int:
         return 1 if self.edges is None else self.edges.shape[1] - 1
