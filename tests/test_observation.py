@@ -24,6 +24,7 @@ from fourpoint.inference.likelihood import (
 )
 from fourpoint.models.hawkes import Hawkes
 from fourpoint.models.poisson import Poisson, SplinePoisson, mean_rates
+from fourpoint.training.closed_forms import unit_scores
 
 MODELS = [
     ("poisson", 1),
@@ -452,3 +453,13 @@ def test_the_kernel_scores_what_comes_after_a_history_period(
     for fast, plain in zip(*values, strict=True):
         assert abs(fast[0] - plain[0]) <= fast[2] + plain[2] + 1e-9
         assert abs(fast[1] - plain[1]) <= fast[2] + plain[2] + 1e-9
+
+
+def test_units_of_a_comparison_are_blocks_of_scored_gaps() -> None:
+    """A long history period leaves no empty units, which would feign certainty."""
+    rng = np.random.default_rng(1)
+    times = np.sort(rng.uniform(0, 1000, 1000))
+    later = Dataset.from_sequences([Sequence(times, start=0.0, stop=1000.0)]).split_at([900.0])[1]
+    found = unit_scores(Poisson(), later, "window")
+    assert len(found) == 60 and bool((found != 0).all())
+    assert float(found.sum()) == pytest.approx(-100.0, abs=1e-6)  # a rate of 1

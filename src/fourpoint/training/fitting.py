@@ -315,6 +315,7 @@ def _train(
     """The loop of optimiser steps and validations."""
     model = run.model
     train = run.train
+    scored = train.scored_lengths
     guesses = _guesses(run)
     model.to(place)
     optimiser = run.optimiser = torch.optim.AdamW(
@@ -356,7 +357,7 @@ def _train(
         )
         taker.take(step, rate)
         run.move_mean(step)
-        seen += int(train.lengths[run.rows(step)].sum())
+        seen += int(scored[run.rows(step)].sum())
         step += 1
         now = time.monotonic()
         over = step == recipe.steps or now - began >= until
