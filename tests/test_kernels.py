@@ -30,7 +30,7 @@ from fourpoint.models.effects import effects_of
 from fourpoint.models.following import Events, Numbers, Scored
 from fourpoint.models.hawkes import Hawkes
 from fourpoint.models.hawkes_step import HawkesSteps
-from fourpoint.models.path_counts import dapp_tables, excitation_tables
+from fourpoint.models.path_counts import dapp_tables, excitation_tables, factors_of
 from fourpoint.models.time_pieces import baseline_cubics, pieces_of
 from fourpoint.ops import attention, excitation, recurrence
 from fourpoint.ops.ages import timeline
@@ -273,7 +273,8 @@ def hawkes_paths(monkeypatch: pytest.MonkeyPatch) -> Compared:
     )
     past = np.empty((len(data), *jump.shape[1:]))
     offsets = np.asarray(data.offsets)
-    loops.history(0, 1, data.times, data.mark_ids, offsets, start, jump, decay, past)
+    factors = factors_of(batch, 2, None)
+    loops.history(0, 1, data.times, data.mark_ids, offsets, start, jump, decay, factors, past)
     pieces = pieces_of(
         [baseline_cubics(model.baseline)], np.zeros(len(data), np.int64), batch.start.numpy()
     )

@@ -34,9 +34,10 @@ class BranchingRatios:
     """The matrix ``ratios`` (M, M), the exciting type last, with standard errors and its spectral
     radius.
 
-    ``errors`` is None where there are none: a process with several decays, with places, or one that
-    was not fitted. An error is NaN where an estimate lies on the edge of what is possible. Prints
-    as a table; :meth:`to_dict` is for machines.
+    With event features they are means over those of training events. ``errors`` is None where there
+    are none: a process with several decays, with places or event features, or one that was not
+    fitted. An error is NaN where an estimate lies on the edge of what is possible. Prints as a
+    table; :meth:`to_dict` is for machines.
     """
 
     names: tuple[str, ...]
@@ -112,7 +113,10 @@ def branching_ratios(model: PointProcess) -> BranchingRatios | None:
     tables = model.log_branching.detach().cpu().double().exp().numpy().reshape(-1, types, types)
     ratios = tables.sum(0)
     errors = None
-    if isinstance(model, Hawkes) and len(tables) == 1 and "branching" in model.errors:
+    features = None if isinstance(model, SpatialHawkes) else model.event_features
+    if features is not None:
+        ratios = model.mean_branching
+    elif isinstance(model, Hawkes) and len(tables) == 1 and "branching" in model.errors:
         errors = np.asarray(model.errors["branching"]).reshape(types, types)
     radius = float(np.abs(np.linalg.eigvals(ratios)).max())
     names = model.marks.names or ("event",)

@@ -307,6 +307,7 @@ class _Columns:
     marks: Int[Tensor, "S N"]
     valid: Bool[Tensor, "S N"]
     places: Float[Tensor, "S N k"] | None
+    features: Float[Tensor, "S N F"] | None
     start: Float[Tensor, " S"]
     stop: Float[Tensor, " S"]
 
@@ -318,13 +319,13 @@ class _Columns:
         valid = column < size[:, None]
         flat = np.where(valid, begin[:, None] + column, begin[:, None])
         places = None if data.places is None else torch.from_numpy(data.places[flat])
+        features = None if data.features is None else torch.from_numpy(data.features[flat])
         taken = (ticks.low, ticks.high, ticks.first, ticks.remaining, data.mark_ids)
         low, high, first, remaining, marks = (torch.from_numpy(x[flat]) for x in taken)
         start = torch.tensor([piece.start for piece in group], dtype=torch.float64)
         stop = torch.tensor([piece.stop for piece in group], dtype=torch.float64)
-        return _Columns(
-            low, high, first, remaining, marks, torch.from_numpy(valid), places, start, stop
-        )
+        known = torch.from_numpy(valid)
+        return _Columns(low, high, first, remaining, marks, known, places, features, start, stop)
 
 
 # ------------------------------------------------------------------ the filter
@@ -357,7 +358,8 @@ def _filtered(
         since = torch.where(active & ~first, time, reached)
         proposal = _propose(model, history, since, left, high, mark, after, offspring, random)
         logs = _log_rate(model, history, proposal.time, mark, place)
-        history = _extended(model, history, proposal.time, mark, active, place)
+        features = None if ticks.features is None else ticks.features[:, j][owner]
+        history = _extended(model, history, proposal.time, mark, active, place, features)
         rest = _survival(model, history, proposal.time, high)
         jump = torch.where(active, rest - proposal.rest, offspring).clamp(0, CRITICAL)
         offspring = (
@@ -522,10 +524,11 @@ def _extended(
     mark: Tensor,
     active: Tensor,
     place: Tensor | None,
+    features: Tensor | None,
 ) -> Any:
-    if place is None:
+    if place is None and features is None:
         return model.extend(history, time, mark, active)
-    return model.extend(history, time, mark, active, place)
+    return model.extend(history, time, mark, active, place, features)
 
 
 def _resampled(

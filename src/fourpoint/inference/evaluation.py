@@ -154,6 +154,8 @@ def evaluate(
     """
     data = all_sequences(data)
     check_marks(model.marks, data.marks)
+    if model.event_features is not None:
+        model.event_features.check_names(data)
     checked_convention(convention)
     oracle = _truth(truth)
     with eval_mode(model):

@@ -552,6 +552,10 @@ def _joined(past: Sequence, batch: Batch) -> Batch:
     start = torch.full_like(batch.start, past.start)
     own = _places(past, B)
     places = None if own is None or batch.places is None else torch.cat([own, batch.places], 1)
+    features = None
+    if past.features is not None and batch.features is not None:
+        known = torch.from_numpy(np.array(past.features)).expand(B, -1, -1)
+        features = torch.cat([known, batch.features], 1)
     return Batch(
         torch.cat([times, batch.times], 1),
         torch.cat([marks, batch.marks], 1),
@@ -559,6 +563,7 @@ def _joined(past: Sequence, batch: Batch) -> Batch:
         start,
         batch.stop,
         places,
+        features,
         context=batch.context,
     )
 

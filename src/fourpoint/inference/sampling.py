@@ -3,12 +3,13 @@ r"""Exact samples from any model, from nothing or from a history of one's own.
 All paths advance together. In each round every path opens one window, and either its next event is
 found there or time moves on (`ops.thinning`); the event's mark is drawn in proportion to the
 intensities at its time. Places come from the model's ``draw_places`` where it has one; else every
-candidate has a place too, and is accepted by the rate there over a bound. Models with a closed
-``inverse`` are inverted by it, those with a ``bound`` thinned, the others inverted numerically, and
-what is sampled is what `evaluate` scores: the same features, the same rate. Where the history has
-an exposure e(t), events come at the rate e(t) lambda(t): no window reaches beyond a step of e, and
-none is opened where e is 0. Paths that have reached the end leave the batch. A cap on events per
-path is never silent.
+candidate has a place too, and is accepted by the rate there over a bound. Models with
+``event_features`` draw those of training events for each. Models with a closed ``inverse`` are
+inverted by it, those with a ``bound`` thinned, the others inverted numerically, and what is sampled
+is what `evaluate` scores: the same features, the same rate. Where the history has an exposure e(t),
+events come at the rate e(t) lambda(t): no window reaches beyond a step of e, and none is opened
+where e is 0. Paths that have reached the end leave the batch. A cap on events per path is never
+silent.
 
     sample          -> Dataset      events in [start, stop)
     sample_paths    -> Paths        the same, with acceptance rate and capped paths
@@ -34,7 +35,6 @@ from fourpoint.events import (
     Batch,
     BatchSteps,
     Dataset,
-    MarkSpace,
     Sequence,
     UserError,
     check_marks,
@@ -232,9 +232,7 @@ def advance(
     chosen = _method(model, method)
     tally = Tally()
     count = torch.zeros(len(start), dtype=torch.int64)
-    found: list[tuple[Tensor, Tensor, Tensor, Tensor | None]] = [
-        (count[:0], start[:0], count[:0], None)
-    ]
+    found = [Drawn(count[:0], start[:0], count[:0])]
     unfinished = torch.zeros(len(start), dtype=torch.bool)
     exposure = None if past.context is None else past.context.exposure
     try:
@@ -272,7 +270,7 @@ def advance(
         capped = torch.nonzero(count >= most)[:, 0]
     else:
         capped = torch.zeros(0, dtype=torch.int64)
-    data = _dataset(found, start, stop, capped, model.marks)
+    data = _dataset(found, start, stop, capped, model)
     return Paths(
         data, chosen, tally.acceptance, capped.numpy(), torch.nonzero(unfinished)[:, 0].numpy()
     )
@@ -296,11 +294,21 @@ def _clusters(
             raise ExplosiveRate(f"a path with more than {limit:,} events")
         return None
     order = torch.from_numpy(np.lexsort((found.time.numpy(), found.row.numpy())))
-    events = [(found.row[order], found.time[order], found.mark[order], found.place[order])]
+    events = [Drawn(found.row[order], found.time[order], found.mark[order], found.place[order])]
     nobody = torch.zeros(0, dtype=torch.int64)
     return Paths(
-        _dataset(events, start, stop, nobody, model.marks), "clusters", float("nan"), nobody.numpy()
+        _dataset(events, start, stop, nobody, model), "clusters", float("nan"), nobody.numpy()
     )
+
+
+class Drawn(NamedTuple):
+    """Events of one round: the rows of their paths, times, marks, places and features."""
+
+    rows: Int[Tensor, " E"]
+    times: Float[Tensor, " E"]
+    marks: Int[Tensor, " E"]
+    places: Float[Tensor, "E k"] | None = None
+    features: Float[Tensor, "E F"] | None = None
 
 
 class _Going(NamedTuple):
@@ -426,9 +434,9 @@ def _events(
     limit: int,
     going: _Going,
     exposure: BatchSteps | None,
-) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor | None]]:
-    """Rounds of the paths ``rows`` until all have ended: each yields rows, times, marks and places
-    of its events, and counts them.
+) -> Iterator[Drawn]:
+    """Rounds of the paths ``rows`` until all have ended: each yields its events, and counts
+    them.
     """
     limit = limit if most is None else most
     group = len(rows)
@@ -456,11 +464,16 @@ def _events(
         if model.marks.box is not None and later:
             place = model.draw_places(past, at, marks, random)
         if bool(hit.any()):
-            if place is None:
+            features = None
+            if model.event_features is not None:
+                features = model.event_features.draw(marks, random)
+            if place is None and features is None:
                 past = model.extend(past, at, marks, hit)
             else:
-                past = model.extend(past, at, marks, hit, place)
-        yield rows[hit], at[hit], marks[hit], None if place is None else place[hit]
+                past = model.extend(past, at, marks, hit, place, features)
+            there = None if place is None else place[hit]
+            known = None if features is None else features[hit]
+            yield Drawn(rows[hit], at[hit], marks[hit], there, known)
         count[rows] += hit
         full = count[rows] >= limit
         if most is None and bool(full.any()):
@@ -734,6 +747,8 @@ def _opening(
         else model.marks
     )
     check_marks(model.marks, space)
+    if isinstance(history, Dataset) and model.event_features is not None:
+        model.event_features.check_names(history)
     if history is None:
         batch = Sequence(
             [],
@@ -757,19 +772,12 @@ def _opening(
 
 
 def _dataset(
-    found: list[tuple[Tensor, Tensor, Tensor, Tensor | None]],
-    start: Tensor,
-    stop: Tensor,
-    capped: Tensor,
-    marks: MarkSpace,
+    found: list[Drawn], start: Tensor, stop: Tensor, capped: Tensor, model: PointProcess
 ) -> Dataset:
-    columns = (
-        [event[0] for event in found],
-        [event[1] for event in found],
-        [event[2] for event in found],
-    )
-    rows, times, kinds = (torch.cat(column).numpy() for column in columns)
-    where = [event[3] for event in found if event[3] is not None]
+    rows = torch.cat([event.rows for event in found]).numpy()
+    times = torch.cat([event.times for event in found]).numpy()
+    kinds = torch.cat([event.marks for event in found]).numpy()
+    where = [event.places for event in found if event.places is not None]
     order = np.argsort(rows, kind="stable")
     offsets = np.concatenate([[0], np.cumsum(np.bincount(rows, minlength=len(start)))]).astype(
         np.int64
@@ -778,6 +786,22 @@ def _dataset(
     if len(capped):
         ends[capped.numpy()] = np.nextafter(times[order][offsets[capped.numpy() + 1] - 1], np.inf)
     places = torch.cat(where).numpy()[order] if where else None
+    features = None
+    names: tuple[str, ...] = ()
+    if model.event_features is not None:
+        names = model.event_features.spec.names
+        known = [event.features for event in found if event.features is not None]
+        features = np.zeros((0, len(names)))
+        if known:
+            features = torch.cat(known).numpy()[order]
     return Dataset(
-        times[order], kinds[order], offsets, start.numpy().copy(), ends, marks, places=places
+        times[order],
+        kinds[order],
+        offsets,
+        start.numpy().copy(),
+        ends,
+        model.marks,
+        places=places,
+        features=features,
+        feature_names=names,
     )

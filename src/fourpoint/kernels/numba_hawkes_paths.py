@@ -5,7 +5,8 @@ With E_jm the part of the rate of type m that fades with beta_j, a time d after 
 
     lambda_m = mu_m(t) + sum_j exp(-beta_j d) E_jm,
 
-and an event of type n adds beta_j alpha_jmn to E_jm. Between events E falls, so that its value now
+and an event of type n adds w beta_j alpha_jmn to E_jm, w being the factor of its features (1
+without any), drawn from those of training events. Between events E falls, so that its value now
 and the largest mu of a window bound the rate there. Axes: R rows (sequences), J decays, M marks.
 """
 
@@ -18,6 +19,7 @@ from functools import cache
 from typing import NamedTuple, no_type_check
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fourpoint.kernels import path_terms
 from fourpoint.kernels.compiling import machine_code
@@ -39,6 +41,18 @@ from fourpoint.kernels.path_terms import (
 )
 
 
+class Factors(NamedTuple):
+    """What event features multiply jumps of the rate by: (events,) ``known`` of the events of a
+    history, and (R,) ``values`` of training events, from which simulated events of mark m draw one
+    of ``first[m]:last[m]``.
+    """
+
+    known: NDArray[np.float64]
+    first: NDArray[np.int64]
+    last: NDArray[np.int64]
+    values: NDArray[np.float64]
+
+
 class Loops(NamedTuple):
     """Functions of this file as machine code."""
 
@@ -51,18 +65,18 @@ class Loops(NamedTuple):
 def load() -> Loops:
     """The three as machine code, cached on disk between runs if possible."""
     shared = (mixed, uniform, unit_exponential, piece_at, cubic, largest_exposure)
-    helpers = (*shared, next_width, drawn_mark, largest_base, rates_at)
+    helpers = (*shared, next_width, drawn_mark, drawn_factor, largest_base, rates_at)
     modules = (path_terms, sys.modules[__name__])
     code = machine_code(modules, (history, draw, rates), helpers, fastmath=False)
     return Loops(**code)
 
 
 @no_type_check  # here and below: numba has its own types
-def history(first, step, times, marks, offsets, start, jump, decay, into):
+def history(first, step, times, marks, offsets, start, jump, decay, factors, into):
     """E at the start of rows ``first``, ``first + step``, ..., into (R, J, M) ``into``.
 
     Row r has the events ``offsets[r]:offsets[r + 1]``, all up to ``start[r]``; (N, J, M) ``jump``
-    is what an event of type N adds.
+    is what an event of type N adds, times its factor.
     """
     for r in range(first, len(start), step):
         own = into[r]
@@ -72,11 +86,11 @@ def history(first, step, times, marks, offsets, start, jump, decay, into):
             for j in range(len(decay)):
                 fade = math.exp(-decay[j] * (later - times[i]))
                 for m in range(own.shape[1]):
-                    own[j, m] = fade * (own[j, m] + jump[marks[i], j, m])
+                    own[j, m] = fade * (own[j, m] + factors.known[i] * jump[marks[i], j, m])
 
 
 @no_type_check
-def draw(first, step, wanted, past, jump, decay, pieces, exposure, counts, fault):
+def draw(first, step, wanted, past, jump, decay, factors, pieces, exposure, counts, fault):
     """Count the events of the paths of rows ``first``, ``first + step``, ... into (R, W, M, paths)
     ``counts``.
 
@@ -160,9 +174,10 @@ def draw(first, step, wanted, past, jump, decay, pieces, exposure, counts, fault
                 if not hit:
                     continue
                 mark = drawn_mark(rate, total, random)
+                weight = drawn_factor(factors, mark, random)
                 for j in range(J):
                     for m in range(M):
-                        own[j, m] += jump[mark, j, m]
+                        own[j, m] += weight * jump[mark, j, m]
                 while window + 1 < windows and wanted.edges[r, window + 1] <= begin + at:
                     window += 1
                 counts[r, window, mark, p] += 1
@@ -186,6 +201,16 @@ def rates(row, at, start, past, decay, pieces, into):
         rates_at(at[q], past[row], decay, pieces, piece, end, offset + at[q], rate)
         for m in range(len(rate)):
             into[q, m] = rate[m]
+
+
+@no_type_check
+def drawn_factor(factors, mark, random):
+    """The factor of a simulated event; without a random number if there is only one."""
+    low = factors.first[mark]
+    size = factors.last[mark] - low
+    if size == 1:
+        return factors.values[low]
+    return factors.values[low + min(int(uniform(random) * size), size - 1)]
 
 
 @no_type_check

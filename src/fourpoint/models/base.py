@@ -38,6 +38,7 @@ from torch import Tensor, nn
 from fourpoint.events import Batch, BatchContext, BatchSteps, Box, Dataset, MarkSpace, UserError
 from fourpoint.kernels.path_terms import Wanted
 from fourpoint.models.effects import Effects, EffectsSpec, RateRatio
+from fourpoint.models.event_features import EventFeatures, features_of
 from fourpoint.ops.quadrature import MOST
 from fourpoint.report.printing import as_html
 
@@ -177,6 +178,7 @@ class PointProcess(Described, nn.Module, Generic[H]):
     scored_by_kernels: ClassVar[bool] = False  # compiled loops do most of an evaluation on a CPU
     one_thread: ClassVar[bool] = False  # gradients would depend on the number of threads
     dequantises_gaps: ClassVar[bool] = False  # it dequantises the ends of gaps by itself
+    takes_event_features: ClassVar[bool] = False  # `event_features` scale what events trigger
     dequantise: bool = True  # whether it does so in training
     order: int | None = None  # nodes per axis of the rule for integrals over the box
     finest: int = 0  # the largest such order
@@ -185,6 +187,8 @@ class PointProcess(Described, nn.Module, Generic[H]):
         super().__init__()
         self.effects: Effects | None = None  # of calendar and covariates
         self.rate_ratios: list[RateRatio] = []  # of holidays and covariates in the last fit
+        self.event_features: EventFeatures | None = None  # which scale what events trigger
+        self.feature_ratios: list[RateRatio] = []  # per unit of a feature, in the last fit
 
     # ------------------------------------------------------------------ abstract
 
@@ -212,8 +216,13 @@ class PointProcess(Described, nn.Module, Generic[H]):
         mark: Int[Tensor, " B"],
         active: Bool[Tensor, " B"] | None = None,
         place: Float[Tensor, "B k"] | None = None,
+        features: Float[Tensor, "B F"] | None = None,
     ) -> H:
-        """One more event in each sequence, or only where ``active``."""
+        """One more event in each sequence, or only where ``active``.
+
+        ``features`` are used by models with ``event_features``; None: the mean factor of training
+        events of the same mark.
+        """
         raise UserError(
             "a model that events can be added to one by one",
             type(self).__name__,
@@ -324,6 +333,33 @@ class PointProcess(Described, nn.Module, Generic[H]):
         if self.effects is None:
             return None
         return batch.context if before is None else before.context
+
+    # ------------------------------------------------------------------ event features
+
+    def add_event_features(self, data: Dataset) -> None:
+        """Let the features of ``data`` scale what an event triggers (`models.event_features`), with
+        weights of 0 at first.
+        """
+        if not self.takes_event_features:
+            raise UserError(
+                "a model in which event features scale what an event triggers: hawkes",
+                f"{type(self).__name__} and events with features",
+                "Fit hawkes, or leave out the event features (--event-features).",
+            )
+        self.event_features = features_of(data)
+
+    def event_factors(self, batch: Batch) -> Float[Tensor, "B N"] | None:
+        """What the features of every event multiply its offspring by; None without features."""
+        if self.event_features is None:
+            return None
+        if batch.features is None:
+            if bool(batch.valid.any()):
+                raise self.event_features.missing("events without them")
+            return torch.ones_like(batch.times)
+        self.event_features.check_width(batch.features.shape[-1])
+        mean = batch.features.new_tensor(self.event_features.spec.mean)
+        padded = torch.where(batch.valid[..., None], batch.features, mean)
+        return self.event_features.factor(padded)
 
     # ------------------------------------------------------------------ integrals
 

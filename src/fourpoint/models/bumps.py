@@ -70,6 +70,7 @@ class Bumps(PointProcess[Positions]):
         mark: Int[Tensor, " B"],
         active: Bool[Tensor, " B"] | None = None,
         place: Float[Tensor, "B k"] | None = None,
+        features: Float[Tensor, "B F"] | None = None,
     ) -> Positions:
         return extended(history, time, active)
 
@@ -182,6 +183,7 @@ class FilteredBumps(PointProcess[Amplitudes]):
         mark: Int[Tensor, " B"],
         active: Bool[Tensor, " B"] | None = None,
         place: Float[Tensor, "B k"] | None = None,
+        features: Float[Tensor, "B F"] | None = None,
     ) -> Amplitudes:
         after = extended(history, time, active)
         old = _last(history)

@@ -437,6 +437,7 @@ class DAPP(PointProcess[DAPPHistory]):
         mark: Int[Tensor, " B"],
         active: Bool[Tensor, " B"] | None = None,
         place: Float[Tensor, "B k"] | None = None,
+        features: Float[Tensor, "B F"] | None = None,
     ) -> DAPPHistory:
         """One event more. Linear forms and bounded memories keep the last position only: constant
         memory.

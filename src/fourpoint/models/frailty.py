@@ -226,6 +226,7 @@ class Frailty(PointProcess[FrailtyHistory]):
         mark: Int[Tensor, " B"],
         active: Bool[Tensor, " B"] | None = None,
         place: Float[Tensor, "B k"] | None = None,
+        features: Float[Tensor, "B F"] | None = None,
     ) -> FrailtyHistory:
         happened = torch.ones_like(mark, dtype=torch.bool) if active is None else active
         last = last_time(history)

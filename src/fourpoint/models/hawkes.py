@@ -3,7 +3,8 @@ r"""The exponential Hawkes process: every event raises the rate at once, and the
     lambda_m(t) = mu_m + sum_{t_i < t} sum_j alpha_{j, m, m_i} beta_j exp(-beta_j (t - t_i))
 
 alpha is the branching ratio: the mean number of direct offspring, of type m, of an event of type
-m_i. mu is in events
+m_i. With event features every term of the sum has the event's factor (`models.event_features`), and
+alpha is the branching ratio of an event with mean features. mu is in events
 per unit of time, beta per unit of time. There is one exponential (J = 1) unless more are asked for;
 their sum fades fast at first and slowly later. All of mu, alpha and beta are found by maximum
 likelihood from the closed form
@@ -43,7 +44,7 @@ from fourpoint.models.baseline import Baseline
 from fourpoint.models.effects import EffectsSpec
 from fourpoint.models.hawkes_effects import estimate_with_effects
 from fourpoint.models.hawkes_fit import Estimate, estimate
-from fourpoint.models.path_counts import hawkes_counts
+from fourpoint.models.path_counts import factors_of, hawkes_counts
 from fourpoint.models.poisson import mean_rates
 from fourpoint.models.time_pieces import baseline_cubics
 from fourpoint.ops.attention import scan
@@ -51,6 +52,7 @@ from fourpoint.ops.attention import scan
 SPREAD = 10.0  # ratio of neighbouring decays before any data are seen
 # what an estimate of 0 is stored as, since logarithms are: of the mean rate, or of one offspring
 FLOOR = 1e-12
+UNEXCITED = 1e-6  # branching ratio below which events trigger nothing
 EXPLODES = "the branching ratio {:.3f} is 1 or more: forecasts beyond the training window explode"
 
 
@@ -107,6 +109,7 @@ class Hawkes(PointProcess[HawkesHistory]):
     linear = True
     has_upper_bound = True
     fits_in_closed_form = True
+    takes_event_features = True
 
     def __init__(
         self,
@@ -184,10 +187,20 @@ class Hawkes(PointProcess[HawkesHistory]):
 
     @property
     def spectral_radius(self) -> float:
-        """The branching ratio of the whole process, over all exponentials; at 1 or more it explodes
-        as time goes on.
+        """The branching ratio of the whole process, over all exponentials and with the mean factor
+        of event features; at 1 or more it explodes as time goes on.
         """
-        return _radius(self._branching().sum(0).detach().numpy())
+        return _radius(self.mean_branching)
+
+    @property
+    def mean_branching(self) -> NDArray[np.float64]:
+        """Direct offspring of type m of an event of type n, (M, M), over all exponentials and the
+        features of training events.
+        """
+        ratios = self._branching().sum(0).detach().numpy()
+        if self.event_features is None:
+            return ratios
+        return np.asarray(ratios * self.event_features.mean_factor().detach().numpy())
 
     def initialise(self, data: Dataset) -> list[str]:
         """Half of the mean rate per type as baseline, a branching ratio of a half, and one fade per
@@ -224,7 +237,9 @@ class Hawkes(PointProcess[HawkesHistory]):
                 "at least one sequence", "a data set without any", "Read or select some."
             )
         rates = mean_rates(data, self.marks)
-        if self.effects is not None:
+        if self.event_features is not None:
+            self.event_features.check_names(data)
+        if self.effects is not None or self.event_features is not None:
             return self._fit_with_effects(data)
         found = estimate(data, self.log_decay.numel())
         with torch.no_grad():
@@ -245,9 +260,14 @@ class Hawkes(PointProcess[HawkesHistory]):
         return notes
 
     def _fit_with_effects(self, data: Dataset) -> list[str]:
-        """The fit with calendar and covariates (`hawkes_effects`)."""
+        """The fit with calendar, covariates and event features (`hawkes_effects`)."""
         spec = EffectsSpec() if self.effects is None else self.effects.spec
-        found = estimate_with_effects(replace(data, features=None), spec, self.log_decay.numel())
+        features = None
+        if self.event_features is not None and data.features is not None:
+            raw = torch.from_numpy(np.array(data.features))
+            features = self.event_features.standardised(raw).numpy()
+        standard = replace(data, features=features)
+        found = estimate_with_effects(standard, spec, self.log_decay.numel())
         with torch.no_grad():
             lowest = (FLOOR * mean_rates(data, self.marks)).log()
             self.log_baseline.copy_(torch.from_numpy(found.level).maximum(lowest))
@@ -256,17 +276,41 @@ class Hawkes(PointProcess[HawkesHistory]):
             self.log_decay.copy_(torch.from_numpy(found.decay).log().reshape(self.log_decay.shape))
             if self.effects is not None:
                 self.effects.weight.copy_(torch.from_numpy(found.weight))
+            if self.event_features is not None:
+                self.event_features.weight.copy_(torch.from_numpy(found.feature_weight))
         estimates = self.estimates
         errors = {**found.errors, "baseline": estimates["baseline"] * found.errors["level"]}
         self.errors = {name: errors[name].reshape(x.shape) for name, x in estimates.items()}
         self.rate_ratios = found.ratios
-        radius = _radius(found.branching.sum(0))
+        at_mean = _radius(found.branching.sum(0))
         shown = Estimate(estimates["baseline"], found.branching, found.decay, errors)
-        notes = [_in_a_line(shown, radius), *found.notes]
+        notes = [_in_a_line(shown, at_mean), *found.notes]
         notes += [f"rate ratio of {ratio}" for ratio in found.ratios[:20]]
+        notes += self._said_of_features(found.errors["feature_weight"], at_mean)
+        radius = self.spectral_radius
         if radius >= 1:
             notes.append(EXPLODES.format(radius))
         return notes
+
+    def _said_of_features(self, errors: NDArray[np.float64], at_mean: float) -> list[str]:
+        """The ratios per unit of every event feature, and which branching ratio was printed."""
+        if self.event_features is None:
+            return []
+        names = ", ".join(self.event_features.spec.names)
+        self.feature_ratios = []
+        if at_mean < UNEXCITED:
+            return [f"events trigger nothing: the data do not tell what {names} would scale"]
+        self.feature_ratios = self.event_features.ratios(errors)
+        notes = [
+            f"an event with one unit more of {one.name} triggers {one.ratio:.3g} times as many "
+            f"(95% interval {one.low:.3g} to {one.high:.3g})"
+            for one in self.feature_ratios
+        ]
+        return [
+            *notes,
+            f"the branching ratio {at_mean:.4g} is that of an event with the mean {names}; over "
+            f"all training events it is {self.spectral_radius:.4g}",
+        ]
 
     @property
     def effect_curves(self) -> int:
@@ -324,6 +368,9 @@ class Hawkes(PointProcess[HawkesHistory]):
         times = torch.cat([anchor, batch.times], 1)
         decay = self._decay()
         own = nn.functional.one_hot(batch.marks, self.marks.count).to(torch.float64)
+        factors = self.event_factors(batch)
+        if factors is not None:
+            own = own * factors[..., None]
         driven = torch.where(batch.valid[..., None], own, 0.0)[:, :, None, None].expand(
             -1, -1, 1, len(decay), -1
         )
@@ -345,6 +392,7 @@ class Hawkes(PointProcess[HawkesHistory]):
         mark: Int[Tensor, " B"],
         active: Bool[Tensor, " B"] | None = None,
         place: Float[Tensor, "B k"] | None = None,
+        features: Float[Tensor, "B F"] | None = None,
     ) -> HawkesHistory:
         """One event more; only the last position is kept."""
         active = torch.ones_like(mark, dtype=torch.bool) if active is None else active
@@ -353,6 +401,8 @@ class Hawkes(PointProcess[HawkesHistory]):
         old = history.excitation[row, history.lengths]
         gap = torch.where(active, time - last, 0.0)
         own = torch.where(active[:, None], nn.functional.one_hot(mark, self.marks.count), 0)
+        if self.event_features is not None:
+            own = own * self.event_features.factors_of(mark, features)[:, None]
         new = torch.exp(-self._decay() * gap[:, None])[..., None] * old + own[:, None]
         return HawkesHistory(
             torch.where(active, time, last)[:, None],
@@ -434,7 +484,9 @@ class Hawkes(PointProcess[HawkesHistory]):
     def draw_counts(self, batch: Batch, wanted: Wanted) -> NDArray[np.int32] | None:
         """By a kernel."""
         cubics = baseline_cubics(self.baseline)
-        return hawkes_counts(cubics, self.effects, self._branching(), self._decay(), batch, wanted)
+        factors = factors_of(batch, self.marks.count, self.event_features)
+        tables = (self._branching(), self._decay(), factors)
+        return hawkes_counts(cubics, self.effects, *tables, batch, wanted)
 
     def shortest_time(self, history: HawkesHistory) -> Float[Tensor, " B"]:
         """One over the fastest decay."""

@@ -31,6 +31,7 @@ from fourpoint.kernels.numba_dapp_paths import (
     parts_matrix,
 )
 from fourpoint.kernels.numba_dapp_stream import sinusoids
+from fourpoint.kernels.numba_hawkes_paths import Factors
 from fourpoint.kernels.path_terms import (
     ABOVE_BOUND,
     EXPLOSIVE,
@@ -40,6 +41,7 @@ from fourpoint.kernels.path_terms import (
     every_row,
 )
 from fourpoint.models.effects import Effects
+from fourpoint.models.event_features import EventFeatures
 from fourpoint.models.rate import Rate
 from fourpoint.models.time_pieces import Cubics, baseline_cubics, exposure_of, pieces_until
 from fourpoint.ops.fourier import Spectrum
@@ -171,16 +173,32 @@ def _dapp_cubics(rate: Rate, scale: float) -> Cubics:
 
 
 @torch.no_grad()
+def factors_of(batch: Batch, marks: int, features: EventFeatures | None) -> Factors:
+    """The factors of event features; all 1 without ``features``."""
+    known = np.ones(int(batch.valid.sum()))
+    if features is None:
+        first = np.zeros(marks, dtype=np.int64)
+        return Factors(known, first, first + 1, np.ones(1))
+    if len(known):
+        if batch.features is None:
+            raise features.missing("events without them")
+        known = _numbers(features.factor(batch.features[batch.valid]))
+    first, last = (x.cpu().numpy() for x in features.bounds())
+    return Factors(known, first, last, _numbers(features.factor(features.table)))
+
+
+@torch.no_grad()
 def hawkes_counts(
     cubics: Cubics,
     effects: Effects | None,
     branching: Tensor,
     decay: Tensor,
+    factors: Factors,
     batch: Batch,
     wanted: Wanted,
 ) -> Counts | None:
     """Counts of paths of a Hawkes process after the events of ``batch``: (J, M, M) ``branching``
-    with the exciting type last, (J,) ``decay``.
+    with the exciting type last, (J,) ``decay``, and ``factors`` of the events.
     """
     loops = kernels.HAWKES_PATHS.choose()
     if loops is None:
@@ -189,10 +207,10 @@ def hawkes_counts(
     times, marks, offsets = _events(batch)
     start = np.ascontiguousarray(wanted.edges[:, 0])
     past = np.empty((len(start), *jump.shape[1:]))
-    loops.history(0, 1, times, marks, offsets, start, jump, fade, past)
+    loops.history(0, 1, times, marks, offsets, start, jump, fade, factors, past)
     pieces = _pieces(cubics, effects, batch, wanted)
     counts = _no_counts(batch, wanted, jump.shape[2])
-    rest = (wanted, past, jump, fade, pieces, exposure_of(batch), counts)
+    rest = (wanted, past, jump, fade, factors, pieces, exposure_of(batch), counts)
     fault = every_row(len(past), lambda first, step, fault: loops.draw(first, step, *rest, fault))
     _check(fault)
     return counts

@@ -119,6 +119,7 @@ class Poisson(PointProcess[Positions]):
         mark: Int[Tensor, " B"],
         active: Bool[Tensor, " B"] | None = None,
         place: Float[Tensor, "B k"] | None = None,
+        features: Float[Tensor, "B F"] | None = None,
     ) -> Positions:
         return extended(history, time, active)
 
@@ -289,6 +290,7 @@ class SplinePoisson(PointProcess[Positions]):
         mark: Int[Tensor, " B"],
         active: Bool[Tensor, " B"] | None = None,
         place: Float[Tensor, "B k"] | None = None,
+        features: Float[Tensor, "B F"] | None = None,
     ) -> Positions:
         return extended(history, time, active)
 

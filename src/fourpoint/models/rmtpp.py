@@ -178,6 +178,7 @@ class RMTPP(PointProcess[RMTPPHistory]):
         mark: Int[Tensor, " B"],
         active: Bool[Tensor, " B"] | None = None,
         place: Float[Tensor, "B k"] | None = None,
+        features: Float[Tensor, "B F"] | None = None,
     ) -> RMTPPHistory:
         """One event more; only the last position is kept."""
         active = torch.ones_like(mark, dtype=torch.bool) if active is None else active

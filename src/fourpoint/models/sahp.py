@@ -148,6 +148,7 @@ class SAHP(PointProcess[Encoded]):
         mark: Int[Tensor, " B"],
         active: Bool[Tensor, " B"] | None = None,
         place: Float[Tensor, "B k"] | None = None,
+        features: Float[Tensor, "B F"] | None = None,
     ) -> Encoded:
         """One event more, against the keys and values of those before."""
         last = history.last()

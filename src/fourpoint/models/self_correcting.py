@@ -103,6 +103,7 @@ class SelfCorrecting(PointProcess[Positions]):
         mark: Int[Tensor, " B"],
         active: Bool[Tensor, " B"] | None = None,
         place: Float[Tensor, "B k"] | None = None,
+        features: Float[Tensor, "B F"] | None = None,
     ) -> Positions:
         return extended(history, time, active)
 

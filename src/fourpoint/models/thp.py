@@ -137,6 +137,7 @@ class THP(PointProcess[Encoded]):
         mark: Int[Tensor, " B"],
         active: Bool[Tensor, " B"] | None = None,
         place: Float[Tensor, "B k"] | None = None,
+        features: Float[Tensor, "B F"] | None = None,
     ) -> Encoded:
         """One event more, against the keys and values of those before."""
         time = time if active is None else torch.where(active, time, history.last())

@@ -30,6 +30,7 @@ from fourpoint.events import UserError
 from fourpoint.models import FORMER_NAMES, FORMER_SETTINGS, MODELS, Hawkes
 from fourpoint.models.base import PointProcess
 from fourpoint.models.effects import EffectsSpec, RateRatio
+from fourpoint.models.event_features import EventFeaturesSpec
 from fourpoint.storage import model_schema
 from fourpoint.storage.trained_on import TrainedOn
 from fourpoint.strict_json import plain
@@ -104,6 +105,11 @@ def save(model: PointProcess, folder: str | Path, *, about: dict[str, Any] | Non
             "spec": model.effects.spec.to_dict(),
             "rate_ratios": [list(asdict(one).values()) for one in model.rate_ratios],
         }
+    if model.event_features is not None:
+        info["event_features"] = {
+            "spec": model.event_features.spec.to_dict(),
+            "ratios": [list(asdict(one).values()) for one in model.feature_ratios],
+        }
     weights = {name: tensor.detach() for name, tensor in model.state_dict().items()}
     write_tensors(folder, "model", weights, info)
     return Path(folder)
@@ -157,8 +163,13 @@ def _built(
     ratios: list[RateRatio] = []
     if "effects" in info:
         effects, ratios = model_schema.read_effects(info["effects"])
-    model = model_schema.build_bounded(build, marks, settings, tensors, effects)
+    features: EventFeaturesSpec | None = None
+    feature_ratios: list[RateRatio] = []
+    if "event_features" in info:
+        features, feature_ratios = model_schema.read_event_features(info["event_features"])
+    model = model_schema.build_bounded(build, marks, settings, tensors, effects, features)
     model.rate_ratios = ratios
+    model.feature_ratios = feature_ratios
     model_schema.check_tensors(model, tensors)
     model.load_state_dict(tensors, assign=True)
     if "errors" in info:

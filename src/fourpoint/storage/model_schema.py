@@ -21,10 +21,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from fourpoint.events import Box, MarkSpace, UserError
 from fourpoint.models.base import PointProcess
 from fourpoint.models.effects import EffectsSpec, RateRatio
+from fourpoint.models.event_features import MOST_ROWS, EventFeatures, EventFeaturesSpec
 
 ENTRIES = {
     *("format", "fourpoint", "torch", "weights", "sha256"),
-    *("model", "settings", "marks", "box", "about", "errors", "effects"),
+    *("model", "settings", "marks", "box", "about", "errors", "effects", "event_features"),
 }
 LARGEST = 2**20  # of any whole number in the settings that is not listed here
 LONGEST = 256  # of lists of whole numbers, such as the widths of a network's layers
@@ -91,6 +92,7 @@ def build_bounded(
     settings: dict[str, Any],
     tensors: dict[str, Tensor],
     effects: EffectsSpec | None = None,
+    features: EventFeaturesSpec | None = None,
 ) -> PointProcess:
     """The new model, built without asking for many more elements than its ``tensors`` have."""
     total = sum(tensor.numel() for tensor in tensors.values())
@@ -99,6 +101,12 @@ def build_bounded(
         model: PointProcess = build(marks, **settings)
         if effects is not None:
             model.add_effects(effects)
+        if features is not None:
+            if not model.takes_event_features or len(features.rows) != marks.count:
+                expected = f"event features of a model that takes them, with {marks}"
+                received = f"{type(model).__name__} and rows of {len(features.rows)} marks"
+                raise SchemaError(expected, received, REMEDY)
+            model.event_features = EventFeatures(features)
     return model
 
 
@@ -122,7 +130,35 @@ def read_effects(found: object) -> tuple[EffectsSpec, list[RateRatio]]:
         _check_numbers("origin", [spec["origin"]], float)
     if any(not scale > 0 for scale in spec["scale"]):
         raise SchemaError("scales of covariates above 0", _shown(spec["scale"]), REMEDY)
-    ratios = found["rate_ratios"]
+    return EffectsSpec.from_dict(spec), _read_ratios(found["rate_ratios"])
+
+
+def read_event_features(found: object) -> tuple[EventFeaturesSpec, list[RateRatio]]:
+    """Event features and their ratios, as `model.json` holds them."""
+    if not isinstance(found, dict) or set(found) != {"spec", "ratios"}:
+        raise SchemaError("event features with 'spec' and 'ratios'", _shown(found), REMEDY)
+    spec = found["spec"]
+    kinds = {"names": str, "mean": float, "scale": float, "rows": int}
+    if not isinstance(spec, dict) or set(spec) != set(kinds):
+        raise SchemaError("known entries of the event features", _shown(spec), REMEDY)
+    for name, kind in kinds.items():
+        values = spec[name]
+        if not isinstance(values, list) or len(values) > LARGEST:
+            raise SchemaError(f"{name} of the event features as a list", _shown(values), REMEDY)
+        _check_numbers(name, values, kind)
+    sizes = [len(spec[name]) for name in ("names", "mean", "scale")]
+    if min(sizes) < 1 or min(sizes) != max(sizes):
+        raise SchemaError("a mean and a scale of every event feature", f"{sizes}", REMEDY)
+    if any(not scale > 0 for scale in spec["scale"]):
+        raise SchemaError("scales of event features above 0", _shown(spec["scale"]), REMEDY)
+    rows = spec["rows"]
+    if any(not 0 <= size <= MOST_ROWS for size in rows) or not sum(rows):
+        expected = f"rows of event features from 0 to {MOST_ROWS} for each mark, and one at least"
+        raise SchemaError(expected, _shown(rows), REMEDY)
+    return EventFeaturesSpec.from_dict(spec), _read_ratios(found["ratios"])
+
+
+def _read_ratios(ratios: object) -> list[RateRatio]:
     names = ("name", "mark", "ratio", "low", "high")
     if not isinstance(ratios, list) or any(
         not isinstance(one, list) or len(one) != len(names) for one in ratios
@@ -131,7 +167,7 @@ def read_effects(found: object) -> tuple[EffectsSpec, list[RateRatio]]:
     for one in ratios:
         _check_numbers("rate_ratios", one[:2], str)
         _check_numbers("rate_ratios", one[2:], float)
-    return EffectsSpec.from_dict(spec), [RateRatio(*one) for one in ratios]
+    return [RateRatio(*one) for one in ratios]
 
 
 def _check_numbers(name: str, values: list[Any], kind: type) -> None:

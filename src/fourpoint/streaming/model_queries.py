@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fourpoint.events import Batch
+from fourpoint.events import Batch, UserError
 from fourpoint.inference.sampling import remember
 from fourpoint.models.base import History, PointProcess, pieces
 from fourpoint.ops.quadrature import integrate
@@ -28,6 +28,18 @@ TOLERANCE = 1e-6  # of a gap's integral, absolute and relative
 def in_float64(model: PointProcess) -> Any:
     """A copy of ``model`` in float64 and evaluation mode."""
     return copy.deepcopy(model).double().eval()
+
+
+def refuse_event_features(model: PointProcess) -> None:
+    """Refuse a model whose rate depends on event features: a stream's events have none."""
+    if model.event_features is None:
+        return
+    names = ", ".join(model.event_features.spec.names)
+    raise UserError(
+        "a model without event features for a stream",
+        f"{type(model).__name__} with the event features {names}",
+        "Follow a model fitted without --event-features, or forecast from the log with them.",
+    )
 
 
 @torch.no_grad()

@@ -24,7 +24,13 @@ from fourpoint.models.dapp_step import Before, Reached, Steps, supports
 from fourpoint.models.following import Events, Numbers, Scored, Stop
 from fourpoint.models.hawkes import Hawkes
 from fourpoint.models.hawkes_step import HawkesSteps
-from fourpoint.streaming.model_queries import empty_history, in_float64, integrals, log_intensities
+from fourpoint.streaming.model_queries import (
+    empty_history,
+    in_float64,
+    integrals,
+    log_intensities,
+    refuse_event_features,
+)
 from fourpoint.streaming.state import Arrays, arrays_of, history_from
 
 Floats = NDArray[np.float64]
@@ -88,6 +94,7 @@ class Memories(Protocol):
 
 def memories(model: PointProcess, start: float, threads: int) -> Memories:
     """The faster of the ways that ``model`` allows, for windows that open at ``start``."""
+    refuse_event_features(model)
     if model.effects is not None:  # compiled rows know no calendar
         return HistoryRows(model, start)
     if isinstance(model, DAPP) and supports(model):

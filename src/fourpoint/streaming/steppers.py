@@ -29,7 +29,13 @@ from fourpoint.models.hawkes_step import HawkesSteps
 from fourpoint.ops import attention
 from fourpoint.ops.quadrature import Unconverged
 from fourpoint.streaming.kept import ByActiveSets, supports_kept
-from fourpoint.streaming.model_queries import empty_history, in_float64, integrals, log_intensities
+from fourpoint.streaming.model_queries import (
+    empty_history,
+    in_float64,
+    integrals,
+    log_intensities,
+    refuse_event_features,
+)
 from fourpoint.streaming.state import Arrays, arrays_of, history_from
 
 Floats = NDArray[np.float64]
@@ -85,6 +91,7 @@ class Stepper(Protocol):
 
 def stepper(model: PointProcess) -> Stepper:
     """The faster of the ways that ``model`` allows."""
+    refuse_event_features(model)
     if model.effects is not None:  # compiled steps know no calendar
         return ByHistory(model)
     if isinstance(model, DAPP) and supports(model):

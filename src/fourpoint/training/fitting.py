@@ -49,6 +49,7 @@ from fourpoint.inference.likelihood import BLOCK, CONVENTIONS, Convention, check
 from fourpoint.kernels.compiling import threads_for_loops
 from fourpoint.models.base import PointProcess
 from fourpoint.models.effects import effects_of
+from fourpoint.models.event_features import feature_names
 from fourpoint.ops.periodogram import COARSE, coarse_resolution
 from fourpoint.report.printing import progress_bar
 from fourpoint.storage.trained_on import TrainedOn
@@ -156,7 +157,8 @@ def fit(
             events it keeps its first weights unless the trained ones are clearly better on dev.
         calendar: terms of the calendar in the baseline (`models.effects`): names among hour,
             weekday, week, month and holidays:COUNTRY, "auto" (those that gain on dev, for data with
-            dates), or "none". Covariates of the data are always used.
+            dates), or "none". Covariates of the data are always used, and
+            event features scale what an event triggers (models that take them: hawkes).
         outages: "auto" takes silences that the rate of a log with dates cannot explain as time in
             which nothing was recorded (`training.outages`); "none" counts them as observed.
         convention: of the likelihood that is maximised; "gaps" for comparisons with tables that
@@ -232,6 +234,11 @@ def fit(
     if dev is None:
         train, dev = train.split((0.9, 0.1), by="sequence", seed=seed)
         pieces = _pieces(train, place)
+    if train.features is not None and model.event_features is None:
+        model.add_event_features(train)
+    if model.event_features is not None:
+        for part in (train, dev):
+            model.event_features.check_names(part)
     said_of_effects = _add_effects(model, train, dev, calendar)
     if outages == "auto" and model.effects is not None and model.effects.spec.calendar:
         found = find_outages(train, model.effects.spec)
@@ -253,6 +260,7 @@ def fit(
         sequences=len(train),
         model=model.settings(),
         effects=None if model.effects is None else model.effects.spec.to_dict(),
+        event_features=list(feature_names(train)),
     )
     terms |= dict(train=fingerprint(train), dev=fingerprint(dev))
     model.trained_on = TrainedOn.of(observed, dev)

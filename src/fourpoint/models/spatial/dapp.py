@@ -343,6 +343,7 @@ class SpatialDAPP(PointProcess[SpatialDAPPHistory]):
         mark: Int[Tensor, " B"],
         active: Bool[Tensor, " B"] | None = None,
         place: Float[Tensor, "B k"] | None = None,
+        features: Float[Tensor, "B F"] | None = None,
     ) -> SpatialDAPPHistory:
         """One event more; only the last position is kept."""
         happened = torch.ones_like(mark, dtype=torch.bool) if active is None else active

@@ -289,6 +289,7 @@ class SpatialHawkes(PointProcess[SpatialHawkesHistory]):
         mark: Int[Tensor, " B"],
         active: Bool[Tensor, " B"] | None = None,
         place: Float[Tensor, "B k"] | None = None,
+        features: Float[Tensor, "B F"] | None = None,
     ) -> SpatialHawkesHistory:
         """One event more; all events stay, since the rate at a place compares it with every one."""
         happened = torch.ones_like(mark, dtype=torch.bool) if active is None else active
