@@ -83,3 +83,17 @@ def test_contexts_that_do_not_fit_are_refused() -> None:
         Steps(("a",), np.array([1.0, 1.0]), np.zeros((2, 1)), np.array([0, 2]))
     with pytest.raises(EventDataError, match="or of none"):
         Dataset.from_sequences([sequence(0, [1.0]), Sequence([2.0], start=0, stop=6)])
+
+
+def test_context_of_single_moments_does_not_grow_with_the_steps() -> None:
+    both = data()
+    assert both.context is not None and both.context.covariates is not None
+    rows, times = np.array([1, 0, 1]), np.array([3.5, 0.0, 1.0])
+    found = both.context.at_each(rows, times)
+    assert found.covariates is not None and found.origin is not None
+    assert found.covariates.times.shape == (3, 1)
+    expected = both.context.batch(rows)
+    assert expected.covariates is not None
+    moments = torch.from_numpy(times)[:, None]
+    assert torch.equal(found.covariates.at(moments), expected.covariates.at(moments))
+    assert found.origin.tolist() == [1e9 + 1, 1e9, 1e9 + 1]

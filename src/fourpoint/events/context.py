@@ -83,6 +83,20 @@ class Steps:
         found = np.searchsorted(self.times[own], times, side="right") - 1
         return self.values[own][np.maximum(found, 0)]
 
+    def at_each(self, rows: NDArray[np.int64], times: Floats) -> Floats:
+        """The values of sequence ``rows[i]`` at ``times[i]``: (T, K).
+
+        >>> steps = Steps.constant(("age",), [[40.0], [25.0]])
+        >>> steps.at_each(np.array([1, 0]), np.array([0.0, 9.0])).tolist()
+        [[25.0], [40.0]]
+        """
+        found = np.empty((len(times), len(self.names)))
+        order = np.argsort(rows, kind="stable")
+        known, begins = np.unique(rows[order], return_index=True)
+        for row, part in zip(known.tolist(), np.split(order, begins[1:]), strict=True):
+            found[part] = self.at(row, times[part])
+        return found
+
     def select(self, rows: NDArray[np.int64]) -> Steps:
         """The step functions of the sequences at ``rows``."""
         lengths = np.diff(self.offsets)[rows]
@@ -281,6 +295,20 @@ class Context:
         if known is None:
             known = Steps.constant(("exposure",), np.ones((count, 1)))
         return known.zero_before(self.scored_from)
+
+    def at_each(self, rows: NDArray[np.int64], times: Floats) -> BatchContext:
+        """The context of sequence ``rows[i]`` at ``times[i]`` alone: its origin, and covariates
+        that are constant. It does not grow with the number of steps, as :meth:`batch` does.
+        """
+        import torch
+
+        origin = None if self.origin is None else torch.from_numpy(self.origin[rows])
+        covariates = None
+        if self.covariates is not None:
+            values = torch.from_numpy(self.covariates.at_each(rows, times))
+            begin = torch.full((len(values), 1), -torch.inf, dtype=torch.float64)
+            covariates = BatchSteps(begin, values[:, None])
+        return BatchContext(origin, covariates=covariates)
 
     def without(self, *names: str) -> Context:
         """The same without the parts ``names``."""

@@ -171,7 +171,9 @@ def _merged(
     for first in range(0, len(times), 100_000):
         piece = slice(first, first + 100_000)
         at = torch.from_numpy(times[piece].copy())
-        local[piece] = effects.local_seconds(at, context.batch(owner[piece])).numpy()
+        local[piece] = effects.local_seconds(
+            at, context.at_each(owner[piece], times[piece])
+        ).numpy()
     phase = np.round(np.remainder(local, WEEK) * 1e3).astype(np.int64)
     _, shown, which = np.unique(phase, return_index=True, return_inverse=True)
     return times[shown], np.bincount(which, weights), owner[shown]
@@ -233,7 +235,7 @@ def _rows(
     parts = [np.zeros((0, effects.size + 1))]
     for first in range(0, len(times), 100_000):
         piece = slice(first, first + 100_000)
-        own = context.batch(rows[piece])
+        own = context.at_each(rows[piece], times[piece])
         found = effects.basis(torch.from_numpy(times[piece].copy()), own).numpy()
         parts.append(np.concatenate([np.ones((len(found), 1)), found], 1))
     return np.concatenate(parts)

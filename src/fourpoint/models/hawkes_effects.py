@@ -298,7 +298,7 @@ def _sparse(
     indices, shares = [], []
     for first in range(0, max(1, len(times)), 100_000):
         piece = slice(first, first + 100_000)
-        own = context.batch(rows[piece])
+        own = context.at_each(rows[piece], times[piece])
         at = torch.from_numpy(times[piece].copy())
         index = np.zeros((len(at), 1), dtype=np.int64)
         share = np.ones((len(at), 1))
