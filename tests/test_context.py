@@ -97,3 +97,27 @@ def test_context_of_single_moments_does_not_grow_with_the_steps() -> None:
     moments = torch.from_numpy(times)[:, None]
     assert torch.equal(found.covariates.at(moments), expected.covariates.at(moments))
     assert found.origin.tolist() == [1e9 + 1, 1e9, 1e9 + 1]
+
+
+def test_fits_of_effects_never_batch_a_context_per_event(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One copy of a year of hourly covariates for every event does not fit into memory."""
+    from fourpoint.models.effects import effects_of
+    from fourpoint.models.effects_fit import fit_effects
+
+    rng = np.random.default_rng(0)
+    hours = np.arange(500.0)
+    steps = Steps(("x",), hours, rng.normal(size=(500, 1)), np.array([0, 500]))
+    times = np.sort(rng.uniform(0, 500, 800))
+    log = Dataset.from_sequences(
+        [Sequence(times, start=0, stop=500, context=Context(covariates=steps))], unit="hours"
+    )
+    whole = Context.batch
+    asked: list[int] = []
+
+    def batch(self: Context, rows: np.ndarray) -> object:
+        asked.append(len(rows))
+        return whole(self, rows)
+
+    monkeypatch.setattr(Context, "batch", batch)
+    fit_effects(log, effects_of(log))
+    assert max(asked, default=0) <= 1

@@ -114,7 +114,7 @@ def event_sums(data: Dataset, spec: EffectsSpec) -> Float[ndarray, "M P"]:
     sums = np.zeros(data.marks.count * width)
     for first in range(0, len(kept), 100_000):
         some = kept[first : first + 100_000]
-        own = context.batch(row[some])
+        own = context.at_each(row[some], data.times[some])
         at = torch.from_numpy(data.times[some].copy())
         place = data.mark_ids[some] * width
         sums += np.bincount(place, minlength=len(sums))
