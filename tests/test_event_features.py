@@ -11,9 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from typer.testing import CliRunner
 
 import fourpoint as fp
-from fourpoint.events import Dataset, Sequence, UserError
+from fourpoint.cli.main import app
+from fourpoint.events import Context, Dataset, Sequence, Steps, UserError
 from fourpoint.inference.branching import branching_ratios
 from fourpoint.inference.forecasts import plain_counts
 from fourpoint.inference.likelihood import log_likelihood
@@ -345,3 +347,65 @@ def test_without_excitation_nothing_is_said_of_features() -> None:
     assert model.feature_ratios == []
     assert any("events trigger nothing" in note for note in found.notes)
     assert np.isfinite(fp.evaluate(model, data).to_dict()["log_likelihood_per_event"])
+
+
+def test_gaps_are_filled_with_events_that_have_features() -> None:
+    data = earthquakes(4, 600.0)
+    assert data.features is not None
+    seen = (data.times < 200.0) | (data.times >= 260.0)
+    steps = Steps(
+        ("e",), np.array([0.0, 200.0, 260.0]), np.array([[1.0], [0.0], [1.0]]), np.array([0, 3])
+    )
+    log = Sequence(
+        data.times[seen],
+        start=0.0,
+        stop=600.0,
+        features=data.features[seen],
+        context=Context(exposure=steps),
+    )
+    holed = replace(Dataset.from_sequences([log]), feature_names=data.feature_names)
+    model = Hawkes()
+    found = fp.fit(model, holed, fill="sample", progress=False)
+    assert any("events were imputed" in note for note in found.notes)
+    assert [one.name for one in model.feature_ratios] == ["magnitude", "depth"]
+    filled = fp.impute(model, holed, seed=1)
+    assert filled.features is not None and filled.feature_names == data.feature_names
+    inside = (filled.times >= 200.0) & (filled.times < 260.0)
+    assert inside.sum() > 10
+    drawn = {tuple(row) for row in filled.features[inside].tolist()}
+    assert drawn <= {tuple(row) for row in data.features[seen].tolist()}
+    assert np.array_equal(filled.features[~inside], data.features[seen])
+
+
+def test_commands_read_the_features_of_the_training_log(tmp_path: Path) -> None:
+    data = earthquakes(6, 400.0)
+    assert data.features is not None
+    begin = np.datetime64("2025-01-01T00:00:00", "ms")
+    stamps = begin + (data.times * 86_400_000).astype("timedelta64[ms]")
+    rows = zip(stamps.astype(str), data.features[:, 0], strict=True)
+    log = tmp_path / "log.csv"
+    log.write_text("\n".join(["when,magnitude", *(f"{t},{x:.4f}" for t, x in rows), ""]))
+
+    def run(*words: object) -> str:
+        found = CliRunner().invoke(app, [str(word) for word in words])
+        assert found.exit_code == 0, found.output
+        return found.output
+
+    model = tmp_path / "model"
+    reading = ["--sequence", "none", "--time-unit", "days", "--event-features", "magnitude"]
+    said = run("fit", log, *reading, "--model", "hawkes", "--calendar", "none", "-o", model)
+    assert "an event with one unit more of magnitude triggers" in said
+    named = run("evaluate", model, log, *reading, "--json")
+    plain = run("evaluate", model, log, "--json")
+    assert named[named.index("{") :] == plain[plain.index("{") :]
+    out = tmp_path / "out.csv"
+    run("forecast", model, log, "--horizon", "2d", "--by", "1d", "-o", out)
+    assert len(out.read_text().splitlines()) == 3
+    bare = tmp_path / "bare.csv"
+    bare.write_text(log.read_text().replace("magnitude", "size"))
+    refused = CliRunner().invoke(app, ["evaluate", str(model), str(bare)])
+    assert refused.exit_code == 2 and "data without magnitude" in refused.output
+    own = tmp_path / "own.parquet"
+    fp.write(data, own)
+    assert fp.read(own).feature_names == ("magnitude", "depth")
+    assert fp.read(own, event_features="none").features is None

@@ -120,7 +120,10 @@ def _same_columns(source: str, wanted: Asked, fitted: FittedTo, log: LogFormat) 
         sequence = log.calendar or log.sequence
     elif sequence is None and log.sequence is None and fitted.sequences == 1:
         sequence = "none"
-    return replace(wanted, time=log.time, mark=mark, sequence=sequence)
+    features = wanted.event_features
+    if not features and names.issuperset(log.features):
+        features = log.features
+    return replace(wanted, time=log.time, mark=mark, sequence=sequence, event_features=features)
 
 
 def _check_like_training(found: Dataset, options: ReadingOptions, log: LogFormat) -> Dataset:

@@ -133,7 +133,8 @@ def read(
         covariates: a table of covariates of time: ``time``, columns of numbers or words, and
             optionally ``sequence``; values hold from their time on.
         sequence_covariates: columns of ``source`` that are constant in each sequence (age, plan).
-        event_features: columns of numbers known of each event (a magnitude, an amount).
+        event_features: columns of numbers known of each event (a magnitude, an amount); "none"
+            leaves out those stored in our own files.
         impute: what stands for missing values of covariates: "previous" or "mean"; by default they
             are refused.
         levels: the values of each covariate of words in order, as a fitted model knows them
@@ -437,6 +438,8 @@ def _feature_columns(table: Table, roles: Roles, asked: Asked) -> list[str]:
     """The columns of event features: those named, and in our own files those stored."""
     names = table.schema.names
     wanted = listed(asked.event_features)
+    if wanted == ["none"]:
+        return []
     if not roles.own:
         return wanted
     if wanted:

@@ -108,8 +108,8 @@ def impute(
 
     The approximation is that of the module's head: sampling importance resampling gap by gap.
     Data without gaps come back as they are. Raises :class:`UserError` where the marks are not the
-    model's, where events have features, which an imputed event has not, and where the model
-    explodes inside a gap.
+    model's, where events have features and the model, which draws those of imputed events,
+    has none, and where the model explodes inside a gap.
 
     >>> from fourpoint.models.poisson import Poisson
     >>> exposure = Steps(
@@ -131,11 +131,13 @@ def impute(
     gaps = [recording_gaps(sequence) for sequence in known]
     if not any(gaps):
         return known
-    if known.features is not None:
+    if model.event_features is not None:
+        model.event_features.check_names(known)
+    elif known.features is not None:
         raise UserError(
             "events without features to impute",
             f"events with {len(known.feature_names) or known.features.shape[1]} features",
-            "Leave the event features out, or fit with the gaps as they are.",
+            "Leave the event features out, or impute with a model that has them (hawkes).",
         )
     random = torch.Generator().manual_seed(seed)
     filled = []
@@ -147,7 +149,8 @@ def impute(
                 one = _filled(model, one, gap, until, random, futures, ahead)
             filled.append(one)
     found = Dataset.from_sequences(filled, unit=known.unit, name=known.name)
-    return replace(found, log=known.log, splits=known.splits, ids=known.ids)
+    names = known.feature_names
+    return replace(found, log=known.log, splits=known.splits, ids=known.ids, feature_names=names)
 
 
 def _filled(
@@ -225,6 +228,9 @@ def _joined(
     places = None
     if sequence.places is not None and path.places is not None:
         places = joined(sequence.places, path.places)
+    features = None
+    if sequence.features is not None and path.features is not None:
+        features = joined(sequence.features, path.features)
     return sequence.with_values(
         times=joined(sequence.times, path.times),
         marks=joined(sequence.marks, path.marks),
@@ -232,5 +238,6 @@ def _joined(
         stop=sequence.stop if stop is None else stop,
         inferred=sequence.inferred and stop is None,
         places=places,
+        features=features,
         context=context,
     )

@@ -344,7 +344,7 @@ class PointProcess(Described, nn.Module, Generic[H]):
             raise UserError(
                 "a model in which event features scale what an event triggers: hawkes",
                 f"{type(self).__name__} and events with features",
-                "Fit hawkes, or leave out the event features (--event-features).",
+                "Fit hawkes, or read the log without them (--event-features none).",
             )
         self.event_features = features_of(data)
 

@@ -359,6 +359,8 @@ class _Ladder:
         if data.marks.box is not None:
             data = data.without_places()
             self.notes.append("the places of events are left out: times and types are compared")
+        if data.features is not None:
+            self.notes.append("the event features are left out: times and types are compared")
         data = replace(data, features=None, feature_names=())
         self.dated = data.context is not None and data.context.origin is not None
         if data.scored_events > FEWEST_OF_LARGE:

@@ -30,7 +30,7 @@ def fill_gaps(model: PointProcess, train: Dataset, seed: int) -> tuple[Dataset, 
     gaps = [gap for sequence in train for gap in recording_gaps(sequence)]
     if not gaps:
         return train, ["no recording gaps to fill"]
-    source = _imputing(model)
+    source = _imputing(model, train)
     filled = train
     for turn in range(ROUNDS):
         source.maximum_likelihood(filled)
@@ -46,11 +46,13 @@ def fill_gaps(model: PointProcess, train: Dataset, seed: int) -> tuple[Dataset, 
     ]
 
 
-def _imputing(model: PointProcess) -> PointProcess:
-    """A Hawkes process of the model's marks, with its calendar and covariates."""
+def _imputing(model: PointProcess, train: Dataset) -> PointProcess:
+    """A Hawkes process of the model's marks, with its calendar, covariates and event features."""
     if model.marks.box is not None:
         return SpatialHawkes(model.marks)
     source = Hawkes(model.marks)
     if model.effects is not None:
         source.add_effects(model.effects.spec)
+    if model.event_features is not None:
+        source.add_event_features(train)
     return source
