@@ -189,9 +189,17 @@ class BatchSteps:
         import torch
 
         flat = times.reshape(len(times), -1).contiguous()
+        if self.shared:
+            found = torch.searchsorted(self.times[0].contiguous(), flat, right=True) - 1
+            return self.values[0][found.clamp(min=0)].reshape(*times.shape, self.values.shape[2])
         found = torch.searchsorted(self.times.contiguous(), flat, right=True) - 1
         index = found.clamp(min=0)[..., None].expand(-1, -1, self.values.shape[2])
         return self.values.gather(1, index).reshape(*times.shape, self.values.shape[2])
+
+    @property
+    def shared(self) -> bool:
+        """Whether all rows are views of one, as in paths that begin with one past."""
+        return len(self.times) > 0 and (len(self.times) == 1 or self.times.stride(0) == 0)
 
     def next_step(self, times: torch.Tensor) -> torch.Tensor:
         """The time of the first step after ``times`` (B,); infinite where there is none."""
@@ -224,7 +232,12 @@ class BatchSteps:
         return ExposedTime(times, values, torch.nn.functional.pad(total, (1, 0)))
 
     def select(self, rows: torch.Tensor) -> BatchSteps:
-        """The step functions at ``rows``."""
+        """The step functions at ``rows``; views of one where all rows are."""
+        if self.shared:
+            count = len(rows)
+            return BatchSteps(
+                self.times[:1].expand(count, -1), self.values[:1].expand(count, -1, -1)
+            )
         return BatchSteps(self.times[rows], self.values[rows])
 
     def to(self, device: str | torch.device) -> BatchSteps:

@@ -33,6 +33,7 @@ from torch import Tensor
 
 from fourpoint.events import (
     Batch,
+    BatchContext,
     BatchSteps,
     Dataset,
     Sequence,
@@ -394,6 +395,8 @@ def select_rows(history: H, rows: Int[Tensor, " R"]) -> H:
         value = getattr(history, field.name)
         if isinstance(value, Tensor):
             changed[field.name] = value[rows]
+        elif isinstance(value, BatchContext):
+            changed[field.name] = value.select(rows)
         elif dataclasses.is_dataclass(value) and not isinstance(value, type):
             changed[field.name] = select_rows(value, rows)
     return dataclasses.replace(history, **changed)  # type: ignore[type-var]

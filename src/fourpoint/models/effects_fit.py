@@ -92,7 +92,8 @@ def fit_effects(
             found = _fit(sums[m], design, blocks, np.append(level[m], pooled.point[1:]))
             level[m] = found.point[0]
             weight[:, m] = found.point[1:]
-            each.append(found.covariance)
+            # What is not known of the pooled weights is not known of those near them either.
+            each.append(found.covariance + pooled.covariance)
         covariance = np.stack(each)
     level, weight = centred(spec, design, level, weight)
     names = data.marks.names if own else ("",)
