@@ -159,6 +159,7 @@ def test_covariates_are_a_step_of_their_own() -> None:
     assert names == ["constant", "calendar", "covariates", "excitation"]
     assert found.step("covariates").gain_low > 0.02
     assert found.recommended == "covariates"
+    assert any(said.startswith("Covariates add +0.") for said in found.sentences)
     assert not found.clustering_beyond_calendar
 
 

@@ -92,7 +92,10 @@ def _check_page(file: Path | None) -> None:
 def _print_next(found: Comparison, source: str, reading: ReadingOptions) -> None:
     """The command that fits the recommended model."""
     step = found.step(found.recommended)
-    words = ["fourpoint", "fit", source, *reading.typed(), "--model", step.model, "-o", "model"]
+    words = ["fourpoint", "fit", source, *reading.typed(), "--model", step.model]
+    if found.calendar and found.recommended != "constant":
+        words += ["--calendar", ",".join(found.calendar)]
+    words += ["-o", "model"]
     print_notice(f"next: {shlex.join(words)}")
 
 

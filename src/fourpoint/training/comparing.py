@@ -77,10 +77,11 @@ TIME_BUDGET = 60.0
 FEWEST = 20  # events below which nothing can be compared
 MATTERS = 0.002  # nats per event, above which a gain matters
 EVIDENCE = 3.0  # standard errors (`Scores.first_order`) from which excitation is not chance
-TRIGGERED = 0.05  # share of the events, above which excitation matters
+TRIGGERED = 0.03  # share of the events, above which excitation matters
 RECOMMENDED = 0.0005  # nats per event that a more complex model must gain to be recommended
 PER_SLOT = 10  # events per quarter of an hour, or hour of the week, from which each has a number
 FINE = ("quarterhour", "weekhour")
+MOST_SLOTS = 10_000  # quarters of an hour of a log whose weeks differ (covariates, months)
 MOST_TYPES = 12  # with a table of who excites whom
 LEAST_SECONDS = 4.0  # for a neural model; with less it is left out
 SCORING = 0.25  # of the time of a neural model: for its score
@@ -412,14 +413,16 @@ class _Ladder:
         end = context.origin + self.raw.stops * unit
         covered = float(end.max() - begin.min())
         allowed = [name for name, needed in TRIED.items() if covered >= needed]
-        return self._finer(allowed)
+        return self._finer(allowed, covered)
 
-    def _finer(self, names: list[str]) -> list[str]:
+    def _finer(self, names: list[str], covered: float) -> list[str]:
         """With jumps of the rate where the log has events enough to see them: splines would leave
-        them to excitation.
+        them to excitation. ``covered`` is the time of the log in seconds.
         """
         events = self.raw.scored_events
-        if "hour" in names and events >= PER_SLOT * 96:
+        context = self.raw.context
+        weekly = "month" not in names and (context is None or context.covariates is None)
+        if "hour" in names and events >= PER_SLOT * 96 and (weekly or covered < MOST_SLOTS * 900):
             names = [*names, "quarterhour"]
         if "week" in names and events >= PER_SLOT * 168:
             names = [name if name != "week" else "weekhour" for name in names]
@@ -474,6 +477,7 @@ class _Ladder:
         the past events were, and the table of who excites whom is a step of its own.
         """
         types = fold.train.marks.count
+        before = self.clock.elapsed
         if types == 1:
             model = self._fitted(Hawkes(fold.train.marks), self.whole, fold.train)
             excited, simple = fold.scores(model), best
@@ -489,6 +493,12 @@ class _Ladder:
         size = 1 if self.whole is None else 1 + _size(self.whole)
         small = size * types + types**2 + 1 <= LARGEST_INFORMATION
         if types == 1 or "hawkes" not in self.names:
+            return
+        expected = types**2 * (self.clock.elapsed - before)
+        if k == 0 and self.clock.left < expected:
+            self._note("the time budget is too short for a table of which type excites which")
+            return
+        if k > 0 and CROSS not in self.rungs:
             return
         if types > MOST_TYPES or not small:
             self._note(f"{types} types are too many for a table of which type excites which")

@@ -50,11 +50,12 @@ def _of_step(found: Comparison, step: Step) -> str:
             )
         return f"Past events add nothing{_beyond(found)} that chance does not explain: {amount}."
     what = WHAT[step.name]
+    adds, does = ("add", "do") if step.name == "covariates" else ("adds", "does")
     if step.gain_low > 0:
-        return f"{what} adds {amount}."
+        return f"{what} {adds} {amount}."
     if step.gain_high < 0:
-        return f"{what} does worse than the step before: {amount}."
-    return f"{what} adds nothing that is clearly more than chance: {amount}."
+        return f"{what} {does} worse than the step before: {amount}."
+    return f"{what} {adds} nothing that is clearly more than chance: {amount}."
 
 
 def _beyond(found: Comparison) -> str:
