@@ -18,10 +18,10 @@ from fourpoint.cli.main import app
 from fourpoint.events import Context, Dataset, Sequence, Steps, UserError
 from fourpoint.inference.branching import branching_ratios
 from fourpoint.inference.forecasts import plain_counts
-from fourpoint.inference.likelihood import log_likelihood
+from fourpoint.inference.likelihood import log_likelihood, sampled_log_likelihood
 from fourpoint.inference.sampling import sample
 from fourpoint.kernels.path_terms import Wanted
-from fourpoint.models import MODELS, Hawkes
+from fourpoint.models import DAPP, MODELS, Hawkes
 from fourpoint.models.base import PointProcess
 from fourpoint.models.event_features import MOST_ROWS, features_of
 from fourpoint.storage.checkpoints import CheckpointError, restore, save
@@ -74,6 +74,32 @@ def hawkes(data: Dataset, *weights: float) -> Hawkes:
     return model.eval()
 
 
+def dapp(data: Dataset, *weights: float, **settings: Any) -> DAPP:
+    """The same for a DAPP in float64, with every parameter away from its start."""
+    sizes = dict(heads=2, features=6, eval_features=12, generator=(8,), seed=1)
+    model = DAPP(data.marks, **{**sizes, "link": "softplus", **settings})
+    model.initialise(data)
+    model.add_event_features(data)
+    random = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.1 * torch.randn(parameter.shape, generator=random)
+        assert model.event_features is not None
+        model.event_features.weight.copy_(torch.tensor(weights, dtype=torch.float64))
+    return model.double().eval()
+
+
+def dense(data: Dataset, *weights: float) -> DAPP:
+    return dapp(data, *weights, form="dense")
+
+
+def affine(data: Dataset, *weights: float) -> DAPP:
+    return dapp(data, *weights, values="affine")
+
+
+every_model = pytest.mark.parametrize("build", [hawkes, dapp, dense, affine])
+
+
 # ---------------------------------------------------------------------- laws
 
 
@@ -93,9 +119,10 @@ def test_the_rate_is_the_sum_over_events_times_their_factors() -> None:
         assert found[row, 0].tolist() == pytest.approx([0.4 + excited] * 2, rel=1e-12)
 
 
-def test_the_future_does_not_change_the_past() -> None:
+@every_model
+def test_the_future_does_not_change_the_past(build: Callable[..., PointProcess]) -> None:
     data = two_types()
-    model = hawkes(data, 0.7, -0.3)
+    model = build(data, 0.7, -0.3)
     batch = data.batch()
     assert batch.features is not None
     before = model.encode(batch)
@@ -113,9 +140,11 @@ def test_the_future_does_not_change_the_past() -> None:
     assert not torch.allclose(*later)
 
 
-def test_encode_is_repeated_extend_and_goes_on_from_a_history() -> None:
+@every_model
+@torch.no_grad()
+def test_encode_is_repeated_extend(build: Callable[..., PointProcess]) -> None:
     data = two_types()
-    model = hawkes(data, 0.7, -0.3)
+    model = build(data, 0.7, -0.3)
     batch = data.batch()
     assert batch.features is not None
     whole = model.encode(batch)
@@ -123,12 +152,26 @@ def test_encode_is_repeated_extend_and_goes_on_from_a_history() -> None:
     for j in range(batch.times.shape[1]):
         given = (batch.times[:, j], batch.marks[:, j], batch.valid[:, j])
         step = model.extend(step, *given, features=batch.features[:, j])
-    last = torch.arange(len(data))
-    expected = whole.excitation[last, batch.lengths]
-    assert torch.allclose(step.excitation[:, 0], expected, atol=1e-12)
-    first = model.encode(data[0].batch().columns(0, 3)).latest()
-    joined = model.encode(data[0].batch().columns(3, 99), first)
-    assert torch.allclose(joined.excitation[:, -1], model.encode(data[0].batch()).excitation[:, -1])
+    after = batch.stop[:, None, None]
+    rates = [model.log_intensity(h, after, h.lengths[:, None]) for h in (whole, step)]
+    assert torch.allclose(*rates, atol=1e-10)
+    unscaled = replace(batch, features=torch.zeros_like(batch.features))
+    other = model.log_intensity(model.encode(unscaled), after, batch.lengths[:, None])
+    assert not torch.allclose(rates[0], other, atol=1e-3)
+
+
+@torch.no_grad()
+def test_histories_go_on() -> None:
+    data = two_types()
+    for build in (hawkes, dapp):
+        model: PointProcess = build(data, 0.7, -0.3)
+        batch = data[0].batch()
+        first = model.encode(batch.columns(0, 3)).latest()
+        joined = model.encode(batch.columns(3, 99), first)
+        after = batch.stop[:, None, None]
+        parts = (joined, model.encode(batch))
+        rates = [model.log_intensity(h, after, h.lengths[:, None]) for h in parts]
+        assert torch.allclose(*rates, atol=1e-10)
 
 
 @torch.no_grad()
@@ -183,20 +226,80 @@ def test_mean_counts_are_those_of_the_closed_form(count: Callable[..., np.ndarra
     assert abs(counts.mean() - expected) < 4 * error
 
 
-def test_sampling_is_the_integral_with_features() -> None:
+@every_model
+def test_sampling_is_the_integral_with_features(build: Callable[..., PointProcess]) -> None:
     """The compensators of sampled paths, at the features that were drawn, are as large as their
     counts on average.
     """
-    model = hawkes(two_types(sequences=100), 0.5, 0.2)
-    paths = sample(model, 0.0, 20.0, 800, seed=3)
+    model = build(two_types(sequences=100), 0.5, 0.2)
+    size, stop = (80, 5.0) if build is dense else (800, 10.0)
+    paths = sample(model, 0.0, stop, size, seed=3)
     assert paths.features is not None and paths.feature_names == ("x1", "x2")
     found = log_likelihood(model, paths.batch())
     off = paths.lengths - found.integral.detach().numpy()
     assert abs(off.mean()) < 4 * off.std() / np.sqrt(len(off))
-    # A compensator that ignores the features would not follow them.
+
+
+def test_features_of_sampled_events_explain_them() -> None:
+    """A likelihood that ignores the features of sampled events is lower."""
+    model = hawkes(two_types(sequences=100), 0.5, 0.2)
+    paths = sample(model, 0.0, 20.0, 800, seed=3)
     without = Hawkes(2, baseline=0.4, branching=0.4, decay=2.0)
     plain = log_likelihood(without, replace(paths, features=None, feature_names=()).batch())
-    assert float(found.value.mean()) > float(plain.value.mean()) + 0.2
+    found = log_likelihood(model, paths.batch())
+    assert float(found.value.detach().mean()) > float(plain.value.detach().mean()) + 0.2
+
+
+def test_training_has_gradients_in_the_weights_of_features() -> None:
+    data = two_types()
+    model = dapp(data, 0.4, -0.2)
+    assert model.event_features is not None
+    weight = model.event_features.weight
+    batch = data.batch()
+    model.train()
+    model.redraw(torch.Generator().manual_seed(0))
+
+    def value() -> torch.Tensor:
+        random = torch.Generator().manual_seed(2)
+        return sampled_log_likelihood(model, batch, 3, random).sum()
+
+    assert model.gradients(batch, 3, torch.Generator(), "window", 1.0) is None
+    (found,) = torch.autograd.grad(value(), weight)
+    for f in range(2):
+        around = []
+        for shift in (1e-5, -1e-5):
+            with torch.no_grad():
+                weight[f] += shift
+                around.append(float(value()))
+                weight[f] -= shift
+        assert float(found[f]) == pytest.approx((around[0] - around[1]) / 2e-5, rel=1e-4)
+
+
+def test_a_hawkes_process_with_features_is_nearly_a_dapp() -> None:
+    data = earthquakes(0, 300.0)
+    closed = Hawkes()
+    closed.add_event_features(data)
+    closed.maximum_likelihood(data)
+    model = DAPP()
+    model.add_event_features(data)
+    model.initialise(data)
+    weights = model.embedded(closed)
+    assert weights is not None
+    model.load_state_dict(weights, strict=False)
+    model.fix_features(256)
+    scores = [
+        fp.evaluate(one, data).to_dict()["log_likelihood_per_event"] for one in (closed, model)
+    ]
+    assert scores[1] == pytest.approx(scores[0], abs=0.02)
+
+
+def test_a_saved_dapp_keeps_its_features(tmp_path: Path) -> None:
+    data = two_types()
+    model = dapp(data, 0.7, -0.3)
+    again = restore(save(model, tmp_path))
+    assert fp.evaluate(again, data).to_dict() == fp.evaluate(model, data).to_dict()
+    table = fp.forecasts(again, data, horizon=1.0, paths=20)
+    assert table.num_rows == 3 * len(data)
 
 
 # ---------------------------------------------------------------------- fit, storage, forecasts
@@ -350,16 +453,16 @@ def test_without_excitation_nothing_is_said_of_features() -> None:
 
 
 def test_gaps_are_filled_with_events_that_have_features() -> None:
-    data = earthquakes(4, 600.0)
+    data = earthquakes(4, 300.0)
     assert data.features is not None
-    seen = (data.times < 200.0) | (data.times >= 260.0)
+    seen = (data.times < 100.0) | (data.times >= 160.0)
     steps = Steps(
-        ("e",), np.array([0.0, 200.0, 260.0]), np.array([[1.0], [0.0], [1.0]]), np.array([0, 3])
+        ("e",), np.array([0.0, 100.0, 160.0]), np.array([[1.0], [0.0], [1.0]]), np.array([0, 3])
     )
     log = Sequence(
         data.times[seen],
         start=0.0,
-        stop=600.0,
+        stop=300.0,
         features=data.features[seen],
         context=Context(exposure=steps),
     )
@@ -370,7 +473,7 @@ def test_gaps_are_filled_with_events_that_have_features() -> None:
     assert [one.name for one in model.feature_ratios] == ["magnitude", "depth"]
     filled = fp.impute(model, holed, seed=1)
     assert filled.features is not None and filled.feature_names == data.feature_names
-    inside = (filled.times >= 200.0) & (filled.times < 260.0)
+    inside = (filled.times >= 100.0) & (filled.times < 160.0)
     assert inside.sum() > 10
     drawn = {tuple(row) for row in filled.features[inside].tolist()}
     assert drawn <= {tuple(row) for row in data.features[seen].tolist()}

@@ -178,7 +178,6 @@ class PointProcess(Described, nn.Module, Generic[H]):
     scored_by_kernels: ClassVar[bool] = False  # compiled loops do most of an evaluation on a CPU
     one_thread: ClassVar[bool] = False  # gradients would depend on the number of threads
     dequantises_gaps: ClassVar[bool] = False  # it dequantises the ends of gaps by itself
-    takes_event_features: ClassVar[bool] = False  # `event_features` scale what events trigger
     dequantise: bool = True  # whether it does so in training
     order: int | None = None  # nodes per axis of the rule for integrals over the box
     finest: int = 0  # the largest such order
@@ -336,15 +335,20 @@ class PointProcess(Described, nn.Module, Generic[H]):
 
     # ------------------------------------------------------------------ event features
 
+    @property
+    def takes_event_features(self) -> bool:
+        """Whether features of events scale what they trigger."""
+        return False
+
     def add_event_features(self, data: Dataset) -> None:
         """Let the features of ``data`` scale what an event triggers (`models.event_features`), with
         weights of 0 at first.
         """
         if not self.takes_event_features:
             raise UserError(
-                "a model in which event features scale what an event triggers: hawkes",
+                "a model in which event features scale what an event triggers: hawkes or dapp",
                 f"{type(self).__name__} and events with features",
-                "Fit hawkes, or read the log without them (--event-features none).",
+                "Fit one of these, or read the log without them (--event-features none).",
             )
         self.event_features = features_of(data)
 

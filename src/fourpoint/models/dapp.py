@@ -376,7 +376,13 @@ class DAPP(PointProcess[DAPPHistory]):
         """Fix the evaluation's features: ``features``, or those asked for when the model was made,
         or as few as are enough (`models.dapp`).
         """
-        return settle(self, features)
+        notes = settle(self, features)
+        if self.event_features is not None:
+            notes += [
+                f"one unit more of {name} multiplies what an event adds by {ratio:.3g}"
+                for name, ratio in self.event_features.per_unit().items()
+            ]
+        return notes
 
     # ------------------------------------------------------------------ the verbs
 
@@ -395,6 +401,9 @@ class DAPP(PointProcess[DAPPHistory]):
         anchor = batch.start[:, None] if before is None else before.times[:, -1:]
         times = torch.cat([anchor, batch.times], 1)
         values = self.event_values(self.elapsed(batch.times, start), batch.marks)
+        factors = self.event_factors(batch)
+        if factors is not None:
+            values = values * factors[..., None].to(values)
         past = past_of(batch.times, batch.marks, values)
         context = self.known_context(batch, before)
         history = DAPPHistory(times, start, batch.lengths, parts, None, past, context=context)
@@ -446,6 +455,9 @@ class DAPP(PointProcess[DAPPHistory]):
         old_time = history.times.gather(1, history.lengths[:, None])[:, 0]
         time = torch.where(happened, time, old_time)
         value = self.event_values(self.elapsed(time[:, None], history.start), mark[:, None])
+        if self.event_features is not None:
+            factors = self.event_features.factors_of(mark, features)
+            value = value * factors[:, None, None].to(value)
         if not self.linear:
             return self._append(history, time, mark, value[:, 0], happened)
         moved = DAPPHistory(
@@ -515,6 +527,11 @@ class DAPP(PointProcess[DAPPHistory]):
         """log mu of every mark, and what is added inside the link for every mark."""
         return 2 * self.marks.count
 
+    @property
+    def takes_event_features(self) -> bool:
+        """For sums of all past events: their values are multiplied by the factors."""
+        return self.options["normalise"] == "none" and self.options["keep"] is None
+
     def effects_at(
         self, history: DAPPHistory, times: Float[Tensor, "B ..."]
     ) -> BaselineValues | None:
@@ -580,6 +597,8 @@ class DAPP(PointProcess[DAPPHistory]):
         """The sum of `likelihood.sampled_log_likelihood`, and the gradients of ``share`` times it
         in what is learned, by a kernel; None if unsupported.
         """
+        if self.event_features is not None:
+            return None
         settings = self.options
         sweep = kernels.DAPP_LOSS.choose(
             self.readout,
@@ -614,7 +633,8 @@ class DAPP(PointProcess[DAPPHistory]):
         """Log rates at events, and integrals over gaps with their errors, by a kernel; None if
         unsupported.
         """
-        if not isinstance(self.modes, Modes) or self.effects is not None:
+        plain = self.effects is None and self.event_features is None
+        if not isinstance(self.modes, Modes) or not plain:
             return None
         score = kernels.DAPP_SCORE.choose(
             self.readout,
@@ -788,6 +808,8 @@ class DAPP(PointProcess[DAPPHistory]):
         """
         s = self.options
         if not self.scanned or s["normalise"] != "none" or s["values"] != "mark":
+            return None
+        if self.event_features is not None:
             return None
         return dapp_counts(self.path_modes(), self.rate, self.effects, batch, wanted)
 

@@ -85,7 +85,10 @@ def embedded(model: DAPP, other: PointProcess) -> dict[str, Tensor] | None:
         found = other.estimates
         branching = found["branching"].reshape(model.marks.count, model.marks.count)
         excitation = Excitation(found["baseline"], branching, float(found["decay"]))
-        return embedded_hawkes(model, excitation, _effects_of(other))
+        weights = embedded_hawkes(model, excitation, _effects_of(other))
+        if weights is None or model.event_features is None or other.event_features is None:
+            return weights
+        return {**weights, "event_features.weight": other.event_features.weight.detach()}
     if isinstance(other, Poisson):
         level = other.log_rate.detach()
         weights = embedded_poisson(model, lambda since: level.expand(len(since), -1))

@@ -150,6 +150,12 @@ class EventFeatures(nn.Module):
             "Pass the same columns as for the fit (--event-features, event_features=).",
         )
 
+    def per_unit(self) -> dict[str, float]:
+        """By what factor one unit more of each feature multiplies what an event triggers."""
+        scale = self.weight.new_tensor(self.spec.scale)
+        values = (self.weight.detach() / scale).exp().tolist()
+        return dict(zip(self.spec.names, values, strict=True))
+
     def ratios(self, errors: Float[ndarray, " F"]) -> list[RateRatio]:
         """By what factor one unit more of each feature multiplies what an event triggers, with 95%
         intervals from standard errors of the weights; none where those are not known.

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from copy import deepcopy
 from typing import Any, NamedTuple
 
 import torch
@@ -25,6 +26,7 @@ from fourpoint.events.windows import beginning, repeated_windows
 from fourpoint.inference.likelihood import Convention, quick_gap_terms
 from fourpoint.models.base import PointProcess
 from fourpoint.models.effects import EffectsSpec
+from fourpoint.models.event_features import EventFeatures
 from fourpoint.models.hawkes import Hawkes
 from fourpoint.models.poisson import Poisson, SplinePoisson
 
@@ -53,6 +55,7 @@ def fit_closed_forms(
     *,
     time_left: Callable[[], bool],
     effects: EffectsSpec | None = None,
+    features: EventFeatures | None = None,
 ) -> list[ClosedForm]:
     """Fit the closed-form models that suit ``shown``, as long as there is ``time_left``.
 
@@ -63,6 +66,7 @@ def fit_closed_forms(
         time_left: whether the next model may still be fitted; the constant rate always is.
         effects: of calendar and covariates, which the Hawkes process and a second Poisson process
             have too.
+        features: of events, which scale what they trigger in the Hawkes process too.
 
     >>> from fourpoint.data.synthetic import simulate
     >>> data = simulate("nonhomogeneous2", 100, seed=1)
@@ -81,7 +85,7 @@ def fit_closed_forms(
     if repeated_windows(shown):
         builders["spline-poisson"] = lambda: SplinePoisson(marks)
     if marks.box is None and shown.events * marks.count**2 <= MOST_PAIRS:
-        builders["hawkes"] = lambda: _with(effects, Hawkes(marks))
+        builders["hawkes"] = lambda: _with(effects, Hawkes(marks), features)
     found: list[ClosedForm] = []
     for name, build in builders.items():
         if found and not time_left():
@@ -93,9 +97,12 @@ def fit_closed_forms(
     return found
 
 
-def _with(effects: EffectsSpec | None, model: PointProcess) -> PointProcess:
+def _with(
+    effects: EffectsSpec | None, model: PointProcess, features: EventFeatures | None = None
+) -> PointProcess:
     if effects is not None:
         model.add_effects(effects)
+    model.event_features = deepcopy(features)
     return model
 
 

@@ -158,7 +158,7 @@ def fit(
         calendar: terms of the calendar in the baseline (`models.effects`): names among hour,
             weekday, week, month and holidays:COUNTRY, "auto" (those that gain on dev, for data with
             dates), or "none". Covariates of the data are always used, and
-            event features scale what an event triggers (models that take them: hawkes).
+            event features scale what an event triggers (hawkes, and dapp without normalisation).
         outages: "auto" takes silences that the rate of a log with dates cannot explain as time in
             which nothing was recorded (`training.outages`); "none" counts them as observed.
         convention: of the likelihood that is maximised; "gaps" for comparisons with tables that
@@ -288,6 +288,7 @@ def fit(
                     run.score,
                     time_left=lambda: time.monotonic() - began < limit,
                     effects=None if model.effects is None else model.effects.spec,
+                    features=model.event_features,
                 )
             )
         return _train(run, recipe, convention, place, began, time_budget, resume, bar)
