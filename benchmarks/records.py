@@ -38,6 +38,7 @@ from fourpoint.atomic import write_atomic
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 PACKAGES = ("torch", "numpy", "numba", "triton", "easy-tpp", "tick", "HawkesPyLib", "polars")
+PACKAGES += ("prophet", "statsforecast", "statsmodels", "pandas")
 Figure = dict[str, Any]
 
 

@@ -169,9 +169,10 @@ def test_a_report_prints_as_a_table() -> None:
     assert f"{report.to_dict()['log_likelihood_per_event']:.4f}" in text
 
 
-@pytest.mark.parametrize(
-    "name", [name for name in MODELS if name not in ("hawkes", "spatial-hawkes", "spatial-dapp")]
-)
+CPU_ONLY = ("hawkes", "modulated-hawkes", "spatial-hawkes", "spatial-dapp")
+
+
+@pytest.mark.parametrize("name", [name for name in MODELS if name not in CPU_ONLY])
 def test_a_model_on_another_device_is_scored_there(name: str) -> None:
     """The same numbers as on the CPU; a tensor made on the wrong device would be an error (see
     `pretended`).

@@ -12,6 +12,7 @@ from fourpoint.models.dapp import DAPP
 from fourpoint.models.deep_dapp import FORMER_SETTINGS as FORMER_DEEP_SETTINGS, DeepDAPP
 from fourpoint.models.frailty import Frailty
 from fourpoint.models.hawkes import Hawkes
+from fourpoint.models.modulated_hawkes import ModulatedHawkes
 from fourpoint.models.nhp import NHP
 from fourpoint.models.poisson import Poisson, SplinePoisson
 from fourpoint.models.rmtpp import RMTPP
@@ -34,6 +35,7 @@ MODELS: dict[str, Callable[..., PointProcess]] = {
     "deep-dapp": DeepDAPP,
     "frailty": Frailty,
     "hawkes": Hawkes,
+    "modulated-hawkes": ModulatedHawkes,
     "spatial-hawkes": SpatialHawkes,
     "nhp": NHP,
     "poisson": Poisson,

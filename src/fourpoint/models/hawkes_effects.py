@@ -243,7 +243,7 @@ def points_of(data: Dataset, spec: EffectsSpec) -> Points:
     context = Context() if data.context is None else data.context
     effects = Effects(spec, 1)
     row = np.repeat(np.arange(len(data)), data.lengths)
-    index, share = _sparse(effects, context, data.times, row)
+    index, share = sparse_basis(effects, context, data.times, row)
     every_time, every_row, every_event = [data.times], [row], [np.arange(data.events)]
     low = data.starts if context.scored_from is None else context.scored_from
     boundaries = [(data.starts, np.arange(len(data))), (data.stops, np.arange(len(data)))]
@@ -291,7 +291,7 @@ def points_of(data: Dataset, spec: EffectsSpec) -> Points:
     )
 
 
-def _sparse(
+def sparse_basis(
     effects: Effects, context: Context, times: Float[ndarray, " T"], rows: ndarray
 ) -> tuple[ndarray, Float[ndarray, "T L"]]:
     """1 and the basis functions that are not 0 at ``times``, by number, and their values."""

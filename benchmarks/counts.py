@@ -1,0 +1,331 @@
+"""Counts per hour of late departures from New York, forecast a day ahead at every midnight of the
+last two months of 2013, beside Prophet, statsforecast and a Poisson GLM.
+
+    python benchmarks/counts.py [--first 2013-11-01] [--last 2014-01-01] [--paths 500]
+    [--refit 31] [--ours ...] [--theirs ...] [--weather]
+
+All get the same: the events of ``nyc_delays_log`` before each midnight, and the calendar (time of
+day, day of the week) in local time. Our models are fitted again every ``--refit`` days, and at
+every midnight they carry on with the events since. The peers are refitted at every midnight, since
+that is how they learn of recent counts:
+
+    Prophet       log(1 + count) by hour, daily and weekly seasonality
+    MSTL          statsforecast on log(1 + count), seasons of 24 and 168 hours, AutoETS for the rest
+    Poisson GLM   statsmodels; hour, weekday, and the logarithms of the counts of the last 3 hours
+                  (also by hour until 4 in the morning), the last day, week and four weeks
+
+Forecasts on the logarithmic scale are transformed back, cut at 0 and rounded to whole numbers,
+which lowers their CRPS. Every forecast is 200 equally likely values per hour (the quantiles
+at .0025, .0075, ...), and CRPS is exact for those. An interval goes from the 5% to the 95%
+quantile. ``--weather`` also reports what the weather of the same hour, as known covariates, gains
+on the same two months in nats per event. A peer that is not installed is shown as missing.
+
+The models were chosen on May to October 2013.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import logging
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import replace
+from importlib import metadata
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from records import Record, options
+
+import fourpoint as fp
+from fourpoint.events import Dataset, MarkSpace
+from fourpoint.models import Hawkes, ModulatedHawkes, Poisson
+from fourpoint.models.base import PointProcess
+
+Floats = NDArray[np.float64]
+LEVELS = (np.arange(200) + 0.5) / 200
+LOW, HIGH = 0.05, 0.95
+CALENDAR = ("hour", "week")
+PART = "hourly counts, a day ahead at midnight"
+HEADLINE = "modulated Hawkes"
+SAMPLES = 1000  # of Prophet
+Forecaster = Callable[[int], Floats]  # quantiles (hours, levels) of a day, by number
+
+
+class Log:
+    """The log without marks and weather, its days, and counts by hour."""
+
+    def __init__(self, first: str, last: str) -> None:
+        found = fp.load("nyc_delays_log")
+        assert found.context is not None
+        self.weather = replace(found, mark_ids=np.zeros_like(found.mark_ids), marks=MarkSpace())
+        self.data = replace(self.weather, context=found.context.without("covariates"))
+        dates = self.data.dates(0)
+        assert dates is not None
+        begin, end = np.datetime64(first, "D"), np.datetime64(last, "D")
+        self.days = [str(day) for day in np.arange(begin, end)]
+        edges = [round(dates.time(str(day))) for day in np.arange(begin, end + 1)]
+        self.hours = [(edges[i], edges[i + 1]) for i in range(len(self.days))]
+        self.counts = np.bincount(self.data.times.astype(np.int64), minlength=8760)
+        self.local = dates.wall(np.arange(len(self.counts))).astype("datetime64[s]")
+        self.hour = (self.local - self.local.astype("datetime64[D]")).astype(np.int64) // 3600
+        self.weekday = (self.local.astype("datetime64[D]").astype(np.int64) + 3) % 7
+
+    def before(self, first: str, data: Dataset | None = None) -> tuple[Dataset, Dataset]:
+        """What comes before a date, and what comes after it with the former as history."""
+        early, late = (data or self.data).split_at([first])
+        return early, late
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--first", default="2013-11-01", help="first day that is forecast")
+    parser.add_argument("--last", default="2014-01-01", help="the day after the last one")
+    parser.add_argument("--paths", type=int, default=500)
+    parser.add_argument("--refit", type=int, default=31, help="days between fits of ours")
+    parser.add_argument("--ours", nargs="*", default=list(OURS), choices=OURS)
+    parser.add_argument("--theirs", nargs="*", default=list(THEIRS), choices=THEIRS)
+    parser.add_argument("--weather", action="store_true")
+    options(parser)
+    given = parser.parse_args()
+    if given.quick:
+        given.last = str(np.datetime64(given.first, "D") + 3)
+    torch.set_num_threads(1)
+    about = "Hourly counts a day ahead: CRPS and coverage of 90% intervals."
+    record = Record("counts", about, given.quick)
+    log = Log(given.first, given.last)
+    truth = [log.counts[a:b] for a, b in log.hours]
+    hours = sum(map(len, truth))
+    print(f"{len(log.days)} midnights from {given.first}, {hours} hours, {given.paths} paths")
+    print(", ".join(f"{name} {version}" for name, version in versions().items()))
+    found: dict[str, float] = {}
+    for name in given.ours:
+        forecaster = ours(name, log, given.refit, given.paths)
+        found[name] = report(record, log, name, forecaster)
+    for name in given.theirs:
+        try:
+            forecaster = THEIRS[name](log)
+        except ImportError as error:
+            print(f"{name:24}missing: {error}")
+            record.missing(PART, name, error)
+            continue
+        found[name] = report(record, log, name, forecaster)
+    if HEADLINE in found:
+        for name in THEIRS:
+            share = None if name not in found else found[HEADLINE] / found[name]
+            reason = "" if share is not None else "not measured"
+            record.bar(f"CRPS of {HEADLINE} over {name}", share, most=0.95, reason=reason)
+    if given.weather:
+        weather(record, log, given.first)
+    print(f"wrote {record.write(given.results)}")
+
+
+def versions() -> dict[str, str]:
+    """Versions of what is compared, where installed."""
+    found = {}
+    for name in ("fourpoint", "prophet", "statsforecast", "statsmodels"):
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+    return found
+
+
+# ---------------------------------------------------------------------- scores
+
+
+def report(record: Record, log: Log, name: str, forecaster: Forecaster) -> float:
+    """Forecast every day, print the scores, and return the CRPS."""
+    began = time.monotonic()
+    scores, covered, widths, means = [], [], [], []
+    for i, (a, b) in enumerate(log.hours):
+        values = forecaster(i)
+        truth = log.counts[a:b]
+        scores.append(crps(values, truth))
+        low = values[:, round(LOW * len(LEVELS))]
+        high = values[:, round(HIGH * len(LEVELS)) - 1]
+        covered.append((low <= truth) & (truth <= high))
+        widths.append(high - low)
+        means.append(values.mean(1))
+    score, coverage, width, mean = (
+        float(np.concatenate(part).mean()) for part in (scores, covered, widths, means)
+    )
+    seconds = time.monotonic() - began
+    print(
+        f"{name:24}CRPS {score:.4f}   90% intervals cover {coverage:.1%}, width {width:.2f}   "
+        f"mean {mean:.2f}   {seconds:.0f} s",
+        flush=True,
+    )
+    record.row(PART, name, CRPS=score, coverage=coverage, width=width, mean=mean)
+    if name == HEADLINE:
+        record.bar(f"coverage of {name}, at least", coverage, least=0.87)
+        record.bar(f"coverage of {name}, at most", coverage, most=0.93)
+    return score
+
+
+def crps(values: Floats, truth: NDArray[np.int64]) -> Floats:
+    """E|X - y| - E|X - X'| / 2 for equally likely ``values`` (hours, n), in rising order."""
+    n = values.shape[1]
+    weight = (2 * np.arange(1, n + 1) - n - 1) / n**2
+    return np.abs(values - truth[:, None]).mean(1) - values @ weight
+
+
+def weather(record: Record, log: Log, first: str) -> None:
+    """What the weather of the same hour gains on the days that are forecast."""
+    part = "nats per event"
+    scores = {}
+    for name, data in (("without weather", log.data), ("with weather", log.weather)):
+        train, test = log.before(first, data)
+        for label, model in ((HEADLINE, ModulatedHawkes), ("calendar Poisson", Poisson)):
+            fitted = trained(model(train.marks, **OURS[label][1]), train)
+            nats = fp.evaluate(fitted, test).scores["window"].per_event
+            scores[label, name] = nats
+            print(f"{label}, {name}: {nats:.4f} nats per event from {first} on", flush=True)
+    for label in (HEADLINE, "calendar Poisson"):
+        gain = scores[label, "with weather"] - scores[label, "without weather"]
+        record.row(part, label, gain=gain)
+        print(f"{label}: same-hour weather gains {gain:.4f} nats per event")
+
+
+# ---------------------------------------------------------------------- ours
+
+
+OURS: dict[str, tuple[Callable[..., PointProcess], dict[str, int]]] = {
+    "calendar Poisson": (Poisson, {}),
+    "Hawkes": (Hawkes, {}),
+    HEADLINE: (ModulatedHawkes, {"exponentials": 3}),
+}
+
+
+def trained(model: PointProcess, train: Dataset) -> PointProcess:
+    """The model, fitted to ``train`` with the calendar and the covariates it has."""
+    fp.fit(model, train, calendar=CALENDAR)
+    return model
+
+
+def ours(name: str, log: Log, refit: int, paths: int) -> Forecaster:
+    """A model of ours, fitted every ``refit`` days to what came before."""
+    kind, settings = OURS[name]
+    model = kind(log.data.marks, **settings)
+
+    def forecast(day: int) -> Floats:
+        nonlocal model
+        if day % refit == 0:
+            train, _ = log.before(log.days[day])
+            model = trained(kind(train.marks, **settings), train)
+        table = fp.forecasts(
+            model,
+            log.data,
+            horizon="1d",
+            by="1h",
+            at=log.days[day],
+            paths=paths,
+            seed=day,
+            quantiles=LEVELS,
+        )
+        names = [name for name in table.column_names if name.startswith("q")]
+        return np.stack([table.column(name).to_numpy() for name in names], 1).astype(np.float64)
+
+    return forecast
+
+
+# ---------------------------------------------------------------------- theirs
+
+
+def prophet(log: Log) -> Forecaster:
+    """Prophet, refitted at every midnight."""
+    import pandas as pd
+    from prophet import Prophet
+
+    logging.getLogger("cmdstanpy").setLevel(logging.ERROR)
+
+    def forecast(day: int) -> Floats:
+        a, b = log.hours[day]
+        past = pd.DataFrame({"ds": log.local[:a], "y": np.log1p(log.counts[:a])})
+        model = Prophet(
+            daily_seasonality=True,
+            weekly_seasonality=True,
+            yearly_seasonality=False,
+            uncertainty_samples=SAMPLES,
+        )
+        np.random.seed(day)  # Prophet draws from the global generator
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            model.fit(past, seed=day)
+            drawn = model.predictive_samples(pd.DataFrame({"ds": log.local[a:b]}))["yhat"]
+        return as_counts(np.quantile(drawn, LEVELS, axis=1, method="inverted_cdf").T)
+
+    return forecast
+
+
+def mstl(log: Log) -> Forecaster:
+    """MSTL of statsforecast, refitted at every midnight, with its own normal intervals."""
+    from scipy.stats import norm
+    from statsforecast.models import MSTL, AutoETS
+
+    def forecast(day: int) -> Floats:
+        a, b = log.hours[day]
+        model = MSTL(season_length=[24, 168], trend_forecaster=AutoETS(model="ZZN"))
+        past = np.log1p(log.counts[:a]).astype(np.float64)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            found = model.forecast(y=past, h=b - a, level=[80])
+        spread = (found["hi-80"] - found["lo-80"]) / (2 * norm.ppf(0.9))
+        return as_counts(found["mean"][:, None] + spread[:, None] * norm.ppf(LEVELS))
+
+    return forecast
+
+
+def glm(log: Log) -> Forecaster:
+    """A Poisson regression on the calendar and lagged counts, refitted at every midnight."""
+    import statsmodels.api as sm
+    from scipy.stats import poisson
+
+    table, hours = _glm_table(log)
+
+    def forecast(day: int) -> Floats:
+        a, b = log.hours[day]
+        known = hours < a
+        wanted = (hours >= a) & (hours < b)
+        model = sm.GLM(log.counts[hours[known]], table[known], family=sm.families.Poisson())
+        found = model.fit_regularized(alpha=1e-6, L1_wt=0.0)
+        rates = np.exp(table[wanted] @ found.params)
+        return poisson.ppf(LEVELS, rates[:, None])
+
+    return forecast
+
+
+def _glm_table(log: Log) -> tuple[Floats, NDArray[np.int64]]:
+    """Hours whose lags are known, and their columns: calendar, and counts before midnight."""
+    past = np.concatenate([[0], np.cumsum(log.counts)])
+    midnights = np.flatnonzero(log.hour == 0)
+    midnights = midnights[midnights >= 28 * 24]
+    hours = np.arange(midnights[0], len(log.counts))
+    origin = midnights[np.searchsorted(midnights, hours, side="right") - 1]
+
+    def lag(length: int) -> Floats:
+        return np.log1p((past[origin] - past[origin - length]) / max(1, length // 24))
+
+    evening = lag(3)
+    early = np.where(log.hour[hours] < 4, evening, 0.0)
+    lags = np.stack([lag(24), lag(168), lag(672), evening, early], 1)
+    of_day = np.eye(24)[log.hour[hours]]
+    of_week = np.eye(7)[log.weekday[hours]][:, 1:]
+    return np.hstack([of_day, of_week, lags]), hours
+
+
+def as_counts(logs: Floats) -> Floats:
+    """Values of log(1 + count) as whole counts of at least 0, in rising order."""
+    return np.sort(np.maximum(np.round(np.expm1(logs)), 0.0), axis=1)
+
+
+THEIRS: dict[str, Callable[[Log], Forecaster]] = {
+    "Prophet": prophet,
+    "statsforecast MSTL": mstl,
+    "Poisson GLM": glm,
+}
+
+if __name__ == "__main__":
+    main()
