@@ -39,6 +39,7 @@ from fourpoint.events import Context, Dataset, UserError
 from fourpoint.events.dequantise import dequantised
 from fourpoint.events.windows import repeated_windows
 from fourpoint.inference.resolution import resolution_of
+from fourpoint.kernels.compiling import threads_for_loops
 from fourpoint.models import MODELS
 from fourpoint.models.effects import EffectsSpec, effects_of, seconds_per_unit
 from fourpoint.models.hawkes import Hawkes
@@ -256,7 +257,7 @@ def compare(
             "Collect more events, or join files.",
         )
     clock = _Clock(began, time_budget)
-    with _ticking(clock, progress):
+    with _ticking(clock, progress), threads_for_loops(True):
         return _Ladder(data, names, calendar, outages, seed, clock).climb()
 
 
