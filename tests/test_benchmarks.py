@@ -217,6 +217,7 @@ def test_every_benchmark_is_planned_and_has_a_section(bench: Any, root: Path) ->
         "leaderboard",
         "budget",
         "gpu",
+        "counts",
     }
     scripts = {file.stem for file in (root / "benchmarks").glob("*.py")} - alone
     assert (

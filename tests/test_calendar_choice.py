@@ -10,7 +10,7 @@ import pytest
 import fourpoint as fp
 from fourpoint.events import Context, Dataset, Sequence
 from fourpoint.models.effects import EffectsSpec, effects_of
-from fourpoint.training.calendar import choose_effects
+from fourpoint.training.calendar import choose_effects, timestamp_step, tried_terms
 from fourpoint.training.outages import find_outages, without
 
 ORIGIN = datetime(2025, 1, 6, tzinfo=UTC).timestamp()  # a Monday
@@ -88,3 +88,16 @@ def test_masked_time_is_not_exposed() -> None:
     assert masked.context is not None and masked.context.exposure is not None
     steps = masked.context.exposure
     assert steps.at(0, np.array([491.0, 500.0, 517.0]))[:, 0].tolist() == [1.0, 0.0, 1.0]
+
+
+def test_dates_without_times_of_day_get_no_rhythm_of_the_day() -> None:
+    """A time of day that is always midnight would have a likelihood without bound."""
+    random = np.random.default_rng(0)
+    days = np.sort(random.integers(0, 200, 600)).astype(float)
+    known = Context(origin=np.array([ORIGIN]))
+    log = Sequence(days, start=0.0, stop=200.0, context=known)
+    data = Dataset.from_sequences([log], unit="days")
+    assert timestamp_step(data) == 86400.0 and timestamp_step(call_log(0)) == 0.0
+    train, dev = data.split((0.85, 0.15), by="time")
+    assert choose_effects(train, dev, "auto").spec.calendar == ()
+    assert "hour" not in tried_terms(data) and "weekday" in tried_terms(data)

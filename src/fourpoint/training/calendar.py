@@ -16,7 +16,13 @@ import numpy as np
 import torch
 
 from fourpoint.events import Dataset
-from fourpoint.models.effects import EffectsSpec, effects_of, seconds_per_unit
+from fourpoint.models.effects import (
+    PERIODIC,
+    Effects,
+    EffectsSpec,
+    effects_of,
+    seconds_per_unit,
+)
 from fourpoint.models.effects_fit import blocks_of, held_out_scores
 from fourpoint.training.closed_forms import clearly_positive
 
@@ -31,6 +37,8 @@ TRIED = {
 }
 FEWEST = 30  # events below which nothing is tried
 MOST_EVENTS = 100_000  # training events that are looked at
+STEPS = (86400.0, 43200.0, 21600.0, 14400.0, 7200.0)  # resolutions coarser than an hour
+LOOKED_AT, NEARLY_ALL = 20_000, 0.98  # events whose times are looked at, and a share of them
 UNITS, FOLDS = 60, 5  # blocks of time, and parts of them that are held out together
 DEV_UNITS = 20
 
@@ -61,12 +69,7 @@ def choose_effects(train: Dataset, dev: Dataset, calendar: str | Sequence[str]) 
 
 def _automatic(train: Dataset, dev: Dataset) -> Chosen:
     """Terms that gain on held-out time, tried one after the other."""
-    assert train.context is not None and train.context.origin is not None
-    unit = seconds_per_unit(train)
-    begin = train.context.origin + train.starts * unit
-    end = train.context.origin + train.stops * unit
-    covered = float(end.max() - begin.min())
-    tried = [name for name, needed in TRIED.items() if covered >= needed]
+    tried = tried_terms(train)
     if not tried:
         return Chosen(effects_of(train))
     whole = effects_of(train, tried)
@@ -87,3 +90,45 @@ def _automatic(train: Dataset, dev: Dataset) -> Chosen:
     if not names:
         return Chosen(effects_of(train), ["calendar: no term is better than chance"])
     return Chosen(effects_of(train, names), [f"calendar: {', '.join(said)}"])
+
+
+def covered_seconds(data: Dataset) -> float:
+    """From the first start of a sequence with dates to the last stop."""
+    assert data.context is not None and data.context.origin is not None
+    unit = seconds_per_unit(data)
+    begin = data.context.origin + data.starts * unit
+    end = data.context.origin + data.stops * unit
+    return float(end.max() - begin.min())
+
+
+def tried_terms(data: Dataset) -> list[str]:
+    """The terms of TRIED that data with dates cover, and that are not finer than the resolution of
+    their timestamps.
+    """
+    covered = covered_seconds(data)
+    finest = timestamp_step(data)
+    return [
+        name
+        for name, needed in TRIED.items()
+        if covered >= needed and PERIODIC[name].period / PERIODIC[name].intervals >= finest
+    ]
+
+
+def timestamp_step(data: Dataset) -> float:
+    """The coarsest of STEPS, in seconds, of which nearly all local times of events are multiples; 0
+    if there is none.
+
+    Where a log holds dates without times of day, a term of the time of day would explain all of
+    them by their midnight, and its likelihood would grow without bound.
+    """
+    assert data.context is not None and data.context.origin is not None
+    spec = effects_of(data, ("hour",), covariates=False)
+    row = np.repeat(np.arange(len(data)), data.lengths)
+    some = np.unique(np.linspace(0, data.events - 1, min(data.events, LOOKED_AT)).astype(np.int64))
+    known = data.context.without("covariates", "exposure").at_each(row[some], data.times[some])
+    local = Effects(spec, 1).local_seconds(torch.from_numpy(data.times[some].copy()), known).numpy()
+    for step in STEPS:
+        off = np.abs(local - step * np.round(local / step))
+        if np.mean(off < 0.5) >= NEARLY_ALL:
+            return step
+    return 0.0

@@ -41,13 +41,13 @@ from fourpoint.events.windows import repeated_windows
 from fourpoint.inference.resolution import resolution_of
 from fourpoint.kernels.compiling import threads_for_loops
 from fourpoint.models import MODELS
-from fourpoint.models.effects import EffectsSpec, effects_of, seconds_per_unit
+from fourpoint.models.effects import EffectsSpec, effects_of
 from fourpoint.models.hawkes import Hawkes
 from fourpoint.models.hawkes_effects import LARGEST_INFORMATION
 from fourpoint.models.poisson import Poisson
 from fourpoint.report.printing import Printed, bar, text_table
 from fourpoint.settings import parameters
-from fourpoint.training.calendar import AUTO, NONE, TRIED
+from fourpoint.training.calendar import AUTO, NONE, covered_seconds, tried_terms
 from fourpoint.training.fitting import fit
 from fourpoint.training.held_out import (
     Fold,
@@ -409,12 +409,7 @@ class _Ladder:
             return []
         if not self.dated:
             return ["hour"]
-        unit = seconds_per_unit(self.raw)
-        begin = context.origin + self.raw.starts * unit
-        end = context.origin + self.raw.stops * unit
-        covered = float(end.max() - begin.min())
-        allowed = [name for name, needed in TRIED.items() if covered >= needed]
-        return self._finer(allowed, covered)
+        return self._finer(tried_terms(self.raw), covered_seconds(self.raw))
 
     def _finer(self, names: list[str], covered: float) -> list[str]:
         """With jumps of the rate where the log has events enough to see them: splines would leave

@@ -261,7 +261,7 @@ def z_score(values: Floats) -> float:
     >>> round(z_score(np.array([1.0, 3.0, 2.0, 2.0])), 2)
     4.9
     """
-    error = float(np.std(values, ddof=1)) * np.sqrt(len(values)) if len(values) > 1 else 0.0
+    error = float(np.std(values, ddof=1) * np.sqrt(len(values))) if len(values) > 1 else 0.0
     return float(values.sum()) / error if error > 0 else 0.0
 
 
