@@ -67,14 +67,14 @@ def lively(
 
 
 def plain_cells(
-    table: Tensor, marks: Tensor, gaps: Tensor, first: Tensor, weight: Tensor, heard: Tensor
+    table: Tensor, marks: Tensor, gaps: Tensor, first: Tensor, weight: Tensor, kept: Tensor
 ) -> Tensor:
     """The equations as they are printed, one event after another."""
     (c, target, o, delta), states = first.chunk(4, -1), [first]
     for mark, gap in zip(marks, gaps, strict=True):
         left = target + (c - target) * torch.exp(-delta * gap[:, None])
         i, i_, f, f_, o, delta, z = (table[mark] + (o * torch.tanh(left)) @ weight).chunk(7, -1)
-        o, delta, z = o.sigmoid() * heard, softplus(delta), z.tanh()
+        o, delta, z = o.sigmoid() * kept, softplus(delta), z.tanh()
         c, target = f.sigmoid() * left + i.sigmoid() * z, f_.sigmoid() * target + i_.sigmoid() * z
         states.append(torch.cat([c, target, o, delta], -1))
     return torch.stack(states)
@@ -89,8 +89,8 @@ def cell_inputs(N: int, B: int, H: int, M: int) -> list[Tensor]:
     marks = torch.randint(0, M, (N, B), generator=random)
     gaps = draw(N, B).detach().abs().requires_grad_()
     first = torch.cat([draw(B, 2 * H), draw(B, 2 * H).detach().abs()], -1).detach().requires_grad_()
-    heard = (torch.rand(B, H, generator=random, dtype=torch.float64) > 0.3) / 0.7
-    return [draw(M, 7 * H), marks, gaps, first, draw(H, 7 * H), heard]
+    kept = (torch.rand(B, H, generator=random, dtype=torch.float64) > 0.3) / 0.7
+    return [draw(M, 7 * H), marks, gaps, first, draw(H, 7 * H), kept]
 
 
 @pytest.mark.parametrize(("N", "M"), [(0, 2), (1, 1), (5, 1), (6, 3)])

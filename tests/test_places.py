@@ -771,3 +771,12 @@ def test_the_script_makes_the_earthquakes_from_a_feed(root: Path, tmp_path: Path
         and data.lengths.tolist() == [1, 0, 0, 0, 0, 0, 1]
     )
     assert data.places.tolist() == [[-179.0, 60.5], [1.0, 2.0]]
+
+
+def test_the_former_name_of_a_background_is_taken_with_a_warning(root: Path) -> None:
+    with pytest.warns(DeprecationWarning, match="is now called 'sinusoids'"):
+        model = SpatialDAPP(SQUARE, frequencies=2, background="waves")
+    assert model.settings()["background"] == "sinusoids"
+    assert model.background.requires_grad
+    saved = fp.restore(root / "tests" / "reference" / "models" / "dapp-places")
+    assert saved.settings()["background"] == "sinusoids"

@@ -56,28 +56,40 @@ def parse_settings(
     return chosen
 
 
-def current_pairs(pairs: Sequence[str], former: Mapping[str, str]) -> tuple[list[str], list[str]]:
+def current_pairs(
+    pairs: Sequence[str],
+    former: Mapping[str, str],
+    former_values: Mapping[str, Mapping[str, str]] = {},
+) -> tuple[list[str], list[str]]:
     """Settings given as ``key=value`` under the names that they have now, and a notice for each
-    that was called by a former name.
+    setting or value that was called by a former name.
 
     >>> current_pairs(["waves=2", "width=8"], {"waves": "sinusoids"})
     (['sinusoids=2', 'width=8'], ['--set waves is now called sinusoids'])
+    >>> current_pairs(["background=waves"], {}, {"background": {"waves": "sinusoids"}})
+    (['background=sinusoids'], ['--set background=waves is now called background=sinusoids'])
     """
     found, notices = [], []
     for pair in pairs:
         key, equals, text = pair.partition("=")
-        now = former.get(key.strip())
-        if now is not None:
-            notices.append(f"--set {key.strip()} is now called {now}")
-        found.append(pair if now is None else f"{now}{equals}{text}")
+        name, value = key.strip(), text.strip()
+        now = former.get(name, name)
+        value_now = former_values.get(now, {}).get(value, value)
+        if now != name:
+            notices.append(f"--set {name} is now called {now}")
+        if value_now != value:
+            notices.append(f"--set {now}={value} is now called {now}={value_now}")
+        changed = (now, value_now) != (name, value)
+        found.append(f"{now}{equals}{value_now}" if changed else pair)
     return found, notices
 
 
 def with_former_names(
     former: Mapping[str, str],
+    former_values: Mapping[str, Mapping[str, str]] = {},
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """A decorator of a constructor whose keyword arguments had other names: those are accepted,
-    with a warning.
+    """A decorator of a constructor whose keyword arguments, or values of them, had other names:
+    those are accepted, with a warning.
     """
 
     def decorate(construct: Callable[..., None]) -> Callable[..., None]:
@@ -87,6 +99,13 @@ def with_former_names(
                 text = f"{name} is now called {former[name]}; the old name will be removed"
                 warnings.warn(text, DeprecationWarning, stacklevel=2)
                 named[former[name]] = named.pop(name)
+            for name, values in former_values.items():
+                value = named.get(name)
+                if isinstance(value, str) and value in values:
+                    now = values[value]
+                    text = f"{name}={value!r} is now called {now!r}; the old name will be removed"
+                    warnings.warn(text, DeprecationWarning, stacklevel=2)
+                    named[name] = now
             construct(self, *given, **named)
 
         return constructed

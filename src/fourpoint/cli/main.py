@@ -297,7 +297,7 @@ def fit(
     """Train a model on a data set and save it in a folder."""
     began = monotonic()
     from fourpoint.inference.branching import branching_ratios
-    from fourpoint.models import FORMER_NAMES, FORMER_SETTINGS, MODELS
+    from fourpoint.models import FORMER_NAMES, FORMER_SETTINGS, FORMER_VALUES, MODELS
     from fourpoint.settings import current_pairs, parameters, parse_settings
     from fourpoint.training.fitting import fit as train_model
 
@@ -312,7 +312,8 @@ def fit(
             "them out"
         )
     build = MODELS[name]
-    pairs, renamed = current_pairs(set_ or [], FORMER_SETTINGS.get(name, {}))
+    former = (FORMER_SETTINGS.get(name, {}), FORMER_VALUES.get(name, {}))
+    pairs, renamed = current_pairs(set_ or [], *former)
     for notice in renamed:
         print_notice(notice)
     of_model, of_training = parse_settings(pairs, build, train_model)

@@ -169,7 +169,7 @@ class ReadingOptions:
         typer.Option(
             "--impute",
             metavar="previous|mean",
-            help="What stands for missing values of covariates; refused by default.",
+            help="What stands for missing values of covariates; by default they are an error.",
         ),
     ] = None
 

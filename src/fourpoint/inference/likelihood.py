@@ -205,7 +205,8 @@ def _compiled(model: PointProcess, batch: Batch, budget: float) -> ScoredGaps | 
     last = early.lengths[:, None]
     value = torch.where(gap == last, (found.integral - earlier.integral).clamp(min=0), 0.0)
     error = torch.where(gap == last, found.error + earlier.error, 0.0)
-    return found._replace(
+    return ScoredGaps(
+        logs=found.logs,
         integral=torch.where(gap > last, found.integral, value),
         error=torch.where(gap > last, found.error, error),
     )
@@ -548,7 +549,7 @@ def integrals(model: PointProcess, history: History, block: Batch, budget: float
     if exposure is None:
         return found
     weight = exposure.at(found.left)[..., 0]
-    return found._replace(value=weight * found.value, error=weight * found.error)
+    return Integrals(found.left, found.right, weight * found.value, weight * found.error)
 
 
 def _closed(model: PointProcess, history: History, block: Batch) -> Integrals:
@@ -603,7 +604,7 @@ def _asking_over_box(model: PointProcess, history: History, block: Batch, budget
         fine = yield from _asking(model.with_order(order), history, block, budget / 2)
         change = (fine.value - rough.value).abs()
         if float(change.sum()) <= budget / 2:
-            return fine._replace(error=fine.error + change)
+            return Integrals(fine.left, fine.right, fine.value, fine.error + change)
         if order >= model.finest:
             raise Unconverged(
                 f"expected integrals over the box settled to {budget / 2:.3g}; received a "

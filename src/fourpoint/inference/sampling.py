@@ -626,7 +626,7 @@ def _round_with_places(
     if method != "thinning":
         found, past = _round(model, past, at, end, width, random, method, tally, factor)
         place, intensities = _draw_places(model, past, found, random)
-        return found._replace(intensities=intensities), past, place
+        return Round(found.hit, found.time, intensities, found.width), past, place
     moves = model.linear
     bounds = [torch.zeros(0)]
     looked = [(torch.zeros(0), torch.zeros(0))]

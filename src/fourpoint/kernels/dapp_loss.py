@@ -5,7 +5,7 @@ r"""DAPP's sampled log-likelihood and its gradients from arrays: numpy around th
 
 Sequences are summed in groups of GROUP, each in one thread, so that results do not depend on the
 number of threads. The threads are Python's: numba's own (``prange``) end the process if it was
-forked after their first use, and may not be used by two threads at once with every threading layer.
+forked after their first use, and not every threading layer allows two threads to call it at once.
 """
 
 from __future__ import annotations

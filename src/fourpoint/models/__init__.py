@@ -18,7 +18,7 @@ from fourpoint.models.poisson import Poisson, SplinePoisson
 from fourpoint.models.rmtpp import RMTPP
 from fourpoint.models.sahp import SAHP
 from fourpoint.models.self_correcting import SelfCorrecting
-from fourpoint.models.spatial.dapp import SpatialDAPP
+from fourpoint.models.spatial.dapp import FORMER_VALUES as FORMER_SPATIAL_VALUES, SpatialDAPP
 from fourpoint.models.spatial.hawkes import SpatialHawkes
 from fourpoint.models.thp import THP
 
@@ -46,6 +46,7 @@ MODELS: dict[str, Callable[..., PointProcess]] = {
     "thp": THP,
 }
 
-# Names of settings by model, as earlier versions have them.
+# Names of settings and of their values by model, as earlier versions have them.
 FORMER_SETTINGS: dict[str, dict[str, str]] = {"deep-dapp": FORMER_DEEP_SETTINGS}
+FORMER_VALUES: dict[str, dict[str, dict[str, str]]] = {"spatial-dapp": FORMER_SPATIAL_VALUES}
 FORMER_NAMES = {"dapp-places": "spatial-dapp", "hawkes-places": "spatial-hawkes"}  # until 0.1

@@ -219,8 +219,8 @@ class PointProcess(Described, nn.Module, Generic[H]):
     ) -> H:
         """One more event in each sequence, or only where ``active``.
 
-        ``features`` are used by models with ``event_features``; None: the mean factor of training
-        events of the same mark.
+        Models with ``event_features`` read ``features``; None: the mean factor of training events
+        of the same mark.
         """
         raise UserError(
             "a model that events can be added to one by one",

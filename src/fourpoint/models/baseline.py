@@ -169,7 +169,7 @@ class Baseline(nn.Module):
         if self.bias is None or found.inside is None:
             return found
         allowance = 16 * torch.finfo(dtype).eps * self.bias.abs()
-        return found._replace(inside=found.inside + allowance)
+        return BaselineValues(found.log_base, found.inside + allowance)
 
     def knots(self, start: Float[Tensor, " B"]) -> Float[Tensor, "B J"] | None:
         """Times at which the third derivative of a spline jumps; None for constants."""

@@ -89,12 +89,7 @@ def sampled_gradients(
     )
     by_readout = rate.marks > 1 or readout.requires_grad or modes.mark_key.requires_grad
     shape = Shape(float(scale), float(baseline.length), baseline.intervals, LINKS.index(rate.link))
-    data = _data(batch, draws, share, inner_gaps)
-    added = None
-    if effects is not None:
-        with torch.enable_grad():
-            added = effects.values(_asked_times(data), batch.context, torch.float32)
-        data = _with_effects(data, added.detach(), rate.marks)
+    data, added = _data(batch, draws, share, inner_gaps, effects, rate.marks)
     totals, found_parts = log_likelihoods(sweep, data, shape, parts, by_readout=by_readout)
     totals += log_exposure(batch)[:, int(inner_gaps) :].sum(1).numpy()
     D = found.frequency.shape[1]
@@ -154,7 +149,17 @@ def _drift(baseline: Baseline, marks: int) -> Floats:
     return _array(baseline.drift) + _array(baseline.mark_drift)
 
 
-def _data(batch: Batch, draws: Tensor, share: float, inner_gaps: bool) -> Data:
+def _data(
+    batch: Batch,
+    draws: Tensor,
+    share: float,
+    inner_gaps: bool,
+    effects: Effects | None,
+    mark_count: int,
+) -> tuple[Data, Float[Tensor, "B G R C"] | None]:
+    """The sequences as arrays, and the effects at the nodes and ends of gaps, which have
+    gradients; None without effects.
+    """
     edges, marks, lengths = (
         x.contiguous().numpy() for x in (batch.edges, batch.marks, batch.lengths)
     )
@@ -170,31 +175,43 @@ def _data(batch: Batch, draws: Tensor, share: float, inner_gaps: bool) -> Data:
     if weight is not None:
         draws, mean = _in_exposed_time(batch, weight, draws)
         exposure = mean.to(torch.float32).numpy()
-    part = np.float32(share)
-    none = np.zeros((len(edges), 2, 0, 0), dtype=np.float32)
-    return Data(
-        edges, draws.numpy(), marks, lengths, part, int(inner_gaps), history, exposure, none, none
+    added = None
+    in_effects = np.zeros((len(edges), 2, 0, 0), dtype=np.float32)
+    if effects is not None:
+        times = _asked_times(batch.edges, draws)
+        with torch.enable_grad():
+            added = effects.values(times, context, torch.float32)
+        in_effects = _by_mark(added.detach(), mark_count)
+    data = Data(
+        edges=edges,
+        draws=draws.numpy(),
+        marks=marks,
+        lengths=lengths,
+        share=np.float32(share),
+        inner=int(inner_gaps),
+        history=history,
+        exposure=exposure,
+        effects=in_effects,
+        to_effects=np.zeros_like(in_effects),
     )
+    return data, added
 
 
-def _asked_times(data: Data) -> Float[Tensor, "B G R"]:
+def _asked_times(
+    edges: Float[Tensor, "B G1"], draws: Float[Tensor, "B G Q"]
+) -> Float[Tensor, "B G R"]:
     """The nodes and the end of every gap."""
-    edges = torch.from_numpy(data.edges)
-    draws = torch.from_numpy(data.draws)
     nodes = draws.shape[2]
     left, width = edges[:, :-1, None], edges.diff(dim=1)[..., None]
     inner = left + width * (torch.arange(nodes) + draws) / nodes
     return torch.cat([inner, left + width], 2)
 
 
-def _with_effects(data: Data, added: Float[Tensor, "B G R C"], marks: int) -> Data:
-    """The data with effects on both parts of the baseline of every mark, and room for their
-    gradients.
-    """
+def _by_mark(added: Float[Tensor, "B G R C"], marks: int) -> Floats:
+    """Effects on both parts of the baseline of every mark, as `numba_dapp_loss.Data` holds them."""
     rows, _, _, curves = added.shape
     flat = added.reshape(rows, -1, curves // marks, marks).permute(0, 2, 3, 1)
-    effects = flat.contiguous().numpy()
-    return data._replace(effects=effects, to_effects=np.zeros_like(effects))
+    return flat.contiguous().numpy()
 
 
 def _score_later(

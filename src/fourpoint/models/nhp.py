@@ -155,10 +155,10 @@ class NHP(PointProcess[NHPHistory]):
 
     def encode(self, batch: Batch, before: NHPHistory | None = None) -> NHPHistory:
         """The cells at all positions, event after event."""
-        heard = self._heard(len(batch.start))
-        anchor, first = (batch.start, self._first(heard)) if before is None else _last(before)
+        kept = self._output_dropout(len(batch.start))
+        anchor, first = (batch.start, self._first(kept)) if before is None else _last(before)
         times = torch.cat([anchor[:, None], batch.times], 1)
-        states = self._states(batch.marks.T, self._in_mean_gaps(times.diff(dim=1).T), first, heard)
+        states = self._states(batch.marks.T, self._in_mean_gaps(times.diff(dim=1).T), first, kept)
         start = batch.start if before is None else before.start
         return NHPHistory(times, start, batch.lengths, states.transpose(0, 1).contiguous())
 
@@ -175,7 +175,7 @@ class NHP(PointProcess[NHPHistory]):
         active = torch.ones_like(mark, dtype=torch.bool) if active is None else active
         last, old = _last(history)
         gap = self._in_mean_gaps(torch.where(active, time - last, 0.0))
-        new = self._states(mark[None], gap[None], old, self._heard(len(mark)))[1]
+        new = self._states(mark[None], gap[None], old, self._output_dropout(len(mark)))[1]
         moved = torch.where(active, time, last)
         state = torch.where(active[:, None], new, old)
         return NHPHistory(
@@ -250,7 +250,7 @@ class NHP(PointProcess[NHPHistory]):
         """log g(z), per unit of the user's time."""
         return self.link(z) - self.time_scale.log().to(z)
 
-    def _heard(self, sequences: int) -> Float[Tensor, "B H"]:
+    def _output_dropout(self, sequences: int) -> Float[Tensor, "B H"]:
         """Factors of the output gates: while training some are 0, and the others make up for it."""
         share = self._settings["dropout"]
         shape = (sequences, self._settings["hidden"])
@@ -260,30 +260,30 @@ class NHP(PointProcess[NHPHistory]):
         kept = torch.rand(shape, generator=random, device=random.device) >= share
         return kept.to(self.bias) / (1 - share)
 
-    def _first(self, heard: Float[Tensor, "B H"]) -> Float[Tensor, "B H4"]:
+    def _first(self, kept: Float[Tensor, "B H"]) -> Float[Tensor, "B H4"]:
         """The learned state at the window's start."""
-        c, target, o, slow = (x.expand_as(heard) for x in self.first.chunk(4))
-        return torch.cat([c, target, o.sigmoid() * heard, nn.functional.softplus(slow)], -1)
+        c, target, o, slow = (x.expand_as(kept) for x in self.first.chunk(4))
+        return torch.cat([c, target, o.sigmoid() * kept, nn.functional.softplus(slow)], -1)
 
     def _states(
         self,
         marks: Int[Tensor, "N B"],
         gaps: Float[Tensor, "N B"],
         first: Float[Tensor, "B H4"],
-        heard: Float[Tensor, "B H"],
+        kept: Float[Tensor, "B H"],
     ) -> Float[Tensor, "P B H4"]:
         """``first``, and the state after each event. W k + d comes from a table with one row per
         mark.
         """
         table = torch.addmm(self.bias, self.embedding, self.input)
-        return _Cells.apply(table, marks, gaps, first, self.recurrent, heard)
+        return _Cells.apply(table, marks, gaps, first, self.recurrent, kept)
 
 
 class _Cells(torch.autograd.Function):
     """The states at all positions: the loop over events, with its gradient written out.
 
     Gates lie side by side as i, i', f, f', o, delta, z (``table`` is what they get from each mark,
-    ``weight`` is U); states as c, c', o, delta; ``heard`` are factors of o.
+    ``weight`` is U); states as c, c', o, delta; ``kept`` are factors of o.
     """
 
     @staticmethod
@@ -294,7 +294,7 @@ class _Cells(torch.autograd.Function):
         gaps: Float[Tensor, "N B"],
         first: Float[Tensor, "B H4"],
         weight: Float[Tensor, "H H7"],
-        heard: Float[Tensor, "B H"],
+        kept: Float[Tensor, "B H"],
     ) -> Float[Tensor, "P B H4"]:
         (N, B), H = gaps.shape, len(weight)
         gates = table.new_empty(N, B, 7 * H)
@@ -330,10 +330,10 @@ class _Cells(torch.autograd.Function):
             torch.mul(f, a, out=c)
             torch.mul(f_, k0, out=k)
             both.addcmul_(i, z.tanh_()[:, None])
-            torch.mul(out, heard, out=o)
+            torch.mul(out, kept, out=o)
             d.copy_(nn.functional.softplus(slow))
         ctx.save_for_backward(
-            table, marks, gaps, gates, states, fade, cell, bent, output, weight, heard
+            table, marks, gaps, gates, states, fade, cell, bent, output, weight, kept
         )
         return states
 
@@ -342,7 +342,7 @@ class _Cells(torch.autograd.Function):
     def backward(
         ctx: Context, *outside: Tensor
     ) -> tuple[Tensor, None, Tensor | None, Tensor, Tensor, None]:
-        table, marks, gaps, gates, states, fade, cell, bent, output, weight, heard = (
+        table, marks, gaps, gates, states, fade, cell, bent, output, weight, kept = (
             ctx.saved_tensors
         )
         B = gaps.shape[1]
@@ -363,7 +363,7 @@ class _Cells(torch.autograd.Function):
         pairs.mul_(z[:, :, None])
         f.mul_(cell)
         f_.mul_(k)
-        out.mul_(heard)
+        out.mul_(kept)
         torch.sigmoid(gates[..., 5 * H : 6 * H], out=slow)
         steep = take * (1 - z * z)[:, :, None]
         bend = o * (1 - bent * bent)

@@ -112,8 +112,9 @@ def uniform(
     """What :func:`stratified` and :func:`early` draw: u, 1 - u, u, ... with one u from U[0, 1] for
     every interval.
 
-    Each node alone is uniform in its part, so that the estimate is unbiased, and what a slope does
-    to one node it undoes at the next: the error is a fraction of that of independent draws.
+    Each node alone is uniform in its part, so that the estimate is unbiased. The errors that a
+    linear trend makes at neighbouring nodes cancel, so that the standard error is a fraction of
+    that of independent draws.
     """
     one = torch.rand(*like.shape, 1, generator=random, dtype=like.dtype, device=random.device).to(
         like.device
@@ -315,12 +316,12 @@ def even_rule(
     powers = np.arange(1, 10, 2)
     series = np.array([40320, 6720, 3024, 1800, 1225]) / 53089
     places = (x[:, None] ** powers) @ series
-    slopes = (powers * x[:, None] ** (powers - 1)) @ series
+    derivatives = (powers * x[:, None] ** (powers - 1)) @ series
     polynomials = np.polynomial.legendre.legvander(x, nodes - 1)
     coefficients = polynomials * (2 * np.arange(nodes) + 1)
     return (
         torch.from_numpy((places + 1) / 2),
-        torch.from_numpy(slopes * w / 2),
+        torch.from_numpy(derivatives * w / 2),
         torch.from_numpy(coefficients),
     )
 

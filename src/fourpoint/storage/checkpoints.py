@@ -27,7 +27,7 @@ from torch import Tensor
 
 from fourpoint.atomic import TEMPORARY, locked_in_turn, make_folder, write_atomic
 from fourpoint.events import UserError
-from fourpoint.models import FORMER_NAMES, FORMER_SETTINGS, MODELS, Hawkes
+from fourpoint.models import FORMER_NAMES, FORMER_SETTINGS, FORMER_VALUES, MODELS, Hawkes
 from fourpoint.models.base import PointProcess
 from fourpoint.models.effects import EffectsSpec, RateRatio
 from fourpoint.models.event_features import EventFeaturesSpec
@@ -371,11 +371,17 @@ def current_settings(model: str, settings: Any) -> Any:
 
     >>> current_settings("deep-dapp", {"waves": 4, "width": 8})
     {'sinusoids': 4, 'width': 8}
+    >>> current_settings("spatial-dapp", {"background": "waves"})
+    {'background': 'sinusoids'}
     """
     if not isinstance(settings, dict):
         return settings  # which the schema refuses
     former = FORMER_SETTINGS.get(model, {})
-    return {former.get(name, name): value for name, value in settings.items()}
+    found = {former.get(name, name): value for name, value in settings.items()}
+    for name, values in FORMER_VALUES.get(model, {}).items():
+        if isinstance(found.get(name), str):
+            found[name] = values.get(found[name], found[name])
+    return found
 
 
 def current_names(model: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -489,7 +489,7 @@ class StreamBank:
             raised = self._fleet.look(total, look.time, (look.events, look.ended))
             self._note_silences(look, members[~look.passed[members]])
         else:
-            # An entity whose rate cannot be integrated is refused by name at its next event.
+            # An entity whose rate cannot be integrated raises an error at its next event.
             self._fleet.forget()
         return raised + tuple(sorted(look.silences, key=lambda alarm: str(alarm.name)))
 

@@ -231,9 +231,10 @@ class Likelihood(torch.autograd.Function):
         )  # one number for all sequences, by which all is multiplied at the end
         each = None if alike else grad.contiguous()
         if each is not None:
-            left = nodes_and_gradients(
-                before, rows, kept, *_head(model), integral._replace(grad=each), z
+            weighted = Integral(
+                integral.width, integral.where, integral.log_scale, integral.gaps, grad=each
             )
+            left = nodes_and_gradients(before, rows, kept, *_head(model), weighted, z)
         of_before, of_nodes = left
         of_share = z.new_empty(len(z)) if M <= FEW else z.new_zeros(len(z))
         of_z = deep_score_cuda.score_back(

@@ -51,6 +51,7 @@ from fourpoint.models.rate import Rate
 from fourpoint.models.spatial.cells import Cells
 from fourpoint.ops import sinusoids
 from fourpoint.ops.fourier import Generator
+from fourpoint.settings import with_former_names
 
 ENVELOPE = {1: 64, 2: 32, 3: 10}  # cells per axis with bounds of their own, by dimension
 # times as many nodes per axis for the background as for attention: it costs once, not at every time
@@ -134,7 +135,7 @@ def check_choices(s: dict[str, Any]) -> None:
         "link": ("softplus", "exp"),
         "base": ("auto", "constant", "spline"),
         "drift": ("auto", "none", "spline"),
-        "background": ("waves", "constant"),
+        "background": ("sinusoids", "constant"),
     }
     for name, choices in allowed.items():
         if s[name] not in choices:
@@ -146,6 +147,7 @@ def check_choices(s: dict[str, Any]) -> None:
             raise UserError(f"{name} of at least {least}", f"{s[name]}", "Raise it.")
 
 
+FORMER_VALUES = {"background": {"waves": "sinusoids"}}  # until 0.1
 HIGHEST = {
     1: 16,
     2: 8,
@@ -173,7 +175,7 @@ class SpatialDAPP(PointProcess[SpatialDAPPHistory]):
             box.
         link: "softplus" (with a learned scale) or "exp".
         base, drift: in time, as in `DAPP`: "auto" is a spline where all windows have one length.
-        background: f, "waves" for a smooth field in space, or "constant".
+        background: f, "sinusoids" for a smooth field in space, or "constant".
         generator: widths of the hidden layers of the networks that generate the spectra.
         knots: intervals of the splines in time.
         order: Gauss nodes per axis for integrals over the box; None: 32, 16 or 8. Evaluations
@@ -198,6 +200,7 @@ class SpatialDAPP(PointProcess[SpatialDAPPHistory]):
     numbers: Tensor
     order: int
 
+    @with_former_names({}, FORMER_VALUES)
     def __init__(
         self,
         marks: MarkSpace | int | None = None,
@@ -207,7 +210,7 @@ class SpatialDAPP(PointProcess[SpatialDAPPHistory]):
         link: Literal["softplus", "exp"] = "softplus",
         base: Literal["auto", "constant", "spline"] = "auto",
         drift: Literal["auto", "none", "spline"] = "auto",
-        background: Literal["waves", "constant"] = "waves",
+        background: Literal["sinusoids", "constant"] = "sinusoids",
         generator: Sequence[int] = (32, 32),
         knots: int = 12,
         order: int | None = None,
@@ -257,7 +260,8 @@ class SpatialDAPP(PointProcess[SpatialDAPPHistory]):
         self.generator.biases[-1].requires_grad_(False)  # a constant cancels where weights sum to 1
         self.value_weight = nn.Parameter(torch.ones(heads, M))
         self.readout = nn.Parameter(torch.ones(heads, M), requires_grad=M > 1)
-        self.background = nn.Parameter(torch.zeros(M, F), requires_grad=background == "waves")
+        learned = background == "sinusoids"
+        self.background = nn.Parameter(torch.zeros(M, F), requires_grad=learned)
         self.register_buffer("time_scale", torch.ones((), dtype=torch.float64))
         self.register_buffer("gain", torch.ones(heads))
 
@@ -552,8 +556,8 @@ class SpatialDAPP(PointProcess[SpatialDAPPHistory]):
 
     def _shared(self) -> Shared:
         field = None
-        if self.options["background"] == "waves":
-            # Steps of one size on every coefficient would make a rough field; the constant wave
+        if self.options["background"] == "sinusoids":
+            # Steps of one size on every coefficient would make a rough field; the constant term
             # belongs to mu.
             damp = 1 / (1 + self.numbers.norm(dim=1)).to(self.readout)
             field = torch.cat([torch.zeros_like(damp[:1]), damp[1:]]).repeat(2) * self.background
