@@ -171,6 +171,49 @@ def test_rate_ratios_and_rhythm_are_recovered() -> None:
     assert np.abs(off).max() < 0.25
 
 
+def two_marks(seed: int) -> Dataset:
+    """720 hours in which a covariate raises the rate of a common type and not that of a rare one,
+    of which there are about 36 events.
+    """
+    random = np.random.default_rng(seed)
+    when = np.arange(0.0, 720.0, 6.0)
+    x = random.normal(10.0, 5.0, len(when))
+    times, marks = [], []
+    for mark, (level, effect) in enumerate([(3.0, 0.05), (0.05, 0.0)]):
+        counts = random.poisson(6 * level * np.exp(effect * (x - 10)))
+        begins = np.repeat(when, counts)
+        times.append(begins + 6 * random.random(len(begins)))
+        marks.append(np.full(len(begins), mark))
+    joined = np.concatenate(times)
+    order = np.argsort(joined)
+    steps = Steps(("x",), when, x[:, None], np.array([0, len(when)]))
+    sequence = Sequence(
+        joined[order],
+        np.concatenate(marks)[order],
+        start=0.0,
+        stop=720.0,
+        space=2,
+        context=Context(covariates=steps),
+    )
+    return Dataset.from_sequences([sequence], unit="hours")
+
+
+def test_rate_ratios_of_a_rare_mark_are_its_own() -> None:
+    """95% intervals of each mark cover its ratio; shrunk to the pooled one those of the rare mark
+    would cover 57%.
+    """
+    covered: dict[str, list[bool]] = {}
+    for seed in range(20):
+        data = two_marks(seed)
+        model = Poisson(data.marks)
+        model.add_effects(effects_of(data))
+        model.maximum_likelihood(data)
+        for one, effect in zip(model.rate_ratios, (0.05, 0.0), strict=True):
+            covered.setdefault(one.mark, []).append(one.low <= np.exp(effect) <= one.high)
+    assert [len(each) for each in covered.values()] == [20, 20]
+    assert all(np.mean(each) >= 0.9 for each in covered.values())
+
+
 def test_the_likelihood_of_a_fit_is_that_of_its_rate() -> None:
     data = simulated(0, days=20)
     model = Poisson()

@@ -8,7 +8,9 @@ The integral is a Gauss rule between the breakpoints of the terms. A spline is p
 squared second differences and a step function by its squares; the strength of each penalty is
 chosen by its marginal likelihood (the update of Wood and Fasiolo, 2017). Covariates and holidays
 are not penalised. With several marks, a pooled fit comes first, and the weights of each mark are
-shrunk towards it, by a strength that is chosen in the same way.
+shrunk towards it: those of splines and steps by a strength that is chosen in the same way, those of
+covariates and holidays by a prior of standard deviation 1, which a few dozen events outweigh, so
+that intervals of the rate ratios of a rare mark cover its own ratio and not the pooled one.
 
 Standard errors are from the inverse of the penalised information.
 """
@@ -22,6 +24,7 @@ import numpy as np
 import torch
 from jaxtyping import Float
 from numpy import ndarray
+from numpy.typing import NDArray
 
 from fourpoint.events import Context, Dataset
 from fourpoint.models.effects import HOLIDAYS, PERIODIC, WEEK, Effects, EffectsSpec, RateRatio
@@ -85,15 +88,18 @@ def fit_effects(
     own = 1 < M <= MOST_MARKS
     if own:
         each = []
+        shrunk = _shrunk(spec)
         for m in range(M):
             if counts[m] == 0:
                 each.append(pooled.covariance)
                 continue
-            found = _fit(sums[m], design, blocks, np.append(level[m], pooled.point[1:]))
+            around = np.append(level[m], pooled.point[1:])
+            found = _fit(sums[m], design, _deviation(shrunk), around, ~shrunk)
             level[m] = found.point[0]
             weight[:, m] = found.point[1:]
-            # What is not known of the pooled weights is not known of those near them either.
-            each.append(found.covariance + pooled.covariance)
+            # What is not known of the pooled weights is not known of those shrunk to them either.
+            near = np.append(False, shrunk)
+            each.append(found.covariance + np.where(np.outer(near, near), pooled.covariance, 0.0))
         covariance = np.stack(each)
     level, weight = centred(spec, design, level, weight)
     names = data.marks.names if own else ("",)
@@ -445,6 +451,23 @@ def _blocks(spec: EffectsSpec) -> list[_Block]:
     return found
 
 
+def _shrunk(spec: EffectsSpec) -> NDArray[np.bool_]:
+    """Which weights are of splines and steps; (K,). The others are reported as rate ratios."""
+    found = np.ones(sum(part.stop - part.start for part in spec.columns.values()), dtype=bool)
+    for name, columns in spec.columns.items():
+        if name in spec.covariates or name.startswith(HOLIDAYS):
+            found[columns] = False
+    return found
+
+
+def _deviation(shrunk: NDArray[np.bool_]) -> list[_Block]:
+    """The penalty of deviations of a mark's splines and steps from the pooled ones."""
+    if not shrunk.any():
+        return []
+    columns = slice(1, 1 + len(shrunk))
+    return [_Block("deviation", columns, np.diag(shrunk.astype(float)), int(shrunk.sum()))]
+
+
 @dataclass(frozen=True)
 class _Found:
     point: Float[ndarray, " P"]
@@ -457,16 +480,17 @@ def _fit(
     design: Design,
     blocks: list[_Block],
     around: Float[ndarray, " P"] | None,
+    weak: NDArray[np.bool_] | None = None,
 ) -> _Found:
     """Newton's method and the update of penalties in turn. ``sums`` are those of the basis over
-    events; with ``around`` deviations from it are penalised, all weights alike.
+    events; with ``around`` deviations from it are penalised, those of the ``weak`` columns by a
+    prior of standard deviation 1.
     """
     size = len(sums)
     ridge = np.full(size, TINY)
     ridge[0] = 0.0
-    if around is not None:
-        whole = np.eye(size - 1)
-        blocks = [_Block("deviation", slice(1, size), whole, size - 1)]
+    if weak is not None:
+        ridge[1:][weak] = 1.0
     centre = np.zeros(size) if around is None else around
     point = centre.copy()
     if around is None:
