@@ -75,7 +75,9 @@ def test_the_command_fits_a_closed_form_to_all_of_the_data(tmp_path: Path) -> No
     done = CliRunner().invoke(app, ["fit", str(file), "--model", "poisson", "-o", str(folder)])
     assert done.exit_code == 0, done.output
     assert "early stopping" not in done.output
-    rate = float(restore(folder).log_rate.detach().exp())  # type: ignore[operator]
+    fitted = restore(folder)
+    assert isinstance(fitted, Poisson)
+    rate = float(fitted.log_rate.detach().exp())
     assert rate == pytest.approx(data.events / data.durations.sum(), rel=1e-12)
     assert about(folder)["events"] == data.events
 
@@ -88,7 +90,9 @@ def test_the_dev_split_of_the_data_is_not_trained_on(tmp_path: Path) -> None:
     write(data, file)
     words = ["fit", str(file), "--model", "poisson", "-o", str(folder)]
     assert CliRunner().invoke(app, words).exit_code == 0
-    rate = float(restore(folder).log_rate.detach().exp())  # type: ignore[operator]
+    fitted = restore(folder)
+    assert isinstance(fitted, Poisson)
+    rate = float(fitted.log_rate.detach().exp())
     train = data.part("train")
     assert rate == pytest.approx(train.events / train.durations.sum(), rel=1e-12)
 

@@ -22,6 +22,7 @@ from fourpoint.inference.likelihood import (
     quick_log_likelihood,
     sampled_log_likelihood,
 )
+from fourpoint.models.base import PointProcess
 from fourpoint.models.hawkes import Hawkes
 from fourpoint.models.poisson import Poisson, SplinePoisson, mean_rates
 from fourpoint.training.closed_forms import unit_scores
@@ -59,9 +60,9 @@ def exposed(data: Dataset, exposure: Steps) -> Dataset:
     return replace(data, context=replace(data.context or Context(), exposure=own))
 
 
-def scores(model: object, data: Dataset) -> dict[str, tuple[float, float, float]]:
+def scores(model: PointProcess, data: Dataset) -> dict[str, tuple[float, float, float]]:
     """Log-likelihood, integral and error of all sequences by convention."""
-    found = log_likelihoods(model, data.batch(), tolerance=TOLERANCE)  # type: ignore[arg-type]
+    found = log_likelihoods(model, data.batch(), tolerance=TOLERANCE)
     return {
         name: (float(f.value.sum()), float(f.integral.sum()), float(f.error.sum()))
         for name, f in found.items()
@@ -403,8 +404,9 @@ def test_a_fit_fills_the_gaps_where_it_is_asked_to(monkeypatch: pytest.MonkeyPat
     assert abs(float(model.estimates["branching"].sum()) - 0.6) < 0.25
     assert model.trained_on is not None
     assert fp.evaluate(model, holed).trained_on is not None  # the data as they were observed
+    unknown: Any = "mean"
     with pytest.raises(UserError, match="expected fill 'none' or 'sample'; received 'mean'"):
-        fp.fit(Hawkes(), holed, progress=False, fill="mean")  # type: ignore[arg-type]
+        fp.fit(Hawkes(), holed, progress=False, fill=unknown)
 
 
 @pytest.mark.parametrize("kind", ["poisson", "hawkes"])

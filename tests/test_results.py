@@ -196,10 +196,12 @@ def test_bars_are_shown_on_stderr_and_only_when_asked(
     def recorded(what: str, total: float) -> Any:
         drawn = real(what, total)
         update = drawn.update
-        drawn.update = lambda task, **more: (
-            told.append(more["completed"] / total),
-            update(task, **more),
-        )  # type: ignore[method-assign]
+
+        def updated(task: Any, **more: Any) -> None:
+            told.append(more["completed"] / total)
+            update(task, **more)
+
+        monkeypatch.setattr(drawn, "update", updated)
         return drawn
 
     monkeypatch.setattr(printing, "_drawn", recorded)

@@ -393,7 +393,9 @@ def test_models_with_an_unlimited_buffer_come_back(tmp_path: Path) -> None:
     model = DeepDAPP(2, **SMALL["deep-dapp"])
     assert float(model.fastest) == math.inf
     save(model, tmp_path)
-    assert float(restore(tmp_path).fastest) == math.inf  # type: ignore[arg-type]
+    restored = restore(tmp_path)
+    assert isinstance(restored, DeepDAPP)
+    assert float(restored.fastest) == math.inf
 
 
 def test_the_command_ends_with_code_2_and_no_traceback(tmp_path: Path) -> None:

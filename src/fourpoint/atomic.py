@@ -18,7 +18,7 @@ import re
 import secrets
 import select
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -35,7 +35,7 @@ UNSUPPORTED = {errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.ENOLCK, errno.EB
 
 # Folders (device, inode) from which this process has removed orphaned files.
 _swept: set[tuple[int, int]] = set()
-if hasattr(os, "register_at_fork"):
+if hasattr(os, "register_at_fork"):  # Windows cannot fork
     os.register_at_fork(after_in_child=_swept.clear)
 
 
@@ -81,6 +81,22 @@ def write_atomic(
         os.close(file)
     if sync:
         sync_folder(path.parent)
+
+
+def check_new_file(path: Path, endings: Collection[str], expected: str, example: str) -> None:
+    """Raise :class:`UserError` for a file that cannot be written: without one of the ``endings``,
+    or in a folder that does not exist.
+
+    ``expected`` describes a file with such an ending, and ``example`` is a name that would do.
+    """
+    if path.suffix.lower() not in endings:
+        raise UserError(expected, f"{path}", f"Choose another name, such as {example}.")
+    if not path.absolute().parent.is_dir() or path.is_dir():
+        raise UserError(
+            "a file in an existing folder",
+            f"{path}",
+            "Make the folder first, or choose another name.",
+        )
 
 
 def make_folder(folder: str | os.PathLike[str]) -> Path:
@@ -219,7 +235,8 @@ def _remove_orphans(folder: Path) -> None:
 
 def _remove_if_orphaned(draft: Path) -> None:
     try:
-        file = os.open(draft, os.O_RDWR | getattr(os, "O_NOFOLLOW", 0))
+        no_links = getattr(os, "O_NOFOLLOW", 0)  # which Windows does not have
+        file = os.open(draft, os.O_RDWR | no_links)
     except OSError:  # renamed meanwhile, or of another user
         return
     try:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeVar
 
+from fourpoint.atomic import check_new_file
 from fourpoint.cli.console import print_notice
 from fourpoint.errors import UserError
 
@@ -66,18 +67,9 @@ def check_picture(file: Path | None) -> None:
     """Refuse what cannot be drawn or written before anything is computed."""
     if file is None:
         return
-    if file.suffix.lower() not in PICTURES:
-        raise UserError(
-            f"a picture with the ending {', '.join(PICTURES)}",
-            f"{file}",
-            f"Choose another name, such as {file.stem}.png.",
-        )
-    if not file.absolute().parent.is_dir() or file.is_dir():
-        raise UserError(
-            "a file in an existing folder",
-            f"{file}",
-            "Make the folder first, or choose another name.",
-        )
+    check_new_file(
+        file, PICTURES, f"a picture with the ending {', '.join(PICTURES)}", f"{file.stem}.png"
+    )
 
 
 def check_folder(folder: Path, resume: bool) -> None:

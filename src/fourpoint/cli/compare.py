@@ -10,6 +10,7 @@ from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Literal
 
+from fourpoint.atomic import check_new_file
 from fourpoint.cli.checks import one_of
 from fourpoint.cli.console import print_all, print_notice
 from fourpoint.cli.options import ReadingOptions
@@ -75,18 +76,7 @@ def _check_page(file: Path | None) -> None:
     """Refuse a page that cannot be written, before anything is computed."""
     if file is None:
         return
-    if file.suffix.lower() not in PAGES:
-        raise UserError(
-            "a page with the ending .html",
-            f"{file}",
-            f"Choose another name, such as {file.stem}.html.",
-        )
-    if not file.absolute().parent.is_dir() or file.is_dir():
-        raise UserError(
-            "a file in an existing folder",
-            f"{file}",
-            "Make the folder first, or choose another name.",
-        )
+    check_new_file(file, PAGES, "a page with the ending .html", f"{file.stem}.html")
 
 
 def _print_next(found: Comparison, source: str, reading: ReadingOptions) -> None:

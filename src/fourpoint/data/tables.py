@@ -339,6 +339,9 @@ def _open_frame(source: object) -> Table:
 
 
 def _arrow_of(source: object) -> pa.Table | None:
+    """The table in ``source``, if it has one of the methods by which libraries exchange tables
+    (Arrow's C interface, or that of data frames); None otherwise.
+    """
     if isinstance(source, pa.Table):
         return source
     if isinstance(source, Mapping) or hasattr(source, "__arrow_c_stream__"):

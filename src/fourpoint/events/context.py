@@ -14,8 +14,8 @@ time on until the next one. The first value also holds before its time and the l
 from __future__ import annotations
 
 from collections.abc import Sequence as Ordered
-from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     import torch
 
 Floats = NDArray[np.float64]
+Part = TypeVar("Part")
 
 
 @dataclass(frozen=True, eq=False)
@@ -245,6 +246,20 @@ class BatchSteps:
         return BatchSteps(self.times.to(device), self.values.to(device))
 
 
+def _of_all(name: str, values: list[Part | None]) -> list[Part] | None:
+    """One part of several contexts: None if no context has it; an error if only some have it."""
+    known = [value for value in values if value is not None]
+    if not known:
+        return None
+    if len(known) < len(values):
+        raise EventDataError(
+            f"the {name} of every sequence, or of none",
+            "some with and some without",
+            "Give it for all of them.",
+        )
+    return known
+
+
 @dataclass(frozen=True, eq=False)
 class Context:
     """What is known of S sequences besides their events; None for what is not known."""
@@ -270,20 +285,16 @@ class Context:
         if all(part is None for part in parts):
             return None
         known = [Context() if part is None else part for part in parts]
-        found: dict[str, Floats | Steps] = {}
-        for field in fields(Context):
-            values = [getattr(part, field.name) for part in known]
-            if all(value is None for value in values):
-                continue
-            if any(value is None for value in values):
-                raise EventDataError(
-                    f"the {field.name} of every sequence, or of none",
-                    "some with and some without",
-                    "Give it for all of them.",
-                )
-            steps = isinstance(values[0], Steps)
-            found[field.name] = Steps.join(values) if steps else np.concatenate(values)
-        return Context(**found)  # type: ignore[arg-type]
+        origins = _of_all("origin", [part.origin for part in known])
+        scored_from = _of_all("scored_from", [part.scored_from for part in known])
+        covariates = _of_all("covariates", [part.covariates for part in known])
+        exposures = _of_all("exposure", [part.exposure for part in known])
+        return Context(
+            origin=None if origins is None else np.concatenate(origins),
+            scored_from=None if scored_from is None else np.concatenate(scored_from),
+            covariates=None if covariates is None else Steps.join(covariates),
+            exposure=None if exposures is None else Steps.join(exposures),
+        )
 
     def batch(self, rows: NDArray[np.int64]) -> BatchContext:
         """The context of the sequences at ``rows`` as tensors."""

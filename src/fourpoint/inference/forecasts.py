@@ -28,7 +28,7 @@ import pyarrow as pa
 import torch
 from numpy.typing import NDArray
 
-from fourpoint.atomic import write_atomic
+from fourpoint.atomic import check_new_file, write_atomic
 from fourpoint.data.readers import read
 from fourpoint.events import Batch, Dataset, Sequence, UserError, check_marks, known_at
 from fourpoint.events.dates import Dates, Moment, as_number, edges_of, length_after, shown, time_at
@@ -141,18 +141,8 @@ def write_forecasts(model: PointProcess, plan: Plan, path: Path, *, progress: bo
 
 def check_table_file(path: Path) -> None:
     """Refuse a file that cannot be written before anything is computed."""
-    if path.suffix.lower() not in ENDINGS:
-        raise UserError(
-            f"a file with the ending {' or '.join(ENDINGS)}",
-            f"{path}",
-            f"Choose another name, such as {path.stem or 'forecast'}.parquet.",
-        )
-    if not path.absolute().parent.is_dir() or path.is_dir():
-        raise UserError(
-            "a file in an existing folder",
-            f"{path}",
-            "Make the folder first, or choose another name.",
-        )
+    expected = f"a file with the ending {' or '.join(ENDINGS)}"
+    check_new_file(path, ENDINGS, expected, f"{path.stem or 'forecast'}.parquet")
 
 
 def planned(

@@ -23,7 +23,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -60,7 +60,15 @@ MOST = 100_000  # events of one path at which a process counts as explosive, whe
 NUMBERS, SMALLEST = 2**20, 64  # numbers of a history in one group of paths, and paths at the least
 KEEP = 0.95  # share of paths still going below which the others leave the batch
 BLOCK = 2048  # events of a long history that are encoded at once
-H = TypeVar("H")
+
+
+class AnyDataclass(Protocol):
+    """An instance of a dataclass."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+
+H = TypeVar("H", bound=AnyDataclass)
 
 
 @dataclass(frozen=True)
@@ -391,7 +399,7 @@ def select_rows(history: H, rows: Int[Tensor, " R"]) -> H:
     torch.Size([3, 2])
     """
     changed: dict[str, Any] = {}
-    for field in dataclasses.fields(history):  # type: ignore[arg-type]
+    for field in dataclasses.fields(history):
         value = getattr(history, field.name)
         if isinstance(value, Tensor):
             changed[field.name] = value[rows]
@@ -399,7 +407,7 @@ def select_rows(history: H, rows: Int[Tensor, " R"]) -> H:
             changed[field.name] = value.select(rows)
         elif dataclasses.is_dataclass(value) and not isinstance(value, type):
             changed[field.name] = select_rows(value, rows)
-    return dataclasses.replace(history, **changed)  # type: ignore[type-var]
+    return dataclasses.replace(history, **changed)
 
 
 def last_rates(

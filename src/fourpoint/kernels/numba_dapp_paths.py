@@ -48,7 +48,9 @@ from fourpoint.kernels.path_terms import (
     largest_exposure,
     mixed,
     next_width,
+    note_fault,
     piece_at,
+    shorter_window,
     uniform,
     unit_exponential,
 )
@@ -101,9 +103,11 @@ def load() -> Loops:
     """The three as machine code, cached on disk between runs if possible."""
     own = sys.modules[__name__]
     fast = machine_code((numba_dapp_stream, own), (history,), (double_turns,), fastmath=FASTMATH)
-    shared = (mixed, uniform, unit_exponential, piece_at, cubic, largest_exposure)
+    random = (mixed, uniform, unit_exponential)
+    windows = (largest_exposure, next_width, shorter_window, note_fault)
+    shared = (*random, piece_at, cubic, *windows, drawn_mark)
     polynomials = (cell_at, part_at, add_polynomials, add_largest)
-    helpers = (*shared, next_width, drawn_mark, *polynomials, linked, rates_at, bound_over)
+    helpers = (*shared, *polynomials, linked, rates_at, bound_over)
     modules = (path_terms, own)
     exact = machine_code(modules, (draw, rates), (*helpers, bound_parts), fastmath=False)
     return Loops(fast["history"], exact["draw"], exact["rates"])
@@ -265,14 +269,9 @@ def draw(
                     expected = top * (end - now)
                     if expected <= 2 * MANY:
                         break
-                    share = 0.01
-                    if expected < np.inf:
-                        share = min(max(MANY / expected, 0.01), 0.5)
-                    shorter = now + (end - now) * share
-                    if not (now < shorter < end):
-                        fault[0], fault[1], fault[2], fault[3] = EXPLOSIVE, r, now, top
-                        return 1
-                    end = shorter
+                    end = shorter_window(now, end, expected)
+                    if end == now:
+                        return note_fault(fault, EXPLOSIVE, r, now, top)
                 at = now
                 seen = 0
                 filled = 0.0
@@ -288,8 +287,7 @@ def draw(
                     )  # fmt: skip
                     factor = exposure.value[piece_at(begin + at, exposed, last_step, exposure.left)]
                     if not factor * total <= top * (1.0 + ALLOWANCE):
-                        fault[0], fault[1], fault[2], fault[3] = ABOVE_BOUND, r, at, total
-                        return 1
+                        return note_fault(fault, ABOVE_BOUND, r, at, total)
                     seen += 1
                     filled += factor * total / top
                     if uniform(random) * top < factor * total:
@@ -307,8 +305,7 @@ def draw(
                     window += 1
                 counts[r, window, mark, p] += 1
                 if count + 1 >= wanted.limit:
-                    fault[0], fault[1], fault[2], fault[3] = CROWDED, r, at, total
-                    return 1
+                    return note_fault(fault, CROWDED, r, at, total)
                 events[count] = at
                 kinds[count] = mark
                 count += 1

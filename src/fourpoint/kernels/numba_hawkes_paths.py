@@ -35,7 +35,9 @@ from fourpoint.kernels.path_terms import (
     largest_exposure,
     mixed,
     next_width,
+    note_fault,
     piece_at,
+    shorter_window,
     uniform,
     unit_exponential,
 )
@@ -64,8 +66,10 @@ class Loops(NamedTuple):
 @cache
 def load() -> Loops:
     """The three as machine code, cached on disk between runs if possible."""
-    shared = (mixed, uniform, unit_exponential, piece_at, cubic, largest_exposure)
-    helpers = (*shared, next_width, drawn_mark, drawn_factor, largest_base, rates_at)
+    random = (mixed, uniform, unit_exponential)
+    windows = (largest_exposure, next_width, shorter_window, note_fault)
+    shared = (*random, piece_at, cubic, *windows, drawn_mark)
+    helpers = (*shared, drawn_factor, largest_base, rates_at)
     modules = (path_terms, sys.modules[__name__])
     code = machine_code(modules, (history, draw, rates), helpers, fastmath=False)
     return Loops(**code)
@@ -134,14 +138,9 @@ def draw(first, step, wanted, past, jump, decay, factors, pieces, exposure, coun
                     expected = top * (end - now)
                     if expected <= 2 * MANY:
                         break
-                    share = 0.01
-                    if expected < np.inf:
-                        share = min(max(MANY / expected, 0.01), 0.5)
-                    shorter = now + (end - now) * share
-                    if not (now < shorter < end):
-                        fault[0], fault[1], fault[2], fault[3] = EXPLOSIVE, r, now, top
-                        return 1
-                    end = shorter
+                    end = shorter_window(now, end, expected)
+                    if end == now:
+                        return note_fault(fault, EXPLOSIVE, r, now, top)
                 at = now
                 seen = 0
                 filled = 0.0
@@ -155,8 +154,7 @@ def draw(first, step, wanted, past, jump, decay, factors, pieces, exposure, coun
                                      offset + at, rate)  # fmt: skip
                     factor = exposure.value[piece_at(begin + at, exposed, last_step, exposure.left)]
                     if not factor * total <= top * (1.0 + ALLOWANCE):
-                        fault[0], fault[1], fault[2], fault[3] = ABOVE_BOUND, r, at, total
-                        return 1
+                        return note_fault(fault, ABOVE_BOUND, r, at, total)
                     seen += 1
                     filled += factor * total / top
                     if uniform(random) * top < factor * total:
@@ -183,8 +181,7 @@ def draw(first, step, wanted, past, jump, decay, factors, pieces, exposure, coun
                 counts[r, window, mark, p] += 1
                 count += 1
                 if count >= wanted.limit:
-                    fault[0], fault[1], fault[2], fault[3] = CROWDED, r, at, total
-                    return 1
+                    return note_fault(fault, CROWDED, r, at, total)
     return 0
 
 

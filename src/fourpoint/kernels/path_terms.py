@@ -174,6 +174,30 @@ def next_width(width, used, top, seen, filled):
 
 
 @no_type_check
+def shorter_window(now, end, expected):
+    """An earlier end of the window from ``now`` to ``end``, in which the bound allows for
+    ``expected`` candidates; ``now`` if there is no number in between.
+    """
+    share = 0.01
+    if expected < np.inf:
+        share = min(max(MANY / expected, 0.01), 0.5)
+    shorter = now + (end - now) * share
+    if now < shorter < end:
+        return shorter
+    return now
+
+
+@no_type_check
+def note_fault(fault, kind, row, time, rate):
+    """Describe a fault in (FAULT,) ``fault``. Returns 1."""
+    fault[0] = kind
+    fault[1] = row
+    fault[2] = time
+    fault[3] = rate
+    return 1
+
+
+@no_type_check
 def drawn_mark(rates, total, random):
     """A mark with probability in proportion to (M,) ``rates``, whose sum is ``total``."""
     left = uniform(random) * total

@@ -21,12 +21,12 @@ from torch import Tensor
 
 from fourpoint.events import Batch, Dataset, MarkSpace
 from fourpoint.models.base import PointProcess
-from fourpoint.models.positions import Positions, extended, positions_of
+from fourpoint.models.positions import FromPositions, Positions, extended, positions_of
 
 Bump = tuple[float, float, float]  # height c, speed s, centre
 
 
-class Bumps(PointProcess[Positions]):
+class Bumps(FromPositions):
     """A Poisson process whose rate is a sum of normal bumps, ``sum_b c_b phi(s_b (t - start -
     centre_b))``.
 
@@ -59,20 +59,6 @@ class Bumps(PointProcess[Positions]):
 
     def initialise(self, data: Dataset) -> list[str]:
         return ["a known rate: nothing to take from the data"]
-
-    def encode(self, batch: Batch, before: Positions | None = None) -> Positions:
-        return positions_of(batch, before)
-
-    def extend(
-        self,
-        history: Positions,
-        time: Float[Tensor, " B"],
-        mark: Int[Tensor, " B"],
-        active: Bool[Tensor, " B"] | None = None,
-        place: Float[Tensor, "B k"] | None = None,
-        features: Float[Tensor, "B F"] | None = None,
-    ) -> Positions:
-        return extended(history, time, active)
 
     def log_intensity(
         self,

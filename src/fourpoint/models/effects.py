@@ -537,7 +537,7 @@ def holiday_days(country: str, first_year: int, last_year: int) -> tuple[int, ..
     years = range(first_year, last_year + 1)
     try:
         found = holidays.country_holidays(name, subdiv=part or None, years=years)
-    except NotImplementedError as error:
+    except NotImplementedError as error:  # what the package raises for a country it does not have
         raise UserError(
             "a country that the package holidays knows",
             f"{HOLIDAYS}{country}",

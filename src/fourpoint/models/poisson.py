@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
@@ -24,7 +24,7 @@ from fourpoint.models.base import PointProcess, placed
 from fourpoint.models.baseline import Baseline
 from fourpoint.models.effects_fit import fit_effects
 from fourpoint.models.path_counts import poisson_counts
-from fourpoint.models.positions import Positions, extended, positions_of
+from fourpoint.models.positions import FromPositions, Positions
 from fourpoint.models.spatial.cells import Cells
 from fourpoint.models.spatial.grid import SpatialGrid
 from fourpoint.models.time_pieces import baseline_cubics
@@ -35,7 +35,45 @@ from fourpoint.ops.spline import spline, spline_knots, spline_max
 MEAN_NODES = 8  # of the mean rate between two knots
 
 
-class Poisson(PointProcess[Positions]):
+class _OnGrid(FromPositions):
+    """A rate that knows the clock but not the past, whose places have a density on a grid."""
+
+    linear = True
+    has_upper_bound = True
+    fits_in_closed_form = True
+    draws_places = True
+    grid: SpatialGrid | None
+
+    def log_intensity_at(
+        self,
+        history: Positions,
+        times: Float[Tensor, "B G Q"],
+        places: Float[Tensor, "B G Q k"],
+        seen: Int[Tensor, "B G"] | None = None,
+    ) -> Float[Tensor, "B G Q M"]:
+        """log lambda_m(t, x), per unit of time and volume."""
+        return self.log_intensity(history, times, seen) + placed(self.grid).log_density(places)
+
+    def draw_places(
+        self,
+        history: Positions,
+        time: Float[Tensor, " B"],
+        mark: Int[Tensor, " B"],
+        random: torch.Generator,
+    ) -> Float[Tensor, "B k"]:
+        """Where events of known time and type are, drawn from their density."""
+        return placed(self.grid).draw(mark, random)
+
+    def expected_in_cells(
+        self, history: Positions, paths: Dataset | None, a: float, b: float, cells: Cells
+    ) -> Float[Tensor, "C M"]:
+        """The mean rate of every mark in the cells of a map over [a, b]; the past changes
+        nothing.
+        """
+        return _mean_rates_over(self, history, a, b) * placed(self.grid).in_cells(cells)
+
+
+class Poisson(_OnGrid):
     """A constant rate per mark, ``lambda_m(t) = exp(log_rate_m)``, in events per unit of time.
 
     ``cells`` is the number of parts of every axis of a box on which places have a density of their
@@ -48,11 +86,6 @@ class Poisson(PointProcess[Positions]):
     >>> model.intensity(model.encode(data.batch()), torch.tensor([[4.0]]).double()).tolist()
     [[[0.5]]]
     """
-
-    linear = True
-    has_upper_bound = True
-    fits_in_closed_form = True
-    draws_places = True
 
     def __init__(self, marks: MarkSpace | int | None = None, cells: int = 1) -> None:
         super().__init__()
@@ -99,9 +132,6 @@ class Poisson(PointProcess[Positions]):
         self.rate_ratios = found.rate_ratios
         return [*notes, *found.notes]
 
-    def encode(self, batch: Batch, before: Positions | None = None) -> Positions:
-        return positions_of(batch, before, self.known_context(batch, before))
-
     @property
     def effect_curves(self) -> int:
         """log of the rate of every mark."""
@@ -111,17 +141,6 @@ class Poisson(PointProcess[Positions]):
     def has_closed_integral(self) -> bool:
         """Without effects of calendar and covariates."""
         return self.effects is None
-
-    def extend(
-        self,
-        history: Positions,
-        time: Float[Tensor, " B"],
-        mark: Int[Tensor, " B"],
-        active: Bool[Tensor, " B"] | None = None,
-        place: Float[Tensor, "B k"] | None = None,
-        features: Float[Tensor, "B F"] | None = None,
-    ) -> Positions:
-        return extended(history, time, active)
 
     def log_intensity(
         self,
@@ -133,34 +152,6 @@ class Poisson(PointProcess[Positions]):
         if self.effects is None:
             return flat
         return flat + self.effects.values(times, history.context)
-
-    def log_intensity_at(
-        self,
-        history: Positions,
-        times: Float[Tensor, "B G Q"],
-        places: Float[Tensor, "B G Q k"],
-        seen: Int[Tensor, "B G"] | None = None,
-    ) -> Float[Tensor, "B G Q M"]:
-        """log lambda_m(t, x), per unit of time and volume."""
-        return self.log_intensity(history, times, seen) + placed(self.grid).log_density(places)
-
-    def draw_places(
-        self,
-        history: Positions,
-        time: Float[Tensor, " B"],
-        mark: Int[Tensor, " B"],
-        random: torch.Generator,
-    ) -> Float[Tensor, "B k"]:
-        """Where events of known time and type are, drawn from their density."""
-        return placed(self.grid).draw(mark, random)
-
-    def expected_in_cells(
-        self, history: Positions, paths: Dataset | None, a: float, b: float, cells: Cells
-    ) -> Float[Tensor, "C M"]:
-        """The mean rate of every mark in the cells of a map over [a, b]; the past changes
-        nothing.
-        """
-        return _mean_rates_over(self, history, a, b) * placed(self.grid).in_cells(cells)
 
     def closed_integral(
         self,
@@ -187,7 +178,7 @@ class Poisson(PointProcess[Positions]):
         return (self.log_rate + bound).exp().sum(-1)
 
 
-class SplinePoisson(PointProcess[Positions]):
+class SplinePoisson(_OnGrid):
     """A rate per mark that follows the time since the window's start, ``lambda_m(t) = exp(s_m(t -
     start))``.
 
@@ -199,11 +190,6 @@ class SplinePoisson(PointProcess[Positions]):
     >>> model.coefficients.shape, model.settings()
     (torch.Size([2, 7]), {'knots': 4})
     """
-
-    linear = True
-    has_upper_bound = True
-    fits_in_closed_form = True
-    draws_places = True
 
     def __init__(
         self, marks: MarkSpace | int | None = None, knots: int = 20, cells: int = 1
@@ -280,20 +266,6 @@ class SplinePoisson(PointProcess[Positions]):
             f"maximum likelihood with a ridge of {ridge:g} on second differences: {found}",
         ]
 
-    def encode(self, batch: Batch, before: Positions | None = None) -> Positions:
-        return positions_of(batch, before)
-
-    def extend(
-        self,
-        history: Positions,
-        time: Float[Tensor, " B"],
-        mark: Int[Tensor, " B"],
-        active: Bool[Tensor, " B"] | None = None,
-        place: Float[Tensor, "B k"] | None = None,
-        features: Float[Tensor, "B F"] | None = None,
-    ) -> Positions:
-        return extended(history, time, active)
-
     def log_intensity(
         self,
         history: Positions,
@@ -302,34 +274,6 @@ class SplinePoisson(PointProcess[Positions]):
     ) -> Float[Tensor, "B G Q M"]:
         since = times - history.start[:, None, None]
         return self.baseline.values(since, self.baseline.curves()).log_base
-
-    def log_intensity_at(
-        self,
-        history: Positions,
-        times: Float[Tensor, "B G Q"],
-        places: Float[Tensor, "B G Q k"],
-        seen: Int[Tensor, "B G"] | None = None,
-    ) -> Float[Tensor, "B G Q M"]:
-        """log lambda_m(t, x), per unit of time and volume."""
-        return self.log_intensity(history, times, seen) + placed(self.grid).log_density(places)
-
-    def draw_places(
-        self,
-        history: Positions,
-        time: Float[Tensor, " B"],
-        mark: Int[Tensor, " B"],
-        random: torch.Generator,
-    ) -> Float[Tensor, "B k"]:
-        """Where events of known time and type are, drawn from their density."""
-        return placed(self.grid).draw(mark, random)
-
-    def expected_in_cells(
-        self, history: Positions, paths: Dataset | None, a: float, b: float, cells: Cells
-    ) -> Float[Tensor, "C M"]:
-        """The mean rate of every mark in the cells of a map over [a, b]; the past changes
-        nothing.
-        """
-        return _mean_rates_over(self, history, a, b) * placed(self.grid).in_cells(cells)
 
     def draw_counts(self, batch: Batch, wanted: Wanted) -> NDArray[np.int32] | None:
         """Poisson numbers with the integrals of the rate as means."""

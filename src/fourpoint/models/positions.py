@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from fourpoint.events import Batch, BatchContext
-from fourpoint.models.base import History
+from fourpoint.models.base import History, PointProcess
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,6 +22,26 @@ class Positions(History):
     """B sequences at P positions. Times are float64 in the user's unit."""
 
     earlier: Int[Tensor, " B"]  # events before position 0, no longer remembered
+
+
+class FromPositions(PointProcess[Positions]):
+    """A point process whose histories are :class:`Positions`; ``log_intensity`` and ``settings``
+    are left to define.
+    """
+
+    def encode(self, batch: Batch, before: Positions | None = None) -> Positions:
+        return positions_of(batch, before, self.known_context(batch, before))
+
+    def extend(
+        self,
+        history: Positions,
+        time: Float[Tensor, " B"],
+        mark: Int[Tensor, " B"],
+        active: Bool[Tensor, " B"] | None = None,
+        place: Float[Tensor, "B k"] | None = None,
+        features: Float[Tensor, "B F"] | None = None,
+    ) -> Positions:
+        return extended(history, time, active)
 
 
 def positions_of(

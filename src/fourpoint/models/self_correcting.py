@@ -16,16 +16,16 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from fourpoint.events import Batch, Dataset, MarkSpace, UserError
-from fourpoint.models.base import PointProcess, exposed_pieces, space_without_places
-from fourpoint.models.positions import Positions, counts, extended, positions_of
+from fourpoint.events import Dataset, MarkSpace, UserError
+from fourpoint.models.base import exposed_pieces, space_without_places
+from fourpoint.models.positions import FromPositions, Positions, counts
 from fourpoint.ops.minimise import minimise
 
 
-class SelfCorrecting(PointProcess[Positions]):
+class SelfCorrecting(FromPositions):
     """Rate ``exp(drift (t - start) - correction N(t))``; ``drift`` is per unit of time,
     ``correction`` per event.
 
@@ -92,20 +92,6 @@ class SelfCorrecting(PointProcess[Positions]):
                 f"maximum likelihood: {found}"
             )
         ]
-
-    def encode(self, batch: Batch, before: Positions | None = None) -> Positions:
-        return positions_of(batch, before)
-
-    def extend(
-        self,
-        history: Positions,
-        time: Float[Tensor, " B"],
-        mark: Int[Tensor, " B"],
-        active: Bool[Tensor, " B"] | None = None,
-        place: Float[Tensor, "B k"] | None = None,
-        features: Float[Tensor, "B F"] | None = None,
-    ) -> Positions:
-        return extended(history, time, active)
 
     def log_intensity(
         self,

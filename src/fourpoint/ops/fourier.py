@@ -245,7 +245,15 @@ def fixed_noise(features: int, dimension: int, seed: int) -> Float[Tensor, "D q"
 
 
 def _modes(s: Spectrum, first: int, stop: int) -> Spectrum:
-    return Spectrum(*(None if x is None else x[:, first:stop] for x in s))  # type: ignore[arg-type]
+    """The modes from ``first`` up to ``stop`` of every head."""
+    some = slice(first, stop)
+    return Spectrum(
+        frequency=s.frequency[:, some],
+        decay=None if s.decay is None else s.decay[:, some],
+        shift=s.shift[:, some],
+        weight=s.weight[:, some],
+        phase=None if s.phase is None else s.phase[:, some],
+    )
 
 
 def _by_features(

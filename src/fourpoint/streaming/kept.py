@@ -60,7 +60,39 @@ def supports_kept(model: PointProcess) -> bool:
     return kernels.DAPP_STREAM.choose(linear=paired, normalise=s["normalise"]) is not None
 
 
-class ByActiveSets:
+class ByModes:
+    """One stream of a DAPP by the states of its modes: what a stepper with bounded memory and one
+    without have in common.
+    """
+
+    steps: Steps
+
+    def _begin(self, start: float) -> None:
+        """The states before any event."""
+        self._start = start
+        self._at = start
+        self._state = self.steps.blank(1)
+        self._ahead = (start, self._state)
+
+    def score(self, time: float) -> tuple[Floats, float]:
+        since_start = np.array([self._at - self._start])
+        found = self.steps.reach(self._state, since_start, np.array([time - self._at]))
+        self._ahead = (time, found.state)
+        return found.logs[0], float(found.integral[0])
+
+    def logs(self, time: float) -> Floats:
+        state = self.steps.moved(self._state, np.array([time - self._at]))
+        return np.asarray(self.steps.logs(state, np.array([time - self._start]))[0])
+
+    def move(self, time: float) -> None:
+        at, state = self._ahead
+        if at != time:
+            state = self.steps.moved(self._state, np.array([time - self._at]))
+        self._state = state
+        self._at = time
+
+
+class ByActiveSets(ByModes):
     """One stream of a DAPP with ``keep``: a :class:`~fourpoint.streaming.steppers.Stepper`."""
 
     def __init__(self, model: DAPP) -> None:
@@ -81,8 +113,7 @@ class ByActiveSets:
 
     def restart(self, start: float) -> None:
         shape = (len(self.weight), self.keep)
-        self._start, self._at, self._state = start, start, self.steps.blank(1)
-        self._ahead = (start, self._state)
+        self._begin(start)
         self._slots: Arrays = {
             name: np.zeros(shape, dtype=np.int64 if name in ("marks", "count", "index") else None)
             for name in FIELDS
@@ -90,24 +121,6 @@ class ByActiveSets:
         self._slots["index"][:] = -1
         self._seen = 0
         self._compared: tuple[float, int, int, Floats] | None = None
-
-    def score(self, time: float) -> tuple[Floats, float]:
-        found = self.steps.reach(
-            self._state, np.array([self._at - self._start]), np.array([time - self._at])
-        )
-        self._ahead = (time, found.state)
-        return found.logs[0], float(found.integral[0])
-
-    def logs(self, time: float) -> Floats:
-        state = self.steps.moved(self._state, np.array([time - self._at]))
-        return np.asarray(self.steps.logs(state, np.array([time - self._start]))[0])
-
-    def move(self, time: float) -> None:
-        at, state = self._ahead
-        self._state = (
-            state if at == time else self.steps.moved(self._state, np.array([time - self._at]))
-        )
-        self._at = time
 
     def absorb(self, time: float, mark: int) -> None:
         s = self._slots

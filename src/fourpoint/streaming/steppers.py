@@ -28,7 +28,7 @@ from fourpoint.models.hawkes import Hawkes
 from fourpoint.models.hawkes_step import HawkesSteps
 from fourpoint.ops import attention
 from fourpoint.ops.quadrature import Unconverged
-from fourpoint.streaming.kept import ByActiveSets, supports_kept
+from fourpoint.streaming.kept import ByActiveSets, ByModes, supports_kept
 from fourpoint.streaming.model_queries import (
     empty_history,
     in_float64,
@@ -209,7 +209,7 @@ class ByHistory:
         return np.asarray(sums[0, 0, 0, :, mark, 1].numpy())
 
 
-class ByStates:
+class ByStates(ByModes):
     """A linear DAPP, by the states of its modes in float64; its numbers are copied when the stream
     begins.
     """
@@ -219,31 +219,12 @@ class ByStates:
         self.restart(0.0)
 
     def restart(self, start: float) -> None:
-        self._start, self._at, self._state = start, start, self.steps.blank(1)
-        self._ahead = (start, self._state)
-
-    def score(self, time: float) -> tuple[Floats, float]:
-        found = self.steps.reach(
-            self._state, np.array([self._at - self._start]), np.array([time - self._at])
-        )
-        self._ahead = (time, found.state)
-        return found.logs[0], float(found.integral[0])
-
-    def logs(self, time: float) -> Floats:
-        state = self.steps.moved(self._state, np.array([time - self._at]))
-        return np.asarray(self.steps.logs(state, np.array([time - self._start]))[0])
+        self._begin(start)
 
     def absorb(self, time: float, mark: int) -> None:
         self.move(time)
         added = self.steps.added(np.array([time - self._start]), np.array([mark]))
         self._state = self._state + added
-
-    def move(self, time: float) -> None:
-        at, state = self._ahead
-        self._state = (
-            state if at == time else self.steps.moved(self._state, np.array([time - self._at]))
-        )
-        self._at = time
 
     def follow(self, numbers: Numbers, events: Events, into: Scored) -> Stop | None:
         rows = np.zeros(len(events.times), dtype=np.int64)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from fourpoint.events.dates import SECONDS
+
 if TYPE_CHECKING:
     from fourpoint.training.comparing import Comparison, Step
 
@@ -84,22 +86,12 @@ def _verdict(found: Comparison) -> str:
 def lag_words(found: Comparison) -> str:
     """The mean lag in a unit that suits it."""
     lag = found.lag
-    seconds = {
-        "nanoseconds": 1e-9,
-        "microseconds": 1e-6,
-        "milliseconds": 1e-3,
-        "seconds": 1.0,
-        "minutes": 60.0,
-        "hours": 3600.0,
-        "days": 86400.0,
-        "weeks": 7 * 86400.0,
-    }
-    if found.unit not in seconds:
+    if found.unit not in SECONDS:
         return f"{lag:.3g} {found.unit or 'units of time'}"
-    total = lag * seconds[found.unit]
+    total = lag * SECONDS[found.unit]
     for name in ("days", "hours", "minutes", "seconds"):
-        if total >= 2 * seconds[name]:
-            return f"{total / seconds[name]:.3g} {name}"
+        if total >= 2 * SECONDS[name]:
+            return f"{total / SECONDS[name]:.3g} {name}"
     return f"{total:.2g} seconds"
 
 

@@ -34,7 +34,7 @@ import time
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
@@ -180,6 +180,14 @@ def fit(
     >>> fit(model, simulate("hawkes", 100), progress=False).stopped
     'maximum likelihood'
     """
+    began = time.monotonic()
+    if spread is not None:
+        warnings.warn(
+            "spread is now called dequantise; the old name will be removed",
+            DeprecationWarning,
+            stacklevel=3,
+        )
+        dequantise = spread
     given = dict(
         steps=steps,
         batch_size=batch_size,
@@ -195,76 +203,28 @@ def fit(
         average=average,
         dequantise=dequantise,
     )
-    began = time.monotonic()
-    if spread is not None:
-        warnings.warn(
-            "spread is now called dequantise; the old name will be removed",
-            DeprecationWarning,
-            stacklevel=3,
-        )
-        given["dequantise"] = spread
     place = _device(device)
-    chosen = {
-        **RECIPE,
-        **(model.recipe or {}),
-        **{k: v for k, v in given.items() if v is not None},
-    }
-    if steps is not None and epochs is None:
-        chosen["epochs"] = 0.0
-    step_events = chosen.pop("step_events", STEP_EVENTS)
     pieces = _pieces(train, place)
-    if chosen["batch_size"] is None:
-        chosen["batch_size"] = _batch_for(pieces, step_events, place)
-    if baselines and train.scored_events < SMALL and validate_every is None:
-        chosen["validate_every"] = min(chosen["validate_every"] or SMALL_VALIDATE, SMALL_VALIDATE)
-    recipe = Recipe(**chosen)
+    recipe = _chosen_recipe(model, given, pieces, place, few=baselines)
     _check_fit(model, train, dev, recipe, time_budget)
-    longest = int(min(pieces.lengths.max(initial=0), BLOCK)) + 1
-    check_memory(model, min(recipe.batch_size, len(pieces)) * longest, recipe.nodes)
-    if convention not in CONVENTIONS:
-        raise TrainingError(
-            "convention 'window' or 'gaps'", f"{convention!r}", "Choose one of the two."
-        )
-    if fill not in ("none", "sample"):
-        raise TrainingError("fill 'none' or 'sample'", f"{fill!r}", "Choose one of the two.")
+    _check_choices(convention, fill)
+    _check_step_memory(model, pieces, recipe)
     keep_freed_memory()
     torch.manual_seed(seed)
-    if dev is None and model.fits_in_closed_form:
-        dev = train.select([])  # a closed form has no early stopping to keep data for
-    if dev is None:
-        train, dev = train.split((0.9, 0.1), by="sequence", seed=seed)
-        pieces = _pieces(train, place)
-    if train.features is not None and model.event_features is None:
-        model.add_event_features(train)
-    if model.event_features is not None:
-        for part in (train, dev):
-            model.event_features.check_names(part)
-    said_of_effects = _add_effects(model, train, dev, calendar)
-    if outages == "auto" and model.effects is not None and model.effects.spec.calendar:
-        found = find_outages(train, model.effects.spec)
-        said_of_effects += say(train, found)
-        train = without(train, found)
-        dev = without(dev, find_outages(dev, model.effects.spec))
-        pieces = _pieces(train, place)
-    observed = train
+    parts = _Parts(*_train_and_dev(model, train, dev, seed))
+    parts.add_event_features(model)
+    parts.add_effects(model, calendar)
+    if outages == "auto":
+        parts.leave_out_outages(model)
     if fill == "sample":
-        train, said_of_gaps = fill_gaps(model, train, seed)
-        said_of_effects += said_of_gaps
-        pieces = _pieces(train, place)
+        parts.fill_gaps(model, seed)
+    if parts.train is not train:
+        pieces = _pieces(parts.train, place)
     recipe = _in_full(recipe, pieces, seed)
-    terms = dict(
-        **asdict(recipe),
-        convention=convention,
-        seed=seed,
-        events=train.events,
-        sequences=len(train),
-        model=model.settings(),
-        effects=None if model.effects is None else model.effects.spec.to_dict(),
-        event_features=list(feature_names(train)),
-    )
-    terms |= dict(train=fingerprint(train), dev=fingerprint(dev))
-    model.trained_on = TrainedOn.of(observed, dev)
-    run = Run(model, train, dev, Path(folder) if folder else None, seed, recipe, terms, pieces)
+    model.trained_on = TrainedOn.of(parts.observed, parts.dev)
+    terms = _terms(model, parts, recipe, convention, seed)
+    where = Path(folder) if folder else None
+    run = Run(model, parts.train, parts.dev, where, seed, recipe, terms, pieces)
     if resume and run.finished():
         return run.fit
     run.begin(resume)
@@ -274,24 +234,130 @@ def fit(
     with threads_for_loops(one_thread), _bar(progress) as bar:
         bar.say("preparing")
         said = _timestamp_resolution(run, recipe)
-        shown = dequantised(train, run.resolution, seed) if run.resolution else train
-        run.fit.notes += said_of_effects + model.initialise(shown) + said
+        shown = parts.train
+        if run.resolution:
+            shown = dequantised(shown, run.resolution, seed)
+        run.fit.notes += parts.notes + model.initialise(shown) + said
         if model.fits_in_closed_form:
             return run.maximise(shown)
         if baselines:
             bar.say("fitting closed-form models")
-            limit = math.inf if time_budget is None else BASELINE_SHARE * time_budget
-            run.compare_with(
-                fit_closed_forms(
-                    model.marks,
-                    shown,
-                    run.score,
-                    time_left=lambda: time.monotonic() - began < limit,
-                    effects=None if model.effects is None else model.effects.spec,
-                    features=model.event_features,
-                )
-            )
+            _fit_baselines(run, shown, began, time_budget)
         return _train(run, recipe, convention, place, began, time_budget, resume, bar)
+
+
+def _chosen_recipe(
+    model: PointProcess,
+    given: dict[str, Any],
+    pieces: Dataset,
+    place: torch.device,
+    *,
+    few: bool,
+) -> Recipe:
+    """What was ``given``, the model's own recipe and RECIPE, in this order; with ``few``, few
+    training events are validated on often.
+    """
+    given = {name: value for name, value in given.items() if value is not None}
+    chosen = {**RECIPE, **(model.recipe or {}), **given}
+    if "steps" in given and "epochs" not in given:
+        chosen["epochs"] = 0.0
+    step_events = chosen.pop("step_events", STEP_EVENTS)
+    if chosen["batch_size"] is None:
+        chosen["batch_size"] = _batch_for(pieces, step_events, place)
+    if few and pieces.scored_events < SMALL and "validate_every" not in given:
+        chosen["validate_every"] = min(chosen["validate_every"] or SMALL_VALIDATE, SMALL_VALIDATE)
+    return Recipe(**chosen)
+
+
+def _train_and_dev(
+    model: PointProcess, train: Dataset, dev: Dataset | None, seed: int
+) -> tuple[Dataset, Dataset]:
+    """The data that is fitted to and that which is scored, where ``dev`` is not given."""
+    if dev is not None:
+        return train, dev
+    if model.fits_in_closed_form:
+        return train, train.select([])  # a closed form has no early stopping to keep data for
+    kept, held_out = train.split((0.9, 0.1), by="sequence", seed=seed)
+    return kept, held_out
+
+
+@dataclass
+class _Parts:
+    """The data of a fit, which is prepared step by step, and remarks on what was done.
+
+    ``observed`` are the recorded events of ``train``, without those that fill gaps.
+    """
+
+    train: Dataset
+    dev: Dataset
+    observed: Dataset = field(init=False)
+    notes: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.observed = self.train
+
+    def add_event_features(self, model: PointProcess) -> None:
+        """Features of events scale what they trigger, where the data has features."""
+        if self.train.features is not None and model.event_features is None:
+            model.add_event_features(self.train)
+        if model.event_features is not None:
+            model.event_features.check_names(self.train)
+            model.event_features.check_names(self.dev)
+
+    def add_effects(self, model: PointProcess, calendar: str | Sequence[str]) -> None:
+        """Effects of calendar and covariates, unless the model has some."""
+        self.notes += _add_effects(model, self.train, self.dev, calendar)
+
+    def leave_out_outages(self, model: PointProcess) -> None:
+        """Silences that a rate with a calendar cannot explain count as not recorded."""
+        if model.effects is None or not model.effects.spec.calendar:
+            return
+        found = find_outages(self.train, model.effects.spec)
+        self.notes += say(self.train, found)
+        self.train = without(self.train, found)
+        self.dev = without(self.dev, find_outages(self.dev, model.effects.spec))
+        self.observed = self.train
+
+    def fill_gaps(self, model: PointProcess, seed: int) -> None:
+        """Events of recording gaps, drawn from a Hawkes process."""
+        self.train, said = fill_gaps(model, self.train, seed)
+        self.notes += said
+
+
+def _terms(
+    model: PointProcess, parts: _Parts, recipe: Recipe, convention: Convention, seed: int
+) -> dict[str, Any]:
+    """What a run depends on: only a run with the same terms is resumed."""
+    effects = None if model.effects is None else model.effects.spec.to_dict()
+    return dict(
+        **asdict(recipe),
+        convention=convention,
+        seed=seed,
+        events=parts.train.events,
+        sequences=len(parts.train),
+        model=model.settings(),
+        effects=effects,
+        event_features=list(feature_names(parts.train)),
+        train=fingerprint(parts.train),
+        dev=fingerprint(parts.dev),
+    )
+
+
+def _fit_baselines(run: Run, shown: Dataset, began: float, time_budget: float | None) -> None:
+    """Fit closed-form models, which the trained one is compared with, within their share of the
+    time budget.
+    """
+    model = run.model
+    limit = math.inf if time_budget is None else BASELINE_SHARE * time_budget
+    found = fit_closed_forms(
+        model.marks,
+        shown,
+        run.score,
+        time_left=lambda: time.monotonic() - began < limit,
+        effects=None if model.effects is None else model.effects.spec,
+        features=model.event_features,
+    )
+    run.compare_with(found)
 
 
 def _add_effects(
@@ -335,9 +401,8 @@ def _train(
     run.begin_mean()
     if guesses and step == 0:
         run.score_guess(guesses)
-    taker = (CapturedSteps if CapturedSteps.able(run, place) else Steps)(
-        run, optimiser, recipe, convention
-    )
+    kind = CapturedSteps if CapturedSteps.able(run, place) else Steps
+    taker = kind(run, optimiser, recipe, convention)
     warmup = max(1, min(recipe.warmup, recipe.steps // 10))
     began -= run.fit.history[-1]["seconds"] if run.fit.history else 0.0
     if time_budget is None:
@@ -358,12 +423,9 @@ def _train(
         if (share >= 1 and step > first) or run.stale() >= recipe.patience:
             run.fit.stopped = "time budget" if share >= 1 else "no better validation"
             break
-        rate = (
-            recipe.learning_rate
-            * min(1.0, (step + 1) / warmup)
-            * 0.5
-            * (1 + math.cos(math.pi * min(1.0, share)))
-        )
+        warmed = min(1.0, (step + 1) / warmup)
+        cosine = 0.5 * (1 + math.cos(math.pi * min(1.0, share)))
+        rate = recipe.learning_rate * warmed * cosine
         taker.take(step, rate)
         run.move_mean(step)
         seen += int(scored[run.rows(step)].sum())
@@ -385,25 +447,30 @@ def _train(
             bar.update(step, time.monotonic() - began, row)
             seen = 0
             clock = time.monotonic()
-            until = limit - 2 * (
-                clock - now
-            )  # the last validation and the score of the model that is kept take as long
-            pause = max(pause, 3 * (clock - now))  # most of a budget is for training
+            validated = clock - now
+            # The last validation and the score of the model that is kept take as long.
+            until = limit - 2 * validated
+            pause = max(pause, 3 * validated)  # most of a budget is for training
         else:
             bar.update(step, now - began, None)
     run.fit.notes += taker.close()
-    if run.fit.stopped == "time budget" and step < recipe.steps / 4:
-        run.fit.notes.append(
-            f"the time budget ended training after {step:,} of {recipe.steps:,} steps: a "
-            "longer one may do better"
-        )
-    if run.closed_forms and train.scored_events < SMALL:
-        few = f"{train.scored_events:,} training events are few for a neural model"
-        run.fit.notes.append(
-            f"{few}: it keeps its first weights unless others are clearly better on dev"
-        )
+    run.fit.notes += _remarks(run, recipe, step)
     bar.say("checking the fitted model")
     return run.finish()
+
+
+def _remarks(run: Run, recipe: Recipe, steps: int) -> list[str]:
+    """Remarks on training that ended after so many steps."""
+    found = []
+    if run.fit.stopped == "time budget" and steps < recipe.steps / 4:
+        found.append(
+            f"the time budget ended training after {steps:,} of {recipe.steps:,} steps: a "
+            "longer one may do better"
+        )
+    if run.closed_forms and run.train.scored_events < SMALL:
+        few = f"{run.train.scored_events:,} training events are few for a neural model"
+        found.append(f"{few}: it keeps its first weights unless others are clearly better on dev")
+    return found
 
 
 def _guesses(run: Run) -> list[dict[str, torch.Tensor]]:
@@ -543,6 +610,23 @@ def _check_fit(
         raise TrainingError(
             "positive steps, batch_size and time_budget", received, "Raise them above 0."
         )
+
+
+def _check_choices(convention: str, fill: str) -> None:
+    """Raise :class:`TrainingError` for an unknown name."""
+    if convention not in CONVENTIONS:
+        raise TrainingError(
+            "convention 'window' or 'gaps'", f"{convention!r}", "Choose one of the two."
+        )
+    if fill not in ("none", "sample"):
+        raise TrainingError("fill 'none' or 'sample'", f"{fill!r}", "Choose one of the two.")
+
+
+def _check_step_memory(model: PointProcess, pieces: Dataset, recipe: Recipe) -> None:
+    """Raise an error if a step does not fit into memory."""
+    sequences = min(recipe.batch_size, len(pieces))
+    longest = int(min(pieces.lengths.max(initial=0), BLOCK)) + 1
+    check_memory(model, sequences * longest, recipe.nodes)
 
 
 class _Bar:
