@@ -101,6 +101,10 @@ SECTIONS: dict[str, tuple[str, str]] = {
         "Fitting a Hawkes process",
         "Seconds to the maximum of the likelihood on one thread, and how high it is.",
     ),
+    "coverage": (
+        "Intervals of parameters",
+        "How often 95% intervals of a Hawkes process hold the truth, over simulated data sets.",
+    ),
     "reading": (
         "Reading files",
         "Processor seconds and peak memory beside polars' read followed by a stable sort.",

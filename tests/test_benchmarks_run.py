@@ -52,6 +52,7 @@ ARGUMENTS = {
     "budget": "--budget 0.3 --sets calls --models dapp --seeds 1",
     "costs": "--repeats 1",
     "counts": "--quick --paths 4",
+    "coverage": "--quick",
     "deep": "--data {data} --sets taxi --rounds 1 --batch 2",
     "exactness": "--gaps 40 --forecasts 2",
     "forecast_all": "--sequences 6 --plain 2 --paths 4 --seconds .05 --repeats 1",

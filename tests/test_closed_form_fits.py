@@ -112,9 +112,13 @@ def test_standard_errors_come_back_with_a_saved_model(
     for name, error in model.errors.items():
         assert found.errors[name].shape == error.shape == found.estimates[name].shape
         assert np.array_equal(found.errors[name], error, equal_nan=True)
+    for name, limits in model.intervals().items():
+        assert limits.shape == (*model.estimates[name].shape, 2)
+        assert found.intervals()[name] == pytest.approx(limits, rel=1e-12, nan_ok=True)
     again = Hawkes(two_types.marks, exponentials=exponentials)
     fit(again, two_types, folder=tmp_path, resume=True, progress=False)
     assert np.array_equal(again.errors["baseline"], model.errors["baseline"], equal_nan=True)
+    assert again.intervals()["decay"] == pytest.approx(model.intervals()["decay"], nan_ok=True)
 
 
 def test_errors_that_do_not_exist_stay_so(tmp_path: Path) -> None:
@@ -140,13 +144,15 @@ def test_the_command_prints_branching_ratios_that_are_near_the_truth(
     done = runner.invoke(app, ["fit", str(file), "--model", "hawkes", "-o", str(folder)])
     assert done.exit_code == 0, done.output
     found: Any = restore(folder)
+    intervals = found.intervals()["branching"]
     rows = [
-        f"{found.estimates['branching'][m, n]:.3g} ({found.errors['branching'][m, n]:.2g})"
+        f"{found.estimates['branching'][m, n]:.3g} ({intervals[m, n, 0]:.2g} to "
+        f"{intervals[m, n, 1]:.2g})"
         for m in range(2)
         for n in range(2)
     ]
     assert "Branching ratios: events that one event leads to directly" in done.stdout
-    assert "standard errors in brackets" in done.stdout and "spectral radius" in done.stdout
+    assert "95% intervals in brackets" in done.stdout and "spectral radius" in done.stdout
     assert all(cell in done.stdout for cell in rows)
     judged = runner.invoke(app, ["evaluate", str(folder), str(file), "--no-fit-check"])
     assert judged.exit_code == 0 and all(cell in judged.stdout for cell in rows), judged.output
@@ -157,6 +163,7 @@ def test_the_command_prints_branching_ratios_that_are_near_the_truth(
     assert numbers["types"] == ["a", "b"]
     error = np.array(numbers["standard_errors"])
     assert (np.abs(np.array(numbers["ratios"]) - TRUE) < 4 * error).all() and (error < 0.1).all()
+    assert np.array(numbers["intervals"]) == pytest.approx(intervals)
 
 
 def test_of_many_types_the_largest_ratios_are_shown() -> None:

@@ -117,6 +117,17 @@ def nested(depth: int) -> Any:
     return found
 
 
+def profile_tables(**changes: Any) -> dict[str, Any]:
+    """Profile log-likelihoods of a Hawkes process of two types, with changes in its baseline."""
+    found: dict[str, Any] = {}
+    for name, value in (("branching", [[0.1, 0.1], [0.1, 0.1]]), ("decay", 1.0)):
+        parts = dict.fromkeys(("estimate", "slope", "curvature", "third"), value)
+        found[name] = parts | {"logarithmic": False}
+    baseline = dict.fromkeys(("estimate", "slope", "curvature", "third"), [1.0, 1.0])
+    found["baseline"] = baseline | {"logarithmic": False} | changes
+    return found
+
+
 NAN, INF = math.nan, math.inf
 CASES: dict[str, tuple[str, Change]] = {
     # the head
@@ -277,6 +288,16 @@ CASES: dict[str, tuple[str, Change]] = {
     "errors of text": ("hawkes", entry("errors", to=dict(baseline=["a", "b"]))),
     "errors negative": ("hawkes", entry("errors", to=dict(baseline=[-1.0, 1.0]))),
     "errors infinite": ("hawkes", entry("errors", to=dict(baseline=[INF, 1.0]))),
+    # profile log-likelihoods
+    "profiles of another model": ("dapp", entry("profiles", to={})),
+    "profiles a list": ("hawkes", entry("profiles", to=[1.0])),
+    "profiles of some": ("hawkes", entry("profiles", to=dict(baseline={}))),
+    "profiles empty": ("hawkes", entry("profiles", to=dict(decay={}, baseline={}, branching={}))),
+    "profiles of another shape": ("hawkes", entry("profiles", to=profile_tables(estimate=[1.0]))),
+    "profiles infinite": ("hawkes", entry("profiles", to=profile_tables(third=[INF, 1.0]))),
+    "profiles negative": ("hawkes", entry("profiles", to=profile_tables(curvature=[-1.0, 1.0]))),
+    "profiles of text": ("hawkes", entry("profiles", to=profile_tables(slope=["a", "b"]))),
+    "profiles on no scale": ("hawkes", entry("profiles", to=profile_tables(logarithmic=1))),
 }
 
 

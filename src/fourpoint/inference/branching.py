@@ -31,27 +31,30 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class BranchingRatios:
-    """The matrix ``ratios`` (M, M), the exciting type last, with standard errors and its spectral
-    radius.
+    """The matrix ``ratios`` (M, M), the exciting type last, with standard errors, 95% ``intervals``
+    (M, M, 2) and its spectral radius.
 
-    With event features they are means over those of training events. ``errors`` is None where there
-    are none: a process with several decays, with places or event features, or one that was not
-    fitted. An error is NaN where an estimate lies on the edge of what is possible. Prints as a
-    table; :meth:`to_dict` is for machines.
+    With event features they are means over those of training events. ``errors`` and ``intervals``
+    are None where there are none: a process with several decays, with places or event features, or
+    one that was not fitted. An error is NaN where an estimate lies on the edge of what is possible.
+    Prints as a table; :meth:`to_dict` is for machines.
     """
 
     names: tuple[str, ...]
     ratios: Floats
     errors: Floats | None
     spectral_radius: float
+    intervals: Floats | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Everything, as JSON can hold it but for NaN; rows are the excited types."""
         errors = None if self.errors is None else self.errors.tolist()
+        intervals = None if self.intervals is None else self.intervals.tolist()
         return {
             "types": list(self.names),
             "ratios": self.ratios.tolist(),
             "standard_errors": errors,
+            "intervals": intervals,
             "spectral_radius": self.spectral_radius,
         }
 
@@ -63,7 +66,9 @@ class BranchingRatios:
         which = "" if whole else f", the {SHOWN} largest of {self.ratios.size:,}"
         title = f"Branching ratios{which}: events that one event leads to directly"
         below = f"spectral radius {self.spectral_radius:.4g}"
-        if self.errors is not None:
+        if self.intervals is not None:
+            below += "; 95% intervals in brackets"
+        elif self.errors is not None:
             below += "; standard errors in brackets"
         table = self._matrix() if whole else self._largest()
         return Group(Text(title), table, Text(below))
@@ -93,6 +98,9 @@ class BranchingRatios:
 
     def _cell(self, m: int, n: int) -> str:
         value = f"{self.ratios[m, n]:.3g}"
+        if self.intervals is not None:
+            low, high = self.intervals[m, n]
+            return f"{value} ({low:.2g} to {high:.2g})" if np.isfinite(high) else value
         if self.errors is None or not np.isfinite(self.errors[m, n]):
             return value
         return f"{value} ({self.errors[m, n]:.2g})"
@@ -113,11 +121,14 @@ def branching_ratios(model: PointProcess) -> BranchingRatios | None:
     tables = model.log_branching.detach().cpu().double().exp().numpy().reshape(-1, types, types)
     ratios = tables.sum(0)
     errors = None
+    intervals = None
     features = None if isinstance(model, SpatialHawkes) else model.event_features
     if features is not None:
         ratios = model.mean_branching
     elif isinstance(model, Hawkes) and len(tables) == 1 and "branching" in model.errors:
         errors = np.asarray(model.errors["branching"]).reshape(types, types)
+        if model.profiles:
+            intervals = model.intervals()["branching"].reshape(types, types, 2)
     radius = float(np.abs(np.linalg.eigvals(ratios)).max())
     names = model.marks.names or ("event",)
-    return BranchingRatios(names, ratios, errors, radius)
+    return BranchingRatios(names, ratios, errors, radius, intervals)

@@ -48,6 +48,7 @@ from fourpoint.models.path_counts import factors_of, hawkes_counts
 from fourpoint.models.poisson import mean_rates
 from fourpoint.models.time_pieces import baseline_cubics
 from fourpoint.ops.attention import scan
+from fourpoint.ops.profiles import Profile
 
 SPREAD = 10.0  # ratio of neighbouring decays before any data are seen
 # what an estimate of 0 is stored as, since logarithms are: of the mean rate, or of one offspring
@@ -92,7 +93,8 @@ class Hawkes(PointProcess[HawkesHistory]):
         exponentials: J.
 
     They are starting values of parameters that :meth:`maximum_likelihood` estimates; ``errors``
-    holds their standard errors afterwards, under the names and in the shapes of ``estimates``.
+    holds their standard errors afterwards, under the names and in the shapes of ``estimates``, and
+    :meth:`intervals` gives their confidence intervals. Both are saved with the model.
     Raises :class:`UserError` for values that are not positive or tables of another shape.
 
     >>> from fourpoint.events import Sequence
@@ -158,6 +160,7 @@ class Hawkes(PointProcess[HawkesHistory]):
             "exponentials": J,
         }
         self.errors: dict[str, NDArray[np.float64]] = {}
+        self.profiles: dict[str, Profile] = {}
 
     def settings(self) -> dict[str, Any]:
         """The constructor's arguments but for ``marks``."""
@@ -184,6 +187,41 @@ class Hawkes(PointProcess[HawkesHistory]):
             baseline=self.log_baseline, branching=self.log_branching, decay=self.log_decay
         )
         return {name: np.asarray(v.detach().exp().numpy()) for name, v in values.items()}
+
+    def intervals(self, level: float = 0.95) -> dict[str, NDArray[np.float64]]:
+        """Confidence intervals of all parameters: under the names of ``estimates`` and in their
+        shapes, with one axis more for the lower and the upper limit, in their units.
+
+        An interval holds the values whose profile likelihood ratio is at most the ``level``
+        quantile of chi-squared, from the observed information with skewness (`ops.profiles`).
+        Branching ratios near 0 have 0 as lower limit; those of other types are taken as if they
+        could be negative, since intervals given that an estimate is exactly 0 are too short. NaN
+        where the data do not determine a parameter: types that never happen, decays of a process
+        without excitation. Raises :class:`UserError` for a process that was not fitted or has too
+        many types for standard errors, and for a level that is not between 0 and 1.
+
+        >>> from fourpoint.data.synthetic import simulate
+        >>> model = Hawkes()
+        >>> notes = model.maximum_likelihood(simulate("hawkes", 50, seed=1))
+        >>> low, high = model.intervals()["branching"].ravel()
+        >>> bool(0 <= low < model.estimates["branching"].item() < high)
+        True
+        """
+        if not 0 < level < 1:
+            raise UserError("a level between 0 and 1", f"{level}", "Pass level=0.95, say.")
+        if not self.profiles:
+            raise UserError(
+                "a fitted Hawkes process with standard errors",
+                f"{self!r}, which has none",
+                "Fit it with fp.fit or maximum_likelihood; where there are too many types for "
+                "standard errors, merge rare ones.",
+            )
+        found = {}
+        for name, value in self.estimates.items():
+            limits = self.profiles[name].interval(level)
+            low = np.minimum(limits[..., 0], np.where(value > FLOOR, value, 0.0))
+            found[name] = np.stack([low, np.maximum(limits[..., 1], value)], -1)
+        return found
 
     @property
     def spectral_radius(self) -> float:
@@ -253,6 +291,7 @@ class Hawkes(PointProcess[HawkesHistory]):
         self.errors = {
             name: error.reshape(self.estimates[name].shape) for name, error in found.errors.items()
         }
+        self._keep_profiles(found.profiles)
         radius = _radius(found.branching.sum(0))
         notes = [_in_a_line(found, radius), *found.notes]
         if radius >= 1:
@@ -281,6 +320,10 @@ class Hawkes(PointProcess[HawkesHistory]):
         estimates = self.estimates
         errors = {**found.errors, "baseline": estimates["baseline"] * found.errors["level"]}
         self.errors = {name: errors[name].reshape(x.shape) for name, x in estimates.items()}
+        profiles = dict(found.profiles)
+        if profiles:
+            profiles["baseline"] = profiles.pop("level")
+        self._keep_profiles(profiles)
         self.rate_ratios = found.ratios
         at_mean = _radius(found.branching.sum(0))
         shown = Estimate(estimates["baseline"], found.branching, found.decay, errors)
@@ -291,6 +334,10 @@ class Hawkes(PointProcess[HawkesHistory]):
         if radius >= 1:
             notes.append(EXPLODES.format(radius))
         return notes
+
+    def _keep_profiles(self, profiles: dict[str, Profile]) -> None:
+        estimates = self.estimates
+        self.profiles = {name: one.reshape(estimates[name].shape) for name, one in profiles.items()}
 
     def _said_of_features(self, errors: NDArray[np.float64], at_mean: float) -> list[str]:
         """The ratios per unit of every event feature, and which branching ratio was printed."""

@@ -32,6 +32,7 @@ from fourpoint.models.effects_fit import (
     penalty_of,
     rate_ratios,
 )
+from fourpoint.ops.profiles import Profile
 
 SEARCH = 12_000  # scored events of the part on which decays are searched for
 SPACING = 1.4  # of the grid of log decays
@@ -44,7 +45,8 @@ LARGEST_INFORMATION = 1500  # parameters with an information matrix
 @dataclass(frozen=True)
 class HawkesEffects:
     """Levels (M,), weights (K, M), branching (J, M, M), decays (J,), feature weights (F,), standard
-    errors by name, rate ratios and remarks. ``value`` is the log-likelihood without penalty.
+    errors by name, rate ratios, remarks and shapes of profile log-likelihoods (`ops.profiles`; that
+    of "level" is of the mean baseline). ``value`` is the log-likelihood without penalty.
     """
 
     level: Float[ndarray, " M"]
@@ -56,6 +58,7 @@ class HawkesEffects:
     errors: dict[str, ndarray]
     ratios: list[RateRatio]
     notes: list[str] = field(default_factory=list)
+    profiles: dict[str, Profile] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -361,6 +364,8 @@ def _result(
     errors = np.full(size, np.nan)
     covariance = np.full((1, K, K), np.nan)
     notes: list[str] = []
+    profiles: dict[str, Profile] = {}
+    order = np.argsort(at.u)
     first_u = K * M + at.alpha.size
     if size <= LARGEST_INFORMATION:
         _, gradient, information = _evaluate(problem, at, second=True)
@@ -374,15 +379,23 @@ def _result(
         place[free] = np.arange(int(free.sum()))
         blocks = [place[np.arange(K) * M + m] for m in range(M)]
         covariance = np.stack([inverse[np.ix_(block, block)] for block in blocks])
+        edge[K * M : first_u] = False
+        profiles = _profiles(at, gradient, information, ~edge, order)
     penalised = float(np.sum(at.theta * (problem.penalty @ at.theta))) / 2
     spread = at.like(errors)
-    order = np.argsort(at.u)
     decay = np.exp(at.u[order])
     names = data.marks.names if M > 1 else ("",)
     ratios = rate_ratios(spec, at.theta[1:], covariance, tuple(names))
     level, weight = centred(spec, problem.design, at.theta[0], at.theta[1:])
     if len(covariance) == M:
         spread.theta[0] = _level_errors(problem.design, at.theta, covariance)
+    if profiles:
+        flat = np.zeros(M)
+        with np.errstate(divide="ignore"):
+            information_of_level = 1 / spread.theta[0] ** 2
+        profiles["level"] = Profile(
+            np.exp(level), flat, information_of_level, flat, logarithmic=True
+        )
     return HawkesEffects(
         level,
         weight,
@@ -398,4 +411,33 @@ def _result(
         },
         ratios,
         notes,
+        profiles,
     )
+
+
+def _profiles(
+    at: _At,
+    gradient: Float[ndarray, " P"],
+    information: Float[ndarray, "P P"],
+    free: ndarray,
+    order: ndarray,
+) -> dict[str, Profile]:
+    """Shapes of the profiles of branching ratios and decays, without their skewness: at the maximum
+    if branching ratios could be negative, to first order.
+    """
+    size = len(gradient)
+    inverse = np.linalg.pinv(information[np.ix_(free, free)], hermitian=True)
+    moved = np.zeros(size)
+    moved[free] = inverse @ gradient[free]
+    curvature = np.full(size, np.nan)
+    variance = inverse.diagonal()
+    with np.errstate(divide="ignore"):
+        curvature[free] = np.where(variance > 0, 1 / variance, np.nan)
+    centre = at.like(at.flat() + moved)
+    shape = at.like(curvature)
+    edge = np.minimum(centre.alpha, 0.0)
+    parts = (centre.alpha - edge, edge * shape.alpha, shape.alpha, np.zeros_like(edge))
+    flat = np.zeros(len(at.u))
+    turns = (np.exp(at.u), flat, shape.u, flat)
+    branching = Profile(*(x[order] for x in parts))
+    return {"branching": branching, "decay": Profile(*(x[order] for x in turns), logarithmic=True)}

@@ -25,8 +25,9 @@ from numpy import ndarray
 
 from fourpoint.events import Dataset
 from fourpoint.ops.ages import Timeline, timeline
-from fourpoint.ops.excitation import Design, derivatives
-from fourpoint.ops.newton import Point, climb, standard_errors
+from fourpoint.ops.excitation import Design, derivatives, third_derivatives
+from fourpoint.ops.newton import Information, Point, climb, information, profile_directions
+from fourpoint.ops.profiles import Profile
 
 SAMPLE, STRETCH = (
     2**14,
@@ -38,6 +39,8 @@ CANDIDATES = 3  # local maxima of a profile that are refined
 FEW = 8  # types that the search tells apart
 WIDE = 2e6  # second derivatives beyond which there is no Newton's method
 NATS = 3.0  # what a slow decay must gain on every k-th event to be tried on all
+PLENTY = 10_000  # events of every type, beyond which profile likelihoods are not skewed
+MOST_THIRD = 2e10  # multiplications of the third derivatives
 
 
 @dataclass(frozen=True)
@@ -46,7 +49,8 @@ class Estimate:
     user's unit, and remarks.
 
     An error is NaN where an estimate lies on the edge of what is possible or the data do not
-    determine it.
+    determine it. ``profiles`` are the shapes of the profile log-likelihoods, under the same names
+    (`ops.profiles`).
     """
 
     baseline: Float[ndarray, " M"]
@@ -54,6 +58,7 @@ class Estimate:
     decay: Float[ndarray, " J"]
     errors: dict[str, ndarray]
     notes: list[str] = field(default_factory=list)
+    profiles: dict[str, Profile] = field(default_factory=dict)
 
 
 def estimate(data: Dataset, exponentials: int = 1) -> Estimate:
@@ -79,13 +84,22 @@ def estimate(data: Dataset, exponentials: int = 1) -> Estimate:
     line = _line(data, unit)
     span = _span(line, data, unit)
     best = _search(data, line, unit, exponentials, span)
-    errors, decay_errors = standard_errors(best, span.low, span.high)
+    found = information(best, span.low, span.high)
+    errors, decay_errors = np.full_like(best.theta, np.nan), np.full_like(best.u, np.nan)
+    if found is not None:
+        variance, decay_variance = found.variances()
+        errors, decay_errors = np.sqrt(variance), np.sqrt(decay_variance)
     used = np.any(_branching(best.theta) > 0, axis=(1, 2))
     u = np.where(used, best.u, -np.log(4.0))
     order = np.argsort(u)
     decay = np.exp(u[order]) / unit
+    baseline = np.where(line.counts > 0, best.theta[:, 0], 0.5 / line.duration) / unit
+    beyond = information(best, span.low, span.high, beyond=True)
+    profiles = {}
+    if beyond is not None:
+        profiles = _profiles(line, best, beyond, unit, order)
     return Estimate(
-        np.where(line.counts > 0, best.theta[:, 0], 0.5 / line.duration) / unit,
+        baseline,
         _branching(best.theta)[order],
         decay,
         {
@@ -94,7 +108,37 @@ def estimate(data: Dataset, exponentials: int = 1) -> Estimate:
             "decay": decay * decay_errors[order],
         },
         _remarks(data, line, best, span, unit),
+        profiles,
     )
+
+
+def _profiles(
+    line: Timeline, best: Point, found: Information, unit: float, order: ndarray
+) -> dict[str, Profile]:
+    """The shapes of all profile log-likelihoods, in the user's unit, by rising decay; those of
+    decays in their logarithms.
+    """
+    M, W = best.theta.shape
+    J = len(best.u)
+    ways = profile_directions(best, found)
+    third = np.zeros((M, W + J))
+    some = line.counts[line.counts > 0]
+    work = 3.0 * len(line.gaps) * W * (W + J)
+    if len(some) and some.min() < PLENTY and work <= MOST_THIRD:
+        along = np.concatenate([ways.rows, ways.joint.transpose(1, 0, 2)], 1)
+        third = third_derivatives(line, best.theta, best.u, along)
+    scale = np.ones(W)
+    scale[0] = unit
+    centre = ways.theta / scale
+    edge = np.minimum(centre, 0.0)
+    curvature = ways.curvature * scale**2
+    parts = (centre - edge, edge * curvature, curvature, third[:, :W] * scale**3)
+    baseline = Profile(*(x[:, 0] for x in parts))
+    branching = Profile(*(_branching(x)[order] for x in parts))
+    of_decay = np.nansum(third[:, W:], axis=0)
+    turns = (np.exp(ways.u) / unit, np.zeros(J), ways.joint_curvature, of_decay)
+    decay = Profile(*(x[order] for x in turns), logarithmic=True)
+    return {"baseline": baseline, "branching": branching, "decay": decay}
 
 
 # ---------------------------------------------------------------------- the search
@@ -351,6 +395,7 @@ def _pooled(line: Timeline) -> Timeline:
 
 
 def _branching(theta: Float[ndarray, "M W"]) -> Float[ndarray, "J M M"]:
+    """Columns after the first, by decay, excited and exciting type."""
     M = len(theta)
     return theta[:, 1:].reshape(M, -1, M).transpose(1, 0, 2)
 

@@ -121,6 +121,56 @@ def derivatives(
     return _less_integral(sums, line, theta, order)
 
 
+def third_derivatives(
+    line: Timeline,
+    theta: Float[ndarray, "M W"],
+    u: Float[ndarray, " J"],
+    directions: Float[ndarray, "M D V"],
+) -> Float[ndarray, "M D"]:
+    r"""Third derivatives of each row's log-likelihood along ``directions`` in (theta_m, u).
+
+    With lambda_1 and lambda_2 the first and second derivative of the rate along the direction,
+
+        sum_i 2 (lambda_1 / lambda)^3 - 3 lambda_1 lambda_2 / lambda^2,
+
+    where the sum over the third derivative of the rate less its integral, which has mean 0, is left
+    out. Directions with NaN give NaN.
+
+    >>> from fourpoint.ops.ages import timeline
+    >>> line = timeline(
+    ...     np.array([1.0, 3.0]),
+    ...     np.array([0, 0]),
+    ...     np.array([0, 2]),
+    ...     np.zeros(1),
+    ...     np.array([4.0]),
+    ...     1,
+    ... )
+    >>> along_mu = np.array([[[1.0, 0.0, 0.0]]])
+    >>> third_derivatives(line, np.array([[0.5, 0.0]]), np.zeros(1), along_mu)  # 2 * 2 / .5^3
+    array([[32.]])
+    """
+    M, W = theta.shape
+    J = len(u)
+    found = np.zeros(directions.shape[:2])
+    for block, moments, _ in moment_blocks(line, np.exp(u), 3):
+        rises = _rises(np.exp(u), moments)
+        for m, own in _scored_by_type(line, block):
+            r0, r1, r2 = (x[..., own] for x in rises)
+            alpha = theta[m, 1:].reshape(J, M)
+            rate = theta[m, 0] + theta[m, 1:] @ r0.reshape(J * M, -1)
+            along = directions[m, :, :W]
+            turns = directions[m, :, W:]
+            slope_u = np.einsum("jn,jni->ji", alpha, r1)
+            bend_u = np.einsum("jn,jni->ji", alpha, r2)
+            first = along[:, :1] + along[:, 1:] @ r0.reshape(J * M, -1) + turns @ slope_u
+            shares = along[:, 1:].reshape(-1, J, M) * turns[..., None]
+            mixed = shares.reshape(len(shares), -1) @ r1.reshape(J * M, -1)
+            second = 2 * mixed + turns**2 @ bend_u
+            ratio = first / rate
+            found[m] += (2 * ratio**3 - 3 * ratio * (second / rate)).sum(1)
+    return found
+
+
 class Design:
     """The likelihood at fixed decays, where it is concave in theta: what multiplies alpha at each
     event is formed once.

@@ -86,6 +86,53 @@ def climb(
     return at
 
 
+@dataclass(frozen=True)
+class Information:
+    """The inverse of the negative curvature at a point, in the parts that its structure allows for.
+
+    With P_m = ``rows[m]`` (M, W, W), R_m = ``reach[m]`` (M, W, J) and S^-1 = ``joint`` (J, J), the
+    covariance of theta_m is P_m + R_m S^-1 R_m', that of theta_m with theta_n is R_m S^-1 R_n',
+    that of theta_m with u is R_m S^-1, and that of u is S^-1. ``known`` (M, W) and ``inside`` (J,)
+    tell what lies on no bound and is determined by the data; the rest is taken as it is, with
+    entries of 0.
+    """
+
+    rows: Float[ndarray, "M W W"]
+    reach: Float[ndarray, "M W J"]
+    joint: Float[ndarray, "J J"]
+    known: Bool[ndarray, "M W"]
+    inside: Bool[ndarray, " J"]
+
+    def variances(self) -> tuple[Float[ndarray, "M W"], Float[ndarray, " J"]]:
+        """Of theta and of u, NaN for what is not known."""
+        through = np.einsum("mwj,jk,mwk->mw", self.reach, self.joint, self.reach)
+        variance = np.einsum("mww->mw", self.rows) + through
+        of_u = np.where(self.inside, self.joint.diagonal(), np.nan)
+        return np.where(self.known & (variance > 0), variance, np.nan), of_u
+
+
+def information(at: Point, low: float, high: float, *, beyond: bool = False) -> Information | None:
+    """The inverse of the negative curvature at a maximum; None without curvature.
+
+    Numbers of 0 are taken as known, or with ``beyond`` as free, as if they could be negative.
+    """
+    if not at.here.curvature.size:
+        return None
+    negative, border, own, _, _ = _parts(at)
+    free = np.ones_like(at.theta, dtype=bool) if beyond else at.theta > 0
+    inside = (at.u > low) & (at.u < high) & _matters(at)
+    inverse, known = _inverses(negative, free)
+    reach = inverse @ border
+    schur = (own - np.einsum("mwj,mwk->jk", border, reach))[np.ix_(inside, inside)]
+    joint = np.zeros((len(at.u), len(at.u)))
+    if inside.any():
+        if np.linalg.eigvalsh(schur).min() > RIDGE * np.abs(schur).max():
+            joint[np.ix_(inside, inside)] = np.linalg.inv(schur)
+        else:
+            inside = np.zeros_like(inside)
+    return Information(inverse, reach, joint, known, inside)
+
+
 def standard_errors(
     at: Point, low: float, high: float
 ) -> tuple[Float[ndarray, "M W"], Float[ndarray, " J"]]:
@@ -95,21 +142,51 @@ def standard_errors(
     NaN for what lies on a bound and what the data do not determine (the others are then given
     that), and without curvature.
     """
-    if not at.here.curvature.size:
+    found = information(at, low, high)
+    if found is None:
         return np.full_like(at.theta, np.nan), np.full_like(at.u, np.nan)
-    negative, border, own, _, _ = _parts(at)
-    free = at.theta > 0
-    inside = (at.u > low) & (at.u < high) & _matters(at)
-    inverse, known = _inverses(negative, free)
-    reach = inverse @ border
-    schur = (own - np.einsum("mwj,mwk->jk", border, reach))[np.ix_(inside, inside)]
-    u_variance = np.full(len(at.u), np.nan)
-    joint = np.zeros((len(at.u), len(at.u)))
-    if inside.any() and np.linalg.eigvalsh(schur).min() > RIDGE * np.abs(schur).max():
-        joint[np.ix_(inside, inside)] = np.linalg.inv(schur)
-        u_variance[inside] = joint.diagonal()[inside]
-    variance = np.einsum("mww->mw", inverse) + np.einsum("mwj,jk,mwk->mw", reach, joint, reach)
-    return np.sqrt(np.where(known & (variance > 0), variance, np.nan)), np.sqrt(u_variance)
+    variance, of_u = found.variances()
+    return np.sqrt(variance), np.sqrt(of_u)
+
+
+@dataclass(frozen=True)
+class Directions:
+    """The maximum if numbers could be negative, to first order, and how all parameters follow one
+    of them along its profile there.
+
+    ``theta`` (M, W) and ``u`` (J,) are the maximum. Of theta_mw, ``rows`` (M, W, W + J) is the
+    change of theta_m and u, and ``curvature`` (M, W) the negative curvature of its profile; of u_j,
+    ``joint`` (J, M, W + J) is the change of theta and u, and ``joint_curvature`` (J,) that of its
+    profile. NaN if not determined.
+    """
+
+    theta: Float[ndarray, "M W"]
+    u: Float[ndarray, " J"]
+    rows: Float[ndarray, "M W V"]
+    curvature: Float[ndarray, "M W"]
+    joint: Float[ndarray, "J M V"]
+    joint_curvature: Float[ndarray, " J"]
+
+
+def profile_directions(at: Point, found: Information) -> Directions:
+    """Directions of the profiles of all parameters at a maximum; ``found`` is beyond the edges."""
+    _, _, _, gradient, gradient_u = _parts(at)
+    M = len(at.theta)
+    J = len(at.u)
+    pull = np.where(found.known, gradient, 0.0)
+    turn = found.joint @ (gradient_u + np.einsum("mwj,mw->j", found.reach, pull))
+    move = np.einsum("mwv,mv->mw", found.rows, pull) + found.reach @ turn
+    # Of each number: its column of the covariance matrix, over its variance.
+    through = found.reach @ found.joint
+    own = found.rows + through @ found.reach.transpose(0, 2, 1)
+    columns = np.concatenate([own, through], 2)
+    variance, of_u = found.variances()
+    rows = columns / variance[..., None]
+    turns = found.joint / of_u[:, None]
+    moves = np.einsum("mwk,jk->jmw", found.reach, turns)
+    turned = np.broadcast_to(turns[:, None], (J, M, J))
+    joint = np.concatenate([moves, turned], 2)
+    return Directions(at.theta + move, at.u + turn, rows, 1 / variance, joint, 1 / of_u)
 
 
 def _step(

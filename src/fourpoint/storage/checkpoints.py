@@ -100,6 +100,7 @@ def save(model: PointProcess, folder: str | Path, *, about: dict[str, Any] | Non
         }
     if isinstance(model, Hawkes) and model.errors:
         info["errors"] = {name: plain(error) for name, error in model.errors.items()}
+        info["profiles"] = {name: plain(asdict(one)) for name, one in model.profiles.items()}
     if model.effects is not None:
         info["effects"] = {
             "spec": model.effects.spec.to_dict(),
@@ -172,12 +173,13 @@ def _built(
     model.feature_ratios = feature_ratios
     model_schema.check_tensors(model, tensors)
     model.load_state_dict(tensors, assign=True)
-    if "errors" in info:
+    if "errors" in info or "profiles" in info:
         if not isinstance(model, Hawkes):
             raise model_schema.SchemaError(
                 "standard errors of a Hawkes process", type(model).__name__, model_schema.REMEDY
             )
-        model.errors = model_schema.read_errors(info["errors"], model.estimates)
+        model.errors = model_schema.read_errors(info.get("errors", {}), model.estimates)
+        model.profiles = model_schema.read_profiles(info.get("profiles", {}), model.estimates)
     return model
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import types
 from collections.abc import Callable, Iterable, Sequence as Ordered
+from dataclasses import fields
 from inspect import Parameter, signature
 from typing import Any, Literal, Union, get_args, get_origin
 
@@ -22,10 +23,12 @@ from fourpoint.events import Box, MarkSpace, UserError
 from fourpoint.models.base import PointProcess
 from fourpoint.models.effects import EffectsSpec, RateRatio
 from fourpoint.models.event_features import MOST_ROWS, EventFeatures, EventFeaturesSpec
+from fourpoint.ops.profiles import Profile
 
 ENTRIES = {
     *("format", "fourpoint", "torch", "weights", "sha256"),
-    *("model", "settings", "marks", "box", "about", "errors", "effects", "event_features"),
+    *("model", "settings", "marks", "box", "about", "errors", "profiles", "effects"),
+    "event_features",
 }
 LARGEST = 2**20  # of any whole number in the settings that is not listed here
 LONGEST = 256  # of lists of whole numbers, such as the widths of a network's layers
@@ -225,6 +228,42 @@ def read_errors(found: object, estimates: dict[str, Any]) -> dict[str, Any]:
             expected = f"standard errors of {name}, not negative, with {estimates[name].shape}"
             raise SchemaError(expected, _shown(rows), REMEDY)
     return errors
+
+
+def read_profiles(found: object, estimates: dict[str, Any]) -> dict[str, Profile]:
+    """Shapes of profile log-likelihoods as `model.json` holds them, null for NaN, in the shapes of
+    ``estimates``; there may be none, in models of earlier versions.
+    """
+    import numpy as np
+
+    if not isinstance(found, dict) or (found and set(found) != set(estimates)):
+        expected = f"profile log-likelihoods of {', '.join(estimates)}"
+        raise SchemaError(expected, _shown(found), REMEDY)
+    names = {one.name for one in fields(Profile)}
+    profiles = {}
+    for name, parts in found.items():
+        if not isinstance(parts, dict) or set(parts) != names:
+            expected = f"a profile log-likelihood of {name} with {', '.join(sorted(names))}"
+            raise SchemaError(expected, _shown(parts), REMEDY)
+        if type(parts["logarithmic"]) is not bool:
+            expected = f"true or false for the scale of {name}"
+            raise SchemaError(expected, _shown(parts["logarithmic"]), REMEDY)
+        tables = {}
+        for part in sorted(names - {"logarithmic"}):
+            try:
+                tables[part] = np.array(parts[part], dtype=np.float64)
+            except (TypeError, ValueError) as error:
+                expected = f"the {part} of the profile of {name} as numbers"
+                raise SchemaError(expected, _shown(parts[part]), REMEDY) from error
+            shape = estimates[name].shape
+            if tables[part].shape != shape or np.isinf(tables[part]).any():
+                expected = f"the {part} of the profile of {name}, finite, with {shape}"
+                raise SchemaError(expected, _shown(parts[part]), REMEDY)
+        if (tables["estimate"] < 0).any() or (tables["curvature"] < 0).any():
+            expected = f"estimate and curvature of the profile of {name} of 0 or more"
+            raise SchemaError(expected, _shown(parts), REMEDY)
+        profiles[name] = Profile(**tables, logarithmic=parts["logarithmic"])
+    return profiles
 
 
 def _box(found: object) -> Box:

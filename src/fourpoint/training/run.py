@@ -418,6 +418,7 @@ class Run:
         self.model.load_state_dict(kept.state_dict())
         if isinstance(kept, Hawkes):
             cast(Hawkes, self.model).errors = kept.errors
+            cast(Hawkes, self.model).profiles = kept.profiles
         self.model.rate_ratios = kept.rate_ratios
         self.model.feature_ratios = kept.feature_ratios
         self.fit.model = self.model.eval()
