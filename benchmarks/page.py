@@ -101,7 +101,7 @@ SECTIONS: dict[str, tuple[str, str]] = {
         "Fitting a Hawkes process",
         "Seconds to the maximum of the likelihood on one thread, and how high it is.",
     ),
-    "coverage": (
+    "interval_coverage": (
         "Intervals of parameters",
         "How often 95% intervals of a Hawkes process hold the truth, over simulated data sets.",
     ),

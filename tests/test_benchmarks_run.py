@@ -52,12 +52,12 @@ ARGUMENTS = {
     "budget": "--budget 0.3 --sets calls --models dapp --seeds 1",
     "costs": "--repeats 1",
     "counts": "--quick --paths 4",
-    "coverage": "--quick",
     "deep": "--data {data} --sets taxi --rounds 1 --batch 2",
     "exactness": "--gaps 40 --forecasts 2",
     "forecast_all": "--sequences 6 --plain 2 --paths 4 --seconds .05 --repeats 1",
     "gpu": "--quick --device cpu --data {data}",
     "hawkes": "--events 400 --repeats 1 --coverage 2",
+    "interval_coverage": "--quick",
     "leaderboard": (
         "--data {data} --sets taxi --models rmtpp easytpp-nhp --seeds 1 --budget 0.2 --most 20 "
         "--output {results}/cells.jsonl"
@@ -75,6 +75,12 @@ ARGUMENTS = {
     ),
     "training": "--rounds 1 --seconds 0 --threads 1 --ours dapp --theirs THP",
 }
+
+
+def test_no_benchmark_hides_a_package(root: Path) -> None:
+    """The folder of a script comes first on its path: `coverage.py` would hide what numba imports."""
+    names = {file.stem for file in (root / "benchmarks").glob("*.py")}
+    assert not names & {"coverage", "numba", "torch", "numpy", "scipy", *sys.stdlib_module_names}
 
 
 def test_every_benchmark_has_a_run_here(root: Path) -> None:

@@ -1,6 +1,6 @@
 """How often 95% intervals of Hawkes parameters hold the truth, over simulated data sets.
 
-    python benchmarks/coverage.py [--sets 200]
+    python benchmarks/interval_coverage.py [--sets 200]
 
 Each data set has 20 sequences on [0, 100): of one type with mu = .5, alpha = .5, beta = 1 (about
 2,000 events), and of five types with 15 of 25 branching ratios above 0 (about 4,500 events). Every
@@ -50,7 +50,7 @@ def main() -> None:
     given = parser.parse_args()
     torch.set_num_threads(1)
     about = "Coverage of 95% intervals of the parameters of a Hawkes process."
-    record = Record("coverage", about, given.quick)
+    record = Record("interval_coverage", about, given.quick)
     sets = 4 if given.quick else given.sets
     study(record, "one type", ONE, sets, seed=7)
     study(record, "five types", FIVE, sets, seed=8)
