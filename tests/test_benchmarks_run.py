@@ -78,7 +78,7 @@ ARGUMENTS = {
 
 
 def test_no_benchmark_hides_a_package(root: Path) -> None:
-    """The folder of a script comes first on its path: `coverage.py` would hide what numba imports."""
+    """The folder of a script comes first on its path: coverage.py would hide what numba imports."""
     names = {file.stem for file in (root / "benchmarks").glob("*.py")}
     assert not names & {"coverage", "numba", "torch", "numpy", "scipy", *sys.stdlib_module_names}
 
