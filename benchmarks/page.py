@@ -101,6 +101,11 @@ SECTIONS: dict[str, tuple[str, str]] = {
         "Fitting a Hawkes process",
         "Seconds to the maximum of the likelihood on one thread, and how high it is.",
     ),
+    "influence": (
+        "Influence",
+        "Edges of Hawkes processes with a known sparse matrix: how well pairs of types are ranked, "
+        "and how many of the chosen edges are false, beside tick.",
+    ),
     "interval_coverage": (
         "Intervals of parameters",
         "How often 95% intervals of a Hawkes process hold the truth, over simulated data sets.",

@@ -57,6 +57,7 @@ ARGUMENTS = {
     "forecast_all": "--sequences 6 --plain 2 --paths 4 --seconds .05 --repeats 1",
     "gpu": "--quick --device cpu --data {data}",
     "hawkes": "--events 400 --repeats 1 --coverage 2",
+    "influence": "--quick",
     "interval_coverage": "--quick",
     "leaderboard": (
         "--data {data} --sets taxi --models rmtpp easytpp-nhp --seeds 1 --budget 0.2 --most 20 "

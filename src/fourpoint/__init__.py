@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from fourpoint.inference.forecasts import forecasts
     from fourpoint.inference.goodness import goodness_of_fit
     from fourpoint.inference.imputation import impute
+    from fourpoint.inference.influences import influence
     from fourpoint.inference.likelihood import log_likelihood
     from fourpoint.inference.maps import expected_map, intensity_map, plot_map
     from fourpoint.inference.predictions import prediction_scores
@@ -99,6 +100,7 @@ __all__ = [
     "forecasts",
     "goodness_of_fit",
     "impute",
+    "influence",
     "intensity",
     "intensity_map",
     "load",
@@ -154,6 +156,7 @@ _HOME = {
     "explain": "inference.explaining",
     "goodness_of_fit": "inference.goodness",
     "impute": "inference.imputation",
+    "influence": "inference.influences",
     "prediction_scores": "inference.predictions",
     **dict.fromkeys(("resolution_score", "tick_score"), "inference.resolution"),
     **dict.fromkeys(("evaluate", "intensity"), "inference.evaluation"),

@@ -1,7 +1,7 @@
 """The command line: one function per command.
 
-    fourpoint demo | data | simulate | compare | fit | evaluate | forecast | explain | stream |
-    reproduce
+    fourpoint demo | data | simulate | compare | fit | evaluate | forecast | explain | influence |
+    stream | reproduce
 
 Results go to stdout, notices and errors to stderr. An error that the user can correct ends with
 exit code 2 and three clauses (expected, received, what to do), without a traceback, and before
@@ -540,6 +540,45 @@ def explain(
         numbers["branching"] = ratios.to_dict()
         blocks.append(ratios)
     print_all(numbers, blocks, json)
+
+
+@app.command()
+@typed.takes_reading_options()
+def influence(
+    folder: typed.Saved,
+    source: typed.Source,
+    fdr: Annotated[
+        float, typer.Option(metavar="SHARE", help="False discovery rate of the edges.")
+    ] = 0.1,
+    correction: Annotated[
+        str,
+        typer.Option(help="by (Benjamini-Yekutieli, any dependence) or bh (Benjamini-Hochberg)."),
+    ] = "by",
+    level: Annotated[float, typer.Option(help="Level of the intervals.")] = 0.95,
+    horizon: Annotated[
+        str | None,
+        typer.Option(
+            metavar="LENGTH",
+            help="Time after an event that is looked at (not for hawkes); 50 mean gaps by default.",
+        ),
+    ] = None,
+    seed: typed.Seed = 0,
+    json: typed.Json = False,
+    plot: typed.Plot = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("-o", "--output", metavar="FILE", help="Write all pairs as CSV."),
+    ] = None,
+    *,
+    reading: typed.ReadingOptions,
+) -> None:
+    """Which type of event leads to which: expected events with intervals, and edges at a false
+    discovery rate. Predictive influence, not cause and effect.
+    """
+    from fourpoint.cli.influence import Asked, run_influence
+
+    asked = Asked(fdr, correction, level, horizon, seed, json, plot, output)
+    run_influence(folder, source, reading, asked)
 
 
 @app.command()

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from rich.console import Group
     from rich.table import Table
 
-WHOLE = 8  # types of which the whole matrix is shown
+WHOLE, WITH_INTERVALS = 8, 4  # types of which the whole matrix is shown
 SHOWN = 20  # entries that are shown of a larger one
 Floats = NDArray[np.float64]
 
@@ -62,7 +62,7 @@ class BranchingRatios:
         from rich.console import Group
         from rich.text import Text
 
-        whole = len(self.names) <= WHOLE
+        whole = len(self.names) <= (WHOLE if self.intervals is None else WITH_INTERVALS)
         which = "" if whole else f", the {SHOWN} largest of {self.ratios.size:,}"
         title = f"Branching ratios{which}: events that one event leads to directly"
         below = f"spectral radius {self.spectral_radius:.4g}"

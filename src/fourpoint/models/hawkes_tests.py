@@ -1,0 +1,183 @@
+r"""Does one type of event lead to another? Likelihood-ratio tests of branching ratios.
+
+At fixed decays the rate of type m is linear in non-negative coefficients,
+
+    lambda_m(t) = a_m mu_m(t) + sum_j sum_n alpha_jmn beta_j R_jn(t),
+
+and log L is concave in them, one problem per type. For each pair, D = 2 (log L - log L_0), where
+L_0 is the maximum with alpha_jmn = 0 for all j. 0 is the edge of what is possible, so that D is not
+chi-squared if it is the truth: with one decay it is 0 with probability 1/2 and chi-squared with one
+degree of freedom otherwise, and the p-value is P(chi-squared_1 > D) / 2. With J decays the degrees
+of freedom are taken as binomial(J, 1/2). Other ratios at 0 make the test conservative.
+Source: Self and Liang, "Asymptotic properties of maximum likelihood estimators and likelihood ratio
+tests under nonstandard conditions" (1987).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import comb
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from numpy import ndarray
+
+from fourpoint.events import Dataset
+from fourpoint.models.base import exposed_pieces
+from fourpoint.models.effects_fit import integral_design
+from fourpoint.models.hawkes import Hawkes
+from fourpoint.ops.excitation import Derivatives
+from fourpoint.ops.newton import Point, climb
+
+MOST_NUMBERS = 4e7  # of the designs of all types
+ENOUGH = 1e-4  # nats that a maximum may miss
+
+
+@dataclass(frozen=True)
+class Designs:
+    """What multiplies the coefficients of each type: at its events, ``columns[m]`` (W, n), and in
+    the integral, ``costs`` (M, W): mu_m first, then the past of all types, decay by decay.
+    """
+
+    columns: list[ndarray]
+    costs: Float[ndarray, "M W"]
+
+    def without(self, left_out: ndarray) -> Designs:
+        """The same without some of the coefficients."""
+        kept = np.delete(np.arange(self.costs.shape[1]), left_out)
+        return Designs([x[kept] for x in self.columns], self.costs[:, kept])
+
+    def derivatives(self, theta: Float[ndarray, "M W"]) -> Derivatives:
+        """log L of every type with gradient and curvature."""
+        M, W = theta.shape
+        values = np.zeros(M)
+        gradient = np.zeros((M, W))
+        curvature = np.zeros((M, W, W))
+        for m, x in enumerate(self.columns):
+            rate = theta[m] @ x
+            if x.shape[1] and rate.min() <= 0:
+                values[m] = -np.inf
+                continue
+            scaled = x / rate
+            values[m] = np.log(rate).sum() - theta[m] @ self.costs[m]
+            gradient[m] = scaled.sum(1) - self.costs[m]
+            curvature[m] = -(scaled @ scaled.T)
+        return Derivatives(values, gradient, curvature)
+
+
+@dataclass(frozen=True)
+class EdgeTests:
+    """D and its p-value for every pair (M, M), the exciting type last; NaN for types that never
+    happen. ``gain`` is the rise of log L from the coefficients of the model to those of the data.
+    """
+
+    deviance: Float[ndarray, "M M"]
+    p_values: Float[ndarray, "M M"]
+    gain: float
+
+
+def edge_tests(model: Hawkes, data: Dataset) -> EdgeTests | None:
+    """Test whether each type leads to each, given the others, on ``data``, with the decays (and the
+    shape of the baselines) of ``model``; None where that takes too much memory.
+
+    >>> from fourpoint.data.synthetic import simulate
+    >>> data = simulate("hawkes", 50, seed=1)
+    >>> model = Hawkes()
+    >>> notes = model.maximum_likelihood(data)
+    >>> bool(edge_tests(model, data).p_values.item() < 1e-6)
+    True
+    """
+    M = model.marks.count
+    J = model.log_decay.numel()
+    if data.events * M * J > MOST_NUMBERS:
+        return None
+    designs = designs_of(model, data)
+    branching = model.log_branching.detach().exp().numpy().reshape(J, M, M)
+    alpha = branching.transpose(1, 0, 2).reshape(M, -1)
+    own = np.concatenate([np.ones((M, 1)), alpha], 1)
+    counts = np.array([x.shape[1] for x in designs.columns])
+    theta = np.where((counts > 0)[:, None], own, 0.0)
+    before = designs.derivatives(np.where((counts > 0)[:, None], own, 1.0)).values
+    best = _maximum(designs, theta)
+    deviance = np.zeros((M, M))
+    for n in range(M):
+        left_out = 1 + n + M * np.arange(J)
+        fewer = designs.without(left_out)
+        # The baseline is raised, so that every event has a rate.
+        start = np.delete(best.theta, left_out, axis=1)
+        start[:, 0] = np.where(counts > 0, np.maximum(start[:, 0], 1e-3), 0.0)
+        found = _maximum(fewer, start)
+        deviance[:, n] = 2 * (best.here.values - found.here.values)
+    never = counts == 0
+    sources = np.bincount(data.mark_ids, minlength=M) == 0
+    unknown = never[:, None] | sources
+    deviance = np.where(unknown, np.nan, np.maximum(deviance, 0.0))
+    any_excitation = best.theta[:, 1:].reshape(M, J, M).max(1) > 0
+    p_values = np.where(any_excitation, _p_values(deviance, J), np.where(unknown, np.nan, 1.0))
+    gain = float(np.sum((best.here.values - before)[counts > 0]))
+    return EdgeTests(deviance, p_values, gain)
+
+
+def _maximum(designs: Designs, start: Float[ndarray, "M W"]) -> Point:
+    """The best coefficients that are not negative."""
+    nothing = np.zeros(0)
+    return climb(lambda t, _: designs.derivatives(t), start, nothing, 0.0, 0.0, enough=ENOUGH)
+
+
+def _p_values(deviance: Float[ndarray, "M M"], J: int) -> Float[ndarray, "M M"]:
+    """Of the mixture of chi-squared distributions with 0 to J degrees of freedom."""
+    from scipy.special import chdtrc
+
+    shares = [comb(J, k) / 2**J for k in range(1, J + 1)]
+    return np.sum([share * chdtrc(k + 1, deviance) for k, share in enumerate(shares)], axis=0)
+
+
+@torch.no_grad()
+def designs_of(model: Hawkes, data: Dataset) -> Designs:
+    """The designs of all types for ``data``, with calendar, covariates, exposure, history periods
+    and event features.
+    """
+    M = model.marks.count
+    beta = model.log_decay.detach().exp().reshape(-1)
+    J = len(beta)
+    parts: list[list[ndarray]] = [[np.zeros((1 + J * M, 0))] for _ in range(M)]
+    past = np.zeros((J, M))
+    exposed = 0.0
+    for rows in data.batches(64):
+        batch = data.batch(rows)
+        history = model.encode(batch)
+        excitation = history.excitation
+        lag = (batch.times - history.times[:, :-1])[..., None] * beta
+        rise = (beta * torch.exp(-lag))[..., None] * excitation[:, :-1]
+        log_mu = model.log_baseline.expand(*batch.times.shape, M)
+        if model.effects is not None:
+            log_mu = log_mu + model.effects.values(batch.times, history.context)
+        left, right = batch.edges[:, :-1], batch.edges[:, 1:]
+        seen = torch.arange(left.shape[1]).expand(left.shape)
+        weight = torch.ones_like(left)
+        exposure = batch.scored_exposure
+        if exposure is not None:
+            left, right, seen = exposed_pieces(batch, exposure)
+            weight = exposure.at(left)[..., 0]
+        seen = torch.minimum(seen, batch.lengths[:, None])
+        row = torch.arange(len(left))[:, None]
+        since = (left - history.times[row, seen])[..., None] * beta
+        width = (right - left)[..., None] * beta
+        mass = torch.exp(-since) * -torch.expm1(-width) * weight[..., None]
+        past += torch.einsum("bgj,bgjn->jn", mass, excitation[row, seen]).numpy()
+        exposed += float(((right - left) * weight).sum())
+        scored = batch.scored
+        for m in range(M):
+            mine = scored & (batch.marks == m)
+            base = log_mu[mine][:, m].exp()[None].numpy()
+            parts[m].append(np.concatenate([base, rise[mine].reshape(-1, J * M).T.numpy()]))
+    mu = model.log_baseline.detach().exp().numpy()
+    base_cost = mu * exposed
+    if model.effects is not None:
+        nodes = integral_design(data, model.effects.spec, merged=True)
+        weights = model.effects.weight.detach().numpy()
+        theta = np.concatenate([np.log(mu)[None], weights])
+        base_cost = nodes.weights @ np.exp(np.minimum(nodes.nodes @ theta, 700.0))
+    costs = np.concatenate([base_cost[:, None], np.tile(past.ravel(), (M, 1))], 1)
+    return Designs([np.concatenate(part, 1) for part in parts], costs)
