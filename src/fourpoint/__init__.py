@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from fourpoint.data.readers import read, write
     from fourpoint.data.synthetic import PROCESSES, simulate
     from fourpoint.events import Batch, Box, Dataset, EventDataError, MarkSpace, Sequence, UserError
+    from fourpoint.inference.calibration import calibrate
     from fourpoint.inference.evaluation import evaluate, intensity
     from fourpoint.inference.explaining import explain
     from fourpoint.inference.forecasting import forecast
@@ -90,6 +91,7 @@ __all__ = [
     "UserError",
     "__version__",
     "available",
+    "calibrate",
     "compare",
     "evaluate",
     "expected_map",
@@ -151,6 +153,7 @@ _HOME = {
     "compare": "training.comparing",
     "fit": "training.fitting",
     **dict.fromkeys(("sample", "sample_paths"), "inference.sampling"),
+    "calibrate": "inference.calibration",
     "forecast": "inference.forecasting",
     "forecasts": "inference.forecasts",
     "explain": "inference.explaining",

@@ -319,6 +319,13 @@ class Dataset:
         return np.diff(np.concatenate([[0], np.cumsum(self.scored)])[self.offsets])
 
     @property
+    def scored_starts(self) -> NDArray[np.float64]:
+        """When each sequence begins to be scored: its start, or the end of its history period."""
+        if self.context is None or self.context.scored_from is None:
+            return self.starts
+        return np.maximum(self.starts, self.context.scored_from)
+
+    @property
     def scored_events(self) -> int:
         """Number of events that are scored, over all sequences."""
         return int(np.count_nonzero(self.scored))

@@ -32,6 +32,7 @@ from fourpoint.events import (
     only_sequence,
 )
 from fourpoint.events.dates import Dates, Moment, length_after, shown
+from fourpoint.inference.next_events import density_threshold, intervals_above
 from fourpoint.inference.sampling import (
     Paths,
     advance,
@@ -43,6 +44,7 @@ from fourpoint.inference.sampling import (
 )
 from fourpoint.models.base import History, PointProcess, longest_panel
 from fourpoint.ops.compensator import Law, next_event_law
+from fourpoint.ops.conformal import Levels, count_quantile
 from fourpoint.ops.quadrature import Unconverged
 from fourpoint.report.printing import Printed, bar, text_table
 from fourpoint.strict_json import plain
@@ -51,10 +53,13 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from rich.table import Table
 
+    from fourpoint.inference.calibration import Calibration
+
 Floats = NDArray[np.float64]
 LEVELS = (0.05, 0.25, 0.5, 0.75, 0.95)
 GRID = 200  # points of a density
 FAR = 0.995  # the probability up to which a density is shown
+REGION = 0.9  # the probability of the regions of the next event
 STEPS = 100  # points of a rate path
 MOST = 10_000  # events of one sampled path
 RECENT = 2048  # past events whose rate is drawn
@@ -65,9 +70,25 @@ CHUNK = 64  # of those computed at once
 
 
 @dataclass(frozen=True)
+class Regions:
+    """Where the next event lies with probability 90%, as intervals of time: up to ``before``; in
+    ``central``, with equal tails; in ``shortest``, which are the shortest in all; with its mark in
+    ``pairs``, one list per mark.
+
+    Levels are those of the model's calibration where ``calibrated``, else as the model has them.
+    """
+
+    before: float
+    central: tuple[float, float]
+    shortest: list[tuple[float, float]]
+    pairs: list[list[tuple[float, float]]]
+    calibrated: bool
+
+
+@dataclass(frozen=True)
 class NextEvent:
     """The law of the next event. Times are absolute, in the user's unit; ``never`` is the chance
-    that none comes at all.
+    that none comes at all. ``quantiles`` are at the levels of the model's calibration, if any.
     """
 
     mean: float
@@ -77,11 +98,12 @@ class NextEvent:
     density: Floats
     marks: Floats  # probability of each mark
     never: float
+    regions: Regions
 
     @property
     def interval(self) -> tuple[float, float]:
         """The time lies in it with probability 90%."""
-        return self.quantiles[0.05], self.quantiles[0.95]
+        return self.regions.central
 
 
 @dataclass(frozen=True)
@@ -161,6 +183,14 @@ class Forecast(Printed):
             "times": n.times,
             "density": n.density,
             "never": n.never,
+            "regions": {
+                "level": REGION,
+                "calibrated": n.regions.calibrated,
+                "before": n.regions.before,
+                "central": n.regions.central,
+                "shortest": n.regions.shortest,
+                "pairs": dict(zip(names, n.regions.pairs, strict=True)),
+            },
         }
         following["mark_probabilities"] = dict(zip(names, n.marks, strict=True))
         rate = {
@@ -316,7 +346,10 @@ def forecast(
     with eval_mode(model):
         here = remember(model, past.batch())
         earlier = _past_rate(model, past, now, length)
-    return forecast_from(model, here, past, earlier, now, length, paths, seed, windows, progress)
+    return forecast_from(
+        *(model, here, past, earlier, now, length, paths, seed, windows, progress),
+        calibration=model.calibration,
+    )
 
 
 def forecast_from(
@@ -330,6 +363,7 @@ def forecast_from(
     seed: int = 0,
     windows: int = 4,
     progress: bool = False,
+    calibration: Calibration | None = None,
 ) -> Forecast:
     """As :func:`forecast`, from ``now`` and the model's history ``here`` of one row: what a stream
     has.
@@ -342,7 +376,7 @@ def forecast_from(
     with eval_mode(model):
         notes = _notes(model, here, end, past.dates) + carried_forward(past, end)
         try:
-            law, following = _next_event(model, here, now, horizon)
+            law, following = _next_event(model, here, now, horizon, calibration)
         except Unconverged as error:
             raise UserError(
                 "a rate that can be integrated", str(error).rstrip("."), "Fit the model again."
@@ -351,9 +385,18 @@ def forecast_from(
             notes.append(f"with probability {float(law.never[0]):.3g} no further event comes")
         drawn = _futures(model, here, now, end, paths, seed, progress)
         band = _band(model, here, past, drawn.data, now, end, progress)
-    counts = _counts(drawn.data, now, end, windows)
+    levels = None if calibration is None else calibration.count_levels(float(horizon), windows)
+    counts = _counts(drawn.data, now, end, windows, levels)
+    if calibration is not None:
+        notes.append(_calibrated(calibration, levels is not None))
     head = (now, float(horizon), model.marks, following, counts, band)
     return Forecast(*head, drawn.data, drawn.acceptance, tuple(notes), past, *earlier)
+
+
+def _calibrated(calibration: Calibration, counts: bool) -> str:
+    """Which of the forecast's intervals are calibrated, and what that promises."""
+    which = "of the next event and of counts" if counts else "of the next event, not of counts,"
+    return f"intervals {which} are calibrated ({calibration.guarantee()})"
 
 
 def _futures(
@@ -438,7 +481,11 @@ def carried_forward(past: Sequence, end: float) -> list[str]:
 
 
 def _next_event(
-    model: PointProcess, here: History, now: float, horizon: float
+    model: PointProcess,
+    here: History,
+    now: float,
+    horizon: float,
+    calibration: Calibration | None,
 ) -> tuple[Law, NextEvent]:
     start = torch.tensor([now], dtype=torch.float64)
 
@@ -455,20 +502,49 @@ def _next_event(
         longest=longest_panel(model, here, start),
         shortest=model.shortest_time(here),
     )
-    *times, far = law.quantiles([*LEVELS, FAR])[0].tolist()
+    median, far = law.quantiles([0.5, FAR])[0].tolist()
+    own = list(LEVELS)
+    if calibration is not None:
+        own = [calibration.time_level(level) for level in LEVELS]
+    times = law.quantiles(own)[0].tolist()
     quantiles = dict(zip(LEVELS, times, strict=True))
     grid = _density_grid(law, now, far if np.isfinite(far) else now + horizon)
-    density = rates(grid).sum(-1).double() * torch.exp(-law.integral_at(grid))
+    per_mark = rates(grid).double() * torch.exp(-law.integral_at(grid))[..., None]
+    regions = _regions(law, grid[0].numpy(), per_mark[0].numpy(), calibration)
     mean = float(law.mean()[0])
     marks = law.marks()[0].numpy()
     return law, NextEvent(
         mean,
-        quantiles[0.5],
+        median,
         quantiles,
         grid[0].numpy(),
-        density[0].numpy(),
+        per_mark[0].sum(-1).numpy(),
         marks,
         float(law.never[0]),
+        regions,
+    )
+
+
+def _regions(law: Law, times: Floats, density: Floats, calibration: Calibration | None) -> Regions:
+    """Where the next event lies with probability 90%, from the density per mark on a grid."""
+    before, central, shortest, pair = REGION, REGION, REGION, REGION
+    if calibration is not None:
+        before = calibration.time_level(REGION)
+        central = calibration.region_level("central", REGION)
+        shortest = calibration.region_level("shortest", REGION)
+        pair = calibration.region_level("pair", REGION)
+    weights = law.weights[0]
+    threshold = density_threshold(law.density[0], weights, shortest)
+    joint = (law.intensities * law.survival[..., None])[0]
+    every = weights[:, None].expand_as(joint)
+    joint_threshold = density_threshold(joint.flatten(), every.flatten(), pair)
+    bound, low, high = law.quantiles([before, (1 - central) / 2, (1 + central) / 2])[0].tolist()
+    return Regions(
+        bound,
+        (low, high),
+        intervals_above(times, density.sum(-1), threshold),
+        [intervals_above(times, density[:, m], joint_threshold) for m in range(density.shape[1])],
+        calibration is not None,
     )
 
 
@@ -487,12 +563,24 @@ def _density_grid(law: Law, now: float, far: float) -> Float[Tensor, "1 Q"]:
     return torch.cat([even, likely, apart.clamp(max=far)]).sort().values[None]
 
 
-def _counts(paths: Dataset, now: float, end: float, windows: int) -> Counts:
+def _counts(
+    paths: Dataset, now: float, end: float, windows: int, levels: tuple[Levels, ...] | None
+) -> Counts:
     edges = np.linspace(now, end, windows + 1)
     counts = window_counts(paths, edges)
     low, high = np.quantile(counts, (0.05, 0.95), axis=0, method="inverted_cdf")
     total = counts.sum(2)
     total_low, total_high = np.quantile(total, (0.05, 0.95), axis=0, method="inverted_cdf")
+    if levels is not None:
+        ordered = np.sort(total, axis=0).astype(np.float64)
+        ends = [
+            (
+                math.ceil(count_quantile(ordered[:, w], own.lower(0.05))),
+                math.floor(count_quantile(ordered[:, w], own.upper(0.95))),
+            )
+            for w, own in enumerate(levels)
+        ]
+        total_low, total_high = np.array(ends, dtype=np.float64).T
     return Counts(edges, counts.mean(0), low, high, total.mean(0), total_low, total_high)
 
 

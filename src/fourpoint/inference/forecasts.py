@@ -31,7 +31,16 @@ from numpy.typing import NDArray
 from fourpoint.atomic import check_new_file, write_atomic
 from fourpoint.data.readers import read
 from fourpoint.events import Batch, Dataset, Sequence, UserError, check_marks, known_at
-from fourpoint.events.dates import Dates, Moment, as_number, edges_of, length_after, shown, time_at
+from fourpoint.events.dates import (
+    Dates,
+    Moment,
+    as_number,
+    edges_of,
+    in_units,
+    length_after,
+    shown,
+    time_at,
+)
 from fourpoint.inference.forecasting import carried_forward
 from fourpoint.inference.sampling import advance, eval_mode, remember, select_rows
 from fourpoint.kernels.compiling import threads_for_loops
@@ -40,6 +49,7 @@ from fourpoint.log_format import STAMPS, LogFormat
 from fourpoint.memory import require_memory
 from fourpoint.models.base import PointProcess
 from fourpoint.models.path_counts import explosion
+from fourpoint.ops.conformal import Levels, count_quantile
 from fourpoint.report.printing import bar
 
 Floats = NDArray[np.float64]
@@ -261,9 +271,17 @@ def forecast_parts(
     with eval_mode(model), bar("forecasting", len(plan.data), show=progress) as step:
         for group in _batches(plan):
             counts = _counts(model, plan, group)
-            yield _summary(plan, group, counts)
+            yield _summary(plan, group, counts, count_levels(model, plan, group))
             done += len(group.rows)
             step(done)
+
+
+def interval_counts(model: PointProcess, plan: Plan) -> tuple[Floats, NDArray[np.int32]]:
+    """The ends of the intervals and the counts per interval, mark and path, (W, M, paths), of a
+    plan for one sequence.
+    """
+    group = next(_batches(plan))
+    return group.edges[0], _counts(model, plan, group)[0]
 
 
 # ---------------------------------------------------------------------- what is asked for
@@ -438,9 +456,25 @@ def plain_counts(model: PointProcess, batch: Batch, wanted: Wanted) -> NDArray[n
     return counts
 
 
-def _summary(plan: Plan, group: Interval, counts: NDArray[np.int32]) -> pa.Table:
+def count_levels(model: PointProcess, plan: Plan, group: Interval) -> tuple[Levels, ...] | None:
+    """The calibrated levels of the intervals; None if the model has none for such intervals."""
+    if model.calibration is None:
+        return None
+    horizon = in_units(plan.horizon, plan.data.unit)
+    lengths = np.diff(group.edges, axis=1)
+    if lengths.max() > 1.1 * lengths.min():  # equal but for changes of the clock
+        return None
+    return model.calibration.count_levels(horizon, lengths.shape[1])
+
+
+def _summary(
+    plan: Plan,
+    group: Interval,
+    counts: NDArray[np.int32],
+    calibrated: tuple[Levels, ...] | None,
+) -> pa.Table:
     """The rows of the table for a group of sequences: per sequence and interval all types together
-    first, then each of them.
+    first, then each of them. Quantiles of all types together are calibrated where the model is.
     """
     names = tuple(plan.data.marks.names)
     total = counts.sum(2, keepdims=True, dtype=np.int32)
@@ -449,7 +483,14 @@ def _summary(plan: Plan, group: Interval, counts: NDArray[np.int32]) -> pa.Table
     ordered = np.sort(shown_counts, axis=-1).reshape(-1, P)
     values: dict[str, Any] = {"mean": ordered.mean(1)}
     for level in plan.levels:
-        values[level_name(level)] = mid_quantile(ordered, level)
+        found = mid_quantile(ordered, level)
+        if calibrated is not None:
+            totals = found.reshape(R, W, K)[:, :, 0]
+            draws = ordered.reshape(R, W, K, P)[:, :, 0].astype(np.float64)
+            for w, levels in enumerate(calibrated):
+                score = levels.upper(level) if level >= 0.5 else levels.lower(level)
+                totals[:, w] = [count_quantile(row, score) for row in draws[:, w]]
+        values[level_name(level)] = found
     values["p_any"] = (ordered > 0).mean(1)
     schema = schema_of(plan)
     ids = [plan.data.ids[row] for row in group.rows.tolist()]

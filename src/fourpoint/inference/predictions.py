@@ -6,7 +6,8 @@ the model's probability of no event up to t and a the event before,
     time RMSE    of the mean, a + int S    CRPS    (y - a) - 2 int_a^y S + int S^2, in units of time
     time MAE     of the median                    coverage    share of y inside the 90% interval
 
-where the interval is that of an event seen before the window's end, as every y is. For marks, given
+where the interval is that of an event seen before the window's end, as every y is, at the level of
+the model's calibration if it has one. For marks, given
 the true time: accuracy of the likeliest and log-loss of all.
 
 **Horizon**, from exactly sampled paths that start at random times: the CRPS of the number of events
@@ -24,14 +25,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from jaxtyping import Float
 from numpy.typing import NDArray
-from torch import Tensor
 
 from fourpoint.events import Dataset, Sequence, UserError, all_sequences, check_marks, known_at
+from fourpoint.inference.next_events import ChosenEvents, by_sequence, laws_before
 from fourpoint.inference.sampling import advance, eval_mode, remember, select_rows
 from fourpoint.models.base import PointProcess
-from fourpoint.ops.compensator import next_event_law
 from fourpoint.report.printing import Printed, Step, bar, text_table
 
 if TYPE_CHECKING:
@@ -39,7 +38,7 @@ if TYPE_CHECKING:
 
 Floats = NDArray[np.float64]
 BATCH = 64
-TOLERANCE = 1e-4  # of the integral on each panel
+LEVEL = 0.9  # of the interval for the next time
 EVENTS, ORIGINS, PATHS, WINDOWS = 500, 50, 50, 4
 
 
@@ -243,94 +242,48 @@ def _next_scores(
     model: PointProcess, data: Dataset, chosen: NDArray[np.int64], step: Step = _no_bar
 ) -> NextScores:
     """Scores at the events ``chosen`` (flat indices), a few sequences at a time."""
-    owner = np.searchsorted(data.offsets, chosen, side="right") - 1
     sums = []
     marked = []
-    rows, first = np.unique(owner, return_index=True)
-    groups = dict(zip(rows.tolist(), np.split(chosen, first[1:]), strict=True))
+    rows, own = by_sequence(data, chosen)
     for k in range(0, len(rows), BATCH):
-        some = rows[k : k + BATCH]
-        own = [groups[int(s)] - data.offsets[s] for s in some]
-        times, marks = _score_batch(model, data, some, own)
+        some = slice(k, k + BATCH)
+        times, marks = _score_batch(model, laws_before(model, data, rows[some], own[some]))
         sums.append(times)
         marked.append(marks)
         step(sum(map(len, sums)))
     t = np.concatenate(sums)
     m = np.concatenate(marked)
-    rmse, (mae, crps, coverage) = (
-        float(np.sqrt(np.square(t[:, 0]).mean())),
-        (float(x) for x in t[:, 1:].mean(0)),
-    )
+    rmse = float(np.sqrt(np.square(t[:, 0]).mean()))
+    mae, crps, coverage = (float(x) for x in t[:, 1:].mean(0))
     accuracy, log_loss = (None, None) if data.marks.count == 1 else (float(x) for x in m.mean(0))
     return NextScores(len(t), rmse, mae, crps, coverage, accuracy, log_loss)
 
 
-def _score_batch(
-    model: PointProcess, data: Dataset, rows: NDArray[np.int64], own: list[NDArray[np.int64]]
-) -> tuple[Floats, Floats]:
+def _score_batch(model: PointProcess, events: ChosenEvents) -> tuple[Floats, Floats]:
     """Error of mean and median, CRPS and coverage; then hit and log-loss of the mark: one row per
     chosen event.
     """
-    batch = data.batch(rows).to(_place_of(model))
-    history = model.encode(batch)
-    width = max(len(i) for i in own)
-    index = torch.from_numpy(np.stack([np.resize(i, width) for i in own])).to(batch.times.device)
-    real = torch.from_numpy(np.stack([np.arange(width) < len(i) for i in own])).flatten()
-    start = batch.edges.gather(1, index).flatten()
-    truth = batch.times.gather(1, index).flatten()
-
-    exposure = None if batch.context is None else batch.context.exposure
-
-    def rates(times: Float[Tensor, "F Q"]) -> Float[Tensor, "F Q M"]:
-        own = times.unflatten(0, index.shape)
-        found = model.log_intensity(history, own, index).exp()
-        if exposure is not None:
-            found = found * exposure.at(own).to(found)
-        return found.flatten(0, 1)
-
-    now = rates(start[:, None]).sum((1, 2)).double()
-    panel = 0.25 / now.clamp(min=torch.finfo(now.dtype).tiny)
-    shortest = model.shortest_time(history)
-    law = next_event_law(
-        rates,
-        start,
-        panel,
-        longest=model.longest_panel,
-        shortest=None if shortest is None else shortest.repeat_interleave(width),
-        through=truth,
-        tolerance=TOLERANCE,
-    )
-    ends = torch.stack([truth, batch.stop.repeat_interleave(width)], 1)
+    law = events.law
+    truth = events.truth
+    ends = torch.stack([truth, events.stop], 1)
     below, seen = (1 - torch.exp(-law.integral_at(ends))).unbind(1)
-    covered = ((below >= 0.05 * seen) & (below <= 0.95 * seen)).double()
-    times = torch.stack(
-        [law.mean() - truth, (law.quantiles([0.5])[:, 0] - truth).abs(), law.crps(truth), covered],
-        1,
-    )
-    at = rates(truth[:, None])[:, 0].double()
-    marks = batch.marks.gather(1, index).flatten()
-    log_loss = at.sum(1).log() - at.gather(1, marks[:, None])[:, 0].log()
-    return times.cpu()[real].numpy(), torch.stack(
-        [(at.argmax(1) == marks).double(), log_loss], 1
-    ).cpu()[real].numpy()
-
-
-def _place_of(model: PointProcess) -> torch.device:
-    """Where the model's numbers are."""
-    return next((p.device for p in model.parameters()), torch.device("cpu"))
+    level = LEVEL
+    if model.calibration is not None:
+        level = model.calibration.region_level("central", LEVEL)
+    tail = (1 - level) / 2
+    covered = ((below >= tail * seen) & (below <= (1 - tail) * seen)).double()
+    median = law.quantiles([0.5])[:, 0]
+    errors = [law.mean() - truth, (median - truth).abs(), law.crps(truth), covered]
+    times = torch.stack(errors, 1)
+    at = events.rates(truth[:, None])[:, 0].double()
+    log_loss = at.sum(1).log() - at.gather(1, events.marks[:, None])[:, 0].log()
+    marks = torch.stack([(at.argmax(1) == events.marks).double(), log_loss], 1)
+    return times.cpu()[events.real].numpy(), marks.cpu()[events.real].numpy()
 
 
 def _default_horizon(data: Dataset) -> float:
     gap = float(data.exposed_times.sum()) / data.scored_events
-    return min(10 * gap, float((data.stops - _scored_starts(data)).max()) / 2)
-
-
-def _scored_starts(data: Dataset) -> Floats:
-    """When each sequence begins to be scored."""
-    context = data.context
-    if context is None or context.scored_from is None:
-        return data.starts
-    return np.maximum(data.starts, context.scored_from)
+    return min(10 * gap, float((data.stops - data.scored_starts).max()) / 2)
 
 
 def _horizon_scores(
@@ -344,7 +297,7 @@ def _horizon_scores(
     rng: np.random.Generator,
     step: Step,
 ) -> HorizonScores | None:
-    starts = _scored_starts(data)
+    starts = data.scored_starts
     durations = data.stops - starts
     long = np.flatnonzero(durations >= horizon)
     if not len(long) or origins < 1:

@@ -43,6 +43,7 @@ from fourpoint.ops.quadrature import MOST
 from fourpoint.report.printing import as_html
 
 if TYPE_CHECKING:
+    from fourpoint.inference.calibration import Calibration
     from fourpoint.models.spatial.cells import Cells
     from fourpoint.storage.trained_on import TrainedOn
 
@@ -166,6 +167,7 @@ class PointProcess(Described, nn.Module, Generic[H]):
 
     marks: MarkSpace
     trained_on: TrainedOn | None = None
+    calibration: Calibration | None = None  # of its prediction regions, by `calibrate`
     recipe: ClassVar[Mapping[str, Any] | None] = None  # settings of `fit` that suit this model
     first_guess: dict[str, Tensor] | None = None  # weights that training has to beat
     has_inverse: ClassVar[bool] = False  # `inverse` is implemented

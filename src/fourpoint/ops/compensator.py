@@ -215,17 +215,24 @@ class Law:
         """The times before which the next event falls with these probabilities; infinite where it
         may never come.
         """
-        targets = -torch.log1p(
-            -torch.tensor(levels, dtype=self.start.dtype, device=self.start.device)
-        )
-        time = self.start.new_full((len(self.start), len(levels)), torch.inf)
+        own = torch.tensor(levels, dtype=self.start.dtype, device=self.start.device)
+        return self._reached(-torch.log1p(-own).expand(len(self.start), -1))
+
+    def quantiles_at(self, levels: Float[Tensor, " B"]) -> Float[Tensor, " B"]:
+        """The same with one probability for each path."""
+        return self._reached(-torch.log1p(-levels)[:, None])[:, 0]
+
+    def _reached(self, targets: Float[Tensor, "B L"]) -> Float[Tensor, "B L"]:
+        """When Lambda reaches the targets; at the start for 0."""
+        time = torch.where(targets > 0, torch.inf, self.start[:, None])
         for p in self.panels:
             low = p.before[:, None]
             high = (p.before + p.gain)[:, None]
             row, level = torch.nonzero((low < targets) & (high >= targets), as_tuple=True)
             if len(row):
                 own = Panel(*(x[row] for x in p))
-                time[row, level] = own.left + own.width * _inside(own, targets[level] - own.before)
+                past = targets[row, level] - own.before
+                time[row, level] = own.left + own.width * _inside(own, past)
         return time
 
     def integral_at(self, times: Float[Tensor, "B G"]) -> Float[Tensor, "B G"]:

@@ -101,6 +101,8 @@ def save(model: PointProcess, folder: str | Path, *, about: dict[str, Any] | Non
     if isinstance(model, Hawkes) and model.errors:
         info["errors"] = {name: plain(error) for name, error in model.errors.items()}
         info["profiles"] = {name: plain(asdict(one)) for name, one in model.profiles.items()}
+    if model.calibration is not None:
+        info["calibration"] = model.calibration.to_dict()
     if model.effects is not None:
         info["effects"] = {
             "spec": model.effects.spec.to_dict(),
@@ -173,6 +175,8 @@ def _built(
     model.feature_ratios = feature_ratios
     model_schema.check_tensors(model, tensors)
     model.load_state_dict(tensors, assign=True)
+    if "calibration" in info:
+        model.calibration = model_schema.read_calibration(info["calibration"])
     if "errors" in info or "profiles" in info:
         if not isinstance(model, Hawkes):
             raise model_schema.SchemaError(

@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fourpoint.events import Box, MarkSpace, UserError
+from fourpoint.inference.calibration import Calibration
 from fourpoint.models.base import PointProcess
 from fourpoint.models.effects import EffectsSpec, RateRatio
 from fourpoint.models.event_features import MOST_ROWS, EventFeatures, EventFeaturesSpec
@@ -29,6 +30,7 @@ ENTRIES = {
     *("format", "fourpoint", "torch", "weights", "sha256"),
     *("model", "settings", "marks", "box", "about", "errors", "profiles", "effects"),
     "event_features",
+    "calibration",
 }
 LARGEST = 2**20  # of any whole number in the settings that is not listed here
 LONGEST = 256  # of lists of whole numbers, such as the widths of a network's layers
@@ -111,6 +113,14 @@ def build_bounded(
                 raise SchemaError(expected, received, REMEDY)
             model.event_features = EventFeatures(features)
     return model
+
+
+def read_calibration(found: object) -> Calibration:
+    """The calibration of a model's prediction regions, as `model.json` holds it."""
+    try:
+        return Calibration.from_dict(found)
+    except (TypeError, ValueError, KeyError) as error:
+        raise SchemaError("levels of a calibration", _shown(str(error)), REMEDY) from error
 
 
 def read_effects(found: object) -> tuple[EffectsSpec, list[RateRatio]]:

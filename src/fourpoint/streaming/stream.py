@@ -48,6 +48,7 @@ from fourpoint.streaming.steppers import stepper
 from fourpoint.streaming.watching import TypeWatch, families, type_watch
 
 if TYPE_CHECKING:
+    from fourpoint.inference.calibration import Calibration
     from fourpoint.inference.forecasting import Forecast
 
 Floats = NDArray[np.float64]
@@ -202,6 +203,7 @@ class Stream:
         self._recent = Recent(self.recent, growing=not self._followed.linear)
         self.start, self.time, self.count, self.log_likelihood = start, start, 0, 0.0
         self._open = 0.0  # the integral since the last event
+        self.calibration = self.model.calibration
         self._types: TypeWatch | None = None
         if self.monitor is not None:
             self.monitor.reset()
@@ -315,6 +317,7 @@ class Stream:
         self, events: Events, found: Scored, refused: dict[int, UserError]
     ) -> list[tuple[Alarm, ...]]:
         """The alarms that each event raises."""
+        self._adapt(found, refused)
         if self.monitor is None:
             return [()] * len(events.times)
         watch = self.monitor.gap
@@ -335,6 +338,13 @@ class Stream:
             for place, raised in seen.items():
                 alarms[kept[place]] += tuple(raised)
         return alarms
+
+    def _adapt(self, found: Scored, refused: dict[int, UserError]) -> None:
+        """Go on with adaptive levels of the model's calibration."""
+        if self.calibration is None or self.calibration.method != "adaptive":
+            return
+        gaps = [gap for i, gap in enumerate(found.gap.tolist()) if i not in refused]
+        self.calibration = self.calibration.after(gaps)
 
     def advance(self, time: float) -> tuple[Alarm, ...]:
         """No event until ``time``: the silence counts, and an alarm tells when it is too long to be
@@ -373,6 +383,7 @@ class Stream:
             horizon,
             paths,
             seed,
+            calibration=self.calibration,
         )
 
     def state(self) -> bytes:
@@ -388,6 +399,8 @@ class Stream:
             header["monitor"], arrays["monitor"] = self.monitor.state()
         if self._types is not None:
             arrays["types"] = self._types.state()
+        if self.calibration is not None and self.calibration.method == "adaptive":
+            header["calibration"] = self.calibration.stream_levels()
         return pack("stream", fingerprint(self.model), header, arrays)
 
     @staticmethod
@@ -416,6 +429,8 @@ class Stream:
             raise damaged("a number 'log_likelihood'", f"{total!r}"[:80])
         self.log_likelihood = total
         self._load(arrays)
+        if "calibration" in header:
+            self.calibration = self._restored_calibration(header["calibration"])
         if "monitor" in header:
             self.monitor = restored_monitor(header["monitor"], arrays.get("monitor"))
             self._types = type_watch(self.model.marks, self.monitor.level)
@@ -424,6 +439,15 @@ class Stream:
                 self._types.load(arrays["types"])
             except FAULTS as error:
                 raise damaged("the watch over types", f"another ({type(error).__name__})") from None
+
+    def _restored_calibration(self, found: object) -> Calibration:
+        """The model's calibration with the levels of a state."""
+        if self.model.calibration is None:
+            raise damaged("a state of a model without calibration", "levels of a calibration")
+        try:
+            return self.model.calibration.with_stream_levels(found)
+        except FAULTS as error:
+            raise damaged("levels of a calibration", f"others ({type(error).__name__})") from None
 
     def _load(self, arrays: Arrays) -> None:
         """Remember the arrays of a state, each of which is checked."""

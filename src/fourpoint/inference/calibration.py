@@ -1,0 +1,585 @@
+r"""Calibration: prediction regions of a fitted model that cover as often as they promise.
+
+A model's 90% interval covers 90% of what follows only if the model is right. :func:`calibrate`
+looks at data that was not in training, at where the observations fell in the model's own predictive
+distributions, and keeps with the model the levels that cover as promised (`ops.conformal`):
+
+    next time     u = F(y) / F(stop), F the distribution function of the next event's time, given
+                  that it is seen before the window's end; quantiles of the level p become those of
+                  the level q(p), so that one-sided bounds cover
+    central       abs(2 u - 1): the interval between equal tails
+    shortest      s = probability of the times at which the density is higher than at y
+    pair          the same for time and mark together
+    counts        u = mid-distribution function of the number of events in a window at the observed
+                  one, from sampled paths; beyond the largest path u goes on by 1 per standard
+                  deviation
+
+Sequences that are exchangeable (customers, patients, windows in random order) have split conformal
+levels: a random event of a new sequence is covered with at least the stated probability, whatever
+the model and however few the sequences. One long log, or a few, has adaptive levels: the share of
+covered events differs from the stated one by at most a bound that shrinks as the log grows, and a
+stream goes on adapting them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fourpoint.events import Dataset, Sequence, UserError, all_sequences, check_marks
+from fourpoint.events.dates import in_units
+from fourpoint.inference.forecasts import Plan, interval_counts, planned
+from fourpoint.inference.next_events import (
+    ChosenEvents,
+    by_sequence,
+    laws_before,
+    place,
+    region_sizes,
+)
+from fourpoint.inference.sampling import eval_mode
+from fourpoint.models.base import PointProcess
+from fourpoint.ops.conformal import AdaptiveLevels, Levels, SplitLevels, count_score
+from fourpoint.report.printing import Printed, bar, text_table
+from fourpoint.storage.trained_on import overlap
+from fourpoint.strict_json import plain
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+Floats = NDArray[np.float64]
+Kind = Literal["central", "shortest", "pair"]
+KINDS: tuple[Kind, ...] = ("central", "shortest", "pair")
+REGIONS = ("next_time", "central", "shortest", "pair")
+Method = Literal["auto", "split", "adaptive"]
+EXCHANGEABLE = 20  # sequences from which on "auto" takes them for exchangeable
+EVENTS = 4000
+ORIGINS = 400
+PATHS = 500
+NUMBERS = 2**22  # rates of the laws that are computed together
+NODES = 512  # of the law of one event, about
+SHOWN = 0.9
+
+
+@dataclass(frozen=True)
+class CountLevels:
+    """Levels of the number of events in each of W windows, which together are a horizon."""
+
+    horizon: float
+    windows: tuple[Levels, ...]
+
+
+@dataclass(frozen=True, repr=False)
+class Calibration(Printed):
+    """What :func:`calibrate` found: which levels to use so that regions cover as they promise."""
+
+    next_time: Levels
+    central: Levels
+    shortest: Levels
+    pair: Levels
+    counts: tuple[CountLevels, ...]
+    sequences: int
+    events: int
+
+    @property
+    def method(self) -> str:
+        """ "split" or "adaptive"."""
+        return "split" if isinstance(self.next_time, SplitLevels) else "adaptive"
+
+    def time_level(self, level: float) -> float:
+        """The level at which to take a quantile of the next event's time instead of ``level``,
+        between 0 and 1.
+        """
+        found = self.next_time
+        raw = found.upper(level) if level >= 0.5 else found.lower(level)
+        return min(1.0, max(0.0, raw))
+
+    def region_level(self, kind: Kind, level: float) -> float:
+        """The probability that a region has to have under the model to cover with ``level``."""
+        levels = {"central": self.central, "shortest": self.shortest, "pair": self.pair}[kind]
+        return min(1.0, max(0.0, levels.upper(level)))
+
+    def count_levels(self, horizon: float, windows: int) -> tuple[Levels, ...] | None:
+        """The levels for windows of this horizon; None if they were not calibrated."""
+        for known in self.counts:
+            same = math.isclose(known.horizon, horizon, rel_tol=1e-6)
+            if same and len(known.windows) == windows:
+                return known.windows
+        return None
+
+    def after(self, integrals: Iterable[float]) -> Calibration:
+        """Adaptive levels of the time after further events, whose compensator grew by ``integrals``
+        since the event before; split levels stay as they are.
+        """
+        if isinstance(self.next_time, SplitLevels) or isinstance(self.central, SplitLevels):
+            return self
+        u = np.array([-math.expm1(-gap) for gap in integrals])
+        return replace(
+            self,
+            next_time=self.next_time.after(u),
+            central=self.central.after(np.abs(2 * u - 1)),
+            events=self.events + len(u),
+        )
+
+    def stream_levels(self) -> dict[str, Any]:
+        """What a stream changes, for its state."""
+        levels = {name: plain_levels(getattr(self, name)) for name in ("next_time", "central")}
+        return {"events": self.events} | levels
+
+    def with_stream_levels(self, found: Any) -> Calibration:
+        """Itself with what :meth:`stream_levels` wrote; ValueError, TypeError or KeyError for
+        anything else.
+        """
+        if set(found) != {"events", "next_time", "central"}:
+            raise ValueError("other entries")
+        time, central = (read_levels(found[name]) for name in ("next_time", "central"))
+        if not isinstance(time, AdaptiveLevels) or not isinstance(central, AdaptiveLevels):
+            raise ValueError("adaptive levels expected")
+        events = _whole(found["events"])
+        return replace(self, next_time=time, central=central, events=events)
+
+    def guarantee(self) -> str:
+        """What the levels promise, in a sentence."""
+        if isinstance(self.next_time, AdaptiveLevels):
+            return (
+                "adaptive: over the log so far the share of covered events is within "
+                f"{self.next_time.bound():.1%} of the stated probability, whatever the log"
+            )
+        return (
+            f"split conformal from {self.sequences:,} sequences: an event of a new exchangeable "
+            "sequence is covered with at least the stated probability"
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """As `model.json` holds it."""
+        head = {"sequences": self.sequences, "events": self.events}
+        regions = {
+            name: plain_levels(getattr(self, name)) for name in ("next_time", "shortest", "pair")
+        }
+        counts = [
+            {"horizon": one.horizon, "windows": [plain_levels(levels) for levels in one.windows]}
+            for one in self.counts
+        ]
+        return head | regions | {"counts": counts}
+
+    @classmethod
+    def from_dict(cls, found: Any) -> Calibration:
+        """What :meth:`to_dict` wrote; ValueError, TypeError or KeyError for anything else."""
+        time, central, shortest, pair = (read_levels(found[name]) for name in REGIONS)
+        if len({type(levels) for levels in (time, central, shortest, pair)}) > 1:
+            raise ValueError("regions of one kind of calibration expected")
+        counts = tuple(
+            CountLevels(_positive(one["horizon"]), tuple(read_levels(w) for w in one["windows"]))
+            for one in found["counts"]
+        )
+        looked_at = (_whole(found["sequences"]), _whole(found["events"]))
+        return cls(time, central, shortest, pair, counts, *looked_at)
+
+    def __rich__(self) -> Table:
+        table = text_table(
+            "Calibration", title_justify="left", box=None, pad_edge=False, show_header=False
+        )
+        table.add_column(style="bold", no_wrap=True)
+        table.add_column()
+        table.add_row("guarantee", self.guarantee())
+        table.add_row("events", f"{self.events:,} of {self.sequences:,} sequences")
+        upper = self.time_level(0.95)
+        lower = self.time_level(0.05)
+        table.add_row(
+            f"{SHOWN:.0%} interval of the next time", f"levels {lower:.4f} to {upper:.4f}"
+        )
+        for name, kind in (("shortest region", "shortest"), ("region of time and mark", "pair")):
+            level = self.shortest if kind == "shortest" else self.pair
+            table.add_row(f"{SHOWN:.0%} {name}", f"level {min(1.0, level.upper(SHOWN)):.4f}")
+        for one in self.counts:
+            text = f"{len(one.windows)} windows up to {one.horizon:g}"
+            table.add_row("counts", text)
+        return table
+
+
+def calibrate(
+    model: PointProcess,
+    data: Dataset | Sequence,
+    *,
+    method: Method = "auto",
+    horizon: float | str | None = None,
+    windows: int = 1,
+    events: int = EVENTS,
+    origins: int = ORIGINS,
+    paths: int = PATHS,
+    seed: int = 0,
+    progress: bool = False,
+) -> Calibration:
+    """Find the levels at which the regions of ``model`` cover, and keep them as
+    ``model.calibration``.
+
+    `forecast`, `forecasts`, `prediction_scores` and streams use them from then on, and `save` keeps
+    them. Fit the model anew, or set ``model.calibration = None``, to be rid of them.
+
+    Arguments
+        data: sequences that were not in training: the dev part, or another one. It must not be the
+            part on which coverage is measured afterwards.
+        method: "split" for exchangeable sequences, "adaptive" for one long log, "auto": split from
+            20 sequences on.
+        horizon, windows: calibrate the number of events in each of so many equal windows of a
+            horizon too, a number in the data's unit of time or a duration such as "7d".
+        events, origins: how many events, and how many forecasts of counts, to look at, at most.
+        paths: futures of each forecast of counts.
+
+    Raises :class:`UserError` where the data was in training, has no events, or is too little for
+    the method.
+
+    >>> from fourpoint.data.synthetic import simulate
+    >>> from fourpoint.models.hawkes import Hawkes
+    >>> wrong = Hawkes(baseline=5.0, branching=0.2)
+    >>> found = calibrate(wrong, simulate("hawkes", 40), events=400)
+    >>> found.method, wrong.calibration is found, found.time_level(0.95) != 0.95
+    ('split', True, True)
+    """
+    data = all_sequences(data)
+    check_marks(model.marks, data.marks)
+    chosen_method = _method(method, data)
+    seen = overlap(model, data)
+    if seen is not None:
+        raise UserError(
+            "data that was not in training",
+            f"{seen.events:,} of {seen.of_events:,} events that were",
+            "Calibrate with the dev part, or with later data.",
+        )
+    rng = np.random.default_rng(seed)
+    with eval_mode(model):
+        chosen = _chosen(data, chosen_method, events, rng)
+        placed = [place(events) for _, events in _laws(model, data, chosen, progress)]
+        counts: tuple[CountLevels, ...] = ()
+        if horizon is not None:
+            counts = (
+                _count_levels(
+                    *(model, data, chosen_method, horizon, windows),
+                    *(origins, paths, seed, progress),
+                ),
+            )
+    owner = np.searchsorted(data.offsets, chosen, side="right") - 1
+    time, central, shortest, pair = (
+        _found(chosen_method, np.concatenate([part.scores(kind) for part in placed]), owner)
+        for kind in ("before", *KINDS)
+    )
+    looked_at = (len(np.unique(owner)), len(chosen))
+    found = Calibration(time, central, shortest, pair, counts, *looked_at)
+    model.calibration = found
+    return found
+
+
+def _method(method: str, data: Dataset) -> Literal["split", "adaptive"]:
+    filled = int((data.scored_lengths > 0).sum())
+    if filled == 0:
+        raise UserError("data with at least one event", f"{data}", "Calibrate with other data.")
+    if method == "adaptive" or (method == "auto" and filled < EXCHANGEABLE):
+        return "adaptive"
+    if method not in ("auto", "split"):
+        raise UserError(
+            "method to be one of auto, split, adaptive", f"{method!r}", "Choose one of them."
+        )
+    return "split"
+
+
+def _found(method: str, scores: Floats, owner: NDArray[np.int64]) -> Levels:
+    if method == "split":
+        return SplitLevels.of(scores, owner)
+    return AdaptiveLevels.new().after(scores)
+
+
+# ---------------------------------------------------------------------- coverage
+
+
+@dataclass(frozen=True)
+class RegionScores:
+    """How often regions of one kind covered, and their mean size in the user's unit of time (NaN
+    for one-sided bounds), with the calibration and without it.
+    """
+
+    coverage: float
+    size: float
+    plain_coverage: float
+    plain_size: float
+
+
+@dataclass(frozen=True, repr=False)
+class Coverage(Printed):
+    """What :func:`coverage` found for each kind of region."""
+
+    level: float
+    events: int
+    regions: dict[str, RegionScores]
+
+    def to_dict(self) -> dict[str, Any]:
+        """All numbers under the names of the regions."""
+        regions = {name: asdict(scores) for name, scores in self.regions.items()}
+        return plain({"level": self.level, "events": self.events, "regions": regions})
+
+    def __rich__(self) -> Table:
+        title = f"Regions of {self.level:.0%} for {self.events:,} next events"
+        table = text_table(title, title_justify="left", box=None, pad_edge=False)
+        table.add_column("region", style="bold", no_wrap=True)
+        for name in ("covers", "mean size", "covers uncalibrated", "mean size uncalibrated"):
+            table.add_column(name, justify="right")
+        for name, own in self.regions.items():
+            sizes = [f"{x:.4g}" if math.isfinite(x) else "" for x in (own.size, own.plain_size)]
+            table.add_row(
+                *(name, f"{own.coverage:.1%}", sizes[0], f"{own.plain_coverage:.1%}", sizes[1])
+            )
+        return table
+
+
+def coverage(
+    model: PointProcess,
+    data: Dataset | Sequence,
+    *,
+    level: float = SHOWN,
+    events: int | None = None,
+    seed: int = 0,
+    progress: bool = False,
+) -> Coverage:
+    """How often the regions of a calibrated model cover the next events of ``data``, and how large
+    they are, beside those of the model without calibration.
+
+    Adaptive levels go on adapting from event to event, as in a stream; sizes are at the levels of
+    the first event of each group of events that are computed together.
+
+    Arguments
+        level: the stated probability.
+        events: how many events to look at, drawn at random (the first, if levels are adaptive); all
+            by default.
+
+    Raises :class:`UserError` where the model is not calibrated.
+
+    >>> from fourpoint.data.synthetic import simulate
+    >>> from fourpoint.models.hawkes import Hawkes
+    >>> model = Hawkes(baseline=5.0, branching=0.2)
+    >>> data = simulate("hawkes", 80)
+    >>> _ = calibrate(model, data[:40])
+    >>> 0.8 < coverage(model, data[40:]).regions["central"].coverage < 1
+    True
+    """
+    data = all_sequences(data)
+    check_marks(model.marks, data.marks)
+    known = model.calibration
+    if known is None:
+        raise UserError(
+            "a calibrated model", f"{type(model).__name__} without calibration", "Calibrate it."
+        )
+    chosen = np.flatnonzero(data.scored)
+    if known.method == "adaptive":
+        chosen = chosen[:events]
+    elif events is not None:
+        chosen = np.sort(np.random.default_rng(seed).permutation(chosen)[:events])
+    levels: dict[str, Levels] = {"before": known.next_time}
+    levels |= {"central": known.central, "shortest": known.shortest, "pair": known.pair}
+    found: dict[str, list[Floats]] = {kind: [] for kind in levels}
+    with eval_mode(model):
+        for _, some in _laws(model, data, chosen, progress):
+            now = [min(1.0, max(0.0, levels[kind].upper(level))) for kind in KINDS]
+            own, stated = region_sizes(some, *now), region_sizes(some, level, level, level)
+            placed = place(some)
+            for kind in levels:
+                scores = placed.scores(kind)
+                hits, levels[kind] = _hits(levels[kind], scores, level)
+                columns = [hits, own.of(kind), scores <= level, stated.of(kind)]
+                found[kind].append(np.stack(columns).astype(np.float64))
+    regions = {
+        kind: RegionScores(*np.concatenate(parts, axis=1).mean(1).tolist())
+        for kind, parts in found.items()
+    }
+    return Coverage(level, len(chosen), regions)
+
+
+def _hits(levels: Levels, scores: Floats, level: float) -> tuple[Floats, Levels]:
+    """Which scores are within the level, and the levels after them."""
+    if isinstance(levels, SplitLevels):
+        return (scores <= levels.upper(level)).astype(np.float64), levels
+    hits = np.empty(len(scores))
+    for i, score in enumerate(scores.tolist()):
+        hits[i] = score <= levels.upper(level)
+        levels = levels.after([score])
+    return hits, levels
+
+
+# ---------------------------------------------------------------------- next events
+
+
+def _chosen(data: Dataset, method: str, most: int, rng: np.random.Generator) -> NDArray[np.int64]:
+    """Which events to look at: about as many of each sequence, at random; of a log the last."""
+    scored = np.flatnonzero(data.scored)
+    if method == "adaptive":
+        return scored[-most:]
+    owner = np.searchsorted(data.offsets, scored, side="right") - 1
+    order = rng.permutation(len(scored))
+    grouped = order[np.argsort(owner[order], kind="stable")]
+    counts = np.bincount(owner, minlength=len(data))
+    first = np.repeat(np.cumsum(counts) - counts, counts)
+    rank = np.arange(len(scored)) - first  # of an event among those of its sequence
+    tie = rng.permutation(len(data))[owner[grouped]]  # which sequences come first
+    taken = np.lexsort((tie, rank))[:most]
+    return np.sort(scored[grouped[taken]])
+
+
+def _laws(
+    model: PointProcess, data: Dataset, chosen: NDArray[np.int64], progress: bool
+) -> Iterator[tuple[NDArray[np.int64], ChosenEvents]]:
+    """The laws before the events ``chosen``, as many at once as memory allows."""
+    done = 0
+    with bar("laws of next events", len(chosen), show=progress) as step:
+        for some in _groups(model, data, chosen):
+            yield some, laws_before(model, data, *by_sequence(data, some))
+            done += len(some)
+            step(done)
+
+
+def _groups(
+    model: PointProcess, data: Dataset, chosen: NDArray[np.int64]
+) -> Iterable[NDArray[np.int64]]:
+    """Events whose laws are computed together: their number follows from the marks. Padding makes
+    the events of each sequence in a group as many as those of the sequence with the most.
+    """
+    together = max(1, NUMBERS // (NODES * model.marks.count))
+    owner = np.searchsorted(data.offsets, chosen, side="right") - 1
+    first = 0
+    while first < len(chosen):
+        last = first
+        rows = most = run = 0
+        previous = -1
+        while last < len(chosen):
+            run = run + 1 if owner[last] == previous else 1
+            rows += owner[last] != previous
+            previous = owner[last]
+            most = max(most, run)
+            if last > first and rows * most > together:
+                break
+            last += 1
+        yield chosen[first:last]
+        first = last
+
+
+# ---------------------------------------------------------------------- counts
+
+
+def _count_levels(
+    model: PointProcess,
+    data: Dataset,
+    method: str,
+    horizon: float | str,
+    windows: int,
+    origins: int,
+    paths: int,
+    seed: int,
+    progress: bool,
+) -> CountLevels:
+    """Levels of counts in ``windows`` parts of a horizon, from forecasts at times in the data."""
+    length = in_units(horizon, data.unit) if isinstance(horizon, str) else float(horizon)
+    if not (math.isfinite(length) and length > 0) or windows < 1:
+        raise UserError(
+            "a positive horizon and at least one window",
+            f"horizon={horizon}, windows={windows}",
+            "Pass a number in the data's unit of time, or a duration such as 7d.",
+        )
+    starts = data.scored_starts
+    room = data.stops - starts - length
+    fitting = np.flatnonzero(room >= 0)
+    if not len(fitting):
+        raise UserError(
+            "windows longer than the horizon",
+            f"a horizon of {horizon} and windows of at most {float((data.stops - starts).max()):g}",
+            "Shorten the horizon.",
+        )
+    rng = np.random.default_rng(seed)
+    if method == "adaptive":
+        rows, at = _origins_in_order(starts, room, fitting, length, origins)
+    else:
+        each = max(1, origins // len(fitting))
+        rows = np.repeat(rng.permutation(fitting)[:origins], each)
+        at = starts[rows] + rng.random(len(rows)) * room[rows]
+    scores = np.empty((len(rows), windows))
+    with bar("calibrating counts", len(rows), show=progress) as step:
+        for i, (row, now) in enumerate(zip(rows.tolist(), at.tolist(), strict=True)):
+            one = data.select(np.array([row]))
+            plan = planned(model, one, length, length / windows, now, paths, seed + i)
+            scores[i] = _count_scores(model, plan)
+            step(i + 1)
+    return CountLevels(length, tuple(_found(method, scores[:, w], rows) for w in range(windows)))
+
+
+def _origins_in_order(
+    starts: Floats, room: Floats, fitting: NDArray[np.int64], length: float, most: int
+) -> tuple[NDArray[np.int64], Floats]:
+    """Origins one horizon apart in each log, from the first time on, and the last ``most``."""
+    rows = []
+    at = []
+    for row in fitting.tolist():
+        times = starts[row] + length * np.arange(int(room[row] / length) + 1)
+        rows.append(np.full(len(times), row))
+        at.append(times)
+    return np.concatenate(rows)[-most:], np.concatenate(at)[-most:]
+
+
+def _count_scores(model: PointProcess, plan: Plan) -> Floats:
+    """The score of the observed number of events in each window of one forecast."""
+    edges, counts = interval_counts(model, plan)
+    times = plan.data.times
+    observed = np.diff(np.searchsorted(times, edges, side="right"))
+    ordered = np.sort(counts.sum(1), axis=-1).astype(np.float64)  # (W, paths)
+    return np.array([count_score(draws, n) for draws, n in zip(ordered, observed, strict=True)])
+
+
+# ---------------------------------------------------------------------- as JSON
+
+
+def plain_levels(levels: Levels) -> dict[str, Any]:
+    """Levels as JSON can hold them."""
+    if isinstance(levels, AdaptiveLevels):
+        return asdict(levels)
+    return {
+        "scores": levels.scores.tolist(),
+        "shares": levels.shares.tolist(),
+        "sequences": levels.sequences,
+    }
+
+
+def read_levels(found: Any) -> Levels:
+    """What :func:`plain_levels` gave; ValueError, TypeError or KeyError for anything else."""
+    if "at" in found:
+        levels = _finite(found["levels"])
+        at = _finite(found["at"])
+        inside = bool(((levels > 0) & (levels < 1) & (np.diff(levels, prepend=0) > 0)).all())
+        if len(levels) != len(at) or not inside:
+            raise ValueError("one number for each level, in order")
+        return AdaptiveLevels(tuple(levels.tolist()), tuple(at.tolist()), _whole(found["count"]))
+    scores = _finite(found["scores"])
+    shares = _finite(found["shares"])
+    sequences = _whole(found["sequences"])
+    sound = len(scores) == len(shares) > 0 and bool((np.diff(scores) >= 0).all())
+    positive = bool(((shares > 0) & (shares <= 1)).all())
+    if not (sound and positive and math.isclose(shares.sum(), sequences, rel_tol=1e-6)):
+        raise ValueError("scores in ascending order, and shares that are 1 for each sequence")
+    return SplitLevels(scores, shares, sequences)
+
+
+def _finite(found: Any) -> Floats:
+    numbers = np.array(found, dtype=np.float64)
+    if numbers.ndim != 1 or not np.isfinite(numbers).all():
+        raise ValueError("a list of finite numbers")
+    return numbers
+
+
+def _whole(found: Any) -> int:
+    if type(found) is not int or not 0 <= found < 2**62:
+        raise ValueError("a whole number")
+    return found
+
+
+def _positive(found: Any) -> float:
+    if type(found) not in (int, float) or not (math.isfinite(found) and found > 0):
+        raise ValueError("a positive number")
+    return float(found)

@@ -1,0 +1,255 @@
+r"""The law of the next event at chosen events of a data set, and regions of high density in it.
+
+The law is seen from the event before, as if nothing else happened (`ops.compensator`). The region
+of the highest density that contains an observation y = (time, mark) has the probability
+
+    s(y) = P( f(Y) > f(y) ),   f(t, m) = lambda_m(t) exp(-Lambda(t)),
+
+under the model, which is the score of that observation; the smallest region of the probability p is
+{y: s(y) <= p}. Probabilities are sums over the nodes of the law.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fourpoint.events import Batch, Dataset
+from fourpoint.models.base import PointProcess
+from fourpoint.ops.compensator import Law, Rates, next_event_law
+
+Floats = NDArray[np.float64]
+TOLERANCE = 1e-4  # of the integral on each panel
+
+
+@dataclass(frozen=True)
+class ChosenEvents:
+    """Events of a batch, one row each (F rows, some of them padding), and the laws before them."""
+
+    batch: Batch
+    index: Int[Tensor, "B K"]
+    real: Bool[Tensor, " F"]
+    start: Float[Tensor, " F"]
+    truth: Float[Tensor, " F"]
+    marks: Int[Tensor, " F"]
+    stop: Float[Tensor, " F"]
+    rates: Rates
+    law: Law
+
+
+def laws_before(
+    model: PointProcess, data: Dataset, rows: NDArray[np.int64], own: list[NDArray[np.int64]]
+) -> ChosenEvents:
+    """The laws of events ``own[k]`` (places in their sequence) of the sequences ``rows[k]``."""
+    batch = data.batch(rows).to(_device_of(model))
+    history = model.encode(batch)
+    width = max(len(i) for i in own)
+    index = torch.from_numpy(np.stack([np.resize(i, width) for i in own])).to(batch.times.device)
+    real = torch.from_numpy(np.stack([np.arange(width) < len(i) for i in own])).flatten()
+    start = batch.edges.gather(1, index).flatten()
+    truth = batch.times.gather(1, index).flatten()
+    exposure = None if batch.context is None else batch.context.exposure
+
+    def rates(times: Float[Tensor, "F Q"]) -> Float[Tensor, "F Q M"]:
+        at = times.unflatten(0, index.shape)
+        found = model.log_intensity(history, at, index).exp()
+        if exposure is not None:
+            found = found * exposure.at(at).to(found)
+        return found.flatten(0, 1)
+
+    now = rates(start[:, None]).sum((1, 2)).double()
+    shortest = model.shortest_time(history)
+    law = next_event_law(
+        rates,
+        start,
+        0.25 / now.clamp(min=torch.finfo(now.dtype).tiny),
+        longest=model.longest_panel,
+        shortest=None if shortest is None else shortest.repeat_interleave(width),
+        through=truth,
+        tolerance=TOLERANCE,
+    )
+    marks = batch.marks.gather(1, index).flatten()
+    stop = batch.stop.repeat_interleave(width)
+    return ChosenEvents(batch, index, real, start, truth, marks, stop, rates, law)
+
+
+def by_sequence(
+    data: Dataset, chosen: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], list[NDArray[np.int64]]]:
+    """The sequences of the events ``chosen`` (flat, in order), and the places of these in each."""
+    owner = np.searchsorted(data.offsets, chosen, side="right") - 1
+    rows, first = np.unique(owner, return_index=True)
+    parts = np.split(chosen, first[1:])
+    return rows, [part - data.offsets[row] for row, part in zip(rows, parts, strict=True)]
+
+
+@dataclass(frozen=True)
+class Placed:
+    """Where each of F events fell in its law, given that it is seen before the end of its window:
+    ``below`` is the probability of an earlier one, ``shortest`` and ``pair`` are s of its time, and
+    of time and mark; padding is left out.
+    """
+
+    below: Floats
+    shortest: Floats
+    pair: Floats
+
+    def scores(self, kind: str) -> Floats:
+        """The score for a kind of region: "before" is ``below``, "central" abs(2 below - 1), the
+        probability of the smallest central interval that contains the time.
+        """
+        return {
+            "before": self.below,
+            "central": np.abs(2 * self.below - 1),
+            "shortest": self.shortest,
+            "pair": self.pair,
+        }[kind]
+
+
+def place(events: ChosenEvents) -> Placed:
+    """Where each event fell in its law."""
+    law = events.law
+    ends = torch.stack([events.truth, events.stop], 1)
+    before, seen = (1 - torch.exp(-law.integral_at(ends))).unbind(1)
+    below = (before / seen.clamp(min=torch.finfo(seen.dtype).tiny)).clamp(0.0, 1.0)
+    rates = events.rates(events.truth[:, None])[:, 0].double()
+    own = rates.gather(1, events.marks[:, None])[:, 0]
+    survival = 1 - before
+    shortest = _mass_above(law.density, _seen_weights(events), rates.sum(1) * survival)
+    joint, every = _pairs(events)
+    pair = _mass_above(joint, every, own * survival)
+    return Placed(*(_real(events, found) for found in (below, shortest, pair)))
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Lengths of regions in time: of central intervals and of shortest regions, and the sum over
+    marks of those of time and mark.
+    """
+
+    central: Floats
+    shortest: Floats
+    pair: Floats
+
+    def of(self, kind: str) -> Floats:
+        """The sizes of a kind of region; NaN for "before", which has no begin."""
+        if kind == "before":
+            return np.full(len(self.central), np.nan)
+        return {"central": self.central, "shortest": self.shortest, "pair": self.pair}[kind]
+
+
+def region_sizes(events: ChosenEvents, central: float, shortest: float, pair: float) -> Sizes:
+    """The sizes of the regions of these probabilities, of an event that is seen before the end of
+    its window.
+    """
+    law = events.law
+    length = events.stop - events.start
+    ends = [
+        law.quantiles_at(_seen_probability(events) * (1 + side * central) / 2)
+        for side in (-1.0, 1.0)
+    ]
+    width = (ends[1] - ends[0]).nan_to_num(nan=0.0, posinf=torch.inf).minimum(length)
+    weights = _seen_weights(events)
+    joint, every = _pairs(events)
+    own = _size_of(law.density, weights, shortest)
+    both = _size_of(joint, every, pair)
+    return Sizes(*(_real(events, found) for found in (width, own, both)))
+
+
+def _real(events: ChosenEvents, values: Float[Tensor, " F"]) -> Floats:
+    return values.cpu()[events.real].double().numpy()
+
+
+def _seen_probability(events: ChosenEvents) -> Float[Tensor, " F"]:
+    """That the next event comes before the end of the window."""
+    return 1 - torch.exp(-events.law.integral_at(events.stop[:, None]))[:, 0]
+
+
+def _seen_weights(events: ChosenEvents) -> Float[Tensor, "F N"]:
+    return torch.where(events.law.times < events.stop[:, None], events.law.weights, 0.0)
+
+
+def _pairs(events: ChosenEvents) -> tuple[Float[Tensor, "F NM"], Float[Tensor, "F NM"]]:
+    """Density and weights of time and mark."""
+    density = events.law.intensities * events.law.survival[..., None]
+    weights = _seen_weights(events)[..., None].expand_as(density)
+    return density.flatten(1), weights.flatten(1)
+
+
+def _mass_above(
+    density: Float[Tensor, "F N"], weights: Float[Tensor, "F N"], own: Float[Tensor, " F"]
+) -> Float[Tensor, " F"]:
+    """The share of the probability that lies where the density is above ``own``."""
+    mass = density * weights
+    above = torch.where(density > own[:, None], mass, 0.0).sum(1)
+    return above / mass.sum(1).clamp(min=torch.finfo(mass.dtype).tiny)
+
+
+def _size_of(
+    density: Float[Tensor, "F N"], weights: Float[Tensor, "F N"], level: float
+) -> Float[Tensor, " F"]:
+    """The length of the region of the highest density with the share ``level`` of the
+    probability.
+    """
+    value, order = torch.sort(density, dim=1, descending=True)
+    sizes = weights.gather(1, order)
+    mass = torch.cumsum(value * sizes, 1)
+    before = mass - value * sizes
+    return torch.where(before <= level * mass[:, -1:], sizes, 0.0).sum(1)
+
+
+def density_threshold(
+    density: Float[Tensor, " N"], weights: Float[Tensor, " N"], level: float
+) -> float:
+    """The density from which on a point is in the region of the probability ``level``; 0 where
+    that is all.
+
+    >>> even = torch.full((4,), 0.25)
+    >>> density_threshold(torch.tensor([4.0, 3.0, 2.0, 1.0]) * 0.4, even, 0.5)
+    1.2000000476837158
+    """
+    value, order = torch.sort(density, descending=True)
+    mass = torch.cumsum(value * weights[order], 0)
+    beyond = mass > level * min(1.0, float(mass[-1]))
+    if level >= 1 or not bool(beyond.any()):
+        return 0.0
+    return float(value[int(beyond.double().argmax())])
+
+
+def intervals_above(times: Floats, density: Floats, threshold: float) -> list[tuple[float, float]]:
+    """Where a density on a grid is at least ``threshold``, with ends interpolated between points.
+
+    >>> grid = np.array([0.0, 1.0, 2.0, 3.0])
+    >>> intervals_above(grid, np.array([2.0, 0.0, 2.0, 2.0]), 1.0)
+    [(0.0, 0.5), (1.5, 3.0)]
+    """
+    inside = density >= threshold
+    ends = np.flatnonzero(np.diff(np.concatenate([[False], inside, [False]]).astype(np.int8)))
+    return [
+        (
+            _crossing(times, density, threshold, first - 1),
+            _crossing(times, density, threshold, last - 1),
+        )
+        for first, last in ends.reshape(-1, 2).tolist()
+    ]
+
+
+def _crossing(times: Floats, density: Floats, threshold: float, before: int) -> float:
+    """Where the density passes the threshold after the point ``before``, or the end of the grid."""
+    if before < 0:
+        return float(times[0])
+    if before + 1 >= len(times):
+        return float(times[-1])
+    here, there = density[before], density[before + 1]
+    share = (threshold - here) / (there - here) if there != here else 1.0
+    return float(times[before] + share * (times[before + 1] - times[before]))
+
+
+def _device_of(model: PointProcess) -> torch.device:
+    """Where the model's numbers are."""
+    return next((p.device for p in model.parameters()), torch.device("cpu"))
