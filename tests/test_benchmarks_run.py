@@ -50,6 +50,7 @@ PEERS = {
 FORECASTERS = ("pandas", "prophet", "statsforecast", "statsmodels")
 ARGUMENTS = {
     "budget": "--budget 0.3 --sets calls --models dapp --seeds 1",
+    "conformal": "--data {data} --sets taxi --model poisson --budget 1 --events 20",
     "costs": "--repeats 1",
     "counts": "--quick --paths 4",
     "deep": "--data {data} --sets taxi --rounds 1 --batch 2",

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from fourpoint.data.readers import read, write
     from fourpoint.data.synthetic import PROCESSES, simulate
     from fourpoint.events import Batch, Box, Dataset, EventDataError, MarkSpace, Sequence, UserError
-    from fourpoint.inference.calibration import calibrate
+    from fourpoint.inference.calibration import calibrate, coverage
     from fourpoint.inference.evaluation import evaluate, intensity
     from fourpoint.inference.explaining import explain
     from fourpoint.inference.forecasting import forecast
@@ -93,6 +93,7 @@ __all__ = [
     "available",
     "calibrate",
     "compare",
+    "coverage",
     "evaluate",
     "expected_map",
     "explain",
@@ -153,7 +154,7 @@ _HOME = {
     "compare": "training.comparing",
     "fit": "training.fitting",
     **dict.fromkeys(("sample", "sample_paths"), "inference.sampling"),
-    "calibrate": "inference.calibration",
+    **dict.fromkeys(("calibrate", "coverage"), "inference.calibration"),
     "forecast": "inference.forecasting",
     "forecasts": "inference.forecasts",
     "explain": "inference.explaining",

@@ -1,6 +1,7 @@
 """The command line: one function per command.
 
     fourpoint demo | data | simulate | compare | fit | evaluate | forecast | explain | influence |
+    fourpoint demo | data | simulate | compare | fit | evaluate | calibrate | forecast | explain |
     stream | reproduce
 
 Results go to stdout, notices and errors to stderr. An error that the user can correct ends with
@@ -429,6 +430,49 @@ def evaluate(
         numbers["predictions"] = scores.to_dict()
         blocks.append(scores)
     print_all(numbers, blocks, json)
+
+
+@app.command()
+@typed.takes_reading_options()
+def calibrate(
+    folder: typed.Saved,
+    source: typed.Source,
+    split: Annotated[
+        str | None,
+        typer.Option(
+            help="Part to calibrate with: dev, held-out (what fit did not train on) or all."
+        ),
+    ] = None,
+    method: Annotated[
+        str,
+        typer.Option(
+            help="split (sequences in any order), adaptive (one long log), or auto.",
+        ),
+    ] = "auto",
+    horizon: Annotated[
+        str | None,
+        typer.Option(metavar="LENGTH", help="Calibrate counts up to this horizon too: 7d, 4h."),
+    ] = None,
+    windows: Annotated[
+        int, typer.Option(help="Equal parts of the horizon in which events are counted.")
+    ] = 1,
+    events: Annotated[int, typer.Option(help="Events to look at, at most.")] = 4000,
+    check: Annotated[
+        str | None,
+        typer.Option(metavar="PART", help="Measure coverage on another part, such as test."),
+    ] = None,
+    seed: typed.Seed = 0,
+    json: typed.Json = False,
+    *,
+    reading: typed.ReadingOptions,
+) -> None:
+    """Calibrate the intervals of a saved model on data that it was not trained on, so that they
+    cover as often as they say; forecasts and streams use the result from then on.
+    """
+    from fourpoint.cli.calibrate import Asked, run_calibration
+
+    asked = Asked(split, method, horizon, windows, events, check, seed, json)
+    run_calibration(folder, source, reading, asked)
 
 
 @app.command()

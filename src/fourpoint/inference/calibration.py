@@ -127,8 +127,11 @@ class Calibration(Printed):
 
     def stream_levels(self) -> dict[str, Any]:
         """What a stream changes, for its state."""
-        levels = {name: plain_levels(getattr(self, name)) for name in ("next_time", "central")}
-        return {"events": self.events} | levels
+        return {
+            "events": self.events,
+            "next_time": plain_levels(self.next_time),
+            "central": plain_levels(self.central),
+        }
 
     def with_stream_levels(self, found: Any) -> Calibration:
         """Itself with what :meth:`stream_levels` wrote; ValueError, TypeError or KeyError for
@@ -154,12 +157,23 @@ class Calibration(Printed):
             "sequence is covered with at least the stated probability"
         )
 
+    def summary(self) -> dict[str, Any]:
+        """The method and the levels for regions of 90%, as JSON can hold them."""
+        levels = {kind: self.region_level(kind, SHOWN) for kind in KINDS}
+        return {
+            "method": self.method,
+            "guarantee": self.guarantee(),
+            "sequences": self.sequences,
+            "events": self.events,
+            "level": SHOWN,
+            "levels": {"before": self.time_level(SHOWN)} | levels,
+            "horizons": [one.horizon for one in self.counts],
+        }
+
     def to_dict(self) -> dict[str, Any]:
         """As `model.json` holds it."""
         head = {"sequences": self.sequences, "events": self.events}
-        regions = {
-            name: plain_levels(getattr(self, name)) for name in ("next_time", "shortest", "pair")
-        }
+        regions = {name: plain_levels(getattr(self, name)) for name in REGIONS}
         counts = [
             {"horizon": one.horizon, "windows": [plain_levels(levels) for levels in one.windows]}
             for one in self.counts
@@ -297,13 +311,18 @@ def _found(method: str, scores: Floats, owner: NDArray[np.int64]) -> Levels:
 
 @dataclass(frozen=True)
 class RegionScores:
-    """How often regions of one kind covered, and their mean size in the user's unit of time (NaN
-    for one-sided bounds), with the calibration and without it.
+    """How often regions of one kind covered, with the calibration and without it (``plain_``).
+
+    ``coverage`` is the mean over sequences of the share of covered events, to which the guarantee
+    of split levels applies, ``of_events`` the share of all events, ``size`` the mean size in the
+    user's unit of time (NaN for one-sided bounds).
     """
 
     coverage: float
+    of_events: float
     size: float
     plain_coverage: float
+    plain_of_events: float
     plain_size: float
 
 
@@ -324,13 +343,12 @@ class Coverage(Printed):
         title = f"Regions of {self.level:.0%} for {self.events:,} next events"
         table = text_table(title, title_justify="left", box=None, pad_edge=False)
         table.add_column("region", style="bold", no_wrap=True)
-        for name in ("covers", "mean size", "covers uncalibrated", "mean size uncalibrated"):
+        for name in ("covers", "of all events", "mean size", "uncalibrated", "mean size"):
             table.add_column(name, justify="right")
         for name, own in self.regions.items():
             sizes = [f"{x:.4g}" if math.isfinite(x) else "" for x in (own.size, own.plain_size)]
-            table.add_row(
-                *(name, f"{own.coverage:.1%}", sizes[0], f"{own.plain_coverage:.1%}", sizes[1])
-            )
+            shares = [f"{x:.1%}" for x in (own.coverage, own.of_events, own.plain_coverage)]
+            table.add_row(name, *shares[:2], sizes[0], shares[2], sizes[1])
         return table
 
 
@@ -389,11 +407,24 @@ def coverage(
                 hits, levels[kind] = _hits(levels[kind], scores, level)
                 columns = [hits, own.of(kind), scores <= level, stated.of(kind)]
                 found[kind].append(np.stack(columns).astype(np.float64))
+    owner = np.searchsorted(data.offsets, chosen, side="right") - 1
     regions = {
-        kind: RegionScores(*np.concatenate(parts, axis=1).mean(1).tolist())
-        for kind, parts in found.items()
+        kind: _region_scores(np.concatenate(parts, axis=1), owner) for kind, parts in found.items()
     }
     return Coverage(level, len(chosen), regions)
+
+
+def _region_scores(columns: Floats, owner: NDArray[np.int64]) -> RegionScores:
+    """Means of (4, F): hits, sizes, and both of the plain model, of the sequences ``owner``."""
+    counts = np.bincount(owner)
+    hits, size, plain_hits, plain_size = columns
+    own, plain_own = (
+        (np.bincount(owner, x)[counts > 0] / counts[counts > 0]).mean() for x in (hits, plain_hits)
+    )
+    calibrated = (own, hits.mean(), size.mean())
+    return RegionScores(
+        *(float(x) for x in (*calibrated, plain_own, plain_hits.mean(), plain_size.mean()))
+    )
 
 
 def _hits(levels: Levels, scores: Floats, level: float) -> tuple[Floats, Levels]:
@@ -530,7 +561,9 @@ def _count_scores(model: PointProcess, plan: Plan) -> Floats:
     times = plan.data.times
     observed = np.diff(np.searchsorted(times, edges, side="right"))
     ordered = np.sort(counts.sum(1), axis=-1).astype(np.float64)  # (W, paths)
-    return np.array([count_score(draws, n) for draws, n in zip(ordered, observed, strict=True)])
+    return np.array(
+        [count_score(draws, float(n)) for draws, n in zip(ordered, observed, strict=True)]
+    )
 
 
 # ---------------------------------------------------------------------- as JSON

@@ -139,7 +139,7 @@ class AdaptiveLevels:
 Levels = SplitLevels | AdaptiveLevels
 
 
-def count_score(ordered: Floats, count: float) -> float:
+def count_score(ordered: Floats, count: int | float) -> float:
     """The mid-distribution function of draws in ascending order at ``count``, interpolated between
     their values, and beyond them 1 more, or less, for each standard deviation.
 
