@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 import fourpoint as fp
 from fourpoint.cli.main import app
 from fourpoint.events import UserError
-from fourpoint.inference.calibration import Calibration, calibrate, coverage
+from fourpoint.inference.calibration import calibrate, coverage
 from fourpoint.inference.next_events import (
     by_sequence,
     density_threshold,
@@ -21,6 +21,7 @@ from fourpoint.inference.next_events import (
     region_sizes,
 )
 from fourpoint.inference.sampling import eval_mode
+from fourpoint.models.calibration import Calibration
 from fourpoint.ops.conformal import AdaptiveLevels, SplitLevels, count_quantile, count_score
 
 QUICK = ["--set", "heads=1", "--set", "steps=1", "--set", "baselines=false"]

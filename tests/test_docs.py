@@ -75,6 +75,7 @@ def write_calls(folder: Path) -> None:
 
 
 PREPARED = {
+    "docs/calibration.md": save_a_model,
     "docs/forecasting.md": save_a_model,
     "docs/reading.md": write_calls,
 }  # what a page takes as given

@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from rich.table import Table
 
-    from fourpoint.inference.calibration import Calibration
+    from fourpoint.models.calibration import Calibration
 
 Floats = NDArray[np.float64]
 LEVELS = (0.05, 0.25, 0.5, 0.75, 0.95)

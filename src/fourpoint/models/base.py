@@ -43,7 +43,7 @@ from fourpoint.ops.quadrature import MOST
 from fourpoint.report.printing import as_html
 
 if TYPE_CHECKING:
-    from fourpoint.inference.calibration import Calibration
+    from fourpoint.models.calibration import Calibration
     from fourpoint.models.spatial.cells import Cells
     from fourpoint.storage.trained_on import TrainedOn
 

@@ -20,8 +20,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fourpoint.events import Box, MarkSpace, UserError
-from fourpoint.inference.calibration import Calibration
 from fourpoint.models.base import PointProcess
+from fourpoint.models.calibration import Calibration
 from fourpoint.models.effects import EffectsSpec, RateRatio
 from fourpoint.models.event_features import MOST_ROWS, EventFeatures, EventFeaturesSpec
 from fourpoint.ops.profiles import Profile

@@ -48,8 +48,8 @@ from fourpoint.streaming.steppers import stepper
 from fourpoint.streaming.watching import TypeWatch, families, type_watch
 
 if TYPE_CHECKING:
-    from fourpoint.inference.calibration import Calibration
     from fourpoint.inference.forecasting import Forecast
+    from fourpoint.models.calibration import Calibration
 
 Floats = NDArray[np.float64]
 LONGEST_PAST = 10_000_000  # recent events that a stream may be told to remember
