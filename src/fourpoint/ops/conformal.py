@@ -149,9 +149,9 @@ def count_score(ordered: Floats, count: int | float) -> float:
     """
     scale = max(1.0, float(ordered.std()))
     if count > ordered[-1]:
-        return 1.0 + (count - ordered[-1]) / scale
+        return 1.0 + float(count - ordered[-1]) / scale
     if count < ordered[0]:
-        return -(ordered[0] - count) / scale
+        return -float(ordered[0] - count) / scale
     values, first, number = np.unique(ordered, return_index=True, return_counts=True)
     middle = (first + number / 2) / len(ordered)
     return float(np.interp(count, values, middle))
