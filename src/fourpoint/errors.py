@@ -20,7 +20,9 @@ class UserError(ValueError):
 
     def __init__(self, expected: str, received: str, remedy: str) -> None:
         super().__init__(console_text(f"expected {expected}; received {received}. {remedy}"))
-        self.expected, self.received, self.remedy = expected, received, remedy
+        self.expected = expected
+        self.received = received
+        self.remedy = remedy
 
 
 class EventDataError(UserError):

@@ -128,10 +128,8 @@ def _control_groups(root: Path) -> list[int]:
         if number == "0" and not controllers:
             base, names = mount, ("memory.max", "memory.current", "inactive_file")
         elif "memory" in controllers.split(","):
-            base, names = (
-                mount / "memory",
-                ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
-            )
+            base = mount / "memory"
+            names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
         else:
             continue
         # Inside a container the path may be that of the host, and the group itself is the mount.

@@ -369,7 +369,8 @@ def _part_by_time(events: Dataset, split: str | None) -> Dataset | None:
         return None
     k = SPLITS.index(name)
     edges = [None, *cuts, None]
-    begin, end = edges[k], edges[k + 1]
+    begin = edges[k]
+    end = edges[k + 1]
     part = events.between(begin, end)
     span = "from the beginning" if begin is None else f"from {_plain(events, begin)}"
     span += "" if end is None else f" to {_plain(events, end)}"

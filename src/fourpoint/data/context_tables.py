@@ -134,7 +134,8 @@ def encode(
             "Fill them in, or name an imputation: impute='previous' or 'mean' (--impute).",
         )
     if pa.types.is_boolean(kind):
-        column, kind = column.cast(pa.int8()), pa.int8()
+        column = column.cast(pa.int8())
+        kind = pa.int8()
     if is_words(kind):
         return _indicators(columns, name, column, levels, missing, impute, groups)
     if not (pa.types.is_floating(kind) or pa.types.is_integer(kind) or pa.types.is_decimal(kind)):
@@ -353,7 +354,8 @@ class _Beside:
                 )
         own = None if rows is None else ordered
         if own is None:
-            starts, stops = starts[ordered[0]], stops[ordered[0]]
+            starts = starts[ordered[0]]
+            stops = stops[ordered[0]]
         return _Intervals(starts, stops, own, self.origins)
 
     def steps(
@@ -408,7 +410,8 @@ class _Beside:
         for i in range(len(data)):
             own = slice(None) if rows is None else rows[i]
             when = self.origins.times(i, moments[own])
-            start, stop = float(data.starts[i]), float(data.stops[i])
+            start = float(data.starts[i])
+            stop = float(data.stops[i])
             first = int(np.searchsorted(when, start, side="right")) - 1
             if first < 0:
                 dates = data.dates(i)
@@ -652,7 +655,8 @@ def _around(data: Dataset, observed: _Intervals) -> tuple[Dataset, list[tuple[Fl
     that was read off the events becomes that from the first interval to the last.
     """
     gaps = []
-    starts, stops = data.starts.copy(), data.stops.copy()
+    starts = data.starts.copy()
+    stops = data.stops.copy()
     for i in range(len(data)):
         begins, ends = observed.of(i)
         if not len(begins):

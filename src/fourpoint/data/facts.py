@@ -125,7 +125,8 @@ def _zeros(data: Dataset) -> NDArray[np.float64]:
 
 
 def _columns(steps: Steps) -> str:
-    low, high = steps.values.min(0).tolist(), steps.values.max(0).tolist()
+    low = steps.values.min(0).tolist()
+    high = steps.values.max(0).tolist()
     listed = [f"{n} ({a:g} to {b:g})" for n, a, b in zip(steps.names, low, high, strict=True)]
     changes = len(steps.times) / (len(steps.offsets) - 1)
     often = "constant in each sequence" if changes == 1 else f"{changes:,.0f} values a sequence"

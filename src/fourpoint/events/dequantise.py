@@ -65,7 +65,8 @@ def dequantised_batch(batch: Batch, resolution: float, random: torch.Generator) 
     weight = batch.scored_exposure
     if weight is not None:
         earliest, latest = weight.around(batch.times)
-        low, high = low.maximum(earliest), high.minimum(latest)
+        low = low.maximum(earliest)
+        high = high.minimum(latest)
     moved = batch.times.where(~batch.valid, low + (high - low) * _uniform(batch.times, random))
     return replace(batch, times=moved.sort(1).values)
 

@@ -78,7 +78,9 @@ def cut_long(data: Dataset, events: int, *, history: int = 0) -> Dataset:
         first = _past_ties(data, first, data.offsets[row + 1])
         kept = (nth == 0) | (first < data.offsets[row + 1])
         kept &= np.append((row[1:] != row[:-1]) | (first[1:] > first[:-1]), True)
-        row, first, nth = row[kept], first[kept], nth[kept]
+        row = row[kept]
+        first = first[kept]
+        nth = nth[kept]
     is_end = np.append(row[1:] != row[:-1], True)
     last = np.where(is_end, data.offsets[row + 1], np.append(first[1:], 0))
     times = np.append(data.times, 0.0)  # an index past the end is never used, but has to exist

@@ -230,10 +230,8 @@ def sequences_at_once(place: torch.device) -> int:
 
 
 def _total(parts: list[LogLikelihood]) -> Score:
-    value, error = (
-        sum(float(p.value.sum()) for p in parts),
-        sum(float(p.error.sum()) for p in parts),
-    )
+    value = sum(float(p.value.sum()) for p in parts)
+    error = sum(float(p.error.sum()) for p in parts)
     return Score(
         sum(int(p.events.sum()) for p in parts), sum(len(p.value) for p in parts), value, error
     )

@@ -475,7 +475,8 @@ def carried_forward(past: Sequence, end: float) -> list[str]:
             verb, value = ("are", "their last values are")
             if name == "exposure":
                 verb, value = ("is", "its last value is")
-            until, horizon = shown(past.dates, last), shown(past.dates, end)
+            until = shown(past.dates, last)
+            horizon = shown(past.dates, end)
             found.append(f"{name} {verb} given until {until}; {value} carried forward to {horizon}")
     return found
 

@@ -248,7 +248,8 @@ def _of_block(
     exposure = block.scored_exposure
     if model.has_closed_integral:
         seen = torch.arange(gaps, device=edges.device).expand(len(edges), -1)
-        left, right = edges[:, :-1], edges[:, 1:]
+        left = edges[:, :-1]
+        right = edges[:, 1:]
         if exposure is not None:
             left, right, seen = exposed_pieces(block, exposure)
         exact = model.closed_integral(history, left, right, seen).to(torch.float64)
@@ -290,7 +291,8 @@ def _in_gaps(
     """Integrals over pieces, times their exposure, summed by gap."""
     if exposure is not None:
         weight = exposure.at(left)
-        value, error = weight * value, weight[..., 0] * error
+        value = weight * value
+        error = weight[..., 0] * error
     total = value.new_zeros(len(value), gaps, value.shape[-1])
     doubt = value.new_zeros(len(value), gaps)
     return total.scatter_add(1, seen[..., None].expand_as(value), value), doubt.scatter_add(

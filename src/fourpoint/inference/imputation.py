@@ -77,7 +77,8 @@ def recording_gaps(sequence: Sequence) -> list[Gap]:
     positive = np.flatnonzero(values > 0)
     found: list[Gap] = []
     for j in np.flatnonzero(values == 0):
-        start, stop = max(edges[j], sequence.start), min(edges[j + 1], sequence.stop)
+        start = max(edges[j], sequence.start)
+        stop = min(edges[j + 1], sequence.stop)
         if stop <= start:
             continue
         earlier = positive[positive < j]

@@ -294,18 +294,21 @@ def sampled_log_likelihood(
     carried, span = None, _span(batch, convention)
     blocks = list(blocks_of(model, batch))
     for block, offset in blocks:
-        left, right = block.edges[:, :-1], block.edges[:, 1:]
+        left = block.edges[:, :-1]
+        right = block.edges[:, 1:]
         resolution = model.gap_resolution()
         if resolution:
             right = dequantised_gaps(block, resolution, random)
         low, high, exposed = left, right, None
         if exposure is not None:
             exposed = exposure.exposed_time(block.start, block.stop)
-            low, high = exposed.until(left), exposed.until(right)
+            low = exposed.until(left)
+            high = exposed.until(right)
         if model.early_nodes:
             times, weights = early(low, high, uniform(right, nodes, random))
         else:
-            times, weights = stratified(low, high, nodes, random), None
+            times = stratified(low, high, nodes, random)
+            weights = None
         if exposed is not None:
             times = exposed.inverse(times).clamp(left[..., None], right[..., None])
         if len(blocks) == 1:
@@ -346,7 +349,9 @@ def quick_gap_terms(
     The rule is one for the square root of the time since the gap's left end, where rates change
     fastest.
     """
-    carried, span, parts = None, _span(batch, convention), []
+    carried = None
+    span = _span(batch, convention)
+    parts = []
     x, weights = (part.to(batch.times) for part in gauss_legendre(nodes))
     exposure = batch.scored_exposure
     blocks = list(blocks_of(model, batch))
@@ -554,7 +559,9 @@ def integrals(model: PointProcess, history: History, block: Batch, budget: float
 
 def _closed(model: PointProcess, history: History, block: Batch) -> Integrals:
     """Integrals in closed form over gaps, or over pieces between the steps of the exposure."""
-    left, right, seen = block.edges[:, :-1], block.edges[:, 1:], None
+    left = block.edges[:, :-1]
+    right = block.edges[:, 1:]
+    seen = None
     exposure = block.scored_exposure
     if exposure is not None:
         left, right, seen = exposed_pieces(block, exposure)
@@ -611,7 +618,8 @@ def _asking_over_box(model: PointProcess, history: History, block: Batch, budget
                 f"summed change of {float(change.sum()):.3g} at "
                 f"{order} nodes per axis. Raise the tolerance."
             )
-        rough, order = fine, min(n for n in ORDERS if n > order)
+        rough = fine
+        order = min(n for n in ORDERS if n > order)
 
 
 def _asking(model: PointProcess, history: History, block: Batch, budget: float) -> Asking:
@@ -633,7 +641,8 @@ def _asking(model: PointProcess, history: History, block: Batch, budget: float) 
     needed = (right > left) & ~settled.gather(1, seen)
     rows, columns = torch.nonzero(needed, as_tuple=True)
     shortest = rule.pop("shortest")
-    integral, error = torch.zeros_like(left), torch.zeros_like(left)
+    integral = torch.zeros_like(left)
+    error = torch.zeros_like(left)
     for first in range(0, len(rows), PIECES):
         place = rows[first : first + PIECES], columns[first : first + PIECES]
         refined = integrating(
@@ -664,8 +673,10 @@ def _in_log_time(
     at most ``budget``, and the errors, infinite for all other gaps and those with a step of the
     exposure inside.
     """
-    left, right = edges[:, :-1], edges[:, 1:]
-    value, error = torch.zeros_like(left), torch.full_like(left, torch.inf)
+    left = edges[:, :-1]
+    right = edges[:, 1:]
+    value = torch.zeros_like(left)
+    error = torch.full_like(left, torch.inf)
     rule = model.log_time_rule()
     if rule is None:
         return value, error
@@ -717,7 +728,8 @@ def _by_pieces(
         except StopIteration as done:
             value, error = done.value
             return value, error
-        flat_times, flat = times.reshape(-1, times.shape[-1]), which.flatten()
+        flat_times = times.reshape(-1, times.shape[-1])
+        flat = which.flatten()
         some = max(1, most // times.shape[-1])
         found = []
         for own_times, own in zip(flat_times.split(some), flat.split(some), strict=True):

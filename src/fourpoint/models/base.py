@@ -718,10 +718,12 @@ def exposed_pieces(
     edges = block.edges
     cuts = exposure.times.clamp(edges[:, :1], edges[:, -1:])
     all_edges = torch.cat([edges, cuts], 1).sort(1).values
-    left, right = all_edges[:, :-1].contiguous(), all_edges[:, 1:].contiguous()
+    left = all_edges[:, :-1].contiguous()
+    right = all_edges[:, 1:].contiguous()
     right = torch.where(exposure.at(left)[..., 0] > 0, right, left)
     order = filled(left, right)
-    left, right = left.gather(1, order), right.gather(1, order)
+    left = left.gather(1, order)
+    right = right.gather(1, order)
     return left, right, seen_from(block, left)
 
 

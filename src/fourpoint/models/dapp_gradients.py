@@ -202,7 +202,8 @@ def _asked_times(
 ) -> Float[Tensor, "B G R"]:
     """The nodes and the end of every gap."""
     nodes = draws.shape[2]
-    left, width = edges[:, :-1, None], edges.diff(dim=1)[..., None]
+    left = edges[:, :-1, None]
+    width = edges.diff(dim=1)[..., None]
     inner = left + width * (torch.arange(nodes) + draws) / nodes
     return torch.cat([inner, left + width], 2)
 
@@ -243,7 +244,8 @@ def _in_exposed_time(
 ) -> tuple[Float[Tensor, "B G Q"], Float[Tensor, "B G"]]:
     """What draws in exposed time would be in time, and the mean weight of time in every gap."""
     edges = batch.edges
-    left, width = edges[:, :-1, None], edges.diff(dim=1)[..., None]
+    left = edges[:, :-1, None]
+    width = edges.diff(dim=1)[..., None]
     exposed = weight.exposed_time(batch.start, batch.stop)
     passed = exposed.until(edges)
     more = passed.diff(dim=1)[..., None]

@@ -120,7 +120,8 @@ class Steps:
         def copied(x: torch.Tensor) -> Floats:
             return np.ascontiguousarray(x.detach().cpu().double().numpy())
 
-        self.kind, self.marks = np.dtype(kind), model.marks.count
+        self.kind = np.dtype(kind)
+        self.marks = model.marks.count
         self.heads = model.spectrum(fixed=True).weight.shape[0]
         self.whirl = np.dtype(np.complex64 if self.kind == np.float32 else np.complex128)
         spectrum = model.spectrum(fixed=True)
@@ -161,18 +162,18 @@ class Steps:
         )
         self.splined_drift = rate.baseline.splined_drift and self.link != "identity"
         curves = rate.baseline.curves()
-        self.length, self.cell, self._end = 0.0, math.inf, np.zeros((1, 0), dtype=kind)
+        self.length = 0.0
+        self.cell = math.inf
+        self._end = np.zeros((1, 0), dtype=kind)
         if curves is not None:
             table = copied(cubics(curves.coefficients.double())).transpose(
                 2, 1, 0
             )  # (4, C, intervals)
             end = np.zeros_like(table[..., :1])
             end[0] = table[..., -1:].sum(0)  # past the last knot a curve is constant
-            self.length, self.cell, self.intervals = (
-                float(rate.baseline.length),
-                float(rate.baseline.length) / table.shape[2],
-                table.shape[2],
-            )
+            self.length = float(rate.baseline.length)
+            self.cell = float(rate.baseline.length) / table.shape[2]
+            self.intervals = table.shape[2]
             self.cubics = np.ascontiguousarray(np.concatenate([table, end], 2).astype(kind))
             self._end = self.cubics[0, :, -1][None]
         self.loose = max(RELATIVE, 32 * float(np.finfo(kind).eps))

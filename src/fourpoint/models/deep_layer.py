@@ -168,12 +168,15 @@ class DeepLayer(nn.Module):
         self.register_buffer(
             "steady", torch.zeros(modes, dtype=torch.bool)
         )  # modes whose time runs at one pace
-        self.norm, self.inner_norm = Norm(width), Norm(width)
+        self.norm = Norm(width)
+        self.inner_norm = Norm(width)
         self.drive = nn.Linear(width, 2 * modes)
         self.gates = nn.Linear(width, 2 * modes) if gated else None
-        self.read, self.skip = nn.Linear(2 * modes, width), nn.Linear(width, 2 * width)
+        self.read = nn.Linear(2 * modes, width)
+        self.skip = nn.Linear(width, 2 * width)
         self.out = nn.Linear(width, width)
-        self.up, self.down = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
+        self.up = nn.Linear(width, 2 * width)
+        self.down = nn.Linear(2 * width, width)
         if self.gates is not None:
             with torch.no_grad():
                 self.gates.weight.zero_()

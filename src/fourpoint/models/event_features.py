@@ -165,7 +165,8 @@ class EventFeatures(nn.Module):
         for name, weight, scale, error in zip(
             self.spec.names, weights, self.spec.scale, errors, strict=True
         ):
-            middle, spread = weight / scale, NORMAL * error / scale
+            middle = weight / scale
+            spread = NORMAL * error / scale
             if not (error > 0 and abs(middle) + spread < LARGEST_LOG):
                 continue
             low, high = np.exp([middle - spread, middle + spread]).tolist()
@@ -193,7 +194,8 @@ def features_of(data: Dataset) -> EventFeatures:
             "training data without events",
             "Read or select some.",
         )
-    mean, scale = data.features.mean(0), data.features.std(0)
+    mean = data.features.mean(0)
+    scale = data.features.std(0)
     for name, centre, spread, values in zip(names, mean, scale, data.features.T, strict=True):
         if not spread > 1e-12 * np.abs(values).max():
             raise UserError(

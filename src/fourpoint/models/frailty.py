@@ -318,7 +318,8 @@ class Frailty(PointProcess[FrailtyHistory]):
             each = (b - a)[..., None] * self.log_rate.exp()
             return each.sum(-1), each
         edges = torch.cat([a, b], 1).detach()  # no gradient in times is asked for
-        low, high = edges.amin(1), edges.amax(1)
+        low = edges.amin(1)
+        high = edges.amax(1)
         parts = [edges]
         if self.effects is not None:
             parts.append(self.effects.cuts(low, high, context, PIECE))

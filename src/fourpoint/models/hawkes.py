@@ -392,7 +392,9 @@ class Hawkes(PointProcess[HawkesHistory]):
         logs = self.log_intensity(history, batch.times[..., None], place[:, :-1])[:, :, 0].gather(
             2, batch.marks[..., None]
         )[..., 0]
-        left, right, seen = batch.edges[:, :-1], batch.edges[:, 1:], place
+        left = batch.edges[:, :-1]
+        right = batch.edges[:, 1:]
+        seen = place
         exposure = batch.scored_exposure
         if exposure is not None:
             left, right, seen = exposed_pieces(batch, exposure)

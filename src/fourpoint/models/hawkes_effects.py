@@ -247,7 +247,9 @@ def points_of(data: Dataset, spec: EffectsSpec) -> Points:
     effects = Effects(spec, 1)
     row = np.repeat(np.arange(len(data)), data.lengths)
     index, share = sparse_basis(effects, context, data.times, row)
-    every_time, every_row, every_event = [data.times], [row], [np.arange(data.events)]
+    every_time = [data.times]
+    every_row = [row]
+    every_event = [np.arange(data.events)]
     low = data.starts if context.scored_from is None else context.scored_from
     boundaries = [(data.starts, np.arange(len(data))), (data.stops, np.arange(len(data)))]
     boundaries.append((np.clip(low, data.starts, data.stops), np.arange(len(data))))

@@ -70,7 +70,9 @@ class Modes(nn.Module):
         self.features = features
         self.dimension = noise
         self.seed = seed
-        self.decays, self.random_phase, self.even = decay, random_phase, even
+        self.decays = decay
+        self.random_phase = random_phase
+        self.even = even
         random = torch.Generator().manual_seed(seed)
         self.generator = fourier.Generator(
             heads, noise, generator, embedding + int(decay), activation=activation, seed=seed

@@ -230,8 +230,10 @@ class _Fit:
         row = np.repeat(np.arange(len(data)), data.lengths)
         self.at_events = _Basis(effects, context, data.times, row)
         left, right, self.exposure, owner, seen = _pieces(data, effects)
-        self.left, self.width = torch.from_numpy(left), torch.from_numpy(right - left)
-        self.owner, self.seen = torch.from_numpy(owner), torch.from_numpy(seen)
+        self.left = torch.from_numpy(left)
+        self.width = torch.from_numpy(right - left)
+        self.owner = torch.from_numpy(owner)
+        self.seen = torch.from_numpy(seen)
         # Effects may jump at the end of a piece: their values just before it belong to the piece.
         before = np.nextafter(right, -np.inf)
         self.at_left = _Basis(effects, context, left, owner)
@@ -367,13 +369,18 @@ def _pieces(
     effects and changes of the exposure; the exposure, the sequence, and the events before each.
     """
     starts, stops, factor, owner = exposed_segments(data)
-    lefts, rights, exposures, owners, before = [], [], [], [], []
+    lefts = []
+    rights = []
+    exposures = []
+    owners = []
+    before = []
     for i in range(len(data)):
         own = np.flatnonzero(owner == i)
         if not len(own):
             continue
         events = data.times[data.offsets[i] : data.offsets[i + 1]]
-        low, high = float(starts[own].min()), float(stops[own].max())
+        low = float(starts[own].min())
+        high = float(stops[own].max())
         cuts = _cuts(data, effects, i, low, high)
         edges = np.unique(np.concatenate([starts[own], stops[own], cuts, events]))
         edges = edges[(edges >= low) & (edges <= high)]

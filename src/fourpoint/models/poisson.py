@@ -375,7 +375,8 @@ def _nodes(
     """
     when, change = _exposure_changes(data)
     order = np.argsort(when, kind="stable")
-    when, level = when[order], np.cumsum(change[order])
+    when = when[order]
+    level = np.cumsum(change[order])
     edges = np.unique(np.concatenate([spline_knots(length, intervals).numpy(), when]))
     x, w = np.polynomial.legendre.leggauss(6)
     half = np.diff(edges)[:, None] / 2
@@ -393,7 +394,8 @@ def _exposure_changes(data: Dataset) -> tuple[NDArray[np.float64], NDArray[np.fl
     """
     weight = data.scored_exposure
     if weight is None:
-        zero, one = np.zeros(len(data)), np.ones(len(data))
+        zero = np.zeros(len(data))
+        one = np.ones(len(data))
         return np.concatenate([zero, data.durations]), np.concatenate([one, -one])
     owner = np.repeat(np.arange(len(data)), np.diff(weight.offsets))
     begins = weight.times.copy()

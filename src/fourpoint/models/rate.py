@@ -34,7 +34,9 @@ class Rate(nn.Module):
         self, marks: int, *, link: str, learn_scale: bool, base: str, drift: str, knots: int
     ) -> None:
         super().__init__()
-        self.marks, self.link, self.learn_scale = marks, link, learn_scale
+        self.marks = marks
+        self.link = link
+        self.learn_scale = learn_scale
         self.baseline = Baseline(
             marks, base=base, drift=drift, knots=knots, trained=link != "identity"
         )

@@ -148,7 +148,8 @@ def _pieces(
     for rows in data.batches(256):
         batch = data.batch(rows)
         exposure = batch.scored_exposure
-        left, right = batch.edges[:, :-1], batch.edges[:, 1:]
+        left = batch.edges[:, :-1]
+        right = batch.edges[:, 1:]
         seen = torch.arange(left.shape[1]).expand_as(left)
         weight = torch.ones_like(left)
         if exposure is not None:

@@ -108,9 +108,11 @@ def timeline(
         duration = float(weight.integrals(starts, stops).sum()) / unit
     scored = at_events > 0
     if types == 1:  # zeros that nothing reads take no time
-        own, source = np.zeros_like(marks), np.zeros_like(marks)
+        own = np.zeros_like(marks)
+        source = np.zeros_like(marks)
     else:
-        own, source = marks.copy(), np.roll(marks, 1)
+        own = marks.copy()
+        source = np.roll(marks, 1)
     counts = np.bincount(own[scored], minlength=types)
     exposed = np.bincount(own, at_events, minlength=types).astype(np.float64)
     return Timeline(

@@ -177,7 +177,8 @@ class Design:
     """
 
     def __init__(self, line: Timeline, u: Float[ndarray, " J"]) -> None:
-        self.line, self.left = line, np.zeros((1, len(u), line.types))
+        self.line = line
+        self.left = np.zeros((1, len(u), line.types))
         found: list[list[ndarray]] = [
             [np.zeros((len(u), line.types, 0))] for _ in range(line.types)
         ]

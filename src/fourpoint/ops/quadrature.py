@@ -272,7 +272,8 @@ def integrating_in_log_time(
     """
     low, high = (torch.log1p((x - since) / scale) for x in (left, right))
     count = 4 * torch.ceil((density * (high - low) + SPARE) / 4).long().clamp(max=LARGEST + 4)
-    value, error = torch.zeros_like(left), torch.full_like(left, torch.inf)
+    value = torch.zeros_like(left)
+    error = torch.full_like(left, torch.inf)
     for nodes in sorted({int(n) for n in count.unique()}):
         if nodes > LARGEST:
             continue
@@ -287,7 +288,8 @@ def integrating_in_log_time(
         value[which] = terms.sum(1)
         series = (terms @ coefficients).abs()
         quarter = nodes // 4
-        last, before = series[:, -quarter:].amax(1), series[:, -2 * quarter : -quarter].amax(1)
+        last = series[:, -quarter:].amax(1)
+        before = series[:, -2 * quarter : -quarter].amax(1)
         falling = torch.where(last < before, last / torch.where(last < before, before, 1.0), 1.0)
         of_rates = ROUNDING * eps * (terms * (1 + rates.log().abs())).sum(1)
         resolution = torch.finfo(left.dtype).eps * right[which].abs()
@@ -361,15 +363,18 @@ def _refining(
     ends = torch.stack([begun[:, :, 0], begun[:, :, -1]], 2).sum(-1)
     value = _sum(begun[:, :, 1:-1], a, b)
     probes = yield from _probing(a, b, shortest)
-    nodes, error = 2 * first, torch.full_like(ends[..., 0], torch.inf)
+    nodes = 2 * first
+    error = torch.full_like(ends[..., 0], torch.inf)
     rounding = torch.zeros_like(error)
     work.spend(a.numel() * (first + 2) + probes.numel())
     while True:
-        low, high = a.gather(1, which), b.gather(1, which)
+        low = a.gather(1, which)
+        high = b.gather(1, which)
         found = yield _places(low, high, nodes), which
         found = found.double()
         work.spend(found[..., 0].numel())
-        fine, all_ = _sum(found, low, high), which[..., None].expand(-1, -1, value.shape[-1])
+        fine = _sum(found, low, high)
+        all_ = which[..., None].expand(-1, -1, value.shape[-1])
         own_ends = ends.gather(1, which[..., None].expand(-1, -1, 2))
         own_probes = probes.gather(1, which[..., None].expand(-1, -1, probes.shape[-1]))
         asked_for = torch.where(high > low, tolerance / (1000 * error.numel()), 0.0)
@@ -397,7 +402,8 @@ def _refining(
     first = max(2, nodes // 4)  # nodes are no farther apart than before, or parts might miss a peak
     if not splits or not work.allows(4 * which.numel() * 4 * first):
         raise _unsettled(improvable, a, b, tolerance, nodes)
-    low, high = a.gather(1, which), b.gather(1, which)
+    low = a.gather(1, which)
+    high = b.gather(1, which)
     bounds = torch.stack([low, *(low + (high - low) * cut for cut in CUTS), high], -1)
     scale = torch.full_like(bounds[..., 1:], torch.inf)  # the rate is raised at the left end only
     scale[..., 0] = shortest.gather(1, which)
@@ -478,7 +484,8 @@ def _probing(
     lags = _probe_lags(min(most, 1 + math.ceil(octaves / 5))).to(a)
     which = long.to(torch.int8).argsort(dim=1, descending=True, stable=True)
     which = which[:, : int(long.sum(1).max())]
-    low, high = a.gather(1, which), b.gather(1, which)
+    low = a.gather(1, which)
+    high = b.gather(1, which)
     found = yield low[..., None] + (high - low)[..., None] * lags, which
     found = found.double().sum(-1)
     found = torch.where(long.gather(1, which)[..., None], found, torch.nan)
@@ -516,11 +523,13 @@ def _doubt(
     The tail is the larger of the last two coefficients, made smaller by as much as they fell over
     the two before.
     """
-    nodes, count = values.shape[-1], probes.shape[-1]
+    nodes = values.shape[-1]
+    count = probes.shape[-1]
     readings = values @ _readings(nodes, count).to(values)
     modes, expected, predicted = readings.split([4, 2, count], -1)
     missed = (edges - expected).abs().sum(-1)
-    before, last = modes[..., :2].abs().amax(-1), modes[..., 2:].abs().amax(-1)
+    before = modes[..., :2].abs().amax(-1)
+    last = modes[..., 2:].abs().amax(-1)
     falling = torch.where(last < before, last / torch.where(last < before, before, 1.0), 1.0)
     doubt = last * falling + gauss_legendre(nodes)[0][0].to(values) * missed
     if count:

@@ -48,7 +48,9 @@ class BoundViolated(ArithmeticError):
             f"{rate:.9g} at time {time:.9g}. "
             "The model's bound is wrong: sample with method='inversion', and report it."
         )
-        self.rate, self.bound, self.time = rate, bound, time
+        self.rate = rate
+        self.bound = bound
+        self.time = time
 
 
 class ExplosiveRate(ArithmeticError):

@@ -413,7 +413,9 @@ def gains_plot(
     >>> [text.get_text() for text in ax.get_yticklabels()]
     ['calendar', 'excitation']
     """
-    y, lower, upper = _vector(gains), _vector(low), _vector(high)
+    y = _vector(gains)
+    lower = _vector(low)
+    upper = _vector(high)
     _same(len(names), len(y), "one gain per step")
     finite = np.isfinite(lower) & np.isfinite(upper)
     largest = float(np.max(np.abs(np.concatenate([y, lower[finite], upper[finite]])), initial=0.0))

@@ -49,7 +49,10 @@ class Page:
         kicker: str = "",
         footer: str = "",
     ) -> None:
-        self.title, self.lead, self.kicker, self.footer = title, lead, kicker, footer
+        self.title = title
+        self.lead = lead
+        self.kicker = kicker
+        self.footer = footer
         self.dark = {light.lower(): twin for light, twin in (dark or {}).items()}
         self._parts: list[Numbers | Table | Picture | Text | Code] = []
         self._figures = 0

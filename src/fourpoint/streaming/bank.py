@@ -722,7 +722,8 @@ class StreamBank:
                 self._types.load(arrays.pop("types"))
             if self._fleet is not None:
                 watch = header["fleet"]
-                self._since_look, self._latest = whole(watch, "counted"), number(watch, "latest")
+                self._since_look = whole(watch, "counted")
+                self._latest = number(watch, "latest")
                 self._fleet.load(watch)
                 if watch.get("look") is not None:
                     self._look = FleetLook.restore(watch["look"], arrays.pop("look"))

@@ -189,11 +189,9 @@ class ByActiveSets(ByModes):
 
     def load(self, arrays: Arrays) -> None:
         self.restart(float(arrays["start"]))
-        self._at, self._seen, self._state = (
-            float(arrays["at"]),
-            int(arrays["seen"]),
-            arrays["state"].copy(),
-        )
+        self._at = float(arrays["at"])
+        self._seen = int(arrays["seen"])
+        self._state = arrays["state"].copy()
         self._slots = {name: arrays[f"slots.{name}"].copy() for name in FIELDS}
         self._ahead = (self._at, self._state)
 

@@ -236,7 +236,9 @@ class _Sum:
     def add(self, step: float, gap: float) -> float:
         value = self.value + step
         if value <= 0.0:
-            self.value, self.count, self.total = 0.0, 0, 0.0
+            self.value = 0.0
+            self.count = 0
+            self.total = 0.0
             return 0.0
         self.value = value
         self.count += 1

@@ -111,7 +111,8 @@ class StateRows:
 
     def __init__(self, model: DAPP, start: float, threads: int) -> None:
         kind = np.float32 if model.readout.dtype == torch.float32 else np.float64
-        self.steps, self.start = Steps(model, kind), start
+        self.steps = Steps(model, kind)
+        self.start = start
         self.threads = max(1, threads)
         self.pool: ThreadPoolExecutor | None = None
         self.state = self.steps.blank(0)

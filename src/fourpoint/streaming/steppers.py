@@ -147,7 +147,8 @@ class ByHistory:
         self.restart(0.0)
 
     def restart(self, start: float) -> None:
-        self._history, self._at = empty_history(self.model, start), start
+        self._history = empty_history(self.model, start)
+        self._at = start
 
     def score(self, time: float) -> tuple[Floats, float]:
         return self.logs(time), float(
@@ -193,7 +194,8 @@ class ByHistory:
         return {"at": np.array(self._at), **arrays_of(self._history)}
 
     def load(self, arrays: Arrays) -> None:
-        self._history, self._at = history_from(self._history, arrays), float(arrays["at"])
+        self._history = history_from(self._history, arrays)
+        self._at = float(arrays["at"])
 
     def _whole(self, time: float, mark: int) -> Floats:
         """What a linear form divides each head's scores by: their sum over all of the past, 1 where
@@ -215,7 +217,9 @@ class ByStates(ByModes):
     """
 
     def __init__(self, model: DAPP) -> None:
-        self.model, self.steps, self.table = model, Steps(model), score_table(model)
+        self.model = model
+        self.steps = Steps(model)
+        self.table = score_table(model)
         self.restart(0.0)
 
     def restart(self, start: float) -> None:
@@ -251,11 +255,9 @@ class ByStates(ByModes):
         return {"start": np.array(self._start), "at": np.array(self._at), "state": self._state}
 
     def load(self, arrays: Arrays) -> None:
-        self._start, self._at, self._state = (
-            float(arrays["start"]),
-            float(arrays["at"]),
-            arrays["state"].copy(),
-        )
+        self._start = float(arrays["start"])
+        self._at = float(arrays["at"])
+        self._state = arrays["state"].copy()
         self._ahead = (self._at, self._state)
 
 
@@ -314,6 +316,7 @@ class ByExcitation:
 
     def load(self, arrays: Arrays) -> None:
         history = history_from(self.history(), arrays)
-        self._start, self._at = float(history.start[0]), float(history.times[0, -1])
+        self._start = float(history.start[0])
+        self._at = float(history.times[0, -1])
         self._state = history.excitation[:, -1].numpy().copy()
         self.move(float(arrays["at"]))

@@ -186,7 +186,10 @@ class Stream:
                 f"recent={recent}, top={top}",
                 "Lower them.",
             )
-        self.model, self.keep, self.recent, self.top = model, keep, recent, top
+        self.model = model
+        self.keep = keep
+        self.recent = recent
+        self.top = top
         self.monitor: Monitor | None = None
         if alarms is not None:
             self.monitor = Monitor(alarms, 1 / families(model.marks.count, fleet=False))
@@ -201,7 +204,10 @@ class Stream:
         start = finite(start)
         self._stepper.restart(start)
         self._recent = Recent(self.recent, growing=not self._followed.linear)
-        self.start, self.time, self.count, self.log_likelihood = start, start, 0, 0.0
+        self.start = start
+        self.time = start
+        self.count = 0
+        self.log_likelihood = 0.0
         self._open = 0.0  # the integral since the last event
         self.calibration = self.model.calibration
         self._types: TypeWatch | None = None
@@ -305,8 +311,10 @@ class Stream:
         pending = np.array([self._open])
         numbers = Numbers(at, pending, np.array([self.log_likelihood]), np.array([self.count]))
         stopped = self._stepper.follow(numbers, events, into)
-        self.time, self._open = float(at[0]), float(pending[0])
-        self.log_likelihood, self.count = float(numbers.likelihood[0]), int(numbers.seen[0])
+        self.time = float(at[0])
+        self._open = float(pending[0])
+        self.log_likelihood = float(numbers.likelihood[0])
+        self.count = int(numbers.seen[0])
         return stopped
 
     @property
@@ -529,7 +537,9 @@ class Recent:
     """
 
     def __init__(self, size: int, *, growing: bool = False) -> None:
-        self.size, self.growing, self.seen = size, growing, 0
+        self.size = size
+        self.growing = growing
+        self.seen = 0
         self._kept: tuple[NDArray[Any], ...] = (
             np.zeros(size),
             np.zeros(size, dtype=np.int64),

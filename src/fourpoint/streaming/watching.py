@@ -119,8 +119,10 @@ class TypeWatch:
         crossed = np.flatnonzero((height >= self.threshold).any((1, 2)))
         end = int(crossed[0]) if len(crossed) else len(p) - 1
         self._note_zeros(sums[: end + 1] <= lowest[: end + 1], totals[: end + 1])
-        self._sums, self._totals = sums[end].copy(), totals[end].copy()
-        self._lowest, self._highest = lowest[end].copy(), highest[end].copy()
+        self._sums = sums[end].copy()
+        self._totals = totals[end].copy()
+        self._lowest = lowest[end].copy()
+        self._highest = highest[end].copy()
         for side, m in zip(*np.nonzero(height[end] >= self.threshold), strict=True):
             alarm = None
             if not self._held[side, m]:
@@ -224,7 +226,10 @@ class FleetWatch:
         seen, ended = self.counted() if counted is None else counted
         now = np.array([float(seen), ended + pending])
         if not self._known:
-            self._at, self._sums, self._held, self._known = now, np.zeros(2), np.zeros(2), True
+            self._at = now
+            self._sums = np.zeros(2)
+            self._held = np.zeros(2)
+            self._known = True
             self._since[:] = now
             return ()
         events, integral = (now - self._at).tolist()
@@ -287,7 +292,10 @@ class FleetLook:
     def __init__(
         self, time: float, events: int, ended: float, slices: int, evictions: int = 0
     ) -> None:
-        self.time, self.events, self.ended, self.slices = time, events, ended, slices
+        self.time = time
+        self.events = events
+        self.ended = ended
+        self.slices = slices
         self.evictions = evictions  # of the entity table when the look began
         self.done = 0  # slices
         self.restored = False  # whether the rows of noted entities and newcomers are to be found

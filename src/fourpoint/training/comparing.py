@@ -481,7 +481,8 @@ class _Ladder:
             pooled = replace(fold, train=one_type(fold.train), test=one_type(fold.test))
             poisson = self._fitted(Poisson(), self.whole, pooled.train)
             model = self._fitted(Hawkes(), self.whole, pooled.train)
-            excited, simple = pooled.scores(model), pooled.scores(poisson)
+            excited = pooled.scores(model)
+            simple = pooled.scores(poisson)
         self._add(EXCITATION, "hawkes", k, best.total + excited.total - simple.total)
         self.evidence.append(excited.first_order(simple))
         estimates = model.estimates

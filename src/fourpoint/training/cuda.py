@@ -95,17 +95,16 @@ class CapturedSteps(Steps):
     ) -> None:
         super().__init__(run, optimiser, recipe, convention)
         device = self.weights[0].device
-        self.data, self.random = Resident(run.train, device), torch.Generator(device)
+        self.data = Resident(run.train, device)
+        self.random = torch.Generator(device)
         self.inputs = torch.ones(
             1 + len(optimiser.param_groups), device=device
         )  # events of the batch, and learning rates
         for i, group in enumerate(optimiser.param_groups):
             group["lr"] = self.inputs[1 + i]
         self.shapes: dict[tuple[int, int], Shape] = {}
-        self.cursor, self.kept = (
-            torch.zeros(1, dtype=torch.int64, device=device),
-            torch.zeros(KEPT, 2, device=device),
-        )
+        self.cursor = torch.zeros(1, dtype=torch.int64, device=device)
+        self.kept = torch.zeros(KEPT, 2, device=device)
         self.first, self.taken = 0, 0
         self.why = "" if device.type == "cuda" else f"{device} has none"
         self.fences = [torch.cuda.Event() for _ in range(2)] if device.type == "cuda" else []

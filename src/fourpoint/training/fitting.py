@@ -646,7 +646,8 @@ class _RichBar(_Bar):
     """A progress bar with likelihood, speed and time left."""
 
     def __init__(self, bar: Any) -> None:
-        self.bar, self.task = bar, bar.add_task("preparing", total=None)
+        self.bar = bar
+        self.task = bar.add_task("preparing", total=None)
         self.steps = 1
         self.seconds = math.inf
 

@@ -109,7 +109,8 @@ class Fold:
         count = self._units_per_sequence
         table = self.events.reshape(-1, count)
         last = max(1, int(np.count_nonzero(np.cumsum(table.sum(0)) <= most)))
-        low, high = self.edges[:, 0], self.edges[:, last]
+        low = self.edges[:, 0]
+        high = self.edges[:, last]
         part = replace(
             self,
             test=between(self.test, low, high),

@@ -71,7 +71,8 @@ def without(data: Dataset, outages: list[tuple[int, float, float, float]]) -> Da
         return data
     parts = []
     for s in range(len(data)):
-        times, values = [data.starts[s]], [1.0]
+        times = [data.starts[s]]
+        values = [1.0]
         for row, a, b, _ in sorted(outages):
             if row == s and b > data.starts[s] and a < data.stops[s]:
                 times += [a, b]
@@ -90,7 +91,8 @@ def say(data: Dataset, outages: list[tuple[int, float, float, float]]) -> list[s
     found = []
     for s, a, b, expected in outages[:10]:
         dates = data.dates(s)
-        begin, end = shown(dates, a), shown(dates, b)
+        begin = shown(dates, a)
+        end = shown(dates, b)
         found.append(
             f"no events from {begin} to {end}, where about {expected:,.0f} were expected: taken as "
             "not recorded (outages=none counts it as observed; --gaps names the intervals)"
@@ -122,7 +124,8 @@ def _unlikely(
     found = []
     for i in np.flatnonzero(expected > limit):
         ends = KEPT * (right[i] - left[i])
-        a, b = float(left[i] + ends), float(right[i] - ends)
+        a = float(left[i] + ends)
+        b = float(right[i] - ends)
         if not any(row == rows[i] and a < stop and b > start for row, start, stop, _ in known):
             found.append((int(rows[i]), a, b, float(expected[i])))
     return found

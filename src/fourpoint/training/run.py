@@ -137,7 +137,10 @@ class Run:
         terms: dict[str, Any],
         pieces: Dataset | None = None,
     ) -> None:
-        self.model, self.folder, self.seed, self.terms = model, folder, seed, terms
+        self.model = model
+        self.folder = folder
+        self.seed = seed
+        self.terms = terms
         self.batch_size = recipe.batch_size
         self.mixed = recipe.mixed
         self.convention = terms["convention"]
@@ -153,9 +156,11 @@ class Run:
         ] = {}  # weights that training has to beat, and their scores
         self.guess_scores = torch.zeros(0, dtype=torch.float64)
         self.closed_forms: list[ClosedForm] = []
-        self.peak, self.scores = 0, torch.zeros(0, dtype=torch.float64)
+        self.peak = 0
+        self.scores = torch.zeros(0, dtype=torch.float64)
         self.optimiser: torch.optim.Optimizer | None = None
-        self.average, self.mean = recipe.average, list[torch.Tensor]()
+        self.average = recipe.average
+        self.mean = list[torch.Tensor]()
         self.per_epoch = len(self.train.batches(self.batch_size, seed=0, mixed=self.mixed))
         self.mean_events = max(1.0, self.train.scored_events / max(1, len(self.train)))
         self.resolution = 0.0  # of the timestamps that are dequantised; 0 for none
@@ -237,7 +242,8 @@ class Run:
         _copy(self.model, [self.guess[name] for name in names])
         some = beginning(self.whole.some(VALIDATION_EVENTS, self.seed), VALIDATION_EVENTS)
         train_score = _score(self.model, some, self.convention)
-        self.best, self.scores = dict(self.guess), self.guess_scores
+        self.best = dict(self.guess)
+        self.scores = self.guess_scores
         self.fit.best = float(self.scores.sum()) / max(1, self.dev.scored_events)
         row = (0, 0.0, 0.0, train_score, self.fit.best, 0.0, 0.0)
         self.fit.history.append(dict(zip(COLUMNS, row, strict=True)))

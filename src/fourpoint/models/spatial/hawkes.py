@@ -551,7 +551,9 @@ class SpatialHawkes(PointProcess[SpatialHawkesHistory]):
             history, batch.times[..., None], history.places[:, :, None], position[:, :-1], s
         )[:, :, 0]
         own = logs.gather(2, batch.marks[..., None])[..., 0]
-        left, right, seen = batch.edges[:, :-1], batch.edges[:, 1:], position
+        left = batch.edges[:, :-1]
+        right = batch.edges[:, 1:]
+        seen = position
         exposure = batch.scored_exposure
         if exposure is not None:
             left, right, seen = exposed_pieces(batch, exposure)

@@ -86,7 +86,9 @@ class Lines:
     """
 
     def __init__(self, path: Path | None, *, follow: bool = False) -> None:
-        self.number, self.offset, self.ended = 0, 0, False
+        self.number = 0
+        self.offset = 0
+        self.ended = False
         self.name = "standard input" if path is None else str(path)
         self._path, self._follow = path, follow
         self._file = 0 if path is None else os.open(path, os.O_RDONLY)

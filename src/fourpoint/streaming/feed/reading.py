@@ -77,7 +77,10 @@ class EventReader:
         name: str = "",
         header: Header | None = None,
     ) -> None:
-        self.marks, self.times, self.name, self.header = marks, times, name, header
+        self.marks = marks
+        self.times = times
+        self.name = name
+        self.header = header
         self.by = None if times.calendar is not None else asked.by
         self._asked = asked
         self._time = _names(asked.time, times.log.time, "time")
