@@ -279,7 +279,8 @@ def _cuts(events: Dataset, words: list[str]) -> tuple[str | float, str | float]:
                 f"--split-at {' '.join(words)}",
                 "Type shares such as --split-at .8 .1 .1.",
             )
-        edges = [first + share * (last - first) for share in (shares[0], shares[0] + shares[1])]
+        length = last - first
+        edges = [first + shares[0] * length, first + (shares[0] + shares[1]) * length]
     elif len(words) in (1, 2):
         edges = [time_at(dates, word) for word in words]
         if len(edges) == 1:

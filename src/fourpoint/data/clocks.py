@@ -386,9 +386,11 @@ def _second(
     else:
         change = np.zeros(max(len(twice) - 1, 0), dtype=bool)
     local = wall[twice][order]
-    far = np.abs(np.diff(local)) > rate * FOLD
-    run = np.concatenate([[0], np.cumsum(change | far)])
-    back = np.concatenate([[False], (np.diff(local) < 0) & ~change & ~far])
+    steps_of_time = np.diff(local)
+    far = np.abs(steps_of_time) > rate * FOLD
+    apart = change | far
+    run = np.concatenate([[0], np.cumsum(apart)])
+    back = np.concatenate([[False], (steps_of_time < 0) & ~apart])
     steps = np.bincount(run, weights=back)
     told = steps[run] == 1
     passed_by = np.concatenate([[0], np.cumsum(back)])

@@ -666,7 +666,8 @@ def _around(data: Dataset, observed: _Intervals) -> tuple[Dataset, list[tuple[Fl
                 "Add a row for it, or leave the sequence out.",
             )
         if data.inferred:
-            starts[i], stops[i] = min(begins[0], starts[i]), max(ends[-1], stops[i])
+            starts[i] = min(begins[0], starts[i])
+            stops[i] = max(ends[-1], stops[i])
         left = np.append(starts[i], ends)
         right = np.append(begins, stops[i])
         some = right > left

@@ -85,8 +85,15 @@ def _features(data: Dataset) -> str:
     if values is None or not len(values):
         return ", ".join(data.feature_names)
     names = data.feature_names or tuple(f"x{i + 1}" for i in range(values.shape[1]))
-    ranges = zip(names, values.min(0).tolist(), values.max(0).tolist(), strict=True)
-    return ", ".join(f"{name} ({low:g} to {high:g})" for name, low, high in ranges)
+    return ", ".join(_ranges(names, values))
+
+
+def _ranges(names: tuple[str, ...], values: NDArray[np.float64]) -> list[str]:
+    """The name, the lowest and the highest value of every column."""
+    lowest = values.min(0).tolist()
+    highest = values.max(0).tolist()
+    columns = zip(names, lowest, highest, strict=True)
+    return [f"{name} ({low:g} to {high:g})" for name, low, high in columns]
 
 
 def _context(data: Dataset) -> list[tuple[str, str]]:
@@ -99,8 +106,9 @@ def _context(data: Dataset) -> list[tuple[str, str]]:
     (begin, i), (end, j) = ends
     if begin is not None and end is not None:
         zone = begin.zone or "no zone"
-        text = f"{begin.text(float(data.starts[i]))} to {end.text(float(data.stops[j]))} ({zone})"
-        lines.append(("dates", text))
+        first = begin.text(float(data.starts[i]))
+        last = end.text(float(data.stops[j]))
+        lines.append(("dates", f"{first} to {last} ({zone})"))
     if context.scored_from is not None:
         earlier = data.events - data.scored_events
         lines.append(("history", f"{earlier:,} events that condition and are not scored"))
@@ -125,9 +133,7 @@ def _zeros(data: Dataset) -> NDArray[np.float64]:
 
 
 def _columns(steps: Steps) -> str:
-    low = steps.values.min(0).tolist()
-    high = steps.values.max(0).tolist()
-    listed = [f"{n} ({a:g} to {b:g})" for n, a, b in zip(steps.names, low, high, strict=True)]
+    listed = _ranges(steps.names, steps.values)
     changes = len(steps.times) / (len(steps.offsets) - 1)
     often = "constant in each sequence" if changes == 1 else f"{changes:,.0f} values a sequence"
     return f"{', '.join(listed[:LISTED])}; {often}"

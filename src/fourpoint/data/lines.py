@@ -86,7 +86,9 @@ def _record_ends(data: NDArray[np.uint8], separator: str | None) -> NDArray[np.i
     edge = breaks | (data == 13) | (data == ord(separator))
     # A quote opens or closes a field where it stands beside a separator or line end; others are
     # letters.
-    beside = np.concatenate([[True], edge[:-1]]) | np.concatenate([edge[1:], [True]])
+    after_edge = np.concatenate([[True], edge[:-1]])
+    before_edge = np.concatenate([edge[1:], [True]])
+    beside = after_edge | before_edge
     inside = np.cumsum((data == 34) & beside) % 2 == 1
     return np.flatnonzero(breaks & ~inside)
 

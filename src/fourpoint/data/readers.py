@@ -285,7 +285,8 @@ def describe_choices(data: Dataset, ties: Ties = "keep") -> list[str]:
             "event) to its last event; --window A B overrides"
         )
         full = data.lengths > 0
-        single = int((data.stops[full] > data.times[data.offsets[1:][full] - 1]).sum())
+        last = data.times[data.offsets[1:][full] - 1]
+        single = int((data.stops[full] > last).sum())
         if single:
             notices.append(
                 f"{single:,} of {len(data):,} sequences have all events at the window's "

@@ -436,4 +436,7 @@ class _Guess:
         """
         rows = self.head(name)
         fewest = 20 if sure else 2
-        return len(rows) < fewest or 2 * len(pc.unique(rows)) <= len(rows) + 1
+        if len(rows) < fewest:
+            return True
+        distinct = len(pc.unique(rows))
+        return 2 * distinct <= len(rows) + 1

@@ -170,7 +170,8 @@ def _self_correcting(
     parts = []
     while len(rows):
         e = rng.exponential(size=len(rows))
-        t = t + np.logaddexp(0, np.log(drift * e) - drift * t + correction * n) / drift
+        needed = np.log(drift * e) - drift * t + correction * n
+        t = t + np.logaddexp(0, needed) / drift
         n += 1
         rows = rows[t < stop]
         t = t[t < stop]

@@ -102,7 +102,8 @@ class Steps:
         """The step functions of the sequences at ``rows``."""
         lengths = np.diff(self.offsets)[rows]
         offsets = np.concatenate([[0], np.cumsum(lengths)])
-        flat = np.arange(offsets[-1]) + np.repeat(self.offsets[rows] - offsets[:-1], lengths)
+        moved = self.offsets[rows] - offsets[:-1]
+        flat = np.arange(offsets[-1]) + np.repeat(moved, lengths)
         return Steps(self.names, self.times[flat], self.values[flat], offsets)
 
     @staticmethod
@@ -200,7 +201,8 @@ class BatchSteps:
     @property
     def shared(self) -> bool:
         """Whether all rows are views of one, as in paths that begin with one past."""
-        return len(self.times) > 0 and (len(self.times) == 1 or self.times.stride(0) == 0)
+        rows = len(self.times)
+        return rows == 1 or (rows > 1 and self.times.stride(0) == 0)
 
     def next_step(self, times: torch.Tensor) -> torch.Tensor:
         """The time of the first step after ``times`` (B,); infinite where there is none."""

@@ -66,7 +66,9 @@ def _spread(data: Dataset, tie: NDArray[np.bool_], seed: int) -> NDArray[np.floa
     before = np.where(follows, data.times[heads - 1], data.starts[own])
     middle = (before + data.times[heads]) / 2
     stuck = (limit <= data.times[heads]) & (size > 1)
-    limit = np.where(np.append(stuck[1:], False) & same, np.append(middle[1:], 0.0), limit)
+    next_stuck = np.append(stuck[1:], False)
+    next_middle = np.append(middle[1:], 0.0)
+    limit = np.where(next_stuck & same, next_middle, limit)
     room = np.repeat(np.where(stuck, middle, limit) - data.times[heads], size)
     position = np.arange(data.events) - np.repeat(heads, size)
     position = np.where(np.repeat(stuck, size), np.repeat(size - 1, size) - position, position)

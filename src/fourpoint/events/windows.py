@@ -77,7 +77,9 @@ def cut_long(data: Dataset, events: int, *, history: int = 0) -> Dataset:
     if history:
         first = _past_ties(data, first, data.offsets[row + 1])
         kept = (nth == 0) | (first < data.offsets[row + 1])
-        kept &= np.append((row[1:] != row[:-1]) | (first[1:] > first[:-1]), True)
+        new_row = row[1:] != row[:-1]
+        later = first[1:] > first[:-1]
+        kept &= np.append(new_row | later, True)
         row = row[kept]
         first = first[kept]
         nth = nth[kept]
@@ -130,7 +132,8 @@ def _pieces(
     """Events ``first`` to ``last`` of the sequences ``row``, in windows of their own."""
     lengths = last - first
     offsets = offsets_of(lengths)
-    flat = np.repeat(first - offsets[:-1], lengths) + np.arange(offsets[-1])
+    moved = first - offsets[:-1]
+    flat = np.repeat(moved, lengths) + np.arange(offsets[-1])
     context = None if data.context is None else data.context.select(row)
     if scored_from is not None:
         context = replace(context or Context(), scored_from=scored_from)

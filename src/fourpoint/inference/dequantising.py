@@ -473,10 +473,12 @@ def _survival(
         )
     x, w = gauss_legendre(3)
     panels = torch.tensor(PANELS, dtype=torch.float64)
-    nodes = (panels[:-1, None] + panels.diff()[:, None] * x).flatten()
-    weights = (panels.diff()[:, None] * w).flatten()
+    lengths = panels.diff()[:, None]
+    nodes = (panels[:-1, None] + lengths * x).flatten()
+    weights = (lengths * w).flatten()
     width = end - left
-    return width * (_total(model, history, left[:, None] + width[:, None] * nodes) * weights).sum(1)
+    times = left[:, None] + width[:, None] * nodes
+    return width * (_total(model, history, times) * weights).sum(1)
 
 
 def _rates(
@@ -488,10 +490,10 @@ def _rates(
     if model.marks.count == 1 or model.marks.count > MARKS:
         total = _total(model, history, times)
         return total, total
-    each = (
-        model.log_intensity(history, times[:, None], history.lengths[:, None])[:, 0].double().exp()
-    )
-    return each.sum(-1), each.gather(2, mark[:, None, None].expand(-1, times.shape[1], 1))[..., 0]
+    logs = model.log_intensity(history, times[:, None], history.lengths[:, None])[:, 0]
+    each = logs.double().exp()
+    of_mark = mark[:, None, None].expand(-1, times.shape[1], 1)
+    return each.sum(-1), each.gather(2, of_mark)[..., 0]
 
 
 def _total(

@@ -233,7 +233,8 @@ class Forecast(Printed):
         first = np.argsort(-mean, kind="stable")[:SHOWN]
         parts = [f"{self.marks.names[m]} {mean[m]:.2f}" for m in first]
         if len(mean) > SHOWN:
-            parts.append(f"{len(mean) - SHOWN} more {mean.sum() - mean[first].sum():.2f}")
+            others = mean.sum() - mean[first].sum()
+            parts.append(f"{len(mean) - SHOWN} more {others:.2f}")
         return ", ".join(parts)
 
     def plot(self, ax: Axes | None = None, unit: str = "") -> Axes:
@@ -557,10 +558,11 @@ def _density_grid(law: Law, now: float, far: float) -> Float[Tensor, "1 Q"]:
     even = torch.linspace(now, far, GRID - 2 * few, dtype=torch.float64)
     levels = torch.linspace(0, FAR, few + 2, dtype=torch.float64)[1:-1]
     likely = law.quantiles(levels.tolist())[0].clamp(max=far)
-    first = min(float(panel.width[0]) for panel in law.panels if panel.width[0] > 0) / 16
-    apart = now + torch.logspace(
-        math.log10(min(first, (far - now) / 16)), math.log10(far - now), few, dtype=torch.float64
-    )
+    widths = [float(panel.width[0]) for panel in law.panels]
+    first = min(width for width in widths if width > 0) / 16
+    shortest = math.log10(min(first, (far - now) / 16))
+    longest = math.log10(far - now)
+    apart = now + torch.logspace(shortest, longest, few, dtype=torch.float64)
     return torch.cat([even, likely, apart.clamp(max=far)]).sort().values[None]
 
 

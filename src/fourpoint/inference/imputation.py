@@ -202,7 +202,8 @@ def _opened(sequence: Sequence, gap: Gap) -> Steps:
     assert sequence.context is not None and sequence.context.exposure is not None
     steps = sequence.context.exposure
     edges = np.concatenate([[-np.inf], steps.times[1:], [np.inf]])
-    inside = (edges[:-1] < gap.stop) & (edges[1:] > gap.start) & (steps.values[:, 0] == 0)
+    overlaps = (edges[:-1] < gap.stop) & (edges[1:] > gap.start)
+    inside = overlaps & (steps.values[:, 0] == 0)
     return replace(steps, values=np.where(inside[:, None], gap.exposure, steps.values))
 
 

@@ -251,7 +251,10 @@ def _add(
 def _found(
     sums: dict[Convention, list[Tensor]], scored: dict[Convention, Int[Tensor, " B"]]
 ) -> dict[Convention, LogLikelihood]:
-    return {name: LogLikelihood(s[0] - s[1], scored[name], s[1], s[2]) for name, s in sums.items()}
+    found = {}
+    for name, (logs, integral, error) in sums.items():
+        found[name] = LogLikelihood(logs - integral, scored[name], integral, error)
+    return found
 
 
 def scored_events(batch: Batch) -> dict[Convention, Int[Tensor, " B"]]:
@@ -366,7 +369,8 @@ def quick_gap_terms(
         else:
             exposed = exposure.exposed_time(block.start, block.stop)
             passed = exposed.until(edges)
-            times = exposed.inverse(passed[:, :-1, None] + passed.diff(dim=1)[..., None] * x**2)
+            inside = passed[:, :-1, None] + passed.diff(dim=1)[..., None] * x**2
+            times = exposed.inverse(inside)
             times = times.clamp(edges[:, :-1, None], edges[:, 1:, None])
         part, carried = _gap_terms(
             model, block, block.edges[:, 1:], times, carried, span, offset, 2 * x * weights

@@ -199,7 +199,8 @@ def crps_of_sample(draws: Floats, truth: Floats) -> Floats:
     """
     n = len(draws)
     x = np.sort(draws, axis=0)
-    rank = (2 * np.arange(n) - n + 1).reshape(-1, *[1] * (x.ndim - 1))
+    one_column = (n,) + (1,) * (x.ndim - 1)
+    rank = (2 * np.arange(n) - n + 1).reshape(one_column)
     spread = (rank * x).sum(0) / (n * max(n - 1, 1))
     return np.asarray(np.abs(draws - truth).mean(0) - spread)
 

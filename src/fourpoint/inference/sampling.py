@@ -698,7 +698,8 @@ def _somewhere(
     for axis in reversed(range(box.dimension)):
         low = box.low[axis]
         high = box.high[axis]
-        inside[..., axis] = low + (high - low) * (cell % side + inside[..., axis]) / side
+        cells_from_low = cell % side + inside[..., axis]
+        inside[..., axis] = low + (high - low) * cells_from_low / side
         cell = cell // side
     return inside, over
 
@@ -790,12 +791,13 @@ def _dataset(
     kinds = torch.cat([event.marks for event in found]).numpy()
     where = [event.places for event in found if event.places is not None]
     order = np.argsort(rows, kind="stable")
-    offsets = np.concatenate([[0], np.cumsum(np.bincount(rows, minlength=len(start)))]).astype(
-        np.int64
-    )
+    lengths = np.bincount(rows, minlength=len(start))
+    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
     ends = stop.numpy().copy()
     if len(capped):
-        ends[capped.numpy()] = np.nextafter(times[order][offsets[capped.numpy() + 1] - 1], np.inf)
+        cut = capped.numpy()
+        last = times[order][offsets[cut + 1] - 1]
+        ends[cut] = np.nextafter(last, np.inf)
     places = torch.cat(where).numpy()[order] if where else None
     features = None
     names: tuple[str, ...] = ()

@@ -44,7 +44,6 @@ class Bumps(FromPositions):
     38.29
     """
 
-    linear = True
     has_closed_integral = True
     has_upper_bound = True
     table: Tensor

@@ -38,7 +38,6 @@ MEAN_NODES = 8  # of the mean rate between two knots
 class _OnGrid(FromPositions):
     """A rate that knows the clock but not the past, whose places have a density on a grid."""
 
-    linear = True
     has_upper_bound = True
     fits_in_closed_form = True
     draws_places = True

@@ -29,6 +29,8 @@ class FromPositions(PointProcess[Positions]):
     are left to define.
     """
 
+    linear = True
+
     def encode(self, batch: Batch, before: Positions | None = None) -> Positions:
         return positions_of(batch, before, self.known_context(batch, before))
 

@@ -36,7 +36,6 @@ class SelfCorrecting(FromPositions):
     [0.0, 2.0, 2.0]
     """
 
-    linear = True
     has_closed_integral = True
     has_upper_bound = True
     fits_in_closed_form = True

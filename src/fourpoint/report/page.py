@@ -75,7 +75,9 @@ class Page:
         out.
         """
         self._tables += 1
-        right = [bool(rows) and all(_numeric(row[i]) for row in rows) for i in range(len(header))]
+        right = [False] * len(header)
+        if rows:
+            right = [all(_numeric(row[i]) for row in rows) for i in range(len(header))]
         part = Table(
             name=f"Table {self._tables}",
             caption=parse_inline(caption),

@@ -212,7 +212,8 @@ class ByActiveSets(ByModes):
         """
         s = self._slots
         mean = np.where(valid, s["total"] / np.maximum(s["count"], 1), np.inf)
-        least = np.where(valid & (mean == mean.min(1, keepdims=True)), s["index"], NEVER).argmin(1)
+        smallest = valid & (mean == mean.min(1, keepdims=True))
+        least = np.where(smallest, s["index"], NEVER).argmin(1)
         return np.where(valid.all(1), least, valid.argmin(1))
 
     def _without(self, state: NDArray[Any], slot: NDArray[np.int64], time: float) -> NDArray[Any]:
@@ -221,9 +222,10 @@ class ByActiveSets(ByModes):
         """
         s = self._slots
         left = state.copy()
-        lags = (time - s["times"][self.heads, slot]) / self.steps.scale
-        marks = s["marks"][self.heads, slot]
-        values = np.where(s["index"][self.heads, slot] >= 0, s["values"][self.heads, slot], 0.0)
+        place = (self.heads, slot)
+        lags = (time - s["times"][place]) / self.steps.scale
+        marks = s["marks"][place]
+        values = np.where(s["index"][place] >= 0, s["values"][place], 0.0)
         self._loops.forget(left[0], lags, marks, values, self._sinusoids, self.phase)
         return left
 

@@ -274,10 +274,14 @@ def thresholds(alarms: float, per: int = PER) -> Thresholds:
         low, high = 2, bound
         while high - low > 1:
             middle = (low + high) // 2
-            low, high = (low, middle) if crossing(chain, middle, per) <= share else (middle, high)
+            if crossing(chain, middle, per) <= share:
+                high = middle
+            else:
+                low = middle
         levels.append(high * LOG2 / CELLS)
     longest = -math.log(-math.expm1(math.log1p(-share) / per))  # (1 - exp(-x))^per = 1 - share
-    return Thresholds(levels[0], levels[1], longest, math.log(2 * math.ceil(per / STRIDE) / share))
+    looks = math.ceil(per / STRIDE)
+    return Thresholds(levels[0], levels[1], longest, math.log(2 * looks / share))
 
 
 def crossing(chain: Callable[[int], Step], height: int, per: int) -> float:
@@ -326,6 +330,7 @@ def silence_chain(height: int) -> Step:
     place = np.maximum(peak - CELLS, 0)
 
     def step(alive: Floats) -> Floats:
-        return np.asarray(np.cumsum((weight * alive[place])[::-1])[::-1] / q)
+        above = np.cumsum((weight * alive[place])[::-1])[::-1]
+        return np.asarray(above / q)
 
     return step

@@ -128,7 +128,9 @@ def follow_by_steps(
         if not all(x < LARGEST for x in logs) or not math.isfinite(integral):
             return Stop(i, not_finite(logs, integral, time))
         gap = float(numbers.pending[0]) + integral
-        into.density[i], into.gap[i], into.rate[i] = logs[mark] - gap, gap, sum(map(math.exp, logs))
+        into.density[i] = logs[mark] - gap
+        into.gap[i] = gap
+        into.rate[i] = sum(map(math.exp, logs))
         if into.shares.shape[1]:
             into.shares[i] = np.exp(found) / into.rate[i]
         stepper.absorb(time, mark)

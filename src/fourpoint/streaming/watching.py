@@ -109,7 +109,9 @@ class TypeWatch:
         own = np.zeros(shares[first:].shape)
         own[np.arange(len(own)), kinds[first:]] = 1.0
         p = shares[first:]
-        steps = np.stack([own * LOG2 - np.log1p(p), -own * LOG2 - np.log1p(-p / 2)], 1)
+        twice = own * LOG2 - np.log1p(p)
+        half = -own * LOG2 - np.log1p(-p / 2)
+        steps = np.stack([twice, half], 1)
         sums = np.add.accumulate(np.concatenate([self._sums[None], steps]))[1:]
         lowest = np.minimum.accumulate(np.concatenate([self._lowest[None], sums]))[1:]
         highest = np.maximum.accumulate(np.concatenate([self._highest[None], sums]))[1:]
@@ -118,7 +120,8 @@ class TypeWatch:
         height = np.where(self._held > 0, highest - sums, sums - lowest)
         crossed = np.flatnonzero((height >= self.threshold).any((1, 2)))
         end = int(crossed[0]) if len(crossed) else len(p) - 1
-        self._note_zeros(sums[: end + 1] <= lowest[: end + 1], totals[: end + 1])
+        looked_at = slice(end + 1)
+        self._note_zeros(sums[looked_at] <= lowest[looked_at], totals[looked_at])
         self._sums = sums[end].copy()
         self._totals = totals[end].copy()
         self._lowest = lowest[end].copy()
@@ -141,7 +144,9 @@ class TypeWatch:
         last = len(zero) - 1 - np.argmax(zero[::-1], axis=0)
         side, m = np.nonzero(zero.any(0))
         row = last[side, m]
-        self._since[side, m] = np.stack([totals[row, m], totals[row, len(self.names) + m]], 1)
+        counted = totals[row, m]
+        expected = totals[row, len(self.names) + m]
+        self._since[side, m] = np.stack([counted, expected], 1)
 
     def _now(self, m: int) -> Floats:
         return self._totals[[m, len(self.names) + m]]

@@ -174,7 +174,8 @@ def _cut(data: Dataset) -> Iterator[Fold]:
         parts = [between(data, begin, low)] if k > 0 else []
         if k < FOLDS - 1:
             parts.append(between(data, high, data.stops))
-        edges = low[:, None] + (high - low)[:, None] * np.linspace(0.0, 1.0, blocks + 1)
+        shares = np.linspace(0.0, 1.0, blocks + 1)
+        edges = low[:, None] + (high - low)[:, None] * shares
         events = np.zeros((len(data), blocks))
         for row, sequence in enumerate(test):
             times = sequence.times[sequence.times >= low[row]]
@@ -250,7 +251,8 @@ def paired_gain(differences: Floats, events: Floats, seed: int) -> Gain:
     counts = np.maximum(events[drawn].sum(1), 1.0)
     tail = (1 - LEVEL) / 2
     low, high = np.quantile(sums / counts, [tail, 1 - tail])
-    wider = float(stdtrit(count - 1, 1 - tail) / ndtri(1 - tail)) * np.sqrt(count / (count - 1))
+    student = float(stdtrit(count - 1, 1 - tail) / ndtri(1 - tail))
+    wider = student * np.sqrt(count / (count - 1))
     below = float(wider * (mean - low))
     above = float(wider * (high - mean))
     return Gain(mean, mean - below, mean + above)
@@ -262,7 +264,9 @@ def z_score(values: Floats) -> float:
     >>> round(z_score(np.array([1.0, 3.0, 2.0, 2.0])), 2)
     4.9
     """
-    error = float(np.std(values, ddof=1) * np.sqrt(len(values))) if len(values) > 1 else 0.0
+    if len(values) < 2:
+        return 0.0
+    error = float(np.std(values, ddof=1) * np.sqrt(len(values)))
     return float(values.sum()) / error if error > 0 else 0.0
 
 

@@ -120,7 +120,8 @@ def _unlikely(
     q = float(np.quantile(trusted, QUANTILE))
     tail = trusted[trusted > q] - q
     mean = float(tail.mean()) if len(tail) else 1.0
-    limit = max(LEAST, q + max(mean, 1.0) * (np.log(size * (1 - QUANTILE) + 1) + MARGIN))
+    in_tail = size * (1 - QUANTILE)
+    limit = max(LEAST, q + max(mean, 1.0) * (np.log(in_tail + 1) + MARGIN))
     found = []
     for i in np.flatnonzero(expected > limit):
         ends = KEPT * (right[i] - left[i])
@@ -143,10 +144,12 @@ def _silences(
         design = integral_design(own, spec)
         times, _, _ = integral_nodes(own, Effects(spec, 1))
         order = np.argsort(times)
-        mass = (design.weights * np.exp(np.minimum(design.nodes @ theta, 700.0)))[order]
+        rates = np.exp(np.minimum(design.nodes @ theta, 700.0))
+        mass = (design.weights * rates)[order]
         passed = np.cumsum(mass) - mass / 2
         edges = np.concatenate([own.starts, own.times, own.stops])
         at = np.interp(edges, times[order], passed)
-        every.append((np.full(len(edges) - 1, s), edges[:-1], edges[1:], np.diff(at)))
+        row = np.full(len(edges) - 1, s)
+        every.append((row, edges[:-1], edges[1:], np.diff(at)))
     rows, left, right, expected = (np.concatenate(x) for x in zip(*every, strict=True))
     return rows, left, right, expected

@@ -694,7 +694,8 @@ ANY = 1e6  # nats per event: a tolerance that every rule keeps
 @torch.no_grad()
 def look_for_narrow_peaks(model: NarrowPeaks, data: Dataset) -> list[str]:
     """Set ``model.narrow`` from some sequences of ``data``, and say so where it is true."""
-    whole = data.batch(list(range(0, len(data), max(1, -(-len(data) // SEQUENCES)))))
+    every_nth = max(1, -(-len(data) // SEQUENCES))
+    whole = data.batch(list(range(0, len(data), every_nth)))
     some = (whole.columns(0, EVENTS) if whole.times.shape[1] else whole).to(model.narrow.device)
     training = model.training
     model.eval()

@@ -123,10 +123,13 @@ def read(path: str | Path) -> Dataset:
         return _read_ours(arrays, source)
     ends = arrays.pop("end_times", None)
     held = [arrays[key] for key in sorted(arrays, key=lambda key: (len(key), key))]
-    one = len(held) == 1 and not (isinstance(held[0], np.ndarray) and held[0].ndim == 1)
-    return _with_ends(
-        _nested(held[0] if one else held, source, most), _numbers(ends, source), None, source.stem
-    )
+    nested: object = held
+    if len(held) == 1:
+        only = held[0]
+        is_vector = isinstance(only, np.ndarray) and only.ndim == 1
+        nested = held if is_vector else only
+    realisations = _nested(nested, source, most)
+    return _with_ends(realisations, _numbers(ends, source), None, source.stem)
 
 
 def write(data: Dataset, path: str | Path) -> list[str]:

@@ -251,9 +251,11 @@ class Lines:
     def _fill(self, most: int = CHUNK) -> bool:
         """Read on; whether anything came."""
         begin = self.offset - self._base
-        if begin >= 0 and len(self._data) - begin > LONGEST:
+        too_long = len(self._data) - begin > LONGEST
+        if begin >= 0 and too_long:
             self._kept = self.tail()
-        drop = max(0, len(self._data) - TAIL if len(self._data) - begin > LONGEST else begin - TAIL)
+        used = len(self._data) if too_long else begin
+        drop = max(0, used - TAIL)
         self._data = self._data[drop:]
         self._base = self._base + drop
         if self._regular:

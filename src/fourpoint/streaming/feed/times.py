@@ -273,7 +273,9 @@ def _split_date(text: str, found: re.Match[str], day_first: bool) -> datetime:
     hour, minute, second = (int(part) for part in f"{clock}:0".split(":")[:3])
     if half:
         hour = hour % 12 + (12 if half.upper() == "PM" else 0)
-    full = int(year) if len(year) == 4 else int(year) + (2000 if int(year) < 69 else 1900)
+    full = int(year)
+    if len(year) < 4:
+        full += 2000 if full < 69 else 1900
     try:
         return datetime(full, month, day, hour, minute, second)
     except ValueError:
