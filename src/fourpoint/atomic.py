@@ -91,6 +91,11 @@ def check_new_file(path: Path, endings: Collection[str], expected: str, example:
     """
     if path.suffix.lower() not in endings:
         raise UserError(expected, f"{path}", f"Choose another name, such as {example}.")
+    check_place(path)
+
+
+def check_place(path: Path) -> None:
+    """Raise :class:`UserError` for a file in a folder that does not exist, or for a folder."""
     if not path.absolute().parent.is_dir() or path.is_dir():
         raise UserError(
             "a file in an existing folder",

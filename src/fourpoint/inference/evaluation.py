@@ -271,10 +271,8 @@ def _truth(truth: Any) -> Any:
 
 
 def _show(value: Any) -> str:
-    return (
-        f"{value:,}"
-        if isinstance(value, int)
-        else f"{value:.4g}"
-        if abs(value) < 1e-3
-        else f"{value:.4f}"
-    )
+    if isinstance(value, int):
+        return f"{value:,}"
+    if abs(value) < 1e-3:
+        return f"{value:.4g}"
+    return f"{value:.4f}"

@@ -255,11 +255,9 @@ def _of_block(
         exact = model.closed_integral(history, left, right, seen).to(torch.float64)
         error = closed_form_error(model, exact.abs().sum(-1), right - left)
         value = exact if each else exact.sum(-1, keepdim=True)
-        return (
-            (value, error)
-            if exposure is None
-            else _in_gaps(gaps, seen, left, value, error, exposure)
-        )
+        if exposure is None:
+            return value, error
+        return _in_gaps(gaps, seen, left, value, error, exposure)
     left, right, nodes = pieces(model, history, edges, exposure)
     seen = seen_from(block, left)
     largest = 1.0 if exposure is None else max(1e-300, float(exposure.values.max()))

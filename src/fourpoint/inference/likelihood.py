@@ -518,11 +518,9 @@ def check_places(model: PointProcess, batch: Batch) -> None:
     box = model.marks.box
     if (box is None) != (batch.places is None):
         have = "events without places" if batch.places is None else "events with places"
-        wanted = (
-            "events without places"
-            if box is None
-            else f"events with places ({', '.join(box.names)})"
-        )
+        wanted = "events without places"
+        if box is not None:
+            wanted = f"events with places ({', '.join(box.names)})"
         raise UserError(
             f"{wanted}, as the model was made for",
             have,

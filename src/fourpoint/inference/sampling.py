@@ -751,13 +751,11 @@ def _opening(
             f"{len(history):,}",
             "Pass as many sequences as paths.",
         )
-    space = (
-        history.space
-        if isinstance(history, Sequence)
-        else history.marks
-        if history is not None
-        else model.marks
-    )
+    space = model.marks
+    if isinstance(history, Sequence):
+        space = history.space
+    elif history is not None:
+        space = history.marks
     check_marks(model.marks, space)
     if isinstance(history, Dataset) and model.event_features is not None:
         model.event_features.check_names(history)

@@ -298,7 +298,8 @@ class PointProcess(Described, nn.Module, Generic[H]):
     ) -> tuple[Float[Tensor, "B G"], Float[Tensor, "B G M"]]:
         """The mean total rate at each gap's ``nodes``, and log lambda per mark at its end."""
         logs = self.log_intensity(history, torch.cat([nodes, ends[..., None]], 2))
-        return weighted_mean(logs[:, :, :-1].exp().sum(-1), weights), logs[:, :, -1]
+        totals = logs[:, :, :-1].exp().sum(-1)
+        return weighted_mean(totals, weights), logs[:, :, -1]
 
     def scored_gaps(self, batch: Batch, tolerance: float) -> ScoredGaps | None:
         """Both terms of the log-likelihood from one compiled kernel, the discretisation errors of
@@ -669,7 +670,8 @@ def pieces(
         steps = weight.times.to(edges)
         cuts = steps if cuts is None else torch.cat([cuts, steps], 1)
     if cuts is not None:
-        edges = torch.cat([edges, cuts.clamp(edges[:, :1], edges[:, -1:])], 1).sort(1).values
+        inside = cuts.clamp(edges[:, :1], edges[:, -1:])
+        edges = torch.cat([edges, inside], 1).sort(1).values
     left = edges[:, :-1].contiguous()
     right = edges[:, 1:].contiguous()
     if weight is not None:

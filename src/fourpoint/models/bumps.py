@@ -226,7 +226,8 @@ class FilteredBumps(PointProcess[Amplitudes]):
 def log_bumps(table: Float[Tensor, "bumps 3"], x: Float[Tensor, "*S"]) -> Float[Tensor, "*S bumps"]:
     """log f_b at x since the start."""
     height, speed, centre = table.unbind(-1)
-    return height.log() - 0.5 * (speed * (x[..., None] - centre)).square() - 0.5 * log(2 * pi)
+    deviation = speed * (x[..., None] - centre)
+    return height.log() - 0.5 * deviation.square() - 0.5 * log(2 * pi)
 
 
 def bump_integrals(

@@ -990,13 +990,14 @@ def attention_bound(
         return _linear_bound(model, history, a, b, values)
     now = model.elapsed(a, history.start)
     events = model.elapsed(past.times, history.start)
-    state = bounds.gathered(spectrum_of(history.parts), now, events, past.marks, past.values, mask)
+    spectrum = spectrum_of(history.parts)
+    state = bounds.gathered(spectrum, now, events, past.marks, past.values, mask)
     width = ((b - a) / model.time_scale).to(model.readout) * (1 + 4 * eps)
-    top, _, _ = bounds.sum_bound(spectrum_of(history.parts), state, width, readout)
-    fastest = spectrum_of(history.parts).rate.abs().amax() * model.elapsed(b, history.start).to(
-        model.readout
-    )
-    return top, eps * (64 + 8 * fastest)[:, None] * (values.abs().sum(1) @ readout.abs())
+    top, _, _ = bounds.sum_bound(spectrum, state, width, readout)
+    elapsed = model.elapsed(b, history.start).to(model.readout)
+    fastest = spectrum.rate.abs().amax() * elapsed
+    size = values.abs().sum(1) @ readout.abs()
+    return top, eps * (64 + 8 * fastest)[:, None] * size
 
 
 def _linear_bound(

@@ -160,8 +160,11 @@ class Frailty(PointProcess[FrailtyHistory]):
         self.rate_ratios = self._ratios(data, spec, factor, found)
         notes = [f"rate ratio of {ratio}" for ratio in self.rate_ratios[:20]]
         error = _shape_error(events, expected, shape)
-        low, high = (np.exp(-np.log(shape) + sign * NORMAL * error) for sign in (-1, 1))
-        self.variance_interval = (float(low), float(high))
+        middle = -np.log(shape)
+        spread = NORMAL * error
+        low = float(np.exp(middle - spread))
+        high = float(np.exp(middle + spread))
+        self.variance_interval = (low, high)
         return [
             f"sequences differ in their rate by a factor of variance {self.variance:.4g} (95% "
             f"interval {low:.4g} to {high:.4g})",
@@ -252,7 +255,8 @@ class Frailty(PointProcess[FrailtyHistory]):
         since = anchor[..., None].expand_as(times)
         more, _ = self._mass(since.flatten(1), times.flatten(1), history.context)
         shape = self.log_shape.exp()
-        factor = (shape + events)[..., None] / (shape + passed[..., None] + more.view(times.shape))
+        level = shape + passed[..., None] + more.view(times.shape)
+        factor = (shape + events)[..., None] / level
         return self._log_population(times, history.context) + factor.log()[..., None]
 
     def closed_integral(
@@ -272,7 +276,8 @@ class Frailty(PointProcess[FrailtyHistory]):
         shape = self.log_shape.exp()
         level = shape + passed + before
         x = more / level
-        mean = torch.where(x > 1e-8, torch.log1p(x) / torch.where(x > 1e-8, x, 1.0), 1 - x / 2)
+        large = x > 1e-8
+        mean = torch.where(large, torch.log1p(x) / torch.where(large, x, 1.0), 1 - x / 2)
         return each * ((shape + events) / level * mean)[..., None]
 
     @torch.no_grad()

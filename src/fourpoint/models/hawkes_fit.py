@@ -239,9 +239,12 @@ def _lit(theta: Float[ndarray, "M W"], line: Timeline) -> Float[ndarray, "M W"]:
     for types without any.
     """
     rates = line.counts / line.duration
-    lit = np.concatenate([np.maximum(theta[:, :1], rates[:, None] / 10), theta[:, 1:]], 1)
-    sources = np.concatenate([[True], np.tile(line.counts > 0, (theta.shape[1] - 1) // line.types)])
-    return np.where((line.counts > 0)[:, None] & sources, lit, 0.0)
+    baselines = np.maximum(theta[:, :1], rates[:, None] / 10)
+    lit = np.concatenate([baselines, theta[:, 1:]], 1)
+    happens = line.counts > 0
+    decays = (theta.shape[1] - 1) // line.types
+    sources = np.concatenate([[True], np.tile(happens, decays)])
+    return np.where(happens[:, None] & sources, lit, 0.0)
 
 
 def _peaks(heights: Float[ndarray, " G"]) -> list[int]:
@@ -351,7 +354,8 @@ def _stretches(data: Dataset, unit: float) -> Timeline:
         some = scored[b] > scored[a]
         row, nth = row[some], nth[some]
     wanted = max(1, round(len(row) * SAMPLE / data.events))
-    chosen = np.unique(np.linspace(0, len(row) - 1, min(wanted, len(row))).round().astype(np.int64))
+    even = np.linspace(0, len(row) - 1, min(wanted, len(row)))
+    chosen = np.unique(even.round().astype(np.int64))
     row = row[chosen]
     nth = nth[chosen]
     a = data.offsets[row] + nth * STRETCH
@@ -361,8 +365,9 @@ def _stretches(data: Dataset, unit: float) -> Timeline:
     stops = np.where(
         b < data.offsets[row + 1], data.times[np.minimum(b, data.events - 1)], data.stops[row]
     )
-    offsets = np.concatenate([[0], np.cumsum(b - a)])
-    flat = np.repeat(a - offsets[:-1], b - a) + np.arange(offsets[-1])
+    lengths = b - a
+    offsets = np.concatenate([[0], np.cumsum(lengths)])
+    flat = np.repeat(a - offsets[:-1], lengths) + np.arange(offsets[-1])
     return timeline(
         data.times[flat],
         data.mark_ids[flat],

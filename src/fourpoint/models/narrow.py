@@ -82,7 +82,9 @@ class NarrowPeaks(PointProcess[H]):
         """
         ticks = elapsed / self.tick
         past = ticks - ticks.floor()
-        part = torch.minimum(NEAR * (1 - past), NEAR / (1 - NEAR) * past).clamp(min=2 * CLOSEST)
+        to_next = NEAR * (1 - past)
+        from_last = NEAR / (1 - NEAR) * past
+        part = torch.minimum(to_next, from_last).clamp(min=2 * CLOSEST)
         return torch.where(ticks < TICKS, self.tick * part, torch.inf)
 
     def cut_lags(self, device: torch.device) -> Float[Tensor, " E"]:

@@ -219,14 +219,13 @@ class NHP(PointProcess[NHPHistory]):
         ends = self._in_mean_gaps(torch.stack([a, b], 1) - last[:, None])
         low, high = _Output.apply(state[:, None], ends[:, None])[:, 0].unbind(1)
         c, target, _, _ = state.chunk(4, -1)
-        spread = (high - low).abs() / 2 + eps * (
-            32 + self.readout.shape[1] + 8 * (c.abs() + target.abs())
-        )
-        middle = nn.functional.linear(
-            (low + high) / 2, self.readout, self.base + 8 * eps * self.base.abs()
-        )
+        rounding = eps * (32 + self.readout.shape[1] + 8 * (c.abs() + target.abs()))
+        spread = (high - low).abs() / 2 + rounding
+        base = self.base + 8 * eps * self.base.abs()
+        middle = nn.functional.linear((low + high) / 2, self.readout, base)
         logs = self._log_rate(middle + spread @ self.readout.abs().T).to(torch.float64)
-        return (logs + 16 * eps * (1 + logs.abs() + self.time_scale.log().abs())).exp().sum(-1)
+        allowance = 16 * eps * (1 + logs.abs() + self.time_scale.log().abs())
+        return (logs + allowance).exp().sum(-1)
 
     def shortest_time(self, history: NHPHistory) -> Float[Tensor, " B"]:
         """One over the fastest decay of a cell."""

@@ -136,14 +136,16 @@ class RMTPP(PointProcess[RMTPPHistory]):
         In the convention "gaps" the first event and what lies before it or after the last do not
         count.
         """
-        gaps, (first, opening) = (
-            self._in_mean_gaps(batch.edges.diff(dim=1).T),
-            self._opening(len(batch.start)),
-        )
+        gaps = self._in_mean_gaps(batch.edges.diff(dim=1).T)
+        first, opening = self._opening(len(batch.start))
         level = self._levels(self._states(gaps[:-1], batch.marks.T, first), opening)
         one = self.marks.count == 1
-        own = level[:-1, :, 0] if one else level[:-1].gather(2, batch.marks.T[..., None])[..., 0]
-        total = level[..., 0] if one else level.logsumexp(-1)
+        if one:
+            own = level[:-1, :, 0]
+            total = level[..., 0]
+        else:
+            own = level[:-1].gather(2, batch.marks.T[..., None])[..., 0]
+            total = level.logsumexp(-1)
         scored = batch.valid.T
         kept = None
         if convention == "gaps":
@@ -280,7 +282,8 @@ class RMTPP(PointProcess[RMTPPHistory]):
         )[:, 0].double()
         eps = torch.finfo(self.time_weight.dtype).eps
         size = _last(history)[2].double().abs().amax(1) + self.time_scale.log().abs()
-        return (ends + 16 * eps * (1 + ends.abs() + size[:, None, None])).exp().sum(-1).amax(1)
+        allowance = 16 * eps * (1 + ends.abs() + size[:, None, None])
+        return (ends + allowance).exp().sum(-1).amax(1)
 
     # ------------------------------------------------------------------ parts
 
@@ -309,7 +312,9 @@ class RMTPP(PointProcess[RMTPPHistory]):
         out = torch.addmm(self.bias, states.flatten(0, 1), self.readout).unflatten(
             0, states.shape[:2]
         )
-        level = out if self.marks.count == 1 else out[..., :1] + out[..., 1:].log_softmax(-1)
+        level = out
+        if self.marks.count > 1:
+            level = out[..., :1] + out[..., 1:].log_softmax(-1)
         return torch.cat([opening[None], level[1:]])
 
 

@@ -27,7 +27,6 @@ as omega_k t_i, its authors' code as xi_k (t_i - t_{i-1}); here are both.
 from __future__ import annotations
 
 import math
-from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -37,17 +36,24 @@ from torch.nn.functional import embedding, gelu, softplus
 
 from fourpoint.events import Batch, Dataset, MarkSpace
 from fourpoint.kernels.autograd import Context
-from fourpoint.models.base import PointProcess, space_without_places
+from fourpoint.models.base import space_without_places
 from fourpoint.models.neural_start import ScaledSoftplus, time_scale_of
 from fourpoint.models.poisson import mean_rates
-from fourpoint.models.transformer import Encoded, Encoder, frequencies, refuse_to_go_on, sinusoids
+from fourpoint.models.transformer import (
+    Encoded,
+    Encoder,
+    FromEncoder,
+    frequencies,
+    refuse_to_go_on,
+    sinusoids,
+)
 
 # gelu of it is log(e - 1), where a softplus of scale 1 is 1: rates begin at their means
 FIRST_END = 0.710927
 FASTEST_SHIFT = 2.0  # of xi_k at first, in radians per mean gap, either sign
 
 
-class SAHP(PointProcess[Encoded]):
+class SAHP(FromEncoder):
     """Self-attentive Hawkes process.
 
     Arguments: ``marks``, the mark space of the data (`data.marks`), a number of types, or None;
@@ -68,14 +74,6 @@ class SAHP(PointProcess[Encoded]):
     (1, 2, 1)
     """
 
-    linear = False
-    has_upper_bound = True
-    one_thread = True  # trained so on a CPU
-    recipe: ClassVar[dict[str, Any]] = dict(
-        step_events=4096, learning_rate=5e-3, warmup=20, nodes=2
-    )
-    time_scale: Tensor
-    log_rate: Tensor
     step: Tensor
 
     def __init__(
@@ -91,7 +89,7 @@ class SAHP(PointProcess[Encoded]):
     ) -> None:
         super().__init__()
         self.marks = space_without_places(marks, "sahp")
-        self._settings: dict[str, Any] = dict(
+        self._settings = dict(
             hidden=hidden, layers=layers, heads=heads, inner=inner, dropout=dropout, seed=seed
         )
         M = self.marks.count
@@ -112,10 +110,6 @@ class SAHP(PointProcess[Encoded]):
         self.register_buffer("time_scale", torch.ones((), dtype=torch.float64))
         self.register_buffer("log_rate", torch.zeros(M, dtype=torch.float64))
 
-    def settings(self) -> dict[str, Any]:
-        """The constructor's arguments but for ``marks``."""
-        return dict(self._settings)
-
     def initialise(self, data: Dataset) -> list[str]:
         """Count time in mean gaps, begin at the mean rate of every mark, and spread omega from a
         mean gap to the longest window.
@@ -128,10 +122,6 @@ class SAHP(PointProcess[Encoded]):
                 _first_frequencies(self.frequency.shape[1], float(data.durations.max()) / scale)
             )
         return [f"time scale: {scale:.4g} {data.unit or 'time units'} (the mean gap)"]
-
-    def redraw(self, random: torch.Generator) -> None:
-        """Take the dropout of the next minibatch from ``random``."""
-        self.encoder.draw_from(random)
 
     # ------------------------------------------------------------------ the verbs
 
@@ -155,28 +145,6 @@ class SAHP(PointProcess[Encoded]):
         time = time if active is None else torch.where(active, time, last)
         token = self._tokens(mark, time - history.start, time - last, history.lengths + 1)
         return self.encoder.append(history, token, time, active)
-
-    def log_intensity(
-        self,
-        history: Encoded,
-        times: Float[Tensor, "B G Q"],
-        seen: Int[Tensor, "B G"] | None = None,
-    ) -> Float[Tensor, "B G Q M"]:
-        """log lambda per mark, formed without overflow."""
-        return self.link(self._inside(history, times, seen)) + self.log_rate.to(self.shift)
-
-    def rates_in_gaps(
-        self,
-        history: Encoded,
-        nodes: Float[Tensor, "B G Q"],
-        ends: Float[Tensor, "B G"],
-        weights: Float[Tensor, " Q"] | None = None,
-    ) -> tuple[Float[Tensor, "B G"], Float[Tensor, "B G M"]]:
-        """The mean total rate at each gap's ``nodes``, by ``weights`` (None: all alike), and log
-        lambda per mark at its end.
-        """
-        z = self._inside(history, torch.cat([nodes, ends[..., None]], 2), None)
-        return self.link.in_gaps(z, self.log_rate.to(self.shift), weights)
 
     @torch.no_grad()
     def upper_bound(

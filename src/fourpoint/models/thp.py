@@ -24,7 +24,6 @@ integral is over all types.
 from __future__ import annotations
 
 import math
-from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -32,13 +31,20 @@ from torch import Tensor, nn
 from torch.nn.functional import embedding, linear
 
 from fourpoint.events import Batch, Dataset, MarkSpace
-from fourpoint.models.base import PointProcess, space_without_places
+from fourpoint.models.base import space_without_places
 from fourpoint.models.neural_start import ScaledSoftplus, time_scale_of
 from fourpoint.models.poisson import mean_rates
-from fourpoint.models.transformer import Encoded, Encoder, frequencies, refuse_to_go_on, sinusoids
+from fourpoint.models.transformer import (
+    Encoded,
+    Encoder,
+    FromEncoder,
+    frequencies,
+    refuse_to_go_on,
+    sinusoids,
+)
 
 
-class THP(PointProcess[Encoded]):
+class THP(FromEncoder):
     """Transformer Hawkes process.
 
     Arguments: ``marks``, the mark space of the data (`data.marks`), a number of types, or None;
@@ -59,14 +65,6 @@ class THP(PointProcess[Encoded]):
     (1, 2, 1)
     """
 
-    linear = False
-    has_upper_bound = True
-    one_thread = True  # trained so on a CPU
-    recipe: ClassVar[dict[str, Any]] = dict(
-        step_events=4096, learning_rate=5e-3, warmup=20, nodes=2
-    )
-    time_scale: Tensor
-    log_rate: Tensor
     frequency: Tensor
 
     def __init__(
@@ -83,7 +81,7 @@ class THP(PointProcess[Encoded]):
         super().__init__()
         self.marks = space_without_places(marks, "thp")
         inner = 2 * hidden if inner is None else inner
-        self._settings: dict[str, Any] = dict(
+        self._settings = dict(
             hidden=hidden, layers=layers, heads=heads, inner=inner, dropout=dropout, seed=seed
         )
         M = self.marks.count
@@ -100,10 +98,6 @@ class THP(PointProcess[Encoded]):
         self.register_buffer("time_scale", torch.ones((), dtype=torch.float64))
         self.register_buffer("log_rate", torch.zeros(M, dtype=torch.float64))
 
-    def settings(self) -> dict[str, Any]:
-        """The constructor's arguments but for ``marks``."""
-        return dict(self._settings)
-
     def initialise(self, data: Dataset) -> list[str]:
         """Count time in mean gaps, begin at the mean rate of every mark, and spread theta from a
         mean gap to the longest window.
@@ -115,10 +109,6 @@ class THP(PointProcess[Encoded]):
             frequencies(len(self.frequency), 1 / max(float(data.durations.max()) / scale, 2.0))
         )
         return [f"time scale: {scale:.4g} {data.unit or 'time units'} (the mean gap)"]
-
-    def redraw(self, random: torch.Generator) -> None:
-        """Take the dropout of the next minibatch from ``random``."""
-        self.encoder.draw_from(random)
 
     # ------------------------------------------------------------------ the verbs
 
@@ -142,28 +132,6 @@ class THP(PointProcess[Encoded]):
         """One event more, against the keys and values of those before."""
         time = time if active is None else torch.where(active, time, history.last())
         return self.encoder.append(history, self._tokens(mark, time - history.start), time, active)
-
-    def log_intensity(
-        self,
-        history: Encoded,
-        times: Float[Tensor, "B G Q"],
-        seen: Int[Tensor, "B G"] | None = None,
-    ) -> Float[Tensor, "B G Q M"]:
-        """log lambda per mark, formed without overflow."""
-        return self.link(self._inside(history, times, seen)) + self.log_rate.to(self.time_weight)
-
-    def rates_in_gaps(
-        self,
-        history: Encoded,
-        nodes: Float[Tensor, "B G Q"],
-        ends: Float[Tensor, "B G"],
-        weights: Float[Tensor, " Q"] | None = None,
-    ) -> tuple[Float[Tensor, "B G"], Float[Tensor, "B G M"]]:
-        """The mean total rate at each gap's ``nodes``, by ``weights`` (None: all alike), and log
-        lambda per mark at its end.
-        """
-        z = self._inside(history, torch.cat([nodes, ends[..., None]], 2), None)
-        return self.link.in_gaps(z, self.log_rate.to(self.time_weight), weights)
 
     @torch.no_grad()
     def upper_bound(

@@ -22,8 +22,10 @@ Source: Vaswani et al., "Attention is all you need" (NeurIPS 2017).
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -33,7 +35,8 @@ from torch.nn.functional import layer_norm, linear, scaled_dot_product_attention
 
 from fourpoint.events import Batch, UserError
 from fourpoint.kernels.autograd import Context
-from fourpoint.models.base import History
+from fourpoint.models.base import History, PointProcess
+from fourpoint.models.neural_start import ScaledSoftplus
 
 # positions up to which plain products beat the fused kernel, measured on one thread at d = 16
 SHORT = 56
@@ -179,6 +182,62 @@ class Encoder(nn.Module):
             1 - self.dropout, generator=self._random
         )
         return x * kept.div_(1 - self.dropout).to(x.device)
+
+
+class FromEncoder(PointProcess[Encoded]):
+    """A point process whose rate is a link applied to curves that begin anew after every event,
+    read off the states of an :class:`Encoder`: lambda = rate link(z) with the mean rate of every
+    mark. ``_inside`` is z.
+    """
+
+    linear = False
+    has_upper_bound = True
+    one_thread = True  # trained so on a CPU
+    recipe: ClassVar[dict[str, Any]] = dict(
+        step_events=4096, learning_rate=5e-3, warmup=20, nodes=2
+    )
+    encoder: Encoder
+    link: ScaledSoftplus
+    time_scale: Tensor
+    log_rate: Tensor
+    _settings: dict[str, Any]
+
+    @abstractmethod
+    def _inside(
+        self, history: Encoded, times: Float[Tensor, "B G Q"], seen: Int[Tensor, "B G"] | None
+    ) -> Float[Tensor, "B G Q M"]:
+        """What the link is applied to."""
+
+    def settings(self) -> dict[str, Any]:
+        """The constructor's arguments but for ``marks``."""
+        return dict(self._settings)
+
+    def redraw(self, random: torch.Generator) -> None:
+        """Take the dropout of the next minibatch from ``random``."""
+        self.encoder.draw_from(random)
+
+    def log_intensity(
+        self,
+        history: Encoded,
+        times: Float[Tensor, "B G Q"],
+        seen: Int[Tensor, "B G"] | None = None,
+    ) -> Float[Tensor, "B G Q M"]:
+        """log lambda per mark, formed without overflow."""
+        z = self._inside(history, times, seen)
+        return self.link(z) + self.log_rate.to(z)
+
+    def rates_in_gaps(
+        self,
+        history: Encoded,
+        nodes: Float[Tensor, "B G Q"],
+        ends: Float[Tensor, "B G"],
+        weights: Float[Tensor, " Q"] | None = None,
+    ) -> tuple[Float[Tensor, "B G"], Float[Tensor, "B G M"]]:
+        """The mean total rate at each gap's ``nodes``, by ``weights`` (None: all alike), and log
+        lambda per mark at its end.
+        """
+        z = self._inside(history, torch.cat([nodes, ends[..., None]], 2), None)
+        return self.link.in_gaps(z, self.log_rate.to(z), weights)
 
 
 def sinusoids(turns: Float[Tensor, "*S F"], kind: torch.dtype) -> Float[Tensor, "*S D"]:

@@ -132,7 +132,8 @@ def scan(
     """
     factor = _turns(rate, gaps)[..., None]
     if before is not None and driven.shape[1]:
-        driven = torch.cat([driven[:, :1] + factor[:, :1] * before[:, None], driven[:, 1:]], 1)
+        first = driven[:, :1] + factor[:, :1] * before[:, None]
+        driven = torch.cat([first, driven[:, 1:]], 1)
     return recur(factor, driven)
 
 
@@ -180,8 +181,10 @@ def read(
     if torch.is_grad_enabled() or lag.shape[0] * lag.shape[1] <= rows:
         sums = some(state, lag)
     else:
-        flat = zip(state.flatten(0, 1).split(rows), lag.flatten(0, 1).split(rows), strict=True)
-        sums = torch.cat([some(s[None], d[None])[0] for s, d in flat]).unflatten(0, lag.shape[:2])
+        states = state.flatten(0, 1).split(rows)
+        lags = lag.flatten(0, 1).split(rows)
+        parts = [some(s[None], d[None])[0] for s, d in zip(states, lags, strict=True)]
+        sums = torch.cat(parts).unflatten(0, lag.shape[:2])
     return sums.transpose(2, 3).unflatten(-1, (M, C))
 
 

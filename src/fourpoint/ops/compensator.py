@@ -124,7 +124,8 @@ def march(
         gain = h * c[:, 0]
         off = (seen - c @ expected).abs()
         missed = torch.where(torch.isfinite(off), off, 0.0) @ torch.cat([x[:1], 8 * lags])
-        error = h * (c[:, -3:].abs().amax(1) / (2 * NODES - 5) + missed)
+        last = c[:, -3:].abs().amax(1)
+        error = h * (last / (2 * NODES - 5) + missed)
         allowed = tolerance + 256 * torch.finfo(own.dtype).eps * gain.abs()
         fine = (error <= allowed) & ~stopped
         _check_width(h, error, left, ~(fine | stopped))
@@ -311,11 +312,13 @@ def _probes(
     """Lags at which a panel of this width is compared with the rate, as shares of it, down to the
     shortest time.
     """
-    if shortest is None:
-        longer = 1.0
-    else:
-        longer = float((width / shortest).nan_to_num(posinf=1.0, nan=1.0).max().clamp(max=2.0**50))
-    count = max(0, math.ceil(math.log2(max(longer, 1.0) / 128) / 5)) + 1 if longer > 128 else 0
+    longer = 1.0
+    if shortest is not None:
+        ratio = (width / shortest).nan_to_num(posinf=1.0, nan=1.0)
+        longer = float(ratio.max().clamp(max=2.0**50))
+    count = 0
+    if longer > 128:
+        count = math.ceil(math.log2(longer / 128) / 5) + 1
     return 2.0 ** -(6 + 5 * torch.arange(count, dtype=width.dtype, device=width.device))
 
 
@@ -331,16 +334,17 @@ def _legendre(u: Float[Tensor, "*S"], degree: int) -> Float[Tensor, "*T"]:
     """P_0 .. P_degree, by the three-term recursion."""
     values = [torch.ones_like(u), u]
     for n in range(1, degree):
-        values.append(((2 * n + 1) * u * values[n] - n * values[n - 1]) / (n + 1))
+        next_one = (2 * n + 1) * u * values[n] - n * values[n - 1]
+        values.append(next_one / (n + 1))
     return torch.stack(values[: degree + 1])
 
 
 def _antiderivatives(x: Float[Tensor, "*S"], p: Float[Tensor, "*T"]) -> Float[Tensor, "*S N"]:
     """int_0^x P_n(2 s - 1) ds for n = 0 .. NODES - 1, where ``p`` are P_0 .. P_NODES at 2 x - 1."""
-    odd = 2 * (2 * torch.arange(1, NODES, dtype=x.dtype, device=x.device) + 1).reshape(
-        -1, *[1] * x.ndim
-    )
-    return torch.movedim(torch.cat([x[None], (p[2:] - p[:-2]) / odd]), 0, -1)
+    degrees = torch.arange(1, NODES, dtype=x.dtype, device=x.device)
+    odd = 2 * (2 * degrees + 1).reshape(-1, *[1] * x.ndim)
+    higher = (p[2:] - p[:-2]) / odd
+    return torch.movedim(torch.cat([x[None], higher]), 0, -1)
 
 
 def _inside(panel: Panel, rest: Float[Tensor, " B"]) -> Float[Tensor, " B"]:

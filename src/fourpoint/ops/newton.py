@@ -199,7 +199,9 @@ def _step(
     move, held = _top(at.theta, negative, gradient, (at.theta <= 0) & (gradient <= 0))
     gains = _promised(at, move, np.zeros_like(at.u))
     turn = np.zeros_like(at.u)
-    stuck = ((at.u <= low) & (gradient_u < 0)) | ((at.u >= high) & (gradient_u > 0)) | ~_matters(at)
+    at_low = (at.u <= low) & (gradient_u < 0)
+    at_high = (at.u >= high) & (gradient_u > 0)
+    stuck = at_low | at_high | ~_matters(at)
     if still or stuck.all():
         return move, turn, gains
     reach = _solved(negative, border, ~held)
@@ -263,7 +265,8 @@ def _least_squares(
     some = np.flatnonzero(~flat)
     part = negative[np.ix_(some, some)]
     scale = 1 / np.sqrt(part.diagonal())
-    root = np.linalg.cholesky(scale[:, None] * part * scale + RIDGE * np.eye(len(some)))
+    scaled = scale[:, None] * part * scale
+    root = np.linalg.cholesky(scaled + RIDGE * np.eye(len(some)))
     target = np.linalg.solve(root, scale * (part @ theta[some] + pull[some]))
     try:
         found = scale * nnls(root.T, target, maxiter=30 * len(some))[0]
@@ -363,6 +366,8 @@ def _inverses(
     flat = values < 1e3 * RIDGE
     # An eigenvector of a number that is not free is that number alone: it has no part in the
     # others.
-    inverse = (vectors / (np.maximum(values, 0.0) + RIDGE)[:, None, :]) @ vectors.transpose(0, 2, 1)
-    unknown = (np.where(flat[:, None, :], vectors**2, 0.0).sum(2) > 1e-6) | ~free
+    positive = np.maximum(values, 0.0) + RIDGE
+    inverse = (vectors / positive[:, None, :]) @ vectors.transpose(0, 2, 1)
+    in_flat = np.where(flat[:, None, :], vectors**2, 0.0).sum(2)
+    unknown = (in_flat > 1e-6) | ~free
     return scale[:, :, None] * inverse * scale[:, None, :], ~unknown

@@ -134,7 +134,8 @@ def _peaks_of(
         counts = np.bincount(place[place < inside], minlength=inside)
         hann = np.sin(np.pi * (np.arange(inside) + 0.5) / inside) ** 2
         moved = (counts - counts.mean()) * hann
-        power += np.abs(np.fft.rfft(moved, bins)[:last]) ** 2 / (counts * hann**2).sum()
+        spectrum = np.fft.rfft(moved, bins)[:last]
+        power += np.abs(spectrum) ** 2 / (counts * hann**2).sum()
     power = power / len(pieces)
     top = _standing_out(power, _beside(power, first), len(pieces), first, most, least)
     return top * [2 * np.pi / (bins * width), 1.0]
@@ -249,8 +250,9 @@ def _beside(power: NDArray[np.float64], first: int) -> NDArray[np.float64]:
     above = np.minimum(index + reach, last)
     found = np.maximum(medians[below], medians[above])
     for i in range(first, min(3 * (NEIGHBOURS + LOBE) // 2, last)):
-        sides = power[i // 3 : i - LOBE + 1], power[i + LOBE : 3 * i + 1]
-        found[i] = max(np.median(side) for side in sides if len(side))
+        lower = power[i // 3 : i - LOBE + 1]
+        higher = power[i + LOBE : 3 * i + 1]
+        found[i] = max(np.median(side) for side in (lower, higher) if len(side))
     return found
 
 
@@ -268,10 +270,12 @@ def _standing_out(
     """
     ratio = power / np.maximum(level, np.finfo(float).tiny)
     z = 3 * np.sqrt(stretches) * (1 - 1 / (9 * stretches)) * (np.cbrt(ratio) - 1)
-    top = np.flatnonzero((power[1:-1] > power[:-2]) & (power[1:-1] >= power[2:])) + 1
+    inner = power[1:-1]
+    top = np.flatnonzero((inner > power[:-2]) & (inner >= power[2:])) + 1
     top = top[(top >= first) & (z[top] >= least)]
     top = top[np.argsort(-z[top], kind="stable")][:most]
     left = power[top - 1]
     here = power[top]
     right = power[top + 1]
-    return np.stack([top + 0.5 * (left - right) / (left - 2 * here + right), z[top]], 1)
+    place = top + 0.5 * (left - right) / (left - 2 * here + right)
+    return np.stack([place, z[top]], 1)

@@ -102,8 +102,11 @@ def early(
     0.033
     """
     nodes = draws.shape[-1]
-    root = ((1 + 8 * (torch.arange(nodes, device=a.device) + draws) / nodes).sqrt() - 1) / 2
-    return a[..., None] + (b - a)[..., None] * root**2, 4 * root / ((2 * root + 1) * nodes)
+    strata = torch.arange(nodes, device=a.device) + draws
+    root = ((1 + 8 * strata / nodes).sqrt() - 1) / 2
+    times = a[..., None] + (b - a)[..., None] * root**2
+    weights = 4 * root / ((2 * root + 1) * nodes)
+    return times, weights
 
 
 def uniform(
@@ -271,7 +274,8 @@ def integrating_in_log_time(
     coefficients beyond twice as many only. Rounding is added.
     """
     low, high = (torch.log1p((x - since) / scale) for x in (left, right))
-    count = 4 * torch.ceil((density * (high - low) + SPARE) / 4).long().clamp(max=LARGEST + 4)
+    wanted = density * (high - low) + SPARE
+    count = 4 * torch.ceil(wanted / 4).long().clamp(max=LARGEST + 4)
     value = torch.zeros_like(left)
     error = torch.full_like(left, torch.inf)
     for nodes in sorted({int(n) for n in count.unique()}):

@@ -40,14 +40,15 @@ def pairwise(
     >>> pairwise(zero + 0.6931472, zero, u).real.flatten()
     tensor([1.0000, 1.5000, 1.7500])
     """
-    lag = [x.cumsum(1)[:, :, None] - x.cumsum(1)[:, None] for x in (fade, angle)]
-    past = torch.ones(fade.shape[1], fade.shape[1], dtype=torch.bool, device=fade.device).tril()[
-        None, :, :, None
-    ]
-    size = torch.exp(torch.where(past, -lag[0], -torch.inf))
-    return torch.einsum(
-        "bijp,bjp->bip", torch.complex(size * lag[1].cos(), size * lag[1].sin()), driven
-    )
+    faded = fade.cumsum(1)
+    turned = angle.cumsum(1)
+    fade_between = faded[:, :, None] - faded[:, None]
+    angle_between = turned[:, :, None] - turned[:, None]
+    events = fade.shape[1]
+    past = torch.ones(events, events, dtype=torch.bool, device=fade.device).tril()
+    size = torch.exp(torch.where(past[None, :, :, None], -fade_between, -torch.inf))
+    factor = torch.complex(size * angle_between.cos(), size * angle_between.sin())
+    return torch.einsum("bijp,bjp->bip", factor, driven)
 
 
 class _Recursion(torch.autograd.Function):
@@ -62,8 +63,8 @@ class _Recursion(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Context, grad: Tensor) -> tuple[Tensor, Tensor]:
         factor, state = ctx.saved_tensors
-        one_on = torch.cat([factor[:, 1:], torch.zeros_like(factor[:, :1])], 1).conj().flip(1)
-        total = _Recursion.apply(one_on, grad.flip(1)).flip(1)
+        one_on = torch.cat([factor[:, 1:], torch.zeros_like(factor[:, :1])], 1)
+        total = _Recursion.apply(one_on.conj().flip(1), grad.flip(1)).flip(1)
         before = torch.cat([torch.zeros_like(state[:, :1]), state[:, :-1]], 1)
         return before.conj() * total, total
 
@@ -94,7 +95,8 @@ def running(factor: Tensor, driven: Tensor) -> Tensor:
     )
     inside = running(factor.flatten(0, 1), driven.flatten(0, 1)).unflatten(0, (-1, chunks))
     product = factor.cumprod(2)
-    carried = _pad(running(product[:, :, -1], inside[:, :, -1]), 1, 0.0, front=True)[:, :-1, None]
+    at_ends = running(product[:, :, -1], inside[:, :, -1])
+    carried = _pad(at_ends, 1, 0.0, front=True)[:, :-1, None]
     return (inside + product * carried).flatten(1, 2)[:, :n]
 
 

@@ -159,11 +159,10 @@ def ljung_box_test(residuals: Floats, lags: int = LAGS) -> tuple[float, float]:
 
     score = ndtri(np.clip(-np.expm1(-residuals), 1e-12, 1 - 1e-12))
     score = score - score.mean()
-    r = (
-        np.array([(score[k:] * score[:-k]).sum() for k in range(1, lags + 1)])
-        / np.square(score).sum()
-    )
-    statistic = n * (n + 2) * float((r**2 / (n - np.arange(1, lags + 1))).sum())
+    each = np.arange(1, lags + 1)
+    products = np.array([(score[k:] * score[:-k]).sum() for k in each])
+    r = products / np.square(score).sum()
+    statistic = n * (n + 2) * float((r**2 / (n - each)).sum())
     return statistic, float(gammaincc(lags / 2, statistic / 2))
 
 
@@ -183,4 +182,5 @@ def qq_points(residuals: Floats, points: int = POINTS) -> QQ:
     tail = n + 1 - np.exp(np.linspace(np.log(n), 0, points // 2))
     i = np.unique(np.round(np.concatenate([bulk, tail])).clip(1, n).astype(np.int64))
     low, high = (-np.log1p(-betaincinv(i, n + 1 - i, q)) for q in (0.025, 0.975))
-    return QQ(-np.log1p(-i / (n + 1)), np.sort(residuals)[i - 1], low, high)
+    expected = -np.log1p(-i / (n + 1))
+    return QQ(expected, np.sort(residuals)[i - 1], low, high)

@@ -116,7 +116,9 @@ def _keys(
         events = events[..., None]
         marks = marks[..., None]
     heads = torch.arange(len(p.time), device=marks.device)
-    return events.to(p.time.dtype)[..., None] * p.time + p.mark.transpose(1, 2)[heads, marks]
+    of_time = events.to(p.time.dtype)[..., None] * p.time
+    of_mark = p.mark.transpose(1, 2)[heads, marks]
+    return of_time + of_mark
 
 
 SCORES: dict[type, Callable[..., Any]] = {

@@ -112,7 +112,8 @@ def admit(
     oldest = torch.where(least & valid, active.index, NEVER).argmin(1)
     full = valid.all(1)
     slot = torch.where(full, oldest, valid.to(torch.int8).argmin(1))
-    dropped = torch.where(full & happened[:, None], active.index.gather(1, slot[:, None])[:, 0], -1)
+    in_slot = active.index.gather(1, slot[:, None])[:, 0]
+    dropped = torch.where(full & happened[:, None], in_slot, -1)
     taken = (torch.arange(valid.shape[1], device=slot.device)[:, None] == slot[:, None]) & here
     after = Active(
         torch.where(taken, index[:, None, None], active.index),

@@ -98,9 +98,10 @@ def cubics(coefficients: Float[Tensor, "M C"]) -> Float[Tensor, "J M 4"]:
     """
     c0, c1, c2, c3 = coefficients.unfold(-1, 4, 1).unbind(-1)
     bend = (c2 - c1) - (c1 - c0)
-    return torch.stack(
-        [c1 + bend / 6, (c2 - c0) / 2, bend / 2, (c3 - c0) / 6 - (c2 - c1) / 2], -1
-    ).transpose(0, 1)
+    constant = c1 + bend / 6
+    linear = (c2 - c0) / 2
+    cubic = (c3 - c0) / 6 - (c2 - c1) / 2
+    return torch.stack([constant, linear, bend / 2, cubic], -1).transpose(0, 1)
 
 
 def peaks(coefficients: Float[Tensor, "M C"]) -> Float[Tensor, "J M"]:
@@ -108,7 +109,8 @@ def peaks(coefficients: Float[Tensor, "M C"]) -> Float[Tensor, "J M"]:
     c0, c1, c2, c3 = coefficients.unfold(-1, 4, 1).unbind(-1)
     left = c1 + ((c2 - c1) - (c1 - c0)) / 6
     right = c2 + ((c3 - c2) - (c2 - c1)) / 6
-    return torch.stack([left, c1 + (c2 - c1) / 3, c2 - (c2 - c1) / 3, right], -1).amax(-1).T
+    third = (c2 - c1) / 3
+    return torch.stack([left, c1 + third, c2 - third, right], -1).amax(-1).T
 
 
 def _locate(

@@ -128,7 +128,8 @@ def thin(
         tally.windows += int(going.sum())
     last = torch.where(inside[:, -1], times[:, -1], outside)
     time = torch.where(hit, times.gather(1, which)[:, 0], last)
-    at = intensities.gather(1, which[..., None].expand(-1, -1, intensities.shape[-1]))[:, 0]
+    chosen = which[..., None].expand(-1, -1, intensities.shape[-1])
+    at = intensities.gather(1, chosen)[:, 0]
     return Round(hit, time, at, _next_width(width, b - a, top, rate, decided))
 
 

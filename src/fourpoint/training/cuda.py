@@ -149,11 +149,11 @@ class CapturedSteps(Steps):
         self.shapes.clear()
         self.model.redraw(self.seeded(torch.Generator(), 0))
         said = [f"steps were not recorded as CUDA graphs: {self.why}"] if self.why else []
-        return said + (
-            [f"a batch was taken in up to {parts} parts, to fit into the device's memory"]
-            if parts > 1
-            else []
-        )
+        if parts > 1:
+            said.append(
+                f"a batch was taken in up to {parts} parts, to fit into the device's memory"
+            )
+        return said
 
     def _shape(self, rows: np.ndarray) -> Shape:
         room = room_for(int(self.run.train.lengths[rows].max(initial=1)))

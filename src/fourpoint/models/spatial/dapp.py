@@ -388,7 +388,8 @@ class SpatialDAPP(PointProcess[SpatialDAPPHistory]):
         basis = history.shared.weight[..., None] * phi.T
         weights = weights.to(self.readout)
         index = torch.arange(times.shape[1]).expand(times.shape[:2]) if seen is None else seen
-        piece = max(1, NUMBERS // max(1, len(times) * times.shape[2] * len(phi) * self.marks.count))
+        of_a_group = len(times) * times.shape[2] * len(phi) * self.marks.count
+        piece = max(1, NUMBERS // max(1, of_a_group))
         if torch.is_grad_enabled() or times.shape[1] <= piece:
             return self._over(history, times, seen, basis, weights)
         groups = zip(times.split(piece, 1), index.split(piece, 1), strict=True)
@@ -492,9 +493,12 @@ class SpatialDAPP(PointProcess[SpatialDAPPHistory]):
         held = self.move(history, a).state[:, :, 0] * shared.weight
         sizes = sinusoids.amplitudes(held).sum(-1)
         together = sinusoids.amplitudes(torch.einsum("bkf,km->bmf", held, self.readout)).sum(-1)
-        lost = -torch.expm1(-self.log_decay.exp() * self._lag(b - a)[:, None]) * sizes
-        z = torch.minimum(together + lost @ self.readout.abs(), sizes @ self.readout.abs())
-        z = z + 64 * eps * (sizes @ self.readout.abs())
+        decayed = self.log_decay.exp() * self._lag(b - a)[:, None]
+        lost = -torch.expm1(-decayed) * sizes
+        readout = self.readout.abs()
+        apart = sizes @ readout
+        z = torch.minimum(together + lost @ readout, apart)
+        z = z + 64 * eps * apart
         low, high = ((x - history.start).to(z) for x in (a, b))
         nothing = torch.full_like(z[0], -torch.inf)
         effects = None

@@ -595,17 +595,17 @@ class SpatialHawkes(PointProcess[SpatialHawkesHistory]):
     ) -> Float[Tensor, "B G Q M"]:
         anchor, excitation = _at(h, seen)
         jump = s.decay * excitation @ s.branching.T
-        return (
-            s.baseline
-            + torch.exp(-s.decay * (times - anchor[..., None]))[..., None] * jump[:, :, None]
-        )
+        faded = torch.exp(-s.decay * (times - anchor[..., None]))
+        return s.baseline + faded[..., None] * jump[:, :, None]
 
     def _integral(
         self, h: SpatialHawkesHistory, a: Tensor, b: Tensor, seen: Tensor | None, s: Strengths
     ) -> Float[Tensor, "B G M"]:
         anchor, excitation = _at(h, seen)
-        mass = torch.exp(-s.decay * (a - anchor)) * -torch.expm1(-s.decay * (b - a))
-        return (b - a)[..., None] * s.baseline + mass[..., None] * (excitation @ s.branching.T)
+        width = b - a
+        mass = torch.exp(-s.decay * (a - anchor)) * -torch.expm1(-s.decay * width)
+        triggered = mass[..., None] * (excitation @ s.branching.T)
+        return width[..., None] * s.baseline + triggered
 
     def _local(
         self,
@@ -618,7 +618,9 @@ class SpatialHawkes(PointProcess[SpatialHawkesHistory]):
         B, G, Q = times.shape
         index = torch.arange(G).expand(B, G) if seen is None else seen
         background = s.baseline.log() + self.grid.log_densities(s.log_share, places)
-        piece = G if torch.is_grad_enabled() else max(1, PAIRS // max(1, B * Q * h.when.shape[1]))
+        piece = G
+        if not torch.is_grad_enabled():
+            piece = max(1, PAIRS // max(1, B * Q * h.when.shape[1]))
         groups = zip(*(x.split(piece, 1) for x in (times, places, index, background)), strict=True)
         return torch.cat([self._some(h, t, x, i, f, s) for t, x, i, f in groups], 1)
 
@@ -633,7 +635,8 @@ class SpatialHawkes(PointProcess[SpatialHawkesHistory]):
     ) -> Tensor:
         seen = (torch.arange(h.when.shape[1]) < index[..., None])[:, :, None]
         age = torch.where(seen, times[..., None] - h.when[:, None, None], 0.0)
-        off = ((places[..., None, :] - h.places[:, None, None]) / s.spread).square().sum(-1)
+        distance = (places[..., None, :] - h.places[:, None, None]) / s.spread
+        off = distance.square().sum(-1)
         peak = s.decay / (s.spread * math.sqrt(2 * math.pi)).prod()
         each = torch.where(seen, peak * torch.exp(-s.decay * age - off / 2), 0.0)
         return torch.log(

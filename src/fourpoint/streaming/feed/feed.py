@@ -22,6 +22,7 @@ from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from fourpoint.atomic import check_place
 from fourpoint.events import UserError
 from fourpoint.events.dates import unit_named
 from fourpoint.log_format import LogFormat
@@ -123,19 +124,20 @@ def score_feed(
         names = {name: i for i, name in enumerate(model.marks.names)}
         asked = Asked(time, mark, by)
         reader = EventReader(names, asked, times, lines.name, before.header if before else None)
+
+        def trial() -> EventReader:
+            """A reader whose findings about the input do not count."""
+            return EventReader(names, asked, TimeReader(trained.log, trained.unit), lines.name)
+
         if before is None and input is not None:
-            _try_first_lines(
-                input, EventReader(names, asked, TimeReader(trained.log, trained.unit), lines.name)
-            )
+            _try_first_lines(input, trial())
         if start is None and before is not None:
             saved = before.settings.get("start")
             begin = float(saved) if isinstance(saved, int | float) else 0.0
         elif start is None or start == "first":
-            trial = EventReader(names, asked, TimeReader(trained.log, trained.unit), lines.name)
-            first = None if times.calendar is not None else first_time(lines, trial, told)
-            begin = inferred_start(
-                trained, first, _rate(model, trained, pooled=False), tell, at_first=start == "first"
-            )
+            first = None if times.calendar is not None else first_time(lines, trial(), told)
+            rate = _rate(model, trained, pooled=False)
+            begin = inferred_start(trained, first, rate, tell, at_first=start == "first")
         else:
             begin = _start(start, times)
         settings = {
@@ -145,8 +147,9 @@ def score_feed(
             "max_gap": max_gap,
             "time": time,
             "mark": mark,
+            "attended": attended or None,
+            "alarms": level,
         }
-        settings |= {"attended": attended or None, "alarms": level}
         if before is not None:
             _check_settings(before.settings, settings, state)
         memory = None if before is None else before.stream
@@ -204,12 +207,8 @@ def _check_options(
             "Rename one of them.",
         )
     for path in (output, state):
-        if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
-            raise UserError(
-                "a file in an existing folder",
-                f"{path}",
-                "Make the folder first, or choose another name.",
-            )
+        if path is not None:
+            check_place(path)
     if state is not None and (output is None or (output.exists() and not output.is_file())):
         raise UserError(
             (

@@ -201,11 +201,10 @@ class EventReader:
             if by is not None:
                 entity = str(entity) if type(entity) is int else entity
                 mark = mark if type(entity) is str and entity and entity.isascii() else None
-            yield (
-                new(Event, (when, mark, entity, when))
-                if mark is not None and isfinite(when)
-                else None
-            )
+            if mark is not None and isfinite(when):
+                yield new(Event, (when, mark, entity, when))
+            else:
+                yield None
 
     def _read(self, line: Line) -> Event | UserError | None:
         if line.content is None:
@@ -362,13 +361,8 @@ class EventReader:
     def _refuse_packed(self, content: bytes) -> None:
         kind = next((name for magic, name in PACKED.items() if content.startswith(magic)), None)
         if kind is not None:
-            unpacked = (
-                "zcat"
-                if kind == "gzip"
-                else "zstdcat"
-                if kind == "zstd"
-                else "a program that prints its rows as CSV"
-            )
+            programs = {"gzip": "zcat", "zstd": "zstdcat"}
+            unpacked = programs.get(kind, "a program that prints its rows as CSV")
             remedy = f"Send it through a pipe: {unpacked} ... | fourpoint stream DIR."
             raise UserError(
                 "lines of text: CSV, TSV or JSON Lines", f"{kind} in {self.name}", remedy
