@@ -19,8 +19,8 @@ from fourpoint.ops.profiles import Profile
 QUANTILE = 3.841458820694124  # of chi-squared with one degree of freedom, at 95%
 
 
-def profile(estimate: float, slope: float, curvature: float, third: float) -> Profile:
-    return Profile(*(np.array(x) for x in (estimate, slope, curvature, third)))
+def profile(estimate: float, gradient: float, curvature: float, third: float) -> Profile:
+    return Profile(*(np.array(x) for x in (estimate, gradient, curvature, third)))
 
 
 @pytest.mark.parametrize("events", [3, 30, 3000])

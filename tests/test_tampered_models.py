@@ -121,9 +121,9 @@ def profile_tables(**changes: Any) -> dict[str, Any]:
     """Profile log-likelihoods of a Hawkes process of two types, with changes in its baseline."""
     found: dict[str, Any] = {}
     for name, value in (("branching", [[0.1, 0.1], [0.1, 0.1]]), ("decay", 1.0)):
-        parts = dict.fromkeys(("estimate", "slope", "curvature", "third"), value)
+        parts = dict.fromkeys(("estimate", "gradient", "curvature", "third"), value)
         found[name] = parts | {"logarithmic": False}
-    baseline = dict.fromkeys(("estimate", "slope", "curvature", "third"), [1.0, 1.0])
+    baseline = dict.fromkeys(("estimate", "gradient", "curvature", "third"), [1.0, 1.0])
     found["baseline"] = baseline | {"logarithmic": False} | changes
     return found
 
@@ -296,7 +296,7 @@ CASES: dict[str, tuple[str, Change]] = {
     "profiles of another shape": ("hawkes", entry("profiles", to=profile_tables(estimate=[1.0]))),
     "profiles infinite": ("hawkes", entry("profiles", to=profile_tables(third=[INF, 1.0]))),
     "profiles negative": ("hawkes", entry("profiles", to=profile_tables(curvature=[-1.0, 1.0]))),
-    "profiles of text": ("hawkes", entry("profiles", to=profile_tables(slope=["a", "b"]))),
+    "profiles of text": ("hawkes", entry("profiles", to=profile_tables(gradient=["a", "b"]))),
     "profiles on no scale": ("hawkes", entry("profiles", to=profile_tables(logarithmic=1))),
 }
 

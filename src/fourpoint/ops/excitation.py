@@ -160,9 +160,9 @@ def third_derivatives(
             rate = theta[m, 0] + theta[m, 1:] @ r0.reshape(J * M, -1)
             along = directions[m, :, :W]
             turns = directions[m, :, W:]
-            slope_u = np.einsum("jn,jni->ji", alpha, r1)
+            gradient_u = np.einsum("jn,jni->ji", alpha, r1)
             bend_u = np.einsum("jn,jni->ji", alpha, r2)
-            first = along[:, :1] + along[:, 1:] @ r0.reshape(J * M, -1) + turns @ slope_u
+            first = along[:, :1] + along[:, 1:] @ r0.reshape(J * M, -1) + turns @ gradient_u
             shares = along[:, 1:].reshape(-1, J, M) * turns[..., None]
             mixed = shares.reshape(len(shares), -1) @ r1.reshape(J * M, -1)
             second = 2 * mixed + turns**2 @ bend_u

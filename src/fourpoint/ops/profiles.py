@@ -1,8 +1,8 @@
 r"""Intervals from the shape of a profile log-likelihood at its estimate.
 
 The profile log-likelihood of one parameter x, the others at their best given x, has at the
-estimate x^ a slope g (0 inside, negative where x^ = 0 is the edge of what is possible), a negative
-curvature c and a third derivative k. With s = (x - x^) sqrt(c), the standardised slope
+estimate x^ a gradient g (0 inside, negative where x^ = 0 is the edge of what is possible), a
+negative curvature c and a third derivative k. With s = (x - x^) sqrt(c), the standardised gradient
 gamma = g / sqrt(c) and the skewness rho = k / c^(3/2) it is taken as
 
     l(x) - l(x^) = (4 / rho^2) (log(1 + rho s / 2) - rho s / 2) + gamma s,
@@ -29,20 +29,20 @@ FARTHEST = 64.0  # standard errors
 
 @dataclass(frozen=True)
 class Profile:
-    """Estimates of parameters that are 0 or more, in any shape, with slope, curvature (c above,
+    """Estimates of parameters that are 0 or more, in any shape, with gradient, curvature (c above,
     NaN where the data do not determine a parameter) and third derivative of each one's profile
     log-likelihood: in x, or in log x if ``logarithmic``.
     """
 
     estimate: Float[ndarray, "*any"]
-    slope: Float[ndarray, "*any"]
+    gradient: Float[ndarray, "*any"]
     curvature: Float[ndarray, "*any"]
     third: Float[ndarray, "*any"]
     logarithmic: bool = field(default=False, kw_only=True)
 
     def reshape(self, shape: tuple[int, ...]) -> Profile:
         """The same in another shape."""
-        parts = (self.estimate, self.slope, self.curvature, self.third)
+        parts = (self.estimate, self.gradient, self.curvature, self.third)
         return Profile(*(x.reshape(shape) for x in parts), logarithmic=self.logarithmic)
 
     def interval(self, level: float = 0.95) -> Float[ndarray, "*any 2"]:
@@ -81,7 +81,7 @@ class Profile:
     ) -> tuple[Float[ndarray, "*any"], Float[ndarray, "*any"], Float[ndarray, "*any"]]:
         with np.errstate(invalid="ignore", divide="ignore"):
             root = np.asarray(np.sqrt(np.where(self.curvature > 0, self.curvature, np.nan)))
-            return root, np.asarray(self.third / root**3), np.asarray(self.slope / root)
+            return root, np.asarray(self.third / root**3), np.asarray(self.gradient / root)
 
 
 def _log_ratio(
