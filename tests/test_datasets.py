@@ -7,8 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 import fourpoint as fp
+from fourpoint.cli.main import app
 from fourpoint.data import datasets
 
 JULY_4 = [83.3, 75.8, 11.5, 0.0, 10.0]  # (84.92 + 80.96 + 84.02) / 3 and so on
@@ -20,7 +22,12 @@ def data() -> fp.Dataset:
 
 
 def test_names_and_descriptions() -> None:
-    assert list(fp.available()) == ["nyc_delays", "nyc_delays_log", "earthquakes"]
+    assert list(fp.available()) == [
+        "nyc_delays",
+        "nyc_delays_log",
+        "nyc_delays_days",
+        "earthquakes",
+    ]
     assert all(text and "\n" not in text for text in fp.available().values())
 
 
@@ -97,6 +104,42 @@ def test_the_log_knows_the_weather() -> None:
     found = weather.at(0, np.array([dates.time("2013-07-04 10:00")]))[0]
     assert found.tolist() == JULY_4
     assert weather.values[:, 2].max() < 50  # one report of 1,048 miles per hour is left out
+
+
+def test_the_days_are_those_of_the_log() -> None:
+    """Cut at midnight in New York, with the weather of their hours; 10 March has 23 hours."""
+    log, days, plain = (fp.load(f"nyc_delays{end}") for end in ("_log", "_days", ""))
+    assert days.ids == plain.ids and days.lengths.tolist() == plain.lengths.tolist()
+    assert days.splits is not None and (days.splits == plain.splits).all()
+    assert [float(days.stops[days.ids.index(day)]) for day in ("2013-03-10", "2013-11-03")] == [
+        23.0,
+        25.0,
+    ]
+    assert (days.durations == 24).sum() == 363
+    late = np.repeat(days.ids, days.lengths) == "2013-03-10"
+    off = plain.times - days.times
+    assert np.abs(off[~late]).max() <= 1.0 and set(off[late].round(6)) <= {0.0, 1.0}
+    dates = days[100].dates
+    assert dates is not None and dates.text(9.5) == "2013-04-11 09:30"
+    assert log.context is not None and log.context.covariates is not None
+    assert days.context is not None and days.context.covariates is not None
+    hours = np.array([0.0, 5.5, 23.9])
+    same = log.context.covariates.at(0, hours + 24 * 100 - 1)
+    np.testing.assert_array_equal(days.context.covariates.at(100, hours), same)
+
+
+def test_the_commands_leave_the_weather_out(tmp_path: Path) -> None:
+    folder = str(tmp_path / "model")
+    words = ["fit", "nyc_delays_days", "--model", "poisson", "--calendar", "none", "-o", folder]
+    found = CliRunner().invoke(app, [*words, "--covariates", "none"])
+    assert found.exit_code == 0 and "rate ratio" not in found.output
+    model = fp.restore(tmp_path / "model")
+    assert model.effects is None
+    kept = tmp_path / "log.parquet"
+    fp.write(fp.load("nyc_delays_log"), kept)
+    words = ["fit", str(kept), "--model", "poisson", "--calendar", "none", "-o", f"{folder}2"]
+    found = CliRunner().invoke(app, [*words, "--covariates", "none"])
+    assert found.exit_code == 0 and "rate ratio" not in found.output, found.output
 
 
 def test_an_unknown_name_gets_the_nearest() -> None:

@@ -426,8 +426,8 @@ def test_errors_have_three_clauses(fitted: tuple[Hawkes, Dataset, Any]) -> None:
     huge = Sequence([1.0], start=0.0, stop=2.0, features=[[1e9, 10.0]])
     with pytest.raises(UserError, match="near those of the training .*; received magnitude = 1e"):
         fp.forecast(model, huge, horizon=1.0)
-    with pytest.raises(UserError, match="without event features for a stream; received Hawkes"):
-        fp.Stream(model)
+    with pytest.raises(UserError, match=wanted + " events without them"):
+        fp.Stream(model).observe(1.0)
     flat = replace(data, features=np.ones((data.events, 1)), feature_names=("size",))
     with pytest.raises(UserError, match="event features that vary .*; received size = 1 in all"):
         fp.fit(Hawkes(), flat, progress=False)

@@ -4,15 +4,19 @@ kind.
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import test_laws as laws
 import torch
+from typer.testing import CliRunner
 
 import fourpoint as fp
+from fourpoint.cli.main import app
 from fourpoint.events import Context, Dataset, EventDataError, Sequence, Steps, UserError
 from fourpoint.events.dequantise import dequantised, dequantised_batch
 from fourpoint.events.windows import beginning, cut_long
@@ -437,6 +441,65 @@ def test_fits_recover_their_parameters_under_an_exposure(kind: str) -> None:
     blind = Hawkes()
     blind.maximum_likelihood(replace(log, context=None))
     assert float(blind.estimates["branching"].sum()) > 0.5
+
+
+def test_the_marginal_likelihood_of_a_process_without_memory_is_that_of_observed_time() -> None:
+    rng = np.random.default_rng(0)
+    log = Dataset.from_sequences([Sequence(np.sort(rng.uniform(0, 50, 60)), start=0.0, stop=50.0)])
+    holed = with_gaps(log, [(0.0, 2.0), (10.0, 14.0), (30.0, 34.0), (48.0, 50.0)])
+    parts = [holed, *holed.split_at([20.0]), *holed.split_at([32.0])]
+    for part in parts:
+        found = fp.marginal_log_likelihood(Poisson(), part, futures=3)
+        assert found.log_likelihood == pytest.approx(-float(part.exposed_times.sum()), abs=1e-9)
+        assert found.events == part.scored_events
+    assert fp.marginal_log_likelihood(Poisson(), log).gaps == 0
+    with pytest.raises(UserError, match="expected at least one future; received futures=0"):
+        fp.marginal_log_likelihood(Poisson(), holed, futures=0)
+
+
+def test_the_marginal_likelihood_prefers_the_truth_to_a_fit_that_ignores_gaps() -> None:
+    """A decay of 0.1 and gaps of length 10: given the observed events alone, the fit that was made
+    so scores higher than the truth; with the unknown events integrated out the truth does.
+    """
+    truth = {"baseline": 0.4, "branching": 0.6, "decay": 0.1}
+    gaps = [(100.0 * k + 50, 100.0 * k + 60) for k in range(20)]
+    times = thinned_hawkes(2, 2000.0, truth)
+    holed = with_gaps(Dataset.from_sequences([Sequence(times, start=0.0, stop=2000.0)]), gaps)
+    right, blind = Hawkes(**truth), Hawkes()
+    blind.maximum_likelihood(holed)
+    plain = [fp.evaluate(model, holed).scores["window"].log_likelihood for model in (right, blind)]
+    marginal = [
+        fp.marginal_log_likelihood(model, holed, futures=16).log_likelihood
+        for model in (right, blind)
+    ]
+    assert plain[1] > plain[0] + 5 and marginal[0] > marginal[1] + 0.5
+    assert marginal[0] > plain[0] + 5
+
+
+def test_the_commands_fill_gaps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fourpoint.training.filling.ROUNDS", 2)
+    monkeypatch.chdir(tmp_path)
+    times = thinned_hawkes(102, 300.0, {"baseline": 0.4, "branching": 0.6, "decay": 0.5})
+    kept = times[(times < 50) | (times >= 60)]
+    Path("log.csv").write_text("time\n" + "".join(f"{t:.6f}\n" for t in kept))
+    Path("gaps.csv").write_text("start,stop\n50,60\n")
+    beside = ["--gaps", "gaps.csv", "--window", "0", "300"]
+
+    def run(*words: str) -> Any:
+        return CliRunner().invoke(app, [*words, *beside], catch_exceptions=False)
+
+    fitted = run("fit", "log.csv", "--model", "hawkes", "-o", "model", "--fill", "sample")
+    assert fitted.exit_code == 0 and "imputed into 1 recording gaps of 10" in fitted.output
+    assert "--gaps gaps.csv" in fitted.output and "--fill sample" in fitted.output
+    found = run("evaluate", "model", "log.csv", "--split", "all", "--fill", "sample")
+    assert found.exit_code == 0
+    assert "the unknown events of 1 recording gaps integrated out" in found.output
+    words = ["evaluate", "model", "log.csv", "--split", "all", "--fill", "sample", "--json"]
+    numbers = json.loads(run(*words).stdout)
+    off = numbers["marginal"]["log_likelihood_per_event"] - numbers["log_likelihood_per_event"]
+    assert numbers["marginal"]["gaps"] == 1 and 0 < abs(off) < 0.1
+    refused = run("fit", "log.csv", "--model", "hawkes", "-o", "other", "--fill", "mean")
+    assert refused.exit_code == 2 and "--fill" in refused.output
 
 
 def thinned_hawkes(

@@ -22,7 +22,8 @@ from fourpoint.models import DAPP, Hawkes, Poisson
 from fourpoint.streaming.kept import ByActiveSets
 from fourpoint.streaming.stream import Observation, Recent, Stream
 
-STREAMED = [case for case in CASES if "-calendar" not in case[0]]  # streams have no covariates
+# Those with covariates are in test_stream_context.
+STREAMED = [case for case in CASES if "-calendar" not in case[0]]
 every_model = pytest.mark.parametrize(
     ("name", "marks"), STREAMED, ids=[f"{name}-{marks}" for name, marks in STREAMED]
 )
@@ -399,5 +400,5 @@ def test_rescaled_gaps_of_the_true_model_are_unit_exponential() -> None:
 
 
 def test_a_stream_without_covariates_refuses_a_model_that_needs_them() -> None:
-    with pytest.raises(UserError, match="a model without covariates.*temperature"):
+    with pytest.raises(UserError, match="the covariates temperature.*; received no covariates"):
         Stream(build("hawkes-calendar", 1))

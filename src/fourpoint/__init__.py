@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from fourpoint.inference.forecasting import forecast
     from fourpoint.inference.forecasts import forecasts
     from fourpoint.inference.goodness import goodness_of_fit
-    from fourpoint.inference.imputation import impute
+    from fourpoint.inference.imputation import impute, marginal_log_likelihood
     from fourpoint.inference.influences import influence
     from fourpoint.inference.likelihood import log_likelihood
     from fourpoint.inference.maps import expected_map, intensity_map, plot_map
@@ -108,6 +108,7 @@ __all__ = [
     "intensity_map",
     "load",
     "log_likelihood",
+    "marginal_log_likelihood",
     "plot_map",
     "prediction_scores",
     "read",
@@ -159,7 +160,7 @@ _HOME = {
     "forecasts": "inference.forecasts",
     "explain": "inference.explaining",
     "goodness_of_fit": "inference.goodness",
-    "impute": "inference.imputation",
+    **dict.fromkeys(("impute", "marginal_log_likelihood"), "inference.imputation"),
     "influence": "inference.influences",
     "prediction_scores": "inference.predictions",
     **dict.fromkeys(("resolution_score", "tick_score"), "inference.resolution"),

@@ -100,6 +100,7 @@ app.add_typer(
 
 AMPLITUDES: tuple[Literal["fixed", "random"], ...] = ("fixed", "random")
 CONVENTIONS: tuple[Literal["window", "gaps"], ...] = ("window", "gaps")
+FILLS: tuple[Literal["none", "sample"], ...] = ("none", "sample")
 # Reading options that are saved with a model.
 OF_MODEL = ("time_unit", "timezone", "bounds")
 # Seconds of a time budget that are left to a fit when reading has used up all of it.
@@ -286,6 +287,14 @@ def fit(
             "commas; auto (those that explain held-out time better), or none.",
         ),
     ] = "auto",
+    fill: Annotated[
+        str,
+        typer.Option(
+            metavar="none|sample",
+            help="Events of recording gaps (--gaps): none, or sampled from a Hawkes process that "
+            "is fitted in turn.",
+        ),
+    ] = "none",
     seed: typed.Seed = 0,
     time_budget: typed.Budget = None,
     device: Annotated[
@@ -317,7 +326,10 @@ def fit(
     pairs, renamed = current_pairs(set_ or [], *former)
     for notice in renamed:
         print_notice(notice)
+    filling = one_of("--fill", fill, FILLS)
     of_model, of_training = parse_settings(pairs, build, train_model)
+    if filling != "none":
+        of_training["fill"] = filling
     if "seed" in parameters(build):
         of_model["seed"] = seed
     made = build(marks=events.marks, **of_model)
@@ -352,6 +364,8 @@ def fit(
     if ratios is not None:
         print_result(ratios)
     next_words = [str(output), source, *reading.typed(without=OF_MODEL)]
+    if filling != "none":
+        next_words += ["--fill", filling]
     print_notice(f"next: fourpoint evaluate {shlex.join(next_words)}")
 
 
@@ -382,6 +396,14 @@ def evaluate(
             "--predictions", help="Score predictions of the next event and up to a horizon."
         ),
     ] = False,
+    fill: Annotated[
+        str,
+        typer.Option(
+            metavar="none|sample",
+            help="sample: add the likelihood with the unknown events of recording gaps integrated "
+            "out.",
+        ),
+    ] = "none",
     json: typed.Json = False,
     plot: typed.Plot = None,
     seed: typed.Seed = 0,
@@ -396,9 +418,11 @@ def evaluate(
     from fourpoint.inference.branching import branching_ratios
     from fourpoint.inference.evaluation import evaluate as judge
     from fourpoint.inference.goodness import goodness_of_fit
+    from fourpoint.inference.imputation import marginal_log_likelihood
     from fourpoint.inference.predictions import prediction_scores
 
     asked = one_of("--convention", convention, CONVENTIONS)
+    filling = one_of("--fill", fill, FILLS)
     check_picture(plot)
     if plot is not None:
         check_applies("an evaluation with --no-fit-check", "--plot", fit_check)
@@ -411,6 +435,13 @@ def evaluate(
     report = judge(model, part, truth=oracle, tolerance=tolerance, convention=asked, progress=True)
     numbers = report.to_dict()
     blocks: list[Any] = [report]
+    if filling == "sample":
+        marginal = marginal_log_likelihood(model, part, seed)
+        numbers["marginal"] = {
+            "log_likelihood_per_event": marginal.per_event,
+            "gaps": marginal.gaps,
+        }
+        blocks.append(str(marginal))
     ratios = branching_ratios(model)
     if ratios is not None:
         numbers["branching"] = ratios.to_dict()
@@ -627,9 +658,22 @@ def influence(
 
 @app.command()
 @typed.takes_reading_options(
-    without=("ties", "window", "sequence", "place", "bounds", "sort", *typed.BESIDE),
+    without=(
+        "ties",
+        "window",
+        "sequence",
+        "place",
+        "bounds",
+        "sort",
+        "gaps",
+        "observed",
+        "sequence_covariates",
+        "event_features",
+    ),
     describe={
         "time": "The column of times; as in training by default.",
+        "exposure": "Table of a known factor of the rate: time and exposure.",
+        "covariates": "Table of the covariates that the model was fitted to: time and columns.",
         "mark": "The column of types; as in training by default.",
         "time_unit": "The unit of time, which must be that of training.",
         "timezone": "The time zone, which must be that of training.",
@@ -725,7 +769,9 @@ def stream(
     """Score a live feed: one line in, one JSON line out, with alarms; each line exactly once with
     --state.
     """
+    from fourpoint.data.context_tables import checked_impute
     from fourpoint.storage.checkpoints import about, restore
+    from fourpoint.streaming.feed.beside import Beside
     from fourpoint.streaming.feed.feed import score_feed
     from fourpoint.streaming.feed.training_window import Trained
 
@@ -754,6 +800,11 @@ def stream(
         timezone=reading.timezone,
         attended=attended,
         limit=limit,
+        beside=Beside(
+            None if reading.covariates is None else Path(reading.covariates),
+            None if reading.exposure is None else Path(reading.exposure),
+            checked_impute(reading.impute),
+        ),
     )
     raise typer.Exit(ended.code)
 

@@ -145,7 +145,8 @@ class ReadingOptions:
         typer.Option(
             "--covariates",
             metavar="FILE",
-            help="Table of covariates of time: time, columns, and perhaps sequence.",
+            help="Table of covariates of time: time, columns, and perhaps sequence; none leaves "
+            "out those of an embedded set.",
         ),
     ] = None
     sequence_covariates: Annotated[

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 CHECKED = 20_000  # events that the goodness of fit looks at
 SHARES = 3  # of train, dev and test
 DEV_BEGINS = 0.9  # of the time before the test, where only the test is given
+NONE = "none"
+STORED = ("covariates", "exposure")  # parts of the context that files of ours keep
 HELD_OUT = "held-out"  # a split: what a model was not trained on
 
 
@@ -50,6 +52,8 @@ def asked(options: ReadingOptions) -> Asked:
         "bounds": _bounds(options.bounds),
         "window": _window(options.window),
         "ties": _policy(options.ties),
+        "covariates": None if options.covariates == NONE else options.covariates,
+        "exposure": None if options.exposure == NONE else options.exposure,
         "sequence_covariates": options.sequence_covariates or (),
         "event_features": options.event_features or (),
     }
@@ -72,11 +76,26 @@ def open_events(source: str, options: ReadingOptions, fitted: FittedTo | None = 
         notes: Iterable[str] = describe_choices(found, policy)
     else:
         reading = read_with_notes(source, _with_defaults(source, asked(options), fitted))
-        found = reading.data
+        found = _without(reading.data, options)
         notes = reading.notes
     for notice in notes:
         print_notice(notice)
     return found
+
+
+def _without(found: Dataset, options: ReadingOptions) -> Dataset:
+    """The data without the covariates or the exposure that were stored with them, where "none" is
+    asked for.
+    """
+    dropped = [name for name in STORED if getattr(options, name) == NONE]
+    if not dropped or found.context is None:
+        return found
+    log = found.log
+    if log is not None and "covariates" in dropped:
+        log = replace(log, covariates=(), levels={})
+    if log is not None and "exposure" in dropped:
+        log = replace(log, exposure=False)
+    return replace(found, context=found.context.without(*dropped), log=log)
 
 
 def _with_defaults(source: str, wanted: Asked, fitted: FittedTo | None) -> Asked:
@@ -424,7 +443,7 @@ def _load(name: str, options: ReadingOptions) -> Dataset:
 
     from fourpoint.data.datasets import load
 
-    found = load(name).with_ties(_policy(options.ties))
+    found = _without(load(name).with_ties(_policy(options.ties)), options)
     others = replace(
         options,
         ties="keep",

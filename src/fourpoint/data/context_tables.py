@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence as Ordered
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Literal, get_args
+from typing import Literal
 
 import numpy as np
 import pyarrow as pa
@@ -79,7 +79,7 @@ def with_tables(data: Dataset, tables: Tables) -> tuple[Dataset, list[str]]:
     >>> found.context.exposure.at(0, np.array([1.0, 2.0, 4.9, 5.0]))[:, 0].tolist()
     [1.0, 0.0, 0.0, 1.0]
     """
-    check_impute(tables.impute)
+    checked_impute(tables.impute)
     if tables.gaps is not None and tables.observed is not None:
         raise UserError(
             "either gaps or the intervals that were observed",
@@ -102,14 +102,35 @@ def with_tables(data: Dataset, tables: Tables) -> tuple[Dataset, list[str]]:
     return data, notes
 
 
-def check_impute(impute: str | None) -> None:
-    """Refuse an imputation that there is not."""
-    if impute is not None and impute not in get_args(Impute):
-        raise UserError(
-            f"an imputation: {' or '.join(get_args(Impute))}",
-            f"{impute!r}",
-            "Name one of them, or leave it out to refuse missing values.",
-        )
+def sequence_column(source: object, log: LogFormat) -> str | None:
+    """The column of a table beside the events that says which sequence a row is about.
+
+    >>> sequence_column({"time": [0.0], "seq_id": ["a"], "rain": [1]}, LogFormat("time"))
+    'seq_id'
+    """
+    return _sequence_column(list(open_table(source).schema.names), log)
+
+
+def _sequence_column(names: list[str], log: LogFormat) -> str | None:
+    plain = {plain_name(name): name for name in names}
+    wanted = [log.sequence or "", *SEQUENCES]
+    return next((plain[plain_name(word)] for word in wanted if plain_name(word) in plain), None)
+
+
+def checked_impute(impute: str | None) -> Impute | None:
+    """The imputation of this name; refuses one that there is not.
+
+    >>> checked_impute("mean")
+    'mean'
+    """
+    known: dict[str, Impute] = {"previous": "previous", "mean": "mean"}
+    if impute is None or impute in known:
+        return None if impute is None else known[impute]
+    raise UserError(
+        f"an imputation: {' or '.join(known)}",
+        f"{impute!r}",
+        "Name one of them, or leave it out to refuse missing values.",
+    )
 
 
 def encode(
@@ -311,11 +332,7 @@ class _Beside:
         if twice is not None:
             raise self.table.error(f"one column {twice!r}", "several", "Rename or drop the others.")
         self.plain = {plain_name(name): name for name in self.names}
-        wanted = [self.log.sequence or "", *SEQUENCES]
-        self.sequence = next(
-            (self.plain[plain_name(word)] for word in wanted if plain_name(word) in self.plain),
-            None,
-        )
+        self.sequence = _sequence_column(self.names, self.log)
 
     def intervals(self) -> _Intervals:
         """The columns of starts and stops, checked."""

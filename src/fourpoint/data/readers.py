@@ -36,7 +36,7 @@ from fourpoint.data.context_tables import (
     Levels,
     Tables,
     UnrecordedEvent,
-    check_impute,
+    checked_impute,
     encode,
     merged,
     with_tables,
@@ -467,7 +467,7 @@ def _with_constant(
     """The data with covariates that are constant in each sequence."""
     if not names:
         return data
-    check_impute(asked.impute)
+    checked_impute(asked.impute)
     if roles.sequence is None or (data.lengths == 0).any():
         what = "calendar windows" if roles.calendar else "one sequence"
         raise extras.error(

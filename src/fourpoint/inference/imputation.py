@@ -19,6 +19,14 @@ choice of futures of several gaps are not taken into account, and of a long hist
 REMEMBERED events are.
 
 Alternating it with fits is stochastic EM: fit, impute, fit to the filled data, and so on.
+
+:func:`marginal_log_likelihood` is that of the observed events, with those of the gaps integrated
+out by the same futures. With S_k the time between gap k and the next one,
+
+    log L  =  log L(S_0)  +  sum_k log mean_p L(S_k | history, future p of gap k),
+
+where one future of each gap, drawn in proportion to L(S_k | ...), becomes history: a particle
+filter, whose estimate of L has no bias.
 """
 
 from __future__ import annotations
@@ -154,6 +162,108 @@ def impute(
     return replace(found, log=known.log, splits=known.splits, ids=known.ids, feature_names=names)
 
 
+@dataclass(frozen=True)
+class Marginal:
+    """The log-likelihood of observed events with those of gaps integrated out, the scored events,
+    and the gaps that were filled.
+    """
+
+    log_likelihood: float
+    events: int
+    gaps: int
+
+    @property
+    def per_event(self) -> float:
+        """Nats per scored event."""
+        return self.log_likelihood / max(1, self.events)
+
+    def __str__(self) -> str:
+        return (
+            f"with the unknown events of {self.gaps:,} recording gaps integrated out: "
+            f"{self.per_event:.4f} nats per event (window)"
+        )
+
+
+def marginal_log_likelihood(
+    model: PointProcess,
+    data: Dataset | Sequence,
+    seed: int = 0,
+    *,
+    futures: int = FUTURES,
+) -> Marginal:
+    """The log-likelihood of the observed events under ``model``, whatever happened in recording
+    gaps: the mean of the likelihood over ``futures`` drawn for every gap.
+
+    For a process without memory it is the likelihood over observed time, and for data without gaps
+    that of `evaluate`. Raises as :func:`impute` does.
+
+    >>> from fourpoint.models.poisson import Poisson
+    >>> exposure = Steps(
+    ...     ("e",), np.array([0.0, 2.0, 9.0]), np.array([[1.0], [0.0], [1.0]]), np.array([0, 3])
+    ... )
+    >>> log = Sequence([0.5, 9.5], start=0.0, stop=10.0, context=Context(exposure=exposure))
+    >>> round(marginal_log_likelihood(Poisson(), log, seed=1).log_likelihood, 6)  # a rate of 1
+    -3.0
+    """
+    known = all_sequences(data)
+    check_marks(model.marks, known.marks)
+    if futures < 1:
+        raise UserError("at least one future", f"futures={futures}", "Raise it.")
+    if model.event_features is not None:
+        model.event_features.check_names(known)
+    random = torch.Generator().manual_seed(seed)
+    total = 0.0
+    count = 0
+    with eval_mode(model):
+        for sequence in known:
+            gaps = recording_gaps(sequence)
+            count += len(gaps)
+            total += _marginal(model, sequence, gaps, random, futures)
+    return Marginal(total, known.scored_events, count)
+
+
+def _marginal(
+    model: PointProcess,
+    sequence: Sequence,
+    gaps: list[Gap],
+    random: torch.Generator,
+    futures: int,
+) -> float:
+    """The marginal log-likelihood of one sequence."""
+    context = sequence.context
+    begin = sequence.start
+    if context is not None and context.scored_from is not None:
+        begin = max(begin, float(context.scored_from[0]))
+    first = gaps[0].start if gaps else sequence.stop
+    total = 0.0
+    if begin < first:
+        before = sequence.piece(sequence.times < first, sequence.start, first, inferred=False)
+        total = float(quick_log_likelihood(model, before.batch()).sum())
+    one = sequence
+    for k, gap in enumerate(gaps):
+        until = gaps[k + 1].start if k + 1 < len(gaps) else sequence.stop
+        drawn = _drawn(model, one, gap, random, futures)
+        logs = drawn.log_likelihoods(model, gap.stop, until)
+        if begin < until:
+            total += _log_mean(logs)
+        if gap.stop < begin < until:  # what comes before the scored period conditions only
+            total -= _log_mean(drawn.log_likelihoods(model, gap.stop, begin))
+        one = drawn.filled(_chosen(logs, random))
+    return total
+
+
+def _log_mean(logs: torch.Tensor) -> float:
+    return float(torch.logsumexp(logs, 0)) - float(np.log(len(logs)))
+
+
+def _chosen(logs: torch.Tensor, random: torch.Generator) -> int:
+    """One of the futures with these log-likelihoods of what follows."""
+    chance = torch.softmax(torch.where(logs.isfinite(), logs, -torch.inf), 0)
+    if not bool(chance.isfinite().all()):  # what follows is impossible after every one of them
+        chance = torch.full_like(chance, 1 / len(logs))
+    return int(torch.multinomial(chance, 1, generator=random))
+
+
 def _filled(
     model: PointProcess,
     sequence: Sequence,
@@ -166,35 +276,78 @@ def _filled(
     """The sequence with one of its gaps filled; observed events up to ``until`` choose the
     future.
     """
-    open_ = replace(sequence.context or Context(), exposure=_opened(sequence, gap))
-    first, after = np.searchsorted(sequence.times, [gap.start, gap.stop])
-    begin = max(0, int(first) - REMEMBERED)
-    # A shorter history begins at the last event that is left out.
-    start = float(sequence.times[begin - 1]) if begin else sequence.start
-    past = sequence.piece(slice(begin, int(first)), start, gap.start, inferred=True)
-    conditioned = open_.without("scored_from")
-    past = past.with_values(context=conditioned)
-    here = remember(model, past.batch())
-    many = select_rows(here, torch.zeros(futures, dtype=torch.int64))
-    low, high = (torch.full_like(many.start, edge) for edge in (gap.start, gap.stop))
-    drawn = advance(model, many, low, high, random).data
-    last = min(int(after) + ahead, len(sequence))
-    if futures == 1 or last == after:
-        return _joined(sequence, int(first), int(after), drawn[0], open_, sequence.start, 0, None)
+    drawn = _drawn(model, sequence, gap, random, futures)
+    last = min(drawn.after + ahead, len(sequence))
+    if futures == 1 or last == drawn.after:
+        return drawn.filled(0)
     stop = until
     if last < len(sequence) and float(sequence.times[last]) < until:
         stop = float(sequence.times[last])
-    following = [
-        _joined(sequence, int(first), int(after), path, conditioned, start, begin, stop)
-        for path in drawn
-    ]
-    batch = Dataset.from_sequences([one.scored_after(gap.stop) for one in following]).batch()
-    logs = quick_log_likelihood(model, batch).double()
-    chance = torch.softmax(torch.where(logs.isfinite(), logs, -torch.inf), 0)
-    if not bool(chance.isfinite().all()):  # what follows is impossible after every one of them
-        chance = torch.full_like(chance, 1 / futures)
-    kept = int(torch.multinomial(chance, 1, generator=random))
-    return _joined(sequence, int(first), int(after), drawn[kept], open_, sequence.start, 0, None)
+    return drawn.filled(_chosen(drawn.log_likelihoods(model, gap.stop, stop), random))
+
+
+@dataclass(frozen=True)
+class _Drawn:
+    """Futures of a gap: the sequence, its context with the gap open, the events from ``first`` to
+    ``after`` that lie in the gap (none), and from which event on and from when histories begin.
+    """
+
+    sequence: Sequence
+    paths: Dataset
+    context: Context
+    first: int
+    after: int
+    begin: int
+    start: float
+
+    def filled(self, path: int) -> Sequence:
+        """The whole sequence with one of the futures in the gap."""
+        return _joined(
+            self.sequence,
+            self.first,
+            self.after,
+            self.paths[path],
+            self.context,
+            self.sequence.start,
+            0,
+            None,
+        )
+
+    def log_likelihoods(self, model: PointProcess, low: float, high: float) -> torch.Tensor:
+        """Those of the observed events on [low, high) after each future."""
+        context = self.context.without("scored_from")
+        following = [
+            _joined(
+                self.sequence,
+                self.first,
+                self.after,
+                path,
+                context,
+                self.start,
+                self.begin,
+                high,
+            ).scored_after(low)
+            for path in self.paths
+        ]
+        return quick_log_likelihood(model, Dataset.from_sequences(following).batch()).double()
+
+
+def _drawn(
+    model: PointProcess, sequence: Sequence, gap: Gap, random: torch.Generator, futures: int
+) -> _Drawn:
+    """Futures of a gap, drawn from the history before it."""
+    open_ = replace(sequence.context or Context(), exposure=_opened(sequence, gap))
+    first, after = (int(x) for x in np.searchsorted(sequence.times, [gap.start, gap.stop]))
+    begin = max(0, first - REMEMBERED)
+    # A shorter history begins at the last event that is left out.
+    start = float(sequence.times[begin - 1]) if begin else sequence.start
+    past = sequence.piece(slice(begin, first), start, gap.start, inferred=True)
+    past = past.with_values(context=open_.without("scored_from"))
+    here = remember(model, past.batch())
+    many = select_rows(here, torch.zeros(futures, dtype=torch.int64))
+    low, high = (torch.full_like(many.start, edge) for edge in (gap.start, gap.stop))
+    paths = advance(model, many, low, high, random).data
+    return _Drawn(sequence, paths, open_, first, after, begin, start)
 
 
 def _opened(sequence: Sequence, gap: Gap) -> Steps:

@@ -243,7 +243,15 @@ class Steps:
         fault = np.empty(4)
         kept = kept or self.kept(len(state))
         before = before or Before(np.full(len(rows), -1), np.zeros(0, dtype=bool), self.blank(0))
-        given = (start, *events, *self._loop_numbers, self.constant, self.trend, LARGEST)
+        given = (
+            start,
+            events.times,
+            events.marks,
+            *self._loop_numbers,
+            self.constant,
+            self.trend,
+            LARGEST,
+        )
         done = self._loops.follow(state, rows, *numbers, *given, *kept, *before, *into, logs, fault)
         if done < 0:
             return None

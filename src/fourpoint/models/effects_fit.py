@@ -40,6 +40,7 @@ MOST_MARKS = 40  # that have weights of their own
 TINY = 1e-4  # of the ridge that makes level and terms identifiable
 STEPS, ROUNDS = 30, 12  # of Newton's method, and of the choice of penalties
 DENSE = 64  # columns of a design up to which it is not stored as a sparse matrix
+MOST_SAID = 20  # rate ratios in words
 NORMAL = 1.959963984540054  # the 97.5% quantile of the normal distribution
 
 
@@ -104,7 +105,7 @@ def fit_effects(
     level, weight = centred(spec, design, level, weight)
     names = data.marks.names if own else ("",)
     ratios = rate_ratios(spec, weight if own else weight[:, :1], covariance, tuple(names))
-    notes = [f"rate ratio of {ratio}" for ratio in ratios[:20]]
+    notes = ratio_notes(ratios)
     return EffectsFit(level, weight, covariance, pooled.penalties, ratios, notes)
 
 
@@ -568,6 +569,14 @@ def _information(
 
 
 # ---------------------------------------------------------------------- what is reported
+
+
+def ratio_notes(ratios: list[RateRatio]) -> list[str]:
+    """Rate ratios in words, and how many are left out of a long list."""
+    notes = [f"rate ratio of {ratio}" for ratio in ratios[:MOST_SAID]]
+    if len(ratios) > MOST_SAID:
+        notes.append(f"{len(ratios) - MOST_SAID} rate ratios more are in model.rate_ratios")
+    return notes
 
 
 def rate_ratios(

@@ -29,10 +29,16 @@ class Numbers(NamedTuple):
 
 
 class Events(NamedTuple):
-    """A block of events."""
+    """A block of events; ``features`` (N, F) where the model has event features."""
 
     times: Floats
     marks: Counts
+    features: Floats | None = None
+
+    def part(self, some: slice | NDArray[np.int64]) -> Events:
+        """The events at the places ``some``."""
+        features = None if self.features is None else self.features[some]
+        return Events(self.times[some], self.marks[some], features)
 
 
 class Scored(NamedTuple):

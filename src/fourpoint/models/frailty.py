@@ -40,6 +40,7 @@ from fourpoint.models.effects_fit import (
     fit_effects,
     penalty_of,
     rate_ratios,
+    ratio_notes,
     sequence_scores,
 )
 from fourpoint.models.path_counts import poisson_counts
@@ -158,7 +159,7 @@ class Frailty(PointProcess[FrailtyHistory]):
         with torch.no_grad():
             self.log_shape.fill_(float(np.log(shape)))
         self.rate_ratios = self._ratios(data, spec, factor, found)
-        notes = [f"rate ratio of {ratio}" for ratio in self.rate_ratios[:20]]
+        notes = ratio_notes(self.rate_ratios)
         error = _shape_error(events, expected, shape)
         middle = -np.log(shape)
         spread = NORMAL * error

@@ -42,6 +42,7 @@ from fourpoint.models.base import (
 )
 from fourpoint.models.baseline import Baseline
 from fourpoint.models.effects import EffectsSpec
+from fourpoint.models.effects_fit import ratio_notes
 from fourpoint.models.hawkes_effects import estimate_with_effects
 from fourpoint.models.hawkes_fit import Estimate, estimate
 from fourpoint.models.path_counts import factors_of, hawkes_counts
@@ -328,7 +329,7 @@ class Hawkes(PointProcess[HawkesHistory]):
         at_mean = _radius(found.branching.sum(0))
         shown = Estimate(estimates["baseline"], found.branching, found.decay, errors)
         notes = [_in_a_line(shown, at_mean), *found.notes]
-        notes += [f"rate ratio of {ratio}" for ratio in found.ratios[:20]]
+        notes += ratio_notes(found.ratios)
         notes += self._said_of_features(found.errors["feature_weight"], at_mean)
         radius = self.spectral_radius
         if radius >= 1:

@@ -64,7 +64,7 @@ class HawkesSteps:
         stopped.
         """
         fault = np.empty(2)
-        given = (*events, self.mu, self.alpha, self.beta, self.total, LARGEST)
+        given = (events.times, events.marks, self.mu, self.alpha, self.beta, self.total, LARGEST)
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
             done = self._loop(state, rows, *numbers, *given, *into, fault)
         if done < 0:

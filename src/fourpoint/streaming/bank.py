@@ -18,18 +18,26 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fourpoint.events import UserError
+from fourpoint.events import Context, UserError
 from fourpoint.inference.sampling import eval_mode
 from fourpoint.models.base import PointProcess
 from fourpoint.models.following import LARGEST, Events, Numbers, Scored, Stop
 from fourpoint.ops.quadrature import Unconverged
 from fourpoint.streaming.entity_table import Changes, EntityTable
+from fourpoint.streaming.model_queries import stream_context
 from fourpoint.streaming.monitor_table import MonitorTable
 from fourpoint.streaming.monitoring import Alarm, Monitor
 from fourpoint.streaming.rows import memories
 from fourpoint.streaming.state import FAULTS, damaged, fingerprint, number, pack, unpack, whole
 from fourpoint.streaming.store import Store
-from fourpoint.streaming.stream import Observations, finite, known_mark, restored_monitor
+from fourpoint.streaming.stream import (
+    Observations,
+    finite,
+    known_features,
+    known_mark,
+    restored_monitor,
+    unknown_feature,
+)
 from fourpoint.streaming.watching import (
     FleetLook,
     FleetWatch,
@@ -72,8 +80,7 @@ class _Block:
     """Events of one call of :meth:`StreamBank.observe_many`, and what became of them."""
 
     rows: Rows
-    when: Floats
-    kinds: Rows
+    events: Events
     found: Scored
     alarms: list[tuple[Alarm, ...]]
     refused: dict[int, UserError] = field(default_factory=dict)
@@ -109,6 +116,8 @@ class StreamBank:
         threads: how many share the work of a call.
         store: instead of ``spill``, a store that is written by :meth:`changes`; entities in it
             belong to the bank.
+        context: what is known besides events, as of :class:`~fourpoint.streaming.stream.Stream`;
+            it holds for all entities.
 
     >>> from fourpoint.models.hawkes import Hawkes
     >>> bank = StreamBank(Hawkes(baseline=1.0, branching=0.5, decay=2.0))
@@ -128,6 +137,7 @@ class StreamBank:
         fleet: bool = False,
         threads: int = 2,
         store: Store | None = None,
+        context: Context | None = None,
     ) -> None:
         if limit is not None and (limit < 1 or (spill is None and store is None)):
             received = f"limit={limit}, spill={spill}"
@@ -138,6 +148,7 @@ class StreamBank:
         self.limit = limit
         self.alarms = alarms
         self.threads = threads
+        self.context = stream_context(model, context)
         self.fleet = fleet and alarms is not None
         self._share = 1 / families(model.marks.count, fleet=self.fleet)
         self._owner = fingerprint(model)
@@ -162,7 +173,7 @@ class StreamBank:
     def _begin(self, start: float) -> None:
         self.start = finite(start)
         with eval_mode(self.model):
-            self._memories = memories(self.model, self.start, self.threads)
+            self._memories = memories(self.model, self.start, self.threads, self.context)
         marks = self.model.marks.count
         monitors = MonitorTable(self.alarms, self._share)
         self.table = EntityTable(
@@ -229,14 +240,18 @@ class StreamBank:
         entities: Sequence[str],
         times: ArrayLike,
         marks: Sequence[int | str] | NDArray[Any] | None = None,
+        features: ArrayLike | None = None,
     ) -> BankObservation:
         """Score events and remember them; several of one entity are taken in the order given.
 
-        Arguments are of one length: whose events, when, and of which mark (None where the model has
-        one). Raises :class:`UserError` where a time of an entity is before its last one or not
-        finite, for an unknown mark, and where a rate explodes; then nothing at all has changed.
+        Arguments are of one length: whose events, when, of which mark (None where the model has
+        one), and their features (N, F) where the model has event features. Raises
+        :class:`UserError` where a time of an entity is before its last one or not finite, for an
+        unknown mark, while the exposure is 0, and where a rate explodes; then nothing at all has
+        changed.
         """
-        when, kinds = self._checked(entities, times, marks)
+        events = self._checked(entities, times, marks, features)
+        when, kinds, _ = events
         self.catch_up()
         rows, new = self.table.assign(entities)
         try:
@@ -246,9 +261,9 @@ class StreamBank:
             earlier = self._not_first(rows, order.firsts)
             newcomers = self._note_in_look(rows[order.firsts])
             if self._memories.follows:
-                found = self._followed(rows, when, kinds, order.firsts)
+                found = self._followed(rows, events, order.firsts)
             else:
-                found = self._in_rounds(rows, when, kinds, _rounds(order))
+                found = self._in_rounds(rows, events, _rounds(order))
         except BaseException:
             self.table.remove(new)
             raise
@@ -263,6 +278,7 @@ class StreamBank:
         entities: Sequence[str],
         times: ArrayLike,
         marks: Sequence[int | str] | NDArray[Any] | None = None,
+        features: ArrayLike | None = None,
     ) -> Observations:
         """Score events as :meth:`observe` does, but refuse single events instead of all.
 
@@ -272,15 +288,15 @@ class StreamBank:
         """
         self.catch_up()
         try:
-            when, kinds = self._checked(entities, times, marks)
+            events = self._checked(entities, times, marks, features)
             if not self._memories.follows:
-                found = self.observe(entities, when, kinds)
+                found = self.observe(entities, *events)
                 return Observations(found.log_density, found.gap, found.rate, found.alarms, {})
             rows, new = self.table.assign(entities)
         except UserError as error:
-            return self._observe_halves(entities, times, marks, error)
+            return self._observe_halves(entities, times, marks, features, error)
         nothing = Scored.empty(len(rows), self._watched_types)
-        block = _Block(rows, when, kinds, nothing, [()] * len(rows))
+        block = _Block(rows, events, nothing, [()] * len(rows))
         done = 0
         while done < len(rows):
             done = self._observe_until_stopped(block, done)
@@ -295,19 +311,27 @@ class StreamBank:
         entities: Sequence[str],
         times: ArrayLike,
         marks: Sequence[int | str] | NDArray[Any] | None,
+        features: ArrayLike | None,
         error: UserError,
     ) -> Observations:
         """Events that were refused together, each half by itself, until the culprits are alone."""
         when = np.asarray(times, dtype=np.float64).reshape(-1)
         count = len(entities)
-        if not count == len(when) == (count if marks is None else len(marks)):
+        known = None if features is None else np.asarray(features)
+        lengths = [count if one is None else len(one) for one in (marks, known)]
+        if not count == len(when) == lengths[0] == lengths[1]:
             raise error
         if count == 1:
             density, gap, rate = np.full((3, 1), np.nan)
             return Observations(density, gap, rate, [()], {0: error})
         half = count // 2
         parts = [
-            self.observe_many(entities[some], when[some], None if marks is None else marks[some])
+            self.observe_many(
+                entities[some],
+                when[some],
+                None if marks is None else marks[some],
+                None if known is None else known[some],
+            )
             for some in (slice(half), slice(half, count))
         ]
         return Observations.joined(parts)
@@ -318,12 +342,12 @@ class StreamBank:
         """
         places = np.arange(begin, len(block.rows))
         refused: dict[int, UserError] = {}
-        order = self._in_order(block.rows[places], block.when[places])
+        order = self._in_order(block.rows[places], block.events.times[places])
         if order.error is not None:
             places, refused = self._acceptable(block, begin)
-            order = self._in_order(block.rows[places], block.when[places])
+            order = self._in_order(block.rows[places], block.events.times[places])
         rows = block.rows[places]
-        events = Events(block.when[places], block.kinds[places])
+        events = block.events.part(places)
         earlier = self._not_first(rows, order.firsts)
         newcomers = self._note_in_look(rows[order.firsts])
         found = Scored.empty(len(rows), self._watched_types)
@@ -353,7 +377,8 @@ class StreamBank:
         refused: dict[int, UserError] = {}
         latest: dict[int, float] = {}
         places = []
-        pairs = zip(block.rows[begin:].tolist(), block.when[begin:].tolist(), strict=True)
+        times = block.events.times[begin:].tolist()
+        pairs = zip(block.rows[begin:].tolist(), times, strict=True)
         for place, (row, time) in enumerate(pairs, start=begin):
             last = latest.get(row, float(at[row]))
             if time < last:
@@ -608,9 +633,10 @@ class StreamBank:
         limit: int | None = None,
         spill: Path | str | None = None,
         threads: int = 2,
+        context: Context | None = None,
     ) -> StreamBank:
-        """The bank whose :meth:`state` this is; ``limit`` and ``spill`` are chosen anew. Raises as
-        `Stream.restore` does.
+        """The bank whose :meth:`state` this is; ``limit``, ``spill`` and ``context`` are given
+        anew. Raises as `Stream.restore` does.
         """
         header, arrays = unpack("bank", fingerprint(model), state)
         start, alarms, fleet = _settings_of(header)
@@ -623,6 +649,7 @@ class StreamBank:
             alarms=alarms,
             fleet=fleet,
             threads=threads,
+            context=context,
         )
         bank.load_watches(header, arrays)
         monitors = _monitors(header, arrays.pop("monitors", np.zeros(0)), len(names))
@@ -655,6 +682,7 @@ class StreamBank:
         *,
         limit: int | None = None,
         threads: int = 2,
+        context: Context | None = None,
     ) -> StreamBank:
         """The bank whose :meth:`head` this is, with the entities in ``store``, which are read when
         they are named.
@@ -669,6 +697,7 @@ class StreamBank:
             fleet=fleet,
             threads=threads,
             store=store,
+            context=context,
         )
         bank.load_watches(header, arrays)
         expected = whole(header, "entities")
@@ -740,8 +769,9 @@ class StreamBank:
         entities: Sequence[str],
         times: ArrayLike,
         marks: Sequence[int | str] | NDArray[Any] | None,
-    ) -> tuple[Floats, Rows]:
-        """Times and marks as arrays, each of them possible."""
+        features: ArrayLike | None,
+    ) -> Events:
+        """Times, marks and features as arrays, each of them possible."""
         try:
             when = np.array(times, dtype=np.float64).reshape(-1)
         except (TypeError, ValueError) as error:
@@ -765,7 +795,12 @@ class StreamBank:
         bad = np.flatnonzero((kinds < 0) | (kinds >= count))
         if len(bad):
             known_mark(self.model.marks, self._names, int(kinds[bad[0]]))
-        return when, kinds.astype(np.int64)
+        known = known_features(self.model, features, len(when))
+        if known is not None:
+            bad = np.flatnonzero(~np.isfinite(known).all(1))
+            if len(bad):
+                raise unknown_feature(self.model, known[bad[0]])
+        return Events(when, kinds.astype(np.int64), known)
 
     def _numbered(self, marks: Sequence[int | str] | NDArray[Any]) -> Rows:
         found = np.asarray(marks)
@@ -802,7 +837,7 @@ class StreamBank:
         numbers = self.table.numbers
         return Numbers(numbers["at"], numbers["open"], numbers["likelihood"], numbers["count"])
 
-    def _followed(self, rows: Rows, when: Floats, kinds: Rows, first: Rows) -> Scored:
+    def _followed(self, rows: Rows, events: Events, first: Rows) -> Scored:
         """Events scored and absorbed one after the other; where one cannot be, all rows are as they
         were.
 
@@ -813,7 +848,7 @@ class StreamBank:
         touched = rows[first]
         kept = {key: values[touched] for key, values in numbers.items()}
         try:
-            stop = self._memories.follow(rows, self._numbers(), Events(when, kinds), found, first)
+            stop = self._memories.follow(rows, self._numbers(), events, found, first)
             if stop is not None:
                 raise self._refusal(stop, self.table.names[rows[stop.done]])
         except BaseException:
@@ -831,7 +866,7 @@ class StreamBank:
             "finite rates", received, "The model explodes there: fit it again, or reset the bank."
         )
 
-    def _in_rounds(self, rows: Rows, when: Floats, kinds: Rows, rounds: list[Rows]) -> Scored:
+    def _in_rounds(self, rows: Rows, events: Events, rounds: list[Rows]) -> Scored:
         """The same a round at a time, in which every entity has one event at most."""
         density, gaps, rates, shares = found = Scored.empty(len(rows), self._watched_types)
         numbers = self.table.numbers
@@ -840,17 +875,18 @@ class StreamBank:
         try:
             for some in rounds:
                 mine = rows[some]
-                times = when[some]
-                marks = kinds[some]
+                these = events.part(some)
+                times = these.times
+                self._memories.check(mine, times)
                 logs, integral = self._scored(mine, times)
-                own = logs[np.arange(len(mine)), marks]
+                own = logs[np.arange(len(mine)), these.marks]
                 gap = numbers["open"][mine] + integral
                 density[some] = own - gap
                 gaps[some] = gap
                 rates[some] = np.exp(logs).sum(1)
                 if shares.shape[1]:
                     shares[some] = shares_of(logs)
-                self._memories.absorb(mine, numbers["at"][mine], times, marks)
+                self._memories.absorb(mine, numbers["at"][mine], these)
                 numbers["at"][mine] = times
                 numbers["open"][mine] = 0.0
                 numbers["likelihood"][mine] += own - integral

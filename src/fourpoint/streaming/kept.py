@@ -122,7 +122,7 @@ class ByActiveSets(ByModes):
         self._seen = 0
         self._compared: tuple[float, int, int, Floats] | None = None
 
-    def absorb(self, time: float, mark: int) -> None:
+    def absorb(self, time: float, mark: int, features: Floats | None = None) -> None:
         s = self._slots
         valid = self._slots["index"] >= 0
         s["total"] += np.where(valid, np.abs(self._scores(time, mark)), 0.0)

@@ -4,11 +4,16 @@ of `models.base`.
 Histories have B rows, and every question is asked from the last position of each. Streams work in
 float64, whatever the model's precision, since rounding must not stand in the way of an integral to
 six digits: :func:`in_float64` is the model they follow.
+
+What is known besides the events, a calendar, covariates and an exposure, is in the history's
+context. An exposure e(t) multiplies the rate: log-rates have log e(t) added, and integrals are
+those of e(t) times the rate.
 """
 
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,8 +21,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fourpoint.events import Batch, UserError
-from fourpoint.inference.sampling import remember
+from fourpoint.events import Batch, BatchContext, Context, UserError
+from fourpoint.inference.sampling import remember, select_rows
 from fourpoint.models.base import History, PointProcess, pieces
 from fourpoint.ops.quadrature import integrate
 
@@ -30,47 +35,117 @@ def in_float64(model: PointProcess) -> Any:
     return copy.deepcopy(model).double().eval()
 
 
-def refuse_event_features(model: PointProcess) -> None:
-    """Refuse a model whose rate depends on event features: a stream's events have none."""
-    if model.event_features is None:
-        return
-    names = ", ".join(model.event_features.spec.names)
-    raise UserError(
-        "a model without event features for a stream",
-        f"{type(model).__name__} with the event features {names}",
-        "Follow a model fitted without --event-features, or forecast from the log with them.",
-    )
+def stream_context(model: PointProcess, known: Context | None) -> Context | None:
+    """What streams of ``model`` know besides events: the covariates of the model in its order, an
+    exposure, and the clock of the training data where ``known`` has no origin; None for nothing.
+
+    ``known`` is the context of one sequence, which holds for all streams. Raises
+    :class:`UserError` where covariates of the model are missing, and for those that it does not
+    know.
+    """
+    given = Context() if known is None else known.without("scored_from")
+    names = () if model.effects is None else model.effects.spec.covariates
+    have = () if given.covariates is None else given.covariates.names
+    if not names and have:
+        raise UserError(
+            "no covariates, since the model was fitted without any",
+            f"a table with {', '.join(have)}",
+            "Leave it out (--covariates), or fit a model with covariates.",
+        )
+    missing = [name for name in names if name not in have]
+    if missing:
+        raise UserError(
+            f"the covariates {', '.join(names)}, which the model was fitted to",
+            f"none called {', '.join(missing)}" if have else "no covariates",
+            "Give them with --covariates FILE (context=), or fit a model without covariates.",
+        )
+    if model.effects is not None:
+        if given.covariates is not None and have != names:
+            order = [have.index(name) for name in names]
+            same = replace(given.covariates, names=names, values=given.covariates.values[:, order])
+            given = replace(given, covariates=same)
+        if given.origin is None and model.effects.spec.calendar:
+            clock = replace(model.effects.spec, covariates=(), mean=(), scale=())
+            given = replace(given, origin=clock.training_clock(1).origin)
+    nothing = given.origin is None and given.covariates is None and given.exposure is None
+    return None if nothing else given
 
 
 @torch.no_grad()
-def empty_history(model: PointProcess, start: float, rows: int = 1) -> Any:
+def empty_history(
+    model: PointProcess, start: float, rows: int = 1, context: Context | None = None
+) -> Any:
     """The history of windows that open at ``start``, without events, in the form that ``extend``
-    gives.
+    gives; ``context`` (:func:`stream_context`) is that of all of them.
     """
     none = torch.zeros(rows, 0, dtype=torch.int64)
     edge = torch.full((rows,), start, dtype=torch.float64)
-    context = None
-    if model.effects is not None:
-        context = model.effects.spec.training_clock(rows).batch(np.arange(rows))
-    return remember(model, Batch(none.double(), none, none.bool(), edge, edge, context=context))
+    known: BatchContext | None = None
+    if context is not None:
+        known = context.batch(np.zeros(1, dtype=np.int64))
+        known = known.select(torch.zeros(rows, dtype=torch.int64))
+    return remember(model, Batch(none.double(), none, none.bool(), edge, edge, context=known))
 
 
 @torch.no_grad()
 def log_intensities(model: PointProcess, history: History, times: Floats) -> Floats:
-    """log lambda per mark just before ``times``, one for each row, (B, M)."""
+    """log lambda per mark just before ``times``, one for each row, (B, M); with an exposure, of the
+    rate that is observed, minus infinity where nothing is.
+    """
     at = torch.from_numpy(times)[:, None, None]
-    return np.asarray(
-        model.log_intensity(history, at, history.lengths[:, None])[:, 0, 0].detach().numpy()
-    )
+    found = model.log_intensity(history, at, history.lengths[:, None])[:, 0, 0]
+    if history.context is not None and history.context.exposure is not None:
+        found = found + history.context.exposure.at(at[:, :, 0])[:, 0].log()
+    return np.asarray(found.detach().numpy())
 
 
-@torch.no_grad()
+def check_recorded(history: History, times: Floats) -> None:
+    """Refuse events at times of exposure 0, when nothing is recorded."""
+    if history.context is None or history.context.exposure is None:
+        return
+    exposure = history.context.exposure.at(torch.from_numpy(times)[:, None])[:, 0, 0]
+    lost = np.flatnonzero(exposure.numpy() == 0)
+    if len(lost):
+        raise UserError(
+            "no event while the exposure is 0, when nothing is recorded",
+            f"one at {float(times[lost[0]])!r}",
+            "Mend the table of the exposure, or drop the event.",
+        )
+
+
 def integrals(model: PointProcess, history: History, at: Floats, times: Floats) -> Floats:
-    """The integral of the total rate from ``at`` to ``times`` in each row, (B,), in closed form or
-    refined between knots.
+    """The integral of the total rate from ``at`` to ``times`` in each row, (B,), times the exposure
+    where there is one.
 
     Raises `ops.quadrature.Unconverged` where that does not settle.
     """
+    if history.context is None or history.context.exposure is None:
+        return _integrals(model, history, at, times)
+    exposure = history.context.exposure
+    rows, low, high = [], [], []
+    for row, (a, b) in enumerate(zip(at.tolist(), times.tolist(), strict=True)):
+        # All streams share one exposure.
+        steps = exposure.times[0 if exposure.shared else row].numpy()
+        edges = np.concatenate([[a], steps[(steps > a) & (steps < b)], [b]])
+        rows += [row] * (len(edges) - 1)
+        low += edges[:-1].tolist()
+        high += edges[1:].tolist()
+    owner = torch.tensor(rows)
+    left, right = np.array(low), np.array(high)
+    factor = exposure.select(owner).at(torch.from_numpy(left)[:, None])[:, 0, 0].numpy()
+    kept = np.flatnonzero(factor > 0)
+    if not len(kept):
+        return np.zeros(len(at))
+    pieces_of = select_rows(history, owner[kept])
+    found = factor[kept] * _integrals(model, pieces_of, left[kept], right[kept])
+    total = np.zeros(len(at))
+    np.add.at(total, owner[kept].numpy(), found)
+    return total
+
+
+@torch.no_grad()
+def _integrals(model: PointProcess, history: History, at: Floats, times: Floats) -> Floats:
+    """The integral of the model's total rate, in closed form or refined between knots."""
     a = torch.from_numpy(at)[:, None]
     b = torch.from_numpy(times)[:, None]
     last = history.lengths[:, None]

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from fourpoint.events import Context
 from fourpoint.inference.sampling import select_rows
 from fourpoint.models.base import PointProcess
 from fourpoint.models.dapp import DAPP
@@ -25,11 +26,11 @@ from fourpoint.models.following import Events, Numbers, Scored, Stop
 from fourpoint.models.hawkes import Hawkes
 from fourpoint.models.hawkes_step import HawkesSteps
 from fourpoint.streaming.model_queries import (
+    check_recorded,
     empty_history,
     in_float64,
     integrals,
     log_intensities,
-    refuse_event_features,
 )
 from fourpoint.streaming.state import Arrays, arrays_of, history_from
 
@@ -63,8 +64,11 @@ class Memories(Protocol):
     def integral(self, rows: Rows, at: Floats, times: Floats) -> Floats:
         """The integral of :meth:`score` alone, (R,); what was scored last does not change."""
 
-    def absorb(self, rows: Rows, at: Floats, times: Floats, marks: NDArray[np.int64]) -> None:
+    def absorb(self, rows: Rows, at: Floats, events: Events) -> None:
         """Events in the rows that were scored last."""
+
+    def check(self, rows: Rows, times: Floats) -> None:
+        """Refuse events at times when nothing is recorded."""
 
     def follow(
         self, rows: Rows, numbers: Numbers, events: Events, into: Scored, first: Rows | None
@@ -92,11 +96,15 @@ class Memories(Protocol):
         """Remember what :meth:`take` gave."""
 
 
-def memories(model: PointProcess, start: float, threads: int) -> Memories:
-    """The faster of the ways that ``model`` allows, for windows that open at ``start``."""
-    refuse_event_features(model)
-    if model.effects is not None:  # compiled rows know no calendar
-        return HistoryRows(model, start)
+def memories(
+    model: PointProcess, start: float, threads: int, context: Context | None = None
+) -> Memories:
+    """The faster of the ways that ``model`` allows, for windows that open at ``start``, with what
+    is known besides events.
+    """
+    # Compiled rows know no calendar, exposure or event features.
+    if context is not None or model.event_features is not None:
+        return HistoryRows(model, start, context)
     if isinstance(model, DAPP) and supports(model):
         return StateRows(model, start, threads)
     return ExcitationRows(model) if isinstance(model, Hawkes) else HistoryRows(model, start)
@@ -152,7 +160,11 @@ class StateRows:
             self._each(self._integral, [(rows[p], at[p], times[p]) for p in parts])
         )
 
-    def absorb(self, rows: Rows, at: Floats, times: Floats, marks: NDArray[np.int64]) -> None:
+    def check(self, rows: Rows, times: Floats) -> None:
+        pass  # there is no exposure
+
+    def absorb(self, rows: Rows, at: Floats, events: Events) -> None:
+        times, marks, _ = events
         self._kept.ready[rows] = 0
         parts = zip(self._parts(len(rows)), self._ahead, strict=True)
         self._each(
@@ -275,9 +287,12 @@ class ExcitationRows:
     def integral(self, rows: Rows, at: Floats, times: Floats) -> Floats:
         return self.steps.integral(self.state[rows], times - at)
 
-    def absorb(self, rows: Rows, at: Floats, times: Floats, marks: NDArray[np.int64]) -> None:
-        self.move(rows, at, times)
-        self.state[rows, :, marks] += 1.0
+    def check(self, rows: Rows, times: Floats) -> None:
+        pass  # there is no exposure
+
+    def absorb(self, rows: Rows, at: Floats, events: Events) -> None:
+        self.move(rows, at, events.times)
+        self.state[rows, :, events.marks] += 1.0
 
     def follow(
         self, rows: Rows, numbers: Numbers, events: Events, into: Scored, first: Rows | None
@@ -312,9 +327,9 @@ class HistoryRows:
     follows = False
     reserves = False
 
-    def __init__(self, model: PointProcess, start: float) -> None:
+    def __init__(self, model: PointProcess, start: float, context: Context | None = None) -> None:
         self.model = in_float64(model)
-        self.history = empty_history(self.model, start)
+        self.history = empty_history(self.model, start, context=context)
         self.fixed = model.linear and model.settings().get("keep") is None
 
     @torch.no_grad()
@@ -337,11 +352,13 @@ class HistoryRows:
         )
 
     @torch.no_grad()
-    def absorb(self, rows: Rows, at: Floats, times: Floats, marks: NDArray[np.int64]) -> None:
+    def absorb(self, rows: Rows, at: Floats, events: Events) -> None:
         index = torch.from_numpy(rows) + 1
-        when = torch.from_numpy(times)
-        kind = torch.from_numpy(marks)
-        arrays = arrays_of(self.model.extend(select_rows(self.history, index), when, kind))
+        when = torch.from_numpy(events.times)
+        kind = torch.from_numpy(events.marks)
+        known = None if events.features is None else torch.from_numpy(events.features)
+        own = select_rows(self.history, index)
+        arrays = arrays_of(self.model.extend(own, when, kind, features=known))
         if all(
             a.shape[1:] == arrays[name].shape[1:] for name, a in arrays_of(self.history).items()
         ):
@@ -353,7 +370,16 @@ class HistoryRows:
         all_times = torch.zeros(len(happened), dtype=torch.float64)
         all_marks = torch.zeros(len(happened), dtype=torch.int64)
         all_times[index], all_marks[index] = when, kind
-        self.history = self.model.extend(self.history, all_times, all_marks, happened)
+        all_features = None
+        if known is not None:
+            all_features = torch.zeros(len(happened), known.shape[1], dtype=torch.float64)
+            all_features[index] = known
+        self.history = self.model.extend(
+            self.history, all_times, all_marks, happened, features=all_features
+        )
+
+    def check(self, rows: Rows, times: Floats) -> None:
+        check_recorded(select_rows(self.history, torch.from_numpy(rows) + 1), times)
 
     def follow(
         self, rows: Rows, numbers: Numbers, events: Events, into: Scored, first: Rows | None

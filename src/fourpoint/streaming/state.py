@@ -26,8 +26,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fourpoint.events import UserError
-from fourpoint.models.base import PointProcess
+from fourpoint.events import BatchContext, UserError
+from fourpoint.models.base import History, PointProcess
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -276,16 +276,19 @@ def fingerprint(model: PointProcess) -> str:
     return found.hexdigest()
 
 
+CONTEXT = "context"  # the field of a history for what is known besides events
 FORMER_FIELDS = {"summary": "context"}  # names of fields in states that earlier versions wrote
 
 
 def arrays_of(history: DataclassInstance, prefix: str = "history") -> Arrays:
-    """The tensors of a history by their fields' names; what all sequences share (a spectrum) is not
-    part of it.
+    """The tensors of a history by their fields' names; what all sequences share (a spectrum, and
+    what is known besides events) is not part of it.
     """
     found: Arrays = {}
     for field in dataclasses.fields(history):
         value = getattr(history, field.name)
+        if isinstance(value, BatchContext):
+            continue
         name = f"{prefix}.{field.name}"
         if isinstance(value, Tensor):
             found[name] = value.detach().cpu().numpy()
@@ -296,11 +299,13 @@ def arrays_of(history: DataclassInstance, prefix: str = "history") -> Arrays:
 
 def history_from(template: D, arrays: Arrays, prefix: str = "history") -> D:
     """``template``, any history of the same model, with the tensors of :func:`arrays_of`; those it
-    did not have become None.
+    did not have become None. What is known besides events stays that of the template.
     """
     changed: dict[str, Any] = {}
     for field in dataclasses.fields(template):
         value = getattr(template, field.name)
+        if field.name == CONTEXT and isinstance(template, History):
+            continue
         name = f"{prefix}.{field.name}"
         former = f"{prefix}.{FORMER_FIELDS.get(field.name, field.name)}"
         if name not in arrays and former in arrays:

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from fourpoint.events import Context, UserError
 from fourpoint.inference.sampling import eval_mode
 from fourpoint.kernels.score_table import ScoreTable, largest
 from fourpoint.models.base import PointProcess
@@ -30,11 +31,11 @@ from fourpoint.ops import attention
 from fourpoint.ops.quadrature import Unconverged
 from fourpoint.streaming.kept import ByActiveSets, ByModes, supports_kept
 from fourpoint.streaming.model_queries import (
+    check_recorded,
     empty_history,
     in_float64,
     integrals,
     log_intensities,
-    refuse_event_features,
 )
 from fourpoint.streaming.state import Arrays, arrays_of, history_from
 
@@ -60,8 +61,10 @@ class Stepper(Protocol):
     def logs(self, time: float) -> Floats:
         """log lambda per mark just before ``time``; nothing changes."""
 
-    def absorb(self, time: float, mark: int) -> None:
-        """An event at the time that was scored last."""
+    def absorb(self, time: float, mark: int, features: Floats | None = None) -> None:
+        """An event at the time that was scored last; ``features`` (F,) where the model has event
+        features.
+        """
 
     def move(self, time: float) -> None:
         """Here is now the time that was scored last, with no event in between."""
@@ -89,11 +92,11 @@ class Stepper(Protocol):
         """Remember what :meth:`arrays` gave."""
 
 
-def stepper(model: PointProcess) -> Stepper:
-    """The faster of the ways that ``model`` allows."""
-    refuse_event_features(model)
-    if model.effects is not None:  # compiled steps know no calendar
-        return ByHistory(model)
+def stepper(model: PointProcess, context: Context | None = None) -> Stepper:
+    """The faster of the ways that ``model`` allows, with what is known besides events."""
+    # Compiled steps know no calendar, exposure or event features.
+    if context is not None or model.event_features is not None:
+        return ByHistory(model, context)
     if isinstance(model, DAPP) and supports(model):
         return ByStates(model)
     if isinstance(model, Hawkes):
@@ -101,6 +104,12 @@ def stepper(model: PointProcess) -> Stepper:
     if isinstance(model, DAPP) and supports_kept(model):
         return ByActiveSets(model)
     return ByHistory(model)
+
+
+def check_recorded_at(stepper: Stepper, time: float) -> None:
+    """Refuse an event at a time of exposure 0."""
+    if isinstance(stepper, ByHistory):
+        check_recorded(stepper.history(), np.array([time]))
 
 
 @torch.no_grad()
@@ -121,19 +130,23 @@ def follow_by_steps(
         zip(events.times.tolist(), events.marks.tolist(), strict=True)
     ):
         try:
+            check_recorded_at(stepper, time)
             found, integral = stepper.score(time)
-        except Unconverged as error:
+        except (Unconverged, UserError) as error:
             return Stop(i, error)
         logs: list[float] = found.tolist()
         if not all(x < LARGEST for x in logs) or not math.isfinite(integral):
             return Stop(i, not_finite(logs, integral, time))
         gap = float(numbers.pending[0]) + integral
+        try:
+            stepper.absorb(time, mark, None if events.features is None else events.features[i])
+        except UserError as error:  # features far from those of training
+            return Stop(i, error)
         into.density[i] = logs[mark] - gap
         into.gap[i] = gap
         into.rate[i] = sum(map(math.exp, logs))
         if into.shares.shape[1]:
             into.shares[i] = np.exp(found) / into.rate[i]
-        stepper.absorb(time, mark)
         numbers.at[0], numbers.pending[0] = time, 0.0
         numbers.likelihood[0] += logs[mark] - integral
         numbers.seen[0] += 1
@@ -143,13 +156,14 @@ def follow_by_steps(
 class ByHistory:
     """Any model, by its own methods: a copy of it, in float64 and evaluation mode."""
 
-    def __init__(self, model: PointProcess) -> None:
+    def __init__(self, model: PointProcess, context: Context | None = None) -> None:
         self.model = in_float64(model)
+        self._context = context
         self.table = score_table(model) if isinstance(model, DAPP) and model.scanned else None
         self.restart(0.0)
 
     def restart(self, start: float) -> None:
-        self._history = empty_history(self.model, start)
+        self._history = empty_history(self.model, start, context=self._context)
         self._at = start
 
     def score(self, time: float) -> tuple[Floats, float]:
@@ -161,9 +175,13 @@ class ByHistory:
         return log_intensities(self.model, self._history, np.array([time]))[0]
 
     @torch.no_grad()
-    def absorb(self, time: float, mark: int) -> None:
+    def absorb(self, time: float, mark: int, features: Floats | None = None) -> None:
+        known = None if features is None else torch.from_numpy(features)[None]
         self._history = self.model.extend(
-            self._history, torch.tensor([time], dtype=torch.float64), torch.tensor([mark])
+            self._history,
+            torch.tensor([time], dtype=torch.float64),
+            torch.tensor([mark]),
+            features=known,
         )
         self._at = time
 
@@ -227,7 +245,7 @@ class ByStates(ByModes):
     def restart(self, start: float) -> None:
         self._begin(start)
 
-    def absorb(self, time: float, mark: int) -> None:
+    def absorb(self, time: float, mark: int, features: Floats | None = None) -> None:
         self.move(time)
         added = self.steps.added(np.array([time - self._start]), np.array([mark]))
         self._state = self._state + added
@@ -282,7 +300,7 @@ class ByExcitation:
         later = self.steps.moved(self._state, np.array([time - self._at]))
         return np.asarray(self.steps.logs(later)[0])
 
-    def absorb(self, time: float, mark: int) -> None:
+    def absorb(self, time: float, mark: int, features: Floats | None = None) -> None:
         self.move(time)
         self._state[0, :, mark] += 1.0
 

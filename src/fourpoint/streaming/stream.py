@@ -25,12 +25,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fourpoint.events import MarkSpace, Sequence, UserError
+from fourpoint.events import Context, MarkSpace, Sequence, UserError
 from fourpoint.inference.sampling import eval_mode
 from fourpoint.models.base import PointProcess
 from fourpoint.models.following import LARGEST, Events, Numbers, Scored, Stop, not_finite
 from fourpoint.ops.quadrature import Unconverged
 from fourpoint.streaming.kept import ByActiveSets
+from fourpoint.streaming.model_queries import stream_context
 from fourpoint.streaming.monitoring import Alarm, Monitor
 from fourpoint.streaming.state import (
     FAULTS,
@@ -44,7 +45,7 @@ from fourpoint.streaming.state import (
     unpack,
     whole,
 )
-from fourpoint.streaming.steppers import stepper
+from fourpoint.streaming.steppers import check_recorded_at, stepper
 from fourpoint.streaming.watching import TypeWatch, families, type_watch
 
 if TYPE_CHECKING:
@@ -144,6 +145,9 @@ class Stream:
         alarms: largest number of false alarms per 1,000 events of the true model, on average and of
             all kinds; None: no monitoring. Half of it is for the stream (`streaming.monitoring`)
             and half for its types (`streaming.watching`), if it has several.
+        context: what is known besides events, of one sequence: the covariates of the model, and an
+            exposure, which multiplies the rate. Their last values are carried forward. The clock
+            of a model with a calendar is that of its training data unless ``origin`` is given.
 
     ``time`` is that of the last event or advance, ``count`` the events seen, ``log_likelihood`` the
     running total. A time before the last, one that is not finite, or an unknown mark is a
@@ -173,6 +177,7 @@ class Stream:
         recent: int = 256,
         top: int = 3,
         alarms: float | None = 1e-3,
+        context: Context | None = None,
     ) -> None:
         if recent < 1 or top < 0:
             raise UserError(
@@ -196,14 +201,20 @@ class Stream:
         self._followed = model if keep is None else model.keeping(keep)
         self._names = {name: i for i, name in enumerate(model.marks.names)}
         with eval_mode(model):
-            self._stepper = stepper(self._followed)
+            self.context = stream_context(model, context)
+            self._stepper = stepper(self._followed, self.context)
         self.reset(start)
 
     def reset(self, start: float = 0.0) -> None:
         """Forget everything, and begin anew at ``start``."""
         start = finite(start)
         self._stepper.restart(start)
-        self._recent = Recent(self.recent, growing=not self._followed.linear)
+        features = self.model.event_features
+        self._recent = Recent(
+            self.recent,
+            growing=not self._followed.linear,
+            features=0 if features is None else len(features.spec.names),
+        )
         self.start = start
         self.time = start
         self.count = 0
@@ -215,17 +226,25 @@ class Stream:
             self.monitor.reset()
             self._types = type_watch(self.model.marks, self.monitor.level)
 
-    def observe(self, time: float, mark: int | str | None = None) -> Observation:
+    def observe(
+        self, time: float, mark: int | str | None = None, features: ArrayLike | None = None
+    ) -> Observation:
         """Score an event at ``time``, then remember it.
 
-        ``mark`` is a name or a number; None where the model has no marks. Events may share a time:
-        each sees those before it by order. Raises :class:`UserError` for a time before the last and
-        for an unknown mark, and where the rate explodes.
+        ``mark`` is a name or a number; None where the model has no marks. ``features`` are those of
+        the event, in the order of training, where the model has event features. Events may share a
+        time: each sees those before it by order. Raises :class:`UserError` for a time before the
+        last, for an unknown mark, while the exposure is 0, and where the rate explodes.
         """
         when = self._later(time)
         kind = known_mark(self.model.marks, self._names, mark)
+        row = None if features is None else np.atleast_2d(np.asarray(features))
+        known = known_features(self.model, row, 1)
+        if known is not None and not np.isfinite(known).all():
+            raise unknown_feature(self.model, known[0])
+        check_recorded_at(self._stepper, when)
         attended = self._attended(when, kind)
-        events = Events(np.array([when]), np.array([kind]))
+        events = Events(np.array([when]), np.array([kind]), known)
         found = Scored.empty(1, self._watched_types)
         stopped = self._follow(events, found)
         if stopped is not None:
@@ -233,17 +252,20 @@ class Stream:
         density = float(found.density[0])
         gap = float(found.gap[0])
         rate = float(found.rate[0])
-        self._recent.append(when, kind, rate)
+        self._recent.append(when, kind, rate, None if known is None else known[0])
         alarms = self._watched(events, found, {})[0]
         return Observation(when, kind, density, gap, rate, attended, alarms)
 
-    def observe_many(self, times: ArrayLike, marks: ArrayLike | None = None) -> Observations:
+    def observe_many(
+        self, times: ArrayLike, marks: ArrayLike | None = None, features: ArrayLike | None = None
+    ) -> Observations:
         """Score events one after the other, as :meth:`observe` does, without ``attended``: many
         times faster.
 
-        ``marks`` are numbers; None where the model has no marks. An event that :meth:`observe`
-        would refuse changes nothing, and is among ``refused`` of what is returned; the events after
-        it are scored.
+        ``marks`` are numbers; None where the model has no marks. ``features`` (N, F) are those of
+        the events where the model has event features. An event that :meth:`observe` would refuse
+        changes nothing, and is among ``refused`` of what is returned; the events after it are
+        scored.
         """
         when = np.ascontiguousarray(times, dtype=np.float64)
         kinds = np.zeros(len(when), dtype=np.int64)
@@ -255,20 +277,22 @@ class Stream:
                 f"shapes {when.shape} and {kinds.shape}",
                 "Make the lengths equal.",
             )
+        known = known_features(self.model, features, len(when))
+        events = Events(when, kinds, known)
         found = Scored.empty(len(when), self._watched_types)
         refused: dict[int, UserError] = {}
         done = 0
         while done < len(when):
-            done = self._observe_until_stopped(when, kinds, found, refused, done)
+            done = self._observe_until_stopped(events, found, refused, done)
         accepted = [i for i in range(len(when)) if i not in refused] if refused else slice(None)
-        self._recent.extend(when[accepted], kinds[accepted], found.rate[accepted])
-        alarms = self._watched(Events(when, kinds), found, refused)
+        kept = None if known is None else known[accepted]
+        self._recent.extend(when[accepted], kinds[accepted], found.rate[accepted], kept)
+        alarms = self._watched(events, found, refused)
         return Observations(found.density, found.gap, found.rate, alarms, refused)
 
     def _observe_until_stopped(
         self,
-        when: Floats,
-        kinds: NDArray[np.int64],
+        events: Events,
         found: Scored,
         refused: dict[int, UserError],
         first: int,
@@ -276,6 +300,7 @@ class Stream:
         """Events from ``first`` on, up to the next one that cannot be scored; the place after it,
         or after the last.
         """
+        when, kinds, features = events
         times = when[first:]
         marks = kinds[first:]
         is_finite_time = np.isfinite(times)
@@ -283,6 +308,8 @@ class Stream:
         latest = np.maximum.accumulate(np.concatenate([[self.time], known]))[:-1]
         known_marks = (marks >= 0) & (marks < self.model.marks.count)
         sound = (times >= latest) & is_finite_time & known_marks
+        if features is not None:
+            sound &= np.isfinite(features[first:]).all(1)
         if not sound.all():
             place = int(sound.argmin())
             last = first + place
@@ -290,9 +317,7 @@ class Stream:
             place = -1
             last = len(when)
         some = slice(first, last)
-        stopped = self._follow(
-            Events(when[some], kinds[some]), Scored(*(values[some] for values in found))
-        )
+        stopped = self._follow(events.part(some), Scored(*(values[some] for values in found)))
         if stopped is not None:
             refused[first + stopped.done] = _refusal(stopped.error)
             return first + stopped.done + 1
@@ -301,6 +326,8 @@ class Stream:
         try:
             self._later(float(when[last]))
             known_mark(self.model.marks, self._names, int(kinds[last]))
+            if features is not None:
+                raise unknown_feature(self.model, features[last])
         except UserError as error:
             refused[last] = error
         return last + 1
@@ -412,12 +439,13 @@ class Stream:
         return pack("stream", fingerprint(self.model), header, arrays)
 
     @staticmethod
-    def restore(model: PointProcess, state: bytes) -> Stream:
-        """The stream whose :meth:`state` this is. Raises :class:`UserError` for other bytes and for
-        those of another model.
+    def restore(model: PointProcess, state: bytes, *, context: Context | None = None) -> Stream:
+        """The stream whose :meth:`state` this is; ``context`` is given anew, since tables of
+        covariates and exposure grow. Raises :class:`UserError` for other bytes and for those of
+        another model.
         """
         header, arrays = unpack("stream", fingerprint(model), state)
-        stream = Stream(model, alarms=None, **_settings(header, arrays))
+        stream = Stream(model, alarms=None, context=context, **_settings(header, arrays))
         stream.load(header, arrays)
         if stream.state() != bytes(state):
             raise damaged(
@@ -527,7 +555,16 @@ class Stream:
         marks = self._recent.in_order(self._recent.marks)
         # A window holds no event at its end; it is cut below.
         after = math.nextafter(self.time + 1.0, math.inf)
-        known = Sequence(times, marks, start=begin, stop=after, space=self.model.marks)
+        features = self._recent.features
+        known = Sequence(
+            times,
+            marks,
+            start=begin,
+            stop=after,
+            space=self.model.marks,
+            features=None if features is None else self._recent.in_order(features),
+            context=self.context,
+        )
         return known.until(self.time)
 
 
@@ -536,7 +573,7 @@ class Recent:
     ``growing`` one keeps all.
     """
 
-    def __init__(self, size: int, *, growing: bool = False) -> None:
+    def __init__(self, size: int, *, growing: bool = False, features: int = 0) -> None:
         self.size = size
         self.growing = growing
         self.seen = 0
@@ -545,47 +582,61 @@ class Recent:
             np.zeros(size, dtype=np.int64),
             np.zeros(size),
         )
+        if features:
+            self._kept += (np.zeros((size, features)),)
         self._narrow()
 
-    def append(self, time: float, mark: int, rate: float) -> None:
+    def append(self, time: float, mark: int, rate: float, features: Floats | None = None) -> None:
         """Remember an event, in place of the oldest where all slots are taken."""
         if self.growing and self.seen == self.size:
             self._double()
         slot = self.seen % self.size
-        for values, value in zip(self._kept, (time, mark, rate), strict=True):
+        event = (time, mark, rate) if features is None else (time, mark, rate, features)
+        for values, value in zip(self._kept, event, strict=True):
             values[slot] = value
         self.seen += 1
         if self.seen <= self.size:
             self._narrow()
 
-    def extend(self, times: Floats, marks: NDArray[np.int64], rates: Floats) -> None:
+    def extend(
+        self,
+        times: Floats,
+        marks: NDArray[np.int64],
+        rates: Floats,
+        features: Floats | None = None,
+    ) -> None:
         """Remember events in their order."""
         skipped = 0 if self.growing else max(0, len(times) - self.size)
         self.seen += skipped
         while self.growing and self.seen + len(times) > self.size:
             self._double()
         slots = np.arange(self.seen, self.seen + len(times) - skipped) % self.size
-        for values, new in zip(self._kept, (times, marks, rates), strict=True):
+        events = (times, marks, rates) if features is None else (times, marks, rates, features)
+        for values, new in zip(self._kept, events, strict=True):
             values[slots] = new[skipped:]
         self.seen += len(slots)
         self._narrow()
 
     def in_order(self, values: NDArray[Any]) -> NDArray[Any]:
         """``times``, ``marks`` or ``rates``, the oldest first."""
-        return np.roll(values, -(self.seen % self.size)) if self.seen > self.size else values.copy()
+        if self.seen <= self.size:
+            return values.copy()
+        return np.roll(values, -(self.seen % self.size), axis=0)
 
     def arrays(self) -> Arrays:
         """All that is remembered, the oldest first."""
         own = {"times": self.times, "marks": self.marks, "rates": self.rates}
+        if self.features is not None:
+            own["features"] = self.features
         return {f"recent.{name}": self.in_order(values) for name, values in own.items()}
 
     def load(self, arrays: Arrays) -> None:
         """Remember what :meth:`arrays` gave."""
         self.seen = 0
-        for event in zip(
-            *(arrays[f"recent.{name}"].tolist() for name in ("times", "marks", "rates")),
-            strict=True,
-        ):
+        names = ["times", "marks", "rates"]
+        if self.features is not None:
+            names.append("features")
+        for event in zip(*(arrays[f"recent.{name}"].tolist() for name in names), strict=True):
             self.append(*event)
 
     def _double(self) -> None:
@@ -593,7 +644,8 @@ class Recent:
         self.size *= 2
 
     def _narrow(self) -> None:
-        self.times, self.marks, self.rates = (x[: self.seen] for x in self._kept)
+        self.times, self.marks, self.rates = (x[: self.seen] for x in self._kept[:3])
+        self.features = self._kept[3][: self.seen] if len(self._kept) > 3 else None
 
 
 def _refusal(error: UserError | Unconverged) -> UserError:
@@ -692,6 +744,40 @@ def known_mark(marks: MarkSpace, names: dict[str, int], mark: int | str | None) 
             "Use a name or a number of the model's marks.",
         )
     return found
+
+
+def known_features(
+    model: PointProcess, features: ArrayLike | None, count: int
+) -> NDArray[np.float64] | None:
+    """The features of ``count`` events, (N, F), as the model needs them; None where it has none."""
+    own = model.event_features
+    if own is None:
+        if features is None:
+            return None
+        raise UserError(
+            "no event features, since the model was fitted without any",
+            "some",
+            "Leave them out, or fit a model with --event-features.",
+        )
+    if features is None:
+        if not count:
+            return np.zeros((0, len(own.spec.names)))
+        raise own.missing("events without them")
+    try:
+        found = np.array(features, dtype=np.float64)
+    except (TypeError, ValueError):
+        raise own.missing("some that are no numbers") from None
+    if found.shape != (count, len(own.spec.names)):
+        raise own.missing(f"features of shape {found.shape} for {count:,} events")
+    return found
+
+
+def unknown_feature(model: PointProcess, features: Floats) -> UserError:
+    """The error of an event with a feature that is not finite."""
+    names = () if model.event_features is None else model.event_features.spec.names
+    pairs = zip(names, features.tolist(), strict=True)
+    name, value = next((pair for pair in pairs if not math.isfinite(pair[1])), ("a feature", 0.0))
+    return UserError(f"a finite {name!r}", f"{value}", "Mend or leave out the event.")
 
 
 def _name(marks: MarkSpace, mark: int) -> str | None:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from fourpoint.events import MarkSpace, UserError
+from fourpoint.events import Context, MarkSpace, UserError
 from fourpoint.models.base import PointProcess
 from fourpoint.streaming.bank import StreamBank
 from fourpoint.streaming.feed.encoding import Scores, as_json
@@ -27,29 +27,36 @@ class Event(NamedTuple):
     one stream).
 
     ``at`` is the time on the clock of the whole feed. It differs from ``time`` where windows of the
-    calendar begin at 0.
+    calendar begin at 0. ``features`` are those of a model with event features.
     """
 
     time: float
     mark: int
     entity: str | None
     at: float
+    features: tuple[float, ...] = ()
 
 
 class Columns(NamedTuple):
-    """Events by columns: their times, the numbers of their marks, and whose they are (None where
-    there is one stream).
+    """Events by columns: their times, the numbers of their marks, whose they are (None where
+    there is one stream), and their features (None where the model has none).
     """
 
     times: list[float]
     marks: list[int]
     entities: list[str] | None
+    features: list[tuple[float, ...]] | None = None
 
     @staticmethod
     def of(events: list[Event], *, many: bool) -> Columns:
         """Those of ``events``, which have entities where there are ``many``."""
         entities = [event.entity or "" for event in events] if many else None
-        return Columns([event.time for event in events], [event.mark for event in events], entities)
+        features = None
+        if events and events[0].features:
+            features = [event.features for event in events]
+        return Columns(
+            [event.time for event in events], [event.mark for event in events], entities, features
+        )
 
     def events(self) -> list[Event]:
         """The events, of a feed with one clock."""
@@ -97,6 +104,7 @@ class Single:
         *,
         attended: bool = False,
         alarms: float | None = ALARMS,
+        context: Context | None = None,
     ) -> None:
         self._space: MarkSpace = model.marks
         self.marks = {name: i for i, name in enumerate(self._space.names)}
@@ -106,9 +114,11 @@ class Single:
         if keep is not None:
             _keeping(model, keep)
         if state is None:
-            self._stream = Stream(model, start=start, keep=keep, top=top, alarms=alarms)
+            self._stream = Stream(
+                model, start=start, keep=keep, top=top, alarms=alarms, context=context
+            )
         else:
-            self._stream = Stream.restore(model, state)
+            self._stream = Stream.restore(model, state, context=context)
         self.state = self._stream.state
 
     def observe(self, events: Columns) -> Scores:
@@ -116,7 +126,7 @@ class Single:
             return self._attending(events)
         times = np.array(events.times, dtype=np.float64)
         marks = np.array(events.marks, dtype=np.int64)
-        found = self._stream.observe_many(times, marks)
+        found = self._stream.observe_many(times, marks, events.features)
         return _as_scores(found)
 
     def _attending(self, events: Columns) -> Scores:
@@ -124,8 +134,9 @@ class Single:
         rows: list[dict[str, Any]] = []
         refused = dict[int, UserError]()
         for i, (time, mark) in enumerate(zip(events.times, events.marks, strict=True)):
+            features = None if events.features is None else events.features[i]
             try:
-                rows.append(self._stream.observe(time, mark).to_dict(self._space))
+                rows.append(self._stream.observe(time, mark, features).to_dict(self._space))
             except UserError as error:
                 refused[i] = error
                 rows.append(
@@ -160,12 +171,13 @@ class Entities:
         *,
         alarms: float | None = ALARMS,
         fleet: bool = True,
+        context: Context | None = None,
     ) -> None:
         followed = model if keep is None else _keeping(model, keep)
         self.names = names_as_json(model.marks)
         self.marks = {name: i for i, name in enumerate(model.marks.names)}
         if store is not None and state is not None:
-            self.bank = StreamBank.resume(followed, state, store, threads=THREADS)
+            self.bank = StreamBank.resume(followed, state, store, threads=THREADS, context=context)
         else:
             self.bank = StreamBank(
                 followed,
@@ -175,6 +187,7 @@ class Entities:
                 spill="" if store is None else None,
                 store=store,
                 threads=THREADS,
+                context=context,
             )
         self.state = self.bank.head
         self.memory = self._bounded(limit)
@@ -212,7 +225,8 @@ class Entities:
         marks = np.array(events.marks, dtype=np.int64)
         while done < count:
             some = slice(done, min(count, done + (self.bank.until_look or count)))
-            parts.append(self.bank.observe_many(entities[some], times[some], marks[some]))
+            features = None if events.features is None else events.features[some]
+            parts.append(self.bank.observe_many(entities[some], times[some], marks[some], features))
             done = some.stop
         if not parts:
             return Scores([], [], [], [], {})

@@ -29,6 +29,7 @@ from fourpoint.log_format import LogFormat
 from fourpoint.models.base import PointProcess
 from fourpoint.report.printing import plain_console, text_column
 from fourpoint.sanitising import console_lines
+from fourpoint.streaming.feed.beside import Beside, CarriedForward
 from fourpoint.streaming.feed.events import ALARMS, Entities, Event, Scorer, Single
 from fourpoint.streaming.feed.lines import LONGEST, Line, Lines
 from fourpoint.streaming.feed.loop import Ended, Loop
@@ -64,6 +65,7 @@ def score_feed(
     timezone: str | None = None,
     attended: bool = False,
     limit: int | None = None,
+    beside: Beside | None = None,
     tell: Callable[[str], None] | None = None,
 ) -> Ended:
     """Score each line of ``input`` with ``model`` and write one line to ``output``; both are pipes
@@ -84,8 +86,9 @@ def score_feed(
     ``time`` and ``mark``, the columns of times and types (as in the training log by default);
     ``time_unit`` and ``timezone``, which must be those of the training data; ``attended``, to name
     the past events with the largest weights, per head (not with ``by``); ``limit``, how many
-    entities stay in memory, the others on disk (as many as fit 512 MiB by default); ``tell``, what
-    to do with notices (stderr by default).
+    entities stay in memory, the others on disk (as many as fit 512 MiB by default); ``beside``,
+    tables of covariates and of an exposure (`streaming.feed.beside`); ``tell``, what to do with
+    notices (stderr by default). Event features of the model are fields of the lines.
 
     SIGTERM and SIGINT end the run after the line or batch in hand, with the state written. Raises
     :class:`~fourpoint.events.UserError` for options that do not go together, for a state that is
@@ -123,11 +126,14 @@ def score_feed(
             before = read_state(state)
         names = {name: i for i, name in enumerate(model.marks.names)}
         asked = Asked(time, mark, by)
-        reader = EventReader(names, asked, times, lines.name, before.header if before else None)
+        features = () if model.event_features is None else model.event_features.spec.names
+        header = before.header if before else None
+        reader = EventReader(names, asked, times, lines.name, header, features)
 
         def trial() -> EventReader:
             """A reader whose findings about the input do not count."""
-            return EventReader(names, asked, TimeReader(trained.log, trained.unit), lines.name)
+            clock = TimeReader(trained.log, trained.unit)
+            return EventReader(names, asked, clock, lines.name, None, features)
 
         if before is None and input is not None:
             _try_first_lines(input, trial())
@@ -150,18 +156,36 @@ def score_feed(
             "attended": attended or None,
             "alarms": level,
         }
+        tables = beside or Beside()
+        settings |= tables.settings()
         if before is not None:
             _check_settings(before.settings, settings, state)
+        context = tables.context(times, begin)
+        if trained.log is not None and trained.log.exposure and tables.exposure is None:
+            tell(
+                "warning: the model was fitted with an exposure, and this feed has none: it is "
+                "taken as 1 (--exposure FILE)"
+            )
         memory = None if before is None else before.stream
         store = None if by is None or state is None else Store(state, durable=True)
         if store is not None:
             files.callback(store.close)
         scorer: Scorer
         if by is None:
-            scorer = Single(model, keep, begin, memory, attended=attended, alarms=level)
+            scorer = Single(
+                model, keep, begin, memory, attended=attended, alarms=level, context=context
+            )
         else:
             scorer = Entities(
-                model, keep, begin, memory, store, limit, alarms=level, fleet=times.calendar is None
+                model,
+                keep,
+                begin,
+                memory,
+                store,
+                limit,
+                alarms=level,
+                fleet=times.calendar is None,
+                context=context,
             )
             tell(scorer.memory)
         if before is not None:
@@ -172,6 +196,7 @@ def score_feed(
         loop = Loop(lines, scores, scorer, reader, state, settings, every, follow, tell, tally)
         loop.max_skipped = max_skipped
         loop.dates = times.dates()
+        loop.carried = CarriedForward(context)
         if store is not None and isinstance(scorer, Entities):
             loop.saver = files.enter_context(closing(EntitySaver(scorer.bank, store)))
         if max_gap != "none":

@@ -18,6 +18,7 @@ from typing import Any
 
 from fourpoint.events import UserError
 from fourpoint.events.dates import Dates
+from fourpoint.streaming.feed.beside import CarriedForward
 from fourpoint.streaming.feed.encoding import Scores, rows_of
 from fourpoint.streaming.feed.events import Columns, Event, Scorer
 from fourpoint.streaming.feed.lines import Block, Line, Lines
@@ -81,6 +82,7 @@ class Loop:
     plausible: TimeCheck | None = None
     saver: EntitySaver | None = None  # writes the state of many entities in the background
     dates: Dates | None = None  # of alarms, where all times have one origin
+    carried: CarriedForward | None = None  # tells when events come after the end of a table
     max_skipped: float = 1.0  # share of the lines that may be skipped without a failure
     done: int = 0  # bytes of the input whose lines are scored and written
     unsaved: int = 0  # lines since the last state
@@ -154,6 +156,9 @@ class Loop:
     def _score(self, block: Block) -> None:
         """Score lines as one batch, and write what came of them in their order."""
         columns, found = self._events_of(block)
+        if self.carried is not None and columns.times:
+            for note in self.carried(max(columns.times)):
+                self.tell(note)
         scores = self.scorer.observe(columns)
         numbers: Sequence[int] = block.numbers()
         skipped = 0

@@ -61,10 +61,11 @@ class EventReader:
         times: how times are read, with the training log where that is known.
         name: of the input, whose ending may say that it is a table.
         header: of a feed that is gone on with; None where its first line has not been read.
+        features: the columns of event features that the model needs.
 
     >>> reader = EventReader({"fire": 0, "medical": 1}, Asked(), TimeReader(None, ""))
     >>> reader(Line(1, b'{"time": 2, "mark": "fire"}', 27))
-    Event(time=2.0, mark=0, entity=None, at=2.0)
+    Event(time=2.0, mark=0, entity=None, at=2.0, features=())
     >>> print(reader(Line(2, b'{"time": "noon", "mark": "fire"}', 16)))
     expected "time" as a number; received 'noon'. Write it without quotes, in the model's unit.
     """
@@ -76,12 +77,14 @@ class EventReader:
         times: TimeReader,
         name: str = "",
         header: Header | None = None,
+        features: tuple[str, ...] = (),
     ) -> None:
         self.marks = marks
         self.times = times
         self.name = name
         self.header = header
         self.by = None if times.calendar is not None else asked.by
+        self.features = features
         self._asked = asked
         self._time = _names(asked.time, times.log.time, "time")
         self._mark = _names(asked.mark, times.log.mark, "mark")
@@ -102,10 +105,12 @@ class EventReader:
 
     @property
     def _plain(self) -> bool:
-        """Whether lines are objects whose times are numbers in the model's unit."""
-        return (
-            self._begun and not self.times.stamped and not (self.header and self.header.separator)
-        )
+        """Whether lines are objects whose times are numbers in the model's unit, without event
+        features.
+        """
+        if self.features or not self._begun or self.times.stamped:
+            return False
+        return not (self.header and self.header.separator)
 
     def columns(self, contents: list[bytes]) -> Columns | None:
         """The events of lines that are all plain objects, parsed at once; None if any is not, and
@@ -202,7 +207,7 @@ class EventReader:
                 entity = str(entity) if type(entity) is int else entity
                 mark = mark if type(entity) is str and entity and entity.isascii() else None
             if mark is not None and isfinite(when):
-                yield new(Event, (when, mark, entity, when))
+                yield new(Event, (when, mark, entity, when, ()))
             else:
                 yield None
 
@@ -254,9 +259,10 @@ class EventReader:
             moment = self._moment(found)
             mark = 0 if self._unmarked else _mark(_first(found, self._mark), self.marks)
             entity = moment.window if self.by is None else _entity(found.get(self.by), self.by)
+            features = tuple(_feature(found.get(name), name) for name in self.features)
         except UserError as error:
             return error
-        return Event(moment.time, mark, entity, moment.at)
+        return Event(moment.time, mark, entity, moment.at, features)
 
     def _moment(self, found: dict[str, Any]) -> Moment:
         name = next((name for name in self._time if name in found), None)
@@ -306,9 +312,11 @@ class EventReader:
             entity = (
                 moment.window if header.by is None else _entity(cells[header.by], self.by or "")
             )
+            columns = zip(header.features, self.features, strict=True)
+            features = tuple(_feature_cell(cells[place], name) for place, name in columns)
         except UserError as error:
             return error
-        return Event(moment.time, mark, entity, moment.at)
+        return Event(moment.time, mark, entity, moment.at, features)
 
     def _cell_moment(self, text: str) -> Moment:
         try:
@@ -346,11 +354,22 @@ class EventReader:
         by = None if self.by is None else _place(names, (self.by,))
         if self.by is not None and by is None:
             raise self._missing(self.by, "by", names)
-        return Header(separator, line, len(names), time, mark, by)
+        features = []
+        for name in self.features:
+            place = _place(names, (name,))
+            if place is None:
+                raise self._missing(name, None, names)
+            features.append(place)
+        return Header(separator, line, len(names), time, mark, by, tuple(features))
 
-    def _missing(self, wanted: str, option: str, names: list[str]) -> UserError:
+    def _missing(self, wanted: str, option: str | None, names: list[str]) -> UserError:
         near = get_close_matches(wanted, names, n=1)
-        remedy = f"Did you mean --{option} {near[0]!r}?" if near else f"Name it with --{option}."
+        if option is None:
+            remedy = "The model was fitted with this event feature: add the column."
+        elif near:
+            remedy = f"Did you mean --{option} {near[0]!r}?"
+        else:
+            remedy = f"Name it with --{option}."
         listed = ", ".join(map(_shown, names[:8])) + (", ..." if len(names) > 8 else "")
         return UserError(
             f"a column {wanted!r} in the header of {self.name or 'the feed'}",
@@ -483,6 +502,36 @@ def _entity(value: object, by: str) -> str:
             f'"{by}" as text in Unicode', _shown(value), "Repair the half character in it."
         )
     return text
+
+
+def _feature(value: object, name: str) -> float:
+    """The event feature of a JSON object, which must be a finite number."""
+    if value is None:
+        raise UserError(
+            f'"{name}", an event feature that the model was fitted with',
+            "none",
+            "Give every event its features.",
+        )
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise UserError(f'"{name}" as a number', _shown(value), "Write it without quotes.")
+    try:
+        number = float(value)
+    except OverflowError:
+        number = nan
+    if not isfinite(number):
+        raise UserError(f'a finite "{name}"', _shown(value), "Repair or remove the event.")
+    return number
+
+
+def _feature_cell(text: str, name: str) -> float:
+    """The event feature in a cell; a decimal comma is read as in the tables that `fit` reads."""
+    bare = text.strip()
+    if not bare:
+        return _feature(None, name)
+    try:
+        return _feature(float(bare.replace(",", ".")), name)
+    except ValueError:
+        raise UserError(f'"{name}" as a number', _shown(text), "Repair the line.") from None
 
 
 def _shown(value: object) -> str:

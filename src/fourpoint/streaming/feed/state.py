@@ -67,6 +67,7 @@ class Header:
     time: int = 0
     mark: int | None = None
     by: int | None = None
+    features: tuple[int, ...] = ()  # of a model with event features
 
 
 @dataclass(frozen=True)
@@ -108,6 +109,8 @@ class FeedState:
         header["tally"] = asdict(self.tally)
         header["reached"] = asdict(self.reached)
         header["header"] = None if self.header is None else asdict(self.header)
+        if self.header is not None:
+            header["header"]["features"] = list(self.header.features)
         return pack(FEED, "", header, {"stream": np.frombuffer(self.stream, dtype=np.uint8)})
 
     @staticmethod
@@ -143,9 +146,13 @@ class FeedState:
             **values,
             tally=Tally(**tally),
             reached=Reached(**reached),
-            header=None if header is None else Header(**header),
+            header=None if header is None else _header(header),
             stream=stream.tobytes(),
         )
+
+
+def _header(values: dict[str, Any]) -> Header:
+    return Header(**{**values, "features": tuple(values.get("features", ()))})
 
 
 def _unsound(source: str, expected: str, received: str) -> UserError:
@@ -183,10 +190,14 @@ def _is_reached(value: object) -> bool:
 def _is_header(value: object) -> bool:
     if value is None:
         return True
-    if not isinstance(value, dict) or set(value) != {field.name for field in fields(Header)}:
+    names = {field.name for field in fields(Header)}
+    if not isinstance(value, dict) or set(value) | {"features"} != names:
         return False
     width = value["width"]
-    places = (value["time"], value["mark"], value["by"])
+    features = value.get("features", [])
+    if not isinstance(features, list) or not all(map(_is_count, features)):
+        return False
+    places = (value["time"], value["mark"], value["by"], *features)
     if (
         not isinstance(value["separator"], str)
         or not isinstance(value["line"], str)
