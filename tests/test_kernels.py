@@ -395,7 +395,7 @@ def deep_dapp_rate(monkeypatch: pytest.MonkeyPatch) -> Compared:
     monkeypatch.setattr(conditions, "RATE_WORK", 0)
     data = sequences(3)
     values: list[list[Any]] = [[], []]
-    for settings in (dict(width=10, modes=5), dict(width=16, modes=8, layers=1, waves=0)):
+    for settings in (dict(width=10, modes=5), dict(width=16, modes=8, layers=1, sinusoids=0)):
         model = DeepDAPP(3, **settings)
         model.initialise(data)
         random = torch.Generator().manual_seed(1)
