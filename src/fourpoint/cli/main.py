@@ -1,8 +1,7 @@
 """The command line: one function per command.
 
-    fourpoint demo | data | simulate | compare | fit | evaluate | forecast | explain | influence |
     fourpoint demo | data | simulate | compare | fit | evaluate | calibrate | forecast | explain |
-    stream | reproduce
+    influence | stream | reproduce
 
 Results go to stdout, notices and errors to stderr. An error that the user can correct ends with
 exit code 2 and three clauses (expected, received, what to do), without a traceback, and before
