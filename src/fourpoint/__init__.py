@@ -31,7 +31,9 @@ if TYPE_CHECKING:
     from fourpoint.data.readers import read, write
     from fourpoint.data.synthetic import PROCESSES, simulate
     from fourpoint.events import Batch, Box, Dataset, EventDataError, MarkSpace, Sequence, UserError
+    from fourpoint.inference.anomalies import anomalies
     from fourpoint.inference.calibration import calibrate, coverage
+    from fourpoint.inference.differences import difference
     from fourpoint.inference.evaluation import evaluate, intensity
     from fourpoint.inference.explaining import explain
     from fourpoint.inference.forecasting import forecast
@@ -90,10 +92,12 @@ __all__ = [
     "StreamBank",
     "UserError",
     "__version__",
+    "anomalies",
     "available",
     "calibrate",
     "compare",
     "coverage",
+    "difference",
     "evaluate",
     "expected_map",
     "explain",
@@ -155,7 +159,9 @@ _HOME = {
     "compare": "training.comparing",
     "fit": "training.fitting",
     **dict.fromkeys(("sample", "sample_paths"), "inference.sampling"),
+    "anomalies": "inference.anomalies",
     **dict.fromkeys(("calibrate", "coverage"), "inference.calibration"),
+    "difference": "inference.differences",
     "forecast": "inference.forecasting",
     "forecasts": "inference.forecasts",
     "explain": "inference.explaining",

@@ -1,7 +1,7 @@
 """The command line: one function per command.
 
-    fourpoint demo | data | simulate | compare | fit | evaluate | calibrate | forecast | explain |
-    influence | stream | reproduce
+    fourpoint demo | data | simulate | compare | fit | evaluate | difference | calibrate |
+    forecast | explain | influence | anomalies | stream | reproduce
 
 Results go to stdout, notices and errors to stderr. An error that the user can correct ends with
 exit code 2 and three clauses (expected, received, what to do), without a traceback, and before
@@ -460,6 +460,52 @@ def evaluate(
         numbers["predictions"] = scores.to_dict()
         blocks.append(scores)
     print_all(numbers, blocks, json)
+
+
+@app.command()
+@typed.takes_reading_options()
+def difference(
+    folder: typed.Saved,
+    other: Annotated[Path, typer.Argument(metavar="OTHER", help="Folder of another model.")],
+    source: typed.Source,
+    split: typed.Scored = None,
+    seed: typed.Seed = 0,
+    json: typed.Json = False,
+    plot: typed.Plot = None,
+    *,
+    reading: typed.ReadingOptions,
+) -> None:
+    """Compare two saved models on the same data: log-likelihood and CRPS, with bootstrap intervals
+    over sequences or blocks of a log, and where one is better.
+    """
+    from fourpoint.cli.judging import run_difference
+
+    run_difference((folder, other), source, reading, split, seed, json, plot)
+
+
+@app.command()
+@typed.takes_reading_options()
+def anomalies(
+    folder: typed.Saved,
+    source: typed.Source,
+    split: typed.Scored = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "-o", "--output", metavar="FILE", help="Write all sequences, .csv or .parquet."
+        ),
+    ] = None,
+    seed: typed.Seed = 0,
+    json: typed.Json = False,
+    *,
+    reading: typed.ReadingOptions,
+) -> None:
+    """Rank whole sequences by how unlikely they are under a saved model: p-values, and which are
+    anomalous at a false discovery rate of 10%.
+    """
+    from fourpoint.cli.judging import run_anomalies
+
+    run_anomalies(folder, source, reading, split, output, seed, json)
 
 
 @app.command()

@@ -24,7 +24,15 @@ from jaxtyping import Float, Int
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fourpoint.events import Batch, BatchSteps, Dataset, Sequence, all_sequences, check_marks
+from fourpoint.events import (
+    Batch,
+    BatchSteps,
+    Dataset,
+    Sequence,
+    UserError,
+    all_sequences,
+    check_marks,
+)
 from fourpoint.events.dequantise import dequantised
 from fourpoint.events.windows import beginning
 from fourpoint.inference.dequantising import (
@@ -176,6 +184,28 @@ def goodness_of_fit(
         total = rescaling.without_p_values(total)
         by_mark = {name: rescaling.without_p_values(v) for name, v in by_mark.items()}
     return Goodness(total, by_mark, dict(zip(data.ids, gaps, strict=True)), tick, how, inapplicable)
+
+
+def with_exact_times(model: PointProcess, data: Dataset, seed: int) -> tuple[Dataset, str]:
+    """All sequences with dequantised times where timestamps are coarse, and how that was done.
+
+    Raises :class:`UserError` where the rate changes within the resolution of the timestamps and
+    times inside it cannot be drawn for all events.
+    """
+    tick = coarse_resolution(data.gaps[data.gaps > 0])
+    if not tick:
+        return data, ""
+    uniform = dequantised(data, tick, seed)
+    if change_within_ticks(model, uniform, tick) < UNCHANGED:
+        return uniform, f"times were dequantised uniformly within {tick:g}"
+    against = reason_against(model)
+    if against is None and data.events <= most_events(model):
+        return dequantise(model, data, tick, seed), f"times were dequantised within {tick:g}"
+    raise UserError(
+        "timestamps that resolve the changes of the rate",
+        f"a resolution of {tick:g} within which the rate of the model changes",
+        "Test fewer events, or a model without such fast excitation.",
+    )
 
 
 def _dequantised(model: PointProcess, data: Dataset, seed: int) -> tuple[Dataset, float, str, str]:

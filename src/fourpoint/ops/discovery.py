@@ -39,3 +39,17 @@ def discoveries(
         if len(below):
             chosen[order[: below[-1] + 1]] = True
     return chosen.reshape(p_values.shape)
+
+
+def adjusted(p_values: Float[ndarray, " n"]) -> Float[ndarray, " n"]:
+    """The smallest false discovery rate at which Benjamini and Hochberg reject each hypothesis.
+
+    >>> adjusted(np.array([0.01, 0.5, 0.02])).round(3).tolist()
+    [0.03, 0.5, 0.03]
+    """
+    order = np.argsort(-p_values)
+    ranks = len(p_values) - np.arange(len(p_values))
+    rates = np.minimum(1.0, p_values[order] * len(p_values) / ranks)
+    found = np.empty(len(p_values))
+    found[order] = np.minimum.accumulate(rates)
+    return found

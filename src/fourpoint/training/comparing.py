@@ -45,18 +45,17 @@ from fourpoint.models.effects import EffectsSpec, effects_of
 from fourpoint.models.hawkes import Hawkes
 from fourpoint.models.hawkes_effects import LARGEST_INFORMATION
 from fourpoint.models.poisson import Poisson
+from fourpoint.ops.pairing import Gain, paired_gain
 from fourpoint.report.printing import Printed, bar, text_table
 from fourpoint.settings import parameters
 from fourpoint.training.calendar import AUTO, NONE, covered_seconds, tried_terms
 from fourpoint.training.fitting import fit
 from fourpoint.training.held_out import (
     Fold,
-    Gain,
     Scores,
     between,
     folds_of,
     one_type,
-    paired_gain,
     z_score,
 )
 from fourpoint.training.outages import find_outages, say, without

@@ -27,8 +27,6 @@ FOLDS = 5
 FEW_SEQUENCES = 30  # below this number sequences are cut by time
 UNITS = 100  # blocks of time of all folds together
 REMEMBERED = 4096  # events of a history period
-RESAMPLES = 4000
-LEVEL = 0.95
 TOLERANCE = 1e-5  # nats per event, of integrals
 AT_ONCE = 128  # sequences that are scored together
 MOST_RATIO = 3.0  # the logarithm of the largest ratio of two rates that counts in full
@@ -212,50 +210,6 @@ def _joined_sequences(sequences: list[Sequence], like: Dataset) -> Dataset:
 
 
 # ---------------------------------------------------------------------- paired differences
-
-
-@dataclass(frozen=True)
-class Gain:
-    """A difference of log-likelihoods in nats per event, with its interval."""
-
-    mean: float
-    low: float
-    high: float
-
-    @property
-    def clear(self) -> bool:
-        """Whether the interval lies above 0."""
-        return self.low > 0
-
-
-def paired_gain(differences: Floats, events: Floats, seed: int) -> Gain:
-    """The sum of ``differences`` over units per event, and a bootstrap interval over units at
-    LEVEL.
-
-    The interval of the percentiles is widened by the ratio of Student's quantile to the normal one
-    and by sqrt(n / (n - 1)), since percentiles of few units are too close together.
-
-    >>> found = paired_gain(np.array([1.0, 3.0, 2.0, 2.0]), np.full(4, 10.0), seed=0)
-    >>> found.mean, found.clear
-    (0.2, True)
-    """
-    from scipy.special import ndtri, stdtrit
-
-    count = len(differences)
-    total = max(float(events.sum()), 1.0)
-    mean = float(differences.sum()) / total
-    if count < 2:
-        return Gain(mean, -np.inf, np.inf)
-    drawn = np.random.default_rng(seed).integers(count, size=(RESAMPLES, count))
-    sums = differences[drawn].sum(1)
-    counts = np.maximum(events[drawn].sum(1), 1.0)
-    tail = (1 - LEVEL) / 2
-    low, high = np.quantile(sums / counts, [tail, 1 - tail])
-    student = float(stdtrit(count - 1, 1 - tail) / ndtri(1 - tail))
-    wider = student * np.sqrt(count / (count - 1))
-    below = float(wider * (mean - low))
-    above = float(wider * (high - mean))
-    return Gain(mean, mean - below, mean + above)
 
 
 def z_score(values: Floats) -> float:

@@ -1,0 +1,72 @@
+"""The commands ``fourpoint difference`` and ``fourpoint anomalies``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from fourpoint.cli.checks import check_picture
+from fourpoint.cli.console import print_all, print_notice, save_plot, short_unit
+from fourpoint.cli.options import ReadingOptions
+from fourpoint.cli.reading import open_with_model, scored_part
+
+
+def run_difference(
+    folders: tuple[Path, Path],
+    source: str,
+    reading: ReadingOptions,
+    split: str | None,
+    seed: int,
+    json: bool,
+    plot: Path | None,
+) -> None:
+    """Score two saved models on the same data and print their difference."""
+    check_picture(plot)
+    from fourpoint.inference.differences import difference
+    from fourpoint.storage.checkpoints import restore
+
+    first, data = open_with_model(folders[0], source, reading)
+    second = restore(folders[1])
+    part = scored_part(first, data, split)
+    found = difference(first, second, part, seed=seed, progress=True)
+    save_plot(found.plot(unit=short_unit(data.unit)) if plot else None, plot)
+    print_all(found.to_dict(), [found], json)
+
+
+def run_anomalies(
+    folder: Path,
+    source: str,
+    reading: ReadingOptions,
+    split: str | None,
+    output: Path | None,
+    seed: int,
+    json: bool,
+) -> None:
+    """Rank the sequences of a data set by how unlikely they are, and write the ranking."""
+    from fourpoint.inference.anomalies import anomalies
+    from fourpoint.inference.forecasts import check_table_file
+
+    if output is not None:
+        check_table_file(output)
+    model, data = open_with_model(folder, source, reading)
+    part = scored_part(model, data, split)
+    found = anomalies(model, part, seed=seed, progress=True)
+    if output is not None:
+        write_table(found.table(), output)
+        print_notice(f"table: {output}")
+    print_all(found.to_dict(), [found], json)
+
+
+def write_table(table: Any, file: Path) -> None:
+    """Write an Arrow table as Parquet or CSV, by its ending, whole or not at all."""
+    from pyarrow import csv, parquet
+
+    from fourpoint.atomic import write_atomic
+
+    def write(draft: Path) -> None:
+        if file.suffix.lower() == ".csv":
+            csv.write_csv(table, draft)
+        else:
+            parquet.write_table(table, draft)
+
+    write_atomic(file, write)

@@ -1,0 +1,226 @@
+r"""Sequences that do not look like the others: a p-value for each whole sequence.
+
+Time rescaling turns the events of a sequence into a Poisson process of rate 1 on [0, V] if the
+model is right, where V is the integral of the rate over its window. With the spacings w_0, ..., w_N
+between its rescaled events and the ends of [0, V], each sequence has two statistics,
+
+    3S = sum_i w_i^2 / V,        KS = max_v | (events up to v) / N - v / V |   (0 without events)
+
+The first is small for events that are too regular and large for clusters and silences, and sees a
+wrong number of events; the second sees a rate that is wrong in one part of the window. Each is
+compared with draws of the Poisson process on [0, V], two-sided for 3S, and the p-value of the
+sequence is min(1, 2 min(p_3S, p_KS)). ``q`` is its Benjamini-Hochberg value: among the sequences
+with q <= .1 the expected share of false ones is at most 10% if sequences are independent.
+
+Source: Shchur, Turkmen, Januschowski, Gasthaus and Gunnemann, "Detecting anomalous event sequences
+with temporal point processes" (2021).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from fourpoint.events import Dataset, Sequence, UserError, all_sequences, check_marks
+from fourpoint.inference.goodness import gap_integrals, with_exact_times
+from fourpoint.inference.sampling import eval_mode
+from fourpoint.models.base import PointProcess
+from fourpoint.ops.discovery import adjusted
+from fourpoint.report.printing import Printed, bar, text_table
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+Floats = NDArray[np.float64]
+BATCH = 64
+DRAWS = 999
+MOST_DRAWS = 200_000
+DOUBTFUL = 0.05  # p-values up to which a sequence is compared with more draws
+NUMBERS = 2**22  # spacings that are drawn together
+SHOWN = 10
+RATE = 0.1  # false discovery rate of the printed list
+
+
+@dataclass(frozen=True, repr=False)
+class Anomalies(Printed):
+    """What :func:`anomalies` found, one number per sequence; prints the most anomalous ones."""
+
+    ids: tuple[str, ...]
+    events: NDArray[np.int64]
+    expected: Floats
+    spacings: Floats  # 3S
+    p_spacings: Floats
+    p_ks: Floats
+    p: Floats
+    q: Floats
+    note: str = ""
+
+    @property
+    def order(self) -> NDArray[np.int64]:
+        """The sequences, the most anomalous first."""
+        return np.lexsort((-np.abs(self.events - self.expected), self.p))
+
+    def table(self) -> pa.Table:
+        """All sequences, the most anomalous first, as an Arrow table."""
+        rows = self.order
+        columns: dict[str, Any] = {"sequence": [self.ids[i] for i in rows.tolist()]}
+        for name in ("events", "expected", "spacings", "p_spacings", "p_ks", "p", "q"):
+            columns[name] = getattr(self, name)[rows]
+        return pa.table(columns)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The number of sequences with q of at most .1, and all of them, the most anomalous
+        first.
+        """
+        found = {"sequences": len(self.ids), "false_discovery_rate": RATE}
+        found |= {"anomalous": int((self.q <= RATE).sum())}
+        return found | {"note": self.note, "ranking": self.table().to_pylist()}
+
+    def __rich__(self) -> Table:
+        count = int((self.q <= RATE).sum())
+        title = f"{count:,} of {len(self.ids):,} sequences are anomalous (false discovery rate 10%)"
+        table = text_table(title, title_justify="left", box=None, pad_edge=False)
+        table.add_column("sequence", style="bold")
+        for name in ("events", "expected", "3S", "p", "q"):
+            table.add_column(name, justify="right")
+        for i in self.order[: max(SHOWN, min(count, 2 * SHOWN))].tolist():
+            numbers = (self.spacings[i], self.p[i], self.q[i])
+            counts = (f"{self.events[i]:,}", f"{self.expected[i]:.1f}")
+            table.add_row(self.ids[i], *counts, *(f"{x:.3g}" for x in numbers))
+        if self.note:
+            table.caption = self.note
+        return table
+
+
+def anomalies(
+    model: PointProcess,
+    data: Dataset | Sequence,
+    *,
+    draws: int = DRAWS,
+    seed: int = 0,
+    progress: bool = False,
+) -> Anomalies:
+    """How unlikely each whole sequence is under a fitted model.
+
+    Arguments
+        draws: of the Poisson process that each sequence is compared with. Sequences whose p-value
+            is at most 5% are compared again with 100 draws per sequence of the data, so that one
+            among many can be found.
+        seed: of the draws, and of dequantised times where timestamps are coarse.
+
+    Raises :class:`UserError` where the marks are not the model's, there are no sequences, or the
+    rate changes within the resolution of the timestamps in a way that cannot be tested.
+
+    >>> from fourpoint.models.poisson import Poisson
+    >>> shifts = np.arange(9) % 4 * 0.3
+    >>> usual = [
+    ...     Sequence(np.arange(5) * 2.1 + x, stop=10.0, id=f"{k}") for k, x in enumerate(shifts)
+    ... ]
+    >>> burst = Sequence(5 + np.arange(60) / 100, stop=10.0, id="burst")
+    >>> found = anomalies(Poisson(), Dataset.from_sequences([*usual, burst]))
+    >>> found.ids[found.order[0]], bool(found.q.min() < 0.1)
+    ('burst', True)
+    """
+    data = all_sequences(data)
+    check_marks(model.marks, data.marks)
+    if not len(data):
+        raise UserError("at least one sequence", "a data set without any", "Read or select some.")
+    if draws < 1:
+        raise UserError("at least one draw", f"draws={draws}", "Raise it.")
+    tested, note = with_exact_times(model, data, seed)
+    spacings = _spacings(model, tested, progress)
+    rng = np.random.default_rng(seed)
+    totals = np.array([own.sum() for own in spacings])
+    p_spacings = np.ones(len(spacings))
+    p_ks = np.ones(len(spacings))
+    statistics = np.zeros(len(spacings))
+    more = min(MOST_DRAWS, 100 * len(spacings))
+    with bar("comparing sequences", len(spacings), show=progress) as step:
+        for i, own in enumerate(spacings):
+            if totals[i] > 0:
+                statistics[i], p_spacings[i], p_ks[i] = _p_values(own, draws, rng)
+                if min(p_spacings[i], p_ks[i]) <= DOUBTFUL and more > draws:
+                    _, p_spacings[i], p_ks[i] = _p_values(own, more, rng)
+            step(i + 1)
+    p = np.minimum(1.0, 2 * np.minimum(p_spacings, p_ks))
+    counts = np.array([max(0, len(own) - 1) for own in spacings])
+    head = (tuple(tested.ids), counts, totals, statistics)
+    return Anomalies(*head, p_spacings, p_ks, p, adjusted(p), note)
+
+
+def _share(hits: NDArray[np.bool_]) -> float:
+    """A p-value by Monte Carlo, which counts the observation itself."""
+    return (1 + int(hits.sum())) / (1 + len(hits))
+
+
+def _spacings(model: PointProcess, data: Dataset, progress: bool) -> list[Floats]:
+    """The integral of the rate over every gap of each sequence; what is not scored counts for
+    nothing.
+    """
+    found: list[Floats] = [np.zeros(0)] * len(data)
+    done = 0
+    with eval_mode(model), bar("rescaling", len(data), show=progress) as step:
+        for rows in data.batches(BATCH):
+            batch = data.batch(rows).to(next(iter(model.parameters())).device)
+            values = gap_integrals(model, batch)[0].cpu().double().numpy()
+            for k, s in enumerate(rows.tolist()):
+                length = int(data.lengths[s])
+                history = length - int(data.scored_lengths[s])
+                own = np.maximum(values[k, : length + 1], 0.0)
+                # Gaps of a history period have no integral; the first scored event ends one gap.
+                found[s] = np.concatenate([[own[: history + 1].sum()], own[history + 1 :]])
+            done += len(rows)
+            step(done)
+    return found
+
+
+def _p_values(own: Floats, draws: int, rng: np.random.Generator) -> tuple[float, float, float]:
+    """3S of the spacings of a sequence, and the p-values of 3S and KS from so many draws."""
+    total = float(own.sum())
+    squares = float(np.square(own).sum() / total)
+    null_squares, null_distances = _null(total, draws, rng)
+    above = _share(null_squares >= squares)
+    below = _share(null_squares <= squares)
+    p_ks = _share(null_distances >= _distance(np.cumsum(own)))
+    return squares, min(1.0, 2 * min(above, below)), p_ks
+
+
+def _distance(places: Floats) -> float:
+    """The Kolmogorov-Smirnov distance of rescaled events, whose window ends at the last place,
+    from a constant rate.
+    """
+    count = len(places) - 1
+    if count == 0:
+        return 0.0
+    shares = places[:-1] / places[-1]
+    ranks = np.arange(count)
+    return float(max((shares - ranks / count).max(), ((ranks + 1) / count - shares).max()))
+
+
+def _null(total: float, draws: int, rng: np.random.Generator) -> tuple[Floats, Floats]:
+    """3S and KS of ``draws`` Poisson processes of rate 1 on [0, total]."""
+    most = max(1, int(NUMBERS / (total + 10 * np.sqrt(total) + 10)))
+    squares: list[Floats] = []
+    distances: list[Floats] = []
+    left = draws
+    while left > 0:
+        some = min(left, most)
+        counts = rng.poisson(total, size=some)
+        width = int(counts.max()) + 1
+        places = rng.random((some, width)) * total
+        places[np.arange(width) >= counts[:, None]] = total
+        places.sort(axis=1)
+        steps = np.diff(places, axis=1, prepend=0.0)
+        squares.append(np.square(steps).sum(1) / total)
+        ranks = np.arange(width)
+        real = ranks < counts[:, None]
+        number = np.maximum(counts, 1)[:, None]
+        shares = places / total
+        apart = np.maximum(shares - ranks / number, (ranks + 1) / number - shares)
+        distances.append(np.where(real, apart, 0.0).max(1))
+        left -= some
+    return np.concatenate(squares), np.concatenate(distances)
