@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 import fourpoint as fp
 from fourpoint.cli.main import app
 from fourpoint.events import UserError
-from fourpoint.inference.anomalies import _distance, _null
+from fourpoint.inference.anomalies import _distance, _null_distances, _null_squares
 
 TRUTH = {"baseline": 1.0, "branching": 0.5, "decay": 2.0}
 
@@ -98,7 +98,7 @@ def test_differences_without_events_are_refused(constant):
 
 def test_p_values_of_the_true_model_are_uniform(clustered):
     found = fp.anomalies(fp.Hawkes(**TRUTH), clustered, draws=199)
-    for p in (found.p_spacings, found.p_ks):
+    for p in (found.p_count, found.p_spacings, found.p_ks):
         for level in (0.1, 0.5, 0.9):
             assert abs((p <= level).mean() - level) < 3.5 * np.sqrt(level * (1 - level) / 150)
     assert (found.q <= 0.1).sum() <= 2
@@ -131,7 +131,7 @@ def test_distance_and_draws_agree_with_scipy():
     for count in (1, 2, 30):
         places = np.sort(rng.uniform(0, 7, count))
         assert _distance(np.append(places, 7.0)) == pytest.approx(kstest(places / 7, "uniform")[0])
-    squares, distances = _null(50.0, 4000, rng)
+    squares, distances = _null_squares(50.0, 4000, rng), _null_distances(50, 4000, rng)
     # 3S of a Poisson process: E sum w^2 / V = 2 - 2 (1 - exp(-V)) / V.
     assert squares.mean() == pytest.approx(2 - 2 / 50, abs=0.05)
     assert np.median(distances * np.sqrt(50)) == pytest.approx(0.81, abs=0.05)

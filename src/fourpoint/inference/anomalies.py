@@ -2,15 +2,16 @@ r"""Sequences that do not look like the others: a p-value for each whole sequenc
 
 Time rescaling turns the events of a sequence into a Poisson process of rate 1 on [0, V] if the
 model is right, where V is the integral of the rate over its window. With the spacings w_0, ..., w_N
-between its rescaled events and the ends of [0, V], each sequence has two statistics,
+between its rescaled events and the ends of [0, V], each sequence has three statistics,
 
-    3S = sum_i w_i^2 / V,        KS = max_v | (events up to v) / N - v / V |   (0 without events)
+    N, 3S = sum_i w_i^2 / V,     KS = max_v | (events up to v) / N - v / V |   (0 without events)
 
-The first is small for events that are too regular and large for clusters and silences, and sees a
-wrong number of events; the second sees a rate that is wrong in one part of the window. Each is
-compared with draws of the Poisson process on [0, V], two-sided for 3S, and the p-value of the
-sequence is min(1, 2 min(p_3S, p_KS)). ``q`` is its Benjamini-Hochberg value: among the sequences
-with q <= .1 the expected share of false ones is at most 10% if sequences are independent.
+The first is a Poisson variable of mean V. The second is small for events that are too regular and
+large for clusters and silences; the third sees a rate that is wrong in one part of the window. 3S
+is compared with draws of the Poisson process on [0, V], KS with draws of N events in it; tests of N
+and 3S are two-sided, and the p-value of the sequence is min(1, 3 min(p_N, p_3S, p_KS)). ``q`` is
+its Benjamini-Hochberg value: among the sequences with q <= .1 the expected share of false ones is
+at most 10% if sequences are independent.
 
 Source: Shchur, Turkmen, Januschowski, Gasthaus and Gunnemann, "Detecting anomalous event sequences
 with temporal point processes" (2021).
@@ -18,6 +19,7 @@ with temporal point processes" (2021).
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -53,6 +55,7 @@ class Anomalies(Printed):
     events: NDArray[np.int64]
     expected: Floats
     spacings: Floats  # 3S
+    p_count: Floats
     p_spacings: Floats
     p_ks: Floats
     p: Floats
@@ -68,7 +71,7 @@ class Anomalies(Printed):
         """All sequences, the most anomalous first, as an Arrow table."""
         rows = self.order
         columns: dict[str, Any] = {"sequence": [self.ids[i] for i in rows.tolist()]}
-        for name in ("events", "expected", "spacings", "p_spacings", "p_ks", "p", "q"):
+        for name in ("events", "expected", "spacings", "p_count", "p_spacings", "p_ks", "p", "q"):
             columns[name] = getattr(self, name)[rows]
         return pa.table(columns)
 
@@ -146,10 +149,20 @@ def anomalies(
                 if min(p_spacings[i], p_ks[i]) <= DOUBTFUL and more > draws:
                     _, p_spacings[i], p_ks[i] = _p_values(own, more, rng)
             step(i + 1)
-    p = np.minimum(1.0, 2 * np.minimum(p_spacings, p_ks))
     counts = np.array([max(0, len(own) - 1) for own in spacings])
+    p_count = _count_p_values(counts, totals)
+    p = np.minimum(1.0, 3 * np.minimum(p_count, np.minimum(p_spacings, p_ks)))
     head = (tuple(tested.ids), counts, totals, statistics)
-    return Anomalies(*head, p_spacings, p_ks, p, adjusted(p), note)
+    return Anomalies(*head, p_count, p_spacings, p_ks, p, adjusted(p), note)
+
+
+def _count_p_values(counts: NDArray[np.int64], totals: Floats) -> Floats:
+    """Two-sided p-values of Poisson counts with these means."""
+    from scipy.special import pdtr, pdtrc
+
+    below = pdtr(counts, totals)
+    above = np.where(counts > 0, pdtrc(counts - 1.0, totals), 1.0)
+    return np.asarray(np.minimum(1.0, 2 * np.minimum(below, above)))
 
 
 def _share(hits: NDArray[np.bool_]) -> float:
@@ -182,10 +195,11 @@ def _p_values(own: Floats, draws: int, rng: np.random.Generator) -> tuple[float,
     """3S of the spacings of a sequence, and the p-values of 3S and KS from so many draws."""
     total = float(own.sum())
     squares = float(np.square(own).sum() / total)
-    null_squares, null_distances = _null(total, draws, rng)
+    null_squares = _null_squares(total, draws, rng)
     above = _share(null_squares >= squares)
     below = _share(null_squares <= squares)
-    p_ks = _share(null_distances >= _distance(np.cumsum(own)))
+    distance = _distance(np.cumsum(own))
+    p_ks = 1.0 if len(own) == 1 else _share(_null_distances(len(own) - 1, draws, rng) >= distance)
     return squares, min(1.0, 2 * min(above, below)), p_ks
 
 
@@ -201,26 +215,32 @@ def _distance(places: Floats) -> float:
     return float(max((shares - ranks / count).max(), ((ranks + 1) / count - shares).max()))
 
 
-def _null(total: float, draws: int, rng: np.random.Generator) -> tuple[Floats, Floats]:
-    """3S and KS of ``draws`` Poisson processes of rate 1 on [0, total]."""
-    most = max(1, int(NUMBERS / (total + 10 * np.sqrt(total) + 10)))
-    squares: list[Floats] = []
-    distances: list[Floats] = []
-    left = draws
-    while left > 0:
-        some = min(left, most)
+def _null_squares(total: float, draws: int, rng: np.random.Generator) -> Floats:
+    """3S of ``draws`` Poisson processes of rate 1 on [0, total]."""
+    found: list[Floats] = []
+    for some in _parts(draws, total + 10 * np.sqrt(total) + 10):
         counts = rng.poisson(total, size=some)
         width = int(counts.max()) + 1
         places = rng.random((some, width)) * total
         places[np.arange(width) >= counts[:, None]] = total
         places.sort(axis=1)
-        steps = np.diff(places, axis=1, prepend=0.0)
-        squares.append(np.square(steps).sum(1) / total)
-        ranks = np.arange(width)
-        real = ranks < counts[:, None]
-        number = np.maximum(counts, 1)[:, None]
-        shares = places / total
-        apart = np.maximum(shares - ranks / number, (ranks + 1) / number - shares)
-        distances.append(np.where(real, apart, 0.0).max(1))
-        left -= some
-    return np.concatenate(squares), np.concatenate(distances)
+        found.append(np.square(np.diff(places, axis=1, prepend=0.0)).sum(1) / total)
+    return np.concatenate(found)
+
+
+def _null_distances(count: int, draws: int, rng: np.random.Generator) -> Floats:
+    """KS of ``draws`` sets of ``count`` events that are uniform in the window."""
+    found: list[Floats] = []
+    ranks = np.arange(count)
+    for some in _parts(draws, count):
+        shares = np.sort(rng.random((some, count)), axis=1)
+        apart = np.maximum(shares - ranks / count, (ranks + 1) / count - shares)
+        found.append(apart.max(1))
+    return np.concatenate(found)
+
+
+def _parts(draws: int, size: float) -> Iterator[int]:
+    """Numbers of draws of this size that are made together."""
+    most = max(1, int(NUMBERS / size))
+    for first in range(0, draws, most):
+        yield min(most, draws - first)
