@@ -6,6 +6,7 @@ import datetime
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,9 +19,10 @@ from fourpoint.events.context import Steps
 from fourpoint.inference.likelihood import gap_log_likelihoods, log_likelihood
 from fourpoint.models import DAPP, Hawkes, Poisson
 from fourpoint.models.effects import effects_of
+from fourpoint.training import comparing
 from fourpoint.training.comparing import LADDER, Comparison, compare
 from fourpoint.training.comparison_words import number
-from fourpoint.training.held_out import Scores, between, folds_of, paired_gain, z_score
+from fourpoint.training.held_out import Fold, Scores, between, folds_of, paired_gain, z_score
 
 CLOSED = "poisson,calendar,hawkes"
 AMPLE = 600.0  # seconds, so that a slow machine gives the same answers
@@ -210,6 +212,65 @@ def test_too_little_time_leaves_neural_models_out() -> None:
     found = compare(data, LADDER, time_budget=1.0, progress=False)
     assert {"calendar", "excitation"} <= {step.name for step in found.steps}
     assert any("dapp is left out" in note for note in found.notes)
+
+
+class PretendedTime:
+    """A clock that stands still but for the work that it is told of; under a load everything takes
+    so many times longer.
+    """
+
+    def __init__(self, load: float) -> None:
+        self.load = load
+        self.worked = 0.0
+
+    def work(self, seconds: float) -> None:
+        self.worked += seconds
+
+    def clock(self, budget: float) -> comparing._Clock:
+        return comparing._Clock(
+            0.0, budget, now=lambda: self.load * self.worked, worked=lambda: self.worked
+        )
+
+
+@pytest.mark.parametrize("load", [1.0, 3.0, 8.0, 20.0])
+def test_a_time_budget_is_kept_on_a_busy_machine(
+    load: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A fit takes 0.2 s and 1 ms per event, and a neural model what it is allowed and 10% more."""
+    time = PretendedTime(load)
+    fitted, scores = comparing._Ladder._fitted, Fold.scores
+
+    def slow_fit(self: Any, model: Any, spec: Any, data: Dataset) -> Any:
+        time.work(0.2 + 1e-3 * data.scored_events)
+        return fitted(self, model, spec, data)
+
+    def slow_scores(self: Fold, model: Any) -> Scores:
+        time.work(1e-3 * float(self.events.sum()))
+        return scores(self, model)
+
+    def neural(model: Any, data: Dataset, *, time_budget: float, **_: Any) -> None:
+        time.work(1.1 * time_budget / load)
+        model.maximum_likelihood(data)
+
+    monkeypatch.setattr(comparing._Ladder, "_fitted", slow_fit)
+    monkeypatch.setattr(Fold, "scores", slow_scores)
+    monkeypatch.setattr(comparing, "fit", neural)
+    monkeypatch.setattr(comparing, "MODELS", {"dapp": Poisson})
+    monkeypatch.setattr(comparing, "PILOT", 200)
+    monkeypatch.setattr(comparing, "WARM_UP", 50)
+    data = log_of(log_times(3, 20, per_hour=2.0), 20)
+    assert 800 < data.events < 1300
+    names = ("poisson", "calendar", "hawkes", "dapp")
+    clock = time.clock(60.0)
+    found = comparing._ladder(data, names, "hour", "none", 0, clock).climb()
+    assert found.seconds <= 60.0
+    assert {"constant", "calendar", "excitation"} <= {step.name for step in found.steps}
+    said = " ".join(found.notes)
+    if load == 1.0:  # everything fits
+        assert found.steps[-1].name == "dapp" and found.held_out == data.events and not said
+    if load >= 8.0:
+        assert "events are compared, as the time budget allows" in said
+        assert "dapp is left out" in said
 
 
 def test_opening_hours_are_no_clustering() -> None:

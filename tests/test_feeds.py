@@ -525,6 +525,8 @@ def test_state_and_output_are_those_of_one_point(place: Place) -> None:
         "mark": None,
         "attended": None,
         **chosen,
+        "covariates": None,
+        "exposure": None,
     }
     assert state.output_tail == digest(
         place.output.read_bytes()[-TAIL:]
@@ -886,8 +888,8 @@ def test_a_failure_of_the_model_writes_no_state(
 
     real = Stream.observe_many
 
-    def fails(self: Any, when: Any, mark: Any) -> Any:
-        found = real(self, when, mark)
+    def fails(self: Any, when: Any, mark: Any, features: Any) -> Any:
+        found = real(self, when, mark, features)
         if self.count >= 60:
             raise ArithmeticError("an integral that does not settle")
         return found

@@ -16,6 +16,11 @@ and its gain is measured there.
 Rounded timestamps are dequantised once, in the same way for all models: events that share a minute
 are not clustered by that alone.
 
+The time budget is kept by measurement. Of a large data set a small part is compared first, which
+says what an event costs on this machine at this moment, and so how many of them can be compared;
+further folds, tables and neural models are tried only if what was measured so far leaves time for
+them.
+
 There is clustering beyond the rhythm if excitation has a gain whose interval lies above 0 and
 which matters, or if the derivative of the likelihood towards excitation, which sees weaker effects,
 is more than EVIDENCE standard errors above 0 and the share of events that follow from others
@@ -27,7 +32,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -41,6 +46,7 @@ from fourpoint.events.windows import repeated_windows
 from fourpoint.inference.resolution import resolution_of
 from fourpoint.kernels.compiling import threads_for_loops
 from fourpoint.models import MODELS
+from fourpoint.models.base import PointProcess
 from fourpoint.models.effects import EffectsSpec, effects_of
 from fourpoint.models.hawkes import Hawkes
 from fourpoint.models.hawkes_effects import LARGEST_INFORMATION
@@ -83,16 +89,15 @@ PER_SLOT = 10  # events per quarter of an hour, or hour of the week, from which 
 FINE = ("quarterhour", "weekhour")
 MOST_SLOTS = 10_000  # quarters of an hour of a log whose weeks differ (covariates, months)
 MOST_TYPES = 12  # with a table of who excites whom
-LEAST_SECONDS = 4.0  # for a neural model; with less it is left out
+LEAST_SECONDS = 8.0  # for a neural model on an idle machine, besides its start; else it is left out
 SCORING = 0.25  # of the time of a neural model: for its score
 DAY = 86400.0
-LOOK = 0.2  # seconds
 CLOSED_SHARE = 0.75  # of the time budget for closed forms, where neural models are asked for
-FIRST_SHARE = 0.25  # of the time budget for the first fold, at most
-SECONDS_PER_EVENT = 4e-5  # of a fold, and SECONDS_PER_FOLD besides, on a processor of one's own
-SECONDS_PER_FOLD = 1.0
-FEWEST_OF_LARGE = 20_000  # events that are looked at in any case
-MOST_SCORED = 4000  # events that a neural model is scored on
+FIRST_SHARE = 0.25  # of the time that is left for the first fold, at most
+PILOT = 3000  # events that are compared first, to measure what an event costs
+WARM_UP = 300  # events that are compared before that: what is loaded and compiled is not measured
+MARGIN = 1.3  # by which a cost may exceed the one measured before
+FEWEST_SCORED, MOST_SCORED = 400, 4000  # events that a neural model is scored on
 
 
 @dataclass(frozen=True)
@@ -257,7 +262,58 @@ def compare(
         )
     clock = _Clock(began, time_budget)
     with _ticking(clock, progress), threads_for_loops(True):
-        return _Ladder(data, names, calendar, outages, seed, clock).climb()
+        return _ladder(data, names, calendar, outages, seed, clock).climb()
+
+
+def _ladder(
+    data: Dataset,
+    names: tuple[str, ...],
+    calendar: str | Sequence[str],
+    outages: Outages,
+    seed: int,
+    clock: _Clock,
+) -> _Ladder:
+    """The comparison of as many events as the time allows. Of many events a part is compared
+    first; where that took too long already, it is the comparison, its first fold done.
+    """
+    total = data.scored_events
+    if total <= 2 * PILOT:
+        return _Ladder(data, names, calendar, outages, seed, clock)
+    clock.doing = "measuring"
+    terms = _Ladder(data, names, calendar, "none", seed, clock, prepare_only=True).terms
+    fixed = terms or NONE
+    small = _latest(data, WARM_UP, seed)
+    if small.scored_events >= FEWEST:
+        _Ladder(small, names, fixed, "none", seed, clock).first_fold()
+    before = clock.elapsed
+    pilot = _Ladder(_latest(data, PILOT, seed), names, fixed, outages, seed, clock)
+    pilot.first_fold()
+    seconds = clock.elapsed - before
+    # Half of what the pilot took is assumed not to grow with the events: terms of the calendar cost
+    # the same however many there are.
+    times = 2 * FIRST_SHARE * clock.left / (MARGIN * seconds) - 1
+    affordable = times * pilot.raw.scored_events
+    if affordable >= total:
+        return _Ladder(data, names, calendar, outages, seed, clock)
+    ladder = pilot
+    if affordable > 2 * pilot.raw.scored_events:
+        some = _latest(data, int(affordable), seed)
+        ladder = _Ladder(some, names, fixed, outages, seed, clock)
+    ladder.notes.insert(
+        0,
+        f"{ladder.raw.scored_events:,} of {total:,} events are compared, as the time budget allows",
+    )
+    return ladder
+
+
+def _latest(data: Dataset, most: int, seed: int) -> Dataset:
+    """Sequences with about ``most`` events, or the end of a log with so many."""
+    some = data.some(most, seed=seed)
+    if some.scored_events > 2 * most:
+        share = most / some.scored_events
+        low = some.stops - share * some.durations
+        some = between(some, low, some.stops)
+    return some
 
 
 def _checked_models(models: str | Sequence[str]) -> tuple[str, ...]:
@@ -270,16 +326,34 @@ def _checked_models(models: str | Sequence[str]) -> tuple[str, ...]:
 
 
 class _Clock:
-    """Seconds since the call, and what is being done."""
+    """Seconds since the call, by ``now``, what is being done, and how busy the machine is, by the
+    seconds of this process, ``worked``.
+    """
 
-    def __init__(self, began: float, budget: float) -> None:
+    def __init__(
+        self,
+        began: float,
+        budget: float,
+        now: Callable[[], float] = time.monotonic,
+        worked: Callable[[], float] = time.process_time,
+    ) -> None:
         self.began = began
         self.budget = budget
+        self.now = now
+        self.worked = worked
+        self.from_now = now()
+        self.from_worked = worked()
         self.doing = "preparing"
 
     @property
+    def load(self) -> float:
+        """How many times longer than on an idle machine the work took so far; at least 1."""
+        wall = self.now() - self.from_now
+        return max(1.0, wall / max(self.worked() - self.from_worked, 0.05))
+
+    @property
     def elapsed(self) -> float:
-        return time.monotonic() - self.began
+        return self.now() - self.began
 
     @property
     def left(self) -> float:
@@ -327,6 +401,8 @@ class _Ladder:
         outages: Outages,
         seed: int,
         clock: _Clock,
+        *,
+        prepare_only: bool = False,
     ) -> None:
         self.names = names
         self.seed = seed
@@ -336,6 +412,8 @@ class _Ladder:
         self.seconds: float | None = None  # in the data's unit of time, where it has a known one
         self.raw = self._prepared(data)
         self.terms = self._terms(calendar)
+        if prepare_only:
+            return
         self.rhythm = self._effects(covariates=False) if self.terms else None
         if outages == AUTO and self.dated and self.rhythm is not None:
             coarse = [name for name in self.terms if name not in FINE]
@@ -347,6 +425,10 @@ class _Ladder:
         resolution = resolution_of(self.raw)
         self.shown = dequantised(self.raw, resolution, seed) if resolution else self.raw
         self.folds = folds_of(self.shown, seed)
+        self.done = 0  # folds whose closed forms are scored
+        self.slowest = 0.0  # seconds of the slowest of them
+        self.excitation_seconds = 0.0  # of the last Hawkes process without types
+        self.cross_seconds = 0.0  # and of that with types
         self.rungs: dict[str, _Rung] = {}
         self.found: list[tuple[float, float]] = []  # branching ratio and decay of each fold
         self.evidence: list[Floats] = []  # of excitation, by unit (Scores.first_order)
@@ -354,8 +436,8 @@ class _Ladder:
     # ------------------------------------------------------------------ the data
 
     def _prepared(self, data: Dataset) -> Dataset:
-        """The data as all models see them: without places, with dates for windows that repeat each
-        other, and no more events than the time allows.
+        """The data as all models see them: without places, and with dates for windows that repeat
+        each other.
         """
         if data.marks.box is not None:
             data = data.without_places()
@@ -364,11 +446,6 @@ class _Ladder:
             self.notes.append("the event features are left out: times and types are compared")
         data = replace(data, features=None, feature_names=())
         self.dated = data.context is not None and data.context.origin is not None
-        if data.scored_events > FEWEST_OF_LARGE:
-            seconds = FIRST_SHARE * self.clock.left / contention() - SECONDS_PER_FOLD
-            most = max(FEWEST_OF_LARGE, int(seconds / SECONDS_PER_EVENT))
-            if data.scored_events > most:
-                data = self._latest(data, most)
         if not self.dated and CALENDAR in self.names and repeated_windows(data):
             # A window is taken as a day of the calendar: the periodic spline of the day then has
             # the length of the window as its period.
@@ -380,19 +457,6 @@ class _Ladder:
 
     def _effects(self, *, covariates: bool) -> EffectsSpec:
         return effects_of(self.raw, self.terms, covariates=covariates, seconds=self.seconds)
-
-    def _latest(self, data: Dataset, most: int) -> Dataset:
-        """Sequences with about ``most`` events, or the end of a log with so many."""
-        total = data.scored_events
-        some = data.some(most, seed=self.seed)
-        if some.scored_events > 2 * most:
-            share = most / some.scored_events
-            low = some.stops - share * some.durations
-            some = between(some, low, some.stops)
-        self.notes.append(
-            f"{some.scored_events:,} of {total:,} events are compared, as the time budget allows"
-        )
-        return some
 
     def _terms(self, calendar: str | Sequence[str]) -> list[str]:
         """The terms of the calendar."""
@@ -429,24 +493,32 @@ class _Ladder:
         """Fit and score everything, and draw conclusions."""
         neural = any(name in self.names for name in NEURAL_SHARES)
         limit = (CLOSED_SHARE if neural else 1.0) * self.clock.budget
-        slowest = 0.0
-        done = 0
-        for k, fold in enumerate(self.folds):
-            if k and self.clock.elapsed + 1.3 * slowest > limit:
+        self.first_fold()
+        while self.done < len(self.folds):
+            if self.clock.elapsed + MARGIN * self.slowest > limit:
                 break
-            self.clock.doing = f"closed forms, fold {k + 1} of {len(self.folds)}"
-            before = self.clock.elapsed
-            self._closed_forms(k, fold)
-            slowest = max(slowest, self.clock.elapsed - before)
-            done = k + 1
+            self._next_fold()
+        done = self.done
         if done < len(self.folds):
             self.notes.append(
                 f"the time budget allowed for {done} of {len(self.folds)} folds: a longer one "
                 "gives narrower intervals"
             )
-        self.done = done
         self._neural()
         return self._concluded()
+
+    def first_fold(self) -> None:
+        """Fit and score the closed forms of the first fold, if that was not done before."""
+        if not self.done:
+            self._next_fold()
+
+    def _next_fold(self) -> None:
+        k = self.done
+        self.clock.doing = f"closed forms, fold {k + 1} of {len(self.folds)}"
+        before = self.clock.elapsed
+        self._closed_forms(k, self.folds[k])
+        self.slowest = max(self.slowest, self.clock.elapsed - before)
+        self.done = k + 1
 
     def _closed_forms(self, k: int, fold: Fold) -> None:
         constant = self._fitted(Poisson(fold.train.marks), None, fold.train)
@@ -488,10 +560,11 @@ class _Ladder:
         self.found.append((float(estimates["branching"].sum()), float(estimates["decay"])))
         size = 1 if self.whole is None else 1 + _size(self.whole)
         small = size * types + types**2 + 1 <= LARGEST_INFORMATION
+        self.excitation_seconds = self.clock.elapsed - before
         if types == 1 or "hawkes" not in self.names:
             return
-        expected = types**2 * (self.clock.elapsed - before)
-        if k == 0 and self.clock.left < expected:
+        expected = types**2 * self.excitation_seconds
+        if self.clock.left < expected and (k == 0 or CROSS in self.rungs):
             self._note("the time budget is too short for a table of which type excites which")
             return
         if k > 0 and CROSS not in self.rungs:
@@ -499,23 +572,37 @@ class _Ladder:
         if types > MOST_TYPES or not small:
             self._note(f"{types} types are too many for a table of which type excites which")
             return
+        before = self.clock.elapsed
         model = self._fitted(Hawkes(fold.train.marks), self.whole, fold.train)
         self._add(CROSS, "hawkes", k, fold.scores(model).total)
+        self.cross_seconds = self.clock.elapsed - before
 
     def _neural(self) -> None:
         """Neural models, on the first fold, with what is left of the time."""
         asked = [name for name in NEURAL_SHARES if name in self.names]
+        overrun = 1.0
         for n, name in enumerate(asked):
             rest = sum(NEURAL_SHARES[other] for other in asked[n:])
             seconds = 0.97 * self.clock.left * NEURAL_SHARES[name] / rest
-            if seconds < LEAST_SECONDS:
+            needed = overrun * (LEAST_SECONDS * self.clock.load + self._start_seconds())
+            if seconds < needed:
                 self._note(
                     f"{name} is left out: {max(seconds, 0.0):.0f} s of the time budget were left "
-                    f"for it, and it needs {LEAST_SECONDS:.0f} s or more"
+                    f"for it, and it needs about {needed:.0f} s or more"
                 )
                 continue
             self.clock.doing = name
+            before = self.clock.elapsed
             self._train(name, seconds)
+            overrun = max(overrun, (self.clock.elapsed - before) / seconds)
+
+    def _start_seconds(self) -> float:
+        """What the start of a neural model is expected to take: it is the fit of a Hawkes process
+        with all types.
+        """
+        if self.cross_seconds:
+            return self.cross_seconds
+        return self.raw.marks.count**2 * self.excitation_seconds
 
     def _train(self, name: str, seconds: float) -> None:
         raw = folds_of(self.raw, self.seed)[0] if self.raw is not self.shown else self.folds[0]
@@ -524,6 +611,7 @@ class _Ladder:
         model = build(marks=self.raw.marks, **settings)
         if self.whole is not None and model.effect_curves:
             model.add_effects(self.whole)
+        until = self.clock.elapsed + seconds
         fit(
             model,
             raw.train,
@@ -533,10 +621,23 @@ class _Ladder:
             calendar=NONE,
         )
         self.clock.doing = f"scoring {name}"
-        part, kept = self.folds[0].beginning(MOST_SCORED)
+        self._add(name, name, 0, self._scored_until(model, until))
+
+    def _scored_until(self, model: PointProcess, until: float) -> Floats:
+        """Scores of units of the first fold: of a few, which says what an event costs, and of as
+        many as the time ``until`` then allows.
+        """
+        before = self.clock.elapsed
+        part, kept = self.folds[0].beginning(FEWEST_SCORED)
+        found = part.scores(model).total
+        each = (self.clock.elapsed - before) / max(float(part.events.sum()), 1.0)
+        affordable = (until - self.clock.elapsed) / max(MARGIN * each, 1e-9)
+        more, more_kept = self.folds[0].beginning(int(min(MOST_SCORED, max(affordable, 1.0))))
+        if more_kept.sum() > kept.sum():
+            found, kept = more.scores(model).total, more_kept
         scores = np.full(len(kept), np.nan)
-        scores[kept] = part.scores(model).total
-        self._add(name, name, 0, scores)
+        scores[kept] = found
+        return scores
 
     def _fitted(self, model: ClosedForm, spec: EffectsSpec | None, data: Dataset) -> ClosedForm:
         if spec is not None:
@@ -619,16 +720,6 @@ class _Ladder:
             if gain.clear and gain.mean > MATTERS:
                 return True
         return False
-
-
-def contention() -> float:
-    """How many times longer than alone a computation takes, since others use the processor too."""
-    table = np.ones((400, 400))
-    wall = time.perf_counter()
-    worked = time.thread_time()
-    while time.perf_counter() - wall < LOOK:
-        table = np.minimum(table @ table, 1.0)
-    return max(1.0, (time.perf_counter() - wall) / max(time.thread_time() - worked, 1e-3))
 
 
 def _size(spec: EffectsSpec) -> int:
