@@ -12,6 +12,8 @@ window, and across changes of daylight saving. The terms of the calendar are
     month       a periodic cubic spline of the time of the year, 12 intervals
     quarterhour one number for each quarter of an hour of the day: opening hours and other jumps
     weekhour    one number for each hour of the week: the same, where days differ
+    trend       a cubic spline of time itself, one interval for about two weeks: a level that drifts;
+                constant before and after the training time
     holidays:XX one number for public holidays of a country (package ``holidays``)
 
 Covariates are the step functions of `events.context`. At every time f is a sparse sum of K basis
@@ -75,6 +77,9 @@ PERIODIC = {
     "weekhour": Periodic(WEEK, 168, False, MONDAY),
 }
 HOLIDAYS = "holidays:"
+TREND = "trend"
+TREND_INTERVAL = 14 * DAY  # of its spline, about
+MOST_INTERVALS = 26
 
 
 @dataclass(frozen=True)
@@ -82,7 +87,7 @@ class EffectsSpec:
     """Which effects a model has, as JSON can hold it.
 
     Arguments
-        calendar: names of terms: hour, weekday, week, month, quarterhour, weekhour,
+        calendar: names of terms: hour, weekday, week, month, quarterhour, weekhour, trend,
             holidays:COUNTRY.
         zone: the time zone of local time; None: time as it is written.
         seconds: seconds in the data's unit of time.
@@ -91,6 +96,8 @@ class EffectsSpec:
         holidays: public holidays as days since 1970-01-01.
         origin: seconds from 1970 (UTC) to time 0 of all training sequences, by which a stream knows
             its dates; None if they have different ones.
+        trend: first knot of the trend in local seconds since 1970, seconds between knots, and
+            number of intervals.
 
     >>> EffectsSpec.from_dict(EffectsSpec(("hour",), seconds=60.0).to_dict()).calendar
     ('hour',)
@@ -104,10 +111,17 @@ class EffectsSpec:
     scale: tuple[float, ...] = ()
     holidays: tuple[int, ...] = field(default=(), repr=False)
     origin: float | None = None
+    trend: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         for name in self.calendar:
             check_term(name)
+        if (TREND in self.calendar) != (len(self.trend) == 3):
+            raise UserError(
+                "three numbers for a trend, and none without one",
+                f"trend={self.trend} with the terms {', '.join(self.calendar)}",
+                "Build the effects with effects_of.",
+            )
         if not len(self.covariates) == len(self.mean) == len(self.scale):
             raise UserError(
                 "a mean and a scale of every covariate",
@@ -163,7 +177,12 @@ class EffectsSpec:
         found: dict[str, slice] = {}
         first = 0
         for name in self.calendar:
-            size = 1 if name.startswith(HOLIDAYS) else PERIODIC[name].intervals
+            if name.startswith(HOLIDAYS):
+                size = 1
+            elif name == TREND:
+                size = int(self.trend[2]) + 3
+            else:
+                size = PERIODIC[name].intervals
             found[name] = slice(first, first + size)
             first += size
         for name in self.covariates:
@@ -194,9 +213,11 @@ class RateRatio:
 
 def check_term(name: str) -> None:
     """Refuse a term of the calendar that does not exist."""
-    if name in PERIODIC or (name.startswith(HOLIDAYS) and len(name) > len(HOLIDAYS)):
+    if name in PERIODIC or name == TREND:
         return
-    expected = f"calendar terms among {', '.join(PERIODIC)} and holidays:COUNTRY"
+    if name.startswith(HOLIDAYS) and len(name) > len(HOLIDAYS):
+        return
+    expected = f"calendar terms among {', '.join(PERIODIC)}, {TREND} and holidays:COUNTRY"
     raise UserError(expected, repr(name), "Choose among these, or auto.")
 
 
@@ -297,6 +318,11 @@ class Effects(nn.Module):
                 indices.append(torch.full_like(days, columns.start)[..., None])
                 shares.append(self._is_holiday(days).to(torch.float64)[..., None])
                 continue
+            if name == TREND:
+                cell, place = located_in_trend(self.spec.trend, local)
+                indices.append(cell[..., None] + torch.arange(4, device=cell.device) + columns.start)
+                shares.append(cubic_weights(place))
+                continue
             term = PERIODIC[name]
             cell, place = located(term, local)
             if not term.smooth:
@@ -348,6 +374,8 @@ class Effects(nn.Module):
                 own = weight[columns]
                 if name.startswith(HOLIDAYS):
                     bound = bound + own.clamp(min=0)
+                elif name == TREND:
+                    bound = bound + largest_of_trend(self.spec.trend, own, low, high)
                 else:
                     bound = bound + largest_periodic(PERIODIC[name], own, low, high)
         if self.spec.covariates and context is not None and context.covariates is not None:
@@ -399,7 +427,7 @@ class Effects(nn.Module):
         step = YEAR / 12
         for name in self.spec.calendar:
             term = PERIODIC.get(name)
-            if term is None:  # holidays
+            if term is None:  # holidays, or a trend whose knots are at midnight
                 step = min(step, DAY)
             elif not term.smooth:
                 step = min(step, term.period / term.intervals)
@@ -451,6 +479,44 @@ def cubic_weights(u: Float[Tensor, "*T"]) -> Float[Tensor, "*T 4"]:
     return torch.stack([first, second, 1 - first - second - last, last], -1)
 
 
+def located_in_trend(
+    trend: Sequence[float], local: Float[Tensor, "*T"]
+) -> tuple[Int[Tensor, "*T"], Float[Tensor, "*T"]]:
+    """The interval of each local time, and the place inside it; the ends for times outside."""
+    first, width, intervals = trend
+    phase = ((local - first) / width).clamp(0.0, intervals)
+    cell = phase.floor().clamp(max=intervals - 1)
+    return cell.to(torch.int64), phase - cell
+
+
+def bezier_peaks(
+    c0: Float[Tensor, "K R"],
+    c1: Float[Tensor, "K R"],
+    c2: Float[Tensor, "K R"],
+    c3: Float[Tensor, "K R"],
+) -> Float[Tensor, "K R"]:
+    """The largest Bezier point of each interval of a cubic B-spline with these coefficients."""
+    left = (c0 + 4 * c1 + c2) / 6
+    right = (c1 + 4 * c2 + c3) / 6
+    return torch.stack([left, (2 * c1 + c2) / 3, (c1 + 2 * c2) / 3, right]).amax(0)
+
+
+def largest_of_trend(
+    trend: Sequence[float],
+    weight: Float[Tensor, "K R"],
+    low: Float[Tensor, " B"],
+    high: Float[Tensor, " B"],
+) -> Float[Tensor, "B R"]:
+    """An upper bound of a trend on local times [low, high]."""
+    intervals = int(trend[2])
+    peaks = bezier_peaks(*(weight[k : k + intervals] for k in range(4)))
+    first, _ = located_in_trend(trend, low)
+    last, _ = located_in_trend(trend, high)
+    cell = torch.arange(intervals, device=low.device)
+    touched = (cell >= first[:, None]) & (cell <= last[:, None])
+    return torch.where(touched[..., None], peaks, -torch.inf).amax(1)
+
+
 def largest_periodic(
     term: Periodic,
     weight: Float[Tensor, "K R"],
@@ -461,11 +527,7 @@ def largest_periodic(
     Bezier points.
     """
     if term.smooth:
-        c0, c1, c2, c3 = (weight.roll(-k, 0) for k in range(4))
-        left = (c0 + 4 * c1 + c2) / 6
-        right = (c1 + 4 * c2 + c3) / 6
-        corners = torch.stack([left, (2 * c1 + c2) / 3, (c1 + 2 * c2) / 3, right])
-        peaks = corners.amax(0)
+        peaks = bezier_peaks(*(weight.roll(-k, 0) for k in range(4)))
     else:
         peaks = weight
     wide = term.period / term.intervals
@@ -594,7 +656,25 @@ def effects_of(
         same = bool(np.all(context.origin == context.origin[0]))
         origin = float(context.origin[0]) if same else None
     free_days = tuple(sorted(set(days)))
-    return EffectsSpec(tuple(calendar), local, unit, names, mean, scale, free_days, origin)
+    trend = trend_of(data, unit, local) if TREND in calendar else ()
+    return EffectsSpec(tuple(calendar), local, unit, names, mean, scale, free_days, origin, trend)
+
+
+def trend_of(data: Dataset, unit: float, zone: str | None) -> tuple[float, float, float]:
+    """Knots of a trend over the time of ``data``, at local midnights: the first one, seconds
+    between neighbours, and the number of intervals. The last knot is the last midnight in the data,
+    so that the level of the last days continues.
+    """
+    assert data.context is not None and data.context.origin is not None
+    begin = float(np.min(data.context.origin + data.starts * unit))
+    end = float(np.max(data.context.origin + data.stops * unit))
+    starts, offsets = zone_offsets(zone)
+    place = max(0, int(np.searchsorted(starts, end, side="right")) - 1)
+    last = math.floor((end + float(offsets[place])) / DAY) * DAY
+    days = max(1, math.floor((end - begin) / DAY))
+    intervals = min(MOST_INTERVALS, max(1, round(days * DAY / TREND_INTERVAL)))
+    width = max(1, math.floor(days / intervals)) * DAY
+    return last - intervals * width, width, float(intervals)
 
 
 def seconds_per_unit(data: Dataset) -> float:

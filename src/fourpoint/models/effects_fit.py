@@ -5,7 +5,8 @@ time.
     lambda_m(t) = exp(level_m + sum_k basis_k(t) weight_km)
 
 The integral is a Gauss rule between the breakpoints of the terms. A spline is penalised by its
-squared second differences and a step function by its squares; the strength of each penalty is
+squared second differences, a trend by its squared first differences (a random walk, which
+continues at its last level) and a step function by its squares; the strength of each penalty is
 chosen by its marginal likelihood (the update of Wood and Fasiolo, 2017). Covariates and holidays
 are not penalised. With several marks, a pooled fit comes first, and the weights of each mark are
 shrunk towards it: those of splines and steps by a strength that is chosen in the same way, those of
@@ -27,7 +28,15 @@ from numpy import ndarray
 from numpy.typing import NDArray
 
 from fourpoint.events import Context, Dataset
-from fourpoint.models.effects import HOLIDAYS, PERIODIC, WEEK, Effects, EffectsSpec, RateRatio
+from fourpoint.models.effects import (
+    HOLIDAYS,
+    PERIODIC,
+    TREND,
+    WEEK,
+    Effects,
+    EffectsSpec,
+    RateRatio,
+)
 from fourpoint.ops.quadrature import gauss_legendre
 
 if TYPE_CHECKING:
@@ -175,6 +184,15 @@ def _merged(
     owner: ndarray,
 ) -> tuple[Float[ndarray, " U"], Float[ndarray, " U"], ndarray]:
     """One node for each local time of the week, to a thousandth of a second."""
+    phase = _week_phases(effects, context, times, owner)
+    _, shown, which = np.unique(phase, return_index=True, return_inverse=True)
+    return times[shown], np.bincount(which, weights), owner[shown]
+
+
+def _week_phases(
+    effects: Effects, context: Context, times: Float[ndarray, " Q"], owner: ndarray
+) -> ndarray:
+    """Local times of the week, in whole milliseconds."""
     local = np.zeros(len(times))
     for first in range(0, len(times), 100_000):
         piece = slice(first, first + 100_000)
@@ -182,9 +200,7 @@ def _merged(
         local[piece] = effects.local_seconds(
             at, context.at_each(owner[piece], times[piece])
         ).numpy()
-    phase = np.round(np.remainder(local, WEEK) * 1e3).astype(np.int64)
-    _, shown, which = np.unique(phase, return_index=True, return_inverse=True)
-    return times[shown], np.bincount(which, weights), owner[shown]
+    return np.round(np.remainder(local, WEEK) * 1e3).astype(np.int64)
 
 
 def sequence_scores(
@@ -346,18 +362,28 @@ def _thinned(
 
 @dataclass(frozen=True)
 class Blocks:
-    """A design cut into blocks of time: the block of every event and of every node."""
+    """A design cut into blocks of time: the block of every event and of every node, and the times
+    of the week of nodes, numbered, if there are dates.
+    """
 
     design: Design
     of_events: ndarray
     of_nodes: ndarray
     count: int
+    phase: ndarray | None
 
-    def part(self, chosen: ndarray, columns: ndarray) -> Design:
-        """The design of the blocks for which ``chosen`` (count,) is true, with these columns."""
+    def part(self, chosen: ndarray, columns: ndarray, *, weekly: bool) -> Design:
+        """The design of the blocks for which ``chosen`` (count,) is true, with these columns. Where
+        these are ``weekly``, nodes of one time of the week are one, with the sum of their weights.
+        """
         d = self.design
-        e, q = chosen[self.of_events], chosen[self.of_nodes]
-        return Design(d.events[e][:, columns], d.marks[e], d.nodes[q][:, columns], d.weights[q])
+        e, q = chosen[self.of_events], np.flatnonzero(chosen[self.of_nodes])
+        weights = d.weights[q]
+        if weekly and self.phase is not None:
+            _, shown, which = np.unique(self.phase[q], return_index=True, return_inverse=True)
+            weights = np.bincount(which, weights)
+            q = q[shown]
+        return Design(d.events[e][:, columns], d.marks[e], d.nodes[q][:, columns], weights)
 
     def scores(self, point: Float[ndarray, " P"], columns: ndarray) -> Float[ndarray, " count"]:
         """The log-likelihood of every block, all marks pooled."""
@@ -388,7 +414,10 @@ def blocks_of(data: Dataset, spec: EffectsSpec, count: int) -> Blocks:
         share = (origin[rows] + at * spec.seconds - first) / length
         return np.clip((share * count).astype(np.int64), 0, count - 1)
 
-    return Blocks(design, block(data.times[kept], row[kept]), block(times, owner), count)
+    phase = None
+    if context.origin is not None and spec.calendar:
+        phase = _week_phases(effects, context, times, owner)
+    return Blocks(design, block(data.times[kept], row[kept]), block(times, owner), count, phase)
 
 
 def held_out_scores(
@@ -405,14 +434,14 @@ def held_out_scores(
     scores = np.zeros(blocks.count)
     for fold in range(folds):
         held = number % folds == fold
-        rest = blocks.part(~held, columns)
+        rest = blocks.part(~held, columns, weekly=_weekly(spec))
         if not len(rest.events):
             continue
         found = _fit(rest.events.sum(0), rest, penalties, None)
         scores[held] = blocks.scores(found.point, columns)[held]
     if other is None:
         return scores
-    everything = blocks.part(number >= 0, columns)
+    everything = blocks.part(number >= 0, columns, weekly=_weekly(spec))
     found = _fit(everything.events.sum(0), everything, penalties, None)
     return np.concatenate([scores, other.scores(found.point, columns)])
 
@@ -443,7 +472,10 @@ def _blocks(spec: EffectsSpec) -> list[_Block]:
             continue
         size = columns.stop - columns.start
         here = slice(1 + columns.start, 1 + columns.stop)
-        if PERIODIC[name].smooth:
+        if name == TREND:
+            first = np.diff(np.eye(size), axis=0)
+            found.append(_Block(name, here, first.T @ first, size - 1))
+        elif PERIODIC[name].smooth:
             second = np.roll(np.eye(size), 1, 1) - 2 * np.eye(size) + np.roll(np.eye(size), -1, 1)
             found.append(_Block(name, here, second.T @ second, size - 1))
         else:

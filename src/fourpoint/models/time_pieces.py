@@ -19,7 +19,15 @@ from numpy.typing import NDArray
 from fourpoint.events import Batch, BatchContext, UserError
 from fourpoint.kernels.path_terms import Exposure, Pieces
 from fourpoint.models.baseline import Baseline
-from fourpoint.models.effects import DAY, HOLIDAYS, PERIODIC, Effects, EffectsSpec, zone_offsets
+from fourpoint.models.effects import (
+    DAY,
+    HOLIDAYS,
+    PERIODIC,
+    TREND,
+    Effects,
+    EffectsSpec,
+    zone_offsets,
+)
 
 Floats = NDArray[np.float64]
 PLACES = np.array([0.125, 0.375, 0.625, 0.875])  # in a piece, where a cubic is read
@@ -130,6 +138,8 @@ def effect_cuts(spec: EffectsSpec, low: float, high: float, origin: float) -> Fl
     for name in spec.calendar:
         if name.startswith(HOLIDAYS):
             steps.append((DAY, 0.0))
+        elif name == TREND:
+            steps.append((spec.trend[1], spec.trend[0]))
         else:
             term = PERIODIC[name]
             steps.append((term.period / term.intervals, term.origin))

@@ -4,7 +4,9 @@ data better.
 With "auto" terms are added one at a time, from coarse to fine, to a Poisson process. A term is kept
 if its gain on held-out time is larger than chance explains
 (`training.closed_forms.clearly_positive`). Held out are blocks of the training time in turn, and
-the development data. Terms are tried only if the training data cover at least two of their periods.
+the development data. Terms are tried only if the training data cover at least two of their periods,
+and one number for every quarter of an hour or hour of the week only if there are events enough.
+`training.comparing` uses the same terms (:func:`tried_terms`), all of them.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import torch
 from fourpoint.events import Dataset
 from fourpoint.models.effects import (
     PERIODIC,
+    TREND,
     Effects,
     EffectsSpec,
     effects_of,
@@ -33,8 +36,14 @@ TRIED = {
     "hour": 2 * 86400.0,
     "weekday": 14 * 86400.0,
     "week": 21 * 86400.0,
+    "weekhour": 21 * 86400.0,
+    "quarterhour": 2 * 86400.0,
     "month": 1.5 * 365.25 * 86400.0,
+    TREND: 28 * 86400.0,
 }
+FINE = ("weekhour", "quarterhour")
+PER_SLOT = 10  # events per quarter of an hour, or hour of the week, from which each has a number
+MOST_SLOTS = 10_000  # quarters of an hour of a log whose weeks differ (covariates, months)
 FEWEST = 30  # events below which nothing is tried
 MOST_EVENTS = 100_000  # training events that are looked at
 STEPS = (86400.0, 43200.0, 21600.0, 14400.0, 7200.0)  # resolutions coarser than an hour
@@ -102,16 +111,34 @@ def covered_seconds(data: Dataset) -> float:
 
 
 def tried_terms(data: Dataset) -> list[str]:
-    """The terms of TRIED that data with dates cover, and that are not finer than the resolution of
-    their timestamps.
+    """The terms of TRIED that data with dates cover, that are not finer than the resolution of
+    their timestamps, and that have events enough.
+
+    Where the rate jumps, as at opening hours, splines would leave the jumps to excitation:
+    ``weekhour`` takes the place of ``week`` where there are events enough to see them.
     """
     covered = covered_seconds(data)
     finest = timestamp_step(data)
-    return [
+    names = [
         name
         for name, needed in TRIED.items()
-        if covered >= needed and PERIODIC[name].period / PERIODIC[name].intervals >= finest
+        if covered >= needed and term_resolution(name) >= finest
     ]
+    context = data.context
+    varying = "month" in names or (context is not None and context.covariates is not None)
+    too_long = varying and covered >= MOST_SLOTS * 900
+    if data.scored_events < PER_SLOT * PERIODIC["quarterhour"].intervals or too_long:
+        names = [name for name in names if name != "quarterhour"]
+    few = data.scored_events < PER_SLOT * PERIODIC["weekhour"].intervals
+    left_out = "weekhour" if few else "week"
+    return [name for name in names if name != left_out]
+
+
+def term_resolution(name: str) -> float:
+    """Seconds within which a term of the calendar tells times apart."""
+    if name == TREND:
+        return 86400.0
+    return PERIODIC[name].period / PERIODIC[name].intervals
 
 
 def timestamp_step(data: Dataset) -> float:

@@ -54,7 +54,7 @@ from fourpoint.models.poisson import Poisson
 from fourpoint.ops.pairing import Gain, paired_gain
 from fourpoint.report.printing import Printed, bar, text_table
 from fourpoint.settings import parameters
-from fourpoint.training.calendar import AUTO, NONE, covered_seconds, tried_terms
+from fourpoint.training.calendar import AUTO, FINE, NONE, tried_terms
 from fourpoint.training.fitting import fit
 from fourpoint.training.held_out import (
     Fold,
@@ -85,9 +85,6 @@ MATTERS = 0.002  # nats per event, above which a gain matters
 EVIDENCE = 3.0  # standard errors (`Scores.first_order`) from which excitation is not chance
 TRIGGERED = 0.03  # share of the events, above which excitation matters
 RECOMMENDED = 0.0005  # nats per event that a more complex model must gain to be recommended
-PER_SLOT = 10  # events per quarter of an hour, or hour of the week, from which each has a number
-FINE = ("quarterhour", "weekhour")
-MOST_SLOTS = 10_000  # quarters of an hour of a log whose weeks differ (covariates, months)
 MOST_TYPES = 12  # with a table of who excites whom
 LEAST_SECONDS = 8.0  # for a neural model on an idle machine, besides its start; else it is left out
 SCORING = 0.25  # of the time of a neural model: for its score
@@ -472,20 +469,7 @@ class _Ladder:
             return []
         if not self.dated:
             return ["hour"]
-        return self._finer(tried_terms(self.raw), covered_seconds(self.raw))
-
-    def _finer(self, names: list[str], covered: float) -> list[str]:
-        """With jumps of the rate where the log has events enough to see them: splines would leave
-        them to excitation. ``covered`` is the time of the log in seconds.
-        """
-        events = self.raw.scored_events
-        context = self.raw.context
-        weekly = "month" not in names and (context is None or context.covariates is None)
-        if "hour" in names and events >= PER_SLOT * 96 and (weekly or covered < MOST_SLOTS * 900):
-            names = [*names, "quarterhour"]
-        if "week" in names and events >= PER_SLOT * 168:
-            names = [name if name != "week" else "weekhour" for name in names]
-        return names
+        return tried_terms(self.raw)
 
     # ------------------------------------------------------------------ the steps
 
