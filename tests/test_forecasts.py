@@ -31,7 +31,15 @@ from fourpoint.inference.forecasts import (
 )
 from fourpoint.inference.sampling import eval_mode, last_rates, remember
 from fourpoint.kernels.path_terms import Wanted
-from fourpoint.models import DAPP, MODELS, Frailty, Hawkes, Poisson, SplinePoisson
+from fourpoint.models import (
+    DAPP,
+    MODELS,
+    Frailty,
+    Hawkes,
+    MarkovModulated,
+    Poisson,
+    SplinePoisson,
+)
 from fourpoint.models.base import PointProcess
 from fourpoint.models.effects import EffectsSpec
 
@@ -79,6 +87,14 @@ def by_kernel(model: PointProcess, data: Dataset, wanted: Wanted) -> Any:
     return counts
 
 
+def markov(marks: int) -> MarkovModulated:
+    """Three levels that differ by much, in blocks that do not match the intervals."""
+    model = MarkovModulated(marks, states=3, block=0.7)
+    with torch.no_grad():
+        model.log_level.copy_(torch.tensor([[0.2, 1.0, 4.0]]).log())
+    return model
+
+
 CASES: dict[str, Callable[[], tuple[PointProcess, Dataset]]] = {
     "dapp-softplus": lambda: (dapp(2, "softplus", histories(2)), histories(2)),
     "dapp-exp": lambda: (dapp(1, "exp", histories(1)), histories(1)),
@@ -89,6 +105,7 @@ CASES: dict[str, Callable[[], tuple[PointProcess, Dataset]]] = {
     ),
     "poisson": lambda: (Poisson(2), histories(2)),
     "frailty": lambda: (Frailty(2, variance=0.5), histories(2)),
+    "markov": lambda: (markov(2), histories(2)),
 }
 
 

@@ -26,6 +26,7 @@ from fourpoint.models import (
     DeepDAPP,
     Frailty,
     Hawkes,
+    MarkovModulated,
     ModulatedHawkes,
     Poisson,
     SelfCorrecting,
@@ -103,10 +104,12 @@ BUILD: dict[str, Callable[[int], Any]] = {
     "spline-poisson": lambda marks: SplinePoisson(marks, knots=4),
     "self-correcting": SelfCorrecting,
     "frailty": Frailty,
+    "markov": lambda marks: MarkovModulated(marks, states=3),
     "poisson-calendar": Poisson,
     "hawkes-calendar": lambda marks: Hawkes(marks, exponentials=2),
     "modulated-calendar": lambda marks: ModulatedHawkes(marks, exponentials=2),
     "frailty-calendar": Frailty,
+    "markov-calendar": lambda marks: MarkovModulated(marks, states=3, block=3600.0, phases=24),
     "sum-calendar": dapp(link="softplus"),
     "spline-exp-calendar": dapp(base="spline", drift="spline", link="exp"),
     "sum-dense-calendar": dapp(form="dense"),
@@ -116,6 +119,7 @@ BUILD: dict[str, Callable[[int], Any]] = {
     "hawkes-clock": Hawkes,
     "modulated-clock": ModulatedHawkes,
     "frailty-clock": Frailty,
+    "markov-clock": lambda marks: MarkovModulated(marks, states=3, block=3600.0, phases=24),
     "sum-clock": dapp(link="softplus"),
     "keep-clock": dapp(keep=3),
     "deep-clock": lambda marks: DeepDAPP(marks, layers=1, width=6, modes=3),
@@ -218,7 +222,7 @@ def build(name: str, marks: int, scale: float = 1.0) -> Any:
     """
     model = BUILD[name](marks)
     if "-calendar" in name or "-clock" in name:
-        terms = ("hour", "weekday", "month")
+        terms = ("hour", "weekday", "month", "trend")
         model.add_effects(effects_of(data(marks, scale, name), terms, seconds=3600 / scale))
     model.initialise(data(marks, scale, name))
     model.double()

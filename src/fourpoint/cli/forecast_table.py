@@ -33,6 +33,7 @@ class TableOptions:
     paths: int | None
     quantiles: str | None
     seed: int
+    probability: float | None = None
 
     @property
     def wanted(self) -> bool:
@@ -45,6 +46,7 @@ class TableOptions:
         """
         if not self.wanted:
             check_applies("a forecast without -o FILE", "--quantiles", self.quantiles is None)
+            check_applies("a forecast without -o FILE", "--interval", self.probability is None)
             return
         if self.output is None:
             raise UserError(
@@ -57,8 +59,9 @@ class TableOptions:
         )
         for option, left_out in others.items():
             check_applies(A_TABLE, option, left_out)
-        from fourpoint.inference.forecasts import check_table_file
+        from fourpoint.inference.forecasts import check_table_file, checked_interval
 
+        checked_interval(self.probability)
         check_table_file(self.output)
         self.levels()
 
@@ -136,6 +139,7 @@ def write_table(
         options.seed,
         options.levels(),
     )
+    plan = replace(plan, interval=options.probability)
     for note in notes_of(model, plan):
         print_notice(note)
     began = monotonic()

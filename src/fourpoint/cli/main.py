@@ -589,6 +589,14 @@ def forecast(
         str | None,
         typer.Option(metavar="A,B,...", help="Quantiles of a table; .05,.5,.95 by default."),
     ] = None,
+    probability: Annotated[
+        float | None,
+        typer.Option(
+            "--interval",
+            metavar="P",
+            help="Add low and high to a table: counts that hold with a probability near P, .9 say.",
+        ),
+    ] = None,
     seed: typed.Seed = 0,
     json: typed.Json = False,
     plot: typed.Plot = None,
@@ -611,7 +619,9 @@ def forecast(
     check_picture(plot)
     check_picture(map)
     interval, reading = interval_or_column(by, reading)
-    table = TableOptions(output, everything, horizon, interval, at, paths, quantiles, seed)
+    table = TableOptions(
+        output, everything, horizon, interval, at, paths, quantiles, seed, probability
+    )
     others = {"--plot": plot is None, "--map": map is None, "--windows": windows is None}
     table.check(sequence, others)
     model, events = open_with_model(folder, source, reading)

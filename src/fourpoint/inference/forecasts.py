@@ -4,7 +4,8 @@ For each sequence ``paths`` futures are drawn from the model, given its events u
 the time of the forecast. The paths are exact draws (`models.path_counts`, `inference.sampling`),
 and a row of the table summarises the counts n_1, ..., n_P of an interval over them,
 
-    mean = sum_p n_p / P,  q = the smallest n with at least the share q of the n_p at or below it,
+    mean = sum_p n_p / P,  q = the quantile of the mid-distribution (`mid_quantile`), or the
+    smallest n with at least the share q of the n_p at or below it,
     p_any = the share of paths with n_p >= 1,
 
 so that each column has the Monte Carlo error of P draws: that of the mean is its standard deviation
@@ -74,6 +75,8 @@ class Plan:
     levels: tuple[float, ...]
     paths: int
     seed: int
+    whole: bool = False  # whether quantiles are whole numbers
+    interval: float | None = None  # the probability of the interval from low to high
 
 
 class Interval(NamedTuple):
@@ -93,6 +96,8 @@ def forecasts(
     seed: int = 0,
     *,
     quantiles: Ordered[float] = LEVELS,
+    whole: bool = False,
+    interval: float | None = None,
     progress: bool = False,
     **reading: Any,
 ) -> pa.Table:
@@ -109,6 +114,10 @@ def forecasts(
             including it are known.
         paths: futures drawn for each sequence; ``seed`` of those.
         quantiles: levels between 0 and 1; 0.05 is the column q05.
+        whole: give quantiles as whole numbers, the smallest count that at least this share of the
+            paths do not exceed, instead of those of the mid-distribution, which are interpolated.
+        interval: a probability, 0.9 say: also give whole numbers low and high between which, both
+            included, the count lies with a probability as near to it as whole numbers allow.
         progress: whether to show a bar with the time left on stderr.
 
     Returns an Arrow table with the columns sequence, mark, start, stop, mean, q05, q50, q95 and
@@ -127,6 +136,7 @@ def forecasts(
     ([2.0, 4.0], [4.0, 5.0])
     """
     plan = planned(model, _dataset(model, data, reading), horizon, by, at, paths, seed, quantiles)
+    plan = replace(plan, whole=whole, interval=checked_interval(interval))
     parts = list(forecast_parts(model, plan, progress=progress))
     return pa.concat_tables([schema_of(plan).empty_table(), *parts])
 
@@ -201,6 +211,65 @@ def level_name(level: float) -> str:
     return f"q{digits.ljust(2, '0')}"
 
 
+def checked_interval(interval: float | None) -> float | None:
+    """The probability of an interval, which must lie between 0 and 1."""
+    if interval is not None and not 0 < interval < 1:
+        raise UserError(
+            "an interval with a probability between 0 and 1", f"{interval:g}", "Use 0.9."
+        )
+    return interval
+
+
+def count_interval(
+    ordered: NDArray[np.int32], level: float
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """The ends of an interval of whole numbers for the counts in each row, which are in order.
+
+    The lower end leaves out a share of the counts as near to (1 - level) / 2 as it can be, and the
+    upper end one as near as it can be to what is left of 1 - level. Where a count of 0 is frequent
+    nothing lies below the interval, and one between the quantiles at (1 - level) / 2 and
+    (1 + level) / 2 would hold the count more often than ``level``.
+
+    >>> low, high = count_interval(np.array([[0, 0, 0, 0, 0, 1, 1, 1, 2, 3]]), 0.9)
+    >>> low.tolist(), high.tolist()
+    ([0.0], [2.0])
+    """
+    R, P = ordered.shape
+    row = np.arange(R)
+    low, below = _nearest(ordered, np.full(R, (1 - level) / 2 * P))
+    high, _ = _nearest(-ordered[:, ::-1], np.maximum((1 - level) * P - below, 0.0))
+    return low.astype(np.float64), np.maximum(-high, ordered[row, 0]).astype(np.float64)
+
+
+def _nearest(
+    ordered: NDArray[np.int32], wanted: NDArray[np.float64]
+) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+    """The number of each row for which as nearly as possible ``wanted`` others are smaller, and how
+    many are.
+    """
+    R, P = ordered.shape
+    row = np.arange(R)
+    place = np.minimum(wanted.astype(np.int64), P - 1)
+    value = ordered[row, place]
+    below = (ordered < value[:, None]).sum(1)
+    up_to = (ordered <= value[:, None]).sum(1)
+    further = (up_to - wanted < wanted - below) & (up_to < P)
+    other = ordered[row, np.minimum(up_to, P - 1)]
+    return np.where(further, other, value), np.where(further, up_to, below)
+
+
+def whole_quantile(ordered: NDArray[np.int32], level: float) -> NDArray[np.float64]:
+    """The smallest count in each row, whose counts are in order, that at least the share ``level``
+    of them do not exceed.
+
+    >>> whole_quantile(np.array([[0, 0, 1, 2]]), 0.5).tolist()
+    [0.0]
+    """
+    paths = ordered.shape[1]
+    place = min(paths - 1, max(0, math.ceil(level * paths - 1e-9) - 1))
+    return ordered[:, place].astype(np.float64)
+
+
 def mid_quantile(ordered: NDArray[np.int32], level: float) -> NDArray[np.float64]:
     """The quantile of the mid-distribution of counts in each row, which are in order.
 
@@ -244,6 +313,8 @@ def schema_of(plan: Plan) -> pa.Schema:
     columns = [("sequence", pa.string()), ("mark", pa.string()), ("start", time), ("stop", time)]
     columns.append(("mean", pa.float64()))
     columns += [(level_name(level), pa.float64()) for level in plan.levels]
+    if plan.interval is not None:
+        columns += [("low", pa.float64()), ("high", pa.float64())]
     return pa.schema([*columns, ("p_any", pa.float64())])
 
 
@@ -483,7 +554,7 @@ def _summary(
     ordered = np.sort(shown_counts, axis=-1).reshape(-1, P)
     values: dict[str, Any] = {"mean": ordered.mean(1)}
     for level in plan.levels:
-        found = mid_quantile(ordered, level)
+        found = whole_quantile(ordered, level) if plan.whole else mid_quantile(ordered, level)
         if calibrated is not None:
             totals = found.reshape(R, W, K)[:, :, 0]
             draws = ordered.reshape(R, W, K, P)[:, :, 0].astype(np.float64)
@@ -491,6 +562,8 @@ def _summary(
                 score = levels.upper(level) if level >= 0.5 else levels.lower(level)
                 totals[:, w] = [count_quantile(row, score) for row in draws[:, w]]
         values[level_name(level)] = found
+    if plan.interval is not None:
+        values["low"], values["high"] = count_interval(ordered, plan.interval)
     values["p_any"] = (ordered > 0).mean(1)
     schema = schema_of(plan)
     ids = [plan.data.ids[row] for row in group.rows.tolist()]

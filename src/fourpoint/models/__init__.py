@@ -12,6 +12,7 @@ from fourpoint.models.dapp import DAPP
 from fourpoint.models.deep_dapp import FORMER_SETTINGS as FORMER_DEEP_SETTINGS, DeepDAPP
 from fourpoint.models.frailty import Frailty
 from fourpoint.models.hawkes import Hawkes
+from fourpoint.models.markov_modulated import MarkovModulated
 from fourpoint.models.modulated_hawkes import ModulatedHawkes
 from fourpoint.models.nhp import NHP
 from fourpoint.models.poisson import Poisson, SplinePoisson
@@ -36,6 +37,7 @@ MODELS: dict[str, Callable[..., PointProcess]] = {
     "frailty": Frailty,
     "hawkes": Hawkes,
     "modulated-hawkes": ModulatedHawkes,
+    "markov-modulated": MarkovModulated,
     "spatial-hawkes": SpatialHawkes,
     "nhp": NHP,
     "poisson": Poisson,

@@ -320,8 +320,8 @@ class PointProcess(Described, nn.Module, Generic[H]):
         """
         if not self.effect_curves:
             raise UserError(
-                "a model that takes calendar and covariates: poisson, frailty, hawkes, dapp, "
-                "odapp, deep-dapp or spatial-dapp",
+                "a model that takes calendar and covariates: poisson, frailty, markov-modulated, "
+                "hawkes, modulated-hawkes, dapp, odapp, deep-dapp or spatial-dapp",
                 type(self).__name__,
                 "Choose one of these, or leave out the calendar and the covariates.",
             )
@@ -392,6 +392,16 @@ class PointProcess(Described, nn.Module, Generic[H]):
     def cuts(self, history: H) -> Float[Tensor, "B E"] | None:
         """Times between which the rate may have narrow peaks, where integrals are cut."""
         return self.knots(history)
+
+    def jumps(
+        self, history: H, low: Float[Tensor, " B"], high: Float[Tensor, " B"]
+    ) -> Float[Tensor, "B J"] | None:
+        """Times between ``low`` and ``high`` at which the calendar or covariates make the rate jump
+        or bend; None for none. Rows with fewer may have infinite ones.
+        """
+        if self.effects is None:
+            return None
+        return self.effects.cuts(low, high, history.context)
 
     def cut_lags(self, device: torch.device) -> Float[Tensor, " E"]:
         """The same as times since the last event, for integrals over a single gap."""
@@ -663,8 +673,8 @@ def pieces(
     """
     own = edges
     cuts = model.cuts(history)
-    if model.effects is not None:
-        jumps = model.effects.cuts(edges[:, 0], edges[:, -1], history.context)
+    jumps = model.jumps(history, edges[:, 0], edges[:, -1])
+    if jumps is not None:
         cuts = jumps if cuts is None else torch.cat([cuts, jumps], 1)
     if weight is not None:
         steps = weight.times.to(edges)

@@ -12,7 +12,7 @@ window, and across changes of daylight saving. The terms of the calendar are
     month       a periodic cubic spline of the time of the year, 12 intervals
     quarterhour one number for each quarter of an hour of the day: opening hours and other jumps
     weekhour    one number for each hour of the week: the same, where days differ
-    trend       a cubic spline of time itself, one interval for about two weeks: a level that drifts;
+    trend       a cubic spline of time itself, an interval for about two weeks: a level that drifts;
                 constant before and after the training time
     holidays:XX one number for public holidays of a country (package ``holidays``)
 
@@ -116,9 +116,9 @@ class EffectsSpec:
     def __post_init__(self) -> None:
         for name in self.calendar:
             check_term(name)
-        if (TREND in self.calendar) != (len(self.trend) == 3):
+        if not _is_trend(self.trend, TREND in self.calendar):
             raise UserError(
-                "three numbers for a trend, and none without one",
+                f"knots of a trend of 1 to {MOST_INTERVALS} intervals, and none without one",
                 f"trend={self.trend} with the terms {', '.join(self.calendar)}",
                 "Build the effects with effects_of.",
             )
@@ -189,6 +189,15 @@ class EffectsSpec:
             found[name] = slice(first, first + 1)
             first += 1
         return found
+
+
+def _is_trend(trend: tuple[float, ...], wanted: bool) -> bool:
+    """Whether these are the knots of a trend, or none if there is not to be one."""
+    if not wanted or len(trend) != 3:
+        return not wanted and not trend
+    first, width, intervals = trend
+    whole = intervals == int(intervals) and 1 <= intervals <= MOST_INTERVALS
+    return math.isfinite(first) and DAY <= width < math.inf and whole
 
 
 @dataclass(frozen=True)
@@ -320,7 +329,9 @@ class Effects(nn.Module):
                 continue
             if name == TREND:
                 cell, place = located_in_trend(self.spec.trend, local)
-                indices.append(cell[..., None] + torch.arange(4, device=cell.device) + columns.start)
+                indices.append(
+                    cell[..., None] + torch.arange(4, device=cell.device) + columns.start
+                )
                 shares.append(cubic_weights(place))
                 continue
             term = PERIODIC[name]

@@ -18,7 +18,8 @@ Standard errors are from the inverse of the penalised information.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -80,14 +81,17 @@ class Design:
 
 
 def fit_effects(
-    data: Dataset, spec: EffectsSpec, factor: Float[ndarray, " S"] | None = None
+    data: Dataset,
+    spec: EffectsSpec,
+    factor: Float[ndarray, " S"] | None = None,
+    least: Mapping[str, float] | None = None,
 ) -> EffectsFit:
     """Fit levels and weights of ``spec`` to ``data``; ``factor`` multiplies the rate of every
-    sequence.
+    sequence, and ``least`` are lower bounds of the strengths of penalties, by term.
     """
     design = integral_design(data, spec, factor, merged=True)
     M = data.marks.count
-    blocks = _blocks(spec)
+    blocks = _blocks(spec, least)
     sums = event_sums(data, spec)
     pooled = _fit(sums.sum(0), design, blocks, None)
     counts = sums[:, 0]
@@ -463,10 +467,12 @@ class _Block:
     columns: slice
     matrix: Float[ndarray, "K K"]
     rank: int
+    least: float = 1e-3  # the lowest strength
 
 
-def _blocks(spec: EffectsSpec) -> list[_Block]:
+def _blocks(spec: EffectsSpec, least: Mapping[str, float] | None = None) -> list[_Block]:
     found = []
+    bounds = {} if least is None else least
     for name, columns in spec.columns.items():
         if name in spec.covariates or name.startswith(HOLIDAYS):
             continue
@@ -481,7 +487,7 @@ def _blocks(spec: EffectsSpec) -> list[_Block]:
         else:
             centred = np.eye(size) - 1 / size
             found.append(_Block(name, here, centred, size - 1))
-    return found
+    return [replace(block, least=bounds.get(block.name, block.least)) for block in found]
 
 
 def _shrunk(spec: EffectsSpec) -> NDArray[np.bool_]:
@@ -528,7 +534,7 @@ def _fit(
     point = centre.copy()
     if around is None:
         point[0] = np.log(max(sums[0], 0.5) / max(design.weights.sum(), 1e-300))
-    strength = {block.name: 10.0 for block in blocks}
+    strength = {block.name: max(10.0, block.least) for block in blocks}
     for _ in range(ROUNDS):
         penalty = np.diag(ridge)
         for block in blocks:
@@ -544,7 +550,7 @@ def _fit(
                 * strength[block.name]
             )
             strength[block.name] = float(
-                np.clip(max(block.rank - used, 1e-3) / max(size_of, 1e-8), 1e-3, 1e8)
+                np.clip(max(block.rank - used, 1e-3) / max(size_of, 1e-8), block.least, 1e8)
             )
         moved = [abs(np.log(strength[name] / before[name])) for name in strength]
         if max(moved, default=0.0) < 0.1:

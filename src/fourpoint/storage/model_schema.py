@@ -129,6 +129,9 @@ def read_effects(found: object) -> tuple[EffectsSpec, list[RateRatio]]:
         raise SchemaError("effects with 'spec' and 'rate_ratios'", _shown(found), REMEDY)
     spec = found["spec"]
     kinds = {"calendar": str, "covariates": str, "mean": float, "scale": float, "holidays": int}
+    kinds["trend"] = float
+    if isinstance(spec, dict):
+        spec = {"trend": [], **spec}  # models that were saved before there were trends
     if not isinstance(spec, dict) or set(spec) != {*kinds, "zone", "seconds", "origin"}:
         raise SchemaError("known entries of the effects", _shown(spec), REMEDY)
     for name, kind in kinds.items():

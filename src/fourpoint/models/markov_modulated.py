@@ -1,0 +1,768 @@
+r"""A Poisson process whose level is a hidden Markov chain: calm, busy and exceptional times.
+
+    lambda_m(t) = exp(r_m + f_m(t)) u(t),    u(t) = v[phase of block, z(block)]
+
+Time is cut into blocks of equal length (an hour, say). The state z of a block follows a Markov
+chain with transition matrix T, and u is constant in a block: it depends on the state and, where
+events have dates and blocks divide the day, on the time of day (``phase``). f are effects of
+calendar and covariates (`models.effects`). A chain with several states makes the level of the next
+day uncertain and skewed, as weather does with delays or incidents with calls, where a Hawkes
+process would have every busy spell caused by the events before it.
+
+The state is not observed. Given the past, its distribution p is known (the forward filter), and the
+process has the rate
+
+    lambda_m(t | past) = exp(r_m + f_m(t)) sum_k p_k(t) v_k,
+
+in which p_k changes by exp(-v_k F) while nothing happens, F being the integral of e(t) sum_m
+exp(r_m + f_m), by the factor v_k at an event, and by T at the end of a block. All parameters are
+found by EM: forwards and backwards over blocks, and penalised Poisson regressions for v and f.
+
+Axes: B sequences, P positions, J blocks, K states, D phases, M marks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int
+from numpy import ndarray
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from fourpoint.events import Batch, BatchContext, Context, Dataset, MarkSpace, Steps, UserError
+from fourpoint.kernels.path_terms import Wanted
+from fourpoint.models.base import PointProcess, space_without_places
+from fourpoint.models.effects import DAY, TREND, EffectsSpec, zone_offsets
+from fourpoint.models.effects_fit import PIECE, EffectsFit, fit_effects
+from fourpoint.models.path_counts import explosion, integrals
+from fourpoint.models.positions import Positions, last_time
+from fourpoint.models.time_pieces import constant_cubics, exposure_of, pieces_until
+from fourpoint.ops.quadrature import gauss_legendre
+
+NODES = 8  # of the integral of the rate between neighbouring cuts, which are at most an hour apart
+BLOCKS = (900.0, 3600.0, 21600.0, 86400.0)  # seconds that a block may have, with a calendar
+LEAST_EVENTS = 1.0  # per block on average
+LAST_PHASED = 21600.0  # the longest block with phases of the day
+STAYS = 0.94  # probability that a state stays, at the start of EM and a priori
+PRIOR = 1.0  # transitions from every state that are known a priori
+LOWEST, HIGHEST = -1.0, 1.2  # log levels of the states at the start of EM
+ROUNDS, INNER = 6, 6  # of effects, and of EM for the chain within each
+FIRST_INNER = 16
+SMOOTH, RIDGE = 10.0, 0.02  # penalties of differences between phases, and of log levels
+LONGEST_STEP = 1.0  # of Newton's method in a log level
+FLOOR = 1e-300
+# The chain has the swings of the level within weeks: a trend is a random walk with a standard
+# deviation of at most .1 from knot to knot.
+LEAST = {TREND: 100.0}
+
+
+@dataclass(frozen=True, eq=False)
+class ChainHistory(Positions):
+    """Positions, and the distribution of the state at each, given all events up to it."""
+
+    belief: Float[Tensor, "B P K"]
+
+    def latest(self) -> ChainHistory:
+        """The last position alone."""
+        last = self.lengths[:, None]
+        wide = last[..., None].expand(-1, -1, self.belief.shape[-1])
+        return replace(
+            self,
+            times=self.times.gather(1, last),
+            belief=self.belief.gather(1, wide),
+            earlier=self.earlier + self.lengths,
+            lengths=torch.zeros_like(self.lengths),
+        )
+
+
+@dataclass(frozen=True)
+class _Timeline:
+    """Blocks that touch an interval of every row: when each begins, F until then, and the levels;
+    F at the times that were asked for, and their blocks; the integral of each mark's rate without
+    exposure at these times.
+    """
+
+    starts: Float[Tensor, "B J"]
+    at_starts: Float[Tensor, "B J"]
+    level: Float[Tensor, "B J K"]
+    passed: Float[Tensor, "B X"]
+    block: Int[Tensor, "B X"]
+    each: Float[Tensor, "B X M"]
+
+
+class MarkovModulated(PointProcess[ChainHistory]):
+    """A Poisson process with calendar and covariates, times a level that is a hidden Markov chain.
+
+    Arguments
+        states: levels of the chain.
+        block: how long a state lasts at least, in seconds with a calendar, else in the data's unit
+            of time; None: chosen from the data, an hour where that holds an event on average.
+        phases: blocks of the day that have levels of their own; None: chosen with ``block``.
+
+    >>> from fourpoint.events import Sequence
+    >>> model = MarkovModulated(states=2, block=1.0)
+    >>> with torch.no_grad():
+    ...     _ = model.log_level.copy_(torch.tensor([[1e-9, 2.0]]).double().log())
+    >>> history = model.encode(Sequence([0.5], start=0.0, stop=3.0).batch())
+    >>> times = torch.tensor([[0.0, 0.75]], dtype=torch.float64)  # an event shows the upper state
+    >>> [round(x, 6) for x in model.intensity(history, times).flatten().tolist()]
+    [1.0, 2.0]
+    """
+
+    linear = True
+    has_closed_integral = True
+    has_upper_bound = True
+    fits_in_closed_form = True
+
+    def __init__(
+        self,
+        marks: MarkSpace | int | None = None,
+        *,
+        states: int = 5,
+        block: float | None = None,
+        phases: int | None = None,
+    ) -> None:
+        super().__init__()
+        if not 1 <= states <= 64:
+            raise UserError("1 to 64 states", f"{states}", "Pass states=5, say.")
+        if block is not None and not block > 0:
+            raise UserError("a positive length of blocks", f"{block}", "Pass block=3600, say.")
+        if phases is not None and phases < 1:
+            raise UserError("at least one phase", f"{phases}", "Leave phases out.")
+        self.marks = space_without_places(marks, "markov-modulated")
+        self.states = states
+        self.chosen_block = block
+        self.chosen_phases = phases
+        self.block = 1.0 if block is None else float(block)
+        kind = torch.float64
+        self.log_rate = nn.Parameter(torch.zeros(self.marks.count, dtype=kind))
+        self.log_level = nn.Parameter(torch.zeros(phases or 1, states, dtype=kind))
+        stays = torch.eye(states, dtype=kind) * STAYS + (1 - STAYS) / states
+        self.log_transition = nn.Parameter(stays.log())
+        self.register_buffer("seconds", torch.ones((), dtype=kind))  # in the unit of time
+
+    def settings(self) -> dict[str, Any]:
+        """States, blocks and phases as they are now."""
+        return {"states": self.states, "block": self.block, "phases": len(self.log_level)}
+
+    def shown(self) -> dict[str, Any]:
+        """Settings, the share of time in each state and its level, averaged over phases."""
+        share = _stationary(self.transition)
+        level = self.log_level.detach().exp().mean(0)
+        return {**self.settings(), "share": share.numpy(), "level": level.numpy()}
+
+    @property
+    def transition(self) -> Float[Tensor, "K K"]:
+        """The probabilities of the next block's state, by that of this one."""
+        return self.log_transition.detach().softmax(1)
+
+    @property
+    def effect_curves(self) -> int:
+        """log of the rate of every mark."""
+        return self.marks.count
+
+    def known_context(
+        self, batch: Batch, before: ChainHistory | None = None
+    ) -> BatchContext | None:
+        """All of it: dates place the blocks, and F counts observed time only."""
+        return batch.context if before is None else before.context
+
+    # ------------------------------------------------------------------ fitting
+
+    def initialise(self, data: Dataset) -> list[str]:
+        """Choose blocks and phases, and start at the mean rates."""
+        self._choose_blocks(data)
+        self._take(fit_effects(data, self._spec(), least=LEAST))
+        return []
+
+    def maximum_likelihood(self, data: Dataset) -> list[str]:
+        """Fit all parameters to ``data`` by EM, whatever they were before. Returns remarks.
+
+        History periods are scored too: they tell of the chain as all other time does.
+        """
+        if not len(data) or not data.events:
+            raise UserError("at least one event", "a data set without any", "Read or select some.")
+        if data.context is not None:
+            data = replace(data, context=data.context.without("scored_from"))
+        self._choose_blocks(data)
+        spread = torch.linspace(LOWEST, HIGHEST, self.states, dtype=torch.float64)
+        with torch.no_grad():
+            self.log_level.copy_(spread.expand_as(self.log_level))
+            stays = torch.eye(self.states, dtype=torch.float64) * STAYS
+            self.log_transition.copy_((stays + (1 - STAYS) / self.states).log())
+        found = fit_effects(data, self._spec(), least=LEAST)
+        for turn in range(ROUNDS):
+            self._take(found)
+            blocks = self._blocks_of(data)
+            mean = None
+            for _ in range(FIRST_INNER if turn == 0 else INNER):
+                mean = self._improve(blocks)
+            assert mean is not None
+            found = fit_effects(self._weighted(data, blocks, mean), self._spec(), least=LEAST)
+        self._take(found)
+        for _ in range(INNER):
+            self._improve(self._blocks_of(data))
+        self.rate_ratios = found.rate_ratios
+        share = _stationary(self.transition).numpy()
+        level = self.log_level.detach().exp().mean(0).numpy()
+        order = np.argsort(level)
+        each = ", ".join(f"{level[k] / (share @ level):.3g} ({share[k]:.0%})" for k in order)
+        return [f"level over its mean, and share of the time: {each}", *found.notes]
+
+    def _spec(self) -> EffectsSpec:
+        return EffectsSpec() if self.effects is None else self.effects.spec
+
+    def _take(self, found: EffectsFit) -> None:
+        with torch.no_grad():
+            self.log_rate.copy_(torch.from_numpy(found.level))
+            if self.effects is not None:
+                self.effects.weight.copy_(torch.from_numpy(found.weight))
+
+    def _choose_blocks(self, data: Dataset) -> None:
+        """The length of blocks, and phases of the day where they divide it."""
+        spec = self._spec()
+        dated = bool(spec.calendar)
+        unit = spec.seconds if dated else 1.0
+        observed = float(data.durations.sum()) * unit
+        rate = max(1, data.events) / observed
+        if self.chosen_block is not None:
+            block = self.chosen_block
+        elif dated:
+            full = [length for length in BLOCKS if rate * length >= LEAST_EVENTS]
+            block = full[0] if full else BLOCKS[-1]
+        else:
+            block = 2 * LEAST_EVENTS / rate
+        phases = self.chosen_phases
+        if phases is None:
+            per_day = DAY / block
+            even = block <= LAST_PHASED and abs(per_day - round(per_day)) < 1e-9
+            long_enough = observed >= 14 * DAY
+            phases = round(per_day) if dated and even and long_enough else 1
+        self.block = float(block)
+        self.log_level = nn.Parameter(torch.zeros(phases, self.states, dtype=torch.float64))
+        with torch.no_grad():
+            self.seconds.fill_(unit)
+
+    def _blocks_of(self, data: Dataset) -> _Blocks:
+        """Events, F and phase of every block, for all sequences."""
+        rows = np.arange(len(data))
+        context = None if data.context is None else data.context.batch(rows)
+        start, stop = (torch.from_numpy(x.copy()) for x in (data.starts, data.stops))
+        line = self._timeline(torch.stack([start, stop], 1), context)
+        ends = torch.cat([line.at_starts[:, 1:], line.passed[:, 1:]], 1)
+        mass = torch.minimum(ends, line.passed[:, 1:]) - line.at_starts.clamp(min=0.0)
+        row = np.repeat(rows, data.lengths)
+        starts = line.starts.numpy()
+        counts = np.zeros(starts.shape)
+        place = np.concatenate(
+            [
+                np.searchsorted(
+                    starts[i], data.times[data.offsets[i] : data.offsets[i + 1]], "right"
+                )
+                for i in rows
+            ]
+        )
+        np.add.at(counts, (row, np.maximum(place - 1, 0)), 1.0)
+        phase = self._phase(line.starts, context)
+        return _Blocks(torch.from_numpy(counts), mass.clamp(min=0.0), phase, line.starts)
+
+    @torch.no_grad()
+    def _improve(self, blocks: _Blocks) -> Float[Tensor, "B J"]:
+        """One round of EM for transitions and levels; the expected level of every block."""
+        level = self.log_level.exp()[blocks.phase]  # (B, J, K)
+        logs = blocks.events[..., None] * level.log() - blocks.mass[..., None] * level
+        evidence = (logs - logs.amax(-1, keepdim=True)).exp()
+        T = self.transition
+        steps = T * evidence[:, 1:, None, :]  # (B, J - 1, K, K)
+        first = _stationary(T) * evidence[:, 0]
+        forward = _forward(first, steps)
+        backward = _backward(steps)
+        state = forward * backward
+        state = state / state.sum(-1, keepdim=True)
+        pairs = forward[:, :-1, :, None] * steps * backward[:, 1:, None, :]
+        pairs = pairs / pairs.sum((-2, -1), keepdim=True).clamp(min=FLOOR)
+        stays = torch.eye(self.states, dtype=T.dtype) * STAYS + (1 - STAYS) / self.states
+        moved = pairs.sum((0, 1)) + PRIOR * stays
+        self.log_transition.copy_((moved / moved.sum(1, keepdim=True)).log())
+        self._improve_levels(blocks, state)
+        return (state * self.log_level.exp()[blocks.phase]).sum(-1)
+
+    def _improve_levels(self, blocks: _Blocks, state: Float[Tensor, "B J K"]) -> None:
+        """A step of Newton's method for the log levels, whose differences between phases are
+        penalised.
+        """
+        D = len(self.log_level)
+        flat = blocks.phase.flatten()
+        shape = (D, self.states)
+        counts = torch.zeros(shape, dtype=torch.float64)
+        counts.index_add_(0, flat, (state * blocks.events[..., None]).flatten(0, 1))
+        mass = torch.zeros(shape, dtype=torch.float64)
+        mass.index_add_(0, flat, (state * blocks.mass[..., None]).flatten(0, 1))
+        penalty = RIDGE * torch.eye(D, dtype=torch.float64)
+        if D > 1:
+            around = torch.eye(D, dtype=torch.float64)
+            first = around - around.roll(1, 0)
+            penalty = penalty + SMOOTH * first.T @ first
+        for k in range(self.states):
+            own = self.log_level[:, k]
+            expected = mass[:, k] * own.exp()
+            gradient = counts[:, k] - expected - penalty @ own
+            step = torch.linalg.solve(expected.diag() + penalty, gradient)
+            self.log_level[:, k] += step.clamp(-LONGEST_STEP, LONGEST_STEP)
+
+    def _weighted(self, data: Dataset, blocks: _Blocks, mean: Float[Tensor, "B J"]) -> Dataset:
+        """The data with the expected level as a factor of the exposure."""
+        known = Context() if data.context is None else data.context
+        tables = []
+        for i in range(len(data)):
+            starts = blocks.starts[i].numpy()
+            ends = np.append(starts[1:], np.inf)
+            real = np.flatnonzero((starts < data.stops[i]) & (ends > data.starts[i]))
+            begins = np.maximum(starts[real], data.starts[i])
+            if known.exposure is None:
+                times = begins
+                values = mean[i].numpy()[real]
+            else:
+                own = slice(*known.exposure.offsets[i : i + 2])
+                times = np.unique(np.concatenate([begins, known.exposure.times[own]]))
+                times = times[(times >= data.starts[i]) & (times < data.stops[i])]
+                place = np.maximum(np.searchsorted(begins, times, "right") - 1, 0)
+                values = mean[i].numpy()[real][place] * known.exposure.at(i, times)[:, 0]
+            tables.append((times, values))
+        offsets = np.concatenate([[0], np.cumsum([len(times) for times, _ in tables])])
+        steps = Steps(
+            times=np.concatenate([times for times, _ in tables]),
+            values=np.concatenate([values for _, values in tables])[:, None],
+            offsets=offsets,
+            names=("exposure",),
+        )
+        return replace(data, context=replace(known, exposure=steps))
+
+    # ------------------------------------------------------------------ the verbs
+
+    def encode(self, batch: Batch, before: ChainHistory | None = None) -> ChainHistory:
+        context = self.known_context(batch, before)
+        T = self.log_transition.softmax(1)
+        if before is None:
+            first, start = batch.start, batch.start
+            earlier = torch.zeros_like(batch.lengths)
+            belief = _stationary(T).expand(len(first), -1)
+        else:
+            first, start = last_time(before), before.start
+            earlier = before.earlier + before.lengths
+            wide = before.lengths[:, None, None].expand(-1, -1, self.states)
+            belief = before.belief.gather(1, wide)[:, 0]
+        known = torch.where(batch.valid, batch.times.detach(), first[:, None])
+        times = torch.cat([first[:, None], known], 1).cummax(1).values
+        line = self._timeline(times, context)
+        # Steps of the filter: the ends of blocks and the events, in the order of time. An event at
+        # the end of a block belongs to the next one.
+        starts = line.starts[:, 1:]
+        last = times[:, -1:].maximum(times[:, :1])
+        inside = (starts > times[:, :1]) & (starts <= last)
+        when = torch.cat([torch.where(inside, starts, torch.inf), times[:, 1:]], 1)
+        is_event = torch.cat([torch.zeros_like(inside), batch.valid], 1)
+        is_end = torch.cat([inside, torch.zeros_like(batch.valid)], 1)
+        order = torch.sort(when + 0.0, dim=1, stable=True).indices
+        passed = torch.cat([line.at_starts[:, 1:], line.passed[:, 1:]], 1).gather(1, order)
+        real = (is_event | is_end).gather(1, order)
+        passed = torch.where(real, passed, line.passed[:, :1])
+        passed = torch.cat([line.passed[:, :1], passed], 1).cummax(1).values
+        more = passed.diff(dim=1)
+        J = line.starts.shape[1]
+        ends = torch.arange(J - 1).expand(len(first), -1)  # the block before each end
+        block = torch.cat([ends, line.block[:, 1:]], 1).gather(1, order)
+        wide_block = block[..., None].expand(-1, -1, self.states)
+        level = line.level.gather(1, wide_block)
+        log_factor = -more[..., None] * level
+        event = is_event.gather(1, order)
+        log_factor = log_factor + torch.where(event[..., None], level.log(), 0.0)
+        log_factor = log_factor - log_factor.amax(-1, keepdim=True)
+        factor = torch.where(real[..., None], log_factor.exp(), 1.0)
+        matrix = torch.diag_embed(factor)
+        end = is_end.gather(1, order)
+        matrix = torch.where(end[..., None, None], factor[..., None] * T, matrix)
+        beliefs = _forward(belief, matrix)  # (B, 1 + steps, K)
+        place = torch.empty_like(order)
+        place.scatter_(1, order, torch.arange(order.shape[1]).expand_as(order))
+        at_events = 1 + place[:, J - 1 :]
+        at = torch.cat([torch.zeros_like(batch.lengths)[:, None], at_events], 1)
+        # Padding repeats the last belief.
+        at = at.gather(1, torch.arange(at.shape[1]).expand_as(at).minimum(batch.lengths[:, None]))
+        belief = beliefs.gather(1, at[..., None].expand(-1, -1, self.states))
+        return ChainHistory(times, start, batch.lengths, earlier, belief, context=context)
+
+    def extend(
+        self,
+        history: ChainHistory,
+        time: Float[Tensor, " B"],
+        mark: Int[Tensor, " B"],
+        active: Bool[Tensor, " B"] | None = None,
+        place: Float[Tensor, "B k"] | None = None,
+        features: Float[Tensor, "B F"] | None = None,
+    ) -> ChainHistory:
+        happened = torch.ones_like(mark, dtype=torch.bool) if active is None else active
+        at = torch.where(happened, time, last_time(history))
+        belief, level = self._carried(history, at[:, None, None], history.lengths[:, None])
+        raised = belief * torch.where(happened[:, None, None], level, 1.0)
+        raised = raised / raised.sum(-1, keepdim=True).clamp(min=FLOOR)
+        return ChainHistory(
+            at[:, None],
+            history.start,
+            torch.zeros_like(history.lengths),
+            history.earlier + history.lengths + happened,
+            raised,
+            context=history.context,
+        )
+
+    def move(self, history: ChainHistory, time: Float[Tensor, " B"]) -> ChainHistory:
+        """The belief at ``time``, so that blocks until then need not be passed again."""
+        at = torch.maximum(time, last_time(history))
+        belief, _ = self._carried(history, at[:, None, None], history.lengths[:, None])
+        return ChainHistory(
+            at[:, None],
+            history.start,
+            torch.zeros_like(history.lengths),
+            history.earlier + history.lengths,
+            belief,
+            context=history.context,
+        )
+
+    def log_intensity(
+        self,
+        history: ChainHistory,
+        times: Float[Tensor, "B G Q"],
+        seen: Int[Tensor, "B G"] | None = None,
+    ) -> Float[Tensor, "B G Q M"]:
+        if not times.numel():
+            return self._log_population(times, history.context)
+        belief, level = self._carried(history, times, seen)
+        mean = (belief * level).sum(-1).view(times.shape)
+        return self._log_population(times, history.context) + mean.clamp(min=FLOOR).log()[..., None]
+
+    def closed_integral(
+        self,
+        history: ChainHistory,
+        a: Float[Tensor, "B G"],
+        b: Float[Tensor, "B G"],
+        seen: Int[Tensor, "B G"] | None = None,
+    ) -> Float[Tensor, "B G M"]:
+        """int_a^b lambda per mark, for an exposure that is constant between a and b: minus the
+        logarithm of the probability that nothing happens, over the exposure. The sum over marks is
+        exact; its parts are shared out like the population's.
+        """
+        if not a.numel():
+            return a[..., None] * self.log_rate
+        start, belief = self._anchors(history, seen)
+        both = torch.stack([a, b], 2).flatten(1)
+        line = self._timeline(torch.cat([start, both], 1), history.context)
+        G = a.shape[1]
+        passed, block = line.passed[:, :G], line.block[:, :G]
+        at_a, at_b = (line.passed[:, G + side :: 2] for side in (0, 1))
+        block_a, block_b = (line.block[:, G + side :: 2] for side in (0, 1))
+        there, _ = _carry(
+            belief, passed, block, at_a, block_a, line, self.log_transition.softmax(1)
+        )
+        _, survival = _carry(
+            there, at_a, block_a, at_b, block_b, line, self.log_transition.softmax(1)
+        )
+        each = line.each[:, G + 1 :: 2] - line.each[:, G::2]
+        total = each.sum(-1)
+        exposed = at_b - at_a
+        level = line.level.gather(1, block_a[..., None].expand(-1, -1, self.states))
+        unexposed = (there * level).sum(-1) * total
+        ratio = total / torch.where(exposed > 0, exposed, 1.0)
+        whole = torch.where(exposed > 0, -survival * ratio, unexposed)
+        share = each / torch.where(total > 0, total, 1.0)[..., None]
+        return share * whole[..., None]
+
+    def jumps(
+        self, history: ChainHistory, low: Float[Tensor, " B"], high: Float[Tensor, " B"]
+    ) -> Float[Tensor, "B J"] | None:
+        """Those of the effects, and the ends of blocks."""
+        ends = self._block_starts(low, high, history.context)
+        own = super().jumps(history, low, high)
+        return ends if own is None else torch.cat([own, ends], 1)
+
+    @torch.no_grad()
+    def upper_bound(
+        self, history: ChainHistory, a: Float[Tensor, " B"], b: Float[Tensor, " B"]
+    ) -> Float[Tensor, " B"]:
+        """The population's bound times the expected level at a, which falls within a block while
+        nothing happens; from the next block on times the largest level.
+        """
+        start, belief = self._anchors(history, history.lengths[:, None])
+        line = self._timeline(torch.cat([start, a[:, None], b[:, None]], 1), history.context)
+        passed, block = line.passed, line.block
+        there, _ = _carry(
+            belief,
+            passed[:, :1],
+            block[:, :1],
+            passed[:, 1:2],
+            block[:, 1:2],
+            line,
+            self.log_transition.softmax(1),
+        )
+        own = line.level.gather(1, block[:, 1:2, None].expand(-1, -1, self.states))
+        mean = (there * own).sum(-1)[:, 0]
+        later = torch.arange(line.level.shape[1]) > block[:, 1:2]
+        later = later & (torch.arange(line.level.shape[1]) <= block[:, 2:3])
+        largest = torch.where(later, line.level.amax(-1), 0.0).amax(1)
+        bound = self.log_rate.expand(len(a), -1)
+        if self.effects is not None:
+            bound = bound + self.effects.upper_bound(a, b, history.context, self.log_rate.dtype)
+        return bound.exp().sum(-1) * torch.maximum(mean, largest) * (1 + 1e-9)
+
+    @torch.no_grad()
+    def draw_counts(self, batch: Batch, wanted: Wanted) -> NDArray[np.int32] | None:
+        """Paths of the chain from its distribution given the past, and Poisson numbers given the
+        chain.
+        """
+        history = self.encode(batch).latest()
+        now = torch.from_numpy(wanted.edges[:, 0].copy())
+        belief = self.move(history, now).belief[:, 0].numpy()
+        line = self._timeline(torch.from_numpy(wanted.edges[:, [0, -1]].copy()), batch.context)
+        starts, level = line.starts.numpy(), line.level.numpy()
+        cubics = constant_cubics(self.log_rate)
+        pieces = pieces_until(cubics, self.effects, batch, wanted.edges[:, 0], wanted.edges[:, -1])
+        exposure = exposure_of(batch)
+        cumulative = self.transition.cumsum(1).numpy()
+        rows, columns = wanted.edges.shape
+        found = np.zeros((rows, columns - 1, self.marks.count, wanted.paths), dtype=np.int32)
+        for r in range(rows):
+            random = np.random.Generator(np.random.Philox(key=int(wanted.keys[r])))
+            edges = wanted.edges[r]
+            inside = starts[r][(starts[r] > edges[0]) & (starts[r] < edges[-1])]
+            cuts = np.unique(np.concatenate([edges, inside]))
+            means = integrals(r, cuts, pieces, exposure)
+            block = np.searchsorted(starts[r], cuts[:-1], side="right") - 1
+            column = np.searchsorted(edges, cuts[:-1], side="right") - 1
+            state = _drawn(random, belief[r].cumsum()[None].repeat(wanted.paths, 0))
+            for i in range(len(means)):
+                if i and block[i] > block[i - 1]:
+                    state = _drawn(random, cumulative[state])
+                mean = means[i][:, None] * level[r, max(0, block[i]), state]
+                if not (mean < wanted.limit).all():
+                    raise explosion(f"{float(mean.max()):.3g} expected events in one interval")
+                found[r, column[i]] += random.poisson(mean).astype(np.int32)
+        return found
+
+    # ------------------------------------------------------------------ the chain
+
+    def _anchors(
+        self, history: ChainHistory, seen: Int[Tensor, "B G"] | None
+    ) -> tuple[Float[Tensor, "B G"], Float[Tensor, "B G K"]]:
+        """Time and belief at positions ``seen``, or at all of them."""
+        if seen is None:
+            return history.times, history.belief
+        wide = seen[..., None].expand(-1, -1, self.states)
+        return history.times.gather(1, seen), history.belief.gather(1, wide)
+
+    def _carried(
+        self,
+        history: ChainHistory,
+        times: Float[Tensor, "B G Q"],
+        seen: Int[Tensor, "B G"] | None = None,
+    ) -> tuple[Float[Tensor, "B X K"], Float[Tensor, "B X K"]]:
+        """The belief at ``times``, given no event since the position, and the levels there."""
+        start, belief = self._anchors(history, seen)
+        G, Q = times.shape[1:]
+        line = self._timeline(torch.cat([start, times.flatten(1)], 1), history.context)
+        passed, block = (
+            part[:, :G, None].expand(-1, -1, Q).flatten(1) for part in (line.passed, line.block)
+        )
+        wide = belief[:, :, None].expand(-1, -1, Q, -1).flatten(1, 2)
+        there, _ = _carry(
+            wide,
+            passed,
+            block,
+            line.passed[:, G:],
+            line.block[:, G:],
+            line,
+            self.log_transition.softmax(1),
+        )
+        level = line.level.gather(1, line.block[:, G:, None].expand(-1, -1, self.states))
+        return there, level
+
+    def _log_population(
+        self, times: Float[Tensor, "B ..."], context: BatchContext | None
+    ) -> Float[Tensor, "B ... M"]:
+        flat = self.log_rate.expand(*times.shape, -1)
+        return flat if self.effects is None else flat + self.effects.values(times, context)
+
+    def _origin(self, context: BatchContext | None, rows: int) -> Float[Tensor, " B"]:
+        """Seconds since 1970 at time 0 of every row; 0 without a calendar."""
+        if not self._spec().calendar or context is None or context.origin is None:
+            return torch.zeros(rows, dtype=torch.float64)
+        return context.origin
+
+    def _phase(
+        self, starts: Float[Tensor, "B J"], context: BatchContext | None
+    ) -> Int[Tensor, "B J"]:
+        """The phase of the local day in the middle of every block."""
+        phases = len(self.log_level)
+        if phases == 1:
+            return torch.zeros(starts.shape, dtype=torch.int64)
+        origin = self._origin(context, len(starts))[:, None]
+        finite = torch.where(starts.isfinite(), starts, 0.0)
+        seconds = origin + finite * float(self.seconds) + self.block / 2
+        zone = self._spec().zone
+        if zone is not None:
+            changes, offsets = (torch.from_numpy(x) for x in zone_offsets(zone))
+            place = torch.searchsorted(changes, seconds.contiguous(), right=True) - 1
+            seconds = seconds + offsets[place.clamp(min=0)]
+        phase = torch.remainder(seconds, DAY) / DAY * phases
+        return phase.floor().clamp(max=phases - 1).to(torch.int64)
+
+    def _block_starts(
+        self, low: Float[Tensor, " B"], high: Float[Tensor, " B"], context: BatchContext | None
+    ) -> Float[Tensor, "B J"]:
+        """When the blocks that touch [low, high] begin, with one more on both sides."""
+        origin = self._origin(context, len(low))
+        unit = float(self.seconds)
+        first = torch.floor((origin + low * unit) / self.block)
+        count = int((torch.floor((origin + high * unit) / self.block) - first).max()) + 3
+        number = first[:, None] - 1 + torch.arange(count, dtype=torch.float64)
+        return (number * self.block - origin[:, None]) / unit
+
+    def _timeline(self, times: Float[Tensor, "B X"], context: BatchContext | None) -> _Timeline:
+        """Blocks and integrals from the earliest to the latest of the ``times`` of every row."""
+        times = times.detach()
+        # Padding may be anything.
+        lowest = torch.where(times.isfinite(), times, torch.inf).amin(1, keepdim=True)
+        times = torch.where(times.isfinite(), times, lowest)
+        low, high = times.amin(1), times.amax(1)
+        starts = self._block_starts(low, high, context)
+        block = torch.searchsorted(starts.contiguous(), times.contiguous(), right=True) - 1
+        # What a row does not reach counts as after its end.
+        within = starts.clamp(low[:, None], high[:, None])
+        wanted = torch.cat([times, within], 1)
+        passed, each = self._passed(wanted, low, high, context)
+        X = times.shape[1]
+        level = self.log_level.exp()[self._phase(starts, context)]
+        return _Timeline(
+            starts, passed[:, X:], level, passed[:, :X], block.clamp(min=0), each[:, :X]
+        )
+
+    def _passed(
+        self,
+        wanted: Float[Tensor, "B X"],
+        low: Float[Tensor, " B"],
+        high: Float[Tensor, " B"],
+        context: BatchContext | None,
+    ) -> tuple[Float[Tensor, "B X"], Float[Tensor, "B X M"]]:
+        """The integrals of e sum_m exp(r_m + f_m), and of exp(r_m + f_m), from ``low`` on."""
+        exposure = None if context is None else context.exposure
+        if self.effects is None and exposure is None:
+            each = (wanted - low[:, None])[..., None] * self.log_rate.exp()
+            return each.sum(-1), each
+        parts = [wanted]
+        if self.effects is not None:
+            parts.append(self.effects.cuts(low, high, context, PIECE))
+        if exposure is not None:
+            parts.append(exposure.times)
+        grid = torch.cat(parts, 1).clamp(low[:, None], high[:, None]).sort(1).values
+        width = grid.diff(dim=1)
+        x, weights = (part.to(grid) for part in gauss_legendre(NODES))
+        nodes = grid[:, :-1, None] + width[..., None] * x
+        rates = self._log_population(nodes, context).exp()
+        each = torch.einsum("bhqm,q,bh->bhm", rates, weights, width)
+        total = each.sum(-1)
+        if exposure is not None:
+            total = total * exposure.at(grid[:, :-1] + width / 2)[..., 0]
+        passed = nn.functional.pad(total.cumsum(1), (1, 0))
+        passed_each = nn.functional.pad(each.cumsum(1), (0, 0, 1, 0))
+        place = torch.searchsorted(grid, wanted.contiguous())
+        wide = place[..., None].expand(-1, -1, self.marks.count)
+        return passed.gather(1, place), passed_each.gather(1, wide)
+
+
+@dataclass(frozen=True)
+class _Blocks:
+    """Events, F and phase of the blocks of all sequences, and when they begin."""
+
+    events: Float[Tensor, "B J"]
+    mass: Float[Tensor, "B J"]
+    phase: Int[Tensor, "B J"]
+    starts: Float[Tensor, "B J"]
+
+
+def _stationary(T: Float[Tensor, "K K"]) -> Float[Tensor, " K"]:
+    """The distribution that the chain has in the long run."""
+    K = len(T)
+    system = torch.eye(K, dtype=T.dtype) - T + torch.ones(K, K, dtype=T.dtype)
+    found = torch.linalg.solve(system.T, torch.ones(K, dtype=T.dtype)).clamp(min=0.0)
+    return found / found.sum()
+
+
+def _carry(
+    belief: Float[Tensor, "B X K"],
+    passed: Float[Tensor, "B X"],
+    block: Int[Tensor, "B X"],
+    until: Float[Tensor, "B X"],
+    last: Int[Tensor, "B X"],
+    line: _Timeline,
+    T: Float[Tensor, "K K"],
+) -> tuple[Float[Tensor, "B X K"], Float[Tensor, "B X"]]:
+    """The belief when F has grown from ``passed`` in ``block`` to ``until`` in the block ``last``
+    without an event, and the logarithm of the probability of that.
+    """
+    K = belief.shape[-1]
+    log_survival = torch.zeros_like(passed)
+    for _ in range(int((last - block).max().clamp(min=0)) + 1):
+        crosses = block < last
+        following = (block + 1).clamp(max=line.starts.shape[1] - 1)
+        end = torch.where(crosses, line.at_starts.gather(1, following), until)
+        level = line.level.gather(1, block[..., None].expand(-1, -1, K))
+        left = belief * torch.exp(-(end - passed).clamp(min=0.0)[..., None] * level)
+        mass = left.sum(-1, keepdim=True).clamp(min=FLOOR)
+        log_survival = log_survival + mass[..., 0].log()
+        belief = left / mass
+        belief = torch.where(crosses[..., None], belief @ T, belief)
+        passed = end
+        block = torch.where(crosses, block + 1, block)
+    return belief, log_survival
+
+
+def _drawn(random: np.random.Generator, cumulative: Float[ndarray, "P K"]) -> ndarray:
+    """One state for each row of cumulative probabilities."""
+    uniform = random.random(len(cumulative))[:, None]
+    return np.minimum((uniform >= cumulative).sum(1), cumulative.shape[1] - 1)
+
+
+def _products(steps: Float[Tensor, "B J K K"]) -> Float[Tensor, "B J K K"]:
+    """The products of the first 1, 2, ... matrices, each up to a factor, by doubling."""
+    found = _scaled(steps)
+    size = 1
+    while size < steps.shape[1]:
+        joined = found[:, :-size] @ found[:, size:]
+        found = torch.cat([found[:, :size], _scaled(joined)], 1)
+        size *= 2
+    return found
+
+
+def _scaled(matrices: Float[Tensor, "B J K K"]) -> Float[Tensor, "B J K K"]:
+    return matrices / matrices.amax((-2, -1), keepdim=True).clamp(min=FLOOR)
+
+
+def _forward(
+    first: Float[Tensor, "B K"], steps: Float[Tensor, "B J K K"]
+) -> Float[Tensor, "B L K"]:
+    """The distribution at first and after every step, L = J + 1."""
+    later = torch.einsum("bk,bjkl->bjl", first, _products(steps))
+    found = torch.cat([first[:, None], later], 1)
+    return found / found.sum(-1, keepdim=True).clamp(min=FLOOR)
+
+
+def _backward(steps: Float[Tensor, "B J K K"]) -> Float[Tensor, "B L K"]:
+    """The probability of everything after each step by the state there, up to a factor."""
+    reversed_products = _products(steps.flip(1).transpose(-2, -1)).transpose(-2, -1).flip(1)
+    earlier = reversed_products.sum(-1)
+    found = torch.cat([earlier, torch.ones_like(earlier[:, :1])], 1)
+    if not steps.shape[1]:
+        found = torch.ones(len(steps), 1, steps.shape[-1], dtype=steps.dtype)
+    return found / found.amax(-1, keepdim=True).clamp(min=FLOOR)
