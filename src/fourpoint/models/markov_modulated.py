@@ -374,7 +374,9 @@ class MarkovModulated(PointProcess[ChainHistory]):
         passed = torch.cat([line.passed[:, :1], passed], 1).cummax(1).values
         more = passed.diff(dim=1)
         J = line.starts.shape[1]
-        ends = torch.arange(J - 1).expand(len(first), -1)  # the block before each end
+        ends = torch.arange(J - 1, device=first.device).expand(
+            len(first), -1
+        )  # the block before each end
         block = torch.cat([ends, line.block[:, 1:]], 1).gather(1, order)
         wide_block = block[..., None].expand(-1, -1, self.states)
         level = line.level.gather(1, wide_block)
@@ -388,11 +390,13 @@ class MarkovModulated(PointProcess[ChainHistory]):
         matrix = torch.where(end[..., None, None], factor[..., None] * T, matrix)
         beliefs = _forward(belief, matrix)  # (B, 1 + steps, K)
         place = torch.empty_like(order)
-        place.scatter_(1, order, torch.arange(order.shape[1]).expand_as(order))
+        number = torch.arange(order.shape[1], device=first.device)
+        place.scatter_(1, order, number.expand_as(order))
         at_events = 1 + place[:, J - 1 :]
         at = torch.cat([torch.zeros_like(batch.lengths)[:, None], at_events], 1)
         # Padding repeats the last belief.
-        at = at.gather(1, torch.arange(at.shape[1]).expand_as(at).minimum(batch.lengths[:, None]))
+        position = torch.arange(at.shape[1], device=first.device).expand_as(at)
+        at = at.gather(1, position.minimum(batch.lengths[:, None]))
         belief = beliefs.gather(1, at[..., None].expand(-1, -1, self.states))
         return ChainHistory(times, start, batch.lengths, earlier, belief, context=context)
 
@@ -509,8 +513,8 @@ class MarkovModulated(PointProcess[ChainHistory]):
         )
         own = line.level.gather(1, block[:, 1:2, None].expand(-1, -1, self.states))
         mean = (there * own).sum(-1)[:, 0]
-        later = torch.arange(line.level.shape[1]) > block[:, 1:2]
-        later = later & (torch.arange(line.level.shape[1]) <= block[:, 2:3])
+        number = torch.arange(line.level.shape[1], device=a.device)
+        later = (number > block[:, 1:2]) & (number <= block[:, 2:3])
         largest = torch.where(later, line.level.amax(-1), 0.0).amax(1)
         bound = self.log_rate.expand(len(a), -1)
         if self.effects is not None:
@@ -594,10 +598,12 @@ class MarkovModulated(PointProcess[ChainHistory]):
         flat = self.log_rate.expand(*times.shape, -1)
         return flat if self.effects is None else flat + self.effects.values(times, context)
 
-    def _origin(self, context: BatchContext | None, rows: int) -> Float[Tensor, " B"]:
+    def _origin(
+        self, like: Float[Tensor, " B"], context: BatchContext | None
+    ) -> Float[Tensor, " B"]:
         """Seconds since 1970 at time 0 of every row; 0 without a calendar."""
         if not self._spec().calendar or context is None or context.origin is None:
-            return torch.zeros(rows, dtype=torch.float64)
+            return torch.zeros_like(like)
         return context.origin
 
     def _phase(
@@ -606,13 +612,13 @@ class MarkovModulated(PointProcess[ChainHistory]):
         """The phase of the local day in the middle of every block."""
         phases = len(self.log_level)
         if phases == 1:
-            return torch.zeros(starts.shape, dtype=torch.int64)
-        origin = self._origin(context, len(starts))[:, None]
+            return torch.zeros(starts.shape, dtype=torch.int64, device=starts.device)
+        origin = self._origin(starts[:, 0], context)[:, None]
         finite = torch.where(starts.isfinite(), starts, 0.0)
         seconds = origin + finite * float(self.seconds) + self.block / 2
         zone = self._spec().zone
         if zone is not None:
-            changes, offsets = (torch.from_numpy(x) for x in zone_offsets(zone))
+            changes, offsets = (torch.from_numpy(x).to(starts) for x in zone_offsets(zone))
             place = torch.searchsorted(changes, seconds.contiguous(), right=True) - 1
             seconds = seconds + offsets[place.clamp(min=0)]
         phase = torch.remainder(seconds, DAY) / DAY * phases
@@ -622,11 +628,11 @@ class MarkovModulated(PointProcess[ChainHistory]):
         self, low: Float[Tensor, " B"], high: Float[Tensor, " B"], context: BatchContext | None
     ) -> Float[Tensor, "B J"]:
         """When the blocks that touch [low, high] begin, with one more on both sides."""
-        origin = self._origin(context, len(low))
+        origin = self._origin(low, context)
         unit = float(self.seconds)
         first = torch.floor((origin + low * unit) / self.block)
         count = int((torch.floor((origin + high * unit) / self.block) - first).max()) + 3
-        number = first[:, None] - 1 + torch.arange(count, dtype=torch.float64)
+        number = first[:, None] - 1 + torch.arange(count, dtype=low.dtype, device=low.device)
         return (number * self.block - origin[:, None]) / unit
 
     def _timeline(self, times: Float[Tensor, "B X"], context: BatchContext | None) -> _Timeline:
@@ -694,8 +700,8 @@ class _Blocks:
 def _stationary(T: Float[Tensor, "K K"]) -> Float[Tensor, " K"]:
     """The distribution that the chain has in the long run."""
     K = len(T)
-    system = torch.eye(K, dtype=T.dtype) - T + torch.ones(K, K, dtype=T.dtype)
-    found = torch.linalg.solve(system.T, torch.ones(K, dtype=T.dtype)).clamp(min=0.0)
+    system = torch.eye(K, dtype=T.dtype, device=T.device) - T + torch.ones_like(T)
+    found = torch.linalg.solve(system.T, torch.ones_like(T[0])).clamp(min=0.0)
     return found / found.sum()
 
 
