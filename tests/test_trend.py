@@ -1,4 +1,4 @@
-"""A level that drifts: the term ``trend`` of the calendar, and what `auto` and `compare` make of it."""
+"""A level that drifts: the term ``trend`` of the calendar in fits, in `auto` and in `compare`."""
 
 from __future__ import annotations
 
