@@ -113,6 +113,7 @@ class MarkovModulated(PointProcess[ChainHistory]):
     [1.0, 2.0]
     """
 
+    seconds: Tensor
     linear = True
     has_closed_integral = True
     has_upper_bound = True

@@ -6,7 +6,8 @@ if its gain on held-out time is larger than chance explains
 (`training.closed_forms.clearly_positive`). Held out are blocks of the training time in turn, and
 the development data. Terms are tried only if the training data cover at least two of their periods,
 and one number for every quarter of an hour or hour of the week only if there are events enough.
-`training.comparing` uses the same terms (:func:`tried_terms`), all of them.
+`training.comparing` uses the same terms (:func:`tried_terms`), all of them but for a trend that
+gains nothing (:func:`drifts`).
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from fourpoint.models.effects import (
     seconds_per_unit,
 )
 from fourpoint.models.effects_fit import blocks_of, held_out_scores
-from fourpoint.training.closed_forms import clearly_positive
+from fourpoint.training.closed_forms import clearly_positive, standard_error
 
 AUTO = "auto"
 NONE = "none"
@@ -99,6 +100,21 @@ def _automatic(train: Dataset, dev: Dataset) -> Chosen:
     if not names:
         return Chosen(effects_of(train), ["calendar: no term is better than chance"])
     return Chosen(effects_of(train, names), [f"calendar: {', '.join(said)}"])
+
+
+def drifts(data: Dataset) -> bool:
+    """Whether a trend gains on held-out blocks of time, by more than its standard error, beside the
+    rhythms of day and week.
+    """
+    rhythms = [name for name in tried_terms(data) if name in ("hour", "weekday")]
+    whole = effects_of(data, [*rhythms, TREND], covariates=False)
+    plain = effects_of(data, rhythms, covariates=False)
+    blocks = blocks_of(data.some(MOST_EVENTS, seed=0), whole, UNITS)
+    with_trend, without = (
+        held_out_scores(blocks, whole, spec, FOLDS, None) for spec in (whole, plain)
+    )
+    gain = torch.from_numpy(with_trend - without)
+    return float(gain.sum()) > standard_error(gain)
 
 
 def covered_seconds(data: Dataset) -> float:

@@ -47,14 +47,14 @@ from fourpoint.inference.resolution import resolution_of
 from fourpoint.kernels.compiling import threads_for_loops
 from fourpoint.models import MODELS
 from fourpoint.models.base import PointProcess
-from fourpoint.models.effects import EffectsSpec, effects_of
+from fourpoint.models.effects import TREND, EffectsSpec, effects_of
 from fourpoint.models.hawkes import Hawkes
 from fourpoint.models.hawkes_effects import LARGEST_INFORMATION
 from fourpoint.models.poisson import Poisson
 from fourpoint.ops.pairing import Gain, paired_gain
 from fourpoint.report.printing import Printed, bar, text_table
 from fourpoint.settings import parameters
-from fourpoint.training.calendar import AUTO, FINE, NONE, tried_terms
+from fourpoint.training.calendar import AUTO, FINE, NONE, drifts, tried_terms
 from fourpoint.training.fitting import fit
 from fourpoint.training.held_out import (
     Fold,
@@ -469,7 +469,11 @@ class _Ladder:
             return []
         if not self.dated:
             return ["hour"]
-        return tried_terms(self.raw)
+        names = tried_terms(self.raw)
+        # A trend takes time: nodes of one time of the week are no longer the same.
+        if TREND in names and not drifts(self.raw):
+            names.remove(TREND)
+        return names
 
     # ------------------------------------------------------------------ the steps
 
