@@ -66,6 +66,7 @@ if TYPE_CHECKING:
     from fourpoint.streaming import Stream, StreamBank
     from fourpoint.training.comparing import compare
     from fourpoint.training.fitting import fit
+    from fourpoint.training.tuning import tune
 
 __all__ = [
     "DAPP",
@@ -122,6 +123,7 @@ __all__ = [
     "save",
     "simulate",
     "resolution_score",
+    "tune",
     "write",
 ]
 
@@ -158,6 +160,7 @@ _HOME = {
     **dict.fromkeys(("expected_map", "intensity_map", "plot_map"), "inference.maps"),
     "compare": "training.comparing",
     "fit": "training.fitting",
+    "tune": "training.tuning",
     **dict.fromkeys(("sample", "sample_paths"), "inference.sampling"),
     "anomalies": "inference.anomalies",
     **dict.fromkeys(("calibrate", "coverage"), "inference.calibration"),

@@ -1,6 +1,6 @@
 """The command line: one function per command.
 
-    fourpoint demo | data | simulate | compare | fit | evaluate | difference | calibrate |
+    fourpoint demo | data | simulate | compare | fit | tune | evaluate | difference | calibrate |
     forecast | explain | influence | anomalies | stream | reproduce
 
 Results go to stdout, notices and errors to stderr. An error that the user can correct ends with
@@ -366,6 +366,39 @@ def fit(
     if filling != "none":
         next_words += ["--fill", filling]
     print_notice(f"next: fourpoint evaluate {shlex.join(next_words)}")
+
+
+@app.command()
+@typed.takes_reading_options()
+def tune(
+    source: typed.Source,
+    output: typed.Folder,
+    budget: Annotated[
+        str, typer.Option(metavar="TIME", help="The time that this takes: 10m, 1h, or seconds.")
+    ] = "10m",
+    model: Annotated[str, typer.Option(help="dapp, deep-dapp, rmtpp, nhp, sahp or thp.")] = "dapp",
+    split: typed.Split = None,
+    split_at: typed.SplitAt = None,
+    calendar: Annotated[
+        str,
+        typer.Option(metavar="A,B", help="Terms of the calendar, as for fit."),
+    ] = "auto",
+    seed: typed.Seed = 0,
+    device: Annotated[
+        str,
+        typer.Option(help="cpu, cuda, mps, or auto: the first of cuda, mps and cpu that is there."),
+    ] = "cpu",
+    json: typed.Json = False,
+    *,
+    reading: typed.ReadingOptions,
+) -> None:
+    """Search for settings of a model that are better on the development data, within a time budget.
+    The first fit has the model's own settings; a search that was killed goes on where it was.
+    """
+    from fourpoint.cli.tune import Asked, run_tuning
+
+    asked = Asked(model, budget, output, split, split_at, calendar, device, seed, json)
+    run_tuning(source, reading, asked)
 
 
 @app.command()

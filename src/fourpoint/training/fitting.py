@@ -32,7 +32,7 @@ import ctypes
 import math
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
@@ -122,6 +122,7 @@ def fit(
     folder: str | Path | None = None,
     resume: bool = False,
     progress: bool = True,
+    keep_going: Callable[[float, float], bool] | None = None,
 ) -> Fit:
     """Fit ``model`` to ``train``, keeping the weights that are best on ``dev`` (a tenth of
     ``train`` where None).
@@ -166,6 +167,8 @@ def fit(
         folder: where the best model, `history.csv` and the state of the run are written at every
             validation.
         resume: go on from the state in ``folder``.
+        keep_going: is called after every validation with the share of the schedule that is done
+            and the best score on dev so far, in nats per event; training ends where it is false.
 
     What is None comes from the model's own ``recipe`` where it has one, else from
     `training.RECIPE`.
@@ -243,7 +246,8 @@ def fit(
         if baselines:
             bar.say("fitting closed-form models")
             _fit_baselines(run, shown, began, time_budget)
-        return _train(run, recipe, convention, place, began, time_budget, resume, bar)
+        limits = _Limits(began, time_budget, keep_going or (lambda share, score: True))
+        return _train(run, recipe, convention, place, limits, resume, bar)
 
 
 def _chosen_recipe(
@@ -377,18 +381,27 @@ def _add_effects(
     return chosen.notes
 
 
+@dataclass(frozen=True)
+class _Limits:
+    """When training ends before its last step."""
+
+    began: float
+    time_budget: float | None
+    keep_going: Callable[[float, float], bool]
+
+
 def _train(
     run: Run,
     recipe: Recipe,
     convention: Convention,
     place: torch.device,
-    began: float,
-    time_budget: float | None,
+    limits: _Limits,
     resume: bool,
     bar: _Bar,
 ) -> Fit:
     """The loop of optimiser steps and validations."""
     model = run.model
+    began, time_budget, keep_going = limits.began, limits.time_budget, limits.keep_going
     train = run.train
     scored = train.scored_lengths
     guesses = _guesses(run)
@@ -445,6 +458,9 @@ def _train(
             )
             run.validate(row, -float(np.mean(losses)))
             bar.update(step, time.monotonic() - began, row)
+            if not keep_going(share, run.fit.best):
+                run.fit.stopped = "stopped from outside"
+                break
             seen = 0
             clock = time.monotonic()
             validated = clock - now

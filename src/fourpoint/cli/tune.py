@@ -1,0 +1,110 @@
+"""The command ``fourpoint tune``: settings that are better on dev, within a time budget."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from time import monotonic
+from typing import TYPE_CHECKING
+
+from fourpoint.cli.console import print_all, print_notice
+from fourpoint.cli.options import ReadingOptions
+from fourpoint.cli.reading import cut_by_time, open_events, train_and_dev
+
+if TYPE_CHECKING:
+    from fourpoint.report.page import Page
+    from fourpoint.training.tuning import Tuning
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The options of the command."""
+
+    model: str
+    budget: str
+    output: Path
+    split: str | None
+    split_at: str | None
+    calendar: str
+    device: str
+    seed: int
+    json: bool
+
+
+def run_tuning(source: str, reading: ReadingOptions, asked: Asked) -> None:
+    """Read, search, print, and write a page of what was tried."""
+    began = monotonic()
+    from fourpoint.training.tuning import tune
+
+    seconds = budget_seconds(asked.budget)
+    print_notice(f"this takes at most {seconds:g} seconds (--budget)")
+    data = open_events(source, reading)
+    if asked.split_at is None:
+        train, dev = train_and_dev(data, asked.split, asked.seed)
+    else:
+        train, dev = cut_by_time(data, asked.split_at)
+    assert dev is not None  # only closed forms have none
+    found = tune(
+        asked.model,
+        train,
+        dev,
+        budget=max(seconds - (monotonic() - began), 0.0),
+        folder=asked.output,
+        calendar=asked.calendar,
+        device=asked.device,
+        seed=asked.seed,
+        progress=True,
+    )
+    page = asked.output / "tune.html"
+    page_of(found, source).write(page)
+    print_all(found.to_dict(), [found], asked.json)
+    print_notice(f"model: {asked.output / 'model'}; page: {page}")
+
+
+def budget_seconds(text: str) -> float:
+    """A duration, or a number of seconds.
+
+    >>> budget_seconds("10m"), budget_seconds("90")
+    (600.0, 90.0)
+    """
+    from fourpoint.events.dates import in_units
+
+    return in_units(text, "seconds")
+
+
+def page_of(found: Tuning, source: str) -> Page:
+    """The search as one page."""
+    from fourpoint.plots.charts import DARK
+    from fourpoint.report.page import Page
+    from fourpoint.sanitising import markup_text
+    from fourpoint.training.tuning import shown
+
+    page = Page(
+        f"Settings of {found.name} for {markup_text(Path(source).name)}",
+        f"The best of {len(found.tried):,} fits has {found.gain:+.4f} nats per event over the "
+        "model's own settings on the development data, by which it was chosen.",
+        dark=DARK,
+        kicker="fourpoint tune",
+        footer=f"Made by fourpoint tune in {sum(one.seconds for one in found.tried):.0f} seconds.",
+    )
+    page.numbers(
+        [
+            ("best on dev", f"{found.best.score:.4f}", "nats per event"),
+            ("its own settings", f"{found.default.score:.4f}", "nats per event"),
+            ("fits", f"{len(found.tried):,}", "the first with its own settings"),
+        ]
+    )
+    rows = []
+    for one in found.tried:
+        own = ", ".join(f"{name} {shown(value)}" for name, value in one.settings.items())
+        score = "\u2013" if one.score is None else f"{one.score:.4f}"
+        rows.append([f"{one.number}", one.kind, score, f"{one.seconds:.0f}", own or "its own"])
+    place = found.tried.index(found.best)
+    page.table(
+        ["fit", "kind", "nats per event on dev", "seconds", "settings"],
+        rows,
+        "A fit without a score was stopped early, since others were better at the same share of "
+        "their schedules. The row that stands out is the model that was kept.",
+        best_row=place,
+    )
+    return page
