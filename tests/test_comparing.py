@@ -19,10 +19,11 @@ from fourpoint.events.context import Steps
 from fourpoint.inference.likelihood import gap_log_likelihoods, log_likelihood
 from fourpoint.models import DAPP, Hawkes, Poisson
 from fourpoint.models.effects import effects_of
+from fourpoint.ops.pairing import paired_gain
 from fourpoint.training import comparing
 from fourpoint.training.comparing import LADDER, Comparison, compare
 from fourpoint.training.comparison_words import number
-from fourpoint.training.held_out import Fold, Scores, between, folds_of, paired_gain, z_score
+from fourpoint.training.held_out import Fold, Scores, between, folds_of, z_score
 
 CLOSED = "poisson,calendar,hawkes"
 AMPLE = 600.0  # seconds, so that a slow machine gives the same answers
