@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 import fourpoint as fp
 from fourpoint.events import Context, Dataset, Sequence
+from fourpoint.events.dequantise import dequantised, dequantised_batch
 from fourpoint.models.effects import EffectsSpec, effects_of
 from fourpoint.training.calendar import choose_effects, timestamp_step, tried_terms
 from fourpoint.training.outages import find_outages, without
@@ -101,3 +104,35 @@ def test_dates_without_times_of_day_get_no_rhythm_of_the_day() -> None:
     train, dev = data.split((0.85, 0.15), by="time")
     assert choose_effects(train, dev, "auto").spec.calendar == ()
     assert "hour" not in tried_terms(data) and "weekday" in tried_terms(data)
+
+
+@pytest.mark.parametrize("name", ["poisson", "hawkes"])
+def test_dates_without_times_of_day_keep_their_weekday(name: str, tmp_path: Path) -> None:
+    """A date says on which day an event was, not that it was near midnight."""
+    random = np.random.default_rng(0)
+    days = np.arange(np.datetime64("2024-01-01"), np.datetime64("2024-12-30"))
+    weekday = (days.astype(np.int64) + 3) % 7
+    counts = random.poisson(np.array([8.0, 6.0, 6.0, 6.0, 6.0, 1.0, 1.0])[weekday])
+    log = tmp_path / "log.csv"
+    log.write_text("\n".join(["time", *map(str, np.repeat(days, counts))]) + "\n")
+    data = fp.read(log, window=("2024-01-01", "2024-12-30"))
+    model = fp.MODELS[name]()
+    fp.fit(model, data, calendar="weekday", progress=False)
+    weight = model.effects.weight.detach().numpy()[:, 0]
+    found = np.exp(weight) / np.exp(weight).sum()
+    truth = np.bincount(weekday, counts) / counts.sum()
+    assert np.abs(found - truth).max() < 0.03
+    assert found[5:].max() < 0.06 and found[4] > 0.13
+
+
+def test_a_date_is_dequantised_within_its_day() -> None:
+    known = Context(origin=np.array([ORIGIN]))
+    days = np.repeat(np.arange(50.0), 2)
+    log = Sequence(days, start=0.0, stop=50.0, context=known)
+    data = Dataset.from_sequences([log], unit="days")
+    moved = dequantised(data, 1.0, seed=1).times
+    assert (np.floor(moved) == days).all() and np.ptp(moved - days) > 0.9
+    batch = dequantised_batch(data.batch(), 1.0, torch.Generator().manual_seed(1), ahead=True)
+    assert (batch.times[0].floor().numpy() == days).all()
+    minutes = Dataset.from_sequences([log], unit="minutes")  # which may have been rounded
+    assert (dequantised(minutes, 1.0, seed=1).times - days).min() < -0.4

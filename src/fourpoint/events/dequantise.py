@@ -2,7 +2,9 @@
 
 A density is unbounded on times that are multiples of a resolution: a rate can overfit the timestamp
 resolution by concentrating there. So events are dequantised: an event at t with resolution r is
-placed anywhere in [t - r/2, t + r/2), within its window. There are two laws for that place. The
+placed anywhere in [t - r/2, t + r/2), within its window. A date without a time of day is not a
+rounded time: the event happened on that day, and is placed in [t, t + r), so that weekdays are not
+blurred (:func:`stamped_ahead`). There are two laws for that place. The
 uniform one is here, for training, which draws anew in every step; the conditional law of a model is
 `inference.dequantising`, for goodness of fit. Order is kept in both. No event is moved across a
 step of the exposure or out of a history period.
@@ -15,6 +17,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from fourpoint.events.dates import SECONDS
+
 if TYPE_CHECKING:
     import torch
     from jaxtyping import Float
@@ -23,6 +27,9 @@ if TYPE_CHECKING:
 
     from fourpoint.events.batching import Batch
     from fourpoint.events.sequences import Dataset
+
+
+DAY = 86400.0  # seconds
 
 
 def dequantised(data: Dataset, resolution: float, seed: int) -> Dataset:
@@ -39,13 +46,27 @@ def dequantised(data: Dataset, resolution: float, seed: int) -> Dataset:
     return replace(data, times=moved[np.lexsort((moved, row))])
 
 
+def stamped_ahead(data: Dataset, resolution: float) -> bool:
+    """Whether timestamps of this resolution are dates of whole days, at whose beginning they
+    stand.
+
+    >>> from fourpoint.events import Context, Dataset, Sequence
+    >>> days = Sequence([1.0, 2.0], start=0.0, stop=3.0, context=Context(origin=np.zeros(1)))
+    >>> stamped_ahead(Dataset.from_sequences([days], unit="days"), 1.0)
+    True
+    """
+    dated = data.context is not None and data.context.origin is not None
+    return dated and resolution * SECONDS.get(data.unit, 0.0) >= DAY * (1 - 1e-9)
+
+
 def ticks(data: Dataset, resolution: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """From where to where each event may be moved: within the resolution, its window, and the time
     in which the exposure is what it is at the event.
     """
     row = np.repeat(np.arange(len(data)), data.lengths)
-    low = np.maximum(data.times - resolution / 2, data.starts[row])
-    high = np.minimum(data.times + resolution / 2, data.stops[row])
+    before = 0.0 if stamped_ahead(data, resolution) else resolution / 2
+    low = np.maximum(data.times - before, data.starts[row])
+    high = np.minimum(data.times - before + resolution, data.stops[row])
     weight = data.scored_exposure
     if weight is None:
         return low, high
@@ -58,10 +79,15 @@ def ticks(data: Dataset, resolution: float) -> tuple[NDArray[np.float64], NDArra
     return low, high
 
 
-def dequantised_batch(batch: Batch, resolution: float, random: torch.Generator) -> Batch:
-    """The same for a batch; padding stays as it is."""
-    low = (batch.times - resolution / 2).clamp(min=batch.start[:, None])
-    high = (batch.times + resolution / 2).clamp(max=batch.stop[:, None])
+def dequantised_batch(
+    batch: Batch, resolution: float, random: torch.Generator, *, ahead: bool = False
+) -> Batch:
+    """The same for a batch, whose timestamps are dates of whole days if ``ahead``; padding stays as
+    it is.
+    """
+    before = 0.0 if ahead else resolution / 2
+    low = (batch.times - before).clamp(min=batch.start[:, None])
+    high = (batch.times - before + resolution).clamp(max=batch.stop[:, None])
     weight = batch.scored_exposure
     if weight is not None:
         earliest, latest = weight.around(batch.times)

@@ -214,7 +214,9 @@ class CapturedSteps(Steps):
         found = self.data.batch(rows, room)
         if not self.run.resolution:
             return found
-        return dequantised_batch(found, self.run.resolution, self.random)
+        return dequantised_batch(
+            found, self.run.resolution, self.random, ahead=self.run.stamped_ahead
+        )
 
     def _too_large(self, shape: Shape, error: Exception) -> TrainingError:
         return TrainingError(

@@ -43,7 +43,7 @@ import numpy as np
 import torch
 
 from fourpoint.events import Dataset, check_marks
-from fourpoint.events.dequantise import dequantised
+from fourpoint.events.dequantise import dequantised, stamped_ahead
 from fourpoint.events.windows import cut_long, repeated_windows
 from fourpoint.inference.likelihood import BLOCK, CONVENTIONS, Convention, check_memory
 from fourpoint.kernels.compiling import threads_for_loops
@@ -545,6 +545,7 @@ def _timestamp_resolution(run: Run, recipe: Recipe) -> list[str]:
         run.model.dequantise = recipe.dequantise
     elif recipe.dequantise:
         run.resolution = resolution
+        run.stamped_ahead = stamped_ahead(train, resolution)
     if not resolution:
         return []
     found = (

@@ -164,6 +164,7 @@ class Run:
         self.per_epoch = len(self.train.batches(self.batch_size, seed=0, mixed=self.mixed))
         self.mean_events = max(1.0, self.train.scored_events / max(1, len(self.train)))
         self.resolution = 0.0  # of the timestamps that are dequantised; 0 for none
+        self.stamped_ahead = False  # whether these are dates of whole days
         self.time_left: Callable[[], bool] = lambda: (
             True
         )  # of a time budget, for what follows the last step

@@ -53,7 +53,9 @@ class Steps:
         batch = self.run.train.batch(rows).to(self.weights[0].device)
         if self.run.resolution:
             elsewhere = self.seeded(torch.Generator(), step + ELSEWHERE)
-            batch = dequantised_batch(batch, self.run.resolution, elsewhere)
+            batch = dequantised_batch(
+                batch, self.run.resolution, elsewhere, ahead=self.run.stamped_ahead
+            )
         events = self.run.mean_events * len(rows)
         found = self._in_loops(batch, self.seeded(torch.Generator(), step), events)
         self.looping = found is not None
