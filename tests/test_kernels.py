@@ -22,7 +22,7 @@ from fourpoint import kernels
 from fourpoint.data.synthetic import simulate
 from fourpoint.events import Batch, Context, Dataset, Sequence, Steps
 from fourpoint.inference.likelihood import log_likelihoods, sampled_log_likelihood
-from fourpoint.kernels import conditions, numba_hawkes_effects
+from fourpoint.kernels import conditions, numba_decoding, numba_hawkes_effects
 from fourpoint.kernels.path_terms import Wanted
 from fourpoint.models.dapp import DAPP
 from fourpoint.models.deep_dapp import DeepDAPP
@@ -173,6 +173,26 @@ def hawkes_effects(monkeypatch: pytest.MonkeyPatch) -> Compared:
         gamma = np.array([0.3, -0.2])
         value = sweep(points, theta, alpha, np.array([0.5, 3.0]), gamma, gradient, information)
         found.append(Found([value], [gradient, information]))
+    return Compared(*found)
+
+
+def decoding(monkeypatch: pytest.MonkeyPatch) -> Compared:
+    rng = np.random.default_rng(4)
+    counts = rng.poisson(4, 24)
+    offsets = np.concatenate([[0], np.cumsum(counts)])
+    times = np.concatenate([np.sort(rng.uniform(0, 10, n)) for n in counts])
+    given = (times, rng.integers(0, 3, len(times)), offsets, 12, 3)
+    other = (np.array([1.0, 2.0, 5.0]), np.array([0, 2, 2]), np.array([0, 2, 3]))
+    found = []
+    for loops in (numba_decoding.load(), numba_decoding):
+        events, kinds = np.zeros((2, 3)), np.zeros((2, 3), dtype=np.int64)
+        numbers, gains = np.zeros(2, dtype=np.int64), np.zeros(2)
+        loops.transport(0, 1, *given, 3, 1.5, 0.4, 5, events, kinds, numbers, gains)
+        confidence = np.zeros((2, 3, 6))
+        loops.coverage(0, 1, *given, np.arange(6) * 1.7, 0.9, 6, 0.0, confidence)
+        values = np.zeros(2)
+        loops.values(numba_decoding.TRANSPORT, 1.5, *other, *given[:2], offsets[:3], 3, values)
+        found.append(Found([events, kinds, numbers, gains, confidence, values], []))
     return Compared(*found)
 
 
@@ -442,6 +462,7 @@ CASES: dict[str, Callable[[pytest.MonkeyPatch], Compared]] = {
     "hawkes_stream": hawkes_stream,
     "hawkes_effects": hawkes_effects,
     "monitor": monitor,
+    "decoding": decoding,
     "attention": attended,
     "recurrence": recursion,
     "deep_dapp_rate": deep_dapp_rate,

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from fourpoint.inference.influences import influence
     from fourpoint.inference.likelihood import log_likelihood
     from fourpoint.inference.maps import expected_map, intensity_map, plot_map
+    from fourpoint.inference.predicting import predict
     from fourpoint.inference.predictions import prediction_scores
     from fourpoint.inference.resolution import resolution_score
     from fourpoint.inference.sampling import sample, sample_paths
@@ -115,6 +116,7 @@ __all__ = [
     "log_likelihood",
     "marginal_log_likelihood",
     "plot_map",
+    "predict",
     "prediction_scores",
     "read",
     "restore",
@@ -171,6 +173,7 @@ _HOME = {
     "goodness_of_fit": "inference.goodness",
     **dict.fromkeys(("impute", "marginal_log_likelihood"), "inference.imputation"),
     "influence": "inference.influences",
+    "predict": "inference.predicting",
     "prediction_scores": "inference.predictions",
     **dict.fromkeys(("resolution_score", "tick_score"), "inference.resolution"),
     **dict.fromkeys(("evaluate", "intensity"), "inference.evaluation"),

@@ -1,7 +1,7 @@
 """The command line: one function per command.
 
     fourpoint demo | data | simulate | compare | fit | tune | evaluate | difference | calibrate |
-    forecast | explain | influence | anomalies | stream | reproduce
+    forecast | predict | explain | influence | anomalies | stream | reproduce
 
 Results go to stdout, notices and errors to stderr. An error that the user can correct ends with
 exit code 2 and three clauses (expected, received, what to do), without a traceback, and before
@@ -672,6 +672,68 @@ def forecast(
 
         save_plot(expected_map(model, found, progress=True).plot(unit=short_unit(events.unit)), map)
     print_all(found.to_dict(), [found], json)
+
+
+@app.command()
+@typed.takes_reading_options(rename={"sequence": "group_by"}, also={"sequence": "--by"})
+def predict(
+    folder: typed.Saved,
+    source: typed.Source,
+    score: Annotated[
+        str,
+        typer.Option(metavar="NAME", help="otd, tmap, mae, rmse, counts or smape."),
+    ] = "otd",
+    steps: Annotated[int, typer.Option(help="How many events otd predicts.")] = 10,
+    horizon: Annotated[
+        str | None,
+        typer.Option(
+            metavar="LENGTH",
+            help="How far to look: a number or 30d; the time of --steps events by default.",
+        ),
+    ] = None,
+    sequence: Annotated[
+        str | None, typer.Option(metavar="ID", help="One sequence; all by default.")
+    ] = None,
+    at: typed.At = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "-o", "--output", metavar="FILE", help="Write all predictions, .parquet or .csv."
+        ),
+    ] = None,
+    paths: Annotated[int, typer.Option(help="Number of futures to sample.")] = 500,
+    insert: Annotated[
+        float | None,
+        typer.Option(help="otd: cost of a missed event; the mean gap by default."),
+    ] = None,
+    delete: Annotated[
+        float | None,
+        typer.Option(help="otd: cost of an event predicted in vain; the mean gap by default."),
+    ] = None,
+    delta: Annotated[
+        float | None,
+        typer.Option(help="tmap: largest distance of a match; two mean gaps by default."),
+    ] = None,
+    time_budget: Annotated[
+        float | None,
+        typer.Option(metavar="SECONDS", help="Draw fewer futures if it would take longer."),
+    ] = None,
+    seed: typed.Seed = 0,
+    json: typed.Json = False,
+    *,
+    reading: typed.ReadingOptions,
+) -> None:
+    """Predict each sequence's future as one list of events, one time or one count: the prediction
+    with the least expected loss of a score. The scores are described in docs/predictions.md.
+    """
+    from fourpoint.cli.predict import PredictionOptions, print_predictions
+
+    typed_options = PredictionOptions(
+        score, steps, horizon, at, output, paths, insert, delete, delta, time_budget, seed
+    )
+    typed_options.check()
+    model, events = open_with_model(folder, source, reading)
+    print_predictions(model, events, sequence, typed_options, json)
 
 
 @app.command()

@@ -135,7 +135,8 @@ def forecasts(
     >>> table.column("start").to_pylist(), table.column("stop").to_pylist()
     ([2.0, 4.0], [4.0, 5.0])
     """
-    plan = planned(model, _dataset(model, data, reading), horizon, by, at, paths, seed, quantiles)
+    known = as_dataset(model, data, reading)
+    plan = planned(model, known, horizon, by, at, paths, seed, quantiles)
     plan = replace(plan, whole=whole, interval=checked_interval(interval))
     parts = list(forecast_parts(model, plan, progress=progress))
     return pa.concat_tables([schema_of(plan).empty_table(), *parts])
@@ -150,7 +151,7 @@ def write_forecasts(model: PointProcess, plan: Plan, path: Path, *, progress: bo
 
     def write(draft: Path) -> None:
         nonlocal rows
-        with _writer(draft, path.suffix.lower(), schema_of(plan)) as file:
+        with table_writer(draft, path.suffix.lower(), schema_of(plan)) as file:
             for part in forecast_parts(model, plan, progress=progress):
                 file.write_table(part)
                 rows += part.num_rows
@@ -190,7 +191,7 @@ def planned(
         raise UserError("different quantiles", f"{list(levels)}", "Leave out the doubles.")
     if not len(data):
         raise UserError("at least one sequence", "a data set without any", "Read or select some.")
-    plan = Plan(data, _times(data, at), horizon, by, levels, paths, seed)
+    plan = Plan(data, times_of(data, at), horizon, by, levels, paths, seed)
     first = _edges(plan, 0)
     most = (len(first) - 1) * data.marks.count * paths
     require_memory(
@@ -324,7 +325,7 @@ def notes_of(model: PointProcess, plan: Plan) -> list[str]:
     """
     row = int(np.argmax(plan.at - plan.data.starts))
     with eval_mode(model):
-        knots = model.knots(remember(model, _until(plan.data, plan.at, np.array([row]))))
+        knots = model.knots(remember(model, events_until(plan.data, plan.at, np.array([row]))))
     end = float(_edges(plan, row)[-1])
     notes = carried_forward(plan.data[row], end)
     if knots is None or end <= float(knots[0, -1]) + 1e-9:
@@ -358,7 +359,8 @@ def interval_counts(model: PointProcess, plan: Plan) -> tuple[Floats, NDArray[np
 # ---------------------------------------------------------------------- what is asked for
 
 
-def _dataset(model: PointProcess, data: object, reading: dict[str, Any]) -> Dataset:
+def as_dataset(model: PointProcess, data: object, reading: dict[str, Any]) -> Dataset:
+    """The events as a data set, read with the options ``reading`` where they are a table."""
     if isinstance(data, Dataset | Sequence):
         if reading:
             raise UserError(
@@ -383,7 +385,7 @@ def _alone(sequence: Sequence) -> Dataset:
     return replace(data, unit=dates.unit, log=log)
 
 
-def _times(data: Dataset, at: Moment | None) -> Floats:
+def times_of(data: Dataset, at: Moment | None) -> Floats:
     """When each forecast begins."""
     if at is None:
         return np.array(data.stops)
@@ -457,7 +459,7 @@ def _batches(plan: Plan) -> Iterator[Interval]:
     yield Interval(np.array(rows), np.stack(edges))
 
 
-def _until(data: Dataset, at: Floats, rows: NDArray[np.int64]) -> Batch:
+def events_until(data: Dataset, at: Floats, rows: NDArray[np.int64]) -> Batch:
     """The events of ``rows`` that are known at their times ``at``."""
     whole = data.batch(rows)
     now = torch.from_numpy(at[rows])
@@ -479,7 +481,7 @@ def _until(data: Dataset, at: Floats, rows: NDArray[np.int64]) -> Batch:
 
 def _counts(model: PointProcess, plan: Plan, group: Interval) -> NDArray[np.int32]:
     """Events of every sequence per interval, mark and path, (R, W, M, paths)."""
-    batch = _until(plan.data, plan.at, group.rows)
+    batch = events_until(plan.data, plan.at, group.rows)
     keys = np.array([key_of(plan.seed, plan.data.ids[row]) for row in group.rows], dtype=np.uint64)
     wanted = Wanted(group.edges, keys, plan.paths, MOST)
     try:
@@ -574,7 +576,7 @@ def _summary(
         "mark": _repeated(kind, ["", *names]),
     }
     for name, edges in (("start", group.edges[:, :-1]), ("stop", group.edges[:, 1:])):
-        times = _as_times(plan, group.rows, edges)
+        times = as_times(plan.data, group.rows, edges)
         columns[name] = pa.array(np.repeat(times.ravel(), K)).cast(schema.field(name).type)
     return pa.table(columns | values, schema=schema)
 
@@ -585,19 +587,19 @@ def _repeated(which: NDArray[np.int32], words: Ordered[str]) -> pa.Array:
     )
 
 
-def _as_times(plan: Plan, rows: NDArray[np.int64], edges: Floats) -> NDArray[Any]:
+def as_times(data: Dataset, rows: NDArray[np.int64], edges: Floats) -> NDArray[Any]:
     """Times as microseconds since 1970 where the data has dates, else as they are."""
-    if plan.data.dates(0) is None:
+    if data.dates(0) is None:
         return edges
     found = np.empty(edges.shape, dtype=np.int64)
     for place, row in enumerate(rows.tolist()):
-        dates = plan.data.dates(row)
+        dates = data.dates(row)
         assert dates is not None  # all sequences have dates, or none
         found[place] = dates.microseconds(edges[place])
     return found
 
 
-def _writer(draft: Path, ending: str, schema: pa.Schema) -> Any:
+def table_writer(draft: Path, ending: str, schema: pa.Schema) -> Any:
     """A writer of tables, part by part."""
     if ending == ".csv":
         from pyarrow import csv

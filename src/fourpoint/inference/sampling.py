@@ -58,6 +58,7 @@ Method = Literal["auto", "thinning", "inversion"]
 METHODS = ("auto", "thinning", "inversion")
 MOST = 100_000  # events of one path at which a process counts as explosive, where no cap is given
 NUMBERS, SMALLEST = 2**20, 64  # numbers of a history in one group of paths, and paths at the least
+NUMBERS_CUDA = 2**24  # the same on a CUDA device
 KEEP = 0.95  # share of paths still going below which the others leave the batch
 BLOCK = 2048  # events of a long history that are encoded at once
 
@@ -240,16 +241,17 @@ def advance(
     """
     chosen = _method(model, method)
     tally = Tally()
-    count = torch.zeros(len(start), dtype=torch.int64)
+    count = torch.zeros_like(start, dtype=torch.int64)
     found = [Drawn(count[:0], start[:0], count[:0])]
-    unfinished = torch.zeros(len(start), dtype=torch.bool)
+    unfinished = torch.zeros_like(start, dtype=torch.bool)
     exposure = None if past.context is None else past.context.exposure
     try:
         if method == "auto" and model.draws_clusters and exposure is None:
             clusters = _clusters(model, past, start, stop, random, most, limit)
             if clusters is not None:
                 return clusters
-        for rows in torch.arange(len(start)).split(_group(past)):
+        every = torch.arange(len(start), device=start.device)
+        for rows in every.split(_group(past)):
             own = past if len(rows) == len(start) else select_rows(past, rows)
             going = _Going(len(start), int(rows[0]), step, time_left, unfinished)
             for event in _events(
@@ -276,13 +278,12 @@ def advance(
     if step is not None:
         step(1.0)
     if most is not None:
-        capped = torch.nonzero(count >= most)[:, 0]
+        capped = torch.nonzero(count >= most)[:, 0].cpu()
     else:
         capped = torch.zeros(0, dtype=torch.int64)
     data = _dataset(found, start, stop, capped, model)
-    return Paths(
-        data, chosen, tally.acceptance, capped.numpy(), torch.nonzero(unfinished)[:, 0].numpy()
-    )
+    left = torch.nonzero(unfinished)[:, 0].cpu()
+    return Paths(data, chosen, tally.acceptance, capped.numpy(), left.numpy())
 
 
 def _clusters(
@@ -369,7 +370,7 @@ def remember(model: PointProcess, batch: Batch) -> Any:
         )
     step = BLOCK if model.linear else max(1, batch.times.shape[1])
     past = model.encode(batch.columns(0, step))
-    nothing = torch.zeros(len(batch.start), dtype=torch.int64)
+    nothing = torch.zeros_like(batch.start, dtype=torch.int64)
     past = model.extend(past, batch.start, nothing, nothing.bool())
     for first in range(step, batch.times.shape[1], step):
         past = model.encode(batch.columns(first, first + step), past)
@@ -717,11 +718,12 @@ def _rates_at(
 
 def _group(history: History) -> int:
     """How many paths advance together: as many as keep the history's largest part in the
-    processor's cache.
+    processor's cache; on a CUDA device many more, since a round costs the launches of its kernels.
     """
     values = (getattr(history, field.name) for field in dataclasses.fields(history))
     largest = max(v[:1].numel() for v in values if isinstance(v, Tensor))
-    return max(SMALLEST, NUMBERS // max(1, largest))
+    numbers = NUMBERS if history.times.device.type == "cpu" else NUMBERS_CUDA
+    return max(SMALLEST, numbers // max(1, largest))
 
 
 def _method(model: PointProcess, method: str) -> str:
@@ -784,19 +786,19 @@ def _opening(
 def _dataset(
     found: list[Drawn], start: Tensor, stop: Tensor, capped: Tensor, model: PointProcess
 ) -> Dataset:
-    rows = torch.cat([event.rows for event in found]).numpy()
-    times = torch.cat([event.times for event in found]).numpy()
-    kinds = torch.cat([event.marks for event in found]).numpy()
+    rows = torch.cat([event.rows for event in found]).cpu().numpy()
+    times = torch.cat([event.times for event in found]).cpu().numpy()
+    kinds = torch.cat([event.marks for event in found]).cpu().numpy()
     where = [event.places for event in found if event.places is not None]
     order = np.argsort(rows, kind="stable")
     lengths = np.bincount(rows, minlength=len(start))
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
-    ends = stop.numpy().copy()
+    ends = stop.cpu().numpy().copy()
     if len(capped):
         cut = capped.numpy()
         last = times[order][offsets[cut + 1] - 1]
         ends[cut] = np.nextafter(last, np.inf)
-    places = torch.cat(where).numpy()[order] if where else None
+    places = torch.cat(where).cpu().numpy()[order] if where else None
     features = None
     names: tuple[str, ...] = ()
     if model.event_features is not None:
@@ -804,12 +806,12 @@ def _dataset(
         known = [event.features for event in found if event.features is not None]
         features = np.zeros((0, len(names)))
         if known:
-            features = torch.cat(known).numpy()[order]
+            features = torch.cat(known).cpu().numpy()[order]
     return Dataset(
         times[order],
         kinds[order],
         offsets,
-        start.numpy().copy(),
+        start.cpu().numpy().copy(),
         ends,
         model.marks,
         places=places,

@@ -201,6 +201,18 @@ MONITOR = Kernel(
     factor=25,
     measured="processor time of MonitorTable.observe, 40,000 gaps of 1,000 rows",
 )
+DECODING = Kernel(
+    name="decoding",
+    compiler="numba",
+    module="numba_decoding",
+    plain="fourpoint.kernels.numba_decoding.transport",
+    supports=conditions.always,
+    values=1e-12,
+    gradients=None,
+    benchmark="benchmarks/horizon.py --decoding, transport: one forecast",
+    factor=100,
+    measured="processor time of one forecast of 500 paths, compiled and as plain Python",
+)
 ATTENTION = Kernel(
     name="attention",
     compiler="triton",
@@ -263,6 +275,7 @@ TABLE: dict[str, Kernel[Any]] = {
         HAWKES_STREAM,
         HAWKES_EFFECTS,
         MONITOR,
+        DECODING,
         ATTENTION,
         RECURRENCE,
         DEEP_DAPP_RATE,

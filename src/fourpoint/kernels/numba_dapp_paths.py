@@ -223,10 +223,10 @@ def history(first, step, times, marks, offsets, start, scale, sinusoids, drive, 
 
 @no_type_check
 def draw(
-    first, step, wanted, past, grid, kernel, link, pieces, exposure, to_parts, counts, fault
+    first, step, wanted, past, grid, kernel, link, pieces, exposure, to_parts, counts, kept, fault
 ):  # fmt: skip
     """Count the events of the paths of rows ``first``, ``first + step``, ... into (R, W, M, paths)
-    ``counts``.
+    ``counts``, or keep the first of them if there is room in ``kept`` (:class:`path_terms.Kept`).
 
     (R, C, M, TERMS) ``past`` is z0. What comes back is 0, or 1 with the reason in ``fault``.
     """
@@ -301,9 +301,16 @@ def draw(
                     continue
                 now = at
                 mark = drawn_mark(rate, total, random)
-                while window + 1 < windows and wanted.edges[r, window + 1] <= begin + at:
-                    window += 1
-                counts[r, window, mark, p] += 1
+                if kept.times.shape[2] > 0:
+                    kept.times[r, p, count] = at
+                    kept.marks[r, p, count] = mark
+                    kept.counts[r, p] = count + 1
+                    if count + 1 == kept.times.shape[2]:
+                        break
+                else:
+                    while window + 1 < windows and wanted.edges[r, window + 1] <= begin + at:
+                        window += 1
+                    counts[r, window, mark, p] += 1
                 if count + 1 >= wanted.limit:
                     return note_fault(fault, CROWDED, r, at, total)
                 events[count] = at

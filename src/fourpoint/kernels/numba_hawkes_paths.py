@@ -94,9 +94,9 @@ def history(first, step, times, marks, offsets, start, jump, decay, factors, int
 
 
 @no_type_check
-def draw(first, step, wanted, past, jump, decay, factors, pieces, exposure, counts, fault):
+def draw(first, step, wanted, past, jump, decay, factors, pieces, exposure, counts, kept, fault):
     """Count the events of the paths of rows ``first``, ``first + step``, ... into (R, W, M, paths)
-    ``counts``.
+    ``counts``, or keep the first of them if there is room in ``kept`` (:class:`path_terms.Kept`).
 
     (R, J, M) ``past`` is E at the start. What comes back is 0, or 1 with the reason in ``fault``.
     """
@@ -176,9 +176,16 @@ def draw(first, step, wanted, past, jump, decay, factors, pieces, exposure, coun
                 for j in range(J):
                     for m in range(M):
                         own[j, m] += weight * jump[mark, j, m]
-                while window + 1 < windows and wanted.edges[r, window + 1] <= begin + at:
-                    window += 1
-                counts[r, window, mark, p] += 1
+                if kept.times.shape[2] > 0:
+                    kept.times[r, p, count] = at
+                    kept.marks[r, p, count] = mark
+                    kept.counts[r, p] = count + 1
+                    if count + 1 == kept.times.shape[2]:
+                        break
+                else:
+                    while window + 1 < windows and wanted.edges[r, window + 1] <= begin + at:
+                        window += 1
+                    counts[r, window, mark, p] += 1
                 count += 1
                 if count >= wanted.limit:
                     return note_fault(fault, CROWDED, r, at, total)

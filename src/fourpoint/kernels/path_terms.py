@@ -83,6 +83,22 @@ class Wanted(NamedTuple):
     limit: int  # events of a path that count as an explosion
 
 
+class Kept(NamedTuple):
+    """Room for the first K events of every path; a path ends at its last one. K = 0 if none are
+    kept, and then paths end at the last edge.
+    """
+
+    times: Floats  # (R, paths, K), since the row's first edge
+    marks: NDArray[np.int32]  # (R, paths, K)
+    counts: NDArray[np.int32]  # (R, paths)
+
+
+def nothing_kept() -> Kept:
+    """No room at all."""
+    marks = np.zeros((0, 0, 0), dtype=np.int32)
+    return Kept(np.zeros((0, 0, 0)), marks, np.zeros((0, 0), dtype=np.int32))
+
+
 def every_row(rows: int, run: Callable[[int, int, Floats], object]) -> Floats | None:
     """Run ``run(first, step, fault)`` for all rows, shared out among threads; None, or the fault of
     the first row that has one.

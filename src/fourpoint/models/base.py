@@ -469,6 +469,16 @@ class PointProcess(Described, nn.Module, Generic[H]):
         """
         return None
 
+    def draw_events(
+        self, batch: Batch, wanted: Wanted, most: int | None
+    ) -> tuple[NDArray[np.float64], NDArray[np.int32], NDArray[np.int32]] | None:
+        """Events of each of the paths of ``wanted`` after the events of ``batch``, up to the last
+        edge or the first ``most`` of them: their times since the first edge and their marks, path
+        by path, and the number of each path, (B, paths); None if unsupported, as in
+        :meth:`draw_counts`.
+        """
+        return None
+
     def move(self, history: H, time: Float[Tensor, " B"]) -> H:
         """The history at ``time`` with no event until then; the same one if nothing is saved."""
         return history

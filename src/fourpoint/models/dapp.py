@@ -57,7 +57,7 @@ from fourpoint.models.dapp_scoring import scored_gaps
 from fourpoint.models.dapp_start import embedded, initialise
 from fourpoint.models.modes import Modes, PairScore
 from fourpoint.models.past import Memory, Past, appended, blank, joined, memory_of, past_of
-from fourpoint.models.path_counts import Modes as PathModes, dapp_counts
+from fourpoint.models.path_counts import Modes as PathModes, dapp_counts, dapp_events
 from fourpoint.models.rate import Rate
 from fourpoint.ops import attention, bounds, fourier, selection
 from fourpoint.ops.fourier import ACTIVATIONS
@@ -812,6 +812,17 @@ class DAPP(PointProcess[DAPPHistory]):
         if self.event_features is not None:
             return None
         return dapp_counts(self.path_modes(), self.rate, self.effects, batch, wanted)
+
+    def draw_events(
+        self, batch: Batch, wanted: Wanted, most: int | None
+    ) -> tuple[NDArray[np.float64], NDArray[np.int32], NDArray[np.int32]] | None:
+        """By the kernel of :meth:`draw_counts`, where that applies."""
+        s = self.options
+        if not self.scanned or s["normalise"] != "none" or s["values"] != "mark":
+            return None
+        if self.event_features is not None:
+            return None
+        return dapp_events(self.path_modes(), self.rate, self.effects, batch, wanted, most)
 
     def path_modes(self) -> PathModes:
         """The evaluation's modes as the sampler of paths needs them, where values are constant."""

@@ -45,7 +45,7 @@ from fourpoint.models.effects import EffectsSpec
 from fourpoint.models.effects_fit import ratio_notes
 from fourpoint.models.hawkes_effects import estimate_with_effects
 from fourpoint.models.hawkes_fit import Estimate, estimate
-from fourpoint.models.path_counts import factors_of, hawkes_counts
+from fourpoint.models.path_counts import factors_of, hawkes_counts, hawkes_events
 from fourpoint.models.poisson import mean_rates
 from fourpoint.models.time_pieces import baseline_cubics
 from fourpoint.ops.attention import scan
@@ -537,6 +537,15 @@ class Hawkes(PointProcess[HawkesHistory]):
         factors = factors_of(batch, self.marks.count, self.event_features)
         tables = (self._branching(), self._decay(), factors)
         return hawkes_counts(cubics, self.effects, *tables, batch, wanted)
+
+    def draw_events(
+        self, batch: Batch, wanted: Wanted, most: int | None
+    ) -> tuple[NDArray[np.float64], NDArray[np.int32], NDArray[np.int32]] | None:
+        """By a kernel."""
+        cubics = baseline_cubics(self.baseline)
+        factors = factors_of(batch, self.marks.count, self.event_features)
+        tables = (self._branching(), self._decay(), factors)
+        return hawkes_events(cubics, self.effects, *tables, batch, wanted, most)
 
     def shortest_time(self, history: HawkesHistory) -> Float[Tensor, " B"]:
         """One over the fastest decay."""

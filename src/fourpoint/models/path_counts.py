@@ -1,5 +1,6 @@
 """Counts of events on sampled paths, drawn by kernels for whole batches of sequences without
-storing a path (`kernels.numba_dapp_paths`, `kernels.numba_hawkes_paths`), and Poisson counts.
+storing a path (`kernels.numba_dapp_paths`, `kernels.numba_hawkes_paths`), and Poisson counts; and
+the events of such paths themselves.
 
 What a kernel does not support is sampled by `inference.sampling`.
 """
@@ -7,7 +8,9 @@ What a kernel does not support is sampled by `inference.sampling`.
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -36,9 +39,11 @@ from fourpoint.kernels.path_terms import (
     ABOVE_BOUND,
     EXPLOSIVE,
     Exposure,
+    Kept,
     Pieces,
     Wanted,
     every_row,
+    nothing_kept,
 )
 from fourpoint.models.effects import Effects
 from fourpoint.models.event_features import EventFeatures
@@ -48,7 +53,9 @@ from fourpoint.ops.fourier import Spectrum
 
 Floats = NDArray[np.float64]
 Counts = NDArray[np.int32]  # (B, W, M, paths)
+Events = tuple[Floats, NDArray[np.int32], NDArray[np.int32]]  # times, marks, number of each path
 NODES = 8  # of the integral of a rate over a piece of time
+ROOM = 32  # events of a path for which there is room at first
 
 
 class Modes:
@@ -106,10 +113,31 @@ def dapp_counts(
         return None
     tables = dapp_tables(loops, modes, rate, effects, batch, wanted)
     counts = _no_counts(batch, wanted, rate.marks)
-    rest = (wanted, *tables, exposure_of(batch), parts_matrix(), counts)
+    rest = (wanted, *tables, exposure_of(batch), parts_matrix(), counts, nothing_kept())
     fault = every_row(len(counts), lambda first, step, fault: loops.draw(first, step, *rest, fault))
     _check(fault)
     return counts
+
+
+@torch.no_grad()
+def dapp_events(
+    modes: Modes,
+    rate: Rate,
+    effects: Effects | None,
+    batch: Batch,
+    wanted: Wanted,
+    most: int | None,
+) -> Events | None:
+    """Events of paths of a DAPP up to the last edge or the first ``most`` of them; None if its
+    tables are too large.
+    """
+    grid = _grid(modes, wanted)
+    loops = kernels.DAPP_PATHS.choose(numbers=modes.numbers(grid))
+    if loops is None:
+        return None
+    tables = dapp_tables(loops, modes, rate, effects, batch, wanted)
+    rest = (wanted, *tables, exposure_of(batch), parts_matrix())
+    return _kept_events(loops.draw, rest, len(batch.start), wanted, most)
 
 
 @torch.no_grad()
@@ -210,10 +238,66 @@ def hawkes_counts(
     loops.history(0, 1, times, marks, offsets, start, jump, fade, factors, past)
     pieces = _pieces(cubics, effects, batch, wanted)
     counts = _no_counts(batch, wanted, jump.shape[2])
-    rest = (wanted, past, jump, fade, factors, pieces, exposure_of(batch), counts)
+    rest = (wanted, past, jump, fade, factors, pieces, exposure_of(batch), counts, nothing_kept())
     fault = every_row(len(past), lambda first, step, fault: loops.draw(first, step, *rest, fault))
     _check(fault)
     return counts
+
+
+@torch.no_grad()
+def hawkes_events(
+    cubics: Cubics,
+    effects: Effects | None,
+    branching: Tensor,
+    decay: Tensor,
+    factors: Factors,
+    batch: Batch,
+    wanted: Wanted,
+    most: int | None,
+) -> Events | None:
+    """Events of paths of a Hawkes process, with the arguments of :func:`hawkes_counts`, up to the
+    last edge or the first ``most`` of them.
+    """
+    loops = kernels.HAWKES_PATHS.choose()
+    if loops is None:
+        return None
+    jump, fade = excitation_tables(branching, decay)
+    times, marks, offsets = _events(batch)
+    start = np.ascontiguousarray(wanted.edges[:, 0])
+    past = np.empty((len(start), *jump.shape[1:]))
+    loops.history(0, 1, times, marks, offsets, start, jump, fade, factors, past)
+    pieces = _pieces(cubics, effects, batch, wanted)
+    rest = (wanted, past, jump, fade, factors, pieces, exposure_of(batch))
+    return _kept_events(loops.draw, rest, len(past), wanted, most)
+
+
+def _drawn(
+    draw: Callable[..., int], given: tuple[Any, ...], first: int, step: int, fault: Floats
+) -> int:
+    """One thread's share of the rows."""
+    return draw(first, step, *given, fault)
+
+
+def _kept_events(
+    draw: Callable[..., int], given: tuple[Any, ...], rows: int, wanted: Wanted, most: int | None
+) -> Events:
+    """The events of all paths. Without ``most``, the paths are drawn again, the same ones, with
+    twice the room where a path filled it.
+    """
+    room = ROOM if most is None else most
+    no_counts = np.zeros((rows, 1, 1, 0), dtype=np.int32)
+    while True:
+        shape = (rows, wanted.paths, room)
+        marks = np.empty(shape, dtype=np.int32)
+        kept = Kept(np.empty(shape), marks, np.zeros(shape[:2], dtype=np.int32))
+        _check(every_row(rows, partial(_drawn, draw, (*given, no_counts, kept))))
+        if most is not None or int(kept.counts.max(initial=0)) < room:
+            break
+        if room >= wanted.limit:
+            raise explosion(f"a path with {room:,} events")
+        room = min(2 * room, wanted.limit)
+    real = np.arange(room) < kept.counts[..., None]
+    return kept.times[real], kept.marks[real], kept.counts
 
 
 def excitation_tables(branching: Tensor, decay: Tensor) -> tuple[Floats, Floats]:

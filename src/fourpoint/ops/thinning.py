@@ -111,7 +111,7 @@ def thin(
     steps = unit_exponentials((len(a), candidates), random).cumsum(1)
     times = a[:, None] + steps / top[:, None]
     inside = (times < b[:, None]) & going[:, None]
-    coin = torch.rand(len(a), candidates, dtype=a.dtype, generator=random)
+    coin = torch.rand(len(a), candidates, dtype=a.dtype, device=a.device, generator=random)
     outside = torch.where(
         going, b, a
     )  # where time moves on to without a candidate, so that a state asked there has arrived
@@ -121,7 +121,7 @@ def thin(
     accepted = inside & (coin * top[:, None] < rate)
     hit = accepted.any(1)
     which = accepted.to(torch.int64).argmax(1, keepdim=True)
-    decided = inside & ((torch.arange(candidates) <= which) | ~hit[:, None])
+    decided = inside & ((torch.arange(candidates, device=a.device) <= which) | ~hit[:, None])
     if tally is not None:
         tally.proposals += int(decided.sum())
         tally.accepted += int(hit.sum())
@@ -201,7 +201,9 @@ def draw_marks(intensities: Float[Tensor, "B M"], random: torch.Generator) -> In
     rule.
     """
     running = intensities.cumsum(1)
-    coin = torch.rand(len(running), 1, dtype=running.dtype, generator=random) * running[:, -1:]
+    place = running.device
+    unit = torch.rand(len(running), 1, dtype=running.dtype, device=place, generator=random)
+    coin = unit * running[:, -1:]
     return torch.searchsorted(running, coin, right=True)[:, 0].clamp(max=running.shape[1] - 1)
 
 
@@ -209,7 +211,8 @@ def unit_exponentials(shape: Sequence[int], random: torch.Generator) -> Float[Te
     """Unit exponentials from 53 random bits each: the same in every build, where
     Tensor.exponential_ may use another generator.
     """
-    return -torch.log1p(-torch.rand(*shape, dtype=torch.float64, generator=random))
+    place = random.device
+    return -torch.log1p(-torch.rand(*shape, dtype=torch.float64, device=place, generator=random))
 
 
 def _window(
