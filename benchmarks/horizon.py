@@ -1,12 +1,13 @@
 """Predictions of the next ten events and of all events up to a horizon, in the setting of HoTPP.
 
-    python benchmarks/horizon.py --data DIR [--set stackoverflow_easytpp] [--models FOLDER ...]
-        [--seeds 3] [--budget 60] [--split test|dev] [--paths 500] [--device cpu|cuda] [--most N]
-        [--save FILE.npz] [--score FILE.npz]
+    python benchmarks/horizon.py --data DIR [--set stackoverflow_easytpp] [--models MODEL ...]
+        [--budget 900] [--split test|dev] [--paths 500] [--device cpu|cuda] [--most N]
+        [--save FILE.npz] [--score FILE.npz] [--decoding]
 
 DIR holds stackoverflow_easytpp.parquet: EasyTPP's file with its splits, which HoTPP downloads and
-uses in its unit of time. Without ``--models`` that many Deep DAPPs are trained on `train`, each for
-``--budget`` seconds, with weights chosen on `dev`. Paths are drawn from all models in equal parts.
+uses in its unit of time. A MODEL is a saved model's folder, or NAME or NAME@key=value,... of one
+that is trained on `train` for at most ``--budget`` seconds, with weights chosen on `dev`. Paths are
+drawn from all models in equal parts.
 
 The setting is that of HoTPP 0.7, experiments/stackoverflow: each sequence is cut to a random part
 of 80 to 101 events (all of it where it is shorter) as in its data loader; a forecast is made after
@@ -24,6 +25,9 @@ orders times by the probability to be matched (`fp.predict`).
 ``--save`` writes predictions and truth, and ``--score`` scores such a file: by HoTPP's own metric
 code where hotpp-benchmark 0.7 is installed, and otherwise by `inference.horizon_metrics`, which is
 tested to be equal. Last line: OTD and T-mAP of the decoded predictions, the latter in per cent.
+
+``--decoding`` measures seconds instead: 1,000 forecasts of ten events with ``--paths`` paths each,
+drawn and decoded, and one forecast by the compiled and the plain decoder.
 """
 
 from __future__ import annotations
@@ -37,12 +41,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from records import Record, options as shared_options
 
 MIN_LENGTH, MAX_LENGTH, EVERY, FOLLOWING = 80, 101, 4, 32
 HORIZON, DELTAS, STEPS, INSERT, DELETE = 10.0, (2.0,), 10, 1.0, 1.0
 SLOTS = 32
 FAR = 60.0  # after which a path of fewer than ten events ends
 CROP_SEED = 42
+FORECASTS = 1000  # that are timed
+PUBLISHED = {"OTD": 12.14, "T-mAP": 22.72}  # of DeTPP on test
 DECODERS = ("sampling", "argmax", "decoded")
 Arrays = dict[str, Any]
 
@@ -53,31 +60,37 @@ def main() -> int:
     )
     parser.add_argument("--data", type=Path, help="folder of Parquet files")
     parser.add_argument("--set", default="stackoverflow_easytpp")
-    parser.add_argument("--models", type=Path, nargs="+", help="saved models, instead of training")
-    parser.add_argument("--seeds", type=int, default=3, help="models to train")
-    parser.add_argument("--budget", type=float, default=60.0, help="seconds of training of each")
+    parser.add_argument("--models", nargs="+", default=["hawkes@exponentials=3", "dapp"])
+    parser.add_argument("--budget", type=float, default=900.0, help="seconds of training of each")
     parser.add_argument("--split", default="test", choices=("test", "dev"))
     parser.add_argument("--paths", type=int, default=500, help="sampled futures of a forecast")
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--most", type=int, help="score so many sequences; all by default")
     parser.add_argument("--save", type=Path, help="write predictions and truth")
     parser.add_argument("--score", type=Path, help="score a file of predictions")
+    parser.add_argument("--decoding", action="store_true", help="measure seconds")
+    shared_options(parser)
     options = parser.parse_args()
+    record = Record("horizon", "Predictions up to a horizon in the setting of HoTPP.")
     if options.score is None and options.data is None:
         print("no --data: nothing to predict (the folder of Parquet files, see --help)")
         return 0
+    if options.decoding:
+        measure(options, record)
+        record.write(options.results)
+        return 0
     if options.score is not None:
         with np.load(options.score) as file:
-            report(dict(file))
-        return 0
-    arrays = predictions(options)
+            arrays = dict(file)
+    else:
+        arrays = predictions(options, record)
     if options.save is not None:
         np.savez_compressed(options.save, **arrays)
-    report(arrays)
+    report(arrays, record, options.results)
     return 0
 
 
-def predictions(options: argparse.Namespace) -> Arrays:
+def predictions(options: argparse.Namespace, record: Record) -> Arrays:
     """Everything that is scored: truth and the predictions of each decoder."""
     import fourpoint as fp
 
@@ -86,7 +99,7 @@ def predictions(options: argparse.Namespace) -> Arrays:
     histories, truth = prepared(whole.part(options.split), options.most)
     arrays: Arrays = truth | {"types": np.array(whole.marks.count)}
     print(f"{options.split}: {len(histories):,} forecasts", flush=True)
-    arrays |= decode(models, histories, whole.marks.count, options.paths)
+    arrays |= decode(models, histories, whole.marks.count, options.paths, record)
     arrays |= alone(models[0], histories, whole.marks.count)
     return arrays
 
@@ -117,7 +130,9 @@ def prepared(data: Any, most: int | None) -> tuple[Any, Arrays]:
     }
 
 
-def decode(models: list[Any], histories: Any, types: int, paths: int) -> Arrays:
+def decode(
+    models: list[Any], histories: Any, types: int, paths: int, record: Record | None = None
+) -> Arrays:
     """The decoded predictions from paths of all models."""
     from fourpoint.inference.decoding import least_transport, match_confidence
     from fourpoint.inference.sampling import eval_mode
@@ -147,6 +162,11 @@ def decode(models: list[Any], histories: Any, types: int, paths: int) -> Arrays:
         f"decoding: {decoding:.1f} s",
         flush=True,
     )
+    if record is not None:
+        each_path = 1e6 * drawing / (2 * count)
+        record.row(
+            "cost", "drawing and decoding", **{"us/path": each_path, "decoding, s": decoding}
+        )
     scores = np.concatenate(found[2]).transpose(0, 2, 1)
     return {
         "decoded_otd_times": np.concatenate(found[0]),
@@ -171,7 +191,46 @@ def alone(model: Any, histories: Any, types: int) -> Arrays:
     return arrays
 
 
-def report(arrays: Arrays) -> None:
+def measure(options: argparse.Namespace, record: Record) -> None:
+    """Seconds of 1,000 forecasts, and of one by the compiled and the plain decoder."""
+    import fourpoint as fp
+    from fourpoint.inference.decoding import CANDIDATES, least_transport
+    from fourpoint.inference.sampling import eval_mode
+    from fourpoint.kernels import numba_decoding
+
+    whole = fp.read(options.data / f"{options.set}.parquet")
+    types = whole.marks.count
+    model = _models(options, whole)[0]
+    histories, _ = prepared(whole.part(options.split), options.most)
+    rows = np.arange(min(FORECASTS, len(histories)))
+    with eval_mode(model):
+        _futures(model, histories, rows[:2], FAR, 2, 0, STEPS)  # compile
+        clock = time.monotonic()
+        futures = _futures(model, histories, rows, FAR, options.paths, 0, STEPS)
+        drawing = time.monotonic() - clock
+    first = _futures_of(futures, 0)
+    least_transport(first, types, STEPS, INSERT, DELETE)  # compile
+    clock = time.monotonic()
+    least_transport(futures, types, STEPS, INSERT, DELETE)
+    decoding = time.monotonic() - clock
+    name = f"{len(rows):,} forecasts, {options.paths} paths"
+    record.row("seconds", name, **{"drawing, s": drawing, "decoding, s": decoding})
+    print(f"{name}: drawing {drawing:.1f} s, decoding {decoding:.1f} s", flush=True)
+    used = []
+    for loops in (numba_decoding.load(), numba_decoding):
+        into = (np.zeros((1, STEPS)), np.zeros((1, STEPS), dtype=np.int64))
+        rest = (np.zeros(1, dtype=np.int64), np.zeros(1))
+        given = (first.times, first.marks, first.offsets, first.paths, types, STEPS)
+        costs = (INSERT + DELETE, -1.0, CANDIDATES)
+        clock = time.process_time()
+        loops.transport(0, 1, *given, *costs, *into, *rest)
+        used.append(time.process_time() - clock)
+    factor = used[1] / max(used[0], 1e-9)
+    record.row("kernel", "transport of one forecast", **{"s": used[0], "plain": used[1]})
+    print(f"one forecast: {used[0]:.4f} s, plain Python {used[1]:.2f} s, {factor:.0f} times")
+
+
+def report(arrays: Arrays, record: Record, folder: Path) -> None:
     """Print the scores of all decoders."""
     try:
         import hotpp.metrics  # noqa: F401
@@ -191,7 +250,11 @@ def report(arrays: Arrays) -> None:
         if f"{name}_otd_times" in arrays:
             otd, tmap, weighted = found[name] = score(arrays, name)
             print(f"{name:10} OTD {otd:.4f} T-mAP {100 * tmap:.3f} weighted {100 * weighted:.3f}")
+            record.row("scores", name, **{"OTD": otd, "T-mAP": 100 * tmap})
     otd, tmap, _ = found["decoded"]
+    record.bar("OTD of decoded predictions", otd, most=PUBLISHED["OTD"])
+    record.bar("T-mAP of decoded predictions", 100 * tmap, least=PUBLISHED["T-mAP"])
+    record.write(folder)
     print(f"OTD {otd:.4f} T-mAP {100 * tmap:.3f}")
 
 
@@ -238,12 +301,17 @@ def _scores_of_hotpp(arrays: Arrays, name: str) -> tuple[float, float, float]:
 
 def _models(options: argparse.Namespace, whole: Any) -> list[Any]:
     import fourpoint as fp
+    from fourpoint.settings import parse_settings
 
-    if options.models is not None:
-        return [fp.restore(folder).to(options.device) for folder in options.models]
     found = []
-    for seed in range(options.seeds):
-        model = fp.DeepDAPP(whole.marks, seed=seed)
+    for word in options.models:
+        if Path(word).is_dir():
+            found.append(fp.restore(word).to(options.device))
+            continue
+        name, _, changes = word.partition("@")
+        pairs = changes.split(",") if changes else []
+        of_model, of_training = parse_settings(pairs, fp.MODELS[name], fp.fit)
+        model = fp.MODELS[name](whole.marks, **of_model)
         fitted = fp.fit(
             model,
             whole.part("train"),
@@ -251,14 +319,22 @@ def _models(options: argparse.Namespace, whole: Any) -> list[Any]:
             baselines=False,
             convention="gaps",
             device=options.device,
-            seed=seed,
             time_budget=options.budget,
             progress=False,
+            **of_training,
         )
-        best = max(row.get("dev_log_likelihood") or -math.inf for row in fitted.history)
-        print(f"seed {seed}: {best:.4f} nats per event of dev", flush=True)
+        print(f"{word}: {fitted.stopped}", flush=True)
         found.append(model.to(options.device))
     return found
+
+
+def _futures_of(futures: Any, row: int) -> Any:
+    """The paths of one forecast."""
+    bounds = futures.offsets[row * futures.paths : (row + 1) * futures.paths + 1]
+    own = slice(bounds[0], bounds[-1])
+    return futures._replace(
+        times=futures.times[own], marks=futures.marks[own], offsets=bounds - bounds[0]
+    )
 
 
 def _futures(

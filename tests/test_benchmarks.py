@@ -218,6 +218,7 @@ def test_every_benchmark_is_planned_and_has_a_section(bench: Any, root: Path) ->
         "budget",
         "gpu",
         "counts",
+        "horizon",
     }
     scripts = {file.stem for file in (root / "benchmarks").glob("*.py")} - alone
     assert (

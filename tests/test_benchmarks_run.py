@@ -60,6 +60,7 @@ ARGUMENTS = {
     "hawkes": "--events 400 --repeats 1 --coverage 2",
     "influence": "--quick",
     "interval_coverage": "--quick",
+    "horizon": "--data {data} --models hawkes poisson --paths 4",
     "leaderboard": (
         "--data {data} --sets taxi --models rmtpp easytpp-nhp --seeds 1 --budget 0.2 --most 20 "
         "--output {results}/cells.jsonl"
@@ -290,6 +291,9 @@ def _make_small(name: str, module: ModuleType, monkeypatch: pytest.MonkeyPatch) 
             monkeypatch.setattr(module, window, stop)
     if name == "leaderboard":
         monkeypatch.setattr(module, "EVENTS", 3)
+    if name == "horizon":
+        for constant, small in (("EVERY", 2), ("FOLLOWING", 2), ("STEPS", 2), ("SLOTS", 4)):
+            monkeypatch.setattr(module, constant, small)
 
 
 def _sample(sequences: int) -> Dataset:

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
+import torch
 from pyarrow import csv
 from test_cli_forecast import call, refused
 
@@ -28,7 +29,7 @@ from fourpoint.inference.horizon_metrics import count_smape, temporal_map, trans
 from fourpoint.inference.predicting import mean_gap
 from fourpoint.inference.sampling import eval_mode
 from fourpoint.kernels.path_terms import Wanted
-from fourpoint.models import DAPP, Hawkes, Poisson
+from fourpoint.models import DAPP, RMTPP, Hawkes, Poisson
 from fourpoint.models.base import PointProcess
 from fourpoint.storage.checkpoints import save
 
@@ -299,7 +300,9 @@ def test_what_cannot_be_right_is_refused(wrong: dict[str, object], expected: str
 
 
 def test_a_process_that_may_end_has_no_mean_time() -> None:
-    model = Hawkes(baseline=1e-12, branching=0.2, decay=1.0)
+    model = RMTPP()
+    with torch.no_grad():
+        model.time_weight.fill_(-2.0)  # lambda = exp(-2 t): none comes with probability exp(-1/2)
     with pytest.raises(UserError, match="a next event with a finite mean"):
         fp.predict(model, Sequence([1.0], start=0.0, stop=2.0), "rmse")
 

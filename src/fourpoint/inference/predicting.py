@@ -221,7 +221,7 @@ def planned_prediction(
     check_marks(model.marks, data.marks)
     if score not in SCORES:
         raise UserError(f"a score out of {', '.join(SCORES)}", f"{score!r}", "Choose one of them.")
-    chosen: Score = score  # type: ignore[assignment]
+    chosen: Score = score
     if not len(data):
         raise UserError("at least one sequence", "a data set without any", "Read or select some.")
     for name, number in (("steps", steps), ("paths", paths), ("slots", slots)):

@@ -209,7 +209,7 @@ DECODING = Kernel(
     supports=conditions.always,
     values=1e-12,
     gradients=None,
-    benchmark="benchmarks/horizon.py --decoding, transport: one forecast",
+    benchmark="benchmarks/horizon.py, --decoding: transport of one forecast",
     factor=100,
     measured="processor time of one forecast of 500 paths, compiled and as plain Python",
 )
