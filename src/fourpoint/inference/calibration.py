@@ -109,7 +109,7 @@ def calibrate(
         raise UserError(
             "data that was not in training",
             f"{seen.events:,} of {seen.of_events:,} events that were",
-            "Calibrate with the dev part, or with later data.",
+            "Keep a part for it when fitting (--split-at .8 .1 .1), or use later data.",
         )
     rng = np.random.default_rng(seed)
     with eval_mode(model):

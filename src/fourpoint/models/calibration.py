@@ -163,17 +163,17 @@ class Calibration(Printed):
         table.add_column()
         table.add_row("guarantee", self.guarantee())
         table.add_row("events", f"{self.events:,} of {self.sequences:,} sequences")
-        upper = self.time_level(0.95)
-        lower = self.time_level(0.05)
-        table.add_row(
-            f"{SHOWN:.0%} interval of the next time", f"levels {lower:.4f} to {upper:.4f}"
-        )
-        for name, kind in (("shortest region", "shortest"), ("region of time and mark", "pair")):
-            level = self.shortest if kind == "shortest" else self.pair
-            table.add_row(f"{SHOWN:.0%} {name}", f"level {min(1.0, level.upper(SHOWN)):.4f}")
+        levels = {
+            "upper bound of the next time": self.time_level(SHOWN),
+            "central interval": self.region_level("central", SHOWN),
+            "shortest region": self.region_level("shortest", SHOWN),
+            "region of time and mark": self.region_level("pair", SHOWN),
+        }
+        for name, level in levels.items():
+            table.add_row(f"{SHOWN:.0%} {name}", f"has the model's probability {level:.4f}")
         for one in self.counts:
-            text = f"{len(one.windows)} windows up to {one.horizon:g}"
-            table.add_row("counts", text)
+            parts = "one window" if len(one.windows) == 1 else f"{len(one.windows)} windows"
+            table.add_row("counts", f"up to {one.horizon:g}, in {parts}")
         return table
 
 
