@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import csv
 import datetime as dt
+import json
 from pathlib import Path
 from zoneinfo import ZoneInfo
 
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
+from typer.testing import CliRunner
 
 import fourpoint as fp
+from fourpoint.cli.main import app
 from fourpoint.data.calendar_windows import By, calendar_windows
 from fourpoint.data.clocks import Clock
+from fourpoint.data.inspecting import inspect
 from fourpoint.data.readers import Asked, read, read_with_notes
 from fourpoint.events import EventDataError, UserError
 
@@ -284,3 +289,48 @@ def test_rows_in_any_order_with_sort() -> None:
         and found.data.times.tolist() == [10, 11, 13]
         and found.data.mark_ids.tolist() == [2, 1, 0]
     )
+
+
+def admissions(days: int) -> list[str]:
+    """Dates of events, twelve on a weekday and four on Saturdays and Sundays, on average."""
+    random = np.random.default_rng(0)
+    found = []
+    for day in range(days):
+        date = dt.date(2024, 1, 1) + dt.timedelta(days=day)
+        found += [str(date)] * int(random.poisson(4 if date.weekday() >= 5 else 12))
+    return found
+
+
+def test_dates_without_a_time_of_day_are_noon(tmp_path: Path) -> None:
+    """Dequantised by half a day either way they stay on their day: counts a day ahead have the
+    level of their weekday. At midnight half of the events of Saturday would be on Friday.
+    """
+    dates = admissions(140)
+    data = fp.read({"date": dates}, time_unit="days")
+    assert (data.times % 1 == 0.5).all() and (data.starts[0], data.stops[0]) == (0.0, 140.0)
+    assert data.log is not None and data.log.noon
+    log = tmp_path / "log.csv"
+    log.write_text("date\n" + "\n".join(dates) + "\n")
+    (tmp_path / "later.csv").write_text("date\n2024-05-20\n2024-05-20\n2024-05-21\n")
+    folder = str(tmp_path / "model")
+    words = ["fit", str(log), "--model", "poisson", "--calendar", "weekday", "-o", folder]
+    ran = CliRunner().invoke(app, words)
+    assert ran.exit_code == 0 and "dates have no time of day" in ran.output
+    table = tmp_path / "counts.csv"
+    words = ["forecast", folder, str(log), "--all", "--horizon", "7d", "--by", "1d"]
+    ran = CliRunner().invoke(app, [*words, "--paths", "400", "-o", str(table)])
+    assert ran.exit_code == 0, ran.output
+    means = [float(row["mean"]) for row in csv.DictReader(table.read_text().splitlines())]
+    assert len(means) == 7  # from Monday 2024-05-20 on
+    assert all(10 < mean < 14 for mean in means[:5]) and all(2.5 < mean < 5.5 for mean in means[5:])
+    scores = tmp_path / "scores.jsonl"
+    later = str(tmp_path / "later.csv")
+    ran = CliRunner().invoke(app, ["stream", folder, later, "-o", str(scores)])
+    assert ran.exit_code == 0, ran.output
+    times = [json.loads(line)["time"] for line in scores.read_text().splitlines()]
+    assert times == [140.5, 140.5, 141.5]
+
+
+def test_dates_have_no_rhythm_of_the_day() -> None:
+    found = inspect({"date": admissions(140)})
+    assert found.kind == "a log with a rhythm of the week" and "sequence='week'" in found.command

@@ -38,6 +38,7 @@ class LogFormat:
         covariates: the columns of covariates, words as indicators such as "plan=pro".
         features: the columns of event features.
         exposure: whether there was an exposure other than 0 and 1.
+        noon: whether dates without a time of day are read as noon of the day.
         levels: the values of each covariate that was read from words, the reference first.
         split_at: where `fit` cut the log into training, development and test data: timestamps as
             ISO 8601 in UTC (or without a zone, as the log), or numbers in the data's unit.
@@ -63,6 +64,7 @@ class LogFormat:
     covariates: tuple[str, ...] = ()
     features: tuple[str, ...] = ()
     exposure: bool = False
+    noon: bool = False
     levels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     split_at: tuple[str | float, ...] = ()
 
@@ -128,6 +130,7 @@ _KINDS: dict[str, tuple[type, ...]] = {
     "covariates": (list, tuple),
     "features": (list, tuple),
     "exposure": (bool,),
+    "noon": (bool,),
     "levels": (Mapping,),
     "split_at": (list, tuple),
 }

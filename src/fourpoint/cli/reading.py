@@ -111,6 +111,7 @@ def _with_defaults(source: str, wanted: Asked, fitted: FittedTo | None) -> Asked
             wanted,
             known_zone=fitted.log.zone,
             known_origin=fitted.log.origin,
+            known_noon=fitted.log.noon,
             levels=fitted.log.levels,
         )
         if not ours:

@@ -360,7 +360,11 @@ def calendar_unit(clock: Clock) -> By | None:
     None
     """
     span = (int(clock.ticks.max()) - int(clock.ticks.min())) / clock.rate
+    steps = np.diff(np.unique(clock.ticks))
+    coarse = float(np.gcd.reduce(steps)) / clock.rate if len(steps) else 0.0
     for unit in ("day", "week", "hour"):
+        if coarse >= SPAN[unit]:  # such stamps say nothing about the time within it
+            continue
         long_enough = span >= PERIODS * SPAN[unit]
         enough_events = len(clock.ticks) >= FEWEST[unit] * span / SPAN[unit]
         if long_enough and enough_events and rhythm(clock, unit).found:

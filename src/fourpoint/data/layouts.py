@@ -13,12 +13,15 @@ from functools import partial
 from typing import Any, Literal
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from fourpoint.data.calendar_windows import UNIT, calendar_windows
 from fourpoint.data.clocks import Clock, read_clock, resolution_of
 from fourpoint.data.columns import Columns
 from fourpoint.data.grouping import Group, Numbered, group
+from fourpoint.data.opened import flat
 from fourpoint.data.roles import Roles
 from fourpoint.data.stored import Known
 from fourpoint.events import UserError
@@ -26,6 +29,8 @@ from fourpoint.events.dates import SECONDS, unit_for
 
 Stamp = float | str | datetime.date
 Window = tuple[Stamp, Stamp] | Literal["each", "all"]
+DAY = 86400.0  # seconds
+MANY_DATES = 20  # events that are all stamped with a date alone: no chance
 
 
 @dataclass(frozen=True)
@@ -46,6 +51,7 @@ class Layout:
     moved: bool = False
     notes: tuple[str, ...] = ()
     origins: NDArray[np.float64] | None = None  # seconds since 1970 at time 0 of each sequence
+    noon: bool = False  # dates without a time of day are read as noon of the day
 
 
 def lay_numbers(
@@ -162,12 +168,21 @@ def lay_stamps(
     sort: bool,
     unit: str | None,
     known_origin: str | None = None,
+    noon: bool | None = None,
 ) -> Layout:
     """Sequences that share a calendar: times since the first event of all, or since the start of
     the window given, or since the origin of a model that the events are for.
+
+    An event that is stamped with its date alone happened at some time of the day: it is read as
+    noon (``noon``; None: where all of many stamps are dates), and the last day is observed to its
+    end. At midnight, which rounding would put it half into the day before, the rhythm of the week
+    would be off by half a day.
     """
     rows, moved = group(numbered, len(ids), clock.ticks if sort else None)
     ticks = rows.arrange(clock.ticks)
+    if noon is None:
+        noon = len(ticks) >= MANY_DATES and window != "each"
+    noon = noon and are_dates(clock)
     given = None if window is None or isinstance(window, str) else _numbers(window)
     origins: Any = int(ticks.min())
     starts: Any = origins
@@ -191,6 +206,9 @@ def lay_stamps(
     else:
         inferred = True
         observed = "observed from the first event of all to the last (--window A B)"
+        if noon:
+            stops += round(DAY * clock.rate)
+            observed = "observed from the day of the first event to that of the last (--window A B)"
     if known_origin is not None and not np.ndim(origins):
         origins = _known_tick(known_origin, clock)
     longest = float(np.max(stops - starts)) / clock.rate
@@ -199,6 +217,8 @@ def lay_stamps(
     times = (
         ticks - (np.repeat(origins, np.diff(rows.offsets)) if np.ndim(origins) else origins)
     ) / per
+    if noon:
+        times = times + DAY / 2 / SECONDS[unit]
     begin, end = (
         np.broadcast_to((edge - origins) / per, len(ids)).astype(np.float64)
         for edge in (starts, stops)
@@ -211,12 +231,28 @@ def lay_stamps(
     origin = clock.text(int(np.min(origins)))
     since = "the first event of each sequence" if window == "each" else origin
     whose = "sequences are" if len(ids) > 1 else "the sequence is"
-    notes = (f"times: {unit} since {since} (--time-unit); {whose} {observed}",)
+    notes: tuple[str, ...] = (f"times: {unit} since {since} (--time-unit); {whose} {observed}",)
+    if noon:
+        notes += ("dates have no time of day: events are read as at noon, give or take half a day",)
     shared = None if np.ndim(origins) else int(origins)
     since_1970 = np.broadcast_to(np.asarray(origins) / clock.rate, len(ids)).astype(np.float64)
     return Layout(
-        ids, rows, times, begin, end, inferred, unit, origin, shared, moved, notes, since_1970
+        ids, rows, times, begin, end, inferred, unit, origin, shared, moved, notes, since_1970, noon
     )
+
+
+def are_dates(clock: Clock) -> bool:
+    """Whether all times are midnight in the clock's zone: dates without a time of day.
+
+    >>> are_dates(Clock(np.array([0, 86400, 86400]), 1, None))
+    True
+    """
+    step = round(DAY * clock.rate)
+    if clock.zone is None:
+        return not bool((clock.ticks % step).any())
+    stamps = pa.array(clock.ticks // clock.rate).view(pa.timestamp("s", clock.zone))
+    wall = flat(pa.chunked_array([pc.local_timestamp(stamps)]))
+    return not bool((wall % round(DAY)).any() or (clock.ticks % clock.rate).any())
 
 
 def _known_tick(origin: str, clock: Clock) -> int:

@@ -212,6 +212,7 @@ class Asked:
     levels: Levels | None = None
     known_zone: str | None = None  # of times without one, where no timezone is asked for
     known_origin: str | None = None  # timestamp of time 0, as ISO 8601, where sequences share it
+    known_noon: bool | None = None  # whether dates are read as noon, as in training
 
     def tables(self) -> Tables:
         """What is given beside the events."""
@@ -397,6 +398,7 @@ def _context(
 ) -> tuple[Context | None, LogFormat]:
     """When the sequences began, or what else our own file says of them, and how they were read."""
     log = log_format(roles, raw, clock, layout.origin_tick, marked=marked)
+    log = replace(log, noon=layout.noon)
     if clock is not None and layout.origins is not None:
         return Context(origin=layout.origins), log
     if known is None:
@@ -597,7 +599,8 @@ def _layout(
     if roles.calendar is not None:
         return lay_calendar(clock, roles, window, sort, unit, columns)
     origin = asked.known_origin
-    return lay_stamps(columns, roles, clock, numbered, ids, window, sort, unit, origin)
+    noon = asked.known_noon
+    return lay_stamps(columns, roles, clock, numbered, ids, window, sort, unit, origin, noon)
 
 
 def _splits(

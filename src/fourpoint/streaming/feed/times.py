@@ -213,6 +213,8 @@ class TimeReader:
 
     def _moment(self, nanoseconds: int) -> Moment:
         self._last = nanoseconds
+        if self.log.noon and _midnight(nanoseconds, self.log.zone):
+            nanoseconds += NANO * 86_400 // 2
         if self.calendar is None:
             time = _quotient(nanoseconds - self.origin, self.unit)
             return Moment(time, time)
@@ -223,6 +225,15 @@ class TimeReader:
         return Moment(
             _quotient(nanoseconds - start, self.unit), _quotient(nanoseconds, self.unit), name
         )
+
+
+def _midnight(nanoseconds: int, zone: str | None) -> bool:
+    """Whether a moment is the beginning of a day of local time."""
+    if zone is None:
+        return nanoseconds % (NANO * 86_400) == 0
+    seconds, rest = divmod(nanoseconds, NANO)
+    local = datetime.fromtimestamp(seconds, ZoneInfo(zone))
+    return not (rest or local.hour or local.minute or local.second)
 
 
 def _calendar_window(nanoseconds: int, by: By, zone: str | None) -> tuple[int, int, str]:
