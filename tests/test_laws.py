@@ -115,7 +115,9 @@ BUILD: dict[str, Callable[[int], Any]] = {
     "sum-dense-calendar": dapp(form="dense"),
     "keep-calendar": dapp(keep=3),
     "deep-calendar": lambda marks: DeepDAPP(marks, layers=1, width=6, modes=3),
+    "spline-poisson-calendar": lambda marks: SplinePoisson(marks, knots=4),
     "poisson-clock": Poisson,
+    "spline-poisson-clock": lambda marks: SplinePoisson(marks, knots=4),
     "hawkes-clock": Hawkes,
     "modulated-clock": ModulatedHawkes,
     "frailty-clock": Frailty,
@@ -143,6 +145,7 @@ BUILD: dict[str, Callable[[int], Any]] = {
         boxed(marks), heads=2, frequencies=2, generator=(8,), order=8, base="constant", drift="none"
     ),
     "poisson-box-calendar": lambda marks: Poisson(boxed(marks), cells=3),
+    "spline-poisson-box-calendar": lambda marks: SplinePoisson(boxed(marks), knots=4),
     "dapp-box-exp": lambda marks: SpatialDAPP(
         boxed(marks),
         heads=1,

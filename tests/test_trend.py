@@ -8,7 +8,7 @@ import torch
 
 import fourpoint as fp
 from fourpoint.events import Context, Dataset, Sequence, UserError
-from fourpoint.models import MarkovModulated, Poisson
+from fourpoint.models import MarkovModulated, Poisson, SplinePoisson
 from fourpoint.models.effects import DAY, Effects, EffectsSpec, effects_of
 from fourpoint.models.time_pieces import constant_cubics, pieces_until
 from fourpoint.training.calendar import choose_effects, drifts, tried_terms
@@ -143,3 +143,30 @@ def test_levels_of_a_hidden_chain_are_recovered() -> None:
     fp.fit(hawkes, data, progress=False)
     scores = [fp.evaluate(one, data).scores["window"].per_event for one in (model, hawkes)]
     assert scores[0] > scores[1] + 0.02
+
+
+def test_a_spline_within_windows_and_the_weekday_are_told_apart() -> None:
+    """Days as sequences: a shape within the day, and weekends with a third of the events."""
+    random = np.random.default_rng(5)
+    days = []
+    for day in range(140):
+        most = 6.0 * np.e
+        proposed = random.random(random.poisson(most * 24.0)) * 24.0
+        log_rate = np.sin(2 * np.pi * (proposed - 9) / 24)
+        size = 2.0 if day % 7 >= 5 else 6.0
+        kept = random.random(len(proposed)) * most < size * np.exp(log_rate)
+        known = Context(origin=np.array([ORIGIN + DAY * day]))
+        days.append(Sequence(np.sort(proposed[kept]), start=0.0, stop=24.0, context=known))
+    data = Dataset.from_sequences(days, unit="hours")
+    model = SplinePoisson(knots=8)
+    fp.fit(model, data, calendar="weekday", progress=False)
+    weight = model.effects.weight.detach()[:, 0].numpy()
+    ratios = np.exp(weight - weight[:5].mean())
+    assert np.allclose(ratios, [1, 1, 1, 1, 1, 1 / 3, 1 / 3], rtol=0.12)
+    hours = torch.arange(1.0, 24.0, dtype=torch.float64)[None, None]
+    history = model.encode(data.select([0]).batch())
+    with torch.no_grad():
+        logs = model.log_intensity(history, hours, torch.zeros(1, 1, dtype=torch.int64))
+    found = logs[0, 0, :, 0].numpy()
+    truth = np.log(6.0) + np.sin(2 * np.pi * (hours[0, 0].numpy() - 9) / 24)
+    assert np.abs(found - truth).max() < 0.15

@@ -3,6 +3,7 @@
     Poisson         lambda_m(t) = exp(log_rate_m)
     SplinePoisson   lambda_m(t) = exp(s_m(t - start)),   s_m a cubic spline on [0, length]
 
+Effects f_m(t) of calendar and covariates (`models.effects`) are added inside both exponentials.
 Where events have places, lambda_m(t, x) = lambda_m(t) f_m(x) with a density on the cells of a grid
 (`models.spatial.grid`). They are what every other model has to beat: the first knows how often, the
 second also when in the window.
@@ -18,11 +19,20 @@ from jaxtyping import Float, Int
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fourpoint.events import Batch, Dataset, MarkSpace, UserError, check_marks
+from fourpoint.events import Batch, Context, Dataset, MarkSpace, UserError, check_marks
 from fourpoint.kernels.path_terms import Wanted
 from fourpoint.models.base import PointProcess, placed
 from fourpoint.models.baseline import Baseline
-from fourpoint.models.effects_fit import fit_effects
+from fourpoint.models.effects import Effects, EffectsSpec
+from fourpoint.models.effects_fit import (
+    PIECE,
+    event_sums,
+    exposed_segments,
+    fit_effects,
+    penalty_of,
+    rate_ratios,
+)
+from fourpoint.models.hawkes_effects import sparse_basis
 from fourpoint.models.path_counts import poisson_counts
 from fourpoint.models.positions import FromPositions, Positions
 from fourpoint.models.spatial.cells import Cells
@@ -33,6 +43,7 @@ from fourpoint.ops.quadrature import gauss_legendre
 from fourpoint.ops.spline import spline, spline_knots, spline_max
 
 MEAN_NODES = 8  # of the mean rate between two knots
+FIT_NODES = 3  # of a fit with effects, between cuts that are at most an hour apart
 
 
 class _OnGrid(FromPositions):
@@ -242,8 +253,13 @@ class SplinePoisson(_OnGrid):
 
         A mark that never happens counts as half an event, spread evenly. The integral is by six
         Gauss-Legendre nodes between neighbouring knots and window ends.
+
+        Effects of calendar and covariates are fitted together with the splines, with the penalties
+        that a Poisson process with the same effects chooses.
         """
         notes = self.initialise(data)
+        if self.effects is not None:
+            return [*notes, *self._fit_with_effects(data, self.effects, ridge)]
         length = float(self.length)
         flat = self.coefficients.detach().cpu().double()
         happened = _basis_sums(data, flat, length)
@@ -265,6 +281,43 @@ class SplinePoisson(_OnGrid):
             f"maximum likelihood with a ridge of {ridge:g} on second differences: {found}",
         ]
 
+    def _fit_with_effects(self, data: Dataset, effects: Effects, ridge: float) -> list[str]:
+        spec = effects.spec
+        alone = fit_effects(data, spec)
+        penalty = torch.from_numpy(penalty_of(spec, alone.penalties)[1:, 1:])
+        length = float(self.length)
+        flat = self.coefficients.detach().cpu().double()
+        happened = _basis_sums(data, flat, length)
+        of_effects = torch.from_numpy(event_sums(data, spec)[:, 1:].T.copy())
+        since, weights, index, share = _nodes_with_effects(data, spec, length, self.intervals)
+        shape = (penalty.shape[0], self.marks.count)
+
+        def loss(point: Tensor) -> Tensor:
+            c = point[: flat.numel()].reshape(flat.shape)
+            weight = point[flat.numel() :].reshape(shape)
+            f = nn.functional.embedding_bag(index, weight, mode="sum", per_sample_weights=share)
+            integral = (weights[:, None] * (spline(c, since, length) + f).exp()).sum()
+            logs = (happened * c).sum() + (of_effects * weight).sum()
+            bend = c.diff(n=2).square().sum() + c.diff().square().sum() / 100
+            shrunk = (weight * (penalty @ weight)).sum()
+            return (integral - logs + (ridge * bend + shrunk) / 2) / max(data.scored_events, 1)
+
+        first = torch.cat([flat.flatten(), torch.from_numpy(alone.weight.copy()).flatten()])
+        found = minimise(loss, first)
+        with torch.no_grad():
+            self.coefficients.copy_(found.point[: flat.numel()].reshape(flat.shape))
+            effects.weight.copy_(found.point[flat.numel() :].reshape(shape))
+        marks = tuple(data.marks.names) if len(alone.covariance) > 1 else ("",)
+        weight = effects.weight.detach().numpy()[:, : len(marks)]
+        self.rate_ratios = rate_ratios(spec, weight, alone.covariance, marks)
+        notes = [f"rate ratio of {ratio}" for ratio in self.rate_ratios[:20]]
+        return [f"maximum likelihood with calendar and covariates: {found}", *notes]
+
+    @property
+    def effect_curves(self) -> int:
+        """log of the rate of every mark."""
+        return self.marks.count
+
     def log_intensity(
         self,
         history: Positions,
@@ -272,7 +325,10 @@ class SplinePoisson(_OnGrid):
         seen: Int[Tensor, "B G"] | None = None,
     ) -> Float[Tensor, "B G Q M"]:
         since = times - history.start[:, None, None]
-        return self.baseline.values(since, self.baseline.curves()).log_base
+        found = self.baseline.values(since, self.baseline.curves()).log_base
+        if self.effects is None:
+            return found
+        return found + self.effects.values(times, history.context)
 
     def draw_counts(self, batch: Batch, wanted: Wanted) -> NDArray[np.int32] | None:
         """Poisson numbers with the integrals of the rate as means."""
@@ -283,11 +339,10 @@ class SplinePoisson(_OnGrid):
         self, history: Positions, a: Float[Tensor, " B"], b: Float[Tensor, " B"]
     ) -> Float[Tensor, " B"]:
         """An upper bound of the total rate on [a, b], from the splines' Bezier points."""
-        return (
-            spline_max(self.coefficients, a - history.start, b - history.start, self.length)
-            .exp()
-            .sum(-1)
-        )
+        bound = spline_max(self.coefficients, a - history.start, b - history.start, self.length)
+        if self.effects is not None:
+            bound = bound + self.effects.upper_bound(a, b, history.context, bound.dtype)
+        return bound.exp().sum(-1)
 
     def knots(self, history: Positions) -> Float[Tensor, "B knots"]:
         """Absolute times at which the rate is not smooth, where integrals are split."""
@@ -385,6 +440,43 @@ def _nodes(
     return torch.from_numpy((middle + half * x).ravel()), torch.from_numpy(
         (half * w * weight).ravel()
     )
+
+
+def _nodes_with_effects(
+    data: Dataset, spec: EffectsSpec, length: float, intervals: int
+) -> tuple[
+    Float[Tensor, " nodes"],
+    Float[Tensor, " nodes"],
+    Int[Tensor, "nodes L"],
+    Float[Tensor, "nodes L"],
+]:
+    """Gauss-Legendre nodes of every window, cut at knots of the spline and of the effects too: the
+    time since its start, the weight, and the basis functions of the effects that are not 0, with
+    their values.
+    """
+    effects = Effects(spec, 1, torch.float64)
+    context = Context() if data.context is None else data.context
+    left, right, factor, owner = exposed_segments(data)
+    knots = spline_knots(length, intervals).numpy()
+    x, w = (part.numpy() for part in gauss_legendre(FIT_NODES))
+    times, weights, rows = [], [], []
+    for low, high, level, row in zip(left, right, factor, owner, strict=True):
+        own = context.batch(np.array([row]))
+        ends = (torch.tensor([end], dtype=torch.float64) for end in (low, high))
+        cuts = effects.cuts(*ends, own, PIECE)[0].numpy()
+        known = np.concatenate([data.starts[row] + knots, cuts])
+        inside = known[(known > low) & (known < high)]
+        edges = np.unique(np.concatenate([[low, high], inside]))
+        width = np.diff(edges)[:, None]
+        times.append((edges[:-1, None] + width * x).ravel())
+        weights.append((level * width * w).ravel())
+        rows.append(np.full(times[-1].shape, row))
+    at, which = np.concatenate(times), np.concatenate(rows)
+    index, share = sparse_basis(effects, context, at, which)
+    since = torch.from_numpy(at - data.starts[which])
+    # The first column is the constant, which the spline has.
+    found = torch.from_numpy(index[:, 1:] - 1), torch.from_numpy(share[:, 1:].copy())
+    return since, torch.from_numpy(np.concatenate(weights)), *found
 
 
 def _exposure_changes(data: Dataset) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
