@@ -462,8 +462,8 @@ def _nodes_with_effects(
     times, weights, rows = [], [], []
     for low, high, level, row in zip(left, right, factor, owner, strict=True):
         own = context.batch(np.array([row]))
-        ends = (torch.tensor([end], dtype=torch.float64) for end in (low, high))
-        cuts = effects.cuts(*ends, own, PIECE)[0].numpy()
+        first, last = (torch.tensor([end], dtype=torch.float64) for end in (low, high))
+        cuts = effects.cuts(first, last, own, PIECE)[0].numpy()
         known = np.concatenate([data.starts[row] + knots, cuts])
         inside = known[(known > low) & (known < high)]
         edges = np.unique(np.concatenate([[low, high], inside]))
