@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
+from typer.testing import CliRunner
 
 import fourpoint as fp
+from fourpoint.cli.main import app
 from fourpoint.events import Context, Dataset, Sequence, UserError
 from fourpoint.models import MarkovModulated, Poisson, SplinePoisson
 from fourpoint.models.effects import DAY, Effects, EffectsSpec, effects_of
@@ -170,3 +174,29 @@ def test_a_spline_within_windows_and_the_weekday_are_told_apart() -> None:
     found = logs[0, 0, :, 0].numpy()
     truth = np.log(6.0) + np.sin(2 * np.pi * (hours[0, 0].numpy() - 9) / 24)
     assert np.abs(found - truth).max() < 0.15
+
+
+def test_hidden_levels_and_intervals_from_the_command_line(tmp_path: Path) -> None:
+    data = drifting(6, growth=1.0, days=30, per_hour=1.0)
+    stamps = np.datetime64("2025-01-06T00:00") + np.round(data.times * 60).astype("timedelta64[m]")
+    log, table = tmp_path / "log.csv", tmp_path / "out.csv"
+    log.write_text("\n".join(["time", *map(str, stamps)]) + "\n")
+    reading = ["--time-unit", "hours", "--window", "2025-01-06", "2025-02-05"]
+    model = ["--model", "markov-modulated", "--set", "states=2", "--calendar", "hour,trend"]
+    saved = str(tmp_path / "model")
+    done = CliRunner().invoke(app, ["fit", str(log), *reading, *model, "-o", saved])
+    assert done.exit_code == 0, done.output
+    how = ["--horizon", "2d", "--by", "1h", "--interval", "0.9", "--paths", "400", "-o", str(table)]
+    done = CliRunner().invoke(app, ["forecast", saved, str(log), *reading, *how])
+    assert done.exit_code == 0, done.output
+    lines = table.read_text().replace('"', "").splitlines()
+    names = lines[0].split(",")
+    assert names == "sequence,mark,start,stop,mean,q05,q50,q95,low,high,p_any".split(",")
+    rows = np.array([line.split(",")[4:] for line in lines[1:]], dtype=float)
+    mean, low, high = rows[:, 0], rows[:, 4], rows[:, 5]
+    assert len(rows) == 48 and (low <= high).all() and (high == np.floor(high)).all()
+    # The rhythm of the day continues: rates of exp(1) and exp(-1) per hour at its ends.
+    assert mean[15] > 3 * mean[3] and abs(mean.sum() / 48 - 1.266) < 0.35
+    wrong = [*how[:5], "1.5", *how[6:]]
+    done = CliRunner().invoke(app, ["forecast", saved, str(log), *reading, *wrong])
+    assert done.exit_code == 2 and "between 0 and 1" in done.output
