@@ -48,7 +48,7 @@ def dequantised(data: Dataset, resolution: float, seed: int) -> Dataset:
 
 def stamped_ahead(data: Dataset, resolution: float) -> bool:
     """Whether timestamps of this resolution are dates of whole days, at whose beginning they
-    stand.
+    stand. Files of dates are read as noon, which is the middle of the day already.
 
     >>> from fourpoint.events import Context, Dataset, Sequence
     >>> days = Sequence([1.0, 2.0], start=0.0, stop=3.0, context=Context(origin=np.zeros(1)))
@@ -56,6 +56,8 @@ def stamped_ahead(data: Dataset, resolution: float) -> bool:
     True
     """
     dated = data.context is not None and data.context.origin is not None
+    if data.log is not None and data.log.noon:
+        return False
     return dated and resolution * SECONDS.get(data.unit, 0.0) >= DAY * (1 - 1e-9)
 
 
