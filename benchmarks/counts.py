@@ -95,7 +95,8 @@ def main() -> None:
     parser.add_argument("--last", default="2014-01-01", help="the day after the last one")
     parser.add_argument("--paths", type=int, default=1000)
     parser.add_argument("--refit", type=int, default=7, help="days between fits of ours")
-    parser.add_argument("--ours", nargs="*", default=DEFAULTS, choices=OURS)
+    defaults = [name for name in DEFAULTS if name in OURS]
+    parser.add_argument("--ours", nargs="*", default=defaults, choices=OURS)
     parser.add_argument("--theirs", nargs="*", default=list(THEIRS), choices=THEIRS)
     parser.add_argument("--weather", action="store_true")
     options(parser)
