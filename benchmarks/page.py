@@ -101,6 +101,10 @@ SECTIONS: dict[str, tuple[str, str]] = {
         "Fitting a Hawkes process",
         "Seconds to the maximum of the likelihood on one thread, and how high it is.",
     ),
+    "bands": (
+        "Bands of the rate",
+        "How often 90% bands of DAPP's rate hold the true rate of simulated Hawkes data.",
+    ),
     "influence": (
         "Influence",
         "Edges of Hawkes processes with a known sparse matrix: how well pairs of types are ranked, "

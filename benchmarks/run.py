@@ -57,6 +57,7 @@ PLANS: dict[str, Plan] = {
         45,
     ),
     "hawkes": Plan("", 40, "--events 10000 --repeats 2", 20),
+    "bands": Plan("", 300, "--quick --steps 5", 20),
     "influence": Plan("", 300, "--quick", 15),
     "interval_coverage": Plan("", 120, "--quick", 15),
     "reading": Plan("--rows 5000000", 50, "--rows 100000 --repeats 1", 20),

@@ -49,6 +49,7 @@ PEERS = {
 }
 FORECASTERS = ("pandas", "prophet", "statsforecast", "statsmodels")
 ARGUMENTS = {
+    "bands": "--quick --steps 1",
     "budget": "--budget 0.3 --sets calls --models dapp --seeds 1",
     "conformal": "--data {data} --sets taxi --model poisson --budget 1 --events 20",
     "costs": "--repeats 1",

@@ -68,6 +68,7 @@ if TYPE_CHECKING:
     from fourpoint.training.comparing import compare
     from fourpoint.training.fitting import fit
     from fourpoint.training.tuning import tune
+    from fourpoint.training.uncertainty import uncertainty
 
 __all__ = [
     "DAPP",
@@ -126,6 +127,7 @@ __all__ = [
     "simulate",
     "resolution_score",
     "tune",
+    "uncertainty",
     "write",
 ]
 
@@ -163,6 +165,7 @@ _HOME = {
     "compare": "training.comparing",
     "fit": "training.fitting",
     "tune": "training.tuning",
+    "uncertainty": "training.uncertainty",
     **dict.fromkeys(("sample", "sample_paths"), "inference.sampling"),
     "anomalies": "inference.anomalies",
     **dict.fromkeys(("calibrate", "coverage"), "inference.calibration"),

@@ -631,6 +631,13 @@ def forecast(
         ),
     ] = None,
     seed: typed.Seed = 0,
+    uncertain: Annotated[
+        bool,
+        typer.Option(
+            "--uncertainty",
+            help="Include that of parameters, saved by `fourpoint uncertainty` (not with -o).",
+        ),
+    ] = False,
     json: typed.Json = False,
     plot: typed.Plot = None,
     map: Annotated[
@@ -656,6 +663,7 @@ def forecast(
         output, everything, horizon, interval, at, paths, quantiles, seed, probability
     )
     others = {"--plot": plot is None, "--map": map is None, "--windows": windows is None}
+    others["--uncertainty"] = not uncertain
     table.check(sequence, others)
     model, events = open_with_model(folder, source, reading)
     if table.wanted:
@@ -665,7 +673,18 @@ def forecast(
     length = horizon_after(events, one, at, horizon)
     parts = table.parts(events, length, windows)
     futures = 1000 if paths is None else paths
-    found = look_ahead(model, one, length, futures, seed, at=at, windows=parts, progress=True)
+    draws = None
+    if uncertain:
+        from fourpoint.inference.uncertainties import Uncertainty
+
+        draws = Uncertainty.restore(folder)
+    found = look_ahead(
+        *(model, one, length, futures, seed),
+        at=at,
+        windows=parts,
+        uncertainty=draws,
+        progress=True,
+    )
     save_plot(found.plot(unit=short_unit(events.unit)) if plot else None, plot)
     if map is not None:
         from fourpoint.inference.maps import expected_map
@@ -765,6 +784,36 @@ def explain(
         numbers["branching"] = ratios.to_dict()
         blocks.append(ratios)
     print_all(numbers, blocks, json)
+
+
+@app.command()
+@typed.takes_reading_options()
+def uncertainty(
+    folder: typed.Saved,
+    source: typed.Source,
+    method: Annotated[
+        str,
+        typer.Option(help="laplace (parameters near the output, seconds) or bootstrap (refits)."),
+    ] = "laplace",
+    draws: Annotated[
+        int | None, typer.Option(help="Draws; 200 of laplace and 20 of bootstrap by default.")
+    ] = None,
+    seed: typed.Seed = 0,
+    *,
+    reading: typed.ReadingOptions,
+) -> None:
+    """Draw a saved model's parameters, given the data that it was fitted to, and save the draws
+    beside it, for forecast --uncertainty.
+    """
+    from fourpoint.training.uncertainty import METHODS, uncertainty as draw_parameters
+
+    chosen = one_of("--method", method, METHODS)
+    model, events = open_with_model(folder, source, reading)
+    found = draw_parameters(model, events, chosen, draws=draws, seed=seed, progress=True)
+    found.save(folder)
+    for note in found.notes:
+        print_notice(note)
+    print_result(f"saved {found!r} in {folder}/")
 
 
 @app.command()

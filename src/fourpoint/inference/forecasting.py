@@ -13,7 +13,7 @@ formula: counts per window and the expected rate are means and intervals over ex
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from rich.table import Table
 
+    from fourpoint.inference.uncertainties import Uncertainty
     from fourpoint.models.calibration import Calibration
 
 Floats = NDArray[np.float64]
@@ -67,6 +68,7 @@ DATE = len("2025-06-03 ")
 SHOWN = 8  # types in a row of the printed table
 BAND = 256  # paths whose rates make the band
 CHUNK = 64  # of those computed at once
+MEMBERS = 25  # draws of parameters from which paths are drawn
 
 
 @dataclass(frozen=True)
@@ -312,6 +314,7 @@ def forecast(
     *,
     at: Moment | None = None,
     windows: int = 4,
+    uncertainty: Uncertainty | None = None,
     progress: bool = False,
 ) -> Forecast:
     """What ``model`` expects after the events of ``sequence`` up to and including ``at``, until
@@ -324,6 +327,9 @@ def forecast(
         at: now, as a number, or as a date where the sequence has dates; the end of the sequence's
             window by default. An event at that very time is known; later ones are not looked at.
         windows: equal parts of the horizon in which events are counted.
+        uncertainty: draws of the model's parameters (`fp.uncertainty`). Paths are then drawn from
+            the model with each of several draws, so that counts and the band of the rate include
+            the uncertainty of what was learned; the next event's law is that of the estimate.
         progress: whether to show bars on stderr.
 
     A data set stands for its sequence where it has exactly one.
@@ -347,10 +353,60 @@ def forecast(
     with eval_mode(model):
         here = remember(model, past.batch())
         earlier = _past_rate(model, past, now, length)
-    return forecast_from(
+    found = forecast_from(
         *(model, here, past, earlier, now, length, paths, seed, windows, progress),
         calibration=model.calibration,
     )
+    if uncertainty is None:
+        return found
+    return _with_uncertainty(found, model, uncertainty, paths, seed, windows)
+
+
+def _with_uncertainty(
+    found: Forecast,
+    model: PointProcess,
+    uncertainty: Uncertainty,
+    paths: int,
+    seed: int,
+    windows: int,
+) -> Forecast:
+    """The same with counts and rates of paths from the model with several draws of its parameters.
+
+    Draws that explode before the horizon are left out, and a note says so.
+    """
+    now, end = found.at, found.at + found.horizon
+    members = min(MEMBERS, len(uncertainty), paths)
+    each = -(-paths // members)
+    drawn: list[Sequence] = []
+    rates: list[Float[Tensor, "B Q M"]] = []
+    refused = 0
+    for k, member in enumerate(uncertainty.members(model, members)):
+        with eval_mode(member):
+            here = remember(member, found.past.batch())
+            try:
+                futures = _futures(member, here, now, end, each, seed + k, False).data
+            except UserError:
+                refused += 1
+                continue
+            few = futures[: max(1, BAND // members)]
+            grid, rate = _rates_of_paths(member, here, found.past, few, now, end, False)
+            drawn += list(futures)
+            rates.append(rate)
+    if not drawn:
+        raise UserError(
+            "draws of parameters that do not explode before the horizon",
+            f"{refused} that do",
+            "Shorten the horizon, or forecast without uncertainty.",
+        )
+    everything = Dataset.from_sequences(drawn)
+    notes = [*found.notes, "counts and rates include the uncertainty of parameters"]
+    if refused:
+        notes.append(f"{refused} of {members} draws of parameters explode and are left out")
+    calibration = model.calibration
+    levels = None if calibration is None else calibration.count_levels(found.horizon, windows)
+    counts = _counts(everything, now, end, windows, levels)
+    band = _rate_band(grid, torch.cat(rates))
+    return replace(found, counts=counts, rate=band, paths=everything, notes=tuple(notes))
 
 
 def forecast_from(
@@ -607,17 +663,33 @@ def _band(
     end: float,
     progress: bool,
 ) -> RateBand:
-    """The rate of every path on a grid."""
+    """The rate of some paths on a grid."""
+    return _rate_band(*_rates_of_paths(model, here, past, paths[:BAND], now, end, progress))
+
+
+def _rates_of_paths(
+    model: PointProcess,
+    here: History,
+    past: Sequence,
+    paths: Dataset,
+    now: float,
+    end: float,
+    progress: bool,
+) -> tuple[Float[Tensor, " Q"], Float[Tensor, "B Q M"]]:
+    """Times of a grid, and the rate of every path there."""
     grid = torch.linspace(now, end, STEPS + 1, dtype=torch.float64)[1:]
     parts = []
-    groups = paths[:BAND].batches(CHUNK)
+    groups = paths.batches(CHUNK)
     with bar("rates of futures", len(groups), show=progress) as step:
         for done, rows in enumerate(groups):
             history = follow(model, here, past, paths, rows)
             found = model.intensity(history, grid.expand(len(rows), -1)).double()
             parts.append(exposed_rates(here, grid[None], found))
             step(done + 1)
-    rate = torch.cat(parts)
+    return grid, torch.cat(parts)
+
+
+def _rate_band(grid: Float[Tensor, " Q"], rate: Float[Tensor, "B Q M"]) -> RateBand:
     low, high = np.quantile(rate.sum(2).numpy(), (0.05, 0.95), axis=0)
     return RateBand(grid.numpy(), rate.mean(0).numpy(), low, high)
 

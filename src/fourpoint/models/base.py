@@ -513,6 +513,15 @@ class PointProcess(Described, nn.Module, Generic[H]):
         """Times, marks and weights of past events per head, for models with ``has_attention``."""
         raise NotImplementedError(f"{type(self).__name__} has no attention")
 
+    # ------------------------------------------------------------------ uncertainty
+
+    @property
+    def laplace_parameters(self) -> tuple[str, ...]:
+        """Names of the parameters near the output, whose uncertainty a Laplace approximation
+        computes (`training.uncertainty`); none if unsupported.
+        """
+        return ()
+
     # ------------------------------------------------------------------ training
 
     def initialise(self, data: Dataset) -> list[str]:

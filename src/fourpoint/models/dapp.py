@@ -306,6 +306,20 @@ class DAPP(PointProcess[DAPPHistory]):
         check_choices(other.options)
         return other
 
+    @property
+    def laplace_parameters(self) -> tuple[str, ...]:
+        """Values and readout of the heads, decays, level and scale of the rate, and the curves of
+        time that are not flat. The network that generates the spectrum is taken as known.
+        """
+        wanted = ["value_weight", "readout", "modes.log_decay", "rate.baseline.bias"]
+        wanted += ["rate.log_scale", "effects.weight"]
+        own = dict(self.named_parameters())
+        for name in ("rate.baseline.log_base", "rate.baseline.drift", "rate.baseline.mark_drift"):
+            curve = own.get(name)
+            if curve is not None and bool((curve != curve[..., :1]).any()):
+                wanted.append(name)
+        return tuple(name for name in wanted if name in own and own[name].requires_grad)
+
     def settings(self) -> dict[str, Any]:
         """The constructor's arguments but for ``marks``, as JSON can hold them."""
         size = self.options["eval_features"]

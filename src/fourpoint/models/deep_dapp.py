@@ -207,6 +207,15 @@ class DeepDAPP(NarrowPeaks[DeepHistory]):
         self.register_buffer("narrow", torch.zeros((), dtype=torch.bool))
         self.register_buffer("tick", torch.zeros((), dtype=torch.float64))
 
+    @property
+    def laplace_parameters(self) -> tuple[str, ...]:
+        """The head of the total rate, the levels of the marks, and effects of the calendar; the
+        layers below are taken as known.
+        """
+        wanted = ("rate.weight", "rate.bias", "share.bias", "effects.weight")
+        own = dict(self.named_parameters())
+        return tuple(name for name in wanted if name in own and own[name].requires_grad)
+
     def settings(self) -> dict[str, Any]:
         """The constructor's arguments but for ``marks``."""
         return dict(self._settings)

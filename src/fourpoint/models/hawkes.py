@@ -361,6 +361,12 @@ class Hawkes(PointProcess[HawkesHistory]):
         ]
 
     @property
+    def laplace_parameters(self) -> tuple[str, ...]:
+        """All parameters but the weights of event features."""
+        names = ("baseline.log_base", "log_branching", "log_decay")
+        return names if self.effects is None else (*names, "effects.weight")
+
+    @property
     def effect_curves(self) -> int:
         """log mu of every mark."""
         return self.marks.count

@@ -114,6 +114,7 @@ def intensity_plot(
     truth: ArrayLike | None = None,
     truth_name: str = "truth",
     window: tuple[float, float] | None = None,
+    band: tuple[ArrayLike, ArrayLike] | None = None,
     stacked: bool = False,
     unit: str = "",
     ax: Axes | None = None,
@@ -123,8 +124,8 @@ def intensity_plot(
     ``times`` (Q,) in ``unit``; ``rate`` (Q,) for the total or (Q, M) per mark, in events per
     ``unit``, as lines or, with ``stacked``, as areas that add up to the total; ``events`` (N,) with
     ``event_marks`` (N,) in 0..M-1 get one row of ticks per mark. ``truth`` (Q,) is a dashed line
-    called ``truth_name``; ``window`` shades a stretch, a forecast's say. Fails where lengths
-    differ.
+    called ``truth_name``; ``window`` shades a stretch, a forecast's say; ``band`` are lower and
+    upper limits in the shape of ``rate``, shaded around it. Fails where lengths differ.
 
     >>> t = np.linspace(0, 24, 97)
     >>> ax = intensity_plot(t, 2 + np.sin(t), events=[1.0, 5.5], unit="h")
@@ -147,10 +148,12 @@ def intensity_plot(
         if stacked:
             ax.stackplot(t, y.T, colors=shades, alpha=0.85, lw=0)
             ax.plot(t, y.sum(1), color=INK, lw=1.1)
+            highest = float(y.sum(1).max())
         else:
+            highest_band = _shaded(ax, t, y, band, shades)
             for k in range(y.shape[1]):
                 ax.plot(t, y[:, k], color=shades[k])
-        highest = float(y.sum(1).max() if stacked else y.max())
+            highest = max(float(y.max()), highest_band)
         if truth is not None:
             true = _vector(truth)
             highest = max(highest, float(true.max()))
@@ -172,6 +175,7 @@ def kernel_plot(
     *,
     names: Sequence[str] = (),
     label: str = "kernel",
+    band: tuple[ArrayLike, ArrayLike] | None = None,
     unit: str = "",
     ax: Axes | None = None,
 ) -> Axes:
@@ -179,7 +183,7 @@ def kernel_plot(
 
     ``lags`` (L,) in ``unit``; ``values`` (L,) or (K, L), dimensionless; ``names`` of the K heads
     ("head 1" by default); ``label`` of the values, where they are an effect rather than the kernel
-    itself.
+    itself; ``band`` are lower and upper limits in the shape of ``values``.
 
     >>> lags = np.linspace(0, 5, 50)
     >>> ax = kernel_plot(lags, [np.exp(-lags), np.cos(lags)], unit="h")
@@ -193,6 +197,7 @@ def kernel_plot(
         ax = axes_or_new(ax, 4.6, 3.0)
         ax.axhline(0, color=SOFT, lw=0.8)
         shades = colours(len(y))
+        _shaded(ax, x, y.T, _turned(band), shades)
         for row, shade in zip(y, shades, strict=True):
             ax.plot(x, row, color=shade)
         ax.set_xlim(x[0], x[-1])
@@ -487,6 +492,34 @@ def _vector(values: ArrayLike) -> NDArray[np.float64]:
 def _same(expected: int, received: int, what: str) -> None:
     if expected != received:
         raise UserError(f"{what} ({expected} of them)", f"{received}", "Pass arrays of one length.")
+
+
+def _turned(
+    band: tuple[ArrayLike, ArrayLike] | None,
+) -> tuple[NDArray[np.float64], NDArray[np.float64]] | None:
+    """Limits with one column for each line."""
+    if band is None:
+        return None
+    low, high = (np.atleast_2d(np.asarray(x, float)).T for x in band)
+    return low, high
+
+
+def _shaded(
+    ax: Axes,
+    x: NDArray[np.float64],
+    lines: NDArray[np.float64],
+    band: tuple[ArrayLike, ArrayLike] | None,
+    shades: Sequence[str],
+) -> float:
+    """Shade between the limits of each line (a column); returns the highest limit."""
+    if band is None:
+        return 0.0
+    low, high = (np.asarray(limit, float).reshape(len(x), -1) for limit in band)
+    _same(lines.shape[1], low.shape[1], "limits of every line")
+    _same(lines.shape[1], high.shape[1], "limits of every line")
+    for k in range(lines.shape[1]):
+        ax.fill_between(x, low[:, k], high[:, k], color=shades[k], alpha=0.22, lw=0)
+    return float(high.max())
 
 
 def _heads(names: Sequence[str], count: int) -> list[str]:

@@ -37,7 +37,7 @@ from fourpoint.strict_json import plain
 
 FORMAT = 1
 FILES = re.compile(
-    r"(model|training)(\.json|-[0-9a-f]{12}\.safetensors)|history\.csv|\.(fit|save)\.lock"
+    r"(model|training|uncertainty)(\.json|-[0-9a-f]{12}\.safetensors)|history\.csv|\.(fit|save)\.lock"
 )
 
 
