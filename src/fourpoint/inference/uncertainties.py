@@ -54,7 +54,7 @@ class Uncertainty:
     >>> found = Uncertainty("laplace", {"baseline.log_base": rates})
     >>> band = found.intensity(model, Sequence([], start=0.0, stop=1.0), [0.5], level=0.9)
     >>> band.mean.round(4).tolist(), band.low.round(4).tolist()
-    ([[1.1089]], [[1.0105]])
+    ([[1.1089]], [[1.0]])
     """
 
     method: str
@@ -102,7 +102,9 @@ class Uncertainty:
             with eval_mode(member):
                 found.append(np.asarray(computed(member), dtype=np.float64))
         every = np.stack(found)
-        low, high = np.quantile(every, ((1 - level) / 2, (1 + level) / 2), axis=0)
+        # Quantiles with k / (D + 1) at the k-th of D draws, so that few draws are not too narrow.
+        levels = ((1 - level) / 2, (1 + level) / 2)
+        low, high = np.quantile(every, levels, axis=0, method="weibull")
         return Band(low, high, every.mean(0), level)
 
     def intensity(
