@@ -413,8 +413,13 @@ def test_no_collection_visits_all_objects_while_a_feed_is_scored(
     def noted(scorer: Any, events: Any) -> Any:
         if not frozen:  # all of them are counted, which takes its time
             frozen.append(gc.get_freeze_count())
+            thresholds.append(gc.get_threshold()[0])
         return observe(scorer, events)
 
+    thresholds: list[int] = []
+    usual = gc.get_threshold()
     monkeypatch.setattr(feed_events.Entities, "observe", noted)
     assert place.run().code == 0
     assert frozen[0] > 10_000 and gc.get_freeze_count() == 0
+    assert thresholds[0] > 4 * feed_events.Entities.batch  # a batch is not visited while it is used
+    assert gc.get_threshold() == usual

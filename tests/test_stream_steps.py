@@ -17,6 +17,7 @@ from fourpoint.kernels import numba_dapp_stream as dapp_loops
 from fourpoint.kernels.score_table import ERROR, largest
 from fourpoint.models import DAPP
 from fourpoint.models.dapp_step import Steps, supports
+from fourpoint.models.following import Events, Numbers, Scored
 from fourpoint.ops.quadrature import Unconverged
 from fourpoint.streaming.kept import ByActiveSets
 from fourpoint.streaming.steppers import ByHistory, ByStates, score_table
@@ -324,6 +325,36 @@ def test_kept_coefficients_change_no_bit() -> None:
         looked = steps.integral(state, since, gap, rows, kept)
         assert np.array_equal(looked, steps.integral(state, since, gap, rows))
     assert (kept.ready > 0).all()
+
+
+@pytest.mark.parametrize("marks", [1, 2])
+def test_series_formed_after_an_event_are_those_formed_before_the_next(marks: int) -> None:
+    """A table forms the series of an entity as soon as its event is absorbed; one that comes from
+    a file forms it when it is needed. Both give the same scores, to the last bit.
+    """
+    steps, random = Steps(lively(marks), np.float32), np.random.default_rng(7)
+    entities, events = 6, 90
+    rows = random.integers(0, entities, events)
+    sizes = np.array([0.2, 1.0, 6.0])[random.integers(0, 3, events)]
+    times = np.cumsum(random.exponential(size=events) * sizes) * steps.scale / entities
+    kinds = random.integers(0, marks, events)
+    found = []
+    for at_once in (events, 1):
+        state, kept = steps.blank(entities), steps.kept(entities)
+        numbers = Numbers(*np.zeros((3, entities)), np.zeros(entities, dtype=np.int64))
+        scored = []
+        for first in range(0, events, at_once):
+            some = slice(first, first + at_once)
+            into = Scored.empty(at_once)
+            given = Events(times[some], kinds[some])
+            assert steps.follow(state, rows[some], numbers, 0.0, given, into, kept) is None
+            assert (kept.ready[rows[some]] == 1).all()
+            if at_once == 1:
+                kept.ready[:] = 0  # as after a restart
+            scored.append(np.stack([into.density, into.gap, into.rate]))
+        found.append((np.concatenate(scored, 1), state))
+    assert np.array_equal(found[0][0], found[1][0])
+    assert np.array_equal(found[0][1], found[1][1])
 
 
 def test_a_short_gap_of_the_default_model_takes_one_product_with_few_rows() -> None:

@@ -54,6 +54,7 @@ def machine_code(
     entries: Sequence[Callable[..., Any]],
     helpers: Sequence[Callable[..., Any]] = (),
     merged: Sequence[Callable[..., Any]] = (),
+    loops: Sequence[Callable[..., Any]] = (),
     **options: Any,
 ) -> dict[str, Callable[..., Any]]:
     """The ``entries`` by name, compiled at their first call and cached on disk where possible.
@@ -61,6 +62,9 @@ def machine_code(
     ``modules`` hold the entries and everything they use. ``helpers`` and ``merged`` are the
     functions called by entries, in the order in which they call each other. ``merged`` are inlined
     before type inference: where many arrays are passed, the call takes longer than a short loop.
+    ``loops`` are helpers too, called after ``helpers``. They make no arrays, and views inside them
+    are not counted: numba counts the views of an array with locked instructions, two for each row
+    that is taken from a table, at which a processor waits for its memory.
     ``options`` override :data:`OPTIONS`.
 
     An entry is one symbol: every helper is inlined into it, and only entries are cached. Otherwise
@@ -79,13 +83,13 @@ def machine_code(
             entries,
             helpers,
             merged,
+            loops,
             partial(njit, **chosen),
             partial(njit, cache=True, **chosen),
         )
     except RuntimeError:  # no folder to cache machine code in
-        return _built(
-            modules, entries, helpers, merged, partial(njit, **chosen), partial(njit, **chosen)
-        )
+        build = partial(njit, **chosen)
+        return _built(modules, entries, helpers, merged, loops, build, build)
 
 
 def _built(
@@ -93,6 +97,7 @@ def _built(
     entries: Sequence[Callable[..., Any]],
     helpers: Sequence[Callable[..., Any]],
     merged: Sequence[Callable[..., Any]],
+    loops: Sequence[Callable[..., Any]],
     build: Callable[..., Any],
     build_entry: Callable[..., Any],
 ) -> dict[str, Callable[..., Any]]:
@@ -115,6 +120,8 @@ def _built(
 
     for function in helpers:
         space[function.__name__] = build(moved(function), forceinline=True)
+    for function in loops:
+        space[function.__name__] = build(moved(function), forceinline=True, _nrt=False)
     for function in merged:
         space[function.__name__] = build(moved(function), inline="always")
     for function in entries:

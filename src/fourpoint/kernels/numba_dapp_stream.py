@@ -60,9 +60,11 @@ def load() -> Loops:
     turning = (single_turns, double_turns, turns, moved, read_out, eight)
     expanding = (four, coefficients, series_values)
     rating = (exponential, log_one_plus, curves, rates, log_rate, integrated, cut)
-    helpers = (*turning, *expanding, *rating, workspace, stepped_values, integral_over, moved_on)
+    loops = (*turning, *expanding, *rating, stepped_values, integral_over, moved_on, follow_rows)
     entries = (reach, absorb, scores, forget, follow)
-    code = machine_code((sys.modules[__name__],), entries, helpers, fastmath=FASTMATH)
+    code = machine_code(
+        (sys.modules[__name__],), entries, (workspace,), loops=loops, fastmath=FASTMATH
+    )
     return Loops(**code)
 
 
@@ -171,27 +173,11 @@ def reach(
         left = since[r]
         width = gap[r]
         ready[0] = 0
+        pieces = coefficients(own, width / scale, series, work[2], work[3], work[1], ready, kept, 0)
         if not integral_over(
-            own,
-            left,
-            width,
-            scale,
-            sinusoids,
-            read,
-            series,
-            shape,
-            care,
-            space,
-            z,
-            total,
-            stack,
-            work,
-            ready,
-            kept,
-            0,
-            value,
-            fault,
-        ):
+            own, left, width, pieces, scale, sinusoids, read, series, shape, care, space, z, total,
+            stack, work, value, fault,
+        ):  # fmt: skip
             return r
         moved_on(own, left, width, scale, sinusoids, read, shape, space, logs[r])
         for j in range(len(x)):
@@ -223,41 +209,53 @@ def follow(
     copied[place[i]] is true.
     """
     space, z, total, stack, work = workspace(state, read, series, care)
+    return follow_rows(
+        state, rows, at, pending, likelihood, count, start, times, marks, scale, sinusoids, read,
+        series, shape, care, constant, trend, largest, ready, kept, place, copied, old, density,
+        gap, rate, shares, logs, fault, space, z, total, stack, work, np.empty(1),
+    )  # fmt: skip
+
+
+@no_type_check
+def follow_rows(
+    state, rows, at, pending, likelihood, count, start, times, marks, scale, sinusoids, read,
+    series, shape, care, constant, trend, largest, ready, kept, place, copied, old, density, gap,
+    rate, shares, logs, fault, space, z, total, stack, work, value,
+):  # fmt: skip
+    """:func:`follow`, given a workspace.
+
+    The series of the states after an event is formed at once, while they are in the processor's
+    cache, up to the end of its first piece. The same call serves an event whose series is missing
+    (after a restart, say) or too short: a second one would be other machine code, whose sums may
+    differ in the last bit.
+    """
     x = space[0]
     y = space[1]
-    value = np.empty(1)
-    for i in range(len(rows)):
+    i = 0
+    absorbed = False
+    while i < len(rows):
         row = rows[i]
+        own = state[row]
+        width = 0.0 if absorbed else times[i] - at[row]
+        pieces = coefficients(
+            own, width / scale, series, work[2], work[3], work[1], ready, kept, row
+        )
+        if absorbed:
+            absorbed = False
+            i += 1
+            continue
         now = times[i]
         mark = marks[i]
-        own = state[row]
-        width = now - at[row]
         since = at[row] - start
         if not integral_over(
-            own,
-            since,
-            width,
-            scale,
-            sinusoids,
-            read,
-            series,
-            shape,
-            care,
-            space,
-            z,
-            total,
-            stack,
-            work,
-            ready,
-            kept,
-            row,
-            value,
-            fault,
-        ):
+            own, since, width, pieces, scale, sinusoids, read, series, shape, care, space, z,
+            total, stack, work, value, fault,
+        ):  # fmt: skip
             fault[3] = 0.0
             return i
         if mark < 0:
             gap[i] = value[0]
+            i += 1
             continue
         moved_on(own, since, width, scale, sinusoids, read, shape, space, logs)
         rates = 0.0
@@ -285,6 +283,7 @@ def follow(
         at[row], pending[row] = now, 0.0
         likelihood[row] += logs[mark] - value[0]
         count[row] += 1
+        absorbed = True
     return -1
 
 
@@ -328,16 +327,16 @@ def moved_on(own, since, gap, scale, sinusoids, read, shape, space, logs):
 
 @no_type_check
 def integral_over(
-    own, since, gap, scale, sinusoids, read, series, shape, care, space, z, total, stack, work,
-    ready, kept, row, integral, fault,
+    own, since, gap, pieces, scale, sinusoids, read, series, shape, care, space, z, total, stack,
+    work, integral, fault,
 ):  # fmt: skip
     """The (1,) integral of the rate of one row over the next ``gap``; whether it could be formed.
 
-    A row of ``stack`` is a stretch: left end, width, allowed error, depth.
+    ``pieces`` of its series are in the workspace. A row of ``stack`` is a stretch: left end, width,
+    allowed error, depth.
     """
     terms = work[1]
     integral[0], waiting = 0.0, 1
-    pieces = coefficients(own, gap / scale, series, work[2], work[3], terms, ready, kept, row)
     stack[0, 0], stack[0, 1], stack[0, 2], stack[0, 3] = 0.0, gap, care.allowed, 0.0
     while waiting > 0:
         left = stack[waiting - 1, 0]
@@ -357,7 +356,10 @@ def integral_over(
             integral[0] += value
             waiting -= 1
             continue
-        most = np.max(total[: PANEL * panels + 1])
+        most = total[0]
+        for q in range(PANEL * panels + 1):
+            if np.isfinite(most) and not total[q] <= most:
+                most = total[q]
         if not np.isfinite(most) or depth >= DEEPEST:
             fault[0], fault[1], fault[2] = since + left, width, most
             return False

@@ -60,7 +60,7 @@ WIDER = 2.0  # how much longer a piece may be than all before it
 SERIES_ERROR = 3e-8  # of a mode of size 1, in the mean over a head: half a rounding of float32
 SERIES_BYTES = 2**19  # of all coefficients
 KEPT_PIECES = 3  # pieces whose coefficients a table of rows keeps
-CHEBYSHEV = 64  # nodes from which they are formed
+CHEBYSHEV = 48  # nodes from which they are formed
 
 
 def supports(model: PointProcess) -> bool:
@@ -449,7 +449,10 @@ def _piece(
     sizes = np.abs(weights).sum(-1) + np.finfo(np.float64).tiny
     while True:
         times = begin + width * (np.cos(theta) + 1) / 2
-        each = np.exp(power[..., None] * times) @ to_coefficients.T  # (K, D, CHEBYSHEV)
+        values = np.exp(power[..., None] * times)
+        each = np.empty_like(values)  # (K, D, CHEBYSHEV)
+        each.real = values.real @ to_coefficients.T
+        each.imag = values.imag @ to_coefficients.T
         tails = np.cumsum(np.abs(each[..., ::-1]), -1)[..., ::-1]
         lost = (sizes[..., None] * tails).sum(1) / sizes.sum(1, keepdims=True)  # (K, CHEBYSHEV)
         needed = (lost > SERIES_ERROR).sum(-1)

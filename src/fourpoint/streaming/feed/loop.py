@@ -16,6 +16,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from fourpoint.events import UserError
 from fourpoint.events.dates import Dates
 from fourpoint.streaming.feed.beside import CarriedForward
@@ -247,9 +249,12 @@ class Loop:
         self.tally.events += len(densities)
         self.tally.alarms += sum(map(len, alarms))
         total = self.tally.log_likelihood
-        # One after the other, so that the sum does not depend on the batches.
-        for density in densities:
-            total += -math.inf if math.isnan(density) else density
+        if densities:
+            # One after the other, so that the sum does not depend on the batches.
+            sums = np.array([total, *densities])
+            sums[np.isnan(sums)] = -math.inf
+            with np.errstate(invalid="ignore"):
+                total = float(np.add.accumulate(sums)[-1])
         self.tally.log_likelihood = total if total < math.inf else -math.inf
 
     def _score_unfinished(self) -> None:
