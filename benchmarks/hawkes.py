@@ -2,6 +2,7 @@
 honest its intervals are.
 
     python benchmarks/hawkes.py [--events 100000 1000000] [--repeats 5] [--coverage 1000]
+                                [--calendar 20000]
 
 One sequence of each size is drawn from mu = .5, alpha = .5, beta = 1 as a branching process: exact,
 and quick enough for a million events. Fourpoint and HawkesPyLib estimate all three numbers; tick is
@@ -15,6 +16,10 @@ repeat. What is not installed is shown as missing.
 ``--coverage N`` fits N data sets of 20 sequences on [0, 100) each and counts how often the truth
 lies within 1.96 standard errors; 93 to 97 percent are expected of 1,000 intervals with a true level
 of 95 percent.
+
+``--calendar N`` times one sweep over N events of a Hawkes process whose baseline follows the hour
+of the day (likelihood, gradient and information, of which a fit with a calendar takes dozens): the
+kernel beside the same function in plain Python, in turn, in processor time.
 """
 
 from __future__ import annotations
@@ -22,6 +27,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from importlib.util import find_spec
 
 import numpy as np
@@ -29,9 +35,13 @@ import torch
 from numpy.typing import NDArray
 from records import Record, figure, options, ratios
 
-from fourpoint.events import Dataset
+from fourpoint import kernels
+from fourpoint.events import Context, Dataset
 from fourpoint.inference.sampling import sample
+from fourpoint.kernels.numba_hawkes_effects import sweep as plain_sweep
 from fourpoint.models import Hawkes
+from fourpoint.models.effects import effects_of
+from fourpoint.models.hawkes_effects import points_of
 from fourpoint.ops.ages import timeline
 from fourpoint.ops.excitation import log_likelihood
 
@@ -50,6 +60,9 @@ def main() -> None:
     parser.add_argument(
         "--coverage", type=int, default=0, help="data sets in the study of confidence intervals"
     )
+    parser.add_argument(
+        "--calendar", type=int, default=20_000, help="events of the part with a calendar; 0: none"
+    )
     options(parser)
     given = parser.parse_args()
     torch.set_num_threads(1)
@@ -61,6 +74,8 @@ def main() -> None:
     )
     for events in given.events:
         compare(record, events, given.repeats)
+    if given.calendar:
+        calendar(record, given.calendar, given.repeats)
     if given.coverage:
         coverage(record, given.coverage)
     print(f"wrote {record.write(given.results)}")
@@ -106,6 +121,41 @@ def compare(record: Record, events: int, repeats: int) -> None:
                 f"Fourpoint is {beside['median']:.1f} times as fast as {name}, its "
                 f"log-likelihood {higher}"
             )
+
+
+def calendar(record: Record, events: int, repeats: int) -> None:
+    """One sweep of the likelihood with a calendar baseline, compiled and in plain Python."""
+    times = branching_process(events, seed=1)
+    flat = Dataset(*_flat(times), inferred=True)
+    data = replace(flat, unit="hours", context=Context(origin=np.zeros(1)))
+    points = points_of(data, effects_of(data, ("hour",)))
+    theta = np.zeros((int(points.active.max()) + 1, 1))
+    theta[0] = np.log(MU)
+    given = (points, theta, np.full((1, 1, 1), ALPHA), np.array([BETA]), np.zeros(0))
+    size = theta.size + 2
+    sweeps = {"Fourpoint": kernels.HAWKES_EFFECTS.load(), "the same in plain Python": plain_sweep}
+    took: dict[str, list[float]] = {name: [] for name in sweeps}
+    values: dict[str, float] = {}
+    for repeat in range(repeats + 1):
+        for name, sweep in sweeps.items():
+            if name != "Fourpoint" and not repeat:
+                continue  # the first round loads the kernel
+            gradient, information = np.zeros(size), np.zeros((size, size))
+            began = time.process_time()
+            values[name] = sweep(*given, gradient, information)
+            if repeat:
+                took[name].append(time.process_time() - began)
+    found = {name: figure(each, "s") for name, each in took.items()}
+    part = f"calendar baseline, {len(times):,} events"
+    print(f"\n{part}: one sweep, seconds of the processor")
+    for name, seconds in found.items():
+        beside = ratios(seconds, found["Fourpoint"]) if name != "Fourpoint" else None
+        record.row(part, name, seconds=seconds, **{"Fourpoint is so many times as fast": beside})
+        factor = f", {beside['median']:,.0f} times the kernel's" if beside else ""
+        print(f"{name:26}{seconds['median']:>10.5f}{factor}")
+    apart = abs(values["Fourpoint"] - values["the same in plain Python"])
+    if apart > 1e-9 * abs(values["Fourpoint"]):
+        raise RuntimeError(f"expected equal log-likelihoods; received values {apart:g} apart.")
 
 
 def ready(record: Record, part: str, name: str, times: Times) -> bool:

@@ -58,7 +58,7 @@ ARGUMENTS = {
     "exactness": "--gaps 40 --forecasts 2",
     "forecast_all": "--sequences 6 --plain 2 --paths 4 --seconds .05 --repeats 1",
     "gpu": "--quick --device cpu --data {data}",
-    "hawkes": "--events 400 --repeats 1 --coverage 2",
+    "hawkes": "--events 400 --repeats 1 --coverage 2 --calendar 100",
     "influence": "--quick",
     "interval_coverage": "--quick",
     "horizon": "--data {data} --models hawkes poisson --paths 4",

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import replace
 from importlib import import_module
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -531,6 +532,10 @@ def test_the_table_is_complete(name: str) -> None:
     assert plain_counterpart(kernel)
     script = kernel.benchmark.partition(",")[0]
     assert script.startswith("benchmarks/") and script.endswith(".py")
+    # Numbers of a row are formatted by the script, its words stand in the source.
+    part = kernel.benchmark.partition(", ")[2].partition(":")[0].lstrip("0123456789, ")
+    source = Path(__file__).parent.parent / script
+    assert part.split(",")[0] in source.read_text(), "the benchmark has no such row"
     assert kernel.factor >= 1.5, "a kernel that gains less than half is not worth its code"
 
 

@@ -90,9 +90,9 @@ class Positions(NamedTuple):
 def load() -> Callable[[Model, Positions, Floats], Floats]:
     """:func:`arguments` with its loops as machine code, cached on disk between runs if possible."""
     rating = (add_products, weighted_gelu, normalise, some)
-    helpers = (sinusoid, logarithms, sines, prepare, *rating)
+    loops = (sinusoid, logarithms, sines, prepare, *rating)
     modules = (series_loops, loss_loops, sys.modules[__name__])
-    compiled = machine_code(modules, (sweep,), helpers, (log_one_plus,))["sweep"]
+    compiled = machine_code(modules, (sweep,), (), (log_one_plus,), loops)["sweep"]
 
     def run(model: Model, positions: Positions, lags: Floats) -> Floats:
         return arguments(compiled, model, positions, lags)
