@@ -59,40 +59,39 @@ def watch(
     ``bins`` is scratch space.
     """
     fewest, stride = rule
+    length = windows.shape[1]
     for i in range(first, len(rows)):
+        # Elements and no views: to count the views of a row takes as long as the arithmetic.
         row = rows[i]
         gap = gaps[i]
-        burst = sums[row, 0]
-        silence = sums[row, 1]
-        window = windows[row]
-        if told[row] or silence[0] + gap / 2 >= silence_limit or gap >= gap_limit:
+        if told[row] or sums[row, 1, 0] + gap / 2 >= silence_limit or gap >= gap_limit:
             return i
-        risen = burst[0] + (log2 - gap)
+        risen = sums[row, 0, 0] + (log2 - gap)
         if risen >= burst_limit:
             return i
         more = seen[row] + 1
-        place = seen[row] % len(window)
+        place = seen[row] % length
         if more % stride == 0 and more >= fewest:
-            before = window[place]
-            window[place] = gap
-            if drifted(window[: min(more, len(window))], bins, drift_limit):
-                window[place] = before
+            before = windows[row, place]
+            windows[row, place] = gap
+            if drifted(windows[row, : min(more, length)], bins, drift_limit):
+                windows[row, place] = before
                 return i
-        window[place] = gap
+        windows[row, place] = gap
         seen[row] = more
-        fallen = silence[0] + (gap / 2 - log2)
+        fallen = sums[row, 1, 0] + (gap / 2 - log2)
         if fallen <= 0.0:
-            silence[0], silence[1], silence[2] = 0.0, 0.0, 0.0
+            sums[row, 1, 0], sums[row, 1, 1], sums[row, 1, 2] = 0.0, 0.0, 0.0
         else:
-            silence[0] = fallen
-            silence[1] += 1.0
-            silence[2] += gap
+            sums[row, 1, 0] = fallen
+            sums[row, 1, 1] += 1.0
+            sums[row, 1, 2] += gap
         if risen <= 0.0:
-            burst[0], burst[1], burst[2] = 0.0, 0.0, 0.0
+            sums[row, 0, 0], sums[row, 0, 1], sums[row, 0, 2] = 0.0, 0.0, 0.0
         else:
-            burst[0] = risen
-            burst[1] += 1.0
-            burst[2] += gap
+            sums[row, 0, 0] = risen
+            sums[row, 0, 1] += 1.0
+            sums[row, 0, 2] += gap
     return len(rows)
 
 

@@ -346,8 +346,11 @@ class StreamBank:
         if order.error is not None:
             places, refused = self._acceptable(block, begin)
             order = self._in_order(block.rows[places], block.events.times[places])
-        rows = block.rows[places]
-        events = block.events.part(places)
+        rows = block.rows
+        events = block.events
+        if len(places) < len(rows):
+            rows = rows[places]
+            events = events.part(places)
         earlier = self._not_first(rows, order.firsts)
         newcomers = self._note_in_look(rows[order.firsts])
         found = Scored.empty(len(rows), self._watched_types)
@@ -916,7 +919,7 @@ class StreamBank:
             for place, alarms in self._types.observe(when, kinds, found.shares, found.gap).items():
                 raised[place] += tuple(alarms)
         if self._fleet is not None and len(rows):
-            self._fleet.add(found.gap[earlier].tolist())
+            self._fleet.add(found.gap[earlier])
             raised[-1] += self._look_if_due(when)
         return raised
 

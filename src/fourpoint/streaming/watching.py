@@ -33,7 +33,7 @@ from dataclasses import asdict
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from fourpoint.events import MarkSpace
 from fourpoint.streaming.monitoring import LOG2, PER, Alarm, thresholds
@@ -208,11 +208,12 @@ class FleetWatch:
         self._held = np.zeros(2)  # 1 after an alarm, until the change is over
         self._known = False  # whether the last look saw all entities
 
-    def add(self, gaps: list[float]) -> None:
+    def add(self, gaps: ArrayLike) -> None:
         """More events, with the gaps before them; the first event of an entity is none of them."""
-        self._events += len(gaps)
-        for gap in gaps:  # one after the other, so that batches change nothing
-            self._ended += gap
+        sums = np.append(self._ended, np.asarray(gaps, dtype=np.float64))
+        self._events += len(sums) - 1
+        # One after the other, so that batches change nothing.
+        self._ended = float(np.add.accumulate(sums)[-1])
 
     def forget(self) -> None:
         """Entities are out of sight: begin anew when all are seen again."""
