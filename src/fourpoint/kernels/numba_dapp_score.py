@@ -132,7 +132,7 @@ def load() -> Callable[..., Scored]:
     code = machine_code(
         (stream_loops, sys.modules[__name__]),
         (sweep,),
-        (*turning, *reading, *stepping),
+        loops=(*turning, *reading, *stepping),
         fastmath=FASTMATH,
     )
     compiled = code["sweep"]
