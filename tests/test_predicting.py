@@ -307,6 +307,15 @@ def test_a_process_that_may_end_has_no_mean_time() -> None:
         fp.predict(model, Sequence([1.0], start=0.0, stop=2.0), "rmse")
 
 
+def test_a_path_that_explodes_is_cut_and_an_explosive_process_is_refused() -> None:
+    stable = Hawkes(baseline=1.0, branching=0.5, decay=1.0)
+    explosive = Hawkes(baseline=1.0, branching=3.0, decay=5.0)
+    log = Sequence(np.arange(1.0, 10.0), start=0.0, stop=10.0)
+    assert fp.predict(stable, log, "counts", horizon=5.0, paths=50).num_rows == 1
+    with pytest.raises(UserError, match="does not explode before the horizon; received .*paths"):
+        fp.predict(explosive, log, "counts", horizon=5.0, paths=50)
+
+
 def test_the_mean_gap_leaves_unobserved_time_out() -> None:
     data = marked()
     assert mean_gap(data) == pytest.approx(4 * 9.5 / 48)

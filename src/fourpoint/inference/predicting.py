@@ -54,6 +54,7 @@ from fourpoint.inference.forecasts import (
 from fourpoint.inference.futures import Futures, draw_futures
 from fourpoint.inference.sampling import eval_mode, last_rates, remember
 from fourpoint.models.base import PointProcess
+from fourpoint.models.path_counts import explosion
 from fourpoint.ops.compensator import next_event_law
 from fourpoint.report.printing import bar
 
@@ -64,7 +65,10 @@ PATHS, STEPS = 500, 10
 FEWEST = 32  # paths of a forecast, whatever the time budget
 PILOT = 8  # forecasts of the first batch under a time budget
 ROWS = 256  # forecasts of a batch
-NUMBERS = 2**24  # of confidences in a batch
+NUMBERS = 2**24  # of confidences or events of paths in a batch
+CROWDED = 8.0  # a path ends at so many times the events that the fastest sequence has on average
+FEW_EVENTS = 64  # a path does not end before, unless that is asked for
+RARE = 0.01  # share of paths that may end so before a process counts as explosive
 FAR = 8.0  # a path of ``steps`` events ends after so many times the time that it takes on average
 TOLERANCE = 1e-5  # of the integral of the next event's law, on each panel
 
@@ -134,7 +138,8 @@ def predict(
         horizon: how far "tmap", "counts" and "smape" look: a number in the data's unit of time, or
             a duration such as "30d". By default the time that ``steps`` events take on average.
         at: from when, a number or a date; by default the end of each sequence.
-        paths: futures drawn for each sequence; ``seed`` of those.
+        paths: futures drawn for each sequence; ``seed`` of those. A path ends early at eight times
+            the events that the fastest sequence has on average, at least 64.
         insert, delete: what "otd" counts for an event that was missed and for one that was
             predicted in vain, in the unit of time; the mean gap by default.
         delta: how far from an event a prediction of "tmap" may lie; two mean gaps by default.
@@ -317,7 +322,9 @@ def prediction_parts(
 ) -> Iterator[pa.Table]:
     """The table in parts, a batch of sequences each."""
     count = len(plan.data)
-    size = max(1, min(ROWS, NUMBERS // (model.marks.count * plan.slots)))
+    expected = int(CROWDED * plan.lengths.max() / mean_gap(plan.data))
+    numbers = max(model.marks.count * plan.slots, plan.paths * max(expected, FEW_EVENTS))
+    size = max(1, min(ROWS, NUMBERS // numbers))
     began = monotonic()
     paths = plan.paths
     done = 0
@@ -378,13 +385,30 @@ def _paths(
     keys = np.array([key_of(plan.seed, plan.data.ids[row]) for row in rows], dtype=np.uint64)
     at = plan.at[rows]
     stop = at + plan.lengths[rows]
-    most = plan.steps if plan.score == "otd" and plan.exact else None
+    counted = plan.score == "otd" and plan.exact
+    most = plan.steps if counted else _crowd(plan, batch, rows)
     try:
-        return draw_futures(model, batch, at, stop, paths, keys, most)
+        futures = draw_futures(model, batch, at, stop, paths, keys, most)
+        crowded = (np.diff(futures.offsets) >= most).mean()
+        if not counted and crowded > RARE:
+            raise explosion(f"{crowded:.1%} of the paths with {most:,} events or more")
+        return futures
     except UserError as error:
         ids = [plan.data.ids[row] for row in rows[[0, -1]]]
         received = f"{error.received} (sequences {ids[0]} to {ids[1]})"
         raise UserError(error.expected, received, error.remedy) from error
+
+
+def _crowd(plan: PredictionPlan, batch: Batch, rows: NDArray[np.int64]) -> int:
+    """The number of events at which a path up to a horizon ends: far more than the fastest sequence
+    has. A fitted process may explode on a path in thousands, which then takes all the time.
+    """
+    spans = (batch.stop - batch.start).cpu().numpy()
+    counts = batch.lengths.cpu().numpy()
+    gap = mean_gap(plan.data)
+    fastest = np.maximum(1 / gap, (counts / np.maximum(spans, gap)).max(initial=0.0))
+    expected = float(fastest * plan.lengths[rows].max())
+    return max(FEW_EVENTS, math.ceil(CROWDED * expected))
 
 
 def _ranked(plan: PredictionPlan, futures: Futures, rows: NDArray[np.int64], types: int) -> Part:
