@@ -355,6 +355,23 @@ def test_the_command_writes_predictions_with_dates(place: Path) -> None:
     assert found["score"] == "mae" and found["predictions"][0]["time"].startswith("2025-06-1")
 
 
+def test_the_scales_of_one_sequence_are_those_of_the_data(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    made = [
+        Sequence(
+            np.sort(rng.uniform(0, 10, n)), rng.integers(0, 2, n), start=0, stop=10, space=MARKS
+        )
+        for n in (4, 36)
+    ]
+    fp.write(Dataset.from_sequences(made, unit="hours"), tmp_path / "calls.parquet")
+    about = {"unit": "hours", "start": 0.0, "stop": 10.0}
+    save(Hawkes(MARKS, baseline=0.5, branching=0.2, decay=1.0), tmp_path / "model", about=about)
+    words = (tmp_path / "model", tmp_path / "calls.parquet", "--paths", "20")
+    one = call("predict", *words, "--sequence", "0").stderr
+    assert "insertion costs 0.5 hours and deletion 0.5" in one
+    assert one == call("predict", *words).stderr
+
+
 def test_the_command_refuses_what_does_not_go_together(place: Path) -> None:
     words = (place / "model", place / "calls.csv")
     asked = {

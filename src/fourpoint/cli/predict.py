@@ -71,6 +71,7 @@ def print_predictions(
     """Predict one sequence or all of ``events``, and print or write the table."""
     from fourpoint.cli.reading import chosen_sequence
     from fourpoint.inference.predicting import (
+        mean_gap,
         notes_on,
         planned_prediction,
         prediction_parts,
@@ -78,6 +79,7 @@ def print_predictions(
         write_predictions,
     )
 
+    gap = mean_gap(events)
     if sequence is not None:
         events = events.select([events.ids.index(chosen_sequence(events, sequence).id)])
     plan = planned_prediction(
@@ -93,6 +95,7 @@ def print_predictions(
         delta=options.delta,
         seed=options.seed,
         time_budget=options.time_budget,
+        gap=gap,
     )
     for note in notes_on(plan):
         print_notice(note)

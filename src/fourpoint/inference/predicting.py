@@ -221,8 +221,11 @@ def planned_prediction(
     least: float = 0.01,
     seed: int = 0,
     time_budget: float | None = None,
+    gap: float | None = None,
 ) -> PredictionPlan:
-    """The plan of a prediction; see :func:`predict`."""
+    """The plan of a prediction; see :func:`predict`. The mean ``gap`` is that of ``data`` if it is
+    not given, as it is for a part of some data.
+    """
     check_marks(model.marks, data.marks)
     if score not in SCORES:
         raise UserError(f"a score out of {', '.join(SCORES)}", f"{score!r}", "Choose one of them.")
@@ -238,7 +241,7 @@ def planned_prediction(
         raise UserError(
             "a positive time budget", f"{time_budget}", "Pass seconds, or leave it out."
         )
-    gap = mean_gap(data)
+    gap = mean_gap(data) if gap is None else gap
     lengths = {"insert": insert, "delete": delete, "delta": delta}
     for name, length in lengths.items():
         if length is not None and not (math.isfinite(length) and length > 0):
