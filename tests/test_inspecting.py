@@ -379,3 +379,42 @@ def test_the_facts_of_a_data_set_in_the_words_it_has() -> None:
     assert all(word in out.getvalue() for word in ("[bold]x", "[day 0]", "[red] (2)")), (
         "words in brackets are no markup"
     )
+
+
+def test_rows_that_were_exported_twice_are_told() -> None:
+    rows = [(f"2025-01-06 08:{i:02d}:00", i) for i in range(40)]
+    table = {"ts": [t for t, _ in rows], "id": [i for _, i in rows]}
+    assert not any("copies" in note for note in inspect(table).reading.notes)
+    twice = {name: values + values[:15] for name, values in table.items()}
+    assert any("15 rows are exact copies" in note for note in inspect(twice).reading.notes)
+
+
+def test_times_that_step_back_an_hour_may_be_a_change_of_clocks() -> None:
+    """Sorting would mix the two hours from 02:00 to 03:00."""
+    stamps = [
+        f"2025-10-26 {hour:02d}:{minute:02d}" for hour in (1, 2) for minute in range(0, 60, 5)
+    ]
+    stamps += [
+        f"2025-10-26 {hour:02d}:{minute:02d}" for hour in (2, 3) for minute in range(2, 60, 5)
+    ]
+    said = dict(inspect({"when": stamps})._facts())
+    assert "set back" in said["order"] and "--timezone" in said["order"]
+    mixed = stamps[::-1]
+    assert "--sort puts them so" in dict(inspect({"when": mixed})._facts())["order"]
+    known = inspect({"when": stamps}, Asked(timezone="Europe/Berlin"))
+    assert "order" not in dict(known._facts())
+
+
+def test_a_column_of_times_of_day_is_told() -> None:
+    days = [f"{day:02d}.01.2025" for day in range(6, 31)]
+    clock = [f"{day % 24:02d}:15" for day in range(25)]
+    found = inspect({"Datum": days, "Uhrzeit": clock, "Betrag": [1.5] * 25})
+    assert any("'Uhrzeit' holds times of day" in note for note in found.reading.notes)
+
+
+def test_a_column_of_customers_is_told() -> None:
+    stamps = [f"2025-01-06 08:{i:02d}:00" for i in range(40)]
+    names = [f"c{i % 7}" for i in range(40)]
+    found = inspect({"customer": names, "date": stamps})
+    if found.reading.roles.sequence is None:
+        assert any("--sequence customer" in note for note in found.reading.notes)

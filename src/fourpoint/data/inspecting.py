@@ -23,20 +23,24 @@ The timestamp resolution is the greatest common divisor of all differences of ti
 from __future__ import annotations
 
 import os
+import re
 import shlex
-from collections.abc import Sequence as Ordered
+from collections.abc import Mapping, Sequence as Ordered
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from fourpoint.data.calendar_windows import MONDAY, SPAN, By
 from fourpoint.data.clocks import Clock
+from fourpoint.data.columns import open_columns, value_type
 from fourpoint.data.facts import facts, table_of
 from fourpoint.data.readers import GUESS, Asked, Reading, listed, read_with_notes
-from fourpoint.data.roles import NONE
+from fourpoint.data.roles import NONE, plain_name
+from fourpoint.data.tables import open_table
 from fourpoint.events import Dataset
 from fourpoint.ops.periodogram import COARSE, coarse_resolution, timestamp_resolution
 from fourpoint.sanitising import console_text, plot_name
@@ -48,6 +52,10 @@ if TYPE_CHECKING:
 BARS = " ▁▂▃▄▅▆▇█"
 BINS = 60
 BUDGET = 60  # seconds of training that are recommended for a first fit
+FEW_STEPS_BACK = 3  # where clocks may have been set back
+MOST_LOOKED_AT = 1_000_000  # rows whose other columns are looked at
+TIME_OF_DAY = re.compile(r"\d{1,2}:\d{2}(:\d{2}([.,]\d+)?)?( ?[AaPp][Mm])?")
+ENTITIES = ("customer", "user", "client", "patient", "machine", "device", "account", "member")
 
 
 @dataclass(frozen=True)
@@ -150,10 +158,9 @@ class Inspection:
         lines.append(("time", f"{roles.time!r}: {self.over_time.first} to {self.over_time.last}"))
         lines.append(("resolution", resolution_in_words(data, self.reading.clock)))
         lines += facts(data, by, roles.mark or "")
-        return (
-            lines
-            + [("order", "rows are not in order of time: --sort puts them so")] * self.reading.moved
-        )
+        if self.reading.moved:
+            lines.append(("order", _order(self.reading)))
+        return lines
 
     def plot(self, ax: Axes | None = None) -> Axes:
         """Events over time and, in a figure of its own, the gaps on a logarithmic scale below."""
@@ -204,6 +211,7 @@ def inspect(source: object, asked: Asked = GUESS) -> Inspection:
     reading = read_with_notes(source, asked)
     if reading.roles.maybe_places:
         reading = read_with_notes(source, replace(asked, place=reading.roles.maybe_places))
+    reading = replace(reading, notes=(*reading.notes, *_remarks(source, reading)))
     label = str(source) if isinstance(source, str | os.PathLike) else reading.data.name or "table"
     ties = None if asked.ties == "keep" else asked.ties
     options: dict[str, Any] = {
@@ -229,6 +237,78 @@ def inspect(source: object, asked: Asked = GUESS) -> Inspection:
         _gap_histogram(gaps[gaps > 0], reading.data.unit),
         _command(source, reading, cut, given),
         kind_of(reading.data, roles.calendar or cut, roles.sequence is not None),
+    )
+
+
+def _order(reading: Reading) -> str:
+    """That rows are not in order, and what may be the reason: clocks that were set back."""
+    clock = reading.clock
+    if clock is not None and clock.zone is None and len(reading.data) == 1:
+        steps = np.diff(clock.ticks)
+        back = np.flatnonzero(steps < 0)
+        if len(back) <= FEW_STEPS_BACK and float(-steps[back].min()) <= 3600 * clock.rate:
+            when = clock.text(int(clock.ticks[back[0]]))
+            return (
+                f"times step back after {when}, by an hour at most: if clocks were set back there, "
+                "name the zone with --timezone; --sort would mix the two hours"
+            )
+    return "rows are not in order of time: --sort puts them so"
+
+
+def _remarks(source: object, reading: Reading) -> list[str]:
+    """What the other columns say about how the table is to be read."""
+    roles = reading.roles
+    if not isinstance(source, str | os.PathLike | Mapping):  # others may be read only once
+        return []
+    table = open_table(source)
+    names = [name for name in table.schema.names if name not in roles.columns()]
+    if roles.own or not names or reading.data.events > MOST_LOOKED_AT:
+        return []
+    columns = open_columns(table, list(dict.fromkeys([*roles.columns(), *names])))
+    held = {}
+    for name, column in columns.held.items():
+        if pa.types.is_nested(column.type):
+            return []
+        held[name] = column.cast(value_type(column))
+    found = []
+    if reading.data.log is not None and reading.data.log.noon:
+        for name in names:
+            if _are_times_of_day(held[name]):
+                found.append(
+                    f"{name!r} holds times of day, which are not used: join it and "
+                    f"{roles.time!r} into one column of timestamps"
+                )
+    if roles.sequence is None and roles.calendar is None:
+        for name in names:
+            count = len(held[name].unique())
+            if _is_entity(name) and 1 < count < len(held[name]):
+                found.append(
+                    f"{name!r} has {count:,} values: --sequence {shlex.quote(name)} follows each "
+                    "of them by itself"
+                )
+    rows = pa.table({str(i): column for i, column in enumerate(held.values())})
+    copies = len(rows) - len(rows.group_by(rows.column_names).aggregate([]))
+    if copies:
+        found.append(
+            f"{copies:,} rows are exact copies of other rows: if they were exported twice, remove "
+            "them, since they would look like clustering"
+        )
+    return found
+
+
+def _is_entity(name: str) -> bool:
+    """Whether a column is called like something that has events of its own."""
+    plain = plain_name(name).replace("_", "")
+    return any(plain in (word, f"{word}id", f"{word}no", f"{word}number") for word in ENTITIES)
+
+
+def _are_times_of_day(column: pa.ChunkedArray) -> bool:
+    """Whether a column holds times such as 09:30, without a date."""
+    if pa.types.is_time(column.type):
+        return True
+    some = [value for value in column.slice(0, 1000).to_pylist() if value is not None]
+    return bool(some) and all(
+        isinstance(value, str) and TIME_OF_DAY.fullmatch(value.strip()) for value in some
     )
 
 
