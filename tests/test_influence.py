@@ -180,6 +180,18 @@ def test_other_models_have_intervals_over_events(build: Any, data: Dataset) -> N
     assert np.array_equal(found.matrix, again.matrix)
 
 
+def test_uncertainty_of_parameters_widens_the_intervals(data: Dataset) -> None:
+    model = DAPP(data.marks, heads=2, features=8, eval_features=32)
+    model.initialise(data)
+    few = data[:6]
+    draws = fp.uncertainty(model, few, draws=4)
+    known = fp.influence(model, few, events=6, horizon=5.0)
+    found = fp.influence(model, few, events=6, horizon=5.0, uncertainty=draws)
+    assert np.array_equal(found.matrix, known.matrix)
+    assert (found.high - found.low > known.high - known.low).all()
+    assert "uncertainty of parameters" in found.notes[0]
+
+
 def test_a_poisson_process_has_no_influence(data: Dataset) -> None:
     model = Poisson(data.marks)
     model.maximum_likelihood(data)
@@ -213,6 +225,8 @@ def test_errors_have_three_clauses(data: Dataset, fitted: Hawkes) -> None:
     ):
         with pytest.raises((UserError, TypeError), match=words):
             fp.influence(fitted, data, **given)
+    with pytest.raises(UserError, match="no draws for a Hawkes process"):
+        fp.influence(fitted, data, uncertainty=fp.uncertainty(fitted, data, draws=2))
     with pytest.raises(UserError, match="fitted Hawkes process"):
         fp.influence(Hawkes(data.marks), data)
     with pytest.raises(UserError, match="positive horizon"):

@@ -43,6 +43,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from rich.console import Group
 
+    from fourpoint.inference.uncertainties import Uncertainty
+
 SHOWN = 25  # edges in the printed table
 EVENTS = 2000  # events that are left out, of all types together
 FEWEST = 10  # of one type, if there are as many
@@ -51,6 +53,7 @@ LONGEST = 50.0  # mean gaps after an event
 BEFORE, AFTER = 256, 256  # events around the one that is left out
 PIECE = 16_384  # events that are encoded at once
 FEW_SEQUENCES, BLOCKS = 30, 50
+MEMBERS = 20  # draws of parameters
 UNFITTED = 1e-4  # p-value of a Hawkes process on data that it was not fitted to
 
 
@@ -175,6 +178,7 @@ def influence(
     correction: Correction = "by",
     horizon: float | None = None,
     events: int = EVENTS,
+    uncertainty: Uncertainty | None = None,
     seed: int = 0,
     progress: bool = False,
 ) -> Influence:
@@ -191,6 +195,8 @@ def influence(
         horizon: the time after an event that is looked at, in the user's unit; 50 mean gaps by
             default. A Hawkes process has no need of it.
         events: how many events are left out in turn, of all types together.
+        uncertainty: draws of the model's parameters (`fp.uncertainty`), whose variance is added to
+            that over events; a Hawkes process has no need of them.
         seed: chooses them.
         progress: shows a bar on stderr.
 
@@ -221,6 +227,12 @@ def influence(
                 f"{horizon}",
                 "Leave horizon out.",
             )
+        if uncertainty is not None:
+            raise UserError(
+                "no draws for a Hawkes process, whose intervals are those of its fit",
+                f"{uncertainty!r}",
+                "Leave uncertainty out.",
+            )
         return _of_hawkes(model, data, level, fdr, correction)
     if horizon is not None and not horizon > 0:
         raise UserError("a positive horizon", f"{horizon}", "Pass it in the data's unit of time.")
@@ -229,7 +241,14 @@ def influence(
     after = _usual_horizon(data) if horizon is None else horizon
     left_out = _chosen_events(data, model.marks.count, events, seed)
     effects = _effects(model, data, left_out, after, progress=progress)
-    return _of_effects(model, data, left_out, effects, after, level, fdr, correction)
+    spread = None
+    if uncertainty is not None:
+        drawn = []
+        for member in uncertainty.members(model, MEMBERS):
+            of_draw = _effects(member, data, left_out, after, progress=progress)
+            drawn.append(_means(of_draw, left_out, model.marks.count))
+        spread = np.std(drawn, axis=0, ddof=1)
+    return _of_effects(model, data, left_out, effects, spread, after, level, fdr, correction)
 
 
 # ---------------------------------------------------------------------- Hawkes
@@ -415,24 +434,26 @@ def _of_effects(
     data: Dataset,
     left_out: _LeftOut,
     effects: Float[ndarray, "E M"],
+    spread: Float[ndarray, "M M"] | None,
     horizon: float,
     level: float,
     fdr: float,
     correction: Correction,
 ) -> Influence:
-    """Means over the events of a type, with t intervals and two-sided t tests over clusters."""
+    """Means over the events of a type, with t intervals and two-sided t tests over clusters;
+    ``spread`` is the standard deviation of the means over draws of the parameters.
+    """
     from scipy.special import stdtr, stdtrit
 
     M = model.marks.count
     clusters = _clusters(data, left_out)
-    matrix = np.full((M, M), np.nan)
+    matrix = _means(effects, left_out, M)
     error = np.full((M, M), np.nan)
     freedom = np.ones(M)
     for a in range(M):
         mine = left_out.marks == a
         if not mine.any():
             continue
-        matrix[:, a] = effects[mine].mean(0)
         _, group = np.unique(clusters[mine], return_inverse=True)
         count = int(group.max()) + 1
         if count < 2:
@@ -441,11 +462,14 @@ def _of_effects(
         np.add.at(sums, group, effects[mine] - matrix[:, a])
         error[:, a] = np.sqrt((sums**2).sum(0) * count / (count - 1)) / mine.sum()
         freedom[a] = count - 1
+    notes = ["parameters are taken as known: intervals and tests are over events of the data"]
+    if spread is not None:
+        error = np.sqrt(error**2 + spread**2)
+        notes = ["intervals and tests include the uncertainty of parameters"]
     half = stdtrit(freedom, (1 + level) / 2) * error
     with np.errstate(divide="ignore", invalid="ignore"):
         t = np.where(error > 0, matrix / error, np.where(matrix == 0, 0.0, np.inf))
     p_values = np.where(np.isnan(error), np.nan, 2 * stdtr(freedom, -np.abs(t)))
-    notes = ["parameters are taken as known: intervals and tests are over events of the data"]
     return Influence(
         model.marks.names or ("event",),
         matrix,
@@ -461,6 +485,16 @@ def _of_effects(
         None,
         tuple(notes),
     )
+
+
+def _means(effects: Float[ndarray, "E M"], left_out: _LeftOut, types: int) -> Float[ndarray, "M M"]:
+    """The mean effect of the events of each type, which comes last; NaN without any."""
+    found = np.full((types, types), np.nan)
+    for a in range(types):
+        mine = left_out.marks == a
+        if mine.any():
+            found[:, a] = effects[mine].mean(0)
+    return found
 
 
 def _clusters(data: Dataset, left_out: _LeftOut) -> ndarray:
