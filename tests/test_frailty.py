@@ -113,6 +113,17 @@ def test_effects_and_frailty_are_recovered_together(tmp_path: Path) -> None:
     assert float(again) == pytest.approx(float(first), rel=1e-12)
 
 
+def test_missing_sequences_without_events_are_told() -> None:
+    """A log has no rows of entities without events, so that their rates look higher."""
+    whole = poisson_mixture(1, 300, 0.6)
+    assert (whole.lengths == 0).sum() > 10
+    said = Frailty().maximum_likelihood(whole)
+    assert not any("without events" in note for note in said)
+    seen = whole.select(np.flatnonzero(whole.lengths > 0))
+    said = Frailty().maximum_likelihood(seen)
+    assert any("no sequence is without events, though about" in note for note in said)
+
+
 def test_new_entities_have_the_populations_rate_and_busy_ones_more() -> None:
     data = poisson_mixture(1, 400, 0.6)
     model = Frailty()

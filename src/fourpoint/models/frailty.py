@@ -50,6 +50,7 @@ from fourpoint.ops.quadrature import gauss_legendre
 
 NODES = 12  # of the integral of the rate between neighbouring cuts
 ROUNDS, ENOUGH = 25, 1e-4  # of EM, and the change of log a and of log rates that ends it
+MISSED = 10.0  # sequences without events that are expected, from which their absence is told
 LOWEST, HIGHEST = -7.0, 9.0  # of log a
 
 
@@ -170,6 +171,7 @@ class Frailty(PointProcess[FrailtyHistory]):
             f"sequences differ in their rate by a factor of variance {self.variance:.4g} (95% "
             f"interval {low:.4g} to {high:.4g})",
             *notes,
+            *_silent_notes(events, expected, float(shape)),
         ]
 
     def _ratios(
@@ -374,6 +376,23 @@ def _profile(
             gammaln(a + events) - gammaln(a) + a * log_shape - (a + events) * np.log(a + expected)
         )
     )
+
+
+def _silent_notes(
+    events: Float[ndarray, " S"], expected: Float[ndarray, " S"], shape: float
+) -> list[str]:
+    """That sequences without events are missing, where the model expects some and none is there:
+    logs have no rows of customers who bought nothing.
+    """
+    silent = float(((shape / (shape + expected)) ** shape).sum())
+    if silent < MISSED or (events == 0).any():
+        return []
+    return [
+        f"no sequence is without events, though about {silent:,.0f} of {len(events):,} should be: "
+        "if those without events are missing from the file, rates are too high and rate ratios "
+        "and the variance too small; join them to the data in Python, as Sequence([], start=..., "
+        "stop=...)"
+    ]
 
 
 def _best_shape(events: Float[ndarray, " S"], expected: Float[ndarray, " S"]) -> float:
