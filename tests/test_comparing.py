@@ -215,6 +215,25 @@ def test_too_little_time_leaves_neural_models_out() -> None:
     assert any("dapp is left out" in note for note in found.notes)
 
 
+def test_bursts_without_a_rhythm_are_clustering_and_no_calendar() -> None:
+    """A calendar that predicts worse than a constant rate would hide excitation: with it 38% of
+    events seemed to follow from others.
+    """
+    random = np.random.default_rng(5)
+    parents = random.random(random.poisson(1.2 * 24 * 30)) * 1440 * 30
+    every = [parents]
+    while len(parents):
+        offspring = random.poisson(0.6, len(parents))
+        parents = np.repeat(parents, offspring) + random.exponential(10.0, offspring.sum())
+        parents = parents[parents < 1440 * 30]
+        every.append(parents)
+    found = compare(
+        log_of(np.sort(np.concatenate(every)), 30), CLOSED, time_budget=AMPLE, progress=False
+    )
+    assert found.clustering_beyond_calendar and found.recommended == "excitation"
+    assert found.step("calendar").gain < 0 and abs(found.branching - 0.6) < 0.08
+
+
 class PretendedTime:
     """A clock that stands still but for the work that it is told of; under a load everything takes
     so many times longer.

@@ -83,7 +83,9 @@ def _print_next(found: Comparison, source: str, reading: ReadingOptions) -> None
     """The command that fits the recommended model."""
     step = found.step(found.recommended)
     words = ["fourpoint", "fit", source, *reading.typed(), "--model", step.model]
-    if found.calendar and found.recommended != "constant":
+    names = [one.name for one in found.steps]
+    useful = "calendar" in names and found.step("calendar").gain > 0
+    if found.calendar and useful and found.recommended != "constant":
         words += ["--calendar", ",".join(found.calendar)]
     words += ["-o", "model"]
     print_notice(f"next: {shlex.join(words)}")

@@ -424,6 +424,7 @@ class _Ladder:
         self.folds = folds_of(self.shown, seed)
         self.done = 0  # folds whose closed forms are scored
         self.slowest = 0.0  # seconds of the slowest of them
+        self.harmful = False  # the calendar predicts worse than a constant rate
         self.excitation_seconds = 0.0  # of the last Hawkes process without types
         self.cross_seconds = 0.0  # and of that with types
         self.rungs: dict[str, _Rung] = {}
@@ -452,8 +453,9 @@ class _Ladder:
             data = replace(data, unit="seconds", context=replace(known, origin=origin))
         return data
 
-    def _effects(self, *, covariates: bool) -> EffectsSpec:
-        return effects_of(self.raw, self.terms, covariates=covariates, seconds=self.seconds)
+    def _effects(self, *, covariates: bool, calendar: bool = True) -> EffectsSpec:
+        terms = self.terms if calendar else []
+        return effects_of(self.raw, terms, covariates=covariates, seconds=self.seconds)
 
     def _terms(self, calendar: str | Sequence[str]) -> list[str]:
         """The terms of the calendar."""
@@ -515,8 +517,16 @@ class _Ladder:
         if self.rhythm is not None:
             name = CALENDAR if self.dated else TIME
             rhythm = self._fitted(Poisson(fold.train.marks), self.rhythm, fold.train)
-            best = fold.scores(rhythm)
-            self._add(name, "poisson", k, best.total)
+            found = fold.scores(rhythm)
+            self._add(name, "poisson", k, found.total)
+            if k == 0 and float(found.total.sum()) < float(best.total.sum()):
+                # Bursts can look like a rhythm: one that predicts worse than none would hide
+                # excitation, and is left out of the later steps.
+                self.harmful = True
+                later = self._effects(covariates=True, calendar=False)
+                self.whole = None if later.empty else later
+            if not self.harmful:
+                best = found
         elif self.dated:  # too short a log for any rhythm: the step exists, and gains nothing
             self._add(CALENDAR, "poisson", k, best.total)
         covariates = self.whole is not None and bool(self.whole.covariates)
@@ -700,12 +710,13 @@ class _Ladder:
             return False
         if evidence > EVIDENCE and branching > TRIGGERED:
             return True
-        before = self.rungs[names[names.index(EXCITATION) - 1]]
+        simpler = names[: names.index(EXCITATION)]
+        compared = simpler if self.harmful else simpler[-1:]
         for name in (EXCITATION, CROSS):
             if name not in names:
                 continue
-            gain = self._gain(self.rungs[name], before)
-            if gain.clear and gain.mean > MATTERS:
+            gains = [self._gain(self.rungs[name], self.rungs[other]) for other in compared]
+            if all(gain.clear and gain.mean > MATTERS for gain in gains):
                 return True
         return False
 
