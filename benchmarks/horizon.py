@@ -61,7 +61,7 @@ def main() -> int:
     )
     parser.add_argument("--data", type=Path, help="folder of Parquet files")
     parser.add_argument("--set", default="stackoverflow_easytpp")
-    parser.add_argument("--models", nargs="+", default=["hawkes@exponentials=3", "dapp"])
+    parser.add_argument("--models", nargs="+", default=["dapp"])
     parser.add_argument("--budget", type=float, default=900.0, help="seconds of training of each")
     parser.add_argument("--split", default="test", choices=("test", "dev"))
     parser.add_argument("--paths", type=int, default=500, help="sampled futures of a forecast")
