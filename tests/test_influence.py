@@ -275,3 +275,21 @@ def test_the_command(tmp_path: Path, data: Dataset) -> None:
     for wrong in (["--plot", "x.gif"], ["-o", "x.xls"], ["--fdr", "2"], ["--correction", "holm"]):
         refused = runner.invoke(app, [*words, *wrong])
         assert refused.exit_code == 2 and "what to do" in refused.output, wrong
+
+
+def test_the_command_uses_draws_beside_the_model(tmp_path: Path, data: Dataset) -> None:
+    few = data[:4]
+    file, folder = tmp_path / "log.parquet", tmp_path / "model"
+    write(few, file)
+    model = DAPP(few.marks, heads=1, features=4, eval_features=16)
+    model.initialise(few)
+    fp.save(model, folder)
+    runner = CliRunner()
+    words = ["influence", str(folder), str(file), "--horizon", "2", "--json"]
+    known = runner.invoke(app, words)
+    assert known.exit_code == 0 and "fourpoint uncertainty" in known.stderr, known.output
+    assert "taken as known" in json.loads(known.stdout)["notes"][0]
+    fp.uncertainty(model, few, draws=2).save(folder)
+    found = runner.invoke(app, words)
+    assert found.exit_code == 0, found.output
+    assert "include the uncertainty" in json.loads(found.stdout)["notes"][0]

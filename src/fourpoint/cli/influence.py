@@ -37,9 +37,20 @@ def run_influence(folder: Path, source: str, reading: ReadingOptions, asked: Ask
     correction = one_of("--correction", asked.correction, CORRECTIONS)
     from fourpoint.events.dates import in_units
     from fourpoint.inference.influences import influence
+    from fourpoint.inference.uncertainties import Uncertainty
+    from fourpoint.models import Hawkes
 
     model, events = open_with_model(folder, source, reading)
     horizon = None if asked.horizon is None else in_units(asked.horizon, events.unit)
+    draws = None
+    if not isinstance(model, Hawkes):
+        if Uncertainty.beside(folder):
+            draws = Uncertainty.restore(folder)
+        else:
+            print_notice(
+                "parameters are taken as known, so that tiny effects are edges too: run "
+                "`fourpoint uncertainty` on the model and the data first to include theirs"
+            )
     found = influence(
         model,
         events,
@@ -47,6 +58,7 @@ def run_influence(folder: Path, source: str, reading: ReadingOptions, asked: Ask
         fdr=asked.fdr,
         correction=correction,
         horizon=horizon,
+        uncertainty=draws,
         seed=asked.seed,
         progress=True,
     )

@@ -142,11 +142,16 @@ class Uncertainty:
         write_tensors(folder, NAME, self.draws, info | {"model_sha256": _weights_hash(folder)})
 
     @staticmethod
+    def beside(folder: str | Path) -> bool:
+        """Whether there are draws beside the model in ``folder``."""
+        return (Path(folder) / f"{NAME}.json").is_file()
+
+    @staticmethod
     def restore(folder: str | Path) -> Uncertainty:
         """The draws beside the model in ``folder``. Raises :class:`UserError` if there are none,
         they are damaged, or the model was fitted again since.
         """
-        if not (Path(folder) / f"{NAME}.json").is_file():
+        if not Uncertainty.beside(folder):
             raise UserError("draws of the model's parameters", f"none in {folder}", REMEDY)
         tensors, info = read_tensors(folder, NAME)
         if info.get("model_sha256") != _weights_hash(folder):
