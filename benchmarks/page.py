@@ -101,19 +101,6 @@ SECTIONS: dict[str, tuple[str, str]] = {
         "Fitting a Hawkes process",
         "Seconds to the maximum of the likelihood on one thread, and how high it is.",
     ),
-    "bands": (
-        "Bands of the rate",
-        "How often 90% bands of DAPP's rate hold the true rate of simulated Hawkes data.",
-    ),
-    "influence": (
-        "Influence",
-        "Edges of Hawkes processes with a known sparse matrix: how well pairs of types are ranked, "
-        "and how many of the chosen edges are false, beside tick.",
-    ),
-    "interval_coverage": (
-        "Intervals of parameters",
-        "How often 95% intervals of a Hawkes process hold the truth, over simulated data sets.",
-    ),
     "reading": (
         "Reading files",
         "Processor seconds and peak memory beside polars' read followed by a stable sort.",

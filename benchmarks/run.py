@@ -8,7 +8,8 @@ The full form takes about forty minutes on two cores and writes `benchmarks/resu
 `docs/performance.md`; ``--quick`` takes about five minutes and writes `results/bench` instead,
 which is not kept. A benchmark that fails is recorded as failed, and the next one is run. ``--data``
 is a folder of public data sets as Parquet files, for the benchmark that compares on them. `gpu.py`,
-`budget.py` and `leaderboard.py` are run by themselves.
+`budget.py`, `leaderboard.py` and the benchmarks of predictions (`counts.py`, `horizon.py`,
+`conformal.py`, `interval_coverage.py`, `influence.py`, `bands.py`) are run by themselves.
 """
 
 from __future__ import annotations
@@ -57,9 +58,6 @@ PLANS: dict[str, Plan] = {
         45,
     ),
     "hawkes": Plan("", 40, "--events 10000 --repeats 2", 20),
-    "bands": Plan("", 300, "--quick --steps 5", 20),
-    "influence": Plan("", 300, "--quick", 15),
-    "interval_coverage": Plan("", 120, "--quick", 15),
     "reading": Plan("--rows 5000000", 50, "--rows 100000 --repeats 1", 20),
     "memory": Plan(
         "--processes hawkes --steps 300 --more 50 --train .3 --sequences 200",

@@ -219,6 +219,10 @@ def test_every_benchmark_is_planned_and_has_a_section(bench: Any, root: Path) ->
         "gpu",
         "counts",
         "horizon",
+        "conformal",
+        "bands",
+        "influence",
+        "interval_coverage",
     }
     scripts = {file.stem for file in (root / "benchmarks").glob("*.py")} - alone
     assert (
