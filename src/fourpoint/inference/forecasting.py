@@ -543,7 +543,7 @@ def _next_event(
     here: History,
     now: float,
     horizon: float,
-    calibration: Calibration | None,
+    calibration: Calibration | None = None,
 ) -> tuple[Law, NextEvent]:
     start = torch.tensor([now], dtype=torch.float64)
 
