@@ -240,7 +240,7 @@ def test_calendar_covariates_and_exposure_act_as_in_the_plain_sampler(
 ) -> None:
     data = dated(histories(2), covariates=True)
     model = with_effects(build(), covariates=True).eval()
-    wanted = asked(data, 10.0, 4, 1500)
+    wanted = asked(data, 10.0, 4, 500)
     found = by_kernel(model, data, wanted).astype(float)
     with eval_mode(model):
         plain = plain_counts(model, data.batch(), wanted).astype(float)
