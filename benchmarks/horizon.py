@@ -38,6 +38,7 @@ import math
 import random
 import sys
 import time
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -241,11 +242,8 @@ def measure(options: argparse.Namespace, record: Record) -> None:
 
 def report(arrays: Arrays, record: Record, folder: Path) -> None:
     """Print the scores of all decoders."""
-    try:
-        import hotpp.metrics  # noqa: F401
-
-        score, by = _scores_of_hotpp, "HoTPP's metric code"
-    except ImportError:
+    score, by = _scores_of_hotpp, "HoTPP's metric code"
+    if find_spec("hotpp") is None:
         score, by = _own_scores, "inference.horizon_metrics (hotpp-benchmark is not installed)"
     until = (arrays["true_times"] < HORIZON).sum(1).mean()
     print(
@@ -418,7 +416,8 @@ def _single(
             times.append((at - begin).cpu())
             marks.append(mark.cpu())
             scores.append((rates / rates.sum(1, keepdim=True)).log().cpu())
-    return tuple(torch.stack(x, 1).numpy() for x in (times, marks, scores))  # type: ignore[return-value]
+    found = [torch.stack(parts, 1).numpy() for parts in (times, marks, scores)]
+    return found[0], found[1], found[2]
 
 
 if __name__ == "__main__":

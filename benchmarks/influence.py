@@ -18,7 +18,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -120,13 +120,21 @@ def adm4(truth: Truth, penalty: float) -> Found:
     return _learned(HawkesADM4(DECAY, C=penalty), truth)
 
 
-def _learned(learner: object, truth: Truth) -> Found:
+class Learner(Protocol):
+    """A learner of tick."""
+
+    adjacency: NDArray[np.float64]
+
+    def fit(self, events: list[list[NDArray[np.float64]]]) -> object: ...
+
+
+def _learned(learner: Learner, truth: Truth) -> Found:
     sequence = truth.data[0]
     types = len(truth.branching)
     times = [np.ascontiguousarray(sequence.times[sequence.marks == m]) for m in range(types)]
     began = time.perf_counter()
-    learner.fit([times])  # type: ignore[attr-defined]
-    ratios = np.asarray(learner.adjacency).reshape(types, types)  # type: ignore[attr-defined]
+    learner.fit([times])
+    ratios = np.asarray(learner.adjacency).reshape(types, types)
     return Found(ratios, ratios > VISIBLE, time.perf_counter() - began)
 
 

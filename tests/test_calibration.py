@@ -258,6 +258,14 @@ def test_a_calibration_is_saved_and_restored(two_parts, tmp_path):
         assert again.summary() == found.summary()
 
 
+def test_a_new_fit_has_no_calibration_of_the_former_weights(two_parts):
+    model = fp.Poisson()
+    fp.calibrate(model, two_parts[0][:30], events=60)
+    assert model.calibration is not None
+    fp.fit(model, two_parts[1][:30], two_parts[1][30:40], progress=False)
+    assert model.calibration is None
+
+
 @pytest.mark.parametrize(
     "change",
     [

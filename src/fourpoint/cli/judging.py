@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from fourpoint.cli.checks import check_picture
 from fourpoint.cli.console import print_all, print_notice, save_plot, short_unit
@@ -44,7 +43,7 @@ def run_anomalies(
 ) -> None:
     """Rank the sequences of a data set by how unlikely they are, and write the ranking."""
     from fourpoint.inference.anomalies import anomalies
-    from fourpoint.inference.forecasts import check_table_file
+    from fourpoint.inference.forecasts import check_table_file, write_parts
 
     if output is not None:
         check_table_file(output)
@@ -52,21 +51,7 @@ def run_anomalies(
     part = scored_part(model, data, split)
     found = anomalies(model, part, seed=seed, progress=True)
     if output is not None:
-        write_table(found.table(), output)
+        table = found.table()
+        write_parts(output, table.schema, [table])
         print_notice(f"table: {output}")
     print_all(found.to_dict(), [found], json)
-
-
-def write_table(table: Any, file: Path) -> None:
-    """Write an Arrow table as Parquet or CSV, by its ending, whole or not at all."""
-    from pyarrow import csv, parquet
-
-    from fourpoint.atomic import write_atomic
-
-    def write(draft: Path) -> None:
-        if file.suffix.lower() == ".csv":
-            csv.write_csv(table, draft)
-        else:
-            parquet.write_table(table, draft)
-
-    write_atomic(file, write)

@@ -91,8 +91,11 @@ def calibrate(
         events, origins: how many events, and how many forecasts of counts, to look at, at most.
         paths: futures of each forecast of counts.
 
-    Raises :class:`UserError` where the data was in training, has no events, or is too little for
-    the method.
+    Of fewer sequences than a level needs (9 for 90%) split levels are 1: regions are then all
+    times, which is all that such data can promise.
+
+    Raises :class:`UserError` where the data was in training, has no events, or has no window as
+    long as the horizon.
 
     >>> from fourpoint.data.synthetic import simulate
     >>> from fourpoint.models.hawkes import Hawkes

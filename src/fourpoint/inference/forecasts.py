@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator, Sequence as Ordered
+from collections.abc import Iterable, Iterator, Sequence as Ordered
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -146,13 +146,20 @@ def write_forecasts(model: PointProcess, plan: Plan, path: Path, *, progress: bo
     """Write the table to ``path``, Parquet or CSV by its ending, part by part; the file appears
     whole or not at all. Returns the number of rows.
     """
+    return write_parts(path, schema_of(plan), forecast_parts(model, plan, progress=progress))
+
+
+def write_parts(path: Path, schema: pa.Schema, parts: Iterable[pa.Table]) -> int:
+    """Write the ``parts`` of a table to ``path``, Parquet or CSV by its ending; the file appears
+    whole or not at all. Returns the number of rows.
+    """
     check_table_file(path)
     rows = 0
 
     def write(draft: Path) -> None:
         nonlocal rows
-        with table_writer(draft, path.suffix.lower(), schema_of(plan)) as file:
-            for part in forecast_parts(model, plan, progress=progress):
+        with _writer(draft, path.suffix.lower(), schema) as file:
+            for part in parts:
                 file.write_table(part)
                 rows += part.num_rows
 
@@ -599,7 +606,7 @@ def as_times(data: Dataset, rows: NDArray[np.int64], edges: Floats) -> NDArray[A
     return found
 
 
-def table_writer(draft: Path, ending: str, schema: pa.Schema) -> Any:
+def _writer(draft: Path, ending: str, schema: pa.Schema) -> Any:
     """A writer of tables, part by part."""
     if ending == ".csv":
         from pyarrow import csv

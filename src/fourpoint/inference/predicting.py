@@ -32,7 +32,6 @@ from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fourpoint.atomic import write_atomic
 from fourpoint.events import Batch, Dataset, Sequence, UserError, check_marks
 from fourpoint.events.dates import Moment, length_after
 from fourpoint.inference.decoding import (
@@ -45,11 +44,10 @@ from fourpoint.inference.decoding import (
 from fourpoint.inference.forecasts import (
     as_dataset,
     as_times,
-    check_table_file,
     events_until,
     key_of,
-    table_writer,
     times_of,
+    write_parts,
 )
 from fourpoint.inference.futures import Futures, draw_futures
 from fourpoint.inference.sampling import eval_mode, last_rates, remember
@@ -191,18 +189,8 @@ def write_predictions(
     """Write the table to ``path``, Parquet or CSV by its ending; the file appears whole or not at
     all. Returns the number of rows.
     """
-    check_table_file(path)
-    rows = 0
-
-    def write(draft: Path) -> None:
-        nonlocal rows
-        with table_writer(draft, path.suffix.lower(), prediction_schema(plan)) as file:
-            for part in prediction_parts(model, plan, progress=progress):
-                file.write_table(part)
-                rows += part.num_rows
-
-    write_atomic(path, write)
-    return rows
+    parts = prediction_parts(model, plan, progress=progress)
+    return write_parts(path, prediction_schema(plan), parts)
 
 
 def planned_prediction(

@@ -7,7 +7,7 @@ chain with transition matrix T, and u is constant in a block: it depends on the 
 events have dates and blocks divide the day, on the time of day (``phase``). f are effects of
 calendar and covariates (`models.effects`). A chain with several states makes the level of the next
 day uncertain and skewed, as weather does with delays or incidents with calls, where a Hawkes
-process would have every busy spell caused by the events before it.
+process explains every busy spell by the events before it.
 
 The state is not observed. Given the past, its distribution p is known (the forward filter), and the
 process has the rate

@@ -225,6 +225,7 @@ def fit(
         pieces = _pieces(parts.train, place)
     recipe = _in_full(recipe, pieces, seed)
     model.trained_on = TrainedOn.of(parts.observed, parts.dev)
+    model.calibration = None  # that of other weights
     terms = _terms(model, parts, recipe, convention, seed)
     where = Path(folder) if folder else None
     run = Run(model, parts.train, parts.dev, where, seed, recipe, terms, pieces)
